@@ -1,0 +1,48 @@
+// The one exception type of the native code, and the codes that cross the C ABI.
+// Thread: any. Blocks: no. A Status is used where a result crosses a thread (the completion of a Handle).
+#pragma once
+
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+namespace hvdlite::base {
+
+// Same numbers as HVDLITE_E_* in hvdlite.h and ErrorCode in hvdlite/errors.py (a test compares).
+enum class ErrorCode : int {
+  kOk = 0,
+  kInvalidArgument = 1,  // the caller's argument is wrong; nothing was sent
+  kMismatch = 2,         // ranks disagree about one operation; the engine stays usable
+  kPeerLost = 3,         // a rank died, raised or left
+  kTimeout = 4,          // a wait exceeded its limit (deadlock detection included)
+  kAborted = 5,          // ended because of a failure elsewhere, or by shutdown
+  kNotInitialized = 6,
+  kUnsupported = 7,
+  kSystem = 8,           // the operating system or MPI refused
+  kInternal = 9,         // our bug
+};
+
+class Error : public std::runtime_error {
+ public:
+  Error(ErrorCode code, std::string message) : std::runtime_error(std::move(message)), code_(code) {}
+  ErrorCode code() const { return code_; }
+
+ private:
+  ErrorCode code_;
+};
+
+struct Status {
+  ErrorCode code = ErrorCode::kOk;
+  std::string message;
+  bool ok() const { return code == ErrorCode::kOk; }
+};
+
+// For our own bugs only, never for user input; the message says so.
+[[noreturn]] void check_failed(const char* file, int line, const char* condition);
+
+}  // namespace hvdlite::base
+
+#define HVD_CHECK(condition)                                                   \
+  do {                                                                         \
+    if (!(condition)) ::hvdlite::base::check_failed(__FILE__, __LINE__, #condition); \
+  } while (false)

@@ -1,0 +1,79 @@
+// The vocabulary every layer shares: element types, reduction operators, kinds of collective.
+// Thread: plain values, any thread. Owns: nothing. Blocks: no. Throws: Error(InvalidArgument) from the parse functions only.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace hvdlite::base {
+
+// The codes cross the C ABI and the wire; append, never renumber. hvdlite/dtypes.py holds the same table (a test compares).
+enum class DType : std::uint8_t {
+  kUInt8 = 0,
+  kInt8 = 1,
+  kUInt16 = 2,
+  kInt16 = 3,
+  kUInt32 = 4,
+  kInt32 = 5,
+  kUInt64 = 6,
+  kInt64 = 7,
+  kFloat16 = 8,
+  kBFloat16 = 9,
+  kFloat32 = 10,
+  kFloat64 = 11,
+  kBool = 12,
+};
+inline constexpr int kNumDTypes = 13;
+
+// Horovod's numbering. Average is a Sum whose result is divided by the number of ranks before it is rounded.
+enum class ReduceOp : std::uint8_t {
+  kAverage = 0,
+  kSum = 1,
+  kAdasum = 2,
+  kMin = 3,
+  kMax = 4,
+  kProduct = 5,
+};
+
+enum class OpKind : std::uint8_t {
+  kAllreduce = 0,
+  kAllgather = 1,
+  kBroadcast = 2,
+  kAlltoall = 3,
+  kReducescatter = 4,
+  kBarrier = 5,
+  kJoin = 6,
+  kAddProcessSet = 7,
+  kRemoveProcessSet = 8,
+};
+inline constexpr int kNumOpKinds = 9;
+
+constexpr std::size_t size_of(DType dtype) {
+  switch (dtype) {
+    case DType::kUInt8:
+    case DType::kInt8:
+    case DType::kBool:
+      return 1;
+    case DType::kUInt16:
+    case DType::kInt16:
+    case DType::kFloat16:
+    case DType::kBFloat16:
+      return 2;
+    case DType::kUInt32:
+    case DType::kInt32:
+    case DType::kFloat32:
+      return 4;
+    case DType::kUInt64:
+    case DType::kInt64:
+    case DType::kFloat64:
+      return 8;
+  }
+  return 0;
+}
+
+std::string_view name_of(DType dtype);      // "float32"
+std::string_view name_of(ReduceOp op);      // "Average"
+std::string_view name_of(OpKind kind);      // "allreduce"
+
+}  // namespace hvdlite::base

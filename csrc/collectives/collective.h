@@ -1,0 +1,82 @@
+// A collective is a resumable state machine: construct it, call advance() until it says done. It never waits.
+// Thread: the holder of the progress token. Owns: its staging buffers. Blocks: never. Throws: what Transport throws; after a
+// throw the object must be kept (parked), not destroyed, while the transport may still touch its buffers.
+//
+// chunk: the part of a buffer one rank owns; segment: a pipelined piece of a chunk; hop: one step to a neighbour.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "base/types.h"
+#include "collectives/comm.h"
+#include "kernels/kernels.h"
+
+namespace hvdlite::collectives {
+
+class Collective {
+ public:
+  Collective() = default;
+  Collective(const Collective&) = delete;
+  Collective& operator=(const Collective&) = delete;
+  virtual ~Collective() = default;
+  // Does all that can be done without waiting; true when finished (and forever after).
+  virtual bool advance() = 0;
+};
+
+// Knobs an algorithm may read; the same on all ranks.
+struct Tuning {
+  kernels::Isa isa = kernels::Isa::kScalar;  // may differ between ranks: results do not depend on it
+  std::size_t segment_bytes = 256 * 1024;    // ring: bytes of one pipelined segment
+};
+
+// How elements are combined: result = T(postscale / divisor * (op over ranks of prescale * A(x_r))), rounded once.
+struct Reduction {
+  base::DType dtype = base::DType::kFloat32;
+  base::ReduceOp op = base::ReduceOp::kSum;
+  double prescale = 1.0;
+  double postscale = 1.0;
+  std::int64_t divisor = 1;
+};
+
+// input and output hold count elements each and are either the same pointer (in place) or do not overlap. A null input
+// contributes the identity of the op (an absent or joined rank).
+struct AllreduceArgs {
+  const void* input = nullptr;
+  void* output = nullptr;
+  std::size_t count = 0;
+  Reduction reduction;
+};
+
+// Rank r contributes counts[r] consecutive elements of every rank's input, rank r receives the reduced part r.
+struct ReducescatterArgs {
+  const void* input = nullptr;  // sum(counts) elements; null contributes the identity
+  void* output = nullptr;       // counts[rank] elements; does not overlap input
+  std::vector<std::size_t> counts;
+  Reduction reduction;
+};
+
+// Rank r's bytes[r] bytes end up at offset bytes[0] + ... + bytes[r-1] of every output.
+struct AllgathervArgs {
+  const void* input = nullptr;  // bytes[rank] bytes; may be their place in output
+  void* output = nullptr;
+  std::vector<std::size_t> bytes;
+};
+
+struct BroadcastArgs {
+  void* data = nullptr;
+  std::size_t bytes = 0;
+  int root = 0;  // place in the Comm, not a global rank
+};
+
+// Part j of the input (send_bytes[j] bytes, parts back to back) goes to rank j; parts arrive in rank order.
+struct AlltoallvArgs {
+  const void* input = nullptr;
+  void* output = nullptr;
+  std::vector<std::size_t> send_bytes;
+  std::vector<std::size_t> recv_bytes;
+};
+
+}  // namespace hvdlite::collectives

@@ -1,0 +1,173 @@
+/* hvdlite's native engine behind a plain C ABI: the only header a binding may include.
+ *
+ * Every function returns an HVDLITE_E_* code (0 is success) unless it says otherwise; the text of the last failure on the
+ * calling thread is hvdlite_last_error(). Tensors cross as pointers, shapes and dtype codes: no framework type does. */
+#ifndef HVDLITE_HVDLITE_H_
+#define HVDLITE_HVDLITE_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define HVDLITE_API __attribute__((visibility("default")))
+#define HVDLITE_ABI_VERSION 1
+
+enum {
+  HVDLITE_OK = 0,
+  HVDLITE_E_INVALID_ARGUMENT = 1,
+  HVDLITE_E_MISMATCH = 2,
+  HVDLITE_E_PEER_LOST = 3,
+  HVDLITE_E_TIMEOUT = 4,
+  HVDLITE_E_ABORTED = 5,
+  HVDLITE_E_NOT_INITIALIZED = 6,
+  HVDLITE_E_UNSUPPORTED = 7,
+  HVDLITE_E_SYSTEM = 8,
+  HVDLITE_E_INTERNAL = 9
+};
+
+/* Operation kinds, reduce operators and dtypes: the numbers of csrc/base/types.h. */
+enum { HVDLITE_FLAG_ABSENT = 1 }; /* this rank has no value: it contributes the identity, but takes the result */
+enum { HVDLITE_DEVICE_CPU = -1 }; /* device: -1 is host memory, n >= 0 is GPU n */
+
+typedef struct hvdlite_engine hvdlite_engine;
+typedef struct hvdlite_fabric hvdlite_fabric; /* in-process ranks, for tests */
+
+/* The knobs the engine reads; hvdlite/config.py holds their documentation. hvdlite_config_init fills in defaults. */
+typedef struct hvdlite_config {
+  size_t struct_size; /* sizeof(hvdlite_config) of the caller */
+  int64_t fusion_threshold;           /* bytes */
+  double cycle_time_ms;
+  int64_t cache_capacity;             /* responses per process set */
+  int64_t segment_bytes;
+  int64_t recursive_doubling_max_bytes;
+  int64_t message_split_bytes;        /* largest single MPI message */
+  double spin_us;                     /* < 0: decide from the cores this rank may use */
+  double deadlock_timeout;            /* seconds; 0 switches the detection off */
+  double failure_linger;              /* seconds a failing rank waits for its peers to learn why */
+  int64_t flight_recorder_size;       /* operations remembered per rank */
+  int32_t deterministic;              /* bool */
+  int32_t dynamic_process_sets;       /* bool */
+  int32_t log_level;                  /* 0 trace 1 debug 2 info 3 warning 4 error 5 off */
+  int32_t log_timestamps;             /* bool */
+  const char* kernel_isa;             /* auto scalar avx2 avx512 */
+  const char* allreduce_algorithm;    /* auto or a name of the registry; likewise below */
+  const char* reducescatter_algorithm;
+  const char* allgatherv_algorithm;
+  const char* broadcast_algorithm;
+  const char* alltoallv_algorithm;
+  const char* barrier_algorithm;
+} hvdlite_config;
+
+typedef struct hvdlite_topology {
+  int32_t rank, size, local_rank, local_size, cross_rank, cross_size;
+  int32_t is_homogeneous;
+} hvdlite_topology;
+
+typedef struct hvdlite_request {
+  int32_t kind;        /* OpKind */
+  int32_t dtype;       /* DType */
+  int32_t op;          /* ReduceOp */
+  int32_t root;        /* broadcast: rank in the global process set */
+  int32_t process_set; /* id */
+  int32_t device;
+  int32_t layout; /* 0 row-major; other values only have to agree across ranks */
+  int32_t flags;
+  const char* name;
+  int32_t ndim;
+  const int64_t* shape;
+  const void* input; /* may be null with HVDLITE_FLAG_ABSENT or for zero bytes */
+  void* output;      /* allreduce, broadcast: same bytes as input, may be input. Otherwise null: the engine allocates */
+  double prescale, postscale;
+  const char* group;  /* "" or a label: members are negotiated and fused together, in the order of group_index */
+  int32_t group_size; /* members of the group, on every rank */
+  int32_t group_index;
+  int32_t num_splits; /* alltoall: rows for each rank of the set (or 0: even); add_process_set: the global ranks */
+  const int64_t* splits;
+} hvdlite_request;
+
+typedef struct hvdlite_result {
+  int32_t contributors;      /* ranks that gave a value (not absent, not joined) */
+  int32_t last_joined_rank;  /* join: global rank */
+  int32_t process_set;       /* add_process_set: the new id */
+  int32_t ndim;              /* shape of the engine-allocated output (allgather, alltoall, reducescatter) */
+  const int64_t* shape;      /* valid until the handle is released */
+  int32_t num_received_splits;
+  const int64_t* received_splits;
+  void* data;                /* engine-allocated output; hvdlite_result_take_data hands it over */
+} hvdlite_result;
+
+HVDLITE_API int hvdlite_abi_version(void);
+HVDLITE_API const char* hvdlite_version(void);
+HVDLITE_API const char* hvdlite_last_error(void);
+HVDLITE_API void hvdlite_config_init(hvdlite_config* config);
+
+/* Engines. hvdlite_engine_create_mpi is collective over the communicator at comm_address (the address of an MPI_Comm);
+ * shim_path is the library compiled for that MPI. An empty path or null fabric is an invalid argument. */
+HVDLITE_API int hvdlite_fabric_create(int size, hvdlite_fabric** out);
+HVDLITE_API void hvdlite_fabric_destroy(hvdlite_fabric* fabric);
+HVDLITE_API int hvdlite_fabric_kill(hvdlite_fabric* fabric, int rank);
+HVDLITE_API int hvdlite_engine_create_inproc(hvdlite_fabric* fabric, int rank, const hvdlite_config* config,
+                                             hvdlite_engine** out);
+HVDLITE_API int hvdlite_engine_create_mpi(const char* shim_path, const void* comm_address, const hvdlite_config* config,
+                                          hvdlite_engine** out);
+/* Leaves the job: says goodbye to the peers, waits up to the linger time for pending operations, stops the thread. */
+HVDLITE_API int hvdlite_engine_shutdown(hvdlite_engine* engine);
+HVDLITE_API void hvdlite_engine_destroy(hvdlite_engine* engine);
+HVDLITE_API int hvdlite_engine_topology(const hvdlite_engine* engine, hvdlite_topology* out);
+
+/* Submits count requests at once; handles[i] > 0 names request i. Nothing is submitted if one is refused. wake 0 says
+ * that the caller is about to wait, so that no other thread need be woken. */
+HVDLITE_API int hvdlite_submit(hvdlite_engine* engine, const hvdlite_request* requests, size_t count, int wake,
+                               int64_t* handles);
+/* *done becomes 1 when the operation ended, well or badly. */
+HVDLITE_API int hvdlite_poll(hvdlite_engine* engine, int64_t handle, int* done);
+/* Waits up to timeout_s seconds, driving progress; *done 0 after a timeout. A failed operation returns its code. */
+HVDLITE_API int hvdlite_wait(hvdlite_engine* engine, int64_t handle, double timeout_s, int* done);
+/* Valid once done: the result; the handle must be released afterwards (also after a failure). */
+HVDLITE_API int hvdlite_result_get(hvdlite_engine* engine, int64_t handle, hvdlite_result* out);
+HVDLITE_API void* hvdlite_result_take_data(hvdlite_engine* engine, int64_t handle);
+HVDLITE_API void hvdlite_free(void* data); /* what take_data gave */
+HVDLITE_API int hvdlite_release(hvdlite_engine* engine, int64_t handle);
+
+/* Process sets as all ranks know them: *count ranks of a set are copied to ranks (room for capacity). */
+HVDLITE_API int hvdlite_process_set_ranks(hvdlite_engine* engine, int32_t id, int32_t* ranks, int32_t capacity,
+                                          int32_t* count);
+HVDLITE_API int hvdlite_process_set_ids(hvdlite_engine* engine, int32_t* ids, int32_t capacity, int32_t* count);
+
+/* Failures. publish tells all peers why this rank is about to end (its exception text) and waits, at most the linger time,
+ * until they know. The first cause this rank knows is copied as text; empty if none. */
+HVDLITE_API int hvdlite_publish_failure(hvdlite_engine* engine, const char* cause);
+HVDLITE_API const char* hvdlite_failure_cause(hvdlite_engine* engine);
+/* The last operations of this rank as lines of text; free with hvdlite_free. */
+HVDLITE_API char* hvdlite_flight_record(hvdlite_engine* engine);
+
+typedef struct hvdlite_counters {
+  int64_t submitted, completed, failed;
+  int64_t control_messages_sent, control_bytes_sent;
+  int64_t fused_ops, cache_hits, cache_misses;
+  int64_t data_bytes_sent;
+} hvdlite_counters;
+HVDLITE_API int hvdlite_get_counters(hvdlite_engine* engine, hvdlite_counters* out);
+
+/* --- for tests and teaching: kernels alone, and whole collectives of simulated ranks stepped by one thread ------------ */
+/* which: 0 load 1 accumulate 2 combine 3 store 4 fill_identity; isa 0 scalar 1 avx2 2 avx512. Buffers as in kernels.h. */
+HVDLITE_API int hvdlite_test_kernel(int which, int isa, int dtype, int op, void* out, const void* lhs, const void* rhs,
+                                    size_t n, double factor, int64_t divisor);
+HVDLITE_API int hvdlite_isa_supported(int isa);
+HVDLITE_API int hvdlite_accumulator_of(int dtype, int op, int* out);
+/* Runs `ranks` state machines of one collective over an in-process fabric; a seeded generator picks who advances next.
+ * inputs/outputs: one pointer per rank (inputs[r] null: identity). counts: allreduce {count}; reducescatter and allgather
+ * one entry per rank (elements, bytes); broadcast {bytes}; alltoall ranks*ranks bytes, row = sender; barrier none. */
+HVDLITE_API int hvdlite_simulate(int kind, const char* algorithm, int ranks, uint64_t seed, int isa, int64_t segment_bytes,
+                                 int dtype, int op, double prescale, double postscale, int64_t divisor, int root,
+                                 const int64_t* counts, const void* const* inputs, void* const* outputs);
+/* Names of the algorithms of a kind, separated by commas (static storage); null for an unknown kind. */
+HVDLITE_API const char* hvdlite_algorithms(int kind);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* HVDLITE_HVDLITE_H_ */

@@ -1,0 +1,50 @@
+// Point to point between the ranks of a job: the seam below which MPI or the in-process fabric lives.
+// Thread: only the holder of the progress token. Owns: its in-flight operations. Blocks: never, except wait().
+// Throws: Error(PeerLost) when a peer is known to be gone, Error(System) when the layer below refuses.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace hvdlite::transport {
+
+// Names one posted send or receive; id 0 is "none". Spent by the test() that returns true.
+struct Ticket {
+  std::uint64_t id = 0;
+  explicit operator bool() const { return id != 0; }
+};
+
+class Transport {
+ public:
+  virtual ~Transport() = default;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  // Bits of tag the data plane may use: every tag is below 1 << tag_bits().
+  virtual int tag_bits() const = 0;
+
+  // --- data plane -------------------------------------------------------------------------------------------------
+  // The buffer must stay valid and, for a send, unchanged until test() returns true. Messages from one rank to another
+  // with one tag match receives in the order of posting; both sides must name the same number of bytes.
+  virtual Ticket post_send(int peer, std::uint32_t tag, const void* data, std::size_t bytes) = 0;
+  virtual Ticket post_recv(int peer, std::uint32_t tag, void* data, std::size_t bytes) = 0;
+  // True once complete; the ticket is then reset to none. A none ticket is complete.
+  virtual bool test(Ticket& ticket) = 0;
+
+  // --- control plane ----------------------------------------------------------------------------------------------
+  // Whole messages of any size, in order for each pair of ranks; never to oneself.
+  virtual void send_message(int peer, std::vector<std::byte> message) = 0;
+  virtual bool receive_message(int* source, std::vector<std::byte>* message) = 0;
+  virtual bool messages_flushed() = 0;  // has every message sent so far left this rank
+
+  // --- doorbell ---------------------------------------------------------------------------------------------------
+  // A sleeper reads bell(), looks for work, and if there is none calls wait() with what it read: a ring in between is not
+  // lost. ring(peer) wakes that rank if it shares this host and does nothing otherwise; it may be called by any thread.
+  virtual std::uint32_t bell() const = 0;
+  virtual void wait(std::uint32_t seen, std::chrono::microseconds limit) = 0;
+  virtual void ring(int peer) = 0;
+  virtual bool reaches_by_bell(int peer) const = 0;
+};
+
+}  // namespace hvdlite::transport

@@ -1,0 +1,113 @@
+"""Type stubs of the native module (csrc/bindings/python): the C ABI of hvdlite.h with Python's ownership rules."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, final
+
+__version__: str
+
+@final
+class Fabric:
+    """In-process ranks for tests: engines made on one Fabric talk to each other inside this process."""
+
+    def __init__(self, size: int) -> None: ...
+    def kill(self, rank: int) -> None: ...
+
+@final
+class Result:
+    """What an ended operation left behind."""
+
+    @property
+    def contributors(self) -> int: ...
+    @property
+    def last_joined_rank(self) -> int: ...
+    @property
+    def process_set(self) -> int: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def received_splits(self) -> tuple[int, ...]: ...
+    def take_data(self) -> memoryview:
+        """The engine-allocated output as writable bytes that free themselves (numpy.frombuffer makes an array of it)."""
+
+@final
+class Engine:
+    """One rank's engine. Every method releases the GIL while it waits."""
+
+    @staticmethod
+    def create_inproc(fabric: Fabric, rank: int, config: Mapping[str, Any]) -> Engine: ...
+    @staticmethod
+    def create_mpi(shim_path: str, comm_address: int, config: Mapping[str, Any]) -> Engine: ...
+    @property
+    def topology(self) -> tuple[int, int, int, int, int, int, bool]:
+        """(rank, size, local_rank, local_size, cross_rank, cross_size, is_homogeneous)."""
+    def submit(
+        self,
+        kind: int,
+        name: str,
+        dtype: int,
+        shape: Sequence[int],
+        input_ptr: int,
+        output_ptr: int,
+        op: int = 1,
+        root: int = 0,
+        process_set: int = 0,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        group: str = "",
+        group_size: int = 0,
+        group_index: int = 0,
+        splits: Sequence[int] = (),
+        device: int = -1,
+        layout: int = 0,
+        flags: int = 0,
+        wake: bool = True,
+    ) -> int:
+        """Submits one request and returns its handle (> 0)."""
+    def submit_many(self, requests: Sequence[tuple[Any, ...]], wake: bool = True) -> list[int]:
+        """Submits requests atomically; each is a tuple of submit's arguments (without wake) in order."""
+    def poll(self, handle: int) -> bool: ...
+    def wait(self, handle: int) -> Result:
+        """Waits, driving progress, handles signals, releases the handle, and raises if the operation failed."""
+    def release(self, handle: int) -> None: ...
+    def process_set_ids(self) -> list[int]: ...
+    def process_set_ranks(self, process_set: int) -> list[int]: ...
+    def publish_failure(self, cause: str) -> None: ...
+    @property
+    def failure_cause(self) -> str: ...
+    def flight_record(self) -> str: ...
+    def counters(self) -> dict[str, int]: ...
+    def shutdown(self) -> None: ...
+
+def set_error_classes(classes: Mapping[int, type[BaseException]]) -> None:
+    """Installs the exception class for each error code (hvdlite.errors does)."""
+
+def dtype_names() -> list[str]:
+    """Names of the dtype codes, in order (a test compares them with hvdlite.dtypes)."""
+
+def config_fields() -> dict[str, Any]:
+    """The engine's knobs and their native defaults (a test compares them with hvdlite.config)."""
+
+def algorithms(kind: int) -> list[str]: ...
+def isa_supported(isa: int) -> bool: ...
+def accumulator_of(dtype: int, op: int) -> int: ...
+def test_kernel(
+    which: int, isa: int, dtype: int, op: int, out: int, lhs: int, rhs: int, n: int, factor: float = 1.0, divisor: int = 1
+) -> None: ...
+def simulate(
+    kind: int,
+    algorithm: str,
+    ranks: int,
+    inputs: Sequence[int],
+    outputs: Sequence[int],
+    counts: Sequence[int],
+    dtype: int = 10,
+    op: int = 1,
+    seed: int = 0,
+    isa: int = 0,
+    segment_bytes: int = 262144,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    divisor: int = 1,
+    root: int = 0,
+) -> None:
+    """Steps `ranks` state machines of one collective to completion in this thread, in an order drawn from seed."""
