@@ -1,0 +1,69 @@
+/* The only view of MPI the core has: opaque 64-bit handles and a table of functions.
+ *
+ * mpi_shim.cc includes mpi.h, is compiled once for each MPI found at build time, and fills the table; the core opens the shim
+ * that fits the MPI mpi4py has loaded. Every function returns 0 or that MPI's error code (see error_text). The shim sets
+ * MPI_ERRORS_RETURN on every communicator it makes, so nothing here aborts the job. Thread: the caller serialises calls. */
+#ifndef HVDLITE_TRANSPORT_MPI_ABI_H_
+#define HVDLITE_TRANSPORT_MPI_ABI_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define HVDLITE_MPI_ABI_VERSION 1
+
+typedef struct hvdlite_mpi_comm { uint64_t bits; } hvdlite_mpi_comm;
+typedef struct hvdlite_mpi_request { uint64_t bits; } hvdlite_mpi_request;
+
+typedef struct hvdlite_mpi {
+  int abi_version;      /* HVDLITE_MPI_ABI_VERSION */
+  const char* family;   /* "openmpi" or "mpich": which mpi4py module this shim fits */
+  const char* built_for; /* MPI_LIBRARY_VERSION-like text of the headers, e.g. "Open MPI 5.0.11" */
+  int any_source;       /* MPI_ANY_SOURCE */
+
+  int (*initialized)(int* flag);
+  int (*finalized)(int* flag);
+  int (*query_thread)(int* level); /* 0 single 1 funneled 2 serialized 3 multiple */
+  int (*library_version)(char* text, int capacity); /* what is loaded now, first line */
+
+  /* From the address of an MPI_Comm (mpi4py: MPI._addressof(comm)). */
+  int (*comm_from_address)(const void* address, hvdlite_mpi_comm* out);
+  int (*comm_dup)(hvdlite_mpi_comm comm, hvdlite_mpi_comm* out);
+  int (*comm_split_shared)(hvdlite_mpi_comm comm, int key, hvdlite_mpi_comm* out); /* the ranks of this host */
+  int (*comm_free)(hvdlite_mpi_comm* comm);
+  int (*comm_rank)(hvdlite_mpi_comm comm, int* rank);
+  int (*comm_size)(hvdlite_mpi_comm comm, int* size);
+  int (*tag_upper_bound)(hvdlite_mpi_comm comm, int* bound);
+
+  /* Bytes; count is at most INT_MAX, the caller splits. */
+  int (*isend)(const void* data, int count, int peer, int tag, hvdlite_mpi_comm comm, hvdlite_mpi_request* out);
+  int (*irecv)(void* data, int count, int peer, int tag, hvdlite_mpi_comm comm, hvdlite_mpi_request* out);
+  /* done 1: complete and freed; source and bytes as received. */
+  int (*test)(hvdlite_mpi_request* request, int* done, int* source, int* bytes);
+  /* done 1: matched and complete or cancelled. */
+  int (*cancel)(hvdlite_mpi_request* request);
+
+  /* Blocking, at init and shutdown only. */
+  int (*allgather)(const void* mine, int bytes, void* all, hvdlite_mpi_comm comm);
+  int (*bcast)(void* data, int bytes, int root, hvdlite_mpi_comm comm);
+  int (*barrier)(hvdlite_mpi_comm comm);
+
+  /* Fault tolerance (ULFM); null where this MPI has none. */
+  int (*revoke)(hvdlite_mpi_comm comm);
+
+  /* 0 other, 1 a process has failed, 2 the communicator was revoked */
+  int (*error_class)(int error);
+  void (*error_text)(int error, char* text, int capacity);
+} hvdlite_mpi;
+
+/* The one symbol a shim exports. */
+typedef const hvdlite_mpi* (*hvdlite_mpi_table_fn)(void);
+__attribute__((visibility("default"))) const hvdlite_mpi* hvdlite_mpi_table(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* HVDLITE_TRANSPORT_MPI_ABI_H_ */
