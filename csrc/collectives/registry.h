@@ -1,5 +1,7 @@
-// The list of algorithms: name = file name = knob value = timeline label = doc heading. Selection by size is select.h.
-// Thread: any (constant tables). Owns: nothing. Blocks: no. Throws: Error(InvalidArgument) for an unknown name, listing the known.
+// The list of algorithms: name = end of file name = knob value = timeline label = doc heading.
+// Selection by size is select.h.
+// Thread: any (constant tables). Owns: nothing. Blocks: no.
+// Throws: Error(InvalidArgument) for an unknown name, listing the known.
 #pragma once
 
 #include <memory>
@@ -14,20 +16,27 @@ template <typename Args>
 struct Algorithm {
   std::string_view name;  // "ring"
   std::unique_ptr<Collective> (*make)(Comm comm, Args args, const Tuning& tuning);
-  // Do its bits stay the same when the same elements lie elsewhere in a fused buffer? (A ring's do not, from 3 ranks on.)
+  // Do its bits stay the same when the same elements lie elsewhere in a fused buffer? (A ring's do
+  // not, from 3 ranks on.)
   bool layout_independent = true;
 };
 
 struct Barrier {};  // a barrier has no arguments
 
-std::span<const Algorithm<AllreduceArgs>> allreduce_algorithms();          // ring, direct, recursive_doubling
-std::span<const Algorithm<ReducescatterArgs>> reducescatter_algorithms();  // ring, direct
+// What the collective that takes these Args is called: "allreduce" and so on, as in its knob.
+template <typename Args>
+std::string_view collective_name();
+
+// All algorithms of a collective.
+std::span<const Algorithm<AllreduceArgs>> allreduce_algorithms();  // ring direct recursive_doubling
+std::span<const Algorithm<ReducescatterArgs>> reducescatter_algorithms();  // ring direct
 std::span<const Algorithm<AllgathervArgs>> allgatherv_algorithms();        // ring
-std::span<const Algorithm<BroadcastArgs>> broadcast_algorithms();          // binomial
+std::span<const Algorithm<BroadcastArgs>> broadcast_algorithms();          // binomial chain
 std::span<const Algorithm<AlltoallvArgs>> alltoallv_algorithms();          // pairwise
 std::span<const Algorithm<Barrier>> barrier_algorithms();                  // dissemination
 
 template <typename Args>
-const Algorithm<Args>& find_algorithm(std::span<const Algorithm<Args>> algorithms, std::string_view name);
+const Algorithm<Args>& find_algorithm(std::span<const Algorithm<Args>> algorithms,
+                                      std::string_view name);
 
 }  // namespace hvdlite::collectives

@@ -1,5 +1,7 @@
-// Which algorithm serves an operation: a pure function of size, rank count and knobs, so that all ranks choose alike.
-// Thread: any. Blocks: no. Throws: Error(InvalidArgument) for a forced name that does not exist.
+// Which algorithm serves an operation: a pure function of size, rank count and knobs, so that all
+// ranks choose alike.
+// Thread: any. Owns: nothing. Blocks: no. Throws: Error(InvalidArgument) for a forced name that
+// does not exist.
 #pragma once
 
 #include <string>
@@ -16,22 +18,34 @@ struct Selection {
   std::string broadcast = "auto";
   std::string alltoallv = "auto";
   std::string barrier = "auto";
-  bool deterministic = false;                         // only layout-independent algorithms
-  std::size_t recursive_doubling_max_bytes = 16 * 1024;  // allreduce: up to here latency counts, above bandwidth
+  // The bits of a sum depend on nothing but the values and the number of ranks: only
+  // layout-independent algorithms, and from 3 ranks on the same one for every size, since fusion
+  // changes sizes (the orders of direct and recursive_doubling differ).
+  bool deterministic = false;
+  // allreduce, reducescatter: up to here latency counts, above bandwidth
+  std::size_t recursive_doubling_max_bytes = 16 * 1024;
   Tuning tuning;
 };
 
-std::unique_ptr<Collective> start_allreduce(Comm comm, AllreduceArgs args, const Selection& selection);
-std::unique_ptr<Collective> start_reducescatter(Comm comm, ReducescatterArgs args, const Selection& selection);
-std::unique_ptr<Collective> start_allgatherv(Comm comm, AllgathervArgs args, const Selection& selection);
-std::unique_ptr<Collective> start_broadcast(Comm comm, BroadcastArgs args, const Selection& selection);
-std::unique_ptr<Collective> start_alltoallv(Comm comm, AlltoallvArgs args, const Selection& selection);
+std::unique_ptr<Collective> start_allreduce(Comm comm, AllreduceArgs args,
+                                            const Selection& selection);
+std::unique_ptr<Collective> start_reducescatter(Comm comm, ReducescatterArgs args,
+                                                const Selection& selection);
+std::unique_ptr<Collective> start_allgatherv(Comm comm, AllgathervArgs args,
+                                             const Selection& selection);
+std::unique_ptr<Collective> start_broadcast(Comm comm, BroadcastArgs args,
+                                            const Selection& selection);
+std::unique_ptr<Collective> start_alltoallv(Comm comm, AlltoallvArgs args,
+                                            const Selection& selection);
 std::unique_ptr<Collective> start_barrier(Comm comm, const Selection& selection);
 
-// The name that start_allreduce would choose (timeline label, flight recorder, benchmark).
+// The name that start_* would choose for so many bytes: of the buffer (allreduce, broadcast), of
+// all inputs' parts together (reducescatter). For the timeline, the flight recorder, the benchmark.
 std::string_view chosen_allreduce(std::size_t bytes, int ranks, const Selection& selection);
+std::string_view chosen_reducescatter(std::size_t bytes, int ranks, const Selection& selection);
+std::string_view chosen_broadcast(std::size_t bytes, int ranks, const Selection& selection);
 
-// Fails early on a forced name that does not exist.
+// Fails early on a forced name that does not exist, and on one that contradicts deterministic.
 void check_selection(const Selection& selection);
 
 }  // namespace hvdlite::collectives

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 namespace hvdlite::transport {
@@ -45,6 +46,28 @@ class Transport {
   virtual void wait(std::uint32_t seen, std::chrono::microseconds limit) = 0;
   virtual void ring(int peer) = 0;
   virtual bool reaches_by_bell(int peer) const = 0;
+
+  // --- life and death ---------------------------------------------------------------------------------------------
+  // What other ranks of this host can learn of this one even when it no longer answers messages.
+  virtual void announce_failure(const std::string& cause) { static_cast<void>(cause); }
+  virtual void announce_leaving() {}
+  // Has a rank of this host ended without leaving, or announced a failure? If so its rank, and what it said (or how it went).
+  virtual bool find_lost_peer(int* rank, std::string* how) {
+    static_cast<void>(rank);
+    static_cast<void>(how);
+    return false;
+  }
+  // "rank 3 (host a, pid 17)".
+  virtual std::string describe_peer(int peer) const { return "rank " + std::to_string(peer); }
+
+  // Counts completed sends and receives: has anything moved since I last looked?
+  std::uint64_t activity() const { return activity_; }
+  // Bytes handed to post_send so far.
+  std::uint64_t bytes_sent() const { return bytes_sent_; }
+
+ protected:
+  std::uint64_t activity_ = 0;
+  std::uint64_t bytes_sent_ = 0;
 };
 
 }  // namespace hvdlite::transport

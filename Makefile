@@ -1,0 +1,98 @@
+# The commands of a working day. A fresh Debian with Python >= 3.10 (and its headers), a C++ compiler and make is enough:
+# CMake, Ninja and, where the machine has no MPI, Open MPI come from PyPI.
+
+PYTHON ?= python3
+NP ?= 2
+HVDLITE_STRESS_SECONDS ?= 180
+
+VENV := .venv
+BIN := $(VENV)/bin
+# torch is pinned because the tests compare with its numbers; whatever depends on torch is installed after it.
+TORCH := torch==2.13.0
+BUILD_TOOLS := 'setuptools>=77' 'nanobind>=2.4' 'cmake>=3.24' ninja
+
+BUILD_INPUTS := setup.py pyproject.toml CMakeLists.txt hvdlite/_version.py $(wildcard _build/*.py)
+NATIVE_INPUTS := $(shell find csrc -type f)
+CXX_FILES = $(shell git ls-files -co --exclude-standard '*.h' '*.cc')
+
+# Any number of ranks on any number of cores, also for root (in a container).
+MPI_ENV := OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
+  PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe OMPI_MCA_rmaps_base_oversubscribe=1
+# The mpirun that fits: the environment's own where the build chose an MPI wheel, or else the machine's.
+MPIRUN = $(shell test -x $(BIN)/mpirun && echo $(BIN)/mpirun || echo mpirun)
+
+.PHONY: venv develop demo test sanitize asan tsan lint format clean
+
+venv: $(VENV)/.installed
+
+$(VENV)/.torch:
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install '$(TORCH)'
+	touch $@
+
+# Editable: tests and examples run from the tree, so a changed Python file needs no new installation. The MPI wheel, where
+# the build chose one, is a dependency of the package.
+$(VENV)/.installed: $(VENV)/.torch $(BUILD_INPUTS) $(NATIVE_INPUTS)
+	$(BIN)/python -m pip install --editable '.[test,examples]'
+	touch $@
+
+# What building without pip's isolation needs.
+$(VENV)/.tools:
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install 'setuptools>=77' 'nanobind>=2.4' 'cmake>=3.24' ninja 'mpi4py>=4'
+	requirements=$$($(BIN)/python _build/mpi_choice.py) && test -z "$$requirements" || \
+	  $(BIN)/python -m pip install "$$requirements"
+	touch $@
+
+# The native code alone, incrementally, into the source tree.
+develop: $(VENV)/.tools
+	mkdir -p build
+	flock build/.lock $(BIN)/python setup.py --quiet build_ext --inplace --build-temp build/dev --build-lib build/dev/stage
+
+demo: venv
+	$(MPI_ENV) $(MPIRUN) -n $(NP) $(BIN)/python examples/torch_digits.py
+
+test: venv
+	$(BIN)/python -m pytest
+
+sanitize: asan tsan
+
+# The unit tests on native code with the address and undefined-behaviour sanitizers: a second package beside links to the
+# rest of the tree. libstdc++ is preloaded too, or the sanitizer misses the exceptions of libraries that Python opens.
+ASAN_TREE := build/asan/tree
+asan: venv $(VENV)/.tools
+	HVDLITE_SANITIZE=address,undefined $(BIN)/python setup.py --quiet build --build-lib $(ASAN_TREE) --build-temp build/asan/cmake
+	for entry in $$(git ls-files -co --exclude-standard | cut -d/ -f1 | sort -u | grep -vx hvdlite); do \
+	  ln -sfn "$(CURDIR)/$$entry" "$(ASAN_TREE)/$$entry"; done
+	cd $(ASAN_TREE) && PYTHONPATH="$(CURDIR)/$(ASAN_TREE)" \
+	  LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so.6)" \
+	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
+	  "$(CURDIR)/$(BIN)/python" -m pytest tests/unit -p no:cacheprovider
+
+# Threads as ranks under the thread sanitizer, without Python. Its shadow memory needs the address layout not to be random.
+tsan: $(VENV)/.tools
+	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S . -B build/tsan -G Ninja -DHVDLITE_SANITIZE=thread \
+	  -DHVDLITE_BUILD_PYTHON=OFF -DHVDLITE_BUILD_STRESS=ON
+	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/tsan --target hvdlite_stress
+	TSAN_OPTIONS="halt_on_error=1 second_deadlock_stack=1" \
+	  $$(setarch -R true 2>/dev/null && echo setarch -R) build/tsan/hvdlite/hvdlite_stress $(HVDLITE_STRESS_SECONDS)
+
+$(VENV)/.dev: $(VENV)/.installed
+	$(BIN)/python -m pip install --editable '.[test,examples,dev]'
+	touch $@
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
+	$(BIN)/codespell
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix-only
+	$(BIN)/ruff format
+	$(BIN)/clang-format -i $(CXX_FILES)
+
+clean:
+	rm -rf build dist ./*.egg-info hvdlite/*.so $(VENV)/.installed
+	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -print0 | xargs -0 rm -rf

@@ -1,0 +1,22 @@
+"""The build backend: setuptools, plus an MPI wheel among the build requirements where the machine has no MPI.
+
+A static requirement would shadow the MPI that the machine does have.
+"""
+
+import mpi_choice
+from setuptools import build_meta
+from setuptools.build_meta import *  # noqa: F403  (the hooks that stay as they are)
+
+
+def get_requires_for_build_wheel(config_settings=None):
+    return [
+        *build_meta.get_requires_for_build_wheel(config_settings),
+        *mpi_choice.decide().requirements,
+    ]
+
+
+def get_requires_for_build_editable(config_settings=None):
+    return [
+        *build_meta.get_requires_for_build_editable(config_settings),
+        *mpi_choice.decide().requirements,
+    ]

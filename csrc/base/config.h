@@ -1,0 +1,37 @@
+// The engine's knobs as a plain struct, filled by the C ABI; hvdlite/config.py documents each and reads the environment.
+// Thread: constant after creation. Owns: strings. Blocks: no. Throws: nothing.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "base/log.h"
+
+namespace hvdlite::base {
+
+struct Config {
+  std::size_t fusion_threshold = std::size_t{64} << 20;
+  double cycle_time_ms = 0.2;
+  std::size_t cache_capacity = 1024;
+  std::size_t segment_bytes = std::size_t{256} << 10;
+  std::size_t recursive_doubling_max_bytes = std::size_t{16} << 10;
+  std::size_t message_split_bytes = std::size_t{1} << 30;
+  double spin_us = -1.0;
+  double deadlock_timeout = 1.0;
+  double failure_linger = 1.5;
+  std::size_t flight_recorder_size = 64;
+  bool deterministic = false;
+  bool dynamic_process_sets = false;
+  LogLevel log_level = LogLevel::kWarning;
+  bool log_timestamps = true;
+  std::string kernel_isa = "auto";
+  std::string allreduce_algorithm = "auto";
+  std::string reducescatter_algorithm = "auto";
+  std::string allgatherv_algorithm = "auto";
+  std::string broadcast_algorithm = "auto";
+  std::string alltoallv_algorithm = "auto";
+  std::string barrier_algorithm = "auto";
+};
+
+}  // namespace hvdlite::base

@@ -1,0 +1,66 @@
+#include "base/thread.h"
+
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <climits>
+
+namespace hvdlite::base {
+namespace {
+
+static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
+static_assert(sizeof(std::atomic<std::uint32_t>) == sizeof(std::uint32_t));
+
+int futex_op(int op, FutexScope scope) {
+  return scope == FutexScope::kProcess ? op | FUTEX_PRIVATE_FLAG : op;
+}
+
+}  // namespace
+
+void futex_wait(const std::atomic<std::uint32_t>& word, std::uint32_t expected, microseconds limit, FutexScope scope) {
+  if (limit.count() <= 0 || word.load(std::memory_order_acquire) != expected) return;
+  timespec timeout;
+  timeout.tv_sec = static_cast<time_t>(limit.count() / 1'000'000);
+  timeout.tv_nsec = static_cast<long>(limit.count() % 1'000'000) * 1000;
+  // All outcomes (woken, changed before sleeping, timeout, signal) mean the same to the caller: look again.
+  syscall(SYS_futex, &word, futex_op(FUTEX_WAIT, scope), expected, &timeout, nullptr, 0);
+}
+
+void futex_wake_all(std::atomic<std::uint32_t>& word, FutexScope scope) {
+  syscall(SYS_futex, &word, futex_op(FUTEX_WAKE, scope), INT_MAX, nullptr, nullptr, 0);
+}
+
+int CpuSet::count() const {
+  int total = 0;
+  for (const std::uint64_t word : words) total += std::popcount(word);
+  return total;
+}
+
+void CpuSet::add(const CpuSet& other) {
+  for (int i = 0; i < kWords; ++i) words[i] |= other.words[i];
+}
+
+CpuSet allowed_cpus() {
+  CpuSet result;
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof(set), &set) != 0) return result;
+  const int limit = std::min(CPU_SETSIZE, CpuSet::kWords * 64);
+  for (int cpu = 0; cpu < limit; ++cpu) {
+    if (CPU_ISSET(cpu, &set)) result.words[cpu / 64] |= std::uint64_t{1} << (cpu % 64);
+  }
+  return result;
+}
+
+void name_this_thread(const char* name) { pthread_setname_np(pthread_self(), name); }
+
+void sharpen_timers() { prctl(PR_SET_TIMERSLACK, 1000UL, 0UL, 0UL, 0UL); }
+
+}  // namespace hvdlite::base

@@ -1,0 +1,48 @@
+// Clock, futex and processor affinity: the few things the C++ library does not give in the form needed here.
+// Thread: any. Owns: nothing. Blocks: futex_wait only. Throws: nothing.
+//
+// std::atomic::wait is private to a process; the doorbells of ranks lie in shared memory and need a non-private futex.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+
+namespace hvdlite::base {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::microseconds;
+
+enum class FutexScope { kProcess, kHost };
+
+// Sleeps while *word == expected, at most limit; may return early for no reason.
+void futex_wait(const std::atomic<std::uint32_t>& word, std::uint32_t expected, microseconds limit, FutexScope scope);
+void futex_wake_all(std::atomic<std::uint32_t>& word, FutexScope scope);
+
+// Tells a spinning processor that it spins.
+inline void spin_pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// One bit for each processor this thread may run on (the first 1024).
+struct CpuSet {
+  static constexpr int kWords = 16;
+  std::uint64_t words[kWords] = {};
+  int count() const;
+  void add(const CpuSet& other);
+};
+CpuSet allowed_cpus();
+
+void name_this_thread(const char* name);
+// Wakes from timed sleeps within a microsecond instead of the default 50.
+void sharpen_timers();
+
+inline double seconds_between(Clock::time_point from, Clock::time_point to) {
+  return std::chrono::duration<double>(to - from).count();
+}
+
+}  // namespace hvdlite::base

@@ -1,0 +1,86 @@
+// Bytes that cross ranks: a bounds-checked writer and reader, native byte order (all ranks of a job share one architecture).
+// Thread: one object, one thread. Owns: the writer its buffer, the reader nothing. Blocks: no.
+// Throws: the reader Error(Internal) when a message is shorter than its content claims; it never reads past the end.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+
+namespace hvdlite::base {
+
+class Writer {
+ public:
+  template <typename T>
+    requires std::is_trivially_copyable_v<T>
+  void put(const T& value) {
+    const auto* bytes = reinterpret_cast<const std::byte*>(&value);
+    buffer_.insert(buffer_.end(), bytes, bytes + sizeof(T));
+  }
+  void put_string(const std::string& text) {
+    put(static_cast<std::uint32_t>(text.size()));
+    const auto* bytes = reinterpret_cast<const std::byte*>(text.data());
+    buffer_.insert(buffer_.end(), bytes, bytes + text.size());
+  }
+  template <typename T>
+    requires std::is_trivially_copyable_v<T>
+  void put_vector(const std::vector<T>& values) {
+    put(static_cast<std::uint32_t>(values.size()));
+    const auto* bytes = reinterpret_cast<const std::byte*>(values.data());
+    buffer_.insert(buffer_.end(), bytes, bytes + values.size() * sizeof(T));
+  }
+  std::vector<std::byte> take() { return std::move(buffer_); }
+  std::size_t size() const { return buffer_.size(); }
+
+ private:
+  std::vector<std::byte> buffer_;
+};
+
+class Reader {
+ public:
+  explicit Reader(std::span<const std::byte> bytes) : rest_(bytes) {}
+
+  template <typename T>
+    requires std::is_trivially_copyable_v<T>
+  T get() {
+    T value;
+    std::memcpy(&value, take(sizeof(T)), sizeof(T));
+    return value;
+  }
+  std::string get_string() {
+    const auto length = get<std::uint32_t>();
+    return {reinterpret_cast<const char*>(take(length)), length};
+  }
+  template <typename T>
+    requires std::is_trivially_copyable_v<T>
+  std::vector<T> get_vector() {
+    const auto count = get<std::uint32_t>();
+    const std::byte* bytes = take(std::size_t{count} * sizeof(T));
+    std::vector<T> values(count);
+    if (count > 0) std::memcpy(values.data(), bytes, std::size_t{count} * sizeof(T));
+    return values;
+  }
+  bool empty() const { return rest_.empty(); }
+
+ private:
+  const std::byte* take(std::size_t count) {
+    if (count > rest_.size()) {
+      throw Error(ErrorCode::kInternal, "a control message is truncated: " + std::to_string(count) +
+                                            " bytes wanted, " + std::to_string(rest_.size()) + " left");
+    }
+    const std::byte* start = rest_.data();
+    rest_ = rest_.subspan(count);
+    return start;
+  }
+
+  std::span<const std::byte> rest_;
+};
+
+}  // namespace hvdlite::base

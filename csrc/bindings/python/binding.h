@@ -1,0 +1,30 @@
+// What the files of the Python module `_engine` share: one register function for each concept, and how errors are raised.
+// Thread: with the GIL held. Owns: nothing. Blocks: no. Throws: nb::python_error.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <string>
+
+#include "hvdlite/hvdlite.h"
+
+namespace hvdlite::python {
+
+namespace nb = nanobind;
+
+void register_errors(nb::module_& module);
+void register_config(nb::module_& module);
+void register_result(nb::module_& module);
+void register_engine(nb::module_& module);
+void register_testing(nb::module_& module);
+
+// Text of the core as a str; bytes that are no UTF-8 (a host name, a path) are replaced instead of hiding the error.
+nb::str text(const char* utf8);
+
+// Raises the class installed for an error code, with exactly this message.
+[[noreturn]] void raise_error(int code, const std::string& message);
+
+// Raises what a function of the C ABI reported on this thread, unless it succeeded.
+void check(int code);
+
+}  // namespace hvdlite::python

@@ -1,0 +1,61 @@
+#include <nanobind/stl/vector.h>
+
+#include "engine.h"
+
+namespace hvdlite::python {
+
+using namespace nb::literals;
+
+namespace {
+
+std::int64_t submit(Engine& engine, std::int32_t kind, const char* name, std::int32_t dtype,
+                    nb::handle shape, std::uintptr_t input, std::uintptr_t output, std::int32_t op,
+                    std::int32_t root, std::int32_t process_set, double prescale, double postscale,
+                    const char* group, std::int32_t group_size, std::int32_t group_index,
+                    nb::handle splits, std::int32_t device, std::int32_t layout, std::int32_t flags,
+                    bool wake) {
+  return engine.submit(
+      Request{kind, name, dtype, Int64List(shape), input, output, op, root, process_set, prescale,
+              postscale, group, group_size, group_index, Int64List(splits), device, layout, flags},
+      wake);
+}
+
+}  // namespace
+
+void register_engine(nb::module_& module) {
+  nb::class_<Fabric>(module, "Fabric", nb::is_final(),
+                     "In-process ranks for tests: engines made on one Fabric talk to each other "
+                     "inside this process.")
+      .def(nb::init<int>(), "size"_a)
+      .def("kill", &Fabric::kill, "rank"_a);
+
+  nb::class_<Engine>(module, "Engine", nb::is_final(),
+                     "One rank's engine. Every method releases the GIL while it waits.")
+      .def_static("create_inproc", &Engine::create_inproc, "fabric"_a, "rank"_a, "config"_a,
+                  nb::keep_alive<0, 1>())
+      .def_static("create_mpi", &Engine::create_mpi, "shim_path"_a, "comm_address"_a, "config"_a)
+      .def_prop_ro("topology", &Engine::topology,
+                   "(rank, size, local_rank, local_size, cross_rank, cross_size, is_homogeneous).")
+      .def("submit", &submit, "kind"_a, "name"_a, "dtype"_a, "shape"_a, "input_ptr"_a,
+           "output_ptr"_a, "op"_a = 1, "root"_a = 0, "process_set"_a = 0, "prescale"_a = 1.0,
+           "postscale"_a = 1.0, "group"_a = "", "group_size"_a = 0, "group_index"_a = 0,
+           "splits"_a = nb::tuple(), "device"_a = int{HVDLITE_DEVICE_CPU}, "layout"_a = 0,
+           "flags"_a = 0, "wake"_a = true, "Submits one request and returns its handle (> 0).")
+      .def("submit_many", &Engine::submit_many, "requests"_a, "wake"_a = true,
+           "Submits requests atomically; each is a tuple of submit's arguments (without wake) in "
+           "order.")
+      .def("poll", &Engine::poll, "handle"_a)
+      .def("wait", &Engine::wait, "handle"_a,
+           "Waits, driving progress, handles signals, releases the handle, and raises if the "
+           "operation failed.")
+      .def("release", &Engine::release, "handle"_a)
+      .def("process_set_ids", &Engine::process_set_ids)
+      .def("process_set_ranks", &Engine::process_set_ranks, "process_set"_a)
+      .def("publish_failure", &Engine::publish_failure, "cause"_a)
+      .def_prop_ro("failure_cause", &Engine::failure_cause)
+      .def("flight_record", &Engine::flight_record)
+      .def("counters", &Engine::counters)
+      .def("shutdown", &Engine::shutdown);
+}
+
+}  // namespace hvdlite::python

@@ -1,0 +1,16 @@
+// hvdlite._engine: one register function for each concept; hvdlite/_engine.pyi describes the module.
+#include "binding.h"
+
+namespace python = hvdlite::python;
+
+NB_MODULE(_engine, module) {
+  // Handles and engines may well be alive when the interpreter ends; that is no leak worth a report on stderr.
+  nanobind::set_leak_warnings(false);
+  module.doc() = "The C ABI of hvdlite.h with Python's ownership rules.";
+  module.attr("__version__") = hvdlite_version();
+  python::register_errors(module);
+  python::register_config(module);
+  python::register_result(module);
+  python::register_engine(module);
+  python::register_testing(module);
+}

@@ -1,0 +1,89 @@
+// Kernels alone and simulated collectives: what the unit tests reach without a job.
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <sstream>
+
+#include "binding.h"
+#include "dtypes.h"
+
+namespace hvdlite::python {
+
+using namespace nb::literals;
+
+namespace {
+
+using Address = std::uintptr_t;
+
+std::vector<std::string> dtype_names() {
+  std::vector<std::string> names;
+  for (const DTypeRow& row : kDTypes) names.emplace_back(row.name);
+  return names;
+}
+
+std::vector<std::string> algorithms(int kind) {
+  const char* joined = hvdlite_algorithms(kind);
+  if (joined == nullptr)
+    throw nb::value_error(("no operation has the number " + std::to_string(kind)).c_str());
+  std::vector<std::string> names;
+  std::istringstream stream(joined);
+  for (std::string name; std::getline(stream, name, ',');) names.push_back(name);
+  return names;
+}
+
+int accumulator_of(int dtype, int op) {
+  int accumulator = 0;
+  check(hvdlite_accumulator_of(dtype, op, &accumulator));
+  return accumulator;
+}
+
+void test_kernel(int which, int isa, int dtype, int op, Address out, Address lhs, Address rhs,
+                 std::size_t n, double factor, std::int64_t divisor) {
+  check(hvdlite_test_kernel(which, isa, dtype, op, reinterpret_cast<void*>(out),
+                            reinterpret_cast<const void*>(lhs), reinterpret_cast<const void*>(rhs),
+                            n, factor, divisor));
+}
+
+void simulate(int kind, const char* algorithm, int ranks, const std::vector<Address>& inputs,
+              const std::vector<Address>& outputs, const std::vector<std::int64_t>& counts,
+              int dtype, int op, std::uint64_t seed, int isa, std::int64_t segment_bytes,
+              double prescale, double postscale, std::int64_t divisor, int root) {
+  const auto expected = static_cast<std::size_t>(ranks < 0 ? 0 : ranks);
+  if (inputs.size() != expected || outputs.size() != expected) {
+    throw nb::value_error("simulate needs one input and one output address for each rank");
+  }
+  std::vector<const void*> from;
+  std::vector<void*> to;
+  for (Address address : inputs) from.push_back(reinterpret_cast<const void*>(address));
+  for (Address address : outputs) to.push_back(reinterpret_cast<void*>(address));
+  int code = HVDLITE_OK;
+  std::string message;
+  {
+    nb::gil_scoped_release release;
+    code = hvdlite_simulate(kind, algorithm, ranks, seed, isa, segment_bytes, dtype, op, prescale,
+                            postscale, divisor, root, counts.data(), from.data(), to.data());
+    if (code != HVDLITE_OK) message = hvdlite_last_error();
+  }
+  if (code != HVDLITE_OK) raise_error(code, message);
+}
+
+}  // namespace
+
+void register_testing(nb::module_& module) {
+  module.def("dtype_names", &dtype_names,
+             "Names of the dtype codes, in order (a test compares them with hvdlite.dtypes).");
+  module.def("algorithms", &algorithms, "kind"_a);
+  module.def("isa_supported", [](int isa) { return hvdlite_isa_supported(isa) != 0; }, "isa"_a);
+  module.def("accumulator_of", &accumulator_of, "dtype"_a, "op"_a);
+  module.def("test_kernel", &test_kernel, "which"_a, "isa"_a, "dtype"_a, "op"_a, "out"_a, "lhs"_a,
+             "rhs"_a, "n"_a, "factor"_a = 1.0, "divisor"_a = 1);
+  module.def("simulate", &simulate, "kind"_a, "algorithm"_a, "ranks"_a, "inputs"_a, "outputs"_a,
+             "counts"_a, "dtype"_a = 10, "op"_a = 1, "seed"_a = 0, "isa"_a = 0,
+             "segment_bytes"_a = 262144, "prescale"_a = 1.0, "postscale"_a = 1.0, "divisor"_a = 1,
+             "root"_a = 0,
+             "Steps `ranks` state machines of one collective to completion in this thread, in an "
+             "order drawn from "
+             "seed.");
+}
+
+}  // namespace hvdlite::python

@@ -1,0 +1,26 @@
+// The constructors of all algorithms: function name = file name. Only registry.cc needs them.
+// Thread: the holder of the progress token. Owns: nothing. Blocks: no. Throws: Error(Unsupported)
+// for an element type and op that no kernel serves; nothing is posted before the first advance().
+#pragma once
+
+#include <memory>
+
+#include "collectives/registry.h"
+
+namespace hvdlite::collectives {
+
+std::unique_ptr<Collective> allreduce_ring(Comm comm, AllreduceArgs args, const Tuning& tuning);
+std::unique_ptr<Collective> allreduce_direct(Comm comm, AllreduceArgs args, const Tuning& tuning);
+std::unique_ptr<Collective> allreduce_recursive_doubling(Comm comm, AllreduceArgs args,
+                                                         const Tuning& tuning);
+std::unique_ptr<Collective> reducescatter_ring(Comm comm, ReducescatterArgs args,
+                                               const Tuning& tuning);
+std::unique_ptr<Collective> reducescatter_direct(Comm comm, ReducescatterArgs args,
+                                                 const Tuning& tuning);
+std::unique_ptr<Collective> allgatherv_ring(Comm comm, AllgathervArgs args, const Tuning& tuning);
+std::unique_ptr<Collective> broadcast_binomial(Comm comm, BroadcastArgs args, const Tuning& tuning);
+std::unique_ptr<Collective> broadcast_chain(Comm comm, BroadcastArgs args, const Tuning& tuning);
+std::unique_ptr<Collective> alltoallv_pairwise(Comm comm, AlltoallvArgs args, const Tuning& tuning);
+std::unique_ptr<Collective> barrier_dissemination(Comm comm, Barrier args, const Tuning& tuning);
+
+}  // namespace hvdlite::collectives

@@ -1,0 +1,56 @@
+// Direct allreduce: each part of the buffer has an owner, everyone sends it their contribution, the
+// owner adds them in rank order 0, 1, ... and sends the result to everyone.
+//
+// What moves where, four ranks, one round of four pieces a b c d (piece r is owned by rank r; "b1"
+// is rank 1's contribution to b):
+//
+//                rank 0           rank 1           rank 2           rank 3
+//   shift 1      b0 -> 1          c1 -> 2          d2 -> 3          a3 -> 0
+//   shift 2      c0 -> 2          d1 -> 3          a2 -> 0          b3 -> 1
+//   shift 3      d0 -> 3          a1 -> 0          b2 -> 1          c3 -> 2
+//   adds         a0+a1+a2+a3      b0+b1+b2+b3      c0+c1+c2+c3      d0+d1+d2+d3   into the output
+//   shift 1      a -> 1           b -> 2           c -> 3           d -> 0
+//   shift 2, 3   a -> 2, 3        b -> 3, 0        c -> 0, 1        d -> 1, 2     all have a b c d
+//
+// The shifts are not steps that wait for each other: up to 16 of each direction are under way, and
+// up to four rounds at once, each on its own channel (direct_reduction.h). Because the owner needs
+// rank 0's contribution first, while at full speed all arrive together, it stages one piece of each
+// rank; pieces shrink with the number of ranks so that staging stays at 8 MiB.
+//
+// Cost for p ranks and S bytes in one round: 2 alpha + 2(p-1) o + 2(p-1)/p S beta + (p-1)/p S gamma
+// (o: the sender's own time for a message). Bytes sent by each rank: 2(p-1)/p S, for 16-bit floats
+// too (the ring sends 3/2 of that), since contributions travel in the user's type and the owner
+// alone holds float32. The price is p-1 partners instead of one: wires with few paths (a ring of
+// slow links, a small switch) suffer more contention than under the ring.
+//
+// It cannot deadlock: a rank's s-th receive waits only for receives of smaller shifts, a scatter
+// send for its owner's receive, a gather for the scatter; the owner waits for contributions, and
+// nobody waits for a result before having sent all contributions of the round.
+//
+// In place: a rank's contribution to a piece was sent before the piece is received, and an owner
+// overwrites its own contribution in the very step that adds the last one.
+//
+// All ranks get the same bits because the owner alone computes a piece. Layout-independent: whoever
+// owns an element adds its contributions in the same order, so the bits do not depend on where
+// it lies, on how the buffer was cut, or on timing.
+//
+// Source: the pairwise-exchange reduce-scatter and allgather in Thakur, Rabenseifner and Gropp,
+// Optimization of collective communication operations in MPICH (IJHPCA 19, 2005), with a
+// fixed order of additions.
+#include "collectives/algorithms.h"
+#include "collectives/direct_reduction.h"
+
+namespace hvdlite::collectives {
+
+std::unique_ptr<Collective> allreduce_direct(Comm comm, AllreduceArgs args, const Tuning& tuning) {
+  const std::size_t element_bytes = base::size_of(args.reduction.dtype);
+  const Pieces pieces = Pieces::of_buffer(args.count, comm.size(),
+                                          direct_piece_limit(tuning, comm.size(), element_bytes),
+                                          alignment_grain(args.count, comm.size(), element_bytes));
+  Reducer reducer(args.reduction, tuning.isa, args.input, args.count, pieces.largest());
+  return std::make_unique<DirectReduction>(
+      DirectJob{comm, std::move(reducer), pieces, static_cast<std::byte*>(args.output),
+                /*gather=*/true, direct_lanes(pieces.rounds())});
+}
+
+}  // namespace hvdlite::collectives

@@ -1,0 +1,191 @@
+// Recursive doubling allreduce: in log2(p) exchanges of the whole vector everyone has the sum; the
+// fewest messages one after the other, for small vectors.
+//
+// What moves where, four ranks ("23" is the partial of ranks 2 and 3, lower rank first):
+//
+//                rank 0           rank 1           rank 2           rank 3
+//   distance 1   0 <-> 1's        1 <-> 0's        2 <-> 3's        3 <-> 2's
+//   holds        01               01               23               23
+//   distance 2   01 <-> 2's       01 <-> 3's       23 <-> 0's       23 <-> 1's
+//   holds        0123             0123             0123             0123
+//
+// When p is not a power of two, say 2^k + rest, the first 2 rest ranks are folded in pairs before:
+// rank 2i sends its contribution to 2i+1, which takes part for both, and gets the result back at
+// the end. Partials are exchanged in the accumulator type, so 16-bit floats are rounded once.
+//
+// Cost for p ranks and S bytes: log2(p) (alpha + S beta + S gamma), two alpha and S beta more with
+// a rest. Bytes sent by a rank: log2(p) S (as accumulators). Staging: two vectors of accumulators,
+// so forcing it for a large buffer costs memory as well as time.
+//
+// It cannot deadlock: both partners of an exchange post their receive before their send, and go on
+// only when both are complete, so the k-th exchange waits for nothing but the partners' (k-1)-th.
+//
+// All ranks get the same bits although each computes the result itself: the participants form
+// contiguous groups, and both partners combine the lower group's partial (on the left) with the
+// upper group's (on the right). Layout-independent: the order depends on p alone, not on
+// where an element lies. (It is not the order of allreduce_direct, from four ranks on.)
+//
+// Source: Thakur, Rabenseifner and Gropp, Optimization of collective communication operations in
+// MPICH (IJHPCA 19, 2005), section 4; the fold as in MPICH's allreduce.
+#include <bit>
+#include <utility>
+
+#include "collectives/algorithms.h"
+#include "collectives/reducer.h"
+#include "collectives/staging.h"
+
+namespace hvdlite::collectives {
+
+namespace {
+
+class RecursiveDoubling final : public Collective {
+ public:
+  RecursiveDoubling(Comm comm, const AllreduceArgs& args, const Tuning& tuning)
+      : comm_(std::move(comm)),
+        reducer_(args.reduction, tuning.isa, args.input, args.count, args.count),
+        output_(static_cast<std::byte*>(args.output)),
+        count_(args.count),
+        staging_(2, comm_.size() == 1 ? 0 : args.count * reducer_.partial_bytes()) {
+    held_ = staging_.take();
+    spare_ = staging_.take();
+    plan();
+  }
+
+  bool advance() override {
+    while (next_ < num_steps_) {
+      if (!posted_) post(steps_[next_]);
+      posted_ = true;
+      if (!comm_.test(receive_) || !comm_.test(send_)) return false;
+      complete(steps_[next_]);
+      posted_ = false;
+      ++next_;
+    }
+    return true;
+  }
+
+ private:
+  enum class Kind {
+    kGiveContribution,  // folded rank: to the partner, before
+    kTakeContribution,
+    kHold,  // the own contribution becomes the partial
+    kExchange,
+    kFinish,      // the partial becomes the result
+    kGiveResult,  // to the folded rank, afterwards
+    kTakeResult,
+    kAlone,
+  };
+  struct Step {
+    Kind kind;
+    int peer = 0;
+  };
+  // An exchange for each bit of a rank's number, and the fold's.
+  static constexpr int kMaxSteps = 31 + 5;
+
+  void add_step(Kind kind, int peer = 0) {
+    HVD_CHECK(num_steps_ < kMaxSteps);
+    steps_[num_steps_++] = {kind, peer};
+  }
+
+  void plan() {
+    const int size = comm_.size();
+    const int rank = comm_.rank();
+    if (count_ == 0) return;
+    if (size == 1) return add_step(Kind::kAlone);
+    const int participants = static_cast<int>(std::bit_floor(static_cast<unsigned>(size)));
+    const int rest = size - participants;
+    const bool folded = rank < 2 * rest;
+    if (folded && rank % 2 == 0) {
+      add_step(Kind::kGiveContribution, rank + 1);
+      return add_step(Kind::kTakeResult, rank + 1);
+    }
+    add_step(folded ? Kind::kTakeContribution : Kind::kHold, rank - 1);
+    // Participants are numbered without the gaps that folding left; their order stays that of
+    // ranks.
+    const int number = folded ? rank / 2 : rank - rest;
+    for (int distance = 1; distance < participants; distance *= 2) {
+      const int partner = number ^ distance;
+      add_step(Kind::kExchange, partner < rest ? 2 * partner + 1 : partner + rest);
+    }
+    add_step(Kind::kFinish);
+    if (folded) add_step(Kind::kGiveResult, rank - 1);
+  }
+
+  void post(const Step& step) {
+    const std::size_t partial_bytes = count_ * reducer_.partial_bytes();
+    const std::size_t contribution_bytes = count_ * reducer_.contribution_bytes();
+    const std::size_t result_bytes = count_ * reducer_.result_bytes();
+    switch (step.kind) {
+      case Kind::kGiveContribution:
+        send_ = comm_.send(step.peer, 0, reducer_.own(0), contribution_bytes);
+        break;
+      case Kind::kTakeContribution:
+        receive_ = comm_.recv(step.peer, 0, spare_, contribution_bytes);
+        break;
+      case Kind::kExchange:
+        receive_ = comm_.recv(step.peer, 0, spare_, partial_bytes);
+        send_ = comm_.send(step.peer, 0, held_, partial_bytes);
+        break;
+      case Kind::kGiveResult:
+        send_ = comm_.send(step.peer, 0, output_, result_bytes);
+        break;
+      case Kind::kTakeResult:
+        receive_ = comm_.recv(step.peer, 0, output_, result_bytes);
+        break;
+      case Kind::kHold:
+      case Kind::kFinish:
+      case Kind::kAlone:
+        break;
+    }
+  }
+
+  void complete(const Step& step) {
+    switch (step.kind) {
+      case Kind::kTakeContribution:
+        reducer_.begin(held_, spare_, reducer_.own(0), count_);
+        break;
+      case Kind::kHold:
+        reducer_.load(held_, reducer_.own(0), count_);
+        break;
+      case Kind::kExchange:
+        if (step.peer < comm_.rank()) {
+          reducer_.merge(held_, spare_, held_, count_);
+        } else {
+          reducer_.merge(held_, held_, spare_, count_);
+        }
+        break;
+      case Kind::kFinish:
+        reducer_.finish(output_, held_, count_);
+        break;
+      case Kind::kAlone:
+        reducer_.finish_alone(output_);
+        break;
+      case Kind::kGiveContribution:
+      case Kind::kGiveResult:
+      case Kind::kTakeResult:
+        break;
+    }
+  }
+
+  Comm comm_;
+  Reducer reducer_;
+  std::byte* output_;
+  std::size_t count_;
+  Staging staging_;
+  std::byte* held_;   // this rank's partial
+  std::byte* spare_;  // what a partner sends
+  Step steps_[kMaxSteps];
+  int num_steps_ = 0;
+  int next_ = 0;
+  bool posted_ = false;  // steps_[next_]'s messages
+  transport::Ticket receive_;
+  transport::Ticket send_;
+};
+
+}  // namespace
+
+std::unique_ptr<Collective> allreduce_recursive_doubling(Comm comm, AllreduceArgs args,
+                                                         const Tuning& tuning) {
+  return std::make_unique<RecursiveDoubling>(std::move(comm), args, tuning);
+}
+
+}  // namespace hvdlite::collectives

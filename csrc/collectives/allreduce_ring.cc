@@ -1,0 +1,58 @@
+// Ring allreduce: reduce-scatter around a ring, then allgather around it; least bytes on the wire.
+//
+// What moves where, four ranks, one round of four pieces a b c d (piece r ends up owned by rank r;
+// "b1" is rank 1's contribution to b, "b12" the partial b1 op b2; every arrow goes to the right
+// neighbour r+1, rank 3's to rank 0):
+//
+//                rank 0           rank 1           rank 2           rank 3
+//   hop 0 sends  d0 ->            a1 ->            b2 ->            c3 ->
+//   holds        c30              d01              a12              b23
+//   hop 1 sends  c30 ->           d01 ->           a12 ->           b23 ->
+//   holds        b230             c301             d012             a123
+//   hop 2 sends  b230 ->          c301 ->          d012 ->          a123 ->
+//   finishes     a = a1230        b = b2301        c = c3012        d = d0123     into the output
+//   hop 3 sends  a ->             b ->             c ->             d ->
+//   hop 4 sends  d ->             a ->             b ->             c ->
+//   hop 5 sends  c ->             d ->             a ->             b ->          all have a b c d
+//
+// The buffer is cut into rounds of (ranks x segment); up to four rounds are under way at once, each
+// a ring of its own on its own channel (ring_reduction.h), so that transfers and additions overlap
+// and staging stays at two segments a round whatever the size of the buffer. The user's input is
+// read where it lies and results are received where they belong: nothing is packed.
+//
+// Cost for p ranks and S bytes in one round: 2(p-1) alpha + 2(p-1)/p S beta + (p-1)/p S gamma; in K
+// rounds the first term becomes about 2(p-1) max(1, K/4) alpha. Bytes sent by each rank:
+// 2(p-1)/p S. Partials of 16-bit floats travel as float32: 3(p-1)/p S - S/p there (hop 0 carries
+// contributions, which are 16 bits wide still).
+//
+// It cannot deadlock: hop s of a rank waits only for hop s-1 of its left neighbour and for the
+// right neighbour's receive of an earlier hop, hop 0 waits for nothing, and rounds on different
+// channels do not wait for each other.
+//
+// In place: a piece of the input is read for the last time when it was sent (hop 0) or added
+// (reduce hops), and its result is received only after that (RingLane::post_receive).
+//
+// All ranks get the same bits because each piece is added along one chain and finished once, by its
+// owner; the others copy. The order of additions starts behind the owner, so it depends on where an
+// element lies in the buffer: not layout-independent from three ranks on.
+//
+// Source: Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations
+// (JPDC 69, 2009); made known for training by Gibiansky, baidu-allreduce (2017).
+#include "collectives/algorithms.h"
+#include "collectives/ring_reduction.h"
+
+namespace hvdlite::collectives {
+
+std::unique_ptr<Collective> allreduce_ring(Comm comm, AllreduceArgs args, const Tuning& tuning) {
+  const base::DType accumulator = kernels::accumulator_of(args.reduction.dtype, args.reduction.op);
+  const std::size_t limit = tuning.segment_bytes / base::size_of(accumulator);
+  const std::size_t grain =
+      alignment_grain(args.count, comm.size(), base::size_of(args.reduction.dtype));
+  const Pieces pieces = Pieces::of_buffer(args.count, comm.size(), limit, grain);
+  Reducer reducer(args.reduction, tuning.isa, args.input, args.count, pieces.largest());
+  return std::make_unique<RingReduction>(RingJob{comm, std::move(reducer), pieces,
+                                                 static_cast<std::byte*>(args.output),
+                                                 /*gather=*/true, ring_lanes(pieces.rounds())});
+}
+
+}  // namespace hvdlite::collectives

@@ -1,0 +1,40 @@
+// Chain broadcast: the root sends to its right neighbour, which sends on to its own, segment by
+// segment; each rank sends the data only once, which is what counts for large data.
+//
+// What moves where, four ranks, root 0, three segments x y z (other roots: count ranks from the
+// root on):
+//
+//   time 1   0 -x-> 1
+//   time 2   0 -y-> 1   1 -x-> 2
+//   time 3   0 -z-> 1   1 -y-> 2   2 -x-> 3
+//   time 4              1 -z-> 2   2 -y-> 3
+//   time 5                         2 -z-> 3
+//
+// Up to 16 segments are under way on each link (broadcast_stream.h).
+//
+// Cost for p ranks and S bytes in K segments: (K + p - 2) (alpha + S/K beta), against ceil(log2 p)
+// K segment times of the binomial tree: better as soon as K outweighs p, and near S beta for large
+// data. Bytes sent: S by each rank but the last.
+//
+// It cannot deadlock: a rank waits only for its left neighbour, and the root for nobody; receives
+// are posted without waiting for any send.
+//
+// All ranks get the same bytes: they are copied, never computed.
+//
+// Source: the pipelined chain of Watts and van de Geijn, A pipelined broadcast for multidimensional
+// meshes (Parallel Processing Letters 5, 1995).
+#include "collectives/algorithms.h"
+#include "collectives/broadcast_stream.h"
+
+namespace hvdlite::collectives {
+
+std::unique_ptr<Collective> broadcast_chain(Comm comm, BroadcastArgs args, const Tuning& tuning) {
+  const int size = comm.size();
+  const int number = (comm.rank() - args.root + size) % size;  // counted from the root on
+  Branch branch;
+  if (number > 0) branch.parent = (comm.rank() + size - 1) % size;
+  if (number + 1 < size) branch.children.push_back((comm.rank() + 1) % size);
+  return std::make_unique<BroadcastStream>(std::move(comm), args, tuning, branch);
+}
+
+}  // namespace hvdlite::collectives

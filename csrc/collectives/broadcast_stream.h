@@ -1,0 +1,44 @@
+// What the broadcast trees share: segments flow from a parent to this rank and on to its children,
+// each received where it belongs and sent on from there.
+// Thread: the holder of the progress token. Owns: nothing but tickets. Blocks: no. Throws: what
+// Transport throws.
+#pragma once
+
+#include <vector>
+
+#include "collectives/collective.h"
+#include "collectives/window.h"
+
+namespace hvdlite::collectives {
+
+// A rank's neighbours in a tree, as places in the Comm.
+struct Branch {
+  int parent = -1;            // -1 at the root
+  std::vector<int> children;  // in the order in which each segment is sent to them
+};
+
+class BroadcastStream final : public Collective {
+ public:
+  BroadcastStream(Comm comm, const BroadcastArgs& args, const Tuning& tuning, const Branch& branch);
+  bool advance() override;
+
+ private:
+  struct Child {
+    int rank = 0;
+    Window sends;
+  };
+
+  std::size_t available() const;  // segments that may be sent on
+  bool receive();
+  bool feed(Child& child);
+
+  Comm comm_;
+  std::byte* data_;
+  std::size_t bytes_;
+  std::size_t segments_;
+  int parent_;
+  std::vector<Child> children_;
+  Window receives_;
+};
+
+}  // namespace hvdlite::collectives

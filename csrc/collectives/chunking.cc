@@ -1,0 +1,85 @@
+#include "collectives/chunking.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace hvdlite::collectives {
+
+Range part_of(std::size_t count, std::size_t parts, std::size_t index, std::size_t grain) {
+  const std::size_t grains = pieces_in(count, grain);
+  const std::size_t each = grains / parts;
+  const std::size_t larger = grains % parts;  // so many parts have one grain more
+  const auto begin_of = [&](std::size_t part) {
+    return std::min(count, (part * each + std::min(part, larger)) * grain);
+  };
+  const std::size_t begin = begin_of(index);
+  return {begin, begin_of(index + 1) - begin};
+}
+
+std::size_t alignment_grain(std::size_t count, int ranks, std::size_t element_bytes) {
+  constexpr std::size_t kCacheLine = 64;
+  constexpr std::size_t kLinesEach = 16;  // below this, rounding to lines would unbalance the parts
+  const std::size_t line = std::max<std::size_t>(kCacheLine / element_bytes, 1);
+  return count / static_cast<std::size_t>(ranks) >= kLinesEach * line ? line : 1;
+}
+
+Pieces Pieces::of_buffer(std::size_t count, int ranks, std::size_t limit, std::size_t grain) {
+  Pieces pieces;
+  pieces.count_ = count;
+  pieces.ranks_ = static_cast<std::size_t>(ranks);
+  pieces.grain_ = grain;
+  limit = std::clamp<std::size_t>(limit, 1, std::max<std::size_t>(count, 1));
+  pieces.rounds_ = pieces_in(pieces_in(count, limit), pieces.ranks_);
+  // part_of puts the larger parts first.
+  if (pieces.rounds_ > 0) pieces.largest_ = pieces.piece(0, 0).count;
+  return pieces;
+}
+
+Pieces Pieces::of_parts(std::vector<std::size_t> counts, std::size_t limit) {
+  Pieces pieces;
+  pieces.limit_ = std::max<std::size_t>(limit, 1);
+  pieces.chunks_.reserve(counts.size());
+  std::size_t offset = 0;
+  for (const std::size_t count : counts) {
+    pieces.chunks_.push_back({offset, count});
+    offset += count;
+    pieces.rounds_ = std::max(pieces.rounds_, pieces_in(count, pieces.limit_));
+    pieces.largest_ = std::max(pieces.largest_, std::min(count, pieces.limit_));
+  }
+  return pieces;
+}
+
+Range Pieces::piece(std::size_t round, int rank) const {
+  const auto index = static_cast<std::size_t>(rank);
+  if (chunks_.empty()) {
+    const Range block = part_of(count_, rounds_, round, grain_);
+    const Range piece = part_of(block.count, ranks_, index, grain_);
+    return {block.offset + piece.offset, piece.count};
+  }
+  const Range chunk = chunks_[index];
+  const std::size_t segments = pieces_in(chunk.count, limit_);
+  if (round >= segments) return {chunk.offset, 0};
+  const Range segment = part_of(chunk.count, segments, round);
+  return {chunk.offset + segment.offset, segment.count};
+}
+
+std::size_t Pieces::chunk_offset(int rank) const {
+  return chunks_.empty() ? 0 : chunks_[static_cast<std::size_t>(rank)].offset;
+}
+
+std::vector<std::size_t> offsets_of(const std::vector<std::size_t>& sizes) {
+  std::vector<std::size_t> offsets;
+  offsets.reserve(sizes.size());
+  std::size_t offset = 0;
+  for (const std::size_t size : sizes) {
+    offsets.push_back(offset);
+    offset += size;
+  }
+  return offsets;
+}
+
+std::size_t total_of(const std::vector<std::size_t>& sizes) {
+  return std::accumulate(sizes.begin(), sizes.end(), std::size_t{0});
+}
+
+}  // namespace hvdlite::collectives

@@ -1,0 +1,66 @@
+// Pure arithmetic: how a buffer is cut. A chunk is what one rank owns, a segment a pipelined piece
+// of a chunk, a round one segment of every chunk: the unit that travels through the ranks together.
+// Thread: plain values, any thread. Owns: nothing but the counts it was given. Blocks: no.
+// Throws: no.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+namespace hvdlite::collectives {
+
+// A run of elements (or bytes).
+struct Range {
+  std::size_t offset = 0;
+  std::size_t count = 0;
+};
+
+// Part `index` when `count` elements are cut into `parts` runs that differ by at most one grain,
+// the larger ones first. All boundaries but the end are multiples of grain.
+Range part_of(std::size_t count, std::size_t parts, std::size_t index, std::size_t grain = 1);
+
+// The elements of one cache line where the buffer is large enough to keep its parts aligned, else 1
+// (a few elements are better spread over all ranks).
+std::size_t alignment_grain(std::size_t count, int ranks, std::size_t element_bytes);
+
+// Rounds of one segment for each rank; piece(k, r) is rank r's segment in round k, possibly empty.
+class Pieces {
+ public:
+  // Rounds are consecutive blocks of the buffer, each cut into one piece a rank: what an allreduce
+  // may choose freely. No piece exceeds limit, rounded up to grain.
+  static Pieces of_buffer(std::size_t count, int ranks, std::size_t limit, std::size_t grain);
+  // The chunks are given; each is cut into segments of at most limit, and round k holds the
+  // k-th of each (none of a chunk that has fewer).
+  static Pieces of_parts(std::vector<std::size_t> counts, std::size_t limit);
+
+  std::size_t rounds() const { return rounds_; }
+  std::size_t largest() const { return largest_; }  // no piece has more elements
+  Range piece(std::size_t round, int rank) const;
+  // Where rank's chunk begins (0 for of_buffer: there a chunk is not one run).
+  std::size_t chunk_offset(int rank) const;
+
+ private:
+  Pieces() = default;
+
+  std::size_t rounds_ = 0;
+  std::size_t largest_ = 0;
+  // of_buffer
+  std::size_t count_ = 0;
+  std::size_t ranks_ = 0;
+  std::size_t grain_ = 1;
+  // of_parts; empty for of_buffer
+  std::size_t limit_ = 1;
+  std::vector<Range> chunks_;
+};
+
+// The offset of each part when parts of these sizes lie back to back.
+std::vector<std::size_t> offsets_of(const std::vector<std::size_t>& sizes);
+
+std::size_t total_of(const std::vector<std::size_t>& sizes);
+
+// How many pieces of at most `limit` (>= 1) make up `count`.
+constexpr std::size_t pieces_in(std::size_t count, std::size_t limit) {
+  return count / limit + (count % limit != 0 ? 1 : 0);
+}
+
+}  // namespace hvdlite::collectives

@@ -1,0 +1,88 @@
+// The exchange that allreduce_direct and reducescatter_direct share: every rank sends its
+// contribution to a piece straight to the piece's owner, who adds them in rank order. The
+// algorithms' own files explain it with an example.
+//
+// A lane is one round of pieces, on a channel of its own; lane i takes the rounds i, i + L, ... one
+// after the other. In a round, rank r works through shifts s = 1 .. n-1, a window of them at once:
+//   scatter: send the contribution to piece r+s to rank r+s, receive one to piece r from rank r-s
+//   gather (allreduce only): send the finished piece r to rank r+s, receive piece r-s from r-s
+// so that at any time each rank is sent to by few others rather than by all at once.
+//
+// Thread: the holder of the progress token. Owns: staging. Blocks: no. Throws: what Transport does.
+#pragma once
+
+#include <vector>
+
+#include "collectives/chunking.h"
+#include "collectives/collective.h"
+#include "collectives/reducer.h"
+#include "collectives/staging.h"
+#include "collectives/window.h"
+
+namespace hvdlite::collectives {
+
+// What all lanes of one operation share; outlives them.
+struct DirectJob {
+  Comm comm;
+  Reducer reducer;
+  Pieces pieces;
+  std::byte* output;
+  bool gather;  // allreduce: hand the finished pieces out
+  int lanes;
+};
+
+class DirectLane {
+ public:
+  // contributions: room for size-1 pieces of slot_bytes; partial: for one piece of partials.
+  DirectLane(DirectJob& job, int channel, std::byte* contributions, std::size_t slot_bytes,
+             std::byte* partial);
+
+  // True once all rounds of this lane are done.
+  bool advance();
+
+ private:
+  bool advance_round();
+  bool scatter();
+  void add_in_rank_order();
+  bool gather();
+
+  int peer(std::size_t shift) const;
+  bool has_arrived(int rank) const;
+  const std::byte* contribution(int rank, const Range& piece) const;
+  std::byte* place(const Range& piece) const;
+
+  DirectJob* job_;
+  int channel_;
+  std::byte* contributions_;  // of the rank `shift` places to the left, in slot shift-1
+  std::size_t slot_bytes_;
+  std::byte* partial_;
+  std::size_t shifts_;  // n-1
+
+  std::size_t round_;
+  int added_ = 0;  // ranks 0 .. added_-1 are in the partial (rank 0 waits for rank 1)
+  Window scatter_sends_;
+  Window scatter_receives_;
+  Window gather_sends_;
+  Window gather_receives_;
+};
+
+class DirectReduction final : public Collective {
+ public:
+  explicit DirectReduction(DirectJob job);
+  bool advance() override;
+
+ private:
+  DirectJob job_;
+  std::size_t slot_bytes_;
+  Staging contributions_;
+  Staging partials_;
+  std::vector<DirectLane> lanes_;
+  bool alone_done_ = false;
+};
+
+// Elements of a piece such that staging stays bounded whatever the number of ranks, and the lanes
+// worth having for so many rounds.
+std::size_t direct_piece_limit(const Tuning& tuning, int ranks, std::size_t element_bytes);
+int direct_lanes(std::size_t rounds);
+
+}  // namespace hvdlite::collectives

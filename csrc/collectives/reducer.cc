@@ -1,0 +1,146 @@
+#include "collectives/reducer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "base/error.h"
+
+namespace hvdlite::collectives {
+
+namespace {
+
+using base::DType;
+using base::ReduceOp;
+
+// Does the identity of the op survive this prescale (see the header)?
+bool identity_survives(const Reduction& reduction) {
+  if (reduction.prescale == 1.0) return true;
+  const bool sums = reduction.op == ReduceOp::kSum || reduction.op == ReduceOp::kAverage;
+  return sums && std::isfinite(reduction.prescale) && reduction.prescale > 0.0;
+}
+
+}  // namespace
+
+Reducer::Reducer(const Reduction& reduction, kernels::Isa isa, const void* input, std::size_t count,
+                 std::size_t limit)
+    : reduction_(reduction),
+      kernels_(&kernels::reduce_kernels(reduction.dtype, reduction.op, isa)),
+      input_(static_cast<const std::byte*>(input)),
+      count_(count),
+      limit_(std::min(limit, count)),
+      result_bytes_(base::size_of(reduction.dtype)),
+      partial_bytes_(base::size_of(kernels_->accumulator)),
+      contribution_bytes_(result_bytes_),
+      prescale_(reduction.prescale),
+      same_type_(kernels_->accumulator == reduction.dtype),
+      plain_(same_type_ && reduction.prescale == 1.0),
+      nothing_to_do_(same_type_ && reduction.postscale == 1.0 && reduction.divisor == 1 &&
+                     reduction.dtype != DType::kBool) {
+  if (!identity_survives(reduction)) {
+    scale_into_copy(input);
+  } else if (input == nullptr) {
+    make_identity();
+  }
+}
+
+void Reducer::scale_into_copy(const void* input) {
+  copy_.resize(count_ * partial_bytes_);
+  if (input != nullptr) {
+    kernels_->load(copy_.data(), input, count_, prescale_);
+  } else {
+    kernels_->fill_identity(copy_.data(), count_);
+  }
+  input_ = copy_.data();
+  contribution_bytes_ = partial_bytes_;
+  prescale_ = 1.0;
+  plain_ = true;
+}
+
+void Reducer::make_identity() {
+  std::vector<std::byte> partial(limit_ * partial_bytes_);
+  kernels_->fill_identity(partial.data(), limit_);
+  copy_.resize(limit_ * result_bytes_);
+  kernels_->store(copy_.data(), partial.data(), limit_, 1.0, 1);
+  input_ = copy_.data();
+  identity_ = true;
+}
+
+const std::byte* Reducer::own(std::size_t offset) const {
+  return identity_ ? input_ : input_ + offset * contribution_bytes_;
+}
+
+void Reducer::load(void* partial, const void* contribution, std::size_t n) const {
+  if (plain_) {
+    if (n > 0) std::memcpy(partial, contribution, n * partial_bytes_);
+  } else {
+    kernels_->load(partial, contribution, n, prescale_);
+  }
+}
+
+void Reducer::begin(void* partial, const void* first, const void* second, std::size_t n) const {
+  if (plain_) {
+    kernels_->combine(partial, first, second, n);
+  } else {
+    kernels_->load(partial, first, n, prescale_);
+    kernels_->accumulate(partial, second, n, prescale_);
+  }
+}
+
+void Reducer::add(void* partial, const void* contribution, std::size_t n) const {
+  if (plain_) {
+    kernels_->combine(partial, partial, contribution, n);
+  } else {
+    kernels_->accumulate(partial, contribution, n, prescale_);
+  }
+}
+
+void Reducer::merge(void* out, const void* lhs, const void* rhs, std::size_t n) const {
+  kernels_->combine(out, lhs, rhs, n);
+}
+
+void Reducer::finish(void* result, const void* partial, std::size_t n) const {
+  if (!nothing_to_do_) {
+    kernels_->store(result, partial, n, reduction_.postscale, reduction_.divisor);
+  } else if (result != partial && n > 0) {
+    std::memcpy(result, partial, n * result_bytes_);
+  }
+}
+
+void Reducer::begin_and_finish(void* result, void* partial, const void* first, const void* second,
+                               std::size_t n) const {
+  // A result that has the type of a partial is its own scratch: one pass where nothing is scaled.
+  void* const target = plain_ && same_type_ ? result : partial;
+  begin(target, first, second, n);
+  finish(result, target, n);
+}
+
+void Reducer::add_and_finish(void* result, void* partial, const void* contribution,
+                             std::size_t n) const {
+  if (plain_ && same_type_) {
+    kernels_->combine(result, partial, contribution, n);
+    finish(result, result, n);
+  } else {
+    add(partial, contribution, n);
+    finish(result, partial, n);
+  }
+}
+
+void Reducer::finish_alone(void* result) const {
+  constexpr std::size_t kTileBytes = 16 * 1024;
+  alignas(64) std::byte partial[kTileBytes];
+  const std::size_t tile = std::max<std::size_t>(std::min(kTileBytes / partial_bytes_, limit_), 1);
+  auto* out = static_cast<std::byte*>(result);
+  for (std::size_t done = 0; done < count_; done += tile) {
+    const std::size_t n = std::min(tile, count_ - done);
+    std::byte* const place = out + done * result_bytes_;
+    if (plain_) {
+      finish(place, own(done), n);
+    } else {
+      load(partial, own(done), n);
+      finish(place, partial, n);
+    }
+  }
+}
+
+}  // namespace hvdlite::collectives

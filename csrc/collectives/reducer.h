@@ -1,0 +1,82 @@
+// The arithmetic of one reduction as an algorithm sees it: contributions, partials and results.
+//
+// contribution: what one rank adds, as it travels before anything was added to it: elements of the
+//     user's type T, read straight from the user's input (prescale is applied by whoever adds it).
+// partial: the op over some contributions, of the accumulator type A (float32 for 16-bit floats,
+//     64-bit integers for an integer Average, else T), prescale applied.
+// result: of type T, postscale and divisor applied, rounded once.
+//
+// An absent rank (null input) contributes the identity of the op. As T this is right only if
+// prescale leaves it alone, which it does for prescale 1 and, the identity of a sum being 0, for
+// Sum and Average with any finite positive prescale. In all other cases every rank scales its
+// input into a copy of type A first and contributions travel as A: Min, Max and Product with a
+// prescale are rare enough to pay a pass.
+//
+// Thread: the holder of the progress token. Owns: the identity tile or the scaled copy. Blocks: no.
+// Throws: Error(Unsupported) from the look-up of the kernels.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "collectives/collective.h"
+
+namespace hvdlite::collectives {
+
+class Reducer {
+ public:
+  // own() will be asked for at most `limit` elements at a time, out of `count`.
+  Reducer(const Reduction& reduction, kernels::Isa isa, const void* input, std::size_t count,
+          std::size_t limit);
+  Reducer(Reducer&&) = default;  // not copied: input_ may point into copy_
+
+  std::size_t result_bytes() const { return result_bytes_; }  // of one element, as the next two
+  std::size_t partial_bytes() const { return partial_bytes_; }
+  std::size_t contribution_bytes() const { return contribution_bytes_; }
+  // Contributions are partials too: of type A, nothing left to scale.
+  bool contributions_are_partials() const { return plain_; }
+
+  // This rank's contribution from element `offset` on.
+  const std::byte* own(std::size_t offset) const;
+
+  // partial = contribution
+  void load(void* partial, const void* contribution, std::size_t n) const;
+  // partial = first op second, both contributions; partial may be one of them if they are partials
+  void begin(void* partial, const void* first, const void* second, std::size_t n) const;
+  // partial = partial op contribution
+  void add(void* partial, const void* contribution, std::size_t n) const;
+  // out = lhs op rhs, all partials; out may be lhs or rhs
+  void merge(void* out, const void* lhs, const void* rhs, std::size_t n) const;
+  // result = finished partial; result may be partial if the types agree
+  void finish(void* result, const void* partial, std::size_t n) const;
+
+  // begin and add with finish behind them, in one pass where the types allow. partial is scratch;
+  // result may be the place of this rank's own contribution.
+  void begin_and_finish(void* result, void* partial, const void* first, const void* second,
+                        std::size_t n) const;
+  void add_and_finish(void* result, void* partial, const void* contribution, std::size_t n) const;
+
+  // The whole collective of a single rank: count results from its own contribution.
+  void finish_alone(void* result) const;
+
+ private:
+  void scale_into_copy(const void* input);
+  void make_identity();
+
+  Reduction reduction_;
+  const kernels::ReduceKernels* kernels_;
+  const std::byte* input_;
+  std::size_t count_;
+  std::size_t limit_;
+  std::size_t result_bytes_;
+  std::size_t partial_bytes_;
+  std::size_t contribution_bytes_;
+  double prescale_;              // what is still to be applied to a contribution
+  bool same_type_;               // T is A
+  bool plain_;                   // contributions are partials
+  bool nothing_to_do_;           // a finished partial is the partial
+  std::vector<std::byte> copy_;  // the scaled input, or `limit` identities of type T
+  bool identity_ = false;        // own() is the same everywhere
+};
+
+}  // namespace hvdlite::collectives

@@ -1,0 +1,39 @@
+// Ring reduce-scatter: the first half of the ring allreduce, with chunks as uneven as the caller
+// asks, zero included.
+//
+// What moves where, four ranks with chunks a b c d for ranks 0 1 2 3: hop 0, 1 and 2 of
+// allreduce_ring.cc's table. Afterwards rank 0 writes a = a1 + a2 + a3 + a0 to its output, rank 1
+// b = b2 + b3 + b0 + b1, and so on. Each chunk is cut into segments; round k carries the k-th
+// segment of every chunk (a chunk that has fewer sends nothing), up to four rounds at once.
+//
+// Cost for p ranks and S bytes in all, even chunks, one round: (p-1) alpha + (p-1)/p S beta +
+// (p-1)/p S gamma. Bytes sent by each rank: S less the chunk it owns; for 16-bit floats twice that
+// less one chunk (partials are float32). A single large chunk streams around the ring in
+// segments: about (p-2 + K) segment times for K segments.
+//
+// It cannot deadlock and all ranks agree for the reasons given in allreduce_ring.cc; an element has
+// one owner here, and only the owner has a result. Not layout-independent: the order of additions
+// begins behind the owner.
+//
+// Source: Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations
+// (JPDC 69, 2009), its reduce-scatter half.
+#include "base/error.h"
+#include "collectives/algorithms.h"
+#include "collectives/ring_reduction.h"
+
+namespace hvdlite::collectives {
+
+std::unique_ptr<Collective> reducescatter_ring(Comm comm, ReducescatterArgs args,
+                                               const Tuning& tuning) {
+  HVD_CHECK(args.counts.size() == static_cast<std::size_t>(comm.size()));
+  const base::DType accumulator = kernels::accumulator_of(args.reduction.dtype, args.reduction.op);
+  const std::size_t limit = tuning.segment_bytes / base::size_of(accumulator);
+  const std::size_t total = total_of(args.counts);
+  const Pieces pieces = Pieces::of_parts(std::move(args.counts), limit);
+  Reducer reducer(args.reduction, tuning.isa, args.input, total, pieces.largest());
+  return std::make_unique<RingReduction>(RingJob{comm, std::move(reducer), pieces,
+                                                 static_cast<std::byte*>(args.output),
+                                                 /*gather=*/false, ring_lanes(pieces.rounds())});
+}
+
+}  // namespace hvdlite::collectives

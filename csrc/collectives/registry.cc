@@ -1,0 +1,89 @@
+#include "collectives/registry.h"
+
+#include <string>
+
+#include "base/error.h"
+#include "collectives/algorithms.h"
+
+namespace hvdlite::collectives {
+
+namespace {
+
+constexpr Algorithm<AllreduceArgs> kAllreduce[] = {
+    {"ring", allreduce_ring, /*layout_independent=*/false},
+    {"direct", allreduce_direct},
+    {"recursive_doubling", allreduce_recursive_doubling},
+};
+constexpr Algorithm<ReducescatterArgs> kReducescatter[] = {
+    {"ring", reducescatter_ring, /*layout_independent=*/false},
+    {"direct", reducescatter_direct},
+};
+constexpr Algorithm<AllgathervArgs> kAllgatherv[] = {{"ring", allgatherv_ring}};
+constexpr Algorithm<BroadcastArgs> kBroadcast[] = {
+    {"binomial", broadcast_binomial},
+    {"chain", broadcast_chain},
+};
+constexpr Algorithm<AlltoallvArgs> kAlltoallv[] = {{"pairwise", alltoallv_pairwise}};
+constexpr Algorithm<Barrier> kBarrier[] = {{"dissemination", barrier_dissemination}};
+
+}  // namespace
+
+std::span<const Algorithm<AllreduceArgs>> allreduce_algorithms() { return kAllreduce; }
+std::span<const Algorithm<ReducescatterArgs>> reducescatter_algorithms() { return kReducescatter; }
+std::span<const Algorithm<AllgathervArgs>> allgatherv_algorithms() { return kAllgatherv; }
+std::span<const Algorithm<BroadcastArgs>> broadcast_algorithms() { return kBroadcast; }
+std::span<const Algorithm<AlltoallvArgs>> alltoallv_algorithms() { return kAlltoallv; }
+std::span<const Algorithm<Barrier>> barrier_algorithms() { return kBarrier; }
+
+template <>
+std::string_view collective_name<AllreduceArgs>() {
+  return "allreduce";
+}
+template <>
+std::string_view collective_name<ReducescatterArgs>() {
+  return "reducescatter";
+}
+template <>
+std::string_view collective_name<AllgathervArgs>() {
+  return "allgatherv";
+}
+template <>
+std::string_view collective_name<BroadcastArgs>() {
+  return "broadcast";
+}
+template <>
+std::string_view collective_name<AlltoallvArgs>() {
+  return "alltoallv";
+}
+template <>
+std::string_view collective_name<Barrier>() {
+  return "barrier";
+}
+
+template <typename Args>
+const Algorithm<Args>& find_algorithm(std::span<const Algorithm<Args>> algorithms,
+                                      std::string_view name) {
+  std::string known;
+  for (const Algorithm<Args>& algorithm : algorithms) {
+    if (algorithm.name == name) return algorithm;
+    known += (known.empty() ? "" : ", ") + std::string(algorithm.name);
+  }
+  throw base::Error(base::ErrorCode::kInvalidArgument,
+                    "unknown " + std::string(collective_name<Args>()) + " algorithm '" +
+                        std::string(name) + "'; known: " + known);
+}
+
+template const Algorithm<AllreduceArgs>& find_algorithm(std::span<const Algorithm<AllreduceArgs>>,
+                                                        std::string_view);
+template const Algorithm<ReducescatterArgs>& find_algorithm(
+    std::span<const Algorithm<ReducescatterArgs>>, std::string_view);
+template const Algorithm<AllgathervArgs>& find_algorithm(std::span<const Algorithm<AllgathervArgs>>,
+                                                         std::string_view);
+template const Algorithm<BroadcastArgs>& find_algorithm(std::span<const Algorithm<BroadcastArgs>>,
+                                                        std::string_view);
+template const Algorithm<AlltoallvArgs>& find_algorithm(std::span<const Algorithm<AlltoallvArgs>>,
+                                                        std::string_view);
+template const Algorithm<Barrier>& find_algorithm(std::span<const Algorithm<Barrier>>,
+                                                  std::string_view);
+
+}  // namespace hvdlite::collectives

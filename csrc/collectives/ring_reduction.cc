@@ -1,0 +1,176 @@
+#include "collectives/ring_reduction.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace hvdlite::collectives {
+
+namespace {
+
+// Enough that one lane's transfer hides behind another's addition, few enough that their staging
+// (2 segments each) stays in a core's second-level cache.
+constexpr std::size_t kMaxLanes = 4;
+static_assert(kMaxLanes <= kNumChannels);
+
+int wrap(int rank, int size) { return ((rank % size) + size) % size; }
+
+}  // namespace
+
+int ring_lanes(std::size_t rounds) { return static_cast<int>(std::min(rounds, kMaxLanes)); }
+
+RingLane::RingLane(RingJob& job, int channel, std::array<std::byte*, 2> staging, std::byte* first)
+    : job_(&job),
+      channel_(channel),
+      staging_(staging),
+      first_(first),
+      hops_((job.gather ? 2 : 1) * (job.comm.size() - 1)),
+      round_(static_cast<std::size_t>(channel)) {}
+
+bool RingLane::advance() {
+  while (round_ < job_->pieces.rounds()) {
+    if (!advance_round()) return false;
+    round_ += static_cast<std::size_t>(job_->lanes);
+    posted_ = arrived_ = processed_ = sent_ = 0;
+  }
+  return true;
+}
+
+bool RingLane::advance_round() {
+  post_receive();
+  post_sends();
+  while (arrived_ < posted_ && job_->comm.test(receive_)) {
+    ++arrived_;
+    post_receive();  // before the addition, so that the next transfer goes on behind it
+    process(arrived_ - 1);
+    ++processed_;
+    post_sends();
+    post_receive();
+  }
+  return processed_ == hops_ && job_->comm.test(sends_[0]) && job_->comm.test(sends_[1]);
+}
+
+// Has the send of this hop completed? Its slot was used again only after that.
+bool RingLane::send_done(int hop) {
+  if (sent_ <= hop) return false;
+  return sent_ > hop + 2 || job_->comm.test(sends_[static_cast<std::size_t>(hop % 2)]);
+}
+
+// Posts the next receive if the one before has arrived and its destination is free.
+void RingLane::post_receive() {
+  if (posted_ == hops_ || posted_ > arrived_) return;
+  const int hop = posted_;
+  const int size = job_->comm.size();
+  const Range piece = piece_received(hop);
+  std::byte* target = nullptr;
+  std::size_t element_bytes = 0;
+  if (reduces(hop)) {
+    // This staging buffer was received into at hop-2 and sent from at hop-1.
+    if (hop >= 2 && !send_done(hop - 1)) return;
+    const bool raw = hop == 0 && first_ != nullptr;
+    target = raw ? first_ : staging_[static_cast<std::size_t>(hop % 2)];
+    element_bytes = hop == 0 ? job_->reducer.contribution_bytes() : job_->reducer.partial_bytes();
+  } else {
+    // In place, the finished piece falls on this rank's contribution to it. Piece r-1 was sent from
+    // there at hop 0; every other one was added at an earlier reduce hop.
+    if (hop == size - 1 && !send_done(0)) return;
+    target = place(piece);
+    element_bytes = job_->reducer.result_bytes();
+  }
+  if (piece.count > 0) {
+    const int left = wrap(job_->comm.rank() - 1, size);
+    receive_ = job_->comm.recv(left, channel_, target, piece.count * element_bytes);
+  }
+  ++posted_;
+}
+
+// Posts every send whose bytes are there: hop s needs hop s-1 processed.
+void RingLane::post_sends() {
+  while (sent_ < hops_ && sent_ <= processed_) {
+    const int hop = sent_;
+    transport::Ticket& ticket = sends_[static_cast<std::size_t>(hop % 2)];
+    if (!job_->comm.test(ticket)) return;
+    const Range piece = piece_sent(hop);
+    const std::byte* source = nullptr;
+    std::size_t element_bytes = 0;
+    if (hop == 0) {
+      source = job_->reducer.own(piece.offset);
+      element_bytes = job_->reducer.contribution_bytes();
+    } else if (reduces(hop)) {
+      source = staging_[static_cast<std::size_t>((hop - 1) % 2)];
+      element_bytes = job_->reducer.partial_bytes();
+    } else {
+      source = place(piece);
+      element_bytes = job_->reducer.result_bytes();
+    }
+    if (piece.count > 0) {
+      const int right = wrap(job_->comm.rank() + 1, job_->comm.size());
+      ticket = job_->comm.send(right, channel_, source, piece.count * element_bytes);
+    }
+    ++sent_;
+  }
+}
+
+// Adds this rank's contribution to what a reduce hop brought.
+void RingLane::process(int hop) {
+  if (!reduces(hop)) return;
+  const Range piece = piece_received(hop);
+  if (piece.count == 0) return;
+  const Reducer& reducer = job_->reducer;
+  const std::byte* const own = reducer.own(piece.offset);
+  std::byte* const partial = staging_[static_cast<std::size_t>(hop % 2)];
+  const bool last = hop == job_->comm.size() - 2;
+  if (hop == 0) {
+    const std::byte* const arrived = first_ != nullptr ? first_ : partial;
+    if (last) {
+      reducer.begin_and_finish(place(piece), partial, arrived, own, piece.count);
+    } else {
+      reducer.begin(partial, arrived, own, piece.count);
+    }
+  } else if (last) {
+    reducer.add_and_finish(place(piece), partial, own, piece.count);
+  } else {
+    reducer.add(partial, own, piece.count);
+  }
+}
+
+Range RingLane::piece_sent(int hop) const {
+  const int steps = reduces(hop) ? hop + 1 : hop - (job_->comm.size() - 1);
+  return job_->pieces.piece(round_, wrap(job_->comm.rank() - steps, job_->comm.size()));
+}
+
+Range RingLane::piece_received(int hop) const {
+  const int steps = reduces(hop) ? hop + 2 : hop - (job_->comm.size() - 1) + 1;
+  return job_->pieces.piece(round_, wrap(job_->comm.rank() - steps, job_->comm.size()));
+}
+
+std::byte* RingLane::place(const Range& piece) const {
+  const std::size_t begin = job_->gather ? 0 : job_->pieces.chunk_offset(job_->comm.rank());
+  return job_->output + (piece.offset - begin) * job_->reducer.result_bytes();
+}
+
+RingReduction::RingReduction(RingJob job)
+    : job_(std::move(job)),
+      staging_(2 * static_cast<std::size_t>(job_.lanes),
+               job_.comm.size() == 1 ? 0 : job_.pieces.largest() * job_.reducer.partial_bytes()),
+      first_(static_cast<std::size_t>(job_.lanes),
+             job_.comm.size() == 1 || job_.reducer.contributions_are_partials()
+                 ? 0
+                 : job_.pieces.largest() * job_.reducer.contribution_bytes()) {
+  lanes_.reserve(static_cast<std::size_t>(job_.lanes));
+  for (int lane = 0; lane < job_.lanes; ++lane) {
+    const std::array<std::byte*, 2> staging = {staging_.take(), staging_.take()};
+    lanes_.emplace_back(job_, lane, staging, first_.take());
+  }
+}
+
+bool RingReduction::advance() {
+  if (job_.comm.size() == 1) {
+    if (!alone_done_) job_.reducer.finish_alone(job_.output);
+    return alone_done_ = true;
+  }
+  bool done = true;
+  for (RingLane& lane : lanes_) done = lane.advance() && done;
+  return done;
+}
+
+}  // namespace hvdlite::collectives

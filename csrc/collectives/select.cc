@@ -1,0 +1,128 @@
+#include "collectives/select.h"
+
+#include <algorithm>
+#include <bit>
+#include <utility>
+
+#include "base/error.h"
+#include "collectives/chunking.h"
+
+namespace hvdlite::collectives {
+
+namespace {
+
+constexpr std::string_view kAuto = "auto";
+
+std::string knob_of(std::string_view collective) {
+  std::string knob = "HVDLITE_" + std::string(collective) + "_ALGORITHM";
+  std::transform(knob.begin(), knob.end(), knob.begin(), [](char letter) {
+    return letter >= 'a' && letter <= 'z' ? static_cast<char>(letter - 'a' + 'A') : letter;
+  });
+  return knob;
+}
+
+template <typename Args>
+void check(std::span<const Algorithm<Args>> algorithms, const std::string& forced,
+           bool deterministic) {
+  if (forced == kAuto) return;
+  const Algorithm<Args>& algorithm = find_algorithm(algorithms, forced);
+  if (!deterministic || algorithm.layout_independent) return;
+  std::string allowed;
+  for (const Algorithm<Args>& other : algorithms) {
+    if (other.layout_independent) allowed += std::string(other.name) + ", ";
+  }
+  const std::string knob = knob_of(collective_name<Args>());
+  throw base::Error(base::ErrorCode::kInvalidArgument,
+                    knob + "=" + forced +
+                        " contradicts HVDLITE_DETERMINISTIC=1: from 3 ranks on the bits of this "
+                        "algorithm depend on where a tensor lies in a fused buffer; set " +
+                        knob + " to one of " + allowed + "auto, or HVDLITE_DETERMINISTIC=0");
+}
+
+template <typename Args>
+std::unique_ptr<Collective> start(std::span<const Algorithm<Args>> algorithms,
+                                  std::string_view name, Comm comm, Args args,
+                                  const Selection& selection) {
+  return find_algorithm(algorithms, name).make(std::move(comm), std::move(args), selection.tuning);
+}
+
+std::string_view forced_or(const std::string& forced, std::string_view automatic) {
+  return forced == kAuto ? automatic : std::string_view(forced);
+}
+
+}  // namespace
+
+std::string_view chosen_allreduce(std::size_t bytes, int ranks, const Selection& selection) {
+  std::string_view automatic = "ring";
+  if (selection.deterministic && ranks > 2) {
+    automatic = "direct";
+  } else if (bytes <= selection.recursive_doubling_max_bytes) {
+    automatic = "recursive_doubling";
+  } else if (selection.deterministic) {
+    automatic = "direct";  // one addition an element: the same bits as recursive_doubling's
+  }
+  return forced_or(selection.allreduce, automatic);
+}
+
+std::string_view chosen_reducescatter(std::size_t bytes, int, const Selection& selection) {
+  const bool direct = selection.deterministic || bytes <= selection.recursive_doubling_max_bytes;
+  return forced_or(selection.reducescatter, direct ? "direct" : "ring");
+}
+
+std::string_view chosen_broadcast(std::size_t bytes, int ranks, const Selection& selection) {
+  // In segment times: what the root of a binomial tree sends, against a pipeline's length.
+  const std::size_t segment = std::max<std::size_t>(selection.tuning.segment_bytes, 1);
+  const std::size_t segments = pieces_in(bytes, segment);
+  const auto size = static_cast<std::size_t>(ranks);
+  const auto levels = static_cast<std::size_t>(std::bit_width(size - 1));
+  return forced_or(selection.broadcast,
+                   segments + size < levels * segments + 2 ? "chain" : "binomial");
+}
+
+std::unique_ptr<Collective> start_allreduce(Comm comm, AllreduceArgs args,
+                                            const Selection& selection) {
+  const std::size_t bytes = args.count * base::size_of(args.reduction.dtype);
+  const std::string_view name = chosen_allreduce(bytes, comm.size(), selection);
+  return start(allreduce_algorithms(), name, std::move(comm), std::move(args), selection);
+}
+
+std::unique_ptr<Collective> start_reducescatter(Comm comm, ReducescatterArgs args,
+                                                const Selection& selection) {
+  const std::size_t bytes = total_of(args.counts) * base::size_of(args.reduction.dtype);
+  const std::string_view name = chosen_reducescatter(bytes, comm.size(), selection);
+  return start(reducescatter_algorithms(), name, std::move(comm), std::move(args), selection);
+}
+
+std::unique_ptr<Collective> start_allgatherv(Comm comm, AllgathervArgs args,
+                                             const Selection& selection) {
+  const std::string_view name = forced_or(selection.allgatherv, "ring");
+  return start(allgatherv_algorithms(), name, std::move(comm), std::move(args), selection);
+}
+
+std::unique_ptr<Collective> start_broadcast(Comm comm, BroadcastArgs args,
+                                            const Selection& selection) {
+  const std::string_view name = chosen_broadcast(args.bytes, comm.size(), selection);
+  return start(broadcast_algorithms(), name, std::move(comm), std::move(args), selection);
+}
+
+std::unique_ptr<Collective> start_alltoallv(Comm comm, AlltoallvArgs args,
+                                            const Selection& selection) {
+  const std::string_view name = forced_or(selection.alltoallv, "pairwise");
+  return start(alltoallv_algorithms(), name, std::move(comm), std::move(args), selection);
+}
+
+std::unique_ptr<Collective> start_barrier(Comm comm, const Selection& selection) {
+  const std::string_view name = forced_or(selection.barrier, "dissemination");
+  return start(barrier_algorithms(), name, std::move(comm), Barrier{}, selection);
+}
+
+void check_selection(const Selection& selection) {
+  check(allreduce_algorithms(), selection.allreduce, selection.deterministic);
+  check(reducescatter_algorithms(), selection.reducescatter, selection.deterministic);
+  check(allgatherv_algorithms(), selection.allgatherv, selection.deterministic);
+  check(broadcast_algorithms(), selection.broadcast, selection.deterministic);
+  check(alltoallv_algorithms(), selection.alltoallv, selection.deterministic);
+  check(barrier_algorithms(), selection.barrier, selection.deterministic);
+}
+
+}  // namespace hvdlite::collectives

@@ -1,0 +1,40 @@
+// A bounded number of sends or receives under way, completed in the order of posting: what keeps
+// the transport's queues short for hundreds of ranks or segments.
+// Thread: the holder of the progress token. Owns: the tickets under way. Blocks: no. Throws: what
+// Transport throws.
+#pragma once
+
+#include <array>
+#include <cstddef>
+
+#include "collectives/comm.h"
+
+namespace hvdlite::collectives {
+
+class Window {
+ public:
+  static constexpr std::size_t kSize = 16;
+
+  std::size_t posted() const { return posted_; }
+  std::size_t done() const { return done_; }
+  bool has_room() const { return posted_ - done_ < kSize; }
+
+  // A ticket of none stands for a message of no bytes, which is never posted.
+  void push(transport::Ticket ticket) { tickets_[posted_++ % kSize] = ticket; }
+
+  // Completes what it can from the oldest on; true if anything did.
+  bool drain(Comm& comm) {
+    const std::size_t before = done_;
+    while (done_ < posted_ && comm.test(tickets_[done_ % kSize])) ++done_;
+    return done_ != before;
+  }
+
+  void reset() { posted_ = done_ = 0; }  // only with nothing under way
+
+ private:
+  std::size_t posted_ = 0;
+  std::size_t done_ = 0;
+  std::array<transport::Ticket, kSize> tickets_;
+};
+
+}  // namespace hvdlite::collectives

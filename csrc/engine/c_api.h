@@ -1,0 +1,42 @@
+// What the files behind hvdlite.h share: no exception leaves the C ABI.
+// Thread: any. Owns: nothing. Blocks: what the guarded work blocks. Throws: never.
+#pragma once
+
+#include <exception>
+#include <new>
+#include <string>
+#include <utility>
+
+#include "base/error.h"
+#include "hvdlite/hvdlite.h"
+
+namespace hvdlite::engine {
+
+// The text that hvdlite_last_error() gives on this thread.
+void set_last_error(const std::string& text);
+
+// The caller's fault unless the condition holds.
+inline void require(bool condition, const std::string& text) {
+  if (!condition) throw base::Error(base::ErrorCode::kInvalidArgument, text);
+}
+
+// Runs work() and returns HVDLITE_OK, or the code of what it threw with the text kept for the
+// caller.
+template <typename Work>
+int guarded(Work&& work) noexcept {
+  try {
+    std::forward<Work>(work)();
+    return HVDLITE_OK;
+  } catch (const base::Error& error) {
+    set_last_error(error.what());
+    return static_cast<int>(error.code());
+  } catch (const std::bad_alloc&) {
+    set_last_error("out of memory");
+    return HVDLITE_E_SYSTEM;
+  } catch (const std::exception& error) {
+    set_last_error(std::string("unexpected: ") + error.what());
+    return HVDLITE_E_INTERNAL;
+  }
+}
+
+}  // namespace hvdlite::engine

@@ -1,0 +1,112 @@
+// The engine proper: whoever holds the progress token calls pass() until there is nothing to do.
+// Thread: the holder of the progress token only. Owns: the process sets, the executor, the negotiation. Blocks: never.
+// Throws: nothing; an error of the transport or a bug of ours fails the whole engine with its text (SharedState::failure).
+//
+// One pass is six steps: receive control messages; announce what callers submitted; coordinate (on a set's rank 0, decide);
+// follow the decisions; advance operations; watch for lost peers and deadlock.
+#pragma once
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+
+#include "engine/deadlock.h"
+#include "engine/executor.h"
+#include "engine/messages.h"
+#include "engine/process_set.h"
+#include "engine/shared_state.h"
+#include "transport/transport.h"
+
+namespace hvdlite::engine {
+
+// What the token holder may expect after a pass that did nothing.
+struct Outlook {
+  bool moving_data = false;   // operations are in flight
+  bool negotiating = false;   // something submitted here is not agreed
+  bool watching = false;      // a deadlock is being looked into
+  base::microseconds due{0};  // > 0: queued entries will be announced then
+};
+
+class Cycle {
+ public:
+  Cycle(transport::Transport& transport, SharedState& shared, collectives::Selection selection);
+
+  // True if anything happened. flush: announce queued entries now, somebody waits.
+  bool pass(bool flush);
+  Outlook outlook() const;
+
+  // Leaving: fails what is not agreed and says goodbye; true once agreed operations are done and all messages have left.
+  void say_goodbye();
+  bool drained();
+  // Failing: tells every peer why; true once all of them have told their users.
+  void broadcast_failure(const std::string& cause);
+  bool failure_seen_by_all() const { return failure_unseen_.empty(); }
+  // Ends everything this rank has in flight with this error, the first one given.
+  void end_all(const base::Status& why);
+
+ private:
+  // The six steps.
+  bool receive();
+  bool announce(bool flush);
+  bool coordinate();
+  void follow(ProcessSet& set, const std::vector<Decision>& decisions);
+  void watch();
+
+  void handle(int source, Announcement& message);
+  void handle(int source, ResponseList& message);
+  void handle(int source, Failure& message);
+  void handle(int source, FailureSeen& message);
+  void handle(int source, Goodbye& message);
+  void handle(int source, BlockedReport& message);
+  void handle(int source, Probe& message);
+  void handle(int source, Verdict& message);
+
+  void send(int peer, const Message& message);
+  void send_to_all(const Message& message);
+  ProcessSet* find_set(SetId id);
+  // Keeps a message for a set that this rank is about to learn of; false if the set is gone for good.
+  bool keep_for_later(SetId id, int source, const Message& message);
+  bool admit(Entry entry);
+  void announce_pending(ProcessSet& set);
+  ResponsePtr remember(ProcessSet& set, const Decision& decision);
+  void execute(ProcessSet& set, FusedOp fused);
+  std::vector<Entry> take_entries(ProcessSet& set, const FusedOp& fused);
+  void settle_without_data(const Response& response, Entry& entry);
+  SetId create_set(const std::vector<std::int64_t>& ranks);
+  void remove_set(std::int32_t id);
+  void insert_set(SetId id, std::vector<int> members);
+  void fail_pending(ProcessSet& set, const base::Status& why);
+  void finish(Entry& entry, const base::Status& status);
+  void fail_all(const base::Status& why);  // end_all, and tells the user
+  void engine_failed(base::ErrorCode code, const std::string& text);
+  void peer_failed(int rank, const std::string& text);
+  void look_for_lost_peers();
+  void report_if_blocked(base::Clock::time_point now);
+  BlockedReport blocked_report();
+  std::uint64_t version() const;
+  void act_on_deadlocks(base::Clock::time_point now);
+
+  transport::Transport& transport_;
+  SharedState& shared_;
+  Executor executor_;
+  std::map<std::int32_t, std::unique_ptr<ProcessSet>> sets_;
+  std::uint32_t last_epoch_ = 0;
+  std::int32_t next_set_id_ = 0;
+  std::deque<std::int32_t> free_set_ids_;
+  std::map<std::uint32_t, std::vector<std::pair<int, Message>>> early_;  // by epoch
+  std::set<int> left_;
+  std::set<int> failure_unseen_;
+  bool said_goodbye_ = false;
+  std::uint64_t seen_activity_ = 0;
+
+  std::unique_ptr<DeadlockDetector> detector_;  // on rank 0
+  base::Clock::time_point last_watch_;
+  base::Clock::time_point blocked_since_;
+  std::uint64_t blocked_version_ = 0;
+  bool blocked_ = false;
+  bool reported_ = false;
+};
+
+}  // namespace hvdlite::engine

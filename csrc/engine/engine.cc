@@ -1,0 +1,291 @@
+#include "engine/engine.h"
+
+#include <sched.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "kernels/kernels.h"
+
+namespace hvdlite::engine {
+
+using base::Clock;
+using base::Error;
+using base::ErrorCode;
+using base::microseconds;
+
+namespace {
+
+// While callers drive, the engine thread looks in only this often.
+constexpr microseconds kStandAside{20'000};
+// Longest sleeps; a ring of the doorbell ends them early.
+constexpr microseconds kSleepIdle{50'000};
+constexpr microseconds kSleepIdleNoBell{5'000};
+constexpr microseconds kSleepNegotiating{10'000};
+constexpr microseconds kSleepNegotiatingNoBell{200};
+constexpr microseconds kSleepLongNoBell{1'000};
+constexpr microseconds kSleepMovingData{200};
+constexpr microseconds kFirstSleep{20};
+// After this long without news a wait across hosts is a wait for a slow rank, and may poll less often.
+constexpr double kLongWaitSeconds = 0.05;
+// Time for messages to leave at shutdown.
+constexpr double kFlushSeconds = 1.0;
+
+collectives::Selection selection_of(const base::Config& config) {
+  collectives::Selection selection;
+  selection.allreduce = config.allreduce_algorithm;
+  selection.reducescatter = config.reducescatter_algorithm;
+  selection.allgatherv = config.allgatherv_algorithm;
+  selection.broadcast = config.broadcast_algorithm;
+  selection.alltoallv = config.alltoallv_algorithm;
+  selection.barrier = config.barrier_algorithm;
+  selection.deterministic = config.deterministic;
+  selection.recursive_doubling_max_bytes = config.recursive_doubling_max_bytes;
+  selection.tuning.segment_bytes = config.segment_bytes;
+  selection.tuning.isa = kernels::best_isa();
+  if (config.kernel_isa != "auto") {
+    bool known = false;
+    for (const kernels::Isa isa : {kernels::Isa::kScalar, kernels::Isa::kAvx2, kernels::Isa::kAvx512}) {
+      if (config.kernel_isa != kernels::name_of(isa)) continue;
+      known = true;
+      selection.tuning.isa = isa;
+    }
+    if (!known || !kernels::isa_supported(selection.tuning.isa)) {
+      throw Error(ErrorCode::kInvalidArgument, "kernel_isa '" + config.kernel_isa +
+                                                   "' is not available on this processor; the widest one here is '" +
+                                                   kernels::name_of(kernels::best_isa()) + "'");
+    }
+  }
+  collectives::check_selection(selection);
+  return selection;
+}
+
+void* make_fork_canary() {
+  const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  void* memory = mmap(nullptr, page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) throw Error(ErrorCode::kSystem, "mmap of one page failed");
+  madvise(memory, page, MADV_WIPEONFORK);
+  *static_cast<volatile char*>(memory) = 1;
+  return memory;
+}
+
+}  // namespace
+
+Engine::Engine(std::unique_ptr<transport::Transport> transport, Topology topology, const base::Config& config,
+               microseconds spin)
+    : transport_(std::move(transport)),
+      topology_(topology),
+      shared_(config, base::Logger(config.log_level, config.log_timestamps, topology.rank, topology.size)),
+      spin_(spin),
+      cycle_(*transport_, shared_, selection_of(config)),
+      fork_canary_(make_fork_canary()) {
+  for (int peer = 0; peer < transport_->size(); ++peer) {
+    bells_reach_all_ = bells_reach_all_ && transport_->reaches_by_bell(peer);
+  }
+  thread_ = std::thread([this] { run(); });
+}
+
+Engine::~Engine() {
+  if (!shut_down_.load()) shutdown();
+  munmap(fork_canary_, static_cast<std::size_t>(sysconf(_SC_PAGESIZE)));
+}
+
+bool Engine::usable_in_this_process() const { return *static_cast<volatile char*>(fork_canary_) == 1; }
+
+void Engine::require_usable() const {
+  if (!usable_in_this_process()) {
+    throw Error(ErrorCode::kNotInitialized,
+                "this process was forked from an hvdlite rank and is not a rank itself: call hvdlite only in the process "
+                "that called init() (start workers with the 'spawn' method if they need it)");
+  }
+}
+
+// --- callers --------------------------------------------------------------------------------------------------------
+
+std::vector<std::int64_t> Engine::submit(std::vector<Submission> submissions, bool wake) {
+  require_usable();
+  if (shared_.failure.happened()) {
+    const base::Status first = shared_.failure.status();
+    throw Error(first.code, first.message);
+  }
+  if (shut_down_.load()) {
+    throw Error(ErrorCode::kNotInitialized, "this rank has shut down. Horovod has been shut down; call init() first");
+  }
+  std::vector<Entry> entries;
+  std::vector<std::int64_t> handles;
+  entries.reserve(submissions.size());
+  for (Submission& submission : submissions) entries.push_back(check(std::move(submission)));
+  std::vector<Entry> queued = entries;
+  for (Entry& entry : entries) entry.completion->record = shared_.recorder.submitted(entry.request);
+  const bool was_empty = shared_.queue.push(std::move(queued));
+  shared_.counters.submitted += static_cast<std::int64_t>(entries.size());
+  for (Entry& entry : entries) handles.push_back(shared_.handles.add(std::move(entry.completion)));
+  if (wake && was_empty) {
+    transport_->ring(transport_->rank());
+    kick_.bump();
+  }
+  return handles;
+}
+
+bool Engine::poll(std::int64_t handle) const {
+  return shared_.handles.find(handle)->done.load(std::memory_order_acquire) != 0;
+}
+
+bool Engine::wait(std::int64_t handle, microseconds limit) {
+  require_usable();
+  const CompletionPtr completion = shared_.handles.find(handle);
+  const auto done = [&] { return completion->done.load(std::memory_order_acquire) != 0; };
+  if (done()) return true;
+  const Clock::time_point deadline = Clock::now() + limit;
+  waiting_callers_.fetch_add(1, std::memory_order_seq_cst);
+  shared_.waits.enter(completion);
+  while (!done() && Clock::now() < deadline) {
+    const std::uint32_t seen = shared_.event.value();
+    if (try_take_token()) {
+      drive(completion, deadline);
+      give_token_back();
+    } else if (!done()) {
+      transport_->ring(transport_->rank());  // whoever drives shall look at what we wait for
+      const auto rest = std::chrono::duration_cast<microseconds>(deadline - Clock::now());
+      shared_.event.wait(seen, std::min(rest, kStandAside));
+    }
+  }
+  shared_.waits.leave(done());
+  const bool others_wait = waiting_callers_.fetch_sub(1, std::memory_order_seq_cst) > 1;
+  // What is left is the engine thread's again.
+  const Counters& counters = shared_.counters;
+  const bool work_left = counters.submitted.load(std::memory_order_relaxed) !=
+                         counters.completed.load(std::memory_order_relaxed) + counters.failed.load(std::memory_order_relaxed);
+  if (!others_wait && work_left) kick_.bump();
+  return done();
+}
+
+void Engine::give_token_back() {
+  token_.store(false, std::memory_order_release);
+  shared_.event.bump();
+}
+
+// With the token: passes until the completion is done, sleeping when there is nothing to do.
+void Engine::drive(const CompletionPtr& completion, Clock::time_point deadline) {
+  Clock::time_point idle_since = Clock::now();
+  while (completion->done.load(std::memory_order_acquire) == 0) {
+    const std::uint32_t bell = transport_->bell();
+    if (cycle_.pass(true)) {
+      idle_since = Clock::now();
+      continue;
+    }
+    const Clock::time_point now = Clock::now();
+    if (now >= deadline) return;
+    if (now - idle_since < spin_) {
+      base::spin_pause();
+      continue;
+    }
+    const auto rest = std::chrono::duration_cast<microseconds>(deadline - now);
+    transport_->wait(bell, std::min(rest, sleep_limit(cycle_.outlook(), idle_since)));
+  }
+}
+
+microseconds Engine::sleep_limit(const Outlook& outlook, Clock::time_point idle_since) const {
+  const double idle = base::seconds_between(idle_since, Clock::now());
+  // Back-off: sleep as long again as this wait has lasted, within the limits.
+  const auto grown = std::max(kFirstSleep, microseconds(static_cast<std::int64_t>(idle * 1e6)));
+  microseconds limit = bells_reach_all_ ? kSleepIdle : kSleepIdleNoBell;
+  if (outlook.negotiating || outlook.watching) {
+    const bool patient = idle > kLongWaitSeconds;
+    limit = bells_reach_all_ ? kSleepNegotiating : (patient ? kSleepLongNoBell : kSleepNegotiatingNoBell);
+  }
+  // A message under way may need both sides' progress without either ringing.
+  if (outlook.moving_data) limit = kSleepMovingData;
+  if (outlook.moving_data || !bells_reach_all_) limit = std::min(limit, grown);
+  if (outlook.due.count() > 0) limit = std::min(limit, outlook.due);
+  return limit;
+}
+
+// --- the engine thread ----------------------------------------------------------------------------------------------
+
+void Engine::run() {
+  base::name_this_thread("hvdlite");
+  base::sharpen_timers();
+  Clock::time_point idle_since = Clock::now();
+  while (!stop_.load(std::memory_order_acquire)) {
+    const std::uint32_t kicked = kick_.value();
+    if (waiting_callers_.load(std::memory_order_seq_cst) > 0 || !try_take_token()) {
+      kick_.wait(kicked, kStandAside);
+      idle_since = Clock::now();
+      continue;
+    }
+    const std::uint32_t bell = transport_->bell();
+    const bool moved = cycle_.pass(false);
+    const Outlook outlook = cycle_.outlook();
+    give_token_back();
+    if (moved) {
+      idle_since = Clock::now();
+    } else {
+      transport_->wait(bell, sleep_limit(outlook, idle_since));
+    }
+  }
+}
+
+// --- the end --------------------------------------------------------------------------------------------------------
+
+void Engine::take_token_or_wait() {
+  while (!try_take_token()) {
+    const std::uint32_t seen = shared_.event.value();
+    transport_->ring(transport_->rank());
+    shared_.event.wait(seen, microseconds(1000));
+  }
+}
+
+// With the token.
+void Engine::drive_until(bool (Engine::*done)(), Clock::time_point deadline) {
+  Clock::time_point idle_since = Clock::now();
+  while (!(this->*done)() && Clock::now() < deadline && !shared_.failure.happened()) {
+    const std::uint32_t bell = transport_->bell();
+    if (cycle_.pass(true)) {
+      idle_since = Clock::now();
+    } else {
+      transport_->wait(bell, std::min(microseconds(1000), sleep_limit(cycle_.outlook(), idle_since)));
+    }
+  }
+}
+
+void Engine::shutdown() {
+  if (shut_down_.exchange(true)) return;
+  if (!usable_in_this_process()) {
+    thread_.detach();  // it does not exist here
+    return;
+  }
+  waiting_callers_.fetch_add(1, std::memory_order_seq_cst);  // the engine thread stands aside for good
+  take_token_or_wait();
+  const auto after = [](double seconds) {
+    return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+  };
+  drive_until(&Engine::drained, after(shared_.config.failure_linger));
+  if (!shared_.failure.happened()) cycle_.say_goodbye();
+  drive_until(&Engine::drained, after(kFlushSeconds));
+  cycle_.end_all({ErrorCode::kAborted, "this rank has shut down. Horovod has been shut down"});
+  stop_.store(true, std::memory_order_release);
+  give_token_back();
+  kick_.bump();
+  transport_->ring(transport_->rank());
+  thread_.join();
+}
+
+void Engine::publish_failure(const std::string& cause) {
+  if (!usable_in_this_process() || shut_down_.load() || shared_.failure.happened() || topology_.size == 1) return;
+  waiting_callers_.fetch_add(1, std::memory_order_seq_cst);
+  take_token_or_wait();
+  const Clock::time_point deadline =
+      Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(shared_.config.failure_linger));
+  cycle_.broadcast_failure(cause);
+  drive_until(&Engine::seen_by_all, deadline);
+  give_token_back();
+  waiting_callers_.fetch_sub(1, std::memory_order_seq_cst);
+}
+
+std::string Engine::failure_cause() const {
+  return shared_.failure.happened() ? shared_.failure.status().message : std::string();
+}
+
+}  // namespace hvdlite::engine

@@ -1,0 +1,92 @@
+// One rank's engine: what callers see. Any number of engines can live in one process (ranks as threads).
+// Thread: every public function may be called by any thread, except shutdown and the destructor: one thread, last.
+// Owns: the transport, the shared state, the cycle and the engine thread. Blocks: wait, shutdown and publish_failure only.
+// Throws: Error as each function says.
+//
+// The progress token: whoever holds it drives the cycle. A caller that waits takes it and drives itself, so that a blocking
+// operation needs no thread switch; the engine thread takes it only while no caller waits.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <span>
+#include <string>
+#include <thread>
+
+#include "engine/cycle.h"
+#include "engine/shared_state.h"
+#include "transport/transport.h"
+
+namespace hvdlite::engine {
+
+struct Topology {
+  int rank = 0, size = 1, local_rank = 0, local_size = 1, cross_rank = 0, cross_size = 1;
+  bool is_homogeneous = true;
+};
+
+// A Request as a caller states it, with the memory it concerns.
+struct Submission {
+  Request request;  // set.epoch is filled in by the engine
+  const void* input = nullptr;
+  void* output = nullptr;
+};
+
+class Engine {
+ public:
+  // spin: how long a waiting caller may poll without sleeping (0 where ranks share cores).
+  Engine(std::unique_ptr<transport::Transport> transport, Topology topology, const base::Config& config,
+         base::microseconds spin);
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  const Topology& topology() const { return topology_; }
+
+  // All or nothing; the handles in order. Throws Error(InvalidArgument, Unsupported) for what no rank could do, Error(Aborted,
+  // PeerLost...) once the engine has failed or shut down. wake: nobody is about to wait.
+  std::vector<std::int64_t> submit(std::vector<Submission> submissions, bool wake);
+  bool poll(std::int64_t handle) const;
+  // True when done. A caller drives progress meanwhile.
+  bool wait(std::int64_t handle, base::microseconds limit);
+  CompletionPtr completion(std::int64_t handle) const { return shared_.handles.find(handle); }
+  void release(std::int64_t handle) { shared_.handles.release(handle); }
+
+  void shutdown();
+  void publish_failure(const std::string& cause);
+  std::string failure_cause() const;
+  std::string flight_record() const { return shared_.recorder.text(shared_.config.flight_recorder_size); }
+  const Counters& counters() const { return shared_.counters; }
+  const SetDirectory& sets() const { return shared_.sets; }
+  // False in a forked child, where nothing of the engine may be used.
+  bool usable_in_this_process() const;
+
+ private:
+  Entry check(Submission submission) const;
+  void run();
+  bool try_take_token() { return !token_.exchange(true, std::memory_order_acquire); }
+  void give_token_back();
+  void drive(const CompletionPtr& completion, base::Clock::time_point deadline);
+  void drive_until(bool (Engine::*done)(), base::Clock::time_point deadline);
+  void take_token_or_wait();
+  bool drained() { return cycle_.drained(); }
+  bool seen_by_all() { return cycle_.failure_seen_by_all(); }
+  base::microseconds sleep_limit(const Outlook& outlook, base::Clock::time_point idle_since) const;
+  void require_usable() const;
+
+  std::unique_ptr<transport::Transport> transport_;
+  Topology topology_;
+  SharedState shared_;
+  base::microseconds spin_;
+  bool bells_reach_all_ = true;
+  Cycle cycle_;
+  void* fork_canary_ = nullptr;  // a page that reads as zero in a forked child
+
+  std::atomic<bool> token_{false};
+  std::atomic<int> waiting_callers_{0};
+  std::atomic<bool> stop_{false};
+  std::atomic<bool> shut_down_{false};
+  Event kick_;  // wakes the engine thread while it stands aside for callers
+  std::thread thread_;
+};
+
+}  // namespace hvdlite::engine

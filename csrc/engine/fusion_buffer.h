@@ -1,0 +1,55 @@
+// Recycled page-aligned memory for fusion buffers and scratch outputs: fresh pages cost more than the data they carry.
+// Thread: the holder of the progress token. Owns: all memory it handed out that came back. Blocks: no. Throws: std::bad_alloc.
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <memory>
+
+namespace hvdlite::engine {
+
+class BufferPool {
+ public:
+  // Keeps at most `keep_bytes` of returned memory.
+  explicit BufferPool(std::size_t keep_bytes) : keep_bytes_(keep_bytes) {}
+  ~BufferPool();
+  BufferPool(const BufferPool&) = delete;
+  BufferPool& operator=(const BufferPool&) = delete;
+
+  class Buffer {
+   public:
+    Buffer() = default;
+    Buffer(BufferPool* pool, void* data, std::size_t capacity) : pool_(pool), data_(data), capacity_(capacity) {}
+    Buffer(Buffer&& other) noexcept { swap(other); }
+    Buffer& operator=(Buffer&& other) noexcept {
+      swap(other);
+      return *this;
+    }
+    ~Buffer() {
+      if (data_ != nullptr) pool_->give_back(data_, capacity_);
+    }
+    std::byte* data() const { return static_cast<std::byte*>(data_); }
+
+   private:
+    void swap(Buffer& other) {
+      std::swap(pool_, other.pool_);
+      std::swap(data_, other.data_);
+      std::swap(capacity_, other.capacity_);
+    }
+    BufferPool* pool_ = nullptr;
+    void* data_ = nullptr;
+    std::size_t capacity_ = 0;
+  };
+
+  // At least `bytes` bytes, uninitialised.
+  Buffer get(std::size_t bytes);
+
+ private:
+  void give_back(void* data, std::size_t capacity);
+
+  std::size_t keep_bytes_;
+  std::size_t kept_ = 0;
+  std::multimap<std::size_t, void*> free_;  // by capacity
+};
+
+}  // namespace hvdlite::engine

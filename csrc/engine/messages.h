@@ -1,0 +1,74 @@
+// The control messages between engines and their wire form. docs/architecture.md draws who sends which to whom.
+// Thread: plain values. Owns: their content. Blocks: no. Throws: the decoders Error(Internal) on malformed bytes.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "engine/coordinator.h"
+#include "engine/request.h"
+
+namespace hvdlite::engine {
+
+// Member -> coordinator: what this member now asks for.
+struct Announcement {
+  SetId set;
+  std::uint64_t seen = 0;
+  std::vector<std::uint32_t> slots;  // known to the response cache; a bit each on the wire
+  std::vector<RequestPtr> requests;  // in full
+};
+
+// Coordinator -> members: what to do next, in order.
+struct ResponseList {
+  SetId set;
+  std::vector<Decision> decisions;  // of a hit only response->slot crosses the wire (slot_only after decoding)
+  std::vector<std::int32_t> slots;  // decoded form: slot of a hit, -1 for the next entry of responses
+  std::vector<Response> responses;  // decoded form
+};
+
+// Any rank -> all: this rank is about to end because of this.
+struct Failure {
+  std::string cause;
+};
+// The receiver of a Failure has told its user.
+struct FailureSeen {};
+// Any rank -> all: this rank takes part in nothing more.
+struct Goodbye {};
+
+// One operation a rank has submitted and that is not agreed, as deadlock detection sees it.
+struct OpenOperation {
+  SetId set;
+  base::OpKind kind = base::OpKind::kAllreduce;
+  std::string name;
+  std::string group;
+  std::int32_t group_size = 0;
+  bool waited_for = false;  // a caller of this rank sleeps until it is done
+  friend bool operator==(const OpenOperation&, const OpenOperation&) = default;
+};
+// Any rank -> rank 0: all callers of this rank sleep until other ranks submit something (or no longer do).
+struct BlockedReport {
+  std::uint64_t version = 0;  // changes whenever the rank submitted or completed something
+  std::uint64_t probe = 0;    // the probe it answers, 0: on its own account
+  bool blocked = false;
+  std::vector<OpenOperation> open;
+};
+// Rank 0 -> a rank: is it still so?
+struct Probe {
+  std::uint64_t number = 0;
+};
+// Rank 0 -> a coordinator: these operations can never complete.
+struct Verdict {
+  SetId set;
+  std::vector<std::string> names;
+  std::string text;
+};
+
+using Message =
+    std::variant<Announcement, ResponseList, Failure, FailureSeen, Goodbye, BlockedReport, Probe, Verdict>;
+
+std::vector<std::byte> encode(const Message& message);
+Message decode(std::span<const std::byte> bytes);
+
+}  // namespace hvdlite::engine

@@ -1,0 +1,221 @@
+#include "engine/operation.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <numeric>
+
+namespace hvdlite::engine {
+
+using base::OpKind;
+using base::ReduceOp;
+
+namespace {
+
+void copy(void* to, const void* from, std::size_t bytes) {
+  if (bytes > 0 && to != from) std::memcpy(to, from, bytes);
+}
+
+collectives::Reduction reduction_of(const Request& request, int ranks) {
+  return {request.dtype, request.op, request.prescale, request.postscale,
+          request.op == ReduceOp::kAverage ? ranks : 1};
+}
+
+// Rows are dealt out as evenly as possible, the first ranks getting one more (Horovod's rule).
+std::vector<std::int64_t> deal_rows(std::int64_t rows, int ranks) {
+  std::vector<std::int64_t> dealt(static_cast<std::size_t>(ranks), rows / ranks);
+  for (std::int64_t i = 0; i < rows % ranks; ++i) ++dealt[static_cast<std::size_t>(i)];
+  return dealt;
+}
+
+std::vector<std::size_t> scaled(const std::vector<std::int64_t>& rows, std::size_t factor) {
+  std::vector<std::size_t> result;
+  for (const std::int64_t count : rows) result.push_back(static_cast<std::size_t>(count) * factor);
+  return result;
+}
+
+std::int64_t total(const std::vector<std::int64_t>& values) {
+  return std::accumulate(values.begin(), values.end(), std::int64_t{0});
+}
+
+}  // namespace
+
+Operation::Operation(FusedOp fused, std::vector<Entry> entries, collectives::Comm comm, const ProcessSet& set,
+                     BufferPool& pool, const collectives::Selection& selection)
+    : fused_(std::move(fused)), entries_(std::move(entries)) {
+  Context context{std::move(comm), set, pool, selection};
+  for (std::size_t i = 0; i < fused_.size(); ++i) {
+    bytes_ += fused_[i]->request.bytes();
+    if (entries_[i].request) entries_[i].completion->contributors = fused_[i]->contributors;
+  }
+  // A value that nobody has needs no data: the handle tells so by contributors == 0.
+  if (fused_.front()->contributors == 0 && fused_.front()->request.kind == OpKind::kAllreduce) return;
+  switch (fused_.front()->request.kind) {
+    case OpKind::kAllreduce:
+      fused_.size() > 1 ? start_fused_allreduce(context) : start_allreduce(context);
+      break;
+    case OpKind::kAllgather:
+      start_allgather(context);
+      break;
+    case OpKind::kBroadcast:
+      start_broadcast(context);
+      break;
+    case OpKind::kAlltoall:
+      start_alltoall(context);
+      break;
+    case OpKind::kReducescatter:
+      start_reducescatter(context);
+      break;
+    case OpKind::kBarrier:
+      collective_ = collectives::start_barrier(context.comm, selection);
+      break;
+    case OpKind::kJoin:
+    case OpKind::kAddProcessSet:
+    case OpKind::kRemoveProcessSet:
+      HVD_CHECK(false);  // these move no data: the cycle settles them itself
+  }
+}
+
+bool Operation::advance() {
+  if (collective_ && !collective_->advance()) return false;
+  if (packed_) unpack();
+  collective_.reset();
+  return true;
+}
+
+void Operation::start_fused_allreduce(Context& context) {
+  const Request& first = fused_.front()->request;
+  buffer_ = context.pool.get(bytes_);
+  packed_ = true;
+  std::size_t offset = 0;
+  for (std::size_t i = 0; i < fused_.size(); ++i) {
+    const std::size_t bytes = fused_[i]->request.bytes();
+    if (entries_[i].input != nullptr) {
+      copy(buffer_.data() + offset, entries_[i].input, bytes);
+    } else {
+      std::memset(buffer_.data() + offset, 0, bytes);  // the planner fuses absent values into sums only
+    }
+    offset += bytes;
+  }
+  collectives::AllreduceArgs args;
+  args.input = buffer_.data();
+  args.output = buffer_.data();
+  args.count = bytes_ / base::size_of(first.dtype);
+  args.reduction = reduction_of(first, context.comm.size());
+  collective_ = collectives::start_allreduce(context.comm, std::move(args), context.selection);
+}
+
+void Operation::unpack() {
+  std::size_t offset = 0;
+  for (std::size_t i = 0; i < fused_.size(); ++i) {
+    const std::size_t bytes = fused_[i]->request.bytes();
+    if (entries_[i].output != nullptr) copy(entries_[i].output, buffer_.data() + offset, bytes);
+    offset += bytes;
+  }
+  buffer_ = BufferPool::Buffer();
+}
+
+void Operation::start_allreduce(Context& context) {
+  const Request& request = fused_.front()->request;
+  collectives::AllreduceArgs args;
+  args.input = entries_[0].input;
+  args.output = entries_[0].output;
+  if (args.output == nullptr) {  // joined: the result is nobody's here
+    buffer_ = context.pool.get(request.bytes());
+    args.output = buffer_.data();
+  }
+  args.count = static_cast<std::size_t>(request.elements());
+  args.reduction = reduction_of(request, context.comm.size());
+  collective_ = collectives::start_allreduce(context.comm, std::move(args), context.selection);
+}
+
+void* Operation::allocate_output(Context& context, std::size_t bytes) {
+  if (!entries_[0].request) {
+    buffer_ = context.pool.get(bytes);
+    return buffer_.data();
+  }
+  void* data = std::malloc(bytes > 0 ? bytes : 1);
+  if (data == nullptr) throw std::bad_alloc();
+  entries_[0].completion->data = data;
+  return data;
+}
+
+void Operation::start_allgather(Context& context) {
+  const Response& response = *fused_.front();
+  const std::size_t row_bytes =
+      static_cast<std::size_t>(response.request.row_elements()) * base::size_of(response.request.dtype);
+  collectives::AllgathervArgs args;
+  args.bytes = scaled(response.sizes, row_bytes);
+  const std::int64_t rows = total(response.sizes);
+  args.input = entries_[0].input;
+  args.output = allocate_output(context, static_cast<std::size_t>(rows) * row_bytes);
+  if (entries_[0].request) {
+    Completion& completion = *entries_[0].completion;
+    completion.shape = entries_[0].request->shape;
+    completion.shape[0] = rows;
+  }
+  collective_ = collectives::start_allgatherv(context.comm, std::move(args), context.selection);
+}
+
+void Operation::start_broadcast(Context& context) {
+  const Request& request = fused_.front()->request;
+  collectives::BroadcastArgs args;
+  args.bytes = request.bytes();
+  args.root = context.set.index_of(request.root);
+  args.data = entries_[0].output;
+  if (args.data == nullptr) {
+    buffer_ = context.pool.get(args.bytes);
+    args.data = buffer_.data();
+  } else if (args.root == context.comm.rank()) {
+    copy(args.data, entries_[0].input, args.bytes);
+  }
+  collective_ = collectives::start_broadcast(context.comm, std::move(args), context.selection);
+}
+
+void Operation::start_alltoall(Context& context) {
+  const Response& response = *fused_.front();
+  const auto ranks = static_cast<std::size_t>(context.comm.size());
+  const auto me = static_cast<std::size_t>(context.comm.rank());
+  const std::size_t row_bytes =
+      static_cast<std::size_t>(response.request.row_elements()) * base::size_of(response.request.dtype);
+  std::vector<std::int64_t> sent(ranks);
+  std::vector<std::int64_t> received(ranks);
+  for (std::size_t peer = 0; peer < ranks; ++peer) {
+    sent[peer] = response.sizes[me * ranks + peer];
+    received[peer] = response.sizes[peer * ranks + me];
+  }
+  collectives::AlltoallvArgs args;
+  args.send_bytes = scaled(sent, row_bytes);
+  args.recv_bytes = scaled(received, row_bytes);
+  const std::int64_t rows = total(received);
+  args.input = entries_[0].input;
+  args.output = allocate_output(context, static_cast<std::size_t>(rows) * row_bytes);
+  if (entries_[0].request) {
+    Completion& completion = *entries_[0].completion;
+    completion.shape = entries_[0].request->shape;
+    completion.shape[0] = rows;
+    completion.received_splits = received;
+  }
+  collective_ = collectives::start_alltoallv(context.comm, std::move(args), context.selection);
+}
+
+void Operation::start_reducescatter(Context& context) {
+  const Request& request = fused_.front()->request;
+  const std::vector<std::int64_t> rows = deal_rows(request.shape[0], context.comm.size());
+  const std::int64_t mine = rows[static_cast<std::size_t>(context.comm.rank())];
+  const auto row_elements = static_cast<std::size_t>(request.row_elements());
+  collectives::ReducescatterArgs args;
+  args.counts = scaled(rows, row_elements);
+  args.input = entries_[0].input;
+  args.output =
+      allocate_output(context, static_cast<std::size_t>(mine) * row_elements * base::size_of(request.dtype));
+  if (entries_[0].request) {
+    Completion& completion = *entries_[0].completion;
+    completion.shape = request.shape;
+    completion.shape[0] = mine;
+  }
+  args.reduction = reduction_of(request, context.comm.size());
+  collective_ = collectives::start_reducescatter(context.comm, std::move(args), context.selection);
+}
+
+}  // namespace hvdlite::engine

@@ -1,0 +1,53 @@
+// One FusedOp under way: packs, runs its collective, unpacks, fills in the completions.
+// Thread: the holder of the progress token. Owns: the collective, the fusion buffer, engine-allocated outputs until they are
+// handed to the completions. Blocks: never. Throws: what Transport and the kernels throw; then it must be parked (kept), as
+// the transport may still touch its memory.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "collectives/select.h"
+#include "engine/fusion_buffer.h"
+#include "engine/fusion_planner.h"
+#include "engine/process_set.h"
+
+namespace hvdlite::engine {
+
+class Operation {
+ public:
+  // entries[i] is this rank's part in fused[i]; one without a request means that this rank has joined.
+  Operation(FusedOp fused, std::vector<Entry> entries, collectives::Comm comm, const ProcessSet& set, BufferPool& pool,
+            const collectives::Selection& selection);
+
+  // True when finished; the entries' completions then hold the results but are not marked done.
+  bool advance();
+  std::vector<Entry>& entries() { return entries_; }
+  std::size_t bytes() const { return bytes_; }
+
+ private:
+  struct Context {
+    collectives::Comm comm;
+    const ProcessSet& set;
+    BufferPool& pool;
+    const collectives::Selection& selection;
+  };
+  void start_fused_allreduce(Context& context);
+  void start_allreduce(Context& context);
+  void start_allgather(Context& context);
+  void start_broadcast(Context& context);
+  void start_alltoall(Context& context);
+  void start_reducescatter(Context& context);
+  void unpack();
+  // Memory for the result of entry 0 (or scratch if this rank has joined).
+  void* allocate_output(Context& context, std::size_t bytes);
+
+  FusedOp fused_;
+  std::vector<Entry> entries_;
+  std::size_t bytes_ = 0;
+  BufferPool::Buffer buffer_;
+  bool packed_ = false;  // the result lies in buffer_ and has to be copied out
+  std::unique_ptr<collectives::Collective> collective_;
+};
+
+}  // namespace hvdlite::engine

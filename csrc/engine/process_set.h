@@ -1,0 +1,40 @@
+// One process set as this rank sees it: members, what is being negotiated, the response cache, and operations in flight.
+// Thread: the holder of the progress token. Owns: pending entries and, on the set's rank 0, the Coordinator. Blocks: no.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "engine/coordinator.h"
+#include "engine/response_cache.h"
+#include "engine/tensor_queue.h"
+
+namespace hvdlite::engine {
+
+// An entry of this rank that the set has not agreed on yet.
+struct Pending {
+  Entry entry;
+  bool announced = false;
+  bool by_slot = false;
+};
+
+struct ProcessSet {
+  SetId id;
+  std::shared_ptr<const std::vector<int>> members;  // global ranks, ascending
+  int index = -1;                                   // of this rank among them, -1: not a member
+  std::uint64_t seen = 0;                           // response lists processed
+  std::uint32_t next_operation = 0;                 // the same on all members: part of the message tag
+  ResponseCache cache;
+  std::unordered_map<std::string, Pending> pending;
+  std::vector<std::string> to_announce;      // names in pending
+  std::unique_ptr<Coordinator> coordinator;  // on the set's first member
+  base::Status broken;                       // the coordinator has left: nothing can be agreed any more
+
+  bool is_member() const { return index >= 0; }
+  int coordinator_rank() const { return members->front(); }
+  int index_of(int rank) const;  // -1: not a member
+};
+
+}  // namespace hvdlite::engine

@@ -1,0 +1,108 @@
+#include "engine/request.h"
+
+namespace hvdlite::engine {
+
+using base::Reader;
+using base::Writer;
+
+namespace {
+
+template <typename Enum>
+Enum get_enum(Reader& reader, int limit, const char* what) {
+  const auto code = reader.get<std::uint8_t>();
+  if (code >= limit) {
+    throw base::Error(base::ErrorCode::kInternal,
+                      std::string("a control message holds an unknown ") + what + " " + std::to_string(code));
+  }
+  return static_cast<Enum>(code);
+}
+
+}  // namespace
+
+std::int64_t Request::elements() const {
+  std::int64_t product = 1;
+  for (const std::int64_t extent : shape) product *= extent;
+  return product;
+}
+
+std::int64_t Request::row_elements() const {
+  std::int64_t product = 1;
+  for (std::size_t i = 1; i < shape.size(); ++i) product *= shape[i];
+  return product;
+}
+
+void Request::encode(Writer& writer) const {
+  writer.put(set.id);
+  writer.put(set.epoch);
+  writer.put(static_cast<std::uint8_t>(kind));
+  writer.put(static_cast<std::uint8_t>(dtype));
+  writer.put(static_cast<std::uint8_t>(op));
+  writer.put(static_cast<std::uint8_t>(absent));
+  writer.put(root);
+  writer.put(device);
+  writer.put(layout);
+  writer.put(prescale);
+  writer.put(postscale);
+  writer.put(group_size);
+  writer.put(group_index);
+  writer.put_string(name);
+  writer.put_string(group);
+  writer.put_vector(shape);
+  writer.put_vector(splits);
+}
+
+Request Request::decode(Reader& reader) {
+  Request request;
+  request.set.id = reader.get<std::int32_t>();
+  request.set.epoch = reader.get<std::uint32_t>();
+  request.kind = get_enum<base::OpKind>(reader, base::kNumOpKinds, "kind");
+  request.dtype = get_enum<base::DType>(reader, base::kNumDTypes, "dtype");
+  request.op = get_enum<base::ReduceOp>(reader, static_cast<int>(base::ReduceOp::kProduct) + 1, "op");
+  request.absent = reader.get<std::uint8_t>() != 0;
+  request.root = reader.get<std::int32_t>();
+  request.device = reader.get<std::int32_t>();
+  request.layout = reader.get<std::int32_t>();
+  request.prescale = reader.get<double>();
+  request.postscale = reader.get<double>();
+  request.group_size = reader.get<std::int32_t>();
+  request.group_index = reader.get<std::int32_t>();
+  request.name = reader.get_string();
+  request.group = reader.get_string();
+  request.shape = reader.get_vector<std::int64_t>();
+  request.splits = reader.get_vector<std::int64_t>();
+  return request;
+}
+
+std::string display_name(const Request& request) {
+  const std::string prefix = std::string(base::name_of(request.kind)) + ".";
+  return request.name.starts_with(prefix) ? request.name.substr(prefix.size()) : request.name;
+}
+
+std::string describe(const Request& request) {
+  return std::string(base::name_of(request.kind)) + " of '" + display_name(request) + "' in process set " +
+         std::to_string(request.set.id);
+}
+
+void Response::encode(Writer& writer) const {
+  request.encode(writer);
+  writer.put(static_cast<std::int32_t>(error.code));
+  writer.put_string(error.message);
+  writer.put(slot);
+  writer.put(contributors);
+  writer.put(value);
+  writer.put_vector(sizes);
+}
+
+Response Response::decode(Reader& reader) {
+  Response response;
+  response.request = Request::decode(reader);
+  response.error.code = static_cast<base::ErrorCode>(reader.get<std::int32_t>());
+  response.error.message = reader.get_string();
+  response.slot = reader.get<std::int32_t>();
+  response.contributors = reader.get<std::int32_t>();
+  response.value = reader.get<std::int32_t>();
+  response.sizes = reader.get_vector<std::int64_t>();
+  return response;
+}
+
+}  // namespace hvdlite::engine

@@ -1,0 +1,74 @@
+// What one rank asks (Request) and what all ranks of a process set agreed (Response), with their wire form.
+// Thread: plain values; a Request is immutable once announced. Owns: its strings and vectors. Blocks: no.
+// Throws: the decoders Error(Internal) on malformed bytes.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "base/types.h"
+#include "base/wire.h"
+
+namespace hvdlite::engine {
+
+// Identifies a process set for good: ids are reused after remove_process_set, epochs are not.
+struct SetId {
+  std::int32_t id = 0;
+  std::uint32_t epoch = 0;
+  friend bool operator==(const SetId&, const SetId&) = default;
+  friend auto operator<=>(const SetId&, const SetId&) = default;
+};
+
+struct Request {
+  SetId set;
+  base::OpKind kind = base::OpKind::kAllreduce;
+  base::DType dtype = base::DType::kFloat32;
+  base::ReduceOp op = base::ReduceOp::kSum;
+  bool absent = false;  // no value on this rank: contribute the identity, take the result
+  std::int32_t root = 0;  // broadcast: global rank; remove_process_set: the id
+  std::int32_t device = -1;
+  std::int32_t layout = 0;
+  double prescale = 1.0;
+  double postscale = 1.0;
+  std::int32_t group_size = 0;
+  std::int32_t group_index = 0;
+  std::string name;   // the key of negotiation; the doors put the kind in front ("allreduce.conv1.weight")
+  std::string group;  // empty: none
+  std::vector<std::int64_t> shape;
+  std::vector<std::int64_t> splits;
+
+  std::int64_t elements() const;
+  std::size_t bytes() const { return static_cast<std::size_t>(elements()) * base::size_of(dtype); }
+  // Elements of one row, that is of shape[1:].
+  std::int64_t row_elements() const;
+
+  void encode(base::Writer& writer) const;
+  static Request decode(base::Reader& reader);
+  friend bool operator==(const Request&, const Request&) = default;
+};
+
+using RequestPtr = std::shared_ptr<const Request>;
+
+// "allreduce of 'conv1.weight' in process set 0", the start of every message about an operation.
+std::string describe(const Request& request);
+// The name without the kind the doors put in front.
+std::string display_name(const Request& request);
+
+struct Response {
+  Request request;                  // what the members agree on (that of the first member that gave one)
+  base::Status error;               // not ok: nothing is executed, every member's handle gets it
+  std::int32_t slot = -1;           // its place in the response cache, -1: not cached
+  std::int32_t contributors = 0;    // members that gave a value
+  std::int32_t value = -1;          // join: the last rank to join
+  std::vector<std::int64_t> sizes;  // allgather: rows of each member; alltoall: splits, row = sender
+
+  void encode(base::Writer& writer) const;
+  static Response decode(base::Reader& reader);
+};
+
+using ResponsePtr = std::shared_ptr<const Response>;
+
+}  // namespace hvdlite::engine

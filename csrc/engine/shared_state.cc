@@ -1,0 +1,76 @@
+#include "engine/shared_state.h"
+
+namespace hvdlite::engine {
+namespace {
+
+// A wait interrupted for less than this is one wait.
+constexpr base::microseconds kInterruption{200'000};
+
+// Dies with its thread; a registry notices by a weak pointer.
+const std::shared_ptr<int>& thread_life() {
+  thread_local const std::shared_ptr<int> life = std::make_shared<int>(0);
+  return life;
+}
+
+}  // namespace
+
+void WaitRegistry::enter(const CompletionPtr& completion) {
+  const std::lock_guard lock(mutex_);
+  Thread& thread = threads_[std::this_thread::get_id()];
+  thread.life = thread_life();
+  thread.waits_for = completion;
+  thread.until = base::Clock::time_point::max();
+}
+
+void WaitRegistry::leave(bool done) {
+  const std::lock_guard lock(mutex_);
+  Thread& thread = threads_[std::this_thread::get_id()];
+  if (done) thread.waits_for.reset();
+  thread.until = base::Clock::now() + kInterruption;
+}
+
+std::optional<std::vector<CompletionPtr>> WaitRegistry::all_waiting() {
+  const std::lock_guard lock(mutex_);
+  std::vector<CompletionPtr> awaited;
+  std::erase_if(threads_, [](const auto& item) { return item.second.life.expired(); });
+  for (const auto& [id, thread] : threads_) {
+    if (!thread.waits_for || thread.until < base::Clock::now()) return std::nullopt;
+    awaited.push_back(thread.waits_for);
+  }
+  if (awaited.empty()) return std::nullopt;
+  return awaited;
+}
+
+void SetDirectory::add(Info info) {
+  const std::lock_guard lock(mutex_);
+  sets_[info.id.id] = std::move(info);
+}
+
+void SetDirectory::remove(std::int32_t id) {
+  const std::lock_guard lock(mutex_);
+  sets_.erase(id);
+}
+
+std::optional<SetDirectory::Info> SetDirectory::find(std::int32_t id) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = sets_.find(id);
+  if (found == sets_.end()) return std::nullopt;
+  return found->second;
+}
+
+std::optional<std::int32_t> SetDirectory::find_by_members(const std::vector<int>& members) const {
+  const std::lock_guard lock(mutex_);
+  for (const auto& [id, info] : sets_) {
+    if (*info.members == members) return id;
+  }
+  return std::nullopt;
+}
+
+std::vector<std::int32_t> SetDirectory::ids() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::int32_t> ids;
+  for (const auto& [id, info] : sets_) ids.push_back(id);
+  return ids;
+}
+
+}  // namespace hvdlite::engine

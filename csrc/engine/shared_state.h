@@ -1,0 +1,127 @@
+// What the callers' side (engine.cc) and the token holder's side (cycle.cc) of one engine share; each part locks itself.
+// Thread: any. Owns: everything below. Blocks: no.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/config.h"
+#include "base/log.h"
+#include "base/thread.h"
+#include "engine/flight_recorder.h"
+#include "engine/handle_table.h"
+#include "engine/tensor_queue.h"
+
+namespace hvdlite::engine {
+
+// A number that threads of this process can sleep on.
+class Event {
+ public:
+  std::uint32_t value() const { return value_.load(std::memory_order_seq_cst); }
+  void bump() {
+    value_.fetch_add(1, std::memory_order_seq_cst);
+    if (sleepers_.load(std::memory_order_seq_cst) > 0) base::futex_wake_all(value_, base::FutexScope::kProcess);
+  }
+  // Sleeps until bumped past `seen`, at most limit.
+  void wait(std::uint32_t seen, base::microseconds limit) {
+    sleepers_.fetch_add(1, std::memory_order_seq_cst);
+    base::futex_wait(value_, seen, limit, base::FutexScope::kProcess);
+    sleepers_.fetch_sub(1, std::memory_order_seq_cst);
+  }
+
+ private:
+  std::atomic<std::uint32_t> value_{0};
+  std::atomic<int> sleepers_{0};
+};
+
+// The first cause of failure; later ones are not recorded.
+class FirstFailure {
+ public:
+  bool happened() const { return happened_.load(std::memory_order_acquire); }
+  // True if this was the first.
+  bool record(const base::Status& status) {
+    const std::lock_guard lock(mutex_);
+    if (happened_.load(std::memory_order_relaxed)) return false;
+    status_ = status;
+    happened_.store(true, std::memory_order_release);
+    return true;
+  }
+  base::Status status() const {
+    const std::lock_guard lock(mutex_);
+    return status_;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::atomic<bool> happened_{false};
+  base::Status status_;
+};
+
+// Which threads of this rank wait, and for what: a rank is blocked when every thread that ever waited does.
+class WaitRegistry {
+ public:
+  void enter(const CompletionPtr& completion);
+  // done false: the wait was only interrupted (to look at signals, say) and is counted on for a moment.
+  void leave(bool done);
+  // The awaited operations if all known (living) threads wait, otherwise nothing.
+  std::optional<std::vector<CompletionPtr>> all_waiting();
+
+ private:
+  struct Thread {
+    std::weak_ptr<int> life;  // expires with the thread
+    CompletionPtr waits_for;
+    base::Clock::time_point until = base::Clock::time_point::max();
+  };
+  std::mutex mutex_;
+  std::map<std::thread::id, Thread> threads_;
+};
+
+// The process sets as callers see them, to check requests before anything is sent.
+class SetDirectory {
+ public:
+  struct Info {
+    SetId id;
+    std::shared_ptr<const std::vector<int>> members;
+    int index = -1;
+  };
+  void add(Info info);
+  void remove(std::int32_t id);
+  std::optional<Info> find(std::int32_t id) const;
+  std::optional<std::int32_t> find_by_members(const std::vector<int>& members) const;
+  std::vector<std::int32_t> ids() const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<std::int32_t, Info> sets_;
+};
+
+struct Counters {
+  std::atomic<std::int64_t> submitted{0}, completed{0}, failed{0};
+  std::atomic<std::int64_t> control_messages_sent{0}, control_bytes_sent{0};
+  std::atomic<std::int64_t> fused_ops{0}, cache_hits{0}, cache_misses{0};
+  std::atomic<std::int64_t> data_bytes_sent{0};
+};
+
+struct SharedState {
+  explicit SharedState(const base::Config& knobs, base::Logger logger)
+      : config(knobs), log(logger), recorder(knobs.flight_recorder_size) {}
+
+  const base::Config config;
+  const base::Logger log;
+  TensorQueue queue;
+  HandleTable handles;
+  FlightRecorder recorder;
+  WaitRegistry waits;
+  SetDirectory sets;
+  FirstFailure failure;
+  Counters counters;
+  Event event;  // bumped when an operation ended or the progress token was given back
+};
+
+}  // namespace hvdlite::engine

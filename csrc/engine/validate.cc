@@ -1,0 +1,169 @@
+#include "engine/validate.h"
+
+#include <algorithm>
+#include <array>
+#include <sstream>
+
+namespace hvdlite::engine {
+namespace {
+
+using base::ErrorCode;
+using base::OpKind;
+using base::ReduceOp;
+
+bool reduces(OpKind kind) { return kind == OpKind::kAllreduce || kind == OpKind::kReducescatter; }
+
+bool moves_data(OpKind kind) {
+  return kind == OpKind::kAllreduce || kind == OpKind::kAllgather || kind == OpKind::kBroadcast ||
+         kind == OpKind::kAlltoall || kind == OpKind::kReducescatter;
+}
+
+// Rows may differ between ranks, all other extents may not.
+bool rows_may_differ(OpKind kind) { return kind == OpKind::kAllgather || kind == OpKind::kAlltoall; }
+
+std::string shape_to_compare(const Request& request) {
+  if (!rows_may_differ(request.kind)) return format_shape(request.shape);
+  std::string text = "[*";
+  for (std::size_t i = 1; i < request.shape.size(); ++i) text += ", " + std::to_string(request.shape[i]);
+  return text + "]";
+}
+
+std::string factors(const Request& request) {
+  std::ostringstream text;
+  text.precision(17);
+  text << "prescale " << request.prescale << ", postscale " << request.postscale;
+  return text.str();
+}
+
+std::string group_of(const Request& request) {
+  if (request.group.empty()) return "no group";
+  return "member " + std::to_string(request.group_index) + " of " + std::to_string(request.group_size) + " of group '" +
+         request.group + "'";
+}
+
+// A field that must agree: what it is called, how it reads, and what a user does about a difference.
+struct Field {
+  const char* name;
+  bool (*applies)(OpKind kind);
+  std::string (*text)(const Request& request);
+  const char* remedy;
+};
+
+constexpr std::array<Field, 10> kFields = {{
+    {"kind of operation", [](OpKind) { return true; },
+     [](const Request& r) { return std::string(base::name_of(r.kind)); },
+     "call the same operation on every rank or use different names"},
+    {"dtype", moves_data, [](const Request& r) { return std::string(base::name_of(r.dtype)); },
+     "give them one dtype or different names"},
+    {"shape", moves_data, shape_to_compare, "give them one shape or different names"},
+    {"reduce op", reduces, [](const Request& r) { return std::string(base::name_of(r.op)); },
+     "pass the same op on every rank"},
+    {"scaling", reduces, factors, "pass the same prescale_factor and postscale_factor on every rank"},
+    {"root rank", [](OpKind kind) { return kind == OpKind::kBroadcast; },
+     [](const Request& r) { return "root " + std::to_string(r.root); }, "pass the same root_rank on every rank"},
+    {"device", moves_data, [](const Request& r) { return std::string(r.device < 0 ? "CPU" : "GPU"); },
+     "keep the tensor on the CPU on every rank or on a GPU on every rank"},
+    {"memory layout", moves_data,
+     [](const Request& r) { return r.layout == 0 ? std::string("row-major") : "layout " + std::to_string(r.layout); },
+     "make the tensor contiguous (or channels_last) on every rank"},
+    {"group", [](OpKind) { return true; }, group_of, "build the same groups in the same order on every rank"},
+    {"process set",
+     [](OpKind kind) { return kind == OpKind::kAddProcessSet || kind == OpKind::kRemoveProcessSet; },
+     [](const Request& r) {
+       return r.kind == OpKind::kRemoveProcessSet ? "id " + std::to_string(r.root) : "ranks " + format_shape(r.splits);
+     },
+     "pass the same process set on every rank"},
+}};
+
+// "" if all agree, otherwise "float32 on ranks 0-2, float16 on rank 3".
+std::string differences(const Field& field, const std::vector<RequestPtr>& requests, const std::vector<int>& members) {
+  std::vector<std::pair<std::string, std::vector<int>>> values;
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    if (!requests[i]) continue;
+    std::string text = field.text(*requests[i]);
+    auto found = std::find_if(values.begin(), values.end(), [&](const auto& value) { return value.first == text; });
+    if (found == values.end()) found = values.insert(values.end(), {std::move(text), {}});
+    found->second.push_back(members[i]);
+  }
+  if (values.size() < 2) return "";
+  std::string result;
+  for (const auto& [text, ranks] : values) {
+    if (!result.empty()) result += ", ";
+    result += text + " on " + format_ranks(ranks);
+  }
+  return result;
+}
+
+base::Status check(const std::vector<RequestPtr>& requests, const std::vector<int>& members, const Request& first) {
+  for (const Field& field : kFields) {
+    if (!field.applies(first.kind)) continue;
+    const std::string text = differences(field, requests, members);
+    if (!text.empty()) {
+      return {ErrorCode::kMismatch,
+              describe(first) + ": " + field.name + " differs: " + text + "; " + field.remedy};
+    }
+  }
+  if (first.kind == OpKind::kBroadcast) {
+    const auto root = std::find(members.begin(), members.end(), first.root);
+    if (root != members.end() && !requests[static_cast<std::size_t>(root - members.begin())]) {
+      return {ErrorCode::kMismatch, describe(first) + ": the root, rank " + std::to_string(first.root) +
+                                        ", has joined and has nothing to send; choose a root that still trains"};
+    }
+  }
+  return {};
+}
+
+std::vector<std::int64_t> collect_sizes(const std::vector<RequestPtr>& requests, const Request& first) {
+  std::vector<std::int64_t> sizes;
+  for (const RequestPtr& request : requests) {
+    if (first.kind == OpKind::kAllgather) {
+      sizes.push_back(request ? request->shape[0] : 0);
+    } else if (request) {
+      sizes.insert(sizes.end(), request->splits.begin(), request->splits.end());
+    } else {
+      sizes.insert(sizes.end(), requests.size(), 0);
+    }
+  }
+  return sizes;
+}
+
+}  // namespace
+
+Response validate(const std::vector<RequestPtr>& requests, const std::vector<int>& members) {
+  Response response;
+  const auto given = std::find_if(requests.begin(), requests.end(), [](const RequestPtr& r) { return r != nullptr; });
+  HVD_CHECK(given != requests.end());
+  response.request = **given;
+  response.request.absent = false;
+  for (const RequestPtr& request : requests) {
+    if (request && !request->absent) ++response.contributors;
+  }
+  const bool all_same = std::all_of(requests.begin(), requests.end(), [&](const RequestPtr& r) { return r == *given; });
+  if (!all_same) response.error = check(requests, members, response.request);
+  if (response.error.ok() && rows_may_differ(response.request.kind)) {
+    response.sizes = collect_sizes(requests, response.request);
+  }
+  return response;
+}
+
+std::string format_ranks(std::vector<int> ranks) {
+  std::sort(ranks.begin(), ranks.end());
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (std::size_t i = 0; i < ranks.size();) {
+    std::size_t last = i;
+    while (last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1) ++last;
+    if (i > 0) text += ", ";
+    text += std::to_string(ranks[i]);
+    if (last > i) text += (last == i + 1 ? ", " : "-") + std::to_string(ranks[last]);
+    i = last + 1;
+  }
+  return text;
+}
+
+std::string format_shape(const std::vector<std::int64_t>& shape) {
+  std::string text = "[";
+  for (std::size_t i = 0; i < shape.size(); ++i) text += (i > 0 ? ", " : "") + std::to_string(shape[i]);
+  return text + "]";
+}
+
+}  // namespace hvdlite::engine

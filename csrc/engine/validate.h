@@ -1,0 +1,22 @@
+// Do the members of a process set ask for the same thing? Pure functions: no I/O, no state.
+// Thread: any. Owns: nothing. Blocks: no. Throws: nothing; a disagreement is the Response's error.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "engine/request.h"
+
+namespace hvdlite::engine {
+
+// requests[i] is what member i (global rank members[i]) asked; null means that it has joined. At least one is not null.
+// The result carries what all agreed on, or one error text, the same for every rank, that names operation, tensor, process
+// set, what differs on which ranks, and the remedy.
+Response validate(const std::vector<RequestPtr>& requests, const std::vector<int>& members);
+
+// {0, 1, 2, 5} -> "ranks 0-2, 5"; {3} -> "rank 3".
+std::string format_ranks(std::vector<int> ranks);
+// {2, 3} -> "[2, 3]".
+std::string format_shape(const std::vector<std::int64_t>& shape);
+
+}  // namespace hvdlite::engine

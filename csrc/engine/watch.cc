@@ -1,0 +1,140 @@
+// Step 6 of the cycle: lost peers and deadlock (the rest of Cycle is cycle.cc).
+
+#include <algorithm>
+
+#include "engine/cycle.h"
+
+namespace hvdlite::engine {
+
+using base::Clock;
+
+namespace {
+
+constexpr base::microseconds kWatchInterval{20'000};
+
+}  // namespace
+
+void Cycle::watch() {
+  const Clock::time_point now = Clock::now();
+  if (now - last_watch_ < kWatchInterval) return;
+  last_watch_ = now;
+  look_for_lost_peers();
+  if (shared_.failure.happened() || shared_.config.deadlock_timeout <= 0) return;
+  report_if_blocked(now);
+  act_on_deadlocks(now);
+}
+
+void Cycle::look_for_lost_peers() {
+  int rank = 0;
+  std::string how;
+  while (!shared_.failure.happened() && transport_.find_lost_peer(&rank, &how)) {
+    if (!left_.contains(rank)) peer_failed(rank, how);
+  }
+}
+
+// Changes whenever this rank submitted something or something of it ended.
+std::uint64_t Cycle::version() const {
+  const Counters& counters = shared_.counters;
+  return static_cast<std::uint64_t>(counters.submitted + counters.completed + counters.failed);
+}
+
+BlockedReport Cycle::blocked_report() {
+  BlockedReport report;
+  report.version = version();
+  const auto awaited = shared_.waits.all_waiting();
+  report.blocked = awaited.has_value() && !shared_.queue.due(base::microseconds(0)).has_value();
+  if (!report.blocked) return report;
+  std::size_t found = 0;
+  for (const auto& [id, set] : sets_) {
+    for (const auto& [name, pending] : set->pending) {
+      const Request& request = *pending.entry.request;
+      const bool waited_for = std::any_of(awaited->begin(), awaited->end(), [&](const CompletionPtr& completion) {
+        return completion == pending.entry.completion;
+      });
+      found += waited_for ? 1 : 0;
+      report.open.push_back({request.set, request.kind, request.name, request.group, request.group_size, waited_for});
+    }
+  }
+  // A caller that waits for data on its way, or has just been served, is not blocked by another rank's silence.
+  report.blocked = found == awaited->size();
+  if (!report.blocked) report.open.clear();
+  return report;
+}
+
+void Cycle::report_if_blocked(Clock::time_point now) {
+  const auto awaited = shared_.waits.all_waiting();
+  const bool blocked = awaited.has_value() && transport_.size() > 1;
+  if (blocked != blocked_ || version() != blocked_version_) {
+    blocked_ = blocked;
+    blocked_version_ = version();
+    blocked_since_ = now;
+    if (reported_) {
+      reported_ = false;
+      BlockedReport report;
+      report.version = version();
+      if (detector_) {
+        detector_->report(transport_.rank(), std::move(report));
+      } else if (!left_.contains(0)) {
+        send(0, report);
+      }
+    }
+    return;
+  }
+  if (!blocked_ || reported_ ||
+      base::seconds_between(blocked_since_, now) < shared_.config.deadlock_timeout / 2) {
+    return;
+  }
+  BlockedReport report = blocked_report();
+  if (!report.blocked) return;
+  reported_ = true;
+  if (detector_) {
+    detector_->report(transport_.rank(), std::move(report));
+  } else if (!left_.contains(0)) {
+    send(0, report);
+  }
+}
+
+void Cycle::act_on_deadlocks(Clock::time_point now) {
+  if (!detector_ || !detector_->watching()) return;
+  DeadlockDetector::Actions actions = detector_->tick(now);
+  for (const int rank : actions.probe) {
+    Probe probe{actions.number};
+    if (rank == transport_.rank()) {
+      handle(rank, probe);
+    } else {
+      send(rank, probe);
+    }
+  }
+  for (Verdict& verdict : actions.verdicts) {
+    const ProcessSet* set = find_set(verdict.set);
+    if (set == nullptr) continue;
+    if (set->coordinator_rank() == transport_.rank()) {
+      handle(transport_.rank(), verdict);
+    } else {
+      send(set->coordinator_rank(), verdict);
+    }
+  }
+}
+
+void Cycle::handle(int source, BlockedReport& message) {
+  if (detector_) detector_->report(source, std::move(message));
+}
+
+void Cycle::handle(int source, Probe& message) {
+  BlockedReport report = blocked_report();
+  report.probe = message.number;
+  if (detector_) {
+    detector_->report(transport_.rank(), std::move(report));
+  } else {
+    send(source, report);
+  }
+}
+
+void Cycle::handle(int, Verdict& message) {
+  ProcessSet* set = find_set(message.set);
+  if (set != nullptr && set->coordinator) {
+    set->coordinator->fail(message.names, {base::ErrorCode::kTimeout, message.text});
+  }
+}
+
+}  // namespace hvdlite::engine

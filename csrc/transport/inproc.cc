@@ -1,0 +1,275 @@
+// An endpoint of the in-process fabric. Whichever of send and receive comes second performs the
+// match, in its own thread, under the lock of the receiver's mailbox, and copies the bytes there
+// and then; the other side learns of it through the operation's atomic state.
+#include "transport/inproc.h"
+
+#include <cstring>
+#include <deque>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "transport/inproc_fabric.h"
+
+namespace hvdlite::transport {
+
+using base::Error;
+using base::ErrorCode;
+
+namespace {
+
+using Operation = Fabric::Operation;
+using Mailbox = Fabric::Mailbox;
+using Parcel = Fabric::Parcel;
+using State = Fabric::State;
+using Stream = Fabric::Stream;
+using Wish = Fabric::Wish;
+
+// Up to here a send completes at once, as MPI's eager messages do; above, when it is matched.
+constexpr std::size_t kEagerBytes = 256;
+
+std::uint64_t key_of(int source, std::uint32_t tag) {
+  return static_cast<std::uint64_t>(source) << 32 | tag;
+}
+
+void copy_bytes(void* to, const void* from, std::size_t bytes) {
+  if (bytes > 0) std::memcpy(to, from, bytes);
+}
+
+std::string size_mismatch(int source, int target, std::uint32_t tag, std::size_t sent,
+                          std::size_t wanted) {
+  return "rank " + std::to_string(source) + " sent " + std::to_string(sent) + " bytes with tag " +
+         std::to_string(tag) + " where rank " + std::to_string(target) + " expected " +
+         std::to_string(wanted);
+}
+
+class Endpoint final : public Transport {
+ public:
+  Endpoint(std::shared_ptr<Fabric> fabric, int rank)
+      : fabric_(std::move(fabric)),
+        rank_(rank),
+        told_(static_cast<std::size_t>(fabric_->size()), false) {}
+
+  ~Endpoint() override {
+    for (Operation& operation : operations_) {
+      if (operation.state.load(std::memory_order_acquire) == State::kPending) {
+        fabric_->cancel(operation);
+      }
+    }
+    fabric_->lose(rank_, "ended without leaving");
+    fabric_->box(rank_).connected.store(false, std::memory_order_release);
+  }
+
+  int rank() const override { return rank_; }
+  int size() const override { return fabric_->size(); }
+  int tag_bits() const override { return 31; }
+
+  Ticket post_send(int peer, std::uint32_t tag, const void* data, std::size_t bytes) override {
+    check_alive(peer);
+    bytes_sent_ += bytes;
+    const Ticket ticket = open(peer, peer, key_of(rank_, tag));
+    Operation& operation = named(ticket);
+    Mailbox& target = fabric_->box(peer);
+    const std::lock_guard lock(target.mutex);
+    Stream& stream = target.streams[operation.key];
+    if (!stream.wishes.empty()) {
+      const Wish wish = stream.wishes.front();
+      stream.wishes.pop_front();
+      Fabric::drop_if_empty(target, operation.key);
+      if (wish.bytes != bytes) {
+        reject(*wish.operation, operation, size_mismatch(rank_, peer, tag, bytes, wish.bytes));
+      }
+      copy_bytes(wish.data, data, bytes);
+      wish.operation->complete();
+      operation.complete();
+    } else if (bytes <= kEagerBytes) {
+      Parcel parcel{nullptr, nullptr, bytes, std::vector<std::byte>(bytes)};
+      copy_bytes(parcel.copy.data(), data, bytes);
+      stream.parcels.push_back(std::move(parcel));
+      operation.complete();
+    } else {
+      stream.parcels.push_back({&operation, data, bytes, {}});
+    }
+    return ticket;
+  }
+
+  Ticket post_recv(int peer, std::uint32_t tag, void* data, std::size_t bytes) override {
+    check_alive(peer);
+    const Ticket ticket = open(rank_, peer, key_of(peer, tag));
+    Operation& operation = named(ticket);
+    Mailbox& mine = fabric_->box(rank_);
+    const std::lock_guard lock(mine.mutex);
+    Stream& stream = mine.streams[operation.key];
+    if (stream.parcels.empty()) {
+      stream.wishes.push_back({&operation, data, bytes});
+      return ticket;
+    }
+    const Parcel parcel = std::move(stream.parcels.front());
+    stream.parcels.pop_front();
+    Fabric::drop_if_empty(mine, operation.key);
+    Operation& sender = parcel.operation != nullptr ? *parcel.operation : operation;
+    if (parcel.bytes != bytes) {
+      reject(sender, operation, size_mismatch(peer, rank_, tag, parcel.bytes, bytes));
+    }
+    copy_bytes(data, parcel.operation != nullptr ? parcel.data : parcel.copy.data(), bytes);
+    sender.complete();
+    operation.complete();
+    return ticket;
+  }
+
+  bool test(Ticket& ticket) override {
+    if (!ticket) return true;
+    Operation& operation = named(ticket);
+    if (operation.state.load(std::memory_order_acquire) == State::kPending &&
+        lost(operation.peer) && fabric_->cancel(operation)) {
+      const int gone = fabric_->dead(rank_) ? rank_ : operation.peer;
+      operation.fail(ErrorCode::kPeerLost, lost_text(gone));
+    }
+    const State state = operation.state.load(std::memory_order_acquire);
+    if (state == State::kFailed) throw Error(operation.code, operation.failure);
+    if (state == State::kPending) return false;
+    free_.push_back(ticket.id);
+    ticket = {};
+    ++activity_;
+    fabric_->moved();
+    return true;
+  }
+
+  void send_message(int peer, std::vector<std::byte> message) override {
+    HVD_CHECK(peer != rank_);
+    fabric_->check_rank(peer);
+    if (fabric_->dead(rank_)) throw Error(ErrorCode::kPeerLost, lost_text(rank_));
+    if (fabric_->dead(peer)) return;
+    Mailbox& target = fabric_->box(peer);
+    const std::lock_guard lock(target.mutex);
+    target.messages.push_back({rank_, std::move(message)});
+    fabric_->moved();
+  }
+
+  bool receive_message(int* source, std::vector<std::byte>* message) override {
+    if (fabric_->dead(rank_)) throw Error(ErrorCode::kPeerLost, lost_text(rank_));
+    Mailbox& mine = fabric_->box(rank_);
+    const std::lock_guard lock(mine.mutex);
+    if (mine.messages.empty()) return false;
+    *source = mine.messages.front().source;
+    *message = std::move(mine.messages.front().bytes);
+    mine.messages.pop_front();
+    fabric_->moved();
+    return true;
+  }
+
+  bool messages_flushed() override { return true; }
+
+  std::uint32_t bell() const override {
+    return fabric_->box(rank_).bell.load(std::memory_order_acquire);
+  }
+
+  void wait(std::uint32_t seen, std::chrono::microseconds limit) override {
+    Mailbox& mine = fabric_->box(rank_);
+    std::unique_lock lock(mine.bell_mutex);
+    mine.rung.wait_for(lock, limit, [&] { return mine.bell.load() != seen; });
+  }
+
+  void ring(int peer) override { fabric_->ring(peer); }
+  bool reaches_by_bell(int) const override { return true; }
+
+  void announce_failure(const std::string& cause) override { fabric_->lose(rank_, cause); }
+  void announce_leaving() override { fabric_->leave(rank_); }
+
+  bool find_lost_peer(int* rank, std::string* how) override {
+    if (fabric_->losses() == told_count_) return false;
+    for (int peer = 0; peer < size(); ++peer) {
+      if (told_[static_cast<std::size_t>(peer)]) continue;
+      const std::string loss = fabric_->loss_of(peer);
+      if (loss.empty()) continue;
+      told_[static_cast<std::size_t>(peer)] = true;
+      ++told_count_;
+      if (peer == rank_) continue;
+      *rank = peer;
+      *how = loss;
+      return true;
+    }
+    return false;
+  }
+
+ private:
+  Operation& named(const Ticket& ticket) {
+    HVD_CHECK(ticket.id <= operations_.size());
+    return operations_[ticket.id - 1];
+  }
+
+  Ticket open(int mailbox, int peer, std::uint64_t key) {
+    if (free_.empty()) {
+      operations_.emplace_back();
+      free_.push_back(operations_.size());
+    }
+    const Ticket ticket{free_.back()};
+    free_.pop_back();
+    Operation& operation = named(ticket);
+    operation.state.store(State::kPending, std::memory_order_relaxed);
+    operation.mailbox = mailbox;
+    operation.peer = peer;
+    operation.key = key;
+    fabric_->moved();
+    return ticket;
+  }
+
+  // Both sides learn of a disagreement: the poster by the throw, the other by its next test().
+  [[noreturn]] static void reject(Operation& other, Operation& own, const std::string& text) {
+    other.fail(ErrorCode::kInternal, text);
+    own.fail(ErrorCode::kInternal, text);
+    throw Error(ErrorCode::kInternal, text);
+  }
+
+  static std::string lost_text(int rank) {
+    return "rank " + std::to_string(rank) + " of the in-process fabric was killed";
+  }
+
+  bool lost(int peer) {
+    return fabric_->deaths() > 0 && (fabric_->dead(peer) || fabric_->dead(rank_));
+  }
+
+  void check_alive(int peer) {
+    fabric_->check_rank(peer);
+    if (lost(peer)) {
+      throw Error(ErrorCode::kPeerLost, lost_text(fabric_->dead(rank_) ? rank_ : peer));
+    }
+  }
+
+  std::shared_ptr<Fabric> fabric_;
+  int rank_;
+  std::deque<Operation> operations_;  // ticket id n names operations_[n - 1]
+  std::vector<std::uint64_t> free_;
+  std::vector<bool> told_;  // whose loss find_lost_peer has told
+  int told_count_ = 0;
+};
+
+}  // namespace
+
+std::shared_ptr<Fabric> make_fabric(int size) {
+  if (size < 1) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "a fabric needs at least 1 rank, not " + std::to_string(size));
+  }
+  return std::make_shared<Fabric>(size);
+}
+
+std::unique_ptr<Transport> connect(std::shared_ptr<Fabric> fabric, int rank) {
+  HVD_CHECK(fabric != nullptr);
+  fabric->check_rank(rank);
+  if (fabric->box(rank).connected.exchange(true, std::memory_order_acq_rel)) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "rank " + std::to_string(rank) + " of this fabric has an endpoint already");
+  }
+  return std::make_unique<Endpoint>(std::move(fabric), rank);
+}
+
+void kill(Fabric& fabric, int rank) {
+  fabric.check_rank(rank);
+  fabric.kill(rank);
+}
+
+std::uint64_t activity(const Fabric& fabric) { return fabric.activity(); }
+
+}  // namespace hvdlite::transport

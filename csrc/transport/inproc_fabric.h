@@ -1,0 +1,181 @@
+// The inside of the in-process transport: one mailbox a rank, holding what was sent to that rank
+// and not yet received, and what it wants to receive and was not yet sent. Thread: any; every
+// mailbox has its lock, the counters are atomic. Owns: copies of small messages; the operations
+// that mailboxes point to belong to their posters. Blocks: no, but for the locks. Throws:
+// Error(InvalidArgument) for a rank that is not in the fabric.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+
+namespace hvdlite::transport {
+
+class Fabric {
+ public:
+  enum class State : int { kPending, kComplete, kFailed };
+
+  // One posted send or receive. The poster owns it; until it is matched the mailbox points to it.
+  struct Operation {
+    std::atomic<State> state{State::kPending};
+    int mailbox = 0;  // the receiver's rank: where it waits for its match
+    int peer = 0;
+    std::uint64_t key = 0;
+    // These two are written before state becomes kFailed.
+    base::ErrorCode code = base::ErrorCode::kOk;
+    std::string failure;
+
+    void complete() { state.store(State::kComplete, std::memory_order_release); }
+    void fail(base::ErrorCode why, std::string text) {
+      code = why;
+      failure = std::move(text);
+      state.store(State::kFailed, std::memory_order_release);
+    }
+  };
+
+  // A send without its receive. An eager one has its own copy of the bytes and no operation.
+  struct Parcel {
+    Operation* operation = nullptr;
+    const void* data = nullptr;
+    std::size_t bytes = 0;
+    std::vector<std::byte> copy;
+  };
+
+  // A receive without its send.
+  struct Wish {
+    Operation* operation = nullptr;
+    void* data = nullptr;
+    std::size_t bytes = 0;
+  };
+
+  // Everything from one source with one tag, in the order of posting; one of the two is empty.
+  struct Stream {
+    std::deque<Parcel> parcels;
+    std::deque<Wish> wishes;
+  };
+
+  struct Message {
+    int source = 0;
+    std::vector<std::byte> bytes;
+  };
+
+  struct Mailbox {
+    std::mutex mutex;  // guards streams, messages, loss and left
+    std::unordered_map<std::uint64_t, Stream> streams;
+    std::deque<Message> messages;
+
+    std::mutex bell_mutex;
+    std::condition_variable rung;
+    std::atomic<std::uint32_t> bell{0};  // changes under bell_mutex, is read without
+
+    std::atomic<bool> dead{false};
+    std::atomic<bool> connected{false};
+
+    std::string loss;  // how this rank was lost to the others, empty while it is not
+    bool left = false;
+  };
+
+  explicit Fabric(int size) : boxes_(static_cast<std::size_t>(size)) {}
+
+  int size() const { return static_cast<int>(boxes_.size()); }
+  Mailbox& box(int rank) { return boxes_[static_cast<std::size_t>(rank)]; }
+  bool dead(int rank) { return box(rank).dead.load(std::memory_order_acquire); }
+  int deaths() const { return deaths_.load(std::memory_order_acquire); }
+  void moved() { activity_.fetch_add(1, std::memory_order_relaxed); }
+  std::uint64_t activity() const { return activity_.load(std::memory_order_relaxed); }
+
+  void check_rank(int rank) const {
+    if (rank >= 0 && rank < size()) return;
+    throw base::Error(base::ErrorCode::kInvalidArgument,
+                      "rank " + std::to_string(rank) + " is not one of the fabric's ranks 0-" +
+                          std::to_string(size() - 1));
+  }
+
+  void ring(int rank) {
+    Mailbox& target = box(rank);
+    {
+      const std::lock_guard lock(target.bell_mutex);
+      target.bell.fetch_add(1, std::memory_order_release);
+    }
+    target.rung.notify_all();
+  }
+
+  void kill(int rank) {
+    if (!box(rank).dead.exchange(true, std::memory_order_acq_rel)) {
+      deaths_.fetch_add(1, std::memory_order_release);
+    }
+    lose(rank, "was killed");
+  }
+
+  // Lets find_lost_peer() of the others tell of this rank; the first reason stands.
+  void lose(int rank, const std::string& how) {
+    {
+      Mailbox& lost = box(rank);
+      const std::lock_guard lock(lost.mutex);
+      if (lost.left || !lost.loss.empty()) return;
+      lost.loss = how;
+    }
+    losses_.fetch_add(1, std::memory_order_release);
+    moved();
+    for (int other = 0; other < size(); ++other) ring(other);
+  }
+
+  void leave(int rank) {
+    Mailbox& leaving = box(rank);
+    const std::lock_guard lock(leaving.mutex);
+    leaving.left = true;
+  }
+
+  int losses() const { return losses_.load(std::memory_order_acquire); }
+
+  std::string loss_of(int rank) {
+    Mailbox& lost = box(rank);
+    const std::lock_guard lock(lost.mutex);
+    return lost.loss;
+  }
+
+  // Takes an unmatched operation out of its mailbox; false if it was matched meanwhile.
+  bool cancel(Operation& operation) {
+    Mailbox& target = box(operation.mailbox);
+    const std::lock_guard lock(target.mutex);
+    const auto found = target.streams.find(operation.key);
+    if (found == target.streams.end()) return false;
+    const bool withdrawn =
+        withdraw(found->second.parcels, &operation) || withdraw(found->second.wishes, &operation);
+    drop_if_empty(target, operation.key);
+    return withdrawn;
+  }
+
+  static void drop_if_empty(Mailbox& target, std::uint64_t key) {
+    const auto found = target.streams.find(key);
+    if (found == target.streams.end()) return;
+    if (found->second.parcels.empty() && found->second.wishes.empty()) target.streams.erase(found);
+  }
+
+ private:
+  template <typename Entry>
+  static bool withdraw(std::deque<Entry>& entries, const Operation* operation) {
+    for (auto entry = entries.begin(); entry != entries.end(); ++entry) {
+      if (entry->operation != operation) continue;
+      entries.erase(entry);
+      return true;
+    }
+    return false;
+  }
+
+  std::deque<Mailbox> boxes_;
+  std::atomic<int> deaths_{0};
+  std::atomic<int> losses_{0};
+  std::atomic<std::uint64_t> activity_{0};
+};
+
+}  // namespace hvdlite::transport

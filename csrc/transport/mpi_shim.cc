@@ -1,0 +1,297 @@
+// The table of mpi_abi.h for one MPI: compiled once against each MPI found at build time, so it may include mpi.h and knows
+// that MPI's handles, constants and versions. It needs no other file of ours and links to nothing but MPI.
+#include <mpi.h>
+#if defined(OPEN_MPI) && OPEN_MPI
+#include <mpi-ext.h>
+#endif
+
+#include <algorithm>
+#include <cstring>
+#include <type_traits>
+#include <vector>
+
+#include "transport/mpi_abi.h"
+
+// Open MPI builds differ in having fault tolerance: weak, an absent function is null instead of refusing to load. MPICH
+// declares the same functions, but its ch4 device does not implement them.
+#if defined(OPEN_MPI) && OPEN_MPI && defined(MPIX_ERR_PROC_FAILED)
+#define HVDLITE_SHIM_ULFM 1
+#pragma weak MPIX_Comm_revoke
+#pragma weak MPIX_Comm_is_revoked
+#pragma weak MPIX_Comm_get_failed
+#else
+#define HVDLITE_SHIM_ULFM 0
+#endif
+
+namespace {
+
+// An MPI_Comm is a pointer in Open MPI and an int in MPICH; either fits into the opaque bits.
+template <typename Opaque, typename Handle>
+Opaque wrap(Handle handle) {
+  static_assert(sizeof(Handle) <= sizeof(Opaque::bits) && std::is_trivially_copyable_v<Handle>);
+  Opaque opaque{0};
+  std::memcpy(&opaque.bits, &handle, sizeof(handle));
+  return opaque;
+}
+
+template <typename Handle, typename Opaque>
+Handle unwrap(const Opaque& opaque) {
+  static_assert(sizeof(Handle) <= sizeof(Opaque::bits) && std::is_trivially_copyable_v<Handle>);
+  Handle handle;
+  std::memcpy(&handle, &opaque.bits, sizeof(handle));
+  return handle;
+}
+
+MPI_Comm comm_of(hvdlite_mpi_comm comm) { return unwrap<MPI_Comm>(comm); }
+
+// The communicators made here and not freed: the ones whose health a poll asks about.
+std::vector<MPI_Comm>& own_comms() {
+  static std::vector<MPI_Comm> comms;
+  return comms;
+}
+
+int adopt(MPI_Comm comm, hvdlite_mpi_comm* out) {
+  if (int error = MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN); error != MPI_SUCCESS)
+    return error;
+  own_comms().push_back(comm);
+  *out = wrap<hvdlite_mpi_comm>(comm);
+  return MPI_SUCCESS;
+}
+
+// --- the library ---------------------------------------------------------------------------------------------------------
+
+int initialized(int* flag) { return MPI_Initialized(flag); }
+
+int finalized(int* flag) { return MPI_Finalized(flag); }
+
+int query_thread(int* level) {
+  int provided = MPI_THREAD_SINGLE;
+  const int error = MPI_Query_thread(&provided);
+  *level = provided == MPI_THREAD_MULTIPLE     ? 3
+           : provided == MPI_THREAD_SERIALIZED ? 2
+           : provided == MPI_THREAD_FUNNELED   ? 1
+                                               : 0;
+  return error;
+}
+
+void copy_text(const char* from, char* to, int capacity) {
+  if (capacity <= 0) return;
+  const std::size_t length = std::min(std::strlen(from), static_cast<std::size_t>(capacity) - 1);
+  std::memcpy(to, from, length);
+  to[length] = '\0';
+}
+
+int library_version(char* text, int capacity) {
+  char buffer[MPI_MAX_LIBRARY_VERSION_STRING] = "";
+  int length = 0;
+  const int error = MPI_Get_library_version(buffer, &length);
+  buffer[std::strcspn(buffer, "\r\n")] = '\0';
+  copy_text(buffer, text, capacity);
+  return error;
+}
+
+// --- communicators -------------------------------------------------------------------------------------------------------
+
+int comm_from_address(const void* address, hvdlite_mpi_comm* out) {
+  MPI_Comm comm;
+  std::memcpy(&comm, address, sizeof(comm));
+  *out = wrap<hvdlite_mpi_comm>(comm);
+  return MPI_SUCCESS;
+}
+
+int comm_dup(hvdlite_mpi_comm comm, hvdlite_mpi_comm* out) {
+  MPI_Comm result = MPI_COMM_NULL;
+  const int error = MPI_Comm_dup(comm_of(comm), &result);
+  return error != MPI_SUCCESS ? error : adopt(result, out);
+}
+
+int comm_split_shared(hvdlite_mpi_comm comm, int key, hvdlite_mpi_comm* out) {
+  MPI_Comm result = MPI_COMM_NULL;
+  const int error =
+      MPI_Comm_split_type(comm_of(comm), MPI_COMM_TYPE_SHARED, key, MPI_INFO_NULL, &result);
+  return error != MPI_SUCCESS ? error : adopt(result, out);
+}
+
+int comm_free(hvdlite_mpi_comm* comm) {
+  MPI_Comm handle = comm_of(*comm);
+  std::erase(own_comms(), handle);
+  const int error = MPI_Comm_free(&handle);
+  *comm = wrap<hvdlite_mpi_comm>(handle);
+  return error;
+}
+
+int comm_rank(hvdlite_mpi_comm comm, int* rank) { return MPI_Comm_rank(comm_of(comm), rank); }
+
+int comm_size(hvdlite_mpi_comm comm, int* size) { return MPI_Comm_size(comm_of(comm), size); }
+
+int tag_upper_bound(hvdlite_mpi_comm comm, int* bound) {
+  int* value = nullptr;
+  int found = 0;
+  int error = MPI_Comm_get_attr(comm_of(comm), MPI_TAG_UB, static_cast<void*>(&value), &found);
+  if (error == MPI_SUCCESS && found == 0) {  // the standard promises it on the world only
+    error = MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, static_cast<void*>(&value), &found);
+  }
+  *bound = found != 0 ? *value : 32767;  // the smallest bound the standard allows
+  return error;
+}
+
+// --- failures ------------------------------------------------------------------------------------------------------------
+
+#if HVDLITE_SHIM_ULFM
+// Open MPI's MPI_Request_get_status does not look at failures, so a poll asks the communicators now and then.
+int health() {
+  if (MPIX_Comm_is_revoked == nullptr || MPIX_Comm_get_failed == nullptr) return MPI_SUCCESS;
+  for (MPI_Comm comm : own_comms()) {
+    int revoked = 0;
+    if (MPIX_Comm_is_revoked(comm, &revoked) == MPI_SUCCESS && revoked != 0)
+      return MPIX_ERR_REVOKED;
+    MPI_Group failed = MPI_GROUP_NULL;
+    if (MPIX_Comm_get_failed(comm, &failed) != MPI_SUCCESS) continue;
+    int count = 0;
+    MPI_Group_size(failed, &count);
+    if (failed != MPI_GROUP_EMPTY) MPI_Group_free(&failed);
+    if (count > 0) return MPIX_ERR_PROC_FAILED;
+  }
+  return MPI_SUCCESS;
+}
+
+int revoke(hvdlite_mpi_comm comm) { return MPIX_Comm_revoke(comm_of(comm)); }
+#else
+int health() { return MPI_SUCCESS; }
+#endif
+
+int health_now_and_then() {
+  constexpr unsigned kPollsBetween = 16;  // asking costs as much as a few polls
+  static unsigned polls = 0;
+  return ++polls % kPollsBetween == 0 ? health() : MPI_SUCCESS;
+}
+
+int error_class(int error) {
+  int kind = 0;
+  if (error == MPI_SUCCESS || MPI_Error_class(error, &kind) != MPI_SUCCESS) return 0;
+#if HVDLITE_SHIM_ULFM
+  if (kind == MPIX_ERR_PROC_FAILED || kind == MPIX_ERR_PROC_FAILED_PENDING) return 1;
+  if (kind == MPIX_ERR_REVOKED) return 2;
+#endif
+  return 0;
+}
+
+void error_text(int error, char* text, int capacity) {
+  char buffer[MPI_MAX_ERROR_STRING] = "";
+  int length = 0;
+  if (MPI_Error_string(error, buffer, &length) != MPI_SUCCESS) {
+    copy_text("unknown MPI error", buffer, sizeof(buffer));
+  }
+  copy_text(buffer, text, capacity);
+}
+
+// --- point to point ------------------------------------------------------------------------------------------------------
+
+int isend(const void* data, int count, int peer, int tag, hvdlite_mpi_comm comm,
+          hvdlite_mpi_request* out) {
+  MPI_Request request = MPI_REQUEST_NULL;
+  const int error = MPI_Isend(data, count, MPI_BYTE, peer, tag, comm_of(comm), &request);
+  *out = wrap<hvdlite_mpi_request>(request);
+  return error;
+}
+
+int irecv(void* data, int count, int peer, int tag, hvdlite_mpi_comm comm,
+          hvdlite_mpi_request* out) {
+  MPI_Request request = MPI_REQUEST_NULL;
+  const int error = MPI_Irecv(data, count, MPI_BYTE, peer, tag, comm_of(comm), &request);
+  *out = wrap<hvdlite_mpi_request>(request);
+  return error;
+}
+
+// Polls without freeing first: Open MPI frees a failed request inside MPI_Test and may abort when its late completion
+// arrives. A failed request is therefore left alone, and the caller keeps its buffer.
+int test(hvdlite_mpi_request* request, int* done, int* source, int* bytes) {
+  *done = 0;
+  MPI_Request handle = unwrap<MPI_Request>(*request);
+  MPI_Status status;
+  status.MPI_ERROR = MPI_SUCCESS;
+  int flag = 0;
+  int error = MPI_Request_get_status(handle, &flag, &status);
+  if (error != MPI_SUCCESS) return error;
+  if (flag == 0) return health_now_and_then();
+  if (status.MPI_ERROR != MPI_SUCCESS) return status.MPI_ERROR;
+  error = MPI_Test(&handle, done, &status);
+  *request = wrap<hvdlite_mpi_request>(handle);
+  if (error != MPI_SUCCESS || *done == 0) return error;
+  *source = status.MPI_SOURCE;
+  error = MPI_Get_count(&status, MPI_BYTE, bytes);
+  if (*bytes == MPI_UNDEFINED) *bytes = 0;  // a cancelled receive
+  return error;
+}
+
+// The caller tests the request afterwards: it completes, matched or cancelled.
+int cancel(hvdlite_mpi_request* request) {
+  MPI_Request handle = unwrap<MPI_Request>(*request);
+  return handle == MPI_REQUEST_NULL ? MPI_SUCCESS : MPI_Cancel(&handle);
+}
+
+// --- blocking, at init and shutdown --------------------------------------------------------------------------------------
+
+int allgather(const void* mine, int bytes, void* all, hvdlite_mpi_comm comm) {
+  return MPI_Allgather(mine, bytes, MPI_BYTE, all, bytes, MPI_BYTE, comm_of(comm));
+}
+
+int bcast(void* data, int bytes, int root, hvdlite_mpi_comm comm) {
+  return MPI_Bcast(data, bytes, MPI_BYTE, root, comm_of(comm));
+}
+
+int barrier(hvdlite_mpi_comm comm) { return MPI_Barrier(comm_of(comm)); }
+
+// --- the table -----------------------------------------------------------------------------------------------------------
+
+#define HVDLITE_TEXT_OF(x) #x
+#define HVDLITE_TEXT(x) HVDLITE_TEXT_OF(x)
+#if defined(OPEN_MPI) && OPEN_MPI
+constexpr const char* kFamily = "openmpi";
+constexpr const char* kBuiltFor = "Open MPI " HVDLITE_TEXT(OMPI_MAJOR_VERSION) "." HVDLITE_TEXT(
+    OMPI_MINOR_VERSION) "." HVDLITE_TEXT(OMPI_RELEASE_VERSION);
+#elif defined(MPICH_VERSION)
+constexpr const char* kFamily = "mpich";
+constexpr const char* kBuiltFor = "MPICH " MPICH_VERSION;
+#else
+#error "mpi.h is neither Open MPI's nor one of MPICH's family"
+#endif
+
+hvdlite_mpi make_table() {
+  hvdlite_mpi table{};
+  table.abi_version = HVDLITE_MPI_ABI_VERSION;
+  table.family = kFamily;
+  table.built_for = kBuiltFor;
+  table.any_source = MPI_ANY_SOURCE;
+  table.initialized = initialized;
+  table.finalized = finalized;
+  table.query_thread = query_thread;
+  table.library_version = library_version;
+  table.comm_from_address = comm_from_address;
+  table.comm_dup = comm_dup;
+  table.comm_split_shared = comm_split_shared;
+  table.comm_free = comm_free;
+  table.comm_rank = comm_rank;
+  table.comm_size = comm_size;
+  table.tag_upper_bound = tag_upper_bound;
+  table.isend = isend;
+  table.irecv = irecv;
+  table.test = test;
+  table.cancel = cancel;
+  table.allgather = allgather;
+  table.bcast = bcast;
+  table.barrier = barrier;
+#if HVDLITE_SHIM_ULFM
+  table.revoke = MPIX_Comm_revoke != nullptr ? revoke : nullptr;
+#endif
+  table.error_class = error_class;
+  table.error_text = error_text;
+  return table;
+}
+
+}  // namespace
+
+const hvdlite_mpi* hvdlite_mpi_table(void) {
+  static const hvdlite_mpi table = make_table();
+  return &table;
+}

@@ -1,0 +1,261 @@
+#include "transport/mpi_transport.h"
+
+#include <algorithm>
+#include <bit>
+#include <climits>
+#include <cstring>
+#include <thread>
+
+#include "base/error.h"
+
+namespace hvdlite::transport {
+
+using base::Error;
+using base::ErrorCode;
+
+namespace {
+
+// Control messages travel under this tag, data under the tags above it.
+constexpr int kControlTag = 0;
+// A frame is small enough to be sent eagerly by every MPI we know; longer messages take several.
+constexpr std::size_t kFrameBytes = 4096;
+constexpr int kPostedFrames = 8;
+// Below this MPI sends eagerly and the sender needs no news of the receiver's progress.
+constexpr std::size_t kLargeBytes = 4096;
+
+}  // namespace
+
+MpiTransport::MpiTransport(const hvdlite_mpi* mpi, hvdlite_mpi_comm comm, int rank, std::vector<Peer> peers,
+                           std::unique_ptr<ControlPage> page, std::size_t split_bytes)
+    : mpi_(mpi),
+      comm_(comm),
+      rank_(rank),
+      peers_(std::move(peers)),
+      page_(std::move(page)),
+      split_bytes_(std::clamp(split_bytes, std::size_t{1}, std::size_t{INT_MAX})),
+      assemblies_(peers_.size()),
+      lost_(peers_.size(), false) {
+  int bound = 0;
+  check(mpi_->tag_upper_bound(comm_, &bound), rank_, "asking for MPI_TAG_UB");
+  tag_bits_ = static_cast<int>(std::bit_width(static_cast<unsigned>(bound))) - 1;
+  for (int i = 0; i < kPostedFrames; ++i) {
+    incoming_.push_back({std::vector<std::byte>(kFrameBytes), {}});
+    post_frame_receive(incoming_.back());
+  }
+}
+
+// The communicator is not freed: that is collective, and a rank that leaves must not wait for the others.
+MpiTransport::~MpiTransport() {
+  int finalized = 0;
+  if (mpi_->finalized(&finalized) != 0 || finalized != 0) return;
+  for (Incoming& incoming : incoming_) {
+    int done = 0, source = 0, bytes = 0;
+    if (mpi_->cancel(&incoming.request) != 0) continue;
+    for (int tries = 0; tries < 1000 && done == 0; ++tries) {
+      if (mpi_->test(&incoming.request, &done, &source, &bytes) != 0) break;
+    }
+    // What MPI may still write to must outlive us.
+    if (done == 0) static_cast<void>(new std::vector<std::byte>(std::move(incoming.frame)));
+  }
+}
+
+void MpiTransport::check(int error, int peer, const char* what) const {
+  if (error == 0) return;
+  char text[512] = {};
+  mpi_->error_text(error, text, sizeof(text));
+  const bool lost = mpi_->error_class(error) != 0;
+  throw Error(lost ? ErrorCode::kPeerLost : ErrorCode::kSystem,
+              std::string(what) + " (" + describe_peer(peer) + "): MPI says: " + text);
+}
+
+// --- data plane -----------------------------------------------------------------------------------------------------
+
+Ticket MpiTransport::take_slot(int peer, bool is_recv, std::size_t bytes) {
+  if (free_slots_.empty()) {
+    free_slots_.push_back(static_cast<std::uint32_t>(posted_.size()));
+    posted_.emplace_back();
+  }
+  const std::uint32_t slot = free_slots_.back();
+  free_slots_.pop_back();
+  Posted& posted = posted_[slot];
+  posted.parts.clear();
+  posted.next = 0;
+  posted.peer = peer;
+  posted.is_recv = is_recv;
+  posted.large = bytes > kLargeBytes;
+  return {std::uint64_t{slot} + 1};
+}
+
+// The one place where a size becomes MPI's int: larger messages go in several parts, which both sides cut alike.
+template <typename Post>
+Ticket MpiTransport::post(int peer, bool is_recv, std::size_t bytes, Post post_part) {
+  const Ticket ticket = take_slot(peer, is_recv, bytes);
+  Posted& posted = posted_[ticket.id - 1];
+  for (std::size_t offset = 0; offset == 0 || offset < bytes; offset += split_bytes_) {
+    const auto count = static_cast<int>(std::min(split_bytes_, bytes - offset));
+    hvdlite_mpi_request request = {};
+    check(post_part(offset, count, &request), peer, is_recv ? "receiving data" : "sending data");
+    posted.parts.push_back(request);
+  }
+  return ticket;
+}
+
+Ticket MpiTransport::post_send(int peer, std::uint32_t tag, const void* data, std::size_t bytes) {
+  const auto* start = static_cast<const std::byte*>(data);
+  const Ticket ticket = post(peer, false, bytes, [&](std::size_t offset, int count, hvdlite_mpi_request* request) {
+    return mpi_->isend(start + offset, count, peer, static_cast<int>(tag) + 1, comm_, request);
+  });
+  bytes_sent_ += bytes;
+  ring(peer);
+  return ticket;
+}
+
+Ticket MpiTransport::post_recv(int peer, std::uint32_t tag, void* data, std::size_t bytes) {
+  auto* start = static_cast<std::byte*>(data);
+  return post(peer, true, bytes, [&](std::size_t offset, int count, hvdlite_mpi_request* request) {
+    return mpi_->irecv(start + offset, count, peer, static_cast<int>(tag) + 1, comm_, request);
+  });
+}
+
+bool MpiTransport::test(Ticket& ticket) {
+  if (!ticket) return true;
+  Posted& posted = posted_[ticket.id - 1];
+  while (posted.next < posted.parts.size()) {
+    int done = 0, source = 0, bytes = 0;
+    check(mpi_->test(&posted.parts[posted.next], &done, &source, &bytes), posted.peer,
+          posted.is_recv ? "receiving data" : "sending data");
+    if (done == 0) return false;
+    ++posted.next;
+  }
+  // The sender of a large message waits for this moment.
+  if (posted.is_recv && posted.large) ring(posted.peer);
+  ++activity_;
+  free_slots_.push_back(static_cast<std::uint32_t>(ticket.id - 1));
+  ticket = Ticket{};
+  return true;
+}
+
+// --- control plane --------------------------------------------------------------------------------------------------
+
+// A message is its length and its bytes, cut into frames; frames of one pair of ranks arrive in order.
+void MpiTransport::send_message(int peer, std::vector<std::byte> message) {
+  const std::uint64_t length = message.size();
+  std::vector<std::byte> stream(sizeof(length) + message.size());
+  std::memcpy(stream.data(), &length, sizeof(length));
+  std::copy(message.begin(), message.end(), stream.begin() + sizeof(length));
+  for (std::size_t offset = 0; offset < stream.size(); offset += kFrameBytes) {
+    const std::size_t count = std::min(kFrameBytes, stream.size() - offset);
+    const auto start = stream.begin() + static_cast<std::ptrdiff_t>(offset);
+    outgoing_.push_back({std::vector<std::byte>(start, start + static_cast<std::ptrdiff_t>(count)), {}});
+    Outgoing& outgoing = outgoing_.back();
+    check(mpi_->isend(outgoing.frame.data(), static_cast<int>(count), peer, kControlTag, comm_, &outgoing.request), peer,
+          "sending a control message");
+  }
+  ring(peer);
+  reap_outgoing();
+}
+
+void MpiTransport::reap_outgoing() {
+  for (auto outgoing = outgoing_.begin(); outgoing != outgoing_.end();) {
+    int done = 0, source = 0, bytes = 0;
+    check(mpi_->test(&outgoing->request, &done, &source, &bytes), rank_, "sending a control message");
+    outgoing = done != 0 ? outgoing_.erase(outgoing) : std::next(outgoing);
+  }
+}
+
+bool MpiTransport::messages_flushed() {
+  reap_outgoing();
+  return outgoing_.empty();
+}
+
+void MpiTransport::post_frame_receive(Incoming& incoming) {
+  check(mpi_->irecv(incoming.frame.data(), static_cast<int>(kFrameBytes), mpi_->any_source, kControlTag, comm_,
+                    &incoming.request),
+        rank_, "receiving control messages");
+}
+
+bool MpiTransport::receive_message(int* source, std::vector<std::byte>* message) {
+  if (!outgoing_.empty()) reap_outgoing();
+  while (true) {
+    int done = 0, from = 0, bytes = 0;
+    check(mpi_->test(&incoming_.front().request, &done, &from, &bytes), rank_, "receiving control messages");
+    if (done == 0) return false;
+    Incoming incoming = std::move(incoming_.front());
+    incoming_.pop_front();
+    const bool whole = take_frame(from, incoming.frame, static_cast<std::size_t>(bytes), message);
+    incoming_.push_back(std::move(incoming));
+    post_frame_receive(incoming_.back());
+    if (whole) {
+      *source = from;
+      return true;
+    }
+  }
+}
+
+bool MpiTransport::take_frame(int source, const std::vector<std::byte>& frame, std::size_t bytes,
+                              std::vector<std::byte>* message) {
+  Assembly& assembly = assemblies_[static_cast<std::size_t>(source)];
+  std::size_t start = 0;
+  if (assembly.expected == 0) {
+    std::uint64_t length = 0;
+    HVD_CHECK(bytes >= sizeof(length));
+    std::memcpy(&length, frame.data(), sizeof(length));
+    assembly.expected = length;
+    start = sizeof(length);
+  }
+  assembly.bytes.insert(assembly.bytes.end(), frame.begin() + static_cast<std::ptrdiff_t>(start),
+                        frame.begin() + static_cast<std::ptrdiff_t>(bytes));
+  HVD_CHECK(assembly.bytes.size() <= assembly.expected);
+  if (assembly.bytes.size() < assembly.expected) return false;
+  *message = std::exchange(assembly.bytes, {});
+  assembly.expected = 0;
+  return true;
+}
+
+// --- doorbell, life and death ---------------------------------------------------------------------------------------
+
+std::uint32_t MpiTransport::bell() const { return page_ ? page_->bell() : 0; }
+
+void MpiTransport::wait(std::uint32_t seen, std::chrono::microseconds limit) {
+  if (page_) {
+    page_->wait(seen, limit);
+  } else {
+    std::this_thread::sleep_for(limit);
+  }
+}
+
+void MpiTransport::ring(int peer) {
+  if (reaches_by_bell(peer)) page_->ring(peers_[static_cast<std::size_t>(peer)].local_rank);
+}
+
+bool MpiTransport::reaches_by_bell(int peer) const {
+  return page_ != nullptr && peers_[static_cast<std::size_t>(peer)].local_rank >= 0;
+}
+
+void MpiTransport::announce_failure(const std::string& cause) {
+  if (page_) page_->announce_failure(cause);
+}
+
+void MpiTransport::announce_leaving() {
+  if (page_) page_->announce_leaving();
+}
+
+bool MpiTransport::find_lost_peer(int* rank, std::string* how) {
+  for (int peer = 0; page_ && peer < size(); ++peer) {
+    const auto index = static_cast<std::size_t>(peer);
+    if (peer == rank_ || lost_[index] || !reaches_by_bell(peer)) continue;
+    *how = page_->why_lost(peers_[index].local_rank);
+    if (how->empty()) continue;
+    lost_[index] = true;
+    *rank = peer;
+    return true;
+  }
+  return false;
+}
+
+std::string MpiTransport::describe_peer(int peer) const {
+  const Peer& who = peers_[static_cast<std::size_t>(peer)];
+  return "rank " + std::to_string(peer) + " (host " + who.host + ", pid " + std::to_string(who.pid) + ")";
+}
+
+}  // namespace hvdlite::transport

@@ -1,0 +1,97 @@
+// The Transport over MPI point to point, through the function table of a shim.
+// Thread: the holder of the progress token, except ring(). Owns: a duplicated communicator, its requests and its message
+// buffers. Blocks: wait() only. Throws: Error(PeerLost, System) with MPI's own text.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "transport/control_page.h"
+#include "transport/mpi_abi.h"
+#include "transport/transport.h"
+
+namespace hvdlite::transport {
+
+class MpiTransport : public Transport {
+ public:
+  struct Peer {
+    std::string host;
+    int pid = 0;
+    int local_rank = -1;  // -1: on another host
+  };
+  // comm: ours alone. page: null where the host has none. split_bytes: the largest single message.
+  MpiTransport(const hvdlite_mpi* mpi, hvdlite_mpi_comm comm, int rank, std::vector<Peer> peers,
+               std::unique_ptr<ControlPage> page, std::size_t split_bytes);
+  ~MpiTransport() override;
+
+  int rank() const override { return rank_; }
+  int size() const override { return static_cast<int>(peers_.size()); }
+  int tag_bits() const override { return tag_bits_; }
+
+  Ticket post_send(int peer, std::uint32_t tag, const void* data, std::size_t bytes) override;
+  Ticket post_recv(int peer, std::uint32_t tag, void* data, std::size_t bytes) override;
+  bool test(Ticket& ticket) override;
+
+  void send_message(int peer, std::vector<std::byte> message) override;
+  bool receive_message(int* source, std::vector<std::byte>* message) override;
+  bool messages_flushed() override;
+
+  std::uint32_t bell() const override;
+  void wait(std::uint32_t seen, std::chrono::microseconds limit) override;
+  void ring(int peer) override;
+  bool reaches_by_bell(int peer) const override;
+
+  void announce_failure(const std::string& cause) override;
+  void announce_leaving() override;
+  bool find_lost_peer(int* rank, std::string* how) override;
+  std::string describe_peer(int peer) const override;
+
+ private:
+  // A posted send or receive: as many MPI requests as its bytes need.
+  struct Posted {
+    std::vector<hvdlite_mpi_request> parts;
+    std::size_t next = 0;  // parts before this one are complete
+    int peer = -1;
+    bool is_recv = false;
+    bool large = false;
+  };
+  struct Outgoing {
+    std::vector<std::byte> frame;
+    hvdlite_mpi_request request;
+  };
+  struct Incoming {
+    std::vector<std::byte> frame;
+    hvdlite_mpi_request request;
+  };
+  // A control message of one peer that has not arrived whole.
+  struct Assembly {
+    std::vector<std::byte> bytes;
+    std::size_t expected = 0;
+  };
+
+  Ticket take_slot(int peer, bool is_recv, std::size_t bytes);
+  template <typename Post>
+  Ticket post(int peer, bool is_recv, std::size_t bytes, Post post_part);
+  void check(int error, int peer, const char* what) const;
+  void post_frame_receive(Incoming& incoming);
+  bool take_frame(int source, const std::vector<std::byte>& frame, std::size_t bytes, std::vector<std::byte>* message);
+  void reap_outgoing();
+
+  const hvdlite_mpi* mpi_;
+  hvdlite_mpi_comm comm_;
+  int rank_;
+  std::vector<Peer> peers_;
+  std::unique_ptr<ControlPage> page_;
+  std::size_t split_bytes_;
+  int tag_bits_ = 0;
+  std::vector<Posted> posted_;
+  std::vector<std::uint32_t> free_slots_;
+  std::deque<Outgoing> outgoing_;
+  std::deque<Incoming> incoming_;  // in the order of posting, which is the order of arrival
+  std::vector<Assembly> assemblies_;
+  std::vector<bool> lost_;
+};
+
+}  // namespace hvdlite::transport

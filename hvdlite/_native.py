@@ -1,0 +1,132 @@
+"""Finds the shim that fits the MPI which mpi4py has loaded; the native core opens it.
+
+Handles and constants differ between Open MPI and MPICH, so hvdlite carries one small library for each MPI it was built
+for (``hvdlite_mpi_<family>.so``), and only the one for the loaded MPI may be opened.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hvdlite.errors import SystemFailure
+
+__all__ = [
+    "LoadedMpi",
+    "built_shims",
+    "choose_shim",
+    "family_of",
+    "loaded_libraries",
+    "loaded_mpi",
+    "shim_path",
+    "short_version",
+]
+
+_NAMES = {"openmpi": "Open MPI", "mpich": "MPICH"}
+_SONAMES = {"openmpi": "libmpi.so.40", "mpich": "libmpi.so.12"}
+
+
+@dataclass(frozen=True)
+class LoadedMpi:
+    """The MPI that mpi4py has loaded.
+
+    Attributes:
+        family: ``openmpi``, ``mpich``, or what mpi4py calls an ABI that hvdlite has no shim for.
+        version: name and number, as the library describes itself.
+        module: the file of mpi4py's module.
+        libraries: the MPI libraries mapped into this process.
+    """
+
+    family: str
+    version: str
+    module: str
+    libraries: tuple[str, ...] = ()
+
+
+def shim_path() -> str:
+    """The path of the shim for the MPI that mpi4py has loaded; loads mpi4py.
+
+    Raises:
+        SystemFailure: hvdlite was not built for that MPI; says which is loaded, from where, and what to do.
+    """
+    return choose_shim(loaded_mpi(), built_shims(Path(__file__).parent))
+
+
+def loaded_mpi() -> LoadedMpi:
+    """What mpi4py has loaded; loads it if nobody has."""
+    from mpi4py import MPI
+
+    description = MPI.Get_library_version().strip("\0 \n")
+    maps = Path("/proc/self/maps")
+    return LoadedMpi(
+        family_of(MPI.__file__, description),
+        short_version(description),
+        MPI.__file__,
+        loaded_libraries(maps.read_text() if maps.exists() else ""),
+    )
+
+
+def family_of(module: str, description: str) -> str:
+    """The family of an MPI, from the name of mpi4py's module, or, if mpi4py was built for one MPI, from the library's text.
+
+    >>> family_of("/site-packages/mpi4py/MPI.mpich.cpython-311-x86_64-linux-gnu.so", "MPICH Version: 5.0.2")
+    'mpich'
+    """
+    named = re.match(r"MPI\.(openmpi|mpich|mpiabi)\.", Path(module).name)
+    if named:
+        return named[1]
+    text = description.lower()
+    if "open mpi" in text or "spectrum mpi" in text:
+        return "openmpi"
+    if any(name in text for name in ("mpich", "intel(r) mpi", "mvapich")):
+        return "mpich"
+    return "unknown"
+
+
+def short_version(description: str) -> str:
+    """The name and number in an MPI library's description of itself.
+
+    >>> short_version("Open MPI v5.0.11, package: Open MPI, ident: 5.0.11")
+    'Open MPI v5.0.11'
+    """
+    first = description.splitlines()[0] if description else "an MPI without a name"
+    return " ".join(first.split(",")[0].split()).replace(" Version: ", " ")
+
+
+def loaded_libraries(maps: str) -> tuple[str, ...]:
+    """The MPI libraries among the files of a process, from the text of /proc/self/maps."""
+    found = re.findall(r"(/\S*/libmpi(?:ch|_abi)?\.so[.\d]*)$", maps, re.MULTILINE)
+    return tuple(dict.fromkeys(found))
+
+
+def built_shims(folder: Path) -> dict[str, str]:
+    """Family to path of the shims in a folder."""
+    return {path.stem.removeprefix("hvdlite_mpi_"): str(path) for path in sorted(folder.glob("hvdlite_mpi_*.so"))}
+
+
+def choose_shim(loaded: LoadedMpi, shims: Mapping[str, str]) -> str:
+    """The shim that fits.
+
+    Raises:
+        SystemFailure: none fits.
+    """
+    if loaded.family in shims:
+        return shims[loaded.family]
+    where = f"mpi4py's module {loaded.module}"
+    if loaded.libraries:
+        where += f", library {' and '.join(loaded.libraries)}"
+    seen = f"mpi4py has loaded {loaded.version} ({where})"
+    wanted = loaded.family if loaded.family in _NAMES else "openmpi"
+    rebuild = (
+        f"HVDLITE_MPI={wanted} pip install --force-reinstall --no-deps --no-cache-dir hvdlite "
+        "(HVDLITE_MPI can also be the path of that MPI's mpicxx)"
+    )
+    if not shims:
+        raise SystemFailure(f"this installation of hvdlite has no shim for any MPI; {seen}. Build hvdlite again: {rebuild}.")
+    built = " and ".join(_NAMES.get(family, family) for family in shims)
+    first = next(iter(shims))
+    raise SystemFailure(
+        f"hvdlite was built for {built}, but {seen}. Either let mpi4py load the MPI that hvdlite was built for, by "
+        f"MPI4PY_MPIABI={first} with MPI4PY_LIBMPI=/path/to/{_SONAMES.get(first, 'libmpi.so')}, and start the job with that "
+        f"MPI's mpirun; or build hvdlite for the loaded one: {rebuild}."
+    )

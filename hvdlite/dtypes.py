@@ -1,0 +1,86 @@
+"""The element types the engine knows: the numbers and names of csrc/base/types.h.
+
+bfloat16 is no NumPy type of its own: it is recognised by name when some other package (ml_dtypes) brought it, and
+never imported from here.
+"""
+
+import sys
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+
+from hvdlite.errors import InvalidArgumentError, UnsupportedError
+
+__all__ = ["DType", "code_of_name", "numpy_dtype"]
+
+
+class DType(IntEnum):
+    """Codes of element types; append, never renumber: they cross the C ABI and the wire."""
+
+    UINT8 = 0
+    INT8 = 1
+    UINT16 = 2
+    INT16 = 3
+    UINT32 = 4
+    INT32 = 5
+    UINT64 = 6
+    INT64 = 7
+    FLOAT16 = 8
+    BFLOAT16 = 9
+    FLOAT32 = 10
+    FLOAT64 = 11
+    BOOL = 12
+
+    @property
+    def label(self) -> str:
+        """The name users see and NumPy and torch use, such as ``"float32"``."""
+        return self.name.lower()
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return _ITEMSIZE[self]
+
+    @property
+    def is_float(self) -> bool:
+        """Is this a floating-point type (16-bit ones included)?"""
+        return DType.FLOAT16 <= self <= DType.FLOAT64
+
+
+_ITEMSIZE = dict(zip(DType, (1, 1, 2, 2, 4, 4, 8, 8, 2, 2, 4, 8, 1), strict=True))
+_BY_NAME = {dtype.label: dtype for dtype in DType}
+
+
+def code_of_name(name: str, what: str = "tensor") -> DType:
+    """The code for a dtype's name.
+
+    Args:
+        name: ``"float32"``, ``"bfloat16"``, ...
+        what: what carries that dtype, for the error text.
+
+    Raises:
+        InvalidArgumentError: the engine has no such type; the text lists those it has.
+    """
+    try:
+        return _BY_NAME[name]
+    except KeyError:
+        raise InvalidArgumentError(
+            f"a {what} of dtype {name} cannot be sent: hvdlite knows {', '.join(_BY_NAME)}; convert it first"
+        ) from None
+
+
+def numpy_dtype(code: int) -> np.dtype[Any]:
+    """NumPy's dtype for a code.
+
+    Raises:
+        UnsupportedError: the code is bfloat16 and ml_dtypes, which defines it for NumPy, was not imported by anyone.
+    """
+    dtype = DType(code)
+    if dtype is not DType.BFLOAT16:
+        return np.dtype(dtype.label)
+    ml_dtypes = sys.modules.get("ml_dtypes")
+    if ml_dtypes is None:
+        raise UnsupportedError("NumPy has no bfloat16 of its own: import ml_dtypes (pip install ml-dtypes) first")
+    bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    return bfloat16

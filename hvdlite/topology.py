@@ -1,0 +1,18 @@
+"""Where this rank stands among the others: plain numbers, fixed when hvdlite is initialised."""
+
+from dataclasses import dataclass
+
+__all__ = ["Topology"]
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The place of one rank: in the job (rank), on its node (local), and across nodes (cross)."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+    is_homogeneous: bool

@@ -1,0 +1,140 @@
+"""What the ranks must have in common before gradients are reduced, and the one exchange that makes sure of it."""
+
+import hashlib
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hvdlite.config import format_ranks
+from hvdlite.errors import InvalidArgumentError, MismatchError
+from hvdlite.objects import allgather_object
+from hvdlite.process_sets import ProcessSet
+from hvdlite.requests import OP_NAMES
+from hvdlite.torch.slots import Slot
+
+__all__ = ["Settings", "agree", "difference"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a wrapped optimizer's gradients are reduced.
+
+    Attributes:
+        prefix: unique name of the optimizer, the same on all ranks.
+        op: Average or Sum.
+        predivide: divides the gradients before they are summed, and multiplies the result.
+        compression: a class with static `compress` and `decompress`.
+        passes_per_step: backward passes added up on each rank before a reduction.
+        sparse_as_dense: are sparse gradients reduced as dense ones?
+        process_set: the ranks that train together.
+
+    """
+
+    prefix: str
+    op: int
+    predivide: float
+    compression: Any
+    passes_per_step: int
+    sparse_as_dense: bool
+    process_set: ProcessSet
+
+    def describe(self) -> dict[str, Hashable]:
+        """What must be equal on all ranks, by the argument's name."""
+        compression = self.compression
+        return {
+            "op": OP_NAMES[self.op],
+            "gradient_predivide_factor": self.predivide,
+            "compression": getattr(compression, "__qualname__", type(compression).__qualname__),
+            "backward_passes_per_step": self.passes_per_step,
+            "sparse_as_dense": self.sparse_as_dense,
+        }
+
+    def require_compatible(self, other: "Settings", name: str) -> None:
+        """Two optimizers have a parameter in common, whose gradient can be reduced in one way only.
+
+        Raises:
+            InvalidArgumentError: the two want different things.
+
+        """
+        mine = (OP_NAMES[self.op], self.process_set.process_set_id)
+        theirs = (OP_NAMES[other.op], other.process_set.process_set_id)
+        if mine != theirs:
+            raise InvalidArgumentError(
+                f"parameter {name!r} belongs to two distributed optimizers that would reduce its gradient differently: op "
+                f"{theirs[0]} in process set {theirs[1]}, and op {mine[0]} in process set {mine[1]}"
+            )
+
+
+def agree(settings: Settings, slots: Sequence[Slot], groups: Hashable, generation: int) -> dict[int, int]:
+    """Checks that all ranks reduce the same parameters in the same way. Collective over the process set.
+
+    Args:
+        settings: of the optimizer.
+        slots: its parameters.
+        groups: the user's grouping, as names.
+        generation: how often this was done, the same on all ranks.
+
+    Returns:
+        For the parameters (by place in `slots`) whose gradient is sparse on some rank, the number of sparse dimensions.
+
+    Raises:
+        MismatchError: they do not; the same text on all ranks says which rank has what.
+
+    """
+    description = [*({**settings.describe(), "groups": groups}.items()), *((slot.name, _shape_of(slot)) for slot in slots)]
+    digest = hashlib.sha256(repr(description).encode()).hexdigest()
+    sparse = {place: dims for place, slot in enumerate(slots) if (dims := _sparse_dim(slot)) is not None}
+    name = f"{settings.prefix}.plan{generation}"
+    everyone = allgather_object((digest, sparse), name, settings.process_set)
+    if len({digest for digest, _ in everyone}) > 1:
+        descriptions = allgather_object(description, f"{name}.differs", settings.process_set)
+        ranks = settings.process_set.ranks or range(len(descriptions))
+        raise MismatchError(
+            f"DistributedOptimizer ({settings.prefix}) in process set {settings.process_set.process_set_id}: "
+            f"{difference(descriptions, list(ranks))}; build the same model and optimizer on every rank"
+        )
+    return {place: dims for _, found in everyone for place, dims in sorted(found.items())}
+
+
+def _shape_of(slot: Slot) -> str:
+    param = slot.param
+    text = f"{str(param.dtype).removeprefix('torch.')} {list(param.shape)}"
+    if not param.is_contiguous():
+        text += f" with strides {list(param.stride())}"
+    return text + (" on a GPU" if param.device.type != "cpu" else "") + ("" if param.requires_grad else " (frozen)")
+
+
+def _sparse_dim(slot: Slot) -> int | None:
+    grad = slot.param.grad
+    if grad is None or not slot.dirty or grad.layout is torch.strided:
+        return None
+    if grad.layout is not torch.sparse_coo:
+        raise InvalidArgumentError(
+            f"the gradient of parameter {slot.name!r} has layout {grad.layout}, which cannot be reduced; use one that gives "
+            "dense or coordinate (torch.sparse_coo) gradients"
+        )
+    return grad.sparse_dim()
+
+
+def difference(descriptions: Sequence[Sequence[tuple[str, Any]]], ranks: Sequence[int]) -> str:
+    """The first thing in which the ranks' descriptions differ, in words.
+
+    Args:
+        descriptions: of each rank, (name, what it is) in order.
+        ranks: the ranks' numbers.
+
+    """
+    for place in range(max(map(len, descriptions))):
+        found: dict[str, list[int]] = {}
+        for rank, description in zip(ranks, descriptions, strict=True):
+            if place < len(description):
+                name, what = description[place]
+                text = f"{name} is {what}"
+            else:
+                text = f"there is no {place + 1}th entry"
+            found.setdefault(text, []).append(rank)
+        if len(found) > 1:
+            return ", but ".join(f"{text} on {format_ranks(whose)}" for text, whose in found.items())
+    return "the ranks differ"

@@ -1,0 +1,42 @@
+"""The fixed fusion plan: which gradients travel together, decided from the parameters alone.
+
+A bucket is a group for the engine: its members are negotiated and fused together, in one order. So the fused layout, and with
+it the order of every addition, never depends on which gradient happened to be ready first. Pure functions, no torch.
+"""
+
+from collections.abc import Hashable, Sequence
+
+__all__ = ["cut_buckets", "split_evenly"]
+
+
+def cut_buckets(kinds: Sequence[Hashable], sizes: Sequence[int], limit: int, first_limit: int) -> list[list[int]]:
+    """Cuts a sequence of tensors into buckets of one kind each.
+
+    Args:
+        kinds: what the members of a bucket must have in common (the dtype), for each tensor.
+        sizes: bytes of each tensor.
+        limit: the most bytes of a bucket; a larger tensor is alone in its bucket.
+        first_limit: the same for the bucket of the first tensor, small so that communication starts early.
+
+    Returns:
+        The tensors' indices by bucket. Each bucket keeps their order, and buckets are ordered by their first tensor.
+    """
+    buckets: list[list[int]] = []
+    open_buckets: dict[Hashable, list[int]] = {}
+    room: dict[Hashable, int] = {}
+    for index, (kind, size) in enumerate(zip(kinds, sizes, strict=True)):
+        bucket = open_buckets.get(kind)
+        if bucket is None or size > room[kind]:
+            bucket = open_buckets[kind] = []
+            room[kind] = limit if buckets else min(limit, first_limit)
+            buckets.append(bucket)
+        bucket.append(index)
+        room[kind] -= size
+    return buckets
+
+
+def split_evenly(count: int, parts: int) -> list[list[int]]:
+    """The indices 0 to count - 1 in `parts` runs whose lengths differ by at most one; empty runs are left out."""
+    short, longer = divmod(count, parts)
+    bounds = [part * short + min(part, longer) for part in range(parts + 1)]
+    return [list(range(low, high)) for low, high in zip(bounds, bounds[1:], strict=False) if high > low]

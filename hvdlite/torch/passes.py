@@ -1,0 +1,97 @@
+"""Where one backward pass begins and ends, as autograd tells it.
+
+Autograd runs a backward as a *graph task* with a number. Code that it calls (our hooks) can ask it to call something back
+when the task is over. Three things make this less than obvious:
+
+- Reentrant checkpointing runs a whole backward, a task of its own, inside a node of the outer one. The end of the inner task
+  is not the end of the pass, and the outer task may never call a hook of ours. But when the inner task is destroyed, the
+  outer one is current again on this thread: that is where `EndOfTask` moves on to it.
+- A task that raises never calls back. It still destroys the callback, which therefore knows that it was not called.
+- Compiled autograd may accept a callback and never call it. To us that looks like a task that raised.
+"""
+
+import sys
+from collections.abc import Callable
+from types import CodeType
+from typing import Protocol
+
+import torch
+from torch.autograd import Variable
+
+__all__ = ["NO_TASK", "EndOfTask", "PassListener", "current_task", "is_nested", "when_task_ends"]
+
+NO_TASK = -1
+
+current_task: Callable[[], int] = torch._C._current_graph_task_id  # NO_TASK outside of backward
+
+# Python frames that start a graph task, and the frame through which a task calls a Python autograd Function.
+_ENTRANCES: frozenset[CodeType] = frozenset({torch.autograd.backward.__code__, torch.autograd.grad.__code__})
+_CALLED_BY_TASK: CodeType = torch.autograd.function.BackwardCFunction.apply.__code__
+
+
+def is_nested(leaving: bool = False) -> bool:
+    """Does the current graph task run inside a node of another one?
+
+    A task that this cannot see through (one started from C++) counts as a pass of its own, which is right, only slower.
+
+    Args:
+        leaving: the current task's inner task is just being destroyed, and its frames are still on the stack.
+    """
+    frame = sys._getframe(1)
+    entrances = 0
+    needed = 2 if leaving else 1
+    while frame is not None:
+        code = frame.f_code
+        if code in _ENTRANCES:
+            entrances += 1
+            if entrances > needed:
+                return True
+        elif entrances >= needed and code is _CALLED_BY_TASK:
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+def when_task_ends(callback: Callable[[], None]) -> bool:
+    """Asks the current graph task to call back at its end; False if there is no task that would."""
+    try:
+        Variable._execution_engine.queue_callback(callback)
+    except RuntimeError:
+        return False
+    return True
+
+
+class PassListener(Protocol):
+    """Who is told about the end of tasks (the reducer)."""
+
+    def task_ended(self, end: "EndOfTask") -> None:
+        """An outermost task is over and all its hooks have run. What this raises, backward() raises."""
+
+    def task_left(self, end: "EndOfTask") -> None:
+        """A nested task is over; the task around it is current now."""
+
+    def task_lost(self, end: "EndOfTask") -> None:
+        """The task is gone without calling back. Must not raise: it is called where Python ignores exceptions."""
+
+
+class EndOfTask:
+    """The callback given to one graph task. It tells the listener exactly one of three things, whatever happens."""
+
+    __slots__ = ("called", "listener", "nested", "serial")
+
+    def __init__(self, listener: PassListener, serial: int, nested: bool) -> None:
+        self.listener = listener
+        self.serial = serial  # of the pass it belongs to
+        self.nested = nested
+        self.called = False
+
+    def __call__(self) -> None:
+        self.called = True
+        if not self.nested:
+            self.listener.task_ended(self)
+
+    def __del__(self) -> None:
+        if not self.called:
+            self.listener.task_lost(self)
+        elif self.nested:
+            self.listener.task_left(self)

@@ -1,0 +1,78 @@
+"""Makes the fixed fusion plan of an optimizer: every rank cuts the same parameters into the same buckets."""
+
+from collections.abc import Sequence
+
+from hvdlite.requests import Average
+from hvdlite.runtime import RUNTIME
+from hvdlite.torch.agreement import Settings
+from hvdlite.torch.buckets import cut_buckets, split_evenly
+from hvdlite.torch.flights import Bucket, DenseBucket, SparseBucket
+from hvdlite.torch.slots import Slot, WireForm
+
+__all__ = ["Groups", "make_buckets"]
+
+Groups = Sequence[Sequence[str]] | int | None  # lists of parameters' names, a number of groups, or None
+
+
+def make_buckets(settings: Settings, slots: Sequence[Slot], groups: Groups, generation: int) -> list[Bucket]:
+    """Cuts the parameters into buckets and gives each slot its bucket and its form on the wire.
+
+    Args:
+        settings: of the optimizer.
+        slots: the parameters in the order of the model; gradients are expected in the opposite order.
+        groups: what the user wants to be reduced together.
+        generation: number of the plan; the buckets' labels differ from those of earlier plans.
+
+    """
+    set_id = settings.process_set.require_member("Allreduce")
+    buckets: list[Bucket] = []
+    dense: list[Slot] = []
+    for slot in reversed(slots):
+        if slot.sparse_dim is not None and not settings.sparse_as_dense:
+            buckets.append(SparseBucket(slot, settings.op == Average, set_id))
+        else:
+            slot.form = WireForm(slot.param, settings.compression)
+            dense.append(slot)
+    for number, members in enumerate(_cut(dense, groups)):
+        label = f"{settings.prefix}.plan{generation}.bucket{number}"
+        buckets.append(DenseBucket(label, members, settings.op, set_id, settings.predivide))
+    for bucket in buckets:
+        for slot in bucket.slots:
+            slot.bucket = bucket
+    return buckets
+
+
+def _cut(slots: Sequence[Slot], groups: Groups) -> list[list[Slot]]:
+    config = RUNTIME.config
+    if isinstance(groups, int):
+        runs = split_evenly(len(slots), groups)
+        wanted = {slots[place].name: number for number, run in enumerate(runs) for place in run}
+    else:
+        wanted = {name: number for number, names in enumerate(groups or ()) for name in names}
+    chosen: dict[tuple[object, ...], list[Slot]] = {}
+    rest: list[Slot] = []
+    for slot in slots:
+        if slot.name in wanted:
+            chosen.setdefault((wanted[slot.name], *_kind(slot)), []).append(slot)
+        else:
+            rest.append(slot)
+    cut = cut_buckets(
+        [_kind(slot) for slot in rest],
+        [_bytes(slot) for slot in rest],
+        config.bucket_bytes,
+        config.first_bucket_bytes,
+    )
+    return [*chosen.values(), *([rest[place] for place in places] for places in cut)]
+
+
+def _kind(slot: Slot) -> tuple[object, ...]:
+    """What the gradients of a bucket have in common. Frozen parameters, which have none, must not hold up the others."""
+    return (slot.form.dtype if slot.form else None, slot.param.requires_grad)
+
+
+def _bytes(slot: Slot) -> int:
+    form = slot.form
+    count = form.itemsize if form else 0
+    for extent in form.shape if form else ():
+        count *= extent
+    return count

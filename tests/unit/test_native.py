@@ -1,0 +1,94 @@
+"""Choosing the shim for the loaded MPI, and what is said when none fits."""
+
+import doctest
+
+import pytest
+
+from hvdlite import _native
+from hvdlite._native import LoadedMpi
+from hvdlite.errors import SystemFailure
+
+OPEN_MPI = LoadedMpi("openmpi", "Open MPI v5.0.11", "/env/mpi4py/MPI.openmpi.so", ("/env/lib/libmpi.so.40",))
+MPICH = LoadedMpi("mpich", "MPICH 5.0.2", "/env/mpi4py/MPI.mpich.so", ("/env/lib/libmpi.so.12",))
+
+
+@pytest.mark.parametrize(
+    ("module", "description", "family"),
+    [
+        ("/x/mpi4py/MPI.openmpi.cpython-311-x86_64-linux-gnu.so", "", "openmpi"),
+        ("/x/mpi4py/MPI.mpich.cpython-311-x86_64-linux-gnu.so", "", "mpich"),
+        ("/x/mpi4py/MPI.mpiabi.cpython-314-x86_64-linux-gnu.so", "MPICH Version: 5.0.2", "mpiabi"),
+        ("/x/mpi4py/MPI.cpython-311-x86_64-linux-gnu.so", "Open MPI v4.1.4, package: Debian OpenMPI", "openmpi"),
+        ("/x/mpi4py/MPI.cpython-311-x86_64-linux-gnu.so", "MPICH Version:      4.0.2\nMPICH Release date:", "mpich"),
+        ("/x/mpi4py/MPI.cpython-311-x86_64-linux-gnu.so", "Intel(R) MPI Library 2021.9 for Linux* OS", "mpich"),
+        ("/x/mpi4py/MPI.cpython-311-x86_64-linux-gnu.so", "MPI VERSION    : CRAY MPICH version 8.1.25", "mpich"),
+        ("/x/mpi4py/MPI.cpython-311-x86_64-linux-gnu.so", "NEC MPI 3.0", "unknown"),
+    ],
+)
+def test_family_of(module, description, family):
+    assert _native.family_of(module, description) == family
+
+
+def test_short_version():
+    assert _native.short_version("MPICH Version:      5.0.2\nMPICH Release date: x") == "MPICH 5.0.2"
+    assert _native.short_version("") == "an MPI without a name"
+
+
+def test_loaded_libraries():
+    maps = (
+        "7f00 r--p 00000000 08:01 1  /env/lib/libmpi.so.40\n"
+        "7f01 r-xp 00001000 08:01 1  /env/lib/libmpi.so.40\n"
+        "7f02 r--p 00000000 08:01 2  /env/lib/libmpi_extra.so.1\n"
+        "7f03 r--p 00000000 08:01 3  /usr/lib/libmpich.so.12\n"
+    )
+    assert _native.loaded_libraries(maps) == ("/env/lib/libmpi.so.40", "/usr/lib/libmpich.so.12")
+
+
+def test_built_shims(tmp_path):
+    for name in ("hvdlite_mpi_openmpi.so", "hvdlite_mpi_mpich.so", "libhvdlite_core.so"):
+        (tmp_path / name).touch()
+    assert _native.built_shims(tmp_path) == {
+        "mpich": str(tmp_path / "hvdlite_mpi_mpich.so"),
+        "openmpi": str(tmp_path / "hvdlite_mpi_openmpi.so"),
+    }
+
+
+def test_the_fitting_shim_is_chosen():
+    shims = {"mpich": "/p/m.so", "openmpi": "/p/o.so"}
+    assert _native.choose_shim(OPEN_MPI, shims) == "/p/o.so"
+    assert _native.choose_shim(MPICH, shims) == "/p/m.so"
+
+
+def test_mismatch_names_both_mpis_and_both_ways_out():
+    with pytest.raises(SystemFailure) as caught:
+        _native.choose_shim(MPICH, {"openmpi": "/p/o.so"})
+    assert str(caught.value) == (
+        "hvdlite was built for Open MPI, but mpi4py has loaded MPICH 5.0.2 (mpi4py's module /env/mpi4py/MPI.mpich.so, library "
+        "/env/lib/libmpi.so.12). Either let mpi4py load the MPI that hvdlite was built for, by MPI4PY_MPIABI=openmpi with "
+        "MPI4PY_LIBMPI=/path/to/libmpi.so.40, and start the job with that MPI's mpirun; or build hvdlite for the loaded one: "
+        "HVDLITE_MPI=mpich pip install --force-reinstall --no-deps --no-cache-dir hvdlite (HVDLITE_MPI can also be the path "
+        "of that MPI's mpicxx)."
+    )
+
+
+def test_unknown_mpi_is_refused():
+    loaded = LoadedMpi("unknown", "NEC MPI 3.0", "/env/mpi4py/MPI.so")
+    with pytest.raises(
+        SystemFailure, match=r"built for MPICH and Open MPI, but mpi4py has loaded NEC MPI 3\.0 \(mpi4py's module"
+    ):
+        _native.choose_shim(loaded, {"mpich": "m", "openmpi": "o"})
+
+
+def test_no_shim_at_all():
+    with pytest.raises(SystemFailure, match="no shim for any MPI; mpi4py has loaded Open MPI v5"):
+        _native.choose_shim(OPEN_MPI, {})
+
+
+def test_one_version_everywhere():
+    from hvdlite import _engine, _version
+
+    assert _engine.__version__ == _version.__version__
+
+
+def test_examples_in_docstrings():
+    assert doctest.testmod(_native).failed == 0
