@@ -368,18 +368,18 @@ def from_environment(environ: Mapping[str, str] | None = None) -> Config:
     origins: dict[str, str] = {}
     for knob in KNOBS:
         values[knob.name] = knob.default
-        for variable, parse in ((knob.horovod, knob.from_horovod or knob.parse), (knob.variable, knob.parse)):
+        for variable in (knob.horovod, knob.variable):
             text = environ.get(variable, "").strip() if variable else ""
             if not variable or not text:  # set to nothing is not set
                 continue
+            parse: Callable[[str], Value] = knob.parse
+            accepted = knob.accepted
+            if variable == knob.horovod and knob.from_horovod is not None:
+                parse = knob.from_horovod
+                accepted = "a whole number, above 0 for yes" if knob.kind == "bool" else accepted
             try:
                 values[knob.name] = parse(text)
             except ValueError:
-                accepted = (
-                    "a whole number, above 0 for yes"
-                    if parse is not knob.parse and knob.kind == "bool"
-                    else knob.accepted
-                )
                 raise InvalidArgumentError(f"{variable}={text!r} cannot be used: {knob.name} is {accepted}") from None
             origins[knob.name] = variable
     return Config(values, origins, _notes(environ), _warnings(environ))

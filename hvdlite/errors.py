@@ -108,7 +108,7 @@ class NotInitializedError(HvdliteError, ValueError):
 
 
 class UnsupportedError(HvdliteError, NotImplementedError):
-    """hvdlite does not do this; the text says what to do instead."""
+    """Something hvdlite does not do; the text says what to do instead."""
 
     code = ErrorCode.UNSUPPORTED
 

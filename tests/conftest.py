@@ -5,8 +5,6 @@ from pathlib import Path
 import pytest
 from support.parallel import ParallelFile, child_plugin, is_parallel
 
-TESTS = Path(__file__).parent
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
@@ -24,7 +22,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    if parent.config.pluginmanager.has_plugin("hvdlite-in-step") or not is_parallel(module_path, TESTS):
+    if parent.config.pluginmanager.has_plugin("hvdlite-in-step") or not is_parallel(module_path):
         return None
     return ParallelFile.from_parent(parent, path=module_path)
 

@@ -1,6 +1,7 @@
-// 16-bit floats as storage: float16 (IEEE binary16) and bfloat16, converted to and from float32 in integer arithmetic.
-// Rounding is to nearest, ties to even; overflow gives inf; subnormals are exact; NaN stays NaN with its sign and the
-// top of its payload, made quiet as the F16C instructions do, so software and hardware agree bit for bit.
+// 16-bit floats as storage: float16 (IEEE binary16) and bfloat16, converted to and from float32 in
+// integer arithmetic. Rounding is to nearest, ties to even; overflow gives inf; subnormals are
+// exact; NaN stays NaN with its sign and the top of its payload, made quiet as the F16C
+// instructions do, so software and hardware agree bit for bit.
 // Thread: any, no state. Owns: nothing. Blocks: no. Throws: nothing.
 #pragma once
 
@@ -16,8 +17,8 @@ struct BFloat16 {
   std::uint16_t bits;
 };
 
-// always_inline: files compiled for wider instruction sets include this header, and an out-of-line copy from one of them
-// could be the one that the linker keeps for everybody.
+// always_inline: files compiled for wider instruction sets include this header, and an out-of-line
+// copy from one of them could be the one that the linker keeps for everybody.
 [[gnu::always_inline]] constexpr float to_float(Float16 value) {
   const std::uint32_t sign = (value.bits & 0x8000u) << 16;
   const std::uint32_t exponent = (value.bits >> 10) & 0x1fu;
@@ -46,7 +47,7 @@ struct BFloat16 {
     result = 0x7e00u | (magnitude >> 13 & 0x3ffu);
   } else if (magnitude >= 0x477ff000u) {  // 65520, halfway to the next power: the tie goes to inf
     result = 0x7c00u;
-  } else if (magnitude >= 0x38800000u) {  // 2^-14: normal; a carry out of the mantissa raises the exponent
+  } else if (magnitude >= 0x38800000u) {  // 2^-14: normal; a carry raises the exponent
     result = (magnitude + 0xfffu + (magnitude >> 13 & 1u) - (112u << 23)) >> 13;
   } else if (magnitude >= 0x33000000u) {  // 2^-25: rounds to a multiple of 2^-24
     const std::uint32_t mantissa = (magnitude & 0x7fffffu) | 0x800000u;

@@ -46,7 +46,8 @@ bool RingLane::advance_round() {
     post_sends();
     post_receive();
   }
-  return processed_ == hops_ && job_->comm.test(sends_[0]) && job_->comm.test(sends_[1]);
+  return processed_ == hops_ && sent_ == hops_ && job_->comm.test(sends_[0]) &&
+         job_->comm.test(sends_[1]);
 }
 
 // Has the send of this hop completed? Its slot was used again only after that.

@@ -15,32 +15,44 @@ const kernels::ReduceKernels& find(int isa, int dtype, int op) {
                                  static_cast<kernels::Isa>(isa));
 }
 
+void run(const kernels::ReduceKernels& kernels, int which, void* out, const void* lhs,
+         const void* rhs, size_t n, double factor, int64_t divisor) {
+  require(which >= 0 && which <= 4,
+          "which is 0 (load), 1 (accumulate), 2 (combine), 3 (store) or 4 (fill_identity)");
+  require(n == 0 || out != nullptr, "out is null");
+  require(n == 0 || which == 4 || lhs != nullptr, "lhs is null");
+  require(n == 0 || which != 2 || rhs != nullptr, "rhs is null");
+  require(divisor >= 1, "divisor is at least 1");
+  switch (which) {
+    case 0:
+      return kernels.load(out, lhs, n, factor);
+    case 1:
+      return kernels.accumulate(out, lhs, n, factor);
+    case 2:
+      return kernels.combine(out, lhs, rhs, n);
+    case 3:
+      return kernels.store(out, lhs, n, factor, divisor);
+    default:
+      return kernels.fill_identity(out, n);
+  }
+}
+
 }  // namespace
 }  // namespace hvdlite::engine
 
-int hvdlite_test_kernel(int which, int isa, int dtype, int op, void* out, const void* lhs, const void* rhs, size_t n,
-                        double factor, int64_t divisor) {
+int hvdlite_test_kernel(int which, int isa, int dtype, int op, void* out, const void* lhs,
+                        const void* rhs, size_t n, double factor, int64_t divisor) {
   return hvdlite::engine::guarded([&] {
-    const hvdlite::kernels::ReduceKernels& kernels = hvdlite::engine::find(isa, dtype, op);
-    switch (which) {
-      case 0:
-        return kernels.load(out, lhs, n, factor);
-      case 1:
-        return kernels.accumulate(out, lhs, n, factor);
-      case 2:
-        return kernels.combine(out, lhs, rhs, n);
-      case 3:
-        return kernels.store(out, lhs, n, factor, divisor);
-      case 4:
-        return kernels.fill_identity(out, n);
-      default:
-        hvdlite::engine::require(false, "which is 0 to 4");
-    }
+    hvdlite::engine::run(hvdlite::engine::find(isa, dtype, op), which, out, lhs, rhs, n, factor,
+                         divisor);
   });
 }
 
 int hvdlite_isa_supported(int isa) {
-  return isa >= 0 && isa <= 2 && hvdlite::kernels::isa_supported(static_cast<hvdlite::kernels::Isa>(isa)) ? 1 : 0;
+  return isa >= 0 && isa <= 2 &&
+                 hvdlite::kernels::isa_supported(static_cast<hvdlite::kernels::Isa>(isa))
+             ? 1
+             : 0;
 }
 
 int hvdlite_accumulator_of(int dtype, int op, int* out) {

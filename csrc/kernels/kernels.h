@@ -1,8 +1,18 @@
-// Element-wise reduction kernels: scalar reference, AVX2 and AVX-512, chosen at run time.
-// Every instruction set gives bit-identical results (no FMA contraction, one order of additions), so ranks with
-// different processors agree. A reduction has an element type T and an accumulator type A: 16-bit floats accumulate in
-// float32, integer Averages in 64 bits, all others in T itself; rounding to T happens once, in `store`.
-// Thread: any, no state. Owns: nothing. Blocks: no. Throws: Error(Unsupported) from the look-ups only.
+// Element-wise reduction kernels: scalar reference, AVX2 and AVX-512, chosen at run time. A
+// reduction has an element type T and an accumulator type A: 16-bit floats accumulate in float32,
+// integer Averages in 64 bits, bool in bytes of 0 and 1, all others in T itself; rounding to T
+// happens once, in `store`.
+//
+// Every instruction set gives bit-identical results (one order of operations per element, no FMA
+// contraction), so ranks with different processors agree. The one exception is the payload and sign
+// of a NaN that Sum and Product make or pass on: it is a NaN everywhere, but which of two NaN
+// operands survives is up to the compiler. Min and Max give NaN if either operand is one, -0 counts
+// as less than +0, and all their bits, a NaN's too, are the same in either order of operands.
+// Subnormals follow the calling thread's flush-to-zero mode, which is off unless someone set it.
+// Integer Sum and Product wrap modulo 2^n.
+//
+// Thread: any, no state. Owns: nothing. Blocks: no. Throws: Error(Unsupported) from the look-ups
+// only.
 #pragma once
 
 #include <cstddef>
@@ -14,18 +24,26 @@ namespace hvdlite::kernels {
 
 enum class Isa : std::uint8_t { kScalar = 0, kAvx2 = 1, kAvx512 = 2 };
 
-// Pointers need only the alignment of their element type (or none on x86); n counts elements and may be 0.
+// Pointers may have any alignment; n counts elements and may be 0. Buffers are the same where a
+// line says so, else they do not overlap. Factors of float32 and 16-bit floats are rounded to
+// float32 once; a factor of 1 costs nothing. Scaled integers are computed in double (64-bit values
+// beyond 2^53 lose their low bits), truncated toward zero and saturated, NaN gives 0. bool ignores
+// factors and divisor: whoever takes the user's request refuses factors other than 1.
 struct ReduceKernels {
-  // acc[i] = A(in[i]) * prescale. Integers with prescale != 1 are scaled in double and truncated toward zero.
+  // acc[i] = A(in[i]) * prescale. acc may be in when T is A.
   void (*load)(void* acc, const void* in, std::size_t n, double prescale);
-  // acc[i] = acc[i] op (A(in[i]) * prescale): the fused cast, prescale and reduction.
+  // acc[i] = acc[i] op (A(in[i]) * prescale): the fused cast, prescale and reduction. acc may be in
+  // when T is A.
   void (*accumulate)(void* acc, const void* in, std::size_t n, double prescale);
   // out[i] = lhs[i] op rhs[i], all of type A. out may be lhs or rhs.
   void (*combine)(void* out, const void* lhs, const void* rhs, std::size_t n);
-  // out[i] = T(acc[i] * postscale / divisor), rounded once. out may be acc when T is A. Floats multiply by
-  // postscale/divisor; integers with postscale 1 divide exactly (truncated toward zero), otherwise in double.
+  // out[i] = T(acc[i] * postscale / divisor), rounded once; divisor >= 1. out may be acc when T is
+  // A (a no-op if nothing is scaled). Floats multiply by the quotient postscale/divisor; integers
+  // with postscale 1 divide exactly, truncated toward zero, otherwise they are scaled as (acc *
+  // postscale) / divisor. An accumulator that T cannot hold saturates.
   void (*store)(void* out, const void* acc, std::size_t n, double postscale, std::int64_t divisor);
-  // acc[i] = the neutral element of op in A (what an absent or joined rank contributes).
+  // acc[i] = the neutral element of op in A (what an absent or joined rank contributes). For a Sum
+  // of floats it is -0: +0 would turn a -0 of the others into +0.
   void (*fill_identity)(void* acc, std::size_t n);
   base::DType accumulator;
 };
@@ -33,7 +51,8 @@ struct ReduceKernels {
 // The accumulator type A for elements of `dtype` under `op`.
 base::DType accumulator_of(base::DType dtype, base::ReduceOp op);
 
-// The kernels for a pair; Adasum and Average of bool are Error(Unsupported), naming both.
+// The kernels for a pair. Error(Unsupported), naming what and the way out: any Adasum, Average of
+// bool, and an instruction set that does not run here.
 const ReduceKernels& reduce_kernels(base::DType dtype, base::ReduceOp op, Isa isa);
 
 bool isa_supported(Isa isa);  // does this processor (and this build) run it

@@ -41,13 +41,16 @@ struct Native<std::int64_t> {
     constexpr bool kSigned = std::is_signed_v<T>;
     if constexpr (sizeof(T) == 1) {
       const __m128i bytes = _mm_cvtsi32_si128(read_raw<int>(from));
-      return Pack<std::int64_t>(kSigned ? _mm256_cvtepi8_epi64(bytes) : _mm256_cvtepu8_epi64(bytes));
+      return Pack<std::int64_t>(kSigned ? _mm256_cvtepi8_epi64(bytes)
+                                        : _mm256_cvtepu8_epi64(bytes));
     } else if constexpr (sizeof(T) == 2) {
       const __m128i words = _mm_cvtsi64_si128(read_raw<long long>(from));
-      return Pack<std::int64_t>(kSigned ? _mm256_cvtepi16_epi64(words) : _mm256_cvtepu16_epi64(words));
+      return Pack<std::int64_t>(kSigned ? _mm256_cvtepi16_epi64(words)
+                                        : _mm256_cvtepu16_epi64(words));
     } else {
       const __m128i words = read_raw<__m128i>(from);
-      return Pack<std::int64_t>(kSigned ? _mm256_cvtepi32_epi64(words) : _mm256_cvtepu32_epi64(words));
+      return Pack<std::int64_t>(kSigned ? _mm256_cvtepi32_epi64(words)
+                                        : _mm256_cvtepu32_epi64(words));
     }
   }
 };

@@ -1,5 +1,6 @@
-// Compiled with -mavx512{f,bw,dq,vl} -mf16c; only reached when the processor has them all (dispatch.cc).
-// gcc 12 takes the undefined registers inside its own AVX-512 intrinsics for our mistake (its bug 105593).
+// Compiled with -mavx512{f,bw,dq,vl} -mf16c; only reached when the processor has them all
+// (dispatch.cc). gcc 12 takes the undefined registers inside its own AVX-512 intrinsics for our
+// mistake (its bug 105593).
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <immintrin.h>
 
@@ -41,13 +42,16 @@ struct Native<std::int64_t> {
     constexpr bool kSigned = std::is_signed_v<T>;
     if constexpr (sizeof(T) == 1) {
       const __m128i bytes = _mm_cvtsi64_si128(read_raw<long long>(from));
-      return Pack<std::int64_t>(kSigned ? _mm512_cvtepi8_epi64(bytes) : _mm512_cvtepu8_epi64(bytes));
+      return Pack<std::int64_t>(kSigned ? _mm512_cvtepi8_epi64(bytes)
+                                        : _mm512_cvtepu8_epi64(bytes));
     } else if constexpr (sizeof(T) == 2) {
       const __m128i words = read_raw<__m128i>(from);
-      return Pack<std::int64_t>(kSigned ? _mm512_cvtepi16_epi64(words) : _mm512_cvtepu16_epi64(words));
+      return Pack<std::int64_t>(kSigned ? _mm512_cvtepi16_epi64(words)
+                                        : _mm512_cvtepu16_epi64(words));
     } else {
       const __m256i words = read_raw<__m256i>(from);
-      return Pack<std::int64_t>(kSigned ? _mm512_cvtepi32_epi64(words) : _mm512_cvtepu32_epi64(words));
+      return Pack<std::int64_t>(kSigned ? _mm512_cvtepi32_epi64(words)
+                                        : _mm512_cvtepu32_epi64(words));
     }
   }
 };

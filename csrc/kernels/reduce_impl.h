@@ -1,13 +1,16 @@
-// The loops of every kernel, written once. Each instruction set's file defines HVD_KERNEL_NAMESPACE (its own namespace) and
-// HVD_KERNEL_VECTOR_BYTES (its register width, 0 for none), includes this header, specialises Native with the few operations
-// that need intrinsics, and turns make_table() into its table.
+// The loops of every kernel, written once. Each instruction set's file defines HVD_KERNEL_NAMESPACE
+// (its own namespace) and HVD_KERNEL_VECTOR_BYTES (its register width, 0 for none), includes this
+// header, specialises Native with the few operations that need intrinsics, and turns make_table()
+// into its table.
 //
-// Nothing here may reach the linker under a name that baseline code shares: one out-of-line copy of a common inline function,
-// compiled for AVX-512, would be kept for the whole library and crash older processors. Hence the own namespace, and no
-// function of std:: or of another header unless it is always_inline or evaluated at compile time.
+// Nothing here may reach the linker under a name that baseline code shares: one out-of-line copy of
+// a common inline function, compiled for AVX-512, would be kept for the whole library and crash
+// older processors. Hence the own namespace, and no function of std:: or of another header unless
+// it is always_inline or evaluated at compile time.
 //
-// T: element type. A: accumulator type. A body is a lambda over a unit (Element or Packed) and an index: the same text
-// describes one element and one register of them, so no instruction set can differ from the reference in more than width.
+// T: element type. A: accumulator type. A body is a lambda over a unit (Element or Packed) and an
+// index: the same text describes one element and one register of them, so no instruction set can
+// differ from the reference in more than width.
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -59,7 +62,7 @@ HVD_INLINE void write_raw(std::byte* to, V value) {
   __builtin_memcpy(to, &value, sizeof(V));
 }
 
-// --- packs: a vector register of accumulator values ------------------------------------------------------------------
+// --- packs: a vector register of accumulator values ----------------------------------------------
 
 inline constexpr std::size_t kVectorBytes = HVD_KERNEL_VECTOR_BYTES;
 template <class A>
@@ -72,8 +75,9 @@ struct VectorOf {
 template <class A>
 using Pack = typename VectorOf<A, kLanes<A>>::Type;
 
-// What an instruction set adds. Native<float>: read_float16, write_float16, read_uint16 (widens to 32 bits), write_uint16
-// (narrows); Native<float> and <double>: lesser(a, b) = a < b ? a : b; Native<int64_t>: widen<T>, T an integer of at most 32 bits.
+// What an instruction set adds. Native<float>: read_float16, write_float16, read_uint16 (widens to
+// 32 bits), write_uint16 (narrows); Native<float> and <double>: lesser(a, b) = a < b ? a : b;
+// Native<int64_t>: widen<T>, T an integer of at most 32 bits.
 template <class A>
 struct Native;
 
@@ -92,10 +96,11 @@ struct BitsOf<A, A> {
   using Type = UInt<sizeof(A)>;
 };
 
-// --- integers: saturating conversion ---------------------------------------------------------------------------------
+// --- integers: saturating conversion -------------------------------------------------------------
 
-// Truncates toward zero; out of range gives the nearest limit, NaN gives 0. The limits of 64-bit types are not doubles:
-// their upper one rounds to 2^63 or 2^64, the first value that is out of range, hence >=.
+// Truncates toward zero; out of range gives the nearest limit, NaN gives 0. The limits of 64-bit
+// types are not doubles: their upper one rounds to 2^63 or 2^64, the first value that is out of
+// range, hence >=.
 template <class I>
 HVD_INLINE I saturate(double value) {
   constexpr I kLowest = std::numeric_limits<I>::min();
@@ -117,7 +122,7 @@ HVD_INLINE T narrow(A value) {
   }
 }
 
-// --- units: how a body reads T as A and writes A as T ----------------------------------------------------------------
+// --- units: how a body reads T as A and writes A as T --------------------------------------------
 
 struct Element {
   template <class A>
@@ -186,16 +191,18 @@ struct Packed {
   }
 };
 
-// Elements before the first register boundary of `to`, which holds X; 0 where aligning does not pay or cannot be had.
-template <class X>
+// Elements before the first register boundary of `to`, which holds X; 0 where aligning does not pay
+// or cannot be had.
+template <class X, std::size_t kRegisterBytes>
 HVD_INLINE std::size_t lead_of(const void* to, std::size_t n) {
   const auto address = reinterpret_cast<std::uintptr_t>(to);
   if (n < 1024 || address % sizeof(X) != 0) return 0;
-  return (0 - address) % HVD_KERNEL_VECTOR_BYTES / sizeof(X);
+  return (0 - address) % kRegisterBytes / sizeof(X);
 }
 
-// Calls body(unit, i) for all n elements in ascending order, in registers of A as long as they last. to: where the body
-// writes X. Its stores are aligned first: one that straddles two cache lines costs twice.
+// Calls body(unit, i) for all n elements in ascending order, in registers of A as long as they
+// last. to: where the body writes X. Its stores are aligned first: one that straddles two cache
+// lines costs twice.
 template <class A, class X, class Body>
 HVD_INLINE void for_each(std::size_t n, const void* to, Body body) {
   std::size_t i = 0;
@@ -203,8 +210,8 @@ HVD_INLINE void for_each(std::size_t n, const void* to, Body body) {
     for (; i < n; ++i) body(Element{}, i);
   } else {
     constexpr std::size_t kStep = kLanes<A>;
-    for (std::size_t end = lead_of<X>(to, n);; end = n) {
-      for (; i < end; ++i) {  // twice: before the first register and after the last
+    for (std::size_t end = lead_of<X, kVectorBytes>(to, n);; end = n) {
+      for (; i < end; ++i) {   // twice: before the first register and after the last
         __asm__ volatile("");  // no point in vectorising so few
         body(Element{}, i);
       }
@@ -220,11 +227,12 @@ HVD_INLINE void for_each(std::size_t n, const void* to, Body body) {
   }
 }
 
-// --- operators -------------------------------------------------------------------------------------------------------
+// --- operators -----------------------------------------------------------------------------------
 
 template <class A>
 struct Sum {
-  static constexpr A kIdentity = kIsFloat<A> ? A(-0.0) : A(0);  // -0 + x is x for every x; +0 turns -0 into +0
+  // -0 + x is x for every x; +0 would turn -0 into +0.
+  static constexpr A kIdentity = kIsFloat<A> ? A(-0.0) : A(0);
 
   template <class V>
   HVD_INLINE static V apply(V a, V b) {
@@ -252,14 +260,15 @@ struct Product {
   }
 };
 
-// The hardware's minimum is its second operand where either is NaN and where both are zeros. So the two orders agree
-// except there, and "or" of their bits is what is wanted: NaN | x is a NaN, -0 | +0 is -0; and it is symmetric.
+// The hardware's minimum is its second operand where either is NaN and where both are zeros. So the
+// two orders agree except there, and "or" of their bits is what is wanted: NaN | x is a NaN, -0 |
+// +0 is -0; and it is symmetric.
 template <class A, class V>
 HVD_INLINE V minimum_of_floats(V a, V b) {
   using Bits = typename BitsOf<A, V>::Type;
   if constexpr (std::is_same_v<A, V>) {
-    return __builtin_bit_cast(V, __builtin_bit_cast(Bits, a < b ? a : b) |
-                                     __builtin_bit_cast(Bits, b < a ? b : a));
+    return __builtin_bit_cast(
+        V, __builtin_bit_cast(Bits, a < b ? a : b) | __builtin_bit_cast(Bits, b < a ? b : a));
   } else {
     return V(Bits(Native<A>::lesser(a, b)) | Bits(Native<A>::lesser(b, a)));
   }
@@ -295,13 +304,13 @@ struct Max {
   }
 };
 
-// Of 0 and 1: exclusive types, because their neutral elements are not those of uint8_t.
+// Of bytes 0 and 1: Min and Max, but the neutral element of And is 1, not 255.
 struct And : Min<std::uint8_t> {
   static constexpr std::uint8_t kIdentity = 1;
 };
 struct Or : Max<std::uint8_t> {};
 
-// --- kernels ---------------------------------------------------------------------------------------------------------
+// --- kernels -------------------------------------------------------------------------------------
 
 template <class T, class A>
 void load(void* acc, const void* in, std::size_t n, double prescale) {
@@ -359,7 +368,8 @@ void accumulate(void* acc, const void* in, std::size_t n, double prescale) {
       U::template write<A, A>(at<A>(acc, i), Op::template apply<V>(sum, value));
     });
   } else if constexpr (!std::is_same_v<T, Bool>) {
-    A scaled[256];  // integers are seldom scaled: two passes per piece instead of a loop for every pair of T and Op
+    // Integers are seldom scaled: two passes over a piece, not one more loop for each T and Op.
+    A scaled[256];
     constexpr std::size_t kPiece = sizeof(scaled) / sizeof(A);
     for (std::size_t i = 0; i < n; i += kPiece) {
       const std::size_t count = n - i < kPiece ? n - i : kPiece;
@@ -417,7 +427,7 @@ void fill_identity(void* acc, std::size_t n) {
   for (std::size_t i = 0; i < n; ++i) write_raw<A>(at<A>(acc, i), Op::kIdentity);
 }
 
-// --- the table -------------------------------------------------------------------------------------------------------
+// --- the table -----------------------------------------------------------------------------------
 
 template <class T, class A, class Op>
 consteval ReduceKernels kernels_of(DType accumulator) {

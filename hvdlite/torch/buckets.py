@@ -4,6 +4,7 @@ A bucket is a group for the engine: its members are negotiated and fused togethe
 it the order of every addition, never depends on which gradient happened to be ready first. Pure functions, no torch.
 """
 
+import itertools
 from collections.abc import Hashable, Sequence
 
 __all__ = ["cut_buckets", "split_evenly"]
@@ -39,4 +40,4 @@ def split_evenly(count: int, parts: int) -> list[list[int]]:
     """The indices 0 to count - 1 in `parts` runs whose lengths differ by at most one; empty runs are left out."""
     short, longer = divmod(count, parts)
     bounds = [part * short + min(part, longer) for part in range(parts + 1)]
-    return [list(range(low, high)) for low, high in zip(bounds, bounds[1:], strict=False) if high > low]
+    return [list(range(low, high)) for low, high in itertools.pairwise(bounds) if high > low]

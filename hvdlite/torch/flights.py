@@ -13,11 +13,12 @@ from hvdlite.backends import backend_of
 from hvdlite.errors import InternalError, InvalidArgumentError
 from hvdlite.requests import Kind, tensor_name
 from hvdlite.torch.slots import Slot, WireForm
+from hvdlite.torch.sparse import join_rows, rows_of
 
 if TYPE_CHECKING:
     from hvdlite._engine import Engine, Result
 
-__all__ = ["Bucket", "DenseBucket", "Flight", "SparseBucket", "join_rows"]
+__all__ = ["Bucket", "DenseBucket", "Flight", "SparseBucket"]
 
 _ABSENT = 1  # HVDLITE_FLAG_ABSENT: this rank has no value but takes the result
 _CPU = -1
@@ -178,30 +179,11 @@ class _SparseFlight:
                 slot.merge()
 
 
-def join_rows(indices: torch.Tensor, values: torch.Tensor, like: torch.Tensor, divisor: int) -> torch.Tensor:
-    """The sparse tensor (coordinates, coalesced) of the rows that all ranks sent.
-
-    Args:
-        indices: int64, one row for each of `values`.
-        values: the rows; a complex tensor's as pairs of reals.
-        like: a tensor of the result's shape, dtype and device.
-        divisor: what the sums are divided by.
-
-    """
-    if like.is_complex():
-        values = torch.view_as_complex(values)
-    with torch.no_grad():
-        total = torch.sparse_coo_tensor(indices.t(), values, like.shape, check_invariants=False).coalesce()
-        if divisor != 1:
-            total = total / divisor
-        return total.to(like.device)
-
-
 class SparseBucket:
     """One parameter whose gradient is sparse: every rank gets all ranks' rows and adds them up."""
 
     def __init__(self, slot: Slot, average: bool, process_set: int) -> None:
-        self.slots = [slot]
+        self.slots: Sequence[Slot] = [slot]
         self.missing = 1
         self.launched = 0
         self._average = average
@@ -227,24 +209,3 @@ class SparseBucket:
         for flight, handle in zip(flights, engine.submit_many(requests, wake), strict=True):
             flight.handle = handle
         return flights
-
-
-def rows_of(grad: torch.Tensor | None, like: torch.Tensor, sparse_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The indices (int64, one row per value) and values of a gradient, in host memory; none for None.
-
-    Args:
-        grad: sparse (coordinates) or dense.
-        like: a tensor of the gradient's shape and dtype.
-        sparse_dim: how many leading dimensions the indices count.
-    """
-    if grad is None:
-        indices = torch.empty((0, sparse_dim), dtype=torch.int64)
-        values = torch.empty((0, *like.shape[sparse_dim:]), dtype=like.dtype)
-    else:
-        if grad.layout is torch.strided:
-            grad = grad.to_sparse(sparse_dim)
-        grad = grad.coalesce()
-        indices, values = grad.indices().t().cpu(), grad.values().to(device="cpu", dtype=like.dtype)
-    if values.is_complex():
-        values = torch.view_as_real(values.resolve_conj())
-    return indices.contiguous(), values.contiguous()

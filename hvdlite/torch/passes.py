@@ -86,6 +86,7 @@ class EndOfTask:
         self.called = False
 
     def __call__(self) -> None:
+        """The task is over."""
         self.called = True
         if not self.nested:
             self.listener.task_ended(self)

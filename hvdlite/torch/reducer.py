@@ -13,7 +13,8 @@ What has to be made good where this did not happen (backward raised, or there is
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from hvdlite.errors import HvdliteError, InternalError
 from hvdlite.runtime import RUNTIME
 from hvdlite.torch.agreement import Settings, agree
 from hvdlite.torch.flights import Bucket, Flight
+from hvdlite.torch.hooks import AtEnd, install
 from hvdlite.torch.passes import NO_TASK, EndOfTask, current_task, is_nested, when_task_ends
 from hvdlite.torch.plan import Groups, make_buckets
 from hvdlite.torch.slots import Slot
@@ -106,7 +108,7 @@ class Reducer:
                 owner._give_up(param, self)
             slot = self._slots[id(param)] = Slot(name, param)
             _owners[id(param)] = weakref.ref(self)
-            self._hooks[id(param)] = _install(param, partial(self._before, slot), partial(self._after, slot))
+            self._hooks[id(param)] = install(param, partial(self._before, slot), partial(self._after, slot))
         self._groups = groups
         self._buckets = None
 
@@ -157,7 +159,7 @@ class Reducer:
                 slot.forget()  # somebody has reset it
         elif not slot.dirty and slot.set_aside(grad):
             if not self._moved_aside:
-                when_task_ends(_Restore(self, self._moved_aside))
+                when_task_ends(AtEnd(self.restore))
             self._moved_aside.append(slot)
 
     def _after(self, slot: Slot, _param: torch.Tensor) -> None:
@@ -254,10 +256,8 @@ class Reducer:
         if not self._local:
             self._owed = True
             if self._buckets is not None:
-                try:
+                with suppress(HvdliteError):  # settle() meets the same error where it can be raised
                     self._launch_rest()
-                except HvdliteError:
-                    pass  # settle() meets the same error where it can be raised
 
     def _finish_pass(self) -> None:
         self._task = NO_TASK
@@ -344,8 +344,7 @@ class Reducer:
             self._count_backward()
             self._owed = not self._local
             self._unsettled = True
-        if self._moved_aside:
-            self.restore(self._moved_aside)
+        self.restore()
         if self._unsettled:
             owed, self._owed, self._unsettled = self._owed, False, False
             if owed:
@@ -353,12 +352,12 @@ class Reducer:
             else:
                 self._wait(strict=False)
 
-    def restore(self, slots: list[Slot]) -> None:
+    def restore(self) -> None:
         """Puts back what was set aside for increments that did not come."""
-        for slot in slots:
+        for slot in self._moved_aside:
             if slot.param.grad is None:
                 slot.merge()
-        slots.clear()
+        self._moved_aside.clear()
 
     # --- for the optimizer ------------------------------------------------------------------------------------------------
 
@@ -392,44 +391,9 @@ class Reducer:
         for reducer in self._family():
             reducer._turn = reducer._backwards = 0
 
-    def after_reset(self, params: Iterable[torch.Tensor]) -> None:
-        """The optimizer has reset these parameters' gradients."""
-        family = self._family()
-        for reducer in family:
-            slots = reducer._slots
-            for param in params if len(family) > 1 else ():
-                if id(param) in slots:
-                    slots[id(param)].forget()
-        if len(family) == 1:
-            for slot in self._slots.values():
-                slot.forget()
-            self._local_gradients = False
+    def after_reset(self) -> None:
+        """The optimizer has reset its gradients."""
+        for slot in self._slots.values():
+            slot.forget()
+        self._local_gradients = False
         self.next_step()
-
-
-class _Restore:
-    """Called at the end of a graph task, or dropped if it raised: gives back what was set aside in vain."""
-
-    def __init__(self, reducer: Reducer, slots: list[Slot]) -> None:
-        self._reducer = reducer
-        self._slots = slots
-
-    def __call__(self) -> None:
-        self._reducer.restore(self._slots)
-
-    def __del__(self) -> None:
-        self._reducer.restore(self._slots)
-
-
-def _install(
-    param: torch.Tensor, before: Callable[[torch.Tensor], None], after: Callable[[torch.Tensor], None]
-) -> list[Any]:
-    """Hooks both ends of the accumulation, of frozen parameters too: they may be thawed later."""
-    if not (param.is_floating_point() or param.is_complex()):
-        return []
-    frozen = not param.requires_grad
-    param.requires_grad_(True)
-    hooks = [param.register_hook(before), param.register_post_accumulate_grad_hook(after)]
-    if frozen:
-        param.requires_grad_(False)
-    return hooks

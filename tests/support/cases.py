@@ -194,33 +194,40 @@ def expected(
 
 def _expected_floats(present: list[np.ndarray], reduction: Reduction, prescale: float, factor: float) -> Expected:
     wide = np.stack([array.astype(np.longdouble) * np.longdouble(prescale) for array in present])
-    accumulator = DType.FLOAT64 if reduction.dtype is DType.FLOAT64 else DType.FLOAT32
-    scalings = (prescale != 1.0) + (factor != 1.0) * 2  # the factor itself is rounded, and the product
-    roundings = len(present) - 1 + scalings * 2 if reduction.op is not Op.PRODUCT else len(present) * (1 + scalings) + 2
+    # A factor other than 1 costs two roundings: its own conversion to the accumulator type, and the product.
+    roundings = (2 if prescale != 1.0 else 0) + (3 if factor != 1.0 else 0)
     match reduction.op:
         case Op.SUM | Op.AVERAGE:
             exact, magnitude = wide.sum(axis=0), np.abs(wide).sum(axis=0)
+            if roundings or not _sums_exactly(wide, reduction.dtype):
+                roundings += len(present) - 1
         case Op.PRODUCT:
             exact = wide.prod(axis=0)
             magnitude = np.abs(exact)
+            if roundings or not np.all(np.abs(np.frexp(wide)[0]) == 0.5):  # powers of two multiply exactly
+                roundings = (roundings + 1) * len(present)
         case Op.MIN | Op.MAX:
             exact = wide.min(axis=0) if reduction.op is Op.MIN else wide.max(axis=0)
-            magnitude, roundings = np.abs(exact), scalings * 2
+            magnitude = np.abs(exact)
     exact = exact * np.longdouble(factor)
-    error = roundings * _ROUNDING[accumulator] * magnitude * abs(factor)
     value = exact.astype(numpy_dtype(reduction.dtype))
-    if np.all(_is_exact(wide, accumulator)) and scalings == 0:
-        # Every sum of these is exact in the accumulator, so the one rounding at the end decides.
-        return Expected(value, np.zeros(value.shape))
-    error = error + np.where(error > 0, 2 * _ROUNDING[reduction.dtype] * np.abs(exact), 0)
+    if roundings == 0:
+        return Expected(value, np.zeros(value.shape))  # the one rounding at the end decides
+    accumulator = _ROUNDING[_accumulator(reduction.dtype)]
+    smallest = float(ml_dtypes.finfo(value.dtype).smallest_subnormal)
+    # The result is rounded once, and so was the value it is compared with.
+    error = roundings * accumulator * magnitude * abs(factor) + 2 * _ROUNDING[reduction.dtype] * np.abs(exact) + smallest
     return Expected(value, np.asarray(error, dtype=np.float64))
 
 
-def _is_exact(wide: np.ndarray, accumulator: DType) -> np.ndarray:
-    """Are all sums and products of these multiples of 1/4 (or powers of two) exact in the accumulator?"""
-    digits = 52 if accumulator is DType.FLOAT64 else 23
-    quarters = (wide * 4 == np.round(wide * 4)).all(axis=0)
-    return quarters & (np.abs(wide).sum(axis=0) * 4 < 2.0**digits)
+def _accumulator(dtype: DType) -> DType:
+    return DType.FLOAT64 if dtype is DType.FLOAT64 else DType.FLOAT32
+
+
+def _sums_exactly(wide: np.ndarray, dtype: DType) -> bool:
+    """Are all partial sums of these multiples of 1/4 exact in the accumulator, whatever the order?"""
+    digits = 52 if _accumulator(dtype) is DType.FLOAT64 else 23
+    return bool(np.all(wide * 4 == np.round(wide * 4)) and np.all(np.abs(wide).sum(axis=0) * 4 < 2.0**digits))
 
 
 def _expected_integers(

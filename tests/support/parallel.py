@@ -1,8 +1,8 @@
-"""Test files that run under mpirun: the parent starts one job per file and rank count, the children run pytest in step.
+"""Test files that run under mpirun: the parent starts one job per file and rank count, children run pytest in step.
 
-Parent: each file of tests/parallel and tests/adapters becomes one item per number of ranks. Children: after each test the
-ranks compare verdicts over mpi4py (not through hvdlite), and one failure stops the file everywhere. A test that hangs is
-ended by a watchdog, which writes the stacks of all threads first.
+Parent: each file of tests/parallel and tests/adapters becomes one item per number of ranks. Children: after each test
+the ranks compare verdicts over mpi4py (not through hvdlite), and one failure stops the file everywhere. A test that
+hangs is ended by a watchdog, which writes the stacks of all threads first.
 """
 
 import ast
@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from support.job import JobResult, run_python
 
+TESTS = Path(__file__).parents[1]
 RESULTS = "HVDLITE_TEST_RESULTS"  # set in children: the folder for their results
 WATCHDOG_SECONDS = 60.0
 DEADLINE_SECONDS = 300.0
@@ -27,12 +28,12 @@ DEFAULT_RANKS = {"parallel": (1, 2, 3, 4), "adapters": (2, 3)}
 TAIL_LINES = {"failed": 150, "other": 15}
 
 
-# --- the parent -----------------------------------------------------------------------------------------------------------
+# --- the parent ----------------------------------------------------------------------------------------------------
 
 
-def is_parallel(path: Path, root: Path) -> bool:
+def is_parallel(path: Path) -> bool:
     """Does this test file run under mpirun?"""
-    return path.is_relative_to(root) and path.relative_to(root).parts[0] in DEFAULT_RANKS
+    return path.is_relative_to(TESTS) and path.relative_to(TESTS).parts[0] in DEFAULT_RANKS
 
 
 class ParallelFile(pytest.File):
@@ -41,7 +42,7 @@ class ParallelFile(pytest.File):
     def collect(self) -> Iterator["ParallelItem"]:
         tree = ast.parse(self.path.read_text())
         declared = _constants(tree)
-        ranks = declared.get("RANKS", DEFAULT_RANKS[self.path.relative_to(self.config.rootpath / "tests").parts[0]])
+        ranks = declared.get("RANKS", DEFAULT_RANKS[self.path.relative_to(TESTS).parts[0]])
         wanted = self.config.getoption("--ranks")
         for n in ranks:
             if wanted and n not in wanted:
@@ -58,9 +59,9 @@ def _constants(tree: ast.Module) -> dict[str, Any]:
     """The values of RANKS and DEADLINE, where the file sets them at its top level."""
     found = {}
     for node in tree.body:
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            if node.targets[0].id in ("RANKS", "DEADLINE"):
-                found[node.targets[0].id] = ast.literal_eval(node.value)
+        target = node.targets[0] if isinstance(node, ast.Assign) else None
+        if isinstance(target, ast.Name) and target.id in ("RANKS", "DEADLINE"):
+            found[target.id] = ast.literal_eval(node.value)
     return found
 
 
@@ -130,7 +131,7 @@ def _suspicion(result: dict[str, Any] | None, stderr: str) -> int:
     return 1 if "Timeout (" in stderr else 2
 
 
-# --- the children ---------------------------------------------------------------------------------------------------------
+# --- the children --------------------------------------------------------------------------------------------------
 
 
 class InStep:

@@ -1,0 +1,44 @@
+"""Hooks on a parameter: before and after backward adds to its gradient."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+__all__ = ["AtEnd", "install"]
+
+
+class AtEnd:
+    """Does something at the end of a graph task, or when the task is gone without an end."""
+
+    def __init__(self, action: Callable[[], None]) -> None:
+        self._action = action
+
+    def __call__(self) -> None:
+        """The task is over."""
+        self._action()
+
+    def __del__(self) -> None:
+        self._action()
+
+
+def install(param: Any, before: Callable[[torch.Tensor], None], after: Callable[[torch.Tensor], None]) -> list[Any]:
+    """Hooks both ends of the accumulation, of frozen parameters too: they may be thawed later.
+
+    Args:
+        param: the parameter. One that cannot have a gradient gets no hooks.
+        before: called with the increment, also where autograd.grad only looks at it.
+        after: called with the parameter.
+
+    Returns:
+        What `remove` can be called on.
+
+    """
+    if not (param.is_floating_point() or param.is_complex()):
+        return []
+    frozen = not param.requires_grad
+    param.requires_grad_(True)
+    hooks = [param.register_hook(before), param.register_post_accumulate_grad_hook(after)]
+    if frozen:
+        param.requires_grad_(False)
+    return hooks

@@ -1,0 +1,382 @@
+"""The collectives of `hvdlite.ops` for torch tensors, differentiable where Horovod's are.
+
+The functions that return a new tensor at once take part in autograd; those in place and the ``_async`` ones do not (they
+are `hvdlite.ops`' own). What flows back follows Horovod's convention, which every function states. It is the gradient of
+the sum of all ranks' losses for allreduce; for the others it is scaled as if the ranks' losses were averaged by somebody
+else later. The backward of a function is itself a collective: it has to run on all ranks, in the same order unless the
+function was given a name.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from hvdlite import ops
+from hvdlite.compression import Compression
+from hvdlite.errors import InvalidArgumentError, UnsupportedError
+from hvdlite.process_sets import ProcessSet, global_process_set
+from hvdlite.requests import OP_NAMES, Average, Max, Min, Product, Sum, resolve_op
+from hvdlite.runtime import RUNTIME
+from hvdlite.torch.sparse import join_rows, rows_of
+
+__all__ = [
+    "allgather",
+    "allreduce",
+    "alltoall",
+    "broadcast",
+    "grouped_allgather",
+    "grouped_allreduce",
+    "grouped_reducescatter",
+    "reducescatter",
+    "sparse_allreduce_async",
+]
+
+
+@dataclass(frozen=True)
+class _Call:
+    """The arguments of one call, which its backward needs again."""
+
+    name: str | None
+    process_set: ProcessSet
+    grouped: bool = False
+    op: int = Sum
+    prescale: float = 1.0
+    postscale: float = 1.0
+    compression: Any = None
+
+    @property
+    def grad_name(self) -> str | None:
+        """The name of the collective that runs backward."""
+        return None if self.name is None else f"{self.name}.grad"
+
+
+def _needs_grad(tensors: Sequence[torch.Tensor]) -> bool:
+    return torch.is_grad_enabled() and any(isinstance(tensor, torch.Tensor) and tensor.requires_grad for tensor in tensors)
+
+
+def _apply(function: type[torch.autograd.Function], call: _Call, tensors: Sequence[torch.Tensor]) -> Any:
+    outputs = function.apply(call, *tensors)  # type: ignore[no-untyped-call]
+    return list(outputs) if call.grouped else outputs[0]
+
+
+# --- allreduce ------------------------------------------------------------------------------------------------------------
+
+
+class _Allreduce(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, call: _Call, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        outputs = _reduce(call, call.name, tensors)
+        ctx.call = call
+        if call.op in (Min, Max, Product):
+            ctx.save_for_backward(*tensors, *outputs)
+        return tuple(outputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+        call: _Call = ctx.call
+        if call.op in (Average, Sum):
+            return (None, *_reduce(call, call.grad_name, grads))
+        if call.prescale != 1.0 or call.postscale != 1.0:
+            raise UnsupportedError(f"allreduce with op={OP_NAMES[call.op]} and scale factors has no gradient")
+        saved = ctx.saved_tensors
+        totals = _reduce(_Call(None, call.process_set, call.grouped), call.grad_name, grads)
+        pairs = zip(saved[: len(grads)], saved[len(grads) :], strict=True)
+        return (None, *(total * _slope(call, *pair) for total, pair in zip(totals, pairs, strict=True)))
+
+
+def _reduce(call: _Call, name: str | None, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    scales = (call.prescale, call.postscale, call.process_set)
+    if call.grouped:
+        return ops.grouped_allreduce(tensors, None, name, call.compression, call.op, *scales)
+    return [ops.allreduce(tensors[0], None, name, call.compression, call.op, *scales)]
+
+
+def _slope(call: _Call, value: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+    """How the result of Min, Max or Product changes with this rank's value."""
+    if call.op in (Min, Max):
+        chosen = (value == result).to(value.dtype)
+        holders: torch.Tensor = ops.allreduce(chosen, op=Sum, process_set=call.process_set)
+        return chosen / holders
+    zero = value == 0
+    zeros = ops.allreduce(zero.to(torch.int32), op=Sum, process_set=call.process_set)
+    others = ops.allreduce(torch.where(zero, 1, value), op=Product, process_set=call.process_set)
+    others = torch.where(zero, others, others / value)
+    return torch.where(zeros - zero.to(torch.int32) > 0, 0, others)
+
+
+def allreduce(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: Any = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """`hvdlite.allreduce` with a gradient.
+
+    Backward reduces the ranks' incoming gradients with the same op, factors and compression (Average gives their average,
+    Sum their sum). With Min and Max their sum goes to the ranks that hold the extreme value, in equal parts; with Product
+    it is multiplied by the other ranks' values. These three have no gradient together with scale factors.
+
+    Args, returns and raises are those of `hvdlite.allreduce`.
+    """
+    if not _needs_grad([tensor]):
+        return ops.allreduce(tensor, average, name, compression, op, prescale_factor, postscale_factor, process_set)
+    op = resolve_op(op, average)
+    return _apply(_Allreduce, _Call(name, process_set, False, op, prescale_factor, postscale_factor, compression), [tensor])
+
+
+def grouped_allreduce(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    compression: Any = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[Any]:
+    """`allreduce` of a list of tensors that are agreed on and sent together, also backward; `name` is the group's.
+
+    Returns:
+        A list of new tensors.
+
+    """
+    scales = (prescale_factor, postscale_factor)
+    if not _needs_grad(tensors):
+        return ops.grouped_allreduce(tensors, average, name, compression, op, *scales, process_set)
+    op = resolve_op(op, average)
+    outputs: list[Any] = _apply(_Allreduce, _Call(name, process_set, True, op, *scales, compression), tensors)
+    return outputs
+
+
+def sparse_allreduce_async(
+    tensor: torch.Tensor, name: str | None, op: int, process_set: ProcessSet = global_process_set
+) -> Callable[[], torch.Tensor]:
+    """Starts the reduction of a sparse tensor: every rank gets all ranks' rows. Collective over `process_set`.
+
+    Args:
+        tensor: of layout torch.sparse_coo; shape, dtype and sparse dimensions the same on all ranks.
+        name: see `hvdlite.ops`.
+        op: Average or Sum.
+        process_set: the ranks that take part.
+
+    Returns:
+        A function without arguments that waits, and returns the coalesced result (a new tensor without gradient).
+
+    Raises:
+        InvalidArgumentError: the tensor is not sparse, or op is another one.
+
+    """
+    if tensor.layout is not torch.sparse_coo:
+        raise InvalidArgumentError(f"sparse_allreduce_async takes tensors of layout torch.sparse_coo, not {tensor.layout}")
+    if op not in (Average, Sum):
+        raise InvalidArgumentError("sparse_allreduce_async reduces with op=Average or op=Sum")
+    tensor = tensor.detach()
+    indices, values = rows_of(tensor, tensor, tensor.sparse_dim())
+    handle = ops.grouped_allgather_async([indices, values], name, process_set)
+    divisor = (process_set.size() or 1) if op == Average else 1
+
+    def finish() -> torch.Tensor:
+        all_indices, all_values = handle.synchronize()
+        return join_rows(all_indices, all_values, tensor, divisor)
+
+    return finish
+
+
+# --- allgather ------------------------------------------------------------------------------------------------------------
+
+
+class _Allgather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, call: _Call, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.call = call
+        ctx.rows = [len(tensor) for tensor in tensors]
+        return tuple(_gather(call, call.name, tensors))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+        call: _Call = ctx.call
+        name = None if call.name is None else f"{call.name}.rows"
+        rows = ops.allgather(torch.tensor([ctx.rows]), name, call.process_set)
+        place = call.process_set.rank() or 0
+        starts = rows[:place].sum(0).tolist()
+        averages = _reduce(_Call(None, call.process_set, call.grouped, Average), call.grad_name, grads)
+        parts = zip(averages, starts, ctx.rows, strict=True)
+        return (None, *(average.narrow(0, start, count) for average, start, count in parts))
+
+
+def _gather(call: _Call, name: str | None, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    if call.grouped:
+        return ops.grouped_allgather(tensors, name, call.process_set)
+    return [ops.allgather(tensors[0], name, call.process_set)]
+
+
+def allgather(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
+    """`hvdlite.allgather` with a gradient.
+
+    Backward gives each rank its rows of the *average* of the ranks' incoming gradients.
+
+    Args, returns and raises are those of `hvdlite.allgather`.
+    """
+    if not _needs_grad([tensor]):
+        return ops.allgather(tensor, name, process_set)
+    return _apply(_Allgather, _Call(name, process_set), [tensor])
+
+
+def grouped_allgather(
+    tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[Any]:
+    """`allgather` of a list of tensors that are agreed on and sent together, also backward; `name` is the group's."""
+    if not _needs_grad(tensors):
+        return ops.grouped_allgather(tensors, name, process_set)
+    outputs: list[Any] = _apply(_Allgather, _Call(name, process_set, grouped=True), tensors)
+    return outputs
+
+
+# --- broadcast ------------------------------------------------------------------------------------------------------------
+
+
+class _Broadcast(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, call: _Call, root_rank: int, tensor: torch.Tensor) -> torch.Tensor:
+        ctx.call = call
+        ctx.is_root = RUNTIME.require_topology().rank == root_rank
+        output: torch.Tensor = ops.broadcast(tensor, root_rank, call.name, call.process_set)
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+        call: _Call = ctx.call
+        (average,) = _reduce(_Call(None, call.process_set, op=Average), call.grad_name, [grad])
+        return None, None, average if ctx.is_root else torch.zeros_like(average)
+
+
+def broadcast(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
+    """`hvdlite.broadcast` with a gradient.
+
+    Backward gives the root the *average* of the ranks' incoming gradients, and the others zeros.
+
+    Args, returns and raises are those of `hvdlite.broadcast`.
+    """
+    if not _needs_grad([tensor]):
+        return ops.broadcast(tensor, root_rank, name, process_set)
+    return _Broadcast.apply(_Call(name, process_set), root_rank, tensor)  # type: ignore[no-untyped-call]
+
+
+# --- alltoall -------------------------------------------------------------------------------------------------------------
+
+
+class _Alltoall(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, call: _Call, splits: Any, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        output, received = ops.alltoall_async(tensor, splits, call.name, call.process_set).synchronize()
+        ctx.call = call
+        ctx.received = torch.as_tensor(received).tolist()
+        ctx.rows = len(tensor)
+        received = torch.as_tensor(received)
+        ctx.mark_non_differentiable(received)
+        return output, received
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor, _received: Any) -> tuple[Any, ...]:
+        call: _Call = ctx.call
+        back, _ = ops.alltoall(grad, ctx.received, call.grad_name, call.process_set)
+        if len(back) < ctx.rows:  # rows that were not sent have no part in anything
+            back = torch.cat([back, back.new_zeros(ctx.rows - len(back), *back.shape[1:])])
+        return None, None, back
+
+
+def alltoall(
+    tensor: torch.Tensor, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
+    """`hvdlite.alltoall` with a gradient.
+
+    Backward sends the incoming gradients' rows back to the ranks they came from.
+
+    Args, returns and raises are those of `hvdlite.alltoall`.
+    """
+    if not _needs_grad([tensor]):
+        return ops.alltoall(tensor, splits, name, process_set)
+    output, received = _Alltoall.apply(_Call(name, process_set), splits, tensor)  # type: ignore[no-untyped-call]
+    return output if splits is None else (output, received)
+
+
+# --- reducescatter --------------------------------------------------------------------------------------------------------
+
+
+class _Reducescatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, call: _Call, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.call = call
+        arguments = (call.name, call.compression, call.op, call.process_set, call.prescale, call.postscale)
+        if call.grouped:
+            return tuple(ops.grouped_reducescatter(tensors, *arguments))
+        return (ops.reducescatter(tensors[0], *arguments),)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+        call: _Call = ctx.call
+        factor = call.prescale * call.postscale * ((call.process_set.size() or 1) if call.op == Sum else 1)
+        scaled = [grad * factor for grad in grads] if factor != 1.0 else list(grads)
+        return (None, *_gather(call, call.grad_name, scaled))
+
+
+def reducescatter(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    compression: Any = Compression.none,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Any:
+    """`hvdlite.reducescatter` with a gradient, for Average and Sum.
+
+    Backward gathers the ranks' incoming gradients, times both factors, and with Sum times the number of ranks.
+
+    Args, returns and raises are those of `hvdlite.reducescatter`.
+    """
+    scales = (prescale_factor, postscale_factor)
+    if not _needs_grad([tensor]):
+        return ops.reducescatter(tensor, name, compression, op, process_set, *scales)
+    op = _differentiable_op(op)
+    return _apply(_Reducescatter, _Call(name, process_set, False, op, *scales, compression), [tensor])
+
+
+def grouped_reducescatter(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    compression: Any = Compression.none,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[Any]:
+    """`reducescatter` of a list of tensors that are agreed on and sent together, also backward; `name` is the group's."""
+    scales = (prescale_factor, postscale_factor)
+    if not _needs_grad(tensors):
+        return ops.grouped_reducescatter(tensors, name, compression, op, process_set, *scales)
+    op = _differentiable_op(op)
+    call = _Call(name, process_set, True, op, *scales, compression)
+    outputs: list[Any] = _apply(_Reducescatter, call, tensors)
+    return outputs
+
+
+def _differentiable_op(op: int) -> int:
+    op = resolve_op(op, None)
+    if op not in (Average, Sum):
+        raise UnsupportedError(f"reducescatter with op={OP_NAMES[op]} has no gradient; pass a detached tensor")
+    return op

@@ -1,0 +1,363 @@
+"""`DistributedOptimizer`: makes an optimizer average the gradients of all ranks.
+
+The optimizer stays the object it is. Only its class is swapped for one that adds a few methods, and hooks are put on its
+parameters and in front of its step. So its state, its parameter groups, schedulers made earlier and ``isinstance`` go on
+working, and it pickles as what it was.
+"""
+
+import itertools
+import warnings
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hvdlite import ops
+from hvdlite.compression import Compression
+from hvdlite.errors import InvalidArgumentError
+from hvdlite.process_sets import ProcessSet, global_process_set
+from hvdlite.requests import Average, Sum, resolve_op
+from hvdlite.runtime import RUNTIME
+from hvdlite.torch.agreement import Settings
+from hvdlite.torch.plan import Groups
+from hvdlite.torch.reducer import Reducer
+
+if TYPE_CHECKING:
+    _Optimizer = torch.optim.Optimizer
+else:
+    _Optimizer = object  # it is mixed into subclasses of torch.optim.Optimizer
+
+__all__ = ["DistributedOptimizer"]
+
+_serials = itertools.count()  # optimizers are made in the same order on all ranks
+
+
+def DistributedOptimizer(  # noqa: N802 - Horovod's name
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
+    compression: Any = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: int = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: int | Sequence[Sequence[torch.Tensor]] | None = None,
+    sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Makes an optimizer train on the gradients of all ranks.
+
+    When ``loss.backward()`` returns, each ``.grad`` holds what backward added on all ranks, averaged (or summed), with the
+    same bits everywhere. So clipping, loss scaling, accumulation and schedulers are written as torch's own documentation
+    writes them. In particular:
+
+    - Several backward passes before a step add up, each averaged by itself; what you write into ``.grad`` yourself stays
+      as you wrote it. Inside `no_sync`, and before the last of `backward_passes_per_step` passes, gradients stay this rank's.
+    - A parameter unused on some ranks gets the average with zeros; unused on all, its ``.grad`` stays None.
+    - Where no backward has run before ``step()``, gradients that you computed otherwise are reduced there.
+    - With a closure (LBFGS) the optimizer sees the loss of all ranks, reduced like the gradients.
+    - The optimizer may be saved, or its ``state_dict()`` loaded, with or without the wrapping.
+
+    Collective over `process_set` when gradients are reduced: the ranks have the same parameters, by name, shape and dtype,
+    in the same order (checked at the first reduction), and run the same number of backward passes and steps. Optimizers
+    are wrapped in the same order on all ranks.
+
+    Args:
+        optimizer: any optimizer of torch. It is changed in place; wrapping it again replaces the first wrapping.
+        named_parameters: of the model, for messages and for the order of the plan; more than the optimizer has is fine.
+            Default: names made of the places in the optimizer's parameter groups.
+        compression: `Compression.none`, `fp16`, `bf16`, or a class with their methods.
+        backward_passes_per_step: after so many passes the gradients, added up on each rank and *not* divided by this
+            number, are reduced.
+        op: `Average` or `Sum`.
+        gradient_predivide_factor: with Average only, divides the gradients before the sum and multiplies the result.
+        num_groups: Horovod's older name of an integer `groups`; deprecated.
+        groups: lists of parameters to be reduced together, or the number of groups to cut them into. Default: by size
+            (the knobs bucket_bytes and first_bucket_bytes). Fixed either way, so that equal runs give equal bits.
+        sparse_as_dense: reduce sparse gradients as dense ones (and make them sparse again) instead of gathering the rows.
+        process_set: the ranks that train together. A rank outside of it gets its optimizer back as it was.
+
+    Returns:
+        The same optimizer, with these methods added: ``synchronize()``, ``skip_synchronize()``, ``no_sync()`` and
+        ``set_backward_passes_per_step(passes)``. Gradients of a GPU travel through host memory.
+
+    Raises:
+        InvalidArgumentError: an argument is wrong.
+        UnsupportedError: op is Adasum.
+        NotInitializedError: `init` has not been called.
+
+    Later, ``backward()``, ``step()`` and ``synchronize()`` can raise MismatchError (the ranks' parameters differ),
+    HorovodInternalError (a rank failed), and AssertionError (more passes than `backward_passes_per_step`, if that is > 1).
+
+    """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise InvalidArgumentError(f"DistributedOptimizer wraps a torch.optim.Optimizer, got a {type(optimizer).__name__}")
+    RUNTIME.require_topology()
+    op = _checked_op(op, gradient_predivide_factor)
+    _check_passes(backward_passes_per_step)
+    if num_groups:
+        warnings.warn("Parameter `num_groups` has been replaced by `groups`.", DeprecationWarning, stacklevel=2)
+        groups = num_groups if groups is None else groups
+    if process_set.process_set_id is None:
+        raise InvalidArgumentError(f"{process_set} has not been registered: pass it to hvdlite.add_process_set first")
+    named = _name_parameters(optimizer, named_parameters)
+    named_groups = _name_groups(groups, named)
+    settings = Settings(
+        prefix=f"optimizer{next(_serials)}",
+        op=op,
+        predivide=float(gradient_predivide_factor),
+        compression=compression,
+        passes_per_step=backward_passes_per_step,
+        sparse_as_dense=sparse_as_dense,
+        process_set=process_set,
+    )
+    if isinstance(optimizer, _Distributed):
+        optimizer._hvdlite.undo(optimizer)
+    wrapping = _Wrapping(settings, type(optimizer))
+    base = type(optimizer)
+    members = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
+    optimizer.__class__ = type(base.__name__, (_Distributed, base), members)
+    optimizer._hvdlite = wrapping  # type: ignore[attr-defined]
+    if process_set.included() and (process_set.size() or 1) > 1:
+        wrapping.connect(optimizer, named, named_groups)
+    return optimizer
+
+
+def _checked_op(op: int, predivide: float) -> int:
+    op = resolve_op(op, None)
+    if op not in (Average, Sum):
+        raise InvalidArgumentError("DistributedOptimizer reduces gradients with op=Average or op=Sum")
+    if predivide != 1.0 and op != Average:
+        raise InvalidArgumentError("gradient_predivide_factor not supported with op != Average")
+    if not predivide > 0:
+        raise InvalidArgumentError(f"gradient_predivide_factor={predivide!r} must be > 0")
+    return op
+
+
+def _check_passes(passes: int) -> None:
+    if isinstance(passes, bool) or not isinstance(passes, int) or passes <= 0:
+        raise InvalidArgumentError(f"backward_passes_per_step must be > 0 and whole, got {passes!r}")
+
+
+def _name_parameters(
+    optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, torch.Tensor]] | None
+) -> list[tuple[str, torch.Tensor]]:
+    """The optimizer's parameters with their names, in the order of the model where that is known."""
+    found = {
+        id(param): (f"{group_place}.{place}", param)
+        for group_place, group in enumerate(optimizer.param_groups)
+        for place, param in enumerate(group["params"])
+    }
+    if named_parameters is None:
+        return list(found.values())
+    given = list(named_parameters)
+    if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in given):
+        raise InvalidArgumentError(
+            "named_parameters should be a sequence of tuples (name, parameter), usually produced by model.named_parameters()."
+        )
+    duplicates = [name for name, count in Counter(name for name, _ in given).items() if count > 1]
+    if duplicates:
+        raise InvalidArgumentError(
+            f"Parameter names in named_parameters must be unique. Found duplicates: {', '.join(duplicates)}"
+        )
+    named: dict[int, tuple[str, torch.Tensor]] = {}
+    for name, param in given:
+        if id(param) in found:
+            named.setdefault(id(param), (name, param))
+    missing = [place for key, (place, _) in found.items() if key not in named]
+    if missing:
+        raise InvalidArgumentError(
+            "named_parameters was specified, but one or more model parameters were not named. In the optimizer's parameter "
+            f"groups they are (group.place): {', '.join(missing)}"
+        )
+    return list(named.values())
+
+
+def _name_groups(groups: Any, named: Sequence[tuple[str, torch.Tensor]]) -> Groups:
+    """The user's groups with names in the place of parameters."""
+    if groups is None:
+        return None
+    if isinstance(groups, int) and not isinstance(groups, bool) and groups > 0:
+        return groups
+    if not isinstance(groups, list | tuple):
+        raise InvalidArgumentError("groups should be a positive integer or a list of lists of parameters")
+    names = {id(param): name for name, param in named}
+    seen: set[int] = set()
+    for members in groups:
+        for param in members:
+            if not isinstance(param, torch.Tensor) or id(param) not in names:
+                raise InvalidArgumentError("groups must consist of parameters of this optimizer")
+            if id(param) in seen:
+                raise InvalidArgumentError("A parameter can only appear once in groups")
+            seen.add(id(param))
+    return tuple(tuple(names[id(param)] for param in members) for members in groups)
+
+
+class _Wrapping:
+    """What a wrapped optimizer has beside its own attributes."""
+
+    def __init__(self, settings: Settings, base: type[torch.optim.Optimizer]) -> None:
+        self.settings = settings
+        self.base = base
+        self.reducer: Reducer | None = None  # None where there is nobody to reduce with
+        self.passes_per_step = settings.passes_per_step
+        self.skipping = False
+        self._step_hook: Any = None
+        self._finalizer: Any = None
+        self._added = 0
+
+    def connect(self, optimizer: torch.optim.Optimizer, named: Sequence[tuple[str, torch.Tensor]], groups: Groups) -> None:
+        """Hooks the parameters and the step."""
+        prefix = self.settings.prefix
+        self.reducer = Reducer(self.settings)
+        if isinstance(groups, tuple):
+            groups = tuple(tuple(f"{prefix}.{name}" for name in names) for names in groups)
+        self.reducer.add([(f"{prefix}.{name}", param) for name, param in named], groups)
+        self._step_hook = optimizer.register_step_pre_hook(self.before_step)
+        self._finalizer = weakref.finalize(optimizer, self.reducer.close)
+        self._finalizer.atexit = False
+
+    def undo(self, optimizer: "_Distributed") -> None:
+        """Takes the wrapping off again."""
+        if self.reducer is not None:
+            self.reducer.settle_all()
+            self._step_hook.remove()
+            self._finalizer.detach()
+            self.reducer.close()
+        optimizer.__class__ = self.base  # type: ignore[assignment]
+        del optimizer._hvdlite
+
+    def add_parameters(self, params: Iterable[torch.Tensor]) -> None:
+        """Reduces more parameters."""
+        if self.reducer is not None:
+            self.reducer.settle_all()
+            named = [(f"{self.settings.prefix}.added{self._added}.{place}", param) for place, param in enumerate(params)]
+            self._added += 1
+            self.reducer.add(named)
+
+    def before_step(
+        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Called in front of every step, also where a scheduler has kept the original class's step."""
+        reducer = self.reducer
+        if reducer is None:
+            return None
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if callable(closure):
+            wrapped = self._wrap_closure(reducer, closure)
+            return ((args[0], wrapped, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": wrapped})
+        if self.skipping:
+            reducer.settle_all()
+        else:
+            reducer.complete()
+        reducer.next_step()
+        return None
+
+    def _wrap_closure(self, reducer: Reducer, closure: Callable[[], Any]) -> Callable[[], Any]:
+        """The closure, whose loss and gradients are all ranks': an optimizer may decide by the loss how to go on."""
+
+        def of_all_ranks() -> Any:
+            reducer.settle_all()
+            reducer.next_step()
+            loss = closure()
+            reducer.complete()
+            reducer.next_step()
+            return self._reduced(loss)
+
+        return of_all_ranks
+
+    def _reduced(self, loss: Any) -> Any:
+        settings = self.settings
+        name = f"{settings.prefix}.loss"
+        if isinstance(loss, torch.Tensor):
+            return ops.allreduce(loss.detach().cpu(), name=name, op=settings.op, process_set=settings.process_set).to(loss)
+        if isinstance(loss, float):
+            return float(ops.allreduce(loss, name=name, op=settings.op, process_set=settings.process_set))
+        return loss
+
+
+class _Distributed(_Optimizer):
+    """The methods that a wrapped optimizer has beside its own."""
+
+    _hvdlite: _Wrapping
+
+    @property
+    def backward_passes_per_step(self) -> int:
+        """Backward passes added up on each rank before a reduction."""
+        return self._hvdlite.passes_per_step
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Changes `backward_passes_per_step`, between steps and on all ranks alike; passes made so far do not count.
+
+        Raises:
+            InvalidArgumentError: passes is not a whole number above 0.
+
+        """
+        _check_passes(passes)
+        self._hvdlite.passes_per_step = passes
+        if self._hvdlite.reducer is not None:
+            self._hvdlite.reducer.passes_per_step = passes
+            self._hvdlite.reducer.next_step()
+
+    def synchronize(self) -> None:
+        """Reduces what is not reduced yet. Needed only to see gradients that `no_sync` or
+        `backward_passes_per_step` kept back before ``step()``; otherwise ``backward()`` has done it.
+
+        Raises:
+            MismatchError, HorovodInternalError: as ``backward()``.
+
+        """
+        if self._hvdlite.reducer is not None:
+            self._hvdlite.reducer.complete()
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Inside, ``step()`` reduces nothing: for scripts that call `synchronize` themselves. Reduced gradients are not
+        reduced again outside of it either.
+        """
+        wrapping = self._hvdlite
+        before, wrapping.skipping = wrapping.skipping, True
+        try:
+            yield
+        finally:
+            wrapping.skipping = before
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Inside, backward passes add to this rank's gradients without reducing them; the next pass outside, or
+        ``step()``, reduces all of it. On all ranks alike.
+        """
+        reducer = self._hvdlite.reducer
+        if reducer is None:
+            yield
+            return
+        reducer.suspended += 1
+        try:
+            yield
+        finally:
+            reducer.suspended -= 1
+
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        """Resets the gradients, as the optimizer's own ``zero_grad`` does (``set_to_none`` included)."""
+        reducer = self._hvdlite.reducer
+        if reducer is not None:
+            reducer.settle_all()
+        super().zero_grad(*args, **kwargs)
+        if reducer is not None:
+            reducer.after_reset()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds parameters, on all ranks alike; their gradients are reduced too."""
+        super().add_param_group(param_group)
+        self._hvdlite.add_parameters(self.param_groups[-1]["params"])
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickles and copies as the plain optimizer."""
+        reduced: Any = super().__reduce_ex__(protocol)
+        function, args, *rest = reduced
+        args = tuple(self._hvdlite.base if arg is type(self) else arg for arg in args)
+        if rest and isinstance(rest[0], dict) and "_hvdlite" in rest[0]:
+            rest[0] = {key: value for key, value in rest[0].items() if key != "_hvdlite"}
+        return (function, args, *rest)

@@ -1,0 +1,45 @@
+"""Sparse (coordinate) tensors as the rows they are made of: every rank gets all ranks' rows and adds them up."""
+
+import torch
+
+__all__ = ["join_rows", "rows_of"]
+
+
+def rows_of(grad: torch.Tensor | None, like: torch.Tensor, sparse_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The indices (int64, one row per value) and values of a gradient, in host memory; none for None.
+
+    Args:
+        grad: sparse (coordinates) or dense.
+        like: a tensor of the gradient's shape and dtype.
+        sparse_dim: how many leading dimensions the indices count.
+    """
+    if grad is None:
+        indices = torch.empty((0, sparse_dim), dtype=torch.int64)
+        values = torch.empty((0, *like.shape[sparse_dim:]), dtype=like.dtype)
+    else:
+        if grad.layout is torch.strided:
+            grad = grad.to_sparse(sparse_dim)
+        grad = grad.coalesce()
+        indices, values = grad.indices().t().cpu(), grad.values().to(device="cpu", dtype=like.dtype)
+    if values.is_complex():
+        values = torch.view_as_real(values.resolve_conj())
+    return indices.contiguous(), values.contiguous()
+
+
+def join_rows(indices: torch.Tensor, values: torch.Tensor, like: torch.Tensor, divisor: int) -> torch.Tensor:
+    """The sparse tensor (coordinates, coalesced) of the rows that all ranks sent.
+
+    Args:
+        indices: int64, one row for each of `values`.
+        values: the rows; a complex tensor's as pairs of reals.
+        like: a tensor of the result's shape, dtype and device.
+        divisor: what the sums are divided by.
+
+    """
+    if like.is_complex():
+        values = torch.view_as_complex(values)
+    with torch.no_grad():
+        total = torch.sparse_coo_tensor(indices.t(), values, like.shape, check_invariants=False).coalesce()
+        if divisor != 1:
+            total = total / divisor
+        return total.to(like.device)

@@ -1,0 +1,181 @@
+"""Gives all ranks the same model and optimizer to start from."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hvdlite import ops
+from hvdlite.errors import InvalidArgumentError
+from hvdlite.objects import allgather_object, broadcast_object
+from hvdlite.process_sets import ProcessSet, global_process_set
+from hvdlite.runtime import RUNTIME
+
+__all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
+
+
+def broadcast_parameters(params: Any, root_rank: int, process_set: ProcessSet = global_process_set) -> None:
+    """Overwrites tensors with the root's, in place. Collective over `process_set`.
+
+    Names, shapes and dtypes must be the same on all its ranks, in any order.
+
+    Args:
+        params: ``model.state_dict()``, ``model.named_parameters()``, or any mapping or iterable of (name, tensor) pairs or
+            of tensors (which are then numbered). Entries that are None are left out. Tensors of a GPU are copied through
+            host memory.
+        root_rank: the root's rank in the whole job, the same on all ranks.
+        process_set: the ranks that take part; the root is one of them.
+
+    Raises:
+        InvalidArgumentError: params is something else, or holds something else than tensors.
+        MismatchError, HorovodInternalError: as for `hvdlite.broadcast`.
+
+    """
+    _broadcast_tensors(_named_tensors(params), root_rank, process_set)
+
+
+def _named_tensors(params: Any) -> list[tuple[str, torch.Tensor]]:
+    if isinstance(params, Mapping):
+        pairs: list[Any] = sorted(params.items())
+    elif isinstance(params, Iterable) and not isinstance(params, torch.Tensor | str):
+        pairs = [entry if isinstance(entry, tuple) else (f"{place}", entry) for place, entry in enumerate(params)]
+    else:
+        raise InvalidArgumentError(f"invalid params of type: {type(params)}; pass model.state_dict()")
+    for pair in pairs:
+        if len(pair) != 2 or not (pair[1] is None or isinstance(pair[1], torch.Tensor)):
+            raise InvalidArgumentError(
+                f"broadcast_parameters takes tensors, not {pair!r}; for other objects there is broadcast_object"
+            )
+    return [(f"{name}", tensor) for name, tensor in pairs if tensor is not None]
+
+
+def _broadcast_tensors(named: Iterable[tuple[str, torch.Tensor]], root_rank: int, process_set: ProcessSet) -> None:
+    """Broadcasts all tensors at once, as bytes where the engine has no such dtype."""
+    started = []
+    with torch.no_grad():
+        for name, tensor in named:
+            host = tensor.detach().cpu()
+            if host.is_complex() or host.dtype.itemsize == 1:
+                host = host.contiguous()
+                sent = host.reshape(-1).view(torch.uint8)  # shares memory: it is contiguous
+            else:
+                sent = host
+            started.append((tensor, host, ops.broadcast_async_(sent, root_rank, name, process_set)))
+        for tensor, host, handle in started:
+            handle.synchronize()
+            if host.data_ptr() != tensor.data_ptr():
+                tensor.copy_(host)
+
+
+@dataclass(frozen=True)
+class _Placeholder:
+    """Stands for a tensor in a structure that is sent without its tensors."""
+
+    number: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    on_host: bool
+
+
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer, root_rank: int, model: Any = None, process_set: ProcessSet = global_process_set
+) -> None:
+    """Gives all ranks the state and the options of the root's optimizer. Collective over `process_set`.
+
+    Takes no step and touches neither parameters nor gradients; a rank whose state is empty gets the root's, and where the
+    root's is empty all are afterwards. Any optimizer will do, LBFGS included.
+
+    Args:
+        optimizer: with the same parameter groups on all ranks, wrapped or not.
+        root_rank: the root's rank in the whole job, the same on all ranks.
+        model: accepted for Horovod's sake; not used.
+        process_set: the ranks that take part; the root is one of them.
+
+    Raises:
+        InvalidArgumentError: this is no optimizer of torch, or its parameter groups are not like the root's.
+        HorovodInternalError: as for `hvdlite.broadcast`.
+
+    """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise InvalidArgumentError(f"broadcast_optimizer_state takes a torch.optim.Optimizer, got {type(optimizer)}")
+    is_root = RUNTIME.require_topology().rank == root_rank
+    tensors: list[torch.Tensor] = []
+    structure = _without_tensors(optimizer.state_dict(), tensors) if is_root else None
+    structure = broadcast_object(structure, root_rank, "optimizer_state", process_set)
+    if not is_root:
+        _make_tensors(structure, tensors)
+    named = [(f"optimizer_state.{number}", tensor) for number, tensor in enumerate(tensors)]
+    _broadcast_tensors(named, root_rank, process_set)
+    if not is_root:
+        _load(optimizer, structure, tensors)
+
+
+def _without_tensors(tree: Any, tensors: list[torch.Tensor]) -> Any:
+    """The structure with placeholders for its dense tensors, which are appended to the list."""
+    if isinstance(tree, torch.Tensor) and tree.layout is torch.strided:
+        tensors.append(tree)
+        return _Placeholder(len(tensors) - 1, tuple(tree.shape), tree.dtype, tree.device.type == "cpu")
+    if isinstance(tree, dict):
+        return {key: _without_tensors(value, tensors) for key, value in tree.items()}
+    if type(tree) in (list, tuple):
+        return type(tree)(_without_tensors(value, tensors) for value in tree)
+    return tree
+
+
+def _make_tensors(tree: Any, tensors: list[torch.Tensor]) -> None:
+    """Appends memory for each placeholder, in the order of their numbers."""
+    if isinstance(tree, _Placeholder):
+        tensors.append(torch.empty(tree.shape, dtype=tree.dtype))
+    elif isinstance(tree, dict):
+        for value in tree.values():
+            _make_tensors(value, tensors)
+    elif type(tree) in (list, tuple):
+        for value in tree:
+            _make_tensors(value, tensors)
+
+
+def _with_tensors(tree: Any, tensors: list[torch.Tensor], device: torch.device) -> Any:
+    """The structure with the tensors in it; those that the root has on a GPU go to `device`."""
+    if isinstance(tree, _Placeholder):
+        return tensors[tree.number] if tree.on_host else tensors[tree.number].to(device)
+    if isinstance(tree, dict):
+        return {key: _with_tensors(value, tensors, device) for key, value in tree.items()}
+    if type(tree) in (list, tuple):
+        return type(tree)(_with_tensors(value, tensors, device) for value in tree)
+    return tree
+
+
+def _load(optimizer: torch.optim.Optimizer, received: dict[str, Any], tensors: list[torch.Tensor]) -> None:
+    """Like ``optimizer.load_state_dict``, but exact: that one converts dtypes."""
+    groups = received["param_groups"]
+    mine = [len(group["params"]) for group in optimizer.param_groups]
+    theirs = [len(group["params"]) for group in groups]
+    if mine != theirs:
+        raise InvalidArgumentError(
+            f"the optimizer has parameter groups of {mine} parameters, the root's has {theirs}; build the same optimizer on "
+            "every rank"
+        )
+    host = torch.device("cpu")
+    params: dict[Any, torch.Tensor] = {}
+    for group, other in zip(optimizer.param_groups, groups, strict=True):
+        params.update(zip(other["params"], group["params"], strict=True))
+        device = group["params"][0].device if group["params"] else host
+        for key, value in other.items():
+            if key != "params":
+                _set_option(group, key, _with_tensors(value, tensors, device))
+    optimizer.state.clear()
+    for key, value in received["state"].items():
+        param = params.get(key)
+        optimizer.state[key if param is None else param] = _with_tensors(
+            value, tensors, host if param is None else param.device
+        )
+
+
+def _set_option(group: dict[str, Any], key: str, value: Any) -> None:
+    present = group.get(key)
+    if isinstance(present, torch.Tensor) and isinstance(value, torch.Tensor) and present.shape == value.shape:
+        with torch.no_grad():
+            present.copy_(value)  # compiled and captured steps have seen this tensor
+    else:
+        group[key] = value

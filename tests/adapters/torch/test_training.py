@@ -1,0 +1,333 @@
+"""The loops of torch's documentation give the numbers of one process with the whole batch."""
+
+import pytest
+import torch
+from mpi4py import MPI
+from reference import ROWS, Pair, adam, assert_close, assert_same_bits, grads_of, mse, network, sgd
+
+Compression = None
+
+
+@pytest.mark.parametrize("make_optimizer", [sgd, adam])
+@pytest.mark.parametrize("named", [True, False])
+def test_plain_loop(hvd, make_optimizer, named):
+    pair = Pair(hvd, make_optimizer, named=named)
+    for step in range(5):
+        part, whole = pair.parts(step)
+        pair.zero()
+        mse(pair.model, *part).backward()
+        mse(pair.twin, *whole).backward()
+        pair.check_grads()
+        pair.step()
+        pair.check_weights()
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+@pytest.mark.parametrize("through", ["optimizer", "module"])
+def test_zero_grad_of_optimizer_and_module(hvd, set_to_none, through):
+    pair = Pair(hvd, sgd)
+    for step in range(4):
+        part, whole = pair.parts(step)
+        if through == "optimizer":
+            pair.zero(set_to_none=set_to_none)
+        else:
+            pair.model.zero_grad(set_to_none=set_to_none)
+            pair.twin.zero_grad(set_to_none=set_to_none)
+        if set_to_none or step == 0:
+            assert all(grad is None for grad in grads_of(pair.model))
+        else:
+            assert not any(grad.any() for grad in grads_of(pair.model))
+        mse(pair.model, *part).backward()
+        mse(pair.twin, *whole).backward()
+        pair.check_grads()
+        pair.step()
+    pair.check_weights()
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_kept_gradients_stay_the_same_tensors(hvd, set_to_none):
+    pair = Pair(hvd, sgd)
+    part, _ = pair.parts(0)
+    mse(pair.model, *part).backward()
+    before = grads_of(pair.model)
+    pair.zero(set_to_none=set_to_none)
+    mse(pair.model, *part).backward()
+    same = [new is old for new, old in zip(grads_of(pair.model), before, strict=True)]
+    assert same == [not set_to_none] * len(before)
+
+
+def test_clipping_between_backward_and_step(hvd):
+    pair = Pair(hvd, adam)
+    for step in range(20):
+        part, whole = pair.parts(step)
+        pair.zero()
+        mse(pair.model, *part).backward()
+        mse(pair.twin, *whole).backward()
+        norm = torch.nn.utils.clip_grad_norm_(pair.model.parameters(), 0.1)
+        expected = torch.nn.utils.clip_grad_norm_(pair.twin.parameters(), 0.1)
+        assert_close([norm], [expected])
+        pair.check_grads()
+        pair.step()
+    pair.check_weights()
+
+
+@pytest.mark.parametrize("before_wrapping", [True, False])
+def test_schedulers(hvd, before_wrapping):
+    model, twin = network(), network()
+    plain, twin_optimizer = adam(model.parameters()), adam(twin.parameters())
+    if before_wrapping:  # such a scheduler has kept the original class's step
+        scheduler = torch.optim.lr_scheduler.StepLR(plain, 3, 0.5)
+    optimizer = hvd.DistributedOptimizer(plain, model.named_parameters())
+    if not before_wrapping:
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
+    twin_scheduler = torch.optim.lr_scheduler.StepLR(twin_optimizer, 3, 0.5)
+    pair = Pair.__new__(Pair)
+    pair.hvd = hvd
+    for step in range(20):
+        part, whole = pair.parts(step)
+        optimizer.zero_grad()
+        twin_optimizer.zero_grad()
+        mse(model, *part).backward()
+        mse(twin, *whole).backward()
+        optimizer.step()
+        twin_optimizer.step()
+        scheduler.step()
+        twin_scheduler.step()
+        assert optimizer.param_groups[0]["lr"] == twin_optimizer.param_groups[0]["lr"]
+    assert_close(list(model.parameters()), list(twin.parameters()))
+    assert_same_bits(list(model.parameters()))
+
+
+@pytest.mark.parametrize("overflow", [None, 0, 1])
+@pytest.mark.parametrize("reset_by", ["optimizer", "module"])
+def test_grad_scaler(hvd, overflow, reset_by):
+    """As in torch's documentation; at steps 3 and 11 the loss of one rank alone overflows."""
+    pair = Pair(hvd, sgd)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=4)
+    twin_scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=4)
+    history = []
+    for step in range(20):
+        part, whole = pair.parts(step)
+        if overflow is not None and step in (3, 11):
+            whole[1][overflow * ROWS] = float("inf")
+        if reset_by == "optimizer":
+            pair.zero()
+        else:
+            pair.model.zero_grad()
+            pair.twin.zero_grad()
+        scaler.scale(mse(pair.model, *part)).backward()
+        twin_scaler.scale(mse(pair.twin, *whole)).backward()
+        for gradients, optimizer, model in (
+            (scaler, pair.optimizer, pair.model),
+            (twin_scaler, pair.twin_optimizer, pair.twin),
+        ):
+            gradients.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            gradients.step(optimizer)
+            gradients.update()
+        history.append(scaler.get_scale())
+        assert scaler.get_scale() == twin_scaler.get_scale()
+    assert len(set(MPI.COMM_WORLD.allgather(tuple(history)))) == 1
+    assert overflow is None or min(history) < 1024.0
+    pair.check_weights()
+
+
+def test_sum(hvd):
+    pair = Pair(hvd, sgd, op=hvd.Sum)
+    for step in range(3):
+        part, whole = pair.parts(step)
+        pair.zero()
+        mse(pair.model, *part).backward()
+        (mse(pair.twin, *whole) * hvd.size()).backward()
+        pair.check_grads()
+        pair.step()
+    pair.check_weights()
+
+
+@pytest.mark.parametrize("factor", [0.25, 3.0])
+def test_gradient_predivide_factor(hvd, factor):
+    pair = Pair(hvd, sgd, gradient_predivide_factor=factor)
+    for step in range(3):
+        part, whole = pair.parts(step)
+        pair.zero()
+        mse(pair.model, *part).backward()
+        mse(pair.twin, *whole).backward()
+        pair.check_grads()
+        pair.step()
+    pair.check_weights()
+
+
+@pytest.mark.parametrize(("name", "tolerance"), [("fp16", 2e-3), ("bf16", 2e-2)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_compression(hvd, name, tolerance, dtype):
+    pair = Pair(hvd, sgd, lambda: network(dtype=dtype), tolerance, compression=getattr(hvd.Compression, name))
+    for step in range(3):
+        part, whole = pair.parts(step, dtype)
+        pair.zero()
+        mse(pair.model, *part).backward()
+        mse(pair.twin, *whole).backward()
+        pair.check_grads()
+        assert all(grad.dtype is dtype for grad in grads_of(pair.model))
+        exact = [torch.equal(grad, other) for grad, other in zip(grads_of(pair.model), grads_of(pair.twin), strict=True)]
+        assert not any(exact)  # it did travel in a narrower type
+        pair.step()
+    pair.check_weights()
+
+
+@pytest.mark.parametrize("kind", ["int", "lists", "partial"])
+def test_groups(hvd, kind):
+    model, twin = network(), network()
+    params = list(model.parameters())
+    groups = {"int": 2, "lists": [params[:2], params[2:]], "partial": [[params[1], params[4]]]}[kind]
+    optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters(), groups=groups)
+    twin_optimizer = sgd(twin.parameters())
+    pair = Pair.__new__(Pair)
+    pair.hvd = hvd
+    for step in range(3):
+        part, whole = pair.parts(step)
+        optimizer.zero_grad()
+        twin_optimizer.zero_grad()
+        mse(model, *part).backward()
+        mse(twin, *whole).backward()
+        assert_close(grads_of(model), grads_of(twin))
+        optimizer.step()
+        twin_optimizer.step()
+    assert_same_bits(list(model.parameters()))
+
+
+def test_lbfgs_sees_the_loss_of_all_ranks(hvd):
+    """With the ranks' own losses the line searches would call the closure unequally often."""
+
+    def lbfgs(params):
+        return torch.optim.LBFGS(params, lr=0.5, max_iter=6, line_search_fn="strong_wolfe")
+
+    pair = Pair(hvd, lbfgs, tolerance=1e-6)
+    calls, twin_calls = [], []
+    for step in range(4):
+        part, whole = pair.parts(step)
+
+        def closure(part=part):
+            pair.optimizer.zero_grad()
+            loss = mse(pair.model, *part)
+            loss.backward()
+            calls.append(1)
+            return loss
+
+        def twin_closure(whole=whole):
+            pair.twin_optimizer.zero_grad()
+            loss = mse(pair.twin, *whole)
+            loss.backward()
+            twin_calls.append(1)
+            return loss
+
+        loss, twin_loss = pair.optimizer.step(closure), pair.twin_optimizer.step(twin_closure)
+        assert_close([loss], [twin_loss], 1e-6)
+        assert_same_bits([loss])
+    assert len(calls) == len(twin_calls) > 8
+    pair.check_weights()
+
+
+@pytest.mark.parametrize("keyword", [True, False])
+def test_closure_of_an_ordinary_optimizer(hvd, keyword):
+    pair = Pair(hvd, sgd)
+    for step in range(3):
+        part, whole = pair.parts(step)
+
+        def closure(part=part):
+            pair.optimizer.zero_grad()
+            loss = mse(pair.model, *part)
+            loss.backward()
+            return loss.item()
+
+        loss = pair.optimizer.step(closure=closure) if keyword else pair.optimizer.step(closure)
+        pair.twin_optimizer.zero_grad()
+        twin_loss = mse(pair.twin, *whole)
+        twin_loss.backward()
+        pair.twin_optimizer.step()
+        assert abs(loss - twin_loss.item()) < 1e-12
+    pair.check_weights()
+
+
+def test_synchronize_and_skip_synchronize_as_in_old_scripts(hvd):
+    pair = Pair(hvd, sgd, op=hvd.Sum)
+    for step in range(3):
+        part, whole = pair.parts(step)
+        pair.zero()
+        mse(pair.model, *part).backward()
+        (mse(pair.twin, *whole) * hvd.size()).backward()
+        pair.optimizer.synchronize()
+        torch.nn.utils.clip_grad_norm_(pair.model.parameters(), 0.3)
+        torch.nn.utils.clip_grad_norm_(pair.twin.parameters(), 0.3)
+        pair.check_grads()
+        with pair.optimizer.skip_synchronize():
+            pair.optimizer.step()
+        pair.twin_optimizer.step()
+    pair.check_weights()
+
+
+def test_mixed_dtypes_and_layouts(hvd):
+    """Parameters of two dtypes, one in channels_last, one transposed, one complex, one empty, one zero-dimensional."""
+
+    class Mixed(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(3)
+            self.conv = torch.nn.Conv2d(2, 3, 3).double().to(memory_format=torch.channels_last)
+            self.turned = torch.nn.Parameter(torch.randn(5, 4, dtype=torch.float64).t())
+            self.spectrum = torch.nn.Parameter(torch.randn(4, dtype=torch.complex128))
+            self.scale = torch.nn.Parameter(torch.tensor(0.7))
+            self.nothing = torch.nn.Parameter(torch.empty(0, 3))
+
+        def forward(self, images):
+            features = self.conv(images).mean((2, 3))
+            wide = torch.cat([features, features[:, :1]], 1)
+            mixed = (wide @ self.turned.abs()).sum(1) + (wide * self.spectrum).abs().sum(1)
+            return mixed * self.scale + self.nothing.sum()
+
+    model, twin = Mixed(), Mixed()
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), model.named_parameters())
+    twin_optimizer = torch.optim.SGD(twin.parameters(), lr=0.01)
+    for step in range(3):
+        generator = torch.Generator().manual_seed(step)
+        images = torch.randn(2 * hvd.size(), 2, 6, 6, generator=generator, dtype=torch.float64)
+        optimizer.zero_grad()
+        twin_optimizer.zero_grad()
+        model(images[2 * hvd.rank() : 2 * hvd.rank() + 2]).mean().backward()
+        twin(images).mean().backward()
+        assert_close(grads_of(model), grads_of(twin), 1e-6)
+        optimizer.step()
+        twin_optimizer.step()
+    assert_same_bits([torch.view_as_real(p) if p.is_complex() else p for p in model.parameters()])
+
+
+def test_process_set_of_some_ranks(hvd):
+    """Ranks outside train for themselves, undisturbed."""
+    everyone = hvd.size()
+    members = [0, everyone - 1]
+    model, twin = network(), network()
+    subset = hvd.ProcessSet(members)
+    hvd.init(process_sets=None)
+    from hvdlite.runtime import RUNTIME
+
+    RUNTIME.config = RUNTIME.config.replace(dynamic_process_sets=True)
+    if everyone == len(members):
+        pytest.skip("the set would be all ranks")
+    hvd.add_process_set(subset)
+    optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters(), process_set=subset)
+    twin_optimizer = sgd(twin.parameters())
+    pair = Pair.__new__(Pair)
+    pair.hvd = hvd
+    for step in range(3):
+        part, whole = pair.parts(step)
+        if hvd.rank() in members:
+            whole = [torch.cat([t[r * ROWS : (r + 1) * ROWS] for r in members]) for t in whole]
+        else:
+            whole = part
+        optimizer.zero_grad()
+        twin_optimizer.zero_grad()
+        mse(model, *part).backward()
+        mse(twin, *whole).backward()
+        assert_close(grads_of(model), grads_of(twin))
+        optimizer.step()
+        twin_optimizer.step()
+    hvd.remove_process_set(subset)

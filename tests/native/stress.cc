@@ -1,0 +1,221 @@
+// Hammers engines of one process from many threads: the program the thread and address sanitizers watch.
+//
+//   hvdlite_stress [SECONDS] [SEED]
+//
+// Each round makes 2 to 4 ranks on an in-process fabric. Every rank runs several caller threads that submit operations, wait,
+// poll and release in orders of their own; results are checked. A round ends with join and shutdown, or with a rank that
+// publishes a failure or leaves while others wait. Only the C ABI is used.
+
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "hvdlite/hvdlite.h"
+
+namespace {
+
+enum Kind { kAllreduce = 0, kAllgather = 1, kBroadcast = 2, kBarrier = 5, kJoin = 6, kAddProcessSet = 7 };
+constexpr int kFloat32 = 10;
+constexpr int kSum = 1;
+constexpr int kThreadsPerRank = 3;
+constexpr int kOperationsPerThread = 40;
+
+[[noreturn]] void die(const std::string& what) {
+  std::fprintf(stderr, "stress: %s (last error: %s)\n", what.c_str(), hvdlite_last_error());
+  std::abort();
+}
+
+void expect(bool condition, const char* what) {
+  if (!condition) die(what);
+}
+
+enum class Ending { kJoin, kFailure, kLeave };
+
+// One operation of the plan that all ranks share: thread t of every member submits it.
+struct Step {
+  Kind kind;
+  int count;
+  bool in_pair;  // on the process set {0, 1}
+};
+
+struct Round {
+  int size = 2;
+  Ending ending = Ending::kJoin;
+  std::vector<std::vector<Step>> plan;  // by thread
+  std::vector<hvdlite_engine*> engines;
+};
+
+int64_t submit(hvdlite_engine* engine, Kind kind, const std::string& name, int process_set, int64_t count, const void* input,
+               void* output, const std::vector<int64_t>& splits = {}) {
+  hvdlite_request request;
+  std::memset(&request, 0, sizeof(request));
+  request.kind = kind;
+  request.dtype = kFloat32;
+  request.op = kSum;
+  request.process_set = process_set;
+  request.device = HVDLITE_DEVICE_CPU;
+  request.name = name.c_str();
+  request.ndim = 1;
+  request.shape = &count;
+  request.input = input;
+  request.output = output;
+  request.prescale = request.postscale = 1.0;
+  request.group = "";
+  request.num_splits = static_cast<int32_t>(splits.size());
+  request.splits = splits.data();
+  int64_t handle = 0;
+  return hvdlite_submit(engine, &request, 1, 1, &handle) == HVDLITE_OK ? handle : -1;
+}
+
+// The operation's code once it has ended.
+int wait(hvdlite_engine* engine, int64_t handle) {
+  int done = 0;
+  int code = HVDLITE_OK;
+  while (done == 0 && code == HVDLITE_OK) code = hvdlite_wait(engine, handle, 0.05, &done);
+  return code;
+}
+
+void check_result(const Round& round, const Step& step, hvdlite_engine* engine, int64_t handle,
+                  const std::vector<float>& output) {
+  const int members = step.in_pair ? 2 : round.size;
+  const float sum = static_cast<float>(members * (members + 1)) / 2;
+  if (step.kind == kAllreduce) {
+    for (const float value : output) expect(value == sum, "wrong allreduce result");
+  } else if (step.kind == kBroadcast) {
+    for (const float value : output) expect(value == 1.0F, "wrong broadcast result");
+  } else if (step.kind == kAllgather) {
+    hvdlite_result result;
+    expect(hvdlite_result_get(engine, handle, &result) == HVDLITE_OK, "no result");
+    const auto* data = static_cast<const float*>(result.data);
+    for (int member = 0; member < members; ++member) {
+      for (int i = 0; i < step.count; ++i) {
+        expect(data[member * step.count + i] == static_cast<float>(member + 1), "wrong allgather result");
+      }
+    }
+  }
+}
+
+// Submits its steps in small batches and waits for each batch in an order of its own.
+void caller(const Round& round, int rank, int thread, int pair_set, unsigned seed) {
+  std::mt19937 random(seed);
+  hvdlite_engine* engine = round.engines[static_cast<size_t>(rank)];
+  const std::vector<Step>& steps = round.plan[static_cast<size_t>(thread)];
+  for (size_t start = 0; start < steps.size();) {
+    const size_t end = std::min(steps.size(), start + 1 + random() % 6);
+    std::vector<size_t> batch;
+    for (size_t i = start; i < end; ++i) {
+      if (!steps[i].in_pair || rank < 2) batch.push_back(i);
+    }
+    start = end;
+    std::vector<std::vector<float>> inputs(batch.size()), outputs(batch.size());
+    std::vector<int64_t> handles(batch.size());
+    for (size_t b = 0; b < batch.size(); ++b) {
+      const Step& step = steps[batch[b]];
+      inputs[b].assign(static_cast<size_t>(step.count), static_cast<float>(rank + 1));
+      outputs[b].resize(static_cast<size_t>(step.count));
+      const bool has_output = step.kind == kAllreduce || step.kind == kBroadcast;
+      handles[b] = submit(engine, step.kind, "t" + std::to_string(thread) + "." + std::to_string(batch[b]),
+                          step.in_pair ? pair_set : 0, step.count, inputs[b].data(),
+                          has_output ? outputs[b].data() : nullptr);
+      expect(handles[b] > 0, "submit refused");
+    }
+    for (size_t b = batch.size(); b-- > 0;) {
+      int done = 0;
+      expect(hvdlite_poll(engine, handles[b], &done) == HVDLITE_OK, "poll failed");
+      expect(wait(engine, handles[b]) == HVDLITE_OK, "operation failed");
+      check_result(round, steps[batch[b]], engine, handles[b], outputs[b]);
+      expect(hvdlite_release(engine, handles[b]) == HVDLITE_OK, "release failed");
+    }
+  }
+}
+
+void end_round(const Round& round, int rank) {
+  hvdlite_engine* engine = round.engines[static_cast<size_t>(rank)];
+  const int last = round.size - 1;
+  float value = 0;
+  if (round.ending == Ending::kJoin) {
+    expect(wait(engine, submit(engine, kJoin, "join", 0, 0, nullptr, nullptr)) == HVDLITE_OK, "join failed");
+  } else if (wait(engine, submit(engine, kBarrier, "end", 0, 0, nullptr, nullptr)) != HVDLITE_OK) {
+    // Nobody may fail while others still have operations of the plan; the last of the barrier itself may see it.
+    expect(round.ending == Ending::kFailure && rank != last, "the barrier failed");
+  } else if (rank != last) {
+    const int64_t handle = submit(engine, kAllreduce, "never", 0, 1, &value, &value);
+    if (handle > 0) expect(wait(engine, handle) != HVDLITE_OK, "an operation without a peer succeeded");
+  } else if (round.ending == Ending::kFailure) {
+    expect(hvdlite_publish_failure(engine, "raised: stress") == HVDLITE_OK, "publish failed");
+  }
+  expect(hvdlite_engine_shutdown(engine) == HVDLITE_OK, "shutdown failed");
+}
+
+void run_rank(const Round& round, int rank, unsigned seed) {
+  hvdlite_engine* engine = round.engines[static_cast<size_t>(rank)];
+  const int64_t handle = submit(engine, kAddProcessSet, "pair", 0, 0, nullptr, nullptr, {0, 1});
+  int pair_set = 0;
+  if (round.size > 2) {
+    expect(wait(engine, handle) == HVDLITE_OK, "add_process_set failed");
+    hvdlite_result result;
+    expect(hvdlite_result_get(engine, handle, &result) == HVDLITE_OK, "no result");
+    pair_set = result.process_set;
+    hvdlite_release(engine, handle);
+  }
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreadsPerRank; ++t) {
+    threads.emplace_back(caller, std::cref(round), rank, t, pair_set, seed + static_cast<unsigned>(100 * rank + t));
+  }
+  for (std::thread& thread : threads) thread.join();
+  end_round(round, rank);
+}
+
+void run_round(unsigned seed) {
+  std::mt19937 random(seed);
+  Round round;
+  round.size = 2 + static_cast<int>(random() % 3);
+  round.ending = static_cast<Ending>(random() % 3);
+  for (int t = 0; t < kThreadsPerRank; ++t) {
+    round.plan.emplace_back();
+    for (int i = 0; i < kOperationsPerThread; ++i) {
+      constexpr Kind kinds[] = {kAllreduce, kAllreduce, kAllreduce, kAllgather, kBroadcast, kBarrier};
+      constexpr int counts[] = {1, 3, 100, 5000, 40000};
+      round.plan.back().push_back({kinds[random() % 6], counts[random() % 5], round.size > 2 && random() % 3 == 0});
+    }
+  }
+  hvdlite_config config;
+  hvdlite_config_init(&config);
+  config.log_level = 5;
+  config.failure_linger = 0.5;
+  config.cache_capacity = random() % 2 == 0 ? 16 : 1024;
+  config.segment_bytes = 4096;
+  hvdlite_fabric* fabric = nullptr;
+  expect(hvdlite_fabric_create(round.size, &fabric) == HVDLITE_OK, "no fabric");
+  round.engines.resize(static_cast<size_t>(round.size));
+  for (int rank = 0; rank < round.size; ++rank) {
+    expect(hvdlite_engine_create_inproc(fabric, rank, &config, &round.engines[static_cast<size_t>(rank)]) == HVDLITE_OK,
+           "no engine");
+  }
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < round.size; ++rank) ranks.emplace_back(run_rank, std::cref(round), rank, seed);
+  for (std::thread& rank : ranks) rank.join();
+  for (hvdlite_engine* engine : round.engines) hvdlite_engine_destroy(engine);
+  hvdlite_fabric_destroy(fabric);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const double seconds = argc > 1 ? std::atof(argv[1]) : 10.0;
+  unsigned seed = argc > 2 ? static_cast<unsigned>(std::atoi(argv[2])) : 1;
+  const auto start = std::chrono::steady_clock::now();
+  int rounds = 0;
+  while (std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() < seconds) {
+    run_round(seed++);
+    ++rounds;
+  }
+  std::printf("stress: %d rounds in %.0f s, last seed %u, no failure\n", rounds, seconds, seed - 1);
+  return 0;
+}

@@ -1,0 +1,121 @@
+"""Ranks as threads: several engines of one process on an in-process fabric, each driven by a thread of its own."""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hvdlite import _engine
+from hvdlite.dtypes import code_of_name
+from hvdlite.errors import install
+
+Array = npt.NDArray[Any]
+
+install(_engine.set_error_classes)
+
+ALLREDUCE, ALLGATHER, BROADCAST, ALLTOALL, REDUCESCATTER, BARRIER, JOIN, ADD_SET, REMOVE_SET = range(9)
+AVERAGE, SUM, _ADASUM, MIN, MAX, PRODUCT = range(6)
+ABSENT = 1
+
+
+class Rank:
+    """One rank's engine with array-level helpers; every method may be called by the rank's own threads only."""
+
+    def __init__(self, engine: _engine.Engine, rank: int, size: int) -> None:
+        self.engine = engine
+        self.rank = rank
+        self.size = size
+        self._kept: list[Array | None] = []  # the engine borrows memory until an operation is done
+
+    def start(self, kind: int, name: str, array: Array | None = None, output: Array | None = None, **options: Any) -> int:
+        """Submits one operation; `array` is the input, `output` defaults to none (engine-allocated or no result)."""
+        array = np.zeros((), np.uint8) if array is None else array
+        self._kept += [array, output]
+        return self.engine.submit(
+            kind,
+            name,
+            int(code_of_name(array.dtype.name)),
+            array.shape,
+            0 if options.get("flags", 0) & ABSENT else array.ctypes.data,
+            0 if output is None else output.ctypes.data,
+            **options,
+        )
+
+    def allreduce(self, name: str, array: Array, **options: Any) -> Array:
+        output = np.empty_like(array)
+        self.engine.wait(self.start(ALLREDUCE, name, array, output, **options))
+        return output
+
+    def allgather(self, name: str, array: Array, **options: Any) -> Array:
+        return self.take(self.engine.wait(self.start(ALLGATHER, name, array, **options)), array.dtype)
+
+    def broadcast(self, name: str, array: Array, root: int, **options: Any) -> Array:
+        output = np.empty_like(array)
+        self.engine.wait(self.start(BROADCAST, name, array, output, root=root, **options))
+        return output
+
+    def barrier(self, name: str = "barrier", **options: Any) -> None:
+        self.engine.wait(self.start(BARRIER, name, **options))
+
+    def join(self, **options: Any) -> int:
+        return self.engine.wait(self.start(JOIN, "join", **options)).last_joined_rank
+
+    def add_process_set(self, ranks: list[int]) -> int:
+        handle = self.start(ADD_SET, "add_process_set", splits=ranks)
+        return self.engine.wait(handle).process_set
+
+    def remove_process_set(self, process_set: int) -> None:
+        self.engine.wait(self.start(REMOVE_SET, "remove_process_set", root=process_set))
+
+    @staticmethod
+    def take(result: _engine.Result, dtype: Any) -> Array:
+        return np.frombuffer(result.take_data(), dtype).reshape(result.shape)
+
+
+@contextmanager
+def engines(size: int, config: dict[str, Any] | None = None) -> Iterator[list[Rank]]:
+    """`size` engines on one fabric, shut down at the end."""
+    fabric = _engine.Fabric(size)
+    quiet = {"log_level": 5, **(config or {})}
+    ranks = [Rank(_engine.Engine.create_inproc(fabric, rank, quiet), rank, size) for rank in range(size)]
+    try:
+        yield ranks
+    finally:
+        in_threads(ranks, lambda rank: rank.engine.shutdown())
+
+
+def in_threads(ranks: list[Rank], body: Callable[[Rank], Any], timeout: float = 60.0) -> list[Any]:
+    """Runs body(rank) in a thread for each rank; their results, or the first failure with its rank and traceback."""
+    results: list[Any] = [None] * len(ranks)
+    failures: list[str] = []
+
+    def run(index: int) -> None:
+        try:
+            results[index] = body(ranks[index])
+        except BaseException:  # reported by the caller's thread
+            failures.append(f"rank {ranks[index].rank}:\n{traceback.format_exc()}")
+
+    threads = [threading.Thread(target=run, args=(index,), daemon=True) for index in range(len(ranks))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout)
+    stuck = [ranks[index].rank for index, thread in enumerate(threads) if thread.is_alive()]
+    if stuck:
+        records = "\n".join(f"rank {rank.rank}:\n{rank.engine.flight_record()}" for rank in ranks)
+        raise AssertionError(f"ranks {stuck} did not finish within {timeout} s\n{failures}\n{records}")
+    if failures:
+        raise AssertionError("\n".join(failures))
+    return results
+
+
+def run_ranks(size: int, body: Callable[[Rank], Any], config: dict[str, Any] | None = None, timeout: float = 60.0) -> list[Any]:
+    """Makes the engines, runs body on each, and shuts them down."""
+    with engines(size, config) as ranks:
+        return in_threads(ranks, body, timeout)

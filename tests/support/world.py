@@ -1,0 +1,68 @@
+"""What parallel tests share: all ranks' inputs, orders that differ by rank, and comparisons that do not use hvdlite."""
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+from mpi4py import MPI
+from support.cases import Expected, Reduction, assert_same_bits, contribution, expected
+
+from hvdlite.dtypes import DType
+
+WORLD = MPI.COMM_WORLD.Dup()
+REPEATS = range(3)  # a miss, a hit, a hit after something else
+
+T = TypeVar("T")
+
+
+def inputs(reduction: Reduction, shape: Sequence[int], salt: int = 0, ranks: int | None = None) -> list[np.ndarray]:
+    """Every rank's contribution, in rank order."""
+    count = int(np.prod(shape, dtype=np.int64))
+    n = WORLD.size if ranks is None else ranks
+    return [contribution(rank, count, reduction.dtype, reduction.op, salt).reshape(shape) for rank in range(n)]
+
+
+def check(actual: Any, everyone: Sequence[np.ndarray], reduction: Reduction, what: str, **factors: float) -> None:
+    """The reduction of these inputs is right here and has the same bits on all ranks."""
+    wanted: Expected = expected([array.ravel() for array in everyone], reduction, **factors)
+    assert isinstance(actual, np.ndarray), f"{what}: a {type(actual).__name__}"
+    assert actual.dtype == everyone[0].dtype, f"{what}: dtype {actual.dtype}"
+    assert actual.shape == everyone[0].shape, f"{what}: shape {actual.shape}"
+    wanted.check(actual.ravel(), what)
+    assert_same_bits(WORLD.allgather(np.ascontiguousarray(actual)), what)
+
+
+def distinct(rank: int, shape: Sequence[int], dtype: DType | str = "float32", salt: int = 0) -> np.ndarray:
+    """Values that name rank and place, for operations that only move them."""
+    name = dtype.label if isinstance(dtype, DType) else dtype
+    count = int(np.prod(shape, dtype=np.int64))
+    values = (np.arange(count) * 7 + rank * 31 + salt * 3) % 97
+    if name == "bool":
+        values = values % (2 + rank) == 0
+    if name == "bfloat16":
+        import ml_dtypes
+
+        return values.astype(ml_dtypes.bfloat16).reshape(shape)
+    return values.astype(name).reshape(shape)
+
+
+def shuffled(items: Sequence[T], salt: int = 0) -> list[T]:
+    """The items in an order of this rank's own."""
+    copy = list(items)
+    random.Random(WORLD.rank * 1000 + salt).shuffle(copy)
+    return copy
+
+
+def on_all_ranks(text: str) -> None:
+    """All ranks have this same text."""
+    texts = WORLD.allgather(text)
+    assert len(set(texts)) == 1, f"ranks have different texts: {texts}"
+
+
+def timed(call: Callable[[], T]) -> tuple[T, float]:
+    """What the call gives, and the seconds it took."""
+    started = time.monotonic()
+    value = call()
+    return value, time.monotonic() - started

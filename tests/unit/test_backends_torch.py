@@ -1,0 +1,123 @@
+"""What the torch backend says of tensors: used in place, copied or refused."""
+
+import subprocess
+import sys
+
+import pytest
+
+from hvdlite.backends import backend_of
+from hvdlite.backends.base import CHANNELS_LAST, CHANNELS_LAST_3D, ROW_MAJOR
+from hvdlite.dtypes import DType
+from hvdlite.errors import InvalidArgumentError, UnsupportedError
+
+torch = pytest.importorskip("torch")
+BACKEND = backend_of(torch.zeros(1))
+
+
+def test_tensors_and_parameters_have_one_backend():
+    assert BACKEND.name == "torch"
+    assert backend_of(torch.nn.Parameter(torch.zeros(1))) is BACKEND
+    assert backend_of([torch.zeros(1)]).name == "numpy"
+
+
+def test_torch_is_not_imported_for_other_values():
+    program = "import sys; from hvdlite.backends import backend_of; backend_of([1]); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize("dtype", [d for d in DType if hasattr(torch, d.label)], ids=lambda d: d.label)
+def test_contiguous_tensors_are_used_as_they_are(dtype):
+    tensor = torch.zeros(2, 3, dtype=getattr(torch, dtype.label))
+    exported = BACKEND.export(BACKEND.adopt(tensor), any_layout=True)
+    assert exported.pointer == tensor.data_ptr()
+    assert exported.dtype == dtype
+    assert exported.shape == (2, 3)
+    assert exported.layout == ROW_MAJOR
+    out, pointer = BACKEND.empty_like(exported.owner)
+    assert (out.dtype, out.shape, out.data_ptr()) == (tensor.dtype, tensor.shape, pointer)
+    memory = bytearray(6 * dtype.itemsize)
+    wrapped = BACKEND.wrap(memoryview(memory), (2, 3), tensor)
+    assert (wrapped.dtype, wrapped.shape) == (tensor.dtype, tensor.shape)
+    wrapped.fill_(1)
+    assert any(memory)
+
+
+def test_zero_dimensional_and_empty_tensors():
+    assert BACKEND.export(torch.tensor(1.0), any_layout=True).shape == ()
+    assert BACKEND.export(torch.zeros(0, 3), any_layout=True).shape == (0, 3)
+    assert BACKEND.wrap(memoryview(b""), (0, 3), torch.zeros(1)).shape == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("shape", "memory_format", "layout"),
+    [((2, 3, 4, 5), torch.channels_last, CHANNELS_LAST), ((2, 3, 4, 5, 6), torch.channels_last_3d, CHANNELS_LAST_3D)],
+)
+def test_channels_last_is_dense(shape, memory_format, layout):
+    tensor = torch.rand(shape).to(memory_format=memory_format)
+    exported = BACKEND.export(tensor, any_layout=True)
+    assert (exported.pointer, exported.layout, exported.shape) == (tensor.data_ptr(), layout, shape)
+    assert BACKEND.empty_like(exported.owner)[0].stride() == tensor.stride()
+    copied = BACKEND.export(tensor, any_layout=False)
+    assert copied.pointer != tensor.data_ptr()
+    assert copied.owner.is_contiguous()
+    assert torch.equal(copied.owner, tensor)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: torch.rand(4, 6).t(), lambda: torch.rand(8)[::2], lambda: torch.rand(3).expand(2, 3)]
+)
+def test_other_layouts_are_copied(make):
+    tensor = make()
+    exported = BACKEND.export(tensor, any_layout=True)
+    assert exported.owner.is_contiguous()
+    assert torch.equal(exported.owner, tensor)
+
+
+def test_lazily_negated_tensors_are_copied():
+    tensor = torch.rand(4, dtype=torch.complex64).conj().imag
+    assert tensor.is_neg()
+    exported = BACKEND.export(tensor, any_layout=True)
+    assert not exported.owner.is_neg()
+    assert torch.equal(exported.owner, tensor)
+
+
+def test_a_leaf_that_requires_grad_can_be_written():
+    leaf = torch.zeros(3, 2, requires_grad=True)
+    adopted = BACKEND.adopt_writable(leaf)
+    assert not adopted.requires_grad
+    assert adopted.data_ptr() == leaf.data_ptr()
+    BACKEND.copy_back(torch.ones(3, 2), adopted)
+    assert leaf.sum() == 6
+
+
+def test_autograd_notices_a_write():
+    leaf = torch.ones(3, requires_grad=True)
+    saved = leaf * 2
+    product = saved * saved
+    BACKEND.mark_written(BACKEND.adopt_writable(saved))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.sum().backward()
+
+
+def test_inference_tensors_can_be_written():
+    with torch.inference_mode():
+        tensor = torch.zeros(3)
+    BACKEND.mark_written(BACKEND.adopt_writable(tensor))
+
+
+def test_sparse_and_device_tensors_are_refused():
+    with pytest.raises(UnsupportedError, match=r"layout torch\.sparse_coo cannot be sent.*to_dense"):
+        BACKEND.adopt(torch.eye(2).to_sparse())
+    with pytest.raises(UnsupportedError, match="this torch tensor is on meta"):
+        BACKEND.adopt(torch.zeros(1, device="meta"))
+
+
+def test_other_dtypes_are_refused():
+    with pytest.raises(InvalidArgumentError, match="torch tensor of dtype complex64 cannot be sent"):
+        BACKEND.export(torch.zeros(1, dtype=torch.complex64), any_layout=True)
+
+
+def test_integers_and_casts():
+    assert BACKEND.integers((1, 2)).dtype is torch.int32
+    assert BACKEND.cast(torch.ones(1), "bfloat16").dtype is torch.bfloat16
+    assert BACKEND.dtype_name(torch.ones(1)) == "float32"

@@ -1,0 +1,84 @@
+"""Every public thing says what it is."""
+
+import ast
+import importlib
+import inspect
+from pathlib import Path
+
+import pytest
+
+import hvdlite
+from hvdlite import ops
+
+PACKAGE = Path(__file__).parents[2] / "hvdlite"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+
+def public(node, inside=""):
+    """The public functions and classes of a syntax tree, with their names; methods of private classes are private."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and not child.name.startswith("_"):
+            yield f"{inside}{child.name}", child
+            if isinstance(child, ast.ClassDef):
+                yield from public(child, f"{child.name}.")
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_modules_classes_and_functions_have_docstrings(path):
+    tree = ast.parse(path.read_text())
+    missing = [] if ast.get_docstring(tree) else ["the module"]
+    for name, node in public(tree):
+        text = ast.get_docstring(node) or ""
+        if not text:
+            missing.append(name)
+        elif not (text[0].isupper() or text[0].isdigit() or text[0] == "`"):
+            missing.append(f"{name}: starts in lower case")
+        elif not text.split("\n\n")[0].rstrip().endswith((".", "?", ":")):
+            missing.append(f"{name}: the first paragraph has no end")
+    assert not missing
+
+
+def test_every_name_of_the_package_can_be_fetched():
+    for name in hvdlite.__all__:
+        assert getattr(hvdlite, name) is not None
+    assert set(hvdlite.__all__) <= set(dir(hvdlite))
+    with pytest.raises(AttributeError, match="has no attribute 'allreduc'"):
+        hvdlite.allreduc  # noqa: B018
+
+
+@pytest.mark.parametrize("name", ["errors", "runtime", "process_sets", "handles", "ops", "objects", "compression"])
+def test_lists_of_names_are_complete(name):
+    module = importlib.import_module(f"hvdlite.{name}")
+    own = {
+        key
+        for key, value in vars(module).items()
+        if not key.startswith("_") and getattr(value, "__module__", None) == module.__name__
+    }
+    assert own <= set(module.__all__) | {"Finish"} | INTERNAL.get(name, set())
+
+
+# Public inside the package, offered to nobody else.
+INTERNAL = {"process_sets": {"register_initial", "bind_existing", "forget_all"}}
+
+COLLECTIVES = ("allreduce", "allgather", "broadcast", "alltoall", "reducescatter")
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_collectives_say_over_whom_and_what_must_match(name):
+    text = inspect.getdoc(getattr(ops, name))
+    assert "Collective over `process_set`" in text
+    assert "must be the same on all its" in text
+    for section in ("Args:", "Returns:", "Raises:"):
+        assert section in text
+    for parameter in inspect.signature(getattr(ops, name)).parameters:
+        assert f"    {parameter}:" in text
+
+
+VARIANTS = [name for name in ops.__all__ if name.endswith("_") or "async" in name or name.startswith("grouped")]
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_variants_point_to_their_base(name):
+    text = inspect.getdoc(getattr(ops, name))
+    bases = {name.removesuffix("_"), name.replace("_async", ""), name.removeprefix("grouped_")} - {name}
+    assert any(f"`{base}`" in text for base in bases)

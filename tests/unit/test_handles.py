@@ -1,0 +1,162 @@
+"""Handles and parked memory, over an engine that ends operations when the test says so."""
+
+import gc
+import weakref
+
+import pytest
+
+from hvdlite.errors import AbortedError, InvalidArgumentError, MismatchError, NotInitializedError
+from hvdlite.handles import Handle, poll, synchronize
+from hvdlite.runtime import RUNTIME
+
+
+class Engine:
+    """Knows which operations have ended, and how."""
+
+    def __init__(self):
+        self.ended = {}
+        self.waited = []
+        self.interrupt = None
+
+    def poll(self, number):
+        return number in self.ended
+
+    def wait(self, number):
+        if self.interrupt is not None:
+            interrupt, self.interrupt = self.interrupt, None
+            raise interrupt
+        self.waited.append(number)
+        outcome = self.ended.pop(number)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+
+class Memory:
+    """Stands for a tensor."""
+
+
+@pytest.fixture
+def engine(monkeypatch):
+    engine = Engine()
+    monkeypatch.setattr(RUNTIME, "engine", engine)
+    monkeypatch.setattr(RUNTIME, "_kept", [])
+    yield engine
+    RUNTIME._parked.clear()
+
+
+def make(engine, numbers=(7,), grouped=False):
+    """A handle, and a weak reference to the memory it holds."""
+    memory = Memory()
+
+    def finish(result, _memory=memory):
+        return result * 2
+
+    return Handle(engine, list(numbers), [finish] * len(numbers), grouped), weakref.ref(memory)
+
+
+def test_poll_and_synchronize(engine):
+    handle, memory = make(engine)
+    assert not poll(handle)
+    engine.ended[7] = 21
+    assert poll(handle)
+    assert synchronize(handle) == 42
+    assert poll(handle)
+    assert synchronize(handle) is None
+    assert memory() is None
+
+
+def test_a_handle_stands_for_a_number(engine):
+    handle, _ = make(engine)
+    assert int(handle) == 7
+    assert handle == 7
+    assert {handle: "x"}[7] == "x"
+    assert [0, 1, 2, 3, 4, 5, 6, "seventh"][handle] == "seventh"
+    engine.ended[7] = 0
+    handle.synchronize()
+
+
+def test_a_group_gives_a_list_in_order(engine):
+    handle, _ = make(engine, (3, 4, 5), grouped=True)
+    engine.ended.update({5: 50, 3: 30})
+    assert not handle.poll()
+    engine.ended[4] = 40
+    assert handle.poll()
+    assert handle.synchronize() == [60, 80, 100]
+
+
+def test_an_empty_group(engine):
+    handle, _ = make(engine, (), grouped=True)
+    assert handle.poll()
+    assert handle.synchronize() == []
+
+
+def test_all_of_a_group_is_waited_for_and_the_first_error_raised_again_and_again(engine):
+    handle, memory = make(engine, (3, 4, 5), grouped=True)
+    engine.ended.update({3: 30, 4: MismatchError("four"), 5: MismatchError("five")})
+    for _ in range(2):
+        with pytest.raises(MismatchError, match="four"):
+            handle.synchronize()
+    assert engine.waited == [3, 4, 5]
+    del handle
+    gc.collect()
+    assert memory() is None
+
+
+def test_memory_stays_for_good_after_a_failure_of_the_job(engine):
+    handle, memory = make(engine)
+    engine.ended[7] = AbortedError("rank 1 died")
+    with pytest.raises(AbortedError):
+        handle.synchronize()
+    del handle
+    gc.collect()
+    assert memory() is not None
+
+
+def test_an_interrupted_wait_can_be_repeated(engine):
+    handle, _ = make(engine)
+    engine.interrupt = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        handle.synchronize()
+    engine.ended[7] = 1
+    assert handle.synchronize() == 2
+
+
+def test_memory_of_a_dropped_handle_is_parked_until_the_operation_ended(engine):
+    handle, memory = make(engine, (1, 2), grouped=True)
+    del handle
+    RUNTIME.require()
+    assert memory() is not None
+    engine.ended[2] = 0
+    RUNTIME.require()
+    assert memory() is not None
+    engine.ended[1] = 0
+    RUNTIME.require()
+    assert memory() is None
+    assert sorted(engine.waited) == [1, 2]
+
+
+def test_memory_of_a_dropped_handle_stays_for_good_if_the_job_failed(engine):
+    handle, memory = make(engine)
+    del handle
+    engine.ended[7] = AbortedError("rank 1 died")
+    RUNTIME.require()
+    assert not RUNTIME._parked
+    assert memory() is not None
+
+
+def test_a_handle_outlives_its_engine(engine, monkeypatch):
+    handle, _ = make(engine)
+    monkeypatch.setattr(RUNTIME, "engine", None)
+    with pytest.raises(NotInitializedError):
+        handle.poll()
+    monkeypatch.setattr(RUNTIME, "engine", Engine())
+    with pytest.raises(InvalidArgumentError, match=r"from before hvdlite\.shutdown"):
+        handle.synchronize()
+
+
+def test_a_number_is_no_handle(engine):
+    with pytest.raises(InvalidArgumentError, match="7 is no handle: pass the object"):
+        synchronize(7)
+    with pytest.raises(InvalidArgumentError, match="None is no handle"):
+        poll(None)

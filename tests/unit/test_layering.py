@@ -1,0 +1,140 @@
+"""Dependencies point down: reads the include and import lines and fails on an upward one."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "hvdlite"
+NATIVE = ROOT / "csrc"
+
+# What each part of the package may import of the package, besides itself.
+PURE = {"_version", "config", "dtypes", "errors", "requests", "topology"}
+CORE = {"_engine", "_native", "compression", "failures", "handles", "objects", "ops", "process_sets", "runtime"}
+CORE |= {"startup", "submission", "timeline"}
+LIBRARY = PURE | CORE | {"backends"}
+DOORS = {"torch", "tensorflow", "keras"}
+ALLOWED = {
+    **dict.fromkeys(PURE, PURE),
+    "_native": PURE,
+    "backends": PURE,
+    **dict.fromkeys(CORE - {"_native"}, LIBRARY),
+    "torch": LIBRARY,
+    "tensorflow": LIBRARY,
+    "keras": LIBRARY | DOORS,
+    "horovod": LIBRARY | DOORS | {"elastic"},
+    "elastic": LIBRARY | DOORS,
+    "launcher": PURE,
+    "bench": LIBRARY | DOORS,
+    "__init__": LIBRARY,
+}
+FRAMEWORKS = {"torch", "tensorflow", "keras", "jax", "cupy", "ml_dtypes"}
+
+# What each folder of the native code may include of the others.
+NATIVE_ALLOWED = {
+    "base": set(),
+    "kernels": {"base"},
+    "transport": {"base"},
+    "collectives": {"base", "kernels", "transport"},
+    "engine": {"base", "kernels", "transport", "collectives", "hvdlite"},
+    "include": set(),
+    "bindings": {"hvdlite"},
+}
+
+MODULES = sorted(PACKAGE.rglob("*.py"))
+SOURCES = sorted(path for suffix in ("*.h", "*.cc") for path in NATIVE.rglob(suffix))
+
+
+def part_of(path):
+    return path.relative_to(PACKAGE).with_suffix("").parts[0]
+
+
+def imported(tree):
+    """Dotted names of everything a module imports, at its top level or inside a function."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "relative imports hide the layer"
+            if node.module == "hvdlite":
+                yield from (f"hvdlite.{alias.name}" for alias in node.names)
+            else:
+                yield node.module
+
+
+def upward(part, names):
+    """The imports among these names that a part of the package may not make."""
+    allowed = ALLOWED[part] | {part}
+    inside = {name.split(".")[1] for name in names if name.startswith("hvdlite.")}
+    return {name for name in inside if name not in allowed}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_point_down(path):
+    part = part_of(path)
+    names = list(imported(ast.parse(path.read_text())))
+    assert part in ALLOWED, f"{part} has no place among the layers: add it to this test's table"
+    assert not upward(part, names)
+    if part not in DOORS | {"bench", "horovod", "elastic"}:
+        assert not {name.split(".")[0] for name in names} & FRAMEWORKS
+
+
+def test_an_upward_import_is_seen():
+    names = list(imported(ast.parse("def f():\n    from hvdlite import ops\n    import hvdlite.torch.optimizer")))
+    assert upward("config", names) == {"ops", "torch"}
+    assert upward("bench", names) == set()
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_only_config_reads_the_environment(path):
+    if part_of(path) in ("config", "launcher"):
+        return
+    used = {
+        f"{node.value.id}.{node.attr}"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+    }
+    assert not used & {"os.environ", "os.getenv", "os.environb", "os.putenv"}
+
+
+def includes(text):
+    return re.findall(r'^\s*#\s*include\s+(["<][^">]+[">])', text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(NATIVE)))
+def test_includes_point_down(path):
+    layer = path.relative_to(NATIVE).parts[0]
+    text = path.read_text()
+    for include in includes(text):
+        name = include[1:-1]
+        first = name.split("/")[0] if "/" in name else ""
+        if include.startswith('"') and first in {*NATIVE_ALLOWED, "hvdlite"}:
+            assert first in NATIVE_ALLOWED[layer] | {layer}, f"{layer} includes {name}"
+        if name == "mpi.h":
+            assert layer == "transport"
+            assert path.name.startswith("mpi_")
+        if name == "Python.h" or first == "nanobind":
+            assert layer == "bindings"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(NATIVE)))
+def test_the_native_code_reads_no_environment(path):
+    assert not re.search(r"\bgetenv\b", path.read_text())
+
+
+def test_importing_hvdlite_loads_neither_mpi_nor_framework_nor_engine():
+    program = (
+        (
+            "import sys, hvdlite\n"
+            f"assert not {sorted(FRAMEWORKS | {'mpi4py', 'numpy', 'hvdlite._engine'})!r} & sys.modules.keys()\n"
+            "hvdlite.allreduce, hvdlite.init, hvdlite.ProcessSet\n"
+            f"assert not {sorted(FRAMEWORKS | {'mpi4py', 'hvdlite._engine'})!r} & sys.modules.keys()\n"
+        )
+        .replace("not [", "not {")
+        .replace("] &", "} &")
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
