@@ -9,11 +9,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 # torch is pinned because the tests compare with its numbers; whatever depends on torch is installed after it.
 TORCH := torch==2.13.0
-BUILD_TOOLS := 'setuptools>=77' 'nanobind>=2.4' 'cmake>=3.24' ninja
 
 BUILD_INPUTS := setup.py pyproject.toml CMakeLists.txt hvdlite/_version.py $(wildcard _build/*.py)
 NATIVE_INPUTS := $(shell find csrc -type f)
-CXX_FILES = $(shell git ls-files -co --exclude-standard '*.h' '*.cc')
+CXX_FILES = $(shell find csrc tests -name '*.h' -o -name '*.cc')
 
 # Any number of ranks on any number of cores, also for root (in a container).
 MPI_ENV := OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
@@ -62,7 +61,7 @@ sanitize: asan tsan
 ASAN_TREE := build/asan/tree
 asan: venv $(VENV)/.tools
 	HVDLITE_SANITIZE=address,undefined $(BIN)/python setup.py --quiet build --build-lib $(ASAN_TREE) --build-temp build/asan/cmake
-	for entry in $$(git ls-files -co --exclude-standard | cut -d/ -f1 | sort -u | grep -vx hvdlite); do \
+	for entry in $(filter-out build dist hvdlite %.egg-info,$(wildcard *)); do \
 	  ln -sfn "$(CURDIR)/$$entry" "$(ASAN_TREE)/$$entry"; done
 	cd $(ASAN_TREE) && PYTHONPATH="$(CURDIR)/$(ASAN_TREE)" \
 	  LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so.6)" \

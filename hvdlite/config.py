@@ -264,6 +264,13 @@ KNOBS: tuple[Knob, ...] = (
         must_agree=False,
     ),
     Knob(
+        "shared_memory",
+        "choice",
+        "auto",
+        "What ranks of one host wake and watch each other through: auto tries a memfd, then /dev/shm, then does without.",
+        choices=("auto", "memfd", "shm", "off"),
+    ),
+    Knob(
         "kernel_isa",
         "choice",
         "auto",

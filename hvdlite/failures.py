@@ -43,9 +43,9 @@ def _leave(announcer: Announcer, kind: type[BaseException], error: BaseException
     try:
         _flush()
         text = str(error)
-        record = announcer.announce(f"{kind.__name__}: {text}" if text else kind.__name__)
+        record = announcer.announce(f"raised {kind.__name__}: {text}" if text else f"raised {kind.__name__}")
         if record:
-            print(record, file=sys.stderr)
+            print(f"hvdlite: the peers know why; last operations of this rank:\n{record}", file=sys.stderr)
     finally:
         _flush()
         os._exit(1)

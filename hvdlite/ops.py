@@ -449,8 +449,8 @@ def join(device: int = -1) -> int:
     """Says that this rank has no more data, and waits until all ranks have said so. Collective over all ranks.
 
     While a rank waits here, the operations of the others on the global process set go on without it: to an allreduce or
-    a reducescatter it adds nothing (Average divides by the ranks that do give values), to an allgather or an alltoall
-    no rows; only a broadcast needs its root.
+    a reducescatter it adds nothing, whatever the op (Average still divides by the number of all ranks, as in Horovod),
+    to an allgather or an alltoall no rows. Only a broadcast needs its root.
 
     Args:
         device: accepted for Horovod's sake; -1 is the only device.

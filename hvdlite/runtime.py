@@ -4,6 +4,7 @@ import atexit
 import itertools
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -51,6 +52,8 @@ __all__ = [
 
 # After these an operation's memory is free again; after any other failure the transport may still write to it.
 _HARMLESS = (ErrorCode.INVALID_ARGUMENT, ErrorCode.MISMATCH, ErrorCode.UNSUPPORTED, ErrorCode.TIMEOUT)
+# Seconds by which a rank that ends because of another lets that one go first.
+_AFTER_CULPRIT = 0.3
 
 
 class Runtime:
@@ -108,7 +111,7 @@ class Runtime:
         if not self._pid:
             os.register_at_fork(after_in_child=self._forget)
             failures.install_excepthook(self)
-            # Before mpi4py finalises MPI, which happens when the interpreter is torn down.
+            # Registered after startup.load_mpi's, hence run before MPI is finalised.
             atexit.register(self._at_exit)
         self._pid = os.getpid()
         self._armed = not alone
@@ -150,9 +153,16 @@ class Runtime:
         return self._armed and os.getpid() == self._pid
 
     def announce(self, cause: str) -> str:
-        """Tells the peers why this process ends, and returns the record of its last operations."""
+        """Tells the peers why this process ends, and returns the record of its last operations.
+
+        A rank that ends because of another has printed cause and record already; it lets the other go first, so that
+        the launcher names the right one.
+        """
         engine = self.engine
         if engine is None:
+            return ""
+        if engine.failure_cause:
+            time.sleep(_AFTER_CULPRIT)
             return ""
         engine.publish_failure(cause)
         return engine.flight_record()

@@ -4,6 +4,7 @@ Each step that can go wrong on one rank alone is followed by an exchange, so tha
 """
 
 import atexit
+import os
 import logging
 import operator
 import shutil
@@ -29,7 +30,9 @@ def load_mpi() -> Any:
         import mpi4py
 
         if "mpi4py.MPI" not in sys.modules:
-            mpi4py.rc.thread_level = "multiple"
+            # Ours to start and to end: mpi4py's own exit handler would finalise in a forked child too, and hang there.
+            mpi4py.rc.initialize = False
+            mpi4py.rc.finalize = False
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise SystemFailure(
@@ -37,9 +40,9 @@ def load_mpi() -> Any:
         ) from error
     if MPI.Is_finalized():
         raise SystemFailure("MPI has been finalised in this process and cannot be started again; start a new process")
-    if not MPI.Is_initialized():  # the user told mpi4py to leave that to others
+    if not MPI.Is_initialized():
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
-        atexit.register(_finalize, MPI)
+        atexit.register(_finalize, MPI, os.getpid())
     if MPI.Query_thread() < MPI.THREAD_SERIALIZED:
         raise SystemFailure(
             "MPI was initialised without support for threads, which hvdlite's engine needs: initialise it with "
@@ -48,8 +51,8 @@ def load_mpi() -> Any:
     return MPI
 
 
-def _finalize(MPI: Any) -> None:  # noqa: N803 - the module's own name
-    if not MPI.Is_finalized():
+def _finalize(MPI: Any, pid: int) -> None:  # noqa: N803 - the module's own name
+    if os.getpid() == pid and not MPI.Is_finalized():
         MPI.Finalize()
 
 

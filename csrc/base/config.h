@@ -25,6 +25,7 @@ struct Config {
   bool dynamic_process_sets = false;
   LogLevel log_level = LogLevel::kWarning;
   bool log_timestamps = true;
+  std::string shared_memory = "auto";  // auto memfd shm off: what ranks of one host share
   std::string kernel_isa = "auto";
   std::string allreduce_algorithm = "auto";
   std::string reducescatter_algorithm = "auto";

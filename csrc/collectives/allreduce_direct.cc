@@ -50,7 +50,7 @@ std::unique_ptr<Collective> allreduce_direct(Comm comm, AllreduceArgs args, cons
   Reducer reducer(args.reduction, tuning.isa, args.input, args.count, pieces.largest());
   return std::make_unique<DirectReduction>(
       DirectJob{comm, std::move(reducer), pieces, static_cast<std::byte*>(args.output),
-                /*gather=*/true, direct_lanes(pieces.rounds())});
+                /*gather=*/true, direct_lanes(pieces.rounds()), tuning.staging});
 }
 
 }  // namespace hvdlite::collectives

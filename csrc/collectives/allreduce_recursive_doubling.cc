@@ -45,7 +45,7 @@ class RecursiveDoubling final : public Collective {
         reducer_(args.reduction, tuning.isa, args.input, args.count, args.count),
         output_(static_cast<std::byte*>(args.output)),
         count_(args.count),
-        staging_(2, comm_.size() == 1 ? 0 : args.count * reducer_.partial_bytes()) {
+        staging_(tuning.staging, 2, comm_.size() == 1 ? 0 : args.count * reducer_.partial_bytes()) {
     held_ = staging_.take();
     spare_ = staging_.take();
     plan();

@@ -50,9 +50,9 @@ std::unique_ptr<Collective> allreduce_ring(Comm comm, AllreduceArgs args, const 
       alignment_grain(args.count, comm.size(), base::size_of(args.reduction.dtype));
   const Pieces pieces = Pieces::of_buffer(args.count, comm.size(), limit, grain);
   Reducer reducer(args.reduction, tuning.isa, args.input, args.count, pieces.largest());
-  return std::make_unique<RingReduction>(RingJob{comm, std::move(reducer), pieces,
-                                                 static_cast<std::byte*>(args.output),
-                                                 /*gather=*/true, ring_lanes(pieces.rounds())});
+  return std::make_unique<RingReduction>(
+      RingJob{comm, std::move(reducer), pieces, static_cast<std::byte*>(args.output),
+              /*gather=*/true, ring_lanes(pieces.rounds()), tuning.staging});
 }
 
 }  // namespace hvdlite::collectives

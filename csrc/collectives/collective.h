@@ -12,6 +12,7 @@
 
 #include "base/types.h"
 #include "collectives/comm.h"
+#include "collectives/staging.h"
 #include "kernels/kernels.h"
 
 namespace hvdlite::collectives {
@@ -26,10 +27,12 @@ class Collective {
   virtual bool advance() = 0;
 };
 
-// Knobs an algorithm may read; the same on all ranks.
+// Knobs an algorithm may read; the same on all ranks unless said otherwise.
 struct Tuning {
   kernels::Isa isa = kernels::Isa::kScalar;  // may differ between ranks: results do not depend on it
-  std::size_t segment_bytes = 256 * 1024;    // ring: bytes of one pipelined segment
+  std::size_t segment_bytes = 256 * 1024;    // bytes of one pipelined segment
+  // Where staging comes from; copies of a Tuning share it.
+  std::shared_ptr<StagingCache> staging = std::make_shared<StagingCache>();
 };
 
 // How elements are combined: result = T(postscale / divisor * (op over ranks of prescale * A(x_r))), rounded once.

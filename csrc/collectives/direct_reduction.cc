@@ -160,9 +160,9 @@ std::byte* DirectLane::place(const Range& piece) const {
 DirectReduction::DirectReduction(DirectJob job)
     : job_(std::move(job)),
       slot_bytes_(Staging::round_up(job_.pieces.largest() * job_.reducer.contribution_bytes())),
-      contributions_(static_cast<std::size_t>(job_.lanes),
+      contributions_(job_.cache, static_cast<std::size_t>(job_.lanes),
                      static_cast<std::size_t>(job_.comm.size() - 1) * slot_bytes_),
-      partials_(static_cast<std::size_t>(job_.lanes),
+      partials_(job_.cache, static_cast<std::size_t>(job_.lanes),
                 job_.comm.size() == 1 ? 0 : job_.pieces.largest() * job_.reducer.partial_bytes()) {
   lanes_.reserve(static_cast<std::size_t>(job_.lanes));
   for (int lane = 0; lane < job_.lanes; ++lane) {

@@ -29,6 +29,7 @@ struct DirectJob {
   std::byte* output;
   bool gather;  // allreduce: hand the finished pieces out
   int lanes;
+  std::shared_ptr<StagingCache> cache;
 };
 
 class DirectLane {

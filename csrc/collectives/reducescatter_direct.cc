@@ -33,7 +33,7 @@ std::unique_ptr<Collective> reducescatter_direct(Comm comm, ReducescatterArgs ar
   Reducer reducer(args.reduction, tuning.isa, args.input, total, pieces.largest());
   return std::make_unique<DirectReduction>(
       DirectJob{comm, std::move(reducer), pieces, static_cast<std::byte*>(args.output),
-                /*gather=*/false, direct_lanes(pieces.rounds())});
+                /*gather=*/false, direct_lanes(pieces.rounds()), tuning.staging});
 }
 
 }  // namespace hvdlite::collectives

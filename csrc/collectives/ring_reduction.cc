@@ -151,9 +151,9 @@ std::byte* RingLane::place(const Range& piece) const {
 
 RingReduction::RingReduction(RingJob job)
     : job_(std::move(job)),
-      staging_(2 * static_cast<std::size_t>(job_.lanes),
+      staging_(job_.cache, 2 * static_cast<std::size_t>(job_.lanes),
                job_.comm.size() == 1 ? 0 : job_.pieces.largest() * job_.reducer.partial_bytes()),
-      first_(static_cast<std::size_t>(job_.lanes),
+      first_(job_.cache, static_cast<std::size_t>(job_.lanes),
              job_.comm.size() == 1 || job_.reducer.contributions_are_partials()
                  ? 0
                  : job_.pieces.largest() * job_.reducer.contribution_bytes()) {

@@ -33,6 +33,7 @@ struct RingJob {
   std::byte* output;
   bool gather;  // allreduce: pass the finished pieces on
   int lanes;
+  std::shared_ptr<StagingCache> cache;
 };
 
 class RingLane {
@@ -72,7 +73,7 @@ class RingLane {
 
 class RingReduction final : public Collective {
  public:
-  RingReduction(RingJob job);
+  explicit RingReduction(RingJob job);
   bool advance() override;
 
  private:

@@ -1,46 +1,92 @@
-// Scratch memory of one collective: allocated once, at construction, and handed out in pieces that
-// start on cache lines.
-// Thread: its collective's. Owns: the memory. Blocks: no. Throws: std::bad_alloc at construction.
+// Scratch memory of one collective: taken once, at construction, and handed out in pieces that start
+// on cache lines. The blocks come from a cache that outlives the operation, since the pages of fresh
+// memory cost more than the data that passes through them.
+// Thread: the holder of the progress token. Owns: the memory. Blocks: no. Throws: std::bad_alloc at
+// construction.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <memory>
 #include <new>
+#include <utility>
 
 #include "base/error.h"
 
 namespace hvdlite::collectives {
 
+// A few blocks of memory that operations gave back, for those that follow.
+class StagingCache {
+ public:
+  struct Block {
+    std::byte* memory = nullptr;
+    std::size_t bytes = 0;
+  };
+
+  StagingCache() = default;
+  StagingCache(const StagingCache&) = delete;
+  StagingCache& operator=(const StagingCache&) = delete;
+  ~StagingCache() {
+    for (const Block& block : kept_) release(block);
+  }
+
+  // A block of at least `bytes`, uninitialised: the smallest kept one that fits, or a new one.
+  Block take(std::size_t bytes) {
+    Block* best = nullptr;
+    for (Block& block : kept_) {
+      if (block.bytes >= bytes && (best == nullptr || block.bytes < best->bytes)) best = &block;
+    }
+    if (best != nullptr) return std::exchange(*best, {});
+    return {static_cast<std::byte*>(::operator new(bytes, kCacheLine)), bytes};
+  }
+
+  // Keeps it if it is of a reasonable size and some place is free or holds a smaller one.
+  void give_back(Block block) {
+    Block* smallest = &kept_[0];
+    for (Block& kept : kept_) {
+      if (kept.bytes < smallest->bytes) smallest = &kept;
+    }
+    if (block.bytes <= kLargestKept && block.bytes > smallest->bytes) std::swap(block, *smallest);
+    release(block);
+  }
+
+ private:
+  static constexpr std::align_val_t kCacheLine{64};
+  static constexpr std::size_t kLargestKept = std::size_t{8} << 20;
+
+  static void release(const Block& block) { ::operator delete(block.memory, kCacheLine); }
+
+  std::array<Block, 8> kept_;  // at most 64 MiB, usually a few
+};
+
 class Staging {
  public:
   static constexpr std::size_t round_up(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
 
-  // Room for `pieces` calls of take(), each good for `bytes`. The memory is not touched before it
-  // is used.
-  Staging(std::size_t pieces, std::size_t bytes)
-      : stride_(round_up(bytes)),
-        size_(pieces * stride_),
-        memory_(size_ == 0 ? nullptr : static_cast<std::byte*>(::operator new(size_, kCacheLine))) {
+  // Room for `pieces` calls of take(), each good for `bytes`.
+  Staging(std::shared_ptr<StagingCache> cache, std::size_t pieces, std::size_t bytes)
+      : cache_(std::move(cache)), stride_(round_up(bytes)) {
+    if (pieces * stride_ > 0) block_ = cache_->take(pieces * stride_);
+  }
+  Staging(const Staging&) = delete;
+  Staging& operator=(const Staging&) = delete;
+  ~Staging() {
+    if (block_.memory != nullptr) cache_->give_back(block_);
   }
 
   std::byte* take() {
-    if (memory_ == nullptr) return nullptr;  // pieces of zero bytes
-    HVD_CHECK(used_ < size_);
-    std::byte* const piece = memory_.get() + used_;
+    if (stride_ == 0) return nullptr;  // pieces of zero bytes
+    HVD_CHECK(used_ + stride_ <= block_.bytes);
+    std::byte* const piece = block_.memory + used_;
     used_ += stride_;
     return piece;
   }
 
  private:
-  static constexpr std::align_val_t kCacheLine{64};
-  struct Delete {
-    void operator()(std::byte* memory) const { ::operator delete(memory, kCacheLine); }
-  };
-
+  std::shared_ptr<StagingCache> cache_;
   std::size_t stride_;
-  std::size_t size_;
   std::size_t used_ = 0;
-  std::unique_ptr<std::byte, Delete> memory_;
+  StagingCache::Block block_;
 };
 
 }  // namespace hvdlite::collectives

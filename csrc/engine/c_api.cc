@@ -57,6 +57,7 @@ base::Config to_config(const hvdlite_config* from) {
   config.dynamic_process_sets = from->dynamic_process_sets != 0;
   config.log_level = static_cast<base::LogLevel>(from->log_level);
   config.log_timestamps = from->log_timestamps != 0;
+  config.shared_memory = or_auto(from->shared_memory);
   config.kernel_isa = or_auto(from->kernel_isa);
   config.allreduce_algorithm = or_auto(from->allreduce_algorithm);
   config.reducescatter_algorithm = or_auto(from->reducescatter_algorithm);
@@ -145,7 +146,7 @@ void hvdlite_config_init(hvdlite_config* config) {
       defaults.dynamic_process_sets,
       static_cast<int32_t>(defaults.log_level),
       defaults.log_timestamps,
-      "auto", "auto", "auto", "auto", "auto", "auto", "auto"};
+      "auto", "auto", "auto", "auto", "auto", "auto", "auto", "auto"};
 }
 
 int hvdlite_fabric_create(int size, hvdlite_fabric** out) {

@@ -57,16 +57,24 @@ class LateTransport final : public transport::Transport {
   transport::Ticket post_send(int peer, std::uint32_t tag, const void* data,
                               std::size_t bytes) override {
     HVD_CHECK(bytes > 0);  // messages of no bytes are not posted: both sides know
+    ++under_way_;
     return below_->post_send(peer, tag, data, bytes);
   }
   transport::Ticket post_recv(int peer, std::uint32_t tag, void* data, std::size_t bytes) override {
     HVD_CHECK(bytes > 0);
+    ++under_way_;
     return below_->post_recv(peer, tag, data, bytes);
   }
   bool test(transport::Ticket& ticket) override {
-    if (ticket && fickle_ && draw_() % 4 == 0) return false;
-    return below_->test(ticket);
+    if (!ticket) return true;
+    if (fickle_ && draw_() % 4 == 0) return false;
+    if (!below_->test(ticket)) return false;
+    --under_way_;
+    return true;
   }
+  // Posted and not yet seen to be complete.
+  int under_way() const { return under_way_; }
+
   void send_message(int peer, std::vector<std::byte> message) override {
     below_->send_message(peer, std::move(message));
   }
@@ -83,6 +91,7 @@ class LateTransport final : public transport::Transport {
 
  private:
   std::unique_ptr<Transport> below_;
+  int under_way_ = 0;
   std::mt19937_64& draw_;
   const bool& fickle_;
 };
@@ -217,6 +226,8 @@ class Scheduler {
     Collective& machine = *machines_[static_cast<std::size_t>(unfinished_[place])];
     if (!machine.advance()) return 0;
     HVD_CHECK(machine.advance());  // finished is for ever
+    // The caller may free the buffers now.
+    HVD_CHECK(endpoints_[static_cast<std::size_t>(unfinished_[place])]->under_way() == 0);
     unfinished_[place] = unfinished_.back();
     unfinished_.pop_back();
     return 1;
@@ -235,7 +246,7 @@ class Scheduler {
   std::shared_ptr<transport::Fabric> fabric_;
   std::vector<std::unique_ptr<Collective>> machines_;
   // Declared after the machines: endpoints go first and withdraw what points into them.
-  std::vector<std::unique_ptr<transport::Transport>> endpoints_;
+  std::vector<std::unique_ptr<LateTransport>> endpoints_;
   std::vector<int> unfinished_;
 };
 

@@ -24,11 +24,10 @@ constexpr microseconds kSleepIdle{50'000};
 constexpr microseconds kSleepIdleNoBell{5'000};
 constexpr microseconds kSleepNegotiating{10'000};
 constexpr microseconds kSleepNegotiatingNoBell{200};
-constexpr microseconds kSleepLongNoBell{1'000};
 constexpr microseconds kSleepMovingData{200};
 constexpr microseconds kFirstSleep{20};
-// After this long without news a wait across hosts is a wait for a slow rank, and may poll less often.
-constexpr double kLongWaitSeconds = 0.05;
+// Without a bell a long wait is a wait for a slow rank: to look less often by this share of the time waited is not felt.
+constexpr double kPatience = 0.04;
 // Time for messages to leave at shutdown.
 constexpr double kFlushSeconds = 1.0;
 
@@ -192,8 +191,8 @@ microseconds Engine::sleep_limit(const Outlook& outlook, Clock::time_point idle_
   const auto grown = std::max(kFirstSleep, microseconds(static_cast<std::int64_t>(idle * 1e6)));
   microseconds limit = bells_reach_all_ ? kSleepIdle : kSleepIdleNoBell;
   if (outlook.negotiating || outlook.watching) {
-    const bool patient = idle > kLongWaitSeconds;
-    limit = bells_reach_all_ ? kSleepNegotiating : (patient ? kSleepLongNoBell : kSleepNegotiatingNoBell);
+    const auto patient = microseconds(static_cast<std::int64_t>(idle * 1e6 * kPatience));
+    limit = bells_reach_all_ ? kSleepNegotiating : std::clamp(patient, kSleepNegotiatingNoBell, kSleepIdleNoBell);
   }
   // A message under way may need both sides' progress without either ringing.
   if (outlook.moving_data) limit = kSleepMovingData;

@@ -26,8 +26,9 @@ using State = Fabric::State;
 using Stream = Fabric::Stream;
 using Wish = Fabric::Wish;
 
-// Up to here a send completes at once, as MPI's eager messages do; above, when it is matched.
-constexpr std::size_t kEagerBytes = 256;
+// Up to here a send completes at once, as MPI's eager messages do; above, when it is matched. So low
+// that tests with segments of a few dozen bytes see both.
+constexpr std::size_t kEagerBytes = 32;
 
 std::uint64_t key_of(int source, std::uint32_t tag) {
   return static_cast<std::uint64_t>(source) << 32 | tag;

@@ -1,7 +1,7 @@
 // Ranks as threads (or as simulated state machines stepped by one thread) in one process: the
 // transport of the unit tests.
 //
-// It is stricter than MPI where strictness finds mistakes: a send above a few hundred bytes
+// It is stricter than MPI where strictness finds mistakes: a send above a few dozen bytes
 // completes only when its receive was posted (so a missing receive or a missing wait shows), the
 // bytes are copied at that moment (so a buffer touched too early shows), and the two sides must
 // name the same number of bytes.

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <map>
 #include <string>
+#include <string_view>
 
 #include "base/error.h"
 #include "transport/control_page.h"
@@ -64,8 +65,11 @@ void check_thread_level(const hvdlite_mpi* mpi) {
 }
 
 // The host's shared page, or null on every rank of the host alike.
-std::unique_ptr<ControlPage> share_page(const hvdlite_mpi* mpi, hvdlite_mpi_comm host, int local_rank, int local_size) {
-  for (const bool memfd : {true, false}) {
+std::unique_ptr<ControlPage> share_page(const hvdlite_mpi* mpi, hvdlite_mpi_comm host, int local_rank, int local_size,
+                                        const std::string& wanted) {
+  for (const char* kind : {"memfd", "shm"}) {
+    if (wanted != "auto" && wanted != kind) continue;
+    const bool memfd = std::string_view(kind) == "memfd";
     PageAddress address;
     std::unique_ptr<ControlPage> original;
     if (local_rank == 0) original = ControlPage::create(local_size, memfd, &address);
@@ -136,8 +140,14 @@ MpiWorld open_mpi(const char* shim_path, const void* comm_address, const base::C
   std::vector<int> leaders;
   for (const Introduction& introduction : all) leaders.push_back(introduction.leader);
   MpiWorld world = place(leaders, rank);
-  std::unique_ptr<ControlPage> page = share_page(mpi, host, local_rank, local_size);
+  std::unique_ptr<ControlPage> page = share_page(mpi, host, local_rank, local_size, config.shared_memory);
   check(mpi, mpi->comm_free(&host), "MPI_Comm_free");
+  if (!page && local_rank == 0 && config.shared_memory != "off") {
+    base::Logger(config.log_level, config.log_timestamps, rank, size)
+        .write(base::LogLevel::kWarning, "init",
+               std::string("no shared memory between the ranks of host ") + me.host +
+                   ": they poll instead of waking each other, which costs latency and processor time");
+  }
   world.spin = choose_spin(config, page.get(), local_size);
 
   std::vector<MpiTransport::Peer> peers;

@@ -255,9 +255,10 @@ class Reducer:
         self._unsettled = True
         if not self._local:
             self._owed = True
-            if self._buckets is not None:
-                with suppress(HvdliteError):  # settle() meets the same error where it can be raised
-                    self._launch_rest()
+            with suppress(HvdliteError):  # settle() meets the same error where it can be raised
+                if self._buckets is None:
+                    self._plan()  # which does wait, but otherwise the others could not go on
+                self._launch_rest()
 
     def _finish_pass(self) -> None:
         self._task = NO_TASK
@@ -376,10 +377,15 @@ class Reducer:
             return
         self._use_engine()
         self._stamp += 1
-        if not self._local_gradients:
-            for slot in self._slots.values():
-                slot.dirty = not slot.filled and slot.param.grad is not None
+        if self._local_gradients:
+            self._reduce(strict=True)
+            return
+        written = [slot for slot in self._slots.values() if not slot.filled and slot.param.grad is not None]
+        for slot in written:
+            slot.dirty = True
         self._reduce(strict=True)
+        for slot in written:
+            slot.filled = False  # what is there at the next step is the user's again
 
     def settle_all(self) -> None:
         """`settle` for all that reduce for the optimizer."""

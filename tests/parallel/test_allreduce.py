@@ -211,7 +211,7 @@ def test_a_name_can_be_in_flight_only_once(hvd):
     for _ in REPEATS:
         if RANK == 0:
             first = hvd.allreduce_async(np.ones(2), name="twice", op=hvd.Sum)
-            with pytest.raises(ValueError, match="twice.*still in flight on this rank"):
+            with pytest.raises(ValueError, match=r"twice.*still in flight on this rank"):
                 hvd.allreduce_async(np.ones(2), name="twice", op=hvd.Sum)
             WORLD.Barrier()
         else:

@@ -18,18 +18,18 @@ def test_all_join_at_once(hvd):
 
 def test_the_last_rank_to_join_is_named_everywhere(hvd):
     for last in range(SIZE):
-        if RANK == last:
+        if last == RANK:
             time.sleep(0.2)
         assert hvd.join() == last
 
 
-OPS = {"Sum": sum, "Min": min, "Max": max, "Product": np.prod, "Average": lambda values: sum(values) / len(values)}
+OPS = {"Sum": sum, "Min": min, "Max": max, "Product": np.prod, "Average": lambda values: sum(values) / SIZE}
 
 
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("named", [True, False], ids=["named", "unnamed"])
 def test_uneven_numbers_of_steps(hvd, op, named):
-    """Rank r makes r + 1 steps: step s reduces over the ranks from s on, whatever the operator."""
+    """Rank r makes r + 1 steps: step s reduces over the ranks from s on; Average divides by the size, as in Horovod."""
     for repeat in REPEATS:
         for step in range(RANK + 1):
             mine = np.full(5, 2.0 + RANK + repeat)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CHILD = Path(__file__).with_name("child.py")
-MARK = "HVDLITE_TEST_JOB"  # in the environment of every process of a job, so that none of them outlives it
+MARK = "HVDTEST_JOB"  # in the environment of every process of a job, so that none of them outlives it
 
 # For root in a container, and for more ranks than cores.
 MPI_ENVIRONMENT = {

@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import tempfile
+import threading
 import time
 import zlib
 from collections.abc import Generator, Iterator
@@ -21,8 +22,9 @@ import pytest
 from support.job import JobResult, run_python
 
 TESTS = Path(__file__).parents[1]
-RESULTS = "HVDLITE_TEST_RESULTS"  # set in children: the folder for their results
+RESULTS = "HVDTEST_RESULTS"  # set in children: the folder for their results
 WATCHDOG_SECONDS = 60.0
+GRACE_SECONDS = 8.0  # for the other ranks to end a test that one rank has failed already
 DEADLINE_SECONDS = 300.0
 DEFAULT_RANKS = {"parallel": (1, 2, 3, 4), "adapters": (2, 3)}
 TAIL_LINES = {"failed": 150, "other": 15}
@@ -128,7 +130,7 @@ def _suspicion(result: dict[str, Any] | None, stderr: str) -> int:
     """Smaller is more suspect: a failed test, a watchdog's dump, an early end, and last a good end."""
     if result is not None:
         return 0 if result["failed"] else 3
-    return 1 if "Timeout (" in stderr else 2
+    return 0 if " failed:\n" in stderr else 1 if "Timeout (" in stderr else 2
 
 
 # --- the children --------------------------------------------------------------------------------------------------
@@ -142,11 +144,22 @@ class InStep:
 
         self._comm = MPI.COMM_WORLD.Dup()
         self._folder = folder
+        self._lock = threading.Lock()
+        self._in_test = False
         # The capture of pytest swallows what is written to descriptor 2.
         self._log = (folder / f"rank{self._comm.rank}.stderr").open("a")
         self._failed: list[str] = []
         self._passed = 0
         self._skipped: list[str] = []
+        threading.Thread(target=self._watch_others, daemon=True).start()
+
+    def _watch_others(self) -> None:
+        """Once a rank has failed its test, the others, which may wait for it, get a shorter time."""
+        while not list(self._folder.glob("*.failed")):
+            time.sleep(0.2)
+        with self._lock:
+            if self._in_test:
+                faulthandler.dump_traceback_later(GRACE_SECONDS, exit=True, file=self._log)
 
     def _exchange(self, number: int) -> list[int]:
         """All ranks' numbers, waiting without taking the processor from ranks still at work."""
@@ -168,10 +181,14 @@ class InStep:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
         before = len(self._failed)
-        faulthandler.dump_traceback_later(WATCHDOG_SECONDS, exit=True, file=self._log)
+        with self._lock:
+            self._in_test = True
+            faulthandler.dump_traceback_later(WATCHDOG_SECONDS, exit=True, file=self._log)
         outcome = yield
-        # A rank that hangs shows its stacks before those that wait for its verdict.
-        faulthandler.dump_traceback_later(WATCHDOG_SECONDS + 10.0, exit=True, file=self._log)
+        with self._lock:
+            self._in_test = False
+            # A rank that hangs shows its stacks before those that wait for its verdict.
+            faulthandler.dump_traceback_later(WATCHDOG_SECONDS + GRACE_SECONDS, exit=True, file=self._log)
         failures = self._exchange(len(self._failed) - before)
         faulthandler.cancel_dump_traceback_later()
         if any(failures):
@@ -182,6 +199,9 @@ class InStep:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
             self._failed.append(f"{report.nodeid.split('::')[-1]} ({report.when})")
+            # At once: should the others hang now, this process will not live to print its summary.
+            print(f"\n{self._failed[-1]} failed:\n{report.longreprtext}", file=self._log, flush=True)
+            (self._folder / f"rank{self._comm.rank}.failed").touch()
         elif report.skipped:
             reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
             self._skipped.append(reason.removeprefix("Skipped: "))

@@ -33,6 +33,7 @@ const Field kFields[] = {
     HVDLITE_FIELD(dynamic_process_sets),
     HVDLITE_FIELD(log_level),
     HVDLITE_FIELD(log_timestamps),
+    HVDLITE_FIELD(shared_memory),
     HVDLITE_FIELD(kernel_isa),
     HVDLITE_FIELD(allreduce_algorithm),
     HVDLITE_FIELD(reducescatter_algorithm),

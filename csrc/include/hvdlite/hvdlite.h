@@ -52,6 +52,7 @@ typedef struct hvdlite_config {
   int32_t dynamic_process_sets;       /* bool */
   int32_t log_level;                  /* 0 trace 1 debug 2 info 3 warning 4 error 5 off */
   int32_t log_timestamps;             /* bool */
+  const char* shared_memory;          /* auto memfd shm off */
   const char* kernel_isa;             /* auto scalar avx2 avx512 */
   const char* allreduce_algorithm;    /* auto or a name of the registry; likewise below */
   const char* reducescatter_algorithm;

@@ -1,0 +1,212 @@
+"""Parameters without a gradient on some rank or on all, frozen and thawed ones, and several optimizers in one script."""
+
+import pytest
+import torch
+from reference import FEATURES, Pair, adam, assert_close, assert_same_bits, grads_of, mse, network, part_of, sgd, whole_batch
+
+
+class Branches(torch.nn.Module):
+    """Which of the branches runs is for the caller to say; none of them feeds `idle`."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(11)
+        self.stem = torch.nn.Linear(FEATURES, 5)
+        self.idle = torch.nn.Linear(5, 5)
+        self.left = torch.nn.Linear(5, 3)
+        self.right = torch.nn.Linear(5, 3)
+        self.double()
+        self.take = ("left",)
+
+    def forward(self, inputs):
+        hidden = torch.tanh(self.stem(inputs))
+        return sum(getattr(self, name)(hidden) for name in self.take)
+
+
+def rank_by_rank(twin, whole, size, choose):
+    """One process's gradient for ranks that take different branches: the mean of the parts' losses."""
+    losses = []
+    for rank in range(size):
+        twin.take = choose(rank)
+        losses.append(mse(twin, *part_of(whole, rank)))
+    (sum(losses) / size).backward()
+
+
+@pytest.mark.parametrize("make_optimizer", [sgd, adam])
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_branches_that_differ_between_ranks(hvd, make_optimizer, set_to_none):
+    pair = Pair(hvd, make_optimizer, Branches)
+    for step in range(5):
+        part, whole = pair.parts(step)
+
+        def choose(rank, step=step):
+            return ("left",) if (rank + step) % 2 else ("right", "left") if step % 3 else ("right",)
+
+        pair.zero(set_to_none=set_to_none)
+        pair.model.take = choose(hvd.rank())
+        mse(pair.model, *part).backward()
+        rank_by_rank(pair.twin, whole, hvd.size(), choose)
+        pair.check_grads()
+        assert pair.model.idle.weight.grad is None
+        idle = pair.model.idle.weight.clone()
+        pair.step()
+        assert torch.equal(pair.model.idle.weight, idle)  # no weight decay either
+    pair.check_weights()
+
+
+@pytest.mark.parametrize("op", ["Average", "Sum"])
+def test_a_rank_without_any_gradient(hvd, op):
+    """Its backward touches no parameter of the optimizer, or it has no backward at all."""
+    pair = Pair(hvd, sgd, op=getattr(hvd, op))
+    for step in range(4):
+        part, whole = pair.parts(step)
+        pair.zero()
+        active = step % hvd.size()
+        if hvd.rank() == active:
+            mse(pair.model, *part).backward()
+        elif step % 2:
+            torch.ones(2, requires_grad=True).sum().backward()
+        (mse(pair.twin, *part_of(whole, active)) / (hvd.size() if op == "Average" else 1)).backward()
+        if hvd.rank() != active:
+            pair.optimizer.synchronize()
+        pair.check_grads()
+        pair.step()
+    pair.check_weights()
+
+
+def test_step_without_any_gradient_changes_nothing(hvd):
+    pair = Pair(hvd, adam)
+    before = [param.clone() for param in pair.model.parameters()]
+    for _ in range(3):
+        pair.optimizer.step()
+    assert all(grad is None for grad in grads_of(pair.model))
+    assert all(torch.equal(*both) for both in zip(before, pair.model.parameters(), strict=True))
+    part, whole = pair.parts(0)
+    mse(pair.model, *part).backward()
+    mse(pair.twin, *whole).backward()
+    pair.check_grads()
+
+
+def test_frozen_and_thawed(hvd):
+    def build():
+        model = network()
+        model[0].requires_grad_(False)
+        return model
+
+    pair = Pair(hvd, sgd, build)
+    for step in range(8):
+        if step == 2:  # thaw the first layer
+            pair.model[0].requires_grad_(True)
+            pair.twin[0].requires_grad_(True)
+        if step == 4:  # freeze another one
+            pair.model[2].requires_grad_(False)
+            pair.twin[2].requires_grad_(False)
+        if step == 6:
+            pair.model[2].weight.requires_grad_(True)
+            pair.twin[2].weight.requires_grad_(True)
+        part, whole = pair.parts(step)
+        pair.zero()
+        mse(pair.model, *part).backward()
+        mse(pair.twin, *whole).backward()
+        pair.check_grads()
+        assert (pair.model[0].weight.grad is None) == (step < 2)
+        pair.step()
+    pair.check_weights()
+
+
+def test_two_optimizers_without_names(hvd):
+    """As in adversarial training: one's backward also runs through the other's parameters."""
+    maker, judge = network(1), network(2)
+    twin_maker, twin_judge = network(1), network(2)
+    judge_in, twin_judge_in = torch.nn.Linear(3, FEATURES).double(), torch.nn.Linear(3, FEATURES).double()
+    twin_judge_in.load_state_dict(judge_in.state_dict())
+    hvd.broadcast_parameters(judge_in.state_dict(), 0)
+    twin_judge_in.load_state_dict(judge_in.state_dict())
+    optimizers = [hvd.DistributedOptimizer(sgd(maker.parameters())), hvd.DistributedOptimizer(adam(judge.parameters()))]
+    twins = [sgd(twin_maker.parameters()), adam(twin_judge.parameters())]
+    for step in range(4):
+        whole = whole_batch(step, hvd.size())
+        part = part_of(whole, hvd.rank())
+        for (one, two, entrance), (inputs, targets), (first, second) in (
+            ((maker, judge, judge_in), part, optimizers),
+            ((twin_maker, twin_judge, twin_judge_in), whole, twins),
+        ):
+            second.zero_grad()
+            made = one(inputs)
+            mse(two, entrance(made.detach()), targets).backward()
+            mse(two, entrance(targets), -targets).backward()
+            second.step()
+            first.zero_grad()
+            (-mse(two, entrance(made), targets)).backward()
+            first.step()
+    assert_close(list(maker.parameters()), list(twin_maker.parameters()))
+    assert_close(list(judge.parameters()), list(twin_judge.parameters()))
+    assert_same_bits([*maker.parameters(), *judge.parameters()])
+
+
+@pytest.mark.parametrize("op", ["Average", "Sum"])
+def test_optimizers_with_parameters_in_common(hvd, op):
+    """They are reduced once, whichever optimizer steps."""
+
+    def setup():
+        model = network()
+        return model, [sgd([*model[0].parameters(), *model[2].parameters()]), adam([*model[2:].parameters()])]
+
+    (model, plain), (twin, twin_optimizers) = setup(), setup()
+    optimizers = [hvd.DistributedOptimizer(optimizer, op=getattr(hvd, op)) for optimizer in plain]
+    factor = hvd.size() if op == "Sum" else 1
+    for step in range(4):
+        whole = whole_batch(step, hvd.size())
+        part = part_of(whole, hvd.rank())
+        model.zero_grad()
+        twin.zero_grad()
+        for passes in range(2):
+            mse(model, *part).backward()
+            (mse(twin, *whole) * factor).backward()
+            assert_close(grads_of(model), grads_of(twin))
+            if passes:
+                optimizers[0].step()
+                twin_optimizers[0].step()
+        optimizers[1].step()
+        twin_optimizers[1].step()
+    assert_close(list(model.parameters()), list(twin.parameters()))
+    assert_same_bits(list(model.parameters()))
+    del optimizers[1], plain[1]  # the first one still needs what the second one reduced
+    whole = whole_batch(9, hvd.size())
+    model.zero_grad()
+    twin.zero_grad()
+    mse(model, *part_of(whole, hvd.rank())).backward()
+    (mse(twin, *whole) * factor).backward()
+    assert_close(grads_of(model), grads_of(twin))
+
+
+def test_parameters_in_common_need_one_op(hvd):
+    model = network()
+    kept = hvd.DistributedOptimizer(sgd(model.parameters()))
+    with pytest.raises(ValueError, match="would reduce its gradient differently: op Average in process set 0, and op Sum"):
+        hvd.DistributedOptimizer(sgd(model[0].parameters()), op=hvd.Sum)
+    assert kept is not None
+    mse(model, *part_of(whole_batch(0, hvd.size()), hvd.rank())).backward()
+    twin = network()
+    mse(twin, *whole_batch(0, hvd.size())).backward()
+    assert_close(grads_of(model), grads_of(twin))
+
+
+def test_a_dropped_optimizer_leaves_nothing_behind(hvd):
+    model, twin = network(), network()
+    for _ in range(3):  # as when a notebook's cell is run again
+        optimizer = hvd.DistributedOptimizer(sgd(model.parameters()))
+        whole = whole_batch(0, hvd.size())
+        model.zero_grad()
+        mse(model, *part_of(whole, hvd.rank())).backward()
+        twin.zero_grad()
+        mse(twin, *whole).backward()
+        assert_close(grads_of(model), grads_of(twin))
+    del optimizer
+    assert not any(param._backward_hooks or param._post_accumulate_grad_hooks for param in model.parameters())
+    model.zero_grad()
+    part = part_of(whole, hvd.rank())
+    mse(model, *part).backward()
+    twin.zero_grad()
+    mse(twin, *part).backward()
+    assert_close(grads_of(model), grads_of(twin))  # this rank's alone

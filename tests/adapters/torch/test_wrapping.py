@@ -1,0 +1,237 @@
+"""The wrapped optimizer is still the optimizer it was; wrong arguments and differing ranks are refused with reasons."""
+
+import copy
+import gc
+import io
+import pickle
+import weakref
+
+import pytest
+import torch
+from reference import Pair, adam, assert_close, assert_same_bits, grads_of, mse, network, part_of, sgd, whole_batch
+
+
+def train(hvd, model, optimizer, steps):
+    for step in steps:
+        optimizer.zero_grad()
+        mse(model, *part_of(whole_batch(step, hvd.size()), hvd.rank())).backward()
+        optimizer.step()
+
+
+def train_alone(hvd, model, optimizer, steps):
+    for step in steps:
+        optimizer.zero_grad()
+        mse(model, *whole_batch(step, hvd.size())).backward()
+        optimizer.step()
+
+
+def test_it_stays_the_same_object(hvd):
+    model = network()
+    plain = adam(model.parameters())
+    train_alone(hvd, model, plain, range(2))
+    state, groups = plain.state, plain.param_groups
+    calls = []
+    plain.register_step_post_hook(lambda *_: calls.append(1))
+    wrapped = hvd.DistributedOptimizer(plain, model.named_parameters())
+    assert wrapped is plain
+    assert isinstance(wrapped, torch.optim.Adam)
+    assert type(wrapped).__name__ == "Adam"
+    assert repr(wrapped).startswith("Adam (")
+    assert wrapped.state is state
+    assert wrapped.param_groups is groups
+    assert int(wrapped.state[model[0].weight]["step"]) == 2
+    train(hvd, model, wrapped, [2])
+    assert calls == [1]
+
+
+@pytest.mark.parametrize("way", ["pickle", "save", "deepcopy"])
+def test_it_is_saved_as_the_plain_optimizer(hvd, way):
+    model = network()
+    wrapped = hvd.DistributedOptimizer(adam(model.parameters()), model.named_parameters())
+    train(hvd, model, wrapped, range(2))
+    if way == "pickle":
+        restored = pickle.loads(pickle.dumps(wrapped))
+    elif way == "deepcopy":
+        restored = copy.deepcopy(wrapped)
+    else:
+        file = io.BytesIO()
+        torch.save(wrapped, file)
+        file.seek(0)
+        restored = torch.load(file, weights_only=False)
+    assert type(restored) is torch.optim.Adam
+    for one, other in zip(restored.state.values(), wrapped.state.values(), strict=True):
+        assert torch.equal(one["exp_avg"], other["exp_avg"])
+    assert restored.state_dict()["param_groups"] == wrapped.state_dict()["param_groups"]
+    restored.step()
+
+
+def test_the_model_can_be_copied_and_saved(hvd):
+    model = network()
+    wrapped = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters())
+    train(hvd, model, wrapped, range(1))
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        other.zero_grad()
+        part = part_of(whole_batch(0, hvd.size()), hvd.rank())
+        mse(other, *part).backward()
+        twin = network()
+        twin.load_state_dict(other.state_dict())
+        mse(twin, *part).backward()
+        assert_close(grads_of(other), grads_of(twin))
+
+
+@pytest.mark.parametrize("wrapped_again", [True, False])
+def test_resuming_from_a_checkpoint(hvd, wrapped_again):
+    """Saved from the wrapped optimizer, continued with a new one, wrapped or plain."""
+    straight, twin_optimizer = network(), None
+    twin_optimizer = adam(straight.parameters())
+    train_alone(hvd, straight, twin_optimizer, range(6))
+    model = network()
+    optimizer = hvd.DistributedOptimizer(adam(model.parameters()), model.named_parameters())
+    train(hvd, model, optimizer, range(3))
+    file = io.BytesIO()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+    file.seek(0)
+    saved = torch.load(file)
+    resumed = network(seed=99)
+    resumed.load_state_dict(saved["model"])
+    other = adam(resumed.parameters())
+    if wrapped_again:
+        other = hvd.DistributedOptimizer(other, resumed.named_parameters())
+    other.load_state_dict(saved["optimizer"])
+    (train if wrapped_again else train_alone)(hvd, resumed, other, range(3, 6))
+    assert_close(list(resumed.parameters()), list(straight.parameters()))
+    assert_same_bits(list(resumed.parameters()))
+
+
+def test_wrapping_after_training_alone_continues(hvd):
+    model, twin = network(), network()
+    optimizer, twin_optimizer = adam(model.parameters()), adam(twin.parameters())
+    train_alone(hvd, model, optimizer, range(3))
+    train_alone(hvd, twin, twin_optimizer, range(6))
+    train(hvd, model, hvd.DistributedOptimizer(optimizer, model.named_parameters()), range(3, 6))
+    assert_close(list(model.parameters()), list(twin.parameters()))
+
+
+def test_wrapping_twice_replaces_the_first(hvd):
+    model, twin = network(), network()
+    optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), backward_passes_per_step=3)
+    train(hvd, model, optimizer, [0])
+    again = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+    assert again is optimizer
+    assert type(again).__mro__[2] is torch.optim.SGD
+    assert again.backward_passes_per_step == 1
+    twin_optimizer = sgd(twin.parameters())
+    train_alone(hvd, twin, twin_optimizer, [0])
+    train(hvd, model, again, [1, 2])
+    train_alone(hvd, twin, twin_optimizer, [1, 2])
+    assert_close(list(model.parameters()), list(twin.parameters()))
+
+
+def test_parameter_groups_may_be_added(hvd):
+    pair = Pair(hvd, lambda params: torch.optim.SGD(list(params)[2:], lr=0.1))
+    for step in range(4):
+        if step == 2:
+            for model, optimizer in ((pair.model, pair.optimizer), (pair.twin, pair.twin_optimizer)):
+                optimizer.add_param_group({"params": list(model.parameters())[:2], "lr": 0.01})
+        part, whole = pair.parts(step)
+        pair.zero()
+        pair.model.zero_grad()
+        pair.twin.zero_grad()
+        mse(pair.model, *part).backward()
+        mse(pair.twin, *whole).backward()
+        assert_close(grads_of(pair.model)[2:], grads_of(pair.twin)[2:])
+        pair.step()
+    pair.check_weights()
+
+
+def test_nothing_keeps_model_and_optimizer_alive(hvd):
+    model = network()
+    optimizer = hvd.DistributedOptimizer(adam(model.parameters()), model.named_parameters())
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    train(hvd, model, optimizer, range(3))
+    gone = [weakref.ref(optimizer), weakref.ref(next(model.parameters())), weakref.ref(model)]
+    del model, optimizer, scheduler
+    gc.collect()
+    assert [reference() for reference in gone] == [None] * 3
+
+
+def test_wrong_arguments(hvd):
+    model = network()
+    named = list(model.named_parameters())
+
+    def wrap(*args, **kwargs):
+        return hvd.DistributedOptimizer(sgd(model.parameters()), *args, **kwargs)
+
+    with pytest.raises(ValueError, match="named_parameters should be a sequence of tuples"):
+        wrap(model.parameters())
+    with pytest.raises(ValueError, match="must be unique. Found duplicates: same"):
+        wrap([("same", param) for _, param in named])
+    with pytest.raises(ValueError, match=r"one or more model parameters were not named.*: 0.2, 0.3, 0.4, 0.5"):
+        wrap(named[:2])
+    with pytest.raises(ValueError, match="backward_passes_per_step must be > 0"):
+        wrap(backward_passes_per_step=0)
+    with pytest.raises(ValueError, match="gradient_predivide_factor not supported with op != Average"):
+        wrap(op=hvd.Sum, gradient_predivide_factor=2.0)
+    with pytest.raises(ValueError, match="op=Average or op=Sum"):
+        wrap(op=hvd.Max)
+    with pytest.raises(NotImplementedError, match="Adasum"):
+        wrap(op=hvd.Adasum)
+    with pytest.raises(ValueError, match="groups should be a positive integer or a list of lists"):
+        wrap(groups=0)
+    with pytest.raises(ValueError, match="A parameter can only appear once in groups"):
+        wrap(groups=[[named[0][1]], [named[0][1]]])
+    with pytest.raises(ValueError, match="groups must consist of parameters of this optimizer"):
+        wrap(groups=[["0.weight"]])
+    with pytest.raises(ValueError, match=r"wraps a torch.optim.Optimizer, got a list"):
+        hvd.DistributedOptimizer([])
+    with pytest.warns(DeprecationWarning, match="num_groups"):
+        wrap(num_groups=2)
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("shape", r"0.weight is float64 \[8, 6\] on ranks? 0.*, but optimizer\d+.0.weight is float64 \[9, 6\] on rank"),
+        ("dtype", r"0.weight is float64 \[8, 6\] on ranks? 0.*, but optimizer\d+.0.weight is float32 \[8, 6\] on rank"),
+        ("name", r"0.weight is float64.*, but optimizer\d+.zero.weight is float64"),
+        ("count", r"4.bias is float64 \[3\] on ranks? 0.*, but there is no \d+th entry on rank"),
+        ("op", r"op is Average on ranks? 0.*, but op is Sum on rank"),
+        ("frozen", r"is float64 \[8, 6\] on ranks? 0.*, but .* is float64 \[8, 6\] \(frozen\) on rank"),
+        ("groups", r"groups is None on ranks? 0.*, but groups is 2 on rank"),
+    ],
+)
+def test_ranks_that_differ(hvd, what, message):
+    odd = hvd.rank() == hvd.size() - 1
+    model = network(hidden=9 if odd and what == "shape" else 8)
+    if odd and what == "dtype":
+        model.float()
+    if odd and what == "frozen":
+        model[0].weight.requires_grad_(False)
+    names = [(name.replace("0", "zero") if odd and what == "name" else name, p) for name, p in model.named_parameters()]
+    params = list(model.parameters())
+    if odd and what == "count":
+        params = params[:-1]
+    optimizer = hvd.DistributedOptimizer(
+        sgd(params), names, op=hvd.Sum if odd and what == "op" else hvd.Average, groups=2 if odd and what == "groups" else None
+    )
+    inputs, targets = part_of(whole_batch(0, hvd.size(), next(model.parameters()).dtype), hvd.rank())
+    for _ in range(2):
+        with pytest.raises(hvd.HorovodInternalError, match=message) as caught:
+            model(inputs).sub(targets).square().mean().backward()
+        assert f"on rank {hvd.size() - 1}" in str(caught.value)
+    del optimizer
+    # The engine is fine.
+    test_it_stays_the_same_object(hvd)
+
+
+def test_before_init_and_without_torch_there_is_a_clear_error():
+    import subprocess
+    import sys
+
+    program = "import torch, hvdlite.torch as hvd\nhvd.DistributedOptimizer(torch.optim.SGD([torch.ones(1)], 1))"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert "hvdlite has not been initialized" in ended.stderr.splitlines()[-1]
+    program = "import sys\nsys.modules['torch'] = None\nimport hvdlite.torch"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert "hvdlite.torch needs PyTorch" in ended.stderr.splitlines()[-1]
+    assert "pip install torch" in ended.stderr.splitlines()[-1]

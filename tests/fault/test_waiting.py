@@ -1,0 +1,126 @@
+"""What a wait costs and how it ends: processor time, Ctrl-C, deadlines of deadlock detection, forked children."""
+
+import re
+
+import pytest
+from support.job import run_job
+
+
+@pytest.mark.parametrize("binding", ["core", "none"])
+def test_an_idle_engine_and_a_wait_for_a_straggler_use_no_processor(binding):
+    result = run_job(
+        """
+        import time
+        import numpy as np
+        import hvdlite as hvd
+
+        hvd.init()
+        hvd.allreduce(np.ones(1000), name="x")
+        time.sleep(0.2)
+        for what in ("idle", "waiting"):
+            start, cpu = time.perf_counter(), time.process_time()
+            if what == "idle" or hvd.rank() == 0:
+                time.sleep(5)
+            if what == "waiting":
+                hvd.allreduce(np.ones(1000), name="x")
+            share = (time.process_time() - cpu) / (time.perf_counter() - start)
+            print(f"{what} {100 * share:.3f} %", flush=True)
+        """,
+        2,
+        timeout=40,
+        mpirun_args=["--bind-to", binding],
+    )
+    assert result.returncode == 0, result.report()
+    for rank in (0, 1):
+        shares = dict(re.findall(r"(idle|waiting) ([\d.]+) %", result.stdout[rank]))
+        assert set(shares) == {"idle", "waiting"}
+        assert all(float(share) <= 2.0 for share in shares.values()), result.report()
+
+
+def test_ctrl_c_interrupts_a_wait_within_half_a_second():
+    result = run_job(
+        """
+        import os, signal, threading, time
+        import numpy as np
+        import hvdlite as hvd
+
+        hvd.init()
+        if hvd.rank() == 0:
+            sent = []
+            def interrupt():
+                sent.append(time.monotonic())
+                os.kill(os.getpid(), signal.SIGINT)
+            threading.Timer(0.7, interrupt).start()
+            try:
+                hvd.allreduce(np.ones(3), name="never")
+            except KeyboardInterrupt:
+                print(f"interrupted after {time.monotonic() - sent[0]:.3f} s", flush=True)
+            hvd.shutdown()
+        else:
+            time.sleep(2)
+        """,
+        2,
+        timeout=20,
+    )
+    delay = re.search(r"interrupted after ([\d.]+) s", result.stdout[0])
+    assert delay and float(delay.group(1)) <= 0.5, result.report()
+
+
+def test_a_forked_child_is_inert_and_says_so():
+    result = run_job(
+        """
+        import multiprocessing, os, sys
+        import numpy as np
+        import hvdlite as hvd
+
+        def work(queue):
+            try:
+                hvd.allreduce(np.ones(2), name="child")
+            except hvd.NotInitializedError as error:
+                queue.put(str(error))
+
+        hvd.init()
+        context = multiprocessing.get_context("fork")
+        queue = context.Queue()
+        child = context.Process(target=work, args=(queue,))
+        child.start()
+        message = queue.get(timeout=5)
+        child.join(5)
+        if os.fork() == 0:
+            sys.exit(0)  # runs atexit handlers in the child
+        os.wait()
+        assert child.exitcode == 0
+        total = hvd.allreduce(np.full(2, hvd.rank() + 1.0), name="parent", op=hvd.Sum)
+        print(total.tolist(), message, flush=True)
+        """,
+        2,
+        timeout=30,
+    )
+    assert result.returncode == 0, result.report()
+    for rank in (0, 1):
+        assert "[3.0, 3.0]" in result.stdout[rank], result.report()
+        assert "fork" in result.stdout[rank], result.report()
+
+
+def test_four_ranks_on_few_cores_do_not_collapse():
+    """More ranks than cores: nobody spins another off its core."""
+    result = run_job(
+        """
+        import time
+        import numpy as np
+        import hvdlite as hvd
+
+        hvd.init()
+        value = np.full(16, hvd.rank(), np.float64)
+        start = time.perf_counter()
+        for _ in range(500):
+            hvd.allreduce_(value * 0 + hvd.rank(), name="x")
+        print(f"{(time.perf_counter() - start) / 500 * 1e6:.0f} us", flush=True)
+        """,
+        4,
+        timeout=60,
+        mpirun_args=["--bind-to", "none"],
+    )
+    assert result.returncode == 0, result.report()
+    micros = re.search(r"(\d+) us", result.stdout[0])
+    assert micros and int(micros.group(1)) < 5000, result.report()

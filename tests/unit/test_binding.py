@@ -1,0 +1,167 @@
+"""The native module's own rules: who owns memory, how waits are interrupted, how arguments and errors cross."""
+
+import gc
+import signal
+import time
+
+import numpy as np
+import pytest
+from support.thread_ranks import ALLGATHER, ALLREDUCE, SUM, engines, in_threads
+
+from hvdlite import _engine, errors
+from hvdlite.dtypes import DType
+
+
+@pytest.fixture
+def alone():
+    """The engine of a job of one."""
+    with engines(1) as ranks:
+        yield ranks[0].engine
+
+
+def allgather(engine, name, array, dtype=DType.FLOAT32):
+    return engine.wait(engine.submit(ALLGATHER, name, int(dtype), array.shape, array.ctypes.data, 0))
+
+
+def test_dtype_names_are_those_of_the_package():
+    assert _engine.dtype_names() == [dtype.label for dtype in DType]
+
+
+@pytest.mark.parametrize("dtype", list(DType), ids=lambda d: d.label)
+def test_output_has_the_bytes_of_its_dtype(alone, dtype):
+    array = np.arange(6 * dtype.itemsize, dtype=np.uint8).reshape(3, 2, dtype.itemsize)
+    result = alone.wait(alone.submit(ALLGATHER, "a", int(dtype), (3, 2), array.ctypes.data, 0))
+    assert result.shape == (3, 2)
+    assert bytes(result.take_data()) == array.tobytes()
+
+
+def test_data_outlives_result_and_engine_and_is_writable():
+    with engines(1) as ranks:
+        result = allgather(ranks[0].engine, "a", np.arange(1000, dtype=np.float32))
+        data = np.frombuffer(result.take_data(), np.float32)
+        with pytest.raises(ValueError, match="taken already"):
+            result.take_data()
+    del ranks, result
+    gc.collect()
+    data += 1
+    assert (data == np.arange(1, 1001)).all()
+
+
+def test_empty_output(alone):
+    result = allgather(alone, "a", np.zeros((0, 3), np.float32))
+    assert result.shape == (0, 3)
+    view = result.take_data()
+    assert (view.nbytes, view.readonly) == (0, False)
+    assert np.frombuffer(view, np.float32).size == 0
+
+
+def test_results_without_data_give_an_empty_view(alone):
+    value = np.ones(3, np.float32)
+    handle = alone.submit(ALLREDUCE, "a", DType.FLOAT32, value.shape, value.ctypes.data, value.ctypes.data)
+    result = alone.wait(handle)
+    assert (result.contributors, result.received_splits, result.take_data().nbytes) == (1, (), 0)
+
+
+def test_waiting_releases_the_handle(alone):
+    value = np.ones(3, np.float32)
+    handle = alone.submit(ALLREDUCE, "a", DType.FLOAT32, value.shape, value.ctypes.data, value.ctypes.data)
+    alone.wait(handle)
+    with pytest.raises(errors.InvalidArgumentError):
+        alone.wait(handle)
+
+
+def test_ctrl_c_interrupts_a_wait_and_leaves_the_handle():
+    def interrupt(number, frame):
+        raise KeyboardInterrupt
+
+    values = [np.full(4, rank + 1, np.float32) for rank in range(2)]
+
+    def submit(rank):
+        data = values[rank.rank].ctypes.data
+        return rank.engine.submit(ALLREDUCE, "late", DType.FLOAT32, (4,), data, data, SUM)
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with engines(2) as ranks:
+            handle = submit(ranks[0])
+            signal.setitimer(signal.ITIMER_REAL, 0.25)
+            begin = time.monotonic()
+            with pytest.raises(KeyboardInterrupt):
+                ranks[0].engine.wait(handle)
+            assert time.monotonic() - begin < 0.75
+            other = submit(ranks[1])
+            in_threads(ranks, lambda rank: rank.engine.wait(other if rank.rank else handle))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert (values[0] == 3).all()
+    assert (values[1] == 3).all()
+
+
+def test_many_requests_have_the_arguments_of_submit(alone):
+    first, second = np.ones(3, np.float32), np.full((2, 2), 2, np.float64)
+    plain = (ALLREDUCE, "a", DType.FLOAT32, (3,), first.ctypes.data, first.ctypes.data)
+    full = (ALLREDUCE, "b", DType.FLOAT64, [2, 2], second.ctypes.data, second.ctypes.data, SUM, 0, 0, 2.0, 0.25)
+    handles = alone.submit_many([plain, (*full, "", 0, 0, (), -1, 0, 0)], wake=False)
+    for handle in handles:
+        alone.wait(handle)
+    assert (first == 1).all()
+    assert (second == 1).all()
+
+
+def test_many_requests_are_submitted_together_or_not_at_all(alone):
+    value = np.ones(3, np.float32)
+    good = (ALLREDUCE, "a", DType.FLOAT32, (3,), value.ctypes.data, value.ctypes.data)
+    with pytest.raises(errors.InvalidArgumentError):
+        alone.submit_many([good, (ALLREDUCE, "b", 99, (3,), value.ctypes.data, value.ctypes.data)])
+    alone.wait(alone.submit(*good))  # the name is free
+
+
+@pytest.mark.parametrize(
+    ("request_", "text"),
+    [
+        ((ALLREDUCE, "a"), "lacks its argument 'dtype'"),
+        ((ALLREDUCE, b"a", 10, (), 0, 0), "has a bad 'name': b'a'"),
+        ((ALLREDUCE, "a", 10, 3, 0, 0), "sequence of integers"),
+        ((ALLREDUCE, "a", 10, ("x",), 0, 0), "cannot be interpreted as an integer"),
+        ((ALLREDUCE, "a", 10, (), 0, 0, 1, 0, 0, 1.0, 1.0, "", 0, 0, (), -1, 0, 0, True), "too many arguments"),
+        ([ALLREDUCE, "a", 10, (), 0, 0], "must be a tuple"),
+    ],
+)
+def test_malformed_requests_are_type_errors(alone, request_, text):
+    with pytest.raises(TypeError, match=text):
+        alone.submit_many([request_])
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        ({"fusion_treshold": 1}, "'fusion_treshold' is no knob of the engine"),
+        ({"struct_size": 1}, "'struct_size' is no knob"),
+        ({"fusion_threshold": 1.5}, "fusion_threshold must be a 64-bit integer, not 1.5"),
+        ({"log_level": 1 << 40}, "log_level must be a 32-bit integer"),
+        ({"spin_us": "fast"}, "spin_us must be a number, not 'fast'"),
+        ({"kernel_isa": 3}, "kernel_isa must be a string, not 3"),
+    ],
+)
+def test_bad_config_names_the_key(config, text):
+    with pytest.raises(ValueError, match=text):
+        _engine.Engine.create_inproc(_engine.Fabric(1), 0, config)
+
+
+def test_errors_are_runtime_errors_until_classes_are_installed():
+    try:
+        _engine.set_error_classes({})
+        with pytest.raises(RuntimeError) as plain:
+            _engine.Fabric(-1)
+    finally:
+        errors.install(_engine.set_error_classes)
+    with pytest.raises(errors.InvalidArgumentError) as classed:
+        _engine.Fabric(-1)
+    assert type(plain.value) is RuntimeError
+    assert str(plain.value) == str(classed.value) != ""
+
+
+def test_simulate_checks_the_number_of_addresses():
+    with pytest.raises(ValueError, match="one output address for each rank"):
+        _engine.simulate(ALLREDUCE, "ring", 2, [0], [0], [0])

@@ -1,0 +1,54 @@
+"""Bits: equal on all ranks always; equal from run to run for groups, and for everything with `deterministic`."""
+
+import random
+import time
+
+import numpy as np
+import pytest
+from support.thread_ranks import ALLREDUCE, AVERAGE, Rank, run_ranks
+
+RUNS = 20
+COUNTS = [1, 7, 100, 1000, 4096, 9001, 20_011]
+
+
+def one_run(size: int, seed: int, group: str, config: dict[str, object]) -> list[bytes]:
+    """All results of one run as bytes: the same inputs every time, other delays and orders."""
+
+    def body(rank: Rank) -> bytes:
+        values = np.random.default_rng(rank.rank)
+        inputs = [values.standard_normal(count).astype(np.float32) for count in COUNTS]
+        outputs = [np.empty_like(a) for a in inputs]
+        local = random.Random(1000 * seed + rank.rank)
+        order = list(range(len(COUNTS)))
+        local.shuffle(order)
+        handles = []
+        for i in order:
+            options = {"group": group, "group_size": len(COUNTS), "group_index": i} if group else {}
+            handles.append(rank.start(ALLREDUCE, f"t{i}", inputs[i], outputs[i], op=AVERAGE, **options))
+            if local.random() < 0.4:
+                time.sleep(local.random() * 0.003)
+        for handle in handles:
+            rank.engine.wait(handle)
+        return b"".join(output.tobytes() for output in outputs)
+
+    return run_ranks(size, body, config)
+
+
+@pytest.mark.parametrize("size", [3, 4])
+@pytest.mark.parametrize("how", ["group", "deterministic"])
+def test_bits_are_equal_on_all_ranks_and_from_run_to_run(size, how):
+    config = {"segment_bytes": 1024, "recursive_doubling_max_bytes": 256, "cycle_time_ms": 1.0}
+    if how == "deterministic":
+        config["deterministic"] = 1
+    seen = set()
+    for seed in range(RUNS):
+        results = one_run(size, seed, "bucket" if how == "group" else "", config)
+        assert len(set(results)) == 1, "ranks disagree"
+        seen.add(results[0])
+    assert len(seen) == 1, f"{len(seen)} different results in {RUNS} runs"
+
+
+def test_without_either_ranks_still_agree():
+    config = {"segment_bytes": 1024, "recursive_doubling_max_bytes": 0, "allreduce_algorithm": "ring"}
+    for seed in range(5):
+        assert len(set(one_run(3, seed, "", config))) == 1
