@@ -93,11 +93,13 @@ def _resolve(name: str, env: dict[str, str], variable: str) -> str:
 
 def _searched(env: dict[str, str]) -> Choice:
     notes = []
+    seen = set()
     loadable = mpi4py_sonames()
     for folder in env.get("PATH", "").split(os.pathsep):
         wrapper = os.path.join(folder, "mpicxx")
-        if not folder or not os.access(wrapper, os.X_OK):
+        if not folder or not os.access(wrapper, os.X_OK) or os.path.realpath(wrapper) in seen:
             continue
+        seen.add(os.path.realpath(wrapper))  # /bin is often /usr/bin
         wheel = wheel_of(wrapper)
         if wheel:
             return Choice(wheel=wheel, notes=(*notes, f"{wrapper} belongs to the {wheel} wheel"))

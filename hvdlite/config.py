@@ -267,7 +267,7 @@ KNOBS: tuple[Knob, ...] = (
         "shared_memory",
         "choice",
         "auto",
-        "What ranks of one host wake and watch each other through: auto tries a memfd, then /dev/shm, then does without.",
+        "How ranks of one host wake and watch each other: auto tries a memfd, then /dev/shm, then does without.",
         choices=("auto", "memfd", "shm", "off"),
     ),
     Knob(

@@ -23,7 +23,7 @@ from hvdlite import submission
 from hvdlite.errors import InvalidArgumentError
 from hvdlite.handles import Handle, poll, synchronize
 from hvdlite.process_sets import ProcessSet, global_process_set
-from hvdlite.requests import Adasum, Average, Kind, Max, Min, Product, Request, Sum, resolve_op, tensor_name
+from hvdlite.requests import Adasum, Average, Kind, Max, Min, Product, Request, Sum, resolve_op
 from hvdlite.runtime import RUNTIME
 
 __all__ = [
@@ -441,8 +441,9 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
         InvalidArgumentError, HorovodInternalError: see the module's rule on errors.
     """
     engine, set_id = submission.enter(Kind.BARRIER, process_set)
-    name = tensor_name(Kind.BARRIER, None, RUNTIME.count_unnamed(Kind.BARRIER, set_id))
-    engine.wait(engine.submit(*Request(Kind.BARRIER, name, process_set=set_id), wake=False))
+    with RUNTIME.unnamed(Kind.BARRIER, set_id) as name:
+        number = engine.submit(*Request(Kind.BARRIER, name, process_set=set_id), wake=False)
+    engine.wait(number)
 
 
 def join(device: int = -1) -> int:
@@ -465,5 +466,6 @@ def join(device: int = -1) -> int:
     if device != -1:
         raise InvalidArgumentError(f"join(device={device}): tensors are in host memory; leave device out")
     engine, _ = submission.enter(Kind.JOIN, global_process_set)
-    name = tensor_name(Kind.JOIN, None, RUNTIME.count_unnamed(Kind.JOIN, 0))
-    return engine.wait(engine.submit(*Request(Kind.JOIN, name), wake=False)).last_joined_rank
+    result = engine.wait(engine.submit(*Request(Kind.JOIN, "join"), wake=False))
+    RUNTIME.joined()
+    return result.last_joined_rank

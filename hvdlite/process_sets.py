@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
-from hvdlite.requests import Kind, Request, tensor_name
+from hvdlite.requests import Kind, Request
 from hvdlite.runtime import RUNTIME
 
 __all__ = ["ProcessSet", "add_process_set", "global_process_set", "process_set_ids_and_ranks", "remove_process_set"]
@@ -169,8 +169,9 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     removed = process_set.process_set_id
     if removed is None or process_set is global_process_set:
         return False
-    name = tensor_name(Kind.REMOVE_PROCESS_SET, None, RUNTIME.count_unnamed(Kind.REMOVE_PROCESS_SET, 0))
-    engine.wait(engine.submit(*Request(Kind.REMOVE_PROCESS_SET, name, root=removed), wake=False))
+    with RUNTIME.unnamed(Kind.REMOVE_PROCESS_SET, 0) as name:
+        number = engine.submit(*Request(Kind.REMOVE_PROCESS_SET, name, root=removed), wake=False)
+    engine.wait(number)
     RUNTIME.forget_counters(removed)
     for bound in [bound for bound in _bound if bound.process_set_id == removed]:
         bound._invalidate()
@@ -196,8 +197,9 @@ def _register(process_set: ProcessSet) -> None:
     """Collective over all ranks."""
     engine = RUNTIME.require()
     ranks = process_set.ranks or []
-    name = tensor_name(Kind.ADD_PROCESS_SET, None, RUNTIME.count_unnamed(Kind.ADD_PROCESS_SET, 0))
-    result = engine.wait(engine.submit(*Request(Kind.ADD_PROCESS_SET, name, splits=ranks), wake=False))
+    with RUNTIME.unnamed(Kind.ADD_PROCESS_SET, 0) as name:
+        number = engine.submit(*Request(Kind.ADD_PROCESS_SET, name, splits=ranks), wake=False)
+    result = engine.wait(number)
     RUNTIME.forget_counters(result.process_set)
     process_set._bind(result.process_set, ranks)
     _bound.append(process_set)

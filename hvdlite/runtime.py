@@ -1,12 +1,12 @@
 """The one mutable global of hvdlite: the `Runtime`, which owns the engine between `init` and `shutdown`."""
 
 import atexit
-import itertools
 import os
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from hvdlite import config as knobs
@@ -19,6 +19,7 @@ from hvdlite.errors import (
     NotInitializedError,
     install,
 )
+from hvdlite.requests import tensor_name
 from hvdlite.topology import Topology
 
 if TYPE_CHECKING:
@@ -68,7 +69,9 @@ class Runtime:
         self._pid = 0  # of the process that initialised
         self._forked = False
         self._armed = False
-        self._counters: dict[tuple[int, int], itertools.count[int]] = {}
+        self._naming = threading.RLock()
+        self._counters: dict[tuple[int, int], int] = {}
+        self._joins = 0
         self._parked: deque[tuple[Engine, list[int], object]] = deque()
         self._kept: list[object] = []
 
@@ -125,6 +128,7 @@ class Runtime:
             self.topology = None
             self.communicator = None
             self._counters.clear()
+            self._joins = 0
             parked = list(self._parked)
             self._parked.clear()
             try:
@@ -144,6 +148,7 @@ class Runtime:
         self._forked = self._forked or self.engine is not None
         self.engine = None
         self._lock = threading.RLock()
+        self._naming = threading.RLock()
         self._parked.clear()
 
     # --- what failures.Announcer asks for ---------------------------------------------------------------------------
@@ -201,17 +206,31 @@ class Runtime:
             )
         return NotInitializedError()
 
-    def count_unnamed(self, kind: int, process_set: int) -> int:
-        """The number of this unnamed operation among those of its kind on its process set."""
-        counter = self._counters.get((kind, process_set))
-        if counter is None:
-            counter = self._counters.setdefault((kind, process_set), itertools.count())
-        return next(counter)
+    @contextmanager
+    def unnamed(self, kind: int, process_set: int) -> Iterator[str]:
+        """The name of an operation that the user did not name, from its number among those of its kind on its set.
+
+        The number is used up when the block ends without an exception: ranks must agree on numbers, so a call that
+        one rank refuses may not count.
+        """
+        with self._naming:
+            key = (kind, process_set)
+            number = self._counters.get(key, 0)
+            life = f"{self._joins}." if self._joins and not process_set else ""
+            yield tensor_name(kind, None, f"{life}{number}")
+            self._counters[key] = number + 1
+
+    def joined(self) -> None:
+        """Counts unnamed operations of the global set anew, after a join: ranks have called them unequally often."""
+        with self._naming:
+            self._joins += 1
+            self.forget_counters(0)
 
     def forget_counters(self, process_set: int) -> None:
         """Counts anew for a process set's id, which is reused once the set is removed."""
-        for key in [key for key in self._counters if key[1] == process_set]:
-            del self._counters[key]
+        with self._naming:
+            for key in [key for key in self._counters if key[1] == process_set]:
+                del self._counters[key]
 
     def park(self, engine: "Engine", numbers: Sequence[int], memory: object) -> None:
         """Keeps memory alive until these operations have ended; called when a Handle is dropped early."""

@@ -4,9 +4,9 @@ Each step that can go wrong on one rank alone is followed by an exchange, so tha
 """
 
 import atexit
-import os
 import logging
 import operator
+import os
 import shutil
 import sys
 from collections.abc import Sequence

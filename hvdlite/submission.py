@@ -6,9 +6,9 @@ Each function checks its arguments, describes the tensors through their backends
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hvdlite.backends import TensorBackend, backend_of
+from hvdlite.backends import Exported, TensorBackend, backend_of
 from hvdlite.compression import is_none
 from hvdlite.errors import InvalidArgumentError
 from hvdlite.handles import Finish, Handle
@@ -18,6 +18,7 @@ from hvdlite.requests import (
     GroupPlace,
     Kind,
     Request,
+    Sum,
     group_places,
     integers_of,
     row_counts,
@@ -52,6 +53,29 @@ def compress(compression: Any, tensors: Sequence[Any]) -> tuple[Any, list[Any], 
     return compression, [context for _, context in pairs], [compressed for compressed, _ in pairs]
 
 
+class _Part(NamedTuple):
+    """One tensor of an operation: its memory, where the result goes (0: the engine allocates it), and the last step."""
+
+    source: Exported
+    output_ptr: int
+    finish: Finish
+
+
+class _Operation(NamedTuple):
+    """What all tensors of one call have in common."""
+
+    kind: int
+    process_set: int
+    name: str | None
+    grouped: bool
+    wake: bool
+    op: int = Sum
+    root: int = 0
+    prescale: float = 1.0
+    postscale: float = 1.0
+    splits: Sequence[int] = ()
+
+
 def reduce(
     tensors: Sequence[Any],
     name: str | None,
@@ -65,12 +89,9 @@ def reduce(
 ) -> Handle:
     """Submits an allreduce."""
     engine, set_id = enter(Kind.ALLREDUCE, process_set)
-    requests, finish = [], []
-    for place, tensor in _placed(Kind.ALLREDUCE, tensors, name, set_id, grouped):
-        request, step = _same_shape(Kind.ALLREDUCE, tensor, place, set_id, in_place)
-        requests.append(request._replace(op=op, prescale=float(prescale), postscale=float(postscale)))
-        finish.append(step)
-    return _submit(engine, requests, finish, grouped, wake)
+    parts = [_same_shape(tensor, in_place) for tensor in tensors]
+    shared = _Operation(Kind.ALLREDUCE, set_id, name, grouped, wake, op, 0, float(prescale), float(postscale))
+    return _submit(engine, shared, parts)
 
 
 def broadcast(
@@ -82,9 +103,8 @@ def broadcast(
         raise InvalidArgumentError(
             f"broadcast received invalid root rank {root_rank} for provided process set (ranks {process_set.ranks})"
         )
-    ((place, tensor),) = _placed(Kind.BROADCAST, [tensor], name, set_id, False)
-    request, step = _same_shape(Kind.BROADCAST, tensor, place, set_id, in_place)
-    return _submit(engine, [request._replace(root=int(root_rank))], [step], False, wake)
+    shared = _Operation(Kind.BROADCAST, set_id, name, False, wake, root=int(root_rank))
+    return _submit(engine, shared, [_same_shape(tensor, in_place)])
 
 
 def gather(
@@ -92,12 +112,8 @@ def gather(
 ) -> Handle:
     """Submits an allgather."""
     engine, set_id = enter(Kind.ALLGATHER, process_set)
-    requests, finish = [], []
-    for place, tensor in _placed(Kind.ALLGATHER, tensors, name, set_id, grouped):
-        request, step = _new_shape(Kind.ALLGATHER, tensor, place, set_id)
-        requests.append(request)
-        finish.append(step)
-    return _submit(engine, requests, finish, grouped, wake)
+    parts = [_new_shape(Kind.ALLGATHER, tensor) for tensor in tensors]
+    return _submit(engine, _Operation(Kind.ALLGATHER, set_id, name, grouped, wake), parts)
 
 
 def reduce_scatter(
@@ -112,75 +128,42 @@ def reduce_scatter(
 ) -> Handle:
     """Submits a reducescatter."""
     engine, set_id = enter(Kind.REDUCESCATTER, process_set)
-    requests, finish = [], []
-    for place, tensor in _placed(Kind.REDUCESCATTER, tensors, name, set_id, grouped):
-        request, step = _new_shape(Kind.REDUCESCATTER, tensor, place, set_id)
-        requests.append(request._replace(op=op, prescale=float(prescale), postscale=float(postscale)))
-        finish.append(step)
-    return _submit(engine, requests, finish, grouped, wake)
+    parts = [_new_shape(Kind.REDUCESCATTER, tensor) for tensor in tensors]
+    shared = _Operation(Kind.REDUCESCATTER, set_id, name, grouped, wake, op, 0, float(prescale), float(postscale))
+    return _submit(engine, shared, parts)
 
 
 def alltoall(tensor: Any, splits: Any, name: str | None, process_set: ProcessSet, wake: bool = True) -> Handle:
     """Submits an alltoall."""
     engine, set_id = enter(Kind.ALLTOALL, process_set)
     wanted = None if splits is None else integers_of(splits)
-    ((place, tensor),) = _placed(Kind.ALLTOALL, [tensor], name, set_id, False)
-    request, step = _new_shape(Kind.ALLTOALL, tensor, place, set_id)
-    counts = row_counts(wanted, request.shape[0], len(process_set.ranks or ()))
+    source, _, step = _new_shape(Kind.ALLTOALL, tensor)
+    counts = row_counts(wanted, source.shape[0], len(process_set.ranks or ()))
     # Rows beyond the splits are not sent: to the engine the tensor ends before them.
-    request = request._replace(splits=counts, shape=(sum(counts), *request.shape[1:]))
-    backend = backend_of(tensor if splits is None or backend_of(splits).name == "numpy" else splits)
-    return _submit(engine, [request], [partial(_with_splits, step, backend)], False, wake)
+    source = source._replace(shape=(sum(counts), *source.shape[1:]))
+    finish = partial(_with_splits, step, backend_of(tensor))
+    shared = _Operation(Kind.ALLTOALL, set_id, name, False, wake, splits=counts)
+    return _submit(engine, shared, [_Part(source, 0, finish)])
 
 
-# --- requests and finishing steps -----------------------------------------------------------------------------------
+# --- one tensor ----------------------------------------------------------------------------------------------------
 
 
-def _placed(
-    kind: int, tensors: Sequence[Any], name: str | None, set_id: int, grouped: bool
-) -> list[tuple[GroupPlace, Any]]:
-    """Each tensor with its name and its place in the group."""
-    count = 0 if name is not None else RUNTIME.count_unnamed(kind, set_id)
-    base = tensor_name(kind, name, count)
-    if not grouped:
-        return [(GroupPlace(base), tensors[0])]
-    members = list(tensors)
-    return list(zip(group_places(base, len(members)), members, strict=True))
-
-
-def _same_shape(kind: int, tensor: Any, place: GroupPlace, set_id: int, in_place: bool) -> tuple[Request, Finish]:
-    """A request whose output is like its input, for allreduce and broadcast."""
+def _same_shape(tensor: Any, in_place: bool) -> _Part:
+    """An output like the input, for allreduce and broadcast."""
     backend = backend_of(tensor)
     adopted = backend.adopt_writable(tensor) if in_place else backend.adopt(tensor)
     source = backend.export(adopted, True)
     private = source.owner is not adopted
-    output, output_ptr = source.owner, source.pointer
-    step: Finish
     if in_place:
         step = partial(_written, backend, tensor, adopted, source.owner if private else None)
-    else:
-        if not private:
-            output, output_ptr = backend.empty_like(source.owner)
-        step = partial(_made, output, source.owner)
-    request = Request(
-        kind,
-        place.name,
-        source.dtype,
-        source.shape,
-        source.pointer,
-        output_ptr,
-        process_set=set_id,
-        group=place.group,
-        group_size=place.size,
-        group_index=place.place,
-        device=source.device,
-        layout=source.layout,
-    )
-    return request, step
+        return _Part(source, source.pointer, step)
+    output, output_ptr = (source.owner, source.pointer) if private else backend.empty_like(source.owner)
+    return _Part(source, output_ptr, partial(_made, output, source.owner))
 
 
-def _new_shape(kind: int, tensor: Any, place: GroupPlace, set_id: int) -> tuple[Request, Finish]:
-    """A request whose output the engine allocates, for allgather, alltoall and reducescatter."""
+def _new_shape(kind: int, tensor: Any) -> _Part:
+    """An output that the engine allocates, for allgather, alltoall and reducescatter."""
     backend = backend_of(tensor)
     source = backend.export(backend.adopt(tensor), False)
     if not source.shape:
@@ -188,19 +171,7 @@ def _new_shape(kind: int, tensor: Any, place: GroupPlace, set_id: int) -> tuple[
         raise InvalidArgumentError(
             f"{operation} does not support scalar inputs: the tensor needs a first dimension; reshape it to [1]"
         )
-    request = Request(
-        kind,
-        place.name,
-        source.dtype,
-        source.shape,
-        source.pointer,
-        process_set=set_id,
-        group=place.group,
-        group_size=place.size,
-        group_index=place.place,
-        device=source.device,
-    )
-    return request, partial(_wrapped, backend, source.owner)
+    return _Part(source, 0, partial(_wrapped, backend, source.owner))
 
 
 def _made(output: Any, _input: Any, _result: "Result") -> Any:
@@ -225,9 +196,47 @@ def _with_splits(step: Finish, backend: TensorBackend, result: "Result") -> tupl
     return step(result), backend.integers(result.received_splits)
 
 
-def _submit(engine: "Engine", requests: list[Request], finish: list[Finish], grouped: bool, wake: bool) -> Handle:
-    if grouped:
-        numbers = engine.submit_many(requests, wake) if requests else []
-    else:
-        numbers = [engine.submit(*requests[0], wake=wake)]
-    return Handle(engine, numbers, finish, grouped)
+# --- the whole call ------------------------------------------------------------------------------------------------
+
+
+def _submit(engine: "Engine", shared: _Operation, parts: list[_Part]) -> Handle:
+    """Names the operation last of all, so that a refused call does not use up a number that the other ranks need."""
+    if shared.name is not None:
+        return _submit_as(tensor_name(shared.kind, shared.name), engine, shared, parts)
+    with RUNTIME.unnamed(shared.kind, shared.process_set) as name:
+        return _submit_as(name, engine, shared, parts)
+
+
+def _submit_as(name: str, engine: "Engine", shared: _Operation, parts: list[_Part]) -> Handle:
+    finish = [part.finish for part in parts]
+    if not shared.grouped:
+        request = _request(GroupPlace(name), shared, parts[0])
+        return Handle(engine, (engine.submit(*request, wake=shared.wake),), finish, False)
+    if not parts:
+        return Handle(engine, (), finish, True)
+    places = group_places(name, len(parts))
+    requests = [_request(place, shared, part) for place, part in zip(places, parts, strict=True)]
+    return Handle(engine, engine.submit_many(requests, shared.wake), finish, True)
+
+
+def _request(place: GroupPlace, shared: _Operation, part: _Part) -> Request:
+    source = part.source
+    return Request(
+        shared.kind,
+        place.name,
+        source.dtype,
+        source.shape,
+        source.pointer,
+        part.output_ptr,
+        shared.op,
+        shared.root,
+        shared.process_set,
+        shared.prescale,
+        shared.postscale,
+        place.group,
+        place.size,
+        place.place,
+        shared.splits,
+        source.device,
+        source.layout,
+    )

@@ -15,6 +15,7 @@
 
 #include "collectives/registry.h"
 #include "engine/c_api.h"
+#include "transport/fickle.h"
 #include "transport/inproc.h"
 
 namespace hvdlite::engine {
@@ -41,59 +42,6 @@ struct Simulation {
   const std::int64_t* counts;
   const void* const* inputs;
   void* const* outputs;
-};
-
-// Passes everything on, but says "not yet" to one test in four while `fickle` is set.
-class LateTransport final : public transport::Transport {
- public:
-  LateTransport(std::unique_ptr<Transport> below, std::mt19937_64& draw, const bool& fickle)
-      : below_(std::move(below)), draw_(draw), fickle_(fickle) {}
-
-  ~LateTransport() override { below_->announce_leaving(); }
-
-  int rank() const override { return below_->rank(); }
-  int size() const override { return below_->size(); }
-  int tag_bits() const override { return below_->tag_bits(); }
-  transport::Ticket post_send(int peer, std::uint32_t tag, const void* data,
-                              std::size_t bytes) override {
-    HVD_CHECK(bytes > 0);  // messages of no bytes are not posted: both sides know
-    ++under_way_;
-    return below_->post_send(peer, tag, data, bytes);
-  }
-  transport::Ticket post_recv(int peer, std::uint32_t tag, void* data, std::size_t bytes) override {
-    HVD_CHECK(bytes > 0);
-    ++under_way_;
-    return below_->post_recv(peer, tag, data, bytes);
-  }
-  bool test(transport::Ticket& ticket) override {
-    if (!ticket) return true;
-    if (fickle_ && draw_() % 4 == 0) return false;
-    if (!below_->test(ticket)) return false;
-    --under_way_;
-    return true;
-  }
-  // Posted and not yet seen to be complete.
-  int under_way() const { return under_way_; }
-
-  void send_message(int peer, std::vector<std::byte> message) override {
-    below_->send_message(peer, std::move(message));
-  }
-  bool receive_message(int* source, std::vector<std::byte>* message) override {
-    return below_->receive_message(source, message);
-  }
-  bool messages_flushed() override { return below_->messages_flushed(); }
-  std::uint32_t bell() const override { return below_->bell(); }
-  void wait(std::uint32_t seen, std::chrono::microseconds limit) override {
-    below_->wait(seen, limit);
-  }
-  void ring(int peer) override { below_->ring(peer); }
-  bool reaches_by_bell(int peer) const override { return below_->reaches_by_bell(peer); }
-
- private:
-  std::unique_ptr<Transport> below_;
-  int under_way_ = 0;
-  std::mt19937_64& draw_;
-  const bool& fickle_;
 };
 
 std::size_t size_from(std::int64_t value, const char* what) {
@@ -180,11 +128,15 @@ std::unique_ptr<Collective> start(const Simulation& run, Comm comm) {
 class Scheduler {
  public:
   explicit Scheduler(const Simulation& run)
-      : draw_(run.seed), fabric_(transport::make_fabric(run.ranks)) {
+      : kind_(run.kind),
+        draw_(run.seed),
+        stepped_(static_cast<std::size_t>(run.ranks), false),
+        fabric_(transport::make_fabric(run.ranks)) {
     auto members = std::make_shared<std::vector<int>>(static_cast<std::size_t>(run.ranks));
     std::iota(members->begin(), members->end(), 0);
     for (int rank = 0; rank < run.ranks; ++rank) {
-      endpoints_.push_back(std::make_unique<LateTransport>(connect(fabric_, rank), draw_, fickle_));
+      endpoints_.push_back(
+          std::make_unique<transport::FickleTransport>(connect(fabric_, rank), draw_, fickle_));
     }
     constexpr std::uint32_t kTag = 5u << collectives::kChannelBits;
     for (int rank = 0; rank < run.ranks; ++rank) {
@@ -223,11 +175,14 @@ class Scheduler {
   }
 
   std::size_t step(std::size_t place) {
-    Collective& machine = *machines_[static_cast<std::size_t>(unfinished_[place])];
+    const auto rank = static_cast<std::size_t>(unfinished_[place]);
+    Collective& machine = *machines_[rank];
+    entered_ += stepped_[rank] ? 0 : 1;
+    stepped_[rank] = true;
     if (!machine.advance()) return 0;
-    HVD_CHECK(machine.advance());  // finished is for ever
-    // The caller may free the buffers now.
-    HVD_CHECK(endpoints_[static_cast<std::size_t>(unfinished_[place])]->under_way() == 0);
+    HVD_CHECK(machine.advance());                   // finished is for ever
+    HVD_CHECK(endpoints_[rank]->under_way() == 0);  // the caller may free its buffers now
+    HVD_CHECK(kind_ != OpKind::kBarrier || entered_ == machines_.size());
     unfinished_[place] = unfinished_.back();
     unfinished_.pop_back();
     return 1;
@@ -241,12 +196,15 @@ class Scheduler {
                 "stuck: nothing moves any more, and these ranks have not finished: " + ranks);
   }
 
+  OpKind kind_;
   std::mt19937_64 draw_;
+  std::vector<bool> stepped_;  // ranks that have advanced at least once, and how many
+  std::size_t entered_ = 0;
   bool fickle_ = true;
   std::shared_ptr<transport::Fabric> fabric_;
   std::vector<std::unique_ptr<Collective>> machines_;
   // Declared after the machines: endpoints go first and withdraw what points into them.
-  std::vector<std::unique_ptr<LateTransport>> endpoints_;
+  std::vector<std::unique_ptr<transport::FickleTransport>> endpoints_;
   std::vector<int> unfinished_;
 };
 

@@ -69,9 +69,9 @@ bool Executor::start(Lane& lane) {
       if (entry.request) started_(entry);
     }
     const collectives::Comm comm(transport_, lane.set->members, lane.set->index, next.tag);
-    lane.running.push_back(std::make_unique<Operation>(std::move(next.fused), std::move(next.entries), comm, *lane.set,
-                                                       pool_, selection_));
+    lane.running.push_back(std::make_unique<Operation>(std::move(next.fused), std::move(next.entries)));
     lane.running_bytes += lane.running.back()->bytes();
+    lane.running.back()->start(comm, *lane.set, pool_, selection_);
     started = true;
   }
   return started;

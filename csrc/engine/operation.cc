@@ -40,14 +40,17 @@ std::int64_t total(const std::vector<std::int64_t>& values) {
 
 }  // namespace
 
-Operation::Operation(FusedOp fused, std::vector<Entry> entries, collectives::Comm comm, const ProcessSet& set,
-                     BufferPool& pool, const collectives::Selection& selection)
+Operation::Operation(FusedOp fused, std::vector<Entry> entries)
     : fused_(std::move(fused)), entries_(std::move(entries)) {
-  Context context{std::move(comm), set, pool, selection};
   for (std::size_t i = 0; i < fused_.size(); ++i) {
     bytes_ += fused_[i]->request.bytes();
     if (entries_[i].request) entries_[i].completion->contributors = fused_[i]->contributors;
   }
+}
+
+void Operation::start(collectives::Comm comm, const ProcessSet& set, BufferPool& pool,
+                      const collectives::Selection& selection) {
+  Context context{std::move(comm), set, pool, selection};
   // A value that nobody has needs no data: the handle tells so by contributors == 0.
   if (fused_.front()->contributors == 0 && fused_.front()->request.kind == OpKind::kAllreduce) return;
   switch (fused_.front()->request.kind) {

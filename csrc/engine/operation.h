@@ -17,9 +17,10 @@ namespace hvdlite::engine {
 class Operation {
  public:
   // entries[i] is this rank's part in fused[i]; one without a request means that this rank has joined.
-  Operation(FusedOp fused, std::vector<Entry> entries, collectives::Comm comm, const ProcessSet& set, BufferPool& pool,
-            const collectives::Selection& selection);
+  Operation(FusedOp fused, std::vector<Entry> entries);
 
+  // Apart from the constructor so that the entries are not lost if it throws.
+  void start(collectives::Comm comm, const ProcessSet& set, BufferPool& pool, const collectives::Selection& selection);
   // True when finished; the entries' completions then hold the results but are not marked done.
   bool advance();
   std::vector<Entry>& entries() { return entries_; }

@@ -57,6 +57,6 @@ struct Native<std::int64_t> {
 
 }  // namespace avx2
 
-constinit const KernelTable kAvx2Table = avx2::make_table();
+constexpr KernelTable kAvx2Table = avx2::make_table();
 
 }  // namespace hvdlite::kernels

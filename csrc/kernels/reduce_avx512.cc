@@ -58,6 +58,6 @@ struct Native<std::int64_t> {
 
 }  // namespace avx512
 
-constinit const KernelTable kAvx512Table = avx512::make_table();
+constexpr KernelTable kAvx512Table = avx512::make_table();
 
 }  // namespace hvdlite::kernels

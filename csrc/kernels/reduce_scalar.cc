@@ -5,6 +5,6 @@
 
 namespace hvdlite::kernels {
 
-constinit const KernelTable kScalarTable = scalar::make_table();
+constexpr KernelTable kScalarTable = scalar::make_table();
 
 }  // namespace hvdlite::kernels

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <cstring>
 #include <type_traits>
-#include <vector>
 
 #include "transport/mpi_abi.h"
 
@@ -44,18 +43,13 @@ Handle unwrap(const Opaque& opaque) {
 
 MPI_Comm comm_of(hvdlite_mpi_comm comm) { return unwrap<MPI_Comm>(comm); }
 
-// The communicators made here and not freed: the ones whose health a poll asks about.
-std::vector<MPI_Comm>& own_comms() {
-  static std::vector<MPI_Comm> comms;
-  return comms;
-}
+// The communicator last posted on: the one whose health a poll asks about. Those of engines that have ended are not
+// asked, for they may well have lost ranks since.
+MPI_Comm watched = MPI_COMM_NULL;
 
 int adopt(MPI_Comm comm, hvdlite_mpi_comm* out) {
-  if (int error = MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN); error != MPI_SUCCESS)
-    return error;
-  own_comms().push_back(comm);
   *out = wrap<hvdlite_mpi_comm>(comm);
-  return MPI_SUCCESS;
+  return MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
 }
 
 // --- the library ---------------------------------------------------------------------------------------------------------
@@ -114,7 +108,7 @@ int comm_split_shared(hvdlite_mpi_comm comm, int key, hvdlite_mpi_comm* out) {
 
 int comm_free(hvdlite_mpi_comm* comm) {
   MPI_Comm handle = comm_of(*comm);
-  std::erase(own_comms(), handle);
+  if (handle == watched) watched = MPI_COMM_NULL;
   const int error = MPI_Comm_free(&handle);
   *comm = wrap<hvdlite_mpi_comm>(handle);
   return error;
@@ -138,21 +132,19 @@ int tag_upper_bound(hvdlite_mpi_comm comm, int* bound) {
 // --- failures ------------------------------------------------------------------------------------------------------------
 
 #if HVDLITE_SHIM_ULFM
-// Open MPI's MPI_Request_get_status does not look at failures, so a poll asks the communicators now and then.
+// Open MPI's MPI_Request_get_status does not look at failures, so a poll asks the communicator now and then.
 int health() {
   if (MPIX_Comm_is_revoked == nullptr || MPIX_Comm_get_failed == nullptr) return MPI_SUCCESS;
-  for (MPI_Comm comm : own_comms()) {
-    int revoked = 0;
-    if (MPIX_Comm_is_revoked(comm, &revoked) == MPI_SUCCESS && revoked != 0)
-      return MPIX_ERR_REVOKED;
-    MPI_Group failed = MPI_GROUP_NULL;
-    if (MPIX_Comm_get_failed(comm, &failed) != MPI_SUCCESS) continue;
-    int count = 0;
-    MPI_Group_size(failed, &count);
-    if (failed != MPI_GROUP_EMPTY) MPI_Group_free(&failed);
-    if (count > 0) return MPIX_ERR_PROC_FAILED;
-  }
-  return MPI_SUCCESS;
+  if (watched == MPI_COMM_NULL) return MPI_SUCCESS;
+  int revoked = 0;
+  MPIX_Comm_is_revoked(watched, &revoked);
+  if (revoked != 0) return MPIX_ERR_REVOKED;
+  MPI_Group failed = MPI_GROUP_NULL;
+  if (MPIX_Comm_get_failed(watched, &failed) != MPI_SUCCESS) return MPI_SUCCESS;
+  int count = 0;
+  MPI_Group_size(failed, &count);
+  if (failed != MPI_GROUP_EMPTY) MPI_Group_free(&failed);
+  return count > 0 ? MPIX_ERR_PROC_FAILED : MPI_SUCCESS;
 }
 
 int revoke(hvdlite_mpi_comm comm) { return MPIX_Comm_revoke(comm_of(comm)); }
@@ -190,7 +182,8 @@ void error_text(int error, char* text, int capacity) {
 int isend(const void* data, int count, int peer, int tag, hvdlite_mpi_comm comm,
           hvdlite_mpi_request* out) {
   MPI_Request request = MPI_REQUEST_NULL;
-  const int error = MPI_Isend(data, count, MPI_BYTE, peer, tag, comm_of(comm), &request);
+  watched = comm_of(comm);
+  const int error = MPI_Isend(data, count, MPI_BYTE, peer, tag, watched, &request);
   *out = wrap<hvdlite_mpi_request>(request);
   return error;
 }
@@ -198,7 +191,8 @@ int isend(const void* data, int count, int peer, int tag, hvdlite_mpi_comm comm,
 int irecv(void* data, int count, int peer, int tag, hvdlite_mpi_comm comm,
           hvdlite_mpi_request* out) {
   MPI_Request request = MPI_REQUEST_NULL;
-  const int error = MPI_Irecv(data, count, MPI_BYTE, peer, tag, comm_of(comm), &request);
+  watched = comm_of(comm);
+  const int error = MPI_Irecv(data, count, MPI_BYTE, peer, tag, watched, &request);
   *out = wrap<hvdlite_mpi_request>(request);
   return error;
 }

@@ -5,6 +5,7 @@ parameters and in front of its step. So its state, its parameter groups, schedul
 working, and it pickles as what it was.
 """
 
+import copyreg
 import itertools
 import warnings
 import weakref
@@ -357,6 +358,8 @@ class _Distributed(_Optimizer):
         """Pickles and copies as the plain optimizer."""
         reduced: Any = super().__reduce_ex__(protocol)
         function, args, *rest = reduced
+        if function is copyreg.__newobj__:  # type: ignore[attr-defined]  # which insists on our class; what it does is this
+            function, args = copyreg._reconstructor, (type(self), object, None)  # type: ignore[attr-defined]
         args = tuple(self._hvdlite.base if arg is type(self) else arg for arg in args)
         if rest and isinstance(rest[0], dict) and "_hvdlite" in rest[0]:
             rest[0] = {key: value for key, value in rest[0].items() if key != "_hvdlite"}

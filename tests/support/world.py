@@ -1,8 +1,7 @@
 """What parallel tests share: all ranks' inputs, orders that differ by rank, and comparisons that do not use hvdlite."""
 
 import random
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -59,10 +58,3 @@ def on_all_ranks(text: str) -> None:
     """All ranks have this same text."""
     texts = WORLD.allgather(text)
     assert len(set(texts)) == 1, f"ranks have different texts: {texts}"
-
-
-def timed(call: Callable[[], T]) -> tuple[T, float]:
-    """What the call gives, and the seconds it took."""
-    started = time.monotonic()
-    value = call()
-    return value, time.monotonic() - started

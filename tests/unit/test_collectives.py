@@ -1,12 +1,9 @@
 """Every algorithm over simulated ranks: state machines of one collective, stepped by one thread in a seeded order.
 
-The simulation reports some completions late and starves some ranks for a while (csrc/engine/c_api_simulate.cc); a
-deadlock is an error that says "stuck". Outputs lie between guard bytes, and inputs must come out unchanged.
+tests/support/simulation.py says what is checked besides the values.
 """
 
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -22,11 +19,24 @@ from support.cases import (
     random_contribution,
     random_sizes,
 )
+from support.simulation import (
+    ALLGATHER,
+    ALLREDUCE,
+    ALLTOALL,
+    BARRIER,
+    BROADCAST,
+    MIXED_ISA,
+    REDUCESCATTER,
+    SEGMENT_BYTES,
+    Buffer,
+    allreduce,
+    reducescatter,
+    run,
+)
 
 from hvdlite import _engine, errors
 from hvdlite.dtypes import DType, numpy_dtype
 
-ALLREDUCE, ALLGATHER, BROADCAST, ALLTOALL, REDUCESCATTER, BARRIER = range(6)
 FILES = {
     ALLREDUCE: "allreduce",
     ALLGATHER: "allgatherv",
@@ -36,9 +46,6 @@ FILES = {
     BARRIER: "barrier",
 }
 RANKS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17)
-SEGMENT_BYTES = 64
-GUARD = 64
-MIXED_ISA = -1  # another instruction set on each rank: results must not depend on it
 
 FLOAT_SUM = Reduction(DType.FLOAT32, Op.SUM)
 
@@ -46,100 +53,6 @@ FLOAT_SUM = Reduction(DType.FLOAT32, Op.SUM)
 @pytest.fixture(scope="module", autouse=True)
 def error_classes():
     errors.install(_engine.set_error_classes)
-
-
-# --- running one collective --------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Buffer:
-    """An array between guard bytes."""
-
-    memory: np.ndarray
-    array: np.ndarray
-
-    @classmethod
-    def of(cls, count: int, dtype: DType, offset: int = 0) -> "Buffer":
-        size = count * dtype.itemsize
-        memory = np.full(size + 2 * GUARD + offset, 0xA5, dtype=np.uint8)
-        array = memory[GUARD + offset : GUARD + offset + size].view(numpy_dtype(dtype))
-        return cls(memory, array)
-
-    @property
-    def address(self) -> int:
-        return self.array.ctypes.data
-
-    def check_guards(self) -> None:
-        size = self.array.nbytes
-        start = self.array.ctypes.data - self.memory.ctypes.data
-        outside = np.concatenate([self.memory[:start], self.memory[start + size :]])
-        assert np.all(outside == 0xA5), "bytes around a buffer were overwritten"
-
-
-def run(kind: int, algorithm: str, inputs: Sequence[int], outputs: Sequence[int], counts: Sequence[int], **knobs) -> None:
-    knobs = {"segment_bytes": SEGMENT_BYTES, "isa": MIXED_ISA} | knobs
-    _engine.simulate(kind, algorithm, len(inputs), inputs, outputs, counts, **knobs)
-
-
-def divisor_of(reduction: Reduction, ranks: int) -> int:
-    return ranks if reduction.op is Op.AVERAGE else 1
-
-
-def allreduce(
-    algorithm: str, inputs: Sequence[np.ndarray | None], reduction: Reduction, in_place: bool = False, **knobs
-) -> list[np.ndarray]:
-    """One allreduce; checks guards, inputs and that all ranks have the same bits; returns each rank's result."""
-    ranks = len(inputs)
-    count = next(array.size for array in inputs if array is not None)
-    outputs = [Buffer.of(count, reduction.dtype) for _ in range(ranks)]
-    before = [None if array is None else array.copy() for array in inputs]
-    addresses = []
-    for array, output in zip(inputs, outputs, strict=True):
-        if array is not None and in_place:
-            output.array[:] = array
-            addresses.append(output.address)
-        else:
-            addresses.append(0 if array is None else array.ctypes.data)
-    knobs = {"divisor": divisor_of(reduction, ranks)} | knobs
-    run(
-        ALLREDUCE,
-        algorithm,
-        addresses,
-        [output.address for output in outputs],
-        [count],
-        dtype=reduction.dtype,
-        op=reduction.op,
-        **knobs,
-    )
-    for array, copy, output in zip(inputs, before, outputs, strict=True):
-        output.check_guards()
-        assert array is None or array.tobytes() == copy.tobytes(), "an input was changed"
-    results = [output.array for output in outputs]
-    assert_same_bits(results)
-    return results
-
-
-def reducescatter(
-    algorithm: str, inputs: Sequence[np.ndarray | None], counts: Sequence[int], reduction: Reduction, **knobs
-) -> np.ndarray:
-    """One reducescatter; returns the ranks' results back to back."""
-    ranks = len(inputs)
-    outputs = [Buffer.of(count, reduction.dtype) for count in counts]
-    before = [None if array is None else array.copy() for array in inputs]
-    run(
-        REDUCESCATTER,
-        algorithm,
-        [0 if array is None else array.ctypes.data for array in inputs],
-        [output.address for output in outputs],
-        list(counts),
-        dtype=reduction.dtype,
-        op=reduction.op,
-        **({"divisor": divisor_of(reduction, ranks)} | knobs),
-    )
-    for array, copy, output in zip(inputs, before, outputs, strict=True):
-        output.check_guards()
-        assert array is None or array.tobytes() == copy.tobytes(), "an input was changed"
-    return np.concatenate([output.array for output in outputs])
 
 
 def contributions(ranks: int, count: int, reduction: Reduction, salt: int = 0) -> list[np.ndarray]:
@@ -278,6 +191,22 @@ def test_factors(algorithm, ranks):
             results = allreduce(algorithm, inputs, reduction, in_place=True, prescale=prescale, postscale=postscale)
             right = expected(inputs, reduction, prescale, postscale)
             right.check(results[0], describe(reduction, 131, prescale=prescale, postscale=postscale))
+
+
+@each_allreduce
+@pytest.mark.parametrize("ranks", [2, 3, 5, 8])
+def test_nan_and_infinity_have_the_same_bits_everywhere(algorithm, ranks):
+    """A NaN carries bits of its own, of which each order of operands keeps others."""
+    for dtype, op in itertools.product((DType.FLOAT32, DType.FLOAT64, DType.FLOAT16, DType.BFLOAT16), Op):
+        inputs = []
+        for rank in range(ranks):
+            values = contribution(rank, 133, dtype, op)
+            values[rank % 3 :: 5] = [np.inf, -np.inf][rank % 2]
+            bits = values.view(f"uint{8 * dtype.itemsize}")
+            quiet_nan = int(np.array(np.nan, dtype=values.dtype).view(bits.dtype)[()])
+            bits[rank % 2 :: 3] = quiet_nan + rank + 1
+            inputs.append(values)
+        allreduce(algorithm, inputs, Reduction(dtype, op), in_place=bool(ranks % 2))  # compares the ranks' bits
 
 
 @each_allreduce

@@ -1,0 +1,98 @@
+// A transport for tests that wraps another one: it reports some completions late, so that channels
+// and windows run out of step, and it checks what a real network cannot forgive: that buffers under
+// way do not overlap, and that no messages of zero bytes are posted.
+// Thread: as the wrapped one. Owns: the wrapped one. Blocks: as it does.
+// Throws: Error(Internal) for a broken rule, and what the wrapped one throws.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <random>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "transport/transport.h"
+
+namespace hvdlite::transport {
+
+class FickleTransport final : public Transport {
+ public:
+  // While `fickle` is set one test in four says "not yet", as drawn from `draw`; both outlive this.
+  FickleTransport(std::unique_ptr<Transport> below, std::mt19937_64& draw, const bool& fickle)
+      : below_(std::move(below)), draw_(draw), fickle_(fickle) {}
+  ~FickleTransport() override { below_->announce_leaving(); }
+
+  int rank() const override { return below_->rank(); }
+  int size() const override { return below_->size(); }
+  int tag_bits() const override { return below_->tag_bits(); }
+
+  Ticket post_send(int peer, std::uint32_t tag, const void* data, std::size_t bytes) override {
+    const Buffer buffer = {static_cast<const std::byte*>(data), bytes, /*receives=*/false};
+    check(buffer);
+    return remember(below_->post_send(peer, tag, data, bytes), buffer);
+  }
+
+  Ticket post_recv(int peer, std::uint32_t tag, void* data, std::size_t bytes) override {
+    const Buffer buffer = {static_cast<const std::byte*>(data), bytes, /*receives=*/true};
+    check(buffer);
+    return remember(below_->post_recv(peer, tag, data, bytes), buffer);
+  }
+
+  bool test(Ticket& ticket) override {
+    if (!ticket) return true;
+    if (fickle_ && draw_() % 4 == 0) return false;
+    const std::uint64_t id = ticket.id;
+    if (!below_->test(ticket)) return false;
+    under_way_.erase(id);
+    return true;
+  }
+
+  // Posted and not yet seen to be complete.
+  std::size_t under_way() const { return under_way_.size(); }
+
+  void send_message(int peer, std::vector<std::byte> message) override {
+    below_->send_message(peer, std::move(message));
+  }
+  bool receive_message(int* source, std::vector<std::byte>* message) override {
+    return below_->receive_message(source, message);
+  }
+  bool messages_flushed() override { return below_->messages_flushed(); }
+
+  std::uint32_t bell() const override { return below_->bell(); }
+  void wait(std::uint32_t seen, std::chrono::microseconds limit) override {
+    below_->wait(seen, limit);
+  }
+  void ring(int peer) override { below_->ring(peer); }
+  bool reaches_by_bell(int peer) const override { return below_->reaches_by_bell(peer); }
+
+ private:
+  struct Buffer {
+    const std::byte* data;
+    std::size_t bytes;
+    bool receives;
+  };
+
+  // What is being sent may be sent twice; what is being received may not be touched.
+  void check(const Buffer& buffer) const {
+    HVD_CHECK(buffer.bytes > 0);  // both sides know that there is nothing to say
+    for (const auto& [id, other] : under_way_) {
+      const bool apart =
+          buffer.data + buffer.bytes <= other.data || other.data + other.bytes <= buffer.data;
+      HVD_CHECK(apart || (!buffer.receives && !other.receives));
+    }
+  }
+
+  Ticket remember(Ticket ticket, const Buffer& buffer) {
+    if (ticket) under_way_.emplace(ticket.id, buffer);
+    return ticket;
+  }
+
+  std::unique_ptr<Transport> below_;
+  std::mt19937_64& draw_;
+  const bool& fickle_;
+  std::unordered_map<std::uint64_t, Buffer> under_way_;
+};
+
+}  // namespace hvdlite::transport

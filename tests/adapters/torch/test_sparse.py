@@ -1,0 +1,141 @@
+"""Sparse gradients, as embeddings give them."""
+
+import pytest
+import torch
+from reference import assert_close, assert_same_bits, grads_of, sgd
+
+ROWS, WIDTH, WORDS = 12, 4, 5
+
+
+class Bag(torch.nn.Module):
+    def __init__(self, dtype=torch.float64, tied=False):
+        super().__init__()
+        torch.manual_seed(4)
+        self.table = torch.nn.Embedding(ROWS, WIDTH, sparse=True).to(dtype)
+        self.rare = torch.nn.Embedding(ROWS, WIDTH, sparse=True).to(dtype)
+        self.head = torch.nn.Linear(WIDTH, 3).to(dtype)
+        self.tied = tied
+
+    def forward(self, words, rare=True):
+        hidden = self.table(words).sum(1)
+        if rare:
+            hidden = hidden + self.rare(words[:, :1]).sum(1)
+        out = self.head(torch.tanh(hidden))
+        return out + (hidden @ self.table.weight.t()).sum(1, keepdim=True) if self.tied else out
+
+
+def words_of(step, size):
+    """Some words occur on several ranks and more than once, others on one rank only."""
+    return torch.randint(0, ROWS, (2 * size, WORDS), generator=torch.Generator().manual_seed(step))
+
+
+def sparse_optimizer(params):
+    return torch.optim.SGD(params, lr=0.1)
+
+
+def train(hvd, model, twin, optimizer, twin_optimizer, passes=1, factor=1.0, tolerance=1e-12):
+    for step in range(4):
+        optimizer.zero_grad()
+        twin_optimizer.zero_grad()
+        for number in range(passes):
+            words = words_of(10 * step + number, hvd.size())
+            losses = []
+            for rank in range(hvd.size()):
+                part = words[2 * rank : 2 * rank + 2]
+                rare = (rank + step) % 2 == 0  # so some rank has no gradient of that table
+                if rank == hvd.rank():
+                    model(part, rare).square().mean().backward()
+                losses.append(twin(part, rare).square().mean())
+            (sum(losses) * factor / hvd.size()).backward()
+            assert_close(grads_of(model), grads_of(twin), tolerance)
+        yield step
+        optimizer.step()
+        twin_optimizer.step()
+    assert_close(list(model.parameters()), list(twin.parameters()), tolerance)
+    assert_same_bits(list(model.parameters()))
+
+
+@pytest.mark.parametrize("passes", [1, 3])
+@pytest.mark.parametrize("op", ["Average", "Sum"])
+@pytest.mark.parametrize("as_dense", [False, True])
+def test_sparse_gradients(hvd, as_dense, op, passes):
+    model, twin = Bag(), Bag()
+    optimizer = hvd.DistributedOptimizer(
+        sparse_optimizer(model.parameters()), model.named_parameters(), op=getattr(hvd, op), sparse_as_dense=as_dense
+    )
+    factor = hvd.size() if op == "Sum" else 1
+    for _ in train(hvd, model, twin, optimizer, sparse_optimizer(twin.parameters()), passes, factor):
+        assert model.table.weight.grad.layout is torch.sparse_coo
+        assert_same_bits([model.table.weight.grad.coalesce().values(), model.table.weight.grad.coalesce().indices()])
+
+
+def test_sparse_adam(hvd):
+    """It takes sparse gradients only, and differs from Adam in how it treats rows without one."""
+
+    def split(model):
+        return torch.optim.SparseAdam([model.table.weight, model.rare.weight], lr=0.01), sgd(model.head.parameters())
+
+    model, twin = Bag(), Bag()
+    optimizers = [hvd.DistributedOptimizer(optimizer) for optimizer in split(model)]
+    twin_optimizers = split(twin)
+    for step in range(4):
+        words = words_of(step, hvd.size())
+        for optimizer in (*optimizers, *twin_optimizers):
+            optimizer.zero_grad()
+        model(words[2 * hvd.rank() : 2 * hvd.rank() + 2]).square().mean().backward()
+        twin(words).square().mean().backward()
+        for optimizer in (*optimizers, *twin_optimizers):
+            optimizer.step()
+    assert_close(list(model.parameters()), list(twin.parameters()), 1e-9)
+    assert_same_bits(list(model.parameters()))
+
+
+def test_backward_passes_per_step_of_sparse_gradients(hvd):
+    model, twin = Bag(), Bag()
+    optimizer = hvd.DistributedOptimizer(sparse_optimizer(model.parameters()), backward_passes_per_step=2)
+    twin_optimizer = sparse_optimizer(twin.parameters())
+    for step in range(3):
+        optimizer.zero_grad()
+        twin_optimizer.zero_grad()
+        for number in range(2):
+            words = words_of(10 * step + number, hvd.size())
+            model(words[2 * hvd.rank() : 2 * hvd.rank() + 2]).square().mean().backward()
+            twin(words).square().mean().backward()
+        assert_close(grads_of(model), grads_of(twin))
+        optimizer.step()
+        twin_optimizer.step()
+    assert_same_bits(list(model.parameters()))
+
+
+def test_a_table_with_sparse_and_dense_gradient(hvd):
+    model, twin = Bag(tied=True), Bag(tied=True)
+    optimizer = hvd.DistributedOptimizer(sparse_optimizer(model.parameters()), model.named_parameters())
+    for _ in train(hvd, model, twin, optimizer, sparse_optimizer(twin.parameters())):
+        assert model.table.weight.grad.layout is torch.strided
+
+
+@pytest.mark.parametrize("sparse_first", [True, False])
+def test_a_gradient_that_changes_its_layout(hvd, sparse_first):
+    model, twin = Bag(), Bag()
+    optimizer = hvd.DistributedOptimizer(sparse_optimizer(model.parameters()), model.named_parameters())
+    model.tied = twin.tied = not sparse_first
+    for step in train(hvd, model, twin, optimizer, sparse_optimizer(twin.parameters())):
+        if step == 1:
+            model.tied = twin.tied = sparse_first
+
+
+@pytest.mark.parametrize("op", ["Average", "Sum"])
+@pytest.mark.parametrize("name", ["rows", None])
+def test_sparse_allreduce_async(hvd, op, name):
+    for step in range(3):
+        tensors = []
+        for rank in range(hvd.size()):
+            count = (rank + step) % 3
+            generator = torch.Generator().manual_seed(10 * rank + step)
+            indices = torch.randint(0, 6, (1, count), generator=generator)
+            tensors.append(torch.sparse_coo_tensor(indices, torch.randn(count, 2, generator=generator), (6, 2)))
+        finish = hvd.sparse_allreduce_async(tensors[hvd.rank()], name, getattr(hvd, op))
+        total = sum(tensor.to_dense() for tensor in tensors)
+        assert_close([finish()], [total / hvd.size() if op == "Average" else total], 1e-6)
+    with pytest.raises(ValueError, match=r"of layout torch\.sparse_coo"):
+        hvd.sparse_allreduce_async(torch.ones(2), "dense", hvd.Sum)

@@ -1,0 +1,231 @@
+"""Process sets: registration at init and later, membership, every collective on a subset, overlapping sets."""
+
+import itertools
+
+import numpy as np
+import pytest
+from support.world import REPEATS, WORLD, on_all_ranks, shuffled
+
+RANK, SIZE = WORLD.rank, WORLD.size
+
+
+@pytest.fixture
+def dynamic(hvd):
+    """hvdlite with dynamic process sets; initialised as usual again after the test."""
+    hvd.shutdown()
+    hvd.init(process_sets="dynamic")
+    yield hvd
+    hvd.shutdown()
+    hvd.init()
+
+
+@pytest.fixture
+def ended(hvd):
+    """hvdlite shut down; initialised as usual again after the test."""
+    hvd.shutdown()
+    yield hvd
+    hvd.shutdown()
+    hvd.init()
+
+
+def subsets():
+    """Every proper subset of the ranks, the smallest first."""
+    sizes = range(1, SIZE)
+    return [list(members) for count in sizes for members in itertools.combinations(range(SIZE), count)]
+
+
+def test_the_global_set(hvd):
+    everyone = hvd.global_process_set
+    assert (everyone.process_set_id, everyone.ranks) == (0, list(range(SIZE)))
+    assert (everyone.size(), everyone.rank(), everyone.included()) == (SIZE, RANK, True)
+    assert str(everyone) == f"ProcessSet(process_set_id=0, ranks={list(range(SIZE))}, mpi_comm=None)"
+    assert hvd.allreduce(np.ones(2), op=hvd.Sum, process_set=everyone).tolist() == [SIZE] * 2
+
+
+def test_sets_given_to_init(ended):
+    sets = [ended.ProcessSet(list(reversed(members))) for members in subsets()]
+    assert all(each.process_set_id is None and each.size() is None for each in sets)
+    assert all(each.rank() is None and each.included() is None for each in sets)
+    ended.init(process_sets=sets)
+    assert [each.process_set_id for each in sets] == list(range(1, len(sets) + 1))
+    for each, members in zip(sets, subsets(), strict=True):
+        assert each.ranks == members
+        assert each.size() == len(members)
+        assert each.included() == (RANK in members)
+        if RANK in members:
+            assert each.rank() == members.index(RANK)
+            out = ended.allreduce(np.array([RANK + 1]), op=ended.Sum, process_set=each)
+            assert out.tolist() == [sum(members) + len(members)]
+        else:
+            with pytest.raises(ValueError, match="Process is not part of provided process set"):
+                each.rank()
+    ended.shutdown()
+    assert all(each.process_set_id is None for each in sets)
+    ended.init(process_sets=sets)  # the same objects again
+    assert [each.process_set_id for each in sets] == list(range(1, len(sets) + 1))
+
+
+def test_overlapping_sets_work_in_any_order(ended):
+    """With one blocking executor, sets {0,1}, {1,2}, {0,2} would wait for each other in some orders."""
+    sets = [ended.ProcessSet(members) for members in subsets()]
+    ended.init(process_sets=sets)
+    for repeat in REPEATS:
+        mine = [each for each in sets if each.included()]
+        handles = {
+            each.process_set_id: ended.allreduce_async(
+                np.full(1000, RANK + 1.0 + repeat), name="same name", op=ended.Sum, process_set=each
+            )
+            for each in shuffled(mine, repeat)
+        }
+        for each in shuffled(mine, repeat + 7):
+            wanted = sum(rank + 1.0 + repeat for rank in each.ranks)
+            assert handles[each.process_set_id].synchronize().tolist() == [wanted] * 1000
+
+
+def test_every_collective_on_a_subset(dynamic):
+    hvd = dynamic
+    for members in subsets():
+        each = hvd.add_process_set(members)
+        n = len(members)
+        if RANK in members:
+            place = members.index(RANK)
+            for repeat in REPEATS:
+                assert hvd.allreduce(np.full(3, RANK), op=hvd.Max, process_set=each).tolist() == [max(members)] * 3
+                assert hvd.allreduce(np.full(3, 1.0 + RANK), process_set=each)[0] == np.mean(members) + 1
+                grouped = hvd.grouped_allreduce([np.ones(1), np.ones(2)], op=hvd.Sum, process_set=each, name="g")
+                assert [out.tolist() for out in grouped] == [[n], [n, n]]
+                gathered = hvd.allgather(np.full(place + 1, RANK), process_set=each)
+                assert gathered.tolist() == [rank for i, rank in enumerate(members) for _ in range(i + 1)]
+                root = members[repeat % n]
+                assert hvd.broadcast(np.full(2, RANK), root, process_set=each).tolist() == [root] * 2
+                assert hvd.alltoall(np.full(n, RANK), process_set=each).tolist() == members
+                out = hvd.reducescatter(np.arange(2.0 * n), op=hvd.Sum, process_set=each)
+                assert out.tolist() == [2.0 * place * n, (2.0 * place + 1) * n]
+                hvd.barrier(process_set=each)
+                assert hvd.broadcast_object({"from": RANK}, root, process_set=each) == {"from": root}
+                assert hvd.allgather_object(RANK, process_set=each) == members
+        else:
+            with pytest.raises(ValueError, match=f"Allreduce: Rank {RANK} is not a member of the provided process set"):
+                hvd.allreduce(np.ones(1), process_set=each)
+        assert hvd.remove_process_set(each) is True
+        assert each.process_set_id is None
+
+
+def test_a_root_outside_the_set_is_refused(dynamic):
+    if SIZE == 1:
+        pytest.skip("needs a rank outside")
+    each = dynamic.add_process_set([0])
+    if RANK == 0:
+        with pytest.raises(ValueError, match="invalid root rank 1 for provided process set"):
+            dynamic.broadcast(np.ones(1), 1, process_set=each)
+    dynamic.remove_process_set(each)
+
+
+def test_add_and_remove(dynamic):
+    hvd = dynamic
+    if SIZE == 1:
+        pytest.skip("the only set is the global one")
+    for _ in REPEATS:
+        first = hvd.add_process_set([1, 0] if SIZE > 2 else [0])
+        second = hvd.add_process_set(hvd.ProcessSet([SIZE - 1]))
+        assert first.ranks == sorted(first.ranks)
+        known = hvd.process_sets.process_set_ids_and_ranks()
+        assert known == {0: list(range(SIZE)), first.process_set_id: first.ranks, second.process_set_id: [SIZE - 1]}
+        on_all_ranks(str(known))
+        with pytest.raises(ValueError, match="Attempted to add a duplicate process set"):
+            hvd.add_process_set([SIZE - 1])
+        # An id that is used again for other members counts its unnamed operations anew.
+        if first.included():
+            hvd.allreduce(np.ones(1), process_set=first)
+        assert hvd.remove_process_set(first)
+        assert not hvd.remove_process_set(first)
+        assert first.included() is None
+        third = hvd.add_process_set([0, SIZE - 1] if SIZE > 2 else [0])
+        if third.included():
+            assert hvd.allreduce(np.ones(1), op=hvd.Sum, process_set=third).tolist() == [third.size()]
+        with pytest.raises(ValueError, match="has not been registered"):
+            hvd.allreduce(np.ones(1), process_set=first)
+        assert hvd.remove_process_set(second)
+        assert hvd.remove_process_set(third)
+    assert not hvd.remove_process_set(hvd.global_process_set)
+
+
+def test_other_operations_go_on_while_sets_come_and_go(dynamic):
+    hvd = dynamic
+    handles = [hvd.allreduce_async(np.full(100, 1.0), name=f"n{i}", op=hvd.Sum) for i in range(10)]
+    added = [hvd.add_process_set(members) for members in subsets()]
+    handles += [hvd.allreduce_async(np.full(100, 1.0), name=f"m{i}", op=hvd.Sum) for i in range(10)]
+    for each in added:
+        hvd.remove_process_set(each)
+    for handle in handles:
+        assert handle.synchronize().tolist() == [SIZE] * 100
+
+
+@pytest.mark.parametrize("ranks", [[], [0, 0], [-1], [99]], ids=str)
+def test_what_is_no_set_is_refused(dynamic, ranks):
+    with pytest.raises(ValueError, match="a process set holds at least one rank"):
+        dynamic.add_process_set(ranks)
+    with pytest.raises(ValueError, match="list of process ranks or an mpi4py Comm"):
+        dynamic.ProcessSet(["a"])
+
+
+def test_ranks_that_add_different_sets_are_told(dynamic):
+    if SIZE == 1:
+        pytest.skip("one rank agrees with itself")
+    with pytest.raises(dynamic.MismatchError, match=r"process set differs: ranks \[0\] on rank 0") as caught:
+        dynamic.add_process_set([RANK])
+    on_all_ranks(str(caught.value))
+    assert list(dynamic.process_sets.process_set_ids_and_ranks()) == [0]
+    each = dynamic.add_process_set([0])
+    assert dynamic.remove_process_set(each)
+
+
+def test_adding_needs_permission(hvd):
+    with pytest.raises(ValueError, match="Set HOROVOD_DYNAMIC_PROCESS_SETS=1 to allow adding process sets"):
+        hvd.add_process_set([0])
+
+
+def test_duplicates_given_to_init(ended):
+    for given in ([[0], [0]], [list(range(SIZE))]):
+        sets = [ended.ProcessSet(ranks) for ranks in given]
+        with pytest.raises(ValueError, match=r"process_sets entry number \d is a duplicate"):
+            ended.init(process_sets=sets)
+        assert not ended.is_initialized()
+
+
+def test_sets_that_differ_between_ranks_stop_init_everywhere(ended):
+    if SIZE == 1:
+        pytest.skip("one rank agrees with itself")
+    with pytest.raises(ValueError, match="entry number 0 differs") as caught:
+        ended.init(process_sets=[ended.ProcessSet([RANK])])
+    on_all_ranks(str(caught.value))
+    with pytest.raises(ValueError, match="number of process sets given to init differs") as caught:
+        ended.init(process_sets=[ended.ProcessSet([0])] if RANK else [])
+    on_all_ranks(str(caught.value))
+
+
+def test_sets_from_communicators(ended):
+    if SIZE == 1:
+        pytest.skip("the half would be the global set")
+    half = WORLD.Split(RANK % 2, key=RANK)
+    each = ended.ProcessSet(half)
+    ended.init(process_sets=[each])
+    assert each.ranks == list(range(RANK % 2, SIZE, 2))
+    assert each.process_set_id == 1 + RANK % 2
+    assert ended.allreduce(np.ones(1), op=ended.Sum, process_set=each).tolist() == [half.size]
+    ended.shutdown()
+    ended.init(process_sets="dynamic")
+    with pytest.raises(NotImplementedError, match="made from a communicator"):
+        ended.add_process_set(ended.ProcessSet(half))
+    half.Free()
+
+
+def test_a_second_init_binds_known_sets(ended):
+    if SIZE == 1:
+        pytest.skip("the only set is the global one")
+    ended.init(process_sets=[ended.ProcessSet([0])])
+    again = ended.ProcessSet([0])
+    ended.init(process_sets=[again])
+    assert again.process_set_id == 1
+    with pytest.raises(ValueError, match="is not registered; call hvdlite"):
+        ended.init(process_sets=[ended.ProcessSet([SIZE - 1, 0])] if SIZE > 2 else [ended.ProcessSet([1])])

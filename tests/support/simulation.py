@@ -1,0 +1,127 @@
+"""One collective over simulated ranks, with the checks that every test of one wants.
+
+The ranks' state machines are stepped by one thread in a seeded order, some completions are reported late, and a deadlock
+is an error that says "stuck" (csrc/engine/c_api_simulate.cc). Outputs lie between guard bytes, inputs must come out
+unchanged, and all ranks must have the same bits.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from support.cases import Op, Reduction, assert_same_bits
+
+from hvdlite import _engine
+from hvdlite.dtypes import DType, numpy_dtype
+
+__all__ = [
+    "ALLGATHER",
+    "ALLREDUCE",
+    "ALLTOALL",
+    "BARRIER",
+    "BROADCAST",
+    "MIXED_ISA",
+    "REDUCESCATTER",
+    "SEGMENT_BYTES",
+    "Buffer",
+    "allreduce",
+    "reducescatter",
+    "run",
+]
+
+# The kinds of csrc/base/types.h.
+ALLREDUCE, ALLGATHER, BROADCAST, ALLTOALL, REDUCESCATTER, BARRIER = range(6)
+SEGMENT_BYTES = 64  # so small that a few hundred elements make many rounds
+GUARD = 64
+MIXED_ISA = -1  # another instruction set on each rank: results must not depend on it
+
+
+@dataclass
+class Buffer:
+    """An array between guard bytes."""
+
+    memory: np.ndarray
+    array: np.ndarray
+
+    @classmethod
+    def of(cls, count: int, dtype: DType, offset: int = 0) -> "Buffer":
+        size = count * dtype.itemsize
+        memory = np.full(size + 2 * GUARD + offset, 0xA5, dtype=np.uint8)
+        array = memory[GUARD + offset : GUARD + offset + size].view(numpy_dtype(dtype))
+        return cls(memory, array)
+
+    @property
+    def address(self) -> int:
+        return self.array.ctypes.data
+
+    def check_guards(self) -> None:
+        size = self.array.nbytes
+        start = self.array.ctypes.data - self.memory.ctypes.data
+        outside = np.concatenate([self.memory[:start], self.memory[start + size :]])
+        assert np.all(outside == 0xA5), "bytes around a buffer were overwritten"
+
+
+def run(kind: int, algorithm: str, inputs: Sequence[int], outputs: Sequence[int], counts: Sequence[int], **knobs) -> None:
+    knobs = {"segment_bytes": SEGMENT_BYTES, "isa": MIXED_ISA} | knobs
+    _engine.simulate(kind, algorithm, len(inputs), inputs, outputs, counts, **knobs)
+
+
+def divisor_of(reduction: Reduction, ranks: int) -> int:
+    return ranks if reduction.op is Op.AVERAGE else 1
+
+
+def allreduce(
+    algorithm: str, inputs: Sequence[np.ndarray | None], reduction: Reduction, in_place: bool = False, **knobs
+) -> list[np.ndarray]:
+    """One allreduce; checks guards, inputs and that all ranks have the same bits; returns each rank's result."""
+    ranks = len(inputs)
+    count = next(array.size for array in inputs if array is not None)
+    outputs = [Buffer.of(count, reduction.dtype) for _ in range(ranks)]
+    before = [None if array is None else array.copy() for array in inputs]
+    addresses = []
+    for array, output in zip(inputs, outputs, strict=True):
+        if array is not None and in_place:
+            output.array[:] = array
+            addresses.append(output.address)
+        else:
+            addresses.append(0 if array is None else array.ctypes.data)
+    knobs = {"divisor": divisor_of(reduction, ranks)} | knobs
+    run(
+        ALLREDUCE,
+        algorithm,
+        addresses,
+        [output.address for output in outputs],
+        [count],
+        dtype=reduction.dtype,
+        op=reduction.op,
+        **knobs,
+    )
+    for array, copy, output in zip(inputs, before, outputs, strict=True):
+        output.check_guards()
+        assert array is None or array.tobytes() == copy.tobytes(), "an input was changed"
+    results = [output.array for output in outputs]
+    assert_same_bits(results)
+    return results
+
+
+def reducescatter(
+    algorithm: str, inputs: Sequence[np.ndarray | None], counts: Sequence[int], reduction: Reduction, **knobs
+) -> np.ndarray:
+    """One reducescatter; returns the ranks' results back to back."""
+    ranks = len(inputs)
+    outputs = [Buffer.of(count, reduction.dtype) for count in counts]
+    before = [None if array is None else array.copy() for array in inputs]
+    run(
+        REDUCESCATTER,
+        algorithm,
+        [0 if array is None else array.ctypes.data for array in inputs],
+        [output.address for output in outputs],
+        list(counts),
+        dtype=reduction.dtype,
+        op=reduction.op,
+        **({"divisor": divisor_of(reduction, ranks)} | knobs),
+    )
+    for array, copy, output in zip(inputs, before, outputs, strict=True):
+        output.check_guards()
+        assert array is None or array.tobytes() == copy.tobytes(), "an input was changed"
+    return np.concatenate([output.array for output in outputs])
