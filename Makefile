@@ -22,7 +22,7 @@ MPIRUN = $(shell test -x $(BIN)/mpirun && echo $(BIN)/mpirun || echo mpirun)
 
 .PHONY: venv develop demo test sanitize asan tsan lint format clean
 
-venv: $(VENV)/.installed
+venv: $(VENV)/.native
 
 $(VENV)/.torch:
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -31,8 +31,13 @@ $(VENV)/.torch:
 
 # Editable: tests and examples run from the tree, so a changed Python file needs no new installation. The MPI wheel, where
 # the build chose one, is a dependency of the package.
-$(VENV)/.installed: $(VENV)/.torch $(BUILD_INPUTS) $(NATIVE_INPUTS)
+$(VENV)/.installed: $(VENV)/.torch $(BUILD_INPUTS)
 	$(BIN)/python -m pip install --editable '.[test,examples]'
+	touch $@
+
+# Native code that changed since is built again without pip.
+$(VENV)/.native: $(VENV)/.installed $(NATIVE_INPUTS)
+	test -z "$$(find csrc -type f -newer $(VENV)/.installed)" || $(MAKE) develop
 	touch $@
 
 # What building without pip's isolation needs.

@@ -29,8 +29,9 @@ class Collective {
 
 // Knobs an algorithm may read; the same on all ranks unless said otherwise.
 struct Tuning {
-  kernels::Isa isa = kernels::Isa::kScalar;  // may differ between ranks: results do not depend on it
-  std::size_t segment_bytes = 256 * 1024;    // bytes of one pipelined segment
+  // May differ between ranks: results do not depend on it.
+  kernels::Isa isa = kernels::Isa::kScalar;
+  std::size_t segment_bytes = 256 * 1024;  // bytes of one pipelined segment
   // Where staging comes from; copies of a Tuning share it.
   std::shared_ptr<StagingCache> staging = std::make_shared<StagingCache>();
 };

@@ -26,10 +26,12 @@ class Comm {
   int size() const { return static_cast<int>(members_->size()); }
 
   transport::Ticket send(int peer, int channel, const void* data, std::size_t bytes) {
-    return transport_->post_send(global(peer), tag_ | static_cast<std::uint32_t>(channel), data, bytes);
+    return transport_->post_send(global(peer), tag_ | static_cast<std::uint32_t>(channel), data,
+                                 bytes);
   }
   transport::Ticket recv(int peer, int channel, void* data, std::size_t bytes) {
-    return transport_->post_recv(global(peer), tag_ | static_cast<std::uint32_t>(channel), data, bytes);
+    return transport_->post_recv(global(peer), tag_ | static_cast<std::uint32_t>(channel), data,
+                                 bytes);
   }
   bool test(transport::Ticket& ticket) { return transport_->test(ticket); }
 

@@ -43,6 +43,8 @@ class Cycle {
   // Failing: tells every peer why; true once all of them have told their users.
   void broadcast_failure(const std::string& cause);
   bool failure_seen_by_all() const { return failure_unseen_.empty(); }
+  // The last step: after it no function may be called.
+  void close() { executor_.close(transport_.close()); }
   // Ends everything this rank has in flight with this error, the first one given.
   void end_all(const base::Status& why);
 

@@ -269,6 +269,7 @@ void Engine::shutdown() {
   kick_.bump();
   transport_->ring(transport_->rank());
   thread_.join();
+  cycle_.close();
 }
 
 void Engine::publish_failure(const std::string& cause) {

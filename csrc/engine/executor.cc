@@ -30,9 +30,14 @@ Executor::Executor(transport::Transport& transport, collectives::Selection selec
       started_(std::move(started)),
       finished_(std::move(finished)) {}
 
-// Parked operations are leaked on purpose: their memory may still be the target of a transfer.
-Executor::~Executor() {
-  for (auto& operation : parked_) static_cast<void>(operation.release());
+Executor::~Executor() { close(false); }
+
+void Executor::close(bool memory_is_free) {
+  // Leaked on purpose where a transfer may still be under way into or out of them.
+  for (auto& operation : parked_) {
+    if (!memory_is_free) static_cast<void>(operation.release());
+  }
+  parked_.clear();
 }
 
 std::uint32_t Executor::next_tag(ProcessSet& set) const {

@@ -31,6 +31,8 @@ class Executor {
   bool idle() const { return lanes_.empty(); }
   // Fails everything not finished and keeps its memory for good.
   void park_all(const base::Status& why);
+  // The transport is closed; memory_is_free: nothing touches parked operations any more.
+  void close(bool memory_is_free);
 
  private:
   struct Waiting {

@@ -4,10 +4,11 @@
 // happens once, in `store`.
 //
 // Every instruction set gives bit-identical results (one order of operations per element, no FMA
-// contraction), so ranks with different processors agree. The one exception is the payload and sign
-// of a NaN that Sum and Product make or pass on: it is a NaN everywhere, but which of two NaN
-// operands survives is up to the compiler. Min and Max give NaN if either operand is one, -0 counts
-// as less than +0, and all their bits, a NaN's too, are the same in either order of operands.
+// contraction), and op(a, b) has the bits of op(b, a), NaNs included: ranks with different
+// processors agree. Sum and Product give the one quiet NaN 0x7fc00000 (0x7ff8...) whenever the
+// result is NaN. Min and Max give NaN if either operand is one, with both operands' bits or-ed (of
+// Max: signs and-ed); to them -0 is less than +0. load, store and scaling keep a NaN's sign and
+// leading payload; only of 0 x inf and a NaN factor sign and payload are the processor's.
 // Subnormals follow the calling thread's flush-to-zero mode, which is off unless someone set it.
 // Integer Sum and Product wrap modulo 2^n.
 //

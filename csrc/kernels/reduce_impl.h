@@ -229,6 +229,13 @@ HVD_INLINE void for_each(std::size_t n, const void* to, Body body) {
 
 // --- operators -----------------------------------------------------------------------------------
 
+// One NaN for all: which of two NaN operands an addition keeps depends on how the compiler orders
+// them, and the sign of a new NaN on the processor.
+template <class A, class V>
+HVD_INLINE V with_one_nan(V value) {
+  return value == value ? value : V{} + std::numeric_limits<A>::quiet_NaN();
+}
+
 template <class A>
 struct Sum {
   // -0 + x is x for every x; +0 would turn -0 into +0.
@@ -237,7 +244,7 @@ struct Sum {
   template <class V>
   HVD_INLINE static V apply(V a, V b) {
     if constexpr (kIsFloat<A>) {
-      return a + b;
+      return with_one_nan<A, V>(a + b);
     } else {
       using Bits = typename BitsOf<A, V>::Type;
       return V(Bits(a) + Bits(b));
@@ -252,7 +259,7 @@ struct Product {
   template <class V>
   HVD_INLINE static V apply(V a, V b) {
     if constexpr (kIsFloat<A>) {
-      return a * b;
+      return with_one_nan<A, V>(a * b);
     } else {
       using Bits = typename BitsOf<A, V>::Type;
       return V(1u * Bits(a) * Bits(b));  // 1u: 16 bits promote to int, whose product could overflow

@@ -49,6 +49,8 @@ class FickleTransport final : public Transport {
     return true;
   }
 
+  bool close() override { return below_->close(); }
+
   // Posted and not yet seen to be complete.
   std::size_t under_way() const { return under_way_.size(); }
 

@@ -53,11 +53,7 @@ class Endpoint final : public Transport {
         told_(static_cast<std::size_t>(fabric_->size()), false) {}
 
   ~Endpoint() override {
-    for (Operation& operation : operations_) {
-      if (operation.state.load(std::memory_order_acquire) == State::kPending) {
-        fabric_->cancel(operation);
-      }
-    }
+    close();
     fabric_->lose(rank_, "ended without leaving");
     fabric_->box(rank_).connected.store(false, std::memory_order_release);
   }
@@ -176,6 +172,15 @@ class Endpoint final : public Transport {
   bool reaches_by_bell(int) const override { return true; }
 
   void announce_failure(const std::string& cause) override { fabric_->lose(rank_, cause); }
+  bool close() override {
+    for (Operation& operation : operations_) {
+      if (operation.state.load(std::memory_order_acquire) == State::kPending) {
+        fabric_->cancel(operation);
+      }
+    }
+    return true;
+  }
+
   void announce_leaving() override { fabric_->leave(rank_); }
 
   bool find_lost_peer(int* rank, std::string* how) override {

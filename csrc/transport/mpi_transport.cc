@@ -44,11 +44,13 @@ MpiTransport::MpiTransport(const hvdlite_mpi* mpi, hvdlite_mpi_comm comm, int ra
   }
 }
 
+MpiTransport::~MpiTransport() { close(); }
+
 // The communicator is not freed: that is collective, and a rank that leaves must not wait for the others.
-MpiTransport::~MpiTransport() {
+bool MpiTransport::close() {
   int finalized = 0;
-  if (mpi_->finalized(&finalized) != 0 || finalized != 0) return;
-  for (Incoming& incoming : incoming_) {
+  if (mpi_->finalized(&finalized) != 0 || finalized != 0) return true;
+  for (Incoming& incoming : std::exchange(incoming_, {})) {
     int done = 0, source = 0, bytes = 0;
     if (mpi_->cancel(&incoming.request) != 0) continue;
     for (int tries = 0; tries < 1000 && done == 0; ++tries) {
@@ -57,6 +59,7 @@ MpiTransport::~MpiTransport() {
     // What MPI may still write to must outlive us.
     if (done == 0) static_cast<void>(new std::vector<std::byte>(std::move(incoming.frame)));
   }
+  return posted_.size() == free_slots_.size();
 }
 
 void MpiTransport::check(int error, int peer, const char* what) const {

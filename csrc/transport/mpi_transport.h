@@ -43,6 +43,8 @@ class MpiTransport : public Transport {
   void ring(int peer) override;
   bool reaches_by_bell(int peer) const override;
 
+  bool close() override;
+
   void announce_failure(const std::string& cause) override;
   void announce_leaving() override;
   bool find_lost_peer(int* rank, std::string* how) override;

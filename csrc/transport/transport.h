@@ -60,6 +60,10 @@ class Transport {
   // "rank 3 (host a, pid 17)".
   virtual std::string describe_peer(int peer) const { return "rank " + std::to_string(peer); }
 
+  // Nothing is sent or received any more. True if from now on the memory of posted operations is left alone; false if that
+  // cannot be known (MPI may touch it until it is finalised).
+  virtual bool close() = 0;
+
   // Counts completed sends and receives: has anything moved since I last looked?
   std::uint64_t activity() const { return activity_; }
   // Bytes handed to post_send so far.

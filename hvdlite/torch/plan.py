@@ -1,6 +1,6 @@
 """Makes the fixed fusion plan of an optimizer: every rank cuts the same parameters into the same buckets."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from hvdlite.requests import Average
 from hvdlite.runtime import RUNTIME
@@ -26,24 +26,27 @@ def make_buckets(settings: Settings, slots: Sequence[Slot], groups: Groups, gene
     """
     set_id = settings.process_set.require_member("Allreduce")
     buckets: list[Bucket] = []
-    dense: list[Slot] = []
+    forms: dict[Slot, WireForm] = {}
     for slot in reversed(slots):
         if slot.sparse_dim is not None and not settings.sparse_as_dense:
             buckets.append(SparseBucket(slot, settings.op == Average, set_id))
         else:
-            slot.form = WireForm(slot.param, settings.compression)
-            dense.append(slot)
-    for number, members in enumerate(_cut(dense, groups)):
+            forms[slot] = WireForm(slot.param, settings.compression)
+    for number, members in enumerate(_cut(forms, groups)):
         label = f"{settings.prefix}.plan{generation}.bucket{number}"
-        buckets.append(DenseBucket(label, members, settings.op, set_id, settings.predivide))
+        pairs = [(slot, forms[slot]) for slot in members]
+        buckets.append(DenseBucket(label, pairs, settings.op, set_id, settings.predivide))
     for bucket in buckets:
         for slot in bucket.slots:
             slot.bucket = bucket
     return buckets
 
 
-def _cut(slots: Sequence[Slot], groups: Groups) -> list[list[Slot]]:
+def _cut(forms: Mapping[Slot, WireForm], groups: Groups) -> list[list[Slot]]:
     config = RUNTIME.config
+    slots = list(forms)
+    # Frozen parameters, which have no gradients, must not hold up the others.
+    kinds = {slot: (form.dtype, slot.param.requires_grad) for slot, form in forms.items()}
     if isinstance(groups, int):
         runs = split_evenly(len(slots), groups)
         wanted = {slots[place].name: number for number, run in enumerate(runs) for place in run}
@@ -53,26 +56,13 @@ def _cut(slots: Sequence[Slot], groups: Groups) -> list[list[Slot]]:
     rest: list[Slot] = []
     for slot in slots:
         if slot.name in wanted:
-            chosen.setdefault((wanted[slot.name], *_kind(slot)), []).append(slot)
+            chosen.setdefault((wanted[slot.name], *kinds[slot]), []).append(slot)
         else:
             rest.append(slot)
     cut = cut_buckets(
-        [_kind(slot) for slot in rest],
-        [_bytes(slot) for slot in rest],
+        [kinds[slot] for slot in rest],
+        [forms[slot].nbytes for slot in rest],
         config.bucket_bytes,
         config.first_bucket_bytes,
     )
     return [*chosen.values(), *([rest[place] for place in places] for places in cut)]
-
-
-def _kind(slot: Slot) -> tuple[object, ...]:
-    """What the gradients of a bucket have in common. Frozen parameters, which have none, must not hold up the others."""
-    return (slot.form.dtype if slot.form else None, slot.param.requires_grad)
-
-
-def _bytes(slot: Slot) -> int:
-    form = slot.form
-    count = form.itemsize if form else 0
-    for extent in form.shape if form else ():
-        count *= extent
-    return count

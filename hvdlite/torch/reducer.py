@@ -15,7 +15,6 @@ import weakref
 from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -108,7 +107,7 @@ class Reducer:
                 owner._give_up(param, self)
             slot = self._slots[id(param)] = Slot(name, param)
             _owners[id(param)] = weakref.ref(self)
-            self._hooks[id(param)] = install(param, partial(self._before, slot), partial(self._after, slot))
+            self._hooks[id(param)] = self._hook(slot)
         self._groups = groups
         self._buckets = None
 
@@ -144,39 +143,47 @@ class Reducer:
         self._hooks.clear()
         self._slots.clear()
         if self._flights and self._engine is not None:
-            RUNTIME.park(self._engine, [flight.handle for flight in self._flights], list(self._flights))
+            for flight in self._flights:
+                RUNTIME.park(self._engine, flight.handles[flight.landed :], flight)
             self._flights.clear()
 
     # --- hooks: called by autograd, for each parameter in each pass -------------------------------------------------------
 
-    def _before(self, slot: Slot, _increment: torch.Tensor) -> None:
-        """Backward is about to add to this gradient (or would, if this is autograd.grad, which adds nothing)."""
-        if self._unsettled:
-            self.settle()
-        grad = slot.param.grad
-        if grad is None:
-            if slot.dirty or slot.aside is not None:
-                slot.forget()  # somebody has reset it
-        elif not slot.dirty and slot.set_aside(grad):
-            if not self._moved_aside:
-                when_task_ends(AtEnd(self.restore))
-            self._moved_aside.append(slot)
+    def _hook(self, slot: Slot) -> list[Any]:
+        """Puts the hooks on a parameter. They are written for speed: they run for each gradient in each pass."""
+        param = slot.param
 
-    def _after(self, slot: Slot, _param: torch.Tensor) -> None:
-        """Backward has added to this gradient."""
-        if current_task() != self._task:
-            self._enter(slot)
-        if slot.stamp == self._stamp:
-            if slot.bucket is not None and slot.bucket.launched == self._stamp:
-                slot.dirty = self._again = True
-            return
-        slot.stamp = self._stamp
-        slot.dirty = True
-        if self._eager:
-            bucket: Bucket = slot.bucket
-            bucket.missing -= 1
-            if not bucket.missing:
-                self._launch(bucket, wake=True)
+        def before(_increment: torch.Tensor) -> None:
+            """Backward is about to add to this gradient (or would: autograd.grad comes here too and adds nothing)."""
+            if self._unsettled:
+                self.settle()
+            grad = param.grad
+            if grad is None:
+                if slot.dirty or slot.aside is not None:
+                    slot.forget()  # somebody has reset it
+            elif not slot.dirty and slot.set_aside(grad):
+                if not self._moved_aside:
+                    when_task_ends(AtEnd(self.restore))
+                self._moved_aside.append(slot)
+
+        def after(_param: torch.Tensor) -> None:
+            """Backward has added to this gradient."""
+            if current_task() != self._task:
+                self._enter(slot)
+            stamp = self._stamp
+            if slot.stamp == stamp:
+                if slot.bucket is not None and slot.bucket.launched == stamp:
+                    slot.dirty = self._again = True
+                return
+            slot.stamp = stamp
+            slot.dirty = True
+            if self._eager:
+                bucket: Bucket = slot.bucket
+                bucket.missing -= 1
+                if not bucket.missing:
+                    self._launch(bucket, wake=True)
+
+        return install(param, before, after)
 
     def _enter(self, slot: Slot) -> None:
         """A hook runs in another graph task than the last hook did."""
@@ -308,32 +315,33 @@ class Reducer:
         if self._engine is None:
             raise InternalError("a bucket was launched outside of a pass; this is a bug of hvdlite")
         bucket.launched = self._stamp
-        self._flights.extend(bucket.launch(self._engine, self._turn, wake))
+        self._flights.append(bucket.launch(self._engine, self._turn, wake))
 
     def _wait(self, strict: bool) -> None:
         """Waits for everything in flight. Raises the first failure after all have ended."""
         engine = self._engine
-        flights = self._flights
+        if engine is None or engine is not RUNTIME.engine:
+            self._flights.clear()  # they ended with the engine that had them
+            RUNTIME.require()
+            return
         failure: HvdliteError | None = None
         with torch.no_grad():
-            while flights:
-                flight = flights[0]
-                try:
-                    if engine is None or engine is not RUNTIME.engine:
-                        RUNTIME.require()
-                        flights.clear()  # they ended with the engine that had them
-                        break
-                    self._unsettled = True  # in case of Ctrl-C, which leaves the flight where it is
-                    result = engine.wait(flight.handle)
-                    flights.popleft()
-                    flight.land(result, strict)
-                except HvdliteError as error:
-                    if flights and flights[0] is flight:
-                        flights.popleft()
-                    RUNTIME.keep_after(error, flight)
-                    if not flight.slot.dirty:
-                        flight.slot.merge()
-                    failure = failure or error
+            while self._flights:
+                flight = self._flights[0]
+                bucket = flight.bucket
+                for handle, item in zip(flight.handles[flight.landed :], flight.items[flight.landed :], strict=True):
+                    try:
+                        result = engine.wait(handle)
+                        flight.landed += 1
+                        bucket.land(item, result, strict)
+                    except HvdliteError as error:
+                        failure = failure or error
+                        flight.landed = flight.handles.index(handle) + 1
+                        RUNTIME.keep_after(error, flight)
+                        if not item[0].dirty:
+                            item[0].merge()
+                    # Anything else, such as Ctrl-C, leaves the rest in flight, and unsettled.
+                self._flights.popleft()
         self._unsettled = False
         if failure is not None:
             raise failure
@@ -347,7 +355,7 @@ class Reducer:
             self._unsettled = True
         self.restore()
         if self._unsettled:
-            owed, self._owed, self._unsettled = self._owed, False, False
+            owed, self._owed = self._owed, False
             if owed:
                 self._reduce(strict=False)
             else:

@@ -1,5 +1,6 @@
 """One parameter's gradient: where it stands between backward() and step(), and the memory in which it is reduced."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,11 +34,11 @@ class WireForm:
 
     Attributes:
         dtype: code of the element type that travels.
-        itemsize: bytes of one element of it.
         shape: extents of what travels.
+        nbytes: size of what travels.
     """
 
-    __slots__ = ("_compression", "_contiguous", "_in_place", "_pairs", "_param", "dtype", "itemsize", "shape", "torch_dtype")
+    __slots__ = ("_compression", "_contiguous", "_in_place", "_pairs", "_param", "dtype", "nbytes", "shape", "torch_dtype")
 
     def __init__(self, param: torch.Tensor, compression: Any) -> None:
         """Raises InvalidArgumentError if the engine has no type for the gradient."""
@@ -55,7 +56,7 @@ class WireForm:
             if self._pairs:
                 self.torch_dtype, self.shape = sample.real.dtype, (*self.shape, 2)
         self.dtype = int(code_of_name(str(self.torch_dtype).removeprefix("torch."), "gradient"))
-        self.itemsize = self.torch_dtype.itemsize
+        self.nbytes = math.prod(self.shape) * self.torch_dtype.itemsize
 
     def encode(self, grad: torch.Tensor) -> tuple[torch.Tensor, Any]:
         """The memory to reduce (the gradient itself where that is possible), and what `decode` needs to know."""
@@ -129,7 +130,6 @@ class Slot:
         "bucket",
         "dirty",
         "filled",
-        "form",
         "name",
         "param",
         "sparse_dim",
@@ -139,7 +139,6 @@ class Slot:
     def __init__(self, name: str, param: torch.Tensor) -> None:
         self.name = name
         self.param = param
-        self.form: WireForm | None = None
         self.bucket: Any = None
         self.dirty = False
         self.filled = False

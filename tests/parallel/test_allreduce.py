@@ -41,8 +41,9 @@ def test_every_shape(hvd, shape):
 
 def test_many_megabytes(hvd):
     for repeat in REPEATS:
-        everyone = inputs(FLOAT_SUM, (3_000_017,), repeat)
-        check(hvd.allreduce(everyone[RANK], name="big", op=hvd.Sum), everyone, FLOAT_SUM, "12 MB")
+        everyone = inputs(FLOAT_SUM, (1_500_017,), repeat)  # multiples of 1/4: float32 sums them exactly
+        out = hvd.allreduce(everyone[RANK], name="big", op=hvd.Sum)
+        np.testing.assert_array_equal(out, sum(everyone))
 
 
 def test_in_place_writes_into_the_argument_and_returns_it(hvd):

@@ -3,6 +3,9 @@
 Parent: each file of tests/parallel and tests/adapters becomes one item per number of ranks. Children: after each test
 the ranks compare verdicts over mpi4py (not through hvdlite), and one failure stops the file everywhere. A test that
 hangs is ended by a watchdog, which writes the stacks of all threads first.
+
+A file may declare RANKS = (2, 3), the numbers of ranks it runs with; DEADLINE = 900.0, seconds for the whole file; and
+WATCHDOG = 300.0, seconds for one test.
 """
 
 import ast
@@ -23,11 +26,11 @@ from support.job import JobResult, run_python
 
 TESTS = Path(__file__).parents[1]
 RESULTS = "HVDTEST_RESULTS"  # set in children: the folder for their results
-WATCHDOG_SECONDS = 60.0
+WATCHDOG_SECONDS = 120.0
 GRACE_SECONDS = 8.0  # for the other ranks to end a test that one rank has failed already
-DEADLINE_SECONDS = 300.0
+DEADLINE_SECONDS = 600.0
 DEFAULT_RANKS = {"parallel": (1, 2, 3, 4), "adapters": (2, 3)}
-TAIL_LINES = {"failed": 150, "other": 15}
+TAIL_LINES = {"failed": 150, "other": 60}
 
 
 # --- the parent ----------------------------------------------------------------------------------------------------
@@ -181,14 +184,15 @@ class InStep:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
         before = len(self._failed)
+        limit = getattr(item.getparent(pytest.Module).obj, "WATCHDOG", WATCHDOG_SECONDS)
         with self._lock:
             self._in_test = True
-            faulthandler.dump_traceback_later(WATCHDOG_SECONDS, exit=True, file=self._log)
+            faulthandler.dump_traceback_later(limit, exit=True, file=self._log)
         outcome = yield
         with self._lock:
             self._in_test = False
             # A rank that hangs shows its stacks before those that wait for its verdict.
-            faulthandler.dump_traceback_later(WATCHDOG_SECONDS + GRACE_SECONDS, exit=True, file=self._log)
+            faulthandler.dump_traceback_later(limit + GRACE_SECONDS, exit=True, file=self._log)
         failures = self._exchange(len(self._failed) - before)
         faulthandler.cancel_dump_traceback_later()
         if any(failures):

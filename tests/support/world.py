@@ -1,6 +1,7 @@
 """What parallel tests share: all ranks' inputs, orders that differ by rank, and comparisons that do not use hvdlite."""
 
 import random
+import zlib
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -30,7 +31,9 @@ def check(actual: Any, everyone: Sequence[np.ndarray], reduction: Reduction, wha
     assert actual.dtype == everyone[0].dtype, f"{what}: dtype {actual.dtype}"
     assert actual.shape == everyone[0].shape, f"{what}: shape {actual.shape}"
     wanted.check(actual.ravel(), what)
-    assert_same_bits(WORLD.allgather(np.ascontiguousarray(actual)), what)
+    bits = np.ascontiguousarray(actual)
+    if len(set(WORLD.allgather(zlib.crc32(bits.tobytes())))) > 1:
+        assert_same_bits(WORLD.allgather(bits), what)
 
 
 def distinct(rank: int, shape: Sequence[int], dtype: DType | str = "float32", salt: int = 0) -> np.ndarray:

@@ -14,7 +14,7 @@ nb::object class_of(int code) {
   return classes.contains(key) ? nb::object(classes[key]) : nb::borrow(PyExc_RuntimeError);
 }
 
-void set_error_classes(nb::object classes) {
+void set_error_classes(nb::handle classes) {
   nb::dict copy;
   copy.update(classes);
   nb::module_::import_(kModule).attr(kClasses) = copy;

@@ -19,8 +19,8 @@ int export_bytes(PyObject* self, Py_buffer* view, int flags) noexcept {
   return PyBuffer_FillInfo(view, self, data, static_cast<Py_ssize_t>(bytes->size), 0, flags);
 }
 
-PyType_Slot kBytesSlots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(export_bytes)},
-                             {0, nullptr}};
+const PyType_Slot kBytesSlots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(export_bytes)},
+                                   {0, nullptr}};
 
 nb::object take_data(Result& result) {
   if (std::exchange(result.taken, true)) {

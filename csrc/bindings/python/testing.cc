@@ -23,8 +23,9 @@ std::vector<std::string> dtype_names() {
 
 std::vector<std::string> algorithms(int kind) {
   const char* joined = hvdlite_algorithms(kind);
-  if (joined == nullptr)
+  if (joined == nullptr) {
     throw nb::value_error(("no operation has the number " + std::to_string(kind)).c_str());
+  }
   std::vector<std::string> names;
   std::istringstream stream(joined);
   for (std::string name; std::getline(stream, name, ',');) names.push_back(name);
@@ -54,6 +55,8 @@ void simulate(int kind, const char* algorithm, int ranks, const std::vector<Addr
   }
   std::vector<const void*> from;
   std::vector<void*> to;
+  from.reserve(expected);
+  to.reserve(expected);
   for (Address address : inputs) from.push_back(reinterpret_cast<const void*>(address));
   for (Address address : outputs) to.push_back(reinterpret_cast<void*>(address));
   int code = HVDLITE_OK;

@@ -133,7 +133,9 @@ def test_sparse_allreduce_async(hvd, op, name):
             count = (rank + step) % 3
             generator = torch.Generator().manual_seed(10 * rank + step)
             indices = torch.randint(0, 6, (1, count), generator=generator)
-            tensors.append(torch.sparse_coo_tensor(indices, torch.randn(count, 2, generator=generator), (6, 2)))
+            tensors.append(
+                torch.sparse_coo_tensor(indices, torch.randn(count, 2, generator=generator), (6, 2), check_invariants=True)
+            )
         finish = hvd.sparse_allreduce_async(tensors[hvd.rank()], name, getattr(hvd, op))
         total = sum(tensor.to_dense() for tensor in tensors)
         assert_close([finish()], [total / hvd.size() if op == "Average" else total], 1e-6)
