@@ -110,4 +110,7 @@ def simulate(
     divisor: int = 1,
     root: int = 0,
 ) -> None:
-    """Steps `ranks` state machines of one collective to completion in this thread, in an order drawn from seed."""
+    """Steps `ranks` state machines of one collective to completion in this thread, in an order drawn from seed.
+
+    isa < 0 gives ranks different instruction sets.
+    """

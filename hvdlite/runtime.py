@@ -69,6 +69,7 @@ class Runtime:
         self._pid = 0  # of the process that initialised
         self._forked = False
         self._armed = False
+        self._failed = False
         self._naming = threading.RLock()
         self._counters: dict[tuple[int, int], int] = {}
         self._joins = 0
@@ -80,7 +81,7 @@ class Runtime:
     def start(self, comm: Any, dynamic: bool) -> None:
         """Initialises MPI where needed and makes the engine; `init` says what may go wrong. Collective over the job."""
         engine_class = _load_engine_class()
-        mpi = startup.load_mpi()
+        mpi = startup.load_mpi(may_finalize=lambda: not self._failed)
         startup.check_launch(mpi, knobs.launcher_claim())
         chosen = startup.choose_communicator(mpi, comm)
         self._guard_exit(alone=mpi.COMM_WORLD.size == 1)
@@ -135,7 +136,9 @@ class Runtime:
                 engine.shutdown()
             finally:
                 if engine.failure_cause:
-                    self._kept.append((engine, parked))  # and still armed: MPI_Finalize may hang after a failure
+                    # The transport may still use the memory, and MPI_Finalize may wait for the dead.
+                    self._kept.append((engine, parked))
+                    self._failed = True
                 else:
                     self._armed = False
 
@@ -381,8 +384,9 @@ def mpi_threads_supported() -> bool:
         NotInitializedError: `init` has not been called.
     """
     RUNTIME.require_topology()
-    mpi = startup.load_mpi()
-    return bool(mpi.Query_thread() == mpi.THREAD_MULTIPLE)
+    from mpi4py import MPI
+
+    return MPI.Query_thread() == MPI.THREAD_MULTIPLE
 
 
 def mpi_enabled() -> bool:

@@ -9,7 +9,7 @@ import operator
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hvdlite import config as knobs
@@ -20,8 +20,11 @@ from hvdlite.errors import InvalidArgumentError, SystemFailure
 __all__ = ["agree", "check_launch", "choose_communicator", "configure_logging", "load_mpi"]
 
 
-def load_mpi() -> Any:
+def load_mpi(may_finalize: Callable[[], bool]) -> Any:
     """The module ``mpi4py.MPI``, with MPI initialised on this thread (thread level multiple) unless it was already.
+
+    Args:
+        may_finalize: asked at exit if it was not: is it safe to end MPI, which waits for all other processes?
 
     Raises:
         SystemFailure: no MPI library can be loaded, MPI is finalised, or its thread level allows no engine thread.
@@ -42,7 +45,7 @@ def load_mpi() -> Any:
         raise SystemFailure("MPI has been finalised in this process and cannot be started again; start a new process")
     if not MPI.Is_initialized():
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
-        atexit.register(_finalize, MPI, os.getpid())
+        atexit.register(_finalize, MPI, os.getpid(), may_finalize)
     if MPI.Query_thread() < MPI.THREAD_SERIALIZED:
         raise SystemFailure(
             "MPI was initialised without support for threads, which hvdlite's engine needs: initialise it with "
@@ -51,8 +54,8 @@ def load_mpi() -> Any:
     return MPI
 
 
-def _finalize(MPI: Any, pid: int) -> None:  # noqa: N803 - the module's own name
-    if os.getpid() == pid and not MPI.Is_finalized():
+def _finalize(MPI: Any, pid: int, may_finalize: Callable[[], bool]) -> None:  # noqa: N803 - the module's own name
+    if os.getpid() == pid and may_finalize() and not MPI.Is_finalized():
         MPI.Finalize()
 
 

@@ -18,13 +18,14 @@ enum class ErrorCode : int {
   kAborted = 5,          // ended because of a failure elsewhere, or by shutdown
   kNotInitialized = 6,
   kUnsupported = 7,
-  kSystem = 8,           // the operating system or MPI refused
-  kInternal = 9,         // our bug
+  kSystem = 8,    // the operating system or MPI refused
+  kInternal = 9,  // our bug
 };
 
 class Error : public std::runtime_error {
  public:
-  Error(ErrorCode code, std::string message) : std::runtime_error(std::move(message)), code_(code) {}
+  Error(ErrorCode code, std::string message)
+      : std::runtime_error(std::move(message)), code_(code) {}
   ErrorCode code() const { return code_; }
 
  private:
@@ -42,7 +43,7 @@ struct Status {
 
 }  // namespace hvdlite::base
 
-#define HVD_CHECK(condition)                                                   \
-  do {                                                                         \
+#define HVD_CHECK(condition)                                                         \
+  do {                                                                               \
     if (!(condition)) ::hvdlite::base::check_failed(__FILE__, __LINE__, #condition); \
   } while (false)

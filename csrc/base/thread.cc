@@ -24,7 +24,8 @@ int futex_op(int op, FutexScope scope) {
 
 }  // namespace
 
-void futex_wait(const std::atomic<std::uint32_t>& word, std::uint32_t expected, microseconds limit, FutexScope scope) {
+void futex_wait(const std::atomic<std::uint32_t>& word, std::uint32_t expected, microseconds limit,
+                FutexScope scope) {
   if (limit.count() <= 0 || word.load(std::memory_order_acquire) != expected) return;
   timespec timeout;
   timeout.tv_sec = static_cast<time_t>(limit.count() / 1'000'000);

@@ -16,7 +16,8 @@ using std::chrono::microseconds;
 enum class FutexScope { kProcess, kHost };
 
 // Sleeps while *word == expected, at most limit; may return early for no reason.
-void futex_wait(const std::atomic<std::uint32_t>& word, std::uint32_t expected, microseconds limit, FutexScope scope);
+void futex_wait(const std::atomic<std::uint32_t>& word, std::uint32_t expected, microseconds limit,
+                FutexScope scope);
 void futex_wake_all(std::atomic<std::uint32_t>& word, FutexScope scope);
 
 // Tells a spinning processor that it spins.

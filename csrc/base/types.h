@@ -72,8 +72,8 @@ constexpr std::size_t size_of(DType dtype) {
   return 0;
 }
 
-std::string_view name_of(DType dtype);      // "float32"
-std::string_view name_of(ReduceOp op);      // "Average"
-std::string_view name_of(OpKind kind);      // "allreduce"
+std::string_view name_of(DType dtype);  // "float32"
+std::string_view name_of(ReduceOp op);  // "Average"
+std::string_view name_of(OpKind kind);  // "allreduce"
 
 }  // namespace hvdlite::base

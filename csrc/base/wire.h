@@ -73,7 +73,8 @@ class Reader {
   const std::byte* take(std::size_t count) {
     if (count > rest_.size()) {
       throw Error(ErrorCode::kInternal, "a control message is truncated: " + std::to_string(count) +
-                                            " bytes wanted, " + std::to_string(rest_.size()) + " left");
+                                            " bytes wanted, " + std::to_string(rest_.size()) +
+                                            " left");
     }
     const std::byte* start = rest_.data();
     rest_ = rest_.subspan(count);

@@ -42,12 +42,14 @@ std::string or_auto(const char* text) { return text != nullptr ? text : "auto"; 
 base::Config to_config(const hvdlite_config* from) {
   base::Config config;
   if (from == nullptr) return config;
-  require(from->struct_size == sizeof(hvdlite_config), "hvdlite_config was compiled for another version of hvdlite");
+  require(from->struct_size == sizeof(hvdlite_config),
+          "hvdlite_config was compiled for another version of hvdlite");
   config.fusion_threshold = static_cast<std::size_t>(from->fusion_threshold);
   config.cycle_time_ms = from->cycle_time_ms;
   config.cache_capacity = static_cast<std::size_t>(from->cache_capacity);
   config.segment_bytes = static_cast<std::size_t>(from->segment_bytes);
-  config.recursive_doubling_max_bytes = static_cast<std::size_t>(from->recursive_doubling_max_bytes);
+  config.recursive_doubling_max_bytes =
+      static_cast<std::size_t>(from->recursive_doubling_max_bytes);
   config.message_split_bytes = static_cast<std::size_t>(from->message_split_bytes);
   config.spin_us = from->spin_us;
   config.deadlock_timeout = from->deadlock_timeout;
@@ -81,7 +83,8 @@ Submission to_submission(const hvdlite_request& from) {
   request.name = from.name;
   request.kind = checked<base::OpKind>(from.kind, base::kNumOpKinds, "unknown kind of operation");
   request.dtype = checked<base::DType>(from.dtype, base::kNumDTypes, "unknown dtype");
-  request.op = checked<base::ReduceOp>(from.op, static_cast<int>(base::ReduceOp::kProduct) + 1, "unknown reduce op");
+  request.op = checked<base::ReduceOp>(from.op, static_cast<int>(base::ReduceOp::kProduct) + 1,
+                                       "unknown reduce op");
   request.set.id = from.process_set;
   request.absent = (from.flags & HVDLITE_FLAG_ABSENT) != 0;
   request.root = from.root;
@@ -130,23 +133,29 @@ const char* hvdlite_last_error(void) { return last_error().c_str(); }
 
 void hvdlite_config_init(hvdlite_config* config) {
   const hvdlite::base::Config defaults;
-  *config = hvdlite_config{
-      sizeof(hvdlite_config),
-      static_cast<int64_t>(defaults.fusion_threshold),
-      defaults.cycle_time_ms,
-      static_cast<int64_t>(defaults.cache_capacity),
-      static_cast<int64_t>(defaults.segment_bytes),
-      static_cast<int64_t>(defaults.recursive_doubling_max_bytes),
-      static_cast<int64_t>(defaults.message_split_bytes),
-      defaults.spin_us,
-      defaults.deadlock_timeout,
-      defaults.failure_linger,
-      static_cast<int64_t>(defaults.flight_recorder_size),
-      defaults.deterministic,
-      defaults.dynamic_process_sets,
-      static_cast<int32_t>(defaults.log_level),
-      defaults.log_timestamps,
-      "auto", "auto", "auto", "auto", "auto", "auto", "auto", "auto"};
+  *config = hvdlite_config{sizeof(hvdlite_config),
+                           static_cast<int64_t>(defaults.fusion_threshold),
+                           defaults.cycle_time_ms,
+                           static_cast<int64_t>(defaults.cache_capacity),
+                           static_cast<int64_t>(defaults.segment_bytes),
+                           static_cast<int64_t>(defaults.recursive_doubling_max_bytes),
+                           static_cast<int64_t>(defaults.message_split_bytes),
+                           defaults.spin_us,
+                           defaults.deadlock_timeout,
+                           defaults.failure_linger,
+                           static_cast<int64_t>(defaults.flight_recorder_size),
+                           defaults.deterministic,
+                           defaults.dynamic_process_sets,
+                           static_cast<int32_t>(defaults.log_level),
+                           defaults.log_timestamps,
+                           "auto",
+                           "auto",
+                           "auto",
+                           "auto",
+                           "auto",
+                           "auto",
+                           "auto",
+                           "auto"};
 }
 
 int hvdlite_fabric_create(int size, hvdlite_fabric** out) {
@@ -162,27 +171,31 @@ int hvdlite_fabric_kill(hvdlite_fabric* fabric, int rank) {
   return guarded([&] { hvdlite::transport::kill(*fabric->fabric, rank); });
 }
 
-int hvdlite_engine_create_inproc(hvdlite_fabric* fabric, int rank, const hvdlite_config* config, hvdlite_engine** out) {
+int hvdlite_engine_create_inproc(hvdlite_fabric* fabric, int rank, const hvdlite_config* config,
+                                 hvdlite_engine** out) {
   return guarded([&] {
     require(fabric != nullptr, "no fabric");
     require(rank >= 0 && rank < fabric->size, "rank outside the fabric");
     const Topology topology{rank, fabric->size, rank, fabric->size, 0, 1, true};
     const hvdlite::base::Config knobs = to_config(config);
-    adopt(std::make_unique<Engine>(hvdlite::transport::connect(fabric->fabric, rank), topology, knobs,
-                                   to_microseconds(knobs.spin_us > 0 ? knobs.spin_us * 1e-6 : 0)),
-          out);
+    adopt(
+        std::make_unique<Engine>(hvdlite::transport::connect(fabric->fabric, rank), topology, knobs,
+                                 to_microseconds(knobs.spin_us > 0 ? knobs.spin_us * 1e-6 : 0)),
+        out);
   });
 }
 
-int hvdlite_engine_create_mpi(const char* shim_path, const void* comm_address, const hvdlite_config* config,
-                              hvdlite_engine** out) {
+int hvdlite_engine_create_mpi(const char* shim_path, const void* comm_address,
+                              const hvdlite_config* config, hvdlite_engine** out) {
   return guarded([&] {
     require(shim_path != nullptr && shim_path[0] != '\0', "no MPI shim was given");
     require(comm_address != nullptr, "no communicator was given");
     const hvdlite::base::Config knobs = to_config(config);
-    hvdlite::transport::MpiWorld world = hvdlite::transport::open_mpi(shim_path, comm_address, knobs);
-    const Topology topology{world.rank,       world.size,       world.local_rank,   world.local_size,
-                            world.cross_rank, world.cross_size, world.is_homogeneous};
+    hvdlite::transport::MpiWorld world =
+        hvdlite::transport::open_mpi(shim_path, comm_address, knobs);
+    const Topology topology{world.rank,          world.size,       world.local_rank,
+                            world.local_size,    world.cross_rank, world.cross_size,
+                            world.is_homogeneous};
     adopt(std::make_unique<Engine>(std::move(world.transport), topology, knobs, world.spin), out);
   });
 }
@@ -207,7 +220,8 @@ int hvdlite_engine_topology(const hvdlite_engine* engine, hvdlite_topology* out)
   });
 }
 
-int hvdlite_submit(hvdlite_engine* engine, const hvdlite_request* requests, size_t count, int wake, int64_t* handles) {
+int hvdlite_submit(hvdlite_engine* engine, const hvdlite_request* requests, size_t count, int wake,
+                   int64_t* handles) {
   return guarded([&] {
     std::vector<Submission> submissions;
     submissions.reserve(count);
@@ -233,7 +247,8 @@ int hvdlite_wait(hvdlite_engine* engine, int64_t handle, double timeout_s, int* 
 int hvdlite_result_get(hvdlite_engine* engine, int64_t handle, hvdlite_result* out) {
   return guarded([&] {
     const CompletionPtr completion = alive(engine).completion(handle);
-    require(completion->done.load(std::memory_order_acquire) != 0, "the operation has not ended yet; wait for it first");
+    require(completion->done.load(std::memory_order_acquire) != 0,
+            "the operation has not ended yet; wait for it first");
     *out = {completion->contributors,
             completion->value,
             completion->value,
@@ -257,16 +272,19 @@ int hvdlite_release(hvdlite_engine* engine, int64_t handle) {
   return guarded([&] { alive(engine).release(handle); });
 }
 
-int hvdlite_process_set_ranks(hvdlite_engine* engine, int32_t id, int32_t* ranks, int32_t capacity, int32_t* count) {
+int hvdlite_process_set_ranks(hvdlite_engine* engine, int32_t id, int32_t* ranks, int32_t capacity,
+                              int32_t* count) {
   return guarded([&] {
     const auto set = alive(engine).sets().find(id);
     require(set.has_value(), "Process set provided does not exist, or has not been registered");
     *count = static_cast<int32_t>(set->members->size());
-    for (int32_t i = 0; i < *count && i < capacity; ++i) ranks[i] = (*set->members)[static_cast<size_t>(i)];
+    for (int32_t i = 0; i < *count && i < capacity; ++i)
+      ranks[i] = (*set->members)[static_cast<size_t>(i)];
   });
 }
 
-int hvdlite_process_set_ids(hvdlite_engine* engine, int32_t* ids, int32_t capacity, int32_t* count) {
+int hvdlite_process_set_ids(hvdlite_engine* engine, int32_t* ids, int32_t capacity,
+                            int32_t* count) {
   return guarded([&] {
     const std::vector<int32_t> known = alive(engine).sets().ids();
     *count = static_cast<int32_t>(known.size());
@@ -294,8 +312,14 @@ char* hvdlite_flight_record(hvdlite_engine* engine) {
 int hvdlite_get_counters(hvdlite_engine* engine, hvdlite_counters* out) {
   return guarded([&] {
     const Counters& counters = alive(engine).counters();
-    *out = {counters.submitted,  counters.completed,   counters.failed,      counters.control_messages_sent,
-            counters.control_bytes_sent, counters.fused_ops, counters.cache_hits, counters.cache_misses,
+    *out = {counters.submitted,
+            counters.completed,
+            counters.failed,
+            counters.control_messages_sent,
+            counters.control_bytes_sent,
+            counters.fused_ops,
+            counters.cache_hits,
+            counters.cache_misses,
             counters.data_bytes_sent};
   });
 }

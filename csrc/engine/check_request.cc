@@ -28,7 +28,8 @@ bool needs_rows(OpKind kind) {
 
 void check_shape(const Request& request) {
   for (const std::int64_t extent : request.shape) {
-    if (extent < 0) refuse(request, "shape " + format_shape(request.shape) + " has a negative extent");
+    if (extent < 0)
+      refuse(request, "shape " + format_shape(request.shape) + " has a negative extent");
   }
   if (needs_rows(request.kind) && request.shape.empty()) {
     refuse(request, "a scalar has no first dimension; reshape it to one element");
@@ -39,8 +40,10 @@ void check_reduction(const Request& request) {
   if (request.kind != OpKind::kAllreduce && request.kind != OpKind::kReducescatter) return;
   // Throws Error(Unsupported) for a pair that has no kernel.
   kernels::reduce_kernels(request.dtype, request.op, kernels::Isa::kScalar);
-  if (request.kind == OpKind::kReducescatter && request.op != ReduceOp::kSum && request.op != ReduceOp::kAverage) {
-    throw Error(ErrorCode::kUnsupported, describe(request) + ": only Average and Sum are supported, not " +
+  if (request.kind == OpKind::kReducescatter && request.op != ReduceOp::kSum &&
+      request.op != ReduceOp::kAverage) {
+    throw Error(ErrorCode::kUnsupported, describe(request) +
+                                             ": only Average and Sum are supported, not " +
                                              std::string(base::name_of(request.op)));
   }
   if (request.dtype == DType::kBool && (request.prescale != 1.0 || request.postscale != 1.0)) {
@@ -53,8 +56,10 @@ void check_splits(Request& request, const SetDirectory::Info& set) {
   const auto ranks = static_cast<std::int64_t>(set.members->size());
   if (request.splits.empty()) {
     if (request.shape[0] % ranks != 0) {
-      refuse(request, "splits not provided, but the first dimension " + std::to_string(request.shape[0]) +
-                          " is not an even multiple of the number of workers (" + std::to_string(ranks) + ")");
+      refuse(request, "splits not provided, but the first dimension " +
+                          std::to_string(request.shape[0]) +
+                          " is not an even multiple of the number of workers (" +
+                          std::to_string(ranks) + ")");
     }
     request.splits.assign(static_cast<std::size_t>(ranks), request.shape[0] / ranks);
   }
@@ -63,11 +68,13 @@ void check_splits(Request& request, const SetDirectory::Info& set) {
                         ") does not equal number of workers (" + std::to_string(ranks) + ")");
   }
   for (const std::int64_t split : request.splits) {
-    if (split < 0) refuse(request, "splits " + format_shape(request.splits) + " has a negative entry");
+    if (split < 0)
+      refuse(request, "splits " + format_shape(request.splits) + " has a negative entry");
   }
   const auto sum = std::accumulate(request.splits.begin(), request.splits.end(), std::int64_t{0});
   if (sum > request.shape[0]) {
-    refuse(request, "Sum of splits entries (" + std::to_string(sum) + ") is greater than the first dimension of tensor (" +
+    refuse(request, "Sum of splits entries (" + std::to_string(sum) +
+                        ") is greater than the first dimension of tensor (" +
                         std::to_string(request.shape[0]) + ")");
   }
 }
@@ -75,19 +82,24 @@ void check_splits(Request& request, const SetDirectory::Info& set) {
 void check_process_set_ranks(Request& request, const SetDirectory& sets, int world) {
   if (request.kind == OpKind::kRemoveProcessSet) {
     if (request.root == 0) refuse(request, "the global process set cannot be removed");
-    if (!sets.find(request.root)) refuse(request, "process set " + std::to_string(request.root) + " does not exist");
+    if (!sets.find(request.root))
+      refuse(request, "process set " + std::to_string(request.root) + " does not exist");
   }
   if (request.kind != OpKind::kAddProcessSet) return;
   if (request.splits.empty()) refuse(request, "a process set needs at least one rank");
   std::sort(request.splits.begin(), request.splits.end());
   for (std::size_t i = 0; i < request.splits.size(); ++i) {
     const std::int64_t rank = request.splits[i];
-    if (rank < 0 || rank >= world) refuse(request, "invalid rank " + std::to_string(rank) + "; ranks are 0 to " + std::to_string(world - 1));
-    if (i > 0 && rank == request.splits[i - 1]) refuse(request, "duplicate rank " + std::to_string(rank));
+    if (rank < 0 || rank >= world)
+      refuse(request, "invalid rank " + std::to_string(rank) + "; ranks are 0 to " +
+                          std::to_string(world - 1));
+    if (i > 0 && rank == request.splits[i - 1])
+      refuse(request, "duplicate rank " + std::to_string(rank));
   }
   const std::vector<int> members(request.splits.begin(), request.splits.end());
   if (const auto existing = sets.find_by_members(members)) {
-    refuse(request, "Attempted to add a duplicate process set: set " + std::to_string(*existing) + " has the same ranks");
+    refuse(request, "Attempted to add a duplicate process set: set " + std::to_string(*existing) +
+                        " has the same ranks");
   }
 }
 
@@ -97,9 +109,11 @@ void check_pointers(const Submission& submission) {
                   request.kind == OpKind::kAlltoall || request.kind == OpKind::kReducescatter;
   const bool out = request.kind == OpKind::kAllreduce || request.kind == OpKind::kBroadcast;
   if (request.bytes() == 0) return;
-  if (in && submission.input == nullptr && !request.absent) refuse(request, "no input memory was given");
+  if (in && submission.input == nullptr && !request.absent)
+    refuse(request, "no input memory was given");
   if (out && submission.output == nullptr) refuse(request, "no output memory was given");
-  if (request.absent && request.kind != OpKind::kAllreduce) refuse(request, "only an allreduce may lack a value");
+  if (request.absent && request.kind != OpKind::kAllreduce)
+    refuse(request, "only an allreduce may lack a value");
 }
 
 }  // namespace
@@ -111,12 +125,15 @@ Entry Engine::check(Submission submission) const {
     refuse(request, "Process set provided does not exist, or has not been registered");
   }
   if (set->index < 0) {
-    refuse(request, "rank " + std::to_string(topology_.rank) + " is not a member of the provided process set (its " +
+    refuse(request, "rank " + std::to_string(topology_.rank) +
+                        " is not a member of the provided process set (its " +
                         format_ranks(*set->members) + ")");
   }
   request.set.epoch = set->id.epoch;
   if (request.device >= 0) {
-    throw Error(ErrorCode::kUnsupported, describe(request) + ": GPU memory is not supported yet; move the tensor to the CPU");
+    throw Error(
+        ErrorCode::kUnsupported,
+        describe(request) + ": GPU memory is not supported yet; move the tensor to the CPU");
   }
   if (request.kind == OpKind::kJoin) request.name = "join";
   check_shape(request);
@@ -129,8 +146,11 @@ Entry Engine::check(Submission submission) const {
     refuse(request, "broadcast received invalid root rank " + std::to_string(request.root) +
                         " for provided process set (its " + format_ranks(*set->members) + ")");
   }
-  if (request.group_size < 0 || (request.group_size > 0 && (request.group_index < 0 || request.group_index >= request.group_size))) {
-    refuse(request, "group member " + std::to_string(request.group_index) + " of " + std::to_string(request.group_size) + " does not exist");
+  if (request.group_size < 0 ||
+      (request.group_size > 0 &&
+       (request.group_index < 0 || request.group_index >= request.group_size))) {
+    refuse(request, "group member " + std::to_string(request.group_index) + " of " +
+                        std::to_string(request.group_size) + " does not exist");
   }
   Entry entry;
   entry.input = request.absent ? nullptr : submission.input;

@@ -13,7 +13,8 @@ using base::Status;
 namespace {
 
 bool cacheable(OpKind kind) {
-  return kind != OpKind::kJoin && kind != OpKind::kAddProcessSet && kind != OpKind::kRemoveProcessSet;
+  return kind != OpKind::kJoin && kind != OpKind::kAddProcessSet &&
+         kind != OpKind::kRemoveProcessSet;
 }
 
 // How far from the least recent end to look for a cache line that nobody is using.
@@ -22,7 +23,10 @@ constexpr int kEvictionTries = 64;
 }  // namespace
 
 Coordinator::Coordinator(SetId set, std::vector<int> members, std::size_t cache_capacity)
-    : set_(set), members_(std::move(members)), capacity_(cache_capacity), joined_(members_.size(), false) {}
+    : set_(set),
+      members_(std::move(members)),
+      capacity_(cache_capacity),
+      joined_(members_.size(), false) {}
 
 void Coordinator::announce(int member, RequestPtr request, std::uint64_t seen) {
   if (request->kind == OpKind::kJoin) {
@@ -30,7 +34,8 @@ void Coordinator::announce(int member, RequestPtr request, std::uint64_t seen) {
     return;
   }
   const auto failed = failed_at_.find(request->name);
-  if (failed != failed_at_.end() && seen < failed->second) return;  // crossed the failure; the member gave up on it
+  if (failed != failed_at_.end() && seen < failed->second)
+    return;  // crossed the failure; the member gave up on it
   const std::string name = request->name;
   add(member, std::move(request));
   settle_if_complete(name);
@@ -39,7 +44,8 @@ void Coordinator::announce(int member, RequestPtr request, std::uint64_t seen) {
 void Coordinator::announce_slot(int member, std::uint32_t slot, std::uint64_t seen) {
   HVD_CHECK(slot < lines_.size());
   const CacheLine& line = lines_[slot];
-  if (line.filled > seen) return;  // refilled meanwhile; the member will see that and announce in full
+  if (line.filled > seen)
+    return;  // refilled meanwhile; the member will see that and announce in full
   const std::string& name = line.response->request.name;
   const auto failed = failed_at_.find(name);
   if (failed != failed_at_.end() && seen < failed->second) return;
@@ -56,7 +62,8 @@ Coordinator::Tally& Coordinator::add(int member, RequestPtr request) {
   RequestPtr& place = tally.requests[static_cast<std::size_t>(member)];
   HVD_CHECK(place == nullptr);
   // Members that ask for the same share one object, so that the common case compares pointers only.
-  const auto other = std::find_if(tally.requests.begin(), tally.requests.end(), [](const auto& r) { return r != nullptr; });
+  const auto other = std::find_if(tally.requests.begin(), tally.requests.end(),
+                                  [](const auto& r) { return r != nullptr; });
   if (other != tally.requests.end() && *other != request && **other == *request) request = *other;
   place = std::move(request);
   ++tally.count;
@@ -183,9 +190,10 @@ void Coordinator::fail(const std::vector<std::string>& names, const Status& why)
     }
     // A group that lost a member cannot be completed: its settled members fail with it.
     for (auto group = groups_.begin(); group != groups_.end();) {
-      const bool member = group->first == request.group ||
-                          std::any_of(group->second.ready.begin(), group->second.ready.end(),
-                                      [&](const Settled& s) { return s.response->request.name == name; });
+      const bool member =
+          group->first == request.group ||
+          std::any_of(group->second.ready.begin(), group->second.ready.end(),
+                      [&](const Settled& s) { return s.response->request.name == name; });
       if (!member) {
         ++group;
         continue;
@@ -246,7 +254,8 @@ bool Coordinator::slot_for(const std::string& name, std::uint32_t* slot) {
     return true;
   }
   int tries = kEvictionTries;
-  for (auto candidate = recency_.rbegin(); candidate != recency_.rend() && tries > 0; ++candidate, --tries) {
+  for (auto candidate = recency_.rbegin(); candidate != recency_.rend() && tries > 0;
+       ++candidate, --tries) {
     const std::string& victim = lines_[*candidate].response->request.name;
     if (tallies_.contains(victim) || settled_names_.contains(victim)) continue;
     *slot = *candidate;
@@ -255,6 +264,8 @@ bool Coordinator::slot_for(const std::string& name, std::uint32_t* slot) {
   return false;
 }
 
-void Coordinator::touch(CacheLine& line) { recency_.splice(recency_.begin(), recency_, line.recency); }
+void Coordinator::touch(CacheLine& line) {
+  recency_.splice(recency_.begin(), recency_, line.recency);
+}
 
 }  // namespace hvdlite::engine

@@ -35,7 +35,9 @@ Cycle::Cycle(transport::Transport& transport, SharedState& shared, collectives::
       shared_(shared),
       executor_(
           transport, std::move(selection), kPoolThresholds * shared.config.fusion_threshold,
-          [this](const Entry& entry) { shared_.recorder.reached(entry.completion->record, Stage::kStarted); },
+          [this](const Entry& entry) {
+            shared_.recorder.reached(entry.completion->record, Stage::kStarted);
+          },
           [this](Entry& entry, const Status& status) { finish(entry, status); }) {
   std::vector<std::int64_t> world(static_cast<std::size_t>(transport.size()));
   std::iota(world.begin(), world.end(), 0);
@@ -84,19 +86,24 @@ void Cycle::engine_failed(ErrorCode code, const std::string& text) {
   try {
     broadcast_failure("failed: " + text);
   } catch (const std::exception& error) {
-    shared_.log.write(LogLevel::kError, "control", std::string("could not tell the other ranks: ") + error.what());
+    shared_.log.write(LogLevel::kError, "control",
+                      std::string("could not tell the other ranks: ") + error.what());
   }
-  fail_all({code, transport_.describe_peer(transport_.rank()) + " failed: " + text + ". " + kShutDown});
+  fail_all(
+      {code, transport_.describe_peer(transport_.rank()) + " failed: " + text + ". " + kShutDown});
 }
 
 Outlook Cycle::outlook() const {
   Outlook outlook;
   outlook.moving_data = !executor_.idle();
-  for (const auto& [id, set] : sets_) outlook.negotiating = outlook.negotiating || !set->pending.empty();
+  for (const auto& [id, set] : sets_)
+    outlook.negotiating = outlook.negotiating || !set->pending.empty();
   outlook.watching = blocked_ || (detector_ && detector_->watching());
-  const auto patience = base::microseconds(static_cast<std::int64_t>(shared_.config.cycle_time_ms * 1000));
+  const auto patience =
+      base::microseconds(static_cast<std::int64_t>(shared_.config.cycle_time_ms * 1000));
   if (const auto due = shared_.queue.due(patience)) {
-    outlook.due = std::max(base::microseconds(1), std::chrono::duration_cast<base::microseconds>(*due - Clock::now()));
+    outlook.due = std::max(base::microseconds(1),
+                           std::chrono::duration_cast<base::microseconds>(*due - Clock::now()));
   }
   return outlook;
 }
@@ -136,8 +143,10 @@ void Cycle::handle(int source, Announcement& message) {
   HVD_CHECK(set->coordinator != nullptr);
   const int member = set->index_of(source);
   HVD_CHECK(member >= 0);
-  for (const std::uint32_t slot : message.slots) set->coordinator->announce_slot(member, slot, message.seen);
-  for (RequestPtr& request : message.requests) set->coordinator->announce(member, std::move(request), message.seen);
+  for (const std::uint32_t slot : message.slots)
+    set->coordinator->announce_slot(member, slot, message.seen);
+  for (RequestPtr& request : message.requests)
+    set->coordinator->announce(member, std::move(request), message.seen);
 }
 
 void Cycle::handle(int source, ResponseList& message) {
@@ -171,10 +180,11 @@ void Cycle::handle(int source, Goodbye&) {
   left_.insert(source);
   failure_unseen_.erase(source);
   if (detector_) detector_->report(source, BlockedReport{});
-  const Status why = {ErrorCode::kAborted,
-                      transport_.describe_peer(source) +
-                          " has left: its program ended or called shutdown(), and it takes part in nothing more. " +
-                          kShutDown + " on that rank"};
+  const Status why = {
+      ErrorCode::kAborted,
+      transport_.describe_peer(source) +
+          " has left: its program ended or called shutdown(), and it takes part in nothing more. " +
+          kShutDown + " on that rank"};
   for (auto& [id, set] : sets_) {
     const int member = set->index_of(source);
     if (member < 0 || !set->is_member()) continue;
@@ -189,7 +199,8 @@ void Cycle::handle(int source, Goodbye&) {
 // --- step 2: what callers submitted ---------------------------------------------------------------------------------
 
 bool Cycle::announce(bool flush) {
-  const auto patience = base::microseconds(static_cast<std::int64_t>(shared_.config.cycle_time_ms * 1000));
+  const auto patience =
+      base::microseconds(static_cast<std::int64_t>(shared_.config.cycle_time_ms * 1000));
   std::vector<Entry> entries = shared_.queue.take(flush, shared_.config.fusion_threshold, patience);
   for (Entry& entry : entries) admit(std::move(entry));
   bool any = !entries.empty();
@@ -206,14 +217,16 @@ bool Cycle::admit(Entry entry) {
   ProcessSet* set = find_set(request.set);
   Status refusal;
   if (set == nullptr) {
-    refusal = {ErrorCode::kInvalidArgument, describe(request) + ": the process set has been removed"};
+    refusal = {ErrorCode::kInvalidArgument,
+               describe(request) + ": the process set has been removed"};
   } else if (said_goodbye_) {
     refusal = {ErrorCode::kAborted, describe(request) + ": this rank has shut down. " + kShutDown};
   } else if (!set->broken.ok()) {
     refusal = {set->broken.code, describe(request) + ": " + set->broken.message};
   } else if (set->pending.contains("join")) {
     refusal = {ErrorCode::kInvalidArgument,
-               describe(request) + ": this rank has joined the process set and must wait for join() to return"};
+               describe(request) +
+                   ": this rank has joined the process set and must wait for join() to return"};
   }
   if (!refusal.ok()) {
     finish(entry, refusal);
@@ -282,7 +295,8 @@ void Cycle::follow(ProcessSet& set, const std::vector<Decision>& decisions) {
   responses.reserve(decisions.size());
   for (const Decision& decision : decisions) responses.push_back(remember(set, decision));
   const SetId id = set.id;
-  for (FusedOp& fused : plan_fusion(responses, shared_.config.fusion_threshold, static_cast<int>(set.members->size()))) {
+  for (FusedOp& fused : plan_fusion(responses, shared_.config.fusion_threshold,
+                                    static_cast<int>(set.members->size()))) {
     ProcessSet* still = find_set(id);
     if (still != nullptr) execute(*still, std::move(fused));
   }
@@ -294,9 +308,9 @@ ResponsePtr Cycle::remember(ProcessSet& set, const Decision& decision) {
   const Response& response = *decision.response;
   if (response.slot < 0) return decision.response;
   const auto mine = set.pending.find(response.request.name);
-  const std::string lost =
-      set.cache.put(static_cast<std::uint32_t>(response.slot), decision.response,
-                    mine != set.pending.end() && mine->second.announced ? mine->second.entry.request : nullptr);
+  const std::string lost = set.cache.put(
+      static_cast<std::uint32_t>(response.slot), decision.response,
+      mine != set.pending.end() && mine->second.announced ? mine->second.entry.request : nullptr);
   const auto replaced = set.pending.find(lost);
   if (!lost.empty() && replaced != set.pending.end() && replaced->second.by_slot) {
     // Our announcement by slot crossed the replacement of that slot: the coordinator ignored it.
@@ -324,8 +338,8 @@ void Cycle::execute(ProcessSet& set, FusedOp fused) {
   std::vector<Entry> entries = take_entries(set, fused);
   const Response& first = *fused.front();
   const OpKind kind = first.request.kind;
-  const bool moves_data =
-      first.error.ok() && kind != OpKind::kJoin && kind != OpKind::kAddProcessSet && kind != OpKind::kRemoveProcessSet;
+  const bool moves_data = first.error.ok() && kind != OpKind::kJoin &&
+                          kind != OpKind::kAddProcessSet && kind != OpKind::kRemoveProcessSet;
   if (moves_data) {
     ++shared_.counters.fused_ops;
     executor_.enqueue(set, std::move(fused), std::move(entries));
@@ -347,7 +361,8 @@ void Cycle::settle_without_data(const Response& response, Entry& entry) {
   } else if (response.request.kind == OpKind::kAddProcessSet) {
     if (sets_.size() >= kMaxSets) {
       status = {ErrorCode::kInvalidArgument,
-                "there are " + std::to_string(kMaxSets) + " process sets already; remove one before adding another"};
+                "there are " + std::to_string(kMaxSets) +
+                    " process sets already; remove one before adding another"};
     } else {
       const SetId id = create_set(response.request.splits);
       if (mine) entry.completion->value = id.id;
@@ -390,7 +405,8 @@ void Cycle::insert_set(SetId id, std::vector<int> members) {
   set->members = std::make_shared<const std::vector<int>>(std::move(members));
   set->index = set->index_of(transport_.rank());
   if (set->index == 0) {
-    set->coordinator = std::make_unique<Coordinator>(id, *set->members, shared_.config.cache_capacity);
+    set->coordinator =
+        std::make_unique<Coordinator>(id, *set->members, shared_.config.cache_capacity);
   }
   shared_.sets.add({id, set->members, set->index});
   sets_[id.id] = std::move(set);
@@ -399,7 +415,8 @@ void Cycle::insert_set(SetId id, std::vector<int> members) {
 void Cycle::remove_set(std::int32_t id) {
   const auto found = sets_.find(id);
   if (found == sets_.end()) return;
-  fail_pending(*found->second, {ErrorCode::kInvalidArgument, "process set " + std::to_string(id) + " was removed"});
+  fail_pending(*found->second,
+               {ErrorCode::kInvalidArgument, "process set " + std::to_string(id) + " was removed"});
   shared_.sets.remove(id);
   sets_.erase(found);
   free_set_ids_.push_back(id);
@@ -427,8 +444,9 @@ void Cycle::fail_pending(ProcessSet& set, const Status& why) {
 void Cycle::fail_all(const Status& why) {
   if (!shared_.failure.happened()) {
     const std::string record = shared_.recorder.text(kRecordsInLog);
-    shared_.log.write(LogLevel::kError, "control",
-                      why.message + (record.empty() ? "" : "\nlast operations of this rank:\n" + record));
+    shared_.log.write(
+        LogLevel::kError, "control",
+        why.message + (record.empty() ? "" : "\nlast operations of this rank:\n" + record));
   }
   end_all(why);
 }

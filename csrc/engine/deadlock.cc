@@ -44,7 +44,8 @@ std::vector<int> DeadlockDetector::missing(const OpenOperation& operation) const
   std::vector<int> ranks;
   for (const int member : members_of_(operation.set)) {
     const auto report = reports_.find(member);
-    if (report == reports_.end() || !takes_part(report->second.open, operation)) ranks.push_back(member);
+    if (report == reports_.end() || !takes_part(report->second.open, operation))
+      ranks.push_back(member);
   }
   return ranks;
 }
@@ -55,7 +56,8 @@ bool DeadlockDetector::is_stuck(const BlockedReport& report, const std::set<int>
     if (!operation.waited_for) continue;
     waits = true;
     const std::vector<int> ranks = missing(operation);
-    if (std::none_of(ranks.begin(), ranks.end(), [&](int rank) { return among.contains(rank); })) return false;
+    if (std::none_of(ranks.begin(), ranks.end(), [&](int rank) { return among.contains(rank); }))
+      return false;
   }
   return waits;
 }
@@ -107,7 +109,9 @@ DeadlockDetector::Actions DeadlockDetector::tick(base::Clock::time_point now) {
 }
 
 std::vector<Verdict> DeadlockDetector::judge(const std::set<int>& stuck) const {
-  std::string text = "deadlock: ranks wait for operations that other ranks, themselves waiting, have not submitted:";
+  std::string text =
+      "deadlock: ranks wait for operations that other ranks, themselves waiting, have not "
+      "submitted:";
   std::map<SetId, std::set<std::string>> doomed;
   for (const int rank : stuck) {
     std::string waits;

@@ -47,7 +47,7 @@ class DeadlockDetector {
   std::set<int> suspects_;
   std::map<int, std::uint64_t> suspect_versions_;
   base::Clock::time_point since_;
-  std::uint64_t probe_ = 0;        // number of the last probe
+  std::uint64_t probe_ = 0;  // number of the last probe
   bool probing_ = false;
   std::set<int> unanswered_;
 };

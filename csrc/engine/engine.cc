@@ -45,15 +45,17 @@ collectives::Selection selection_of(const base::Config& config) {
   selection.tuning.isa = kernels::best_isa();
   if (config.kernel_isa != "auto") {
     bool known = false;
-    for (const kernels::Isa isa : {kernels::Isa::kScalar, kernels::Isa::kAvx2, kernels::Isa::kAvx512}) {
+    for (const kernels::Isa isa :
+         {kernels::Isa::kScalar, kernels::Isa::kAvx2, kernels::Isa::kAvx512}) {
       if (config.kernel_isa != kernels::name_of(isa)) continue;
       known = true;
       selection.tuning.isa = isa;
     }
     if (!known || !kernels::isa_supported(selection.tuning.isa)) {
-      throw Error(ErrorCode::kInvalidArgument, "kernel_isa '" + config.kernel_isa +
-                                                   "' is not available on this processor; the widest one here is '" +
-                                                   kernels::name_of(kernels::best_isa()) + "'");
+      throw Error(ErrorCode::kInvalidArgument,
+                  "kernel_isa '" + config.kernel_isa +
+                      "' is not available on this processor; the widest one here is '" +
+                      kernels::name_of(kernels::best_isa()) + "'");
     }
   }
   collectives::check_selection(selection);
@@ -71,11 +73,12 @@ void* make_fork_canary() {
 
 }  // namespace
 
-Engine::Engine(std::unique_ptr<transport::Transport> transport, Topology topology, const base::Config& config,
-               microseconds spin)
+Engine::Engine(std::unique_ptr<transport::Transport> transport, Topology topology,
+               const base::Config& config, microseconds spin)
     : transport_(std::move(transport)),
       topology_(topology),
-      shared_(config, base::Logger(config.log_level, config.log_timestamps, topology.rank, topology.size)),
+      shared_(config,
+              base::Logger(config.log_level, config.log_timestamps, topology.rank, topology.size)),
       spin_(spin),
       cycle_(*transport_, shared_, selection_of(config)),
       fork_canary_(make_fork_canary()) {
@@ -90,12 +93,15 @@ Engine::~Engine() {
   munmap(fork_canary_, static_cast<std::size_t>(sysconf(_SC_PAGESIZE)));
 }
 
-bool Engine::usable_in_this_process() const { return *static_cast<volatile char*>(fork_canary_) == 1; }
+bool Engine::usable_in_this_process() const {
+  return *static_cast<volatile char*>(fork_canary_) == 1;
+}
 
 void Engine::require_usable() const {
   if (!usable_in_this_process()) {
     throw Error(ErrorCode::kNotInitialized,
-                "this process was forked from an hvdlite rank and is not a rank itself: call hvdlite only in the process "
+                "this process was forked from an hvdlite rank and is not a rank itself: call "
+                "hvdlite only in the process "
                 "that called init() (start workers with the 'spawn' method if they need it)");
   }
 }
@@ -109,7 +115,8 @@ std::vector<std::int64_t> Engine::submit(std::vector<Submission> submissions, bo
     throw Error(first.code, first.message);
   }
   if (shut_down_.load()) {
-    throw Error(ErrorCode::kNotInitialized, "this rank has shut down. Horovod has been shut down; call init() first");
+    throw Error(ErrorCode::kNotInitialized,
+                "this rank has shut down. Horovod has been shut down; call init() first");
   }
   std::vector<Entry> entries;
   std::vector<std::int64_t> handles;
@@ -155,7 +162,8 @@ bool Engine::wait(std::int64_t handle, microseconds limit) {
   // What is left is the engine thread's again.
   const Counters& counters = shared_.counters;
   const bool work_left = counters.submitted.load(std::memory_order_relaxed) !=
-                         counters.completed.load(std::memory_order_relaxed) + counters.failed.load(std::memory_order_relaxed);
+                         counters.completed.load(std::memory_order_relaxed) +
+                             counters.failed.load(std::memory_order_relaxed);
   if (!others_wait && work_left) kick_.bump();
   return done();
 }
@@ -192,7 +200,8 @@ microseconds Engine::sleep_limit(const Outlook& outlook, Clock::time_point idle_
   microseconds limit = bells_reach_all_ ? kSleepIdle : kSleepIdleNoBell;
   if (outlook.negotiating || outlook.watching) {
     const auto patient = microseconds(static_cast<std::int64_t>(idle * 1e6 * kPatience));
-    limit = bells_reach_all_ ? kSleepNegotiating : std::clamp(patient, kSleepNegotiatingNoBell, kSleepIdleNoBell);
+    limit = bells_reach_all_ ? kSleepNegotiating
+                             : std::clamp(patient, kSleepNegotiatingNoBell, kSleepIdleNoBell);
   }
   // A message under way may need both sides' progress without either ringing.
   if (outlook.moving_data) limit = kSleepMovingData;
@@ -244,7 +253,8 @@ void Engine::drive_until(bool (Engine::*done)(), Clock::time_point deadline) {
     if (cycle_.pass(true)) {
       idle_since = Clock::now();
     } else {
-      transport_->wait(bell, std::min(microseconds(1000), sleep_limit(cycle_.outlook(), idle_since)));
+      transport_->wait(bell,
+                       std::min(microseconds(1000), sleep_limit(cycle_.outlook(), idle_since)));
     }
   }
 }
@@ -255,10 +265,12 @@ void Engine::shutdown() {
     thread_.detach();  // it does not exist here
     return;
   }
-  waiting_callers_.fetch_add(1, std::memory_order_seq_cst);  // the engine thread stands aside for good
+  waiting_callers_.fetch_add(1,
+                             std::memory_order_seq_cst);  // the engine thread stands aside for good
   take_token_or_wait();
   const auto after = [](double seconds) {
-    return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+    return Clock::now() +
+           std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
   };
   drive_until(&Engine::drained, after(shared_.config.failure_linger));
   if (!shared_.failure.happened()) cycle_.say_goodbye();
@@ -273,11 +285,14 @@ void Engine::shutdown() {
 }
 
 void Engine::publish_failure(const std::string& cause) {
-  if (!usable_in_this_process() || shut_down_.load() || shared_.failure.happened() || topology_.size == 1) return;
+  if (!usable_in_this_process() || shut_down_.load() || shared_.failure.happened() ||
+      topology_.size == 1)
+    return;
   waiting_callers_.fetch_add(1, std::memory_order_seq_cst);
   take_token_or_wait();
   const Clock::time_point deadline =
-      Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(shared_.config.failure_linger));
+      Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                         std::chrono::duration<double>(shared_.config.failure_linger));
   cycle_.broadcast_failure(cause);
   drive_until(&Engine::seen_by_all, deadline);
   give_token_back();

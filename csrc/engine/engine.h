@@ -34,8 +34,8 @@ struct Submission {
 class Engine {
  public:
   // spin: how long a waiting caller may poll without sleeping (0 where ranks share cores).
-  Engine(std::unique_ptr<transport::Transport> transport, Topology topology, const base::Config& config,
-         base::microseconds spin);
+  Engine(std::unique_ptr<transport::Transport> transport, Topology topology,
+         const base::Config& config, base::microseconds spin);
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -54,7 +54,9 @@ class Engine {
   void shutdown();
   void publish_failure(const std::string& cause);
   std::string failure_cause() const;
-  std::string flight_record() const { return shared_.recorder.text(shared_.config.flight_recorder_size); }
+  std::string flight_record() const {
+    return shared_.recorder.text(shared_.config.flight_recorder_size);
+  }
   const Counters& counters() const { return shared_.counters; }
   const SetDirectory& sets() const { return shared_.sets; }
   // False in a forked child, where nothing of the engine may be used.

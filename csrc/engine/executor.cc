@@ -22,8 +22,8 @@ std::shared_ptr<const ProcessSet> describe_set(const ProcessSet& set) {
 
 }  // namespace
 
-Executor::Executor(transport::Transport& transport, collectives::Selection selection, std::size_t pool_bytes,
-                   Started started, Finished finished)
+Executor::Executor(transport::Transport& transport, collectives::Selection selection,
+                   std::size_t pool_bytes, Started started, Finished finished)
     : transport_(transport),
       selection_(std::move(selection)),
       pool_(pool_bytes),
@@ -74,7 +74,8 @@ bool Executor::start(Lane& lane) {
       if (entry.request) started_(entry);
     }
     const collectives::Comm comm(transport_, lane.set->members, lane.set->index, next.tag);
-    lane.running.push_back(std::make_unique<Operation>(std::move(next.fused), std::move(next.entries)));
+    lane.running.push_back(
+        std::make_unique<Operation>(std::move(next.fused), std::move(next.entries)));
     lane.running_bytes += lane.running.back()->bytes();
     lane.running.back()->start(comm, *lane.set, pool_, selection_);
     started = true;

@@ -21,8 +21,8 @@ class Executor {
   using Finished = std::function<void(Entry& entry, const base::Status& status)>;
   using Started = std::function<void(const Entry& entry)>;
 
-  Executor(transport::Transport& transport, collectives::Selection selection, std::size_t pool_bytes, Started started,
-           Finished finished);
+  Executor(transport::Transport& transport, collectives::Selection selection,
+           std::size_t pool_bytes, Started started, Finished finished);
   ~Executor();
 
   void enqueue(ProcessSet& set, FusedOp fused, std::vector<Entry> entries);
@@ -42,7 +42,8 @@ class Executor {
   };
   // The operations of one process set.
   struct Lane {
-    std::shared_ptr<const ProcessSet> set;  // a copy of what operations need: the set may be removed meanwhile
+    std::shared_ptr<const ProcessSet>
+        set;  // a copy of what operations need: the set may be removed meanwhile
     std::deque<Waiting> waiting;
     std::deque<std::unique_ptr<Operation>> running;
     std::size_t running_bytes = 0;

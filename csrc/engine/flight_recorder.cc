@@ -16,7 +16,9 @@ constexpr const char* kStageNames[] = {"submitted, not yet announced",
 
 }  // namespace
 
-FlightRecorder::FlightRecorder(std::size_t capacity) : capacity_(capacity) { ring_.reserve(capacity); }
+FlightRecorder::FlightRecorder(std::size_t capacity) : capacity_(capacity) {
+  ring_.reserve(capacity);
+}
 
 std::uint64_t FlightRecorder::submitted(RequestPtr request) {
   const std::lock_guard lock(mutex_);
@@ -49,7 +51,8 @@ std::string FlightRecorder::text(std::size_t most) const {
   for (std::size_t i = ring_.size() > most ? ring_.size() - most : 0; i < ring_.size(); ++i) {
     const Record& record = ring_[(start + i) % ring_.size()];
     char times[96];
-    snprintf(times, sizeof(times), "submitted %.3f s ago, ", base::seconds_between(record.submitted, now));
+    snprintf(times, sizeof(times), "submitted %.3f s ago, ",
+             base::seconds_between(record.submitted, now));
     char since[64];
     snprintf(since, sizeof(since), " (%.3f s ago)", base::seconds_between(record.last, now));
     const Request& request = *record.request;

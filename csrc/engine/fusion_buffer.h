@@ -19,7 +19,8 @@ class BufferPool {
   class Buffer {
    public:
     Buffer() = default;
-    Buffer(BufferPool* pool, void* data, std::size_t capacity) : pool_(pool), data_(data), capacity_(capacity) {}
+    Buffer(BufferPool* pool, void* data, std::size_t capacity)
+        : pool_(pool), data_(data), capacity_(capacity) {}
     Buffer(Buffer&& other) noexcept { swap(other); }
     Buffer& operator=(Buffer&& other) noexcept {
       swap(other);

@@ -9,7 +9,8 @@ using base::ReduceOp;
 // May this response share a buffer with others at all?
 bool fusible(const Response& response, int ranks_needed) {
   const Request& request = response.request;
-  if (!response.error.ok() || request.kind != OpKind::kAllreduce || response.contributors == 0) return false;
+  if (!response.error.ok() || request.kind != OpKind::kAllreduce || response.contributors == 0)
+    return false;
   if (request.op == ReduceOp::kSum || request.op == ReduceOp::kAverage) return true;
   // An absent rank contributes the identity, and a zero-filled stretch of the buffer is that only for sums.
   return response.contributors == ranks_needed;
@@ -22,7 +23,8 @@ bool compatible(const Request& a, const Request& b) {
 
 }  // namespace
 
-std::vector<FusedOp> plan_fusion(const std::vector<ResponsePtr>& responses, std::size_t threshold, int ranks) {
+std::vector<FusedOp> plan_fusion(const std::vector<ResponsePtr>& responses, std::size_t threshold,
+                                 int ranks) {
   std::vector<FusedOp> plan;
   std::vector<bool> taken(responses.size(), false);
   for (std::size_t i = 0; i < responses.size(); ++i) {

@@ -16,6 +16,7 @@ using FusedOp = std::vector<ResponsePtr>;
 // not fit; the order of the rest is kept. Members of a group arrive together, in the order of group_index, and share a buffer
 // with no other tensor: their layout does not depend on timing, so neither do the bits of their sums.
 // ranks: members of the process set (a Min, Max or Product is fused only if all of them give a value).
-std::vector<FusedOp> plan_fusion(const std::vector<ResponsePtr>& responses, std::size_t threshold, int ranks);
+std::vector<FusedOp> plan_fusion(const std::vector<ResponsePtr>& responses, std::size_t threshold,
+                                 int ranks);
 
 }  // namespace hvdlite::engine

@@ -18,7 +18,8 @@ CompletionPtr HandleTable::find(std::int64_t handle) const {
   const auto found = completions_.find(handle);
   if (found == completions_.end()) {
     throw base::Error(base::ErrorCode::kInvalidArgument,
-                      "handle " + std::to_string(handle) + " is unknown: it was already synchronized or never existed");
+                      "handle " + std::to_string(handle) +
+                          " is unknown: it was already synchronized or never existed");
   }
   return found->second;
 }

@@ -24,7 +24,7 @@ struct Completion {
   std::atomic<std::uint32_t> done{0};
   base::Status status;
   std::int32_t contributors = 0;
-  std::int32_t value = -1;  // join: last rank; add_process_set: the new id
+  std::int32_t value = -1;                    // join: last rank; add_process_set: the new id
   std::vector<std::int64_t> shape;            // of the engine-allocated output
   std::vector<std::int64_t> received_splits;  // alltoall
   void* data = nullptr;                       // engine-allocated output, from std::malloc

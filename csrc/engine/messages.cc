@@ -24,7 +24,8 @@ SetId get_set(Reader& reader) {
 void put_slots(Writer& writer, const std::vector<std::uint32_t>& slots) {
   std::vector<std::uint8_t> bits;
   if (!slots.empty()) bits.resize(*std::max_element(slots.begin(), slots.end()) / 8 + 1);
-  for (const std::uint32_t slot : slots) bits[slot / 8] |= static_cast<std::uint8_t>(1U << (slot % 8));
+  for (const std::uint32_t slot : slots)
+    bits[slot / 8] |= static_cast<std::uint8_t>(1U << (slot % 8));
   writer.put_vector(bits);
 }
 
@@ -122,7 +123,8 @@ void put(Writer& writer, const Verdict& message) {
 
 void get(Reader& reader, Verdict& message) {
   message.set = get_set(reader);
-  for (auto count = reader.get<std::uint32_t>(); count > 0; --count) message.names.push_back(reader.get_string());
+  for (auto count = reader.get<std::uint32_t>(); count > 0; --count)
+    message.names.push_back(reader.get_string());
   message.text = reader.get_string();
 }
 
@@ -135,7 +137,8 @@ Message decode_as(std::size_t index, Reader& reader) {
     get(reader, message);
     return message;
   } else {
-    throw base::Error(base::ErrorCode::kInternal, "unknown control message type " + std::to_string(index));
+    throw base::Error(base::ErrorCode::kInternal,
+                      "unknown control message type " + std::to_string(index));
   }
 }
 
@@ -152,7 +155,8 @@ Message decode(std::span<const std::byte> bytes) {
   Reader reader(bytes);
   const auto index = reader.get<std::uint8_t>();
   Message message = decode_as(index, reader);
-  if (!reader.empty()) throw base::Error(base::ErrorCode::kInternal, "a control message has bytes left over");
+  if (!reader.empty())
+    throw base::Error(base::ErrorCode::kInternal, "a control message has bytes left over");
   return message;
 }
 

@@ -23,8 +23,10 @@ struct Announcement {
 // Coordinator -> members: what to do next, in order.
 struct ResponseList {
   SetId set;
-  std::vector<Decision> decisions;  // of a hit only response->slot crosses the wire (slot_only after decoding)
-  std::vector<std::int32_t> slots;  // decoded form: slot of a hit, -1 for the next entry of responses
+  std::vector<Decision>
+      decisions;  // of a hit only response->slot crosses the wire (slot_only after decoding)
+  std::vector<std::int32_t>
+      slots;  // decoded form: slot of a hit, -1 for the next entry of responses
   std::vector<Response> responses;  // decoded form
 };
 
@@ -65,8 +67,8 @@ struct Verdict {
   std::string text;
 };
 
-using Message =
-    std::variant<Announcement, ResponseList, Failure, FailureSeen, Goodbye, BlockedReport, Probe, Verdict>;
+using Message = std::variant<Announcement, ResponseList, Failure, FailureSeen, Goodbye,
+                             BlockedReport, Probe, Verdict>;
 
 std::vector<std::byte> encode(const Message& message);
 Message decode(std::span<const std::byte> bytes);

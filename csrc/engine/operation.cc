@@ -52,7 +52,8 @@ void Operation::start(collectives::Comm comm, const ProcessSet& set, BufferPool&
                       const collectives::Selection& selection) {
   Context context{std::move(comm), set, pool, selection};
   // A value that nobody has needs no data: the handle tells so by contributors == 0.
-  if (fused_.front()->contributors == 0 && fused_.front()->request.kind == OpKind::kAllreduce) return;
+  if (fused_.front()->contributors == 0 && fused_.front()->request.kind == OpKind::kAllreduce)
+    return;
   switch (fused_.front()->request.kind) {
     case OpKind::kAllreduce:
       fused_.size() > 1 ? start_fused_allreduce(context) : start_allreduce(context);
@@ -96,7 +97,8 @@ void Operation::start_fused_allreduce(Context& context) {
     if (entries_[i].input != nullptr) {
       copy(buffer_.data() + offset, entries_[i].input, bytes);
     } else {
-      std::memset(buffer_.data() + offset, 0, bytes);  // the planner fuses absent values into sums only
+      std::memset(buffer_.data() + offset, 0,
+                  bytes);  // the planner fuses absent values into sums only
     }
     offset += bytes;
   }
@@ -145,8 +147,8 @@ void* Operation::allocate_output(Context& context, std::size_t bytes) {
 
 void Operation::start_allgather(Context& context) {
   const Response& response = *fused_.front();
-  const std::size_t row_bytes =
-      static_cast<std::size_t>(response.request.row_elements()) * base::size_of(response.request.dtype);
+  const std::size_t row_bytes = static_cast<std::size_t>(response.request.row_elements()) *
+                                base::size_of(response.request.dtype);
   collectives::AllgathervArgs args;
   args.bytes = scaled(response.sizes, row_bytes);
   const std::int64_t rows = total(response.sizes);
@@ -179,8 +181,8 @@ void Operation::start_alltoall(Context& context) {
   const Response& response = *fused_.front();
   const auto ranks = static_cast<std::size_t>(context.comm.size());
   const auto me = static_cast<std::size_t>(context.comm.rank());
-  const std::size_t row_bytes =
-      static_cast<std::size_t>(response.request.row_elements()) * base::size_of(response.request.dtype);
+  const std::size_t row_bytes = static_cast<std::size_t>(response.request.row_elements()) *
+                                base::size_of(response.request.dtype);
   std::vector<std::int64_t> sent(ranks);
   std::vector<std::int64_t> received(ranks);
   for (std::size_t peer = 0; peer < ranks; ++peer) {
@@ -210,8 +212,8 @@ void Operation::start_reducescatter(Context& context) {
   collectives::ReducescatterArgs args;
   args.counts = scaled(rows, row_elements);
   args.input = entries_[0].input;
-  args.output =
-      allocate_output(context, static_cast<std::size_t>(mine) * row_elements * base::size_of(request.dtype));
+  args.output = allocate_output(
+      context, static_cast<std::size_t>(mine) * row_elements * base::size_of(request.dtype));
   if (entries_[0].request) {
     Completion& completion = *entries_[0].completion;
     completion.shape = request.shape;

@@ -20,7 +20,8 @@ class Operation {
   Operation(FusedOp fused, std::vector<Entry> entries);
 
   // Apart from the constructor so that the entries are not lost if it throws.
-  void start(collectives::Comm comm, const ProcessSet& set, BufferPool& pool, const collectives::Selection& selection);
+  void start(collectives::Comm comm, const ProcessSet& set, BufferPool& pool,
+             const collectives::Selection& selection);
   // True when finished; the entries' completions then hold the results but are not marked done.
   bool advance();
   std::vector<Entry>& entries() { return entries_; }

@@ -25,12 +25,12 @@ struct ProcessSet {
   std::shared_ptr<const std::vector<int>> members;  // global ranks, ascending
   int index = -1;                                   // of this rank among them, -1: not a member
   std::uint64_t seen = 0;                           // response lists processed
-  std::uint32_t next_operation = 0;                 // the same on all members: part of the message tag
+  std::uint32_t next_operation = 0;  // the same on all members: part of the message tag
   ResponseCache cache;
   std::unordered_map<std::string, Pending> pending;
   std::vector<std::string> to_announce;      // names in pending
   std::unique_ptr<Coordinator> coordinator;  // on the set's first member
-  base::Status broken;                       // the coordinator has left: nothing can be agreed any more
+  base::Status broken;  // the coordinator has left: nothing can be agreed any more
 
   bool is_member() const { return index >= 0; }
   int coordinator_rank() const { return members->front(); }

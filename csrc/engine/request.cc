@@ -11,8 +11,9 @@ template <typename Enum>
 Enum get_enum(Reader& reader, int limit, const char* what) {
   const auto code = reader.get<std::uint8_t>();
   if (code >= limit) {
-    throw base::Error(base::ErrorCode::kInternal,
-                      std::string("a control message holds an unknown ") + what + " " + std::to_string(code));
+    throw base::Error(
+        base::ErrorCode::kInternal,
+        std::string("a control message holds an unknown ") + what + " " + std::to_string(code));
   }
   return static_cast<Enum>(code);
 }
@@ -57,7 +58,8 @@ Request Request::decode(Reader& reader) {
   request.set.epoch = reader.get<std::uint32_t>();
   request.kind = get_enum<base::OpKind>(reader, base::kNumOpKinds, "kind");
   request.dtype = get_enum<base::DType>(reader, base::kNumDTypes, "dtype");
-  request.op = get_enum<base::ReduceOp>(reader, static_cast<int>(base::ReduceOp::kProduct) + 1, "op");
+  request.op =
+      get_enum<base::ReduceOp>(reader, static_cast<int>(base::ReduceOp::kProduct) + 1, "op");
   request.absent = reader.get<std::uint8_t>() != 0;
   request.root = reader.get<std::int32_t>();
   request.device = reader.get<std::int32_t>();
@@ -79,8 +81,8 @@ std::string display_name(const Request& request) {
 }
 
 std::string describe(const Request& request) {
-  return std::string(base::name_of(request.kind)) + " of '" + display_name(request) + "' in process set " +
-         std::to_string(request.set.id);
+  return std::string(base::name_of(request.kind)) + " of '" + display_name(request) +
+         "' in process set " + std::to_string(request.set.id);
 }
 
 void Response::encode(Writer& writer) const {

@@ -27,7 +27,7 @@ struct Request {
   base::OpKind kind = base::OpKind::kAllreduce;
   base::DType dtype = base::DType::kFloat32;
   base::ReduceOp op = base::ReduceOp::kSum;
-  bool absent = false;  // no value on this rank: contribute the identity, take the result
+  bool absent = false;    // no value on this rank: contribute the identity, take the result
   std::int32_t root = 0;  // broadcast: global rank; remove_process_set: the id
   std::int32_t device = -1;
   std::int32_t layout = 0;
@@ -35,7 +35,8 @@ struct Request {
   double postscale = 1.0;
   std::int32_t group_size = 0;
   std::int32_t group_index = 0;
-  std::string name;   // the key of negotiation; the doors put the kind in front ("allreduce.conv1.weight")
+  std::string
+      name;  // the key of negotiation; the doors put the kind in front ("allreduce.conv1.weight")
   std::string group;  // empty: none
   std::vector<std::int64_t> shape;
   std::vector<std::int64_t> splits;
@@ -58,12 +59,13 @@ std::string describe(const Request& request);
 std::string display_name(const Request& request);
 
 struct Response {
-  Request request;                  // what the members agree on (that of the first member that gave one)
-  base::Status error;               // not ok: nothing is executed, every member's handle gets it
-  std::int32_t slot = -1;           // its place in the response cache, -1: not cached
-  std::int32_t contributors = 0;    // members that gave a value
-  std::int32_t value = -1;          // join: the last rank to join
-  std::vector<std::int64_t> sizes;  // allgather: rows of each member; alltoall: splits, row = sender
+  Request request;         // what the members agree on (that of the first member that gave one)
+  base::Status error;      // not ok: nothing is executed, every member's handle gets it
+  std::int32_t slot = -1;  // its place in the response cache, -1: not cached
+  std::int32_t contributors = 0;  // members that gave a value
+  std::int32_t value = -1;        // join: the last rank to join
+  std::vector<std::int64_t>
+      sizes;  // allgather: rows of each member; alltoall: splits, row = sender
 
   void encode(base::Writer& writer) const;
   static Response decode(base::Reader& reader);

@@ -7,10 +7,13 @@ bool TensorQueue::push(std::vector<Entry> entries) {
   for (std::size_t i = 0; i < entries.size(); ++i) {
     const Request& request = *entries[i].request;
     if (in_flight_.emplace(request.set, request.name).second) continue;
-    for (std::size_t j = 0; j < i; ++j) in_flight_.erase({entries[j].request->set, entries[j].request->name});
-    throw base::Error(base::ErrorCode::kInvalidArgument,
-                      describe(request) + ": an operation of this name is still in flight on this rank; wait for it "
-                                          "(synchronize) or give the tensors different names");
+    for (std::size_t j = 0; j < i; ++j)
+      in_flight_.erase({entries[j].request->set, entries[j].request->name});
+    throw base::Error(
+        base::ErrorCode::kInvalidArgument,
+        describe(request) +
+            ": an operation of this name is still in flight on this rank; wait for it "
+            "(synchronize) or give the tensors different names");
   }
   const bool was_empty = entries_.empty();
   if (was_empty) oldest_ = base::Clock::now();
@@ -21,7 +24,8 @@ bool TensorQueue::push(std::vector<Entry> entries) {
   return was_empty;
 }
 
-std::vector<Entry> TensorQueue::take(bool flush, std::size_t enough_bytes, base::microseconds patience) {
+std::vector<Entry> TensorQueue::take(bool flush, std::size_t enough_bytes,
+                                     base::microseconds patience) {
   const std::lock_guard lock(mutex_);
   if (entries_.empty()) return {};
   if (!flush && bytes_ < enough_bytes && base::Clock::now() - oldest_ < patience) return {};

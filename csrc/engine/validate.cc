@@ -19,12 +19,15 @@ bool moves_data(OpKind kind) {
 }
 
 // Rows may differ between ranks, all other extents may not.
-bool rows_may_differ(OpKind kind) { return kind == OpKind::kAllgather || kind == OpKind::kAlltoall; }
+bool rows_may_differ(OpKind kind) {
+  return kind == OpKind::kAllgather || kind == OpKind::kAlltoall;
+}
 
 std::string shape_to_compare(const Request& request) {
   if (!rows_may_differ(request.kind)) return format_shape(request.shape);
   std::string text = "[*";
-  for (std::size_t i = 1; i < request.shape.size(); ++i) text += ", " + std::to_string(request.shape[i]);
+  for (std::size_t i = 1; i < request.shape.size(); ++i)
+    text += ", " + std::to_string(request.shape[i]);
   return text + "]";
 }
 
@@ -37,8 +40,8 @@ std::string factors(const Request& request) {
 
 std::string group_of(const Request& request) {
   if (request.group.empty()) return "no group";
-  return "member " + std::to_string(request.group_index) + " of " + std::to_string(request.group_size) + " of group '" +
-         request.group + "'";
+  return "member " + std::to_string(request.group_index) + " of " +
+         std::to_string(request.group_size) + " of group '" + request.group + "'";
 }
 
 // A field that must agree: what it is called, how it reads, and what a user does about a difference.
@@ -58,30 +61,41 @@ constexpr std::array<Field, 10> kFields = {{
     {"shape", moves_data, shape_to_compare, "give them one shape or different names"},
     {"reduce op", reduces, [](const Request& r) { return std::string(base::name_of(r.op)); },
      "pass the same op on every rank"},
-    {"scaling", reduces, factors, "pass the same prescale_factor and postscale_factor on every rank"},
+    {"scaling", reduces, factors,
+     "pass the same prescale_factor and postscale_factor on every rank"},
     {"root rank", [](OpKind kind) { return kind == OpKind::kBroadcast; },
-     [](const Request& r) { return "root " + std::to_string(r.root); }, "pass the same root_rank on every rank"},
-    {"device", moves_data, [](const Request& r) { return std::string(r.device < 0 ? "CPU" : "GPU"); },
+     [](const Request& r) { return "root " + std::to_string(r.root); },
+     "pass the same root_rank on every rank"},
+    {"device", moves_data,
+     [](const Request& r) { return std::string(r.device < 0 ? "CPU" : "GPU"); },
      "keep the tensor on the CPU on every rank or on a GPU on every rank"},
     {"memory layout", moves_data,
-     [](const Request& r) { return r.layout == 0 ? std::string("row-major") : "layout " + std::to_string(r.layout); },
-     "make the tensor contiguous (or channels_last) on every rank"},
-    {"group", [](OpKind) { return true; }, group_of, "build the same groups in the same order on every rank"},
-    {"process set",
-     [](OpKind kind) { return kind == OpKind::kAddProcessSet || kind == OpKind::kRemoveProcessSet; },
      [](const Request& r) {
-       return r.kind == OpKind::kRemoveProcessSet ? "id " + std::to_string(r.root) : "ranks " + format_shape(r.splits);
+       return r.layout == 0 ? std::string("row-major") : "layout " + std::to_string(r.layout);
+     },
+     "make the tensor contiguous (or channels_last) on every rank"},
+    {"group", [](OpKind) { return true; }, group_of,
+     "build the same groups in the same order on every rank"},
+    {"process set",
+     [](OpKind kind) {
+       return kind == OpKind::kAddProcessSet || kind == OpKind::kRemoveProcessSet;
+     },
+     [](const Request& r) {
+       return r.kind == OpKind::kRemoveProcessSet ? "id " + std::to_string(r.root)
+                                                  : "ranks " + format_shape(r.splits);
      },
      "pass the same process set on every rank"},
 }};
 
 // "" if all agree, otherwise "float32 on ranks 0-2, float16 on rank 3".
-std::string differences(const Field& field, const std::vector<RequestPtr>& requests, const std::vector<int>& members) {
+std::string differences(const Field& field, const std::vector<RequestPtr>& requests,
+                        const std::vector<int>& members) {
   std::vector<std::pair<std::string, std::vector<int>>> values;
   for (std::size_t i = 0; i < requests.size(); ++i) {
     if (!requests[i]) continue;
     std::string text = field.text(*requests[i]);
-    auto found = std::find_if(values.begin(), values.end(), [&](const auto& value) { return value.first == text; });
+    auto found = std::find_if(values.begin(), values.end(),
+                              [&](const auto& value) { return value.first == text; });
     if (found == values.end()) found = values.insert(values.end(), {std::move(text), {}});
     found->second.push_back(members[i]);
   }
@@ -94,7 +108,8 @@ std::string differences(const Field& field, const std::vector<RequestPtr>& reque
   return result;
 }
 
-base::Status check(const std::vector<RequestPtr>& requests, const std::vector<int>& members, const Request& first) {
+base::Status check(const std::vector<RequestPtr>& requests, const std::vector<int>& members,
+                   const Request& first) {
   for (const Field& field : kFields) {
     if (!field.applies(first.kind)) continue;
     const std::string text = differences(field, requests, members);
@@ -106,14 +121,16 @@ base::Status check(const std::vector<RequestPtr>& requests, const std::vector<in
   if (first.kind == OpKind::kBroadcast) {
     const auto root = std::find(members.begin(), members.end(), first.root);
     if (root != members.end() && !requests[static_cast<std::size_t>(root - members.begin())]) {
-      return {ErrorCode::kMismatch, describe(first) + ": the root, rank " + std::to_string(first.root) +
-                                        ", has joined and has nothing to send; choose a root that still trains"};
+      return {ErrorCode::kMismatch,
+              describe(first) + ": the root, rank " + std::to_string(first.root) +
+                  ", has joined and has nothing to send; choose a root that still trains"};
     }
   }
   return {};
 }
 
-std::vector<std::int64_t> collect_sizes(const std::vector<RequestPtr>& requests, const Request& first) {
+std::vector<std::int64_t> collect_sizes(const std::vector<RequestPtr>& requests,
+                                        const Request& first) {
   std::vector<std::int64_t> sizes;
   for (const RequestPtr& request : requests) {
     if (first.kind == OpKind::kAllgather) {
@@ -131,14 +148,16 @@ std::vector<std::int64_t> collect_sizes(const std::vector<RequestPtr>& requests,
 
 Response validate(const std::vector<RequestPtr>& requests, const std::vector<int>& members) {
   Response response;
-  const auto given = std::find_if(requests.begin(), requests.end(), [](const RequestPtr& r) { return r != nullptr; });
+  const auto given = std::find_if(requests.begin(), requests.end(),
+                                  [](const RequestPtr& r) { return r != nullptr; });
   HVD_CHECK(given != requests.end());
   response.request = **given;
   response.request.absent = false;
   for (const RequestPtr& request : requests) {
     if (request && !request->absent) ++response.contributors;
   }
-  const bool all_same = std::all_of(requests.begin(), requests.end(), [&](const RequestPtr& r) { return r == *given; });
+  const bool all_same = std::all_of(requests.begin(), requests.end(),
+                                    [&](const RequestPtr& r) { return r == *given; });
   if (!all_same) response.error = check(requests, members, response.request);
   if (response.error.ok() && rows_may_differ(response.request.kind)) {
     response.sizes = collect_sizes(requests, response.request);
@@ -162,7 +181,8 @@ std::string format_ranks(std::vector<int> ranks) {
 
 std::string format_shape(const std::vector<std::int64_t>& shape) {
   std::string text = "[";
-  for (std::size_t i = 0; i < shape.size(); ++i) text += (i > 0 ? ", " : "") + std::to_string(shape[i]);
+  for (std::size_t i = 0; i < shape.size(); ++i)
+    text += (i > 0 ? ", " : "") + std::to_string(shape[i]);
   return text + "]";
 }
 

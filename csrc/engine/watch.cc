@@ -48,11 +48,12 @@ BlockedReport Cycle::blocked_report() {
   for (const auto& [id, set] : sets_) {
     for (const auto& [name, pending] : set->pending) {
       const Request& request = *pending.entry.request;
-      const bool waited_for = std::any_of(awaited->begin(), awaited->end(), [&](const CompletionPtr& completion) {
-        return completion == pending.entry.completion;
-      });
+      const bool waited_for = std::any_of(
+          awaited->begin(), awaited->end(),
+          [&](const CompletionPtr& completion) { return completion == pending.entry.completion; });
       found += waited_for ? 1 : 0;
-      report.open.push_back({request.set, request.kind, request.name, request.group, request.group_size, waited_for});
+      report.open.push_back(
+          {request.set, request.kind, request.name, request.group, request.group_size, waited_for});
     }
   }
   // A caller that waits for data on its way, or has just been served, is not blocked by another rank's silence.

@@ -29,7 +29,9 @@ struct alignas(64) ControlPage::Slot {
   char cause[kCauseBytes];
 };
 
-ControlPage::Slot& ControlPage::slot(int local_rank) const { return static_cast<Slot*>(memory_)[local_rank]; }
+ControlPage::Slot& ControlPage::slot(int local_rank) const {
+  return static_cast<Slot*>(memory_)[local_rank];
+}
 
 std::unique_ptr<ControlPage> ControlPage::create(int local_size, bool memfd, PageAddress* address) {
   *address = PageAddress{};
@@ -42,7 +44,8 @@ std::unique_ptr<ControlPage> ControlPage::create(int local_size, bool memfd, Pag
     std::uint64_t random[2] = {};
     if (getrandom(random, sizeof(random), 0) != sizeof(random)) return nullptr;
     snprintf(address->path, sizeof(address->path), "/dev/shm/hvdlite-%016llx%016llx",
-             static_cast<unsigned long long>(random[0]), static_cast<unsigned long long>(random[1]));
+             static_cast<unsigned long long>(random[0]),
+             static_cast<unsigned long long>(random[1]));
     fd = ::open(address->path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     shm_path = address->path;
   }
@@ -54,7 +57,8 @@ std::unique_ptr<ControlPage> ControlPage::create(int local_size, bool memfd, Pag
     if (!shm_path.empty()) ::unlink(shm_path.c_str());
     return nullptr;
   }
-  void* memory = mmap(nullptr, static_cast<std::size_t>(bytes), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  void* memory =
+      mmap(nullptr, static_cast<std::size_t>(bytes), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (memory == MAP_FAILED) {
     close(fd);
     if (!shm_path.empty()) ::unlink(shm_path.c_str());
@@ -66,7 +70,8 @@ std::unique_ptr<ControlPage> ControlPage::create(int local_size, bool memfd, Pag
   return page;
 }
 
-std::unique_ptr<ControlPage> ControlPage::open(const PageAddress& address, int local_size, int local_rank) {
+std::unique_ptr<ControlPage> ControlPage::open(const PageAddress& address, int local_size,
+                                               int local_rank) {
   if (!address.exists) return nullptr;
   const int fd = ::open(address.path, O_RDWR | O_CLOEXEC);
   if (fd < 0) return nullptr;
@@ -104,7 +109,9 @@ ControlPage::~ControlPage() {
   close(fd_);
 }
 
-std::uint32_t ControlPage::bell() const { return slot(local_rank_).bell.load(std::memory_order_seq_cst); }
+std::uint32_t ControlPage::bell() const {
+  return slot(local_rank_).bell.load(std::memory_order_seq_cst);
+}
 
 void ControlPage::wait(std::uint32_t seen, base::microseconds limit) {
   Slot& mine = slot(local_rank_);
@@ -116,7 +123,8 @@ void ControlPage::wait(std::uint32_t seen, base::microseconds limit) {
 void ControlPage::ring(int local_rank) {
   Slot& theirs = slot(local_rank);
   theirs.bell.fetch_add(1, std::memory_order_seq_cst);
-  if (theirs.sleepers.load(std::memory_order_seq_cst) > 0) base::futex_wake_all(theirs.bell, base::FutexScope::kHost);
+  if (theirs.sleepers.load(std::memory_order_seq_cst) > 0)
+    base::futex_wake_all(theirs.bell, base::FutexScope::kHost);
 }
 
 void ControlPage::announce_failure(const std::string& cause) {
@@ -128,7 +136,9 @@ void ControlPage::announce_failure(const std::string& cause) {
   for (int rank = 0; rank < local_size_; ++rank) ring(rank);
 }
 
-void ControlPage::announce_leaving() { slot(local_rank_).state.store(kLeft, std::memory_order_release); }
+void ControlPage::announce_leaving() {
+  slot(local_rank_).state.store(kLeft, std::memory_order_release);
+}
 
 std::string ControlPage::why_lost(int local_rank) const {
   const Slot& theirs = slot(local_rank);

@@ -27,7 +27,8 @@ class ControlPage {
  public:
   // The leader makes the file; everybody (the leader too) opens it. memfd false: use /dev/shm. Null if that is not to be had.
   static std::unique_ptr<ControlPage> create(int local_size, bool memfd, PageAddress* address);
-  static std::unique_ptr<ControlPage> open(const PageAddress& address, int local_size, int local_rank);
+  static std::unique_ptr<ControlPage> open(const PageAddress& address, int local_size,
+                                           int local_rank);
   // The leader, once all have opened it.
   void unlink();
   ~ControlPage();

@@ -15,14 +15,18 @@ extern "C" {
 
 #define HVDLITE_MPI_ABI_VERSION 1
 
-typedef struct hvdlite_mpi_comm { uint64_t bits; } hvdlite_mpi_comm;
-typedef struct hvdlite_mpi_request { uint64_t bits; } hvdlite_mpi_request;
+typedef struct hvdlite_mpi_comm {
+  uint64_t bits;
+} hvdlite_mpi_comm;
+typedef struct hvdlite_mpi_request {
+  uint64_t bits;
+} hvdlite_mpi_request;
 
 typedef struct hvdlite_mpi {
-  int abi_version;      /* HVDLITE_MPI_ABI_VERSION */
-  const char* family;   /* "openmpi" or "mpich": which mpi4py module this shim fits */
+  int abi_version;       /* HVDLITE_MPI_ABI_VERSION */
+  const char* family;    /* "openmpi" or "mpich": which mpi4py module this shim fits */
   const char* built_for; /* MPI_LIBRARY_VERSION-like text of the headers, e.g. "Open MPI 5.0.11" */
-  int any_source;       /* MPI_ANY_SOURCE */
+  int any_source;        /* MPI_ANY_SOURCE */
 
   int (*initialized)(int* flag);
   int (*finalized)(int* flag);
@@ -32,15 +36,18 @@ typedef struct hvdlite_mpi {
   /* From the address of an MPI_Comm (mpi4py: MPI._addressof(comm)). */
   int (*comm_from_address)(const void* address, hvdlite_mpi_comm* out);
   int (*comm_dup)(hvdlite_mpi_comm comm, hvdlite_mpi_comm* out);
-  int (*comm_split_shared)(hvdlite_mpi_comm comm, int key, hvdlite_mpi_comm* out); /* the ranks of this host */
+  int (*comm_split_shared)(hvdlite_mpi_comm comm, int key,
+                           hvdlite_mpi_comm* out); /* the ranks of this host */
   int (*comm_free)(hvdlite_mpi_comm* comm);
   int (*comm_rank)(hvdlite_mpi_comm comm, int* rank);
   int (*comm_size)(hvdlite_mpi_comm comm, int* size);
   int (*tag_upper_bound)(hvdlite_mpi_comm comm, int* bound);
 
   /* Bytes; count is at most INT_MAX, the caller splits. */
-  int (*isend)(const void* data, int count, int peer, int tag, hvdlite_mpi_comm comm, hvdlite_mpi_request* out);
-  int (*irecv)(void* data, int count, int peer, int tag, hvdlite_mpi_comm comm, hvdlite_mpi_request* out);
+  int (*isend)(const void* data, int count, int peer, int tag, hvdlite_mpi_comm comm,
+               hvdlite_mpi_request* out);
+  int (*irecv)(void* data, int count, int peer, int tag, hvdlite_mpi_comm comm,
+               hvdlite_mpi_request* out);
   /* done 1: complete and freed; source and bytes as received. */
   int (*test)(hvdlite_mpi_request* request, int* done, int* source, int* bytes);
   /* done 1: matched and complete or cancelled. */

@@ -43,11 +43,13 @@ const hvdlite_mpi* load_shim(const char* path) {
   void* library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     const char* why = dlerror();
-    throw Error(ErrorCode::kSystem, std::string("cannot load hvdlite's MPI shim: ") + (why != nullptr ? why : path));
+    throw Error(ErrorCode::kSystem,
+                std::string("cannot load hvdlite's MPI shim: ") + (why != nullptr ? why : path));
   }
   const auto table = reinterpret_cast<hvdlite_mpi_table_fn>(dlsym(library, "hvdlite_mpi_table"));
   if (table == nullptr || table()->abi_version != HVDLITE_MPI_ABI_VERSION) {
-    throw Error(ErrorCode::kSystem, std::string(path) + " belongs to another version of hvdlite; reinstall hvdlite");
+    throw Error(ErrorCode::kSystem,
+                std::string(path) + " belongs to another version of hvdlite; reinstall hvdlite");
   }
   return table();
 }
@@ -59,14 +61,16 @@ void check_thread_level(const hvdlite_mpi* mpi) {
   check(mpi, mpi->query_thread(&level), "MPI_Query_thread");
   if (level < kSerialized) {
     throw Error(ErrorCode::kUnsupported,
-                "init: MPI was initialized with too low a thread level (single or funneled), hvdlite needs serialized or "
-                "multiple; call hvdlite.init() before other code initializes MPI, or have it ask for MPI_THREAD_MULTIPLE");
+                "init: MPI was initialized with too low a thread level (single or funneled), "
+                "hvdlite needs serialized or "
+                "multiple; call hvdlite.init() before other code initializes MPI, or have it ask "
+                "for MPI_THREAD_MULTIPLE");
   }
 }
 
 // The host's shared page, or null on every rank of the host alike.
-std::unique_ptr<ControlPage> share_page(const hvdlite_mpi* mpi, hvdlite_mpi_comm host, int local_rank, int local_size,
-                                        const std::string& wanted) {
+std::unique_ptr<ControlPage> share_page(const hvdlite_mpi* mpi, hvdlite_mpi_comm host,
+                                        int local_rank, int local_size, const std::string& wanted) {
   for (const char* kind : {"memfd", "shm"}) {
     if (wanted != "auto" && wanted != kind) continue;
     const bool memfd = std::string_view(kind) == "memfd";
@@ -88,7 +92,8 @@ std::unique_ptr<ControlPage> share_page(const hvdlite_mpi* mpi, hvdlite_mpi_comm
   return nullptr;
 }
 
-base::microseconds choose_spin(const base::Config& config, const ControlPage* page, int local_size) {
+base::microseconds choose_spin(const base::Config& config, const ControlPage* page,
+                               int local_size) {
   if (config.spin_us >= 0) return base::microseconds(static_cast<std::int64_t>(config.spin_us));
   const bool core_for_each = page != nullptr && page->union_of_cpus().count() >= local_size;
   return core_for_each ? kDefaultSpin : base::microseconds(0);
@@ -140,13 +145,15 @@ MpiWorld open_mpi(const char* shim_path, const void* comm_address, const base::C
   std::vector<int> leaders;
   for (const Introduction& introduction : all) leaders.push_back(introduction.leader);
   MpiWorld world = place(leaders, rank);
-  std::unique_ptr<ControlPage> page = share_page(mpi, host, local_rank, local_size, config.shared_memory);
+  std::unique_ptr<ControlPage> page =
+      share_page(mpi, host, local_rank, local_size, config.shared_memory);
   check(mpi, mpi->comm_free(&host), "MPI_Comm_free");
   if (!page && local_rank == 0 && config.shared_memory != "off") {
     base::Logger(config.log_level, config.log_timestamps, rank, size)
-        .write(base::LogLevel::kWarning, "init",
-               std::string("no shared memory between the ranks of host ") + me.host +
-                   ": they poll instead of waking each other, which costs latency and processor time");
+        .write(
+            base::LogLevel::kWarning, "init",
+            std::string("no shared memory between the ranks of host ") + me.host +
+                ": they poll instead of waking each other, which costs latency and processor time");
   }
   world.spin = choose_spin(config, page.get(), local_size);
 
@@ -154,11 +161,12 @@ MpiWorld open_mpi(const char* shim_path, const void* comm_address, const base::C
   for (int r = 0; r < size; ++r) {
     const Introduction& introduction = all[static_cast<std::size_t>(r)];
     const MpiWorld theirs = place(leaders, r);
-    peers.push_back({std::string(introduction.host, strnlen(introduction.host, sizeof(introduction.host))),
-                     introduction.pid, introduction.leader == me.leader ? theirs.local_rank : -1});
+    peers.push_back(
+        {std::string(introduction.host, strnlen(introduction.host, sizeof(introduction.host))),
+         introduction.pid, introduction.leader == me.leader ? theirs.local_rank : -1});
   }
-  world.transport = std::make_unique<MpiTransport>(mpi, comm, rank, std::move(peers), std::move(page),
-                                                   config.message_split_bytes);
+  world.transport = std::make_unique<MpiTransport>(mpi, comm, rank, std::move(peers),
+                                                   std::move(page), config.message_split_bytes);
   return world;
 }
 

@@ -25,8 +25,9 @@ constexpr std::size_t kLargeBytes = 4096;
 
 }  // namespace
 
-MpiTransport::MpiTransport(const hvdlite_mpi* mpi, hvdlite_mpi_comm comm, int rank, std::vector<Peer> peers,
-                           std::unique_ptr<ControlPage> page, std::size_t split_bytes)
+MpiTransport::MpiTransport(const hvdlite_mpi* mpi, hvdlite_mpi_comm comm, int rank,
+                           std::vector<Peer> peers, std::unique_ptr<ControlPage> page,
+                           std::size_t split_bytes)
     : mpi_(mpi),
       comm_(comm),
       rank_(rank),
@@ -105,9 +106,10 @@ Ticket MpiTransport::post(int peer, bool is_recv, std::size_t bytes, Post post_p
 
 Ticket MpiTransport::post_send(int peer, std::uint32_t tag, const void* data, std::size_t bytes) {
   const auto* start = static_cast<const std::byte*>(data);
-  const Ticket ticket = post(peer, false, bytes, [&](std::size_t offset, int count, hvdlite_mpi_request* request) {
-    return mpi_->isend(start + offset, count, peer, static_cast<int>(tag) + 1, comm_, request);
-  });
+  const Ticket ticket =
+      post(peer, false, bytes, [&](std::size_t offset, int count, hvdlite_mpi_request* request) {
+        return mpi_->isend(start + offset, count, peer, static_cast<int>(tag) + 1, comm_, request);
+      });
   bytes_sent_ += bytes;
   ring(peer);
   return ticket;
@@ -149,10 +151,12 @@ void MpiTransport::send_message(int peer, std::vector<std::byte> message) {
   for (std::size_t offset = 0; offset < stream.size(); offset += kFrameBytes) {
     const std::size_t count = std::min(kFrameBytes, stream.size() - offset);
     const auto start = stream.begin() + static_cast<std::ptrdiff_t>(offset);
-    outgoing_.push_back({std::vector<std::byte>(start, start + static_cast<std::ptrdiff_t>(count)), {}});
+    outgoing_.push_back(
+        {std::vector<std::byte>(start, start + static_cast<std::ptrdiff_t>(count)), {}});
     Outgoing& outgoing = outgoing_.back();
-    check(mpi_->isend(outgoing.frame.data(), static_cast<int>(count), peer, kControlTag, comm_, &outgoing.request), peer,
-          "sending a control message");
+    check(mpi_->isend(outgoing.frame.data(), static_cast<int>(count), peer, kControlTag, comm_,
+                      &outgoing.request),
+          peer, "sending a control message");
   }
   ring(peer);
   reap_outgoing();
@@ -161,7 +165,8 @@ void MpiTransport::send_message(int peer, std::vector<std::byte> message) {
 void MpiTransport::reap_outgoing() {
   for (auto outgoing = outgoing_.begin(); outgoing != outgoing_.end();) {
     int done = 0, source = 0, bytes = 0;
-    check(mpi_->test(&outgoing->request, &done, &source, &bytes), rank_, "sending a control message");
+    check(mpi_->test(&outgoing->request, &done, &source, &bytes), rank_,
+          "sending a control message");
     outgoing = done != 0 ? outgoing_.erase(outgoing) : std::next(outgoing);
   }
 }
@@ -172,8 +177,8 @@ bool MpiTransport::messages_flushed() {
 }
 
 void MpiTransport::post_frame_receive(Incoming& incoming) {
-  check(mpi_->irecv(incoming.frame.data(), static_cast<int>(kFrameBytes), mpi_->any_source, kControlTag, comm_,
-                    &incoming.request),
+  check(mpi_->irecv(incoming.frame.data(), static_cast<int>(kFrameBytes), mpi_->any_source,
+                    kControlTag, comm_, &incoming.request),
         rank_, "receiving control messages");
 }
 
@@ -181,7 +186,8 @@ bool MpiTransport::receive_message(int* source, std::vector<std::byte>* message)
   if (!outgoing_.empty()) reap_outgoing();
   while (true) {
     int done = 0, from = 0, bytes = 0;
-    check(mpi_->test(&incoming_.front().request, &done, &from, &bytes), rank_, "receiving control messages");
+    check(mpi_->test(&incoming_.front().request, &done, &from, &bytes), rank_,
+          "receiving control messages");
     if (done == 0) return false;
     Incoming incoming = std::move(incoming_.front());
     incoming_.pop_front();
@@ -258,7 +264,8 @@ bool MpiTransport::find_lost_peer(int* rank, std::string* how) {
 
 std::string MpiTransport::describe_peer(int peer) const {
   const Peer& who = peers_[static_cast<std::size_t>(peer)];
-  return "rank " + std::to_string(peer) + " (host " + who.host + ", pid " + std::to_string(who.pid) + ")";
+  return "rank " + std::to_string(peer) + " (host " + who.host + ", pid " +
+         std::to_string(who.pid) + ")";
 }
 
 }  // namespace hvdlite::transport

@@ -78,7 +78,8 @@ class MpiTransport : public Transport {
   Ticket post(int peer, bool is_recv, std::size_t bytes, Post post_part);
   void check(int error, int peer, const char* what) const;
   void post_frame_receive(Incoming& incoming);
-  bool take_frame(int source, const std::vector<std::byte>& frame, std::size_t bytes, std::vector<std::byte>* message);
+  bool take_frame(int source, const std::vector<std::byte>& frame, std::size_t bytes,
+                  std::vector<std::byte>* message);
   void reap_outgoing();
 
   const hvdlite_mpi* mpi_;

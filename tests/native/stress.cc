@@ -20,7 +20,14 @@
 
 namespace {
 
-enum Kind { kAllreduce = 0, kAllgather = 1, kBroadcast = 2, kBarrier = 5, kJoin = 6, kAddProcessSet = 7 };
+enum Kind {
+  kAllreduce = 0,
+  kAllgather = 1,
+  kBroadcast = 2,
+  kBarrier = 5,
+  kJoin = 6,
+  kAddProcessSet = 7
+};
 constexpr int kFloat32 = 10;
 constexpr int kSum = 1;
 constexpr int kThreadsPerRank = 3;
@@ -51,8 +58,9 @@ struct Round {
   std::vector<hvdlite_engine*> engines;
 };
 
-int64_t submit(hvdlite_engine* engine, Kind kind, const std::string& name, int process_set, int64_t count, const void* input,
-               void* output, const std::vector<int64_t>& splits = {}) {
+int64_t submit(hvdlite_engine* engine, Kind kind, const std::string& name, int process_set,
+               int64_t count, const void* input, void* output,
+               const std::vector<int64_t>& splits = {}) {
   hvdlite_request request;
   std::memset(&request, 0, sizeof(request));
   request.kind = kind;
@@ -95,7 +103,8 @@ void check_result(const Round& round, const Step& step, hvdlite_engine* engine, 
     const auto* data = static_cast<const float*>(result.data);
     for (int member = 0; member < members; ++member) {
       for (int i = 0; i < step.count; ++i) {
-        expect(data[member * step.count + i] == static_cast<float>(member + 1), "wrong allgather result");
+        expect(data[member * step.count + i] == static_cast<float>(member + 1),
+               "wrong allgather result");
       }
     }
   }
@@ -120,9 +129,10 @@ void caller(const Round& round, int rank, int thread, int pair_set, unsigned see
       inputs[b].assign(static_cast<size_t>(step.count), static_cast<float>(rank + 1));
       outputs[b].resize(static_cast<size_t>(step.count));
       const bool has_output = step.kind == kAllreduce || step.kind == kBroadcast;
-      handles[b] = submit(engine, step.kind, "t" + std::to_string(thread) + "." + std::to_string(batch[b]),
-                          step.in_pair ? pair_set : 0, step.count, inputs[b].data(),
-                          has_output ? outputs[b].data() : nullptr);
+      handles[b] =
+          submit(engine, step.kind, "t" + std::to_string(thread) + "." + std::to_string(batch[b]),
+                 step.in_pair ? pair_set : 0, step.count, inputs[b].data(),
+                 has_output ? outputs[b].data() : nullptr);
       expect(handles[b] > 0, "submit refused");
     }
     for (size_t b = batch.size(); b-- > 0;) {
@@ -140,13 +150,15 @@ void end_round(const Round& round, int rank) {
   const int last = round.size - 1;
   float value = 0;
   if (round.ending == Ending::kJoin) {
-    expect(wait(engine, submit(engine, kJoin, "join", 0, 0, nullptr, nullptr)) == HVDLITE_OK, "join failed");
+    expect(wait(engine, submit(engine, kJoin, "join", 0, 0, nullptr, nullptr)) == HVDLITE_OK,
+           "join failed");
   } else if (wait(engine, submit(engine, kBarrier, "end", 0, 0, nullptr, nullptr)) != HVDLITE_OK) {
     // Nobody may fail while others still have operations of the plan; the last of the barrier itself may see it.
     expect(round.ending == Ending::kFailure && rank != last, "the barrier failed");
   } else if (rank != last) {
     const int64_t handle = submit(engine, kAllreduce, "never", 0, 1, &value, &value);
-    if (handle > 0) expect(wait(engine, handle) != HVDLITE_OK, "an operation without a peer succeeded");
+    if (handle > 0)
+      expect(wait(engine, handle) != HVDLITE_OK, "an operation without a peer succeeded");
   } else if (round.ending == Ending::kFailure) {
     expect(hvdlite_publish_failure(engine, "raised: stress") == HVDLITE_OK, "publish failed");
   }
@@ -166,7 +178,8 @@ void run_rank(const Round& round, int rank, unsigned seed) {
   }
   std::vector<std::thread> threads;
   for (int t = 0; t < kThreadsPerRank; ++t) {
-    threads.emplace_back(caller, std::cref(round), rank, t, pair_set, seed + static_cast<unsigned>(100 * rank + t));
+    threads.emplace_back(caller, std::cref(round), rank, t, pair_set,
+                         seed + static_cast<unsigned>(100 * rank + t));
   }
   for (std::thread& thread : threads) thread.join();
   end_round(round, rank);
@@ -180,9 +193,11 @@ void run_round(unsigned seed) {
   for (int t = 0; t < kThreadsPerRank; ++t) {
     round.plan.emplace_back();
     for (int i = 0; i < kOperationsPerThread; ++i) {
-      constexpr Kind kinds[] = {kAllreduce, kAllreduce, kAllreduce, kAllgather, kBroadcast, kBarrier};
+      constexpr Kind kinds[] = {kAllreduce, kAllreduce, kAllreduce,
+                                kAllgather, kBroadcast, kBarrier};
       constexpr int counts[] = {1, 3, 100, 5000, 40000};
-      round.plan.back().push_back({kinds[random() % 6], counts[random() % 5], round.size > 2 && random() % 3 == 0});
+      round.plan.back().push_back(
+          {kinds[random() % 6], counts[random() % 5], round.size > 2 && random() % 3 == 0});
     }
   }
   hvdlite_config config;
@@ -195,11 +210,13 @@ void run_round(unsigned seed) {
   expect(hvdlite_fabric_create(round.size, &fabric) == HVDLITE_OK, "no fabric");
   round.engines.resize(static_cast<size_t>(round.size));
   for (int rank = 0; rank < round.size; ++rank) {
-    expect(hvdlite_engine_create_inproc(fabric, rank, &config, &round.engines[static_cast<size_t>(rank)]) == HVDLITE_OK,
+    expect(hvdlite_engine_create_inproc(fabric, rank, &config,
+                                        &round.engines[static_cast<size_t>(rank)]) == HVDLITE_OK,
            "no engine");
   }
   std::vector<std::thread> ranks;
-  for (int rank = 0; rank < round.size; ++rank) ranks.emplace_back(run_rank, std::cref(round), rank, seed);
+  for (int rank = 0; rank < round.size; ++rank)
+    ranks.emplace_back(run_rank, std::cref(round), rank, seed);
   for (std::thread& rank : ranks) rank.join();
   for (hvdlite_engine* engine : round.engines) hvdlite_engine_destroy(engine);
   hvdlite_fabric_destroy(fabric);
@@ -212,7 +229,8 @@ int main(int argc, char** argv) {
   unsigned seed = argc > 2 ? static_cast<unsigned>(std::atoi(argv[2])) : 1;
   const auto start = std::chrono::steady_clock::now();
   int rounds = 0;
-  while (std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() < seconds) {
+  while (std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() <
+         seconds) {
     run_round(seed++);
     ++rounds;
   }

@@ -246,7 +246,7 @@ def _expected_integers(
     if postscale == 1.0:
         exact = [_divide(value, divisor) for value in exact]
     else:
-        exact = [int(value * (postscale / divisor)) for value in exact]
+        exact = [int(value * postscale / divisor) for value in exact]
     dtype = numpy_dtype(reduction.dtype)
     bits = 8 * dtype.itemsize
     wrapped = np.array([value % 2**bits for value in exact], dtype=np.uint64).astype(f"uint{bits}").view(dtype)

@@ -29,7 +29,9 @@ enum {
 };
 
 /* Operation kinds, reduce operators and dtypes: the numbers of csrc/base/types.h. */
-enum { HVDLITE_FLAG_ABSENT = 1 }; /* this rank has no value: it contributes the identity, but takes the result */
+enum {
+  HVDLITE_FLAG_ABSENT = 1
+}; /* this rank has no value: it contributes the identity, but takes the result */
 enum { HVDLITE_DEVICE_CPU = -1 }; /* device: -1 is host memory, n >= 0 is GPU n */
 
 typedef struct hvdlite_engine hvdlite_engine;
@@ -37,24 +39,24 @@ typedef struct hvdlite_fabric hvdlite_fabric; /* in-process ranks, for tests */
 
 /* The knobs the engine reads; hvdlite/config.py holds their documentation. hvdlite_config_init fills in defaults. */
 typedef struct hvdlite_config {
-  size_t struct_size; /* sizeof(hvdlite_config) of the caller */
-  int64_t fusion_threshold;           /* bytes */
+  size_t struct_size;       /* sizeof(hvdlite_config) of the caller */
+  int64_t fusion_threshold; /* bytes */
   double cycle_time_ms;
-  int64_t cache_capacity;             /* responses per process set */
+  int64_t cache_capacity; /* responses per process set */
   int64_t segment_bytes;
   int64_t recursive_doubling_max_bytes;
-  int64_t message_split_bytes;        /* largest single MPI message */
-  double spin_us;                     /* < 0: decide from the cores this rank may use */
-  double deadlock_timeout;            /* seconds; 0 switches the detection off */
-  double failure_linger;              /* seconds a failing rank waits for its peers to learn why */
-  int64_t flight_recorder_size;       /* operations remembered per rank */
-  int32_t deterministic;              /* bool */
-  int32_t dynamic_process_sets;       /* bool */
-  int32_t log_level;                  /* 0 trace 1 debug 2 info 3 warning 4 error 5 off */
-  int32_t log_timestamps;             /* bool */
-  const char* shared_memory;          /* auto memfd shm off */
-  const char* kernel_isa;             /* auto scalar avx2 avx512 */
-  const char* allreduce_algorithm;    /* auto or a name of the registry; likewise below */
+  int64_t message_split_bytes;     /* largest single MPI message */
+  double spin_us;                  /* < 0: decide from the cores this rank may use */
+  double deadlock_timeout;         /* seconds; 0 switches the detection off */
+  double failure_linger;           /* seconds a failing rank waits for its peers to learn why */
+  int64_t flight_recorder_size;    /* operations remembered per rank */
+  int32_t deterministic;           /* bool */
+  int32_t dynamic_process_sets;    /* bool */
+  int32_t log_level;               /* 0 trace 1 debug 2 info 3 warning 4 error 5 off */
+  int32_t log_timestamps;          /* bool */
+  const char* shared_memory;       /* auto memfd shm off */
+  const char* kernel_isa;          /* auto scalar avx2 avx512 */
+  const char* allreduce_algorithm; /* auto or a name of the registry; likewise below */
   const char* reducescatter_algorithm;
   const char* allgatherv_algorithm;
   const char* broadcast_algorithm;
@@ -80,24 +82,27 @@ typedef struct hvdlite_request {
   int32_t ndim;
   const int64_t* shape;
   const void* input; /* may be null with HVDLITE_FLAG_ABSENT or for zero bytes */
-  void* output;      /* allreduce, broadcast: same bytes as input, may be input. Otherwise null: the engine allocates */
+  void*
+      output; /* allreduce, broadcast: same bytes as input, may be input. Otherwise null: the engine allocates */
   double prescale, postscale;
-  const char* group;  /* "" or a label: members are negotiated and fused together, in the order of group_index */
+  const char*
+      group; /* "" or a label: members are negotiated and fused together, in the order of group_index */
   int32_t group_size; /* members of the group, on every rank */
   int32_t group_index;
-  int32_t num_splits; /* alltoall: rows for each rank of the set (or 0: even); add_process_set: the global ranks */
+  int32_t
+      num_splits; /* alltoall: rows for each rank of the set (or 0: even); add_process_set: the global ranks */
   const int64_t* splits;
 } hvdlite_request;
 
 typedef struct hvdlite_result {
-  int32_t contributors;      /* ranks that gave a value (not absent, not joined) */
-  int32_t last_joined_rank;  /* join: global rank */
-  int32_t process_set;       /* add_process_set: the new id */
-  int32_t ndim;              /* shape of the engine-allocated output (allgather, alltoall, reducescatter) */
-  const int64_t* shape;      /* valid until the handle is released */
+  int32_t contributors;     /* ranks that gave a value (not absent, not joined) */
+  int32_t last_joined_rank; /* join: global rank */
+  int32_t process_set;      /* add_process_set: the new id */
+  int32_t ndim; /* shape of the engine-allocated output (allgather, alltoall, reducescatter) */
+  const int64_t* shape; /* valid until the handle is released */
   int32_t num_received_splits;
   const int64_t* received_splits;
-  void* data;                /* engine-allocated output; hvdlite_result_take_data hands it over */
+  void* data; /* engine-allocated output; hvdlite_result_take_data hands it over */
 } hvdlite_result;
 
 HVDLITE_API int hvdlite_abi_version(void);
@@ -110,10 +115,10 @@ HVDLITE_API void hvdlite_config_init(hvdlite_config* config);
 HVDLITE_API int hvdlite_fabric_create(int size, hvdlite_fabric** out);
 HVDLITE_API void hvdlite_fabric_destroy(hvdlite_fabric* fabric);
 HVDLITE_API int hvdlite_fabric_kill(hvdlite_fabric* fabric, int rank);
-HVDLITE_API int hvdlite_engine_create_inproc(hvdlite_fabric* fabric, int rank, const hvdlite_config* config,
-                                             hvdlite_engine** out);
-HVDLITE_API int hvdlite_engine_create_mpi(const char* shim_path, const void* comm_address, const hvdlite_config* config,
-                                          hvdlite_engine** out);
+HVDLITE_API int hvdlite_engine_create_inproc(hvdlite_fabric* fabric, int rank,
+                                             const hvdlite_config* config, hvdlite_engine** out);
+HVDLITE_API int hvdlite_engine_create_mpi(const char* shim_path, const void* comm_address,
+                                          const hvdlite_config* config, hvdlite_engine** out);
 /* Leaves the job: says goodbye to the peers, waits up to the linger time for pending operations, stops the thread. */
 HVDLITE_API int hvdlite_engine_shutdown(hvdlite_engine* engine);
 HVDLITE_API void hvdlite_engine_destroy(hvdlite_engine* engine);
@@ -121,8 +126,8 @@ HVDLITE_API int hvdlite_engine_topology(const hvdlite_engine* engine, hvdlite_to
 
 /* Submits count requests at once; handles[i] > 0 names request i. Nothing is submitted if one is refused. wake 0 says
  * that the caller is about to wait, so that no other thread need be woken. */
-HVDLITE_API int hvdlite_submit(hvdlite_engine* engine, const hvdlite_request* requests, size_t count, int wake,
-                               int64_t* handles);
+HVDLITE_API int hvdlite_submit(hvdlite_engine* engine, const hvdlite_request* requests,
+                               size_t count, int wake, int64_t* handles);
 /* *done becomes 1 when the operation ended, well or badly. */
 HVDLITE_API int hvdlite_poll(hvdlite_engine* engine, int64_t handle, int* done);
 /* Waits up to timeout_s seconds, driving progress; *done 0 after a timeout. A failed operation returns its code. */
@@ -134,9 +139,10 @@ HVDLITE_API void hvdlite_free(void* data); /* what take_data gave */
 HVDLITE_API int hvdlite_release(hvdlite_engine* engine, int64_t handle);
 
 /* Process sets as all ranks know them: *count ranks of a set are copied to ranks (room for capacity). */
-HVDLITE_API int hvdlite_process_set_ranks(hvdlite_engine* engine, int32_t id, int32_t* ranks, int32_t capacity,
-                                          int32_t* count);
-HVDLITE_API int hvdlite_process_set_ids(hvdlite_engine* engine, int32_t* ids, int32_t capacity, int32_t* count);
+HVDLITE_API int hvdlite_process_set_ranks(hvdlite_engine* engine, int32_t id, int32_t* ranks,
+                                          int32_t capacity, int32_t* count);
+HVDLITE_API int hvdlite_process_set_ids(hvdlite_engine* engine, int32_t* ids, int32_t capacity,
+                                        int32_t* count);
 
 /* Failures. publish tells all peers why this rank is about to end (its exception text) and waits, at most the linger time,
  * until they know. The first cause this rank knows is copied as text; empty if none. */
@@ -155,16 +161,18 @@ HVDLITE_API int hvdlite_get_counters(hvdlite_engine* engine, hvdlite_counters* o
 
 /* --- for tests and teaching: kernels alone, and whole collectives of simulated ranks stepped by one thread ------------ */
 /* which: 0 load 1 accumulate 2 combine 3 store 4 fill_identity; isa 0 scalar 1 avx2 2 avx512. Buffers as in kernels.h. */
-HVDLITE_API int hvdlite_test_kernel(int which, int isa, int dtype, int op, void* out, const void* lhs, const void* rhs,
-                                    size_t n, double factor, int64_t divisor);
+HVDLITE_API int hvdlite_test_kernel(int which, int isa, int dtype, int op, void* out,
+                                    const void* lhs, const void* rhs, size_t n, double factor,
+                                    int64_t divisor);
 HVDLITE_API int hvdlite_isa_supported(int isa);
 HVDLITE_API int hvdlite_accumulator_of(int dtype, int op, int* out);
 /* Runs `ranks` state machines of one collective over an in-process fabric; a seeded generator picks who advances next.
- * inputs/outputs: one pointer per rank (inputs[r] null: identity). counts: allreduce {count}; reducescatter and allgather
+ * isa < 0 gives ranks different instruction sets. inputs/outputs: one pointer per rank (inputs[r] null: identity). counts: allreduce {count}; reducescatter and allgather
  * one entry per rank (elements, bytes); broadcast {bytes}; alltoall ranks*ranks bytes, row = sender; barrier none. */
-HVDLITE_API int hvdlite_simulate(int kind, const char* algorithm, int ranks, uint64_t seed, int isa, int64_t segment_bytes,
-                                 int dtype, int op, double prescale, double postscale, int64_t divisor, int root,
-                                 const int64_t* counts, const void* const* inputs, void* const* outputs);
+HVDLITE_API int hvdlite_simulate(int kind, const char* algorithm, int ranks, uint64_t seed, int isa,
+                                 int64_t segment_bytes, int dtype, int op, double prescale,
+                                 double postscale, int64_t divisor, int root, const int64_t* counts,
+                                 const void* const* inputs, void* const* outputs);
 /* Names of the algorithms of a kind, separated by commas (static storage); null for an unknown kind. */
 HVDLITE_API const char* hvdlite_algorithms(int kind);
 

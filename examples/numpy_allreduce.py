@@ -1,0 +1,11 @@
+"""The smallest program: mpirun -n 4 python numpy_allreduce.py."""
+
+import numpy as np
+
+import hvdlite as hvd
+
+hvd.init()
+mine = np.arange(5.0) + 10 * hvd.rank()
+mean = hvd.allreduce(mine)
+largest = hvd.allreduce(mine, op=hvd.Max)
+print(f"rank {hvd.rank()} of {hvd.size()}: {mine} -> average {mean}, largest {largest}")

@@ -1,0 +1,215 @@
+"""Trains a small convolutional network to read handwritten digits, on as many processes as mpirun starts.
+
+    python torch_digits.py                              one process
+    mpirun -n 2 python torch_digits.py                  two: same script, each reads half of the images
+    mpirun -n 2 python torch_digits.py --checkpoint digits.pt
+    mpirun -n 2 python torch_digits.py --checkpoint digits.pt --resume --epochs 20
+
+Every process ("rank") runs this whole file. What hvdlite adds to an ordinary training script is marked with HVD; there
+are seven such places. Needs torch and scikit-learn (which brings the 1797 images of 8 x 8 pixels with it).
+"""
+
+import argparse
+import hashlib
+import math
+import os
+import sys
+import time
+
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+import hvdlite.torch as hvd
+
+
+def parse_arguments(argv=None):
+    """The command line; --help shows it."""
+    parser = argparse.ArgumentParser(
+        description="Train a small network on scikit-learn's digits, with one process or (under mpirun) several.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--epochs", type=int, default=15, help="passes over the training images")
+    parser.add_argument("--batch-size", type=int, default=32, help="images in a batch of each rank")
+    parser.add_argument("--lr", type=float, default=0.02, help="learning rate for one rank; multiplied by their number")
+    parser.add_argument("--warmup-epochs", type=float, default=2, help="epochs in which the learning rate rises to that")
+    parser.add_argument("--workers", type=int, default=1, help="processes that load images, for each rank")
+    parser.add_argument("--compression", choices=("none", "fp16", "bf16"), default="none", help="how gradients travel")
+    parser.add_argument("--checkpoint", metavar="FILE", help="where rank 0 saves the training state after each epoch")
+    parser.add_argument("--resume", action="store_true", help="continue from the file given with --checkpoint")
+    parser.add_argument("--seed", type=int, default=1, help="of the initial weights and the order of the images")
+    arguments = parser.parse_args(argv)
+    if arguments.resume and not arguments.checkpoint:
+        parser.error("--resume needs --checkpoint FILE")
+    return arguments
+
+
+def load_images():
+    """Training and test set. The order is shuffled in the same way on all ranks."""
+    digits = load_digits()
+    images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16.0
+    labels = torch.tensor(digits.target)
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    train, test = order[:-360], order[-360:]
+    return TensorDataset(images[train], labels[train]), TensorDataset(images[test], labels[test])
+
+
+def make_network():
+    """Images of 1 x 8 x 8 in, ten scores out."""
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(32 * 4 * 4, 64),
+        nn.ReLU(),
+        nn.Linear(64, 10),
+    )
+
+
+def over_all_ranks(*sums):
+    """Adds up numbers over the ranks."""
+    # HVD 6: each rank has seen its own images only; a sum over ranks makes the metric that of all images.
+    return hvd.allreduce(torch.tensor(sums, dtype=torch.float64), name="metrics", op=hvd.Sum).tolist()
+
+
+def train_one_epoch(model, loader, optimizer, scheduler, device, progress):
+    """Returns loss and accuracy over the images of all ranks."""
+    model.train()
+    loss_sum, right, seen = 0.0, 0, 0
+    for step, (images, labels) in enumerate(loader, start=1):
+        images, labels = images.to(device), labels.to(device)
+        optimizer.zero_grad()
+        scores = model(images)
+        loss = nn.functional.cross_entropy(scores, labels)
+        loss.backward()  # from here on the gradients are the average over all ranks, so clip them as ever
+        nn.utils.clip_grad_norm_(model.parameters(), 5.0)
+        optimizer.step()
+        scheduler.step()
+        loss_sum += loss.item() * len(labels)
+        right += (scores.argmax(1) == labels).sum().item()
+        seen += len(labels)
+        progress(step / len(loader), loss_sum / seen)
+    loss_sum, right, seen = over_all_ranks(loss_sum, right, seen)
+    return loss_sum / seen, right / seen
+
+
+@torch.no_grad()
+def evaluate(model, test_set, device):
+    """The accuracy on the test images, which the ranks share out among themselves."""
+    model.eval()
+    images, labels = test_set[hvd.rank() :: hvd.size()]  # each rank takes every n-th image
+    right = (model(images.to(device)).argmax(1).cpu() == labels).sum().item()
+    right, seen = over_all_ranks(right, len(labels))
+    return right / seen
+
+
+def make_progress_bar(epoch, epochs):
+    """A bar on a terminal; nothing elsewhere, and nothing on ranks other than 0."""
+    if hvd.rank() != 0 or not sys.stderr.isatty():
+        return lambda fraction, loss: None
+
+    def show(fraction, loss):
+        bar = ("#" * round(30 * fraction)).ljust(30, ".")
+        end = "\r" if fraction < 1 else "\r\033[K"
+        print(f"epoch {epoch + 1}/{epochs} [{bar}] loss {loss:.3f}", end=end, file=sys.stderr, flush=True)
+
+    return show
+
+
+def warmup_then_cosine(steps_per_epoch, warmup_epochs, epochs):
+    """The factor of the learning rate at each step. With n ranks it is n times that of one: start gently."""
+    warmup, total = max(1, round(warmup_epochs * steps_per_epoch)), max(1, epochs * steps_per_epoch)
+
+    def factor(step):
+        if step < warmup:
+            return (1 + step * (hvd.size() - 1) / warmup) / hvd.size()
+        return 0.5 * (1 + math.cos(math.pi * min(1.0, (step - warmup) / max(1, total - warmup))))
+
+    return factor
+
+
+def save(path, **state):
+    """Replaces the file only once the new one is complete."""
+    torch.save(state, path + ".part")
+    os.replace(path + ".part", path)
+
+
+def same_weights_everywhere(model):
+    """Do all ranks hold the same bits?"""
+    digest = hashlib.sha256()
+    for param in model.parameters():
+        digest.update(param.detach().cpu().numpy().tobytes())
+    return len(set(hvd.allgather_object(digest.hexdigest()))) == 1
+
+
+def main(argv=None):
+    """Trains, and returns the accuracy on the test images."""
+    arguments = parse_arguments(argv)
+
+    # HVD 1: join the other ranks. rank() is this process's number, size() how many there are.
+    hvd.init()
+    say = print if hvd.rank() == 0 else lambda *_: None
+    torch.manual_seed(arguments.seed)
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // hvd.local_size()))
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", hvd.local_rank() % torch.cuda.device_count())  # one GPU for each rank of this node
+    say(f"{hvd.size()} rank(s), {arguments.batch_size} images each in a batch, {device.type}")
+
+    train_set, test_set = load_images()
+    # HVD 2: each rank draws its own share of the images, a different one in each epoch.
+    sampler = DistributedSampler(train_set, num_replicas=hvd.size(), rank=hvd.rank(), seed=arguments.seed)
+    loader = DataLoader(
+        train_set,
+        batch_size=arguments.batch_size,
+        sampler=sampler,
+        num_workers=arguments.workers,
+        persistent_workers=arguments.workers > 0,
+    )
+
+    model = make_network().to(device)
+    # HVD 3: n ranks make a batch n times as large, which bears a learning rate n times as large.
+    optimizer = torch.optim.SGD(model.parameters(), lr=arguments.lr * hvd.size(), momentum=0.9, weight_decay=5e-4)
+    factor = warmup_then_cosine(len(loader), arguments.warmup_epochs, arguments.epochs)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+    # HVD 4: backward() now averages the gradients over the ranks.
+    compression = getattr(hvd.Compression, arguments.compression)
+    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), compression=compression)
+
+    first_epoch = 0
+    if arguments.resume and hvd.rank() == 0:
+        saved = torch.load(arguments.checkpoint, map_location=device)
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        first_epoch = saved["epoch"]
+    # HVD 5: all ranks start from what rank 0 has, be it new or loaded.
+    first_epoch = hvd.broadcast_object(first_epoch, root_rank=0)
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    scheduler.last_epoch = first_epoch * len(loader)
+
+    started = time.perf_counter()
+    accuracy = evaluate(model, test_set, device)
+    for epoch in range(first_epoch, arguments.epochs):
+        sampler.set_epoch(epoch)
+        progress = make_progress_bar(epoch, arguments.epochs)
+        loss, train_accuracy = train_one_epoch(model, loader, optimizer, scheduler, device, progress)
+        accuracy = evaluate(model, test_set, device)
+        say(f"epoch {epoch + 1}: loss {loss:.4f}, training {train_accuracy:.2%}, test {accuracy:.2%}")
+        if arguments.checkpoint and hvd.rank() == 0:  # one rank writes the file; all have the same weights
+            save(arguments.checkpoint, epoch=epoch + 1, model=model.state_dict(), optimizer=optimizer.state_dict())
+    say(f"test accuracy {accuracy:.2%} after {time.perf_counter() - started:.1f} s")
+
+    # HVD 7: not needed for training, but good to see.
+    same = same_weights_everywhere(model)
+    say(f"weights on the {hvd.size()} rank(s) are {'bit-identical' if same else 'DIFFERENT: this is a bug'}")
+    return accuracy
+
+
+if __name__ == "__main__":
+    main()

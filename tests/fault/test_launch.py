@@ -1,0 +1,93 @@
+"""Jobs started the wrong way, and survivors of a failure that end on their own."""
+
+import subprocess
+import sys
+
+import pytest
+from support.job import job_environment, run_job
+
+TIMEOUT = 60.0
+
+
+@pytest.mark.parametrize("variable", ["PMI_SIZE", "SLURM_STEP_NUM_TASKS"])
+def test_a_process_that_is_alone_against_its_launchers_word_refuses_to_start(variable):
+    done = subprocess.run(
+        [sys.executable, "-c", "import hvdlite; hvdlite.init()"],
+        env={**job_environment(), variable: "4"},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+    )
+    assert done.returncode == 1
+    for said in (f"{variable}=4", "MPI says that this process is alone", "mpirun on PATH", "mpi4py/MPI"):
+        assert said in done.stderr
+
+
+def test_without_mpirun_there_is_one_rank():
+    program = "import hvdlite as hvd; hvd.init(); print(hvd.rank(), hvd.size(), hvd.allreduce(3.0))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=job_environment(), capture_output=True, text=True, timeout=TIMEOUT
+    )
+    assert (done.stdout, done.stderr) == ("0 1 3.0\n", "")
+
+
+def test_a_bad_knob_ends_the_whole_job_and_says_where():
+    job = run_job(
+        """
+        import os
+        if os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK")) == "1":
+            os.environ["HOROVOD_CYCLE_TIME"] = "soon"
+        import hvdlite
+        hvdlite.init()
+        """,
+        3,
+        timeout=TIMEOUT,
+    )
+    assert job.returncode != 0
+    assert not job.timed_out
+    assert any("on rank 1: HOROVOD_CYCLE_TIME='soon'" in text for text in job.stderr.values()), job.report()
+
+
+def test_an_exception_before_init_does_not_leave_the_others_waiting():
+    job = run_job(
+        """
+        import hvdlite
+        from mpi4py import MPI
+        if MPI.COMM_WORLD.rank == 1:
+            hvdlite.init(comm="nonsense")
+        hvdlite.init()
+        """,
+        2,
+        timeout=TIMEOUT,
+    )
+    assert job.returncode != 0
+    assert not job.timed_out
+    assert job.seconds < 20
+    assert "comm='nonsense'" in job.stderr[1]
+
+
+def test_a_survivor_that_catches_the_error_ends_when_it_wants_to():
+    job = run_job(
+        """
+        import sys, time
+        import numpy as np
+        import hvdlite as hvd
+        hvd.init()
+        hvd.barrier()
+        if hvd.rank() == 1:
+            raise ValueError("the data is bad")
+        try:
+            for _ in range(1000):
+                hvd.allreduce(np.ones(100), name="x")
+        except hvd.HorovodInternalError as error:
+            print("survived:", error, flush=True)
+        """,
+        3,
+        timeout=TIMEOUT,
+    )
+    assert job.returncode != 0
+    assert not job.timed_out
+    assert job.seconds < 15
+    for rank in (0, 2):
+        assert "the data is bad" in job.stdout[rank], job.report()
+        assert "rank 1" in job.stdout[rank]
