@@ -77,7 +77,8 @@ def test_the_raising_rank_prints_its_own_traceback_and_operations():
 def test_a_failure_while_mpirun_of_one_rank_fails_is_only_its_own():
     result = run_job(SCRIPT.replace("hvd.rank() == 1", "hvd.rank() == 0"), 1, timeout=20, args=["raise", "late"])
     assert "ValueError: bad batch 17" in result.stderr[0]
-    assert result.returncode != 0 and not result.timed_out
+    assert result.returncode != 0
+    assert not result.timed_out
 
 
 def test_an_exception_of_one_rank_reaches_a_survivor_that_only_computes():
@@ -104,7 +105,7 @@ def test_an_exception_of_one_rank_reaches_a_survivor_that_only_computes():
         timeout=20,
     )
     assert "raised RuntimeError: disk full" in result.stderr[1], result.report()
-    assert "survivor: rank 0" in result.stdout[1] and "disk full" in result.stdout[1], result.report()
+    assert re.search("survivor: rank 0 .*disk full", result.stdout[1]), result.report()
 
 
 def test_a_normal_end_is_silent_even_if_ranks_end_at_different_times():

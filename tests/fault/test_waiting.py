@@ -63,7 +63,8 @@ def test_ctrl_c_interrupts_a_wait_within_half_a_second():
         timeout=20,
     )
     delay = re.search(r"interrupted after ([\d.]+) s", result.stdout[0])
-    assert delay and float(delay.group(1)) <= 0.5, result.report()
+    assert delay, result.report()
+    assert float(delay.group(1)) <= 0.5, result.report()
 
 
 def test_a_forked_child_is_inert_and_says_so():
@@ -123,4 +124,5 @@ def test_four_ranks_on_few_cores_do_not_collapse():
     )
     assert result.returncode == 0, result.report()
     micros = re.search(r"(\d+) us", result.stdout[0])
-    assert micros and int(micros.group(1)) < 5000, result.report()
+    assert micros, result.report()
+    assert int(micros.group(1)) < 5000, result.report()
