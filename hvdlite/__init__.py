@@ -10,6 +10,28 @@ from typing import TYPE_CHECKING, Any
 from hvdlite._version import __version__
 
 if TYPE_CHECKING:
+    from hvdlite.basics import (
+        ccl_built,
+        cross_rank,
+        cross_size,
+        cuda_built,
+        ddl_built,
+        gloo_built,
+        gloo_enabled,
+        init,
+        is_homogeneous,
+        is_initialized,
+        local_rank,
+        local_size,
+        mpi_built,
+        mpi_enabled,
+        mpi_threads_supported,
+        nccl_built,
+        rank,
+        rocm_built,
+        shutdown,
+        size,
+    )
     from hvdlite.compression import Compression
     from hvdlite.errors import (
         AbortedError,
@@ -61,28 +83,6 @@ if TYPE_CHECKING:
         synchronize,
     )
     from hvdlite.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
-    from hvdlite.runtime import (
-        ccl_built,
-        cross_rank,
-        cross_size,
-        cuda_built,
-        ddl_built,
-        gloo_built,
-        gloo_enabled,
-        init,
-        is_homogeneous,
-        is_initialized,
-        local_rank,
-        local_size,
-        mpi_built,
-        mpi_enabled,
-        mpi_threads_supported,
-        nccl_built,
-        rank,
-        rocm_built,
-        shutdown,
-        size,
-    )
 
 __all__ = [
     "AbortedError",
@@ -159,7 +159,7 @@ __all__ = [
     "synchronize",
 ]
 
-_MODULES = ("errors", "runtime", "process_sets", "handles", "ops", "objects", "compression")
+_MODULES = ("errors", "basics", "process_sets", "handles", "ops", "objects", "compression")
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,8 @@
 """Every knob of hvdlite in one typed table, and the only place that reads the environment.
 
 A knob is set by ``HVDLITE_<NAME>``; where Horovod has the same knob its variable is accepted too (``HVDLITE_*`` wins).
-A bad value raises when hvdlite is initialised. ``python -m hvdlite.config`` prints docs/knobs.md.
+A bad value raises when hvdlite is initialised. ``python -m hvdlite.config`` prints docs/knobs.md. Over 400 lines
+because the table stays in one piece.
 """
 
 import difflib
@@ -449,21 +450,24 @@ class LauncherClaim:
     launcher: str
 
 
-# In order of trust: an mpirun inside a Slurm step inherits Slurm's variables, which then count hosts, not ranks.
+# Variable, launcher, and a variable that must be there too. In order of trust: an mpirun inside a Slurm step inherits
+# Slurm's variables, which then count hosts, not ranks.
 _CLAIMS = (
-    ("OMPI_COMM_WORLD_SIZE", "Open MPI's mpirun"),
-    ("MV2_COMM_WORLD_SIZE", "MVAPICH's mpirun"),
-    ("PMI_SIZE", "an MPICH-like mpirun (or srun with PMI)"),
-    ("SLURM_STEP_NUM_TASKS", "Slurm's srun"),
+    ("OMPI_COMM_WORLD_SIZE", "Open MPI's mpirun", ""),
+    ("MV2_COMM_WORLD_SIZE", "MVAPICH's mpirun", ""),
+    ("PMI_SIZE", "an MPICH-like mpirun (or srun with PMI)", ""),
+    ("SLURM_STEP_NUM_TASKS", "Slurm's srun", ""),
+    ("HOROVOD_SIZE", "horovodrun without MPI", ""),
+    ("WORLD_SIZE", "torchrun", "TORCHELASTIC_RUN_ID"),
 )
 
 
 def launcher_claim(environ: Mapping[str, str] | None = None) -> LauncherClaim | None:
     """How many processes the launcher says it started, or None where no launcher left its mark."""
     environ = os.environ if environ is None else environ
-    for variable, launcher in _CLAIMS:
+    for variable, launcher, companion in _CLAIMS:
         text = environ.get(variable, "")
-        if text.isdigit():
+        if text.isdigit() and (not companion or companion in environ):
             return LauncherClaim(variable, int(text), launcher)
     return None
 

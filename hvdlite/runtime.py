@@ -12,44 +12,14 @@ from typing import TYPE_CHECKING, Any
 from hvdlite import config as knobs
 from hvdlite import failures, startup
 from hvdlite.config import Config
-from hvdlite.errors import (
-    ErrorCode,
-    HvdliteError,
-    InvalidArgumentError,
-    NotInitializedError,
-    install,
-)
+from hvdlite.errors import ErrorCode, HvdliteError, NotInitializedError, install
 from hvdlite.requests import tensor_name
 from hvdlite.topology import Topology
 
 if TYPE_CHECKING:
     from hvdlite._engine import Engine
-    from hvdlite.process_sets import ProcessSet
 
-__all__ = [
-    "RUNTIME",
-    "Runtime",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
-    "gloo_built",
-    "gloo_enabled",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "rank",
-    "rocm_built",
-    "shutdown",
-    "size",
-]
+__all__ = ["RUNTIME", "Runtime"]
 
 # After these an operation's memory is free again; after any other failure the transport may still write to it.
 _HARMLESS = (ErrorCode.INVALID_ARGUMENT, ErrorCode.MISMATCH, ErrorCode.UNSUPPORTED, ErrorCode.TIMEOUT)
@@ -67,7 +37,7 @@ class Runtime:
         self.communicator: Any = None
         self._lock = threading.RLock()
         self._pid = 0  # of the process that initialised
-        self._forked = False
+        self.forked = False  # a child of the process that initialised: there is no engine here
         self._armed = False
         self._failed = False
         self._naming = threading.RLock()
@@ -78,13 +48,25 @@ class Runtime:
 
     # --- beginning and end ------------------------------------------------------------------------------------------
 
+    @contextmanager
+    def starting(self) -> Iterator[None]:
+        """Lets one thread at a time initialise, and none in a forked child.
+
+        Raises:
+            NotInitializedError: this is a forked child.
+        """
+        with self._lock:
+            if self.forked:
+                raise self._refusal()
+            yield
+
     def start(self, comm: Any, dynamic: bool) -> None:
-        """Initialises MPI where needed and makes the engine; `init` says what may go wrong. Collective over the job."""
+        """Initialises MPI where needed and makes the engine; `hvdlite.init` says what may go wrong. Collective."""
         engine_class = _load_engine_class()
         mpi = startup.load_mpi(may_finalize=lambda: not self._failed)
+        self._guard_exit(alone=mpi.COMM_WORLD.size == 1)
         startup.check_launch(mpi, knobs.launcher_claim())
         chosen = startup.choose_communicator(mpi, comm)
-        self._guard_exit(alone=mpi.COMM_WORLD.size == 1)
         config, shim, problem = self._prepare(dynamic)
         startup.agree(chosen, config, problem)
         logger = startup.configure_logging(config, chosen.rank, chosen.size)
@@ -121,7 +103,7 @@ class Runtime:
         self._armed = not alone
 
     def stop(self) -> None:
-        """Leaves the job; what peers still wait for from this rank fails. Harmless where nothing was started."""
+        """Leaves the job; what peers still wait for from this rank fails. Harmless where there is no engine."""
         with self._lock:
             engine, self.engine = self.engine, None
             if engine is None:
@@ -132,15 +114,13 @@ class Runtime:
             self._joins = 0
             parked = list(self._parked)
             self._parked.clear()
-            try:
-                engine.shutdown()
-            finally:
-                if engine.failure_cause:
-                    # The transport may still use the memory, and MPI_Finalize may wait for the dead.
-                    self._kept.append((engine, parked))
-                    self._failed = True
-                else:
-                    self._armed = False
+            if engine.failure_cause:
+                # The transport may still use the memory, and MPI_Finalize may wait for the dead.
+                self._kept.append((engine, parked))
+                self._failed = True
+            else:
+                self._armed = False
+            engine.shutdown()
 
     def _at_exit(self) -> None:
         if os.getpid() == self._pid:
@@ -148,7 +128,7 @@ class Runtime:
 
     def _forget(self) -> None:
         """In a forked child: there is no engine any more; the topology stays readable."""
-        self._forked = self._forked or self.engine is not None
+        self.forked = self.forked or self.engine is not None
         self.engine = None
         self._lock = threading.RLock()
         self._naming = threading.RLock()
@@ -201,7 +181,7 @@ class Runtime:
         return self.topology
 
     def _refusal(self) -> NotInitializedError:
-        if self._forked:
+        if self.forked:
             return NotInitializedError(
                 f"process {os.getpid()} was forked from process {self._pid}, in which hvdlite is initialized. A forked "
                 "child has no engine: it may ask for rank and size, but collectives, init and shutdown belong to the "
@@ -237,7 +217,7 @@ class Runtime:
 
     def park(self, engine: "Engine", numbers: Sequence[int], memory: object) -> None:
         """Keeps memory alive until these operations have ended; called when a Handle is dropped early."""
-        if not self._forked:
+        if not self.forked:
             self._parked.append((engine, list(numbers), memory))
 
     def keep_after(self, error: HvdliteError, memory: object) -> None:
@@ -276,159 +256,3 @@ def _load_engine_class() -> "type[Engine]":
 
 
 RUNTIME = Runtime()
-
-
-# --- the public functions -------------------------------------------------------------------------------------------
-
-
-def init(comm: Any = None, process_sets: "Sequence[ProcessSet] | str | None" = None) -> None:
-    """Joins the job: every process of it calls this once before anything else. Collective over the communicator.
-
-    Initialises MPI through mpi4py (thread level multiple) if nobody has. Calling it again does nothing but give the
-    process sets their ids; after `shutdown` it starts anew.
-
-    Args:
-        comm: None for all processes that mpirun started, a list of ranks of MPI_COMM_WORLD (hvdlite's ranks then follow
-            the order of the list), or an mpi4py communicator. Only members may call.
-        process_sets: `ProcessSet` objects to register, the same on all ranks (one made from a communicator may differ:
-            all of the ranks' sets are then registered); or ``"dynamic"`` to allow `add_process_set` later.
-
-    Raises:
-        InvalidArgumentError: a knob has a bad value or differs between ranks, this process is not a member of `comm`,
-            or a process set is invalid or a duplicate.
-        SystemFailure: MPI cannot be loaded, or the launcher and MPI disagree about the number of processes.
-        NotInitializedError: this is a forked child of an initialised process.
-        ImportError: the native module is missing.
-    """
-    from hvdlite import process_sets as sets
-
-    if isinstance(process_sets, str) and process_sets != "dynamic":
-        raise InvalidArgumentError(f'init(process_sets={process_sets!r}): pass ProcessSet objects or "dynamic"')
-    given = [] if process_sets is None or isinstance(process_sets, str) else process_sets
-    listed = [entry if isinstance(entry, sets.ProcessSet) else sets.ProcessSet(entry) for entry in given]
-    with RUNTIME._lock:
-        if RUNTIME._forked:
-            raise RUNTIME._refusal()
-        if RUNTIME.engine is None:
-            RUNTIME.start(comm, dynamic=process_sets == "dynamic")
-            try:
-                sets.register_initial(comm, listed)
-            except InvalidArgumentError:  # the same on all ranks
-                shutdown()
-                raise
-        else:
-            sets.bind_existing(listed)
-
-
-def shutdown() -> None:
-    """Leaves the job. Operations that peers still expect from this rank fail there with a text that says so.
-
-    Collective only in that all ranks are expected to do it; it runs at exit by itself. Does nothing where hvdlite is
-    not initialised.
-    """
-    from hvdlite import process_sets as sets
-
-    if not RUNTIME._forked:
-        RUNTIME.stop()
-        sets.forget_all()
-
-
-def is_initialized() -> bool:
-    """Has `init` succeeded (in this process, or in the parent that forked it) and `shutdown` not been called?"""
-    return RUNTIME.topology is not None
-
-
-def rank() -> int:
-    """This process's number in the job, from 0 to `size` - 1.
-
-    Raises:
-        NotInitializedError: `init` has not been called. The same holds for the other functions about places.
-    """
-    return RUNTIME.require_topology().rank
-
-
-def size() -> int:
-    """The number of processes in the job."""
-    return RUNTIME.require_topology().size
-
-
-def local_rank() -> int:
-    """This process's number among those on its node."""
-    return RUNTIME.require_topology().local_rank
-
-
-def local_size() -> int:
-    """The number of processes on this node."""
-    return RUNTIME.require_topology().local_size
-
-
-def cross_rank() -> int:
-    """This node's number among those that have a process of this local rank."""
-    return RUNTIME.require_topology().cross_rank
-
-
-def cross_size() -> int:
-    """The number of nodes that have a process of this local rank."""
-    return RUNTIME.require_topology().cross_size
-
-
-def is_homogeneous() -> bool:
-    """Has every node the same number of processes?"""
-    return RUNTIME.require_topology().is_homogeneous
-
-
-def mpi_threads_supported() -> bool:
-    """May other threads of this process use MPI (mpi4py) at the same time as hvdlite?
-
-    Raises:
-        NotInitializedError: `init` has not been called.
-    """
-    RUNTIME.require_topology()
-    from mpi4py import MPI
-
-    return MPI.Query_thread() == MPI.THREAD_MULTIPLE
-
-
-def mpi_enabled() -> bool:
-    """True: hvdlite always runs over MPI."""
-    return True
-
-
-def mpi_built() -> bool:
-    """True: hvdlite always runs over MPI."""
-    return True
-
-
-def gloo_enabled() -> bool:
-    """False: hvdlite does not use Gloo."""
-    return False
-
-
-def gloo_built() -> bool:
-    """False: hvdlite does not use Gloo."""
-    return False
-
-
-def nccl_built() -> int:
-    """0: this version of hvdlite does not use NCCL."""
-    return 0
-
-
-def ddl_built() -> bool:
-    """False: hvdlite does not use IBM's DDL."""
-    return False
-
-
-def ccl_built() -> bool:
-    """False: hvdlite does not use oneCCL."""
-    return False
-
-
-def cuda_built() -> bool:
-    """False: this version of hvdlite handles tensors in host memory only."""
-    return False
-
-
-def rocm_built() -> bool:
-    """False: this version of hvdlite handles tensors in host memory only."""
-    return False

@@ -109,9 +109,10 @@ def check_launch(MPI: Any, claim: LauncherClaim | None) -> None:  # noqa: N803 -
     raise SystemFailure(
         f"the launcher says that this job has {claim.size} processes ({claim.variable}={claim.size}, set by "
         f"{claim.launcher}), but MPI says that this process is alone (MPI_COMM_WORLD has size 1). Most likely the "
-        f"mpirun belongs to another MPI than the one Python has loaded. Loaded: {library}, by {MPI.__file__}. mpirun "
-        f"on PATH: {shutil.which('mpirun') or 'none'}; beside this Python: {_own_mpirun() or 'none'}. Start the job "
-        "with the mpirun of the loaded MPI, or set MPI4PY_MPIABI so that mpi4py loads the other one."
+        f"launcher belongs to another MPI than the one Python has loaded, or to none. Loaded: {library}, "
+        f"by {MPI.__file__}. mpirun on PATH: {shutil.which('mpirun') or 'none'}; beside this Python: "
+        f"{_own_mpirun() or 'none'}. Start the job with the mpirun of the loaded MPI, or set MPI4PY_MPIABI so that "
+        "mpi4py loads the other one."
     )
 
 

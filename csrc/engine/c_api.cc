@@ -131,6 +131,11 @@ int hvdlite_abi_version(void) { return HVDLITE_ABI_VERSION; }
 const char* hvdlite_version(void) { return HVDLITE_VERSION; }
 const char* hvdlite_last_error(void) { return last_error().c_str(); }
 
+const char* hvdlite_dtype_name(int dtype) {
+  if (dtype < 0 || dtype >= hvdlite::base::kNumDTypes) return nullptr;
+  return hvdlite::base::name_of(static_cast<hvdlite::base::DType>(dtype)).data();
+}
+
 void hvdlite_config_init(hvdlite_config* config) {
   const hvdlite::base::Config defaults;
   *config = hvdlite_config{sizeof(hvdlite_config),
@@ -256,6 +261,7 @@ int hvdlite_result_get(hvdlite_engine* engine, int64_t handle, hvdlite_result* o
             completion->shape.data(),
             static_cast<int32_t>(completion->received_splits.size()),
             completion->received_splits.data(),
+            static_cast<int64_t>(completion->data_bytes),
             completion->data};
   });
 }

@@ -448,18 +448,17 @@ void Cycle::fail_all(const Status& why) {
         LogLevel::kError, "control",
         why.message + (record.empty() ? "" : "\nlast operations of this rank:\n" + record));
   }
-  end_all(why);
+  shared_.failure.record(why);
+  end_all(shared_.failure.status());
 }
 
 void Cycle::end_all(const Status& why) {
-  shared_.failure.record(why);
-  const Status first = shared_.failure.status();
-  executor_.park_all(first);
+  executor_.park_all(why);
   for (auto& [id, set] : sets_) {
-    for (auto& [name, pending] : std::exchange(set->pending, {})) finish(pending.entry, first);
+    for (auto& [name, pending] : std::exchange(set->pending, {})) finish(pending.entry, why);
     set->to_announce.clear();
   }
-  for (Entry& entry : shared_.queue.take(true, 0, base::microseconds(0))) finish(entry, first);
+  for (Entry& entry : shared_.queue.take(true, 0, base::microseconds(0))) finish(entry, why);
 }
 
 void Cycle::peer_failed(int rank, const std::string& text) {

@@ -45,7 +45,7 @@ class Cycle {
   bool failure_seen_by_all() const { return failure_unseen_.empty(); }
   // The last step: after it no function may be called.
   void close() { executor_.close(transport_.close()); }
-  // Ends everything this rank has in flight with this error, the first one given.
+  // Ends everything this rank has in flight with this error.
   void end_all(const base::Status& why);
 
  private:
@@ -81,7 +81,8 @@ class Cycle {
   void insert_set(SetId id, std::vector<int> members);
   void fail_pending(ProcessSet& set, const base::Status& why);
   void finish(Entry& entry, const base::Status& status);
-  void fail_all(const base::Status& why);  // end_all, and tells the user
+  // end_all with the first cause, which is told to the user.
+  void fail_all(const base::Status& why);
   void engine_failed(base::ErrorCode code, const std::string& text);
   void peer_failed(int rank, const std::string& text);
   void look_for_lost_peers();

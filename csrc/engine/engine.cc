@@ -28,6 +28,7 @@ constexpr microseconds kSleepMovingData{200};
 constexpr microseconds kFirstSleep{20};
 // Without a bell a long wait is a wait for a slow rank: to look less often by this share of the time waited is not felt.
 constexpr double kPatience = 0.04;
+constexpr const char* kShutDownHere = "this rank has shut down. Horovod has been shut down";
 // Time for messages to leave at shutdown.
 constexpr double kFlushSeconds = 1.0;
 
@@ -115,8 +116,7 @@ std::vector<std::int64_t> Engine::submit(std::vector<Submission> submissions, bo
     throw Error(first.code, first.message);
   }
   if (shut_down_.load()) {
-    throw Error(ErrorCode::kNotInitialized,
-                "this rank has shut down. Horovod has been shut down; call init() first");
+    throw Error(ErrorCode::kNotInitialized, std::string(kShutDownHere) + "; call init() first");
   }
   std::vector<Entry> entries;
   std::vector<std::int64_t> handles;
@@ -124,6 +124,7 @@ std::vector<std::int64_t> Engine::submit(std::vector<Submission> submissions, bo
   for (Submission& submission : submissions) entries.push_back(check(std::move(submission)));
   std::vector<Entry> queued = entries;
   for (Entry& entry : entries) entry.completion->record = shared_.recorder.submitted(entry.request);
+  shared_.waits.may_submit();
   const bool was_empty = shared_.queue.push(std::move(queued));
   shared_.counters.submitted += static_cast<std::int64_t>(entries.size());
   for (Entry& entry : entries) handles.push_back(shared_.handles.add(std::move(entry.completion)));
@@ -146,7 +147,7 @@ bool Engine::wait(std::int64_t handle, microseconds limit) {
   const Clock::time_point deadline = Clock::now() + limit;
   waiting_callers_.fetch_add(1, std::memory_order_seq_cst);
   shared_.waits.enter(completion);
-  while (!done() && Clock::now() < deadline) {
+  while (!done() && !closed_.load(std::memory_order_acquire) && Clock::now() < deadline) {
     const std::uint32_t seen = shared_.event.value();
     if (try_take_token()) {
       drive(completion, deadline);
@@ -165,6 +166,8 @@ bool Engine::wait(std::int64_t handle, microseconds limit) {
                          counters.completed.load(std::memory_order_relaxed) +
                              counters.failed.load(std::memory_order_relaxed);
   if (!others_wait && work_left) kick_.bump();
+  if (!done() && closed_.load(std::memory_order_acquire))
+    throw Error(ErrorCode::kAborted, kShutDownHere);
   return done();
 }
 
@@ -275,9 +278,11 @@ void Engine::shutdown() {
   drive_until(&Engine::drained, after(shared_.config.failure_linger));
   if (!shared_.failure.happened()) cycle_.say_goodbye();
   drive_until(&Engine::drained, after(kFlushSeconds));
-  cycle_.end_all({ErrorCode::kAborted, "this rank has shut down. Horovod has been shut down"});
+  cycle_.end_all({ErrorCode::kAborted, kShutDownHere});
+  // The token is not given back: nobody shall drive what is closed.
+  closed_.store(true, std::memory_order_release);
+  shared_.event.bump();
   stop_.store(true, std::memory_order_release);
-  give_token_back();
   kick_.bump();
   transport_->ring(transport_->rank());
   thread_.join();

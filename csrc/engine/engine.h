@@ -87,7 +87,8 @@ class Engine {
   std::atomic<int> waiting_callers_{0};
   std::atomic<bool> stop_{false};
   std::atomic<bool> shut_down_{false};
-  Event kick_;  // wakes the engine thread while it stands aside for callers
+  std::atomic<bool> closed_{false};  // nothing can end any more
+  Event kick_;                       // wakes the engine thread while it stands aside for callers
   std::thread thread_;
 };
 

@@ -27,7 +27,8 @@ struct Completion {
   std::int32_t value = -1;                    // join: last rank; add_process_set: the new id
   std::vector<std::int64_t> shape;            // of the engine-allocated output
   std::vector<std::int64_t> received_splits;  // alltoall
-  void* data = nullptr;                       // engine-allocated output, from std::malloc
+  std::size_t data_bytes = 0;
+  void* data = nullptr;  // engine-allocated output, from std::malloc
 };
 using CompletionPtr = std::shared_ptr<Completion>;
 

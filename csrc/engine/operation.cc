@@ -142,6 +142,7 @@ void* Operation::allocate_output(Context& context, std::size_t bytes) {
   void* data = std::malloc(bytes > 0 ? bytes : 1);
   if (data == nullptr) throw std::bad_alloc();
   entries_[0].completion->data = data;
+  entries_[0].completion->data_bytes = bytes;
   return data;
 }
 

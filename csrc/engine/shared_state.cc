@@ -12,7 +12,22 @@ const std::shared_ptr<int>& thread_life() {
   return life;
 }
 
+std::uint64_t next_serial() {
+  static std::atomic<std::uint64_t> last{0};
+  return ++last;
+}
+
 }  // namespace
+
+WaitRegistry::WaitRegistry() : serial_(next_serial()) {}
+
+void WaitRegistry::may_submit() {
+  thread_local std::uint64_t known_to = 0;
+  if (known_to == serial_) return;
+  known_to = serial_;
+  const std::lock_guard lock(mutex_);
+  threads_[std::this_thread::get_id()].life = thread_life();
+}
 
 void WaitRegistry::enter(const CompletionPtr& completion) {
   const std::lock_guard lock(mutex_);

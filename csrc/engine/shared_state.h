@@ -64,9 +64,13 @@ class FirstFailure {
   base::Status status_;
 };
 
-// Which threads of this rank wait, and for what: a rank is blocked when every thread that ever waited does.
+// Which threads of this rank wait, and for what: a rank is blocked when every thread that ever submitted or waited now waits,
+// for as long as one of them runs it may still submit what others lack.
 class WaitRegistry {
  public:
+  WaitRegistry();
+  // The calling thread submits.
+  void may_submit();
   void enter(const CompletionPtr& completion);
   // done false: the wait was only interrupted (to look at signals, say) and is counted on for a moment.
   void leave(bool done);
@@ -79,6 +83,7 @@ class WaitRegistry {
     CompletionPtr waits_for;
     base::Clock::time_point until = base::Clock::time_point::max();
   };
+  const std::uint64_t serial_;  // tells registries apart, also one made where another was
   std::mutex mutex_;
   std::map<std::thread::id, Thread> threads_;
 };

@@ -50,7 +50,7 @@ typedef struct hvdlite_mpi {
                hvdlite_mpi_request* out);
   /* done 1: complete and freed; source and bytes as received. */
   int (*test)(hvdlite_mpi_request* request, int* done, int* source, int* bytes);
-  /* done 1: matched and complete or cancelled. */
+  /* Asks MPI to withdraw the request; test() then tells when it is complete or withdrawn. */
   int (*cancel)(hvdlite_mpi_request* request);
 
   /* Blocking, at init and shutdown only. */

@@ -158,11 +158,11 @@ def _is_there(slot: Slot, grad: torch.Tensor, strict: bool) -> bool:
 class SparseBucket:
     """One parameter whose gradient is sparse: every rank gets all ranks' rows and adds them up."""
 
-    def __init__(self, slot: Slot, average: bool, process_set: int) -> None:
+    def __init__(self, slot: Slot, divisor: int, process_set: int) -> None:
         self.slots: Sequence[Slot] = [slot]
         self.missing = 1
         self.launched = 0
-        self._average = average
+        self._divisor = divisor
         self._process_set = process_set
         self._indices: torch.Tensor | None = None  # landed before the values
 
@@ -194,13 +194,12 @@ class SparseBucket:
         if self._indices is None:
             self._indices = rows
             return
-        divisor = result.contributors if self._average else 1
         if grad is None:
             if shape[0]:
                 slot.filled = True
-                slot.deliver(join_rows(self._indices, rows, slot.param, divisor))
+                slot.deliver(join_rows(self._indices, rows, slot.param, self._divisor))
         elif _is_there(slot, grad, strict):
             slot.filled = True
-            slot.replace(grad, join_rows(self._indices, rows, slot.param, divisor))
+            slot.replace(grad, join_rows(self._indices, rows, slot.param, self._divisor))
             if slot.aside is not None and not slot.dirty:
                 slot.merge()

@@ -1,9 +1,8 @@
 """Hooks on a parameter: before and after backward adds to its gradient."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
-
-import torch
 
 __all__ = ["AtEnd", "install"]
 
@@ -22,7 +21,7 @@ class AtEnd:
         self._action()
 
 
-def install(param: Any, before: Callable[[torch.Tensor], None], after: Callable[[torch.Tensor], None]) -> list[Any]:
+def install(param: Any, before: "partial[None]", after: "partial[None]") -> list[Any]:
     """Hooks both ends of the accumulation, of frozen parameters too: they may be thawed later.
 
     Args:
@@ -38,6 +37,8 @@ def install(param: Any, before: Callable[[torch.Tensor], None], after: Callable[
         return []
     frozen = not param.requires_grad
     param.requires_grad_(True)
+    for hook in (before, after):
+        hook.__torch_unserializable__ = True  # type: ignore[attr-defined]  # no warning when the tensor is saved
     hooks = [param.register_hook(before), param.register_post_accumulate_grad_hook(after)]
     if frozen:
         param.requires_grad_(False)

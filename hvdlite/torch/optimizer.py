@@ -223,7 +223,7 @@ class _Wrapping:
     def undo(self, optimizer: "_Distributed") -> None:
         """Takes the wrapping off again."""
         if self.reducer is not None:
-            self.reducer.settle_all()
+            self.reducer.settle_family()
             self._step_hook.remove()
             self._finalizer.detach()
             self.reducer.close()
@@ -233,7 +233,7 @@ class _Wrapping:
     def add_parameters(self, params: Iterable[torch.Tensor]) -> None:
         """Reduces more parameters."""
         if self.reducer is not None:
-            self.reducer.settle_all()
+            self.reducer.settle_family()
             named = [(f"{self.settings.prefix}.added{self._added}.{place}", param) for place, param in enumerate(params)]
             self._added += 1
             self.reducer.add(named)
@@ -250,7 +250,7 @@ class _Wrapping:
             wrapped = self._wrap_closure(reducer, closure)
             return ((args[0], wrapped, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": wrapped})
         if self.skipping:
-            reducer.settle_all()
+            reducer.settle_family()
         else:
             reducer.complete()
         reducer.next_step()
@@ -260,7 +260,7 @@ class _Wrapping:
         """The closure, whose loss and gradients are all ranks': an optimizer may decide by the loss how to go on."""
 
         def of_all_ranks() -> Any:
-            reducer.settle_all()
+            reducer.settle_family()
             reducer.next_step()
             loss = closure()
             reducer.complete()
@@ -344,7 +344,7 @@ class _Distributed(_Optimizer):
         """Resets the gradients, as the optimizer's own ``zero_grad`` does (``set_to_none`` included)."""
         reducer = self._hvdlite.reducer
         if reducer is not None:
-            reducer.settle_all()
+            reducer.settle_family()
         super().zero_grad(*args, **kwargs)
         if reducer is not None:
             reducer.after_reset()

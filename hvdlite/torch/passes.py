@@ -18,9 +18,14 @@ from typing import Protocol
 import torch
 from torch.autograd import Variable
 
-__all__ = ["NO_TASK", "EndOfTask", "PassListener", "current_task", "is_nested", "when_task_ends"]
+__all__ = ["NO_TASK", "TOO_MANY_PASSES", "EndOfTask", "PassListener", "current_task", "is_nested", "when_task_ends"]
 
 NO_TASK = -1
+
+TOO_MANY_PASSES = (
+    "Gradients were computed more than backward_passes_per_step times before call to step(). Increase "
+    "backward_passes_per_step to accumulate gradients locally."
+)
 
 current_task: Callable[[], int] = torch._C._current_graph_task_id  # NO_TASK outside of backward
 

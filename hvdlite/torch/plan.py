@@ -29,7 +29,8 @@ def make_buckets(settings: Settings, slots: Sequence[Slot], groups: Groups, gene
     forms: dict[Slot, WireForm] = {}
     for slot in reversed(slots):
         if slot.sparse_dim is not None and not settings.sparse_as_dense:
-            buckets.append(SparseBucket(slot, settings.op == Average, set_id))
+            divisor = (settings.process_set.size() or 1) if settings.op == Average else 1
+            buckets.append(SparseBucket(slot, divisor, set_id))
         else:
             forms[slot] = WireForm(slot.param, settings.compression)
     for number, members in enumerate(_cut(forms, groups)):

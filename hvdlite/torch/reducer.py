@@ -15,28 +15,26 @@ import weakref
 from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hvdlite.errors import HvdliteError, InternalError
+from hvdlite.errors import HvdliteError
 from hvdlite.runtime import RUNTIME
 from hvdlite.torch.agreement import Settings, agree
 from hvdlite.torch.flights import Bucket, Flight
 from hvdlite.torch.hooks import AtEnd, install
-from hvdlite.torch.passes import NO_TASK, EndOfTask, current_task, is_nested, when_task_ends
+from hvdlite.torch.passes import NO_TASK, TOO_MANY_PASSES, EndOfTask, current_task, is_nested, when_task_ends
 from hvdlite.torch.plan import Groups, make_buckets
 from hvdlite.torch.slots import Slot
 
 if TYPE_CHECKING:
     from hvdlite._engine import Engine
 
-__all__ = ["TOO_MANY_PASSES", "Reducer", "owner_of"]
+__all__ = ["Reducer", "owner_of"]
 
-TOO_MANY_PASSES = (
-    "Gradients were computed more than backward_passes_per_step times before call to step(). Increase "
-    "backward_passes_per_step to accumulate gradients locally."
-)
+_TURNS = 4  # passes of one step whose names differ, so that ranks with unequal numbers of passes are found out
 
 _owners: dict[int, "weakref.ref[Reducer]"] = {}  # by id of the parameter, which its reducer keeps alive
 
@@ -90,7 +88,7 @@ class Reducer:
 
         Args:
             named: unique names, and the parameters in the order of the model.
-            groups: the user's choice of what is reduced together, by name; None for the plan by size.
+            groups: the user's choice of what is reduced together, by name; None for what it was, at first by size.
 
         Raises:
             InvalidArgumentError: another optimizer reduces one of them in a way that cannot be reconciled.
@@ -101,14 +99,12 @@ class Reducer:
             if owner is not None:
                 self.settings.require_compatible(owner.settings, name)
         for name, param, owner in added:
-            if owner is self:
-                continue
             if owner is not None:
                 owner._give_up(param, self)
             slot = self._slots[id(param)] = Slot(name, param)
             _owners[id(param)] = weakref.ref(self)
-            self._hooks[id(param)] = self._hook(slot)
-        self._groups = groups
+            self._hooks[id(param)] = install(param, partial(self._before, slot), partial(self._after, slot))
+        self._groups = self._groups if groups is None else groups
         self._buckets = None
 
     def holds(self, param: torch.Tensor) -> bool:
@@ -149,41 +145,35 @@ class Reducer:
 
     # --- hooks: called by autograd, for each parameter in each pass -------------------------------------------------------
 
-    def _hook(self, slot: Slot) -> list[Any]:
-        """Puts the hooks on a parameter. They are written for speed: they run for each gradient in each pass."""
-        param = slot.param
+    def _before(self, slot: Slot, _increment: torch.Tensor) -> None:
+        """Backward is about to add to this gradient (or would, if this is autograd.grad, which adds nothing)."""
+        if self._unsettled:
+            self.settle()
+        grad = slot.param.grad
+        if grad is None:
+            if slot.dirty or slot.aside is not None:
+                slot.forget()  # somebody has reset it
+        elif not slot.dirty and slot.set_aside(grad):
+            if not self._moved_aside:
+                when_task_ends(AtEnd(self.restore))
+            self._moved_aside.append(slot)
 
-        def before(_increment: torch.Tensor) -> None:
-            """Backward is about to add to this gradient (or would: autograd.grad comes here too and adds nothing)."""
-            if self._unsettled:
-                self.settle()
-            grad = param.grad
-            if grad is None:
-                if slot.dirty or slot.aside is not None:
-                    slot.forget()  # somebody has reset it
-            elif not slot.dirty and slot.set_aside(grad):
-                if not self._moved_aside:
-                    when_task_ends(AtEnd(self.restore))
-                self._moved_aside.append(slot)
-
-        def after(_param: torch.Tensor) -> None:
-            """Backward has added to this gradient."""
-            if current_task() != self._task:
-                self._enter(slot)
-            stamp = self._stamp
-            if slot.stamp == stamp:
-                if slot.bucket is not None and slot.bucket.launched == stamp:
-                    slot.dirty = self._again = True
-                return
-            slot.stamp = stamp
-            slot.dirty = True
-            if self._eager:
-                bucket: Bucket = slot.bucket
-                bucket.missing -= 1
-                if not bucket.missing:
-                    self._launch(bucket, wake=True)
-
-        return install(param, before, after)
+    def _after(self, slot: Slot, _param: torch.Tensor) -> None:
+        """Backward has added to this gradient."""
+        if current_task() != self._task:
+            self._enter(slot)
+        stamp = self._stamp
+        if slot.stamp == stamp:
+            if slot.bucket is not None and slot.bucket.launched == stamp:
+                slot.dirty = self._again = True
+            return
+        slot.stamp = stamp
+        slot.dirty = True
+        if self._eager:
+            bucket: Bucket = slot.bucket
+            bucket.missing -= 1
+            if not bucket.missing:
+                self._launch(bucket, wake=True)
 
     def _enter(self, slot: Slot) -> None:
         """A hook runs in another graph task than the last hook did."""
@@ -214,12 +204,14 @@ class Reducer:
         limit = self.passes_per_step
         if limit > 1 and self._backwards >= limit and not self.suspended:
             if slot.aside is not None:
-                slot.merge()
+                with torch.no_grad():
+                    slot.merge()
                 raise AssertionError(TOO_MANY_PASSES)
             self._turn = self._backwards = 0  # the gradients were reset without telling us
         self._use_engine()
         self._stamp += 1
         self._running = True
+        self._again = False
         self._local = bool(self.suspended) or self._backwards + 1 < limit
         self._eager = self._buckets is not None and not self._local and not self._ever_nested
         for bucket in self._buckets or ():
@@ -238,7 +230,7 @@ class Reducer:
         """The pass is over: backward() returns when this has."""
         if self._running and end.serial == self._stamp:
             self._finish_pass()
-            self._count_backward()
+            self._backwards += not self.suspended
             if not self._local:
                 self._reduce(strict=True)
 
@@ -273,10 +265,6 @@ class Reducer:
         self._running = False
         self._local_gradients |= self._local
 
-    def _count_backward(self) -> None:
-        if not self.suspended:
-            self._backwards += 1
-
     # --- reduction --------------------------------------------------------------------------------------------------------
 
     def _reduce(self, strict: bool) -> None:
@@ -285,6 +273,10 @@ class Reducer:
             self._plan()
         self._owed = self._unsettled = True
         self._launch_rest()
+        self._land(strict)
+
+    def _land(self, strict: bool) -> None:
+        """Waits for everything in flight, and reduces what was added to gradients after they were launched."""
         self._wait(strict)
         if self._again:
             self._again = False
@@ -312,10 +304,9 @@ class Reducer:
         self._turn += 1
 
     def _launch(self, bucket: Bucket, wake: bool) -> None:
-        if self._engine is None:
-            raise InternalError("a bucket was launched outside of a pass; this is a bug of hvdlite")
+        assert self._engine is not None  # since the pass began
         bucket.launched = self._stamp
-        self._flights.append(bucket.launch(self._engine, self._turn, wake))
+        self._flights.append(bucket.launch(self._engine, self._turn % _TURNS, wake))
 
     def _wait(self, strict: bool) -> None:
         """Waits for everything in flight. Raises the first failure after all have ended."""
@@ -350,16 +341,13 @@ class Reducer:
         """Makes good what the end of the last pass did not do. Does nothing if all is well."""
         if self._running:
             self._finish_pass()
-            self._count_backward()
+            self._backwards += not self.suspended
             self._owed = not self._local
             self._unsettled = True
         self.restore()
         if self._unsettled:
             owed, self._owed = self._owed, False
-            if owed:
-                self._reduce(strict=False)
-            else:
-                self._wait(strict=False)
+            (self._reduce if owed else self._land)(strict=False)
 
     def restore(self) -> None:
         """Puts back what was set aside for increments that did not come."""
@@ -395,7 +383,7 @@ class Reducer:
         for slot in written:
             slot.filled = False  # what is there at the next step is the user's again
 
-    def settle_all(self) -> None:
+    def settle_family(self) -> None:
         """`settle` for all that reduce for the optimizer."""
         for reducer in self._family():
             reducer.settle()

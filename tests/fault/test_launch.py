@@ -9,7 +9,7 @@ from support.job import job_environment, run_job
 TIMEOUT = 60.0
 
 
-@pytest.mark.parametrize("variable", ["PMI_SIZE", "SLURM_STEP_NUM_TASKS"])
+@pytest.mark.parametrize("variable", ["PMI_SIZE", "HOROVOD_SIZE"])
 def test_a_process_that_is_alone_against_its_launchers_word_refuses_to_start(variable):
     done = subprocess.run(
         [sys.executable, "-c", "import hvdlite; hvdlite.init()"],
@@ -73,12 +73,10 @@ def test_a_survivor_that_catches_the_error_ends_when_it_wants_to():
         import numpy as np
         import hvdlite as hvd
         hvd.init()
-        hvd.barrier()
         if hvd.rank() == 1:
             raise ValueError("the data is bad")
         try:
-            for _ in range(1000):
-                hvd.allreduce(np.ones(100), name="x")
+            hvd.allreduce(np.ones(100), name="x")
         except hvd.HorovodInternalError as error:
             print("survived:", error, flush=True)
         """,

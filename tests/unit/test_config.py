@@ -152,6 +152,9 @@ def test_the_page_of_knobs_is_up_to_date():
         ({"PMI_SIZE": "3"}, 3),
         ({"SLURM_STEP_NUM_TASKS": "8"}, 8),
         ({"SLURM_NTASKS": "8"}, None),
+        ({"HOROVOD_SIZE": "2"}, 2),
+        ({"WORLD_SIZE": "2"}, None),
+        ({"WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x"}, 2),
         ({"PMI_SIZE": "?"}, None),
     ],
 )

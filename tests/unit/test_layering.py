@@ -14,7 +14,18 @@ NATIVE = ROOT / "csrc"
 
 # What each part of the package may import of the package, besides itself.
 PURE = {"_version", "config", "dtypes", "errors", "requests", "topology"}
-CORE = {"_engine", "_native", "compression", "failures", "handles", "objects", "ops", "process_sets", "runtime"}
+CORE = {
+    "_engine",
+    "_native",
+    "basics",
+    "compression",
+    "failures",
+    "handles",
+    "objects",
+    "ops",
+    "process_sets",
+    "runtime",
+}
 CORE |= {"startup", "submission", "timeline"}
 LIBRARY = PURE | CORE | {"backends"}
 DOORS = {"torch", "tensorflow", "keras"}

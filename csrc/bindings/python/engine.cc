@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include "config.h"
-#include "dtypes.h"
 
 namespace hvdlite::python {
 
@@ -11,11 +10,6 @@ namespace {
 
 // How long one wait runs before Python looks for signals: Ctrl-C must act within half a second.
 constexpr double kSliceSeconds = 0.1;
-
-// Kinds whose output the engine allocates (csrc/base/types.h).
-constexpr std::int32_t kAllgather = 1;
-constexpr std::int32_t kAlltoall = 3;
-constexpr std::int32_t kReducescatter = 4;
 
 struct Outcome {
   int code = HVDLITE_OK;
@@ -98,7 +92,6 @@ std::int64_t Engine::submit(const Request& request, bool wake) {
   const hvdlite_request native = request.native();
   std::int64_t handle = 0;
   python::check(hvdlite_submit(engine_, &native, 1, wake ? 1 : 0, &handle));
-  remember(request, handle);
   return handle;
 }
 
@@ -115,10 +108,7 @@ nb::list Engine::submit_many(nb::handle requests, bool wake) {
   python::check(
       hvdlite_submit(engine_, natives.data(), natives.size(), wake ? 1 : 0, handles.data()));
   nb::list result;
-  for (std::size_t i = 0; i < parsed.size(); ++i) {
-    remember(parsed[i], handles[i]);
-    result.append(handles[i]);
-  }
+  for (const std::int64_t handle : handles) result.append(handle);
   return result;
 }
 
@@ -141,20 +131,13 @@ Result Engine::wait(std::int64_t handle) {
   struct Releaser {
     Engine* engine;
     std::int64_t handle;
-    ~Releaser() {
-      engine->forget(handle);
-      hvdlite_release(engine->engine_, handle);
-    }
+    ~Releaser() { hvdlite_release(engine->engine_, handle); }
   } releaser{this, handle};
   check(outcome);
-  const auto size = item_sizes_.find(handle);
-  return collect_result(engine_, handle, size == item_sizes_.end() ? 1 : size->second);
+  return collect_result(engine_, handle);
 }
 
-void Engine::release(std::int64_t handle) {
-  forget(handle);
-  python::check(hvdlite_release(engine_, handle));
-}
+void Engine::release(std::int64_t handle) { python::check(hvdlite_release(engine_, handle)); }
 
 std::vector<std::int32_t> Engine::process_set_ids() {
   return list_of([&](std::int32_t* ids, std::int32_t room, std::int32_t* count) {
@@ -198,13 +181,5 @@ nb::dict Engine::counters() {
 void Engine::shutdown() {
   check(without_gil([&] { return hvdlite_engine_shutdown(engine_); }));
 }
-
-void Engine::remember(const Request& request, std::int64_t handle) {
-  if (request.kind == kAllgather || request.kind == kAlltoall || request.kind == kReducescatter) {
-    item_sizes_[handle] = size_of_dtype(request.dtype);
-  }
-}
-
-void Engine::forget(std::int64_t handle) { item_sizes_.erase(handle); }
 
 }  // namespace hvdlite::python

@@ -52,13 +52,9 @@ class Engine {
 
  private:
   explicit Engine(hvdlite_engine* engine);
-  void remember(const Request& request, std::int64_t handle);
-  void forget(std::int64_t handle);
 
   hvdlite_engine* engine_;
   pid_t creator_;
-  // Element sizes of pending operations whose output the engine allocates: the C ABI reports their shape alone.
-  std::unordered_map<std::int64_t, std::size_t> item_sizes_;
 };
 
 }  // namespace hvdlite::python

@@ -34,7 +34,7 @@ nb::object take_data(Result& result) {
 
 }  // namespace
 
-Result collect_result(hvdlite_engine* engine, std::int64_t handle, std::size_t item_size) {
+Result collect_result(hvdlite_engine* engine, std::int64_t handle) {
   hvdlite_result native{};
   check(hvdlite_result_get(engine, handle, &native));
   Result result;
@@ -47,10 +47,7 @@ Result collect_result(hvdlite_engine* engine, std::int64_t handle, std::size_t i
                                   native.received_splits + native.num_received_splits);
   }
   result.output.data.reset(hvdlite_result_take_data(engine, handle));
-  if (result.output.data != nullptr) {
-    result.output.size = item_size;
-    for (std::int64_t extent : result.shape) result.output.size *= static_cast<std::size_t>(extent);
-  }
+  result.output.size = static_cast<std::size_t>(native.num_bytes);
   return result;
 }
 

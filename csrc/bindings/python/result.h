@@ -28,7 +28,7 @@ struct Result {
   bool taken = false;
 };
 
-// Copies the result of a successful operation and takes its output over. item_size is that of the operation's dtype.
-Result collect_result(hvdlite_engine* engine, std::int64_t handle, std::size_t item_size);
+// Copies the result of a successful operation and takes its output over.
+Result collect_result(hvdlite_engine* engine, std::int64_t handle);
 
 }  // namespace hvdlite::python

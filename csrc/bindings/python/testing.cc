@@ -5,7 +5,6 @@
 #include <sstream>
 
 #include "binding.h"
-#include "dtypes.h"
 
 namespace hvdlite::python {
 
@@ -17,7 +16,7 @@ using Address = std::uintptr_t;
 
 std::vector<std::string> dtype_names() {
   std::vector<std::string> names;
-  for (const DTypeRow& row : kDTypes) names.emplace_back(row.name);
+  for (int code = 0; const char* name = hvdlite_dtype_name(code); ++code) names.emplace_back(name);
   return names;
 }
 

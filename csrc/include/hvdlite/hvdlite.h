@@ -102,12 +102,14 @@ typedef struct hvdlite_result {
   const int64_t* shape; /* valid until the handle is released */
   int32_t num_received_splits;
   const int64_t* received_splits;
-  void* data; /* engine-allocated output; hvdlite_result_take_data hands it over */
+  int64_t num_bytes; /* of data */
+  void* data;        /* engine-allocated output; hvdlite_result_take_data hands it over */
 } hvdlite_result;
 
 HVDLITE_API int hvdlite_abi_version(void);
 HVDLITE_API const char* hvdlite_version(void);
 HVDLITE_API const char* hvdlite_last_error(void);
+HVDLITE_API const char* hvdlite_dtype_name(int dtype); /* "float32"; null past the last code */
 HVDLITE_API void hvdlite_config_init(hvdlite_config* config);
 
 /* Engines. hvdlite_engine_create_mpi is collective over the communicator at comm_address (the address of an MPI_Comm);

@@ -210,3 +210,40 @@ def test_a_dropped_optimizer_leaves_nothing_behind(hvd):
     twin.zero_grad()
     mse(twin, *part).backward()
     assert_close(grads_of(model), grads_of(twin))  # this rank's alone
+
+
+@pytest.mark.parametrize("op", ["Average", "Sum"])
+def test_ranks_that_run_out_of_data_join(hvd, op):
+    """The others go on; the average is still over all ranks, as in Horovod."""
+    pair = Pair(hvd, sgd, op=getattr(hvd, op))
+    steps = [3 + 2 * rank for rank in range(hvd.size())]
+    for step in range(max(steps)):
+        part, whole = pair.parts(step)
+        working = [rank for rank in range(hvd.size()) if steps[rank] > step]
+        pair.zero()
+        losses = [mse(pair.twin, *part_of(whole, rank)) for rank in working]
+        (sum(losses) / (hvd.size() if op == "Average" else 1)).backward()
+        if hvd.rank() in working:
+            mse(pair.model, *part).backward()
+            assert_close(grads_of(pair.model), grads_of(pair.twin))
+            pair.optimizer.step()
+        pair.twin_optimizer.step()
+    assert hvd.join() == hvd.size() - 1
+    hvd.broadcast_parameters(pair.model.state_dict(), hvd.size() - 1)
+    pair.check_weights()
+
+
+def test_unequal_numbers_of_passes_are_found_out(hvd):
+    model = network()
+    optimizer = hvd.DistributedOptimizer(sgd(model.parameters()))
+    part = part_of(whole_batch(0, hvd.size()), hvd.rank())
+    mse(model, *part).backward()
+    if hvd.rank() != 0:
+        optimizer.zero_grad()  # a new step here, a second pass of the old one there
+    with pytest.raises(hvd.HorovodInternalError, match="deadlock: ranks wait for operations"):
+        mse(model, *part).backward()
+    optimizer.zero_grad()
+    twin = network()
+    mse(model, *part).backward()
+    mse(twin, *whole_batch(0, hvd.size())).backward()
+    assert_close(grads_of(model), grads_of(twin))

@@ -1,0 +1,178 @@
+"""Beginning and end, and who is who: the functions that Horovod calls basics."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from hvdlite import process_sets as sets
+from hvdlite.errors import InvalidArgumentError
+from hvdlite.runtime import RUNTIME
+
+__all__ = [
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "gloo_built",
+    "gloo_enabled",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "rank",
+    "rocm_built",
+    "shutdown",
+    "size",
+]
+
+
+def init(comm: Any = None, process_sets: Sequence[sets.ProcessSet] | str | None = None) -> None:
+    """Joins the job: every process of it calls this once before anything else. Collective over the communicator.
+
+    Initialises MPI through mpi4py (thread level multiple) if nobody has. Calling it again does nothing but give the
+    process sets their ids; after `shutdown` it starts anew.
+
+    Args:
+        comm: None for all processes that mpirun started, a list of ranks of MPI_COMM_WORLD (hvdlite's ranks then follow
+            the order of the list), or an mpi4py communicator. Only members may call.
+        process_sets: `ProcessSet` objects to register, the same on all ranks (one made from a communicator may differ:
+            all of the ranks' sets are then registered); or ``"dynamic"`` to allow `add_process_set` later.
+
+    Raises:
+        InvalidArgumentError: a knob has a bad value or differs between ranks, this process is not a member of `comm`,
+            or a process set is invalid or a duplicate.
+        SystemFailure: MPI cannot be loaded, or the launcher and MPI disagree about the number of processes.
+        NotInitializedError: this is a forked child of an initialised process.
+        ImportError: the native module is missing.
+    """
+    if isinstance(process_sets, str) and process_sets != "dynamic":
+        raise InvalidArgumentError(f'init(process_sets={process_sets!r}): pass ProcessSet objects or "dynamic"')
+    given = [] if process_sets is None or isinstance(process_sets, str) else process_sets
+    listed = [entry if isinstance(entry, sets.ProcessSet) else sets.ProcessSet(entry) for entry in given]
+    with RUNTIME.starting():
+        if RUNTIME.engine is None:
+            RUNTIME.start(comm, dynamic=process_sets == "dynamic")
+            try:
+                sets.register_initial(comm, listed)
+            except InvalidArgumentError:  # the same on all ranks
+                shutdown()
+                raise
+        else:
+            sets.bind_existing(listed)
+
+
+def shutdown() -> None:
+    """Leaves the job. Operations that peers still expect from this rank fail there with a text that says so.
+
+    Collective only in that all ranks are expected to do it; it runs at exit by itself. Does nothing where hvdlite is
+    not initialised.
+    """
+    if not RUNTIME.forked:
+        RUNTIME.stop()
+        sets.forget_all()
+
+
+def is_initialized() -> bool:
+    """Has `init` succeeded (in this process, or in the parent that forked it) and `shutdown` not been called?"""
+    return RUNTIME.topology is not None
+
+
+def rank() -> int:
+    """This process's number in the job, from 0 to `size` - 1.
+
+    Raises:
+        NotInitializedError: `init` has not been called. The same holds for the other functions about places.
+    """
+    return RUNTIME.require_topology().rank
+
+
+def size() -> int:
+    """The number of processes in the job."""
+    return RUNTIME.require_topology().size
+
+
+def local_rank() -> int:
+    """This process's number among those on its node."""
+    return RUNTIME.require_topology().local_rank
+
+
+def local_size() -> int:
+    """The number of processes on this node."""
+    return RUNTIME.require_topology().local_size
+
+
+def cross_rank() -> int:
+    """This node's number among those that have a process of this local rank."""
+    return RUNTIME.require_topology().cross_rank
+
+
+def cross_size() -> int:
+    """The number of nodes that have a process of this local rank."""
+    return RUNTIME.require_topology().cross_size
+
+
+def is_homogeneous() -> bool:
+    """Has every node the same number of processes?"""
+    return RUNTIME.require_topology().is_homogeneous
+
+
+def mpi_threads_supported() -> bool:
+    """May other threads of this process use MPI (mpi4py) at the same time as hvdlite?
+
+    Raises:
+        NotInitializedError: `init` has not been called.
+    """
+    RUNTIME.require_topology()
+    from mpi4py import MPI
+
+    return MPI.Query_thread() == MPI.THREAD_MULTIPLE
+
+
+def mpi_enabled() -> bool:
+    """True: hvdlite always runs over MPI."""
+    return True
+
+
+def mpi_built() -> bool:
+    """True: hvdlite always runs over MPI."""
+    return True
+
+
+def gloo_enabled() -> bool:
+    """False: hvdlite does not use Gloo."""
+    return False
+
+
+def gloo_built() -> bool:
+    """False: hvdlite does not use Gloo."""
+    return False
+
+
+def nccl_built() -> int:
+    """0: this version of hvdlite does not use NCCL."""
+    return 0
+
+
+def ddl_built() -> bool:
+    """False: hvdlite does not use IBM's DDL."""
+    return False
+
+
+def ccl_built() -> bool:
+    """False: hvdlite does not use oneCCL."""
+    return False
+
+
+def cuda_built() -> bool:
+    """False: this version of hvdlite handles tensors in host memory only."""
+    return False
+
+
+def rocm_built() -> bool:
+    """False: this version of hvdlite handles tensors in host memory only."""
+    return False

@@ -1,0 +1,226 @@
+"""The documentation against the code: what it names exists, and what it quotes is what is there."""
+
+import ast
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from support.thread_ranks import ALLREDUCE, Rank, engines, in_threads
+
+from hvdlite.config import KNOBS, launcher_claim
+from hvdlite.dtypes import code_of_name
+from hvdlite.errors import ERRORS, HvdliteError, NotInitializedError
+from hvdlite.requests import Adasum, resolve_op
+from hvdlite.startup import check_launch
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
+TEXT = {page.name: page.read_text() for page in PAGES}
+
+every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def prose(text: str) -> str:
+    return re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+# --- every page ---------------------------------------------------------------------------------------------------------
+
+
+@every_page
+def test_named_files_exist(page):
+    named = re.findall(r"`((?:csrc|hvdlite|tests|docs|examples|_build)/[\w./*-]+)`", prose(page.read_text()))
+    assert not [name for name in named if not list(ROOT.glob(name))]
+
+
+@every_page
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page.read_text())):
+        if "://" in target:
+            continue
+        name, _, anchor = target.partition("#")
+        linked = page.parent / name if name else page
+        assert linked.exists(), target
+        headings = re.findall(r"^#+ (.*)$", linked.read_text(), re.MULTILINE) if anchor else []
+        assert not anchor or anchor in [heading.lower().replace(" ", "-") for heading in headings], target
+
+
+@every_page
+def test_python_can_be_read(page):
+    for block in blocks(page.read_text(), "python"):
+        ast.parse(block)
+
+
+@every_page
+def test_variables_are_knobs(page):
+    elsewhere = {"HVDLITE_MPI", "HVDLITE_FLAG_ABSENT", "HVDLITE_<COLLECTIVE>_ALGORITHM"}  # the build's, the C ABI's
+    known = {knob.variable for knob in KNOBS} | elsewhere
+    named = re.findall(r"\bHVDLITE_(?:[A-Z_<>]*[A-Z>])", page.read_text())
+    assert not [name for name in named if name not in known and not name.startswith("HVDLITE_E_")]
+
+
+# --- README -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["torch_minimal.py", "numpy_allreduce.py"])
+def test_the_readme_shows_the_examples_as_they_are(name):
+    assert (ROOT / "examples" / name).read_text() in blocks(TEXT["README.md"], "python")
+
+
+# --- docs/gradient_path.md ----------------------------------------------------------------------------------------------
+
+LAYERS = ["hvdlite/torch", "csrc/bindings", "csrc/engine/c_api", "csrc/engine", "csrc/collectives", "csrc/transport"]
+CALLABLE = re.compile(r"`([A-Za-z_]\w*(?:(?:::|\.)\w+)?)`")
+
+
+def layer_of(path: str) -> int:
+    return max((len(layer), place) for place, layer in enumerate(LAYERS) if path.startswith(layer))[1]
+
+
+def python_names(path: Path) -> set[str]:
+    """Functions and classes at the top of a module, and methods with their class in front."""
+    names = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            names |= {f"{node.name}.{child.name}" for child in node.body if isinstance(child, ast.FunctionDef)}
+    return names
+
+
+def is_defined(name: str, path: Path) -> bool:
+    if path.suffix == ".py":
+        return name in python_names(path)
+    return re.search(rf"^(?!\s*(?://|return\b)).*(?<![\w:.>]){re.escape(name)}\(", path.read_text(), re.MULTILINE) is not None
+
+
+SOURCES = sorted([*(ROOT / "hvdlite").rglob("*.py"), *(ROOT / "csrc").rglob("*.cc")])
+
+
+def test_the_gradient_goes_down_through_at_most_twelve_files():
+    steps = re.findall(r"^\d+\. .*?(?=^\d+\. |^## |\Z)", TEXT["gradient_path.md"], re.MULTILINE | re.DOTALL)
+    files = [re.search(r"`([\w/]+\.(?:py|cc))`", step)[1] for step in steps]
+    assert 1 < len(files) <= 12
+    assert len(set(files)) == len(files)
+    layers = [layer_of(file) for file in files]
+    assert layers == sorted(layers)
+    for step, file in zip(steps, files, strict=True):
+        named = CALLABLE.findall(step)
+        assert any(is_defined(name, ROOT / file) for name in named), f"{file} defines none of {named}"
+
+
+def test_functions_of_the_gradient_path_exist():
+    for name in CALLABLE.findall(TEXT["gradient_path.md"]):
+        if "." in name or "::" in name or "_" in name:
+            assert any(is_defined(name, path) for path in SOURCES), name
+
+
+def test_functions_beside_the_path_are_where_it_says():
+    rows = re.findall(r"^\| .* \| (`.*`) \|$", TEXT["gradient_path.md"], re.MULTILINE)
+    assert rows
+    for place in "; ".join(rows).split("; "):
+        file, *names = re.findall(r"`([^`]+)`", place)
+        assert names, file
+        for name in names:
+            assert is_defined(name, ROOT / file), f"{name} in {file}"
+
+
+# --- docs/architecture.md -----------------------------------------------------------------------------------------------
+
+
+def test_all_control_messages_are_described():
+    header = (ROOT / "csrc" / "engine" / "messages.h").read_text()
+    declared = re.search(r"using Message =\s*std::variant<([^>]*)>", header)[1]
+    rows = re.findall(r"^\| `(\w+)` \|", TEXT["architecture.md"], re.MULTILINE)
+    assert rows == [name.strip() for name in declared.split(",")]
+
+
+def test_all_parts_are_in_the_drawing():
+    drawing = blocks(TEXT["architecture.md"], "")[0]
+    for folder in (ROOT / "csrc").iterdir():
+        assert f"csrc/{folder.name}" in drawing
+    package = ROOT / "hvdlite"
+    modules = {path.stem for path in package.glob("*.py") if not path.stem.startswith("_")}
+    folders = {path.parent.name for path in package.glob("*/__init__.py")}
+    assert not [name for name in sorted(modules | folders) if not re.search(rf"\b{name}\b", drawing)]
+
+
+# --- docs/algorithms.md -------------------------------------------------------------------------------------------------
+
+
+def test_each_algorithm_has_a_heading_and_a_file():
+    knobs = [knob for knob in KNOBS if knob.name.endswith("_algorithm")]
+    names = [f"{knob.name.removesuffix('_algorithm')}_{choice}" for knob in knobs for choice in knob.choices[1:]]
+    headings = re.findall(r"^## (\w+_\w+)$", TEXT["algorithms.md"], re.MULTILINE)
+    assert headings == names
+    for name in names:
+        assert (ROOT / "csrc" / "collectives" / f"{name}.cc").exists()
+    forced = re.findall(r"^## (\w+_\w+)\n\nKnob value `(\w+)`", TEXT["algorithms.md"], re.MULTILINE)
+    assert [heading for heading, value in forced if heading.endswith(f"_{value}")] == names
+
+
+# --- docs/errors.md -----------------------------------------------------------------------------------------------------
+
+
+def documented(text: str) -> bool:
+    """Is a text on the page, but for the host and the process id that MPI adds to a rank?"""
+    page = re.sub(r" \(host \w+, pid \d+\)", "", TEXT["errors.md"])
+    return one_line(text) in one_line(page)
+
+
+def test_all_errors_are_described():
+    headings = re.findall(r"^## (\w+)$", TEXT["errors.md"], re.MULTILINE)
+    assert sorted(headings) == sorted(row.python.__name__ for row in ERRORS.values())
+
+
+def test_texts_of_local_errors_are_the_real_ones():
+    with pytest.raises(HvdliteError) as adasum:
+        resolve_op(Adasum, None)
+    with pytest.raises(HvdliteError) as dtype:
+        code_of_name("complex128", "NumPy array")
+    for error in (NotInitializedError(), adasum.value, dtype.value):
+        assert documented(str(error))
+
+
+def test_the_text_about_another_launcher_is_the_real_one():
+    alone = SimpleNamespace(COMM_WORLD=SimpleNamespace(size=1), Get_library_version=lambda: "MPI", __file__="MPI.so")
+    with pytest.raises(HvdliteError) as error:
+        check_launch(alone, launcher_claim({"PMI_SIZE": "4"}))
+    assert documented(str(error.value).split(" Loaded:")[0])
+
+
+def failing(rank: Rank, name: str, array: np.ndarray) -> str:
+    with pytest.raises(HvdliteError) as error:
+        rank.allreduce(f"allreduce.{name}", array)
+    return str(error.value)
+
+
+QUOTED = {
+    "dtype": lambda rank: failing(rank, "conv1.weight", np.ones(3, "f4" if rank.rank else "f8")),
+    "shape": lambda rank: failing(rank, "conv1.weight", np.ones(3 + rank.rank)),
+    "deadlock": lambda rank: failing(rank, "bias" if rank.rank else "biass", np.ones(3)),
+    "left": lambda rank: rank.engine.shutdown() if rank.rank else failing(rank, "grad", np.ones(3)),
+}
+
+
+@pytest.mark.parametrize("case", QUOTED)
+def test_texts_of_agreed_errors_are_the_real_ones(case):
+    with engines(2) as ranks:
+        for text in in_threads(ranks, QUOTED[case]):
+            assert text is None or documented(text), text
+
+
+def test_the_text_about_a_name_in_flight_is_the_real_one():
+    with engines(2) as ranks:
+        ranks[0].start(ALLREDUCE, "allreduce.dup", np.ones(1), np.ones(1))
+        assert documented(failing(ranks[0], "dup", np.ones(1)))
