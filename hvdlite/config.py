@@ -183,12 +183,12 @@ KNOBS: tuple[Knob, ...] = (
         low=0,
         horovod="HOROVOD_CACHE_CAPACITY",
     ),
-    Knob("segment_bytes", "bytes", 256 << 10, "The pipelined piece of a chunk that a ring sends at once.", low=1),
+    Knob("segment_bytes", "bytes", 256 << 10, "The pipelined piece that a collective on large data sends at once.", low=1),
     Knob(
         "recursive_doubling_max_bytes",
         "bytes",
         16 << 10,
-        "The largest allreduce for which auto chooses recursive doubling (latency) over a ring (bandwidth).",
+        "Up to here auto minds latency (recursive doubling; reducescatter: direct), above it bandwidth (ring).",
         low=0,
     ),
     Knob(

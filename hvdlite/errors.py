@@ -61,19 +61,19 @@ class MismatchError(HorovodInternalError):
 
 
 class PeerLostError(HorovodInternalError):
-    """A rank died, raised or left; the text holds the first cause known."""
+    """A rank died or raised; the text holds the first cause known, and the job cannot go on."""
 
     code = ErrorCode.PEER_LOST
 
 
 class OperationTimeoutError(HorovodInternalError):
-    """A wait exceeded its limit, or all ranks wait for each other (deadlock detection)."""
+    """Ranks wait for each other for ever (deadlock detection); the text lists who waits for what."""
 
     code = ErrorCode.TIMEOUT
 
 
 class AbortedError(HorovodInternalError):
-    """Ended because of a failure elsewhere, or because hvdlite was shut down."""
+    """A rank that this operation needs has left, or this rank has shut down."""
 
     code = ErrorCode.ABORTED
 

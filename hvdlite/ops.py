@@ -435,7 +435,7 @@ def grouped_reducescatter_async(
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Returns once all ranks of the set have called it. Collective over `process_set`; nothing is sent.
+    """Returns once all ranks of the set have called it. Collective over `process_set`; carries no data.
 
     Raises:
         InvalidArgumentError, HorovodInternalError: see the module's rule on errors.
@@ -451,7 +451,8 @@ def join(device: int = -1) -> int:
 
     While a rank waits here, the operations of the others on the global process set go on without it: to an allreduce or
     a reducescatter it adds nothing, whatever the op (Average still divides by the number of all ranks, as in Horovod),
-    to an allgather or an alltoall no rows. Only a broadcast needs its root.
+    to an allgather or an alltoall no rows. Only a broadcast needs its root. What the others learn meanwhile this rank does
+    not: broadcast the weights afterwards, from the rank that joined last.
 
     Args:
         device: accepted for Horovod's sake; -1 is the only device.

@@ -15,7 +15,7 @@ from typing import Any
 from hvdlite import config as knobs
 from hvdlite._version import __version__
 from hvdlite.config import Config, LauncherClaim
-from hvdlite.errors import InvalidArgumentError, SystemFailure
+from hvdlite.errors import ErrorCode, HvdliteError, InvalidArgumentError, SystemFailure, error_class
 
 __all__ = ["agree", "check_launch", "choose_communicator", "configure_logging", "load_mpi"]
 
@@ -120,22 +120,25 @@ def _own_mpirun() -> str | None:
     return shutil.which("mpirun", path=sys.prefix + "/bin")
 
 
-def agree(comm: Any, config: Config | None, problem: str) -> None:
+def agree(comm: Any, config: Config | None, problem: HvdliteError | None) -> None:
     """Collective over the job: fails on all ranks with one text if one could not start or the knobs differ.
 
     Args:
         comm: the mpi4py communicator of the job.
         config: this rank's knobs, or None if they could not be read.
-        problem: why this rank cannot start, or "".
+        problem: why this rank cannot start, or None.
 
     Raises:
-        InvalidArgumentError: some rank has a problem, or the must-agree knobs or versions of hvdlite differ.
+        InvalidArgumentError: the must-agree knobs or versions of hvdlite differ.
+        HvdliteError: of the class of the first rank that has a problem, with the problems of all.
     """
     values = dict(config.values) if config is not None else {}
-    everyone = comm.allgather((problem, __version__, values))
+    mine = (problem.code, str(problem)) if problem else (ErrorCode.INVALID_ARGUMENT, "")
+    everyone = comm.allgather((mine, __version__, values))
     problems: dict[str, list[int]] = {}
     versions: dict[str, list[int]] = {}
-    for rank, (text, version, _) in enumerate(everyone):
+    code = next((code for (code, text), _, _ in everyone if text), ErrorCode.INVALID_ARGUMENT)
+    for rank, ((_, text), version, _) in enumerate(everyone):
         versions.setdefault(version, []).append(rank)
         if text:
             problems.setdefault(text, []).append(rank)
@@ -149,7 +152,7 @@ def agree(comm: Any, config: Config | None, problem: str) -> None:
         if lines:
             lines.append("set it to one value on all ranks (mpirun -x NAME hands it on to other hosts)")
     if lines:
-        raise InvalidArgumentError("hvdlite could not be initialized: " + "; ".join(lines))
+        raise error_class(code)("hvdlite could not be initialized: " + "; ".join(lines))
 
 
 _LEVELS = {

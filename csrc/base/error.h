@@ -13,9 +13,9 @@ enum class ErrorCode : int {
   kOk = 0,
   kInvalidArgument = 1,  // the caller's argument is wrong; nothing was sent
   kMismatch = 2,         // ranks disagree about one operation; the engine stays usable
-  kPeerLost = 3,         // a rank died, raised or left
-  kTimeout = 4,          // a wait exceeded its limit (deadlock detection included)
-  kAborted = 5,          // ended because of a failure elsewhere, or by shutdown
+  kPeerLost = 3,         // a rank died or raised
+  kTimeout = 4,          // ranks wait for each other for ever
+  kAborted = 5,          // a rank that is needed has left, or this one has shut down
   kNotInitialized = 6,
   kUnsupported = 7,
   kSystem = 8,    // the operating system or MPI refused

@@ -74,6 +74,9 @@ class Flight:
         self.landed = 0
 
 
+_Row = tuple[Slot, torch.Tensor, WireForm, tuple[Any, ...], tuple[Any, ...]]
+
+
 class DenseBucket:
     """Gradients of one dtype that the engine fuses, always in the same layout."""
 
@@ -87,9 +90,9 @@ class DenseBucket:
         self._members = members
         self._forms = dict(members)
         self._scale = (op, 0, process_set, 1.0 / predivide, predivide)
-        self._rows: list[list[tuple[Slot, WireForm, Any, Any]]] = []
+        self._rows: list[list[_Row]] = []
 
-    def _rows_of(self, turn: int) -> list[tuple[Slot, WireForm, Any, Any]]:
+    def _rows_of(self, turn: int) -> "list[_Row]":
         """For each member what its request has before and after the pointers, in one of the passes of a step."""
         while len(self._rows) <= turn:
             suffix = f"@{len(self._rows) + 1}" if self._rows else ""
@@ -97,7 +100,7 @@ class DenseBucket:
             rows = []
             for index, (slot, form) in enumerate(self._members):
                 head = (Kind.ALLREDUCE, tensor_name(Kind.ALLREDUCE, slot.name + suffix, 0), form.dtype, form.shape)
-                rows.append((slot, form, head, (*self._scale, *group, index, (), _CPU, 0)))
+                rows.append((slot, slot.param, form, head, (*self._scale, *group, index, (), _CPU, 0)))
             self._rows.append(rows)
         return self._rows[turn]
 
@@ -106,11 +109,13 @@ class DenseBucket:
         requests: list[tuple[Any, ...]] = []
         items: list[Item] = []
         with torch.no_grad():
-            for slot, form, head, tail in self._rows_of(turn):
-                grad = slot.param.grad if slot.dirty else None
+            for slot, param, form, head, tail in self._rows_of(turn):
+                grad = param.grad if slot.dirty else None
                 slot.dirty = False
                 if grad is None:
                     wire, context, flags = form.blank(), None, _ABSENT
+                elif form.fits(grad):
+                    wire, context, flags = grad, None, 0
                 else:
                     (wire, context), flags = form.encode(grad), 0
                 pointer = wire.data_ptr()
@@ -121,7 +126,7 @@ class DenseBucket:
     def land(self, item: Item, result: "Result", strict: bool) -> None:
         """Most often nothing is to be done: the gradient was reduced where it is."""
         slot, grad, wire, context = item
-        if wire is grad and slot.param.grad is grad and slot.aside is None:
+        if wire is grad and slot.param.grad is grad and slot.aside is None and slot.sparse_dim is None:
             slot.filled = True
             return
         if result.contributors == 0:

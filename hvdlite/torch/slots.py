@@ -26,6 +26,9 @@ def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
     return True
 
 
+_STRIDED = torch.strided
+
+
 class WireForm:
     """How the gradient of one parameter becomes memory that the engine reduces in place, and back.
 
@@ -38,7 +41,17 @@ class WireForm:
         nbytes: size of what travels.
     """
 
-    __slots__ = ("_compression", "_contiguous", "_in_place", "_pairs", "_param", "dtype", "nbytes", "shape", "torch_dtype")
+    __slots__ = (
+        "_compression",
+        "_contiguous",
+        "_pairs",
+        "_param",
+        "_reduced_in_place",
+        "_wire_dtype",
+        "dtype",
+        "nbytes",
+        "shape",
+    )
 
     def __init__(self, param: torch.Tensor, compression: Any) -> None:
         """Raises InvalidArgumentError if the engine has no type for the gradient."""
@@ -46,32 +59,38 @@ class WireForm:
         self._compression = None if is_none(compression) else compression
         self._contiguous = param.is_contiguous()
         plain = self._compression is None and not param.is_complex()
-        self._in_place = plain and param.device.type == "cpu" and is_dense(param.shape, param.stride())
+        in_place = plain and param.device.type == "cpu" and is_dense(param.shape, param.stride())
+        self._reduced_in_place = param.dtype if in_place else None
         self._pairs = False
-        self.torch_dtype, self.shape = param.dtype, tuple(param.shape)
+        self._wire_dtype, self.shape = param.dtype, tuple(param.shape)
         if not plain:  # what travels is for the compression to say, so ask it
             sample, _ = self._compress(torch.zeros(param.shape, dtype=param.dtype))
             self._pairs = sample.is_complex()
-            self.torch_dtype, self.shape = sample.dtype, tuple(sample.shape)
+            self._wire_dtype, self.shape = sample.dtype, tuple(sample.shape)
             if self._pairs:
-                self.torch_dtype, self.shape = sample.real.dtype, (*self.shape, 2)
-        self.dtype = int(code_of_name(str(self.torch_dtype).removeprefix("torch."), "gradient"))
-        self.nbytes = math.prod(self.shape) * self.torch_dtype.itemsize
+                self._wire_dtype, self.shape = sample.real.dtype, (*self.shape, 2)
+        self.dtype = int(code_of_name(str(self._wire_dtype).removeprefix("torch."), "gradient"))
+        self.nbytes = math.prod(self.shape) * self._wire_dtype.itemsize
 
-    def encode(self, grad: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """The memory to reduce (the gradient itself where that is possible), and what `decode` needs to know."""
-        dense = grad.layout is torch.strided
-        if not self._in_place:
-            grad = grad if dense else grad.to_dense()
-            return self._pack(grad.to(device="cpu", dtype=self._param.dtype))
-        if (
-            dense
-            and grad.dtype is self.torch_dtype
+    def fits(self, grad: torch.Tensor) -> bool:
+        """Can the gradient be reduced where it is?"""
+        return (
+            grad.dtype is self._reduced_in_place
+            and grad.layout is _STRIDED
             and (grad.is_contiguous() if self._contiguous else grad.stride() == self._param.stride())
             and not grad.is_neg()
-        ):
-            return grad, None
-        return self.blank().copy_(grad if dense else grad.to_dense()), None
+        )
+
+    def encode(self, grad: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        """A dense copy to reduce, for a gradient that does not fit, and what `decode` needs to know."""
+        if grad.layout is not _STRIDED:
+            grad = grad.to_dense()
+        if self._reduced_in_place is not None:
+            return self.blank().copy_(grad), None
+        wire, context = self._compress(grad.to(device="cpu", dtype=self._param.dtype))
+        if self._pairs:
+            wire = torch.view_as_real(wire.resolve_conj())
+        return wire.contiguous(), context
 
     def _compress(self, grad: torch.Tensor) -> tuple[torch.Tensor, Any]:
         if self._compression is None:
@@ -79,21 +98,15 @@ class WireForm:
         compressed: tuple[torch.Tensor, Any] = self._compression.compress(grad)
         return compressed
 
-    def _pack(self, grad: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        wire, context = self._compress(grad)
-        if self._pairs:
-            wire = torch.view_as_real(wire.resolve_conj())
-        return wire.contiguous(), context
-
     def blank(self) -> torch.Tensor:
         """Memory of the right form for a result, with nothing in it."""
-        if self._in_place and not self._contiguous:
-            return torch.empty_strided(self.shape, self._param.stride(), dtype=self.torch_dtype)
-        return torch.empty(self.shape, dtype=self.torch_dtype)
+        if self._reduced_in_place is not None and not self._contiguous:
+            return torch.empty_strided(self.shape, self._param.stride(), dtype=self._wire_dtype)
+        return torch.empty(self.shape, dtype=self._wire_dtype)
 
     def decode(self, wire: torch.Tensor, context: Any) -> torch.Tensor:
         """The reduced gradient with the parameter's shape and dtype, in host memory."""
-        if self._in_place:
+        if self._reduced_in_place is not None:
             return wire
         if self._pairs:
             wire = torch.view_as_complex(wire)

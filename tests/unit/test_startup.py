@@ -7,7 +7,7 @@ import pytest
 from hvdlite import startup
 from hvdlite._version import __version__
 from hvdlite.config import LauncherClaim, from_environment
-from hvdlite.errors import InvalidArgumentError, SystemFailure
+from hvdlite.errors import ErrorCode, HvdliteError, InvalidArgumentError, SystemFailure
 
 
 class Comm:
@@ -93,22 +93,26 @@ class Everyone:
         return [mine, *self.others]
 
 
+FINE = (ErrorCode.INVALID_ARGUMENT, "")
+
+
 def test_ranks_that_agree():
     config = from_environment({})
-    startup.agree(Everyone(("", __version__, dict(config.values))), config, "")
+    startup.agree(Everyone((FINE, __version__, dict(config.values))), config, None)
 
 
 @pytest.mark.parametrize(
     ("theirs", "problem", "said"),
     [
-        (("HVDLITE_X is bad", __version__, {}), "", "on rank 1: HVDLITE_X is bad"),
-        (("same", __version__, {}), "same", "on ranks 0, 1: same"),
-        (("", "0.0.0", {}), "", f"versions of hvdlite differ: {__version__} on rank 0, 0.0.0 on rank 1"),
+        (((ErrorCode.INVALID_ARGUMENT, "HVDLITE_X is bad"), __version__, {}), None, "on rank 1: HVDLITE_X is bad"),
+        (((ErrorCode.SYSTEM, "same"), __version__, {}), SystemFailure("same"), "on ranks 0, 1: same"),
+        ((FINE, "0.0.0", {}), None, f"versions of hvdlite differ: {__version__} on rank 0, 0.0.0 on rank 1"),
     ],
 )
 def test_one_rank_that_cannot_start_stops_all(theirs, problem, said):
-    with pytest.raises(InvalidArgumentError, match="hvdlite could not be initialized") as caught:
+    with pytest.raises(HvdliteError, match="hvdlite could not be initialized") as caught:
         startup.agree(Everyone(theirs), from_environment({}), problem)
+    assert caught.value.code == theirs[0][0]
     assert said in str(caught.value)
 
 
@@ -116,7 +120,7 @@ def test_knobs_that_differ_are_named():
     config = from_environment({})
     theirs = dict(from_environment({"HVDLITE_SEGMENT_BYTES": "1"}).values)
     with pytest.raises(InvalidArgumentError, match=r"segment_bytes .* is 262144 on rank 0, 1 on rank 1; set it to one"):
-        startup.agree(Everyone(("", __version__, theirs)), config, "")
+        startup.agree(Everyone((FINE, __version__, theirs)), config, None)
 
 
 def test_logging_level_and_time(capsys):
