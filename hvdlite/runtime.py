@@ -12,4 +12,249 @@ from typing import TYPE_CHECKING, Any
 from hvdlite import config as knobs
 from hvdlite import failures, startup
 from hvdlite.config import Config
-from hvdlite.errors import ErrorCode, HvdliteError, NotInitializedError, SystemFailure, from, hvdlite, install, requests
+from hvdlite.errors import ErrorCode, HvdliteError, NotInitializedError, SystemFailure, install
+from hvdlite.requests import tensor_name
+from hvdlite.topology import Topology
+
+if TYPE_CHECKING:
+    from hvdlite._engine import Engine
+
+__all__ = ["RUNTIME", "Runtime"]
+
+# After these an operation's memory is free again; after any other failure the transport may still write to it.
+_HARMLESS = (ErrorCode.INVALID_ARGUMENT, ErrorCode.MISMATCH, ErrorCode.UNSUPPORTED, ErrorCode.TIMEOUT)
+# Seconds by which a rank that ends because of another lets that one go first.
+_AFTER_CULPRIT = 0.3
+
+
+class Runtime:
+    """The state of hvdlite in this process; `RUNTIME` is the only instance."""
+
+    def __init__(self) -> None:
+        self.engine: Engine | None = None
+        self.topology: Topology | None = None
+        self.config: Config = knobs.from_environment({})
+        self.communicator: Any = None
+        self._lock = threading.RLock()
+        self._pid = 0  # of the process that initialised
+        self.forked = False  # a child of the process that initialised: there is no engine here
+        self._armed = False
+        self._failed = False
+        self._naming = threading.RLock()
+        self._counters: dict[tuple[int, int], int] = {}
+        self._joins = 0
+        self._parked: deque[tuple[Engine, list[int], object]] = deque()
+        self._kept: list[object] = []
+
+    # --- beginning and end ------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def starting(self) -> Iterator[None]:
+        """Lets one thread at a time initialise, and none in a forked child.
+
+        Raises:
+            NotInitializedError: this is a forked child.
+        """
+        with self._lock:
+            if self.forked:
+                raise self._refusal()
+            yield
+
+    def start(self, comm: Any, dynamic: bool) -> None:
+        """Initialises MPI where needed and makes the engine; `hvdlite.init` says what may go wrong. Collective."""
+        engine_class = _load_engine_class()
+        mpi = startup.load_mpi(may_finalize=lambda: not self._failed)
+        self._guard_exit(alone=mpi.COMM_WORLD.size == 1)
+        startup.check_launch(mpi, knobs.launcher_claim())
+        chosen = startup.choose_communicator(mpi, comm)
+        config, shim, problem = self._prepare(dynamic)
+        startup.agree(chosen, config, problem)
+        logger = startup.configure_logging(config, chosen.rank, chosen.size)
+        for line in config.notes if chosen.rank == 0 else ():
+            logger.info(line)
+        for line in config.warnings:
+            logger.warning(line)
+        self.engine = engine_class.create_mpi(shim, mpi._addressof(chosen), knobs.to_native(config))
+        self.topology = Topology(*self.engine.topology)
+        self.config = config
+        self.communicator = chosen
+
+    def _prepare(self, dynamic: bool) -> tuple[Config, str, HvdliteError | None]:
+        """The knobs, the path of the shim for the loaded MPI, and what is wrong with this rank."""
+        config = knobs.from_environment({})
+        try:
+            from hvdlite._native import shim_path
+
+            config = knobs.from_environment()
+            if dynamic:
+                config = config.replace(dynamic_process_sets=True)
+            return config, shim_path(), None
+        except HvdliteError as error:
+            return config, "", error
+        except (ImportError, OSError) as error:
+            return config, "", SystemFailure(f"{error}")
+
+    def _guard_exit(self, alone: bool) -> None:
+        """From here on an exception, a fork or the end of the process is noticed."""
+        if not self._pid:
+            os.register_at_fork(after_in_child=self._forget)
+            failures.install_excepthook(self)
+            # Registered after startup.load_mpi's, hence run before MPI is finalised.
+            atexit.register(self._at_exit)
+        self._pid = os.getpid()
+        self._armed = not alone
+
+    def stop(self) -> None:
+        """Leaves the job; what peers still wait for from this rank fails. Harmless where there is no engine."""
+        with self._lock:
+            engine, self.engine = self.engine, None
+            if engine is None:
+                return
+            self.topology = None
+            self.communicator = None
+            self._counters.clear()
+            self._joins = 0
+            parked = list(self._parked)
+            self._parked.clear()
+            if engine.failure_cause:
+                # The transport may still use the memory, and MPI_Finalize may wait for the dead.
+                self._kept.append((engine, parked))
+                self._failed = True
+            else:
+                self._armed = False
+            engine.shutdown()
+
+    def _at_exit(self) -> None:
+        if os.getpid() == self._pid:
+            self.stop()
+
+    def _forget(self) -> None:
+        """In a forked child: there is no engine any more; the topology stays readable."""
+        self.forked = self.forked or self.engine is not None
+        self.engine = None
+        self._lock = threading.RLock()
+        self._naming = threading.RLock()
+        self._parked.clear()
+
+    # --- what failures.Announcer asks for ---------------------------------------------------------------------------
+
+    def is_armed(self) -> bool:
+        """Would peers wait for this process if it ended now?"""
+        return self._armed and os.getpid() == self._pid
+
+    def announce(self, cause: str) -> str:
+        """Tells the peers why this process ends, and returns the record of its last operations.
+
+        A rank that ends because of another has printed cause and record already; it lets the other go first, so that
+        the launcher names the right one.
+        """
+        engine = self.engine
+        if engine is None:
+            return ""
+        if engine.failure_cause:
+            time.sleep(_AFTER_CULPRIT)
+            return ""
+        engine.publish_failure(cause)
+        return engine.flight_record()
+
+    # --- for operations ---------------------------------------------------------------------------------------------
+
+    def require(self) -> "Engine":
+        """The engine.
+
+        Raises:
+            NotInitializedError: there is none in this process; says why.
+        """
+        engine = self.engine
+        if engine is None:
+            raise self._refusal()
+        if self._parked:
+            self.sweep()
+        return engine
+
+    def require_topology(self) -> Topology:
+        """The topology; readable in forked children too (data loaders ask for rank and size).
+
+        Raises:
+            NotInitializedError: hvdlite has not been initialised.
+        """
+        if self.topology is None:
+            raise self._refusal()
+        return self.topology
+
+    def _refusal(self) -> NotInitializedError:
+        if self.forked:
+            return NotInitializedError(
+                f"process {os.getpid()} was forked from process {self._pid}, in which hvdlite is initialized. A forked "
+                "child has no engine: it may ask for rank and size, but collectives, init and shutdown belong to the "
+                "parent. Start workers that need hvdlite with mpirun."
+            )
+        return NotInitializedError()
+
+    @contextmanager
+    def unnamed(self, kind: int, process_set: int) -> Iterator[str]:
+        """The name of an operation that the user did not name, from its number among those of its kind on its set.
+
+        The number is used up when the block ends without an exception: ranks must agree on numbers, so a call that
+        one rank refuses may not count.
+        """
+        with self._naming:
+            key = (kind, process_set)
+            number = self._counters.get(key, 0)
+            life = f"{self._joins}." if self._joins and not process_set else ""
+            yield tensor_name(kind, None, f"{life}{number}")
+            self._counters[key] = number + 1
+
+    def joined(self) -> None:
+        """Counts unnamed operations of the global set anew, after a join: ranks have called them unequally often."""
+        with self._naming:
+            self._joins += 1
+            self.forget_counters(0)
+
+    def forget_counters(self, process_set: int) -> None:
+        """Counts anew for a process set's id, which is reused once the set is removed."""
+        with self._naming:
+            for key in [key for key in self._counters if key[1] == process_set]:
+                del self._counters[key]
+
+    def park(self, engine: "Engine", numbers: Sequence[int], memory: object) -> None:
+        """Keeps memory alive until these operations have ended; called when a Handle is dropped early."""
+        if not self.forked:
+            self._parked.append((engine, list(numbers), memory))
+
+    def keep_after(self, error: HvdliteError, memory: object) -> None:
+        """Keeps memory for good if the transport may still touch it after this failure."""
+        if error.code not in _HARMLESS:
+            self._kept.append(memory)
+
+    def sweep(self) -> None:
+        """Lets go of parked memory whose operations have ended."""
+        for _ in range(len(self._parked)):
+            try:
+                engine, numbers, memory = self._parked.popleft()
+            except IndexError:  # another thread sweeps too
+                return
+            if engine is not self.engine:
+                continue  # its operations ended with it
+            while numbers and engine.poll(numbers[-1]):
+                try:
+                    engine.wait(numbers.pop())
+                except HvdliteError as error:
+                    self.keep_after(error, memory)
+            if numbers:
+                self._parked.append((engine, numbers, memory))
+
+
+def _load_engine_class() -> "type[Engine]":
+    try:
+        from hvdlite import _engine
+    except ImportError as error:
+        raise ImportError(
+            f"hvdlite's native module cannot be loaded: {error}; install hvdlite with pip, or run `make develop` in a "
+            "source tree"
+        ) from error
+    install(_engine.set_error_classes)
+    return _engine.Engine
+
+
+RUNTIME = Runtime()
