@@ -244,6 +244,7 @@ KNOBS: tuple[Knob, ...] = (
         "Allows add_process_set and remove_process_set after initialisation.",
         horovod="HOROVOD_DYNAMIC_PROCESS_SETS",
         from_horovod=_horovod_bool,
+        native=False,
     ),
     Knob(
         "log_level",

@@ -22,7 +22,6 @@ struct Config {
   double failure_linger = 1.5;
   std::size_t flight_recorder_size = 64;
   bool deterministic = false;
-  bool dynamic_process_sets = false;
   LogLevel log_level = LogLevel::kWarning;
   bool log_timestamps = true;
   std::string shared_memory = "auto";  // auto memfd shm off: what ranks of one host share

@@ -56,7 +56,6 @@ base::Config to_config(const hvdlite_config* from) {
   config.failure_linger = from->failure_linger;
   config.flight_recorder_size = static_cast<std::size_t>(from->flight_recorder_size);
   config.deterministic = from->deterministic != 0;
-  config.dynamic_process_sets = from->dynamic_process_sets != 0;
   config.log_level = static_cast<base::LogLevel>(from->log_level);
   config.log_timestamps = from->log_timestamps != 0;
   config.shared_memory = or_auto(from->shared_memory);
@@ -150,7 +149,6 @@ void hvdlite_config_init(hvdlite_config* config) {
                            defaults.failure_linger,
                            static_cast<int64_t>(defaults.flight_recorder_size),
                            defaults.deterministic,
-                           defaults.dynamic_process_sets,
                            static_cast<int32_t>(defaults.log_level),
                            defaults.log_timestamps,
                            "auto",

@@ -30,7 +30,6 @@ const Field kFields[] = {
     HVDLITE_FIELD(failure_linger),
     HVDLITE_FIELD(flight_recorder_size),
     HVDLITE_FIELD(deterministic),
-    HVDLITE_FIELD(dynamic_process_sets),
     HVDLITE_FIELD(log_level),
     HVDLITE_FIELD(log_timestamps),
     HVDLITE_FIELD(shared_memory),

@@ -51,7 +51,6 @@ typedef struct hvdlite_config {
   double failure_linger;           /* seconds a failing rank waits for its peers to learn why */
   int64_t flight_recorder_size;    /* operations remembered per rank */
   int32_t deterministic;           /* bool */
-  int32_t dynamic_process_sets;    /* bool */
   int32_t log_level;               /* 0 trace 1 debug 2 info 3 warning 4 error 5 off */
   int32_t log_timestamps;          /* bool */
   const char* shared_memory;       /* auto memfd shm off */
