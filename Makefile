@@ -20,7 +20,7 @@ MPI_ENV := OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
 # The mpirun that fits: the environment's own where the build chose an MPI wheel, or else the machine's.
 MPIRUN = $(shell test -x $(BIN)/mpirun && echo $(BIN)/mpirun || echo mpirun)
 
-.PHONY: venv develop demo test sanitize asan tsan lint format clean
+.PHONY: venv develop demo test sanitize asan tsan lint tidy format clean
 
 venv: $(VENV)/.native
 
@@ -91,6 +91,10 @@ lint: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
 	$(BIN)/codespell
+
+# Slow (minutes): the static analysis of all C++ files.
+tidy: $(VENV)/.dev develop
+	$(BIN)/clang-tidy -p build/dev --quiet --warnings-as-errors='*' $(filter-out %/mpi_shim.cc csrc/bindings/%,$(filter csrc/%.cc,$(CXX_FILES)))
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix-only

@@ -24,8 +24,7 @@ enum class ErrorCode : int {
 
 class Error : public std::runtime_error {
  public:
-  Error(ErrorCode code, std::string message)
-      : std::runtime_error(std::move(message)), code_(code) {}
+  Error(ErrorCode code, std::string message) : std::runtime_error(message), code_(code) {}
   ErrorCode code() const { return code_; }
 
  private:

@@ -39,8 +39,10 @@ bool DirectLane::advance() {
     if (!advance_round()) return false;
     round_ += static_cast<std::size_t>(job_->lanes);
     added_ = 0;
-    for (Window* window : {&scatter_sends_, &scatter_receives_, &gather_sends_, &gather_receives_})
+    for (Window* window :
+         {&scatter_sends_, &scatter_receives_, &gather_sends_, &gather_receives_}) {
       window->reset();
+    }
   }
   return true;
 }

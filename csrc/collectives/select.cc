@@ -54,12 +54,11 @@ std::string_view forced_or(const std::string& forced, std::string_view automatic
 
 std::string_view chosen_allreduce(std::size_t bytes, int ranks, const Selection& selection) {
   std::string_view automatic = "ring";
-  if (selection.deterministic && ranks > 2) {
-    automatic = "direct";
-  } else if (bytes <= selection.recursive_doubling_max_bytes) {
+  // With 2 ranks there is one addition an element, and all algorithms give the same bits.
+  if ((ranks <= 2 || !selection.deterministic) && bytes <= selection.recursive_doubling_max_bytes) {
     automatic = "recursive_doubling";
   } else if (selection.deterministic) {
-    automatic = "direct";  // one addition an element: the same bits as recursive_doubling's
+    automatic = "direct";
   }
   return forced_or(selection.allreduce, automatic);
 }
@@ -83,7 +82,7 @@ std::unique_ptr<Collective> start_allreduce(Comm comm, AllreduceArgs args,
                                             const Selection& selection) {
   const std::size_t bytes = args.count * base::size_of(args.reduction.dtype);
   const std::string_view name = chosen_allreduce(bytes, comm.size(), selection);
-  return start(allreduce_algorithms(), name, std::move(comm), std::move(args), selection);
+  return start(allreduce_algorithms(), name, std::move(comm), args, selection);
 }
 
 std::unique_ptr<Collective> start_reducescatter(Comm comm, ReducescatterArgs args,
@@ -102,7 +101,7 @@ std::unique_ptr<Collective> start_allgatherv(Comm comm, AllgathervArgs args,
 std::unique_ptr<Collective> start_broadcast(Comm comm, BroadcastArgs args,
                                             const Selection& selection) {
   const std::string_view name = chosen_broadcast(args.bytes, comm.size(), selection);
-  return start(broadcast_algorithms(), name, std::move(comm), std::move(args), selection);
+  return start(broadcast_algorithms(), name, std::move(comm), args, selection);
 }
 
 std::unique_ptr<Collective> start_alltoallv(Comm comm, AlltoallvArgs args,

@@ -282,8 +282,9 @@ int hvdlite_process_set_ranks(hvdlite_engine* engine, int32_t id, int32_t* ranks
     const auto set = alive(engine).sets().find(id);
     require(set.has_value(), "Process set provided does not exist, or has not been registered");
     *count = static_cast<int32_t>(set->members->size());
-    for (int32_t i = 0; i < *count && i < capacity; ++i)
+    for (int32_t i = 0; i < *count && i < capacity; ++i) {
       ranks[i] = (*set->members)[static_cast<size_t>(i)];
+    }
   });
 }
 

@@ -53,6 +53,7 @@ std::size_t size_from(std::int64_t value, const char* what) {
 // `ranks` counts from place `first` on, `stride` apart.
 std::vector<std::size_t> sizes_from(const Simulation& run, std::size_t first, std::size_t stride) {
   std::vector<std::size_t> sizes;
+  sizes.reserve(static_cast<std::size_t>(run.ranks));
   for (std::size_t i = 0; i < static_cast<std::size_t>(run.ranks); ++i) {
     sizes.push_back(size_from(run.counts[first + i * stride], "a count"));
   }
@@ -101,8 +102,9 @@ std::unique_ptr<Collective> start(const Simulation& run, Comm comm) {
     case OpKind::kBroadcast: {
       const std::size_t bytes = size_from(run.counts[0], "a count");
       const bool copies = rank == run.root && input != nullptr && input != output && bytes > 0;
-      if (copies)
+      if (copies) {
         std::copy_n(static_cast<const std::byte*>(input), bytes, static_cast<std::byte*>(output));
+      }
       return make<collectives::BroadcastArgs>(collectives::broadcast_algorithms(), run,
                                               std::move(comm), {output, bytes, run.root});
     }

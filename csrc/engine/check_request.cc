@@ -28,8 +28,9 @@ bool needs_rows(OpKind kind) {
 
 void check_shape(const Request& request) {
   for (const std::int64_t extent : request.shape) {
-    if (extent < 0)
+    if (extent < 0) {
       refuse(request, "shape " + format_shape(request.shape) + " has a negative extent");
+    }
   }
   if (needs_rows(request.kind) && request.shape.empty()) {
     refuse(request, "a scalar has no first dimension; reshape it to one element");
@@ -68,8 +69,9 @@ void check_splits(Request& request, const SetDirectory::Info& set) {
                         ") does not equal number of workers (" + std::to_string(ranks) + ")");
   }
   for (const std::int64_t split : request.splits) {
-    if (split < 0)
+    if (split < 0) {
       refuse(request, "splits " + format_shape(request.splits) + " has a negative entry");
+    }
   }
   const auto sum = std::accumulate(request.splits.begin(), request.splits.end(), std::int64_t{0});
   if (sum > request.shape[0]) {
@@ -82,19 +84,22 @@ void check_splits(Request& request, const SetDirectory::Info& set) {
 void check_process_set_ranks(Request& request, const SetDirectory& sets, int world) {
   if (request.kind == OpKind::kRemoveProcessSet) {
     if (request.root == 0) refuse(request, "the global process set cannot be removed");
-    if (!sets.find(request.root))
+    if (!sets.find(request.root)) {
       refuse(request, "process set " + std::to_string(request.root) + " does not exist");
+    }
   }
   if (request.kind != OpKind::kAddProcessSet) return;
   if (request.splits.empty()) refuse(request, "a process set needs at least one rank");
   std::sort(request.splits.begin(), request.splits.end());
   for (std::size_t i = 0; i < request.splits.size(); ++i) {
     const std::int64_t rank = request.splits[i];
-    if (rank < 0 || rank >= world)
+    if (rank < 0 || rank >= world) {
       refuse(request, "invalid rank " + std::to_string(rank) + "; ranks are 0 to " +
                           std::to_string(world - 1));
-    if (i > 0 && rank == request.splits[i - 1])
+    }
+    if (i > 0 && rank == request.splits[i - 1]) {
       refuse(request, "duplicate rank " + std::to_string(rank));
+    }
   }
   const std::vector<int> members(request.splits.begin(), request.splits.end());
   if (const auto existing = sets.find_by_members(members)) {
@@ -109,11 +114,13 @@ void check_pointers(const Submission& submission) {
                   request.kind == OpKind::kAlltoall || request.kind == OpKind::kReducescatter;
   const bool out = request.kind == OpKind::kAllreduce || request.kind == OpKind::kBroadcast;
   if (request.bytes() == 0) return;
-  if (in && submission.input == nullptr && !request.absent)
+  if (in && submission.input == nullptr && !request.absent) {
     refuse(request, "no input memory was given");
+  }
   if (out && submission.output == nullptr) refuse(request, "no output memory was given");
-  if (request.absent && request.kind != OpKind::kAllreduce)
+  if (request.absent && request.kind != OpKind::kAllreduce) {
     refuse(request, "only an allreduce may lack a value");
+  }
 }
 
 }  // namespace

@@ -34,8 +34,9 @@ void Coordinator::announce(int member, RequestPtr request, std::uint64_t seen) {
     return;
   }
   const auto failed = failed_at_.find(request->name);
-  if (failed != failed_at_.end() && seen < failed->second)
+  if (failed != failed_at_.end() && seen < failed->second) {
     return;  // crossed the failure; the member gave up on it
+  }
   const std::string name = request->name;
   add(member, std::move(request));
   settle_if_complete(name);
@@ -44,8 +45,9 @@ void Coordinator::announce(int member, RequestPtr request, std::uint64_t seen) {
 void Coordinator::announce_slot(int member, std::uint32_t slot, std::uint64_t seen) {
   HVD_CHECK(slot < lines_.size());
   const CacheLine& line = lines_[slot];
-  if (line.filled > seen)
+  if (line.filled > seen) {
     return;  // refilled meanwhile; the member will see that and announce in full
+  }
   const std::string& name = line.response->request.name;
   const auto failed = failed_at_.find(name);
   if (failed != failed_at_.end() && seen < failed->second) return;
@@ -144,6 +146,7 @@ void Coordinator::join(int member, const Request& request) {
     return;
   }
   std::vector<std::string> names;
+  names.reserve(tallies_.size());
   for (const auto& [name, tally] : tallies_) names.push_back(name);
   std::sort(names.begin(), names.end());
   for (const std::string& name : names) settle_if_complete(name);
@@ -162,6 +165,7 @@ void Coordinator::end_join(const Request& request, int last) {
 void Coordinator::leave(int, const Status& why) {
   if (left_.ok()) left_ = why;
   std::vector<std::string> names;
+  names.reserve(tallies_.size());
   for (const auto& [name, tally] : tallies_) names.push_back(name);
   for (const auto& [label, group] : groups_) {
     for (const Settled& member : group.ready) names.push_back(member.response->request.name);

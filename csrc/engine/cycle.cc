@@ -96,8 +96,9 @@ void Cycle::engine_failed(ErrorCode code, const std::string& text) {
 Outlook Cycle::outlook() const {
   Outlook outlook;
   outlook.moving_data = !executor_.idle();
-  for (const auto& [id, set] : sets_)
+  for (const auto& [id, set] : sets_) {
     outlook.negotiating = outlook.negotiating || !set->pending.empty();
+  }
   outlook.watching = blocked_ || (detector_ && detector_->watching());
   const auto patience =
       base::microseconds(static_cast<std::int64_t>(shared_.config.cycle_time_ms * 1000));
@@ -143,10 +144,12 @@ void Cycle::handle(int source, Announcement& message) {
   HVD_CHECK(set->coordinator != nullptr);
   const int member = set->index_of(source);
   HVD_CHECK(member >= 0);
-  for (const std::uint32_t slot : message.slots)
+  for (const std::uint32_t slot : message.slots) {
     set->coordinator->announce_slot(member, slot, message.seen);
-  for (RequestPtr& request : message.requests)
+  }
+  for (RequestPtr& request : message.requests) {
     set->coordinator->announce(member, std::move(request), message.seen);
+  }
 }
 
 void Cycle::handle(int source, ResponseList& message) {

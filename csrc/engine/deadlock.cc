@@ -44,8 +44,9 @@ std::vector<int> DeadlockDetector::missing(const OpenOperation& operation) const
   std::vector<int> ranks;
   for (const int member : members_of_(operation.set)) {
     const auto report = reports_.find(member);
-    if (report == reports_.end() || !takes_part(report->second.open, operation))
+    if (report == reports_.end() || !takes_part(report->second.open, operation)) {
       ranks.push_back(member);
+    }
   }
   return ranks;
 }
@@ -56,8 +57,9 @@ bool DeadlockDetector::is_stuck(const BlockedReport& report, const std::set<int>
     if (!operation.waited_for) continue;
     waits = true;
     const std::vector<int> ranks = missing(operation);
-    if (std::none_of(ranks.begin(), ranks.end(), [&](int rank) { return among.contains(rank); }))
+    if (std::none_of(ranks.begin(), ranks.end(), [&](int rank) { return among.contains(rank); })) {
       return false;
+    }
   }
   return waits;
 }
@@ -128,6 +130,7 @@ std::vector<Verdict> DeadlockDetector::judge(const std::set<int>& stuck) const {
   }
   text += " submit the same operations under the same names on every rank of the process set";
   std::vector<Verdict> verdicts;
+  verdicts.reserve(doomed.size());
   for (auto& [set, names] : doomed) {
     verdicts.push_back({set, std::vector<std::string>(names.begin(), names.end()), text});
   }

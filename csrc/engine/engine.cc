@@ -127,6 +127,7 @@ std::vector<std::int64_t> Engine::submit(std::vector<Submission> submissions, bo
   shared_.waits.may_submit();
   const bool was_empty = shared_.queue.push(std::move(queued));
   shared_.counters.submitted += static_cast<std::int64_t>(entries.size());
+  handles.reserve(entries.size());
   for (Entry& entry : entries) handles.push_back(shared_.handles.add(std::move(entry.completion)));
   if (wake && was_empty) {
     transport_->ring(transport_->rank());
@@ -166,8 +167,9 @@ bool Engine::wait(std::int64_t handle, microseconds limit) {
                          counters.completed.load(std::memory_order_relaxed) +
                              counters.failed.load(std::memory_order_relaxed);
   if (!others_wait && work_left) kick_.bump();
-  if (!done() && closed_.load(std::memory_order_acquire))
+  if (!done() && closed_.load(std::memory_order_acquire)) {
     throw Error(ErrorCode::kAborted, kShutDownHere);
+  }
   return done();
 }
 
@@ -291,8 +293,9 @@ void Engine::shutdown() {
 
 void Engine::publish_failure(const std::string& cause) {
   if (!usable_in_this_process() || shut_down_.load() || shared_.failure.happened() ||
-      topology_.size == 1)
+      topology_.size == 1) {
     return;
+  }
   waiting_callers_.fetch_add(1, std::memory_order_seq_cst);
   take_token_or_wait();
   const Clock::time_point deadline =

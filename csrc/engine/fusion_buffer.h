@@ -32,7 +32,7 @@ class BufferPool {
     std::byte* data() const { return static_cast<std::byte*>(data_); }
 
    private:
-    void swap(Buffer& other) {
+    void swap(Buffer& other) noexcept {
       std::swap(pool_, other.pool_);
       std::swap(data_, other.data_);
       std::swap(capacity_, other.capacity_);

@@ -9,8 +9,9 @@ using base::ReduceOp;
 // May this response share a buffer with others at all?
 bool fusible(const Response& response, int ranks_needed) {
   const Request& request = response.request;
-  if (!response.error.ok() || request.kind != OpKind::kAllreduce || response.contributors == 0)
+  if (!response.error.ok() || request.kind != OpKind::kAllreduce || response.contributors == 0) {
     return false;
+  }
   if (request.op == ReduceOp::kSum || request.op == ReduceOp::kAverage) return true;
   // An absent rank contributes the identity, and a zero-filled stretch of the buffer is that only for sums.
   return response.contributors == ranks_needed;

@@ -24,8 +24,9 @@ SetId get_set(Reader& reader) {
 void put_slots(Writer& writer, const std::vector<std::uint32_t>& slots) {
   std::vector<std::uint8_t> bits;
   if (!slots.empty()) bits.resize(*std::max_element(slots.begin(), slots.end()) / 8 + 1);
-  for (const std::uint32_t slot : slots)
+  for (const std::uint32_t slot : slots) {
     bits[slot / 8] |= static_cast<std::uint8_t>(1U << (slot % 8));
+  }
   writer.put_vector(bits);
 }
 
@@ -123,8 +124,9 @@ void put(Writer& writer, const Verdict& message) {
 
 void get(Reader& reader, Verdict& message) {
   message.set = get_set(reader);
-  for (auto count = reader.get<std::uint32_t>(); count > 0; --count)
+  for (auto count = reader.get<std::uint32_t>(); count > 0; --count) {
     message.names.push_back(reader.get_string());
+  }
   message.text = reader.get_string();
 }
 
@@ -155,8 +157,9 @@ Message decode(std::span<const std::byte> bytes) {
   Reader reader(bytes);
   const auto index = reader.get<std::uint8_t>();
   Message message = decode_as(index, reader);
-  if (!reader.empty())
+  if (!reader.empty()) {
     throw base::Error(base::ErrorCode::kInternal, "a control message has bytes left over");
+  }
   return message;
 }
 

@@ -30,6 +30,7 @@ std::vector<std::int64_t> deal_rows(std::int64_t rows, int ranks) {
 
 std::vector<std::size_t> scaled(const std::vector<std::int64_t>& rows, std::size_t factor) {
   std::vector<std::size_t> result;
+  result.reserve(rows.size());
   for (const std::int64_t count : rows) result.push_back(static_cast<std::size_t>(count) * factor);
   return result;
 }
@@ -52,8 +53,9 @@ void Operation::start(collectives::Comm comm, const ProcessSet& set, BufferPool&
                       const collectives::Selection& selection) {
   Context context{std::move(comm), set, pool, selection};
   // A value that nobody has needs no data: the handle tells so by contributors == 0.
-  if (fused_.front()->contributors == 0 && fused_.front()->request.kind == OpKind::kAllreduce)
+  if (fused_.front()->contributors == 0 && fused_.front()->request.kind == OpKind::kAllreduce) {
     return;
+  }
   switch (fused_.front()->request.kind) {
     case OpKind::kAllreduce:
       fused_.size() > 1 ? start_fused_allreduce(context) : start_allreduce(context);
@@ -107,7 +109,7 @@ void Operation::start_fused_allreduce(Context& context) {
   args.output = buffer_.data();
   args.count = bytes_ / base::size_of(first.dtype);
   args.reduction = reduction_of(first, context.comm.size());
-  collective_ = collectives::start_allreduce(context.comm, std::move(args), context.selection);
+  collective_ = collectives::start_allreduce(context.comm, args, context.selection);
 }
 
 void Operation::unpack() {
@@ -131,7 +133,7 @@ void Operation::start_allreduce(Context& context) {
   }
   args.count = static_cast<std::size_t>(request.elements());
   args.reduction = reduction_of(request, context.comm.size());
-  collective_ = collectives::start_allreduce(context.comm, std::move(args), context.selection);
+  collective_ = collectives::start_allreduce(context.comm, args, context.selection);
 }
 
 void* Operation::allocate_output(Context& context, std::size_t bytes) {
@@ -175,7 +177,7 @@ void Operation::start_broadcast(Context& context) {
   } else if (args.root == context.comm.rank()) {
     copy(args.data, entries_[0].input, args.bytes);
   }
-  collective_ = collectives::start_broadcast(context.comm, std::move(args), context.selection);
+  collective_ = collectives::start_broadcast(context.comm, args, context.selection);
 }
 
 void Operation::start_alltoall(Context& context) {
@@ -200,7 +202,7 @@ void Operation::start_alltoall(Context& context) {
     Completion& completion = *entries_[0].completion;
     completion.shape = entries_[0].request->shape;
     completion.shape[0] = rows;
-    completion.received_splits = received;
+    completion.received_splits = std::move(received);
   }
   collective_ = collectives::start_alltoallv(context.comm, std::move(args), context.selection);
 }

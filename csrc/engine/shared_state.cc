@@ -84,6 +84,7 @@ std::optional<std::int32_t> SetDirectory::find_by_members(const std::vector<int>
 std::vector<std::int32_t> SetDirectory::ids() const {
   const std::lock_guard lock(mutex_);
   std::vector<std::int32_t> ids;
+  ids.reserve(sets_.size());
   for (const auto& [id, info] : sets_) ids.push_back(id);
   return ids;
 }

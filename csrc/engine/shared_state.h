@@ -26,8 +26,9 @@ class Event {
   std::uint32_t value() const { return value_.load(std::memory_order_seq_cst); }
   void bump() {
     value_.fetch_add(1, std::memory_order_seq_cst);
-    if (sleepers_.load(std::memory_order_seq_cst) > 0)
+    if (sleepers_.load(std::memory_order_seq_cst) > 0) {
       base::futex_wake_all(value_, base::FutexScope::kProcess);
+    }
   }
   // Sleeps until bumped past `seen`, at most limit.
   void wait(std::uint32_t seen, base::microseconds limit) {

@@ -7,8 +7,9 @@ bool TensorQueue::push(std::vector<Entry> entries) {
   for (std::size_t i = 0; i < entries.size(); ++i) {
     const Request& request = *entries[i].request;
     if (in_flight_.emplace(request.set, request.name).second) continue;
-    for (std::size_t j = 0; j < i; ++j)
+    for (std::size_t j = 0; j < i; ++j) {
       in_flight_.erase({entries[j].request->set, entries[j].request->name});
+    }
     throw base::Error(
         base::ErrorCode::kInvalidArgument,
         describe(request) +

@@ -26,8 +26,9 @@ bool rows_may_differ(OpKind kind) {
 std::string shape_to_compare(const Request& request) {
   if (!rows_may_differ(request.kind)) return format_shape(request.shape);
   std::string text = "[*";
-  for (std::size_t i = 1; i < request.shape.size(); ++i)
+  for (std::size_t i = 1; i < request.shape.size(); ++i) {
     text += ", " + std::to_string(request.shape[i]);
+  }
   return text + "]";
 }
 
@@ -96,7 +97,7 @@ std::string differences(const Field& field, const std::vector<RequestPtr>& reque
     std::string text = field.text(*requests[i]);
     auto found = std::find_if(values.begin(), values.end(),
                               [&](const auto& value) { return value.first == text; });
-    if (found == values.end()) found = values.insert(values.end(), {std::move(text), {}});
+    if (found == values.end()) found = values.insert(values.end(), {text, {}});
     found->second.push_back(members[i]);
   }
   if (values.size() < 2) return "";
@@ -181,8 +182,9 @@ std::string format_ranks(std::vector<int> ranks) {
 
 std::string format_shape(const std::vector<std::int64_t>& shape) {
   std::string text = "[";
-  for (std::size_t i = 0; i < shape.size(); ++i)
+  for (std::size_t i = 0; i < shape.size(); ++i) {
     text += (i > 0 ? ", " : "") + std::to_string(shape[i]);
+  }
   return text + "]";
 }
 

@@ -123,8 +123,9 @@ void ControlPage::wait(std::uint32_t seen, base::microseconds limit) {
 void ControlPage::ring(int local_rank) {
   Slot& theirs = slot(local_rank);
   theirs.bell.fetch_add(1, std::memory_order_seq_cst);
-  if (theirs.sleepers.load(std::memory_order_seq_cst) > 0)
+  if (theirs.sleepers.load(std::memory_order_seq_cst) > 0) {
     base::futex_wake_all(theirs.bell, base::FutexScope::kHost);
+  }
 }
 
 void ControlPage::announce_failure(const std::string& cause) {

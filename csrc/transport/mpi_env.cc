@@ -85,7 +85,7 @@ std::unique_ptr<ControlPage> share_page(const hvdlite_mpi* mpi, hvdlite_mpi_comm
     if (original) original->unlink();
     if (std::all_of(all.begin(), all.end(), [](char ok) { return ok != 0; })) {
       // A process loses its record locks when it closes any descriptor of the file, so the leader keeps both.
-      static_cast<void>(original.release());
+      [[maybe_unused]] const ControlPage* kept = original.release();
       return page;
     }
   }
@@ -143,6 +143,7 @@ MpiWorld open_mpi(const char* shim_path, const void* comm_address, const base::C
   check(mpi, mpi->allgather(&me, sizeof(me), all.data(), comm), "MPI_Allgather");
 
   std::vector<int> leaders;
+  leaders.reserve(all.size());
   for (const Introduction& introduction : all) leaders.push_back(introduction.leader);
   MpiWorld world = place(leaders, rank);
   std::unique_ptr<ControlPage> page =

@@ -133,7 +133,7 @@ def difference(descriptions: Sequence[Sequence[tuple[str, Any]]], ranks: Sequenc
                 name, what = description[place]
                 text = f"{name} is {what}"
             else:
-                text = f"there is no {place + 1}th entry"
+                text = f"entry {place + 1} is missing"
             found.setdefault(text, []).append(rank)
         if len(found) > 1:
             return ", but ".join(f"{text} on {format_ranks(whose)}" for text, whose in found.items())

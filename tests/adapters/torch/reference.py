@@ -35,7 +35,7 @@ def network(seed=7, dtype=torch.float64, hidden=8):
 
 def mse(model, inputs, targets):
     """The mean over the rows, so that the ranks' average is that of the whole batch."""
-    return torch.nn.functional.mse_loss(model(inputs), targets)
+    return (model(inputs) - targets).square().mean()
 
 
 def assert_same_bits(tensors):

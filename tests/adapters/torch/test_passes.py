@@ -1,5 +1,8 @@
 """Every way to arrive at a step: several passes, parts of passes, nested passes, and passes that raise."""
 
+import signal
+import time
+
 import pytest
 import torch
 from reference import FEATURES, Pair, assert_close, assert_same_bits, grads_of, mse, network, sgd
@@ -471,3 +474,57 @@ def test_raising_after_a_reduced_pass_keeps_that_pass(hvd):
         pair.check_grads()
         pair.step()
     assert_same_bits(list(pair.model.parameters()))
+
+
+class Interrupted(Exception):
+    """What the signal handler raises, as Ctrl-C raises KeyboardInterrupt."""
+
+
+def test_interrupting_the_wait_for_others(hvd):
+    """backward() raises what the signal handler raised; what was in flight is made good before the next pass."""
+
+    def interrupt(*_):
+        raise Interrupted
+
+    pair = Pair(hvd, sgd)
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for step in range(5):
+            part, whole = pair.parts(step)
+            pair.zero()
+            if step != 2:
+                mse(pair.model, *part).backward()
+                mse(pair.twin, *whole).backward()
+                pair.check_grads()
+                pair.step()
+            elif hvd.rank() == 0:
+                started = time.monotonic()
+                signal.setitimer(signal.ITIMER_REAL, 0.2)
+                with pytest.raises(Interrupted):
+                    mse(pair.model, *part).backward()
+                assert time.monotonic() - started < 0.8
+            else:
+                time.sleep(1.0)
+                mse(pair.model, *part).backward()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    pair.check_weights()
+
+
+def test_replacing_a_gradient_inside_backward_is_refused(hvd):
+    pair = Pair(hvd, sgd)
+    part, whole = pair.parts(0)
+    hooks = [
+        param.register_post_accumulate_grad_hook(lambda param: setattr(param, "grad", None))
+        for param in pair.model[0:1].parameters()
+    ]
+    mse(pair.model, *part).backward()  # nothing is launched before the end of the first pass: these are sent as absent
+    assert pair.model[0].weight.grad is None
+    with pytest.raises(ValueError, match=r"gradient of parameter 'optimizer\d+.0.(weight|bias)' was replaced while it was"):
+        mse(pair.model, *part).backward()
+    for hook in hooks:
+        hook.remove()
+    pair.zero()
+    mse(pair.model, *part).backward()
+    mse(pair.twin, *whole).backward()
+    pair.check_grads()

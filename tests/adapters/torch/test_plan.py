@@ -1,0 +1,66 @@
+"""The pure parts: cutting into buckets, comparing descriptions, looking at strides."""
+
+import pytest
+import torch
+
+from hvdlite.torch.agreement import difference
+from hvdlite.torch.buckets import cut_buckets, split_evenly
+from hvdlite.torch.slots import is_dense
+
+RANKS = (1,)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "sizes", "expected"),
+    [
+        ("", [], []),
+        ("a", [1000], [[0]]),
+        ("aaaa", [10, 10, 80, 90], [[0, 1], [2], [3]]),
+        ("aaaa", [30, 40, 50, 10], [[0], [1, 2, 3]]),
+        ("aaa", [10, 0, 10], [[0, 1, 2]]),
+        ("aaa", [200, 20, 20], [[0], [1, 2]]),
+        ("abab", [10, 60, 10, 40], [[0, 2], [1, 3]]),
+        ("abba", [20, 60, 60, 20], [[0], [1], [2], [3]]),
+    ],
+)
+def test_cut_buckets(kinds, sizes, expected):
+    assert cut_buckets(kinds, sizes, limit=100, first_limit=20) == expected
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_every_tensor_is_in_one_bucket_of_its_kind(seed):
+    generator = torch.Generator().manual_seed(seed)
+    kinds = torch.randint(0, 3, (50,), generator=generator).tolist()
+    sizes = torch.randint(0, 60, (50,), generator=generator).tolist()
+    buckets = cut_buckets(kinds, sizes, limit=100, first_limit=30)
+    assert sorted(place for bucket in buckets for place in bucket) == list(range(50))
+    for bucket in buckets:
+        assert bucket == sorted(bucket)
+        assert len({kinds[place] for place in bucket}) == 1
+        assert len(bucket) == 1 or sum(sizes[place] for place in bucket) <= 100
+    assert [bucket[0] for bucket in buckets] == sorted(bucket[0] for bucket in buckets)
+
+
+def test_split_evenly():
+    assert split_evenly(7, 3) == [[0, 1, 2], [3, 4], [5, 6]]
+    assert split_evenly(2, 5) == [[0], [1]]
+    assert split_evenly(0, 2) == []
+
+
+def test_is_dense():
+    base = torch.empty(4, 6, 2)
+    for dense in (base, base.t() if base.dim() == 2 else base.permute(2, 0, 1), base[:, :, :].transpose(0, 1), base[0]):
+        assert is_dense(dense.shape, dense.stride())
+    assert is_dense((), ())
+    assert is_dense((3, 0), (1, 1))
+    assert is_dense((1, 5), (77, 1))
+    for other in (base[:, ::2], base[:, :, 0], base[:1].expand(4, 6, 2), base[:, 1:]):
+        assert not is_dense(other.shape, other.stride())
+
+
+def test_difference():
+    one = [("op", "Average"), ("a", "float32 [2]"), ("b", "float32 [3]")]
+    two = [("op", "Average"), ("a", "float32 [2]")]
+    assert difference([one, two, one], [0, 2, 5]) == "b is float32 [3] on ranks 0, 5, but entry 3 is missing on rank 2"
+    three = [("op", "Average"), ("a", "float64 [2]"), ("b", "float32 [3]")]
+    assert difference([one, three], [0, 1]) == "a is float32 [2] on rank 0, but a is float64 [2] on rank 1"
