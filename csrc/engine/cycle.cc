@@ -69,6 +69,9 @@ bool Cycle::pass(bool flush) {
       seen_activity_ = transport_.activity();
       moved = true;
     }
+    if (moved) {
+      moved_at_ = Clock::now();
+    }
     watch();
     shared_.counters.data_bytes_sent.store(static_cast<std::int64_t>(transport_.bytes_sent()),
                                            std::memory_order_relaxed);
@@ -95,6 +98,7 @@ void Cycle::engine_failed(ErrorCode code, const std::string& text) {
 
 Outlook Cycle::outlook() const {
   Outlook outlook;
+  outlook.idle = std::chrono::duration_cast<base::microseconds>(Clock::now() - moved_at_);
   outlook.moving_data = !executor_.idle();
   for (const auto& [id, set] : sets_) {
     outlook.negotiating = outlook.negotiating || !set->pending.empty();

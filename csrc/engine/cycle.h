@@ -23,10 +23,11 @@ namespace hvdlite::engine {
 
 // What the token holder may expect after a pass that did nothing.
 struct Outlook {
-  bool moving_data = false;   // operations are in flight
-  bool negotiating = false;   // something submitted here is not agreed
-  bool watching = false;      // a deadlock is being looked into
-  base::microseconds due{0};  // > 0: queued entries will be announced then
+  bool moving_data = false;    // operations are in flight
+  bool negotiating = false;    // something submitted here is not agreed
+  bool watching = false;       // a deadlock is being looked into
+  base::microseconds idle{0};  // how long nothing has happened
+  base::microseconds due{0};   // > 0: queued entries will be announced then
 };
 
 class Cycle {
@@ -103,6 +104,7 @@ class Cycle {
   std::set<int> failure_unseen_;
   bool said_goodbye_ = false;
   std::uint64_t seen_activity_ = 0;
+  base::Clock::time_point moved_at_ = base::Clock::now();
 
   std::unique_ptr<DeadlockDetector> detector_;  // on rank 0
   base::Clock::time_point last_watch_;

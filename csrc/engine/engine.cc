@@ -180,31 +180,31 @@ void Engine::give_token_back() {
 
 // With the token: passes until the completion is done, sleeping when there is nothing to do.
 void Engine::drive(const CompletionPtr& completion, Clock::time_point deadline) {
-  Clock::time_point idle_since = Clock::now();
+  Clock::time_point spin_since = Clock::now();
   while (completion->done.load(std::memory_order_acquire) == 0) {
     const std::uint32_t bell = transport_->bell();
     if (cycle_.pass(true)) {
-      idle_since = Clock::now();
+      spin_since = Clock::now();
       continue;
     }
     const Clock::time_point now = Clock::now();
     if (now >= deadline) return;
-    if (now - idle_since < spin_) {
+    if (now - spin_since < spin_) {
       base::spin_pause();
       continue;
     }
     const auto rest = std::chrono::duration_cast<microseconds>(deadline - now);
-    transport_->wait(bell, std::min(rest, sleep_limit(cycle_.outlook(), idle_since)));
+    transport_->wait(bell, std::min(rest, sleep_limit(cycle_.outlook())));
   }
 }
 
-microseconds Engine::sleep_limit(const Outlook& outlook, Clock::time_point idle_since) const {
-  const double idle = base::seconds_between(idle_since, Clock::now());
+microseconds Engine::sleep_limit(const Outlook& outlook) const {
   // Back-off: sleep as long again as this wait has lasted, within the limits.
-  const auto grown = std::max(kFirstSleep, microseconds(static_cast<std::int64_t>(idle * 1e6)));
+  const auto grown = std::max(kFirstSleep, outlook.idle);
   microseconds limit = bells_reach_all_ ? kSleepIdle : kSleepIdleNoBell;
   if (outlook.negotiating || outlook.watching) {
-    const auto patient = microseconds(static_cast<std::int64_t>(idle * 1e6 * kPatience));
+    const auto patient = microseconds(
+        static_cast<std::int64_t>(static_cast<double>(outlook.idle.count()) * kPatience));
     limit = bells_reach_all_ ? kSleepNegotiating
                              : std::clamp(patient, kSleepNegotiatingNoBell, kSleepIdleNoBell);
   }
@@ -220,23 +220,17 @@ microseconds Engine::sleep_limit(const Outlook& outlook, Clock::time_point idle_
 void Engine::run() {
   base::name_this_thread("hvdlite");
   base::sharpen_timers();
-  Clock::time_point idle_since = Clock::now();
   while (!stop_.load(std::memory_order_acquire)) {
     const std::uint32_t kicked = kick_.value();
     if (waiting_callers_.load(std::memory_order_seq_cst) > 0 || !try_take_token()) {
       kick_.wait(kicked, kStandAside);
-      idle_since = Clock::now();
       continue;
     }
     const std::uint32_t bell = transport_->bell();
     const bool moved = cycle_.pass(false);
     const Outlook outlook = cycle_.outlook();
     give_token_back();
-    if (moved) {
-      idle_since = Clock::now();
-    } else {
-      transport_->wait(bell, sleep_limit(outlook, idle_since));
-    }
+    if (!moved) transport_->wait(bell, sleep_limit(outlook));
   }
 }
 
@@ -252,14 +246,10 @@ void Engine::take_token_or_wait() {
 
 // With the token.
 void Engine::drive_until(bool (Engine::*done)(), Clock::time_point deadline) {
-  Clock::time_point idle_since = Clock::now();
   while (!(this->*done)() && Clock::now() < deadline && !shared_.failure.happened()) {
     const std::uint32_t bell = transport_->bell();
-    if (cycle_.pass(true)) {
-      idle_since = Clock::now();
-    } else {
-      transport_->wait(bell,
-                       std::min(microseconds(1000), sleep_limit(cycle_.outlook(), idle_since)));
+    if (!cycle_.pass(true)) {
+      transport_->wait(bell, std::min(microseconds(1000), sleep_limit(cycle_.outlook())));
     }
   }
 }

@@ -72,7 +72,7 @@ class Engine {
   void take_token_or_wait();
   bool drained() { return cycle_.drained(); }
   bool seen_by_all() { return cycle_.failure_seen_by_all(); }
-  base::microseconds sleep_limit(const Outlook& outlook, base::Clock::time_point idle_since) const;
+  base::microseconds sleep_limit(const Outlook& outlook) const;
   void require_usable() const;
 
   std::unique_ptr<transport::Transport> transport_;
