@@ -23,8 +23,10 @@ __all__ = ["RUNTIME", "Runtime"]
 
 # After these an operation's memory is free again; after any other failure the transport may still write to it.
 _HARMLESS = (ErrorCode.INVALID_ARGUMENT, ErrorCode.MISMATCH, ErrorCode.UNSUPPORTED, ErrorCode.TIMEOUT)
+# Seconds in which the peers of a rank that raised can print what they know: some launchers end a job at its first death.
+_LAST_WORDS = 0.2
 # Seconds by which a rank that ends because of another lets that one go first.
-_AFTER_CULPRIT = 0.3
+_AFTER_CULPRIT = 0.4
 
 
 class Runtime:
@@ -155,6 +157,7 @@ class Runtime:
             time.sleep(_AFTER_CULPRIT)
             return ""
         engine.publish_failure(cause)
+        time.sleep(_LAST_WORDS)
         return engine.flight_record()
 
     # --- for operations ---------------------------------------------------------------------------------------------
