@@ -121,7 +121,5 @@ def synchronize(handle: Handle) -> Any:
 
 def _checked(handle: Any) -> Handle:
     if not isinstance(handle, Handle):
-        raise InvalidArgumentError(
-            f"{handle!r} is no handle: pass the object that the function ending in _async returned"
-        )
+        raise InvalidArgumentError(f"{handle!r} is no handle: pass the object that the function ending in _async returned")
     return handle

@@ -99,9 +99,7 @@ def allreduce(
     """
     op = resolve_op(op, average)
     codec, contexts, tensors = submission.compress(compression, [tensor])
-    handle = submission.reduce(
-        tensors, name, op, prescale_factor, postscale_factor, process_set, False, False, wake=False
-    )
+    handle = submission.reduce(tensors, name, op, prescale_factor, postscale_factor, process_set, False, False, wake=False)
     return codec.decompress(handle.synchronize(), contexts[0]) if codec else handle.synchronize()
 
 
@@ -130,9 +128,7 @@ def allreduce_(
 ) -> Any:
     """`allreduce` in place: the result is written into the tensor, which is returned. It must be writable."""
     op = resolve_op(op, average)
-    handle = submission.reduce(
-        [tensor], name, op, prescale_factor, postscale_factor, process_set, False, True, wake=False
-    )
+    handle = submission.reduce([tensor], name, op, prescale_factor, postscale_factor, process_set, False, True, wake=False)
     return handle.synchronize()
 
 
@@ -167,9 +163,7 @@ def grouped_allreduce(
     """
     op = resolve_op(op, average)
     codec, contexts, tensors = submission.compress(compression, tensors)
-    handle = submission.reduce(
-        tensors, name, op, prescale_factor, postscale_factor, process_set, True, False, wake=False
-    )
+    handle = submission.reduce(tensors, name, op, prescale_factor, postscale_factor, process_set, True, False, wake=False)
     outputs: list[Any] = handle.synchronize()
     return [codec.decompress(*pair) for pair in zip(outputs, contexts, strict=True)] if codec else outputs
 
@@ -199,9 +193,7 @@ def grouped_allreduce_(
 ) -> list[Any]:
     """`grouped_allreduce` in place: the results are written into the tensors, which are returned."""
     op = resolve_op(op, average)
-    handle = submission.reduce(
-        tensors, name, op, prescale_factor, postscale_factor, process_set, True, True, wake=False
-    )
+    handle = submission.reduce(tensors, name, op, prescale_factor, postscale_factor, process_set, True, True, wake=False)
     outputs: list[Any] = handle.synchronize()
     return outputs
 
@@ -266,9 +258,7 @@ def grouped_allgather_async(
 # --- broadcast ------------------------------------------------------------------------------------------------------
 
 
-def broadcast(
-    tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> Any:
+def broadcast(tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
     """Gives all ranks the root's tensor.
 
     Collective over `process_set`. Shape, dtype and root must be the same on all its ranks; the values of the other
@@ -296,9 +286,7 @@ def broadcast_async(
     return submission.broadcast(tensor, root_rank, name, process_set, in_place=False)
 
 
-def broadcast_(
-    tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> Any:
+def broadcast_(tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
     """`broadcast` in place: the root's values are written into the tensor, which is returned. It must be writable."""
     return submission.broadcast(tensor, root_rank, name, process_set, in_place=True, wake=False).synchronize()
 
@@ -313,9 +301,7 @@ def broadcast_async_(
 # --- alltoall -------------------------------------------------------------------------------------------------------
 
 
-def alltoall(
-    tensor: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> Any:
+def alltoall(tensor: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
     """Sends slices of the tensor's rows to the ranks and concatenates the slices received, in rank order.
 
     Collective over `process_set`. Dtype and all dimensions but the first must be the same on all its ranks; the splits
@@ -380,9 +366,7 @@ def reducescatter(
     """
     op = resolve_op(op, None)
     codec, contexts, tensors = submission.compress(compression, [tensor])
-    handle = submission.reduce_scatter(
-        tensors, name, op, prescale_factor, postscale_factor, process_set, False, wake=False
-    )
+    handle = submission.reduce_scatter(tensors, name, op, prescale_factor, postscale_factor, process_set, False, wake=False)
     return codec.decompress(handle.synchronize(), contexts[0]) if codec else handle.synchronize()
 
 
@@ -411,9 +395,7 @@ def grouped_reducescatter(
     """`reducescatter` of a list of tensors that are agreed on and sent together; `name` is the group's."""
     op = resolve_op(op, None)
     codec, contexts, tensors = submission.compress(compression, tensors)
-    handle = submission.reduce_scatter(
-        tensors, name, op, prescale_factor, postscale_factor, process_set, True, wake=False
-    )
+    handle = submission.reduce_scatter(tensors, name, op, prescale_factor, postscale_factor, process_set, True, wake=False)
     outputs: list[Any] = handle.synchronize()
     return [codec.decompress(*pair) for pair in zip(outputs, contexts, strict=True)] if codec else outputs
 

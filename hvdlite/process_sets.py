@@ -77,8 +77,7 @@ class ProcessSet:
             )
         if self._place is None:
             raise InvalidArgumentError(
-                f"{operation}: Rank {RUNTIME.require_topology().rank} is not a member of the provided process set. "
-                f"({self})"
+                f"{operation}: Rank {RUNTIME.require_topology().rank} is not a member of the provided process set. ({self})"
             )
         return self.process_set_id
 
@@ -224,9 +223,7 @@ def register_initial(comm: Any, listed: Sequence[ProcessSet]) -> None:
     everyone = RUNTIME.communicator.allgather([_members(entry) for entry in listed])
     if len({len(entries) for entries in everyone}) > 1:
         counts = ", ".join(f"{len(entries)} on rank {rank}" for rank, entries in enumerate(everyone))
-        raise InvalidArgumentError(
-            f"the number of process sets given to init differs: {counts}; pass the same on all ranks"
-        )
+        raise InvalidArgumentError(f"the number of process sets given to init differs: {counts}; pass the same on all ranks")
     seen = [list(range(topology.size))]
     for index, entry in enumerate(listed):
         proposals = [entries[index] for entries in everyone]
@@ -260,9 +257,7 @@ def _distinct(index: int, entry: ProcessSet, proposals: list[tuple[bool, list[in
             sets.append(members)
     if len(sets) != 1 and not all(from_communicator for from_communicator, _ in proposals):
         found = ", ".join(f"{members} on rank {rank}" for rank, (_, members) in enumerate(proposals))
-        raise InvalidArgumentError(
-            f"process_sets entry number {index} differs: {found}; pass the same set on all ranks"
-        )
+        raise InvalidArgumentError(f"process_sets entry number {index} differs: {found}; pass the same set on all ranks")
     return sets
 
 

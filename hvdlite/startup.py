@@ -86,9 +86,7 @@ def choose_communicator(MPI: Any, comm: Any) -> Any:  # noqa: N803 - the module'
             f"init(comm={comm!r}): comm is None, a list of ranks of MPI_COMM_WORLD or an mpi4py communicator"
         ) from None
     if len(set(ranks)) != len(ranks) or not all(0 <= rank < world.size for rank in ranks):
-        raise InvalidArgumentError(
-            f"init(comm={ranks}): each rank of MPI_COMM_WORLD, 0 to {world.size - 1}, can be named once"
-        )
+        raise InvalidArgumentError(f"init(comm={ranks}): each rank of MPI_COMM_WORLD, 0 to {world.size - 1}, can be named once")
     if world.rank not in ranks:
         raise InvalidArgumentError(
             f"init(comm={ranks}): rank {world.rank} of MPI_COMM_WORLD is not in the list, so it has no part in this "

@@ -107,9 +107,7 @@ def broadcast(
     return _submit(engine, shared, [_same_shape(tensor, in_place)])
 
 
-def gather(
-    tensors: Sequence[Any], name: str | None, process_set: ProcessSet, grouped: bool, wake: bool = True
-) -> Handle:
+def gather(tensors: Sequence[Any], name: str | None, process_set: ProcessSet, grouped: bool, wake: bool = True) -> Handle:
     """Submits an allgather."""
     engine, set_id = enter(Kind.ALLGATHER, process_set)
     parts = [_new_shape(Kind.ALLGATHER, tensor) for tensor in tensors]

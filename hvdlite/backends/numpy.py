@@ -39,9 +39,7 @@ class NumpyBackend:
         try:
             return np.asarray(value)
         except (TypeError, ValueError) as error:
-            raise InvalidArgumentError(
-                f"a {type(value).__name__} is not a tensor that hvdlite knows: {error}"
-            ) from error
+            raise InvalidArgumentError(f"a {type(value).__name__} is not a tensor that hvdlite knows: {error}") from error
 
     def adopt_writable(self, value: Any) -> Array:
         """The array itself; nothing else can be written to in place."""

@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 import pytest
-from support.job import job_environment, run_job
+from support.job import job_environment, launcher_is_hydra, run_job
 
 TIMEOUT = 60.0
 
@@ -83,7 +83,7 @@ def test_a_survivor_that_catches_the_error_ends_when_it_wants_to():
         3,
         timeout=TIMEOUT,
     )
-    assert job.returncode != 0
+    assert job.returncode != 0 or launcher_is_hydra()  # which forgets the failure of a rank that is not the first to end
     assert not job.timed_out
     assert job.seconds < 15
     for rank in (0, 2):

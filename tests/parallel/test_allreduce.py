@@ -92,8 +92,7 @@ def test_dtypes_ops_and_sizes_in_flight_together(hvd):
     for repeat in REPEATS:
         everyone = {str(r): inputs(r, (7 + 50 * int(r.dtype),), repeat) for r in REDUCTIONS}
         handles = {
-            str(r): hvd.allreduce_async(everyone[str(r)][RANK], name=str(r), op=int(r.op))
-            for r in shuffled(REDUCTIONS, repeat)
+            str(r): hvd.allreduce_async(everyone[str(r)][RANK], name=str(r), op=int(r.op)) for r in shuffled(REDUCTIONS, repeat)
         }
         for reduction in REDUCTIONS:
             check(handles[str(reduction)].synchronize(), everyone[str(reduction)], reduction, str(reduction))

@@ -66,9 +66,7 @@ OUTSIDE = {
 @pytest.mark.parametrize("call", OUTSIDE)
 def test_calls_after_shutdown_say_what_to_do(ended, call):
     assert not ended.is_initialized()
-    with pytest.raises(
-        ValueError, match=r"call hvdlite\.init\(\) first.*Horovod has not been initialized; use hvd\.init"
-    ):
+    with pytest.raises(ValueError, match=r"call hvdlite\.init\(\) first.*Horovod has not been initialized; use hvd\.init"):
         OUTSIDE[call](ended)
 
 
@@ -117,9 +115,7 @@ def test_init_with_a_list_of_ranks(ended):
 def test_a_bad_knob_on_one_rank_stops_all_with_one_text(ended, monkeypatch):
     if RANK == SIZE - 1:
         monkeypatch.setenv("HVDLITE_FUSION_THRESHOLD", "lots")
-    with pytest.raises(
-        ValueError, match=f"on rank {SIZE - 1}: HVDLITE_FUSION_THRESHOLD='lots' cannot be used"
-    ) as caught:
+    with pytest.raises(ValueError, match=f"on rank {SIZE - 1}: HVDLITE_FUSION_THRESHOLD='lots' cannot be used") as caught:
         ended.init()
     on_all_ranks(str(caught.value))
     monkeypatch.undo()
@@ -198,8 +194,6 @@ def test_a_forked_child_may_ask_for_its_place_and_nothing_else(hvd):
 
 
 def test_a_subprocess_is_not_disturbed(hvd):
-    result = subprocess.run(
-        [sys.executable, "-c", "import hvdlite; print(hvdlite.is_initialized())"], capture_output=True
-    )
+    result = subprocess.run([sys.executable, "-c", "import hvdlite; print(hvdlite.is_initialized())"], capture_output=True)
     assert result.stdout.strip() == b"False", result.stderr
     works(hvd)

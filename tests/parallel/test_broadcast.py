@@ -41,8 +41,7 @@ def test_named_in_any_order_with_roots_of_their_own(hvd):
     for repeat in REPEATS:
         tensors = {name: distinct(RANK, (index,), salt=index + repeat) for index, name in enumerate(names)}
         handles = {
-            name: hvd.broadcast_async_(tensors[name], int(name[1:]) % SIZE, name=name)
-            for name in shuffled(names, repeat)
+            name: hvd.broadcast_async_(tensors[name], int(name[1:]) % SIZE, name=name) for name in shuffled(names, repeat)
         }
         for name in shuffled(names, repeat + 3):
             handles[name].synchronize()

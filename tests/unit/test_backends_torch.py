@@ -63,9 +63,7 @@ def test_channels_last_is_dense(shape, memory_format, layout):
     assert torch.equal(copied.owner, tensor)
 
 
-@pytest.mark.parametrize(
-    "make", [lambda: torch.rand(4, 6).t(), lambda: torch.rand(8)[::2], lambda: torch.rand(3).expand(2, 3)]
-)
+@pytest.mark.parametrize("make", [lambda: torch.rand(4, 6).t(), lambda: torch.rand(8)[::2], lambda: torch.rand(3).expand(2, 3)])
 def test_other_layouts_are_copied(make):
     tensor = make()
     exported = BACKEND.export(tensor, any_layout=True)
