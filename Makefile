@@ -20,7 +20,7 @@ MPI_ENV := OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
 # The mpirun that fits: the environment's own where the build chose an MPI wheel, or else the machine's.
 MPIRUN = $(shell test -x $(BIN)/mpirun && echo $(BIN)/mpirun || echo mpirun)
 
-.PHONY: venv develop demo test sanitize asan tsan lint tidy format clean
+.PHONY: venv develop demo test sanitize asan tsan lint tidy arm64 format clean
 
 venv: $(VENV)/.native
 
@@ -95,6 +95,12 @@ lint: $(VENV)/.dev
 # Slow (minutes): the static analysis of all C++ files.
 tidy: $(VENV)/.dev develop
 	$(BIN)/clang-tidy -p build/dev --quiet --warnings-as-errors='*' $(filter-out %/mpi_shim.cc csrc/bindings/%,$(filter csrc/%.cc,$(CXX_FILES)))
+
+# Does the core compile for arm64 (Debian's g++-aarch64-linux-gnu), where only the scalar kernels are built?
+arm64:
+	for source in $(filter-out %_avx2.cc %_avx512.cc %/mpi_shim.cc csrc/bindings/%,$(filter csrc/%.cc,$(CXX_FILES))); do \
+	  aarch64-linux-gnu-g++ -std=c++20 -O2 -Wall -Wextra -Icsrc -Icsrc/include -DHVDLITE_VERSION='"arm64"' \
+	    -DHVDLITE_X86_KERNELS=0 -ffp-contract=off -c $$source -o /dev/null || exit 1; done
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix-only

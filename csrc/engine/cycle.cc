@@ -3,30 +3,19 @@
 #include <algorithm>
 #include <numeric>
 
-#include "engine/validate.h"
 
 namespace hvdlite::engine {
 
 using base::Clock;
 using base::ErrorCode;
-using base::LogLevel;
 using base::OpKind;
 using base::Status;
 using Stage = FlightRecorder::Stage;
 
 namespace {
 
-// The text users of Horovod search their logs for.
-constexpr const char* kShutDown = "Horovod has been shut down";
-
 // Memory kept for fusion buffers, in fusion thresholds: enough for the operations usually in flight.
 constexpr std::size_t kPoolThresholds = 4;
-
-// Operations of the flight recorder that a failure prints.
-constexpr std::size_t kRecordsInLog = 16;
-
-// Ids are part of message tags, so there is a limit to how many sets live at once.
-constexpr std::size_t kMaxSets = 1024;
 
 }  // namespace
 
@@ -82,18 +71,6 @@ bool Cycle::pass(bool flush) {
     engine_failed(ErrorCode::kInternal, std::string("hvdlite's engine failed: ") + error.what());
   }
   return true;
-}
-
-// An error below us: this rank can go on no more, and the others must not wait for it.
-void Cycle::engine_failed(ErrorCode code, const std::string& text) {
-  try {
-    broadcast_failure("failed: " + text);
-  } catch (const std::exception& error) {
-    shared_.log.write(LogLevel::kError, "control",
-                      std::string("could not tell the other ranks: ") + error.what());
-  }
-  fail_all(
-      {code, transport_.describe_peer(transport_.rank()) + " failed: " + text + ". " + kShutDown});
 }
 
 Outlook Cycle::outlook() const {
@@ -174,33 +151,6 @@ void Cycle::handle(int source, ResponseList& message) {
     }
   }
   follow(*set, decisions);
-}
-
-void Cycle::handle(int source, Failure& message) {
-  peer_failed(source, message.cause);
-  send(source, FailureSeen{});
-}
-
-void Cycle::handle(int source, FailureSeen&) { failure_unseen_.erase(source); }
-
-void Cycle::handle(int source, Goodbye&) {
-  left_.insert(source);
-  failure_unseen_.erase(source);
-  if (detector_) detector_->report(source, BlockedReport{});
-  const Status why = {
-      ErrorCode::kAborted,
-      transport_.describe_peer(source) +
-          " has left: its program ended or called shutdown(), and it takes part in nothing more. " +
-          kShutDown + " on that rank"};
-  for (auto& [id, set] : sets_) {
-    const int member = set->index_of(source);
-    if (member < 0 || !set->is_member()) continue;
-    if (set->coordinator) set->coordinator->leave(member, why);
-    if (set->coordinator_rank() == source) {
-      set->broken = why;
-      fail_pending(*set, why);
-    }
-  }
 }
 
 // --- step 2: what callers submitted ---------------------------------------------------------------------------------
@@ -359,141 +309,6 @@ void Cycle::execute(ProcessSet& set, FusedOp fused) {
     settle_without_data(first, entries[0]);
   }
 }
-
-void Cycle::settle_without_data(const Response& response, Entry& entry) {
-  const bool mine = entry.request != nullptr;
-  Status status;
-  if (response.request.kind == OpKind::kJoin) {
-    if (mine) entry.completion->value = response.value;
-  } else if (response.request.kind == OpKind::kAddProcessSet) {
-    if (sets_.size() >= kMaxSets) {
-      status = {ErrorCode::kInvalidArgument,
-                "there are " + std::to_string(kMaxSets) +
-                    " process sets already; remove one before adding another"};
-    } else {
-      const SetId id = create_set(response.request.splits);
-      if (mine) entry.completion->value = id.id;
-    }
-  } else {
-    remove_set(response.request.root);
-  }
-  if (mine) finish(entry, status);
-}
-
-SetId Cycle::create_set(const std::vector<std::int64_t>& ranks) {
-  SetId id;
-  if (free_set_ids_.empty()) {
-    id.id = next_set_id_++;
-  } else {
-    id.id = free_set_ids_.front();
-    free_set_ids_.pop_front();
-  }
-  id.epoch = ++last_epoch_;
-  std::vector<int> members(ranks.begin(), ranks.end());
-  std::sort(members.begin(), members.end());
-  insert_set(id, std::move(members));
-  const auto early = early_.find(id.epoch);
-  if (early != early_.end()) {
-    auto messages = std::move(early->second);
-    early_.erase(early);
-    for (auto& [source, message] : messages) {
-      const int from = source;
-      std::visit([&](auto& content) { handle(from, content); }, message);
-    }
-  }
-  return id;
-}
-
-void Cycle::insert_set(SetId id, std::vector<int> members) {
-  auto set = std::make_unique<ProcessSet>();
-  set->id = id;
-  // Tags of a reused id start elsewhere, away from what may still be in flight of its predecessor.
-  set->next_operation = id.epoch * 1024;
-  set->members = std::make_shared<const std::vector<int>>(std::move(members));
-  set->index = set->index_of(transport_.rank());
-  if (set->index == 0) {
-    set->coordinator =
-        std::make_unique<Coordinator>(id, *set->members, shared_.config.cache_capacity);
-  }
-  shared_.sets.add({id, set->members, set->index});
-  sets_[id.id] = std::move(set);
-}
-
-void Cycle::remove_set(std::int32_t id) {
-  const auto found = sets_.find(id);
-  if (found == sets_.end()) return;
-  fail_pending(*found->second,
-               {ErrorCode::kInvalidArgument, "process set " + std::to_string(id) + " was removed"});
-  shared_.sets.remove(id);
-  sets_.erase(found);
-  free_set_ids_.push_back(id);
-}
-
-// --- completions and failures ---------------------------------------------------------------------------------------
-
-void Cycle::finish(Entry& entry, const Status& status) {
-  Completion& completion = *entry.completion;
-  completion.status = status;
-  shared_.recorder.reached(completion.record, status.ok() ? Stage::kDone : Stage::kFailed);
-  ++(status.ok() ? shared_.counters.completed : shared_.counters.failed);
-  shared_.queue.forget(*entry.request);
-  completion.done.store(1, std::memory_order_release);
-  shared_.event.bump();
-}
-
-void Cycle::fail_pending(ProcessSet& set, const Status& why) {
-  for (auto& [name, pending] : std::exchange(set.pending, {})) {
-    finish(pending.entry, {why.code, describe(*pending.entry.request) + ": " + why.message});
-  }
-  set.to_announce.clear();
-}
-
-void Cycle::fail_all(const Status& why) {
-  if (!shared_.failure.happened()) {
-    const std::string record = shared_.recorder.text(kRecordsInLog);
-    shared_.log.write(
-        LogLevel::kError, "control",
-        why.message + (record.empty() ? "" : "\nlast operations of this rank:\n" + record));
-  }
-  shared_.failure.record(why);
-  end_all(shared_.failure.status());
-}
-
-void Cycle::end_all(const Status& why) {
-  executor_.park_all(why);
-  for (auto& [id, set] : sets_) {
-    for (auto& [name, pending] : std::exchange(set->pending, {})) finish(pending.entry, why);
-    set->to_announce.clear();
-  }
-  for (Entry& entry : shared_.queue.take(true, 0, base::microseconds(0))) finish(entry, why);
-}
-
-void Cycle::peer_failed(int rank, const std::string& text) {
-  left_.insert(rank);
-  fail_all({ErrorCode::kPeerLost, transport_.describe_peer(rank) + " " + text + ". " + kShutDown});
-}
-
-void Cycle::broadcast_failure(const std::string& cause) {
-  transport_.announce_failure(cause);
-  for (int peer = 0; peer < transport_.size(); ++peer) {
-    if (peer == transport_.rank() || left_.contains(peer)) continue;
-    failure_unseen_.insert(peer);
-  }
-  send_to_all(Failure{cause});
-}
-
-// Leaving. What the others have not agreed to can never complete here.
-void Cycle::say_goodbye() {
-  if (said_goodbye_) return;
-  said_goodbye_ = true;
-  const Status why = {ErrorCode::kAborted, std::string("this rank has shut down. ") + kShutDown};
-  for (Entry& entry : shared_.queue.take(true, 0, base::microseconds(0))) finish(entry, why);
-  for (auto& [id, set] : sets_) fail_pending(*set, why);
-  transport_.announce_leaving();
-  send_to_all(Goodbye{});
-}
-
-bool Cycle::drained() { return executor_.idle() && transport_.messages_flushed(); }
 
 void Cycle::send(int peer, const Message& message) {
   std::vector<std::byte> bytes = encode(message);

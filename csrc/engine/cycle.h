@@ -21,6 +21,9 @@
 
 namespace hvdlite::engine {
 
+// The text that users of Horovod search their logs for.
+inline constexpr const char* kShutDown = "Horovod has been shut down";
+
 // What the token holder may expect after a pass that did nothing.
 struct Outlook {
   bool moving_data = false;    // operations are in flight
