@@ -98,7 +98,7 @@ tidy: $(VENV)/.dev develop
 
 # Does the core compile for arm64 (Debian's g++-aarch64-linux-gnu), where only the scalar kernels are built?
 arm64:
-	for source in $(filter-out %_avx2.cc %_avx512.cc %/mpi_shim.cc csrc/bindings/%,$(filter csrc/%.cc,$(CXX_FILES))); do \
+	@for source in $(filter-out %_avx2.cc %_avx512.cc %/mpi_shim.cc csrc/bindings/%,$(filter csrc/%.cc,$(CXX_FILES))); do \
 	  aarch64-linux-gnu-g++ -std=c++20 -O2 -Wall -Wextra -Icsrc -Icsrc/include -DHVDLITE_VERSION='"arm64"' \
 	    -DHVDLITE_X86_KERNELS=0 -ffp-contract=off -c $$source -o /dev/null || exit 1; done
 

@@ -27,8 +27,9 @@ ABSENT = 1
 class Rank:
     """One rank's engine with array-level helpers; every method may be called by the rank's own threads only."""
 
-    def __init__(self, engine: _engine.Engine, rank: int, size: int) -> None:
+    def __init__(self, engine: _engine.Engine, rank: int, size: int, fabric: _engine.Fabric) -> None:
         self.engine = engine
+        self.fabric = fabric
         self.rank = rank
         self.size = size
         self._kept: list[Array | None] = []  # the engine borrows memory until an operation is done
@@ -83,7 +84,7 @@ def engines(size: int, config: dict[str, Any] | None = None) -> Iterator[list[Ra
     """`size` engines on one fabric, shut down at the end."""
     fabric = _engine.Fabric(size)
     quiet = {"log_level": 5, **(config or {})}
-    ranks = [Rank(_engine.Engine.create_inproc(fabric, rank, quiet), rank, size) for rank in range(size)]
+    ranks = [Rank(_engine.Engine.create_inproc(fabric, rank, quiet), rank, size, fabric) for rank in range(size)]
     try:
         yield ranks
     finally:

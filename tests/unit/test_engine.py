@@ -373,6 +373,16 @@ def test_every_survivor_gets_the_first_cause():
             assert "allreduce of 'w'" in rank.engine.flight_record()
 
 
+def test_a_rank_that_is_killed_fails_what_waits_and_all_that_follows():
+    with engines(3) as ranks:
+        handles = [rank.start(ALLREDUCE, "w", np.ones(1000), np.ones(1000)) for rank in ranks if rank.rank != 1]
+        ranks[0].fabric.kill(1)
+        for rank, handle in zip([ranks[0], ranks[2]], handles, strict=True):
+            assert "rank 1" in wait_fails(rank, handle, PeerLostError, 1.0)
+            with pytest.raises(PeerLostError, match="rank 1"):
+                rank.start(ALLREDUCE, "later", np.ones(1), np.ones(1))
+
+
 @pytest.mark.parametrize("size", [3, 4, 5])
 def test_overlapping_process_sets_progress_in_every_local_order(size):
     """Each rank waits for its operations in an order of its own; with one blocking executor some orders deadlock."""
