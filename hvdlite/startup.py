@@ -10,12 +10,17 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hvdlite import config as knobs
 from hvdlite._version import __version__
 from hvdlite.config import Config, LauncherClaim
 from hvdlite.errors import ErrorCode, HvdliteError, InvalidArgumentError, SystemFailure, error_class
+
+if TYPE_CHECKING:
+    _StreamHandler = logging.StreamHandler[Any]
+else:
+    _StreamHandler = logging.StreamHandler  # takes no subscript before Python 3.11
 
 __all__ = ["agree", "check_launch", "choose_communicator", "configure_logging", "load_mpi"]
 
@@ -179,5 +184,5 @@ def configure_logging(config: Config, rank: int, size: int) -> logging.Logger:
     return logger
 
 
-class _Handler(logging.StreamHandler[Any]):
+class _Handler(_StreamHandler):
     """Ours, so that a second initialisation finds and replaces it."""
