@@ -92,7 +92,7 @@ lint: $(VENV)/.dev
 	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
 	$(BIN)/codespell
 
-# Slow (minutes): the static analysis of all C++ files.
+# The static analysis of all C++ files.
 tidy: $(VENV)/.dev develop
 	$(BIN)/clang-tidy -p build/dev --quiet --warnings-as-errors='*' $(filter-out %/mpi_shim.cc csrc/bindings/%,$(filter csrc/%.cc,$(CXX_FILES)))
 

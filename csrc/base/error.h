@@ -6,6 +6,8 @@
 #include <string>
 #include <utility>
 
+#include "base/types.h"
+
 namespace hvdlite::base {
 
 // Same numbers as HVDLITE_E_* in hvdlite.h and ErrorCode in hvdlite/errors.py (a test compares).
@@ -34,6 +36,7 @@ class Error : public std::runtime_error {
 struct Status {
   ErrorCode code = ErrorCode::kOk;
   std::string message;
+  SetId set = {};  // of the operation that ended so
   bool ok() const { return code == ErrorCode::kOk; }
 };
 

@@ -2,6 +2,7 @@
 // Thread: plain values, any thread. Owns: nothing. Blocks: no. Throws: Error(InvalidArgument) from the parse functions only.
 #pragma once
 
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
@@ -48,6 +49,14 @@ enum class OpKind : std::uint8_t {
   kRemoveProcessSet = 8,
 };
 inline constexpr int kNumOpKinds = 9;
+
+// Identifies a process set for good: ids are reused after remove_process_set, epochs are not.
+struct SetId {
+  std::int32_t id = 0;
+  std::uint32_t epoch = 0;
+  friend bool operator==(const SetId&, const SetId&) = default;
+  friend auto operator<=>(const SetId&, const SetId&) = default;
+};
 
 constexpr std::size_t size_of(DType dtype) {
   switch (dtype) {

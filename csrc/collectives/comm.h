@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/types.h"
 #include "transport/transport.h"
 
 namespace hvdlite::collectives {
@@ -17,11 +18,12 @@ inline constexpr int kNumChannels = 1 << kChannelBits;
 class Comm {
  public:
   // members: the transport ranks of the set in ascending order; index: this rank's place among them; tag: unique among
-  // the operations in flight between these ranks (its low kChannelBits are the channel).
+  // the operations in flight between these ranks (its low kChannelBits are the channel); set: whose members they are.
   Comm(transport::Transport& transport, std::shared_ptr<const std::vector<int>> members, int index,
-       std::uint32_t tag)
-      : transport_(&transport), members_(std::move(members)), index_(index), tag_(tag) {}
+       std::uint32_t tag, base::SetId set = {})
+      : transport_(&transport), members_(std::move(members)), index_(index), tag_(tag), set_(set) {}
 
+  base::SetId set() const { return set_; }
   int rank() const { return index_; }
   int size() const { return static_cast<int>(members_->size()); }
 
@@ -42,6 +44,7 @@ class Comm {
   std::shared_ptr<const std::vector<int>> members_;
   int index_;
   std::uint32_t tag_;
+  base::SetId set_;
 };
 
 }  // namespace hvdlite::collectives

@@ -20,6 +20,7 @@ constexpr std::size_t kRecordsInLog = 16;
 void Cycle::finish(Entry& entry, const Status& status) {
   Completion& completion = *entry.completion;
   completion.status = status;
+  completion.status.set = entry.request->set;
   shared_.recorder.reached(completion.record, status.ok() ? Stage::kDone : Stage::kFailed);
   ++(status.ok() ? shared_.counters.completed : shared_.counters.failed);
   shared_.queue.forget(*entry.request);

@@ -12,6 +12,16 @@ constexpr std::size_t kMaxRunningBytes = std::size_t{256} << 20;
 // Tag layout, from the low end: channel, operation number (modulo), process set.
 constexpr int kSetBits = 10;
 
+// An error below names no operation; with it the user learns where the job was.
+template <typename F>
+void naming(const Operation& operation, F work) {
+  try {
+    work();
+  } catch (const base::Error& error) {
+    throw base::Error(error.code(), describe(operation.first_request()) + ": " + error.what());
+  }
+}
+
 std::shared_ptr<const ProcessSet> describe_set(const ProcessSet& set) {
   auto copy = std::make_shared<ProcessSet>();
   copy->id = set.id;
@@ -73,11 +83,13 @@ bool Executor::start(Lane& lane) {
     for (const Entry& entry : next.entries) {
       if (entry.request) started_(entry);
     }
-    const collectives::Comm comm(transport_, lane.set->members, lane.set->index, next.tag);
+    const collectives::Comm comm(transport_, lane.set->members, lane.set->index, next.tag,
+                                 lane.set->id);
     lane.running.push_back(
         std::make_unique<Operation>(std::move(next.fused), std::move(next.entries)));
     lane.running_bytes += lane.running.back()->bytes();
-    lane.running.back()->start(comm, *lane.set, pool_, selection_);
+    Operation& operation = *lane.running.back();
+    naming(operation, [&] { operation.start(comm, *lane.set, pool_, selection_); });
     started = true;
   }
   return started;
@@ -86,7 +98,9 @@ bool Executor::start(Lane& lane) {
 bool Executor::step(Lane& lane) {
   bool finished = false;
   for (auto operation = lane.running.begin(); operation != lane.running.end();) {
-    if (!(*operation)->advance()) {
+    bool done = false;
+    naming(**operation, [&] { done = (*operation)->advance(); });
+    if (!done) {
       ++operation;
       continue;
     }

@@ -26,6 +26,7 @@ class Operation {
   bool advance();
   std::vector<Entry>& entries() { return entries_; }
   std::size_t bytes() const { return bytes_; }
+  const Request& first_request() const { return fused_.front()->request; }
 
  private:
   struct Context {

@@ -14,13 +14,7 @@
 
 namespace hvdlite::engine {
 
-// Identifies a process set for good: ids are reused after remove_process_set, epochs are not.
-struct SetId {
-  std::int32_t id = 0;
-  std::uint32_t epoch = 0;
-  friend bool operator==(const SetId&, const SetId&) = default;
-  friend auto operator<=>(const SetId&, const SetId&) = default;
-};
+using base::SetId;
 
 struct Request {
   SetId set;
