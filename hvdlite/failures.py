@@ -19,8 +19,11 @@ class Announcer(Protocol):
     def is_armed(self) -> bool:
         """Are there peers that would wait for this process?"""
 
-    def announce(self, cause: str) -> str:
-        """Tells the peers why this process ends, and returns the record of its last operations."""
+    def record(self) -> str:
+        """The last operations of this process, unless they have been printed."""
+
+    def announce(self, cause: str) -> None:
+        """Tells the peers why this process ends."""
 
 
 def install_excepthook(announcer: Announcer) -> None:
@@ -43,9 +46,11 @@ def _leave(announcer: Announcer, kind: type[BaseException], error: BaseException
     try:
         _flush()
         text = str(error)
-        record = announcer.announce(f"raised {kind.__name__}: {text}" if text else f"raised {kind.__name__}")
+        record = announcer.record()
         if record:
-            print(f"hvdlite: the peers know why; last operations of this rank:\n{record}", file=sys.stderr)
+            print(f"hvdlite: the peers will be told; last operations of this rank:\n{record}", file=sys.stderr)
+        _flush()  # now, as the launcher may end this process when a peer that has been told goes first
+        announcer.announce(f"raised {kind.__name__}: {text}" if text else f"raised {kind.__name__}")
     finally:
         _flush()
         os._exit(1)

@@ -144,21 +144,24 @@ class Runtime:
         """Would peers wait for this process if it ended now?"""
         return self._armed and os.getpid() == self._pid
 
-    def announce(self, cause: str) -> str:
-        """Tells the peers why this process ends, and returns the record of its last operations.
+    def record(self) -> str:
+        """The last operations of this process. A rank that ends because of another has printed them already."""
+        engine = self.engine
+        return "" if engine is None or engine.failure_cause else engine.flight_record()
 
-        A rank that ends because of another has printed cause and record already; it lets the other go first, so that
-        the launcher names the right one.
+    def announce(self, cause: str) -> None:
+        """Tells the peers why this process ends.
+
+        A rank that ends because of another lets that one go first, so that the launcher names the right one.
         """
         engine = self.engine
         if engine is None:
-            return ""
+            return
         if engine.failure_cause:
             time.sleep(_AFTER_CULPRIT)
-            return ""
+            return
         engine.publish_failure(cause)
         time.sleep(_LAST_WORDS)
-        return engine.flight_record()
 
     # --- for operations ---------------------------------------------------------------------------------------------
 
