@@ -42,6 +42,10 @@ void name_this_thread(const char* name);
 // Wakes from timed sleeps within a microsecond instead of the default 50.
 void sharpen_timers();
 
+inline microseconds from_seconds(double seconds) {
+  return microseconds(static_cast<std::int64_t>(seconds * 1e6));
+}
+
 inline double seconds_between(Clock::time_point from, Clock::time_point to) {
   return std::chrono::duration<double>(to - from).count();
 }

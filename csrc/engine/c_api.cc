@@ -33,10 +33,6 @@ std::string& last_error() {
   return text;
 }
 
-base::microseconds to_microseconds(double seconds) {
-  return base::microseconds(static_cast<std::int64_t>(seconds * 1e6));
-}
-
 std::string or_auto(const char* text) { return text != nullptr ? text : "auto"; }
 
 base::Config to_config(const hvdlite_config* from) {
@@ -181,10 +177,10 @@ int hvdlite_engine_create_inproc(hvdlite_fabric* fabric, int rank, const hvdlite
     require(rank >= 0 && rank < fabric->size, "rank outside the fabric");
     const Topology topology{rank, fabric->size, rank, fabric->size, 0, 1, true};
     const hvdlite::base::Config knobs = to_config(config);
-    adopt(
-        std::make_unique<Engine>(hvdlite::transport::connect(fabric->fabric, rank), topology, knobs,
-                                 to_microseconds(knobs.spin_us > 0 ? knobs.spin_us * 1e-6 : 0)),
-        out);
+    adopt(std::make_unique<Engine>(
+              hvdlite::transport::connect(fabric->fabric, rank), topology, knobs,
+              hvdlite::base::from_seconds(knobs.spin_us > 0 ? knobs.spin_us * 1e-6 : 0)),
+          out);
   });
 }
 
@@ -240,7 +236,7 @@ int hvdlite_poll(hvdlite_engine* engine, int64_t handle, int* done) {
 
 int hvdlite_wait(hvdlite_engine* engine, int64_t handle, double timeout_s, int* done) {
   return guarded([&] {
-    *done = alive(engine).wait(handle, to_microseconds(timeout_s)) ? 1 : 0;
+    *done = alive(engine).wait(handle, hvdlite::base::from_seconds(timeout_s)) ? 1 : 0;
     if (*done == 0) return;
     const CompletionPtr completion = engine->engine->completion(handle);
     if (!completion->status.ok()) throw Error(completion->status.code, completion->status.message);

@@ -164,7 +164,6 @@ Entry Engine::check(Submission submission) const {
   entry.output = submission.output;
   entry.request = std::make_shared<const Request>(std::move(submission.request));
   entry.completion = std::make_shared<Completion>();
-  entry.completion->request = entry.request;
   return entry;
 }
 

@@ -21,6 +21,7 @@ constexpr std::size_t kPoolThresholds = 4;
 Cycle::Cycle(transport::Transport& transport, SharedState& shared, collectives::Selection selection)
     : transport_(transport),
       shared_(shared),
+      patience_(base::from_seconds(shared.config.cycle_time_ms / 1000)),
       executor_(
           transport, std::move(selection), kPoolThresholds * shared.config.fusion_threshold,
           [this](const Entry& entry) {
@@ -31,14 +32,12 @@ Cycle::Cycle(transport::Transport& transport, SharedState& shared, collectives::
   std::iota(world.begin(), world.end(), 0);
   create_set(world);
   if (transport.rank() == 0) {
-    const auto patience = std::chrono::duration_cast<base::microseconds>(
-        std::chrono::duration<double>(shared.config.deadlock_timeout / 2));
     detector_ = std::make_unique<DeadlockDetector>(
         [this](SetId id) {
           const ProcessSet* set = find_set(id);
           return set != nullptr ? *set->members : std::vector<int>{};
         },
-        patience);
+        base::from_seconds(shared.config.deadlock_timeout / 2));
   }
 }
 
@@ -80,9 +79,7 @@ Outlook Cycle::outlook() const {
     outlook.negotiating = outlook.negotiating || !set->pending.empty();
   }
   outlook.watching = blocked_ || (detector_ && detector_->watching());
-  const auto patience =
-      base::microseconds(static_cast<std::int64_t>(shared_.config.cycle_time_ms * 1000));
-  if (const auto due = shared_.queue.due(patience)) {
+  if (const auto due = shared_.queue.due(patience_)) {
     outlook.due = std::max(base::microseconds(1),
                            std::chrono::duration_cast<base::microseconds>(*due - Clock::now()));
   }
@@ -109,10 +106,8 @@ ProcessSet* Cycle::find_set(SetId id) {
   return found != sets_.end() && found->second->id == id ? found->second.get() : nullptr;
 }
 
-bool Cycle::keep_for_later(SetId id, int source, const Message& message) {
-  if (id.epoch <= last_epoch_) return false;
-  early_[id.epoch].emplace_back(source, message);
-  return true;
+void Cycle::keep_for_later(SetId id, int source, const Message& message) {
+  if (id.epoch > last_epoch_) early_[id.epoch].emplace_back(source, message);
 }
 
 void Cycle::handle(int source, Announcement& message) {
@@ -155,9 +150,8 @@ void Cycle::handle(int source, ResponseList& message) {
 // --- step 2: what callers submitted ---------------------------------------------------------------------------------
 
 bool Cycle::announce(bool flush) {
-  const auto patience =
-      base::microseconds(static_cast<std::int64_t>(shared_.config.cycle_time_ms * 1000));
-  std::vector<Entry> entries = shared_.queue.take(flush, shared_.config.fusion_threshold, patience);
+  std::vector<Entry> entries =
+      shared_.queue.take(flush, shared_.config.fusion_threshold, patience_);
   for (Entry& entry : entries) admit(std::move(entry));
   bool any = !entries.empty();
   for (auto& [id, set] : sets_) {
@@ -168,7 +162,7 @@ bool Cycle::announce(bool flush) {
   return any;
 }
 
-bool Cycle::admit(Entry entry) {
+void Cycle::admit(Entry entry) {
   const Request& request = *entry.request;
   ProcessSet* set = find_set(request.set);
   Status refusal;
@@ -176,7 +170,7 @@ bool Cycle::admit(Entry entry) {
     refusal = {ErrorCode::kInvalidArgument,
                describe(request) + ": the process set has been removed"};
   } else if (said_goodbye_) {
-    refusal = {ErrorCode::kAborted, describe(request) + ": this rank has shut down. " + kShutDown};
+    refusal = {ErrorCode::kAborted, describe(request) + ": " + kShutDownHere};
   } else if (!set->broken.ok()) {
     refusal = {set->broken.code, describe(request) + ": " + set->broken.message};
   } else if (set->pending.contains("join")) {
@@ -186,12 +180,11 @@ bool Cycle::admit(Entry entry) {
   }
   if (!refusal.ok()) {
     finish(entry, refusal);
-    return false;
+    return;
   }
   const std::string name = request.name;
   set->pending.emplace(name, Pending{std::move(entry)});
   set->to_announce.push_back(name);
-  return true;
 }
 
 void Cycle::announce_pending(ProcessSet& set) {
@@ -214,11 +207,7 @@ void Cycle::announce_pending(ProcessSet& set) {
   }
   shared_.counters.cache_hits += static_cast<std::int64_t>(message.slots.size());
   shared_.counters.cache_misses += static_cast<std::int64_t>(message.requests.size());
-  if (set.coordinator) {
-    handle(transport_.rank(), message);
-  } else {
-    send(set.coordinator_rank(), message);
-  }
+  deliver(set.coordinator_rank(), std::move(message));
 }
 
 // --- steps 3 and 4: decide, and follow what was decided -------------------------------------------------------------

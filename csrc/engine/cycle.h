@@ -23,6 +23,7 @@ namespace hvdlite::engine {
 
 // The text that users of Horovod search their logs for.
 inline constexpr const char* kShutDown = "Horovod has been shut down";
+inline constexpr const char* kShutDownHere = "this rank has shut down. Horovod has been shut down";
 
 // What the token holder may expect after a pass that did nothing.
 struct Outlook {
@@ -71,10 +72,19 @@ class Cycle {
 
   void send(int peer, const Message& message);
   void send_to_all(const Message& message);
+  // Sends to a rank that is there, or hands the message to our own handler.
+  template <typename Content>
+  void deliver(int rank, Content message) {
+    if (rank == transport_.rank()) {
+      handle(rank, message);
+    } else if (!left_.contains(rank)) {
+      send(rank, message);
+    }
+  }
   ProcessSet* find_set(SetId id);
-  // Keeps a message for a set that this rank is about to learn of; false if the set is gone for good.
-  bool keep_for_later(SetId id, int source, const Message& message);
-  bool admit(Entry entry);
+  // Keeps a message for a set that this rank is about to learn of; one for a set that is gone is dropped.
+  void keep_for_later(SetId id, int source, const Message& message);
+  void admit(Entry entry);
   void announce_pending(ProcessSet& set);
   ResponsePtr remember(ProcessSet& set, const Decision& decision);
   void execute(ProcessSet& set, FusedOp fused);
@@ -97,6 +107,7 @@ class Cycle {
 
   transport::Transport& transport_;
   SharedState& shared_;
+  const base::microseconds patience_;  // how long a queued entry may wait for company
   Executor executor_;
   std::map<std::int32_t, std::unique_ptr<ProcessSet>> sets_;
   std::uint32_t last_epoch_ = 0;

@@ -52,7 +52,7 @@ void Cycle::handle(int source, Goodbye&) {
 void Cycle::say_goodbye() {
   if (said_goodbye_) return;
   said_goodbye_ = true;
-  const Status why = {ErrorCode::kAborted, std::string("this rank has shut down. ") + kShutDown};
+  const Status why = {ErrorCode::kAborted, kShutDownHere};
   for (Entry& entry : shared_.queue.take(true, 0, base::microseconds(0))) finish(entry, why);
   for (auto& [id, set] : sets_) fail_pending(*set, why);
   transport_.announce_leaving();

@@ -28,7 +28,6 @@ constexpr microseconds kSleepMovingData{200};
 constexpr microseconds kFirstSleep{20};
 // Without a bell a long wait is a wait for a slow rank: to look less often by this share of the time waited is not felt.
 constexpr double kPatience = 0.04;
-constexpr const char* kShutDownHere = "this rank has shut down. Horovod has been shut down";
 // Time for messages to leave at shutdown.
 constexpr double kFlushSeconds = 1.0;
 
@@ -245,7 +244,8 @@ void Engine::take_token_or_wait() {
 }
 
 // With the token.
-void Engine::drive_until(bool (Engine::*done)(), Clock::time_point deadline) {
+void Engine::drive_until(bool (Engine::*done)(), double seconds) {
+  const Clock::time_point deadline = Clock::now() + base::from_seconds(seconds);
   while (!(this->*done)() && Clock::now() < deadline && !shared_.failure.happened()) {
     const std::uint32_t bell = transport_->bell();
     if (!cycle_.pass(true)) {
@@ -263,13 +263,9 @@ void Engine::shutdown() {
   waiting_callers_.fetch_add(1,
                              std::memory_order_seq_cst);  // the engine thread stands aside for good
   take_token_or_wait();
-  const auto after = [](double seconds) {
-    return Clock::now() +
-           std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
-  };
-  drive_until(&Engine::drained, after(shared_.config.failure_linger));
+  drive_until(&Engine::drained, shared_.config.failure_linger);
   if (!shared_.failure.happened()) cycle_.say_goodbye();
-  drive_until(&Engine::drained, after(kFlushSeconds));
+  drive_until(&Engine::drained, kFlushSeconds);
   cycle_.end_all({ErrorCode::kAborted, kShutDownHere});
   // The token is not given back: nobody shall drive what is closed.
   closed_.store(true, std::memory_order_release);
@@ -288,11 +284,8 @@ void Engine::publish_failure(const std::string& cause) {
   }
   waiting_callers_.fetch_add(1, std::memory_order_seq_cst);
   take_token_or_wait();
-  const Clock::time_point deadline =
-      Clock::now() + std::chrono::duration_cast<Clock::duration>(
-                         std::chrono::duration<double>(shared_.config.failure_linger));
   cycle_.broadcast_failure(cause);
-  drive_until(&Engine::seen_by_all, deadline);
+  drive_until(&Engine::seen_by_all, shared_.config.failure_linger);
   give_token_back();
   waiting_callers_.fetch_sub(1, std::memory_order_seq_cst);
 }

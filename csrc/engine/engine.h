@@ -68,7 +68,7 @@ class Engine {
   bool try_take_token() { return !token_.exchange(true, std::memory_order_acquire); }
   void give_token_back();
   void drive(const CompletionPtr& completion, base::Clock::time_point deadline);
-  void drive_until(bool (Engine::*done)(), base::Clock::time_point deadline);
+  void drive_until(bool (Engine::*done)(), double seconds);
   void take_token_or_wait();
   bool drained() { return cycle_.drained(); }
   bool seen_by_all() { return cycle_.failure_seen_by_all(); }

@@ -19,7 +19,6 @@ namespace hvdlite::engine {
 struct Completion {
   ~Completion();
 
-  RequestPtr request;
   std::uint64_t record = 0;  // its number in the flight recorder
   std::atomic<std::uint32_t> done{0};
   base::Status status;

@@ -73,11 +73,7 @@ void Cycle::report_if_blocked(Clock::time_point now) {
       reported_ = false;
       BlockedReport report;
       report.version = version();
-      if (detector_) {
-        detector_->report(transport_.rank(), std::move(report));
-      } else if (!left_.contains(0)) {
-        send(0, report);
-      }
+      deliver(0, std::move(report));
     }
     return;
   }
@@ -88,32 +84,16 @@ void Cycle::report_if_blocked(Clock::time_point now) {
   BlockedReport report = blocked_report();
   if (!report.blocked) return;
   reported_ = true;
-  if (detector_) {
-    detector_->report(transport_.rank(), std::move(report));
-  } else if (!left_.contains(0)) {
-    send(0, report);
-  }
+  deliver(0, std::move(report));
 }
 
 void Cycle::act_on_deadlocks(Clock::time_point now) {
   if (!detector_ || !detector_->watching()) return;
   DeadlockDetector::Actions actions = detector_->tick(now);
-  for (const int rank : actions.probe) {
-    Probe probe{actions.number};
-    if (rank == transport_.rank()) {
-      handle(rank, probe);
-    } else {
-      send(rank, probe);
-    }
-  }
+  for (const int rank : actions.probe) deliver(rank, Probe{actions.number});
   for (Verdict& verdict : actions.verdicts) {
     const ProcessSet* set = find_set(verdict.set);
-    if (set == nullptr) continue;
-    if (set->coordinator_rank() == transport_.rank()) {
-      handle(transport_.rank(), verdict);
-    } else {
-      send(set->coordinator_rank(), verdict);
-    }
+    if (set != nullptr) deliver(set->coordinator_rank(), std::move(verdict));
   }
 }
 
@@ -124,11 +104,7 @@ void Cycle::handle(int source, BlockedReport& message) {
 void Cycle::handle(int source, Probe& message) {
   BlockedReport report = blocked_report();
   report.probe = message.number;
-  if (detector_) {
-    detector_->report(transport_.rank(), std::move(report));
-  } else {
-    send(source, report);
-  }
+  deliver(source, std::move(report));
 }
 
 void Cycle::handle(int, Verdict& message) {
