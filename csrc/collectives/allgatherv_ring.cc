@@ -31,7 +31,7 @@
 #include "base/error.h"
 #include "collectives/algorithms.h"
 #include "collectives/chunking.h"
-#include "collectives/window.h"
+#include "collectives/in_flight.h"
 
 namespace hvdlite::collectives {
 
@@ -142,8 +142,8 @@ class AllgathervRing final : public Collective {
   std::size_t num_sends_ = 0;
   Cursor incoming_;
   Cursor outgoing_;
-  Window receives_;
-  Window sends_;
+  InFlight receives_;
+  InFlight sends_;
   bool copied_ = false;
 };
 

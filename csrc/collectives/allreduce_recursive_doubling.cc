@@ -42,10 +42,12 @@ class RecursiveDoubling final : public Collective {
  public:
   RecursiveDoubling(Comm comm, const AllreduceArgs& args, const Tuning& tuning)
       : comm_(std::move(comm)),
-        reducer_(args.reduction, tuning.isa, args.input, args.count, args.count),
-        output_(static_cast<std::byte*>(args.output)),
-        count_(args.count),
-        staging_(tuning.staging, 2, comm_.size() == 1 ? 0 : args.count * reducer_.partial_bytes()) {
+        reducer_(args.reduction, tuning.isa, args.whole().input, args.whole().count,
+                 args.whole().count),
+        output_(static_cast<std::byte*>(args.whole().output)),
+        count_(args.whole().count),
+        staging_(tuning.staging, 2,
+                 comm_.size() == 1 ? 0 : args.whole().count * reducer_.partial_bytes()) {
     held_ = staging_.take();
     spare_ = staging_.take();
     plan();

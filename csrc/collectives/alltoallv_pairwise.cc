@@ -31,7 +31,7 @@
 #include "base/error.h"
 #include "collectives/algorithms.h"
 #include "collectives/chunking.h"
-#include "collectives/window.h"
+#include "collectives/in_flight.h"
 
 namespace hvdlite::collectives {
 
@@ -97,8 +97,8 @@ class AlltoallvPairwise final : public Collective {
   std::vector<std::size_t> send_offsets_;
   std::vector<std::size_t> recv_offsets_;
   std::size_t shifts_;  // p-1
-  Window receives_;
-  Window sends_;
+  InFlight receives_;
+  InFlight sends_;
   bool copied_ = false;
 };
 

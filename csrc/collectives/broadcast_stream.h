@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "collectives/collective.h"
-#include "collectives/window.h"
+#include "collectives/in_flight.h"
 
 namespace hvdlite::collectives {
 
@@ -25,7 +25,7 @@ class BroadcastStream final : public Collective {
  private:
   struct Child {
     int rank = 0;
-    Window sends;
+    InFlight sends;
   };
 
   std::size_t available() const;  // segments that may be sent on
@@ -38,7 +38,7 @@ class BroadcastStream final : public Collective {
   std::size_t segments_;
   int parent_;
   std::vector<Child> children_;
-  Window receives_;
+  InFlight receives_;
 };
 
 }  // namespace hvdlite::collectives

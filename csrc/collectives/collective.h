@@ -10,6 +10,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/error.h"
 #include "base/types.h"
 #include "collectives/comm.h"
 #include "collectives/staging.h"
@@ -45,13 +46,30 @@ struct Reduction {
   std::int64_t divisor = 1;
 };
 
-// input and output hold count elements each and are either the same pointer (in place) or do not overlap. A null input
-// contributes the identity of the op (an absent or joined rank).
-struct AllreduceArgs {
+// A run of elements of a buffer that may lie in several places. input and output hold count elements each and are either the
+// same pointer (in place) or do not overlap. A null input contributes the identity of the op (an absent or joined rank); a null
+// output wants no result.
+struct AllreducePart {
   const void* input = nullptr;
   void* output = nullptr;
   std::size_t count = 0;
+};
+
+// The parts one after the other are the buffer; every rank cuts it into the same parts. Only algorithms that are `scattered`
+// (registry.h) take more than one part, or a null output.
+struct AllreduceArgs {
+  std::vector<AllreducePart> parts;
   Reduction reduction;
+
+  std::size_t count() const {
+    std::size_t total = 0;
+    for (const AllreducePart& part : parts) total += part.count;
+    return total;
+  }
+  const AllreducePart& whole() const {
+    HVD_CHECK(parts.size() == 1);
+    return parts.front();
+  }
 };
 
 // Rank r contributes counts[r] consecutive elements of every rank's input, rank r receives the reduced part r.

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/types.h"
+#include "collectives/shared_channel.h"
 #include "transport/transport.h"
 
 namespace hvdlite::collectives {
@@ -18,10 +19,16 @@ inline constexpr int kNumChannels = 1 << kChannelBits;
 class Comm {
  public:
   // members: the transport ranks of the set in ascending order; index: this rank's place among them; tag: unique among
-  // the operations in flight between these ranks (its low kChannelBits are the channel); set: whose members they are.
+  // the operations in flight between these ranks (its low kChannelBits are the channel); set: whose members they are;
+  // shared: what the set's members on this host share, null if there is nothing.
   Comm(transport::Transport& transport, std::shared_ptr<const std::vector<int>> members, int index,
-       std::uint32_t tag, base::SetId set = {})
-      : transport_(&transport), members_(std::move(members)), index_(index), tag_(tag), set_(set) {}
+       std::uint32_t tag, base::SetId set = {}, SharedChannel* shared = nullptr)
+      : transport_(&transport),
+        members_(std::move(members)),
+        index_(index),
+        tag_(tag),
+        set_(set),
+        shared_(shared) {}
 
   base::SetId set() const { return set_; }
   int rank() const { return index_; }
@@ -37,6 +44,13 @@ class Comm {
   }
   bool test(transport::Ticket& ticket) { return transport_->test(ticket); }
 
+  SharedChannel* shared() const { return shared_; }
+  // Stands for the member's host: equal for members on one host.
+  int host_of(int peer) const { return transport_->host_of(global(peer)); }
+  // After telling a member of this host something in shared memory: wakes it if it sleeps.
+  void ring(int peer) { transport_->ring(global(peer)); }
+  void note_progress() { transport_->note_progress(); }
+
  private:
   int global(int peer) const { return (*members_)[static_cast<std::size_t>(peer)]; }
 
@@ -45,6 +59,7 @@ class Comm {
   int index_;
   std::uint32_t tag_;
   base::SetId set_;
+  SharedChannel* shared_;
 };
 
 }  // namespace hvdlite::collectives

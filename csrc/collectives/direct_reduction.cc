@@ -39,7 +39,7 @@ bool DirectLane::advance() {
     if (!advance_round()) return false;
     round_ += static_cast<std::size_t>(job_->lanes);
     added_ = 0;
-    for (Window* window :
+    for (InFlight* window :
          {&scatter_sends_, &scatter_receives_, &gather_sends_, &gather_receives_}) {
       window->reset();
     }

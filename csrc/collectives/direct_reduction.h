@@ -15,9 +15,9 @@
 
 #include "collectives/chunking.h"
 #include "collectives/collective.h"
+#include "collectives/in_flight.h"
 #include "collectives/reducer.h"
 #include "collectives/staging.h"
-#include "collectives/window.h"
 
 namespace hvdlite::collectives {
 
@@ -61,10 +61,10 @@ class DirectLane {
 
   std::size_t round_;
   int added_ = 0;  // ranks 0 .. added_-1 are in the partial (rank 0 waits for rank 1)
-  Window scatter_sends_;
-  Window scatter_receives_;
-  Window gather_sends_;
-  Window gather_receives_;
+  InFlight scatter_sends_;
+  InFlight scatter_receives_;
+  InFlight gather_sends_;
+  InFlight gather_receives_;
 };
 
 class DirectReduction final : public Collective {

@@ -80,7 +80,7 @@ std::string_view chosen_broadcast(std::size_t bytes, int ranks, const Selection&
 
 std::unique_ptr<Collective> start_allreduce(Comm comm, AllreduceArgs args,
                                             const Selection& selection) {
-  const std::size_t bytes = args.count * base::size_of(args.reduction.dtype);
+  const std::size_t bytes = args.count() * base::size_of(args.reduction.dtype);
   const std::string_view name = chosen_allreduce(bytes, comm.size(), selection);
   return start(allreduce_algorithms(), name, std::move(comm), args, selection);
 }

@@ -33,6 +33,11 @@ std::string& last_error() {
   return text;
 }
 
+Topology topology_of(const transport::MpiWorld& world) {
+  return {world.rank,       world.size,       world.local_rank,    world.local_size,
+          world.cross_rank, world.cross_size, world.is_homogeneous};
+}
+
 std::string or_auto(const char* text) { return text != nullptr ? text : "auto"; }
 
 base::Config to_config(const hvdlite_config* from) {
@@ -157,10 +162,13 @@ void hvdlite_config_init(hvdlite_config* config) {
                            "auto"};
 }
 
-int hvdlite_fabric_create(int size, hvdlite_fabric** out) {
+int hvdlite_fabric_create(int size, const int32_t* hosts, hvdlite_fabric** out) {
   return guarded([&] {
     require(size > 0, "a fabric needs at least one rank");
-    *out = new hvdlite_fabric{hvdlite::transport::make_fabric(size), size};
+    hvdlite::transport::FabricShape shape;
+    shape.size = size;
+    if (hosts != nullptr) shape.hosts.assign(hosts, hosts + size);
+    *out = new hvdlite_fabric{hvdlite::transport::make_fabric(shape), size};
   });
 }
 
@@ -175,10 +183,15 @@ int hvdlite_engine_create_inproc(hvdlite_fabric* fabric, int rank, const hvdlite
   return guarded([&] {
     require(fabric != nullptr, "no fabric");
     require(rank >= 0 && rank < fabric->size, "rank outside the fabric");
-    const Topology topology{rank, fabric->size, rank, fabric->size, 0, 1, true};
     const hvdlite::base::Config knobs = to_config(config);
+    auto transport =
+        hvdlite::transport::connect(fabric->fabric, rank, knobs.shared_memory != "off");
+    std::vector<int> leaders(static_cast<std::size_t>(fabric->size));
+    for (int peer = 0; peer < fabric->size; ++peer) {
+      leaders[static_cast<std::size_t>(peer)] = transport->host_of(peer);
+    }
     adopt(std::make_unique<Engine>(
-              hvdlite::transport::connect(fabric->fabric, rank), topology, knobs,
+              std::move(transport), topology_of(hvdlite::transport::place(leaders, rank)), knobs,
               hvdlite::base::from_seconds(knobs.spin_us > 0 ? knobs.spin_us * 1e-6 : 0)),
           out);
   });
@@ -192,9 +205,7 @@ int hvdlite_engine_create_mpi(const char* shim_path, const void* comm_address,
     const hvdlite::base::Config knobs = to_config(config);
     hvdlite::transport::MpiWorld world =
         hvdlite::transport::open_mpi(shim_path, comm_address, knobs);
-    const Topology topology{world.rank,          world.size,       world.local_rank,
-                            world.local_size,    world.cross_rank, world.cross_size,
-                            world.is_homogeneous};
+    const Topology topology = topology_of(world);
     adopt(std::make_unique<Engine>(std::move(world.transport), topology, knobs, world.spin), out);
   });
 }

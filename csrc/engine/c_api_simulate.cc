@@ -89,7 +89,7 @@ std::unique_ptr<Collective> start(const Simulation& run, Comm comm) {
       const std::size_t count = size_from(run.counts[0], "a count");
       return make<collectives::AllreduceArgs>(collectives::allreduce_algorithms(), run,
                                               std::move(comm),
-                                              {input, output, count, run.reduction});
+                                              {{{input, output, count}}, run.reduction});
     }
     case OpKind::kReducescatter:
       return make<collectives::ReducescatterArgs>(
@@ -133,7 +133,7 @@ class Scheduler {
       : kind_(run.kind),
         draw_(run.seed),
         stepped_(static_cast<std::size_t>(run.ranks), false),
-        fabric_(transport::make_fabric(run.ranks)) {
+        fabric_(transport::make_fabric({run.ranks, {}, 0, 0})) {
     auto members = std::make_shared<std::vector<int>>(static_cast<std::size_t>(run.ranks));
     std::iota(members->begin(), members->end(), 0);
     for (int rank = 0; rank < run.ranks; ++rank) {

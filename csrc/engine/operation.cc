@@ -105,9 +105,7 @@ void Operation::start_fused_allreduce(Context& context) {
     offset += bytes;
   }
   collectives::AllreduceArgs args;
-  args.input = buffer_.data();
-  args.output = buffer_.data();
-  args.count = bytes_ / base::size_of(first.dtype);
+  args.parts = {{buffer_.data(), buffer_.data(), bytes_ / base::size_of(first.dtype)}};
   args.reduction = reduction_of(first, context.comm.size());
   collective_ = collectives::start_allreduce(context.comm, args, context.selection);
 }
@@ -124,14 +122,13 @@ void Operation::unpack() {
 
 void Operation::start_allreduce(Context& context) {
   const Request& request = fused_.front()->request;
-  collectives::AllreduceArgs args;
-  args.input = entries_[0].input;
-  args.output = entries_[0].output;
-  if (args.output == nullptr) {  // joined: the result is nobody's here
+  void* output = entries_[0].output;
+  if (output == nullptr) {  // joined: the result is nobody's here
     buffer_ = context.pool.get(request.bytes());
-    args.output = buffer_.data();
+    output = buffer_.data();
   }
-  args.count = static_cast<std::size_t>(request.elements());
+  collectives::AllreduceArgs args;
+  args.parts = {{entries_[0].input, output, static_cast<std::size_t>(request.elements())}};
   args.reduction = reduction_of(request, context.comm.size());
   collective_ = collectives::start_allreduce(context.comm, args, context.selection);
 }

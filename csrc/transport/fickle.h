@@ -68,6 +68,10 @@ class FickleTransport final : public Transport {
   }
   void ring(int peer) override { below_->ring(peer); }
   bool reaches_by_bell(int peer) const override { return below_->reaches_by_bell(peer); }
+  int host_of(int peer) const override { return below_->host_of(peer); }
+  int local_rank_of(int peer) const override { return below_->local_rank_of(peer); }
+  HostWindow* window() override { return below_->window(); }
+  void note_progress() override { below_->note_progress(); }
 
  private:
   struct Buffer {

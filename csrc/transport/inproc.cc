@@ -5,6 +5,7 @@
 
 #include <cstring>
 #include <deque>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -47,9 +48,11 @@ std::string size_mismatch(int source, int target, std::uint32_t tag, std::size_t
 
 class Endpoint final : public Transport {
  public:
-  Endpoint(std::shared_ptr<Fabric> fabric, int rank)
+  Endpoint(std::shared_ptr<Fabric> fabric, int rank, bool use_window)
       : fabric_(std::move(fabric)),
         rank_(rank),
+        window_(fabric_->window_of(rank)),
+        use_window_(use_window),
         told_(static_cast<std::size_t>(fabric_->size()), false) {}
 
   ~Endpoint() override {
@@ -171,6 +174,14 @@ class Endpoint final : public Transport {
   void ring(int peer) override { fabric_->ring(peer); }
   bool reaches_by_bell(int) const override { return true; }
 
+  int host_of(int peer) const override { return fabric_->host_of(peer); }
+  int local_rank_of(int peer) const override { return fabric_->local_rank_of(peer); }
+  HostWindow* window() override { return use_window_ ? &window_ : nullptr; }
+  void note_progress() override {
+    ++activity_;
+    fabric_->moved();
+  }
+
   void announce_failure(const std::string& cause) override { fabric_->lose(rank_, cause); }
   bool close() override {
     for (Operation& operation : operations_) {
@@ -245,6 +256,8 @@ class Endpoint final : public Transport {
 
   std::shared_ptr<Fabric> fabric_;
   int rank_;
+  HostWindow window_;
+  bool use_window_;
   std::deque<Operation> operations_;  // ticket id n names operations_[n - 1]
   std::vector<std::uint64_t> free_;
   std::vector<bool> told_;  // whose loss find_lost_peer has told
@@ -253,22 +266,40 @@ class Endpoint final : public Transport {
 
 }  // namespace
 
-std::shared_ptr<Fabric> make_fabric(int size) {
-  if (size < 1) {
-    throw Error(ErrorCode::kInvalidArgument,
-                "a fabric needs at least 1 rank, not " + std::to_string(size));
+Fabric::Fabric(const FabricShape& shape) : boxes_(static_cast<std::size_t>(shape.size)) {
+  std::map<int, int> leaders;  // by the number of the host
+  for (int rank = 0; rank < shape.size; ++rank) {
+    const int host = shape.hosts.empty() ? 0 : shape.hosts[static_cast<std::size_t>(rank)];
+    hosts_.push_back(leaders.emplace(host, rank).first->second);
   }
-  return std::make_shared<Fabric>(size);
+  for (const auto& [host, leader] : leaders) {
+    const auto ranks = static_cast<int>(std::count(hosts_.begin(), hosts_.end(), leader));
+    Window window{HostWindow::Shape::for_ranks(ranks, shape.ledger_bytes), nullptr};
+    if (shape.tile_bytes > 0) window.shape.tile_bytes = shape.tile_bytes;
+    const std::size_t bytes = window.shape.bytes();
+    window.memory.reset(static_cast<std::byte*>(::operator new(bytes, std::align_val_t{4096})));
+    std::memset(window.memory.get(), 0, bytes);
+    windows_.emplace(leader, std::move(window));
+  }
 }
 
-std::unique_ptr<Transport> connect(std::shared_ptr<Fabric> fabric, int rank) {
+std::shared_ptr<Fabric> make_fabric(const FabricShape& shape) {
+  if (shape.size < 1) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "a fabric needs at least 1 rank, not " + std::to_string(shape.size));
+  }
+  HVD_CHECK(shape.hosts.empty() || shape.hosts.size() == static_cast<std::size_t>(shape.size));
+  return std::make_shared<Fabric>(shape);
+}
+
+std::unique_ptr<Transport> connect(std::shared_ptr<Fabric> fabric, int rank, bool use_window) {
   HVD_CHECK(fabric != nullptr);
   fabric->check_rank(rank);
   if (fabric->box(rank).connected.exchange(true, std::memory_order_acq_rel)) {
     throw Error(ErrorCode::kInvalidArgument,
                 "rank " + std::to_string(rank) + " of this fabric has an endpoint already");
   }
-  return std::make_unique<Endpoint>(std::move(fabric), rank);
+  return std::make_unique<Endpoint>(std::move(fabric), rank, use_window);
 }
 
 void kill(Fabric& fabric, int rank) {

@@ -13,6 +13,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "transport/transport.h"
 
@@ -20,11 +21,20 @@ namespace hvdlite::transport {
 
 class Fabric;  // the mailboxes of `size` ranks
 
-std::shared_ptr<Fabric> make_fabric(int size);
+struct FabricShape {
+  int size = 1;
+  std::vector<int> hosts;      // number of each rank's host; empty: one host for all
+  std::size_t tile_bytes = 0;  // of the hosts' windows; 0: as for real hosts
+  std::size_t ledger_bytes = 0;
+};
+
+std::shared_ptr<Fabric> make_fabric(const FabricShape& shape);
 
 // One endpoint a rank at a time. Destroying it withdraws what it had posted, so that no peer
 // touches its buffers any more; without announce_leaving() before, the peers find it lost.
-std::unique_ptr<Transport> connect(std::shared_ptr<Fabric> fabric, int rank);
+// use_window false: as if the host had no shared memory.
+std::unique_ptr<Transport> connect(std::shared_ptr<Fabric> fabric, int rank,
+                                   bool use_window = true);
 
 // Tests: the rank is dead from now on. Posts to it and tests of what had not completed throw
 // Error(PeerLost), as does everything the dead rank itself tries; messages to it vanish,

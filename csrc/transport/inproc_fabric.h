@@ -5,18 +5,24 @@
 // Error(InvalidArgument) for a rank that is not in the fabric.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <map>
+#include <memory>
 #include <mutex>
+#include <new>
 #include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "base/error.h"
+#include "transport/host_window.h"
+#include "transport/inproc.h"
 
 namespace hvdlite::transport {
 
@@ -84,7 +90,17 @@ class Fabric {
     bool left = false;
   };
 
-  explicit Fabric(int size) : boxes_(static_cast<std::size_t>(size)) {}
+  explicit Fabric(const FabricShape& shape);
+
+  // The lowest rank on the rank's host, and its place there.
+  int host_of(int rank) const { return hosts_[static_cast<std::size_t>(rank)]; }
+  int local_rank_of(int rank) const {
+    return static_cast<int>(std::count(hosts_.begin(), hosts_.begin() + rank, host_of(rank)));
+  }
+  HostWindow window_of(int rank) const {
+    const Window& window = windows_.at(host_of(rank));
+    return {window.memory.get(), window.shape, local_rank_of(rank)};
+  }
 
   int size() const { return static_cast<int>(boxes_.size()); }
   Mailbox& box(int rank) { return boxes_[static_cast<std::size_t>(rank)]; }
@@ -162,6 +178,14 @@ class Fabric {
   }
 
  private:
+  struct Release {
+    void operator()(std::byte* memory) const { ::operator delete(memory, std::align_val_t{4096}); }
+  };
+  struct Window {
+    HostWindow::Shape shape;
+    std::unique_ptr<std::byte, Release> memory;
+  };
+
   template <typename Entry>
   static bool withdraw(std::deque<Entry>& entries, const Operation* operation) {
     for (auto entry = entries.begin(); entry != entries.end(); ++entry) {
@@ -173,6 +197,8 @@ class Fabric {
   }
 
   std::deque<Mailbox> boxes_;
+  std::vector<int> hosts_;
+  std::map<int, Window> windows_;  // by host
   std::atomic<int> deaths_{0};
   std::atomic<int> losses_{0};
   std::atomic<std::uint64_t> activity_{0};

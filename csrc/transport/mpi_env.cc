@@ -164,7 +164,7 @@ MpiWorld open_mpi(const char* shim_path, const void* comm_address, const base::C
     const MpiWorld theirs = place(leaders, r);
     peers.push_back(
         {std::string(introduction.host, strnlen(introduction.host, sizeof(introduction.host))),
-         introduction.pid, introduction.leader == me.leader ? theirs.local_rank : -1});
+         introduction.pid, introduction.leader, theirs.local_rank});
   }
   world.transport = std::make_unique<MpiTransport>(mpi, comm, rank, std::move(peers),
                                                    std::move(page), config.message_split_bytes);

@@ -238,7 +238,7 @@ void MpiTransport::ring(int peer) {
 }
 
 bool MpiTransport::reaches_by_bell(int peer) const {
-  return page_ != nullptr && peers_[static_cast<std::size_t>(peer)].local_rank >= 0;
+  return page_ != nullptr && host_of(peer) == host_of(rank_);
 }
 
 void MpiTransport::announce_failure(const std::string& cause) {

@@ -19,7 +19,8 @@ class MpiTransport : public Transport {
   struct Peer {
     std::string host;
     int pid = 0;
-    int local_rank = -1;  // -1: on another host
+    int leader = 0;  // the lowest rank of its host
+    int local_rank = 0;
   };
   // comm: ours alone. page: null where the host has none. split_bytes: the largest single message.
   MpiTransport(const hvdlite_mpi* mpi, hvdlite_mpi_comm comm, int rank, std::vector<Peer> peers,
@@ -42,6 +43,11 @@ class MpiTransport : public Transport {
   void wait(std::uint32_t seen, std::chrono::microseconds limit) override;
   void ring(int peer) override;
   bool reaches_by_bell(int peer) const override;
+
+  int host_of(int peer) const override { return peers_[static_cast<std::size_t>(peer)].leader; }
+  int local_rank_of(int peer) const override {
+    return peers_[static_cast<std::size_t>(peer)].local_rank;
+  }
 
   bool close() override;
 

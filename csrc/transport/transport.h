@@ -11,6 +11,8 @@
 
 namespace hvdlite::transport {
 
+class HostWindow;  // host_window.h
+
 // Names one posted send or receive; id 0 is "none". Spent by the test() that returns true.
 struct Ticket {
   std::uint64_t id = 0;
@@ -46,6 +48,15 @@ class Transport {
   virtual void wait(std::uint32_t seen, std::chrono::microseconds limit) = 0;
   virtual void ring(int peer) = 0;
   virtual bool reaches_by_bell(int peer) const = 0;
+
+  // --- hosts ------------------------------------------------------------------------------------------------------
+  // The lowest rank on the peer's host, which stands for the host; and the peer's place among that host's ranks.
+  virtual int host_of(int peer) const = 0;
+  virtual int local_rank_of(int peer) const = 0;
+  // What the ranks of this host share; null if there is none. The same answer on all ranks of a host.
+  virtual HostWindow* window() { return nullptr; }
+  // Something moved that did not pass through this transport.
+  virtual void note_progress() { ++activity_; }
 
   // --- life and death ---------------------------------------------------------------------------------------------
   // What other ranks of this host can learn of this one even when it no longer answers messages.

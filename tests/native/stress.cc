@@ -207,7 +207,7 @@ void run_round(unsigned seed) {
   config.cache_capacity = random() % 2 == 0 ? 16 : 1024;
   config.segment_bytes = 4096;
   hvdlite_fabric* fabric = nullptr;
-  expect(hvdlite_fabric_create(round.size, &fabric) == HVDLITE_OK, "no fabric");
+  expect(hvdlite_fabric_create(round.size, nullptr, &fabric) == HVDLITE_OK, "no fabric");
   round.engines.resize(static_cast<size_t>(round.size));
   for (int rank = 0; rank < round.size; ++rank) {
     expect(hvdlite_engine_create_inproc(fabric, rank, &config,

@@ -47,7 +47,17 @@ std::vector<std::int32_t> list_of(Call call) {
 
 }  // namespace
 
-Fabric::Fabric(int size) { python::check(hvdlite_fabric_create(size, &fabric_)); }
+Fabric::Fabric(int size, nb::handle hosts) {
+  std::vector<std::int32_t> numbers;
+  if (!hosts.is_none()) {
+    const Int64List list(hosts);
+    numbers.assign(list.data(), list.data() + list.size());
+  }
+  if (!numbers.empty() && numbers.size() != static_cast<std::size_t>(size)) {
+    throw nb::value_error("hosts must have one number for each rank");
+  }
+  python::check(hvdlite_fabric_create(size, numbers.empty() ? nullptr : numbers.data(), &fabric_));
+}
 
 Fabric::~Fabric() { hvdlite_fabric_destroy(fabric_); }
 

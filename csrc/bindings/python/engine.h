@@ -17,7 +17,7 @@ namespace hvdlite::python {
 
 class Fabric {
  public:
-  explicit Fabric(int size);
+  Fabric(int size, nb::handle hosts);
   ~Fabric();
   Fabric(const Fabric&) = delete;
   Fabric& operator=(const Fabric&) = delete;

@@ -26,7 +26,7 @@ void register_engine(nb::module_& module) {
   nb::class_<Fabric>(module, "Fabric", nb::is_final(),
                      "In-process ranks for tests: engines made on one Fabric talk to each other "
                      "inside this process.")
-      .def(nb::init<int>(), "size"_a)
+      .def(nb::init<int, nb::handle>(), "size"_a, "hosts"_a = nb::none())
       .def("kill", &Fabric::kill, "rank"_a);
 
   nb::class_<Engine>(module, "Engine", nb::is_final(),

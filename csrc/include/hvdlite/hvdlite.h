@@ -112,8 +112,9 @@ HVDLITE_API const char* hvdlite_dtype_name(int dtype); /* "float32"; null past t
 HVDLITE_API void hvdlite_config_init(hvdlite_config* config);
 
 /* Engines. hvdlite_engine_create_mpi is collective over the communicator at comm_address (the address of an MPI_Comm);
- * shim_path is the library compiled for that MPI. An empty path or null fabric is an invalid argument. */
-HVDLITE_API int hvdlite_fabric_create(int size, hvdlite_fabric** out);
+ * shim_path is the library compiled for that MPI. An empty path or null fabric is an invalid argument. hosts: the number of
+ * each rank's host, as if the ranks ran there; null for one host. */
+HVDLITE_API int hvdlite_fabric_create(int size, const int32_t* hosts, hvdlite_fabric** out);
 HVDLITE_API void hvdlite_fabric_destroy(hvdlite_fabric* fabric);
 HVDLITE_API int hvdlite_fabric_kill(hvdlite_fabric* fabric, int rank);
 HVDLITE_API int hvdlite_engine_create_inproc(hvdlite_fabric* fabric, int rank,

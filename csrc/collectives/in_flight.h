@@ -11,7 +11,7 @@
 
 namespace hvdlite::collectives {
 
-class Window {
+class InFlight {
  public:
   static constexpr std::size_t kSize = 16;
 

@@ -1,0 +1,77 @@
+// One process set's use of its region of the host window: who of the set is on this host, whose turn it is, how many tiles
+// were used. One operation of the set at a time has the channel, in the order in which the set agreed on its operations.
+// Thread: the holder of the progress token. Owns: nothing but counts. Blocks: no. Throws: no.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "transport/host_window.h"
+
+namespace hvdlite::collectives {
+
+class SharedChannel {
+ public:
+  // members: places in the Comm of those members of the set that are on this host, ascending; local_ranks: theirs within the
+  // host; index: this rank's place among them.
+  SharedChannel(transport::HostWindow& window, int region, std::vector<int> members,
+                std::vector<int> local_ranks, int index)
+      : window_(&window),
+        region_(region),
+        members_(std::move(members)),
+        local_ranks_(std::move(local_ranks)),
+        index_(index),
+        done_(members_.size(), 0) {}
+
+  int size() const { return static_cast<int>(members_.size()); }
+  int index() const { return index_; }
+  // The place in the Comm of a member of this channel.
+  int member(int index) const { return members_[static_cast<std::size_t>(index)]; }
+  std::size_t tile_bytes() const { return window_->tile_bytes(); }
+
+  transport::WindowFlags& flags(int index) const {
+    return window_->flags(region_, local_ranks_[static_cast<std::size_t>(index)]);
+  }
+  std::byte* tile(int index, std::uint64_t number) const {
+    return window_->tile(region_, local_ranks_[static_cast<std::size_t>(index)],
+                         static_cast<int>(number & 1));
+  }
+
+  // Turns: taken when an operation is made, which happens in the same order on all members.
+  std::uint64_t take_turn() { return next_turn_++; }
+  bool has_turn(std::uint64_t turn) const { return turn == turn_; }
+  void end_turn() { ++turn_; }
+
+  // Tiles used before the operation that has the turn; it adds those it used when it ends its turn.
+  std::uint64_t tiles() const { return tiles_; }
+  void add_tiles(std::uint64_t count) { tiles_ += count; }
+
+  // Have all members finished with the first `count` tiles? Remembers what it saw.
+  bool all_done(std::uint64_t count) {
+    for (std::size_t i = 0; i < done_.size(); ++i) {
+      if (done_[i] >= count) continue;
+      saw_done(static_cast<int>(i),
+               flags(static_cast<int>(i)).done.load(std::memory_order_acquire));
+      if (done_[i] < count) return false;
+    }
+    return true;
+  }
+  void saw_done(int index, std::uint64_t count) {
+    std::uint64_t& known = done_[static_cast<std::size_t>(index)];
+    if (count > known) known = count;
+  }
+
+ private:
+  transport::HostWindow* window_;
+  int region_;
+  std::vector<int> members_;
+  std::vector<int> local_ranks_;
+  int index_;
+  std::vector<std::uint64_t> done_;
+  std::uint64_t next_turn_ = 0;
+  std::uint64_t turn_ = 0;
+  std::uint64_t tiles_ = 0;
+};
+
+}  // namespace hvdlite::collectives
