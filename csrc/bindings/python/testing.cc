@@ -20,6 +20,17 @@ std::vector<std::string> dtype_names() {
   return names;
 }
 
+std::int64_t explore_ledger(nb::handle programs, int closings, int broken_rule) {
+  std::vector<std::string> texts;
+  for (nb::handle program : programs) texts.emplace_back(nb::str(program).c_str());
+  std::vector<const char*> pointers;
+  for (const std::string& program : texts) pointers.push_back(program.c_str());
+  std::int64_t states = 0;
+  check(hvdlite_explore_ledger(pointers.data(), static_cast<int>(pointers.size()), closings,
+                               broken_rule, &states));
+  return states;
+}
+
 std::vector<std::string> algorithms(int kind) {
   const char* joined = hvdlite_algorithms(kind);
   if (joined == nullptr) {
@@ -74,6 +85,8 @@ void simulate(int kind, const char* algorithm, int ranks, const std::vector<Addr
 void register_testing(nb::module_& module) {
   module.def("dtype_names", &dtype_names,
              "Names of the dtype codes, in order (a test compares them with hvdlite.dtypes).");
+  module.def("explore_ledger", &explore_ledger, "programs"_a, "closings"_a = 0,
+             "broken_rule"_a = 0);
   module.def("algorithms", &algorithms, "kind"_a);
   module.def("isa_supported", [](int isa) { return hvdlite_isa_supported(isa) != 0; }, "isa"_a);
   module.def("accumulator_of", &accumulator_of, "dtype"_a, "op"_a);
