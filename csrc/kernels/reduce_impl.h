@@ -30,6 +30,7 @@ HVD_INLINE V with_one_nan(V value) {
 
 template <class A>
 struct Sum {
+  static constexpr bool kOneNan = kIsFloat<A>;  // is every NaN that apply gives the one below?
   // -0 + x is x for every x; +0 would turn -0 into +0.
   static constexpr A kIdentity = kIsFloat<A> ? A(-0.0) : A(0);
 
@@ -46,6 +47,7 @@ struct Sum {
 
 template <class A>
 struct Product {
+  static constexpr bool kOneNan = kIsFloat<A>;
   static constexpr A kIdentity = A(1);
 
   template <class V>
@@ -75,6 +77,7 @@ HVD_INLINE V minimum_of_floats(V a, V b) {
 
 template <class A>
 struct Min {
+  static constexpr bool kOneNan = false;
   static constexpr A kIdentity =
       kIsFloat<A> ? std::numeric_limits<A>::infinity() : std::numeric_limits<A>::max();
 
@@ -90,6 +93,7 @@ struct Min {
 
 template <class A>
 struct Max {
+  static constexpr bool kOneNan = false;
   static constexpr A kIdentity =
       kIsFloat<A> ? -std::numeric_limits<A>::infinity() : std::numeric_limits<A>::lowest();
 
@@ -109,10 +113,13 @@ struct And : Min<std::uint8_t> {
 };
 struct Or : Max<std::uint8_t> {};
 
-// --- kernels -------------------------------------------------------------------------------------
+// --- kernels: what for_each applies --------------------------------------------------------------
+//
+// noinline where other kernels call them: a copy of load and combine in every accumulate is a fifth
+// of the library.
 
 template <class T, class A>
-void load(void* acc, const void* in, std::size_t n, double prescale) {
+[[gnu::noinline]] void load(void* acc, const void* in, std::size_t n, double prescale) {
   if (prescale == 1.0 || std::is_same_v<T, Bool>) {
     if constexpr (std::is_same_v<T, A>) {
       if (acc != in && n != 0) __builtin_memcpy(acc, in, n * sizeof(T));
@@ -137,7 +144,7 @@ void load(void* acc, const void* in, std::size_t n, double prescale) {
 }
 
 template <class A, class Op>
-void combine(void* out, const void* lhs, const void* rhs, std::size_t n) {
+[[gnu::noinline]] void combine(void* out, const void* lhs, const void* rhs, std::size_t n) {
   for_each<A, A>(n, out, [=](auto unit, std::size_t i) HVD_INLINE_BODY {
     using U = decltype(unit);
     using V = typename U::template Value<A>;
@@ -241,6 +248,20 @@ struct Fold {
   std::int64_t divisor;
 };
 
+// Some places: copies of so many pointers, which the compiler keeps in registers, or where they are.
+template <class P, int kCount>
+struct Places {
+  explicit Places(P* const* from) {
+    for (int k = 0; k < kCount; ++k) place[k] = from[k];
+  }
+  P* place[kCount];
+};
+template <class P>
+struct Places<P, 0> {
+  explicit Places(P* const* from) : place(from) {}
+  P* const* place;
+};
+
 // Elements [begin, end), as many at a time as the first cache holds. All inputs of a piece are read
 // before any of its outputs is written, so outputs may be inputs.
 [[gnu::noinline]] inline void fold_in_pieces(const Fold& fold, const Steps& steps,
@@ -260,80 +281,93 @@ struct Fold {
   }
 }
 
-// Packs in flight at a time: independent additions, and one look at a pointer for all of them.
-inline constexpr std::size_t kPacksInFlight = 4;
-
-// Elements [begin, end), a multiple of kPacksInFlight packs.
-template <class T, class A, class Op, bool kPrescaled, bool kFinished>
+// Elements [begin, end), a multiple of Group::kCount. kInputs and kOutputs: how many, 0 for as many
+// as there are.
+template <class T, class A, class Op, bool kPrescaled, bool kFinished, int kInputs, int kOutputs>
 void fold_in_registers(const Fold& fold, std::size_t begin, std::size_t end, A prescale, A factor) {
-  void* const* const out = fold.out;
-  const void* const* const in = fold.in;
-  const int num_out = fold.num_out;
-  const int num_in = fold.num_in;
   using V = Pack<A>;
-  constexpr std::size_t kStep = kLanes<A>;
-  const auto contribution = [prescale](const void* from, std::size_t i) HVD_INLINE_BODY {
-    const V value = Packed::read<T, A>(at<T>(from, i));
-    if constexpr (kPrescaled) {
-      return V(value * prescale);
-    } else {
-      return value;
-    }
+  const Places<const void, kInputs> in(fold.in);
+  const Places<void, kOutputs> out(fold.out);
+  const int num_in = kInputs == 0 ? fold.num_in : kInputs;
+  const int num_out = kOutputs == 0 ? fold.num_out : kOutputs;
+  const auto contribution = [=](int k, std::size_t i) HVD_INLINE_BODY {
+    Group<A> group;
+    group.template read<T>(at<T>(in.place[k], i));
+    if constexpr (kPrescaled) group.each([=](V& value) HVD_INLINE_BODY { value *= prescale; });
+    return group;
   };
-  for (std::size_t i = begin; i < end; i += kPacksInFlight * kStep) {
-    V acc[kPacksInFlight];
-#pragma GCC unroll 4
-    for (std::size_t p = 0; p < kPacksInFlight; ++p) acc[p] = contribution(in[0], i + p * kStep);
+  for (std::size_t i = begin; i < end; i += Group<A>::kCount) {
+    Group<A> acc = contribution(0, i);
     for (int k = 1; k < num_in; ++k) {
-#pragma GCC unroll 4
-      for (std::size_t p = 0; p < kPacksInFlight; ++p) {
-        acc[p] = Op::template apply<V>(acc[p], contribution(in[k], i + p * kStep));
-      }
+      acc.each(contribution(k, i), [](V& sum, const V& value) HVD_INLINE_BODY {
+        sum = Op::template apply<V>(sum, value);
+      });
     }
-    if constexpr (kFinished) {
-#pragma GCC unroll 4
-      for (std::size_t p = 0; p < kPacksInFlight; ++p) acc[p] *= factor;
-    }
+    if constexpr (kFinished) acc.each([=](V& value) HVD_INLINE_BODY { value *= factor; });
     for (int k = 0; k < num_out; ++k) {
-#pragma GCC unroll 4
-      for (std::size_t p = 0; p < kPacksInFlight; ++p) {
-        Packed::write<T, A>(at<T>(out[k], i + p * kStep), acc[p]);
-      }
+      acc.template write<T, Op::kOneNan>(at<T>(out.place[k], i));
     }
   }
 }
 
-// In registers where it pays: scaled integers and integers that widen are rare and mostly divided.
+// Two contributions to one or two places are every allreduce of two ranks: of floats they get loops
+// of their own.
+template <class T, class A, class Op, bool kFinished>
+void fold_unscaled(const Fold& fold, std::size_t begin, std::size_t end, A factor) {
+  if constexpr (std::is_same_v<Op, Sum<A>> && kIsFloat<A>) {
+    if (fold.num_in == 2 && fold.num_out == 1) {
+      return fold_in_registers<T, A, Op, false, kFinished, 2, 1>(fold, begin, end, A(1), factor);
+    }
+    if (fold.num_in == 2 && fold.num_out == 2) {
+      return fold_in_registers<T, A, Op, false, kFinished, 2, 2>(fold, begin, end, A(1), factor);
+    }
+  }
+  fold_in_registers<T, A, Op, false, kFinished, 0, 0>(fold, begin, end, A(1), factor);
+}
+
+// Folds what pays in registers and returns true, or returns false: [begin, end) as above. Scaled
+// integers are rare, and dividing costs more than the passes.
+template <class T, class A, class Op>
+bool folded_in_registers(const Fold& fold, std::size_t begin, std::size_t end) {
+  if constexpr (kIsFloat<A>) {
+    const A before = static_cast<A>(fold.prescale);
+    const A after = static_cast<A>(fold.postscale / static_cast<double>(fold.divisor));
+    // NaNs that are not Op's: a single input's, or the factor's.
+    if (std::is_same_v<T, BFloat16> && Op::kOneNan && (fold.num_in == 1 || after != after))
+      return false;
+    // A product is not changed by another factor of 1, nor is the Min or Sum of products: NaNs are
+    // quiet and subnormals flushed already, if they are. Hence no loop for prescale alone.
+    if (fold.prescale != 1.0) {
+      fold_in_registers<T, A, Op, true, true, 0, 0>(fold, begin, end, before, after);
+    } else if (after != A(1)) {
+      fold_unscaled<T, A, Op, true>(fold, begin, end, after);
+    } else {
+      fold_unscaled<T, A, Op, false>(fold, begin, end, A(1));
+    }
+    return true;
+  } else {
+    const bool scaled = fold.prescale != 1.0 || fold.postscale != 1.0 || fold.divisor != 1;
+    if (scaled && !std::is_same_v<T, Bool>) return false;
+    fold_unscaled<T, A, Op, false>(fold, begin, end, A(1));
+    return true;
+  }
+}
+
 template <class T, class A, class Op>
 void fold(void* const* out, int num_out, const void* const* in, int num_in, std::size_t n,
           double prescale, double postscale, std::int64_t divisor) {
-  const Fold fold{out, num_out, in, num_in, prescale, postscale, divisor};
-  std::size_t begin = 0;
-  std::size_t end = 0;  // [begin, end) is folded in registers
+  const Fold operands{out, num_out, in, num_in, prescale, postscale, divisor};
+  constexpr Steps kSteps{load<T, A>, accumulate<T, A, Op>, store<T, A>, sizeof(T), sizeof(A)};
   if constexpr (kVectorBytes != 0 && (kIsFloat<A> || sizeof(T) == sizeof(A))) {
-    begin = lead_of<T, kVectorBytes>(out[0], n);
-    end = n - (n - begin) % (kPacksInFlight * kLanes<A>);
-    if constexpr (kIsFloat<A>) {
-      const A before = static_cast<A>(prescale);
-      const A after = static_cast<A>(postscale / static_cast<double>(divisor));
-      // A product is not changed by another factor of 1, nor is the Min or Sum of products: NaNs
-      // are quiet and subnormals flushed already, if they are. Hence no loop for prescale alone.
-      if (prescale != 1.0) {
-        fold_in_registers<T, A, Op, true, true>(fold, begin, end, before, after);
-      } else if (after != A(1)) {
-        fold_in_registers<T, A, Op, false, true>(fold, begin, end, A(1), after);
-      } else {
-        fold_in_registers<T, A, Op, false, false>(fold, begin, end, A(1), A(1));
-      }
-    } else if (std::is_same_v<T, Bool> || (prescale == 1.0 && postscale == 1.0 && divisor == 1)) {
-      fold_in_registers<T, A, Op, false, false>(fold, begin, end, A(1), A(1));
-    } else {
-      begin = end = 0;
+    const std::size_t begin = lead_of<T, kVectorBytes>(out[0], n);
+    const std::size_t end = n - (n - begin) % Group<A>::kCount;
+    if (end != begin && folded_in_registers<T, A, Op>(operands, begin, end)) {
+      if (begin != 0) fold_in_pieces(operands, kSteps, 0, begin);
+      if (end != n) fold_in_pieces(operands, kSteps, end, n);
+      return;
     }
   }
-  constexpr Steps kSteps{load<T, A>, accumulate<T, A, Op>, store<T, A>, sizeof(T), sizeof(A)};
-  if (begin != 0) fold_in_pieces(fold, kSteps, 0, begin);
-  if (end != n) fold_in_pieces(fold, kSteps, end, n);
+  fold_in_pieces(operands, kSteps, 0, n);
 }
 
 template <class A, class Op>
