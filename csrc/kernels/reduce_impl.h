@@ -14,104 +14,10 @@
 
 #include "base/types.h"
 #include "kernels/kernels.h"
+#include "kernels/reduce_ops.h"
 #include "kernels/reduce_table.h"
-#include "kernels/reduce_units.h"
 
 namespace hvdlite::kernels::HVD_KERNEL_NAMESPACE {
-
-// --- operators -----------------------------------------------------------------------------------
-
-// One NaN for all: which of two NaN operands an addition keeps depends on how the compiler orders
-// them, and the sign of a new NaN on the processor.
-template <class A, class V>
-HVD_INLINE V with_one_nan(V value) {
-  return value == value ? value : V{} + std::numeric_limits<A>::quiet_NaN();
-}
-
-template <class A>
-struct Sum {
-  static constexpr bool kOneNan = kIsFloat<A>;  // is every NaN that apply gives the one below?
-  // -0 + x is x for every x; +0 would turn -0 into +0.
-  static constexpr A kIdentity = kIsFloat<A> ? A(-0.0) : A(0);
-
-  template <class V>
-  HVD_INLINE static V apply(V a, V b) {
-    if constexpr (kIsFloat<A>) {
-      return with_one_nan<A, V>(a + b);
-    } else {
-      using Bits = typename BitsOf<A, V>::Type;
-      return V(Bits(a) + Bits(b));
-    }
-  }
-};
-
-template <class A>
-struct Product {
-  static constexpr bool kOneNan = kIsFloat<A>;
-  static constexpr A kIdentity = A(1);
-
-  template <class V>
-  HVD_INLINE static V apply(V a, V b) {
-    if constexpr (kIsFloat<A>) {
-      return with_one_nan<A, V>(a * b);
-    } else {
-      using Bits = typename BitsOf<A, V>::Type;
-      return V(1u * Bits(a) * Bits(b));  // 1u: 16 bits promote to int, whose product could overflow
-    }
-  }
-};
-
-// The hardware's minimum is its second operand where either is NaN and where both are zeros. So the
-// two orders agree except there, and "or" of their bits is what is wanted: NaN | x is a NaN, -0 |
-// +0 is -0; and it is symmetric.
-template <class A, class V>
-HVD_INLINE V minimum_of_floats(V a, V b) {
-  using Bits = typename BitsOf<A, V>::Type;
-  if constexpr (std::is_same_v<A, V>) {
-    return __builtin_bit_cast(
-        V, __builtin_bit_cast(Bits, a < b ? a : b) | __builtin_bit_cast(Bits, b < a ? b : a));
-  } else {
-    return V(Bits(Native<A>::lesser(a, b)) | Bits(Native<A>::lesser(b, a)));
-  }
-}
-
-template <class A>
-struct Min {
-  static constexpr bool kOneNan = false;
-  static constexpr A kIdentity =
-      kIsFloat<A> ? std::numeric_limits<A>::infinity() : std::numeric_limits<A>::max();
-
-  template <class V>
-  HVD_INLINE static V apply(V a, V b) {
-    if constexpr (kIsFloat<A>) {
-      return minimum_of_floats<A>(a, b);
-    } else {
-      return a < b ? a : b;
-    }
-  }
-};
-
-template <class A>
-struct Max {
-  static constexpr bool kOneNan = false;
-  static constexpr A kIdentity =
-      kIsFloat<A> ? -std::numeric_limits<A>::infinity() : std::numeric_limits<A>::lowest();
-
-  template <class V>
-  HVD_INLINE static V apply(V a, V b) {
-    if constexpr (kIsFloat<A>) {
-      return -minimum_of_floats<A>(V(-a), V(-b));
-    } else {
-      return a > b ? a : b;
-    }
-  }
-};
-
-// Of bytes 0 and 1: Min and Max, but the neutral element of And is 1, not 255.
-struct And : Min<std::uint8_t> {
-  static constexpr std::uint8_t kIdentity = 1;
-};
-struct Or : Max<std::uint8_t> {};
 
 // --- kernels: what for_each applies --------------------------------------------------------------
 //
@@ -228,10 +134,13 @@ void store(void* out, const void* acc, std::size_t n, double postscale, std::int
   }
 }
 
-// The kernels that fold is defined by, and their element sizes: one text of fold_in_pieces serves all.
+// --- fold ----------------------------------------------------------------------------------------
+
+// The kernels that define fold, for fold_in_pieces, which exists once for all types.
 struct Steps {
   decltype(ReduceKernels::load) load;
   decltype(ReduceKernels::accumulate) accumulate;
+  decltype(ReduceKernels::combine) combine;  // null unless T is A
   decltype(ReduceKernels::store) store;
   std::size_t element_bytes;
   std::size_t accumulator_bytes;
@@ -248,7 +157,7 @@ struct Fold {
   std::int64_t divisor;
 };
 
-// Some places: copies of so many pointers, which the compiler keeps in registers, or where they are.
+// Some places: kCount pointers, copied so that they stay in registers, or for 0 all where they are.
 template <class P, int kCount>
 struct Places {
   explicit Places(P* const* from) {
@@ -271,12 +180,20 @@ struct Places<P, 0> {
   for (std::size_t i = begin; i < end; i += piece) {
     const std::size_t count = end - i < piece ? end - i : piece;
     const std::size_t offset = i * steps.element_bytes;
-    steps.load(acc, at<std::byte>(fold.in[0], offset), count, fold.prescale);
-    for (int k = 1; k < fold.num_in; ++k) {
+    int k = 0;
+    if (steps.combine != nullptr && fold.prescale == 1.0 && fold.num_in > 1) {
+      const void* const first = at<std::byte>(fold.in[k++], offset);
+      steps.combine(acc, first, at<std::byte>(fold.in[k++], offset), count);
+    } else {
+      steps.load(acc, at<std::byte>(fold.in[k++], offset), count, fold.prescale);
+    }
+    for (; k < fold.num_in; ++k) {
       steps.accumulate(acc, at<std::byte>(fold.in[k], offset), count, fold.prescale);
     }
-    for (int k = 0; k < fold.num_out; ++k) {
-      steps.store(at<std::byte>(fold.out[k], offset), acc, count, fold.postscale, fold.divisor);
+    std::byte* const result = at<std::byte>(fold.out[0], offset);
+    steps.store(result, acc, count, fold.postscale, fold.divisor);
+    for (int j = 1; j < fold.num_out; ++j) {
+      __builtin_memcpy(at<std::byte>(fold.out[j], offset), result, count * steps.element_bytes);
     }
   }
 }
@@ -310,12 +227,12 @@ void fold_in_registers(const Fold& fold, std::size_t begin, std::size_t end, A p
   }
 }
 
-// Two contributions to one or two places are every allreduce of two ranks: of floats they get loops
-// of their own.
+// Two contributions to one or two places are every allreduce of two ranks: sums of floats get loops
+// of their own (of the plainest, combine is one).
 template <class T, class A, class Op, bool kFinished>
 void fold_unscaled(const Fold& fold, std::size_t begin, std::size_t end, A factor) {
   if constexpr (std::is_same_v<Op, Sum<A>> && kIsFloat<A>) {
-    if (fold.num_in == 2 && fold.num_out == 1) {
+    if ((kFinished || !std::is_same_v<T, A>) && fold.num_in == 2 && fold.num_out == 1) {
       return fold_in_registers<T, A, Op, false, kFinished, 2, 1>(fold, begin, end, A(1), factor);
     }
     if (fold.num_in == 2 && fold.num_out == 2) {
@@ -332,9 +249,9 @@ bool folded_in_registers(const Fold& fold, std::size_t begin, std::size_t end) {
   if constexpr (kIsFloat<A>) {
     const A before = static_cast<A>(fold.prescale);
     const A after = static_cast<A>(fold.postscale / static_cast<double>(fold.divisor));
-    // NaNs that are not Op's: a single input's, or the factor's.
-    if (std::is_same_v<T, BFloat16> && Op::kOneNan && (fold.num_in == 1 || after != after))
-      return false;
+    // Group::write relies on the NaNs being Op's, not a single input's nor the factor's.
+    const bool other_nans = fold.num_in == 1 || after != after;
+    if (std::is_same_v<T, BFloat16> && Op::kOneNan && other_nans) return false;
     // A product is not changed by another factor of 1, nor is the Min or Sum of products: NaNs are
     // quiet and subnormals flushed already, if they are. Hence no loop for prescale alone.
     if (fold.prescale != 1.0) {
@@ -357,17 +274,22 @@ template <class T, class A, class Op>
 void fold(void* const* out, int num_out, const void* const* in, int num_in, std::size_t n,
           double prescale, double postscale, std::int64_t divisor) {
   const Fold operands{out, num_out, in, num_in, prescale, postscale, divisor};
-  constexpr Steps kSteps{load<T, A>, accumulate<T, A, Op>, store<T, A>, sizeof(T), sizeof(A)};
+  Steps steps{load<T, A>, accumulate<T, A, Op>, nullptr, store<T, A>, sizeof(T), sizeof(A)};
+  if constexpr (std::is_same_v<T, A>) {
+    const bool unscaled = prescale == 1.0 && postscale == 1.0 && divisor == 1;
+    if (num_in == 2 && num_out == 1 && unscaled) return combine<A, Op>(out[0], in[0], in[1], n);
+    steps.combine = combine<A, Op>;
+  }
   if constexpr (kVectorBytes != 0 && (kIsFloat<A> || sizeof(T) == sizeof(A))) {
     const std::size_t begin = lead_of<T, kVectorBytes>(out[0], n);
     const std::size_t end = n - (n - begin) % Group<A>::kCount;
     if (end != begin && folded_in_registers<T, A, Op>(operands, begin, end)) {
-      if (begin != 0) fold_in_pieces(operands, kSteps, 0, begin);
-      if (end != n) fold_in_pieces(operands, kSteps, end, n);
+      if (begin != 0) fold_in_pieces(operands, steps, 0, begin);
+      if (end != n) fold_in_pieces(operands, steps, end, n);
       return;
     }
   }
-  fold_in_pieces(operands, kSteps, 0, n);
+  fold_in_pieces(operands, steps, 0, n);
 }
 
 template <class A, class Op>
