@@ -58,12 +58,11 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=told,
     )
     plan = collectives.Plan()
-    names = [kind.name for kind in PEERS]
-    usual = [kind.name for kind in PEERS if kind.by_default]
+    usual = [name for name, kind in PEERS.items() if kind.by_default]
     job.add_argument("--seconds", type=float, default=plan.seconds, help="about so long altogether")
     _add_names(job, "--cases", collectives.CASES, plan.cases)
     _add_names(job, "--cache", collectives.CACHES, plan.caches)
-    _add_names(job, "--peers", names, usual)
+    _add_names(job, "--peers", list(PEERS), usual)
     job.add_argument(
         "--sizes",
         type=_sizes,

@@ -9,7 +9,7 @@ import importlib.util
 import socket
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -131,13 +131,13 @@ class _HorovodNames(Peer):
         return str(importlib.metadata.version(self._hvd.__name__.split(".")[0]))
 
 
-class Hvdlite(_HorovodNames):
+class _Hvdlite(_HorovodNames):
     """hvdlite in place, through its door for torch, or for NumPy where torch is missing."""
 
     name = "hvdlite"
 
 
-class HvdliteOut(Hvdlite):
+class _HvdliteOut(_Hvdlite):
     """hvdlite out of place: the result is a new tensor."""
 
     name = "hvdlite-out"
@@ -149,7 +149,7 @@ class HvdliteOut(Hvdlite):
         return None
 
 
-class HvdliteNamed(Hvdlite):
+class _HvdliteNamed(_Hvdlite):
     """hvdlite in place with a name of the user's instead of a number."""
 
     name = "hvdlite-named"
@@ -160,7 +160,7 @@ class HvdliteNamed(Hvdlite):
         return None
 
 
-class HvdliteNumpy(Hvdlite):
+class _HvdliteNumpy(_Hvdlite):
     """hvdlite in place through its door for NumPy."""
 
     name = "hvdlite-numpy"
@@ -170,7 +170,7 @@ class HvdliteNumpy(Hvdlite):
         return importlib.import_module("hvdlite"), lambda array: array
 
 
-class HvdliteGrouped(Hvdlite):
+class _HvdliteGrouped(_Hvdlite):
     """hvdlite with all tensors in one call."""
 
     name = "hvdlite-grouped"
@@ -184,7 +184,7 @@ class HvdliteGrouped(Hvdlite):
         return Batch([start], lambda handles: hvd.synchronize(handles[0]))
 
 
-class Horovod(_HorovodNames):
+class _Horovod(_HorovodNames):
     """Horovod in place, through its door for torch."""
 
     name = "horovod"
@@ -209,7 +209,7 @@ def _torch_tensor(array: Array) -> Any:
 # --- MPI --------------------------------------------------------------------------------------------------------------
 
 
-class Mpi4py(Peer):
+class _Mpi4py(Peer):
     """MPI_Allreduce in place; many tensors by MPI_Iallreduce and MPI_Waitall."""
 
     name = "mpi4py"
@@ -235,7 +235,7 @@ class Mpi4py(Peer):
         self._comm.Free()
 
 
-class Mpi4pyBlocking(Mpi4py):
+class _Mpi4pyBlocking(_Mpi4py):
     """Many tensors by one MPI_Allreduce after the other."""
 
     name = "mpi4py-blocking"
@@ -275,7 +275,7 @@ def leave_gloo() -> None:
         dist.destroy_process_group()
 
 
-class Gloo(Peer):
+class _Gloo(Peer):
     """torch.distributed on gloo."""
 
     name = "gloo"
@@ -313,7 +313,7 @@ class Gloo(Peer):
         leave_gloo()
 
 
-class OneCcl(Gloo):
+class _OneCcl(_Gloo):
     """torch.distributed on oneCCL."""
 
     name = "oneccl"
@@ -335,7 +335,7 @@ class OneCcl(Gloo):
 # --- the ceilings -----------------------------------------------------------------------------------------------------
 
 
-class Memcpy(Peer):
+class _Memcpy(Peer):
     """Every rank copies the array to another place: one load and one store of each byte."""
 
     name = "memcpy"
@@ -352,7 +352,7 @@ class Memcpy(Peer):
         return Batch([partial(np.copyto, *pair) for pair in pairs], lambda tokens: None)
 
 
-class Rewrite(Peer):
+class _Rewrite(Peer):
     """Every rank negates the array in place: one load and one store of each byte, in half the memory of a copy."""
 
     name = "rewrite"
@@ -368,16 +368,17 @@ class Rewrite(Peer):
         return Batch([partial(np.negative, array, array) for array in arrays], lambda tokens: None)
 
 
-PEERS: tuple[type[Peer], ...] = (
-    Hvdlite,
-    HvdliteOut,
-    HvdliteNamed,
-    HvdliteNumpy,
-    HvdliteGrouped,
-    Mpi4py,
-    Mpi4pyBlocking,
-    Gloo,
-    Horovod,
-    OneCcl,
+_KINDS: tuple[type[Peer], ...] = (
+    _Hvdlite,
+    _HvdliteOut,
+    _HvdliteNamed,
+    _HvdliteNumpy,
+    _HvdliteGrouped,
+    _Mpi4py,
+    _Mpi4pyBlocking,
+    _Gloo,
+    _Horovod,
+    _OneCcl,
 )
-CEILINGS: tuple[type[Peer], ...] = (Memcpy, Rewrite)
+PEERS: Mapping[str, type[Peer]] = {kind.name: kind for kind in _KINDS}
+CEILINGS: tuple[type[Peer], ...] = (_Memcpy, _Rewrite)

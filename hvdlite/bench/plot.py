@@ -23,6 +23,7 @@ _COLOURS = {
     "oneccl": "#56b4e9",
 }
 _OTHER_COLOUR = "#999999"
+_LEAST_BANDWIDTH = 1e-4  # GB/s; below, the time is that of the call
 _CEILING_STYLES = {"memcpy": "--", "rewrite": ":"}
 _BINDINGS = {"core": "one core a rank", "none": "not bound"}
 _CACHES = {"warm": "warm", "cold": "cold caches"}
@@ -87,6 +88,7 @@ def _draw_bandwidths(axes: Any, panel: Sequence[Record]) -> None:
     for peer, curve in _curves(panel).items():
         _line(axes, peer, [record["bytes"] for record in curve], [record["busbw"] / 1e9 for record in curve])
     _finish(axes, panel, "bus bandwidth (GB/s)")
+    axes.set_ylim(bottom=max(axes.get_ylim()[0], _LEAST_BANDWIDTH))
     axes.yaxis.set_major_formatter(lambda height, _: f"{height:g}")
     axes.legend(fontsize=9, loc="lower right")
 
@@ -131,9 +133,13 @@ def _draw_steps(axes: Any, panel: Sequence[Record]) -> None:
             [values["median"] - values["min"] for values in found.values()],
             [values["max"] - values["median"] for values in found.values()],
         ]
-        bars = axes.bar(middles, heights, width, color=_COLOURS.get(peer, _OTHER_COLOUR), label=peer)
+        axes.bar(middles, heights, width, color=_COLOURS.get(peer, _OTHER_COLOUR), label=peer)
         axes.errorbar(middles, heights, spread, fmt="none", ecolor="black", elinewidth=0.8, capsize=2)
-        axes.bar_label(bars, [f"{height:+.0f} %" for height in heights], fontsize=8, padding=2)
+        for middle, values in zip(middles, found.values(), strict=True):
+            place_of_text = (middle, max(values["max"], 0.0))
+            axes.annotate(
+                f"{values['median']:+.0f} %", place_of_text, (0, 3), textcoords="offset points", ha="center", fontsize=8
+            )
     record = panel[0]
     gradients = "zeroed" if record["zero_grad"] == "zero" else "set to None"
     axes.set_xticks(range(len(models)), models)

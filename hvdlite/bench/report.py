@@ -39,6 +39,8 @@ Record = dict[str, Any]
 CEILINGS = ("memcpy", "rewrite")  # what no allreduce can beat, as long as it moves the same bytes
 BASELINES = {"training": "none"}  # the peer without communication, to which the others add; elsewhere there is none
 
+_QUIET = 0.25  # processes a CPU that others may keep running before that is worth a warning
+
 # Loads and stores that each of p ranks of a host issues for S bytes, in units of S. The floor is 2: every input is loaded
 # once and every output stored once. Private: tile by tile through shared slots, a rank's own slice never packed.
 ISSUED: Mapping[str, Callable[[int], float]] = {
@@ -165,11 +167,13 @@ def read_lines(lines: Iterable[str]) -> list[Record]:
 
 
 def describe_run(record: Record) -> str:
-    """One sentence about where and how, of a record ``run``."""
+    """A sentence or two about where and how, of a record ``run``."""
     bound = "bound to one core each" if record["bind"] == "core" else "not bound"
     versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
-    busy = f"load average {record['load']:.2f} before"
-    return f"{record['ranks']} ranks, {bound}, on {record['cpus']} CPUs ({record['cpu']}), {busy}; {versions}"
+    text = f"{record['ranks']} ranks, {bound}, on {record['cpus']} CPUs ({record['cpu']}); {versions}."
+    if record["load"] > _QUIET * record["cpus"]:
+        text += f" The machine was busy (load average {record['load']:.2f} at the start): do not trust these numbers."
+    return text
 
 
 def absences(records: Iterable[Record]) -> dict[str, str]:

@@ -30,7 +30,7 @@ def tables(records: Sequence[Record]) -> str:
     """
     parts = []
     for run in _runs(records):
-        parts.append(describe_run(run[0]) + ".")
+        parts.append(describe_run(run[0]))
         parts += [f"Not there: {peer} ({reason})." for peer, reason in absences(run).items()]
         measured = [record for record in run if record["record"] == "measurement"]
         for title, chosen, render in _SECTIONS:
@@ -136,13 +136,17 @@ def _ratios(records: Sequence[Record]) -> str:
     for group in groups:
         ours = group[_OURS]
         row = [_label(group), *(_ratio(group.get(peer), ours) for peer in peers)]
-        large = "percent_of_bound" in ours and ours["bytes"] >= _FIRST_PERCENTAGE
-        rows.append([*row, *(f"{ours[f'percent_of_{limit}']:.0f} %" if large else "" for limit in _LIMITS)])
+        rows.append([*row, *(_percentage(ours, limit) for limit in _LIMITS)])
     return markdown(["", *peers, *(f"of {limit}" for limit in _LIMITS)], rows)
 
 
 def _ratio(theirs: Record | None, ours: Record) -> str:
     return "" if theirs is None else _spread(ratios(theirs["rounds"], ours["rounds"]), ".2f")
+
+
+def _percentage(record: Record, limit: str) -> str:
+    value = record.get(f"percent_of_{limit}") if record.get("bytes", 0) >= _FIRST_PERCENTAGE else None
+    return "" if value is None else f"{value:.0f} %"
 
 
 def _idle(records: Sequence[Record]) -> str:

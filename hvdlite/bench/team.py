@@ -34,14 +34,14 @@ class Team:
         self.peers: list[Peer] = []
         self.threads: dict[str, set[int]] = {}
         self.records: list[report.Record] = []
-        for kind in PEERS:
-            if kind.name not in wanted if wanted is not None else not kind.by_default:
+        for name, kind in PEERS.items():
+            if name not in wanted if wanted is not None else not kind.by_default:
                 continue
             before = thread_ids()
             absent = world.all_agree(kind.missing()) or self._add(world, kind)
-            self.threads[kind.name] = thread_ids() - before
+            self.threads[name] = thread_ids() - before
             version = "" if absent else self.peers[-1].version()
-            self.records.append({"record": "peer", "peer": kind.name, "absent": absent, "version": version})
+            self.records.append({"record": "peer", "peer": name, "absent": absent, "version": version})
         self.ceilings: list[Peer] = [kind(world) for kind in CEILINGS]
 
     def _add(self, world: World, kind: type[Peer]) -> str | None:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from hvdlite.bench import report
 from hvdlite.bench.measure import Effort, Subject, measure
 from hvdlite.bench.models import MODELS, Model
-from hvdlite.bench.peers import Gloo, Horovod, join_gloo, leave_gloo
+from hvdlite.bench.peers import PEERS, join_gloo, leave_gloo
 from hvdlite.bench.team import WrongSum
 from hvdlite.bench.world import World
 
@@ -108,9 +108,9 @@ def _version_of(package: str) -> Callable[[], str]:
 WAYS: Mapping[str, Way] = {
     "none": Way(lambda: None, _alone, lambda: ""),
     "hvdlite": Way(lambda: None, _by_module("hvdlite.torch"), _version_of("hvdlite")),
-    "ddp": Way(Gloo.missing, _by_ddp(view=False), _version_of("torch")),
-    "ddp-view": Way(Gloo.missing, _by_ddp(view=True), _version_of("torch")),
-    "horovod": Way(Horovod.missing, _by_module("horovod.torch"), _version_of("horovod")),
+    "ddp": Way(PEERS["gloo"].missing, _by_ddp(view=False), _version_of("torch")),
+    "ddp-view": Way(PEERS["gloo"].missing, _by_ddp(view=True), _version_of("torch")),
+    "horovod": Way(PEERS["horovod"].missing, _by_module("horovod.torch"), _version_of("horovod")),
 }
 
 
