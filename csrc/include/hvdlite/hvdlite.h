@@ -166,6 +166,9 @@ HVDLITE_API int hvdlite_get_counters(hvdlite_engine* engine, hvdlite_counters* o
 HVDLITE_API int hvdlite_test_kernel(int which, int isa, int dtype, int op, void* out,
                                     const void* lhs, const void* rhs, size_t n, double factor,
                                     int64_t divisor);
+HVDLITE_API int hvdlite_test_fold(int isa, int dtype, int op, void* const* out, int num_out,
+                                  const void* const* in, int num_in, size_t n, double prescale,
+                                  double postscale, int64_t divisor);
 HVDLITE_API int hvdlite_isa_supported(int isa);
 HVDLITE_API int hvdlite_accumulator_of(int dtype, int op, int* out);
 /* One collective of simulated ranks. counts: allreduce one entry for each part of the buffer; reducescatter and allgather one
