@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "binding.h"
+#include "request.h"
 
 namespace hvdlite::python {
 
@@ -20,6 +21,17 @@ std::vector<std::string> dtype_names() {
   return names;
 }
 
+std::int64_t explore_ledger(nb::handle programs, int closings, int broken_rule) {
+  std::vector<std::string> texts;
+  for (nb::handle program : programs) texts.emplace_back(nb::str(program).c_str());
+  std::vector<const char*> pointers;
+  for (const std::string& program : texts) pointers.push_back(program.c_str());
+  std::int64_t states = 0;
+  check(hvdlite_explore_ledger(pointers.data(), static_cast<int>(pointers.size()), closings,
+                               broken_rule, &states));
+  return states;
+}
+
 std::vector<std::string> algorithms(int kind) {
   const char* joined = hvdlite_algorithms(kind);
   if (joined == nullptr) {
@@ -29,6 +41,15 @@ std::vector<std::string> algorithms(int kind) {
   std::istringstream stream(joined);
   for (std::string name; std::getline(stream, name, ',');) names.push_back(name);
   return names;
+}
+
+nb::tuple request_hashes(nb::handle request) {
+  const Request parsed = request_from_tuple(request);
+  const hvdlite_request native = parsed.native();
+  std::uint64_t name = 0;
+  std::uint64_t content = 0;
+  check(hvdlite_request_hashes(&native, &name, &content));
+  return nb::make_tuple(name, content);
 }
 
 int accumulator_of(int dtype, int op) {
@@ -122,6 +143,11 @@ void simulate(int ranks, const std::vector<SimulatedStep>& steps, std::uint64_t 
 void register_testing(nb::module_& module) {
   module.def("dtype_names", &dtype_names,
              "Names of the dtype codes, in order (a test compares them with hvdlite.dtypes).");
+  module.def("explore_ledger", &explore_ledger, "programs"_a, "closings"_a = 0,
+             "broken_rule"_a = 0);
+  module.def("request_hashes", &request_hashes, "request"_a,
+             "The hashes of a request, a tuple of Engine.submit's arguments: of set and name, and "
+             "of the content that ranks must agree on.");
   module.def("algorithms", &algorithms, "kind"_a);
   module.def("isa_supported", [](int isa) { return hvdlite_isa_supported(isa) != 0; }, "isa"_a);
   module.def("accumulator_of", &accumulator_of, "dtype"_a, "op"_a);

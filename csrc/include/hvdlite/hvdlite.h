@@ -157,11 +157,15 @@ typedef struct hvdlite_counters {
   int64_t submitted, completed, failed;
   int64_t control_messages_sent, control_bytes_sent;
   int64_t fused_ops, cache_hits, cache_misses;
+  int64_t agreed_in_memory; /* operations that the ranks of a host agreed on without messages */
   int64_t data_bytes_sent;
 } hvdlite_counters;
 HVDLITE_API int hvdlite_get_counters(hvdlite_engine* engine, hvdlite_counters* out);
 
 /* --- for tests and teaching: kernels alone, and whole collectives of simulated ranks stepped by one thread ------------ */
+/* The hashes by which ranks compare requests: of set and name, and of the content that ranks must agree on. */
+HVDLITE_API int hvdlite_request_hashes(const hvdlite_request* request, uint64_t* name,
+                                       uint64_t* content);
 /* which: 0 load 1 accumulate 2 combine 3 store 4 fill_identity; isa 0 scalar 1 avx2 2 avx512. Buffers as in kernels.h. */
 HVDLITE_API int hvdlite_test_kernel(int which, int isa, int dtype, int op, void* out,
                                     const void* lhs, const void* rhs, size_t n, double factor,
@@ -190,6 +194,11 @@ typedef struct hvdlite_simulated {
  * tile_bytes; a seeded generator picks who advances next. isa < 0 gives ranks different instruction sets. */
 HVDLITE_API int hvdlite_simulate(int ranks, uint64_t seed, int isa, int64_t segment_bytes,
                                  int64_t tile_bytes, int num_steps, const hvdlite_simulated* steps);
+/* Every interleaving of a small negotiation in shared memory (engine/ledger.h): a program for each of up to 3 members, and how
+ * often a verdict may close the ledger. Letters ask for a tensor (capitals with another content), + joins, . leaves; member 0
+ * coordinates. broken_rule: 0, or the number of a rule of the ledger to break. An internal error tells what went wrong; states: how many different states there are. */
+HVDLITE_API int hvdlite_explore_ledger(const char* const* programs, int members, int closings,
+                                       int broken_rule, int64_t* states);
 /* Names of the algorithms of a kind, separated by commas (static storage); null for an unknown kind. */
 HVDLITE_API const char* hvdlite_algorithms(int kind);
 
