@@ -12,18 +12,19 @@ PROGRAM = Path(__file__).with_name("timed_allreduce_program.py")
 
 @dataclass(frozen=True)
 class Timing:
-    """One size of buffer. Times are medians over the repetitions, of the slowest rank each, in seconds.
+    """One size of buffer.
 
     Attributes:
         bytes: of the buffer, float32.
-        hvdlite, mpi: of hvdlite.allreduce and of mpi4py's Allreduce, interleaved.
+        hvdlite, mpi: seconds of hvdlite.allreduce and of mpi4py's Allreduce, of the slowest rank, one for each repetition; the
+            two are interleaved.
         sent: bytes, headers included, that each host sent for one of hvdlite's.
     """
 
     bytes: int
-    hvdlite: float
-    mpi: float
-    sent: tuple[int, ...]
+    hvdlite: list[float]
+    mpi: list[float]
+    sent: list[int]
 
 
 def timed_allreduce(
@@ -37,4 +38,4 @@ def timed_allreduce(
     """Times allreduces of these many bytes; results are checked."""
     job = hosts.run(ranks, PROGRAM, env, [str(repeats), *map(str, sizes)], timeout)
     assert job.returncode == 0, job.report()
-    return [Timing(**{**line, "sent": tuple(line["sent"])}) for line in map(json.loads, job.stdout[0].splitlines())]
+    return [Timing(**json.loads(line)) for line in job.stdout[0].splitlines()]
