@@ -103,6 +103,8 @@ class Cycle {
     }
   }
   ProcessSet* find_set(SetId id);
+  // For iterations during which sets may come and go.
+  std::vector<SetId> set_ids() const;
   // Keeps a message for a set that this rank is about to learn of; one for a set that is gone is dropped.
   void keep_for_later(SetId id, int source, const Message& message);
   void admit(Entry entry);
