@@ -112,6 +112,7 @@ def test_fold(
 class SimulatedStep:
     """One collective for simulate()."""
 
+    algorithm: str
     def __init__(
         self,
         kind: int,
@@ -136,8 +137,11 @@ def simulate(
     isa: int = 0,
     segment_bytes: int = 262144,
     tile_bytes: int = 262144,
+    deterministic: bool = False,
+    hosts: Sequence[int] = [],
 ) -> None:
     """Steps the state machines of `ranks` ranks to completion in this thread, in an order drawn from seed.
 
-    The collectives are started one after the other, a few at a time. isa < 0 gives ranks different instruction sets.
+    The collectives are started one after the other, a few at a time. isa < 0 gives ranks different instruction sets. hosts: the
+    number of each rank's host; without, all are on one.
     """

@@ -281,7 +281,7 @@ KNOBS: tuple[Knob, ...] = (
         choices=("auto", "scalar", "avx2", "avx512"),
         must_agree=False,
     ),
-    _algorithm("allreduce", "ring direct recursive_doubling"),
+    _algorithm("allreduce", "ring direct recursive_doubling shm hierarchical"),
     _algorithm("reducescatter", "ring direct"),
     _algorithm("allgatherv", "ring"),
     _algorithm("broadcast", "binomial chain"),

@@ -36,7 +36,12 @@ Reducer::Reducer(const Reduction& reduction, kernels::Isa isa, const void* input
       plain_(same_type_ && reduction.prescale == 1.0),
       nothing_to_do_(same_type_ && reduction.postscale == 1.0 && reduction.divisor == 1 &&
                      reduction.dtype != DType::kBool) {
-  if (!identity_survives(reduction)) {
+  if (reduction.from_partials) {
+    HVD_CHECK(input != nullptr || count == 0);
+    contribution_bytes_ = partial_bytes_;
+    prescale_ = 1.0;
+    plain_ = true;
+  } else if (!identity_survives(reduction)) {
     scale_into_copy(input);
   } else if (input == nullptr) {
     make_identity();

@@ -12,6 +12,8 @@
 // input into a copy of type A first and contributions travel as A: Min, Max and Product with a
 // prescale are rare enough to pay a pass.
 //
+// With Reduction::from_partials contributions are partials from the beginning.
+//
 // Thread: the holder of the progress token. Owns: the identity tile or the scaled copy. Blocks: no.
 // Throws: Error(Unsupported) from the look-up of the kernels.
 #pragma once

@@ -14,6 +14,11 @@ constexpr Algorithm<AllreduceArgs> kAllreduce[] = {
     {"direct", allreduce_direct},
     {"recursive_doubling", allreduce_recursive_doubling},
     {.name = "shm", .make = allreduce_shm, .scattered = true, .runs_on = shares_memory},
+    // layout_independent: as Tuning::deterministic wants it
+    {.name = "hierarchical",
+     .make = allreduce_hierarchical,
+     .scattered = true,
+     .runs_on = shares_memory_on_hosts},
 };
 constexpr Algorithm<ReducescatterArgs> kReducescatter[] = {
     {"ring", reducescatter_ring, /*layout_independent=*/false},
@@ -42,6 +47,10 @@ constexpr Algorithm<Barrier> kBarrier[] = {
 
 bool shares_memory(const Comm& comm) {
   return comm.shared() != nullptr && comm.shared()->size() == comm.size();
+}
+
+bool shares_memory_on_hosts(const Comm& comm) {
+  return comm.shared() != nullptr && comm.is_on_several_hosts();
 }
 
 std::span<const Algorithm<AllreduceArgs>> allreduce_algorithms() { return kAllreduce; }

@@ -40,6 +40,7 @@ collectives::Selection selection_of(const base::Config& config) {
   selection.alltoallv = config.alltoallv_algorithm;
   selection.barrier = config.barrier_algorithm;
   selection.deterministic = config.deterministic;
+  selection.tuning.deterministic = config.deterministic;
   selection.recursive_doubling_max_bytes = config.recursive_doubling_max_bytes;
   selection.tuning.segment_bytes = config.segment_bytes;
   selection.tuning.isa = kernels::best_isa();

@@ -23,10 +23,11 @@ class MpiTransport : public Transport {
     int leader = 0;  // the lowest rank of its host
     int local_rank = 0;
   };
-  // comm: ours alone. page, window: null where the host has none. split_bytes: the largest single message.
+  // comm: ours alone. page, window: null where the host has none; windows_everywhere: no host has none. split_bytes: the largest
+  // single message.
   MpiTransport(const hvdlite_mpi* mpi, hvdlite_mpi_comm comm, int rank, std::vector<Peer> peers,
                std::unique_ptr<ControlPage> page, std::unique_ptr<MappedWindow> window,
-               std::size_t split_bytes);
+               bool windows_everywhere, std::size_t split_bytes);
   ~MpiTransport() override;
 
   int rank() const override { return rank_; }
@@ -51,6 +52,7 @@ class MpiTransport : public Transport {
     return peers_[static_cast<std::size_t>(peer)].local_rank;
   }
   HostWindow* window() override { return window_ ? &window_->window() : nullptr; }
+  bool windows_everywhere() override { return windows_everywhere_; }
 
   bool close() override;
 
@@ -97,6 +99,7 @@ class MpiTransport : public Transport {
   std::vector<Peer> peers_;
   std::unique_ptr<ControlPage> page_;
   std::unique_ptr<MappedWindow> window_;
+  bool windows_everywhere_;
   std::size_t split_bytes_;
   int tag_bits_ = 0;
   std::vector<Posted> posted_;

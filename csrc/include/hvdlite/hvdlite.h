@@ -191,9 +191,11 @@ typedef struct hvdlite_simulated {
   void* const* outputs;
 } hvdlite_simulated;
 /* Runs the collectives one after the other, a few at a time, over an in-process fabric whose ranks share memory in tiles of
- * tile_bytes; a seeded generator picks who advances next. isa < 0 gives ranks different instruction sets. */
-HVDLITE_API int hvdlite_simulate(int ranks, uint64_t seed, int isa, int64_t segment_bytes,
-                                 int64_t tile_bytes, int num_steps, const hvdlite_simulated* steps);
+ * tile_bytes; a seeded generator picks who advances next. isa < 0 gives ranks different instruction sets. hosts: the number of
+ * each rank's host, null: one for all; only the ranks of a host share memory. */
+HVDLITE_API int hvdlite_simulate(int ranks, const int* hosts, uint64_t seed, int isa,
+                                 int64_t segment_bytes, int64_t tile_bytes, int deterministic,
+                                 int num_steps, const hvdlite_simulated* steps);
 /* Every interleaving of a small negotiation in shared memory (engine/ledger.h): a program for each of up to 3 members, and how
  * often a verdict may close the ledger. Letters ask for a tensor (capitals with another content), + joins, . leaves; member 0
  * coordinates. broken_rule: 0, or the number of a rule of the ledger to break. An internal error tells what went wrong; states: how many different states there are. */
