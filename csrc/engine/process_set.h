@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "collectives/shared_channel.h"
 #include "engine/coordinator.h"
 #include "engine/response_cache.h"
 #include "engine/tensor_queue.h"
@@ -22,9 +23,10 @@ struct Pending {
 
 struct ProcessSet {
   SetId id;
-  std::shared_ptr<const std::vector<int>> members;  // global ranks, ascending
-  int index = -1;                                   // of this rank among them, -1: not a member
-  std::uint64_t seen = 0;                           // response lists processed
+  std::shared_ptr<const std::vector<int>> members;      // global ranks, ascending
+  int index = -1;                                       // of this rank among them, -1: not a member
+  std::uint64_t seen = 0;                               // response lists processed
+  std::shared_ptr<collectives::SharedChannel> channel;  // null: its members share no memory
   std::uint32_t next_operation = 0;  // the same on all members: part of the message tag
   ResponseCache cache;
   std::unordered_map<std::string, Pending> pending;

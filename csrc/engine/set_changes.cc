@@ -15,6 +15,29 @@ namespace {
 // Ids are part of message tags, so there is a limit to how many sets live at once.
 constexpr std::size_t kMaxSets = 1024;
 
+// Of the members on this host, each set in a region of its own. A region's flags count for ever, so a set whose id was
+// another's before (ids and epochs have grown apart then) gets none.
+std::shared_ptr<collectives::SharedChannel> make_channel(transport::Transport& transport,
+                                                         const ProcessSet& set) {
+  transport::HostWindow* const window = transport.window();
+  if (window == nullptr || !set.is_member() || set.id.id >= window->regions() ||
+      set.id.epoch != static_cast<std::uint32_t>(set.id.id) + 1) {
+    return nullptr;
+  }
+  std::vector<int> members;
+  std::vector<int> local_ranks;
+  int index = 0;
+  for (std::size_t i = 0; i < set.members->size(); ++i) {
+    const int rank = (*set.members)[i];
+    if (transport.host_of(rank) != transport.host_of(transport.rank())) continue;
+    if (rank == transport.rank()) index = static_cast<int>(members.size());
+    members.push_back(static_cast<int>(i));
+    local_ranks.push_back(transport.local_rank_of(rank));
+  }
+  return std::make_shared<collectives::SharedChannel>(*window, set.id.id, std::move(members),
+                                                      std::move(local_ranks), index);
+}
+
 }  // namespace
 
 void Cycle::settle_without_data(const Response& response, Entry& entry) {
@@ -68,6 +91,7 @@ void Cycle::insert_set(SetId id, std::vector<int> members) {
   set->next_operation = id.epoch * 1024;
   set->members = std::make_shared<const std::vector<int>>(std::move(members));
   set->index = set->index_of(transport_.rank());
+  set->channel = make_channel(transport_, *set);
   if (set->index == 0) {
     set->coordinator =
         std::make_unique<Coordinator>(id, *set->members, shared_.config.cache_capacity);
