@@ -87,6 +87,9 @@ def dtype_names() -> list[str]:
 def config_fields() -> dict[str, Any]:
     """The engine's knobs and their native defaults (a test compares them with hvdlite.config)."""
 
+def request_hashes(request: tuple[Any, ...]) -> tuple[int, int]:
+    """The hashes of a request, a tuple of Engine.submit's arguments: of set and name, and of the content to agree on."""
+
 def algorithms(kind: int) -> list[str]: ...
 def isa_supported(isa: int) -> bool: ...
 def accumulator_of(dtype: int, op: int) -> int: ...

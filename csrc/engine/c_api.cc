@@ -241,6 +241,15 @@ int hvdlite_submit(hvdlite_engine* engine, const hvdlite_request* requests, size
   });
 }
 
+int hvdlite_request_hashes(const hvdlite_request* request, uint64_t* name, uint64_t* content) {
+  return guarded([&] {
+    Request built = to_submission(*request).request;
+    built.seal();
+    *name = built.name_hash;
+    *content = built.content_hash;
+  });
+}
+
 int hvdlite_poll(hvdlite_engine* engine, int64_t handle, int* done) {
   return guarded([&] { *done = alive(engine).poll(handle) ? 1 : 0; });
 }

@@ -176,6 +176,7 @@ void Coordinator::leave(int, const Status& why) {
     request.set = set_;
     request.kind = OpKind::kJoin;
     request.name = "join";
+    request.seal();
     end_join(request, -1);
   }
 }
@@ -185,6 +186,7 @@ void Coordinator::fail(const std::vector<std::string>& names, const Status& why)
     Request request;
     request.set = set_;
     request.name = name;
+    request.seal();
     const auto tally = tallies_.find(name);
     if (tally != tallies_.end()) {
       for (const RequestPtr& asked : tally->second.requests) {

@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "binding.h"
+#include "request.h"
 
 namespace hvdlite::python {
 
@@ -29,6 +30,15 @@ std::vector<std::string> algorithms(int kind) {
   std::istringstream stream(joined);
   for (std::string name; std::getline(stream, name, ',');) names.push_back(name);
   return names;
+}
+
+nb::tuple request_hashes(nb::handle request) {
+  const Request parsed = request_from_tuple(request);
+  const hvdlite_request native = parsed.native();
+  std::uint64_t name = 0;
+  std::uint64_t content = 0;
+  check(hvdlite_request_hashes(&native, &name, &content));
+  return nb::make_tuple(name, content);
 }
 
 int accumulator_of(int dtype, int op) {
@@ -74,6 +84,9 @@ void simulate(int kind, const char* algorithm, int ranks, const std::vector<Addr
 void register_testing(nb::module_& module) {
   module.def("dtype_names", &dtype_names,
              "Names of the dtype codes, in order (a test compares them with hvdlite.dtypes).");
+  module.def("request_hashes", &request_hashes, "request"_a,
+             "The hashes of a request, a tuple of Engine.submit's arguments: of set and name, and "
+             "of the content that ranks must agree on.");
   module.def("algorithms", &algorithms, "kind"_a);
   module.def("isa_supported", [](int isa) { return hvdlite_isa_supported(isa) != 0; }, "isa"_a);
   module.def("accumulator_of", &accumulator_of, "dtype"_a, "op"_a);

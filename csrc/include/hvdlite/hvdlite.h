@@ -162,6 +162,9 @@ typedef struct hvdlite_counters {
 HVDLITE_API int hvdlite_get_counters(hvdlite_engine* engine, hvdlite_counters* out);
 
 /* --- for tests and teaching: kernels alone, and whole collectives of simulated ranks stepped by one thread ------------ */
+/* The hashes by which ranks compare requests: of set and name, and of the content that ranks must agree on. */
+HVDLITE_API int hvdlite_request_hashes(const hvdlite_request* request, uint64_t* name,
+                                       uint64_t* content);
 /* which: 0 load 1 accumulate 2 combine 3 store 4 fill_identity; isa 0 scalar 1 avx2 2 avx512. Buffers as in kernels.h. */
 HVDLITE_API int hvdlite_test_kernel(int which, int isa, int dtype, int op, void* out,
                                     const void* lhs, const void* rhs, size_t n, double factor,
