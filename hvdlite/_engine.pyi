@@ -87,6 +87,7 @@ def dtype_names() -> list[str]:
 def config_fields() -> dict[str, Any]:
     """The engine's knobs and their native defaults (a test compares them with hvdlite.config)."""
 
+def explore_ledger(programs: Sequence[str], closings: int = 0, broken_rule: int = 0) -> int: ...
 def request_hashes(request: tuple[Any, ...]) -> tuple[int, int]:
     """The hashes of a request, a tuple of Engine.submit's arguments: of set and name, and of the content to agree on."""
 

@@ -21,6 +21,17 @@ std::vector<std::string> dtype_names() {
   return names;
 }
 
+std::int64_t explore_ledger(nb::handle programs, int closings, int broken_rule) {
+  std::vector<std::string> texts;
+  for (nb::handle program : programs) texts.emplace_back(nb::str(program).c_str());
+  std::vector<const char*> pointers;
+  for (const std::string& program : texts) pointers.push_back(program.c_str());
+  std::int64_t states = 0;
+  check(hvdlite_explore_ledger(pointers.data(), static_cast<int>(pointers.size()), closings,
+                               broken_rule, &states));
+  return states;
+}
+
 std::vector<std::string> algorithms(int kind) {
   const char* joined = hvdlite_algorithms(kind);
   if (joined == nullptr) {
@@ -84,6 +95,8 @@ void simulate(int kind, const char* algorithm, int ranks, const std::vector<Addr
 void register_testing(nb::module_& module) {
   module.def("dtype_names", &dtype_names,
              "Names of the dtype codes, in order (a test compares them with hvdlite.dtypes).");
+  module.def("explore_ledger", &explore_ledger, "programs"_a, "closings"_a = 0,
+             "broken_rule"_a = 0);
   module.def("request_hashes", &request_hashes, "request"_a,
              "The hashes of a request, a tuple of Engine.submit's arguments: of set and name, and "
              "of the content that ranks must agree on.");

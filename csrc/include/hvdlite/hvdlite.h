@@ -178,6 +178,11 @@ HVDLITE_API int hvdlite_simulate(int kind, const char* algorithm, int ranks, uin
                                  int64_t segment_bytes, int dtype, int op, double prescale,
                                  double postscale, int64_t divisor, int root, const int64_t* counts,
                                  const void* const* inputs, void* const* outputs);
+/* Every interleaving of a small negotiation in shared memory (engine/ledger.h): a program for each of up to 3 members, and how
+ * often a verdict may close the ledger. Letters ask for a tensor (capitals with another content), + joins, . leaves; member 0
+ * coordinates. broken_rule: 0, or the number of a rule of the ledger to break. An internal error tells what went wrong; states: how many different states there are. */
+HVDLITE_API int hvdlite_explore_ledger(const char* const* programs, int members, int closings,
+                                       int broken_rule, int64_t* states);
 /* Names of the algorithms of a kind, separated by commas (static storage); null for an unknown kind. */
 HVDLITE_API const char* hvdlite_algorithms(int kind);
 
