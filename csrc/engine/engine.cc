@@ -172,6 +172,11 @@ bool Engine::wait(std::int64_t handle, microseconds limit) {
   return done();
 }
 
+OutputCache::Block Engine::new_output(std::size_t bytes) const {
+  require_usable();
+  return shared_.outputs->get(bytes);
+}
+
 void Engine::give_token_back() {
   token_.store(false, std::memory_order_release);
   shared_.event.bump();
@@ -275,6 +280,7 @@ void Engine::shutdown() {
   transport_->ring(transport_->rank());
   thread_.join();
   cycle_.close();
+  shared_.outputs->close();
 }
 
 void Engine::publish_failure(const std::string& cause) {

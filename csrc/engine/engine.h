@@ -51,6 +51,9 @@ class Engine {
   CompletionPtr completion(std::int64_t handle) const { return shared_.handles.find(handle); }
   void release(std::int64_t handle) { shared_.handles.release(handle); }
 
+  // Memory for a result of a caller's own making; it may outlive the engine.
+  OutputCache::Block new_output(std::size_t bytes) const;
+
   void shutdown();
   void publish_failure(const std::string& cause);
   std::string failure_cause() const;

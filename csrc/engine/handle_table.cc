@@ -1,10 +1,6 @@
 #include "engine/handle_table.h"
 
-#include <cstdlib>
-
 namespace hvdlite::engine {
-
-Completion::~Completion() { std::free(data); }
 
 std::int64_t HandleTable::add(CompletionPtr completion) {
   const std::lock_guard lock(mutex_);

@@ -1,5 +1,5 @@
 // Handles: the numbers callers hold, and what became of the operation behind each.
-// Thread: any; one lock, never held across a transport call. Owns: completions, and through them engine-allocated outputs.
+// Thread: any; one lock, never held across a transport call. Owns: completions, and through them outputs the engine made.
 // Blocks: no. Throws: Error(InvalidArgument) for a number that names nothing.
 #pragma once
 
@@ -10,6 +10,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "engine/output_cache.h"
 #include "engine/request.h"
 
 namespace hvdlite::engine {
@@ -17,17 +18,15 @@ namespace hvdlite::engine {
 // The outcome of one submitted operation. The token holder fills in the fields and then sets done; readers look at done
 // (acquire) first.
 struct Completion {
-  ~Completion();
-
   std::uint64_t record = 0;  // its number in the flight recorder
   std::atomic<std::uint32_t> done{0};
   base::Status status;
   std::int32_t contributors = 0;
   std::int32_t value = -1;                    // join: last rank; add_process_set: the new id
-  std::vector<std::int64_t> shape;            // of the engine-allocated output
+  std::vector<std::int64_t> shape;            // of the output the engine made
   std::vector<std::int64_t> received_splits;  // alltoall
-  std::size_t data_bytes = 0;
-  void* data = nullptr;  // engine-allocated output, from std::malloc
+  std::size_t output_bytes = 0;
+  OutputCache::Block output;  // of allgather, alltoall and reducescatter
 };
 using CompletionPtr = std::shared_ptr<Completion>;
 

@@ -149,6 +149,15 @@ Result Engine::wait(std::int64_t handle) {
 
 void Engine::release(std::int64_t handle) { python::check(hvdlite_release(engine_, handle)); }
 
+nb::object Engine::new_output(std::size_t bytes) {
+  hvdlite_block* block = nullptr;
+  python::check(hvdlite_block_create(engine_, bytes, &block));
+  OwnedBytes owned;
+  owned.block.reset(block);
+  owned.size = bytes;
+  return as_memoryview(std::move(owned));
+}
+
 std::vector<std::int32_t> Engine::process_set_ids() {
   return list_of([&](std::int32_t* ids, std::int32_t room, std::int32_t* count) {
     return hvdlite_process_set_ids(engine_, ids, room, count);
@@ -168,8 +177,9 @@ void Engine::publish_failure(const char* cause) {
 nb::str Engine::failure_cause() { return text(hvdlite_failure_cause(engine_)); }
 
 nb::str Engine::flight_record() {
-  OwnedBytes record{decltype(OwnedBytes::data)(hvdlite_flight_record(engine_)), 0};
-  return text(static_cast<const char*>(record.data.get()));
+  const std::unique_ptr<char, decltype(&hvdlite_free)> record(hvdlite_flight_record(engine_),
+                                                              &hvdlite_free);
+  return text(record.get());
 }
 
 nb::dict Engine::counters() {

@@ -42,6 +42,7 @@ class Engine {
   bool poll(std::int64_t handle);
   Result wait(std::int64_t handle);
   void release(std::int64_t handle);
+  nb::object new_output(std::size_t bytes);
   std::vector<std::int32_t> process_set_ids();
   std::vector<std::int32_t> process_set_ranks(std::int32_t id);
   void publish_failure(const char* cause);

@@ -49,6 +49,10 @@ void register_engine(nb::module_& module) {
            "Waits, driving progress, handles signals, releases the handle, and raises if the "
            "operation failed.")
       .def("release", &Engine::release, "handle"_a)
+      .def(
+          "new_output", &Engine::new_output, "nbytes"_a,
+          "Memory for a result, as writable bytes; large blocks are recycled when nobody uses them "
+          "any more.")
       .def("process_set_ids", &Engine::process_set_ids)
       .def("process_set_ranks", &Engine::process_set_ranks, "process_set"_a)
       .def("publish_failure", &Engine::publish_failure, "cause"_a)
