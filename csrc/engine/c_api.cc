@@ -128,6 +128,7 @@ int hvdlite_fabric_create(int size, const int32_t* hosts, hvdlite_fabric** out) 
     require(size > 0, "a fabric needs at least one rank");
     hvdlite::transport::FabricShape shape;
     shape.size = size;
+    shape.ledger_bytes = hvdlite::engine::Ledger::bytes({});
     if (hosts != nullptr) shape.hosts.assign(hosts, hosts + size);
     *out = new hvdlite_fabric{hvdlite::transport::make_fabric(shape), size};
   });
@@ -165,7 +166,7 @@ int hvdlite_engine_create_mpi(const char* shim_path, const void* comm_address,
     require(comm_address != nullptr, "no communicator was given");
     const hvdlite::base::Config knobs = to_config(config);
     hvdlite::transport::MpiWorld world =
-        hvdlite::transport::open_mpi(shim_path, comm_address, knobs);
+        hvdlite::transport::open_mpi(shim_path, comm_address, knobs, 0);
     const Topology topology = topology_of(world);
     adopt(std::make_unique<Engine>(std::move(world.transport), topology, knobs, world.spin), out);
   });
@@ -242,6 +243,7 @@ int hvdlite_get_counters(hvdlite_engine* engine, hvdlite_counters* out) {
             counters.fused_ops,
             counters.cache_hits,
             counters.cache_misses,
+            counters.agreed_in_memory,
             counters.data_bytes_sent};
   });
 }
