@@ -5,6 +5,7 @@
 #ifndef HVDLITE_HVDLITE_H_
 #define HVDLITE_HVDLITE_H_
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -136,11 +137,27 @@ HVDLITE_API int hvdlite_submit(hvdlite_engine* engine, const hvdlite_request* re
 HVDLITE_API int hvdlite_poll(hvdlite_engine* engine, int64_t handle, int* done);
 /* Waits up to timeout_s seconds, driving progress; *done 0 after a timeout. A failed operation returns its code. */
 HVDLITE_API int hvdlite_wait(hvdlite_engine* engine, int64_t handle, double timeout_s, int* done);
-/* Valid once done: the result; the handle must be released afterwards (also after a failure). */
+/* Valid once done, of one operation: the result; the handle must be released afterwards (also after a failure). */
 HVDLITE_API int hvdlite_result_get(hvdlite_engine* engine, int64_t handle, hvdlite_result* out);
 /* The engine-allocated output, once; null if there is none or it was taken. */
 HVDLITE_API hvdlite_block* hvdlite_result_take_block(hvdlite_engine* engine, int64_t handle);
 HVDLITE_API int hvdlite_release(hvdlite_engine* engine, int64_t handle);
+
+/* Prepared groups: allreduces in place that are submitted together many times. prepare checks them once (their memory is
+ * ignored) and gives an id, valid until it is released, the engine shuts down or the process set is removed. submit_prepared
+ * takes one address for each (absent: null, or whether this rank lacks a value and only takes the result) and gives one
+ * handle for all; hvdlite_wait then waits for all and returns the first failure. */
+HVDLITE_API int hvdlite_prepare(hvdlite_engine* engine, const hvdlite_request* requests,
+                                size_t count, int64_t* group);
+HVDLITE_API int hvdlite_submit_prepared(hvdlite_engine* engine, int64_t group, void* const* data,
+                                        const bool* absent, size_t count, int wake,
+                                        int64_t* handle);
+HVDLITE_API int hvdlite_release_prepared(hvdlite_engine* engine, int64_t group);
+/* Once all behind a handle is done: *count operations, and the contributors of each, -1 if it failed (room for capacity). */
+HVDLITE_API int hvdlite_outcomes(hvdlite_engine* engine, int64_t handle, int32_t* contributors,
+                                 size_t capacity, size_t* count);
+/* The code of one of them, with its text as last error. */
+HVDLITE_API int hvdlite_outcome_error(hvdlite_engine* engine, int64_t handle, size_t index);
 
 /* Memory for results, which the engine makes or a caller asks for; it may outlive the engine. Large blocks are recycled:
  * free gives them back, from any thread, and up to output_cache_bytes of them are kept until shutdown. */
