@@ -199,6 +199,14 @@ KNOBS: tuple[Knob, ...] = (
         low=1,
     ),
     Knob(
+        "remote_message_bytes",
+        "bytes",
+        32 << 10,
+        "The same between hosts: MPI sends messages up to some size (over TCP Open MPI's limit is 64 KiB) without asking the "
+        "receiver first, which would take two more latencies.",
+        low=1,
+    ),
+    Knob(
         "spin_us",
         "float",
         -1.0,

@@ -48,6 +48,7 @@ base::Config to_config(const hvdlite_config* from) {
   config.recursive_doubling_max_bytes =
       static_cast<std::size_t>(from->recursive_doubling_max_bytes);
   config.message_split_bytes = static_cast<std::size_t>(from->message_split_bytes);
+  config.remote_message_bytes = static_cast<std::size_t>(from->remote_message_bytes);
   config.spin_us = from->spin_us;
   config.deadlock_timeout = from->deadlock_timeout;
   config.failure_linger = from->failure_linger;
@@ -105,6 +106,7 @@ void hvdlite_config_init(hvdlite_config* config) {
                            static_cast<int64_t>(defaults.segment_bytes),
                            static_cast<int64_t>(defaults.recursive_doubling_max_bytes),
                            static_cast<int64_t>(defaults.message_split_bytes),
+                           static_cast<int64_t>(defaults.remote_message_bytes),
                            defaults.spin_us,
                            defaults.deadlock_timeout,
                            defaults.failure_linger,

@@ -238,9 +238,9 @@ MpiWorld open_mpi(const char* shim_path, const void* comm_address, const base::C
         {std::string(introduction.host, strnlen(introduction.host, sizeof(introduction.host))),
          introduction.pid, introduction.leader, theirs.local_rank});
   }
-  world.transport = std::make_unique<MpiTransport>(mpi, comm, rank, std::move(peers),
-                                                   std::move(page), std::move(window),
-                                                   windows_everywhere, config.message_split_bytes);
+  world.transport = std::make_unique<MpiTransport>(
+      mpi, comm, rank, std::move(peers), std::move(page), std::move(window), windows_everywhere,
+      MpiTransport::Limits{config.message_split_bytes, config.remote_message_bytes});
   return world;
 }
 
