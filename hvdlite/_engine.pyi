@@ -87,30 +87,61 @@ def dtype_names() -> list[str]:
 def config_fields() -> dict[str, Any]:
     """The engine's knobs and their native defaults (a test compares them with hvdlite.config)."""
 
+def explore_ledger(programs: Sequence[str], closings: int = 0, broken_rule: int = 0) -> int: ...
+def request_hashes(request: tuple[Any, ...]) -> tuple[int, int]:
+    """The hashes of a request, a tuple of Engine.submit's arguments: of set and name, and of the content to agree on."""
+
 def algorithms(kind: int) -> list[str]: ...
 def isa_supported(isa: int) -> bool: ...
 def accumulator_of(dtype: int, op: int) -> int: ...
 def test_kernel(
     which: int, isa: int, dtype: int, op: int, out: int, lhs: int, rhs: int, n: int, factor: float = 1.0, divisor: int = 1
 ) -> None: ...
-def simulate(
-    kind: int,
-    algorithm: str,
-    ranks: int,
-    inputs: Sequence[int],
+def test_fold(
+    isa: int,
+    dtype: int,
+    op: int,
     outputs: Sequence[int],
-    counts: Sequence[int],
-    dtype: int = 10,
-    op: int = 1,
-    seed: int = 0,
-    isa: int = 0,
-    segment_bytes: int = 262144,
+    inputs: Sequence[int],
+    n: int,
     prescale: float = 1.0,
     postscale: float = 1.0,
     divisor: int = 1,
-    root: int = 0,
-) -> None:
-    """Steps `ranks` state machines of one collective to completion in this thread, in an order drawn from seed.
+) -> None: ...
 
-    isa < 0 gives ranks different instruction sets.
+class SimulatedStep:
+    """One collective for simulate()."""
+
+    algorithm: str
+    def __init__(
+        self,
+        kind: int,
+        algorithm: str,
+        inputs: Sequence[int],
+        outputs: Sequence[int],
+        counts: Sequence[int],
+        dtype: int = 10,
+        op: int = 1,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        divisor: int = 1,
+        root: int = 0,
+        parts: int = 1,
+    ) -> None:
+        """Addresses are those of each rank's parts, rank by rank."""
+
+def simulate(
+    ranks: int,
+    steps: Sequence[SimulatedStep],
+    seed: int = 0,
+    isa: int = 0,
+    segment_bytes: int = 262144,
+    tile_bytes: int = 262144,
+    deterministic: bool = False,
+    hosts: Sequence[int] = [],
+) -> None:
+    """Steps the state machines of `ranks` ranks to completion in this thread, in an order drawn from seed.
+
+    The collectives are started one after the other, a few at a time. isa < 0 gives ranks different instruction sets. hosts: the
+    number of each rank's host; without, all are on one.
     """

@@ -269,7 +269,8 @@ KNOBS: tuple[Knob, ...] = (
         "shared_memory",
         "choice",
         "auto",
-        "How ranks of one host wake and watch each other: auto tries a memfd, then /dev/shm, then does without.",
+        "Where ranks of one host exchange tensors, wake and watch each other: auto tries a memfd, then /dev/shm, "
+        "then does without; off takes MPI's messages for all.",
         choices=("auto", "memfd", "shm", "off"),
     ),
     Knob(
@@ -280,7 +281,7 @@ KNOBS: tuple[Knob, ...] = (
         choices=("auto", "scalar", "avx2", "avx512"),
         must_agree=False,
     ),
-    _algorithm("allreduce", "ring direct recursive_doubling"),
+    _algorithm("allreduce", "ring direct recursive_doubling shm hierarchical"),
     _algorithm("reducescatter", "ring direct"),
     _algorithm("allgatherv", "ring"),
     _algorithm("broadcast", "binomial chain"),

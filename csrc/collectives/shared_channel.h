@@ -1,8 +1,15 @@
 // One process set's use of its region of the host window: who of the set is on this host, whose turn it is, how many tiles
 // were used. One operation of the set at a time has the channel, in the order in which the set agreed on its operations.
+//
+// A region passes to another process set when all members of the last one have destroyed their channels, which each does when
+// it has finished with the set's operations. The new set's tiles have larger numbers than any before, so what it reads in
+// flags of earlier times only says "not yet".
 // Thread: the holder of the progress token. Owns: nothing but counts. Blocks: no. Throws: no.
 #pragma once
 
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <utility>
 #include <vector>
@@ -14,15 +21,31 @@ namespace hvdlite::collectives {
 class SharedChannel {
  public:
   // members: places in the Comm of those members of the set that are on this host, ascending; local_ranks: theirs within the
-  // host; index: this rank's place among them.
+  // host; index: this rank's place among them; first_tile: even, and beyond those of the region's earlier users; departures:
+  // how many ranks have to leave the region before it is free.
   SharedChannel(transport::HostWindow& window, int region, std::vector<int> members,
-                std::vector<int> local_ranks, int index)
+                std::vector<int> local_ranks, int index, std::uint64_t first_tile = 0,
+                std::uint64_t departures = 0)
       : window_(&window),
         region_(region),
         members_(std::move(members)),
         local_ranks_(std::move(local_ranks)),
         index_(index),
-        done_(members_.size(), 0) {}
+        arrived_(members_.size(), first_tile),
+        reduced_(members_.size(), first_tile),
+        done_(members_.size(), first_tile),
+        departures_(departures),
+        tiles_(first_tile) {}
+  ~SharedChannel() { window_->head(region_).departures.fetch_add(1, std::memory_order_release); }
+  SharedChannel(const SharedChannel&) = delete;
+  SharedChannel& operator=(const SharedChannel&) = delete;
+
+  // Has everybody left who used the region before?
+  bool is_free() {
+    free_ =
+        free_ || window_->head(region_).departures.load(std::memory_order_acquire) >= departures_;
+    return free_;
+  }
 
   int size() const { return static_cast<int>(members_.size()); }
   int index() const { return index_; }
@@ -40,38 +63,64 @@ class SharedChannel {
 
   // Turns: taken when an operation is made, which happens in the same order on all members.
   std::uint64_t take_turn() { return next_turn_++; }
-  bool has_turn(std::uint64_t turn) const { return turn == turn_; }
+  bool has_turn(std::uint64_t turn) { return turn == turn_ && is_free(); }
   void end_turn() { ++turn_; }
 
   // Tiles used before the operation that has the turn; it adds those it used when it ends its turn.
   std::uint64_t tiles() const { return tiles_; }
   void add_tiles(std::uint64_t count) { tiles_ += count; }
 
-  // Have all members finished with the first `count` tiles? Remembers what it saw.
-  bool all_done(std::uint64_t count) {
-    for (std::size_t i = 0; i < done_.size(); ++i) {
-      if (done_[i] >= count) continue;
-      saw_done(static_cast<int>(i),
-               flags(static_cast<int>(i)).done.load(std::memory_order_acquire));
-      if (done_[i] < count) return false;
-    }
-    return true;
+  // Have all members come so far with the first `count` tiles (see WindowFlags)? What was seen once is remembered: a line
+  // that a member has changed again since is not fetched for nothing.
+  bool all_arrived(std::uint64_t count) {
+    return all_reached(arrived_, count, &transport::WindowFlags::arrived);
   }
+  bool all_reduced(std::uint64_t count) {
+    return all_reached(reduced_, count, &transport::WindowFlags::reduced);
+  }
+  bool all_done(std::uint64_t count) {
+    return all_reached(done_, count, &transport::WindowFlags::done);
+  }
+  bool has_arrived(int index, std::uint64_t count) {
+    return reached(arrived_, index, count, &transport::WindowFlags::arrived);
+  }
+  // Learnt from an inline line.
   void saw_done(int index, std::uint64_t count) {
     std::uint64_t& known = done_[static_cast<std::size_t>(index)];
     if (count > known) known = count;
   }
 
  private:
+  using Counts = std::vector<std::uint64_t>;
+  using Flag = std::atomic<std::uint64_t> transport::WindowFlags::*;
+
+  bool reached(Counts& seen, int member, std::uint64_t count, Flag flag) const {
+    std::uint64_t& known = seen[static_cast<std::size_t>(member)];
+    if (known < count) {
+      known = std::max(known, (flags(member).*flag).load(std::memory_order_acquire));
+    }
+    return known >= count;
+  }
+  bool all_reached(Counts& seen, std::uint64_t count, Flag flag) const {
+    for (int member = 0; member < size(); ++member) {
+      if (!reached(seen, member, count, flag)) return false;
+    }
+    return true;
+  }
+
   transport::HostWindow* window_;
   int region_;
   std::vector<int> members_;
   std::vector<int> local_ranks_;
   int index_;
-  std::vector<std::uint64_t> done_;
+  Counts arrived_;
+  Counts reduced_;
+  Counts done_;
+  std::uint64_t departures_;
+  bool free_ = false;
   std::uint64_t next_turn_ = 0;
   std::uint64_t turn_ = 0;
-  std::uint64_t tiles_ = 0;
+  std::uint64_t tiles_;
 };
 
 }  // namespace hvdlite::collectives

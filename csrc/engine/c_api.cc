@@ -167,6 +167,7 @@ int hvdlite_fabric_create(int size, const int32_t* hosts, hvdlite_fabric** out) 
     require(size > 0, "a fabric needs at least one rank");
     hvdlite::transport::FabricShape shape;
     shape.size = size;
+    shape.ledger_bytes = hvdlite::engine::Ledger::bytes({});
     if (hosts != nullptr) shape.hosts.assign(hosts, hosts + size);
     *out = new hvdlite_fabric{hvdlite::transport::make_fabric(shape), size};
   });
@@ -203,8 +204,8 @@ int hvdlite_engine_create_mpi(const char* shim_path, const void* comm_address,
     require(shim_path != nullptr && shim_path[0] != '\0', "no MPI shim was given");
     require(comm_address != nullptr, "no communicator was given");
     const hvdlite::base::Config knobs = to_config(config);
-    hvdlite::transport::MpiWorld world =
-        hvdlite::transport::open_mpi(shim_path, comm_address, knobs);
+    hvdlite::transport::MpiWorld world = hvdlite::transport::open_mpi(
+        shim_path, comm_address, knobs, hvdlite::engine::Ledger::bytes({}));
     const Topology topology = topology_of(world);
     adopt(std::make_unique<Engine>(std::move(world.transport), topology, knobs, world.spin), out);
   });
@@ -238,6 +239,15 @@ int hvdlite_submit(hvdlite_engine* engine, const hvdlite_request* requests, size
     for (size_t i = 0; i < count; ++i) submissions.push_back(to_submission(requests[i]));
     const std::vector<int64_t> given = alive(engine).submit(std::move(submissions), wake != 0);
     std::memcpy(handles, given.data(), count * sizeof(int64_t));
+  });
+}
+
+int hvdlite_request_hashes(const hvdlite_request* request, uint64_t* name, uint64_t* content) {
+  return guarded([&] {
+    Request built = to_submission(*request).request;
+    built.seal();
+    *name = built.name_hash;
+    *content = built.content_hash;
   });
 }
 
@@ -332,6 +342,7 @@ int hvdlite_get_counters(hvdlite_engine* engine, hvdlite_counters* out) {
             counters.fused_ops,
             counters.cache_hits,
             counters.cache_misses,
+            counters.agreed_in_memory,
             counters.data_bytes_sent};
   });
 }

@@ -159,6 +159,7 @@ Entry Engine::check(Submission submission) const {
     refuse(request, "group member " + std::to_string(request.group_index) + " of " +
                         std::to_string(request.group_size) + " does not exist");
   }
+  request.seal();
   Entry entry;
   entry.input = request.absent ? nullptr : submission.input;
   entry.output = submission.output;

@@ -29,6 +29,11 @@ void Cycle::finish(Entry& entry, const Status& status) {
 }
 
 void Cycle::handle(int source, Goodbye&) {
+  // What the leaver took part in, and the lists it sent, come before its leaving.
+  for (const SetId id : set_ids()) {
+    ProcessSet* set = find_set(id);
+    if (set != nullptr && set->accord && set->accord->ledger().exists()) read_ledger(*set);
+  }
   left_.insert(source);
   failure_unseen_.erase(source);
   if (detector_) detector_->report(source, BlockedReport{});
@@ -41,6 +46,7 @@ void Cycle::handle(int source, Goodbye&) {
     const int member = set->index_of(source);
     if (member < 0 || !set->is_member()) continue;
     if (set->coordinator) set->coordinator->leave(member, why);
+    if (set->accord) set->accord->to_close = true;
     if (set->coordinator_rank() == source) {
       set->broken = why;
       fail_pending(*set, why);
@@ -49,14 +55,16 @@ void Cycle::handle(int source, Goodbye&) {
 }
 
 // Leaving. What the others have not agreed to can never complete here.
-void Cycle::say_goodbye() {
-  if (said_goodbye_) return;
+bool Cycle::say_goodbye() {
+  if (said_goodbye_) return true;
+  if (!leave_ledgers()) return false;
   said_goodbye_ = true;
   const Status why = {ErrorCode::kAborted, kShutDownHere};
   for (Entry& entry : shared_.queue.take(true, 0, base::microseconds(0))) finish(entry, why);
   for (auto& [id, set] : sets_) fail_pending(*set, why);
   transport_.announce_leaving();
   send_to_all(Goodbye{});
+  return true;
 }
 
 bool Cycle::drained() { return executor_.idle() && transport_.messages_flushed(); }
@@ -99,6 +107,7 @@ void Cycle::fail_pending(ProcessSet& set, const Status& why) {
     finish(pending.entry, {why.code, describe(*pending.entry.request) + ": " + why.message});
   }
   set.to_announce.clear();
+  if (set.accord) set.accord->take_all();
 }
 
 void Cycle::fail_all(const Status& why) {
@@ -117,6 +126,7 @@ void Cycle::end_all(const Status& why) {
   for (auto& [id, set] : sets_) {
     for (auto& [name, pending] : std::exchange(set->pending, {})) finish(pending.entry, why);
     set->to_announce.clear();
+    if (set->accord) set->accord->take_all();
   }
   for (Entry& entry : shared_.queue.take(true, 0, base::microseconds(0))) finish(entry, why);
 }

@@ -1,5 +1,7 @@
 #include "engine/request.h"
 
+#include "base/hash.h"
+
 namespace hvdlite::engine {
 
 using base::Reader;
@@ -30,6 +32,29 @@ std::int64_t Request::row_elements() const {
   std::int64_t product = 1;
   for (std::size_t i = 1; i < shape.size(); ++i) product *= shape[i];
   return product;
+}
+
+void Request::seal() {
+  base::Hasher of_name;
+  of_name.add_pair(set.id, static_cast<std::int32_t>(set.epoch));
+  of_name.add_text(name);
+  name_hash = of_name.value();
+
+  base::Hasher of_content;
+  of_content.add((std::uint64_t{static_cast<std::uint8_t>(kind)} << 16) |
+                 (std::uint64_t{static_cast<std::uint8_t>(dtype)} << 8) |
+                 static_cast<std::uint8_t>(op));
+  of_content.add_pair(root, device);
+  of_content.add_signed(layout);
+  of_content.add_double(prescale);
+  of_content.add_double(postscale);
+  of_content.add_text(group);
+  of_content.add_pair(group_size, group_index);
+  for (const std::vector<std::int64_t>* list : {&shape, &splits}) {
+    of_content.add(list->size());
+    for (const std::int64_t extent : *list) of_content.add_signed(extent);
+  }
+  content_hash = of_content.value();
 }
 
 void Request::encode(Writer& writer) const {
@@ -72,6 +97,7 @@ Request Request::decode(Reader& reader) {
   request.group = reader.get_string();
   request.shape = reader.get_vector<std::int64_t>();
   request.splits = reader.get_vector<std::int64_t>();
+  request.seal();
   return request;
 }
 

@@ -1,5 +1,5 @@
 // What one rank asks (Request) and what all ranks of a process set agreed (Response), with their wire form.
-// Thread: plain values; a Request is immutable once announced. Owns: its strings and vectors. Blocks: no.
+// Thread: plain values; a Request is immutable once sealed. Owns: its strings and vectors. Blocks: no.
 // Throws: the decoders Error(Internal) on malformed bytes.
 #pragma once
 
@@ -34,13 +34,19 @@ struct Request {
   std::string group;  // empty: none
   std::vector<std::int64_t> shape;
   std::vector<std::int64_t> splits;
+  // Filled in by seal(); two ranks that ask for the same have the same.
+  std::uint64_t name_hash = 0;     // of the set (id and epoch) and the name
+  std::uint64_t content_hash = 0;  // of everything else but `absent`, which ranks need not agree on
 
   std::int64_t elements() const;
   std::size_t bytes() const { return static_cast<std::size_t>(elements()) * base::size_of(dtype); }
   // Elements of one row, that is of shape[1:].
   std::int64_t row_elements() const;
 
+  // The last step of building a request: computes its hashes. Nothing may change afterwards but `absent`.
+  void seal();
   void encode(base::Writer& writer) const;
+  // Sealed.
   static Request decode(base::Reader& reader);
   friend bool operator==(const Request&, const Request&) = default;
 };

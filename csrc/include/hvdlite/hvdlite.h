@@ -157,24 +157,50 @@ typedef struct hvdlite_counters {
   int64_t submitted, completed, failed;
   int64_t control_messages_sent, control_bytes_sent;
   int64_t fused_ops, cache_hits, cache_misses;
+  int64_t agreed_in_memory; /* operations that the ranks of a host agreed on without messages */
   int64_t data_bytes_sent;
 } hvdlite_counters;
 HVDLITE_API int hvdlite_get_counters(hvdlite_engine* engine, hvdlite_counters* out);
 
 /* --- for tests and teaching: kernels alone, and whole collectives of simulated ranks stepped by one thread ------------ */
+/* The hashes by which ranks compare requests: of set and name, and of the content that ranks must agree on. */
+HVDLITE_API int hvdlite_request_hashes(const hvdlite_request* request, uint64_t* name,
+                                       uint64_t* content);
 /* which: 0 load 1 accumulate 2 combine 3 store 4 fill_identity; isa 0 scalar 1 avx2 2 avx512. Buffers as in kernels.h. */
 HVDLITE_API int hvdlite_test_kernel(int which, int isa, int dtype, int op, void* out,
                                     const void* lhs, const void* rhs, size_t n, double factor,
                                     int64_t divisor);
+HVDLITE_API int hvdlite_test_fold(int isa, int dtype, int op, void* const* out, int num_out,
+                                  const void* const* in, int num_in, size_t n, double prescale,
+                                  double postscale, int64_t divisor);
 HVDLITE_API int hvdlite_isa_supported(int isa);
 HVDLITE_API int hvdlite_accumulator_of(int dtype, int op, int* out);
-/* Runs `ranks` state machines of one collective over an in-process fabric; a seeded generator picks who advances next.
- * isa < 0 gives ranks different instruction sets. inputs/outputs: one pointer per rank (inputs[r] null: identity). counts: allreduce {count}; reducescatter and allgather
- * one entry per rank (elements, bytes); broadcast {bytes}; alltoall ranks*ranks bytes, row = sender; barrier none. */
-HVDLITE_API int hvdlite_simulate(int kind, const char* algorithm, int ranks, uint64_t seed, int isa,
-                                 int64_t segment_bytes, int dtype, int op, double prescale,
-                                 double postscale, int64_t divisor, int root, const int64_t* counts,
-                                 const void* const* inputs, void* const* outputs);
+/* One collective of simulated ranks. counts: allreduce one entry for each part of the buffer; reducescatter and allgather one
+ * for each rank (elements, bytes); broadcast {bytes}; alltoall ranks*ranks bytes, row = sender; barrier none. inputs, outputs: `parts`
+ * pointers for each rank, rank by rank; only allreduce may have more than 1 part. A null input contributes the identity. */
+typedef struct hvdlite_simulated {
+  int kind;
+  const char* algorithm;
+  int dtype, op;
+  double prescale, postscale;
+  int64_t divisor;
+  int root;
+  int parts;
+  const int64_t* counts;
+  const void* const* inputs;
+  void* const* outputs;
+} hvdlite_simulated;
+/* Runs the collectives one after the other, a few at a time, over an in-process fabric whose ranks share memory in tiles of
+ * tile_bytes; a seeded generator picks who advances next. isa < 0 gives ranks different instruction sets. hosts: the number of
+ * each rank's host, null: one for all; only the ranks of a host share memory. */
+HVDLITE_API int hvdlite_simulate(int ranks, const int* hosts, uint64_t seed, int isa,
+                                 int64_t segment_bytes, int64_t tile_bytes, int deterministic,
+                                 int num_steps, const hvdlite_simulated* steps);
+/* Every interleaving of a small negotiation in shared memory (engine/ledger.h): a program for each of up to 3 members, and how
+ * often a verdict may close the ledger. Letters ask for a tensor (capitals with another content), + joins, . leaves; member 0
+ * coordinates. broken_rule: 0, or the number of a rule of the ledger to break. An internal error tells what went wrong; states: how many different states there are. */
+HVDLITE_API int hvdlite_explore_ledger(const char* const* programs, int members, int closings,
+                                       int broken_rule, int64_t* states);
 /* Names of the algorithms of a kind, separated by commas (static storage); null for an unknown kind. */
 HVDLITE_API const char* hvdlite_algorithms(int kind);
 

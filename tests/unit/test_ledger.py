@@ -1,0 +1,65 @@
+"""Negotiation in shared memory: every interleaving of small cases (csrc/engine/c_api_explore.cc says what is checked)."""
+
+import pytest
+
+from hvdlite import _engine
+from hvdlite.errors import InternalError, InvalidArgumentError, install
+
+install(_engine.set_error_classes)
+
+CASES = [
+    # one tensor, the same order, opposite orders, the same tensor again
+    (["a", "a"], 2),
+    (["ab", "ab"], 2),
+    (["ab", "ba"], 2),
+    (["aa", "aa"], 1),
+    (["abc", "cab"], 1),
+    (["aba", "baa"], 1),
+    # a tensor that one member lacks, and one that it has in excess
+    (["ab", "b"], 1),
+    (["a", "bca"], 1),
+    # ranks that disagree, first, last, and in between
+    (["A", "a"], 1),
+    (["aAb", "aab"], 1),
+    (["bA", "ab"], 1),
+    (["aA", "Aa"], 1),
+    # join
+    (["+", "+"], 1),
+    (["a+", "ab+"], 1),
+    (["+", "ab+"], 0),
+    (["a+a", "b+a"], 1),
+    (["A+", "a+"], 0),
+    # a member leaves
+    (["a", "a."], 1),
+    (["ab", "b."], 1),
+    (["ab", "."], 1),
+    (["a+", "."], 0),
+    # three members
+    (["a", "a", "a"], 1),
+    (["ab", "ba", "ab"], 0),
+    (["ab", "ab", "ba"], 1),
+    (["a", "A", "a"], 1),
+    (["ab", "b", "a"], 0),
+    (["a+", "b+", "+"], 0),
+    (["a", "a", "."], 0),
+]
+
+
+@pytest.mark.parametrize(("programs", "closings"), CASES, ids=lambda value: str(value))
+def test_every_interleaving_agrees(programs, closings):
+    states = _engine.explore_ledger(programs, closings)
+    assert states > len("".join(programs))  # it did walk
+
+
+def test_a_letter_that_means_nothing_is_refused():
+    with pytest.raises(InvalidArgumentError, match="not 'x'"):
+        _engine.explore_ledger(["x", "a"])
+    with pytest.raises(InvalidArgumentError, match="3 members"):
+        _engine.explore_ledger(["a"] * 4)
+
+
+@pytest.mark.parametrize(("broken_rule", "programs"), [(2, ["aab", "Aab"]), (3, ["Aa", "aA"]), (3, ["a+b", "ab+"])])
+def test_every_rule_is_needed(broken_rule, programs):
+    _engine.explore_ledger(programs, 1)
+    with pytest.raises(InternalError, match="ledger is wrong|kInLedger"):
+        _engine.explore_ledger(programs, 1, broken_rule)
