@@ -1,6 +1,7 @@
 """Both commands of the benchmark, for some seconds: every peer that is installed shows up, with right sums and times."""
 
 import json
+import sys
 import tempfile
 from pathlib import Path
 
@@ -144,6 +145,20 @@ def test_a_peer_that_does_not_start_is_absent_on_all_ranks(monkeypatch):
     assert [peer.name for peer in found.peers] == ["mpi4py"]
     assert found.records[0]["absent"] == "rank 1: it does not start: no such device"
     found.close()
+    world.close()
+
+
+def test_horovod_takes_part_where_it_is_installed(monkeypatch):
+    pytest.importorskip("torch")
+    import hvdlite.torch
+
+    monkeypatch.setitem(sys.modules, "horovod.torch", hvdlite.torch)  # which has the same names
+    monkeypatch.setattr(team, "PEERS", {"horovod": PEERS["horovod"]})
+    world = World()
+    found = team.Team(world, ["horovod"])  # whose sums are checked there
+    assert [(record["peer"], record["absent"]) for record in found.records] == [("horovod", None)]
+    found.close()
+    assert not hvdlite.is_initialized()
     world.close()
 
 
