@@ -33,6 +33,8 @@ struct Tuning {
   // May differ between ranks: results do not depend on it.
   kernels::Isa isa = kernels::Isa::kScalar;
   std::size_t segment_bytes = 256 * 1024;  // bytes of one pipelined segment
+  // How many times advance() may look for a flag in shared memory, with a spin_pause() between, before it returns.
+  int spin = 0;
   // Where staging comes from; copies of a Tuning share it.
   std::shared_ptr<StagingCache> staging = std::make_shared<StagingCache>();
 };

@@ -33,9 +33,8 @@ struct Submission {
 
 class Engine {
  public:
-  // spin: how long a waiting caller may poll without sleeping (0 where ranks share cores).
   Engine(std::unique_ptr<transport::Transport> transport, Topology topology,
-         const base::Config& config, base::microseconds spin);
+         const base::Config& config, const base::Waiting& waiting);
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -69,6 +68,7 @@ class Engine {
   void give_token_back();
   void drive(const CompletionPtr& completion, base::Clock::time_point deadline);
   void drive_until(bool (Engine::*done)(), double seconds);
+  void pass_or_pause(base::Clock::time_point* moved_at, base::microseconds limit);
   void take_token_or_wait();
   bool drained() { return cycle_.drained(); }
   bool seen_by_all() { return cycle_.failure_seen_by_all(); }
@@ -78,7 +78,7 @@ class Engine {
   std::unique_ptr<transport::Transport> transport_;
   Topology topology_;
   SharedState shared_;
-  base::microseconds spin_;
+  const base::Waiting waiting_;
   bool bells_reach_all_ = true;
   Cycle cycle_;
   void* fork_canary_ = nullptr;  // a page that reads as zero in a forked child
