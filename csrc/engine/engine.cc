@@ -183,30 +183,36 @@ void Engine::give_token_back() {
 
 // With the token: passes until the completion is done.
 void Engine::drive(const CompletionPtr& completion, Clock::time_point deadline) {
-  Clock::time_point moved_at = Clock::now();
-  while (completion->done.load(std::memory_order_acquire) == 0) {
-    const auto rest = std::chrono::duration_cast<microseconds>(deadline - Clock::now());
-    if (rest.count() <= 0) return;
-    pass_or_pause(&moved_at, rest);
+  Stillness still;
+  while (completion->done.load(std::memory_order_acquire) == 0 &&
+         pass_or_pause(&still, deadline, microseconds::max())) {
   }
 }
 
-// With the token: one pass, and if there was nothing to do a pause of at most limit, of a kind that depends on how long nothing
-// has moved: spin, yield, sleep.
-void Engine::pass_or_pause(Clock::time_point* moved_at, microseconds limit) {
-  const auto still = Clock::now() - *moved_at;
-  const bool sleeps = still >= waiting_.spin + waiting_.yield;
-  const std::uint32_t seen = sleeps ? transport_->listen() : 0;
+// With the token: one pass. If there was nothing to do a pause of at most limit, of a kind that depends on how long nothing has
+// moved: spin, yield, sleep. False once nothing has moved and the deadline is over. The clock is not read while things move.
+bool Engine::pass_or_pause(Stillness* still, Clock::time_point deadline, microseconds limit) {
+  const std::uint32_t seen = still->sleeps ? transport_->listen() : 0;
   if (cycle_.pass(true)) {
-    if (sleeps) transport_->unlisten();
-    *moved_at = Clock::now();
-  } else if (sleeps) {
-    transport_->wait(seen, std::min(limit, sleep_limit(cycle_.outlook())));
-  } else if (still < waiting_.spin) {
+    if (still->sleeps) transport_->unlisten();
+    *still = {};
+    return true;
+  }
+  const Clock::time_point now = Clock::now();
+  if (still->sleeps) {
+    const auto rest = std::chrono::duration_cast<microseconds>(deadline - now);
+    transport_->wait(seen, std::min({rest, limit, sleep_limit(cycle_.outlook())}));
+    return now < deadline;
+  }
+  if (!still->since) still->since = now;
+  const auto lasted = now - *still->since;
+  still->sleeps = lasted >= waiting_.spin + waiting_.yield;
+  if (lasted < waiting_.spin) {
     base::spin_pause();
-  } else {
+  } else if (!still->sleeps) {
     sched_yield();
   }
+  return now < deadline;
 }
 
 microseconds Engine::sleep_limit(const Outlook& outlook) const {
@@ -273,9 +279,9 @@ void Engine::take_token_or_wait() {
 // With the token.
 void Engine::drive_until(bool (Engine::*done)(), double seconds) {
   const Clock::time_point deadline = Clock::now() + base::from_seconds(seconds);
-  Clock::time_point moved_at = Clock::now();
+  Stillness still;
   while (!(this->*done)() && Clock::now() < deadline && !shared_.failure.happened()) {
-    pass_or_pause(&moved_at, microseconds(1000));
+    pass_or_pause(&still, deadline, microseconds(1000));
   }
 }
 

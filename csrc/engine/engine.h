@@ -9,6 +9,7 @@
 
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <thread>
@@ -62,13 +63,19 @@ class Engine {
   bool usable_in_this_process() const;
 
  private:
+  // What a caller that drives knows of the passes since something last moved.
+  struct Stillness {
+    std::optional<base::Clock::time_point> since;
+    bool sleeps = false;  // so long that it sleeps between passes
+  };
+
   Entry check(Submission submission) const;
   void run();
   bool try_take_token() { return !token_.exchange(true, std::memory_order_acquire); }
   void give_token_back();
   void drive(const CompletionPtr& completion, base::Clock::time_point deadline);
   void drive_until(bool (Engine::*done)(), double seconds);
-  void pass_or_pause(base::Clock::time_point* moved_at, base::microseconds limit);
+  bool pass_or_pause(Stillness* still, base::Clock::time_point deadline, base::microseconds limit);
   void take_token_or_wait();
   bool drained() { return cycle_.drained(); }
   bool seen_by_all() { return cycle_.failure_seen_by_all(); }
