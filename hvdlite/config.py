@@ -210,7 +210,7 @@ KNOBS: tuple[Knob, ...] = (
         "spin_us",
         "float",
         -1.0,
-        "How long a wait spins before it sleeps; -1 decides from the cores this rank may use.",
+        "How long a wait spins before it sleeps; -1 decides from the cores the ranks of this host may use.",
         unit="microseconds",
         low=-1,
         must_agree=False,
