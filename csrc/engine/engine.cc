@@ -31,7 +31,10 @@ constexpr double kPatience = 0.04;
 // Time for messages to leave at shutdown.
 constexpr double kFlushSeconds = 1.0;
 
-collectives::Selection selection_of(const base::Config& config) {
+// Where waiting callers spin, collectives in shared memory do so too: for about the time in which the others get a tile done.
+constexpr int kSharedMemoryPolls = 200;
+
+collectives::Selection selection_of(const base::Config& config, microseconds spin) {
   collectives::Selection selection;
   selection.allreduce = config.allreduce_algorithm;
   selection.reducescatter = config.reducescatter_algorithm;
@@ -42,6 +45,7 @@ collectives::Selection selection_of(const base::Config& config) {
   selection.deterministic = config.deterministic;
   selection.recursive_doubling_max_bytes = config.recursive_doubling_max_bytes;
   selection.tuning.segment_bytes = config.segment_bytes;
+  selection.tuning.spin = spin.count() > 0 ? kSharedMemoryPolls : 0;
   selection.tuning.isa = kernels::best_isa();
   if (config.kernel_isa != "auto") {
     bool known = false;
@@ -80,7 +84,7 @@ Engine::Engine(std::unique_ptr<transport::Transport> transport, Topology topolog
       shared_(config,
               base::Logger(config.log_level, config.log_timestamps, topology.rank, topology.size)),
       spin_(spin),
-      cycle_(*transport_, shared_, selection_of(config)),
+      cycle_(*transport_, shared_, selection_of(config, spin)),
       fork_canary_(make_fork_canary()) {
   for (int peer = 0; peer < transport_->size(); ++peer) {
     bells_reach_all_ = bells_reach_all_ && transport_->reaches_by_bell(peer);
