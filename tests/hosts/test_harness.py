@@ -43,9 +43,9 @@ PING = """
 @pytest.mark.parametrize(
     ("shape", "round_trip", "transfer"),
     [
-        # 2 MB take 16 ms at 1 Gbit/s and some more for the frames' headers; a round trip is twice the delay.
-        ({"rate_mbit": 1000, "delay_us": 1000}, (0.0020, 0.0080), (0.017, 0.060)),
-        ({"rate_mbit": 100, "delay_us": 100, "jitter_us": 200}, (0.0002, 0.0060), (0.165, 0.250)),
+        # At least so long, and on a busy machine not much longer. 2 MB take 16 ms at 1 Gbit/s and some more for the frames' headers; a round trip is twice the delay.
+        ({"rate_mbit": 1000, "delay_us": 1000}, (0.0020, 0.020), (0.017, 0.100)),
+        ({"rate_mbit": 100, "delay_us": 100, "jitter_us": 200}, (0.0002, 0.020), (0.165, 0.400)),
     ],
     ids=["1Gbit", "100Mbit"],
 )
@@ -118,7 +118,7 @@ def test_nothing_stays_behind(ending, tmp_path):
     with emulated_hosts(1):
         pass  # skips where there can be none, and compiles the program
     mark = f"600.{os.getpid()}{len(ending)}"
-    ttl = 300.0 if ending == "killed" else 2.0
+    ttl = 300.0 if ending == "killed" else 4.0
     text = textwrap.dedent(HOLD).format(tests=str(TESTS), ttl=ttl, folder=str(tmp_path), mark=mark)
     holder = subprocess.Popen([sys.executable, "-c", text], env=job_environment(), stdout=subprocess.PIPE, text=True)
     assert holder.stdout is not None
