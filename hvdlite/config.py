@@ -240,6 +240,14 @@ KNOBS: tuple[Knob, ...] = (
         must_agree=False,
     ),
     Knob(
+        "output_cache_bytes",
+        "bytes",
+        256 << 20,
+        "How much memory of results that nobody uses any more is kept for later ones; 0 keeps none.",
+        low=0,
+        must_agree=False,
+    ),
+    Knob(
         "deterministic",
         "bool",
         False,

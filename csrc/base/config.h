@@ -22,6 +22,7 @@ struct Config {
   double deadlock_timeout = 1.0;
   double failure_linger = 1.5;
   std::size_t flight_recorder_size = 64;
+  std::size_t output_cache_bytes = std::size_t{256} << 20;
   bool deterministic = false;
   LogLevel log_level = LogLevel::kWarning;
   bool log_timestamps = true;

@@ -30,6 +30,7 @@ const Field kFields[] = {
     HVDLITE_FIELD(deadlock_timeout),
     HVDLITE_FIELD(failure_linger),
     HVDLITE_FIELD(flight_recorder_size),
+    HVDLITE_FIELD(output_cache_bytes),
     HVDLITE_FIELD(deterministic),
     HVDLITE_FIELD(log_level),
     HVDLITE_FIELD(log_timestamps),
