@@ -43,7 +43,8 @@ PING = """
 @pytest.mark.parametrize(
     ("shape", "round_trip", "transfer"),
     [
-        # At least so long, and on a busy machine not much longer. 2 MB take 16 ms at 1 Gbit/s and some more for the frames' headers; a round trip is twice the delay.
+        # At least so long, and on a busy machine not much longer. 2 MB take 16 ms at 1 Gbit/s and some more for the frames'
+        # headers; a round trip is twice the delay.
         ({"rate_mbit": 1000, "delay_us": 1000}, (0.0020, 0.020), (0.017, 0.100)),
         ({"rate_mbit": 100, "delay_us": 100, "jitter_us": 200}, (0.0002, 0.020), (0.165, 0.400)),
     ],
