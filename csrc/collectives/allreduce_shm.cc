@@ -23,8 +23,8 @@
 // The buffer may be scattered over many parts: each step walks over the runs of its tile, straight from and to where the
 // user's tensors lie. Nothing is packed or unpacked.
 //
-// Cost for p ranks and S bytes, in bytes that each rank loads and stores: (2(p-1)/p fill + (p+2)/p reduce + 2(p-1)/p
-// drain) S = (5 - 2/p) S; and two waits for the slowest, overlapped with other tiles if there are several. direct: (2 + p + 1) S
+// Cost for p ranks and S bytes, in bytes that each rank loads and stores: (2(p-1)/p fill + (p+3)/p reduce + 2(p-1)/p
+// drain) S = (5 - 1/p) S; and two waits for the slowest, overlapped with other tiles if there are several. direct: (p + 3) S
 // and one wait. Bytes sent: none.
 //
 // In place: a rank's contribution to the others' slices is copied by its fill, that to its own is read by the pass that
