@@ -24,6 +24,13 @@ int futex_op(int op, FutexScope scope) {
 
 }  // namespace
 
+Clock::time_point coarse_now() {
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+  return Clock::time_point(std::chrono::seconds(now.tv_sec) +
+                           std::chrono::nanoseconds(now.tv_nsec));
+}
+
 void futex_wait(const std::atomic<std::uint32_t>& word, std::uint32_t expected, microseconds limit,
                 FutexScope scope) {
   if (limit.count() <= 0 || word.load(std::memory_order_acquire) != expected) return;
@@ -36,6 +43,19 @@ void futex_wait(const std::atomic<std::uint32_t>& word, std::uint32_t expected, 
 
 void futex_wake_all(std::atomic<std::uint32_t>& word, FutexScope scope) {
   syscall(SYS_futex, &word, futex_op(FUTEX_WAKE, scope), INT_MAX, nullptr, nullptr, 0);
+}
+
+int spin_pauses_in(microseconds time) {
+  constexpr int kRounds = 5;  // the quickest counts: this thread may lose its processor in some
+  constexpr int kPauses = 64;
+  auto quickest = Clock::duration::max();
+  for (int round = 0; round < kRounds; ++round) {
+    const Clock::time_point start = Clock::now();
+    for (int i = 0; i < kPauses; ++i) spin_pause();
+    quickest = std::min(quickest, Clock::now() - start);
+  }
+  const auto one = std::max<std::int64_t>(1, Clock::duration(quickest).count());
+  return static_cast<int>(Clock::duration(time).count() * kPauses / one);
 }
 
 int CpuSet::count() const {

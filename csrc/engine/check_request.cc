@@ -1,5 +1,5 @@
-// Engine::check: everything about a request that this rank alone can refuse, before anything is sent (the rest of Engine is
-// engine.cc).
+// What Engine::submit and Engine::prepare check of a request: everything that this rank alone can refuse, before anything is
+// sent (the rest of Engine's callers' side is submit.cc).
 
 #include <algorithm>
 #include <numeric>
@@ -108,35 +108,35 @@ void check_process_set_ranks(Request& request, const SetDirectory& sets, int wor
   }
 }
 
-void check_pointers(const Submission& submission) {
-  const Request& request = submission.request;
+}  // namespace
+
+void Engine::check_memory(const Request& request, const void* input, const void* output) {
   const bool in = request.kind == OpKind::kAllreduce || request.kind == OpKind::kAllgather ||
                   request.kind == OpKind::kAlltoall || request.kind == OpKind::kReducescatter;
   const bool out = request.kind == OpKind::kAllreduce || request.kind == OpKind::kBroadcast;
   if (request.bytes() == 0) return;
-  if (in && submission.input == nullptr && !request.absent) {
+  if (in && input == nullptr && !request.absent) {
     refuse(request, "no input memory was given");
   }
-  if (out && submission.output == nullptr) refuse(request, "no output memory was given");
-  if (request.absent && request.kind != OpKind::kAllreduce) {
-    refuse(request, "only an allreduce may lack a value");
-  }
+  if (out && output == nullptr) refuse(request, "no output memory was given");
 }
 
-}  // namespace
-
-Entry Engine::check(Submission submission) const {
-  Request& request = submission.request;
-  const auto set = shared_.sets.find(request.set.id);
+SetDirectory::Info Engine::set_of(const RequestView& view) const {
+  auto set = shared_.sets.find(view.set);
   if (!set) {
-    refuse(request, "Process set provided does not exist, or has not been registered");
+    refuse(view.copy({view.set, 0}),
+           "Process set provided does not exist, or has not been registered");
   }
   if (set->index < 0) {
-    refuse(request, "rank " + std::to_string(topology_.rank) +
-                        " is not a member of the provided process set (its " +
-                        format_ranks(*set->members) + ")");
+    refuse(view.copy(set->id), "rank " + std::to_string(topology_.rank) +
+                                   " is not a member of the provided process set (its " +
+                                   format_ranks(*set->members) + ")");
   }
-  request.set.epoch = set->id.epoch;
+  return *std::move(set);
+}
+
+RequestPtr Engine::check(const RequestView& view, const SetDirectory::Info& set) const {
+  Request request = view.copy(set.id);
   if (request.device >= 0) {
     throw Error(
         ErrorCode::kUnsupported,
@@ -145,13 +145,15 @@ Entry Engine::check(Submission submission) const {
   if (request.kind == OpKind::kJoin) request.name = "join";
   check_shape(request);
   check_reduction(request);
-  check_splits(request, *set);
+  check_splits(request, set);
   check_process_set_ranks(request, shared_.sets, topology_.size);
-  check_pointers(submission);
+  if (request.absent && request.kind != OpKind::kAllreduce) {
+    refuse(request, "only an allreduce may lack a value");
+  }
   if (request.kind == OpKind::kBroadcast &&
-      !std::binary_search(set->members->begin(), set->members->end(), request.root)) {
+      !std::binary_search(set.members->begin(), set.members->end(), request.root)) {
     refuse(request, "broadcast received invalid root rank " + std::to_string(request.root) +
-                        " for provided process set (its " + format_ranks(*set->members) + ")");
+                        " for provided process set (its " + format_ranks(*set.members) + ")");
   }
   if (request.group_size < 0 ||
       (request.group_size > 0 &&
@@ -160,12 +162,7 @@ Entry Engine::check(Submission submission) const {
                         std::to_string(request.group_size) + " does not exist");
   }
   request.seal();
-  Entry entry;
-  entry.input = request.absent ? nullptr : submission.input;
-  entry.output = submission.output;
-  entry.request = std::make_shared<const Request>(std::move(submission.request));
-  entry.completion = std::make_shared<Completion>();
-  return entry;
+  return std::make_shared<const Request>(std::move(request));
 }
 
 }  // namespace hvdlite::engine

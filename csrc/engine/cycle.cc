@@ -26,7 +26,8 @@ Cycle::Cycle(transport::Transport& transport, SharedState& shared, collectives::
       shared_(shared),
       patience_(base::from_seconds(shared.config.cycle_time_ms / 1000)),
       executor_(
-          transport, std::move(selection), kPoolThresholds * shared.config.fusion_threshold,
+          transport, std::move(selection), *shared.outputs,
+          kPoolThresholds * shared.config.fusion_threshold,
           [this](const Entry& entry) {
             shared_.recorder.reached(entry.completion->record, Stage::kStarted);
           },

@@ -9,11 +9,15 @@
 
 #include <atomic>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <thread>
 
 #include "engine/cycle.h"
+#include "engine/interner.h"
+#include "engine/prepared.h"
 #include "engine/shared_state.h"
 #include "transport/transport.h"
 
@@ -24,32 +28,41 @@ struct Topology {
   bool is_homogeneous = true;
 };
 
-// A Request as a caller states it, with the memory it concerns.
+// What a caller asks for, with the memory it concerns.
 struct Submission {
-  Request request;  // set.epoch is filled in by the engine
+  RequestView request;
   const void* input = nullptr;
   void* output = nullptr;
 };
 
 class Engine {
  public:
-  // spin: how long a waiting caller may poll without sleeping (0 where ranks share cores).
   Engine(std::unique_ptr<transport::Transport> transport, Topology topology,
-         const base::Config& config, base::microseconds spin);
+         const base::Config& config, const base::Waiting& waiting);
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
   const Topology& topology() const { return topology_; }
 
-  // All or nothing; the handles in order. Throws Error(InvalidArgument, Unsupported) for what no rank could do, Error(Aborted,
-  // PeerLost...) once the engine has failed or shut down. wake: nobody is about to wait.
-  std::vector<std::int64_t> submit(std::vector<Submission> submissions, bool wake);
+  // All or nothing; a handle for each, in order. Throws Error(InvalidArgument, Unsupported) for what no rank could do,
+  // Error(Aborted, PeerLost...) once the engine has failed or shut down. wake: nobody is about to wait.
+  void submit(std::span<const Submission> submissions, bool wake, std::int64_t* handles);
+  // Checks allreduces that will be submitted together many times, and gives their group an id.
+  std::int64_t prepare(std::span<const RequestView> views);
+  // Submits a prepared group in place and gives one handle for it. absent[i]: this rank has no value for request i, but
+  // takes the result (empty: it has all). Throws as submit.
+  std::int64_t submit_prepared(std::int64_t id, std::span<void* const> data,
+                               std::span<const bool> absent, bool wake);
+  void release_prepared(std::int64_t id) { prepared_.release(id); }
   bool poll(std::int64_t handle) const;
-  // True when done. A caller drives progress meanwhile.
+  // True when all behind the handle is done. A caller drives progress meanwhile.
   bool wait(std::int64_t handle, base::microseconds limit);
-  CompletionPtr completion(std::int64_t handle) const { return shared_.handles.find(handle); }
+  Batch completions(std::int64_t handle) const { return shared_.handles.find(handle); }
   void release(std::int64_t handle) { shared_.handles.release(handle); }
+
+  // Memory for a result of a caller's own making; it may outlive the engine.
+  OutputCache::Block new_output(std::size_t bytes) const;
 
   void shutdown();
   void publish_failure(const std::string& cause);
@@ -63,12 +76,25 @@ class Engine {
   bool usable_in_this_process() const;
 
  private:
-  Entry check(Submission submission) const;
+  // What a caller that drives knows of the passes since something last moved.
+  struct Stillness {
+    std::optional<base::Clock::time_point> since;
+    bool sleeps = false;  // so long that it sleeps between passes
+  };
+
+  void require_accepting() const;
+  SetDirectory::Info set_of(const RequestView& view) const;
+  RequestPtr check(const RequestView& view, const SetDirectory::Info& set) const;
+  static void check_memory(const Request& request, const void* input, const void* output);
+  void intern(std::span<const Submission> submissions, std::span<Entry> entries);
+  void enqueue(std::span<Entry> entries, bool wake);
+  bool wait_for(const CompletionPtr& completion, base::Clock::time_point deadline);
   void run();
   bool try_take_token() { return !token_.exchange(true, std::memory_order_acquire); }
   void give_token_back();
   void drive(const CompletionPtr& completion, base::Clock::time_point deadline);
   void drive_until(bool (Engine::*done)(), double seconds);
+  bool pass_or_pause(Stillness* still, base::Clock::time_point deadline, base::microseconds limit);
   void take_token_or_wait();
   bool drained() { return cycle_.drained(); }
   bool said_goodbye() { return cycle_.say_goodbye(); }
@@ -79,7 +105,10 @@ class Engine {
   std::unique_ptr<transport::Transport> transport_;
   Topology topology_;
   SharedState shared_;
-  base::microseconds spin_;
+  std::mutex interning_;
+  Interner interner_;
+  PreparedGroups prepared_;
+  const base::Waiting waiting_;
   bool bells_reach_all_ = true;
   Cycle cycle_;
   void* fork_canary_ = nullptr;  // a page that reads as zero in a forked child

@@ -88,7 +88,7 @@ class EmulatedHosts:
             f'exec nsenter --target "$pid" {" ".join(NAMESPACES)} env -i {variables} sh -c "$*"\n'
         )
         agent.chmod(0o755)
-        enter = ["nsenter", "--target", self._front, *NAMESPACES, "env", "TMPDIR=/dev/shm/tmp"]
+        enter = ["nsenter", "--target", self._front, *NAMESPACES, "env", f"--chdir={Path.cwd()}", "TMPDIR=/dev/shm/tmp"]
         return [*enter, command[0], "--prtemca", "plm_ssh_agent", str(agent), *command[1:]]
 
     def _answer(self) -> str:

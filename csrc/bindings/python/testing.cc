@@ -44,11 +44,10 @@ std::vector<std::string> algorithms(int kind) {
 }
 
 nb::tuple request_hashes(nb::handle request) {
-  const Request parsed = request_from_tuple(request);
-  const hvdlite_request native = parsed.native();
+  const Requests requests = Requests::of_tuple(request);
   std::uint64_t name = 0;
   std::uint64_t content = 0;
-  check(hvdlite_request_hashes(&native, &name, &content));
+  check(hvdlite_request_hashes(requests.data(), &name, &content));
   return nb::make_tuple(name, content);
 }
 
