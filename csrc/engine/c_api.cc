@@ -48,6 +48,7 @@ base::Config to_config(const hvdlite_config* from) {
   config.recursive_doubling_max_bytes =
       static_cast<std::size_t>(from->recursive_doubling_max_bytes);
   config.message_split_bytes = static_cast<std::size_t>(from->message_split_bytes);
+  config.remote_message_bytes = static_cast<std::size_t>(from->remote_message_bytes);
   config.spin_us = from->spin_us;
   config.deadlock_timeout = from->deadlock_timeout;
   config.failure_linger = from->failure_linger;
@@ -105,6 +106,7 @@ void hvdlite_config_init(hvdlite_config* config) {
                            static_cast<int64_t>(defaults.segment_bytes),
                            static_cast<int64_t>(defaults.recursive_doubling_max_bytes),
                            static_cast<int64_t>(defaults.message_split_bytes),
+                           static_cast<int64_t>(defaults.remote_message_bytes),
                            defaults.spin_us,
                            defaults.deadlock_timeout,
                            defaults.failure_linger,
@@ -152,9 +154,11 @@ int hvdlite_engine_create_inproc(hvdlite_fabric* fabric, int rank, const hvdlite
     for (int peer = 0; peer < fabric->size; ++peer) {
       leaders[static_cast<std::size_t>(peer)] = transport->host_of(peer);
     }
-    adopt(std::make_unique<Engine>(
-              std::move(transport), topology_of(hvdlite::transport::place(leaders, rank)), knobs,
-              hvdlite::base::from_seconds(knobs.spin_us > 0 ? knobs.spin_us * 1e-6 : 0)),
+    const hvdlite::base::Waiting waiting = hvdlite::transport::choose_waiting(
+        knobs, hvdlite::base::allowed_cpus().count(), fabric->size);
+    adopt(std::make_unique<Engine>(std::move(transport),
+                                   topology_of(hvdlite::transport::place(leaders, rank)), knobs,
+                                   waiting),
           out);
   });
 }
@@ -165,10 +169,11 @@ int hvdlite_engine_create_mpi(const char* shim_path, const void* comm_address,
     require(shim_path != nullptr && shim_path[0] != '\0', "no MPI shim was given");
     require(comm_address != nullptr, "no communicator was given");
     const hvdlite::base::Config knobs = to_config(config);
-    hvdlite::transport::MpiWorld world =
-        hvdlite::transport::open_mpi(shim_path, comm_address, knobs, 0);
+    hvdlite::transport::MpiWorld world = hvdlite::transport::open_mpi(
+        shim_path, comm_address, knobs, hvdlite::engine::Ledger::bytes({}));
     const Topology topology = topology_of(world);
-    adopt(std::make_unique<Engine>(std::move(world.transport), topology, knobs, world.spin), out);
+    adopt(std::make_unique<Engine>(std::move(world.transport), topology, knobs, world.waiting),
+          out);
   });
 }
 

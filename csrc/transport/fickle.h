@@ -62,7 +62,8 @@ class FickleTransport final : public Transport {
   }
   bool messages_flushed() override { return below_->messages_flushed(); }
 
-  std::uint32_t bell() const override { return below_->bell(); }
+  std::uint32_t listen() override { return below_->listen(); }
+  void unlisten() override { below_->unlisten(); }
   void wait(std::uint32_t seen, std::chrono::microseconds limit) override {
     below_->wait(seen, limit);
   }
@@ -71,6 +72,7 @@ class FickleTransport final : public Transport {
   int host_of(int peer) const override { return below_->host_of(peer); }
   int local_rank_of(int peer) const override { return below_->local_rank_of(peer); }
   HostWindow* window() override { return below_->window(); }
+  bool windows_everywhere() override { return below_->windows_everywhere(); }
   void note_progress() override { below_->note_progress(); }
 
  private:

@@ -4,7 +4,6 @@
 #include <bit>
 #include <climits>
 #include <cstring>
-#include <thread>
 
 #include "base/error.h"
 
@@ -27,14 +26,16 @@ constexpr std::size_t kLargeBytes = 4096;
 
 MpiTransport::MpiTransport(const hvdlite_mpi* mpi, hvdlite_mpi_comm comm, int rank,
                            std::vector<Peer> peers, std::unique_ptr<ControlPage> page,
-                           std::unique_ptr<MappedWindow> window, std::size_t split_bytes)
+                           std::unique_ptr<MappedWindow> window, bool windows_everywhere,
+                           Limits limits)
     : mpi_(mpi),
       comm_(comm),
       rank_(rank),
       peers_(std::move(peers)),
       page_(std::move(page)),
       window_(std::move(window)),
-      split_bytes_(std::clamp(split_bytes, std::size_t{1}, std::size_t{INT_MAX})),
+      windows_everywhere_(windows_everywhere),
+      limits_(limits),
       assemblies_(peers_.size()),
       lost_(peers_.size(), false) {
   int bound = 0;
@@ -48,8 +49,7 @@ MpiTransport::MpiTransport(const hvdlite_mpi* mpi, hvdlite_mpi_comm comm, int ra
 
 MpiTransport::~MpiTransport() {
   // What MPI may still touch, sent from the window, must outlive us.
-  if (!close()) [[maybe_unused]]
-    const MappedWindow* kept = window_.release();
+  if (!close()) static_cast<void>(window_.release());
 }
 
 // The communicator is not freed: that is collective, and a rank that leaves must not wait for the others.
@@ -95,13 +95,21 @@ Ticket MpiTransport::take_slot(int peer, bool is_recv, std::size_t bytes) {
   return {std::uint64_t{slot} + 1};
 }
 
+std::size_t MpiTransport::limit_to(int peer) const {
+  const std::size_t limit = host_of(peer) == host_of(rank_)
+                                ? limits_.bytes
+                                : std::min(limits_.bytes, limits_.remote_bytes);
+  return std::clamp(limit, std::size_t{1}, std::size_t{INT_MAX});
+}
+
 // The one place where a size becomes MPI's int: larger messages go in several parts, which both sides cut alike.
 template <typename Post>
 Ticket MpiTransport::post(int peer, bool is_recv, std::size_t bytes, Post post_part) {
   const Ticket ticket = take_slot(peer, is_recv, bytes);
   Posted& posted = posted_[ticket.id - 1];
-  for (std::size_t offset = 0; offset == 0 || offset < bytes; offset += split_bytes_) {
-    const auto count = static_cast<int>(std::min(split_bytes_, bytes - offset));
+  const std::size_t limit = limit_to(peer);
+  for (std::size_t offset = 0; offset == 0 || offset < bytes; offset += limit) {
+    const auto count = static_cast<int>(std::min(limit, bytes - offset));
     hvdlite_mpi_request request = {};
     check(post_part(offset, count, &request), peer, is_recv ? "receiving data" : "sending data");
     posted.parts.push_back(request);
@@ -228,22 +236,18 @@ bool MpiTransport::take_frame(int source, const std::vector<std::byte>& frame, s
 
 // --- doorbell, life and death ---------------------------------------------------------------------------------------
 
-std::uint32_t MpiTransport::bell() const { return page_ ? page_->bell() : 0; }
+Bell& MpiTransport::own_bell() { return page_ ? page_->bell(local_rank_of(rank_)) : private_bell_; }
 
-void MpiTransport::wait(std::uint32_t seen, std::chrono::microseconds limit) {
-  if (page_) {
-    page_->wait(seen, limit);
-  } else {
-    std::this_thread::sleep_for(limit);
+void MpiTransport::ring(int peer) {
+  if (peer == rank_) {
+    own_bell().ring();
+  } else if (reaches_by_bell(peer)) {
+    page_->bell(local_rank_of(peer)).ring();
   }
 }
 
-void MpiTransport::ring(int peer) {
-  if (reaches_by_bell(peer)) page_->ring(peers_[static_cast<std::size_t>(peer)].local_rank);
-}
-
 bool MpiTransport::reaches_by_bell(int peer) const {
-  return page_ != nullptr && host_of(peer) == host_of(rank_);
+  return peer == rank_ || (page_ != nullptr && host_of(peer) == host_of(rank_));
 }
 
 void MpiTransport::announce_failure(const std::string& cause) {

@@ -1,5 +1,5 @@
 // The Transport over MPI point to point, through the function table of a shim.
-// Thread: the holder of the progress token, except ring(). Owns: a duplicated communicator, its requests and its message
+// Thread: the holder of the progress token, except for the doorbell. Owns: a duplicated communicator, its requests and its message
 // buffers. Blocks: wait() only. Throws: Error(PeerLost, System) with MPI's own text.
 #pragma once
 
@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "transport/bell.h"
 #include "transport/control_page.h"
 #include "transport/mapped_window.h"
 #include "transport/mpi_abi.h"
@@ -23,10 +24,15 @@ class MpiTransport : public Transport {
     int leader = 0;  // the lowest rank of its host
     int local_rank = 0;
   };
-  // comm: ours alone. page, window: null where the host has none. split_bytes: the largest single message.
+  // The largest single messages.
+  struct Limits {
+    std::size_t bytes = std::size_t{1} << 30;
+    std::size_t remote_bytes = std::size_t{32} << 10;  // to another host
+  };
+  // comm: ours alone. page, window: null where the host has none; windows_everywhere: no host has none.
   MpiTransport(const hvdlite_mpi* mpi, hvdlite_mpi_comm comm, int rank, std::vector<Peer> peers,
                std::unique_ptr<ControlPage> page, std::unique_ptr<MappedWindow> window,
-               std::size_t split_bytes);
+               bool windows_everywhere, Limits limits);
   ~MpiTransport() override;
 
   int rank() const override { return rank_; }
@@ -41,8 +47,11 @@ class MpiTransport : public Transport {
   bool receive_message(int* source, std::vector<std::byte>* message) override;
   bool messages_flushed() override;
 
-  std::uint32_t bell() const override;
-  void wait(std::uint32_t seen, std::chrono::microseconds limit) override;
+  std::uint32_t listen() override { return own_bell().listen(); }
+  void unlisten() override { own_bell().unlisten(); }
+  void wait(std::uint32_t seen, std::chrono::microseconds limit) override {
+    own_bell().wait(seen, limit);
+  }
   void ring(int peer) override;
   bool reaches_by_bell(int peer) const override;
 
@@ -51,6 +60,7 @@ class MpiTransport : public Transport {
     return peers_[static_cast<std::size_t>(peer)].local_rank;
   }
   HostWindow* window() override { return window_ ? &window_->window() : nullptr; }
+  bool windows_everywhere() override { return windows_everywhere_; }
 
   bool close() override;
 
@@ -82,6 +92,7 @@ class MpiTransport : public Transport {
     std::size_t expected = 0;
   };
 
+  std::size_t limit_to(int peer) const;
   Ticket take_slot(int peer, bool is_recv, std::size_t bytes);
   template <typename Post>
   Ticket post(int peer, bool is_recv, std::size_t bytes, Post post_part);
@@ -90,14 +101,17 @@ class MpiTransport : public Transport {
   bool take_frame(int source, const std::vector<std::byte>& frame, std::size_t bytes,
                   std::vector<std::byte>* message);
   void reap_outgoing();
+  Bell& own_bell();
 
   const hvdlite_mpi* mpi_;
   hvdlite_mpi_comm comm_;
   int rank_;
   std::vector<Peer> peers_;
   std::unique_ptr<ControlPage> page_;
+  Bell private_bell_ = {};  // where there is no page: for this process alone
   std::unique_ptr<MappedWindow> window_;
-  std::size_t split_bytes_;
+  bool windows_everywhere_;
+  Limits limits_;
   int tag_bits_ = 0;
   std::vector<Posted> posted_;
   std::vector<std::uint32_t> free_slots_;

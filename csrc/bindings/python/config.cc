@@ -25,6 +25,7 @@ const Field kFields[] = {
     HVDLITE_FIELD(segment_bytes),
     HVDLITE_FIELD(recursive_doubling_max_bytes),
     HVDLITE_FIELD(message_split_bytes),
+    HVDLITE_FIELD(remote_message_bytes),
     HVDLITE_FIELD(spin_us),
     HVDLITE_FIELD(deadlock_timeout),
     HVDLITE_FIELD(failure_linger),
