@@ -66,15 +66,14 @@ class Engine:
     ) -> int:
         """Submits one request and returns its handle (> 0)."""
     def submit_many(self, requests: Sequence[tuple[Any, ...]], wake: bool = True) -> list[int]:
-        """Submits requests atomically; each is a tuple of submit's arguments (without wake) in order."""
+        """Submits requests atomically; each is a tuple of submit's arguments (without wake) in order.
+
+        A pointer may also be a C-contiguous object with the buffer protocol, which the caller keeps until the end.
+        """
     def run(
         self, request: tuple[Any, ...], memory: object = None, keep: Callable[[Any, int, int], None] | None = None
     ) -> Result:
-        """Submits one request, a tuple as for submit_many, and waits for it; returns and raises as wait does.
-
-        If its memory may be in use after an exception, keep(memory, handle, code) is called first: with the handle of the
-        operation that a signal left in flight, or with 0 and the code of the failure.
-        """
+        """Submits one request, a tuple as for submit_many, and waits for it as wait does."""
     def prepare(self, requests: Sequence[tuple[Any, ...]]) -> int:
         """Checks allreduces that will be submitted together many times, and returns the group's id.
 
@@ -87,8 +86,12 @@ class Engine:
         """
     def release_prepared(self, group: int) -> None: ...
     def poll(self, handle: int) -> bool: ...
-    def wait(self, handle: int) -> Result:
-        """Waits, driving progress, handles signals, releases the handle, and raises if the operation failed."""
+    def wait(self, handle: int, memory: object = None, keep: Callable[[Any, int, int], None] | None = None) -> Result:
+        """Waits, driving progress, handles signals, releases the handle, and raises if the operation failed.
+
+        If its memory may be in use after an exception, keep(memory, handle, code) is called first: with the handle if a
+        signal left the operation in flight, or with 0 and the code of the failure.
+        """
     def wait_many(self, handles: Sequence[int]) -> tuple[list[int], dict[int, HvdliteError]]:
         """Waits for all operations behind these handles and releases them. For operations without output of the engine's.
 

@@ -191,7 +191,20 @@ Result Engine::finish(std::int64_t handle, const Outcome& outcome) {
   return collect_result(engine_, handle);
 }
 
-Result Engine::wait(std::int64_t handle) { return finish(handle, wait_in_slices(&handle, 1)); }
+Result Engine::wait(std::int64_t handle, nb::handle memory, nb::handle keep) {
+  const auto hand_over = [&](std::int64_t in_flight, int code) {
+    if (!keep.is_none()) keep(memory, in_flight, code);
+  };
+  Outcome outcome;
+  try {
+    outcome = wait_in_slices(&handle, 1);
+  } catch (nb::python_error&) {
+    hand_over(handle, HVDLITE_OK);
+    throw;
+  }
+  if (outcome.code != HVDLITE_OK) hand_over(0, outcome.code);
+  return finish(handle, outcome);
+}
 
 nb::tuple Engine::wait_many(nb::handle handles) {
   const Int64List numbers(handles);
@@ -221,19 +234,7 @@ nb::tuple Engine::wait_many(nb::handle handles) {
 }
 
 Result Engine::run(nb::handle request, nb::handle memory, nb::handle keep) {
-  const std::int64_t handle = submit(*Requests::of_tuple(request).data(), false);
-  const auto hand_over = [&](std::int64_t in_flight, int code) {
-    if (!keep.is_none()) keep(memory, in_flight, code);
-  };
-  Outcome outcome;
-  try {
-    outcome = wait_in_slices(&handle, 1);
-  } catch (nb::python_error& interruption) {
-    hand_over(handle, HVDLITE_OK);
-    throw;
-  }
-  if (outcome.code != HVDLITE_OK) hand_over(0, outcome.code);
-  return finish(handle, outcome);
+  return wait(submit(*Requests::of_tuple(request).data(), false), memory, keep);
 }
 
 void Engine::release(std::int64_t handle) { python::check(hvdlite_release(engine_, handle)); }

@@ -52,7 +52,7 @@ class Engine {
                                bool wake);
   void release_prepared(std::int64_t group);
   bool poll(std::int64_t handle);
-  Result wait(std::int64_t handle);
+  Result wait(std::int64_t handle, nb::handle memory, nb::handle keep);
   nb::tuple wait_many(nb::handle handles);
   void release(std::int64_t handle);
   nb::object new_output(std::size_t bytes);

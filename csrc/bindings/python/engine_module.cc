@@ -65,12 +65,7 @@ void register_engine(nb::module_& module) {
            "Submits requests atomically; each is a tuple of submit's arguments (without wake) in "
            "order.")
       .def("run", &Engine::run, "request"_a, "memory"_a = nb::none(), "keep"_a = nb::none(),
-           "Submits one request, a tuple as for submit_many, and waits for it; returns and raises "
-           "as "
-           "wait does. If its memory may be in use after an exception, keep(memory, handle, code) "
-           "is "
-           "called first: with the handle of the operation that a signal left in flight, or with 0 "
-           "and the code of the failure.")
+           "Submits one request, a tuple as for submit_many, and waits for it as wait does.")
       .def(
           "prepare", &Engine::prepare, "requests"_a,
           "Checks allreduces that will be submitted together many times, tuples as for submit_many "
@@ -81,9 +76,11 @@ void register_engine(nb::module_& module) {
            "handle for it. absent: numbers of the requests for which this rank has no value.")
       .def("release_prepared", &Engine::release_prepared, "group"_a)
       .def("poll", &Engine::poll, "handle"_a)
-      .def("wait", &Engine::wait, "handle"_a,
+      .def("wait", &Engine::wait, "handle"_a, "memory"_a = nb::none(), "keep"_a = nb::none(),
            "Waits, driving progress, handles signals, releases the handle, and raises if the "
-           "operation failed.")
+           "operation failed. If its memory may be in use after an exception, keep(memory, handle, "
+           "code) is called first: with the handle if a signal left the operation in flight, or with "
+           "0 and the code of the failure.")
       .def("wait_many", &Engine::wait_many, "handles"_a,
            "Waits for all operations behind these handles and releases them. Returns the number of "
            "contributors of each, in order, -1 if it failed, and the exceptions of those by their "
