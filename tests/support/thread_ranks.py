@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -83,8 +83,8 @@ class Rank:
 
 
 @contextmanager
-def engines(size: int, config: dict[str, Any] | None = None, hosts: Sequence[int] | None = None) -> Iterator[list[Rank]]:
-    """`size` engines on one fabric, shut down at the end; hosts: the number of each rank's host, all on one without."""
+def engines(size: int, config: dict[str, Any] | None = None, hosts: list[int] | None = None) -> Iterator[list[Rank]]:
+    """`size` engines on one fabric, shut down at the end; hosts: the number of each rank's host, by default one for all."""
     fabric = _engine.Fabric(size, hosts)
     ranks = [
         Rank(_engine.Engine.create_inproc(fabric, rank, {**COMMON, **(config or {})}), rank, size, fabric)
