@@ -200,6 +200,7 @@ class Scheduler {
 
   static std::unique_ptr<collectives::HostMap> make_map(const transport::Transport& endpoint) {
     std::vector<int> host_of;
+    host_of.reserve(static_cast<std::size_t>(endpoint.size()));
     for (int peer = 0; peer < endpoint.size(); ++peer) host_of.push_back(endpoint.host_of(peer));
     return std::make_unique<collectives::HostMap>(host_of, endpoint.rank());
   }
