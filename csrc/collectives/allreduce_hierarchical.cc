@@ -117,7 +117,8 @@ class AllreduceHierarchical final : public Collective {
   // Starts the exchange of every round that is reduced, and advances those under way.
   void exchange() {
     for (; started_ < job_.done.reduced; ++started_) {
-      exchanges_[started_ % kSlots] = owns() ? make_exchange(started_) : nullptr;
+      HVD_CHECK(!exchanges_[started_ % kSlots]);
+      if (owns()) exchanges_[started_ % kSlots] = make_exchange(started_);
     }
     bool first = true;
     for (std::size_t round = job_.done.finished; round < started_; ++round) {
@@ -161,12 +162,12 @@ class AllreduceHierarchical final : public Collective {
 
 SlicePlan plan_slices(std::size_t count, std::size_t element_bytes, const HostMap& hosts,
                       const Tuning& tuning) {
-  // Below this a message more costs more than the bytes that it takes off another.
-  const std::size_t smallest = std::max<std::size_t>(tuning.segment_bytes / 16, 1);
+  const auto num_hosts = static_cast<std::size_t>(hosts.hosts());
+  // Below this, for each host, a message more costs more than the bytes that it takes off another.
+  const std::size_t smallest = std::max<std::size_t>(tuning.segment_bytes / 16, 1) * num_hosts;
   // A few segments for each host, so that the exchange of a round is a pipeline of its own.
-  const std::size_t largest = std::max<std::size_t>(
-      std::max<std::size_t>(4, static_cast<std::size_t>(hosts.hosts())) * tuning.segment_bytes / 2,
-      1);
+  const std::size_t largest =
+      std::max<std::size_t>(std::max<std::size_t>(4, num_hosts) * tuning.segment_bytes / 2, 1);
   const std::size_t bytes = count * element_bytes;
   SlicePlan plan;
   plan.count = count;

@@ -168,8 +168,11 @@ class Scheduler {
   }
 
   ~Scheduler() {
-    // Endpoints go first and withdraw what points into the machines.
-    for (Rank& rank : ranks_) rank.endpoint.reset();
+    for (Rank& rank : ranks_) {
+      rank.channels = {};  // they touch the endpoint's window once more
+      // Before the machines: it withdraws what points into them.
+      rank.endpoint.reset();
+    }
   }
   Scheduler(const Scheduler&) = delete;
   Scheduler& operator=(const Scheduler&) = delete;
