@@ -143,7 +143,8 @@ def test_fold(
 class SimulatedStep:
     """One collective for simulate()."""
 
-    algorithm: str
+    @property
+    def algorithm(self) -> str: ...
     def __init__(
         self,
         kind: int,

@@ -49,9 +49,7 @@ bool shares_memory(const Comm& comm) {
   return comm.shared() != nullptr && comm.shared()->size() == comm.size();
 }
 
-bool shares_memory_on_hosts(const Comm& comm) {
-  return comm.shared() != nullptr && comm.is_on_several_hosts();
-}
+bool shares_memory_on_hosts(const Comm& comm) { return comm.hosts() != nullptr; }
 
 std::span<const Algorithm<AllreduceArgs>> allreduce_algorithms() { return kAllreduce; }
 std::span<const Algorithm<ReducescatterArgs>> reducescatter_algorithms() { return kReducescatter; }
