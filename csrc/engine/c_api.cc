@@ -97,14 +97,10 @@ Submission to_submission(const hvdlite_request& from) {
   request.group_index = request.group.empty() ? 0 : from.group_index;
   if (from.ndim > 0) request.shape.assign(from.shape, from.shape + from.ndim);
   if (from.num_splits > 0) request.splits.assign(from.splits, from.splits + from.num_splits);
+  request.arena = from.arena;
   submission.input = from.input;
   submission.output = from.output;
   return submission;
-}
-
-Engine& alive(hvdlite_engine* handle) {
-  require(handle != nullptr && handle->engine, "no engine");
-  return *handle->engine;
 }
 
 int adopt(std::unique_ptr<Engine> engine, hvdlite_engine** out) {
@@ -120,6 +116,11 @@ char* copy_text(const std::string& text) {
 }
 
 }  // namespace
+
+Engine& alive(hvdlite_engine* handle) {
+  require(handle != nullptr && handle->engine, "no engine");
+  return *handle->engine;
+}
 
 void set_last_error(const std::string& message) { last_error() = message; }
 
@@ -341,6 +342,7 @@ int hvdlite_get_counters(hvdlite_engine* engine, hvdlite_counters* out) {
             counters.fused_ops,
             counters.cache_hits,
             counters.cache_misses,
-            counters.data_bytes_sent};
+            counters.data_bytes_sent,
+            counters.arena_ops};
   });
 }

@@ -12,6 +12,11 @@
 
 namespace hvdlite::engine {
 
+class Engine;
+
+// The engine behind a handle; Error(InvalidArgument) for none.
+Engine& alive(hvdlite_engine* handle);
+
 // The text that hvdlite_last_error() gives on this thread.
 void set_last_error(const std::string& text);
 

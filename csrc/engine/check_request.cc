@@ -2,6 +2,7 @@
 // engine.cc).
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include "engine/engine.h"
@@ -108,6 +109,35 @@ void check_process_set_ranks(Request& request, const SetDirectory& sets, int wor
   }
 }
 
+// Finds the arena that the request names, and where in it the tensor lies; the entry keeps it.
+std::shared_ptr<const transport::Arena> find_arena(Submission& submission,
+                                                   const ArenaDirectory& arenas) {
+  Request& request = submission.request;
+  if (request.arena == 0) return nullptr;
+  if (request.bytes() == 0) {
+    request.arena = 0;
+    return nullptr;
+  }
+  auto arena = arenas.find(request.arena);
+  if (!arena || !(arena->set() == request.set)) {
+    refuse(request, "this process set has no open arena " + std::to_string(request.arena));
+  }
+  const bool sums = request.op == ReduceOp::kSum || request.op == ReduceOp::kAverage;
+  if (request.kind != OpKind::kAllreduce || !sums || !std::isfinite(request.prescale) ||
+      request.prescale <= 0) {
+    refuse(request,
+           "in an arena only allreduces with Sum or Average and a positive prescale factor work");
+  }
+  if (!request.absent && submission.input != submission.output) {
+    refuse(request, "what lies in an arena is reduced in place: output must be input");
+  }
+  if (!arena->holds(submission.output, request.bytes())) {
+    refuse(request, "the tensor does not lie in arena " + std::to_string(request.arena));
+  }
+  request.arena_offset = arena->offset_of(submission.output);
+  return arena;
+}
+
 void check_pointers(const Submission& submission) {
   const Request& request = submission.request;
   const bool in = request.kind == OpKind::kAllreduce || request.kind == OpKind::kAllgather ||
@@ -159,8 +189,9 @@ Entry Engine::check(Submission submission) const {
     refuse(request, "group member " + std::to_string(request.group_index) + " of " +
                         std::to_string(request.group_size) + " does not exist");
   }
-  request.seal();
   Entry entry;
+  entry.arena = find_arena(submission, *shared_.arenas);
+  request.seal();
   entry.input = request.absent ? nullptr : submission.input;
   entry.output = submission.output;
   entry.request = std::make_shared<const Request>(std::move(submission.request));

@@ -59,6 +59,11 @@ class Engine {
   }
   const Counters& counters() const { return shared_.counters; }
   const SetDirectory& sets() const { return shared_.sets; }
+  // This rank's part of an arena for a process set, zero, with its pages reserved. Error(InvalidArgument) for a set that this
+  // rank is not in, Error(Unsupported) if its members cannot share memory of that kind ("memfd" or "shm"), Error(System) if
+  // the machine has not got the memory.
+  std::unique_ptr<ArenaDraft> create_arena(std::int32_t set, const std::string& kind,
+                                           std::size_t bytes);
   // False in a forked child, where nothing of the engine may be used.
   bool usable_in_this_process() const;
 
@@ -83,6 +88,7 @@ class Engine {
   Cycle cycle_;
   void* fork_canary_ = nullptr;  // a page that reads as zero in a forked child
 
+  std::atomic<std::int64_t> arenas_created_{0};
   std::atomic<bool> token_{false};
   std::atomic<int> waiting_callers_{0};
   std::atomic<bool> stop_{false};

@@ -54,6 +54,8 @@ void Request::seal() {
     of_content.add(list->size());
     for (const std::int64_t extent : *list) of_content.add_signed(extent);
   }
+  of_content.add_signed(arena);
+  of_content.add_signed(arena_offset);
   content_hash = of_content.value();
 }
 
@@ -75,6 +77,8 @@ void Request::encode(Writer& writer) const {
   writer.put_string(group);
   writer.put_vector(shape);
   writer.put_vector(splits);
+  writer.put(arena);
+  writer.put(arena_offset);
 }
 
 Request Request::decode(Reader& reader) {
@@ -97,6 +101,8 @@ Request Request::decode(Reader& reader) {
   request.group = reader.get_string();
   request.shape = reader.get_vector<std::int64_t>();
   request.splits = reader.get_vector<std::int64_t>();
+  request.arena = reader.get<std::int64_t>();
+  request.arena_offset = reader.get<std::int64_t>();
   request.seal();
   return request;
 }

@@ -14,6 +14,7 @@
 #include "base/config.h"
 #include "base/log.h"
 #include "base/thread.h"
+#include "engine/arenas.h"
 #include "engine/flight_recorder.h"
 #include "engine/handle_table.h"
 #include "engine/tensor_queue.h"
@@ -113,6 +114,7 @@ struct Counters {
   std::atomic<std::int64_t> control_messages_sent{0}, control_bytes_sent{0};
   std::atomic<std::int64_t> fused_ops{0}, cache_hits{0}, cache_misses{0};
   std::atomic<std::int64_t> data_bytes_sent{0};
+  std::atomic<std::int64_t> arena_ops{0};
 };
 
 struct SharedState {
@@ -126,6 +128,7 @@ struct SharedState {
   FlightRecorder recorder;
   WaitRegistry waits;
   SetDirectory sets;
+  const std::shared_ptr<ArenaDirectory> arenas = std::make_shared<ArenaDirectory>();  // drafts outlive the engine
   FirstFailure failure;
   Counters counters;
   Event event;  // bumped when an operation ended or the progress token was given back

@@ -12,6 +12,7 @@
 
 #include "base/thread.h"
 #include "engine/handle_table.h"
+#include "transport/arena.h"
 
 namespace hvdlite::engine {
 
@@ -21,6 +22,7 @@ struct Entry {
   const void* input = nullptr;
   void* output = nullptr;
   CompletionPtr completion;
+  std::shared_ptr<const transport::Arena> arena;  // the request's, if it names one
 };
 
 class TensorQueue {

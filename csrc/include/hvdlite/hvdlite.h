@@ -91,6 +91,8 @@ typedef struct hvdlite_request {
   int32_t
       num_splits; /* alltoall: rows for each rank of the set (or 0: even); add_process_set: the global ranks */
   const int64_t* splits;
+  int64_t
+      arena; /* id of the open arena in which input and output (the same) lie; 0: none. Allreduce with Sum or Average only */
 } hvdlite_request;
 
 typedef struct hvdlite_result {
@@ -146,6 +148,26 @@ HVDLITE_API int hvdlite_process_set_ranks(hvdlite_engine* engine, int32_t id, in
 HVDLITE_API int hvdlite_process_set_ids(hvdlite_engine* engine, int32_t* ids, int32_t capacity,
                                         int32_t* count);
 
+/* Arenas: memory of each member of a process set (all on one host) that the others map, so that tensors in it are reduced
+ * where they lie. Making one: each member creates its part, the parts' addresses (HVDLITE_ARENA_ADDRESS_BYTES opaque bytes)
+ * are exchanged by the caller, each member opens all of them, in the order of the set's ranks. If all could, requests may name
+ * the arena by its id, the same on all members; if one could not, all close theirs. hide comes after everybody's attempt to
+ * open. A request names an arena on each rank for itself: if one rank's does not, or names another place in it, the tensor is
+ * reduced like any other. A part outlives close and its engine; destroy frees it, when no operation is in flight there. */
+#define HVDLITE_ARENA_ADDRESS_BYTES 192
+typedef struct hvdlite_arena hvdlite_arena;
+/* kind: memfd or shm. */
+HVDLITE_API int hvdlite_arena_create(hvdlite_engine* engine, int32_t process_set, const char* kind,
+                                     int64_t bytes, hvdlite_arena** out);
+HVDLITE_API void hvdlite_arena_address(const hvdlite_arena* arena, void* address);
+HVDLITE_API int hvdlite_arena_open(hvdlite_arena* arena, const void* addresses, int32_t count);
+HVDLITE_API void hvdlite_arena_hide(hvdlite_arena* arena);
+HVDLITE_API int64_t hvdlite_arena_id(const hvdlite_arena* arena); /* 0 while it is not open */
+HVDLITE_API void* hvdlite_arena_data(const hvdlite_arena* arena);
+HVDLITE_API int64_t hvdlite_arena_bytes(const hvdlite_arena* arena);
+HVDLITE_API void hvdlite_arena_close(hvdlite_arena* arena);
+HVDLITE_API void hvdlite_arena_destroy(hvdlite_arena* arena);
+
 /* Failures. publish tells all peers why this rank is about to end (its exception text) and waits, at most the linger time,
  * until they know. The first cause this rank knows is copied as text; empty if none. */
 HVDLITE_API int hvdlite_publish_failure(hvdlite_engine* engine, const char* cause);
@@ -158,6 +180,7 @@ typedef struct hvdlite_counters {
   int64_t control_messages_sent, control_bytes_sent;
   int64_t fused_ops, cache_hits, cache_misses;
   int64_t data_bytes_sent;
+  int64_t arena_ops; /* fused operations whose members saw each other's memory */
 } hvdlite_counters;
 HVDLITE_API int hvdlite_get_counters(hvdlite_engine* engine, hvdlite_counters* out);
 
