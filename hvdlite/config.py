@@ -269,7 +269,8 @@ KNOBS: tuple[Knob, ...] = (
         "shared_memory",
         "choice",
         "auto",
-        "How ranks of one host wake and watch each other: auto tries a memfd, then /dev/shm, then does without.",
+        "Where ranks of one host exchange tensors, wake and watch each other: auto tries a memfd, then /dev/shm, "
+        "then does without; off takes MPI's messages for all.",
         choices=("auto", "memfd", "shm", "off"),
     ),
     Knob(

@@ -1,37 +1,27 @@
 // A page of memory that all ranks of one host share: doorbells, last words, and signs of life.
-// Thread: ring and the read-only members by any thread; the rest by the holder of the progress token. Owns: the mapping and
-// one file descriptor. Blocks: wait() only. Throws: nothing after creation.
+// Thread: ring and the read-only members by any thread; the rest by the holder of the progress token. Owns: the memory.
+// Blocks: wait() only. Throws: Error(System) when made, if the system refuses; nothing later.
 //
-// The memory is a memfd (no name, no /dev/shm limit), else a file in /dev/shm that is unlinked as soon as all have mapped it:
-// a crash leaves nothing behind. Each rank holds a POSIX record lock on its own byte of the file; the kernel drops it when
-// the process ends in whatever way, and forked children do not inherit it.
+// Each rank holds a POSIX record lock on its own byte of the memory's file; the kernel drops it when the process ends in
+// whatever way, and forked children do not inherit it.
 #pragma once
 
-#include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "base/thread.h"
+#include "transport/shared_memory.h"
 
 namespace hvdlite::transport {
 
-// How the leader of a host tells the others where the memory is; plain bytes, sent through MPI.
-struct PageAddress {
-  bool exists = false;
-  char path[256] = {};
-};
-
 class ControlPage {
  public:
-  // The leader makes the file; everybody (the leader too) opens it. memfd false: use /dev/shm. Null if that is not to be had.
-  static std::unique_ptr<ControlPage> create(int local_size, bool memfd, PageAddress* address);
-  static std::unique_ptr<ControlPage> open(const PageAddress& address, int local_size,
-                                           int local_rank);
-  // The leader, once all have opened it.
-  void unlink();
-  ~ControlPage();
+  // memory: bytes_for(local_size) of it, opened by all ranks of the host, once each: a process loses its record locks when it
+  // closes any descriptor of the file.
+  ControlPage(std::unique_ptr<SharedMemory> memory, int local_size, int local_rank);
+  static std::size_t bytes_for(int local_size);
   ControlPage(const ControlPage&) = delete;
   ControlPage& operator=(const ControlPage&) = delete;
 
@@ -44,20 +34,16 @@ class ControlPage {
   // Why a rank is gone, or "" if it lives or left in good order.
   std::string why_lost(int local_rank) const;
 
-  // Processors that any rank of this host may run on; valid once all ranks have opened the page.
+  // Processors that any rank of this host may run on; valid once all ranks have made theirs.
   base::CpuSet union_of_cpus() const;
 
  private:
   struct Slot;
-  ControlPage(int fd, void* memory, int local_size, int local_rank)
-      : fd_(fd), memory_(memory), local_size_(local_size), local_rank_(local_rank) {}
   Slot& slot(int local_rank) const;
 
-  int fd_;
-  void* memory_;
+  std::unique_ptr<SharedMemory> memory_;
   int local_size_;
   int local_rank_;
-  std::string shm_path_;  // to unlink
 };
 
 }  // namespace hvdlite::transport

@@ -7,11 +7,13 @@
 #include <cstring>
 #include <map>
 #include <string>
-#include <string_view>
+#include <utility>
 
 #include "base/error.h"
 #include "transport/control_page.h"
+#include "transport/mapped_window.h"
 #include "transport/mpi_transport.h"
+#include "transport/shared_memory.h"
 
 namespace hvdlite::transport {
 
@@ -68,26 +70,61 @@ void check_thread_level(const hvdlite_mpi* mpi) {
   }
 }
 
-// The host's shared page, or null on every rank of the host alike.
-std::unique_ptr<ControlPage> share_page(const hvdlite_mpi* mpi, hvdlite_mpi_comm host,
-                                        int local_rank, int local_size, const std::string& wanted) {
-  for (const char* kind : {"memfd", "shm"}) {
-    if (wanted != "auto" && wanted != kind) continue;
-    const bool memfd = std::string_view(kind) == "memfd";
-    PageAddress address;
-    std::unique_ptr<ControlPage> original;
-    if (local_rank == 0) original = ControlPage::create(local_size, memfd, &address);
-    check(mpi, mpi->bcast(&address, sizeof(address), 0, host), "MPI_Bcast");
-    std::unique_ptr<ControlPage> page = ControlPage::open(address, local_size, local_rank);
-    const char opened = page ? 1 : 0;
-    std::vector<char> all(static_cast<std::size_t>(local_size));
-    check(mpi, mpi->allgather(&opened, 1, all.data(), host), "MPI_Allgather");
-    if (original) original->unlink();
-    if (std::all_of(all.begin(), all.end(), [](char ok) { return ok != 0; })) {
-      // A process loses its record locks when it closes any descriptor of the file, so the leader keeps both.
-      [[maybe_unused]] const ControlPage* kept = original.release();
-      return page;
+// The ranks of one host while they join.
+struct Host {
+  const hvdlite_mpi* mpi;
+  hvdlite_mpi_comm comm;
+  int rank, size;           // of the host
+  const std::string& kind;  // the knob shared_memory
+};
+
+// What make() builds over memory that all ranks of the host map; null on all of them alike, with the reason in why_not, if
+// any rank cannot have it. The leader makes the memory, the others open it.
+template <typename Thing, typename Make>
+std::unique_ptr<Thing> share(const Host& host, const char* name, std::size_t bytes,
+                             std::string* why_not, Make make) {
+  struct Outcome {
+    bool ok = false;
+    char why[200] = {};
+  };
+  for (const auto kind : {SharedMemory::Kind::kMemfd, SharedMemory::Kind::kShm}) {
+    const char* const knob = kind == SharedMemory::Kind::kMemfd ? "memfd" : "shm";
+    if (host.kind != "auto" && host.kind != knob) continue;
+    SharedMemory::Address address;
+    std::unique_ptr<SharedMemory> memory;
+    std::unique_ptr<Thing> thing;
+    std::string problem;
+    const auto attempt = [&](auto step) {
+      try {
+        if (problem.empty()) step();
+      } catch (const Error& error) {
+        problem = error.what();
+      }
+    };
+    if (host.rank == 0) {
+      attempt([&] { memory = SharedMemory::create(kind, name, bytes, &address); });
     }
+    check(host.mpi, host.mpi->bcast(&address, sizeof(address), 0, host.comm), "MPI_Bcast");
+    SharedMemory* const original = memory.get();  // the thing's from now on
+    if (address.exists) {
+      if (host.rank > 0) attempt([&] { memory = SharedMemory::open(address, bytes); });
+      attempt([&] { thing = make(std::move(memory)); });
+    }
+    Outcome mine;
+    mine.ok = thing != nullptr;
+    problem.copy(mine.why, sizeof(mine.why) - 1);
+    std::vector<Outcome> all(static_cast<std::size_t>(host.size));
+    check(host.mpi, host.mpi->allgather(&mine, sizeof(mine), all.data(), host.comm),
+          "MPI_Allgather");
+    if (thing && original != nullptr) original->unlink();
+    if (std::all_of(all.begin(), all.end(), [](const Outcome& rank) { return rank.ok; })) {
+      return thing;
+    }
+    // Where the leader has none, the others have nothing to say.
+    const auto told = std::find_if(all.begin(), all.end(),
+                                   [](const Outcome& rank) { return rank.why[0] != '\0'; });
+    HVD_CHECK(told != all.end());
+    *why_not += (why_not->empty() ? "" : "; ") + std::string(knob) + ": " + told->why;
   }
   return nullptr;
 }
@@ -121,7 +158,8 @@ MpiWorld place(const std::vector<int>& leaders, int rank) {
   return world;
 }
 
-MpiWorld open_mpi(const char* shim_path, const void* comm_address, const base::Config& config) {
+MpiWorld open_mpi(const char* shim_path, const void* comm_address, const base::Config& config,
+                  std::size_t ledger_bytes) {
   const hvdlite_mpi* mpi = load_shim(shim_path);
   check_thread_level(mpi);
   hvdlite_mpi_comm given = {}, comm = {}, host = {};
@@ -146,15 +184,38 @@ MpiWorld open_mpi(const char* shim_path, const void* comm_address, const base::C
   leaders.reserve(all.size());
   for (const Introduction& introduction : all) leaders.push_back(introduction.leader);
   MpiWorld world = place(leaders, rank);
-  std::unique_ptr<ControlPage> page =
-      share_page(mpi, host, local_rank, local_size, config.shared_memory);
+  const Host joining = {mpi, host, local_rank, local_size, config.shared_memory};
+  std::string why_no_page, why_no_window;
+  std::unique_ptr<ControlPage> page = share<ControlPage>(
+      joining, "hvdlite-control", ControlPage::bytes_for(local_size), &why_no_page,
+      [&](std::unique_ptr<SharedMemory> memory) {
+        return std::make_unique<ControlPage>(std::move(memory), local_size, local_rank);
+      });
+  std::unique_ptr<MappedWindow> window;
+  if (page && local_size > 1) {
+    const auto shape = HostWindow::Shape::for_ranks(local_size, ledger_bytes);
+    window = share<MappedWindow>(joining, "hvdlite-window", shape.bytes(), &why_no_window,
+                                 [&](std::unique_ptr<SharedMemory> memory) {
+                                   return std::make_unique<MappedWindow>(std::move(memory), shape,
+                                                                         local_rank);
+                                 });
+  }
   check(mpi, mpi->comm_free(&host), "MPI_Comm_free");
-  if (!page && local_rank == 0 && config.shared_memory != "off") {
-    base::Logger(config.log_level, config.log_timestamps, rank, size)
-        .write(
-            base::LogLevel::kWarning, "init",
-            std::string("no shared memory between the ranks of host ") + me.host +
-                ": they poll instead of waking each other, which costs latency and processor time");
+  if (local_rank == 0 && config.shared_memory != "off") {
+    const base::Logger log(config.log_level, config.log_timestamps, rank, size);
+    if (!page) {
+      log.write(base::LogLevel::kWarning, "init",
+                std::string("no shared memory between the ranks of host ") + me.host + " (" +
+                    why_no_page +
+                    "): they poll instead of waking each other and exchange tensors by MPI's "
+                    "messages, which costs latency, bandwidth and processor time");
+    } else if (!window && local_size > 1) {
+      log.write(base::LogLevel::kWarning, "init",
+                std::string("the ranks of host ") + me.host + " share no window (" + why_no_window +
+                    "): they exchange tensors by MPI's messages, which costs latency and "
+                    "bandwidth; give the host's /dev/shm more room (docker: --shm-size), or leave "
+                    "HVDLITE_SHARED_MEMORY at auto");
+    }
   }
   world.spin = choose_spin(config, page.get(), local_size);
 
@@ -166,8 +227,9 @@ MpiWorld open_mpi(const char* shim_path, const void* comm_address, const base::C
         {std::string(introduction.host, strnlen(introduction.host, sizeof(introduction.host))),
          introduction.pid, introduction.leader, theirs.local_rank});
   }
-  world.transport = std::make_unique<MpiTransport>(mpi, comm, rank, std::move(peers),
-                                                   std::move(page), config.message_split_bytes);
+  world.transport =
+      std::make_unique<MpiTransport>(mpi, comm, rank, std::move(peers), std::move(page),
+                                     std::move(window), config.message_split_bytes);
   return world;
 }
 

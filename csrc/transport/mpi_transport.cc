@@ -27,12 +27,13 @@ constexpr std::size_t kLargeBytes = 4096;
 
 MpiTransport::MpiTransport(const hvdlite_mpi* mpi, hvdlite_mpi_comm comm, int rank,
                            std::vector<Peer> peers, std::unique_ptr<ControlPage> page,
-                           std::size_t split_bytes)
+                           std::unique_ptr<MappedWindow> window, std::size_t split_bytes)
     : mpi_(mpi),
       comm_(comm),
       rank_(rank),
       peers_(std::move(peers)),
       page_(std::move(page)),
+      window_(std::move(window)),
       split_bytes_(std::clamp(split_bytes, std::size_t{1}, std::size_t{INT_MAX})),
       assemblies_(peers_.size()),
       lost_(peers_.size(), false) {
@@ -45,7 +46,11 @@ MpiTransport::MpiTransport(const hvdlite_mpi* mpi, hvdlite_mpi_comm comm, int ra
   }
 }
 
-MpiTransport::~MpiTransport() { close(); }
+MpiTransport::~MpiTransport() {
+  // What MPI may still touch, sent from the window, must outlive us.
+  if (!close()) [[maybe_unused]]
+    const MappedWindow* kept = window_.release();
+}
 
 // The communicator is not freed: that is collective, and a rank that leaves must not wait for the others.
 bool MpiTransport::close() {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "transport/control_page.h"
+#include "transport/mapped_window.h"
 #include "transport/mpi_abi.h"
 #include "transport/transport.h"
 
@@ -22,9 +23,10 @@ class MpiTransport : public Transport {
     int leader = 0;  // the lowest rank of its host
     int local_rank = 0;
   };
-  // comm: ours alone. page: null where the host has none. split_bytes: the largest single message.
+  // comm: ours alone. page, window: null where the host has none. split_bytes: the largest single message.
   MpiTransport(const hvdlite_mpi* mpi, hvdlite_mpi_comm comm, int rank, std::vector<Peer> peers,
-               std::unique_ptr<ControlPage> page, std::size_t split_bytes);
+               std::unique_ptr<ControlPage> page, std::unique_ptr<MappedWindow> window,
+               std::size_t split_bytes);
   ~MpiTransport() override;
 
   int rank() const override { return rank_; }
@@ -48,6 +50,7 @@ class MpiTransport : public Transport {
   int local_rank_of(int peer) const override {
     return peers_[static_cast<std::size_t>(peer)].local_rank;
   }
+  HostWindow* window() override { return window_ ? &window_->window() : nullptr; }
 
   bool close() override;
 
@@ -93,6 +96,7 @@ class MpiTransport : public Transport {
   int rank_;
   std::vector<Peer> peers_;
   std::unique_ptr<ControlPage> page_;
+  std::unique_ptr<MappedWindow> window_;
   std::size_t split_bytes_;
   int tag_bits_ = 0;
   std::vector<Posted> posted_;

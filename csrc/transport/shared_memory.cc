@@ -1,0 +1,109 @@
+#include "transport/shared_memory.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+
+#include "base/error.h"
+
+namespace hvdlite::transport {
+namespace {
+
+[[noreturn]] void refuse(const std::string& what, int error) {
+  throw base::Error(base::ErrorCode::kSystem, what + ": " + std::strerror(error));
+}
+
+std::string random_name(const std::string& name) {
+  std::uint64_t random[2] = {};
+  if (getrandom(random, sizeof(random), 0) != sizeof(random)) refuse("getrandom", errno);
+  char text[40];
+  snprintf(text, sizeof(text), "%016llx%016llx", static_cast<unsigned long long>(random[0]),
+           static_cast<unsigned long long>(random[1]));
+  return "/dev/shm/" + name + "-" + text;
+}
+
+}  // namespace
+
+std::unique_ptr<SharedMemory> SharedMemory::create(Kind kind, const std::string& name,
+                                                   std::size_t bytes, Address* address) {
+  *address = Address{};
+  std::string path;
+  int fd = -1;
+  if (kind == Kind::kMemfd) {
+    fd = memfd_create(name.c_str(), MFD_CLOEXEC);
+    if (fd < 0) refuse("memfd_create", errno);
+    path = "/proc/" + std::to_string(getpid()) + "/fd/" + std::to_string(fd);
+  } else {
+    path = random_name(name);
+    fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    if (fd < 0) refuse("creating " + path, errno);
+  }
+  std::unique_ptr<SharedMemory> memory(new SharedMemory(fd));
+  memory->path_ = path;
+  memory->linked_ = kind == Kind::kShm;
+  if (ftruncate(fd, static_cast<off_t>(bytes)) != 0) refuse("ftruncate of " + path, errno);
+  struct stat info;
+  if (fstat(fd, &info) != 0) refuse("fstat of " + path, errno);
+  memory->map(bytes);
+  HVD_CHECK(path.size() < sizeof(address->path));
+  std::memcpy(address->path, path.c_str(), path.size());
+  address->device = info.st_dev;
+  address->inode = info.st_ino;
+  address->exists = true;
+  return memory;
+}
+
+std::unique_ptr<SharedMemory> SharedMemory::open(const Address& address, std::size_t bytes) {
+  HVD_CHECK(address.exists);
+  const std::string path = address.path;
+  const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+  if (fd < 0) refuse("opening " + path, errno);
+  std::unique_ptr<SharedMemory> memory(new SharedMemory(fd));
+  memory->path_ = path;
+  struct stat info;
+  if (fstat(fd, &info) != 0) refuse("fstat of " + path, errno);
+  if (info.st_dev != address.device || info.st_ino != address.inode ||
+      static_cast<std::size_t>(info.st_size) != bytes) {
+    throw base::Error(base::ErrorCode::kSystem,
+                      path +
+                          " is another file in this process, which seems to run in another "
+                          "container or namespace than the one that made it");
+  }
+  memory->map(bytes);
+  return memory;
+}
+
+void SharedMemory::map(std::size_t bytes) {
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd_, 0);
+  if (memory == MAP_FAILED) refuse("mmap of " + path_, errno);
+  memory_ = static_cast<std::byte*>(memory);
+  bytes_ = bytes;
+}
+
+void SharedMemory::reserve(std::size_t offset, std::size_t bytes) {
+  if (bytes == 0) return;
+  int error = EINTR;
+  while (error == EINTR) {
+    error = posix_fallocate(fd_, static_cast<off_t>(offset), static_cast<off_t>(bytes));
+  }
+  if (error != 0) refuse("reserving " + std::to_string(bytes) + " bytes of " + path_, error);
+}
+
+void SharedMemory::unlink() {
+  if (linked_) ::unlink(path_.c_str());
+  linked_ = false;
+}
+
+SharedMemory::~SharedMemory() {
+  unlink();
+  if (memory_ != nullptr) munmap(memory_, bytes_);
+  close(fd_);
+}
+
+}  // namespace hvdlite::transport
