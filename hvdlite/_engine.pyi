@@ -97,6 +97,17 @@ def accumulator_of(dtype: int, op: int) -> int: ...
 def test_kernel(
     which: int, isa: int, dtype: int, op: int, out: int, lhs: int, rhs: int, n: int, factor: float = 1.0, divisor: int = 1
 ) -> None: ...
+def test_fold(
+    isa: int,
+    dtype: int,
+    op: int,
+    outputs: Sequence[int],
+    inputs: Sequence[int],
+    n: int,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    divisor: int = 1,
+) -> None: ...
 def simulate(
     kind: int,
     algorithm: str,

@@ -1,5 +1,7 @@
 // The part of the C ABI that exposes single kernels, for tests and teaching.
 
+#include <algorithm>
+
 #include "engine/c_api.h"
 #include "hvdlite/hvdlite.h"
 #include "kernels/kernels.h"
@@ -37,6 +39,17 @@ void run(const kernels::ReduceKernels& kernels, int which, void* out, const void
   }
 }
 
+void fold(const kernels::ReduceKernels& kernels, void* const* out, int num_out,
+          const void* const* in, int num_in, size_t n, double prescale, double postscale,
+          int64_t divisor) {
+  const auto given = [n](const void* place) { return n == 0 || place != nullptr; };
+  require(num_out >= 1 && num_in >= 1, "fold needs an output and an input");
+  require(std::all_of(out, out + num_out, given), "an output is null");
+  require(std::all_of(in, in + num_in, given), "an input is null");
+  require(divisor >= 1, "divisor is at least 1");
+  kernels.fold(out, num_out, in, num_in, n, prescale, postscale, divisor);
+}
+
 }  // namespace
 }  // namespace hvdlite::engine
 
@@ -45,6 +58,15 @@ int hvdlite_test_kernel(int which, int isa, int dtype, int op, void* out, const 
   return hvdlite::engine::guarded([&] {
     hvdlite::engine::run(hvdlite::engine::find(isa, dtype, op), which, out, lhs, rhs, n, factor,
                          divisor);
+  });
+}
+
+int hvdlite_test_fold(int isa, int dtype, int op, void* const* out, int num_out,
+                      const void* const* in, int num_in, size_t n, double prescale,
+                      double postscale, int64_t divisor) {
+  return hvdlite::engine::guarded([&] {
+    hvdlite::engine::fold(hvdlite::engine::find(isa, dtype, op), out, num_out, in, num_in, n,
+                          prescale, postscale, divisor);
   });
 }
 

@@ -43,6 +43,12 @@ struct ReduceKernels {
   // with postscale 1 divide exactly, truncated toward zero, otherwise they are scaled as (acc *
   // postscale) / divisor. An accumulator that T cannot hold saturates.
   void (*store)(void* out, const void* acc, std::size_t n, double postscale, std::int64_t divisor);
+  // out[i] = T((in_0[i] * prescale op in_1[i] * prescale op ...) * postscale / divisor) for each of
+  // num_out outputs, the inputs taken in this order: load, accumulate and store in one pass, with
+  // exactly their bits. num_in and num_out >= 1. An output may be one of the inputs; outputs do not
+  // overlap one another.
+  void (*fold)(void* const* out, int num_out, const void* const* in, int num_in, std::size_t n,
+               double prescale, double postscale, std::int64_t divisor);
   // acc[i] = the neutral element of op in A (what an absent or joined rank contributes). For a Sum
   // of floats it is -0: +0 would turn a -0 of the others into +0.
   void (*fill_identity)(void* acc, std::size_t n);

@@ -7,225 +7,17 @@
 // a common inline function, compiled for AVX-512, would be kept for the whole library and crash
 // older processors. Hence the own namespace, and no function of std:: or of another header unless
 // it is always_inline or evaluated at compile time.
-//
-// T: element type. A: accumulator type. A body is a lambda over a unit (Element or Packed) and an
-// index: the same text describes one element and one register of them, so no instruction set can
-// differ from the reference in more than width.
 #include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <type_traits>
 
-#include "base/half.h"
 #include "base/types.h"
 #include "kernels/kernels.h"
 #include "kernels/reduce_table.h"
-
-#define HVD_INLINE [[gnu::always_inline]] inline
-#define HVD_INLINE_BODY __attribute__((always_inline))
+#include "kernels/reduce_units.h"
 
 namespace hvdlite::kernels::HVD_KERNEL_NAMESPACE {
-
-using base::BFloat16;
-using base::DType;
-using base::Float16;
-using base::ReduceOp;
-
-// One byte, true if not 0. Its accumulator is uint8_t holding 0 or 1.
-struct Bool {
-  std::uint8_t byte;
-};
-
-template <class A>
-inline constexpr bool kIsFloat = std::is_floating_point_v<A>;
-template <class T>
-inline constexpr bool kIsHalf = std::is_same_v<T, Float16> || std::is_same_v<T, BFloat16>;
-
-template <class T>
-HVD_INLINE const std::byte* at(const void* base, std::size_t i) {
-  return static_cast<const std::byte*>(base) + i * sizeof(T);
-}
-template <class T>
-HVD_INLINE std::byte* at(void* base, std::size_t i) {
-  return static_cast<std::byte*>(base) + i * sizeof(T);
-}
-
-// memcpy, because pointers may have any alignment.
-template <class V>
-HVD_INLINE V read_raw(const std::byte* from) {
-  V value;
-  __builtin_memcpy(&value, from, sizeof(V));
-  return value;
-}
-template <class V>
-HVD_INLINE void write_raw(std::byte* to, V value) {
-  __builtin_memcpy(to, &value, sizeof(V));
-}
-
-// --- packs: a vector register of accumulator values ----------------------------------------------
-
-inline constexpr std::size_t kVectorBytes = HVD_KERNEL_VECTOR_BYTES;
-template <class A>
-inline constexpr std::size_t kLanes = kVectorBytes / sizeof(A);
-
-template <class T, std::size_t kCount>
-struct VectorOf {
-  typedef T Type __attribute__((vector_size(kCount * sizeof(T))));
-};
-template <class A>
-using Pack = typename VectorOf<A, kLanes<A>>::Type;
-
-// What an instruction set adds. Native<float>: read_float16, write_float16, read_uint16 (widens to
-// 32 bits), write_uint16 (narrows); Native<float> and <double>: lesser(a, b) = a < b ? a : b;
-// Native<int64_t>: widen<T>, T an integer of at most 32 bits.
-template <class A>
-struct Native;
-
-// The type for wrapping and bitwise arithmetic on V, which is A or Pack<A>.
-template <std::size_t kBytes>
-using UInt = std::conditional_t<
-    kBytes == 1, std::uint8_t,
-    std::conditional_t<kBytes == 2, std::uint16_t,
-                       std::conditional_t<kBytes == 4, std::uint32_t, std::uint64_t>>>;
-template <class A, class V>
-struct BitsOf {
-  using Type = Pack<UInt<sizeof(A)>>;
-};
-template <class A>
-struct BitsOf<A, A> {
-  using Type = UInt<sizeof(A)>;
-};
-
-// --- integers: saturating conversion -------------------------------------------------------------
-
-// Truncates toward zero; out of range gives the nearest limit, NaN gives 0. The limits of 64-bit
-// types are not doubles: their upper one rounds to 2^63 or 2^64, the first value that is out of
-// range, hence >=.
-template <class I>
-HVD_INLINE I saturate(double value) {
-  constexpr I kLowest = std::numeric_limits<I>::min();
-  constexpr I kHighest = std::numeric_limits<I>::max();
-  if (value >= static_cast<double>(kHighest)) return kHighest;
-  if (value <= static_cast<double>(kLowest)) return kLowest;
-  return value == value ? static_cast<I>(value) : I{0};
-}
-
-// A to T; they differ only where an Average of a narrower T was accumulated in int64.
-template <class T, class A>
-HVD_INLINE T narrow(A value) {
-  if constexpr (std::is_same_v<T, A>) {
-    return value;
-  } else {
-    constexpr A kLowest = std::numeric_limits<T>::min();
-    constexpr A kHighest = std::numeric_limits<T>::max();
-    return static_cast<T>(value < kLowest ? kLowest : value > kHighest ? kHighest : value);
-  }
-}
-
-// --- units: how a body reads T as A and writes A as T --------------------------------------------
-
-struct Element {
-  template <class A>
-  using Value = A;
-
-  template <class T, class A>
-  HVD_INLINE static A read(const std::byte* from) {
-    const T value = read_raw<T>(from);
-    if constexpr (kIsHalf<T>) {
-      return base::to_float(value);
-    } else if constexpr (std::is_same_v<T, Bool>) {
-      return value.byte != 0;
-    } else {
-      return static_cast<A>(value);
-    }
-  }
-
-  template <class T, class A>
-  HVD_INLINE static void write(std::byte* to, A value) {
-    if constexpr (std::is_same_v<T, Float16>) {
-      write_raw(to, base::to_float16(value));
-    } else if constexpr (std::is_same_v<T, BFloat16>) {
-      write_raw(to, base::to_bfloat16(value));
-    } else if constexpr (std::is_same_v<T, Bool>) {
-      write_raw(to, Bool{value != 0});
-    } else {
-      write_raw(to, narrow<T>(value));
-    }
-  }
-};
-
-struct Packed {
-  template <class A>
-  using Value = Pack<A>;
-
-  template <class T, class A>
-  HVD_INLINE static Pack<A> read(const std::byte* from) {
-    if constexpr (std::is_same_v<T, A>) {
-      return read_raw<Pack<A>>(from);
-    } else if constexpr (std::is_same_v<T, Bool>) {
-      return Pack<A>(read_raw<Pack<A>>(from) != 0) & A{1};
-    } else if constexpr (std::is_same_v<T, Float16>) {
-      return Native<A>::read_float16(from);
-    } else if constexpr (std::is_same_v<T, BFloat16>) {
-      return Pack<A>(Native<A>::read_uint16(from) << 16);
-    } else {
-      return Native<A>::template widen<T>(from);
-    }
-  }
-
-  template <class T, class A>
-  HVD_INLINE static void write(std::byte* to, Pack<A> value) {
-    if constexpr (std::is_same_v<T, A>) {
-      write_raw(to, value);
-    } else if constexpr (std::is_same_v<T, Bool>) {
-      write_raw(to, Pack<A>(value != 0) & A{1});
-    } else if constexpr (std::is_same_v<T, Float16>) {
-      Native<A>::write_float16(to, value);
-    } else {  // BFloat16: base::to_bfloat16
-      using Bits = typename BitsOf<A, Pack<A>>::Type;
-      const Bits bits = Bits(value);
-      const Bits rounded = bits + 0x7fffu + (bits >> 16 & 1u);
-      const auto is_nan = value != value;
-      Native<A>::write_uint16(to, (is_nan ? bits | 0x400000u : rounded) >> 16);
-    }
-  }
-};
-
-// Elements before the first register boundary of `to`, which holds X; 0 where aligning does not pay
-// or cannot be had.
-template <class X, std::size_t kRegisterBytes>
-HVD_INLINE std::size_t lead_of(const void* to, std::size_t n) {
-  const auto address = reinterpret_cast<std::uintptr_t>(to);
-  if (n < 1024 || address % sizeof(X) != 0) return 0;
-  return (0 - address) % kRegisterBytes / sizeof(X);
-}
-
-// Calls body(unit, i) for all n elements in ascending order, in registers of A as long as they
-// last. to: where the body writes X. Its stores are aligned first: one that straddles two cache
-// lines costs twice.
-template <class A, class X, class Body>
-HVD_INLINE void for_each(std::size_t n, const void* to, Body body) {
-  std::size_t i = 0;
-  if constexpr (kVectorBytes == 0) {
-    for (; i < n; ++i) body(Element{}, i);
-  } else {
-    constexpr std::size_t kStep = kLanes<A>;
-    for (std::size_t end = lead_of<X, kVectorBytes>(to, n);; end = n) {
-      for (; i < end; ++i) {   // twice: before the first register and after the last
-        __asm__ volatile("");  // no point in vectorising so few
-        body(Element{}, i);
-      }
-      if (end == n) return;
-      for (; n - i >= 4 * kStep; i += 4 * kStep) {
-        body(Packed{}, i);
-        body(Packed{}, i + kStep);
-        body(Packed{}, i + 2 * kStep);
-        body(Packed{}, i + 3 * kStep);
-      }
-      for (; n - i >= kStep; i += kStep) body(Packed{}, i);
-    }
-  }
-}
 
 // --- operators -----------------------------------------------------------------------------------
 
@@ -429,6 +221,121 @@ void store(void* out, const void* acc, std::size_t n, double postscale, std::int
   }
 }
 
+// The kernels that fold is defined by, and their element sizes: one text of fold_in_pieces serves all.
+struct Steps {
+  decltype(ReduceKernels::load) load;
+  decltype(ReduceKernels::accumulate) accumulate;
+  decltype(ReduceKernels::store) store;
+  std::size_t element_bytes;
+  std::size_t accumulator_bytes;
+};
+
+// The operands of one fold.
+struct Fold {
+  void* const* out;
+  int num_out;
+  const void* const* in;
+  int num_in;
+  double prescale;
+  double postscale;
+  std::int64_t divisor;
+};
+
+// Elements [begin, end), as many at a time as the first cache holds. All inputs of a piece are read
+// before any of its outputs is written, so outputs may be inputs.
+[[gnu::noinline]] inline void fold_in_pieces(const Fold& fold, const Steps& steps,
+                                             std::size_t begin, std::size_t end) {
+  alignas(64) std::byte acc[4096];
+  const std::size_t piece = sizeof(acc) / steps.accumulator_bytes;
+  for (std::size_t i = begin; i < end; i += piece) {
+    const std::size_t count = end - i < piece ? end - i : piece;
+    const std::size_t offset = i * steps.element_bytes;
+    steps.load(acc, at<std::byte>(fold.in[0], offset), count, fold.prescale);
+    for (int k = 1; k < fold.num_in; ++k) {
+      steps.accumulate(acc, at<std::byte>(fold.in[k], offset), count, fold.prescale);
+    }
+    for (int k = 0; k < fold.num_out; ++k) {
+      steps.store(at<std::byte>(fold.out[k], offset), acc, count, fold.postscale, fold.divisor);
+    }
+  }
+}
+
+// Packs in flight at a time: independent additions, and one look at a pointer for all of them.
+inline constexpr std::size_t kPacksInFlight = 4;
+
+// Elements [begin, end), a multiple of kPacksInFlight packs.
+template <class T, class A, class Op, bool kPrescaled, bool kFinished>
+void fold_in_registers(const Fold& fold, std::size_t begin, std::size_t end, A prescale, A factor) {
+  void* const* const out = fold.out;
+  const void* const* const in = fold.in;
+  const int num_out = fold.num_out;
+  const int num_in = fold.num_in;
+  using V = Pack<A>;
+  constexpr std::size_t kStep = kLanes<A>;
+  const auto contribution = [prescale](const void* from, std::size_t i) HVD_INLINE_BODY {
+    const V value = Packed::read<T, A>(at<T>(from, i));
+    if constexpr (kPrescaled) {
+      return V(value * prescale);
+    } else {
+      return value;
+    }
+  };
+  for (std::size_t i = begin; i < end; i += kPacksInFlight * kStep) {
+    V acc[kPacksInFlight];
+#pragma GCC unroll 4
+    for (std::size_t p = 0; p < kPacksInFlight; ++p) acc[p] = contribution(in[0], i + p * kStep);
+    for (int k = 1; k < num_in; ++k) {
+#pragma GCC unroll 4
+      for (std::size_t p = 0; p < kPacksInFlight; ++p) {
+        acc[p] = Op::template apply<V>(acc[p], contribution(in[k], i + p * kStep));
+      }
+    }
+    if constexpr (kFinished) {
+#pragma GCC unroll 4
+      for (std::size_t p = 0; p < kPacksInFlight; ++p) acc[p] *= factor;
+    }
+    for (int k = 0; k < num_out; ++k) {
+#pragma GCC unroll 4
+      for (std::size_t p = 0; p < kPacksInFlight; ++p) {
+        Packed::write<T, A>(at<T>(out[k], i + p * kStep), acc[p]);
+      }
+    }
+  }
+}
+
+// In registers where it pays: scaled integers and integers that widen are rare and mostly divided.
+template <class T, class A, class Op>
+void fold(void* const* out, int num_out, const void* const* in, int num_in, std::size_t n,
+          double prescale, double postscale, std::int64_t divisor) {
+  const Fold fold{out, num_out, in, num_in, prescale, postscale, divisor};
+  std::size_t begin = 0;
+  std::size_t end = 0;  // [begin, end) is folded in registers
+  if constexpr (kVectorBytes != 0 && (kIsFloat<A> || sizeof(T) == sizeof(A))) {
+    begin = lead_of<T, kVectorBytes>(out[0], n);
+    end = n - (n - begin) % (kPacksInFlight * kLanes<A>);
+    if constexpr (kIsFloat<A>) {
+      const A before = static_cast<A>(prescale);
+      const A after = static_cast<A>(postscale / static_cast<double>(divisor));
+      // A product is not changed by another factor of 1, nor is the Min or Sum of products: NaNs
+      // are quiet and subnormals flushed already, if they are. Hence no loop for prescale alone.
+      if (prescale != 1.0) {
+        fold_in_registers<T, A, Op, true, true>(fold, begin, end, before, after);
+      } else if (after != A(1)) {
+        fold_in_registers<T, A, Op, false, true>(fold, begin, end, A(1), after);
+      } else {
+        fold_in_registers<T, A, Op, false, false>(fold, begin, end, A(1), A(1));
+      }
+    } else if (std::is_same_v<T, Bool> || (prescale == 1.0 && postscale == 1.0 && divisor == 1)) {
+      fold_in_registers<T, A, Op, false, false>(fold, begin, end, A(1), A(1));
+    } else {
+      begin = end = 0;
+    }
+  }
+  constexpr Steps kSteps{load<T, A>, accumulate<T, A, Op>, store<T, A>, sizeof(T), sizeof(A)};
+  if (begin != 0) fold_in_pieces(fold, kSteps, 0, begin);
+  if (end != n) fold_in_pieces(fold, kSteps, end, n);
+}
+
 template <class A, class Op>
 void fill_identity(void* acc, std::size_t n) {
   for (std::size_t i = 0; i < n; ++i) write_raw<A>(at<A>(acc, i), Op::kIdentity);
@@ -438,8 +345,8 @@ void fill_identity(void* acc, std::size_t n) {
 
 template <class T, class A, class Op>
 consteval ReduceKernels kernels_of(DType accumulator) {
-  return {load<T, A>,  accumulate<T, A, Op>, combine<A, Op>,
-          store<T, A>, fill_identity<A, Op>, accumulator};
+  return {load<T, A>,     accumulate<T, A, Op>, combine<A, Op>, store<T, A>,
+          fold<T, A, Op>, fill_identity<A, Op>, accumulator};
 }
 
 // Elements T; Average accumulates in W, everything else in A.

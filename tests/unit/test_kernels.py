@@ -347,6 +347,74 @@ def test_sums_are_rounded_once(isa, dtype):
         assert np.all(Call(STORE, isa, reduction, 1.0, ranks)(dtype, total) == mine)
 
 
+# --- fold: all of a reduction in one pass --------------------------------------------------------------------------------
+
+# Around the packs that are in flight together and the pieces that are not folded in registers.
+FOLD_COUNTS = (0, 1, 7, 15, 63, 64, 65, 127, 129, 255, 256, 257, 513, 1023, 1025, 1301, 4097, 5003)
+SCALINGS = ((1.0, 1.0, 1), (1.0, 1.0, 3), (1.0, 0.25, 1), (-1 / 3, 1.0, 1), (1.7, -0.3, 5))  # prescale, postscale, divisor
+
+
+def raw_sample(dtype: DType, count: int, seed: int) -> np.ndarray:
+    """`sample`, but a bool is any byte and floats are often NaNs of any payload, quiet or signalling."""
+    values = sample(dtype, count, seed)
+    noise = np.random.default_rng([int(dtype), count, seed, 1]).integers(0, 256, values.nbytes, dtype=np.uint8)
+    if dtype is DType.BOOL:
+        return (noise * (noise < 100)).view(values.dtype)
+    if not dtype.is_float:
+        return values
+    bits = bits_of(values)
+    infinity = bits_of(np.array([np.inf], dtype=values.dtype))
+    return np.where(bits % 8 == 0, noise.view(bits.dtype) | infinity, bits).view(values.dtype)
+
+
+def step_by_step(isa: int, reduction: Reduction, inputs: list[np.ndarray], scaling: tuple[float, float, int]) -> np.ndarray:
+    """load, accumulate and store: what fold must give, bit by bit."""
+    accumulator = ACCUMULATORS[reduction]
+    prescale, postscale, divisor = scaling
+    total = Call(LOAD, isa, reduction, prescale)(accumulator, inputs[0])
+    for values in inputs[1:]:
+        total = Call(ACCUMULATE, isa, reduction, prescale)(accumulator, values, None, total)
+    return Call(STORE, isa, reduction, postscale, divisor)(reduction.dtype, total)
+
+
+@each_isa
+@pytest.mark.parametrize("reduction", REDUCTIONS, ids=str)
+def test_fold(isa, reduction):
+    """One to five inputs, one to three outputs, apart and in the place of inputs, at any alignment."""
+    dtype, op = reduction.dtype, reduction.op
+    counts, offsets = itertools.cycle(FOLD_COUNTS), itertools.cycle((0, 0, 0, 1, 16, 40, 64, 8, 63, 5, 2))
+    for scaling, num_in, num_out in itertools.product(SCALINGS, range(1, 6), range(1, 4)):
+        count = next(counts)
+        inputs = [raw_sample(dtype, count, seed) for seed in range(num_in)]
+        expected = bits_of(step_by_step(isa, reduction, inputs, scaling))
+        for in_place in range(min(num_in, num_out) + 1):
+            sources = [Placed(values.view(np.uint8), next(offsets)) for values in inputs]
+            apart = [Placed(np.zeros_like(inputs[0]).view(np.uint8), next(offsets)) for _ in range(num_out - in_place)]
+            shared = sources[num_in - in_place :]
+            outputs = [*shared, *apart] if num_in % 2 else [*apart, *shared]
+            _engine.test_fold(
+                isa, dtype, op, [out.address for out in outputs], [source.address for source in sources], count, *scaling
+            )
+            what = (reduction, scaling, num_in, num_out, in_place, count)
+            for index, out in enumerate(outputs):
+                same = out.values.view(expected.dtype) == expected
+                assert same.all(), f"{what}: output {index} has other bits at {np.argmin(same)}"
+            for source, values in zip(sources[: num_in - in_place], inputs, strict=False):
+                assert source.values.tobytes() == values.tobytes(), f"{what}: changed an input"
+            assert all(place.guards_intact() for place in sources + outputs), f"{what}: wrote outside"
+
+
+@each_isa
+@each_half
+def test_fold_rounds_once(isa, dtype):
+    """The sum of 512 and eight ones in float32; in bfloat16 each one alone would be lost."""
+    kind = numpy_dtype(dtype)
+    inputs = [np.full(999, value, dtype=kind) for value in (512, *8 * [1])]
+    out = np.zeros(999, dtype=kind)
+    _engine.test_fold(isa, dtype, Op.SUM, [out.ctypes.data], [values.ctypes.data for values in inputs], out.size)
+    assert np.all(out == kind.type(520))
+
+
 # --- special values ------------------------------------------------------------------------------------------------------
 
 
@@ -477,6 +545,8 @@ def test_accumulator_of(reduction):
 def test_no_elements_need_no_buffers(isa):
     for reduction, which in itertools.product(REDUCTIONS, range(5)):
         _engine.test_kernel(which, isa, reduction.dtype, reduction.op, 0, 0, 0, 0)
+    for reduction in REDUCTIONS:
+        _engine.test_fold(isa, reduction.dtype, reduction.op, [0], [0, 0], 0)
 
 
 @pytest.mark.parametrize("dtype", DType, ids=case_id)
@@ -505,3 +575,19 @@ def test_average_of_bool_is_refused():
 def test_bad_arguments_are_refused(arguments, what):
     with pytest.raises(errors.InvalidArgumentError, match=what):
         _engine.test_kernel(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (([], [0], 0), "fold needs an output and an input"),
+        (([0], [], 0), "fold needs an output and an input"),
+        (([0], [64], 1), "an output is null"),
+        (([64], [0], 1), "an input is null"),
+        (([0], [0], 0, 1.0, 1.0, 0), "divisor is at least 1"),
+    ],
+    ids=["outputs", "inputs", "null_output", "null_input", "divisor"],
+)
+def test_bad_folds_are_refused(arguments, what):
+    with pytest.raises(errors.InvalidArgumentError, match=what):
+        _engine.test_fold(SCALAR, DType.INT8, Op.SUM, *arguments)

@@ -65,6 +65,17 @@ void test_kernel(int which, int isa, int dtype, int op, Address out, Address lhs
                             n, factor, divisor));
 }
 
+void test_fold(int isa, int dtype, int op, const std::vector<Address>& outputs,
+               const std::vector<Address>& inputs, std::size_t n, double prescale, double postscale,
+               std::int64_t divisor) {
+  std::vector<void*> to;
+  std::vector<const void*> from;
+  for (Address address : outputs) to.push_back(reinterpret_cast<void*>(address));
+  for (Address address : inputs) from.push_back(reinterpret_cast<const void*>(address));
+  check(hvdlite_test_fold(isa, dtype, op, to.data(), static_cast<int>(to.size()), from.data(),
+                          static_cast<int>(from.size()), n, prescale, postscale, divisor));
+}
+
 void simulate(int kind, const char* algorithm, int ranks, const std::vector<Address>& inputs,
               const std::vector<Address>& outputs, const std::vector<std::int64_t>& counts,
               int dtype, int op, std::uint64_t seed, int isa, std::int64_t segment_bytes,
@@ -105,6 +116,8 @@ void register_testing(nb::module_& module) {
   module.def("accumulator_of", &accumulator_of, "dtype"_a, "op"_a);
   module.def("test_kernel", &test_kernel, "which"_a, "isa"_a, "dtype"_a, "op"_a, "out"_a, "lhs"_a,
              "rhs"_a, "n"_a, "factor"_a = 1.0, "divisor"_a = 1);
+  module.def("test_fold", &test_fold, "isa"_a, "dtype"_a, "op"_a, "outputs"_a, "inputs"_a, "n"_a,
+             "prescale"_a = 1.0, "postscale"_a = 1.0, "divisor"_a = 1);
   module.def("simulate", &simulate, "kind"_a, "algorithm"_a, "ranks"_a, "inputs"_a, "outputs"_a,
              "counts"_a, "dtype"_a = 10, "op"_a = 1, "seed"_a = 0, "isa"_a = 0,
              "segment_bytes"_a = 262144, "prescale"_a = 1.0, "postscale"_a = 1.0, "divisor"_a = 1,

@@ -192,6 +192,9 @@ HVDLITE_API int hvdlite_request_hashes(const hvdlite_request* request, uint64_t*
 HVDLITE_API int hvdlite_test_kernel(int which, int isa, int dtype, int op, void* out,
                                     const void* lhs, const void* rhs, size_t n, double factor,
                                     int64_t divisor);
+HVDLITE_API int hvdlite_test_fold(int isa, int dtype, int op, void* const* out, int num_out,
+                                  const void* const* in, int num_in, size_t n, double prescale,
+                                  double postscale, int64_t divisor);
 HVDLITE_API int hvdlite_isa_supported(int isa);
 HVDLITE_API int hvdlite_accumulator_of(int dtype, int op, int* out);
 /* Runs `ranks` state machines of one collective over an in-process fabric; a seeded generator picks who advances next.
