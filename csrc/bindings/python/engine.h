@@ -9,6 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "arena.h"
 #include "binding.h"
 #include "request.h"
 #include "result.h"
@@ -44,6 +45,7 @@ class Engine {
   void release(std::int64_t handle);
   std::vector<std::int32_t> process_set_ids();
   std::vector<std::int32_t> process_set_ranks(std::int32_t id);
+  Arena* create_arena(std::int32_t process_set, std::int64_t nbytes, const char* kind);
   void publish_failure(const char* cause);
   nb::str failure_cause();
   nb::str flight_record();

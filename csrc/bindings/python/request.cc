@@ -94,6 +94,7 @@ hvdlite_request Request::native() const {
   request.group_index = group_index;
   request.num_splits = splits.size();
   request.splits = splits.data();
+  request.arena = arena;
   return request;
 }
 
@@ -120,6 +121,7 @@ Request request_from_tuple(nb::handle tuple) {
   arguments.optional("device", request.device);
   arguments.optional("layout", request.layout);
   arguments.optional("flags", request.flags);
+  arguments.optional("arena", request.arena);
   arguments.finish();
   return request;
 }

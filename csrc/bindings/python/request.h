@@ -44,6 +44,7 @@ struct Request {
   std::int32_t device = HVDLITE_DEVICE_CPU;
   std::int32_t layout = 0;
   std::int32_t flags = 0;
+  std::int64_t arena = 0;
 
   hvdlite_request native() const;
 };
