@@ -131,24 +131,36 @@ def test_fold(
     postscale: float = 1.0,
     divisor: int = 1,
 ) -> None: ...
+
+class SimulatedStep:
+    """One collective for simulate()."""
+
+    def __init__(
+        self,
+        kind: int,
+        algorithm: str,
+        inputs: Sequence[int],
+        outputs: Sequence[int],
+        counts: Sequence[int],
+        dtype: int = 10,
+        op: int = 1,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        divisor: int = 1,
+        root: int = 0,
+        parts: int = 1,
+    ) -> None:
+        """Addresses are those of each rank's parts, rank by rank."""
+
 def simulate(
-    kind: int,
-    algorithm: str,
     ranks: int,
-    inputs: Sequence[int],
-    outputs: Sequence[int],
-    counts: Sequence[int],
-    dtype: int = 10,
-    op: int = 1,
+    steps: Sequence[SimulatedStep],
     seed: int = 0,
     isa: int = 0,
     segment_bytes: int = 262144,
-    prescale: float = 1.0,
-    postscale: float = 1.0,
-    divisor: int = 1,
-    root: int = 0,
+    tile_bytes: int = 262144,
 ) -> None:
-    """Steps `ranks` state machines of one collective to completion in this thread, in an order drawn from seed.
+    """Steps the state machines of `ranks` ranks to completion in this thread, in an order drawn from seed.
 
-    isa < 0 gives ranks different instruction sets.
+    The collectives are started one after the other, a few at a time. isa < 0 gives ranks different instruction sets.
     """

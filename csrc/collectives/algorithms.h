@@ -13,14 +13,21 @@ std::unique_ptr<Collective> allreduce_ring(Comm comm, AllreduceArgs args, const 
 std::unique_ptr<Collective> allreduce_direct(Comm comm, AllreduceArgs args, const Tuning& tuning);
 std::unique_ptr<Collective> allreduce_recursive_doubling(Comm comm, AllreduceArgs args,
                                                          const Tuning& tuning);
+std::unique_ptr<Collective> allreduce_shm(Comm comm, AllreduceArgs args, const Tuning& tuning);
 std::unique_ptr<Collective> reducescatter_ring(Comm comm, ReducescatterArgs args,
                                                const Tuning& tuning);
 std::unique_ptr<Collective> reducescatter_direct(Comm comm, ReducescatterArgs args,
                                                  const Tuning& tuning);
+std::unique_ptr<Collective> reducescatter_shm(Comm comm, ReducescatterArgs args,
+                                              const Tuning& tuning);
 std::unique_ptr<Collective> allgatherv_ring(Comm comm, AllgathervArgs args, const Tuning& tuning);
+std::unique_ptr<Collective> allgatherv_shm(Comm comm, AllgathervArgs args, const Tuning& tuning);
 std::unique_ptr<Collective> broadcast_binomial(Comm comm, BroadcastArgs args, const Tuning& tuning);
 std::unique_ptr<Collective> broadcast_chain(Comm comm, BroadcastArgs args, const Tuning& tuning);
+std::unique_ptr<Collective> broadcast_shm(Comm comm, BroadcastArgs args, const Tuning& tuning);
 std::unique_ptr<Collective> alltoallv_pairwise(Comm comm, AlltoallvArgs args, const Tuning& tuning);
+std::unique_ptr<Collective> alltoallv_shm(Comm comm, AlltoallvArgs args, const Tuning& tuning);
 std::unique_ptr<Collective> barrier_dissemination(Comm comm, Barrier args, const Tuning& tuning);
+std::unique_ptr<Collective> barrier_shm(Comm comm, Barrier args, const Tuning& tuning);
 
 }  // namespace hvdlite::collectives

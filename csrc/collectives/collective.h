@@ -33,6 +33,10 @@ struct Tuning {
   // May differ between ranks: results do not depend on it.
   kernels::Isa isa = kernels::Isa::kScalar;
   std::size_t segment_bytes = 256 * 1024;  // bytes of one pipelined segment
+  // In shared memory: how often advance() polls again before it says "not yet" (0 where ranks share
+  // processors), and how many tiles it handles before it lets others advance.
+  int spin = 0;
+  int max_steps = 64;
   // Where staging comes from; copies of a Tuning share it.
   std::shared_ptr<StagingCache> staging = std::make_shared<StagingCache>();
 };

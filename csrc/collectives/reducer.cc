@@ -13,14 +13,13 @@ namespace {
 using base::DType;
 using base::ReduceOp;
 
-// Does the identity of the op survive this prescale (see the header)?
+}  // namespace
+
 bool identity_survives(const Reduction& reduction) {
   if (reduction.prescale == 1.0) return true;
   const bool sums = reduction.op == ReduceOp::kSum || reduction.op == ReduceOp::kAverage;
   return sums && std::isfinite(reduction.prescale) && reduction.prescale > 0.0;
 }
-
-}  // namespace
 
 Reducer::Reducer(const Reduction& reduction, kernels::Isa isa, const void* input, std::size_t count,
                  std::size_t limit)

@@ -23,6 +23,9 @@
 
 namespace hvdlite::collectives {
 
+// Is the identity of the op, scaled by prescale as a T, still the identity (see above)?
+bool identity_survives(const Reduction& reduction);
+
 class Reducer {
  public:
   // own() will be asked for at most `limit` elements at a time, out of `count`.

@@ -13,20 +13,36 @@ constexpr Algorithm<AllreduceArgs> kAllreduce[] = {
     {"ring", allreduce_ring, /*layout_independent=*/false},
     {"direct", allreduce_direct},
     {"recursive_doubling", allreduce_recursive_doubling},
+    {.name = "shm", .make = allreduce_shm, .scattered = true, .runs_on = shares_memory},
 };
 constexpr Algorithm<ReducescatterArgs> kReducescatter[] = {
     {"ring", reducescatter_ring, /*layout_independent=*/false},
     {"direct", reducescatter_direct},
+    {.name = "shm", .make = reducescatter_shm, .runs_on = shares_memory},
 };
-constexpr Algorithm<AllgathervArgs> kAllgatherv[] = {{"ring", allgatherv_ring}};
+constexpr Algorithm<AllgathervArgs> kAllgatherv[] = {
+    {"ring", allgatherv_ring},
+    {.name = "shm", .make = allgatherv_shm, .runs_on = shares_memory},
+};
 constexpr Algorithm<BroadcastArgs> kBroadcast[] = {
     {"binomial", broadcast_binomial},
     {"chain", broadcast_chain},
+    {.name = "shm", .make = broadcast_shm, .runs_on = shares_memory},
 };
-constexpr Algorithm<AlltoallvArgs> kAlltoallv[] = {{"pairwise", alltoallv_pairwise}};
-constexpr Algorithm<Barrier> kBarrier[] = {{"dissemination", barrier_dissemination}};
+constexpr Algorithm<AlltoallvArgs> kAlltoallv[] = {
+    {"pairwise", alltoallv_pairwise},
+    {.name = "shm", .make = alltoallv_shm, .runs_on = shares_memory},
+};
+constexpr Algorithm<Barrier> kBarrier[] = {
+    {"dissemination", barrier_dissemination},
+    {.name = "shm", .make = barrier_shm, .runs_on = shares_memory},
+};
 
 }  // namespace
+
+bool shares_memory(const Comm& comm) {
+  return comm.shared() != nullptr && comm.shared()->size() == comm.size();
+}
 
 std::span<const Algorithm<AllreduceArgs>> allreduce_algorithms() { return kAllreduce; }
 std::span<const Algorithm<ReducescatterArgs>> reducescatter_algorithms() { return kReducescatter; }

@@ -19,7 +19,14 @@ struct Algorithm {
   // Do its bits stay the same when the same elements lie elsewhere in a fused buffer? (A ring's do
   // not, from 3 ranks on.)
   bool layout_independent = true;
+  // Does it take buffers of many parts, and null outputs (AllreduceArgs)?
+  bool scattered = false;
+  // Comms that it can run on, null: all. The answer is the same on all ranks.
+  bool (*runs_on)(const Comm& comm) = nullptr;
 };
+
+// All members of the Comm share memory.
+bool shares_memory(const Comm& comm);
 
 struct Barrier {};  // a barrier has no arguments
 
@@ -28,12 +35,13 @@ template <typename Args>
 std::string_view collective_name();
 
 // All algorithms of a collective.
-std::span<const Algorithm<AllreduceArgs>> allreduce_algorithms();  // ring direct recursive_doubling
-std::span<const Algorithm<ReducescatterArgs>> reducescatter_algorithms();  // ring direct
-std::span<const Algorithm<AllgathervArgs>> allgatherv_algorithms();        // ring
-std::span<const Algorithm<BroadcastArgs>> broadcast_algorithms();          // binomial chain
-std::span<const Algorithm<AlltoallvArgs>> alltoallv_algorithms();          // pairwise
-std::span<const Algorithm<Barrier>> barrier_algorithms();                  // dissemination
+std::span<const Algorithm<AllreduceArgs>>
+allreduce_algorithms();  // ring direct recursive_doubling shm
+std::span<const Algorithm<ReducescatterArgs>> reducescatter_algorithms();  // ring direct shm
+std::span<const Algorithm<AllgathervArgs>> allgatherv_algorithms();        // ring shm
+std::span<const Algorithm<BroadcastArgs>> broadcast_algorithms();          // binomial chain shm
+std::span<const Algorithm<AlltoallvArgs>> alltoallv_algorithms();          // pairwise shm
+std::span<const Algorithm<Barrier>> barrier_algorithms();                  // dissemination shm
 
 template <typename Args>
 const Algorithm<Args>& find_algorithm(std::span<const Algorithm<Args>> algorithms,

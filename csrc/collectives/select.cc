@@ -12,6 +12,7 @@ namespace hvdlite::collectives {
 namespace {
 
 constexpr std::string_view kAuto = "auto";
+constexpr std::string_view kShared = "shm";  // where all ranks share memory, for everything
 
 std::string knob_of(std::string_view collective) {
   std::string knob = "HVDLITE_" + std::string(collective) + "_ALGORITHM";
@@ -39,11 +40,28 @@ void check(std::span<const Algorithm<Args>> algorithms, const std::string& force
                         knob + " to one of " + allowed + "auto, or HVDLITE_DETERMINISTIC=0");
 }
 
+// Why do the ranks of this Comm not share memory?
+std::string obstacle(const Comm& comm) {
+  for (int peer = 0; peer < comm.size(); ++peer) {
+    if (comm.host_of(peer) != comm.host_of(0)) return "its ranks are on several hosts";
+  }
+  return "its ranks share no memory: HVDLITE_SHARED_MEMORY is off, the machine gives none, or too "
+         "many process sets use it already";
+}
+
 template <typename Args>
 std::unique_ptr<Collective> start(std::span<const Algorithm<Args>> algorithms,
                                   std::string_view name, Comm comm, Args args,
                                   const Selection& selection) {
-  return find_algorithm(algorithms, name).make(std::move(comm), std::move(args), selection.tuning);
+  const Algorithm<Args>& algorithm = find_algorithm(algorithms, name);
+  if (algorithm.runs_on != nullptr && !algorithm.runs_on(comm)) {
+    const std::string knob = knob_of(collective_name<Args>());
+    throw base::Error(base::ErrorCode::kUnsupported,
+                      knob + "=" + std::string(name) + " cannot serve process set " +
+                          std::to_string(comm.set().id) + " (" + obstacle(comm) + "); set " + knob +
+                          " to auto, which takes " + std::string(name) + " wherever it can run");
+  }
+  return algorithm.make(std::move(comm), std::move(args), selection.tuning);
 }
 
 std::string_view forced_or(const std::string& forced, std::string_view automatic) {
@@ -52,10 +70,19 @@ std::string_view forced_or(const std::string& forced, std::string_view automatic
 
 }  // namespace
 
-std::string_view chosen_allreduce(std::size_t bytes, int ranks, const Selection& selection) {
+Shape shape_of(const Comm& comm) { return {comm.size(), shares_memory(comm)}; }
+
+bool takes_scattered(std::size_t bytes, const Comm& comm, const Selection& selection) {
+  return find_algorithm(allreduce_algorithms(), chosen_allreduce(bytes, shape_of(comm), selection))
+      .scattered;
+}
+
+std::string_view chosen_allreduce(std::size_t bytes, Shape shape, const Selection& selection) {
+  if (shape.shared) return forced_or(selection.allreduce, kShared);
   std::string_view automatic = "ring";
   // With 2 ranks there is one addition an element, and all algorithms give the same bits.
-  if ((ranks <= 2 || !selection.deterministic) && bytes <= selection.recursive_doubling_max_bytes) {
+  if ((shape.ranks <= 2 || !selection.deterministic) &&
+      bytes <= selection.recursive_doubling_max_bytes) {
     automatic = "recursive_doubling";
   } else if (selection.deterministic) {
     automatic = "direct";
@@ -63,16 +90,18 @@ std::string_view chosen_allreduce(std::size_t bytes, int ranks, const Selection&
   return forced_or(selection.allreduce, automatic);
 }
 
-std::string_view chosen_reducescatter(std::size_t bytes, int, const Selection& selection) {
+std::string_view chosen_reducescatter(std::size_t bytes, Shape shape, const Selection& selection) {
+  if (shape.shared) return forced_or(selection.reducescatter, kShared);
   const bool direct = selection.deterministic || bytes <= selection.recursive_doubling_max_bytes;
   return forced_or(selection.reducescatter, direct ? "direct" : "ring");
 }
 
-std::string_view chosen_broadcast(std::size_t bytes, int ranks, const Selection& selection) {
+std::string_view chosen_broadcast(std::size_t bytes, Shape shape, const Selection& selection) {
+  if (shape.shared) return forced_or(selection.broadcast, kShared);
   // In segment times: what the root of a binomial tree sends, against a pipeline's length.
   const std::size_t segment = std::max<std::size_t>(selection.tuning.segment_bytes, 1);
   const std::size_t segments = pieces_in(bytes, segment);
-  const auto size = static_cast<std::size_t>(ranks);
+  const auto size = static_cast<std::size_t>(shape.ranks);
   const auto levels = static_cast<std::size_t>(std::bit_width(size - 1));
   return forced_or(selection.broadcast,
                    segments + size < levels * segments + 2 ? "chain" : "binomial");
@@ -81,37 +110,40 @@ std::string_view chosen_broadcast(std::size_t bytes, int ranks, const Selection&
 std::unique_ptr<Collective> start_allreduce(Comm comm, AllreduceArgs args,
                                             const Selection& selection) {
   const std::size_t bytes = args.count() * base::size_of(args.reduction.dtype);
-  const std::string_view name = chosen_allreduce(bytes, comm.size(), selection);
-  return start(allreduce_algorithms(), name, std::move(comm), args, selection);
+  const std::string_view name = chosen_allreduce(bytes, shape_of(comm), selection);
+  return start(allreduce_algorithms(), name, std::move(comm), std::move(args), selection);
 }
 
 std::unique_ptr<Collective> start_reducescatter(Comm comm, ReducescatterArgs args,
                                                 const Selection& selection) {
   const std::size_t bytes = total_of(args.counts) * base::size_of(args.reduction.dtype);
-  const std::string_view name = chosen_reducescatter(bytes, comm.size(), selection);
+  const std::string_view name = chosen_reducescatter(bytes, shape_of(comm), selection);
   return start(reducescatter_algorithms(), name, std::move(comm), std::move(args), selection);
 }
 
 std::unique_ptr<Collective> start_allgatherv(Comm comm, AllgathervArgs args,
                                              const Selection& selection) {
-  const std::string_view name = forced_or(selection.allgatherv, "ring");
+  const std::string_view name =
+      forced_or(selection.allgatherv, shares_memory(comm) ? kShared : "ring");
   return start(allgatherv_algorithms(), name, std::move(comm), std::move(args), selection);
 }
 
 std::unique_ptr<Collective> start_broadcast(Comm comm, BroadcastArgs args,
                                             const Selection& selection) {
-  const std::string_view name = chosen_broadcast(args.bytes, comm.size(), selection);
+  const std::string_view name = chosen_broadcast(args.bytes, shape_of(comm), selection);
   return start(broadcast_algorithms(), name, std::move(comm), args, selection);
 }
 
 std::unique_ptr<Collective> start_alltoallv(Comm comm, AlltoallvArgs args,
                                             const Selection& selection) {
-  const std::string_view name = forced_or(selection.alltoallv, "pairwise");
+  const std::string_view name =
+      forced_or(selection.alltoallv, shares_memory(comm) ? kShared : "pairwise");
   return start(alltoallv_algorithms(), name, std::move(comm), std::move(args), selection);
 }
 
 std::unique_ptr<Collective> start_barrier(Comm comm, const Selection& selection) {
-  const std::string_view name = forced_or(selection.barrier, "dissemination");
+  const std::string_view name =
+      forced_or(selection.barrier, shares_memory(comm) ? kShared : "dissemination");
   return start(barrier_algorithms(), name, std::move(comm), Barrier{}, selection);
 }
 

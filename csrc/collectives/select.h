@@ -1,7 +1,7 @@
 // Which algorithm serves an operation: a pure function of size, rank count and knobs, so that all
 // ranks choose alike.
 // Thread: any. Owns: nothing. Blocks: no. Throws: Error(InvalidArgument) for a forced name that
-// does not exist.
+// does not exist, Error(Unsupported) for one that cannot run on this Comm.
 #pragma once
 
 #include <string>
@@ -39,11 +39,21 @@ std::unique_ptr<Collective> start_alltoallv(Comm comm, AlltoallvArgs args,
                                             const Selection& selection);
 std::unique_ptr<Collective> start_barrier(Comm comm, const Selection& selection);
 
+// What a choice may depend on: the same on all ranks of a Comm.
+struct Shape {
+  int ranks = 1;
+  bool shared = false;  // all of them share memory
+};
+Shape shape_of(const Comm& comm);
+
 // The name that start_* would choose for so many bytes: of the buffer (allreduce, broadcast), of
 // all inputs' parts together (reducescatter). For the timeline, the flight recorder, the benchmark.
-std::string_view chosen_allreduce(std::size_t bytes, int ranks, const Selection& selection);
-std::string_view chosen_reducescatter(std::size_t bytes, int ranks, const Selection& selection);
-std::string_view chosen_broadcast(std::size_t bytes, int ranks, const Selection& selection);
+std::string_view chosen_allreduce(std::size_t bytes, Shape shape, const Selection& selection);
+std::string_view chosen_reducescatter(std::size_t bytes, Shape shape, const Selection& selection);
+std::string_view chosen_broadcast(std::size_t bytes, Shape shape, const Selection& selection);
+
+// Would start_allreduce take a buffer of many parts as it is? If not it has to be packed into one.
+bool takes_scattered(std::size_t bytes, const Comm& comm, const Selection& selection);
 
 // Fails early on a forced name that does not exist, and on one that contradicts deterministic.
 void check_selection(const Selection& selection);

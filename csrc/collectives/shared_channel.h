@@ -3,6 +3,8 @@
 // Thread: the holder of the progress token. Owns: nothing but counts. Blocks: no. Throws: no.
 #pragma once
 
+#include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <utility>
 #include <vector>
@@ -22,6 +24,8 @@ class SharedChannel {
         members_(std::move(members)),
         local_ranks_(std::move(local_ranks)),
         index_(index),
+        arrived_(members_.size(), 0),
+        reduced_(members_.size(), 0),
         done_(members_.size(), 0) {}
 
   int size() const { return static_cast<int>(members_.size()); }
@@ -47,28 +51,50 @@ class SharedChannel {
   std::uint64_t tiles() const { return tiles_; }
   void add_tiles(std::uint64_t count) { tiles_ += count; }
 
-  // Have all members finished with the first `count` tiles? Remembers what it saw.
-  bool all_done(std::uint64_t count) {
-    for (std::size_t i = 0; i < done_.size(); ++i) {
-      if (done_[i] >= count) continue;
-      saw_done(static_cast<int>(i),
-               flags(static_cast<int>(i)).done.load(std::memory_order_acquire));
-      if (done_[i] < count) return false;
-    }
-    return true;
+  // Have all members come so far with the first `count` tiles (see WindowFlags)? What was seen once is remembered: a line
+  // that a member has changed again since is not fetched for nothing.
+  bool all_arrived(std::uint64_t count) {
+    return all_reached(arrived_, count, &transport::WindowFlags::arrived);
   }
+  bool all_reduced(std::uint64_t count) {
+    return all_reached(reduced_, count, &transport::WindowFlags::reduced);
+  }
+  bool all_done(std::uint64_t count) {
+    return all_reached(done_, count, &transport::WindowFlags::done);
+  }
+  bool has_arrived(int index, std::uint64_t count) {
+    return reached(arrived_, index, count, &transport::WindowFlags::arrived);
+  }
+  // Learnt from an inline line.
   void saw_done(int index, std::uint64_t count) {
     std::uint64_t& known = done_[static_cast<std::size_t>(index)];
     if (count > known) known = count;
   }
 
  private:
+  using Counts = std::vector<std::uint64_t>;
+  using Flag = std::atomic<std::uint64_t> transport::WindowFlags::*;
+
+  bool reached(Counts& seen, int member, std::uint64_t count, Flag flag) const {
+    std::uint64_t& known = seen[static_cast<std::size_t>(member)];
+    if (known < count) known = (flags(member).*flag).load(std::memory_order_acquire);
+    return known >= count;
+  }
+  bool all_reached(Counts& seen, std::uint64_t count, Flag flag) const {
+    for (int member = 0; member < size(); ++member) {
+      if (!reached(seen, member, count, flag)) return false;
+    }
+    return true;
+  }
+
   transport::HostWindow* window_;
   int region_;
   std::vector<int> members_;
   std::vector<int> local_ranks_;
   int index_;
-  std::vector<std::uint64_t> done_;
+  Counts arrived_;
+  Counts reduced_;
+  Counts done_;
   std::uint64_t next_turn_ = 0;
   std::uint64_t turn_ = 0;
   std::uint64_t tiles_ = 0;

@@ -1,14 +1,17 @@
 // hvdlite_simulate: whole collectives of simulated ranks, stepped by one thread.
 //
-// Every rank gets an endpoint of one in-process fabric and its state machine; a seeded generator
-// picks who advances next, starves some ranks for a while, and reports some completions late, so
-// that channels and windows run out of step as they do on a real machine. The same seed gives the
-// same schedule. A collective that cannot go on is found, not waited for: if nothing moved during a
-// full round in which every unfinished rank was asked and no completion was withheld, nothing ever
-// will.
+// Every rank gets an endpoint of one in-process fabric, a channel through its window, and the state
+// machines of one or several collectives, a few of them in flight at a time. A seeded generator
+// picks who starts or advances something next, starves some ranks for a while, and reports some
+// completions late, so that channels and windows run out of step as they do on a real machine. The
+// same seed gives the same schedule. A collective that cannot go on is found, not waited for: if
+// nothing moved during a full round in which every unfinished rank was asked and no completion was
+// withheld, nothing ever will.
 #include <algorithm>
+#include <deque>
 #include <numeric>
 #include <random>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -29,19 +32,16 @@ using collectives::Collective;
 using collectives::Comm;
 using collectives::Tuning;
 
+using Step = hvdlite_simulated;
+
 // The arguments of hvdlite_simulate.
 struct Simulation {
-  OpKind kind;
-  const char* algorithm;
   int ranks;
   std::uint64_t seed;
   int isa;  // negative: another one on each rank
   std::int64_t segment_bytes;
-  collectives::Reduction reduction;
-  int root;
-  const std::int64_t* counts;
-  const void* const* inputs;
-  void* const* outputs;
+  std::int64_t tile_bytes;
+  std::span<const Step> steps;
 };
 
 std::size_t size_from(std::int64_t value, const char* what) {
@@ -51,19 +51,27 @@ std::size_t size_from(std::int64_t value, const char* what) {
 }
 
 // `ranks` counts from place `first` on, `stride` apart.
-std::vector<std::size_t> sizes_from(const Simulation& run, std::size_t first, std::size_t stride) {
+std::vector<std::size_t> sizes_from(const Step& step, int ranks, std::size_t first,
+                                    std::size_t stride) {
   std::vector<std::size_t> sizes;
-  sizes.reserve(static_cast<std::size_t>(run.ranks));
-  for (std::size_t i = 0; i < static_cast<std::size_t>(run.ranks); ++i) {
-    sizes.push_back(size_from(run.counts[first + i * stride], "a count"));
+  sizes.reserve(static_cast<std::size_t>(ranks));
+  for (std::size_t i = 0; i < static_cast<std::size_t>(ranks); ++i) {
+    sizes.push_back(size_from(step.counts[first + i * stride], "a count"));
   }
   return sizes;
+}
+
+collectives::Reduction reduction_of(const Step& step) {
+  return {static_cast<base::DType>(step.dtype), static_cast<base::ReduceOp>(step.op), step.prescale,
+          step.postscale, step.divisor};
 }
 
 Tuning tuning_of(const Simulation& run, int rank) {
   Tuning tuning;
   tuning.segment_bytes = size_from(run.segment_bytes, "segment_bytes");
   tuning.isa = static_cast<kernels::Isa>(std::max(run.isa, 0));
+  // Some ranks do one thing at a time, so that the others get in between.
+  tuning.max_steps = 1 + static_cast<int>((run.seed + static_cast<std::uint64_t>(rank)) % 4);
   for (int i = 0; run.isa < 0 && i < rank; ++i) {
     const auto wider = static_cast<kernels::Isa>(static_cast<int>(tuning.isa) + 1);
     const bool last = tuning.isa == kernels::best_isa();
@@ -74,120 +82,182 @@ Tuning tuning_of(const Simulation& run, int rank) {
 
 template <typename Args>
 std::unique_ptr<Collective> make(std::span<const collectives::Algorithm<Args>> algorithms,
-                                 const Simulation& run, Comm comm, Args args) {
-  const Tuning tuning = tuning_of(run, comm.rank());
-  return find_algorithm(algorithms, run.algorithm).make(std::move(comm), std::move(args), tuning);
+                                 const Step& step, Comm comm, Args args, const Tuning& tuning) {
+  return find_algorithm(algorithms, step.algorithm).make(std::move(comm), std::move(args), tuning);
 }
 
-std::unique_ptr<Collective> start(const Simulation& run, Comm comm) {
+std::unique_ptr<Collective> start(const Step& step, Comm comm, const Tuning& tuning) {
   const int rank = comm.rank();
-  const auto size = static_cast<std::size_t>(run.ranks);
-  const void* const input = run.inputs[rank];
-  void* const output = run.outputs[rank];
-  switch (run.kind) {
+  const int ranks = comm.size();
+  const std::size_t pointers =
+      static_cast<std::size_t>(step.parts) * static_cast<std::size_t>(rank);
+  const void* const* const inputs = step.inputs + pointers;
+  void* const* const outputs = step.outputs + pointers;
+  switch (static_cast<OpKind>(step.kind)) {
     case OpKind::kAllreduce: {
-      const std::size_t count = size_from(run.counts[0], "a count");
-      return make<collectives::AllreduceArgs>(collectives::allreduce_algorithms(), run,
-                                              std::move(comm),
-                                              {{{input, output, count}}, run.reduction});
+      collectives::AllreduceArgs args{{}, reduction_of(step)};
+      for (int i = 0; i < step.parts; ++i) {
+        args.parts.push_back({inputs[i], outputs[i], size_from(step.counts[i], "a count")});
+      }
+      return make(collectives::allreduce_algorithms(), step, std::move(comm), std::move(args),
+                  tuning);
     }
     case OpKind::kReducescatter:
       return make<collectives::ReducescatterArgs>(
-          collectives::reducescatter_algorithms(), run, std::move(comm),
-          {input, output, sizes_from(run, 0, 1), run.reduction});
+          collectives::reducescatter_algorithms(), step, std::move(comm),
+          {*inputs, *outputs, sizes_from(step, ranks, 0, 1), reduction_of(step)}, tuning);
     case OpKind::kAllgather:
-      return make<collectives::AllgathervArgs>(collectives::allgatherv_algorithms(), run,
-                                               std::move(comm),
-                                               {input, output, sizes_from(run, 0, 1)});
+      return make<collectives::AllgathervArgs>(
+          collectives::allgatherv_algorithms(), step, std::move(comm),
+          {*inputs, *outputs, sizes_from(step, ranks, 0, 1)}, tuning);
     case OpKind::kBroadcast: {
-      const std::size_t bytes = size_from(run.counts[0], "a count");
-      const bool copies = rank == run.root && input != nullptr && input != output && bytes > 0;
-      if (copies) {
-        std::copy_n(static_cast<const std::byte*>(input), bytes, static_cast<std::byte*>(output));
+      const std::size_t bytes = size_from(step.counts[0], "a count");
+      if (rank == step.root && *inputs != nullptr && *inputs != *outputs && bytes > 0) {
+        std::copy_n(static_cast<const std::byte*>(*inputs), bytes,
+                    static_cast<std::byte*>(*outputs));
       }
-      return make<collectives::BroadcastArgs>(collectives::broadcast_algorithms(), run,
-                                              std::move(comm), {output, bytes, run.root});
+      return make<collectives::BroadcastArgs>(collectives::broadcast_algorithms(), step,
+                                              std::move(comm), {*outputs, bytes, step.root},
+                                              tuning);
     }
     case OpKind::kAlltoall: {
       const auto mine = static_cast<std::size_t>(rank);
+      const auto size = static_cast<std::size_t>(ranks);
       return make<collectives::AlltoallvArgs>(
-          collectives::alltoallv_algorithms(), run, std::move(comm),
-          {input, output, sizes_from(run, mine * size, 1), sizes_from(run, mine, size)});
+          collectives::alltoallv_algorithms(), step, std::move(comm),
+          {*inputs, *outputs, sizes_from(step, ranks, mine * size, 1),
+           sizes_from(step, ranks, mine, size)},
+          tuning);
     }
     case OpKind::kBarrier:
-      return make<collectives::Barrier>(collectives::barrier_algorithms(), run, std::move(comm),
-                                        {});
+      return make<collectives::Barrier>(collectives::barrier_algorithms(), step, std::move(comm),
+                                        {}, tuning);
     case OpKind::kJoin:
     case OpKind::kAddProcessSet:
     case OpKind::kRemoveProcessSet:
       break;
   }
-  throw Error(ErrorCode::kInvalidArgument, "operation kind " +
-                                               std::to_string(static_cast<int>(run.kind)) +
-                                               " has no algorithm to simulate");
+  throw Error(ErrorCode::kInvalidArgument,
+              "operation kind " + std::to_string(step.kind) + " has no algorithm to simulate");
 }
 
 class Scheduler {
  public:
   explicit Scheduler(const Simulation& run)
-      : kind_(run.kind),
+      : run_(run),
         draw_(run.seed),
-        stepped_(static_cast<std::size_t>(run.ranks), false),
-        fabric_(transport::make_fabric({run.ranks, {}, 0, 0})) {
-    auto members = std::make_shared<std::vector<int>>(static_cast<std::size_t>(run.ranks));
-    std::iota(members->begin(), members->end(), 0);
-    for (int rank = 0; rank < run.ranks; ++rank) {
-      endpoints_.push_back(
-          std::make_unique<transport::FickleTransport>(connect(fabric_, rank), draw_, fickle_));
-    }
-    constexpr std::uint32_t kTag = 5u << collectives::kChannelBits;
-    for (int rank = 0; rank < run.ranks; ++rank) {
-      Comm comm(*endpoints_[static_cast<std::size_t>(rank)], members, rank, kTag);
-      machines_.push_back(start(run, std::move(comm)));
-      unfinished_.push_back(rank);
+        entered_(run.steps.size(), 0),
+        members_(std::make_shared<std::vector<int>>(static_cast<std::size_t>(run.ranks))),
+        fabric_(
+            transport::make_fabric({run.ranks, {}, size_from(run.tile_bytes, "tile_bytes"), 0})) {
+    std::iota(members_->begin(), members_->end(), 0);
+    for (int number = 0; number < run.ranks; ++number) {
+      Rank& rank = ranks_.emplace_back();
+      rank.endpoint =
+          std::make_unique<transport::FickleTransport>(connect(fabric_, number), draw_, fickle_);
+      rank.channel = std::make_unique<collectives::SharedChannel>(
+          *rank.endpoint->window(), /*region=*/0, *members_, *members_, number);
+      unfinished_.push_back(number);
     }
   }
+
+  ~Scheduler() {
+    // Endpoints go first and withdraw what points into the machines.
+    for (Rank& rank : ranks_) rank.endpoint.reset();
+  }
+  Scheduler(const Scheduler&) = delete;
+  Scheduler& operator=(const Scheduler&) = delete;
 
   void run() {
     while (!unfinished_.empty()) {
       const std::uint64_t before = transport::activity(*fabric_);
-      const std::size_t finished = step_some();
-      if (finished > 0 || transport::activity(*fabric_) != before) continue;
+      const std::size_t moved = step_some();
+      if (moved > 0 || transport::activity(*fabric_) != before) continue;
       step_all_or_give_up();
     }
   }
 
  private:
-  // As many steps as ranks, of ranks drawn by chance: some several times, some not at all.
+  struct Machine {
+    std::size_t step;
+    bool entered;
+    std::unique_ptr<Collective> collective;
+  };
+  struct Rank {
+    std::unique_ptr<collectives::SharedChannel> channel;
+    std::deque<Machine> running;
+    std::unique_ptr<transport::FickleTransport> endpoint;
+    std::size_t started = 0;  // steps
+  };
+  static constexpr std::size_t kMaxRunning = 4;
+
+  // As many steps as ranks, of ranks drawn by chance: some several times, some not at all. Returns
+  // how many of them started or finished something.
   std::size_t step_some() {
-    std::size_t finished = 0;
+    std::size_t moved = 0;
     for (std::size_t steps = unfinished_.size(); steps > 0 && !unfinished_.empty(); --steps) {
-      finished += step(draw_() % unfinished_.size());
+      moved += step(draw_() % unfinished_.size(), /*eager=*/false);
     }
-    return finished;
+    return moved;
   }
 
   void step_all_or_give_up() {
     fickle_ = false;
     const std::uint64_t before = transport::activity(*fabric_);
-    std::size_t finished = 0;
-    for (std::size_t place = unfinished_.size(); place-- > 0;) finished += step(place);
-    if (finished == 0 && transport::activity(*fabric_) == before) give_up();
+    std::size_t moved = 0;
+    for (std::size_t place = unfinished_.size(); place-- > 0;) {
+      moved += step(place, /*eager=*/true);
+    }
+    if (moved == 0 && transport::activity(*fabric_) == before) give_up();
     fickle_ = true;
   }
 
-  std::size_t step(std::size_t place) {
-    const auto rank = static_cast<std::size_t>(unfinished_[place]);
-    Collective& machine = *machines_[rank];
-    entered_ += stepped_[rank] ? 0 : 1;
-    stepped_[rank] = true;
-    if (!machine.advance()) return 0;
-    HVD_CHECK(machine.advance());                   // finished is for ever
-    HVD_CHECK(endpoints_[rank]->under_way() == 0);  // the caller may free its buffers now
-    HVD_CHECK(kind_ != OpKind::kBarrier || entered_ == machines_.size());
-    unfinished_[place] = unfinished_.back();
-    unfinished_.pop_back();
-    return 1;
+  // Starts the next collective or advances those in flight; eager: both.
+  std::size_t step(std::size_t place, bool eager) {
+    const int number = unfinished_[place];
+    Rank& rank = ranks_[static_cast<std::size_t>(number)];
+    std::size_t moved = 0;
+    const bool may_start = rank.started < run_.steps.size() && rank.running.size() < kMaxRunning;
+    if (may_start && (eager || rank.running.empty() || draw_() % 2 == 0)) {
+      start_next(rank, number);
+      moved = 1;
+      if (!eager && draw_() % 2 == 0) return moved;
+    }
+    for (auto machine = rank.running.begin(); machine != rank.running.end();) {
+      if (!advance(*machine)) {
+        ++machine;
+        continue;
+      }
+      ++moved;
+      machine = rank.running.erase(machine);
+    }
+    if (rank.running.empty()) {
+      HVD_CHECK(rank.endpoint->under_way() == 0);  // the caller may free its buffers now
+      if (rank.started == run_.steps.size()) {
+        unfinished_[place] = unfinished_.back();
+        unfinished_.pop_back();
+      }
+    }
+    return moved;
+  }
+
+  void start_next(Rank& rank, int number) {
+    const auto tag = static_cast<std::uint32_t>(5 + rank.started) << collectives::kChannelBits;
+    Comm comm(*rank.endpoint, members_, number, tag, {}, rank.channel.get());
+    rank.running.push_back(
+        {rank.started, /*entered=*/false,
+         start(run_.steps[rank.started], std::move(comm), tuning_of(run_, number))});
+    ++rank.started;
+  }
+
+  bool advance(Machine& machine) {
+    std::size_t& entered = entered_[machine.step];
+    if (!std::exchange(machine.entered, true)) ++entered;
+    if (!machine.collective->advance()) return false;
+    HVD_CHECK(machine.collective->advance());  // finished is for ever
+    HVD_CHECK(static_cast<OpKind>(run_.steps[machine.step].kind) != OpKind::kBarrier ||
+              entered == ranks_.size());
+    return true;
   }
 
   [[noreturn]] void give_up() {
@@ -198,28 +268,35 @@ class Scheduler {
                 "stuck: nothing moves any more, and these ranks have not finished: " + ranks);
   }
 
-  OpKind kind_;
+  const Simulation& run_;
   std::mt19937_64 draw_;
-  std::vector<bool> stepped_;  // ranks that have advanced at least once, and how many
-  std::size_t entered_ = 0;
+  std::vector<std::size_t> entered_;  // by step: ranks that have advanced it at least once
   bool fickle_ = true;
+  std::shared_ptr<std::vector<int>> members_;
   std::shared_ptr<transport::Fabric> fabric_;
-  std::vector<std::unique_ptr<Collective>> machines_;
-  // Declared after the machines: endpoints go first and withdraw what points into them.
-  std::vector<std::unique_ptr<transport::FickleTransport>> endpoints_;
+  std::deque<Rank> ranks_;
   std::vector<int> unfinished_;
 };
 
 void check(const Simulation& run) {
-  require(run.algorithm != nullptr, "the algorithm is null");
   require(run.ranks >= 1, "ranks must be at least 1, but is " + std::to_string(run.ranks));
-  require(run.inputs != nullptr && run.outputs != nullptr, "inputs or outputs is null");
-  require(run.kind == OpKind::kBarrier || run.counts != nullptr, "counts is null");
-  require(run.root >= 0 && run.root < run.ranks, "root " + std::to_string(run.root) +
-                                                     " is not one of the ranks 0-" +
-                                                     std::to_string(run.ranks - 1));
   require(run.isa <= static_cast<int>(kernels::Isa::kAvx512),
           "isa " + std::to_string(run.isa) + " is not one of 0 scalar, 1 avx2, 2 avx512");
+  for (const Step& step : run.steps) {
+    require(step.kind >= 0 && step.kind < base::kNumOpKinds && step.dtype >= 0 &&
+                step.dtype < base::kNumDTypes && step.op >= 0 &&
+                step.op <= static_cast<int>(base::ReduceOp::kProduct),
+            "unknown kind " + std::to_string(step.kind) + ", dtype " + std::to_string(step.dtype) +
+                " or op " + std::to_string(step.op));
+    require(step.algorithm != nullptr, "the algorithm is null");
+    require(step.parts >= 1, "parts must be at least 1, but is " + std::to_string(step.parts));
+    require(step.inputs != nullptr && step.outputs != nullptr, "inputs or outputs is null");
+    require(static_cast<OpKind>(step.kind) == OpKind::kBarrier || step.counts != nullptr,
+            "counts is null");
+    require(step.root >= 0 && step.root < run.ranks, "root " + std::to_string(step.root) +
+                                                         " is not one of the ranks 0-" +
+                                                         std::to_string(run.ranks - 1));
+  }
 }
 
 template <typename Args>
@@ -263,33 +340,14 @@ const char* names_of(OpKind kind) {
 
 }  // namespace hvdlite::engine
 
-using hvdlite::base::DType;
 using hvdlite::base::OpKind;
-using hvdlite::base::ReduceOp;
 
-int hvdlite_simulate(int kind, const char* algorithm, int ranks, uint64_t seed, int isa,
-                     int64_t segment_bytes, int dtype, int op, double prescale, double postscale,
-                     int64_t divisor, int root, const int64_t* counts, const void* const* inputs,
-                     void* const* outputs) {
+int hvdlite_simulate(int ranks, uint64_t seed, int isa, int64_t segment_bytes, int64_t tile_bytes,
+                     int num_steps, const hvdlite_simulated* steps) {
   return hvdlite::engine::guarded([&] {
-    if (kind < 0 || kind >= hvdlite::base::kNumOpKinds || dtype < 0 ||
-        dtype >= hvdlite::base::kNumDTypes || op < 0 || op > static_cast<int>(ReduceOp::kProduct)) {
-      throw hvdlite::base::Error(hvdlite::base::ErrorCode::kInvalidArgument,
-                                 "unknown kind " + std::to_string(kind) + ", dtype " +
-                                     std::to_string(dtype) + " or op " + std::to_string(op));
-    }
     const hvdlite::engine::Simulation run{
-        static_cast<OpKind>(kind),
-        algorithm,
-        ranks,
-        seed,
-        isa,
-        segment_bytes,
-        {static_cast<DType>(dtype), static_cast<ReduceOp>(op), prescale, postscale, divisor},
-        root,
-        counts,
-        inputs,
-        outputs};
+        ranks,         seed,       isa,
+        segment_bytes, tile_bytes, {steps, static_cast<std::size_t>(std::max(num_steps, 0))}};
     hvdlite::engine::check(run);
     hvdlite::engine::Scheduler(run).run();
   });

@@ -58,7 +58,7 @@ void Operation::start(collectives::Comm comm, const ProcessSet& set, BufferPool&
   }
   switch (fused_.front()->request.kind) {
     case OpKind::kAllreduce:
-      fused_.size() > 1 ? start_fused_allreduce(context) : start_allreduce(context);
+      start_allreduce(context);
       break;
     case OpKind::kAllgather:
       start_allgather(context);
@@ -87,6 +87,28 @@ bool Operation::advance() {
   if (packed_) unpack();
   collective_.reset();
   return true;
+}
+
+void Operation::start_allreduce(Context& context) {
+  if (collectives::takes_scattered(bytes_, context.comm, context.selection)) {
+    start_scattered_allreduce(context);
+  } else if (fused_.size() > 1) {
+    start_fused_allreduce(context);
+  } else {
+    start_single_allreduce(context);
+  }
+}
+
+// Straight from and to the tensors; those of a rank that has joined are null.
+void Operation::start_scattered_allreduce(Context& context) {
+  collectives::AllreduceArgs args;
+  args.parts.reserve(fused_.size());
+  for (std::size_t i = 0; i < fused_.size(); ++i) {
+    args.parts.push_back({entries_[i].input, entries_[i].output,
+                          static_cast<std::size_t>(fused_[i]->request.elements())});
+  }
+  args.reduction = reduction_of(fused_.front()->request, context.comm.size());
+  collective_ = collectives::start_allreduce(context.comm, std::move(args), context.selection);
 }
 
 void Operation::start_fused_allreduce(Context& context) {
@@ -120,7 +142,7 @@ void Operation::unpack() {
   buffer_ = BufferPool::Buffer();
 }
 
-void Operation::start_allreduce(Context& context) {
+void Operation::start_single_allreduce(Context& context) {
   const Request& request = fused_.front()->request;
   void* output = entries_[0].output;
   if (output == nullptr) {  // joined: the result is nobody's here

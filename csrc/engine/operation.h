@@ -1,4 +1,4 @@
-// One FusedOp under way: packs, runs its collective, unpacks, fills in the completions.
+// One FusedOp under way: packs if the algorithm needs it, runs its collective, unpacks, fills in the completions.
 // Thread: the holder of the progress token. Owns: the collective, the fusion buffer, engine-allocated outputs until they are
 // handed to the completions. Blocks: never. Throws: what Transport and the kernels throw; then it must be parked (kept), as
 // the transport may still touch its memory.
@@ -35,8 +35,10 @@ class Operation {
     BufferPool& pool;
     const collectives::Selection& selection;
   };
-  void start_fused_allreduce(Context& context);
   void start_allreduce(Context& context);
+  void start_scattered_allreduce(Context& context);
+  void start_fused_allreduce(Context& context);
+  void start_single_allreduce(Context& context);
   void start_allgather(Context& context);
   void start_broadcast(Context& context);
   void start_alltoall(Context& context);

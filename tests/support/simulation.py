@@ -1,4 +1,4 @@
-"""One collective over simulated ranks, with the checks that every test of one wants.
+"""Collectives over simulated ranks, with the checks that every test of one wants.
 
 The ranks' state machines are stepped by one thread in a seeded order, some completions are reported late, and a deadlock
 is an error that says "stuck" (csrc/engine/c_api_simulate.cc). Outputs lie between guard bytes, inputs must come out
@@ -23,15 +23,19 @@ __all__ = [
     "MIXED_ISA",
     "REDUCESCATTER",
     "SEGMENT_BYTES",
+    "TILE_BYTES",
     "Buffer",
     "allreduce",
     "reducescatter",
     "run",
+    "simulate",
 ]
 
 # The kinds of csrc/base/types.h.
 ALLREDUCE, ALLGATHER, BROADCAST, ALLTOALL, REDUCESCATTER, BARRIER = range(6)
 SEGMENT_BYTES = 64  # so small that a few hundred elements make many rounds
+TILE_BYTES = 256
+STEP_KNOBS = {"dtype", "op", "prescale", "postscale", "divisor", "root", "parts"}
 GUARD = 64
 MIXED_ISA = -1  # another instruction set on each rank: results must not depend on it
 
@@ -62,8 +66,13 @@ class Buffer:
 
 
 def run(kind: int, algorithm: str, inputs: Sequence[int], outputs: Sequence[int], counts: Sequence[int], **knobs) -> None:
-    knobs = {"segment_bytes": SEGMENT_BYTES, "isa": MIXED_ISA} | knobs
-    _engine.simulate(kind, algorithm, len(inputs), inputs, outputs, counts, **knobs)
+    step = {name: knobs.pop(name) for name in list(knobs) if name in STEP_KNOBS}
+    ranks = len(inputs) // step.get("parts", 1)
+    simulate(ranks, [_engine.SimulatedStep(kind, algorithm, inputs, outputs, counts, **step)], **knobs)
+
+
+def simulate(ranks: int, steps: Sequence[_engine.SimulatedStep], **knobs) -> None:
+    _engine.simulate(ranks, steps, **({"segment_bytes": SEGMENT_BYTES, "tile_bytes": TILE_BYTES, "isa": MIXED_ISA} | knobs))
 
 
 def divisor_of(reduction: Reduction, ranks: int) -> int:

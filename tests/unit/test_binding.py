@@ -163,5 +163,6 @@ def test_errors_are_runtime_errors_until_classes_are_installed():
 
 
 def test_simulate_checks_the_number_of_addresses():
-    with pytest.raises(ValueError, match="one output address for each rank"):
-        _engine.simulate(ALLREDUCE, "ring", 2, [0], [0], [0])
+    step = _engine.SimulatedStep(ALLREDUCE, "ring", [0], [0], [0])
+    with pytest.raises(ValueError, match="one output address for each part of each rank"):
+        _engine.simulate(2, [step])

@@ -76,26 +76,63 @@ void test_fold(int isa, int dtype, int op, const std::vector<Address>& outputs,
                           static_cast<int>(from.size()), n, prescale, postscale, divisor));
 }
 
-void simulate(int kind, const char* algorithm, int ranks, const std::vector<Address>& inputs,
-              const std::vector<Address>& outputs, const std::vector<std::int64_t>& counts,
-              int dtype, int op, std::uint64_t seed, int isa, std::int64_t segment_bytes,
-              double prescale, double postscale, std::int64_t divisor, int root) {
-  const auto expected = static_cast<std::size_t>(ranks < 0 ? 0 : ranks);
-  if (inputs.size() != expected || outputs.size() != expected) {
-    throw nb::value_error("simulate needs one input and one output address for each rank");
+// One collective, as hvdlite_simulated, with the memory its pointers point to.
+struct SimulatedStep {
+  int kind;
+  std::string algorithm;
+  std::vector<const void*> inputs;
+  std::vector<void*> outputs;
+  std::vector<std::int64_t> counts;
+  int dtype;
+  int op;
+  double prescale;
+  double postscale;
+  std::int64_t divisor;
+  int root;
+  int parts;
+
+  SimulatedStep(int kind_, std::string algorithm_, const std::vector<Address>& inputs_,
+                const std::vector<Address>& outputs_, std::vector<std::int64_t> counts_, int dtype_,
+                int op_, double prescale_, double postscale_, std::int64_t divisor_, int root_,
+                int parts_)
+      : kind(kind_),
+        algorithm(std::move(algorithm_)),
+        counts(std::move(counts_)),
+        dtype(dtype_),
+        op(op_),
+        prescale(prescale_),
+        postscale(postscale_),
+        divisor(divisor_),
+        root(root_),
+        parts(parts_) {
+    inputs.reserve(inputs_.size());
+    outputs.reserve(outputs_.size());
+    for (Address address : inputs_) inputs.push_back(reinterpret_cast<const void*>(address));
+    for (Address address : outputs_) outputs.push_back(reinterpret_cast<void*>(address));
   }
-  std::vector<const void*> from;
-  std::vector<void*> to;
-  from.reserve(expected);
-  to.reserve(expected);
-  for (Address address : inputs) from.push_back(reinterpret_cast<const void*>(address));
-  for (Address address : outputs) to.push_back(reinterpret_cast<void*>(address));
+};
+
+void simulate(int ranks, const std::vector<SimulatedStep>& steps, std::uint64_t seed, int isa,
+              std::int64_t segment_bytes, std::int64_t tile_bytes) {
+  std::vector<hvdlite_simulated> given;
+  given.reserve(steps.size());
+  for (const SimulatedStep& step : steps) {
+    const auto expected = static_cast<std::size_t>(ranks < 0 ? 0 : ranks) *
+                          static_cast<std::size_t>(step.parts < 0 ? 0 : step.parts);
+    if (step.inputs.size() != expected || step.outputs.size() != expected) {
+      throw nb::value_error(
+          "simulate needs one input and one output address for each part of each rank");
+    }
+    given.push_back({step.kind, step.algorithm.c_str(), step.dtype, step.op, step.prescale,
+                     step.postscale, step.divisor, step.root, step.parts, step.counts.data(),
+                     step.inputs.data(), step.outputs.data()});
+  }
   int code = HVDLITE_OK;
   std::string message;
   {
     nb::gil_scoped_release release;
-    code = hvdlite_simulate(kind, algorithm, ranks, seed, isa, segment_bytes, dtype, op, prescale,
-                            postscale, divisor, root, counts.data(), from.data(), to.data());
+    code = hvdlite_simulate(ranks, seed, isa, segment_bytes, tile_bytes,
+                            static_cast<int>(given.size()), given.data());
     if (code != HVDLITE_OK) message = hvdlite_last_error();
   }
   if (code != HVDLITE_OK) raise_error(code, message);
@@ -118,13 +155,16 @@ void register_testing(nb::module_& module) {
              "rhs"_a, "n"_a, "factor"_a = 1.0, "divisor"_a = 1);
   module.def("test_fold", &test_fold, "isa"_a, "dtype"_a, "op"_a, "outputs"_a, "inputs"_a, "n"_a,
              "prescale"_a = 1.0, "postscale"_a = 1.0, "divisor"_a = 1);
-  module.def("simulate", &simulate, "kind"_a, "algorithm"_a, "ranks"_a, "inputs"_a, "outputs"_a,
-             "counts"_a, "dtype"_a = 10, "op"_a = 1, "seed"_a = 0, "isa"_a = 0,
-             "segment_bytes"_a = 262144, "prescale"_a = 1.0, "postscale"_a = 1.0, "divisor"_a = 1,
-             "root"_a = 0,
-             "Steps `ranks` state machines of one collective to completion in this thread, in an "
-             "order drawn from "
-             "seed.");
+  nb::class_<SimulatedStep>(module, "SimulatedStep", "One collective for simulate().")
+      .def(nb::init<int, std::string, const std::vector<Address>&, const std::vector<Address>&,
+                    std::vector<std::int64_t>, int, int, double, double, std::int64_t, int, int>(),
+           "kind"_a, "algorithm"_a, "inputs"_a, "outputs"_a, "counts"_a, "dtype"_a = 10, "op"_a = 1,
+           "prescale"_a = 1.0, "postscale"_a = 1.0, "divisor"_a = 1, "root"_a = 0, "parts"_a = 1);
+  module.def(
+      "simulate", &simulate, "ranks"_a, "steps"_a, "seed"_a = 0, "isa"_a = 0,
+      "segment_bytes"_a = 262144, "tile_bytes"_a = 262144,
+      "Steps the state machines of `ranks` ranks to completion in this thread, in an order drawn "
+      "from seed; the collectives are started one after the other.");
 }
 
 }  // namespace hvdlite::python

@@ -197,13 +197,25 @@ HVDLITE_API int hvdlite_test_fold(int isa, int dtype, int op, void* const* out, 
                                   double postscale, int64_t divisor);
 HVDLITE_API int hvdlite_isa_supported(int isa);
 HVDLITE_API int hvdlite_accumulator_of(int dtype, int op, int* out);
-/* Runs `ranks` state machines of one collective over an in-process fabric; a seeded generator picks who advances next.
- * isa < 0 gives ranks different instruction sets. inputs/outputs: one pointer per rank (inputs[r] null: identity). counts: allreduce {count}; reducescatter and allgather
- * one entry per rank (elements, bytes); broadcast {bytes}; alltoall ranks*ranks bytes, row = sender; barrier none. */
-HVDLITE_API int hvdlite_simulate(int kind, const char* algorithm, int ranks, uint64_t seed, int isa,
-                                 int64_t segment_bytes, int dtype, int op, double prescale,
-                                 double postscale, int64_t divisor, int root, const int64_t* counts,
-                                 const void* const* inputs, void* const* outputs);
+/* One collective of simulated ranks. counts: allreduce one entry for each part of the buffer; reducescatter and allgather one
+ * for each rank (elements, bytes); broadcast {bytes}; alltoall ranks*ranks bytes, row = sender; barrier none. inputs, outputs: `parts`
+ * pointers for each rank, rank by rank; only allreduce may have more than 1 part. A null input contributes the identity. */
+typedef struct hvdlite_simulated {
+  int kind;
+  const char* algorithm;
+  int dtype, op;
+  double prescale, postscale;
+  int64_t divisor;
+  int root;
+  int parts;
+  const int64_t* counts;
+  const void* const* inputs;
+  void* const* outputs;
+} hvdlite_simulated;
+/* Runs the collectives one after the other, a few at a time, over an in-process fabric whose ranks share memory in tiles of
+ * tile_bytes; a seeded generator picks who advances next. isa < 0 gives ranks different instruction sets. */
+HVDLITE_API int hvdlite_simulate(int ranks, uint64_t seed, int isa, int64_t segment_bytes,
+                                 int64_t tile_bytes, int num_steps, const hvdlite_simulated* steps);
 /* Every interleaving of a small negotiation in shared memory (engine/ledger.h): a program for each of up to 3 members, and how
  * often a verdict may close the ledger. Letters ask for a tensor (capitals with another content), + joins, . leaves; member 0
  * coordinates. broken_rule: 0, or the number of a rule of the ledger to break. An internal error tells what went wrong; states: how many different states there are. */

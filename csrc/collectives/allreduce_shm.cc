@@ -1,0 +1,267 @@
+// Allreduce through shared memory: the ranks of one host read each other's contributions where they lie, slice by slice, and
+// no message is sent.
+//
+// What moves where, three ranks, one tile of three slices a b c (slice r is rank r's own; "b1" is rank 1's contribution
+// to b). Each rank has private memory and a buffer that the others read:
+//
+//                 rank 0                    rank 1                    rank 2
+//   fill          b0 c0 -> buffer           a1 c1 -> buffer           a2 b2 -> buffer
+//   reduce        a = a0 + a1 + a2          b = b0 + b1 + b2          c = c0 + c1 + c2
+//                 -> output, buffer         -> output, buffer         -> output, buffer
+//   drain         b c -> output             a c -> output             a b -> output
+//
+// where a0 is read from rank 0's private memory (the own slice is never packed) and a1, a2 from the buffers of ranks 1 and 2.
+// Prescale, cast, postscale and division are part of the one pass that adds. 16-bit floats lie in the buffers as they are
+// and are added in float32. Tiles follow each other in two buffers of each rank (shared_collective.h, with the proof that
+// this is right, and cannot deadlock), so that they stay in the cache, and a rank fills one while others reduce another.
+//
+// Smaller buffers take fewer steps:
+//   direct   up to kDirectBytes: everybody puts all of its contribution into its buffer, and folds all slices itself. One
+//            wait instead of two, p times the additions.
+//   inline   up to WindowFlags::kInlineBytes: the same, and contributions ride in the line of the flag that announces them.
+//
+// The buffer may be scattered over many parts: each step walks over the runs of its tile, straight from and to where the
+// user's tensors lie. Nothing is packed or unpacked.
+//
+// Cost for p ranks and S bytes, in bytes that each rank loads and stores: (2(p-1)/p fill + (p+2)/p reduce + 2(p-1)/p
+// drain) S = (5 - 2/p) S; and two waits for the slowest, overlapped with other tiles if there are several. direct: (2 + p + 1) S
+// and one wait. Bytes sent: none.
+//
+// In place: a rank's contribution to the others' slices is copied by its fill, that to its own is read by the pass that
+// overwrites it. Its output is touched by nobody else.
+//
+// All ranks get the same bits because a slice is computed once (in direct and inline mode by everybody, from the same
+// contributions in the same order). Contributions are added in rank order in all modes, whatever the tile and the
+// slice in which an element lies: layout-independent, the bits of allreduce_direct.
+//
+// Source: tiles through double buffers, each slice reduced by its owner, are common practice for ranks of one host: Li,
+// Hoefler and Snir, NUMA-aware shared-memory collective communication for MPI (HPDC 2013).
+#include <algorithm>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "collectives/algorithms.h"
+#include "collectives/chunking.h"
+#include "collectives/part_cursor.h"
+#include "collectives/shared_collective.h"
+#include "collectives/tile_reducer.h"
+
+namespace hvdlite::collectives {
+
+namespace {
+
+constexpr std::size_t kCacheLine = 64;
+
+// Parts that follow each other in memory are one.
+std::vector<AllreducePart> merged(const std::vector<AllreducePart>& parts, std::size_t element) {
+  const auto follows = [&](const void* first, const void* second, std::size_t count) {
+    if (first == nullptr || second == nullptr) return first == second;
+    return static_cast<const std::byte*>(first) + count * element == second;
+  };
+  std::vector<AllreducePart> result;
+  result.reserve(parts.size());
+  for (const AllreducePart& part : parts) {
+    if (part.count == 0) continue;
+    if (!result.empty() && follows(result.back().input, part.input, result.back().count) &&
+        follows(result.back().output, part.output, result.back().count)) {
+      result.back().count += part.count;
+    } else {
+      result.push_back(part);
+    }
+  }
+  return result;
+}
+
+// How the buffer is cut into tiles, and a tile into slices; the same on all ranks.
+struct Cut {
+  std::size_t count;  // elements
+  std::size_t tiles;
+  std::size_t slices;  // 1: direct
+  std::size_t grain;   // elements of a cache line
+
+  Range tile(std::size_t index) const { return part_of(count, tiles, index, grain); }
+  Range slice(std::size_t index, int member) const {
+    const Range whole = tile(index);
+    const Range slice = part_of(whole.count, slices, static_cast<std::size_t>(member), grain);
+    return {whole.offset + slice.offset, slice.count};
+  }
+};
+
+class AllreduceTiles final : public TilePipeline {
+ public:
+  AllreduceTiles(Comm comm, const Tuning& tuning, const TileReducer& reducer,
+                 std::vector<AllreducePart> parts, const Cut& cut, bool direct)
+      : TilePipeline(std::move(comm), tuning, /*reduces=*/!direct),
+        reducer_(reducer),
+        parts_(std::move(parts)),
+        cut_(cut),
+        direct_(direct),
+        inputs_(static_cast<std::size_t>(size())),
+        filling_(parts_, reducer.result_bytes()),
+        reducing_(parts_, reducer.result_bytes()),
+        draining_(parts_, reducer.result_bytes()) {
+    set_tiles(cut.tiles);
+  }
+
+ private:
+  void fill(std::size_t tile) override {
+    const Range whole = cut_.tile(tile);
+    if (direct_) {
+      contribute(tile, whole);
+      return;
+    }
+    const Range mine = cut_.slice(tile, me());
+    contribute(tile, {whole.offset, mine.offset - whole.offset});
+    const std::size_t behind = mine.offset + mine.count;
+    contribute(tile, {behind, whole.offset + whole.count - behind});
+  }
+
+  void contribute(std::size_t tile, const Range& range) {
+    std::byte* const place = contribution(me(), tile, range.offset);
+    filling_.walk(range, [&](const void* input, void*, std::size_t offset, std::size_t n) {
+      reducer_.contribute(place + offset * reducer_.contribution_bytes(), input, n);
+    });
+  }
+
+  void reduce(std::size_t tile) override {
+    const Range mine = cut_.slice(tile, me());
+    std::byte* const results = contribution(me(), tile, mine.offset);
+    reducing_.walk(mine, [&](const void* input, void* output, std::size_t offset, std::size_t n) {
+      collect(tile, mine.offset + offset);
+      std::byte* const own = contribution(me(), tile, mine.offset + offset);
+      if (input == nullptr || reducer_.scaled()) {
+        reducer_.contribute(own, input, n);
+      } else {
+        inputs_[static_cast<std::size_t>(me())] = input;
+      }
+      void* outputs[2];
+      int num_outputs = 0;
+      if (output != nullptr) outputs[num_outputs++] = output;
+      if (size() > 1) outputs[num_outputs++] = results + offset * reducer_.result_bytes();
+      if (num_outputs > 0) reducer_.fold(outputs, num_outputs, inputs_.data(), size(), n);
+    });
+  }
+
+  void drain(std::size_t tile) override {
+    if (direct_) {
+      const Range whole = cut_.tile(tile);
+      draining_.walk(whole, [&](const void*, void* output, std::size_t offset, std::size_t n) {
+        if (output == nullptr) return;
+        collect(tile, whole.offset + offset);
+        reducer_.fold(&output, 1, inputs_.data(), size(), n);
+      });
+      return;
+    }
+    for (int owner = 0; owner < size(); ++owner) {
+      if (owner == me()) continue;
+      const Range slice = cut_.slice(tile, owner);
+      const std::byte* const results = contribution(owner, tile, slice.offset);
+      const std::size_t bytes = reducer_.result_bytes();
+      draining_.walk(slice, [&](const void*, void* output, std::size_t offset, std::size_t n) {
+        if (output != nullptr) std::memcpy(output, results + offset * bytes, n * bytes);
+      });
+    }
+  }
+
+  // Where a member's contribution from this element of the buffer on lies in its tile.
+  std::byte* contribution(int member, std::size_t tile, std::size_t element) const {
+    return buffer(member, tile) +
+           (element - cut_.tile(tile).offset) * reducer_.contribution_bytes();
+  }
+  void collect(std::size_t tile, std::size_t element) {
+    for (int member = 0; member < size(); ++member) {
+      inputs_[static_cast<std::size_t>(member)] = contribution(member, tile, element);
+    }
+  }
+
+  TileReducer reducer_;
+  std::vector<AllreducePart> parts_;
+  Cut cut_;
+  bool direct_;
+  std::vector<const void*> inputs_;  // of one fold, by member
+  PartCursor filling_;
+  PartCursor reducing_;
+  PartCursor draining_;
+};
+
+class AllreduceInline final : public SharedCollective {
+ public:
+  AllreduceInline(Comm comm, const Tuning& tuning, const TileReducer& reducer,
+                  std::vector<AllreducePart> parts, std::size_t count)
+      : SharedCollective(std::move(comm), tuning),
+        reducer_(reducer),
+        parts_(std::move(parts)),
+        count_(count) {}
+
+ private:
+  bool step() override {
+    const InlineTile tile(channel().tiles());
+    if (!published_) return published_ = publish(tile);
+    if (!tile.all_arrived(channel())) return false;
+    fold(tile);
+    tile.done(channel());
+    finish(1);
+    return true;
+  }
+
+  bool publish(const InlineTile& tile) {
+    std::byte payload[InlineTile::kBytes];
+    PartCursor cursor(parts_, reducer_.result_bytes());
+    cursor.walk({0, count_}, [&](const void* input, void*, std::size_t offset, std::size_t n) {
+      reducer_.contribute(payload + offset * reducer_.contribution_bytes(), input, n);
+    });
+    if (!tile.publish(channel(), payload, count_ * reducer_.contribution_bytes())) return false;
+    ring_others();
+    return true;
+  }
+
+  void fold(const InlineTile& tile) {
+    std::vector<const void*> inputs(static_cast<std::size_t>(size()));
+    PartCursor cursor(parts_, reducer_.result_bytes());
+    cursor.walk({0, count_}, [&](const void*, void* output, std::size_t offset, std::size_t n) {
+      if (output == nullptr) return;
+      for (int member = 0; member < size(); ++member) {
+        inputs[static_cast<std::size_t>(member)] =
+            tile.payload(channel(), member) + offset * reducer_.contribution_bytes();
+      }
+      reducer_.fold(&output, 1, inputs.data(), size(), n);
+    });
+  }
+
+  TileReducer reducer_;
+  std::vector<AllreducePart> parts_;
+  std::size_t count_;
+  bool published_ = false;
+};
+
+// Up to here one wait less is worth p-fold additions. A share of the tile, so that small tiles (of many ranks, of tests) behave
+// like large ones.
+std::size_t direct_bytes(std::size_t tile_bytes) { return tile_bytes / 16; }
+
+}  // namespace
+
+std::unique_ptr<Collective> allreduce_shm(Comm comm, AllreduceArgs args, const Tuning& tuning) {
+  HVD_CHECK(comm.shared() != nullptr);
+  const TileReducer reducer(args.reduction, tuning.isa);
+  const std::size_t element = reducer.contribution_bytes();
+  const std::size_t count = args.count();
+  const std::size_t bytes = count * element;
+  const int members = comm.shared()->size();
+  std::vector<AllreducePart> parts = merged(args.parts, reducer.result_bytes());
+  if (members > 1 && count > 0 && bytes <= InlineTile::kBytes) {
+    return std::make_unique<AllreduceInline>(std::move(comm), tuning, reducer, std::move(parts),
+                                             count);
+  }
+  const std::size_t tile_bytes = comm.shared()->tile_bytes();
+  const bool direct = members > 1 && bytes <= direct_bytes(tile_bytes);
+  Cut cut{count, 0, static_cast<std::size_t>(members),
+          std::max<std::size_t>(kCacheLine / element, 1)};
+  const std::size_t lines = pipelined_tile(bytes, tile_bytes) / (cut.grain * element);
+  cut.tiles = pieces_in(count, lines * cut.grain);
+  return std::make_unique<AllreduceTiles>(std::move(comm), tuning, reducer, std::move(parts), cut,
+                                          direct);
+}
+
+}  // namespace hvdlite::collectives

@@ -1,0 +1,123 @@
+// Alltoall of uneven parts through shared memory: every rank puts its parts for the others into its buffer, one lane for each
+// of them, and each rank copies its lanes out of the others' buffers.
+//
+// What moves where, three ranks ("01" is rank 0's part for rank 1), one tile:
+//
+//                 rank 0                   rank 1                   rank 2
+//   fill          lanes - 01 02            lanes 10 - 12            lanes 20 21 -
+//   drain         00 10 20 -> output       01 11 21 -> output       02 12 22 -> output
+//
+// where a rank's part for itself comes from its input. Tile k carries the k-th piece of every part, as long as a lane. How many
+// tiles there are depends on the largest part of all, which no rank knows alone: a first tile, which rides in the line of
+// its flag, carries each rank's largest part. Tiles follow each other in two buffers of each rank: shared_collective.h proves
+// that this is right and cannot deadlock.
+//
+// Cost for p ranks of which each sends S bytes evenly, in bytes that each rank loads and stores: 4(p-1)/p S + 2/p S, and two
+// waits for the slowest. One large part fills only its lane of each tile: a p-th. Bytes sent: none.
+//
+// All bytes are copied, never computed.
+//
+// Source: see allreduce_shm.cc.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "collectives/algorithms.h"
+#include "collectives/chunking.h"
+#include "collectives/shared_collective.h"
+
+namespace hvdlite::collectives {
+
+namespace {
+
+class AlltoallvShm final : public TilePipeline {
+ public:
+  AlltoallvShm(Comm comm, const Tuning& tuning, AlltoallvArgs args)
+      : TilePipeline(std::move(comm), tuning, /*reduces=*/false),
+        input_(static_cast<const std::byte*>(args.input)),
+        output_(static_cast<std::byte*>(args.output)),
+        send_sizes_(std::move(args.send_bytes)),
+        recv_sizes_(std::move(args.recv_bytes)),
+        send_offsets_(offsets_of(send_sizes_)),
+        recv_offsets_(offsets_of(recv_sizes_)),
+        lanes_(channel().tile_bytes(), size(), 1) {
+    skip_tiles(1);
+  }
+
+ private:
+  bool step() override {
+    if (agreed_) return TilePipeline::step();
+    const InlineTile tile(channel().tiles());
+    if (!published_) return published_ = publish(tile);
+    if (!tile.all_arrived(channel())) return false;
+    std::uint64_t largest = 0;
+    for (int member = 0; member < size(); ++member) {
+      std::uint64_t theirs = 0;
+      std::memcpy(&theirs, tile.payload(channel(), member), sizeof(theirs));
+      largest = std::max(largest, theirs);
+    }
+    tile.done(channel());
+    set_tiles(pieces_in(largest, lanes_.bytes()));
+    return agreed_ = true;
+  }
+
+  bool publish(const InlineTile& tile) {
+    const std::uint64_t largest = *std::max_element(send_sizes_.begin(), send_sizes_.end());
+    if (!tile.publish(channel(), &largest, sizeof(largest))) return false;
+    ring_others();
+    return true;
+  }
+
+  void fill(std::size_t tile) override {
+    for (int peer = 0; peer < size(); ++peer) {
+      const Range range = piece(tile, send_sizes_, send_offsets_, peer);
+      if (peer == me() || range.count == 0) continue;
+      std::memcpy(buffer(me(), tile) + lanes_.offset(peer), input_ + range.offset, range.count);
+    }
+  }
+
+  void drain(std::size_t tile) override {
+    for (int peer = 0; peer < size(); ++peer) {
+      const Range range = piece(tile, recv_sizes_, recv_offsets_, peer);
+      if (range.count == 0) continue;
+      const std::byte* const from =
+          peer == me() ? input_ + piece(tile, send_sizes_, send_offsets_, me()).offset
+                       : buffer(peer, tile) + lanes_.offset(me());
+      std::memcpy(output_ + range.offset, from, range.count);
+    }
+  }
+
+  // The bytes, in the input or the output, that a tile carries.
+  Range piece(std::size_t tile, const std::vector<std::size_t>& sizes,
+              const std::vector<std::size_t>& offsets, int peer) const {
+    const std::size_t bytes = sizes[static_cast<std::size_t>(peer)];
+    const std::size_t begin = std::min(tile * lanes_.bytes(), bytes);
+    return {offsets[static_cast<std::size_t>(peer)] + begin,
+            std::min(lanes_.bytes(), bytes - begin)};
+  }
+
+  const std::byte* input_;
+  std::byte* output_;
+  std::vector<std::size_t> send_sizes_;
+  std::vector<std::size_t> recv_sizes_;
+  std::vector<std::size_t> send_offsets_;
+  std::vector<std::size_t> recv_offsets_;
+  Lanes lanes_;
+  bool published_ = false;
+  bool agreed_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<Collective> alltoallv_shm(Comm comm, AlltoallvArgs args, const Tuning& tuning) {
+  HVD_CHECK(comm.shared() != nullptr);
+  const auto size = static_cast<std::size_t>(comm.size());
+  const auto rank = static_cast<std::size_t>(comm.rank());
+  HVD_CHECK(args.send_bytes.size() == size && args.recv_bytes.size() == size);
+  HVD_CHECK(args.send_bytes[rank] == args.recv_bytes[rank]);
+  return std::make_unique<AlltoallvShm>(std::move(comm), tuning, std::move(args));
+}
+
+}  // namespace hvdlite::collectives

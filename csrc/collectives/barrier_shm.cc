@@ -1,0 +1,53 @@
+// Barrier through shared memory: every rank raises its flag and looks for all others'.
+//
+//                 rank 0              rank 1              rank 2
+//   raises        flag 0              flag 1              flag 2
+//   waits for     flags 1, 2          flags 0, 2          flags 0, 1
+//
+// It is a tile without contents (shared_collective.h, where it is shown that this cannot deadlock).
+//
+// Cost for p ranks: one store, and one wait for the slowest; each rank looks at p-1 lines. Bytes sent: none.
+//
+// There is no result; "all ranks agree" means that nobody leaves before everybody has entered.
+//
+// Source: folklore, the all-to-all form of the barriers in Mellor-Crummey and Scott, Algorithms for scalable synchronization on
+// shared-memory multiprocessors (ACM TOCS 9, 1991).
+#include <utility>
+
+#include "base/error.h"
+#include "collectives/algorithms.h"
+#include "collectives/shared_collective.h"
+
+namespace hvdlite::collectives {
+
+namespace {
+
+class BarrierShm final : public SharedCollective {
+ public:
+  BarrierShm(Comm comm, const Tuning& tuning) : SharedCollective(std::move(comm), tuning) {}
+
+ private:
+  bool step() override {
+    const InlineTile tile(channel().tiles());
+    if (!entered_) {
+      if (!tile.publish(channel(), nullptr, 0)) return false;
+      ring_others();
+      return entered_ = true;
+    }
+    if (!tile.all_arrived(channel())) return false;
+    tile.done(channel());
+    finish(1);
+    return true;
+  }
+
+  bool entered_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<Collective> barrier_shm(Comm comm, Barrier, const Tuning& tuning) {
+  HVD_CHECK(comm.shared() != nullptr);
+  return std::make_unique<BarrierShm>(std::move(comm), tuning);
+}
+
+}  // namespace hvdlite::collectives

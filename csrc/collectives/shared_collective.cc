@@ -1,0 +1,151 @@
+#include "collectives/shared_collective.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/error.h"
+#include "base/thread.h"
+
+namespace hvdlite::collectives {
+
+namespace {
+
+using transport::WindowFlags;
+
+constexpr std::size_t kCacheLine = 64;
+
+}  // namespace
+
+SharedCollective::SharedCollective(Comm comm, const Tuning& tuning)
+    : comm_(std::move(comm)),
+      turn_(comm_.shared()->take_turn()),
+      spin_(tuning.spin),
+      max_steps_(tuning.max_steps) {}
+
+bool SharedCollective::advance() {
+  if (finished_) return true;
+  if (!channel().has_turn(turn_)) return false;
+  int steps = 0;
+  int polls = 0;
+  while (!finished_ && steps < max_steps_) {
+    if (step()) {
+      ++steps;
+      polls = 0;
+    } else if (polls++ < spin_) {
+      base::spin_pause();
+    } else {
+      break;
+    }
+  }
+  if (steps > 0) comm_.note_progress();
+  return finished_;
+}
+
+void SharedCollective::finish(std::uint64_t tiles) {
+  channel().add_tiles(tiles);
+  channel().end_turn();
+  finished_ = true;
+}
+
+void SharedCollective::ring_others() {
+  for (int member = 0; member < size(); ++member) {
+    if (member != me()) comm_.ring(channel().member(member));
+  }
+}
+
+bool InlineTile::publish(SharedChannel& channel, const void* payload, std::size_t bytes) const {
+  HVD_CHECK(bytes <= kBytes);
+  if (number_ > 0 && !channel.all_done(number_ - 1)) return false;
+  WindowFlags::Inline& line = channel.flags(channel.index()).small[number_ & 1];
+  if (bytes > 0) std::memcpy(line.payload, payload, bytes);
+  line.done.store(number_, std::memory_order_relaxed);  // all earlier tiles: ordered by arrived
+  line.arrived.store(number_ + 1, std::memory_order_release);
+  return true;
+}
+
+bool InlineTile::all_arrived(SharedChannel& channel) const {
+  for (int member = 0; member < channel.size(); ++member) {
+    const WindowFlags::Inline& line = channel.flags(member).small[number_ & 1];
+    if (line.arrived.load(std::memory_order_acquire) < number_ + 1) return false;
+    channel.saw_done(member, line.done.load(std::memory_order_relaxed));
+  }
+  return true;
+}
+
+const std::byte* InlineTile::payload(const SharedChannel& channel, int member) const {
+  return channel.flags(member).small[number_ & 1].payload;
+}
+
+void InlineTile::done(SharedChannel& channel) const {
+  channel.flags(channel.index()).done.store(number_ + 1, std::memory_order_release);
+}
+
+TilePipeline::TilePipeline(Comm comm, const Tuning& tuning, bool reduces, int filler)
+    : SharedCollective(std::move(comm), tuning), reduces_(reduces), filler_(filler) {}
+
+bool TilePipeline::step() {
+  if (drained_ == tiles_) {
+    finish(first_ + tiles_);
+    return true;
+  }
+  return try_fill() || try_reduce() || try_drain();
+}
+
+bool TilePipeline::try_fill() {
+  if (filled_ == tiles_) return false;
+  if (!fills()) {
+    comm().ring(channel().member(filler_));
+    filled_ = tiles_;
+    return true;
+  }
+  const std::uint64_t tile = number(filled_);
+  if (tile > 0 && !channel().all_done(tile - 1)) return false;
+  fill(filled_);
+  channel().flags(me()).arrived.store(tile + 1, std::memory_order_release);
+  ring_others();
+  ++filled_;
+  return true;
+}
+
+bool TilePipeline::try_reduce() {
+  if (!reduces_ || reduced_ == filled_) return false;
+  const std::uint64_t count = number(reduced_) + 1;
+  if (!channel().all_arrived(count)) return false;
+  reduce(reduced_);
+  channel().flags(me()).reduced.store(count, std::memory_order_release);
+  ring_others();
+  ++reduced_;
+  return true;
+}
+
+bool TilePipeline::try_drain() {
+  const std::uint64_t count = number(drained_) + 1;
+  if (reduces_) {
+    if (drained_ == reduced_ || !channel().all_reduced(count)) return false;
+  } else if (drained_ == filled_ ||
+             !(filler_ == kEverybody ? channel().all_arrived(count)
+                                     : channel().has_arrived(filler_, count))) {
+    return false;
+  }
+  drain(drained_);
+  channel().flags(me()).done.store(count, std::memory_order_release);
+  if (!fills()) comm().ring(channel().member(filler_));
+  ++drained_;
+  return true;
+}
+
+std::size_t pipelined_tile(std::size_t bytes, std::size_t tile_bytes) {
+  constexpr std::size_t kOverlap = 4;
+  constexpr std::size_t kSmallest = 32 * 1024;
+  return std::min(tile_bytes, std::max(bytes / kOverlap, kSmallest));
+}
+
+Lanes::Lanes(std::size_t bytes, int members, std::size_t element_bytes) {
+  const std::size_t share = bytes / static_cast<std::size_t>(members);
+  const std::size_t grain = share >= kCacheLine ? kCacheLine : element_bytes;
+  bytes_ = share / grain * grain;
+  HVD_CHECK(bytes_ > 0);
+}
+
+}  // namespace hvdlite::collectives

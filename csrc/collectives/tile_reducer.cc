@@ -1,0 +1,69 @@
+#include "collectives/tile_reducer.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "collectives/reducer.h"
+
+namespace hvdlite::collectives {
+
+namespace {
+
+constexpr std::size_t kScratchBytes = 8 * 1024;  // stays in L1 beside what is folded
+
+}  // namespace
+
+TileReducer::TileReducer(const Reduction& reduction, kernels::Isa isa)
+    : reduction_(reduction),
+      kernels_(&kernels::reduce_kernels(reduction.dtype, reduction.op, isa)),
+      result_bytes_(base::size_of(reduction.dtype)),
+      partial_bytes_(base::size_of(kernels_->accumulator)),
+      contribution_bytes_(result_bytes_),
+      same_type_(kernels_->accumulator == reduction.dtype),
+      scaled_(!identity_survives(reduction)) {
+  if (scaled_) contribution_bytes_ = partial_bytes_;
+}
+
+void TileReducer::contribute(std::byte* tile, const void* input, std::size_t n) const {
+  if (input == nullptr && (scaled_ || same_type_)) {
+    kernels_->fill_identity(tile, n);
+  } else if (input == nullptr) {
+    alignas(64) std::byte identity[kScratchBytes];
+    const std::size_t block = std::min(kScratchBytes / partial_bytes_, n);
+    kernels_->fill_identity(identity, block);
+    for (std::size_t done = 0; done < n; done += block) {
+      kernels_->store(tile + done * result_bytes_, identity, std::min(block, n - done), 1.0, 1);
+    }
+  } else if (scaled_) {
+    kernels_->load(tile, input, n, reduction_.prescale);
+  } else if (input != tile) {
+    std::memcpy(tile, input, n * result_bytes_);
+  }
+}
+
+void TileReducer::fold(void* const* out, int num_out, const void* const* in, int num_in,
+                       std::size_t n) const {
+  alignas(64) std::byte partial[kScratchBytes];
+  const std::size_t block = kScratchBytes / partial_bytes_;
+  for (std::size_t done = 0; done < n; done += block) {
+    const std::size_t count = std::min(block, n - done);
+    const auto input = [&](int i) {
+      return static_cast<const std::byte*>(in[i]) + done * contribution_bytes_;
+    };
+    if (scaled_) {
+      std::memcpy(partial, input(0), count * partial_bytes_);
+      for (int i = 1; i < num_in; ++i) kernels_->combine(partial, partial, input(i), count);
+    } else {
+      kernels_->load(partial, input(0), count, reduction_.prescale);
+      for (int i = 1; i < num_in; ++i) {
+        kernels_->accumulate(partial, input(i), count, reduction_.prescale);
+      }
+    }
+    for (int i = 0; i < num_out; ++i) {
+      kernels_->store(static_cast<std::byte*>(out[i]) + done * result_bytes_, partial, count,
+                      reduction_.postscale, reduction_.divisor);
+    }
+  }
+}
+
+}  // namespace hvdlite::collectives

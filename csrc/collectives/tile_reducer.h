@@ -1,0 +1,48 @@
+// The arithmetic of one reduction over tiles in shared memory: contributions go into a tile, and are
+// folded from the members' tiles into results.
+//
+// A contribution lies in a tile as the user's type T, and prescale is applied by whoever folds; an
+// absent one is the identity of the op. That is right only if prescale leaves the identity alone
+// (reducer.h). In the rare other cases (scaled()) every rank scales its contribution into the
+// tile, where it lies as the accumulator type A, and folding takes a detour through a scratch in L1.
+//
+// Either way an element gets contribution 0, then op contribution 1, 2, ... in A, then postscale,
+// divisor and one rounding to T: the bits of reducescatter_direct and allreduce_direct.
+//
+// Thread: the holder of the progress token. Owns: nothing. Blocks: no.
+// Throws: Error(Unsupported) from the look-up of the kernels.
+#pragma once
+
+#include <cstddef>
+
+#include "collectives/collective.h"
+
+namespace hvdlite::collectives {
+
+class TileReducer {
+ public:
+  TileReducer(const Reduction& reduction, kernels::Isa isa);
+
+  std::size_t result_bytes() const { return result_bytes_; }  // of one element
+  std::size_t contribution_bytes() const { return contribution_bytes_; }
+  // The user's input cannot be folded where it lies: it has to be contributed first.
+  bool scaled() const { return scaled_; }
+
+  // Puts n elements of this rank's contribution into a tile; a null input contributes the identity.
+  void contribute(std::byte* tile, const void* input, std::size_t n) const;
+
+  // Folds num_in contributions in this order, and stores the result num_out times. An output may be
+  // one of the inputs, or begin where one begins.
+  void fold(void* const* out, int num_out, const void* const* in, int num_in, std::size_t n) const;
+
+ private:
+  Reduction reduction_;
+  const kernels::ReduceKernels* kernels_;
+  std::size_t result_bytes_;
+  std::size_t partial_bytes_;
+  std::size_t contribution_bytes_;
+  bool same_type_;  // T is A
+  bool scaled_;
+};
+
+}  // namespace hvdlite::collectives
