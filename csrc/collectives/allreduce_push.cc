@@ -40,6 +40,7 @@
 #include "collectives/algorithms.h"
 #include "collectives/chunking.h"
 #include "collectives/part_cursor.h"
+#include "collectives/reducer.h"
 #include "collectives/shared_collective.h"
 #include "collectives/tile_reducer.h"
 

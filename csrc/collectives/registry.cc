@@ -14,6 +14,11 @@ constexpr Algorithm<AllreduceArgs> kAllreduce[] = {
     {"direct", allreduce_direct},
     {"recursive_doubling", allreduce_recursive_doubling},
     {.name = "shm", .make = allreduce_shm, .scattered = true, .runs_on = shares_memory},
+    {.name = "push",
+     .make = allreduce_push,
+     .scattered = true,
+     .runs_on = shares_memory,
+     .in_arena = true},
 };
 constexpr Algorithm<ReducescatterArgs> kReducescatter[] = {
     {"ring", reducescatter_ring, /*layout_independent=*/false},

@@ -23,7 +23,7 @@ const PyType_Slot kMemorySlots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(ex
 nb::bytes Arena::address() const {
   std::array<char, HVDLITE_ARENA_ADDRESS_BYTES> address{};
   hvdlite_arena_address(arena_, address.data());
-  return {address.data(), address.size()};
+  return nb::bytes(address.data(), address.size());
 }
 
 void Arena::open(nb::sequence addresses) {

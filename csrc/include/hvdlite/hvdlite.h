@@ -221,7 +221,7 @@ HVDLITE_API int hvdlite_simulate(int ranks, uint64_t seed, int isa, int64_t segm
  * coordinates. broken_rule: 0, or the number of a rule of the ledger to break. An internal error tells what went wrong; states: how many different states there are. */
 HVDLITE_API int hvdlite_explore_ledger(const char* const* programs, int members, int closings,
                                        int broken_rule, int64_t* states);
-/* Names of the algorithms of a kind, separated by commas (static storage); null for an unknown kind. */
+/* Names of the algorithms of a kind that a knob can force, separated by commas (static storage); null for an unknown kind. */
 HVDLITE_API const char* hvdlite_algorithms(int kind);
 
 #ifdef __cplusplus
