@@ -1,5 +1,9 @@
 // One process set's use of its region of the host window: who of the set is on this host, whose turn it is, how many tiles
 // were used. One operation of the set at a time has the channel, in the order in which the set agreed on its operations.
+//
+// A region passes to another process set when all members of the last one have destroyed their channels, which each does when
+// it has finished with the set's operations. The new set's tiles have larger numbers than any before, so what it reads in
+// flags of earlier times only says "not yet".
 // Thread: the holder of the progress token. Owns: nothing but counts. Blocks: no. Throws: no.
 #pragma once
 
@@ -16,17 +20,31 @@ namespace hvdlite::collectives {
 class SharedChannel {
  public:
   // members: places in the Comm of those members of the set that are on this host, ascending; local_ranks: theirs within the
-  // host; index: this rank's place among them.
+  // host; index: this rank's place among them; first_tile: even, and beyond those of the region's earlier users; departures:
+  // how many ranks have to leave the region before it is free.
   SharedChannel(transport::HostWindow& window, int region, std::vector<int> members,
-                std::vector<int> local_ranks, int index)
+                std::vector<int> local_ranks, int index, std::uint64_t first_tile = 0,
+                std::uint64_t departures = 0)
       : window_(&window),
         region_(region),
         members_(std::move(members)),
         local_ranks_(std::move(local_ranks)),
         index_(index),
-        arrived_(members_.size(), 0),
-        reduced_(members_.size(), 0),
-        done_(members_.size(), 0) {}
+        arrived_(members_.size(), first_tile),
+        reduced_(members_.size(), first_tile),
+        done_(members_.size(), first_tile),
+        departures_(departures),
+        tiles_(first_tile) {}
+  ~SharedChannel() { window_->head(region_).departures.fetch_add(1, std::memory_order_release); }
+  SharedChannel(const SharedChannel&) = delete;
+  SharedChannel& operator=(const SharedChannel&) = delete;
+
+  // Has everybody left who used the region before?
+  bool is_free() {
+    free_ =
+        free_ || window_->head(region_).departures.load(std::memory_order_acquire) >= departures_;
+    return free_;
+  }
 
   int size() const { return static_cast<int>(members_.size()); }
   int index() const { return index_; }
@@ -44,7 +62,7 @@ class SharedChannel {
 
   // Turns: taken when an operation is made, which happens in the same order on all members.
   std::uint64_t take_turn() { return next_turn_++; }
-  bool has_turn(std::uint64_t turn) const { return turn == turn_; }
+  bool has_turn(std::uint64_t turn) { return turn == turn_ && is_free(); }
   void end_turn() { ++turn_; }
 
   // Tiles used before the operation that has the turn; it adds those it used when it ends its turn.
@@ -95,9 +113,11 @@ class SharedChannel {
   Counts arrived_;
   Counts reduced_;
   Counts done_;
+  std::uint64_t departures_;
+  bool free_ = false;
   std::uint64_t next_turn_ = 0;
   std::uint64_t turn_ = 0;
-  std::uint64_t tiles_ = 0;
+  std::uint64_t tiles_;
 };
 
 }  // namespace hvdlite::collectives

@@ -168,6 +168,7 @@ int hvdlite_fabric_create(int size, const int32_t* hosts, hvdlite_fabric** out) 
     require(size > 0, "a fabric needs at least one rank");
     hvdlite::transport::FabricShape shape;
     shape.size = size;
+    shape.ledger_bytes = hvdlite::engine::Ledger::bytes({});
     if (hosts != nullptr) shape.hosts.assign(hosts, hosts + size);
     *out = new hvdlite_fabric{hvdlite::transport::make_fabric(shape), size};
   });
@@ -342,6 +343,7 @@ int hvdlite_get_counters(hvdlite_engine* engine, hvdlite_counters* out) {
             counters.fused_ops,
             counters.cache_hits,
             counters.cache_misses,
+            counters.agreed_in_memory,
             counters.data_bytes_sent,
             counters.arena_ops};
   });

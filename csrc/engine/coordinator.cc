@@ -28,33 +28,57 @@ Coordinator::Coordinator(SetId set, std::vector<int> members, std::size_t cache_
       capacity_(cache_capacity),
       joined_(members_.size(), false) {}
 
-void Coordinator::announce(int member, RequestPtr request, std::uint64_t seen) {
+RequestPtr Coordinator::announce(int member, RequestPtr request, std::uint64_t seen) {
   if (request->kind == OpKind::kJoin) {
     join(member, *request);
-    return;
+    return request;
   }
   const auto failed = failed_at_.find(request->name);
   if (failed != failed_at_.end() && seen < failed->second) {
-    return;  // crossed the failure; the member gave up on it
+    return nullptr;  // crossed the failure; the member gave up on it
   }
-  const std::string name = request->name;
-  add(member, std::move(request));
-  settle_if_complete(name);
+  add(member, request);
+  settle_if_complete(request->name);
+  return request;
 }
 
-void Coordinator::announce_slot(int member, std::uint32_t slot, std::uint64_t seen) {
+RequestPtr Coordinator::announce_slot(int member, std::uint32_t slot, std::uint64_t seen) {
   HVD_CHECK(slot < lines_.size());
   const CacheLine& line = lines_[slot];
   if (line.filled > seen) {
-    return;  // refilled meanwhile; the member will see that and announce in full
+    return nullptr;  // refilled meanwhile; the member will see that and announce in full
   }
   const std::string& name = line.response->request.name;
   const auto failed = failed_at_.find(name);
-  if (failed != failed_at_.end() && seen < failed->second) return;
-  Tally& tally = add(member, line.requests[static_cast<std::size_t>(member)]);
+  if (failed != failed_at_.end() && seen < failed->second) return nullptr;
+  RequestPtr request = line.requests[static_cast<std::size_t>(member)];
+  Tally& tally = add(member, request);
   ++tally.hits;
   tally.slot = slot;
   settle_if_complete(name);
+  return request;
+}
+
+bool Coordinator::knows(const std::string& name) const {
+  if (tallies_.contains(name)) return true;
+  return std::any_of(groups_.begin(), groups_.end(), [&](const auto& group) {
+    return std::any_of(group.second.ready.begin(), group.second.ready.end(),
+                       [&](const Settled& s) { return s.response->request.name == name; });
+  });
+}
+
+std::vector<RequestPtr> Coordinator::open() const {
+  std::vector<RequestPtr> requests;
+  for (const auto& [name, tally] : tallies_) {
+    requests.push_back(*std::find_if(tally.requests.begin(), tally.requests.end(),
+                                     [](const RequestPtr& request) { return request != nullptr; }));
+  }
+  for (const auto& [label, group] : groups_) {
+    for (const Settled& settled : group.ready) {
+      requests.push_back(std::make_shared<const Request>(settled.response->request));
+    }
+  }
+  return requests;
 }
 
 Coordinator::Tally& Coordinator::add(int member, RequestPtr request) {

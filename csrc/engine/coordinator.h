@@ -27,13 +27,21 @@ class Coordinator {
  public:
   Coordinator(SetId set, std::vector<int> members, std::size_t cache_capacity);
 
-  // Member `member` asks, in full or by a slot of the response cache, having processed the response lists up to `seen`.
-  void announce(int member, RequestPtr request, std::uint64_t seen);
-  void announce_slot(int member, std::uint32_t slot, std::uint64_t seen);
+  // Member `member` asks, in full or by a slot of the response cache, having processed the response lists up to `seen`. The
+  // request, or null where that is void.
+  RequestPtr announce(int member, RequestPtr request, std::uint64_t seen);
+  RequestPtr announce_slot(int member, std::uint32_t slot, std::uint64_t seen);
   // The member said goodbye or died: whatever needs it fails, now and later, with this text.
   void leave(int member, const base::Status& why);
   // Takes these operations out of the books and fails them everywhere (the verdict of deadlock detection).
   void fail(const std::vector<std::string>& names, const base::Status& why);
+
+  // Must everything go through messages, because somebody has joined or left?
+  bool needs_messages() const { return joined_count_ > 0 || !left_.ok(); }
+  // Is this name being counted, or waiting for its group?
+  bool knows(const std::string& name) const;
+  // The requests of all such names, one each.
+  std::vector<RequestPtr> open() const;
 
   bool has_decisions() const { return !decided_.empty(); }
   // Everything decided since the last call in the order to execute; it is response list number sequence().

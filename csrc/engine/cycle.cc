@@ -15,6 +15,9 @@ namespace {
 
 // Memory kept for fusion buffers, in fusion thresholds: enough for the operations usually in flight.
 constexpr std::size_t kPoolThresholds = 4;
+constexpr int kLockTries = 200;
+// Something could not be done because another rank was at it: soon again.
+constexpr base::microseconds kTryAgain{20};
 
 }  // namespace
 
@@ -28,6 +31,9 @@ Cycle::Cycle(transport::Transport& transport, SharedState& shared, collectives::
             shared_.recorder.reached(entry.completion->record, Stage::kStarted);
           },
           [this](Entry& entry, const Status& status) { finish(entry, status); }) {
+  if (transport_.window() != nullptr) {
+    regions_.resize(static_cast<std::size_t>(transport_.window()->regions()));
+  }
   std::vector<std::int64_t> world(static_cast<std::size_t>(transport.size()));
   std::iota(world.begin(), world.end(), 0);
   create_set(world);
@@ -79,7 +85,13 @@ Outlook Cycle::outlook() const {
     outlook.negotiating = outlook.negotiating || !set->pending.empty();
   }
   outlook.watching = blocked_ || (detector_ && detector_->watching());
-  if (const auto due = shared_.queue.due(patience_)) {
+  bool try_again = false;
+  for (const auto& [id, set] : sets_) {
+    try_again = try_again || (set->accord && set->accord->try_again);
+  }
+  if (try_again) {
+    outlook.due = kTryAgain;
+  } else if (const auto due = shared_.queue.due(patience_)) {
     outlook.due = std::max(base::microseconds(1),
                            std::chrono::duration_cast<base::microseconds>(*due - Clock::now()));
   }
@@ -119,12 +131,16 @@ void Cycle::handle(int source, Announcement& message) {
   HVD_CHECK(set->coordinator != nullptr);
   const int member = set->index_of(source);
   HVD_CHECK(member >= 0);
+  const auto count = [&](const RequestPtr& accepted) {
+    if (accepted && set->accord) Accord::add_keys(*accepted, set->accord->to_divert);
+  };
   for (const std::uint32_t slot : message.slots) {
-    set->coordinator->announce_slot(member, slot, message.seen);
+    count(set->coordinator->announce_slot(member, slot, message.seen));
   }
   for (RequestPtr& request : message.requests) {
-    set->coordinator->announce(member, std::move(request), message.seen);
+    count(set->coordinator->announce(member, std::move(request), message.seen));
   }
+  if (set->accord && set->coordinator->needs_messages()) set->accord->to_close = true;
 }
 
 void Cycle::handle(int source, ResponseList& message) {
@@ -133,18 +149,21 @@ void Cycle::handle(int source, ResponseList& message) {
     keep_for_later(message.set, source, message);
     return;
   }
-  std::vector<Decision> decisions;
   auto full = message.responses.begin();
   for (const std::int32_t slot : message.slots) {
     if (slot < 0) {
-      decisions.push_back({std::make_shared<const Response>(std::move(*full++)), false});
+      message.decisions.push_back({std::make_shared<const Response>(std::move(*full++)), false});
     } else {
       Response placeholder;
       placeholder.slot = slot;
-      decisions.push_back({std::make_shared<const Response>(std::move(placeholder)), true});
+      message.decisions.push_back({std::make_shared<const Response>(std::move(placeholder)), true});
     }
   }
-  follow(*set, decisions);
+  if (message.in_ledger) {
+    set->accord->lists.push_back(std::move(message));
+  } else {
+    follow(*set, message);
+  }
 }
 
 // --- step 2: what callers submitted ---------------------------------------------------------------------------------
@@ -154,8 +173,14 @@ bool Cycle::announce(bool flush) {
       shared_.queue.take(flush, shared_.config.fusion_threshold, patience_);
   for (Entry& entry : entries) admit(std::move(entry));
   bool any = !entries.empty();
-  for (auto& [id, set] : sets_) {
-    if (set->to_announce.empty()) continue;
+  // What is agreed may add or remove sets, so the iteration goes over a list of ids.
+  std::vector<SetId> ids;
+  for (const auto& [id, set] : sets_) ids.push_back(set->id);
+  for (const SetId id : ids) {
+    ProcessSet* set = find_set(id);
+    if (set != nullptr && set->accord) any = agree(*set) || any;
+    set = find_set(id);
+    if (set == nullptr || set->to_announce.empty()) continue;
     announce_pending(*set);
     any = true;
   }
@@ -182,9 +207,13 @@ void Cycle::admit(Entry entry) {
     finish(entry, refusal);
     return;
   }
-  const std::string name = request.name;
-  set->pending.emplace(name, Pending{std::move(entry)});
-  set->to_announce.push_back(name);
+  const RequestPtr asked = entry.request;
+  set->pending.emplace(asked->name, Pending{std::move(entry)});
+  if (set->accord && Accord::covers(asked->kind)) {
+    set->accord->admit(asked);
+  } else {
+    set->to_announce.push_back(asked->name);
+  }
 }
 
 void Cycle::announce_pending(ProcessSet& set) {
@@ -214,31 +243,63 @@ void Cycle::announce_pending(ProcessSet& set) {
 
 bool Cycle::coordinate() {
   bool any = false;
-  // Following a decision may add or remove sets, so the iteration restarts from a list of ids.
   std::vector<SetId> ids;
   for (const auto& [id, set] : sets_) {
     if (set->coordinator && set->coordinator->has_decisions()) ids.push_back(set->id);
   }
   for (const SetId id : ids) {
     ProcessSet* set = find_set(id);
-    if (set == nullptr) continue;
-    any = true;
-    ResponseList message;
-    message.set = id;
-    message.decisions = set->coordinator->collect();
-    for (const int member : *set->members) {
-      if (member != transport_.rank() && !left_.contains(member)) send(member, message);
-    }
-    follow(*set, message.decisions);
+    if (set != nullptr) any = send_decisions(*set) || any;
   }
   return any;
 }
 
-void Cycle::follow(ProcessSet& set, const std::vector<Decision>& decisions) {
+bool Cycle::send_decisions(ProcessSet& set) {
+  ResponseList list;
+  list.set = set.id;
+  list.in_ledger = set.accord && set.accord->ledger().exists();
+  if (list.in_ledger) {
+    Ledger& ledger = set.accord->ledger();
+    const bool locked = ledger.try_lock(kLockTries);
+    if (!locked || !ledger.has_room(1)) {
+      if (locked) ledger.unlock();
+      set.accord->try_again = true;
+      return false;
+    }
+  }
+  list.decisions = set.coordinator->collect();
+  if (list.in_ledger) {
+    std::vector<std::uint64_t> keys;
+    for (const Decision& decision : list.decisions) {
+      Accord::add_keys(decision.response->request, keys);
+    }
+    set.accord->ledger().append_list(set.coordinator->sequence(), keys);
+    set.accord->ledger().unlock();
+  }
+  for (const int member : *set.members) {
+    if (member != transport_.rank() && !left_.contains(member)) send(member, list);
+  }
+  if (list.in_ledger) {
+    set.accord->lists.push_back(std::move(list));
+    read_ledger(set);
+  } else {
+    follow(set, list);
+  }
+  return true;
+}
+
+void Cycle::follow(ProcessSet& set, const ResponseList& list) {
   ++set.seen;
   std::vector<ResponsePtr> responses;
-  responses.reserve(decisions.size());
-  for (const Decision& decision : decisions) responses.push_back(remember(set, decision));
+  responses.reserve(list.decisions.size());
+  for (const Decision& decision : list.decisions) {
+    responses.push_back(remember(set, decision));
+    if (set.accord) go_by_message(set, set.accord->forget(responses.back()->request));
+  }
+  fuse_and_execute(set, responses);
+}
+
+void Cycle::fuse_and_execute(ProcessSet& set, const std::vector<ResponsePtr>& responses) {
   const SetId id = set.id;
   for (FusedOp& fused : plan_fusion(responses, shared_.config.fusion_threshold,
                                     static_cast<int>(set.members->size()))) {
@@ -287,6 +348,7 @@ void Cycle::execute(ProcessSet& set, FusedOp fused) {
                           kind != OpKind::kAddProcessSet && kind != OpKind::kRemoveProcessSet;
   if (moves_data) {
     ++shared_.counters.fused_ops;
+    if (first.request.arena != 0) ++shared_.counters.arena_ops;
     executor_.enqueue(set, std::move(fused), std::move(entries));
     return;
   }

@@ -42,8 +42,9 @@ class Cycle {
   bool pass(bool flush);
   Outlook outlook() const;
 
-  // Leaving: fails what is not agreed and says goodbye; true once agreed operations are done and all messages have left.
-  void say_goodbye();
+  // Leaving: fails what is not agreed and says goodbye, false if that has to be tried again; true once agreed operations are
+  // done and all messages have left.
+  bool say_goodbye();
   bool drained();
   // Failing: tells every peer why; true once all of them have told their users.
   void broadcast_failure(const std::string& cause);
@@ -54,12 +55,32 @@ class Cycle {
   void end_all(const base::Status& why);
 
  private:
+  // A region of the window, which at most one process set uses.
+  struct Region {
+    std::int32_t set = -1;
+    std::uint64_t users = 0;  // ranks of this host in all sets that have used it
+  };
+
   // The six steps.
   bool receive();
   bool announce(bool flush);
   bool coordinate();
-  void follow(ProcessSet& set, const std::vector<Decision>& decisions);
+  void follow(ProcessSet& set, const ResponseList& list);
   void watch();
+
+  // Agreements in shared memory.
+  bool agree(ProcessSet& set);
+  bool open_ledger(ProcessSet& set);
+  bool go_by_message(ProcessSet& set, const std::vector<RequestPtr>& requests);
+  bool lock_up_to_date(ProcessSet& set);
+  bool announce_in_ledger(ProcessSet& set);
+  void wake_members(const ProcessSet& set);
+  bool keep_ledger(ProcessSet& set);
+  bool read_ledger(ProcessSet& set);
+  ResponsePtr agreed_response(const ProcessSet& set, const RequestPtr& request, int contributors);
+  void defer_verdict(ProcessSet& set, Verdict message);
+  void carry_out_verdicts(base::Clock::time_point now);
+  bool leave_ledgers();
 
   void handle(int source, Announcement& message);
   void handle(int source, ResponseList& message);
@@ -87,12 +108,15 @@ class Cycle {
   void admit(Entry entry);
   void announce_pending(ProcessSet& set);
   ResponsePtr remember(ProcessSet& set, const Decision& decision);
+  void fuse_and_execute(ProcessSet& set, const std::vector<ResponsePtr>& responses);
+  bool send_decisions(ProcessSet& set);
   void execute(ProcessSet& set, FusedOp fused);
   std::vector<Entry> take_entries(ProcessSet& set, const FusedOp& fused);
   void settle_without_data(const Response& response, Entry& entry);
   SetId create_set(const std::vector<std::int64_t>& ranks);
   void remove_set(std::int32_t id);
   void insert_set(SetId id, std::vector<int> members);
+  void share_memory(ProcessSet& set);
   void fail_pending(ProcessSet& set, const base::Status& why);
   void finish(Entry& entry, const base::Status& status);
   // end_all with the first cause, which is told to the user.
@@ -110,6 +134,7 @@ class Cycle {
   const base::microseconds patience_;  // how long a queued entry may wait for company
   Executor executor_;
   std::map<std::int32_t, std::unique_ptr<ProcessSet>> sets_;
+  std::vector<Region> regions_;  // of the host's window
   std::uint32_t last_epoch_ = 0;
   std::int32_t next_set_id_ = 0;
   std::deque<std::int32_t> free_set_ids_;

@@ -41,6 +41,7 @@ void Cycle::handle(int source, Goodbye&) {
     const int member = set->index_of(source);
     if (member < 0 || !set->is_member()) continue;
     if (set->coordinator) set->coordinator->leave(member, why);
+    if (set->accord) set->accord->to_close = true;
     if (set->coordinator_rank() == source) {
       set->broken = why;
       fail_pending(*set, why);
@@ -49,14 +50,16 @@ void Cycle::handle(int source, Goodbye&) {
 }
 
 // Leaving. What the others have not agreed to can never complete here.
-void Cycle::say_goodbye() {
-  if (said_goodbye_) return;
+bool Cycle::say_goodbye() {
+  if (said_goodbye_) return true;
+  if (!leave_ledgers()) return false;
   said_goodbye_ = true;
   const Status why = {ErrorCode::kAborted, kShutDownHere};
   for (Entry& entry : shared_.queue.take(true, 0, base::microseconds(0))) finish(entry, why);
   for (auto& [id, set] : sets_) fail_pending(*set, why);
   transport_.announce_leaving();
   send_to_all(Goodbye{});
+  return true;
 }
 
 bool Cycle::drained() { return executor_.idle() && transport_.messages_flushed(); }
@@ -99,6 +102,7 @@ void Cycle::fail_pending(ProcessSet& set, const Status& why) {
     finish(pending.entry, {why.code, describe(*pending.entry.request) + ": " + why.message});
   }
   set.to_announce.clear();
+  if (set.accord) set.accord->take_all();
 }
 
 void Cycle::fail_all(const Status& why) {
@@ -117,6 +121,7 @@ void Cycle::end_all(const Status& why) {
   for (auto& [id, set] : sets_) {
     for (auto& [name, pending] : std::exchange(set->pending, {})) finish(pending.entry, why);
     set->to_announce.clear();
+    if (set->accord) set->accord->take_all();
   }
   for (Entry& entry : shared_.queue.take(true, 0, base::microseconds(0))) finish(entry, why);
 }

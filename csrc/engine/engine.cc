@@ -298,7 +298,7 @@ void Engine::shutdown() {
                              std::memory_order_seq_cst);  // the engine thread stands aside for good
   take_token_or_wait();
   drive_until(&Engine::drained, shared_.config.failure_linger);
-  if (!shared_.failure.happened()) cycle_.say_goodbye();
+  if (!shared_.failure.happened()) drive_until(&Engine::said_goodbye, kFlushSeconds);
   drive_until(&Engine::drained, kFlushSeconds);
   cycle_.end_all({ErrorCode::kAborted, kShutDownHere});
   // The token is not given back: nobody shall drive what is closed.

@@ -76,6 +76,7 @@ class Engine {
   void drive_until(bool (Engine::*done)(), double seconds);
   void take_token_or_wait();
   bool drained() { return cycle_.drained(); }
+  bool said_goodbye() { return cycle_.say_goodbye(); }
   bool seen_by_all() { return cycle_.failure_seen_by_all(); }
   base::microseconds sleep_limit(const Outlook& outlook) const;
   void require_usable() const;

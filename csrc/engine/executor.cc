@@ -27,6 +27,7 @@ std::shared_ptr<const ProcessSet> describe_set(const ProcessSet& set) {
   copy->id = set.id;
   copy->members = set.members;
   copy->index = set.index;
+  copy->channel = set.channel;
   return copy;
 }
 
@@ -84,7 +85,7 @@ bool Executor::start(Lane& lane) {
       if (entry.request) started_(entry);
     }
     const collectives::Comm comm(transport_, lane.set->members, lane.set->index, next.tag,
-                                 lane.set->id);
+                                 lane.set->id, lane.set->channel.get());
     lane.running.push_back(
         std::make_unique<Operation>(std::move(next.fused), std::move(next.entries)));
     lane.running_bytes += lane.running.back()->bytes();

@@ -58,6 +58,7 @@ void get(Reader& reader, Announcement& message) {
 
 void put(Writer& writer, const ResponseList& message) {
   put_set(writer, message.set);
+  writer.put(static_cast<std::uint8_t>(message.in_ledger));
   writer.put(static_cast<std::uint32_t>(message.decisions.size()));
   for (const Decision& decision : message.decisions) {
     writer.put(static_cast<std::int32_t>(decision.hit ? decision.response->slot : -1));
@@ -67,6 +68,7 @@ void put(Writer& writer, const ResponseList& message) {
 
 void get(Reader& reader, ResponseList& message) {
   message.set = get_set(reader);
+  message.in_ledger = reader.get<std::uint8_t>() != 0;
   for (auto count = reader.get<std::uint32_t>(); count > 0; --count) {
     message.slots.push_back(reader.get<std::int32_t>());
     if (message.slots.back() < 0) message.responses.push_back(Response::decode(reader));

@@ -23,6 +23,7 @@ struct Announcement {
 // Coordinator -> members: what to do next, in order.
 struct ResponseList {
   SetId set;
+  bool in_ledger = false;  // its place is where the ledger says so, not on arrival
   std::vector<Decision>
       decisions;  // of a hit only response->slot crosses the wire (slot_only after decoding)
   std::vector<std::int32_t>

@@ -7,6 +7,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "collectives/shared_channel.h"
+#include "engine/accord.h"
 #include "engine/coordinator.h"
 #include "engine/response_cache.h"
 #include "engine/tensor_queue.h"
@@ -30,7 +32,10 @@ struct ProcessSet {
   std::unordered_map<std::string, Pending> pending;
   std::vector<std::string> to_announce;      // names in pending
   std::unique_ptr<Coordinator> coordinator;  // on the set's first member
-  base::Status broken;  // the coordinator has left: nothing can be agreed any more
+  // What the members on this host share; null if there is nothing, or nobody to share with.
+  std::shared_ptr<collectives::SharedChannel> channel;
+  std::unique_ptr<Accord> accord;  // where all members are on this host and share memory
+  base::Status broken;             // the coordinator has left: nothing can be agreed any more
 
   bool is_member() const { return index >= 0; }
   int coordinator_rank() const { return members->front(); }

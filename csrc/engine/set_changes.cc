@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "engine/cycle.h"
+#include "transport/host_window.h"
 
 namespace hvdlite::engine {
 
@@ -14,6 +15,8 @@ namespace {
 
 // Ids are part of message tags, so there is a limit to how many sets live at once.
 constexpr std::size_t kMaxSets = 1024;
+// Tiles of one set's life fit below that; the epoch above makes those of the region's next user larger.
+constexpr int kEpochShift = 40;
 
 }  // namespace
 
@@ -72,8 +75,40 @@ void Cycle::insert_set(SetId id, std::vector<int> members) {
     set->coordinator =
         std::make_unique<Coordinator>(id, *set->members, shared_.config.cache_capacity);
   }
+  share_memory(*set);
   shared_.sets.add({id, set->members, set->index});
   sets_[id.id] = std::move(set);
+}
+
+// Gives the set a region of the window, the first free one; which that is all ranks know, members or not.
+void Cycle::share_memory(ProcessSet& set) {
+  if (set.members->size() < 2) return;
+  const auto region =
+      std::find_if(regions_.begin(), regions_.end(), [](const Region& r) { return r.set < 0; });
+  if (region == regions_.end()) return;  // the set goes through messages
+  region->set = set.id.id;
+  std::vector<int> local;
+  std::vector<int> local_ranks;
+  int index = -1;
+  for (std::size_t i = 0; i < set.members->size(); ++i) {
+    const int member = (*set.members)[i];
+    if (transport_.host_of(member) != transport_.host_of(transport_.rank())) continue;
+    if (member == transport_.rank()) index = static_cast<int>(local.size());
+    local.push_back(static_cast<int>(i));
+    local_ranks.push_back(transport_.local_rank_of(member));
+  }
+  const std::uint64_t departures = region->users;
+  if (local.size() >= 2) region->users += local.size();
+  if (index < 0 || local.size() < 2) return;
+  transport::HostWindow& window = *transport_.window();
+  const auto place = static_cast<int>(region - regions_.begin());
+  set.channel = std::make_shared<collectives::SharedChannel>(
+      window, place, local, std::move(local_ranks), index,
+      std::uint64_t{set.id.epoch} << kEpochShift, departures);
+  if (local.size() == set.members->size() && local.size() <= Ledger::kMaxMembers) {
+    set.accord = std::make_unique<Accord>(window.ledger(place), static_cast<int>(local.size()),
+                                          index, set.id.epoch);
+  }
 }
 
 void Cycle::remove_set(std::int32_t id) {
@@ -82,6 +117,9 @@ void Cycle::remove_set(std::int32_t id) {
   fail_pending(*found->second,
                {ErrorCode::kInvalidArgument, "process set " + std::to_string(id) + " was removed"});
   shared_.sets.remove(id);
+  for (Region& region : regions_) {
+    if (region.set == id) region.set = -1;
+  }
   sets_.erase(found);
   free_set_ids_.push_back(id);
 }

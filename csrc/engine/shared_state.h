@@ -113,6 +113,7 @@ struct Counters {
   std::atomic<std::int64_t> submitted{0}, completed{0}, failed{0};
   std::atomic<std::int64_t> control_messages_sent{0}, control_bytes_sent{0};
   std::atomic<std::int64_t> fused_ops{0}, cache_hits{0}, cache_misses{0};
+  std::atomic<std::int64_t> agreed_in_memory{0};
   std::atomic<std::int64_t> data_bytes_sent{0};
   std::atomic<std::int64_t> arena_ops{0};
 };

@@ -20,6 +20,7 @@ void Cycle::watch() {
   last_watch_ = now;
   look_for_lost_peers();
   if (shared_.failure.happened() || shared_.config.deadlock_timeout <= 0) return;
+  carry_out_verdicts(now);
   report_if_blocked(now);
   act_on_deadlocks(now);
 }
@@ -109,7 +110,10 @@ void Cycle::handle(int source, Probe& message) {
 
 void Cycle::handle(int, Verdict& message) {
   ProcessSet* set = find_set(message.set);
-  if (set != nullptr && set->coordinator) {
+  if (set == nullptr || !set->coordinator) return;
+  if (set->accord) {
+    defer_verdict(*set, std::move(message));
+  } else {
     set->coordinator->fail(message.names, {base::ErrorCode::kTimeout, message.text});
   }
 }

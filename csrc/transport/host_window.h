@@ -5,7 +5,8 @@
 // The window is cut into regions; a process set uses at most one region, and its use by collectives is described in
 // collectives/shared_channel.h. In each region every rank of the host has flags of its own and two tiles, so small that the
 // tiles in use stay in the L2 cache. A rank's flags and tiles lie together, apart from those of others, and are first touched
-// by that rank, so that they lie in its NUMA node's memory. Beside them each region has a ledger (engine/ledger.h), for all.
+// by that rank, so that they lie in its NUMA node's memory. Beside them each region has memory for all: a head, and a ledger
+// (engine/ledger.h).
 #pragma once
 
 #include <algorithm>
@@ -34,20 +35,27 @@ struct WindowFlags {
 static_assert(sizeof(WindowFlags) == 192);
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 
+// Tells the next process set that is given a region when the last one has left it.
+struct WindowHead {
+  alignas(64) std::atomic<
+      std::
+          uint64_t> departures;  // ranks that have left process sets that used it, since the beginning
+};
+
 class HostWindow {
  public:
   struct Shape {
     int ranks = 1;  // of this host
     int regions = 8;
     std::size_t tile_bytes = 256 * 1024;
-    std::size_t ledger_bytes = 0;
+    std::size_t ledger_bytes = 0;  // with the head
 
     // Tiles as large as pays, smaller where many ranks share a host, so that all together stay within budget.
     static Shape for_ranks(int ranks, std::size_t ledger_bytes,
                            std::size_t budget = std::size_t{32} << 20) {
       Shape shape;
       shape.ranks = ranks;
-      shape.ledger_bytes = (ledger_bytes + kPage - 1) / kPage * kPage;
+      shape.ledger_bytes = (sizeof(WindowHead) + ledger_bytes + kPage - 1) / kPage * kPage;
       const std::size_t tiles = 2 * static_cast<std::size_t>(ranks * shape.regions);
       shape.tile_bytes = std::clamp(budget / tiles / kPage * kPage, kSmallestTile, kLargestTile);
       return shape;
@@ -80,9 +88,8 @@ class HostWindow {
     return of_rank(local_rank) + shape_.rank_bytes() -
            static_cast<std::size_t>(2 * (shape_.regions - region) - which) * shape_.tile_bytes;
   }
-  std::byte* ledger(int region) const {
-    return memory_ + static_cast<std::size_t>(region) * shape_.ledger_bytes;
-  }
+  WindowHead& head(int region) const { return *reinterpret_cast<WindowHead*>(common(region)); }
+  std::byte* ledger(int region) const { return common(region) + sizeof(WindowHead); }
   // What this rank should touch first.
   std::byte* own_part() const { return of_rank(local_rank_); }
   std::size_t own_bytes() const { return shape_.rank_bytes(); }
@@ -92,6 +99,9 @@ class HostWindow {
   static constexpr std::size_t kSmallestTile = 16 * 1024;
   static constexpr std::size_t kLargestTile = 256 * 1024;
 
+  std::byte* common(int region) const {
+    return memory_ + static_cast<std::size_t>(region) * shape_.ledger_bytes;
+  }
   std::byte* of_rank(int local_rank) const {
     return memory_ + shape_.ledgers_bytes() +
            static_cast<std::size_t>(local_rank) * shape_.rank_bytes();

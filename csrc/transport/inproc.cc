@@ -6,6 +6,7 @@
 #include <cstring>
 #include <deque>
 #include <map>
+#include <new>
 #include <string>
 #include <utility>
 #include <vector>
@@ -274,12 +275,13 @@ Fabric::Fabric(const FabricShape& shape) : boxes_(static_cast<std::size_t>(shape
   }
   for (const auto& [host, leader] : leaders) {
     const auto ranks = static_cast<int>(std::count(hosts_.begin(), hosts_.end(), leader));
-    Window window{HostWindow::Shape::for_ranks(ranks, shape.ledger_bytes), nullptr};
-    if (shape.tile_bytes > 0) window.shape.tile_bytes = shape.tile_bytes;
-    const std::size_t bytes = window.shape.bytes();
-    window.memory.reset(static_cast<std::byte*>(::operator new(bytes, std::align_val_t{4096})));
-    std::memset(window.memory.get(), 0, bytes);
-    windows_.emplace(leader, std::move(window));
+    HostWindow::Shape window = HostWindow::Shape::for_ranks(ranks, shape.ledger_bytes);
+    if (shape.tile_bytes > 0) window.tile_bytes = shape.tile_bytes;
+    const std::size_t bytes = window.bytes();
+    void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) throw std::bad_alloc();
+    windows_.emplace(leader, Window{window, std::unique_ptr<std::byte, Unmap>(
+                                                static_cast<std::byte*>(memory), Unmap{bytes})});
   }
 }
 

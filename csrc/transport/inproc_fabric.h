@@ -5,6 +5,8 @@
 // Error(InvalidArgument) for a rank that is not in the fabric.
 #pragma once
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
@@ -14,7 +16,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <new>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -178,12 +179,13 @@ class Fabric {
   }
 
  private:
-  struct Release {
-    void operator()(std::byte* memory) const { ::operator delete(memory, std::align_val_t{4096}); }
+  struct Unmap {
+    std::size_t bytes = 0;
+    void operator()(std::byte* memory) const { munmap(memory, bytes); }
   };
   struct Window {
     HostWindow::Shape shape;
-    std::unique_ptr<std::byte, Release> memory;
+    std::unique_ptr<std::byte, Unmap> memory;
   };
 
   template <typename Entry>

@@ -23,6 +23,9 @@ ALLREDUCE, ALLGATHER, BROADCAST, ALLTOALL, REDUCESCATTER, BARRIER, JOIN, ADD_SET
 AVERAGE, SUM, _ADASUM, MIN, MAX, PRODUCT = range(6)
 ABSENT = 1
 
+# Knobs of all engines made here, unless a test says otherwise.
+COMMON: dict[str, Any] = {"log_level": 5}
+
 
 class Rank:
     """One rank's engine with array-level helpers; every method may be called by the rank's own threads only."""
@@ -83,8 +86,10 @@ class Rank:
 def engines(size: int, config: dict[str, Any] | None = None) -> Iterator[list[Rank]]:
     """`size` engines on one fabric, shut down at the end."""
     fabric = _engine.Fabric(size)
-    quiet = {"log_level": 5, **(config or {})}
-    ranks = [Rank(_engine.Engine.create_inproc(fabric, rank, quiet), rank, size, fabric) for rank in range(size)]
+    ranks = [
+        Rank(_engine.Engine.create_inproc(fabric, rank, {**COMMON, **(config or {})}), rank, size, fabric)
+        for rank in range(size)
+    ]
     try:
         yield ranks
     finally:

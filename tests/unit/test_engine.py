@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+from support import thread_ranks
 from support.thread_ranks import (
     ABSENT,
     ADD_SET,
@@ -39,8 +40,15 @@ from hvdlite.errors import (
 RANKS = [1, 2, 3, 4]
 
 
+@pytest.fixture(params=["memory", "messages"], autouse=True)
+def ways(request, monkeypatch):
+    """The ranks agree in shared memory, or in messages through a coordinator: users see no difference."""
+    monkeypatch.setitem(thread_ranks.COMMON, "shared_memory", "auto" if request.param == "memory" else "off")
+    return request.param
+
+
 @pytest.mark.parametrize("size", RANKS)
-def test_names_may_come_in_any_order(size):
+def test_names_may_come_in_any_order(size, ways):
     names = [f"t{i}" for i in range(40)]
 
     def body(rank: Rank):
@@ -57,8 +65,13 @@ def test_names_may_come_in_any_order(size):
         return rank.engine.counters()
 
     for counters in run_ranks(size, body):
-        assert counters["cache_misses"] == len(names)
-        assert counters["cache_hits"] == 2 * len(names)
+        if ways == "memory" and size > 1:
+            assert counters["agreed_in_memory"] == 3 * len(names)
+            assert counters["control_messages_sent"] == 0
+        else:
+            assert counters["agreed_in_memory"] == 0
+            assert counters["cache_misses"] == len(names)
+            assert counters["cache_hits"] == 2 * len(names)
 
 
 @pytest.mark.parametrize("size", [2, 3])

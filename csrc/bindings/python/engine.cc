@@ -191,6 +191,7 @@ nb::dict Engine::counters() {
   result["fused_ops"] = counters.fused_ops;
   result["cache_hits"] = counters.cache_hits;
   result["cache_misses"] = counters.cache_misses;
+  result["agreed_in_memory"] = counters.agreed_in_memory;
   result["data_bytes_sent"] = counters.data_bytes_sent;
   result["arena_ops"] = counters.arena_ops;
   return result;

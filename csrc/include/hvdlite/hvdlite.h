@@ -179,8 +179,9 @@ typedef struct hvdlite_counters {
   int64_t submitted, completed, failed;
   int64_t control_messages_sent, control_bytes_sent;
   int64_t fused_ops, cache_hits, cache_misses;
+  int64_t agreed_in_memory; /* operations that the ranks of a host agreed on without messages */
   int64_t data_bytes_sent;
-  int64_t arena_ops; /* fused operations whose members saw each other's memory */
+  int64_t arena_ops; /* fused operations on tensors that lay in an arena on all members */
 } hvdlite_counters;
 HVDLITE_API int hvdlite_get_counters(hvdlite_engine* engine, hvdlite_counters* out);
 

@@ -1,0 +1,70 @@
+// A member's side of negotiation in shared memory: what of this rank is in the ledger, and what is about to be.
+// Thread: the holder of the progress token. Owns: the rank's place in the ledger, names. Blocks: no. Throws: no.
+//
+// The ledger deals in units: an operation by itself, or a group of operations, which is announced when this rank has
+// submitted all of it. Operations whose extents differ between ranks (allgather, alltoall) and those that change sets or end
+// a join need the coordinator and are not in it.
+#pragma once
+
+#include <deque>
+#include <optional>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "base/thread.h"
+#include "engine/ledger.h"
+#include "engine/messages.h"
+
+namespace hvdlite::engine {
+
+struct Unit {
+  std::uint64_t key = 0;
+  std::uint64_t content = 0;
+  bool absent = false;
+  std::vector<RequestPtr> requests;  // in the order of the group
+};
+
+class Accord {
+ public:
+  Accord(std::byte* memory, int members, int index, std::uint32_t serial)
+      : ledger_(memory, Ledger::Capacity{}, members, index, serial) {}
+
+  static bool covers(base::OpKind kind);
+  // The keys that a request may have in the ledger: of itself, and of its group.
+  static void add_keys(const Request& request, std::vector<std::uint64_t>& keys);
+
+  Ledger& ledger() { return ledger_; }
+
+  // A request of this rank; it becomes part of waiting() when its unit is complete.
+  void admit(const RequestPtr& request);
+  bool has_waiting() const { return !waiting_.empty(); }
+
+  // Announces what waits, with the ledger locked and its log read; what has to go by message instead is added to `by_message`.
+  // False if not all could be announced now.
+  bool announce(std::vector<RequestPtr>& by_message);
+  // What this rank has announced under a key, which is then no longer in the ledger; empty if nothing.
+  std::vector<RequestPtr> take(std::uint64_t key);
+  // Everything: in the ledger, waiting, and parts of groups.
+  std::vector<RequestPtr> take_all();
+  // The coordinator has decided this request. Gives the others of its unit, if that was in the ledger: it is no longer.
+  std::vector<RequestPtr> forget(const Request& request);
+
+  // Response lists whose place in the log has not been reached.
+  std::deque<ResponseList> lists;
+  // The coordinator's: keys it has begun to count, and whether the ledger has to be closed.
+  std::vector<std::uint64_t> to_divert;
+  bool to_close = false;
+  // Verdicts, and when they are carried out: until then what was in the ledger has arrived in messages.
+  std::vector<std::pair<base::Clock::time_point, Verdict>> verdicts;
+  bool try_again = false;  // the lock or the log was not to be had
+
+ private:
+  Ledger ledger_;
+  std::unordered_map<std::uint64_t, std::vector<RequestPtr>> groups_;  // not complete, by key
+  std::vector<Unit> waiting_;
+  std::unordered_map<std::uint64_t, std::vector<RequestPtr>> announced_;  // by key
+};
+
+}  // namespace hvdlite::engine

@@ -1,0 +1,230 @@
+// Negotiation in shared memory (the rest of Cycle is cycle.cc): what this rank does with the ledger of a process set. ledger.h
+// explains the protocol.
+
+#include <algorithm>
+
+#include "engine/cycle.h"
+
+namespace hvdlite::engine {
+
+using base::Clock;
+using Stage = FlightRecorder::Stage;
+
+namespace {
+
+// Tries to get the ledger's lock before something else is done.
+constexpr int kLockTries = 200;
+// How often to read the log and lock again, when it grows in between.
+constexpr int kRounds = 4;
+// From the closing of a ledger to the moment when all its contents have arrived in messages.
+constexpr base::microseconds kVerdictDelay{100'000};
+// A ledger stays closed while the coordinator counts more requests than that.
+constexpr std::size_t kMostOpenRequests = 1024;
+
+std::vector<std::uint64_t> keys_of(const std::vector<RequestPtr>& requests) {
+  std::vector<std::uint64_t> keys;
+  for (const RequestPtr& request : requests) Accord::add_keys(*request, keys);
+  return keys;
+}
+
+}  // namespace
+
+bool Cycle::agree(ProcessSet& set) {
+  Accord& accord = *set.accord;
+  accord.try_again = false;
+  if (!accord.ledger().exists()) return open_ledger(set);
+  bool moved = read_ledger(set);
+  if (set.coordinator) moved = keep_ledger(set) || moved;
+  if (accord.has_waiting()) moved = announce_in_ledger(set) || moved;
+  return moved;
+}
+
+// A ledger begins when the last users of its memory have left. Before, everything goes through messages.
+bool Cycle::open_ledger(ProcessSet& set) {
+  Accord& accord = *set.accord;
+  if (set.coordinator && set.channel->is_free()) {
+    accord.ledger().create(set.coordinator->sequence(), keys_of(set.coordinator->open()));
+    return true;
+  }
+  return go_by_message(set, accord.take_all());
+}
+
+bool Cycle::go_by_message(ProcessSet& set, const std::vector<RequestPtr>& requests) {
+  for (const RequestPtr& request : requests) set.to_announce.push_back(request->name);
+  return !requests.empty();
+}
+
+// Locks the ledger when this rank has read all of it, so that it may announce.
+bool Cycle::lock_up_to_date(ProcessSet& set) {
+  Ledger& ledger = set.accord->ledger();
+  for (int round = 0; round < kRounds; ++round) {
+    if (!ledger.try_lock(kLockTries)) break;
+    if (ledger.up_to_date()) return true;
+    ledger.unlock();
+    const SetId id = set.id;
+    read_ledger(set);
+    if (find_set(id) == nullptr) return false;  // what was read removed the set
+  }
+  set.accord->try_again = true;
+  return false;
+}
+
+bool Cycle::announce_in_ledger(ProcessSet& set) {
+  const SetId id = set.id;
+  if (!lock_up_to_date(set)) return false;
+  Accord& accord = *set.accord;
+  std::vector<RequestPtr> by_message;
+  accord.try_again = !accord.announce(by_message);
+  const bool agreed = accord.ledger().appended();
+  accord.ledger().unlock();
+  go_by_message(set, by_message);
+  if (agreed) {
+    wake_members(set);
+    read_ledger(set);
+  }
+  return find_set(id) != nullptr;
+}
+
+void Cycle::wake_members(const ProcessSet& set) {
+  for (const int member : *set.members) {
+    if (member != transport_.rank()) transport_.ring(member);
+  }
+}
+
+// The coordinator's part: keeps apart what is counted in messages, closes the ledger when it must, and opens it again.
+bool Cycle::keep_ledger(ProcessSet& set) {
+  Accord& accord = *set.accord;
+  Ledger& ledger = accord.ledger();
+  const bool closed_by_need = set.coordinator->needs_messages() || !accord.verdicts.empty();
+  const bool reopen = !ledger.is_open() && !closed_by_need && !accord.to_close;
+  if (accord.to_divert.empty() && !accord.to_close && !reopen) return false;
+  std::vector<std::uint64_t> open_keys;
+  if (reopen) {
+    const std::vector<RequestPtr> open = set.coordinator->open();
+    if (open.size() > kMostOpenRequests) return false;
+    open_keys = keys_of(open);
+  }
+  if (!ledger.try_lock(kLockTries)) {
+    accord.try_again = true;
+    return false;
+  }
+  if (accord.to_close && ledger.has_room(1)) {
+    ledger.close();
+    accord.to_close = false;
+    accord.to_divert.clear();
+  }
+  while (!accord.to_divert.empty() && ledger.has_room(1)) {
+    ledger.divert(accord.to_divert.back());
+    accord.to_divert.pop_back();
+  }
+  if (reopen) ledger.reopen(open_keys);
+  accord.try_again = accord.to_close || !accord.to_divert.empty();
+  const bool appended = ledger.appended();
+  ledger.unlock();
+  if (appended) wake_members(set);
+  return true;
+}
+
+// Does what the log says, as far as it can be done.
+bool Cycle::read_ledger(ProcessSet& set) {
+  const SetId id = set.id;
+  Accord& accord = *set.accord;
+  Ledger& ledger = accord.ledger();
+  bool moved = false;
+  std::vector<ResponsePtr> agreed;
+  while (ledger.has_news() && set.seen >= ledger.first_sequence()) {
+    const Ledger::Entry entry = ledger.front();
+    if (entry.kind == Ledger::Kind::kList) {
+      if (accord.lists.empty()) break;  // the message is on its way
+      HVD_CHECK(agreed.empty() && entry.key == set.seen + 1);
+      const ResponseList list = std::move(accord.lists.front());
+      accord.lists.pop_front();
+      ledger.pop();
+      follow(set, list);
+      if (find_set(id) == nullptr) return true;  // the list removed it
+      moved = true;
+      continue;
+    }
+    moved = true;
+    ledger.pop();
+    switch (entry.kind) {
+      case Ledger::Kind::kComplete:
+        for (const RequestPtr& request : accord.take(entry.key)) {
+          agreed.push_back(agreed_response(set, request, entry.contributors));
+        }
+        break;
+      case Ledger::Kind::kDiverted:
+        go_by_message(set, accord.take(entry.key));
+        break;
+      case Ledger::Kind::kClosed:
+        go_by_message(set, accord.take_all());
+        break;
+      case Ledger::Kind::kList:
+        break;
+    }
+    if (entry.last != 0) fuse_and_execute(set, std::exchange(agreed, {}));
+  }
+  HVD_CHECK(agreed.empty());
+  return moved;
+}
+
+// What the coordinator would have answered to so many equal requests.
+ResponsePtr Cycle::agreed_response(const ProcessSet& set, const RequestPtr& request,
+                                   int contributors) {
+  auto response = std::make_shared<Response>();
+  response->request = *request;
+  response->request.absent = false;
+  const bool grouped = !request->group.empty() && request->group_size > 1;
+  const auto members = static_cast<int>(set.members->size());
+  // All members of a group have the same absent ones.
+  response->contributors = grouped ? (request->absent ? 0 : members) : contributors;
+  ++shared_.counters.agreed_in_memory;
+  return response;
+}
+
+// A verdict is carried out when what was in the ledger has become messages: the coordinator may then see more.
+void Cycle::defer_verdict(ProcessSet& set, Verdict message) {
+  set.accord->to_close = true;
+  set.accord->verdicts.emplace_back(Clock::now() + kVerdictDelay, std::move(message));
+}
+
+void Cycle::carry_out_verdicts(Clock::time_point now) {
+  for (auto& [id, set] : sets_) {
+    if (!set->accord || !set->coordinator) continue;
+    auto& verdicts = set->accord->verdicts;
+    while (!verdicts.empty() && verdicts.front().first <= now) {
+      const Verdict verdict = std::move(verdicts.front().second);
+      verdicts.erase(verdicts.begin());
+      std::vector<std::string> names;
+      for (const std::string& name : verdict.names) {
+        if (set->coordinator->knows(name)) names.push_back(name);
+      }
+      set->coordinator->fail(names, {base::ErrorCode::kTimeout, verdict.text});
+    }
+  }
+}
+
+// Before this rank says goodbye: nothing that it has announced may be agreed any more, and what was is carried out.
+bool Cycle::leave_ledgers() {
+  std::vector<SetId> ids;
+  for (const auto& [id, set] : sets_) {
+    if (set->accord && set->accord->ledger().exists()) ids.push_back(set->id);
+  }
+  bool all = true;
+  for (const SetId id : ids) {
+    ProcessSet* set = find_set(id);
+    if (set == nullptr) continue;
+    if (!lock_up_to_date(*set)) {
+      all = false;
+      continue;
+    }
+    Ledger& ledger = set->accord->ledger();
+    if (ledger.has_room(1)) ledger.close();
+    all = all && !ledger.is_open();
+    ledger.unlock();
+    wake_members(*set);
+  }
+  return all;
+}
+
+}  // namespace hvdlite::engine
