@@ -7,6 +7,7 @@
 // Thread: the holder of the progress token. Owns: nothing but counts. Blocks: no. Throws: no.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -95,7 +96,9 @@ class SharedChannel {
 
   bool reached(Counts& seen, int member, std::uint64_t count, Flag flag) const {
     std::uint64_t& known = seen[static_cast<std::size_t>(member)];
-    if (known < count) known = (flags(member).*flag).load(std::memory_order_acquire);
+    if (known < count) {
+      known = std::max(known, (flags(member).*flag).load(std::memory_order_acquire));
+    }
     return known >= count;
   }
   bool all_reached(Counts& seen, std::uint64_t count, Flag flag) const {

@@ -43,20 +43,22 @@ void TileReducer::contribute(std::byte* tile, const void* input, std::size_t n) 
 
 void TileReducer::fold(void* const* out, int num_out, const void* const* in, int num_in,
                        std::size_t n) const {
+  if (!scaled_) {
+    kernels_->fold(out, num_out, in, num_in, n, reduction_.prescale, reduction_.postscale,
+                   reduction_.divisor);
+    return;
+  }
   alignas(64) std::byte partial[kScratchBytes];
   const std::size_t block = kScratchBytes / partial_bytes_;
   for (std::size_t done = 0; done < n; done += block) {
     const std::size_t count = std::min(block, n - done);
-    const auto input = [&](int i) {
-      return static_cast<const std::byte*>(in[i]) + done * contribution_bytes_;
-    };
-    if (scaled_) {
-      std::memcpy(partial, input(0), count * partial_bytes_);
-      for (int i = 1; i < num_in; ++i) kernels_->combine(partial, partial, input(i), count);
-    } else {
-      kernels_->load(partial, input(0), count, reduction_.prescale);
-      for (int i = 1; i < num_in; ++i) {
-        kernels_->accumulate(partial, input(i), count, reduction_.prescale);
+    for (int i = 0; i < num_in; ++i) {
+      const std::byte* const next =
+          static_cast<const std::byte*>(in[i]) + done * contribution_bytes_;
+      if (i == 0) {
+        std::memcpy(partial, next, count * partial_bytes_);
+      } else {
+        kernels_->combine(partial, partial, next, count);
       }
     }
     for (int i = 0; i < num_out; ++i) {

@@ -234,6 +234,12 @@ std::unique_ptr<ArenaDraft> Engine::create_arena(std::int32_t set, const std::st
     throw Error(ErrorCode::kUnsupported, "the ranks of process set " + std::to_string(set) +
                                              " are on several hosts and cannot share an arena");
   }
+  if (!info->shares_memory) {
+    throw Error(ErrorCode::kUnsupported,
+                "the ranks of process set " + std::to_string(set) +
+                    " have no channel through shared memory (the machine gives none, or too many "
+                    "process sets use it already), without which an arena is of no use");
+  }
   const bool memfd = kind == "memfd";
   if (!memfd && kind != "shm") {
     throw Error(ErrorCode::kInvalidArgument,

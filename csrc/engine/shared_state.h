@@ -97,6 +97,7 @@ class SetDirectory {
     SetId id;
     std::shared_ptr<const std::vector<int>> members;
     int index = -1;
+    bool shares_memory = false;  // all members have a channel through the host's window
   };
   void add(Info info);
   void remove(std::int32_t id);
