@@ -87,7 +87,7 @@ class DenseBucket:
         self.missing = len(members)
         self.launched = 0
         self._label = label
-        self._members = members
+        self.members = members
         self._forms = dict(members)
         self._scale = (op, 0, process_set, 1.0 / predivide, predivide)
         self._rows: list[list[_Row]] = []
@@ -96,9 +96,9 @@ class DenseBucket:
         """For each member what its request has before and after the pointers, in one of the passes of a step."""
         while len(self._rows) <= turn:
             suffix = f"@{len(self._rows) + 1}" if self._rows else ""
-            group = (self._label + suffix, len(self._members))
+            group = (self._label + suffix, len(self.members))
             rows = []
-            for index, (slot, form) in enumerate(self._members):
+            for index, (slot, form) in enumerate(self.members):
                 head = (Kind.ALLREDUCE, tensor_name(Kind.ALLREDUCE, slot.name + suffix, 0), form.dtype, form.shape)
                 rows.append((slot, slot.param, form, head, (*self._scale, *group, index, (), _CPU, 0)))
             self._rows.append(rows)
@@ -112,14 +112,17 @@ class DenseBucket:
             for slot, param, form, head, tail in self._rows_of(turn):
                 grad = param.grad if slot.dirty else None
                 slot.dirty = False
+                place = slot.place
                 if grad is None:
-                    wire, context, flags = form.blank(), None, _ABSENT
+                    free = None if place is None else place.take()
+                    wire, context, flags = form.blank() if free is None else free, None, _ABSENT
                 elif form.fits(grad):
                     wire, context, flags = grad, None, 0
                 else:
                     (wire, context), flags = form.encode(grad), 0
                 pointer = wire.data_ptr()
-                requests.append((*head, pointer, pointer, *tail, flags))
+                arena = place.arena if place is not None and pointer == place.address else 0
+                requests.append((*head, pointer, pointer, *tail, flags, arena))
                 items.append((slot, grad, wire, context))
         return Flight(self, engine.submit_many(requests, wake), items)
 

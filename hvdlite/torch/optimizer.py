@@ -47,6 +47,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     groups: int | Sequence[Sequence[torch.Tensor]] | None = None,
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
+    *,
+    gradient_as_bucket_view: bool | None = None,
 ) -> Any:
     """Makes an optimizer train on the gradients of all ranks.
 
@@ -113,6 +115,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         passes_per_step=backward_passes_per_step,
         sparse_as_dense=sparse_as_dense,
         process_set=process_set,
+        gradient_as_bucket_view=gradient_as_bucket_view,
     )
     if isinstance(optimizer, _Distributed):
         optimizer._hvdlite.undo(optimizer)
