@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 __all__ = ["Place", "make_places"]
 
 _ALIGNMENT = 64  # bytes; the gradients of two parameters share no cache line
-_OWN_REFERENCES = 3  # to a tensor that nobody else holds, as sys.getrefcount in move_in counts them
 
 
 class Place:
@@ -62,14 +61,31 @@ class Place:
     def move_in(self, param: torch.Tensor) -> None:
         """Moves a gradient that autograd has just stored to this place, unless somebody else has an eye on it."""
         grad = param.grad
-        if grad is None or grad.dtype is not self._dtype or grad.layout is not torch.strided or grad.is_neg():
+        if type(grad) is not torch.Tensor or grad.dtype is not self._dtype or grad.layout is not torch.strided:
             return
-        if grad.shape != self._shape or grad.stride() != self._strides or sys.getrefcount(grad) > _OWN_REFERENCES:
+        if grad.shape != self._shape or grad.stride() != self._strides or grad.is_neg() or grad.requires_grad:
+            return
+        del grad
+        if _references(param) > _UNSHARED:
             return
         with torch.no_grad():
             home = self.take()
             if home is not None:
-                param.grad = home.copy_(grad)
+                param.grad = home.copy_(param.grad)  # type: ignore[arg-type]
+
+
+def _references(param: torch.Tensor) -> int:
+    grad = param.grad
+    return sys.getrefcount(grad)
+
+
+def _count_unshared() -> int:
+    param = torch.zeros(1)
+    param.grad = torch.zeros(1)
+    return _references(param)
+
+
+_UNSHARED = _count_unshared()  # references to a gradient that only its parameter holds
 
 
 def make_places(name: str, slots: "Iterable[tuple[Slot, WireForm]]", process_set: ProcessSet) -> "tuple[Arena | None, str]":

@@ -100,6 +100,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     RUNTIME.require_topology()
     op = _checked_op(op, gradient_predivide_factor)
     _check_passes(backward_passes_per_step)
+    if gradient_as_bucket_view not in (None, True, False):
+        raise InvalidArgumentError(f"gradient_as_bucket_view must be True, False or None, got {gradient_as_bucket_view!r}")
     if num_groups:
         warnings.warn("Parameter `num_groups` has been replaced by `groups`.", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
