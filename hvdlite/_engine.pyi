@@ -1,6 +1,6 @@
 """Type stubs of the native module (csrc/bindings/python): the C ABI of hvdlite.h with Python's ownership rules."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
 __version__: str
@@ -86,10 +86,37 @@ class Engine:
         """Submits one request and returns its handle (> 0)."""
     def submit_many(self, requests: Sequence[tuple[Any, ...]], wake: bool = True) -> list[int]:
         """Submits requests atomically; each is a tuple of submit's arguments (without wake) in order."""
+    def run(
+        self, request: tuple[Any, ...], memory: object = None, keep: Callable[[Any, int, int], None] | None = None
+    ) -> Result:
+        """Submits one request, a tuple as for submit_many, and waits for it; returns and raises as wait does.
+
+        If its memory may be in use after an exception, keep(memory, handle, code) is called first: with the handle of the
+        operation that a signal left in flight, or with 0 and the code of the failure.
+        """
+    def prepare(self, requests: Sequence[tuple[Any, ...]]) -> int:
+        """Checks allreduces that will be submitted together many times, and returns the group's id.
+
+        They are tuples as for submit_many, whose pointers do not count, except that the output pointer of one that names an
+        arena is its place there; what is submitted from elsewhere is reduced like any other tensor.
+        """
+    def submit_prepared(self, group: int, pointers: Sequence[int], absent: Sequence[int] = (), wake: bool = True) -> int:
+        """Submits a prepared group in place, with one pointer for each request, and returns one handle for it.
+
+        absent: numbers of the requests for which this rank has no value.
+        """
+    def release_prepared(self, group: int) -> None: ...
     def poll(self, handle: int) -> bool: ...
     def wait(self, handle: int) -> Result:
         """Waits, driving progress, handles signals, releases the handle, and raises if the operation failed."""
+    def wait_many(self, handles: Sequence[int]) -> tuple[list[int], dict[int, BaseException]]:
+        """Waits for all operations behind these handles and releases them. For operations without output of the engine's.
+
+        Returns the number of contributors of each, in order, -1 if it failed, and the exceptions of those by their place.
+        """
     def release(self, handle: int) -> None: ...
+    def new_output(self, nbytes: int) -> memoryview:
+        """Memory for a result, as writable bytes; large blocks are recycled when nobody uses them any more."""
     def process_set_ids(self) -> list[int]: ...
     def process_set_ranks(self, process_set: int) -> list[int]: ...
     def create_arena(self, process_set: int, nbytes: int, kind: str = "memfd") -> Arena:
@@ -135,6 +162,7 @@ def test_fold(
 class SimulatedStep:
     """One collective for simulate()."""
 
+    algorithm: str
     def __init__(
         self,
         kind: int,
@@ -159,8 +187,11 @@ def simulate(
     isa: int = 0,
     segment_bytes: int = 262144,
     tile_bytes: int = 262144,
+    deterministic: bool = False,
+    hosts: Sequence[int] = [],
 ) -> None:
     """Steps the state machines of `ranks` ranks to completion in this thread, in an order drawn from seed.
 
-    The collectives are started one after the other, a few at a time. isa < 0 gives ranks different instruction sets.
+    The collectives are started one after the other, a few at a time. isa < 0 gives ranks different instruction sets. hosts: the
+    number of each rank's host; without, all are on one.
     """

@@ -199,6 +199,14 @@ KNOBS: tuple[Knob, ...] = (
         low=1,
     ),
     Knob(
+        "remote_message_bytes",
+        "bytes",
+        32 << 10,
+        "The same between hosts: MPI sends messages up to some size (over TCP Open MPI's limit is 64 KiB) without asking the "
+        "receiver first, which would take two more latencies.",
+        low=1,
+    ),
+    Knob(
         "spin_us",
         "float",
         -1.0,
@@ -228,6 +236,14 @@ KNOBS: tuple[Knob, ...] = (
         "int",
         64,
         "How many past operations each rank remembers for the report after a failure.",
+        low=0,
+        must_agree=False,
+    ),
+    Knob(
+        "output_cache_bytes",
+        "bytes",
+        256 << 20,
+        "How much memory of results that nobody uses any more is kept for later ones; 0 keeps none.",
         low=0,
         must_agree=False,
     ),
@@ -281,7 +297,7 @@ KNOBS: tuple[Knob, ...] = (
         choices=("auto", "scalar", "avx2", "avx512"),
         must_agree=False,
     ),
-    _algorithm("allreduce", "ring direct recursive_doubling"),
+    _algorithm("allreduce", "ring direct recursive_doubling shm hierarchical"),
     _algorithm("reducescatter", "ring direct"),
     _algorithm("allgatherv", "ring"),
     _algorithm("broadcast", "binomial chain"),

@@ -89,7 +89,7 @@ def reduce(
 ) -> Handle:
     """Submits an allreduce."""
     engine, set_id = enter(Kind.ALLREDUCE, process_set)
-    parts = [_same_shape(tensor, in_place) for tensor in tensors]
+    parts = [_same_shape(engine, tensor, in_place) for tensor in tensors]
     shared = _Operation(Kind.ALLREDUCE, set_id, name, grouped, wake, op, 0, float(prescale), float(postscale))
     return _submit(engine, shared, parts)
 
@@ -104,7 +104,7 @@ def broadcast(
             f"broadcast received invalid root rank {root_rank} for provided process set (ranks {process_set.ranks})"
         )
     shared = _Operation(Kind.BROADCAST, set_id, name, False, wake, root=int(root_rank))
-    return _submit(engine, shared, [_same_shape(tensor, in_place)])
+    return _submit(engine, shared, [_same_shape(engine, tensor, in_place)])
 
 
 def gather(tensors: Sequence[Any], name: str | None, process_set: ProcessSet, grouped: bool, wake: bool = True) -> Handle:
@@ -147,7 +147,7 @@ def alltoall(tensor: Any, splits: Any, name: str | None, process_set: ProcessSet
 # --- one tensor ----------------------------------------------------------------------------------------------------
 
 
-def _same_shape(tensor: Any, in_place: bool) -> _Part:
+def _same_shape(engine: "Engine", tensor: Any, in_place: bool) -> _Part:
     """An output like the input, for allreduce and broadcast."""
     backend = backend_of(tensor)
     adopted = backend.adopt_writable(tensor) if in_place else backend.adopt(tensor)
@@ -156,7 +156,7 @@ def _same_shape(tensor: Any, in_place: bool) -> _Part:
     if in_place:
         step = partial(_written, backend, tensor, adopted, source.owner if private else None)
         return _Part(source, source.pointer, step)
-    output, output_ptr = (source.owner, source.pointer) if private else backend.empty_like(source.owner)
+    output, output_ptr = (source.owner, source.pointer) if private else backend.empty_like(source.owner, engine.new_output)
     return _Part(source, output_ptr, partial(_made, output, source.owner))
 
 

@@ -17,10 +17,12 @@ struct Config {
   std::size_t segment_bytes = std::size_t{256} << 10;
   std::size_t recursive_doubling_max_bytes = std::size_t{16} << 10;
   std::size_t message_split_bytes = std::size_t{1} << 30;
+  std::size_t remote_message_bytes = std::size_t{32} << 10;
   double spin_us = -1.0;
   double deadlock_timeout = 1.0;
   double failure_linger = 1.5;
   std::size_t flight_recorder_size = 64;
+  std::size_t output_cache_bytes = std::size_t{256} << 20;
   bool deterministic = false;
   LogLevel log_level = LogLevel::kWarning;
   bool log_timestamps = true;

@@ -24,6 +24,13 @@ int futex_op(int op, FutexScope scope) {
 
 }  // namespace
 
+Clock::time_point coarse_now() {
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+  return Clock::time_point(std::chrono::seconds(now.tv_sec) +
+                           std::chrono::nanoseconds(now.tv_nsec));
+}
+
 void futex_wait(const std::atomic<std::uint32_t>& word, std::uint32_t expected, microseconds limit,
                 FutexScope scope) {
   if (limit.count() <= 0 || word.load(std::memory_order_acquire) != expected) return;

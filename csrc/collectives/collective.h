@@ -37,6 +37,8 @@ struct Tuning {
   // processors), and how many tiles it handles before it lets others advance.
   int spin = 0;
   int max_steps = 64;
+  // Only orders of additions that do not depend on where an element lies in the buffer (allreduce_hierarchical).
+  bool deterministic = false;
   // Where staging comes from; copies of a Tuning share it.
   std::shared_ptr<StagingCache> staging = std::make_shared<StagingCache>();
 };
@@ -48,6 +50,9 @@ struct Reduction {
   double prescale = 1.0;
   double postscale = 1.0;
   std::int64_t divisor = 1;
+  // The inputs are partials: of type A, with prescale applied, the op over the x_r of some ranks each (reducer.h). Then an
+  // input may be the output only if T is A, and none is null.
+  bool from_partials = false;
 };
 
 // A run of elements of a buffer that may lie in several places. input and output hold count elements each and are either the

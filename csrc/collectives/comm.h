@@ -15,14 +15,24 @@ namespace hvdlite::collectives {
 // Channels keep independent message streams of one operation apart (pipelined segments, say): each matches in its own order.
 inline constexpr int kChannelBits = 3;
 inline constexpr int kNumChannels = 1 << kChannelBits;
+// What one algorithm may use, so that two can run side by side in one operation (Comm::part).
+inline constexpr int kPartChannels = kNumChannels / 2;
+
+// What the members of a set that are on this host share; either both or none. On several hosts shared memory is the way in
+// and the way out of what happens between hosts: with a channel for each, neither waits for the other's turn.
+struct SharedChannels {
+  SharedChannel* first =
+      nullptr;  // null on all hosts, or given on all hosts, those with one member too
+  SharedChannel* second = nullptr;  // where the set's members are on several hosts
+};
 
 class Comm {
  public:
   // members: the transport ranks of the set in ascending order; index: this rank's place among them; tag: unique among
   // the operations in flight between these ranks (its low kChannelBits are the channel); set: whose members they are;
-  // shared: what the set's members on this host share, null if there is nothing.
+  // shared: what those of them share that are on this host.
   Comm(transport::Transport& transport, std::shared_ptr<const std::vector<int>> members, int index,
-       std::uint32_t tag, base::SetId set = {}, SharedChannel* shared = nullptr)
+       std::uint32_t tag, base::SetId set = {}, SharedChannels shared = {})
       : transport_(&transport),
         members_(std::move(members)),
         index_(index),
@@ -44,7 +54,27 @@ class Comm {
   }
   bool test(transport::Ticket& ticket) { return transport_->test(ticket); }
 
-  SharedChannel* shared() const { return shared_; }
+  SharedChannel* shared() const { return shared_.first; }
+  bool is_on_several_hosts() const { return shared_.second != nullptr; }
+  // The same members with the second channel as the one to share.
+  Comm on_second_channel() const {
+    Comm copy = *this;
+    copy.shared_ = {shared_.second, nullptr};
+    return copy;
+  }
+  // Some of the members, this one at place `index` among them, for an algorithm that runs as a part of this operation.
+  Comm part(const std::vector<int>& members, int index) const {
+    auto ranks = std::make_shared<std::vector<int>>();
+    ranks->reserve(members.size());
+    for (const int member : members) ranks->push_back(global(member));
+    return {*transport_, std::move(ranks), index, tag_, set_};
+  }
+  // The same with one half (0 or 1) of the channels: two algorithms that run at the same time need different ones.
+  Comm half(int which) const {
+    Comm copy = *this;
+    copy.tag_ |= static_cast<std::uint32_t>(which * kPartChannels);
+    return copy;
+  }
   // Stands for the member's host: equal for members on one host.
   int host_of(int peer) const { return transport_->host_of(global(peer)); }
   // After telling a member of this host something in shared memory: wakes it if it sleeps.
@@ -59,7 +89,7 @@ class Comm {
   int index_;
   std::uint32_t tag_;
   base::SetId set_;
-  SharedChannel* shared_;
+  SharedChannels shared_;
 };
 
 }  // namespace hvdlite::collectives

@@ -8,7 +8,7 @@ namespace hvdlite::collectives {
 namespace {
 
 constexpr std::size_t kMaxLanes = 4;
-static_assert(kMaxLanes <= kNumChannels);
+static_assert(kMaxLanes <= kPartChannels);
 
 // Each lane stages a piece from every other rank: with many ranks the pieces shrink, down to where
 // a message is hardly worth its latency any more.

@@ -36,7 +36,12 @@ Reducer::Reducer(const Reduction& reduction, kernels::Isa isa, const void* input
       plain_(same_type_ && reduction.prescale == 1.0),
       nothing_to_do_(same_type_ && reduction.postscale == 1.0 && reduction.divisor == 1 &&
                      reduction.dtype != DType::kBool) {
-  if (!identity_survives(reduction)) {
+  if (reduction.from_partials) {
+    HVD_CHECK(input != nullptr || count == 0);
+    contribution_bytes_ = partial_bytes_;
+    prescale_ = 1.0;
+    plain_ = true;
+  } else if (!identity_survives(reduction)) {
     scale_into_copy(input);
   } else if (input == nullptr) {
     make_identity();
@@ -54,6 +59,7 @@ void Reducer::scale_into_copy(const void* input) {
   contribution_bytes_ = partial_bytes_;
   prescale_ = 1.0;
   plain_ = true;
+  contributions_are_elements_ = same_type_;
 }
 
 void Reducer::make_identity() {
@@ -108,17 +114,20 @@ void Reducer::finish(void* result, const void* partial, std::size_t n) const {
 
 void Reducer::begin_and_finish(void* result, void* partial, const void* first, const void* second,
                                std::size_t n) const {
-  // A result that has the type of a partial is its own scratch: one pass where nothing is scaled.
-  void* const target = plain_ && same_type_ ? result : partial;
-  begin(target, first, second, n);
-  finish(result, target, n);
+  if (contributions_are_elements_) {
+    const void* const both[] = {first, second};
+    kernels_->fold(&result, 1, both, 2, n, prescale_, reduction_.postscale, reduction_.divisor);
+  } else {
+    begin(partial, first, second, n);
+    finish(result, partial, n);
+  }
 }
 
 void Reducer::add_and_finish(void* result, void* partial, const void* contribution,
                              std::size_t n) const {
   if (plain_ && same_type_) {
-    kernels_->combine(result, partial, contribution, n);
-    finish(result, result, n);
+    const void* const both[] = {partial, contribution};
+    kernels_->fold(&result, 1, both, 2, n, 1.0, reduction_.postscale, reduction_.divisor);
   } else {
     add(partial, contribution, n);
     finish(result, partial, n);
@@ -126,18 +135,17 @@ void Reducer::add_and_finish(void* result, void* partial, const void* contributi
 }
 
 void Reducer::finish_alone(void* result) const {
-  constexpr std::size_t kTileBytes = 16 * 1024;
-  alignas(64) std::byte partial[kTileBytes];
-  const std::size_t tile = std::max<std::size_t>(std::min(kTileBytes / partial_bytes_, limit_), 1);
   auto* out = static_cast<std::byte*>(result);
-  for (std::size_t done = 0; done < count_; done += tile) {
-    const std::size_t n = std::min(tile, count_ - done);
-    std::byte* const place = out + done * result_bytes_;
+  const std::size_t step = std::max<std::size_t>(limit_, 1);
+  for (std::size_t done = 0; done < count_; done += step) {
+    const std::size_t n = std::min(step, count_ - done);
+    void* const place = out + done * result_bytes_;
+    const void* const contribution = own(done);
     if (plain_) {
-      finish(place, own(done), n);
+      finish(place, contribution, n);
     } else {
-      load(partial, own(done), n);
-      finish(place, partial, n);
+      kernels_->fold(&place, 1, &contribution, 1, n, prescale_, reduction_.postscale,
+                     reduction_.divisor);
     }
   }
 }

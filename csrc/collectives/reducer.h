@@ -12,6 +12,8 @@
 // input into a copy of type A first and contributions travel as A: Min, Max and Product with a
 // prescale are rare enough to pay a pass.
 //
+// With Reduction::from_partials contributions are partials from the beginning.
+//
 // Thread: the holder of the progress token. Owns: the identity tile or the scaled copy. Blocks: no.
 // Throws: Error(Unsupported) from the look-up of the kernels.
 #pragma once
@@ -53,8 +55,8 @@ class Reducer {
   // result = finished partial; result may be partial if the types agree
   void finish(void* result, const void* partial, std::size_t n) const;
 
-  // begin and add with finish behind them, in one pass where the types allow. partial is scratch;
-  // result may be the place of this rank's own contribution.
+  // begin and add with finish behind them, in one pass where the types allow; what partial holds
+  // then is open. result may be the place of this rank's own contribution.
   void begin_and_finish(void* result, void* partial, const void* first, const void* second,
                         std::size_t n) const;
   void add_and_finish(void* result, void* partial, const void* contribution, std::size_t n) const;
@@ -74,12 +76,13 @@ class Reducer {
   std::size_t result_bytes_;
   std::size_t partial_bytes_;
   std::size_t contribution_bytes_;
-  double prescale_;              // what is still to be applied to a contribution
-  bool same_type_;               // T is A
-  bool plain_;                   // contributions are partials
-  bool nothing_to_do_;           // a finished partial is the partial
-  std::vector<std::byte> copy_;  // the scaled input, or `limit` identities of type T
-  bool identity_ = false;        // own() is the same everywhere
+  double prescale_;                         // what is still to be applied to a contribution
+  bool same_type_;                          // T is A
+  bool plain_;                              // contributions are partials
+  bool contributions_are_elements_ = true;  // of type T
+  bool nothing_to_do_;                      // a finished partial is the partial
+  std::vector<std::byte> copy_;             // the scaled input, or `limit` identities of type T
+  bool identity_ = false;                   // own() is the same everywhere
 };
 
 }  // namespace hvdlite::collectives

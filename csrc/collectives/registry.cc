@@ -19,6 +19,11 @@ constexpr Algorithm<AllreduceArgs> kAllreduce[] = {
      .scattered = true,
      .runs_on = shares_memory,
      .in_arena = true},
+    // layout_independent: as Tuning::deterministic wants it
+    {.name = "hierarchical",
+     .make = allreduce_hierarchical,
+     .scattered = true,
+     .runs_on = shares_memory_on_hosts},
 };
 constexpr Algorithm<ReducescatterArgs> kReducescatter[] = {
     {"ring", reducescatter_ring, /*layout_independent=*/false},
@@ -47,6 +52,10 @@ constexpr Algorithm<Barrier> kBarrier[] = {
 
 bool shares_memory(const Comm& comm) {
   return comm.shared() != nullptr && comm.shared()->size() == comm.size();
+}
+
+bool shares_memory_on_hosts(const Comm& comm) {
+  return comm.shared() != nullptr && comm.is_on_several_hosts();
 }
 
 std::span<const Algorithm<AllreduceArgs>> allreduce_algorithms() { return kAllreduce; }

@@ -30,6 +30,8 @@ struct Algorithm {
 
 // All members of the Comm share memory.
 bool shares_memory(const Comm& comm);
+// Its members are on several hosts, and those of each host share memory.
+bool shares_memory_on_hosts(const Comm& comm);
 
 struct Barrier {};  // a barrier has no arguments
 
@@ -39,7 +41,7 @@ std::string_view collective_name();
 
 // All algorithms of a collective.
 std::span<const Algorithm<AllreduceArgs>>
-allreduce_algorithms();  // ring direct recursive_doubling shm push
+allreduce_algorithms();  // ring direct recursive_doubling shm push hierarchical
 std::span<const Algorithm<ReducescatterArgs>> reducescatter_algorithms();  // ring direct shm
 std::span<const Algorithm<AllgathervArgs>> allgatherv_algorithms();        // ring shm
 std::span<const Algorithm<BroadcastArgs>> broadcast_algorithms();          // binomial chain shm

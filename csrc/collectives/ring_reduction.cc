@@ -10,7 +10,7 @@ namespace {
 // Enough that one lane's transfer hides behind another's addition, few enough that their staging
 // (2 segments each) stays in a core's second-level cache.
 constexpr std::size_t kMaxLanes = 4;
-static_assert(kMaxLanes <= kNumChannels);
+static_assert(kMaxLanes <= kPartChannels);
 
 int wrap(int rank, int size) { return ((rank % size) + size) % size; }
 

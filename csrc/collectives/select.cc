@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <set>
 #include <utility>
 
 #include "base/error.h"
@@ -48,13 +49,18 @@ void check(std::span<const Algorithm<Args>> algorithms, const std::string& force
                         knob + " to one of " + allowed + "auto, or HVDLITE_DETERMINISTIC=0");
 }
 
-// Why do the ranks of this Comm not share memory?
-std::string obstacle(const Comm& comm) {
-  for (int peer = 0; peer < comm.size(); ++peer) {
-    if (comm.host_of(peer) != comm.host_of(0)) return "its ranks are on several hosts";
+// Why does this Comm lack what an algorithm runs on: memory that all ranks share, or all ranks of each of several hosts?
+std::string obstacle(const Comm& comm, bool for_several_hosts) {
+  std::set<int> hosts;
+  for (int peer = 0; peer < comm.size(); ++peer) hosts.insert(comm.host_of(peer));
+  const bool on_several = hosts.size() > 1;
+  if (on_several && !for_several_hosts) return "its ranks are on several hosts";
+  if (!on_several && for_several_hosts) return "its ranks are on one host";
+  if (hosts.size() == static_cast<std::size_t>(comm.size())) {
+    return "no two of its ranks are on one host";
   }
-  return "its ranks share no memory: HVDLITE_SHARED_MEMORY is off, the machine gives none, or too "
-         "many process sets use it already";
+  return "ranks of one host share no memory: HVDLITE_SHARED_MEMORY is off, the machine gives none, "
+         "or too many process sets use it already";
 }
 
 template <typename Args>
@@ -66,8 +72,10 @@ std::unique_ptr<Collective> start(std::span<const Algorithm<Args>> algorithms,
     const std::string knob = knob_of(collective_name<Args>());
     throw base::Error(base::ErrorCode::kUnsupported,
                       knob + "=" + std::string(name) + " cannot serve process set " +
-                          std::to_string(comm.set().id) + " (" + obstacle(comm) + "); set " + knob +
-                          " to auto, which takes " + std::string(name) + " wherever it can run");
+                          std::to_string(comm.set().id) + " (" +
+                          obstacle(comm, algorithm.runs_on == shares_memory_on_hosts) + "); set " +
+                          knob + " to auto, which takes " + std::string(name) +
+                          " wherever it can run");
   }
   return algorithm.make(std::move(comm), std::move(args), selection.tuning);
 }
@@ -78,7 +86,9 @@ std::string_view forced_or(const std::string& forced, std::string_view automatic
 
 }  // namespace
 
-Shape shape_of(const Comm& comm) { return {comm.size(), shares_memory(comm)}; }
+Shape shape_of(const Comm& comm) {
+  return {comm.size(), shares_memory(comm), shares_memory_on_hosts(comm)};
+}
 
 bool takes_scattered(std::size_t bytes, const Comm& comm, const Selection& selection) {
   return find_algorithm(allreduce_algorithms(), chosen_allreduce(bytes, shape_of(comm), selection))
@@ -87,6 +97,7 @@ bool takes_scattered(std::size_t bytes, const Comm& comm, const Selection& selec
 
 std::string_view chosen_allreduce(std::size_t bytes, Shape shape, const Selection& selection) {
   if (shape.shared) return forced_or(selection.allreduce, kShared);
+  if (shape.shared_on_hosts) return forced_or(selection.allreduce, "hierarchical");
   std::string_view automatic = "ring";
   // With 2 ranks there is one addition an element, and all algorithms give the same bits.
   if ((shape.ranks <= 2 || !selection.deterministic) &&

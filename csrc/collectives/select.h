@@ -42,7 +42,8 @@ std::unique_ptr<Collective> start_barrier(Comm comm, const Selection& selection)
 // What a choice may depend on: the same on all ranks of a Comm.
 struct Shape {
   int ranks = 1;
-  bool shared = false;  // all of them share memory
+  bool shared = false;           // all of them share memory
+  bool shared_on_hosts = false;  // they are on several hosts, and those of each host share memory
 };
 Shape shape_of(const Comm& comm);
 

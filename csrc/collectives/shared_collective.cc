@@ -84,6 +84,11 @@ void InlineTile::done(SharedChannel& channel) const {
 TilePipeline::TilePipeline(Comm comm, const Tuning& tuning, bool reduces, int filler)
     : SharedCollective(std::move(comm), tuning), reduces_(reduces), filler_(filler) {}
 
+TilePipeline::TilePipeline(Comm comm, const Tuning& tuning, HeldBack)
+    : TilePipeline(std::move(comm), tuning, /*reduces=*/false) {
+  rings_done_ = true;
+}
+
 bool TilePipeline::step() {
   if (drained_ == tiles_) {
     finish(first_ + tiles_);
@@ -100,6 +105,7 @@ bool TilePipeline::try_fill() {
     return true;
   }
   const std::uint64_t tile = number(filled_);
+  if (!may_fill(filled_)) return false;
   if (tile > 0 && !channel().all_done(tile - 1)) return false;
   fill(filled_);
   channel().flags(me()).arrived.store(tile + 1, std::memory_order_release);
@@ -128,9 +134,11 @@ bool TilePipeline::try_drain() {
                                      : channel().has_arrived(filler_, count))) {
     return false;
   }
+  if (!may_drain(drained_)) return false;
   drain(drained_);
   channel().flags(me()).done.store(count, std::memory_order_release);
   if (!fills()) comm().ring(channel().member(filler_));
+  if (rings_done_) ring_others();
   ++drained_;
   return true;
 }

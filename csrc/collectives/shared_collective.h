@@ -30,11 +30,12 @@
 // No deadlock: fill(t) waits for drain(t-2), reduce(t) for fill(t), drain(t) for reduce(t), of all members. Among all the
 // steps not yet done, one of the least t, and among these the earliest kind, waits for nothing; the member whose step it is
 // does it, since a member does every step that it may do. The next operation's tiles are later ones, and turns are taken
-// in the same order everywhere, so the argument holds across operations.
+// in the same order everywhere, so the argument holds across operations. A pipeline that holds its fills or drains back
+// (may_fill, may_drain) has to extend the argument to what it waits for.
 //
 // Bells: arrived and reduced are rung to all others. done is not: whoever waits for done >= t-1 to fill t is rung by the
 // last member to store it, for nothing keeps that one from filling its own t, which rings. (A member that fills nothing
-// rings the one that does: see the constructor.)
+// rings the one that does: see the constructor. Where fills may be held back done is rung too.)
 //
 // Thread: the holder of the progress token. Owns: a turn of the channel. Blocks: no. Throws: no.
 #pragma once
@@ -99,6 +100,9 @@ class TilePipeline : public SharedCollective {
   // filler: the only member that fills (all others' fill is nothing, and they wait for it alone). They ring it when they
   // have their turn and whenever they are done with a tile, since nothing else would wake it.
   TilePipeline(Comm comm, const Tuning& tuning, bool reduces, int filler = kEverybody);
+  // Held back: fill and drain of a tile also wait for may_fill and may_drain.
+  struct HeldBack {};
+  TilePipeline(Comm comm, const Tuning& tuning, HeldBack);
 
   // Before the first step.
   void set_tiles(std::size_t tiles) { tiles_ = tiles; }
@@ -110,6 +114,8 @@ class TilePipeline : public SharedCollective {
   virtual void fill(std::size_t tile) = 0;
   virtual void reduce(std::size_t) {}
   virtual void drain(std::size_t tile) = 0;
+  virtual bool may_fill(std::size_t) const { return true; }
+  virtual bool may_drain(std::size_t) const { return true; }
 
   std::byte* buffer(int member, std::size_t tile) const {
     return channel().tile(member, number(tile));
@@ -124,6 +130,7 @@ class TilePipeline : public SharedCollective {
 
   bool reduces_;
   int filler_;
+  bool rings_done_ = false;
   std::uint64_t first_ = 0;
   std::size_t tiles_ = 0;
   std::size_t filled_ = 0;

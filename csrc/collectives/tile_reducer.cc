@@ -68,4 +68,30 @@ void TileReducer::fold(void* const* out, int num_out, const void* const* in, int
   }
 }
 
+void TileReducer::fold_partial(void* partial, const void* const* in, int num_in,
+                               std::size_t n) const {
+  if (same_type_ && !scaled_) {
+    kernels_->fold(&partial, 1, in, num_in, n, reduction_.prescale, 1.0, 1);
+    return;
+  }
+  const std::size_t block = kScratchBytes / partial_bytes_;
+  for (std::size_t done = 0; done < n; done += block) {
+    const std::size_t count = std::min(block, n - done);
+    std::byte* const out = static_cast<std::byte*>(partial) + done * partial_bytes_;
+    for (int i = 0; i < num_in; ++i) {
+      const std::byte* const next =
+          static_cast<const std::byte*>(in[i]) + done * contribution_bytes_;
+      if (scaled_ && i == 0) {
+        std::memcpy(out, next, count * partial_bytes_);
+      } else if (scaled_) {
+        kernels_->combine(out, out, next, count);
+      } else if (i == 0) {
+        kernels_->load(out, next, count, reduction_.prescale);
+      } else {
+        kernels_->accumulate(out, next, count, reduction_.prescale);
+      }
+    }
+  }
+}
+
 }  // namespace hvdlite::collectives

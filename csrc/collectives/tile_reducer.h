@@ -23,7 +23,8 @@ class TileReducer {
  public:
   TileReducer(const Reduction& reduction, kernels::Isa isa);
 
-  std::size_t result_bytes() const { return result_bytes_; }  // of one element
+  std::size_t result_bytes() const { return result_bytes_; }  // of one element, as the next two
+  std::size_t partial_bytes() const { return partial_bytes_; }
   std::size_t contribution_bytes() const { return contribution_bytes_; }
   // The user's input cannot be folded where it lies: it has to be contributed first.
   bool scaled() const { return scaled_; }
@@ -34,6 +35,8 @@ class TileReducer {
   // Folds num_in contributions in this order, and stores the result num_out times. An output may be
   // one of the inputs, or begin where one begins.
   void fold(void* const* out, int num_out, const void* const* in, int num_in, std::size_t n) const;
+  // Folds them into a partial: of type A, without postscale and divisor.
+  void fold_partial(void* partial, const void* const* in, int num_in, std::size_t n) const;
 
  private:
   Reduction reduction_;

@@ -206,14 +206,10 @@ void Cycle::carry_out_verdicts(Clock::time_point now) {
 
 // Before this rank says goodbye: nothing that it has announced may be agreed any more, and what was is carried out.
 bool Cycle::leave_ledgers() {
-  std::vector<SetId> ids;
-  for (const auto& [id, set] : sets_) {
-    if (set->accord && set->accord->ledger().exists()) ids.push_back(set->id);
-  }
   bool all = true;
-  for (const SetId id : ids) {
+  for (const SetId id : set_ids()) {
     ProcessSet* set = find_set(id);
-    if (set == nullptr) continue;
+    if (set == nullptr || !set->accord || !set->accord->ledger().exists()) continue;
     if (!lock_up_to_date(*set)) {
       all = false;
       continue;

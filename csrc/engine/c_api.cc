@@ -1,4 +1,5 @@
-// The C ABI of hvdlite.h over Engine (the parts for tests are in c_api_kernels.cc and c_api_simulate.cc).
+// The C ABI of hvdlite.h over Engine (operations are in c_api_operations.cc, the parts for tests in
+// c_api_kernels.cc, c_api_explore.cc and c_api_simulate.cc).
 
 #include "engine/c_api.h"
 
@@ -6,7 +7,6 @@
 #include <cstring>
 #include <new>
 
-#include "engine/engine.h"
 #include "hvdlite/hvdlite.h"
 #include "transport/inproc.h"
 #include "transport/mpi_env.h"
@@ -19,10 +19,6 @@ using hvdlite::engine::require;
 struct hvdlite_fabric {
   std::shared_ptr<hvdlite::transport::Fabric> fabric;
   int size;
-};
-
-struct hvdlite_engine {
-  std::unique_ptr<hvdlite::engine::Engine> engine;
 };
 
 namespace hvdlite::engine {
@@ -52,10 +48,12 @@ base::Config to_config(const hvdlite_config* from) {
   config.recursive_doubling_max_bytes =
       static_cast<std::size_t>(from->recursive_doubling_max_bytes);
   config.message_split_bytes = static_cast<std::size_t>(from->message_split_bytes);
+  config.remote_message_bytes = static_cast<std::size_t>(from->remote_message_bytes);
   config.spin_us = from->spin_us;
   config.deadlock_timeout = from->deadlock_timeout;
   config.failure_linger = from->failure_linger;
   config.flight_recorder_size = static_cast<std::size_t>(from->flight_recorder_size);
+  config.output_cache_bytes = static_cast<std::size_t>(from->output_cache_bytes);
   config.deterministic = from->deterministic != 0;
   config.log_level = static_cast<base::LogLevel>(from->log_level);
   config.log_timestamps = from->log_timestamps != 0;
@@ -68,39 +66,6 @@ base::Config to_config(const hvdlite_config* from) {
   config.alltoallv_algorithm = or_auto(from->alltoallv_algorithm);
   config.barrier_algorithm = or_auto(from->barrier_algorithm);
   return config;
-}
-
-template <typename Enum>
-Enum checked(std::int32_t code, int limit, const char* what) {
-  require(code >= 0 && code < limit, what);
-  return static_cast<Enum>(code);
-}
-
-Submission to_submission(const hvdlite_request& from) {
-  Submission submission;
-  Request& request = submission.request;
-  require(from.name != nullptr && from.name[0] != '\0', "a request needs a name");
-  request.name = from.name;
-  request.kind = checked<base::OpKind>(from.kind, base::kNumOpKinds, "unknown kind of operation");
-  request.dtype = checked<base::DType>(from.dtype, base::kNumDTypes, "unknown dtype");
-  request.op = checked<base::ReduceOp>(from.op, static_cast<int>(base::ReduceOp::kProduct) + 1,
-                                       "unknown reduce op");
-  request.set.id = from.process_set;
-  request.absent = (from.flags & HVDLITE_FLAG_ABSENT) != 0;
-  request.root = from.root;
-  request.device = from.device;
-  request.layout = from.layout;
-  request.prescale = from.prescale;
-  request.postscale = from.postscale;
-  if (from.group != nullptr) request.group = from.group;
-  request.group_size = request.group.empty() ? 0 : from.group_size;
-  request.group_index = request.group.empty() ? 0 : from.group_index;
-  if (from.ndim > 0) request.shape.assign(from.shape, from.shape + from.ndim);
-  if (from.num_splits > 0) request.splits.assign(from.splits, from.splits + from.num_splits);
-  request.arena = from.arena;
-  submission.input = from.input;
-  submission.output = from.output;
-  return submission;
 }
 
 int adopt(std::unique_ptr<Engine> engine, hvdlite_engine** out) {
@@ -116,11 +81,6 @@ char* copy_text(const std::string& text) {
 }
 
 }  // namespace
-
-Engine& alive(hvdlite_engine* handle) {
-  require(handle != nullptr && handle->engine, "no engine");
-  return *handle->engine;
-}
 
 void set_last_error(const std::string& message) { last_error() = message; }
 
@@ -146,10 +106,12 @@ void hvdlite_config_init(hvdlite_config* config) {
                            static_cast<int64_t>(defaults.segment_bytes),
                            static_cast<int64_t>(defaults.recursive_doubling_max_bytes),
                            static_cast<int64_t>(defaults.message_split_bytes),
+                           static_cast<int64_t>(defaults.remote_message_bytes),
                            defaults.spin_us,
                            defaults.deadlock_timeout,
                            defaults.failure_linger,
                            static_cast<int64_t>(defaults.flight_recorder_size),
+                           static_cast<int64_t>(defaults.output_cache_bytes),
                            defaults.deterministic,
                            static_cast<int32_t>(defaults.log_level),
                            defaults.log_timestamps,
@@ -232,68 +194,6 @@ int hvdlite_engine_topology(const hvdlite_engine* engine, hvdlite_topology* out)
   });
 }
 
-int hvdlite_submit(hvdlite_engine* engine, const hvdlite_request* requests, size_t count, int wake,
-                   int64_t* handles) {
-  return guarded([&] {
-    std::vector<Submission> submissions;
-    submissions.reserve(count);
-    for (size_t i = 0; i < count; ++i) submissions.push_back(to_submission(requests[i]));
-    const std::vector<int64_t> given = alive(engine).submit(std::move(submissions), wake != 0);
-    std::memcpy(handles, given.data(), count * sizeof(int64_t));
-  });
-}
-
-int hvdlite_request_hashes(const hvdlite_request* request, uint64_t* name, uint64_t* content) {
-  return guarded([&] {
-    Request built = to_submission(*request).request;
-    built.seal();
-    *name = built.name_hash;
-    *content = built.content_hash;
-  });
-}
-
-int hvdlite_poll(hvdlite_engine* engine, int64_t handle, int* done) {
-  return guarded([&] { *done = alive(engine).poll(handle) ? 1 : 0; });
-}
-
-int hvdlite_wait(hvdlite_engine* engine, int64_t handle, double timeout_s, int* done) {
-  return guarded([&] {
-    *done = alive(engine).wait(handle, hvdlite::base::from_seconds(timeout_s)) ? 1 : 0;
-    if (*done == 0) return;
-    const CompletionPtr completion = engine->engine->completion(handle);
-    if (!completion->status.ok()) throw Error(completion->status.code, completion->status.message);
-  });
-}
-
-int hvdlite_result_get(hvdlite_engine* engine, int64_t handle, hvdlite_result* out) {
-  return guarded([&] {
-    const CompletionPtr completion = alive(engine).completion(handle);
-    require(completion->done.load(std::memory_order_acquire) != 0,
-            "the operation has not ended yet; wait for it first");
-    *out = {completion->contributors,
-            completion->value,
-            completion->value,
-            static_cast<int32_t>(completion->shape.size()),
-            completion->shape.data(),
-            static_cast<int32_t>(completion->received_splits.size()),
-            completion->received_splits.data(),
-            static_cast<int64_t>(completion->data_bytes),
-            completion->data};
-  });
-}
-
-void* hvdlite_result_take_data(hvdlite_engine* engine, int64_t handle) {
-  void* data = nullptr;
-  guarded([&] { data = std::exchange(alive(engine).completion(handle)->data, nullptr); });
-  return data;
-}
-
-void hvdlite_free(void* data) { std::free(data); }
-
-int hvdlite_release(hvdlite_engine* engine, int64_t handle) {
-  return guarded([&] { alive(engine).release(handle); });
-}
-
 int hvdlite_process_set_ranks(hvdlite_engine* engine, int32_t id, int32_t* ranks, int32_t capacity,
                               int32_t* count) {
   return guarded([&] {
@@ -325,6 +225,8 @@ const char* hvdlite_failure_cause(hvdlite_engine* engine) {
   guarded([&] { text = alive(engine).failure_cause(); });
   return text.c_str();
 }
+
+void hvdlite_free(void* text) { std::free(text); }
 
 char* hvdlite_flight_record(hvdlite_engine* engine) {
   char* text = nullptr;

@@ -3,19 +3,20 @@
 #pragma once
 
 #include <exception>
+#include <memory>
 #include <new>
 #include <string>
 #include <utility>
 
 #include "base/error.h"
+#include "engine/engine.h"
 #include "hvdlite/hvdlite.h"
 
+struct hvdlite_engine {
+  std::unique_ptr<hvdlite::engine::Engine> engine;
+};
+
 namespace hvdlite::engine {
-
-class Engine;
-
-// The engine behind a handle; Error(InvalidArgument) for none.
-Engine& alive(hvdlite_engine* handle);
 
 // The text that hvdlite_last_error() gives on this thread.
 void set_last_error(const std::string& text);
@@ -23,6 +24,11 @@ void set_last_error(const std::string& text);
 // The caller's fault unless the condition holds.
 inline void require(bool condition, const std::string& text) {
   if (!condition) throw base::Error(base::ErrorCode::kInvalidArgument, text);
+}
+
+inline Engine& alive(hvdlite_engine* handle) {
+  require(handle != nullptr && handle->engine, "no engine");
+  return *handle->engine;
 }
 
 // Runs work() and returns HVDLITE_OK, or the code of what it threw with the text kept for the

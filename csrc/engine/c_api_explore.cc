@@ -43,6 +43,7 @@ struct MemberState {
   std::uint8_t sent[kHistory] = {}, sent_count = 0,
                received_count = 0;  // messages to the coordinator
   std::uint8_t read = 0;            // entries of the log
+  std::uint8_t agreed = 0;          // things done because the log said so
 };
 
 struct CoordinatorState {
@@ -62,7 +63,7 @@ struct State {
 
 class Explorer {
  public:
-  // broken_rule: 2 or 3 breaks that rule of ledger.h, to see that it is needed.
+  // broken_rule: 2, 3 or 5 breaks that rule of ledger.h, to see that it is needed.
   Explorer(std::vector<std::string> programs, int closings, int broken_rule)
       : programs_(std::move(programs)),
         broken_rule_(broken_rule),
@@ -153,6 +154,7 @@ class Explorer {
     switch (entry.kind) {
       case Ledger::Kind::kComplete:
         HVD_CHECK(member.asked[key] == kInLedger);
+        ++member.agreed;
         did(member, 2 * key);
         member.asked[key] = kNotAsked;
         break;
@@ -206,8 +208,8 @@ class Explorer {
     const char letter = program_at(m);
     if (letter == '\0' || member.joined != 0 || member.left != 0) return false;
     if (letter == '+' || letter == '.') {
+      if (letter == '.' && !leave(m)) return false;
       ++member.next;
-      if (letter == '.') member.left = 1;
       if (letter == '+') member.joined = 1;
       enqueue(member, letter == '+' ? kJoin : kLeave);
       return true;
@@ -226,6 +228,16 @@ class Explorer {
     member.asked[key] = kInLedger;
     if (answer == Ledger::Answer::kByMessage) send(member, key);
     return true;
+  }
+
+  bool leave(int m) {
+    Ledger& ledger = ledgers_[static_cast<std::size_t>(m)];
+    if (!ledger.try_lock(0)) return false;
+    const bool ready = ledger.up_to_date() && ledger.has_room(1);
+    if (ready && broken_rule_ != 5) ledger.close();
+    ledger.unlock();
+    if (ready) state_.members[m].left = 1;
+    return ready;
   }
 
   // Which content it asked for: the last one in its program up to here.
@@ -366,6 +378,9 @@ class Explorer {
     const CoordinatorState& c = state_.coordinator;
     for (int m = 0; m < size_; ++m) {
       const MemberState& member = state_.members[m];
+      if (member.agreed != state_.members[0].agreed) {
+        fail("member " + std::to_string(m) + " did not do all that was agreed");
+      }
       if (member.left == 0 && member.done_count != state_.members[longest()].done_count) {
         fail("member " + std::to_string(m) + " does less than others");
       }

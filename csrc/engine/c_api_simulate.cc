@@ -8,6 +8,7 @@
 // nothing moved during a full round in which every unfinished rank was asked and no completion was
 // withheld, nothing ever will.
 #include <algorithm>
+#include <array>
 #include <deque>
 #include <numeric>
 #include <random>
@@ -41,6 +42,8 @@ struct Simulation {
   int isa;  // negative: another one on each rank
   std::int64_t segment_bytes;
   std::int64_t tile_bytes;
+  bool deterministic;
+  std::vector<int> hosts;  // of each rank; empty: one for all
   std::span<const Step> steps;
 };
 
@@ -69,6 +72,7 @@ collectives::Reduction reduction_of(const Step& step) {
 Tuning tuning_of(const Simulation& run, int rank) {
   Tuning tuning;
   tuning.segment_bytes = size_from(run.segment_bytes, "segment_bytes");
+  tuning.deterministic = run.deterministic;
   tuning.isa = static_cast<kernels::Isa>(std::max(run.isa, 0));
   // Some ranks do one thing at a time, so that the others get in between.
   tuning.max_steps = 1 + static_cast<int>((run.seed + static_cast<std::uint64_t>(rank)) % 4);
@@ -151,15 +155,16 @@ class Scheduler {
         draw_(run.seed),
         entered_(run.steps.size(), 0),
         members_(std::make_shared<std::vector<int>>(static_cast<std::size_t>(run.ranks))),
-        fabric_(
-            transport::make_fabric({run.ranks, {}, size_from(run.tile_bytes, "tile_bytes"), 0})) {
+        fabric_(transport::make_fabric(
+            {run.ranks, run.hosts, size_from(run.tile_bytes, "tile_bytes"), 0})) {
     std::iota(members_->begin(), members_->end(), 0);
     for (int number = 0; number < run.ranks; ++number) {
       Rank& rank = ranks_.emplace_back();
       rank.endpoint =
           std::make_unique<transport::FickleTransport>(connect(fabric_, number), draw_, fickle_);
-      rank.channel = std::make_unique<collectives::SharedChannel>(
-          *rank.endpoint->window(), /*region=*/0, *members_, *members_, number);
+      for (int region = 0; region < 2; ++region) {
+        rank.channels[static_cast<std::size_t>(region)] = make_channel(*rank.endpoint, region);
+      }
       unfinished_.push_back(number);
     }
   }
@@ -187,12 +192,26 @@ class Scheduler {
     std::unique_ptr<Collective> collective;
   };
   struct Rank {
-    std::unique_ptr<collectives::SharedChannel> channel;
+    std::array<std::unique_ptr<collectives::SharedChannel>, 2> channels;
     std::deque<Machine> running;
     std::unique_ptr<transport::FickleTransport> endpoint;
     std::size_t started = 0;  // steps
   };
   static constexpr std::size_t kMaxRunning = 4;
+
+  // What the ranks of an endpoint's host share in a region of their window.
+  static std::unique_ptr<collectives::SharedChannel> make_channel(transport::Transport& endpoint,
+                                                                  int region) {
+    std::vector<int> members, local_ranks;
+    for (int peer = 0; peer < endpoint.size(); ++peer) {
+      if (endpoint.host_of(peer) != endpoint.host_of(endpoint.rank())) continue;
+      members.push_back(peer);
+      local_ranks.push_back(endpoint.local_rank_of(peer));
+    }
+    return std::make_unique<collectives::SharedChannel>(*endpoint.window(), region,
+                                                        std::move(members), std::move(local_ranks),
+                                                        endpoint.local_rank_of(endpoint.rank()));
+  }
 
   // As many steps as ranks, of ranks drawn by chance: some several times, some not at all. Returns
   // how many of them started or finished something.
@@ -246,7 +265,8 @@ class Scheduler {
 
   void start_next(Rank& rank, int number) {
     const auto tag = static_cast<std::uint32_t>(5 + rank.started) << collectives::kChannelBits;
-    Comm comm(*rank.endpoint, members_, number, tag, {}, rank.channel.get());
+    Comm comm(*rank.endpoint, members_, number, tag, {},
+              {rank.channels[0].get(), rank.channels[1].get()});
     rank.running.push_back(
         {rank.started, /*entered=*/false,
          start(run_.steps[rank.started], std::move(comm), tuning_of(run_, number))});
@@ -346,13 +366,17 @@ const char* names_of(OpKind kind) {
 
 using hvdlite::base::OpKind;
 
-int hvdlite_simulate(int ranks, uint64_t seed, int isa, int64_t segment_bytes, int64_t tile_bytes,
-                     int num_steps, const hvdlite_simulated* steps) {
+int hvdlite_simulate(int ranks, const int* hosts, uint64_t seed, int isa, int64_t segment_bytes,
+                     int64_t tile_bytes, int deterministic, int num_steps,
+                     const hvdlite_simulated* steps) {
   return hvdlite::engine::guarded([&] {
-    const hvdlite::engine::Simulation run{
-        ranks,         seed,       isa,
-        segment_bytes, tile_bytes, {steps, static_cast<std::size_t>(std::max(num_steps, 0))}};
+    hvdlite::engine::Simulation run{
+        ranks,      seed,
+        isa,        segment_bytes,
+        tile_bytes, deterministic != 0,
+        {},         {steps, static_cast<std::size_t>(std::max(num_steps, 0))}};
     hvdlite::engine::check(run);
+    if (hosts != nullptr) run.hosts.assign(hosts, hosts + ranks);
     hvdlite::engine::Scheduler(run).run();
   });
 }

@@ -1,5 +1,5 @@
-// Engine::check: everything about a request that this rank alone can refuse, before anything is sent (the rest of Engine is
-// engine.cc).
+// What Engine::submit and Engine::prepare check of a request: everything that this rank alone can refuse, before anything is
+// sent (the rest of Engine's callers' side is submit.cc).
 
 #include <algorithm>
 #include <cmath>
@@ -109,64 +109,64 @@ void check_process_set_ranks(Request& request, const SetDirectory& sets, int wor
   }
 }
 
-// Finds the arena that the request names, and where in it the tensor lies; the entry keeps it.
-std::shared_ptr<const transport::Arena> find_arena(Submission& submission,
-                                                   const ArenaDirectory& arenas) {
-  Request& request = submission.request;
-  if (request.arena == 0) return nullptr;
-  if (request.bytes() == 0) {
-    request.arena = 0;
-    return nullptr;
-  }
-  auto arena = arenas.find(request.arena);
-  if (!arena || !(arena->set() == request.set)) {
-    refuse(request, "this process set has no open arena " + std::to_string(request.arena));
-  }
-  const bool sums = request.op == ReduceOp::kSum || request.op == ReduceOp::kAverage;
-  if (request.kind != OpKind::kAllreduce || !sums || !std::isfinite(request.prescale) ||
-      request.prescale <= 0) {
-    refuse(request,
-           "in an arena only allreduces with Sum or Average and a positive prescale factor work");
-  }
-  if (!request.absent && submission.input != submission.output) {
-    refuse(request, "what lies in an arena is reduced in place: output must be input");
-  }
-  if (!arena->holds(submission.output, request.bytes())) {
-    refuse(request, "the tensor does not lie in arena " + std::to_string(request.arena));
-  }
-  request.arena_offset = arena->offset_of(submission.output);
-  return arena;
-}
+}  // namespace
 
-void check_pointers(const Submission& submission) {
-  const Request& request = submission.request;
+void Engine::check_memory(const Request& request, const void* input, const void* output) {
   const bool in = request.kind == OpKind::kAllreduce || request.kind == OpKind::kAllgather ||
                   request.kind == OpKind::kAlltoall || request.kind == OpKind::kReducescatter;
   const bool out = request.kind == OpKind::kAllreduce || request.kind == OpKind::kBroadcast;
   if (request.bytes() == 0) return;
-  if (in && submission.input == nullptr && !request.absent) {
+  if (in && input == nullptr && !request.absent) {
     refuse(request, "no input memory was given");
   }
-  if (out && submission.output == nullptr) refuse(request, "no output memory was given");
-  if (request.absent && request.kind != OpKind::kAllreduce) {
-    refuse(request, "only an allreduce may lack a value");
-  }
+  if (out && output == nullptr) refuse(request, "no output memory was given");
 }
 
-}  // namespace
+std::shared_ptr<const transport::Arena> Engine::locate(RequestView& view,
+                                                       const SetDirectory::Info& set,
+                                                       const void* input,
+                                                       const void* output) const {
+  const Request request = view.copy(set.id);
+  if (request.bytes() == 0) {
+    view.arena = 0;
+    return nullptr;
+  }
+  auto arena = shared_.arenas->find(view.arena);
+  if (!arena || arena->set() != set.id) {
+    refuse(request, "this process set has no open arena " + std::to_string(view.arena));
+  }
+  const bool sums = view.op == ReduceOp::kSum || view.op == ReduceOp::kAverage;
+  if (view.kind != OpKind::kAllreduce || !sums || !std::isfinite(view.prescale) ||
+      view.prescale <= 0) {
+    refuse(request,
+           "in an arena only allreduces with Sum or Average and a positive prescale factor work");
+  }
+  if (!view.absent && input != output) {
+    refuse(request, "what lies in an arena is reduced in place: output must be input");
+  }
+  if (!arena->holds(output, request.bytes())) {
+    refuse(request, "the tensor does not lie in arena " + std::to_string(view.arena));
+  }
+  view.arena_offset = arena->offset_of(output);
+  return arena;
+}
 
-Entry Engine::check(Submission submission) const {
-  Request& request = submission.request;
-  const auto set = shared_.sets.find(request.set.id);
+SetDirectory::Info Engine::set_of(const RequestView& view) const {
+  auto set = shared_.sets.find(view.set);
   if (!set) {
-    refuse(request, "Process set provided does not exist, or has not been registered");
+    refuse(view.copy({view.set, 0}),
+           "Process set provided does not exist, or has not been registered");
   }
   if (set->index < 0) {
-    refuse(request, "rank " + std::to_string(topology_.rank) +
-                        " is not a member of the provided process set (its " +
-                        format_ranks(*set->members) + ")");
+    refuse(view.copy(set->id), "rank " + std::to_string(topology_.rank) +
+                                   " is not a member of the provided process set (its " +
+                                   format_ranks(*set->members) + ")");
   }
-  request.set.epoch = set->id.epoch;
+  return *std::move(set);
+}
+
+RequestPtr Engine::check(const RequestView& view, const SetDirectory::Info& set) const {
+  Request request = view.copy(set.id);
   if (request.device >= 0) {
     throw Error(
         ErrorCode::kUnsupported,
@@ -175,13 +175,15 @@ Entry Engine::check(Submission submission) const {
   if (request.kind == OpKind::kJoin) request.name = "join";
   check_shape(request);
   check_reduction(request);
-  check_splits(request, *set);
+  check_splits(request, set);
   check_process_set_ranks(request, shared_.sets, topology_.size);
-  check_pointers(submission);
+  if (request.absent && request.kind != OpKind::kAllreduce) {
+    refuse(request, "only an allreduce may lack a value");
+  }
   if (request.kind == OpKind::kBroadcast &&
-      !std::binary_search(set->members->begin(), set->members->end(), request.root)) {
+      !std::binary_search(set.members->begin(), set.members->end(), request.root)) {
     refuse(request, "broadcast received invalid root rank " + std::to_string(request.root) +
-                        " for provided process set (its " + format_ranks(*set->members) + ")");
+                        " for provided process set (its " + format_ranks(*set.members) + ")");
   }
   if (request.group_size < 0 ||
       (request.group_size > 0 &&
@@ -189,14 +191,8 @@ Entry Engine::check(Submission submission) const {
     refuse(request, "group member " + std::to_string(request.group_index) + " of " +
                         std::to_string(request.group_size) + " does not exist");
   }
-  Entry entry;
-  entry.arena = find_arena(submission, *shared_.arenas);
   request.seal();
-  entry.input = request.absent ? nullptr : submission.input;
-  entry.output = submission.output;
-  entry.request = std::make_shared<const Request>(std::move(submission.request));
-  entry.completion = std::make_shared<Completion>();
-  return entry;
+  return std::make_shared<const Request>(std::move(request));
 }
 
 }  // namespace hvdlite::engine

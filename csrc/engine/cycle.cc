@@ -26,7 +26,8 @@ Cycle::Cycle(transport::Transport& transport, SharedState& shared, collectives::
       shared_(shared),
       patience_(base::from_seconds(shared.config.cycle_time_ms / 1000)),
       executor_(
-          transport, std::move(selection), kPoolThresholds * shared.config.fusion_threshold,
+          transport, std::move(selection), *shared.outputs,
+          kPoolThresholds * shared.config.fusion_threshold,
           [this](const Entry& entry) {
             shared_.recorder.reached(entry.completion->record, Stage::kStarted);
           },
@@ -118,6 +119,13 @@ ProcessSet* Cycle::find_set(SetId id) {
   return found != sets_.end() && found->second->id == id ? found->second.get() : nullptr;
 }
 
+std::vector<SetId> Cycle::set_ids() const {
+  std::vector<SetId> ids;
+  ids.reserve(sets_.size());
+  for (const auto& [id, set] : sets_) ids.push_back(set->id);
+  return ids;
+}
+
 void Cycle::keep_for_later(SetId id, int source, const Message& message) {
   if (id.epoch > last_epoch_) early_[id.epoch].emplace_back(source, message);
 }
@@ -173,10 +181,7 @@ bool Cycle::announce(bool flush) {
       shared_.queue.take(flush, shared_.config.fusion_threshold, patience_);
   for (Entry& entry : entries) admit(std::move(entry));
   bool any = !entries.empty();
-  // What is agreed may add or remove sets, so the iteration goes over a list of ids.
-  std::vector<SetId> ids;
-  for (const auto& [id, set] : sets_) ids.push_back(set->id);
-  for (const SetId id : ids) {
+  for (const SetId id : set_ids()) {
     ProcessSet* set = find_set(id);
     if (set != nullptr && set->accord) any = agree(*set) || any;
     set = find_set(id);
@@ -243,13 +248,10 @@ void Cycle::announce_pending(ProcessSet& set) {
 
 bool Cycle::coordinate() {
   bool any = false;
-  std::vector<SetId> ids;
-  for (const auto& [id, set] : sets_) {
-    if (set->coordinator && set->coordinator->has_decisions()) ids.push_back(set->id);
-  }
-  for (const SetId id : ids) {
+  for (const SetId id : set_ids()) {
     ProcessSet* set = find_set(id);
-    if (set != nullptr) any = send_decisions(*set) || any;
+    if (set == nullptr || !set->coordinator || !set->coordinator->has_decisions()) continue;
+    any = send_decisions(*set) || any;
   }
   return any;
 }

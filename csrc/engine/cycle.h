@@ -103,6 +103,8 @@ class Cycle {
     }
   }
   ProcessSet* find_set(SetId id);
+  // For iterations during which sets may come and go.
+  std::vector<SetId> set_ids() const;
   // Keeps a message for a set that this rank is about to learn of; one for a set that is gone is dropped.
   void keep_for_later(SetId id, int source, const Message& message);
   void admit(Entry entry);
@@ -117,6 +119,8 @@ class Cycle {
   void remove_set(std::int32_t id);
   void insert_set(SetId id, std::vector<int> members);
   void share_memory(ProcessSet& set);
+  std::shared_ptr<collectives::SharedChannel> take_region(const ProcessSet& set, Region& region,
+                                                          const std::vector<int>& local);
   void fail_pending(ProcessSet& set, const base::Status& why);
   void finish(Entry& entry, const base::Status& status);
   // end_all with the first cause, which is told to the user.

@@ -40,6 +40,7 @@ collectives::Selection selection_of(const base::Config& config) {
   selection.alltoallv = config.alltoallv_algorithm;
   selection.barrier = config.barrier_algorithm;
   selection.deterministic = config.deterministic;
+  selection.tuning.deterministic = config.deterministic;
   selection.recursive_doubling_max_bytes = config.recursive_doubling_max_bytes;
   selection.tuning.segment_bytes = config.segment_bytes;
   selection.tuning.isa = kernels::best_isa();
@@ -108,57 +109,40 @@ void Engine::require_usable() const {
 
 // --- callers --------------------------------------------------------------------------------------------------------
 
-std::vector<std::int64_t> Engine::submit(std::vector<Submission> submissions, bool wake) {
-  require_usable();
-  if (shared_.failure.happened()) {
-    const base::Status first = shared_.failure.status();
-    throw Error(first.code, first.message);
-  }
-  if (shut_down_.load()) {
-    throw Error(ErrorCode::kNotInitialized, std::string(kShutDownHere) + "; call init() first");
-  }
-  std::vector<Entry> entries;
-  std::vector<std::int64_t> handles;
-  entries.reserve(submissions.size());
-  for (Submission& submission : submissions) entries.push_back(check(std::move(submission)));
-  std::vector<Entry> queued = entries;
-  for (Entry& entry : entries) entry.completion->record = shared_.recorder.submitted(entry.request);
-  shared_.waits.may_submit();
-  const bool was_empty = shared_.queue.push(std::move(queued));
-  shared_.counters.submitted += static_cast<std::int64_t>(entries.size());
-  handles.reserve(entries.size());
-  for (Entry& entry : entries) handles.push_back(shared_.handles.add(std::move(entry.completion)));
-  if (wake && was_empty) {
-    transport_->ring(transport_->rank());
-    kick_.bump();
-  }
-  return handles;
-}
-
 bool Engine::poll(std::int64_t handle) const {
-  return shared_.handles.find(handle)->done.load(std::memory_order_acquire) != 0;
+  const Batch batch = shared_.handles.find(handle);
+  for (std::size_t i = 0; i < batch.size; ++i) {
+    if (!batch[i].is_done()) return false;
+  }
+  return true;
 }
 
 bool Engine::wait(std::int64_t handle, microseconds limit) {
   require_usable();
-  const CompletionPtr completion = shared_.handles.find(handle);
-  const auto done = [&] { return completion->done.load(std::memory_order_acquire) != 0; };
-  if (done()) return true;
+  const Batch batch = shared_.handles.find(handle);
   const Clock::time_point deadline = Clock::now() + limit;
+  for (std::size_t i = 0; i < batch.size; ++i) {
+    if (!batch[i].is_done() && !wait_for(batch.at(i), deadline)) return false;
+  }
+  return true;
+}
+
+bool Engine::wait_for(const CompletionPtr& completion, Clock::time_point deadline) {
   waiting_callers_.fetch_add(1, std::memory_order_seq_cst);
   shared_.waits.enter(completion);
-  while (!done() && !closed_.load(std::memory_order_acquire) && Clock::now() < deadline) {
+  while (!completion->is_done() && !closed_.load(std::memory_order_acquire) &&
+         Clock::now() < deadline) {
     const std::uint32_t seen = shared_.event.value();
     if (try_take_token()) {
       drive(completion, deadline);
       give_token_back();
-    } else if (!done()) {
+    } else if (!completion->is_done()) {
       transport_->ring(transport_->rank());  // whoever drives shall look at what we wait for
       const auto rest = std::chrono::duration_cast<microseconds>(deadline - Clock::now());
       shared_.event.wait(seen, std::min(rest, kStandAside));
     }
   }
-  shared_.waits.leave(done());
+  shared_.waits.leave(completion->is_done());
   const bool others_wait = waiting_callers_.fetch_sub(1, std::memory_order_seq_cst) > 1;
   // What is left is the engine thread's again.
   const Counters& counters = shared_.counters;
@@ -166,10 +150,15 @@ bool Engine::wait(std::int64_t handle, microseconds limit) {
                          counters.completed.load(std::memory_order_relaxed) +
                              counters.failed.load(std::memory_order_relaxed);
   if (!others_wait && work_left) kick_.bump();
-  if (!done() && closed_.load(std::memory_order_acquire)) {
+  if (!completion->is_done() && closed_.load(std::memory_order_acquire)) {
     throw Error(ErrorCode::kAborted, kShutDownHere);
   }
-  return done();
+  return completion->is_done();
+}
+
+OutputCache::Block Engine::new_output(std::size_t bytes) const {
+  require_usable();
+  return shared_.outputs->get(bytes);
 }
 
 void Engine::give_token_back() {
@@ -316,6 +305,7 @@ void Engine::shutdown() {
   thread_.join();
   cycle_.close();
   shared_.arenas->close();
+  shared_.outputs->close();
 }
 
 void Engine::publish_failure(const std::string& cause) {

@@ -9,11 +9,14 @@
 
 #include <atomic>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 #include <thread>
 
 #include "engine/cycle.h"
+#include "engine/interner.h"
+#include "engine/prepared.h"
 #include "engine/shared_state.h"
 #include "transport/transport.h"
 
@@ -24,9 +27,9 @@ struct Topology {
   bool is_homogeneous = true;
 };
 
-// A Request as a caller states it, with the memory it concerns.
+// What a caller asks for, with the memory it concerns.
 struct Submission {
-  Request request;  // set.epoch is filled in by the engine
+  RequestView request;
   const void* input = nullptr;
   void* output = nullptr;
 };
@@ -42,14 +45,25 @@ class Engine {
 
   const Topology& topology() const { return topology_; }
 
-  // All or nothing; the handles in order. Throws Error(InvalidArgument, Unsupported) for what no rank could do, Error(Aborted,
-  // PeerLost...) once the engine has failed or shut down. wake: nobody is about to wait.
-  std::vector<std::int64_t> submit(std::vector<Submission> submissions, bool wake);
+  // All or nothing; a handle for each, in order. Throws Error(InvalidArgument, Unsupported) for what no rank could do,
+  // Error(Aborted, PeerLost...) once the engine has failed or shut down. wake: nobody is about to wait.
+  void submit(std::span<const Submission> submissions, bool wake, std::int64_t* handles);
+  // Checks allreduces that will be submitted together many times, and gives their group an id. The memory counts where a
+  // request names an arena: it is the tensor's place there, and whenever the tensor lies elsewhere it names none.
+  std::int64_t prepare(std::span<const Submission> submissions);
+  // Submits a prepared group in place and gives one handle for it. absent[i]: this rank has no value for request i, but
+  // takes the result (empty: it has all). Throws as submit.
+  std::int64_t submit_prepared(std::int64_t id, std::span<void* const> data,
+                               std::span<const bool> absent, bool wake);
+  void release_prepared(std::int64_t id) { prepared_.release(id); }
   bool poll(std::int64_t handle) const;
-  // True when done. A caller drives progress meanwhile.
+  // True when all behind the handle is done. A caller drives progress meanwhile.
   bool wait(std::int64_t handle, base::microseconds limit);
-  CompletionPtr completion(std::int64_t handle) const { return shared_.handles.find(handle); }
+  Batch completions(std::int64_t handle) const { return shared_.handles.find(handle); }
   void release(std::int64_t handle) { shared_.handles.release(handle); }
+
+  // Memory for a result of a caller's own making; it may outlive the engine.
+  OutputCache::Block new_output(std::size_t bytes) const;
 
   void shutdown();
   void publish_failure(const std::string& cause);
@@ -68,7 +82,17 @@ class Engine {
   bool usable_in_this_process() const;
 
  private:
-  Entry check(Submission submission) const;
+  void require_accepting() const;
+  SetDirectory::Info set_of(const RequestView& view) const;
+  RequestPtr check(const RequestView& view, const SetDirectory::Info& set) const;
+  // The arena that the view names, which gets the tensor's offset there; a tensor of no bytes lies in none.
+  std::shared_ptr<const transport::Arena> locate(RequestView& view, const SetDirectory::Info& set,
+                                                 const void* input, const void* output) const;
+  PreparedGroup::Asked ask(const RequestView& view, const SetDirectory::Info& set) const;
+  static void check_memory(const Request& request, const void* input, const void* output);
+  void intern(std::span<const Submission> submissions, std::span<Entry> entries);
+  void enqueue(std::span<Entry> entries, bool wake);
+  bool wait_for(const CompletionPtr& completion, base::Clock::time_point deadline);
   void run();
   bool try_take_token() { return !token_.exchange(true, std::memory_order_acquire); }
   void give_token_back();
@@ -84,6 +108,9 @@ class Engine {
   std::unique_ptr<transport::Transport> transport_;
   Topology topology_;
   SharedState shared_;
+  std::mutex interning_;
+  Interner interner_;
+  PreparedGroups prepared_;
   base::microseconds spin_;
   bool bells_reach_all_ = true;
   Cycle cycle_;

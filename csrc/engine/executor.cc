@@ -28,15 +28,17 @@ std::shared_ptr<const ProcessSet> describe_set(const ProcessSet& set) {
   copy->members = set.members;
   copy->index = set.index;
   copy->channel = set.channel;
+  copy->second_channel = set.second_channel;
   return copy;
 }
 
 }  // namespace
 
 Executor::Executor(transport::Transport& transport, collectives::Selection selection,
-                   std::size_t pool_bytes, Started started, Finished finished)
+                   OutputCache& outputs, std::size_t pool_bytes, Started started, Finished finished)
     : transport_(transport),
       selection_(std::move(selection)),
+      outputs_(outputs),
       pool_(pool_bytes),
       started_(std::move(started)),
       finished_(std::move(finished)) {}
@@ -85,12 +87,13 @@ bool Executor::start(Lane& lane) {
       if (entry.request) started_(entry);
     }
     const collectives::Comm comm(transport_, lane.set->members, lane.set->index, next.tag,
-                                 lane.set->id, lane.set->channel.get());
+                                 lane.set->id,
+                                 {lane.set->channel.get(), lane.set->second_channel.get()});
     lane.running.push_back(
         std::make_unique<Operation>(std::move(next.fused), std::move(next.entries)));
     lane.running_bytes += lane.running.back()->bytes();
     Operation& operation = *lane.running.back();
-    naming(operation, [&] { operation.start(comm, *lane.set, pool_, selection_); });
+    naming(operation, [&] { operation.start(comm, *lane.set, pool_, outputs_, selection_); });
     started = true;
   }
   return started;
@@ -121,7 +124,7 @@ void Executor::park_all(const base::Status& why) {
       for (Entry& entry : operation->entries()) {
         // The memory stays with the parked operation: the transport may still write to it.
         if (entry.request) {
-          entry.completion->data = nullptr;
+          entry.completion->output.abandon();
           finished_(entry, why);
         }
       }

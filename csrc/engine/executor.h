@@ -21,7 +21,7 @@ class Executor {
   using Finished = std::function<void(Entry& entry, const base::Status& status)>;
   using Started = std::function<void(const Entry& entry)>;
 
-  Executor(transport::Transport& transport, collectives::Selection selection,
+  Executor(transport::Transport& transport, collectives::Selection selection, OutputCache& outputs,
            std::size_t pool_bytes, Started started, Finished finished);
   ~Executor();
 
@@ -54,6 +54,7 @@ class Executor {
 
   transport::Transport& transport_;
   collectives::Selection selection_;
+  OutputCache& outputs_;
   BufferPool pool_;
   Started started_;
   Finished finished_;

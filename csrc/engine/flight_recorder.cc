@@ -1,5 +1,6 @@
 #include "engine/flight_recorder.h"
 
+#include <algorithm>
 #include <cstdio>
 
 #include "engine/validate.h"
@@ -14,51 +15,57 @@ constexpr const char* kStageNames[] = {"submitted, not yet announced",
                                        "done",
                                        "failed"};
 
+constexpr std::uint64_t kStages = 8;
+
 }  // namespace
 
-FlightRecorder::FlightRecorder(std::size_t capacity) : capacity_(capacity) {
-  ring_.reserve(capacity);
-}
+FlightRecorder::FlightRecorder(std::size_t capacity)
+    : capacity_(capacity), ring_(std::make_unique<Record[]>(capacity)) {}
 
-std::uint64_t FlightRecorder::submitted(RequestPtr request) {
+void FlightRecorder::submitted(std::span<const Entry> entries) {
+  const base::Clock::time_point now = base::coarse_now();
   const std::lock_guard lock(mutex_);
-  const std::uint64_t number = next_++;
-  if (capacity_ == 0) return number;
-  const base::Clock::time_point now = base::Clock::now();
-  Record record{number, std::move(request), Stage::kSubmitted, now, now};
-  if (ring_.size() < capacity_) {
-    ring_.push_back(std::move(record));
-  } else {
-    ring_[(number - 1) % capacity_] = std::move(record);
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    const std::uint64_t number = next_++;
+    entries[i].completion->record = number;
+    if (entries.size() - i > capacity_) continue;  // would be overwritten at once
+    Record& record = ring_[number % capacity_];
+    record.request = entries[i].request;
+    record.submitted = now;
+    record.last.store(now, std::memory_order_relaxed);
+    record.word.store(number * kStages, std::memory_order_release);
   }
-  return number;
 }
 
 void FlightRecorder::reached(std::uint64_t number, Stage stage) {
-  const std::lock_guard lock(mutex_);
-  if (ring_.empty()) return;
-  Record& record = ring_[(number - 1) % capacity_];
-  if (record.number != number) return;  // overwritten by a later one
-  record.stage = stage;
-  record.last = base::Clock::now();
+  if (capacity_ == 0) return;
+  Record& record = ring_[number % capacity_];
+  std::uint64_t word = record.word.load(std::memory_order_relaxed);
+  if (word / kStages != number) return;  // overwritten by a later one
+  const std::uint64_t next = number * kStages + static_cast<std::uint64_t>(stage);
+  if (record.word.compare_exchange_strong(word, next, std::memory_order_relaxed)) {
+    record.last.store(base::coarse_now(), std::memory_order_relaxed);
+  }
 }
 
 std::string FlightRecorder::text(std::size_t most) const {
   const std::lock_guard lock(mutex_);
   std::string text;
-  const base::Clock::time_point now = base::Clock::now();
-  const std::size_t start = ring_.size() < capacity_ ? 0 : (next_ - 1) % capacity_;
-  for (std::size_t i = ring_.size() > most ? ring_.size() - most : 0; i < ring_.size(); ++i) {
-    const Record& record = ring_[(start + i) % ring_.size()];
+  const base::Clock::time_point now = base::coarse_now();
+  const std::uint64_t kept = std::min<std::uint64_t>({next_ - 1, capacity_, most});
+  for (std::uint64_t number = next_ - kept; number < next_; ++number) {
+    const Record& record = ring_[number % capacity_];
+    const std::uint64_t stage = record.word.load(std::memory_order_relaxed) % kStages;
     char times[96];
     snprintf(times, sizeof(times), "submitted %.3f s ago, ",
              base::seconds_between(record.submitted, now));
     char since[64];
-    snprintf(since, sizeof(since), " (%.3f s ago)", base::seconds_between(record.last, now));
+    snprintf(since, sizeof(since), " (%.3f s ago)",
+             base::seconds_between(record.last.load(std::memory_order_relaxed), now));
     const Request& request = *record.request;
-    text += "  #" + std::to_string(record.number) + " " + describe(request) + ", " +
+    text += "  #" + std::to_string(number) + " " + describe(request) + ", " +
             std::string(base::name_of(request.dtype)) + format_shape(request.shape) + ": " + times +
-            kStageNames[static_cast<int>(record.stage)] + since + "\n";
+            kStageNames[stage] + since + "\n";
   }
   return text;
 }

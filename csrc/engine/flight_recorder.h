@@ -1,14 +1,21 @@
 // The last N operations of this rank and how far each came, printed when something fails.
-// Thread: any; a lock of its own, held for a few stores. Owns: the records. Blocks: no. Throws: nothing.
+// Thread: any. Owns: the records. Blocks: no. Throws: nothing.
+//
+// Record n lies in place n modulo N. Submitting takes a lock, for what has to change together; reaching a stage takes none:
+// number and stage are one word, which only changes if it still holds the operation's number. So a stage costs nothing if its
+// record is overwritten already, as most are while thousands of operations are in flight. Times are those of a coarse clock,
+// which is some milliseconds off.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <memory>
 #include <mutex>
+#include <span>
 #include <string>
-#include <vector>
 
 #include "base/thread.h"
-#include "engine/request.h"
+#include "engine/entry.h"
 
 namespace hvdlite::engine {
 
@@ -17,24 +24,24 @@ class FlightRecorder {
   explicit FlightRecorder(std::size_t capacity);
 
   enum class Stage : std::uint8_t { kSubmitted, kAnnounced, kAgreed, kStarted, kDone, kFailed };
-  // The number under which the operation is recorded; also its number in log lines.
-  std::uint64_t submitted(RequestPtr request);
+  // Numbers the entries: their completions' `record`, also their number in log lines.
+  void submitted(std::span<const Entry> entries);
   void reached(std::uint64_t number, Stage stage);
   // Lines of text on the last `most` operations, oldest first.
   std::string text(std::size_t most) const;
 
  private:
   struct Record {
-    std::uint64_t number = 0;
-    RequestPtr request;
-    Stage stage = Stage::kSubmitted;
+    std::atomic<std::uint64_t> word{0};  // 8 * number + stage
+    std::atomic<base::Clock::time_point> last{base::Clock::time_point()};
     base::Clock::time_point submitted;
-    base::Clock::time_point last;
+    RequestPtr request;
   };
+
   mutable std::mutex mutex_;
-  std::size_t capacity_;
+  const std::size_t capacity_;
   std::uint64_t next_ = 1;
-  std::vector<Record> ring_;
+  const std::unique_ptr<Record[]> ring_;
 };
 
 }  // namespace hvdlite::engine

@@ -1,46 +1,50 @@
-// Handles: the numbers callers hold, and what became of the operation behind each.
-// Thread: any; one lock, never held across a transport call. Owns: completions, and through them engine-allocated outputs.
+// Handles: the numbers callers hold, and what became of the operations behind each.
+// Thread: any; one lock, never held across a transport call. Owns: completions, and through them outputs the engine made.
 // Blocks: no. Throws: Error(InvalidArgument) for a number that names nothing.
+//
+//   handle = generation of the slot * 2^24 + number of the slot + 1
+//
+// A slot is reused, its generation then is another, so an old handle does not name a new operation (before 2^39 reuses).
 #pragma once
 
-#include <atomic>
 #include <cstdint>
-#include <memory>
 #include <mutex>
-#include <unordered_map>
+#include <span>
 #include <vector>
 
-#include "engine/request.h"
+#include "engine/entry.h"
 
 namespace hvdlite::engine {
 
-// The outcome of one submitted operation. The token holder fills in the fields and then sets done; readers look at done
-// (acquire) first.
-struct Completion {
-  ~Completion();
-
-  std::uint64_t record = 0;  // its number in the flight recorder
-  std::atomic<std::uint32_t> done{0};
-  base::Status status;
-  std::int32_t contributors = 0;
-  std::int32_t value = -1;                    // join: last rank; add_process_set: the new id
-  std::vector<std::int64_t> shape;            // of the engine-allocated output
-  std::vector<std::int64_t> received_splits;  // alltoall
-  std::size_t data_bytes = 0;
-  void* data = nullptr;  // engine-allocated output, from std::malloc
+// The completions behind one handle: of one operation, or of a prepared group, which lie in one array.
+struct Batch {
+  CompletionPtr first;
+  std::size_t size = 0;
+  Completion& operator[](std::size_t index) const { return first.get()[index]; }
+  CompletionPtr at(std::size_t index) const { return {first, first.get() + index}; }
 };
-using CompletionPtr = std::shared_ptr<Completion>;
 
 class HandleTable {
  public:
-  std::int64_t add(CompletionPtr completion);
-  CompletionPtr find(std::int64_t handle) const;
+  std::int64_t add(Batch batch);
+  // A handle for each entry, in order.
+  void add(std::span<const Entry> entries, std::int64_t* handles);
+  Batch find(std::int64_t handle) const;
   void release(std::int64_t handle);
 
  private:
+  struct Slot {
+    Batch batch;  // of size 0: free
+    std::int64_t generation = 0;
+    std::uint32_t next_free = 0;
+  };
+  std::int64_t take_slot(Batch batch);
+  // The slot a handle names; null if it names nothing.
+  const Slot* slot_of(std::int64_t handle) const;
+
   mutable std::mutex mutex_;
-  std::int64_t next_ = 1;
-  std::unordered_map<std::int64_t, CompletionPtr> completions_;
+  std::vector<Slot> slots_;
+  std::uint32_t first_free_ = 0;  // slots_.size(): none
 };
 
 }  // namespace hvdlite::engine

@@ -27,8 +27,8 @@ struct Ledger::Header {
   alignas(64) std::atomic<std::uint32_t> serial;  // of the ledger that uses this memory
   std::uint64_t first_sequence;
   alignas(64) std::atomic<std::uint32_t> locked;
-  // These two only with the lock.
-  std::uint32_t open;
+  // These two change only with the lock.
+  std::atomic<std::uint32_t> open;
   std::uint32_t used;                           // cells
   alignas(64) std::atomic<std::uint64_t> tail;  // entries that may be read
   struct alignas(64) Position {
@@ -64,7 +64,7 @@ Ledger::Ledger(std::byte* memory, Capacity capacity, int members, int index, std
 void Ledger::create(std::uint64_t sequence, std::span<const std::uint64_t> keys) {
   std::memset(static_cast<void*>(cells_), 0, capacity_.cells * sizeof(Cell));
   header_->locked.store(0, std::memory_order_relaxed);
-  header_->open = 0;
+  header_->open.store(0, std::memory_order_relaxed);
   header_->used = 0;
   header_->tail.store(0, std::memory_order_relaxed);
   for (Header::Position& position : header_->positions) {
@@ -137,7 +137,7 @@ bool Ledger::has_room(std::uint32_t entries) const {
 
 Ledger::Answer Ledger::announce(std::uint64_t hash, std::uint64_t content, bool absent) {
   const std::uint64_t key = as_key(hash);
-  if (header_->open == 0) return Answer::kByMessage;
+  if (!is_open()) return Answer::kByMessage;
   const std::uint64_t me = std::uint64_t{1} << index_;
   Cell* cell = find(key);
   if (cell->key == 0) {
@@ -162,7 +162,7 @@ Ledger::Answer Ledger::announce(std::uint64_t hash, std::uint64_t content, bool 
 
 void Ledger::divert(std::uint64_t hash) {
   const std::uint64_t key = as_key(hash);
-  if (header_->open == 0) return;
+  if (!is_open()) return;
   const Cell* cell = find(key);
   const bool told = cell->key != 0 && cell->diverted == 0;
   if (!fits(1)) {
@@ -192,15 +192,15 @@ void Ledger::append_list(std::uint64_t number, std::span<const std::uint64_t> de
 }
 
 void Ledger::close() {
-  if (header_->open == 0) return;
-  header_->open = 0;
+  if (!is_open()) return;
+  header_->open.store(0, std::memory_order_relaxed);
   wipe();
   append({0, Kind::kClosed, 0, 0});
 }
 
 void Ledger::reopen(std::span<const std::uint64_t> keys) {
-  if (header_->open != 0 || !fits(keys.size())) return;
-  header_->open = 1;
+  if (is_open() || !fits(keys.size())) return;
+  header_->open.store(1, std::memory_order_relaxed);
   for (const std::uint64_t key : keys) mark_diverted(key);
 }
 
@@ -209,7 +209,7 @@ bool Ledger::fits(std::size_t keys) const {
   return header_->used + keys <= capacity_.cells - capacity_.cells / 8;
 }
 
-bool Ledger::is_open() const { return header_->open != 0; }
+bool Ledger::is_open() const { return header_->open.load(std::memory_order_relaxed) != 0; }
 
 // --- the table: open addressing, linear probing ---------------------------------------------------------------------
 

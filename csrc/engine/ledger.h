@@ -26,7 +26,8 @@
 //     counts a key, nobody's announcement of it can complete here;
 //  4. a decision of the coordinator takes the keys' cells out of the table in the same hold of the lock that puts the list
 //     into the log.
-// Nobody ever withdraws: a member that announced does what the log says. tests/unit/test_ledger.py walks through every
+//  5. a member that leaves closes the ledger first, having read all of it: nothing it announced is agreed after that.
+// Nobody withdraws in any other way: a member that announced does what the log says. tests/unit/test_ledger.py walks through every
 // interleaving of small cases.
 //
 // A member that dies while it holds the lock stops the others' announcements, not the others: they try again later, and
@@ -90,12 +91,13 @@ class Ledger {
   // Needs up_to_date() and room for one entry.
   Answer announce(std::uint64_t key, std::uint64_t content, bool absent);
 
-  // The coordinator. Each needs room for one entry (append_list: one, whatever the number of keys). A table that grows too
+  // The coordinator (close: also who leaves). Each needs room for one entry, whatever the number of keys. A table that grows too
   // full with diverted keys closes the ledger, and too many keys keep it closed.
   void divert(std::uint64_t key);
   void append_list(std::uint64_t number, std::span<const std::uint64_t> decided);
   void close();
   void reopen(std::span<const std::uint64_t> keys);
+  // Also without the lock, as of a moment ago.
   bool is_open() const;
 
  private:

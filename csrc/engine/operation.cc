@@ -1,8 +1,6 @@
 #include "engine/operation.h"
 
-#include <cstdlib>
 #include <cstring>
-#include <new>
 #include <numeric>
 
 namespace hvdlite::engine {
@@ -50,8 +48,8 @@ Operation::Operation(FusedOp fused, std::vector<Entry> entries)
 }
 
 void Operation::start(collectives::Comm comm, const ProcessSet& set, BufferPool& pool,
-                      const collectives::Selection& selection) {
-  Context context{std::move(comm), set, pool, selection};
+                      OutputCache& outputs, const collectives::Selection& selection) {
+  Context context{std::move(comm), set, pool, outputs, selection};
   // A value that nobody has needs no data: the handle tells so by contributors == 0.
   if (fused_.front()->contributors == 0 && fused_.front()->request.kind == OpKind::kAllreduce) {
     return;
@@ -162,11 +160,10 @@ void* Operation::allocate_output(Context& context, std::size_t bytes) {
     buffer_ = context.pool.get(bytes);
     return buffer_.data();
   }
-  void* data = std::malloc(bytes > 0 ? bytes : 1);
-  if (data == nullptr) throw std::bad_alloc();
-  entries_[0].completion->data = data;
-  entries_[0].completion->data_bytes = bytes;
-  return data;
+  Completion& completion = *entries_[0].completion;
+  completion.output = context.outputs.get(bytes);
+  completion.output_bytes = bytes;
+  return completion.output.data();
 }
 
 void Operation::start_allgather(Context& context) {

@@ -1,5 +1,5 @@
 // One FusedOp under way: packs if the algorithm needs it, runs its collective, unpacks, fills in the completions.
-// Thread: the holder of the progress token. Owns: the collective, the fusion buffer, engine-allocated outputs until they are
+// Thread: the holder of the progress token. Owns: the collective, the fusion buffer, the outputs it makes until they are
 // handed to the completions. Blocks: never. Throws: what Transport and the kernels throw; then it must be parked (kept), as
 // the transport may still touch its memory.
 #pragma once
@@ -20,7 +20,7 @@ class Operation {
   Operation(FusedOp fused, std::vector<Entry> entries);
 
   // Apart from the constructor so that the entries are not lost if it throws.
-  void start(collectives::Comm comm, const ProcessSet& set, BufferPool& pool,
+  void start(collectives::Comm comm, const ProcessSet& set, BufferPool& pool, OutputCache& outputs,
              const collectives::Selection& selection);
   // True when finished; the entries' completions then hold the results but are not marked done.
   bool advance();
@@ -33,6 +33,7 @@ class Operation {
     collectives::Comm comm;
     const ProcessSet& set;
     BufferPool& pool;
+    OutputCache& outputs;
     const collectives::Selection& selection;
   };
   void start_allreduce(Context& context);

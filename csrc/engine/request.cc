@@ -1,5 +1,7 @@
 #include "engine/request.h"
 
+#include <algorithm>
+
 #include "base/hash.h"
 
 namespace hvdlite::engine {
@@ -34,12 +36,15 @@ std::int64_t Request::row_elements() const {
   return product;
 }
 
-void Request::seal() {
-  base::Hasher of_name;
-  of_name.add_pair(set.id, static_cast<std::int32_t>(set.epoch));
-  of_name.add_text(name);
-  name_hash = of_name.value();
+std::uint64_t hash_of_name(SetId set, std::string_view name) {
+  base::Hasher hasher;
+  hasher.add_pair(set.id, static_cast<std::int32_t>(set.epoch));
+  hasher.add_text(name);
+  return hasher.value();
+}
 
+void Request::seal() {
+  name_hash = hash_of_name(set, name);
   base::Hasher of_content;
   of_content.add((std::uint64_t{static_cast<std::uint8_t>(kind)} << 16) |
                  (std::uint64_t{static_cast<std::uint8_t>(dtype)} << 8) |
@@ -57,6 +62,40 @@ void Request::seal() {
   of_content.add_signed(arena);
   of_content.add_signed(arena_offset);
   content_hash = of_content.value();
+}
+
+bool RequestView::describes(const Request& request, SetId on) const {
+  return name == request.name && on == request.set && kind == request.kind &&
+         dtype == request.dtype && op == request.op && absent == request.absent &&
+         root == request.root && device == request.device && layout == request.layout &&
+         prescale == request.prescale && postscale == request.postscale &&
+         group_size == request.group_size && group_index == request.group_index &&
+         group == request.group && arena == request.arena &&
+         arena_offset == request.arena_offset && std::ranges::equal(shape, request.shape) &&
+         std::ranges::equal(splits, request.splits);
+}
+
+Request RequestView::copy(SetId on) const {
+  Request request;
+  request.set = on;
+  request.kind = kind;
+  request.dtype = dtype;
+  request.op = op;
+  request.absent = absent;
+  request.root = root;
+  request.device = device;
+  request.layout = layout;
+  request.prescale = prescale;
+  request.postscale = postscale;
+  request.group_size = group_size;
+  request.group_index = group_index;
+  request.name = name;
+  request.group = group;
+  request.shape.assign(shape.begin(), shape.end());
+  request.splits.assign(splits.begin(), splits.end());
+  request.arena = arena;
+  request.arena_offset = arena_offset;
+  return request;
 }
 
 void Request::encode(Writer& writer) const {

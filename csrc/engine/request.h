@@ -5,7 +5,9 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/error.h"
@@ -55,6 +57,36 @@ struct Request {
 };
 
 using RequestPtr = std::shared_ptr<const Request>;
+
+// A request as a caller states it: text and lists are borrowed for the length of the call, and the set has no epoch yet.
+struct RequestView {
+  std::int32_t set = 0;
+  base::OpKind kind = base::OpKind::kAllreduce;
+  base::DType dtype = base::DType::kFloat32;
+  base::ReduceOp op = base::ReduceOp::kSum;
+  bool absent = false;
+  std::int32_t root = 0;
+  std::int32_t device = -1;
+  std::int32_t layout = 0;
+  double prescale = 1.0;
+  double postscale = 1.0;
+  std::int32_t group_size = 0;
+  std::int32_t group_index = 0;
+  std::string_view name;
+  std::string_view group;
+  std::span<const std::int64_t> shape;
+  std::span<const std::int64_t> splits;
+  std::int64_t arena = 0;
+  std::int64_t arena_offset = 0;
+
+  // Would copy(set) be this request, once sealed?
+  bool describes(const Request& request, SetId set) const;
+  // Not sealed.
+  Request copy(SetId set) const;
+};
+
+// Of set and name, as in Request::name_hash.
+std::uint64_t hash_of_name(SetId set, std::string_view name);
 
 // "allreduce of 'conv1.weight' in process set 0", the start of every message about an operation.
 std::string describe(const Request& request);

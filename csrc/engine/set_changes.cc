@@ -1,6 +1,7 @@
 // Operations that move no data but change process sets, or end a join (the rest of Cycle is cycle.cc).
 
 #include <algorithm>
+#include <map>
 
 #include "engine/cycle.h"
 #include "transport/host_window.h"
@@ -83,35 +84,52 @@ void Cycle::insert_set(SetId id, std::vector<int> members) {
   sets_[id.id] = std::move(set);
 }
 
-// Gives the set a region of the window, the first free one; which that is all ranks know, members or not.
+// Gives the set regions of the window, the first free ones: one if all members are on one host; two if they are on several, of
+// which one at least has several members. Which these are all ranks know, members or not.
 void Cycle::share_memory(ProcessSet& set) {
-  if (set.members->size() < 2) return;
-  const auto region =
-      std::find_if(regions_.begin(), regions_.end(), [](const Region& r) { return r.set < 0; });
-  if (region == regions_.end()) return;  // the set goes through messages
-  region->set = set.id.id;
-  std::vector<int> local;
-  std::vector<int> local_ranks;
-  int index = -1;
+  std::map<int, std::vector<int>> hosts;  // places in the set
   for (std::size_t i = 0; i < set.members->size(); ++i) {
-    const int member = (*set.members)[i];
-    if (transport_.host_of(member) != transport_.host_of(transport_.rank())) continue;
-    if (member == transport_.rank()) index = static_cast<int>(local.size());
-    local.push_back(static_cast<int>(i));
-    local_ranks.push_back(transport_.local_rank_of(member));
+    hosts[transport_.host_of((*set.members)[i])].push_back(static_cast<int>(i));
   }
-  const std::uint64_t departures = region->users;
-  if (local.size() >= 2) region->users += local.size();
-  if (index < 0 || local.size() < 2) return;
-  transport::HostWindow& window = *transport_.window();
-  const auto place = static_cast<int>(region - regions_.begin());
-  set.channel = std::make_shared<collectives::SharedChannel>(
-      window, place, local, std::move(local_ranks), index,
+  if (hosts.size() == set.members->size()) return;
+  const bool on_several = hosts.size() > 1;
+  if (on_several && !transport_.windows_everywhere()) return;
+  std::vector<Region*> regions;
+  for (Region& region : regions_) {
+    if (region.set < 0) regions.push_back(&region);
+  }
+  const std::size_t wanted = on_several ? 2 : 1;
+  if (regions.size() < wanted) return;  // the set goes through messages
+  const std::vector<int>& local = hosts[transport_.host_of(transport_.rank())];
+  set.channel = take_region(set, *regions[0], local);
+  if (on_several) set.second_channel = take_region(set, *regions[1], local);
+  if (set.channel && !on_several && local.size() <= Ledger::kMaxMembers) {
+    const auto place = static_cast<int>(regions[0] - regions_.data());
+    set.accord =
+        std::make_unique<Accord>(transport_.window()->ledger(place), static_cast<int>(local.size()),
+                                 set.channel->index(), set.id.epoch);
+  }
+}
+
+// local: the places in the set of those members that are on this host.
+std::shared_ptr<collectives::SharedChannel> Cycle::take_region(const ProcessSet& set,
+                                                               Region& region,
+                                                               const std::vector<int>& local) {
+  region.set = set.id.id;
+  const std::uint64_t departures = region.users;
+  region.users += local.size();
+  const auto mine = std::find(local.begin(), local.end(), set.index);
+  if (mine == local.end()) return nullptr;
+  std::vector<int> local_ranks;
+  local_ranks.reserve(local.size());
+  for (const int place : local) {
+    local_ranks.push_back(
+        transport_.local_rank_of((*set.members)[static_cast<std::size_t>(place)]));
+  }
+  return std::make_shared<collectives::SharedChannel>(
+      *transport_.window(), static_cast<int>(&region - regions_.data()), local,
+      std::move(local_ranks), static_cast<int>(mine - local.begin()),
       std::uint64_t{set.id.epoch} << kEpochShift, departures);
-  if (local.size() == set.members->size() && local.size() <= Ledger::kMaxMembers) {
-    set.accord = std::make_unique<Accord>(window.ledger(place), static_cast<int>(local.size()),
-                                          index, set.id.epoch);
-  }
 }
 
 void Cycle::remove_set(std::int32_t id) {

@@ -121,7 +121,10 @@ struct Counters {
 
 struct SharedState {
   explicit SharedState(const base::Config& knobs, base::Logger logger)
-      : config(knobs), log(logger), recorder(knobs.flight_recorder_size) {}
+      : config(knobs),
+        log(logger),
+        recorder(knobs.flight_recorder_size),
+        outputs(std::make_shared<OutputCache>(knobs.output_cache_bytes)) {}
 
   const base::Config config;
   const base::Logger log;
@@ -132,6 +135,7 @@ struct SharedState {
   SetDirectory sets;
   const std::shared_ptr<ArenaDirectory> arenas = std::make_shared<ArenaDirectory>();  // drafts outlive the engine
   FirstFailure failure;
+  const std::shared_ptr<OutputCache> outputs;  // shared with the arrays over its blocks
   Counters counters;
   Event event;  // bumped when an operation ended or the progress token was given back
 };

@@ -1,15 +1,61 @@
 #include "engine/tensor_queue.h"
 
+#include <iterator>
+#include <utility>
+
 namespace hvdlite::engine {
 
-bool TensorQueue::push(std::vector<Entry> entries) {
+std::size_t NamesInFlight::find(const Request& request) const {
+  std::size_t place = home(request.name_hash);
+  for (; places_[place].request != nullptr; place = after(place)) {
+    const Place& here = places_[place];
+    if (here.hash == request.name_hash && here.request->set == request.set &&
+        here.request->name == request.name) {
+      break;
+    }
+  }
+  return place;
+}
+
+bool NamesInFlight::insert(const Request& request) {
+  if (2 * (used_ + 1) > places_.size()) grow();
+  Place& place = places_[find(request)];
+  if (place.request != nullptr) return false;
+  place = {request.name_hash, &request};
+  ++used_;
+  return true;
+}
+
+void NamesInFlight::erase(const Request& request) {
+  std::size_t gap = find(request);
+  if (places_[gap].request == nullptr) return;
+  --used_;
+  // Whoever probed past the gap moves into it, or would not be found: all up to the next free place whose way from home
+  // leads over the gap.
+  for (std::size_t place = after(gap); places_[place].request != nullptr; place = after(place)) {
+    const std::size_t mask = places_.size() - 1;
+    const std::size_t way = (place - home(places_[place].hash)) & mask;
+    if (way < ((place - gap) & mask)) continue;
+    places_[gap] = places_[place];
+    gap = place;
+  }
+  places_[gap] = {};
+}
+
+void NamesInFlight::grow() {
+  std::vector<Place> before(2 * places_.size());
+  before.swap(places_);
+  for (const Place& place : before) {
+    if (place.request != nullptr) places_[find(*place.request)] = place;
+  }
+}
+
+bool TensorQueue::push(std::span<Entry> entries) {
   const std::lock_guard lock(mutex_);
   for (std::size_t i = 0; i < entries.size(); ++i) {
     const Request& request = *entries[i].request;
-    if (in_flight_.emplace(request.set, request.name).second) continue;
-    for (std::size_t j = 0; j < i; ++j) {
-      in_flight_.erase({entries[j].request->set, entries[j].request->name});
-    }
+    if (names_.insert(request)) continue;
+    for (std::size_t j = 0; j < i; ++j) names_.erase(*entries[j].request);
     throw base::Error(
         base::ErrorCode::kInvalidArgument,
         describe(request) +
@@ -18,10 +64,9 @@ bool TensorQueue::push(std::vector<Entry> entries) {
   }
   const bool was_empty = entries_.empty();
   if (was_empty) oldest_ = base::Clock::now();
-  for (Entry& entry : entries) {
-    bytes_ += entry.request->bytes();
-    entries_.push_back(std::move(entry));
-  }
+  for (const Entry& entry : entries) bytes_ += entry.request->bytes();
+  entries_.insert(entries_.end(), std::make_move_iterator(entries.begin()),
+                  std::make_move_iterator(entries.end()));
   return was_empty;
 }
 
@@ -42,7 +87,7 @@ std::optional<base::Clock::time_point> TensorQueue::due(base::microseconds patie
 
 void TensorQueue::forget(const Request& request) {
   const std::lock_guard lock(mutex_);
-  in_flight_.erase({request.set, request.name});
+  names_.erase(request);
 }
 
 }  // namespace hvdlite::engine

@@ -5,30 +5,41 @@
 
 #include <mutex>
 #include <optional>
-#include <set>
-#include <string>
-#include <utility>
+#include <span>
 #include <vector>
 
 #include "base/thread.h"
-#include "engine/handle_table.h"
-#include "transport/arena.h"
+#include "engine/entry.h"
 
 namespace hvdlite::engine {
 
-// One rank's part in one operation. The memory belongs to the caller and stays valid until the completion is done.
-struct Entry {
-  RequestPtr request;
-  const void* input = nullptr;
-  void* output = nullptr;
-  CompletionPtr completion;
-  std::shared_ptr<const transport::Arena> arena;  // the request's, if it names one
+// The names in flight: a hash table with linear probing, keyed by the hash that a request carries. Names are compared in
+// full; entries are only looked at while their requests live, which those of operations in flight do.
+class NamesInFlight {
+ public:
+  // False if the name (on that process set) is there already.
+  bool insert(const Request& request);
+  void erase(const Request& request);
+
+ private:
+  struct Place {
+    std::uint64_t hash = 0;
+    const Request* request = nullptr;  // null: free
+  };
+  std::size_t home(std::uint64_t hash) const { return hash & (places_.size() - 1); }
+  std::size_t after(std::size_t place) const { return (place + 1) & (places_.size() - 1); }
+  // Where the request's name is, or the free place where it would be.
+  std::size_t find(const Request& request) const;
+  void grow();
+
+  std::vector<Place> places_ = std::vector<Place>(64);  // a power of two, at most half of them used
+  std::size_t used_ = 0;
 };
 
 class TensorQueue {
  public:
-  // All or nothing. True if the queue was empty, so that somebody has to be told.
-  bool push(std::vector<Entry> entries);
+  // Takes the entries, all or nothing. True if the queue was empty, so that somebody has to be told.
+  bool push(std::span<Entry> entries);
   // The queued entries, once they are due: asked for at once (flush), enough bytes, or the oldest has waited for patience.
   std::vector<Entry> take(bool flush, std::size_t enough_bytes, base::microseconds patience);
   // When take() without flush will give something; nothing if empty.
@@ -41,7 +52,7 @@ class TensorQueue {
   std::vector<Entry> entries_;
   std::size_t bytes_ = 0;
   base::Clock::time_point oldest_;
-  std::set<std::pair<SetId, std::string>> in_flight_;
+  NamesInFlight names_;
 };
 
 }  // namespace hvdlite::engine

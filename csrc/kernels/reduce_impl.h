@@ -14,105 +14,18 @@
 
 #include "base/types.h"
 #include "kernels/kernels.h"
+#include "kernels/reduce_ops.h"
 #include "kernels/reduce_table.h"
-#include "kernels/reduce_units.h"
 
 namespace hvdlite::kernels::HVD_KERNEL_NAMESPACE {
 
-// --- operators -----------------------------------------------------------------------------------
-
-// One NaN for all: which of two NaN operands an addition keeps depends on how the compiler orders
-// them, and the sign of a new NaN on the processor.
-template <class A, class V>
-HVD_INLINE V with_one_nan(V value) {
-  return value == value ? value : V{} + std::numeric_limits<A>::quiet_NaN();
-}
-
-template <class A>
-struct Sum {
-  // -0 + x is x for every x; +0 would turn -0 into +0.
-  static constexpr A kIdentity = kIsFloat<A> ? A(-0.0) : A(0);
-
-  template <class V>
-  HVD_INLINE static V apply(V a, V b) {
-    if constexpr (kIsFloat<A>) {
-      return with_one_nan<A, V>(a + b);
-    } else {
-      using Bits = typename BitsOf<A, V>::Type;
-      return V(Bits(a) + Bits(b));
-    }
-  }
-};
-
-template <class A>
-struct Product {
-  static constexpr A kIdentity = A(1);
-
-  template <class V>
-  HVD_INLINE static V apply(V a, V b) {
-    if constexpr (kIsFloat<A>) {
-      return with_one_nan<A, V>(a * b);
-    } else {
-      using Bits = typename BitsOf<A, V>::Type;
-      return V(1u * Bits(a) * Bits(b));  // 1u: 16 bits promote to int, whose product could overflow
-    }
-  }
-};
-
-// The hardware's minimum is its second operand where either is NaN and where both are zeros. So the
-// two orders agree except there, and "or" of their bits is what is wanted: NaN | x is a NaN, -0 |
-// +0 is -0; and it is symmetric.
-template <class A, class V>
-HVD_INLINE V minimum_of_floats(V a, V b) {
-  using Bits = typename BitsOf<A, V>::Type;
-  if constexpr (std::is_same_v<A, V>) {
-    return __builtin_bit_cast(
-        V, __builtin_bit_cast(Bits, a < b ? a : b) | __builtin_bit_cast(Bits, b < a ? b : a));
-  } else {
-    return V(Bits(Native<A>::lesser(a, b)) | Bits(Native<A>::lesser(b, a)));
-  }
-}
-
-template <class A>
-struct Min {
-  static constexpr A kIdentity =
-      kIsFloat<A> ? std::numeric_limits<A>::infinity() : std::numeric_limits<A>::max();
-
-  template <class V>
-  HVD_INLINE static V apply(V a, V b) {
-    if constexpr (kIsFloat<A>) {
-      return minimum_of_floats<A>(a, b);
-    } else {
-      return a < b ? a : b;
-    }
-  }
-};
-
-template <class A>
-struct Max {
-  static constexpr A kIdentity =
-      kIsFloat<A> ? -std::numeric_limits<A>::infinity() : std::numeric_limits<A>::lowest();
-
-  template <class V>
-  HVD_INLINE static V apply(V a, V b) {
-    if constexpr (kIsFloat<A>) {
-      return -minimum_of_floats<A>(V(-a), V(-b));
-    } else {
-      return a > b ? a : b;
-    }
-  }
-};
-
-// Of bytes 0 and 1: Min and Max, but the neutral element of And is 1, not 255.
-struct And : Min<std::uint8_t> {
-  static constexpr std::uint8_t kIdentity = 1;
-};
-struct Or : Max<std::uint8_t> {};
-
-// --- kernels -------------------------------------------------------------------------------------
+// --- kernels: what for_each applies --------------------------------------------------------------
+//
+// noinline where other kernels call them: a copy of load and combine in every accumulate is a fifth
+// of the library.
 
 template <class T, class A>
-void load(void* acc, const void* in, std::size_t n, double prescale) {
+[[gnu::noinline]] void load(void* acc, const void* in, std::size_t n, double prescale) {
   if (prescale == 1.0 || std::is_same_v<T, Bool>) {
     if constexpr (std::is_same_v<T, A>) {
       if (acc != in && n != 0) __builtin_memcpy(acc, in, n * sizeof(T));
@@ -137,7 +50,7 @@ void load(void* acc, const void* in, std::size_t n, double prescale) {
 }
 
 template <class A, class Op>
-void combine(void* out, const void* lhs, const void* rhs, std::size_t n) {
+[[gnu::noinline]] void combine(void* out, const void* lhs, const void* rhs, std::size_t n) {
   for_each<A, A>(n, out, [=](auto unit, std::size_t i) HVD_INLINE_BODY {
     using U = decltype(unit);
     using V = typename U::template Value<A>;
@@ -221,10 +134,13 @@ void store(void* out, const void* acc, std::size_t n, double postscale, std::int
   }
 }
 
-// The kernels that fold is defined by, and their element sizes: one text of fold_in_pieces serves all.
+// --- fold ----------------------------------------------------------------------------------------
+
+// The kernels that define fold, for fold_in_pieces, which exists once for all types.
 struct Steps {
   decltype(ReduceKernels::load) load;
   decltype(ReduceKernels::accumulate) accumulate;
+  decltype(ReduceKernels::combine) combine;  // null unless T is A
   decltype(ReduceKernels::store) store;
   std::size_t element_bytes;
   std::size_t accumulator_bytes;
@@ -241,6 +157,20 @@ struct Fold {
   std::int64_t divisor;
 };
 
+// Some places: kCount pointers, copied so that they stay in registers, or for 0 all where they are.
+template <class P, int kCount>
+struct Places {
+  explicit Places(P* const* from) {
+    for (int k = 0; k < kCount; ++k) place[k] = from[k];
+  }
+  P* place[kCount];
+};
+template <class P>
+struct Places<P, 0> {
+  explicit Places(P* const* from) : place(from) {}
+  P* const* place;
+};
+
 // Elements [begin, end), as many at a time as the first cache holds. All inputs of a piece are read
 // before any of its outputs is written, so outputs may be inputs.
 [[gnu::noinline]] inline void fold_in_pieces(const Fold& fold, const Steps& steps,
@@ -250,90 +180,116 @@ struct Fold {
   for (std::size_t i = begin; i < end; i += piece) {
     const std::size_t count = end - i < piece ? end - i : piece;
     const std::size_t offset = i * steps.element_bytes;
-    steps.load(acc, at<std::byte>(fold.in[0], offset), count, fold.prescale);
-    for (int k = 1; k < fold.num_in; ++k) {
+    int k = 0;
+    if (steps.combine != nullptr && fold.prescale == 1.0 && fold.num_in > 1) {
+      const void* const first = at<std::byte>(fold.in[k++], offset);
+      steps.combine(acc, first, at<std::byte>(fold.in[k++], offset), count);
+    } else {
+      steps.load(acc, at<std::byte>(fold.in[k++], offset), count, fold.prescale);
+    }
+    for (; k < fold.num_in; ++k) {
       steps.accumulate(acc, at<std::byte>(fold.in[k], offset), count, fold.prescale);
     }
-    for (int k = 0; k < fold.num_out; ++k) {
-      steps.store(at<std::byte>(fold.out[k], offset), acc, count, fold.postscale, fold.divisor);
+    std::byte* const result = at<std::byte>(fold.out[0], offset);
+    steps.store(result, acc, count, fold.postscale, fold.divisor);
+    for (int j = 1; j < fold.num_out; ++j) {
+      __builtin_memcpy(at<std::byte>(fold.out[j], offset), result, count * steps.element_bytes);
     }
   }
 }
 
-// Packs in flight at a time: independent additions, and one look at a pointer for all of them.
-inline constexpr std::size_t kPacksInFlight = 4;
-
-// Elements [begin, end), a multiple of kPacksInFlight packs.
-template <class T, class A, class Op, bool kPrescaled, bool kFinished>
+// Elements [begin, end), a multiple of Group::kCount. kInputs and kOutputs: how many, 0 for as many
+// as there are.
+template <class T, class A, class Op, bool kPrescaled, bool kFinished, int kInputs, int kOutputs>
 void fold_in_registers(const Fold& fold, std::size_t begin, std::size_t end, A prescale, A factor) {
-  void* const* const out = fold.out;
-  const void* const* const in = fold.in;
-  const int num_out = fold.num_out;
-  const int num_in = fold.num_in;
   using V = Pack<A>;
-  constexpr std::size_t kStep = kLanes<A>;
-  const auto contribution = [prescale](const void* from, std::size_t i) HVD_INLINE_BODY {
-    const V value = Packed::read<T, A>(at<T>(from, i));
-    if constexpr (kPrescaled) {
-      return V(value * prescale);
-    } else {
-      return value;
-    }
+  const Places<const void, kInputs> in(fold.in);
+  const Places<void, kOutputs> out(fold.out);
+  const int num_in = kInputs == 0 ? fold.num_in : kInputs;
+  const int num_out = kOutputs == 0 ? fold.num_out : kOutputs;
+  const auto contribution = [=](int k, std::size_t i) HVD_INLINE_BODY {
+    Group<A> group;
+    group.template read<T>(at<T>(in.place[k], i));
+    if constexpr (kPrescaled) group.each([=](V& value) HVD_INLINE_BODY { value *= prescale; });
+    return group;
   };
-  for (std::size_t i = begin; i < end; i += kPacksInFlight * kStep) {
-    V acc[kPacksInFlight];
-#pragma GCC unroll 4
-    for (std::size_t p = 0; p < kPacksInFlight; ++p) acc[p] = contribution(in[0], i + p * kStep);
+  for (std::size_t i = begin; i < end; i += Group<A>::kCount) {
+    Group<A> acc = contribution(0, i);
     for (int k = 1; k < num_in; ++k) {
-#pragma GCC unroll 4
-      for (std::size_t p = 0; p < kPacksInFlight; ++p) {
-        acc[p] = Op::template apply<V>(acc[p], contribution(in[k], i + p * kStep));
-      }
+      acc.each(contribution(k, i), [](V& sum, const V& value) HVD_INLINE_BODY {
+        sum = Op::template apply<V>(sum, value);
+      });
     }
-    if constexpr (kFinished) {
-#pragma GCC unroll 4
-      for (std::size_t p = 0; p < kPacksInFlight; ++p) acc[p] *= factor;
-    }
+    if constexpr (kFinished) acc.each([=](V& value) HVD_INLINE_BODY { value *= factor; });
     for (int k = 0; k < num_out; ++k) {
-#pragma GCC unroll 4
-      for (std::size_t p = 0; p < kPacksInFlight; ++p) {
-        Packed::write<T, A>(at<T>(out[k], i + p * kStep), acc[p]);
-      }
+      acc.template write<T, Op::kOneNan>(at<T>(out.place[k], i));
     }
   }
 }
 
-// In registers where it pays: scaled integers and integers that widen are rare and mostly divided.
+// Two contributions to one or two places are every allreduce of two ranks: sums of floats get loops
+// of their own (of the plainest, combine is one).
+template <class T, class A, class Op, bool kFinished>
+void fold_unscaled(const Fold& fold, std::size_t begin, std::size_t end, A factor) {
+  if constexpr (std::is_same_v<Op, Sum<A>> && kIsFloat<A>) {
+    if ((kFinished || !std::is_same_v<T, A>) && fold.num_in == 2 && fold.num_out == 1) {
+      return fold_in_registers<T, A, Op, false, kFinished, 2, 1>(fold, begin, end, A(1), factor);
+    }
+    if (fold.num_in == 2 && fold.num_out == 2) {
+      return fold_in_registers<T, A, Op, false, kFinished, 2, 2>(fold, begin, end, A(1), factor);
+    }
+  }
+  fold_in_registers<T, A, Op, false, kFinished, 0, 0>(fold, begin, end, A(1), factor);
+}
+
+// Folds what pays in registers and returns true, or returns false: [begin, end) as above. Scaled
+// integers are rare, and dividing costs more than the passes.
+template <class T, class A, class Op>
+bool folded_in_registers(const Fold& fold, std::size_t begin, std::size_t end) {
+  if constexpr (kIsFloat<A>) {
+    const A before = static_cast<A>(fold.prescale);
+    const A after = static_cast<A>(fold.postscale / static_cast<double>(fold.divisor));
+    // Group::write relies on the NaNs being Op's, not a single input's nor the factor's.
+    const bool other_nans = fold.num_in == 1 || after != after;
+    if (std::is_same_v<T, BFloat16> && Op::kOneNan && other_nans) return false;
+    // A product is not changed by another factor of 1, nor is the Min or Sum of products: NaNs are
+    // quiet and subnormals flushed already, if they are. Hence no loop for prescale alone.
+    if (fold.prescale != 1.0) {
+      fold_in_registers<T, A, Op, true, true, 0, 0>(fold, begin, end, before, after);
+    } else if (after != A(1)) {
+      fold_unscaled<T, A, Op, true>(fold, begin, end, after);
+    } else {
+      fold_unscaled<T, A, Op, false>(fold, begin, end, A(1));
+    }
+    return true;
+  } else {
+    const bool scaled = fold.prescale != 1.0 || fold.postscale != 1.0 || fold.divisor != 1;
+    if (scaled && !std::is_same_v<T, Bool>) return false;
+    fold_unscaled<T, A, Op, false>(fold, begin, end, A(1));
+    return true;
+  }
+}
+
 template <class T, class A, class Op>
 void fold(void* const* out, int num_out, const void* const* in, int num_in, std::size_t n,
           double prescale, double postscale, std::int64_t divisor) {
-  const Fold fold{out, num_out, in, num_in, prescale, postscale, divisor};
-  std::size_t begin = 0;
-  std::size_t end = 0;  // [begin, end) is folded in registers
+  const Fold operands{out, num_out, in, num_in, prescale, postscale, divisor};
+  Steps steps{load<T, A>, accumulate<T, A, Op>, nullptr, store<T, A>, sizeof(T), sizeof(A)};
+  if constexpr (std::is_same_v<T, A>) {
+    const bool unscaled = prescale == 1.0 && postscale == 1.0 && divisor == 1;
+    if (num_in == 2 && num_out == 1 && unscaled) return combine<A, Op>(out[0], in[0], in[1], n);
+    steps.combine = combine<A, Op>;
+  }
   if constexpr (kVectorBytes != 0 && (kIsFloat<A> || sizeof(T) == sizeof(A))) {
-    begin = lead_of<T, kVectorBytes>(out[0], n);
-    end = n - (n - begin) % (kPacksInFlight * kLanes<A>);
-    if constexpr (kIsFloat<A>) {
-      const A before = static_cast<A>(prescale);
-      const A after = static_cast<A>(postscale / static_cast<double>(divisor));
-      // A product is not changed by another factor of 1, nor is the Min or Sum of products: NaNs
-      // are quiet and subnormals flushed already, if they are. Hence no loop for prescale alone.
-      if (prescale != 1.0) {
-        fold_in_registers<T, A, Op, true, true>(fold, begin, end, before, after);
-      } else if (after != A(1)) {
-        fold_in_registers<T, A, Op, false, true>(fold, begin, end, A(1), after);
-      } else {
-        fold_in_registers<T, A, Op, false, false>(fold, begin, end, A(1), A(1));
-      }
-    } else if (std::is_same_v<T, Bool> || (prescale == 1.0 && postscale == 1.0 && divisor == 1)) {
-      fold_in_registers<T, A, Op, false, false>(fold, begin, end, A(1), A(1));
-    } else {
-      begin = end = 0;
+    const std::size_t begin = lead_of<T, kVectorBytes>(out[0], n);
+    const std::size_t end = n - (n - begin) % Group<A>::kCount;
+    if (end != begin && folded_in_registers<T, A, Op>(operands, begin, end)) {
+      if (begin != 0) fold_in_pieces(operands, steps, 0, begin);
+      if (end != n) fold_in_pieces(operands, steps, end, n);
+      return;
     }
   }
-  constexpr Steps kSteps{load<T, A>, accumulate<T, A, Op>, store<T, A>, sizeof(T), sizeof(A)};
-  if (begin != 0) fold_in_pieces(fold, kSteps, 0, begin);
-  if (end != n) fold_in_pieces(fold, kSteps, end, n);
+  fold_in_pieces(operands, steps, 0, n);
 }
 
 template <class A, class Op>

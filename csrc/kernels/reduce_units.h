@@ -175,14 +175,85 @@ struct Packed {
       write_raw(to, Pack<A>(value != 0) & A{1});
     } else if constexpr (std::is_same_v<T, Float16>) {
       Native<A>::write_float16(to, value);
-    } else {  // BFloat16: base::to_bfloat16
-      using Bits = typename BitsOf<A, Pack<A>>::Type;
-      const Bits bits = Bits(value);
-      const Bits rounded = bits + 0x7fffu + (bits >> 16 & 1u);
-      const auto is_nan = value != value;
-      Native<A>::write_uint16(to, (is_nan ? bits | 0x400000u : rounded) >> 16);
+    } else {
+      Native<A>::write_uint16(to, round_to_bfloat16<false, A>(value) >> 16);
     }
   }
+
+  // base::to_bfloat16; the upper half of each lane is the result. kOneNan: NaNs have nothing in the
+  // lower half, as those of Sum and Product, so that rounding leaves them alone.
+  template <bool kOneNan, class A>
+  HVD_INLINE static auto round_to_bfloat16(Pack<A> value) {
+    using Bits = typename BitsOf<A, Pack<A>>::Type;
+    const Bits bits = Bits(value);
+    const Bits rounded = bits + 0x7fffu + (bits >> 16 & 1u);
+    if constexpr (kOneNan) {
+      return rounded;
+    } else {
+      const auto is_nan = value != value;
+      return Bits(is_nan ? bits | 0x400000u : rounded);
+    }
+  }
+};
+
+// 256 bytes of accumulators at a time: enough independent additions in flight, and one look at a
+// pointer for all of them. For bodies that do not care which element is in which lane: two packs of
+// bfloat16 are the even and the odd elements of one register, which takes no shuffle, only a shift
+// and a mask.
+template <class A>
+struct Group {
+  static constexpr std::size_t kCount = 256 / sizeof(A);  // elements
+  static constexpr std::size_t kPacks = 256 / sizeof(Pack<A>);
+
+  template <class T>
+  HVD_INLINE void read(const std::byte* from) {
+    if constexpr (std::is_same_v<T, BFloat16>) {
+      using Bits = typename BitsOf<A, Pack<A>>::Type;
+#pragma GCC unroll 8
+      for (std::size_t p = 0; p < kPacks; p += 2) {
+        const auto pairs = read_raw<Bits>(from + p / 2 * sizeof(Bits));
+        pack[p] = Pack<A>(pairs << 16);
+        pack[p + 1] = Pack<A>(pairs & 0xffff0000u);
+      }
+    } else {
+#pragma GCC unroll 8
+      for (std::size_t p = 0; p < kPacks; ++p) {
+        pack[p] = Packed::read<T, A>(at<T>(from, p * kLanes<A>));
+      }
+    }
+  }
+
+  // kOneNan: as in round_to_bfloat16.
+  template <class T, bool kOneNan>
+  HVD_INLINE void write(std::byte* to) const {
+    if constexpr (std::is_same_v<T, BFloat16>) {
+#pragma GCC unroll 8
+      for (std::size_t p = 0; p < kPacks; p += 2) {
+        const auto even = Packed::round_to_bfloat16<kOneNan, A>(pack[p]) >> 16;
+        const auto odd = Packed::round_to_bfloat16<kOneNan, A>(pack[p + 1]) & 0xffff0000u;
+        write_raw(to + p / 2 * sizeof(even), even | odd);
+      }
+    } else {
+#pragma GCC unroll 8
+      for (std::size_t p = 0; p < kPacks; ++p) {
+        Packed::write<T, A>(at<T>(to, p * kLanes<A>), pack[p]);
+      }
+    }
+  }
+
+  // Calls body(pack) for every pack, or body(pack, pack of other).
+  template <class Body>
+  HVD_INLINE void each(Body body) {
+#pragma GCC unroll 8
+    for (std::size_t p = 0; p < kPacks; ++p) body(pack[p]);
+  }
+  template <class Body>
+  HVD_INLINE void each(const Group& other, Body body) {
+#pragma GCC unroll 8
+    for (std::size_t p = 0; p < kPacks; ++p) body(pack[p], other.pack[p]);
+  }
+
+  Pack<A> pack[kPacks];
 };
 
 // Elements before the first register boundary of `to`, which holds X; 0 where aligning does not pay

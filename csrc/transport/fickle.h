@@ -71,6 +71,7 @@ class FickleTransport final : public Transport {
   int host_of(int peer) const override { return below_->host_of(peer); }
   int local_rank_of(int peer) const override { return below_->local_rank_of(peer); }
   HostWindow* window() override { return below_->window(); }
+  bool windows_everywhere() override { return below_->windows_everywhere(); }
   void note_progress() override { below_->note_progress(); }
 
  private:

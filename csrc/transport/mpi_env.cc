@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -129,6 +130,10 @@ std::unique_ptr<Thing> share(const Host& host, const char* name, std::size_t byt
   return nullptr;
 }
 
+bool some_share_a_host(const std::vector<int>& leaders) {
+  return std::set<int>(leaders.begin(), leaders.end()).size() < leaders.size();
+}
+
 base::microseconds choose_spin(const base::Config& config, const ControlPage* page,
                                int local_size) {
   if (config.spin_us >= 0) return base::microseconds(static_cast<std::int64_t>(config.spin_us));
@@ -192,7 +197,8 @@ MpiWorld open_mpi(const char* shim_path, const void* comm_address, const base::C
         return std::make_unique<ControlPage>(std::move(memory), local_size, local_rank);
       });
   std::unique_ptr<MappedWindow> window;
-  if (page && local_size > 1) {
+  // A rank that is alone on its host needs none for itself, but for what it does together with the ranks of other hosts.
+  if (page && some_share_a_host(leaders)) {
     const auto shape = HostWindow::Shape::for_ranks(local_size, ledger_bytes);
     window = share<MappedWindow>(joining, "hvdlite-window", shape.bytes(), &why_no_window,
                                  [&](std::unique_ptr<SharedMemory> memory) {
@@ -201,6 +207,11 @@ MpiWorld open_mpi(const char* shim_path, const void* comm_address, const base::C
                                  });
   }
   check(mpi, mpi->comm_free(&host), "MPI_Comm_free");
+  const char has_window = window ? 1 : 0;
+  std::vector<char> windows(static_cast<std::size_t>(size));
+  check(mpi, mpi->allgather(&has_window, 1, windows.data(), comm), "MPI_Allgather");
+  const bool windows_everywhere =
+      std::all_of(windows.begin(), windows.end(), [](char has) { return has != 0; });
   if (local_rank == 0 && config.shared_memory != "off") {
     const base::Logger log(config.log_level, config.log_timestamps, rank, size);
     if (!page) {
@@ -227,9 +238,9 @@ MpiWorld open_mpi(const char* shim_path, const void* comm_address, const base::C
         {std::string(introduction.host, strnlen(introduction.host, sizeof(introduction.host))),
          introduction.pid, introduction.leader, theirs.local_rank});
   }
-  world.transport =
-      std::make_unique<MpiTransport>(mpi, comm, rank, std::move(peers), std::move(page),
-                                     std::move(window), config.message_split_bytes);
+  world.transport = std::make_unique<MpiTransport>(
+      mpi, comm, rank, std::move(peers), std::move(page), std::move(window), windows_everywhere,
+      MpiTransport::Limits{config.message_split_bytes, config.remote_message_bytes});
   return world;
 }
 

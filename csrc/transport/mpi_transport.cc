@@ -27,14 +27,16 @@ constexpr std::size_t kLargeBytes = 4096;
 
 MpiTransport::MpiTransport(const hvdlite_mpi* mpi, hvdlite_mpi_comm comm, int rank,
                            std::vector<Peer> peers, std::unique_ptr<ControlPage> page,
-                           std::unique_ptr<MappedWindow> window, std::size_t split_bytes)
+                           std::unique_ptr<MappedWindow> window, bool windows_everywhere,
+                           Limits limits)
     : mpi_(mpi),
       comm_(comm),
       rank_(rank),
       peers_(std::move(peers)),
       page_(std::move(page)),
       window_(std::move(window)),
-      split_bytes_(std::clamp(split_bytes, std::size_t{1}, std::size_t{INT_MAX})),
+      windows_everywhere_(windows_everywhere),
+      limits_(limits),
       assemblies_(peers_.size()),
       lost_(peers_.size(), false) {
   int bound = 0;
@@ -95,13 +97,21 @@ Ticket MpiTransport::take_slot(int peer, bool is_recv, std::size_t bytes) {
   return {std::uint64_t{slot} + 1};
 }
 
+std::size_t MpiTransport::limit_to(int peer) const {
+  const std::size_t limit = host_of(peer) == host_of(rank_)
+                                ? limits_.bytes
+                                : std::min(limits_.bytes, limits_.remote_bytes);
+  return std::clamp(limit, std::size_t{1}, std::size_t{INT_MAX});
+}
+
 // The one place where a size becomes MPI's int: larger messages go in several parts, which both sides cut alike.
 template <typename Post>
 Ticket MpiTransport::post(int peer, bool is_recv, std::size_t bytes, Post post_part) {
   const Ticket ticket = take_slot(peer, is_recv, bytes);
   Posted& posted = posted_[ticket.id - 1];
-  for (std::size_t offset = 0; offset == 0 || offset < bytes; offset += split_bytes_) {
-    const auto count = static_cast<int>(std::min(split_bytes_, bytes - offset));
+  const std::size_t limit = limit_to(peer);
+  for (std::size_t offset = 0; offset == 0 || offset < bytes; offset += limit) {
+    const auto count = static_cast<int>(std::min(limit, bytes - offset));
     hvdlite_mpi_request request = {};
     check(post_part(offset, count, &request), peer, is_recv ? "receiving data" : "sending data");
     posted.parts.push_back(request);

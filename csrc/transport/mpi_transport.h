@@ -23,10 +23,15 @@ class MpiTransport : public Transport {
     int leader = 0;  // the lowest rank of its host
     int local_rank = 0;
   };
-  // comm: ours alone. page, window: null where the host has none. split_bytes: the largest single message.
+  // The largest single messages.
+  struct Limits {
+    std::size_t bytes = std::size_t{1} << 30;
+    std::size_t remote_bytes = std::size_t{32} << 10;  // to another host
+  };
+  // comm: ours alone. page, window: null where the host has none; windows_everywhere: no host has none.
   MpiTransport(const hvdlite_mpi* mpi, hvdlite_mpi_comm comm, int rank, std::vector<Peer> peers,
                std::unique_ptr<ControlPage> page, std::unique_ptr<MappedWindow> window,
-               std::size_t split_bytes);
+               bool windows_everywhere, Limits limits);
   ~MpiTransport() override;
 
   int rank() const override { return rank_; }
@@ -51,6 +56,7 @@ class MpiTransport : public Transport {
     return peers_[static_cast<std::size_t>(peer)].local_rank;
   }
   HostWindow* window() override { return window_ ? &window_->window() : nullptr; }
+  bool windows_everywhere() override { return windows_everywhere_; }
 
   bool close() override;
 
@@ -82,6 +88,7 @@ class MpiTransport : public Transport {
     std::size_t expected = 0;
   };
 
+  std::size_t limit_to(int peer) const;
   Ticket take_slot(int peer, bool is_recv, std::size_t bytes);
   template <typename Post>
   Ticket post(int peer, bool is_recv, std::size_t bytes, Post post_part);
@@ -97,7 +104,8 @@ class MpiTransport : public Transport {
   std::vector<Peer> peers_;
   std::unique_ptr<ControlPage> page_;
   std::unique_ptr<MappedWindow> window_;
-  std::size_t split_bytes_;
+  bool windows_everywhere_;
+  Limits limits_;
   int tag_bits_ = 0;
   std::vector<Posted> posted_;
   std::vector<std::uint32_t> free_slots_;

@@ -55,6 +55,8 @@ class Transport {
   virtual int local_rank_of(int peer) const = 0;
   // What the ranks of this host share; null if there is none. The same answer on all ranks of a host.
   virtual HostWindow* window() { return nullptr; }
+  // Have all hosts of the job such a window? The same answer on all ranks.
+  virtual bool windows_everywhere() { return window() != nullptr; }
   // Something moved that did not pass through this transport.
   virtual void note_progress() { ++activity_; }
 

@@ -4,10 +4,19 @@
 nothing else: it knows no engine, no rank and no name.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-__all__ = ["CHANNELS_LAST", "CHANNELS_LAST_3D", "CPU", "ROW_MAJOR", "Exported", "TensorBackend"]
+__all__ = [
+    "CHANNELS_LAST",
+    "CHANNELS_LAST_3D",
+    "CPU",
+    "RECYCLED_FROM",
+    "ROW_MAJOR",
+    "Exported",
+    "NewMemory",
+    "TensorBackend",
+]
 
 CPU = -1  # the engine's device number for host memory
 
@@ -15,6 +24,12 @@ CPU = -1  # the engine's device number for host memory
 ROW_MAJOR = 0
 CHANNELS_LAST = 2
 CHANNELS_LAST_3D = 3
+
+# Outputs of so many bytes lie in memory of the engine, which recycles it (OutputCache::kSmallest).
+RECYCLED_FROM = 1 << 20
+
+# Memory of so many bytes, writable and not initialised. Whatever is made over it keeps it.
+NewMemory = Callable[[int], memoryview]
 
 
 class Exported(NamedTuple):
@@ -71,8 +86,11 @@ class TensorBackend(Protocol):
             InvalidArgumentError: the engine does not know the dtype.
         """
 
-    def empty_like(self, owner: Any) -> tuple[Any, int]:
-        """A new tensor with the shape, dtype and layout of an `Exported.owner`, and its address."""
+    def empty_like(self, owner: Any, new_memory: NewMemory) -> tuple[Any, int]:
+        """A new tensor with the shape, dtype and layout of an `Exported.owner`, and its address.
+
+        From `RECYCLED_FROM` bytes on it lies in memory from `new_memory`.
+        """
 
     def wrap(self, data: memoryview, shape: Sequence[int], like: Any) -> Any:
         """A tensor over memory of the engine, without a copy: shape as given, dtype of the tensor `like`."""

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hvdlite.backends.base import CPU, ROW_MAJOR, Exported
+from hvdlite.backends.base import CPU, RECYCLED_FROM, ROW_MAJOR, Exported, NewMemory
 from hvdlite.dtypes import code_of_name, numpy_dtype
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
 
@@ -66,9 +66,10 @@ class NumpyBackend:
             tensor = np.array(tensor, dtype=tensor.dtype.newbyteorder("="), order="C", copy=True, subok=False)
         return Exported(tensor.__array_interface__["data"][0], tensor.shape, code, CPU, ROW_MAJOR, tensor)
 
-    def empty_like(self, owner: Array) -> tuple[Array, int]:
+    def empty_like(self, owner: Array, new_memory: NewMemory) -> tuple[Array, int]:
         """A new C-contiguous array."""
-        out = np.empty(owner.shape, owner.dtype)
+        size = owner.nbytes
+        out: Array = np.ndarray(owner.shape, owner.dtype, new_memory(size) if size >= RECYCLED_FROM else None)
         return out, out.__array_interface__["data"][0]
 
     def wrap(self, data: memoryview, shape: Sequence[int], like: Array) -> Array:

@@ -4,7 +4,15 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from hvdlite.backends.base import CHANNELS_LAST, CHANNELS_LAST_3D, CPU, ROW_MAJOR, Exported
+from hvdlite.backends.base import (
+    CHANNELS_LAST,
+    CHANNELS_LAST_3D,
+    CPU,
+    RECYCLED_FROM,
+    ROW_MAJOR,
+    Exported,
+    NewMemory,
+)
 from hvdlite.dtypes import DType, code_of_name
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
 
@@ -65,9 +73,15 @@ class TorchBackend:
                 return CHANNELS_LAST_3D
         return None
 
-    def empty_like(self, owner: Any) -> tuple[Any, int]:
+    def empty_like(self, owner: Any, new_memory: NewMemory) -> tuple[Any, int]:
         """A new tensor with the owner's memory format."""
-        out = self._torch.empty_like(owner)
+        torch = self._torch
+        if owner.nbytes >= RECYCLED_FROM and type(owner) is torch.Tensor:
+            storage = torch.frombuffer(new_memory(owner.nbytes), dtype=owner.dtype).untyped_storage()
+            # No view of a flat tensor: autograd treats views differently.
+            out = torch.empty(0, dtype=owner.dtype, device="cpu").set_(storage, 0, owner.shape, owner.stride())
+        else:
+            out = torch.empty_like(owner)
         return out, out.data_ptr()
 
     def wrap(self, data: memoryview, shape: Sequence[int], like: Any) -> Any:

@@ -1,5 +1,6 @@
 """Jobs started the wrong way, and survivors of a failure that end on their own."""
 
+import json
 import subprocess
 import sys
 
@@ -89,3 +90,45 @@ def test_a_survivor_that_catches_the_error_ends_when_it_wants_to():
     for rank in (0, 2):
         assert "the data is bad" in job.stdout[rank], job.report()
         assert "rank 1" in job.stdout[rank]
+
+
+BENCH = ["collectives", "--cases", "allreduce", "--sizes", "1K", "--cache", "warm", "--seconds", "1"]
+
+
+def test_the_benchmark_starts_its_own_ranks_with_either_binding(tmp_path):
+    output = tmp_path / "run.jsonl"
+    words = [*BENCH, "-n", "2", "--bind", "both", "--peers", "hvdlite,mpi4py", "--output", str(output)]
+    done = subprocess.run(
+        [sys.executable, "-m", "hvdlite.bench", *words],
+        env=job_environment(),
+        capture_output=True,
+        text=True,
+        timeout=2 * TIMEOUT,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("| 1 KiB warm |") == 4  # times and ratios, twice
+    records = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [(record["bind"], record["ranks"]) for record in records if record["record"] == "run"] == [("core", 2), ("none", 2)]
+    for bind in ("core", "none"):
+        found = {record["peer"]: record for record in records if record["record"] == "measurement" and record["bind"] == bind}
+        assert found.keys() == {"hvdlite", "mpi4py", "memcpy", "rewrite"}
+        assert all(record["median"] > 0 for record in found.values())
+
+
+def test_the_benchmark_without_torch():
+    job = run_job(
+        """
+        import sys
+        sys.modules["torch"] = None  # cannot be imported
+        from hvdlite.bench.__main__ import main
+        sys.exit(main())
+        """,
+        2,
+        timeout=TIMEOUT,
+        args=BENCH,
+    )
+    assert job.returncode == 0, job.report()
+    assert "Not there: gloo (torch is not installed (pip install torch))." in job.stdout[0]
+    header = next(line for line in job.stdout[0].splitlines() if line.startswith("|"))
+    assert [cell.strip() for cell in header.split("|")[2:-1]] == ["hvdlite", "hvdlite-out", "mpi4py", "memcpy", "rewrite"]
+    assert job.stdout[1] == ""

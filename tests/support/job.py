@@ -13,6 +13,10 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from support.hosts import EmulatedHosts
 
 CHILD = Path(__file__).with_name("child.py")
 MARK = "HVDTEST_JOB"  # in the environment of every process of a job, so that none of them outlives it
@@ -89,11 +93,14 @@ def run_python(
     folder: Path,
     env: Mapping[str, str] | None = None,
     mpirun_args: Sequence[str] = (),
+    hosts: "EmulatedHosts | None" = None,
 ) -> JobResult:
-    """Runs ``python *arguments`` as n ranks; the ranks' output goes to files in `folder`."""
+    """Runs ``python *arguments`` as n ranks, on these hosts or here; the ranks' output goes to files in `folder`."""
     mark = uuid.uuid4().hex
     command = [find_mpirun(), "-n", str(n), *mpirun_args, sys.executable, str(CHILD), str(folder), *arguments]
     environment = {**job_environment(env), MARK: mark}
+    if hosts is not None:
+        command = hosts.on_front(command, environment, folder)
     started = time.monotonic()
     timed_out = False
     with (folder / "mpirun.txt").open("w") as launcher:
@@ -129,6 +136,7 @@ def run_job(
     args: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
     mpirun_args: Sequence[str] = (),
+    hosts: "EmulatedHosts | None" = None,
 ) -> JobResult:
     """Runs a script as n ranks of one job and waits for its end, at most `timeout` seconds.
 
@@ -139,6 +147,7 @@ def run_job(
         args: for the script.
         env: changes to the environment.
         mpirun_args: for mpirun, after ``-n``.
+        hosts: where mpirun runs; here without.
     """
     with tempfile.TemporaryDirectory(prefix="hvdlite-job-") as name:
         folder = Path(name)
@@ -147,7 +156,7 @@ def run_job(
             program.write_text(textwrap.dedent(script))
         else:
             program = script
-        return run_python([str(program), *args], n, timeout, folder, env, mpirun_args)
+        return run_python([str(program), *args], n, timeout, folder, env, mpirun_args, hosts)
 
 
 def _end(process: "subprocess.Popen[bytes]", mark: str) -> None:

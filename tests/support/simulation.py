@@ -37,6 +37,7 @@ SEGMENT_BYTES = 64  # so small that a few hundred elements make many rounds
 TILE_BYTES = 256
 STEP_KNOBS = {"dtype", "op", "prescale", "postscale", "divisor", "root", "parts"}
 GUARD = 64
+HIERARCHICAL = "hierarchical"  # makes sense with several hosts
 MIXED_ISA = -1  # another instruction set on each rank: results must not depend on it
 
 
@@ -72,7 +73,14 @@ def run(kind: int, algorithm: str, inputs: Sequence[int], outputs: Sequence[int]
 
 
 def simulate(ranks: int, steps: Sequence[_engine.SimulatedStep], **knobs) -> None:
+    if any(step.algorithm == HIERARCHICAL for step in steps):
+        knobs = {"hosts": some_hosts(ranks)} | knobs
     _engine.simulate(ranks, steps, **({"segment_bytes": SEGMENT_BYTES, "tile_bytes": TILE_BYTES, "isa": MIXED_ISA} | knobs))
+
+
+def some_hosts(ranks: int) -> list[int]:
+    """Hosts of different sizes; from 6 ranks on ranks are dealt to them in turn."""
+    return [rank % 3 if ranks >= 6 else 2 * rank // ranks for rank in range(ranks)]
 
 
 def divisor_of(reduction: Reduction, ranks: int) -> int:

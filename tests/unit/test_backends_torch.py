@@ -1,5 +1,8 @@
 """What the torch backend says of tensors: used in place, copied or refused."""
 
+import copy
+import ctypes
+import pickle
 import subprocess
 import sys
 
@@ -12,6 +15,10 @@ from hvdlite.errors import InvalidArgumentError, UnsupportedError
 
 torch = pytest.importorskip("torch")
 BACKEND = backend_of(torch.zeros(1))
+
+
+def no_memory(nbytes):
+    raise AssertionError("small outputs are torch's own")
 
 
 def test_tensors_and_parameters_have_one_backend():
@@ -33,7 +40,7 @@ def test_contiguous_tensors_are_used_as_they_are(dtype):
     assert exported.dtype == dtype
     assert exported.shape == (2, 3)
     assert exported.layout == ROW_MAJOR
-    out, pointer = BACKEND.empty_like(exported.owner)
+    out, pointer = BACKEND.empty_like(exported.owner, no_memory)
     assert (out.dtype, out.shape, out.data_ptr()) == (tensor.dtype, tensor.shape, pointer)
     memory = bytearray(6 * dtype.itemsize)
     wrapped = BACKEND.wrap(memoryview(memory), (2, 3), tensor)
@@ -56,7 +63,7 @@ def test_channels_last_is_dense(shape, memory_format, layout):
     tensor = torch.rand(shape).to(memory_format=memory_format)
     exported = BACKEND.export(tensor, any_layout=True)
     assert (exported.pointer, exported.layout, exported.shape) == (tensor.data_ptr(), layout, shape)
-    assert BACKEND.empty_like(exported.owner)[0].stride() == tensor.stride()
+    assert BACKEND.empty_like(exported.owner, no_memory)[0].stride() == tensor.stride()
     copied = BACKEND.export(tensor, any_layout=False)
     assert copied.pointer != tensor.data_ptr()
     assert copied.owner.is_contiguous()
@@ -119,3 +126,42 @@ def test_integers_and_casts():
     assert BACKEND.integers((1, 2)).dtype is torch.int32
     assert BACKEND.cast(torch.ones(1), "bfloat16").dtype is torch.bfloat16
     assert BACKEND.dtype_name(torch.ones(1)) == "float32"
+
+
+LARGE = {
+    "flat": lambda: torch.rand(1 << 20),
+    "channels_last": lambda: torch.rand(32, 16, 32, 32).to(memory_format=torch.channels_last),
+    "bfloat16": lambda: torch.rand(1 << 10, 1 << 10).to(torch.bfloat16),
+    "bool": lambda: torch.rand(1 << 20) > 0.5,
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_large_outputs_are_ordinary_tensors_over_the_memory_given(name):
+    like = LARGE[name]()
+    memory = bytearray(like.nbytes)
+    out, pointer = BACKEND.empty_like(like, lambda nbytes: memoryview(memory)[:nbytes])
+    assert pointer == out.data_ptr() == ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    assert (out.shape, out.dtype, out.stride()) == (like.shape, like.dtype, like.stride())
+    assert not out._is_view()
+    out.copy_(like)
+    assert torch.equal(out, like)
+    assert any(memory)
+    assert torch.equal(pickle.loads(pickle.dumps(out)), like)
+    assert torch.equal(copy.deepcopy(out), like)
+    if out.is_floating_point():
+        out.requires_grad_(True)
+        (out * 2).sum().backward()
+        assert (out.grad == 2).all()
+        changed = out.detach()
+        changed.mul_(torch.ones((), requires_grad=True))
+        assert changed.requires_grad
+    out.detach().share_memory_()
+
+
+def test_a_subclass_keeps_its_class():
+    class Tagged(torch.Tensor):
+        pass
+
+    like = torch.rand(1 << 20).as_subclass(Tagged)
+    assert type(BACKEND.empty_like(like, no_memory)[0]) is Tagged

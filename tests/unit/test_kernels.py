@@ -349,8 +349,9 @@ def test_sums_are_rounded_once(isa, dtype):
 
 # --- fold: all of a reduction in one pass --------------------------------------------------------------------------------
 
-# Around the packs that are in flight together and the pieces that are not folded in registers.
-FOLD_COUNTS = (0, 1, 7, 15, 63, 64, 65, 127, 129, 255, 256, 257, 513, 1023, 1025, 1301, 4097, 5003)
+# Around the packs that are in flight together (64 to 256 elements), and pieces of what is not folded in registers.
+FEW = (0, 1, 7, 15, 63, 64, 65, 127, 129, 255)
+MANY = (256, 257, 513, 1023, 1025, 1301, 4097, 5003)
 SCALINGS = ((1.0, 1.0, 1), (1.0, 1.0, 3), (1.0, 0.25, 1), (-1 / 3, 1.0, 1), (1.7, -0.3, 5))  # prescale, postscale, divisor
 
 
@@ -382,12 +383,14 @@ def step_by_step(isa: int, reduction: Reduction, inputs: list[np.ndarray], scali
 def test_fold(isa, reduction):
     """One to five inputs, one to three outputs, apart and in the place of inputs, at any alignment."""
     dtype, op = reduction.dtype, reduction.op
-    counts, offsets = itertools.cycle(FOLD_COUNTS), itertools.cycle((0, 0, 0, 1, 16, 40, 64, 8, 63, 5, 2))
-    for scaling, num_in, num_out in itertools.product(SCALINGS, range(1, 6), range(1, 4)):
+    few, many = itertools.cycle(FEW), itertools.cycle(MANY)
+    offsets = itertools.cycle((0, 0, 0, 1, 16, 40, 64, 8, 63, 5, 2))
+    shapes = itertools.product(SCALINGS, range(1, 6), ((1, many), (2, many), (3, many), (2, few)))
+    for scaling, num_in, (num_out, counts) in shapes:
         count = next(counts)
         inputs = [raw_sample(dtype, count, seed) for seed in range(num_in)]
         expected = bits_of(step_by_step(isa, reduction, inputs, scaling))
-        for in_place in range(min(num_in, num_out) + 1):
+        for in_place in (0, min(num_in, num_out)):
             sources = [Placed(values.view(np.uint8), next(offsets)) for values in inputs]
             apart = [Placed(np.zeros_like(inputs[0]).view(np.uint8), next(offsets)) for _ in range(num_out - in_place)]
             shared = sources[num_in - in_place :]
@@ -413,6 +416,19 @@ def test_fold_rounds_once(isa, dtype):
     out = np.zeros(999, dtype=kind)
     _engine.test_fold(isa, dtype, Op.SUM, [out.ctypes.data], [values.ctypes.data for values in inputs], out.size)
     assert np.all(out == kind.type(520))
+
+
+@each_isa
+@pytest.mark.parametrize("dtype", [dtype for dtype in DType if dtype.is_float], ids=case_id)
+@pytest.mark.parametrize("op", [Op.SUM, Op.MIN], ids=str)
+def test_fold_by_a_nan_is_nan(isa, dtype, op):
+    """A factor whose mantissa is all ones: rounded to bfloat16 like a number it would become -0."""
+    ones = np.ones(1300, dtype=numpy_dtype(dtype))
+    factor = np.array([0x7FFFFFFFFFFFFFFF], dtype=np.uint64).view(np.float64).item()
+    for scaling in ((factor, 1.0, 1), (1.0, factor, 2)):
+        out = np.zeros_like(ones)
+        _engine.test_fold(isa, dtype, op, [out.ctypes.data], [ones.ctypes.data] * 2, out.size, *scaling)
+        assert np.isnan(out).all()
 
 
 # --- special values ------------------------------------------------------------------------------------------------------

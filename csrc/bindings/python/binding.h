@@ -22,6 +22,9 @@ void register_testing(nb::module_& module);
 // Text of the core as a str; bytes that are no UTF-8 (a host name, a path) are replaced instead of hiding the error.
 nb::str text(const char* utf8);
 
+// An instance of the class installed for an error code, with exactly this message.
+nb::object make_error(int code, const std::string& message);
+
 // Raises the class installed for an error code, with exactly this message.
 [[noreturn]] void raise_error(int code, const std::string& message);
 

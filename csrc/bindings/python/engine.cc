@@ -11,22 +11,28 @@ namespace {
 // How long one wait runs before Python looks for signals: Ctrl-C must act within half a second.
 constexpr double kSliceSeconds = 0.1;
 
-struct Outcome {
-  int code = HVDLITE_OK;
-  std::string message;
-};
-
 // Runs a blocking call without the GIL; its error text belongs to this thread and is copied before anything else runs.
 template <typename Call>
 Outcome without_gil(Call call) {
   nb::gil_scoped_release release;
-  Outcome outcome{call(), {}};
+  Outcome outcome;
+  outcome.code = call();
   if (outcome.code != HVDLITE_OK) outcome.message = hvdlite_last_error();
   return outcome;
 }
 
 void check(const Outcome& outcome) {
   if (outcome.code != HVDLITE_OK) raise_error(outcome.code, outcome.message);
+}
+
+template <typename Value>
+nb::list as_list(const std::vector<Value>& values) {
+  nb::object list = nb::steal(PyList_New(static_cast<Py_ssize_t>(values.size())));
+  if (!list.is_valid()) throw nb::python_error();
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    PyList_SET_ITEM(list.ptr(), static_cast<Py_ssize_t>(i), nb::cast(values[i]).release().ptr());
+  }
+  return nb::borrow<nb::list>(list);
 }
 
 // Lists whose length is not known beforehand: asks again with more room until some is left over.
@@ -98,28 +104,51 @@ nb::tuple Engine::topology() const {
 
 // The GIL stays held: submitting takes a short lock that no thread holds while it wants the GIL, and giving the GIL away
 // could cost this thread a whole switch interval.
-std::int64_t Engine::submit(const Request& request, bool wake) {
-  const hvdlite_request native = request.native();
+std::int64_t Engine::submit(const hvdlite_request& request, bool wake) {
   std::int64_t handle = 0;
-  python::check(hvdlite_submit(engine_, &native, 1, wake ? 1 : 0, &handle));
+  python::check(hvdlite_submit(engine_, &request, 1, wake ? 1 : 0, &handle));
   return handle;
 }
 
 nb::list Engine::submit_many(nb::handle requests, bool wake) {
-  std::vector<Request> parsed;
-  const nb::tuple items = nb::steal<nb::tuple>(PySequence_Tuple(requests.ptr()));
-  if (!items.is_valid()) throw nb::python_error();
-  parsed.reserve(items.size());
-  for (nb::handle item : items) parsed.push_back(request_from_tuple(item));
-  std::vector<hvdlite_request> natives;
-  natives.reserve(parsed.size());
-  for (const Request& request : parsed) natives.push_back(request.native());
-  std::vector<std::int64_t> handles(parsed.size());
+  const Requests natives = Requests::of_sequence(requests);
+  std::vector<std::int64_t> handles(natives.size());
   python::check(
       hvdlite_submit(engine_, natives.data(), natives.size(), wake ? 1 : 0, handles.data()));
-  nb::list result;
-  for (const std::int64_t handle : handles) result.append(handle);
-  return result;
+  return as_list(handles);
+}
+
+std::int64_t Engine::prepare(nb::handle requests) {
+  const Requests natives = Requests::of_sequence(requests);
+  std::int64_t group = 0;
+  python::check(hvdlite_prepare(engine_, natives.data(), natives.size(), &group));
+  return group;
+}
+
+std::int64_t Engine::submit_prepared(std::int64_t group, nb::handle pointers, nb::handle absent,
+                                     bool wake) {
+  const Int64List addresses(pointers);
+  const auto count = static_cast<std::size_t>(addresses.size());
+  const Int64List lacking(absent);
+  std::unique_ptr<bool[]> is_absent;
+  if (lacking.size() > 0) is_absent = std::make_unique<bool[]>(count);
+  for (std::int32_t i = 0; i < lacking.size(); ++i) {
+    const std::int64_t index = lacking.data()[i];
+    if (index < 0 || index >= addresses.size()) {
+      throw nb::index_error("absent: the group has no request of that number");
+    }
+    is_absent[static_cast<std::size_t>(index)] = true;
+  }
+  static_assert(sizeof(void*) == sizeof(std::int64_t));
+  std::int64_t handle = 0;
+  python::check(hvdlite_submit_prepared(engine_, group,
+                                        reinterpret_cast<void* const*>(addresses.data()),
+                                        is_absent.get(), count, wake ? 1 : 0, &handle));
+  return handle;
+}
+
+void Engine::release_prepared(std::int64_t group) {
+  python::check(hvdlite_release_prepared(engine_, group));
 }
 
 bool Engine::poll(std::int64_t handle) {
@@ -128,15 +157,28 @@ bool Engine::poll(std::int64_t handle) {
   return done != 0;
 }
 
-Result Engine::wait(std::int64_t handle) {
-  int done = 0;
-  Outcome outcome;
+// Waits in slices until the operations behind all handles have ended; between slices Python looks for signals, and raises
+// what their handlers raise. The outcome is the last handle's if all ended, otherwise why one of them never will.
+Outcome Engine::wait_in_slices(const std::int64_t* handles, std::size_t count) {
+  std::size_t next = 0;
   for (;;) {
-    outcome = without_gil([&] { return hvdlite_wait(engine_, handle, kSliceSeconds, &done); });
-    if (done != 0) break;
-    check(outcome);
-    if (PyErr_CheckSignals() != 0) throw nb::python_error();  // the handle stays valid
+    int done = 1;
+    Outcome outcome = without_gil([&] {
+      int code = HVDLITE_OK;
+      for (; next < count && done != 0; next += done != 0 ? 1 : 0) {
+        code = hvdlite_wait(engine_, handles[next], kSliceSeconds, &done);
+        if (done == 0 && code != HVDLITE_OK) break;
+      }
+      return code;
+    });
+    outcome.ended = next == count;
+    if (outcome.ended || outcome.code != HVDLITE_OK) return outcome;
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
   }
+}
+
+Result Engine::finish(std::int64_t handle, const Outcome& outcome) {
+  if (!outcome.ended) raise_error(outcome.code, outcome.message);
   // Releases the handle however this ends; what raises below has copied its message.
   struct Releaser {
     Engine* engine;
@@ -147,7 +189,61 @@ Result Engine::wait(std::int64_t handle) {
   return collect_result(engine_, handle);
 }
 
+Result Engine::wait(std::int64_t handle) { return finish(handle, wait_in_slices(&handle, 1)); }
+
+nb::tuple Engine::wait_many(nb::handle handles) {
+  const Int64List numbers(handles);
+  const auto count = static_cast<std::size_t>(numbers.size());
+  const Outcome outcome = wait_in_slices(numbers.data(), count);
+  if (!outcome.ended) raise_error(outcome.code, outcome.message);
+  std::vector<std::int32_t> contributors;
+  nb::dict errors;
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::int64_t handle = numbers.data()[i];
+    const std::size_t first = contributors.size();
+    std::size_t size = 1;
+    contributors.resize(first + size);
+    python::check(hvdlite_outcomes(engine_, handle, &contributors[first], size, &size));
+    if (size > 1) {
+      contributors.resize(first + size);
+      python::check(hvdlite_outcomes(engine_, handle, &contributors[first], size, &size));
+    }
+    for (std::size_t member = 0; member < size; ++member) {
+      if (contributors[first + member] >= 0) continue;
+      const int code = hvdlite_outcome_error(engine_, handle, member);
+      errors[nb::int_(first + member)] = make_error(code, hvdlite_last_error());
+    }
+    hvdlite_release(engine_, handle);
+  }
+  return nb::make_tuple(as_list(contributors), errors);
+}
+
+Result Engine::run(nb::handle request, nb::handle memory, nb::handle keep) {
+  const std::int64_t handle = submit(*Requests::of_tuple(request).data(), false);
+  const auto hand_over = [&](std::int64_t in_flight, int code) {
+    if (!keep.is_none()) keep(memory, in_flight, code);
+  };
+  Outcome outcome;
+  try {
+    outcome = wait_in_slices(&handle, 1);
+  } catch (nb::python_error& interruption) {
+    hand_over(handle, HVDLITE_OK);
+    throw;
+  }
+  if (outcome.code != HVDLITE_OK) hand_over(0, outcome.code);
+  return finish(handle, outcome);
+}
+
 void Engine::release(std::int64_t handle) { python::check(hvdlite_release(engine_, handle)); }
+
+nb::object Engine::new_output(std::size_t bytes) {
+  hvdlite_block* block = nullptr;
+  python::check(hvdlite_block_create(engine_, bytes, &block));
+  OwnedBytes owned;
+  owned.block.reset(block);
+  owned.size = bytes;
+  return as_memoryview(std::move(owned));
+}
 
 std::vector<std::int32_t> Engine::process_set_ids() {
   return list_of([&](std::int32_t* ids, std::int32_t room, std::int32_t* count) {
@@ -175,8 +271,9 @@ void Engine::publish_failure(const char* cause) {
 nb::str Engine::failure_cause() { return text(hvdlite_failure_cause(engine_)); }
 
 nb::str Engine::flight_record() {
-  OwnedBytes record{decltype(OwnedBytes::data)(hvdlite_flight_record(engine_)), 0};
-  return text(static_cast<const char*>(record.data.get()));
+  const std::unique_ptr<char, decltype(&hvdlite_free)> record(hvdlite_flight_record(engine_),
+                                                              &hvdlite_free);
+  return text(record.get());
 }
 
 nb::dict Engine::counters() {

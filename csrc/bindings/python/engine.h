@@ -1,6 +1,6 @@
 // The engine as a Python object: the C ABI with Python's rules about ownership, signals and exceptions.
 // Thread: any, with the GIL held on entry; released while a call waits. Owns: its native engine.
-// Blocks: create_mpi, wait, publish_failure and shutdown. Throws: the classes of hvdlite.errors.
+// Blocks: create_mpi, wait, wait_many, run, publish_failure and shutdown. Throws: the classes of hvdlite.errors.
 #pragma once
 
 #include <sys/types.h>
@@ -29,6 +29,13 @@ class Fabric {
   hvdlite_fabric* fabric_ = nullptr;
 };
 
+// What a call that ran without the GIL gave.
+struct Outcome {
+  int code = HVDLITE_OK;
+  std::string message;
+  bool ended = false;  // of a wait: have all operations ended?
+};
+
 class Engine {
  public:
   static Engine* create_inproc(Fabric& fabric, int rank, nb::handle config);
@@ -38,11 +45,18 @@ class Engine {
   Engine& operator=(const Engine&) = delete;
 
   nb::tuple topology() const;
-  std::int64_t submit(const Request& request, bool wake);
+  std::int64_t submit(const hvdlite_request& request, bool wake);
   nb::list submit_many(nb::handle requests, bool wake);
+  Result run(nb::handle request, nb::handle memory, nb::handle keep);
+  std::int64_t prepare(nb::handle requests);
+  std::int64_t submit_prepared(std::int64_t group, nb::handle pointers, nb::handle absent,
+                               bool wake);
+  void release_prepared(std::int64_t group);
   bool poll(std::int64_t handle);
   Result wait(std::int64_t handle);
+  nb::tuple wait_many(nb::handle handles);
   void release(std::int64_t handle);
+  nb::object new_output(std::size_t bytes);
   std::vector<std::int32_t> process_set_ids();
   std::vector<std::int32_t> process_set_ranks(std::int32_t id);
   Arena* create_arena(std::int32_t process_set, std::int64_t nbytes, const char* kind);
@@ -54,6 +68,8 @@ class Engine {
 
  private:
   explicit Engine(hvdlite_engine* engine);
+  Outcome wait_in_slices(const std::int64_t* handles, std::size_t count);
+  Result finish(std::int64_t handle, const Outcome& outcome);
 
   hvdlite_engine* engine_;
   pid_t creator_;

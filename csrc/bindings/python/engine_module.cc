@@ -14,10 +14,31 @@ std::int64_t submit(Engine& engine, std::int32_t kind, const char* name, std::in
                     const char* group, std::int32_t group_size, std::int32_t group_index,
                     nb::handle splits, std::int32_t device, std::int32_t layout, std::int32_t flags,
                     std::int64_t arena, bool wake) {
-  return engine.submit(
-      Request{kind, name, dtype, Int64List(shape), input, output, op, root, process_set, prescale,
-              postscale, group, group_size, group_index, Int64List(splits), device, layout, flags, arena},
-      wake);
+  const Int64List extents(shape);
+  const Int64List counts(splits);
+  hvdlite_request request{};
+  request.kind = kind;
+  request.dtype = dtype;
+  request.op = op;
+  request.root = root;
+  request.process_set = process_set;
+  request.device = device;
+  request.layout = layout;
+  request.flags = flags;
+  request.name = name;
+  request.ndim = extents.size();
+  request.shape = extents.data();
+  request.input = reinterpret_cast<const void*>(input);
+  request.output = reinterpret_cast<void*>(output);
+  request.prescale = prescale;
+  request.postscale = postscale;
+  request.group = group;
+  request.group_size = group_size;
+  request.group_index = group_index;
+  request.num_splits = counts.size();
+  request.splits = counts.data();
+  request.arena = arena;
+  return engine.submit(request, wake);
 }
 
 }  // namespace
@@ -44,11 +65,35 @@ void register_engine(nb::module_& module) {
       .def("submit_many", &Engine::submit_many, "requests"_a, "wake"_a = true,
            "Submits requests atomically; each is a tuple of submit's arguments (without wake) in "
            "order.")
+      .def("run", &Engine::run, "request"_a, "memory"_a = nb::none(), "keep"_a = nb::none(),
+           "Submits one request, a tuple as for submit_many, and waits for it; returns and raises "
+           "as "
+           "wait does. If its memory may be in use after an exception, keep(memory, handle, code) "
+           "is "
+           "called first: with the handle of the operation that a signal left in flight, or with 0 "
+           "and the code of the failure.")
+      .def(
+          "prepare", &Engine::prepare, "requests"_a,
+          "Checks allreduces that will be submitted together many times, tuples as for submit_many "
+          "whose pointers do not count, and returns the group's id.")
+      .def("submit_prepared", &Engine::submit_prepared, "group"_a, "pointers"_a,
+           "absent"_a = nb::tuple(), "wake"_a = true,
+           "Submits a prepared group in place, with one pointer for each request, and returns one "
+           "handle for it. absent: numbers of the requests for which this rank has no value.")
+      .def("release_prepared", &Engine::release_prepared, "group"_a)
       .def("poll", &Engine::poll, "handle"_a)
       .def("wait", &Engine::wait, "handle"_a,
            "Waits, driving progress, handles signals, releases the handle, and raises if the "
            "operation failed.")
+      .def("wait_many", &Engine::wait_many, "handles"_a,
+           "Waits for all operations behind these handles and releases them. Returns the number of "
+           "contributors of each, in order, -1 if it failed, and the exceptions of those by their "
+           "place. For operations without output of the engine's.")
       .def("release", &Engine::release, "handle"_a)
+      .def(
+          "new_output", &Engine::new_output, "nbytes"_a,
+          "Memory for a result, as writable bytes; large blocks are recycled when nobody uses them "
+          "any more.")
       .def("process_set_ids", &Engine::process_set_ids)
       .def("process_set_ranks", &Engine::process_set_ranks, "process_set"_a)
       .def("create_arena", &Engine::create_arena, "process_set"_a, "nbytes"_a, "kind"_a = "memfd",

@@ -30,6 +30,10 @@ nb::str text(const char* utf8) {
   return nb::steal<nb::str>(decoded);
 }
 
+nb::object make_error(int code, const std::string& message) {
+  return class_of(code)(text(message.c_str()));
+}
+
 void raise_error(int code, const std::string& message) {
   PyErr_SetObject(class_of(code).ptr(), text(message.c_str()).ptr());
   throw nb::python_error();

@@ -1,6 +1,6 @@
 #include "request.h"
 
-#include <algorithm>
+#include <limits>
 #include <string>
 
 namespace hvdlite::python {
@@ -13,6 +13,46 @@ std::int64_t to_int64(PyObject* value) {
   return number;
 }
 
+// The items of any sequence, as a list or a tuple.
+nb::object items_of(nb::handle sequence, const char* expected) {
+  nb::object items = nb::steal(PySequence_Fast(sequence.ptr(), expected));
+  if (!items.is_valid()) throw nb::python_error();
+  return items;
+}
+
+// Conversions that leave no Python error behind when they fail.
+bool convert(PyObject* from, std::int32_t& to) {
+  if (!PyLong_CheckExact(from)) return nb::try_cast(nb::handle(from), to);
+  int overflow = 0;
+  const long number = PyLong_AsLongAndOverflow(from, &overflow);
+  to = static_cast<std::int32_t>(number);
+  return overflow == 0 && to == number;
+}
+
+bool convert(PyObject* from, std::int64_t& to) {
+  return nb::try_cast(nb::handle(from), to);
+}
+
+bool convert(PyObject* from, double& to) {
+  if (!PyFloat_CheckExact(from)) return nb::try_cast(nb::handle(from), to);
+  to = PyFloat_AS_DOUBLE(from);
+  return true;
+}
+
+bool convert(PyObject* from, const char*& to) {
+  to = PyUnicode_Check(from) ? PyUnicode_AsUTF8(from) : nullptr;
+  if (to == nullptr) PyErr_Clear();
+  return to != nullptr;
+}
+
+template <typename Pointee>
+bool convert(PyObject* from, Pointee*& to) {
+  to = PyLong_Check(from) ? static_cast<Pointee*>(PyLong_AsVoidPtr(from)) : nullptr;
+  if (PyErr_Occurred() == nullptr) return PyLong_Check(from);
+  PyErr_Clear();
+  return false;
+}
+
 // Hands out the items of a tuple one by one, converted.
 class Arguments {
  public:
@@ -22,34 +62,40 @@ class Arguments {
   }
 
   template <typename T>
-  T required(const char* name) {
+  void required(const char* name, T& value) {
     if (next_ >= size_) {
       throw nb::type_error((std::string("a request lacks its argument '") + name + "'").c_str());
     }
-    return take<T>(name);
+    take(name, value);
   }
 
   template <typename T>
   void optional(const char* name, T& value) {
-    if (next_ < size_) value = take<T>(name);
+    if (next_ < size_) take(name, value);
   }
 
-  void finish() const {
-    if (next_ < size_) throw nb::type_error("a request has too many arguments");
+  // Appends the integers of the next item, a sequence, and returns how many they are.
+  std::int32_t append_to(std::vector<std::int64_t>& integers) {
+    if (next_ >= size_) return 0;
+    const nb::object items = items_of(at(next_++), "expected a sequence of integers");
+    const Py_ssize_t count = PySequence_Fast_GET_SIZE(items.ptr());
+    for (Py_ssize_t i = 0; i < count; ++i) {
+      integers.push_back(to_int64(PySequence_Fast_GET_ITEM(items.ptr(), i)));
+    }
+    return static_cast<std::int32_t>(count);
   }
+
+  bool has_next() const { return next_ < size_; }
 
  private:
-  nb::handle at(Py_ssize_t index) const { return PyTuple_GET_ITEM(tuple_.ptr(), index); }
+  PyObject* at(Py_ssize_t index) const { return PyTuple_GET_ITEM(tuple_.ptr(), index); }
 
   template <typename T>
-  T take(const char* name) {
-    T value{};
-    if (!nb::try_cast(at(next_), value)) {
-      const std::string shown = nb::repr(at(next_)).c_str();
-      throw nb::type_error((std::string("a request has a bad '") + name + "': " + shown).c_str());
-    }
-    ++next_;
-    return value;
+  void take(const char* name, T& value) {
+    PyObject* item = at(next_++);
+    if (convert(item, value)) return;
+    const std::string shown = nb::repr(nb::handle(item)).c_str();
+    throw nb::type_error((std::string("a request has a bad '") + name + "': " + shown).c_str());
   }
 
   nb::handle tuple_;
@@ -60,53 +106,30 @@ class Arguments {
 }  // namespace
 
 Int64List::Int64List(nb::handle sequence) {
-  const nb::object fast =
-      nb::steal(PySequence_Fast(sequence.ptr(), "expected a sequence of integers"));
-  if (!fast.is_valid()) throw nb::python_error();
-  const auto count = static_cast<std::size_t>(PySequence_Fast_GET_SIZE(fast.ptr()));
+  const nb::object items = items_of(sequence, "expected a sequence of integers");
+  const auto count = static_cast<std::size_t>(PySequence_Fast_GET_SIZE(items.ptr()));
   if (count > kLocal) heap_.resize(count);
   std::int64_t* values = count > kLocal ? heap_.data() : local_.data();
   for (std::size_t i = 0; i < count; ++i) {
-    values[i] = to_int64(PySequence_Fast_GET_ITEM(fast.ptr(), static_cast<Py_ssize_t>(i)));
+    values[i] = to_int64(PySequence_Fast_GET_ITEM(items.ptr(), static_cast<Py_ssize_t>(i)));
   }
   size_ = static_cast<std::int32_t>(count);
 }
 
-hvdlite_request Request::native() const {
-  hvdlite_request request{};
-  request.kind = kind;
-  request.dtype = dtype;
-  request.op = op;
-  request.root = root;
-  request.process_set = process_set;
-  request.device = device;
-  request.layout = layout;
-  request.flags = flags;
-  request.name = name;
-  request.ndim = shape.size();
-  request.shape = shape.data();
-  request.input = reinterpret_cast<const void*>(input);
-  request.output = reinterpret_cast<void*>(output);
-  request.prescale = prescale;
-  request.postscale = postscale;
-  request.group = group;
-  request.group_size = group_size;
-  request.group_index = group_index;
-  request.num_splits = splits.size();
-  request.splits = splits.data();
-  request.arena = arena;
-  return request;
-}
-
-Request request_from_tuple(nb::handle tuple) {
+void Requests::add(nb::handle tuple) {
   Arguments arguments(tuple);
-  Request request;
-  request.kind = arguments.required<std::int32_t>("kind");
-  request.name = arguments.required<const char*>("name");
-  request.dtype = arguments.required<std::int32_t>("dtype");
-  request.shape = Int64List(arguments.required<nb::handle>("shape"));
-  request.input = arguments.required<std::uintptr_t>("input_ptr");
-  request.output = arguments.required<std::uintptr_t>("output_ptr");
+  hvdlite_request& request = natives_.emplace_back();
+  request.op = 1;
+  request.device = HVDLITE_DEVICE_CPU;
+  request.prescale = request.postscale = 1.0;
+  request.group = "";
+  arguments.required("kind", request.kind);
+  arguments.required("name", request.name);
+  arguments.required("dtype", request.dtype);
+  if (!arguments.has_next()) throw nb::type_error("a request lacks its argument 'shape'");
+  request.ndim = arguments.append_to(integers_);
+  arguments.required("input_ptr", request.input);
+  arguments.required("output_ptr", request.output);
   arguments.optional("op", request.op);
   arguments.optional("root", request.root);
   arguments.optional("process_set", request.process_set);
@@ -115,15 +138,41 @@ Request request_from_tuple(nb::handle tuple) {
   arguments.optional("group", request.group);
   arguments.optional("group_size", request.group_size);
   arguments.optional("group_index", request.group_index);
-  nb::handle splits;
-  arguments.optional("splits", splits);
-  if (splits.is_valid()) request.splits = Int64List(splits);
+  request.num_splits = arguments.append_to(integers_);
   arguments.optional("device", request.device);
   arguments.optional("layout", request.layout);
   arguments.optional("flags", request.flags);
   arguments.optional("arena", request.arena);
-  arguments.finish();
-  return request;
+  if (arguments.has_next()) throw nb::type_error("a request has too many arguments");
+}
+
+// Once integers_ grows no more.
+void Requests::set_pointers() {
+  const std::int64_t* integers = integers_.data();
+  for (hvdlite_request& request : natives_) {
+    request.shape = integers;
+    request.splits = integers + request.ndim;
+    integers = request.splits + request.num_splits;
+  }
+}
+
+Requests Requests::of_sequence(nb::handle sequence) {
+  const nb::object items = items_of(sequence, "expected a sequence of requests");
+  const Py_ssize_t count = PySequence_Fast_GET_SIZE(items.ptr());
+  Requests requests;
+  requests.natives_.reserve(static_cast<std::size_t>(count));
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    requests.add(PySequence_Fast_GET_ITEM(items.ptr(), i));
+  }
+  requests.set_pointers();
+  return requests;
+}
+
+Requests Requests::of_tuple(nb::handle tuple) {
+  Requests requests;
+  requests.add(tuple);
+  requests.set_pointers();
+  return requests;
 }
 
 }  // namespace hvdlite::python

@@ -1,5 +1,6 @@
-// Python's view of one request to the C ABI's, without a heap allocation for tensors of usual rank.
-// Thread: with the GIL held. Owns: the integers of shape and splits; strings are borrowed. Blocks: no. Throws: TypeError.
+// Python's view of requests to the C ABI's.
+// Thread: with the GIL held. Owns: the integers of shapes and splits; strings are borrowed from the Python objects.
+// Blocks: no. Throws: TypeError, naming the argument.
 #pragma once
 
 #include <array>
@@ -9,47 +10,39 @@
 
 namespace hvdlite::python {
 
-// The integers of any Python sequence.
+// The integers of any Python sequence, without a heap allocation for as many as tensors usually have dimensions.
 class Int64List {
  public:
-  Int64List() = default;
   explicit Int64List(nb::handle sequence);
   const std::int64_t* data() const { return heap_.empty() ? local_.data() : heap_.data(); }
   std::int32_t size() const { return size_; }
 
  private:
   static constexpr std::size_t kLocal = 8;
-  std::array<std::int64_t, kLocal> local_{};
+  std::array<std::int64_t, kLocal> local_;
   std::vector<std::int64_t> heap_;
   std::int32_t size_ = 0;
 };
 
-// The arguments of Engine.submit in their order; the defaults are those of _engine.pyi.
-struct Request {
-  std::int32_t kind = 0;
-  const char* name = "";
-  std::int32_t dtype = 0;
-  Int64List shape;
-  std::uintptr_t input = 0;
-  std::uintptr_t output = 0;
-  std::int32_t op = 1;
-  std::int32_t root = 0;
-  std::int32_t process_set = 0;
-  double prescale = 1.0;
-  double postscale = 1.0;
-  const char* group = "";
-  std::int32_t group_size = 0;
-  std::int32_t group_index = 0;
-  Int64List splits;
-  std::int32_t device = HVDLITE_DEVICE_CPU;
-  std::int32_t layout = 0;
-  std::int32_t flags = 0;
-  std::int64_t arena = 0;
+// Requests made of tuples of Engine.submit's arguments in order (without wake); trailing ones may be missing, the defaults
+// are those of _engine.pyi. The tuples must outlive this.
+class Requests {
+ public:
+  // A sequence of tuples.
+  static Requests of_sequence(nb::handle sequence);
+  // One tuple.
+  static Requests of_tuple(nb::handle tuple);
+  Requests(Requests&&) = default;
+  const hvdlite_request* data() const { return natives_.data(); }
+  std::size_t size() const { return natives_.size(); }
 
-  hvdlite_request native() const;
+ private:
+  Requests() = default;
+  void add(nb::handle tuple);
+  void set_pointers();
+
+  std::vector<hvdlite_request> natives_;
+  std::vector<std::int64_t> integers_;  // of the first shape, the first splits, the second shape...
 };
-
-// A tuple of submit's arguments in order; trailing ones may be missing. The tuple must outlive the request.
-Request request_from_tuple(nb::handle arguments);
 
 }  // namespace hvdlite::python

@@ -15,7 +15,7 @@ nb::tuple as_tuple(const std::vector<std::int64_t>& values) {
 int export_bytes(PyObject* self, Py_buffer* view, int flags) noexcept {
   static char nothing;  // a buffer needs an address, also for zero bytes
   OwnedBytes* bytes = nb::inst_ptr<OwnedBytes>(self);
-  void* data = bytes->size == 0 ? &nothing : bytes->data.get();
+  void* data = bytes->size == 0 ? &nothing : hvdlite_block_data(bytes->block.get());
   return PyBuffer_FillInfo(view, self, data, static_cast<Py_ssize_t>(bytes->size), 0, flags);
 }
 
@@ -26,13 +26,17 @@ nb::object take_data(Result& result) {
   if (std::exchange(result.taken, true)) {
     throw nb::value_error("the data of this result was taken already");
   }
-  nb::object owner = nb::cast(std::move(result.output));
+  return as_memoryview(std::move(result.output));
+}
+
+}  // namespace
+
+nb::object as_memoryview(OwnedBytes bytes) {
+  nb::object owner = nb::cast(std::move(bytes));
   PyObject* view = PyMemoryView_FromObject(owner.ptr());
   if (view == nullptr) throw nb::python_error();
   return nb::steal(view);
 }
-
-}  // namespace
 
 Result collect_result(hvdlite_engine* engine, std::int64_t handle) {
   hvdlite_result native{};
@@ -46,7 +50,7 @@ Result collect_result(hvdlite_engine* engine, std::int64_t handle) {
     result.received_splits.assign(native.received_splits,
                                   native.received_splits + native.num_received_splits);
   }
-  result.output.data.reset(hvdlite_result_take_data(engine, handle));
+  result.output.block.reset(hvdlite_result_take_block(engine, handle));
   result.output.size = static_cast<std::size_t>(native.num_bytes);
   return result;
 }

@@ -9,14 +9,17 @@
 
 namespace hvdlite::python {
 
-// Output that the engine allocated; exports Python's buffer protocol and frees itself.
+// Memory of the engine for a result; exports Python's buffer protocol and gives itself back.
 struct OwnedBytes {
   struct Free {
-    void operator()(void* data) const { hvdlite_free(data); }
+    void operator()(hvdlite_block* block) const { hvdlite_block_free(block); }
   };
-  std::unique_ptr<void, Free> data;
+  std::unique_ptr<hvdlite_block, Free> block;
   std::size_t size = 0;
 };
+
+// A writable memoryview over the bytes, which keeps them.
+nb::object as_memoryview(OwnedBytes bytes);
 
 struct Result {
   std::int32_t contributors = 0;

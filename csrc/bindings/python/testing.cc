@@ -44,11 +44,10 @@ std::vector<std::string> algorithms(int kind) {
 }
 
 nb::tuple request_hashes(nb::handle request) {
-  const Request parsed = request_from_tuple(request);
-  const hvdlite_request native = parsed.native();
+  const Requests requests = Requests::of_tuple(request);
   std::uint64_t name = 0;
   std::uint64_t content = 0;
-  check(hvdlite_request_hashes(&native, &name, &content));
+  check(hvdlite_request_hashes(requests.data(), &name, &content));
   return nb::make_tuple(name, content);
 }
 
@@ -113,7 +112,11 @@ struct SimulatedStep {
 };
 
 void simulate(int ranks, const std::vector<SimulatedStep>& steps, std::uint64_t seed, int isa,
-              std::int64_t segment_bytes, std::int64_t tile_bytes) {
+              std::int64_t segment_bytes, std::int64_t tile_bytes, bool deterministic,
+              const std::vector<int>& hosts) {
+  if (!hosts.empty() && hosts.size() != static_cast<std::size_t>(ranks < 0 ? 0 : ranks)) {
+    throw nb::value_error("simulate needs the number of a host for each rank, or none");
+  }
   std::vector<hvdlite_simulated> given;
   given.reserve(steps.size());
   for (const SimulatedStep& step : steps) {
@@ -131,8 +134,9 @@ void simulate(int ranks, const std::vector<SimulatedStep>& steps, std::uint64_t 
   std::string message;
   {
     nb::gil_scoped_release release;
-    code = hvdlite_simulate(ranks, seed, isa, segment_bytes, tile_bytes,
-                            static_cast<int>(given.size()), given.data());
+    code = hvdlite_simulate(ranks, hosts.empty() ? nullptr : hosts.data(), seed, isa, segment_bytes,
+                            tile_bytes, deterministic ? 1 : 0, static_cast<int>(given.size()),
+                            given.data());
     if (code != HVDLITE_OK) message = hvdlite_last_error();
   }
   if (code != HVDLITE_OK) raise_error(code, message);
@@ -156,13 +160,15 @@ void register_testing(nb::module_& module) {
   module.def("test_fold", &test_fold, "isa"_a, "dtype"_a, "op"_a, "outputs"_a, "inputs"_a, "n"_a,
              "prescale"_a = 1.0, "postscale"_a = 1.0, "divisor"_a = 1);
   nb::class_<SimulatedStep>(module, "SimulatedStep", "One collective for simulate().")
+      .def_ro("algorithm", &SimulatedStep::algorithm)
       .def(nb::init<int, std::string, const std::vector<Address>&, const std::vector<Address>&,
                     std::vector<std::int64_t>, int, int, double, double, std::int64_t, int, int>(),
            "kind"_a, "algorithm"_a, "inputs"_a, "outputs"_a, "counts"_a, "dtype"_a = 10, "op"_a = 1,
            "prescale"_a = 1.0, "postscale"_a = 1.0, "divisor"_a = 1, "root"_a = 0, "parts"_a = 1);
   module.def(
       "simulate", &simulate, "ranks"_a, "steps"_a, "seed"_a = 0, "isa"_a = 0,
-      "segment_bytes"_a = 262144, "tile_bytes"_a = 262144,
+      "segment_bytes"_a = 262144, "tile_bytes"_a = 262144, "deterministic"_a = false,
+      "hosts"_a = std::vector<int>{},
       "Steps the state machines of `ranks` ranks to completion in this thread, in an order drawn "
       "from seed; the collectives are started one after the other.");
 }

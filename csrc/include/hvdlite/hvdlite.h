@@ -5,6 +5,7 @@
 #ifndef HVDLITE_HVDLITE_H_
 #define HVDLITE_HVDLITE_H_
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -36,6 +37,7 @@ enum { HVDLITE_DEVICE_CPU = -1 }; /* device: -1 is host memory, n >= 0 is GPU n 
 
 typedef struct hvdlite_engine hvdlite_engine;
 typedef struct hvdlite_fabric hvdlite_fabric; /* in-process ranks, for tests */
+typedef struct hvdlite_block hvdlite_block;   /* memory for a result */
 
 /* The knobs the engine reads; hvdlite/config.py holds their documentation. hvdlite_config_init fills in defaults. */
 typedef struct hvdlite_config {
@@ -46,10 +48,12 @@ typedef struct hvdlite_config {
   int64_t segment_bytes;
   int64_t recursive_doubling_max_bytes;
   int64_t message_split_bytes;     /* largest single MPI message */
+  int64_t remote_message_bytes;    /* the same between hosts */
   double spin_us;                  /* < 0: decide from the cores this rank may use */
   double deadlock_timeout;         /* seconds; 0 switches the detection off */
   double failure_linger;           /* seconds a failing rank waits for its peers to learn why */
   int64_t flight_recorder_size;    /* operations remembered per rank */
+  int64_t output_cache_bytes;      /* memory of results that is kept for later ones */
   int32_t deterministic;           /* bool */
   int32_t log_level;               /* 0 trace 1 debug 2 info 3 warning 4 error 5 off */
   int32_t log_timestamps;          /* bool */
@@ -104,7 +108,7 @@ typedef struct hvdlite_result {
   int32_t num_received_splits;
   const int64_t* received_splits;
   int64_t num_bytes; /* of data */
-  void* data;        /* engine-allocated output; hvdlite_result_take_data hands it over */
+  void* data;        /* engine-allocated output; hvdlite_result_take_block hands it over */
 } hvdlite_result;
 
 HVDLITE_API int hvdlite_abi_version(void);
@@ -136,11 +140,34 @@ HVDLITE_API int hvdlite_submit(hvdlite_engine* engine, const hvdlite_request* re
 HVDLITE_API int hvdlite_poll(hvdlite_engine* engine, int64_t handle, int* done);
 /* Waits up to timeout_s seconds, driving progress; *done 0 after a timeout. A failed operation returns its code. */
 HVDLITE_API int hvdlite_wait(hvdlite_engine* engine, int64_t handle, double timeout_s, int* done);
-/* Valid once done: the result; the handle must be released afterwards (also after a failure). */
+/* Valid once done, of one operation: the result; the handle must be released afterwards (also after a failure). */
 HVDLITE_API int hvdlite_result_get(hvdlite_engine* engine, int64_t handle, hvdlite_result* out);
-HVDLITE_API void* hvdlite_result_take_data(hvdlite_engine* engine, int64_t handle);
-HVDLITE_API void hvdlite_free(void* data); /* what take_data gave */
+/* The engine-allocated output, once; null if there is none or it was taken. */
+HVDLITE_API hvdlite_block* hvdlite_result_take_block(hvdlite_engine* engine, int64_t handle);
 HVDLITE_API int hvdlite_release(hvdlite_engine* engine, int64_t handle);
+
+/* Prepared groups: allreduces in place that are submitted together many times. prepare checks them once and gives
+ * an id. Their memory is ignored, but for those that name an arena: output is the tensor's place there, and a tensor that is
+ * submitted from elsewhere is reduced like any other. The id is valid until it is released, the engine shuts down or the process set is removed. submit_prepared
+ * takes one address for each (absent: null, or whether this rank lacks a value and only takes the result) and gives one
+ * handle for all; hvdlite_wait then waits for all and returns the first failure. */
+HVDLITE_API int hvdlite_prepare(hvdlite_engine* engine, const hvdlite_request* requests,
+                                size_t count, int64_t* group);
+HVDLITE_API int hvdlite_submit_prepared(hvdlite_engine* engine, int64_t group, void* const* data,
+                                        const bool* absent, size_t count, int wake,
+                                        int64_t* handle);
+HVDLITE_API int hvdlite_release_prepared(hvdlite_engine* engine, int64_t group);
+/* Once all behind a handle is done: *count operations, and the contributors of each, -1 if it failed (room for capacity). */
+HVDLITE_API int hvdlite_outcomes(hvdlite_engine* engine, int64_t handle, int32_t* contributors,
+                                 size_t capacity, size_t* count);
+/* The code of one of them, with its text as last error. */
+HVDLITE_API int hvdlite_outcome_error(hvdlite_engine* engine, int64_t handle, size_t index);
+
+/* Memory for results, which the engine makes or a caller asks for; it may outlive the engine. Large blocks are recycled:
+ * free gives them back, from any thread, and up to output_cache_bytes of them are kept until shutdown. */
+HVDLITE_API int hvdlite_block_create(hvdlite_engine* engine, size_t bytes, hvdlite_block** out);
+HVDLITE_API void* hvdlite_block_data(const hvdlite_block* block);
+HVDLITE_API void hvdlite_block_free(hvdlite_block* block);
 
 /* Process sets as all ranks know them: *count ranks of a set are copied to ranks (room for capacity). */
 HVDLITE_API int hvdlite_process_set_ranks(hvdlite_engine* engine, int32_t id, int32_t* ranks,
@@ -174,6 +201,7 @@ HVDLITE_API int hvdlite_publish_failure(hvdlite_engine* engine, const char* caus
 HVDLITE_API const char* hvdlite_failure_cause(hvdlite_engine* engine);
 /* The last operations of this rank as lines of text; free with hvdlite_free. */
 HVDLITE_API char* hvdlite_flight_record(hvdlite_engine* engine);
+HVDLITE_API void hvdlite_free(void* text);
 
 typedef struct hvdlite_counters {
   int64_t submitted, completed, failed;
@@ -214,9 +242,11 @@ typedef struct hvdlite_simulated {
   void* const* outputs;
 } hvdlite_simulated;
 /* Runs the collectives one after the other, a few at a time, over an in-process fabric whose ranks share memory in tiles of
- * tile_bytes; a seeded generator picks who advances next. isa < 0 gives ranks different instruction sets. */
-HVDLITE_API int hvdlite_simulate(int ranks, uint64_t seed, int isa, int64_t segment_bytes,
-                                 int64_t tile_bytes, int num_steps, const hvdlite_simulated* steps);
+ * tile_bytes; a seeded generator picks who advances next. isa < 0 gives ranks different instruction sets. hosts: the number of
+ * each rank's host, null: one for all; only the ranks of a host share memory. */
+HVDLITE_API int hvdlite_simulate(int ranks, const int* hosts, uint64_t seed, int isa,
+                                 int64_t segment_bytes, int64_t tile_bytes, int deterministic,
+                                 int num_steps, const hvdlite_simulated* steps);
 /* Every interleaving of a small negotiation in shared memory (engine/ledger.h): a program for each of up to 3 members, and how
  * often a verdict may close the ledger. Letters ask for a tensor (capitals with another content), + joins, . leaves; member 0
  * coordinates. broken_rule: 0, or the number of a rule of the ledger to break. An internal error tells what went wrong; states: how many different states there are. */

@@ -1,0 +1,219 @@
+// Hierarchical allreduce, for ranks on several hosts: the ranks of a host reduce in shared memory, the hosts exchange partial
+// sums, one owner a slice with its likes on the other hosts, and the results spread in shared memory.
+//
+// What moves where, two hosts of two ranks, one round of two slices a b ("a01" is a of ranks 0 and 1 added up):
+//
+//                 host 0: rank 0      rank 1              host 1: rank 2      rank 3
+//   reduce        a01                 b01                 a23                 b23              shared memory
+//   exchange      a01 <-> a23 of 2    b01 <-> b23 of 3    a23 <-> a01 of 0    b23 <-> b01 of 1   messages
+//   holds         a                   b                   a                   b
+//   publish       a b                 a b                 a b                 a b              shared memory
+//
+// Hosts may have different numbers of members: with q on the smallest, the first q of each host own slices, and the others
+// contribute and receive. The exchange is another allreduce (ring, direct or recursive doubling) among the i-th members of
+// all hosts, q of them in parallel, so that every host sends and receives as few bytes as possible, with several cores.
+//
+// A large buffer passes in rounds, and three rounds overlap: while round k is between the hosts, k-1 is published and k+1
+// reduced. Reduce and publish use the window through a channel each, in which they have their turns, so that the next
+// operation's reduce need not wait for this one's publish: between operations, too, the wire finds a round waiting.
+//
+//   channel 1   reduce 0  reduce 1            reduce 2            ...   next operation's reduce 0
+//   wire                  exchange 0 -------- exchange 1 -------- exchange 2 --------
+//   channel 2                                 publish 0           publish 1           publish 2
+//
+// Cost for m hosts, q owners each, S bytes: reduce and publish in shared memory (host_stages.h; about (4 + 2/q) S loaded and
+// stored by each rank), and between hosts 2(m-1) alpha + 2(m-1)/m S beta for a host with a ring, log2(m) (alpha + S beta)
+// with recursive doubling. A flat ring of p ranks sends 2(p-1)/p S over each host's link too, but takes 2(p-1) steps, and
+// its transfers inside hosts take part in the same schedule.
+//
+// 16-bit floats: partial sums travel between hosts as float32 and are rounded once, at the end, like everywhere else; results
+// travel as 16 bits. So 3(m-1)/m S instead of 2(m-1)/m S cross each host's link. Rounding the hosts' sums to 16 bits would
+// save that third, and cost every result up to half a unit in the last place a host: gradients of opposite sign on different
+// hosts would lose what the engine promises to keep.
+//
+// It cannot deadlock. Steps of round k wait only for steps of rounds up to k: the exchange of k for this and the other
+// owners' reduce of k, the publish of k for the exchange of k and the publish of k-1, the reduce of k for the publish of
+// k - kSlots (whose slot it takes) and the reduce of k-1. The pipelines do whatever they may do (shared_collective.h), the
+// exchanges run whenever they can, and operations take their turns in one order on all members of a host.
+//
+// In place: a member's contribution to a round was read, all of it, when the owners have reduced the round, which is before
+// anybody publishes it.
+//
+// Exchanges of different rounds do not mix: those of even and odd rounds use different halves of the channels, and round k+2
+// is posted after round k is complete here, so that sends and receives of the two match in order. Exchanges of different owners
+// have no pair of ranks in common.
+//
+// All ranks get the same bits because a slice is finished by an algorithm that gives all hosts' owners the same bits, and
+// copied to the others. A host's contributions are added in rank order, wherever an element lies; so with two hosts, and with
+// Tuning::deterministic for any number of them (then the exchange is direct), the bits do not depend on the layout. They
+// do depend on which ranks share a host.
+//
+// Source: Thakur, Rabenseifner and Gropp (see allreduce_direct.cc) for the parts; one owner a slice on each host, all of them
+// sending, as in NVIDIA's double binary trees' predecessor, hierarchical rings, and Jia et al., Highly scalable deep learning
+// training system with mixed-precision (2018).
+#include "collectives/allreduce_hierarchical.h"
+
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <utility>
+
+#include "base/error.h"
+#include "collectives/algorithms.h"
+#include "collectives/staging.h"
+
+namespace hvdlite::collectives {
+
+namespace {
+
+class AllreduceHierarchical final : public Collective {
+ public:
+  AllreduceHierarchical(const Comm& comm, AllreduceArgs args, const HostMap& map,
+                        const SlicePlan& plan, const Tuning& tuning)
+      : reduction_(args.reduction),
+        tuning_(tuning),
+        reducer_(reduction_, tuning.isa),
+        job_{plan, std::move(args.parts), {}, {}, {}},
+        number_(comm.shared()->index()),
+        partials_(tuning.staging, kSlots, owned_bytes(reducer_.partial_bytes())),
+        results_(tuning.staging, kSlots, same_type() ? 0 : owned_bytes(reducer_.result_bytes())),
+        between_(owns() ? comm.part(map.members_with_number(number_), map.own) : comm),
+        reduce_(comm, in_host(tuning), reducer_, job_),
+        publish_(comm.on_second_channel(), in_host(tuning), reducer_.result_bytes(), job_) {
+    for (std::size_t slot = 0; slot < kSlots; ++slot) {
+      job_.partials[slot] = partials_.take();
+      job_.results[slot] = same_type() ? job_.partials[slot] : results_.take();
+    }
+  }
+
+  bool advance() override {
+    reduce_.advance();
+    exchange();
+    return publish_.advance();
+  }
+
+ private:
+  // Not so many tiles at once that messages wait; and polling is for those who wait for this host alone.
+  static Tuning in_host(Tuning tuning) {
+    tuning.max_steps = std::min(tuning.max_steps, 4);
+    tuning.spin = 0;
+    return tuning;
+  }
+
+  bool owns() const { return number_ < job_.plan.owners; }
+  bool same_type() const {
+    return kernels::accumulator_of(reduction_.dtype, reduction_.op) == reduction_.dtype;
+  }
+  std::size_t owned_bytes(std::size_t element_bytes) const {
+    return owns() ? job_.plan.largest() * element_bytes : 0;
+  }
+
+  // Starts the exchange of every round that is reduced, and advances those under way.
+  void exchange() {
+    for (; started_ < job_.done.reduced; ++started_) {
+      exchanges_[started_ % kSlots] = owns() ? make_exchange(started_) : nullptr;
+    }
+    bool first = true;
+    for (std::size_t round = job_.done.finished; round < started_; ++round) {
+      std::unique_ptr<Collective>& exchange = exchanges_[round % kSlots];
+      if (exchange && exchange->advance()) exchange.reset();
+      first = first && !exchange;
+      if (first) job_.done.finished = round + 1;
+    }
+  }
+
+  std::unique_ptr<Collective> make_exchange(std::size_t round) {
+    const std::size_t slot = round % kSlots;
+    const std::size_t count = job_.plan.slice(round, number_).count;
+    AllreduceArgs args;
+    args.parts = {{job_.partials[slot], job_.results[slot], count}};
+    args.reduction = reduction_;
+    args.reduction.from_partials = true;
+    const std::string_view name = algorithm_between_hosts(
+        between_.size(), count * reducer_.partial_bytes(), same_type(), tuning_);
+    Tuning tuning = tuning_;
+    tuning.segment_bytes = std::max<std::size_t>(tuning.segment_bytes / 2, 1);
+    return find_algorithm(allreduce_algorithms(), name)
+        .make(between_.half(static_cast<int>(slot)), std::move(args), tuning);
+  }
+
+  Reduction reduction_;
+  Tuning tuning_;
+  TileReducer reducer_;
+  HostJob job_;
+  int number_;  // of this member on its host
+  Staging partials_;
+  Staging results_;
+  Comm between_;  // the owners with this number, on all hosts
+  HostReduce reduce_;
+  HostPublish publish_;
+  std::array<std::unique_ptr<Collective>, kSlots> exchanges_;
+  std::size_t started_ = 0;
+};
+
+}  // namespace
+
+HostMap::HostMap(const Comm& comm) {
+  std::vector<int> known;  // host_of, by host
+  for (int member = 0; member < comm.size(); ++member) {
+    const int host = comm.host_of(member);
+    const auto found = std::find(known.begin(), known.end(), host);
+    const auto place = static_cast<std::size_t>(found - known.begin());
+    if (found == known.end()) {
+      known.push_back(host);
+      hosts.emplace_back();
+    }
+    hosts[place].push_back(member);
+    if (member == comm.rank()) own = static_cast<int>(place);
+  }
+  const auto smallest = std::min_element(
+      hosts.begin(), hosts.end(), [](const auto& a, const auto& b) { return a.size() < b.size(); });
+  fewest = static_cast<int>(smallest->size());
+}
+
+std::vector<int> HostMap::members_with_number(int number) const {
+  std::vector<int> members;
+  members.reserve(hosts.size());
+  for (const std::vector<int>& host : hosts) {
+    members.push_back(host[static_cast<std::size_t>(number)]);
+  }
+  return members;
+}
+
+SlicePlan plan_slices(std::size_t count, std::size_t element_bytes, const HostMap& map,
+                      const Tuning& tuning) {
+  // Below this a message more costs more than the bytes that it takes off another.
+  const std::size_t smallest = std::max<std::size_t>(tuning.segment_bytes / 16, 1);
+  // A few segments for each host, so that the exchange of a round is a pipeline of its own.
+  const std::size_t largest = std::max<std::size_t>(
+      std::max<std::size_t>(4, map.hosts.size()) * tuning.segment_bytes / 2, 1);
+  const std::size_t bytes = count * element_bytes;
+  SlicePlan plan;
+  plan.count = count;
+  plan.owners = static_cast<int>(
+      std::clamp<std::size_t>(bytes / smallest, 1, static_cast<std::size_t>(map.fewest)));
+  plan.rounds = pieces_in(bytes, largest * static_cast<std::size_t>(plan.owners));
+  plan.grain = alignment_grain(count, plan.owners, element_bytes);
+  return plan;
+}
+
+std::string_view algorithm_between_hosts(int hosts, std::size_t partial_bytes, bool same_type,
+                                         const Tuning& tuning) {
+  // With two hosts there is one addition, and all have the same bits.
+  if (tuning.deterministic && hosts > 2) return "direct";
+  // Two hosts send as many bytes either way, unless results are narrower than partials.
+  const std::size_t limit =
+      hosts <= 2 && same_type ? tuning.segment_bytes : tuning.segment_bytes / 4;
+  return partial_bytes <= limit ? "recursive_doubling" : "ring";
+}
+
+std::unique_ptr<Collective> allreduce_hierarchical(Comm comm, AllreduceArgs args,
+                                                   const Tuning& tuning) {
+  HVD_CHECK(comm.shared() != nullptr && comm.is_on_several_hosts());
+  const HostMap map(comm);
+  const SlicePlan plan =
+      plan_slices(args.count(), base::size_of(args.reduction.dtype), map, tuning);
+  return std::make_unique<AllreduceHierarchical>(comm, std::move(args), map, plan, tuning);
+}
+
+}  // namespace hvdlite::collectives

@@ -1,0 +1,109 @@
+// What happens inside each host in allreduce_hierarchical: the way in and the way out.
+//
+// The buffer is cut into rounds, a round into one slice for each owner; owners are the first q members of every host, and a
+// slice belongs to the owners with the same number on all hosts. Rounds and slices are the same on all hosts (SlicePlan).
+//
+//   HostReduce    folds the contributions of this host's members to each slice into a partial, at the slice's owner
+//   HostPublish   hands the owners' finished slices out to all members of this host
+//
+// Both are pipelines of tiles (shared_collective.h): tile j of a round carries the j-th piece of every slice, each in a lane of
+// its own; how many tiles a round has depends on the host's window and does not matter to other hosts.
+//
+// An owner keeps what it has of a round in one of kSlots slots. HostReduce drains tiles of round k only once HostPublish is
+// done with round k - kSlots, and HostPublish fills tiles of round k only once this member's slice of it is finished; both learn
+// of it through RoundCounts.
+//
+// Thread: the holder of the progress token. Owns: a turn of a channel each. Blocks: no. Throws: Error(Unsupported) from the
+// look-up of the kernels.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "collectives/chunking.h"
+#include "collectives/part_cursor.h"
+#include "collectives/shared_collective.h"
+#include "collectives/tile_reducer.h"
+
+namespace hvdlite::collectives {
+
+// How a buffer is cut: the same on all hosts.
+struct SlicePlan {
+  std::size_t count = 0;  // elements
+  std::size_t rounds = 0;
+  int owners = 1;         // on each host
+  std::size_t grain = 1;  // elements of a cache line
+
+  Range slice(std::size_t round, int owner) const {
+    const Range whole = part_of(count, rounds, round, grain);
+    const Range slice = part_of(whole.count, static_cast<std::size_t>(owners),
+                                static_cast<std::size_t>(owner), grain);
+    return {whole.offset + slice.offset, slice.count};
+  }
+  // No slice has more elements: part_of puts the larger parts first.
+  std::size_t largest() const { return rounds > 0 ? slice(0, 0).count : 0; }
+};
+
+// How far one member is with its rounds: all below.
+struct RoundCounts {
+  std::size_t reduced = 0;    // this host's partial is in its slot
+  std::size_t finished = 0;   // the result is in its slot
+  std::size_t published = 0;  // all members' results of the round are in this member's output
+};
+
+// Slots: room for one round on its way between hosts while the one before is published and the one behind is reduced.
+inline constexpr std::size_t kSlots = 2;
+
+struct HostJob {
+  SlicePlan plan;
+  std::vector<AllreducePart> parts;
+  std::byte* partials[kSlots] = {};  // of the slices that this member owns, null if it owns none
+  std::byte* results[kSlots] = {};   // of type T; the same memory where T is A
+  RoundCounts done;
+};
+
+class HostReduce final : public TilePipeline {
+ public:
+  // The job outlives it.
+  HostReduce(Comm comm, const Tuning& tuning, const TileReducer& reducer, HostJob& job);
+
+ private:
+  void fill(std::size_t tile) override;
+  void drain(std::size_t tile) override;
+  bool may_drain(std::size_t tile) const override;
+
+  Range piece(std::size_t tile, int owner) const;
+  std::byte* lane(int member, std::size_t tile, int owner) const {
+    return buffer(member, tile) + lanes_.offset(owner);
+  }
+
+  const TileReducer& reducer_;
+  HostJob& job_;
+  Lanes lanes_;
+  std::size_t limit_;  // elements of a piece
+  std::size_t tiles_per_round_;
+  std::vector<const void*> inputs_;
+  std::vector<PartCursor> cursors_;  // by owner
+};
+
+class HostPublish final : public TilePipeline {
+ public:
+  HostPublish(Comm comm, const Tuning& tuning, std::size_t result_bytes, HostJob& job);
+
+ private:
+  void fill(std::size_t tile) override;
+  void drain(std::size_t tile) override;
+  bool may_fill(std::size_t tile) const override;
+
+  Range piece(std::size_t tile, int owner) const;
+  const std::byte* own(std::size_t tile, const Range& range) const;
+
+  HostJob& job_;
+  std::size_t result_bytes_;
+  Lanes lanes_;
+  std::size_t limit_;
+  std::size_t tiles_per_round_;
+  std::vector<PartCursor> cursors_;  // by owner
+};
+
+}  // namespace hvdlite::collectives

@@ -1,0 +1,192 @@
+// The part of the C ABI about operations: submit, wait, results and the memory they lie in.
+
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "engine/c_api.h"
+
+using hvdlite::base::Error;
+using hvdlite::engine::alive;
+using hvdlite::engine::Batch;
+using hvdlite::engine::Completion;
+using hvdlite::engine::guarded;
+using hvdlite::engine::OutputCache;
+using hvdlite::engine::Request;
+using hvdlite::engine::RequestView;
+using hvdlite::engine::require;
+using hvdlite::engine::Submission;
+namespace base = hvdlite::base;
+
+struct hvdlite_block {
+  OutputCache::Block memory;
+};
+
+namespace {
+
+template <typename Enum>
+Enum checked(std::int32_t code, int limit, const char* what) {
+  require(code >= 0 && code < limit, what);
+  return static_cast<Enum>(code);
+}
+
+RequestView view_of(const hvdlite_request& from) {
+  RequestView view;
+  require(from.name != nullptr && from.name[0] != '\0', "a request needs a name");
+  view.name = from.name;
+  view.kind = checked<base::OpKind>(from.kind, base::kNumOpKinds, "unknown kind of operation");
+  view.dtype = checked<base::DType>(from.dtype, base::kNumDTypes, "unknown dtype");
+  view.op = checked<base::ReduceOp>(from.op, static_cast<int>(base::ReduceOp::kProduct) + 1,
+                                    "unknown reduce op");
+  view.set = from.process_set;
+  view.absent = (from.flags & HVDLITE_FLAG_ABSENT) != 0;
+  view.root = from.root;
+  view.device = from.device;
+  view.layout = from.layout;
+  view.prescale = from.prescale;
+  view.postscale = from.postscale;
+  if (from.group != nullptr) view.group = from.group;
+  view.group_size = view.group.empty() ? 0 : from.group_size;
+  view.group_index = view.group.empty() ? 0 : from.group_index;
+  if (from.ndim > 0) view.shape = {from.shape, static_cast<size_t>(from.ndim)};
+  view.arena = from.arena;
+  if (from.num_splits > 0) view.splits = {from.splits, static_cast<size_t>(from.num_splits)};
+  return view;
+}
+
+// The completion behind a handle of one operation.
+Completion& single(const Batch& batch) {
+  require(batch.size == 1, "the handle is that of a prepared group: wait for it with wait_many");
+  require(batch[0].is_done(), "the operation has not ended yet; wait for it first");
+  return batch[0];
+}
+
+void throw_failure(const Completion& completion) {
+  if (!completion.status.ok()) throw Error(completion.status.code, completion.status.message);
+}
+
+}  // namespace
+
+int hvdlite_submit(hvdlite_engine* engine, const hvdlite_request* requests, size_t count, int wake,
+                   int64_t* handles) {
+  return guarded([&] {
+    if (count == 1) {
+      const Submission one = {view_of(requests[0]), requests[0].input, requests[0].output};
+      alive(engine).submit({&one, 1}, wake != 0, handles);
+      return;
+    }
+    std::vector<Submission> many;
+    many.reserve(count);
+    for (size_t i = 0; i < count; ++i) {
+      many.push_back({view_of(requests[i]), requests[i].input, requests[i].output});
+    }
+    alive(engine).submit(many, wake != 0, handles);
+  });
+}
+
+int hvdlite_request_hashes(const hvdlite_request* request, uint64_t* name, uint64_t* content) {
+  return guarded([&] {
+    Request built = view_of(*request).copy({request->process_set, 0});
+    built.seal();
+    *name = built.name_hash;
+    *content = built.content_hash;
+  });
+}
+
+int hvdlite_prepare(hvdlite_engine* engine, const hvdlite_request* requests, size_t count,
+                    int64_t* group) {
+  return guarded([&] {
+    std::vector<Submission> submissions;
+    submissions.reserve(count);
+    for (size_t i = 0; i < count; ++i) {
+      submissions.push_back({view_of(requests[i]), requests[i].input, requests[i].output});
+    }
+    *group = alive(engine).prepare(submissions);
+  });
+}
+
+int hvdlite_submit_prepared(hvdlite_engine* engine, int64_t group, void* const* data,
+                            const bool* absent, size_t count, int wake, int64_t* handle) {
+  return guarded([&] {
+    const std::span<const bool> lacking =
+        absent != nullptr ? std::span<const bool>(absent, count) : std::span<const bool>();
+    *handle = alive(engine).submit_prepared(group, {data, count}, lacking, wake != 0);
+  });
+}
+
+int hvdlite_release_prepared(hvdlite_engine* engine, int64_t group) {
+  return guarded([&] { alive(engine).release_prepared(group); });
+}
+
+int hvdlite_poll(hvdlite_engine* engine, int64_t handle, int* done) {
+  return guarded([&] { *done = alive(engine).poll(handle) ? 1 : 0; });
+}
+
+int hvdlite_wait(hvdlite_engine* engine, int64_t handle, double timeout_s, int* done) {
+  return guarded([&] {
+    *done = alive(engine).wait(handle, base::from_seconds(timeout_s)) ? 1 : 0;
+    if (*done == 0) return;
+    const Batch batch = engine->engine->completions(handle);
+    for (size_t i = 0; i < batch.size; ++i) throw_failure(batch[i]);
+  });
+}
+
+int hvdlite_outcomes(hvdlite_engine* engine, int64_t handle, int32_t* contributors, size_t capacity,
+                     size_t* count) {
+  return guarded([&] {
+    const Batch batch = alive(engine).completions(handle);
+    *count = batch.size;
+    for (size_t i = 0; i < batch.size && i < capacity; ++i) {
+      require(batch[i].is_done(), "the operations have not ended yet; wait for them first");
+      contributors[i] = batch[i].status.ok() ? batch[i].contributors : -1;
+    }
+  });
+}
+
+int hvdlite_outcome_error(hvdlite_engine* engine, int64_t handle, size_t index) {
+  return guarded([&] {
+    const Batch batch = alive(engine).completions(handle);
+    require(index < batch.size, "a handle has " + std::to_string(batch.size) + " operations");
+    require(batch[index].is_done(), "the operation has not ended yet; wait for it first");
+    throw_failure(batch[index]);
+  });
+}
+
+int hvdlite_result_get(hvdlite_engine* engine, int64_t handle, hvdlite_result* out) {
+  return guarded([&] {
+    const Batch batch = alive(engine).completions(handle);
+    const Completion& completion = single(batch);
+    *out = {completion.contributors,
+            completion.value,
+            completion.value,
+            static_cast<int32_t>(completion.shape.size()),
+            completion.shape.data(),
+            static_cast<int32_t>(completion.received_splits.size()),
+            completion.received_splits.data(),
+            static_cast<int64_t>(completion.output_bytes),
+            completion.output.data()};
+  });
+}
+
+hvdlite_block* hvdlite_result_take_block(hvdlite_engine* engine, int64_t handle) {
+  hvdlite_block* block = nullptr;
+  guarded([&] {
+    const Batch batch = alive(engine).completions(handle);
+    Completion& completion = single(batch);
+    if (completion.output.data() == nullptr) return;
+    block = new hvdlite_block{std::move(completion.output)};
+  });
+  return block;
+}
+
+int hvdlite_release(hvdlite_engine* engine, int64_t handle) {
+  return guarded([&] { alive(engine).release(handle); });
+}
+
+int hvdlite_block_create(hvdlite_engine* engine, size_t bytes, hvdlite_block** out) {
+  return guarded([&] { *out = new hvdlite_block{alive(engine).new_output(bytes)}; });
+}
+
+void* hvdlite_block_data(const hvdlite_block* block) { return block->memory.data(); }
+
+void hvdlite_block_free(hvdlite_block* block) { delete block; }

@@ -1,0 +1,42 @@
+// One rank's part in one operation, from the call to its end: what is asked, of which memory, and what becomes of it.
+// Thread: an Entry has one owner at a time; of a Completion the token holder fills in the fields and then sets done, and
+// readers look at done (acquire) first. Owns: the output that the engine made. Blocks: no.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "engine/output_cache.h"
+#include "engine/request.h"
+#include "transport/arena.h"
+
+namespace hvdlite::engine {
+
+// The outcome.
+struct Completion {
+  std::uint64_t record = 0;  // its number in the flight recorder
+  std::atomic<std::uint32_t> done{0};
+  base::Status status;
+  std::int32_t contributors = 0;
+  std::int32_t value = -1;                    // join: last rank; add_process_set: the new id
+  std::vector<std::int64_t> shape;            // of the output the engine made
+  std::vector<std::int64_t> received_splits;  // alltoall
+  std::size_t output_bytes = 0;
+  OutputCache::Block output;  // of allgather, alltoall and reducescatter
+
+  bool is_done() const { return done.load(std::memory_order_acquire) != 0; }
+};
+using CompletionPtr = std::shared_ptr<Completion>;
+
+// The memory belongs to the caller and stays valid until the completion is done.
+struct Entry {
+  RequestPtr request;
+  const void* input = nullptr;
+  void* output = nullptr;
+  CompletionPtr completion;
+  std::shared_ptr<const transport::Arena> arena;  // the request's, if it names one
+};
+
+}  // namespace hvdlite::engine

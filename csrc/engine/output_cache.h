@@ -1,0 +1,78 @@
+// Memory for results that outlive their operation, recycled: to fault in a fresh page takes longer than to fill a warm one.
+// Thread: any; one lock, held for a few stores. Owns: the memory that came back. Blocks: no. Throws: std::bad_alloc.
+//
+//   get ──► Block (a result, then the user's array over it) ──► destroyed, on any thread ──► kept, unless over the limit
+//    ▲                                                                                        │
+//    └────────────────────── the best fit among those kept, at most a quarter too large ◄─────┘
+//
+// What came back last is kept longest. A block keeps the cache alive, so arrays may outlive the engine.
+//
+// Fork: a child may inherit the lock in another thread's hands, and a list half changed. So whoever returns a block gives up
+// on the lock after a while, and frees the memory instead: in such a child always, elsewhere hardly ever.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+namespace hvdlite::engine {
+
+class OutputCache : public std::enable_shared_from_this<OutputCache> {
+ public:
+  // Smaller blocks are malloc's, which recycles them well.
+  static constexpr std::size_t kSmallest = std::size_t{1} << 20;
+
+  // Keeps at most `keep_bytes` of returned memory.
+  explicit OutputCache(std::size_t keep_bytes) : keep_bytes_(keep_bytes) {}
+  ~OutputCache();
+  OutputCache(const OutputCache&) = delete;
+  OutputCache& operator=(const OutputCache&) = delete;
+
+  class Block {
+   public:
+    Block() = default;
+    Block(Block&& other) noexcept { swap(other); }
+    Block& operator=(Block&& other) noexcept {
+      Block moved(std::move(other));
+      swap(moved);
+      return *this;
+    }
+    ~Block();
+    void* data() const { return data_; }
+    // Never freed: a transfer may still write to it.
+    void abandon() { data_ = nullptr; }
+
+   private:
+    friend class OutputCache;
+    void swap(Block& other) noexcept {
+      std::swap(home_, other.home_);
+      std::swap(data_, other.data_);
+      std::swap(capacity_, other.capacity_);
+    }
+    std::shared_ptr<OutputCache> home_;  // null: from malloc
+    void* data_ = nullptr;
+    std::size_t capacity_ = 0;
+  };
+
+  // At least `bytes` bytes (and an address for none), uninitialised; page-aligned from kSmallest on.
+  Block get(std::size_t bytes);
+  // Frees what is kept, and from now on what comes back.
+  void close();
+
+ private:
+  struct Kept {
+    void* data;
+    std::size_t capacity;
+  };
+  void give_back(Kept memory) noexcept;
+  static std::size_t capacity_for(std::size_t bytes);
+
+  std::mutex mutex_;
+  std::size_t keep_bytes_;
+  std::size_t kept_bytes_ = 0;
+  std::size_t mapped_ = 0;  // blocks that exist, kept or in use
+  std::vector<Kept> kept_;  // by time of return, the oldest first
+};
+
+}  // namespace hvdlite::engine

@@ -1,0 +1,172 @@
+// The callers' side of Engine up to the queue: from what a caller states to entries and handles.
+
+#include <array>
+
+#include "engine/engine.h"
+
+namespace hvdlite::engine {
+
+using base::Error;
+using base::ErrorCode;
+
+void Engine::require_accepting() const {
+  require_usable();
+  if (shared_.failure.happened()) {
+    const base::Status first = shared_.failure.status();
+    throw Error(first.code, first.message);
+  }
+  if (shut_down_.load()) {
+    throw Error(ErrorCode::kNotInitialized, std::string(kShutDownHere) + "; call init() first");
+  }
+}
+
+// The requests of these submissions: known ones, or new ones that passed the checks.
+void Engine::intern(std::span<const Submission> submissions, std::span<Entry> entries) {
+  const std::lock_guard lock(interning_);
+  SetDirectory::Info set;
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    RequestView view = submissions[i].request;
+    if (i == 0 || view.set != set.id.id) set = set_of(view);
+    Entry& entry = entries[i];
+    if (view.arena != 0) {
+      entry.arena = locate(view, set, submissions[i].input, submissions[i].output);
+    }
+    entry.request = interner_.find(view, set.id, hash_of_name(set.id, view.name));
+    if (!entry.request) {
+      entry.request = check(view, set);
+      interner_.remember(entry.request);
+    }
+    check_memory(*entry.request, submissions[i].input, submissions[i].output);
+    entry.input = view.absent ? nullptr : submissions[i].input;
+    entry.output = submissions[i].output;
+  }
+}
+
+void Engine::submit(std::span<const Submission> submissions, bool wake, std::int64_t* handles) {
+  require_accepting();
+  std::array<Entry, 1> one;
+  std::vector<Entry> many(submissions.size() > 1 ? submissions.size() : 0);
+  const std::span<Entry> entries =
+      many.empty() ? std::span<Entry>(one).first(submissions.size()) : std::span<Entry>(many);
+  intern(submissions, entries);
+  for (Entry& entry : entries) entry.completion = std::make_shared<Completion>();
+  shared_.handles.add(entries, handles);
+  try {
+    enqueue(entries, wake);
+  } catch (...) {
+    for (std::size_t i = 0; i < entries.size(); ++i) shared_.handles.release(handles[i]);
+    throw;
+  }
+}
+
+// All or nothing.
+void Engine::enqueue(std::span<Entry> entries, bool wake) {
+  shared_.recorder.submitted(entries);
+  shared_.waits.may_submit();
+  const bool was_empty = shared_.queue.push(entries);
+  shared_.counters.submitted += static_cast<std::int64_t>(entries.size());
+  if (wake && was_empty) {
+    transport_->ring(transport_->rank());
+    kick_.bump();
+  }
+}
+
+PreparedGroup::Asked Engine::ask(const RequestView& view, const SetDirectory::Info& set) const {
+  PreparedGroup::Asked asked{check(view, set), nullptr};
+  auto absent = std::make_shared<Request>(*asked.present);
+  absent->absent = true;
+  asked.absent = std::move(absent);
+  return asked;
+}
+
+std::int64_t Engine::prepare(std::span<const Submission> submissions) {
+  require_accepting();
+  auto group = std::make_shared<PreparedGroup>();
+  NamesInFlight names;
+  for (const Submission& submission : submissions) {
+    RequestView view = submission.request;
+    const SetDirectory::Info set = set_of(view);
+    PreparedGroup::Member member;
+    if (view.arena != 0 && locate(view, set, submission.output, submission.output)) {
+      if (group->arena != 0 && group->arena != view.arena) {
+        throw Error(ErrorCode::kInvalidArgument,
+                    "a prepared group can have places in one arena only, not in " +
+                        std::to_string(group->arena) + " and " + std::to_string(view.arena));
+      }
+      group->arena = view.arena;
+      member.place = submission.output;
+      member.in_arena = ask(view, set);
+      view.arena = view.arena_offset = 0;
+    }
+    member.anywhere = ask(view, set);
+    const RequestPtr request = member.anywhere.present;
+    if (request->kind != base::OpKind::kAllreduce) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  describe(*request) + ": only allreduces can be prepared; submit it instead");
+    }
+    const PreparedGroup::Member& first = group->members.empty() ? member : group->members.front();
+    if (first.anywhere.present->set != request->set) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  describe(*request) + ": the first of this prepared group is in process set " +
+                      std::to_string(first.anywhere.present->set.id) +
+                      "; prepare a group for each set");
+    }
+    if (!names.insert(*request)) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  describe(*request) +
+                      ": the name occurs twice in this prepared group; give the "
+                      "tensors different names");
+    }
+    group->members.push_back(std::move(member));
+  }
+  if (group->members.empty()) {
+    throw Error(ErrorCode::kInvalidArgument, "a prepared group needs at least one request");
+  }
+  return prepared_.add(std::move(group));
+}
+
+std::int64_t Engine::submit_prepared(std::int64_t id, std::span<void* const> data,
+                                     std::span<const bool> absent, bool wake) {
+  require_accepting();
+  const PreparedGroupPtr group = prepared_.find(id);
+  const std::size_t size = group->members.size();
+  const Request& first = *group->members.front().anywhere.present;
+  const auto set = shared_.sets.find(first.set.id);
+  if (!set || set->id != first.set) {
+    throw Error(ErrorCode::kInvalidArgument,
+                describe(first) +
+                    ": the process set of this prepared group was removed; prepare "
+                    "the group again on another");
+  }
+  if (data.size() != size || (!absent.empty() && absent.size() != size)) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "prepared group " + std::to_string(id) + " has " + std::to_string(size) +
+                    " requests, but " + std::to_string(data.size()) + " addresses were given");
+  }
+  const auto completions = std::make_shared<std::vector<Completion>>(size);
+  std::vector<Entry> entries(size);
+  const auto arena = group->arena != 0 ? shared_.arenas->find(group->arena) : nullptr;
+  for (std::size_t i = 0; i < size; ++i) {
+    const bool has_value = absent.empty() || !absent[i];
+    const PreparedGroup::Member& member = group->members[i];
+    Entry& entry = entries[i];
+    const bool placed = arena && data[i] == member.place;
+    const PreparedGroup::Asked& asked = placed ? member.in_arena : member.anywhere;
+    if (placed) entry.arena = arena;
+    entry.request = has_value ? asked.present : asked.absent;
+    check_memory(*entry.request, data[i], data[i]);
+    entry.input = has_value ? data[i] : nullptr;
+    entry.output = data[i];
+    entry.completion = {completions, &(*completions)[i]};
+  }
+  const std::int64_t handle = shared_.handles.add({{completions, completions->data()}, size});
+  try {
+    enqueue(entries, wake);
+  } catch (...) {
+    shared_.handles.release(handle);
+    throw;
+  }
+  return handle;
+}
+
+}  // namespace hvdlite::engine

@@ -1,0 +1,105 @@
+// The operators of a reduction, for values V that are an accumulator A or a pack of them.
+//
+// Included by reduce_impl.h only, whose rules hold here too. No include guard: each instruction
+// set's file includes it once.
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+
+#include "kernels/reduce_units.h"
+
+namespace hvdlite::kernels::HVD_KERNEL_NAMESPACE {
+
+// One NaN for all: which of two NaN operands an addition keeps depends on how the compiler orders
+// them, and the sign of a new NaN on the processor.
+template <class A, class V>
+HVD_INLINE V with_one_nan(V value) {
+  return value == value ? value : V{} + std::numeric_limits<A>::quiet_NaN();
+}
+
+template <class A>
+struct Sum {
+  static constexpr bool kOneNan = kIsFloat<A>;  // is every NaN that apply gives the one below?
+  // -0 + x is x for every x; +0 would turn -0 into +0.
+  static constexpr A kIdentity = kIsFloat<A> ? A(-0.0) : A(0);
+
+  template <class V>
+  HVD_INLINE static V apply(V a, V b) {
+    if constexpr (kIsFloat<A>) {
+      return with_one_nan<A, V>(a + b);
+    } else {
+      using Bits = typename BitsOf<A, V>::Type;
+      return V(Bits(a) + Bits(b));
+    }
+  }
+};
+
+template <class A>
+struct Product {
+  static constexpr bool kOneNan = kIsFloat<A>;
+  static constexpr A kIdentity = A(1);
+
+  template <class V>
+  HVD_INLINE static V apply(V a, V b) {
+    if constexpr (kIsFloat<A>) {
+      return with_one_nan<A, V>(a * b);
+    } else {
+      using Bits = typename BitsOf<A, V>::Type;
+      return V(1u * Bits(a) * Bits(b));  // 1u: 16 bits promote to int, whose product could overflow
+    }
+  }
+};
+
+// The hardware's minimum is its second operand where either is NaN and where both are zeros. So the
+// two orders agree except there, and "or" of their bits is what is wanted: NaN | x is a NaN, -0 |
+// +0 is -0; and it is symmetric.
+template <class A, class V>
+HVD_INLINE V minimum_of_floats(V a, V b) {
+  using Bits = typename BitsOf<A, V>::Type;
+  if constexpr (std::is_same_v<A, V>) {
+    return __builtin_bit_cast(
+        V, __builtin_bit_cast(Bits, a < b ? a : b) | __builtin_bit_cast(Bits, b < a ? b : a));
+  } else {
+    return V(Bits(Native<A>::lesser(a, b)) | Bits(Native<A>::lesser(b, a)));
+  }
+}
+
+template <class A>
+struct Min {
+  static constexpr bool kOneNan = false;
+  static constexpr A kIdentity =
+      kIsFloat<A> ? std::numeric_limits<A>::infinity() : std::numeric_limits<A>::max();
+
+  template <class V>
+  HVD_INLINE static V apply(V a, V b) {
+    if constexpr (kIsFloat<A>) {
+      return minimum_of_floats<A>(a, b);
+    } else {
+      return a < b ? a : b;
+    }
+  }
+};
+
+template <class A>
+struct Max {
+  static constexpr bool kOneNan = false;
+  static constexpr A kIdentity =
+      kIsFloat<A> ? -std::numeric_limits<A>::infinity() : std::numeric_limits<A>::lowest();
+
+  template <class V>
+  HVD_INLINE static V apply(V a, V b) {
+    if constexpr (kIsFloat<A>) {
+      return -minimum_of_floats<A>(V(-a), V(-b));
+    } else {
+      return a > b ? a : b;
+    }
+  }
+};
+
+// Of bytes 0 and 1: Min and Max, but the neutral element of And is 1, not 255.
+struct And : Min<std::uint8_t> {
+  static constexpr std::uint8_t kIdentity = 1;
+};
+struct Or : Max<std::uint8_t> {};
+
+}  // namespace hvdlite::kernels::HVD_KERNEL_NAMESPACE

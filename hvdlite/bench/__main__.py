@@ -1,0 +1,239 @@
+"""The command line of the benchmark: ``python -m hvdlite.bench {collectives,training,table,plot}``."""
+
+import argparse
+import importlib.metadata
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TextIO
+
+from hvdlite import config
+from hvdlite._version import __version__
+from hvdlite.bench import collectives, launch, machine, report, tables, training
+from hvdlite.bench.models import MODELS
+from hvdlite.bench.peers import PEERS, installed
+from hvdlite.bench.team import WrongSum
+from hvdlite.bench.world import World
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; returns the status for the shell."""
+    words = sys.argv[1:] if argv is None else list(argv)
+    parser = _parser()
+    options = parser.parse_args(words)
+    try:
+        if options.command == "table":
+            print(tables.tables(_read(options.lines)))
+        elif options.command == "plot":
+            _draw(_read(options.lines), options.picture)
+        else:
+            _check(parser, options)
+            _job(parser, options, words)
+    except (launch.LaunchError, OSError, WrongSum) as error:
+        print(f"hvdlite.bench: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+# --- arguments --------------------------------------------------------------------------------------------------------
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m hvdlite.bench", description="Measures hvdlite beside its peers; see docs/benchmarks.md."
+    )
+    commands = parser.add_subparsers(required=True, dest="command", metavar="COMMAND")
+    launching = [_launching()]
+    told = argparse.ArgumentDefaultsHelpFormatter
+
+    job = commands.add_parser(
+        "collectives",
+        help="arrays of all sizes, gradients, small tensors, an idle engine",
+        parents=launching,
+        formatter_class=told,
+    )
+    plan = collectives.Plan()
+    usual = [name for name, kind in PEERS.items() if kind.by_default]
+    job.add_argument("--seconds", type=float, default=plan.seconds, help="about so long altogether")
+    _add_names(job, "--cases", collectives.CASES, plan.cases)
+    _add_names(job, "--cache", collectives.CACHES, plan.caches)
+    _add_names(job, "--peers", list(PEERS), usual)
+    job.add_argument(
+        "--sizes",
+        type=_sizes,
+        default=",".join(map(report.short_bytes, plan.sizes)),
+        metavar="BYTES,...",
+        help="of the arrays, such as 4,64K,16M",
+    )
+    job.add_argument("--tensors", type=int, default=plan.tensors, help="how many there are in the case small")
+
+    job = commands.add_parser(
+        "training", help="steps of training, beside steps without communication", parents=launching, formatter_class=told
+    )
+    job.add_argument("--seconds", type=float, default=180.0, help="about so long altogether")
+    _add_names(job, "--models", list(MODELS), list(MODELS))
+    _add_names(job, "--zero-grad", training.ZERO_GRAD, training.ZERO_GRAD)
+    _add_names(job, "--peers", list(training.WAYS), list(training.WAYS))
+
+    table = commands.add_parser("table", help="print an output file as tables in markdown")
+    table.add_argument("lines", metavar="FILE.jsonl", type=Path)
+    plot = commands.add_parser("plot", help="draw an output file")
+    plot.add_argument("lines", metavar="FILE.jsonl", type=Path)
+    plot.add_argument("picture", metavar="FILE.png", type=Path)
+    return parser
+
+
+def _launching() -> argparse.ArgumentParser:
+    """The arguments that are not for the ranks that this process starts."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("-n", dest="ranks", type=int, metavar="N", help="ranks to start; 2 if no launcher has started any")
+    parser.add_argument("--bind", choices=[*launch.BINDINGS, "both"], help="bind each of them to a core (which is usual)")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="for the measurements, as lines of JSON")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="for a picture; needs matplotlib")
+    return parser
+
+
+def _add_names(parser: argparse.ArgumentParser, flag: str, known: Sequence[str], usual: Sequence[str]) -> None:
+    def names(text: str) -> list[str]:
+        wanted = text.split(",")
+        if unknown := [name for name in wanted if name not in known]:
+            raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: not among {', '.join(known)}")
+        return [name for name in known if name in wanted]
+
+    parser.add_argument(flag, type=names, default=",".join(usual), metavar="NAME,...", help=f"of {', '.join(known)}")
+
+
+def _sizes(text: str) -> list[int]:
+    try:
+        return [report.parse_bytes(size) for size in text.split(",")]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Says now what would go wrong in a minute."""
+    missing = installed("matplotlib", "pip install 'hvdlite[bench]'") if options.plot else None
+    if options.command == "training":
+        missing = missing or installed("torch", "pip install 'hvdlite[torch]'")
+    if missing:
+        parser.error(missing)
+    claim = config.launcher_claim()
+    if claim is not None and options.bind is not None:
+        parser.error(f"--bind is for ranks started from here; these were started by {claim.launcher}, which binds them")
+    if claim is not None and options.ranks not in (None, claim.size):
+        parser.error(f"-n {options.ranks}, but {claim.launcher} has started {claim.size} ranks: leave -n out")
+
+
+# --- a job ------------------------------------------------------------------------------------------------------------
+
+
+def _job(parser: argparse.ArgumentParser, options: argparse.Namespace, words: Sequence[str]) -> None:
+    """Runs where a launcher has started this process, and otherwise starts ranks that do."""
+    if config.launcher_claim() is not None:
+        _measure(options, words)
+        return
+    bindings = launch.BINDINGS if options.bind == "both" else [options.bind or "core"]
+    for_ranks = _launching().parse_known_args(words)[1]
+    with tempfile.TemporaryDirectory(prefix="hvdlite-bench-") as folder:
+        files = [Path(folder) / f"{bind}.jsonl" for bind in bindings]
+        for bind, file in zip(bindings, files, strict=True):
+            launch.start(options.ranks or 2, bind, [*for_ranks, "--output", str(file)])
+        text = "".join(file.read_text() for file in files)
+    if options.output:
+        options.output.write_text(text)
+    if options.plot:
+        _draw(report.read_lines(text.splitlines()), options.plot)
+
+
+def _measure(options: argparse.Namespace, words: Sequence[str]) -> None:
+    """Collective over the ranks of the job; rank 0 speaks for all.
+
+    Raises:
+        WrongSum: somebody does not reduce as he should; on all ranks.
+        LaunchError: rank 0 cannot write the output; on all ranks.
+    """
+    world = World()
+    try:
+        book = _Book(world, options.output)
+        book.add([_run_record(world, words)])
+        if options.command == "collectives":
+            collectives.run(world, _collectives_plan(options), book.add)
+        else:
+            plan = training.Plan(options.models, options.zero_grad, options.peers, options.seconds)
+            training.run(world, plan, book.add)
+        if world.rank == 0:
+            print(tables.tables(book.records), flush=True)
+            if options.plot:
+                _draw(book.records, options.plot)
+    finally:
+        world.close()
+
+
+def _collectives_plan(options: argparse.Namespace) -> collectives.Plan:
+    return collectives.Plan(options.cases, options.sizes, options.cache, options.tensors, options.peers, options.seconds)
+
+
+class _Book:
+    """What was measured, in memory and, on rank 0, in the output file as it comes."""
+
+    def __init__(self, world: World, path: Path | None) -> None:
+        self.records: list[report.Record] = []
+        self._speaks = world.rank == 0
+        self._file: TextIO | None = None
+        problem = None
+        if self._speaks and path is not None:
+            try:
+                self._file = path.open("w")
+            except OSError as error:
+                problem = f"the output cannot be written: {error}"
+        if problem := world.all_agree(problem):
+            raise launch.LaunchError(problem)
+
+    def add(self, records: Iterable[report.Record]) -> None:
+        """Takes records that belong together."""
+        new = list(records)
+        self.records += new
+        if self._file is not None:
+            self._file.writelines(report.to_line(record) + "\n" for record in new)
+            self._file.flush()
+        if self._speaks and (line := tables.progress(new)):
+            print(line, file=sys.stderr, flush=True)
+
+
+def _run_record(world: World, words: Sequence[str]) -> report.Record:
+    """Where and how: what somebody else needs to run it again, and to doubt it."""
+    knobs = config.from_environment()
+    return {
+        "record": "run",
+        "arguments": " ".join(_launching().parse_known_args(words)[1]),
+        "ranks": world.size,
+        "bind": world.bind,
+        "cores_per_rank": world.cores,
+        "cpus": os.cpu_count(),
+        "cpu": machine.cpu_name(),
+        "load": os.getloadavg()[0],
+        "versions": {"hvdlite": __version__, "Python": platform.python_version(), "NumPy": importlib.metadata.version("numpy")},
+        "knobs": {name: knobs.values[name] for name in knobs.origins},
+    }
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def _read(path: Path) -> list[report.Record]:
+    return report.read_lines(path.read_text().splitlines())
+
+
+def _draw(records: Sequence[report.Record], picture: Path) -> None:
+    from hvdlite.bench.plot import draw
+
+    draw(records, picture)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

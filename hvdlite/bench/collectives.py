@@ -1,0 +1,186 @@
+"""`python -m hvdlite.bench collectives`: arrays of all sizes, a network's gradients, many small tensors, nothing at all.
+
+The peers share one array of each size, so that none has luckier pages; and each of them has to show a right sum before
+it is timed.
+"""
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hvdlite.bench import report
+from hvdlite.bench.machine import cache_flusher, thread_seconds
+from hvdlite.bench.measure import Effort, Subject, measure
+from hvdlite.bench.models import resnet50_shapes
+from hvdlite.bench.peers import Array, Batch
+from hvdlite.bench.team import Team, check_batch, check_call
+from hvdlite.bench.world import World
+
+__all__ = ["CACHES", "CASES", "DEFAULT_SIZES", "Plan", "run"]
+
+CASES = ("idle", "allreduce", "gradients", "small")
+CACHES = ("warm", "cold")
+DEFAULT_SIZES = tuple(4**power for power in range(1, 14))  # 4 B to 64 MiB
+
+_SHARES = {"allreduce": 0.7, "gradients": 0.15, "small": 0.15}  # of the time
+_SMALL_ELEMENTS = 16
+_IDLE_ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured.
+
+    Attributes:
+        cases: of `CASES`.
+        sizes: bytes of the arrays of the case allreduce.
+        caches: of `CACHES`.
+        tensors: how many the case small has.
+        peers: by name; None for those that take part by default.
+        seconds: about so long altogether.
+    """
+
+    cases: Sequence[str] = CASES
+    sizes: Sequence[int] = DEFAULT_SIZES
+    caches: Sequence[str] = CACHES
+    tensors: int = 10_000
+    peers: Sequence[str] | None = None
+    seconds: float = 120.0
+
+
+Sink = Callable[[Sequence[report.Record]], None]
+
+
+def run(world: World, plan: Plan, sink: Sink) -> None:
+    """Measures, and gives what was measured side by side to `sink`, on all ranks. Collective.
+
+    Raises:
+        WrongSum: a peer's result is wrong; on all ranks.
+    """
+    team = Team(world, plan.peers)
+    try:
+        sink(team.records)
+        seconds = {
+            case: plan.seconds * share / sum(_SHARES[other] for other in plan.cases if other in _SHARES)
+            for case, share in _SHARES.items()
+            if case in plan.cases
+        }
+        if "idle" in plan.cases:
+            sink(_idle(world, team, min(1.0, plan.seconds / 60)))
+        if "allreduce" in plan.cases:
+            _sizes(world, team, plan, seconds["allreduce"], sink)
+        if "gradients" in plan.cases:
+            _batches(world, team, "gradients", resnet50_shapes(), seconds["gradients"], sink)
+        if "small" in plan.cases:
+            _batches(world, team, "small", [(_SMALL_ELEMENTS,)] * plan.tensors, seconds["small"], sink)
+    finally:
+        team.close()
+
+
+# --- arrays of all sizes ----------------------------------------------------------------------------------------------
+
+
+def _sizes(world: World, team: Team, plan: Plan, seconds: float, sink: Sink) -> None:
+    deadline = time.monotonic() + seconds
+    flush = cache_flusher()
+    groups = [(nbytes, cache) for nbytes in sorted(plan.sizes) for cache in plan.caches]
+    for place, (nbytes, cache) in enumerate(groups):
+        array = np.zeros(nbytes // 4, dtype=np.float32)
+        steps = [_toucher([array], world.rank)] + [flush] * (cache == "cold")
+        subjects = []
+        for peer in [*team.peers, *team.ceilings]:
+            call = peer.blocking(array)
+            if call is None:
+                continue
+            if peer.sums:
+                check_call(world, peer, array, call)
+            subjects.append(Subject(peer.name, steps, call))
+        # What small arrays leave of their time goes to the large ones.
+        left = world.from_first((deadline - time.monotonic()) / (len(groups) - place))
+        done = measure(world, subjects, effort_of(cache, world.size), left)
+        more = {"bytes": nbytes, "ranks": world.size, "bind": world.bind, "cache": cache}
+        group = [report.measurement("allreduce", name, at.rounds, at.calls, **more) for name, at in done.items()]
+        sink(report.with_percentages(group))
+
+
+def effort_of(cache: str, ranks: int) -> Effort:
+    """How an array is measured. Back-to-back calls sum sums, so their number is bounded: float32 has to hold the result."""
+    if cache == "cold":
+        return Effort(sample_seconds=0, most_calls=1, warm_up=False)
+    return Effort(sample_seconds=50e-6, most_calls=int(100 / max(1.0, math.log2(ranks))))
+
+
+def _toucher(arrays: Sequence[Array], rank: int) -> Callable[[], None]:
+    """A function that writes new values into the arrays, as a step of training would."""
+    turns = itertools.count()
+
+    def touch() -> None:
+        value = 1 + rank + next(turns) % 7
+        for array in arrays:
+            array.fill(value)
+
+    return touch
+
+
+# --- many tensors -----------------------------------------------------------------------------------------------------
+
+
+def _batches(world: World, team: Team, case: str, shapes: Sequence[tuple[int, ...]], seconds: float, sink: Sink) -> None:
+    """Many tensors, submitted one by one and then waited for; reports one tensor's share where all are alike.
+
+    A second result is what submitting took, again for one tensor.
+    """
+    alike = len(set(shapes)) == 1
+    arrays = [np.zeros(shape, dtype=np.float32) for shape in shapes]
+    touch = _toucher(arrays, world.rank)
+    subjects = []
+    for peer in [*team.peers, *([] if alike else team.ceilings)]:
+        batch = peer.batch(arrays)
+        if batch is None:
+            continue
+        if peer.sums:
+            check_batch(world, peer, arrays, batch)
+        subjects.append(Subject(peer.name, [touch], batch.run, _submitting(batch)))
+    effort = Effort(sample_seconds=0, most_calls=1, block_seconds=0.1, most_samples=3)
+    done = measure(world, subjects, effort, seconds)
+    divisor = len(arrays) if alike else 1
+    more = {"ranks": world.size, "bind": world.bind, "cache": "warm", "tensors": len(arrays)}
+    nbytes = sum(array.nbytes for array in arrays) // divisor
+    group = []
+    for name, at in done.items():
+        group.append(report.measurement(case, name, _divided(at.rounds, divisor), 1, bytes=nbytes, **more))
+    sink(report.with_percentages(group))
+    peers = {peer.name for peer in team.peers}
+    submits = {name: _divided(at.parts, len(arrays)) for name, at in done.items() if name in peers}
+    sink([report.measurement(f"{case}_submit", name, rounds, 1, **more) for name, rounds in submits.items()])
+
+
+def _submitting(batch: Batch) -> Callable[[], float]:
+    return lambda: batch.submitted
+
+
+def _divided(rounds: Sequence[Sequence[float]], divisor: int) -> list[list[float]]:
+    return [[value / divisor for value in values] for values in rounds]
+
+
+# --- nothing at all ---------------------------------------------------------------------------------------------------
+
+
+def _idle(world: World, team: Team, seconds: float) -> list[report.Record]:
+    """What the threads of each peer take from the processor while nobody calls it: seconds in a second."""
+    names = [peer.name for peer in team.peers if team.threads[peer.name]]
+    time.sleep(seconds / 4)  # what still spins after the last call goes to sleep meanwhile
+    rounds: dict[str, list[list[float]]] = {name: [] for name in names}
+    for _ in range(_IDLE_ROUNDS):
+        before = {name: thread_seconds(team.threads[name]) for name in names}
+        begun = time.monotonic()
+        time.sleep(seconds)
+        passed = time.monotonic() - begun
+        for name in names:
+            rounds[name].append([(thread_seconds(team.threads[name]) - before[name]) / passed])
+    slowest = {name: [world.slowest(values).tolist() for values in rounds[name]] for name in names}
+    return [report.measurement("idle", name, slowest[name], 1, ranks=world.size, bind=world.bind) for name in names]

@@ -1,0 +1,55 @@
+"""What the benchmark asks the machine: caches, threads, processor time. Linux; elsewhere some answers are missing."""
+
+import os
+import platform
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import numpy as np
+
+__all__ = ["cache_flusher", "cpu_name", "last_level_cache", "thread_ids", "thread_seconds"]
+
+_TASKS = Path("/proc/self/task")
+_UNKNOWN_CACHE = 64 << 20
+
+
+def last_level_cache() -> int:
+    """Bytes of the largest cache of the first core this process may use; 64 MiB where the system does not say."""
+    core = min(os.sched_getaffinity(0))
+    folder = Path(f"/sys/devices/system/cpu/cpu{core}/cache")
+    sizes = [re.fullmatch(r"(\d+)K", path.read_text().strip()) for path in folder.glob("index*/size")]
+    return max((int(size[1]) << 10 for size in sizes if size), default=_UNKNOWN_CACHE)
+
+
+def cache_flusher() -> Callable[[], None]:
+    """A function that walks through twice the memory of the largest cache, so that nothing else stays in it."""
+    lines = np.ones(2 * last_level_cache() // 4, dtype=np.float32)[::16]  # one element of each cache line
+
+    def flush() -> None:
+        np.negative(lines, lines)
+
+    return flush
+
+
+def cpu_name() -> str:
+    """The processor, as it calls itself."""
+    info = Path("/proc/cpuinfo")
+    found = re.search(r"^model name\s*: (.*)$", info.read_text(), re.MULTILINE) if info.exists() else None
+    return found[1] if found else platform.machine()
+
+
+def thread_ids() -> set[int]:
+    """The kernel's numbers of this process's threads; none where it does not tell their processor time."""
+    return {int(path.parent.name) for path in _TASKS.glob("*/schedstat")}
+
+
+def thread_seconds(threads: Iterable[int]) -> float:
+    """The processor time that these threads have taken so far, by the kernel's scheduler statistics."""
+    total = 0
+    for thread in threads:
+        try:
+            total += int((_TASKS / str(thread) / "schedstat").read_text().split()[0])
+        except (OSError, ValueError):  # it has ended
+            continue
+    return total / 1e9

@@ -1,0 +1,161 @@
+"""Times several subjects side by side: in rounds, in an order that changes, so that the machine's noise hits all alike.
+
+One sample: prepare (not timed), start together (`Gate`), a number of back-to-back calls, stop; its time is that of the
+slowest rank. One block: the samples that a subject takes in one round. Everything is decided from numbers that all
+ranks have, so that all ranks do the same.
+"""
+
+import gc
+import itertools
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hvdlite.bench.world import World
+
+__all__ = ["Effort", "Samples", "Subject", "calls_per_sample", "measure", "order_of_round", "rounds_within"]
+
+_PILOT_CALLS = 6  # show how long a subject takes, and warm it up
+_PILOT_SECONDS = 0.2  # after which fewer will do
+_FEWEST_ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is spent on a subject.
+
+    Attributes:
+        sample_seconds: calls are repeated back to back until a sample lasts about so long, against the clock's noise.
+        most_calls: but never more than so many.
+        block_seconds: samples are repeated until a block lasts about so long.
+        most_samples: but never more than so many.
+        most_rounds: rounds, however short they are.
+        warm_up: does a block begin with a call that is not timed?
+    """
+
+    sample_seconds: float
+    most_calls: int
+    block_seconds: float = 0.02
+    most_samples: int = 8
+    most_rounds: int = 40
+    warm_up: bool = True
+
+
+@dataclass
+class Subject:
+    """Something to be timed.
+
+    Attributes:
+        name: of the peer.
+        preparations: what has to be done before each sample, outside the time.
+        call: what is timed.
+        part: the seconds of one part of the last call, for a second result; None where there is none.
+    """
+
+    name: str
+    preparations: Sequence[Callable[[], Any]]
+    call: Callable[[], Any]
+    part: Callable[[], float] | None = None
+
+    def prepare(self) -> None:
+        """Does what is to be done before a sample."""
+        for step in self.preparations:
+            step()
+
+
+@dataclass
+class Samples:
+    """What was measured of one subject: seconds of one call on the slowest rank, by round."""
+
+    calls: int
+    rounds: list[list[float]] = field(default_factory=list)
+    parts: list[list[float]] = field(default_factory=list)
+
+
+def calls_per_sample(seconds: float, effort: Effort) -> int:
+    """How many calls of this length make a sample."""
+    return max(1, min(effort.most_calls, math.ceil(effort.sample_seconds / max(seconds, 1e-9))))
+
+
+def rounds_within(seconds: float, block_costs: Sequence[float], effort: Effort) -> int:
+    """How many rounds of such blocks fit into the time."""
+    fitting = int(seconds / max(sum(block_costs), 1e-9))
+    return max(_FEWEST_ROUNDS, min(effort.most_rounds, fitting))
+
+
+def order_of_round(number: int, count: int) -> list[int]:
+    """The places of the subjects in a round: rotated, and every second time backwards, so that none keeps its neighbour."""
+    places = [(place + number // 2) % count for place in range(count)]
+    return places[::-1] if number % 2 else places
+
+
+def measure(world: World, subjects: Sequence[Subject], effort: Effort, seconds: float) -> dict[str, Samples]:
+    """Times the subjects, in about so many seconds but in at least three rounds.
+
+    Collective. The garbage collector, which would strike some sample of some subject, waits until the end.
+    """
+    gc.collect()
+    gc.disable()
+    try:
+        pilots = [_pilot(world, subject) for subject in subjects]
+        done = {}
+        samples_of = {}
+        costs = []
+        for subject, (call, preparation) in zip(subjects, pilots, strict=True):
+            done[subject.name] = Samples(calls_per_sample(call, effort))
+            sample = preparation + call * done[subject.name].calls
+            samples_of[subject.name] = max(1, min(effort.most_samples, int(effort.block_seconds / sample)))
+            costs.append(sample * samples_of[subject.name] + (preparation + call) * effort.warm_up)
+        for number in range(rounds_within(seconds, costs, effort)):
+            for place in order_of_round(number, len(subjects)):
+                subject = subjects[place]
+                _block(world, subject, done[subject.name], samples_of[subject.name], effort.warm_up)
+    finally:
+        gc.enable()
+    for samples in done.values():
+        samples.rounds = _slowest(world, samples.rounds)
+        samples.parts = _slowest(world, samples.parts)
+    return done
+
+
+def _pilot(world: World, subject: Subject) -> tuple[float, float]:
+    """The seconds of a call and of its preparation; the same on all ranks."""
+    times: list[tuple[float, float]] = []
+    while len(times) < _PILOT_CALLS and sum(map(sum, times[1:])) < _PILOT_SECONDS:
+        before = time.perf_counter()
+        subject.prepare()
+        preparation = time.perf_counter() - before
+        start = world.gate.wait()
+        subject.call()
+        call = (time.perf_counter_ns() - start) / 1e9
+        times.append(tuple(world.slowest([call, preparation]).tolist()))
+    known = times[1:]  # the first call is never like the others
+    return statistics.median(call for call, _ in known), statistics.median(preparation for _, preparation in known)
+
+
+def _block(world: World, subject: Subject, done: Samples, count: int, warm_up: bool) -> None:
+    prepare, call, part, wait = subject.prepare, subject.call, subject.part, world.gate.wait
+    if warm_up:
+        prepare()
+        call()
+    times, parts = [], []
+    for _ in range(count):
+        prepare()
+        start = wait()
+        for _ in itertools.repeat(None, done.calls):
+            call()
+        times.append((time.perf_counter_ns() - start) / 1e9 / done.calls)
+        if part is not None:
+            parts.append(part())
+    done.rounds.append(times)
+    if part is not None:
+        done.parts.append(parts)
+
+
+def _slowest(world: World, rounds: list[list[float]]) -> list[list[float]]:
+    """The same with the times of the slowest rank."""
+    flat = iter(world.slowest([value for values in rounds for value in values]).tolist())
+    return [[next(flat) for _ in values] for values in rounds]

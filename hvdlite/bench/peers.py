@@ -1,0 +1,384 @@
+"""Who is measured: hvdlite and what else can reduce arrays in this environment, one class each, and two ceilings.
+
+A peer is made collectively, on all ranks or on none. All of them sum float32, in memory of the benchmark.
+"""
+
+import importlib
+import importlib.metadata
+import importlib.util
+import socket
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hvdlite.bench.world import World
+
+__all__ = ["CEILINGS", "PEERS", "Array", "Batch", "Peer", "installed", "join_gloo", "leave_gloo"]
+
+Array = NDArray[np.float32]
+
+
+class Batch:
+    """Many tensors handed over one by one, then waited for.
+
+    Attributes:
+        submitted: how long the handing over took in the last `run`, in seconds.
+    """
+
+    def __init__(self, starts: Iterable[Callable[[], Any]], finish: Callable[[list[Any]], Any]) -> None:
+        self._starts = list(starts)
+        self._finish = finish
+        self.submitted = 0.0
+
+    def run(self) -> None:
+        """Hands all of them over and waits."""
+        begun = time.perf_counter_ns()
+        tokens = [start() for start in self._starts]
+        self.submitted = (time.perf_counter_ns() - begun) / 1e9
+        self._finish(tokens)
+
+
+class Peer(ABC):
+    """One way to reduce.
+
+    Attributes:
+        name: in the output, and after ``--peers``.
+        by_default: does it take part without being named?
+        sums: is the result the sum over the ranks? Not so for a ceiling.
+    """
+
+    name: ClassVar[str]
+    by_default: ClassVar[bool] = True
+    sums: ClassVar[bool] = True
+
+    @classmethod
+    def missing(cls) -> str | None:
+        """Why it cannot be measured here, or None. Not collective, and it starts nothing."""
+        return None
+
+    @abstractmethod
+    def __init__(self, world: World) -> None: ...
+
+    def blocking(self, array: Array) -> Callable[[], Any] | None:
+        """The call that reduces the array and returns when that is done, or None if there is no such call.
+
+        What it returns, if it is no None, is the result; else that is in the array.
+        """
+        return None
+
+    def batch(self, arrays: Sequence[Array]) -> Batch | None:
+        """The reduction of many arrays in place, or None."""
+        return None
+
+    def version(self) -> str:
+        """Of the software behind it."""
+        return ""
+
+    def close(self) -> None:  # noqa: B027 - most have nothing to stop
+        """Stops what the constructor started. Collective."""
+
+
+def installed(module: str, how: str) -> str | None:
+    """None if a module can be imported, or else why not and what would help."""
+    try:
+        found = importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # its parent is not there
+        found = False
+    return None if found else f"{module} is not installed ({how})"
+
+
+_NO_TORCH = "pip install torch"
+
+
+# --- hvdlite and Horovod ----------------------------------------------------------------------------------------------
+
+
+class _HorovodNames(Peer):
+    """A module with Horovod's names, and tensors of its framework."""
+
+    _unnamed = True
+
+    def __init__(self, world: World) -> None:
+        self._hvd, self._tensor = self._load()
+        self._hvd.init()
+        if self._hvd.size() != world.size:
+            raise RuntimeError(f"{self.name} sees {self._hvd.size()} ranks of {world.size}; its MPI is another one, or none")
+
+    def _load(self) -> tuple[Any, Callable[[Array], Any]]:
+        """The module, and what makes a tensor that shares an array's memory."""
+        if installed("torch", _NO_TORCH):
+            return importlib.import_module("hvdlite"), lambda array: array
+        return importlib.import_module("hvdlite.torch"), _torch_tensor
+
+    def blocking(self, array: Array) -> Callable[[], Any] | None:
+        name = {} if self._unnamed else {"name": f"bench.{array.nbytes}"}
+        return partial(self._hvd.allreduce_, self._tensor(array), op=self._hvd.Sum, **name)
+
+    def batch(self, arrays: Sequence[Array]) -> Batch | None:
+        hvd, tensors = self._hvd, [self._tensor(array) for array in arrays]
+        starts = [
+            partial(hvd.allreduce_async_, tensor, name=f"bench.{len(arrays)}.{place}", op=hvd.Sum)
+            for place, tensor in enumerate(tensors)
+        ]
+        return Batch(starts, lambda handles: [hvd.synchronize(handle) for handle in handles])
+
+    def version(self) -> str:
+        return str(importlib.metadata.version(self._hvd.__name__.split(".")[0]))
+
+
+class _Hvdlite(_HorovodNames):
+    """hvdlite in place, through its door for torch, or for NumPy where torch is missing."""
+
+    name = "hvdlite"
+
+
+class _HvdliteOut(_Hvdlite):
+    """hvdlite out of place: the result is a new tensor."""
+
+    name = "hvdlite-out"
+
+    def blocking(self, array: Array) -> Callable[[], Any] | None:
+        return partial(self._hvd.allreduce, self._tensor(array), op=self._hvd.Sum)
+
+    def batch(self, arrays: Sequence[Array]) -> Batch | None:
+        return None
+
+
+class _HvdliteNamed(_Hvdlite):
+    """hvdlite in place with a name of the user's instead of a number."""
+
+    name = "hvdlite-named"
+    by_default = False
+    _unnamed = False
+
+    def batch(self, arrays: Sequence[Array]) -> Batch | None:
+        return None
+
+
+class _HvdliteNumpy(_Hvdlite):
+    """hvdlite in place through its door for NumPy."""
+
+    name = "hvdlite-numpy"
+    by_default = False
+
+    def _load(self) -> tuple[Any, Callable[[Array], Any]]:
+        return importlib.import_module("hvdlite"), lambda array: array
+
+
+class _HvdliteGrouped(_Hvdlite):
+    """hvdlite with all tensors in one call."""
+
+    name = "hvdlite-grouped"
+
+    def blocking(self, array: Array) -> Callable[[], Any] | None:
+        return None
+
+    def batch(self, arrays: Sequence[Array]) -> Batch | None:
+        hvd, tensors = self._hvd, [self._tensor(array) for array in arrays]
+        start = partial(hvd.grouped_allreduce_async_, tensors, name=f"bench.group.{len(arrays)}", op=hvd.Sum)
+        return Batch([start], lambda handles: hvd.synchronize(handles[0]))
+
+
+class _Horovod(_HorovodNames):
+    """Horovod in place, through its door for torch."""
+
+    name = "horovod"
+
+    @classmethod
+    def missing(cls) -> str | None:
+        return installed("torch", _NO_TORCH) or installed("horovod.torch", "https://horovod.readthedocs.io")
+
+    def _load(self) -> tuple[Any, Callable[[Array], Any]]:
+        return importlib.import_module("horovod.torch"), _torch_tensor
+
+    def close(self) -> None:
+        self._hvd.shutdown()
+
+
+def _torch_tensor(array: Array) -> Any:
+    import torch
+
+    return torch.from_numpy(array)
+
+
+# --- MPI --------------------------------------------------------------------------------------------------------------
+
+
+class _Mpi4py(Peer):
+    """MPI_Allreduce in place; many tensors by MPI_Iallreduce and MPI_Waitall."""
+
+    name = "mpi4py"
+
+    def __init__(self, world: World) -> None:
+        from mpi4py import MPI
+
+        self._mpi = MPI
+        self._comm = MPI.COMM_WORLD.Dup()
+
+    def blocking(self, array: Array) -> Callable[[], Any] | None:
+        return partial(self._comm.Allreduce, self._mpi.IN_PLACE, [array, self._mpi.FLOAT])
+
+    def batch(self, arrays: Sequence[Array]) -> Batch | None:
+        mpi = self._mpi
+        starts = [partial(self._comm.Iallreduce, mpi.IN_PLACE, [array, mpi.FLOAT]) for array in arrays]
+        return Batch(starts, mpi.Request.Waitall)
+
+    def version(self) -> str:
+        return str(self._mpi.Get_library_version().splitlines()[0].strip("\0 ").split(",")[0])
+
+    def close(self) -> None:
+        self._comm.Free()
+
+
+class _Mpi4pyBlocking(_Mpi4py):
+    """Many tensors by one MPI_Allreduce after the other."""
+
+    name = "mpi4py-blocking"
+
+    def blocking(self, array: Array) -> Callable[[], Any] | None:
+        return None
+
+    def batch(self, arrays: Sequence[Array]) -> Batch | None:
+        mpi = self._mpi
+        calls = [partial(self._comm.Allreduce, mpi.IN_PLACE, [array, mpi.FLOAT]) for array in arrays]
+        return Batch(calls, lambda tokens: None)
+
+
+# --- torch.distributed ------------------------------------------------------------------------------------------------
+
+
+def _distributed() -> Any:
+    return importlib.import_module("torch.distributed")
+
+
+def join_gloo(world: World) -> None:
+    """Makes torch's default process group, on gloo, unless it is there. Collective."""
+    dist = _distributed()
+    if dist.is_initialized():
+        return
+    host = "127.0.0.1" if world.one_host else world.from_first(socket.gethostname())
+    store = dist.TCPStore(host, 0, world.size, True, wait_for_workers=False) if world.rank == 0 else None
+    port = world.from_first(store.port if store is not None else 0)
+    store = store or dist.TCPStore(host, port, world.size, False)
+    dist.init_process_group("gloo", store=store, rank=world.rank, world_size=world.size)
+
+
+def leave_gloo() -> None:
+    """Ends all process groups of torch. Collective."""
+    dist = _distributed()
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
+
+
+class _Gloo(Peer):
+    """torch.distributed on gloo."""
+
+    name = "gloo"
+
+    @classmethod
+    def missing(cls) -> str | None:
+        if reason := installed("torch", _NO_TORCH):
+            return reason
+        dist = _distributed()
+        return None if dist.is_available() and dist.is_gloo_available() else "this torch was built without gloo"
+
+    def __init__(self, world: World) -> None:
+        join_gloo(world)
+        self._group = self._make_group()
+
+    def _make_group(self) -> Any:
+        dist = _distributed()
+        return dist.group.WORLD
+
+    def blocking(self, array: Array) -> Callable[[], Any] | None:
+        dist = _distributed()
+        return partial(dist.all_reduce, _torch_tensor(array), group=self._group)
+
+    def batch(self, arrays: Sequence[Array]) -> Batch | None:
+        dist = _distributed()
+        starts = [partial(dist.all_reduce, _torch_tensor(array), group=self._group, async_op=True) for array in arrays]
+        return Batch(starts, lambda works: [work.wait() for work in works])
+
+    def version(self) -> str:
+        import torch
+
+        return f"torch {torch.__version__}"
+
+    def close(self) -> None:
+        leave_gloo()
+
+
+class _OneCcl(_Gloo):
+    """torch.distributed on oneCCL."""
+
+    name = "oneccl"
+    _MODULE = "oneccl_bindings_for_pytorch"
+
+    @classmethod
+    def missing(cls) -> str | None:
+        return super().missing() or installed(cls._MODULE, "https://github.com/intel/torch-ccl")
+
+    def _make_group(self) -> Any:
+        dist = _distributed()
+        importlib.import_module(self._MODULE)
+        return dist.new_group(backend="ccl")
+
+    def version(self) -> str:
+        return str(importlib.metadata.version(self._MODULE.replace("_", "-")))
+
+
+# --- the ceilings -----------------------------------------------------------------------------------------------------
+
+
+class _Memcpy(Peer):
+    """Every rank copies the array to another place: one load and one store of each byte."""
+
+    name = "memcpy"
+    sums = False
+
+    def __init__(self, world: World) -> None:
+        pass
+
+    def blocking(self, array: Array) -> Callable[[], Any] | None:
+        return partial(np.copyto, np.zeros_like(array), array)
+
+    def batch(self, arrays: Sequence[Array]) -> Batch | None:
+        pairs = [(np.zeros_like(array), array) for array in arrays]
+        return Batch([partial(np.copyto, *pair) for pair in pairs], lambda tokens: None)
+
+
+class _Rewrite(Peer):
+    """Every rank negates the array in place: one load and one store of each byte, in half the memory of a copy."""
+
+    name = "rewrite"
+    sums = False
+
+    def __init__(self, world: World) -> None:
+        pass
+
+    def blocking(self, array: Array) -> Callable[[], Any] | None:
+        return partial(np.negative, array, array)
+
+    def batch(self, arrays: Sequence[Array]) -> Batch | None:
+        return Batch([partial(np.negative, array, array) for array in arrays], lambda tokens: None)
+
+
+_KINDS: tuple[type[Peer], ...] = (
+    _Hvdlite,
+    _HvdliteOut,
+    _HvdliteNamed,
+    _HvdliteNumpy,
+    _HvdliteGrouped,
+    _Mpi4py,
+    _Mpi4pyBlocking,
+    _Gloo,
+    _Horovod,
+    _OneCcl,
+)
+PEERS: Mapping[str, type[Peer]] = {kind.name: kind for kind in _KINDS}
+CEILINGS: tuple[type[Peer], ...] = (_Memcpy, _Rewrite)

@@ -1,0 +1,190 @@
+"""Markdown tables of records, readable as they are in a terminal too."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from hvdlite.bench.report import (
+    CEILINGS,
+    Record,
+    absences,
+    describe_run,
+    format_bytes,
+    format_seconds,
+    ratios,
+    same_group,
+    three_digits,
+    time_unit,
+)
+
+__all__ = ["markdown", "progress", "tables"]
+
+_OURS = "hvdlite"
+_LIMITS = ("memcpy", "rewrite", "bound")
+_FIRST_PERCENTAGE = 64 << 10  # below, the time is that of the call and not of the bytes
+
+
+def tables(records: Sequence[Record]) -> str:
+    """Everything that was measured, run by run.
+
+    Args:
+        records: of an output file, in its order: each ``run`` is followed by what belongs to it.
+    """
+    parts = []
+    for run in _runs(records):
+        parts.append(describe_run(run[0]))
+        parts += [f"Not there: {peer} ({reason})." for peer, reason in absences(run).items()]
+        measured = [record for record in run if record["record"] == "measurement"]
+        for title, chosen, render in _SECTIONS:
+            found = [record for record in measured if chosen(record)]
+            if found:
+                parts += [f"**{title}**", render(found)]
+    return "\n\n".join(parts)
+
+
+def progress(records: Sequence[Record]) -> str:
+    """One line for somebody who waits, about measurements that belong together; nothing about other records."""
+    measured = [record for record in records if record["record"] == "measurement"]
+    if not measured:
+        return ""
+    times = [f"{record['peer']} {format_seconds(record['median'])}" for record in measured]
+    return f"{_label({'': measured[0]})}: {', '.join(times)}"
+
+
+def _runs(records: Iterable[Record]) -> list[list[Record]]:
+    runs: list[list[Record]] = []
+    for record in records:
+        if record["record"] == "run" or not runs:
+            runs.append([])
+        runs[-1].append(record)
+    return runs
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table with aligned columns, the first to the left and the others to the right."""
+    cells = [list(header), *(list(row) for row in rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
+    lines = ["| " + " | ".join(_aligned(row, widths)) + " |" for row in cells]
+    rule = "|" + "|".join("-" * (width + 1) + (":" if column else "-") for column, width in enumerate(widths)) + "|"
+    return "\n".join([lines[0], rule, *lines[1:]])
+
+
+def _aligned(row: Sequence[str], widths: Sequence[int]) -> list[str]:
+    return [
+        cell.rjust(width) if column else cell.ljust(width) for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+    ]
+
+
+def _grouped(records: Iterable[Record]) -> list[dict[str, Record]]:
+    """Measurements by peer, for each group of those that were interleaved."""
+    groups: dict[object, dict[str, Record]] = {}
+    for record in records:
+        groups.setdefault(same_group(record), {})[record["peer"]] = record
+    return list(groups.values())
+
+
+def _peers(groups: Iterable[Mapping[str, Record]]) -> list[str]:
+    """All peers in the order of their first appearance, the ceilings last."""
+    names = list(dict.fromkeys(name for group in groups for name in group))
+    return sorted(names, key=lambda name: name in CEILINGS)
+
+
+def _label(group: Mapping[str, Record]) -> str:
+    record = next(iter(group.values()))
+    if record["case"] == "allreduce":
+        return f"{format_bytes(record['bytes'])} {record['cache']}"
+    if record["case"] == "training":
+        return f"{record['model']}, gradients {'zeroed' if record['zero_grad'] == 'zero' else 'set to None'}"
+    return _CASES[record["case"]].format(tensors=record.get("tensors"))
+
+
+def _seconds(values: Mapping[str, float]) -> str:
+    """All three in the unit of the median."""
+    unit, size = time_unit(values["median"])
+    shown = [three_digits(values[key] / size) for key in ("median", "min", "max")]
+    return "{} ({}..{}) {}".format(*shown, unit)
+
+
+def _spread(values: Mapping[str, float], form: str) -> str:
+    return "{} ({}..{})".format(*(format(values[key], form) for key in ("median", "min", "max")))
+
+
+# --- the sections -----------------------------------------------------------------------------------------------------
+
+_CASES = {
+    "gradients": "{tensors} gradients, one by one",
+    "small": "one of {tensors} small tensors",
+    "gradients_submit": "submitting one of {tensors} gradients",
+    "idle": "idle, of a second",
+    "small_submit": "submitting one of {tensors} small tensors",
+}
+
+
+def _times(records: Sequence[Record]) -> str:
+    groups = _grouped(records)
+    peers = _peers(groups)
+    rows = [[_label(group), *(_time(group.get(peer)) for peer in peers)] for group in groups]
+    return markdown(["", *peers], rows)
+
+
+def _time(record: Record | None) -> str:
+    return "" if record is None else _seconds(record)
+
+
+def _ratios(records: Sequence[Record]) -> str:
+    groups = [group for group in _grouped(records) if _OURS in group]
+    peers = [peer for peer in _peers(groups) if peer != _OURS and peer not in CEILINGS]
+    rows = []
+    for group in groups:
+        ours = group[_OURS]
+        row = [_label(group), *(_ratio(group.get(peer), ours) for peer in peers)]
+        rows.append([*row, *(_percentage(ours, limit) for limit in _LIMITS)])
+    return markdown(["", *peers, *(f"of {limit}" for limit in _LIMITS)], rows)
+
+
+def _ratio(theirs: Record | None, ours: Record) -> str:
+    return "" if theirs is None else _spread(ratios(theirs["rounds"], ours["rounds"]), ".2f")
+
+
+def _percentage(record: Record, limit: str) -> str:
+    value = record.get(f"percent_of_{limit}") if record.get("bytes", 0) >= _FIRST_PERCENTAGE else None
+    return "" if value is None else f"{value:.0f} %"
+
+
+def _idle(records: Sequence[Record]) -> str:
+    rows = []
+    for record in records:
+        percent = {key: 100 * record[key] for key in ("median", "min", "max")}
+        rows.append([record["peer"], f"{_spread(percent, '.3f')} %"])
+    return markdown(["", "of a core"], rows)
+
+
+def _training(records: Sequence[Record]) -> str:
+    groups = _grouped(records)
+    peers = _peers(groups)
+    rows = []
+    for group in groups:
+        rows.append([_label(group), *(_step(group.get(peer)) for peer in peers)])
+    return markdown(["", *peers], rows)
+
+
+def _step(record: Record | None) -> str:
+    if record is None or "overhead_percent" not in record:
+        return _time(record)
+    return f"{format_seconds(record['median'])}, {_spread(record['overhead_percent'], '+.0f')} %"
+
+
+_COMPARED = ("allreduce", "gradients", "small", "gradients_submit", "small_submit")
+
+_SECTIONS: tuple[tuple[str, Callable[[Record], bool], Callable[[Sequence[Record]], str]], ...] = (
+    ("Times: median (least..most)", lambda record: record["case"] in _COMPARED, _times),
+    (
+        "How many times as long as hvdlite: median (least..most) of the rounds; and how near hvdlite is to the bound",
+        lambda record: record["case"] in _COMPARED,
+        _ratios,
+    ),
+    ("Processor time of an idle engine", lambda record: record["case"] == "idle", _idle),
+    (
+        "A step of training, and what it adds to one without communication: median (least..most) of the blocks",
+        lambda record: record["case"] == "training",
+        _training,
+    ),
+)

@@ -1,0 +1,225 @@
+"""`python -m hvdlite.bench training`: a step of training, by each way to average gradients and by none.
+
+All ways start from the same weights and see the same data. Before anything is timed, the gradient that each of them
+stepped with is compared with the average that MPI makes of the ranks' own gradients.
+"""
+
+import gc
+import importlib
+import importlib.metadata
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hvdlite.bench import report
+from hvdlite.bench.measure import Effort, Subject, measure
+from hvdlite.bench.models import MODELS, Model
+from hvdlite.bench.peers import PEERS, join_gloo, leave_gloo
+from hvdlite.bench.team import WrongSum
+from hvdlite.bench.world import World
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["WAYS", "ZERO_GRAD", "Plan", "run"]
+
+# Between two steps torch either drops the gradients (its default) or keeps their memory and writes zeros into it.
+ZERO_GRAD = ("none", "zero")
+
+_BATCHES = 16  # different ones, in turn
+_LEARNING_RATE = 1e-3
+_TOLERANCE = 1e-4  # of the averaged gradient's length: sums in another order differ by far less
+_EFFORT = Effort(sample_seconds=0.25, most_calls=200, most_samples=1)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured.
+
+    Attributes:
+        models: of `MODELS`.
+        zero_grad: of `ZERO_GRAD`.
+        ways: of `WAYS`.
+        seconds: about so long altogether.
+    """
+
+    models: Sequence[str]
+    zero_grad: Sequence[str]
+    ways: Sequence[str]
+    seconds: float
+
+
+# --- the ways ---------------------------------------------------------------------------------------------------------
+
+_Wrapped = tuple["torch.nn.Module", "torch.optim.Optimizer"]
+
+
+@dataclass(frozen=True)
+class Way:
+    """How gradients are averaged.
+
+    Attributes:
+        missing: why it cannot be measured here, or None.
+        wrap: makes a network and its optimizer train on all ranks. Collective.
+        version: of the software behind it.
+    """
+
+    missing: Callable[[], str | None]
+    wrap: "Callable[[World, torch.nn.Module, torch.optim.Optimizer], _Wrapped]"
+    version: Callable[[], str]
+
+
+def _alone(world: World, network: "torch.nn.Module", optimizer: "torch.optim.Optimizer") -> _Wrapped:
+    return network, optimizer
+
+
+def _by_module(name: str) -> "Callable[[World, torch.nn.Module, torch.optim.Optimizer], _Wrapped]":
+    """With hvdlite, or with Horovod, which has the same names."""
+
+    def wrap(world: World, network: "torch.nn.Module", optimizer: "torch.optim.Optimizer") -> _Wrapped:
+        hvd = importlib.import_module(name)
+        hvd.init()
+        if hvd.size() != world.size:
+            raise RuntimeError(f"{name} sees {hvd.size()} ranks of {world.size}")
+        hvd.broadcast_parameters(network.state_dict(), root_rank=0)
+        return network, hvd.DistributedOptimizer(optimizer, named_parameters=network.named_parameters())
+
+    return wrap
+
+
+def _by_ddp(view: bool) -> "Callable[[World, torch.nn.Module, torch.optim.Optimizer], _Wrapped]":
+    def wrap(world: World, network: "torch.nn.Module", optimizer: "torch.optim.Optimizer") -> _Wrapped:
+        from torch.nn.parallel import DistributedDataParallel
+
+        join_gloo(world)
+        return DistributedDataParallel(network, gradient_as_bucket_view=view), optimizer
+
+    return wrap
+
+
+def _version_of(package: str) -> Callable[[], str]:
+    return lambda: importlib.metadata.version(package)
+
+
+WAYS: Mapping[str, Way] = {
+    "none": Way(lambda: None, _alone, lambda: ""),
+    "hvdlite": Way(lambda: None, _by_module("hvdlite.torch"), _version_of("hvdlite")),
+    "ddp": Way(PEERS["gloo"].missing, _by_ddp(view=False), _version_of("torch")),
+    "ddp-view": Way(PEERS["gloo"].missing, _by_ddp(view=True), _version_of("torch")),
+    "horovod": Way(PEERS["horovod"].missing, _by_module("horovod.torch"), _version_of("horovod")),
+}
+
+
+# --- the run ----------------------------------------------------------------------------------------------------------
+
+
+def run(world: World, plan: Plan, sink: Callable[[Sequence[report.Record]], None]) -> None:
+    """Measures, and gives what was measured side by side to `sink`, on all ranks. Collective.
+
+    Raises:
+        WrongSum: a way does not average the gradients; on all ranks.
+    """
+    import torch
+
+    torch.set_num_threads(world.cores)
+    absent = {name: world.all_agree(WAYS[name].missing()) for name in plan.ways}
+    sink(
+        [
+            {"record": "peer", "peer": name, "absent": reason, "version": "" if reason else WAYS[name].version()}
+            for name, reason in absent.items()
+        ]
+    )
+    present = [name for name in plan.ways if absent[name] is None]
+    groups = list(itertools.product(plan.models, plan.zero_grad))
+    try:
+        for model, zero_grad in groups:
+            sink(_measured(world, model, zero_grad, present, plan.seconds / len(groups)))
+            gc.collect()  # the networks, before the next ones are made
+    finally:
+        leave_gloo()
+
+
+def _measured(world: World, model: str, zero_grad: str, ways: Sequence[str], seconds: float) -> list[report.Record]:
+    batches = _make_batches(MODELS[model], world.rank)
+    average = _average_gradient(world, MODELS[model], batches)
+    subjects = []
+    for name in ways:
+        training = _Training(world, name, MODELS[model], zero_grad, batches)
+        training.step()
+        _check(world, name, model, training.first_gradient(), average)
+        subjects.append(Subject(name, [], training.step))
+    done = measure(world, subjects, _EFFORT, seconds)
+    more = {"model": model, "zero_grad": zero_grad, "gradient_bytes": average.nbytes, "ranks": world.size, "bind": world.bind}
+    group = [report.measurement("training", name, at.rounds, at.calls, **more) for name, at in done.items()]
+    return report.with_percentages(group)
+
+
+_Batch = tuple["torch.Tensor", "torch.Tensor"]
+
+
+def _make_batches(model: Model, rank: int) -> list[_Batch]:
+    """Inputs and labels that differ between ranks."""
+    import torch
+
+    dice = torch.Generator().manual_seed(1000 + rank)
+    return [
+        (
+            torch.randn(model.batch, *model.input_shape, generator=dice),
+            torch.randint(model.classes, (model.batch,), generator=dice),
+        )
+        for _ in range(_BATCHES)
+    ]
+
+
+class _Training:
+    """One network that is trained in one way."""
+
+    def __init__(self, world: World, way: str, model: Model, zero_grad: str, batches: Sequence[_Batch]) -> None:
+        import torch
+
+        torch.manual_seed(1)
+        network = model.make()
+        optimizer = torch.optim.SGD(network.parameters(), lr=_LEARNING_RATE, momentum=0.9)
+        self._parameters = list(network.parameters())
+        self._network, self._optimizer = WAYS[way].wrap(world, network, optimizer)
+        self._to_none = zero_grad == "none"
+        self._turns = itertools.cycle(batches)
+        self._inputs, self._labels = (tensor.clone() for tensor in batches[0])
+        self._loss = torch.nn.functional.cross_entropy
+
+    def step(self) -> None:
+        """One step on the next batch, which is copied to where the last one was, as a loader would."""
+        inputs, labels = next(self._turns)
+        self._inputs.copy_(inputs)
+        self._labels.copy_(labels)
+        self._optimizer.zero_grad(set_to_none=self._to_none)
+        self._loss(self._network(self._inputs), self._labels).backward()  # type: ignore[no-untyped-call]
+        self._optimizer.step()
+
+    def first_gradient(self) -> NDArray[np.float32]:
+        """After the first step: the gradient it was made with, which is then the optimizer's momentum."""
+        momenta = [self._optimizer.state[parameter]["momentum_buffer"] for parameter in self._parameters]
+        return np.concatenate([momentum.numpy().ravel() for momentum in momenta])
+
+
+def _average_gradient(world: World, model: Model, batches: Sequence[_Batch]) -> NDArray[np.float32]:
+    """The average of the ranks' gradients, each computed alone, by MPI."""
+    alone = _Training(world, "none", model, "none", batches)
+    alone.step()
+    total = world.sum(alone.first_gradient())
+    total /= world.size
+    return total
+
+
+def _check(world: World, way: str, model: str, gradient: NDArray[np.float32], average: NDArray[np.float32]) -> None:
+    error = float(np.linalg.norm(gradient - average) / np.linalg.norm(average))
+    if world.size > 1 and way == "none":
+        problem = "the ranks have the same gradients, so nothing shows" if error < 100 * _TOLERANCE else None
+    else:
+        problem = None if error <= _TOLERANCE else f"the gradient is off by {100 * error:.3g} %"
+    if problem := world.all_agree(problem):
+        raise WrongSum(f"{way} on {model}: {problem}; its times are worth nothing")

@@ -1,0 +1,171 @@
+"""Both commands of the benchmark, for some seconds: every peer that is installed shows up, with right sums and times."""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.world import WORLD
+
+from hvdlite.bench import team
+from hvdlite.bench.__main__ import main
+from hvdlite.bench.peers import PEERS
+from hvdlite.bench.training import WAYS
+from hvdlite.bench.world import World
+
+RANKS = (2,)
+
+
+def records_of(*words):
+    """What a command wrote, on all ranks."""
+    folder = tempfile.TemporaryDirectory() if WORLD.rank == 0 else None
+    path = WORLD.bcast(f"{folder.name}/out.jsonl" if folder else None)
+    assert main([*words, "--output", path]) == 0
+    WORLD.Barrier()
+    records = [json.loads(line) for line in Path(path).read_text().splitlines()]
+    WORLD.Barrier()
+    if folder:
+        folder.cleanup()
+    return records
+
+
+def measured(records, **wanted):
+    found = [record for record in records if record["record"] == "measurement"]
+    return {record["peer"]: record for record in found if wanted.items() <= record.items()}
+
+
+def present(records):
+    return {record["peer"] for record in records if record["record"] == "peer" and record["absent"] is None}
+
+
+def check_times(records):
+    for record in records:
+        if record["record"] == "measurement" and record["case"] != "idle":
+            assert 0 < record["min"] <= record["median"] <= record["max"], record
+            assert record["samples"] >= len(record["rounds"]) >= 3, record
+
+
+def test_collectives():
+    words = ["--seconds", "2", "--cases", "idle,allreduce,small", "--sizes", "4,64K", "--tensors", "50"]
+    records = records_of("collectives", *words)
+    assert records[0]["record"] == "run"
+    assert records[0]["arguments"] == " ".join(["collectives", *words])
+    everybody = {name for name, kind in PEERS.items() if kind.by_default and kind.missing() is None}
+    assert {"hvdlite", "hvdlite-out", "mpi4py"} <= everybody <= present(records)
+    check_times(records)
+    ceilings = {"memcpy", "rewrite"}
+    for nbytes in (4, 64 << 10):
+        for cache in ("warm", "cold"):
+            found = measured(records, case="allreduce", bytes=nbytes, cache=cache)
+            assert found.keys() == everybody - {"hvdlite-grouped", "mpi4py-blocking"} | ceilings
+            assert all(record["busbw"] == pytest.approx(nbytes / record["median"], rel=1e-4) for record in found.values())
+            ours = found["hvdlite"]
+            assert ours["percent_of_memcpy"] == pytest.approx(100 * found["memcpy"]["median"] / ours["median"], rel=1e-4)
+    for case in ("small", "small_submit"):
+        assert measured(records, case=case).keys() == everybody - {"hvdlite-out"}
+    check_submitting(records, "small", 1)
+
+
+def check_submitting(records, case, parts):
+    """Submitting is a part of the whole."""
+    for peer, record in measured(records, case=f"{case}_submit").items():
+        assert record["min"] <= measured(records, case=case)[peer]["max"] / parts
+
+
+def test_gradients():
+    records = records_of("collectives", "--seconds", "1", "--cases", "gradients", "--peers", "hvdlite,hvdlite-grouped,mpi4py")
+    check_times(records)
+    whole = measured(records, case="gradients", tensors=161, bytes=4 * 25_557_032)
+    assert whole.keys() == {"hvdlite", "hvdlite-grouped", "mpi4py", "memcpy", "rewrite"}
+    assert measured(records, case="gradients_submit").keys() == whole.keys() - {"memcpy", "rewrite"}
+    check_submitting(records, "gradients", 161)
+
+
+def test_a_chosen_peer_through_the_door_for_numpy():
+    records = records_of("collectives", "--seconds", "1", "--sizes", "1K", "--cases", "allreduce", "--peers", "hvdlite-numpy")
+    assert present(records) == {"hvdlite-numpy"}
+    assert measured(records, cache="warm").keys() == {"hvdlite-numpy", "memcpy", "rewrite"}
+
+
+def test_training():
+    pytest.importorskip("torch")
+    records = records_of("training", "--seconds", "2", "--models", "linear200")
+    ways = {name for name, way in WAYS.items() if way.missing() is None}
+    assert {"none", "hvdlite", "ddp"} <= ways <= present(records)
+    check_times(records)
+    for zero_grad in ("none", "zero"):
+        found = measured(records, case="training", model="linear200", zero_grad=zero_grad)
+        assert found.keys() == ways
+        for way, record in found.items():
+            assert record["gradient_bytes"] == 200 * (32 * 32 + 32) * 4
+            assert ("overhead_percent" in record) == (way != "none")
+
+
+class Forgetful(PEERS["mpi4py"]):
+    """Leaves the last rank's array as it was."""
+
+    name = "forgetful"
+
+    def blocking(self, array):
+        reduce = super().blocking(array)
+
+        def call():
+            mine = array.copy()
+            reduce()
+            if WORLD.rank == WORLD.size - 1:
+                array[:] = mine
+
+        return call
+
+
+class Broken(PEERS["mpi4py"]):
+    """Starts on no rank but the first."""
+
+    name = "broken"
+
+    def __init__(self, world):
+        if world.rank > 0:
+            raise OSError("no such device")
+
+
+def test_a_wrong_sum_ends_the_run_on_all_ranks(monkeypatch):
+    monkeypatch.setattr(team, "PEERS", {"mpi4py": PEERS["mpi4py"], "forgetful": Forgetful})
+    world = World()
+    with pytest.raises(team.WrongSum, match=r"forgetful: rank 1: the sum of 16 KiB is wrong"):
+        team.Team(world, None)
+    world.close()
+
+
+def test_a_peer_that_does_not_start_is_absent_on_all_ranks(monkeypatch):
+    monkeypatch.setattr(team, "PEERS", {"broken": Broken, "mpi4py": PEERS["mpi4py"]})
+    world = World()
+    found = team.Team(world, None)
+    assert [peer.name for peer in found.peers] == ["mpi4py"]
+    assert found.records[0]["absent"] == "rank 1: it does not start: no such device"
+    found.close()
+    world.close()
+
+
+def test_horovod_takes_part_where_it_is_installed(monkeypatch):
+    pytest.importorskip("torch")
+    import hvdlite.torch
+
+    monkeypatch.setitem(sys.modules, "horovod.torch", hvdlite.torch)  # which has the same names
+    monkeypatch.setattr(team, "PEERS", {"horovod": PEERS["horovod"]})
+    world = World()
+    found = team.Team(world, ["horovod"])  # whose sums are checked there
+    assert [(record["peer"], record["absent"]) for record in found.records] == [("horovod", None)]
+    found.close()
+    assert not hvdlite.is_initialized()
+    world.close()
+
+
+def test_the_ranks_start_together():
+    world = World()
+    starts = np.array([world.gate.wait() for _ in range(200)])
+    everyone = np.array(world.everyone(starts))
+    assert np.all(np.diff(starts) > 0)
+    assert np.median(np.ptp(everyone, axis=0)) < 20_000  # ns; a message takes part of that, a wrong start much more
+    world.close()

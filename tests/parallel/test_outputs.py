@@ -1,0 +1,70 @@
+"""New tensors as results of large operations: each its own, and in recycled memory."""
+
+import numpy as np
+import pytest
+from support.world import WORLD
+
+torch = pytest.importorskip("torch")
+
+RANK, SIZE = WORLD.rank, WORLD.size
+RANKS = (1, 2, 3)
+COUNT = 1 << 19  # 2 MiB of float32
+
+
+def make(framework, value):
+    return torch.full((COUNT,), float(value)) if framework == "torch" else np.full(COUNT, value, np.float32)
+
+
+def pointer(tensor):
+    return tensor.data_ptr() if isinstance(tensor, torch.Tensor) else tensor.__array_interface__["data"][0]
+
+
+@pytest.mark.parametrize("framework", ["numpy", "torch"])
+def test_results_that_live_are_apart(hvd, framework):
+    values = [make(framework, (step + 1) * (RANK + 1)) for step in range(6)]
+    outputs = [hvd.allreduce(value, op=hvd.Sum, name=f"apart.{step}") for step, value in enumerate(values)]
+    outputs += [hvd.broadcast(value, SIZE - 1, name=f"apart.{step}") for step, value in enumerate(values)]
+    assert len({pointer(output) for output in outputs} | {pointer(value) for value in values}) == 18
+    for step in range(6):
+        assert (outputs[step] == (step + 1) * SIZE * (SIZE + 1) / 2).all()
+        assert (outputs[6 + step] == (step + 1) * SIZE).all()
+        assert (values[step] == (step + 1) * (RANK + 1)).all()
+
+
+@pytest.mark.parametrize("framework", ["numpy", "torch"])
+def test_the_memory_of_a_dropped_result_is_used_again(hvd, framework):
+    value = make(framework, RANK)
+    places = set()
+    for _ in range(5):
+        for output in (
+            hvd.allreduce(value, op=hvd.Sum),
+            hvd.broadcast(value, 0),
+            hvd.grouped_allreduce([value], op=hvd.Sum)[0],
+        ):
+            places.add(pointer(output))
+        del output
+    assert len(places) <= 4  # up to three results live at a time
+
+
+def test_a_result_may_be_the_next_input(hvd):
+    tensor = make("torch", 1)
+    for _ in range(8):
+        tensor = hvd.allreduce(tensor, op=hvd.Average)
+    assert (tensor == 1).all()
+
+
+def test_results_take_part_in_autograd(hvd):
+    output = hvd.allreduce(make("torch", RANK), op=hvd.Sum).requires_grad_(True)
+    (output * 3).sum().backward()
+    assert (output.grad == 3).all()
+    with torch.no_grad():
+        output.add_(1)
+    assert (output == SIZE * (SIZE - 1) / 2 + 1).all()
+
+
+def test_a_dropped_handle_keeps_the_memory_until_the_operation_ended(hvd):
+    late = make("torch", RANK)
+    hvd.allreduce_async(late, op=hvd.Sum, name="dropped")
+    others = [hvd.allreduce(make("torch", step), op=hvd.Sum, name=f"kept.{step}") for step in range(4)]
+    for step, output in enumerate(others):
+        assert (output == step * SIZE).all()

@@ -1,0 +1,158 @@
+"""Emulated hosts on this machine: jobs whose ranks find different host names, networks, processes and shared memory.
+
+    with emulated_hosts(2, rate_mbit=1000, delay_us=1000) as hosts:
+        job = hosts.run([2, 1], "import hvdlite; ...")
+
+The hosts are namespaces, joined by a switch in user space (tests/native/hosts, compiled when first needed). They live as long
+as the block, or this process, or `ttl` seconds, whichever ends first, and take everything that runs on them along.
+mpirun runs on a further host, the front, and starts its daemons through a script that enters a host where ssh would log in.
+"""
+
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from support.job import JobResult, find_mpirun, launcher_is_hydra, run_job
+
+ROOT = Path(__file__).parents[2]
+SOURCES = ROOT / "tests" / "native" / "hosts"
+NOT_ALLOWED = 77  # the program's exit code where the machine or container does not let it
+NETWORK = "10.77.0.0/24"
+NAMESPACES = ("--mount", "--uts", "--ipc", "--net", "--pid")
+MPIRUN_OPTIONS = (
+    *("--prtemca", "prte_if_include", NETWORK, "--mca", "btl_tcp_if_include", NETWORK),
+    *("--mca", "pml", "ob1", "--mca", "btl", "self,sm,tcp", "--mca", "osc", "^ucx"),
+    # More ranks than cores, usually: a rank that waits inside MPI (init, mpi4py) lets others run.
+    *("--mca", "mpi_yield_when_idle", "1", "--bind-to", "none"),
+)
+
+
+class EmulatedHosts:
+    """Hosts that are up; made by emulated_hosts()."""
+
+    def __init__(self, program: "subprocess.Popen[str]") -> None:
+        self._program = program
+        pids = self._answer().split()
+        self._front, self._pids = pids[0], pids[1:]
+
+    def shape(self, rate_mbit: float = 0.0, delay_us: float = 0.0, jitter_us: float = 0.0) -> None:
+        """Gives all links a rate (0: unlimited), all ways a delay from host to host and at most so much jitter."""
+        assert self._program.stdin is not None
+        print(rate_mbit, delay_us, jitter_us, file=self._program.stdin, flush=True)
+        self._answer()
+
+    def run(
+        self,
+        ranks: int | Sequence[int],
+        program: str | Path,
+        env: Mapping[str, str] | None = None,
+        args: Sequence[str] = (),
+        timeout: float = 60.0,
+        interleaved: bool = False,
+    ) -> JobResult:
+        """Runs a script (see run_job) with so many ranks on each host.
+
+        Args:
+            ranks: on every host, or on each.
+            program: the path of a file, or the program's text.
+            env: changes to the environment, on all hosts.
+            args: for the program.
+            timeout: seconds until all processes of the job are killed.
+            interleaved: ranks go to the hosts in turn; otherwise each host has consecutive ranks.
+        """
+        each, options = self.placement(ranks, interleaved)
+        return run_job(program, sum(each), timeout, args, env, options, self)
+
+    def placement(self, ranks: int | Sequence[int], interleaved: bool = False) -> tuple[list[int], list[str]]:
+        """Ranks on each host, and the options by which mpirun puts them there."""
+        each = [ranks] * len(self._pids) if isinstance(ranks, int) else list(ranks)
+        assert len(each) <= len(self._pids), f"{len(each)} hosts wanted, {len(self._pids)} are up"
+        slots = ",".join(f"h{host}:{count}" for host, count in enumerate(each))
+        return each, ["--host", slots, "--map-by", "node" if interleaved else "slot", *MPIRUN_OPTIONS]
+
+    def on_front(self, command: Sequence[str], environment: Mapping[str, str], folder: Path) -> list[str]:
+        """The mpirun command such that it runs on the front and its daemons get this environment on the hosts."""
+        agent = folder / "agent"
+        pids = "\n".join(f"  h{host}) pid={pid} ;;" for host, pid in enumerate(self._pids))
+        # As over ssh, nothing of mpirun's own environment goes along. TMPDIR: paths that MPI makes of process ids are unique
+        # within a host only.
+        variables = shlex.join(f"{name}={value}" for name, value in {**environment, "TMPDIR": "/dev/shm/tmp"}.items())
+        agent.write_text(
+            f'#!/bin/sh\ncase "$1" in\n{pids}\n  *) exit 255 ;;\nesac\nshift\n'
+            f'exec nsenter --target "$pid" {" ".join(NAMESPACES)} env -i {variables} sh -c "$*"\n'
+        )
+        agent.chmod(0o755)
+        enter = ["nsenter", "--target", self._front, *NAMESPACES, "env", f"--chdir={Path.cwd()}", "TMPDIR=/dev/shm/tmp"]
+        return [*enter, command[0], "--prtemca", "plm_ssh_agent", str(agent), *command[1:]]
+
+    def _answer(self) -> str:
+        assert self._program.stdout is not None
+        line = self._program.stdout.readline()
+        if line:
+            return line
+        code = self._program.wait()
+        assert self._program.stderr is not None
+        text = self._program.stderr.read().strip()
+        if code == NOT_ALLOWED:
+            pytest.skip(f"no emulated hosts here: {text}")
+        raise RuntimeError(f"the emulated hosts ended with {code}: {text}")
+
+
+@contextmanager
+def emulated_hosts(
+    n: int, rate_mbit: float = 0.0, delay_us: float = 0.0, jitter_us: float = 0.0, ttl: float = 300.0
+) -> Iterator[EmulatedHosts]:
+    """n hosts and the front, joined by links of this shape; skips the test where this machine cannot have them."""
+    why_not = _obstacle()
+    if why_not:
+        pytest.skip(f"no emulated hosts here: {why_not}")
+    program = subprocess.Popen(
+        [_compiled(), str(n), str(ttl)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # Ctrl-C is for the test, which then ends this
+    )
+    try:
+        hosts = EmulatedHosts(program)
+        hosts.shape(rate_mbit, delay_us, jitter_us)
+        yield hosts
+    finally:
+        program.communicate()  # closes its stdin, by which it ends
+
+
+def _obstacle() -> str:
+    """Why this machine cannot have emulated hosts, as far as can be told without trying."""
+    if os.geteuid() != 0:
+        return "only root can make network namespaces"
+    for tool in ("nsenter", "c++"):
+        if shutil.which(tool) is None:
+            return f"there is no {tool} on PATH"
+    if not Path("/dev/net/tun").exists():
+        return "the switch needs /dev/net/tun"
+    try:
+        find_mpirun()
+    except FileNotFoundError as error:
+        return str(error)
+    return "MPICH's launcher does not start ranks through a script of ours" if launcher_is_hydra() else ""
+
+
+def _compiled() -> str:
+    """The program, compiled anew if its sources have changed."""
+    sources = sorted(SOURCES.iterdir())
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
+    program = ROOT / "build" / "tests" / f"hosts-{digest}"
+    if not program.exists():
+        program.parent.mkdir(parents=True, exist_ok=True)
+        own = program.with_suffix(f".{os.getpid()}")
+        units = [str(path) for path in sources if path.suffix == ".cc"]
+        subprocess.run(["c++", "-std=c++20", "-O2", *units, "-o", str(own)], check=True)
+        own.rename(program)
+    return str(program)

@@ -1,0 +1,299 @@
+"""The benchmark's arithmetic, tables, arguments and launching; what it measures is tried in tests/parallel/test_bench.py."""
+
+import sys
+from math import prod
+
+import pytest
+
+from hvdlite.bench import launch, measure, report, tables
+from hvdlite.bench.__main__ import main
+from hvdlite.bench.collectives import DEFAULT_SIZES, effort_of
+from hvdlite.bench.machine import last_level_cache
+from hvdlite.bench.measure import Effort
+from hvdlite.bench.models import resnet50_shapes
+from hvdlite.bench.peers import PEERS, installed
+from hvdlite.bench.team import contribution, expected_sum
+from hvdlite.bench.world import cores_per_rank
+
+MIB = 1 << 20
+
+
+# --- statistics -------------------------------------------------------------------------------------------------------
+
+
+def test_summary():
+    assert report.summary([3.0, 1.0, 2.0, 10.0]) == {"median": 2.5, "min": 1.0, "max": 10.0}
+
+
+def test_bandwidths_are_those_of_nccl_tests():
+    assert report.bandwidths(64 * MIB, 2, 0.5) == {"algbw": 128.0 * MIB, "busbw": 128.0 * MIB}
+    assert report.bandwidths(64 * MIB, 4, 0.5) == {"algbw": 128.0 * MIB, "busbw": 192.0 * MIB}
+    assert report.bandwidths(64 * MIB, 1, 0.5)["busbw"] == 0
+
+
+def test_ratios_pair_the_rounds():
+    # In the second round the machine was ten times slower for both: that is no difference between them.
+    assert report.ratios([2.0, 30.0, 4.0], [1.0, 10.0, 1.0]) == {"median": 3.0, "min": 2.0, "max": 4.0}
+    assert report.overheads([1.5, 11.0], [1.0, 10.0]) == pytest.approx({"median": 30.0, "min": 10.0, "max": 50.0})
+
+
+@pytest.mark.parametrize(
+    ("path", "two", "four"),
+    [
+        ("floor", 2.0, 2.0),
+        ("private", 4.0, 4.5),
+        ("packed", 5.5, 5.25),
+        ("mpi_single_copy", 3.5, 5.25),
+        ("mpi_two_copies", 4.5, 6.75),
+        ("horovod", 10.5, 12.75),
+    ],
+)
+def test_issued_loads_and_stores(path, two, four):
+    assert (report.ISSUED[path](2), report.ISSUED[path](4)) == (two, four)
+
+
+def test_the_bound_follows_from_a_copy_by_all_ranks():
+    assert report.bound_seconds("floor", 2, 3.5e-3) == 3.5e-3
+    assert report.bound_seconds("private", 2, 3.5e-3) == 7e-3
+    reached = report.percentages(4.375e-3, 2, {"memcpy": 3.5e-3, "rewrite": 1.75e-3})
+    assert reached == pytest.approx({"percent_of_memcpy": 80.0, "percent_of_rewrite": 40.0, "percent_of_bound": 160.0})
+    assert report.percentages(1.0, 2, {}) == {}
+
+
+# --- records ----------------------------------------------------------------------------------------------------------
+
+RUN = {
+    "record": "run",
+    "ranks": 2,
+    "bind": "core",
+    "cpus": 2,
+    "cpu": "a CPU",
+    "load": 0.1,
+    "versions": {"hvdlite": "1"},
+}
+COMMON = {"bytes": MIB, "ranks": 2, "bind": "core", "cache": "warm"}
+
+
+def group(**rounds):
+    return report.with_percentages([report.measurement("allreduce", peer, rounds[peer], 1, **COMMON) for peer in rounds])
+
+
+def test_a_measurement_keeps_what_is_needed_to_compare_it():
+    record = report.measurement("allreduce", "hvdlite", [[1.0, 3.0, 2.0], [4.0, 4.0, 5.0]], 7, **COMMON)
+    assert record == {
+        "record": "measurement",
+        "case": "allreduce",
+        "peer": "hvdlite",
+        **COMMON,
+        "median": 3.5,
+        "min": 1.0,
+        "max": 5.0,
+        "samples": 6,
+        "calls": 7,
+        "rounds": [2.0, 4.0],
+        "algbw": MIB / 3.5,
+        "busbw": MIB / 3.5,
+    }
+
+
+def test_records_survive_the_file_to_six_digits():
+    [record] = report.read_lines([report.to_line({"a": 1.23456789e-7, "b": [2 / 3], "c": None, "d": {"e": 3}}), ""])
+    assert record == {"a": 1.23457e-7, "b": [0.666667], "c": None, "d": {"e": 3}}
+
+
+def test_percentages_come_from_the_ceilings_of_the_same_group():
+    ours, memcpy = group(hvdlite=[[4.0]], memcpy=[[2.0]])
+    assert (ours["percent_of_memcpy"], ours["percent_of_bound"]) == (50.0, 100.0)
+    assert "percent_of_memcpy" not in memcpy
+
+
+def test_overheads_are_against_the_training_without_communication():
+    steps = {"none": [[1.0], [2.0]], "hvdlite": [[1.1], [2.4]]}
+    records = report.with_percentages([report.measurement("training", peer, rounds, 5) for peer, rounds in steps.items()])
+    assert "overhead_percent" not in records[0]
+    assert records[1]["overhead_percent"] == pytest.approx({"median": 15.0, "min": 10.0, "max": 20.0})
+
+
+# --- numbers for people -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.123e-6, "123 ns"),
+        (1.5e-6, "1.50 µs"),
+        (12.34e-6, "12.3 µs"),
+        (0.9996e-3, "1.00 ms"),
+        (2.0, "2.00 s"),
+        (0.0, "0.00 ns"),
+    ],
+)
+def test_times_have_three_digits(seconds, text):
+    assert report.format_seconds(seconds) == text
+
+
+def test_sizes_are_written_as_they_are_read():
+    assert [report.format_bytes(size) for size in (4, 64 << 10, 64 * MIB, 102_228_128)] == [
+        "4 B",
+        "64 KiB",
+        "64 MiB",
+        "97.5 MiB",
+    ]
+    assert [report.parse_bytes(report.short_bytes(size)) for size in DEFAULT_SIZES] == list(DEFAULT_SIZES)
+    assert DEFAULT_SIZES[0] == 4
+    assert DEFAULT_SIZES[-1] == 64 * MIB
+
+
+@pytest.mark.parametrize("text", ["0", "6", "-4", "4X", "", "M"])
+def test_bad_sizes_are_refused(text):
+    with pytest.raises(ValueError, match=r"size|invalid literal"):
+        report.parse_bytes(text)
+
+
+def test_the_tables_compare_and_name_the_absent():
+    records = [
+        RUN,
+        {"record": "peer", "peer": "horovod", "absent": "it is not installed", "version": ""},
+        *group(hvdlite=[[2e-3], [4e-3]], mpi4py=[[1e-3], [8e-3]], memcpy=[[1.5e-3], [1.5e-3]]),
+    ]
+    text = tables.tables(records)
+    assert "Not there: horovod (it is not installed)." in text
+    assert "busy" not in text
+    [times] = [line for line in text.splitlines() if "3.00 (2.00..4.00) ms" in line]
+    assert [cell.strip() for cell in times.split("|")[1:4]] == ["1 MiB warm", "3.00 (2.00..4.00) ms", "4.50 (1.00..8.00) ms"]
+    [ratios] = [line for line in text.splitlines() if "1.25 (0.50..2.00)" in line]
+    assert [cell.strip() for cell in ratios.split("|")[1:-1]] == ["1 MiB warm", "1.25 (0.50..2.00)", "50 %", "", "100 %"]
+
+
+def test_a_busy_machine_is_mentioned():
+    assert "do not trust" in tables.tables([{**RUN, "load": 3.0}])
+
+
+# --- effort -----------------------------------------------------------------------------------------------------------
+
+
+def test_short_calls_are_timed_back_to_back():
+    effort = Effort(sample_seconds=50e-6, most_calls=100)
+    assert [measure.calls_per_sample(seconds, effort) for seconds in (1e-3, 50e-6, 1.1e-6, 0.1e-6)] == [1, 1, 46, 100]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 64])
+def test_sums_of_sums_stay_finite(ranks):
+    assert 16.0 * float(ranks) ** effort_of("warm", ranks).most_calls < 3e38
+
+
+def test_cold_samples_are_single_calls():
+    assert measure.calls_per_sample(1e-6, effort_of("cold", 2)) == 1
+
+
+def test_rounds_fill_the_time():
+    effort = Effort(0, 1, most_rounds=40)
+    assert [measure.rounds_within(seconds, [0.1, 0.3], effort) for seconds in (0.1, 4.0, 100.0)] == [3, 10, 40]
+
+
+def test_no_peer_keeps_its_place_or_its_neighbour():
+    orders = [measure.order_of_round(number, 4) for number in range(8)]
+    assert all(sorted(order) == [0, 1, 2, 3] for order in orders)
+    assert [sorted(order[place] for order in orders) for place in range(4)] == [[0, 0, 1, 1, 2, 2, 3, 3]] * 4
+    followers = {order[order.index(0) + 1] for order in orders if order[-1] != 0}
+    assert len(followers) > 1
+
+
+# --- the machine and the ranks ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("affinities", "rank", "cores"),
+    [([[0], [1]], 1, 1), ([[0, 1], [0, 1]], 0, 1), ([[0, 1], [2, 3]], 1, 2), ([[0, 1, 2, 3]] * 2, 0, 2), ([[0]] * 3, 2, 1)],
+)
+def test_cores_are_shared_fairly(affinities, rank, cores):
+    assert cores_per_rank(affinities, rank) == cores
+
+
+def test_the_last_level_cache_has_a_size():
+    assert last_level_cache() >= 256 << 10
+
+
+def test_sums_can_only_be_right_if_every_rank_took_part():
+    sums = [expected_sum(ranks, 1000) for ranks in (1, 2, 3)]
+    assert sums[1].tolist() == (contribution(0, 1000) + contribution(1, 1000)).tolist()
+    assert all((sums[2] != other).any() for other in (sums[0], sums[1], contribution(2, 1000) * 3))
+
+
+def test_resnet50_has_161_parameters():
+    shapes = resnet50_shapes()
+    assert len(shapes) == 161
+    assert sum(map(prod, shapes)) == 25_557_032
+    assert (shapes[0], shapes[-1]) == ((1000,), (64, 3, 7, 7))
+
+
+def test_absent_peers_say_why(monkeypatch):
+    assert installed("json", "") is None
+    assert installed("horovod_of_nobody.torch", "pip install it") == "horovod_of_nobody.torch is not installed (pip install it)"
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert PEERS["gloo"].missing() == PEERS["horovod"].missing() == "torch is not installed (pip install torch)"
+    assert {"hvdlite", "hvdlite-out", "mpi4py"} <= {name for name, kind in PEERS.items() if kind.missing() is None}
+
+
+# --- the command line -------------------------------------------------------------------------------------------------
+
+
+def test_each_mpirun_gets_its_own_words():
+    ours = launch.mpirun_command("mpirun", "mpirun (Open MPI) 5.0.11", 4, "core", root=True)
+    assert " ".join(ours) == "mpirun --allow-run-as-root --oversubscribe --bind-to core:overload-allowed -n 4"
+    assert launch.mpirun_command("mpirun", "mpirun (Open MPI) 4.1.4", 2, "none", root=False)[1:] == [
+        "--oversubscribe",
+        "--bind-to",
+        "none",
+        "-n",
+        "2",
+    ]
+    theirs = launch.mpirun_command("mpirun", "HYDRA build details:", 2, "core", root=True)
+    assert " ".join(theirs) == "mpirun -bind-to core -n 2"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["collectives", "--sizes", "4,6"], "'6' is no size for float32"),
+        (["collectives", "--peers", "nccl"], "nccl: not among hvdlite, "),
+        (["training", "--models", "vgg"], "vgg: not among mlp25m, "),
+        (["collectives", "--bind", "socket"], "invalid choice: 'socket'"),
+    ],
+)
+def test_wrong_arguments_are_explained(capsys, words, said):
+    with pytest.raises(SystemExit, match="2"):
+        main(words)
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("words", "said"), [(["-n", "3"], "has started 2 ranks"), (["--bind", "core"], "which binds them")])
+def test_ranks_of_a_launcher_are_not_started_again(monkeypatch, capsys, words, said):
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    with pytest.raises(SystemExit, match="2"):
+        main(["collectives", *words])
+    assert said in capsys.readouterr().err
+
+
+def test_what_is_missing_is_said_before_anything_runs(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(SystemExit, match="2"):
+        main(["training"])
+    assert "torch is not installed (pip install 'hvdlite[torch]')" in capsys.readouterr().err
+
+
+def test_tables_and_pictures_of_a_file(tmp_path, capsys):
+    lines = tmp_path / "run.jsonl"
+    records = [RUN, *group(hvdlite=[[2e-3], [4e-3]], mpi4py=[[1e-3], [8e-3]], memcpy=[[1.5e-3], [1.5e-3]])]
+    lines.write_text("".join(report.to_line(record) + "\n" for record in records))
+    assert main(["table", str(lines)]) == 0
+    assert "| 1 MiB warm |" in capsys.readouterr().out
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "run.png"
+    assert main(["plot", str(lines), str(picture)]) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_file_that_is_not_there_is_an_error_in_one_line(capsys):
+    assert main(["table", "nowhere.jsonl"]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
