@@ -59,12 +59,14 @@ class Place:
         return torch.frombuffer(piece, dtype=self._dtype).as_strided_(self._shape, self._strides)
 
     def move_in(self, param: torch.Tensor) -> None:
-        """Moves a gradient that autograd has just stored to this place, unless somebody else has an eye on it."""
+        """Moves a gradient that autograd has made to this place, unless somebody else has an eye on it."""
         grad = param.grad
         if type(grad) is not torch.Tensor or grad.dtype is not self._dtype or grad.layout is not torch.strided:
             return
         if grad.shape != self._shape or grad.stride() != self._strides or grad.is_neg() or grad.requires_grad:
             return
+        if grad.untyped_storage().nbytes() != grad.nbytes:
+            return  # a part of something larger
         del grad
         if _references(param) > _UNSHARED:
             return

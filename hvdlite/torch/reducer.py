@@ -155,10 +155,10 @@ class Reducer:
         if self._unsettled:
             self.settle()
         grad = slot.param.grad
-        slot.fresh = grad is None
         if grad is None:
             if slot.dirty or slot.aside is not None:
                 slot.forget()  # somebody has reset it
+            slot.fresh = True
         elif not slot.dirty and slot.set_aside(grad):
             slot.fresh = True
             if not self._moved_aside:
@@ -169,8 +169,8 @@ class Reducer:
         """Backward has added to this gradient."""
         if current_task() != self._task:
             self._enter(slot)
-        if slot.fresh and slot.place is not None:
-            slot.place.move_in(slot.param)
+        if slot.fresh:
+            slot.move_in()
         stamp = self._stamp
         if slot.stamp == stamp:
             if slot.bucket is not None and slot.bucket.launched == stamp:
@@ -319,6 +319,9 @@ class Reducer:
         members = [member for bucket in dense for member in bucket.members]
         name = f"{self.settings.prefix}.plan{self._generation}.arena"
         self._arena, reason = make_places(name, members, self.settings.process_set)
+        for slot in self._slots.values():
+            if slot.dirty:
+                slot.move_in()
         if self._arena is None:
             level = logging.WARNING if wanted else logging.INFO
             logging.getLogger("hvdlite").log(level, f"gradients of {self.settings.prefix} are no views of an arena: {reason}")
@@ -407,6 +410,7 @@ class Reducer:
         written = [slot for slot in self._slots.values() if not slot.filled and slot.param.grad is not None]
         for slot in written:
             slot.dirty = True
+            slot.fresh = False
         self._reduce(strict=True)
         for slot in written:
             slot.filled = False  # what is there at the next step is the user's again

@@ -143,7 +143,7 @@ class Slot:
         stamp: the last pass in which backward produced this gradient.
         sparse_dim: sparse dimensions of the gradient, if it is sparse on any rank; otherwise None.
         place: in the arena, if there is one for this gradient.
-        fresh: does autograd make a new tensor of the increment that it is about to add?
+        fresh: is ``param.grad`` a tensor that autograd has made (or is about to make), and that was offered no place yet?
     """
 
     __slots__ = (
@@ -177,11 +177,17 @@ class Slot:
 
     def forget(self) -> None:
         """The user has reset the gradient: ``param.grad`` is None or all zeros."""
-        self.dirty = self.filled = False
+        self.dirty = self.filled = self.fresh = False
         self.aside = None
         self._zeroed = grad = self.param.grad
         if grad is not None:
             self._zeroed_version = grad._version
+
+    def move_in(self) -> None:
+        """Offers the gradient its place, once. Without a plan there are no places yet; it may come later."""
+        if self.fresh and self.place is not None:
+            self.fresh = False
+            self.place.move_in(self.param)
 
     def set_aside(self, grad: torch.Tensor) -> bool:
         """Keeps the increment that backward is about to make apart from `grad`, the finished ``param.grad``.

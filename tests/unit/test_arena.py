@@ -361,3 +361,40 @@ def test_a_rank_that_dies_between_two_operations_fails_the_next():
             return None
 
         in_threads(ranks, body)
+
+
+def test_a_prepared_group_notices_where_its_tensors_lie():
+    """Round 1: rank 1 has one tensor elsewhere; 2: rank 0 lacks a value; 3: the arena is closed."""
+    with ranks_with_arenas(3) as ranks:
+
+        def body(rank):
+            places = [view(rank, 100, offset=1024 * index) for index in range(3)]
+            float32 = int(code_of_name("float32"))
+            requests = [
+                (ALLREDUCE, f"p{index}", float32, (100,), 0, array.ctypes.data, SUM, 0, 0, 1.0, 1.0, "p", 3, index, (), -1, 0, 0)
+                for index, array in enumerate(places)
+            ]
+            group = rank.engine.prepare([(*request, rank.arena.id) for request in requests])
+            with pytest.raises(InvalidArgumentError, match="does not lie in arena"):
+                rank.engine.prepare([(*requests[0][:5], 4096, *requests[0][6:], rank.arena.id)])
+            ops = []
+            for turn in range(5):
+                arrays = list(places)
+                if turn == 1 and rank.rank == 1:
+                    arrays[1] = np.empty(100, np.float32)
+                if turn == 3:
+                    rank.arena.close()
+                for array in arrays:
+                    array[:] = rank.rank + turn
+                absent = [2] if turn == 2 and rank.rank == 0 else []
+                before = arena_ops(rank)
+                handle = rank.engine.submit_prepared(group, [array.ctypes.data for array in arrays], absent)
+                contributors, errors = rank.engine.wait_many([handle])
+                assert (contributors, errors) == ([3, 3, 2 if turn == 2 else 3], {})
+                for index, array in enumerate(arrays):
+                    assert np.all(array == 3 + 3 * turn - (2 if turn == 2 and index == 2 else 0)), f"tensor {index}, round {turn}"
+                ops.append(arena_ops(rank) - before)
+            return ops
+
+        # In round 1 the two that lie in the arena are one operation, the third is another.
+        assert in_threads(ranks, body) == [[1, 1, 1, 0, 0]] * 3

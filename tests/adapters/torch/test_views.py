@@ -8,6 +8,8 @@ import torch
 from mpi4py import MPI
 from reference import Pair, adam, assert_close, grads_of, mse, network, sgd
 
+from hvdlite.errors import InvalidArgumentError, MismatchError
+
 
 def arena_ops():
     from hvdlite.runtime import RUNTIME
@@ -66,12 +68,12 @@ def test_switched_off(hvd):
 
 def test_the_option_is_checked(hvd):
     model = network()
-    with pytest.raises(hvd.InvalidArgumentError, match="gradient_as_bucket_view must be True, False or None, got 'yes'"):
+    with pytest.raises(InvalidArgumentError, match="gradient_as_bucket_view must be True, False or None, got 'yes'"):
         hvd.DistributedOptimizer(sgd(model.parameters()), gradient_as_bucket_view="yes")
     with pytest.raises(TypeError):
         hvd.DistributedOptimizer(sgd(model.parameters()), None, None, 1, hvd.Average, 1.0, 0, None, False, hvd.global_process_set, True)
     optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), gradient_as_bucket_view=hvd.rank() == 0)
-    with pytest.raises(hvd.MismatchError, match="gradient_as_bucket_view is True on rank 0, but gradient_as_bucket_view is False"):
+    with pytest.raises(MismatchError, match="gradient_as_bucket_view is True on rank 0, but gradient_as_bucket_view is False"):
         model(torch.zeros(1, 6, dtype=torch.float64)).sum().backward()
     del optimizer
 
@@ -163,7 +165,8 @@ def test_accumulation_without_reduction_stays_in_place(hvd):
             else:
                 mse(pair.model, *part).backward()
             mse(pair.twin, *whole).backward()
-            assert all(in_arena(grads_of(pair.model)))
+            planned = step > 0 or passes == 2  # the first reduction makes the places
+            assert all(in_arena(grads_of(pair.model))) == planned
         pair.check_grads()
         pair.step()
     pair.check_weights()
