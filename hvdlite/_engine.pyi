@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
+from hvdlite.errors import HvdliteError
+
 __version__: str
 
 @final
@@ -109,7 +111,7 @@ class Engine:
     def poll(self, handle: int) -> bool: ...
     def wait(self, handle: int) -> Result:
         """Waits, driving progress, handles signals, releases the handle, and raises if the operation failed."""
-    def wait_many(self, handles: Sequence[int]) -> tuple[list[int], dict[int, BaseException]]:
+    def wait_many(self, handles: Sequence[int]) -> tuple[list[int], dict[int, HvdliteError]]:
         """Waits for all operations behind these handles and releases them. For operations without output of the engine's.
 
         Returns the number of contributors of each, in order, -1 if it failed, and the exceptions of those by their place.

@@ -233,6 +233,13 @@ class Runtime:
         if error.code not in _HARMLESS:
             self._kept.append(memory)
 
+    def keep_unfinished(self, memory: object, number: int, code: int) -> None:
+        """Keeps the memory of a blocking operation that was left: in flight under its number, or failed with a code."""
+        if number and self.engine is not None:
+            self.park(self.engine, [number], memory)
+        elif code not in _HARMLESS:
+            self._kept.append(memory)
+
     def sweep(self) -> None:
         """Lets go of parked memory whose operations have ended."""
         for _ in range(len(self._parked)):
@@ -242,13 +249,12 @@ class Runtime:
                 return
             if engine is not self.engine:
                 continue  # its operations ended with it
-            while numbers and engine.poll(numbers[-1]):
-                try:
-                    engine.wait(numbers.pop())
-                except HvdliteError as error:
-                    self.keep_after(error, memory)
-            if numbers:
+            if not all(map(engine.poll, numbers)):
                 self._parked.append((engine, numbers, memory))
+                continue
+            _, errors = engine.wait_many(numbers)
+            for error in errors.values():
+                self.keep_after(error, memory)
 
 
 def _load_engine_class() -> "type[Engine]":

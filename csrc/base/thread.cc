@@ -45,6 +45,19 @@ void futex_wake_all(std::atomic<std::uint32_t>& word, FutexScope scope) {
   syscall(SYS_futex, &word, futex_op(FUTEX_WAKE, scope), INT_MAX, nullptr, nullptr, 0);
 }
 
+int spin_pauses_in(microseconds time) {
+  constexpr int kRounds = 5;  // the quickest counts: this thread may lose its processor in some
+  constexpr int kPauses = 64;
+  auto quickest = Clock::duration::max();
+  for (int round = 0; round < kRounds; ++round) {
+    const Clock::time_point start = Clock::now();
+    for (int i = 0; i < kPauses; ++i) spin_pause();
+    quickest = std::min(quickest, Clock::now() - start);
+  }
+  const auto one = std::max<std::int64_t>(1, Clock::duration(quickest).count());
+  return static_cast<int>(Clock::duration(time).count() * kPauses / one);
+}
+
 int CpuSet::count() const {
   int total = 0;
   for (const std::uint64_t word : words) total += std::popcount(word);

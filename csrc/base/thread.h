@@ -32,6 +32,17 @@ inline void spin_pause() {
 #endif
 }
 
+// How a rank waits for others, by the processors its host has for its ranks.
+struct Waiting {
+  microseconds spin{0};  // a waiting caller first polls without a pause for so long,
+  microseconds yield{
+      0};  // then lets others have its processor between two looks, and then it sleeps
+  bool core_to_spare =
+      false;  // there are two processors for each rank: its engine thread may poll, too
+};
+// How often spin_pause() fits into this time, as measured now.
+int spin_pauses_in(microseconds time);
+
 // One bit for each processor this thread may run on (the first 1024).
 struct CpuSet {
   static constexpr int kWords = 16;

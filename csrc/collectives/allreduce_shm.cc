@@ -16,15 +16,15 @@
 // this is right, and cannot deadlock), so that they stay in the cache, and a rank fills one while others reduce another.
 //
 // Smaller buffers take fewer steps:
-//   direct   up to kDirectBytes: everybody puts all of its contribution into its buffer, and folds all slices itself. One
+//   direct   up to a few KiB: everybody puts all of its contribution into its buffer, and folds all slices itself. One
 //            wait instead of two, p times the additions.
 //   inline   up to WindowFlags::kInlineBytes: the same, and contributions ride in the line of the flag that announces them.
 //
 // The buffer may be scattered over many parts: each step walks over the runs of its tile, straight from and to where the
 // user's tensors lie. Nothing is packed or unpacked.
 //
-// Cost for p ranks and S bytes, in bytes that each rank loads and stores: (2(p-1)/p fill + (p+2)/p reduce + 2(p-1)/p
-// drain) S = (5 - 2/p) S; and two waits for the slowest, overlapped with other tiles if there are several. direct: (2 + p + 1) S
+// Cost for p ranks and S bytes, in bytes that each rank loads and stores: (2(p-1)/p fill + (p+3)/p reduce + 2(p-1)/p
+// drain) S = (5 - 1/p) S; and two waits for the slowest, overlapped with other tiles if there are several. direct: (p + 3) S
 // and one wait. Bytes sent: none.
 //
 // In place: a rank's contribution to the others' slices is copied by its fill, that to its own is read by the pass that
@@ -98,6 +98,7 @@ class AllreduceTiles final : public TilePipeline {
         parts_(std::move(parts)),
         cut_(cut),
         direct_(direct),
+        gathered_(static_cast<std::size_t>(size())),
         inputs_(static_cast<std::size_t>(size())),
         filling_(parts_, reducer.result_bytes()),
         reducing_(parts_, reducer.result_bytes()),
@@ -132,10 +133,11 @@ class AllreduceTiles final : public TilePipeline {
     const Range mine = cut_.slice(tile, me());
     std::byte* const results = contribution(me(), tile, mine.offset);
     const std::size_t bytes = reducer_.result_bytes();
+    gather(tile, mine.offset);
     reducing_.walk(mine, [&](const void* input, void* output, std::size_t offset, std::size_t n) {
       if (output == nullptr && size() == 1) return;
-      collect(tile, mine.offset + offset);
-      std::byte* const own = contribution(me(), tile, mine.offset + offset);
+      collect(offset);
+      std::byte* const own = results + offset * reducer_.contribution_bytes();
       if (input == nullptr || reducer_.scaled()) {
         reducer_.contribute(own, input, n);
       } else {
@@ -153,9 +155,10 @@ class AllreduceTiles final : public TilePipeline {
   void drain(std::size_t tile) override {
     if (direct_) {
       const Range whole = cut_.tile(tile);
+      gather(tile, whole.offset);
       draining_.walk(whole, [&](const void*, void* output, std::size_t offset, std::size_t n) {
         if (output == nullptr) return;
-        collect(tile, whole.offset + offset);
+        collect(offset);
         reducer_.fold(&output, 1, inputs_.data(), size(), n);
       });
       return;
@@ -176,9 +179,15 @@ class AllreduceTiles final : public TilePipeline {
     return buffer(member, tile) +
            (element - cut_.tile(tile).offset) * reducer_.contribution_bytes();
   }
-  void collect(std::size_t tile, std::size_t element) {
+  // All members' contributions: from this element of the buffer on; from so many elements later on.
+  void gather(std::size_t tile, std::size_t element) {
     for (int member = 0; member < size(); ++member) {
-      inputs_[static_cast<std::size_t>(member)] = contribution(member, tile, element);
+      gathered_[static_cast<std::size_t>(member)] = contribution(member, tile, element);
+    }
+  }
+  void collect(std::size_t offset) {
+    for (std::size_t member = 0; member < inputs_.size(); ++member) {
+      inputs_[member] = gathered_[member] + offset * reducer_.contribution_bytes();
     }
   }
 
@@ -186,7 +195,8 @@ class AllreduceTiles final : public TilePipeline {
   std::vector<AllreducePart> parts_;
   Cut cut_;
   bool direct_;
-  std::vector<const void*> inputs_;  // of one fold, by member
+  std::vector<const std::byte*> gathered_;  // by member
+  std::vector<const void*> inputs_;         // of one fold, by member
   PartCursor filling_;
   PartCursor reducing_;
   PartCursor publishing_;
@@ -245,7 +255,7 @@ class AllreduceInline final : public SharedCollective {
 
 // Up to here one wait less is worth p-fold additions. A share of the tile, so that small tiles (of many ranks, of tests) behave
 // like large ones.
-std::size_t direct_bytes(std::size_t tile_bytes) { return tile_bytes / 32; }
+std::size_t direct_bytes(std::size_t tile_bytes) { return tile_bytes / 64; }
 
 }  // namespace
 

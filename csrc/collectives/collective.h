@@ -34,7 +34,7 @@ struct Tuning {
   kernels::Isa isa = kernels::Isa::kScalar;
   std::size_t segment_bytes = 256 * 1024;  // bytes of one pipelined segment
   // In shared memory: how often advance() polls again before it says "not yet" (0 where ranks share
-  // processors), and how many tiles it handles before it lets others advance.
+  // processors), and how many steps of tiles it does before it lets others advance.
   int spin = 0;
   int max_steps = 64;
   // Only orders of additions that do not depend on where an element lies in the buffer (allreduce_hierarchical).

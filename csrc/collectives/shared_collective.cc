@@ -144,8 +144,8 @@ bool TilePipeline::try_drain() {
 }
 
 std::size_t pipelined_tile(std::size_t bytes, std::size_t tile_bytes) {
-  constexpr std::size_t kOverlap = 4;
-  constexpr std::size_t kSmallest = 32 * 1024;
+  constexpr std::size_t kOverlap = 2;
+  constexpr std::size_t kSmallest = 64 * 1024;
   return std::min(tile_bytes, std::max(bytes / kOverlap, kSmallest));
 }
 

@@ -154,9 +154,11 @@ int hvdlite_engine_create_inproc(hvdlite_fabric* fabric, int rank, const hvdlite
     for (int peer = 0; peer < fabric->size; ++peer) {
       leaders[static_cast<std::size_t>(peer)] = transport->host_of(peer);
     }
-    adopt(std::make_unique<Engine>(
-              std::move(transport), topology_of(hvdlite::transport::place(leaders, rank)), knobs,
-              hvdlite::base::from_seconds(knobs.spin_us > 0 ? knobs.spin_us * 1e-6 : 0)),
+    const hvdlite::base::Waiting waiting = hvdlite::transport::choose_waiting(
+        knobs, hvdlite::base::allowed_cpus().count(), fabric->size);
+    adopt(std::make_unique<Engine>(std::move(transport),
+                                   topology_of(hvdlite::transport::place(leaders, rank)), knobs,
+                                   waiting),
           out);
   });
 }
@@ -170,7 +172,8 @@ int hvdlite_engine_create_mpi(const char* shim_path, const void* comm_address,
     hvdlite::transport::MpiWorld world = hvdlite::transport::open_mpi(
         shim_path, comm_address, knobs, hvdlite::engine::Ledger::bytes({}));
     const Topology topology = topology_of(world);
-    adopt(std::make_unique<Engine>(std::move(world.transport), topology, knobs, world.spin), out);
+    adopt(std::make_unique<Engine>(std::move(world.transport), topology, knobs, world.waiting),
+          out);
   });
 }
 

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdint>
 
 #include "kernels/kernels.h"
 
@@ -20,7 +21,7 @@ namespace {
 // While callers drive, the engine thread looks in only this often.
 constexpr microseconds kStandAside{20'000};
 // Longest sleeps; a ring of the doorbell ends them early.
-constexpr microseconds kSleepIdle{50'000};
+constexpr microseconds kSleepIdle{100'000};
 constexpr microseconds kSleepIdleNoBell{5'000};
 constexpr microseconds kSleepNegotiating{10'000};
 constexpr microseconds kSleepNegotiatingNoBell{200};
@@ -28,10 +29,12 @@ constexpr microseconds kSleepMovingData{200};
 constexpr microseconds kFirstSleep{20};
 // Without a bell a long wait is a wait for a slow rank: to look less often by this share of the time waited is not felt.
 constexpr double kPatience = 0.04;
+// An algorithm that waits for a flag polls for so long inside one pass: a few times what it takes a cache line to come over.
+constexpr microseconds kInnerSpin{3};
 // Time for messages to leave at shutdown.
 constexpr double kFlushSeconds = 1.0;
 
-collectives::Selection selection_of(const base::Config& config) {
+collectives::Selection selection_of(const base::Config& config, const base::Waiting& waiting) {
   collectives::Selection selection;
   selection.allreduce = config.allreduce_algorithm;
   selection.reducescatter = config.reducescatter_algorithm;
@@ -43,6 +46,7 @@ collectives::Selection selection_of(const base::Config& config) {
   selection.tuning.deterministic = config.deterministic;
   selection.recursive_doubling_max_bytes = config.recursive_doubling_max_bytes;
   selection.tuning.segment_bytes = config.segment_bytes;
+  if (waiting.spin.count() > 0) selection.tuning.spin = base::spin_pauses_in(kInnerSpin);
   selection.tuning.isa = kernels::best_isa();
   if (config.kernel_isa != "auto") {
     bool known = false;
@@ -75,13 +79,13 @@ void* make_fork_canary() {
 }  // namespace
 
 Engine::Engine(std::unique_ptr<transport::Transport> transport, Topology topology,
-               const base::Config& config, microseconds spin)
+               const base::Config& config, const base::Waiting& waiting)
     : transport_(std::move(transport)),
       topology_(topology),
       shared_(config,
               base::Logger(config.log_level, config.log_timestamps, topology.rank, topology.size)),
-      spin_(spin),
-      cycle_(*transport_, shared_, selection_of(config)),
+      waiting_(waiting),
+      cycle_(*transport_, shared_, selection_of(config, waiting)),
       fork_canary_(make_fork_canary()) {
   for (int peer = 0; peer < transport_->size(); ++peer) {
     bells_reach_all_ = bells_reach_all_ && transport_->reaches_by_bell(peer);
@@ -166,24 +170,38 @@ void Engine::give_token_back() {
   shared_.event.bump();
 }
 
-// With the token: passes until the completion is done, sleeping when there is nothing to do.
+// With the token: passes until the completion is done.
 void Engine::drive(const CompletionPtr& completion, Clock::time_point deadline) {
-  Clock::time_point spin_since = Clock::now();
-  while (completion->done.load(std::memory_order_acquire) == 0) {
-    const std::uint32_t bell = transport_->bell();
-    if (cycle_.pass(true)) {
-      spin_since = Clock::now();
-      continue;
-    }
-    const Clock::time_point now = Clock::now();
-    if (now >= deadline) return;
-    if (now - spin_since < spin_) {
-      base::spin_pause();
-      continue;
-    }
-    const auto rest = std::chrono::duration_cast<microseconds>(deadline - now);
-    transport_->wait(bell, std::min(rest, sleep_limit(cycle_.outlook())));
+  Stillness still;
+  while (completion->done.load(std::memory_order_acquire) == 0 &&
+         pass_or_pause(&still, deadline, microseconds::max())) {
   }
+}
+
+// With the token: one pass. If there was nothing to do a pause of at most limit, of a kind that depends on how long nothing has
+// moved: spin, yield, sleep. False once nothing has moved and the deadline is over. The clock is not read while things move.
+bool Engine::pass_or_pause(Stillness* still, Clock::time_point deadline, microseconds limit) {
+  const std::uint32_t seen = still->sleeps ? transport_->listen() : 0;
+  if (cycle_.pass(true)) {
+    if (still->sleeps) transport_->unlisten();
+    *still = {};
+    return true;
+  }
+  const Clock::time_point now = Clock::now();
+  if (still->sleeps) {
+    const auto rest = std::chrono::duration_cast<microseconds>(deadline - now);
+    transport_->wait(seen, std::min({rest, limit, sleep_limit(cycle_.outlook())}));
+    return now < deadline;
+  }
+  if (!still->since) still->since = now;
+  const auto lasted = now - *still->since;
+  still->sleeps = lasted >= waiting_.spin + waiting_.yield;
+  if (lasted < waiting_.spin) {
+    base::spin_pause();
+  } else if (!still->sleeps) {
+    sched_yield();
+  }
+  return now < deadline;
 }
 
 microseconds Engine::sleep_limit(const Outlook& outlook) const {
@@ -248,17 +266,32 @@ std::unique_ptr<ArenaDraft> Engine::create_arena(std::int32_t set, const std::st
 void Engine::run() {
   base::name_this_thread("hvdlite");
   base::sharpen_timers();
+  Clock::time_point moved_at = Clock::now();
+  bool moved = false;
+  bool moving_data = false;
   while (!stop_.load(std::memory_order_acquire)) {
     const std::uint32_t kicked = kick_.value();
     if (waiting_callers_.load(std::memory_order_seq_cst) > 0 || !try_take_token()) {
       kick_.wait(kicked, kStandAside);
       continue;
     }
-    const std::uint32_t bell = transport_->bell();
-    const bool moved = cycle_.pass(false);
+    // While it listens, those who ring it pay for it: not before a pass that will probably find something to do.
+    const bool spins =
+        moving_data && waiting_.core_to_spare && Clock::now() - moved_at < waiting_.spin;
+    const bool listens = !moved && !spins;
+    const std::uint32_t seen = listens ? transport_->listen() : 0;
+    moved = cycle_.pass(false);
     const Outlook outlook = cycle_.outlook();
     give_token_back();
-    if (!moved) transport_->wait(bell, sleep_limit(outlook));
+    moving_data = outlook.moving_data;
+    if (moved) moved_at = Clock::now();
+    if (!listens) {
+      base::spin_pause();
+    } else if (moved) {
+      transport_->unlisten();
+    } else {
+      transport_->wait(seen, sleep_limit(outlook));
+    }
   }
 }
 
@@ -275,11 +308,9 @@ void Engine::take_token_or_wait() {
 // With the token.
 void Engine::drive_until(bool (Engine::*done)(), double seconds) {
   const Clock::time_point deadline = Clock::now() + base::from_seconds(seconds);
+  Stillness still;
   while (!(this->*done)() && Clock::now() < deadline && !shared_.failure.happened()) {
-    const std::uint32_t bell = transport_->bell();
-    if (!cycle_.pass(true)) {
-      transport_->wait(bell, std::min(microseconds(1000), sleep_limit(cycle_.outlook())));
-    }
+    pass_or_pause(&still, deadline, microseconds(1000));
   }
 }
 

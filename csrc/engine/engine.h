@@ -10,6 +10,7 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <thread>
@@ -36,9 +37,8 @@ struct Submission {
 
 class Engine {
  public:
-  // spin: how long a waiting caller may poll without sleeping (0 where ranks share cores).
   Engine(std::unique_ptr<transport::Transport> transport, Topology topology,
-         const base::Config& config, base::microseconds spin);
+         const base::Config& config, const base::Waiting& waiting);
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -82,6 +82,12 @@ class Engine {
   bool usable_in_this_process() const;
 
  private:
+  // What a caller that drives knows of the passes since something last moved.
+  struct Stillness {
+    std::optional<base::Clock::time_point> since;
+    bool sleeps = false;  // so long that it sleeps between passes
+  };
+
   void require_accepting() const;
   SetDirectory::Info set_of(const RequestView& view) const;
   RequestPtr check(const RequestView& view, const SetDirectory::Info& set) const;
@@ -98,6 +104,7 @@ class Engine {
   void give_token_back();
   void drive(const CompletionPtr& completion, base::Clock::time_point deadline);
   void drive_until(bool (Engine::*done)(), double seconds);
+  bool pass_or_pause(Stillness* still, base::Clock::time_point deadline, base::microseconds limit);
   void take_token_or_wait();
   bool drained() { return cycle_.drained(); }
   bool said_goodbye() { return cycle_.say_goodbye(); }
@@ -111,7 +118,7 @@ class Engine {
   std::mutex interning_;
   Interner interner_;
   PreparedGroups prepared_;
-  base::microseconds spin_;
+  const base::Waiting waiting_;
   bool bells_reach_all_ = true;
   Cycle cycle_;
   void* fork_canary_ = nullptr;  // a page that reads as zero in a forked child

@@ -30,8 +30,7 @@ struct flock byte_of(int local_rank) {
 
 // One rank's part, on cache lines of its own.
 struct alignas(64) ControlPage::Slot {
-  std::atomic<std::uint32_t> bell;
-  std::atomic<std::uint32_t> sleepers;
+  Bell bell;
   alignas(64) std::atomic<std::uint32_t> state;
   base::CpuSet cpus;
   char cause[kCauseBytes];
@@ -59,24 +58,7 @@ ControlPage::ControlPage(std::unique_ptr<SharedMemory> memory, int local_size, i
   mine.state.store(kAlive, std::memory_order_release);
 }
 
-std::uint32_t ControlPage::bell() const {
-  return slot(local_rank_).bell.load(std::memory_order_seq_cst);
-}
-
-void ControlPage::wait(std::uint32_t seen, base::microseconds limit) {
-  Slot& mine = slot(local_rank_);
-  mine.sleepers.fetch_add(1, std::memory_order_seq_cst);
-  base::futex_wait(mine.bell, seen, limit, base::FutexScope::kHost);
-  mine.sleepers.fetch_sub(1, std::memory_order_seq_cst);
-}
-
-void ControlPage::ring(int local_rank) {
-  Slot& theirs = slot(local_rank);
-  theirs.bell.fetch_add(1, std::memory_order_seq_cst);
-  if (theirs.sleepers.load(std::memory_order_seq_cst) > 0) {
-    base::futex_wake_all(theirs.bell, base::FutexScope::kHost);
-  }
-}
+Bell& ControlPage::bell(int local_rank) const { return slot(local_rank).bell; }
 
 void ControlPage::announce_failure(const std::string& cause) {
   Slot& mine = slot(local_rank_);
@@ -84,7 +66,7 @@ void ControlPage::announce_failure(const std::string& cause) {
   std::memcpy(mine.cause, cause.data(), length);
   mine.cause[length] = '\0';
   mine.state.store(kFailed, std::memory_order_release);
-  for (int rank = 0; rank < local_size_; ++rank) ring(rank);
+  for (int rank = 0; rank < local_size_; ++rank) bell(rank).ring();
 }
 
 void ControlPage::announce_leaving() {

@@ -1,6 +1,6 @@
 // A page of memory that all ranks of one host share: doorbells, last words, and signs of life.
-// Thread: ring and the read-only members by any thread; the rest by the holder of the progress token. Owns: the memory.
-// Blocks: wait() only. Throws: Error(System) when made, if the system refuses; nothing later.
+// Thread: bell and the read-only members by any thread; the rest by the holder of the progress token. Owns: the memory.
+// Blocks: no. Throws: Error(System) when made, if the system refuses; nothing later.
 //
 // Each rank holds a POSIX record lock on its own byte of the memory's file; the kernel drops it when the process ends in
 // whatever way, and forked children do not inherit it.
@@ -12,6 +12,7 @@
 #include <string>
 
 #include "base/thread.h"
+#include "transport/bell.h"
 #include "transport/shared_memory.h"
 
 namespace hvdlite::transport {
@@ -25,9 +26,7 @@ class ControlPage {
   ControlPage(const ControlPage&) = delete;
   ControlPage& operator=(const ControlPage&) = delete;
 
-  std::uint32_t bell() const;
-  void wait(std::uint32_t seen, base::microseconds limit);
-  void ring(int local_rank);
+  Bell& bell(int local_rank) const;
 
   void announce_failure(const std::string& cause);
   void announce_leaving();

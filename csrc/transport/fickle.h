@@ -62,7 +62,8 @@ class FickleTransport final : public Transport {
   }
   bool messages_flushed() override { return below_->messages_flushed(); }
 
-  std::uint32_t bell() const override { return below_->bell(); }
+  std::uint32_t listen() override { return below_->listen(); }
+  void unlisten() override { below_->unlisten(); }
   void wait(std::uint32_t seen, std::chrono::microseconds limit) override {
     below_->wait(seen, limit);
   }

@@ -70,52 +70,15 @@ class Endpoint final : public Transport {
     check_alive(peer);
     bytes_sent_ += bytes;
     const Ticket ticket = open(peer, peer, key_of(rank_, tag));
-    Operation& operation = named(ticket);
-    Mailbox& target = fabric_->box(peer);
-    const std::lock_guard lock(target.mutex);
-    Stream& stream = target.streams[operation.key];
-    if (!stream.wishes.empty()) {
-      const Wish wish = stream.wishes.front();
-      stream.wishes.pop_front();
-      Fabric::drop_if_empty(target, operation.key);
-      if (wish.bytes != bytes) {
-        reject(*wish.operation, operation, size_mismatch(rank_, peer, tag, bytes, wish.bytes));
-      }
-      copy_bytes(wish.data, data, bytes);
-      wish.operation->complete();
-      operation.complete();
-    } else if (bytes <= kEagerBytes) {
-      Parcel parcel{nullptr, nullptr, bytes, std::vector<std::byte>(bytes)};
-      copy_bytes(parcel.copy.data(), data, bytes);
-      stream.parcels.push_back(std::move(parcel));
-      operation.complete();
-    } else {
-      stream.parcels.push_back({&operation, data, bytes, {}});
-    }
+    hand_over(named(ticket), peer, tag, data, bytes);
+    ring(peer);
     return ticket;
   }
 
   Ticket post_recv(int peer, std::uint32_t tag, void* data, std::size_t bytes) override {
     check_alive(peer);
     const Ticket ticket = open(rank_, peer, key_of(peer, tag));
-    Operation& operation = named(ticket);
-    Mailbox& mine = fabric_->box(rank_);
-    const std::lock_guard lock(mine.mutex);
-    Stream& stream = mine.streams[operation.key];
-    if (stream.parcels.empty()) {
-      stream.wishes.push_back({&operation, data, bytes});
-      return ticket;
-    }
-    const Parcel parcel = std::move(stream.parcels.front());
-    stream.parcels.pop_front();
-    Fabric::drop_if_empty(mine, operation.key);
-    Operation& sender = parcel.operation != nullptr ? *parcel.operation : operation;
-    if (parcel.bytes != bytes) {
-      reject(sender, operation, size_mismatch(peer, rank_, tag, parcel.bytes, bytes));
-    }
-    copy_bytes(data, parcel.operation != nullptr ? parcel.data : parcel.copy.data(), bytes);
-    sender.complete();
-    operation.complete();
+    if (take_over(named(ticket), peer, tag, data, bytes)) ring(peer);
     return ticket;
   }
 
@@ -143,9 +106,12 @@ class Endpoint final : public Transport {
     if (fabric_->dead(rank_)) throw Error(ErrorCode::kPeerLost, lost_text(rank_));
     if (fabric_->dead(peer)) return;
     Mailbox& target = fabric_->box(peer);
-    const std::lock_guard lock(target.mutex);
-    target.messages.push_back({rank_, std::move(message)});
+    {
+      const std::lock_guard lock(target.mutex);
+      target.messages.push_back({rank_, std::move(message)});
+    }
     fabric_->moved();
+    ring(peer);
   }
 
   bool receive_message(int* source, std::vector<std::byte>* message) override {
@@ -162,17 +128,12 @@ class Endpoint final : public Transport {
 
   bool messages_flushed() override { return true; }
 
-  std::uint32_t bell() const override {
-    return fabric_->box(rank_).bell.load(std::memory_order_acquire);
-  }
-
+  std::uint32_t listen() override { return fabric_->box(rank_).bell.listen(); }
+  void unlisten() override { fabric_->box(rank_).bell.unlisten(); }
   void wait(std::uint32_t seen, std::chrono::microseconds limit) override {
-    Mailbox& mine = fabric_->box(rank_);
-    std::unique_lock lock(mine.bell_mutex);
-    mine.rung.wait_for(lock, limit, [&] { return mine.bell.load() != seen; });
+    fabric_->box(rank_).bell.wait(seen, limit);
   }
-
-  void ring(int peer) override { fabric_->ring(peer); }
+  void ring(int peer) override { fabric_->box(peer).bell.ring(); }
   bool reaches_by_bell(int) const override { return true; }
 
   int host_of(int peer) const override { return fabric_->host_of(peer); }
@@ -212,6 +173,55 @@ class Endpoint final : public Transport {
   }
 
  private:
+  // The sender's half of a match: to the receive that waits for it, or else into the mailbox.
+  void hand_over(Operation& operation, int peer, std::uint32_t tag, const void* data,
+                 std::size_t bytes) {
+    Mailbox& target = fabric_->box(peer);
+    const std::lock_guard lock(target.mutex);
+    Stream& stream = target.streams[operation.key];
+    if (!stream.wishes.empty()) {
+      const Wish wish = stream.wishes.front();
+      stream.wishes.pop_front();
+      Fabric::drop_if_empty(target, operation.key);
+      if (wish.bytes != bytes) {
+        reject(*wish.operation, operation, size_mismatch(rank_, peer, tag, bytes, wish.bytes));
+      }
+      copy_bytes(wish.data, data, bytes);
+      wish.operation->complete();
+      operation.complete();
+    } else if (bytes <= kEagerBytes) {
+      Parcel parcel{nullptr, nullptr, bytes, std::vector<std::byte>(bytes)};
+      copy_bytes(parcel.copy.data(), data, bytes);
+      stream.parcels.push_back(std::move(parcel));
+      operation.complete();
+    } else {
+      stream.parcels.push_back({&operation, data, bytes, {}});
+    }
+  }
+
+  // The receiver's half. True if the sender waits for this moment.
+  bool take_over(Operation& operation, int peer, std::uint32_t tag, void* data, std::size_t bytes) {
+    Mailbox& mine = fabric_->box(rank_);
+    const std::lock_guard lock(mine.mutex);
+    Stream& stream = mine.streams[operation.key];
+    if (stream.parcels.empty()) {
+      stream.wishes.push_back({&operation, data, bytes});
+      return false;
+    }
+    const Parcel parcel = std::move(stream.parcels.front());
+    stream.parcels.pop_front();
+    Fabric::drop_if_empty(mine, operation.key);
+    const bool awaited = parcel.operation != nullptr;
+    Operation& sender = awaited ? *parcel.operation : operation;
+    if (parcel.bytes != bytes) {
+      reject(sender, operation, size_mismatch(peer, rank_, tag, parcel.bytes, bytes));
+    }
+    copy_bytes(data, awaited ? parcel.data : parcel.copy.data(), bytes);
+    sender.complete();
+    operation.complete();
+    return awaited;
+  }
+
   Operation& named(const Ticket& ticket) {
     HVD_CHECK(ticket.id <= operations_.size());
     return operations_[ticket.id - 1];

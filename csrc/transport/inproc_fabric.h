@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -22,6 +21,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "transport/bell.h"
 #include "transport/host_window.h"
 #include "transport/inproc.h"
 
@@ -80,9 +80,7 @@ class Fabric {
     std::unordered_map<std::uint64_t, Stream> streams;
     std::deque<Message> messages;
 
-    std::mutex bell_mutex;
-    std::condition_variable rung;
-    std::atomic<std::uint32_t> bell{0};  // changes under bell_mutex, is read without
+    Bell bell = {};
 
     std::atomic<bool> dead{false};
     std::atomic<bool> connected{false};
@@ -117,15 +115,6 @@ class Fabric {
                           std::to_string(size() - 1));
   }
 
-  void ring(int rank) {
-    Mailbox& target = box(rank);
-    {
-      const std::lock_guard lock(target.bell_mutex);
-      target.bell.fetch_add(1, std::memory_order_release);
-    }
-    target.rung.notify_all();
-  }
-
   void kill(int rank) {
     if (!box(rank).dead.exchange(true, std::memory_order_acq_rel)) {
       deaths_.fetch_add(1, std::memory_order_release);
@@ -143,7 +132,7 @@ class Fabric {
     }
     losses_.fetch_add(1, std::memory_order_release);
     moved();
-    for (int other = 0; other < size(); ++other) ring(other);
+    for (int other = 0; other < size(); ++other) box(other).bell.ring();
   }
 
   void leave(int rank) {

@@ -23,8 +23,8 @@ using base::ErrorCode;
 
 namespace {
 
-// Polling is worth while for about as long as it takes to fall asleep and be woken.
 constexpr base::microseconds kDefaultSpin{50};
+constexpr base::microseconds kDefaultYield{75};
 constexpr int kSerialized = 2;
 
 // What each rank tells all others at init.
@@ -134,14 +134,20 @@ bool some_share_a_host(const std::vector<int>& leaders) {
   return std::set<int>(leaders.begin(), leaders.end()).size() < leaders.size();
 }
 
-base::microseconds choose_spin(const base::Config& config, const ControlPage* page,
-                               int local_size) {
-  if (config.spin_us >= 0) return base::microseconds(static_cast<std::int64_t>(config.spin_us));
-  const bool core_for_each = page != nullptr && page->union_of_cpus().count() >= local_size;
-  return core_for_each ? kDefaultSpin : base::microseconds(0);
-}
-
 }  // namespace
+
+base::Waiting choose_waiting(const base::Config& config, int cpus, int ranks) {
+  base::Waiting waiting;
+  waiting.core_to_spare = cpus >= 2 * ranks;
+  if (config.spin_us >= 0) {
+    waiting.spin = base::microseconds(static_cast<std::int64_t>(config.spin_us));
+  } else if (cpus >= ranks) {
+    waiting.spin = kDefaultSpin;
+  } else {
+    waiting.yield = kDefaultYield;
+  }
+  return waiting;
+}
 
 MpiWorld place(const std::vector<int>& leaders, int rank) {
   std::map<int, std::vector<int>> hosts;
@@ -228,7 +234,7 @@ MpiWorld open_mpi(const char* shim_path, const void* comm_address, const base::C
                     "HVDLITE_SHARED_MEMORY at auto");
     }
   }
-  world.spin = choose_spin(config, page.get(), local_size);
+  world.waiting = choose_waiting(config, page ? page->union_of_cpus().count() : 0, local_size);
 
   std::vector<MpiTransport::Peer> peers;
   for (int r = 0; r < size; ++r) {

@@ -17,12 +17,17 @@ struct MpiWorld {
   std::unique_ptr<Transport> transport;
   int rank = 0, size = 1, local_rank = 0, local_size = 1, cross_rank = 0, cross_size = 1;
   bool is_homogeneous = true;
-  base::microseconds spin{0};  // how long a waiting caller may poll without sleeping
+  base::Waiting waiting;
 };
 
 // ledger_bytes: of each region of the window.
 MpiWorld open_mpi(const char* shim_path, const void* comm_address, const base::Config& config,
                   std::size_t ledger_bytes);
+
+// How so many ranks that may run on so many processors together wait for each other. Polling pays for about as long as it takes
+// to fall asleep and be woken; where ranks share a processor it would take it from the very rank that is waited for, so each
+// lets others have it instead. Pure.
+base::Waiting choose_waiting(const base::Config& config, int cpus, int ranks);
 
 // Where a rank stands, from the lowest rank of each rank's host (leaders[r]). Pure.
 MpiWorld place(const std::vector<int>& leaders, int rank);

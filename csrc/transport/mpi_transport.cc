@@ -4,7 +4,6 @@
 #include <bit>
 #include <climits>
 #include <cstring>
-#include <thread>
 
 #include "base/error.h"
 
@@ -50,8 +49,7 @@ MpiTransport::MpiTransport(const hvdlite_mpi* mpi, hvdlite_mpi_comm comm, int ra
 
 MpiTransport::~MpiTransport() {
   // What MPI may still touch, sent from the window, must outlive us.
-  if (!close()) [[maybe_unused]]
-    const MappedWindow* kept = window_.release();
+  if (!close()) static_cast<void>(window_.release());
 }
 
 // The communicator is not freed: that is collective, and a rank that leaves must not wait for the others.
@@ -238,22 +236,18 @@ bool MpiTransport::take_frame(int source, const std::vector<std::byte>& frame, s
 
 // --- doorbell, life and death ---------------------------------------------------------------------------------------
 
-std::uint32_t MpiTransport::bell() const { return page_ ? page_->bell() : 0; }
+Bell& MpiTransport::own_bell() { return page_ ? page_->bell(local_rank_of(rank_)) : private_bell_; }
 
-void MpiTransport::wait(std::uint32_t seen, std::chrono::microseconds limit) {
-  if (page_) {
-    page_->wait(seen, limit);
-  } else {
-    std::this_thread::sleep_for(limit);
+void MpiTransport::ring(int peer) {
+  if (peer == rank_) {
+    own_bell().ring();
+  } else if (reaches_by_bell(peer)) {
+    page_->bell(local_rank_of(peer)).ring();
   }
 }
 
-void MpiTransport::ring(int peer) {
-  if (reaches_by_bell(peer)) page_->ring(peers_[static_cast<std::size_t>(peer)].local_rank);
-}
-
 bool MpiTransport::reaches_by_bell(int peer) const {
-  return page_ != nullptr && host_of(peer) == host_of(rank_);
+  return peer == rank_ || (page_ != nullptr && host_of(peer) == host_of(rank_));
 }
 
 void MpiTransport::announce_failure(const std::string& cause) {

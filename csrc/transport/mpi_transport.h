@@ -1,5 +1,5 @@
 // The Transport over MPI point to point, through the function table of a shim.
-// Thread: the holder of the progress token, except ring(). Owns: a duplicated communicator, its requests and its message
+// Thread: the holder of the progress token, except for the doorbell. Owns: a duplicated communicator, its requests and its message
 // buffers. Blocks: wait() only. Throws: Error(PeerLost, System) with MPI's own text.
 #pragma once
 
@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "transport/bell.h"
 #include "transport/control_page.h"
 #include "transport/mapped_window.h"
 #include "transport/mpi_abi.h"
@@ -46,8 +47,11 @@ class MpiTransport : public Transport {
   bool receive_message(int* source, std::vector<std::byte>* message) override;
   bool messages_flushed() override;
 
-  std::uint32_t bell() const override;
-  void wait(std::uint32_t seen, std::chrono::microseconds limit) override;
+  std::uint32_t listen() override { return own_bell().listen(); }
+  void unlisten() override { own_bell().unlisten(); }
+  void wait(std::uint32_t seen, std::chrono::microseconds limit) override {
+    own_bell().wait(seen, limit);
+  }
   void ring(int peer) override;
   bool reaches_by_bell(int peer) const override;
 
@@ -97,12 +101,14 @@ class MpiTransport : public Transport {
   bool take_frame(int source, const std::vector<std::byte>& frame, std::size_t bytes,
                   std::vector<std::byte>* message);
   void reap_outgoing();
+  Bell& own_bell();
 
   const hvdlite_mpi* mpi_;
   hvdlite_mpi_comm comm_;
   int rank_;
   std::vector<Peer> peers_;
   std::unique_ptr<ControlPage> page_;
+  Bell private_bell_ = {};  // where there is no page: for this process alone
   std::unique_ptr<MappedWindow> window_;
   bool windows_everywhere_;
   Limits limits_;

@@ -42,9 +42,11 @@ class Transport {
   virtual bool messages_flushed() = 0;  // has every message sent so far left this rank
 
   // --- doorbell ---------------------------------------------------------------------------------------------------
-  // A sleeper reads bell(), looks for work, and if there is none calls wait() with what it read: a ring in between is not
-  // lost. ring(peer) wakes that rank if it shares this host and does nothing otherwise; it may be called by any thread.
-  virtual std::uint32_t bell() const = 0;
+  // A sleeper listens, looks for work once more, and then either calls wait() with what listen() gave, or unlisten(): a ring
+  // since listen() is not lost (bell.h has the proof). ring(peer) tells that rank of what was stored or sent before, if it
+  // shares this host and sleeps, and costs next to nothing otherwise. Any thread may call these, several may listen at once.
+  virtual std::uint32_t listen() = 0;
+  virtual void unlisten() = 0;
   virtual void wait(std::uint32_t seen, std::chrono::microseconds limit) = 0;
   virtual void ring(int peer) = 0;
   virtual bool reaches_by_bell(int peer) const = 0;

@@ -212,6 +212,7 @@ def _run_record(world: World, words: Sequence[str]) -> report.Record:
         "record": "run",
         "arguments": " ".join(_launching().parse_known_args(words)[1]),
         "ranks": world.size,
+        "hosts": world.hosts,
         "bind": world.bind,
         "cores_per_rank": world.cores,
         "cpus": os.cpu_count(),

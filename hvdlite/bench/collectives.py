@@ -145,7 +145,7 @@ def _batches(world: World, team: Team, case: str, shapes: Sequence[tuple[int, ..
         if peer.sums:
             check_batch(world, peer, arrays, batch)
         subjects.append(Subject(peer.name, [touch], batch.run, _submitting(batch)))
-    effort = Effort(sample_seconds=0, most_calls=1, block_seconds=0.1, most_samples=3)
+    effort = Effort(sample_seconds=0, most_calls=1, block_seconds=0.5, most_samples=5)
     done = measure(world, subjects, effort, seconds)
     divisor = len(arrays) if alike else 1
     more = {"ranks": world.size, "bind": world.bind, "cache": "warm", "tensors": len(arrays)}

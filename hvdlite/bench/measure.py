@@ -20,7 +20,8 @@ __all__ = ["Effort", "Samples", "Subject", "calls_per_sample", "measure", "order
 
 _PILOT_CALLS = 6  # show how long a subject takes, and warm it up
 _PILOT_SECONDS = 0.2  # after which fewer will do
-_FEWEST_ROUNDS = 3
+_FEWEST_ROUNDS = 3  # unless even they take twice the time there is
+_LONG_CALL = 0.05  # seconds; a call that long leaves nothing of what was in the caches before it
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,9 @@ def calls_per_sample(seconds: float, effort: Effort) -> int:
 
 def rounds_within(seconds: float, block_costs: Sequence[float], effort: Effort) -> int:
     """How many rounds of such blocks fit into the time."""
-    fitting = int(seconds / max(sum(block_costs), 1e-9))
-    return max(_FEWEST_ROUNDS, min(effort.most_rounds, fitting))
+    cost = max(sum(block_costs), 1e-9)
+    fewest = max(1, min(_FEWEST_ROUNDS, int(2 * seconds / cost)))
+    return max(fewest, min(effort.most_rounds, int(seconds / cost)))
 
 
 def order_of_round(number: int, count: int) -> list[int]:
@@ -93,7 +95,7 @@ def order_of_round(number: int, count: int) -> list[int]:
 
 
 def measure(world: World, subjects: Sequence[Subject], effort: Effort, seconds: float) -> dict[str, Samples]:
-    """Times the subjects, in about so many seconds but in at least three rounds.
+    """Times the subjects, in about so many seconds but at least once, and three times if that takes no more than twice as long.
 
     Collective. The garbage collector, which would strike some sample of some subject, waits until the end.
     """
@@ -101,18 +103,12 @@ def measure(world: World, subjects: Sequence[Subject], effort: Effort, seconds: 
     gc.disable()
     try:
         pilots = [_pilot(world, subject) for subject in subjects]
-        done = {}
-        samples_of = {}
-        costs = []
-        for subject, (call, preparation) in zip(subjects, pilots, strict=True):
-            done[subject.name] = Samples(calls_per_sample(call, effort))
-            sample = preparation + call * done[subject.name].calls
-            samples_of[subject.name] = max(1, min(effort.most_samples, int(effort.block_seconds / sample)))
-            costs.append(sample * samples_of[subject.name] + (preparation + call) * effort.warm_up)
-        for number in range(rounds_within(seconds, costs, effort)):
+        blocks = [_Block.plan(*pilot, effort) for pilot in pilots]
+        done = {subject.name: Samples(block.calls) for subject, block in zip(subjects, blocks, strict=True)}
+        for number in range(rounds_within(seconds, [block.cost for block in blocks], effort)):
             for place in order_of_round(number, len(subjects)):
                 subject = subjects[place]
-                _block(world, subject, done[subject.name], samples_of[subject.name], effort.warm_up)
+                _run_block(world, subject, blocks[place], done[subject.name])
     finally:
         gc.enable()
     for samples in done.values():
@@ -121,10 +117,28 @@ def measure(world: World, subjects: Sequence[Subject], effort: Effort, seconds: 
     return done
 
 
+@dataclass(frozen=True)
+class _Block:
+    """What a subject does in a round, and how many seconds that takes."""
+
+    calls: int
+    samples: int
+    warm_up: bool
+    cost: float
+
+    @staticmethod
+    def plan(call: float, preparation: float, effort: Effort) -> "_Block":
+        calls = calls_per_sample(call, effort)
+        sample = preparation + call * calls
+        samples = max(1, min(effort.most_samples, int(effort.block_seconds / sample)))
+        warm_up = effort.warm_up and call < _LONG_CALL
+        return _Block(calls, samples, warm_up, sample * samples + (preparation + call) * warm_up)
+
+
 def _pilot(world: World, subject: Subject) -> tuple[float, float]:
     """The seconds of a call and of its preparation; the same on all ranks."""
     times: list[tuple[float, float]] = []
-    while len(times) < _PILOT_CALLS and sum(map(sum, times[1:])) < _PILOT_SECONDS:
+    while len(times) < _PILOT_CALLS and sum(map(sum, times)) < _PILOT_SECONDS:
         before = time.perf_counter()
         subject.prepare()
         preparation = time.perf_counter() - before
@@ -132,22 +146,22 @@ def _pilot(world: World, subject: Subject) -> tuple[float, float]:
         subject.call()
         call = (time.perf_counter_ns() - start) / 1e9
         times.append(tuple(world.slowest([call, preparation]).tolist()))
-    known = times[1:]  # the first call is never like the others
+    known = times[1:] or times  # the first call is never like the others
     return statistics.median(call for call, _ in known), statistics.median(preparation for _, preparation in known)
 
 
-def _block(world: World, subject: Subject, done: Samples, count: int, warm_up: bool) -> None:
+def _run_block(world: World, subject: Subject, block: _Block, done: Samples) -> None:
     prepare, call, part, wait = subject.prepare, subject.call, subject.part, world.gate.wait
-    if warm_up:
+    if block.warm_up:
         prepare()
         call()
     times, parts = [], []
-    for _ in range(count):
+    for _ in range(block.samples):
         prepare()
         start = wait()
-        for _ in itertools.repeat(None, done.calls):
+        for _ in itertools.repeat(None, block.calls):
             call()
-        times.append((time.perf_counter_ns() - start) / 1e9 / done.calls)
+        times.append((time.perf_counter_ns() - start) / 1e9 / block.calls)
         if part is not None:
             parts.append(part())
     done.rounds.append(times)

@@ -261,7 +261,7 @@ def join_gloo(world: World) -> None:
     dist = _distributed()
     if dist.is_initialized():
         return
-    host = "127.0.0.1" if world.one_host else world.from_first(socket.gethostname())
+    host = "127.0.0.1" if world.hosts == 1 else world.from_first(socket.gethostname())
     store = dist.TCPStore(host, 0, world.size, True, wait_for_workers=False) if world.rank == 0 else None
     port = world.from_first(store.port if store is not None else 0)
     store = store or dist.TCPStore(host, port, world.size, False)

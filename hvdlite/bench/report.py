@@ -31,6 +31,7 @@ __all__ = [
     "three_digits",
     "time_unit",
     "to_line",
+    "versions",
     "with_percentages",
 ]
 
@@ -167,13 +168,23 @@ def read_lines(lines: Iterable[str]) -> list[Record]:
 
 
 def describe_run(record: Record) -> str:
-    """A sentence or two about where and how, of a record ``run``."""
+    """Some sentences about where and how, of a record ``run``."""
     bound = "bound to one core each" if record["bind"] == "core" else "not bound"
     versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
-    text = f"{record['ranks']} ranks, {bound}, on {record['cpus']} CPUs ({record['cpu']}); {versions}."
+    where = "a host with" if record["hosts"] == 1 else f"{record['hosts']} hosts with, on the first,"
+    text = f"{record['ranks']} ranks, {bound}, on {where} {record['cpus']} CPUs ({record['cpu']}); {versions}."
+    if record["knobs"]:
+        text += f" Knobs: {', '.join(f'{name}={value}' for name, value in record['knobs'].items())}."
+    if record["ranks"] > record["cpus"] * record["hosts"]:
+        text += " There are more ranks than CPUs, so they take turns."
     if record["load"] > _QUIET * record["cpus"]:
         text += f" The machine was busy (load average {record['load']:.2f} at the start): do not trust these numbers."
     return text
+
+
+def versions(records: Iterable[Record]) -> dict[str, str]:
+    """The versions of the peers that took part, where they have any."""
+    return {record["peer"]: record["version"] for record in records if record["record"] == "peer" and record["version"]}
 
 
 def absences(records: Iterable[Record]) -> dict[str, str]:

@@ -13,6 +13,7 @@ from hvdlite.bench.report import (
     same_group,
     three_digits,
     time_unit,
+    versions,
 )
 
 __all__ = ["markdown", "progress", "tables"]
@@ -31,6 +32,8 @@ def tables(records: Sequence[Record]) -> str:
     parts = []
     for run in _runs(records):
         parts.append(describe_run(run[0]))
+        if known := versions(run):
+            parts.append("Versions: " + ", ".join(f"{peer}: {version}" for peer, version in known.items()) + ".")
         parts += [f"Not there: {peer} ({reason})." for peer, reason in absences(run).items()]
         measured = [record for record in run if record["record"] == "measurement"]
         for title, chosen, render in _SECTIONS:

@@ -29,7 +29,7 @@ class World:
         rank, size: of this process in the job.
         cores: how many cores this rank has for itself.
         bind: ``core`` if each rank may run on one core only, else ``none``.
-        one_host: do all ranks run on one host?
+        hosts: on how many hosts the ranks run.
         gate: their common start.
     """
 
@@ -44,11 +44,11 @@ class World:
         local = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
         affinities = local.allgather(sorted(os.sched_getaffinity(0)))
         self.cores = cores_per_rank(affinities, local.rank)
-        self.one_host: bool = local.size == self.size
+        self.hosts = self.everyone(local.rank).count(0)
         local.Free()
         bound = self.everyone(all(len(cores) == 1 for cores in affinities))
         self.bind = "core" if all(bound) else "none"
-        self.gate = Gate(self.comm, self.one_host)
+        self.gate = Gate(self.comm, self.hosts == 1)
 
     def close(self) -> None:
         """Frees what the constructor made."""

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from hvdlite.backends import backend_of
-from hvdlite.errors import InvalidArgumentError
-from hvdlite.requests import Kind, tensor_name
+from hvdlite.errors import HvdliteError, InvalidArgumentError
+from hvdlite.requests import Kind, Request, tensor_name
+from hvdlite.runtime import RUNTIME
 from hvdlite.torch.slots import Slot, WireForm
 from hvdlite.torch.sparse import join_rows, rows_of
 
@@ -20,11 +21,56 @@ if TYPE_CHECKING:
 
 __all__ = ["Bucket", "DenseBucket", "Flight", "Item", "SparseBucket"]
 
-_ABSENT = 1  # HVDLITE_FLAG_ABSENT: this rank has no value but takes the result
-_CPU = -1
-
 # One request: the slot, its gradient (None if this rank has none), the memory sent, and what decoding needs.
 Item = tuple[Slot, torch.Tensor | None, torch.Tensor, Any]
+
+
+class Flight:
+    """The requests of one launched bucket.
+
+    Attributes:
+        handles: those of the engine's that have not been waited for.
+        items: the requests.
+        outcomes: of the items, in order, as far as they have been waited for: what the bucket needs of a result, or an error.
+        landed: how many items are done with.
+
+    """
+
+    __slots__ = ("bucket", "handles", "items", "landed", "outcomes")
+
+    def __init__(self, bucket: "Bucket", handles: list[int], items: Sequence[Item]) -> None:
+        self.bucket = bucket
+        self.handles = handles
+        self.items = items
+        self.outcomes: list[Any] = []
+        self.landed = 0
+
+    def land(self, strict: bool) -> HvdliteError | None:
+        """Puts all results where they belong. Called without gradient recording, after `Bucket.wait`.
+
+        Args:
+            strict: must ``param.grad`` still be the tensor that was sent? If not strict, the result is dropped where the
+                user has replaced it.
+
+        Returns:
+            The first error of all items, or None.
+
+        """
+        failure: HvdliteError | None = None
+        land = self.bucket.land
+        for place in range(self.landed, len(self.items)):
+            item, outcome = self.items[place], self.outcomes[place]
+            self.landed += 1
+            try:
+                if isinstance(outcome, HvdliteError):
+                    raise outcome
+                land(item, outcome, strict)
+            except HvdliteError as error:
+                failure = failure or error
+                RUNTIME.keep_after(error, self)
+                if not item[0].dirty:
+                    item[0].merge()
+        return failure
 
 
 class Bucket(Protocol):
@@ -41,44 +87,21 @@ class Bucket(Protocol):
     missing: int
     launched: int
 
-    def launch(self, engine: "Engine", turn: int, wake: bool) -> "Flight":
+    def launch(self, engine: "Engine", turn: int, wake: bool) -> Flight:
         """Submits the gradients; `turn` counts the passes of one step, whose names differ."""
 
-    def land(self, item: Item, result: "Result", strict: bool) -> None:
-        """Puts a result where it belongs. Called without gradient recording.
+    def wait(self, engine: "Engine", flight: Flight) -> None:
+        """Waits for all that the flight still waits for. If a signal interrupts it, it can be called again."""
 
-        Args:
-            item: the request.
-            result: of the operation, which has ended.
-            strict: must ``param.grad`` still be the tensor that was sent? If not strict, the result is dropped where the
-                user has replaced it.
+    def land(self, item: Item, outcome: Any, strict: bool) -> None:
+        """Puts one result where it belongs; see `Flight.land`."""
 
-        """
-
-
-class Flight:
-    """The requests of one launched bucket.
-
-    Attributes:
-        handles: the engine's, in the order of the items.
-        landed: how many of them have been waited for.
-
-    """
-
-    __slots__ = ("bucket", "handles", "items", "landed")
-
-    def __init__(self, bucket: Bucket, handles: Sequence[int], items: Sequence[Item]) -> None:
-        self.bucket = bucket
-        self.handles = handles
-        self.items = items
-        self.landed = 0
-
-
-_Row = tuple[Slot, torch.Tensor, WireForm, tuple[Any, ...], tuple[Any, ...]]
+    def close(self, engine: "Engine") -> None:
+        """The plan is given up; what is in flight may still land."""
 
 
 class DenseBucket:
-    """Gradients of one dtype that the engine fuses, always in the same layout."""
+    """Gradients of one dtype that the engine fuses, always in the same layout. The engine knows them as a prepared group."""
 
     def __init__(
         self, label: str, members: Sequence[tuple[Slot, WireForm]], op: int, process_set: int, predivide: float
@@ -88,51 +111,74 @@ class DenseBucket:
         self.launched = 0
         self._label = label
         self.members = members
+        self._members = [(slot, slot.param, form) for slot, form in members]
         self._forms = dict(members)
-        self._scale = (op, 0, process_set, 1.0 / predivide, predivide)
-        self._rows: list[list[_Row]] = []
+        self._op = op
+        self._process_set = process_set
+        self._predivide = predivide
+        self._groups: list[int] = []  # prepared, one for each of the passes of a step
 
-    def _rows_of(self, turn: int) -> "list[_Row]":
-        """For each member what its request has before and after the pointers, in one of the passes of a step."""
-        while len(self._rows) <= turn:
-            suffix = f"@{len(self._rows) + 1}" if self._rows else ""
-            group = (self._label + suffix, len(self.members))
-            rows = []
-            for index, (slot, form) in enumerate(self.members):
-                head = (Kind.ALLREDUCE, tensor_name(Kind.ALLREDUCE, slot.name + suffix, 0), form.dtype, form.shape)
-                rows.append((slot, slot.param, form, head, (*self._scale, *group, index, (), _CPU, 0)))
-            self._rows.append(rows)
-        return self._rows[turn]
+    def _prepare(self, engine: "Engine", turn: int) -> int:
+        while len(self._groups) <= turn:
+            suffix = f"@{len(self._groups) + 1}" if self._groups else ""
+            requests = [
+                Request(
+                    Kind.ALLREDUCE,
+                    tensor_name(Kind.ALLREDUCE, slot.name + suffix),
+                    form.dtype,
+                    form.shape,
+                    output_ptr=0 if slot.place is None else slot.place.address,
+                    op=self._op,
+                    process_set=self._process_set,
+                    prescale=1.0 / self._predivide,
+                    postscale=self._predivide,
+                    group=self._label + suffix,
+                    group_size=len(self._members),
+                    group_index=index,
+                    arena=0 if slot.place is None else slot.place.arena,
+                )
+                for index, (slot, _, form) in enumerate(self._members)
+            ]
+            self._groups.append(engine.prepare(requests))
+        return self._groups[turn]
 
     def launch(self, engine: "Engine", turn: int, wake: bool) -> Flight:
         """Submits all members, those without a gradient as absent."""
-        requests: list[tuple[Any, ...]] = []
+        group = self._groups[turn] if turn < len(self._groups) else self._prepare(engine, turn)
+        pointers: list[int] = []
+        absent: list[int] = []
         items: list[Item] = []
-        with torch.no_grad():
-            for slot, param, form, head, tail in self._rows_of(turn):
-                grad = param.grad if slot.dirty else None
-                slot.dirty = False
-                place = slot.place
-                if grad is None:
-                    free = None if place is None else place.take()
-                    wire, context, flags = form.blank() if free is None else free, None, _ABSENT
-                elif form.fits(grad):
-                    wire, context, flags = grad, None, 0
-                else:
-                    (wire, context), flags = form.encode(grad), 0
-                pointer = wire.data_ptr()
-                arena = place.arena if place is not None and pointer == place.address else 0
-                requests.append((*head, pointer, pointer, *tail, flags, arena))
-                items.append((slot, grad, wire, context))
-        return Flight(self, engine.submit_many(requests, wake), items)
+        for slot, param, form in self._members:
+            grad = param.grad if slot.dirty else None
+            slot.dirty = False
+            context = None
+            if grad is None:
+                absent.append(len(items))
+                free = None if slot.place is None else slot.place.take()
+                wire = form.blank() if free is None else free
+            elif form.fits(grad):
+                wire = grad
+            else:
+                with torch.no_grad():
+                    wire, context = form.encode(grad)
+            pointers.append(wire.data_ptr())
+            items.append((slot, grad, wire, context))
+        return Flight(self, [engine.submit_prepared(group, pointers, absent, wake)], items)
 
-    def land(self, item: Item, result: "Result", strict: bool) -> None:
-        """Most often nothing is to be done: the gradient was reduced where it is."""
+    def wait(self, engine: "Engine", flight: Flight) -> None:
+        """Once for all members."""
+        if flight.handles:
+            contributors, errors = engine.wait_many(flight.handles)
+            flight.handles = []
+            flight.outcomes = [errors.get(place, count) for place, count in enumerate(contributors)] if errors else contributors
+
+    def land(self, item: Item, outcome: Any, strict: bool) -> None:
+        """Most often nothing is to be done: the gradient was reduced where it is. The outcome: how many ranks had one."""
         slot, grad, wire, context = item
         if wire is grad and slot.param.grad is grad and slot.aside is None and slot.sparse_dim is None:
             slot.filled = True
             return
-        if result.contributors == 0:
+        if outcome == 0:
             return  # used on no rank: as in one process, there is no gradient
         slot.filled = True
         form = self._forms[slot]
@@ -149,6 +195,12 @@ class DenseBucket:
                     slot.replace(grad, value)
             if slot.aside is not None and not slot.dirty:
                 slot.merge()
+
+    def close(self, engine: "Engine") -> None:
+        """The engine may forget the groups."""
+        for group in self._groups:
+            engine.release_prepared(group)
+        self._groups.clear()
 
 
 def _is_there(slot: Slot, grad: torch.Tensor, strict: bool) -> bool:
@@ -194,9 +246,21 @@ class SparseBucket:
         self._indices = None
         return Flight(self, engine.submit_many(requests, wake), items)
 
-    def land(self, item: Item, result: "Result", strict: bool) -> None:
-        """The indices land first, then the values, which make the gradient."""
+    def wait(self, engine: "Engine", flight: Flight) -> None:
+        """One after the other: each result has memory of its own."""
+        while flight.handles:
+            outcome: Result | HvdliteError
+            try:
+                outcome = engine.wait(flight.handles[0])
+            except HvdliteError as error:
+                outcome = error
+            flight.outcomes.append(outcome)
+            del flight.handles[0]
+
+    def land(self, item: Item, outcome: Any, strict: bool) -> None:
+        """The indices land first, then the values, which make the gradient. The outcome: the engine's result."""
         slot, grad, sent, _ = item
+        result: Result = outcome
         shape = result.shape
         rows = backend_of(sent).wrap(memoryview(b"") if 0 in shape else result.take_data(), shape, sent)
         if self._indices is None:
@@ -211,3 +275,6 @@ class SparseBucket:
             slot.replace(grad, join_rows(self._indices, rows, slot.param, self._divisor))
             if slot.aside is not None and not slot.dirty:
                 slot.merge()
+
+    def close(self, engine: "Engine") -> None:
+        """Nothing was prepared."""

@@ -108,7 +108,7 @@ class Reducer:
             _owners[id(param)] = weakref.ref(self)
             self._hooks[id(param)] = install(param, partial(self._before, slot), partial(self._after, slot))
         self._groups = self._groups if groups is None else groups
-        self._buckets = None
+        self._drop_plan()
 
     def holds(self, param: torch.Tensor) -> bool:
         """Is this reducer in charge of the parameter?"""
@@ -116,7 +116,7 @@ class Reducer:
 
     def _give_up(self, param: torch.Tensor, successor: "Reducer") -> None:
         self.settle()
-        self._buckets = None
+        self._drop_plan()
         del self._slots[id(param)]
         for hook in self._hooks.pop(id(param)):
             hook.remove()
@@ -141,12 +141,11 @@ class Reducer:
             _owners.pop(key, None)
         self._hooks.clear()
         self._slots.clear()
-        if self._arena is not None:
-            self._arena.close()
         if self._flights and self._engine is not None:
             for flight in self._flights:
-                RUNTIME.park(self._engine, flight.handles[flight.landed :], flight)
+                RUNTIME.park(self._engine, flight.handles, flight)
             self._flights.clear()
+        self._drop_plan()
 
     # --- hooks: called by autograd, for each parameter in each pass -------------------------------------------------------
 
@@ -229,8 +228,8 @@ class Reducer:
     def _use_engine(self) -> None:
         engine = RUNTIME.require()
         if engine is not self._engine:  # the first one, or hvdlite was shut down and initialised again
+            self._drop_plan()
             self._engine = engine
-            self._buckets = None
             self._flights.clear()
 
     # --- the end of a pass: PassListener ----------------------------------------------------------------------------------
@@ -296,6 +295,17 @@ class Reducer:
             self._turn += 1
             self._wait(strict)
 
+    def _drop_plan(self) -> None:
+        for bucket in self._buckets or ():
+            if self._engine is not None:
+                bucket.close(self._engine)
+            for slot in bucket.slots:
+                slot.place = None
+        self._buckets = None
+        if self._arena is not None:
+            self._arena.close()
+            self._arena = None
+
     def _plan(self) -> None:
         """Collective over the process set: checks that all ranks have the same parameters, and cuts them into buckets."""
         slots = list(self._slots.values())
@@ -308,11 +318,6 @@ class Reducer:
     def _make_places(self) -> None:
         """Collective over the process set: gives the gradients places in an arena, if that is wanted and there can be one."""
         wanted = self.settings.gradient_as_bucket_view
-        if self._arena is not None:
-            self._arena.close()
-            self._arena = None
-        for slot in self._slots.values():
-            slot.place = None
         if wanted is False:
             return
         dense = [bucket for bucket in self._buckets or () if isinstance(bucket, DenseBucket)]
@@ -350,19 +355,9 @@ class Reducer:
         with torch.no_grad():
             while self._flights:
                 flight = self._flights[0]
-                bucket = flight.bucket
-                for handle, item in zip(flight.handles[flight.landed :], flight.items[flight.landed :], strict=True):
-                    try:
-                        result = engine.wait(handle)
-                        flight.landed += 1
-                        bucket.land(item, result, strict)
-                    except HvdliteError as error:
-                        failure = failure or error
-                        flight.landed = flight.handles.index(handle) + 1
-                        RUNTIME.keep_after(error, flight)
-                        if not item[0].dirty:
-                            item[0].merge()
-                    # Anything else, such as Ctrl-C, leaves the rest in flight, and unsettled.
+                flight.bucket.wait(engine, flight)  # Ctrl-C leaves it in flight, and unsettled
+                error = flight.land(strict)
+                failure = failure or error
                 self._flights.popleft()
         self._unsettled = False
         if failure is not None:

@@ -15,9 +15,9 @@ from support.job import job_environment
 
 TESTS = Path(__file__).parents[1]
 
-# Rank 0 to the first rank of the other host: the median time of a message there and back, and of a large one and its receipt.
+# Rank 0 to the first rank of the other host: the shortest time of a message there and back, and of a large one and its receipt.
 PING = """
-    import json, statistics, time
+    import json, time
     import numpy as np
     from mpi4py import MPI
 
@@ -35,7 +35,7 @@ PING = """
         return time.perf_counter() - start
 
     there_and_back(big)
-    times = [statistics.median(there_and_back(data) for _ in range(9)) for data in (small, big)]
+    times = [min(there_and_back(data) for _ in range(15)) for data in (small, big)]
     print(json.dumps(times), flush=True)
 """
 
@@ -43,9 +43,10 @@ PING = """
 @pytest.mark.parametrize(
     ("shape", "round_trip", "transfer"),
     [
-        # 2 MB take 16 ms at 1 Gbit/s and some more for the frames' headers; a round trip is twice the delay.
-        ({"rate_mbit": 1000, "delay_us": 1000}, (0.0020, 0.0080), (0.017, 0.060)),
-        ({"rate_mbit": 100, "delay_us": 100, "jitter_us": 200}, (0.0002, 0.0060), (0.165, 0.250)),
+        # At least so long, and on a busy machine not much longer. 2 MB take 16 ms at 1 Gbit/s and some more for the frames'
+        # headers; a round trip is twice the delay.
+        ({"rate_mbit": 1000, "delay_us": 1000}, (0.0020, 0.020), (0.017, 0.100)),
+        ({"rate_mbit": 100, "delay_us": 100, "jitter_us": 200}, (0.0002, 0.020), (0.165, 0.400)),
     ],
     ids=["1Gbit", "100Mbit"],
 )
@@ -118,7 +119,7 @@ def test_nothing_stays_behind(ending, tmp_path):
     with emulated_hosts(1):
         pass  # skips where there can be none, and compiles the program
     mark = f"600.{os.getpid()}{len(ending)}"
-    ttl = 300.0 if ending == "killed" else 2.0
+    ttl = 300.0 if ending == "killed" else 4.0
     text = textwrap.dedent(HOLD).format(tests=str(TESTS), ttl=ttl, folder=str(tmp_path), mark=mark)
     holder = subprocess.Popen([sys.executable, "-c", text], env=job_environment(), stdout=subprocess.PIPE, text=True)
     assert holder.stdout is not None

@@ -4,7 +4,8 @@
 //
 // Each round makes 2 to 4 ranks on an in-process fabric. Every rank runs several caller threads that submit operations, wait,
 // poll and release in orders of their own; results are checked. A round ends with join and shutdown, or with a rank that
-// publishes a failure or leaves while others wait. Only the C ABI is used.
+// publishes a failure or leaves while others wait. Only the C ABI is used. Between rounds two threads wake each other by bells
+// as fast as they can: a ring that is lost shows as a sleep of seconds.
 
 #include <atomic>
 #include <chrono>
@@ -17,6 +18,7 @@
 #include <vector>
 
 #include "hvdlite/hvdlite.h"
+#include "transport/bell.h"
 
 namespace {
 
@@ -206,6 +208,8 @@ void run_round(unsigned seed) {
   config.failure_linger = 0.5;
   config.cache_capacity = random() % 2 == 0 ? 16 : 1024;
   config.segment_bytes = 4096;
+  constexpr double spins[] = {-1, 0, 20};
+  config.spin_us = spins[random() % 3];
   hvdlite_fabric* fabric = nullptr;
   expect(hvdlite_fabric_create(round.size, nullptr, &fabric) == HVDLITE_OK, "no fabric");
   round.engines.resize(static_cast<size_t>(round.size));
@@ -222,6 +226,43 @@ void run_round(unsigned seed) {
   hvdlite_fabric_destroy(fabric);
 }
 
+// A player of a game of two: waits for the count to be its turn, raises it, rings the other's bell.
+struct Game {
+  static constexpr int kTurns = 20'000;
+  static constexpr std::chrono::seconds kLost{5};
+  hvdlite::transport::Bell bells[2] = {};
+  alignas(64) std::atomic<int> count{0};
+
+  void play(int player, unsigned seed) {
+    std::minstd_rand random(seed);
+    for (int turn = player; turn < kTurns; turn += 2) {
+      const auto mine = [&] { return count.load(std::memory_order_relaxed) == turn; };
+      for (unsigned looks = random() % 64; looks > 0 && !mine(); --looks) {
+        hvdlite::base::spin_pause();
+      }
+      while (!mine()) {
+        const auto start = std::chrono::steady_clock::now();
+        const std::uint32_t seen = bells[player].listen();
+        if (mine()) {
+          bells[player].unlisten();
+          break;
+        }
+        bells[player].wait(seen, kLost);
+        expect(std::chrono::steady_clock::now() - start < kLost, "a ring of the bell was lost");
+      }
+      count.store(turn + 1, std::memory_order_relaxed);
+      bells[1 - player].ring();
+    }
+  }
+};
+
+void wake_each_other(unsigned seed) {
+  Game game;
+  std::thread other([&] { game.play(1, seed + 1); });
+  game.play(0, seed);
+  other.join();
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -231,6 +272,7 @@ int main(int argc, char** argv) {
   int rounds = 0;
   while (std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() <
          seconds) {
+    wake_each_other(seed);
     run_round(seed++);
     ++rounds;
   }

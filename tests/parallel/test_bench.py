@@ -44,7 +44,7 @@ def check_times(records):
     for record in records:
         if record["record"] == "measurement" and record["case"] != "idle":
             assert 0 < record["min"] <= record["median"] <= record["max"], record
-            assert record["samples"] >= len(record["rounds"]) >= 3, record
+            assert record["samples"] >= len(record["rounds"]) >= 1, record
 
 
 def test_collectives():

@@ -17,12 +17,15 @@ import tempfile
 import threading
 import time
 import zlib
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.job import JobResult, run_python
+
+if TYPE_CHECKING:
+    from support.hosts import EmulatedHosts
 
 TESTS = Path(__file__).parents[1]
 RESULTS = "HVDTEST_RESULTS"  # set in children: the folder for their results
@@ -85,17 +88,8 @@ class ParallelItem(pytest.Item):
     deadline = DEADLINE_SECONDS
 
     def runtest(self) -> None:
-        folder = Path(tempfile.mkdtemp(prefix="hvdlite-test-"))
-        arguments = ["-m", "pytest", str(self.path), "-p", "no:cacheprovider", "-q", "--tb=short", "-rs"]
-        arguments += ["--rootdir", str(self.config.rootpath)]
-        if self.config.getoption("keyword"):
-            arguments += ["-k", self.config.getoption("keyword")]
-        try:
-            job = run_python(arguments, self.ranks, self.deadline, folder, {RESULTS: str(folder)})
-            results = {rank: _result(folder, rank) for rank in range(self.ranks)}
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-        _judge(job, results)
+        keyword = self.config.getoption("keyword")
+        run_in_step([self.path], self.ranks, self.deadline, ["-k", keyword] if keyword else [])
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         if isinstance(excinfo.value, ChildrenFailed):
@@ -104,6 +98,26 @@ class ParallelItem(pytest.Item):
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
         return self.path, None, f"{self.path.name} with {self.ranks} ranks"
+
+
+def run_in_step(
+    files: Sequence[Path],
+    ranks: int,
+    deadline: float,
+    options: Sequence[str] = (),
+    hosts: "EmulatedHosts | None" = None,
+    mpirun_args: Sequence[str] = (),
+) -> None:
+    """Runs test files as one job of so many ranks; raises ChildrenFailed, or skips if every test was skipped."""
+    folder = Path(tempfile.mkdtemp(prefix="hvdlite-test-"))
+    arguments = ["-m", "pytest", *map(str, files), "-p", "no:cacheprovider", "-q", "--tb=short", "-rs"]
+    arguments += ["--rootdir", str(TESTS.parent), *options]
+    try:
+        job = run_python(arguments, ranks, deadline, folder, {RESULTS: str(folder)}, mpirun_args, hosts)
+        results = {rank: _result(folder, rank) for rank in range(ranks)}
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    _judge(job, results)
 
 
 def _result(folder: Path, rank: int) -> dict[str, Any] | None:

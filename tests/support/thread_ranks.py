@@ -83,9 +83,9 @@ class Rank:
 
 
 @contextmanager
-def engines(size: int, config: dict[str, Any] | None = None) -> Iterator[list[Rank]]:
-    """`size` engines on one fabric, shut down at the end."""
-    fabric = _engine.Fabric(size)
+def engines(size: int, config: dict[str, Any] | None = None, hosts: list[int] | None = None) -> Iterator[list[Rank]]:
+    """`size` engines on one fabric, shut down at the end; hosts: the number of each rank's host, by default one for all."""
+    fabric = _engine.Fabric(size, hosts)
     ranks = [
         Rank(_engine.Engine.create_inproc(fabric, rank, {**COMMON, **(config or {})}), rank, size, fabric)
         for rank in range(size)

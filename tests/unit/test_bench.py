@@ -65,10 +65,12 @@ def test_the_bound_follows_from_a_copy_by_all_ranks():
 RUN = {
     "record": "run",
     "ranks": 2,
+    "hosts": 1,
     "bind": "core",
     "cpus": 2,
     "cpu": "a CPU",
     "load": 0.1,
+    "knobs": {},
     "versions": {"hvdlite": "1"},
 }
 COMMON = {"bytes": MIB, "ranks": 2, "bind": "core", "cache": "warm"}
@@ -154,19 +156,30 @@ def test_the_tables_compare_and_name_the_absent():
     records = [
         RUN,
         {"record": "peer", "peer": "horovod", "absent": "it is not installed", "version": ""},
+        {"record": "peer", "peer": "mpi4py", "absent": None, "version": "Some MPI 7"},
         *group(hvdlite=[[2e-3], [4e-3]], mpi4py=[[1e-3], [8e-3]], memcpy=[[1.5e-3], [1.5e-3]]),
     ]
     text = tables.tables(records)
     assert "Not there: horovod (it is not installed)." in text
-    assert "busy" not in text
+    assert "Versions: mpi4py: Some MPI 7." in text
     [times] = [line for line in text.splitlines() if "3.00 (2.00..4.00) ms" in line]
     assert [cell.strip() for cell in times.split("|")[1:4]] == ["1 MiB warm", "3.00 (2.00..4.00) ms", "4.50 (1.00..8.00) ms"]
     [ratios] = [line for line in text.splitlines() if "1.25 (0.50..2.00)" in line]
     assert [cell.strip() for cell in ratios.split("|")[1:-1]] == ["1 MiB warm", "1.25 (0.50..2.00)", "50 %", "", "100 %"]
 
 
-def test_a_busy_machine_is_mentioned():
-    assert "do not trust" in tables.tables([{**RUN, "load": 3.0}])
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"load": 3.0}, "do not trust"),
+        ({"ranks": 3}, "more ranks than CPUs"),
+        ({"knobs": {"spin_us": 5.0}}, "Knobs: spin_us=5.0."),
+        ({}, "2 ranks, bound to one core each, on a host with 2 CPUs (a CPU); hvdlite 1."),
+    ],
+)
+def test_the_circumstances_are_mentioned(change, said):
+    assert said in report.describe_run({**RUN, **change})
+    assert not change or said not in report.describe_run(RUN)
 
 
 # --- effort -----------------------------------------------------------------------------------------------------------
@@ -188,7 +201,13 @@ def test_cold_samples_are_single_calls():
 
 def test_rounds_fill_the_time():
     effort = Effort(0, 1, most_rounds=40)
-    assert [measure.rounds_within(seconds, [0.1, 0.3], effort) for seconds in (0.1, 4.0, 100.0)] == [3, 10, 40]
+    assert [measure.rounds_within(seconds, [0.1, 0.3], effort) for seconds in (100.0, 4.1, 0.61, 0.41, 0.01)] == [
+        40,
+        10,
+        3,
+        2,
+        1,
+    ]
 
 
 def test_no_peer_keeps_its_place_or_its_neighbour():

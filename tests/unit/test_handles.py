@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 
-from hvdlite.errors import AbortedError, InvalidArgumentError, MismatchError, NotInitializedError
+from hvdlite.errors import AbortedError, HvdliteError, InvalidArgumentError, MismatchError, NotInitializedError
 from hvdlite.handles import Handle, poll, synchronize
 from hvdlite.runtime import RUNTIME
 
@@ -30,6 +30,16 @@ class Engine:
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
+
+    def wait_many(self, numbers):
+        outcomes = {}
+        for place, number in enumerate(numbers):
+            try:
+                outcomes[place] = self.wait(number)
+            except HvdliteError as error:
+                outcomes[place] = error
+        errors = {place: outcome for place, outcome in outcomes.items() if isinstance(outcome, HvdliteError)}
+        return [-1 if place in errors else 1 for place in outcomes], errors
 
 
 class Memory:

@@ -58,7 +58,9 @@ def test_a_letter_that_means_nothing_is_refused():
         _engine.explore_ledger(["a"] * 4)
 
 
-@pytest.mark.parametrize(("broken_rule", "programs"), [(2, ["aab", "Aab"]), (3, ["Aa", "aA"]), (3, ["a+b", "ab+"]), (5, ["a", "a."])])
+@pytest.mark.parametrize(
+    ("broken_rule", "programs"), [(2, ["aab", "Aab"]), (3, ["Aa", "aA"]), (3, ["a+b", "ab+"]), (5, ["a", "a."])]
+)
 def test_every_rule_is_needed(broken_rule, programs):
     _engine.explore_ledger(programs, 1)
     with pytest.raises(InternalError, match="ledger is wrong|kInLedger"):

@@ -441,6 +441,36 @@ def test_ctrl_c_interrupts_waiting_for_many_and_leaves_all_handles():
         assert (arrays[0][index] == 2 * index + 3).all()
 
 
+def test_ctrl_c_that_comes_while_the_last_operation_ends_loses_no_outcome():
+    """Python would run the handler as soon as the call returns, between the wait and whatever the caller does with it."""
+
+    def handler(number, frame):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    main = threading.main_thread().ident
+    try:
+        with engines(2) as ranks:
+            first, second = (rank.engine for rank in ranks)
+            arrays = [np.ones(2), np.ones(2)]
+            for step in range(5):
+                handle = first.submit_many([allreduce(f"e{step}", arrays[0])])[0]
+
+                def other(step=step):
+                    time.sleep(0.02)  # the signal comes within the slice in which the operation ends
+                    signal.pthread_kill(main, signal.SIGUSR1)
+                    second.run(allreduce(f"e{step}", arrays[1]))
+
+                thread = threading.Thread(target=other)
+                thread.start()
+                with pytest.raises(KeyboardInterrupt):
+                    first.wait_many([handle]) if step % 2 else first.wait(handle)
+                thread.join()
+                assert first.wait_many([handle]) == ([2], {})
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
 # --- submit and wait in one -------------------------------------------------------------------------------------------
 
 

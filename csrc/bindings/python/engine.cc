@@ -172,8 +172,10 @@ Outcome Engine::wait_in_slices(const std::int64_t* handles, std::size_t count) {
       return code;
     });
     outcome.ended = next == count;
-    if (outcome.ended || outcome.code != HVDLITE_OK) return outcome;
+    // Also at the end: a handler that Python runs as soon as we return would raise between the wait and what follows it,
+    // and the outcome would be lost.
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    if (outcome.ended || outcome.code != HVDLITE_OK) return outcome;
   }
 }
 

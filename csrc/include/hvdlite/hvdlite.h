@@ -49,7 +49,7 @@ typedef struct hvdlite_config {
   int64_t recursive_doubling_max_bytes;
   int64_t message_split_bytes;     /* largest single MPI message */
   int64_t remote_message_bytes;    /* the same between hosts */
-  double spin_us;                  /* < 0: decide from the cores this rank may use */
+  double spin_us;                  /* < 0: decide from the cores the ranks of this host may use */
   double deadlock_timeout;         /* seconds; 0 switches the detection off */
   double failure_linger;           /* seconds a failing rank waits for its peers to learn why */
   int64_t flight_recorder_size;    /* operations remembered per rank */
