@@ -100,7 +100,8 @@ class AllreducePush final : public SharedCollective {
     const Range range = {slice_.offset + folded_, std::min(limit, slice_.count - folded_)};
     cursor_.walk(range, [&](const std::byte*, std::byte* own, std::size_t, std::size_t n) {
       for (std::size_t member = 0; member < places_.size(); ++member) {
-        places_[member] = args_.mapped[member] + (own - args_.mapped[static_cast<std::size_t>(me())]);
+        places_[member] =
+            args_.mapped[member] + (own - args_.mapped[static_cast<std::size_t>(me())]);
       }
       reducer_.fold(places_.data(), size(), places_.data(), size(), n);
     });

@@ -253,12 +253,11 @@ std::unique_ptr<ArenaDraft> Engine::create_arena(std::int32_t set, const std::st
                 "unknown kind of shared memory '" + kind + "'; known: memfd, shm");
   }
   // Ids of different ranks never meet, and no rank uses one twice.
-  const std::int64_t id =
-      (std::int64_t{topology_.rank} << 32) | (arenas_created_.fetch_add(1) + 1);
+  const std::int64_t id = (std::int64_t{topology_.rank} << 32) | (arenas_created_.fetch_add(1) + 1);
   using Kind = transport::SharedMemory::Kind;
-  return std::make_unique<ArenaDraft>(
-      shared_.arenas, info->id, static_cast<int>(info->members->size()), info->index, id,
-      memfd ? Kind::kMemfd : Kind::kShm, bytes);
+  return std::make_unique<ArenaDraft>(shared_.arenas, info->id,
+                                      static_cast<int>(info->members->size()), info->index, id,
+                                      memfd ? Kind::kMemfd : Kind::kShm, bytes);
 }
 
 // --- the engine thread ----------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ struct PreparedGroup {
   };
   struct Member {
     Asked anywhere;
-    Asked in_arena;                // where the tensor lies at `place`
+    Asked in_arena;               // where the tensor lies at `place`
     const void* place = nullptr;  // null: it has none
   };
   std::vector<Member> members;

@@ -70,9 +70,8 @@ bool RequestView::describes(const Request& request, SetId on) const {
          root == request.root && device == request.device && layout == request.layout &&
          prescale == request.prescale && postscale == request.postscale &&
          group_size == request.group_size && group_index == request.group_index &&
-         group == request.group && arena == request.arena &&
-         arena_offset == request.arena_offset && std::ranges::equal(shape, request.shape) &&
-         std::ranges::equal(splits, request.splits);
+         group == request.group && arena == request.arena && arena_offset == request.arena_offset &&
+         std::ranges::equal(shape, request.shape) && std::ranges::equal(splits, request.splits);
 }
 
 Request RequestView::copy(SetId on) const {

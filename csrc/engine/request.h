@@ -97,8 +97,8 @@ struct Response {
   // What the members agree on: the request of the first member that gave one. Its arena is 0 unless the tensor lies at one place
   // of one arena on all members.
   Request request;
-  base::Status error;      // not ok: nothing is executed, every member's handle gets it
-  std::int32_t slot = -1;  // its place in the response cache, -1: not cached
+  base::Status error;             // not ok: nothing is executed, every member's handle gets it
+  std::int32_t slot = -1;         // its place in the response cache, -1: not cached
   std::int32_t contributors = 0;  // members that gave a value
   std::int32_t value = -1;        // join: the last rank to join
   std::vector<std::int64_t>

@@ -133,7 +133,8 @@ struct SharedState {
   FlightRecorder recorder;
   WaitRegistry waits;
   SetDirectory sets;
-  const std::shared_ptr<ArenaDirectory> arenas = std::make_shared<ArenaDirectory>();  // drafts outlive the engine
+  const std::shared_ptr<ArenaDirectory> arenas =
+      std::make_shared<ArenaDirectory>();  // drafts outlive the engine
   FirstFailure failure;
   const std::shared_ptr<OutputCache> outputs;  // shared with the arrays over its blocks
   Counters counters;

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Place", "make_places"]
 
+SMALLEST = 64 * 1024  # bytes of a gradient; to move a smaller one in costs more time than it saves
 _ALIGNMENT = 64  # bytes; the gradients of two parameters share no cache line
 
 
@@ -70,10 +71,9 @@ class Place:
         del grad
         if _references(param) > _UNSHARED:
             return
-        with torch.no_grad():
-            home = self.take()
-            if home is not None:
-                param.grad = home.copy_(param.grad)  # type: ignore[arg-type]
+        home = self.take()
+        if home is not None:
+            param.grad = home.copy_(param.grad)  # type: ignore[arg-type]
 
 
 def _references(param: torch.Tensor) -> int:
@@ -91,7 +91,7 @@ _UNSHARED = _count_unshared()  # references to a gradient that only its paramete
 
 
 def make_places(name: str, slots: "Iterable[tuple[Slot, WireForm]]", process_set: ProcessSet) -> "tuple[Arena | None, str]":
-    """Gives a place to each gradient that is reduced where it lies. Collective over `process_set`.
+    """Gives a place to each larger gradient that is reduced where it lies. Collective over `process_set`.
 
     Args:
         name: of the exchange, unique.
@@ -102,21 +102,25 @@ def make_places(name: str, slots: "Iterable[tuple[Slot, WireForm]]", process_set
         The arena, which is to be closed when the places are used no more, or None, and why there is none.
 
     """
-    chosen = [slot for slot, form in slots if form.reduced_in_place and slot.param.requires_grad and slot.param.numel()]
+    chosen = [slot for slot, form in slots if _is_worth_it(slot.param, form)]
     begins, nbytes = _lay_out([slot.param.nbytes for slot in chosen])
     if not nbytes:
-        return None, "no gradient of this optimizer can be reduced where it lies"
+        return None, f"none of at least {SMALLEST} bytes is reduced where it lies"
     if RUNTIME.config.allreduce_algorithm != "auto":
         return None, f"HVDLITE_ALLREDUCE_ALGORITHM={RUNTIME.config.allreduce_algorithm} has no use for it"
     arena, reason = make_arena(nbytes, name, process_set)
     if arena is None:
         return None, reason
-    memory = memoryview(arena)  # type: ignore[arg-type]
+    memory = memoryview(arena)
     address = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
     for slot, begin in zip(chosen, begins, strict=True):
         piece = memory[begin : begin + slot.param.nbytes]
         slot.place = Place(arena.id, piece, address + begin, slot.param)
     return arena, ""
+
+
+def _is_worth_it(param: torch.Tensor, form: WireForm) -> bool:
+    return form.reduced_in_place and param.requires_grad and param.nbytes >= max(SMALLEST, 1)
 
 
 def _lay_out(sizes: Sequence[int]) -> tuple[list[int], int]:

@@ -81,6 +81,10 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             (the knobs bucket_bytes and first_bucket_bytes). Fixed either way, so that equal runs give equal bits.
         sparse_as_dense: reduce sparse gradients as dense ones (and make them sparse again) instead of gathering the rows.
         process_set: the ranks that train together. A rank outside of it gets its optimizer back as it was.
+        gradient_as_bucket_view: may larger gradients (from 64 KiB on) lie in memory that all ranks of the host see, and be
+            reduced there without a copy? ``.grad`` is then moved there once autograd has made it, and stays while it is
+            kept; whatever you put into ``.grad`` yourself is reduced where it is. None: yes, where it can be; True: the same,
+            with a warning where it cannot (several hosts, no shared memory); False: no.
 
     Returns:
         The same optimizer, with these methods added: ``synchronize()``, ``skip_synchronize()``, ``no_sync()`` and
@@ -100,7 +104,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     RUNTIME.require_topology()
     op = _checked_op(op, gradient_predivide_factor)
     _check_passes(backward_passes_per_step)
-    if gradient_as_bucket_view not in (None, True, False):
+    if not (gradient_as_bucket_view is None or isinstance(gradient_as_bucket_view, bool)):
         raise InvalidArgumentError(f"gradient_as_bucket_view must be True, False or None, got {gradient_as_bucket_view!r}")
     if num_groups:
         warnings.warn("Parameter `num_groups` has been replaced by `groups`.", DeprecationWarning, stacklevel=2)

@@ -327,7 +327,7 @@ class Reducer:
         for slot in self._slots.values():
             if slot.dirty:
                 slot.move_in()
-        if self._arena is None:
+        if self._arena is None and self.settings.process_set.rank() == 0:
             level = logging.WARNING if wanted else logging.INFO
             logging.getLogger("hvdlite").log(level, f"gradients of {self.settings.prefix} are no views of an arena: {reason}")
 

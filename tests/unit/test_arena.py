@@ -189,7 +189,7 @@ def test_a_joined_rank_takes_no_part():
             for turn in range(3):
                 if turn > rank.rank:
                     break
-                array[:] = 10 ** rank.rank
+                array[:] = 10**rank.rank
                 reduce(rank, "x", array)
             seen = array.tolist()
             rank.join()
@@ -311,7 +311,10 @@ def test_a_forced_algorithm_serves_arenas_too():
             return array.tolist()
 
         assert in_threads(ranks, body) == [[3.0] * 500] * 3
-    with pytest.raises(InvalidArgumentError, match="ALLREDUCE_ALGORITHM=push cannot be forced"), engines(1, {"allreduce_algorithm": "push"}):
+    with (
+        pytest.raises(InvalidArgumentError, match="ALLREDUCE_ALGORITHM=push cannot be forced"),
+        engines(1, {"allreduce_algorithm": "push"}),
+    ):
         pass
 
 
@@ -371,7 +374,26 @@ def test_a_prepared_group_notices_where_its_tensors_lie():
             places = [view(rank, 100, offset=1024 * index) for index in range(3)]
             float32 = int(code_of_name("float32"))
             requests = [
-                (ALLREDUCE, f"p{index}", float32, (100,), 0, array.ctypes.data, SUM, 0, 0, 1.0, 1.0, "p", 3, index, (), -1, 0, 0)
+                (
+                    ALLREDUCE,
+                    f"p{index}",
+                    float32,
+                    (100,),
+                    0,
+                    array.ctypes.data,
+                    SUM,
+                    0,
+                    0,
+                    1.0,
+                    1.0,
+                    "p",
+                    3,
+                    index,
+                    (),
+                    -1,
+                    0,
+                    0,
+                )
                 for index, array in enumerate(places)
             ]
             group = rank.engine.prepare([(*request, rank.arena.id) for request in requests])
@@ -392,7 +414,9 @@ def test_a_prepared_group_notices_where_its_tensors_lie():
                 contributors, errors = rank.engine.wait_many([handle])
                 assert (contributors, errors) == ([3, 3, 2 if turn == 2 else 3], {})
                 for index, array in enumerate(arrays):
-                    assert np.all(array == 3 + 3 * turn - (2 if turn == 2 and index == 2 else 0)), f"tensor {index}, round {turn}"
+                    assert np.all(array == 3 + 3 * turn - (2 if turn == 2 and index == 2 else 0)), (
+                        f"tensor {index}, round {turn}"
+                    )
                 ops.append(arena_ops(rank) - before)
             return ops
 

@@ -61,7 +61,8 @@ void register_engine(nb::module_& module) {
            "output_ptr"_a, "op"_a = 1, "root"_a = 0, "process_set"_a = 0, "prescale"_a = 1.0,
            "postscale"_a = 1.0, "group"_a = "", "group_size"_a = 0, "group_index"_a = 0,
            "splits"_a = nb::tuple(), "device"_a = int{HVDLITE_DEVICE_CPU}, "layout"_a = 0,
-           "flags"_a = 0, "arena"_a = 0, "wake"_a = true, "Submits one request and returns its handle (> 0).")
+           "flags"_a = 0, "arena"_a = 0, "wake"_a = true,
+           "Submits one request and returns its handle (> 0).")
       .def("submit_many", &Engine::submit_many, "requests"_a, "wake"_a = true,
            "Submits requests atomically; each is a tuple of submit's arguments (without wake) in "
            "order.")

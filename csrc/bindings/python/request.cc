@@ -29,9 +29,7 @@ bool convert(PyObject* from, std::int32_t& to) {
   return overflow == 0 && to == number;
 }
 
-bool convert(PyObject* from, std::int64_t& to) {
-  return nb::try_cast(nb::handle(from), to);
-}
+bool convert(PyObject* from, std::int64_t& to) { return nb::try_cast(nb::handle(from), to); }
 
 bool convert(PyObject* from, double& to) {
   if (!PyFloat_CheckExact(from)) return nb::try_cast(nb::handle(from), to);

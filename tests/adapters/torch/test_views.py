@@ -71,7 +71,9 @@ def test_the_option_is_checked(hvd):
     with pytest.raises(InvalidArgumentError, match="gradient_as_bucket_view must be True, False or None, got 'yes'"):
         hvd.DistributedOptimizer(sgd(model.parameters()), gradient_as_bucket_view="yes")
     with pytest.raises(TypeError):
-        hvd.DistributedOptimizer(sgd(model.parameters()), None, None, 1, hvd.Average, 1.0, 0, None, False, hvd.global_process_set, True)
+        hvd.DistributedOptimizer(
+            sgd(model.parameters()), None, None, 1, hvd.Average, 1.0, 0, None, False, hvd.global_process_set, True
+        )
     optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), gradient_as_bucket_view=hvd.rank() == 0)
     with pytest.raises(MismatchError, match="gradient_as_bucket_view is True on rank 0, but gradient_as_bucket_view is False"):
         model(torch.zeros(1, 6, dtype=torch.float64)).sum().backward()
@@ -266,7 +268,9 @@ def test_parameters_of_any_dense_layout(hvd):
     def build():
         torch.manual_seed(5)
         convolution = torch.nn.Conv2d(3, 4, 3).double().to(memory_format=torch.channels_last)
-        return torch.nn.Sequential(torch.nn.Unflatten(1, (3, 4, 4)), convolution, torch.nn.Flatten(), torch.nn.Linear(16, 3).double())
+        return torch.nn.Sequential(
+            torch.nn.Unflatten(1, (3, 4, 4)), convolution, torch.nn.Flatten(), torch.nn.Linear(16, 3).double()
+        )
 
     pair = Pair(hvd, sgd, build=build)
     for step in range(3):
