@@ -347,6 +347,7 @@ void Cycle::execute(ProcessSet& set, FusedOp fused) {
                           kind != OpKind::kAddProcessSet && kind != OpKind::kRemoveProcessSet;
   if (moves_data) {
     ++shared_.counters.fused_ops;
+    if (first.request.arena != 0) ++shared_.counters.arena_ops;
     executor_.enqueue(set, std::move(fused), std::move(entries));
     return;
   }
