@@ -41,6 +41,7 @@ Reducer::Reducer(const Reduction& reduction, kernels::Isa isa, const void* input
     contribution_bytes_ = partial_bytes_;
     prescale_ = 1.0;
     plain_ = true;
+    contributions_are_elements_ = same_type_;
   } else if (!identity_survives(reduction)) {
     scale_into_copy(input);
   } else if (input == nullptr) {
