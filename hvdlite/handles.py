@@ -24,10 +24,10 @@ class Handle:
 
     __slots__ = ("__weakref__", "_engine", "_error", "_finish", "_grouped", "_number", "_outputs", "_waiting")
 
-    def __init__(self, engine: "Engine", numbers: Sequence[int], finish: Sequence[Finish], grouped: bool) -> None:
+    def __init__(self, engine: "Engine", numbers: list[int], finish: Sequence[Finish], grouped: bool) -> None:
         self._engine = engine
         self._number = numbers[0] if numbers else 0
-        self._waiting = list(numbers)
+        self._waiting = numbers  # no longer the caller's
         self._finish: Sequence[Finish] | None = finish
         self._grouped = grouped
         self._outputs: list[Any] = []

@@ -98,9 +98,9 @@ def allreduce(
         InvalidArgumentError, UnsupportedError, MismatchError, HorovodInternalError: see the module's rule on errors.
     """
     op = resolve_op(op, average)
-    codec, contexts, tensors = submission.compress(compression, [tensor])
-    handle = submission.reduce(tensors, name, op, prescale_factor, postscale_factor, process_set, False, False, wake=False)
-    return codec.decompress(handle.synchronize(), contexts[0]) if codec else handle.synchronize()
+    codec, contexts, (tensor,) = submission.compress(compression, (tensor,))
+    output = submission.reduce(tensor, name, op, prescale_factor, postscale_factor, process_set, False, True)
+    return codec.decompress(output, contexts[0]) if codec else output
 
 
 def allreduce_async(
@@ -114,7 +114,8 @@ def allreduce_async(
 ) -> Handle:
     """Starts `allreduce` and returns its handle."""
     op = resolve_op(op, average)
-    return submission.reduce([tensor], name, op, prescale_factor, postscale_factor, process_set, False, False)
+    handle: Handle = submission.reduce(tensor, name, op, prescale_factor, postscale_factor, process_set, False, blocking=False)
+    return handle
 
 
 def allreduce_(
@@ -128,8 +129,7 @@ def allreduce_(
 ) -> Any:
     """`allreduce` in place: the result is written into the tensor, which is returned. It must be writable."""
     op = resolve_op(op, average)
-    handle = submission.reduce([tensor], name, op, prescale_factor, postscale_factor, process_set, False, True, wake=False)
-    return handle.synchronize()
+    return submission.reduce(tensor, name, op, prescale_factor, postscale_factor, process_set, True, True)
 
 
 def allreduce_async_(
@@ -143,7 +143,8 @@ def allreduce_async_(
 ) -> Handle:
     """Starts `allreduce_` and returns its handle; the tensor holds the result once that was synchronised."""
     op = resolve_op(op, average)
-    return submission.reduce([tensor], name, op, prescale_factor, postscale_factor, process_set, False, True)
+    handle: Handle = submission.reduce(tensor, name, op, prescale_factor, postscale_factor, process_set, True, blocking=False)
+    return handle
 
 
 def grouped_allreduce(
@@ -163,8 +164,8 @@ def grouped_allreduce(
     """
     op = resolve_op(op, average)
     codec, contexts, tensors = submission.compress(compression, tensors)
-    handle = submission.reduce(tensors, name, op, prescale_factor, postscale_factor, process_set, True, False, wake=False)
-    outputs: list[Any] = handle.synchronize()
+    scales = (prescale_factor, postscale_factor)
+    outputs: list[Any] = submission.reduce_group(tensors, name, op, *scales, process_set, False, True)
     return [codec.decompress(*pair) for pair in zip(outputs, contexts, strict=True)] if codec else outputs
 
 
@@ -179,7 +180,10 @@ def grouped_allreduce_async(
 ) -> Handle:
     """Starts `grouped_allreduce` and returns one handle for the group."""
     op = resolve_op(op, average)
-    return submission.reduce(tensors, name, op, prescale_factor, postscale_factor, process_set, True, False)
+    handle: Handle = submission.reduce_group(
+        tensors, name, op, prescale_factor, postscale_factor, process_set, False, blocking=False
+    )
+    return handle
 
 
 def grouped_allreduce_(
@@ -193,8 +197,8 @@ def grouped_allreduce_(
 ) -> list[Any]:
     """`grouped_allreduce` in place: the results are written into the tensors, which are returned."""
     op = resolve_op(op, average)
-    handle = submission.reduce(tensors, name, op, prescale_factor, postscale_factor, process_set, True, True, wake=False)
-    outputs: list[Any] = handle.synchronize()
+    scales = (prescale_factor, postscale_factor)
+    outputs: list[Any] = submission.reduce_group(tensors, name, op, *scales, process_set, True, True)
     return outputs
 
 
@@ -209,7 +213,10 @@ def grouped_allreduce_async_(
 ) -> Handle:
     """Starts `grouped_allreduce_` and returns one handle for the group."""
     op = resolve_op(op, average)
-    return submission.reduce(tensors, name, op, prescale_factor, postscale_factor, process_set, True, True)
+    handle: Handle = submission.reduce_group(
+        tensors, name, op, prescale_factor, postscale_factor, process_set, True, blocking=False
+    )
+    return handle
 
 
 # --- allgather ------------------------------------------------------------------------------------------------------
@@ -232,19 +239,20 @@ def allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = gl
     Raises:
         InvalidArgumentError, UnsupportedError, MismatchError, HorovodInternalError: see the module's rule on errors.
     """
-    return submission.gather([tensor], name, process_set, grouped=False, wake=False).synchronize()
+    return submission.gather(tensor, name, process_set, blocking=True)
 
 
 def allgather_async(tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Handle:
     """Starts `allgather` and returns its handle."""
-    return submission.gather([tensor], name, process_set, grouped=False)
+    handle: Handle = submission.gather(tensor, name, process_set, blocking=False)
+    return handle
 
 
 def grouped_allgather(
     tensors: Sequence[Any], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
     """`allgather` of a list of tensors that are agreed on and sent together; `name` is the group's."""
-    outputs: list[Any] = submission.gather(tensors, name, process_set, grouped=True, wake=False).synchronize()
+    outputs: list[Any] = submission.gather_group(tensors, name, process_set, blocking=True)
     return outputs
 
 
@@ -252,7 +260,8 @@ def grouped_allgather_async(
     tensors: Sequence[Any], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
     """Starts `grouped_allgather` and returns one handle for the group."""
-    return submission.gather(tensors, name, process_set, grouped=True)
+    handle: Handle = submission.gather_group(tensors, name, process_set, blocking=False)
+    return handle
 
 
 # --- broadcast ------------------------------------------------------------------------------------------------------
@@ -276,26 +285,28 @@ def broadcast(tensor: Any, root_rank: int, name: str | None = None, process_set:
     Raises:
         InvalidArgumentError, UnsupportedError, MismatchError, HorovodInternalError: see the module's rule on errors.
     """
-    return submission.broadcast(tensor, root_rank, name, process_set, in_place=False, wake=False).synchronize()
+    return submission.broadcast(tensor, root_rank, name, process_set, in_place=False, blocking=True)
 
 
 def broadcast_async(
     tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
     """Starts `broadcast` and returns its handle."""
-    return submission.broadcast(tensor, root_rank, name, process_set, in_place=False)
+    handle: Handle = submission.broadcast(tensor, root_rank, name, process_set, in_place=False, blocking=False)
+    return handle
 
 
 def broadcast_(tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
     """`broadcast` in place: the root's values are written into the tensor, which is returned. It must be writable."""
-    return submission.broadcast(tensor, root_rank, name, process_set, in_place=True, wake=False).synchronize()
+    return submission.broadcast(tensor, root_rank, name, process_set, in_place=True, blocking=True)
 
 
 def broadcast_async_(
     tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
     """Starts `broadcast_` and returns its handle."""
-    return submission.broadcast(tensor, root_rank, name, process_set, in_place=True)
+    handle: Handle = submission.broadcast(tensor, root_rank, name, process_set, in_place=True, blocking=False)
+    return handle
 
 
 # --- alltoall -------------------------------------------------------------------------------------------------------
@@ -321,7 +332,7 @@ def alltoall(tensor: Any, splits: Any = None, name: str | None = None, process_s
     Raises:
         InvalidArgumentError, UnsupportedError, MismatchError, HorovodInternalError: see the module's rule on errors.
     """
-    output, received_splits = submission.alltoall(tensor, splits, name, process_set, wake=False).synchronize()
+    output, received_splits = submission.alltoall(tensor, splits, name, process_set, blocking=True)
     return output if splits is None else (output, received_splits)
 
 
@@ -329,7 +340,8 @@ def alltoall_async(
     tensor: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
     """Starts `alltoall`; its handle always gives the pair ``(rows, received_splits)``."""
-    return submission.alltoall(tensor, splits, name, process_set)
+    handle: Handle = submission.alltoall(tensor, splits, name, process_set, blocking=False)
+    return handle
 
 
 # --- reducescatter --------------------------------------------------------------------------------------------------
@@ -365,9 +377,9 @@ def reducescatter(
         InvalidArgumentError, UnsupportedError, MismatchError, HorovodInternalError: see the module's rule on errors.
     """
     op = resolve_op(op, None)
-    codec, contexts, tensors = submission.compress(compression, [tensor])
-    handle = submission.reduce_scatter(tensors, name, op, prescale_factor, postscale_factor, process_set, False, wake=False)
-    return codec.decompress(handle.synchronize(), contexts[0]) if codec else handle.synchronize()
+    codec, contexts, (tensor,) = submission.compress(compression, (tensor,))
+    output = submission.reduce_scatter(tensor, name, op, prescale_factor, postscale_factor, process_set, True)
+    return codec.decompress(output, contexts[0]) if codec else output
 
 
 def reducescatter_async(
@@ -380,7 +392,8 @@ def reducescatter_async(
 ) -> Handle:
     """Starts `reducescatter` and returns its handle."""
     op = resolve_op(op, None)
-    return submission.reduce_scatter([tensor], name, op, prescale_factor, postscale_factor, process_set, False)
+    handle: Handle = submission.reduce_scatter(tensor, name, op, prescale_factor, postscale_factor, process_set, blocking=False)
+    return handle
 
 
 def grouped_reducescatter(
@@ -395,8 +408,8 @@ def grouped_reducescatter(
     """`reducescatter` of a list of tensors that are agreed on and sent together; `name` is the group's."""
     op = resolve_op(op, None)
     codec, contexts, tensors = submission.compress(compression, tensors)
-    handle = submission.reduce_scatter(tensors, name, op, prescale_factor, postscale_factor, process_set, True, wake=False)
-    outputs: list[Any] = handle.synchronize()
+    scales = (prescale_factor, postscale_factor)
+    outputs: list[Any] = submission.reduce_scatter_group(tensors, name, op, *scales, process_set, True)
     return [codec.decompress(*pair) for pair in zip(outputs, contexts, strict=True)] if codec else outputs
 
 
@@ -410,7 +423,10 @@ def grouped_reducescatter_async(
 ) -> Handle:
     """Starts `grouped_reducescatter` and returns one handle for the group."""
     op = resolve_op(op, None)
-    return submission.reduce_scatter(tensors, name, op, prescale_factor, postscale_factor, process_set, True)
+    handle: Handle = submission.reduce_scatter_group(
+        tensors, name, op, prescale_factor, postscale_factor, process_set, blocking=False
+    )
+    return handle
 
 
 # --- barrier and join -----------------------------------------------------------------------------------------------
@@ -422,10 +438,7 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
     Raises:
         InvalidArgumentError, HorovodInternalError: see the module's rule on errors.
     """
-    engine, set_id = submission.enter(Kind.BARRIER, process_set)
-    with RUNTIME.unnamed(Kind.BARRIER, set_id) as name:
-        number = engine.submit(*Request(Kind.BARRIER, name, process_set=set_id), wake=False)
-    engine.wait(number)
+    submission.barrier(process_set)
 
 
 def join(device: int = -1) -> int:
@@ -449,6 +462,6 @@ def join(device: int = -1) -> int:
     if device != -1:
         raise InvalidArgumentError(f"join(device={device}): tensors are in host memory; leave device out")
     engine, _ = submission.enter(Kind.JOIN, global_process_set)
-    result = engine.wait(engine.submit(*Request(Kind.JOIN, "join"), wake=False))
+    result = engine.run(Request(Kind.JOIN, "join"))
     RUNTIME.joined()
     return result.last_joined_rank

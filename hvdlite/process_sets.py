@@ -1,12 +1,15 @@
 """Process sets: subsets of the ranks that run collectives among themselves."""
 
 import operator
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
-from hvdlite.requests import Kind, Request
+from hvdlite.requests import KIND_NAMES, Kind, Request
 from hvdlite.runtime import RUNTIME
+
+if TYPE_CHECKING:
+    from hvdlite._engine import Result
 
 __all__ = ["ProcessSet", "add_process_set", "global_process_set", "process_set_ids_and_ranks", "remove_process_set"]
 
@@ -64,20 +67,21 @@ class ProcessSet:
         """Is this process a member? None while the set is not registered."""
         return None if self.process_set_id is None else self._place is not None
 
-    def require_member(self, operation: str) -> int:
-        """The id, for an operation on this set.
+    def require_member(self, kind: int) -> int:
+        """The id, for an operation of this kind on the set.
 
         Raises:
             InvalidArgumentError: the set is not registered, or this process is not a member.
         """
         if self.process_set_id is None:
             raise InvalidArgumentError(
-                f"{operation}: Process set provided does not exist, or has not been registered. ({self}: pass it to "
-                "hvdlite.init or hvdlite.add_process_set first)"
+                f"{KIND_NAMES[kind].capitalize()}: Process set provided does not exist, or has not been registered. ({self}: "
+                "pass it to hvdlite.init or hvdlite.add_process_set first)"
             )
         if self._place is None:
             raise InvalidArgumentError(
-                f"{operation}: Rank {RUNTIME.require_topology().rank} is not a member of the provided process set. ({self})"
+                f"{KIND_NAMES[kind].capitalize()}: Rank {RUNTIME.require_topology().rank} is not a member of the provided "
+                f"process set. ({self})"
             )
         return self.process_set_id
 
@@ -104,7 +108,7 @@ class _GlobalProcessSet(ProcessSet):
         super().__init__([])
         self.ranks = None
 
-    def require_member(self, operation: str) -> int:
+    def require_member(self, kind: int) -> int:
         """0; `Runtime.require` has already said if hvdlite is not initialised."""
         return 0
 
@@ -163,14 +167,12 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         InvalidArgumentError: dynamic process sets are not allowed.
         MismatchError: the ranks of the job named different sets.
     """
-    engine = RUNTIME.require()
+    RUNTIME.require()
     _require_dynamic("removing")
     removed = process_set.process_set_id
     if removed is None or process_set is global_process_set:
         return False
-    with RUNTIME.unnamed(Kind.REMOVE_PROCESS_SET, 0) as name:
-        number = engine.submit(*Request(Kind.REMOVE_PROCESS_SET, name, root=removed), wake=False)
-    engine.wait(number)
+    _change(Kind.REMOVE_PROCESS_SET, lambda name: Request(Kind.REMOVE_PROCESS_SET, name, root=removed))
     RUNTIME.forget_counters(removed)
     for bound in [bound for bound in _bound if bound.process_set_id == removed]:
         bound._invalidate()
@@ -194,14 +196,18 @@ def _check_ranks(ranks: list[int]) -> None:
 
 def _register(process_set: ProcessSet) -> None:
     """Collective over all ranks."""
-    engine = RUNTIME.require()
     ranks = process_set.ranks or []
-    with RUNTIME.unnamed(Kind.ADD_PROCESS_SET, 0) as name:
-        number = engine.submit(*Request(Kind.ADD_PROCESS_SET, name, splits=ranks), wake=False)
-    result = engine.wait(number)
+    result = _change(Kind.ADD_PROCESS_SET, lambda name: Request(Kind.ADD_PROCESS_SET, name, splits=ranks))
     RUNTIME.forget_counters(result.process_set)
     process_set._bind(result.process_set, ranks)
     _bound.append(process_set)
+
+
+def _change(kind: int, request: "Callable[[str], Request]") -> "Result":
+    """Adds or removes a set."""
+    engine = RUNTIME.require()
+    (number,) = RUNTIME.unnamed(kind, 0, lambda name: engine.submit_many((request(name),), False))
+    return engine.wait(number)
 
 
 # --- at init and shutdown -------------------------------------------------------------------------------------------

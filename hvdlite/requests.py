@@ -15,14 +15,14 @@ __all__ = [
     "OP_NAMES",
     "Adasum",
     "Average",
-    "GroupPlace",
     "Kind",
     "Max",
     "Min",
     "Product",
     "Request",
     "Sum",
-    "group_places",
+    "integers_of",
+    "member_names",
     "resolve_op",
     "row_counts",
     "tensor_name",
@@ -86,15 +86,7 @@ class Request(NamedTuple):
     device: int = -1
     layout: int = 0
     flags: int = 0
-
-
-class GroupPlace(NamedTuple):
-    """A member of a group: its own name, the group's label ("" for none), the group's size, its place in the group."""
-
-    name: str
-    group: str = ""
-    size: int = 0
-    place: int = 0
+    arena: int = 0
 
 
 def resolve_op(op: int | None, average: bool | None, stacklevel: int = 3) -> int:
@@ -109,6 +101,8 @@ def resolve_op(op: int | None, average: bool | None, stacklevel: int = 3) -> int
         InvalidArgumentError: both are given, or op is no operator.
         UnsupportedError: op is Adasum.
     """
+    if type(op) is int and average is None and Average <= op <= Product and op != Adasum:
+        return op
     if average is not None:
         if op is not None:
             raise InvalidArgumentError("The op parameter supersedes average. Please provide only one of them.")
@@ -132,9 +126,9 @@ def tensor_name(kind: int, name: str | None, number: int | str = "") -> str:
     return f"{KIND_NAMES[kind]}.{name}" if name is not None else f"{KIND_NAMES[kind]}.noname.{number}"
 
 
-def group_places(base: str, count: int) -> list[GroupPlace]:
-    """Names for the members of a group from the group's own name: ``<base>_1of3``, ``<base>_2of3``, ..."""
-    return [GroupPlace(f"{base}_{index + 1}of{count}", base, count, index) for index in range(count)]
+def member_names(group: str, count: int) -> list[str]:
+    """Names for the members of a group from the group's own name: ``<group>_1of3``, ``<group>_2of3``, ..."""
+    return [f"{group}_{index + 1}of{count}" for index in range(count)]
 
 
 def row_counts(splits: Sequence[int] | None, rows: int, ranks: int) -> list[int]:

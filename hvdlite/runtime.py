@@ -5,9 +5,9 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hvdlite import config as knobs
 from hvdlite import failures, startup
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from hvdlite._engine import Engine
 
 __all__ = ["RUNTIME", "Runtime"]
+
+_T = TypeVar("_T")
 
 # After these an operation's memory is free again; after any other failure the transport may still write to it.
 _HARMLESS = (ErrorCode.INVALID_ARGUMENT, ErrorCode.MISMATCH, ErrorCode.UNSUPPORTED, ErrorCode.TIMEOUT)
@@ -197,19 +199,19 @@ class Runtime:
             )
         return NotInitializedError()
 
-    @contextmanager
-    def unnamed(self, kind: int, process_set: int) -> Iterator[str]:
-        """The name of an operation that the user did not name, from its number among those of its kind on its set.
+    def unnamed(self, kind: int, process_set: int, submit: Callable[[str], _T]) -> _T:
+        """Submits an operation that the user did not name, named by its number among those of its kind on its set.
 
-        The number is used up when the block ends without an exception: ranks must agree on numbers, so a call that
-        one rank refuses may not count.
+        The number is used up when `submit` returns: ranks must agree on numbers, so a call that one rank refuses may not
+        count.
         """
         with self._naming:
             key = (kind, process_set)
             number = self._counters.get(key, 0)
             life = f"{self._joins}." if self._joins and not process_set else ""
-            yield tensor_name(kind, None, f"{life}{number}")
+            submitted = submit(tensor_name(kind, None, f"{life}{number}"))
             self._counters[key] = number + 1
+            return submitted
 
     def joined(self) -> None:
         """Counts unnamed operations of the global set anew, after a join: ranks have called them unequally often."""

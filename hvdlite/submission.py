@@ -1,26 +1,26 @@
 """From tensors to requests: what all collectives of `hvdlite.ops` have in common.
 
-Each function checks its arguments, describes the tensors through their backends, submits the requests, and returns a
-`Handle` whose finishing steps make the outputs. `wake` is false where the caller is about to wait anyway.
+Each function checks its arguments, describes the tensors through their backends and submits the requests. A blocking call
+waits and returns the output, in one go with the submission where it can; any other returns a `Handle`, whose finishing
+steps make the outputs.
 """
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from hvdlite.backends import Exported, TensorBackend, backend_of
+from hvdlite.backends.base import CPU, ROW_MAJOR
 from hvdlite.compression import is_none
 from hvdlite.errors import InvalidArgumentError
 from hvdlite.handles import Finish, Handle
 from hvdlite.process_sets import ProcessSet
 from hvdlite.requests import (
     KIND_NAMES,
-    GroupPlace,
     Kind,
-    Request,
     Sum,
-    group_places,
     integers_of,
+    member_names,
     row_counts,
     tensor_name,
 )
@@ -29,7 +29,21 @@ from hvdlite.runtime import RUNTIME
 if TYPE_CHECKING:
     from hvdlite._engine import Engine, Result
 
-__all__ = ["alltoall", "broadcast", "compress", "enter", "gather", "reduce", "reduce_scatter"]
+__all__ = [
+    "alltoall",
+    "barrier",
+    "broadcast",
+    "compress",
+    "enter",
+    "gather",
+    "gather_group",
+    "reduce",
+    "reduce_group",
+    "reduce_scatter",
+    "reduce_scatter_group",
+]
+
+_KEEP = RUNTIME.keep_unfinished
 
 
 def enter(kind: int, process_set: ProcessSet) -> "tuple[Engine, int]":
@@ -42,7 +56,7 @@ def enter(kind: int, process_set: ProcessSet) -> "tuple[Engine, int]":
     engine = RUNTIME.require()
     if not isinstance(process_set, ProcessSet):
         raise InvalidArgumentError(f"process_set={process_set!r} is no ProcessSet; hvdlite.add_process_set returns one")
-    return engine, process_set.require_member(KIND_NAMES[kind].capitalize())
+    return engine, process_set.require_member(kind)
 
 
 def compress(compression: Any, tensors: Sequence[Any]) -> tuple[Any, list[Any], Sequence[Any]]:
@@ -53,85 +67,95 @@ def compress(compression: Any, tensors: Sequence[Any]) -> tuple[Any, list[Any], 
     return compression, [context for _, context in pairs], [compressed for compressed, _ in pairs]
 
 
-class _Part(NamedTuple):
-    """One tensor of an operation: its memory, where the result goes (0: the engine allocates it), and the last step."""
-
-    source: Exported
-    output_ptr: int
-    finish: Finish
-
-
-class _Operation(NamedTuple):
-    """What all tensors of one call have in common."""
-
-    kind: int
-    process_set: int
-    name: str | None
-    grouped: bool
-    wake: bool
-    op: int = Sum
-    root: int = 0
-    prescale: float = 1.0
-    postscale: float = 1.0
-    splits: Sequence[int] = ()
+# One tensor of an operation: its memory, where the result goes (0: the engine allocates it), and the last step.
+_Part = tuple[Exported, Any, Finish]
+# What all tensors of a call have in common, in the order of `Request`: op, root, process set, prescale, postscale.
+_Common = tuple[int, int, int, float, float]
 
 
 def reduce(
+    tensor: Any,
+    name: str | None,
+    op: int,
+    prescale: float,
+    postscale: float,
+    process_set: ProcessSet,
+    in_place: bool,
+    blocking: bool,
+) -> Any:
+    """Submits an allreduce."""
+    engine, set_id = enter(Kind.ALLREDUCE, process_set)
+    part = _same_shape(engine, tensor, in_place)
+    return _submit(engine, Kind.ALLREDUCE, name, part, (op, 0, set_id, float(prescale), float(postscale)), blocking)
+
+
+def reduce_group(
     tensors: Sequence[Any],
     name: str | None,
     op: int,
     prescale: float,
     postscale: float,
     process_set: ProcessSet,
-    grouped: bool,
     in_place: bool,
-    wake: bool = True,
-) -> Handle:
-    """Submits an allreduce."""
+    blocking: bool,
+) -> Any:
+    """Submits a group of allreduces."""
     engine, set_id = enter(Kind.ALLREDUCE, process_set)
     parts = [_same_shape(engine, tensor, in_place) for tensor in tensors]
-    shared = _Operation(Kind.ALLREDUCE, set_id, name, grouped, wake, op, 0, float(prescale), float(postscale))
-    return _submit(engine, shared, parts)
+    return _submit_group(engine, Kind.ALLREDUCE, name, parts, (op, 0, set_id, float(prescale), float(postscale)), blocking)
 
 
-def broadcast(
-    tensor: Any, root_rank: int, name: str | None, process_set: ProcessSet, in_place: bool, wake: bool = True
-) -> Handle:
+def broadcast(tensor: Any, root_rank: int, name: str | None, process_set: ProcessSet, in_place: bool, blocking: bool) -> Any:
     """Submits a broadcast."""
     engine, set_id = enter(Kind.BROADCAST, process_set)
     if root_rank not in (process_set.ranks or ()):
         raise InvalidArgumentError(
             f"broadcast received invalid root rank {root_rank} for provided process set (ranks {process_set.ranks})"
         )
-    shared = _Operation(Kind.BROADCAST, set_id, name, False, wake, root=int(root_rank))
-    return _submit(engine, shared, [_same_shape(engine, tensor, in_place)])
+    part = _same_shape(engine, tensor, in_place)
+    return _submit(engine, Kind.BROADCAST, name, part, (Sum, int(root_rank), set_id, 1.0, 1.0), blocking)
 
 
-def gather(tensors: Sequence[Any], name: str | None, process_set: ProcessSet, grouped: bool, wake: bool = True) -> Handle:
+def gather(tensor: Any, name: str | None, process_set: ProcessSet, blocking: bool) -> Any:
     """Submits an allgather."""
     engine, set_id = enter(Kind.ALLGATHER, process_set)
+    part = _new_shape(Kind.ALLGATHER, tensor)
+    return _submit(engine, Kind.ALLGATHER, name, part, (Sum, 0, set_id, 1.0, 1.0), blocking)
+
+
+def gather_group(tensors: Sequence[Any], name: str | None, process_set: ProcessSet, blocking: bool) -> Any:
+    """Submits a group of allgathers."""
+    engine, set_id = enter(Kind.ALLGATHER, process_set)
     parts = [_new_shape(Kind.ALLGATHER, tensor) for tensor in tensors]
-    return _submit(engine, _Operation(Kind.ALLGATHER, set_id, name, grouped, wake), parts)
+    return _submit_group(engine, Kind.ALLGATHER, name, parts, (Sum, 0, set_id, 1.0, 1.0), blocking)
 
 
 def reduce_scatter(
+    tensor: Any, name: str | None, op: int, prescale: float, postscale: float, process_set: ProcessSet, blocking: bool
+) -> Any:
+    """Submits a reducescatter."""
+    engine, set_id = enter(Kind.REDUCESCATTER, process_set)
+    part = _new_shape(Kind.REDUCESCATTER, tensor)
+    return _submit(engine, Kind.REDUCESCATTER, name, part, (op, 0, set_id, float(prescale), float(postscale)), blocking)
+
+
+def reduce_scatter_group(
     tensors: Sequence[Any],
     name: str | None,
     op: int,
     prescale: float,
     postscale: float,
     process_set: ProcessSet,
-    grouped: bool,
-    wake: bool = True,
-) -> Handle:
-    """Submits a reducescatter."""
+    blocking: bool,
+) -> Any:
+    """Submits a group of reducescatters."""
     engine, set_id = enter(Kind.REDUCESCATTER, process_set)
     parts = [_new_shape(Kind.REDUCESCATTER, tensor) for tensor in tensors]
-    shared = _Operation(Kind.REDUCESCATTER, set_id, name, grouped, wake, op, 0, float(prescale), float(postscale))
-    return _submit(engine, shared, parts)
+    common = (op, 0, set_id, float(prescale), float(postscale))
+    return _submit_group(engine, Kind.REDUCESCATTER, name, parts, common, blocking)
 
 
-def alltoall(tensor: Any, splits: Any, name: str | None, process_set: ProcessSet, wake: bool = True) -> Handle:
+def alltoall(tensor: Any, splits: Any, name: str | None, process_set: ProcessSet, blocking: bool) -> Any:
     """Submits an alltoall."""
     engine, set_id = enter(Kind.ALLTOALL, process_set)
     wanted = None if splits is None else integers_of(splits)
@@ -139,9 +163,15 @@ def alltoall(tensor: Any, splits: Any, name: str | None, process_set: ProcessSet
     counts = row_counts(wanted, source.shape[0], len(process_set.ranks or ()))
     # Rows beyond the splits are not sent: to the engine the tensor ends before them.
     source = source._replace(shape=(sum(counts), *source.shape[1:]))
-    finish = partial(_with_splits, step, backend_of(tensor))
-    shared = _Operation(Kind.ALLTOALL, set_id, name, False, wake, splits=counts)
-    return _submit(engine, shared, [_Part(source, 0, finish)])
+    part = (source, 0, partial(_with_splits, step, backend_of(tensor)))
+    return _submit(engine, Kind.ALLTOALL, name, part, (Sum, 0, set_id, 1.0, 1.0), blocking, counts)
+
+
+def barrier(process_set: ProcessSet) -> None:
+    """Waits for all ranks of the set."""
+    engine, set_id = enter(Kind.BARRIER, process_set)
+    part = (_NO_MEMORY, 0, _nothing)
+    _submit(engine, Kind.BARRIER, None, part, (Sum, 0, set_id, 1.0, 1.0), True)
 
 
 # --- one tensor ----------------------------------------------------------------------------------------------------
@@ -155,9 +185,9 @@ def _same_shape(engine: "Engine", tensor: Any, in_place: bool) -> _Part:
     private = source.owner is not adopted
     if in_place:
         step = partial(_written, backend, tensor, adopted, source.owner if private else None)
-        return _Part(source, source.pointer, step)
+        return source, source.pointer, step
     output, output_ptr = (source.owner, source.pointer) if private else backend.empty_like(source.owner, engine.new_output)
-    return _Part(source, output_ptr, partial(_made, output, source.owner))
+    return source, output_ptr, partial(_made, output, source.owner)
 
 
 def _new_shape(kind: int, tensor: Any) -> _Part:
@@ -169,7 +199,15 @@ def _new_shape(kind: int, tensor: Any) -> _Part:
         raise InvalidArgumentError(
             f"{operation} does not support scalar inputs: the tensor needs a first dimension; reshape it to [1]"
         )
-    return _Part(source, 0, partial(_wrapped, backend, source.owner))
+    return source, 0, partial(_wrapped, backend, source.owner)
+
+
+# What a barrier reduces.
+_NO_MEMORY = Exported(0, (), 0, CPU, ROW_MAJOR, None)
+
+
+def _nothing(_result: "Result") -> None:
+    return None
 
 
 def _made(output: Any, _input: Any, _result: "Result") -> Any:
@@ -195,46 +233,45 @@ def _with_splits(step: Finish, backend: TensorBackend, result: "Result") -> tupl
 
 
 # --- the whole call ------------------------------------------------------------------------------------------------
+#
+# An operation is named last of all, so that a refused call does not use up a number that the other ranks need.
 
 
-def _submit(engine: "Engine", shared: _Operation, parts: list[_Part]) -> Handle:
-    """Names the operation last of all, so that a refused call does not use up a number that the other ranks need."""
-    if shared.name is not None:
-        return _submit_as(tensor_name(shared.kind, shared.name), engine, shared, parts)
-    with RUNTIME.unnamed(shared.kind, shared.process_set) as name:
-        return _submit_as(name, engine, shared, parts)
+def _submit(
+    engine: "Engine",
+    kind: int,
+    name: str | None,
+    part: _Part,
+    common: _Common,
+    blocking: bool,
+    splits: Sequence[int] = (),
+) -> Any:
+    """Submits one operation: its output if the call blocks, otherwise its handle."""
+    (pointer, shape, dtype, device, layout, _), output, finish = part
+    what = (dtype, shape, pointer, output, *common, "", 0, 0, splits, device, layout)
+    if name is None:
+        numbers = RUNTIME.unnamed(kind, common[2], lambda name: engine.submit_many(((kind, name, *what),), not blocking))
+        return finish(engine.wait(numbers[0], finish, _KEEP)) if blocking else Handle(engine, numbers, (finish,), False)
+    request = (kind, tensor_name(kind, name), *what)
+    if blocking:
+        return finish(engine.run(request, finish, _KEEP))
+    return Handle(engine, engine.submit_many((request,)), (finish,), False)
 
 
-def _submit_as(name: str, engine: "Engine", shared: _Operation, parts: list[_Part]) -> Handle:
-    finish = [part.finish for part in parts]
-    if not shared.grouped:
-        request = _request(GroupPlace(name), shared, parts[0])
-        return Handle(engine, (engine.submit(*request, wake=shared.wake),), finish, False)
-    if not parts:
-        return Handle(engine, (), finish, True)
-    places = group_places(name, len(parts))
-    requests = [_request(place, shared, part) for place, part in zip(places, parts, strict=True)]
-    return Handle(engine, engine.submit_many(requests, shared.wake), finish, True)
+def _submit_group(
+    engine: "Engine", kind: int, name: str | None, parts: Sequence[_Part], common: _Common, blocking: bool
+) -> Any:
+    """Submits operations that are agreed on and sent together: a list of outputs if the call blocks, otherwise a handle."""
+    size = len(parts)
 
+    def submit(group: str) -> list[int]:
+        requests = []
+        for index, (name, part) in enumerate(zip(member_names(group, size), parts, strict=True)):
+            (pointer, shape, dtype, device, layout, _), output, _ = part
+            place = (group, size, index, (), device, layout)
+            requests.append((kind, name, dtype, shape, pointer, output, *common, *place))
+        return engine.submit_many(requests, not blocking)
 
-def _request(place: GroupPlace, shared: _Operation, part: _Part) -> Request:
-    source = part.source
-    return Request(
-        shared.kind,
-        place.name,
-        source.dtype,
-        source.shape,
-        source.pointer,
-        part.output_ptr,
-        shared.op,
-        shared.root,
-        shared.process_set,
-        shared.prescale,
-        shared.postscale,
-        place.group,
-        place.size,
-        place.place,
-        shared.splits,
-        source.device,
-        source.layout,
-    )
+    numbers = RUNTIME.unnamed(kind, common[2], submit) if name is None else submit(tensor_name(kind, name))
+    handle = Handle(engine, numbers, [finish for _, _, finish in parts], True)
+    return handle.synchronize() if blocking else handle

@@ -14,6 +14,11 @@ constexpr Algorithm<AllreduceArgs> kAllreduce[] = {
     {"direct", allreduce_direct},
     {"recursive_doubling", allreduce_recursive_doubling},
     {.name = "shm", .make = allreduce_shm, .scattered = true, .runs_on = shares_memory},
+    {.name = "push",
+     .make = allreduce_push,
+     .scattered = true,
+     .runs_on = shares_memory,
+     .in_arena = true},
     // layout_independent: as Tuning::deterministic wants it
     {.name = "hierarchical",
      .make = allreduce_hierarchical,

@@ -103,8 +103,11 @@ std::unique_ptr<Collective> start(const Step& step, Comm comm, const Tuning& tun
       for (int i = 0; i < step.parts; ++i) {
         args.parts.push_back({inputs[i], outputs[i], size_from(step.counts[i], "a count")});
       }
-      return make(collectives::allreduce_algorithms(), step, std::move(comm), std::move(args),
-                  tuning);
+      const auto& algorithm = find_algorithm(collectives::allreduce_algorithms(), step.algorithm);
+      for (int r = 0; algorithm.in_arena && r < ranks; ++r) {
+        args.mapped.push_back(static_cast<std::byte*>(step.outputs[step.parts * r]));
+      }
+      return algorithm.make(std::move(comm), std::move(args), tuning);
     }
     case OpKind::kReducescatter:
       return make<collectives::ReducescatterArgs>(
@@ -335,6 +338,7 @@ template <typename Args>
 std::string names_of(std::span<const collectives::Algorithm<Args>> algorithms) {
   std::string names;
   for (const auto& algorithm : algorithms) {
+    if (algorithm.in_arena) continue;  // cannot be forced
     names += (names.empty() ? "" : ",") + std::string(algorithm.name);
   }
   return names;

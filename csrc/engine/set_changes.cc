@@ -76,7 +76,10 @@ void Cycle::insert_set(SetId id, std::vector<int> members) {
         std::make_unique<Coordinator>(id, *set->members, shared_.config.cache_capacity);
   }
   share_memory(*set);
-  shared_.sets.add({id, set->members, set->index});
+  const std::size_t size = set->members->size();
+  const bool shares_memory =
+      size == 1 || (set->channel && set->channel->size() == static_cast<int>(size));
+  shared_.sets.add({id, set->members, set->index, shares_memory});
   sets_[id.id] = std::move(set);
 }
 

@@ -36,7 +36,8 @@ class Exported(NamedTuple):
     """A tensor as the engine sees it.
 
     Attributes:
-        pointer: address of the first element; dense memory of the layout follows.
+        pointer: address of the first element, where dense memory of the layout begins; or the tensor, if it has Python's
+            buffer protocol: the engine finds the address itself, in less time than NumPy takes to tell it.
         shape: extents as the user sees them, whatever the layout.
         dtype: code of the element type (`hvdlite.dtypes.DType`).
         device: `CPU`, or the number of a GPU.
@@ -44,7 +45,7 @@ class Exported(NamedTuple):
         owner: the tensor whose memory this is. If it is not the user's tensor it is a private dense copy of it.
     """
 
-    pointer: int
+    pointer: Any
     shape: tuple[int, ...]
     dtype: int
     device: int
@@ -86,8 +87,8 @@ class TensorBackend(Protocol):
             InvalidArgumentError: the engine does not know the dtype.
         """
 
-    def empty_like(self, owner: Any, new_memory: NewMemory) -> tuple[Any, int]:
-        """A new tensor with the shape, dtype and layout of an `Exported.owner`, and its address.
+    def empty_like(self, owner: Any, new_memory: NewMemory) -> tuple[Any, Any]:
+        """A new tensor with the shape, dtype and layout of an `Exported.owner`, and its pointer as in `Exported`.
 
         From `RECYCLED_FROM` bytes on it lies in memory from `new_memory`.
         """

@@ -64,13 +64,13 @@ class NumpyBackend:
         flags = tensor.flags
         if not (flags.c_contiguous and flags.aligned and tensor.dtype.isnative):
             tensor = np.array(tensor, dtype=tensor.dtype.newbyteorder("="), order="C", copy=True, subok=False)
-        return Exported(tensor.__array_interface__["data"][0], tensor.shape, code, CPU, ROW_MAJOR, tensor)
+        return Exported(tensor, tensor.shape, code, CPU, ROW_MAJOR, tensor)
 
-    def empty_like(self, owner: Array, new_memory: NewMemory) -> tuple[Array, int]:
+    def empty_like(self, owner: Array, new_memory: NewMemory) -> tuple[Array, Array]:
         """A new C-contiguous array."""
         size = owner.nbytes
         out: Array = np.ndarray(owner.shape, owner.dtype, new_memory(size) if size >= RECYCLED_FROM else None)
-        return out, out.__array_interface__["data"][0]
+        return out, out
 
     def wrap(self, data: memoryview, shape: Sequence[int], like: Array) -> Array:
         """An array over the engine's bytes."""

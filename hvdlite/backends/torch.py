@@ -28,6 +28,7 @@ class TorchBackend:
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
+        self._strided = torch.strided
         names = (dtype.label for dtype in DType)
         self._dtypes = {name: getattr(torch, name) for name in names if hasattr(torch, name)}
         self._codes = {dtype: int(code_of_name(name)) for name, dtype in self._dtypes.items()}
@@ -35,12 +36,12 @@ class TorchBackend:
 
     def adopt(self, value: Any) -> Any:
         """The tensor without its gradient history, sharing its memory."""
-        if value.layout is not self._torch.strided:
+        if value.layout is not self._strided:
             raise UnsupportedError(
                 f"a torch tensor of layout {value.layout} cannot be sent as it is; pass .to_dense() of it, or its "
                 "indices and values"
             )
-        if value.device.type != "cpu":
+        if not value.is_cpu:
             raise UnsupportedError(
                 f"this torch tensor is on {value.device}, which hvdlite cannot send yet (GPU tensors come with a later "
                 "version); pass .cpu() of it, which hvdlite does not do silently"
@@ -54,18 +55,15 @@ class TorchBackend:
         code = self._codes.get(tensor.dtype)
         if code is None:
             code = int(code_of_name(str(tensor.dtype).removeprefix("torch."), "torch tensor"))
-        layout = self._layout(tensor, any_layout)
-        if layout is None:
+        layout = ROW_MAJOR if tensor.is_contiguous() else self._layout(tensor, any_layout)
+        if layout is None or tensor.is_neg():
             layout = ROW_MAJOR
             tensor = tensor.resolve_neg().clone(memory_format=self._torch.contiguous_format)
-        return Exported(tensor.data_ptr(), tuple(tensor.shape), code, CPU, layout, tensor)
+        return Exported(tensor.data_ptr(), tensor.shape, code, CPU, layout, tensor)
 
     def _layout(self, tensor: Any, any_layout: bool) -> int | None:
+        """Of a tensor that is not contiguous; None if it has none of those the engine knows."""
         torch = self._torch
-        if tensor.is_neg():
-            return None
-        if tensor.is_contiguous():
-            return ROW_MAJOR
         if any_layout:
             if tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
                 return CHANNELS_LAST

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from hvdlite.requests import Average
+from hvdlite.requests import Average, Kind
 from hvdlite.runtime import RUNTIME
 from hvdlite.torch.agreement import Settings
 from hvdlite.torch.buckets import cut_buckets, split_evenly
@@ -24,7 +24,7 @@ def make_buckets(settings: Settings, slots: Sequence[Slot], groups: Groups, gene
         generation: number of the plan; the buckets' labels differ from those of earlier plans.
 
     """
-    set_id = settings.process_set.require_member("Allreduce")
+    set_id = settings.process_set.require_member(Kind.ALLREDUCE)
     buckets: list[Bucket] = []
     forms: dict[Slot, WireForm] = {}
     for slot in reversed(slots):

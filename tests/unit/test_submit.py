@@ -556,6 +556,24 @@ def test_run_is_for_many_threads_at_once():
     run_ranks(2, body)
 
 
+def test_a_pointer_may_be_a_buffer():
+    with engines(1) as ranks:
+        engine = ranks[0].engine
+        array, out = np.arange(4.0), np.zeros(4)
+        engine.run((ALLREDUCE, "b", F64, (4,), array, out, SUM, 0, 0, 2.0))
+        assert (out == 2 * np.arange(4)).all()
+        engine.run((ALLREDUCE, "b", F64, (2,), memoryview(array)[2:], out, SUM))
+        assert out.tolist() == [2, 3, 4, 6]
+        fixed = np.ones(4)
+        fixed.flags.writeable = False
+        engine.run((ALLREDUCE, "b", F64, (4,), fixed, out, SUM))
+        assert (out == 1).all()
+        with pytest.raises(TypeError, match="bad 'output_ptr'"):
+            engine.run((ALLREDUCE, "b", F64, (4,), array, fixed, SUM))
+        with pytest.raises(TypeError, match="bad 'input_ptr'"):
+            engine.run((ALLREDUCE, "b", F64, (2,), array[::2], out, SUM))
+
+
 @pytest.mark.parametrize(
     ("request_", "text"),
     [

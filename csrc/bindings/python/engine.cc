@@ -191,7 +191,20 @@ Result Engine::finish(std::int64_t handle, const Outcome& outcome) {
   return collect_result(engine_, handle);
 }
 
-Result Engine::wait(std::int64_t handle) { return finish(handle, wait_in_slices(&handle, 1)); }
+Result Engine::wait(std::int64_t handle, nb::handle memory, nb::handle keep) {
+  const auto hand_over = [&](std::int64_t in_flight, int code) {
+    if (!keep.is_none()) keep(memory, in_flight, code);
+  };
+  Outcome outcome;
+  try {
+    outcome = wait_in_slices(&handle, 1);
+  } catch (nb::python_error&) {
+    hand_over(handle, HVDLITE_OK);
+    throw;
+  }
+  if (outcome.code != HVDLITE_OK) hand_over(0, outcome.code);
+  return finish(handle, outcome);
+}
 
 nb::tuple Engine::wait_many(nb::handle handles) {
   const Int64List numbers(handles);
@@ -221,19 +234,7 @@ nb::tuple Engine::wait_many(nb::handle handles) {
 }
 
 Result Engine::run(nb::handle request, nb::handle memory, nb::handle keep) {
-  const std::int64_t handle = submit(*Requests::of_tuple(request).data(), false);
-  const auto hand_over = [&](std::int64_t in_flight, int code) {
-    if (!keep.is_none()) keep(memory, in_flight, code);
-  };
-  Outcome outcome;
-  try {
-    outcome = wait_in_slices(&handle, 1);
-  } catch (nb::python_error& interruption) {
-    hand_over(handle, HVDLITE_OK);
-    throw;
-  }
-  if (outcome.code != HVDLITE_OK) hand_over(0, outcome.code);
-  return finish(handle, outcome);
+  return wait(submit(*Requests::of_tuple(request).data(), false), memory, keep);
 }
 
 void Engine::release(std::int64_t handle) { python::check(hvdlite_release(engine_, handle)); }
@@ -257,6 +258,13 @@ std::vector<std::int32_t> Engine::process_set_ranks(std::int32_t id) {
   return list_of([&](std::int32_t* ranks, std::int32_t room, std::int32_t* count) {
     return hvdlite_process_set_ranks(engine_, id, ranks, room, count);
   });
+}
+
+Arena* Engine::create_arena(std::int32_t process_set, std::int64_t nbytes, const char* kind) {
+  hvdlite_arena* arena = nullptr;
+  check(without_gil(
+      [&] { return hvdlite_arena_create(engine_, process_set, kind, nbytes, &arena); }));
+  return new Arena(arena);
 }
 
 void Engine::publish_failure(const char* cause) {
@@ -285,6 +293,7 @@ nb::dict Engine::counters() {
   result["cache_misses"] = counters.cache_misses;
   result["agreed_in_memory"] = counters.agreed_in_memory;
   result["data_bytes_sent"] = counters.data_bytes_sent;
+  result["arena_ops"] = counters.arena_ops;
   return result;
 }
 

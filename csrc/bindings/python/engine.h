@@ -9,6 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "arena.h"
 #include "binding.h"
 #include "request.h"
 #include "result.h"
@@ -52,12 +53,13 @@ class Engine {
                                bool wake);
   void release_prepared(std::int64_t group);
   bool poll(std::int64_t handle);
-  Result wait(std::int64_t handle);
+  Result wait(std::int64_t handle, nb::handle memory, nb::handle keep);
   nb::tuple wait_many(nb::handle handles);
   void release(std::int64_t handle);
   nb::object new_output(std::size_t bytes);
   std::vector<std::int32_t> process_set_ids();
   std::vector<std::int32_t> process_set_ranks(std::int32_t id);
+  Arena* create_arena(std::int32_t process_set, std::int64_t nbytes, const char* kind);
   void publish_failure(const char* cause);
   nb::str failure_cause();
   nb::str flight_record();

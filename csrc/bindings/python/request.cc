@@ -29,6 +29,8 @@ bool convert(PyObject* from, std::int32_t& to) {
   return overflow == 0 && to == number;
 }
 
+bool convert(PyObject* from, std::int64_t& to) { return nb::try_cast(nb::handle(from), to); }
+
 bool convert(PyObject* from, double& to) {
   if (!PyFloat_CheckExact(from)) return nb::try_cast(nb::handle(from), to);
   to = PyFloat_AS_DOUBLE(from);
@@ -41,13 +43,31 @@ bool convert(PyObject* from, const char*& to) {
   return to != nullptr;
 }
 
-template <typename Pointee>
-bool convert(PyObject* from, Pointee*& to) {
-  to = PyLong_Check(from) ? static_cast<Pointee*>(PyLong_AsVoidPtr(from)) : nullptr;
-  if (PyErr_Occurred() == nullptr) return PyLong_Check(from);
+// An address, or an object with the buffer protocol, which the caller keeps alive and does not move.
+bool convert_address(PyObject* from, void*& to, int flags) {
+  if (PyLong_Check(from)) {
+    to = PyLong_AsVoidPtr(from);
+    if (PyErr_Occurred() == nullptr) return true;
+  } else {
+    Py_buffer view;
+    if (PyObject_GetBuffer(from, &view, flags) == 0) {
+      to = view.buf;
+      PyBuffer_Release(&view);
+      return true;
+    }
+  }
   PyErr_Clear();
   return false;
 }
+
+bool convert(PyObject* from, const void*& to) {
+  void* address = nullptr;
+  const bool converted = convert_address(from, address, PyBUF_SIMPLE);
+  to = address;
+  return converted;
+}
+
+bool convert(PyObject* from, void*& to) { return convert_address(from, to, PyBUF_WRITABLE); }
 
 // Hands out the items of a tuple one by one, converted.
 class Arguments {
@@ -138,6 +158,7 @@ void Requests::add(nb::handle tuple) {
   arguments.optional("device", request.device);
   arguments.optional("layout", request.layout);
   arguments.optional("flags", request.flags);
+  arguments.optional("arena", request.arena);
   if (arguments.has_next()) throw nb::type_error("a request has too many arguments");
 }
 

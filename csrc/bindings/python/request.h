@@ -25,7 +25,7 @@ class Int64List {
 };
 
 // Requests made of tuples of Engine.submit's arguments in order (without wake); trailing ones may be missing, the defaults
-// are those of _engine.pyi. The tuples must outlive this.
+// are those of _engine.pyi. A pointer may also be an object with the buffer protocol. The tuples must outlive this.
 class Requests {
  public:
   // A sequence of tuples.
