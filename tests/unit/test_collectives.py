@@ -372,7 +372,8 @@ def test_nothing_at_null_pointers(kind, ranks):
 def test_one_algorithm_a_file(kind):
     folder = Path(__file__).parents[2] / "csrc" / "collectives"
     prefix = FILES[kind] + "_"
-    files = {path.stem.removeprefix(prefix) for path in folder.glob(prefix + "*.cc")} - {"stream"}
+    # The stream is what two algorithms share; push is taken for what lies in an arena, never by name.
+    files = {path.stem.removeprefix(prefix) for path in folder.glob(prefix + "*.cc")} - {"stream", "push"}
     assert files == set(_engine.algorithms(kind))
 
 
