@@ -3,7 +3,8 @@
 //   hvdlite_stress [SECONDS] [SEED]
 //
 // Each round makes 2 to 4 ranks on an in-process fabric, on one host or two. Every rank runs several caller threads that
-// submit operations, wait, poll and release in orders of their own; results are checked. A round ends with join and shutdown, or with a rank that
+// submit operations, wait, poll and release in orders of their own; results are checked. One more thread submits a prepared
+// group again and again, over memory that the engine recycles. A round ends with join and shutdown, or with a rank that
 // publishes a failure or leaves while others wait. Only the C ABI is used. Between rounds two threads wake each other by bells
 // as fast as they can: a ring that is lost shows as a sleep of seconds.
 
@@ -34,6 +35,8 @@ constexpr int kFloat32 = 10;
 constexpr int kSum = 1;
 constexpr int kThreadsPerRank = 3;
 constexpr int kOperationsPerThread = 40;
+constexpr int kGroupSize = 5;
+constexpr int kGroupSubmissions = 20;
 
 [[noreturn]] void die(const std::string& what) {
   std::fprintf(stderr, "stress: %s (last error: %s)\n", what.c_str(), hvdlite_last_error());
@@ -60,9 +63,9 @@ struct Round {
   std::vector<hvdlite_engine*> engines;
 };
 
-int64_t submit(hvdlite_engine* engine, Kind kind, const std::string& name, int process_set,
-               int64_t count, const void* input, void* output,
-               const std::vector<int64_t>& splits = {}) {
+hvdlite_request request_for(Kind kind, const std::string& name, int process_set,
+                            const int64_t& count, const void* input, void* output,
+                            const std::vector<int64_t>& splits = {}) {
   hvdlite_request request;
   std::memset(&request, 0, sizeof(request));
   request.kind = kind;
@@ -79,6 +82,14 @@ int64_t submit(hvdlite_engine* engine, Kind kind, const std::string& name, int p
   request.group = "";
   request.num_splits = static_cast<int32_t>(splits.size());
   request.splits = splits.data();
+  return request;
+}
+
+int64_t submit(hvdlite_engine* engine, Kind kind, const std::string& name, int process_set,
+               int64_t count, const void* input, void* output,
+               const std::vector<int64_t>& splits = {}) {
+  const hvdlite_request request =
+      request_for(kind, name, process_set, count, input, output, splits);
   int64_t handle = 0;
   return hvdlite_submit(engine, &request, 1, 1, &handle) == HVDLITE_OK ? handle : -1;
 }
@@ -147,6 +158,54 @@ void caller(const Round& round, int rank, int thread, int pair_set, unsigned see
   }
 }
 
+// Members of changing ranks are absent; every submission has new memory.
+void group_caller(const Round& round, int rank) {
+  hvdlite_engine* engine = round.engines[static_cast<size_t>(rank)];
+  const int64_t count = 300'000;  // more than 1 MiB, so that it is recycled
+  std::vector<std::string> names;
+  std::vector<hvdlite_request> requests;
+  for (int i = 0; i < kGroupSize; ++i) names.push_back("g" + std::to_string(i));
+  for (const std::string& name : names) {
+    requests.push_back(request_for(kAllreduce, name, 0, count, nullptr, nullptr));
+  }
+  int64_t group = 0;
+  expect(hvdlite_prepare(engine, requests.data(), kGroupSize, &group) == HVDLITE_OK,
+         "prepare refused");
+  for (int step = 0; step < kGroupSubmissions; ++step) {
+    hvdlite_block* blocks[kGroupSize];
+    void* data[kGroupSize];
+    bool absent[kGroupSize];
+    for (int i = 0; i < kGroupSize; ++i) {
+      expect(hvdlite_block_create(engine, static_cast<size_t>(count) * sizeof(float), &blocks[i]) ==
+                 HVDLITE_OK,
+             "no block");
+      data[i] = hvdlite_block_data(blocks[i]);
+      absent[i] = (step + i) % round.size == rank;
+      std::fill_n(static_cast<float*>(data[i]), count, static_cast<float>(rank + 1));
+    }
+    int64_t handle = 0;
+    expect(hvdlite_submit_prepared(engine, group, data, absent, kGroupSize, step % 2, &handle) ==
+               HVDLITE_OK,
+           "submit_prepared refused");
+    expect(wait(engine, handle) == HVDLITE_OK, "prepared group failed");
+    int32_t contributors[kGroupSize];
+    size_t size = 0;
+    expect(hvdlite_outcomes(engine, handle, contributors, kGroupSize, &size) == HVDLITE_OK &&
+               size == kGroupSize,
+           "no outcomes");
+    for (int i = 0; i < kGroupSize; ++i) {
+      expect(contributors[i] == round.size - 1, "wrong number of contributors");
+      const int absentee = (step + i) % round.size;
+      const float sum =
+          static_cast<float>(round.size * (round.size + 1)) / 2 - static_cast<float>(absentee + 1);
+      expect(static_cast<float*>(data[i])[count - 1] == sum, "wrong result of a prepared group");
+      hvdlite_block_free(blocks[i]);
+    }
+    expect(hvdlite_release(engine, handle) == HVDLITE_OK, "release failed");
+  }
+  expect(hvdlite_release_prepared(engine, group) == HVDLITE_OK, "release_prepared failed");
+}
+
 void end_round(const Round& round, int rank) {
   hvdlite_engine* engine = round.engines[static_cast<size_t>(rank)];
   const int last = round.size - 1;
@@ -183,6 +242,7 @@ void run_rank(const Round& round, int rank, unsigned seed) {
     threads.emplace_back(caller, std::cref(round), rank, t, pair_set,
                          seed + static_cast<unsigned>(100 * rank + t));
   }
+  threads.emplace_back(group_caller, std::cref(round), rank);
   for (std::thread& thread : threads) thread.join();
   end_round(round, rank);
 }
