@@ -103,8 +103,11 @@ std::unique_ptr<Collective> start(const Step& step, Comm comm, const Tuning& tun
       for (int i = 0; i < step.parts; ++i) {
         args.parts.push_back({inputs[i], outputs[i], size_from(step.counts[i], "a count")});
       }
-      return make(collectives::allreduce_algorithms(), step, std::move(comm), std::move(args),
-                  tuning);
+      const auto& algorithm = find_algorithm(collectives::allreduce_algorithms(), step.algorithm);
+      for (int r = 0; algorithm.in_arena && r < ranks; ++r) {
+        args.mapped.push_back(static_cast<std::byte*>(step.outputs[step.parts * r]));
+      }
+      return algorithm.make(std::move(comm), std::move(args), tuning);
     }
     case OpKind::kReducescatter:
       return make<collectives::ReducescatterArgs>(
@@ -162,14 +165,15 @@ class Scheduler {
       for (int region = 0; region < 2; ++region) {
         rank.channels[static_cast<std::size_t>(region)] = make_channel(*rank.endpoint, region);
       }
+      rank.hosts = make_map(*rank.endpoint);
       unfinished_.push_back(number);
     }
   }
 
   ~Scheduler() {
-    // Endpoints go before the machines and withdraw what points into them, after the channels through their windows.
     for (Rank& rank : ranks_) {
-      rank.channels = {};
+      rank.channels = {};  // they touch the endpoint's window once more
+      // Before the machines: it withdraws what points into them.
       rank.endpoint.reset();
     }
   }
@@ -193,11 +197,19 @@ class Scheduler {
   };
   struct Rank {
     std::array<std::unique_ptr<collectives::SharedChannel>, 2> channels;
+    std::unique_ptr<collectives::HostMap> hosts;
     std::deque<Machine> running;
     std::unique_ptr<transport::FickleTransport> endpoint;
     std::size_t started = 0;  // steps
   };
   static constexpr std::size_t kMaxRunning = 4;
+
+  static std::unique_ptr<collectives::HostMap> make_map(const transport::Transport& endpoint) {
+    std::vector<int> host_of;
+    host_of.reserve(static_cast<std::size_t>(endpoint.size()));
+    for (int peer = 0; peer < endpoint.size(); ++peer) host_of.push_back(endpoint.host_of(peer));
+    return std::make_unique<collectives::HostMap>(host_of, endpoint.rank());
+  }
 
   // What the ranks of an endpoint's host share in a region of their window.
   static std::unique_ptr<collectives::SharedChannel> make_channel(transport::Transport& endpoint,
@@ -266,7 +278,7 @@ class Scheduler {
   void start_next(Rank& rank, int number) {
     const auto tag = static_cast<std::uint32_t>(5 + rank.started) << collectives::kChannelBits;
     Comm comm(*rank.endpoint, members_, number, tag, {},
-              {rank.channels[0].get(), rank.channels[1].get()});
+              {rank.channels[0].get(), rank.channels[1].get(), rank.hosts.get()});
     rank.running.push_back(
         {rank.started, /*entered=*/false,
          start(run_.steps[rank.started], std::move(comm), tuning_of(run_, number))});
@@ -326,6 +338,7 @@ template <typename Args>
 std::string names_of(std::span<const collectives::Algorithm<Args>> algorithms) {
   std::string names;
   for (const auto& algorithm : algorithms) {
+    if (algorithm.in_arena) continue;  // cannot be forced
     names += (names.empty() ? "" : ",") + std::string(algorithm.name);
   }
   return names;
