@@ -32,6 +32,26 @@ class Result:
         """The engine-allocated output as writable bytes that free themselves (numpy.frombuffer makes an array of it)."""
 
 @final
+class Arena:
+    """One rank's part of memory that all members of a process set map; a writable buffer of its bytes."""
+
+    @property
+    def address(self) -> bytes:
+        """What the other members need to map this part; plain bytes."""
+    @property
+    def id(self) -> int:
+        """What requests call the arena; 0 while it is not open."""
+    @property
+    def nbytes(self) -> int: ...
+    def open(self, addresses: Sequence[bytes]) -> None:
+        """Maps all parts, whose addresses come in the order of the set's ranks."""
+    def hide(self) -> None:
+        """After all members have tried to open it: nobody else can."""
+    def close(self) -> None:
+        """Lets the others' parts go; requests may not name the arena any more."""
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+@final
 class Engine:
     """One rank's engine. Every method releases the GIL while it waits."""
 
@@ -62,6 +82,7 @@ class Engine:
         device: int = -1,
         layout: int = 0,
         flags: int = 0,
+        arena: int = 0,
         wake: bool = True,
     ) -> int:
         """Submits one request and returns its handle (> 0)."""
@@ -77,7 +98,8 @@ class Engine:
     def prepare(self, requests: Sequence[tuple[Any, ...]]) -> int:
         """Checks allreduces that will be submitted together many times, and returns the group's id.
 
-        They are tuples as for submit_many, whose pointers do not count.
+        They are tuples as for submit_many, whose pointers do not count, except that the output pointer of one that names an
+        arena is its place there; what is submitted from elsewhere is reduced like any other tensor.
         """
     def submit_prepared(self, group: int, pointers: Sequence[int], absent: Sequence[int] = (), wake: bool = True) -> int:
         """Submits a prepared group in place, with one pointer for each request, and returns one handle for it.
@@ -102,6 +124,8 @@ class Engine:
         """Memory for a result, as writable bytes; large blocks are recycled when nobody uses them any more."""
     def process_set_ids(self) -> list[int]: ...
     def process_set_ranks(self, process_set: int) -> list[int]: ...
+    def create_arena(self, process_set: int, nbytes: int, kind: str = "memfd") -> Arena:
+        """This rank's part of an arena for a process set, all zeros."""
     def publish_failure(self, cause: str) -> None: ...
     @property
     def failure_cause(self) -> str: ...
@@ -143,7 +167,8 @@ def test_fold(
 class SimulatedStep:
     """One collective for simulate()."""
 
-    algorithm: str
+    @property
+    def algorithm(self) -> str: ...
     def __init__(
         self,
         kind: int,

@@ -1,5 +1,6 @@
 """Handles: what an asynchronous operation returns, and what keeps its tensors alive until it has ended."""
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +25,10 @@ class Handle:
 
     __slots__ = ("__weakref__", "_engine", "_error", "_finish", "_grouped", "_number", "_outputs", "_waiting")
 
-    def __init__(self, engine: "Engine", numbers: list[int], finish: Sequence[Finish], grouped: bool) -> None:
+    def __init__(self, engine: "Engine", numbers: Sequence[int], finish: Sequence[Finish], grouped: bool) -> None:
         self._engine = engine
         self._number = numbers[0] if numbers else 0
-        self._waiting = numbers  # no longer the caller's
+        self._waiting = deque(numbers)
         self._finish: Sequence[Finish] | None = finish
         self._grouped = grouped
         self._outputs: list[Any] = []
@@ -63,12 +64,12 @@ class Handle:
             try:
                 result = self._engine.wait(self._waiting[0])
             except HvdliteError as error:
-                self._waiting.pop(0)
+                self._waiting.popleft()
                 self._error = self._error or error
                 RUNTIME.keep_after(error, finish)
                 continue
             # Any other exception, such as Ctrl-C, leaves the operation in flight and this handle able to wait again.
-            self._waiting.pop(0)
+            self._waiting.popleft()
             if self._error is None:
                 self._outputs.append(finish[index](result))
         self._finish = None

@@ -86,6 +86,7 @@ class Request(NamedTuple):
     device: int = -1
     layout: int = 0
     flags: int = 0
+    arena: int = 0
 
 
 def resolve_op(op: int | None, average: bool | None, stacklevel: int = 3) -> int:

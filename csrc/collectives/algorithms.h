@@ -13,6 +13,7 @@ std::unique_ptr<Collective> allreduce_ring(Comm comm, AllreduceArgs args, const 
 std::unique_ptr<Collective> allreduce_direct(Comm comm, AllreduceArgs args, const Tuning& tuning);
 std::unique_ptr<Collective> allreduce_recursive_doubling(Comm comm, AllreduceArgs args,
                                                          const Tuning& tuning);
+std::unique_ptr<Collective> allreduce_push(Comm comm, AllreduceArgs args, const Tuning& tuning);
 std::unique_ptr<Collective> allreduce_shm(Comm comm, AllreduceArgs args, const Tuning& tuning);
 std::unique_ptr<Collective> allreduce_hierarchical(Comm comm, AllreduceArgs args,
                                                    const Tuning& tuning);

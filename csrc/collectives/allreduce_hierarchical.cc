@@ -66,10 +66,13 @@ namespace hvdlite::collectives {
 
 namespace {
 
+// So many partners at once are no burden.
+constexpr int kFewHosts = 8;
+
 class AllreduceHierarchical final : public Collective {
  public:
-  AllreduceHierarchical(const Comm& comm, AllreduceArgs args, const HostMap& map,
-                        const SlicePlan& plan, const Tuning& tuning)
+  AllreduceHierarchical(const Comm& comm, AllreduceArgs args, const SlicePlan& plan,
+                        const Tuning& tuning)
       : reduction_(args.reduction),
         tuning_(tuning),
         reducer_(reduction_, tuning.isa),
@@ -77,7 +80,7 @@ class AllreduceHierarchical final : public Collective {
         number_(comm.shared()->index()),
         partials_(tuning.staging, kSlots, owned_bytes(reducer_.partial_bytes())),
         results_(tuning.staging, kSlots, same_type() ? 0 : owned_bytes(reducer_.result_bytes())),
-        between_(owns() ? comm.part(map.members_with_number(number_), map.own) : comm),
+        between_(owns() ? owners(comm, number_) : comm),
         reduce_(comm, in_host(tuning), reducer_, job_),
         publish_(comm.on_second_channel(), in_host(tuning), reducer_.result_bytes(), job_) {
     for (std::size_t slot = 0; slot < kSlots; ++slot) {
@@ -100,6 +103,9 @@ class AllreduceHierarchical final : public Collective {
     return tuning;
   }
 
+  static Comm owners(const Comm& comm, int number) {
+    return comm.part(comm.hosts()->members_with_number(number), comm.hosts()->own());
+  }
   bool owns() const { return number_ < job_.plan.owners; }
   bool same_type() const {
     return kernels::accumulator_of(reduction_.dtype, reduction_.op) == reduction_.dtype;
@@ -111,7 +117,8 @@ class AllreduceHierarchical final : public Collective {
   // Starts the exchange of every round that is reduced, and advances those under way.
   void exchange() {
     for (; started_ < job_.done.reduced; ++started_) {
-      exchanges_[started_ % kSlots] = owns() ? make_exchange(started_) : nullptr;
+      HVD_CHECK(!exchanges_[started_ % kSlots]);
+      if (owns()) exchanges_[started_ % kSlots] = make_exchange(started_);
     }
     bool first = true;
     for (std::size_t round = job_.done.finished; round < started_; ++round) {
@@ -153,45 +160,19 @@ class AllreduceHierarchical final : public Collective {
 
 }  // namespace
 
-HostMap::HostMap(const Comm& comm) {
-  std::vector<int> known;  // host_of, by host
-  for (int member = 0; member < comm.size(); ++member) {
-    const int host = comm.host_of(member);
-    const auto found = std::find(known.begin(), known.end(), host);
-    const auto place = static_cast<std::size_t>(found - known.begin());
-    if (found == known.end()) {
-      known.push_back(host);
-      hosts.emplace_back();
-    }
-    hosts[place].push_back(member);
-    if (member == comm.rank()) own = static_cast<int>(place);
-  }
-  const auto smallest = std::min_element(
-      hosts.begin(), hosts.end(), [](const auto& a, const auto& b) { return a.size() < b.size(); });
-  fewest = static_cast<int>(smallest->size());
-}
-
-std::vector<int> HostMap::members_with_number(int number) const {
-  std::vector<int> members;
-  members.reserve(hosts.size());
-  for (const std::vector<int>& host : hosts) {
-    members.push_back(host[static_cast<std::size_t>(number)]);
-  }
-  return members;
-}
-
-SlicePlan plan_slices(std::size_t count, std::size_t element_bytes, const HostMap& map,
+SlicePlan plan_slices(std::size_t count, std::size_t element_bytes, const HostMap& hosts,
                       const Tuning& tuning) {
-  // Below this a message more costs more than the bytes that it takes off another.
-  const std::size_t smallest = std::max<std::size_t>(tuning.segment_bytes / 16, 1);
+  const auto num_hosts = static_cast<std::size_t>(hosts.hosts());
+  // Below this, for each host, a message more costs more than the bytes that it takes off another.
+  const std::size_t smallest = std::max<std::size_t>(tuning.segment_bytes / 16, 1) * num_hosts;
   // A few segments for each host, so that the exchange of a round is a pipeline of its own.
-  const std::size_t largest = std::max<std::size_t>(
-      std::max<std::size_t>(4, map.hosts.size()) * tuning.segment_bytes / 2, 1);
+  const std::size_t largest =
+      std::max<std::size_t>(std::max<std::size_t>(4, num_hosts) * tuning.segment_bytes / 2, 1);
   const std::size_t bytes = count * element_bytes;
   SlicePlan plan;
   plan.count = count;
   plan.owners = static_cast<int>(
-      std::clamp<std::size_t>(bytes / smallest, 1, static_cast<std::size_t>(map.fewest)));
+      std::clamp<std::size_t>(bytes / smallest, 1, static_cast<std::size_t>(hosts.fewest())));
   plan.rounds = pieces_in(bytes, largest * static_cast<std::size_t>(plan.owners));
   plan.grain = alignment_grain(count, plan.owners, element_bytes);
   return plan;
@@ -199,21 +180,23 @@ SlicePlan plan_slices(std::size_t count, std::size_t element_bytes, const HostMa
 
 std::string_view algorithm_between_hosts(int hosts, std::size_t partial_bytes, bool same_type,
                                          const Tuning& tuning) {
-  // With two hosts there is one addition, and all have the same bits.
-  if (tuning.deterministic && hosts > 2) return "direct";
-  // Two hosts send as many bytes either way, unless results are narrower than partials.
-  const std::size_t limit =
-      hosts <= 2 && same_type ? tuning.segment_bytes : tuning.segment_bytes / 4;
-  return partial_bytes <= limit ? "recursive_doubling" : "ring";
+  // Two hosts: one step instead of two. That sends as many bytes, unless results are narrower than partials; but it adds
+  // everything on both, and not while it receives.
+  if (hosts <= 2) {
+    const std::size_t limit = same_type ? tuning.segment_bytes : tuning.segment_bytes / 16;
+    return partial_bytes <= limit ? "recursive_doubling" : "direct";
+  }
+  // Two steps, whatever the number of hosts, and no bytes more than a ring's; but a message to each of them.
+  if (hosts <= kFewHosts || tuning.deterministic) return "direct";
+  return partial_bytes <= tuning.segment_bytes ? "recursive_doubling" : "ring";
 }
 
 std::unique_ptr<Collective> allreduce_hierarchical(Comm comm, AllreduceArgs args,
                                                    const Tuning& tuning) {
-  HVD_CHECK(comm.shared() != nullptr && comm.is_on_several_hosts());
-  const HostMap map(comm);
+  HVD_CHECK(comm.shared() != nullptr && comm.hosts() != nullptr);
   const SlicePlan plan =
-      plan_slices(args.count(), base::size_of(args.reduction.dtype), map, tuning);
-  return std::make_unique<AllreduceHierarchical>(comm, std::move(args), map, plan, tuning);
+      plan_slices(args.count(), base::size_of(args.reduction.dtype), *comm.hosts(), tuning);
+  return std::make_unique<AllreduceHierarchical>(comm, std::move(args), plan, tuning);
 }
 
 }  // namespace hvdlite::collectives

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/types.h"
+#include "collectives/host_map.h"
 #include "collectives/shared_channel.h"
 #include "transport/transport.h"
 
@@ -18,27 +19,27 @@ inline constexpr int kNumChannels = 1 << kChannelBits;
 // What one algorithm may use, so that two can run side by side in one operation (Comm::part).
 inline constexpr int kPartChannels = kNumChannels / 2;
 
-// What the members of a set that are on this host share; either both or none. On several hosts shared memory is the way in
-// and the way out of what happens between hosts: with a channel for each, neither waits for the other's turn.
-struct SharedChannels {
-  SharedChannel* first =
-      nullptr;  // null on all hosts, or given on all hosts, those with one member too
-  SharedChannel* second = nullptr;  // where the set's members are on several hosts
+// What a set's members on this host share. Where members of a set on several hosts share anything, all its members do, those
+// that are alone on their hosts too, and there are two channels: the way into what happens between hosts and the way out, so
+// that neither has to wait for the other's turn.
+struct Sharing {
+  SharedChannel* channel = nullptr;         // null: nothing is shared
+  SharedChannel* second_channel = nullptr;  // null on one host, as is the next
+  const HostMap* hosts = nullptr;
 };
 
 class Comm {
  public:
   // members: the transport ranks of the set in ascending order; index: this rank's place among them; tag: unique among
-  // the operations in flight between these ranks (its low kChannelBits are the channel); set: whose members they are;
-  // shared: what those of them share that are on this host.
+  // the operations in flight between these ranks (its low kChannelBits are the channel); set: whose members they are.
   Comm(transport::Transport& transport, std::shared_ptr<const std::vector<int>> members, int index,
-       std::uint32_t tag, base::SetId set = {}, SharedChannels shared = {})
+       std::uint32_t tag, base::SetId set = {}, Sharing sharing = {})
       : transport_(&transport),
         members_(std::move(members)),
         index_(index),
         tag_(tag),
         set_(set),
-        shared_(shared) {}
+        sharing_(sharing) {}
 
   base::SetId set() const { return set_; }
   int rank() const { return index_; }
@@ -54,12 +55,13 @@ class Comm {
   }
   bool test(transport::Ticket& ticket) { return transport_->test(ticket); }
 
-  SharedChannel* shared() const { return shared_.first; }
-  bool is_on_several_hosts() const { return shared_.second != nullptr; }
+  SharedChannel* shared() const { return sharing_.channel; }
+  // Not null where the members are on several hosts and share memory there.
+  const HostMap* hosts() const { return sharing_.hosts; }
   // The same members with the second channel as the one to share.
   Comm on_second_channel() const {
     Comm copy = *this;
-    copy.shared_ = {shared_.second, nullptr};
+    copy.sharing_ = {sharing_.second_channel, nullptr, nullptr};
     return copy;
   }
   // Some of the members, this one at place `index` among them, for an algorithm that runs as a part of this operation.
@@ -89,7 +91,7 @@ class Comm {
   int index_;
   std::uint32_t tag_;
   base::SetId set_;
-  SharedChannels shared_;
+  Sharing sharing_;
 };
 
 }  // namespace hvdlite::collectives

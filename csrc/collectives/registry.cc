@@ -14,6 +14,11 @@ constexpr Algorithm<AllreduceArgs> kAllreduce[] = {
     {"direct", allreduce_direct},
     {"recursive_doubling", allreduce_recursive_doubling},
     {.name = "shm", .make = allreduce_shm, .scattered = true, .runs_on = shares_memory},
+    {.name = "push",
+     .make = allreduce_push,
+     .scattered = true,
+     .runs_on = shares_memory,
+     .in_arena = true},
     // layout_independent: as Tuning::deterministic wants it
     {.name = "hierarchical",
      .make = allreduce_hierarchical,
@@ -49,9 +54,7 @@ bool shares_memory(const Comm& comm) {
   return comm.shared() != nullptr && comm.shared()->size() == comm.size();
 }
 
-bool shares_memory_on_hosts(const Comm& comm) {
-  return comm.shared() != nullptr && comm.is_on_several_hosts();
-}
+bool shares_memory_on_hosts(const Comm& comm) { return comm.hosts() != nullptr; }
 
 std::span<const Algorithm<AllreduceArgs>> allreduce_algorithms() { return kAllreduce; }
 std::span<const Algorithm<ReducescatterArgs>> reducescatter_algorithms() { return kReducescatter; }

@@ -23,6 +23,9 @@ struct Algorithm {
   bool scattered = false;
   // Comms that it can run on, null: all. The answer is the same on all ranks.
   bool (*runs_on)(const Comm& comm) = nullptr;
+  // Does it work only in memory that all members map (AllreduceArgs::mapped)? Then it cannot be forced: what lies there is for the
+  // caller to say.
+  bool in_arena = false;
 };
 
 // All members of the Comm share memory.
@@ -38,7 +41,7 @@ std::string_view collective_name();
 
 // All algorithms of a collective.
 std::span<const Algorithm<AllreduceArgs>>
-allreduce_algorithms();  // ring direct recursive_doubling shm hierarchical
+allreduce_algorithms();  // ring direct recursive_doubling shm push hierarchical
 std::span<const Algorithm<ReducescatterArgs>> reducescatter_algorithms();  // ring direct shm
 std::span<const Algorithm<AllgathervArgs>> allgatherv_algorithms();        // ring shm
 std::span<const Algorithm<BroadcastArgs>> broadcast_algorithms();          // binomial chain shm

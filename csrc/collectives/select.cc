@@ -14,6 +14,7 @@ namespace {
 
 constexpr std::string_view kAuto = "auto";
 constexpr std::string_view kShared = "shm";  // where all ranks share memory, for everything
+constexpr std::string_view kInArena = "push";
 
 std::string knob_of(std::string_view collective) {
   std::string knob = "HVDLITE_" + std::string(collective) + "_ALGORITHM";
@@ -28,6 +29,14 @@ void check(std::span<const Algorithm<Args>> algorithms, const std::string& force
            bool deterministic) {
   if (forced == kAuto) return;
   const Algorithm<Args>& algorithm = find_algorithm(algorithms, forced);
+  if (algorithm.in_arena) {
+    const std::string knob = knob_of(collective_name<Args>());
+    throw base::Error(
+        base::ErrorCode::kInvalidArgument,
+        knob + "=" + forced + " cannot be forced: " + forced +
+            " serves tensors that lie in an arena, and auto takes it for those; set " + knob +
+            " to auto");
+  }
   if (!deterministic || algorithm.layout_independent) return;
   std::string allowed;
   for (const Algorithm<Args>& other : algorithms) {
@@ -121,7 +130,9 @@ std::string_view chosen_broadcast(std::size_t bytes, Shape shape, const Selectio
 std::unique_ptr<Collective> start_allreduce(Comm comm, AllreduceArgs args,
                                             const Selection& selection) {
   const std::size_t bytes = args.count() * base::size_of(args.reduction.dtype);
-  const std::string_view name = chosen_allreduce(bytes, shape_of(comm), selection);
+  const bool pushes = !args.mapped.empty() && selection.allreduce == kAuto && shares_memory(comm);
+  const std::string_view name =
+      pushes ? kInArena : chosen_allreduce(bytes, shape_of(comm), selection);
   return start(allreduce_algorithms(), name, std::move(comm), std::move(args), selection);
 }
 

@@ -14,6 +14,12 @@ namespace {
 // Announcements in one hold of the lock, so that nobody waits long for it.
 constexpr std::size_t kMostAtOnce = 512;
 
+// Operations that equal requests describe completely.
+bool covers(OpKind kind) {
+  return kind == OpKind::kAllreduce || kind == OpKind::kBroadcast ||
+         kind == OpKind::kReducescatter || kind == OpKind::kBarrier;
+}
+
 bool in_group(const Request& request) { return !request.group.empty() && request.group_size > 1; }
 
 std::uint64_t group_key(const Request& request) {
@@ -36,11 +42,6 @@ std::uint64_t content_of(const std::vector<RequestPtr>& group) {
 
 }  // namespace
 
-bool Accord::covers(OpKind kind) {
-  return kind == OpKind::kAllreduce || kind == OpKind::kBroadcast ||
-         kind == OpKind::kReducescatter || kind == OpKind::kBarrier;
-}
-
 void Accord::add_keys(const Request& request, std::vector<std::uint64_t>& keys) {
   keys.push_back(request.name_hash);
   if (!in_group(request)) return;
@@ -48,21 +49,28 @@ void Accord::add_keys(const Request& request, std::vector<std::uint64_t>& keys) 
   if (keys.size() < 2 || keys[keys.size() - 2] != key) keys.push_back(key);
 }
 
-void Accord::admit(const RequestPtr& request) {
+bool Accord::admit(const RequestPtr& request) {
+  if (!covers(request->kind)) return false;
   if (!in_group(*request)) {
     waiting_.push_back({request->name_hash, request->content_hash, request->absent, {request}});
-    return;
+    return true;
   }
   const std::uint64_t key = group_key(*request);
+  const auto sent = sent_groups_.find(key);
+  if (sent != sent_groups_.end()) {
+    if (--sent->second == 0) sent_groups_.erase(sent);
+    return false;
+  }
   std::vector<RequestPtr>& group = groups_[key];
   group.push_back(request);
-  if (group.size() < static_cast<std::size_t>(request->group_size)) return;
+  if (group.size() < static_cast<std::size_t>(request->group_size)) return true;
   std::sort(group.begin(), group.end(), [](const RequestPtr& a, const RequestPtr& b) {
     return a->group_index < b->group_index;
   });
   // Which members are absent is part of the content: a difference is for the coordinator to settle.
   waiting_.push_back({key, content_of(group), false, std::move(group)});
   groups_.erase(key);
+  return true;
 }
 
 bool Accord::announce(std::vector<RequestPtr>& by_message) {
@@ -91,7 +99,10 @@ std::vector<RequestPtr> Accord::take_all() {
   };
   for (auto& [key, requests] : std::exchange(announced_, {})) add(requests);
   for (Unit& unit : std::exchange(waiting_, {})) add(unit.requests);
-  for (auto& [key, requests] : std::exchange(groups_, {})) add(requests);
+  for (auto& [key, requests] : std::exchange(groups_, {})) {
+    sent_groups_[key] = requests.front()->group_size - static_cast<std::int32_t>(requests.size());
+    add(requests);
+  }
   return all;
 }
 

@@ -31,14 +31,14 @@ class Accord {
   Accord(std::byte* memory, int members, int index, std::uint32_t serial)
       : ledger_(memory, Ledger::Capacity{}, members, index, serial) {}
 
-  static bool covers(base::OpKind kind);
   // The keys that a request may have in the ledger: of itself, and of its group.
   static void add_keys(const Request& request, std::vector<std::uint64_t>& keys);
 
   Ledger& ledger() { return ledger_; }
 
-  // A request of this rank; it becomes part of waiting() when its unit is complete.
-  void admit(const RequestPtr& request);
+  // A request of this rank, which is announced when its unit is complete. False if it has to go by message: it is none of the
+  // ledger's, or others of its group have gone that way.
+  bool admit(const RequestPtr& request);
   bool has_waiting() const { return !waiting_.empty(); }
 
   // Announces what waits, with the ledger locked and its log read; what has to go by message instead is added to `by_message`.
@@ -63,6 +63,8 @@ class Accord {
  private:
   Ledger ledger_;
   std::unordered_map<std::uint64_t, std::vector<RequestPtr>> groups_;  // not complete, by key
+  std::unordered_map<std::uint64_t, std::int32_t>
+      sent_groups_;  // by message, and how many of each are still to come
   std::vector<Unit> waiting_;
   std::unordered_map<std::uint64_t, std::vector<RequestPtr>> announced_;  // by key
 };

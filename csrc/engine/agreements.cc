@@ -42,11 +42,14 @@ bool Cycle::agree(ProcessSet& set) {
 // A ledger begins when the last users of its memory have left. Before, everything goes through messages.
 bool Cycle::open_ledger(ProcessSet& set) {
   Accord& accord = *set.accord;
-  if (set.coordinator && set.channel->is_free()) {
+  if (!set.channel->is_free()) return go_by_message(set, accord.take_all());
+  if (set.coordinator) {
     accord.ledger().create(set.coordinator->sequence(), keys_of(set.coordinator->open()));
+    wake_members(set);
     return true;
   }
-  return go_by_message(set, accord.take_all());
+  accord.try_again = accord.has_waiting();  // the coordinator is about to do so
+  return false;
 }
 
 bool Cycle::go_by_message(ProcessSet& set, const std::vector<RequestPtr>& requests) {

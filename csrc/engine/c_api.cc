@@ -249,6 +249,7 @@ int hvdlite_get_counters(hvdlite_engine* engine, hvdlite_counters* out) {
             counters.cache_hits,
             counters.cache_misses,
             counters.agreed_in_memory,
-            counters.data_bytes_sent};
+            counters.data_bytes_sent,
+            counters.arena_ops};
   });
 }

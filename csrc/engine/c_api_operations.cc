@@ -49,6 +49,7 @@ RequestView view_of(const hvdlite_request& from) {
   view.group_size = view.group.empty() ? 0 : from.group_size;
   view.group_index = view.group.empty() ? 0 : from.group_index;
   if (from.ndim > 0) view.shape = {from.shape, static_cast<size_t>(from.ndim)};
+  view.arena = from.arena;
   if (from.num_splits > 0) view.splits = {from.splits, static_cast<size_t>(from.num_splits)};
   return view;
 }
@@ -95,10 +96,12 @@ int hvdlite_request_hashes(const hvdlite_request* request, uint64_t* name, uint6
 int hvdlite_prepare(hvdlite_engine* engine, const hvdlite_request* requests, size_t count,
                     int64_t* group) {
   return guarded([&] {
-    std::vector<RequestView> views;
-    views.reserve(count);
-    for (size_t i = 0; i < count; ++i) views.push_back(view_of(requests[i]));
-    *group = alive(engine).prepare(views);
+    std::vector<Submission> submissions;
+    submissions.reserve(count);
+    for (size_t i = 0; i < count; ++i) {
+      submissions.push_back({view_of(requests[i]), requests[i].input, requests[i].output});
+    }
+    *group = alive(engine).prepare(submissions);
   });
 }
 

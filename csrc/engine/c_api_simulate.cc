@@ -167,8 +167,11 @@ class Scheduler {
   }
 
   ~Scheduler() {
-    // Endpoints go first and withdraw what points into the machines.
-    for (Rank& rank : ranks_) rank.endpoint.reset();
+    // Endpoints go before the machines and withdraw what points into them, after the channels through their windows.
+    for (Rank& rank : ranks_) {
+      rank.channels = {};
+      rank.endpoint.reset();
+    }
   }
   Scheduler(const Scheduler&) = delete;
   Scheduler& operator=(const Scheduler&) = delete;

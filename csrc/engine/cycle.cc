@@ -214,11 +214,7 @@ void Cycle::admit(Entry entry) {
   }
   const RequestPtr asked = entry.request;
   set->pending.emplace(asked->name, Pending{std::move(entry)});
-  if (set->accord && Accord::covers(asked->kind)) {
-    set->accord->admit(asked);
-  } else {
-    set->to_announce.push_back(asked->name);
-  }
+  if (!set->accord || !set->accord->admit(asked)) set->to_announce.push_back(asked->name);
 }
 
 void Cycle::announce_pending(ProcessSet& set) {
@@ -227,7 +223,8 @@ void Cycle::announce_pending(ProcessSet& set) {
   message.seen = set.seen;
   for (const std::string& name : std::exchange(set.to_announce, {})) {
     const auto found = set.pending.find(name);
-    if (found == set.pending.end()) continue;
+    // A name may be there twice: of an operation that has ended meanwhile, and of the next one under that name.
+    if (found == set.pending.end() || found->second.announced) continue;
     Pending& pending = found->second;
     pending.announced = true;
     shared_.recorder.reached(pending.entry.completion->record, Stage::kAnnounced);
@@ -350,6 +347,7 @@ void Cycle::execute(ProcessSet& set, FusedOp fused) {
                           kind != OpKind::kAddProcessSet && kind != OpKind::kRemoveProcessSet;
   if (moves_data) {
     ++shared_.counters.fused_ops;
+    if (first.request.arena != 0) ++shared_.counters.arena_ops;
     executor_.enqueue(set, std::move(fused), std::move(entries));
     return;
   }

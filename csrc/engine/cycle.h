@@ -119,8 +119,7 @@ class Cycle {
   void remove_set(std::int32_t id);
   void insert_set(SetId id, std::vector<int> members);
   void share_memory(ProcessSet& set);
-  std::shared_ptr<collectives::SharedChannel> take_region(const ProcessSet& set, Region& region,
-                                                          const std::vector<int>& local);
+  std::shared_ptr<collectives::SharedChannel> take_region(const ProcessSet& set, Region& region);
   void fail_pending(ProcessSet& set, const base::Status& why);
   void finish(Entry& entry, const base::Status& status);
   // end_all with the first cause, which is told to the user.

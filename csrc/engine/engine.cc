@@ -221,6 +221,45 @@ microseconds Engine::sleep_limit(const Outlook& outlook) const {
   return limit;
 }
 
+std::unique_ptr<ArenaDraft> Engine::create_arena(std::int32_t set, const std::string& kind,
+                                                 std::size_t bytes) {
+  require_usable();
+  const auto info = shared_.sets.find(set);
+  if (!info || info->index < 0) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "process set " + std::to_string(set) +
+                    " does not exist or does not include this rank: no arena can be made for it");
+  }
+  if (bytes == 0) throw Error(ErrorCode::kInvalidArgument, "an arena needs at least one byte");
+  const std::string& allowed = shared_.config.shared_memory;
+  if (allowed != "auto" && allowed != kind) {
+    throw Error(ErrorCode::kUnsupported,
+                "HVDLITE_SHARED_MEMORY=" + allowed + " rules out an arena in " + kind);
+  }
+  for (const int member : *info->members) {
+    if (transport_->host_of(member) == transport_->host_of(topology_.rank)) continue;
+    throw Error(ErrorCode::kUnsupported, "the ranks of process set " + std::to_string(set) +
+                                             " are on several hosts and cannot share an arena");
+  }
+  if (!info->shares_memory) {
+    throw Error(ErrorCode::kUnsupported,
+                "the ranks of process set " + std::to_string(set) +
+                    " have no channel through shared memory (the machine gives none, or too many "
+                    "process sets use it already), without which an arena is of no use");
+  }
+  const bool memfd = kind == "memfd";
+  if (!memfd && kind != "shm") {
+    throw Error(ErrorCode::kInvalidArgument,
+                "unknown kind of shared memory '" + kind + "'; known: memfd, shm");
+  }
+  // Ids of different ranks never meet, and no rank uses one twice.
+  const std::int64_t id = (std::int64_t{topology_.rank} << 32) | (arenas_created_.fetch_add(1) + 1);
+  using Kind = transport::SharedMemory::Kind;
+  return std::make_unique<ArenaDraft>(shared_.arenas, info->id,
+                                      static_cast<int>(info->members->size()), info->index, id,
+                                      memfd ? Kind::kMemfd : Kind::kShm, bytes);
+}
+
 // --- the engine thread ----------------------------------------------------------------------------------------------
 
 void Engine::run() {
@@ -295,6 +334,7 @@ void Engine::shutdown() {
   transport_->ring(transport_->rank());
   thread_.join();
   cycle_.close();
+  shared_.arenas->close();
   shared_.outputs->close();
 }
 

@@ -48,8 +48,9 @@ class Engine {
   // All or nothing; a handle for each, in order. Throws Error(InvalidArgument, Unsupported) for what no rank could do,
   // Error(Aborted, PeerLost...) once the engine has failed or shut down. wake: nobody is about to wait.
   void submit(std::span<const Submission> submissions, bool wake, std::int64_t* handles);
-  // Checks allreduces that will be submitted together many times, and gives their group an id.
-  std::int64_t prepare(std::span<const RequestView> views);
+  // Checks allreduces that will be submitted together many times, and gives their group an id. The memory counts where a
+  // request names an arena: it is the tensor's place there, and whenever the tensor lies elsewhere it names none.
+  std::int64_t prepare(std::span<const Submission> submissions);
   // Submits a prepared group in place and gives one handle for it. absent[i]: this rank has no value for request i, but
   // takes the result (empty: it has all). Throws as submit.
   std::int64_t submit_prepared(std::int64_t id, std::span<void* const> data,
@@ -72,6 +73,11 @@ class Engine {
   }
   const Counters& counters() const { return shared_.counters; }
   const SetDirectory& sets() const { return shared_.sets; }
+  // This rank's part of an arena for a process set, zero, with its pages reserved. Error(InvalidArgument) for a set that this
+  // rank is not in, Error(Unsupported) if its members cannot share memory of that kind ("memfd" or "shm"), Error(System) if
+  // the machine has not got the memory.
+  std::unique_ptr<ArenaDraft> create_arena(std::int32_t set, const std::string& kind,
+                                           std::size_t bytes);
   // False in a forked child, where nothing of the engine may be used.
   bool usable_in_this_process() const;
 
@@ -85,6 +91,10 @@ class Engine {
   void require_accepting() const;
   SetDirectory::Info set_of(const RequestView& view) const;
   RequestPtr check(const RequestView& view, const SetDirectory::Info& set) const;
+  // The arena that the view names, which gets the tensor's offset there; a tensor of no bytes lies in none.
+  std::shared_ptr<const transport::Arena> locate(RequestView& view, const SetDirectory::Info& set,
+                                                 const void* input, const void* output) const;
+  PreparedGroup::Asked ask(const RequestView& view, const SetDirectory::Info& set) const;
   static void check_memory(const Request& request, const void* input, const void* output);
   void intern(std::span<const Submission> submissions, std::span<Entry> entries);
   void enqueue(std::span<Entry> entries, bool wake);
@@ -113,6 +123,7 @@ class Engine {
   Cycle cycle_;
   void* fork_canary_ = nullptr;  // a page that reads as zero in a forked child
 
+  std::atomic<std::int64_t> arenas_created_{0};
   std::atomic<bool> token_{false};
   std::atomic<int> waiting_callers_{0};
   std::atomic<bool> stop_{false};

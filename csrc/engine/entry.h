@@ -10,6 +10,7 @@
 
 #include "engine/output_cache.h"
 #include "engine/request.h"
+#include "transport/arena.h"
 
 namespace hvdlite::engine {
 
@@ -35,6 +36,7 @@ struct Entry {
   const void* input = nullptr;
   void* output = nullptr;
   CompletionPtr completion;
+  std::shared_ptr<const transport::Arena> arena;  // the request's, if it names one
 };
 
 }  // namespace hvdlite::engine

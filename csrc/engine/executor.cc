@@ -29,6 +29,7 @@ std::shared_ptr<const ProcessSet> describe_set(const ProcessSet& set) {
   copy->index = set.index;
   copy->channel = set.channel;
   copy->second_channel = set.second_channel;
+  copy->hosts = set.hosts;
   return copy;
 }
 
@@ -86,9 +87,9 @@ bool Executor::start(Lane& lane) {
     for (const Entry& entry : next.entries) {
       if (entry.request) started_(entry);
     }
-    const collectives::Comm comm(transport_, lane.set->members, lane.set->index, next.tag,
-                                 lane.set->id,
-                                 {lane.set->channel.get(), lane.set->second_channel.get()});
+    const collectives::Comm comm(
+        transport_, lane.set->members, lane.set->index, next.tag, lane.set->id,
+        {lane.set->channel.get(), lane.set->second_channel.get(), lane.set->hosts.get()});
     lane.running.push_back(
         std::make_unique<Operation>(std::move(next.fused), std::move(next.entries)));
     lane.running_bytes += lane.running.back()->bytes();

@@ -19,7 +19,7 @@ bool fusible(const Response& response, int ranks_needed) {
 
 bool compatible(const Request& a, const Request& b) {
   return a.dtype == b.dtype && a.op == b.op && a.device == b.device && a.prescale == b.prescale &&
-         a.postscale == b.postscale && a.group == b.group;
+         a.postscale == b.postscale && a.group == b.group && a.arena == b.arena;
 }
 
 }  // namespace

@@ -49,7 +49,7 @@ class Ledger {
   static constexpr int kMaxMembers = 64;
   // Powers of two.
   struct Capacity {
-    std::uint32_t cells = 16384;
+    std::uint32_t cells = 32768;
     std::uint32_t entries = 16384;
   };
   static std::size_t bytes(Capacity capacity);

@@ -97,7 +97,8 @@ void Operation::start_allreduce(Context& context) {
   }
 }
 
-// Straight from and to the tensors; those of a rank that has joined are null.
+// Straight from and to the tensors; those of a rank that has joined are null. Members that agreed on an arena all have one, and
+// none has joined.
 void Operation::start_scattered_allreduce(Context& context) {
   collectives::AllreduceArgs args;
   args.parts.reserve(fused_.size());
@@ -106,6 +107,7 @@ void Operation::start_scattered_allreduce(Context& context) {
                           static_cast<std::size_t>(fused_[i]->request.elements())});
   }
   args.reduction = reduction_of(fused_.front()->request, context.comm.size());
+  if (fused_.front()->request.arena != 0) args.mapped = entries_.front().arena->bases();
   collective_ = collectives::start_allreduce(context.comm, std::move(args), context.selection);
 }
 

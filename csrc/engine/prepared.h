@@ -14,8 +14,18 @@ namespace hvdlite::engine {
 
 // Allreduces in place on one process set.
 struct PreparedGroup {
-  std::vector<RequestPtr> present;  // as asked where this rank has a value,
-  std::vector<RequestPtr> absent;   // and where it has none
+  // As asked where this rank has a value, and where it has none.
+  struct Asked {
+    RequestPtr present;
+    RequestPtr absent;
+  };
+  struct Member {
+    Asked anywhere;
+    Asked in_arena;               // where the tensor lies at `place`
+    const void* place = nullptr;  // null: it has none
+  };
+  std::vector<Member> members;
+  std::int64_t arena = 0;  // in which the places are
 };
 using PreparedGroupPtr = std::shared_ptr<const PreparedGroup>;
 

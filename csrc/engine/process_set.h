@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "collectives/host_map.h"
 #include "collectives/shared_channel.h"
 #include "engine/accord.h"
 #include "engine/coordinator.h"
@@ -32,10 +33,10 @@ struct ProcessSet {
   std::unordered_map<std::string, Pending> pending;
   std::vector<std::string> to_announce;      // names in pending
   std::unique_ptr<Coordinator> coordinator;  // on the set's first member
-  // What the members on this host share (collectives/comm.h), the second where the set is on several hosts; null if there is
-  // nothing, or nobody to share with.
+  // What the members on this host share (collectives/comm.h); null if there is nothing, or nobody to share with.
   std::shared_ptr<collectives::SharedChannel> channel;
   std::shared_ptr<collectives::SharedChannel> second_channel;
+  std::shared_ptr<const collectives::HostMap> hosts;
   std::unique_ptr<Accord> accord;  // where all members are on this host and share memory
   base::Status broken;             // the coordinator has left: nothing can be agreed any more
 

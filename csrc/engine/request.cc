@@ -59,6 +59,8 @@ void Request::seal() {
     of_content.add(list->size());
     for (const std::int64_t extent : *list) of_content.add_signed(extent);
   }
+  of_content.add_signed(arena);
+  of_content.add_signed(arena_offset);
   content_hash = of_content.value();
 }
 
@@ -68,8 +70,8 @@ bool RequestView::describes(const Request& request, SetId on) const {
          root == request.root && device == request.device && layout == request.layout &&
          prescale == request.prescale && postscale == request.postscale &&
          group_size == request.group_size && group_index == request.group_index &&
-         group == request.group && std::ranges::equal(shape, request.shape) &&
-         std::ranges::equal(splits, request.splits);
+         group == request.group && arena == request.arena && arena_offset == request.arena_offset &&
+         std::ranges::equal(shape, request.shape) && std::ranges::equal(splits, request.splits);
 }
 
 Request RequestView::copy(SetId on) const {
@@ -90,6 +92,8 @@ Request RequestView::copy(SetId on) const {
   request.group = group;
   request.shape.assign(shape.begin(), shape.end());
   request.splits.assign(splits.begin(), splits.end());
+  request.arena = arena;
+  request.arena_offset = arena_offset;
   return request;
 }
 
@@ -111,6 +115,8 @@ void Request::encode(Writer& writer) const {
   writer.put_string(group);
   writer.put_vector(shape);
   writer.put_vector(splits);
+  writer.put(arena);
+  writer.put(arena_offset);
 }
 
 Request Request::decode(Reader& reader) {
@@ -133,6 +139,8 @@ Request Request::decode(Reader& reader) {
   request.group = reader.get_string();
   request.shape = reader.get_vector<std::int64_t>();
   request.splits = reader.get_vector<std::int64_t>();
+  request.arena = reader.get<std::int64_t>();
+  request.arena_offset = reader.get<std::int64_t>();
   request.seal();
   return request;
 }

@@ -36,6 +36,9 @@ struct Request {
   std::string group;  // empty: none
   std::vector<std::int64_t> shape;
   std::vector<std::int64_t> splits;
+  // The arena in which the tensor lies on this rank, and where in it; 0: it does not lie in one.
+  std::int64_t arena = 0;
+  std::int64_t arena_offset = 0;
   // Filled in by seal(); two ranks that ask for the same have the same.
   std::uint64_t name_hash = 0;     // of the set (id and epoch) and the name
   std::uint64_t content_hash = 0;  // of everything else but `absent`, which ranks need not agree on
@@ -73,6 +76,8 @@ struct RequestView {
   std::string_view group;
   std::span<const std::int64_t> shape;
   std::span<const std::int64_t> splits;
+  std::int64_t arena = 0;
+  std::int64_t arena_offset = 0;
 
   // Would copy(set) be this request, once sealed?
   bool describes(const Request& request, SetId set) const;
@@ -89,9 +94,11 @@ std::string describe(const Request& request);
 std::string display_name(const Request& request);
 
 struct Response {
-  Request request;         // what the members agree on (that of the first member that gave one)
-  base::Status error;      // not ok: nothing is executed, every member's handle gets it
-  std::int32_t slot = -1;  // its place in the response cache, -1: not cached
+  // What the members agree on: the request of the first member that gave one. Its arena is 0 unless the tensor lies at one place
+  // of one arena on all members.
+  Request request;
+  base::Status error;             // not ok: nothing is executed, every member's handle gets it
+  std::int32_t slot = -1;         // its place in the response cache, -1: not cached
   std::int32_t contributors = 0;  // members that gave a value
   std::int32_t value = -1;        // join: the last rank to join
   std::vector<std::int64_t>

@@ -1,7 +1,6 @@
 // Operations that move no data but change process sets, or end a join (the rest of Cycle is cycle.cc).
 
 #include <algorithm>
-#include <map>
 
 #include "engine/cycle.h"
 #include "transport/host_window.h"
@@ -77,56 +76,58 @@ void Cycle::insert_set(SetId id, std::vector<int> members) {
         std::make_unique<Coordinator>(id, *set->members, shared_.config.cache_capacity);
   }
   share_memory(*set);
-  shared_.sets.add({id, set->members, set->index});
+  const std::size_t size = set->members->size();
+  const bool shares_memory =
+      size == 1 || (set->channel && set->channel->size() == static_cast<int>(size));
+  shared_.sets.add({id, set->members, set->index, shares_memory});
   sets_[id.id] = std::move(set);
 }
 
 // Gives the set regions of the window, the first free ones: one if all members are on one host; two if they are on several, of
 // which one at least has several members. Which these are all ranks know, members or not.
 void Cycle::share_memory(ProcessSet& set) {
-  std::map<int, std::vector<int>> hosts;  // places in the set
-  for (std::size_t i = 0; i < set.members->size(); ++i) {
-    hosts[transport_.host_of((*set.members)[i])].push_back(static_cast<int>(i));
-  }
-  if (hosts.size() == set.members->size()) return;
-  const bool on_several = hosts.size() > 1;
-  if (on_several && !transport_.windows_everywhere()) return;
+  std::vector<int> host_of;
+  host_of.reserve(set.members->size());
+  for (const int member : *set.members) host_of.push_back(transport_.host_of(member));
+  auto hosts = std::make_shared<const collectives::HostMap>(host_of, set.index);
+  const bool on_several = hosts->hosts() > 1;
+  if (hosts->most() < 2 || (on_several && !transport_.windows_everywhere())) return;
   std::vector<Region*> regions;
   for (Region& region : regions_) {
     if (region.set < 0) regions.push_back(&region);
   }
   const std::size_t wanted = on_several ? 2 : 1;
   if (regions.size() < wanted) return;  // the set goes through messages
-  const std::vector<int>& local = hosts[transport_.host_of(transport_.rank())];
-  set.channel = take_region(set, *regions[0], local);
-  if (on_several) set.second_channel = take_region(set, *regions[1], local);
-  if (set.channel && !on_several && local.size() <= Ledger::kMaxMembers) {
+  set.channel = take_region(set, *regions[0]);
+  if (on_several) {
+    set.second_channel = take_region(set, *regions[1]);
+    set.hosts = std::move(hosts);
+  } else if (set.channel && set.members->size() <= Ledger::kMaxMembers) {
     const auto place = static_cast<int>(regions[0] - regions_.data());
-    set.accord =
-        std::make_unique<Accord>(transport_.window()->ledger(place), static_cast<int>(local.size()),
-                                 set.channel->index(), set.id.epoch);
+    set.accord = std::make_unique<Accord>(transport_.window()->ledger(place), set.channel->size(),
+                                          set.channel->index(), set.id.epoch);
   }
 }
 
-// local: the places in the set of those members that are on this host.
 std::shared_ptr<collectives::SharedChannel> Cycle::take_region(const ProcessSet& set,
-                                                               Region& region,
-                                                               const std::vector<int>& local) {
+                                                               Region& region) {
   region.set = set.id.id;
+  std::vector<int> local,
+      local_ranks;  // of the members on this host: places in the set, on the host
+  for (std::size_t i = 0; i < set.members->size(); ++i) {
+    const int member = (*set.members)[i];
+    if (transport_.host_of(member) != transport_.host_of(transport_.rank())) continue;
+    local.push_back(static_cast<int>(i));
+    local_ranks.push_back(transport_.local_rank_of(member));
+  }
   const std::uint64_t departures = region.users;
   region.users += local.size();
   const auto mine = std::find(local.begin(), local.end(), set.index);
   if (mine == local.end()) return nullptr;
-  std::vector<int> local_ranks;
-  local_ranks.reserve(local.size());
-  for (const int place : local) {
-    local_ranks.push_back(
-        transport_.local_rank_of((*set.members)[static_cast<std::size_t>(place)]));
-  }
+  const auto index = static_cast<int>(mine - local.begin());
   return std::make_shared<collectives::SharedChannel>(
-      *transport_.window(), static_cast<int>(&region - regions_.data()), local,
-      std::move(local_ranks), static_cast<int>(mine - local.begin()),
-      std::uint64_t{set.id.epoch} << kEpochShift, departures);
+      *transport_.window(), static_cast<int>(&region - regions_.data()), std::move(local),
+      std::move(local_ranks), index, std::uint64_t{set.id.epoch} << kEpochShift, departures);
 }
 
 void Cycle::remove_set(std::int32_t id) {

@@ -14,6 +14,7 @@
 #include "base/config.h"
 #include "base/log.h"
 #include "base/thread.h"
+#include "engine/arenas.h"
 #include "engine/flight_recorder.h"
 #include "engine/handle_table.h"
 #include "engine/tensor_queue.h"
@@ -96,6 +97,7 @@ class SetDirectory {
     SetId id;
     std::shared_ptr<const std::vector<int>> members;
     int index = -1;
+    bool shares_memory = false;  // all members have a channel through the host's window
   };
   void add(Info info);
   void remove(std::int32_t id);
@@ -114,6 +116,7 @@ struct Counters {
   std::atomic<std::int64_t> fused_ops{0}, cache_hits{0}, cache_misses{0};
   std::atomic<std::int64_t> agreed_in_memory{0};
   std::atomic<std::int64_t> data_bytes_sent{0};
+  std::atomic<std::int64_t> arena_ops{0};
 };
 
 struct SharedState {
@@ -130,6 +133,8 @@ struct SharedState {
   FlightRecorder recorder;
   WaitRegistry waits;
   SetDirectory sets;
+  const std::shared_ptr<ArenaDirectory> arenas =
+      std::make_shared<ArenaDirectory>();  // drafts outlive the engine
   FirstFailure failure;
   const std::shared_ptr<OutputCache> outputs;  // shared with the arrays over its blocks
   Counters counters;

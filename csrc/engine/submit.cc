@@ -25,9 +25,12 @@ void Engine::intern(std::span<const Submission> submissions, std::span<Entry> en
   const std::lock_guard lock(interning_);
   SetDirectory::Info set;
   for (std::size_t i = 0; i < entries.size(); ++i) {
-    const RequestView& view = submissions[i].request;
+    RequestView view = submissions[i].request;
     if (i == 0 || view.set != set.id.id) set = set_of(view);
     Entry& entry = entries[i];
+    if (view.arena != 0) {
+      entry.arena = locate(view, set, submissions[i].input, submissions[i].output);
+    }
     entry.request = interner_.find(view, set.id, hash_of_name(set.id, view.name));
     if (!entry.request) {
       entry.request = check(view, set);
@@ -68,21 +71,44 @@ void Engine::enqueue(std::span<Entry> entries, bool wake) {
   }
 }
 
-std::int64_t Engine::prepare(std::span<const RequestView> views) {
+PreparedGroup::Asked Engine::ask(const RequestView& view, const SetDirectory::Info& set) const {
+  PreparedGroup::Asked asked{check(view, set), nullptr};
+  auto absent = std::make_shared<Request>(*asked.present);
+  absent->absent = true;
+  asked.absent = std::move(absent);
+  return asked;
+}
+
+std::int64_t Engine::prepare(std::span<const Submission> submissions) {
   require_accepting();
   auto group = std::make_shared<PreparedGroup>();
   NamesInFlight names;
-  for (const RequestView& view : views) {
+  for (const Submission& submission : submissions) {
+    RequestView view = submission.request;
     const SetDirectory::Info set = set_of(view);
-    RequestPtr request = check(view, set);
+    PreparedGroup::Member member;
+    if (view.arena != 0 && locate(view, set, submission.output, submission.output)) {
+      if (group->arena != 0 && group->arena != view.arena) {
+        throw Error(ErrorCode::kInvalidArgument,
+                    "a prepared group can have places in one arena only, not in " +
+                        std::to_string(group->arena) + " and " + std::to_string(view.arena));
+      }
+      group->arena = view.arena;
+      member.place = submission.output;
+      member.in_arena = ask(view, set);
+      view.arena = view.arena_offset = 0;
+    }
+    member.anywhere = ask(view, set);
+    const RequestPtr request = member.anywhere.present;
     if (request->kind != base::OpKind::kAllreduce) {
       throw Error(ErrorCode::kInvalidArgument,
                   describe(*request) + ": only allreduces can be prepared; submit it instead");
     }
-    if (!group->present.empty() && group->present.front()->set != request->set) {
+    const PreparedGroup::Member& first = group->members.empty() ? member : group->members.front();
+    if (first.anywhere.present->set != request->set) {
       throw Error(ErrorCode::kInvalidArgument,
                   describe(*request) + ": the first of this prepared group is in process set " +
-                      std::to_string(group->present.front()->set.id) +
+                      std::to_string(first.anywhere.present->set.id) +
                       "; prepare a group for each set");
     }
     if (!names.insert(*request)) {
@@ -91,12 +117,9 @@ std::int64_t Engine::prepare(std::span<const RequestView> views) {
                       ": the name occurs twice in this prepared group; give the "
                       "tensors different names");
     }
-    auto absent = std::make_shared<Request>(*request);
-    absent->absent = true;
-    group->absent.push_back(std::move(absent));
-    group->present.push_back(std::move(request));
+    group->members.push_back(std::move(member));
   }
-  if (group->present.empty()) {
+  if (group->members.empty()) {
     throw Error(ErrorCode::kInvalidArgument, "a prepared group needs at least one request");
   }
   return prepared_.add(std::move(group));
@@ -106,8 +129,8 @@ std::int64_t Engine::submit_prepared(std::int64_t id, std::span<void* const> dat
                                      std::span<const bool> absent, bool wake) {
   require_accepting();
   const PreparedGroupPtr group = prepared_.find(id);
-  const std::size_t size = group->present.size();
-  const Request& first = *group->present.front();
+  const std::size_t size = group->members.size();
+  const Request& first = *group->members.front().anywhere.present;
   const auto set = shared_.sets.find(first.set.id);
   if (!set || set->id != first.set) {
     throw Error(ErrorCode::kInvalidArgument,
@@ -122,10 +145,15 @@ std::int64_t Engine::submit_prepared(std::int64_t id, std::span<void* const> dat
   }
   const auto completions = std::make_shared<std::vector<Completion>>(size);
   std::vector<Entry> entries(size);
+  const auto arena = group->arena != 0 ? shared_.arenas->find(group->arena) : nullptr;
   for (std::size_t i = 0; i < size; ++i) {
     const bool has_value = absent.empty() || !absent[i];
+    const PreparedGroup::Member& member = group->members[i];
     Entry& entry = entries[i];
-    entry.request = has_value ? group->present[i] : group->absent[i];
+    const bool placed = arena && data[i] == member.place;
+    const PreparedGroup::Asked& asked = placed ? member.in_arena : member.anywhere;
+    if (placed) entry.arena = arena;
+    entry.request = has_value ? asked.present : asked.absent;
     check_memory(*entry.request, data[i], data[i]);
     entry.input = has_value ? data[i] : nullptr;
     entry.output = data[i];

@@ -145,6 +145,13 @@ std::vector<std::int64_t> collect_sizes(const std::vector<RequestPtr>& requests,
   return sizes;
 }
 
+// A disagreement about the arena is none: what lies in one can be reduced like any other memory.
+bool in_one_arena(const std::vector<RequestPtr>& requests, const Request& first) {
+  return std::all_of(requests.begin(), requests.end(), [&](const RequestPtr& r) {
+    return r && r->arena == first.arena && r->arena_offset == first.arena_offset;
+  });
+}
+
 }  // namespace
 
 Response validate(const std::vector<RequestPtr>& requests, const std::vector<int>& members) {
@@ -160,6 +167,10 @@ Response validate(const std::vector<RequestPtr>& requests, const std::vector<int
   const bool all_same = std::all_of(requests.begin(), requests.end(),
                                     [&](const RequestPtr& r) { return r == *given; });
   if (!all_same) response.error = check(requests, members, response.request);
+  if (!all_same && !in_one_arena(requests, response.request)) {
+    response.request.arena = response.request.arena_offset = 0;
+    response.request.seal();
+  }
   if (response.error.ok() && rows_may_differ(response.request.kind)) {
     response.sizes = collect_sizes(requests, response.request);
   }

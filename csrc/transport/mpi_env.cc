@@ -23,8 +23,11 @@ using base::ErrorCode;
 
 namespace {
 
-constexpr base::microseconds kDefaultSpin{50};
-constexpr base::microseconds kDefaultYield{75};
+// A peer that runs answers within the spin. One that does not may have been put on this very processor, though there are enough:
+// if both spun for longer, each would wait for the other's spin to end.
+constexpr base::microseconds kSpin{10};
+constexpr base::microseconds kYield{40};
+constexpr base::microseconds kYieldWhereShared{75};
 constexpr int kSerialized = 2;
 
 // What each rank tells all others at init.
@@ -142,9 +145,10 @@ base::Waiting choose_waiting(const base::Config& config, int cpus, int ranks) {
   if (config.spin_us >= 0) {
     waiting.spin = base::microseconds(static_cast<std::int64_t>(config.spin_us));
   } else if (cpus >= ranks) {
-    waiting.spin = kDefaultSpin;
+    waiting.spin = kSpin;
+    waiting.yield = kYield;
   } else {
-    waiting.yield = kDefaultYield;
+    waiting.yield = kYieldWhereShared;
   }
   return waiting;
 }

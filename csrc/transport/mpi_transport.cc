@@ -49,7 +49,9 @@ MpiTransport::MpiTransport(const hvdlite_mpi* mpi, hvdlite_mpi_comm comm, int ra
 
 MpiTransport::~MpiTransport() {
   // What MPI may still touch, sent from the window, must outlive us.
-  if (!close()) static_cast<void>(window_.release());
+  if (!close()) {
+    [[maybe_unused]] const MappedWindow* kept = window_.release();
+  }
 }
 
 // The communicator is not freed: that is collective, and a rank that leaves must not wait for the others.

@@ -16,7 +16,7 @@ from typing import Any
 
 from hvdlite.bench.world import World
 
-__all__ = ["Effort", "Samples", "Subject", "calls_per_sample", "measure", "order_of_round", "rounds_within"]
+__all__ = ["Effort", "Samples", "Subject", "another_round", "calls_per_sample", "measure", "order_of_round"]
 
 _PILOT_CALLS = 6  # show how long a subject takes, and warm it up
 _PILOT_SECONDS = 0.2  # after which fewer will do
@@ -81,11 +81,10 @@ def calls_per_sample(seconds: float, effort: Effort) -> int:
     return max(1, min(effort.most_calls, math.ceil(effort.sample_seconds / max(seconds, 1e-9))))
 
 
-def rounds_within(seconds: float, block_costs: Sequence[float], effort: Effort) -> int:
-    """How many rounds of such blocks fit into the time."""
-    cost = max(sum(block_costs), 1e-9)
-    fewest = max(1, min(_FEWEST_ROUNDS, int(2 * seconds / cost)))
-    return max(fewest, min(effort.most_rounds, int(seconds / cost)))
+def another_round(done: int, spent: float, seconds: float, effort: Effort) -> bool:
+    """After so many rounds, in which so much time was spent: is there to be one more?"""
+    wanted = spent < seconds or (done < _FEWEST_ROUNDS and spent < 2 * seconds)
+    return done == 0 or (done < effort.most_rounds and wanted)
 
 
 def order_of_round(number: int, count: int) -> list[int]:
@@ -105,7 +104,10 @@ def measure(world: World, subjects: Sequence[Subject], effort: Effort, seconds: 
         pilots = [_pilot(world, subject) for subject in subjects]
         blocks = [_Block.plan(*pilot, effort) for pilot in pilots]
         done = {subject.name: Samples(block.calls) for subject, block in zip(subjects, blocks, strict=True)}
-        for number in range(rounds_within(seconds, [block.cost for block in blocks], effort)):
+        begun = time.monotonic()
+        for number in itertools.count():
+            if not world.from_first(another_round(number, time.monotonic() - begun, seconds, effort)):
+                break
             for place in order_of_round(number, len(subjects)):
                 subject = subjects[place]
                 _run_block(world, subject, blocks[place], done[subject.name])
@@ -119,20 +121,18 @@ def measure(world: World, subjects: Sequence[Subject], effort: Effort, seconds: 
 
 @dataclass(frozen=True)
 class _Block:
-    """What a subject does in a round, and how many seconds that takes."""
+    """What a subject does in a round."""
 
     calls: int
     samples: int
     warm_up: bool
-    cost: float
 
     @staticmethod
     def plan(call: float, preparation: float, effort: Effort) -> "_Block":
         calls = calls_per_sample(call, effort)
         sample = preparation + call * calls
         samples = max(1, min(effort.most_samples, int(effort.block_seconds / sample)))
-        warm_up = effort.warm_up and call < _LONG_CALL
-        return _Block(calls, samples, warm_up, sample * samples + (preparation + call) * warm_up)
+        return _Block(calls, samples, effort.warm_up and call < _LONG_CALL)
 
 
 def _pilot(world: World, subject: Subject) -> tuple[float, float]:

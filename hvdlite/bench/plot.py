@@ -1,9 +1,10 @@
 """The picture of a run: time and bus bandwidth against size, and for training what each way adds to a step."""
 
-import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from hvdlite.bench.report import CEILINGS, Record, format_bytes, format_seconds
 
@@ -77,8 +78,7 @@ def _draw_times(axes: Any, panel: Sequence[Record]) -> None:
         sizes = [record["bytes"] for record in curve]
         _line(axes, peer, sizes, [record["median"] for record in curve])
         if peer not in CEILINGS:
-            quarters = [statistics.quantiles(record["rounds"], method="inclusive") for record in curve]
-            lows, highs = [quarter[0] for quarter in quarters], [quarter[2] for quarter in quarters]
+            lows, highs = np.array([np.quantile(record["rounds"], (0.25, 0.75)) for record in curve]).T
             axes.fill_between(sizes, lows, highs, color=_COLOURS.get(peer, _OTHER_COLOUR), alpha=0.15, linewidth=0)
     _finish(axes, panel, "time (band: the middle half of the rounds)")
     axes.yaxis.set_major_formatter(lambda seconds, _: format_seconds(seconds).replace(".00", "").replace(".0", ""))

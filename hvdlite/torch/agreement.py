@@ -29,6 +29,7 @@ class Settings:
         passes_per_step: backward passes added up on each rank before a reduction.
         sparse_as_dense: are sparse gradients reduced as dense ones?
         process_set: the ranks that train together.
+        gradient_as_bucket_view: do gradients lie in an arena? None: where it pays.
 
     """
 
@@ -39,6 +40,7 @@ class Settings:
     passes_per_step: int
     sparse_as_dense: bool
     process_set: ProcessSet
+    gradient_as_bucket_view: bool | None
 
     def describe(self) -> dict[str, Hashable]:
         """What must be equal on all ranks, by the argument's name."""
@@ -49,6 +51,7 @@ class Settings:
             "compression": getattr(compression, "__qualname__", type(compression).__qualname__),
             "backward_passes_per_step": self.passes_per_step,
             "sparse_as_dense": self.sparse_as_dense,
+            "gradient_as_bucket_view": self.gradient_as_bucket_view,
         }
 
     def require_compatible(self, other: "Settings", name: str) -> None:

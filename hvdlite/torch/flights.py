@@ -110,6 +110,7 @@ class DenseBucket:
         self.missing = len(members)
         self.launched = 0
         self._label = label
+        self.members = members
         self._members = [(slot, slot.param, form) for slot, form in members]
         self._forms = dict(members)
         self._op = op
@@ -126,6 +127,7 @@ class DenseBucket:
                     tensor_name(Kind.ALLREDUCE, slot.name + suffix),
                     form.dtype,
                     form.shape,
+                    output_ptr=0 if slot.place is None else slot.place.address,
                     op=self._op,
                     process_set=self._process_set,
                     prescale=1.0 / self._predivide,
@@ -133,6 +135,7 @@ class DenseBucket:
                     group=self._label + suffix,
                     group_size=len(self._members),
                     group_index=index,
+                    arena=0 if slot.place is None else slot.place.arena,
                 )
                 for index, (slot, _, form) in enumerate(self._members)
             ]
@@ -151,7 +154,8 @@ class DenseBucket:
             context = None
             if grad is None:
                 absent.append(len(items))
-                wire = form.blank()
+                free = None if slot.place is None else slot.place.take()
+                wire = form.blank() if free is None else free
             elif form.fits(grad):
                 wire = grad
             else:

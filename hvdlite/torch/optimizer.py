@@ -47,6 +47,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     groups: int | Sequence[Sequence[torch.Tensor]] | None = None,
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
+    *,
+    gradient_as_bucket_view: bool | None = None,
 ) -> Any:
     """Makes an optimizer train on the gradients of all ranks.
 
@@ -79,6 +81,10 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             (the knobs bucket_bytes and first_bucket_bytes). Fixed either way, so that equal runs give equal bits.
         sparse_as_dense: reduce sparse gradients as dense ones (and make them sparse again) instead of gathering the rows.
         process_set: the ranks that train together. A rank outside of it gets its optimizer back as it was.
+        gradient_as_bucket_view: may larger gradients (from 64 KiB on) lie in memory that all ranks of the host see, and be
+            reduced there without a copy? ``.grad`` is then moved there once autograd has made it, and stays while it is
+            kept; whatever you put into ``.grad`` yourself is reduced where it is. None: yes, where it can be; True: the same,
+            with a warning where it cannot (several hosts, no shared memory); False: no.
 
     Returns:
         The same optimizer, with these methods added: ``synchronize()``, ``skip_synchronize()``, ``no_sync()`` and
@@ -98,6 +104,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     RUNTIME.require_topology()
     op = _checked_op(op, gradient_predivide_factor)
     _check_passes(backward_passes_per_step)
+    if not (gradient_as_bucket_view is None or isinstance(gradient_as_bucket_view, bool)):
+        raise InvalidArgumentError(f"gradient_as_bucket_view must be True, False or None, got {gradient_as_bucket_view!r}")
     if num_groups:
         warnings.warn("Parameter `num_groups` has been replaced by `groups`.", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
@@ -113,6 +121,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         passes_per_step=backward_passes_per_step,
         sparse_as_dense=sparse_as_dense,
         process_set=process_set,
+        gradient_as_bucket_view=gradient_as_bucket_view,
     )
     if isinstance(optimizer, _Distributed):
         optimizer._hvdlite.undo(optimizer)

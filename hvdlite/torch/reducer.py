@@ -11,6 +11,7 @@ What has to be made good where this did not happen (backward raised, or there is
 `settle`, at the latest in front of the optimizer's step.
 """
 
+import logging
 import weakref
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -23,14 +24,15 @@ import torch
 from hvdlite.errors import HvdliteError
 from hvdlite.runtime import RUNTIME
 from hvdlite.torch.agreement import Settings, agree
-from hvdlite.torch.flights import Bucket, Flight
+from hvdlite.torch.arena import make_places
+from hvdlite.torch.flights import Bucket, DenseBucket, Flight
 from hvdlite.torch.hooks import AtEnd, install
 from hvdlite.torch.passes import NO_TASK, TOO_MANY_PASSES, EndOfTask, current_task, is_nested, when_task_ends
 from hvdlite.torch.plan import Groups, make_buckets
 from hvdlite.torch.slots import Slot
 
 if TYPE_CHECKING:
-    from hvdlite._engine import Engine
+    from hvdlite._engine import Arena, Engine
 
 __all__ = ["Reducer", "owner_of"]
 
@@ -61,6 +63,7 @@ class Reducer:
         self._buckets: Sequence[Bucket] | None = None
         self._groups: Groups = None
         self._generation = 0
+        self._arena: Arena | None = None  # where the gradients have places
         # The pass that is running.
         self._task = NO_TASK  # graph task whose hooks run at present
         self._tasks: set[int] = set()  # those of the pass
@@ -154,7 +157,9 @@ class Reducer:
         if grad is None:
             if slot.dirty or slot.aside is not None:
                 slot.forget()  # somebody has reset it
+            slot.fresh = True
         elif not slot.dirty and slot.set_aside(grad):
+            slot.fresh = True
             if not self._moved_aside:
                 when_task_ends(AtEnd(self.restore))
             self._moved_aside.append(slot)
@@ -163,6 +168,8 @@ class Reducer:
         """Backward has added to this gradient."""
         if current_task() != self._task:
             self._enter(slot)
+        if slot.fresh:
+            slot.move_in()
         stamp = self._stamp
         if slot.stamp == stamp:
             if slot.bucket is not None and slot.bucket.launched == stamp:
@@ -292,7 +299,12 @@ class Reducer:
         for bucket in self._buckets or ():
             if self._engine is not None:
                 bucket.close(self._engine)
+            for slot in bucket.slots:
+                slot.place = None
         self._buckets = None
+        if self._arena is not None:
+            self._arena.close()
+            self._arena = None
 
     def _plan(self) -> None:
         """Collective over the process set: checks that all ranks have the same parameters, and cuts them into buckets."""
@@ -301,6 +313,23 @@ class Reducer:
         for place, dimensions in agree(self.settings, slots, repr(self._groups), self._generation).items():
             slots[place].sparse_dim = dimensions
         self._buckets = make_buckets(self.settings, slots, self._groups, self._generation)
+        self._make_places()
+
+    def _make_places(self) -> None:
+        """Collective over the process set: gives the gradients places in an arena, if that is wanted and there can be one."""
+        wanted = self.settings.gradient_as_bucket_view
+        if wanted is False:
+            return
+        dense = [bucket for bucket in self._buckets or () if isinstance(bucket, DenseBucket)]
+        members = [member for bucket in dense for member in bucket.members]
+        name = f"{self.settings.prefix}.plan{self._generation}.arena"
+        self._arena, reason = make_places(name, members, self.settings.process_set)
+        for slot in self._slots.values():
+            if slot.dirty:
+                slot.move_in()
+        if self._arena is None and self.settings.process_set.rank() == 0:
+            level = logging.WARNING if wanted else logging.INFO
+            logging.getLogger("hvdlite").log(level, f"gradients of {self.settings.prefix} are no views of an arena: {reason}")
 
     def _launch_rest(self) -> None:
         """Launches what was not launched in this pass: all buckets that some rank may have a gradient for."""
@@ -376,6 +405,7 @@ class Reducer:
         written = [slot for slot in self._slots.values() if not slot.filled and slot.param.grad is not None]
         for slot in written:
             slot.dirty = True
+            slot.fresh = False
         self._reduce(strict=True)
         for slot in written:
             slot.filled = False  # what is there at the next step is the user's again

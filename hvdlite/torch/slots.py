@@ -2,13 +2,16 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hvdlite.compression import is_none
 from hvdlite.dtypes import code_of_name
 from hvdlite.errors import InternalError
+
+if TYPE_CHECKING:
+    from hvdlite.torch.arena import Place
 
 __all__ = ["Slot", "WireForm", "is_dense"]
 
@@ -72,6 +75,11 @@ class WireForm:
         self.dtype = int(code_of_name(str(self._wire_dtype).removeprefix("torch."), "gradient"))
         self.nbytes = math.prod(self.shape) * self._wire_dtype.itemsize
 
+    @property
+    def reduced_in_place(self) -> bool:
+        """Are gradients of the usual kind reduced where they are?"""
+        return self._reduced_in_place is not None
+
     def fits(self, grad: torch.Tensor) -> bool:
         """Can the gradient be reduced where it is?"""
         return (
@@ -134,6 +142,8 @@ class Slot:
         aside: the finished gradient that was set aside.
         stamp: the last pass in which backward produced this gradient.
         sparse_dim: sparse dimensions of the gradient, if it is sparse on any rank; otherwise None.
+        place: in the arena, if there is one for this gradient.
+        fresh: is ``param.grad`` a tensor that autograd has made (or is about to make), and that was offered no place yet?
     """
 
     __slots__ = (
@@ -143,8 +153,10 @@ class Slot:
         "bucket",
         "dirty",
         "filled",
+        "fresh",
         "name",
         "param",
+        "place",
         "sparse_dim",
         "stamp",
     )
@@ -158,16 +170,24 @@ class Slot:
         self.aside: torch.Tensor | None = None
         self.stamp = 0
         self.sparse_dim: int | None = None
+        self.place: Place | None = None
+        self.fresh = False
         self._zeroed: torch.Tensor | None = None
         self._zeroed_version = 0
 
     def forget(self) -> None:
         """The user has reset the gradient: ``param.grad`` is None or all zeros."""
-        self.dirty = self.filled = False
+        self.dirty = self.filled = self.fresh = False
         self.aside = None
         self._zeroed = grad = self.param.grad
         if grad is not None:
             self._zeroed_version = grad._version
+
+    def move_in(self) -> None:
+        """Offers the gradient its place, once. Without a plan there are no places yet; it may come later."""
+        if self.fresh and self.place is not None:
+            self.fresh = False
+            self.place.move_in(self.param)
 
     def set_aside(self, grad: torch.Tensor) -> bool:
         """Keeps the increment that backward is about to make apart from `grad`, the finished ``param.grad``.

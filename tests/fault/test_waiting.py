@@ -128,6 +128,39 @@ def test_four_ranks_on_few_cores_do_not_collapse():
     assert int(micros.group(1)) < 5000, result.report()
 
 
+def test_two_ranks_that_were_put_on_one_core_give_it_to_each_other():
+    """As the scheduler may do with ranks that are not bound: neither spins while the other has work to do."""
+    result = run_job(
+        """
+        import os, time
+        import numpy as np
+        import hvdlite as hvd
+
+        hvd.init()
+        value = np.full(1, hvd.rank(), np.float32)
+        hvd.allreduce(value, name="x", op=hvd.Sum)
+        one = min(os.sched_getaffinity(0)) if hvd.rank() == 0 else None
+        one = hvd.broadcast_object(one, 0)
+        for thread in os.listdir("/proc/self/task"):
+            os.sched_setaffinity(int(thread), {one})
+        used = []
+        for batch in range(10):
+            start = time.process_time()
+            for _ in range(200):
+                assert hvd.allreduce(value, name="x", op=hvd.Sum)[0] == 1
+            used.append((time.process_time() - start) / 200)
+        print(f"{min(used) * 1e6:.1f} us", flush=True)
+        """,
+        2,
+        timeout=60,
+        mpirun_args=["--bind-to", "none"],
+    )
+    assert result.returncode == 0, result.report()
+    micros = re.search(r"([\d.]+) us", result.stdout[0])
+    assert micros, result.report()
+    assert float(micros.group(1)) <= 60, result.report()
+
+
 def test_a_blocking_four_byte_allreduce_takes_tens_of_microseconds():
     """Through the whole of the engine, negotiation included; the best of several batches, for the machine is shared."""
     result = run_job(
@@ -151,6 +184,7 @@ def test_a_blocking_four_byte_allreduce_takes_tens_of_microseconds():
         """,
         2,
         timeout=60,
+        mpirun_args=["--bind-to", "core"],
     )
     assert result.returncode == 0, result.report()
     micros = re.search(r"([\d.]+) us", result.stdout[0])

@@ -45,8 +45,8 @@ PING = """
     [
         # At least so long, and on a busy machine not much longer. 2 MB take 16 ms at 1 Gbit/s and some more for the frames'
         # headers; a round trip is twice the delay.
-        ({"rate_mbit": 1000, "delay_us": 1000}, (0.0020, 0.020), (0.017, 0.100)),
-        ({"rate_mbit": 100, "delay_us": 100, "jitter_us": 200}, (0.0002, 0.020), (0.165, 0.400)),
+        ({"rate_mbit": 1000, "delay_us": 1000}, (0.0020, 0.020), (0.016, 0.100)),
+        ({"rate_mbit": 100, "delay_us": 100, "jitter_us": 200}, (0.0002, 0.020), (0.160, 0.400)),
     ],
     ids=["1Gbit", "100Mbit"],
 )

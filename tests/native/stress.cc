@@ -2,9 +2,9 @@
 //
 //   hvdlite_stress [SECONDS] [SEED]
 //
-// Each round makes 2 to 4 ranks on an in-process fabric. Every rank runs several caller threads that submit operations, wait,
-// poll and release in orders of their own; results are checked. One more thread submits a prepared group again and again, over
-// memory that the engine recycles. A round ends with join and shutdown, or with a rank that
+// Each round makes 2 to 4 ranks on an in-process fabric, on one host or two. Every rank runs several caller threads that
+// submit operations, wait, poll and release in orders of their own; results are checked. One more thread submits a prepared
+// group again and again, over memory that the engine recycles. A round ends with join and shutdown, or with a rank that
 // publishes a failure or leaves while others wait. Only the C ABI is used. Between rounds two threads wake each other by bells
 // as fast as they can: a ring that is lost shows as a sleep of seconds.
 
@@ -270,8 +270,14 @@ void run_round(unsigned seed) {
   config.segment_bytes = 4096;
   constexpr double spins[] = {-1, 0, 20};
   config.spin_us = spins[random() % 3];
+  // One host, or two of any sizes.
+  std::vector<int32_t> hosts;
+  const bool on_two_hosts = random() % 2 == 0;
+  for (int rank = 0; rank < round.size; ++rank) {
+    hosts.push_back(on_two_hosts ? static_cast<int32_t>(random() % 2) : 0);
+  }
   hvdlite_fabric* fabric = nullptr;
-  expect(hvdlite_fabric_create(round.size, nullptr, &fabric) == HVDLITE_OK, "no fabric");
+  expect(hvdlite_fabric_create(round.size, hosts.data(), &fabric) == HVDLITE_OK, "no fabric");
   round.engines.resize(static_cast<size_t>(round.size));
   for (int rank = 0; rank < round.size; ++rank) {
     expect(hvdlite_engine_create_inproc(fabric, rank, &config,

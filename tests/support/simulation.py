@@ -92,6 +92,7 @@ def allreduce(
 ) -> list[np.ndarray]:
     """One allreduce; checks guards, inputs and that all ranks have the same bits; returns each rank's result."""
     ranks = len(inputs)
+    in_place = in_place or algorithm == "push"  # which works where the tensors lie
     count = next(array.size for array in inputs if array is not None)
     outputs = [Buffer.of(count, reduction.dtype) for _ in range(ranks)]
     before = [None if array is None else array.copy() for array in inputs]

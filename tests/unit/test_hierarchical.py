@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from support.cases import REDUCTIONS, Op, Reduction, assert_same_bits, contribution, expected, random_contribution
 from support.simulation import ALLREDUCE, SEGMENT_BYTES, Buffer, allreduce, divisor_of, simulate
+from support.thread_ranks import SUM, engines, in_threads
 
 from hvdlite import _engine, errors
 from hvdlite.dtypes import DType
@@ -25,6 +26,7 @@ LAYOUTS = {
     "2x3": [0, 0, 0, 1, 1, 1],
     "4x2": [0, 0, 1, 1, 2, 2, 3, 3],
     "5+2+3": [0, 0, 1, 0, 2, 2, 0, 1, 2, 0],
+    "9x2": [rank // 2 for rank in range(18)],  # so many that the exchange is a ring
 }
 each_layout = pytest.mark.parametrize("hosts", LAYOUTS.values(), ids=LAYOUTS)
 
@@ -139,8 +141,8 @@ def test_several_operations_at_a_time(hosts, seed):
 
 @pytest.mark.parametrize(
     ("hosts", "deterministic"),
-    [(LAYOUTS["2x2-dealt"], False), (LAYOUTS["3+1"], False), (LAYOUTS["3x2"], True), (LAYOUTS["5+2+3"], True)],
-    ids=["2x2", "3+1", "3x2-deterministic", "5+2+3-deterministic"],
+    [(LAYOUTS["2x2-dealt"], False), (LAYOUTS["3+1"], False), (LAYOUTS["3x2"], True), (LAYOUTS["9x2"], True)],
+    ids=["2x2", "3+1", "3x2-deterministic", "9x2-deterministic"],
 )
 def test_bits_do_not_depend_on_the_layout_of_the_buffer(hosts, deterministic):
     ranks, count = len(hosts), 53
@@ -164,3 +166,46 @@ def test_hosts_add_up_first_and_16_bit_sums_are_rounded_once():
     for deterministic in (False, True):
         result = allreduce("hierarchical", inputs, reduction, hosts=LAYOUTS["2x2"], deterministic=deterministic)[0]
         assert set(result.astype(np.float64)) == {0.75}
+
+
+def test_engines_on_several_hosts_use_it_where_the_set_spans_hosts():
+    """Sets on one host, on several, alone on each; more of them than the windows have regions; and sets that come and go."""
+    hosts = [0, 0, 1, 1, 1, 2]
+    sets = [[0, 1], [2, 3, 4], [0, 2], [0, 1, 2], [1, 3, 4, 5], [0, 5], [2, 4], [0, 1, 2, 3], [1, 2, 3], [3, 4, 5]]
+
+    def body(rank):
+        for turn in range(3):
+            ids = [0] + [rank.add_process_set(members) for members in sets]
+            handles = []
+            for place, (process_set, members) in enumerate(zip(ids, [list(range(6)), *sets], strict=True)):
+                if rank.rank not in members:
+                    continue
+                for count in (1, 700, 90_000):
+                    value = (np.arange(count) % 50 + rank.rank + place).astype(np.float32)
+                    output = np.empty_like(value)
+                    handle = rank.start(ALLREDUCE, f"{turn}.{count}", value, output, op=SUM, process_set=process_set)
+                    wanted = len(members) * (np.arange(count) % 50 + place) + sum(members)
+                    handles.append((handle, output, wanted.astype(np.float32)))
+            for handle, output, wanted in handles:
+                rank.engine.wait(handle)
+                np.testing.assert_array_equal(output, wanted)
+            for process_set in ids[1:]:
+                rank.remove_process_set(process_set)
+        return rank.engine.counters()["data_bytes_sent"]
+
+    with engines(6, hosts=hosts) as ranks:
+        sent = in_threads(ranks, body)
+    assert all(count > 0 for count in sent[:3] + sent[5:]), "they own slices of sets on several hosts"
+
+
+def test_joined_ranks_of_a_host_contribute_nothing():
+    def body(rank):
+        if rank.rank == 3:
+            return rank.join()
+        value = np.full(5000, rank.rank + 1.0, np.float32)
+        outputs = [rank.allreduce(name, value, op=SUM) for name in ("a", "b")]
+        assert all((output == 6.0).all() for output in outputs)
+        return rank.join()
+
+    with engines(4, hosts=[0, 0, 1, 1]) as ranks:
+        assert len(set(in_threads(ranks, body))) == 1

@@ -16,6 +16,7 @@ NATIVE = ROOT / "csrc"
 PURE = {"_version", "config", "dtypes", "errors", "requests", "topology"}
 CORE = {
     "_engine",
+    "arenas",
     "_native",
     "basics",
     "compression",

@@ -13,6 +13,7 @@ from support.simulation import (
     ALLTOALL,
     BARRIER,
     BROADCAST,
+    HIERARCHICAL,
     REDUCESCATTER,
     Buffer,
     allreduce,
@@ -213,7 +214,8 @@ class Program:
 
     def add(self, kind: int, inputs: list, outputs: list[Buffer], counts: list[int], **knobs) -> None:
         # Messages in between must not disturb the counts.
-        algorithms = ["shm"] * 4 + _engine.algorithms(kind)
+        others = [name for name in _engine.algorithms(kind) if name not in ("shm", HIERARCHICAL)]
+        algorithms = ["shm"] * 4 + others
         self.kept += [inputs, outputs]
         addresses = [0 if array is None else array.ctypes.data for array in inputs]
         places = [buffer.address for buffer in outputs]

@@ -15,6 +15,7 @@ namespace nb = nanobind;
 void register_errors(nb::module_& module);
 void register_config(nb::module_& module);
 void register_result(nb::module_& module);
+void register_arena(nb::module_& module);
 void register_engine(nb::module_& module);
 void register_testing(nb::module_& module);
 

@@ -260,6 +260,13 @@ std::vector<std::int32_t> Engine::process_set_ranks(std::int32_t id) {
   });
 }
 
+Arena* Engine::create_arena(std::int32_t process_set, std::int64_t nbytes, const char* kind) {
+  hvdlite_arena* arena = nullptr;
+  check(without_gil(
+      [&] { return hvdlite_arena_create(engine_, process_set, kind, nbytes, &arena); }));
+  return new Arena(arena);
+}
+
 void Engine::publish_failure(const char* cause) {
   check(without_gil([&] { return hvdlite_publish_failure(engine_, cause); }));
 }
@@ -286,6 +293,7 @@ nb::dict Engine::counters() {
   result["cache_misses"] = counters.cache_misses;
   result["agreed_in_memory"] = counters.agreed_in_memory;
   result["data_bytes_sent"] = counters.data_bytes_sent;
+  result["arena_ops"] = counters.arena_ops;
   return result;
 }
 

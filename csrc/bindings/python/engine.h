@@ -9,6 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "arena.h"
 #include "binding.h"
 #include "request.h"
 #include "result.h"
@@ -58,6 +59,7 @@ class Engine {
   nb::object new_output(std::size_t bytes);
   std::vector<std::int32_t> process_set_ids();
   std::vector<std::int32_t> process_set_ranks(std::int32_t id);
+  Arena* create_arena(std::int32_t process_set, std::int64_t nbytes, const char* kind);
   void publish_failure(const char* cause);
   nb::str failure_cause();
   nb::str flight_record();

@@ -13,7 +13,7 @@ std::int64_t submit(Engine& engine, std::int32_t kind, const char* name, std::in
                     std::int32_t root, std::int32_t process_set, double prescale, double postscale,
                     const char* group, std::int32_t group_size, std::int32_t group_index,
                     nb::handle splits, std::int32_t device, std::int32_t layout, std::int32_t flags,
-                    bool wake) {
+                    std::int64_t arena, bool wake) {
   const Int64List extents(shape);
   const Int64List counts(splits);
   hvdlite_request request{};
@@ -37,6 +37,7 @@ std::int64_t submit(Engine& engine, std::int32_t kind, const char* name, std::in
   request.group_index = group_index;
   request.num_splits = counts.size();
   request.splits = counts.data();
+  request.arena = arena;
   return engine.submit(request, wake);
 }
 
@@ -60,7 +61,8 @@ void register_engine(nb::module_& module) {
            "output_ptr"_a, "op"_a = 1, "root"_a = 0, "process_set"_a = 0, "prescale"_a = 1.0,
            "postscale"_a = 1.0, "group"_a = "", "group_size"_a = 0, "group_index"_a = 0,
            "splits"_a = nb::tuple(), "device"_a = int{HVDLITE_DEVICE_CPU}, "layout"_a = 0,
-           "flags"_a = 0, "wake"_a = true, "Submits one request and returns its handle (> 0).")
+           "flags"_a = 0, "arena"_a = 0, "wake"_a = true,
+           "Submits one request and returns its handle (> 0).")
       .def("submit_many", &Engine::submit_many, "requests"_a, "wake"_a = true,
            "Submits requests atomically; each is a tuple of submit's arguments (without wake) in "
            "order.")
@@ -92,6 +94,8 @@ void register_engine(nb::module_& module) {
           "any more.")
       .def("process_set_ids", &Engine::process_set_ids)
       .def("process_set_ranks", &Engine::process_set_ranks, "process_set"_a)
+      .def("create_arena", &Engine::create_arena, "process_set"_a, "nbytes"_a, "kind"_a = "memfd",
+           "This rank's part of an arena for a process set, all zeros.")
       .def("publish_failure", &Engine::publish_failure, "cause"_a)
       .def_prop_ro("failure_cause", &Engine::failure_cause)
       .def("flight_record", &Engine::flight_record)

@@ -11,6 +11,7 @@ NB_MODULE(_engine, module) {
   python::register_errors(module);
   python::register_config(module);
   python::register_result(module);
+  python::register_arena(module);
   python::register_engine(module);
   python::register_testing(module);
 }

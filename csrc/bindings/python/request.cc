@@ -29,6 +29,8 @@ bool convert(PyObject* from, std::int32_t& to) {
   return overflow == 0 && to == number;
 }
 
+bool convert(PyObject* from, std::int64_t& to) { return nb::try_cast(nb::handle(from), to); }
+
 bool convert(PyObject* from, double& to) {
   if (!PyFloat_CheckExact(from)) return nb::try_cast(nb::handle(from), to);
   to = PyFloat_AS_DOUBLE(from);
@@ -156,6 +158,7 @@ void Requests::add(nb::handle tuple) {
   arguments.optional("device", request.device);
   arguments.optional("layout", request.layout);
   arguments.optional("flags", request.flags);
+  arguments.optional("arena", request.arena);
   if (arguments.has_next()) throw nb::type_error("a request has too many arguments");
 }
 

@@ -95,6 +95,8 @@ typedef struct hvdlite_request {
   int32_t
       num_splits; /* alltoall: rows for each rank of the set (or 0: even); add_process_set: the global ranks */
   const int64_t* splits;
+  int64_t
+      arena; /* id of the open arena in which input and output (the same) lie; 0: none. Allreduce with Sum or Average only */
 } hvdlite_request;
 
 typedef struct hvdlite_result {
@@ -144,8 +146,9 @@ HVDLITE_API int hvdlite_result_get(hvdlite_engine* engine, int64_t handle, hvdli
 HVDLITE_API hvdlite_block* hvdlite_result_take_block(hvdlite_engine* engine, int64_t handle);
 HVDLITE_API int hvdlite_release(hvdlite_engine* engine, int64_t handle);
 
-/* Prepared groups: allreduces in place that are submitted together many times. prepare checks them once (their memory is
- * ignored) and gives an id, valid until it is released, the engine shuts down or the process set is removed. submit_prepared
+/* Prepared groups: allreduces in place that are submitted together many times. prepare checks them once and gives
+ * an id. Their memory is ignored, but for those that name an arena: output is the tensor's place there, and a tensor that is
+ * submitted from elsewhere is reduced like any other. The id is valid until it is released, the engine shuts down or the process set is removed. submit_prepared
  * takes one address for each (absent: null, or whether this rank lacks a value and only takes the result) and gives one
  * handle for all; hvdlite_wait then waits for all and returns the first failure. */
 HVDLITE_API int hvdlite_prepare(hvdlite_engine* engine, const hvdlite_request* requests,
@@ -172,6 +175,26 @@ HVDLITE_API int hvdlite_process_set_ranks(hvdlite_engine* engine, int32_t id, in
 HVDLITE_API int hvdlite_process_set_ids(hvdlite_engine* engine, int32_t* ids, int32_t capacity,
                                         int32_t* count);
 
+/* Arenas: memory of each member of a process set (all on one host) that the others map, so that tensors in it are reduced
+ * where they lie. Making one: each member creates its part, the parts' addresses (HVDLITE_ARENA_ADDRESS_BYTES opaque bytes)
+ * are exchanged by the caller, each member opens all of them, in the order of the set's ranks. If all could, requests may name
+ * the arena by its id, the same on all members; if one could not, all close theirs. hide comes after everybody's attempt to
+ * open. A request names an arena on each rank for itself: if one rank's does not, or names another place in it, the tensor is
+ * reduced like any other. A part outlives close and its engine; destroy frees it, when no operation is in flight there. */
+#define HVDLITE_ARENA_ADDRESS_BYTES 192
+typedef struct hvdlite_arena hvdlite_arena;
+/* kind: memfd or shm. */
+HVDLITE_API int hvdlite_arena_create(hvdlite_engine* engine, int32_t process_set, const char* kind,
+                                     int64_t bytes, hvdlite_arena** out);
+HVDLITE_API void hvdlite_arena_address(const hvdlite_arena* arena, void* address);
+HVDLITE_API int hvdlite_arena_open(hvdlite_arena* arena, const void* addresses, int32_t count);
+HVDLITE_API void hvdlite_arena_hide(hvdlite_arena* arena);
+HVDLITE_API int64_t hvdlite_arena_id(const hvdlite_arena* arena); /* 0 while it is not open */
+HVDLITE_API void* hvdlite_arena_data(const hvdlite_arena* arena);
+HVDLITE_API int64_t hvdlite_arena_bytes(const hvdlite_arena* arena);
+HVDLITE_API void hvdlite_arena_close(hvdlite_arena* arena);
+HVDLITE_API void hvdlite_arena_destroy(hvdlite_arena* arena);
+
 /* Failures. publish tells all peers why this rank is about to end (its exception text) and waits, at most the linger time,
  * until they know. The first cause this rank knows is copied as text; empty if none. */
 HVDLITE_API int hvdlite_publish_failure(hvdlite_engine* engine, const char* cause);
@@ -186,6 +209,7 @@ typedef struct hvdlite_counters {
   int64_t fused_ops, cache_hits, cache_misses;
   int64_t agreed_in_memory; /* operations that the ranks of a host agreed on without messages */
   int64_t data_bytes_sent;
+  int64_t arena_ops; /* fused operations on tensors that lay in an arena on all members */
 } hvdlite_counters;
 HVDLITE_API int hvdlite_get_counters(hvdlite_engine* engine, hvdlite_counters* out);
 
@@ -228,7 +252,7 @@ HVDLITE_API int hvdlite_simulate(int ranks, const int* hosts, uint64_t seed, int
  * coordinates. broken_rule: 0, or the number of a rule of the ledger to break. An internal error tells what went wrong; states: how many different states there are. */
 HVDLITE_API int hvdlite_explore_ledger(const char* const* programs, int members, int closings,
                                        int broken_rule, int64_t* states);
-/* Names of the algorithms of a kind, separated by commas (static storage); null for an unknown kind. */
+/* Names of the algorithms of a kind that a knob can force, separated by commas (static storage); null for an unknown kind. */
 HVDLITE_API const char* hvdlite_algorithms(int kind);
 
 #ifdef __cplusplus

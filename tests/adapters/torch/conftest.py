@@ -6,11 +6,13 @@ import torch
 
 @pytest.fixture(scope="session")
 def hvd():
-    """Buckets are tiny, so that the tests' small models have several of each kind."""
+    """Buckets are tiny, so that the tests' small models have several of each kind; and tiny gradients have places too."""
     import hvdlite.torch
+    import hvdlite.torch.arena
     from hvdlite.runtime import RUNTIME
 
     hvdlite.torch.init(process_sets="dynamic")
     RUNTIME.config = RUNTIME.config.replace(bucket_bytes=400, first_bucket_bytes=100)
+    hvdlite.torch.arena.SMALLEST = 0
     torch.set_num_threads(1)
     return hvdlite.torch

@@ -1,0 +1,58 @@
+#include "arena.h"
+
+#include <array>
+#include <string>
+
+namespace hvdlite::python {
+
+using namespace nb::literals;
+
+namespace {
+
+int export_memory(PyObject* self, Py_buffer* view, int flags) noexcept {
+  const Arena* arena = nb::inst_ptr<Arena>(self);
+  return PyBuffer_FillInfo(view, self, arena->data(), static_cast<Py_ssize_t>(arena->nbytes()), 0,
+                           flags);
+}
+
+const PyType_Slot kMemorySlots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(export_memory)},
+                                    {0, nullptr}};
+
+}  // namespace
+
+nb::bytes Arena::address() const {
+  std::array<char, HVDLITE_ARENA_ADDRESS_BYTES> address{};
+  hvdlite_arena_address(arena_, address.data());
+  return nb::bytes(address.data(), address.size());
+}
+
+void Arena::open(nb::sequence addresses) {
+  std::string joined;
+  std::int32_t count = 0;
+  for (nb::handle item : addresses) {
+    const auto address = nb::cast<nb::bytes>(item);
+    if (address.size() != HVDLITE_ARENA_ADDRESS_BYTES) {
+      throw nb::value_error("this is no address of a part of an arena");
+    }
+    joined.append(address.c_str(), address.size());
+    ++count;
+  }
+  check(hvdlite_arena_open(arena_, joined.data(), count));
+}
+
+void register_arena(nb::module_& module) {
+  nb::class_<Arena>(module, "Arena", nb::type_slots(kMemorySlots), nb::is_final(),
+                    "One rank's part of memory that all members of a process set map; a writable "
+                    "buffer of its bytes.")
+      .def_prop_ro("address", &Arena::address,
+                   "What the other members need to map this part; plain bytes.")
+      .def_prop_ro("id", &Arena::id, "What requests call the arena; 0 while it is not open.")
+      .def_prop_ro("nbytes", &Arena::nbytes)
+      .def("open", &Arena::open, "addresses"_a,
+           "Maps all parts, whose addresses come in the order of the set's ranks.")
+      .def("hide", &Arena::hide, "After all members have tried to open it: nobody else can.")
+      .def("close", &Arena::close,
+           "Lets the others' parts go; requests may not name the arena any more.");
+}
+
+}  // namespace hvdlite::python

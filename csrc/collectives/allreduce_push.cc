@@ -1,0 +1,145 @@
+// Push allreduce: the buffers lie in memory that all members map (an arena), so nothing is packed. Each member owns a slice of
+// the buffer, adds all members' slices in rank order in registers, and stores the sum into all members' buffers.
+//
+// What moves where, three members ("b1" is member 1's contribution to slice b; member r owns the r-th slice):
+//
+//                  buffer of 0       buffer of 1       buffer of 2
+//   arrived        a0 b0 c0          a1 b1 c1          a2 b2 c2
+//   0 does         a  .  .           a  .  .           a  .  .         a = a0 + a1 + a2
+//   1 does         .  b  .           .  b  .           .  b  .
+//   2 does         .  .  c           .  .  c           .  .  c
+//   reduced        a  b  c           a  b  c           a  b  c         all leave
+//
+// Cost for p members and S bytes: two exchanges of flags; each member loads S and stores S bytes in all, which is the least that
+// can be (every contribution is loaded once and every result stored once). What it stores it has just loaded, so no line is
+// fetched only to be overwritten.
+//
+// Correct, because nobody touches a buffer before its owner has arrived or after its owner has left, and no slice is written
+// while somebody else reads it. The operation counts as one tile, number t (shared_collective.h), which uses no tile memory:
+// - A member stores arrived = t+1 once its own buffer is complete, and touches buffers only after seeing arrived >= t+1 of all.
+// - Between the two flags, element i of every buffer is read and written by one member alone, the owner of i's slice; a fold
+//   reads an element of all inputs before it stores it to any output.
+// - A member stores reduced = t+1 once its slice is stored everywhere, and leaves after seeing reduced >= t+1 of all: then all
+//   of its buffer is final, and nobody touches it until it arrives at another operation.
+// The stores are releases and the loads acquires, so that each of these steps sees the ones before it.
+//
+// Inputs are destroyed as results come in, so nobody may leave between its arrival and the end: a member that fails there
+// takes the operation with it on all members, and what their buffers hold then is undefined.
+//
+// It cannot deadlock: arrival waits for nothing but the turn, a fold for arrivals, leaving for folds.
+//
+// All ranks get the same bits because one member computes an element and stores it to all. Layout-independent: contributions
+// are added in rank order whoever owns the slice.
+//
+// An absent member has no contribution, but room for the result: it fills its buffer with the identity of the op.
+#include <algorithm>
+#include <array>
+#include <utility>
+#include <vector>
+
+#include "collectives/algorithms.h"
+#include "collectives/chunking.h"
+#include "collectives/part_cursor.h"
+#include "collectives/reducer.h"
+#include "collectives/shared_collective.h"
+#include "collectives/tile_reducer.h"
+
+namespace hvdlite::collectives {
+
+namespace {
+
+// Of each buffer, folded in one step: others of this rank may advance in between.
+constexpr std::size_t kStepBytes = std::size_t{512} * 1024;
+
+class AllreducePush final : public SharedCollective {
+ public:
+  AllreducePush(Comm comm, AllreduceArgs args, const TileReducer& reducer, const Tuning& tuning)
+      : SharedCollective(std::move(comm), tuning),
+        args_(std::move(args)),
+        reducer_(reducer),
+        cursor_(args_.parts, reducer_.result_bytes()),
+        places_(args_.mapped.size()) {
+    const std::size_t count = args_.count();
+    slice_ = part_of(count, static_cast<std::size_t>(size()), static_cast<std::size_t>(me()),
+                     alignment_grain(count, size(), reducer_.result_bytes()));
+  }
+
+ protected:
+  bool step() override {
+    switch (stage_) {
+      case Stage::kArrive:
+        return arrive();
+      case Stage::kFold:
+        return fold();
+      case Stage::kLeave:
+        return leave();
+    }
+    return false;
+  }
+
+ private:
+  enum class Stage : std::uint8_t { kArrive, kFold, kLeave };
+
+  std::uint64_t count() const { return channel().tiles() + 1; }
+
+  bool arrive() {
+    for (const AllreducePart& part : args_.parts) {
+      if (part.input == nullptr) {
+        reducer_.contribute(static_cast<std::byte*>(part.output), nullptr, part.count);
+      }
+    }
+    channel().flags(me()).arrived.store(count(), std::memory_order_release);
+    ring_others();
+    stage_ = Stage::kFold;
+    return true;
+  }
+
+  bool fold() {
+    if (!channel().all_arrived(count())) return false;
+    const std::size_t limit = std::max<std::size_t>(kStepBytes / reducer_.result_bytes(), 1);
+    const Range range = {slice_.offset + folded_, std::min(limit, slice_.count - folded_)};
+    cursor_.walk(range, [&](const std::byte*, std::byte* own, std::size_t, std::size_t n) {
+      for (std::size_t member = 0; member < places_.size(); ++member) {
+        places_[member] =
+            args_.mapped[member] + (own - args_.mapped[static_cast<std::size_t>(me())]);
+      }
+      reducer_.fold(places_.data(), size(), places_.data(), size(), n);
+    });
+    folded_ += range.count;
+    if (folded_ < slice_.count) return true;
+    channel().flags(me()).reduced.store(count(), std::memory_order_release);
+    ring_others();
+    stage_ = Stage::kLeave;
+    return true;
+  }
+
+  bool leave() {
+    if (!channel().all_reduced(count())) return false;
+    channel().flags(me()).done.store(count(), std::memory_order_release);
+    finish(1);
+    return true;
+  }
+
+  AllreduceArgs args_;
+  TileReducer reducer_;
+  PartCursor cursor_;
+  Range slice_;
+  std::size_t folded_ = 0;
+  std::vector<void*> places_;
+  Stage stage_ = Stage::kArrive;
+};
+
+}  // namespace
+
+std::unique_ptr<Collective> allreduce_push(Comm comm, AllreduceArgs args, const Tuning& tuning) {
+  HVD_CHECK(comm.shared() != nullptr && comm.shared()->size() == comm.size());
+  HVD_CHECK(args.mapped.size() == static_cast<std::size_t>(comm.size()));
+  HVD_CHECK(identity_survives(args.reduction));
+  for (const AllreducePart& part : args.parts) {
+    HVD_CHECK(part.output != nullptr && (part.input == nullptr || part.input == part.output));
+  }
+  const TileReducer reducer(args.reduction, tuning.isa);
+  return std::make_unique<AllreducePush>(std::move(comm), std::move(args), reducer, tuning);
+}
+
+}  // namespace hvdlite::collectives

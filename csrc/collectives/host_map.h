@@ -1,0 +1,56 @@
+// Which members of a process set are on which host: the same on all ranks, but for `own`.
+// Thread: plain values, any thread. Owns: nothing but its lists. Blocks: no. Throws: no.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <unordered_map>
+#include <vector>
+
+namespace hvdlite::collectives {
+
+// Members are places in the set; hosts come in the order of their first members.
+class HostMap {
+ public:
+  // host_of: what stands for each member's host; rank: this member's place in the set, -1 if it is none.
+  HostMap(const std::vector<int>& host_of, int rank) {
+    std::unordered_map<int, std::size_t> places;
+    for (std::size_t member = 0; member < host_of.size(); ++member) {
+      const auto [place, is_new] = places.emplace(host_of[member], hosts_.size());
+      if (is_new) hosts_.emplace_back();
+      hosts_[place->second].push_back(static_cast<int>(member));
+      if (static_cast<int>(member) == rank) own_ = static_cast<int>(place->second);
+    }
+    for (const std::vector<int>& host : hosts_) {
+      const int count = static_cast<int>(host.size());
+      fewest_ = fewest_ == 0 ? count : std::min(fewest_, count);
+      most_ = std::max(most_, count);
+    }
+  }
+
+  int hosts() const { return static_cast<int>(hosts_.size()); }
+  int own() const { return own_; }        // this member's host
+  int fewest() const { return fewest_; }  // members on a host
+  int most() const { return most_; }
+
+  const std::vector<int>& members_on(int host) const {
+    return hosts_[static_cast<std::size_t>(host)];
+  }
+  // Of every host the member with this number; number < fewest().
+  std::vector<int> members_with_number(int number) const {
+    std::vector<int> members;
+    members.reserve(hosts_.size());
+    for (const std::vector<int>& host : hosts_) {
+      members.push_back(host[static_cast<std::size_t>(number)]);
+    }
+    return members;
+  }
+
+ private:
+  std::vector<std::vector<int>> hosts_;
+  int own_ = -1;
+  int fewest_ = 0;
+  int most_ = 0;
+};
+
+}  // namespace hvdlite::collectives

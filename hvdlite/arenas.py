@@ -1,0 +1,72 @@
+"""Arenas: memory that all ranks of a process set map, so that tensors in it are reduced where they lie, without a copy.
+
+The ranks must be on one host. A tensor made over a part of an `Arena` (its buffer) keeps the memory; the engine maps the other
+ranks' parts until the arena is closed, or hvdlite is shut down.
+"""
+
+from typing import TYPE_CHECKING
+
+from hvdlite.errors import HvdliteError
+from hvdlite.objects import allgather_object
+from hvdlite.process_sets import ProcessSet
+from hvdlite.runtime import RUNTIME
+
+if TYPE_CHECKING:
+    from hvdlite._engine import Arena
+
+__all__ = ["make_arena"]
+
+_KINDS = ("memfd", "shm")  # in the order of preference
+
+
+def make_arena(nbytes: int, name: str, process_set: ProcessSet) -> "tuple[Arena | None, str]":
+    """Makes an arena on all ranks of the set, or on none. Collective over `process_set`.
+
+    Args:
+        nbytes: size of each rank's part, the same on all ranks.
+        name: of the exchange, unique among those in flight.
+        process_set: the ranks that share it, of which this is one.
+
+    Returns:
+        The open arena, or None, and why there is none; the same on all ranks.
+
+    Raises:
+        HorovodInternalError: a rank failed.
+
+    """
+    reason = ""
+    for kind in _KINDS:
+        arena, problem = _create(process_set, nbytes, kind)
+        parts = allgather_object((arena and arena.address, problem), f"{name}.{kind}", process_set)
+        reason = _first_problem(process_set, [problem for _, problem in parts])
+        if arena is not None and not reason:
+            problem = _open(arena, [address for address, _ in parts])
+        opened = allgather_object(problem, f"{name}.{kind}.opened", process_set)
+        if arena is not None:
+            arena.hide()
+        reason = reason or _first_problem(process_set, opened)
+        if not reason:
+            return arena, ""
+        if arena is not None:
+            arena.close()
+    return None, reason
+
+
+def _create(process_set: ProcessSet, nbytes: int, kind: str) -> "tuple[Arena | None, str]":
+    try:
+        return RUNTIME.require().create_arena(process_set.require_member("Arena"), nbytes, kind), ""
+    except HvdliteError as error:
+        return None, str(error)
+
+
+def _open(arena: "Arena", addresses: list[bytes | None]) -> str:
+    try:
+        arena.open([address for address in addresses if address is not None])
+    except HvdliteError as error:
+        return str(error)
+    return ""
+
+
+def _first_problem(process_set: ProcessSet, problems: list[str]) -> str:
+    ranks = process_set.ranks or range(len(problems))
+    return next((f"rank {rank}: {problem}" for rank, problem in zip(ranks, problems, strict=True) if problem), "")

@@ -1,0 +1,132 @@
+"""Gradients that lie in an arena: each parameter has a place there, at the same offset on all ranks.
+
+A gradient in its place is reduced without a copy, because the ranks see each other's. One that lies elsewhere is reduced like
+any other tensor, on all ranks, and nothing has to be told to anybody: so whatever a user does with ``.grad`` is right, and at
+worst not as fast.
+
+Autograd stores a fresh tensor where ``.grad`` is None. `Place.move_in` copies it to its place, once, and makes ``.grad`` the
+tensor there; from then on it stays for as long as the gradient is kept and zeroed in place. A place is used anew only when
+no tensor lies there any more: one that the user has kept is the user's.
+"""
+
+import sys
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from hvdlite.arenas import make_arena
+from hvdlite.process_sets import ProcessSet
+from hvdlite.runtime import RUNTIME
+from hvdlite.torch.slots import Slot, WireForm
+
+if TYPE_CHECKING:
+    from hvdlite._engine import Arena
+
+__all__ = ["Place", "make_places"]
+
+SMALLEST = 64 * 1024  # bytes of a gradient; to move a smaller one in costs more time than it saves
+_ALIGNMENT = 64  # bytes; the gradients of two parameters share no cache line
+
+
+class Place:
+    """Where one parameter's gradient may lie.
+
+    Attributes:
+        arena: the arena's id.
+        address: of the place in this process.
+    """
+
+    __slots__ = ("_dtype", "_memory", "_shape", "_strides", "_tenant", "address", "arena")
+
+    def __init__(self, arena: int, memory: memoryview, address: int, param: torch.Tensor) -> None:
+        self.arena = arena
+        self.address = address
+        self._memory = memory
+        self._dtype = param.dtype
+        self._shape = tuple(param.shape)
+        self._strides = param.stride()
+        self._tenant: weakref.ref[memoryview] | None = None
+
+    def take(self) -> torch.Tensor | None:
+        """A tensor in this place, with whatever values are there; None if a tensor lies there already."""
+        if self._tenant is not None and self._tenant() is not None:
+            return None
+        # Every tensor over this memory, however it came about, keeps this very object alive.
+        piece = self._memory[:]
+        self._tenant = weakref.ref(piece)
+        # Not view(): p.grad.detach_() refuses views.
+        return torch.frombuffer(piece, dtype=self._dtype).as_strided_(self._shape, self._strides)
+
+    def move_in(self, param: torch.Tensor) -> None:
+        """Moves a gradient that autograd has made to this place, unless somebody else has an eye on it."""
+        grad = param.grad
+        if type(grad) is not torch.Tensor or grad.dtype is not self._dtype or grad.layout is not torch.strided:
+            return
+        if grad.shape != self._shape or grad.stride() != self._strides or grad.is_neg() or grad.requires_grad:
+            return
+        if grad.untyped_storage().nbytes() != grad.nbytes:
+            return  # a part of something larger
+        del grad
+        if _references(param) > _UNSHARED:
+            return
+        home = self.take()
+        if home is not None:
+            param.grad = home.copy_(param.grad)  # type: ignore[arg-type]
+
+
+def _references(param: torch.Tensor) -> int:
+    grad = param.grad
+    return sys.getrefcount(grad)
+
+
+def _count_unshared() -> int:
+    param = torch.zeros(1)
+    param.grad = torch.zeros(1)
+    return _references(param)
+
+
+_UNSHARED = _count_unshared()  # references to a gradient that only its parameter holds
+
+
+def make_places(name: str, slots: "Iterable[tuple[Slot, WireForm]]", process_set: ProcessSet) -> "tuple[Arena | None, str]":
+    """Gives a place to each larger gradient that is reduced where it lies. Collective over `process_set`.
+
+    Args:
+        name: of the exchange, unique.
+        slots: the parameters and their forms on the wire, in the order that all ranks have.
+        process_set: the ranks that train together.
+
+    Returns:
+        The arena, which is to be closed when the places are used no more, or None, and why there is none.
+
+    """
+    chosen = [slot for slot, form in slots if _is_worth_it(slot.param, form)]
+    begins, nbytes = _lay_out([slot.param.nbytes for slot in chosen])
+    if not nbytes:
+        return None, f"none of at least {SMALLEST} bytes is reduced where it lies"
+    if RUNTIME.config.allreduce_algorithm != "auto":
+        return None, f"HVDLITE_ALLREDUCE_ALGORITHM={RUNTIME.config.allreduce_algorithm} has no use for it"
+    arena, reason = make_arena(nbytes, name, process_set)
+    if arena is None:
+        return None, reason
+    memory = memoryview(arena)
+    address = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
+    for slot, begin in zip(chosen, begins, strict=True):
+        piece = memory[begin : begin + slot.param.nbytes]
+        slot.place = Place(arena.id, piece, address + begin, slot.param)
+    return arena, ""
+
+
+def _is_worth_it(param: torch.Tensor, form: WireForm) -> bool:
+    return form.reduced_in_place and param.requires_grad and param.nbytes >= max(SMALLEST, 1)
+
+
+def _lay_out(sizes: Sequence[int]) -> tuple[list[int], int]:
+    begins: list[int] = []
+    end = 0
+    for size in sizes:
+        begins.append(end)
+        end += -(-size // _ALIGNMENT) * _ALIGNMENT
+    return begins, end
