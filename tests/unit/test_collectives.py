@@ -378,7 +378,7 @@ def test_one_algorithm_a_file(kind):
 
 
 def test_an_unknown_algorithm_lists_the_known():
-    known = "ring, direct, recursive_doubling, shm, hierarchical"
+    known = "ring, direct, recursive_doubling, shm, push, hierarchical"
     with pytest.raises(ValueError, match=f"unknown allreduce algorithm 'rign'; known: {known}"):
         run(ALLREDUCE, "rign", [0], [0], [0])
 
