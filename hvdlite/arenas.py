@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from hvdlite.errors import HvdliteError
 from hvdlite.objects import allgather_object
 from hvdlite.process_sets import ProcessSet
+from hvdlite.requests import Kind
 from hvdlite.runtime import RUNTIME
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def make_arena(nbytes: int, name: str, process_set: ProcessSet) -> "tuple[Arena 
 
 def _create(process_set: ProcessSet, nbytes: int, kind: str) -> "tuple[Arena | None, str]":
     try:
-        return RUNTIME.require().create_arena(process_set.require_member("Arena"), nbytes, kind), ""
+        return RUNTIME.require().create_arena(process_set.require_member(Kind.ALLREDUCE), nbytes, kind), ""
     except HvdliteError as error:
         return None, str(error)
 
