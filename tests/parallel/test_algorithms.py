@@ -9,7 +9,13 @@ from hvdlite import config
 from hvdlite.dtypes import DType
 
 RANK, SIZE = WORLD.rank, WORLD.size
-CHOICES = [(knob.variable, choice) for knob in config.KNOBS if knob.name.endswith("_algorithm") for choice in knob.choices[1:]]
+CHOICES = [
+    (knob.variable, choice)
+    for knob in config.KNOBS
+    if knob.name.endswith("_algorithm")
+    for choice in knob.choices[1:]
+    if choice != "hierarchical"  # needs several hosts: tests/hosts
+]
 OTHER_KNOBS = [
     ("HVDLITE_DETERMINISTIC", "1"),
     ("HVDLITE_FUSION_THRESHOLD", "0"),
