@@ -38,8 +38,10 @@ class Cycle {
  public:
   Cycle(transport::Transport& transport, SharedState& shared, collectives::Selection selection);
 
-  // True if anything happened. flush: announce queued entries now, somebody waits.
-  bool pass(bool flush);
+  // True if anything happened. flush: announce queued entries now, somebody waits. thorough: look for control messages,
+  // also where they are rare because the ranks share memory; it costs more than the rest, and a caller that polls need not do
+  // so every time.
+  bool pass(bool flush, bool thorough);
   Outlook outlook() const;
 
   // Leaving: fails what is not agreed and says goodbye, false if that has to be tried again; true once agreed operations are
@@ -137,7 +139,8 @@ class Cycle {
   const base::microseconds patience_;  // how long a queued entry may wait for company
   Executor executor_;
   std::map<std::int32_t, std::unique_ptr<ProcessSet>> sets_;
-  std::vector<Region> regions_;  // of the host's window
+  std::vector<Region> regions_;    // of the host's window
+  bool agrees_in_memory_ = false;  // the set of all ranks does
   std::uint32_t last_epoch_ = 0;
   std::int32_t next_set_id_ = 0;
   std::deque<std::int32_t> free_set_ids_;

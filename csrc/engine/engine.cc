@@ -31,6 +31,8 @@ constexpr microseconds kFirstSleep{20};
 constexpr double kPatience = 0.04;
 // An algorithm that waits for a flag polls for so long inside one pass: a few times what it takes a cache line to come over.
 constexpr microseconds kInnerSpin{3};
+// A caller that polls looks for control messages this often.
+constexpr std::uint32_t kPassesBetweenMessages = 8;
 // Time for messages to leave at shutdown.
 constexpr double kFlushSeconds = 1.0;
 
@@ -182,9 +184,10 @@ void Engine::drive(const CompletionPtr& completion, Clock::time_point deadline) 
 // moved: spin, yield, sleep. False once nothing has moved and the deadline is over. The clock is not read while things move.
 bool Engine::pass_or_pause(Stillness* still, Clock::time_point deadline, microseconds limit) {
   const std::uint32_t seen = still->sleeps ? transport_->listen() : 0;
-  if (cycle_.pass(true)) {
+  const bool thorough = still->sleeps || still->passes++ % kPassesBetweenMessages == 0;
+  if (cycle_.pass(true, thorough)) {
     if (still->sleeps) transport_->unlisten();
-    *still = {};
+    *still = {.since = {}, .sleeps = false, .passes = still->passes};
     return true;
   }
   const Clock::time_point now = Clock::now();
@@ -279,7 +282,7 @@ void Engine::run() {
         moving_data && waiting_.core_to_spare && Clock::now() - moved_at < waiting_.spin;
     const bool listens = !moved && !spins;
     const std::uint32_t seen = listens ? transport_->listen() : 0;
-    moved = cycle_.pass(false);
+    moved = cycle_.pass(false, true);
     const Outlook outlook = cycle_.outlook();
     give_token_back();
     moving_data = outlook.moving_data;

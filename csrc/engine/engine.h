@@ -86,6 +86,7 @@ class Engine {
   struct Stillness {
     std::optional<base::Clock::time_point> since;
     bool sleeps = false;  // so long that it sleeps between passes
+    std::uint32_t passes = 0;
   };
 
   void require_accepting() const;
