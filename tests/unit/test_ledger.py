@@ -63,5 +63,5 @@ def test_a_letter_that_means_nothing_is_refused():
 )
 def test_every_rule_is_needed(broken_rule, programs):
     _engine.explore_ledger(programs, 1)
-    with pytest.raises(InternalError, match="ledger is wrong|kInLedger"):
+    with pytest.raises(InternalError, match=r"ledger is wrong|kInLedger"):
         _engine.explore_ledger(programs, 1, broken_rule)

@@ -81,7 +81,8 @@ void register_engine(nb::module_& module) {
       .def("wait", &Engine::wait, "handle"_a, "memory"_a = nb::none(), "keep"_a = nb::none(),
            "Waits, driving progress, handles signals, releases the handle, and raises if the "
            "operation failed. If its memory may be in use after an exception, keep(memory, handle, "
-           "code) is called first: with the handle if a signal left the operation in flight, or with "
+           "code) is called first: with the handle if a signal left the operation in flight, or "
+           "with "
            "0 and the code of the failure.")
       .def("wait_many", &Engine::wait_many, "handles"_a,
            "Waits for all operations behind these handles and releases them. Returns the number of "
