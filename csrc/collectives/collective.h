@@ -71,7 +71,7 @@ struct AllreduceArgs {
   Reduction reduction;
   // Where this rank sees each member's copy of the memory in which its outputs lie: an arena. Empty: nobody sees the others'.
   // In an arena every input is its output or null, and the identity of the op survives the prescale.
-  std::vector<std::byte*> mapped = {};
+  std::vector<std::byte*> mapped;
 
   std::size_t count() const {
     std::size_t total = 0;

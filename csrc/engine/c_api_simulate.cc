@@ -99,7 +99,7 @@ std::unique_ptr<Collective> start(const Step& step, Comm comm, const Tuning& tun
   void* const* const outputs = step.outputs + pointers;
   switch (static_cast<OpKind>(step.kind)) {
     case OpKind::kAllreduce: {
-      collectives::AllreduceArgs args{{}, reduction_of(step)};
+      collectives::AllreduceArgs args{{}, reduction_of(step), {}};
       for (int i = 0; i < step.parts; ++i) {
         args.parts.push_back({inputs[i], outputs[i], size_from(step.counts[i], "a count")});
       }

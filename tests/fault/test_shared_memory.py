@@ -1,13 +1,8 @@
 """What the ranks of a host share: where it lies, what happens where there is too little of it, that nothing is left behind."""
 
-import os
-import shutil
-import subprocess
-import time
-from pathlib import Path
-
 import pytest
 from support.job import run_job
+from support.shared_memory import NO_PROC, SMALL_SHM, leftovers, needs_mount
 
 # Sums a few sizes, then says where this rank's window is mapped.
 SUM_AND_TELL = """
@@ -26,59 +21,6 @@ found = [line.split(maxsplit=5)[5] for line in Path("/proc/self/maps").read_text
 kind = "none" if not found else "memfd" if found[0].startswith("/memfd:") else "shm"
 print("window", kind, len(found), flush=True)
 """
-
-# Moves the job to a namespace with a /dev/shm of its own, of so many KiB, after MPI took what it needs of the old one.
-SMALL_SHM = """
-import ctypes, os
-from mpi4py import MPI
-
-NEWNS, FS, REC, PRIVATE = 0x20000, 0x200, 0x4000, 0x40000
-libc = ctypes.CDLL(None, use_errno=True)
-
-def check(result):
-    assert result == 0, os.strerror(ctypes.get_errno())
-
-if MPI.COMM_WORLD.rank == 0:
-    check(libc.unshare(NEWNS))
-    check(libc.mount(b"none", b"/", None, REC | PRIVATE, None))
-    check(libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", 0, b"size=%dk"))
-leader = MPI.COMM_WORLD.bcast(os.getpid())
-if MPI.COMM_WORLD.rank > 0:
-    check(libc.unshare(FS))
-    check(libc.setns(os.open(f"/proc/{leader}/ns/mnt", os.O_RDONLY), NEWNS))
-"""
-
-# Rank 1 does not find what others have open: as if it ran in a container of its own.
-NO_PROC = """
-import ctypes, os
-from mpi4py import MPI
-
-libc = ctypes.CDLL(None, use_errno=True)
-if MPI.COMM_WORLD.rank == 1:
-    assert libc.unshare(0x20000) == 0
-    assert libc.mount(b"none", b"/", None, 0x44000, None) == 0
-leader = MPI.COMM_WORLD.bcast(os.getpid())
-if MPI.COMM_WORLD.rank == 1:
-    assert libc.mount(b"tmpfs", f"/proc/{leader}".encode(), b"tmpfs", 0, None) == 0
-"""
-
-
-def may_mount() -> bool:
-    if os.geteuid() != 0 or shutil.which("unshare") is None:
-        return False
-    command = ["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", "/dev/shm"]
-    return subprocess.run(command, capture_output=True, check=False).returncode == 0
-
-
-needs_mount = pytest.mark.skipif("not may_mount()", reason="takes the right to mount a file system in a private namespace")
-
-
-def leftovers() -> list[Path]:
-    """Files of jobs of ours in /dev/shm, after those that are just being made have had time to go."""
-    deadline = time.monotonic() + 5
-    while list(Path("/dev/shm").glob("hvdlite-*")) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return list(Path("/dev/shm").glob("hvdlite-*"))
 
 
 def windows(result) -> list[str]:
