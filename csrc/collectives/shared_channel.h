@@ -56,6 +56,9 @@ class SharedChannel {
   transport::WindowFlags& flags(int index) const {
     return window_->flags(region_, local_ranks_[static_cast<std::size_t>(index)]);
   }
+  std::byte* carried(int index, std::uint64_t number) const {
+    return flags(index).carried[number & 1].payload;
+  }
   std::byte* tile(int index, std::uint64_t number) const {
     return window_->tile(region_, local_ranks_[static_cast<std::size_t>(index)],
                          static_cast<int>(number & 1));

@@ -73,11 +73,12 @@ bool Accord::admit(const RequestPtr& request) {
   return true;
 }
 
-bool Accord::announce(std::vector<RequestPtr>& by_message) {
+bool Accord::announce(std::vector<RequestPtr>& by_message, bool carries) {
   std::size_t done = 0;
   for (; done < waiting_.size() && done < kMostAtOnce && ledger_.has_room(1); ++done) {
     Unit& unit = waiting_[done];
-    if (ledger_.announce(unit.key, unit.content, unit.absent) == Ledger::Answer::kByMessage) {
+    if (ledger_.announce(unit.key, unit.content, unit.absent, carries) ==
+        Ledger::Answer::kByMessage) {
       by_message.insert(by_message.end(), unit.requests.begin(), unit.requests.end());
     } else {
       announced_.emplace(unit.key, std::move(unit.requests));
@@ -85,6 +86,12 @@ bool Accord::announce(std::vector<RequestPtr>& by_message) {
   }
   waiting_.erase(waiting_.begin(), waiting_.begin() + static_cast<std::ptrdiff_t>(done));
   return waiting_.empty();
+}
+
+const Request* Accord::only_one() const {
+  const bool alone = waiting_.size() == 1 && announced_.empty();
+  return alone && waiting_.front().requests.size() == 1 ? waiting_.front().requests.front().get()
+                                                        : nullptr;
 }
 
 std::vector<RequestPtr> Accord::take(std::uint64_t key) {

@@ -42,8 +42,21 @@ class Accord {
   bool has_waiting() const { return !waiting_.empty(); }
 
   // Announces what waits, with the ledger locked and its log read; what has to go by message instead is added to `by_message`.
-  // False if not all could be announced now.
-  bool announce(std::vector<RequestPtr>& by_message);
+  // False if not all could be announced now. carries: the payload of the one unit that waits lies at payload_number().
+  bool announce(std::vector<RequestPtr>& by_message, bool carries);
+
+  // Small payloads ride with the announcement: a member puts its contribution where the others look for it when the log says
+  // that the unit is complete and all have carried theirs; the result needs no further exchange. The places are numbered, two
+  // of them are used in turn, and all members take the same: a number is the count of such units in the log. Between a
+  // member's announcement with payload n and its completion no other such unit can be completed, since each needs all members
+  // and a member carries a payload only when it has nothing else in the ledger. Payload n is overwritten by number n+2, which
+  // waits until all members have read the log entry of number n, and with it the payload.
+  // The one request that waits, with nothing else of this rank in the ledger; null otherwise.
+  const Request* only_one() const;
+  std::uint64_t payload_number() const { return payloads_; }
+  bool payload_is_free() const { return ledger_.all_have_read(payload_read_[payloads_ & 1]); }
+  // The log entry that was popped last was that of such a unit.
+  void payload_was_read() { payload_read_[payloads_++ & 1] = ledger_.read(); }
   // What this rank has announced under a key, which is then no longer in the ledger; empty if nothing.
   std::vector<RequestPtr> take(std::uint64_t key);
   // Everything: in the ledger, waiting, and parts of groups.
@@ -63,6 +76,9 @@ class Accord {
  private:
   Ledger ledger_;
   std::unordered_map<std::uint64_t, std::vector<RequestPtr>> groups_;  // not complete, by key
+  std::uint64_t payloads_ = 0;
+  std::uint64_t payload_read_[2] =
+      {};  // entries of the log up to the one that ended the last use of the place
   std::unordered_map<std::uint64_t, std::int32_t>
       sent_groups_;  // by message, and how many of each are still to come
   std::vector<Unit> waiting_;

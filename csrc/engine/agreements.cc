@@ -2,12 +2,17 @@
 // explains the protocol.
 
 #include <algorithm>
+#include <array>
+#include <cstring>
 
 #include "engine/cycle.h"
+#include "kernels/kernels.h"
+#include "transport/host_window.h"
 
 namespace hvdlite::engine {
 
 using base::Clock;
+using base::Status;
 using Stage = FlightRecorder::Stage;
 
 namespace {
@@ -74,10 +79,11 @@ bool Cycle::lock_up_to_date(ProcessSet& set) {
 
 bool Cycle::announce_in_ledger(ProcessSet& set) {
   const SetId id = set.id;
+  const bool carries = put_payload(set);
   if (!lock_up_to_date(set)) return false;
   Accord& accord = *set.accord;
   std::vector<RequestPtr> by_message;
-  accord.try_again = !accord.announce(by_message);
+  accord.try_again = !accord.announce(by_message, carries);
   const bool agreed = accord.ledger().appended();
   accord.ledger().unlock();
   go_by_message(set, by_message);
@@ -86,6 +92,46 @@ bool Cycle::announce_in_ledger(ProcessSet& set) {
     read_ledger(set);
   }
   return find_set(id) != nullptr;
+}
+
+// Puts the payload of what is about to be announced where the others will look for it, if it is small and alone.
+bool Cycle::put_payload(ProcessSet& set) {
+  Accord& accord = *set.accord;
+  const Request* request = may_carry_ ? accord.only_one() : nullptr;
+  if (request == nullptr || request->kind != base::OpKind::kAllreduce || request->absent ||
+      request->device >= 0 || request->arena != 0) {
+    return false;
+  }
+  const std::size_t bytes = request->bytes();
+  if (bytes == 0 || bytes > transport::WindowFlags::kCarriedBytes || !accord.payload_is_free()) {
+    return false;
+  }
+  const Entry& entry = set.pending.at(request->name).entry;
+  std::memcpy(set.channel->carried(set.channel->index(), accord.payload_number()), entry.input,
+              bytes);
+  return true;
+}
+
+// All members' payloads are there: adds them in rank order, as the algorithms do, and ends the operation.
+void Cycle::finish_carried(ProcessSet& set, const Request& request) {
+  const int members = set.channel->size();
+  std::array<const void*, Ledger::kMaxMembers> inputs = {};
+  for (int member = 0; member < members; ++member) {
+    inputs[static_cast<std::size_t>(member)] =
+        set.channel->carried(member, set.accord->payload_number());
+  }
+  const auto found = set.pending.find(request.name);
+  HVD_CHECK(found != set.pending.end());
+  Entry entry = std::move(found->second.entry);
+  set.pending.erase(found);
+  const kernels::ReduceKernels& kernels = kernels::reduce_kernels(request.dtype, request.op, isa_);
+  kernels.fold(&entry.output, 1, inputs.data(), members,
+               static_cast<std::size_t>(request.elements()), request.prescale, request.postscale,
+               request.op == base::ReduceOp::kAverage ? members : 1);
+  entry.completion->contributors = members;
+  ++shared_.counters.fused_ops;
+  ++shared_.counters.agreed_in_memory;
+  finish(entry, Status{});
 }
 
 void Cycle::wake_members(const ProcessSet& set) {
@@ -149,6 +195,12 @@ bool Cycle::read_ledger(ProcessSet& set) {
       continue;
     }
     moved = true;
+    if (entry.carried != 0) {
+      finish_carried(set, *accord.take(entry.key).front());
+      ledger.pop();
+      accord.payload_was_read();
+      continue;
+    }
     ledger.pop();
     switch (entry.kind) {
       case Ledger::Kind::kComplete:

@@ -31,6 +31,7 @@ enum Ask : std::uint8_t { kNotAsked, kInLedger, kInMessage };
 // Plain bytes throughout, so that states can be copied and compared. A key's number k stands for itself plus one in the
 // ledger; done and decided hold 2k, or 2k + 1 for a failure, or kJoinOver.
 constexpr std::uint8_t kJoinOver = 2 * kKeys;
+constexpr std::uint8_t kNoPayload = 255;
 constexpr std::uint8_t kJoin = 100,
                        kLeave = 101;  // messages; others are k, or k + kKeys with the other content
 
@@ -41,9 +42,10 @@ struct MemberState {
   std::uint8_t lists = 0;  // delivered
   std::uint8_t done[kHistory] = {}, done_count = 0;
   std::uint8_t sent[kHistory] = {}, sent_count = 0,
-               received_count = 0;  // messages to the coordinator
-  std::uint8_t read = 0;            // entries of the log
-  std::uint8_t agreed = 0;          // things done because the log said so
+               received_count = 0;                 // messages to the coordinator
+  std::uint8_t read = 0;                           // entries of the log
+  std::uint8_t payloads = 0, payload[kKeys] = {};  // read; where the own one is
+  std::uint8_t agreed = 0;                         // things done because the log said so
 };
 
 struct CoordinatorState {
@@ -155,6 +157,11 @@ class Explorer {
       case Ledger::Kind::kComplete:
         HVD_CHECK(member.asked[key] == kInLedger);
         ++member.agreed;
+        if (entry.carried != 0) {
+          if (member.payload[key] != member.payloads)
+            fail("a payload is not where it is looked for");
+          ++member.payloads;
+        }
         did(member, 2 * key);
         member.asked[key] = kNotAsked;
         break;
@@ -221,11 +228,15 @@ class Explorer {
       ledger.unlock();
       return false;
     }
-    const Ledger::Answer answer =
-        ledger.announce(static_cast<std::uint64_t>(key) + 1, is_other(letter) ? 2 : 1, false);
+    // As Accord::only_one: a payload is carried by who has nothing else in the ledger.
+    const bool carries =
+        std::count(std::begin(member.asked), std::end(member.asked), kInLedger) == 0;
+    const Ledger::Answer answer = ledger.announce(static_cast<std::uint64_t>(key) + 1,
+                                                  is_other(letter) ? 2 : 1, false, carries);
     ledger.unlock();
     ++member.next;
     member.asked[key] = kInLedger;
+    member.payload[key] = carries ? member.payloads : kNoPayload;
     if (answer == Ledger::Answer::kByMessage) send(member, key);
     return true;
   }

@@ -25,6 +25,8 @@ Cycle::Cycle(transport::Transport& transport, SharedState& shared, collectives::
     : transport_(transport),
       shared_(shared),
       patience_(base::from_seconds(shared.config.cycle_time_ms / 1000)),
+      isa_(selection.tuning.isa),
+      may_carry_(selection.allreduce == "auto" || selection.allreduce == "shm"),
       executor_(
           transport, std::move(selection), *shared.outputs,
           kPoolThresholds * shared.config.fusion_threshold,

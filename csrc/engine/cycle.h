@@ -76,6 +76,8 @@ class Cycle {
   bool go_by_message(ProcessSet& set, const std::vector<RequestPtr>& requests);
   bool lock_up_to_date(ProcessSet& set);
   bool announce_in_ledger(ProcessSet& set);
+  bool put_payload(ProcessSet& set);
+  void finish_carried(ProcessSet& set, const Request& request);
   void wake_members(const ProcessSet& set);
   bool keep_ledger(ProcessSet& set);
   bool read_ledger(ProcessSet& set);
@@ -137,6 +139,8 @@ class Cycle {
   transport::Transport& transport_;
   SharedState& shared_;
   const base::microseconds patience_;  // how long a queued entry may wait for company
+  const kernels::Isa isa_;
+  const bool may_carry_;  // no algorithm is forced that small payloads would bypass
   Executor executor_;
   std::map<std::int32_t, std::unique_ptr<ProcessSet>> sets_;
   std::vector<Region> regions_;    // of the host's window

@@ -3,6 +3,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <utility>
 
@@ -40,7 +41,8 @@ struct Ledger::Cell {
   std::uint64_t key;
   std::uint64_t content;
   std::uint64_t announced;  // a bit for each member
-  std::uint32_t contributors;
+  std::uint16_t contributors;
+  std::uint16_t carriers;
   std::uint32_t diverted;
 };
 
@@ -125,17 +127,27 @@ void Ledger::unlock() {
 bool Ledger::up_to_date() const { return read_ == tail_at_lock_; }
 
 bool Ledger::has_room(std::uint32_t entries) const {
-  std::uint64_t slowest = tail_;
+  return tail_ + entries - slowest_reader(tail_) <= capacity_.entries;
+}
+
+bool Ledger::all_have_read(std::uint64_t entries) const {
+  return slowest_reader(entries) == entries;
+}
+
+// Entries that all members have read, at most `most`.
+std::uint64_t Ledger::slowest_reader(std::uint64_t most) const {
+  std::uint64_t slowest = most;
   for (int member = 0; (everyone_ >> member) != 0; ++member) {
     slowest = std::min(slowest, header_->positions[member].read.load(std::memory_order_acquire));
     if (member + 1 == kMaxMembers) break;
   }
-  return tail_ + entries - slowest <= capacity_.entries;
+  return slowest;
 }
 
 // --- announcements --------------------------------------------------------------------------------------------------
 
-Ledger::Answer Ledger::announce(std::uint64_t hash, std::uint64_t content, bool absent) {
+Ledger::Answer Ledger::announce(std::uint64_t hash, std::uint64_t content, bool absent,
+                                bool carries) {
   const std::uint64_t key = as_key(hash);
   if (!is_open()) return Answer::kByMessage;
   const std::uint64_t me = std::uint64_t{1} << index_;
@@ -143,19 +155,22 @@ Ledger::Answer Ledger::announce(std::uint64_t hash, std::uint64_t content, bool 
   if (cell->key == 0) {
     if (header_->used >= capacity_.cells / 2) return Answer::kByMessage;
     ++header_->used;
-    *cell = {key, content, 0, 0, 0};
+    *cell = {key, content, 0, 0, 0, 0};
   } else if (cell->diverted != 0) {
     return Answer::kByMessage;
   } else if (cell->content != content) {
     cell->diverted = 1;
-    append({key, Kind::kDiverted, 0, 0});
+    append({key, Kind::kDiverted, 0, 0, 0});
     return Answer::kByMessage;
   }
   HVD_CHECK((cell->announced & me) == 0);
   cell->announced |= me;
-  cell->contributors += absent ? 0 : 1;
+  if (!absent) ++cell->contributors;
+  if (carries) ++cell->carriers;
   if (cell->announced != everyone_) return Answer::kWaits;
-  append({key, Kind::kComplete, static_cast<std::uint16_t>(cell->contributors), 0});
+  const bool carried = cell->carriers == std::popcount(everyone_);
+  append(
+      {key, Kind::kComplete, cell->contributors, carried ? std::uint16_t{1} : std::uint16_t{0}, 0});
   erase(cell);
   return Answer::kComplete;
 }
@@ -169,7 +184,7 @@ void Ledger::divert(std::uint64_t hash) {
     close();
   } else {
     mark_diverted(key);
-    if (told) append({key, Kind::kDiverted, 0, 0});
+    if (told) append({key, Kind::kDiverted, 0, 0, 0});
   }
 }
 
@@ -178,7 +193,7 @@ void Ledger::mark_diverted(std::uint64_t hash) {
   Cell* cell = find(key);
   if (cell->key == 0) {
     ++header_->used;
-    *cell = {key, 0, 0, 0, 0};
+    *cell = {key, 0, 0, 0, 0, 0};
   }
   cell->diverted = 1;
 }
@@ -188,14 +203,14 @@ void Ledger::append_list(std::uint64_t number, std::span<const std::uint64_t> de
     Cell* cell = find(as_key(hash));
     if (cell->key != 0) erase(cell);
   }
-  append({number, Kind::kList, 0, 0});
+  append({number, Kind::kList, 0, 0, 0});
 }
 
 void Ledger::close() {
   if (!is_open()) return;
   header_->open.store(0, std::memory_order_relaxed);
   wipe();
-  append({0, Kind::kClosed, 0, 0});
+  append({0, Kind::kClosed, 0, 0, 0});
 }
 
 void Ledger::reopen(std::span<const std::uint64_t> keys) {

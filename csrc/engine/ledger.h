@@ -71,11 +71,15 @@ class Ledger {
     std::uint64_t key = 0;  // of the unit; of a list its number
     Kind kind = Kind::kComplete;
     std::uint16_t contributors = 0;  // of a complete unit
-    std::uint32_t last = 0;          // 1: the last of those completed in one hold of the lock
+    std::uint16_t carried = 0;       // 1: of a complete unit: all members carried their payload
+    std::uint16_t last = 0;          // 1: the last of those completed in one hold of the lock
   };
   bool has_news() const { return news() > read_; }
   Entry front() const;
   void pop();
+  std::uint64_t read() const { return read_; }  // entries
+  // Have all members read so many?
+  bool all_have_read(std::uint64_t entries) const;
 
   // --- the lock: bounded tries, false if somebody else holds it ---
   bool try_lock(int tries);
@@ -88,8 +92,8 @@ class Ledger {
   bool up_to_date() const;
   bool has_room(std::uint32_t entries) const;
   enum class Answer : std::uint8_t { kWaits, kComplete, kByMessage };
-  // Needs up_to_date() and room for one entry.
-  Answer announce(std::uint64_t key, std::uint64_t content, bool absent);
+  // Needs up_to_date() and room for one entry. carries: the payload has been put where the others will look for it.
+  Answer announce(std::uint64_t key, std::uint64_t content, bool absent, bool carries);
 
   // The coordinator (close: also who leaves). Each needs room for one entry, whatever the number of keys. A table that grows too
   // full with diverted keys closes the ledger, and too many keys keep it closed.
@@ -105,6 +109,7 @@ class Ledger {
   struct Cell;
 
   std::uint64_t news() const;
+  std::uint64_t slowest_reader(std::uint64_t most) const;
   Cell* find(std::uint64_t key) const;  // its cell, or the empty one where it belongs
   void erase(Cell* cell);
   void append(Entry entry);

@@ -19,6 +19,7 @@ namespace hvdlite::transport {
 // What one rank tells the others of its use of one region. Counts are of tiles, since the window was made.
 struct WindowFlags {
   static constexpr std::size_t kInlineBytes = 48;
+  static constexpr std::size_t kCarriedBytes = 64;
 
   // A line that carries a small payload together with the news that it is there.
   struct alignas(64) Inline {
@@ -31,8 +32,14 @@ struct WindowFlags {
   std::atomic<std::uint64_t> reduced;              // tiles whose own slice is reduced and in place
   std::atomic<std::uint64_t> done;                 // tiles that this rank has finished with
   Inline small[2];
+
+  // What rides with an announcement in the ledger (engine/accord.h).
+  struct alignas(64) Carried {
+    std::byte payload[kCarriedBytes];
+  };
+  Carried carried[2];
 };
-static_assert(sizeof(WindowFlags) == 192);
+static_assert(sizeof(WindowFlags) == 320);
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 
 // Tells the next process set that is given a region when the last one has left it.
