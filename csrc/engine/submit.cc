@@ -150,7 +150,7 @@ std::int64_t Engine::submit_prepared(std::int64_t id, std::span<void* const> dat
     const bool has_value = absent.empty() || !absent[i];
     const PreparedGroup::Member& member = group->members[i];
     Entry& entry = entries[i];
-    const bool placed = arena && data[i] == member.place;
+    const bool placed = arena && member.place != nullptr && data[i] == member.place;
     const PreparedGroup::Asked& asked = placed ? member.in_arena : member.anywhere;
     if (placed) entry.arena = arena;
     entry.request = has_value ? asked.present : asked.absent;

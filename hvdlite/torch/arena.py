@@ -5,13 +5,16 @@ any other tensor, on all ranks, and nothing has to be told to anybody: so whatev
 worst not as fast.
 
 Autograd stores a fresh tensor where ``.grad`` is None. `Place.move_in` copies it to its place, once, and makes ``.grad`` the
-tensor there; from then on it stays for as long as the gradient is kept and zeroed in place. A place is used anew only when
-no tensor lies there any more: one that the user has kept is the user's.
+tensor there; from then on it stays for as long as the gradient is kept and zeroed in place. The copy pays even where ``.grad``
+is set to None in every step: it is made while the gradient is in the cache, and autograd's tensor is free for the next one,
+so that not all gradients are taken from the system and given back in each step.
+
+A place is used anew only when no tensor lies there any more: one that the user has kept is the user's.
 """
 
 import sys
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["Place", "make_places"]
 
 SMALLEST = 64 * 1024  # bytes of a gradient; to move a smaller one in costs more time than it saves
+_is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", lambda: False)  # older ones lack it
 _ALIGNMENT = 64  # bytes; the gradients of two parameters share no cache line
 
 
@@ -61,6 +65,8 @@ class Place:
 
     def move_in(self, param: torch.Tensor) -> None:
         """Moves a gradient that autograd has made to this place, unless somebody else has an eye on it."""
+        if _is_compiling():
+            return  # compiled autograd traces the hooks, and could not trace this
         grad = param.grad
         if type(grad) is not torch.Tensor or grad.dtype is not self._dtype or grad.layout is not torch.strided:
             return

@@ -422,3 +422,24 @@ def test_a_prepared_group_notices_where_its_tensors_lie():
 
         # In round 1 the two that lie in the arena are one operation, the third is another.
         assert in_threads(ranks, body) == [[1, 1, 1, 0, 0]] * 3
+
+
+def test_a_prepared_group_with_empty_tensors():
+    """The address of nothing is no place."""
+    with ranks_with_arenas(2) as ranks:
+
+        def body(rank):
+            array, float32 = view(rank, 10), int(code_of_name("float32"))
+            array[:] = rank.rank + 1
+            tail = (SUM, 0, 0, 1.0, 1.0, "e", 3)
+            requests = [
+                (ALLREDUCE, "e0", float32, (0,), 0, 0, *tail, 0),
+                (ALLREDUCE, "e1", float32, (0, 3), 0, array.ctypes.data, *tail, 1, (), -1, 0, 0, rank.arena.id),
+                (ALLREDUCE, "e2", float32, (10,), 0, array.ctypes.data, *tail, 2, (), -1, 0, 0, rank.arena.id),
+            ]
+            group = rank.engine.prepare(requests)
+            for _ in range(2):
+                rank.engine.wait_many([rank.engine.submit_prepared(group, [0, 0, array.ctypes.data])])
+            return array.tolist()
+
+        assert in_threads(ranks, body) == [[6.0] * 10] * 2
