@@ -64,11 +64,20 @@ std::string obstacle(const Comm& comm, bool for_several_hosts) {
          "or too many process sets use it already";
 }
 
+// A single rank exchanges nothing: where the algorithm needs others, the first one, which does not, does as well.
+template <typename Args>
+const Algorithm<Args>& pick(std::span<const Algorithm<Args>> algorithms, std::string_view name,
+                            const Comm& comm) {
+  const Algorithm<Args>& algorithm = find_algorithm(algorithms, name);
+  const bool lonely = comm.size() == 1 && algorithm.runs_on != nullptr && !algorithm.runs_on(comm);
+  return lonely ? algorithms.front() : algorithm;
+}
+
 template <typename Args>
 std::unique_ptr<Collective> start(std::span<const Algorithm<Args>> algorithms,
                                   std::string_view name, Comm comm, Args args,
                                   const Selection& selection) {
-  const Algorithm<Args>& algorithm = find_algorithm(algorithms, name);
+  const Algorithm<Args>& algorithm = pick(algorithms, name, comm);
   if (algorithm.runs_on != nullptr && !algorithm.runs_on(comm)) {
     const std::string knob = knob_of(collective_name<Args>());
     throw base::Error(base::ErrorCode::kUnsupported,
@@ -92,7 +101,7 @@ Shape shape_of(const Comm& comm) {
 }
 
 bool takes_scattered(std::size_t bytes, const Comm& comm, const Selection& selection) {
-  return find_algorithm(allreduce_algorithms(), chosen_allreduce(bytes, shape_of(comm), selection))
+  return pick(allreduce_algorithms(), chosen_allreduce(bytes, shape_of(comm), selection), comm)
       .scattered;
 }
 
