@@ -20,12 +20,9 @@ bool covers(OpKind kind) {
          kind == OpKind::kReducescatter || kind == OpKind::kBarrier;
 }
 
-bool in_group(const Request& request) { return !request.group.empty() && request.group_size > 1; }
-
 std::uint64_t group_key(const Request& request) {
   base::Hasher hasher;
-  hasher.add_pair(request.set.id, static_cast<std::int32_t>(request.set.epoch));
-  hasher.add_text(request.group);
+  hasher.add(hash_of_name(request.set, request.group));
   hasher.add(1);  // a group is not the tensor of that name
   return hasher.value();
 }
@@ -44,14 +41,14 @@ std::uint64_t content_of(const std::vector<RequestPtr>& group) {
 
 void Accord::add_keys(const Request& request, std::vector<std::uint64_t>& keys) {
   keys.push_back(request.name_hash);
-  if (!in_group(request)) return;
+  if (!request.in_group()) return;
   const std::uint64_t key = group_key(request);
   if (keys.size() < 2 || keys[keys.size() - 2] != key) keys.push_back(key);
 }
 
 bool Accord::admit(const RequestPtr& request) {
   if (!covers(request->kind)) return false;
-  if (!in_group(*request)) {
+  if (!request->in_group()) {
     waiting_.push_back({request->name_hash, request->content_hash, request->absent, {request}});
     return true;
   }
@@ -74,9 +71,10 @@ bool Accord::admit(const RequestPtr& request) {
 }
 
 bool Accord::announce(std::vector<RequestPtr>& by_message, bool carries) {
-  std::size_t done = 0;
-  for (; done < waiting_.size() && done < kMostAtOnce && ledger_.has_room(1); ++done) {
-    Unit& unit = waiting_[done];
+  const std::size_t count = std::min(waiting_.size(), kMostAtOnce);
+  if (!ledger_.has_room(static_cast<std::uint32_t>(count))) return false;
+  for (std::size_t i = 0; i < count; ++i) {
+    Unit& unit = waiting_[i];
     if (ledger_.announce(unit.key, unit.content, unit.absent, carries) ==
         Ledger::Answer::kByMessage) {
       by_message.insert(by_message.end(), unit.requests.begin(), unit.requests.end());
@@ -84,7 +82,7 @@ bool Accord::announce(std::vector<RequestPtr>& by_message, bool carries) {
       announced_.emplace(unit.key, std::move(unit.requests));
     }
   }
-  waiting_.erase(waiting_.begin(), waiting_.begin() + static_cast<std::ptrdiff_t>(done));
+  waiting_.erase(waiting_.begin(), waiting_.begin() + static_cast<std::ptrdiff_t>(count));
   return waiting_.empty();
 }
 
@@ -115,7 +113,7 @@ std::vector<RequestPtr> Accord::take_all() {
 
 std::vector<RequestPtr> Accord::forget(const Request& request) {
   announced_.erase(request.name_hash);
-  if (!in_group(request)) return {};
+  if (!request.in_group()) return {};
   std::vector<RequestPtr> others = take(group_key(request));
   std::erase_if(others, [&](const RequestPtr& other) { return other->name == request.name; });
   return others;

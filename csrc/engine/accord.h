@@ -7,8 +7,6 @@
 #pragma once
 
 #include <deque>
-#include <optional>
-#include <span>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -51,12 +49,14 @@ class Accord {
   // member's announcement with payload n and its completion no other such unit can be completed, since each needs all members
   // and a member carries a payload only when it has nothing else in the ledger. Payload n is overwritten by number n+2, which
   // waits until all members have read the log entry of number n, and with it the payload.
+  //
   // The one request that waits, with nothing else of this rank in the ledger; null otherwise.
   const Request* only_one() const;
   std::uint64_t payload_number() const { return payloads_; }
   bool payload_is_free() const { return ledger_.all_have_read(payload_read_[payloads_ & 1]); }
   // The log entry that was popped last was that of such a unit.
   void payload_was_read() { payload_read_[payloads_++ & 1] = ledger_.read(); }
+
   // What this rank has announced under a key, which is then no longer in the ledger; empty if nothing.
   std::vector<RequestPtr> take(std::uint64_t key);
   // Everything: in the ledger, waiting, and parts of groups.

@@ -13,12 +13,9 @@ namespace hvdlite::engine {
 
 using base::Clock;
 using base::Status;
-using Stage = FlightRecorder::Stage;
 
 namespace {
 
-// Tries to get the ledger's lock before something else is done.
-constexpr int kLockTries = 200;
 // How often to read the log and lock again, when it grows in between.
 constexpr int kRounds = 4;
 // From the closing of a ledger to the moment when all its contents have arrived in messages.
@@ -66,7 +63,7 @@ bool Cycle::go_by_message(ProcessSet& set, const std::vector<RequestPtr>& reques
 bool Cycle::lock_up_to_date(ProcessSet& set) {
   Ledger& ledger = set.accord->ledger();
   for (int round = 0; round < kRounds; ++round) {
-    if (!ledger.try_lock(kLockTries)) break;
+    if (!ledger.try_lock()) break;
     if (ledger.up_to_date()) return true;
     ledger.unlock();
     const SetId id = set.id;
@@ -120,10 +117,8 @@ void Cycle::finish_carried(ProcessSet& set, const Request& request) {
     inputs[static_cast<std::size_t>(member)] =
         set.channel->carried(member, set.accord->payload_number());
   }
-  const auto found = set.pending.find(request.name);
-  HVD_CHECK(found != set.pending.end());
-  Entry entry = std::move(found->second.entry);
-  set.pending.erase(found);
+  Entry entry = take_entry(set, request.name);
+  HVD_CHECK(entry.request != nullptr);
   const kernels::ReduceKernels& kernels = kernels::reduce_kernels(request.dtype, request.op, isa_);
   kernels.fold(&entry.output, 1, inputs.data(), members,
                static_cast<std::size_t>(request.elements()), request.prescale, request.postscale,
@@ -153,7 +148,7 @@ bool Cycle::keep_ledger(ProcessSet& set) {
     if (open.size() > kMostOpenRequests) return false;
     open_keys = keys_of(open);
   }
-  if (!ledger.try_lock(kLockTries)) {
+  if (!ledger.try_lock()) {
     accord.try_again = true;
     return false;
   }
@@ -229,10 +224,9 @@ ResponsePtr Cycle::agreed_response(const ProcessSet& set, const RequestPtr& requ
   auto response = std::make_shared<Response>();
   response->request = *request;
   response->request.absent = false;
-  const bool grouped = !request->group.empty() && request->group_size > 1;
   const auto members = static_cast<int>(set.members->size());
   // All members of a group have the same absent ones.
-  response->contributors = grouped ? (request->absent ? 0 : members) : contributors;
+  response->contributors = request->in_group() ? (request->absent ? 0 : members) : contributors;
   ++shared_.counters.agreed_in_memory;
   return response;
 }
@@ -262,19 +256,18 @@ void Cycle::carry_out_verdicts(Clock::time_point now) {
 // Before this rank says goodbye: nothing that it has announced may be agreed any more, and what was is carried out.
 bool Cycle::leave_ledgers() {
   bool all = true;
-  for (const SetId id : set_ids()) {
-    ProcessSet* set = find_set(id);
-    if (set == nullptr || !set->accord || !set->accord->ledger().exists()) continue;
-    if (!lock_up_to_date(*set)) {
+  for_each_set([&](ProcessSet& set) {
+    if (!set.accord || !set.accord->ledger().exists()) return;
+    if (!lock_up_to_date(set)) {
       all = false;
-      continue;
+      return;
     }
-    Ledger& ledger = set->accord->ledger();
+    Ledger& ledger = set.accord->ledger();
     if (ledger.has_room(1)) ledger.close();
     all = all && !ledger.is_open();
     ledger.unlock();
-    wake_members(*set);
-  }
+    wake_members(set);
+  });
   return all;
 }
 

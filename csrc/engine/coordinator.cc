@@ -121,7 +121,7 @@ Coordinator::Settled Coordinator::settle(Tally tally) {
 void Coordinator::decide(Settled settled) {
   const Request& request = settled.response->request;
   settled_names_.insert(request.name);
-  if (request.group.empty() || request.group_size <= 1) {
+  if (!request.in_group()) {
     decided_.push_back(std::move(settled));
   } else {
     decide_in_group(std::move(settled));

@@ -15,7 +15,6 @@ namespace {
 
 // Memory kept for fusion buffers, in fusion thresholds: enough for the operations usually in flight.
 constexpr std::size_t kPoolThresholds = 4;
-constexpr int kLockTries = 200;
 // Something could not be done because another rank was at it: soon again.
 constexpr base::microseconds kTryAgain{20};
 
@@ -122,13 +121,6 @@ ProcessSet* Cycle::find_set(SetId id) {
   return found != sets_.end() && found->second->id == id ? found->second.get() : nullptr;
 }
 
-std::vector<SetId> Cycle::set_ids() const {
-  std::vector<SetId> ids;
-  ids.reserve(sets_.size());
-  for (const auto& [id, set] : sets_) ids.push_back(set->id);
-  return ids;
-}
-
 void Cycle::keep_for_later(SetId id, int source, const Message& message) {
   if (id.epoch > last_epoch_) early_[id.epoch].emplace_back(source, message);
 }
@@ -184,14 +176,14 @@ bool Cycle::announce(bool flush) {
       shared_.queue.take(flush, shared_.config.fusion_threshold, patience_);
   for (Entry& entry : entries) admit(std::move(entry));
   bool any = !entries.empty();
-  for (const SetId id : set_ids()) {
-    ProcessSet* set = find_set(id);
-    if (set != nullptr && set->accord) any = agree(*set) || any;
-    set = find_set(id);
-    if (set == nullptr || set->to_announce.empty()) continue;
-    announce_pending(*set);
+  for_each_set([&](ProcessSet& set) {
+    const SetId id = set.id;
+    if (set.accord) any = agree(set) || any;
+    if (find_set(id) == nullptr || set.to_announce.empty())
+      return;  // what was agreed may have removed it
+    announce_pending(set);
     any = true;
-  }
+  });
   return any;
 }
 
@@ -248,11 +240,9 @@ void Cycle::announce_pending(ProcessSet& set) {
 
 bool Cycle::coordinate() {
   bool any = false;
-  for (const SetId id : set_ids()) {
-    ProcessSet* set = find_set(id);
-    if (set == nullptr || !set->coordinator || !set->coordinator->has_decisions()) continue;
-    any = send_decisions(*set) || any;
-  }
+  for_each_set([&](ProcessSet& set) {
+    if (set.coordinator && set.coordinator->has_decisions()) any = send_decisions(set) || any;
+  });
   return any;
 }
 
@@ -262,7 +252,7 @@ bool Cycle::send_decisions(ProcessSet& set) {
   list.in_ledger = set.accord && set.accord->ledger().exists();
   if (list.in_ledger) {
     Ledger& ledger = set.accord->ledger();
-    const bool locked = ledger.try_lock(kLockTries);
+    const bool locked = ledger.try_lock();
     if (!locked || !ledger.has_room(1)) {
       if (locked) ledger.unlock();
       set.accord->try_again = true;
@@ -329,21 +319,22 @@ ResponsePtr Cycle::remember(ProcessSet& set, const Decision& decision) {
   return decision.response;
 }
 
-std::vector<Entry> Cycle::take_entries(ProcessSet& set, const FusedOp& fused) {
-  std::vector<Entry> entries(fused.size());
-  for (std::size_t i = 0; i < fused.size(); ++i) {
-    const auto found = set.pending.find(fused[i]->request.name);
-    // Not ours: this rank has joined, or an error concerns an operation it never submitted.
-    if (found == set.pending.end()) continue;
-    entries[i] = std::move(found->second.entry);
-    set.pending.erase(found);
-    shared_.recorder.reached(entries[i].completion->record, Stage::kAgreed);
-  }
-  return entries;
+// Without a request if it is not ours: this rank has joined, or an error concerns an operation it never submitted.
+Entry Cycle::take_entry(ProcessSet& set, const std::string& name) {
+  const auto found = set.pending.find(name);
+  if (found == set.pending.end()) return {};
+  Entry entry = std::move(found->second.entry);
+  set.pending.erase(found);
+  shared_.recorder.reached(entry.completion->record, Stage::kAgreed);
+  return entry;
 }
 
 void Cycle::execute(ProcessSet& set, FusedOp fused) {
-  std::vector<Entry> entries = take_entries(set, fused);
+  std::vector<Entry> entries;
+  entries.reserve(fused.size());
+  for (const ResponsePtr& response : fused) {
+    entries.push_back(take_entry(set, response->request.name));
+  }
   const Response& first = *fused.front();
   const OpKind kind = first.request.kind;
   const bool moves_data = first.error.ok() && kind != OpKind::kJoin &&

@@ -107,8 +107,15 @@ class Cycle {
     }
   }
   ProcessSet* find_set(SetId id);
-  // For iterations during which sets may come and go.
-  std::vector<SetId> set_ids() const;
+  // Visits every set; a visit may add and remove sets, also its own.
+  template <typename Visit>
+  void for_each_set(Visit visit) {
+    for (auto at = sets_.begin(); at != sets_.end();) {
+      const std::int32_t id = at->first;
+      visit(*at->second);
+      at = sets_.upper_bound(id);
+    }
+  }
   // Keeps a message for a set that this rank is about to learn of; one for a set that is gone is dropped.
   void keep_for_later(SetId id, int source, const Message& message);
   void admit(Entry entry);
@@ -117,7 +124,7 @@ class Cycle {
   void fuse_and_execute(ProcessSet& set, const std::vector<ResponsePtr>& responses);
   bool send_decisions(ProcessSet& set);
   void execute(ProcessSet& set, FusedOp fused);
-  std::vector<Entry> take_entries(ProcessSet& set, const FusedOp& fused);
+  Entry take_entry(ProcessSet& set, const std::string& name);
   void settle_without_data(const Response& response, Entry& entry);
   SetId create_set(const std::vector<std::int64_t>& ranks);
   void remove_set(std::int32_t id);

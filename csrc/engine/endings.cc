@@ -30,10 +30,9 @@ void Cycle::finish(Entry& entry, const Status& status) {
 
 void Cycle::handle(int source, Goodbye&) {
   // What the leaver took part in, and the lists it sent, come before its leaving.
-  for (const SetId id : set_ids()) {
-    ProcessSet* set = find_set(id);
-    if (set != nullptr && set->accord && set->accord->ledger().exists()) read_ledger(*set);
-  }
+  for_each_set([&](ProcessSet& set) {
+    if (set.accord && set.accord->ledger().exists()) read_ledger(set);
+  });
   left_.insert(source);
   failure_unseen_.erase(source);
   if (detector_) detector_->report(source, BlockedReport{});

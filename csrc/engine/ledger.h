@@ -82,7 +82,8 @@ class Ledger {
   bool all_have_read(std::uint64_t entries) const;
 
   // --- the lock: bounded tries, false if somebody else holds it ---
-  bool try_lock(int tries);
+  static constexpr int kTries = 200;
+  bool try_lock(int tries = kTries);
   void unlock();  // makes what was appended visible; true for appended() until the next lock
   // Was anything appended in this hold of the lock?
   bool appended() const { return tail_ != tail_at_lock_; }

@@ -48,6 +48,8 @@ struct Request {
   // Elements of one row, that is of shape[1:].
   std::int64_t row_elements() const;
 
+  bool in_group() const { return !group.empty() && group_size > 1; }
+
   // The last step of building a request: computes its hashes. Nothing may change afterwards but `absent`.
   void seal();
   void encode(base::Writer& writer) const;
