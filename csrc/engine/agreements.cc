@@ -119,10 +119,11 @@ void Cycle::finish_carried(ProcessSet& set, const Request& request) {
   }
   Entry entry = take_entry(set, request.name);
   HVD_CHECK(entry.request != nullptr);
+  const collectives::Reduction reduction = reduction_of(request, members);
   const kernels::ReduceKernels& kernels = kernels::reduce_kernels(request.dtype, request.op, isa_);
   kernels.fold(&entry.output, 1, inputs.data(), members,
-               static_cast<std::size_t>(request.elements()), request.prescale, request.postscale,
-               request.op == base::ReduceOp::kAverage ? members : 1);
+               static_cast<std::size_t>(request.elements()), reduction.prescale,
+               reduction.postscale, reduction.divisor);
   entry.completion->contributors = members;
   ++shared_.counters.fused_ops;
   ++shared_.counters.agreed_in_memory;

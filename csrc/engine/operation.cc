@@ -14,11 +14,6 @@ void copy(void* to, const void* from, std::size_t bytes) {
   if (bytes > 0 && to != from) std::memcpy(to, from, bytes);
 }
 
-collectives::Reduction reduction_of(const Request& request, int ranks) {
-  return {request.dtype, request.op, request.prescale, request.postscale,
-          request.op == ReduceOp::kAverage ? ranks : 1};
-}
-
 // Rows are dealt out as evenly as possible, the first ranks getting one more (Horovod's rule).
 std::vector<std::int64_t> deal_rows(std::int64_t rows, int ranks) {
   std::vector<std::int64_t> dealt(static_cast<std::size_t>(ranks), rows / ranks);
@@ -38,6 +33,11 @@ std::int64_t total(const std::vector<std::int64_t>& values) {
 }
 
 }  // namespace
+
+collectives::Reduction reduction_of(const Request& request, int ranks) {
+  return {request.dtype, request.op, request.prescale, request.postscale,
+          request.op == ReduceOp::kAverage ? ranks : 1};
+}
 
 Operation::Operation(FusedOp fused, std::vector<Entry> entries)
     : fused_(std::move(fused)), entries_(std::move(entries)) {

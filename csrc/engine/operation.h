@@ -14,6 +14,9 @@
 
 namespace hvdlite::engine {
 
+// How so many ranks combine what they gave for this request.
+collectives::Reduction reduction_of(const Request& request, int ranks);
+
 class Operation {
  public:
   // entries[i] is this rank's part in fused[i]; one without a request means that this rank has joined.
