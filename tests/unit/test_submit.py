@@ -389,17 +389,22 @@ def test_nothing_to_wait_for():
 
 
 def test_a_prepared_handle_is_polled_as_a_whole_and_not_waited_for_as_one():
+    polled = threading.Event()
+
     def body(rank):
         arrays = [np.ones(1, np.float32) for _ in range(2)]
         group = rank.engine.prepare([allreduce(f"q{index}", array) for index, array in enumerate(arrays)])
         if rank.rank:
             rank.engine.run(allreduce("q0", arrays[0]))
             rank.engine.run(allreduce("between", np.ones(1)))
+            polled.wait()
             rank.engine.run(allreduce("q1", arrays[1]))
             return
         handle = rank.engine.submit_prepared(group, [address(array) for array in arrays])
         rank.engine.run(allreduce("between", np.ones(1)))
-        assert not rank.engine.poll(handle)  # one of two
+        half_done = rank.engine.poll(handle)
+        polled.set()
+        assert not half_done
         while not rank.engine.poll(handle):
             pass
         with pytest.raises(InvalidArgumentError, match="prepared group: wait for it with wait_many"):
