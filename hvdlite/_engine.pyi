@@ -8,6 +8,17 @@ from hvdlite.errors import HvdliteError
 __version__: str
 
 @final
+class Numbering:
+    """Names operations by their number; in a request it stands for the name."""
+
+    def __init__(self, prefix: str) -> None: ...
+    @property
+    def name(self) -> str:
+        """The next name."""
+    def advance(self) -> None:
+        """The next name is used up."""
+
+@final
 class Fabric:
     """In-process ranks for tests: engines made on one Fabric talk to each other inside this process."""
 
@@ -89,7 +100,8 @@ class Engine:
     def submit_many(self, requests: Sequence[tuple[Any, ...]], wake: bool = True) -> list[int]:
         """Submits requests atomically; each is a tuple of submit's arguments (without wake) in order.
 
-        A pointer may also be a C-contiguous object with the buffer protocol, which the caller keeps until the end.
+        A pointer may also be a C-contiguous object with the buffer protocol, which the caller keeps until the end. The name
+        of one request may be a `Numbering`, whose number is used up if the requests are accepted.
         """
     def run(
         self, request: tuple[Any, ...], memory: object = None, keep: Callable[[Any, int, int], None] | None = None

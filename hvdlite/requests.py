@@ -121,9 +121,9 @@ def resolve_op(op: int | None, average: bool | None, stacklevel: int = 3) -> int
     return op
 
 
-def tensor_name(kind: int, name: str | None, number: int | str = "") -> str:
-    """The key of negotiation: ``allreduce.<name>``, or ``allreduce.noname.<number>`` where the user gave no name."""
-    return f"{KIND_NAMES[kind]}.{name}" if name is not None else f"{KIND_NAMES[kind]}.noname.{number}"
+def tensor_name(kind: int, name: str) -> str:
+    """The key of negotiation: ``allreduce.<name>``; where the user gave no name, that is ``noname.<number>``."""
+    return f"{KIND_NAMES[kind]}.{name}"
 
 
 def member_names(group: str, count: int) -> list[str]:

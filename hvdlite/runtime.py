@@ -17,7 +17,7 @@ from hvdlite.requests import tensor_name
 from hvdlite.topology import Topology
 
 if TYPE_CHECKING:
-    from hvdlite._engine import Engine
+    from hvdlite._engine import Engine, Numbering
 
 __all__ = ["RUNTIME", "Runtime"]
 
@@ -45,7 +45,7 @@ class Runtime:
         self._armed = False
         self._failed = False
         self._naming = threading.RLock()
-        self._counters: dict[tuple[int, int], int] = {}
+        self._numberings: dict[tuple[int, int], Numbering] = {}
         self._joins = 0
         self._parked: deque[tuple[Engine, list[int], object]] = deque()
         self._kept: list[object] = []
@@ -116,7 +116,7 @@ class Runtime:
                 return
             self.topology = None
             self.communicator = None
-            self._counters.clear()
+            self._numberings.clear()
             self._joins = 0
             parked = list(self._parked)
             self._parked.clear()
@@ -206,12 +206,22 @@ class Runtime:
         count.
         """
         with self._naming:
-            key = (kind, process_set)
-            number = self._counters.get(key, 0)
-            life = f"{self._joins}." if self._joins and not process_set else ""
-            submitted = submit(tensor_name(kind, None, f"{life}{number}"))
-            self._counters[key] = number + 1
+            numbering = self.numbering(kind, process_set)
+            submitted = submit(numbering.name)
+            numbering.advance()
             return submitted
+
+    def numbering(self, kind: int, process_set: int) -> "Numbering":
+        """Numbers the operations of one kind on one set that have no name. In a request it stands for the name; the engine
+        uses the number up if it accepts the request.
+        """
+        found = self._numberings.get((kind, process_set))
+        if found is None:
+            from hvdlite._engine import Numbering
+
+            life = f"{self._joins}." if self._joins and not process_set else ""
+            found = self._numberings.setdefault((kind, process_set), Numbering(tensor_name(kind, f"noname.{life}")))
+        return found
 
     def joined(self) -> None:
         """Counts unnamed operations of the global set anew, after a join: ranks have called them unequally often."""
@@ -222,8 +232,8 @@ class Runtime:
     def forget_counters(self, process_set: int) -> None:
         """Counts anew for a process set's id, which is reused once the set is removed."""
         with self._naming:
-            for key in [key for key in self._counters if key[1] == process_set]:
-                del self._counters[key]
+            for key in [key for key in self._numberings if key[1] == process_set]:
+                del self._numberings[key]
 
     def park(self, engine: "Engine", numbers: Sequence[int], memory: object) -> None:
         """Keeps memory alive until these operations have ended; called when a Handle is dropped early."""

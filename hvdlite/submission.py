@@ -234,7 +234,7 @@ def _with_splits(step: Finish, backend: TensorBackend, result: "Result") -> tupl
 
 # --- the whole call ------------------------------------------------------------------------------------------------
 #
-# An operation is named last of all, so that a refused call does not use up a number that the other ranks need.
+# Only an operation that the engine accepts uses up its number, which the other ranks need for theirs.
 
 
 def _submit(
@@ -249,10 +249,7 @@ def _submit(
     """Submits one operation: its output if the call blocks, otherwise its handle."""
     (pointer, shape, dtype, device, layout, _), output, finish = part
     what = (dtype, shape, pointer, output, *common, "", 0, 0, splits, device, layout)
-    if name is None:
-        numbers = RUNTIME.unnamed(kind, common[2], lambda name: engine.submit_many(((kind, name, *what),), not blocking))
-        return finish(engine.wait(numbers[0], finish, _KEEP)) if blocking else Handle(engine, numbers, (finish,), False)
-    request = (kind, tensor_name(kind, name), *what)
+    request = (kind, RUNTIME.numbering(kind, common[2]) if name is None else tensor_name(kind, name), *what)
     if blocking:
         return finish(engine.run(request, finish, _KEEP))
     return Handle(engine, engine.submit_many((request,)), (finish,), False)

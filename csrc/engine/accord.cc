@@ -1,6 +1,7 @@
 #include "engine/accord.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "base/hash.h"
@@ -20,21 +21,23 @@ bool covers(OpKind kind) {
          kind == OpKind::kReducescatter || kind == OpKind::kBarrier;
 }
 
-std::uint64_t group_key(const Request& request) {
+std::uint64_t content_of(const std::vector<Entry>& group) {
   base::Hasher hasher;
-  hasher.add(hash_of_name(request.set, request.group));
-  hasher.add(1);  // a group is not the tensor of that name
+  for (const Entry& entry : group) {
+    hasher.add(entry.request->name_hash);
+    hasher.add(entry.request->content_hash);
+    hasher.add(entry.request->absent ? 1 : 0);
+  }
   return hasher.value();
 }
 
-std::uint64_t content_of(const std::vector<RequestPtr>& group) {
-  base::Hasher hasher;
-  for (const RequestPtr& request : group) {
-    hasher.add(request->name_hash);
-    hasher.add(request->content_hash);
-    hasher.add(request->absent ? 1 : 0);
-  }
-  return hasher.value();
+bool in_order(const Entry& a, const Entry& b) {
+  return a.request->group_index < b.request->group_index;
+}
+
+void append(std::vector<Entry>& to, std::vector<Entry>&& entries) {
+  to.insert(to.end(), std::make_move_iterator(entries.begin()),
+            std::make_move_iterator(entries.end()));
 }
 
 }  // namespace
@@ -42,81 +45,104 @@ std::uint64_t content_of(const std::vector<RequestPtr>& group) {
 void Accord::add_keys(const Request& request, std::vector<std::uint64_t>& keys) {
   keys.push_back(request.name_hash);
   if (!request.in_group()) return;
-  const std::uint64_t key = group_key(request);
+  const std::uint64_t key = request.group_hash;
   if (keys.size() < 2 || keys[keys.size() - 2] != key) keys.push_back(key);
 }
 
-bool Accord::admit(const RequestPtr& request) {
-  if (!covers(request->kind)) return false;
-  if (!request->in_group()) {
-    waiting_.push_back({request->name_hash, request->content_hash, request->absent, {request}});
+bool Accord::admit(Entry& entry) {
+  const Request& request = *entry.request;
+  if (!covers(request.kind)) return false;
+  if (!request.in_group()) {
+    Unit& unit = waiting_.emplace_back();
+    unit.key = request.name_hash;
+    unit.content = request.content_hash;
+    unit.absent = request.absent;
+    unit.entries.push_back(std::move(entry));
     return true;
   }
-  const std::uint64_t key = group_key(*request);
+  const std::uint64_t key = request.group_hash;
   const auto sent = sent_groups_.find(key);
   if (sent != sent_groups_.end()) {
     if (--sent->second == 0) sent_groups_.erase(sent);
     return false;
   }
-  std::vector<RequestPtr>& group = groups_[key];
-  group.push_back(request);
-  if (group.size() < static_cast<std::size_t>(request->group_size)) return true;
-  std::sort(group.begin(), group.end(), [](const RequestPtr& a, const RequestPtr& b) {
-    return a->group_index < b->group_index;
-  });
+  const auto size = static_cast<std::size_t>(request.group_size);
+  std::vector<Entry>& group = groups_[key];
+  if (group.empty()) group.reserve(size);
+  group.push_back(std::move(entry));
+  if (group.size() < size) return true;
+  if (!std::ranges::is_sorted(group, in_order)) std::ranges::sort(group, in_order);
   // Which members are absent is part of the content: a difference is for the coordinator to settle.
   waiting_.push_back({key, content_of(group), false, std::move(group)});
   groups_.erase(key);
   return true;
 }
 
-bool Accord::announce(std::vector<RequestPtr>& by_message, bool carries) {
+bool Accord::announce(std::vector<Entry>& by_message, bool carries) {
   const std::size_t count = std::min(waiting_.size(), kMostAtOnce);
   if (!ledger_.has_room(static_cast<std::uint32_t>(count))) return false;
   for (std::size_t i = 0; i < count; ++i) {
     Unit& unit = waiting_[i];
     if (ledger_.announce(unit.key, unit.content, unit.absent, carries) ==
         Ledger::Answer::kByMessage) {
-      by_message.insert(by_message.end(), unit.requests.begin(), unit.requests.end());
+      append(by_message, std::move(unit.entries));
     } else {
-      announced_.emplace(unit.key, std::move(unit.requests));
+      announced_.emplace(unit.key, std::move(unit.entries));
     }
   }
   waiting_.erase(waiting_.begin(), waiting_.begin() + static_cast<std::ptrdiff_t>(count));
   return waiting_.empty();
 }
 
-const Request* Accord::only_one() const {
+const Entry* Accord::only_one() const {
   const bool alone = waiting_.size() == 1 && announced_.empty();
-  return alone && waiting_.front().requests.size() == 1 ? waiting_.front().requests.front().get()
-                                                        : nullptr;
+  return alone && waiting_.front().entries.size() == 1 ? &waiting_.front().entries.front()
+                                                       : nullptr;
 }
 
-std::vector<RequestPtr> Accord::take(std::uint64_t key) {
+std::vector<Entry> Accord::take(std::uint64_t key) {
   auto found = announced_.extract(key);
-  return found.empty() ? std::vector<RequestPtr>() : std::move(found.mapped());
+  return found.empty() ? std::vector<Entry>() : std::move(found.mapped());
 }
 
-std::vector<RequestPtr> Accord::take_all() {
-  std::vector<RequestPtr> all;
-  const auto add = [&](std::vector<RequestPtr>& requests) {
-    all.insert(all.end(), requests.begin(), requests.end());
-  };
-  for (auto& [key, requests] : std::exchange(announced_, {})) add(requests);
-  for (Unit& unit : std::exchange(waiting_, {})) add(unit.requests);
-  for (auto& [key, requests] : std::exchange(groups_, {})) {
-    sent_groups_[key] = requests.front()->group_size - static_cast<std::int32_t>(requests.size());
-    add(requests);
-  }
+std::vector<Entry> Accord::take_all() {
+  std::vector<Entry> all;
+  for (auto& [key, entries] : std::exchange(announced_, {})) append(all, std::move(entries));
+  for (Unit& unit : std::exchange(waiting_, {})) append(all, std::move(unit.entries));
+  while (!groups_.empty()) append(all, give_up_group(groups_.begin()->first));
   return all;
 }
 
-std::vector<RequestPtr> Accord::forget(const Request& request) {
-  announced_.erase(request.name_hash);
-  if (!request.in_group()) return {};
-  std::vector<RequestPtr> others = take(group_key(request));
-  std::erase_if(others, [&](const RequestPtr& other) { return other->name == request.name; });
-  return others;
+std::vector<Entry> Accord::give_up_group(std::uint64_t key) {
+  auto found = groups_.extract(key);
+  if (found.empty()) return {};
+  std::vector<Entry> entries = std::move(found.mapped());
+  sent_groups_[key] =
+      entries.front().request->group_size - static_cast<std::int32_t>(entries.size());
+  return entries;
+}
+
+std::vector<Entry> Accord::withdraw(const Request& decided, bool by_name) {
+  const std::uint64_t key = decided.in_group() ? decided.group_hash : decided.name_hash;
+  const auto matches = [&](std::uint64_t held, const std::vector<Entry>& entries) {
+    return held == key || (by_name && std::ranges::any_of(entries, [&](const Entry& entry) {
+                             return entry.request->name == decided.name;
+                           }));
+  };
+  if (announced_.contains(key)) return take(key);
+  for (const auto& [held, entries] : announced_) {
+    if (by_name && matches(held, entries)) return take(held);
+  }
+  for (auto unit = waiting_.begin(); unit != waiting_.end(); ++unit) {
+    if (!matches(unit->key, unit->entries)) continue;
+    std::vector<Entry> entries = std::move(unit->entries);
+    waiting_.erase(unit);
+    return entries;
+  }
+  for (const auto& [held, entries] : groups_) {
+    if (matches(held, entries)) return give_up_group(held);
+  }
+  return {};
 }
 
 }  // namespace hvdlite::engine

@@ -54,9 +54,15 @@ bool Cycle::open_ledger(ProcessSet& set) {
   return false;
 }
 
-bool Cycle::go_by_message(ProcessSet& set, const std::vector<RequestPtr>& requests) {
-  for (const RequestPtr& request : requests) set.to_announce.push_back(request->name);
-  return !requests.empty();
+bool Cycle::go_by_message(ProcessSet& set, std::vector<Entry> entries) {
+  for (Entry& entry : entries) await_decision(set, std::move(entry));
+  return !entries.empty();
+}
+
+void Cycle::await_decision(ProcessSet& set, Entry entry) {
+  const std::string& name = entry.request->name;
+  set.to_announce.push_back(name);
+  set.pending.emplace(name, Pending{std::move(entry)});
 }
 
 // Locks the ledger when this rank has read all of it, so that it may announce.
@@ -79,11 +85,11 @@ bool Cycle::announce_in_ledger(ProcessSet& set) {
   const bool carries = put_payload(set);
   if (!lock_up_to_date(set)) return false;
   Accord& accord = *set.accord;
-  std::vector<RequestPtr> by_message;
+  std::vector<Entry> by_message;
   accord.try_again = !accord.announce(by_message, carries);
   const bool agreed = accord.ledger().appended();
   accord.ledger().unlock();
-  go_by_message(set, by_message);
+  go_by_message(set, std::move(by_message));
   if (agreed) {
     wake_members(set);
     read_ledger(set);
@@ -94,31 +100,31 @@ bool Cycle::announce_in_ledger(ProcessSet& set) {
 // Puts the payload of what is about to be announced where the others will look for it, if it is small and alone.
 bool Cycle::put_payload(ProcessSet& set) {
   Accord& accord = *set.accord;
-  const Request* request = may_carry_ ? accord.only_one() : nullptr;
-  if (request == nullptr || request->kind != base::OpKind::kAllreduce || request->absent ||
-      request->device >= 0 || request->arena != 0) {
+  const Entry* entry = may_carry_ ? accord.only_one() : nullptr;
+  if (entry == nullptr) return false;
+  const Request& request = *entry->request;
+  if (request.kind != base::OpKind::kAllreduce || request.absent || request.device >= 0 ||
+      request.arena != 0) {
     return false;
   }
-  const std::size_t bytes = request->bytes();
+  const std::size_t bytes = request.bytes();
   if (bytes == 0 || bytes > transport::WindowFlags::kCarriedBytes || !accord.payload_is_free()) {
     return false;
   }
-  const Entry& entry = set.pending.at(request->name).entry;
-  std::memcpy(set.channel->carried(set.channel->index(), accord.payload_number()), entry.input,
+  std::memcpy(set.channel->carried(set.channel->index(), accord.payload_number()), entry->input,
               bytes);
   return true;
 }
 
 // All members' payloads are there: adds them in rank order, as the algorithms do, and ends the operation.
-void Cycle::finish_carried(ProcessSet& set, const Request& request) {
+void Cycle::finish_carried(const ProcessSet& set, Entry& entry) {
+  const Request& request = *entry.request;
   const int members = set.channel->size();
   std::array<const void*, Ledger::kMaxMembers> inputs = {};
   for (int member = 0; member < members; ++member) {
     inputs[static_cast<std::size_t>(member)] =
         set.channel->carried(member, set.accord->payload_number());
   }
-  Entry entry = take_entry(set, request.name);
-  HVD_CHECK(entry.request != nullptr);
   const collectives::Reduction reduction = reduction_of(request, members);
   const kernels::ReduceKernels& kernels = kernels::reduce_kernels(request.dtype, request.op, isa_);
   kernels.fold(&entry.output, 1, inputs.data(), members,
@@ -127,7 +133,7 @@ void Cycle::finish_carried(ProcessSet& set, const Request& request) {
   entry.completion->contributors = members;
   ++shared_.counters.fused_ops;
   ++shared_.counters.agreed_in_memory;
-  finish(entry, Status{});
+  finish({&entry, 1}, Status{});
 }
 
 void Cycle::wake_members(const ProcessSet& set) {
@@ -176,7 +182,8 @@ bool Cycle::read_ledger(ProcessSet& set) {
   Accord& accord = *set.accord;
   Ledger& ledger = accord.ledger();
   bool moved = false;
-  std::vector<ResponsePtr> agreed;
+  std::vector<Entry> entries;
+  std::vector<Agreed> agreed;
   while (ledger.has_news() && set.seen >= ledger.first_sequence()) {
     const Ledger::Entry entry = ledger.front();
     if (entry.kind == Ledger::Kind::kList) {
@@ -192,7 +199,7 @@ bool Cycle::read_ledger(ProcessSet& set) {
     }
     moved = true;
     if (entry.carried != 0) {
-      finish_carried(set, *accord.take(entry.key).front());
+      finish_carried(set, accord.take(entry.key).front());
       ledger.pop();
       accord.payload_was_read();
       continue;
@@ -200,8 +207,9 @@ bool Cycle::read_ledger(ProcessSet& set) {
     ledger.pop();
     switch (entry.kind) {
       case Ledger::Kind::kComplete:
-        for (const RequestPtr& request : accord.take(entry.key)) {
-          agreed.push_back(agreed_response(set, request, entry.contributors));
+        for (Entry& mine : accord.take(entry.key)) {
+          agreed.push_back(agreed_in_ledger(set, mine.request, entry.contributors));
+          entries.push_back(std::move(mine));
         }
         break;
       case Ledger::Kind::kDiverted:
@@ -213,23 +221,36 @@ bool Cycle::read_ledger(ProcessSet& set) {
       case Ledger::Kind::kList:
         break;
     }
-    if (entry.last != 0) fuse_and_execute(set, std::exchange(agreed, {}));
+    if (entry.last != 0) {
+      fuse_and_execute(set, std::exchange(agreed, {}), std::exchange(entries, {}));
+    }
   }
   HVD_CHECK(agreed.empty());
   return moved;
 }
 
-// What the coordinator would have answered to so many equal requests.
-ResponsePtr Cycle::agreed_response(const ProcessSet& set, const RequestPtr& request,
-                                   int contributors) {
-  auto response = std::make_shared<Response>();
-  response->request = *request;
-  response->request.absent = false;
+// What the coordinator would have answered to so many equal requests. All members of a group have the same absent ones.
+Agreed Cycle::agreed_in_ledger(const ProcessSet& set, const RequestPtr& request, int contributors) {
   const auto members = static_cast<int>(set.members->size());
-  // All members of a group have the same absent ones.
-  response->contributors = request->in_group() ? (request->absent ? 0 : members) : contributors;
-  ++shared_.counters.agreed_in_memory;
-  return response;
+  return {request, request->in_group() ? (request->absent ? 0 : members) : contributors};
+}
+
+void Cycle::fuse_and_execute(ProcessSet& set, const std::vector<Agreed>& agreed,
+                             std::vector<Entry> entries) {
+  shared_.counters.agreed_in_memory += static_cast<std::int64_t>(agreed.size());
+  reached(entries, FlightRecorder::Stage::kAgreed);
+  for (const std::vector<std::uint32_t>& places : plan_fusion(
+           agreed, shared_.config.fusion_threshold, static_cast<int>(set.members->size()))) {
+    FusedOp fused;
+    std::vector<Entry> mine;
+    fused.parts.reserve(places.size());
+    mine.reserve(places.size());
+    for (const std::uint32_t place : places) {
+      fused.parts.push_back(agreed[place]);
+      mine.push_back(std::move(entries[place]));
+    }
+    execute(set, std::move(fused), std::move(mine));
+  }
 }
 
 // A verdict is carried out when what was in the ledger has become messages: the coordinator may then see more.

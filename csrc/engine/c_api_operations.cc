@@ -11,6 +11,7 @@ using hvdlite::engine::alive;
 using hvdlite::engine::Batch;
 using hvdlite::engine::Completion;
 using hvdlite::engine::guarded;
+using hvdlite::engine::Output;
 using hvdlite::engine::OutputCache;
 using hvdlite::engine::Request;
 using hvdlite::engine::RequestView;
@@ -62,7 +63,7 @@ Completion& single(const Batch& batch) {
 }
 
 void throw_failure(const Completion& completion) {
-  if (!completion.status.ok()) throw Error(completion.status.code, completion.status.message);
+  if (completion.failure) throw Error(completion.failure->code, completion.failure->message);
 }
 
 }  // namespace
@@ -138,7 +139,7 @@ int hvdlite_outcomes(hvdlite_engine* engine, int64_t handle, int32_t* contributo
     *count = batch.size;
     for (size_t i = 0; i < batch.size && i < capacity; ++i) {
       require(batch[i].is_done(), "the operations have not ended yet; wait for them first");
-      contributors[i] = batch[i].status.ok() ? batch[i].contributors : -1;
+      contributors[i] = batch[i].failure ? -1 : batch[i].contributors;
     }
   });
 }
@@ -156,15 +157,17 @@ int hvdlite_result_get(hvdlite_engine* engine, int64_t handle, hvdlite_result* o
   return guarded([&] {
     const Batch batch = alive(engine).completions(handle);
     const Completion& completion = single(batch);
+    static const Output none;
+    const Output& output = completion.output ? *completion.output : none;
     *out = {completion.contributors,
             completion.value,
             completion.value,
-            static_cast<int32_t>(completion.shape.size()),
-            completion.shape.data(),
-            static_cast<int32_t>(completion.received_splits.size()),
-            completion.received_splits.data(),
-            static_cast<int64_t>(completion.output_bytes),
-            completion.output.data()};
+            static_cast<int32_t>(output.shape.size()),
+            output.shape.data(),
+            static_cast<int32_t>(output.received_splits.size()),
+            output.received_splits.data(),
+            static_cast<int64_t>(output.bytes),
+            output.block.data()};
   });
 }
 
@@ -173,8 +176,8 @@ hvdlite_block* hvdlite_result_take_block(hvdlite_engine* engine, int64_t handle)
   guarded([&] {
     const Batch batch = alive(engine).completions(handle);
     Completion& completion = single(batch);
-    if (completion.output.data() == nullptr) return;
-    block = new hvdlite_block{std::move(completion.output)};
+    if (!completion.output || completion.output->block.data() == nullptr) return;
+    block = new hvdlite_block{std::move(completion.output->block)};
   });
   return block;
 }

@@ -126,26 +126,26 @@ std::shared_ptr<const transport::Arena> Engine::locate(RequestView& view,
                                                        const SetDirectory::Info& set,
                                                        const void* input,
                                                        const void* output) const {
-  const Request request = view.copy(set.id);
-  if (request.bytes() == 0) {
+  const std::size_t bytes = view.bytes();
+  if (bytes == 0) {
     view.arena = 0;
     return nullptr;
   }
   auto arena = shared_.arenas->find(view.arena);
   if (!arena || arena->set() != set.id) {
-    refuse(request, "this process set has no open arena " + std::to_string(view.arena));
+    refuse(view.copy(set.id), "this process set has no open arena " + std::to_string(view.arena));
   }
   const bool sums = view.op == ReduceOp::kSum || view.op == ReduceOp::kAverage;
   if (view.kind != OpKind::kAllreduce || !sums || !std::isfinite(view.prescale) ||
       view.prescale <= 0) {
-    refuse(request,
+    refuse(view.copy(set.id),
            "in an arena only allreduces with Sum or Average and a positive prescale factor work");
   }
   if (!view.absent && input != output) {
-    refuse(request, "what lies in an arena is reduced in place: output must be input");
+    refuse(view.copy(set.id), "what lies in an arena is reduced in place: output must be input");
   }
-  if (!arena->holds(output, request.bytes())) {
-    refuse(request, "the tensor does not lie in arena " + std::to_string(view.arena));
+  if (!arena->holds(output, bytes)) {
+    refuse(view.copy(set.id), "the tensor does not lie in arena " + std::to_string(view.arena));
   }
   view.arena_offset = arena->offset_of(output);
   return arena;

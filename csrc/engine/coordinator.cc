@@ -17,6 +17,14 @@ bool cacheable(OpKind kind) {
          kind != OpKind::kRemoveProcessSet;
 }
 
+RequestPtr name_only(SetId set, const std::string& name) {
+  Request request;
+  request.set = set;
+  request.name = name;
+  request.seal();
+  return std::make_shared<const Request>(std::move(request));
+}
+
 // How far from the least recent end to look for a cache line that nobody is using.
 constexpr int kEvictionTries = 64;
 
@@ -48,7 +56,7 @@ RequestPtr Coordinator::announce_slot(int member, std::uint32_t slot, std::uint6
   if (line.filled > seen) {
     return nullptr;  // refilled meanwhile; the member will see that and announce in full
   }
-  const std::string& name = line.response->request.name;
+  const std::string& name = line.response->request->name;
   const auto failed = failed_at_.find(name);
   if (failed != failed_at_.end() && seen < failed->second) return nullptr;
   RequestPtr request = line.requests[static_cast<std::size_t>(member)];
@@ -63,7 +71,7 @@ bool Coordinator::knows(const std::string& name) const {
   if (tallies_.contains(name)) return true;
   return std::any_of(groups_.begin(), groups_.end(), [&](const auto& group) {
     return std::any_of(group.second.ready.begin(), group.second.ready.end(),
-                       [&](const Settled& s) { return s.response->request.name == name; });
+                       [&](const Settled& s) { return s.response->request->name == name; });
   });
 }
 
@@ -75,7 +83,7 @@ std::vector<RequestPtr> Coordinator::open() const {
   }
   for (const auto& [label, group] : groups_) {
     for (const Settled& settled : group.ready) {
-      requests.push_back(std::make_shared<const Request>(settled.response->request));
+      requests.push_back(settled.response->request);
     }
   }
   return requests;
@@ -112,14 +120,15 @@ Coordinator::Settled Coordinator::settle(Tally tally) {
   const int size = static_cast<int>(members_.size());
   if (tally.hits == size && left_.ok()) return {lines_[tally.slot].response, {}, true};
   Response response = validate(tally.requests, members_);
-  if (!left_.ok()) response.error = {left_.code, describe(response.request) + ": " + left_.message};
-  const bool keep = response.error.ok() && tally.count == size && cacheable(response.request.kind);
+  if (!left_.ok())
+    response.error = {left_.code, describe(*response.request) + ": " + left_.message};
+  const bool keep = response.error.ok() && tally.count == size && cacheable(response.request->kind);
   auto shared = std::make_shared<const Response>(std::move(response));
   return {std::move(shared), keep ? std::move(tally.requests) : std::vector<RequestPtr>(), false};
 }
 
 void Coordinator::decide(Settled settled) {
-  const Request& request = settled.response->request;
+  const Request& request = *settled.response->request;
   settled_names_.insert(request.name);
   if (!request.in_group()) {
     decided_.push_back(std::move(settled));
@@ -129,8 +138,8 @@ void Coordinator::decide(Settled settled) {
 }
 
 void Coordinator::decide_in_group(Settled settled) {
-  const std::string label = settled.response->request.group;
-  const int size = settled.response->request.group_size;
+  const std::string label = settled.response->request->group;
+  const int size = settled.response->request->group_size;
   Group& group = groups_[label];
   ++group.settled;
   const bool first_failure = !settled.response->error.ok() && group.error.ok();
@@ -147,13 +156,13 @@ void Coordinator::decide_in_group(Settled settled) {
   }
   if (group.settled < size) return;
   std::sort(group.ready.begin(), group.ready.end(), [](const Settled& a, const Settled& b) {
-    return a.response->request.group_index < b.response->request.group_index;
+    return a.response->request->group_index < b.response->request->group_index;
   });
   for (Settled& member : group.ready) decided_.push_back(std::move(member));
   groups_.erase(label);
 }
 
-void Coordinator::decide_failure(Request request, Status why) {
+void Coordinator::decide_failure(RequestPtr request, Status why) {
   Response response;
   response.request = std::move(request);
   response.error = std::move(why);
@@ -178,7 +187,7 @@ void Coordinator::join(int member, const Request& request) {
 
 void Coordinator::end_join(const Request& request, int last) {
   Response response;
-  response.request = request;
+  response.request = std::make_shared<const Request>(request);
   response.value = last;
   if (!left_.ok()) response.error = {left_.code, describe(request) + ": " + left_.message};
   joined_.assign(members_.size(), false);
@@ -192,7 +201,7 @@ void Coordinator::leave(int, const Status& why) {
   names.reserve(tallies_.size());
   for (const auto& [name, tally] : tallies_) names.push_back(name);
   for (const auto& [label, group] : groups_) {
-    for (const Settled& member : group.ready) names.push_back(member.response->request.name);
+    for (const Settled& member : group.ready) names.push_back(member.response->request->name);
   }
   fail(names, why);
   if (joined_count_ > 0) {
@@ -207,29 +216,27 @@ void Coordinator::leave(int, const Status& why) {
 
 void Coordinator::fail(const std::vector<std::string>& names, const Status& why) {
   for (const std::string& name : names) {
-    Request request;
-    request.set = set_;
-    request.name = name;
-    request.seal();
+    RequestPtr request;
     const auto tally = tallies_.find(name);
     if (tally != tallies_.end()) {
       for (const RequestPtr& asked : tally->second.requests) {
-        if (asked) request = *asked;
+        if (asked) request = asked;
       }
       tallies_.erase(tally);
     }
+    if (!request) request = name_only(set_, name);
     // A group that lost a member cannot be completed: its settled members fail with it.
     for (auto group = groups_.begin(); group != groups_.end();) {
       const bool member =
-          group->first == request.group ||
+          group->first == request->group ||
           std::any_of(group->second.ready.begin(), group->second.ready.end(),
-                      [&](const Settled& s) { return s.response->request.name == name; });
+                      [&](const Settled& s) { return s.response->request->name == name; });
       if (!member) {
         ++group;
         continue;
       }
       for (const Settled& settled : group->second.ready) {
-        if (settled.response->request.name != name) decide_failure(settled.response->request, why);
+        if (settled.response->request->name != name) decide_failure(settled.response->request, why);
       }
       group = groups_.erase(group);
     }
@@ -243,7 +250,7 @@ std::vector<Decision> Coordinator::collect() {
   if (decided_.empty()) return decisions;
   ++sequence_;
   for (Settled& settled : std::exchange(decided_, {})) {
-    settled_names_.erase(settled.response->request.name);
+    settled_names_.erase(settled.response->request->name);
     if (settled.hit) {
       touch(lines_[static_cast<std::size_t>(settled.response->slot)]);
     } else if (!settled.requests.empty()) {
@@ -255,18 +262,18 @@ std::vector<Decision> Coordinator::collect() {
 }
 
 void Coordinator::remember(Settled& settled) {
-  const std::string& name = settled.response->request.name;
+  const std::string& name = settled.response->request->name;
   std::uint32_t slot = 0;
   if (!slot_for(name, &slot)) return;
   CacheLine& line = lines_[slot];
-  if (line.response) slot_by_name_.erase(line.response->request.name);
+  if (line.response) slot_by_name_.erase(line.response->request->name);
   auto response = std::make_shared<Response>(*settled.response);
   response->slot = static_cast<std::int32_t>(slot);
   settled.response = response;
   line.response = std::move(response);
   line.requests = std::move(settled.requests);
   line.filled = sequence_;
-  slot_by_name_[line.response->request.name] = slot;
+  slot_by_name_[line.response->request->name] = slot;
   touch(line);
 }
 
@@ -286,7 +293,7 @@ bool Coordinator::slot_for(const std::string& name, std::uint32_t* slot) {
   int tries = kEvictionTries;
   for (auto candidate = recency_.rbegin(); candidate != recency_.rend() && tries > 0;
        ++candidate, --tries) {
-    const std::string& victim = lines_[*candidate].response->request.name;
+    const std::string& victim = lines_[*candidate].response->request->name;
     if (tallies_.contains(victim) || settled_names_.contains(victim)) continue;
     *slot = *candidate;
     return true;

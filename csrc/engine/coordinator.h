@@ -79,7 +79,7 @@ class Coordinator {
   void decide_in_group(Settled settled);
   void join(int member, const Request& request);
   void end_join(const Request& request, int last);
-  void decide_failure(Request request, base::Status why);
+  void decide_failure(RequestPtr request, base::Status why);
   void remember(Settled& settled);
   bool slot_for(const std::string& name, std::uint32_t* slot);
   void touch(CacheLine& line);

@@ -29,10 +29,10 @@ Cycle::Cycle(transport::Transport& transport, SharedState& shared, collectives::
       executor_(
           transport, std::move(selection), *shared.outputs,
           kPoolThresholds * shared.config.fusion_threshold,
-          [this](const Entry& entry) {
-            shared_.recorder.reached(entry.completion->record, Stage::kStarted);
-          },
-          [this](Entry& entry, const Status& status) { finish(entry, status); }) {
+          [this](std::span<const Entry> entries) { reached(entries, Stage::kStarted); },
+          [this](std::span<const Entry> entries, const Status& status) {
+            finish(entries, status);
+          }) {
   if (transport_.window() != nullptr) {
     regions_.resize(static_cast<std::size_t>(transport_.window()->regions()));
   }
@@ -85,7 +85,8 @@ Outlook Cycle::outlook() const {
   outlook.idle = std::chrono::duration_cast<base::microseconds>(Clock::now() - moved_at_);
   outlook.moving_data = !executor_.idle();
   for (const auto& [id, set] : sets_) {
-    outlook.negotiating = outlook.negotiating || !set->pending.empty();
+    outlook.negotiating =
+        outlook.negotiating || !set->pending.empty() || (set->accord && set->accord->has_entries());
   }
   outlook.watching = blocked_ || (detector_ && detector_->watching());
   bool try_again = false;
@@ -198,18 +199,16 @@ void Cycle::admit(Entry entry) {
     refusal = {ErrorCode::kAborted, describe(request) + ": " + kShutDownHere};
   } else if (!set->broken.ok()) {
     refusal = {set->broken.code, describe(request) + ": " + set->broken.message};
-  } else if (set->pending.contains("join")) {
+  } else if (!set->pending.empty() && set->pending.contains("join")) {
     refusal = {ErrorCode::kInvalidArgument,
                describe(request) +
                    ": this rank has joined the process set and must wait for join() to return"};
   }
   if (!refusal.ok()) {
-    finish(entry, refusal);
+    finish({&entry, 1}, refusal);
     return;
   }
-  const RequestPtr asked = entry.request;
-  set->pending.emplace(asked->name, Pending{std::move(entry)});
-  if (!set->accord || !set->accord->admit(asked)) set->to_announce.push_back(asked->name);
+  if (!set->accord || !set->accord->admit(entry)) await_decision(*set, std::move(entry));
 }
 
 void Cycle::announce_pending(ProcessSet& set) {
@@ -263,7 +262,7 @@ bool Cycle::send_decisions(ProcessSet& set) {
   if (list.in_ledger) {
     std::vector<std::uint64_t> keys;
     for (const Decision& decision : list.decisions) {
-      Accord::add_keys(decision.response->request, keys);
+      Accord::add_keys(*decision.response->request, keys);
     }
     set.accord->ledger().append_list(set.coordinator->sequence(), keys);
     set.accord->ledger().unlock();
@@ -281,22 +280,25 @@ bool Cycle::send_decisions(ProcessSet& set) {
 }
 
 void Cycle::follow(ProcessSet& set, const ResponseList& list) {
+  const SetId id = set.id;
   ++set.seen;
   std::vector<ResponsePtr> responses;
+  std::vector<Agreed> agreed;
   responses.reserve(list.decisions.size());
+  agreed.reserve(list.decisions.size());
   for (const Decision& decision : list.decisions) {
-    responses.push_back(remember(set, decision));
-    if (set.accord) go_by_message(set, set.accord->forget(responses.back()->request));
+    const ResponsePtr& response = responses.emplace_back(remember(set, decision));
+    const bool failed = !response->error.ok();
+    agreed.push_back({response->request, response->contributors, failed});
+    if (set.accord) go_by_message(set, set.accord->withdraw(*response->request, failed));
   }
-  fuse_and_execute(set, responses);
-}
-
-void Cycle::fuse_and_execute(ProcessSet& set, const std::vector<ResponsePtr>& responses) {
-  const SetId id = set.id;
-  for (FusedOp& fused : plan_fusion(responses, shared_.config.fusion_threshold,
-                                    static_cast<int>(set.members->size()))) {
+  for (const std::vector<std::uint32_t>& places : plan_fusion(
+           agreed, shared_.config.fusion_threshold, static_cast<int>(set.members->size()))) {
     ProcessSet* still = find_set(id);
-    if (still != nullptr) execute(*still, std::move(fused));
+    if (still == nullptr) return;
+    FusedOp fused;
+    for (const std::uint32_t place : places) fused.parts.push_back(agreed[place]);
+    follow_fused(*still, responses[places.front()], std::move(fused));
   }
 }
 
@@ -305,7 +307,7 @@ ResponsePtr Cycle::remember(ProcessSet& set, const Decision& decision) {
   if (decision.hit) return set.cache.at(static_cast<std::uint32_t>(decision.response->slot));
   const Response& response = *decision.response;
   if (response.slot < 0) return decision.response;
-  const auto mine = set.pending.find(response.request.name);
+  const auto mine = set.pending.find(response.request->name);
   const std::string lost = set.cache.put(
       static_cast<std::uint32_t>(response.slot), decision.response,
       mine != set.pending.end() && mine->second.announced ? mine->second.entry.request : nullptr);
@@ -329,28 +331,27 @@ Entry Cycle::take_entry(ProcessSet& set, const std::string& name) {
   return entry;
 }
 
-void Cycle::execute(ProcessSet& set, FusedOp fused) {
+// Only allreduces without error are fused; the rest, all that need more of the response, come by themselves.
+void Cycle::follow_fused(ProcessSet& set, const ResponsePtr& first, FusedOp fused) {
   std::vector<Entry> entries;
-  entries.reserve(fused.size());
-  for (const ResponsePtr& response : fused) {
-    entries.push_back(take_entry(set, response->request.name));
-  }
-  const Response& first = *fused.front();
-  const OpKind kind = first.request.kind;
-  const bool moves_data = first.error.ok() && kind != OpKind::kJoin &&
-                          kind != OpKind::kAddProcessSet && kind != OpKind::kRemoveProcessSet;
-  if (moves_data) {
-    ++shared_.counters.fused_ops;
-    if (first.request.arena != 0) ++shared_.counters.arena_ops;
-    executor_.enqueue(set, std::move(fused), std::move(entries));
-    return;
-  }
-  // These come one to a FusedOp: only allreduces without error are fused.
-  if (!first.error.ok()) {
-    if (entries[0].request) finish(entries[0], first.error);
+  entries.reserve(fused.parts.size());
+  for (const Agreed& part : fused.parts) entries.push_back(take_entry(set, part.request->name));
+  const OpKind kind = first->request->kind;
+  if (!first->error.ok()) {
+    if (entries[0].request) finish(entries, first->error);
+  } else if (kind == OpKind::kJoin || kind == OpKind::kAddProcessSet ||
+             kind == OpKind::kRemoveProcessSet) {
+    settle_without_data(*first, entries[0]);
   } else {
-    settle_without_data(first, entries[0]);
+    fused.sizes = first->sizes;
+    execute(set, std::move(fused), std::move(entries));
   }
+}
+
+void Cycle::execute(ProcessSet& set, FusedOp fused, std::vector<Entry> entries) {
+  ++shared_.counters.fused_ops;
+  if (fused.first().arena != 0) ++shared_.counters.arena_ops;
+  executor_.enqueue(set, std::move(fused), std::move(entries));
 }
 
 void Cycle::send(int peer, const Message& message) {

@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <set>
+#include <span>
 #include <string>
 
 #include "engine/deadlock.h"
@@ -73,15 +74,19 @@ class Cycle {
   // Agreements in shared memory.
   bool agree(ProcessSet& set);
   bool open_ledger(ProcessSet& set);
-  bool go_by_message(ProcessSet& set, const std::vector<RequestPtr>& requests);
+  bool go_by_message(ProcessSet& set, std::vector<Entry> entries);
+  void await_decision(ProcessSet& set, Entry entry);
   bool lock_up_to_date(ProcessSet& set);
   bool announce_in_ledger(ProcessSet& set);
   bool put_payload(ProcessSet& set);
-  void finish_carried(ProcessSet& set, const Request& request);
+  void finish_carried(const ProcessSet& set, Entry& entry);
   void wake_members(const ProcessSet& set);
   bool keep_ledger(ProcessSet& set);
   bool read_ledger(ProcessSet& set);
-  ResponsePtr agreed_response(const ProcessSet& set, const RequestPtr& request, int contributors);
+  static Agreed agreed_in_ledger(const ProcessSet& set, const RequestPtr& request,
+                                 int contributors);
+  void fuse_and_execute(ProcessSet& set, const std::vector<Agreed>& agreed,
+                        std::vector<Entry> entries);
   void defer_verdict(ProcessSet& set, Verdict message);
   void carry_out_verdicts(base::Clock::time_point now);
   bool leave_ledgers();
@@ -121,9 +126,9 @@ class Cycle {
   void admit(Entry entry);
   void announce_pending(ProcessSet& set);
   ResponsePtr remember(ProcessSet& set, const Decision& decision);
-  void fuse_and_execute(ProcessSet& set, const std::vector<ResponsePtr>& responses);
+  void follow_fused(ProcessSet& set, const ResponsePtr& first, FusedOp fused);
   bool send_decisions(ProcessSet& set);
-  void execute(ProcessSet& set, FusedOp fused);
+  void execute(ProcessSet& set, FusedOp fused, std::vector<Entry> entries);
   Entry take_entry(ProcessSet& set, const std::string& name);
   void settle_without_data(const Response& response, Entry& entry);
   SetId create_set(const std::vector<std::int64_t>& ranks);
@@ -131,8 +136,11 @@ class Cycle {
   void insert_set(SetId id, std::vector<int> members);
   void share_memory(ProcessSet& set);
   std::shared_ptr<collectives::SharedChannel> take_region(const ProcessSet& set, Region& region);
+  // All entries of this rank that the set has not agreed on.
+  static std::vector<Entry> take_pending(ProcessSet& set);
   void fail_pending(ProcessSet& set, const base::Status& why);
-  void finish(Entry& entry, const base::Status& status);
+  void finish(std::span<const Entry> entries, const base::Status& status);
+  void reached(std::span<const Entry> entries, FlightRecorder::Stage stage);
   // end_all with the first cause, which is told to the user.
   void fail_all(const base::Status& why);
   void engine_failed(base::ErrorCode code, const std::string& text);

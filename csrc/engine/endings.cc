@@ -17,15 +17,29 @@ constexpr std::size_t kRecordsInLog = 16;
 
 }  // namespace
 
-void Cycle::finish(Entry& entry, const Status& status) {
-  Completion& completion = *entry.completion;
-  completion.status = status;
-  completion.status.set = entry.request->set;
-  shared_.recorder.reached(completion.record, status.ok() ? Stage::kDone : Stage::kFailed);
-  ++(status.ok() ? shared_.counters.completed : shared_.counters.failed);
-  shared_.queue.forget(*entry.request);
-  completion.done.store(1, std::memory_order_release);
+// Those without a request are not ours.
+void Cycle::finish(std::span<const Entry> entries, const Status& status) {
+  reached(entries, status.ok() ? Stage::kDone : Stage::kFailed);
+  shared_.queue.forget(entries);
+  std::int64_t ended = 0;
+  for (const Entry& entry : entries) {
+    if (!entry.request) continue;
+    ++ended;
+    Completion& completion = *entry.completion;
+    if (!status.ok()) {
+      completion.failure =
+          std::make_unique<const Status>(Status{status.code, status.message, entry.request->set});
+    }
+    completion.done.store(1, std::memory_order_release);
+  }
+  (status.ok() ? shared_.counters.completed : shared_.counters.failed) += ended;
   shared_.event.bump();
+}
+
+void Cycle::reached(std::span<const Entry> entries, Stage stage) {
+  for (const Entry& entry : entries) {
+    if (entry.request) shared_.recorder.reached(entry.completion->record, stage);
+  }
 }
 
 void Cycle::handle(int source, Goodbye&) {
@@ -59,7 +73,7 @@ bool Cycle::say_goodbye() {
   if (!leave_ledgers()) return false;
   said_goodbye_ = true;
   const Status why = {ErrorCode::kAborted, kShutDownHere};
-  for (Entry& entry : shared_.queue.take(true, 0, base::microseconds(0))) finish(entry, why);
+  finish(shared_.queue.take(true, 0, base::microseconds(0)), why);
   for (auto& [id, set] : sets_) fail_pending(*set, why);
   transport_.announce_leaving();
   send_to_all(Goodbye{});
@@ -101,12 +115,19 @@ void Cycle::broadcast_failure(const std::string& cause) {
   send_to_all(Failure{cause});
 }
 
-void Cycle::fail_pending(ProcessSet& set, const Status& why) {
+std::vector<Entry> Cycle::take_pending(ProcessSet& set) {
+  std::vector<Entry> entries = set.accord ? set.accord->take_all() : std::vector<Entry>();
   for (auto& [name, pending] : std::exchange(set.pending, {})) {
-    finish(pending.entry, {why.code, describe(*pending.entry.request) + ": " + why.message});
+    entries.push_back(std::move(pending.entry));
   }
   set.to_announce.clear();
-  if (set.accord) set.accord->take_all();
+  return entries;
+}
+
+void Cycle::fail_pending(ProcessSet& set, const Status& why) {
+  for (Entry& entry : take_pending(set)) {
+    finish({&entry, 1}, {why.code, describe(*entry.request) + ": " + why.message});
+  }
 }
 
 void Cycle::fail_all(const Status& why) {
@@ -122,12 +143,8 @@ void Cycle::fail_all(const Status& why) {
 
 void Cycle::end_all(const Status& why) {
   executor_.park_all(why);
-  for (auto& [id, set] : sets_) {
-    for (auto& [name, pending] : std::exchange(set->pending, {})) finish(pending.entry, why);
-    set->to_announce.clear();
-    if (set->accord) set->accord->take_all();
-  }
-  for (Entry& entry : shared_.queue.take(true, 0, base::microseconds(0))) finish(entry, why);
+  for (auto& [id, set] : sets_) finish(take_pending(*set), why);
+  finish(shared_.queue.take(true, 0, base::microseconds(0)), why);
 }
 
 }  // namespace hvdlite::engine

@@ -14,17 +14,22 @@
 
 namespace hvdlite::engine {
 
-// The outcome.
+// The output that the engine made for an allgather, alltoall or reducescatter.
+struct Output {
+  std::vector<std::int64_t> shape;
+  std::vector<std::int64_t> received_splits;  // alltoall
+  std::size_t bytes = 0;
+  OutputCache::Block block;
+};
+
+// The outcome. Small: there are thousands of them where there are thousands of small tensors.
 struct Completion {
   std::uint64_t record = 0;  // its number in the flight recorder
   std::atomic<std::uint32_t> done{0};
-  base::Status status;
   std::int32_t contributors = 0;
-  std::int32_t value = -1;                    // join: last rank; add_process_set: the new id
-  std::vector<std::int64_t> shape;            // of the output the engine made
-  std::vector<std::int64_t> received_splits;  // alltoall
-  std::size_t output_bytes = 0;
-  OutputCache::Block output;  // of allgather, alltoall and reducescatter
+  std::int32_t value = -1;  // join: last rank; add_process_set: the new id
+  std::unique_ptr<const base::Status> failure;
+  std::unique_ptr<Output> output;
 
   bool is_done() const { return done.load(std::memory_order_acquire) != 0; }
 };

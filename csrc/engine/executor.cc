@@ -84,9 +84,7 @@ bool Executor::start(Lane& lane) {
          (lane.running.empty() || lane.running_bytes < kMaxRunningBytes)) {
     Waiting next = std::move(lane.waiting.front());
     lane.waiting.pop_front();
-    for (const Entry& entry : next.entries) {
-      if (entry.request) started_(entry);
-    }
+    started_(next.entries);
     const collectives::Comm comm(
         transport_, lane.set->members, lane.set->index, next.tag, lane.set->id,
         {lane.set->channel.get(), lane.set->second_channel.get(), lane.set->hosts.get()});
@@ -110,9 +108,7 @@ bool Executor::step(Lane& lane) {
       continue;
     }
     lane.running_bytes -= (*operation)->bytes();
-    for (Entry& entry : (*operation)->entries()) {
-      if (entry.request) finished_(entry, base::Status{});
-    }
+    finished_((*operation)->entries(), base::Status{});
     operation = lane.running.erase(operation);
     finished = true;
   }
@@ -122,19 +118,15 @@ bool Executor::step(Lane& lane) {
 void Executor::park_all(const base::Status& why) {
   for (auto& [id, lane] : lanes_) {
     for (auto& operation : lane.running) {
-      for (Entry& entry : operation->entries()) {
+      for (const Entry& entry : operation->entries()) {
         // The memory stays with the parked operation: the transport may still write to it.
-        if (entry.request) {
-          entry.completion->output.abandon();
-          finished_(entry, why);
-        }
+        if (entry.request && entry.completion->output) entry.completion->output->block.abandon();
       }
+      finished_(operation->entries(), why);
       parked_.push_back(std::move(operation));
     }
     for (Waiting& waiting : lane.waiting) {
-      for (Entry& entry : waiting.entries) {
-        if (entry.request) finished_(entry, why);
-      }
+      finished_(waiting.entries, why);
     }
   }
   lanes_.clear();

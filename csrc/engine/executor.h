@@ -10,6 +10,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <span>
 
 #include "engine/operation.h"
 #include "transport/transport.h"
@@ -18,8 +19,9 @@ namespace hvdlite::engine {
 
 class Executor {
  public:
-  using Finished = std::function<void(Entry& entry, const base::Status& status)>;
-  using Started = std::function<void(const Entry& entry)>;
+  // Of the entries of one operation; those without a request are not this rank's.
+  using Finished = std::function<void(std::span<const Entry> entries, const base::Status& status)>;
+  using Started = std::function<void(std::span<const Entry> entries)>;
 
   Executor(transport::Transport& transport, collectives::Selection selection, OutputCache& outputs,
            std::size_t pool_bytes, Started started, Finished finished);

@@ -6,40 +6,38 @@ namespace {
 using base::OpKind;
 using base::ReduceOp;
 
-// May this response share a buffer with others at all?
-bool fusible(const Response& response, int ranks_needed) {
-  const Request& request = response.request;
-  if (!response.error.ok() || request.kind != OpKind::kAllreduce || response.contributors == 0) {
-    return false;
-  }
+// May this operation share a buffer with others at all?
+bool fusible(const Agreed& agreed, int ranks) {
+  const Request& request = *agreed.request;
+  if (agreed.failed || request.kind != OpKind::kAllreduce || agreed.contributors == 0) return false;
   if (request.op == ReduceOp::kSum || request.op == ReduceOp::kAverage) return true;
   // An absent rank contributes the identity, and a zero-filled stretch of the buffer is that only for sums.
-  return response.contributors == ranks_needed;
+  return agreed.contributors == ranks;
 }
 
 bool compatible(const Request& a, const Request& b) {
   return a.dtype == b.dtype && a.op == b.op && a.device == b.device && a.prescale == b.prescale &&
-         a.postscale == b.postscale && a.group == b.group && a.arena == b.arena;
+         a.postscale == b.postscale && a.group_hash == b.group_hash && a.arena == b.arena;
 }
 
 }  // namespace
 
-std::vector<FusedOp> plan_fusion(const std::vector<ResponsePtr>& responses, std::size_t threshold,
-                                 int ranks) {
-  std::vector<FusedOp> plan;
-  std::vector<bool> taken(responses.size(), false);
-  for (std::size_t i = 0; i < responses.size(); ++i) {
+std::vector<std::vector<std::uint32_t>> plan_fusion(std::span<const Agreed> agreed,
+                                                    std::size_t threshold, int ranks) {
+  std::vector<std::vector<std::uint32_t>> plan;
+  std::vector<bool> taken(agreed.size(), false);
+  for (std::uint32_t i = 0; i < agreed.size(); ++i) {
     if (taken[i]) continue;
-    FusedOp fused = {responses[i]};
-    const Request& first = responses[i]->request;
+    std::vector<std::uint32_t> fused = {i};
+    const Request& first = *agreed[i].request;
     std::size_t bytes = first.bytes();
-    for (std::size_t j = i + 1; fusible(*responses[i], ranks) && j < responses.size(); ++j) {
-      const Response& candidate = *responses[j];
-      if (taken[j] || !fusible(candidate, ranks) || !compatible(first, candidate.request)) continue;
-      if (bytes + candidate.request.bytes() > threshold) continue;
-      bytes += candidate.request.bytes();
+    for (std::uint32_t j = i + 1; fusible(agreed[i], ranks) && j < agreed.size(); ++j) {
+      const Request& candidate = *agreed[j].request;
+      if (taken[j] || !fusible(agreed[j], ranks) || !compatible(first, candidate)) continue;
+      if (bytes + candidate.bytes() > threshold) continue;
+      bytes += candidate.bytes();
       taken[j] = true;
-      fused.push_back(responses[j]);
+      fused.push_back(j);
     }
     plan.push_back(std::move(fused));
   }

@@ -1,22 +1,37 @@
-// Which agreed operations run as one: the boundaries of FusedOps in a list of responses. Pure.
+// Which agreed operations run as one: the boundaries of FusedOps in a list of agreements. Pure.
 // Thread: any. Owns: nothing. Blocks: no. Throws: nothing.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <span>
 #include <vector>
 
 #include "engine/request.h"
 
 namespace hvdlite::engine {
 
-// A run of responses executed as one collective on one fusion buffer; a single response is a FusedOp too.
-using FusedOp = std::vector<ResponsePtr>;
+// One operation that all members agreed to do.
+struct Agreed {
+  RequestPtr request;
+  std::int32_t contributors = 0;  // members that gave a value
+  bool failed = false;            // agreed to be an error
+};
 
-// Allreduces with one dtype, op, device, factors and group are joined up to threshold bytes, looking past responses that do
+// Executed as one collective; a single operation is a FusedOp too.
+struct FusedOp {
+  std::vector<Agreed> parts;
+  std::vector<std::int64_t> sizes;  // the response's, of an operation by itself
+
+  const Request& first() const { return *parts.front().request; }
+};
+
+// Allreduces with one dtype, op, device, factors and group are joined up to threshold bytes, looking past operations that do
 // not fit; the order of the rest is kept. Members of a group arrive together, in the order of group_index, and share a buffer
 // with no other tensor: their layout does not depend on timing, so neither do the bits of their sums.
 // ranks: members of the process set (a Min, Max or Product is fused only if all of them give a value).
-std::vector<FusedOp> plan_fusion(const std::vector<ResponsePtr>& responses, std::size_t threshold,
-                                 int ranks);
+// Gives the places in the list that make each FusedOp.
+std::vector<std::vector<std::uint32_t>> plan_fusion(std::span<const Agreed> agreed,
+                                                    std::size_t threshold, int ranks);
 
 }  // namespace hvdlite::engine

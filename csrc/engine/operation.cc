@@ -41,9 +41,9 @@ collectives::Reduction reduction_of(const Request& request, int ranks) {
 
 Operation::Operation(FusedOp fused, std::vector<Entry> entries)
     : fused_(std::move(fused)), entries_(std::move(entries)) {
-  for (std::size_t i = 0; i < fused_.size(); ++i) {
-    bytes_ += fused_[i]->request.bytes();
-    if (entries_[i].request) entries_[i].completion->contributors = fused_[i]->contributors;
+  for (std::size_t i = 0; i < fused_.parts.size(); ++i) {
+    bytes_ += fused_.parts[i].request->bytes();
+    if (entries_[i].request) entries_[i].completion->contributors = fused_.parts[i].contributors;
   }
 }
 
@@ -51,10 +51,9 @@ void Operation::start(collectives::Comm comm, const ProcessSet& set, BufferPool&
                       OutputCache& outputs, const collectives::Selection& selection) {
   Context context{std::move(comm), set, pool, outputs, selection};
   // A value that nobody has needs no data: the handle tells so by contributors == 0.
-  if (fused_.front()->contributors == 0 && fused_.front()->request.kind == OpKind::kAllreduce) {
-    return;
-  }
-  switch (fused_.front()->request.kind) {
+  const OpKind kind = fused_.first().kind;
+  if (fused_.parts.front().contributors == 0 && kind == OpKind::kAllreduce) return;
+  switch (kind) {
     case OpKind::kAllreduce:
       start_allreduce(context);
       break;
@@ -90,7 +89,7 @@ bool Operation::advance() {
 void Operation::start_allreduce(Context& context) {
   if (collectives::takes_scattered(bytes_, context.comm, context.selection)) {
     start_scattered_allreduce(context);
-  } else if (fused_.size() > 1) {
+  } else if (fused_.parts.size() > 1) {
     start_fused_allreduce(context);
   } else {
     start_single_allreduce(context);
@@ -101,23 +100,23 @@ void Operation::start_allreduce(Context& context) {
 // none has joined.
 void Operation::start_scattered_allreduce(Context& context) {
   collectives::AllreduceArgs args;
-  args.parts.reserve(fused_.size());
-  for (std::size_t i = 0; i < fused_.size(); ++i) {
+  args.parts.reserve(fused_.parts.size());
+  for (std::size_t i = 0; i < fused_.parts.size(); ++i) {
     args.parts.push_back({entries_[i].input, entries_[i].output,
-                          static_cast<std::size_t>(fused_[i]->request.elements())});
+                          static_cast<std::size_t>(fused_.parts[i].request->elements())});
   }
-  args.reduction = reduction_of(fused_.front()->request, context.comm.size());
-  if (fused_.front()->request.arena != 0) args.mapped = entries_.front().arena->bases();
+  args.reduction = reduction_of(fused_.first(), context.comm.size());
+  if (fused_.first().arena != 0) args.mapped = entries_.front().arena->bases();
   collective_ = collectives::start_allreduce(context.comm, std::move(args), context.selection);
 }
 
 void Operation::start_fused_allreduce(Context& context) {
-  const Request& first = fused_.front()->request;
+  const Request& first = fused_.first();
   buffer_ = context.pool.get(bytes_);
   packed_ = true;
   std::size_t offset = 0;
-  for (std::size_t i = 0; i < fused_.size(); ++i) {
-    const std::size_t bytes = fused_[i]->request.bytes();
+  for (std::size_t i = 0; i < fused_.parts.size(); ++i) {
+    const std::size_t bytes = fused_.parts[i].request->bytes();
     if (entries_[i].input != nullptr) {
       copy(buffer_.data() + offset, entries_[i].input, bytes);
     } else {
@@ -134,8 +133,8 @@ void Operation::start_fused_allreduce(Context& context) {
 
 void Operation::unpack() {
   std::size_t offset = 0;
-  for (std::size_t i = 0; i < fused_.size(); ++i) {
-    const std::size_t bytes = fused_[i]->request.bytes();
+  for (std::size_t i = 0; i < fused_.parts.size(); ++i) {
+    const std::size_t bytes = fused_.parts[i].request->bytes();
     if (entries_[i].output != nullptr) copy(entries_[i].output, buffer_.data() + offset, bytes);
     offset += bytes;
   }
@@ -143,7 +142,7 @@ void Operation::unpack() {
 }
 
 void Operation::start_single_allreduce(Context& context) {
-  const Request& request = fused_.front()->request;
+  const Request& request = fused_.first();
   void* output = entries_[0].output;
   if (output == nullptr) {  // joined: the result is nobody's here
     buffer_ = context.pool.get(request.bytes());
@@ -160,31 +159,31 @@ void* Operation::allocate_output(Context& context, std::size_t bytes) {
     buffer_ = context.pool.get(bytes);
     return buffer_.data();
   }
-  Completion& completion = *entries_[0].completion;
-  completion.output = context.outputs.get(bytes);
-  completion.output_bytes = bytes;
-  return completion.output.data();
+  auto output = std::make_unique<Output>();
+  output->block = context.outputs.get(bytes);
+  output->bytes = bytes;
+  return (entries_[0].completion->output = std::move(output))->block.data();
 }
 
 void Operation::start_allgather(Context& context) {
-  const Response& response = *fused_.front();
-  const std::size_t row_bytes = static_cast<std::size_t>(response.request.row_elements()) *
-                                base::size_of(response.request.dtype);
+  const Request& request = fused_.first();
+  const std::size_t row_bytes =
+      static_cast<std::size_t>(request.row_elements()) * base::size_of(request.dtype);
   collectives::AllgathervArgs args;
-  args.bytes = scaled(response.sizes, row_bytes);
-  const std::int64_t rows = total(response.sizes);
+  args.bytes = scaled(fused_.sizes, row_bytes);
+  const std::int64_t rows = total(fused_.sizes);
   args.input = entries_[0].input;
   args.output = allocate_output(context, static_cast<std::size_t>(rows) * row_bytes);
   if (entries_[0].request) {
-    Completion& completion = *entries_[0].completion;
-    completion.shape = entries_[0].request->shape;
-    completion.shape[0] = rows;
+    Output& output = *entries_[0].completion->output;
+    output.shape = entries_[0].request->shape;
+    output.shape[0] = rows;
   }
   collective_ = collectives::start_allgatherv(context.comm, std::move(args), context.selection);
 }
 
 void Operation::start_broadcast(Context& context) {
-  const Request& request = fused_.front()->request;
+  const Request& request = fused_.first();
   collectives::BroadcastArgs args;
   args.bytes = request.bytes();
   args.root = context.set.index_of(request.root);
@@ -199,16 +198,16 @@ void Operation::start_broadcast(Context& context) {
 }
 
 void Operation::start_alltoall(Context& context) {
-  const Response& response = *fused_.front();
+  const Request& request = fused_.first();
   const auto ranks = static_cast<std::size_t>(context.comm.size());
   const auto me = static_cast<std::size_t>(context.comm.rank());
-  const std::size_t row_bytes = static_cast<std::size_t>(response.request.row_elements()) *
-                                base::size_of(response.request.dtype);
+  const std::size_t row_bytes =
+      static_cast<std::size_t>(request.row_elements()) * base::size_of(request.dtype);
   std::vector<std::int64_t> sent(ranks);
   std::vector<std::int64_t> received(ranks);
   for (std::size_t peer = 0; peer < ranks; ++peer) {
-    sent[peer] = response.sizes[me * ranks + peer];
-    received[peer] = response.sizes[peer * ranks + me];
+    sent[peer] = fused_.sizes[me * ranks + peer];
+    received[peer] = fused_.sizes[peer * ranks + me];
   }
   collectives::AlltoallvArgs args;
   args.send_bytes = scaled(sent, row_bytes);
@@ -217,16 +216,16 @@ void Operation::start_alltoall(Context& context) {
   args.input = entries_[0].input;
   args.output = allocate_output(context, static_cast<std::size_t>(rows) * row_bytes);
   if (entries_[0].request) {
-    Completion& completion = *entries_[0].completion;
-    completion.shape = entries_[0].request->shape;
-    completion.shape[0] = rows;
-    completion.received_splits = std::move(received);
+    Output& output = *entries_[0].completion->output;
+    output.shape = entries_[0].request->shape;
+    output.shape[0] = rows;
+    output.received_splits = std::move(received);
   }
   collective_ = collectives::start_alltoallv(context.comm, std::move(args), context.selection);
 }
 
 void Operation::start_reducescatter(Context& context) {
-  const Request& request = fused_.front()->request;
+  const Request& request = fused_.first();
   const std::vector<std::int64_t> rows = deal_rows(request.shape[0], context.comm.size());
   const std::int64_t mine = rows[static_cast<std::size_t>(context.comm.rank())];
   const auto row_elements = static_cast<std::size_t>(request.row_elements());
@@ -236,9 +235,9 @@ void Operation::start_reducescatter(Context& context) {
   args.output = allocate_output(
       context, static_cast<std::size_t>(mine) * row_elements * base::size_of(request.dtype));
   if (entries_[0].request) {
-    Completion& completion = *entries_[0].completion;
-    completion.shape = request.shape;
-    completion.shape[0] = mine;
+    Output& output = *entries_[0].completion->output;
+    output.shape = request.shape;
+    output.shape[0] = mine;
   }
   args.reduction = reduction_of(request, context.comm.size());
   collective_ = collectives::start_reducescatter(context.comm, std::move(args), context.selection);

@@ -19,7 +19,7 @@ collectives::Reduction reduction_of(const Request& request, int ranks);
 
 class Operation {
  public:
-  // entries[i] is this rank's part in fused[i]; one without a request means that this rank has joined.
+  // entries[i] is this rank's part in fused.parts[i]; one without a request means that this rank has joined.
   Operation(FusedOp fused, std::vector<Entry> entries);
 
   // Apart from the constructor so that the entries are not lost if it throws.
@@ -29,7 +29,7 @@ class Operation {
   bool advance();
   std::vector<Entry>& entries() { return entries_; }
   std::size_t bytes() const { return bytes_; }
-  const Request& first_request() const { return fused_.front()->request; }
+  const Request& first_request() const { return fused_.first(); }
 
  private:
   struct Context {

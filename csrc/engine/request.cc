@@ -22,18 +22,27 @@ Enum get_enum(Reader& reader, int limit, const char* what) {
   return static_cast<Enum>(code);
 }
 
-}  // namespace
-
-std::int64_t Request::elements() const {
-  std::int64_t product = 1;
-  for (const std::int64_t extent : shape) product *= extent;
-  return product;
+std::int64_t product(std::span<const std::int64_t> extents) {
+  std::int64_t result = 1;
+  for (const std::int64_t extent : extents) result *= extent;
+  return result;
 }
 
+std::uint64_t hash_of_group(SetId set, std::string_view group) {
+  base::Hasher hasher;
+  hasher.add(hash_of_name(set, group));
+  hasher.add(1);  // a group is not the tensor of that name
+  return hasher.value();
+}
+
+}  // namespace
+
 std::int64_t Request::row_elements() const {
-  std::int64_t product = 1;
-  for (std::size_t i = 1; i < shape.size(); ++i) product *= shape[i];
-  return product;
+  return product(std::span(shape).subspan(shape.empty() ? 0 : 1));
+}
+
+std::size_t RequestView::bytes() const {
+  return static_cast<std::size_t>(product(shape)) * base::size_of(dtype);
 }
 
 std::uint64_t hash_of_name(SetId set, std::string_view name) {
@@ -45,6 +54,8 @@ std::uint64_t hash_of_name(SetId set, std::string_view name) {
 
 void Request::seal() {
   name_hash = hash_of_name(set, name);
+  group_hash = group.empty() ? 0 : hash_of_group(set, group);
+  count = product(shape);
   base::Hasher of_content;
   of_content.add((std::uint64_t{static_cast<std::uint8_t>(kind)} << 16) |
                  (std::uint64_t{static_cast<std::uint8_t>(dtype)} << 8) |
@@ -156,7 +167,7 @@ std::string describe(const Request& request) {
 }
 
 void Response::encode(Writer& writer) const {
-  request.encode(writer);
+  request->encode(writer);
   writer.put(static_cast<std::int32_t>(error.code));
   writer.put_string(error.message);
   writer.put(slot);
@@ -167,7 +178,7 @@ void Response::encode(Writer& writer) const {
 
 Response Response::decode(Reader& reader) {
   Response response;
-  response.request = Request::decode(reader);
+  response.request = std::make_shared<const Request>(Request::decode(reader));
   response.error.code = static_cast<base::ErrorCode>(reader.get<std::int32_t>());
   response.error.message = reader.get_string();
   response.slot = reader.get<std::int32_t>();

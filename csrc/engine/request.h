@@ -42,15 +42,17 @@ struct Request {
   // Filled in by seal(); two ranks that ask for the same have the same.
   std::uint64_t name_hash = 0;     // of the set (id and epoch) and the name
   std::uint64_t content_hash = 0;  // of everything else but `absent`, which ranks need not agree on
+  std::uint64_t group_hash = 0;    // of the set and the group; 0: no group
+  std::int64_t count = 0;          // of elements
 
-  std::int64_t elements() const;
+  std::int64_t elements() const { return count; }
   std::size_t bytes() const { return static_cast<std::size_t>(elements()) * base::size_of(dtype); }
   // Elements of one row, that is of shape[1:].
   std::int64_t row_elements() const;
 
   bool in_group() const { return !group.empty() && group_size > 1; }
 
-  // The last step of building a request: computes its hashes. Nothing may change afterwards but `absent`.
+  // The last step of building a request: computes what follows from the rest. Nothing may change afterwards but `absent`.
   void seal();
   void encode(base::Writer& writer) const;
   // Sealed.
@@ -81,6 +83,7 @@ struct RequestView {
   std::int64_t arena = 0;
   std::int64_t arena_offset = 0;
 
+  std::size_t bytes() const;
   // Would copy(set) be this request, once sealed?
   bool describes(const Request& request, SetId set) const;
   // Not sealed.
@@ -98,7 +101,7 @@ std::string display_name(const Request& request);
 struct Response {
   // What the members agree on: the request of the first member that gave one. Its arena is 0 unless the tensor lies at one place
   // of one arena on all members.
-  Request request;
+  RequestPtr request;
   base::Status error;             // not ok: nothing is executed, every member's handle gets it
   std::int32_t slot = -1;         // its place in the response cache, -1: not cached
   std::int32_t contributors = 0;  // members that gave a value

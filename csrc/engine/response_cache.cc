@@ -19,11 +19,11 @@ std::string ResponseCache::put(std::uint32_t slot, ResponsePtr response, Request
   if (slot >= lines_.size()) lines_.resize(slot + 1);
   Line& line = lines_[slot];
   std::string lost;
-  if (line.response && line.response->request.name != response->request.name) {
-    lost = line.response->request.name;
+  if (line.response && line.response->request->name != response->request->name) {
+    lost = line.response->request->name;
     by_name_.erase(lost);
   }
-  by_name_[response->request.name] = slot;
+  by_name_[response->request->name] = slot;
   line = {std::move(response), std::move(mine)};
   return lost;
 }

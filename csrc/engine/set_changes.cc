@@ -23,21 +23,21 @@ constexpr int kEpochShift = 40;
 void Cycle::settle_without_data(const Response& response, Entry& entry) {
   const bool mine = entry.request != nullptr;
   Status status;
-  if (response.request.kind == OpKind::kJoin) {
+  if (response.request->kind == OpKind::kJoin) {
     if (mine) entry.completion->value = response.value;
-  } else if (response.request.kind == OpKind::kAddProcessSet) {
+  } else if (response.request->kind == OpKind::kAddProcessSet) {
     if (sets_.size() >= kMaxSets) {
       status = {ErrorCode::kInvalidArgument,
                 "there are " + std::to_string(kMaxSets) +
                     " process sets already; remove one before adding another"};
     } else {
-      const SetId id = create_set(response.request.splits);
+      const SetId id = create_set(response.request->splits);
       if (mine) entry.completion->value = id.id;
     }
   } else {
-    remove_set(response.request.root);
+    remove_set(response.request->root);
   }
-  if (mine) finish(entry, status);
+  if (mine) finish({&entry, 1}, status);
 }
 
 SetId Cycle::create_set(const std::vector<std::int64_t>& ranks) {

@@ -85,9 +85,11 @@ std::optional<base::Clock::time_point> TensorQueue::due(base::microseconds patie
   return oldest_ + patience;
 }
 
-void TensorQueue::forget(const Request& request) {
+void TensorQueue::forget(std::span<const Entry> entries) {
   const std::lock_guard lock(mutex_);
-  names_.erase(request);
+  for (const Entry& entry : entries) {
+    if (entry.request) names_.erase(*entry.request);
+  }
 }
 
 }  // namespace hvdlite::engine

@@ -44,8 +44,8 @@ class TensorQueue {
   std::vector<Entry> take(bool flush, std::size_t enough_bytes, base::microseconds patience);
   // When take() without flush will give something; nothing if empty.
   std::optional<base::Clock::time_point> due(base::microseconds patience) const;
-  // The name may be used again.
-  void forget(const Request& request);
+  // Their names may be used again.
+  void forget(std::span<const Entry> entries);
 
  private:
   mutable std::mutex mutex_;

@@ -159,21 +159,22 @@ Response validate(const std::vector<RequestPtr>& requests, const std::vector<int
   const auto given = std::find_if(requests.begin(), requests.end(),
                                   [](const RequestPtr& r) { return r != nullptr; });
   HVD_CHECK(given != requests.end());
-  response.request = **given;
-  response.request.absent = false;
+  Request agreed = **given;
+  agreed.absent = false;
   for (const RequestPtr& request : requests) {
     if (request && !request->absent) ++response.contributors;
   }
   const bool all_same = std::all_of(requests.begin(), requests.end(),
                                     [&](const RequestPtr& r) { return r == *given; });
-  if (!all_same) response.error = check(requests, members, response.request);
-  if (!all_same && !in_one_arena(requests, response.request)) {
-    response.request.arena = response.request.arena_offset = 0;
-    response.request.seal();
+  if (!all_same) response.error = check(requests, members, agreed);
+  if (!all_same && !in_one_arena(requests, agreed)) {
+    agreed.arena = agreed.arena_offset = 0;
+    agreed.seal();
   }
-  if (response.error.ok() && rows_may_differ(response.request.kind)) {
-    response.sizes = collect_sizes(requests, response.request);
+  if (response.error.ok() && rows_may_differ(agreed.kind)) {
+    response.sizes = collect_sizes(requests, agreed);
   }
+  response.request = std::make_shared<const Request>(std::move(agreed));
   return response;
 }
 

@@ -47,15 +47,16 @@ BlockedReport Cycle::blocked_report() {
   if (!report.blocked) return report;
   std::size_t found = 0;
   for (const auto& [id, set] : sets_) {
-    for (const auto& [name, pending] : set->pending) {
-      const Request& request = *pending.entry.request;
-      const bool waited_for = std::any_of(
-          awaited->begin(), awaited->end(),
-          [&](const CompletionPtr& completion) { return completion == pending.entry.completion; });
+    const auto add = [&](const Entry& entry) {
+      const Request& request = *entry.request;
+      const bool waited_for =
+          std::find(awaited->begin(), awaited->end(), entry.completion) != awaited->end();
       found += waited_for ? 1 : 0;
       report.open.push_back(
           {request.set, request.kind, request.name, request.group, request.group_size, waited_for});
-    }
+    };
+    for (const auto& [name, pending] : set->pending) add(pending.entry);
+    if (set->accord) set->accord->for_each(add);
   }
   // A caller that waits for data on its way, or has just been served, is not blocked by another rank's silence.
   report.blocked = found == awaited->size();

@@ -29,6 +29,7 @@ class TorchBackend:
     def __init__(self, torch: Any) -> None:
         self._torch = torch
         self._strided = torch.strided
+        self._tensor = torch.Tensor
         names = (dtype.label for dtype in DType)
         self._dtypes = {name: getattr(torch, name) for name in names if hasattr(torch, name)}
         self._codes = {dtype: int(code_of_name(name)) for name, dtype in self._dtypes.items()}
@@ -46,7 +47,7 @@ class TorchBackend:
                 f"this torch tensor is on {value.device}, which hvdlite cannot send yet (GPU tensors come with a later "
                 "version); pass .cpu() of it, which hvdlite does not do silently"
             )
-        return value.detach()
+        return value if type(value) is self._tensor and not value.requires_grad else value.detach()
 
     adopt_writable = adopt
 

@@ -239,7 +239,7 @@ class SparseBucket:
         requests = []
         for part, tensor in (("indices", indices), ("values", values)):
             exported = backend.export(tensor, False)
-            name = tensor_name(Kind.ALLGATHER, f"{slot.name}.{part}{suffix}", 0)
+            name = tensor_name(Kind.ALLGATHER, f"{slot.name}.{part}{suffix}")
             head = (Kind.ALLGATHER, name, exported.dtype, exported.shape, exported.pointer, 0)
             requests.append((*head, 1, 0, self._process_set))
             items.append((slot, grad, exported.owner, part))

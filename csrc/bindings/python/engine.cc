@@ -111,10 +111,11 @@ std::int64_t Engine::submit(const hvdlite_request& request, bool wake) {
 }
 
 nb::list Engine::submit_many(nb::handle requests, bool wake) {
-  const Requests natives = Requests::of_sequence(requests);
+  Requests natives = Requests::of_sequence(requests);
   std::vector<std::int64_t> handles(natives.size());
   python::check(
       hvdlite_submit(engine_, natives.data(), natives.size(), wake ? 1 : 0, handles.data()));
+  natives.accepted();
   return as_list(handles);
 }
 
@@ -234,7 +235,10 @@ nb::tuple Engine::wait_many(nb::handle handles) {
 }
 
 Result Engine::run(nb::handle request, nb::handle memory, nb::handle keep) {
-  return wait(submit(*Requests::of_tuple(request).data(), false), memory, keep);
+  Requests native = Requests::of_tuple(request);
+  const std::int64_t handle = submit(*native.data(), false);
+  native.accepted();
+  return wait(handle, memory, keep);
 }
 
 void Engine::release(std::int64_t handle) { python::check(hvdlite_release(engine_, handle)); }
