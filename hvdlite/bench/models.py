@@ -59,7 +59,7 @@ def _linear200() -> "torch.nn.Module":
 
 MODELS: Mapping[str, Model] = {
     "mlp25m": Model(_mlp25m, (1024,), 1000, 16),
-    "convnet": Model(_convnet, (3, 32, 32), 10, 16),
+    "convnet": Model(_convnet, (3, 32, 32), 10, 64),
     "linear200": Model(_linear200, (32,), 32, 16),
 }
 

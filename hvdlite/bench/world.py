@@ -64,6 +64,10 @@ class World:
         """Rank 0's value; that of the others does not matter."""
         return self.comm.bcast(value)
 
+    def barrier(self) -> None:
+        """Waits for all ranks."""
+        self.comm.Barrier()
+
     def slowest(self, times: Sequence[float]) -> NDArray[np.float64]:
         """Place by place the largest number of any rank."""
         mine = np.array(times, dtype=np.float64)
