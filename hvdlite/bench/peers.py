@@ -17,6 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvdlite.bench.world import World
+from hvdlite.dtypes import code_of_name
+from hvdlite.requests import Kind, Request, member_names, tensor_name
+from hvdlite.runtime import RUNTIME
 
 __all__ = ["CEILINGS", "PEERS", "Array", "Batch", "Peer", "installed", "join_gloo", "leave_gloo"]
 
@@ -182,6 +185,29 @@ class _HvdliteGrouped(_Hvdlite):
         hvd, tensors = self._hvd, [self._tensor(array) for array in arrays]
         start = partial(hvd.grouped_allreduce_async_, tensors, name=f"bench.group.{len(arrays)}", op=hvd.Sum)
         return Batch([start], lambda handles: hvd.synchronize(handles[0]))
+
+
+class _HvdlitePrepared(_Hvdlite):
+    """hvdlite with tensors that it knows beforehand: their addresses only, as DistributedOptimizer hands over gradients."""
+
+    name = "hvdlite-prepared"
+
+    def blocking(self, array: Array) -> Callable[[], Any] | None:
+        return None
+
+    def batch(self, arrays: Sequence[Array]) -> Batch | None:
+        engine = RUNTIME.require()
+        label, size = f"bench.prepared.{len(arrays)}", len(arrays)
+        names = [tensor_name(Kind.ALLREDUCE, name) for name in member_names(label, size)]
+        dtype = code_of_name("float32")
+        group = engine.prepare(
+            [
+                Request(Kind.ALLREDUCE, name, dtype, array.shape, group=label, group_size=size, group_index=place)
+                for place, (name, array) in enumerate(zip(names, arrays, strict=True))
+            ]
+        )
+        addresses = [array.ctypes.data for array in arrays]
+        return Batch([lambda: engine.submit_prepared(group, addresses, (), False)], engine.wait_many)
 
 
 class _Horovod(_HorovodNames):
@@ -374,6 +400,7 @@ _KINDS: tuple[type[Peer], ...] = (
     _HvdliteNamed,
     _HvdliteNumpy,
     _HvdliteGrouped,
+    _HvdlitePrepared,
     _Mpi4py,
     _Mpi4pyBlocking,
     _Gloo,

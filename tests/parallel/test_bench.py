@@ -59,7 +59,7 @@ def test_collectives():
     for nbytes in (4, 64 << 10):
         for cache in ("warm", "cold"):
             found = measured(records, case="allreduce", bytes=nbytes, cache=cache)
-            assert found.keys() == everybody - {"hvdlite-grouped", "mpi4py-blocking"} | ceilings
+            assert found.keys() == everybody - {"hvdlite-grouped", "hvdlite-prepared", "mpi4py-blocking"} | ceilings
             assert all(record["busbw"] == pytest.approx(nbytes / record["median"], rel=1e-4) for record in found.values())
             ours = found["hvdlite"]
             assert ours["percent_of_memcpy"] == pytest.approx(100 * found["memcpy"]["median"] / ours["median"], rel=1e-4)
@@ -75,10 +75,12 @@ def check_submitting(records, case, parts):
 
 
 def test_gradients():
-    records = records_of("collectives", "--seconds", "1", "--cases", "gradients", "--peers", "hvdlite,hvdlite-grouped,mpi4py")
+    records = records_of(
+        "collectives", "--seconds", "1", "--cases", "gradients", "--peers", "hvdlite,hvdlite-grouped,hvdlite-prepared,mpi4py"
+    )
     check_times(records)
     whole = measured(records, case="gradients", tensors=161, bytes=4 * 25_557_032)
-    assert whole.keys() == {"hvdlite", "hvdlite-grouped", "mpi4py", "memcpy", "rewrite"}
+    assert whole.keys() == {"hvdlite", "hvdlite-grouped", "hvdlite-prepared", "mpi4py", "memcpy", "rewrite"}
     assert measured(records, case="gradients_submit").keys() == whole.keys() - {"memcpy", "rewrite"}
     check_submitting(records, "gradients", 161)
 
