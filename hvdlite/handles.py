@@ -1,6 +1,5 @@
 """Handles: what an asynchronous operation returns, and what keeps its tensors alive until it has ended."""
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -23,12 +22,12 @@ class Handle:
     dropped before the operation ended, it leaves them to the runtime, which holds them until then.
     """
 
-    __slots__ = ("__weakref__", "_engine", "_error", "_finish", "_grouped", "_number", "_outputs", "_waiting")
+    __slots__ = ("__weakref__", "_engine", "_error", "_finish", "_grouped", "_numbers", "_outputs", "_waited")
 
     def __init__(self, engine: "Engine", numbers: Sequence[int], finish: Sequence[Finish], grouped: bool) -> None:
         self._engine = engine
-        self._number = numbers[0] if numbers else 0
-        self._waiting = deque(numbers)
+        self._numbers = numbers
+        self._waited = 0  # for so many of them
         self._finish: Sequence[Finish] | None = finish
         self._grouped = grouped
         self._outputs: list[Any] = []
@@ -36,10 +35,11 @@ class Handle:
 
     def poll(self) -> bool:
         """Has the operation ended, well or badly? True as well once it was synchronised."""
-        if not self._waiting:
+        waiting = self._numbers[self._waited :]
+        if not waiting:
             return True
         self._check_alive()
-        return all(map(self._engine.poll, self._waiting))
+        return all(map(self._engine.poll, waiting))
 
     def synchronize(self) -> Any:
         """Waits for the operation and returns its output.
@@ -57,19 +57,20 @@ class Handle:
         finish = self._finish
         if finish is None:
             return None
-        if self._waiting:
+        numbers = self._numbers
+        if self._waited < len(numbers):
             self._check_alive()
-        while self._waiting:
-            index = len(finish) - len(self._waiting)
+        while self._waited < len(numbers):
+            index = self._waited
             try:
-                result = self._engine.wait(self._waiting[0])
+                result = self._engine.wait(numbers[index])
             except HvdliteError as error:
-                self._waiting.popleft()
+                self._waited += 1
                 self._error = self._error or error
                 RUNTIME.keep_after(error, finish)
                 continue
             # Any other exception, such as Ctrl-C, leaves the operation in flight and this handle able to wait again.
-            self._waiting.popleft()
+            self._waited += 1
             if self._error is None:
                 self._outputs.append(finish[index](result))
         self._finish = None
@@ -86,23 +87,24 @@ class Handle:
             raise InvalidArgumentError("this handle is from before hvdlite.shutdown(); its operation ended then")
 
     def __int__(self) -> int:
-        return self._number
+        return self._numbers[0] if self._numbers else 0
 
     __index__ = __int__
 
     def __hash__(self) -> int:
-        return hash(self._number)
+        return hash(int(self))
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, int) and other == self._number)
+        return self is other or (isinstance(other, int) and other == int(self))
 
     def __repr__(self) -> str:
-        state = "in flight" if self._waiting else "ended"
-        return f"<hvdlite.Handle {self._number}, {state}>"
+        state = "in flight" if self._waited < len(self._numbers) else "ended"
+        return f"<hvdlite.Handle {int(self)}, {state}>"
 
     def __del__(self) -> None:
-        if getattr(self, "_waiting", None):  # not there if __init__ failed; empty once synchronised
-            RUNTIME.park(self._engine, self._waiting, self._finish)
+        numbers = getattr(self, "_numbers", ())  # not there if __init__ was not reached
+        if numbers and self._waited < len(numbers):
+            RUNTIME.park(self._engine, numbers[self._waited :], self._finish)
 
 
 def poll(handle: Handle) -> bool:
