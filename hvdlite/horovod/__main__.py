@@ -7,6 +7,7 @@ status and tracebacks; only that horovod means hvdlite.
 import builtins
 import importlib.util
 import io
+import multiprocessing
 import os
 import pkgutil
 import sys
@@ -34,8 +35,10 @@ def main() -> None:
     words = words[is_module:]
     if not words or (words[0].startswith("-") and not is_module):
         _refuse(USAGE, status=2)
-    import hvdlite.horovod.install  # noqa: F401
+    from hvdlite.horovod import install
 
+    # In place of the program, which the server would import before it knows horovod.
+    multiprocessing.set_forkserver_preload([install.__name__])
     sys.argv[:] = words
     program = ModuleType("__main__")
     program.__builtins__ = builtins  # type: ignore[attr-defined]

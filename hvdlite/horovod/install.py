@@ -48,15 +48,13 @@ class _ImportedOnArrival:
 
 
 def _reach_new_interpreters() -> None:
-    """Lets processes started with spawn and forkserver import this module before the main program."""
+    """Lets processes that multiprocessing starts afresh import this module before the main program."""
     prepare = spawn.get_preparation_data
 
     def prepare_with_finder(name: str) -> dict[str, Any]:
         return {**prepare(name), __name__: _ImportedOnArrival()}
 
     spawn.get_preparation_data = prepare_with_finder
-    # In place of the main program, which the server would import before anything else.
-    multiprocessing.set_forkserver_preload([__name__])
 
 
 _install()

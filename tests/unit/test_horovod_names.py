@@ -17,7 +17,8 @@ COLLECTIVES = """
     allreduce allreduce_async allreduce_ allreduce_async_ grouped_allreduce grouped_allreduce_async grouped_allreduce_
     grouped_allreduce_async_ sparse_allreduce_async allgather allgather_async grouped_allgather grouped_allgather_async
     broadcast broadcast_async broadcast_ broadcast_async_ alltoall alltoall_async reducescatter reducescatter_async
-    grouped_reducescatter grouped_reducescatter_async join barrier poll synchronize Average Sum Adasum Min Max Product HorovodInternalError
+    grouped_reducescatter grouped_reducescatter_async join barrier poll synchronize Average Sum Adasum Min Max Product
+    HorovodInternalError
 """
 FUNCTIONS = "allgather_object broadcast_object broadcast_optimizer_state broadcast_parameters"
 NAMES = {

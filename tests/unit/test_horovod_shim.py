@@ -3,15 +3,18 @@
 import importlib
 import importlib.util
 import pickle
+import re
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 from support.job import job_environment
 
 import hvdlite
 import hvdlite.horovod
+from hvdlite.config import from_environment
 from hvdlite.errors import UnsupportedError
 from hvdlite.horovod.finder import DOORS, REASONS, HorovodFinder, UnsupportedModuleError, own_name
 
@@ -259,3 +262,19 @@ def test_installing_twice_is_installing_once():
         """
     )
     assert done.stdout == "1\n"
+
+
+# --- the page -----------------------------------------------------------------------------------------------------------------
+
+PAGE = (Path(__file__).parents[2] / "docs" / "shim.md").read_text()
+
+
+def test_the_page_lists_the_modules():
+    assert dict(re.findall(r"^\| `(horovod[\w.]*)` \| `(hvdlite[\w.]*)`", PAGE, re.MULTILINE)) == SERVED
+
+
+def test_the_page_quotes_the_real_texts(shim):
+    with pytest.raises(ImportError) as caught:
+        importlib.import_module("horovod.spark")
+    assert str(caught.value) in PAGE
+    assert from_environment({"HOROVOD_TIMELINE": "t.json"}).notes[0] in PAGE
