@@ -93,15 +93,17 @@ def test_exceptions_of_horovod():
     assert str(error) == exceptions.get_version_mismatch_message("torch", "2.0", "1.0")
 
 
-@pytest.mark.parametrize("arguments", [{"np": 3}, {"num_proc": 3, "args": (1,)}])
-def test_run_says_how_to_start_the_function(arguments):
+@pytest.mark.parametrize(
+    ("arguments", "settings"), [((), {"np": 3}), ((), {"num_proc": 3, "args": (1,), "hosts": "a:2"}), (((1,), {}, 3, None), {})]
+)
+def test_run_says_how_to_start_the_function(arguments, settings):
     from hvdlite.horovod import run
 
     def train(steps):
         raise AssertionError
 
     with pytest.raises(UnsupportedError, match=r"horovod\.run\(train\) .* mpirun -n 3 python -m hvdlite\.horovod script\.py"):
-        run(train, **arguments)
+        run(train, *arguments, **settings)
 
 
 # --- horovod.common.util --------------------------------------------------------------------------------------------------

@@ -8,7 +8,15 @@ from hvdlite.errors import UnsupportedError
 __all__ = ["run"]
 
 
-def run(func: Callable[..., Any], *args: Any, num_proc: int = 1, np: int | None = None, **settings: Any) -> NoReturn:
+def run(
+    func: Callable[..., Any],
+    args: Any = (),
+    kwargs: Any = None,
+    num_proc: int = 1,
+    *more: Any,
+    np: int | None = None,
+    **settings: Any,
+) -> NoReturn:
     """Not offered: hvdlite starts no processes.
 
     Raises:
