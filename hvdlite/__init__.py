@@ -31,6 +31,8 @@ if TYPE_CHECKING:
         rocm_built,
         shutdown,
         size,
+        start_timeline,
+        stop_timeline,
     )
     from hvdlite.compression import Compression
     from hvdlite.errors import (
@@ -156,6 +158,8 @@ __all__ = [
     "rocm_built",
     "shutdown",
     "size",
+    "start_timeline",
+    "stop_timeline",
     "synchronize",
 ]
 

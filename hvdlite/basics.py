@@ -1,13 +1,15 @@
 """Beginning and end, and who is who: the functions that Horovod calls basics."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from hvdlite import process_sets as sets
-from hvdlite.errors import InvalidArgumentError
+from hvdlite import requests
+from hvdlite.errors import InvalidArgumentError, UnsupportedError
 from hvdlite.runtime import RUNTIME
 
 __all__ = [
+    "HorovodBasics",
     "ccl_built",
     "cross_rank",
     "cross_size",
@@ -28,6 +30,8 @@ __all__ = [
     "rocm_built",
     "shutdown",
     "size",
+    "start_timeline",
+    "stop_timeline",
 ]
 
 
@@ -176,3 +180,54 @@ def cuda_built() -> bool:
 def rocm_built() -> bool:
     """False: this version of hvdlite handles tensors in host memory only."""
     return False
+
+
+def start_timeline(file_path: str, mark_cycles: bool = False) -> NoReturn:
+    """Not offered: hvdlite writes no timeline.
+
+    Raises:
+        NotInitializedError: `init` has not been called.
+        UnsupportedError: otherwise.
+    """
+    RUNTIME.require_topology()
+    raise UnsupportedError(f"start_timeline({file_path!r}): this version of hvdlite writes no timeline; leave the call out")
+
+
+def stop_timeline() -> NoReturn:
+    """Not offered, as `start_timeline`, and with the same errors."""
+    RUNTIME.require_topology()
+    raise UnsupportedError("stop_timeline(): this version of hvdlite writes no timeline; leave the call out")
+
+
+class HorovodBasics:
+    """The functions of this module as methods, and the reduce operators, as in ``horovod.common.basics``."""
+
+    Average, Sum, Adasum = requests.Average, requests.Sum, requests.Adasum
+    Min, Max, Product = requests.Min, requests.Max, requests.Product
+
+    init = staticmethod(init)
+    shutdown = staticmethod(shutdown)
+    is_initialized = staticmethod(is_initialized)
+    rank = staticmethod(rank)
+    size = staticmethod(size)
+    local_rank = staticmethod(local_rank)
+    local_size = staticmethod(local_size)
+    cross_rank = staticmethod(cross_rank)
+    cross_size = staticmethod(cross_size)
+    is_homogeneous = staticmethod(is_homogeneous)
+    mpi_threads_supported = staticmethod(mpi_threads_supported)
+    mpi_enabled = staticmethod(mpi_enabled)
+    mpi_built = staticmethod(mpi_built)
+    gloo_enabled = staticmethod(gloo_enabled)
+    gloo_built = staticmethod(gloo_built)
+    nccl_built = staticmethod(nccl_built)
+    ddl_built = staticmethod(ddl_built)
+    ccl_built = staticmethod(ccl_built)
+    cuda_built = staticmethod(cuda_built)
+    rocm_built = staticmethod(rocm_built)
+    start_timeline = staticmethod(start_timeline)
+    stop_timeline = staticmethod(stop_timeline)
+    _get_process_set_ids_and_ranks = staticmethod(sets.process_set_ids_and_ranks)
+
+    def __init__(self, pkg_path: str = "", *args: str) -> None:
+        """Takes where Horovod's native library would lie, and does not look."""

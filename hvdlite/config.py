@@ -8,8 +8,10 @@ because the table stays in one piece.
 import difflib
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any
 
 from hvdlite.errors import InvalidArgumentError
@@ -21,8 +23,10 @@ __all__ = [
     "Knob",
     "LauncherClaim",
     "disagreements",
+    "environment",
     "format_ranks",
     "from_environment",
+    "is_first_process",
     "launcher_claim",
     "to_markdown",
     "to_native",
@@ -323,34 +327,72 @@ KNOBS: tuple[Knob, ...] = (
 
 _NATIVE_NAMES = {"cycle_time": "cycle_time_ms"}
 
-# Variables of Horovod that are set in real scripts and mean nothing here, with the reason (or what to use).
+_BY_TOPOLOGY = "the algorithm follows from the topology"
+_IN_HOST_MEMORY = "tensors are in host memory"
+_NOT_TUNED = "nothing is tuned at run time"
+_NO_TIMELINE = "this version writes no timeline"
+_NO_GLOO = "Gloo is not used"
+_BY_MPIRUN = "jobs are started by mpirun, and their ranks stay the same"
+_NO_SPARK = "there are no Spark estimators; start the job with mpirun"
+
+# Variables of Horovod that mean nothing here, with the reason (or what to use).
 MEANINGLESS: Mapping[str, str] = {
-    "HOROVOD_HIERARCHICAL_ALLREDUCE": "the algorithm follows from the topology; HVDLITE_ALLREDUCE_ALGORITHM forces one",
-    "HOROVOD_HIERARCHICAL_ALLGATHER": "the algorithm follows from the topology",
-    "HOROVOD_TORUS_ALLREDUCE": "the algorithm follows from the topology",
-    "HOROVOD_BATCH_D2D_MEMCOPIES": "tensors are in host memory",
+    "HOROVOD_HIERARCHICAL_ALLREDUCE": f"{_BY_TOPOLOGY}; HVDLITE_ALLREDUCE_ALGORITHM forces one",
+    "HOROVOD_HIERARCHICAL_ALLGATHER": _BY_TOPOLOGY,
+    "HOROVOD_TORUS_ALLREDUCE": _BY_TOPOLOGY,
+    "HOROVOD_BATCH_D2D_MEMCOPIES": _IN_HOST_MEMORY,
     "HOROVOD_NUM_NCCL_STREAMS": "NCCL is not used",
     "HOROVOD_DISABLE_GROUP_FUSION": "a group is always fused together",
-    "HOROVOD_ENABLE_ASYNC_COMPLETION": "tensors are in host memory",
+    "HOROVOD_ENABLE_ASYNC_COMPLETION": _IN_HOST_MEMORY,
     "HOROVOD_ENABLE_XLA_OPS": "there are no XLA operations",
-    "HOROVOD_ADASUM_MPI_CHUNK_SIZE": "Adasum is not available",
-    "HOROVOD_AUTOTUNE": "nothing is tuned at run time",
-    "HOROVOD_AUTOTUNE_LOG": "nothing is tuned at run time",
-    "HOROVOD_TIMELINE": "there is no timeline",
-    "HOROVOD_TIMELINE_MARK_CYCLES": "there is no timeline",
-    "HOROVOD_STALL_CHECK_DISABLE": "HVDLITE_DEADLOCK_TIMEOUT=0 switches the detection off",
-    "HOROVOD_STALL_CHECK_TIME_SECONDS": "use HVDLITE_DEADLOCK_TIMEOUT",
-    "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "use HVDLITE_DEADLOCK_TIMEOUT",
+    "HOROVOD_ADASUM_MPI_CHUNK_SIZE": "HVDLITE_MESSAGE_SPLIT_BYTES bounds the messages of all operations",
+    "HOROVOD_AUTOTUNE": _NOT_TUNED,
+    "HOROVOD_AUTOTUNE_LOG": _NOT_TUNED,
+    "HOROVOD_AUTOTUNE_WARMUP_SAMPLES": _NOT_TUNED,
+    "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE": _NOT_TUNED,
+    "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES": _NOT_TUNED,
+    "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE": _NOT_TUNED,
+    "HOROVOD_TIMELINE": _NO_TIMELINE,
+    "HOROVOD_TIMELINE_MARK_CYCLES": _NO_TIMELINE,
+    "HOROVOD_DISABLE_NVTX_RANGES": "there are no NVTX ranges",
+    "HOROVOD_STALL_CHECK_DISABLE": "a slow rank is waited for in silence; HVDLITE_DEADLOCK_TIMEOUT=0 looks for no deadlocks",
+    "HOROVOD_STALL_CHECK_TIME_SECONDS": "a slow rank is waited for in silence; deadlocks are found by HVDLITE_DEADLOCK_TIMEOUT",
+    "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "a slow rank is waited for; deadlocks are found by HVDLITE_DEADLOCK_TIMEOUT",
     "HOROVOD_THREAD_AFFINITY": "the engine thread runs on the cores of its rank; bind ranks with mpirun",
     "HOROVOD_MPI_THREADS_DISABLE": "MPI is always asked for MPI_THREAD_MULTIPLE",
     "HOROVOD_CONTROLLER": "MPI is the only controller",
     "HOROVOD_CPU_OPERATIONS": "hvdlite's own algorithms over MPI are the only ones",
     "HOROVOD_CCL_CACHE": "oneCCL is not used",
-    "HOROVOD_GLOO_IFACE": "Gloo is not used",
-    "HOROVOD_GLOO_TIMEOUT_SECONDS": "Gloo is not used",
-    "HOROVOD_ELASTIC": "jobs are started by mpirun",
-    "HOROVOD_START_TIMEOUT": "jobs are started by mpirun",
+    "HOROVOD_GLOO_IFACE": _NO_GLOO,
+    "HOROVOD_GLOO_RENDEZVOUS_ADDR": _NO_GLOO,
+    "HOROVOD_GLOO_RENDEZVOUS_PORT": _NO_GLOO,
+    "HOROVOD_GLOO_TIMEOUT_SECONDS": _NO_GLOO,
+    "HOROVOD_ELASTIC": _BY_MPIRUN,
+    "HOROVOD_ELASTIC_TIMEOUT": _BY_MPIRUN,
+    "HOROVOD_START_TIMEOUT": _BY_MPIRUN,
+    "HOROVOD_SPARK_PYTHONPATH": _NO_SPARK,
+    "HOROVOD_SPARK_START_TIMEOUT": _NO_SPARK,
+    "HOROVOD_SPARK_USE_LOCAL_RANK_GPU_INDEX": _NO_SPARK,
+    "HOROVOD_SPARK_WORK_DIR": _NO_SPARK,
 }
+
+# Values of these that ask for what hvdlite does anyway. Of all others that is 0.
+_AS_IT_IS: Mapping[str, str] = {
+    "HOROVOD_CONTROLLER": "mpi",
+    "HOROVOD_CPU_OPERATIONS": "mpi",
+    "HOROVOD_STALL_CHECK_DISABLE": "1",
+}
+
+# Patterns of variables that ask for nothing: a launcher says by them who is who (here MPI does), or they were meant for the
+# build of Horovod and are still set in its images.
+NOT_ASKING = tuple(
+    f"HOROVOD_{name}"
+    for name in (
+        *("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE", "HOSTNAME", "SECRET_KEY"),
+        *("WITH_*", "WITHOUT_*", "GPU", "GPU_*", "ALLOW_MIXED_GPU_IMPL", "CUDA_HOME", "NCCL_*", "ROCM_HOME", "BUILD_*"),
+        *("CMAKE", "SKIP_COMPILE", "DEBUG", "NVTX_INCLUDE", "VERSION"),
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -360,8 +402,8 @@ class Config:
     Attributes:
         values: knob name to value.
         origins: knob name to the variable that set it, for those that were set.
-        notes: lines of level info about variables that have no effect.
-        warnings: lines of level warning, about misspelt variables.
+        notes: lines for rank 0, about variables of Horovod that have no effect.
+        warnings: lines for each rank, about misspelt variables.
     """
 
     values: Mapping[str, Value]
@@ -412,18 +454,45 @@ def from_environment(environ: Mapping[str, str] | None = None) -> Config:
 
 
 def _notes(environ: Mapping[str, str]) -> tuple[str, ...]:
-    found = [f"{name} ({MEANINGLESS[name]})" for name in sorted(environ) if name in MEANINGLESS]
+    known = [*MEANINGLESS, *(knob.horovod for knob in KNOBS if knob.horovod)]
+    found = []
+    for name in sorted(environ):
+        text = environ[name].strip().lower()
+        if not name.startswith("HOROVOD_") or text in ("", "0", _AS_IT_IS.get(name)):
+            continue
+        if name in MEANINGLESS:
+            found.append(f"{name} ({MEANINGLESS[name]})")
+        elif name not in known and not any(fnmatchcase(name, pattern) for pattern in NOT_ASKING):
+            found.append(f"{name} ({_unknown(name, known)})")
     return (f"these variables of Horovod have no effect here: {'; '.join(found)}",) if found else ()
 
 
 def _warnings(environ: Mapping[str, str]) -> tuple[str, ...]:
     known = [knob.variable for knob in KNOBS]
-    lines = []
-    for name in sorted(environ):
-        if name.startswith("HVDLITE_") and name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            lines.append(f"{name} is no knob of hvdlite" + (f"; did you mean {close[0]}?" if close else ""))
-    return tuple(lines)
+    mine = [name for name in sorted(environ) if name.startswith("HVDLITE_")]
+    return tuple(f"{name} is {_unknown(name, known)}" for name in mine if name not in known)
+
+
+def _unknown(name: str, known: Sequence[str]) -> str:
+    prefix, _, rest = name.partition("_")
+    close = difflib.get_close_matches(rest, [other.partition("_")[2] for other in known], n=1)
+    return "no knob of hvdlite" + (f"; did you mean {prefix}_{close[0]}?" if close else "")
+
+
+@contextmanager
+def environment(**variables: str | None) -> Iterator[None]:
+    """Sets environment variables for the time of a with statement; those given as None stay as they are."""
+    changes = {name: value for name, value in variables.items() if value is not None}
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def to_native(config: Config) -> dict[str, Any]:
@@ -490,6 +559,15 @@ def launcher_claim(environ: Mapping[str, str] | None = None) -> LauncherClaim | 
     return None
 
 
+_RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+
+
+def is_first_process(environ: Mapping[str, str] | None = None) -> bool:
+    """Is this rank 0 by its launcher's word, or without a launcher? For what one rank says before MPI is initialised."""
+    environ = os.environ if environ is None else environ
+    return next((environ[name] for name in _RANK_VARIABLES if name in environ), "0") == "0"
+
+
 def to_markdown() -> str:
     """The page docs/knobs.md."""
     lines = [
@@ -516,7 +594,11 @@ def to_markdown() -> str:
         "",
         "## Variables of Horovod without effect",
         "",
-        "hvdlite logs one line of level info that lists those it finds.",
+        "Rank 0 logs one warning that lists those it finds, together with any `HOROVOD_*` that Horovod does not know either.",
+        "Nothing is said of a variable that is 0 or empty, nor where it asks for what hvdlite does anyway "
+        f"({', '.join(f'`{name}={value}`' for name, value in _AS_IT_IS.items())}).",
+        "Variables for Horovod's build and those set by its launcher are not looked at: "
+        f"{', '.join(f'`{pattern}`' for pattern in NOT_ASKING)}.",
         "",
         "| variable | why |",
         "|---|---|",

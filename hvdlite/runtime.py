@@ -74,9 +74,7 @@ class Runtime:
         config, shim, problem = self._prepare(dynamic)
         startup.agree(chosen, config, problem)
         logger = startup.configure_logging(config, chosen.rank, chosen.size)
-        for line in config.notes if chosen.rank == 0 else ():
-            logger.info(line)
-        for line in config.warnings:
+        for line in (*config.notes, *config.warnings) if chosen.rank == 0 else config.warnings:
             logger.warning(line)
         self.engine = engine_class.create_mpi(shim, mpi._addressof(chosen), knobs.to_native(config))
         self.topology = Topology(*self.engine.topology)

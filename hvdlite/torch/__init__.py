@@ -66,8 +66,11 @@ from hvdlite import (
     rocm_built,
     shutdown,
     size,
+    start_timeline,
+    stop_timeline,
     synchronize,
 )
+from hvdlite.torch import compression, functions, mpi_ops  # noqa: F401 - so that hvd.mpi_ops needs no import of its own
 from hvdlite.torch.ops import (
     allgather,
     allreduce,
@@ -152,5 +155,7 @@ __all__ = [
     "shutdown",
     "size",
     "sparse_allreduce_async",
+    "start_timeline",
+    "stop_timeline",
     "synchronize",
 ]

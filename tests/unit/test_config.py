@@ -1,5 +1,6 @@
 """The table of knobs: parsing, Horovod's spellings, what ranks must agree on, and the generated page."""
 
+import os
 import re
 from pathlib import Path
 
@@ -88,10 +89,51 @@ def test_a_bad_value_names_variable_value_and_accepted_form(variable, text, acce
 
 
 def test_horovods_variables_without_effect_are_listed_in_one_line():
-    (line,) = from_environment({"HOROVOD_TIMELINE": "x", "HOROVOD_AUTOTUNE": "1", "HOROVOD_CYCLE_TIME": "1"}).notes
-    assert "HOROVOD_AUTOTUNE (" in line
-    assert "HOROVOD_TIMELINE (" in line
-    assert "CYCLE_TIME" not in line
+    found = from_environment({"HOROVOD_TIMELINE": "x", "HOROVOD_AUTOTUNE": "1", "HOROVOD_CYCLE_TIME": "1", "HOROVOD_FOO": "y"})
+    (line,) = found.notes
+    assert line == (
+        "these variables of Horovod have no effect here: HOROVOD_AUTOTUNE (nothing is tuned at run time); "
+        "HOROVOD_FOO (no knob of hvdlite); HOROVOD_TIMELINE (this version writes no timeline)"
+    )
+    assert not found.warnings
+
+
+def test_a_misspelt_variable_of_horovod_is_listed_with_the_right_one():
+    (line,) = from_environment({"HOROVOD_FUSION_TRESHOLD": "1"}).notes
+    assert "HOROVOD_FUSION_TRESHOLD (no knob of hvdlite; did you mean HOROVOD_FUSION_THRESHOLD?)" in line
+
+
+@pytest.mark.parametrize(
+    "variable",
+    [
+        *("HOROVOD_TIMELINE=", "HOROVOD_HIERARCHICAL_ALLREDUCE=0", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS=0"),
+        *("HOROVOD_CONTROLLER=mpi", "HOROVOD_CPU_OPERATIONS=MPI", "HOROVOD_STALL_CHECK_DISABLE=1"),
+        *("HOROVOD_RANK=0", "HOROVOD_HOSTNAME=node1", "HOROVOD_WITH_PYTORCH=1", "HOROVOD_GPU_OPERATIONS=NCCL"),
+    ],
+)
+def test_nothing_is_said_of_a_variable_that_asks_for_nothing_else(variable):
+    name, _, text = variable.partition("=")
+    assert not from_environment({name: text}).notes
+    known = name in config.MEANINGLESS
+    assert bool(from_environment({name: "gloo"}).notes) == known
+
+
+# The variables that Horovod 0.28.1 reads at run time.
+HOROVODS = """
+    FUSION_THRESHOLD CYCLE_TIME CACHE_CAPACITY HIERARCHICAL_ALLREDUCE HIERARCHICAL_ALLGATHER TORUS_ALLREDUCE BATCH_D2D_MEMCOPIES
+    NUM_NCCL_STREAMS DISABLE_GROUP_FUSION ENABLE_ASYNC_COMPLETION ENABLE_XLA_OPS DYNAMIC_PROCESS_SETS ADASUM_MPI_CHUNK_SIZE
+    AUTOTUNE AUTOTUNE_LOG AUTOTUNE_WARMUP_SAMPLES AUTOTUNE_STEPS_PER_SAMPLE AUTOTUNE_BAYES_OPT_MAX_SAMPLES
+    AUTOTUNE_GAUSSIAN_PROCESS_NOISE TIMELINE TIMELINE_MARK_CYCLES DISABLE_NVTX_RANGES STALL_CHECK_DISABLE
+    STALL_CHECK_TIME_SECONDS STALL_SHUTDOWN_TIME_SECONDS LOG_LEVEL LOG_HIDE_TIME THREAD_AFFINITY MPI_THREADS_DISABLE CONTROLLER
+    CPU_OPERATIONS CCL_CACHE GLOO_IFACE GLOO_RENDEZVOUS_ADDR GLOO_RENDEZVOUS_PORT GLOO_TIMEOUT_SECONDS ELASTIC ELASTIC_TIMEOUT
+    START_TIMEOUT SPARK_PYTHONPATH SPARK_START_TIMEOUT SPARK_USE_LOCAL_RANK_GPU_INDEX SPARK_WORK_DIR
+"""
+
+
+def test_every_variable_of_horovod_works_or_is_said_not_to():
+    aliases = {knob.horovod for knob in KNOBS if knob.horovod}
+    assert aliases | config.MEANINGLESS.keys() == {f"HOROVOD_{name}" for name in HOROVODS.split()}
+    assert not aliases & config.MEANINGLESS.keys()
 
 
 def test_a_misspelt_variable_of_ours_is_a_warning():
@@ -161,6 +203,29 @@ def test_the_page_of_knobs_is_up_to_date():
 def test_what_a_launcher_claims(environ, size):
     claim = launcher_claim(environ)
     assert (claim.size if claim else None) == size
+
+
+@pytest.mark.parametrize(
+    ("environ", "first"),
+    [
+        ({}, True),
+        ({"OMPI_COMM_WORLD_RANK": "0", "SLURM_PROCID": "1"}, True),
+        ({"OMPI_COMM_WORLD_RANK": "3", "SLURM_PROCID": "0"}, False),
+        ({"PMI_RANK": "2"}, False),
+    ],
+)
+def test_who_is_first_by_the_launchers_word(environ, first):
+    assert config.is_first_process(environ) is first
+
+
+def test_variables_for_a_while(monkeypatch):
+    monkeypatch.setenv("HVDTEST_A", "old")
+    monkeypatch.delenv("HVDTEST_B", raising=False)
+    with pytest.raises(KeyError), config.environment(HVDTEST_A="new", HVDTEST_B="b", HVDTEST_C=None):  # noqa: PT012
+        assert (os.environ["HVDTEST_A"], os.environ["HVDTEST_B"]) == ("new", "b")
+        raise KeyError
+    assert os.environ["HVDTEST_A"] == "old"
+    assert "HVDTEST_B" not in os.environ
 
 
 def test_replace_keeps_the_rest():

@@ -1,0 +1,159 @@
+"""``horovod.common.util``: small functions that programs borrow from Horovod."""
+
+import functools
+import importlib
+import importlib.util
+import itertools
+import re
+import sysconfig
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from hvdlite import basics
+from hvdlite.config import environment as env
+from hvdlite.requests import resolve_op
+
+__all__ = [
+    "ccl_built",
+    "check_extension",
+    "check_installed_version",
+    "ddl_built",
+    "env",
+    "extension_available",
+    "get_average_backwards_compatibility_fun",
+    "get_ext_suffix",
+    "gloo_built",
+    "gpu_available",
+    "is_iterable",
+    "is_version_greater_equal_than",
+    "mpi_built",
+    "nccl_built",
+    "num_rank_is_power_2",
+    "split_list",
+]
+
+_T = TypeVar("_T")
+
+_cache = functools.cache  # not public, but programs import it
+
+
+def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
+    """Is there a door for this framework (``"torch"``), and the framework? Neither is imported."""
+    return all(importlib.util.find_spec(name) is not None for name in (f"hvdlite.{ext_base_name}", ext_base_name))
+
+
+def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) -> None:
+    """Does nothing where `extension_available` is true; nothing is compiled for a framework.
+
+    Args:
+        ext_name: such as ``"horovod.torch"``.
+        ext_env_var: what tells Horovod to build it; not looked at.
+        pkg_path: where Horovod keeps it; not looked at.
+        *args: likewise.
+
+    Raises:
+        ImportError: otherwise.
+    """
+    if not extension_available(ext_name.rpartition(".")[2]):
+        raise ImportError(f"{ext_name}: hvdlite has no door for this framework, or the framework is not installed")
+
+
+def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
+    """Does the framework (``"torch"``, ``"tensorflow"``) see a GPU? Imports it."""
+    if not extension_available(ext_base_name):
+        return False
+    framework: Any = importlib.import_module(ext_base_name)
+    if ext_base_name == "torch":
+        return bool(framework.cuda.is_available())
+    return bool(framework.config.list_physical_devices("GPU"))
+
+
+def mpi_built(verbose: bool = False) -> bool:
+    """As `hvdlite.mpi_built`."""
+    return basics.mpi_built()
+
+
+def gloo_built(verbose: bool = False) -> bool:
+    """As `hvdlite.gloo_built`."""
+    return basics.gloo_built()
+
+
+def nccl_built(verbose: bool = False) -> int:
+    """As `hvdlite.nccl_built`."""
+    return basics.nccl_built()
+
+
+def ddl_built(verbose: bool = False) -> bool:
+    """As `hvdlite.ddl_built`."""
+    return basics.ddl_built()
+
+
+def ccl_built(verbose: bool = False) -> bool:
+    """As `hvdlite.ccl_built`."""
+    return basics.ccl_built()
+
+
+def get_ext_suffix() -> str:
+    """How the file name of a native module ends for this Python."""
+    return str(sysconfig.get_config_var("EXT_SUFFIX"))
+
+
+def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Callable[[int | None, bool | None], int]:
+    """The function of ``op`` and the older ``average`` that gives the operator they mean together.
+
+    Args:
+        reduce_ops: anything with Horovod's operators as attributes; they are the same numbers everywhere.
+    """
+    return lambda op, average: resolve_op(op, average)
+
+
+def num_rank_is_power_2(num_rank: int) -> bool:
+    """Is a number of ranks 1, 2, 4, 8, ...?"""
+    return num_rank > 0 and num_rank & (num_rank - 1) == 0
+
+
+def split_list(l: Sequence[_T], n: int) -> list[Sequence[_T]]:  # noqa: E741 - Horovod's name
+    """A list in n consecutive parts whose lengths differ by one at most, the longer ones first."""
+    each, longer = divmod(len(l), n)
+    ends = [each * place + min(place, longer) for place in range(n + 1)]
+    return [l[start:end] for start, end in itertools.pairwise(ends)]
+
+
+def check_installed_version(name: str, version: str, exception: BaseException | None = None) -> None:
+    """Does nothing: hvdlite is compiled against no framework, so there is no version that it was built for."""
+
+
+def is_iterable(x: Any) -> bool:
+    """Can one loop over it?"""
+    # Not isinstance: that would miss what has __getitem__ alone.
+    try:
+        iter(x)
+    except TypeError:
+        return False
+    return True
+
+
+def is_version_greater_equal_than(ver: str, target: str) -> bool:
+    """Is a version, such as ``"2.1.0+cu121"``, at least the target? One before a release is below it.
+
+    Args:
+        ver: the version; what follows a ``+`` does not count.
+        target: three numbers, such as ``"2.1.0"``.
+
+    Raises:
+        ValueError: one of them is no text of this form.
+    """
+    if not (isinstance(ver, str) and isinstance(target, str)):
+        raise ValueError(f"versions are given as text, such as '2.1.0'; got {ver!r} and {target!r}")
+    if not re.fullmatch(r"\d+\.\d+\.\d+", target):
+        raise ValueError(f"the target version is to be major.minor.patch, got {target!r}")
+    found = re.match(r"(\d+(?:\.\d+)*)\.?(a|b|rc|dev)?", ver)
+    if found is None:
+        raise ValueError(f"{ver!r} is no version")
+    wanted = _numbers(target)
+    numbers = (_numbers(found[1]) + [0] * len(wanted))[: len(wanted)]
+    return numbers > wanted or (numbers == wanted and found[2] is None)
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in version.split(".")]

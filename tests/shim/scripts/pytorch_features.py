@@ -1,0 +1,91 @@
+"""Pieces of Horovod programs: process sets, objects, handles, clipping in Horovod's own way, helpers, basics."""
+
+import os
+
+import horovod.torch as hvd
+import torch
+from horovod.common.exceptions import HorovodInternalError
+from horovod.common.process_sets import ProcessSet
+from horovod.common.util import env, gpu_available, split_list
+from horovod.torch.compression import Compression
+from horovod.torch.functions import broadcast_object
+from horovod.torch.mpi_ops import Sum, _basics, allreduce_async_, poll, synchronize
+from horovod.torch.optimizer import DistributedOptimizer
+
+first = ProcessSet([0])
+hvd.init(process_sets=[first])
+rank, size = hvd.rank(), hvd.size()
+assert (size, hvd.local_size(), hvd.cross_size()) == (2, 2, 1)
+assert hvd.mpi_enabled() and hvd.mpi_built() and not hvd.gloo_enabled()
+assert _basics._get_process_set_ids_and_ranks() == {0: [0, 1], 1: [0]}
+if first.included():
+    alone = hvd.allreduce(torch.tensor([5.0]), name="alone", process_set=first)
+    assert alone.item() == 5.0
+try:
+    hvd.add_process_set([1])
+except ValueError as error:
+    assert "HOROVOD_DYNAMIC_PROCESS_SETS=1" in str(error)
+
+# handles
+x = torch.arange(4.0) + rank
+handle = allreduce_async_(x, name="x", op=Sum)
+result = synchronize(handle)
+assert result.tolist() == [1.0, 3.0, 5.0, 7.0] and x.tolist() == result.tolist()
+handle = hvd.allreduce_async(torch.ones(2) * rank, average=True, name="y")
+while not poll(handle):
+    pass
+assert synchronize(handle).tolist() == [0.5, 0.5]
+grouped = hvd.grouped_allreduce([torch.tensor(1.0 + rank), torch.ones(3)], name="g", op=hvd.Sum)
+assert grouped[0].item() == 3.0
+
+# objects
+settings = broadcast_object({"lr": 0.1, "rank": rank}, root_rank=1, name="settings")
+assert settings["rank"] == 1
+assert hvd.allgather_object(rank) == [0, 1]
+
+# clipping as Horovod's documentation has it
+torch.manual_seed(rank)
+model = torch.nn.Linear(3, 1)
+optimizer = DistributedOptimizer(
+    torch.optim.Adam(model.parameters()), named_parameters=model.named_parameters(), compression=Compression.none
+)
+hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+for _ in range(3):
+    optimizer.zero_grad()
+    model(torch.randn(5, 3)).square().mean().backward()
+    optimizer.synchronize()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    with optimizer.skip_synchronize():
+        optimizer.step()
+weights = hvd.allgather(model.weight.detach(), name="w")
+assert torch.equal(weights[0], weights[1])
+
+# a mistake is a HorovodInternalError, as there, and the program goes on
+try:
+    hvd.allreduce(torch.ones(3 + rank), name="wrong")
+except HorovodInternalError as error:
+    assert "shape differs" in str(error)
+else:
+    raise AssertionError("shapes that differ went through")
+
+try:
+    hvd.start_timeline("timeline.json", mark_cycles=True)
+except NotImplementedError as error:
+    assert "start_timeline('timeline.json'): this version of hvdlite writes no timeline" in str(error)
+else:
+    raise AssertionError("a timeline was started")
+
+# helpers
+with env(SOME_SETTING="1"):
+    assert os.environ["SOME_SETTING"] == "1"
+assert split_list([1, 2, 3], 2) == [[1, 2], [3]]
+assert gpu_available("torch") == torch.cuda.is_available()
+
+if rank == 0:
+    hvd.join()
+else:
+    assert hvd.allreduce(torch.tensor(4.0), name="tail", op=hvd.Sum).item() == 4.0
+    hvd.join()
+hvd.barrier()
+print(f"rank {rank} has done all")
+hvd.shutdown()

@@ -1,0 +1,82 @@
+"""Programs written for Horovod run unchanged on two ranks: mpirun -n 2 python -m hvdlite.horovod script.py."""
+
+import re
+import textwrap
+from pathlib import Path
+
+import pytest
+from support.job import JobResult, run_python
+
+pytest.importorskip("torch")
+
+SCRIPTS = Path(__file__).with_name("scripts")
+TIMEOUT = 150.0
+
+
+def run(folder: Path, *arguments: str, env: dict[str, str] | None = None) -> JobResult:
+    job = run_python(["-m", "hvdlite.horovod", *arguments], 2, TIMEOUT, folder, env)
+    for file in folder.glob("rank*.std*"):  # the next job of the test has its own
+        file.unlink()
+    return job
+
+
+def test_digits(tmp_path):
+    pytest.importorskip("sklearn")
+    pytest.importorskip("packaging")
+    job = run(tmp_path, str(SCRIPTS / "pytorch_digits.py"), "--epochs", "8", "--fp16-allreduce", "--no-cuda")
+    assert job.returncode == 0, job.report()
+    assert job.stdout[1] == ""
+    assert re.search(r"Train Epoch: 8 \[\d+/750\]\tLoss: 0\.\d+", job.stdout[0])
+    accuracies = [float(text) for text in re.findall(r"Accuracy: ([\d.]+)%", job.stdout[0])]
+    assert len(accuracies) == 8
+    assert accuracies[-1] > 85, job.report()
+
+
+def test_synthetic_benchmark(tmp_path):
+    job = run(tmp_path, str(SCRIPTS / "pytorch_synthetic_benchmark.py"), "--no-cuda", "--num-iters", "2")
+    assert job.returncode == 0, job.report()
+    assert (job.stderr, job.stdout[1]) == ({0: "", 1: ""}, "")
+    assert re.search(r"Number of CPUs: 2\n(?s:.*)Iter #1: (?s:.*)Total img/sec on 2 CPU\(s\): [\d.]+ \+-", job.stdout[0])
+
+
+def test_a_script_resumes_from_its_checkpoint(tmp_path):
+    script = str(SCRIPTS / "pytorch_resume.py")
+    files = ["--checkpoint-format", str(tmp_path / "{epoch}.pth.tar")]
+    job = run(tmp_path, script, "--epochs", "2", *files)
+    assert job.returncode == 0, job.report()
+    losses = [float(text) for text in re.findall(r"epoch \d loss ([\d.]+)", job.stdout[0])]
+    job = run(tmp_path, script, "--epochs", "4", "--fp16-allreduce", *files)
+    assert job.returncode == 0, job.report()
+    later = re.findall(r"epoch (\d) loss ([\d.]+)", job.stdout[0])
+    assert [epoch for epoch, _ in later] == ["3", "4"]
+    assert losses[0] > losses[1] > float(later[0][1]) > float(later[1][1])
+
+
+def test_features_and_a_variable_without_effect(tmp_path):
+    job = run(tmp_path, str(SCRIPTS / "pytorch_features.py"), env={"HOROVOD_TIMELINE": "t.json", "HOROVOD_CYCLE_TIME": "0.5"})
+    assert job.returncode == 0, job.report()
+    assert [job.stdout[rank] for rank in (0, 1)] == [f"rank {rank} has done all\n" for rank in (0, 1)]
+    said = "these variables of Horovod have no effect here: HOROVOD_TIMELINE (this version writes no timeline)\n"
+    assert (job.stderr[0].count(said), job.stderr[1].count(said)) == (1, 0), job.report()
+
+
+def test_a_rank_that_raises(tmp_path):
+    (tmp_path / "script.py").write_text(
+        textwrap.dedent(
+            """
+            import sys
+            import horovod.torch as hvd
+            import torch
+            hvd.init()
+            if hvd.rank() == 1:
+                raise ValueError(f"no data in {sys.argv[1]}")
+            hvd.allreduce(torch.ones(3), name="x")
+            """
+        )
+    )
+    job = run(tmp_path, str(tmp_path / "script.py"), "here")
+    assert job.returncode == 1, job.report()
+    assert job.stderr[1].startswith(
+        f'Traceback (most recent call last):\n  File "{tmp_path / "script.py"}", line 7, in <module>\n    raise ValueError('
+    )
+    assert "raised ValueError: no data in here" in job.stderr[0]

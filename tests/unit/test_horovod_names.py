@@ -1,0 +1,194 @@
+"""Every name that programs import from Horovod is there, and the small functions do what they say."""
+
+import importlib
+
+import pytest
+
+import hvdlite
+from hvdlite.errors import HorovodInternalError, NotInitializedError, UnsupportedError
+
+# What Horovod 0.28.1 offers.
+BASICS = """
+    init shutdown is_initialized start_timeline stop_timeline size local_size cross_size rank local_rank cross_rank
+    mpi_threads_supported mpi_enabled mpi_built gloo_enabled gloo_built nccl_built ddl_built ccl_built cuda_built rocm_built
+"""
+PROCESS_SETS = "ProcessSet global_process_set add_process_set remove_process_set"
+COLLECTIVES = """
+    allreduce allreduce_async allreduce_ allreduce_async_ grouped_allreduce grouped_allreduce_async grouped_allreduce_
+    grouped_allreduce_async_ sparse_allreduce_async allgather allgather_async grouped_allgather grouped_allgather_async
+    broadcast broadcast_async broadcast_ broadcast_async_ alltoall alltoall_async reducescatter reducescatter_async
+    grouped_reducescatter grouped_reducescatter_async join barrier poll synchronize Average Sum Adasum Min Max Product
+    HorovodInternalError
+"""
+FUNCTIONS = "allgather_object broadcast_object broadcast_optimizer_state broadcast_parameters"
+NAMES = {
+    "torch": f"{BASICS} {PROCESS_SETS} {COLLECTIVES} {FUNCTIONS} Compression DistributedOptimizer SyncBatchNorm elastic",
+    "torch.mpi_ops": f"{BASICS} {PROCESS_SETS} {COLLECTIVES} Compression is_homogeneous _basics",
+    "torch.functions": FUNCTIONS,
+    "torch.optimizer": "DistributedOptimizer",
+    "torch.compression": "Compressor NoneCompressor FP16Compressor Compression",
+    "horovod": "run __version__",
+    "horovod.runner": "run",
+    "horovod.common.basics": "HorovodBasics",
+    "horovod.common.process_sets": PROCESS_SETS,
+    "horovod.common.exceptions": (
+        "HorovodInternalError HostsUpdatedInterrupt HorovodVersionMismatchError get_version_mismatch_message"
+    ),
+    "horovod.common.util": """
+        env _cache extension_available gpu_available mpi_built gloo_built nccl_built ddl_built ccl_built split_list
+        num_rank_is_power_2 is_iterable is_version_greater_equal_than check_installed_version check_extension get_ext_suffix
+        get_average_backwards_compatibility_fun
+    """,
+}
+NOT_YET = {"torch": {"SyncBatchNorm", "elastic"}}
+
+
+@pytest.mark.parametrize("module", NAMES)
+def test_every_name_of_horovod_is_there(module):
+    if module.startswith("torch"):
+        pytest.importorskip("torch")
+    there = dir(importlib.import_module(f"hvdlite.{module}"))
+    assert set(NAMES[module].split()) - set(there) == NOT_YET.get(module, set())
+
+
+def test_the_names_of_the_door_are_listed():
+    door = pytest.importorskip("torch") and importlib.import_module("hvdlite.torch")
+    wanted = set(NAMES["torch"].split()) - NOT_YET.get("torch", set())
+    assert wanted <= set(door.__all__)
+
+
+def test_collectives_of_mpi_ops_have_gradients():
+    pytest.importorskip("torch")
+    from hvdlite.torch import mpi_ops, ops
+
+    for name in ops.__all__:
+        assert getattr(mpi_ops, name) is getattr(ops, name)
+
+
+def test_the_basics_as_one_object():
+    from hvdlite.horovod.common.basics import HorovodBasics
+
+    basics = HorovodBasics("/usr/lib/horovod/torch/__init__.py", "mpi_lib_v2")
+    for name in [*BASICS.split(), "is_homogeneous"]:
+        assert getattr(basics, name) is getattr(hvdlite, name)
+    assert (basics.Average, basics.Sum, basics.Adasum, basics.Min, basics.Max, basics.Product) == tuple(range(6))
+    with pytest.raises(NotInitializedError):
+        basics._get_process_set_ids_and_ranks()
+
+
+@pytest.mark.parametrize("call", [lambda: hvdlite.start_timeline("/tmp/t.json", mark_cycles=True), hvdlite.stop_timeline])
+def test_a_timeline_needs_init(call):
+    with pytest.raises(ValueError, match="Horovod has not been initialized"):
+        call()
+
+
+def test_exceptions_of_horovod():
+    from hvdlite.horovod.common import exceptions
+
+    assert exceptions.HorovodInternalError is HorovodInternalError
+    assert exceptions.HostsUpdatedInterrupt(True).skip_sync is True
+    error = exceptions.HorovodVersionMismatchError("torch", "2.0", "1.0")
+    assert isinstance(error, ImportError)
+    assert (error.name, error.version, error.installed_version) == ("torch", "2.0", "1.0")
+    assert str(error) == exceptions.get_version_mismatch_message("torch", "2.0", "1.0")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "settings"), [((), {"np": 3}), ((), {"num_proc": 3, "args": (1,), "hosts": "a:2"}), (((1,), {}, 3, None), {})]
+)
+def test_run_says_how_to_start_the_function(arguments, settings):
+    from hvdlite.horovod import run
+
+    def train(steps):
+        raise AssertionError
+
+    with pytest.raises(UnsupportedError, match=r"horovod\.run\(train\) .* mpirun -n 3 python -m hvdlite\.horovod script\.py"):
+        run(train, *arguments, **settings)
+
+
+# --- horovod.common.util --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def util():
+    return importlib.import_module("hvdlite.horovod.common.util")
+
+
+def test_split_list(util):
+    assert util.split_list(list(range(7)), 3) == [[0, 1, 2], [3, 4], [5, 6]]
+    assert util.split_list(["a"], 2) == [["a"], []]
+    assert util.split_list([], 2) == [[], []]
+
+
+def test_powers_of_two(util):
+    assert [n for n in range(-2, 20) if util.num_rank_is_power_2(n)] == [1, 2, 4, 8, 16]
+
+
+def test_what_is_iterable(util):
+    assert util.is_iterable([])
+    assert util.is_iterable("text")
+    assert not util.is_iterable(3)
+
+
+@pytest.mark.parametrize(
+    ("version", "target", "expected"),
+    [
+        ("2.1.0", "2.1.0", True),
+        ("2.1.0+cu121", "2.1.0", True),
+        ("2.10.0", "2.9.1", True),
+        ("2.9.1", "2.10.0", False),
+        ("2.1", "2.1.0", True),
+        ("2.1.0rc2", "2.1.0", False),
+        ("2.1.0.dev20230901", "2.1.0", False),
+        ("2.1.1rc2", "2.1.0", True),
+        ("2.1.0.1", "2.1.0", True),
+    ],
+)
+def test_versions(util, version, target, expected):
+    assert util.is_version_greater_equal_than(version, target) is expected
+
+
+@pytest.mark.parametrize(("version", "target"), [(2.1, "2.1.0"), ("2.1.0", (2, 1, 0)), ("2.1.0", "2.1"), ("new", "2.1.0")])
+def test_what_is_no_version(util, version, target):
+    with pytest.raises(ValueError, match="version"):
+        util.is_version_greater_equal_than(version, target)
+
+
+def test_extensions(util):
+    pytest.importorskip("torch")
+    assert util.extension_available("torch") is True
+    assert util.extension_available("mxnet", verbose=True) is False
+    util.check_extension("horovod.torch", "HOROVOD_WITH_PYTORCH", __file__, "mpi_lib_v2")
+    with pytest.raises(ImportError, match=r"horovod\.mxnet: hvdlite has no door"):
+        util.check_extension("horovod.mxnet", "HOROVOD_WITH_MXNET", __file__, "mpi_lib")
+    util.check_installed_version("pytorch", "0.1", None)
+
+
+def test_gpus(util):
+    torch = pytest.importorskip("torch")
+    assert util.gpu_available("torch") is torch.cuda.is_available()
+    assert util.gpu_available("mxnet") is False
+
+
+def test_what_is_built(util):
+    for name in ("mpi_built", "gloo_built", "nccl_built", "ddl_built", "ccl_built"):
+        assert getattr(util, name)(verbose=True) == getattr(hvdlite, name)()
+
+
+def test_the_rule_of_op_and_average(util):
+    resolve = util.get_average_backwards_compatibility_fun(hvdlite)
+    assert resolve(None, None) == hvdlite.Average
+    assert resolve(op=hvdlite.Max, average=None) == hvdlite.Max
+    with pytest.warns(DeprecationWarning, match="replaced with `op`") as caught:
+        assert resolve(None, False) == hvdlite.Sum
+    assert caught[0].filename == __file__
+    with pytest.raises(ValueError, match="supersedes average"):
+        resolve(hvdlite.Sum, True)
+
+
+def test_cache(util):
+    calls = []
+    cached = util._cache(lambda *args, **kwargs: calls.append((args, kwargs)))
+    for _ in range(2):
+        cached(1, verbose=True)
+    assert calls == [((1,), {"verbose": True})]
