@@ -86,6 +86,7 @@ from hvdlite.torch.state import (
     broadcast_optimizer_state,
     broadcast_parameters,
 )
+from hvdlite.torch.sync_batch_norm import SyncBatchNorm
 
 __all__ = [
     "Adasum",
@@ -99,6 +100,7 @@ __all__ = [
     "ProcessSet",
     "Product",
     "Sum",
+    "SyncBatchNorm",
     "add_process_set",
     "allgather",
     "allgather_async",
