@@ -68,6 +68,7 @@ from hvdlite import (
     size,
     synchronize,
 )
+from hvdlite.torch import elastic
 from hvdlite.torch.ops import (
     allgather,
     allreduce,
@@ -124,6 +125,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "elastic",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",
