@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from hvdlite import ops
 from hvdlite.errors import InvalidArgumentError
@@ -76,6 +77,9 @@ class SyncBatchNorm(_BatchNorm):
         Returns:
             The module, or the new layer if the module is itself a BatchNorm layer.
 
+        Raises:
+            InvalidArgumentError: a lazy layer does not know its channels yet.
+
         """
         replaced: dict[torch.nn.Module, SyncBatchNorm] = {}
         for layer in module.modules():
@@ -89,6 +93,10 @@ class SyncBatchNorm(_BatchNorm):
 
     @classmethod
     def _in_place_of(cls, layer: _BatchNorm, process_set: ProcessSet) -> "SyncBatchNorm":
+        if isinstance(layer, LazyModuleMixin) and layer.has_uninitialized_params():
+            raise InvalidArgumentError(
+                f"{layer} does not know its channels yet: convert it after a first batch has gone through"
+            )
         arguments = (layer.num_features, layer.eps, layer.momentum, layer.affine, layer.track_running_stats)
         made = cls(*arguments, process_set, device="meta")  # its own parameters are replaced at once
         for tensors in (layer._parameters, layer._buffers):

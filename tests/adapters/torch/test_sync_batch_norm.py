@@ -276,5 +276,10 @@ def test_conversion_of_a_layer(hvd):
     assert made.running_mean is layer.running_mean
     assert made.process_set is copy.deepcopy(made).process_set is hvd.global_process_set
     assert pickle.loads(pickle.dumps(made)).process_set is hvd.global_process_set
+    lazy = torch.nn.Sequential(torch.nn.LazyBatchNorm1d())
+    with pytest.raises(ValueError, match="does not know its channels yet"):
+        hvd.SyncBatchNorm.convert_sync_batchnorm(lazy)
+    lazy(torch.randn(2, 7))
+    assert hvd.SyncBatchNorm.convert_sync_batchnorm(lazy)[0].num_features == 7
     linear = torch.nn.Linear(2, 2)
     assert hvd.SyncBatchNorm.convert_sync_batchnorm(linear) is linear
