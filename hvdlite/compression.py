@@ -12,11 +12,16 @@ __all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "Non
 
 
 class Compressor:
-    """The interface: what `compress` gives is reduced, and `decompress` gets the outcome and compress's context."""
+    """The interface: what `compress` gives is reduced, and `decompress` gets the outcome and compress's context.
+
+    Shape and dtype of what is reduced follow from those of the tensor alone, and are the same on all ranks:
+    `DistributedOptimizer` plans with them, and calls `compress` with zeros to learn them. Elements are added up across
+    ranks, so what a compressed element stands for must not depend on the rank's values either.
+    """
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
-        """The compressed tensor, and what `decompress` needs to know."""
+        """The compressed tensor, and what `decompress` needs to know; the tensor itself is not changed."""
         raise NotImplementedError
 
     @staticmethod

@@ -14,6 +14,7 @@ __all__ = [
     "ErrorCode",
     "ErrorRow",
     "HorovodInternalError",
+    "HostsUpdatedInterrupt",
     "HvdliteError",
     "InternalError",
     "InvalidArgumentError",
@@ -111,6 +112,18 @@ class UnsupportedError(HvdliteError, NotImplementedError):
     """Something hvdlite does not do; the text says what to do instead."""
 
     code = ErrorCode.UNSUPPORTED
+
+
+class HostsUpdatedInterrupt(RuntimeError):
+    """Ends a training function because hosts of the job come or go. No error: `hvdlite.elastic.run` catches it.
+
+    Attributes:
+        skip_sync: is the state the same on all ranks that stay?
+    """
+
+    def __init__(self, skip_sync: bool) -> None:
+        super().__init__("the hosts of the job have changed")
+        self.skip_sync = skip_sync
 
 
 @dataclass(frozen=True)

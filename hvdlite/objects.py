@@ -35,7 +35,8 @@ def broadcast_object(
         The root's own object on the root, a copy elsewhere.
 
     Raises:
-        InvalidArgumentError: the root could not pickle its object (on all ranks), or an argument is wrong.
+        InvalidArgumentError: the root could not pickle its object (on all ranks), this rank could not unpickle it (only
+            here), or an argument is wrong.
         MismatchError, HorovodInternalError: as for `hvdlite.broadcast`.
     """
     is_root = RUNTIME.require_topology().rank == root_rank
@@ -47,7 +48,7 @@ def broadcast_object(
     broadcast_(payload, root_rank, _part(name, "data"), process_set)
     if header[0] == _FAILED:
         raise InvalidArgumentError(f"broadcast_object: rank {root_rank} {payload.tobytes().decode()}")
-    return obj if is_root else pickle.loads(payload.data)
+    return obj if is_root else _loads(payload.data, "broadcast_object", root_rank)
 
 
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
@@ -59,23 +60,26 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
         process_set: the ranks that take part.
 
     Returns:
-        The objects in rank order; all of them copies, this rank's own included.
+        The objects in rank order; all of them copies, this rank's own included. Ranks that have joined give none.
 
     Raises:
-        InvalidArgumentError: a rank could not pickle its object (on all ranks), or an argument is wrong.
+        InvalidArgumentError: a rank could not pickle its object (on all ranks), this rank could not unpickle one (only
+            here), or an argument is wrong.
         MismatchError, HorovodInternalError: as for `hvdlite.allgather`.
     """
     state, payload = _dumps(obj)
-    headers = allgather(np.array([[state, payload.size]], dtype=np.int64), _part(name, "header"), process_set)
+    # With the rank: those that have joined send nothing.
+    header = np.array([[state, payload.size, RUNTIME.require_topology().rank]], dtype=np.int64)
+    headers = allgather(header, _part(name, "header"), process_set)
     data = memoryview(allgather(payload, _part(name, "data"), process_set))
-    ends = np.cumsum(headers[:, 1]).tolist()
-    parts = [data[end - int(size) : end] for end, size in zip(ends, headers[:, 1], strict=True)]
-    failed = np.flatnonzero(headers[:, 0] == _FAILED).tolist()
+    states, sizes, ranks = headers.T.tolist()
+    ends = np.cumsum(sizes, dtype=np.int64).tolist()
+    parts = [data[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+    sent = list(zip(states, ranks, parts, strict=True))
+    failed = [f"rank {rank} {bytes(part).decode()}" for state, rank, part in sent if state == _FAILED]
     if failed:
-        members = process_set.ranks or []
-        said = "; ".join(f"rank {members[place]} {bytes(parts[place]).decode()}" for place in failed)
-        raise InvalidArgumentError(f"allgather_object: {said}")
-    return [pickle.loads(part) for part in parts]
+        raise InvalidArgumentError(f"allgather_object: {'; '.join(failed)}")
+    return [_loads(part, "allgather_object", rank) for _, rank, part in sent]
 
 
 def _part(name: str | None, part: str) -> str | None:
@@ -92,6 +96,8 @@ def _dumps(obj: Any) -> tuple[int, Bytes]:
         return _PICKLED, np.frombuffer(_pickled(obj), np.uint8).copy()
     except Exception as error:  # pickle raises whatever the objects' own methods raise
         text = f"could not pickle its {type(obj).__name__}: {type(error).__name__}: {error}"
+        if _cloudpickle() is None:
+            text += " (with cloudpickle installed, functions and classes made inside functions can be sent)"
         return _FAILED, np.frombuffer(text.encode(), np.uint8).copy()
 
 
@@ -100,10 +106,27 @@ def _pickled(obj: Any) -> bytes:
         return pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL)
     except (pickle.PicklingError, AttributeError, TypeError):
         # Functions and classes made inside functions; cloudpickle's bytes are read by plain pickle.
-        try:
-            cloudpickle = importlib.import_module("cloudpickle")
-        except ImportError:
-            cloudpickle = None
+        cloudpickle = _cloudpickle()
         if cloudpickle is None:
             raise
         return bytes(cloudpickle.dumps(obj))
+
+
+def _cloudpickle() -> Any:
+    """The module, or None where it is not installed."""
+    try:
+        return importlib.import_module("cloudpickle")
+    except ImportError:
+        return None
+
+
+def _loads(data: memoryview, operation: str, sender: int) -> Any:
+    """The object that a rank sent. A failure is this rank's own: nobody waits for it any more."""
+    try:
+        return pickle.loads(data)
+    except Exception as error:  # unpickling calls whatever the objects say
+        raise InvalidArgumentError(
+            f"{operation}: rank {RUNTIME.require_topology().rank} could not unpickle what rank {sender} sent: "
+            f"{type(error).__name__}: {error}. What it is made of (modules, classes, functions) must be found on every rank; "
+            "the other ranks go on"
+        ) from error

@@ -100,6 +100,15 @@ class ProcessSet:
 
     __repr__ = __str__
 
+    # What holds a set (a model with its layers, say) can be copied and pickled: the copy uses the same set, and what is
+    # unpickled the one that is registered for these ranks there.
+
+    def __deepcopy__(self, memo: Any) -> "ProcessSet":
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _with_ranks, (self.ranks or [],)
+
 
 class _GlobalProcessSet(ProcessSet):
     """All ranks of the job: always set 0."""
@@ -112,10 +121,22 @@ class _GlobalProcessSet(ProcessSet):
         """0; `Runtime.require` has already said if hvdlite is not initialised."""
         return 0
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _the_global_set, ()
+
 
 global_process_set: ProcessSet = _GlobalProcessSet()
 
 _bound: list[ProcessSet] = []  # those with an id, so that removal and shutdown can take it away
+
+
+def _the_global_set() -> ProcessSet:
+    return global_process_set
+
+
+def _with_ranks(ranks: list[int]) -> ProcessSet:
+    """The registered set of these ranks, or else a new one that is not registered."""
+    return next((bound for bound in _bound if bound.ranks == ranks), None) or ProcessSet(ranks)
 
 
 def process_set_ids_and_ranks() -> dict[int, list[int]]:

@@ -199,7 +199,9 @@ bool Cycle::read_ledger(ProcessSet& set) {
     }
     moved = true;
     if (entry.carried != 0) {
-      finish_carried(set, accord.take(entry.key).front());
+      // Nothing is left of it here if this rank has learned of a failure, which ended all it had, before it came to read this.
+      std::vector<Entry> mine = accord.take(entry.key);
+      if (!mine.empty()) finish_carried(set, mine.front());
       ledger.pop();
       accord.payload_was_read();
       continue;

@@ -70,7 +70,7 @@ from hvdlite import (
     stop_timeline,
     synchronize,
 )
-from hvdlite.torch import compression, functions, mpi_ops  # noqa: F401 - so that hvd.mpi_ops needs no import of its own
+from hvdlite.torch import compression, elastic, functions, mpi_ops  # noqa: F401 - so that hvd.mpi_ops needs no import of its own
 from hvdlite.torch.ops import (
     allgather,
     allreduce,
@@ -89,6 +89,7 @@ from hvdlite.torch.state import (
     broadcast_optimizer_state,
     broadcast_parameters,
 )
+from hvdlite.torch.sync_batch_norm import SyncBatchNorm
 
 __all__ = [
     "Adasum",
@@ -102,6 +103,7 @@ __all__ = [
     "ProcessSet",
     "Product",
     "Sum",
+    "SyncBatchNorm",
     "add_process_set",
     "allgather",
     "allgather_async",
@@ -125,6 +127,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "elastic",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",

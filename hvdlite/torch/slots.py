@@ -8,7 +8,7 @@ import torch
 
 from hvdlite.compression import is_none
 from hvdlite.dtypes import code_of_name
-from hvdlite.errors import InternalError
+from hvdlite.errors import InternalError, InvalidArgumentError
 
 if TYPE_CHECKING:
     from hvdlite.torch.arena import Place
@@ -98,6 +98,11 @@ class WireForm:
         wire, context = self._compress(grad.to(device="cpu", dtype=self._param.dtype))
         if self._pairs:
             wire = torch.view_as_real(wire.resolve_conj())
+        if wire.dtype is not self._wire_dtype or wire.shape != self.shape:
+            raise InvalidArgumentError(
+                f"{self._compression!r} made {wire.dtype} {list(wire.shape)} of a gradient {list(grad.shape)}, and "
+                f"{self._wire_dtype} {list(self.shape)} of zeros like it: what it makes may not depend on the values"
+            )
         return wire.contiguous(), context
 
     def _compress(self, grad: torch.Tensor) -> tuple[torch.Tensor, Any]:

@@ -1,8 +1,11 @@
 """Python objects of any kind and size from one rank or from all."""
 
+import dataclasses
+import sys
+
 import numpy as np
 import pytest
-from support.world import REPEATS, WORLD, on_all_ranks
+from support.world import REPEATS, WORLD, distinct, on_all_ranks
 
 RANK, SIZE = WORLD.rank, WORLD.size
 
@@ -12,6 +15,18 @@ class Unpicklable:
 
     def __reduce__(self):
         raise TypeError("this one cannot travel")
+
+
+class Picky:
+    """Can be unpickled on some ranks only."""
+
+    def __init__(self, where):
+        self.where = where
+
+    def __setstate__(self, state):
+        if RANK not in state["where"]:
+            raise ModuleNotFoundError("No module named 'elsewhere'")
+        self.where = state["where"]
 
 
 def test_broadcast(hvd):
@@ -60,3 +75,76 @@ def test_an_object_that_cannot_be_pickled_fails_everywhere_and_says_on_which_ran
     assert "rank 0 could not pickle its Unpicklable" in str(caught.value)
     on_all_ranks(str(caught.value))
     assert hvd.allgather_object(RANK) == list(range(SIZE))
+
+
+def test_an_object_that_cannot_be_unpickled_fails_on_that_rank_alone(hvd):
+    for victim in range(SIZE):
+        others = [rank for rank in range(SIZE) if rank != victim]
+        root = (victim + 1) % SIZE
+        if RANK == victim != root:
+            with pytest.raises(hvd.InvalidArgumentError, match="No module named 'elsewhere'") as caught:
+                hvd.broadcast_object(None, root)
+            assert f"rank {RANK} could not unpickle what rank {root} sent: ModuleNotFoundError" in str(caught.value)
+        else:
+            assert hvd.broadcast_object(Picky(others), root).where == others
+        if victim == RANK:
+            with pytest.raises(hvd.InvalidArgumentError, match=f"rank {RANK} could not unpickle what rank 0 sent"):
+                hvd.allgather_object(Picky(others))
+        else:
+            assert [got.where for got in hvd.allgather_object(Picky(others))] == [others] * SIZE
+    assert hvd.allgather_object(RANK) == list(range(SIZE))
+
+
+def test_without_cloudpickle_the_error_says_what_would_help(hvd, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)
+    with pytest.raises(hvd.InvalidArgumentError, match="with cloudpickle installed, functions and classes"):
+        hvd.broadcast_object((lambda: RANK) if RANK == 0 else None)
+    assert hvd.broadcast_object(RANK) == 0
+
+
+def test_large_objects(hvd):
+    """64 MiB from the root; parts of several MiB, different on each rank, from all."""
+    root = SIZE - 1
+    got = hvd.broadcast_object({"array": distinct(RANK, (8 << 20,), "float64")}, root)
+    np.testing.assert_array_equal(got["array"], distinct(root, (8 << 20,), "float64"))
+    everyone = hvd.allgather_object(distinct(RANK, ((RANK + 1) << 20,), "int64"))
+    for rank, array in enumerate(everyone):
+        np.testing.assert_array_equal(array, distinct(rank, ((rank + 1) << 20,), "int64"))
+
+
+def test_in_a_process_set(hvd):
+    if SIZE < 3:
+        pytest.skip("needs a rank outside of the set")
+    hvd.shutdown()
+    hvd.init(process_sets="dynamic")
+    members = list(range(1, SIZE))
+    subset = hvd.add_process_set(members)
+    if RANK in members:
+        assert hvd.broadcast_object({"from": RANK}, members[-1], process_set=subset) == {"from": members[-1]}
+        assert hvd.allgather_object(RANK, process_set=subset) == members
+        with pytest.raises(hvd.InvalidArgumentError, match="cannot travel"):
+            hvd.allgather_object(Unpicklable() if members[-1] == RANK else 1, process_set=subset)
+        with pytest.raises(hvd.InvalidArgumentError, match="invalid root rank 0"):
+            hvd.broadcast_object(1, 0, process_set=subset)
+    else:
+        with pytest.raises(hvd.InvalidArgumentError, match="is not a member"):
+            hvd.allgather_object(None, process_set=subset)
+        with pytest.raises(hvd.InvalidArgumentError, match="is not a member"):
+            hvd.broadcast_object(None, members[0], process_set=subset)
+    hvd.remove_process_set(subset)
+
+
+def test_ranks_that_have_joined_give_none(hvd):
+    if RANK > 0:
+        assert hvd.allgather_object(RANK) == list(range(1, SIZE))
+        assert hvd.broadcast_object(RANK, SIZE - 1) == SIZE - 1
+    hvd.join()
+
+
+def test_classes_of_the_script(hvd, monkeypatch):
+    """They are found in `__main__` on every rank, and keep their identity."""
+    local = dataclasses.make_dataclass("Local", ["rank"])
+    local.__module__ = "__main__"
+    monkeypatch.setattr(sys.modules["__main__"], "Local", local, raising=False)
+    assert hvd.broadcast_object(local(RANK), SIZE - 1) == local(SIZE - 1)
+    assert hvd.allgather_object(local(RANK)) == [local(rank) for rank in range(SIZE)]

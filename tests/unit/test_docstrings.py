@@ -46,7 +46,10 @@ def test_every_name_of_the_package_can_be_fetched():
         hvdlite.allreduc  # noqa: B018
 
 
-@pytest.mark.parametrize("name", ["errors", "basics", "runtime", "process_sets", "handles", "ops", "objects", "compression"])
+CORE = ["errors", "basics", "runtime", "process_sets", "handles", "ops", "objects", "compression", "data", "elastic.state"]
+
+
+@pytest.mark.parametrize("name", CORE)
 def test_lists_of_names_are_complete(name):
     module = importlib.import_module(f"hvdlite.{name}")
     own = {

@@ -1,5 +1,6 @@
 """The engine with ranks as threads: agreement, groups, absent values, process sets, join, errors that leave it usable."""
 
+import contextlib
 import itertools
 import random
 import time
@@ -384,6 +385,22 @@ def test_every_survivor_gets_the_first_cause():
             with pytest.raises(HorovodInternalError, match="bad batch"):
                 rank.start(ALLREDUCE, "later", np.ones(1), np.ones(1))
             assert "allreduce of 'w'" in rank.engine.flight_record()
+
+
+def test_a_failure_right_after_a_small_allreduce():
+    """The others may learn of it before they have read in the ledger that the allreduce is complete."""
+
+    def body(rank: Rank) -> None:
+        with contextlib.suppress(PeerLostError):
+            for _ in range(2):
+                rank.allreduce("allreduce.small", np.ones(2))
+                if rank.rank == 1:
+                    rank.engine.publish_failure("raised ValueError: bad batch")
+                    return
+
+    for _ in range(100):
+        with engines(3) as ranks:
+            in_threads(ranks, body)
 
 
 def test_a_rank_that_is_killed_fails_what_waits_and_all_that_follows():

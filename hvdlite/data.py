@@ -1,0 +1,141 @@
+"""Data loaders that read ahead in a thread: the classes of ``horovod.data``, for any framework.
+
+    class Batches(BaseDataLoader): ...             # says how to read: __len__ and _iterate
+
+    class AsyncBatches(AsyncDataLoaderMixin, Batches): ...
+
+    for batch in AsyncBatches(async_loader_queue_size=8): ...
+
+The thread only reads. It must call no collective: those belong to the thread that trains.
+"""
+
+import logging
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+__all__ = ["AsyncDataLoaderMixin", "BaseDataLoader"]
+
+
+class BaseDataLoader:
+    """The interface of a loader: a subclass defines ``__len__`` and `_iterate`."""
+
+    def __len__(self) -> int:
+        """The number of batches of one pass."""
+        raise NotImplementedError
+
+    def _iterate(self) -> Iterator[Any]:
+        """Reads the batches of one pass, one after the other."""
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[Any]:
+        """One pass over the batches."""
+        for batch in self._iterate():
+            yield self._process_batch(batch)
+
+    def _process_batch(self, batch: Any) -> Any:
+        """A last change to a batch, made in the thread that uses it; for trainers, which reshape batches."""
+        return batch
+
+
+class AsyncDataLoaderMixin:
+    """Put in front of a `BaseDataLoader`, reads batches ahead of their use.
+
+    Each pass has a thread of its own, which runs `_iterate` from the moment the first batch is asked for and ends with the
+    pass: after the last batch, or when the iterator is closed, dropped or left with ``break``. So a pass sees what was set
+    before it (the epoch of a sampler, say) and never batches of an earlier one. What `_iterate` raises is raised where the
+    batch would have come.
+
+    Args:
+        async_loader_queue_size: the most batches that lie ready; 0: no thread, each batch is read when it is asked for.
+        debug_data_loader: log (level INFO) how many batches lay ready at each step?
+        *args: for the next class.
+        **kwargs: for the next class.
+    """
+
+    def __init__(self, async_loader_queue_size: int = 64, debug_data_loader: bool = False, *args: Any, **kwargs: Any) -> None:
+        self.async_loader_queue_size = async_loader_queue_size
+        self.debug_data_loader = debug_data_loader
+        self._passes: weakref.WeakSet[_Pass] = weakref.WeakSet()
+        super().__init__(*args, **kwargs)
+
+    def close_async_loader(self) -> None:
+        """Ends the passes that are under way; their iterators stop. Waits while `_iterate` reads its current batch."""
+        for running in list(self._passes):
+            running.close()
+
+    def __iter__(self) -> Iterator[Any]:
+        """One pass over the batches, read ahead."""
+        if self.async_loader_queue_size <= 0:
+            yield from super().__iter__()  # type: ignore[misc]
+            return
+        running = _Pass(self._iterate, self.async_loader_queue_size)  # type: ignore[attr-defined]
+        self._passes.add(running)
+        try:
+            for batch, ready in running:
+                if self.debug_data_loader:
+                    logging.getLogger("hvdlite").info("data loader: %d batches lay ready", ready)
+                yield self._process_batch(batch)  # type: ignore[attr-defined]
+        finally:
+            running.close()
+
+
+class _Pass:
+    """One pass: a thread that reads, a queue of what was read, and its user."""
+
+    def __init__(self, iterate: Callable[[], Iterator[Any]], limit: int) -> None:
+        self._iterate = iterate
+        self._limit = limit
+        self._ready: deque[Any] = deque()
+        self._error: BaseException | None = None
+        self._ended = False  # nothing more will come
+        self._closed = False  # nobody wants more
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._read, name="hvdlite-data-loader", daemon=True)
+        self._thread.start()
+
+    def __iter__(self) -> Iterator[tuple[Any, int]]:
+        """The batches, each with the number of those that lay ready; then what the reader raised."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._ready or self._ended or self._closed)
+                if self._closed:
+                    return
+                ready = len(self._ready)
+                if not ready:
+                    break
+                batch = self._ready.popleft()
+                self._changed.notify_all()
+            yield batch, ready
+        if self._error is not None:
+            raise self._error
+
+    def close(self) -> None:
+        """Ends the thread and drops what it has read."""
+        with self._changed:
+            self._closed = True
+            self._ready.clear()
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _read(self) -> None:
+        try:
+            batches = self._iterate()
+            for batch in batches:
+                with self._changed:
+                    self._ready.append(batch)
+                    self._changed.notify_all()
+                    self._changed.wait_for(lambda: self._closed or len(self._ready) < self._limit)
+                    if self._closed:
+                        break
+            close = getattr(batches, "close", None)  # a generator cleans up in the thread that ran it
+            if close is not None:
+                close()
+        except BaseException as error:  # of any kind: its user is in another thread
+            self._error = error
+        finally:
+            with self._changed:
+                self._ended = True
+                self._changed.notify_all()

@@ -1,0 +1,18 @@
+"""Training state that is committed, restored and synchronised: ``horovod.common.elastic``, for any framework.
+
+docs/elastic.md says what works. `hvdlite.torch.elastic` has the state of models, optimizers and samplers.
+"""
+
+from hvdlite.elastic.run import run, run_fn
+from hvdlite.elastic.state import HostUpdateResult, ObjectState, State
+from hvdlite.errors import HorovodInternalError, HostsUpdatedInterrupt
+
+__all__ = [
+    "HorovodInternalError",
+    "HostUpdateResult",
+    "HostsUpdatedInterrupt",
+    "ObjectState",
+    "State",
+    "run",
+    "run_fn",
+]

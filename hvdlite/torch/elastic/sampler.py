@@ -1,0 +1,117 @@
+"""A sampler that knows which samples of the epoch are done, and deals the others out to the ranks."""
+
+import random
+from collections.abc import Iterable, Iterator, Sized
+from typing import Any
+
+import torch.utils.data
+
+from hvdlite.basics import rank, size
+from hvdlite.errors import InvalidArgumentError
+
+__all__ = ["ElasticSampler"]
+
+
+class ElasticSampler(torch.utils.data.Sampler[int]):
+    """Like torch's DistributedSampler, but it leaves out what was recorded as processed in this epoch.
+
+    Every rank gets the same number of samples; some get samples twice where they do not divide evenly. Keep it in a
+    `TorchState`, call `record_batch` after each batch, and `set_epoch` at the *end* of each epoch:
+
+        for state.epoch in range(state.epoch, epochs):
+            for index, (inputs, targets) in enumerate(loader):  # DataLoader(dataset, batch_size, sampler=state.sampler)
+                train(inputs, targets)
+                state.sampler.record_batch(index, batch_size)
+                state.commit()
+            state.sampler.set_epoch(state.epoch + 1)
+
+    Args:
+        dataset: anything that has a length.
+        shuffle: in an order of each epoch's own, the same on all ranks?
+        seed: of the order, the same on all ranks.
+
+    Attributes:
+        epoch: set by `set_epoch`.
+        processed_indices: samples recorded in this epoch, on this rank; after a sync of the state, on all ranks.
+        remaining_indices: the samples that are dealt out, in the order of the dataset.
+        indices: this rank's share, in the order of the last iteration that has begun.
+        rank: this process's, when shares were dealt out last.
+        num_replicas: the number of ranks, likewise.
+        num_samples: in a rank's share.
+        total_size: in all shares.
+
+    Raises:
+        NotInitializedError: `init` has not been called.
+
+    """
+
+    def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
+        self.dataset = dataset
+        self.shuffle = shuffle
+        self.seed = seed
+        self.epoch = 0
+        self.processed_indices: set[int] = set()
+        self.reset()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begins an epoch, in which nothing is processed yet."""
+        self.epoch = epoch
+        self.processed_indices = set()
+        self.reset()
+
+    def record_batch(self, batch_idx: int, batch_size: int) -> None:
+        """Records a batch of the current iteration as processed.
+
+        Args:
+            batch_idx: its number in this iteration.
+            batch_size: of the loader; the last batch may be smaller.
+
+        Raises:
+            InvalidArgumentError: the iteration has no such batch.
+
+        """
+        self.record_indices(self.get_indices(batch_idx, batch_size))
+
+    def record_indices(self, indices: Iterable[int]) -> None:
+        """Records samples, by their index in the dataset, as processed."""
+        self.processed_indices.update(indices)
+
+    def get_indices(self, batch_idx: int, batch_size: int) -> list[int]:
+        """The samples of a batch of the current iteration; arguments and errors are those of `record_batch`."""
+        start = batch_idx * batch_size
+        if not 0 <= start < len(self.indices):
+            raise InvalidArgumentError(
+                f"batch {batch_idx} of {batch_size} samples is not in this iteration of the ElasticSampler: this rank's share "
+                f"has {len(self.indices)} samples (none until an iteration begins, and none after a reset)"
+            )
+        return self.indices[start : start + batch_size]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The epoch and this rank's processed samples."""
+        return {"epoch": self.epoch, "processed_indices": set(self.processed_indices)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Goes on where a `state_dict` was taken, with the present ranks."""
+        self.epoch = state_dict["epoch"]
+        self.processed_indices = set(state_dict["processed_indices"])
+        self.reset()
+
+    def reset(self) -> None:
+        """Deals out what is not processed to the present ranks; the next iteration gives this rank's share."""
+        self.rank, self.num_replicas = rank(), size()
+        self.remaining_indices = [index for index in range(len(self.dataset)) if index not in self.processed_indices]
+        self.num_samples = -(-len(self.remaining_indices) // self.num_replicas)
+        self.total_size = self.num_samples * self.num_replicas
+        self.indices: list[int] = []
+
+    def __iter__(self) -> Iterator[int]:
+        """This rank's share."""
+        order = list(self.remaining_indices)
+        if self.shuffle:
+            random.Random(self.seed + self.epoch).shuffle(order)
+        self.indices = [order[place % len(order)] for place in range(self.rank, self.total_size, self.num_replicas)]
+        return iter(self.indices)
+
+    def __len__(self) -> int:
+        """The number of samples in this rank's share."""
+        return self.num_samples

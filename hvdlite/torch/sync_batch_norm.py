@@ -1,0 +1,270 @@
+"""Batch normalisation over the batches of all ranks.
+
+Each rank sums up its own values, one small allgather brings the ranks' counts, means and sums of squared deviations
+together, and one small allreduce does the same for the gradients. What is exchanged is on the host and in float64; what
+touches the values are operations that torch has for every device.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.lazy import LazyModuleMixin
+
+from hvdlite import ops
+from hvdlite.errors import InvalidArgumentError
+from hvdlite.process_sets import ProcessSet, global_process_set
+from hvdlite.requests import Sum
+from hvdlite.runtime import RUNTIME
+
+__all__ = ["SyncBatchNorm"]
+
+
+class SyncBatchNorm(_BatchNorm):
+    """Normalises each channel with mean and variance of the batches of all ranks, as one process would the whole batch.
+
+    Collective over `process_set` in training, and in evaluation where there are no running statistics: one allgather
+    forward and one allreduce backward for each call, in the same order on all ranks. The batches may differ in size and
+    may be empty on some ranks. What flows back into the input is the gradient of the sum of all ranks' losses;
+    gradients of weight and bias are this rank's part, for `DistributedOptimizer` to reduce.
+
+    Input and output are ``[N, C]`` or ``[N, C, ...]``, of any floating dtype, on any device and in any memory format;
+    statistics are float32, or float64 for float64 input. Statistics of a GPU travel through host memory.
+
+    Args:
+        num_features: the number C of channels, the same on all ranks.
+        eps: added to the variance.
+        momentum: the weight of a new value in the running statistics; None: the average of all so far.
+        affine: have a weight and a bias?
+        track_running_stats: keep running statistics, which evaluation uses?
+        process_set: the ranks that share their statistics.
+        device: of parameters and buffers.
+        dtype: of parameters and buffers.
+
+    Raises:
+        InvalidArgumentError: (on call) the input has not C channels, fewer than two dimensions or no floating dtype, or
+            there is a single value for each channel on all ranks together. Or this rank is not in the process set.
+        MismatchError, HorovodInternalError: (on call and backward) as for `hvdlite.allgather`.
+        NotInitializedError: (on call) `init` has not been called.
+
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        process_set: ProcessSet = global_process_set,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device=device, dtype=dtype)
+        self.process_set = process_set
+
+    @classmethod
+    def convert_sync_batchnorm(cls, module: torch.nn.Module, process_set: ProcessSet = global_process_set) -> torch.nn.Module:
+        """Replaces every BatchNorm layer inside a module, whose parameters and buffers the new layers take over.
+
+        Args:
+            module: changed in place; a layer used in several places stays one.
+            process_set: for the new layers.
+
+        Returns:
+            The module, or the new layer if the module is itself a BatchNorm layer.
+
+        Raises:
+            InvalidArgumentError: a lazy layer does not know its channels yet.
+
+        """
+        replaced: dict[torch.nn.Module, SyncBatchNorm] = {}
+        for layer in module.modules():
+            if isinstance(layer, _BatchNorm):
+                replaced[layer] = cls._in_place_of(layer, process_set)
+        for parent in list(module.modules()):
+            for name, child in parent._modules.items():
+                if child in replaced:
+                    parent.add_module(name, replaced[child])
+        return replaced.get(module, module)
+
+    @classmethod
+    def _in_place_of(cls, layer: _BatchNorm, process_set: ProcessSet) -> "SyncBatchNorm":
+        if isinstance(layer, LazyModuleMixin) and layer.has_uninitialized_params():
+            raise InvalidArgumentError(
+                f"{layer} does not know its channels yet: convert it after a first batch has gone through"
+            )
+        arguments = (layer.num_features, layer.eps, layer.momentum, layer.affine, layer.track_running_stats)
+        made = cls(*arguments, process_set, device="meta")  # its own parameters are replaced at once
+        for tensors in (layer._parameters, layer._buffers):
+            for name, tensor in tensors.items():
+                setattr(made, name, tensor)
+        made.training = layer.training
+        return made
+
+    def _check_input_dim(self, input: torch.Tensor) -> None:
+        if input.dim() < 2:
+            raise InvalidArgumentError(f"expected at least 2D input (got {input.dim()}D input)")
+        if input.shape[1] != self.num_features:
+            raise InvalidArgumentError(
+                f"SyncBatchNorm for {self.num_features} channels got an input of shape {list(input.shape)}: its second "
+                "dimension is that of the channels"
+            )
+        if not input.is_floating_point():
+            raise InvalidArgumentError(f"SyncBatchNorm takes floating dtypes, not {input.dtype}")
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """The normalised input, in the input's shape, dtype and memory format; see the class."""
+        self._check_input_dim(input)
+        result: torch.Tensor = super().forward(input) if self._is_local() else self._normalise(input)
+        return result
+
+    def _is_local(self) -> bool:
+        """Does this call need nobody else's values?"""
+        if not self.training and self.running_mean is not None:
+            return True
+        RUNTIME.require_topology()
+        return self.process_set.size() == 1 and self.process_set.included() is True
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # collectives are nothing to trace
+    def _normalise(self, input: torch.Tensor) -> torch.Tensor:
+        name = f"sync_batch_norm.{self.num_features}"
+        with torch.no_grad():
+            own = _Own(input)
+            whole = own.with_others(f"{name}.forward", self.process_set)
+            if whole.count == 1:
+                raise InvalidArgumentError(
+                    "Expected more than 1 value per channel when training, got a single one on all ranks of "
+                    f"{self.process_set} together (input size on this rank: {list(input.shape)})"
+                )
+            if self.training and self.track_running_stats:
+                self._update_running(whole)
+        call = _Call(f"{name}.backward", self.process_set, whole.count)
+        arguments = (call, own, whole, self.eps, input, self.weight, self.bias)
+        result: torch.Tensor = _Normalise.apply(*arguments)  # type: ignore[no-untyped-call]
+        return result
+
+    def _update_running(self, whole: "_Whole") -> None:
+        factor = 0.0 if self.momentum is None else self.momentum
+        if self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+            if self.momentum is None:
+                factor = 1.0 / float(self.num_batches_tracked)
+        if whole.count == 0 or self.running_mean is None or self.running_var is None:
+            return
+        unbiased = whole.var * (whole.count / (whole.count - 1))
+        for running, new in ((self.running_mean, whole.mean), (self.running_var, unbiased)):
+            running.mul_(1 - factor).add_(new.to(running), alpha=factor)
+
+
+def _per_channel(values: torch.Tensor, dim: int) -> torch.Tensor:
+    """One value a channel, in a shape that goes with inputs of so many dimensions."""
+    return values.reshape(-1, *[1] * (dim - 2))
+
+
+def _sums(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The sum of each channel."""
+    return values.sum([0, *range(2, values.dim())], dtype=dtype)
+
+
+def _statistics_dtype(input: torch.Tensor) -> torch.dtype:
+    return torch.promote_types(input.dtype, torch.float32)
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """What all ranks' values are together: float64 on the host; the variance is the biased one."""
+
+    mean: torch.Tensor
+    var: torch.Tensor
+    count: int
+
+
+class _Own:
+    """This rank's values, around a center of each channel that is near their mean.
+
+    Attributes:
+        centered: the input minus the center: float32 or float64, on the input's device. Nobody else's memory.
+        center: float64 on the host.
+
+    """
+
+    def __init__(self, input: torch.Tensor) -> None:
+        dtype = _statistics_dtype(input)
+        self._count = len(input) * math.prod(input.shape[2:])
+        divisor = max(self._count, 1)
+        center = _sums(input, dtype) / divisor
+        self.centered = input - _per_channel(center, input.dim())
+        # Deviations from a rounded mean have a mean of their own, which counts where the mean is far from zero.
+        sums = [center, _sums(self.centered, dtype) / divisor, _sums(self.centered.square(), dtype)]
+        self.center, self._offset, self._squares = torch.stack(sums).cpu().double()
+
+    def with_others(self, name: str, process_set: ProcessSet) -> _Whole:
+        """The statistics of all ranks. Collective over `process_set`."""
+        count = torch.tensor([self._count], dtype=torch.float64)
+        deviations = self._squares - count * self._offset.square()
+        everyone = ops.allgather(torch.cat([self.center + self._offset, deviations, count])[None], name, process_set)
+        channels = len(self.center)
+        means, deviations, counts = everyone.split([channels, channels, 1], dim=1)
+        total = int(counts.sum())
+        mean = (counts * means).sum(0) / max(total, 1)
+        var = (deviations + counts * (means - mean).square()).sum(0) / max(total, 1)
+        return _Whole(mean, var.clamp(min=0.0), total)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What a forward gives its backward beside tensors."""
+
+    name: str
+    process_set: ProcessSet
+    count: int
+
+
+class _Normalise(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        call: _Call,
+        own: _Own,
+        whole: _Whole,
+        eps: float,
+        input: torch.Tensor,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:
+        output, dim = own.centered, input.dim()
+        scale = invstd = (whole.var + eps).rsqrt().to(output)
+        if weight is not None:
+            scale = invstd * weight
+        offset = (own.center - whole.mean).to(output) * scale
+        if bias is not None:
+            offset = offset + bias
+        ctx.call = call
+        ctx.save_for_backward(input, weight, whole.mean.to(output), invstd)
+        return output.mul_(_per_channel(scale, dim)).add_(_per_channel(offset, dim)).to(input.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        call: _Call = ctx.call
+        input, weight, mean, invstd = ctx.saved_tensors
+        _, _, _, _, wants_input, wants_weight, wants_bias = ctx.needs_input_grad
+        dtype, dim = _statistics_dtype(input), input.dim()
+        centered = input - _per_channel(mean, dim)
+        grads, products = _sums(grad, dtype), _sums(grad * centered, dtype)
+        for_weight = (products * invstd).to(weight.dtype) if wants_weight else None
+        for_bias = grads.to(weight.dtype) if wants_bias else None
+        if not wants_input:
+            return (None, None, None, None, None, for_weight, for_bias)
+        sums = ops.allreduce(
+            torch.stack([grads, products]).cpu().double(), name=call.name, op=Sum, process_set=call.process_set
+        )
+        mean_grad, mean_product = (sums / max(call.count, 1)).to(centered)
+        scale = invstd if weight is None else invstd * weight
+        for_input = centered.mul_(_per_channel(-mean_product * invstd.square(), dim)).sub_(_per_channel(mean_grad, dim))
+        for_input = for_input.add_(grad).mul_(_per_channel(scale, dim)).to(input.dtype)
+        return (None, None, None, None, for_input, for_weight, for_bias)

@@ -1,0 +1,217 @@
+"""States and the loop around a training function, in one process that plays rank 0 or another."""
+
+import pytest
+
+from hvdlite import elastic
+from hvdlite.elastic import HostUpdateResult, ObjectState, State, run, run_fn
+from hvdlite.errors import (
+    HorovodInternalError,
+    HostsUpdatedInterrupt,
+    InvalidArgumentError,
+    MismatchError,
+    OperationTimeoutError,
+    PeerLostError,
+    UnsupportedError,
+)
+
+
+def alone(**attributes):
+    """The state of the only rank."""
+    return ObjectState(bcast_object=lambda obj: obj, get_rank=lambda: 0, **attributes)
+
+
+def test_attributes():
+    state = alone(epoch=3, history=[1])
+    assert (state.epoch, state.history) == (3, [1])
+    with pytest.raises(AttributeError):
+        state.batch  # noqa: B018
+    with pytest.raises(InvalidArgumentError, match="has a method 'save'"):
+        alone(save=1)
+
+
+def test_what_was_not_committed_is_gone_after_restore():
+    state = alone(epoch=0, history=[])
+    state.epoch = 1
+    state.history.append("a")
+    state.commit()
+    for _ in range(2):  # what is done after a restore does not reach what was saved
+        state.epoch = 9
+        state.history.append("b")
+        state.restore()
+        assert (state.epoch, state.history) == (1, ["a"])
+
+
+def test_what_changes_before_the_first_commit_is_restored_too():
+    history = []
+    state = alone(history=history)
+    state.history.append("a")
+    assert history == ["a"]
+    state.restore()
+    assert state.history == []
+
+
+def test_sync_takes_what_rank_0_has_at_present():
+    from_rank_0 = {"epoch": 5, "history": ["root"]}
+    state = ObjectState(lambda _: from_rank_0, lambda: 1, epoch=1, history=[])
+    state.epoch = 2
+    state.sync()
+    assert (state.epoch, state.history) == (5, ["root"])
+    state.epoch = 6
+    state.history.append("mine")
+    state.restore()
+    assert (state.epoch, state.history) == (5, ["root"])
+    sent = []
+    state = ObjectState(lambda obj: sent.append(obj) or obj, lambda: 0, epoch=1)
+    state.epoch = 2  # loaded from a file, say
+    state.sync()
+    assert (sent, state.epoch) == ([{"epoch": 2}], 2)
+
+
+def test_the_interface():
+    state = State(lambda obj: obj, lambda: 0)
+    for method in (state.save, state.restore, state.sync, state.commit):
+        with pytest.raises(NotImplementedError):
+            method()
+    state.reset()
+
+
+@pytest.mark.parametrize(
+    ("updates", "skip_sync"),
+    [([HostUpdateResult.removed], True), ([1, 1], True), ([HostUpdateResult.added], False), ([1, 2], False), ([0], False)],
+)
+def test_changed_hosts_interrupt_once(updates, skip_sync):
+    state = alone(epoch=1)
+    state.check_host_updates()
+    for timestamp, update in enumerate(updates, start=1):
+        state.on_hosts_updated(timestamp, update)
+    state.epoch = 2
+    with pytest.raises(HostsUpdatedInterrupt) as caught:
+        state.commit()
+    assert caught.value.skip_sync is skip_sync
+    state.epoch = 3
+    state.commit()
+    state.on_hosts_updated(0, HostUpdateResult.added)  # older than the last one
+    state.commit()
+
+
+def test_rank_0_decides_about_hosts():
+    state = ObjectState(lambda _: (0, 7, HostUpdateResult.added), lambda: 1)
+    with pytest.raises(HostsUpdatedInterrupt):
+        state.check_host_updates()
+    state = ObjectState(lambda _: (0, 0, HostUpdateResult.no_update), lambda: 1)
+    state.on_hosts_updated(5, HostUpdateResult.removed)
+    state.check_host_updates()
+
+
+class Recorded(State):
+    """Notes what happens to it."""
+
+    def __init__(self):
+        super().__init__(lambda obj: obj, lambda: 0)
+        self.events = []
+        self.register_reset_callbacks([lambda: self.events.append("callback 1"), lambda: self.events.append("callback 2")])
+
+    def sync(self):
+        self.events.append("sync")
+
+    def restore(self):
+        self.events.append("restore")
+
+    def reset(self):
+        self.events.append("reset state")
+
+
+def test_a_function_that_just_runs():
+    @run
+    def train(state, *args, **kwargs):
+        """Trains."""
+        state.events.append("train")
+        return args, kwargs
+
+    state = Recorded()
+    assert train(state, 1, two=2) == ((1,), {"two": 2})
+    assert state.events == ["sync", "train"]
+    assert (train.__name__, train.__doc__) == ("train", "Trains.")
+
+
+AGAIN = ["reset job", "reset state", "callback 1", "callback 2"]
+
+
+@pytest.mark.parametrize(
+    ("raised", "between"),
+    [
+        (HorovodInternalError("x"), ["restore", *AGAIN, "sync"]),
+        (PeerLostError("x"), ["restore", *AGAIN, "sync"]),
+        (HostsUpdatedInterrupt(False), [*AGAIN, "sync"]),
+        (HostsUpdatedInterrupt(True), AGAIN),
+    ],
+    ids=repr,
+)
+def test_the_loop_with_a_reset_of_ones_own(raised, between):
+    state = Recorded()
+    to_raise = [raised, HorovodInternalError("again")]
+
+    def train(state):
+        state.events.append("train")
+        if to_raise:
+            raise to_raise.pop(0)
+        return "done"
+
+    assert run_fn(train, lambda: state.events.append("reset job"))(state) == "done"
+    assert state.events == ["sync", "train", *between, "train", "restore", *AGAIN, "sync", "train"]
+
+
+def test_a_failure_during_sync_counts_as_well():
+    state = Recorded()
+    failures = [PeerLostError("while syncing")]
+
+    def sync():
+        state.events.append("sync")
+        if failures:
+            raise failures.pop()
+
+    state.sync = sync
+    assert run_fn(lambda _: "done", lambda: state.events.append("reset job"))(state) == "done"
+    assert state.events == ["sync", "restore", *AGAIN, "sync"]
+
+
+def raising(error):
+    def train(state):
+        state.epoch = 99
+        raise error
+
+    return train
+
+
+@pytest.mark.parametrize("lost", [PeerLostError("rank 1 is gone"), HorovodInternalError("rank 1 is gone")], ids=repr)
+def test_without_a_reset_a_lost_rank_ends_it_after_the_restore(lost):
+    state = alone(epoch=4)
+    with pytest.raises(UnsupportedError, match="cannot yet replace, add or remove ranks") as caught:
+        run(raising(lost))(state)
+    assert "rank 1 is gone" in str(caught.value)
+    assert "restored to this rank's last commit" in str(caught.value)
+    assert caught.value.__cause__ is lost
+    assert state.epoch == 4
+
+
+def test_without_a_reset_changed_hosts_end_it_with_the_present_state():
+    state = alone(epoch=4)
+    with pytest.raises(UnsupportedError, match="as it was when the change was noticed"):
+        run(raising(HostsUpdatedInterrupt(True)))(state)
+    assert state.epoch == 99
+
+
+@pytest.mark.parametrize("error", [MismatchError("m"), OperationTimeoutError("t"), ZeroDivisionError("z")], ids=repr)
+def test_the_programs_own_errors_are_not_retried(error):
+    state = Recorded()
+    with pytest.raises(type(error)) as caught:
+        run_fn(raising(error), lambda: state.events.append("reset job"))(state)
+    assert caught.value is error
+    assert state.events == ["sync"]
+
+
+def test_horovods_names():
+    assert elastic.HorovodInternalError is HorovodInternalError
+    assert issubclass(HostsUpdatedInterrupt, RuntimeError)
+    assert not issubclass(HostsUpdatedInterrupt, HorovodInternalError)
+    assert HostUpdateResult.removed | HostUpdateResult.added == HostUpdateResult.mixed == 3
