@@ -22,15 +22,22 @@ SERVED = {
     "horovod": "hvdlite.horovod",
     "horovod.common": "hvdlite.horovod.common",
     "horovod.common.basics": "hvdlite.horovod.common.basics",
+    "horovod.common.elastic": "hvdlite.horovod.common.elastic",
     "horovod.common.exceptions": "hvdlite.horovod.common.exceptions",
     "horovod.common.process_sets": "hvdlite.horovod.common.process_sets",
     "horovod.common.util": "hvdlite.horovod.common.util",
+    "horovod.data": "hvdlite.horovod.data",
+    "horovod.data.data_loader_base": "hvdlite.horovod.data.data_loader_base",
     "horovod.runner": "hvdlite.horovod.runner",
     "horovod.torch": "hvdlite.torch",
     "horovod.torch.compression": "hvdlite.torch.compression",
+    "horovod.torch.elastic": "hvdlite.torch.elastic",
+    "horovod.torch.elastic.sampler": "hvdlite.torch.elastic.sampler",
+    "horovod.torch.elastic.state": "hvdlite.torch.elastic.state",
     "horovod.torch.functions": "hvdlite.torch.functions",
     "horovod.torch.mpi_ops": "hvdlite.torch.mpi_ops",
     "horovod.torch.optimizer": "hvdlite.torch.optimizer",
+    "horovod.torch.sync_batch_norm": "hvdlite.torch.sync_batch_norm",
 }
 
 
@@ -103,14 +110,14 @@ def test_specs_name_the_file_before_and_after_the_import(shim):
 
 
 def test_pickles_by_either_name(shim):
-    from hvdlite.horovod.common.exceptions import HostsUpdatedInterrupt
+    from hvdlite.horovod.common.exceptions import HorovodVersionMismatchError
     from hvdlite.process_sets import ProcessSet
 
     def by_name(module, name):
         return pickle.loads(f"c{module}\n{name}\n.".encode())  # the opcode GLOBAL
 
     assert by_name("horovod.common.process_sets", "ProcessSet") is ProcessSet
-    assert by_name("horovod.common.exceptions", "HostsUpdatedInterrupt") is HostsUpdatedInterrupt
+    assert by_name("horovod.common.exceptions", "HorovodVersionMismatchError") is HorovodVersionMismatchError
     assert b"hvdlite.process_sets" in pickle.dumps(ProcessSet)
 
 

@@ -1,19 +1,8 @@
 """``horovod.common.exceptions``: what programs catch."""
 
-from hvdlite.errors import HorovodInternalError
+from hvdlite.errors import HorovodInternalError, HostsUpdatedInterrupt
 
 __all__ = ["HorovodInternalError", "HorovodVersionMismatchError", "HostsUpdatedInterrupt", "get_version_mismatch_message"]
-
-
-class HostsUpdatedInterrupt(RuntimeError):
-    """The set of hosts of an elastic job has changed. hvdlite's jobs keep their hosts, so it never raises this.
-
-    Attributes:
-        skip_sync: is the state the same on all ranks already?
-    """
-
-    def __init__(self, skip_sync: bool) -> None:
-        self.skip_sync = skip_sync
 
 
 class HorovodVersionMismatchError(ImportError):
