@@ -1,5 +1,6 @@
 """Handles: what an asynchronous operation returns, and what keeps its tensors alive until it has ended."""
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -41,8 +42,11 @@ class Handle:
         self._check_alive()
         return all(map(self._engine.poll, self._waiting))
 
-    def synchronize(self) -> Any:
+    def synchronize(self, timeout: float = math.inf) -> Any:
         """Waits for the operation and returns its output.
+
+        Args:
+            timeout: how many seconds to wait for it at most (for each one of a group).
 
         Returns:
             What the function without ``_async`` returns; ``(output, received_splits)`` for alltoall; a list for a
@@ -51,6 +55,7 @@ class Handle:
         Raises:
             MismatchError: the ranks asked for different things; the text says who asked for what.
             HorovodInternalError: the operation failed otherwise; the text starts with the first cause.
+            TimeoutError: the time is over; the operation stays in flight, and the handle may be waited for again.
         """
         if self._error is not None:
             raise self._error
@@ -62,7 +67,7 @@ class Handle:
         while self._waiting:
             index = len(finish) - len(self._waiting)
             try:
-                result = self._engine.wait(self._waiting[0])
+                result = self._engine.wait(self._waiting[0], limit=timeout)
             except HvdliteError as error:
                 self._waiting.popleft()
                 self._error = self._error or error

@@ -43,6 +43,11 @@ std::uint64_t hash_of_name(SetId set, std::string_view name) {
   return hasher.value();
 }
 
+bool Request::asks(int rank) const {
+  return kind != base::OpKind::kAddProcessSet || root == 0 ||
+         std::find(splits.begin(), splits.end(), rank) != splits.end();
+}
+
 void Request::seal() {
   name_hash = hash_of_name(set, name);
   base::Hasher of_content;

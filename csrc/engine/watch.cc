@@ -53,8 +53,12 @@ BlockedReport Cycle::blocked_report() {
           awaited->begin(), awaited->end(),
           [&](const CompletionPtr& completion) { return completion == pending.entry.completion; });
       found += waited_for ? 1 : 0;
-      report.open.push_back(
-          {request.set, request.kind, request.name, request.group, request.group_size, waited_for});
+      std::vector<std::int32_t> not_asking;
+      for (const int member : *set->members) {
+        if (!request.asks(member)) not_asking.push_back(member);
+      }
+      report.open.push_back({request.set, request.kind, request.name, request.group,
+                             request.group_size, waited_for, std::move(not_asking)});
     }
   }
   // A caller that waits for data on its way, or has just been served, is not blocked by another rank's silence.
