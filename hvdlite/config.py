@@ -23,6 +23,7 @@ __all__ = [
     "disagreements",
     "format_ranks",
     "from_environment",
+    "lacks_torch_variables",
     "launcher_claim",
     "to_markdown",
     "to_native",
@@ -488,6 +489,12 @@ def launcher_claim(environ: Mapping[str, str] | None = None) -> LauncherClaim | 
         if text.isdigit() and (not companion or companion in environ):
             return LauncherClaim(variable, int(text), launcher)
     return None
+
+
+def lacks_torch_variables(knows_rank: bool, knows_size: bool) -> bool:
+    """Would torch.distributed's ``env://`` miss a variable, its caller knowing the rank, the size, or neither?"""
+    needed = ["MASTER_ADDR", "MASTER_PORT"] + ["RANK"] * (not knows_rank) + ["WORLD_SIZE"] * (not knows_size)
+    return not all(os.environ.get(variable) for variable in needed)
 
 
 def to_markdown() -> str:

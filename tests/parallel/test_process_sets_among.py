@@ -25,7 +25,7 @@ def fresh(hvd):
 
 
 def total(hvd, members, process_set):
-    out = hvd.allreduce(np.array([10.0 ** RANK, RANK]), op=hvd.Sum, process_set=process_set)
+    out = hvd.allreduce(np.array([10.0**RANK, RANK]), op=hvd.Sum, process_set=process_set)
     assert out.tolist() == [sum(10.0**rank for rank in members), sum(members)]
 
 
@@ -54,7 +54,7 @@ def test_others_may_wait_meanwhile(hvd):
     """The last rank is ahead and waits for the others, one of which takes its time: no deadlock."""
     members = EVERYONE[:-1]
     if RANK in members:
-        if RANK == members[-1]:
+        if members[-1] == RANK:
             time.sleep(1.6)  # more than it takes to find a deadlock
         total(hvd, members, process_set_among(members))
     total(hvd, EVERYONE, hvd.global_process_set)
@@ -64,11 +64,9 @@ def test_others_may_wait_meanwhile(hvd):
 def test_a_member_that_never_comes_is_named(hvd):
     """Rank 0 waits for rank 1, and rank 1, which has another idea of the members, for all."""
     if RANK < 2:
+        wrong = [lambda: process_set_among([0, 1]), lambda: hvd.allreduce(np.ones(1), name="lonely")][RANK]
         with pytest.raises(hvd.HorovodInternalError, match="deadlock") as caught:
-            if RANK == 0:
-                process_set_among([0, 1])
-            else:
-                hvd.allreduce(np.ones(1), name="lonely")
+            wrong()
         assert "rank 0 waits for add_process_set of 'among [0, 1]' in process set 0, missing on rank 1;" in str(caught.value)
     WORLD.Barrier()
 
