@@ -4,7 +4,8 @@ torch's collectives have no names: all ranks of a group call them in one order. 
 number and torch's name for the operation are part of the tensor's name; ranks that call different things find nobody who asks
 for the same, and deadlock detection says who waits for what.
 
-The methods have two names where torch renamed them in 2.13; earlier versions ask for the other.
+The methods have two names where torch renamed them in 2.13; earlier versions ask for the other. Over 400 lines because there is
+a method for each of torch's functions.
 """
 
 import threading
@@ -14,14 +15,16 @@ from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
-from torch.distributed import ReduceOp
+from torch._C._distributed_c10d import AllreduceCoalescedOptions, AllreduceOptions, ReduceOp, ReduceScatterOptions
 
 from hvdlite import basics, ops, submission
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
 from hvdlite.handles import Handle
 from hvdlite.process_sets import ProcessSet, global_process_set, process_set_among
 from hvdlite.torch.distributed.rendezvous import check_place
+from hvdlite.torch.distributed.tensors import check_same_size, deal_out, flat_of
 from hvdlite.torch.distributed.work import HvdliteWork
+from hvdlite.torch.sparse import join_rows, rows_of
 
 __all__ = ["HvdliteProcessGroup", "create_group"]
 
@@ -120,13 +123,15 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> HvdliteWork:
         """Reduces in place."""
-        return self._allreduce("all_reduce", tensors, opts or dist.AllreduceOptions())
+        return self._allreduce("all_reduce", tensors, opts or AllreduceOptions())
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> HvdliteWork:
         """Reduces tensors in place, together."""
-        return self._allreduce("all_reduce_coalesced", tensors, opts or dist.AllreduceCoalescedOptions())
+        return self._allreduce("all_reduce_coalesced", tensors, opts or AllreduceCoalescedOptions())
 
     def _allreduce(self, label: str, tensors: list[Tensor], opts: Any) -> HvdliteWork:
+        if len(tensors) == 1 and tensors[0].layout is torch.sparse_coo:
+            return self._allreduce_sparse(tensors[0], opts)
         op, factor = self._reduction(label, opts.reduceOp)
         start: Callable[[str], Handle]
         if len(tensors) == 1:
@@ -134,6 +139,23 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         else:
             start = lambda name: ops.grouped_allreduce_async_(tensors, None, name, op, factor, 1.0, self._process_set)  # noqa: E731
         return self._start(label, start, tensors, None, opts)
+
+    def _allreduce_sparse(self, tensor: Tensor, opts: Any) -> HvdliteWork:
+        """Gathers all ranks' rows and adds them up, into the tensor."""
+        op, _ = self._reduction("all_reduce", opts.reduceOp)
+        if op not in (ops.Sum, ops.Average):
+            raise UnsupportedError("torch.distributed.all_reduce: a sparse tensor is reduced with SUM or AVG only")
+        rows = rows_of(tensor.detach(), tensor, tensor.sparse_dim())
+        divisor = self._size if op == ops.Average else 1
+
+        def finish(gathered: list[Tensor]) -> None:
+            indices, values = gathered
+            with torch.no_grad():
+                tensor.copy_(join_rows(indices, values, tensor, divisor))
+
+        return self._start(
+            "all_reduce", lambda name: ops.grouped_allgather_async(rows, name, self._process_set), [tensor], finish, opts
+        )
 
     def reduce(self, tensors: list[Tensor], opts: Any) -> HvdliteWork:
         """Reduces to the root, in place; the other ranks' tensors stay as they are."""
@@ -147,10 +169,10 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> HvdliteWork:
         """Reduces one tensor for each rank; a rank gets its own. They may differ in size."""
         (output,), (parts,) = outputs, inputs
-        opts = opts or dist.ReduceScatterOptions()
+        opts = opts or ReduceScatterOptions()
         self._check_count("reduce_scatter", parts)
-        _check_same_size("reduce_scatter", parts[self._place], output)
-        flat = _flat_of(parts)
+        check_same_size("reduce_scatter", parts[self._place], output)
+        flat = flat_of(parts)
         if len({part.numel() for part in parts}) == 1:
             return self._reduce_rows("reduce_scatter", [output], [flat], opts)
         # hvdlite's reducescatter has rows of one size.
@@ -158,7 +180,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         start = sum(part.numel() for part in parts[: self._place])
 
         def finish(reduced: Tensor) -> None:
-            _deal_out("reduce_scatter", reduced.narrow(0, start, output.numel()), [output])
+            deal_out("reduce_scatter", reduced.narrow(0, start, output.numel()), [output])
 
         return self._start(
             "reduce_scatter",
@@ -170,13 +192,13 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> HvdliteWork:
         """Reduces a tensor of which each rank gets one of equal parts."""
-        return self._reduce_rows("reduce_scatter_tensor", [output], [input], opts or dist.ReduceScatterOptions())
+        return self._reduce_rows("reduce_scatter_tensor", [output], [input], opts or ReduceScatterOptions())
 
     _reduce_scatter_base = reduce_scatter_single
 
     def reduce_scatter_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> HvdliteWork:
         """`reduce_scatter_single` of several tensors, together."""
-        return self._reduce_rows("reduce_scatter_tensor", outputs, inputs, opts or dist.ReduceScatterOptions())
+        return self._reduce_rows("reduce_scatter_tensor", outputs, inputs, opts or ReduceScatterOptions())
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
@@ -199,7 +221,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
         def finish(results: list[Tensor]) -> None:
             for output, result in zip(outputs, results, strict=True):
-                _deal_out(label, result if scattered else result[self._place], [output])
+                deal_out(label, result if scattered else result[self._place], [output])
 
         return self._start(label, start, outputs, finish, opts)
 
@@ -246,12 +268,12 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         for parts, source in zip(outputs, inputs, strict=True):
             if len(parts) > 1 or label != "all_gather_into_tensor":
                 self._check_count(label, parts)
-                _check_same_size(label, source, parts[self._place])
+                check_same_size(label, source, parts[self._place])
         flat = [source.detach().reshape(-1) for source in inputs]
 
         def finish(results: list[Tensor]) -> None:
             for parts, result in zip(outputs, results, strict=True):
-                _deal_out(label, result, parts)
+                deal_out(label, result, parts)
 
         return self._start(
             label,
@@ -276,14 +298,14 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         if opts.rootRank == self._place:
             self._check_count("scatter", parts)
         splits = [part.numel() for part in parts] or [0] * self._size
-        flat = _flat_of(parts) if parts else outputs[0].new_empty(0)
+        flat = flat_of(parts) if parts else outputs[0].new_empty(0)
         return self._exchange("scatter", flat, splits, outputs, opts)
 
     def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> HvdliteWork:
         """Sends one tensor to each rank and receives one from each."""
         self._check_count("all_to_all", inputs)
         self._check_count("all_to_all", outputs)
-        return self._exchange("all_to_all", _flat_of(inputs), [part.numel() for part in inputs], outputs, opts)
+        return self._exchange("all_to_all", flat_of(inputs), [part.numel() for part in inputs], outputs, opts)
 
     def all_to_all_single(
         self,
@@ -320,7 +342,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
                 raise InvalidArgumentError(
                     f"{label}: the ranks sent {sizes.tolist()} elements, but the outputs for them have {expected}"
                 )
-            _deal_out(label, received, outputs)
+            deal_out(label, received, outputs)
 
         return self._start(label, lambda name: ops.alltoall_async(flat, splits, name, self._process_set), outputs, finish, opts)
 
@@ -388,27 +410,3 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
             raise InvalidArgumentError(
                 f"torch.distributed.{label}: a list of {len(tensors)} tensors for {self._size} ranks; pass one for each"
             )
-
-
-def _check_same_size(label: str, source: Tensor, output: Tensor) -> None:
-    if source.numel() != output.numel() or source.dtype != output.dtype:
-        raise InvalidArgumentError(
-            f"torch.distributed.{label}: this rank's own output, {output.dtype} with {output.numel()} elements, does not fit "
-            f"its input, {source.dtype} with {source.numel()}"
-        )
-
-
-def _flat_of(tensors: Sequence[Tensor]) -> Tensor:
-    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
-
-
-def _deal_out(label: str, received: Tensor, outputs: Sequence[Tensor]) -> None:
-    """Copies what was received into the outputs, in order."""
-    sizes = [output.numel() for output in outputs]
-    if received.numel() != sum(sizes):
-        raise InvalidArgumentError(
-            f"torch.distributed.{label}: the ranks sent {received.numel()} elements, but the outputs have {sizes}"
-        )
-    with torch.no_grad():
-        for output, piece in zip(outputs, torch.split(received.reshape(-1), sizes), strict=True):
-            output.copy_(piece.view(output.shape))

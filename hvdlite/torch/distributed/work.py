@@ -1,7 +1,9 @@
 """What a collective of torch.distributed returns: a `Work` over a `Handle`.
 
 A caller that waits (`Work.wait`) waits inside hvdlite, drives the engine and gets hvdlite's own exceptions. C++ code (DDP's
-reducer) and callbacks want a future instead, which somebody has to complete: a thread that lives while there are any.
+reducer) and callbacks want a future instead, which somebody has to complete: a thread of its own. One thread for all would not
+do, since a future's callbacks run in it and may wait for other futures; and one that waits for nothing would look to the
+engine's deadlock detection like a caller that may still submit something.
 """
 
 import threading
@@ -12,7 +14,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
+from torch._C._distributed_c10d import Work
 
 from hvdlite.errors import OperationTimeoutError
 from hvdlite.handles import Handle
@@ -21,11 +23,16 @@ __all__ = ["HvdliteWork"]
 
 _Future = torch.futures.Future[Any]
 
+# Before 2.7 torch kept only the C++ half of a Work that C++ code asked for, which forgets the methods below. No such code has
+# more than two in hand.
+_TORCH_FORGETS = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 7)
+_recent: "deque[HvdliteWork]" = deque(maxlen=8)
+
 # What torch passes for "as long as the group says".
 _NO_TIMEOUT = timedelta(0)
 
 
-class HvdliteWork(dist.Work):
+class HvdliteWork(Work):
     """One collective in flight.
 
     Args:
@@ -55,7 +62,8 @@ class HvdliteWork(dist.Work):
         self._error: BaseException | None = None
         self._future: _Future | None = None
         self._late: OperationTimeoutError | None = None
-        _recent.append(self)
+        if _TORCH_FORGETS:
+            _recent.append(self)
 
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
         """Waits for the end; afterwards the tensors hold the result.
@@ -136,7 +144,10 @@ class HvdliteWork(dist.Work):
             begun: _Future = torch.futures.Future()
             # An exception that is set on a future stays unseen by C++; one that a callback raises does not.
             self._future = begun.then(self._outcome)
-            _completer.add(self, begun)
+            if self.is_completed():
+                begun.set_result(None)
+            else:
+                threading.Thread(target=self._complete, args=(begun,), name="hvdlite-future", daemon=True).start()
         return self._future
 
     def _outcome(self, _: _Future) -> list[torch.Tensor]:
@@ -145,50 +156,11 @@ class HvdliteWork(dist.Work):
             raise error
         return self._outputs
 
-    def complete(self, begun: _Future) -> None:
-        """Waits and then completes the future; called in the completer's thread."""
+    def _complete(self, begun: _Future) -> None:
         try:
             self.wait()
         except OperationTimeoutError as error:
             self._late = error
-        except Exception:
-            self._done = True  # `_outcome` raises it
+        except Exception as error:
+            self._error = error
         begun.set_result(None)
-
-
-class _Completer:
-    """Completes futures, in the order in which they were asked for.
-
-    Its thread ends when there are none left: one that waits for nothing would look to the engine's deadlock detection like a
-    caller that may still submit something.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._waiting: deque[tuple[HvdliteWork, _Future]] = deque()
-        self._running = False
-
-    def add(self, work: HvdliteWork, begun: _Future) -> None:
-        """Will complete this one."""
-        with self._lock:
-            self._waiting.append((work, begun))
-            if self._running:
-                return
-            self._running = True
-        threading.Thread(target=self._run, name="hvdlite-futures", daemon=True).start()
-
-    def _run(self) -> None:
-        while True:
-            with self._lock:
-                if not self._waiting:
-                    self._running = False
-                    return
-                work, begun = self._waiting.popleft()
-            work.complete(begun)
-
-
-_completer = _Completer()
-
-# Before 2.7 torch kept only the C++ half of a Work that C++ code asked for, which forgets the methods above. No such code holds
-# more than two at a time.
-_recent: deque[HvdliteWork] = deque(maxlen=16)

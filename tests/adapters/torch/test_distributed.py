@@ -106,6 +106,17 @@ def test_all_reduce_coalesced(world):
     check(tensors, [values().sum(0), values(shape=(5,), salt=1).sum(0), torch.empty(0)])
 
 
+@pytest.mark.parametrize("op", ["SUM", "AVG"])
+def test_all_reduce_of_sparse_tensors(op):
+    def rows(rank):  # one of its own, and a common one twice
+        return torch.sparse_coo_tensor([[rank, SIZE, SIZE]], value(rank), (SIZE + 2, 2))
+
+    for _ in waited(dist.all_reduce, tensor := rows(RANK), getattr(dist.ReduceOp, op)):
+        expected = sum(rows(rank).to_dense() for rank in EVERYONE) / (SIZE if op == "AVG" else 1)
+        check([tensor.to_dense()], [expected])
+        tensor.copy_(rows(RANK))
+
+
 def test_broadcast():
     for root in EVERYONE:
         for _ in waited(dist.broadcast, tensor := value(RANK), src=root):
@@ -315,7 +326,8 @@ def test_timeouts(hvd):
         (lambda: dist.all_gather_into_tensor(torch.ones(1), torch.ones(1)), ValueError, "the output has 1 elements"),
         (lambda: dist.reduce_scatter_tensor(torch.ones(3), torch.ones(1)), ValueError, "the input has 1 elements"),
         (lambda: dist.all_to_all_single(torch.ones(1), torch.ones(SIZE), [1]), ValueError, "the output has 1 rows"),
-        (lambda: dist.all_reduce(torch.ones(1).to_sparse()), NotImplementedError, "layout torch.sparse_coo"),
+        (lambda: dist.all_reduce(torch.ones(1).to_sparse(), dist.ReduceOp.MAX), NotImplementedError, "SUM or AVG only"),
+        (lambda: dist.broadcast(torch.ones(1).to_sparse(), src=0), NotImplementedError, "layout torch.sparse_coo"),
         (lambda: dist.all_reduce(torch.ones(1, device="meta")), NotImplementedError, "this torch tensor is on meta"),
         (lambda: dist.new_group(pg_options=object()), ValueError, "backend 'hvdlite' has no options"),
         (lambda: dist.monitored_barrier(), ValueError, "GLOO"),
@@ -439,3 +451,89 @@ def test_a_comm_hook(world):
     twin = network()
     mse(twin, *whole_batch(0, SIZE)).backward()
     check([param.grad for param in model.parameters()], [param.grad for param in twin.parameters()])
+
+
+def test_callbacks_may_wait_for_other_futures(world):
+    """As DDP's PowerSGD hook does."""
+    last = dist.all_reduce(tensor := torch.ones(1), async_op=True).get_future()
+    for _ in range(3):
+        last = last.then(lambda done: dist.all_reduce(done.value()[0], async_op=True).get_future().wait())
+    last.wait()
+    assert tensor == SIZE**4
+
+
+def test_ddp_with_sparse_gradients(gloo):
+    def trained(group):
+        model = DistributedDataParallel(torch.nn.Embedding(SIZE + 2, 3, sparse=True).double(), process_group=group)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.tensor([RANK, SIZE, SIZE])).square().sum().backward()
+            optimizer.step()
+        return model.module.weight
+
+    torch.manual_seed(2)
+    ours = trained(None)
+    torch.manual_seed(2)
+    check([ours], [trained(gloo)])
+    assert_same_bits([ours])
+
+
+def test_ddp_with_unequal_numbers_of_batches(gloo):
+    def trained(group):
+        model = DistributedDataParallel(network(), process_group=group)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with model.join():
+            for step in range(2 + RANK):
+                optimizer.zero_grad()
+                mse(model, *part_of(whole_batch(step, SIZE), RANK)).backward()
+                optimizer.step()
+        return list(model.module.parameters())
+
+    assert_close(ours := trained(None), trained(gloo))
+    assert_same_bits(ours)
+
+
+# --- what torch builds on the collectives ---------------------------------------------------------------------------------
+
+
+def stepped(model, optimizer, inputs, targets):
+    mse(model, inputs, targets).backward()
+    optimizer.step()
+    return model
+
+
+def test_fully_sharded_parameters():
+    fsdp = pytest.importorskip("torch.distributed.fsdp")
+    if not hasattr(fsdp, "fully_shard"):
+        pytest.skip("this torch has none")
+    from torch.distributed.device_mesh import init_device_mesh
+
+    model = network()
+    fsdp.fully_shard(model, mesh=init_device_mesh("cpu", (SIZE,)))
+    stepped(model, torch.optim.SGD(model.parameters(), lr=0.1), *part_of(whole_batch(0, SIZE), RANK))
+    twin = network()
+    stepped(twin, torch.optim.SGD(twin.parameters(), lr=0.1), *whole_batch(0, SIZE))
+    check([param.full_tensor() for param in model.parameters()], list(twin.parameters()))
+
+
+def test_sharded_optimizer():
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    model = DistributedDataParallel(network())
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.1)
+    stepped(model, optimizer, *part_of(whole_batch(0, SIZE), RANK))
+    twin = network()
+    stepped(twin, torch.optim.Adam(twin.parameters(), lr=0.1), *whole_batch(0, SIZE))
+    check(list(model.parameters()), list(twin.parameters()))
+
+
+def test_checkpoints(tmp_path):
+    checkpoint = pytest.importorskip("torch.distributed.checkpoint")
+    if not hasattr(checkpoint, "save"):
+        pytest.skip("this torch has none")
+    folder = WORLD.bcast(str(tmp_path))
+    checkpoint.save({"weight": value(0)}, checkpoint_id=folder)
+    loaded = {"weight": torch.zeros(3, 2, dtype=torch.float64)}
+    checkpoint.load(loaded, checkpoint_id=folder)
+    check([loaded["weight"]], [value(0)])
