@@ -79,18 +79,18 @@ def test_synthetic_benchmark(hvd, capsys):
 
 def test_imagenet_style_learns_and_resumes(hvd, folder, capsys):
     example = load("torch_imagenet_style")
-    small = ["--train-images", "256", "--val-images", "48", "--batch-size", "16", "--base-lr", "0.03", "--warmup-epochs", "1"]
+    small = ["--train-images", "256", "--val-images", "48", "--batch-size", "8", "--base-lr", "0.03", "--warmup-epochs", "1"]
     small += ["--batches-per-allreduce", "2", "--checkpoint-format", str(folder / "checkpoint-{epoch}.pt")]
     example.main(["--epochs", "1", *small])
     said = capsys.readouterr().out
-    right = example.main(["--epochs", "6", "--fp16-allreduce", *small])
+    right = example.main(["--epochs", "5", "--fp16-allreduce", *small])
     said += capsys.readouterr().out
     if hvd.rank() == 0:
-        assert [f"checkpoint-{epoch}.pt" for epoch in range(1, 7)] == sorted(path.name for path in folder.iterdir())
+        assert [f"checkpoint-{epoch}.pt" for epoch in range(1, 6)] == sorted(path.name for path in folder.iterdir())
         assert said.count("epoch 1: ") == said.count("epoch 2: ") == said.count("resumed after epoch 1") == 1
     else:
         assert not said
-    assert right >= 0.4  # 0.125 at first
+    assert right >= 0.6  # 0.125 at first
     assert len(set(MPI.COMM_WORLD.allgather(right))) == 1
 
 
@@ -104,10 +104,10 @@ def test_process_sets_find_the_better_rate(hvd, leave_no_sets, capsys):
 
 
 def test_gan_comes_near_the_ring(hvd, capsys):
-    off = load("torch_gan").main(["--steps", "300", "--report-every", "150"])
+    off = load("torch_gan").main(["--steps", "160", "--report-every", "80"])
     said = capsys.readouterr().out
     assert said.count("away from the ring") == (2 if hvd.rank() == 0 else 0)
-    assert off < 0.7  # 1.9 at first
+    assert off < 1.0  # 1.9 at first
     assert len(set(MPI.COMM_WORLD.allgather(off))) == 1
 
 
