@@ -120,11 +120,18 @@ class Engine:
         """
     def release_prepared(self, group: int) -> None: ...
     def poll(self, handle: int) -> bool: ...
-    def wait(self, handle: int, memory: object = None, keep: Callable[[Any, int, int], None] | None = None) -> Result:
+    def wait(
+        self,
+        handle: int,
+        memory: object = None,
+        keep: Callable[[Any, int, int], None] | None = None,
+        limit: float = float("inf"),
+    ) -> Result:
         """Waits, driving progress, handles signals, releases the handle, and raises if the operation failed.
 
         If its memory may be in use after an exception, keep(memory, handle, code) is called first: with the handle if a
-        signal left the operation in flight, or with 0 and the code of the failure.
+        signal left the operation in flight, or with 0 and the code of the failure. After `limit` seconds TimeoutError
+        leaves it in flight.
         """
     def wait_many(self, handles: Sequence[int]) -> tuple[list[int], dict[int, HvdliteError]]:
         """Waits for all operations behind these handles and releases them. For operations without output of the engine's.

@@ -27,6 +27,7 @@ __all__ = [
     "format_ranks",
     "from_environment",
     "is_first_process",
+    "lacks_torch_variables",
     "launcher_claim",
     "to_markdown",
     "to_native",
@@ -566,6 +567,12 @@ def is_first_process(environ: Mapping[str, str] | None = None) -> bool:
     """Is this rank 0 by its launcher's word, or without a launcher? For what one rank says before MPI is initialised."""
     environ = os.environ if environ is None else environ
     return next((environ[name] for name in _RANK_VARIABLES if name in environ), "0") == "0"
+
+
+def lacks_torch_variables(knows_rank: bool, knows_size: bool) -> bool:
+    """Would torch.distributed's ``env://`` miss a variable, its caller knowing the rank, the size, or neither?"""
+    needed = ["MASTER_ADDR", "MASTER_PORT"] + ["RANK"] * (not knows_rank) + ["WORLD_SIZE"] * (not knows_size)
+    return not all(os.environ.get(variable) for variable in needed)
 
 
 def to_markdown() -> str:

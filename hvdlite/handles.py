@@ -1,5 +1,6 @@
 """Handles: what an asynchronous operation returns, and what keeps its tensors alive until it has ended."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -41,8 +42,11 @@ class Handle:
         self._check_alive()
         return all(map(self._engine.poll, waiting))
 
-    def synchronize(self) -> Any:
+    def synchronize(self, timeout: float = math.inf) -> Any:
         """Waits for the operation and returns its output.
+
+        Args:
+            timeout: how many seconds to wait for it at most (for each one of a group).
 
         Returns:
             What the function without ``_async`` returns; ``(output, received_splits)`` for alltoall; a list for a
@@ -51,6 +55,7 @@ class Handle:
         Raises:
             MismatchError: the ranks asked for different things; the text says who asked for what.
             HorovodInternalError: the operation failed otherwise; the text starts with the first cause.
+            TimeoutError: the time is over; the operation stays in flight, and the handle may be waited for again.
         """
         if self._error is not None:
             raise self._error
@@ -63,7 +68,7 @@ class Handle:
         while self._waited < len(numbers):
             index = self._waited
             try:
-                result = self._engine.wait(numbers[index])
+                result = self._engine.wait(numbers[index], limit=timeout)
             except HvdliteError as error:
                 self._waited += 1
                 self._error = self._error or error

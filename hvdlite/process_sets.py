@@ -5,13 +5,20 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
-from hvdlite.requests import KIND_NAMES, Kind, Request
+from hvdlite.requests import KIND_NAMES, Kind, Request, tensor_name
 from hvdlite.runtime import RUNTIME
 
 if TYPE_CHECKING:
     from hvdlite._engine import Result
 
-__all__ = ["ProcessSet", "add_process_set", "global_process_set", "process_set_ids_and_ranks", "remove_process_set"]
+__all__ = [
+    "ProcessSet",
+    "add_process_set",
+    "global_process_set",
+    "process_set_among",
+    "process_set_ids_and_ranks",
+    "remove_process_set",
+]
 
 
 class ProcessSet:
@@ -176,6 +183,36 @@ def add_process_set(process_set: "ProcessSet | Sequence[int]") -> ProcessSet:
         raise InvalidArgumentError(f"Attempted to add a duplicate process set: {added}")
     _register(added)
     return added
+
+
+def process_set_among(ranks: Sequence[int]) -> ProcessSet:
+    """The set of these ranks, registered if it is not yet. Collective over its members; the other ranks do not call.
+
+    For doors whose framework tells only the members of a new group (`hvdlite.torch.distributed`); so it needs no permission
+    for dynamic process sets.
+
+    Args:
+        ranks: ascending, this rank among them.
+
+    Raises:
+        InvalidArgumentError: they are no ranks of this job.
+    """
+    members = list(ranks)
+    found = ProcessSet(members)
+    _check_ranks(members)
+    known = {tuple(those): number for number, those in process_set_ids_and_ranks().items()}
+    number = known.get(tuple(members))
+    if number is None:
+        engine = RUNTIME.require()
+        # Not numbered: the other ranks do not count this operation.
+        name = tensor_name(Kind.ADD_PROCESS_SET, f"among {members}")
+        request = Request(Kind.ADD_PROCESS_SET, name, root=1, splits=members)
+        number = engine.wait(engine.submit_many((request,), False)[0]).process_set
+        RUNTIME.forget_counters(number)
+    found._bind(number, members)
+    if number:
+        _bound.append(found)
+    return found
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:

@@ -167,11 +167,11 @@ def alltoall(tensor: Any, splits: Any, name: str | None, process_set: ProcessSet
     return _submit(engine, Kind.ALLTOALL, name, part, (Sum, 0, set_id, 1.0, 1.0), blocking, counts)
 
 
-def barrier(process_set: ProcessSet) -> None:
-    """Waits for all ranks of the set."""
+def barrier(process_set: ProcessSet, name: str | None = None, blocking: bool = True) -> Any:
+    """Submits a barrier."""
     engine, set_id = enter(Kind.BARRIER, process_set)
     part = (_NO_MEMORY, 0, _nothing)
-    _submit(engine, Kind.BARRIER, None, part, (Sum, 0, set_id, 1.0, 1.0), True)
+    return _submit(engine, Kind.BARRIER, name, part, (Sum, 0, set_id, 1.0, 1.0), blocking)
 
 
 # --- one tensor ----------------------------------------------------------------------------------------------------

@@ -106,9 +106,14 @@ Coordinator::Tally& Coordinator::add(int member, RequestPtr request) {
 
 void Coordinator::settle_if_complete(const std::string& name) {
   const auto found = tallies_.find(name);
-  int missing = static_cast<int>(members_.size()) - found->second.count;
-  for (std::size_t i = 0; missing > 0 && joined_count_ > 0 && i < members_.size(); ++i) {
-    if (joined_[i] && !found->second.requests[i]) --missing;
+  const Tally& counted = found->second;
+  const Request& asked =
+      **std::find_if(counted.requests.begin(), counted.requests.end(),
+                     [](const RequestPtr& request) { return request != nullptr; });
+  int missing = static_cast<int>(members_.size()) - counted.count;
+  const bool some_need_not = joined_count_ > 0 || asked.kind == OpKind::kAddProcessSet;
+  for (std::size_t i = 0; missing > 0 && some_need_not && i < members_.size(); ++i) {
+    if (!counted.requests[i] && (joined_[i] || !asked.asks(members_[i]))) --missing;
   }
   if (missing > 0 && left_.ok()) return;
   Tally tally = std::move(found->second);

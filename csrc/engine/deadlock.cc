@@ -42,7 +42,9 @@ void DeadlockDetector::report(int rank, BlockedReport report) {
 
 std::vector<int> DeadlockDetector::missing(const OpenOperation& operation) const {
   std::vector<int> ranks;
+  const auto& others = operation.not_asking;
   for (const int member : members_of_(operation.set)) {
+    if (std::find(others.begin(), others.end(), member) != others.end()) continue;
     const auto report = reports_.find(member);
     if (report == reports_.end() || !takes_part(report->second.open, operation)) {
       ranks.push_back(member);

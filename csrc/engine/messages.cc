@@ -95,6 +95,8 @@ void put(Writer& writer, const BlockedReport& message) {
     writer.put_string(operation.group);
     writer.put(operation.group_size);
     writer.put(static_cast<std::uint8_t>(operation.waited_for));
+    writer.put(static_cast<std::uint32_t>(operation.not_asking.size()));
+    for (const std::int32_t rank : operation.not_asking) writer.put(rank);
   }
 }
 
@@ -110,6 +112,9 @@ void get(Reader& reader, BlockedReport& message) {
     operation.group = reader.get_string();
     operation.group_size = reader.get<std::int32_t>();
     operation.waited_for = reader.get<std::uint8_t>() != 0;
+    for (auto left = reader.get<std::uint32_t>(); left > 0; --left) {
+      operation.not_asking.push_back(reader.get<std::int32_t>());
+    }
     message.open.push_back(std::move(operation));
   }
 }

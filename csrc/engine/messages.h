@@ -47,7 +47,8 @@ struct OpenOperation {
   std::string name;
   std::string group;
   std::int32_t group_size = 0;
-  bool waited_for = false;  // a caller of this rank sleeps until it is done
+  bool waited_for = false;               // a caller of this rank sleeps until it is done
+  std::vector<std::int32_t> not_asking;  // ranks of the set that it does not need (Request::asks)
   friend bool operator==(const OpenOperation&, const OpenOperation&) = default;
 };
 // Any rank -> rank 0: all callers of this rank sleep until other ranks submit something (or no longer do).

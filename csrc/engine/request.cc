@@ -52,6 +52,11 @@ std::uint64_t hash_of_name(SetId set, std::string_view name) {
   return hasher.value();
 }
 
+bool Request::asks(int rank) const {
+  return kind != base::OpKind::kAddProcessSet || root == 0 ||
+         std::find(splits.begin(), splits.end(), rank) != splits.end();
+}
+
 void Request::seal() {
   name_hash = hash_of_name(set, name);
   group_hash = group.empty() ? 0 : hash_of_group(set, group);

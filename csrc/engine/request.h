@@ -23,8 +23,9 @@ struct Request {
   base::OpKind kind = base::OpKind::kAllreduce;
   base::DType dtype = base::DType::kFloat32;
   base::ReduceOp op = base::ReduceOp::kSum;
-  bool absent = false;    // no value on this rank: contribute the identity, take the result
-  std::int32_t root = 0;  // broadcast: global rank; remove_process_set: the id
+  bool absent = false;  // no value on this rank: contribute the identity, take the result
+  // broadcast: global rank; remove_process_set: the id; add_process_set: 1 if only the new set's members ask
+  std::int32_t root = 0;
   std::int32_t device = -1;
   std::int32_t layout = 0;
   double prescale = 1.0;
@@ -51,6 +52,8 @@ struct Request {
   std::int64_t row_elements() const;
 
   bool in_group() const { return !group.empty() && group_size > 1; }
+  // Is this rank one of those that have to ask? Only for a new set whose members alone do is it not every rank of the set.
+  bool asks(int rank) const;
 
   // The last step of building a request: computes what follows from the rest. Nothing may change afterwards but `absent`.
   void seal();

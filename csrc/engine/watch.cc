@@ -52,8 +52,12 @@ BlockedReport Cycle::blocked_report() {
       const bool waited_for =
           std::find(awaited->begin(), awaited->end(), entry.completion) != awaited->end();
       found += waited_for ? 1 : 0;
-      report.open.push_back(
-          {request.set, request.kind, request.name, request.group, request.group_size, waited_for});
+      std::vector<std::int32_t> not_asking;
+      for (const int member : *set->members) {
+        if (!request.asks(member)) not_asking.push_back(member);
+      }
+      report.open.push_back({request.set, request.kind, request.name, request.group,
+                             request.group_size, waited_for, std::move(not_asking)});
     };
     for (const auto& [name, pending] : set->pending) add(pending.entry);
     if (set->accord) set->accord->for_each(add);

@@ -70,6 +70,27 @@ def test_waiting_releases_the_handle(alone):
         alone.wait(handle)
 
 
+def test_a_wait_with_a_limit_leaves_the_handle():
+    values = [np.full(4, rank + 1, np.float32) for rank in range(2)]
+    kept = []
+
+    def submit(rank):
+        data = values[rank.rank].ctypes.data
+        return rank.engine.submit(ALLREDUCE, "late", DType.FLOAT32, (4,), data, data, SUM)
+
+    with engines(2) as ranks:
+        handle = submit(ranks[0])
+        for limit in (0.0, 0.25):  # in less than a slice, and in several
+            begin = time.monotonic()
+            with pytest.raises(TimeoutError):
+                ranks[0].engine.wait(handle, "memory", lambda *told: kept.append(told), limit)
+            assert time.monotonic() - begin >= limit
+        assert kept == [("memory", handle, 0)] * 2
+        other = submit(ranks[1])
+        in_threads(ranks, lambda rank: rank.engine.wait(other if rank.rank else handle, limit=60.0))
+    assert all((array == 3).all() for array in values)
+
+
 def test_ctrl_c_interrupts_a_wait_and_leaves_the_handle():
     def interrupt(number, frame):
         raise KeyboardInterrupt

@@ -1,6 +1,7 @@
 """Handles and parked memory, over an engine that ends operations when the test says so."""
 
 import gc
+import math
 import weakref
 
 import pytest
@@ -16,12 +17,14 @@ class Engine:
     def __init__(self):
         self.ended = {}
         self.waited = []
+        self.limits = []
         self.interrupt = None
 
     def poll(self, number):
         return number in self.ended
 
-    def wait(self, number):
+    def wait(self, number, limit=math.inf):
+        self.limits.append(limit)
         if self.interrupt is not None:
             interrupt, self.interrupt = self.interrupt, None
             raise interrupt
@@ -123,13 +126,16 @@ def test_memory_stays_for_good_after_a_failure_of_the_job(engine):
     assert memory() is not None
 
 
-def test_an_interrupted_wait_can_be_repeated(engine):
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, TimeoutError])
+def test_an_interrupted_wait_can_be_repeated(engine, interrupt):
     handle, _ = make(engine)
-    engine.interrupt = KeyboardInterrupt()
-    with pytest.raises(KeyboardInterrupt):
-        handle.synchronize()
+    engine.interrupt = interrupt()
+    with pytest.raises(interrupt):
+        handle.synchronize(2.5)
+    assert not handle.poll()
     engine.ended[7] = 1
     assert handle.synchronize() == 2
+    assert engine.limits == [2.5, math.inf]
 
 
 def test_memory_of_a_dropped_handle_is_parked_until_the_operation_ended(engine):

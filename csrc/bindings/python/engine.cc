@@ -2,6 +2,9 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+#include <chrono>
+
 #include "config.h"
 
 namespace hvdlite::python {
@@ -159,15 +162,19 @@ bool Engine::poll(std::int64_t handle) {
 }
 
 // Waits in slices until the operations behind all handles have ended; between slices Python looks for signals, and raises
-// what their handlers raise. The outcome is the last handle's if all ended, otherwise why one of them never will.
-Outcome Engine::wait_in_slices(const std::int64_t* handles, std::size_t count) {
+// what their handlers raise, and TimeoutError once the limit (in seconds) is over. The outcome is the last handle's if all
+// ended, otherwise why one of them never will.
+Outcome Engine::wait_in_slices(const std::int64_t* handles, std::size_t count, double limit) {
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point start = Clock::now();
+  double left = limit;
   std::size_t next = 0;
   for (;;) {
     int done = 1;
     Outcome outcome = without_gil([&] {
       int code = HVDLITE_OK;
       for (; next < count && done != 0; next += done != 0 ? 1 : 0) {
-        code = hvdlite_wait(engine_, handles[next], kSliceSeconds, &done);
+        code = hvdlite_wait(engine_, handles[next], std::min(left, kSliceSeconds), &done);
         if (done == 0 && code != HVDLITE_OK) break;
       }
       return code;
@@ -177,6 +184,11 @@ Outcome Engine::wait_in_slices(const std::int64_t* handles, std::size_t count) {
     // and the outcome would be lost.
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
     if (outcome.ended || outcome.code != HVDLITE_OK) return outcome;
+    left = limit - std::chrono::duration<double>(Clock::now() - start).count();
+    if (left <= 0) {
+      PyErr_SetString(PyExc_TimeoutError, "the operation has not ended in time");
+      throw nb::python_error();
+    }
   }
 }
 
@@ -192,13 +204,13 @@ Result Engine::finish(std::int64_t handle, const Outcome& outcome) {
   return collect_result(engine_, handle);
 }
 
-Result Engine::wait(std::int64_t handle, nb::handle memory, nb::handle keep) {
+Result Engine::wait(std::int64_t handle, nb::handle memory, nb::handle keep, double limit) {
   const auto hand_over = [&](std::int64_t in_flight, int code) {
     if (!keep.is_none()) keep(memory, in_flight, code);
   };
   Outcome outcome;
   try {
-    outcome = wait_in_slices(&handle, 1);
+    outcome = wait_in_slices(&handle, 1, limit);
   } catch (nb::python_error&) {
     hand_over(handle, HVDLITE_OK);
     throw;

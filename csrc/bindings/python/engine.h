@@ -5,6 +5,7 @@
 
 #include <sys/types.h>
 
+#include <limits>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -36,6 +37,9 @@ struct Outcome {
   bool ended = false;  // of a wait: have all operations ended?
 };
 
+// Seconds a wait may take.
+inline constexpr double kNoLimit = std::numeric_limits<double>::infinity();
+
 class Engine {
  public:
   static Engine* create_inproc(Fabric& fabric, int rank, nb::handle config);
@@ -53,7 +57,7 @@ class Engine {
                                bool wake);
   void release_prepared(std::int64_t group);
   bool poll(std::int64_t handle);
-  Result wait(std::int64_t handle, nb::handle memory, nb::handle keep);
+  Result wait(std::int64_t handle, nb::handle memory, nb::handle keep, double limit = kNoLimit);
   nb::tuple wait_many(nb::handle handles);
   void release(std::int64_t handle);
   nb::object new_output(std::size_t bytes);
@@ -68,7 +72,7 @@ class Engine {
 
  private:
   explicit Engine(hvdlite_engine* engine);
-  Outcome wait_in_slices(const std::int64_t* handles, std::size_t count);
+  Outcome wait_in_slices(const std::int64_t* handles, std::size_t count, double limit = kNoLimit);
   Result finish(std::int64_t handle, const Outcome& outcome);
 
   hvdlite_engine* engine_;

@@ -54,6 +54,71 @@ def test_digits_needs_a_file_to_resume_from(capsys):
     assert "mpirun" in capsys.readouterr().out
 
 
+@pytest.fixture
+def leave_no_sets(hvd):
+    """Examples register process sets."""
+    yield
+    from hvdlite.process_sets import process_set_ids_and_ranks
+
+    assert list(process_set_ids_and_ranks()) == [0]
+
+
+def test_synthetic_benchmark(hvd, capsys):
+    few = ["--num-warmup-batches", "1", "--num-batches-per-iter", "2", "--num-iters", "3", "--batch-size", "4"]
+    total = load("torch_synthetic_benchmark").main([*few, "--model", "mlp", "--fp16-allreduce"])
+    said = capsys.readouterr().out
+    if hvd.rank() == 0:
+        assert "Model: mlp, " in said
+        assert said.count("img/sec per rank") == 3
+        assert f"Total img/sec on {hvd.size()} rank(s): {total:.1f} +-" in said
+        assert float(said.split("Img/sec per rank: ")[1].split()[0]) * hvd.size() == pytest.approx(total, rel=0.01)
+    else:
+        assert not said
+    assert len(set(MPI.COMM_WORLD.allgather(total))) == 1
+
+
+def test_imagenet_style_learns_and_resumes(hvd, folder, capsys):
+    example = load("torch_imagenet_style")
+    small = ["--train-images", "256", "--val-images", "48", "--batch-size", "8", "--base-lr", "0.03", "--warmup-epochs", "1"]
+    small += ["--batches-per-allreduce", "2", "--checkpoint-format", str(folder / "checkpoint-{epoch}.pt")]
+    example.main(["--epochs", "1", *small])
+    said = capsys.readouterr().out
+    right = example.main(["--epochs", "5", "--fp16-allreduce", *small])
+    said += capsys.readouterr().out
+    if hvd.rank() == 0:
+        assert [f"checkpoint-{epoch}.pt" for epoch in range(1, 6)] == sorted(path.name for path in folder.iterdir())
+        assert said.count("epoch 1: ") == said.count("epoch 2: ") == said.count("resumed after epoch 1") == 1
+    else:
+        assert not said
+    assert right >= 0.6  # 0.125 at first
+    assert len(set(MPI.COMM_WORLD.allgather(right))) == 1
+
+
+def test_process_sets_find_the_better_rate(hvd, leave_no_sets, capsys):
+    losses = load("torch_process_sets").main(["--steps", "60"])
+    said = capsys.readouterr().out
+    assert losses[0] < losses[1] - 0.05
+    assert bool(said) == (hvd.rank() == 0)
+    assert hvd.rank() > 0 or "all ranks take the model trained with lr 0.3" in said
+    assert len(set(MPI.COMM_WORLD.allgather(str(losses)))) == 1
+
+
+def test_gan_comes_near_the_ring(hvd, capsys):
+    off = load("torch_gan").main(["--steps", "160", "--report-every", "80"])
+    said = capsys.readouterr().out
+    assert said.count("away from the ring") == (2 if hvd.rank() == 0 else 0)
+    assert off < 1.0  # 1.9 at first
+    assert len(set(MPI.COMM_WORLD.allgather(off))) == 1
+
+
+@pytest.mark.parametrize("name", ["torch_synthetic_benchmark", "torch_imagenet_style", "torch_process_sets", "torch_gan"])
+def test_help(name, capsys):
+    with pytest.raises(SystemExit) as ended:
+        load(name).main(["--help"])
+    assert ended.value.code == 0
+    assert "mpirun" in capsys.readouterr().out
+
+
 def test_numpy_allreduce(hvd, capsys):
     load("numpy_allreduce")
     said = capsys.readouterr().out

@@ -1,0 +1,210 @@
+"""Trains a convolutional network the way ImageNet is trained with Horovod, on images that are made on the spot.
+
+    mpirun -n 2 python torch_imagenet_style.py
+    mpirun -n 2 python torch_imagenet_style.py --checkpoint-format 'checkpoint-{epoch}.pt'    # run it again: it goes on
+    mpirun -n 2 python torch_imagenet_style.py --batches-per-allreduce 2 --fp16-allreduce
+
+The form is that of Horovod's pytorch_imagenet_resnet50.py: linear scaling and warm-up of the learning rate, gradients
+accumulated over several batches, one checkpoint an epoch written by rank 0, from which a new run goes on by itself.
+"""
+
+import argparse
+import os
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+from torch.utils.data.distributed import DistributedSampler
+
+import hvdlite.torch as hvd
+
+CLASSES = 8
+
+
+def parse_arguments(argv=None):
+    """The command line; --help shows it."""
+    parser = argparse.ArgumentParser(
+        description="Train as on ImageNet, with one process or (under mpirun) several.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--train-images", type=int, default=2048, help="images to train on")
+    parser.add_argument("--val-images", type=int, default=512, help="images to validate on")
+    parser.add_argument("--batch-size", type=int, default=32, help="images of one forward pass of each rank")
+    parser.add_argument(
+        "--batches-per-allreduce",
+        type=int,
+        default=1,
+        help="batches whose gradients are added up on the rank before the ranks exchange them; it multiplies the batch size",
+    )
+    parser.add_argument("--val-batch-size", type=int, default=64, help="images of one validation batch of each rank")
+    parser.add_argument("--epochs", type=int, default=6, help="passes over the training images")
+    parser.add_argument("--base-lr", type=float, default=0.0125, help="learning rate for one batch of one rank")
+    parser.add_argument("--warmup-epochs", type=float, default=2, help="epochs in which the rate rises to that of all ranks")
+    parser.add_argument("--momentum", type=float, default=0.9, help="SGD momentum")
+    parser.add_argument("--wd", type=float, default=5e-5, help="weight decay")
+    parser.add_argument("--fp16-allreduce", action="store_true", help="gradients travel as 16-bit floats")
+    parser.add_argument("--checkpoint-format", metavar="FILE", help="name of the checkpoints, such as checkpoint-{epoch}.pt")
+    parser.add_argument("--seed", type=int, default=42, help="of weights and order")
+    return parser.parse_args(argv)
+
+
+class Stripes(Dataset):
+    """Noisy stripes; the class is their direction. Every image is made when it is asked for, as a file would be read."""
+
+    def __init__(self, count, first):
+        self.count, self.first = count, first
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        generator = torch.Generator().manual_seed(self.first + index)
+        label = int(torch.randint(CLASSES, (1,), generator=generator))
+        angle = torch.tensor(torch.pi * label / CLASSES)
+        y, x = torch.meshgrid(torch.arange(16.0), torch.arange(16.0), indexing="ij")
+        phase = 6.28 * torch.rand(1, generator=generator)
+        stripes = torch.sin(x * torch.cos(angle) + y * torch.sin(angle) + phase)
+        return stripes[None] + 0.5 * torch.randn(3, 16, 16, generator=generator), label
+
+
+class Metric:
+    """The mean of a quantity over the batches of all ranks."""
+
+    def __init__(self, name):
+        self.name, self.sum, self.count = name, torch.tensor(0.0, dtype=torch.float64), 0
+
+    def update(self, value, images):
+        """Adds the mean over a batch of this rank."""
+        self.sum += value.detach().double() * images
+        self.count += images
+
+    def over_all_ranks(self):
+        """The mean over what all ranks have added."""
+        both = torch.stack([self.sum, torch.tensor(float(self.count), dtype=torch.float64)])
+        total, count = hvd.allreduce(both, name=self.name, op=hvd.Sum).tolist()
+        return total / count
+
+
+def make_network():
+    """Images of 3 x 16 x 16 in, scores out."""
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 5, stride=2, padding=2),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 3, stride=2, padding=1),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(128, CLASSES),
+    )
+
+
+def lr_factor(epoch, arguments):
+    """What the learning rate of one batch is multiplied with: rising to all ranks' batches, and falling twice later."""
+    batches = hvd.size() * arguments.batches_per_allreduce
+    if epoch < arguments.warmup_epochs:
+        return 1.0 + epoch * (batches - 1) / arguments.warmup_epochs
+    return batches * (1.0 if epoch < 0.6 * arguments.epochs else 0.1 if epoch < 0.85 * arguments.epochs else 0.01)
+
+
+def accuracy(scores, labels):
+    """The share of right answers."""
+    return (scores.argmax(1) == labels).double().mean()
+
+
+def train(epoch, model, optimizer, loader, arguments):
+    """One epoch; its loss and accuracy over all ranks."""
+    model.train()
+    loss, right = Metric("train loss"), Metric("train accuracy")
+    for step, (images, labels) in enumerate(loader):
+        for group in optimizer.param_groups:
+            group["lr"] = arguments.base_lr * lr_factor(epoch + step / len(loader), arguments)
+        optimizer.zero_grad()
+        # The loader's batch is several of the network's: their gradients add up, and the last backward exchanges them.
+        parts = list(zip(images.split(arguments.batch_size), labels.split(arguments.batch_size), strict=True))
+        for place, (part, truth) in enumerate(parts):
+            scores = model(part)
+            part_loss = nn.functional.cross_entropy(scores, truth)
+            loss.update(part_loss, len(truth))
+            right.update(accuracy(scores, truth), len(truth))
+            share = part_loss * len(truth) / len(labels)
+            if place + 1 < len(parts):
+                with optimizer.no_sync():
+                    share.backward()
+            else:
+                share.backward()
+        optimizer.step()
+    return loss.over_all_ranks(), right.over_all_ranks()
+
+
+@torch.no_grad()
+def validate(model, loader):
+    """Loss and accuracy over the validation images of all ranks."""
+    model.eval()
+    loss, right = Metric("val loss"), Metric("val accuracy")
+    for images, labels in loader:
+        scores = model(images)
+        loss.update(nn.functional.cross_entropy(scores, labels), len(labels))
+        right.update(accuracy(scores, labels), len(labels))
+    return loss.over_all_ranks(), right.over_all_ranks()
+
+
+def last_checkpoint(arguments):
+    """The number of epochs behind the newest checkpoint, as rank 0 finds it; 0 if there is none."""
+    epochs = range(arguments.epochs, 0, -1) if arguments.checkpoint_format else ()
+    found = next((epoch for epoch in epochs if os.path.exists(arguments.checkpoint_format.format(epoch=epoch))), 0)
+    return hvd.broadcast_object(found, root_rank=0, name="resume_from_epoch")  # other ranks may not see the files
+
+
+def save_checkpoint(epoch, model, optimizer, arguments):
+    """Rank 0 writes; the file appears under its name only when it is complete."""
+    if arguments.checkpoint_format and hvd.rank() == 0:
+        path = arguments.checkpoint_format.format(epoch=epoch)
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path + ".part")
+        os.replace(path + ".part", path)
+
+
+def make_loader(dataset, batch_size, seed, shuffle):
+    """Deals the images out to the ranks."""
+    sampler = DistributedSampler(dataset, num_replicas=hvd.size(), rank=hvd.rank(), shuffle=shuffle, seed=seed)
+    return DataLoader(dataset, batch_size=batch_size, sampler=sampler), sampler
+
+
+def main(argv=None):
+    """Trains, and returns the validation accuracy."""
+    arguments = parse_arguments(argv)
+    hvd.init()
+    torch.manual_seed(arguments.seed)
+    torch.set_num_threads(1)
+    say = print if hvd.rank() == 0 else lambda *_: None
+
+    group_size = arguments.batch_size * arguments.batches_per_allreduce
+    loader, sampler = make_loader(Stripes(arguments.train_images, 0), group_size, arguments.seed, shuffle=True)
+    val_loader, _ = make_loader(Stripes(arguments.val_images, 10**9), arguments.val_batch_size, arguments.seed, shuffle=False)
+
+    model = make_network()
+    optimizer = torch.optim.SGD(model.parameters(), arguments.base_lr, arguments.momentum, weight_decay=arguments.wd)
+    compression = hvd.Compression.fp16 if arguments.fp16_allreduce else hvd.Compression.none
+    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), compression=compression)
+
+    first = last_checkpoint(arguments)
+    if first and hvd.rank() == 0:
+        saved = torch.load(arguments.checkpoint_format.format(epoch=first))
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    if first:
+        say(f"resumed after epoch {first}")
+
+    _, right = validate(model, val_loader)
+    for epoch in range(first, arguments.epochs):
+        sampler.set_epoch(epoch)
+        loss, trained = train(epoch, model, optimizer, loader, arguments)
+        val_loss, right = validate(model, val_loader)
+        say(f"epoch {epoch + 1}: loss {loss:.4f}, accuracy {trained:.2%}, validation {val_loss:.4f}, {right:.2%}")
+        save_checkpoint(epoch + 1, model, optimizer, arguments)
+    return right
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""Several trainings in one job: each half of the ranks trains a model of its own, and all ranks compare notes.
+
+    mpirun -n 4 python torch_process_sets.py
+
+A process set is some of the ranks. Collectives and DistributedOptimizer work on one as they do on all ranks; different sets do
+not wait for each other. Here the even ranks try one learning rate, the odd ranks another, and the better one wins.
+"""
+
+import argparse
+
+import torch
+from torch import nn
+
+import hvdlite.torch as hvd
+
+
+def parse_arguments(argv=None):
+    """The command line; --help shows it."""
+    parser = argparse.ArgumentParser(
+        description="Try two learning rates at once, each on every second of the ranks that mpirun starts.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--steps", type=int, default=200, help="of training")
+    parser.add_argument("--batch-size", type=int, default=32, help="examples in a batch of each rank")
+    parser.add_argument("--lrs", type=float, nargs=2, default=(0.3, 0.003), help="learning rates of even and odd ranks")
+    return parser.parse_args(argv)
+
+
+def batch(step, size):
+    """Other examples on each rank and in each step: is a point inside the circle?"""
+    generator = torch.Generator().manual_seed(1000 * step + hvd.rank())
+    points = 2 * torch.rand(size, 2, generator=generator) - 1
+    return points, (points.square().sum(1) < 0.6).long()
+
+
+def train(process_set, lr, arguments):
+    """Trains on the ranks of one set; the model, the same on all of them."""
+    model = nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Linear(32, 2))
+    root = process_set.ranks[0]  # a root is a rank of the whole job
+    for name, param in sorted(model.state_dict().items()):
+        hvd.broadcast_(param, root_rank=root, name=name, process_set=process_set)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), process_set=process_set)
+    for step in range(arguments.steps):
+        points, labels = batch(step, arguments.batch_size)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(points), labels).backward()  # averaged over this set only
+        optimizer.step()
+    return model
+
+
+def main(argv=None):
+    """Trains both ways, and returns the loss of each learning rate."""
+    arguments = parse_arguments(argv)
+    # Sets that are known beforehand may be given to init instead of "dynamic". All ranks name the same sets in the same order.
+    hvd.init(process_sets="dynamic")
+    torch.set_num_threads(1)
+    torch.manual_seed(hvd.rank())
+    say = print if hvd.rank() == 0 else lambda *_: None
+    if hvd.size() < 2:
+        raise SystemExit("this example needs two ranks at least: mpirun -n 2 python torch_process_sets.py")
+    even = hvd.add_process_set(range(0, hvd.size(), 2))
+    odd = hvd.add_process_set(range(1, hvd.size(), 2))
+
+    mine = even if even.included() else odd
+    lr = arguments.lrs[0 if mine is even else 1]
+    say(f"ranks {even.ranks} train with lr {arguments.lrs[0]}, ranks {odd.ranks} with {arguments.lrs[1]}")
+    model = train(mine, lr, arguments)
+
+    # Back on all ranks: every one tests its set's model on its own points, and each set takes the average of its ranks.
+    points, labels = batch(10**6, 2000)
+    loss = nn.functional.cross_entropy(model(points), labels).detach()
+    loss = hvd.allreduce(loss, name="loss", process_set=mine)
+    losses = hvd.allgather_object(loss.item(), name="losses")[:2]  # ranks 0 and 1 are in different sets
+    best = losses.index(min(losses))
+    for name, param in sorted(model.state_dict().items()):
+        hvd.broadcast_(param, root_rank=best, name=name)  # all ranks go on with the better model
+    say(f"losses {losses[0]:.4f} and {losses[1]:.4f}: all ranks take the model trained with lr {arguments.lrs[best]}")
+    hvd.remove_process_set(even)
+    hvd.remove_process_set(odd)
+    return losses
+
+
+if __name__ == "__main__":
+    main()

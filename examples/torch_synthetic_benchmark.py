@@ -1,0 +1,102 @@
+"""How many images a second do all ranks train together? Random images, so that nothing but training is measured.
+
+    mpirun -n 2 python torch_synthetic_benchmark.py
+    mpirun -n 2 python torch_synthetic_benchmark.py --model wide --batch-size 64 --fp16-allreduce
+
+The form is that of Horovod's benchmark of this name; the models are small and defined here. `python -m hvdlite.bench` measures
+more, and beside other frameworks.
+"""
+
+import argparse
+import timeit
+
+import torch
+from torch import nn
+
+import hvdlite.torch as hvd
+
+
+def block(inputs, outputs, stride):
+    """A convolution, normalised."""
+    convolution = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
+    return nn.Sequential(convolution, nn.BatchNorm2d(outputs), nn.ReLU())
+
+
+def convnet(width, depth):
+    """Images of 3 x 32 x 32 in, a thousand scores out; each stage halves the image and doubles the channels."""
+    layers = [block(3, width, 1)]
+    for stage in range(depth):
+        layers.append(block(width << stage, width << (stage + 1), 2))
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width << depth, 1000))
+
+
+MODELS = {
+    "small": lambda: convnet(16, 2),  # 0.1 million parameters
+    "deep": lambda: convnet(16, 4),  # 0.7 million
+    "wide": lambda: convnet(64, 3),  # 2.1 million
+    "mlp": lambda: nn.Sequential(nn.Flatten(), nn.Linear(3072, 1024), nn.ReLU(), nn.Linear(1024, 1000)),  # 4.2 million
+}
+
+
+def parse_arguments(argv=None):
+    """The command line; --help shows it."""
+    parser = argparse.ArgumentParser(
+        description="Measure training on random images, with one process or (under mpirun) several.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--model", choices=sorted(MODELS), default="small", help="what to train")
+    parser.add_argument("--batch-size", type=int, default=32, help="images in a batch of each rank")
+    parser.add_argument("--num-warmup-batches", type=int, default=10, help="batches before anything is measured")
+    parser.add_argument("--num-batches-per-iter", type=int, default=10, help="batches in one measurement")
+    parser.add_argument("--num-iters", type=int, default=10, help="measurements")
+    parser.add_argument("--fp16-allreduce", action="store_true", help="gradients travel as 16-bit floats")
+    parser.add_argument("--threads", type=int, default=1, help="threads of torch in each rank")
+    return parser.parse_args(argv)
+
+
+def main(argv=None):
+    """Measures, and returns the images a second of all ranks together."""
+    arguments = parse_arguments(argv)
+    hvd.init()
+    torch.set_num_threads(arguments.threads)
+    torch.manual_seed(hvd.rank())  # other images on each rank
+    say = print if hvd.rank() == 0 else lambda *_: None
+
+    model = MODELS[arguments.model]()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01 * hvd.size())
+    compression = hvd.Compression.fp16 if arguments.fp16_allreduce else hvd.Compression.none
+    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), compression=compression)
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+
+    images = torch.randn(arguments.batch_size, 3, 32, 32)
+    labels = torch.randint(1000, (arguments.batch_size,))
+
+    def train_a_batch():
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+
+    say(f"Model: {arguments.model}, {sum(param.numel() for param in model.parameters()):,} parameters")
+    say(f"Batch size: {arguments.batch_size}")
+    say(f"Number of ranks: {hvd.size()}")
+    say("Running warmup...")
+    timeit.timeit(train_a_batch, number=arguments.num_warmup_batches)
+
+    say("Running benchmark...")
+    rates = []
+    for iteration in range(arguments.num_iters):
+        seconds = timeit.timeit(train_a_batch, number=arguments.num_batches_per_iter)
+        rates.append(arguments.batch_size * arguments.num_batches_per_iter / seconds)
+        say(f"Iter #{iteration}: {rates[-1]:.1f} img/sec per rank")
+
+    # All ranks measured: the mean of their means, and 1.96 standard deviations of what all of them saw.
+    rates = hvd.allgather(torch.tensor(rates, dtype=torch.float64), name="rates")
+    mean, spread = rates.mean().item(), 1.96 * rates.std(correction=0).item()
+    say(f"Img/sec per rank: {mean:.1f} +-{spread:.1f}")
+    say(f"Total img/sec on {hvd.size()} rank(s): {hvd.size() * mean:.1f} +-{hvd.size() * spread:.1f}")
+    return hvd.size() * mean
+
+
+if __name__ == "__main__":
+    main()

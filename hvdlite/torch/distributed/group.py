@@ -1,0 +1,412 @@
+"""torch.distributed's collectives on hvdlite's.
+
+torch's collectives have no names: all ranks of a group call them in one order. So they are numbered in each group, and the
+number and torch's name for the operation are part of the tensor's name; ranks that call different things find nobody who asks
+for the same, and deadlock detection says who waits for what.
+
+The methods have two names where torch renamed them in 2.13; earlier versions ask for the other. Over 400 lines because there is
+a method for each of torch's functions.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import AllreduceCoalescedOptions, AllreduceOptions, ReduceOp, ReduceScatterOptions
+
+from hvdlite import basics, ops, submission
+from hvdlite.errors import InvalidArgumentError, UnsupportedError
+from hvdlite.handles import Handle
+from hvdlite.process_sets import ProcessSet, global_process_set, process_set_among
+from hvdlite.torch.distributed.rendezvous import check_place
+from hvdlite.torch.distributed.tensors import check_same_size, deal_out, flat_of
+from hvdlite.torch.distributed.work import HvdliteWork
+from hvdlite.torch.sparse import join_rows, rows_of
+
+__all__ = ["HvdliteProcessGroup", "create_group"]
+
+Tensor = torch.Tensor
+
+_OPS = (
+    (ReduceOp.SUM, ops.Sum),
+    (ReduceOp.AVG, ops.Average),
+    (ReduceOp.MIN, ops.Min),
+    (ReduceOp.MAX, ops.Max),
+    (ReduceOp.PRODUCT, ops.Product),
+)
+
+
+def create_group(options: Any, backend_options: Any) -> "HvdliteProcessGroup":
+    """Makes the group of all ranks or of some. Collective over its members; torch calls it on these only.
+
+    Args:
+        options: torch's, with the ranks and the name of the group.
+        backend_options: what the user passed as pg_options; there are none for this backend.
+
+    Raises:
+        InvalidArgumentError: there are such options, or the ranks are numbered otherwise than hvdlite's.
+        UnsupportedError: the ranks of the group are not in ascending order.
+    """
+    if backend_options is not None:
+        raise InvalidArgumentError(f"backend 'hvdlite' has no options, but pg_options={backend_options!r} was passed")
+    if not basics.is_initialized():
+        basics.init()
+    ranks = list(options.global_ranks_in_group)
+    if ranks:
+        if ranks != sorted(ranks):
+            raise UnsupportedError(f"backend 'hvdlite' numbers the ranks of a group in ascending order, which {ranks} are not")
+        check_place(ranks[options.group_rank], dist.get_world_size())
+        process_set = process_set_among(ranks)
+    else:
+        check_place(options.group_rank, options.group_size)
+        process_set = global_process_set
+    return HvdliteProcessGroup(process_set, options.group_rank, options.group_size, options.group_id, options.timeout)
+
+
+# The stubs of each version of torch declare other overloads.
+_ProcessGroup: Any = dist.ProcessGroup
+
+
+class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
+    """A group of ranks. Its methods are those that `torch.distributed`'s functions of similar names call.
+
+    All tensors are on the CPU, contiguous or not. Every method starts an operation and returns its `HvdliteWork`, whose
+    `wait` raises what went wrong. Wrong arguments raise `InvalidArgumentError` (a ValueError) at the call.
+    """
+
+    def __init__(self, process_set: ProcessSet, rank: int, size: int, name: str, timeout: timedelta) -> None:
+        super().__init__(rank, size)
+        self._process_set = process_set
+        self._size = size
+        self._place = rank
+        self._name = name
+        self._timeout = timeout
+        self._lock = threading.Lock()
+        self._number = 0  # of the last operation
+        self._closed = False
+
+    # --- what torch asks of every group -----------------------------------------------------------------------------
+
+    def getBackendName(self) -> str:  # noqa: N802 - torch's name
+        """The backend."""
+        return "hvdlite"
+
+    name = getBackendName
+
+    @property
+    def group_name(self) -> str:
+        """The name that torch gave the group, the same on all its ranks."""
+        return self._name
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu")]
+
+    def _set_default_timeout(self, timeout: timedelta) -> None:
+        self._timeout = timeout
+
+    set_timeout = _set_default_timeout
+
+    def shutdown(self) -> None:
+        """No more operations; hvdlite stays initialised."""
+        self._closed = True
+
+    abort = shutdown
+
+    def __repr__(self) -> str:
+        return f"<HvdliteProcessGroup {self._name!r}: rank {self._place} of {self._size}, {self._process_set}>"
+
+    # --- reductions -------------------------------------------------------------------------------------------------
+
+    def allreduce(self, tensors: list[Tensor], opts: Any = None) -> HvdliteWork:
+        """Reduces in place."""
+        return self._allreduce("all_reduce", tensors, opts or AllreduceOptions())
+
+    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> HvdliteWork:
+        """Reduces tensors in place, together."""
+        return self._allreduce("all_reduce_coalesced", tensors, opts or AllreduceCoalescedOptions())
+
+    def _allreduce(self, label: str, tensors: list[Tensor], opts: Any) -> HvdliteWork:
+        if len(tensors) == 1 and tensors[0].layout is torch.sparse_coo:
+            return self._allreduce_sparse(tensors[0], opts)
+        op, factor = self._reduction(label, opts.reduceOp)
+        start: Callable[[str], Handle]
+        if len(tensors) == 1:
+            start = lambda name: ops.allreduce_async_(tensors[0], None, name, op, factor, 1.0, self._process_set)  # noqa: E731
+        else:
+            start = lambda name: ops.grouped_allreduce_async_(tensors, None, name, op, factor, 1.0, self._process_set)  # noqa: E731
+        return self._start(label, start, tensors, None, opts)
+
+    def _allreduce_sparse(self, tensor: Tensor, opts: Any) -> HvdliteWork:
+        """Gathers all ranks' rows and adds them up, into the tensor."""
+        op, _ = self._reduction("all_reduce", opts.reduceOp)
+        if op not in (ops.Sum, ops.Average):
+            raise UnsupportedError("torch.distributed.all_reduce: a sparse tensor is reduced with SUM or AVG only")
+        rows = rows_of(tensor.detach(), tensor, tensor.sparse_dim())
+        divisor = self._size if op == ops.Average else 1
+
+        def finish(gathered: list[Tensor]) -> None:
+            indices, values = gathered
+            with torch.no_grad():
+                tensor.copy_(join_rows(indices, values, tensor, divisor))
+
+        return self._start(
+            "all_reduce", lambda name: ops.grouped_allgather_async(rows, name, self._process_set), [tensor], finish, opts
+        )
+
+    def reduce(self, tensors: list[Tensor], opts: Any) -> HvdliteWork:
+        """Reduces to the root, in place; the other ranks' tensors stay as they are."""
+        (tensor,) = tensors
+        op, factor = self._reduction("reduce", opts.reduceOp)
+        reduce = ops.allreduce_async_ if opts.rootRank == self._place else ops.allreduce_async
+        return self._start(
+            "reduce", lambda name: reduce(tensor, None, name, op, factor, 1.0, self._process_set), tensors, None, opts
+        )
+
+    def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> HvdliteWork:
+        """Reduces one tensor for each rank; a rank gets its own. They may differ in size."""
+        (output,), (parts,) = outputs, inputs
+        opts = opts or ReduceScatterOptions()
+        self._check_count("reduce_scatter", parts)
+        check_same_size("reduce_scatter", parts[self._place], output)
+        flat = flat_of(parts)
+        if len({part.numel() for part in parts}) == 1:
+            return self._reduce_rows("reduce_scatter", [output], [flat], opts)
+        # hvdlite's reducescatter has rows of one size.
+        op, factor = self._reduction("reduce_scatter", opts.reduceOp)
+        start = sum(part.numel() for part in parts[: self._place])
+
+        def finish(reduced: Tensor) -> None:
+            deal_out("reduce_scatter", reduced.narrow(0, start, output.numel()), [output])
+
+        return self._start(
+            "reduce_scatter",
+            lambda name: ops.allreduce_async_(flat, None, name, op, factor, 1.0, self._process_set),
+            [output],
+            finish,
+            opts,
+        )
+
+    def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> HvdliteWork:
+        """Reduces a tensor of which each rank gets one of equal parts."""
+        return self._reduce_rows("reduce_scatter_tensor", [output], [input], opts or ReduceScatterOptions())
+
+    _reduce_scatter_base = reduce_scatter_single
+
+    def reduce_scatter_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> HvdliteWork:
+        """`reduce_scatter_single` of several tensors, together."""
+        return self._reduce_rows("reduce_scatter_tensor", outputs, inputs, opts or ReduceScatterOptions())
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def _reduce_rows(self, label: str, outputs: list[Tensor], inputs: list[Tensor], opts: Any) -> HvdliteWork:
+        op, factor = self._reduction(label, opts.reduceOp)
+        rows = []
+        for output, source in zip(outputs, inputs, strict=True):
+            if source.numel() != output.numel() * self._size:
+                raise InvalidArgumentError(
+                    f"{label}: the input has {source.numel()} elements, but {self._size} ranks with outputs of "
+                    f"{output.numel()} elements take {output.numel() * self._size}"
+                )
+            rows.append(source.detach().reshape(self._size, output.numel()))
+        scattered = op in (ops.Sum, ops.Average)
+
+        def start(name: str) -> Handle:
+            if scattered:
+                return ops.grouped_reducescatter_async(rows, name, op, self._process_set, factor)
+            return ops.grouped_allreduce_async(rows, None, name, op, factor, 1.0, self._process_set)
+
+        def finish(results: list[Tensor]) -> None:
+            for output, result in zip(outputs, results, strict=True):
+                deal_out(label, result if scattered else result[self._place], [output])
+
+        return self._start(label, start, outputs, finish, opts)
+
+    # --- the others -------------------------------------------------------------------------------------------------
+
+    def broadcast(self, tensors: list[Tensor], opts: Any) -> HvdliteWork:
+        """Gives all ranks the root's tensor, in place."""
+        (tensor,) = tensors
+        root = (self._process_set.ranks or [])[opts.rootRank]
+        return self._start(
+            "broadcast", lambda name: ops.broadcast_async_(tensor, root, name, self._process_set), tensors, None, opts
+        )
+
+    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> HvdliteWork:
+        """Gives all ranks every rank's tensor. They may differ in size."""
+        return self._allgather("all_gather", outputs, inputs, opts)
+
+    def allgather_coalesced(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> HvdliteWork:
+        """`allgather` of several tensors, together."""
+        return self._allgather("all_gather_coalesced", outputs, inputs, opts)
+
+    def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> HvdliteWork:
+        """Gives all ranks every rank's tensor, one after the other in one output."""
+        return self._allgather_rows([output], [input], opts)
+
+    _allgather_base = all_gather_single
+
+    def all_gather_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> HvdliteWork:
+        """`all_gather_single` of several tensors, together."""
+        return self._allgather_rows(outputs, inputs, opts)
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def _allgather_rows(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any) -> HvdliteWork:
+        for output, source in zip(outputs, inputs, strict=True):
+            if output.numel() != source.numel() * self._size:
+                raise InvalidArgumentError(
+                    f"all_gather_into_tensor: the output has {output.numel()} elements, but {self._size} ranks send "
+                    f"{source.numel()} each"
+                )
+        return self._allgather("all_gather_into_tensor", [[output] for output in outputs], inputs, opts)
+
+    def _allgather(self, label: str, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> HvdliteWork:
+        for parts, source in zip(outputs, inputs, strict=True):
+            if len(parts) > 1 or label != "all_gather_into_tensor":
+                self._check_count(label, parts)
+                check_same_size(label, source, parts[self._place])
+        flat = [source.detach().reshape(-1) for source in inputs]
+
+        def finish(results: list[Tensor]) -> None:
+            for parts, result in zip(outputs, results, strict=True):
+                deal_out(label, result, parts)
+
+        return self._start(
+            label,
+            lambda name: ops.grouped_allgather_async(flat, name, self._process_set),
+            [part for parts in outputs for part in parts],
+            finish,
+            opts,
+        )
+
+    def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> HvdliteWork:
+        """Gives the root every rank's tensor. They may differ in size."""
+        (source,) = inputs
+        parts = outputs[0] if opts.rootRank == self._place else []
+        if opts.rootRank == self._place:
+            self._check_count("gather", parts)
+        splits = [source.numel() if place == opts.rootRank else 0 for place in range(self._size)]
+        return self._exchange("gather", source.detach().reshape(-1), splits, parts, opts)
+
+    def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> HvdliteWork:
+        """Gives each rank its one of the root's tensors. They may differ in size."""
+        parts = inputs[0] if opts.rootRank == self._place else []
+        if opts.rootRank == self._place:
+            self._check_count("scatter", parts)
+        splits = [part.numel() for part in parts] or [0] * self._size
+        flat = flat_of(parts) if parts else outputs[0].new_empty(0)
+        return self._exchange("scatter", flat, splits, outputs, opts)
+
+    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> HvdliteWork:
+        """Sends one tensor to each rank and receives one from each."""
+        self._check_count("all_to_all", inputs)
+        self._check_count("all_to_all", outputs)
+        return self._exchange("all_to_all", flat_of(inputs), [part.numel() for part in inputs], outputs, opts)
+
+    def all_to_all_single(
+        self,
+        output: Tensor,
+        input: Tensor,
+        output_split_sizes: Sequence[int] | None,
+        input_split_sizes: Sequence[int] | None,
+        opts: Any = None,
+    ) -> HvdliteWork:
+        """Sends some rows to each rank and receives some from each; without split sizes, equal numbers."""
+        row = input[0].numel() if len(input) else 0
+        splits = [rows * row for rows in self._rows("input", input, input_split_sizes)]
+        parts = list(torch.split(output.detach(), self._rows("output", output, output_split_sizes)))
+        return self._exchange("all_to_all_single", input.detach().reshape(-1), splits, parts, opts)
+
+    alltoall_base = all_to_all_single
+
+    def _rows(self, which: str, tensor: Tensor, sizes: Sequence[int] | None) -> list[int]:
+        """How many rows of a tensor go to, or come from, each rank."""
+        rows = list(sizes) if sizes else [len(tensor) // self._size] * self._size
+        if len(rows) != self._size or sum(rows) != len(tensor):
+            raise InvalidArgumentError(
+                f"all_to_all_single: the {which} has {len(tensor)} rows, which {rows} do not deal out to {self._size} ranks; "
+                "give each rank its number of rows"
+            )
+        return rows
+
+    def _exchange(self, label: str, flat: Tensor, splits: list[int], outputs: list[Tensor], opts: Any) -> HvdliteWork:
+        expected = [part.numel() for part in outputs]
+
+        def finish(result: tuple[Tensor, Tensor]) -> None:
+            received, sizes = result
+            if len(expected) == self._size and sizes.tolist() != expected:
+                raise InvalidArgumentError(
+                    f"{label}: the ranks sent {sizes.tolist()} elements, but the outputs for them have {expected}"
+                )
+            deal_out(label, received, outputs)
+
+        return self._start(label, lambda name: ops.alltoall_async(flat, splits, name, self._process_set), outputs, finish, opts)
+
+    def barrier(self, opts: Any = None) -> HvdliteWork:
+        """Ends when all ranks have called it."""
+        return self._start("barrier", lambda name: submission.barrier(self._process_set, name, False), [], None, opts)
+
+    # --- not there --------------------------------------------------------------------------------------------------
+
+    def send(self, tensors: list[Tensor], rank: int, tag: int) -> NoReturn:
+        """Refuses."""
+        self._refuse_messages("send")
+
+    def recv(self, tensors: list[Tensor], rank: int, tag: int) -> NoReturn:
+        """Refuses."""
+        self._refuse_messages("recv")
+
+    def recv_anysource(self, tensors: list[Tensor], tag: int) -> NoReturn:
+        """Refuses."""
+        self._refuse_messages("recv")
+
+    def _refuse_messages(self, label: str) -> NoReturn:
+        raise UnsupportedError(
+            f"torch.distributed.{label}: backend 'hvdlite' has collectives only; send messages in a group of another backend "
+            "(torch.distributed.new_group(backend='gloo')) or with mpi4py"
+        )
+
+    # --- common to all ----------------------------------------------------------------------------------------------
+
+    def _start(
+        self,
+        label: str,
+        submit: Callable[[str], Handle],
+        outputs: list[Tensor],
+        finish: Callable[[Any], None] | None,
+        opts: Any,
+    ) -> HvdliteWork:
+        """Submits an operation under the next name."""
+        what = f"torch.distributed.{label} in group {self._name!r} (ranks {self._process_set.ranks})"
+        if self._closed:
+            raise InvalidArgumentError(f"{what}: the group was destroyed")
+        with self._lock:
+            # Counted only if it was submitted: a refused call does not use up a number that the other ranks need.
+            handle = submit(f"torch.{self._name}.{self._number + 1}.{label}")
+            self._number += 1
+        timeout = getattr(opts, "timeout", None)
+        # torch's options say -1 ms where the caller said nothing.
+        chosen = timeout if isinstance(timeout, timedelta) and timeout > timedelta(0) else self._timeout
+        return HvdliteWork(what, handle, outputs, finish, chosen)
+
+    def _reduction(self, label: str, op: Any) -> tuple[int, float]:
+        """The operator and prescale factor of hvdlite for one of torch."""
+        for theirs, ours in _OPS:
+            if op == theirs:
+                return ours, 1.0
+        factor = getattr(op, "factor", None) if op == ReduceOp.PREMUL_SUM else None
+        if factor is not None:
+            return ops.Sum, float(factor)
+        raise UnsupportedError(
+            f"torch.distributed.{label}: backend 'hvdlite' cannot reduce with {op}; it has SUM, AVG, MIN, MAX and PRODUCT"
+        )
+
+    def _check_count(self, label: str, tensors: Sequence[Tensor]) -> None:
+        if len(tensors) != self._size:
+            raise InvalidArgumentError(
+                f"torch.distributed.{label}: a list of {len(tensors)} tensors for {self._size} ranks; pass one for each"
+            )

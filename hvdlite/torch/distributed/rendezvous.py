@@ -1,0 +1,114 @@
+"""How the ranks of torch.distributed find each other when hvdlite has brought them together already.
+
+`init_process_group` asks a handler for a store, the rank and the size before it makes a group. Ours (``hvdlite://``) takes
+rank and size from hvdlite. It also stands in for ``env://``, which is the default, where that could only fail because the
+environment does not say what it needs; with all four variables set, as torchrun sets them, torch's own is used.
+
+The store must answer any rank at any time, also while no other rank calls, so it cannot be made of collectives. No
+collective of hvdlite needs it; torch does for barriers behind a new group, and for groups of other backends (gloo) beside
+ours. On one host it is a file in a private folder, without a listening port; across hosts it is torch's TCPStore, on a
+port of rank 0's host that the system chooses.
+"""
+
+import atexit
+import importlib
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+from urllib.parse import parse_qs, urlparse
+
+import torch.distributed
+
+from hvdlite import basics
+from hvdlite.config import lacks_torch_variables
+from hvdlite.errors import InvalidArgumentError
+from hvdlite.objects import broadcast_object
+from hvdlite.runtime import RUNTIME
+
+__all__ = ["check_place", "install", "make_store"]
+
+_TIMEOUT = timedelta(minutes=30)  # torch's default for all backends but NCCL
+
+# The stubs do not have all of it.
+dist: Any = torch.distributed
+
+Store = Any
+_Handler = Callable[..., Iterator[tuple[Store, int, int]]]
+
+
+def install(scheme: str) -> None:
+    """Registers the handler for URLs of this scheme, and puts it behind ``env://``."""
+    dist.register_rendezvous_handler(scheme, _rendezvous)
+    # Not part of torch's interface; without it a script has to pass init_method="hvdlite://".
+    module = importlib.import_module("torch.distributed.rendezvous")
+    handlers: dict[str, _Handler] = getattr(module, "_rendezvous_handlers", {})
+    if "env" in handlers:
+        handlers["env"] = _instead_of(handlers["env"])
+
+
+def _instead_of(torchs_own: _Handler) -> _Handler:
+    def from_environment(url: str, **options: Any) -> Iterator[tuple[Store, int, int]]:
+        given = parse_qs(urlparse(url).query)
+        handler = _rendezvous if lacks_torch_variables("rank" in given, "world_size" in given) else torchs_own
+        return handler(url, **options)
+
+    return from_environment
+
+
+def _rendezvous(url: str, timeout: timedelta = _TIMEOUT, **_: Any) -> Iterator[tuple[Store, int, int]]:
+    """Yields store, rank and size. Collective over all ranks of the job."""
+    if not basics.is_initialized():
+        basics.init()
+    rank, size = basics.rank(), basics.size()
+    given = parse_qs(urlparse(url).query)
+    check_place(int(given.get("rank", [rank])[0]), int(given.get("world_size", [size])[0]))
+    yield make_store(basics.local_size() == size, timeout), rank, size
+    raise RuntimeError("hvdlite:// cannot bring ranks together a second time; start the job again")
+
+
+def check_place(rank: int, size: int) -> None:
+    """Refuses a numbering of the ranks that is not hvdlite's.
+
+    Raises:
+        InvalidArgumentError: torch.distributed was given another rank or size.
+    """
+    if (rank, size) != (basics.rank(), basics.size()):
+        raise InvalidArgumentError(
+            f"torch.distributed was given rank {rank} and world size {size}, but this is rank {basics.rank()} of "
+            f"{basics.size()} of hvdlite's job; start the script with mpirun, and leave both out (or pass hvdlite.rank() and "
+            "hvdlite.size())"
+        )
+
+
+def make_store(one_host: bool, timeout: timedelta) -> Store:
+    """A store that all ranks of the job share. Collective over all of them."""
+    size = basics.size()
+    if one_host:
+        path = broadcast_object(_new_file() if basics.rank() == 0 else None)
+        store = dist.FileStore(path, size)
+    else:
+        server = None
+        if basics.rank() == 0:
+            host = socket.gethostname()
+            server = dist.TCPStore(host, 0, size, True, timeout, wait_for_workers=False)
+        address = broadcast_object((host, server.port) if server is not None else None)
+        store = server or dist.TCPStore(*address, size, False, timeout)
+    store.set_timeout(timeout)
+    return store
+
+
+def _new_file() -> str:
+    """A path in a new folder that only this user may read, and that goes with this process."""
+    folder = tempfile.mkdtemp(prefix="hvdlite-store-")
+    creator = os.getpid()
+
+    def remove() -> None:
+        if os.getpid() == creator and not RUNTIME.forked:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(remove)
+    return os.path.join(folder, "store")

@@ -1,0 +1,45 @@
+"""Between torch.distributed's lists of tensors and the one tensor that hvdlite sends."""
+
+from collections.abc import Sequence
+
+import torch
+
+from hvdlite.errors import InvalidArgumentError
+
+__all__ = ["check_same_size", "deal_out", "flat_of"]
+
+Tensor = torch.Tensor
+
+
+def check_same_size(label: str, source: Tensor, output: Tensor) -> None:
+    """What a rank sends to itself must fit the tensor it receives it in.
+
+    Raises:
+        InvalidArgumentError: size or dtype differs.
+    """
+    if source.numel() != output.numel() or source.dtype != output.dtype:
+        raise InvalidArgumentError(
+            f"torch.distributed.{label}: this rank's own output, {output.dtype} with {output.numel()} elements, does not fit "
+            f"its input, {source.dtype} with {source.numel()}"
+        )
+
+
+def flat_of(tensors: Sequence[Tensor]) -> Tensor:
+    """The elements of all tensors in one."""
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+
+
+def deal_out(label: str, received: Tensor, outputs: Sequence[Tensor]) -> None:
+    """Copies what was received into the outputs, in order.
+
+    Raises:
+        InvalidArgumentError: they have room for more or less.
+    """
+    sizes = [output.numel() for output in outputs]
+    if received.numel() != sum(sizes):
+        raise InvalidArgumentError(
+            f"torch.distributed.{label}: the ranks sent {received.numel()} elements, but the outputs have {sizes}"
+        )
+    with torch.no_grad():
+        for output, piece in zip(outputs, torch.split(received.reshape(-1), sizes), strict=True):
+            output.copy_(piece.view(output.shape))

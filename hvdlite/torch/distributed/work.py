@@ -1,0 +1,166 @@
+"""What a collective of torch.distributed returns: a `Work` over a `Handle`.
+
+A caller that waits (`Work.wait`) waits inside hvdlite, drives the engine and gets hvdlite's own exceptions. C++ code (DDP's
+reducer) and callbacks want a future instead, which somebody has to complete: a thread of its own. One thread for all would not
+do, since a future's callbacks run in it and may wait for other futures; and one that waits for nothing would look to the
+engine's deadlock detection like a caller that may still submit something.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import Work
+
+from hvdlite.errors import OperationTimeoutError
+from hvdlite.handles import Handle
+
+__all__ = ["HvdliteWork"]
+
+_Future = torch.futures.Future[Any]
+
+# Before 2.7 torch kept only the C++ half of a Work that C++ code asked for, which forgets the methods below. No such code has
+# more than two in hand.
+_TORCH_FORGETS = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 7)
+_recent: "deque[HvdliteWork]" = deque(maxlen=8)
+
+# What torch passes for "as long as the group says".
+_NO_TIMEOUT = timedelta(0)
+
+
+class HvdliteWork(Work):
+    """One collective in flight.
+
+    Args:
+        what: the operation, its name and group, for error texts.
+        handle: of the operation.
+        outputs: the caller's tensors that hold the result in the end.
+        finish: puts what the handle gives into them, if they do not hold it already.
+        timeout: the group's.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        handle: Handle,
+        outputs: list[torch.Tensor],
+        finish: Callable[[Any], None] | None,
+        timeout: timedelta,
+    ) -> None:
+        super().__init__()
+        self._what = what
+        self._handle = handle
+        self._outputs = outputs
+        self._finish = finish
+        self._timeout = timeout
+        self._lock = threading.Lock()  # of the thread that waits
+        self._done = False
+        self._error: BaseException | None = None
+        self._future: _Future | None = None
+        self._late: OperationTimeoutError | None = None
+        if _TORCH_FORGETS:
+            _recent.append(self)
+
+    def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
+        """Waits for the end; afterwards the tensors hold the result.
+
+        Args:
+            timeout: how long at most; without, the timeout of the group.
+
+        Returns:
+            True.
+
+        Raises:
+            HorovodInternalError: the operation failed; the text says why.
+            OperationTimeoutError: the time is over. The operation stays in flight.
+            InvalidArgumentError: the result does not fit the tensors given for it.
+        """
+        limit = (timeout or self._timeout).total_seconds()
+        deadline = time.monotonic() + limit
+        if not self._lock.acquire(timeout=min(limit, threading.TIMEOUT_MAX)):
+            raise self._timed_out(limit)
+        try:
+            if not self._done:
+                self._end(max(0.0, deadline - time.monotonic()), limit)
+        finally:
+            self._lock.release()
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def _end(self, left: float, limit: float) -> None:
+        try:
+            result = self._handle.synchronize(left)
+            if self._finish is not None:
+                self._finish(result)
+        except TimeoutError:
+            raise self._timed_out(limit) from None
+        except Exception as error:
+            self._error = error
+        self._done = True
+        self._finish = None  # with the tensors that it holds
+
+    def _timed_out(self, seconds: float) -> OperationTimeoutError:
+        return OperationTimeoutError(
+            f"{self._what} has not ended within {seconds:g} s: a rank of the group is late or has not called it; see what that "
+            "rank does, or give init_process_group or new_group a longer timeout"
+        )
+
+    def is_completed(self) -> bool:
+        """Has it ended, well or badly?"""
+        if not self._done and self._lock.acquire(blocking=False):
+            try:
+                if not self._done and self._handle.poll():
+                    self._end(0.0, 0.0)
+            finally:
+                self._lock.release()
+        return self._done
+
+    def is_success(self) -> bool:
+        """Has it ended well?"""
+        return self.is_completed() and self._error is None
+
+    def exception(self) -> BaseException | None:
+        """What it failed with, if it has."""
+        return self._error if self.is_completed() else None
+
+    def result(self) -> list[torch.Tensor]:
+        """The tensors that hold the result, once it has ended."""
+        return self._outputs
+
+    def synchronize(self) -> None:
+        """`wait`, as torch calls it in some places."""
+        self.wait()
+
+    def get_future(self) -> _Future:
+        """A future of the tensors that hold the result. Where the operation fails, its error is a RuntimeError with the
+        text of hvdlite's.
+        """
+        if self._future is None:
+            begun: _Future = torch.futures.Future()
+            # An exception that is set on a future stays unseen by C++; one that a callback raises does not.
+            self._future = begun.then(self._outcome)
+            if self.is_completed():
+                begun.set_result(None)
+            else:
+                threading.Thread(target=self._complete, args=(begun,), name="hvdlite-future", daemon=True).start()
+        return self._future
+
+    def _outcome(self, _: _Future) -> list[torch.Tensor]:
+        error = self._late or self._error
+        if error is not None:
+            raise error
+        return self._outputs
+
+    def _complete(self, begun: _Future) -> None:
+        try:
+            self.wait()
+        except OperationTimeoutError as error:
+            self._late = error
+        except Exception as error:
+            self._error = error
+        begun.set_result(None)

@@ -1,0 +1,539 @@
+"""torch.distributed on backend "hvdlite": each collective against what it must give, and DDP against gloo's."""
+
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from mpi4py import MPI
+from reference import assert_close, assert_same_bits, mse, network, part_of, whole_batch
+from torch.nn.parallel import DistributedDataParallel
+
+WORLD = MPI.COMM_WORLD
+RANK, SIZE = WORLD.rank, WORLD.size
+EVERYONE = list(range(SIZE))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def world(hvd):
+    """The default group."""
+    import hvdlite.torch.distributed
+
+    dist.init_process_group(hvdlite.torch.distributed.BACKEND)
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def gloo(world):
+    """A group of torch's own backend, which meets in hvdlite's store."""
+    return dist.new_group(backend="gloo")
+
+
+def value(rank, shape=(3, 2), dtype=torch.float64, salt=0):
+    generator = torch.Generator().manual_seed(10 * rank + salt)
+    return torch.randn(shape, generator=generator, dtype=torch.float64).mul(8).to(dtype)
+
+
+def values(**options):
+    return torch.stack([value(rank, **options) for rank in EVERYONE])
+
+
+def check(found, expected):
+    assert_close(list(found), list(expected))
+
+
+def waited(call, *arguments, **options):
+    """Blocking first, then through a handle and through its future."""
+    call(*arguments, **options)
+    yield
+    work = call(*arguments, **options, async_op=True)
+    assert work.wait() is True
+    assert work.is_completed()
+    assert work.is_success()
+    assert work.exception() is None
+    yield
+    call(*arguments, **options, async_op=True).get_future().wait()
+    yield
+
+
+# --- collectives ----------------------------------------------------------------------------------------------------------
+
+
+def test_rank_size_and_name(world):
+    assert (dist.get_rank(), dist.get_world_size(), dist.get_backend()) == (RANK, SIZE, "hvdlite")
+    assert "0" in world.group_name
+    assert f"rank {RANK} of {SIZE}" in repr(world)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.bfloat16])
+@pytest.mark.parametrize("op", ["SUM", "AVG", "MIN", "MAX", "PRODUCT"])
+def test_all_reduce(op, dtype):
+    if op == "PRODUCT" and dtype is torch.bfloat16:
+        pytest.skip("rounds")
+    stacked = values(dtype=dtype).double()
+    expected = {
+        "SUM": stacked.sum(0),
+        "AVG": stacked.mean(0) if dtype.is_floating_point else stacked.sum(0).div(SIZE, rounding_mode="trunc"),
+        "MIN": stacked.amin(0),
+        "MAX": stacked.amax(0),
+        "PRODUCT": stacked.prod(0),
+    }[op]
+    tensor = value(RANK, dtype=dtype)
+    for _ in waited(dist.all_reduce, tensor, getattr(dist.ReduceOp, op)):
+        assert_close([tensor.double()], [expected], {torch.float32: 1e-6, torch.bfloat16: 8e-3}.get(dtype, 1e-12))
+        assert_same_bits([tensor])
+        tensor.copy_(value(RANK, dtype=dtype))
+
+
+def test_all_reduce_of_a_tensor_with_gaps():
+    tensor = torch.zeros(3, 4, dtype=torch.float64)
+    tensor[:, ::2] = value(RANK)
+    dist.all_reduce(tensor[:, ::2])
+    check(tensor[:, ::2], values().sum(0))
+    assert not tensor[:, 1::2].any()
+
+
+def test_all_reduce_of_complex_numbers():
+    tensor = torch.complex(value(RANK), value(RANK, salt=1))
+    dist.all_reduce(tensor)
+    check([tensor.real, tensor.imag], [values().sum(0), values(salt=1).sum(0)])
+
+
+def test_all_reduce_coalesced(world):
+    tensors = [value(RANK), value(RANK, (5,), salt=1), torch.empty(0)]
+    world.allreduce_coalesced(tensors).wait()
+    check(tensors, [values().sum(0), values(shape=(5,), salt=1).sum(0), torch.empty(0)])
+
+
+@pytest.mark.parametrize("op", ["SUM", "AVG"])
+def test_all_reduce_of_sparse_tensors(op):
+    def rows(rank):  # one of its own, and a common one twice
+        return torch.sparse_coo_tensor([[rank, SIZE, SIZE]], value(rank), (SIZE + 2, 2))
+
+    for _ in waited(dist.all_reduce, tensor := rows(RANK), getattr(dist.ReduceOp, op)):
+        expected = sum(rows(rank).to_dense() for rank in EVERYONE) / (SIZE if op == "AVG" else 1)
+        check([tensor.to_dense()], [expected])
+        tensor.copy_(rows(RANK))
+
+
+def test_broadcast():
+    for root in EVERYONE:
+        for _ in waited(dist.broadcast, tensor := value(RANK), src=root):
+            check([tensor], [value(root)])
+            tensor.copy_(value(RANK))
+
+
+def test_reduce():
+    for root in EVERYONE:
+        tensor = value(RANK)
+        for _ in waited(dist.reduce, tensor, dst=root):
+            check([tensor], [values().sum(0) if root == RANK else value(RANK)])
+            tensor.copy_(value(RANK))
+
+
+def test_all_gather():
+    outputs = [torch.zeros(3, 2, dtype=torch.float64) for _ in EVERYONE]
+    for _ in waited(dist.all_gather, outputs, value(RANK)):
+        check(outputs, values())
+        for output in outputs:
+            output.zero_()
+    uneven = [torch.zeros(rank + 1) for rank in EVERYONE]
+    dist.all_gather(uneven, torch.full((RANK + 1,), float(RANK)))
+    check(uneven, [torch.full((rank + 1,), float(rank)) for rank in EVERYONE])
+
+
+def test_all_gather_into_tensor():
+    output = torch.zeros(SIZE * 3, 2, dtype=torch.float64)
+    for _ in waited(dist.all_gather_into_tensor, output, value(RANK)):
+        check([output], [values().reshape(-1, 2)])
+        output.zero_()
+
+
+@pytest.mark.parametrize("op", ["SUM", "AVG", "MAX"])
+def test_reduce_scatter(op):
+    everyone = [values(salt=rank) for rank in EVERYONE]  # what each rank puts in
+    reduced = {"SUM": sum(everyone), "AVG": sum(everyone) / SIZE, "MAX": torch.stack(everyone).amax(0)}[op]
+    output = torch.zeros(3, 2, dtype=torch.float64)
+    for _ in waited(dist.reduce_scatter, output, list(everyone[RANK]), getattr(dist.ReduceOp, op)):
+        check([output], [reduced[RANK]])
+        output.zero_()
+    for _ in waited(dist.reduce_scatter_tensor, output, everyone[RANK].reshape(-1, 2), getattr(dist.ReduceOp, op)):
+        check([output], [reduced[RANK]])
+        output.zero_()
+
+
+def test_reduce_scatter_of_unequal_parts():
+    output = torch.zeros(RANK + 1)
+    dist.reduce_scatter(output, [torch.full((rank + 1,), 10.0**RANK + rank) for rank in EVERYONE])
+    check([output], [torch.full((RANK + 1,), sum(10.0**rank for rank in EVERYONE) + SIZE * RANK)])
+
+
+def test_gather_and_scatter():
+    for root in EVERYONE:
+        outputs = [torch.zeros(3, 2, dtype=torch.float64) for _ in EVERYONE] if root == RANK else None
+        for _ in waited(dist.gather, value(RANK), outputs, dst=root):
+            check(outputs or [], values() if root == RANK else [])
+        output = torch.zeros(3, 2, dtype=torch.float64)
+        for _ in waited(dist.scatter, output, list(values(salt=5)) if root == RANK else None, src=root):
+            check([output], [value(RANK, salt=5)])
+
+
+def test_all_to_all():
+    sent = [torch.full((RANK + to + 1,), 10.0 * RANK + to) for to in EVERYONE]
+    outputs = [torch.zeros(RANK + source + 1) for source in EVERYONE]
+    expected = [torch.full((RANK + source + 1,), 10.0 * source + RANK) for source in EVERYONE]
+    for _ in waited(dist.all_to_all, outputs, sent):
+        check(outputs, expected)
+    output = torch.zeros(sum(map(len, outputs)), 2)
+    into, out = [len(part) for part in outputs], [len(part) for part in sent]
+    twice = torch.cat(sent)[:, None].repeat(1, 2)
+    for _ in waited(dist.all_to_all_single, output, twice, into, out):
+        check([output], [torch.cat(expected)[:, None].repeat(1, 2)])
+    even = torch.zeros(SIZE)
+    dist.all_to_all_single(even, torch.arange(float(SIZE)) + 10 * RANK)
+    check([even], [torch.tensor([10.0 * source + RANK for source in EVERYONE])])
+
+
+def test_objects_and_barrier():
+    gathered = [None] * SIZE
+    dist.all_gather_object(gathered, {"rank": RANK, "text": "x" * RANK})
+    assert gathered == [{"rank": rank, "text": "x" * rank} for rank in EVERYONE]
+    for root in EVERYONE:
+        objects = [RANK, {"root": RANK}]
+        dist.broadcast_object_list(objects, src=root)
+        assert objects == [root, {"root": root}]
+    for _ in waited(dist.barrier):
+        pass
+
+
+def test_functional_collectives(world):
+    """What compiled code and DTensor call: C++ asks the group by its name."""
+    functional = pytest.importorskip("torch.distributed._functional_collectives")
+    if not hasattr(torch.ops, "_c10d_functional"):
+        pytest.skip("this torch has none")
+    check([functional.all_reduce(value(RANK), "sum", world)], [values().sum(0)])
+    check([functional.all_gather_tensor(value(RANK), 0, world)], [values().reshape(-1, 2)])
+    check([functional.reduce_scatter_tensor(values(), "sum", 0, world)], [values()[RANK][None] * SIZE])
+
+
+# --- groups ---------------------------------------------------------------------------------------------------------------
+
+
+def test_groups():
+    """Many at once; torch tells only the members of each."""
+    groups = [(members, dist.new_group(members)) for members in ([0], EVERYONE, EVERYONE[1:], [0, SIZE - 1])]
+    works = []
+    for members, group in groups:
+        if RANK in members:
+            assert dist.get_process_group_ranks(group) == members
+            tensor = value(RANK)
+            works.append((members, tensor, dist.all_reduce(tensor, group=group, async_op=True)))
+            root = value(RANK)
+            dist.broadcast(root, src=members[-1], group=group)
+            check([root], [value(members[-1])])
+    for members, tensor, work in reversed(works):
+        work.wait()
+        check([tensor], [values()[members].sum(0)])
+    again = dist.new_group(EVERYONE[1:])  # of the same ranks as another
+    if RANK in EVERYONE[1:]:
+        dist.all_reduce(tensor := value(RANK), group=again)
+        check([tensor], [values()[1:].sum(0)])
+        dist.destroy_process_group(again)
+        with pytest.raises(ValueError, match="the group was destroyed"):
+            again.allreduce([tensor])
+    dist.barrier()
+
+
+# --- errors ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_mismatch_names_operation_and_ranks(hvd):
+    work = dist.all_reduce(torch.ones(2 + RANK), async_op=True)
+    with pytest.raises(
+        hvd.HorovodInternalError, match=r"allreduce of 'torch\.0\.\d+\.all_reduce' in process set 0: shape differs"
+    ):
+        work.wait()
+    with pytest.raises(RuntimeError, match="shape differs"):
+        work.wait()  # again
+    assert work.is_completed()
+    assert not work.is_success()
+    assert "shape differs" in str(work.exception())
+    future = dist.all_reduce(torch.ones(2 + RANK), async_op=True).get_future()
+    with pytest.raises(RuntimeError, match="shape differs"):
+        future.wait()
+    dist.all_reduce(tensor := torch.ones(1))  # the group goes on
+    assert tensor == SIZE
+
+
+def test_different_operations_are_found_out(hvd):
+    call = dist.all_reduce if RANK == 0 else lambda tensor: dist.broadcast(tensor, src=0)
+    with pytest.raises(hvd.HorovodInternalError, match=r"all_reduce.* missing on .*broadcast.* missing on"):
+        call(torch.ones(2))
+
+
+def test_timeouts(hvd):
+    """A late rank is an error after the time that the caller or the group gives it."""
+    tensor = torch.ones(2)
+    if RANK == 0:
+        work = dist.all_reduce(tensor, async_op=True)
+        with pytest.raises(hvd.HorovodInternalError, match=r"all_reduce in group '0' \(ranks .*\) has not ended within 0\.2 s"):
+            work.wait(timedelta(seconds=0.2))
+        assert not work.is_completed()
+    WORLD.Barrier()
+    if RANK != 0:
+        dist.all_reduce(tensor)
+    else:
+        work.wait()
+    assert tensor.tolist() == [SIZE] * 2
+    hasty = dist.new_group(timeout=timedelta(seconds=0.2))
+    if RANK == 0:
+        work = dist.all_reduce(tensor, group=hasty, async_op=True)
+        with pytest.raises(RuntimeError, match=r"has not ended within 0\.2 s"):
+            work.get_future().wait()
+    WORLD.Barrier()
+    if RANK != 0:
+        dist.all_reduce(tensor, group=hasty)
+    else:
+        work.wait(timedelta(seconds=60))
+    assert tensor.tolist() == [SIZE * SIZE] * 2
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (
+            lambda: dist.send(torch.ones(1), dst=(RANK + 1) % SIZE),
+            NotImplementedError,
+            "send: backend 'hvdlite' has collectives only",
+        ),
+        (
+            lambda: dist.recv(torch.ones(1), src=(RANK + 1) % SIZE),
+            NotImplementedError,
+            "recv: backend 'hvdlite' has collectives only",
+        ),
+        (lambda: dist.recv(torch.ones(1)), NotImplementedError, "recv: backend 'hvdlite' has collectives only"),
+        (
+            lambda: dist.all_reduce(torch.ones(1, dtype=torch.int32), dist.ReduceOp.BXOR),
+            NotImplementedError,
+            "cannot reduce with",
+        ),
+        (
+            lambda: dist.all_gather([torch.ones(1)] * (SIZE + 1), torch.ones(1)),
+            ValueError,
+            f"{SIZE + 1} tensors for {SIZE} ranks",
+        ),
+        (lambda: dist.all_gather_into_tensor(torch.ones(1), torch.ones(1)), ValueError, "the output has 1 elements"),
+        (lambda: dist.reduce_scatter_tensor(torch.ones(3), torch.ones(1)), ValueError, "the input has 1 elements"),
+        (lambda: dist.all_to_all_single(torch.ones(1), torch.ones(SIZE), [1]), ValueError, "the output has 1 rows"),
+        (lambda: dist.all_reduce(torch.ones(1).to_sparse(), dist.ReduceOp.MAX), NotImplementedError, "SUM or AVG only"),
+        (lambda: dist.broadcast(torch.ones(1).to_sparse(), src=0), NotImplementedError, "layout torch.sparse_coo"),
+        (lambda: dist.all_reduce(torch.ones(1, device="meta")), NotImplementedError, "this torch tensor is on meta"),
+        (lambda: dist.new_group(pg_options=object()), ValueError, "backend 'hvdlite' has no options"),
+        (lambda: dist.monitored_barrier(), ValueError, "GLOO"),
+    ],
+)
+def test_what_is_refused(call, error, text):
+    with pytest.raises(error, match=text):
+        call()
+    dist.all_reduce(tensor := torch.ones(1))
+    assert tensor == SIZE
+
+
+# --- the store ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("one_host", [True, False])
+def test_the_store_is_shared(hvd, one_host, monkeypatch):
+    from hvdlite.torch.distributed import rendezvous
+
+    monkeypatch.setattr("socket.gethostname", lambda: "localhost")
+    store = rendezvous.make_store(one_host, timedelta(seconds=60))
+    store.set(f"key{RANK}", f"value{RANK}")
+    for rank in EVERYONE:
+        assert store.get(f"key{rank}") == f"value{rank}".encode()
+    store.add("count", RANK + 1)
+    WORLD.Barrier()
+    assert store.add("count", 0) == sum(rank + 1 for rank in EVERYONE)
+    WORLD.Barrier()
+
+
+def test_other_numbers_than_hvdlites_are_refused(hvd):
+    from hvdlite.torch.distributed import rendezvous
+
+    with pytest.raises(ValueError, match=rf"rank {RANK} and world size {SIZE + 1}, but this is rank {RANK} of {SIZE}"):
+        rendezvous.check_place(RANK, SIZE + 1)
+
+
+# --- DDP ------------------------------------------------------------------------------------------------------------------
+
+
+class Branches(torch.nn.Module):
+    """Uses one of two layers, another on each rank and in each step."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = network()
+        self.one, self.other = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+        self.double()
+
+    def forward(self, inputs):
+        branch = self.one if (inputs[0, 0] > 0) else self.other
+        return branch(self.body(inputs))
+
+
+def train(build, group, steps=6, accumulate=False, **options):
+    """Trains on this rank's parts with momentum and weight decay; the model."""
+    torch.manual_seed(100 + RANK)  # DDP gives all ranks rank 0's weights
+    model = DistributedDataParallel(build(), process_group=group, bucket_cap_mb=0.0003, **options)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+    for step in range(steps):
+        optimizer.zero_grad()
+        if accumulate:
+            with model.no_sync():
+                mse(model, *part_of(whole_batch(100 + step, SIZE), RANK)).backward()
+        mse(model, *part_of(whole_batch(step, SIZE), RANK)).backward()
+        optimizer.step()
+    return model.module
+
+
+def with_noise():
+    """A model that differs by rank before DDP."""
+    model = network()
+    with torch.no_grad():
+        for param in model.parameters():
+            param.add_(torch.randn(param.shape, generator=torch.Generator().manual_seed(RANK)))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("build", "options"),
+    [
+        (with_noise, {}),
+        (with_noise, {"gradient_as_bucket_view": True}),
+        (with_noise, {"accumulate": True}),
+        (with_noise, {"static_graph": True}),
+        (Branches, {"find_unused_parameters": True}),
+    ],
+)
+def test_ddp_trains_as_on_gloo(gloo, build, options):
+    torch.manual_seed(3)
+    ours = train(build, None, **options)
+    torch.manual_seed(3)
+    theirs = train(build, gloo, **options)
+    assert_close(list(ours.parameters()), list(theirs.parameters()))
+    assert_same_bits(list(ours.parameters()))
+    moved = [(a - b).abs().max().item() for a, b in zip(ours.parameters(), build().parameters(), strict=True)]
+    assert max(moved) > 0.01
+
+
+def test_ddp_synchronizes_buffers(world):
+    model = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3)).double()
+    model = DistributedDataParallel(model)
+    for step in range(3):
+        mse(model, *part_of(whole_batch(step, SIZE), RANK)).backward()
+    model(whole_batch(9, SIZE)[0])
+    assert_same_bits([model.module[0].weight.grad])
+    dist.all_gather_object(states := [None] * SIZE, model.module[1].num_batches_tracked.item())
+    assert states == [4] * SIZE
+
+
+def test_a_comm_hook(world):
+    """DDP hands a bucket to user code, which waits for a future."""
+    model = DistributedDataParallel(network())
+
+    def hook(state, bucket):
+        future = dist.all_reduce(bucket.buffer(), dist.ReduceOp.AVG, async_op=True).get_future()
+        return future.then(lambda done: done.value()[0])
+
+    model.register_comm_hook(None, hook)
+    mse(model, *part_of(whole_batch(0, SIZE), RANK)).backward()
+    twin = network()
+    mse(twin, *whole_batch(0, SIZE)).backward()
+    check([param.grad for param in model.parameters()], [param.grad for param in twin.parameters()])
+
+
+def test_callbacks_may_wait_for_other_futures(world):
+    """As DDP's PowerSGD hook does."""
+    last = dist.all_reduce(tensor := torch.ones(1), async_op=True).get_future()
+    for _ in range(3):
+        last = last.then(lambda done: dist.all_reduce(done.value()[0], async_op=True).get_future().wait())
+    last.wait()
+    assert tensor == SIZE**4
+
+
+def test_ddp_with_sparse_gradients(gloo):
+    def trained(group):
+        model = DistributedDataParallel(torch.nn.Embedding(SIZE + 2, 3, sparse=True).double(), process_group=group)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.tensor([RANK, SIZE, SIZE])).square().sum().backward()
+            optimizer.step()
+        return model.module.weight
+
+    torch.manual_seed(2)
+    ours = trained(None)
+    torch.manual_seed(2)
+    check([ours], [trained(gloo)])
+    assert_same_bits([ours])
+
+
+def test_ddp_with_unequal_numbers_of_batches(gloo):
+    def trained(group):
+        model = DistributedDataParallel(network(), process_group=group)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with model.join():
+            for step in range(2 + RANK):
+                optimizer.zero_grad()
+                mse(model, *part_of(whole_batch(step, SIZE), RANK)).backward()
+                optimizer.step()
+        return list(model.module.parameters())
+
+    assert_close(ours := trained(None), trained(gloo))
+    assert_same_bits(ours)
+
+
+# --- what torch builds on the collectives ---------------------------------------------------------------------------------
+
+
+def stepped(model, optimizer, inputs, targets):
+    mse(model, inputs, targets).backward()
+    optimizer.step()
+    return model
+
+
+def test_fully_sharded_parameters():
+    fsdp = pytest.importorskip("torch.distributed.fsdp")
+    if not hasattr(fsdp, "fully_shard"):
+        pytest.skip("this torch has none")
+    from torch.distributed.device_mesh import init_device_mesh
+
+    model = network()
+    fsdp.fully_shard(model, mesh=init_device_mesh("cpu", (SIZE,)))
+    stepped(model, torch.optim.SGD(model.parameters(), lr=0.1), *part_of(whole_batch(0, SIZE), RANK))
+    twin = network()
+    stepped(twin, torch.optim.SGD(twin.parameters(), lr=0.1), *whole_batch(0, SIZE))
+    check([param.full_tensor() for param in model.parameters()], list(twin.parameters()))
+
+
+def test_sharded_optimizer():
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    model = DistributedDataParallel(network())
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.1)
+    stepped(model, optimizer, *part_of(whole_batch(0, SIZE), RANK))
+    twin = network()
+    stepped(twin, torch.optim.Adam(twin.parameters(), lr=0.1), *whole_batch(0, SIZE))
+    check(list(model.parameters()), list(twin.parameters()))
+
+
+def test_checkpoints(tmp_path):
+    checkpoint = pytest.importorskip("torch.distributed.checkpoint")
+    if not hasattr(checkpoint, "save"):
+        pytest.skip("this torch has none")
+    folder = WORLD.bcast(str(tmp_path))
+    checkpoint.save({"weight": value(0)}, checkpoint_id=folder)
+    loaded = {"weight": torch.zeros(3, 2, dtype=torch.float64)}
+    checkpoint.load(loaded, checkpoint_id=folder)
+    check([loaded["weight"]], [value(0)])

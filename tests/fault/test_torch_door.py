@@ -1,0 +1,109 @@
+"""Whole scripts that use torch.distributed on backend "hvdlite", as users start them."""
+
+import socket
+
+import pytest
+from support.job import run_job
+
+pytest.importorskip("torch")
+
+SCRIPT = """
+    import os
+    import torch
+    import torch.distributed as dist
+    import hvdlite
+    import hvdlite.torch.distributed
+
+    def listening():
+        inodes = set()
+        for table in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):
+            if os.path.exists(table):
+                inodes |= {line.split()[9] for line in open(table).readlines()[1:] if line.split()[3] == "0A"}
+        mine = set()
+        for entry in os.listdir("/proc/self/fd"):
+            try:
+                mine.add(os.readlink(f"/proc/self/fd/{entry}"))
+            except OSError:
+                pass
+        return {inode for inode in inodes if f"socket:[{inode}]" in mine}
+
+    if os.environ.get("INIT_FIRST"):
+        hvdlite.init()
+        before = listening()
+    dist.init_process_group("hvdlite", **eval(os.environ.get("OPTIONS", "{}")))
+    if os.environ.get("INIT_FIRST"):
+        assert listening() <= before, "a port was opened"
+    for life in range(2):
+        tensor = torch.tensor([dist.get_rank() + 1.0])
+        dist.all_reduce(tensor)
+        gloo = dist.new_group(backend="gloo")
+        dist.barrier(group=gloo)
+        dist.destroy_process_group()
+        assert hvdlite.is_initialized()
+        if life == 0:
+            dist.init_process_group("hvdlite", init_method="hvdlite://")
+    print(f"rank {hvdlite.rank()} of {hvdlite.size()}: {tensor.item()}")
+"""
+
+
+@pytest.mark.parametrize("first", ["", "1"])
+def test_a_script_needs_nothing_but_mpirun(tmp_path, first):
+    job = run_job(SCRIPT, 2, env={"INIT_FIRST": first, "TMPDIR": str(tmp_path)})
+    assert job.returncode == 0, job.report()
+    assert [job.stdout[rank].split("\n")[0] for rank in (0, 1)] == [f"rank {rank} of 2: 3.0" for rank in (0, 1)], job.report()
+    assert not list(tmp_path.glob("**/hvdlite-store-*")), "the store's file was left behind"
+
+
+def test_one_process_without_mpirun_is_a_group_of_one(tmp_path):
+    job = run_job(SCRIPT, 1, env={"TMPDIR": str(tmp_path)})
+    assert job.returncode == 0, job.report()
+    assert "rank 0 of 1: 1.0" in job.stdout[0]
+
+
+def test_variables_that_are_set_are_followed():
+    """As torchrun sets them: torch's own store, whose ranks must be MPI's."""
+    script = """
+        import os
+        import torch
+        import torch.distributed as dist
+        import hvdlite.torch.distributed
+
+        rank = int(os.environ["OMPI_COMM_WORLD_RANK"]) if "OMPI_COMM_WORLD_RANK" in os.environ else int(os.environ["PMI_RANK"])
+        os.environ.update(RANK=str((rank + int(os.environ["SHIFT"])) % 2), WORLD_SIZE="2", MASTER_ADDR="localhost")
+        os.environ["MASTER_PORT"] = os.environ["PORT"]
+        dist.init_process_group("hvdlite")
+        tensor = torch.ones(1)
+        dist.all_reduce(tensor)
+        print(f"sum {tensor.item()}, rank {dist.get_rank()}")
+        dist.destroy_process_group()
+    """
+    for shift in ("0", "1"):
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            port = str(free.getsockname()[1])
+        job = run_job(script, 2, env={"SHIFT": shift, "PORT": port})
+        if shift == "0":
+            assert job.returncode == 0, job.report()
+            assert all(f"sum 2.0, rank {rank}" in job.stdout[rank] for rank in (0, 1)), job.report()
+        else:
+            assert job.returncode != 0
+            assert "was given rank 1 and world size 2, but this is rank 0 of 2" in job.stderr[0], job.report()
+
+
+def test_a_rank_that_raises_is_named_by_the_others():
+    script = """
+        import torch
+        import torch.distributed as dist
+        import hvdlite.torch.distributed
+
+        dist.init_process_group("hvdlite")
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+        model(torch.ones(2, 4)).sum().backward()
+        if dist.get_rank() == 1:
+            raise ValueError("no such file: data.bin")
+        model(torch.ones(2, 4)).sum().backward()
+    """
+    job = run_job(script, 2)
+    assert job.returncode != 0
+    assert not job.timed_out
+    assert "raised ValueError: no such file: data.bin" in job.stderr[0], job.report()
