@@ -24,6 +24,10 @@ void Cycle::finish(Entry& entry, const Status& status) {
   shared_.recorder.reached(completion.record, status.ok() ? Stage::kDone : Stage::kFailed);
   ++(status.ok() ? shared_.counters.completed : shared_.counters.failed);
   shared_.queue.forget(*entry.request);
+  if (!status.ok() && entry.request->kind == base::OpKind::kRemoveProcessSet) {
+    const auto kept = sets_.find(entry.request->root);
+    if (kept != sets_.end()) kept->second->being_removed = false;
+  }
   completion.done.store(1, std::memory_order_release);
   shared_.event.bump();
 }
@@ -60,6 +64,7 @@ bool Cycle::say_goodbye() {
   said_goodbye_ = true;
   const Status why = {ErrorCode::kAborted, kShutDownHere};
   for (Entry& entry : shared_.queue.take(true, 0, base::microseconds(0))) finish(entry, why);
+  for (Entry& entry : std::exchange(held_removals_, {})) finish(entry, why);
   for (auto& [id, set] : sets_) fail_pending(*set, why);
   transport_.announce_leaving();
   send_to_all(Goodbye{});
@@ -127,6 +132,7 @@ void Cycle::end_all(const Status& why) {
     set->to_announce.clear();
     if (set->accord) set->accord->take_all();
   }
+  for (Entry& entry : std::exchange(held_removals_, {})) finish(entry, why);
   for (Entry& entry : shared_.queue.take(true, 0, base::microseconds(0))) finish(entry, why);
 }
 

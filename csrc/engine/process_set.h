@@ -39,6 +39,7 @@ struct ProcessSet {
   std::shared_ptr<const collectives::HostMap> hosts;
   std::unique_ptr<Accord> accord;  // where all members are on this host and share memory
   base::Status broken;             // the coordinator has left: nothing can be agreed any more
+  bool being_removed = false;      // this rank has asked for it, and submits no more
 
   bool is_member() const { return index >= 0; }
   int coordinator_rank() const { return members->front(); }
