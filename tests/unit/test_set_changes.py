@@ -48,7 +48,7 @@ def test_a_removal_waits_for_the_operations_of_its_set_and_admits_no_more():
         if rank.rank == 0:
             early = rank.start(ALLREDUCE, "early", value, output, process_set=process_set)
             removal = start_removal(rank, process_set)
-            with pytest.raises(InvalidArgumentError, match="'late' in process set 1.*this rank is removing the process set"):
+            with pytest.raises(InvalidArgumentError, match=r"'late' in process set 1.*this rank is removing the process set"):
                 rank.allreduce("late", value, process_set=process_set)
             rank.allreduce("global", value[:0], process_set=0)  # other sets are not held up
             assert not rank.engine.poll(removal)  # rank 1 submits 'early' after this
