@@ -18,6 +18,16 @@ def limit(promised: float) -> float:
     return BUSY * promised
 
 
+def eventually(condition: Callable[[], bool], promised: float = 5.0) -> bool:
+    """Does the condition come true, within the limit for so many seconds?"""
+    deadline = time.monotonic() + limit(promised)
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
 def interrupted(call: Callable[[], object], begun: Callable[[], bool] = lambda: True) -> None:
     """Runs a call that waits for ever in the main thread, and sees it end with KeyboardInterrupt soon after a signal.
 

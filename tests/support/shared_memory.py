@@ -3,13 +3,12 @@
 import os
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from support.limits import limit
+from support.limits import eventually
 
 __all__ = ["NO_PROC", "SMALL_SHM", "needs_mount", "nothing_left_behind"]
 
@@ -65,11 +64,12 @@ def nothing_left_behind() -> Iterator[None]:
     before = _files()
     yield
     left = _files() - before
-    deadline = time.monotonic() + limit(3.0)
-    while left and time.monotonic() < deadline:
-        time.sleep(0.05)
-        left &= _files()
-    assert not left
+
+    def gone() -> bool:
+        left.intersection_update(_files())
+        return not left
+
+    assert eventually(gone), left
 
 
 def _files() -> set[Path]:
