@@ -4,9 +4,16 @@ import threading
 
 import numpy as np
 import pytest
+from support import thread_ranks
 from support.thread_ranks import ALLGATHER, ALLREDUCE, JOIN, REMOVE_SET, Rank, engines, in_threads, run_ranks
 
-from hvdlite.errors import InvalidArgumentError, MismatchError, OperationTimeoutError
+from hvdlite.errors import AbortedError, InvalidArgumentError, MismatchError, OperationTimeoutError, PeerLostError
+
+
+@pytest.fixture(params=["auto", "off"], ids=["memory", "messages"], autouse=True)
+def ways(request, monkeypatch):
+    """The ranks agree in shared memory, or in messages through a coordinator."""
+    monkeypatch.setitem(thread_ranks.COMMON, "shared_memory", request.param)
 
 
 def start_removal(rank: Rank, process_set: int) -> int:
@@ -91,6 +98,21 @@ def test_a_removal_that_waits_for_ever_fails_on_all_ranks_and_the_set_stays():
     assert len(set(texts)) == 1
     assert "rank 0 waits for allreduce of 'missing' in process set 1, missing on rank 1" in texts[0]
     assert "rank 1 waits for remove_process_set of 'remove_process_set' in process set 0, missing on rank 0" in texts[0]
+
+
+@pytest.mark.parametrize("ending", ["fails", "leaves"])
+def test_a_removal_that_waits_ends_with_the_rank_that_it_waits_for(ending):
+    with engines(3) as ranks:
+        number = in_threads(ranks, lambda rank: rank.add_process_set([0, 1]))[0]
+        value = np.ones(2)
+        handles = [ranks[0].start(ALLREDUCE, "x", value, value, process_set=number), start_removal(ranks[0], number)]
+        if ending == "fails":
+            ranks[1].engine.publish_failure("raised ValueError: bad batch")
+        else:
+            ranks[1].engine.shutdown()
+        for handle in handles:
+            with pytest.raises(PeerLostError if ending == "fails" else AbortedError, match="rank 1"):
+                ranks[0].engine.wait(handle)
 
 
 def test_removals_that_name_different_sets_fail_and_the_sets_stay():
