@@ -39,7 +39,7 @@ def init(comm: Any = None, process_sets: Sequence[sets.ProcessSet] | str | None 
     """Joins the job: every process of it calls this once before anything else. Collective over the communicator.
 
     Initialises MPI through mpi4py (thread level multiple) if nobody has. Calling it again does nothing but give the
-    process sets their ids; after `shutdown` it starts anew.
+    process sets their ids, or allow dynamic ones; after `shutdown` it starts anew.
 
     Args:
         comm: None for all processes that mpirun started, a list of ranks of MPI_COMM_WORLD (hvdlite's ranks then follow
@@ -49,24 +49,27 @@ def init(comm: Any = None, process_sets: Sequence[sets.ProcessSet] | str | None 
 
     Raises:
         InvalidArgumentError: a knob has a bad value or differs between ranks, this process is not a member of `comm`,
-            or a process set is invalid or a duplicate.
+            or a process set is invalid or a duplicate. hvdlite is then not initialised.
         SystemFailure: MPI cannot be loaded, or the launcher and MPI disagree about the number of processes.
         NotInitializedError: this is a forked child of an initialised process.
         ImportError: the native module is missing.
     """
-    if isinstance(process_sets, str) and process_sets != "dynamic":
-        raise InvalidArgumentError(f'init(process_sets={process_sets!r}): pass ProcessSet objects or "dynamic"')
-    given = [] if process_sets is None or isinstance(process_sets, str) else process_sets
+    dynamic = isinstance(process_sets, str) and process_sets == "dynamic"
+    if not dynamic and isinstance(process_sets, str | sets.ProcessSet):
+        raise InvalidArgumentError(f'init(process_sets={process_sets!r}): pass a list of ProcessSet objects or "dynamic"')
+    given = () if dynamic or process_sets is None else process_sets
     listed = [entry if isinstance(entry, sets.ProcessSet) else sets.ProcessSet(entry) for entry in given]
     with RUNTIME.starting():
         if RUNTIME.engine is None:
-            RUNTIME.start(comm, dynamic=process_sets == "dynamic")
+            RUNTIME.start(comm, dynamic)
             try:
                 sets.register_initial(comm, listed)
             except InvalidArgumentError:  # the same on all ranks
                 shutdown()
                 raise
         else:
+            if dynamic:
+                RUNTIME.config = RUNTIME.config.replace(dynamic_process_sets=True)
             sets.bind_existing(listed)
 
 

@@ -88,7 +88,7 @@ class ProcessSet:
         if self._place is None:
             raise InvalidArgumentError(
                 f"{KIND_NAMES[kind].capitalize()}: Rank {RUNTIME.require_topology().rank} is not a member of the provided "
-                f"process set. ({self})"
+                f"process set. ({self}: call it on these ranks only; included() says whether this is one)"
             )
         return self.process_set_id
 
@@ -128,17 +128,14 @@ class _GlobalProcessSet(ProcessSet):
         """0; `Runtime.require` has already said if hvdlite is not initialised."""
         return 0
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _the_global_set, ()
+    def __reduce__(self) -> str:
+        """Copies and pickles stand for the same object, which functions know by its identity."""
+        return "global_process_set"
 
 
 global_process_set: ProcessSet = _GlobalProcessSet()
 
 _bound: list[ProcessSet] = []  # those with an id, so that removal and shutdown can take it away
-
-
-def _the_global_set() -> ProcessSet:
-    return global_process_set
 
 
 def _with_ranks(ranks: list[int]) -> ProcessSet:
@@ -168,7 +165,7 @@ def add_process_set(process_set: "ProcessSet | Sequence[int]") -> ProcessSet:
     Raises:
         InvalidArgumentError: dynamic process sets are not allowed, the ranks are no ranks of this job, or there is a
             set with these members already.
-        MismatchError: the ranks of the job asked for different sets.
+        MismatchError: the ranks of the job asked for different sets, or some wait in `join`.
         UnsupportedError: the set is made from a communicator.
     """
     RUNTIME.require()
@@ -176,7 +173,8 @@ def add_process_set(process_set: "ProcessSet | Sequence[int]") -> ProcessSet:
     added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     if added.ranks is None or added.mpi_comm is not None:
         raise UnsupportedError(
-            "a process set made from a communicator can be registered by hvdlite.init only; pass the ranks instead"
+            "Dynamically adding process sets defined by an MPI communicator is not implemented. Please build the process set "
+            "via a list of ranks. (hvdlite.init registers those made from a communicator)"
         )
     _check_ranks(added.ranks)
     if added.process_set_id is not None or added.ranks in process_set_ids_and_ranks().values():
@@ -218,14 +216,20 @@ def process_set_among(ranks: Sequence[int]) -> ProcessSet:
 def remove_process_set(process_set: ProcessSet) -> bool:
     """Removes a registered set. Collective over all ranks, members or not.
 
+    Waits for the operations that this rank has submitted to the set; their handles stay valid. The id may be given to the
+    next set that is added, the one that was freed first before the others.
+
     Returns:
         False, and nothing is done, for the global set and for one that is not registered.
 
     Raises:
-        InvalidArgumentError: dynamic process sets are not allowed.
-        MismatchError: the ranks of the job named different sets.
+        InvalidArgumentError: dynamic process sets are not allowed, or this is no process set.
+        MismatchError: the ranks of the job named different sets, or some wait in `join`. The set stays.
+        OperationTimeoutError: an operation on the set waits for a rank that removes the set already. The set stays.
     """
     RUNTIME.require()
+    if not isinstance(process_set, ProcessSet):
+        raise InvalidArgumentError(f"remove_process_set({process_set!r}): pass the object that add_process_set returned")
     _require_dynamic("removing")
     removed = process_set.process_set_id
     if removed is None or process_set is global_process_set:
@@ -316,8 +320,8 @@ def _members(entry: ProcessSet) -> tuple[bool, list[int]]:
 def _distinct(index: int, entry: ProcessSet, proposals: list[tuple[bool, list[int]]]) -> list[list[int]]:
     """The different sets that one entry stands for, in the order of the lowest rank that proposed each."""
     sets: list[list[int]] = []
-    for _, members in proposals:
-        if members and members not in sets:
+    for from_communicator, members in proposals:
+        if (members or not from_communicator) and members not in sets:
             sets.append(members)
     if len(sets) != 1 and not all(from_communicator for from_communicator, _ in proposals):
         found = ", ".join(f"{members} on rank {rank}" for rank, (_, members) in enumerate(proposals))

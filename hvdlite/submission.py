@@ -110,7 +110,8 @@ def broadcast(tensor: Any, root_rank: int, name: str | None, process_set: Proces
     engine, set_id = enter(Kind.BROADCAST, process_set)
     if root_rank not in (process_set.ranks or ()):
         raise InvalidArgumentError(
-            f"broadcast received invalid root rank {root_rank} for provided process set (ranks {process_set.ranks})"
+            f"broadcast received invalid root rank {root_rank} for provided process set (ranks {process_set.ranks}); "
+            "root_rank counts in the whole job, and the root is a member of the set"
         )
     part = _same_shape(engine, tensor, in_place)
     return _submit(engine, Kind.BROADCAST, name, part, (Sum, int(root_rank), set_id, 1.0, 1.0), blocking)

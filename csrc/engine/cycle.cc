@@ -85,8 +85,7 @@ Outlook Cycle::outlook() const {
   outlook.idle = std::chrono::duration_cast<base::microseconds>(Clock::now() - moved_at_);
   outlook.moving_data = !executor_.idle();
   for (const auto& [id, set] : sets_) {
-    outlook.negotiating =
-        outlook.negotiating || !set->pending.empty() || (set->accord && set->accord->has_entries());
+    outlook.negotiating = outlook.negotiating || set->has_pending();
   }
   outlook.watching = blocked_ || (detector_ && detector_->watching());
   bool try_again = false;
@@ -177,6 +176,7 @@ bool Cycle::announce(bool flush) {
       shared_.queue.take(flush, shared_.config.fusion_threshold, patience_);
   for (Entry& entry : entries) admit(std::move(entry));
   bool any = !entries.empty();
+  any = resume_removals() || any;
   for_each_set([&](ProcessSet& set) {
     const SetId id = set.id;
     if (set.accord) any = agree(set) || any;
@@ -203,11 +203,16 @@ void Cycle::admit(Entry entry) {
     refusal = {ErrorCode::kInvalidArgument,
                describe(request) +
                    ": this rank has joined the process set and must wait for join() to return"};
+  } else if (set->being_removed) {
+    refusal = {ErrorCode::kInvalidArgument, describe(request) +
+                                                ": this rank is removing the process set; call "
+                                                "remove_process_set after everything else on it"};
   }
   if (!refusal.ok()) {
     finish({&entry, 1}, refusal);
     return;
   }
+  if (request.kind == OpKind::kRemoveProcessSet && hold_removal(entry)) return;
   if (!set->accord || !set->accord->admit(entry)) await_decision(*set, std::move(entry));
 }
 
@@ -324,7 +329,7 @@ ResponsePtr Cycle::remember(ProcessSet& set, const Decision& decision) {
 // Without a request if it is not ours: this rank has joined, or an error concerns an operation it never submitted.
 Entry Cycle::take_entry(ProcessSet& set, const std::string& name) {
   const auto found = set.pending.find(name);
-  if (found == set.pending.end()) return {};
+  if (found == set.pending.end()) return take_held_removal(set.id, name);
   Entry entry = std::move(found->second.entry);
   set.pending.erase(found);
   shared_.recorder.reached(entry.completion->record, Stage::kAgreed);

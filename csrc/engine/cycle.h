@@ -133,6 +133,9 @@ class Cycle {
   void settle_without_data(const Response& response, Entry& entry);
   SetId create_set(const std::vector<std::int64_t>& ranks);
   void remove_set(std::int32_t id);
+  bool hold_removal(Entry& entry);
+  bool resume_removals();
+  Entry take_held_removal(SetId set, const std::string& name);
   void insert_set(SetId id, std::vector<int> members);
   void share_memory(ProcessSet& set);
   std::shared_ptr<collectives::SharedChannel> take_region(const ProcessSet& set, Region& region);
@@ -140,6 +143,7 @@ class Cycle {
   static std::vector<Entry> take_pending(ProcessSet& set);
   void fail_pending(ProcessSet& set, const base::Status& why);
   void finish(std::span<const Entry> entries, const base::Status& status);
+  void fail(const Entry& entry, const base::Status& status);
   void reached(std::span<const Entry> entries, FlightRecorder::Stage stage);
   // end_all with the first cause, which is told to the user.
   void fail_all(const base::Status& why);
@@ -163,6 +167,7 @@ class Cycle {
   std::uint32_t last_epoch_ = 0;
   std::int32_t next_set_id_ = 0;
   std::deque<std::int32_t> free_set_ids_;
+  std::vector<Entry> held_removals_;  // until what this rank has in flight on the set has ended
   std::map<std::uint32_t, std::vector<std::pair<int, Message>>> early_;  // by epoch
   std::set<int> left_;
   std::set<int> failure_unseen_;

@@ -17,6 +17,16 @@ constexpr std::size_t kRecordsInLog = 16;
 
 }  // namespace
 
+// What is known of the failure before the entry is done.
+void Cycle::fail(const Entry& entry, const Status& status) {
+  const Request& request = *entry.request;
+  entry.completion->failure =
+      std::make_unique<const Status>(Status{status.code, status.message, request.set});
+  if (request.kind != base::OpKind::kRemoveProcessSet) return;
+  const auto kept = sets_.find(request.root);
+  if (kept != sets_.end()) kept->second->being_removed = false;
+}
+
 // Those without a request are not ours.
 void Cycle::finish(std::span<const Entry> entries, const Status& status) {
   reached(entries, status.ok() ? Stage::kDone : Stage::kFailed);
@@ -25,12 +35,8 @@ void Cycle::finish(std::span<const Entry> entries, const Status& status) {
   for (const Entry& entry : entries) {
     if (!entry.request) continue;
     ++ended;
-    Completion& completion = *entry.completion;
-    if (!status.ok()) {
-      completion.failure =
-          std::make_unique<const Status>(Status{status.code, status.message, entry.request->set});
-    }
-    completion.done.store(1, std::memory_order_release);
+    if (!status.ok()) fail(entry, status);
+    entry.completion->done.store(1, std::memory_order_release);
   }
   (status.ok() ? shared_.counters.completed : shared_.counters.failed) += ended;
   shared_.event.bump();
@@ -74,6 +80,7 @@ bool Cycle::say_goodbye() {
   said_goodbye_ = true;
   const Status why = {ErrorCode::kAborted, kShutDownHere};
   finish(shared_.queue.take(true, 0, base::microseconds(0)), why);
+  finish(std::exchange(held_removals_, {}), why);
   for (auto& [id, set] : sets_) fail_pending(*set, why);
   transport_.announce_leaving();
   send_to_all(Goodbye{});
@@ -144,6 +151,7 @@ void Cycle::fail_all(const Status& why) {
 void Cycle::end_all(const Status& why) {
   executor_.park_all(why);
   for (auto& [id, set] : sets_) finish(take_pending(*set), why);
+  finish(std::exchange(held_removals_, {}), why);
   finish(shared_.queue.take(true, 0, base::microseconds(0)), why);
 }
 

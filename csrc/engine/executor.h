@@ -31,6 +31,7 @@ class Executor {
   // Starts what may start and advances what is in flight; true if anything finished or started.
   bool advance();
   bool idle() const { return lanes_.empty(); }
+  bool idle(SetId set) const { return !lanes_.contains(set); }
   // Fails everything not finished and keeps its memory for good.
   void park_all(const base::Status& why);
   // The transport is closed; memory_is_free: nothing touches parked operations any more.

@@ -30,17 +30,20 @@ struct ProcessSet {
   std::uint64_t seen = 0;                           // response lists processed
   std::uint32_t next_operation = 0;  // the same on all members: part of the message tag
   ResponseCache cache;
-  std::unordered_map<std::string, Pending> pending;
-  std::vector<std::string> to_announce;      // names in pending
-  std::unique_ptr<Coordinator> coordinator;  // on the set's first member
+  std::unordered_map<std::string, Pending> pending;  // but for what the accord holds
+  std::vector<std::string> to_announce;              // names in pending
+  std::unique_ptr<Coordinator> coordinator;          // on the set's first member
   // What the members on this host share (collectives/comm.h); null if there is nothing, or nobody to share with.
   std::shared_ptr<collectives::SharedChannel> channel;
   std::shared_ptr<collectives::SharedChannel> second_channel;
   std::shared_ptr<const collectives::HostMap> hosts;
   std::unique_ptr<Accord> accord;  // where all members are on this host and share memory
   base::Status broken;             // the coordinator has left: nothing can be agreed any more
+  bool being_removed = false;      // this rank has asked for it, and submits no more
 
   bool is_member() const { return index >= 0; }
+  // Is anything of this rank not agreed?
+  bool has_pending() const { return !pending.empty() || (accord && accord->has_entries()); }
   int coordinator_rank() const { return members->front(); }
   int index_of(int rank) const;  // -1: not a member
 };

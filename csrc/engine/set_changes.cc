@@ -130,11 +130,41 @@ std::shared_ptr<collectives::SharedChannel> Cycle::take_region(const ProcessSet&
       std::move(local_ranks), index, std::uint64_t{set.id.epoch} << kEpochShift, departures);
 }
 
+// A rank agrees to the removal of a set when all that it has submitted there has ended, and submits nothing more to it. Otherwise
+// one member could learn of the removal before, another after an operation was agreed, and wait for ever for the first.
+bool Cycle::hold_removal(Entry& entry) {
+  const auto found = sets_.find(entry.request->root);
+  if (found == sets_.end()) return false;  // another thread was faster
+  ProcessSet& set = *found->second;
+  set.being_removed = true;
+  if (!set.has_pending() && executor_.idle(set.id)) return false;
+  held_removals_.push_back(std::move(entry));
+  return true;
+}
+
+// True if any of those held need not be any more.
+bool Cycle::resume_removals() {
+  const std::size_t held = held_removals_.size();
+  if (held == 0) return false;
+  for (Entry& entry : std::exchange(held_removals_, {})) admit(std::move(entry));
+  return held_removals_.size() != held;
+}
+
+// One that failed for all ranks while this one held it back (a deadlock, say). Without a request if there is none of that name.
+Entry Cycle::take_held_removal(SetId set, const std::string& name) {
+  const auto held = std::find_if(
+      held_removals_.begin(), held_removals_.end(),
+      [&](const Entry& entry) { return entry.request->set == set && entry.request->name == name; });
+  if (held == held_removals_.end()) return {};
+  Entry entry = std::move(*held);
+  held_removals_.erase(held);
+  return entry;
+}
+
 void Cycle::remove_set(std::int32_t id) {
   const auto found = sets_.find(id);
   if (found == sets_.end()) return;
-  fail_pending(*found->second,
-               {ErrorCode::kInvalidArgument, "process set " + std::to_string(id) + " was removed"});
+  HVD_CHECK(!found->second->has_pending());
   shared_.sets.remove(id);
   for (Region& region : regions_) {
     if (region.set == id) region.set = -1;

@@ -18,6 +18,10 @@ bool moves_data(OpKind kind) {
          kind == OpKind::kAlltoall || kind == OpKind::kReducescatter;
 }
 
+bool changes_sets(OpKind kind) {
+  return kind == OpKind::kAddProcessSet || kind == OpKind::kRemoveProcessSet;
+}
+
 // Rows may differ between ranks, all other extents may not.
 bool rows_may_differ(OpKind kind) {
   return kind == OpKind::kAllgather || kind == OpKind::kAlltoall;
@@ -77,10 +81,7 @@ constexpr std::array<Field, 10> kFields = {{
      "make the tensor contiguous (or channels_last) on every rank"},
     {"group", [](OpKind) { return true; }, group_of,
      "build the same groups in the same order on every rank"},
-    {"process set",
-     [](OpKind kind) {
-       return kind == OpKind::kAddProcessSet || kind == OpKind::kRemoveProcessSet;
-     },
+    {"process set", changes_sets,
      [](const Request& r) {
        return r.kind == OpKind::kRemoveProcessSet ? "id " + std::to_string(r.root)
                                                   : "ranks " + format_shape(r.splits);
@@ -125,6 +126,17 @@ base::Status check(const std::vector<RequestPtr>& requests, const std::vector<in
       return {ErrorCode::kMismatch,
               describe(first) + ": the root, rank " + std::to_string(first.root) +
                   ", has joined and has nothing to send; choose a root that still trains"};
+    }
+  }
+  if (changes_sets(first.kind)) {
+    std::vector<int> joined;
+    for (std::size_t i = 0; i < members.size(); ++i) {
+      if (!requests[i] && first.asks(members[i])) joined.push_back(members[i]);
+    }
+    if (!joined.empty()) {
+      return {ErrorCode::kMismatch, describe(first) + ": " + format_ranks(joined) +
+                                        " did not ask for it but waits in join(); change process "
+                                        "sets on all ranks before any of them joins"};
     }
   }
   return {};

@@ -45,13 +45,25 @@ BlockedReport Cycle::blocked_report() {
   const auto awaited = shared_.waits.all_waiting();
   report.blocked = awaited.has_value() && !shared_.queue.due(base::microseconds(0)).has_value();
   if (!report.blocked) return report;
+  const auto is_awaited = [&](const CompletionPtr& completion) {
+    return std::find(awaited->begin(), awaited->end(), completion) != awaited->end();
+  };
   std::size_t found = 0;
+  // Who waits to remove a set waits for all that it has submitted there.
+  std::set<std::int32_t> removing;
+  for (const Entry& entry : held_removals_) {
+    const auto set = sets_.find(entry.request->root);
+    if (!is_awaited(entry.completion) || set == sets_.end() || !set->second->has_pending())
+      continue;
+    removing.insert(entry.request->root);
+    ++found;
+  }
   for (const auto& [id, set] : sets_) {
     const auto add = [&](const Entry& entry) {
       const Request& request = *entry.request;
-      const bool waited_for =
-          std::find(awaited->begin(), awaited->end(), entry.completion) != awaited->end();
-      found += waited_for ? 1 : 0;
+      const bool awaited_itself = is_awaited(entry.completion);
+      const bool waited_for = awaited_itself || removing.contains(set->id.id);
+      found += awaited_itself ? 1 : 0;
       std::vector<std::int32_t> not_asking;
       for (const int member : *set->members) {
         if (!request.asks(member)) not_asking.push_back(member);

@@ -9,7 +9,7 @@ import copyreg
 import itertools
 import warnings
 import weakref
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -33,7 +33,8 @@ else:
 
 __all__ = ["DistributedOptimizer"]
 
-_serials = itertools.count()  # optimizers are made in the same order on all ranks
+# Of the optimizers by the ranks of their process set, all of which make them in the same order; others may not make them.
+_serials: defaultdict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
 
 
 def DistributedOptimizer(  # noqa: N802 - Horovod's name
@@ -109,12 +110,14 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     if num_groups:
         warnings.warn("Parameter `num_groups` has been replaced by `groups`.", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
-    if process_set.process_set_id is None:
-        raise InvalidArgumentError(f"{process_set} has not been registered: pass it to hvdlite.add_process_set first")
+    if not isinstance(process_set, ProcessSet) or process_set.process_set_id is None:
+        raise InvalidArgumentError(
+            f"process_set={process_set} has not been registered: pass it to hvdlite.add_process_set first"
+        )
     named = _name_parameters(optimizer, named_parameters)
     named_groups = _name_groups(groups, named)
     settings = Settings(
-        prefix=f"optimizer{next(_serials)}",
+        prefix=f"optimizer{next(_serials[tuple(process_set.ranks or ())])}",
         op=op,
         predivide=float(gradient_predivide_factor),
         compression=compression,

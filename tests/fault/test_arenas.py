@@ -2,7 +2,7 @@
 
 import pytest
 from support.job import run_job
-from support.shared_memory import NO_PROC, SMALL_SHM, leftovers, needs_mount
+from support.shared_memory import NO_PROC, SMALL_SHM, needs_mount, nothing_left_behind
 
 TRAIN = """
 from pathlib import Path
@@ -39,10 +39,10 @@ def warnings(result) -> list[str]:
 
 @pytest.mark.parametrize("knob", ["auto", "memfd", "shm"])
 def test_where_the_arena_lies(knob):
-    result = run_job(TRAIN.format(wanted=True), 2, env={"HVDLITE_SHARED_MEMORY": knob})
+    with nothing_left_behind():
+        result = run_job(TRAIN.format(wanted=True), 2, env={"HVDLITE_SHARED_MEMORY": knob})
     assert arenas(result) == [f"{'shm' if knob == 'shm' else 'memfd'} 2 3"] * 2, result.report()
     assert warnings(result) == [], result.report()
-    assert leftovers() == []
 
 
 @pytest.mark.parametrize(
@@ -64,9 +64,9 @@ def test_whoever_asked_for_it_is_told_why_there_is_none(variable, value, reason,
 @needs_mount
 def test_a_rank_that_cannot_open_the_others_parts():
     """The second kind of memory serves where the first does not."""
-    result = run_job(NO_PROC + TRAIN.format(wanted=True), 3)
+    with nothing_left_behind():
+        result = run_job(NO_PROC + TRAIN.format(wanted=True), 3)
     assert arenas(result) == ["shm 3 3"] * 3, result.report()
-    assert leftovers() == []
 
 
 @needs_mount
@@ -74,8 +74,8 @@ def test_too_little_memory_for_an_arena():
     """Enough for the ranks' window, but not for their gradients: noticed when the arena is made, not by a signal later."""
     program = TRAIN.format(wanted=True).replace("256, 128", "4096, 4096").replace("(4, 256)", "(4, 4096)")
     program = program.replace("expand(128, 256)", "expand(4096, 4096)")
-    result = run_job(SMALL_SHM % (64 * 1024) + program, 2, env={"HVDLITE_SHARED_MEMORY": "shm"})
+    with nothing_left_behind():
+        result = run_job(SMALL_SHM % (64 * 1024) + program, 2, env={"HVDLITE_SHARED_MEMORY": "shm"})
     assert arenas(result) == ["none 0 0"] * 2, result.report()
     assert len(warnings(result)) == 1, result.report()
     assert "No space left on device" in warnings(result)[0], result.report()
-    assert leftovers() == []

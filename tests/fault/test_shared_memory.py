@@ -2,7 +2,7 @@
 
 import pytest
 from support.job import run_job
-from support.shared_memory import NO_PROC, SMALL_SHM, leftovers, needs_mount
+from support.shared_memory import NO_PROC, SMALL_SHM, needs_mount, nothing_left_behind
 
 # Sums a few sizes, then says where this rank's window is mapped.
 SUM_AND_TELL = """
@@ -22,6 +22,21 @@ kind = "none" if not found else "memfd" if found[0].startswith("/memfd:") else "
 print("window", kind, len(found), flush=True)
 """
 
+CRASH = """
+import os, signal
+import numpy as np
+import hvdlite as hvd
+
+hvd.init()
+hvd.allreduce(np.ones(100_000), name="x")
+if hvd.rank() == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+try:
+    hvd.allreduce(np.ones(100_000), name="x")
+except hvd.PeerLostError:
+    os._exit(3)
+"""
+
 
 def windows(result) -> list[str]:
     assert result.returncode == 0, result.report()
@@ -34,10 +49,10 @@ def warnings(result) -> list[str]:
 
 @pytest.mark.parametrize(("knob", "window"), [("auto", "memfd 1"), ("memfd", "memfd 1"), ("shm", "shm 1"), ("off", "none 0")])
 def test_the_ranks_of_a_host_share_a_window(knob, window):
-    result = run_job(SUM_AND_TELL, 3, env={"HVDLITE_SHARED_MEMORY": knob})
+    with nothing_left_behind():
+        result = run_job(SUM_AND_TELL, 3, env={"HVDLITE_SHARED_MEMORY": knob})
     assert windows(result) == [window] * 3, result.report()
     assert warnings(result) == [], result.report()
-    assert leftovers() == []
 
 
 def test_one_rank_needs_no_window():
@@ -80,24 +95,7 @@ def test_a_rank_that_cannot_open_the_memfd(knob, window):
 
 @pytest.mark.parametrize("knob", ["memfd", "shm"])
 def test_a_crash_leaves_nothing_behind(knob):
-    result = run_job(
-        """
-        import os, signal
-        import numpy as np
-        import hvdlite as hvd
-
-        hvd.init()
-        hvd.allreduce(np.ones(100_000), name="x")
-        if hvd.rank() == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        try:
-            hvd.allreduce(np.ones(100_000), name="x")
-        except hvd.PeerLostError:
-            os._exit(3)
-        """,
-        3,
-        timeout=20,
-        env={"HVDLITE_SHARED_MEMORY": knob},
-    )
+    with nothing_left_behind():
+        result = run_job(CRASH, 3, env={"HVDLITE_SHARED_MEMORY": knob})
     assert result.returncode != 0, result.report()
-    assert leftovers() == []
+    assert not result.timed_out, result.report()

@@ -29,7 +29,7 @@ BODY = """
 
 @pytest.mark.parametrize("limit", [1_000, 65_537])
 def test_messages_larger_than_the_split_limit_arrive_whole(limit):
-    result = run_job(BODY, 3, timeout=60, env={"HVDLITE_MESSAGE_SPLIT_BYTES": str(limit)})
+    result = run_job(BODY, 3, env={"HVDLITE_MESSAGE_SPLIT_BYTES": str(limit)})
     assert result.returncode == 0, result.report()
     assert all("ok" in text for text in result.stdout.values()), result.report()
 
@@ -37,7 +37,7 @@ def test_messages_larger_than_the_split_limit_arrive_whole(limit):
 @pytest.mark.parametrize("kind", ["memfd", "shm", "off"])
 @pytest.mark.parametrize("binding", ["core", "none"])
 def test_every_kind_of_shared_page_and_none(kind, binding):
-    result = run_job(BODY, 2, timeout=60, env={"HVDLITE_SHARED_MEMORY": kind}, mpirun_args=["--bind-to", binding])
+    result = run_job(BODY, 2, env={"HVDLITE_SHARED_MEMORY": kind}, mpirun_args=["--bind-to", binding])
     assert result.returncode == 0, result.report()
     assert all("ok" in text for text in result.stdout.values()), result.report()
     assert all(text == "" for text in result.stderr.values()), result.report()
@@ -52,14 +52,14 @@ def test_without_a_shared_page_waiting_still_costs_little():
 
         hvd.init()
         hvd.allreduce(np.ones(10), name="x")
-        cpu = time.process_time()
+        start, cpu = time.perf_counter(), time.process_time()
         if hvd.rank() == 0:
             time.sleep(3)
         hvd.allreduce(np.ones(10), name="x")
-        assert time.process_time() - cpu < 0.03 * 3, time.process_time() - cpu
+        share = (time.process_time() - cpu) / (time.perf_counter() - start)
+        assert share < 0.03, share
         """,
         2,
-        timeout=30,
         env={"HVDLITE_SHARED_MEMORY": "off"},
     )
     assert result.returncode == 0, result.report()
@@ -90,6 +90,5 @@ def test_init_on_a_list_of_ranks_a_communicator_and_again_after_shutdown():
         assert (hvd.allreduce(np.full(2, world.rank), name="x", op=hvd.Max) == 2).all()
         """,
         3,
-        timeout=60,
     )
     assert result.returncode == 0, result.report()

@@ -4,6 +4,7 @@ import re
 
 import pytest
 from support.job import run_job
+from support.limits import limit
 
 
 @pytest.mark.parametrize("binding", ["core", "none"])
@@ -27,7 +28,6 @@ def test_an_idle_engine_and_a_wait_for_a_straggler_use_no_processor(binding):
             print(f"{what} {100 * share:.3f} %", flush=True)
         """,
         2,
-        timeout=40,
         mpirun_args=["--bind-to", binding],
     )
     assert result.returncode == 0, result.report()
@@ -42,6 +42,7 @@ def test_ctrl_c_interrupts_a_wait_within_half_a_second():
         """
         import os, signal, threading, time
         import numpy as np
+        from mpi4py import MPI
         import hvdlite as hvd
 
         hvd.init()
@@ -50,21 +51,20 @@ def test_ctrl_c_interrupts_a_wait_within_half_a_second():
             def interrupt():
                 sent.append(time.monotonic())
                 os.kill(os.getpid(), signal.SIGINT)
-            threading.Timer(0.7, interrupt).start()
             try:
+                threading.Timer(0.7, interrupt).start()
                 hvd.allreduce(np.ones(3), name="never")
             except KeyboardInterrupt:
                 print(f"interrupted after {time.monotonic() - sent[0]:.3f} s", flush=True)
-            hvd.shutdown()
-        else:
-            time.sleep(2)
+        # The other rank does nothing before.
+        MPI.COMM_WORLD.Barrier()
+        hvd.shutdown()
         """,
         2,
-        timeout=20,
     )
     delay = re.search(r"interrupted after ([\d.]+) s", result.stdout[0])
     assert delay, result.report()
-    assert float(delay.group(1)) <= 0.5, result.report()
+    assert float(delay.group(1)) <= limit(0.5), result.report()
 
 
 def test_a_forked_child_is_inert_and_says_so():
@@ -85,8 +85,8 @@ def test_a_forked_child_is_inert_and_says_so():
         queue = context.Queue()
         child = context.Process(target=work, args=(queue,))
         child.start()
-        message = queue.get(timeout=5)
-        child.join(5)
+        message = queue.get(timeout=60)
+        child.join(60)
         if os.fork() == 0:
             sys.exit(0)  # runs atexit handlers in the child
         os.wait()
@@ -95,7 +95,6 @@ def test_a_forked_child_is_inert_and_says_so():
         print(total.tolist(), message, flush=True)
         """,
         2,
-        timeout=30,
     )
     assert result.returncode == 0, result.report()
     for rank in (0, 1):
@@ -104,7 +103,7 @@ def test_a_forked_child_is_inert_and_says_so():
 
 
 def test_four_ranks_on_few_cores_do_not_collapse():
-    """More ranks than cores: nobody spins another off its core."""
+    """With more ranks than cores nobody spins another off its core, which would cost it a time slice."""
     result = run_job(
         """
         import time
@@ -113,19 +112,21 @@ def test_four_ranks_on_few_cores_do_not_collapse():
 
         hvd.init()
         value = np.full(16, hvd.rank(), np.float64)
-        start = time.perf_counter()
-        for _ in range(500):
-            hvd.allreduce_(value * 0 + hvd.rank(), name="x")
-        print(f"{(time.perf_counter() - start) / 500 * 1e6:.0f} us", flush=True)
+        used = []
+        for batch in range(20):
+            start = time.process_time()
+            for _ in range(50):
+                hvd.allreduce_(value * 0 + hvd.rank(), name="x")
+            used.append((time.process_time() - start) / 50)
+        print(f"{min(used) * 1e6:.1f} us", flush=True)
         """,
         4,
-        timeout=60,
         mpirun_args=["--bind-to", "none"],
     )
     assert result.returncode == 0, result.report()
-    micros = re.search(r"(\d+) us", result.stdout[0])
+    micros = re.search(r"([\d.]+) us", result.stdout[0])
     assert micros, result.report()
-    assert int(micros.group(1)) < 5000, result.report()
+    assert float(micros.group(1)) <= 60, result.report()  # of processor time; more than 100 if they spin
 
 
 def test_two_ranks_that_were_put_on_one_core_give_it_to_each_other():
@@ -152,7 +153,6 @@ def test_two_ranks_that_were_put_on_one_core_give_it_to_each_other():
         print(f"{min(used) * 1e6:.1f} us", flush=True)
         """,
         2,
-        timeout=60,
         mpirun_args=["--bind-to", "none"],
     )
     assert result.returncode == 0, result.report()
@@ -172,9 +172,9 @@ def test_a_blocking_four_byte_allreduce_takes_tens_of_microseconds():
         hvd.init()
         value = np.full(1, hvd.rank(), np.float32)
         medians = []
-        for batch in range(20):
+        for batch in range(200):  # each shorter than a time slice
             times = []
-            for _ in range(200):
+            for _ in range(20):
                 start = time.perf_counter()
                 total = hvd.allreduce(value, name="x", op=hvd.Sum)
                 times.append(time.perf_counter() - start)
@@ -183,7 +183,6 @@ def test_a_blocking_four_byte_allreduce_takes_tens_of_microseconds():
         print(f"{min(medians) * 1e6:.1f} us", flush=True)
         """,
         2,
-        timeout=60,
         mpirun_args=["--bind-to", "core"],
     )
     assert result.returncode == 0, result.report()

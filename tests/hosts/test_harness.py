@@ -6,12 +6,12 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
 from support.hosts import emulated_hosts
 from support.job import job_environment
+from support.limits import eventually
 
 TESTS = Path(__file__).parents[1]
 
@@ -43,10 +43,10 @@ PING = """
 @pytest.mark.parametrize(
     ("shape", "round_trip", "transfer"),
     [
-        # At least so long, and on a busy machine not much longer. 2 MB take 16 ms at 1 Gbit/s and some more for the frames'
+        # At least so long, and on a busy machine some times as long. 2 MB take 16 ms at 1 Gbit/s and some more for the frames'
         # headers; a round trip is twice the delay.
-        ({"rate_mbit": 1000, "delay_us": 1000}, (0.0020, 0.020), (0.016, 0.100)),
-        ({"rate_mbit": 100, "delay_us": 100, "jitter_us": 200}, (0.0002, 0.020), (0.160, 0.400)),
+        ({"rate_mbit": 1000, "delay_us": 1000}, (0.0020, 0.100), (0.016, 0.500)),
+        ({"rate_mbit": 100, "delay_us": 100, "jitter_us": 200}, (0.0002, 0.100), (0.160, 1.000)),
     ],
     ids=["1Gbit", "100Mbit"],
 )
@@ -86,7 +86,7 @@ def test_a_job_that_hangs_is_ended_and_the_hosts_can_be_used_again():
     with emulated_hosts(2) as hosts:
         stuck = hosts.run(1, "import time; print('here', flush=True); time.sleep(600)", timeout=5)
         assert stuck.timed_out
-        assert stuck.seconds < 10
+        assert stuck.seconds < 60
         assert hosts.run(1, "print('again')").stdout == {0: "again\n", 1: "again\n"}
 
 
@@ -119,21 +119,18 @@ def test_nothing_stays_behind(ending, tmp_path):
     with emulated_hosts(1):
         pass  # skips where there can be none, and compiles the program
     mark = f"600.{os.getpid()}{len(ending)}"
-    ttl = 300.0 if ending == "killed" else 4.0
+    ttl = 300.0 if ending == "killed" else 10.0
     text = textwrap.dedent(HOLD).format(tests=str(TESTS), ttl=ttl, folder=str(tmp_path), mark=mark)
     holder = subprocess.Popen([sys.executable, "-c", text], env=job_environment(), stdout=subprocess.PIPE, text=True)
     assert holder.stdout is not None
     try:
         assert holder.stdout.readline() == "up\n"
-        assert running(mark)
+        assert eventually(lambda: running(mark))  # the arguments of a process appear after it has started
         if ending == "killed":
             holder.send_signal(signal.SIGKILL)
         else:
             assert holder.stdout.readline() == "down\n"
-        deadline = time.monotonic() + 10
-        while running(mark) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert not running(mark)
+        assert eventually(lambda: not running(mark))
     finally:
         holder.kill()
         holder.wait()

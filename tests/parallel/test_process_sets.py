@@ -1,9 +1,12 @@
 """Process sets: registration at init and later, membership, every collective on a subset, overlapping sets."""
 
+import copy
 import itertools
+import re
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 from support.world import REPEATS, WORLD, on_all_ranks, shuffled
 
 RANK, SIZE = WORLD.rank, WORLD.size
@@ -181,9 +184,124 @@ def test_ranks_that_add_different_sets_are_told(dynamic):
     assert dynamic.remove_process_set(each)
 
 
-def test_adding_needs_permission(hvd):
-    with pytest.raises(ValueError, match="Set HOROVOD_DYNAMIC_PROCESS_SETS=1 to allow adding process sets"):
-        hvd.add_process_set([0])
+def test_changes_need_permission(ended):
+    each = ended.ProcessSet([0])
+    ended.init(process_sets=[each] if SIZE > 1 else [])
+    with pytest.raises(ValueError, match="Set HOROVOD_DYNAMIC_PROCESS_SETS=1 to allow adding process sets after Horovod init"):
+        ended.add_process_set([SIZE - 1])
+    with pytest.raises(ValueError, match="Set HOROVOD_DYNAMIC_PROCESS_SETS=1 to allow removing process sets after Horovod"):
+        ended.remove_process_set(each)
+    ended.init(process_sets="dynamic")  # a second init gives it
+    if SIZE > 1:
+        assert ended.remove_process_set(each)
+        assert ended.remove_process_set(ended.add_process_set([SIZE - 1]))
+
+
+def test_horovods_variable_is_permission(ended, monkeypatch):
+    monkeypatch.setenv("HOROVOD_DYNAMIC_PROCESS_SETS", "1")
+    first = ended.ProcessSet([0])
+    ended.init(process_sets=[first] if SIZE > 1 else [])
+    if SIZE > 1:
+        second = ended.add_process_set([SIZE - 1])
+        assert (first.process_set_id, second.process_set_id) == (1, 2)
+        assert ended.remove_process_set(first)
+        assert ended.remove_process_set(second)
+
+
+WRONG = {
+    "a set without a list": ({}, 'pass a list of ProcessSet objects or "dynamic"'),
+    "another word": ({"process_sets": "static"}, "process_sets='static'"),
+    "ranks without a list": ({"process_sets": [0]}, "initialized with a list of process ranks or an mpi4py Comm object"),
+    "no ranks": ({"process_sets": [[]]}, "a process set holds at least one rank"),
+    "ranks of no process": ({"process_sets": [[0, SIZE]]}, f"a process set holds at least one rank of 0 to {SIZE - 1}"),
+    "a rank twice": ({"process_sets": [[0, 0]]}, "each once, got \\[0, 0\\]"),
+    "no communicator": ({"comm": 1.5}, "comm is None, a list of ranks of MPI_COMM_WORLD or an mpi4py communicator"),
+    "ranks outside": ({"comm": [0, SIZE]}, f"each rank of MPI_COMM_WORLD, 0 to {SIZE - 1}, can be named once"),
+    "MPI's null": ({"comm": MPI.COMM_NULL}, "only members may call init"),
+}
+
+
+def test_wrong_arguments_of_init(ended):
+    for case, (options, text) in WRONG.items():
+        if case == "a set without a list":
+            options = {"process_sets": ended.ProcessSet([0])}
+        with pytest.raises(ValueError, match=text) as caught:
+            ended.init(**options)
+        on_all_ranks(f"{case}: {caught.value}".replace(f"rank {RANK} of", "rank R of"))
+        assert not ended.is_initialized()
+
+
+def test_a_set_that_was_removed_can_be_added_again(dynamic):
+    if SIZE == 1:
+        pytest.skip("the only set is the global one")
+    each = dynamic.ProcessSet(np.arange(SIZE - 1))
+    for _ in REPEATS:
+        assert dynamic.add_process_set(each) is each
+        assert str(each) == f"ProcessSet(process_set_id=1, ranks={list(range(SIZE - 1))}, mpi_comm=None)"
+        with pytest.raises(ValueError, match=re.escape(f"Attempted to add a duplicate process set: {each}")):
+            dynamic.add_process_set(each)
+        if each.included():
+            assert dynamic.allreduce(np.ones(1), op=dynamic.Sum, process_set=each).tolist() == [SIZE - 1]
+        assert dynamic.remove_process_set(each) is True
+        assert dynamic.remove_process_set(each) is False
+        assert str(each) == f"ProcessSet(process_set_id=None, ranks={list(range(SIZE - 1))}, mpi_comm=None)"
+        assert (each.size(), each.rank(), each.included()) == (None, None, None)
+
+
+def test_ids_are_used_again_in_the_order_in_which_they_were_freed(dynamic):
+    if SIZE < 3:
+        pytest.skip("there are too few sets")
+    members = [[0], [1], [2], [0, 1], [0, 2], [1, 2]]
+    sets = [dynamic.add_process_set(each) for each in members[:4]]
+    for place in (2, 0, 3):
+        dynamic.remove_process_set(sets[place])
+    sets = [dynamic.add_process_set(each) for each in (*members[4:], members[0], members[2])]
+    assert [each.process_set_id for each in sets] == [3, 1, 4, 5]
+    for each in sets:
+        if each.included():
+            total = dynamic.allreduce(np.full(2, RANK + 1), op=dynamic.Sum, process_set=each)
+            assert total.tolist() == [sum(each.ranks) + each.size()] * 2
+
+
+@pytest.mark.parametrize("kind", ["allreduce_async", "allgather_async", "grouped_reducescatter_async"])
+def test_a_removal_lets_what_is_in_flight_end(dynamic, kind):
+    """Were it not so, a member that removes first would drop what another has begun."""
+    if SIZE < 3:
+        pytest.skip("a pair would be all ranks")
+    for step in range(10):
+        each = dynamic.add_process_set([1, 2])
+        handles = []
+        for number in range(3 if each.included() else 0):
+            value = np.full(2000, RANK + 1.0 + step)
+            options = {} if kind == "allgather_async" else {"op": dynamic.Sum}
+            given = [value, value] if kind.startswith("grouped") else value
+            handles.append(getattr(dynamic, kind)(given, name=f"x{number}", process_set=each, **options))
+        assert dynamic.remove_process_set(each)
+        for handle in handles:
+            output = handle.synchronize()
+            if kind == "allgather_async":
+                assert output.tolist() == [2.0 + step] * 2000 + [3.0 + step] * 2000
+            else:
+                assert (np.concatenate(output) if isinstance(output, list) else output).tolist() == [5.0 + 2 * step] * 2000
+
+
+def test_arguments_that_are_no_sets(dynamic):
+    with pytest.raises(ValueError, match=r"remove_process_set\(\[0\]\): pass the object that add_process_set returned"):
+        dynamic.remove_process_set([0])
+    for wrong in (None, 0, [0]):
+        with pytest.raises(ValueError, match=r"is no ProcessSet; hvdlite\.add_process_set returns one"):
+            dynamic.barrier(process_set=wrong)
+    for wrong in (5, "all", [1.0], None):
+        with pytest.raises(ValueError, match="initialized with a list of process ranks or an mpi4py Comm object"):
+            dynamic.ProcessSet(wrong)
+
+
+def test_copies_of_the_global_set_are_the_global_set(hvd):
+    """An optimizer that holds it may be copied, and sent to another rank."""
+    everyone = hvd.global_process_set
+    assert copy.deepcopy([everyone])[0] is everyone
+    assert hvd.broadcast_object(everyone, SIZE - 1) is everyone
+    assert hvd.allreduce(np.ones(1), op=hvd.Sum, process_set=copy.copy(everyone)).tolist() == [SIZE]
 
 
 def test_duplicates_given_to_init(ended):
@@ -216,9 +334,28 @@ def test_sets_from_communicators(ended):
     assert ended.allreduce(np.ones(1), op=ended.Sum, process_set=each).tolist() == [half.size]
     ended.shutdown()
     ended.init(process_sets="dynamic")
-    with pytest.raises(NotImplementedError, match="made from a communicator"):
+    with pytest.raises(NotImplementedError, match="defined by an MPI communicator is not implemented"):
         ended.add_process_set(ended.ProcessSet(half))
     half.Free()
+
+
+def test_sets_of_a_job_on_a_part_of_the_processes(ended):
+    """Ranks of sets count in the job, also where the job has another order than MPI_COMM_WORLD."""
+    if SIZE < 3:
+        pytest.skip("the job would have one rank")
+    listed = list(reversed(range(1, SIZE)))
+    if RANK in listed:
+        comm = WORLD.Create_group(WORLD.group.Incl([RANK])) if RANK == SIZE - 1 else None  # of rank 0 of the job
+        by_ranks = ended.ProcessSet([1])
+        ended.init(comm=listed, process_sets=[by_ranks])
+        assert by_ranks.included() == (RANK == SIZE - 2)
+        ended.shutdown()
+        ended.init(comm=listed, process_sets=[ended.ProcessSet(comm or [0])])
+        assert ended.process_sets.process_set_ids_and_ranks() == {0: list(range(SIZE - 1)), 1: [0]}
+        ended.shutdown()
+        if RANK == SIZE - 1:
+            comm.Free()
+    WORLD.Barrier()
 
 
 def test_a_second_init_binds_known_sets(ended):

@@ -53,7 +53,7 @@ class EmulatedHosts:
         program: str | Path,
         env: Mapping[str, str] | None = None,
         args: Sequence[str] = (),
-        timeout: float = 60.0,
+        timeout: float = 180.0,
         interleaved: bool = False,
     ) -> JobResult:
         """Runs a script (see run_job) with so many ranks on each host.
@@ -106,7 +106,7 @@ class EmulatedHosts:
 
 @contextmanager
 def emulated_hosts(
-    n: int, rate_mbit: float = 0.0, delay_us: float = 0.0, jitter_us: float = 0.0, ttl: float = 300.0
+    n: int, rate_mbit: float = 0.0, delay_us: float = 0.0, jitter_us: float = 0.0, ttl: float = 1200.0
 ) -> Iterator[EmulatedHosts]:
     """n hosts and the front, joined by links of this shape; skips the test where this machine cannot have them."""
     why_not = _obstacle()

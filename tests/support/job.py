@@ -132,7 +132,7 @@ def run_python(
 def run_job(
     script: str | Path,
     n: int,
-    timeout: float = 60.0,
+    timeout: float = 180.0,
     args: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
     mpirun_args: Sequence[str] = (),

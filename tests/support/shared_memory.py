@@ -3,12 +3,14 @@
 import os
 import shutil
 import subprocess
-import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from support.limits import eventually
 
-__all__ = ["NO_PROC", "SMALL_SHM", "leftovers", "needs_mount"]
+__all__ = ["NO_PROC", "SMALL_SHM", "needs_mount", "nothing_left_behind"]
 
 # Moves the job to a namespace with a /dev/shm of its own, of so many KiB, after MPI took what it needs of the old one.
 SMALL_SHM = """
@@ -56,9 +58,19 @@ def _may_mount() -> bool:
 needs_mount = pytest.mark.skipif(not _may_mount(), reason="takes the right to mount a file system in a private namespace")
 
 
-def leftovers() -> list[Path]:
-    """Files of jobs of ours in /dev/shm, after those that are just being made have had time to go."""
-    deadline = time.monotonic() + 5
-    while list(Path("/dev/shm").glob("hvdlite-*")) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return list(Path("/dev/shm").glob("hvdlite-*"))
+@contextmanager
+def nothing_left_behind() -> Iterator[None]:
+    """No file of hvdlite that appears in /dev/shm meanwhile stays there. Other jobs' files may come and go at the same time."""
+    before = _files()
+    yield
+    left = _files() - before
+
+    def gone() -> bool:
+        left.intersection_update(_files())
+        return not left
+
+    assert eventually(gone), left
+
+
+def _files() -> set[Path]:
+    return set(Path("/dev/shm").glob("hvdlite-*"))

@@ -96,7 +96,7 @@ def engines(size: int, config: dict[str, Any] | None = None, hosts: list[int] | 
         in_threads(ranks, lambda rank: rank.engine.shutdown())
 
 
-def in_threads(ranks: list[Rank], body: Callable[[Rank], Any], timeout: float = 60.0) -> list[Any]:
+def in_threads(ranks: list[Rank], body: Callable[[Rank], Any], timeout: float = 240.0) -> list[Any]:
     """Runs body(rank) in a thread for each rank; their results, or the first failure with its rank and traceback."""
     results: list[Any] = [None] * len(ranks)
     failures: list[str] = []
@@ -121,7 +121,9 @@ def in_threads(ranks: list[Rank], body: Callable[[Rank], Any], timeout: float = 
     return results
 
 
-def run_ranks(size: int, body: Callable[[Rank], Any], config: dict[str, Any] | None = None, timeout: float = 60.0) -> list[Any]:
+def run_ranks(
+    size: int, body: Callable[[Rank], Any], config: dict[str, Any] | None = None, timeout: float = 240.0
+) -> list[Any]:
     """Makes the engines, runs body on each, and shuts them down."""
     with engines(size, config) as ranks:
         return in_threads(ranks, body, timeout)

@@ -33,7 +33,7 @@ def timed_allreduce(
     sizes: Sequence[int],
     repeats: int = 7,
     env: Mapping[str, str] | None = None,
-    timeout: float = 120.0,
+    timeout: float = 180.0,
 ) -> list[Timing]:
     """Times allreduces of these many bytes; results are checked."""
     job = hosts.run(ranks, PROGRAM, env, [str(repeats), *map(str, sizes)], timeout)

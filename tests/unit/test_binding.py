@@ -1,11 +1,10 @@
 """The native module's own rules: who owns memory, how waits are interrupted, how arguments and errors cross."""
 
 import gc
-import signal
-import time
 
 import numpy as np
 import pytest
+from support.limits import interrupted
 from support.thread_ranks import ALLGATHER, ALLREDUCE, SUM, engines, in_threads
 
 from hvdlite import _engine, errors
@@ -92,29 +91,17 @@ def test_a_wait_with_a_limit_leaves_the_handle():
 
 
 def test_ctrl_c_interrupts_a_wait_and_leaves_the_handle():
-    def interrupt(number, frame):
-        raise KeyboardInterrupt
-
     values = [np.full(4, rank + 1, np.float32) for rank in range(2)]
 
     def submit(rank):
         data = values[rank.rank].ctypes.data
         return rank.engine.submit(ALLREDUCE, "late", DType.FLOAT32, (4,), data, data, SUM)
 
-    before = signal.signal(signal.SIGALRM, interrupt)
-    try:
-        with engines(2) as ranks:
-            handle = submit(ranks[0])
-            signal.setitimer(signal.ITIMER_REAL, 0.25)
-            begin = time.monotonic()
-            with pytest.raises(KeyboardInterrupt):
-                ranks[0].engine.wait(handle)
-            assert time.monotonic() - begin < 0.75
-            other = submit(ranks[1])
-            in_threads(ranks, lambda rank: rank.engine.wait(other if rank.rank else handle))
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+    with engines(2) as ranks:
+        handle = submit(ranks[0])
+        interrupted(lambda: ranks[0].engine.wait(handle))
+        other = submit(ranks[1])
+        in_threads(ranks, lambda rank: rank.engine.wait(other if rank.rank else handle))
     assert (values[0] == 3).all()
     assert (values[1] == 3).all()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.thread_ranks import ALLGATHER, SUM, engines, run_ranks
+from support.thread_ranks import ALLGATHER, BARRIER, SUM, engines, run_ranks
 
 from hvdlite.backends.numpy import BACKEND
 from hvdlite.errors import NotInitializedError
@@ -147,6 +147,7 @@ def test_a_result_that_nobody_takes_is_recycled(engine):
     handle = engine.submit(ALLGATHER, "g", 10, array.shape, address(array), 0, SUM)
     while not engine.poll(handle):
         pass
+    engine.wait(engine.submit(BARRIER, "b", 0, (), 0, 0))  # the engine has nothing more to do with the first
     engine.release(handle)
     place = address(new_array(engine, 4 * MIB))
     assert address(new_array(engine, 4 * MIB)) == place

@@ -7,6 +7,7 @@ import time
 
 import numpy as np
 import pytest
+from support.limits import interrupted
 from support.thread_ranks import (
     ABSENT,
     ALLGATHER,
@@ -284,21 +285,16 @@ def test_a_prepared_group_in_flight_cannot_be_submitted_again():
         arrays = [np.ones(2, np.float32) for _ in range(3)]
         places = [address(array) for array in arrays]
         group = rank.engine.prepare([allreduce(f"f{index}", array) for index, array in enumerate(arrays)])
+        if rank.rank:  # waits until the other has tried
+            rank.engine.run(allreduce("go.0", arrays[0][:0]))
         handle = rank.engine.submit_prepared(group, places)
-        if not rank.rank:  # the other is not there yet
+        if not rank.rank:
             with pytest.raises(InvalidArgumentError, match=r"'f0' .*still in flight"):
                 rank.engine.submit_prepared(group, places)
             rank.engine.run(allreduce("go.0", arrays[0][:0]))
-        else:
-            rank.engine.run(allreduce("go.0", arrays[0][:0]))
         assert rank.engine.wait_many([handle]) == ([2, 2, 2], {})
 
-    def late(rank):
-        if rank.rank:
-            time.sleep(0.1)
-        body(rank)
-
-    run_ranks(2, late)
+    run_ranks(2, body)
 
 
 def test_a_removed_set_ends_its_prepared_groups_also_if_its_id_is_used_again():
@@ -413,24 +409,6 @@ def test_a_prepared_handle_is_polled_as_a_whole_and_not_waited_for_as_one():
     run_ranks(2, body)
 
 
-def interrupt_in(seconds, call):
-    """Runs the call, which a signal's handler interrupts."""
-
-    def handler(number, frame):
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGALRM, handler)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        begin = time.monotonic()
-        with pytest.raises(KeyboardInterrupt):
-            call()
-        assert time.monotonic() - begin < seconds + 0.5
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
 def test_ctrl_c_interrupts_waiting_for_many_and_leaves_all_handles():
     arrays = [[np.full(2, rank + index + 1.0) for index in range(4)] for rank in range(2)]
     requests = [[allreduce(f"k{index}", array) for index, array in enumerate(mine)] for mine in arrays]
@@ -439,7 +417,7 @@ def test_ctrl_c_interrupts_waiting_for_many_and_leaves_all_handles():
         handles = first.submit_many(requests[0][:2])
         handles.append(first.submit_prepared(first.prepare(requests[0][2:]), [request[4] for request in requests[0][2:]]))
         done = second.submit_many(requests[1][:1])  # the first of them ends, the others do not
-        interrupt_in(0.25, lambda: first.wait_many(handles))
+        interrupted(lambda: first.wait_many(handles))
         done += second.submit_many(requests[1][1:])
         in_threads(ranks, lambda rank: rank.engine.wait_many(done if rank.rank else handles))
     for index in range(4):
@@ -467,9 +445,13 @@ def test_ctrl_c_that_comes_while_the_last_operation_ends_loses_no_outcome():
                     second.run(allreduce(f"e{step}", arrays[1]))
 
                 thread = threading.Thread(target=other)
-                thread.start()
-                with pytest.raises(KeyboardInterrupt):
-                    first.wait_many([handle]) if step % 2 else first.wait(handle)
+
+                def waits(thread=thread, handle=handle, many=step % 2):
+                    thread.start()
+                    first.wait_many([handle]) if many else first.wait(handle)
+
+                with pytest.raises(KeyboardInterrupt):  # on a slow machine perhaps before the wait
+                    waits()
                 thread.join()
                 assert first.wait_many([handle]) == ([2], {})
     finally:
@@ -500,7 +482,11 @@ def test_run_hands_over_what_a_signal_leaves_in_flight():
     kept = []
     with engines(2) as ranks:
         memory = object()
-        interrupt_in(0.25, lambda: ranks[0].engine.run(allreduce("late", arrays[0]), memory, lambda *what: kept.append(what)))
+        first = ranks[0].engine
+        interrupted(
+            lambda: first.run(allreduce("late", arrays[0]), memory, lambda *what: kept.append(what)),
+            begun=lambda: first.counters()["submitted"] == 1,
+        )
         ((held, handle, code),) = kept
         assert held is memory
         assert code == 0
@@ -530,7 +516,8 @@ def test_run_after_a_failure_of_the_job():
         array = np.ones(2, np.float32)
         kept = []
         if rank.rank:
-            time.sleep(0.2)
+            while ranks[0].engine.counters()["submitted"] == 0:
+                time.sleep(0.001)
             rank.engine.publish_failure("raised: for the test")
             return
         for _ in range(2):  # under way, and refused
@@ -538,7 +525,8 @@ def test_run_after_a_failure_of_the_job():
                 rank.engine.run(allreduce("never", array), array, lambda *what: kept.append(what[1:]))
         assert kept == [(0, ErrorCode.PEER_LOST)]
 
-    run_ranks(2, body)
+    with engines(2) as ranks:
+        in_threads(ranks, body)
 
 
 def test_run_is_for_many_threads_at_once():

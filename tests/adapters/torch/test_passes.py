@@ -1,12 +1,13 @@
 """Every way to arrive at a step: several passes, parts of passes, nested passes, and passes that raise."""
 
-import signal
-import time
-
 import pytest
 import torch
+from mpi4py import MPI
 from reference import FEATURES, Pair, assert_close, assert_same_bits, grads_of, mse, network, sgd
+from support.limits import interrupted
 from torch.utils.checkpoint import checkpoint
+
+from hvdlite.runtime import RUNTIME
 
 # --- several backward passes before a step ---------------------------------------------------------------------------
 
@@ -476,38 +477,30 @@ def test_raising_after_a_reduced_pass_keeps_that_pass(hvd):
     assert_same_bits(list(pair.model.parameters()))
 
 
-class Interrupted(Exception):
-    """What the signal handler raises, as Ctrl-C raises KeyboardInterrupt."""
-
-
 def test_interrupting_the_wait_for_others(hvd):
     """backward() raises what the signal handler raised; what was in flight is made good before the next pass."""
 
-    def interrupt(*_):
-        raise Interrupted
+    def submitted():
+        return RUNTIME.engine.counters()["submitted"]
 
     pair = Pair(hvd, sgd)
-    before = signal.signal(signal.SIGALRM, interrupt)
-    try:
-        for step in range(5):
-            part, whole = pair.parts(step)
-            pair.zero()
-            if step != 2:
-                mse(pair.model, *part).backward()
-                mse(pair.twin, *whole).backward()
-                pair.check_grads()
-                pair.step()
-            elif hvd.rank() == 0:
-                started = time.monotonic()
-                signal.setitimer(signal.ITIMER_REAL, 0.2)
-                with pytest.raises(Interrupted):
-                    mse(pair.model, *part).backward()
-                assert time.monotonic() - started < 0.8
-            else:
-                time.sleep(1.0)
-                mse(pair.model, *part).backward()
-    finally:
-        signal.signal(signal.SIGALRM, before)
+    seen = [submitted()]
+    for step in range(5):
+        part, whole = pair.parts(step)
+        pair.zero()
+        if step != 2:
+            mse(pair.model, *part).backward()
+            mse(pair.twin, *whole).backward()
+            pair.check_grads()
+            pair.step()
+        elif hvd.rank() == 0:
+            loss = mse(pair.model, *part)
+            interrupted(loss.backward, begun=lambda: submitted() == 2 * seen[2] - seen[1])  # as many as in the pass before
+            MPI.COMM_WORLD.bcast(None)
+        else:  # rank 0 waits for this one, which waits until that was interrupted
+            MPI.COMM_WORLD.bcast(None)
+            mse(pair.model, *part).backward()
+        seen.append(submitted())
     pair.check_weights()
 
 
