@@ -113,7 +113,7 @@ class ProcessSet:
     def __deepcopy__(self, memo: Any) -> "ProcessSet":
         return self
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> str | tuple[Any, ...]:
         return _with_ranks, (self.ranks or [],)
 
 

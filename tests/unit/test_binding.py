@@ -1,6 +1,7 @@
 """The native module's own rules: who owns memory, how waits are interrupted, how arguments and errors cross."""
 
 import gc
+import time
 
 import numpy as np
 import pytest
