@@ -333,7 +333,7 @@ MEANINGLESS: Mapping[str, str] = {
     "HOROVOD_DISABLE_GROUP_FUSION": "a group is always fused together",
     "HOROVOD_ENABLE_ASYNC_COMPLETION": "tensors are in host memory",
     "HOROVOD_ENABLE_XLA_OPS": "there are no XLA operations",
-    "HOROVOD_ADASUM_MPI_CHUNK_SIZE": "Adasum is not available",
+    "HOROVOD_ADASUM_MPI_CHUNK_SIZE": "the transport cuts messages",
     "HOROVOD_AUTOTUNE": "nothing is tuned at run time",
     "HOROVOD_AUTOTUNE_LOG": "nothing is tuned at run time",
     "HOROVOD_TIMELINE": "there is no timeline",

@@ -82,11 +82,13 @@ def allreduce(
     Average.
 
     Args:
-        tensor: any shape, also zero-dimensional; any dtype of `hvdlite.dtypes` (bool not with Average). Not modified.
+        tensor: any shape, also zero-dimensional; any dtype of `hvdlite.dtypes`. Not modified. Of bool, Sum and Max are "any",
+            Min and Product are "all", and there is no Average; complex numbers have Sum and Average only; Adasum is for
+            floating-point types.
         average: Horovod's older spelling of op; deprecated.
         name: see the module's rule on names.
         compression: a class like those in `Compression`, applied before and undone after.
-        op: `Average` (the default), `Sum`, `Min`, `Max` or `Product`.
+        op: `Average` (the default), `Sum`, `Adasum`, `Min`, `Max` or `Product`. Adasum needs a power of two of ranks.
         prescale_factor: applied to each rank's tensor; integers are scaled in double and truncated.
         postscale_factor: applied to the result.
         process_set: the ranks that take part.

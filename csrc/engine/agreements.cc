@@ -96,7 +96,7 @@ bool Cycle::put_payload(ProcessSet& set) {
   Accord& accord = *set.accord;
   const Request* request = may_carry_ ? accord.only_one() : nullptr;
   if (request == nullptr || request->kind != base::OpKind::kAllreduce || request->absent ||
-      request->device >= 0 || request->arena != 0) {
+      request->op == base::ReduceOp::kAdasum || request->device >= 0 || request->arena != 0) {
     return false;
   }
   const std::size_t bytes = request->bytes();

@@ -88,7 +88,8 @@ bool Operation::advance() {
 }
 
 void Operation::start_allreduce(Context& context) {
-  if (collectives::takes_scattered(bytes_, context.comm, context.selection)) {
+  const ReduceOp op = fused_.front()->request.op;
+  if (collectives::takes_scattered(bytes_, op, context.comm, context.selection)) {
     start_scattered_allreduce(context);
   } else if (fused_.size() > 1) {
     start_fused_allreduce(context);
