@@ -46,7 +46,7 @@ class Runtime:
         self._failed = False
         self._naming = threading.RLock()
         self._counters: dict[tuple[int, int], int] = {}
-        self._joins = 0
+        self._joins: dict[int, int] = {}  # by process set, if any
         self._parked: deque[tuple[Engine, list[int], object]] = deque()
         self._kept: list[object] = []
 
@@ -117,7 +117,7 @@ class Runtime:
             self.topology = None
             self.communicator = None
             self._counters.clear()
-            self._joins = 0
+            self._joins.clear()
             parked = list(self._parked)
             self._parked.clear()
             if engine.failure_cause:
@@ -208,20 +208,23 @@ class Runtime:
         with self._naming:
             key = (kind, process_set)
             number = self._counters.get(key, 0)
-            life = f"{self._joins}." if self._joins and not process_set else ""
+            joins = self._joins.get(process_set, 0)
+            life = f"{joins}." if joins else ""
             submitted = submit(tensor_name(kind, None, f"{life}{number}"))
             self._counters[key] = number + 1
             return submitted
 
-    def joined(self) -> None:
-        """Counts unnamed operations of the global set anew, after a join: ranks have called them unequally often."""
+    def joined(self, process_set: int) -> None:
+        """Counts unnamed operations of the set anew, after a join: ranks have called them unequally often."""
         with self._naming:
-            self._joins += 1
-            self.forget_counters(0)
+            joins = self._joins.get(process_set, 0)
+            self.forget_counters(process_set)
+            self._joins[process_set] = joins + 1
 
     def forget_counters(self, process_set: int) -> None:
         """Counts anew for a process set's id, which is reused once the set is removed."""
         with self._naming:
+            self._joins.pop(process_set, None)
             for key in [key for key in self._counters if key[1] == process_set]:
                 del self._counters[key]
 

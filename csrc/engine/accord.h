@@ -38,6 +38,7 @@ class Accord {
   // ledger's, or others of its group have gone that way.
   bool admit(const RequestPtr& request);
   bool has_waiting() const { return !waiting_.empty(); }
+  bool has_announced() const { return !announced_.empty(); }
 
   // Announces what waits, with the ledger locked and its log read; what has to go by message instead is added to `by_message`.
   // False if not all could be announced now. carries: the payload of the one unit that waits lies at payload_number().
@@ -72,6 +73,7 @@ class Accord {
   // Verdicts, and when they are carried out: until then what was in the ledger has arrived in messages.
   std::vector<std::pair<base::Clock::time_point, Verdict>> verdicts;
   bool try_again = false;  // the lock or the log was not to be had
+  bool joins = false;      // join was called here, and has not been announced
 
  private:
   Ledger ledger_;

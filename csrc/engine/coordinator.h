@@ -73,6 +73,7 @@ class Coordinator {
   };
 
   Tally& add(int member, RequestPtr request);
+  std::int32_t divisor_of(const Tally& tally) const;
   void settle_if_complete(const std::string& name);
   Settled settle(Tally tally);
   void decide(Settled settled);
@@ -96,6 +97,7 @@ class Coordinator {
   // Announcements made before this response list was known are void.
   std::unordered_map<std::string, std::uint64_t> failed_at_;
   std::vector<bool> joined_;
+  std::vector<bool> uncounted_;  // joined, and an Average is not to count them
   int joined_count_ = 0;
   base::Status left_;  // not ok once a member has left
 

@@ -209,7 +209,11 @@ void Cycle::admit(Entry entry) {
   }
   const RequestPtr asked = entry.request;
   set->pending.emplace(asked->name, Pending{std::move(entry)});
-  if (!set->accord || !set->accord->admit(asked)) set->to_announce.push_back(asked->name);
+  if (set->accord && asked->kind == OpKind::kJoin) {
+    set->accord->joins = true;
+  } else if (!set->accord || !set->accord->admit(asked)) {
+    set->to_announce.push_back(asked->name);
+  }
 }
 
 void Cycle::announce_pending(ProcessSet& set) {

@@ -75,6 +75,7 @@ class Cycle {
   bool open_ledger(ProcessSet& set);
   bool go_by_message(ProcessSet& set, const std::vector<RequestPtr>& requests);
   bool lock_up_to_date(ProcessSet& set);
+  bool announce_join(ProcessSet& set);
   bool announce_in_ledger(ProcessSet& set);
   bool put_payload(ProcessSet& set);
   void finish_carried(ProcessSet& set, const Request& request);

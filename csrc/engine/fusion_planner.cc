@@ -17,9 +17,12 @@ bool fusible(const Response& response, int ranks_needed) {
   return response.contributors == ranks_needed;
 }
 
-bool compatible(const Request& a, const Request& b) {
-  return a.dtype == b.dtype && a.op == b.op && a.device == b.device && a.prescale == b.prescale &&
-         a.postscale == b.postscale && a.group == b.group && a.arena == b.arena;
+bool compatible(const Response& one, const Response& other) {
+  const Request& a = one.request;
+  const Request& b = other.request;
+  return one.divisor == other.divisor && a.dtype == b.dtype && a.op == b.op &&
+         a.device == b.device && a.prescale == b.prescale && a.postscale == b.postscale &&
+         a.group == b.group && a.arena == b.arena;
 }
 
 }  // namespace
@@ -31,11 +34,10 @@ std::vector<FusedOp> plan_fusion(const std::vector<ResponsePtr>& responses, std:
   for (std::size_t i = 0; i < responses.size(); ++i) {
     if (taken[i]) continue;
     FusedOp fused = {responses[i]};
-    const Request& first = responses[i]->request;
-    std::size_t bytes = first.bytes();
+    std::size_t bytes = responses[i]->request.bytes();
     for (std::size_t j = i + 1; fusible(*responses[i], ranks) && j < responses.size(); ++j) {
       const Response& candidate = *responses[j];
-      if (taken[j] || !fusible(candidate, ranks) || !compatible(first, candidate.request)) continue;
+      if (taken[j] || !fusible(candidate, ranks) || !compatible(*responses[i], candidate)) continue;
       if (bytes + candidate.request.bytes() > threshold) continue;
       bytes += candidate.request.bytes();
       taken[j] = true;

@@ -23,8 +23,9 @@ struct Request {
   base::OpKind kind = base::OpKind::kAllreduce;
   base::DType dtype = base::DType::kFloat32;
   base::ReduceOp op = base::ReduceOp::kSum;
-  bool absent = false;    // no value on this rank: contribute the identity, take the result
-  std::int32_t root = 0;  // broadcast: global rank; remove_process_set: the id
+  bool absent = false;  // no value on this rank: contribute the identity, take the result
+  // broadcast: global rank; remove_process_set: the id; join: 1 if an Average is not to count this rank
+  std::int32_t root = 0;
   std::int32_t device = -1;
   std::int32_t layout = 0;
   double prescale = 1.0;
@@ -102,6 +103,7 @@ struct Response {
   base::Status error;             // not ok: nothing is executed, every member's handle gets it
   std::int32_t slot = -1;         // its place in the response cache, -1: not cached
   std::int32_t contributors = 0;  // members that gave a value
+  std::int32_t divisor = 0;       // of an Average; 0: the number of members
   std::int32_t value = -1;        // join: the last rank to join
   std::vector<std::int64_t>
       sizes;  // allgather: rows of each member; alltoall: splits, row = sender

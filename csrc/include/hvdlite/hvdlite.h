@@ -73,10 +73,11 @@ typedef struct hvdlite_topology {
 } hvdlite_topology;
 
 typedef struct hvdlite_request {
-  int32_t kind;        /* OpKind */
-  int32_t dtype;       /* DType */
-  int32_t op;          /* ReduceOp */
-  int32_t root;        /* broadcast: rank in the global process set */
+  int32_t kind;  /* OpKind */
+  int32_t dtype; /* DType */
+  int32_t op;    /* ReduceOp */
+  int32_t
+      root; /* broadcast: rank in the global process set; join: 1 if an Average is not to count this rank */
   int32_t process_set; /* id */
   int32_t device;
   int32_t layout; /* 0 row-major; other values only have to agree across ranks */
