@@ -59,7 +59,7 @@ bool Cycle::announce_join(ProcessSet& set) {
     if (accord.try_again) return false;
   }
   go_by_message(set, accord.take_all());
-  set.to_announce.emplace_back("join");
+  set.to_announce.emplace_back(kJoinName);
   accord.joins = false;
   return true;
 }

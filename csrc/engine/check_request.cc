@@ -194,7 +194,7 @@ RequestPtr Engine::check(const RequestView& view, const SetDirectory::Info& set)
         ErrorCode::kUnsupported,
         describe(request) + ": GPU memory is not supported yet; move the tensor to the CPU");
   }
-  if (request.kind == OpKind::kJoin) request.name = "join";
+  if (request.kind == OpKind::kJoin) request.name = kJoinName;
   check_shape(request);
   check_reduction(request, set.members->size());
   check_splits(request, set);

@@ -30,13 +30,13 @@ Coordinator::Coordinator(SetId set, std::vector<int> members, std::size_t cache_
       uncounted_(members_.size(), false) {}
 
 RequestPtr Coordinator::announce(int member, RequestPtr request, std::uint64_t seen) {
-  if (request->kind == OpKind::kJoin) {
-    join(member, *request);
-    return request;
-  }
   const auto failed = failed_at_.find(request->name);
   if (failed != failed_at_.end() && seen < failed->second) {
     return nullptr;  // crossed the failure; the member gave up on it
+  }
+  if (request->kind == OpKind::kJoin) {
+    join(member, *request);
+    return request;
   }
   add(member, request);
   settle_if_complete(request->name);
@@ -61,7 +61,7 @@ RequestPtr Coordinator::announce_slot(int member, std::uint32_t slot, std::uint6
 }
 
 bool Coordinator::knows(const std::string& name) const {
-  if (tallies_.contains(name)) return true;
+  if (tallies_.contains(name) || (name == kJoinName && joined_count_ > 0)) return true;
   return std::any_of(groups_.begin(), groups_.end(), [&](const auto& group) {
     return std::any_of(group.second.ready.begin(), group.second.ready.end(),
                        [&](const Settled& s) { return s.response->request.name == name; });
@@ -188,10 +188,11 @@ void Coordinator::join(int member, const Request& request) {
   }
 }
 
-void Coordinator::end_join(const Request& request, int last) {
+void Coordinator::end_join(const Request& request, int last, Status error) {
   Response response;
   response.request = request;
   response.value = last;
+  response.error = std::move(error);
   if (!left_.ok()) response.error = {left_.code, describe(request) + ": " + left_.message};
   joined_.assign(members_.size(), false);
   uncounted_.assign(members_.size(), false);
@@ -208,18 +209,25 @@ void Coordinator::leave(int, const Status& why) {
     for (const Settled& member : group.ready) names.push_back(member.response->request.name);
   }
   fail(names, why);
-  if (joined_count_ > 0) {
-    Request request;
-    request.set = set_;
-    request.kind = OpKind::kJoin;
-    request.name = "join";
-    request.seal();
-    end_join(request, -1);
-  }
+  if (joined_count_ > 0) end_join(join_request(), -1);
+}
+
+Request Coordinator::join_request() const {
+  Request request;
+  request.set = set_;
+  request.kind = OpKind::kJoin;
+  request.name = kJoinName;
+  request.seal();
+  return request;
 }
 
 void Coordinator::fail(const std::vector<std::string>& names, const Status& why) {
   for (const std::string& name : names) {
+    if (name == kJoinName && joined_count_ > 0) {
+      failed_at_[name] = sequence_ + 1;
+      end_join(join_request(), -1, why);
+      continue;
+    }
     Request request;
     request.set = set_;
     request.name = name;

@@ -79,7 +79,9 @@ class Coordinator {
   void decide(Settled settled);
   void decide_in_group(Settled settled);
   void join(int member, const Request& request);
-  void end_join(const Request& request, int last);
+  // last: the last to join, unless the join fails.
+  void end_join(const Request& request, int last, base::Status error = {});
+  Request join_request() const;
   void decide_failure(Request request, base::Status why);
   void remember(Settled& settled);
   bool slot_for(const std::string& name, std::uint32_t* slot);

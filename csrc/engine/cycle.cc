@@ -198,7 +198,7 @@ void Cycle::admit(Entry entry) {
     refusal = {ErrorCode::kAborted, describe(request) + ": " + kShutDownHere};
   } else if (!set->broken.ok()) {
     refusal = {set->broken.code, describe(request) + ": " + set->broken.message};
-  } else if (set->pending.contains("join")) {
+  } else if (set->pending.contains(kJoinName)) {
     refusal = {ErrorCode::kInvalidArgument,
                describe(request) +
                    ": this rank has joined the process set and must wait for join() to return"};

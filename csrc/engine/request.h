@@ -61,6 +61,9 @@ struct Request {
 
 using RequestPtr = std::shared_ptr<const Request>;
 
+// What every join is called.
+inline constexpr const char* kJoinName = "join";
+
 // A request as a caller states it: text and lists are borrowed for the length of the call, and the set has no epoch yet.
 struct RequestView {
   std::int32_t set = 0;

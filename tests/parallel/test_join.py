@@ -2,6 +2,7 @@
 
 import itertools
 import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -182,6 +183,20 @@ def test_a_rank_that_waits_in_join_answers_for_other_sets_when_it_returns(ended)
                     out = ended.allreduce(np.full(1, float(RANK)), process_set=each, name=f"s{step}")
                     assert out.tolist() == [sum(each.ranks[step:]) / (2 - step)]
                 assert ended.join(process_set=each, average="contributing") == each.ranks[-1]
+
+
+def test_waiting_in_join_while_another_set_needs_this_rank_is_a_deadlock(ended):
+    if SIZE < 3:
+        pytest.skip("a set of two of several ranks")
+    pair = ended.ProcessSet([0, 1])
+    ended.init(process_sets=[pair])
+    wait = partial(ended.join, process_set=pair) if RANK == 0 else partial(ended.allreduce, np.ones(1), name="all")
+    with pytest.raises(ended.OperationTimeoutError, match=r"rank 0 waits for join .*process set 1, missing on rank 1;.*'all'"):
+        wait()
+    assert ended.allreduce(np.ones(1), op=ended.Sum, name="after").tolist() == [SIZE]
+    if RANK < 2:  # nobody counts as joined any more
+        assert ended.allreduce(np.ones(1), op=ended.Sum, name="pair", process_set=pair).tolist() == [2]
+        assert ended.join(process_set=pair) in (0, 1)
 
 
 @pytest.mark.parametrize("arguments", [{"device": 0}, {"average": "some"}, {"average": True}], ids=str)

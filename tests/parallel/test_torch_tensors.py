@@ -128,6 +128,22 @@ def test_layouts_in_every_collective(hvd, layout, rows):
     assert torch.equal(own(), everyone[RANK])
 
 
+def test_numbers_in_every_collective_that_takes_them(hvd):
+    """Tensors without dimensions, and without elements."""
+    number = torch.tensor(RANK + 1.0)
+    total = torch.tensor(sum(range(1, SIZE + 1)), dtype=torch.float32)
+    for _ in REPEATS:
+        assert torch.equal(hvd.allreduce(number, op=hvd.Sum), total)
+        assert [out.shape for out in hvd.grouped_allreduce([number, torch.empty(0, 3)], op=hvd.Sum)] == [(), (0, 3)]
+        assert torch.equal(hvd.broadcast(number, SIZE - 1), torch.tensor(float(SIZE)))
+        target = number.clone()
+        assert hvd.broadcast_(target, 0) is target
+        assert target.item() == 1.0
+        assert hvd.alltoall(torch.empty(0, 2), [0] * SIZE)[0].shape == (0, 2)
+        assert hvd.reducescatter(torch.empty(0, 2)).shape == (0, 2)
+        assert [out.shape for out in hvd.grouped_allgather([torch.empty(0), torch.empty(2, 0)])] == [(0,), (2 * SIZE, 0)]
+
+
 def test_in_place_writes_the_view_and_nothing_around_it(hvd):
     whole = torch.full((4, 6), -1.0)
     view = whole[1:3, ::2]
