@@ -31,6 +31,8 @@ class DType(IntEnum):
     FLOAT32 = 10
     FLOAT64 = 11
     BOOL = 12
+    COMPLEX64 = 13
+    COMPLEX128 = 14
 
     @property
     def label(self) -> str:
@@ -47,8 +49,13 @@ class DType(IntEnum):
         """Is this a floating-point type (16-bit ones included)?"""
         return DType.FLOAT16 <= self <= DType.FLOAT64
 
+    @property
+    def is_complex(self) -> bool:
+        """Is this a type of pairs of floats?"""
+        return self in (DType.COMPLEX64, DType.COMPLEX128)
 
-_ITEMSIZE = dict(zip(DType, (1, 1, 2, 2, 4, 4, 8, 8, 2, 2, 4, 8, 1), strict=True))
+
+_ITEMSIZE = dict(zip(DType, (1, 1, 2, 2, 4, 4, 8, 8, 2, 2, 4, 8, 1, 8, 16), strict=True))
 _BY_NAME = {dtype.label: dtype for dtype in DType}
 
 

@@ -82,11 +82,13 @@ def allreduce(
     Average.
 
     Args:
-        tensor: any shape, also zero-dimensional; any dtype of `hvdlite.dtypes` (bool not with Average). Not modified.
+        tensor: any shape, also zero-dimensional; any dtype of `hvdlite.dtypes`. Not modified. Of bool, Sum and Max are "any",
+            Min and Product are "all", and there is no Average; complex numbers have Sum and Average only; Adasum is for
+            floating-point types.
         average: Horovod's older spelling of op; deprecated.
         name: see the module's rule on names.
         compression: a class like those in `Compression`, applied before and undone after.
-        op: `Average` (the default), `Sum`, `Min`, `Max` or `Product`.
+        op: `Average` (the default), `Sum`, `Adasum`, `Min`, `Max` or `Product`. Adasum needs a power of two of ranks.
         prescale_factor: applied to each rank's tensor; integers are scaled in double and truncated.
         postscale_factor: applied to the result.
         process_set: the ranks that take part.
@@ -441,27 +443,34 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
     submission.barrier(process_set)
 
 
-def join(device: int = -1) -> int:
-    """Says that this rank has no more data, and waits until all ranks have said so. Collective over all ranks.
+def join(device: int = -1, *, process_set: ProcessSet = global_process_set, average: str = "all") -> int:
+    """Says that this rank has no more data, and waits until all ranks of the set have said so. Collective over the set.
 
-    While a rank waits here, the operations of the others on the global process set go on without it: to an allreduce or
-    a reducescatter it adds nothing, whatever the op (Average still divides by the number of all ranks, as in Horovod),
-    to an allgather or an alltoall no rows. Only a broadcast needs its root. What the others learn meanwhile this rank does
-    not: broadcast the weights afterwards, from the rank that joined last.
+    While a rank waits here, the operations of the others on this process set go on without it: to an allreduce or a
+    reducescatter it contributes the op's identity (nothing is added, no minimum is changed), to an allgather or an alltoall
+    no rows. Only a broadcast needs its root. What the others learn meanwhile this rank does not: broadcast the weights
+    afterwards, from the rank that joined last.
 
     Args:
         device: accepted for Horovod's sake; -1 is the only device.
+        process_set: the ranks whose operations this rank leaves; on other sets it takes part as before once it returns.
+        average: what an Average divides by while this rank waits. ``"all"``: it counts this rank too, as in Horovod.
+            ``"contributing"``: it does not. Each rank decides for itself alone: the divisor, agreed with the operation, is the
+            size of the set less the ranks that joined with ``"contributing"`` before they asked for the operation. (The
+            average of a sparse torch tensor, which is gathered, divides by the size of the set in any case.)
 
     Returns:
-        The rank that joined last, the same on all ranks.
+        The rank that joined last, as a rank of the whole job; the same on all ranks.
 
     Raises:
-        InvalidArgumentError: another device was named.
+        InvalidArgumentError: another device was named, average is something else, or the set is not this rank's.
         HorovodInternalError: see the module's rule on errors.
     """
     if device != -1:
         raise InvalidArgumentError(f"join(device={device}): tensors are in host memory; leave device out")
-    engine, _ = submission.enter(Kind.JOIN, global_process_set)
-    result = engine.run(Request(Kind.JOIN, "join"))
-    RUNTIME.joined()
+    if average not in ("all", "contributing"):
+        raise InvalidArgumentError(f'join(average={average!r}): pass "all" or "contributing"')
+    engine, set_id = submission.enter(Kind.JOIN, process_set)
+    result = engine.run(Request(Kind.JOIN, "join", root=int(average == "contributing"), process_set=set_id))
+    RUNTIME.joined(set_id)
     return result.last_joined_rank

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from hvdlite.errors import InvalidArgumentError, UnsupportedError
+from hvdlite.errors import InvalidArgumentError
 
 __all__ = [
     "KIND_NAMES",
@@ -99,9 +99,8 @@ def resolve_op(op: int | None, average: bool | None, stacklevel: int = 3) -> int
 
     Raises:
         InvalidArgumentError: both are given, or op is no operator.
-        UnsupportedError: op is Adasum.
     """
-    if type(op) is int and average is None and Average <= op <= Product and op != Adasum:
+    if type(op) is int and average is None and Average <= op <= Product:
         return op
     if average is not None:
         if op is not None:
@@ -115,9 +114,7 @@ def resolve_op(op: int | None, average: bool | None, stacklevel: int = 3) -> int
     if op is None:
         return Average
     if isinstance(op, bool) or not isinstance(op, int) or not Average <= op <= Product:
-        raise InvalidArgumentError(f"op={op!r} is no reduce operator: pass hvdlite.Average, Sum, Min, Max or Product")
-    if op == Adasum:
-        raise UnsupportedError("Adasum is not available in this version of hvdlite; pass op=hvdlite.Average or Sum")
+        raise InvalidArgumentError(f"op={op!r} is no reduce operator: pass hvdlite.Average, Sum, Adasum, Min, Max or Product")
     return op
 
 

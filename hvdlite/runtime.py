@@ -46,7 +46,7 @@ class Runtime:
         self._failed = False
         self._naming = threading.RLock()
         self._numberings: dict[tuple[int, int], Numbering] = {}
-        self._joins = 0
+        self._joins: dict[int, int] = {}  # by process set, if any
         self._parked: deque[tuple[Engine, list[int], object]] = deque()
         self._kept: list[object] = []
 
@@ -115,7 +115,7 @@ class Runtime:
             self.topology = None
             self.communicator = None
             self._numberings.clear()
-            self._joins = 0
+            self._joins.clear()
             parked = list(self._parked)
             self._parked.clear()
             if engine.failure_cause:
@@ -217,19 +217,22 @@ class Runtime:
         if found is None:
             from hvdlite._engine import Numbering
 
-            life = f"{self._joins}." if self._joins and not process_set else ""
+            joins = self._joins.get(process_set, 0)
+            life = f"{joins}." if joins else ""
             found = self._numberings.setdefault((kind, process_set), Numbering(tensor_name(kind, f"noname.{life}")))
         return found
 
-    def joined(self) -> None:
-        """Counts unnamed operations of the global set anew, after a join: ranks have called them unequally often."""
+    def joined(self, process_set: int) -> None:
+        """Counts unnamed operations of the set anew, after a join: ranks have called them unequally often."""
         with self._naming:
-            self._joins += 1
-            self.forget_counters(0)
+            joins = self._joins.get(process_set, 0)
+            self.forget_counters(process_set)
+            self._joins[process_set] = joins + 1
 
     def forget_counters(self, process_set: int) -> None:
         """Counts anew for a process set's id, which is reused once the set is removed."""
         with self._naming:
+            self._joins.pop(process_set, None)
             for key in [key for key in self._numberings if key[1] == process_set]:
                 del self._numberings[key]
 

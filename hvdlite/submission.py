@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hvdlite.backends import Exported, TensorBackend, backend_of
 from hvdlite.backends.base import CPU, ROW_MAJOR
 from hvdlite.compression import is_none
-from hvdlite.errors import InvalidArgumentError
+from hvdlite.errors import InvalidArgumentError, UnsupportedError
 from hvdlite.handles import Finish, Handle
 from hvdlite.process_sets import ProcessSet
 from hvdlite.requests import (
@@ -85,7 +85,7 @@ def reduce(
 ) -> Any:
     """Submits an allreduce."""
     engine, set_id = enter(Kind.ALLREDUCE, process_set)
-    part = _same_shape(engine, tensor, in_place)
+    part = _same_shape(engine, (Kind.ALLREDUCE, name, set_id), tensor, in_place)
     return _submit(engine, Kind.ALLREDUCE, name, part, (op, 0, set_id, float(prescale), float(postscale)), blocking)
 
 
@@ -101,33 +101,35 @@ def reduce_group(
 ) -> Any:
     """Submits a group of allreduces."""
     engine, set_id = enter(Kind.ALLREDUCE, process_set)
-    parts = [_same_shape(engine, tensor, in_place) for tensor in tensors]
+    call = (Kind.ALLREDUCE, name, set_id)
+    parts = [_same_shape(engine, call, tensor, in_place) for tensor in tensors]
     return _submit_group(engine, Kind.ALLREDUCE, name, parts, (op, 0, set_id, float(prescale), float(postscale)), blocking)
 
 
 def broadcast(tensor: Any, root_rank: int, name: str | None, process_set: ProcessSet, in_place: bool, blocking: bool) -> Any:
     """Submits a broadcast."""
     engine, set_id = enter(Kind.BROADCAST, process_set)
+    call = (Kind.BROADCAST, name, set_id)
     if root_rank not in (process_set.ranks or ()):
         raise InvalidArgumentError(
-            f"broadcast received invalid root rank {root_rank} for provided process set (ranks {process_set.ranks}); "
-            "root_rank counts in the whole job, and the root is a member of the set"
+            f"{_describe(call)}: broadcast received invalid root rank {root_rank} for provided process set (ranks "
+            f"{process_set.ranks}); root_rank counts in the whole job, and the root is a member of the set"
         )
-    part = _same_shape(engine, tensor, in_place)
+    part = _same_shape(engine, call, tensor, in_place)
     return _submit(engine, Kind.BROADCAST, name, part, (Sum, int(root_rank), set_id, 1.0, 1.0), blocking)
 
 
 def gather(tensor: Any, name: str | None, process_set: ProcessSet, blocking: bool) -> Any:
     """Submits an allgather."""
     engine, set_id = enter(Kind.ALLGATHER, process_set)
-    part = _new_shape(Kind.ALLGATHER, tensor)
+    part = _new_shape((Kind.ALLGATHER, name, set_id), tensor)
     return _submit(engine, Kind.ALLGATHER, name, part, (Sum, 0, set_id, 1.0, 1.0), blocking)
 
 
 def gather_group(tensors: Sequence[Any], name: str | None, process_set: ProcessSet, blocking: bool) -> Any:
     """Submits a group of allgathers."""
     engine, set_id = enter(Kind.ALLGATHER, process_set)
-    parts = [_new_shape(Kind.ALLGATHER, tensor) for tensor in tensors]
+    parts = [_new_shape((Kind.ALLGATHER, name, set_id), tensor) for tensor in tensors]
     return _submit_group(engine, Kind.ALLGATHER, name, parts, (Sum, 0, set_id, 1.0, 1.0), blocking)
 
 
@@ -136,7 +138,7 @@ def reduce_scatter(
 ) -> Any:
     """Submits a reducescatter."""
     engine, set_id = enter(Kind.REDUCESCATTER, process_set)
-    part = _new_shape(Kind.REDUCESCATTER, tensor)
+    part = _new_shape((Kind.REDUCESCATTER, name, set_id), tensor)
     return _submit(engine, Kind.REDUCESCATTER, name, part, (op, 0, set_id, float(prescale), float(postscale)), blocking)
 
 
@@ -151,7 +153,7 @@ def reduce_scatter_group(
 ) -> Any:
     """Submits a group of reducescatters."""
     engine, set_id = enter(Kind.REDUCESCATTER, process_set)
-    parts = [_new_shape(Kind.REDUCESCATTER, tensor) for tensor in tensors]
+    parts = [_new_shape((Kind.REDUCESCATTER, name, set_id), tensor) for tensor in tensors]
     common = (op, 0, set_id, float(prescale), float(postscale))
     return _submit_group(engine, Kind.REDUCESCATTER, name, parts, common, blocking)
 
@@ -159,9 +161,13 @@ def reduce_scatter_group(
 def alltoall(tensor: Any, splits: Any, name: str | None, process_set: ProcessSet, blocking: bool) -> Any:
     """Submits an alltoall."""
     engine, set_id = enter(Kind.ALLTOALL, process_set)
-    wanted = None if splits is None else integers_of(splits)
-    source, _, step = _new_shape(Kind.ALLTOALL, tensor)
-    counts = row_counts(wanted, source.shape[0], len(process_set.ranks or ()))
+    call = (Kind.ALLTOALL, name, set_id)
+    source, _, step = _new_shape(call, tensor)
+    try:
+        wanted = None if splits is None else integers_of(splits)
+        counts = row_counts(wanted, source.shape[0], len(process_set.ranks or ()))
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(f"{_describe(call)}: {error}") from None
     # Rows beyond the splits are not sent: to the engine the tensor ends before them.
     source = source._replace(shape=(sum(counts), *source.shape[1:]))
     part = (source, 0, partial(_with_splits, step, backend_of(tensor)))
@@ -177,12 +183,23 @@ def barrier(process_set: ProcessSet, name: str | None = None, blocking: bool = T
 
 # --- one tensor ----------------------------------------------------------------------------------------------------
 
+# For messages: the kind, the user's name and the process set of an operation.
+_Call = tuple[int, str | None, int]
 
-def _same_shape(engine: "Engine", tensor: Any, in_place: bool) -> _Part:
+
+def _describe(call: _Call) -> str:
+    kind, name, set_id = call
+    return f"{KIND_NAMES[kind]} of {'an unnamed tensor' if name is None else repr(name)} in process set {set_id}"
+
+
+def _same_shape(engine: "Engine", call: _Call, tensor: Any, in_place: bool) -> _Part:
     """An output like the input, for allreduce and broadcast."""
     backend = backend_of(tensor)
-    adopted = backend.adopt_writable(tensor) if in_place else backend.adopt(tensor)
-    source = backend.export(adopted, True)
+    try:
+        adopted = backend.adopt_writable(tensor) if in_place else backend.adopt(tensor)
+        source = backend.export(adopted, True)
+    except (InvalidArgumentError, UnsupportedError) as error:
+        raise type(error)(f"{_describe(call)}: {error}") from None
     private = source.owner is not adopted
     if in_place:
         step = partial(_written, backend, tensor, adopted, source.owner if private else None)
@@ -191,14 +208,18 @@ def _same_shape(engine: "Engine", tensor: Any, in_place: bool) -> _Part:
     return source, output_ptr, partial(_made, output, source.owner)
 
 
-def _new_shape(kind: int, tensor: Any) -> _Part:
+def _new_shape(call: _Call, tensor: Any) -> _Part:
     """An output that the engine allocates, for allgather, alltoall and reducescatter."""
     backend = backend_of(tensor)
-    source = backend.export(backend.adopt(tensor), False)
+    try:
+        source = backend.export(backend.adopt(tensor), False)
+    except (InvalidArgumentError, UnsupportedError) as error:
+        raise type(error)(f"{_describe(call)}: {error}") from None
     if not source.shape:
-        operation = KIND_NAMES[kind].capitalize()
+        operation = KIND_NAMES[call[0]].capitalize()
         raise InvalidArgumentError(
-            f"{operation} does not support scalar inputs: the tensor needs a first dimension; reshape it to [1]"
+            f"{_describe(call)}: {operation} does not support scalar inputs: the tensor needs a first dimension; reshape it "
+            "to [1]"
         )
     return source, 0, partial(_wrapped, backend, source.owner)
 

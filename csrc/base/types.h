@@ -24,8 +24,10 @@ enum class DType : std::uint8_t {
   kFloat32 = 10,
   kFloat64 = 11,
   kBool = 12,
+  kComplex64 = 13,  // two float32
+  kComplex128 = 14,
 };
-inline constexpr int kNumDTypes = 13;
+inline constexpr int kNumDTypes = 15;
 
 // Horovod's numbering. Average is a Sum whose result is divided by the number of ranks before it is rounded.
 enum class ReduceOp : std::uint8_t {
@@ -76,7 +78,10 @@ constexpr std::size_t size_of(DType dtype) {
     case DType::kUInt64:
     case DType::kInt64:
     case DType::kFloat64:
+    case DType::kComplex64:
       return 8;
+    case DType::kComplex128:
+      return 16;
   }
   return 0;
 }

@@ -17,6 +17,7 @@ std::unique_ptr<Collective> allreduce_push(Comm comm, AllreduceArgs args, const 
 std::unique_ptr<Collective> allreduce_shm(Comm comm, AllreduceArgs args, const Tuning& tuning);
 std::unique_ptr<Collective> allreduce_hierarchical(Comm comm, AllreduceArgs args,
                                                    const Tuning& tuning);
+std::unique_ptr<Collective> allreduce_adasum(Comm comm, AllreduceArgs args, const Tuning& tuning);
 std::unique_ptr<Collective> reducescatter_ring(Comm comm, ReducescatterArgs args,
                                                const Tuning& tuning);
 std::unique_ptr<Collective> reducescatter_direct(Comm comm, ReducescatterArgs args,

@@ -24,6 +24,7 @@ constexpr Algorithm<AllreduceArgs> kAllreduce[] = {
      .make = allreduce_hierarchical,
      .scattered = true,
      .runs_on = shares_memory_on_hosts},
+    {.name = "adasum", .make = allreduce_adasum, .scattered = true, .adasum = true},
 };
 constexpr Algorithm<ReducescatterArgs> kReducescatter[] = {
     {"ring", reducescatter_ring, /*layout_independent=*/false},

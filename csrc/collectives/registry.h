@@ -26,6 +26,10 @@ struct Algorithm {
   // Does it work only in memory that all members map (AllreduceArgs::mapped)? Then it cannot be forced: what lies there is for the
   // caller to say.
   bool in_arena = false;
+  // Does it serve the op Adasum, and no other? Then it cannot be forced either: the op says it.
+  bool adasum = false;
+
+  bool can_be_forced() const { return !in_arena && !adasum; }
 };
 
 // All members of the Comm share memory.
@@ -41,7 +45,7 @@ std::string_view collective_name();
 
 // All algorithms of a collective.
 std::span<const Algorithm<AllreduceArgs>>
-allreduce_algorithms();  // ring direct recursive_doubling shm push hierarchical
+allreduce_algorithms();  // ring direct recursive_doubling shm push hierarchical adasum
 std::span<const Algorithm<ReducescatterArgs>> reducescatter_algorithms();  // ring direct shm
 std::span<const Algorithm<AllgathervArgs>> allgatherv_algorithms();        // ring shm
 std::span<const Algorithm<BroadcastArgs>> broadcast_algorithms();          // binomial chain shm

@@ -15,6 +15,7 @@ namespace {
 constexpr std::string_view kAuto = "auto";
 constexpr std::string_view kShared = "shm";  // where all ranks share memory, for everything
 constexpr std::string_view kInArena = "push";
+constexpr std::string_view kAdasum = "adasum";  // serves that op, whatever size and knob
 
 std::string knob_of(std::string_view collective) {
   std::string knob = "HVDLITE_" + std::string(collective) + "_ALGORITHM";
@@ -29,18 +30,20 @@ void check(std::span<const Algorithm<Args>> algorithms, const std::string& force
            bool deterministic) {
   if (forced == kAuto) return;
   const Algorithm<Args>& algorithm = find_algorithm(algorithms, forced);
-  if (algorithm.in_arena) {
+  if (!algorithm.can_be_forced()) {
     const std::string knob = knob_of(collective_name<Args>());
-    throw base::Error(
-        base::ErrorCode::kInvalidArgument,
-        knob + "=" + forced + " cannot be forced: " + forced +
-            " serves tensors that lie in an arena, and auto takes it for those; set " + knob +
-            " to auto");
+    const std::string served = algorithm.adasum
+                                   ? "reductions with op=Adasum, whatever this knob says"
+                                   : "tensors that lie in an arena, and auto takes it for those";
+    throw base::Error(base::ErrorCode::kInvalidArgument,
+                      knob + "=" + forced + " cannot be forced: " + forced + " serves " + served +
+                          "; set " + knob + " to auto");
   }
   if (!deterministic || algorithm.layout_independent) return;
   std::string allowed;
   for (const Algorithm<Args>& other : algorithms) {
-    if (other.layout_independent) allowed += std::string(other.name) + ", ";
+    if (other.layout_independent && other.can_be_forced())
+      allowed += std::string(other.name) + ", ";
   }
   const std::string knob = knob_of(collective_name<Args>());
   throw base::Error(base::ErrorCode::kInvalidArgument,
@@ -100,7 +103,9 @@ Shape shape_of(const Comm& comm) {
   return {comm.size(), shares_memory(comm), shares_memory_on_hosts(comm)};
 }
 
-bool takes_scattered(std::size_t bytes, const Comm& comm, const Selection& selection) {
+bool takes_scattered(std::size_t bytes, base::ReduceOp op, const Comm& comm,
+                     const Selection& selection) {
+  if (op == base::ReduceOp::kAdasum) return true;
   return pick(allreduce_algorithms(), chosen_allreduce(bytes, shape_of(comm), selection), comm)
       .scattered;
 }
@@ -140,8 +145,9 @@ std::unique_ptr<Collective> start_allreduce(Comm comm, AllreduceArgs args,
                                             const Selection& selection) {
   const std::size_t bytes = args.count() * base::size_of(args.reduction.dtype);
   const bool pushes = !args.mapped.empty() && selection.allreduce == kAuto && shares_memory(comm);
-  const std::string_view name =
-      pushes ? kInArena : chosen_allreduce(bytes, shape_of(comm), selection);
+  const std::string_view name = args.reduction.op == base::ReduceOp::kAdasum ? kAdasum
+                                : pushes ? kInArena
+                                         : chosen_allreduce(bytes, shape_of(comm), selection);
   return start(allreduce_algorithms(), name, std::move(comm), std::move(args), selection);
 }
 

@@ -54,7 +54,8 @@ std::string_view chosen_reducescatter(std::size_t bytes, Shape shape, const Sele
 std::string_view chosen_broadcast(std::size_t bytes, Shape shape, const Selection& selection);
 
 // Would start_allreduce take a buffer of many parts as it is? If not it has to be packed into one.
-bool takes_scattered(std::size_t bytes, const Comm& comm, const Selection& selection);
+bool takes_scattered(std::size_t bytes, base::ReduceOp op, const Comm& comm,
+                     const Selection& selection);
 
 // Fails early on a forced name that does not exist, and on one that contradicts deterministic.
 void check_selection(const Selection& selection);

@@ -49,6 +49,7 @@ class Accord {
     for (const auto& [key, entries] : announced_) std::ranges::for_each(entries, visit);
     for (const auto& [key, entries] : groups_) std::ranges::for_each(entries, visit);
   }
+  bool has_announced() const { return !announced_.empty(); }
 
   // Announces what waits, with the ledger locked and its log read; what has to go by message instead is added to `by_message`.
   // False if not all could be announced now. carries: the payload of the one unit that waits lies at payload_number().
@@ -84,6 +85,7 @@ class Accord {
   // Verdicts, and when they are carried out: until then what was in the ledger has arrived in messages.
   std::vector<std::pair<base::Clock::time_point, Verdict>> verdicts;
   bool try_again = false;  // the lock or the log was not to be had
+  bool joins = false;      // join was called here, and has not been announced
 
  private:
   // The part of a group that is here; the rest goes by message as it comes.

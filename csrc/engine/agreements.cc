@@ -34,11 +34,34 @@ std::vector<std::uint64_t> keys_of(const std::vector<RequestPtr>& requests) {
 bool Cycle::agree(ProcessSet& set) {
   Accord& accord = *set.accord;
   accord.try_again = false;
-  if (!accord.ledger().exists()) return open_ledger(set);
+  if (!accord.ledger().exists()) return accord.joins ? announce_join(set) : open_ledger(set);
   bool moved = read_ledger(set);
   if (set.coordinator) moved = keep_ledger(set) || moved;
+  if (accord.joins) return announce_join(set) || moved;
   if (accord.has_waiting()) moved = announce_in_ledger(set) || moved;
   return moved;
+}
+
+// The coordinator must count what this rank asked for before it counts its join, or it would do that without this rank. So all
+// of it goes by message, and what is in the ledger is taken out: the ledger is closed, as by a rank that leaves.
+bool Cycle::announce_join(ProcessSet& set) {
+  const SetId id = set.id;
+  Accord& accord = *set.accord;
+  if (accord.has_announced()) {
+    if (!lock_up_to_date(set)) return false;
+    Ledger& ledger = accord.ledger();
+    if (ledger.has_room(1)) ledger.close();
+    ledger.unlock();
+    wake_members(set);
+    read_ledger(set);
+    if (find_set(id) == nullptr) return true;
+    accord.try_again = accord.has_announced();
+    if (accord.try_again) return false;
+  }
+  go_by_message(set, accord.take_all());
+  set.to_announce.emplace_back(kJoinName);
+  accord.joins = false;
+  return true;
 }
 
 // A ledger begins when the last users of its memory have left. Before, everything goes through messages.
@@ -103,8 +126,8 @@ bool Cycle::put_payload(ProcessSet& set) {
   const Entry* entry = may_carry_ ? accord.only_one() : nullptr;
   if (entry == nullptr) return false;
   const Request& request = *entry->request;
-  if (request.kind != base::OpKind::kAllreduce || request.absent || request.device >= 0 ||
-      request.arena != 0) {
+  if (request.kind != base::OpKind::kAllreduce || request.absent ||
+      request.op == base::ReduceOp::kAdasum || request.device >= 0 || request.arena != 0) {
     return false;
   }
   const std::size_t bytes = request.bytes();

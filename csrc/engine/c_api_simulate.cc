@@ -338,7 +338,7 @@ template <typename Args>
 std::string names_of(std::span<const collectives::Algorithm<Args>> algorithms) {
   std::string names;
   for (const auto& algorithm : algorithms) {
-    if (algorithm.in_arena) continue;  // cannot be forced
+    if (!algorithm.can_be_forced()) continue;
     names += (names.empty() ? "" : ",") + std::string(algorithm.name);
   }
   return names;

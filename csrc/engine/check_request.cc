@@ -2,6 +2,7 @@
 // sent (the rest of Engine's callers' side is submit.cc).
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <numeric>
 
@@ -19,8 +20,9 @@ using base::ReduceOp;
 
 namespace {
 
-[[noreturn]] void refuse(const Request& request, const std::string& why) {
-  throw Error(ErrorCode::kInvalidArgument, describe(request) + ": " + why);
+[[noreturn]] void refuse(const Request& request, const std::string& why,
+                         ErrorCode code = ErrorCode::kInvalidArgument) {
+  throw Error(code, describe(request) + ": " + why);
 }
 
 bool needs_rows(OpKind kind) {
@@ -38,16 +40,36 @@ void check_shape(const Request& request) {
   }
 }
 
-void check_reduction(const Request& request) {
+void check_adasum(const Request& request, std::size_t ranks) {
+  if (!kernels::is_float(request.dtype)) {
+    refuse(
+        request,
+        "Adasum of " + std::string(base::name_of(request.dtype)) +
+            " is not supported: cast it to float16, bfloat16, float32 or float64, or use Average",
+        ErrorCode::kUnsupported);
+  }
+  if (!std::has_single_bit(ranks)) {
+    refuse(request,
+           "Running Adasum with non-power of 2 ranks is not supported yet. (This process set has " +
+               std::to_string(ranks) + " ranks; use op=Average, or a process set of " +
+               std::to_string(std::bit_floor(ranks)) + ")",
+           ErrorCode::kUnsupported);
+  }
+}
+
+void check_reduction(const Request& request, std::size_t ranks) {
   if (request.kind != OpKind::kAllreduce && request.kind != OpKind::kReducescatter) return;
-  // Throws Error(Unsupported) for a pair that has no kernel.
-  kernels::reduce_kernels(request.dtype, request.op, kernels::Isa::kScalar);
   if (request.kind == OpKind::kReducescatter && request.op != ReduceOp::kSum &&
       request.op != ReduceOp::kAverage) {
-    throw Error(ErrorCode::kUnsupported, describe(request) +
-                                             ": only Average and Sum are supported, not " +
-                                             std::string(base::name_of(request.op)));
+    refuse(request,
+           "Reducescatter currently only supports AVERAGE and SUM, not " +
+               std::string(base::name_of(request.op)) +
+               "; use allreduce and take this rank's rows of the result",
+           ErrorCode::kUnsupported);
   }
+  if (request.op == ReduceOp::kAdasum) return check_adasum(request, ranks);
+  const std::string gap = kernels::why_unsupported(request.dtype, request.op);
+  if (!gap.empty()) refuse(request, gap, ErrorCode::kUnsupported);
   if (request.dtype == DType::kBool && (request.prescale != 1.0 || request.postscale != 1.0)) {
     refuse(request, "bool cannot be scaled; cast it to a number first");
   }
@@ -172,9 +194,9 @@ RequestPtr Engine::check(const RequestView& view, const SetDirectory::Info& set)
         ErrorCode::kUnsupported,
         describe(request) + ": GPU memory is not supported yet; move the tensor to the CPU");
   }
-  if (request.kind == OpKind::kJoin) request.name = "join";
+  if (request.kind == OpKind::kJoin) request.name = kJoinName;
   check_shape(request);
-  check_reduction(request);
+  check_reduction(request, set.members->size());
   check_splits(request, set);
   check_process_set_ranks(request, shared_.sets, topology_.size);
   if (request.absent && request.kind != OpKind::kAllreduce) {

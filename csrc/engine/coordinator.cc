@@ -34,16 +34,17 @@ Coordinator::Coordinator(SetId set, std::vector<int> members, std::size_t cache_
     : set_(set),
       members_(std::move(members)),
       capacity_(cache_capacity),
-      joined_(members_.size(), false) {}
+      joined_(members_.size(), false),
+      uncounted_(members_.size(), false) {}
 
 RequestPtr Coordinator::announce(int member, RequestPtr request, std::uint64_t seen) {
-  if (request->kind == OpKind::kJoin) {
-    join(member, *request);
-    return request;
-  }
   const auto failed = failed_at_.find(request->name);
   if (failed != failed_at_.end() && seen < failed->second) {
     return nullptr;  // crossed the failure; the member gave up on it
+  }
+  if (request->kind == OpKind::kJoin) {
+    join(member, *request);
+    return request;
   }
   add(member, request);
   settle_if_complete(request->name);
@@ -68,7 +69,7 @@ RequestPtr Coordinator::announce_slot(int member, std::uint32_t slot, std::uint6
 }
 
 bool Coordinator::knows(const std::string& name) const {
-  if (tallies_.contains(name)) return true;
+  if (tallies_.contains(name) || (name == kJoinName && joined_count_ > 0)) return true;
   return std::any_of(groups_.begin(), groups_.end(), [&](const auto& group) {
     return std::any_of(group.second.ready.begin(), group.second.ready.end(),
                        [&](const Settled& s) { return s.response->request->name == name; });
@@ -125,11 +126,21 @@ Coordinator::Settled Coordinator::settle(Tally tally) {
   const int size = static_cast<int>(members_.size());
   if (tally.hits == size && left_.ok()) return {lines_[tally.slot].response, {}, true};
   Response response = validate(tally.requests, members_);
+  response.divisor = divisor_of(tally);
   if (!left_.ok())
     response.error = {left_.code, describe(*response.request) + ": " + left_.message};
   const bool keep = response.error.ok() && tally.count == size && cacheable(response.request->kind);
   auto shared = std::make_shared<const Response>(std::move(response));
   return {std::move(shared), keep ? std::move(tally.requests) : std::vector<RequestPtr>(), false};
+}
+
+// Who asked before joining counts; who joined without having asked counts unless it said otherwise.
+std::int32_t Coordinator::divisor_of(const Tally& tally) const {
+  std::int32_t uncounted = 0;
+  for (std::size_t i = 0; joined_count_ > 0 && i < members_.size(); ++i) {
+    if (uncounted_[i] && !tally.requests[i]) ++uncounted;
+  }
+  return uncounted == 0 ? 0 : static_cast<std::int32_t>(members_.size()) - uncounted;
 }
 
 void Coordinator::decide(Settled settled) {
@@ -178,24 +189,27 @@ void Coordinator::join(int member, const Request& request) {
   const auto index = static_cast<std::size_t>(member);
   HVD_CHECK(!joined_[index]);
   joined_[index] = true;
+  uncounted_[index] = request.root != 0;
   ++joined_count_;
-  if (!left_.ok() || joined_count_ == static_cast<int>(members_.size())) {
-    end_join(request, members_[index]);
-    return;
-  }
+  // Also those of the last one to join: members may have asked for them, and joined then.
   std::vector<std::string> names;
   names.reserve(tallies_.size());
   for (const auto& [name, tally] : tallies_) names.push_back(name);
   std::sort(names.begin(), names.end());
   for (const std::string& name : names) settle_if_complete(name);
+  if (!left_.ok() || joined_count_ == static_cast<int>(members_.size())) {
+    end_join(request, members_[index]);
+  }
 }
 
-void Coordinator::end_join(const Request& request, int last) {
+void Coordinator::end_join(const Request& request, int last, Status error) {
   Response response;
   response.request = std::make_shared<const Request>(request);
   response.value = last;
+  response.error = std::move(error);
   if (!left_.ok()) response.error = {left_.code, describe(request) + ": " + left_.message};
   joined_.assign(members_.size(), false);
+  uncounted_.assign(members_.size(), false);
   joined_count_ = 0;
   decided_.push_back({std::make_shared<const Response>(std::move(response)), {}, false});
 }
@@ -209,18 +223,25 @@ void Coordinator::leave(int, const Status& why) {
     for (const Settled& member : group.ready) names.push_back(member.response->request->name);
   }
   fail(names, why);
-  if (joined_count_ > 0) {
-    Request request;
-    request.set = set_;
-    request.kind = OpKind::kJoin;
-    request.name = "join";
-    request.seal();
-    end_join(request, -1);
-  }
+  if (joined_count_ > 0) end_join(join_request(), -1);
+}
+
+Request Coordinator::join_request() const {
+  Request request;
+  request.set = set_;
+  request.kind = OpKind::kJoin;
+  request.name = kJoinName;
+  request.seal();
+  return request;
 }
 
 void Coordinator::fail(const std::vector<std::string>& names, const Status& why) {
   for (const std::string& name : names) {
+    if (name == kJoinName && joined_count_ > 0) {
+      failed_at_[name] = sequence_ + 1;
+      end_join(join_request(), -1, why);
+      continue;
+    }
     RequestPtr request;
     const auto tally = tallies_.find(name);
     if (tally != tallies_.end()) {

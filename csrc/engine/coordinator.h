@@ -73,12 +73,15 @@ class Coordinator {
   };
 
   Tally& add(int member, RequestPtr request);
+  std::int32_t divisor_of(const Tally& tally) const;
   void settle_if_complete(const std::string& name);
   Settled settle(Tally tally);
   void decide(Settled settled);
   void decide_in_group(Settled settled);
   void join(int member, const Request& request);
-  void end_join(const Request& request, int last);
+  // last: the last to join, unless the join fails.
+  void end_join(const Request& request, int last, base::Status error = {});
+  Request join_request() const;
   void decide_failure(RequestPtr request, base::Status why);
   void remember(Settled& settled);
   bool slot_for(const std::string& name, std::uint32_t* slot);
@@ -96,6 +99,7 @@ class Coordinator {
   // Announcements made before this response list was known are void.
   std::unordered_map<std::string, std::uint64_t> failed_at_;
   std::vector<bool> joined_;
+  std::vector<bool> uncounted_;  // joined, and an Average is not to count them
   int joined_count_ = 0;
   base::Status left_;  // not ok once a member has left
 

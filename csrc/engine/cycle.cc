@@ -199,7 +199,7 @@ void Cycle::admit(Entry entry) {
     refusal = {ErrorCode::kAborted, describe(request) + ": " + kShutDownHere};
   } else if (!set->broken.ok()) {
     refusal = {set->broken.code, describe(request) + ": " + set->broken.message};
-  } else if (!set->pending.empty() && set->pending.contains("join")) {
+  } else if (!set->pending.empty() && set->pending.contains(kJoinName)) {
     refusal = {ErrorCode::kInvalidArgument,
                describe(request) +
                    ": this rank has joined the process set and must wait for join() to return"};
@@ -213,7 +213,12 @@ void Cycle::admit(Entry entry) {
     return;
   }
   if (request.kind == OpKind::kRemoveProcessSet && hold_removal(entry)) return;
-  if (!set->accord || !set->accord->admit(entry)) await_decision(*set, std::move(entry));
+  if (set->accord && request.kind == OpKind::kJoin) {
+    set->accord->joins = true;
+    set->pending.emplace(kJoinName, Pending{std::move(entry)});
+  } else if (!set->accord || !set->accord->admit(entry)) {
+    await_decision(*set, std::move(entry));
+  }
 }
 
 void Cycle::announce_pending(ProcessSet& set) {
@@ -294,7 +299,7 @@ void Cycle::follow(ProcessSet& set, const ResponseList& list) {
   for (const Decision& decision : list.decisions) {
     const ResponsePtr& response = responses.emplace_back(remember(set, decision));
     const bool failed = !response->error.ok();
-    agreed.push_back({response->request, response->contributors, failed});
+    agreed.push_back({response->request, response->contributors, failed, response->divisor});
     if (set.accord) go_by_message(set, set.accord->withdraw(*response->request, failed));
   }
   for (const std::vector<std::uint32_t>& places : plan_fusion(

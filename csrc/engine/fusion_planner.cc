@@ -15,9 +15,12 @@ bool fusible(const Agreed& agreed, int ranks) {
   return agreed.contributors == ranks;
 }
 
-bool compatible(const Request& a, const Request& b) {
-  return a.dtype == b.dtype && a.op == b.op && a.device == b.device && a.prescale == b.prescale &&
-         a.postscale == b.postscale && a.group_hash == b.group_hash && a.arena == b.arena;
+bool compatible(const Agreed& one, const Agreed& other) {
+  const Request& a = *one.request;
+  const Request& b = *other.request;
+  return one.divisor == other.divisor && a.dtype == b.dtype && a.op == b.op &&
+         a.device == b.device && a.prescale == b.prescale && a.postscale == b.postscale &&
+         a.group_hash == b.group_hash && a.arena == b.arena;
 }
 
 }  // namespace
@@ -29,11 +32,10 @@ std::vector<std::vector<std::uint32_t>> plan_fusion(std::span<const Agreed> agre
   for (std::uint32_t i = 0; i < agreed.size(); ++i) {
     if (taken[i]) continue;
     std::vector<std::uint32_t> fused = {i};
-    const Request& first = *agreed[i].request;
-    std::size_t bytes = first.bytes();
+    std::size_t bytes = agreed[i].request->bytes();
     for (std::uint32_t j = i + 1; fusible(agreed[i], ranks) && j < agreed.size(); ++j) {
       const Request& candidate = *agreed[j].request;
-      if (taken[j] || !fusible(agreed[j], ranks) || !compatible(first, candidate)) continue;
+      if (taken[j] || !fusible(agreed[j], ranks) || !compatible(agreed[i], agreed[j])) continue;
       if (bytes + candidate.bytes() > threshold) continue;
       bytes += candidate.bytes();
       taken[j] = true;

@@ -16,6 +16,7 @@ struct Agreed {
   RequestPtr request;
   std::int32_t contributors = 0;  // members that gave a value
   bool failed = false;            // agreed to be an error
+  std::int32_t divisor = 0;       // the response's
 };
 
 // Executed as one collective; a single operation is a FusedOp too.

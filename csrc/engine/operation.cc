@@ -28,15 +28,19 @@ std::vector<std::size_t> scaled(const std::vector<std::int64_t>& rows, std::size
   return result;
 }
 
+collectives::Reduction reduction_of(const Agreed& agreed, const collectives::Comm& comm) {
+  return reduction_of(*agreed.request, agreed.divisor > 0 ? agreed.divisor : comm.size());
+}
+
 std::int64_t total(const std::vector<std::int64_t>& values) {
   return std::accumulate(values.begin(), values.end(), std::int64_t{0});
 }
 
 }  // namespace
 
-collectives::Reduction reduction_of(const Request& request, int ranks) {
+collectives::Reduction reduction_of(const Request& request, std::int64_t divisor) {
   return {request.dtype, request.op, request.prescale, request.postscale,
-          request.op == ReduceOp::kAverage ? ranks : 1};
+          request.op == ReduceOp::kAverage ? divisor : 1};
 }
 
 Operation::Operation(FusedOp fused, std::vector<Entry> entries)
@@ -87,7 +91,8 @@ bool Operation::advance() {
 }
 
 void Operation::start_allreduce(Context& context) {
-  if (collectives::takes_scattered(bytes_, context.comm, context.selection)) {
+  const ReduceOp op = fused_.first().op;
+  if (collectives::takes_scattered(bytes_, op, context.comm, context.selection)) {
     start_scattered_allreduce(context);
   } else if (fused_.parts.size() > 1) {
     start_fused_allreduce(context);
@@ -105,7 +110,7 @@ void Operation::start_scattered_allreduce(Context& context) {
     args.parts.push_back({entries_[i].input, entries_[i].output,
                           static_cast<std::size_t>(fused_.parts[i].request->elements())});
   }
-  args.reduction = reduction_of(fused_.first(), context.comm.size());
+  args.reduction = reduction_of(fused_.parts.front(), context.comm);
   if (fused_.first().arena != 0) args.mapped = entries_.front().arena->bases();
   collective_ = collectives::start_allreduce(context.comm, std::move(args), context.selection);
 }
@@ -127,7 +132,7 @@ void Operation::start_fused_allreduce(Context& context) {
   }
   collectives::AllreduceArgs args;
   args.parts = {{buffer_.data(), buffer_.data(), bytes_ / base::size_of(first.dtype)}};
-  args.reduction = reduction_of(first, context.comm.size());
+  args.reduction = reduction_of(fused_.parts.front(), context.comm);
   collective_ = collectives::start_allreduce(context.comm, args, context.selection);
 }
 
@@ -150,7 +155,7 @@ void Operation::start_single_allreduce(Context& context) {
   }
   collectives::AllreduceArgs args;
   args.parts = {{entries_[0].input, output, static_cast<std::size_t>(request.elements())}};
-  args.reduction = reduction_of(request, context.comm.size());
+  args.reduction = reduction_of(fused_.parts.front(), context.comm);
   collective_ = collectives::start_allreduce(context.comm, args, context.selection);
 }
 
@@ -239,7 +244,7 @@ void Operation::start_reducescatter(Context& context) {
     output.shape = request.shape;
     output.shape[0] = mine;
   }
-  args.reduction = reduction_of(request, context.comm.size());
+  args.reduction = reduction_of(fused_.parts.front(), context.comm);
   collective_ = collectives::start_reducescatter(context.comm, std::move(args), context.selection);
 }
 

@@ -14,8 +14,8 @@
 
 namespace hvdlite::engine {
 
-// How so many ranks combine what they gave for this request.
-collectives::Reduction reduction_of(const Request& request, int ranks);
+// How ranks combine what they gave for this request; an Average divides by `divisor`.
+collectives::Reduction reduction_of(const Request& request, std::int64_t divisor);
 
 class Operation {
  public:

@@ -177,6 +177,7 @@ void Response::encode(Writer& writer) const {
   writer.put_string(error.message);
   writer.put(slot);
   writer.put(contributors);
+  writer.put(divisor);
   writer.put(value);
   writer.put_vector(sizes);
 }
@@ -188,6 +189,7 @@ Response Response::decode(Reader& reader) {
   response.error.message = reader.get_string();
   response.slot = reader.get<std::int32_t>();
   response.contributors = reader.get<std::int32_t>();
+  response.divisor = reader.get<std::int32_t>();
   response.value = reader.get<std::int32_t>();
   response.sizes = reader.get_vector<std::int64_t>();
   return response;

@@ -24,7 +24,8 @@ struct Request {
   base::DType dtype = base::DType::kFloat32;
   base::ReduceOp op = base::ReduceOp::kSum;
   bool absent = false;  // no value on this rank: contribute the identity, take the result
-  // broadcast: global rank; remove_process_set: the id; add_process_set: 1 if only the new set's members ask
+  // broadcast: global rank; remove_process_set: the id; add_process_set: 1 if only the new set's members ask;
+  // join: 1 if an Average is not to count this rank
   std::int32_t root = 0;
   std::int32_t device = -1;
   std::int32_t layout = 0;
@@ -64,6 +65,9 @@ struct Request {
 };
 
 using RequestPtr = std::shared_ptr<const Request>;
+
+// What every join is called.
+inline constexpr const char* kJoinName = "join";
 
 // A request as a caller states it: text and lists are borrowed for the length of the call, and the set has no epoch yet.
 struct RequestView {
@@ -108,6 +112,7 @@ struct Response {
   base::Status error;             // not ok: nothing is executed, every member's handle gets it
   std::int32_t slot = -1;         // its place in the response cache, -1: not cached
   std::int32_t contributors = 0;  // members that gave a value
+  std::int32_t divisor = 0;       // of an Average; 0: the number of members
   std::int32_t value = -1;        // join: the last rank to join
   std::vector<std::int64_t>
       sizes;  // allgather: rows of each member; alltoall: splits, row = sender

@@ -29,28 +29,42 @@ bool processor_runs(Isa isa) {
   return isa == Isa::kScalar;
 }
 
-[[noreturn]] void throw_unsupported(base::DType dtype, base::ReduceOp op) {
-  const std::string pair = std::string(name_of(op)) + " of " + std::string(name_of(dtype));
-  const char* remedy = op == base::ReduceOp::kAdasum
-                           ? "Adasum combines whole tensors and is not offered; use Average"
-                           : "use Max (any) or Min (all), or cast to a number first";
-  throw base::Error(base::ErrorCode::kUnsupported, pair + " is not supported: " + remedy);
+const ReduceKernels& entry(const KernelTable& table, base::DType dtype, base::ReduceOp op) {
+  const auto row = static_cast<int>(dtype);
+  const auto column = static_cast<int>(op);
+  HVD_CHECK(row < base::kNumDTypes && column < kNumReduceOps);
+  return table.at[row][column];
+}
+
+const char* remedy_for(base::DType dtype, base::ReduceOp op) {
+  if (op == base::ReduceOp::kAdasum) return "it combines whole tensors; use Average";
+  if (dtype == base::DType::kBool) return "use Max (any) or Min (all), or cast to a number first";
+  return "complex numbers have Sum and Average only; reduce real and imaginary parts apart";
 }
 
 }  // namespace
 
+std::string why_unsupported(base::DType dtype, base::ReduceOp op) {
+  if (entry(kScalarTable, dtype, op).load != nullptr) return "";
+  return std::string(name_of(op)) + " of " + std::string(name_of(dtype)) +
+         " is not supported: " + remedy_for(dtype, op);
+}
+
+bool is_float(base::DType dtype) {
+  return dtype >= base::DType::kFloat16 && dtype <= base::DType::kFloat64;
+}
+
 const ReduceKernels& reduce_kernels(base::DType dtype, base::ReduceOp op, Isa isa) {
-  const auto row = static_cast<int>(dtype);
-  const auto column = static_cast<int>(op);
-  HVD_CHECK(row < base::kNumDTypes && column < kNumReduceOps);
   if (!isa_supported(isa)) {
     throw base::Error(base::ErrorCode::kUnsupported,
                       std::string("the ") + name_of(isa) +
                           " kernels do not run here: this processor or this build lacks them; "
                           "use kernel_isa auto");
   }
-  const ReduceKernels& kernels = table_of(isa)->at[row][column];
-  if (kernels.load == nullptr) throw_unsupported(dtype, op);
+  const ReduceKernels& kernels = entry(*table_of(isa), dtype, op);
+  if (kernels.load == nullptr) {
+    throw base::Error(base::ErrorCode::kUnsupported, why_unsupported(dtype, op));
+  }
   return kernels;
 }
 

@@ -1,7 +1,7 @@
 // Element-wise reduction kernels: scalar reference, AVX2 and AVX-512, chosen at run time. A
 // reduction has an element type T and an accumulator type A: 16-bit floats accumulate in float32,
 // integer Averages in 64 bits, bool in bytes of 0 and 1, all others in T itself; rounding to T
-// happens once, in `store`.
+// happens once, in `store`. A complex number is a pair of floats, for Sum and Average.
 //
 // Every instruction set gives bit-identical results (one order of operations per element, no FMA
 // contraction), and op(a, b) has the bits of op(b, a), NaNs included: ranks with different
@@ -18,6 +18,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "base/types.h"
 
@@ -58,9 +59,16 @@ struct ReduceKernels {
 // The accumulator type A for elements of `dtype` under `op`.
 base::DType accumulator_of(base::DType dtype, base::ReduceOp op);
 
-// The kernels for a pair. Error(Unsupported), naming what and the way out: any Adasum, Average of
-// bool, and an instruction set that does not run here.
+// Why a pair has no kernels, and the way out; "" if it has. Adasum has none (it is no op of
+// elements: allreduce_adasum), nor have Average of bool and what needs an order or a product of
+// complex numbers.
+std::string why_unsupported(base::DType dtype, base::ReduceOp op);
+
+// The kernels for a pair. Error(Unsupported), as above, and for an instruction set that does not
+// run here.
 const ReduceKernels& reduce_kernels(base::DType dtype, base::ReduceOp op, Isa isa);
+
+bool is_float(base::DType dtype);  // float16, bfloat16, float32, float64
 
 bool isa_supported(Isa isa);  // does this processor (and this build) run it
 Isa best_isa();               // the widest supported one

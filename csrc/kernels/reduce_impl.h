@@ -323,6 +323,46 @@ consteval void set_integer_row(KernelTable& table, DType dtype) {
   set_row<T, T, W>(table, dtype, dtype, kWide ? dtype : DType::kInt64);
 }
 
+// Complex numbers: pairs of A, each added by itself.
+template <class A>
+struct Pairs {
+  using Op = Sum<A>;
+  static void load(void* acc, const void* in, std::size_t n, double prescale) {
+    HVD_KERNEL_NAMESPACE::load<A, A>(acc, in, 2 * n, prescale);
+  }
+  static void accumulate(void* acc, const void* in, std::size_t n, double prescale) {
+    HVD_KERNEL_NAMESPACE::accumulate<A, A, Op>(acc, in, 2 * n, prescale);
+  }
+  static void combine(void* out, const void* lhs, const void* rhs, std::size_t n) {
+    HVD_KERNEL_NAMESPACE::combine<A, Op>(out, lhs, rhs, 2 * n);
+  }
+  static void store(void* out, const void* acc, std::size_t n, double postscale,
+                    std::int64_t divisor) {
+    HVD_KERNEL_NAMESPACE::store<A, A>(out, acc, 2 * n, postscale, divisor);
+  }
+  static void fold(void* const* out, int num_out, const void* const* in, int num_in, std::size_t n,
+                   double prescale, double postscale, std::int64_t divisor) {
+    HVD_KERNEL_NAMESPACE::fold<A, A, Op>(out, num_out, in, num_in, 2 * n, prescale, postscale,
+                                         divisor);
+  }
+  static void fill_identity(void* acc, std::size_t n) {
+    HVD_KERNEL_NAMESPACE::fill_identity<A, Op>(acc, 2 * n);
+  }
+};
+
+template <class A>
+consteval void set_complex_row(KernelTable& table, DType dtype) {
+  ReduceKernels(&row)[kNumReduceOps] = table.at[static_cast<int>(dtype)];
+  row[static_cast<int>(ReduceOp::kSum)] = {Pairs<A>::load,
+                                           Pairs<A>::accumulate,
+                                           Pairs<A>::combine,
+                                           Pairs<A>::store,
+                                           Pairs<A>::fold,
+                                           Pairs<A>::fill_identity,
+                                           dtype};
+  row[static_cast<int>(ReduceOp::kAverage)] = row[static_cast<int>(ReduceOp::kSum)];
+}
+
 consteval KernelTable make_table() {
   KernelTable table{};
   set_integer_row<std::uint8_t>(table, DType::kUInt8);
@@ -337,6 +377,8 @@ consteval KernelTable make_table() {
   set_row<BFloat16, float, float>(table, DType::kBFloat16, DType::kFloat32, DType::kFloat32);
   set_row<float, float, float>(table, DType::kFloat32, DType::kFloat32, DType::kFloat32);
   set_row<double, double, double>(table, DType::kFloat64, DType::kFloat64, DType::kFloat64);
+  set_complex_row<float>(table, DType::kComplex64);
+  set_complex_row<double>(table, DType::kComplex128);
   ReduceKernels(&row)[kNumReduceOps] = table.at[static_cast<int>(DType::kBool)];
   row[static_cast<int>(ReduceOp::kSum)] = kernels_of<Bool, std::uint8_t, Or>(DType::kBool);
   row[static_cast<int>(ReduceOp::kMax)] = row[static_cast<int>(ReduceOp::kSum)];

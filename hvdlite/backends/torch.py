@@ -49,7 +49,18 @@ class TorchBackend:
             )
         return value if type(value) is self._tensor and not value.requires_grad else value.detach()
 
-    adopt_writable = adopt
+    def adopt_writable(self, value: Any) -> Any:
+        """As `adopt`; a tensor whose elements share memory (``expand``) has no room for a result."""
+        adopted = self.adopt(value)
+        if not adopted.is_contiguous() and any(
+            step == 0 and extent > 1 for step, extent in zip(adopted.stride(), adopted.shape, strict=True)
+        ):
+            raise InvalidArgumentError(
+                f"an in-place operation cannot write to an expanded torch tensor (shape {list(adopted.shape)}, strides "
+                f"{list(adopted.stride())}: several elements are one); pass .clone() of it or use the function without the "
+                "trailing underscore"
+            )
+        return adopted
 
     def export(self, tensor: Any, any_layout: bool) -> Exported:
         """Describes the tensor's memory; a tensor that is not dense is copied."""
@@ -57,9 +68,9 @@ class TorchBackend:
         if code is None:
             code = int(code_of_name(str(tensor.dtype).removeprefix("torch."), "torch tensor"))
         layout = ROW_MAJOR if tensor.is_contiguous() else self._layout(tensor, any_layout)
-        if layout is None or tensor.is_neg():
+        if layout is None or tensor.is_neg() or tensor.is_conj():
             layout = ROW_MAJOR
-            tensor = tensor.resolve_neg().clone(memory_format=self._torch.contiguous_format)
+            tensor = tensor.resolve_conj().resolve_neg().clone(memory_format=self._torch.contiguous_format)
         return Exported(tensor.data_ptr(), tensor.shape, code, CPU, layout, tensor)
 
     def _layout(self, tensor: Any, any_layout: bool) -> int | None:

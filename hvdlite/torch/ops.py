@@ -1,10 +1,15 @@
 """The collectives of `hvdlite.ops` for torch tensors, differentiable where Horovod's are.
 
 The functions that return a new tensor at once take part in autograd; those in place and the ``_async`` ones do not (they
-are `hvdlite.ops`' own). What flows back follows Horovod's convention, which every function states. It is the gradient of
-the sum of all ranks' losses for allreduce; for the others it is scaled as if the ranks' losses were averaged by somebody
-else later. The backward of a function is itself a collective: it has to run on all ranks, in the same order unless the
-function was given a name.
+are `hvdlite.ops`' own). What flows back follows Horovod's convention, which every function states:
+
+- allreduce (but for Adasum) and alltoall: the gradient of the sum of all ranks' losses;
+- allgather and broadcast: that gradient divided by the number of ranks;
+- reducescatter: that gradient times the number of ranks.
+
+The backward of a function is itself a collective: it has to run on all ranks, in the same order unless the function was
+given a name. It can be differentiated in turn (``create_graph=True``), each step by the convention of the collective it
+calls; only Min, Max and Product can be differentiated once.
 """
 
 from collections.abc import Callable, Sequence
@@ -66,20 +71,32 @@ def _apply(function: type[torch.autograd.Function], call: _Call, tensors: Sequen
 
 
 class _Allreduce(torch.autograd.Function):
+    """Average, Sum and Adasum: backward is the same operation."""
+
+    @staticmethod
+    def forward(ctx: Any, call: _Call, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.call = call
+        return tuple(_reduce(call, call.name, tensors))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+        return (None, *_reduce(ctx.call, ctx.call.grad_name, grads))
+
+
+class _Select(torch.autograd.Function):
+    """Min, Max and Product."""
+
     @staticmethod
     def forward(ctx: Any, call: _Call, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         outputs = _reduce(call, call.name, tensors)
         ctx.call = call
-        if call.op in (Min, Max, Product):
-            ctx.save_for_backward(*tensors, *outputs)
+        ctx.save_for_backward(*tensors, *outputs)
         return tuple(outputs)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         call: _Call = ctx.call
-        if call.op in (Average, Sum):
-            return (None, *_reduce(call, call.grad_name, grads))
         if call.prescale != 1.0 or call.postscale != 1.0:
             raise UnsupportedError(f"allreduce with op={OP_NAMES[call.op]} and scale factors has no gradient")
         saved = ctx.saved_tensors
@@ -91,8 +108,12 @@ class _Allreduce(torch.autograd.Function):
 def _reduce(call: _Call, name: str | None, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     scales = (call.prescale, call.postscale, call.process_set)
     if call.grouped:
-        return ops.grouped_allreduce(tensors, None, name, call.compression, call.op, *scales)
-    return [ops.allreduce(tensors[0], None, name, call.compression, call.op, *scales)]
+        return grouped_allreduce(tensors, None, name, call.compression, call.op, *scales)
+    return [allreduce(tensors[0], None, name, call.compression, call.op, *scales)]
+
+
+def _function_of(op: int) -> type[torch.autograd.Function]:
+    return _Select if op in (Min, Max, Product) else _Allreduce
 
 
 def _slope(call: _Call, value: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
@@ -103,8 +124,8 @@ def _slope(call: _Call, value: torch.Tensor, result: torch.Tensor) -> torch.Tens
         return chosen / holders
     zero = value == 0
     zeros = ops.allreduce(zero.to(torch.int32), op=Sum, process_set=call.process_set)
-    others = ops.allreduce(torch.where(zero, 1, value), op=Product, process_set=call.process_set)
-    others = torch.where(zero, others, others / value)
+    factor = torch.where(zero, 1, value)
+    others = ops.allreduce(factor, op=Product, process_set=call.process_set) / factor
     return torch.where(zeros - zero.to(torch.int32) > 0, 0, others)
 
 
@@ -122,14 +143,17 @@ def allreduce(
 
     Backward reduces the ranks' incoming gradients with the same op, factors and compression (Average gives their average,
     Sum their sum). With Min and Max their sum goes to the ranks that hold the extreme value, in equal parts; with Product
-    it is multiplied by the other ranks' values. These three have no gradient together with scale factors.
+    it is multiplied by the other ranks' values: for all these ops the true gradient of the sum of all ranks' losses. Min, Max
+    and Product have none together with scale factors. With Adasum backward is an Adasum of the incoming gradients, which is
+    Horovod's convention and no derivative.
 
     Args, returns and raises are those of `hvdlite.allreduce`.
     """
     if not _needs_grad([tensor]):
         return ops.allreduce(tensor, average, name, compression, op, prescale_factor, postscale_factor, process_set)
     op = resolve_op(op, average)
-    return _apply(_Allreduce, _Call(name, process_set, False, op, prescale_factor, postscale_factor, compression), [tensor])
+    call = _Call(name, process_set, False, op, prescale_factor, postscale_factor, compression)
+    return _apply(_function_of(op), call, [tensor])
 
 
 def grouped_allreduce(
@@ -152,7 +176,7 @@ def grouped_allreduce(
     if not _needs_grad(tensors):
         return ops.grouped_allreduce(tensors, average, name, compression, op, *scales, process_set)
     op = resolve_op(op, average)
-    outputs: list[Any] = _apply(_Allreduce, _Call(name, process_set, True, op, *scales, compression), tensors)
+    outputs: list[Any] = _apply(_function_of(op), _Call(name, process_set, True, op, *scales, compression), tensors)
     return outputs
 
 
@@ -201,7 +225,6 @@ class _Allgather(torch.autograd.Function):
         return tuple(_gather(call, call.name, tensors))
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         call: _Call = ctx.call
         name = None if call.name is None else f"{call.name}.rows"
@@ -215,14 +238,15 @@ class _Allgather(torch.autograd.Function):
 
 def _gather(call: _Call, name: str | None, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     if call.grouped:
-        return ops.grouped_allgather(tensors, name, call.process_set)
-    return [ops.allgather(tensors[0], name, call.process_set)]
+        return grouped_allgather(tensors, name, call.process_set)
+    return [allgather(tensors[0], name, call.process_set)]
 
 
 def allgather(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
     """`hvdlite.allgather` with a gradient.
 
-    Backward gives each rank its rows of the *average* of the ranks' incoming gradients.
+    Backward gives each rank its rows of the *average* of the ranks' incoming gradients: Horovod's convention, the gradient of
+    the sum of all ranks' losses divided by their number.
 
     Args, returns and raises are those of `hvdlite.allgather`.
     """
@@ -253,11 +277,11 @@ class _Broadcast(torch.autograd.Function):
         return output
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
         call: _Call = ctx.call
         (average,) = _reduce(_Call(None, call.process_set, op=Average), call.grad_name, [grad])
-        return None, None, average if ctx.is_root else torch.zeros_like(average)
+        # Zeros that depend on the average: differentiated again, all ranks have the same collectives to run.
+        return None, None, average if ctx.is_root else average.masked_fill(torch.tensor(True), 0)
 
 
 def broadcast(
@@ -265,7 +289,8 @@ def broadcast(
 ) -> Any:
     """`hvdlite.broadcast` with a gradient.
 
-    Backward gives the root the *average* of the ranks' incoming gradients, and the others zeros.
+    Backward gives the root the *average* of the ranks' incoming gradients, and the others zeros: Horovod's convention, the
+    gradient of the sum of all ranks' losses divided by their number.
 
     Args, returns and raises are those of `hvdlite.broadcast`.
     """
@@ -289,10 +314,9 @@ class _Alltoall(torch.autograd.Function):
         return output, received
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor, _received: Any) -> tuple[Any, ...]:
         call: _Call = ctx.call
-        back, _ = ops.alltoall(grad, ctx.received, call.grad_name, call.process_set)
+        back, _ = alltoall(grad, ctx.received, call.grad_name, call.process_set)
         if len(back) < ctx.rows:  # rows that were not sent have no part in anything
             back = torch.cat([back, back.new_zeros(ctx.rows - len(back), *back.shape[1:])])
         return None, None, back
@@ -303,7 +327,8 @@ def alltoall(
 ) -> Any:
     """`hvdlite.alltoall` with a gradient.
 
-    Backward sends the incoming gradients' rows back to the ranks they came from.
+    Backward sends the incoming gradients' rows back to the ranks they came from: the true gradient of the sum of all ranks'
+    losses.
 
     Args, returns and raises are those of `hvdlite.alltoall`.
     """
@@ -326,7 +351,6 @@ class _Reducescatter(torch.autograd.Function):
         return (ops.reducescatter(tensors[0], *arguments),)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         call: _Call = ctx.call
         factor = call.prescale * call.postscale * ((call.process_set.size() or 1) if call.op == Sum else 1)
@@ -345,7 +369,8 @@ def reducescatter(
 ) -> Any:
     """`hvdlite.reducescatter` with a gradient, for Average and Sum.
 
-    Backward gathers the ranks' incoming gradients, times both factors, and with Sum times the number of ranks.
+    Backward gathers the ranks' incoming gradients, times both factors, and with Sum times the number of ranks: Horovod's
+    convention, the gradient of the sum of all ranks' losses times their number.
 
     Args, returns and raises are those of `hvdlite.reducescatter`.
     """

@@ -21,8 +21,6 @@ def rows_of(grad: torch.Tensor | None, like: torch.Tensor, sparse_dim: int) -> t
             grad = grad.to_sparse(sparse_dim)
         grad = grad.coalesce()
         indices, values = grad.indices().t().cpu(), grad.values().to(device="cpu", dtype=like.dtype)
-    if values.is_complex():
-        values = torch.view_as_real(values.resolve_conj())
     return indices.contiguous(), values.contiguous()
 
 
@@ -31,13 +29,11 @@ def join_rows(indices: torch.Tensor, values: torch.Tensor, like: torch.Tensor, d
 
     Args:
         indices: int64, one row for each of `values`.
-        values: the rows; a complex tensor's as pairs of reals.
+        values: the rows.
         like: a tensor of the result's shape, dtype and device.
         divisor: what the sums are divided by.
 
     """
-    if like.is_complex():
-        values = torch.view_as_complex(values)
     with torch.no_grad():
         total = torch.sparse_coo_tensor(indices.t(), values, like.shape, check_invariants=False).coalesce()
         if divisor != 1:

@@ -183,12 +183,18 @@ def test_a_dropped_handle_keeps_its_tensor_until_the_end(hvd):
 
 
 REFUSED = {
-    "complex": (lambda hvd: hvd.allreduce(np.zeros(1, complex)), "dtype complex128 cannot be sent"),
-    "bool average": (lambda hvd: hvd.allreduce(np.zeros(1, bool)), "bool"),
+    "strings": (lambda hvd: hvd.allreduce(np.zeros(1, "U3")), "dtype str96 cannot be sent"),
+    "bool average": (
+        lambda hvd: hvd.allreduce(np.zeros(1, bool), name="flag"),
+        "allreduce of 'flag' in process set 0: Average of bool is not supported: use Max",
+    ),
+    "complex product": (
+        lambda hvd: hvd.allreduce(np.zeros(1, complex), op=hvd.Product, name="z"),
+        "allreduce of 'z' in process set 0: Product of complex128 is not supported: complex numbers have Sum and Average only",
+    ),
     "read-only": (lambda hvd: hvd.allreduce_(np.broadcast_to(1.0, 3)), "read-only"),
     "list in place": (lambda hvd: hvd.allreduce_([1.0]), "in-place operation needs a NumPy array"),
     "op": (lambda hvd: hvd.allreduce(np.zeros(1), op=17), "is no reduce operator"),
-    "adasum": (lambda hvd: hvd.allreduce(np.zeros(1), op=hvd.Adasum), "Adasum is not available"),
     "process set": (lambda hvd: hvd.allreduce(np.zeros(1), process_set=[0]), "is no ProcessSet"),
     "unregistered": (
         lambda hvd: hvd.allreduce(np.zeros(1), process_set=hvd.ProcessSet([0])),

@@ -114,8 +114,8 @@ def test_reducescatter(hvd):
 
 def test_one_wrong_member_refuses_the_whole_group_before_anything_is_sent(hvd):
     if RANK == 0:
-        with pytest.raises(ValueError, match="complex128"):
-            hvd.grouped_allreduce([np.ones(2), np.ones(2, complex)], name="bad")
+        with pytest.raises(ValueError, match="dtype str96 cannot be sent"):
+            hvd.grouped_allreduce([np.ones(2), np.array(["abc"])], name="bad")
         with pytest.raises(ValueError, match="read-only"):
             hvd.grouped_allreduce_([np.ones(1), np.broadcast_to(1.0, 2)], name="bad")
     for _ in REPEATS:

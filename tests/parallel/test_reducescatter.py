@@ -74,5 +74,5 @@ def test_factors_and_compression(hvd):
 def test_wrong_arguments_are_refused(hvd):
     with pytest.raises(ValueError, match="Reducescatter does not support scalar inputs"):
         hvd.reducescatter(np.float32(1))
-    with pytest.raises(NotImplementedError, match="only Average and Sum are supported, not Max"):
+    with pytest.raises(NotImplementedError, match="only supports AVERAGE and SUM, not Max"):
         hvd.reducescatter(np.ones(3), op=hvd.Max)

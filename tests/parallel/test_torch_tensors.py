@@ -9,7 +9,8 @@ torch = pytest.importorskip("torch")
 RANK, SIZE = WORLD.rank, WORLD.size
 RANKS = (1, 2, 3)
 DTYPES = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16]
-DTYPES += [torch.float32, torch.float64]
+DTYPES += [torch.float32, torch.float64, torch.complex64, torch.complex128]
+DTYPES += [getattr(torch, name) for name in ("uint16", "uint32", "uint64") if hasattr(torch, name)]
 
 
 def mine(shape, dtype=torch.float32, salt=0, rank=RANK):
@@ -34,9 +35,133 @@ def test_dtypes(hvd, dtype):
 
 
 def test_bool(hvd):
+    """Sum and Max are any, Min and Product are all."""
     flags = torch.tensor([RANK == 0, RANK > 0, True, False])
-    assert hvd.allreduce(flags, op=hvd.Max).tolist() == [True, SIZE > 1, True, False]
+    for op in (hvd.Sum, hvd.Max):
+        assert hvd.allreduce(flags, op=op).tolist() == [True, SIZE > 1, True, False]
+    for op in (hvd.Min, hvd.Product):
+        assert hvd.allreduce(flags, op=op).tolist() == [SIZE == 1, False, True, False]
     assert hvd.allgather(flags[:1]).tolist() == [rank == 0 for rank in range(SIZE)]
+    assert hvd.broadcast(flags, SIZE - 1).tolist() == [SIZE == 1, SIZE > 1, True, False]
+    assert hvd.alltoall(flags[:1].repeat(SIZE)).tolist() == [rank == 0 for rank in range(SIZE)]
+    assert hvd.reducescatter(flags[2:3].repeat(SIZE), op=hvd.Sum).tolist() == [True]
+    with pytest.raises(NotImplementedError, match=r"Average of bool is not supported: use Max \(any\) or Min \(all\)"):
+        hvd.allreduce(flags)
+
+
+def complex_values(rank, shape, dtype=torch.complex64):
+    return torch.complex(mine(shape, rank=rank), mine(shape, salt=3, rank=rank + 1) / 4).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128], ids=str)
+def test_complex(hvd, dtype):
+    """Sums and averages of pairs of reals; conjugated and transposed views are what they look like."""
+    shape = (2 * SIZE, 3)
+    everyone = [complex_values(rank, shape, dtype) for rank in range(SIZE)]
+    own, total = everyone[RANK], sum(everyone)
+    for _ in REPEATS:
+        assert torch.equal(hvd.allreduce(own, op=hvd.Sum, name="z"), total)
+        assert torch.equal(hvd.allreduce(own.mH, op=hvd.Sum), total.mH)
+        torch.testing.assert_close(hvd.allreduce(own, prescale_factor=2.0, postscale_factor=0.5), total / SIZE)
+        assert torch.equal(hvd.grouped_allreduce([own, own[0, 0]], op=hvd.Sum)[1], total[0, 0])
+        view = own.clone().conj()
+        assert hvd.allreduce_(view, op=hvd.Sum) is view
+        assert torch.equal(view, total.conj())
+        assert torch.equal(view.conj(), total), "the memory of a conjugated view"
+        assert torch.equal(hvd.broadcast_(own.clone().t(), SIZE - 1), everyone[-1].t())
+        assert torch.equal(hvd.allgather(own.conj()), torch.cat(everyone).conj())
+        parts = [tensor[2 * RANK : 2 * RANK + 2] for tensor in everyone]
+        assert torch.equal(hvd.alltoall(own.conj()), torch.cat(parts).conj())
+        assert torch.equal(hvd.reducescatter(own, op=hvd.Sum), total[2 * RANK : 2 * RANK + 2])
+    for op in ("Min", "Max", "Product"):
+        with pytest.raises(NotImplementedError, match=rf"{op} of {str(dtype)[6:]} .*complex numbers have Sum and Average only"):
+            hvd.allreduce(own, op=getattr(hvd, op))
+
+
+def strided(tensor):
+    """The tensor as every second element of a larger one."""
+    wide = torch.zeros(*tensor.shape[:-1], 2 * tensor.shape[-1], dtype=tensor.dtype)
+    wide[..., ::2] = tensor
+    return wide[..., ::2]
+
+
+# How the same values may lie in memory; all ranks have the same layout.
+LAYOUTS = {
+    "row-major": lambda tensor: tensor,
+    "transposed": lambda tensor: tensor.transpose(0, -1).contiguous().transpose(0, -1),
+    "channels_last": lambda tensor: tensor.contiguous(memory_format=torch.channels_last),
+    "strided": strided,
+    "offset": lambda tensor: torch.cat([torch.zeros(1, *tensor.shape[1:]), tensor])[1:],
+    "narrowed": lambda tensor: torch.cat([tensor, tensor], 1)[:, : tensor.shape[1]],
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("rows", [0, 1, 3])
+def test_layouts_in_every_collective(hvd, layout, rows):
+    shape = (rows * SIZE, 3, 2, 4)
+    make = LAYOUTS[layout]
+    everyone = [mine(shape, rank=rank) for rank in range(SIZE)]
+    total = summed(shape)
+
+    def own():
+        return make(everyone[RANK].clone())
+
+    for _ in REPEATS:
+        assert torch.equal(hvd.allreduce(own(), op=hvd.Sum), total)
+        tensors = [own(), own().double()]
+        strides = [tensor.stride() for tensor in tensors]
+        for tensor, out in zip(tensors, hvd.grouped_allreduce_(tensors, op=hvd.Sum), strict=True):
+            assert out is tensor
+            assert torch.equal(out.float(), total)
+        assert [tensor.stride() for tensor in tensors] == strides
+        target = own()
+        stride, address = target.stride(), target.data_ptr()
+        assert hvd.synchronize(hvd.broadcast_async_(target, SIZE - 1)) is target
+        assert (target.stride(), target.data_ptr()) == (stride, address)
+        assert torch.equal(target, everyone[-1])
+        assert torch.equal(hvd.broadcast(own(), 0), everyone[0])
+        assert torch.equal(hvd.allgather(own()), torch.cat(everyone))
+        parts = [tensor[rows * RANK : rows * (RANK + 1)] for tensor in everyone]
+        assert torch.equal(hvd.alltoall(own()), torch.cat(parts))
+        assert torch.equal(hvd.reducescatter(own(), op=hvd.Sum), total[rows * RANK : rows * (RANK + 1)])
+    assert torch.equal(own(), everyone[RANK])
+
+
+def test_numbers_in_every_collective_that_takes_them(hvd):
+    """Tensors without dimensions, and without elements."""
+    number = torch.tensor(RANK + 1.0)
+    total = torch.tensor(sum(range(1, SIZE + 1)), dtype=torch.float32)
+    for _ in REPEATS:
+        assert torch.equal(hvd.allreduce(number, op=hvd.Sum), total)
+        assert [out.shape for out in hvd.grouped_allreduce([number, torch.empty(0, 3)], op=hvd.Sum)] == [(), (0, 3)]
+        assert torch.equal(hvd.broadcast(number, SIZE - 1), torch.tensor(float(SIZE)))
+        target = number.clone()
+        assert hvd.broadcast_(target, 0) is target
+        assert target.item() == 1.0
+        assert hvd.alltoall(torch.empty(0, 2), [0] * SIZE)[0].shape == (0, 2)
+        assert hvd.reducescatter(torch.empty(0, 2)).shape == (0, 2)
+        assert [out.shape for out in hvd.grouped_allgather([torch.empty(0), torch.empty(2, 0)])] == [(0,), (2 * SIZE, 0)]
+
+
+def test_in_place_writes_the_view_and_nothing_around_it(hvd):
+    whole = torch.full((4, 6), -1.0)
+    view = whole[1:3, ::2]
+    view.copy_(mine((2, 3)))
+    hvd.allreduce_(view, op=hvd.Sum)
+    wanted = torch.full((4, 6), -1.0)
+    wanted[1:3, ::2] = summed((2, 3))
+    assert torch.equal(whole, wanted)
+
+
+def test_expanded_tensors(hvd):
+    """They can be sent, but not be written to: several of their elements are one."""
+    row = mine((1, 3))
+    assert torch.equal(hvd.allreduce(row.expand(4, 3), op=hvd.Sum), summed((1, 3)).expand(4, 3))
+    assert hvd.allgather(row.expand(2, 3)).shape == (2 * SIZE, 3)
+    for call in (hvd.allreduce_, lambda tensor: hvd.broadcast_(tensor, 0)):
+        with pytest.raises(ValueError, match=r"cannot write to an expanded torch tensor \(shape \[4, 3\], strides \[0, 1\]"):
+            call(row.expand(4, 3))
 
 
 def test_in_place_and_zero_dimensional(hvd):

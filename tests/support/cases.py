@@ -38,7 +38,7 @@ __all__ = [
 
 
 class Op(IntEnum):
-    """Reduction operators: the numbers of csrc/base/types.h, without Adasum."""
+    """Reduction operators on elements: the numbers of csrc/base/types.h, without Adasum."""
 
     AVERAGE = 0
     SUM = 1
@@ -58,10 +58,15 @@ class Reduction:
         return f"{self.dtype.label}-{self.op.name.lower()}"
 
 
-# Every supported pair: only the Average of bool is refused.
+# Every supported pair: the Average of bool is refused, and of complex numbers there are Sum and Average only.
 REDUCTIONS = tuple(
-    Reduction(dtype, op) for dtype, op in itertools.product(DType, Op) if (dtype, op) != (DType.BOOL, Op.AVERAGE)
+    Reduction(dtype, op)
+    for dtype, op in itertools.product(DType, Op)
+    if (dtype, op) != (DType.BOOL, Op.AVERAGE) and (op in (Op.SUM, Op.AVERAGE) or not dtype.is_complex)
 )
+
+# A complex number is a pair of these.
+_REAL = {DType.COMPLEX64: DType.FLOAT32, DType.COMPLEX128: DType.FLOAT64}
 
 # Elements of a flat tensor: nothing, one, a prime, around a cache line and a page, more than a few segments of a test.
 COUNTS = (0, 1, 2, 13, 63, 64, 65, 1023, 1024, 1031, 5003)
@@ -104,6 +109,8 @@ def contribution(rank: int, count: int, dtype: DType, op: Op, salt: int = 0) -> 
         op: what they are meant for: sums stay small, products stay near 1.
         salt: another value for other inputs under the same arguments.
     """
+    if dtype.is_complex:
+        return contribution(rank, 2 * count, _REAL[dtype], op, salt).view(numpy_dtype(dtype))
     place = np.arange(count, dtype=np.int64)
     mixed = (place * 7919 + rank * 104729 + salt * 1299709 + (place * (rank + 3)) % 23) % 1000003
     if dtype is DType.BOOL:
@@ -134,13 +141,18 @@ def random_contribution(rank: int, count: int, dtype: DType, seed: int) -> np.nd
 
 @dataclass(frozen=True)
 class Expected:
-    """The right result and how far from it an element may lie; ``tolerance`` is zero where only one value is right."""
+    """The right result and how far from it an element may lie; ``tolerance`` is zero where only one value is right.
+
+    Of complex numbers: of their real and imaginary parts, as neighbours.
+    """
 
     value: np.ndarray
     tolerance: np.ndarray
 
     def check(self, actual: np.ndarray, what: str = "result") -> None:
         """Fails, naming the worst element, unless every element lies within its tolerance."""
+        if actual.dtype.kind == "c":
+            actual = actual.view(actual.real.dtype)
         assert actual.shape == self.value.shape, f"{what}: shape {actual.shape} instead of {self.value.shape}"
         if np.array_equal(actual, self.value):
             return
@@ -183,6 +195,10 @@ def expected(
     if divisor is None:
         divisor = len(inputs) if reduction.op is Op.AVERAGE else 1
     present = [array for array in inputs if array is not None]
+    if reduction.dtype.is_complex:
+        real = _REAL[reduction.dtype]
+        pairs = [array.view(numpy_dtype(real)) for array in present]
+        return _expected_floats(pairs, Reduction(real, reduction.op), prescale, postscale / divisor)
     if reduction.dtype is DType.BOOL:
         logical = np.logical_and if reduction.op in (Op.MIN, Op.PRODUCT) else np.logical_or
         value = logical.reduce(present)

@@ -47,6 +47,8 @@ def distinct(rank: int, shape: Sequence[int], dtype: DType | str = "float32", sa
         import ml_dtypes
 
         return values.astype(ml_dtypes.bfloat16).reshape(shape)
+    if name.startswith("complex"):
+        values = values + 1j * (values * 5 % 89)
     return values.astype(name).reshape(shape)
 
 

@@ -12,7 +12,7 @@ from support.thread_ranks import ALLREDUCE, Rank, engines, in_threads
 from hvdlite.config import KNOBS, launcher_claim
 from hvdlite.dtypes import code_of_name
 from hvdlite.errors import ERRORS, HvdliteError, NotInitializedError
-from hvdlite.requests import Adasum, resolve_op
+from hvdlite.requests import Adasum, Average
 from hvdlite.startup import check_launch
 
 ROOT = Path(__file__).parents[2]
@@ -158,15 +158,15 @@ def test_all_parts_are_in_the_drawing():
 # --- docs/algorithms.md -------------------------------------------------------------------------------------------------
 
 
-CHOSEN_BY_PLACE = ("allreduce_push",)  # no knob names it
+NOT_FORCED = ("allreduce_push", "allreduce_adasum")  # chosen by where a tensor lies, and by the op
 
 
 def test_each_algorithm_has_a_heading_and_a_file():
     knobs = [knob for knob in KNOBS if knob.name.endswith("_algorithm")]
     names = [f"{knob.name.removesuffix('_algorithm')}_{choice}" for knob in knobs for choice in knob.choices[1:]]
     headings = re.findall(r"^## (\w+_\w+)$", TEXT["algorithms.md"], re.MULTILINE)
-    assert [heading for heading in headings if heading not in CHOSEN_BY_PLACE] == names
-    for name in [*names, *CHOSEN_BY_PLACE]:
+    assert [heading for heading in headings if heading not in NOT_FORCED] == names
+    for name in [*names, *NOT_FORCED]:
         assert name in headings
         assert (ROOT / "csrc" / "collectives" / f"{name}.cc").exists()
     forced = re.findall(r"^## (\w+_\w+)\n\nKnob value `(\w+)`", TEXT["algorithms.md"], re.MULTILINE)
@@ -188,11 +188,9 @@ def test_all_errors_are_described():
 
 
 def test_texts_of_local_errors_are_the_real_ones():
-    with pytest.raises(HvdliteError) as adasum:
-        resolve_op(Adasum, None)
     with pytest.raises(HvdliteError) as dtype:
-        code_of_name("complex128", "NumPy array")
-    for error in (NotInitializedError(), adasum.value, dtype.value):
+        code_of_name("float128", "NumPy array")
+    for error in (NotInitializedError(), dtype.value):
         assert documented(str(error))
 
 
@@ -207,6 +205,18 @@ def failing(rank: Rank, name: str, array: np.ndarray) -> str:
     with pytest.raises(HvdliteError) as error:
         rank.allreduce(f"allreduce.{name}", array)
     return str(error.value)
+
+
+def refused(rank: Rank, name: str, dtype: str, op: int) -> str:
+    with pytest.raises(HvdliteError) as error:
+        rank.allreduce(f"allreduce.{name}", np.ones(2, dtype), op=op)
+    return str(error.value)
+
+
+def test_texts_about_unsupported_reductions_are_the_real_ones():
+    with engines(3) as ranks:
+        assert documented(refused(ranks[0], "conv1.weight", "f4", Adasum))
+        assert documented(refused(ranks[0], "mask", "?", Average))
 
 
 QUOTED = {

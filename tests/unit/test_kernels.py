@@ -10,7 +10,8 @@ from typing import NamedTuple
 import ml_dtypes
 import numpy as np
 import pytest
-from support.cases import REDUCTIONS, Op, Reduction, case_id
+from support.cases import REDUCTIONS as ALL_REDUCTIONS
+from support.cases import Op, Reduction, case_id
 
 from hvdlite import _engine, errors
 from hvdlite.dtypes import DType, numpy_dtype
@@ -28,6 +29,8 @@ COUNTS = (0, 1, 2, 3, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 1000, 1023,
 
 # Misaligned by how many bytes: out, lhs, rhs. Elements aligned and registers not, elements not aligned, all alike.
 OFFSETS = ((0, 0, 0), (1, 3, 5), (16, 48, 8), (63, 1, 2), (8, 0, 24), (40, 40, 40))
+
+REDUCTIONS = [reduction for reduction in ALL_REDUCTIONS if not reduction.dtype.is_complex]
 
 ACCUMULATORS = {
     **{reduction: reduction.dtype for reduction in REDUCTIONS},
@@ -565,10 +568,43 @@ def test_no_elements_need_no_buffers(isa):
         _engine.test_fold(isa, reduction.dtype, reduction.op, [0], [0, 0], 0)
 
 
+@each_isa
+@pytest.mark.parametrize("op", [Op.SUM, Op.AVERAGE])
+@pytest.mark.parametrize(("dtype", "real"), [(DType.COMPLEX64, DType.FLOAT32), (DType.COMPLEX128, DType.FLOAT64)], ids=case_id)
+def test_complex_numbers_are_pairs_of_floats(isa, op, dtype, real):
+    pairs, floats = Reduction(dtype, op), Reduction(real, op)
+    assert _engine.accumulator_of(dtype, int(op)) == dtype
+    for count in COUNTS:
+        lhs, rhs = (sample(real, 2 * count, seed) for seed in (1, 2))
+        for which, factor, divisor in ((LOAD, 0.7, 1), (ACCUMULATE, 0.7, 1), (COMBINE, 1.0, 1), (STORE, 3.0, 7)):
+            old = rhs if which == ACCUMULATE else None
+            right = rhs.view(numpy_dtype(dtype)) if which == COMBINE else None
+            found = Call(which, isa, pairs, factor, divisor)(
+                dtype, lhs.view(numpy_dtype(dtype)), right, None if old is None else old.view(numpy_dtype(dtype))
+            )
+            wanted = Call(which, isa, floats, factor, divisor)(real, lhs, rhs if which == COMBINE else None, old)
+            assert_exact(found.view(numpy_dtype(real)), wanted, f"{pairs} {which} {count}")
+        out = np.zeros(count, numpy_dtype(dtype))
+        inputs = [array.view(numpy_dtype(dtype)).ctypes.data for array in (lhs, rhs, lhs)]
+        _engine.test_fold(isa, dtype, int(op), [out.ctypes.data], inputs, count, 0.5, 2.0, 3)
+        wanted = np.zeros(2 * count, numpy_dtype(real))
+        _engine.test_fold(isa, real, int(op), [wanted.ctypes.data], inputs, 2 * count, 0.5, 2.0, 3)
+        assert_exact(out.view(numpy_dtype(real)), wanted, f"{pairs} fold {count}")
+        identity = Call(4, isa, pairs)(dtype, lhs.view(numpy_dtype(dtype)))
+        assert_exact(identity.view(numpy_dtype(real)), np.full(2 * count, -0.0, numpy_dtype(real)))
+
+
 @pytest.mark.parametrize("dtype", DType, ids=case_id)
-def test_adasum_is_refused(dtype):
+def test_adasum_has_no_kernels(dtype):
     with pytest.raises(errors.UnsupportedError, match=rf"Adasum of {dtype.label} is not supported.*use Average"):
         _engine.accumulator_of(dtype, 2)
+
+
+@pytest.mark.parametrize("op", [Op.MIN, Op.MAX, Op.PRODUCT])
+@pytest.mark.parametrize("dtype", [DType.COMPLEX64, DType.COMPLEX128], ids=case_id)
+def test_complex_numbers_have_sums_only(dtype, op):
+    with pytest.raises(errors.UnsupportedError, match=rf"{op.name.title()} of {dtype.label} .*Sum and Average only"):
+        _engine.accumulator_of(dtype, int(op))
 
 
 def test_average_of_bool_is_refused():
@@ -580,7 +616,7 @@ def test_average_of_bool_is_refused():
     ("arguments", "what"),
     [
         ((LOAD, 3, DType.INT8, Op.SUM, 0, 0, 0, 0), "isa is 0"),
-        ((LOAD, SCALAR, 13, Op.SUM, 0, 0, 0, 0), "unknown dtype"),
+        ((LOAD, SCALAR, len(DType), Op.SUM, 0, 0, 0, 0), "unknown dtype"),
         ((LOAD, SCALAR, DType.INT8, 6, 0, 0, 0, 0), "unknown reduce op"),
         ((5, SCALAR, DType.INT8, Op.SUM, 0, 0, 0, 0), "which is 0"),
         ((LOAD, SCALAR, DType.INT8, Op.SUM, 0, 0, 0, 1), "out is null"),

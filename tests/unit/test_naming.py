@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hvdlite import requests
-from hvdlite.errors import InvalidArgumentError, UnsupportedError
+from hvdlite.errors import InvalidArgumentError
 from hvdlite.requests import Adasum, Average, Kind, Max, Product, Sum, resolve_op, row_counts, tensor_name
 
 
@@ -53,11 +53,6 @@ def test_op_and_average_together_are_refused():
 def test_what_is_no_operator_is_refused(op):
     with pytest.raises(InvalidArgumentError, match="is no reduce operator"):
         resolve_op(op, None)
-
-
-def test_adasum_is_not_available():
-    with pytest.raises(UnsupportedError, match="Adasum is not available"):
-        resolve_op(Adasum, None)
 
 
 def test_rows_are_divided_evenly_without_splits():

@@ -77,7 +77,8 @@ typedef struct hvdlite_request {
   int32_t dtype; /* DType */
   int32_t op;    /* ReduceOp */
   int32_t
-      root; /* broadcast: rank in the global process set; add_process_set: 1 if the new set's members alone ask */
+      root; /* broadcast: rank in the global process set; add_process_set: 1 if the new set's members alone ask;
+               join: 1 if an Average is not to count this rank */
   int32_t process_set; /* id */
   int32_t device;
   int32_t layout; /* 0 row-major; other values only have to agree across ranks */

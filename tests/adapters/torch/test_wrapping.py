@@ -176,8 +176,6 @@ def test_wrong_arguments(hvd):
         wrap(op=hvd.Sum, gradient_predivide_factor=2.0)
     with pytest.raises(ValueError, match="op=Average or op=Sum"):
         wrap(op=hvd.Max)
-    with pytest.raises(NotImplementedError, match="Adasum"):
-        wrap(op=hvd.Adasum)
     with pytest.raises(ValueError, match="groups should be a positive integer or a list of lists"):
         wrap(groups=0)
     with pytest.raises(ValueError, match="A parameter can only appear once in groups"):
