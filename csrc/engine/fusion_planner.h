@@ -16,7 +16,7 @@ struct Agreed {
   RequestPtr request;
   std::int32_t contributors = 0;  // members that gave a value
   bool failed = false;            // agreed to be an error
-  std::int32_t divisor = 0;       // the response's
+  std::int32_t divisor = 0;       // of an Average; 0: the number of members
 };
 
 // Executed as one collective; a single operation is a FusedOp too.

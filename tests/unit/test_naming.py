@@ -16,9 +16,9 @@ def test_horovods_numbers():
 
 
 def test_names_carry_the_kind():
-    assert tensor_name(Kind.ALLREDUCE, "w", 0) == "allreduce.w"
-    assert tensor_name(Kind.REDUCESCATTER, None, 7) == "reducescatter.noname.7"
-    assert tensor_name(Kind.ALLGATHER, "", 7) == "allgather."
+    assert tensor_name(Kind.ALLREDUCE, "w") == "allreduce.w"
+    assert tensor_name(Kind.REDUCESCATTER, "noname.7") == "reducescatter.noname.7"
+    assert tensor_name(Kind.ALLGATHER, "") == "allgather."
 
 
 def test_group_members_are_numbered_from_one():
