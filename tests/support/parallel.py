@@ -80,7 +80,9 @@ def _constants(tree: ast.Module) -> dict[str, Any]:
 def _test_names(tree: ast.Module) -> dict[bool, set[str]]:
     """Names of the tests that are not slow, and of those that are; a test with both kinds of parameters is in both."""
     tests = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name.startswith("test")]
-    assigned = [node.value for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark"]
+    assigned = [
+        node.value for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark"
+    ]
     all_slow = any(_mentions_slow(value) for value in assigned)
     fast = {test.name for test in tests if not all_slow and not any(_is_slow(mark) for mark in test.decorator_list)}
     slow = {test.name for test in tests if all_slow or any(_mentions_slow(mark) for mark in test.decorator_list)}
