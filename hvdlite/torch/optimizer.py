@@ -23,6 +23,7 @@ from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.requests import Average, Sum, resolve_op
 from hvdlite.runtime import RUNTIME
 from hvdlite.torch.agreement import Settings
+from hvdlite.torch.hooks import keep_out_of_graphs
 from hvdlite.torch.plan import Groups
 from hvdlite.torch.reducer import Reducer
 
@@ -220,6 +221,7 @@ class _Wrapping:
 
     def connect(self, optimizer: torch.optim.Optimizer, named: Sequence[tuple[str, torch.Tensor]], groups: Groups) -> None:
         """Hooks the parameters and the step."""
+        keep_out_of_graphs()
         prefix = self.settings.prefix
         self.reducer = Reducer(self.settings)
         if isinstance(groups, tuple):

@@ -5,7 +5,7 @@ import time
 
 import pytest
 import torch
-from reference import FEATURES, Pair, assert_close, assert_same_bits, grads_of, mse, network, sgd
+from reference import FEATURES, STEPS, Pair, assert_close, assert_same_bits, grads_of, mse, network, sgd
 from torch.utils.checkpoint import checkpoint
 
 # --- several backward passes before a step ---------------------------------------------------------------------------
@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 def test_each_pass_is_reduced_once(hvd, op, reset):
     pair = Pair(hvd, sgd, op=getattr(hvd, op))
     factor = hvd.size() if op == "Sum" else 1
-    for step in range(3):
+    for step in range(STEPS):
         if reset == "module":
             pair.model.zero_grad(set_to_none=False)
             pair.twin.zero_grad(set_to_none=False)
@@ -53,7 +53,7 @@ def test_each_pass_is_rounded_once_under_compression(hvd):
 
 def test_gradients_changed_between_passes_stay_changed(hvd):
     pair = Pair(hvd, sgd)
-    for step in range(3):
+    for step in range(STEPS):
         pair.zero()
         for passes in range(2):
             part, whole = pair.parts(10 * step + passes)
@@ -85,7 +85,7 @@ def test_gradients_written_before_backward_are_kept_as_they_are(hvd):
 
 def test_retain_graph(hvd):
     pair = Pair(hvd, sgd, op=hvd.Sum)
-    for step in range(3):
+    for step in range(STEPS):
         part, whole = pair.parts(step)
         pair.zero()
         loss, twin_loss = mse(pair.model, *part), mse(pair.twin, *whole) * hvd.size()
@@ -131,7 +131,7 @@ def test_autograd_grad_in_between_changes_nothing(hvd):
 def test_gradient_penalty(hvd):
     """A loss that holds gradients (create_graph), as in WGAN-GP."""
     pair = Pair(hvd, sgd)
-    for step in range(3):
+    for step in range(STEPS):
         part, whole = pair.parts(step)
         pair.zero()
         for model, (inputs, targets) in ((pair.model, part), (pair.twin, whole)):
@@ -169,7 +169,7 @@ def test_backward_passes_per_step(hvd, passes_per_step, compressed):
     """Summed over the passes, averaged over the ranks, not divided by the number of passes."""
     options = {"compression": hvd.Compression.fp16} if compressed else {}
     pair = Pair(hvd, sgd, tolerance=5e-3 if compressed else 1e-12, backward_passes_per_step=passes_per_step, **options)
-    for step in range(3):
+    for step in range(STEPS):
         pair.zero()
         for passes in range(passes_per_step):
             part, whole = pair.parts(10 * step + passes)
@@ -205,7 +205,7 @@ def test_too_many_passes(hvd, reset):
 def test_step_before_all_passes(hvd):
     """As in Horovod, a step reduces what there is."""
     pair = Pair(hvd, sgd, backward_passes_per_step=4)
-    for step in range(3):
+    for step in range(STEPS):
         pair.zero()
         for passes in range(2):
             part, whole = pair.parts(10 * step + passes)
@@ -236,7 +236,7 @@ def test_set_backward_passes_per_step(hvd):
 def test_no_sync(hvd, ending, op):
     pair = Pair(hvd, sgd, op=getattr(hvd, op))
     factor = hvd.size() if op == "Sum" else 1
-    for step in range(3):
+    for step in range(STEPS):
         pair.zero()
         with pair.optimizer.no_sync():
             for passes in range(2):
@@ -257,8 +257,8 @@ def test_no_sync(hvd, ending, op):
 
 
 def test_no_sync_after_a_reduced_pass(hvd):
-    pair = Pair(hvd, sgd, op=hvd.Sum)
-    for step in range(3):
+    pair = Pair(hvd, lambda params: torch.optim.SGD(params, lr=0.01), op=hvd.Sum)
+    for step in range(STEPS):
         pair.zero()
         for passes in range(4):
             part, whole = pair.parts(10 * step + passes)
@@ -274,8 +274,8 @@ def test_no_sync_after_a_reduced_pass(hvd):
 
 
 def test_synchronize_more_than_once_reduces_once(hvd):
-    pair = Pair(hvd, sgd, op=hvd.Sum)
-    for step in range(3):
+    pair = Pair(hvd, lambda params: torch.optim.SGD(params, lr=0.01), op=hvd.Sum)
+    for step in range(STEPS):
         pair.zero()
         part, whole = pair.parts(step)
         mse(pair.model, *part).backward()

@@ -2,7 +2,20 @@
 
 import pytest
 import torch
-from reference import FEATURES, Pair, adam, assert_close, assert_same_bits, grads_of, mse, network, part_of, sgd, whole_batch
+from reference import (
+    FEATURES,
+    STEPS,
+    Pair,
+    adam,
+    assert_close,
+    assert_same_bits,
+    grads_of,
+    mse,
+    network,
+    part_of,
+    sgd,
+    whole_batch,
+)
 
 
 class Branches(torch.nn.Module):
@@ -36,7 +49,7 @@ def rank_by_rank(twin, whole, size, choose):
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_branches_that_differ_between_ranks(hvd, make_optimizer, set_to_none):
     pair = Pair(hvd, make_optimizer, Branches)
-    for step in range(5):
+    for step in range(STEPS):
         part, whole = pair.parts(step)
 
         def choose(rank, step=step):
@@ -58,7 +71,7 @@ def test_branches_that_differ_between_ranks(hvd, make_optimizer, set_to_none):
 def test_a_rank_without_any_gradient(hvd, op):
     """Its backward touches no parameter of the optimizer, or it has no backward at all."""
     pair = Pair(hvd, sgd, op=getattr(hvd, op))
-    for step in range(4):
+    for step in range(STEPS):
         part, whole = pair.parts(step)
         pair.zero()
         active = step % hvd.size()
@@ -94,7 +107,7 @@ def test_frozen_and_thawed(hvd):
         return model
 
     pair = Pair(hvd, sgd, build)
-    for step in range(8):
+    for step in range(STEPS):
         if step == 2:  # thaw the first layer
             pair.model[0].requires_grad_(True)
             pair.twin[0].requires_grad_(True)
@@ -124,7 +137,7 @@ def test_two_optimizers_without_names(hvd):
     twin_judge_in.load_state_dict(judge_in.state_dict())
     optimizers = [hvd.DistributedOptimizer(sgd(maker.parameters())), hvd.DistributedOptimizer(adam(judge.parameters()))]
     twins = [sgd(twin_maker.parameters()), adam(twin_judge.parameters())]
-    for step in range(4):
+    for step in range(STEPS):
         whole = whole_batch(step, hvd.size())
         part = part_of(whole, hvd.rank())
         for (one, two, entrance), (inputs, targets), (first, second) in (
@@ -155,7 +168,7 @@ def test_optimizers_with_parameters_in_common(hvd, op):
     (model, plain), (twin, twin_optimizers) = setup(), setup()
     optimizers = [hvd.DistributedOptimizer(optimizer, op=getattr(hvd, op)) for optimizer in plain]
     factor = hvd.size() if op == "Sum" else 1
-    for step in range(4):
+    for step in range(STEPS):
         whole = whole_batch(step, hvd.size())
         part = part_of(whole, hvd.rank())
         model.zero_grad()
