@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hvdlite import ops
-from hvdlite.compression import Compression
+from hvdlite.compression import Compression, is_none
 from hvdlite.errors import InvalidArgumentError
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.requests import Average, Sum, resolve_op
@@ -45,10 +45,11 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     op: int = Average,
     gradient_predivide_factor: float = 1.0,
     num_groups: int = 0,
-    groups: int | Sequence[Sequence[torch.Tensor]] | None = None,
+    groups: int | Sequence[Iterable[torch.Tensor]] | None = None,
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
     *,
+    average_aggregated_gradients: bool = False,
     gradient_as_bucket_view: bool | None = None,
 ) -> Any:
     """Makes an optimizer train on the gradients of all ranks.
@@ -73,8 +74,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         named_parameters: of the model, for messages and for the order of the plan; more than the optimizer has is fine.
             Default: names made of the places in the optimizer's parameter groups.
         compression: `Compression.none`, `fp16`, `bf16`, or a class with their methods.
-        backward_passes_per_step: after so many passes the gradients, added up on each rank and *not* divided by this
-            number, are reduced.
+        backward_passes_per_step: after so many passes the gradients, added up on each rank, are reduced. They are not
+            divided by this number: divide the loss, or pass `average_aggregated_gradients`.
         op: `Average` or `Sum`.
         gradient_predivide_factor: with Average only, divides the gradients before the sum and multiplies the result.
         num_groups: Horovod's older name of an integer `groups`; deprecated.
@@ -82,6 +83,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             (the knobs bucket_bytes and first_bucket_bytes). Fixed either way, so that equal runs give equal bits.
         sparse_as_dense: reduce sparse gradients as dense ones (and make them sparse again) instead of gathering the rows.
         process_set: the ranks that train together. A rank outside of it gets its optimizer back as it was.
+        average_aggregated_gradients: divide what is reduced by `backward_passes_per_step`, however many passes there were.
         gradient_as_bucket_view: may larger gradients (from 64 KiB on) lie in memory that all ranks of the host see, and be
             reduced there without a copy? ``.grad`` is then moved there once autograd has made it, and stays while it is
             kept; whatever you put into ``.grad`` yourself is reduced where it is. None: yes, where it can be; True: the same,
@@ -105,11 +107,15 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     RUNTIME.require_topology()
     op = _checked_op(op, gradient_predivide_factor)
     _check_passes(backward_passes_per_step)
+    if not (is_none(compression) or all(callable(getattr(compression, name, None)) for name in ("compress", "decompress"))):
+        raise InvalidArgumentError(f"compression must have the methods compress and decompress, got {compression!r}")
     if not (gradient_as_bucket_view is None or isinstance(gradient_as_bucket_view, bool)):
         raise InvalidArgumentError(f"gradient_as_bucket_view must be True, False or None, got {gradient_as_bucket_view!r}")
     if num_groups:
         warnings.warn("Parameter `num_groups` has been replaced by `groups`.", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
+    if not isinstance(process_set, ProcessSet):
+        raise InvalidArgumentError(f"process_set must be a ProcessSet, got {process_set!r}: pass it to hvdlite.add_process_set")
     if process_set.process_set_id is None:
         raise InvalidArgumentError(f"{process_set} has not been registered: pass it to hvdlite.add_process_set first")
     named = _name_parameters(optimizer, named_parameters)
@@ -120,6 +126,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         predivide=float(gradient_predivide_factor),
         compression=compression,
         passes_per_step=backward_passes_per_step,
+        average_passes=bool(average_aggregated_gradients),
         sparse_as_dense=sparse_as_dense,
         process_set=process_set,
         gradient_as_bucket_view=gradient_as_bucket_view,
@@ -131,7 +138,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     members = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
     optimizer.__class__ = type(base.__name__, (_Distributed, base), members)
     optimizer._hvdlite = wrapping  # type: ignore[attr-defined]
-    if process_set.included() and (process_set.size() or 1) > 1:
+    if process_set.included() and ((process_set.size() or 1) > 1 or settings.average_passes):
         wrapping.connect(optimizer, named, named_groups)
     return optimizer
 
@@ -192,18 +199,23 @@ def _name_groups(groups: Any, named: Sequence[tuple[str, torch.Tensor]]) -> Grou
         return None
     if isinstance(groups, int) and not isinstance(groups, bool) and groups > 0:
         return groups
-    if not isinstance(groups, list | tuple):
+    if not isinstance(groups, list | tuple) or not all(_is_list(members) for members in groups):
         raise InvalidArgumentError("groups should be a positive integer or a list of lists of parameters")
     names = {id(param): name for name, param in named}
+    chosen = [list(members) for members in groups]  # they may be iterators, such as module.parameters()
     seen: set[int] = set()
-    for members in groups:
+    for members in chosen:
         for param in members:
             if not isinstance(param, torch.Tensor) or id(param) not in names:
                 raise InvalidArgumentError("groups must consist of parameters of this optimizer")
             if id(param) in seen:
                 raise InvalidArgumentError("A parameter can only appear once in groups")
             seen.add(id(param))
-    return tuple(tuple(names[id(param)] for param in members) for members in groups)
+    return tuple(tuple(names[id(param)] for param in members) for members in chosen)
+
+
+def _is_list(members: Any) -> bool:
+    return isinstance(members, Iterable) and not isinstance(members, torch.Tensor)
 
 
 class _Wrapping:
@@ -310,8 +322,7 @@ class _Distributed(_Optimizer):
         _check_passes(passes)
         self._hvdlite.passes_per_step = passes
         if self._hvdlite.reducer is not None:
-            self._hvdlite.reducer.passes_per_step = passes
-            self._hvdlite.reducer.next_step()
+            self._hvdlite.reducer.set_passes_per_step(passes)
 
     def synchronize(self) -> None:
         """Reduces what is not reduced yet. Needed only to see gradients that `no_sync` or

@@ -16,6 +16,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -409,6 +410,15 @@ class Reducer:
         self._reduce(strict=True)
         for slot in written:
             slot.filled = False  # what is there at the next step is the user's again
+
+    def set_passes_per_step(self, passes: int) -> None:
+        """Changes how many passes are added up before a reduction; those made so far do not count."""
+        self.settle_family()
+        self.passes_per_step = passes
+        self.settings = replace(self.settings, passes_per_step=passes)
+        if self.settings.average_passes:
+            self._drop_plan()  # its requests hold the factor
+        self.next_step()
 
     def settle_family(self) -> None:
         """`settle` for all that reduce for the optimizer."""

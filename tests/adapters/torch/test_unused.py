@@ -157,6 +157,47 @@ def test_two_optimizers_without_names(hvd):
     assert_same_bits([*maker.parameters(), *judge.parameters()])
 
 
+@pytest.mark.parametrize(("judgings", "freezing"), [(1, False), (2, True)])
+def test_adversarial_training(hvd, freezing, judgings):
+    """The loop of torch's DCGAN tutorial: names that both networks have, several steps of one for a step of the other, and
+    the judge frozen meanwhile.
+    """
+
+    def build():
+        maker = network(1)
+        judge = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.LeakyReLU(0.2), torch.nn.Linear(5, 1)).double()
+        return maker, judge
+
+    torch.manual_seed(2)
+    ours, alone = build(), build()
+    alone[1].load_state_dict(ours[1].state_dict())
+    optimizers = [hvd.DistributedOptimizer(adam(net.parameters()), net.named_parameters()) for net in ours]
+    twins = [adam(net.parameters()) for net in alone]
+    criterion = torch.nn.BCEWithLogitsLoss()
+    for step in range(STEPS):
+        whole = whole_batch(step, hvd.size())
+        for (maker, judge), (maker_optimizer, judge_optimizer), (noise, real) in (
+            (ours, optimizers, part_of(whole, hvd.rank())),
+            (alone, twins, whole),
+        ):
+            ones, zeros = torch.ones(len(real), 1, dtype=real.dtype), torch.zeros(len(real), 1, dtype=real.dtype)
+            judge.requires_grad_(True)
+            for turn in range(judgings):
+                judge.zero_grad()
+                criterion(judge(real + 0.1 * turn), ones).backward()
+                fake = maker(noise)
+                criterion(judge(fake.detach()), zeros).backward()
+                judge_optimizer.step()
+            if freezing:
+                judge.requires_grad_(False)
+            maker.zero_grad()
+            criterion(judge(fake), ones).backward()
+            maker_optimizer.step()
+    for net, twin in zip(ours, alone, strict=True):
+        assert_close(list(net.parameters()), list(twin.parameters()), 1e-9)
+        assert_same_bits(list(net.parameters()))
+
+
 @pytest.mark.parametrize("op", ["Average", "Sum"])
 def test_optimizers_with_parameters_in_common(hvd, op):
     """They are reduced once, whichever optimizer steps."""
@@ -244,6 +285,27 @@ def test_ranks_that_run_out_of_data_join(hvd, op):
     assert hvd.join() == hvd.size() - 1
     hvd.broadcast_parameters(pair.model.state_dict(), hvd.size() - 1)
     pair.check_weights()
+
+
+def test_ranks_with_sparse_gradients_join(hvd):
+    """Horovod cannot: "Allgather is not supported with Join at this time"."""
+    table, twin = (torch.nn.Embedding.from_pretrained(torch.ones(8, 2).double(), freeze=False, sparse=True) for _ in range(2))
+    optimizer, twin_optimizer = (torch.optim.SGD(net.parameters(), lr=0.5) for net in (table, twin))
+    hvd.DistributedOptimizer(optimizer)
+    steps = [2 + rank for rank in range(hvd.size())]
+    for step in range(max(steps)):
+        words = torch.randint(0, 8, (hvd.size(), 4), generator=torch.Generator().manual_seed(step))
+        working = [rank for rank in range(hvd.size()) if steps[rank] > step]
+        twin_optimizer.zero_grad()
+        (sum(twin(words[rank]).square().sum() for rank in working) / hvd.size()).backward()
+        twin_optimizer.step()
+        if hvd.rank() in working:
+            optimizer.zero_grad()
+            table(words[hvd.rank()]).square().sum().backward()
+            optimizer.step()
+    last = hvd.join()
+    hvd.broadcast_parameters(table.state_dict(), last)
+    assert_close([table.weight], [twin.weight])
 
 
 def test_unequal_numbers_of_passes_are_found_out(hvd):
