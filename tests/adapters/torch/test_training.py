@@ -239,3 +239,69 @@ def test_process_set_of_some_ranks(hvd):
     hvd.remove_process_set(subset)
     with pytest.raises(ValueError, match="has not been registered"):
         hvd.DistributedOptimizer(sgd(network().parameters()), process_set=subset)
+
+
+def test_a_closure_of_several_passes(hvd):
+    """The closure may be called as often as the optimizer likes; each call makes all passes of a step."""
+
+    def lbfgs(params):
+        return torch.optim.LBFGS(params, lr=0.5, max_iter=3)
+
+    pair = Pair(hvd, lbfgs, tolerance=1e-8, backward_passes_per_step=2)
+    batches = [pair.parts(place) for place in range(2)]
+
+    def closure_of(optimizer, model, side):
+        def closure():
+            optimizer.zero_grad()
+            total = 0.0
+            for batch in batches:
+                loss = mse(model, *batch[side])
+                loss.backward()
+                total += loss.item()
+            return total
+
+        return closure
+
+    for _ in range(STEPS):
+        ours = pair.optimizer.step(closure_of(pair.optimizer, pair.model, 0))
+        alone = pair.twin_optimizer.step(closure_of(pair.twin_optimizer, pair.twin, 1))
+        assert abs(ours - alone) < 1e-8
+    pair.check_weights()
+
+
+def test_steps_inside_backward(hvd):
+    """torch's tutorial: an optimizer for each parameter, which steps as soon as the gradient is there, so that memory for
+    all gradients at once is never needed.
+    """
+    model, twin = network(), network()
+    wrap = hvd.DistributedOptimizer
+    for net, plain in ((model, False), (twin, True)):
+        optimizers = {p: adam([p]) if plain else wrap(adam([p])) for p in net.parameters()}
+
+        def step_at_once(param, optimizers=optimizers):
+            optimizers[param].step()
+            optimizers[param].zero_grad()
+
+        for param in net.parameters():
+            param.register_post_accumulate_grad_hook(step_at_once)
+    for step in range(STEPS):
+        whole = whole_batch(step, hvd.size())
+        mse(model, *part_of(whole, hvd.rank())).backward()
+        mse(twin, *whole).backward()
+        assert grads_of(model) == [None] * 6
+    assert_close(list(model.parameters()), list(twin.parameters()))
+    assert_same_bits(list(model.parameters()))
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 0.05), (torch.float16, 0.01), (torch.float32, 1e-5)])
+def test_narrow_weights(hvd, dtype, tolerance):
+    """Gradients of 16 bits are added up in float32 and rounded once."""
+    pair = Pair(hvd, lambda params: torch.optim.SGD(params, lr=0.1), lambda: network(dtype=dtype), tolerance)
+    for step in range(STEPS):
+        part, whole = pair.parts(step, dtype)
+        pair.zero()
+        mse(pair.model, *part).backward()
+        mse(pair.twin, *whole).backward()
+        assert all(grad.dtype is dtype for grad in grads_of(pair.model))
+        pair.step()
+    pair.check_weights()
