@@ -157,9 +157,10 @@ class DenseBucket:
         items: list[Item] = []
         for slot, param, form in self._members:
             grad = param.grad if slot.dirty else None
-            slot.dirty = False
             context = None
             if grad is None:
+                if slot.dirty:
+                    slot.forget()  # somebody has reset it
                 absent.append(len(items))
                 free = None if slot.place is None else slot.place.take()
                 wire = form.blank() if free is None else free
@@ -168,6 +169,7 @@ class DenseBucket:
             else:
                 with torch.no_grad():
                     wire, context = form.encode(grad)
+            slot.dirty = False
             pointers.append(wire.data_ptr())
             items.append((slot, grad, wire, context))
         return Flight(self, [engine.submit_prepared(group, pointers, absent, wake)], items)
@@ -237,6 +239,8 @@ class SparseBucket:
         """Submits the indices and the values of this rank's rows, of which there may be none."""
         slot = self.slots[0]
         grad = slot.param.grad if slot.dirty else None
+        if slot.dirty and grad is None:
+            slot.forget()  # somebody has reset it
         slot.dirty = False
         with torch.no_grad():
             indices, values = rows_of(grad, slot.param, slot.sparse_dim or 1)

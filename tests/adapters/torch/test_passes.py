@@ -528,3 +528,49 @@ def test_replacing_a_gradient_inside_backward_is_refused(hvd):
     mse(pair.model, *part).backward()
     mse(pair.twin, *whole).backward()
     pair.check_grads()
+
+
+@pytest.mark.parametrize("how", ["zeros", "none", "module"])
+def test_giving_up_passes_that_were_kept_back(hvd, how):
+    """Rank 1 alone has a gradient of its last layer then. All ranks have zeros afterwards, or all None: an optimizer with
+    momentum or weight decay makes a difference between these.
+    """
+    pair = Pair(hvd, sgd)
+    for step in range(4):
+        part, whole = pair.parts(step)
+        if step == 2:
+            for param in (*pair.model.parameters(), *pair.twin.parameters()):
+                param.grad = None
+            with pair.optimizer.no_sync():
+                if hvd.rank() == 1:
+                    mse(pair.model, *part).backward()
+            mse(pair.twin, *whole).backward()
+        (pair.model if how == "module" else pair.optimizer).zero_grad(set_to_none=how != "zeros")
+        pair.twin.zero_grad(set_to_none=how != "zeros")
+        inputs = [list(model[0].parameters()) if step == 2 else None for model in (pair.model, pair.twin)]
+        mse(pair.model, *part).backward(inputs=inputs[0])
+        mse(pair.twin, *whole).backward(inputs=inputs[1])
+        pair.check_grads()
+        pair.step()
+    pair.check_weights()
+
+
+@pytest.mark.parametrize("through", ["optimizer", "module"])
+def test_a_reset_drops_what_was_reduced_before_a_pass_that_was_kept_back(hvd, through):
+    """Also where this rank has no gradient in the next pass, and gets the others'."""
+    pair = Pair(hvd, sgd)
+    for step in range(4):
+        part, whole = pair.parts(step)
+        mse(pair.model, *part).backward()
+        with pair.optimizer.no_sync():
+            mse(pair.model, *part).backward()
+        (pair.optimizer if through == "optimizer" else pair.model).zero_grad()
+        pair.twin.zero_grad()
+        if hvd.rank() == 0:
+            mse(pair.model, *part).backward()
+        else:
+            torch.autograd.backward(pair.model[4].bias.sum() * 0.0)
+        (mse(pair.twin, *[rows[: len(part[0])] for rows in whole]) / hvd.size()).backward()
+        pair.check_grads()
+        pair.step()
+    pair.check_weights()

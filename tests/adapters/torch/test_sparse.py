@@ -141,3 +141,30 @@ def test_sparse_allreduce_async(hvd, op, name):
         assert_close([finish()], [total / hvd.size() if op == "Average" else total], 1e-6)
     with pytest.raises(ValueError, match=r"of layout torch\.sparse_coo"):
         hvd.sparse_allreduce_async(torch.ones(2), "dense", hvd.Sum)
+
+
+def test_an_empty_gradient_is_not_none(hvd):
+    """Momentum goes on where a table's gradient is empty, so all ranks have to have an empty one, or none."""
+    model, twin = Bag(), Bag()
+
+    def make(net):
+        return torch.optim.SGD(net.table.parameters(), lr=0.1, momentum=0.9)
+
+    optimizer, twin_optimizer = hvd.DistributedOptimizer(make(model)), make(twin)
+    nothing = torch.zeros((0, WORDS), dtype=torch.int64)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        twin_optimizer.zero_grad()
+        words = words_of(step, hvd.size())
+        if step % 3 == 0:  # all ranks have rows
+            model.table(words[2 * hvd.rank() : 2 * hvd.rank() + 2]).square().mean().backward()
+            twin.table(words).square().mean().backward()
+        elif step % 3 == 1:  # rank 1 alone has a gradient, without rows
+            (model.table(nothing).sum() if hvd.rank() == 1 else torch.zeros(1, requires_grad=True).sum()).backward()
+            twin.table(nothing).sum().backward()
+            optimizer.synchronize()
+        assert_close(grads_of(model.table), grads_of(twin.table))
+        optimizer.step()
+        twin_optimizer.step()
+        assert_same_bits([model.table.weight])
+    assert_close([model.table.weight], [twin.table.weight])

@@ -87,6 +87,25 @@ def test_a_rank_without_any_gradient(hvd, op):
     pair.check_weights()
 
 
+def test_zeros_that_were_reduced_by_step_are_not_taken_for_zeros_later(hvd):
+    """A rank without backward sends its zeros in place, and gets there what the others have."""
+    pair = Pair(hvd, sgd)
+    for step in range(4):
+        part, whole = pair.parts(step)
+        pair.zero(set_to_none=False)
+        if step == 0 or hvd.rank() == 0:
+            mse(pair.model, *part).backward()
+        (mse(pair.twin, *whole) if step == 0 else mse(pair.twin, *part_of(whole, 0)) / hvd.size()).backward()
+        pair.step()
+        pair.check_grads()
+        part, whole = pair.parts(100 + step)
+        mse(pair.model, *part).backward()  # on top of what is there
+        mse(pair.twin, *whole).backward()
+        pair.check_grads()
+        pair.step()
+    pair.check_weights()
+
+
 def test_step_without_any_gradient_changes_nothing(hvd):
     pair = Pair(hvd, adam)
     before = [param.clone() for param in pair.model.parameters()]
@@ -123,6 +142,32 @@ def test_frozen_and_thawed(hvd):
         mse(pair.twin, *whole).backward()
         pair.check_grads()
         assert (pair.model[0].weight.grad is None) == (step < 2)
+        pair.step()
+    pair.check_weights()
+
+
+@pytest.mark.parametrize("groups", [None, 1])
+def test_frozen_after_a_pass_that_was_kept_back(hvd, groups):
+    """Rank 1 alone has a gradient of that layer: the others have to take part in its reduction."""
+    pair = Pair(hvd, sgd, Branches, groups=groups)
+    for step in range(6):
+        part, whole = pair.parts(step)
+        pair.zero()
+        for model in (pair.model, pair.twin):
+            model.left.requires_grad_(True)
+
+        def choose(rank, step=step):
+            return ("left",) if step == 0 or rank == 1 else ("right",)
+
+        pair.model.take = choose(hvd.rank())
+        with pair.optimizer.no_sync():
+            mse(pair.model, *part).backward()
+        rank_by_rank(pair.twin, whole, hvd.size(), choose)
+        for model in (pair.model, pair.twin):
+            model.left.requires_grad_(False)
+        mse(pair.model, *part).backward()
+        rank_by_rank(pair.twin, whole, hvd.size(), choose)
+        pair.check_grads()
         pair.step()
     pair.check_weights()
 
