@@ -20,7 +20,7 @@ MPI_ENV := OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
 # The mpirun that fits: the environment's own where the build chose an MPI wheel, or else the machine's.
 MPIRUN = $(shell test -x $(BIN)/mpirun && echo $(BIN)/mpirun || echo mpirun)
 
-.PHONY: venv develop demo test sanitize asan tsan lint tidy arm64 format clean
+.PHONY: venv develop demo test test-all sanitize asan tsan lint tidy arm64 format clean
 
 venv: $(VENV)/.native
 
@@ -56,8 +56,12 @@ develop: $(VENV)/.tools
 demo: venv
 	$(MPI_ENV) $(MPIRUN) -n $(NP) $(BIN)/python examples/torch_digits.py
 
+# All tests but those marked slow.
 test: venv
 	$(BIN)/python -m pytest
+
+test-all: venv
+	$(BIN)/python -m pytest -m ''
 
 sanitize: asan tsan
 

@@ -27,6 +27,7 @@ class Settings:
         predivide: divides the gradients before they are summed, and multiplies the result.
         compression: a class with static `compress` and `decompress`.
         passes_per_step: backward passes added up on each rank before a reduction.
+        average_passes: is the result divided by their number?
         sparse_as_dense: are sparse gradients reduced as dense ones?
         process_set: the ranks that train together.
         gradient_as_bucket_view: do gradients lie in an arena? None: where it pays.
@@ -38,9 +39,15 @@ class Settings:
     predivide: float
     compression: Any
     passes_per_step: int
+    average_passes: bool
     sparse_as_dense: bool
     process_set: ProcessSet
     gradient_as_bucket_view: bool | None
+
+    @property
+    def divisor(self) -> int:
+        """What the reduced gradients are divided by, beside the number of ranks."""
+        return self.passes_per_step if self.average_passes else 1
 
     def describe(self) -> dict[str, Hashable]:
         """What must be equal on all ranks, by the argument's name."""
@@ -50,6 +57,7 @@ class Settings:
             "gradient_predivide_factor": self.predivide,
             "compression": getattr(compression, "__qualname__", type(compression).__qualname__),
             "backward_passes_per_step": self.passes_per_step,
+            "average_aggregated_gradients": self.average_passes,
             "sparse_as_dense": self.sparse_as_dense,
             "gradient_as_bucket_view": self.gradient_as_bucket_view,
         }

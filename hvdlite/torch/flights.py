@@ -104,7 +104,13 @@ class DenseBucket:
     """Gradients of one dtype that the engine fuses, always in the same layout. The engine knows them as a prepared group."""
 
     def __init__(
-        self, label: str, members: Sequence[tuple[Slot, WireForm]], op: int, process_set: int, predivide: float
+        self,
+        label: str,
+        members: Sequence[tuple[Slot, WireForm]],
+        op: int,
+        process_set: int,
+        prescale: float,
+        postscale: float,
     ) -> None:
         self.slots: Sequence[Slot] = [slot for slot, _ in members]
         self.missing = len(members)
@@ -115,7 +121,8 @@ class DenseBucket:
         self._forms = dict(members)
         self._op = op
         self._process_set = process_set
-        self._predivide = predivide
+        self._prescale = prescale
+        self._postscale = postscale
         self._groups: list[int] = []  # prepared, one for each of the passes of a step
 
     def _prepare(self, engine: "Engine", turn: int) -> int:
@@ -130,8 +137,8 @@ class DenseBucket:
                     output_ptr=0 if slot.place is None else slot.place.address,
                     op=self._op,
                     process_set=self._process_set,
-                    prescale=1.0 / self._predivide,
-                    postscale=self._predivide,
+                    prescale=self._prescale,
+                    postscale=self._postscale,
                     group=self._label + suffix,
                     group_size=len(self._members),
                     group_index=index,
@@ -150,9 +157,10 @@ class DenseBucket:
         items: list[Item] = []
         for slot, param, form in self._members:
             grad = param.grad if slot.dirty else None
-            slot.dirty = False
             context = None
             if grad is None:
+                if slot.dirty:
+                    slot.forget()  # somebody has reset it
                 absent.append(len(items))
                 free = None if slot.place is None else slot.place.take()
                 wire = form.blank() if free is None else free
@@ -161,6 +169,7 @@ class DenseBucket:
             else:
                 with torch.no_grad():
                     wire, context = form.encode(grad)
+            slot.dirty = False
             pointers.append(wire.data_ptr())
             items.append((slot, grad, wire, context))
         return Flight(self, [engine.submit_prepared(group, pointers, absent, wake)], items)
@@ -230,6 +239,8 @@ class SparseBucket:
         """Submits the indices and the values of this rank's rows, of which there may be none."""
         slot = self.slots[0]
         grad = slot.param.grad if slot.dirty else None
+        if slot.dirty and grad is None:
+            slot.forget()  # somebody has reset it
         slot.dirty = False
         with torch.no_grad():
             indices, values = rows_of(grad, slot.param, slot.sparse_dim or 1)

@@ -1,10 +1,10 @@
 """Hooks on a parameter: before and after backward adds to its gradient."""
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
-__all__ = ["AtEnd", "install"]
+__all__ = ["AtEnd", "install", "keep_out_of_graphs"]
 
 
 class AtEnd:
@@ -43,3 +43,18 @@ def install(param: Any, before: "partial[None]", after: "partial[None]") -> list
     if frozen:
         param.requires_grad_(False)
     return hooks
+
+
+@cache
+def keep_out_of_graphs() -> None:
+    """Has ``torch.compile`` run hvdlite's code as it is, wherever compiled code calls ``backward()`` or ``step()``.
+
+    Both end the graph, but what they call would be looked at again, our hooks among it. ``torch.compiler.disable`` around
+    each of these would cost time in each call; the list of folders that torch.compile leaves alone costs none.
+    """
+    import torch._dynamo as dynamo  # not at our import: it is slow, and has been imported once there is an optimizer
+
+    rules: Any = getattr(dynamo, "trace_rules", None)
+    if not hasattr(rules, "add"):  # before torch 2.3
+        rules = dynamo.skipfiles  # type: ignore[attr-defined]
+    rules.add("hvdlite")

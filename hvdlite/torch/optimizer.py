@@ -9,7 +9,7 @@ import copyreg
 import itertools
 import warnings
 import weakref
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -20,9 +20,19 @@ from hvdlite import ops
 from hvdlite.compression import Compression
 from hvdlite.errors import InvalidArgumentError
 from hvdlite.process_sets import ProcessSet, global_process_set
-from hvdlite.requests import Average, Sum, resolve_op
+from hvdlite.requests import Adasum, Average
 from hvdlite.runtime import RUNTIME
+from hvdlite.torch.adasum import AdasumStep
 from hvdlite.torch.agreement import Settings
+from hvdlite.torch.arguments import (
+    check_compression,
+    check_passes,
+    check_process_set,
+    checked_op,
+    name_groups,
+    name_parameters,
+)
+from hvdlite.torch.hooks import keep_out_of_graphs
 from hvdlite.torch.plan import Groups
 from hvdlite.torch.reducer import Reducer
 
@@ -45,10 +55,11 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     op: int = Average,
     gradient_predivide_factor: float = 1.0,
     num_groups: int = 0,
-    groups: int | Sequence[Sequence[torch.Tensor]] | None = None,
+    groups: int | Sequence[Iterable[torch.Tensor]] | None = None,
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
     *,
+    average_aggregated_gradients: bool = False,
     gradient_as_bucket_view: bool | None = None,
 ) -> Any:
     """Makes an optimizer train on the gradients of all ranks.
@@ -62,6 +73,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     - A parameter unused on some ranks gets the average with zeros; unused on all, its ``.grad`` stays None.
     - Where no backward has run before ``step()``, gradients that you computed otherwise are reduced there.
     - With a closure (LBFGS) the optimizer sees the loss of all ranks, reduced like the gradients.
+    - With op=Adasum nothing of this happens in ``backward()``: ``step()`` goes by this rank's gradients, and what it has
+      changed is combined.
     - The optimizer may be saved, or its ``state_dict()`` loaded, with or without the wrapping.
 
     Collective over `process_set` when gradients are reduced: the ranks have the same parameters, by name, shape and dtype,
@@ -73,15 +86,17 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         named_parameters: of the model, for messages and for the order of the plan; more than the optimizer has is fine.
             Default: names made of the places in the optimizer's parameter groups.
         compression: `Compression.none`, `fp16`, `bf16`, or a class with their methods.
-        backward_passes_per_step: after so many passes the gradients, added up on each rank and *not* divided by this
-            number, are reduced.
-        op: `Average` or `Sum`.
+        backward_passes_per_step: after so many passes the gradients, added up on each rank, are reduced. They are not
+            divided by this number: divide the loss, or pass `average_aggregated_gradients`.
+        op: `Average`, `Sum`, or `Adasum` of the steps (any power of two of ranks; `groups` and `sparse_as_dense` have no
+            effect then, and a step must not be skipped on some ranks only).
         gradient_predivide_factor: with Average only, divides the gradients before the sum and multiplies the result.
         num_groups: Horovod's older name of an integer `groups`; deprecated.
         groups: lists of parameters to be reduced together, or the number of groups to cut them into. Default: by size
             (the knobs bucket_bytes and first_bucket_bytes). Fixed either way, so that equal runs give equal bits.
         sparse_as_dense: reduce sparse gradients as dense ones (and make them sparse again) instead of gathering the rows.
         process_set: the ranks that train together. A rank outside of it gets its optimizer back as it was.
+        average_aggregated_gradients: divide what is reduced by `backward_passes_per_step`, however many passes there were.
         gradient_as_bucket_view: may larger gradients (from 64 KiB on) lie in memory that all ranks of the host see, and be
             reduced there without a copy? ``.grad`` is then moved there once autograd has made it, and stays while it is
             kept; whatever you put into ``.grad`` yourself is reduced where it is. None: yes, where it can be; True: the same,
@@ -93,7 +108,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
     Raises:
         InvalidArgumentError: an argument is wrong.
-        UnsupportedError: op is Adasum.
+        UnsupportedError: op is Adasum, and the number of ranks no power of two.
         NotInitializedError: `init` has not been called.
 
     Later, ``backward()``, ``step()`` and ``synchronize()`` can raise MismatchError (the ranks' parameters differ),
@@ -103,25 +118,24 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InvalidArgumentError(f"DistributedOptimizer wraps a torch.optim.Optimizer, got a {type(optimizer).__name__}")
     RUNTIME.require_topology()
-    op = _checked_op(op, gradient_predivide_factor)
-    _check_passes(backward_passes_per_step)
+    check_process_set(process_set)
+    op = checked_op(op, gradient_predivide_factor, average_aggregated_gradients, process_set)
+    check_passes(backward_passes_per_step)
+    check_compression(compression)
     if not (gradient_as_bucket_view is None or isinstance(gradient_as_bucket_view, bool)):
         raise InvalidArgumentError(f"gradient_as_bucket_view must be True, False or None, got {gradient_as_bucket_view!r}")
     if num_groups:
         warnings.warn("Parameter `num_groups` has been replaced by `groups`.", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
-    if not isinstance(process_set, ProcessSet) or process_set.process_set_id is None:
-        raise InvalidArgumentError(
-            f"process_set={process_set} has not been registered: pass it to hvdlite.add_process_set first"
-        )
-    named = _name_parameters(optimizer, named_parameters)
-    named_groups = _name_groups(groups, named)
+    named = name_parameters(optimizer, named_parameters)
+    named_groups = name_groups(groups, named)
     settings = Settings(
         prefix=f"optimizer{next(_serials[tuple(process_set.ranks or ())])}",
         op=op,
         predivide=float(gradient_predivide_factor),
         compression=compression,
         passes_per_step=backward_passes_per_step,
+        average_passes=bool(average_aggregated_gradients),
         sparse_as_dense=sparse_as_dense,
         process_set=process_set,
         gradient_as_bucket_view=gradient_as_bucket_view,
@@ -133,79 +147,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     members = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
     optimizer.__class__ = type(base.__name__, (_Distributed, base), members)
     optimizer._hvdlite = wrapping  # type: ignore[attr-defined]
-    if process_set.included() and (process_set.size() or 1) > 1:
+    if process_set.included() and ((process_set.size() or 1) > 1 or settings.average_passes):
         wrapping.connect(optimizer, named, named_groups)
     return optimizer
-
-
-def _checked_op(op: int, predivide: float) -> int:
-    op = resolve_op(op, None)
-    if op not in (Average, Sum):
-        raise InvalidArgumentError("DistributedOptimizer reduces gradients with op=Average or op=Sum")
-    if predivide != 1.0 and op != Average:
-        raise InvalidArgumentError("gradient_predivide_factor not supported with op != Average")
-    if not predivide > 0:
-        raise InvalidArgumentError(f"gradient_predivide_factor={predivide!r} must be > 0")
-    return op
-
-
-def _check_passes(passes: int) -> None:
-    if isinstance(passes, bool) or not isinstance(passes, int) or passes <= 0:
-        raise InvalidArgumentError(f"backward_passes_per_step must be > 0 and whole, got {passes!r}")
-
-
-def _name_parameters(
-    optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, torch.Tensor]] | None
-) -> list[tuple[str, torch.Tensor]]:
-    """The optimizer's parameters with their names, in the order of the model where that is known."""
-    found = {
-        id(param): (f"{group_place}.{place}", param)
-        for group_place, group in enumerate(optimizer.param_groups)
-        for place, param in enumerate(group["params"])
-    }
-    if named_parameters is None:
-        return list(found.values())
-    given = list(named_parameters)
-    if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in given):
-        raise InvalidArgumentError(
-            "named_parameters should be a sequence of tuples (name, parameter), usually produced by model.named_parameters()."
-        )
-    duplicates = [name for name, count in Counter(name for name, _ in given).items() if count > 1]
-    if duplicates:
-        raise InvalidArgumentError(
-            f"Parameter names in named_parameters must be unique. Found duplicates: {', '.join(duplicates)}"
-        )
-    named: dict[int, tuple[str, torch.Tensor]] = {}
-    for name, param in given:
-        if id(param) in found:
-            named.setdefault(id(param), (name, param))
-    missing = [place for key, (place, _) in found.items() if key not in named]
-    if missing:
-        raise InvalidArgumentError(
-            "named_parameters was specified, but one or more model parameters were not named. In the optimizer's parameter "
-            f"groups they are (group.place): {', '.join(missing)}"
-        )
-    return list(named.values())
-
-
-def _name_groups(groups: Any, named: Sequence[tuple[str, torch.Tensor]]) -> Groups:
-    """The user's groups with names in the place of parameters."""
-    if groups is None:
-        return None
-    if isinstance(groups, int) and not isinstance(groups, bool) and groups > 0:
-        return groups
-    if not isinstance(groups, list | tuple):
-        raise InvalidArgumentError("groups should be a positive integer or a list of lists of parameters")
-    names = {id(param): name for name, param in named}
-    seen: set[int] = set()
-    for members in groups:
-        for param in members:
-            if not isinstance(param, torch.Tensor) or id(param) not in names:
-                raise InvalidArgumentError("groups must consist of parameters of this optimizer")
-            if id(param) in seen:
-                raise InvalidArgumentError("A parameter can only appear once in groups")
-            seen.add(id(param))
-    return tuple(tuple(names[id(param)] for param in members) for members in groups)
 
 
 class _Wrapping:
@@ -214,21 +158,31 @@ class _Wrapping:
     def __init__(self, settings: Settings, base: type[torch.optim.Optimizer]) -> None:
         self.settings = settings
         self.base = base
-        self.reducer: Reducer | None = None  # None where there is nobody to reduce with
+        self.reducer: Reducer | None = None  # None where there is nobody to reduce with, and with Adasum
+        self.adasum: AdasumStep | None = None
         self.passes_per_step = settings.passes_per_step
         self.skipping = False
-        self._step_hook: Any = None
+        self._step_hooks: list[Any] = []
         self._finalizer: Any = None
         self._added = 0
 
     def connect(self, optimizer: torch.optim.Optimizer, named: Sequence[tuple[str, torch.Tensor]], groups: Groups) -> None:
         """Hooks the parameters and the step."""
+        keep_out_of_graphs()
         prefix = self.settings.prefix
+        if self.settings.op == Adasum:
+            self.adasum = AdasumStep(self.settings)
+            self.adasum.add((f"{prefix}.{name}", param) for name, param in named)
+            self._step_hooks += [
+                optimizer.register_step_pre_hook(self.adasum.before_step),
+                optimizer.register_step_post_hook(self.adasum.after_step),
+            ]
+            return
         self.reducer = Reducer(self.settings)
         if isinstance(groups, tuple):
             groups = tuple(tuple(f"{prefix}.{name}" for name in names) for names in groups)
         self.reducer.add([(f"{prefix}.{name}", param) for name, param in named], groups)
-        self._step_hook = optimizer.register_step_pre_hook(self.before_step)
+        self._step_hooks.append(optimizer.register_step_pre_hook(self.before_step))
         self._finalizer = weakref.finalize(optimizer, self.reducer.close)
         self._finalizer.atexit = False
 
@@ -236,19 +190,22 @@ class _Wrapping:
         """Takes the wrapping off again."""
         if self.reducer is not None:
             self.reducer.settle_family()
-            self._step_hook.remove()
             self._finalizer.detach()
             self.reducer.close()
+        for hook in self._step_hooks:
+            hook.remove()
         optimizer.__class__ = self.base  # type: ignore[assignment]
         del optimizer._hvdlite
 
     def add_parameters(self, params: Iterable[torch.Tensor]) -> None:
         """Reduces more parameters."""
+        named = [(f"{self.settings.prefix}.added{self._added}.{place}", param) for place, param in enumerate(params)]
+        self._added += 1
         if self.reducer is not None:
             self.reducer.settle_family()
-            named = [(f"{self.settings.prefix}.added{self._added}.{place}", param) for place, param in enumerate(params)]
-            self._added += 1
             self.reducer.add(named)
+        if self.adasum is not None:
+            self.adasum.add(named)
 
     def before_step(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -308,11 +265,10 @@ class _Distributed(_Optimizer):
             InvalidArgumentError: passes is not a whole number above 0.
 
         """
-        _check_passes(passes)
+        check_passes(passes)
         self._hvdlite.passes_per_step = passes
         if self._hvdlite.reducer is not None:
-            self._hvdlite.reducer.passes_per_step = passes
-            self._hvdlite.reducer.next_step()
+            self._hvdlite.reducer.set_passes_per_step(passes)
 
     def synchronize(self) -> None:
         """Reduces what is not reduced yet. Needed only to see gradients that `no_sync` or
@@ -331,6 +287,8 @@ class _Distributed(_Optimizer):
         reduced again outside of it either.
         """
         wrapping = self._hvdlite
+        if wrapping.adasum is not None:
+            raise AssertionError("Skipping synchronization is not supported when using Adasum optimizer.")
         before, wrapping.skipping = wrapping.skipping, True
         try:
             yield

@@ -29,14 +29,15 @@ def make_buckets(settings: Settings, slots: Sequence[Slot], groups: Groups, gene
     forms: dict[Slot, WireForm] = {}
     for slot in reversed(slots):
         if slot.sparse_dim is not None and not settings.sparse_as_dense:
-            divisor = (settings.process_set.size() or 1) if settings.op == Average else 1
-            buckets.append(SparseBucket(slot, divisor, set_id))
+            ranks = (settings.process_set.size() or 1) if settings.op == Average else 1
+            buckets.append(SparseBucket(slot, ranks * settings.divisor, set_id))
         else:
             forms[slot] = WireForm(slot.param, settings.compression)
+    prescale, postscale = 1.0 / settings.predivide, settings.predivide / settings.divisor
     for number, members in enumerate(_cut(forms, groups)):
         label = f"{settings.prefix}.plan{generation}.bucket{number}"
         pairs = [(slot, forms[slot]) for slot in members]
-        buckets.append(DenseBucket(label, pairs, settings.op, set_id, settings.predivide))
+        buckets.append(DenseBucket(label, pairs, settings.op, set_id, prescale, postscale))
     for bucket in buckets:
         for slot in bucket.slots:
             slot.bucket = bucket

@@ -16,6 +16,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -332,9 +333,14 @@ class Reducer:
             logging.getLogger("hvdlite").log(level, f"gradients of {self.settings.prefix} are no views of an arena: {reason}")
 
     def _launch_rest(self) -> None:
-        """Launches what was not launched in this pass: all buckets that some rank may have a gradient for."""
+        """Launches what was not launched in this pass: all buckets that some rank may have a gradient for, which a parameter
+        that was frozen since may have from a pass that was kept back.
+        """
+        everything = self._local_gradients
         for bucket in self._buckets or ():
-            if bucket.launched != self._stamp and any(slot.dirty or slot.param.requires_grad for slot in bucket.slots):
+            if bucket.launched != self._stamp and (
+                everything or any(slot.dirty or slot.param.requires_grad for slot in bucket.slots)
+            ):
                 self._launch(bucket, wake=False)
         self._owed = self._local_gradients = False
         self._turn += 1
@@ -402,13 +408,23 @@ class Reducer:
         if self._local_gradients:
             self._reduce(strict=True)
             return
-        written = [slot for slot in self._slots.values() if not slot.filled and slot.param.grad is not None]
-        for slot in written:
-            slot.dirty = True
-            slot.fresh = False
+        unreduced = [slot for slot in self._slots.values() if not slot.filled and slot.param.grad is not None]
+        written = [slot for slot in unreduced if not (slot.dirty or slot.is_zero())]
+        for slot in unreduced:
+            if slot.param.requires_grad or not slot.is_zero():  # a frozen one's zeros concern nobody
+                slot.claim()
         self._reduce(strict=True)
         for slot in written:
             slot.filled = False  # what is there at the next step is the user's again
+
+    def set_passes_per_step(self, passes: int) -> None:
+        """Changes how many passes are added up before a reduction; those made so far do not count."""
+        self.settle_family()
+        self.passes_per_step = passes
+        self.settings = replace(self.settings, passes_per_step=passes)
+        if self.settings.average_passes:
+            self._drop_plan()  # its requests hold the factor
+        self.next_step()
 
     def settle_family(self) -> None:
         """`settle` for all that reduce for the optimizer."""

@@ -181,12 +181,29 @@ class Slot:
         self._zeroed_version = 0
 
     def forget(self) -> None:
-        """The user has reset the gradient: ``param.grad`` is None or all zeros."""
-        self.dirty = self.filled = self.fresh = False
+        """The user has reset the gradient: ``param.grad`` is None or all zeros.
+
+        Zeros where there was a gradient of this rank alone are reduced like it: other ranks may have none, and all have to
+        have the same in the end, zeros or None.
+        """
+        grad = self.param.grad
+        self.dirty = self.dirty and grad is not None and self.param.requires_grad
+        self._zeroed = None if self.dirty else grad  # the engine may write where a dirty one lies, which shows in no version
+        self.filled = self.fresh = False
         self.aside = None
-        self._zeroed = grad = self.param.grad
         if grad is not None:
             self._zeroed_version = grad._version
+
+    def is_zero(self) -> bool:
+        """Is ``param.grad`` as the user's reset has left it?"""
+        grad = self.param.grad
+        return grad is self._zeroed and (grad is None or grad._version == self._zeroed_version)
+
+    def claim(self) -> None:
+        """What is in ``param.grad`` is gradient of this rank alone, whoever put it there."""
+        self.dirty = True
+        self.fresh = False
+        self._zeroed = None  # as in `forget`
 
     def move_in(self) -> None:
         """Offers the gradient its place, once. Without a plan there are no places yet; it may come later."""

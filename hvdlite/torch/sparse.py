@@ -1,4 +1,8 @@
-"""Sparse (coordinate) tensors as the rows they are made of: every rank gets all ranks' rows and adds them up."""
+"""Sparse (coordinate) tensors as the rows they are made of: every rank gets all ranks' rows and adds them up.
+
+A tensor without rows is not the same as none: an optimizer with momentum goes on where there is a gradient, be it empty. So it
+travels as one row that stands for no place (index -1).
+"""
 
 import torch
 
@@ -21,11 +25,13 @@ def rows_of(grad: torch.Tensor | None, like: torch.Tensor, sparse_dim: int) -> t
             grad = grad.to_sparse(sparse_dim)
         grad = grad.coalesce()
         indices, values = grad.indices().t().cpu(), grad.values().to(device="cpu", dtype=like.dtype)
+    if grad is not None and not len(indices):
+        indices, values = indices.new_full((1, sparse_dim), -1), values.new_zeros((1, *values.shape[1:]))
     return indices.contiguous(), values.contiguous()
 
 
 def join_rows(indices: torch.Tensor, values: torch.Tensor, like: torch.Tensor, divisor: int) -> torch.Tensor:
-    """The sparse tensor (coordinates, coalesced) of the rows that all ranks sent.
+    """The sparse tensor (coordinates, coalesced) of the rows that all ranks sent, which are at least one.
 
     Args:
         indices: int64, one row for each of `values`.
@@ -35,6 +41,9 @@ def join_rows(indices: torch.Tensor, values: torch.Tensor, like: torch.Tensor, d
 
     """
     with torch.no_grad():
+        placed = (indices >= 0).all(1)
+        if not placed.all():
+            indices, values = indices[placed], values[placed]
         total = torch.sparse_coo_tensor(indices.t(), values, like.shape, check_invariants=False).coalesce()
         if divisor != 1:
             total = total / divisor

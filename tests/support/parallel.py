@@ -5,7 +5,7 @@ the ranks compare verdicts over mpi4py (not through hvdlite), and one failure st
 hangs is ended by a watchdog, which writes the stacks of all threads first.
 
 A file may declare RANKS = (2, 3), the numbers of ranks it runs with; DEADLINE = 900.0, seconds for the whole file; and
-WATCHDOG = 300.0, seconds for one test.
+WATCHDOG = 300.0, seconds for one test. Its tests marked `slow` are an item of their own, so that -m selects them here.
 """
 
 import ast
@@ -55,12 +55,16 @@ class ParallelFile(pytest.File):
         for n in ranks:
             if wanted and n not in wanted:
                 continue
-            item = ParallelItem.from_parent(self, name=f"ranks={n}")
-            item.ranks = n
-            item.deadline = declared.get("DEADLINE", DEADLINE_SECONDS)
-            # So that -k with the name of a test selects its file; the expression goes on to the children.
-            item.extra_keyword_matches.update(_test_names(tree))
-            yield item
+            for slow, names in _test_names(tree).items():
+                item = ParallelItem.from_parent(self, name=f"ranks={n}, slow" if slow else f"ranks={n}")
+                item.ranks = n
+                item.slow = slow
+                item.deadline = declared.get("DEADLINE", DEADLINE_SECONDS)
+                if slow:
+                    item.add_marker("slow")
+                # So that -k with the name of a test selects its file; the expression goes on to the children.
+                item.extra_keyword_matches.update(names)
+                yield item
 
 
 def _constants(tree: ast.Module) -> dict[str, Any]:
@@ -73,8 +77,25 @@ def _constants(tree: ast.Module) -> dict[str, Any]:
     return found
 
 
-def _test_names(tree: ast.Module) -> set[str]:
-    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name.startswith("test")}
+def _test_names(tree: ast.Module) -> dict[bool, set[str]]:
+    """Names of the tests that are not slow, and of those that are; a test with both kinds of parameters is in both."""
+    tests = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name.startswith("test")]
+    assigned = [
+        node.value for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark"
+    ]
+    all_slow = any(_mentions_slow(value) for value in assigned)
+    fast = {test.name for test in tests if not all_slow and not any(_is_slow(mark) for mark in test.decorator_list)}
+    slow = {test.name for test in tests if all_slow or any(_mentions_slow(mark) for mark in test.decorator_list)}
+    # A file without tests, or one that skips itself, is started all the same, to say so.
+    return {False: fast, True: slow} if fast and slow else {True: slow} if slow else {False: fast}
+
+
+def _is_slow(mark: ast.expr) -> bool:
+    return ast.unparse(mark) == "pytest.mark.slow"
+
+
+def _mentions_slow(marks: ast.expr) -> bool:
+    return any(isinstance(node, ast.expr) and _is_slow(node) for node in ast.walk(marks))
 
 
 class ChildrenFailed(Exception):
@@ -85,11 +106,13 @@ class ParallelItem(pytest.Item):
     """One file with one number of ranks."""
 
     ranks = 1
+    slow = False
     deadline = DEADLINE_SECONDS
 
     def runtest(self) -> None:
         keyword = self.config.getoption("keyword")
-        run_in_step([self.path], self.ranks, self.deadline, ["-k", keyword] if keyword else [])
+        options = ["-m", "slow" if self.slow else "not slow", *(["-k", keyword] if keyword else [])]
+        run_in_step([self.path], self.ranks, self.deadline, options)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         if isinstance(excinfo.value, ChildrenFailed):
@@ -97,7 +120,7 @@ class ParallelItem(pytest.Item):
         return super().repr_failure(excinfo, style)
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
-        return self.path, None, f"{self.path.name} with {self.ranks} ranks"
+        return self.path, None, f"{self.path.name} with {self.ranks} ranks{', slow tests' if self.slow else ''}"
 
 
 def run_in_step(

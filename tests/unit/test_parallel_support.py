@@ -126,6 +126,43 @@ def test_an_expression_selects_tests_inside_files(run):
     assert "1 passed" in text
 
 
+SLOW_AND_FAST = """
+def test_fast():
+    print("fast ran")
+@pytest.mark.slow
+def test_slow():
+    raise AssertionError("slow ran")
+@pytest.mark.parametrize("value", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_both(value):
+    assert value == 1, "both ran"
+"""
+
+
+@pytest.mark.parametrize(
+    ("selection", "items", "failures"),
+    [
+        (["-m", "not slow"], ["ranks=2 PASSED"], 0),
+        (["-m", "slow"], ["ranks=2, slow FAILED"], 1),
+        ([], ["ranks=2 PASSED", "ranks=2, slow FAILED"], 1),
+        (["-k", "test_slow"], ["ranks=2, slow FAILED"], 1),
+        (["-k", "test_both", "-m", "not slow"], ["ranks=2 PASSED"], 0),
+    ],
+)
+def test_slow_tests_of_a_file_are_selected_by_themselves(run, selection, items, failures):
+    code, text = run(SLOW_AND_FAST, "-vv", *selection)
+    assert code == bool(failures), text
+    results = [line.split("::")[1].split("  ")[0].rstrip() for line in text.splitlines() if "test_it.py::ranks" in line]
+    assert results[: len(items)] == items, text
+    if failures:
+        assert ("slow ran" in text) != ("both ran" in text)  # the first failure ends the file
+
+
+def test_a_file_of_slow_tests_only_is_not_started_for_others(run):
+    code, text = run("pytestmark = pytest.mark.slow\ndef test_a():\n    raise AssertionError\n", "-m", "not slow")
+    assert code == 5, text  # nothing was collected
+    assert "1 deselected" in text
+
+
 def test_a_job_has_output_by_rank_and_an_exit_code():
     job = run_job(
         """

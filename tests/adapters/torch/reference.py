@@ -4,6 +4,7 @@ import torch
 from mpi4py import MPI
 
 ROWS = 4  # of the batch, for each rank
+STEPS = 20  # of a training; rounding errors and stale state have grown visible by then
 FEATURES = 6
 CLASSES = 3
 

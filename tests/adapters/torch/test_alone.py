@@ -30,6 +30,25 @@ def test_training_alone(hvd, make_optimizer):
     assert optimizer.backward_passes_per_step == 2
 
 
+def test_averaging_over_passes_alone(hvd):
+    """The one thing that there is to do: otherwise the numbers would depend on how many ranks a script is given."""
+    model, twin = network(), network()
+    optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), backward_passes_per_step=2, average_aggregated_gradients=True)
+    twin_optimizer = sgd(twin.parameters())
+    for step in range(6):
+        passes = 2 if step < 3 else 3
+        optimizer.set_backward_passes_per_step(passes)
+        optimizer.zero_grad()
+        twin_optimizer.zero_grad()
+        for number in range(passes):
+            batch = whole_batch(10 * step + number, 1)
+            mse(model, *batch).backward()
+            (mse(twin, *batch) / passes).backward()
+        optimizer.step()
+        twin_optimizer.step()
+    assert_close(list(model.parameters()), list(twin.parameters()))
+
+
 def test_closures_alone(hvd):
     model = network()
     optimizer = hvd.DistributedOptimizer(torch.optim.LBFGS(model.parameters()))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from mpi4py import MPI
-from reference import FEATURES, Pair, assert_close, assert_same_bits, grads_of, mse, network, sgd
+from reference import FEATURES, STEPS, Pair, assert_close, assert_same_bits, grads_of, mse, network, sgd
 from support.limits import interrupted
 from torch.utils.checkpoint import checkpoint
 
@@ -17,7 +17,7 @@ from hvdlite.runtime import RUNTIME
 def test_each_pass_is_reduced_once(hvd, op, reset):
     pair = Pair(hvd, sgd, op=getattr(hvd, op))
     factor = hvd.size() if op == "Sum" else 1
-    for step in range(3):
+    for step in range(STEPS):
         if reset == "module":
             pair.model.zero_grad(set_to_none=False)
             pair.twin.zero_grad(set_to_none=False)
@@ -54,7 +54,7 @@ def test_each_pass_is_rounded_once_under_compression(hvd):
 
 def test_gradients_changed_between_passes_stay_changed(hvd):
     pair = Pair(hvd, sgd)
-    for step in range(3):
+    for step in range(STEPS):
         pair.zero()
         for passes in range(2):
             part, whole = pair.parts(10 * step + passes)
@@ -86,7 +86,7 @@ def test_gradients_written_before_backward_are_kept_as_they_are(hvd):
 
 def test_retain_graph(hvd):
     pair = Pair(hvd, sgd, op=hvd.Sum)
-    for step in range(3):
+    for step in range(STEPS):
         part, whole = pair.parts(step)
         pair.zero()
         loss, twin_loss = mse(pair.model, *part), mse(pair.twin, *whole) * hvd.size()
@@ -132,7 +132,7 @@ def test_autograd_grad_in_between_changes_nothing(hvd):
 def test_gradient_penalty(hvd):
     """A loss that holds gradients (create_graph), as in WGAN-GP."""
     pair = Pair(hvd, sgd)
-    for step in range(3):
+    for step in range(STEPS):
         part, whole = pair.parts(step)
         pair.zero()
         for model, (inputs, targets) in ((pair.model, part), (pair.twin, whole)):
@@ -170,7 +170,7 @@ def test_backward_passes_per_step(hvd, passes_per_step, compressed):
     """Summed over the passes, averaged over the ranks, not divided by the number of passes."""
     options = {"compression": hvd.Compression.fp16} if compressed else {}
     pair = Pair(hvd, sgd, tolerance=5e-3 if compressed else 1e-12, backward_passes_per_step=passes_per_step, **options)
-    for step in range(3):
+    for step in range(STEPS):
         pair.zero()
         for passes in range(passes_per_step):
             part, whole = pair.parts(10 * step + passes)
@@ -206,7 +206,7 @@ def test_too_many_passes(hvd, reset):
 def test_step_before_all_passes(hvd):
     """As in Horovod, a step reduces what there is."""
     pair = Pair(hvd, sgd, backward_passes_per_step=4)
-    for step in range(3):
+    for step in range(STEPS):
         pair.zero()
         for passes in range(2):
             part, whole = pair.parts(10 * step + passes)
@@ -237,7 +237,7 @@ def test_set_backward_passes_per_step(hvd):
 def test_no_sync(hvd, ending, op):
     pair = Pair(hvd, sgd, op=getattr(hvd, op))
     factor = hvd.size() if op == "Sum" else 1
-    for step in range(3):
+    for step in range(STEPS):
         pair.zero()
         with pair.optimizer.no_sync():
             for passes in range(2):
@@ -258,8 +258,8 @@ def test_no_sync(hvd, ending, op):
 
 
 def test_no_sync_after_a_reduced_pass(hvd):
-    pair = Pair(hvd, sgd, op=hvd.Sum)
-    for step in range(3):
+    pair = Pair(hvd, lambda params: torch.optim.SGD(params, lr=0.01), op=hvd.Sum)
+    for step in range(STEPS):
         pair.zero()
         for passes in range(4):
             part, whole = pair.parts(10 * step + passes)
@@ -275,8 +275,8 @@ def test_no_sync_after_a_reduced_pass(hvd):
 
 
 def test_synchronize_more_than_once_reduces_once(hvd):
-    pair = Pair(hvd, sgd, op=hvd.Sum)
-    for step in range(3):
+    pair = Pair(hvd, lambda params: torch.optim.SGD(params, lr=0.01), op=hvd.Sum)
+    for step in range(STEPS):
         pair.zero()
         part, whole = pair.parts(step)
         mse(pair.model, *part).backward()
@@ -521,3 +521,49 @@ def test_replacing_a_gradient_inside_backward_is_refused(hvd):
     mse(pair.model, *part).backward()
     mse(pair.twin, *whole).backward()
     pair.check_grads()
+
+
+@pytest.mark.parametrize("how", ["zeros", "none", "module"])
+def test_giving_up_passes_that_were_kept_back(hvd, how):
+    """Rank 1 alone has a gradient of its last layer then. All ranks have zeros afterwards, or all None: an optimizer with
+    momentum or weight decay makes a difference between these.
+    """
+    pair = Pair(hvd, sgd)
+    for step in range(4):
+        part, whole = pair.parts(step)
+        if step == 2:
+            for param in (*pair.model.parameters(), *pair.twin.parameters()):
+                param.grad = None
+            with pair.optimizer.no_sync():
+                if hvd.rank() == 1:
+                    mse(pair.model, *part).backward()
+            mse(pair.twin, *whole).backward()
+        (pair.model if how == "module" else pair.optimizer).zero_grad(set_to_none=how != "zeros")
+        pair.twin.zero_grad(set_to_none=how != "zeros")
+        inputs = [list(model[0].parameters()) if step == 2 else None for model in (pair.model, pair.twin)]
+        mse(pair.model, *part).backward(inputs=inputs[0])
+        mse(pair.twin, *whole).backward(inputs=inputs[1])
+        pair.check_grads()
+        pair.step()
+    pair.check_weights()
+
+
+@pytest.mark.parametrize("through", ["optimizer", "module"])
+def test_a_reset_drops_what_was_reduced_before_a_pass_that_was_kept_back(hvd, through):
+    """Also where this rank has no gradient in the next pass, and gets the others'."""
+    pair = Pair(hvd, sgd)
+    for step in range(4):
+        part, whole = pair.parts(step)
+        mse(pair.model, *part).backward()
+        with pair.optimizer.no_sync():
+            mse(pair.model, *part).backward()
+        (pair.optimizer if through == "optimizer" else pair.model).zero_grad()
+        pair.twin.zero_grad()
+        if hvd.rank() == 0:
+            mse(pair.model, *part).backward()
+        else:
+            torch.autograd.backward(pair.model[4].bias.sum() * 0.0)
+        (mse(pair.twin, *[rows[: len(part[0])] for rows in whole]) / hvd.size()).backward()
+        pair.check_grads()
+        pair.step()
+    pair.check_weights()

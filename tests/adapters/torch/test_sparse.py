@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from reference import assert_close, assert_same_bits, grads_of, sgd
+from reference import STEPS, assert_close, assert_same_bits, grads_of, sgd
 
 ROWS, WIDTH, WORDS = 12, 4, 5
 
@@ -21,7 +21,7 @@ class Bag(torch.nn.Module):
         if rare:
             hidden = hidden + self.rare(words[:, :1]).sum(1)
         out = self.head(torch.tanh(hidden))
-        return out + (hidden @ self.table.weight.t()).sum(1, keepdim=True) if self.tied else out
+        return out + (hidden @ self.table.weight.t()).mean(1, keepdim=True) if self.tied else out
 
 
 def words_of(step, size):
@@ -34,7 +34,7 @@ def sparse_optimizer(params):
 
 
 def train(hvd, model, twin, optimizer, twin_optimizer, passes=1, factor=1.0, tolerance=1e-12):
-    for step in range(4):
+    for step in range(STEPS):
         optimizer.zero_grad()
         twin_optimizer.zero_grad()
         for number in range(passes):
@@ -78,7 +78,7 @@ def test_sparse_adam(hvd):
     model, twin = Bag(), Bag()
     optimizers = [hvd.DistributedOptimizer(optimizer) for optimizer in split(model)]
     twin_optimizers = split(twin)
-    for step in range(4):
+    for step in range(STEPS):
         words = words_of(step, hvd.size())
         for optimizer in (*optimizers, *twin_optimizers):
             optimizer.zero_grad()
@@ -94,7 +94,7 @@ def test_backward_passes_per_step_of_sparse_gradients(hvd):
     model, twin = Bag(), Bag()
     optimizer = hvd.DistributedOptimizer(sparse_optimizer(model.parameters()), backward_passes_per_step=2)
     twin_optimizer = sparse_optimizer(twin.parameters())
-    for step in range(3):
+    for step in range(STEPS):
         optimizer.zero_grad()
         twin_optimizer.zero_grad()
         for number in range(2):
@@ -127,7 +127,7 @@ def test_a_gradient_that_changes_its_layout(hvd, sparse_first):
 @pytest.mark.parametrize("op", ["Average", "Sum"])
 @pytest.mark.parametrize("name", ["rows", None])
 def test_sparse_allreduce_async(hvd, op, name):
-    for step in range(3):
+    for step in range(STEPS):
         tensors = []
         for rank in range(hvd.size()):
             count = (rank + step) % 3
@@ -141,3 +141,30 @@ def test_sparse_allreduce_async(hvd, op, name):
         assert_close([finish()], [total / hvd.size() if op == "Average" else total], 1e-6)
     with pytest.raises(ValueError, match=r"of layout torch\.sparse_coo"):
         hvd.sparse_allreduce_async(torch.ones(2), "dense", hvd.Sum)
+
+
+def test_an_empty_gradient_is_not_none(hvd):
+    """Momentum goes on where a table's gradient is empty, so all ranks have to have an empty one, or none."""
+    model, twin = Bag(), Bag()
+
+    def make(net):
+        return torch.optim.SGD(net.table.parameters(), lr=0.1, momentum=0.9)
+
+    optimizer, twin_optimizer = hvd.DistributedOptimizer(make(model)), make(twin)
+    nothing = torch.zeros((0, WORDS), dtype=torch.int64)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        twin_optimizer.zero_grad()
+        words = words_of(step, hvd.size())
+        if step % 3 == 0:  # all ranks have rows
+            model.table(words[2 * hvd.rank() : 2 * hvd.rank() + 2]).square().mean().backward()
+            twin.table(words).square().mean().backward()
+        elif step % 3 == 1:  # rank 1 alone has a gradient, without rows
+            (model.table(nothing).sum() if hvd.rank() == 1 else torch.zeros(1, requires_grad=True).sum()).backward()
+            twin.table(nothing).sum().backward()
+            optimizer.synchronize()
+        assert_close(grads_of(model.table), grads_of(twin.table))
+        optimizer.step()
+        twin_optimizer.step()
+        assert_same_bits([model.table.weight])
+    assert_close([model.table.weight], [twin.table.weight])

@@ -2,7 +2,20 @@
 
 import pytest
 import torch
-from reference import FEATURES, Pair, adam, assert_close, assert_same_bits, grads_of, mse, network, part_of, sgd, whole_batch
+from reference import (
+    FEATURES,
+    STEPS,
+    Pair,
+    adam,
+    assert_close,
+    assert_same_bits,
+    grads_of,
+    mse,
+    network,
+    part_of,
+    sgd,
+    whole_batch,
+)
 
 
 class Branches(torch.nn.Module):
@@ -36,7 +49,7 @@ def rank_by_rank(twin, whole, size, choose):
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_branches_that_differ_between_ranks(hvd, make_optimizer, set_to_none):
     pair = Pair(hvd, make_optimizer, Branches)
-    for step in range(5):
+    for step in range(STEPS):
         part, whole = pair.parts(step)
 
         def choose(rank, step=step):
@@ -58,7 +71,7 @@ def test_branches_that_differ_between_ranks(hvd, make_optimizer, set_to_none):
 def test_a_rank_without_any_gradient(hvd, op):
     """Its backward touches no parameter of the optimizer, or it has no backward at all."""
     pair = Pair(hvd, sgd, op=getattr(hvd, op))
-    for step in range(4):
+    for step in range(STEPS):
         part, whole = pair.parts(step)
         pair.zero()
         active = step % hvd.size()
@@ -69,6 +82,25 @@ def test_a_rank_without_any_gradient(hvd, op):
         (mse(pair.twin, *part_of(whole, active)) / (hvd.size() if op == "Average" else 1)).backward()
         if hvd.rank() != active:
             pair.optimizer.synchronize()
+        pair.check_grads()
+        pair.step()
+    pair.check_weights()
+
+
+def test_zeros_that_were_reduced_by_step_are_not_taken_for_zeros_later(hvd):
+    """A rank without backward sends its zeros in place, and gets there what the others have."""
+    pair = Pair(hvd, sgd)
+    for step in range(4):
+        part, whole = pair.parts(step)
+        pair.zero(set_to_none=False)
+        if step == 0 or hvd.rank() == 0:
+            mse(pair.model, *part).backward()
+        (mse(pair.twin, *whole) if step == 0 else mse(pair.twin, *part_of(whole, 0)) / hvd.size()).backward()
+        pair.step()
+        pair.check_grads()
+        part, whole = pair.parts(100 + step)
+        mse(pair.model, *part).backward()  # on top of what is there
+        mse(pair.twin, *whole).backward()
         pair.check_grads()
         pair.step()
     pair.check_weights()
@@ -94,7 +126,7 @@ def test_frozen_and_thawed(hvd):
         return model
 
     pair = Pair(hvd, sgd, build)
-    for step in range(8):
+    for step in range(STEPS):
         if step == 2:  # thaw the first layer
             pair.model[0].requires_grad_(True)
             pair.twin[0].requires_grad_(True)
@@ -114,6 +146,32 @@ def test_frozen_and_thawed(hvd):
     pair.check_weights()
 
 
+@pytest.mark.parametrize("groups", [None, 1])
+def test_frozen_after_a_pass_that_was_kept_back(hvd, groups):
+    """Rank 1 alone has a gradient of that layer: the others have to take part in its reduction."""
+    pair = Pair(hvd, sgd, Branches, groups=groups)
+    for step in range(6):
+        part, whole = pair.parts(step)
+        pair.zero()
+        for model in (pair.model, pair.twin):
+            model.left.requires_grad_(True)
+
+        def choose(rank, step=step):
+            return ("left",) if step == 0 or rank == 1 else ("right",)
+
+        pair.model.take = choose(hvd.rank())
+        with pair.optimizer.no_sync():
+            mse(pair.model, *part).backward()
+        rank_by_rank(pair.twin, whole, hvd.size(), choose)
+        for model in (pair.model, pair.twin):
+            model.left.requires_grad_(False)
+        mse(pair.model, *part).backward()
+        rank_by_rank(pair.twin, whole, hvd.size(), choose)
+        pair.check_grads()
+        pair.step()
+    pair.check_weights()
+
+
 def test_two_optimizers_without_names(hvd):
     """As in adversarial training: one's backward also runs through the other's parameters."""
     maker, judge = network(1), network(2)
@@ -124,7 +182,7 @@ def test_two_optimizers_without_names(hvd):
     twin_judge_in.load_state_dict(judge_in.state_dict())
     optimizers = [hvd.DistributedOptimizer(sgd(maker.parameters())), hvd.DistributedOptimizer(adam(judge.parameters()))]
     twins = [sgd(twin_maker.parameters()), adam(twin_judge.parameters())]
-    for step in range(4):
+    for step in range(STEPS):
         whole = whole_batch(step, hvd.size())
         part = part_of(whole, hvd.rank())
         for (one, two, entrance), (inputs, targets), (first, second) in (
@@ -144,6 +202,47 @@ def test_two_optimizers_without_names(hvd):
     assert_same_bits([*maker.parameters(), *judge.parameters()])
 
 
+@pytest.mark.parametrize(("judgings", "freezing"), [(1, False), (2, True)])
+def test_adversarial_training(hvd, freezing, judgings):
+    """The loop of torch's DCGAN tutorial: names that both networks have, several steps of one for a step of the other, and
+    the judge frozen meanwhile.
+    """
+
+    def build():
+        maker = network(1)
+        judge = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.LeakyReLU(0.2), torch.nn.Linear(5, 1)).double()
+        return maker, judge
+
+    torch.manual_seed(2)
+    ours, alone = build(), build()
+    alone[1].load_state_dict(ours[1].state_dict())
+    optimizers = [hvd.DistributedOptimizer(adam(net.parameters()), net.named_parameters()) for net in ours]
+    twins = [adam(net.parameters()) for net in alone]
+    criterion = torch.nn.BCEWithLogitsLoss()
+    for step in range(STEPS):
+        whole = whole_batch(step, hvd.size())
+        for (maker, judge), (maker_optimizer, judge_optimizer), (noise, real) in (
+            (ours, optimizers, part_of(whole, hvd.rank())),
+            (alone, twins, whole),
+        ):
+            ones, zeros = torch.ones(len(real), 1, dtype=real.dtype), torch.zeros(len(real), 1, dtype=real.dtype)
+            judge.requires_grad_(True)
+            for turn in range(judgings):
+                judge.zero_grad()
+                criterion(judge(real + 0.1 * turn), ones).backward()
+                fake = maker(noise)
+                criterion(judge(fake.detach()), zeros).backward()
+                judge_optimizer.step()
+            if freezing:
+                judge.requires_grad_(False)
+            maker.zero_grad()
+            criterion(judge(fake), ones).backward()
+            maker_optimizer.step()
+    for net, twin in zip(ours, alone, strict=True):
+        assert_close(list(net.parameters()), list(twin.parameters()), 1e-9)
+        assert_same_bits(list(net.parameters()))
+
+
 @pytest.mark.parametrize("op", ["Average", "Sum"])
 def test_optimizers_with_parameters_in_common(hvd, op):
     """They are reduced once, whichever optimizer steps."""
@@ -155,7 +254,7 @@ def test_optimizers_with_parameters_in_common(hvd, op):
     (model, plain), (twin, twin_optimizers) = setup(), setup()
     optimizers = [hvd.DistributedOptimizer(optimizer, op=getattr(hvd, op)) for optimizer in plain]
     factor = hvd.size() if op == "Sum" else 1
-    for step in range(4):
+    for step in range(STEPS):
         whole = whole_batch(step, hvd.size())
         part = part_of(whole, hvd.rank())
         model.zero_grad()
@@ -231,6 +330,27 @@ def test_ranks_that_run_out_of_data_join(hvd, op):
     assert hvd.join() == hvd.size() - 1
     hvd.broadcast_parameters(pair.model.state_dict(), hvd.size() - 1)
     pair.check_weights()
+
+
+def test_ranks_with_sparse_gradients_join(hvd):
+    """Horovod cannot: "Allgather is not supported with Join at this time"."""
+    table, twin = (torch.nn.Embedding.from_pretrained(torch.ones(8, 2).double(), freeze=False, sparse=True) for _ in range(2))
+    optimizer, twin_optimizer = (torch.optim.SGD(net.parameters(), lr=0.5) for net in (table, twin))
+    hvd.DistributedOptimizer(optimizer)
+    steps = [2 + rank for rank in range(hvd.size())]
+    for step in range(max(steps)):
+        words = torch.randint(0, 8, (hvd.size(), 4), generator=torch.Generator().manual_seed(step))
+        working = [rank for rank in range(hvd.size()) if steps[rank] > step]
+        twin_optimizer.zero_grad()
+        (sum(twin(words[rank]).square().sum() for rank in working) / hvd.size()).backward()
+        twin_optimizer.step()
+        if hvd.rank() in working:
+            optimizer.zero_grad()
+            table(words[hvd.rank()]).square().sum().backward()
+            optimizer.step()
+    last = hvd.join()
+    hvd.broadcast_parameters(table.state_dict(), last)
+    assert_close([table.weight], [twin.weight])
 
 
 def test_unequal_numbers_of_passes_are_found_out(hvd):

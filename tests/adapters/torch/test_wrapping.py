@@ -10,7 +10,7 @@ import weakref
 
 import pytest
 import torch
-from reference import Pair, adam, assert_close, assert_same_bits, grads_of, mse, network, part_of, sgd, whole_batch
+from reference import STEPS, Pair, adam, assert_close, assert_same_bits, grads_of, mse, network, part_of, sgd, whole_batch
 
 
 def train(hvd, model, optimizer, steps):
@@ -105,6 +105,45 @@ def test_resuming_from_a_checkpoint(hvd, wrapped_again):
     assert_same_bits(list(resumed.parameters()))
 
 
+@pytest.mark.parametrize("make_optimizer", [sgd, adam])
+@pytest.mark.parametrize("loaded", ["before wrapping", "after wrapping", "on rank 0 only"])
+def test_resuming_from_a_plain_optimizers_checkpoint(hvd, make_optimizer, loaded):
+    """A script that trained alone before, or on other ranks: there is no mark of us in the file."""
+    straight = network()
+    straight_optimizer = make_optimizer(straight.parameters())
+    scheduler = torch.optim.lr_scheduler.StepLR(straight_optimizer, 8, 0.5)
+    file = io.BytesIO()
+    for step in range(STEPS + 10):
+        if step == 10:
+            state = {"model": straight, "optimizer": straight_optimizer, "scheduler": scheduler}
+            torch.save({name: each.state_dict() for name, each in state.items()}, file)
+        train_alone(hvd, straight, straight_optimizer, [step])
+        scheduler.step()
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+    model = network(seed=50 + hvd.rank())
+    optimizer = make_optimizer(model.parameters())
+    if loaded != "before wrapping":
+        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 8, 0.5)
+    if loaded != "on rank 0 only" or hvd.rank() == 0:
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        scheduler.load_state_dict(saved["scheduler"])
+    if loaded == "before wrapping":
+        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+    if loaded == "on rank 0 only":
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+        scheduler.load_state_dict(hvd.broadcast_object(scheduler.state_dict(), root_rank=0))
+    for step in range(10, STEPS + 10):
+        train(hvd, model, optimizer, [step])
+        scheduler.step()
+    assert_close(list(model.parameters()), list(straight.parameters()))
+    assert_same_bits(list(model.parameters()))
+    assert optimizer.state_dict()["param_groups"] == straight_optimizer.state_dict()["param_groups"]
+
+
 def test_wrapping_after_training_alone_continues(hvd):
     model, twin = network(), network()
     optimizer, twin_optimizer = adam(model.parameters()), adam(twin.parameters())
@@ -174,7 +213,7 @@ def test_wrong_arguments(hvd):
         wrap(backward_passes_per_step=0)
     with pytest.raises(ValueError, match="gradient_predivide_factor not supported with op != Average"):
         wrap(op=hvd.Sum, gradient_predivide_factor=2.0)
-    with pytest.raises(ValueError, match="op=Average or op=Sum"):
+    with pytest.raises(ValueError, match="with op=Average, op=Sum or op=Adasum"):
         wrap(op=hvd.Max)
     with pytest.raises(ValueError, match="groups should be a positive integer or a list of lists"):
         wrap(groups=0)
@@ -182,6 +221,18 @@ def test_wrong_arguments(hvd):
         wrap(groups=[[named[0][1]], [named[0][1]]])
     with pytest.raises(ValueError, match="groups must consist of parameters of this optimizer"):
         wrap(groups=[["0.weight"]])
+    with pytest.raises(ValueError, match="groups must consist of parameters of this optimizer"):
+        wrap(groups=[[torch.nn.Parameter(torch.ones(1))]])
+    with pytest.raises(ValueError, match="groups should be a positive integer or a list of lists"):
+        wrap(groups=list(model.parameters()))
+    with pytest.raises(ValueError, match="gradient_predivide_factor=0 must be > 0"):
+        wrap(gradient_predivide_factor=0)
+    with pytest.raises(ValueError, match="compression must have the methods compress and decompress, got 'fp16'"):
+        wrap(compression="fp16")
+    with pytest.raises(ValueError, match="backward_passes_per_step must be > 0"):
+        wrap().set_backward_passes_per_step(0)
+    with pytest.raises(ValueError, match="process_set must be a ProcessSet, got"):
+        wrap(process_set=[0, 1])
     with pytest.raises(ValueError, match=r"wraps a torch.optim.Optimizer, got a list"):
         hvd.DistributedOptimizer([])
     with pytest.warns(DeprecationWarning, match="num_groups"):
@@ -198,6 +249,11 @@ def test_wrong_arguments(hvd):
         ("op", r"op is Average on ranks? 0.*, but op is Sum on rank"),
         ("frozen", r"is float64 \[8, 6\] on ranks? 0.*, but .* is float64 \[8, 6\] \(frozen\) on rank"),
         ("groups", r"groups is None on ranks? 0.*, but groups is 2 on rank"),
+        ("gradient_predivide_factor", r"gradient_predivide_factor is 1.0 on ranks? 0.*, but .* is 2.0 on rank"),
+        ("compression", r"compression is NoneCompressor on ranks? 0.*, but compression is FP16Compressor on rank"),
+        ("backward_passes_per_step", r"backward_passes_per_step is 1 on ranks? 0.*, but .* is 2 on rank"),
+        ("average_aggregated_gradients", r"average_aggregated_gradients is False on ranks? 0.*, but .* is True on rank"),
+        ("sparse_as_dense", r"sparse_as_dense is False on ranks? 0.*, but sparse_as_dense is True on rank"),
     ],
 )
 def test_ranks_that_differ(hvd, what, message):
@@ -211,15 +267,27 @@ def test_ranks_that_differ(hvd, what, message):
     params = list(model.parameters())
     if odd and what == "count":
         params = params[:-1]
-    optimizer = hvd.DistributedOptimizer(
-        sgd(params), names, op=hvd.Sum if odd and what == "op" else hvd.Average, groups=2 if odd and what == "groups" else None
-    )
+    values = {
+        "op": hvd.Sum,
+        "groups": 2,
+        "gradient_predivide_factor": 2.0,
+        "compression": hvd.Compression.fp16,
+        "backward_passes_per_step": 2,
+        "average_aggregated_gradients": True,
+        "sparse_as_dense": True,
+    }
+    options = {what: values[what]} if odd and what in values else {}
+    optimizer = hvd.DistributedOptimizer(sgd(params), names, **options)
     inputs, targets = part_of(whole_batch(0, hvd.size(), next(model.parameters()).dtype), hvd.rank())
+
+    def reduce():
+        model(inputs).sub(targets).square().mean().backward()
+        optimizer.synchronize()  # a rank may have been told to make another pass first
+
     for _ in range(2):
         with pytest.raises(hvd.HorovodInternalError, match=message) as caught:
-            model(inputs).sub(targets).square().mean().backward()
+            reduce()
         assert f"on rank {hvd.size() - 1}" in str(caught.value)
-    del optimizer
     # The engine is fine.
     test_it_stays_the_same_object(hvd)
 

@@ -1,0 +1,74 @@
+"""Adasum for an optimizer: each rank takes a step on its own gradients, and what the steps have changed is combined.
+
+As in Horovod it is the change that Adasum combines, not the gradient, because what a good step is depends on the optimizer
+(momentum, or Adam's scale of each element). The optimizer's state stays this rank's.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from hvdlite.compression import NoneCompressor
+from hvdlite.ops import allreduce_async
+from hvdlite.requests import Adasum
+from hvdlite.torch.agreement import Settings, agree
+from hvdlite.torch.slots import Slot
+
+__all__ = ["AdasumStep"]
+
+
+class AdasumStep:
+    """The hooks in front of and after the steps of one optimizer."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._codec: Any = settings.compression or NoneCompressor
+        self._slots: list[Slot] = []
+        self._generation = 0
+        self._agreed = False
+        self._start: list[tuple[Slot, torch.Tensor]] = []  # the parameters in front of the step
+
+    def add(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Takes charge of parameters, with unique names."""
+        self._slots += [Slot(name, param) for name, param in named]
+        self._agreed = False
+
+    def before_step(self, *_: Any) -> None:
+        """Remembers where the step begins."""
+        self._start = [(slot, slot.param.detach().clone()) for slot in self._slots if slot.param.requires_grad]
+
+    def after_step(self, *_: Any) -> None:
+        """Replaces the step of this rank by that of all. Collective over the process set.
+
+        Raises:
+            MismatchError, HorovodInternalError: the parameters are as they were in front of the step.
+
+        """
+        start, self._start = self._start, []
+        with torch.no_grad():
+            try:
+                self._agree()
+                changes = self._combine(start)
+            except BaseException:
+                for slot, before in start:
+                    slot.param.copy_(before)
+                raise
+            for (slot, before), change in zip(start, changes, strict=True):
+                slot.param.copy_(before.add_(change))
+
+    def _agree(self) -> None:
+        if not self._agreed:
+            self._generation += 1
+            agree(self._settings, self._slots, None, self._generation)
+            self._agreed = True
+
+    def _combine(self, start: list[tuple[Slot, torch.Tensor]]) -> list[torch.Tensor]:
+        flights = []
+        for slot, before in start:
+            wire, context = self._codec.compress((slot.param.detach() - before).cpu())
+            flights.append((allreduce_async(wire, None, slot.name, Adasum, process_set=self._settings.process_set), context))
+        return [
+            self._codec.decompress(handle.synchronize(), context).to(before.device)
+            for (handle, context), (_, before) in zip(flights, start, strict=True)
+        ]

@@ -1,0 +1,121 @@
+"""The arguments of `DistributedOptimizer`: what is wrong with them is said before anything is changed."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from hvdlite.compression import is_none
+from hvdlite.errors import InvalidArgumentError, UnsupportedError
+from hvdlite.process_sets import ProcessSet
+from hvdlite.requests import Adasum, Average, Sum, resolve_op
+from hvdlite.torch.plan import Groups
+
+__all__ = ["check_compression", "check_passes", "check_process_set", "checked_op", "name_groups", "name_parameters"]
+
+
+def checked_op(op: int, predivide: float, average_passes: bool, process_set: ProcessSet) -> int:
+    """The reduce operator.
+
+    Raises:
+        InvalidArgumentError: it is none for gradients, or does not go with the other arguments.
+        UnsupportedError: Adasum of a number of ranks that is no power of two.
+
+    """
+    op = resolve_op(op, None)
+    if op not in (Average, Sum, Adasum):
+        raise InvalidArgumentError("DistributedOptimizer reduces gradients with op=Average, op=Sum or op=Adasum")
+    if op == Adasum:
+        ranks = process_set.size() or 1
+        if ranks & (ranks - 1):
+            raise UnsupportedError(
+                f"Running Adasum with non-power of 2 ranks is not supported yet. (Process set {process_set.process_set_id} "
+                f"has {ranks} ranks; use op=Average, or a process set of {1 << (ranks.bit_length() - 1)})"
+            )
+        if average_passes:
+            raise InvalidArgumentError("average_aggregated_gradients needs op=Average or op=Sum: divide the loss instead")
+    if predivide != 1.0 and op != Average:
+        raise InvalidArgumentError("gradient_predivide_factor not supported with op != Average")
+    if not predivide > 0:
+        raise InvalidArgumentError(f"gradient_predivide_factor={predivide!r} must be > 0")
+    return op
+
+
+def check_passes(passes: int) -> None:
+    """Raises InvalidArgumentError unless it is a whole number above 0."""
+    if isinstance(passes, bool) or not isinstance(passes, int) or passes <= 0:
+        raise InvalidArgumentError(f"backward_passes_per_step must be > 0 and whole, got {passes!r}")
+
+
+def check_compression(compression: Any) -> None:
+    """Raises InvalidArgumentError unless it is None or has the methods of `Compressor`."""
+    if not (is_none(compression) or all(callable(getattr(compression, name, None)) for name in ("compress", "decompress"))):
+        raise InvalidArgumentError(f"compression must have the methods compress and decompress, got {compression!r}")
+
+
+def check_process_set(process_set: ProcessSet) -> None:
+    """Raises InvalidArgumentError unless it is a process set that is registered."""
+    if not isinstance(process_set, ProcessSet):
+        raise InvalidArgumentError(f"process_set must be a ProcessSet, got {process_set!r}: pass it to hvdlite.add_process_set")
+    if process_set.process_set_id is None:
+        raise InvalidArgumentError(f"{process_set} has not been registered: pass it to hvdlite.add_process_set first")
+
+
+def name_parameters(
+    optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, torch.Tensor]] | None
+) -> list[tuple[str, torch.Tensor]]:
+    """The optimizer's parameters with their names, in the order of the model where that is known."""
+    found = {
+        id(param): (f"{group_place}.{place}", param)
+        for group_place, group in enumerate(optimizer.param_groups)
+        for place, param in enumerate(group["params"])
+    }
+    if named_parameters is None:
+        return list(found.values())
+    given = list(named_parameters)
+    if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in given):
+        raise InvalidArgumentError(
+            "named_parameters should be a sequence of tuples (name, parameter), usually produced by model.named_parameters()."
+        )
+    duplicates = [name for name, count in Counter(name for name, _ in given).items() if count > 1]
+    if duplicates:
+        raise InvalidArgumentError(
+            f"Parameter names in named_parameters must be unique. Found duplicates: {', '.join(duplicates)}"
+        )
+    named: dict[int, tuple[str, torch.Tensor]] = {}
+    for name, param in given:
+        if id(param) in found:
+            named.setdefault(id(param), (name, param))
+    missing = [place for key, (place, _) in found.items() if key not in named]
+    if missing:
+        raise InvalidArgumentError(
+            "named_parameters was specified, but one or more model parameters were not named. In the optimizer's parameter "
+            f"groups they are (group.place): {', '.join(missing)}"
+        )
+    return list(named.values())
+
+
+def name_groups(groups: Any, named: Sequence[tuple[str, torch.Tensor]]) -> Groups:
+    """The user's groups with names in the place of parameters."""
+    if groups is None:
+        return None
+    if isinstance(groups, int) and not isinstance(groups, bool) and groups > 0:
+        return groups
+    if not isinstance(groups, list | tuple) or not all(_is_list(members) for members in groups):
+        raise InvalidArgumentError("groups should be a positive integer or a list of lists of parameters")
+    names = {id(param): name for name, param in named}
+    chosen = [list(members) for members in groups]  # they may be iterators, such as module.parameters()
+    seen: set[int] = set()
+    for members in chosen:
+        for param in members:
+            if not isinstance(param, torch.Tensor) or id(param) not in names:
+                raise InvalidArgumentError("groups must consist of parameters of this optimizer")
+            if id(param) in seen:
+                raise InvalidArgumentError("A parameter can only appear once in groups")
+            seen.add(id(param))
+    return tuple(tuple(names[id(param)] for param in members) for members in chosen)
+
+
+def _is_list(members: Any) -> bool:
+    return isinstance(members, Iterable) and not isinstance(members, torch.Tensor)
