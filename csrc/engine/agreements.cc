@@ -233,6 +233,11 @@ bool Cycle::read_ledger(ProcessSet& set) {
     switch (entry.kind) {
       case Ledger::Kind::kComplete:
         for (Entry& mine : accord.take(entry.key)) {
+          if (mine.request->kind == base::OpKind::kBarrier && agreement_is_barrier_) {
+            ++shared_.counters.agreed_in_memory;
+            finish({&mine, 1}, Status{});
+            continue;
+          }
           agreed.push_back(agreed_in_ledger(set, mine.request, entry.contributors));
           entries.push_back(std::move(mine));
         }

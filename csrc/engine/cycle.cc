@@ -26,6 +26,7 @@ Cycle::Cycle(transport::Transport& transport, SharedState& shared, collectives::
       patience_(base::from_seconds(shared.config.cycle_time_ms / 1000)),
       isa_(selection.tuning.isa),
       may_carry_(selection.allreduce == "auto" || selection.allreduce == "shm"),
+      agreement_is_barrier_(selection.barrier == "auto"),
       executor_(
           transport, std::move(selection), *shared.outputs,
           kPoolThresholds * shared.config.fusion_threshold,

@@ -161,6 +161,8 @@ class Cycle {
   const base::microseconds patience_;  // how long a queued entry may wait for company
   const kernels::Isa isa_;
   const bool may_carry_;  // no algorithm is forced that small payloads would bypass
+  const bool
+      agreement_is_barrier_;  // all members have come to it, which is all there is to a barrier
   Executor executor_;
   std::map<std::int32_t, std::unique_ptr<ProcessSet>> sets_;
   std::vector<Region> regions_;    // of the host's window
