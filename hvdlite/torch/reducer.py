@@ -81,6 +81,7 @@ class Reducer:
         self._owed = False  # a pass is over but not all its buckets were launched
         self._unsettled = False
         self._local_gradients = False  # passes were not reduced yet
+        self._given_up = False  # such passes were reset since the last reduction
         # Counts since the last step() or zero_grad().
         self._turn = 0  # of reductions
         self._backwards = 0
@@ -336,13 +337,13 @@ class Reducer:
         """Launches what was not launched in this pass: all buckets that some rank may have a gradient for, which a parameter
         that was frozen since may have from a pass that was kept back.
         """
-        everything = self._local_gradients
+        everything = self._local_gradients or self._given_up
         for bucket in self._buckets or ():
             if bucket.launched != self._stamp and (
                 everything or any(slot.dirty or slot.param.requires_grad for slot in bucket.slots)
             ):
                 self._launch(bucket, wake=False)
-        self._owed = self._local_gradients = False
+        self._owed = self._local_gradients = self._given_up = False
         self._turn += 1
 
     def _launch(self, bucket: Bucket, wake: bool) -> None:
@@ -440,5 +441,6 @@ class Reducer:
         """The optimizer has reset its gradients."""
         for slot in self._slots.values():
             slot.forget()
+        self._given_up |= self._local_gradients
         self._local_gradients = False
         self.next_step()

@@ -187,7 +187,7 @@ class Slot:
         have the same in the end, zeros or None.
         """
         grad = self.param.grad
-        self.dirty = self.dirty and grad is not None and self.param.requires_grad
+        self.dirty = self.dirty and grad is not None
         self._zeroed = None if self.dirty else grad  # the engine may write where a dirty one lies, which shows in no version
         self.filled = self.fresh = False
         self.aside = None
