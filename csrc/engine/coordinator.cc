@@ -236,6 +236,10 @@ Request Coordinator::join_request() const {
 }
 
 void Coordinator::fail(const std::vector<std::string>& names, const Status& why) {
+  // The text of a verdict names the operations; that of a leaving does not.
+  const auto of = [&](const Request& request) {
+    return left_.ok() ? why : Status{why.code, describe(request) + ": " + why.message};
+  };
   for (const std::string& name : names) {
     if (name == kJoinName && joined_count_ > 0) {
       failed_at_[name] = sequence_ + 1;
@@ -262,12 +266,13 @@ void Coordinator::fail(const std::vector<std::string>& names, const Status& why)
         continue;
       }
       for (const Settled& settled : group->second.ready) {
-        if (settled.response->request->name != name) decide_failure(settled.response->request, why);
+        const RequestPtr& other = settled.response->request;
+        if (other->name != name) decide_failure(other, of(*other));
       }
       group = groups_.erase(group);
     }
     failed_at_[name] = sequence_ + 1;
-    decide_failure(std::move(request), why);
+    decide_failure(request, of(*request));
   }
 }
 

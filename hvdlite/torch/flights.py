@@ -33,10 +33,11 @@ class Flight:
         items: the requests.
         outcomes: of the items, in order, as far as they have been waited for: what the bucket needs of a result, or an error.
         landed: how many items are done with.
+        in_place: did all go well, and may all gradients be where they have to be already?
 
     """
 
-    __slots__ = ("bucket", "handles", "items", "landed", "outcomes")
+    __slots__ = ("bucket", "handles", "in_place", "items", "landed", "outcomes")
 
     def __init__(self, bucket: "Bucket", handles: list[int], items: Sequence[Item]) -> None:
         self.bucket = bucket
@@ -44,6 +45,7 @@ class Flight:
         self.items = items
         self.outcomes: list[Any] = []
         self.landed = 0
+        self.in_place = False
 
     def land(self, strict: bool) -> HvdliteError | None:
         """Puts all results where they belong. Called without gradient recording, after `Bucket.wait`.
@@ -56,6 +58,9 @@ class Flight:
             The first error of all items, or None.
 
         """
+        if self.in_place and _all_are_there(self.items):
+            self.landed = len(self.items)
+            return None
         failure: HvdliteError | None = None
         land = self.bucket.land
         for place in range(self.landed, len(self.items)):
@@ -71,6 +76,15 @@ class Flight:
                 if not item[0].dirty:
                     item[0].merge()
         return failure
+
+
+def _all_are_there(items: Sequence[Item]) -> bool:
+    """Was every gradient reduced where it is, and is it still there? Then nothing but that it is filled has to be noted."""
+    for slot, grad, wire, _ in items:
+        if wire is not grad or slot.param.grad is not grad or slot.aside is not None or slot.sparse_dim is not None:
+            return False
+        slot.filled = True
+    return True
 
 
 class Bucket(Protocol):
@@ -179,14 +193,12 @@ class DenseBucket:
         if flight.handles:
             contributors, errors = engine.wait_many(flight.handles)
             flight.handles = []
+            flight.in_place = not errors
             flight.outcomes = [errors.get(place, count) for place, count in enumerate(contributors)] if errors else contributors
 
     def land(self, item: Item, outcome: Any, strict: bool) -> None:
-        """Most often nothing is to be done: the gradient was reduced where it is. The outcome: how many ranks had one."""
+        """The outcome: how many ranks had a gradient."""
         slot, grad, wire, context = item
-        if wire is grad and slot.param.grad is grad and slot.aside is None and slot.sparse_dim is None:
-            slot.filled = True
-            return
         if outcome == 0:
             return  # used on no rank: as in one process, there is no gradient
         slot.filled = True

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from support.hosts import EmulatedHosts
 
 CHILD = Path(__file__).with_name("child.py")
+# On a busy machine Open MPI's mpirun now and then gives up before it has started any rank, and says this.
+NOT_LAUNCHED = "listener thread failed to start"
+LAUNCHES = 3
 MARK = "HVDTEST_JOB"  # in the environment of every process of a job, so that none of them outlives it
 
 # For root in a container, and for more ranks than cores.
@@ -96,6 +99,22 @@ def run_python(
     hosts: "EmulatedHosts | None" = None,
 ) -> JobResult:
     """Runs ``python *arguments`` as n ranks, on these hosts or here; the ranks' output goes to files in `folder`."""
+    for _ in range(LAUNCHES):
+        result = _launch(arguments, n, timeout, folder, env, mpirun_args, hosts)
+        if result.stdout or NOT_LAUNCHED not in result.launcher:
+            break
+    return result
+
+
+def _launch(
+    arguments: Sequence[str],
+    n: int,
+    timeout: float,
+    folder: Path,
+    env: Mapping[str, str] | None,
+    mpirun_args: Sequence[str],
+    hosts: "EmulatedHosts | None",
+) -> JobResult:
     mark = uuid.uuid4().hex
     command = [find_mpirun(), "-n", str(n), *mpirun_args, sys.executable, str(CHILD), str(folder), *arguments]
     environment = {**job_environment(env), MARK: mark}

@@ -158,5 +158,5 @@ def test_an_optimizer_whose_set_was_removed_says_so(hvd, sets):
         with pytest.raises(ValueError, match=r"the process set of this prepared group was removed"):
             mse(model, *part_of(whole_batch(1, hvd.size()), hvd.rank())).backward()
     for wrong in (each, [0]):
-        with pytest.raises(ValueError, match=r"has not been registered: pass it to hvdlite.add_process_set"):
+        with pytest.raises(ValueError, match=r"pass it to hvdlite\.add_process_set"):
             hvd.DistributedOptimizer(sgd(network().parameters()), process_set=wrong)
