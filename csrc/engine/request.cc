@@ -22,10 +22,11 @@ Enum get_enum(Reader& reader, int limit, const char* what) {
   return static_cast<Enum>(code);
 }
 
+// Modulo 2^64: whoever takes a request has refused what is too large before.
 std::int64_t product(std::span<const std::int64_t> extents) {
-  std::int64_t result = 1;
-  for (const std::int64_t extent : extents) result *= extent;
-  return result;
+  std::uint64_t result = 1;
+  for (const std::int64_t extent : extents) result *= static_cast<std::uint64_t>(extent);
+  return static_cast<std::int64_t>(result);
 }
 
 std::uint64_t hash_of_group(SetId set, std::string_view group) {
