@@ -79,9 +79,9 @@ Dots dots_of(const A* a, const A* b, std::size_t n) {
 }
 
 double coefficient(double ab, double own) {
-  static const double kSmallest =
+  static const double smallest =
       std::sqrt(DBL_MIN);  // Horovod's bound, below which a tensor counts as zero
-  return own >= kSmallest ? 1.0 - ab / own * 0.5 : 1.0;
+  return own >= smallest ? 1.0 - ab / own * 0.5 : 1.0;
 }
 
 // out = adasum(a, b); out may be a or b.

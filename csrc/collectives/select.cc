@@ -42,8 +42,9 @@ void check(std::span<const Algorithm<Args>> algorithms, const std::string& force
   if (!deterministic || algorithm.layout_independent) return;
   std::string allowed;
   for (const Algorithm<Args>& other : algorithms) {
-    if (other.layout_independent && other.can_be_forced())
+    if (other.layout_independent && other.can_be_forced()) {
       allowed += std::string(other.name) + ", ";
+    }
   }
   const std::string knob = knob_of(collective_name<Args>());
   throw base::Error(base::ErrorCode::kInvalidArgument,

@@ -158,8 +158,9 @@ class Explorer {
         HVD_CHECK(member.asked[key] == kInLedger);
         ++member.agreed;
         if (entry.carried != 0) {
-          if (member.payload[key] != member.payloads)
+          if (member.payload[key] != member.payloads) {
             fail("a payload is not where it is looked for");
+          }
           ++member.payloads;
         }
         did(member, 2 * key);
@@ -316,8 +317,9 @@ class Explorer {
     for (int i = 0; i < c.decided_count; ++i) {
       HVD_CHECK(c.log_count < kHistory);
       c.log[c.log_count++] = c.decided[i];
-      if (c.decided[i] != kJoinOver)
+      if (c.decided[i] != kJoinOver) {
         keys.push_back(static_cast<std::uint64_t>(c.decided[i] / 2) + 1);
+      }
     }
     c.decided_count = 0;
     c.listed[++c.list_count] = c.log_count;
@@ -423,7 +425,7 @@ class Explorer {
       const MemberState& member = state_.members[m];
       text += " member " + std::to_string(m) + " did";
       for (int i = 0; i < member.done_count; ++i) text += " " + std::to_string(member.done[i]);
-      text += ";";
+      text += ';';
     }
     throw base::Error(base::ErrorCode::kInternal, text);
   }

@@ -78,6 +78,7 @@ bool Coordinator::knows(const std::string& name) const {
 
 std::vector<RequestPtr> Coordinator::open() const {
   std::vector<RequestPtr> requests;
+  requests.reserve(tallies_.size());
   for (const auto& [name, tally] : tallies_) {
     requests.push_back(*std::find_if(tally.requests.begin(), tally.requests.end(),
                                      [](const RequestPtr& request) { return request != nullptr; }));
@@ -127,8 +128,9 @@ Coordinator::Settled Coordinator::settle(Tally tally) {
   if (tally.hits == size && left_.ok()) return {lines_[tally.slot].response, {}, true};
   Response response = validate(tally.requests, members_);
   response.divisor = divisor_of(tally);
-  if (!left_.ok())
+  if (!left_.ok()) {
     response.error = {left_.code, describe(*response.request) + ": " + left_.message};
+  }
   const bool keep = response.error.ok() && tally.count == size && cacheable(response.request->kind);
   auto shared = std::make_shared<const Response>(std::move(response));
   return {std::move(shared), keep ? std::move(tally.requests) : std::vector<RequestPtr>(), false};

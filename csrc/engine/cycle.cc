@@ -181,8 +181,8 @@ bool Cycle::announce(bool flush) {
   for_each_set([&](ProcessSet& set) {
     const SetId id = set.id;
     if (set.accord) any = agree(set) || any;
-    if (find_set(id) == nullptr || set.to_announce.empty())
-      return;  // what was agreed may have removed it
+    // What was agreed may have removed it.
+    if (find_set(id) == nullptr || set.to_announce.empty()) return;
     announce_pending(set);
     any = true;
   });

@@ -53,8 +53,9 @@ BlockedReport Cycle::blocked_report() {
   std::set<std::int32_t> removing;
   for (const Entry& entry : held_removals_) {
     const auto set = sets_.find(entry.request->root);
-    if (!is_awaited(entry.completion) || set == sets_.end() || !set->second->has_pending())
+    if (!is_awaited(entry.completion) || set == sets_.end() || !set->second->has_pending()) {
       continue;
+    }
     removing.insert(entry.request->root);
     ++found;
   }
