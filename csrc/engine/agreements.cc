@@ -48,11 +48,7 @@ bool Cycle::announce_join(ProcessSet& set) {
   const SetId id = set.id;
   Accord& accord = *set.accord;
   if (accord.has_announced()) {
-    if (!lock_up_to_date(set)) return false;
-    Ledger& ledger = accord.ledger();
-    if (ledger.has_room(1)) ledger.close();
-    ledger.unlock();
-    wake_members(set);
+    if (!close_up_to_date(set)) return false;
     read_ledger(set);
     if (find_set(id) == nullptr) return true;
     accord.try_again = accord.has_announced();
@@ -101,6 +97,18 @@ bool Cycle::lock_up_to_date(ProcessSet& set) {
   }
   set.accord->try_again = true;
   return false;
+}
+
+// Closes the ledger when this rank has read all of it. False if that has to be tried again.
+bool Cycle::close_up_to_date(ProcessSet& set) {
+  if (!lock_up_to_date(set)) return false;
+  Ledger& ledger = set.accord->ledger();
+  if (ledger.has_room(1)) ledger.close();
+  const bool closed = !ledger.is_open();
+  ledger.unlock();
+  wake_members(set);
+  if (!closed) set.accord->try_again = true;
+  return closed;
 }
 
 bool Cycle::announce_in_ledger(ProcessSet& set) {
@@ -310,15 +318,7 @@ bool Cycle::leave_ledgers() {
   bool all = true;
   for_each_set([&](ProcessSet& set) {
     if (!set.accord || !set.accord->ledger().exists()) return;
-    if (!lock_up_to_date(set)) {
-      all = false;
-      return;
-    }
-    Ledger& ledger = set.accord->ledger();
-    if (ledger.has_room(1)) ledger.close();
-    all = all && !ledger.is_open();
-    ledger.unlock();
-    wake_members(set);
+    all = close_up_to_date(set) && all;
   });
   return all;
 }

@@ -17,12 +17,19 @@ bool cacheable(OpKind kind) {
          kind != OpKind::kRemoveProcessSet;
 }
 
-RequestPtr name_only(SetId set, const std::string& name) {
+RequestPtr name_only(SetId set, OpKind kind, const std::string& name) {
   Request request;
   request.set = set;
+  request.kind = kind;
   request.name = name;
   request.seal();
   return std::make_shared<const Request>(std::move(request));
+}
+
+// Of a tally, which has one at least.
+const RequestPtr& first_given(const std::vector<RequestPtr>& requests) {
+  return *std::find_if(requests.begin(), requests.end(),
+                       [](const RequestPtr& request) { return request != nullptr; });
 }
 
 // How far from the least recent end to look for a cache line that nobody is using.
@@ -43,7 +50,7 @@ RequestPtr Coordinator::announce(int member, RequestPtr request, std::uint64_t s
     return nullptr;  // crossed the failure; the member gave up on it
   }
   if (request->kind == OpKind::kJoin) {
-    join(member, *request);
+    join(member, request);
     return request;
   }
   add(member, request);
@@ -80,8 +87,7 @@ std::vector<RequestPtr> Coordinator::open() const {
   std::vector<RequestPtr> requests;
   requests.reserve(tallies_.size());
   for (const auto& [name, tally] : tallies_) {
-    requests.push_back(*std::find_if(tally.requests.begin(), tally.requests.end(),
-                                     [](const RequestPtr& request) { return request != nullptr; }));
+    requests.push_back(first_given(tally.requests));
   }
   for (const auto& [label, group] : groups_) {
     for (const Settled& settled : group.ready) {
@@ -109,9 +115,7 @@ Coordinator::Tally& Coordinator::add(int member, RequestPtr request) {
 void Coordinator::settle_if_complete(const std::string& name) {
   const auto found = tallies_.find(name);
   const Tally& counted = found->second;
-  const Request& asked =
-      **std::find_if(counted.requests.begin(), counted.requests.end(),
-                     [](const RequestPtr& request) { return request != nullptr; });
+  const Request& asked = *first_given(counted.requests);
   int missing = static_cast<int>(members_.size()) - counted.count;
   const bool some_need_not = joined_count_ > 0 || asked.kind == OpKind::kAddProcessSet;
   for (std::size_t i = 0; missing > 0 && some_need_not && i < members_.size(); ++i) {
@@ -187,11 +191,11 @@ void Coordinator::decide_failure(RequestPtr request, Status why) {
   decided_.push_back({std::make_shared<const Response>(std::move(response)), {}, false});
 }
 
-void Coordinator::join(int member, const Request& request) {
+void Coordinator::join(int member, const RequestPtr& request) {
   const auto index = static_cast<std::size_t>(member);
   HVD_CHECK(!joined_[index]);
   joined_[index] = true;
-  uncounted_[index] = request.root != 0;
+  uncounted_[index] = request->root != 0;
   ++joined_count_;
   // Also those of the last one to join: members may have asked for them, and joined then.
   std::vector<std::string> names;
@@ -204,12 +208,14 @@ void Coordinator::join(int member, const Request& request) {
   }
 }
 
-void Coordinator::end_join(const Request& request, int last, Status error) {
+void Coordinator::end_join(RequestPtr request, int last, Status error) {
   Response response;
-  response.request = std::make_shared<const Request>(request);
+  response.request = std::move(request);
   response.value = last;
   response.error = std::move(error);
-  if (!left_.ok()) response.error = {left_.code, describe(request) + ": " + left_.message};
+  if (!left_.ok()) {
+    response.error = {left_.code, describe(*response.request) + ": " + left_.message};
+  }
   joined_.assign(members_.size(), false);
   uncounted_.assign(members_.size(), false);
   joined_count_ = 0;
@@ -225,16 +231,7 @@ void Coordinator::leave(int, const Status& why) {
     for (const Settled& member : group.ready) names.push_back(member.response->request->name);
   }
   fail(names, why);
-  if (joined_count_ > 0) end_join(join_request(), -1);
-}
-
-Request Coordinator::join_request() const {
-  Request request;
-  request.set = set_;
-  request.kind = OpKind::kJoin;
-  request.name = kJoinName;
-  request.seal();
-  return request;
+  if (joined_count_ > 0) end_join(name_only(set_, OpKind::kJoin, kJoinName), -1);
 }
 
 void Coordinator::fail(const std::vector<std::string>& names, const Status& why) {
@@ -245,7 +242,7 @@ void Coordinator::fail(const std::vector<std::string>& names, const Status& why)
   for (const std::string& name : names) {
     if (name == kJoinName && joined_count_ > 0) {
       failed_at_[name] = sequence_ + 1;
-      end_join(join_request(), -1, why);
+      end_join(name_only(set_, OpKind::kJoin, kJoinName), -1, why);
       continue;
     }
     RequestPtr request;
@@ -256,7 +253,7 @@ void Coordinator::fail(const std::vector<std::string>& names, const Status& why)
       }
       tallies_.erase(tally);
     }
-    if (!request) request = name_only(set_, name);
+    if (!request) request = name_only(set_, OpKind::kAllreduce, name);
     // A group that lost a member cannot be completed: its settled members fail with it.
     for (auto group = groups_.begin(); group != groups_.end();) {
       const bool member =

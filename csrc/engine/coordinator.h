@@ -78,10 +78,9 @@ class Coordinator {
   Settled settle(Tally tally);
   void decide(Settled settled);
   void decide_in_group(Settled settled);
-  void join(int member, const Request& request);
+  void join(int member, const RequestPtr& request);
   // last: the last to join, unless the join fails.
-  void end_join(const Request& request, int last, base::Status error = {});
-  Request join_request() const;
+  void end_join(RequestPtr request, int last, base::Status error = {});
   void decide_failure(RequestPtr request, base::Status why);
   void remember(Settled& settled);
   bool slot_for(const std::string& name, std::uint32_t* slot);

@@ -77,6 +77,7 @@ class Cycle {
   bool go_by_message(ProcessSet& set, std::vector<Entry> entries);
   void await_decision(ProcessSet& set, Entry entry);
   bool lock_up_to_date(ProcessSet& set);
+  bool close_up_to_date(ProcessSet& set);
   bool announce_join(ProcessSet& set);
   bool announce_in_ledger(ProcessSet& set);
   bool put_payload(ProcessSet& set);

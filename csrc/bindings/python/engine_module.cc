@@ -91,8 +91,8 @@ void register_engine(nb::module_& module) {
            "Waits, driving progress, handles signals, releases the handle, and raises if the "
            "operation failed. If its memory may be in use after an exception, keep(memory, handle, "
            "code) is called first: with the handle if a signal left the operation in flight, or "
-           "with "
-           "0 and the code of the failure. After limit seconds TimeoutError leaves it in flight.")
+           "with 0 and the code of the failure. After limit seconds TimeoutError leaves it in "
+           "flight.")
       .def("wait_many", &Engine::wait_many, "handles"_a,
            "Waits for all operations behind these handles and releases them. Returns the number of "
            "contributors of each, in order, -1 if it failed, and the exceptions of those by their "
