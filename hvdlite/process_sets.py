@@ -177,7 +177,7 @@ def add_process_set(process_set: "ProcessSet | Sequence[int]") -> ProcessSet:
             "via a list of ranks. (hvdlite.init registers those made from a communicator)"
         )
     _check_ranks(added.ranks)
-    if added.process_set_id is not None or added.ranks in process_set_ids_and_ranks().values():
+    if added.process_set_id is not None or _number_of(added.ranks) is not None:
         raise InvalidArgumentError(f"Attempted to add a duplicate process set: {added}")
     _register(added)
     return added
@@ -198,18 +198,15 @@ def process_set_among(ranks: Sequence[int]) -> ProcessSet:
     members = list(ranks)
     found = ProcessSet(members)
     _check_ranks(members)
-    known = {tuple(those): number for number, those in process_set_ids_and_ranks().items()}
-    number = known.get(tuple(members))
+    number = _number_of(members)
     if number is None:
         engine = RUNTIME.require()
         # Not numbered: the other ranks do not count this operation.
         name = tensor_name(Kind.ADD_PROCESS_SET, f"among {members}")
         request = Request(Kind.ADD_PROCESS_SET, name, root=1, splits=members)
         number = engine.wait(engine.submit_many((request,), False)[0]).process_set
-        RUNTIME.forget_counters(number)
-    found._bind(number, members)
-    if number:
-        _bound.append(found)
+        RUNTIME.forget_numbering(number)
+    _keep(found, number, members)
     return found
 
 
@@ -235,7 +232,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     if removed is None or process_set is global_process_set:
         return False
     _change(Kind.REMOVE_PROCESS_SET, lambda name: Request(Kind.REMOVE_PROCESS_SET, name, root=removed))
-    RUNTIME.forget_counters(removed)
+    RUNTIME.forget_numbering(removed)
     for bound in [bound for bound in _bound if bound.process_set_id == removed]:
         bound._invalidate()
         _bound.remove(bound)
@@ -260,9 +257,20 @@ def _register(process_set: ProcessSet) -> None:
     """Collective over all ranks."""
     ranks = process_set.ranks or []
     result = _change(Kind.ADD_PROCESS_SET, lambda name: Request(Kind.ADD_PROCESS_SET, name, splits=ranks))
-    RUNTIME.forget_counters(result.process_set)
-    process_set._bind(result.process_set, ranks)
-    _bound.append(process_set)
+    RUNTIME.forget_numbering(result.process_set)
+    _keep(process_set, result.process_set, ranks)
+
+
+def _number_of(ranks: list[int]) -> int | None:
+    """The id of the registered set with these members."""
+    return next((number for number, members in process_set_ids_and_ranks().items() if members == ranks), None)
+
+
+def _keep(process_set: ProcessSet, number: int, ranks: list[int]) -> None:
+    """Gives the set its id, until removal or shutdown takes it away."""
+    process_set._bind(number, ranks)
+    if process_set not in _bound and process_set is not global_process_set:
+        _bound.append(process_set)
 
 
 def _change(kind: int, request: "Callable[[str], Request]") -> "Result":
@@ -335,17 +343,14 @@ def bind_existing(listed: Sequence[ProcessSet]) -> None:
     Raises:
         InvalidArgumentError: there is no registered set with these members.
     """
-    known = process_set_ids_and_ranks()
     for entry in listed:
         _, ranks = _members(entry)
-        number = next((number for number, members in known.items() if members == ranks), None)
+        number = _number_of(ranks)
         if number is None:
             raise InvalidArgumentError(
                 f"hvdlite is initialized already and {entry} is not registered; call hvdlite.add_process_set with it"
             )
-        entry._bind(number, ranks)
-        if entry not in _bound and entry is not global_process_set:
-            _bound.append(entry)
+        _keep(entry, number, ranks)
 
 
 def forget_all() -> None:

@@ -226,10 +226,10 @@ class Runtime:
         """Counts unnamed operations of the set anew, after a join: ranks have called them unequally often."""
         with self._naming:
             joins = self._joins.get(process_set, 0)
-            self.forget_counters(process_set)
+            self.forget_numbering(process_set)
             self._joins[process_set] = joins + 1
 
-    def forget_counters(self, process_set: int) -> None:
+    def forget_numbering(self, process_set: int) -> None:
         """Counts anew for a process set's id, which is reused once the set is removed."""
         with self._naming:
             self._joins.pop(process_set, None)

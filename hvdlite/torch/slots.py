@@ -196,7 +196,9 @@ class Slot:
 
     def is_zero(self) -> bool:
         """Is ``param.grad`` as the user's reset has left it?"""
-        grad = self.param.grad
+        return self._is_as_reset(self.param.grad)
+
+    def _is_as_reset(self, grad: torch.Tensor | None) -> bool:
         return grad is self._zeroed and (grad is None or grad._version == self._zeroed_version)
 
     def claim(self) -> None:
@@ -217,7 +219,7 @@ class Slot:
         Returns:
             False if that is not needed, because nothing but zeros is there.
         """
-        if grad is self._zeroed and grad._version == self._zeroed_version:
+        if self._is_as_reset(grad):
             return False
         if self.aside is not None:
             raise InternalError(
