@@ -34,3 +34,12 @@ def hvd():
 
     hvdlite.init()
     return hvdlite
+
+
+@pytest.fixture
+def ended(hvd):
+    """hvdlite shut down; initialised as usual again after the test."""
+    hvd.shutdown()
+    yield hvd
+    hvd.shutdown()
+    hvd.init()

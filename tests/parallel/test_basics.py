@@ -14,15 +14,6 @@ from support.world import WORLD, on_all_ranks
 RANK, SIZE = WORLD.rank, WORLD.size
 
 
-@pytest.fixture
-def ended(hvd):
-    """hvdlite shut down; initialised as usual again after the test."""
-    hvd.shutdown()
-    yield hvd
-    hvd.shutdown()
-    hvd.init()
-
-
 def works(hvd):
     assert hvd.allreduce(np.full(3, hvd.rank() + 1.0), op=hvd.Sum).tolist() == [hvd.size() * (hvd.size() + 1) / 2] * 3
 

@@ -12,15 +12,6 @@ from hvdlite.dtypes import code_of_name, numpy_dtype
 RANK, SIZE = WORLD.rank, WORLD.size
 
 
-@pytest.fixture
-def ended(hvd):
-    """hvdlite shut down; initialised as usual again after the test."""
-    hvd.shutdown()
-    yield hvd
-    hvd.shutdown()
-    hvd.init()
-
-
 def test_all_join_at_once(hvd):
     for _ in REPEATS:
         last = hvd.join()

@@ -22,15 +22,6 @@ def dynamic(hvd):
     hvd.init()
 
 
-@pytest.fixture
-def ended(hvd):
-    """hvdlite shut down; initialised as usual again after the test."""
-    hvd.shutdown()
-    yield hvd
-    hvd.shutdown()
-    hvd.init()
-
-
 def subsets():
     """Every proper subset of the ranks, the smallest first."""
     sizes = range(1, SIZE)
