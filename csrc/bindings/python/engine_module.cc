@@ -50,19 +50,13 @@ void register_engine(nb::module_& module) {
       .def(nb::init<int, nb::handle>(), "size"_a, "hosts"_a = nb::none())
       .def("kill", &Fabric::kill, "rank"_a);
 
-  nb::class_<Numbering>(module, "Numbering", nb::is_final(),
-                        "Names operations by their number; in a request it stands for the name.")
-      .def(nb::init<const char*>(), "prefix"_a)
-      .def_prop_ro(
-          "name", [](const Numbering& numbering) { return nb::str(numbering.name().c_str()); },
-          "The next name.")
-      .def("advance", &Numbering::advance, "The next name is used up.");
-
   nb::class_<Engine>(module, "Engine", nb::is_final(),
                      "One rank's engine. Every method releases the GIL while it waits.")
       .def_static("create_inproc", &Engine::create_inproc, "fabric"_a, "rank"_a, "config"_a,
                   nb::keep_alive<0, 1>())
       .def_static("create_mpi", &Engine::create_mpi, "shim_path"_a, "comm_address"_a, "config"_a)
+      .def("make_current", &Engine::make_current,
+           "Gives this engine to the kernels of frameworks, until it shuts down.")
       .def_prop_ro("topology", &Engine::topology,
                    "(rank, size, local_rank, local_size, cross_rank, cross_size, is_homogeneous).")
       .def("submit", &submit, "kind"_a, "name"_a, "dtype"_a, "shape"_a, "input_ptr"_a,
