@@ -74,7 +74,9 @@ class LocalAggregation:
         if self._passes == 1:
             return apply()
         if self._count is None:
-            raise InvalidArgumentError("apply_gradients before compute_gradients: with backward_passes_per_step > 1 both are needed")
+            raise InvalidArgumentError(
+                "apply_gradients before compute_gradients: with backward_passes_per_step > 1 both are needed"
+            )
         with tf.control_dependencies([gradient for gradient in gradients if gradient is not None]):
             finished = tf.equal(self._count.read_value(), 0)
         return tf.cond(finished, apply, tf.no_op)

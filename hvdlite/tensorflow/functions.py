@@ -86,7 +86,9 @@ def _broadcast(variables: Iterable[Any], root_rank: int, name: str, process_set:
             target.assign(flight.synchronize())
         return []
     values = [
-        collective_ops.broadcast(tf.identity(target.read_value()), root_rank=root_rank, name=collective_name(own), set_id=set_id)
+        collective_ops.broadcast(
+            tf.identity(target.read_value()), root_rank=root_rank, name=collective_name(own), set_id=set_id
+        )
         for target, own in zip(targets, names, strict=True)
     ]
     return [tf.compat.v1.assign(target, value).op for target, value in zip(targets, values, strict=True)]
