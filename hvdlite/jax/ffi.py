@@ -4,8 +4,8 @@ import ctypes
 import inspect
 from collections.abc import Collection, Sequence
 from functools import cache
+from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import jax
@@ -18,13 +18,12 @@ _HANDLERS = ("hvdlite_jax_collective", "hvdlite_jax_collective_alone")
 _LIBRARY = Path(__file__).parents[1] / "hvdlite_jax.so"
 
 
-def _ffi() -> ModuleType:
+def _ffi() -> Any:
+    """JAX's module for foreign functions."""
     try:
-        from jax import ffi
+        return import_module("jax.ffi")
     except ImportError:  # before JAX 0.5
-        from jax.extend import ffi
-    module: ModuleType = ffi
-    return module
+        return import_module("jax.extend.ffi")
 
 
 @cache
@@ -57,7 +56,7 @@ def ffi_call(description: str, arrays: Sequence[Any], alone: bool) -> list[Any]:
     _register()
     handler = _HANDLERS[alone]
     call = _ffi().ffi_call
-    results = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]
+    results = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]  # type: ignore[no-untyped-call]
     known = parameters()
     if "has_side_effect" not in known:  # before JAX 0.4.35
         return list(call(handler, results, *arrays, hvdlite=description))
@@ -73,7 +72,7 @@ def require_cpu() -> None:
     Raises:
         UnsupportedError: its default device is no CPU; says how to change that.
     """
-    device = jax.config.jax_default_device or jax.default_backend()
+    device = getattr(jax.config, "jax_default_device", None) or jax.default_backend()
     platform = device if isinstance(device, str) else device.platform
     if platform != "cpu":
         raise UnsupportedError(

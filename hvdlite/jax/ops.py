@@ -107,8 +107,9 @@ def call(groups: Sequence[Group], arrays: Sequence[jax.Array], *, alone: bool = 
     try:
         results = ffi_call(describe(groups), arrays, alone)
         if not any(isinstance(result, jax.core.Tracer) for result in results):
-            jax.block_until_ready(results)
-    except RuntimeError as error:
+            for result in results:
+                result.block_until_ready()
+    except (RuntimeError, ValueError) as error:  # XLA's own, and from before JAX 0.4.32
         failure = failure_in(error)
         if failure is None:
             raise

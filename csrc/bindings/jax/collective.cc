@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "ffi_abi.h"
+#include "status_code.h"
 #include "xla/call.h"
 
 namespace hvdlite::jax {
@@ -23,31 +24,10 @@ using xla::Outcome;
 // As far as this handler knows the API; what it uses was there in the first version.
 constexpr int kMinorVersion = 3;
 
-// The same table as hvdlite/errors.py (a test compares).
-int status_of(int code) {
-  switch (code) {
-    case HVDLITE_E_INVALID_ARGUMENT:
-      return ffi::kInvalidArgument;
-    case HVDLITE_E_MISMATCH:
-    case HVDLITE_E_NOT_INITIALIZED:
-      return ffi::kFailedPrecondition;
-    case HVDLITE_E_PEER_LOST:
-    case HVDLITE_E_ABORTED:
-      return ffi::kAborted;
-    case HVDLITE_E_TIMEOUT:
-      return ffi::kDeadlineExceeded;
-    case HVDLITE_E_UNSUPPORTED:
-      return ffi::kUnimplemented;
-    case HVDLITE_E_SYSTEM:
-      return ffi::kUnknown;
-    default:
-      return ffi::kInternal;
-  }
-}
-
 ffi::Error* error_of(const ffi::Api* api, const Outcome& outcome) {
   if (!outcome.failed()) return nullptr;
-  ffi::ErrorCreate create{sizeof(create), nullptr, outcome.text.c_str(), status_of(outcome.code)};
+  ffi::ErrorCreate create{sizeof(create), nullptr, outcome.text.c_str(),
+                          status_code_of(outcome.code)};
   return api->create_error(&create);
 }
 

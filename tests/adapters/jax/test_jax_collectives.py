@@ -144,7 +144,7 @@ def test_a_mismatch_is_typed_and_the_engine_goes_on(hvd, alone):
     for _ in REPEATS:
         with pytest.raises(hvd.MismatchError, match="allreduce of 't_1of1' in process set 0: shape differs") as outside:
             reduce(jnp.ones(3 + ODD))
-        with pytest.raises(RuntimeError, match="FAILED_PRECONDITION|Generated function failed") as inside:
+        with pytest.raises((RuntimeError, ValueError), match=r"FAILED_PRECONDITION|Generated function failed") as inside:
             jax.block_until_ready(jax.jit(reduce)(jnp.ones(3 + ODD)))
         assert type(failure_in(inside.value)) is hvd.MismatchError
         assert str(failure_in(inside.value)) == str(outside.value)
@@ -183,7 +183,7 @@ def test_a_compiled_program_without_an_engine(ended):
     step = jax.jit(lambda x: grouped_allreduce([x], name="t", op=ended.Sum)[0])
     assert step(jnp.ones(2)).tolist() == [SIZE] * 2
     ended.shutdown()
-    with pytest.raises(RuntimeError, match="has not been initialized") as error:
+    with pytest.raises((RuntimeError, ValueError), match="has not been initialized") as error:
         jax.block_until_ready(step(jnp.ones(2)))
     assert type(failure_in(error.value)) is ended.NotInitializedError
     ended.init()

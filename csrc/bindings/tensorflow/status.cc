@@ -1,0 +1,20 @@
+#include "status.h"
+
+#include "hvdlite/hvdlite.h"
+#include "status_code.h"
+
+namespace hvdlite::tensorflow {
+
+StatusCode status_of(int code) { return status_code_of(code); }
+
+void fail(TF_OpKernelContext* context, StatusCode code, const char* message) {
+  const Status status;
+  api().SetStatus(status, code, message);
+  api().OpKernelContext_Failure(context, status);
+}
+
+void fail_with_last_error(TF_OpKernelContext* context, int code) {
+  fail(context, status_of(code), hvdlite_last_error());
+}
+
+}  // namespace hvdlite::tensorflow
