@@ -1,0 +1,81 @@
+"""Makes the handlers of csrc/bindings/jax known to XLA, and calls them, with any JAX since 0.4.31."""
+
+import ctypes
+import inspect
+from collections.abc import Collection, Sequence
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from hvdlite.errors import UnsupportedError
+
+__all__ = ["ffi_call", "parameters", "require_cpu"]
+
+_HANDLERS = ("hvdlite_jax_collective", "hvdlite_jax_collective_alone")
+_LIBRARY = Path(__file__).parents[1] / "hvdlite_jax.so"
+
+
+def _ffi() -> Any:
+    """JAX's module for foreign functions."""
+    try:
+        return import_module("jax.ffi")
+    except ImportError:  # before JAX 0.5
+        return import_module("jax.extend.ffi")
+
+
+@cache
+def _register() -> None:
+    """Loads the library and registers its handlers with XLA, once for a process.
+
+    Raises:
+        ImportError: hvdlite was built without it.
+    """
+    try:
+        library = ctypes.CDLL(str(_LIBRARY))
+    except OSError as error:
+        raise ImportError(f"hvdlite's library for JAX cannot be loaded: {error}; install hvdlite with pip again") from error
+    ffi = _ffi()
+    for handler in _HANDLERS:
+        ffi.register_ffi_target(handler, ffi.pycapsule(getattr(library, handler)), platform="cpu")
+
+
+def parameters() -> Collection[str]:
+    """The parameters of this JAX's own `ffi_call`."""
+    return inspect.signature(_ffi().ffi_call).parameters.keys()
+
+
+def ffi_call(description: str, arrays: Sequence[Any], alone: bool) -> list[Any]:
+    """Calls a handler with these arrays; as many arrays of the same shapes and dtypes come back.
+
+    A program with side effects takes JAX's slow way in and out, some 10 us for each of its results. So one that is alone,
+    whose results are used on every rank, says that it has none: XLA drops only what nobody uses.
+    """
+    _register()
+    handler = _HANDLERS[alone]
+    call = _ffi().ffi_call
+    results = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]  # type: ignore[no-untyped-call]
+    known = parameters()
+    if "has_side_effect" not in known:  # before JAX 0.4.35
+        return list(call(handler, results, *arrays, hvdlite=description))
+    options: dict[str, Any] = {"has_side_effect": not alone}
+    if "input_output_aliases" in known:  # since JAX 0.4.36
+        options["input_output_aliases"] = {index: index for index in range(len(arrays))}
+    return list(call(handler, results, **options)(*arrays, hvdlite=description))
+
+
+def require_cpu() -> None:
+    """Refuses a JAX that computes elsewhere than on CPUs.
+
+    Raises:
+        UnsupportedError: its default device is no CPU; says how to change that.
+    """
+    device = getattr(jax.config, "jax_default_device", None) or jax.default_backend()
+    platform = device if isinstance(device, str) else device.platform
+    if platform != "cpu":
+        raise UnsupportedError(
+            f"JAX computes on {platform!r}, and hvdlite's collectives for JAX work on CPUs only in this version: set "
+            "JAX_PLATFORMS=cpu before JAX is imported, or train with Keras's torch or TensorFlow backend"
+        )
