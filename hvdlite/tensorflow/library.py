@@ -15,7 +15,7 @@ import tensorflow as tf
 
 import hvdlite
 
-__all__ = ["LIBRARY", "load"]
+__all__ = ["LIBRARY", "is_asynchronous", "load"]
 
 LIBRARY = Path(hvdlite.__file__).with_name("hvdlite_tensorflow.so")
 
@@ -29,6 +29,7 @@ def load() -> Any:
 
     Raises:
         ImportError: the library is missing, or this TensorFlow lacks what it needs.
+
     """
     try:
         ops = tf.load_op_library(str(LIBRARY))
@@ -37,23 +38,34 @@ def load() -> Any:
             f"hvdlite's ops for TensorFlow {tf.__version__} cannot be loaded from {LIBRARY}: {error}; install hvdlite with "
             "pip, or run `make develop` in a source tree"
         ) from error
-    native = ctypes.CDLL(str(LIBRARY))
-    native.hvdlite_tensorflow_problem.restype = ctypes.c_char_p
+    native = _native()
     problem = native.hvdlite_tensorflow_problem().decode()
     if problem:
         raise ImportError(f"hvdlite has no ops for TensorFlow {tf.__version__}: {problem}")
     doubt = _doubt(ops, native)
+    native.hvdlite_tensorflow_use_async(not doubt)
     if doubt:
         warnings.warn(
-            f"hvdlite: {doubt}. Collectives in graphs therefore occupy a thread of TensorFlow each while they wait: give it as "
-            "many as gradients may be in flight (tf.config.threading.set_inter_op_parallelism_threads), or reduce gradients "
-            "in groups.",
+            f"hvdlite: {doubt}. Collectives in a graph therefore run one after another, in the order of the program; reduce "
+            "gradients in groups (groups=1), which are one operation each.",
             RuntimeWarning,
             stacklevel=2,
         )
-    else:
-        native.hvdlite_tensorflow_use_async(1)
     return ops
+
+
+@cache
+def is_asynchronous() -> bool:
+    """Can collectives of a graph be in flight together?"""
+    load()
+    return bool(_native().hvdlite_tensorflow_uses_async())
+
+
+@cache
+def _native() -> ctypes.CDLL:
+    native = ctypes.CDLL(str(LIBRARY))
+    native.hvdlite_tensorflow_problem.restype = ctypes.c_char_p
+    return native
 
 
 def _doubt(ops: Any, native: ctypes.CDLL) -> str:
