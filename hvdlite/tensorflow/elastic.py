@@ -17,7 +17,7 @@ from hvdlite.tensorflow.functions import broadcast_object, broadcast_variables
 from hvdlite.tensorflow.variables import of_tensorflow
 
 if TYPE_CHECKING:
-    from hvdlite.tensorflow.keras_state import TensorFlowKerasState
+    from hvdlite.tensorflow.keras.state import TensorFlowKerasState
 
 __all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]
 
@@ -125,7 +125,7 @@ class TensorFlowState(ObjectState):
 def __getattr__(name: str) -> Any:
     # The only name that needs Keras, whose import takes long.
     if name == "TensorFlowKerasState":
-        from hvdlite.tensorflow.keras_state import TensorFlowKerasState
+        from hvdlite.tensorflow.keras.state import TensorFlowKerasState
 
         return TensorFlowKerasState
     raise AttributeError(f"module 'hvdlite.tensorflow.elastic' has no attribute {name!r}")
