@@ -4,6 +4,7 @@
 PYTHON ?= python3
 NP ?= 2
 HVDLITE_STRESS_SECONDS ?= 180
+CELL ?= all
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -20,7 +21,7 @@ MPI_ENV := OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
 # The mpirun that fits: the environment's own where the build chose an MPI wheel, or else the machine's.
 MPIRUN = $(shell test -x $(BIN)/mpirun && echo $(BIN)/mpirun || echo mpirun)
 
-.PHONY: venv develop demo test test-all sanitize asan tsan lint tidy arm64 format clean
+.PHONY: venv develop demo test test-all test-matrix sanitize asan tsan lint tidy arm64 format clean
 
 venv: $(VENV)/.native
 
@@ -62,6 +63,11 @@ test: venv
 
 test-all: venv
 	$(BIN)/python -m pytest -m ''
+
+# One wheel against many versions of Python, frameworks and MPIs, each in an environment of its own (tests/matrix). CELL is
+# one cell's name, or `rotating` for the one that the commit's hash picks; what ran goes into docs/compatibility.md.
+test-matrix:
+	$(PYTHON) tests/matrix $(CELL)
 
 sanitize: asan tsan
 
