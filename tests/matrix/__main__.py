@@ -24,8 +24,6 @@ from wheels import BUILD, ROOT, Unavailable, call, find_python, find_wheel, make
 
 PAGE = ROOT / "docs" / "compatibility.md"
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
-# Where the commit is not known.
-FALLBACK = "tf-2.15"
 
 FACTS = """
 import importlib.metadata, json, platform, mpi4py
@@ -69,9 +67,8 @@ def run_cell(cell: Cell) -> Result:
     wheel = find_wheel(cell.python, cell.mpi.builds)
     folder = BUILD / "cells" / cell.name
     try:
-        bin_ = make_environment(
-            folder, python, ["mpi4py>=4", "numpy", *cell.requirements, *cell.mpi.requirements], cell.mpi.environ
-        )
+        requirements = ["mpi4py>=4", "numpy", *cell.requirements, *cell.mpi.requirements]
+        bin_ = make_environment(folder, python, requirements, cell.mpi.environ)
         if mpirun:
             (bin_ / "mpirun").symlink_to(mpirun)
         # Everything that hvdlite requires is there by now: if pip refuses, hvdlite's requirements are wrong.
@@ -104,11 +101,20 @@ def _passes(bin_: Path, program: str, environ: dict[str, str]) -> bool:
 
 def chosen_by_commit() -> Cell:
     """The cell of the rotation that the commit's hash picks, among those whose Python and MPI are on this machine."""
-    possible = [cell for cell in ROTATION if not cell.mpi.mpirun or shutil.which(cell.mpi.mpirun)]
+    pythons = {version: _exists(version) for version in {cell.python for cell in ROTATION}}
+    possible = [
+        cell for cell in ROTATION if pythons[cell.python] and (not cell.mpi.mpirun or shutil.which(cell.mpi.mpirun))
+    ] or list(ROTATION)
     answer = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
-    if answer.returncode != 0:
-        return next(cell for cell in possible if cell.name == FALLBACK)
-    return possible[int(answer.stdout, 16) % len(possible)]
+    number = int(answer.stdout, 16) if answer.returncode == 0 else 0
+    return possible[number % len(possible)]
+
+
+def _exists(version: str) -> bool:
+    try:
+        return bool(find_python(version))
+    except Unavailable:
+        return False
 
 
 def record(results: list[Result]) -> None:

@@ -26,19 +26,23 @@ class Unavailable(Exception):
 
 
 def call(command: Sequence[str | Path], environ: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Runs a program outside of the source tree, so that no Python finds hvdlite there."""
+    """Runs a program outside of the source tree, so that no Python finds hvdlite there; 124 tells that it took too long."""
     BUILD.mkdir(parents=True, exist_ok=True)
+    words = [str(part) for part in command]
     inherited = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
-    return subprocess.run(
-        [str(part) for part in command],
-        env={**inherited, **(environ or {})},
-        cwd=BUILD,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        timeout=SECONDS,
-        check=False,
-    )
+    try:
+        return subprocess.run(
+            words,
+            env={**inherited, **(environ or {})},
+            cwd=BUILD,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as late:
+        return subprocess.CompletedProcess(words, 124, f"{late.output or ''}\nended after {SECONDS} s")
 
 
 def find_python(version: str) -> Path:
