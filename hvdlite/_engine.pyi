@@ -8,17 +8,6 @@ from hvdlite.errors import HvdliteError
 __version__: str
 
 @final
-class Numbering:
-    """Names operations by their number; in a request it stands for the name."""
-
-    def __init__(self, prefix: str) -> None: ...
-    @property
-    def name(self) -> str:
-        """The next name."""
-    def advance(self) -> None:
-        """The next name is used up."""
-
-@final
 class Fabric:
     """In-process ranks for tests: engines made on one Fabric talk to each other inside this process."""
 
@@ -70,13 +59,15 @@ class Engine:
     def create_inproc(fabric: Fabric, rank: int, config: Mapping[str, Any]) -> Engine: ...
     @staticmethod
     def create_mpi(shim_path: str, comm_address: int, config: Mapping[str, Any]) -> Engine: ...
+    def make_current(self) -> None:
+        """Gives this engine to the kernels of frameworks, until it shuts down."""
     @property
     def topology(self) -> tuple[int, int, int, int, int, int, bool]:
         """(rank, size, local_rank, local_size, cross_rank, cross_size, is_homogeneous)."""
     def submit(
         self,
         kind: int,
-        name: str,
+        name: str | None,
         dtype: int,
         shape: Sequence[int],
         input_ptr: int,
@@ -100,8 +91,9 @@ class Engine:
     def submit_many(self, requests: Sequence[tuple[Any, ...]], wake: bool = True) -> list[int]:
         """Submits requests atomically; each is a tuple of submit's arguments (without wake) in order.
 
-        A pointer may also be a C-contiguous object with the buffer protocol, which the caller keeps until the end. The name
-        of one request may be a `Numbering`, whose number is used up if the requests are accepted.
+        A pointer may also be a C-contiguous object with the buffer protocol, which the caller keeps until the end. A request
+        without a name is named by its number among the unnamed ones of its kind on its set, which is used up if the requests
+        are accepted; unnamed requests without a group whose group_size is their number form one.
         """
     def run(
         self, request: tuple[Any, ...], memory: object = None, keep: Callable[[Any, int, int], None] | None = None

@@ -24,7 +24,6 @@ from hvdlite.errors import InvalidArgumentError
 from hvdlite.handles import Handle, poll, synchronize
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.requests import Adasum, Average, Kind, Max, Min, Product, Request, Sum, resolve_op
-from hvdlite.runtime import RUNTIME
 
 __all__ = [
     "Adasum",
@@ -471,6 +470,5 @@ def join(device: int = -1, *, process_set: ProcessSet = global_process_set, aver
     if average not in ("all", "contributing"):
         raise InvalidArgumentError(f'join(average={average!r}): pass "all" or "contributing"')
     engine, set_id = submission.enter(Kind.JOIN, process_set)
-    result = engine.run(Request(Kind.JOIN, "join", root=int(average == "contributing"), process_set=set_id))
-    RUNTIME.joined(set_id)
-    return result.last_joined_rank
+    request = Request(Kind.JOIN, "join", root=int(average == "contributing"), process_set=set_id)
+    return engine.run(request).last_joined_rank

@@ -1,7 +1,7 @@
 """Process sets: subsets of the ranks that run collectives among themselves."""
 
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
@@ -201,11 +201,10 @@ def process_set_among(ranks: Sequence[int]) -> ProcessSet:
     number = _number_of(members)
     if number is None:
         engine = RUNTIME.require()
-        # Not numbered: the other ranks do not count this operation.
+        # Named: the other ranks do not count this operation.
         name = tensor_name(Kind.ADD_PROCESS_SET, f"among {members}")
         request = Request(Kind.ADD_PROCESS_SET, name, root=1, splits=members)
         number = engine.wait(engine.submit_many((request,), False)[0]).process_set
-        RUNTIME.forget_numbering(number)
     _keep(found, number, members)
     return found
 
@@ -231,8 +230,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     removed = process_set.process_set_id
     if removed is None or process_set is global_process_set:
         return False
-    _change(Kind.REMOVE_PROCESS_SET, lambda name: Request(Kind.REMOVE_PROCESS_SET, name, root=removed))
-    RUNTIME.forget_numbering(removed)
+    _change(Request(Kind.REMOVE_PROCESS_SET, None, root=removed))
     for bound in [bound for bound in _bound if bound.process_set_id == removed]:
         bound._invalidate()
         _bound.remove(bound)
@@ -256,8 +254,7 @@ def _check_ranks(ranks: list[int]) -> None:
 def _register(process_set: ProcessSet) -> None:
     """Collective over all ranks."""
     ranks = process_set.ranks or []
-    result = _change(Kind.ADD_PROCESS_SET, lambda name: Request(Kind.ADD_PROCESS_SET, name, splits=ranks))
-    RUNTIME.forget_numbering(result.process_set)
+    result = _change(Request(Kind.ADD_PROCESS_SET, None, splits=ranks))
     _keep(process_set, result.process_set, ranks)
 
 
@@ -273,11 +270,9 @@ def _keep(process_set: ProcessSet, number: int, ranks: list[int]) -> None:
         _bound.append(process_set)
 
 
-def _change(kind: int, request: "Callable[[str], Request]") -> "Result":
+def _change(request: Request) -> "Result":
     """Adds or removes a set."""
-    engine = RUNTIME.require()
-    (number,) = RUNTIME.unnamed(kind, 0, lambda name: engine.submit_many((request(name),), False))
-    return engine.wait(number)
+    return RUNTIME.require().run(request)
 
 
 # --- at init and shutdown -------------------------------------------------------------------------------------------

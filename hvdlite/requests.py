@@ -69,7 +69,7 @@ class Request(NamedTuple):
     """The arguments of the engine's ``submit``, in its order (and without ``wake``)."""
 
     kind: int
-    name: str
+    name: str | None  # None: named by its number among the unnamed ones of its kind on its set
     dtype: int = 0
     shape: Sequence[int] = ()
     input_ptr: int = 0

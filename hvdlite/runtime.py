@@ -5,23 +5,20 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from hvdlite import config as knobs
 from hvdlite import failures, startup
 from hvdlite.config import Config
 from hvdlite.errors import ErrorCode, HvdliteError, NotInitializedError, SystemFailure, install
-from hvdlite.requests import tensor_name
 from hvdlite.topology import Topology
 
 if TYPE_CHECKING:
-    from hvdlite._engine import Engine, Numbering
+    from hvdlite._engine import Engine
 
 __all__ = ["RUNTIME", "Runtime"]
-
-_T = TypeVar("_T")
 
 # After these an operation's memory is free again; after any other failure the transport may still write to it.
 _HARMLESS = (ErrorCode.INVALID_ARGUMENT, ErrorCode.MISMATCH, ErrorCode.UNSUPPORTED, ErrorCode.TIMEOUT)
@@ -44,9 +41,6 @@ class Runtime:
         self.forked = False  # a child of the process that initialised: there is no engine here
         self._armed = False
         self._failed = False
-        self._naming = threading.RLock()
-        self._numberings: dict[tuple[int, int], Numbering] = {}
-        self._joins: dict[int, int] = {}  # by process set, if any
         self._parked: deque[tuple[Engine, list[int], object]] = deque()
         self._kept: list[object] = []
 
@@ -77,6 +71,7 @@ class Runtime:
         for line in (*config.notes, *config.warnings) if chosen.rank == 0 else config.warnings:
             logger.warning(line)
         self.engine = engine_class.create_mpi(shim, mpi._addressof(chosen), knobs.to_native(config))
+        self.engine.make_current()
         self.topology = Topology(*self.engine.topology)
         self.config = config
         self.communicator = chosen
@@ -114,8 +109,6 @@ class Runtime:
                 return
             self.topology = None
             self.communicator = None
-            self._numberings.clear()
-            self._joins.clear()
             parked = list(self._parked)
             self._parked.clear()
             if engine.failure_cause:
@@ -135,7 +128,6 @@ class Runtime:
         self.forked = self.forked or self.engine is not None
         self.engine = None
         self._lock = threading.RLock()
-        self._naming = threading.RLock()
         self._parked.clear()
 
     # --- what failures.Announcer asks for ---------------------------------------------------------------------------
@@ -196,45 +188,6 @@ class Runtime:
                 "parent. Start workers that need hvdlite with mpirun."
             )
         return NotInitializedError()
-
-    def unnamed(self, kind: int, process_set: int, submit: Callable[[str], _T]) -> _T:
-        """Submits an operation that the user did not name, named by its number among those of its kind on its set.
-
-        The number is used up when `submit` returns: ranks must agree on numbers, so a call that one rank refuses may not
-        count.
-        """
-        with self._naming:
-            numbering = self.numbering(kind, process_set)
-            submitted = submit(numbering.name)
-            numbering.advance()
-            return submitted
-
-    def numbering(self, kind: int, process_set: int) -> "Numbering":
-        """Numbers the operations of one kind on one set that have no name. In a request it stands for the name; the engine
-        uses the number up if it accepts the request.
-        """
-        found = self._numberings.get((kind, process_set))
-        if found is None:
-            from hvdlite._engine import Numbering
-
-            joins = self._joins.get(process_set, 0)
-            life = f"{joins}." if joins else ""
-            found = self._numberings.setdefault((kind, process_set), Numbering(tensor_name(kind, f"noname.{life}")))
-        return found
-
-    def joined(self, process_set: int) -> None:
-        """Counts unnamed operations of the set anew, after a join: ranks have called them unequally often."""
-        with self._naming:
-            joins = self._joins.get(process_set, 0)
-            self.forget_numbering(process_set)
-            self._joins[process_set] = joins + 1
-
-    def forget_numbering(self, process_set: int) -> None:
-        """Counts anew for a process set's id, which is reused once the set is removed."""
-        with self._naming:
-            self._joins.pop(process_set, None)
-            for key in [key for key in self._numberings if key[1] == process_set]:
-                del self._numberings[key]
 
     def park(self, engine: "Engine", numbers: Sequence[int], memory: object) -> None:
         """Keeps memory alive until these operations have ended; called when a Handle is dropped early."""

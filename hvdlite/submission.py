@@ -255,8 +255,6 @@ def _with_splits(step: Finish, backend: TensorBackend, result: "Result") -> tupl
 
 
 # --- the whole call ------------------------------------------------------------------------------------------------
-#
-# Only an operation that the engine accepts uses up its number, which the other ranks need for theirs.
 
 
 def _submit(
@@ -271,7 +269,7 @@ def _submit(
     """Submits one operation: its output if the call blocks, otherwise its handle."""
     (pointer, shape, dtype, device, layout, _), output, finish = part
     what = (dtype, shape, pointer, output, *common, "", 0, 0, splits, device, layout)
-    request = (kind, RUNTIME.numbering(kind, common[2]) if name is None else tensor_name(kind, name), *what)
+    request = (kind, None if name is None else tensor_name(kind, name), *what)
     if blocking:
         return finish(engine.run(request, finish, _KEEP))
     return Handle(engine, engine.submit_many((request,)), (finish,), False)
@@ -282,15 +280,12 @@ def _submit_group(
 ) -> Any:
     """Submits operations that are agreed on and sent together: a list of outputs if the call blocks, otherwise a handle."""
     size = len(parts)
-
-    def submit(group: str) -> list[int]:
-        requests = []
-        for index, (name, part) in enumerate(zip(member_names(group, size), parts, strict=True)):
-            (pointer, shape, dtype, device, layout, _), output, _ = part
-            place = (group, size, index, (), device, layout)
-            requests.append((kind, name, dtype, shape, pointer, output, *common, *place))
-        return engine.submit_many(requests, not blocking)
-
-    numbers = RUNTIME.unnamed(kind, common[2], submit) if name is None else submit(tensor_name(kind, name))
-    handle = Handle(engine, numbers, [finish for _, _, finish in parts], True)
+    group = "" if name is None else tensor_name(kind, name)
+    names = [None] * size if name is None else member_names(group, size)
+    requests = []
+    for index, (member, part) in enumerate(zip(names, parts, strict=True)):
+        (pointer, shape, dtype, device, layout, _), output, _ = part
+        place = (group, size, index, (), device, layout)
+        requests.append((kind, member, dtype, shape, pointer, output, *common, *place))
+    handle = Handle(engine, engine.submit_many(requests, not blocking), [finish for _, _, finish in parts], True)
     return handle.synchronize() if blocking else handle

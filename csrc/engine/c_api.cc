@@ -5,6 +5,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 #include <new>
 
 #include "hvdlite/hvdlite.h"
@@ -69,7 +70,7 @@ base::Config to_config(const hvdlite_config* from) {
 }
 
 int adopt(std::unique_ptr<Engine> engine, hvdlite_engine** out) {
-  *out = new hvdlite_engine{std::move(engine)};
+  *out = new hvdlite_engine{.engine = std::move(engine)};
   return 0;
 }
 
@@ -83,6 +84,43 @@ char* copy_text(const std::string& text) {
 }  // namespace
 
 void set_last_error(const std::string& message) { last_error() = message; }
+
+namespace {
+
+constexpr const char* kNotInitialized = "Horovod has not been initialized; use hvd.init().";
+
+// The engine of this process, for those that are not handed one.
+class Current {
+ public:
+  void set(hvdlite_engine* engine) {
+    if (engine != nullptr) ++engine->references;
+    {
+      const std::lock_guard lock(mutex_);
+      std::swap(engine, engine_);
+    }
+    hvdlite_engine_destroy(engine);
+  }
+  hvdlite_engine* get() {
+    const std::lock_guard lock(mutex_);
+    if (engine_ != nullptr) ++engine_->references;
+    return engine_;
+  }
+  bool is(const hvdlite_engine* engine) {
+    const std::lock_guard lock(mutex_);
+    return engine_ == engine;
+  }
+
+ private:
+  std::mutex mutex_;
+  hvdlite_engine* engine_ = nullptr;
+};
+
+Current& current() {
+  static Current current;
+  return current;
+}
+
+}  // namespace
 
 }  // namespace hvdlite::engine
 
@@ -178,14 +216,26 @@ int hvdlite_engine_create_mpi(const char* shim_path, const void* comm_address,
 }
 
 int hvdlite_engine_shutdown(hvdlite_engine* engine) {
-  return guarded([&] { alive(engine).shutdown(); });
+  return guarded([&] {
+    Engine& ending = alive(engine);
+    if (current().is(engine)) hvdlite_set_current_engine(nullptr);
+    ending.shutdown();
+  });
+}
+
+void hvdlite_set_current_engine(hvdlite_engine* engine) { current().set(engine); }
+
+hvdlite_engine* hvdlite_current_engine(void) {
+  hvdlite_engine* engine = current().get();
+  if (engine == nullptr) set_last_error(kNotInitialized);
+  return engine;
 }
 
 void hvdlite_engine_destroy(hvdlite_engine* engine) {
   if (engine == nullptr) return;
   // A forked child owns a copy of an engine whose thread and transport are its parent's: leave it alone.
   if (!engine->engine->usable_in_this_process()) return;
-  delete engine;
+  if (engine->references.fetch_sub(1, std::memory_order_acq_rel) == 1) delete engine;
 }
 
 int hvdlite_engine_topology(const hvdlite_engine* engine, hvdlite_topology* out) {

@@ -2,6 +2,7 @@
 // Thread: any. Owns: nothing. Blocks: what the guarded work blocks. Throws: never.
 #pragma once
 
+#include <atomic>
 #include <exception>
 #include <memory>
 #include <new>
@@ -14,6 +15,7 @@
 
 struct hvdlite_engine {
   std::unique_ptr<hvdlite::engine::Engine> engine;
+  std::atomic<int> references{1};
 };
 
 namespace hvdlite::engine {

@@ -10,6 +10,7 @@ using hvdlite::base::Error;
 using hvdlite::engine::alive;
 using hvdlite::engine::Batch;
 using hvdlite::engine::Completion;
+using hvdlite::engine::Engine;
 using hvdlite::engine::guarded;
 using hvdlite::engine::Output;
 using hvdlite::engine::OutputCache;
@@ -17,6 +18,7 @@ using hvdlite::engine::Request;
 using hvdlite::engine::RequestView;
 using hvdlite::engine::require;
 using hvdlite::engine::Submission;
+using hvdlite::engine::Watcher;
 namespace base = hvdlite::base;
 
 struct hvdlite_block {
@@ -33,8 +35,7 @@ Enum checked(std::int32_t code, int limit, const char* what) {
 
 RequestView view_of(const hvdlite_request& from) {
   RequestView view;
-  require(from.name != nullptr && from.name[0] != '\0', "a request needs a name");
-  view.name = from.name;
+  if (from.name != nullptr) view.name = from.name;
   view.kind = checked<base::OpKind>(from.kind, base::kNumOpKinds, "unknown kind of operation");
   view.dtype = checked<base::DType>(from.dtype, base::kNumDTypes, "unknown dtype");
   view.op = checked<base::ReduceOp>(from.op, static_cast<int>(base::ReduceOp::kProduct) + 1,
@@ -47,12 +48,29 @@ RequestView view_of(const hvdlite_request& from) {
   view.prescale = from.prescale;
   view.postscale = from.postscale;
   if (from.group != nullptr) view.group = from.group;
-  view.group_size = view.group.empty() ? 0 : from.group_size;
-  view.group_index = view.group.empty() ? 0 : from.group_index;
+  if (!view.group.empty() || view.name.empty()) {
+    view.group_size = from.group_size;
+    view.group_index = from.group_index;
+  }
   if (from.ndim > 0) view.shape = {from.shape, static_cast<size_t>(from.ndim)};
   view.arena = from.arena;
   if (from.num_splits > 0) view.splits = {from.splits, static_cast<size_t>(from.num_splits)};
   return view;
+}
+
+void submit(Engine& engine, const hvdlite_request* requests, size_t count, bool wake,
+            int64_t* handles, std::unique_ptr<Watcher> watcher) {
+  if (count == 1) {
+    const Submission one = {view_of(requests[0]), requests[0].input, requests[0].output};
+    engine.submit({&one, 1}, wake, handles, std::move(watcher));
+    return;
+  }
+  std::vector<Submission> many;
+  many.reserve(count);
+  for (size_t i = 0; i < count; ++i) {
+    many.push_back({view_of(requests[i]), requests[i].input, requests[i].output});
+  }
+  engine.submit(many, wake, handles, std::move(watcher));
 }
 
 // The completion behind a handle of one operation.
@@ -70,18 +88,15 @@ void throw_failure(const Completion& completion) {
 
 int hvdlite_submit(hvdlite_engine* engine, const hvdlite_request* requests, size_t count, int wake,
                    int64_t* handles) {
+  return guarded([&] { submit(alive(engine), requests, count, wake != 0, handles, nullptr); });
+}
+
+int hvdlite_submit_then(hvdlite_engine* engine, const hvdlite_request* requests, size_t count,
+                        hvdlite_done_fn then, void* data, int64_t* handles) {
   return guarded([&] {
-    if (count == 1) {
-      const Submission one = {view_of(requests[0]), requests[0].input, requests[0].output};
-      alive(engine).submit({&one, 1}, wake != 0, handles);
-      return;
-    }
-    std::vector<Submission> many;
-    many.reserve(count);
-    for (size_t i = 0; i < count; ++i) {
-      many.push_back({view_of(requests[i]), requests[i].input, requests[i].output});
-    }
-    alive(engine).submit(many, wake != 0, handles);
+    require(count > 0, "nothing to submit");
+    auto watcher = std::make_unique<Watcher>(Watcher{.then = then, .data = data});
+    submit(alive(engine), requests, count, true, handles, std::move(watcher));
   });
 }
 

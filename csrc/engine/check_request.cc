@@ -195,6 +195,7 @@ RequestPtr Engine::check(const RequestView& view, const SetDirectory::Info& set)
         describe(request) + ": GPU memory is not supported yet; move the tensor to the CPU");
   }
   if (request.kind == OpKind::kJoin) request.name = kJoinName;
+  if (request.name.empty()) refuse(request, "a prepared operation needs a name");
   check_shape(request);
   check_reduction(request, set.members->size());
   check_splits(request, set);

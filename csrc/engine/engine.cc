@@ -168,14 +168,21 @@ OutputCache::Block Engine::new_output(std::size_t bytes) const {
 }
 
 void Engine::give_token_back() {
+  auto to_tell = std::exchange(shared_.to_tell, {});
   token_.store(false, std::memory_order_release);
   shared_.event.bump();
+  tell(std::move(to_tell));
 }
 
-// With the token: passes until the completion is done.
+// Without the token: what a watcher does may need progress.
+void Engine::tell(std::vector<std::unique_ptr<Watcher>> watchers) {
+  for (const auto& watcher : watchers) watcher->then(watcher->data);
+}
+
+// With the token: passes until the completion is done, or a watcher is to be told.
 void Engine::drive(const CompletionPtr& completion, Clock::time_point deadline) {
   Stillness still;
-  while (completion->done.load(std::memory_order_acquire) == 0 &&
+  while (completion->done.load(std::memory_order_acquire) == 0 && shared_.to_tell.empty() &&
          pass_or_pause(&still, deadline, microseconds::max())) {
   }
 }
@@ -332,6 +339,7 @@ void Engine::shutdown() {
   // The token is not given back: nobody shall drive what is closed.
   closed_.store(true, std::memory_order_release);
   shared_.event.bump();
+  tell(std::exchange(shared_.to_tell, {}));
   stop_.store(true, std::memory_order_release);
   kick_.bump();
   transport_->ring(transport_->rank());

@@ -47,7 +47,10 @@ class Engine {
 
   // All or nothing; a handle for each, in order. Throws Error(InvalidArgument, Unsupported) for what no rank could do,
   // Error(Aborted, PeerLost...) once the engine has failed or shut down. wake: nobody is about to wait.
-  void submit(std::span<const Submission> submissions, bool wake, std::int64_t* handles);
+  // Those without a name are of one kind on one set, and get theirs here: each by its number or, where they form a group (its
+  // size given, but no label), all by one. The watcher is told by whoever drives, without the token, so that it may wait.
+  void submit(std::span<const Submission> submissions, bool wake, std::int64_t* handles,
+              std::unique_ptr<Watcher> watcher = nullptr);
   // Checks allreduces that will be submitted together many times, and gives their group an id. The memory counts where a
   // request names an arena: it is the tensor's place there, and whenever the tensor lies elsewhere it names none.
   std::int64_t prepare(std::span<const Submission> submissions);
@@ -98,11 +101,14 @@ class Engine {
   PreparedGroup::Asked ask(const RequestView& view, const SetDirectory::Info& set) const;
   static void check_memory(const Request& request, const void* input, const void* output);
   void intern(std::span<const Submission> submissions, std::span<Entry> entries);
+  void submit_named(std::span<const Submission> submissions, bool wake, std::int64_t* handles,
+                    std::unique_ptr<Watcher> watcher);
   void enqueue(std::span<Entry> entries, bool wake);
   bool wait_for(const CompletionPtr& completion, base::Clock::time_point deadline);
   void run();
   bool try_take_token() { return !token_.exchange(true, std::memory_order_acquire); }
   void give_token_back();
+  static void tell(std::vector<std::unique_ptr<Watcher>> watchers);
   void drive(const CompletionPtr& completion, base::Clock::time_point deadline);
   void drive_until(bool (Engine::*done)(), double seconds);
   bool pass_or_pause(Stillness* still, base::Clock::time_point deadline, base::microseconds limit);

@@ -22,6 +22,13 @@ struct Output {
   OutputCache::Block block;
 };
 
+// Who wants to know when all operations of one submission have ended. Deleted when told.
+struct Watcher {
+  std::size_t awaited = 0;
+  void (*then)(void*) = nullptr;
+  void* data = nullptr;
+};
+
 // The outcome. Small: there are thousands of them where there are thousands of small tensors.
 struct Completion {
   std::uint64_t record = 0;  // its number in the flight recorder
@@ -30,6 +37,7 @@ struct Completion {
   std::int32_t value = -1;  // join: last rank; add_process_set: the new id
   std::unique_ptr<const base::Status> failure;
   std::unique_ptr<Output> output;
+  Watcher* watcher = nullptr;
 
   bool is_done() const { return done.load(std::memory_order_acquire) != 0; }
 };

@@ -13,6 +13,7 @@ namespace hvdlite::engine {
 namespace {
 
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
+constexpr std::size_t kAlignment = 64;    // frameworks copy what is not aligned to a cache line
 constexpr int kTriesForTheLock = 10'000;  // a hundred times what anybody holds it for
 
 // Page-aligned memory; from a huge page on it begins with one, which makes the first touch up to 500 times rarer.
@@ -52,7 +53,7 @@ std::size_t OutputCache::capacity_for(std::size_t bytes) {
 OutputCache::Block OutputCache::get(std::size_t bytes) {
   Block block;
   if (bytes < kSmallest) {
-    block.data_ = std::malloc(bytes > 0 ? bytes : 1);
+    block.data_ = std::aligned_alloc(kAlignment, (bytes / kAlignment + 1) * kAlignment);
     if (block.data_ == nullptr) throw std::bad_alloc();
     return block;
   }

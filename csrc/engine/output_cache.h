@@ -55,7 +55,7 @@ class OutputCache : public std::enable_shared_from_this<OutputCache> {
     std::size_t capacity_ = 0;
   };
 
-  // At least `bytes` bytes (and an address for none), uninitialised; page-aligned from kSmallest on.
+  // At least `bytes` bytes (and an address for none), uninitialised; aligned to 64 bytes, from kSmallest on to a page.
   Block get(std::size_t bytes);
   // Frees what is kept, and from now on what comes back.
   void close();

@@ -24,7 +24,10 @@ void Cycle::settle_without_data(const Response& response, Entry& entry) {
   const bool mine = entry.request != nullptr;
   Status status;
   if (response.request->kind == OpKind::kJoin) {
-    if (mine) entry.completion->value = response.value;
+    if (mine) {
+      entry.completion->value = response.value;
+      shared_.numbering.joined(entry.request->set);
+    }
   } else if (response.request->kind == OpKind::kAddProcessSet) {
     if (sets_.size() >= kMaxSets) {
       status = {ErrorCode::kInvalidArgument,
@@ -166,6 +169,7 @@ void Cycle::remove_set(std::int32_t id) {
   if (found == sets_.end()) return;
   HVD_CHECK(!found->second->has_pending());
   shared_.sets.remove(id);
+  shared_.numbering.forget(found->second->id);
   for (Region& region : regions_) {
     if (region.set == id) region.set = -1;
   }

@@ -17,6 +17,7 @@
 #include "engine/arenas.h"
 #include "engine/flight_recorder.h"
 #include "engine/handle_table.h"
+#include "engine/numbering.h"
 #include "engine/tensor_queue.h"
 
 namespace hvdlite::engine {
@@ -133,11 +134,14 @@ struct SharedState {
   FlightRecorder recorder;
   WaitRegistry waits;
   SetDirectory sets;
+  Numbering numbering;
   const std::shared_ptr<ArenaDirectory> arenas =
       std::make_shared<ArenaDirectory>();  // drafts outlive the engine
   FirstFailure failure;
   const std::shared_ptr<OutputCache> outputs;  // shared with the arrays over its blocks
   Counters counters;
+  // The token holder's, until it has given the token back.
+  std::vector<std::unique_ptr<Watcher>> to_tell;
   Event event;  // bumped when an operation ended or the progress token was given back
 };
 

@@ -1,5 +1,6 @@
 // The callers' side of Engine up to the queue: from what a caller states to entries and handles.
 
+#include <algorithm>
 #include <array>
 
 #include "engine/engine.h"
@@ -42,17 +43,59 @@ void Engine::intern(std::span<const Submission> submissions, std::span<Entry> en
   }
 }
 
-void Engine::submit(std::span<const Submission> submissions, bool wake, std::int64_t* handles) {
+void Engine::submit(std::span<const Submission> submissions, bool wake, std::int64_t* handles,
+                    std::unique_ptr<Watcher> watcher) {
   require_accepting();
+  const auto is_unnamed = [](const Submission& submission) {
+    return submission.request.name.empty() && submission.request.kind != base::OpKind::kJoin;
+  };
+  const auto first = std::find_if(submissions.begin(), submissions.end(), is_unnamed);
+  if (first == submissions.end()) {
+    submit_named(submissions, wake, handles, std::move(watcher));
+    return;
+  }
+  const base::OpKind kind = first->request.kind;
+  const SetId set = set_of(first->request).id;
+  const std::size_t size = submissions.size();
+  const bool grouped = size > 1 && first->request.group.empty() &&
+                       first->request.group_size == static_cast<std::int32_t>(size);
+  const auto lock = shared_.numbering.begin();
+  const std::string label = grouped ? shared_.numbering.name(set, kind, 0) : std::string();
+  std::vector<Submission> named(submissions.begin(), submissions.end());
+  std::vector<std::string> names(size);
+  std::uint64_t used = grouped ? 1 : 0;
+  for (std::size_t i = 0; i < size; ++i) {
+    RequestView& view = named[i].request;
+    if (!is_unnamed(named[i])) continue;
+    if (view.kind != kind || view.set != set.id) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  "the unnamed operations of one call must be of one kind on one process set");
+    }
+    names[i] = grouped ? label + '_' + std::to_string(i + 1) + "of" + std::to_string(size)
+                       : shared_.numbering.name(set, kind, used++);
+    view.name = names[i];
+    view.group = label;
+  }
+  submit_named(named, wake, handles, std::move(watcher));
+  shared_.numbering.use(set, kind, used);
+}
+
+void Engine::submit_named(std::span<const Submission> submissions, bool wake, std::int64_t* handles,
+                          std::unique_ptr<Watcher> watcher) {
   std::array<Entry, 1> one;
   std::vector<Entry> many(submissions.size() > 1 ? submissions.size() : 0);
   const std::span<Entry> entries =
       many.empty() ? std::span<Entry>(one).first(submissions.size()) : std::span<Entry>(many);
   intern(submissions, entries);
-  for (Entry& entry : entries) entry.completion = std::make_shared<Completion>();
+  if (watcher) watcher->awaited = entries.size();
+  for (Entry& entry : entries) {
+    entry.completion = std::make_shared<Completion>();
+    entry.completion->watcher = watcher.get();
+  }
   shared_.handles.add(entries, handles);
   try {
     enqueue(entries, wake);
+    [[maybe_unused]] const Watcher* theirs = watcher.release();  // it is its operations' now
   } catch (...) {
     for (std::size_t i = 0; i < entries.size(); ++i) shared_.handles.release(handles[i]);
     throw;

@@ -4,7 +4,7 @@
 //
 // Each round makes 2 to 4 ranks on an in-process fabric, on one host or two. Every rank runs several caller threads that
 // submit operations, wait, poll and release in orders of their own; results are checked. One more thread submits a prepared
-// group again and again, over memory that the engine recycles. A round ends with join and shutdown, or with a rank that
+// group again and again, over memory that the engine recycles, and one lets each operation submit the next. A round ends with join and shutdown, or with a rank that
 // publishes a failure or leaves while others wait. Only the C ABI is used. Between rounds two threads wake each other by bells
 // as fast as they can: a ring that is lost shows as a sleep of seconds.
 
@@ -37,6 +37,7 @@ constexpr int kThreadsPerRank = 3;
 constexpr int kOperationsPerThread = 40;
 constexpr int kGroupSize = 5;
 constexpr int kGroupSubmissions = 20;
+constexpr int kChainLength = 60;
 
 [[noreturn]] void die(const std::string& what) {
   std::fprintf(stderr, "stress: %s (last error: %s)\n", what.c_str(), hvdlite_last_error());
@@ -206,6 +207,50 @@ void group_caller(const Round& round, int rank) {
   expect(hvdlite_release_prepared(engine, group) == HVDLITE_OK, "release_prepared failed");
 }
 
+// Unnamed operations of which each submits the next when it has ended, as the kernels of a framework do.
+struct Chain {
+  const Round& round;
+  hvdlite_engine* engine;
+  int rank;
+  int step = 0;
+  float value = 0;
+  int64_t handle = 0;
+  std::atomic<bool> over{false};
+};
+
+void next_of_chain(void* data) {
+  Chain& chain = *static_cast<Chain*>(data);
+  if (chain.step > 0) {
+    const int size = chain.round.size;
+    expect(wait(chain.engine, chain.handle) == HVDLITE_OK, "an operation of the chain failed");
+    expect(chain.value == static_cast<float>(size * (size + 1)) / 2, "wrong result in the chain");
+    expect(hvdlite_release(chain.engine, chain.handle) == HVDLITE_OK, "release failed");
+  }
+  if (chain.step == kChainLength) {
+    chain.over = true;
+    chain.over.notify_one();
+    return;
+  }
+  if (chain.step % 4 == 3) {
+    const int64_t handle = submit(chain.engine, kBarrier, "chain", 0, 0, nullptr, nullptr);
+    expect(wait(chain.engine, handle) == HVDLITE_OK, "a barrier of the chain failed");
+    expect(hvdlite_release(chain.engine, handle) == HVDLITE_OK, "release failed");
+  }
+  ++chain.step;
+  chain.value = static_cast<float>(chain.rank + 1);
+  const int64_t count = 1;
+  hvdlite_request request = request_for(kAllreduce, "", 0, count, &chain.value, &chain.value);
+  request.name = nullptr;
+  expect(hvdlite_submit_then(chain.engine, &request, 1, next_of_chain, &chain, &chain.handle) ==
+             HVDLITE_OK,
+         "submit_then refused");
+}
+
+void chain_caller(Chain& chain) {
+  next_of_chain(&chain);
+  chain.over.wait(false);
+}
+
 void end_round(const Round& round, int rank) {
   hvdlite_engine* engine = round.engines[static_cast<size_t>(rank)];
   const int last = round.size - 1;
@@ -237,12 +282,15 @@ void run_rank(const Round& round, int rank, unsigned seed) {
     pair_set = result.process_set;
     hvdlite_release(engine, handle);
   }
+  // Until the engine has stopped: the last callback may be returning still when its chain is over.
+  Chain chain{.round = round, .engine = engine, .rank = rank};
   std::vector<std::thread> threads;
   for (int t = 0; t < kThreadsPerRank; ++t) {
     threads.emplace_back(caller, std::cref(round), rank, t, pair_set,
                          seed + static_cast<unsigned>(100 * rank + t));
   }
   threads.emplace_back(group_caller, std::cref(round), rank);
+  threads.emplace_back(chain_caller, std::ref(chain));
   for (std::thread& thread : threads) thread.join();
   end_round(round, rank);
 }

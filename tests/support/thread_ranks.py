@@ -37,7 +37,9 @@ class Rank:
         self.size = size
         self._kept: list[Array | None] = []  # the engine borrows memory until an operation is done
 
-    def start(self, kind: int, name: str, array: Array | None = None, output: Array | None = None, **options: Any) -> int:
+    def start(
+        self, kind: int, name: str | None, array: Array | None = None, output: Array | None = None, **options: Any
+    ) -> int:
         """Submits one operation; `array` is the input, `output` defaults to none (engine-allocated or no result)."""
         array = np.zeros((), np.uint8) if array is None else array
         self._kept += [array, output]
@@ -51,12 +53,12 @@ class Rank:
             **options,
         )
 
-    def allreduce(self, name: str, array: Array, **options: Any) -> Array:
+    def allreduce(self, name: str | None, array: Array, **options: Any) -> Array:
         output = np.empty_like(array)
         self.engine.wait(self.start(ALLREDUCE, name, array, output, **options))
         return output
 
-    def allgather(self, name: str, array: Array, **options: Any) -> Array:
+    def allgather(self, name: str | None, array: Array, **options: Any) -> Array:
         return self.take(self.engine.wait(self.start(ALLGATHER, name, array, **options)), array.dtype)
 
     def broadcast(self, name: str, array: Array, root: int, **options: Any) -> Array:

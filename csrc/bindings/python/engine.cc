@@ -78,6 +78,7 @@ Engine::~Engine() {
   // In a forked child the engine's thread does not exist, and its memory belongs to the parent's job.
   if (getpid() != creator_) return;
   nb::gil_scoped_release release;
+  hvdlite_engine_shutdown(engine_);  // here, not wherever the last reference goes
   hvdlite_engine_destroy(engine_);
 }
 
@@ -98,6 +99,8 @@ Engine* Engine::create_mpi(const char* shim_path, std::uintptr_t comm_address, n
   return new Engine(engine);
 }
 
+void Engine::make_current() { hvdlite_set_current_engine(engine_); }
+
 nb::tuple Engine::topology() const {
   hvdlite_topology topology{};
   python::check(hvdlite_engine_topology(engine_, &topology));
@@ -114,11 +117,10 @@ std::int64_t Engine::submit(const hvdlite_request& request, bool wake) {
 }
 
 nb::list Engine::submit_many(nb::handle requests, bool wake) {
-  Requests natives = Requests::of_sequence(requests);
+  const Requests natives = Requests::of_sequence(requests);
   std::vector<std::int64_t> handles(natives.size());
   python::check(
       hvdlite_submit(engine_, natives.data(), natives.size(), wake ? 1 : 0, handles.data()));
-  natives.accepted();
   return as_list(handles);
 }
 
@@ -247,10 +249,8 @@ nb::tuple Engine::wait_many(nb::handle handles) {
 }
 
 Result Engine::run(nb::handle request, nb::handle memory, nb::handle keep) {
-  Requests native = Requests::of_tuple(request);
-  const std::int64_t handle = submit(*native.data(), false);
-  native.accepted();
-  return wait(handle, memory, keep);
+  const Requests native = Requests::of_tuple(request);
+  return wait(submit(*native.data(), false), memory, keep);
 }
 
 void Engine::release(std::int64_t handle) { python::check(hvdlite_release(engine_, handle)); }

@@ -48,6 +48,7 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
+  void make_current();
   nb::tuple topology() const;
   std::int64_t submit(const hvdlite_request& request, bool wake);
   nb::list submit_many(nb::handle requests, bool wake);

@@ -1,4 +1,7 @@
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/vector.h>
+
+#include <optional>
 
 #include "engine.h"
 
@@ -8,11 +11,12 @@ using namespace nb::literals;
 
 namespace {
 
-std::int64_t submit(Engine& engine, std::int32_t kind, const char* name, std::int32_t dtype,
-                    nb::handle shape, std::uintptr_t input, std::uintptr_t output, std::int32_t op,
-                    std::int32_t root, std::int32_t process_set, double prescale, double postscale,
-                    const char* group, std::int32_t group_size, std::int32_t group_index,
-                    nb::handle splits, std::int32_t device, std::int32_t layout, std::int32_t flags,
+std::int64_t submit(Engine& engine, std::int32_t kind, std::optional<const char*> name,
+                    std::int32_t dtype, nb::handle shape, std::uintptr_t input,
+                    std::uintptr_t output, std::int32_t op, std::int32_t root,
+                    std::int32_t process_set, double prescale, double postscale, const char* group,
+                    std::int32_t group_size, std::int32_t group_index, nb::handle splits,
+                    std::int32_t device, std::int32_t layout, std::int32_t flags,
                     std::int64_t arena, bool wake) {
   const Int64List extents(shape);
   const Int64List counts(splits);
@@ -25,7 +29,7 @@ std::int64_t submit(Engine& engine, std::int32_t kind, const char* name, std::in
   request.device = device;
   request.layout = layout;
   request.flags = flags;
-  request.name = name;
+  request.name = name.value_or(nullptr);
   request.ndim = extents.size();
   request.shape = extents.data();
   request.input = reinterpret_cast<const void*>(input);
@@ -50,22 +54,16 @@ void register_engine(nb::module_& module) {
       .def(nb::init<int, nb::handle>(), "size"_a, "hosts"_a = nb::none())
       .def("kill", &Fabric::kill, "rank"_a);
 
-  nb::class_<Numbering>(module, "Numbering", nb::is_final(),
-                        "Names operations by their number; in a request it stands for the name.")
-      .def(nb::init<const char*>(), "prefix"_a)
-      .def_prop_ro(
-          "name", [](const Numbering& numbering) { return nb::str(numbering.name().c_str()); },
-          "The next name.")
-      .def("advance", &Numbering::advance, "The next name is used up.");
-
   nb::class_<Engine>(module, "Engine", nb::is_final(),
                      "One rank's engine. Every method releases the GIL while it waits.")
       .def_static("create_inproc", &Engine::create_inproc, "fabric"_a, "rank"_a, "config"_a,
                   nb::keep_alive<0, 1>())
       .def_static("create_mpi", &Engine::create_mpi, "shim_path"_a, "comm_address"_a, "config"_a)
+      .def("make_current", &Engine::make_current,
+           "Gives this engine to the kernels of frameworks, until it shuts down.")
       .def_prop_ro("topology", &Engine::topology,
                    "(rank, size, local_rank, local_size, cross_rank, cross_size, is_homogeneous).")
-      .def("submit", &submit, "kind"_a, "name"_a, "dtype"_a, "shape"_a, "input_ptr"_a,
+      .def("submit", &submit, "kind"_a, "name"_a.none(), "dtype"_a, "shape"_a, "input_ptr"_a,
            "output_ptr"_a, "op"_a = 1, "root"_a = 0, "process_set"_a = 0, "prescale"_a = 1.0,
            "postscale"_a = 1.0, "group"_a = "", "group_size"_a = 0, "group_index"_a = 0,
            "splits"_a = nb::tuple(), "device"_a = int{HVDLITE_DEVICE_CPU}, "layout"_a = 0,

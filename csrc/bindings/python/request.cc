@@ -37,7 +37,12 @@ bool convert(PyObject* from, double& to) {
   return true;
 }
 
+// None is no text.
 bool convert(PyObject* from, const char*& to) {
+  if (from == Py_None) {
+    to = nullptr;
+    return true;
+  }
   to = PyUnicode_Check(from) ? PyUnicode_AsUTF8(from) : nullptr;
   if (to == nullptr) PyErr_Clear();
   return to != nullptr;
@@ -101,17 +106,6 @@ class Arguments {
     return static_cast<std::int32_t>(count);
   }
 
-  // The next item, if it is one; then it counts as taken.
-  Numbering* numbering() {
-    Numbering* found = nullptr;
-    if (next_ >= size_ || PyUnicode_CheckExact(at(next_)) ||
-        !nb::try_cast(nb::handle(at(next_)), found, false) || found == nullptr) {
-      return nullptr;
-    }
-    ++next_;
-    return found;
-  }
-
   bool has_next() const { return next_ < size_; }
 
  private:
@@ -151,13 +145,7 @@ void Requests::add(nb::handle tuple) {
   request.prescale = request.postscale = 1.0;
   request.group = "";
   arguments.required("kind", request.kind);
-  if (Numbering* numbering = arguments.numbering()) {
-    if (numbering_ != nullptr) throw nb::type_error("a numbering can name one request at a time");
-    numbering_ = numbering;
-    request.name = numbering->name().c_str();
-  } else {
-    arguments.required("name", request.name);
-  }
+  arguments.required("name", request.name);
   arguments.required("dtype", request.dtype);
   if (!arguments.has_next()) throw nb::type_error("a request lacks its argument 'shape'");
   request.ndim = arguments.append_to(integers_);

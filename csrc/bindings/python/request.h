@@ -25,32 +25,8 @@ class Int64List {
   std::int32_t size_ = 0;
 };
 
-// Names for operations that the user does not name: a prefix and a number, which is used up when a request with that name has
-// been accepted. Ranks must agree on numbers, so a request that one rank refuses may not count.
-class Numbering {
- public:
-  explicit Numbering(const char* prefix) : name_(prefix), prefix_size_(name_.size()) { write(); }
-  // Valid until advance().
-  const std::string& name() const { return name_; }
-  void advance() {
-    ++number_;
-    write();
-  }
-
- private:
-  void write() {
-    name_.resize(prefix_size_);
-    name_ += std::to_string(number_);
-  }
-
-  std::string name_;
-  std::size_t prefix_size_;
-  std::uint64_t number_ = 0;
-};
-
 // Requests made of tuples of Engine.submit's arguments in order (without wake); trailing ones may be missing, the defaults
-// are those of _engine.pyi. A pointer may also be an object with the buffer protocol, a name a Numbering. The tuples must
-// outlive this.
+// are those of _engine.pyi. A pointer may also be an object with the buffer protocol. The tuples must outlive this.
 class Requests {
  public:
   // A sequence of tuples.
@@ -60,10 +36,6 @@ class Requests {
   Requests(Requests&&) = default;
   const hvdlite_request* data() const { return natives_.data(); }
   std::size_t size() const { return natives_.size(); }
-  // The engine has accepted them.
-  void accepted() {
-    if (numbering_ != nullptr) numbering_->advance();
-  }
 
  private:
   Requests() = default;
@@ -72,7 +44,6 @@ class Requests {
 
   std::vector<hvdlite_request> natives_;
   std::vector<std::int64_t> integers_;  // of the first shape, the first splits, the second shape...
-  Numbering* numbering_ = nullptr;      // that named the one request there is
 };
 
 }  // namespace hvdlite::python

@@ -83,6 +83,8 @@ typedef struct hvdlite_request {
   int32_t device;
   int32_t layout; /* 0 row-major; other values only have to agree across ranks */
   int32_t flags;
+  /* null or "": named by its number among the unnamed ones of its kind on its set. The unnamed requests of one call are of one
+   * kind on one set; they form one group if group_size is their number and group is null or "". Not in prepared groups. */
   const char* name;
   int32_t ndim;
   const int64_t* shape;
@@ -131,13 +133,26 @@ HVDLITE_API int hvdlite_engine_create_mpi(const char* shim_path, const void* com
                                           const hvdlite_config* config, hvdlite_engine** out);
 /* Leaves the job: says goodbye to the peers, waits up to the linger time for pending operations, stops the thread. */
 HVDLITE_API int hvdlite_engine_shutdown(hvdlite_engine* engine);
+/* Gives a reference back: the one from creating the engine or from hvdlite_current_engine. The last one frees it, and shuts it
+ * down if that is still to do. */
 HVDLITE_API void hvdlite_engine_destroy(hvdlite_engine* engine);
+/* The engine of this process, for kernels that a framework calls and nobody hands an engine. It ends with its shutdown. The
+ * reference must be given back; null (with the text for the user as last error) if there is none. */
+HVDLITE_API hvdlite_engine* hvdlite_current_engine(void);
+HVDLITE_API void hvdlite_set_current_engine(hvdlite_engine* engine);
 HVDLITE_API int hvdlite_engine_topology(const hvdlite_engine* engine, hvdlite_topology* out);
 
 /* Submits count requests at once; handles[i] > 0 names request i. Nothing is submitted if one is refused. wake 0 says
  * that the caller is about to wait, so that no other thread need be woken. */
 HVDLITE_API int hvdlite_submit(hvdlite_engine* engine, const hvdlite_request* requests,
                                size_t count, int wake, int64_t* handles);
+/* The same, and then(data) is called once, when all of them have ended: at any time after the handles were written (also
+ * before this returns), by the engine's thread or one that waits. It may submit, wait and release; while it runs its thread makes no
+ * progress, so it should be short. It is not called if this fails. */
+typedef void (*hvdlite_done_fn)(void* data);
+HVDLITE_API int hvdlite_submit_then(hvdlite_engine* engine, const hvdlite_request* requests,
+                                    size_t count, hvdlite_done_fn then, void* data,
+                                    int64_t* handles);
 /* *done becomes 1 when the operation ended, well or badly. */
 HVDLITE_API int hvdlite_poll(hvdlite_engine* engine, int64_t handle, int* done);
 /* Waits up to timeout_s seconds, driving progress; *done 0 after a timeout. A failed operation returns its code. */

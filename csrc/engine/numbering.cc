@@ -1,0 +1,32 @@
+#include "engine/numbering.h"
+
+namespace hvdlite::engine {
+
+using base::OpKind;
+using base::SetId;
+
+std::string Numbering::name(SetId set, OpKind kind, std::uint64_t ahead) {
+  const Counters& counters = sets_[set.epoch];
+  std::string name(base::name_of(kind));
+  name += ".noname.";
+  if (counters.joins > 0) name += std::to_string(counters.joins) + '.';
+  return name += std::to_string(counters.next[static_cast<std::size_t>(kind)] + ahead);
+}
+
+void Numbering::use(SetId set, OpKind kind, std::uint64_t count) {
+  sets_[set.epoch].next[static_cast<std::size_t>(kind)] += count;
+}
+
+void Numbering::joined(SetId set) {
+  const std::lock_guard lock(mutex_);
+  Counters& counters = sets_[set.epoch];
+  counters.next = {};
+  ++counters.joins;
+}
+
+void Numbering::forget(SetId set) {
+  const std::lock_guard lock(mutex_);
+  sets_.erase(set.epoch);
+}
+
+}  // namespace hvdlite::engine

@@ -1,0 +1,217 @@
+"""The C ABI as the kernels of frameworks use it: no Python around, a callback at the end."""
+
+import ctypes
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.thread_ranks import ALLGATHER, ALLREDUCE, SUM, Rank, engines, in_threads
+
+import hvdlite
+from hvdlite import _engine
+
+CORE = ctypes.CDLL(str(Path(_engine.__file__).with_name("libhvdlite_core.so")))
+CORE.hvdlite_current_engine.restype = ctypes.c_void_p
+CORE.hvdlite_last_error.restype = ctypes.c_char_p
+THEN = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+FLOAT32 = 10
+MISMATCH, NOT_INITIALIZED = 2, 6
+
+
+class Request(ctypes.Structure):
+    """The struct hvdlite_request."""
+
+    _fields_ = (
+        *((name, ctypes.c_int32) for name in ("kind", "dtype", "op", "root", "process_set", "device", "layout", "flags")),
+        ("name", ctypes.c_char_p),
+        ("ndim", ctypes.c_int32),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("input", ctypes.c_void_p),
+        ("output", ctypes.c_void_p),
+        ("prescale", ctypes.c_double),
+        ("postscale", ctypes.c_double),
+        ("group", ctypes.c_char_p),
+        *((name, ctypes.c_int32) for name in ("group_size", "group_index", "num_splits")),
+        ("splits", ctypes.POINTER(ctypes.c_int64)),
+        ("arena", ctypes.c_int64),
+    )
+
+
+class Call:
+    """One submission of float32 vectors with a callback, by a rank made current for it."""
+
+    current = threading.Lock()
+
+    def __init__(self, rank: Rank, kind: int, arrays: list[np.ndarray], names: list[str | None], grouped: bool = False) -> None:
+        self.arrays = arrays
+        self.told = threading.Event()
+        self.times = 0
+        self._then = THEN(self._tell)
+        count = len(arrays)
+        self.handles = (ctypes.c_int64 * count)()
+        requests = (Request * count)()
+        shapes = [(ctypes.c_int64 * 1)(array.size) for array in arrays]
+        for i, (array, name) in enumerate(zip(arrays, names, strict=True)):
+            address = array.ctypes.data
+            requests[i] = Request(kind=kind, dtype=FLOAT32, op=SUM, device=-1, ndim=1, shape=shapes[i], prescale=1, postscale=1)
+            requests[i].input, requests[i].output = address, address if kind == ALLREDUCE else None
+            requests[i].name = None if name is None else name.encode()
+            requests[i].group_size, requests[i].group_index = (count, i) if grouped else (0, 0)
+        with self.current:
+            rank.engine.make_current()
+            self.engine = ctypes.c_void_p(CORE.hvdlite_current_engine())
+        self.code = CORE.hvdlite_submit_then(self.engine, requests, count, self._then, None, self.handles)
+
+    def _tell(self, _data: object) -> None:
+        self.times += 1
+        self.told.set()
+
+    def outcome(self) -> list[int]:
+        """Waits to be told, then the code of each operation."""
+        assert self.told.wait(60)
+        done = ctypes.c_int()
+        codes = [
+            CORE.hvdlite_wait(self.engine, ctypes.c_int64(handle), ctypes.c_double(0), ctypes.byref(done))
+            for handle in self.handles
+        ]
+        assert done.value == 1
+        return codes
+
+    def close(self) -> None:
+        for handle in self.handles:
+            CORE.hvdlite_release(self.engine, ctypes.c_int64(handle))
+        CORE.hvdlite_engine_destroy(self.engine)
+
+
+def values(rank: Rank, size: int) -> np.ndarray:
+    return np.full(size, rank.rank + 1, np.float32)
+
+
+def test_a_callback_comes_once_when_all_have_ended():
+    def body(rank: Rank) -> None:
+        call = Call(rank, ALLREDUCE, [values(rank, 3), values(rank, 70_000)], ["a", "b"])
+        assert call.outcome() == [0, 0]
+        assert call.times == 1
+        assert all((array == 6).all() for array in call.arrays)
+        call.close()
+
+    with engines(3) as ranks:
+        in_threads(ranks, body)
+
+
+def test_a_callback_comes_while_another_thread_waits_for_something_else():
+    """Whoever waits drives, and tells."""
+
+    def body(rank: Rank) -> None:
+        call = Call(rank, ALLREDUCE, [values(rank, 5)], ["first"])
+        if rank.rank == 1:
+            call.outcome()  # the others cannot be past the barrier before this
+        rank.barrier()
+        assert call.outcome() == [0]
+        call.close()
+
+    with engines(2) as ranks:
+        in_threads(ranks, body)
+
+
+def test_a_callback_tells_of_failures_too():
+    def body(rank: Rank) -> None:
+        call = Call(rank, ALLREDUCE, [values(rank, 5 + rank.rank)], ["odd"])
+        assert call.outcome() == [MISMATCH]
+        assert b"odd" in CORE.hvdlite_last_error()
+        call.close()
+        assert rank.allreduce("next", values(rank, 1))[0] == 3
+
+    with engines(2) as ranks:
+        in_threads(ranks, body)
+
+
+def test_what_shutdown_ends_is_told():
+    with engines(2) as ranks:
+        call = Call(ranks[0], ALLREDUCE, [values(ranks[0], 5)], ["alone"])
+        in_threads(ranks, lambda rank: rank.engine.shutdown())
+        assert call.outcome() != [0]
+        call.close()
+
+
+def test_refused_operations_are_not_told():
+    with engines(1) as (rank,):
+        call = Call(rank, ALLREDUCE, [values(rank, 5)] * 2, ["same", "same"])
+        assert call.code != 0
+        assert call.times == 0
+
+
+def test_unnamed_operations_pair_by_their_order_and_a_refused_one_uses_no_number():
+    """Under one number a group is agreed on as a whole; names show in the flight record."""
+
+    def body(rank: Rank) -> str:
+        assert rank.allreduce(None, values(rank, 2))[0] == 3
+        if rank.rank == 0:
+            with pytest.raises(hvdlite.InvalidArgumentError):
+                rank.allreduce(None, values(rank, 2), root=0, process_set=9)
+        group = Call(rank, ALLREDUCE, [values(rank, 2), values(rank, 3)], [None, None], grouped=True)
+        assert group.outcome() == [0, 0]
+        group.close()
+        apart = Call(rank, ALLREDUCE, [values(rank, 2), values(rank, 3)], [None, None])
+        assert apart.outcome() == [0, 0]
+        apart.close()
+        assert rank.allgather(None, values(rank, rank.rank + 1)).tolist() == [1, 2, 2]
+        return rank.engine.flight_record()
+
+    with engines(2) as ranks:
+        for record in in_threads(ranks, body):
+            for name in ("noname.0", "noname.1_1of2", "noname.1_2of2", "noname.2", "noname.3"):
+                assert f"allreduce of '{name}'" in record
+            assert "allgather of 'noname.0'" in record
+
+
+def test_unnamed_operations_count_anew_after_a_join():
+    def body(rank: Rank) -> None:
+        for _ in range(1 + rank.rank):
+            handle = rank.start(ALLREDUCE, None, array := values(rank, 2), array)
+            if rank.rank == 0:
+                rank.engine.wait(handle)
+        if rank.rank == 1:
+            rank.engine.wait(handle)
+        rank.join()
+        assert rank.allreduce(None, values(rank, 2))[0] == 3
+
+    with engines(2) as ranks:
+        in_threads(ranks, body)
+
+
+def test_unnamed_operations_of_one_call_are_alike():
+    with engines(1) as (rank,):
+        requests = [
+            (ALLREDUCE, None, FLOAT32, (1,), *[values(rank, 1)] * 2),
+            (ALLGATHER, None, FLOAT32, (1,), values(rank, 1), 0),
+        ]
+        with pytest.raises(hvdlite.InvalidArgumentError, match="of one kind on one process set"):
+            rank.engine.submit_many(requests)
+
+
+def test_a_prepared_operation_needs_a_name():
+    with engines(1) as (rank,), pytest.raises(hvdlite.InvalidArgumentError, match="needs a name"):
+        rank.engine.prepare([(ALLREDUCE, None, FLOAT32, (1,), 0, 0)])
+
+
+def test_the_current_engine_ends_with_its_shutdown_but_stays_for_those_who_have_it():
+    with engines(1) as (rank,):
+        rank.engine.make_current()
+        held = ctypes.c_void_p(CORE.hvdlite_current_engine())
+        rank.engine.shutdown()
+        assert CORE.hvdlite_current_engine() is None
+        assert b"use hvd.init()" in CORE.hvdlite_last_error()
+        handle = ctypes.c_int64()
+        request = Request(kind=ALLREDUCE, dtype=FLOAT32, op=SUM, device=-1, name=b"late", prescale=1, postscale=1)
+        array = values(rank, 1)
+        request.input = request.output = array.ctypes.data
+        assert CORE.hvdlite_submit(held, ctypes.byref(request), 1, 1, ctypes.byref(handle)) == NOT_INITIALIZED
+        CORE.hvdlite_engine_destroy(held)
+
+
+def test_results_are_aligned_for_frameworks():
+    with engines(1) as (rank,):
+        for size in (1, 63, 64, 1000, 1 << 20, (1 << 20) + 1):
+            assert np.frombuffer(rank.engine.new_output(size), np.uint8).ctypes.data % 64 == 0
