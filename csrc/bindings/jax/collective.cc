@@ -1,0 +1,146 @@
+// The XLA FFI handler behind hvdlite.jax: a grouped collective inside a compiled program.
+// Thread: XLA's, without Python's lock. Blocks that thread where XLA's FFI has no futures; otherwise a thread of its own.
+
+#include <algorithm>
+#include <cfenv>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <thread>
+
+#include "ffi_abi.h"
+#include "xla/call.h"
+
+namespace hvdlite::jax {
+
+namespace {
+
+using xla::Call;
+using xla::Outcome;
+
+// As far as this handler knows the API; what it uses was there in the first version.
+constexpr int kMinorVersion = 3;
+
+// The same table as hvdlite/errors.py (a test compares).
+int status_of(int code) {
+  switch (code) {
+    case HVDLITE_E_INVALID_ARGUMENT:
+      return ffi::kInvalidArgument;
+    case HVDLITE_E_MISMATCH:
+    case HVDLITE_E_NOT_INITIALIZED:
+      return ffi::kFailedPrecondition;
+    case HVDLITE_E_PEER_LOST:
+    case HVDLITE_E_ABORTED:
+      return ffi::kAborted;
+    case HVDLITE_E_TIMEOUT:
+      return ffi::kDeadlineExceeded;
+    case HVDLITE_E_UNSUPPORTED:
+      return ffi::kUnimplemented;
+    case HVDLITE_E_SYSTEM:
+      return ffi::kUnknown;
+    default:
+      return ffi::kInternal;
+  }
+}
+
+ffi::Error* error_of(const ffi::Api* api, const Outcome& outcome) {
+  if (!outcome.failed()) return nullptr;
+  ffi::ErrorCreate create{sizeof(create), nullptr, outcome.text.c_str(), status_of(outcome.code)};
+  return api->create_error(&create);
+}
+
+Outcome bug(const std::string& what) { return {HVDLITE_E_INTERNAL, "hvdlite error 9: " + what}; }
+
+// Answers XLA's question for the version at registration; was it one?
+bool answered_metadata(const ffi::CallFrame* frame) {
+  for (ffi::Extension* next = frame->extension; next != nullptr; next = next->next) {
+    if (next->type != ffi::kMetadata) continue;
+    ffi::Metadata* metadata = reinterpret_cast<ffi::MetadataExtension*>(next)->metadata;
+    metadata->api_version.major = frame->api->version.major;
+    metadata->api_version.minor = std::min(frame->api->version.minor, kMinorVersion);
+    return true;
+  }
+  return false;
+}
+
+std::string_view description_in(const ffi::Attributes& attributes) {
+  for (std::int64_t i = 0; i < attributes.size; ++i) {
+    const std::string_view name(attributes.names[i]->data, attributes.names[i]->size);
+    if (attributes.types[i] != ffi::kString || name != "description") continue;
+    const auto* text = static_cast<const ffi::ByteSpan*>(attributes.values[i]);
+    return {text->data, text->size};
+  }
+  return {};
+}
+
+Outcome submit(const ffi::CallFrame* frame, Call& call) {
+  if (Outcome outcome = call.read(description_in(frame->attributes)); outcome.failed()) {
+    return outcome;
+  }
+  const auto size = static_cast<std::int64_t>(call.size());
+  if (frame->arguments.size != size || frame->results.size != size) {
+    return bug("a collective was compiled with another number of tensors");
+  }
+  for (std::int64_t i = 0; i < size; ++i) {
+    const auto* input = static_cast<const ffi::Buffer*>(frame->arguments.values[i]);
+    const auto* output = static_cast<const ffi::Buffer*>(frame->results.values[i]);
+    const auto index = static_cast<std::size_t>(i);
+    const std::span shape(input->dimensions, static_cast<std::size_t>(input->rank));
+    if (!std::ranges::equal(shape, call.shape(index))) {
+      return bug("a collective was compiled for another shape");
+    }
+    call.place(index, input->data, output->data);
+  }
+  return call.submit();
+}
+
+bool has_futures(const ffi::Api* api) {
+  return api->struct_size >= offsetof(ffi::Api, set_error) + sizeof(api->set_error);
+}
+
+// Tells XLA how a call ended. XLA goes on with the program on this thread.
+void complete(const ffi::Api* api, ffi::Future* future, const Outcome& outcome) {
+  if (outcome.failed()) {
+    ffi::FutureSetError set{sizeof(set), nullptr, future, error_of(api, outcome)};
+    api->set_error(&set);
+  } else {
+    ffi::FutureSetAvailable set{sizeof(set), nullptr, future};
+    api->set_available(&set);
+  }
+}
+
+// Where nothing orders the collectives of a program, XLA runs them in an order that changes from run to run, so none may hold
+// up the others: XLA's threads are few, and ranks that wait in each other's way would wait for ever.
+ffi::Error* finish_elsewhere(ffi::CallFrame* frame, std::unique_ptr<Call> call) {
+  const ffi::Api* api = frame->api;
+  ffi::FutureCreate create{sizeof(create), nullptr, nullptr};
+  if (ffi::Error* error = api->create_future(&create)) {
+    call->finish();
+    return error;
+  }
+  // How XLA's threads treat denormal numbers: all ranks must compute on in the same way.
+  std::fenv_t environment;
+  std::fegetenv(&environment);
+  frame->future = create.future;
+  std::thread([api, environment, future = create.future, call = std::move(call)] {
+    std::fesetenv(&environment);
+    complete(api, future, call->finish());
+  }).detach();
+  return nullptr;
+}
+
+}  // namespace
+
+}  // namespace hvdlite::jax
+
+extern "C" HVDLITE_API hvdlite::jax::ffi::Error* hvdlite_jax_collective(
+    hvdlite::jax::ffi::CallFrame* frame) {
+  using namespace hvdlite::jax;
+  if (answered_metadata(frame) || frame->stage != ffi::kExecute) return nullptr;
+  auto call = std::make_unique<Call>();
+  if (const Outcome outcome = submit(frame, *call); outcome.failed()) {
+    return error_of(frame->api, outcome);
+  }
+  if (!has_futures(frame->api)) return error_of(frame->api, call->finish());
+  return finish_elsewhere(frame, std::move(call));
+}

@@ -1,0 +1,149 @@
+#include "call.h"
+
+#include <charconv>
+#include <utility>
+
+namespace hvdlite::xla {
+
+namespace {
+
+// A wait is repeated until the operations have ended; an engine that fails ends them.
+constexpr double kWaitSeconds = 3600.0;
+
+// The numbers of a line, one space between them, and then the rest of it.
+class Reader {
+ public:
+  explicit Reader(std::string_view text) : next_(text.data()), end_(text.data() + text.size()) {}
+
+  template <typename Number>
+  Number number() {
+    Number value{};
+    const auto [past, error] = std::from_chars(next_, end_, value);
+    good_ = good_ && error == std::errc{} && past != end_ && *past == ' ';
+    if (good_) next_ = past + 1;
+    return value;
+  }
+
+  std::string rest_of_line() {
+    const char* first = next_;
+    while (next_ != end_ && *next_ != '\n') ++next_;
+    std::string rest(first, next_);
+    if (next_ != end_) ++next_;
+    return rest;
+  }
+
+  bool has_more() const { return good_ && next_ != end_; }
+  bool good() const { return good_; }
+
+ private:
+  const char* next_;
+  const char* end_;
+  bool good_ = true;
+};
+
+// The number lets Python find the class of the error again (hvdlite/xla.py).
+Outcome failure(int code, const std::string& text) {
+  return {code, "hvdlite error " + std::to_string(code) + ": " + text};
+}
+
+Outcome outcome_of(int code) {
+  return code == HVDLITE_OK ? Outcome{} : failure(code, hvdlite_last_error());
+}
+
+}  // namespace
+
+Call::~Call() {
+  if (engine_ != nullptr) hvdlite_engine_destroy(engine_);
+}
+
+Outcome Call::read(std::string_view description) {
+  Reader reader(description);
+  while (reader.has_more()) {
+    Group& group = groups_.emplace_back();
+    group.kind = reader.number<std::int32_t>();
+    group.op = reader.number<std::int32_t>();
+    group.root = reader.number<std::int32_t>();
+    group.process_set = reader.number<std::int32_t>();
+    group.prescale = reader.number<double>();
+    group.postscale = reader.number<double>();
+    group.size = reader.number<std::int32_t>();
+    group.label = reader.rest_of_line();
+    for (std::int32_t index = 0; index < group.size && reader.has_more(); ++index) {
+      Tensor& tensor = tensors_.emplace_back();
+      tensor.group = groups_.size() - 1;
+      tensor.index = static_cast<std::size_t>(index);
+      tensor.dtype = reader.number<std::int32_t>();
+      tensor.ndim = reader.number<std::int32_t>();
+      tensor.first_dimension = dimensions_.size();
+      for (std::int32_t i = 0; i < tensor.ndim && reader.good(); ++i) {
+        dimensions_.push_back(reader.number<std::int64_t>());
+      }
+      tensor.name = reader.rest_of_line();
+    }
+  }
+  if (reader.good()) return {};
+  return failure(HVDLITE_E_INTERNAL,
+                 "what an XLA program asks for cannot be read; was the program compiled with "
+                 "another version of hvdlite?");
+}
+
+std::span<const std::int64_t> Call::shape(std::size_t index) const {
+  const Tensor& tensor = tensors_[index];
+  return {dimensions_.data() + tensor.first_dimension, static_cast<std::size_t>(tensor.ndim)};
+}
+
+void Call::place(std::size_t index, const void* input, void* output) {
+  tensors_[index].input = input;
+  tensors_[index].output = output;
+}
+
+hvdlite_request Call::request(const Tensor& tensor) const {
+  const Group& group = groups_[tensor.group];
+  hvdlite_request request{};
+  request.kind = group.kind;
+  request.dtype = tensor.dtype;
+  request.op = group.op;
+  request.root = group.root;
+  request.process_set = group.process_set;
+  request.device = HVDLITE_DEVICE_CPU;
+  request.name = tensor.name.c_str();
+  request.ndim = tensor.ndim;
+  request.shape = dimensions_.data() + tensor.first_dimension;
+  request.input = tensor.input;
+  request.output = tensor.output;
+  request.prescale = group.prescale;
+  request.postscale = group.postscale;
+  request.group = group.label.c_str();
+  request.group_size = group.size;
+  request.group_index = static_cast<std::int32_t>(tensor.index);
+  return request;
+}
+
+Outcome Call::submit() {
+  engine_ = hvdlite_current_engine();
+  if (engine_ == nullptr) return outcome_of(HVDLITE_E_NOT_INITIALIZED);
+  std::vector<hvdlite_request> requests;
+  requests.reserve(tensors_.size());
+  for (const Tensor& tensor : tensors_) requests.push_back(request(tensor));
+  std::vector<std::int64_t> handles(tensors_.size());
+  const int code = hvdlite_submit(engine_, requests.data(), requests.size(), 0, handles.data());
+  if (code == HVDLITE_OK) handles_ = std::move(handles);
+  return outcome_of(code);
+}
+
+Outcome Call::finish() {
+  Outcome first;
+  for (const std::int64_t handle : handles_) {
+    Outcome outcome;
+    int done = 0;
+    while (done == 0 && !outcome.failed()) {
+      outcome = outcome_of(hvdlite_wait(engine_, handle, kWaitSeconds, &done));
+    }
+    if (!first.failed()) first = std::move(outcome);
+    hvdlite_release(engine_, handle);
+  }
+  handles_.clear();
+  return first;
+}
+
+}  // namespace hvdlite::xla

@@ -1,0 +1,67 @@
+// What an XLA program asks for in one call: groups of allreduces and broadcasts, described by text, submitted together.
+// Thread: one at a time, with or without an interpreter's lock. Owns: a reference to the engine. Blocks: finish only.
+// Throws: no; what went wrong is an Outcome.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "hvdlite/hvdlite.h"
+
+namespace hvdlite::xla {
+
+// How something ended: an HVDLITE_E_* code, with the text to show if it failed.
+struct Outcome {
+  int code = HVDLITE_OK;
+  std::string text;
+  bool failed() const { return code != HVDLITE_OK; }
+};
+
+class Call {
+ public:
+  Call() = default;
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+  ~Call();
+
+  // Reads the description that hvdlite/xla.py wrote.
+  Outcome read(std::string_view description);
+
+  // The tensors of all groups, in order.
+  std::size_t size() const { return tensors_.size(); }
+  std::span<const std::int64_t> shape(std::size_t index) const;
+  // Where a tensor lies and where its result goes, which may be the same place.
+  void place(std::size_t index, const void* input, void* output);
+
+  Outcome submit();
+  // Waits for all that was submitted: the first failure, if any. Nothing of it is in flight afterwards.
+  Outcome finish();
+
+ private:
+  struct Group {
+    std::int32_t kind, op, root, process_set, size;
+    double prescale, postscale;
+    std::string label;
+  };
+  struct Tensor {
+    std::size_t group, index;  // its group, and its place there
+    std::int32_t dtype, ndim;
+    std::size_t first_dimension;
+    std::string name;
+    const void* input = nullptr;
+    void* output = nullptr;
+  };
+
+  hvdlite_request request(const Tensor& tensor) const;
+
+  hvdlite_engine* engine_ = nullptr;
+  std::vector<Group> groups_;
+  std::vector<Tensor> tensors_;
+  std::vector<std::int64_t> dimensions_;
+  std::vector<std::int64_t> handles_;
+};
+
+}  // namespace hvdlite::xla

@@ -1,0 +1,8 @@
+"""Collectives inside compiled JAX programs on CPUs, which `hvdlite.keras` uses on Keras's JAX backend.
+
+Where nothing is compiled, `hvdlite.allreduce` and the others take NumPy arrays, which JAX arrays become without a copy.
+"""
+
+from hvdlite.jax.ops import call, grouped_allreduce, grouped_broadcast
+
+__all__ = ["call", "grouped_allreduce", "grouped_broadcast"]

@@ -1,0 +1,118 @@
+"""Grouped collectives on JAX arrays, inside `jax.jit` and outside."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from hvdlite.jax.ffi import ffi_call, require_cpu
+from hvdlite.process_sets import ProcessSet, global_process_set
+from hvdlite.requests import Average, Kind, resolve_op
+from hvdlite.submission import enter
+from hvdlite.xla import Group, describe, failure_in
+
+__all__ = ["call", "grouped_allreduce", "grouped_broadcast"]
+
+
+def grouped_allreduce(
+    arrays: Sequence[Any],
+    *,
+    name: str,
+    op: int = Average,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[jax.Array]:
+    """Reduces arrays of any shapes and dtypes over the ranks, in one call. Collective over the set.
+
+    In a compiled program the call runs whenever the program does, under the same name. Programs (and calls of one program)
+    that may run at the same time need different names. There is no gradient.
+
+    Args:
+        arrays: arrays or what JAX makes arrays of; each has one shape and dtype on all ranks.
+        name: of the group; a compiled call cannot be numbered.
+        op: Average, Sum, Adasum, Min, Max or Product.
+        prescale_factor: multiplies each rank's arrays.
+        postscale_factor: multiplies the results.
+        process_set: the ranks that take part. A compiled program knows it by its id: compile again after `hvdlite.init`.
+
+    Returns:
+        The results in order, with shapes and dtypes of the arrays, the same bits on all ranks.
+
+    Raises:
+        NotInitializedError: hvdlite is not initialised.
+        InvalidArgumentError: an argument or a dtype is wrong, or this rank is not in the set.
+        UnsupportedError: JAX's default device is no CPU.
+        HorovodInternalError: the operation failed. A compiled program raises JAX's `JaxRuntimeError` with the text of this
+            one; `hvdlite.xla.failure_in` makes the one of the other.
+
+    """
+    _, process_set_id = enter(Kind.ALLREDUCE, process_set)
+    made = [jnp.asarray(array) for array in arrays]
+    group = Group(
+        Kind.ALLREDUCE,
+        name,
+        _kinds_of(made),
+        op=resolve_op(op, None),
+        process_set=process_set_id,
+        prescale=prescale_factor,
+        postscale=postscale_factor,
+    )
+    return call([group], made)
+
+
+def grouped_broadcast(
+    arrays: Sequence[Any], root_rank: int, *, name: str, process_set: ProcessSet = global_process_set
+) -> list[jax.Array]:
+    """Gives all ranks the root's arrays, in one call.
+
+    Args:
+        arrays: as for `grouped_allreduce`.
+        root_rank: rank in the job.
+        name: as for `grouped_allreduce`.
+        process_set: as for `grouped_allreduce`.
+
+    Returns:
+        The root's arrays, in order.
+
+    Raises:
+        HvdliteError: as `grouped_allreduce`.
+
+    """
+    _, process_set_id = enter(Kind.BROADCAST, process_set)
+    made = [jnp.asarray(array) for array in arrays]
+    return call([Group(Kind.BROADCAST, name, _kinds_of(made), root=root_rank, process_set=process_set_id)], made)
+
+
+def call(groups: Sequence[Group], arrays: Sequence[jax.Array]) -> list[jax.Array]:
+    """Runs several groups in one call of XLA: all are submitted before any is waited for.
+
+    Args:
+        groups: what to do, with the arrays' dtypes and shapes.
+        arrays: of all groups, in order.
+
+    Returns:
+        The results in order.
+
+    Raises:
+        HvdliteError: as `grouped_allreduce`.
+
+    """
+    require_cpu()
+    if not arrays:
+        return []
+    try:
+        results = ffi_call(describe(groups), arrays)
+        if not any(isinstance(result, jax.core.Tracer) for result in results):
+            jax.block_until_ready(results)
+    except RuntimeError as error:
+        failure = failure_in(error)
+        if failure is None:
+            raise
+        raise failure from error
+    return results
+
+
+def _kinds_of(arrays: Sequence[jax.Array]) -> list[tuple[str, tuple[int, ...]]]:
+    return [(array.dtype.name, array.shape) for array in arrays]

@@ -1,0 +1,75 @@
+"""What an XLA program says about the collectives it calls: text that csrc/bindings/xla reads when the program runs.
+
+A compiled program calls a function with bare buffers, so all else is fixed when it is traced: kinds, names, dtypes, shapes.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hvdlite.dtypes import code_of_name
+from hvdlite.errors import HvdliteError, InvalidArgumentError, error_class
+from hvdlite.requests import Sum, member_names, tensor_name
+
+__all__ = ["Group", "describe", "failure_in"]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Tensors that are agreed on and sent together.
+
+    Attributes:
+        kind: `Kind.ALLREDUCE` or `Kind.BROADCAST`: the result has the shape of the tensor.
+        name: of the group, as for `hvdlite.grouped_allreduce`. It is the same whenever the program runs.
+        tensors: dtype by name and shape of each, in order.
+        names: of the tensors, for messages; None: numbered from the group's name.
+        op: the reduce operator.
+        root: rank in the job of a broadcast's root.
+        process_set: the id.
+        prescale: multiplies each rank's tensor.
+        postscale: multiplies the result.
+
+    """
+
+    kind: int
+    name: str
+    tensors: Sequence[tuple[str, Sequence[int]]]
+    names: Sequence[str] | None = None
+    op: int = Sum
+    root: int = 0
+    process_set: int = 0
+    prescale: float = 1.0
+    postscale: float = 1.0
+
+
+def describe(groups: Sequence[Group]) -> str:
+    """The text for one call with the tensors of all groups, in order.
+
+    Raises:
+        InvalidArgumentError: a dtype that the engine does not know, a name that is empty or has a line break, or another
+            number of names than of tensors.
+    """
+    return "".join(line for group in groups for line in _lines(group))
+
+
+def _lines(group: Group) -> list[str]:
+    names = member_names(group.name, len(group.tensors)) if group.names is None else group.names
+    if len(names) != len(group.tensors):
+        raise InvalidArgumentError(f"group {group.name!r} has {len(group.tensors)} tensors, but {len(names)} names")
+    head = (group.kind, group.op, group.root, group.process_set, float(group.prescale), float(group.postscale), len(names))
+    lines = [_line(head, group.kind, group.name)]
+    for name, (dtype, shape) in zip(names, group.tensors, strict=True):
+        lines.append(_line((int(code_of_name(dtype, f"tensor {name!r}")), len(shape), *shape), group.kind, name))
+    return lines
+
+
+def _line(numbers: Sequence[float], kind: int, name: str) -> str:
+    if not name or "\n" in name or "\0" in name:
+        raise InvalidArgumentError(f"name={name!r}: a collective in a compiled program needs a name, on one line")
+    return f"{' '.join(map(repr, numbers))} {tensor_name(kind, name)}\n"
+
+
+def failure_in(error: BaseException) -> HvdliteError | None:
+    """The engine's error that XLA's carries in its text, or None if it carries none."""
+    found = re.search(r"hvdlite error (\d+): (.*)", str(error), re.DOTALL)
+    return error_class(int(found[1]))(found[2].strip()) if found else None
