@@ -1,0 +1,217 @@
+#include "call.h"
+
+#include <cstring>
+#include <memory>
+
+#include "requests.h"
+#include "status.h"
+
+namespace hvdlite::tensorflow {
+namespace {
+
+constexpr DataType kInt32 = 3;
+constexpr double kLongWait = 3600;  // seconds; an operation that cannot end is ended by the engine
+
+bool has_input(Kind kind) { return kind != Kind::kBarrier && kind != Kind::kJoin; }
+// Like the input, which it may take the memory of.
+bool has_output_like_input(Kind kind) {
+  return kind == Kind::kAllreduce || kind == Kind::kBroadcast;
+}
+
+// After these an operation's memory is free again.
+bool is_harmless(int code) {
+  return code == HVDLITE_OK || code == HVDLITE_E_INVALID_ARGUMENT || code == HVDLITE_E_MISMATCH ||
+         code == HVDLITE_E_UNSUPPORTED || code == HVDLITE_E_TIMEOUT;
+}
+
+int wait(hvdlite_engine* engine, std::int64_t handle) {
+  for (int done = 0;;) {
+    const int code = hvdlite_wait(engine, handle, kLongWait, &done);
+    if (done != 0 || code != HVDLITE_OK) return code;
+  }
+}
+
+void free_block(void*, std::size_t, void* block) {
+  hvdlite_block_free(static_cast<hvdlite_block*>(block));
+}
+
+// A tensor in the block's memory, which it owns. (TensorFlow copies what it finds aligned too little.)
+TF_Tensor* wrap(hvdlite_block* block, DataType dtype, const hvdlite_result& result) {
+  return api().NewTensor(dtype, result.shape, result.ndim, hvdlite_block_data(block),
+                         static_cast<std::size_t>(result.num_bytes), free_block, block);
+}
+
+void give_integers(TF_OpKernelContext* context, int index, const std::int64_t* extent, int ndim,
+                   const std::int32_t* values, TF_Status* status) {
+  const std::size_t bytes = (ndim > 0 ? static_cast<std::size_t>(*extent) : 1) * sizeof(*values);
+  TF_Tensor* tensor = api().AllocateOutput(context, index, kInt32, extent, ndim, bytes, status);
+  if (api().GetCode(status) != kOk) return;
+  if (bytes > 0) std::memcpy(api().TensorData(tensor), values, bytes);
+  api().DeleteTensor(tensor);
+}
+
+}  // namespace
+
+Call::Call(const Kernel& kernel, TF_OpKernelContext* context, DoneCallback done)
+    : kernel_(kernel),
+      context_(context),
+      done_(std::move(done)),
+      engine_(hvdlite_current_engine()),
+      count_(kernel.requests().size()) {
+  if (count_ > 1) {
+    more_parts_.resize(count_);
+    more_handles_.resize(count_);
+  }
+}
+
+Call::~Call() {
+  for (std::size_t i = 0; i < count_; ++i) {
+    const Part& at = part(i);
+    if (memory_in_use_) continue;
+    if (at.input != nullptr) api().DeleteTensor(at.input);
+    if (at.output != nullptr) api().DeleteTensor(at.output);
+  }
+  if (splits_ != nullptr) api().DeleteTensor(splits_);
+  hvdlite_engine_destroy(engine_);
+}
+
+void Call::run(const Kernel& kernel, TF_OpKernelContext* context) {
+  Call call(kernel, context, DoneCallback());
+  Requests requests(kernel, context);
+  if (!call.describe(requests)) return;
+  const int code =
+      hvdlite_submit(call.engine_, requests.data(), call.count_, /*wake=*/0, call.handles());
+  if (code != HVDLITE_OK) {
+    fail_with_last_error(context, code);
+    return;
+  }
+  call.collect();
+}
+
+void Call::start(const Kernel& kernel, TF_OpKernelContext* context, DoneCallback done) {
+  auto call = std::make_unique<Call>(kernel, context, std::move(done));
+  Requests requests(kernel, context);
+  if (!call->describe(requests)) return finish(std::move(call));
+  Call* in_flight = call.release();
+  const int code = hvdlite_submit_then(in_flight->engine_, requests.data(), in_flight->count_,
+                                       &Call::ended, in_flight, in_flight->handles());
+  if (code == HVDLITE_OK) return;  // it may have ended by now: it is not ours any more
+  fail_with_last_error(context, code);
+  finish(std::unique_ptr<Call>(in_flight));
+}
+
+void Call::ended(void* data) {
+  std::unique_ptr<Call> call(static_cast<Call*>(data));
+  call->collect();
+  finish(std::move(call));
+}
+
+// TensorFlow may destroy the op's context as soon as it is told: everything is given back before.
+void Call::finish(std::unique_ptr<Call> call) {
+  const DoneCallback done = std::move(call->done_);
+  call.reset();
+  done();
+}
+
+// --- from tensors to requests ---------------------------------------------------------------------------------------
+
+bool Call::describe(Requests& requests) {
+  if (engine_ == nullptr) {
+    fail_with_last_error(context_, HVDLITE_E_NOT_INITIALIZED);
+    return false;
+  }
+  if (!has_input(kernel_.kind())) return true;
+  const Status status;
+  for (std::size_t i = 0; i < count_ && status.ok(); ++i) describe_tensor(requests, i, status);
+  if (kernel_.has_splits() && status.ok()) {
+    api().GetInput(context_, 1, &splits_, status);
+    if (status.ok()) return describe_splits(requests);
+  }
+  if (!status.ok()) api().OpKernelContext_Failure(context_, status);
+  return status.ok();
+}
+
+void Call::describe_tensor(Requests& requests, std::size_t index, TF_Status* status) {
+  const int place = static_cast<int>(index);
+  Part& at = part(index);
+  hvdlite_request& request = requests[index];
+  api().GetInput(context_, place, &at.input, status);
+  if (api().GetCode(status) != kOk) return;
+  requests.set_shape(index, at.input);
+  request.input = api().TensorData(at.input);
+  if (!has_output_like_input(kernel_.kind())) return;
+  // The input's memory becomes the output's if nobody else has a reference, this call included.
+  api().DeleteTensor(std::exchange(at.input, nullptr));
+  int forwarded = -1;
+  at.output = api().ForwardInputOrAllocateOutput(context_, &place, 1, place, request.shape,
+                                                 request.ndim, &forwarded, status);
+  if (api().GetCode(status) != kOk) return;
+  request.output = api().TensorData(at.output);
+  if (forwarded < 0) api().GetInput(context_, place, &at.input, status);
+}
+
+bool Call::describe_splits(Requests& requests) {
+  const char* problem = nullptr;
+  if (api().NumDims(splits_) != 1)
+    problem = "alltoall expects a 1D splits tensor";
+  else if (api().Dim(splits_, 0) == 0)
+    problem = "Number of entries in splits (0) does not equal number of workers";
+  if (problem != nullptr) {
+    fail(context_, kInvalidArgument, problem);
+    return false;
+  }
+  requests.set_splits(splits_);
+  return true;
+}
+
+// --- from results to tensors ----------------------------------------------------------------------------------------
+
+void Call::collect() {
+  const Status status;
+  for (std::size_t i = 0; i < count_; ++i) {
+    const std::int64_t handle = handles()[i];
+    const int code = wait(engine_, handle);
+    if (code == HVDLITE_OK && status.ok()) {
+      give_output(i, status);
+    } else if (code != HVDLITE_OK && !failed_) {
+      failed_ = true;
+      fail_with_last_error(context_, code);
+    }
+    memory_in_use_ = memory_in_use_ || !is_harmless(code);
+    hvdlite_release(engine_, handle);
+  }
+  if (!status.ok()) api().OpKernelContext_Failure(context_, status);
+}
+
+void Call::give_output(std::size_t index, TF_Status* status) {
+  const Kind kind = kernel_.kind();
+  if (has_output_like_input(kind) || kind == Kind::kBarrier) return;
+  hvdlite_result result{};
+  hvdlite_result_get(engine_, handles()[index], &result);
+  if (kind == Kind::kJoin) {
+    give_integers(context_, 0, nullptr, 0, &result.last_joined_rank, status);
+    return;
+  }
+  give_rows(index, result, status);
+  if (kind != Kind::kAlltoall || api().GetCode(status) != kOk) return;
+  const std::int64_t count = result.num_received_splits;
+  const std::vector<std::int32_t> rows(result.received_splits, result.received_splits + count);
+  give_integers(context_, 1, &count, 1, rows.data(), status);
+}
+
+// The engine's output becomes TensorFlow's without a copy.
+void Call::give_rows(std::size_t index, const hvdlite_result& result, TF_Status* status) {
+  const int place = static_cast<int>(index);
+  const DataType dtype = kernel_.dtype(index);
+  hvdlite_block* block = hvdlite_result_take_block(engine_, handles()[index]);
+  Part& at = part(index);
+  if (block != nullptr && result.num_bytes > 0) {
+    at.output = wrap(block, dtype, result);
+    api().SetOutput(context_, place, at.output, status);
+    return;
+  }
+  if (block != nullptr) hvdlite_block_free(block);
+  at.output = api().AllocateOutput(context_, place, dtype, result.shape, result.ndim, 0, status);
+}
+
+}  // namespace hvdlite::tensorflow

@@ -1,0 +1,66 @@
+// One execution of a collective op: from TensorFlow's tensors to the engine's requests, and back.
+// Thread: made and started in the kernel's compute; an asynchronous one ends in a thread of the engine. Owns: references to its
+// tensors and to the engine, from the start to the end. Blocks: only run(). Throws: std::bad_alloc.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "done_callback.h"
+#include "kernel.h"
+
+namespace hvdlite::tensorflow {
+
+class Requests;
+
+class Call {
+ public:
+  // Returns at the end.
+  static void run(const Kernel& kernel, TF_OpKernelContext* context);
+  // Returns at once; `done` is called at the end.
+  static void start(const Kernel& kernel, TF_OpKernelContext* context, DoneCallback done);
+
+  Call(const Kernel& kernel, TF_OpKernelContext* context, DoneCallback done);
+  ~Call();
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+
+ private:
+  struct Part {
+    TF_Tensor* input = nullptr;   // null where its memory became the output's
+    TF_Tensor* output = nullptr;  // until the end null where the engine allocates it
+  };
+
+  Part& part(std::size_t index) { return more_parts_.empty() ? one_part_ : more_parts_[index]; }
+  std::int64_t* handles() { return more_handles_.empty() ? &one_handle_ : more_handles_.data(); }
+
+  // False if the op has failed.
+  bool describe(Requests& requests);
+  void describe_tensor(Requests& requests, std::size_t index, TF_Status* status);
+  bool describe_splits(Requests& requests);
+
+  void collect();
+  void give_output(std::size_t index, TF_Status* status);
+  void give_rows(std::size_t index, const hvdlite_result& result, TF_Status* status);
+
+  static void ended(void* call);
+  static void finish(std::unique_ptr<Call> call);
+
+  const Kernel& kernel_;
+  TF_OpKernelContext* context_;
+  DoneCallback done_;
+  hvdlite_engine* engine_;
+  std::size_t count_;
+  bool failed_ = false;
+  bool memory_in_use_ =
+      false;  // the transport may still write to the tensors: they are never freed
+  TF_Tensor* splits_ = nullptr;
+  // One tensor, the usual case, needs no memory beyond the object.
+  Part one_part_;
+  std::int64_t one_handle_ = 0;
+  std::vector<Part> more_parts_;
+  std::vector<std::int64_t> more_handles_;
+};
+
+}  // namespace hvdlite::tensorflow

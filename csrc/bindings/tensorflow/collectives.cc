@@ -1,0 +1,96 @@
+// Every collective is registered twice. The plain op is stateless, so that nothing orders it and all gradients of a step are in
+// flight together. TensorFlow may drop it where nobody uses its result, and chains ops that are stateful in the order of the
+// program: that is what the other one, ...Stateful, is for. Barrier and join exist in that form only.
+#include "collectives.h"
+
+#include <string>
+
+#include "call.h"
+#include "op_definition.h"
+#include "self_test.h"
+#include "shapes.h"
+#include "status.h"
+
+namespace hvdlite::tensorflow {
+namespace {
+
+#define HVDLITE_TF_DTYPES                                                                      \
+  "{half, bfloat16, float, double, uint8, int8, uint16, int16, uint32, int32, uint64, int64, " \
+  "bool, complex64, complex128}"
+constexpr const char* kOne = "T: " HVDLITE_TF_DTYPES;
+constexpr const char* kMany = "T: list(" HVDLITE_TF_DTYPES ") >= 1";
+
+template <Kind kKind, bool kGrouped>
+void* create(TF_OpKernelConstruction* construction) {
+  return new Kernel(kKind, kGrouped, construction);
+}
+
+void compute(void* kernel, TF_OpKernelContext* context) {
+  Call::run(*static_cast<const Kernel*>(kernel), context);
+}
+
+void compute_async(void* kernel, TF_OpKernelContext* context,
+                   TF_AsyncOpKernelDoneCallback* callback) {
+  if (async_works()) {
+    Call::start(*static_cast<const Kernel*>(kernel), context, DoneCallback::take(callback));
+  } else {
+    compute(kernel, context);
+    api().RunAsyncOpKernelDoneCallback(callback);
+  }
+}
+
+void destroy(void* kernel) { delete static_cast<Kernel*>(kernel); }
+
+void define(OpDefinition definition, CreateFunction create_kernel) {
+  definition.attribute("tensor_name: string = ''").attribute("process_set: int = 0");
+  definition.enroll({create_kernel, compute, compute_async, destroy});
+}
+
+// Stateless and stateful, of one tensor and of many.
+template <Kind kKind>
+void define_family(const std::string& name, std::initializer_list<const char*> attributes,
+                   ShapeFunction shapes) {
+  for (const bool stateful : {false, true}) {
+    const std::string suffix = stateful ? "Stateful" : "";
+    OpDefinition one("Hvdlite" + name + suffix, stateful, shapes);
+    one.attribute(kOne).input("tensor", "T").output("output", "T");
+    for (const char* attribute : attributes) one.attribute(attribute);
+    define(one, create<kKind, false>);
+    if (kKind == Kind::kBroadcast) continue;  // Horovod groups no broadcasts
+    OpDefinition many("HvdliteGrouped" + name + suffix, stateful, shapes);
+    many.attribute(kMany).input("tensors", "T").output("outputs", "T");
+    for (const char* attribute : attributes) many.attribute(attribute);
+    define(many, create<kKind, true>);
+  }
+}
+
+void define_alltoall() {
+  for (const bool stateful : {false, true}) {
+    OpDefinition op(stateful ? "HvdliteAlltoallStateful" : "HvdliteAlltoall", stateful,
+                    shapes_of_alltoall);
+    op.attribute(kOne).attribute("Tsplits: {int32, int64}").attribute("has_splits: bool");
+    op.input("tensor", "T").input("splits", "Tsplits");
+    op.output("output", "T").output("received_splits", "int32");
+    define(op, create<Kind::kAlltoall, false>);
+  }
+}
+
+}  // namespace
+
+void register_collectives() {
+  // The bits of the double 1.0.
+  constexpr const char* kPrescale = "prescale_bits: int = 4607182418800017408";
+  constexpr const char* kPostscale = "postscale_bits: int = 4607182418800017408";
+  const auto reduction = {"reduce_op: int", kPrescale, kPostscale};
+  define_family<Kind::kAllreduce>("Allreduce", reduction, shapes_like_inputs);
+  define_family<Kind::kReducescatter>("Reducescatter", reduction, shapes_of_rows);
+  define_family<Kind::kAllgather>("Allgather", {}, shapes_of_rows);
+  define_family<Kind::kBroadcast>("Broadcast", {"root_rank: int"}, shapes_like_inputs);
+  define_alltoall();
+  define(OpDefinition("HvdliteBarrier", true, shapes_of_nothing), create<Kind::kBarrier, false>);
+  OpDefinition join("HvdliteJoin", true, shape_of_number);
+  join.output("last_joined_rank", "int32");
+  define(join, create<Kind::kJoin, false>);
+}
+
+}  // namespace hvdlite::tensorflow

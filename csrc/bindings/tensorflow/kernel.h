@@ -1,0 +1,61 @@
+// A collective op of a graph (or of eager mode, where TensorFlow keeps kernels too): what its attributes say, parsed once.
+// Thread: made by one, then read by any. Owns: its names. Blocks: no. Throws: std::bad_alloc.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "hvdlite/hvdlite.h"
+#include "tf_api.h"
+
+namespace hvdlite::tensorflow {
+
+// The numbers of csrc/base/types.h.
+enum class Kind : std::int32_t {
+  kAllreduce = 0,
+  kAllgather = 1,
+  kBroadcast = 2,
+  kAlltoall = 3,
+  kReducescatter = 4,
+  kBarrier = 5,
+  kJoin = 6,
+};
+
+struct DTypePair {
+  DataType tensorflow;
+  std::int32_t engine;
+};
+
+class Kernel {
+ public:
+  // Says what is wrong with the construction, if something is.
+  Kernel(Kind kind, bool grouped, TF_OpKernelConstruction* construction);
+  Kernel(const Kernel&) = delete;  // the requests point to the names
+  Kernel& operator=(const Kernel&) = delete;
+
+  Kind kind() const { return kind_; }
+  // One for each tensor; they lack the shape and the addresses.
+  const std::vector<hvdlite_request>& requests() const { return requests_; }
+  // TensorFlow's, of each tensor.
+  DataType dtype(std::size_t tensor) const { return dtypes_[tensor].tensorflow; }
+  bool has_splits() const { return has_splits_; }
+  // Names for iteration n of a loop; names must not be pointed to when it is called.
+  std::vector<std::string> names_in_iteration(std::int64_t iteration) const;
+  bool is_grouped() const { return grouped_; }
+  bool is_named() const { return !names_.empty(); }
+
+ private:
+  class Attributes;
+  void parse_dtypes(const Attributes& attributes);
+  void parse_names(const Attributes& attributes);
+
+  Kind kind_;
+  bool grouped_;
+  bool has_splits_ = false;
+  std::vector<DTypePair> dtypes_;
+  std::vector<std::string> names_;  // of the tensors, and then of the group if there is one
+  std::vector<hvdlite_request> requests_;
+};
+
+}  // namespace hvdlite::tensorflow

@@ -1,0 +1,37 @@
+// What happens when TensorFlow loads this library, and what Python asks of it afterwards (hvdlite/tensorflow/library.py).
+#include "collectives.h"
+#include "hvdlite/hvdlite.h"
+#include "self_test.h"
+#include "status.h"
+#include "values.h"
+
+namespace hvdlite::tensorflow {
+namespace {
+
+// tf.load_op_library collects what is registered while the library's constructors run.
+[[gnu::constructor]] void register_ops() {
+  if (!api().problem.empty()) return;
+  register_collectives();
+  register_values();
+  register_self_test();
+}
+
+}  // namespace
+}  // namespace hvdlite::tensorflow
+
+using hvdlite::tensorflow::api;
+
+// Why there are no ops; empty if all is well.
+extern "C" HVDLITE_API const char* hvdlite_tensorflow_problem(void) {
+  return api().problem.c_str();
+}
+
+// Can this TensorFlow end kernels later than their compute?
+extern "C" HVDLITE_API int hvdlite_tensorflow_has_async_kernels(void) {
+  return api().has_async_kernels() ? 1 : 0;
+}
+
+// The canonical code that ops fail with for an HVDLITE_E_* code.
+extern "C" HVDLITE_API int hvdlite_tensorflow_status_of(int code) {
+  return hvdlite::tensorflow::status_of(code);
+}

@@ -1,0 +1,57 @@
+#include "requests.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace hvdlite::tensorflow {
+
+Requests::Requests(const Kernel& kernel, TF_OpKernelContext* context) {
+  const std::vector<hvdlite_request>& requests = kernel.requests();
+  if (requests.size() == 1) {
+    one_ = requests[0];
+  } else {
+    more_ = requests;
+    extents_.resize(more_.size());
+  }
+  if (!kernel.is_named() || api().GetIterId == nullptr) return;
+  // Iterations of a loop may overlap and run in another order on other ranks: each has its own names.
+  const std::int64_t iteration = api().GetIterId(context);
+  if (iteration == 0) return;
+  names_ = kernel.names_in_iteration(iteration);
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    data()[i].name = names_[i].c_str();
+    if (kernel.is_grouped()) data()[i].group = names_.back().c_str();
+  }
+}
+
+void Requests::set_shape(std::size_t index, const TF_Tensor* tensor) {
+  const int ndim = api().NumDims(tensor);
+  std::int64_t* extents = extents_of_one_;
+  if (!more_.empty()) {
+    extents_[index].resize(static_cast<std::size_t>(ndim));
+    extents = extents_[index].data();
+  }
+  for (int axis = 0; axis < ndim; ++axis) extents[axis] = api().Dim(tensor, axis);
+  data()[index].ndim = ndim;
+  data()[index].shape = extents;
+}
+
+void Requests::set_splits(const TF_Tensor* tensor) {
+  constexpr DataType kInt32 = 3;
+  const auto count = static_cast<std::size_t>(api().Dim(tensor, 0));
+  const void* values = api().TensorData(tensor);
+  splits_.resize(count);
+  if (api().TensorType(tensor) == kInt32) {
+    std::copy_n(static_cast<const std::int32_t*>(values), count, splits_.begin());
+  } else {
+    std::copy_n(static_cast<const std::int64_t*>(values), count, splits_.begin());
+  }
+  one_.splits = splits_.data();
+  one_.num_splits = static_cast<std::int32_t>(count);
+  // Rows beyond the splits are not sent: to the engine the tensor ends before them. It refuses bad splits itself.
+  const auto sum = std::accumulate(splits_.begin(), splits_.end(), std::int64_t{0});
+  const bool negative = std::any_of(splits_.begin(), splits_.end(), [](auto n) { return n < 0; });
+  if (!negative && one_.ndim > 0 && sum < extents_of_one_[0]) extents_of_one_[0] = sum;
+}
+
+}  // namespace hvdlite::tensorflow

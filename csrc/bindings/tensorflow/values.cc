@@ -1,0 +1,99 @@
+#include "values.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "hvdlite/hvdlite.h"
+#include "op_definition.h"
+#include "shapes.h"
+#include "status.h"
+
+namespace hvdlite::tensorflow {
+namespace {
+
+struct Value {
+  int code;
+  std::int32_t number;
+};
+
+struct ValueKernel {
+  Value (*evaluate)(hvdlite_engine* engine, std::int32_t process_set);
+  std::int32_t process_set;
+};
+
+template <std::int32_t hvdlite_topology::* kField>
+Value of_topology(hvdlite_engine* engine, std::int32_t) {
+  hvdlite_topology topology{};
+  const int code = hvdlite_engine_topology(engine, &topology);
+  return {code, topology.*kField};
+}
+
+Value size_of_set(hvdlite_engine* engine, std::int32_t process_set) {
+  std::int32_t count = 0;
+  const int code = hvdlite_process_set_ranks(engine, process_set, nullptr, 0, &count);
+  return {code, count};
+}
+
+Value is_in_set(hvdlite_engine* engine, std::int32_t process_set) {
+  const auto [code, size] = size_of_set(engine, process_set);
+  if (code != HVDLITE_OK) return {code, 0};
+  std::vector<std::int32_t> ranks(static_cast<std::size_t>(size));
+  std::int32_t count = 0;
+  const int again = hvdlite_process_set_ranks(engine, process_set, ranks.data(), size, &count);
+  const auto [unknown, rank] = of_topology<&hvdlite_topology::rank>(engine, 0);
+  const bool included = std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
+  return {again != HVDLITE_OK ? again : unknown, included ? 1 : 0};
+}
+
+template <auto kEvaluate>
+void* create(TF_OpKernelConstruction* construction) {
+  const Status status;
+  std::int64_t process_set = 0;
+  api().OpKernelConstruction_GetAttrInt64(construction, "process_set", &process_set, status);
+  if (!status.ok()) api().OpKernelConstruction_Failure(construction, status);
+  return new ValueKernel{kEvaluate, static_cast<std::int32_t>(process_set)};
+}
+
+void compute(void* data, TF_OpKernelContext* context) {
+  const auto* kernel = static_cast<const ValueKernel*>(data);
+  hvdlite_engine* engine = hvdlite_current_engine();
+  const auto [code, number] = engine != nullptr ? kernel->evaluate(engine, kernel->process_set)
+                                                : Value{HVDLITE_E_NOT_INITIALIZED, 0};
+  if (code != HVDLITE_OK) {
+    fail_with_last_error(context, code);
+  } else {
+    const Status status;
+    constexpr DataType kInt32 = 3;
+    TF_Tensor* output = api().AllocateOutput(context, 0, kInt32, nullptr, 0, sizeof number, status);
+    if (status.ok()) {
+      *static_cast<std::int32_t*>(api().TensorData(output)) = number;
+      api().DeleteTensor(output);
+    } else {
+      api().OpKernelContext_Failure(context, status);
+    }
+  }
+  hvdlite_engine_destroy(engine);
+}
+
+void destroy(void* kernel) { delete static_cast<ValueKernel*>(kernel); }
+
+template <auto kEvaluate>
+void define(const char* name) {
+  // Stateful, or TensorFlow evaluates it while it optimises the graph.
+  OpDefinition definition(name, true, shape_of_number);
+  definition.attribute("process_set: int = 0").output("value", "int32");
+  definition.enroll({create<kEvaluate>, compute, nullptr, destroy});
+}
+
+}  // namespace
+
+void register_values() {
+  define<size_of_set>("HvdliteSize");
+  define<is_in_set>("HvdliteProcessSetIncluded");
+  define<of_topology<&hvdlite_topology::rank>>("HvdliteRank");
+  define<of_topology<&hvdlite_topology::local_rank>>("HvdliteLocalRank");
+  define<of_topology<&hvdlite_topology::local_size>>("HvdliteLocalSize");
+}
+
+}  // namespace hvdlite::tensorflow
