@@ -4,8 +4,9 @@ Parent: each file of tests/parallel and tests/adapters becomes one item per numb
 the ranks compare verdicts over mpi4py (not through hvdlite), and one failure stops the file everywhere. A test that
 hangs is ended by a watchdog, which writes the stacks of all threads first.
 
-A file may declare RANKS = (2, 3), the numbers of ranks it runs with; DEADLINE = 900.0, seconds for the whole file; and
-WATCHDOG = 300.0, seconds for one test. Its tests marked `slow` are an item of their own, so that -m selects them here.
+A file may declare RANKS = (2, 3), the numbers of ranks it runs with; ENVIRONMENT = {"NAME": "value"}, variables that its
+processes start with; DEADLINE = 900.0, seconds for the whole file; and WATCHDOG = 300.0, seconds for one test. Its tests
+marked `slow` are an item of their own, so that -m selects them here.
 """
 
 import ast
@@ -17,8 +18,9 @@ import tempfile
 import threading
 import time
 import zlib
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -60,6 +62,7 @@ class ParallelFile(pytest.File):
                 item.ranks = n
                 item.slow = slow
                 item.deadline = declared.get("DEADLINE", DEADLINE_SECONDS)
+                item.environment = declared.get("ENVIRONMENT", {})
                 if slow:
                     item.add_marker("slow")
                 # So that -k with the name of a test selects its file; the expression goes on to the children.
@@ -68,11 +71,11 @@ class ParallelFile(pytest.File):
 
 
 def _constants(tree: ast.Module) -> dict[str, Any]:
-    """The values of RANKS and DEADLINE, where the file sets them at its top level."""
+    """The values of RANKS, ENVIRONMENT and DEADLINE, where the file sets them at its top level."""
     found = {}
     for node in tree.body:
         target = node.targets[0] if isinstance(node, ast.Assign) else None
-        if isinstance(target, ast.Name) and target.id in ("RANKS", "DEADLINE"):
+        if isinstance(target, ast.Name) and target.id in ("RANKS", "ENVIRONMENT", "DEADLINE"):
             found[target.id] = ast.literal_eval(node.value)
     return found
 
@@ -108,11 +111,12 @@ class ParallelItem(pytest.Item):
     ranks = 1
     slow = False
     deadline = DEADLINE_SECONDS
+    environment: Mapping[str, str] = MappingProxyType({})
 
     def runtest(self) -> None:
         keyword = self.config.getoption("keyword")
         options = ["-m", "slow" if self.slow else "not slow", *(["-k", keyword] if keyword else [])]
-        run_in_step([self.path], self.ranks, self.deadline, options)
+        run_in_step([self.path], self.ranks, self.deadline, options, environment=self.environment)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         if isinstance(excinfo.value, ChildrenFailed):
@@ -130,13 +134,14 @@ def run_in_step(
     options: Sequence[str] = (),
     hosts: "EmulatedHosts | None" = None,
     mpirun_args: Sequence[str] = (),
+    environment: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Runs test files as one job of so many ranks; raises ChildrenFailed, or skips if every test was skipped."""
     folder = Path(tempfile.mkdtemp(prefix="hvdlite-test-"))
     arguments = ["-m", "pytest", *map(str, files), "-p", "no:cacheprovider", "-q", "--tb=short", "-rs"]
     arguments += ["--rootdir", str(TESTS.parent), *options]
     try:
-        job = run_python(arguments, ranks, deadline, folder, {RESULTS: str(folder)}, mpirun_args, hosts)
+        job = run_python(arguments, ranks, deadline, folder, {**environment, RESULTS: str(folder)}, mpirun_args, hosts)
         results = {rank: _result(folder, rank) for rank in range(ranks)}
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -46,6 +46,15 @@ def test_success_is_one_item_per_number_of_ranks(run):
     assert "1 passed" in text, text
 
 
+def test_a_file_declares_variables_for_its_processes(run):
+    code, text = run("""
+        ENVIRONMENT = {"HVDTEST_DECLARED": "yes"}
+        def test_a():
+            assert os.environ["HVDTEST_DECLARED"] == "yes"
+    """)
+    assert code == 0, text
+
+
 def test_a_failure_on_one_rank_stops_all_and_comes_first(run):
     code, text = run("""
         def test_a():
