@@ -53,6 +53,7 @@ class Cell:
 
 
 _TF = ("tensorflow", "keras-tensorflow")
+_JAX = ("jax", "keras-jax")
 _MPI = ("numpy", "torch")
 
 CELLS = (
@@ -64,8 +65,8 @@ CELLS = (
     Cell("torch-2.1", ("torch==2.1.2", "numpy==1.26.*", "keras==3.6.*"), ("torch", "keras-torch"), large=True),
     Cell("torch-2.13", ("torch==2.13.*", "keras==3.15.*"), ("torch", "keras-torch")),
     Cell("torch-newest", ("torch>2.13.99", "numpy"), ("torch",), large=True),
-    Cell("jax-0.4.31", ("jax==0.4.31", "jaxlib==0.4.31", "keras==3.6.*"), ("keras-jax",)),
-    Cell("jax-0.10", ("jax==0.10.2", "keras==3.15.*"), ("keras-jax",)),
+    Cell("jax-0.4.31", ("jax==0.4.31", "jaxlib==0.4.31", "keras==3.6.*"), _JAX),
+    Cell("jax-0.10", ("jax==0.10.2", "keras==3.15.*"), _JAX),
     Cell("numpy-1.26", ("numpy==1.26.*",), ("numpy",)),
     Cell("numpy-2", ("numpy>=2",), ("numpy",)),
     Cell("python-3.10", (), ("numpy",), python="3.10"),

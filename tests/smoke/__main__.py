@@ -21,6 +21,7 @@ PROGRAMS = {
     "tensorflow": ("with_tensorflow.py",),
     "keras-tensorflow": ("with_keras.py", "tensorflow"),
     "keras-torch": ("with_keras.py", "torch"),
+    "jax": ("with_jax.py",),
     "keras-jax": ("with_keras.py", "jax"),
 }
 
