@@ -1,6 +1,10 @@
 // Every collective is registered twice. The plain op is stateless, so that nothing orders it and all gradients of a step are in
 // flight together. TensorFlow may drop it where nobody uses its result, and chains ops that are stateful in the order of the
 // program: that is what the other one, ...Stateful, is for. Barrier and join exist in that form only.
+//
+// A stateless op whose inputs are constant (the gradient of a linear loss, say) would be evaluated once, while the graph is
+// optimised, and never again. Its input "anchor", of which nothing is read, is never constant (hvdlite/tensorflow/
+// collective_ops.py says where it comes from).
 #include "collectives.h"
 
 #include <string>
@@ -31,7 +35,7 @@ void compute(void* kernel, TF_OpKernelContext* context) {
 
 void compute_async(void* kernel, TF_OpKernelContext* context,
                    TF_AsyncOpKernelDoneCallback* callback) {
-  if (async_works()) {
+  if (async_works() && !static_cast<const Kernel*>(kernel)->blocks()) {
     Call::start(*static_cast<const Kernel*>(kernel), context, DoneCallback::take(callback));
   } else {
     compute(kernel, context);
@@ -43,22 +47,26 @@ void destroy(void* kernel) { delete static_cast<Kernel*>(kernel); }
 
 void define(OpDefinition definition, CreateFunction create_kernel) {
   definition.attribute("tensor_name: string = ''").attribute("process_set: int = 0");
+  definition.attribute("blocking: bool = false");
   definition.enroll({create_kernel, compute, compute_async, destroy});
 }
 
 // Stateless and stateful, of one tensor and of many.
 template <Kind kKind>
 void define_family(const std::string& name, std::initializer_list<const char*> attributes,
-                   ShapeFunction shapes) {
+                   const ShapeFunctions& shapes_of) {
   for (const bool stateful : {false, true}) {
+    const ShapeFunction shapes = stateful ? shapes_of.all_inputs : shapes_of.but_the_last;
     const std::string suffix = stateful ? "Stateful" : "";
     OpDefinition one("Hvdlite" + name + suffix, stateful, shapes);
     one.attribute(kOne).input("tensor", "T").output("output", "T");
+    if (!stateful) one.input("anchor", "uint8");
     for (const char* attribute : attributes) one.attribute(attribute);
     define(one, create<kKind, false>);
     if (kKind == Kind::kBroadcast) continue;  // Horovod groups no broadcasts
     OpDefinition many("HvdliteGrouped" + name + suffix, stateful, shapes);
     many.attribute(kMany).input("tensors", "T").output("outputs", "T");
+    if (!stateful) many.input("anchor", "uint8");
     for (const char* attribute : attributes) many.attribute(attribute);
     define(many, create<kKind, true>);
   }
@@ -70,6 +78,7 @@ void define_alltoall() {
                     shapes_of_alltoall);
     op.attribute(kOne).attribute("Tsplits: {int32, int64}").attribute("has_splits: bool");
     op.input("tensor", "T").input("splits", "Tsplits");
+    if (!stateful) op.input("anchor", "uint8");
     op.output("output", "T").output("received_splits", "int32");
     define(op, create<Kind::kAlltoall, false>);
   }
@@ -82,10 +91,10 @@ void register_collectives() {
   constexpr const char* kPrescale = "prescale_bits: int = 4607182418800017408";
   constexpr const char* kPostscale = "postscale_bits: int = 4607182418800017408";
   const auto reduction = {"reduce_op: int", kPrescale, kPostscale};
-  define_family<Kind::kAllreduce>("Allreduce", reduction, shapes_like_inputs);
-  define_family<Kind::kReducescatter>("Reducescatter", reduction, shapes_of_rows);
-  define_family<Kind::kAllgather>("Allgather", {}, shapes_of_rows);
-  define_family<Kind::kBroadcast>("Broadcast", {"root_rank: int"}, shapes_like_inputs);
+  define_family<Kind::kAllreduce>("Allreduce", reduction, kLikeInputs);
+  define_family<Kind::kReducescatter>("Reducescatter", reduction, kRows);
+  define_family<Kind::kAllgather>("Allgather", {}, kRows);
+  define_family<Kind::kBroadcast>("Broadcast", {"root_rank: int"}, kLikeInputs);
   define_alltoall();
   define(OpDefinition("HvdliteBarrier", true, shapes_of_nothing), create<Kind::kBarrier, false>);
   OpDefinition join("HvdliteJoin", true, shape_of_number);

@@ -124,6 +124,7 @@ Kernel::Kernel(Kind kind, bool grouped, TF_OpKernelConstruction* construction)
   request.process_set = attributes.number("process_set");
   request.device = HVDLITE_DEVICE_CPU;
   has_splits_ = kind == Kind::kAlltoall && attributes.flag("has_splits");
+  blocks_ = attributes.flag("blocking");
   const std::size_t count = dtypes_.size();
   for (std::size_t i = 0; i < count; ++i) {
     request.dtype = dtypes_[i].engine;

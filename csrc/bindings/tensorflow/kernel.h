@@ -40,6 +40,8 @@ class Kernel {
   // TensorFlow's, of each tensor.
   DataType dtype(std::size_t tensor) const { return dtypes_[tensor].tensorflow; }
   bool has_splits() const { return has_splits_; }
+  // Is it to end inside compute? In eager mode TensorFlow waits there anyway, and a thread that waits makes progress itself.
+  bool blocks() const { return blocks_; }
   // Names for iteration n of a loop; names must not be pointed to when it is called.
   std::vector<std::string> names_in_iteration(std::int64_t iteration) const;
   bool is_grouped() const { return grouped_; }
@@ -53,6 +55,7 @@ class Kernel {
   Kind kind_;
   bool grouped_;
   bool has_splits_ = false;
+  bool blocks_ = false;
   std::vector<DTypePair> dtypes_;
   std::vector<std::string> names_;  // of the tensors, and then of the group if there is one
   std::vector<hvdlite_request> requests_;

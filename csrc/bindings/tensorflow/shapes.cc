@@ -41,19 +41,26 @@ void shape_of_rows(TF_ShapeInferenceContext* context, int index, TF_Status* stat
 
 }  // namespace
 
+template <int kSpare>
 void shapes_like_inputs(TF_ShapeInferenceContext* context, TF_Status* status) {
   const Shape shape;
-  const auto count = static_cast<int>(api().ShapeInferenceContextNumInputs(context));
+  const auto count = static_cast<int>(api().ShapeInferenceContextNumInputs(context)) - kSpare;
   for (int i = 0; i < count && ok(status); ++i) {
     api().ShapeInferenceContextGetInput(context, i, shape, status);
     if (ok(status)) api().ShapeInferenceContextSetOutput(context, i, shape, status);
   }
 }
 
+template <int kSpare>
 void shapes_of_rows(TF_ShapeInferenceContext* context, TF_Status* status) {
-  const auto count = static_cast<int>(api().ShapeInferenceContextNumInputs(context));
+  const auto count = static_cast<int>(api().ShapeInferenceContextNumInputs(context)) - kSpare;
   for (int i = 0; i < count && ok(status); ++i) shape_of_rows(context, i, status);
 }
+
+template void shapes_like_inputs<0>(TF_ShapeInferenceContext*, TF_Status*);
+template void shapes_like_inputs<1>(TF_ShapeInferenceContext*, TF_Status*);
+template void shapes_of_rows<0>(TF_ShapeInferenceContext*, TF_Status*);
+template void shapes_of_rows<1>(TF_ShapeInferenceContext*, TF_Status*);
 
 void shapes_of_alltoall(TF_ShapeInferenceContext* context, TF_Status* status) {
   shape_of_rows(context, 0, status);

@@ -6,11 +6,19 @@
 
 namespace hvdlite::tensorflow {
 
+// For ops with an output for each input, or for each but the last, the anchor.
+struct ShapeFunctions {
+  ShapeFunction all_inputs, but_the_last;
+};
 // allreduce, broadcast: each output is like its input.
+template <int kSpare>
 void shapes_like_inputs(TF_ShapeInferenceContext* context, TF_Status* status);
+inline constexpr ShapeFunctions kLikeInputs = {shapes_like_inputs<0>, shapes_like_inputs<1>};
 // allgather, reducescatter: like its input, but for the first extent.
+template <int kSpare>
 void shapes_of_rows(TF_ShapeInferenceContext* context, TF_Status* status);
-// The same for the first of two outputs; the second has a number for each rank of the process set.
+inline constexpr ShapeFunctions kRows = {shapes_of_rows<0>, shapes_of_rows<1>};
+// alltoall: likewise for the first of two outputs; the second has a number for each rank of the process set.
 void shapes_of_alltoall(TF_ShapeInferenceContext* context, TF_Status* status);
 // One number.
 void shape_of_number(TF_ShapeInferenceContext* context, TF_Status* status);

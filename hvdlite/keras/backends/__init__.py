@@ -84,6 +84,9 @@ class KerasBackend(Protocol):
             gradient is None on all ranks.
         """
 
+    def scale(self, gradient: Any, factor: float) -> Any:
+        """The gradient, sparse or not, multiplied by a number; its dtype stays."""
+
     def allreduce(
         self,
         value: Any,

@@ -60,6 +60,10 @@ class TorchKerasBackend:
             for output, variable, someone in zip(reduced, variables, anyone, strict=True)
         ]
 
+    def scale(self, gradient: Any, factor: float) -> Any:
+        """As `KerasBackend.scale`."""
+        return gradient * factor
+
     def allreduce(
         self,
         value: Any,

@@ -1,0 +1,66 @@
+"""Loads the op library into the TensorFlow of this process.
+
+One library serves every version of TensorFlow: it finds the functions it needs in the process that loads it. One thing rests
+on what TensorFlow does not promise, that an asynchronous kernel may end after its compute has returned (see
+csrc/bindings/tensorflow/done_callback.h). It is tried once, and where it does not work the kernels wait inside compute.
+"""
+
+import ctypes
+import warnings
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+import hvdlite
+
+__all__ = ["LIBRARY", "load"]
+
+LIBRARY = Path(hvdlite.__file__).with_name("hvdlite_tensorflow.so")
+
+
+@cache
+def load() -> Any:
+    """The module with the wrappers of hvdlite's ops, such as ``hvdlite_allreduce``.
+
+    Warns:
+        RuntimeWarning: this TensorFlow has no asynchronous kernels, or they do not end as they should.
+
+    Raises:
+        ImportError: the library is missing, or this TensorFlow lacks what it needs.
+    """
+    try:
+        ops = tf.load_op_library(str(LIBRARY))
+    except (tf.errors.OpError, OSError) as error:
+        raise ImportError(
+            f"hvdlite's ops for TensorFlow {tf.__version__} cannot be loaded from {LIBRARY}: {error}; install hvdlite with "
+            "pip, or run `make develop` in a source tree"
+        ) from error
+    native = ctypes.CDLL(str(LIBRARY))
+    native.hvdlite_tensorflow_problem.restype = ctypes.c_char_p
+    problem = native.hvdlite_tensorflow_problem().decode()
+    if problem:
+        raise ImportError(f"hvdlite has no ops for TensorFlow {tf.__version__}: {problem}")
+    doubt = _doubt(ops, native)
+    if doubt:
+        warnings.warn(
+            f"hvdlite: {doubt}. Collectives in graphs therefore occupy a thread of TensorFlow each while they wait: give it as "
+            "many as gradients may be in flight (tf.config.threading.set_inter_op_parallelism_threads), or reduce gradients "
+            "in groups.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    else:
+        native.hvdlite_tensorflow_use_async(1)
+    return ops
+
+
+def _doubt(ops: Any, native: ctypes.CDLL) -> str:
+    """Why the kernels had better not be asynchronous; empty if they can."""
+    if not native.hvdlite_tensorflow_has_async_kernels():
+        return f"TensorFlow {tf.__version__} has no asynchronous kernels in its C API (2.13 has)"
+    with tf.init_scope(), tf.device("/CPU:0"):
+        if not int(ops.hvdlite_self_test()):
+            return f"asynchronous kernels of TensorFlow {tf.__version__} do not end as they used to"
+    return ""
