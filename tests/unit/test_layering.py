@@ -13,7 +13,7 @@ PACKAGE = ROOT / "hvdlite"
 NATIVE = ROOT / "csrc"
 
 # What each part of the package may import of the package, besides itself.
-PURE = {"_version", "config", "dtypes", "errors", "requests", "topology"}
+PURE = {"_version", "config", "dtypes", "errors", "requests", "topology", "xla"}
 CORE = {
     "_engine",
     "agreement",
@@ -31,7 +31,7 @@ CORE = {
 }
 CORE |= {"startup", "submission", "timeline"}
 LIBRARY = PURE | CORE | {"backends"}
-DOORS = {"torch", "tensorflow", "keras"}
+DOORS = {"torch", "tensorflow", "jax", "keras"}
 ALLOWED = {
     **dict.fromkeys(PURE, PURE),
     "_native": PURE,
@@ -40,6 +40,7 @@ ALLOWED = {
     "elastic": LIBRARY,
     "torch": LIBRARY | {"__init__", "elastic"},
     "tensorflow": LIBRARY | {"__init__", "elastic"},
+    "jax": LIBRARY,
     "keras": LIBRARY | DOORS | {"__init__", "elastic"},
     "horovod": LIBRARY | DOORS | {"__init__", "elastic"},
     "launcher": PURE,
