@@ -18,6 +18,7 @@ __all__ = [
     "process_set_among",
     "process_set_ids_and_ranks",
     "remove_process_set",
+    "set_of_ranks",
 ]
 
 
@@ -114,7 +115,7 @@ class ProcessSet:
         return self
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        return _with_ranks, (self.ranks or [],)
+        return set_of_ranks, (self.ranks or [],)
 
 
 class _GlobalProcessSet(ProcessSet):
@@ -138,7 +139,7 @@ global_process_set: ProcessSet = _GlobalProcessSet()
 _bound: list[ProcessSet] = []  # those with an id, so that removal and shutdown can take it away
 
 
-def _with_ranks(ranks: list[int]) -> ProcessSet:
+def set_of_ranks(ranks: list[int]) -> ProcessSet:
     """The registered set of these ranks, or else a new one that is not registered."""
     return next((bound for bound in _bound if bound.ranks == ranks), None) or ProcessSet(ranks)
 

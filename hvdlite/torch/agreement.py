@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from hvdlite.config import format_ranks
+from hvdlite.agreement import difference
 from hvdlite.errors import InvalidArgumentError, MismatchError
 from hvdlite.objects import allgather_object
 from hvdlite.process_sets import ProcessSet
 from hvdlite.requests import OP_NAMES
 from hvdlite.torch.slots import Slot
 
-__all__ = ["Settings", "agree", "difference"]
+__all__ = ["Settings", "agree"]
 
 
 @dataclass(frozen=True)
@@ -127,25 +127,3 @@ def _sparse_dim(slot: Slot) -> int | None:
             "dense or coordinate (torch.sparse_coo) gradients"
         )
     return grad.sparse_dim()
-
-
-def difference(descriptions: Sequence[Sequence[tuple[str, Any]]], ranks: Sequence[int]) -> str:
-    """The first thing in which the ranks' descriptions differ, in words.
-
-    Args:
-        descriptions: of each rank, (name, what it is) in order.
-        ranks: the ranks' numbers.
-
-    """
-    for place in range(max(map(len, descriptions))):
-        found: dict[str, list[int]] = {}
-        for rank, description in zip(ranks, descriptions, strict=True):
-            if place < len(description):
-                name, what = description[place]
-                text = f"{name} is {what}"
-            else:
-                text = f"entry {place + 1} is missing"
-            found.setdefault(text, []).append(rank)
-        if len(found) > 1:
-            return ", but ".join(f"{text} on {format_ranks(whose)}" for text, whose in found.items())
-    return "the ranks differ"

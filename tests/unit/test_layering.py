@@ -16,6 +16,7 @@ NATIVE = ROOT / "csrc"
 PURE = {"_version", "config", "dtypes", "errors", "requests", "topology", "xla"}
 CORE = {
     "_engine",
+    "agreement",
     "arenas",
     "_native",
     "basics",

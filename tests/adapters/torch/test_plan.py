@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hvdlite.torch.agreement import difference
+from hvdlite.agreement import difference
 from hvdlite.torch.buckets import cut_buckets, split_evenly
 from hvdlite.torch.slots import is_dense
 

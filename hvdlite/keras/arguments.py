@@ -1,0 +1,142 @@
+"""The arguments of `DistributedOptimizer`: what is wrong with them is said before anything is changed."""
+
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import keras
+
+from hvdlite.compression import is_none
+from hvdlite.errors import InvalidArgumentError, UnsupportedError
+from hvdlite.keras.reducer import Groups
+from hvdlite.process_sets import ProcessSet
+from hvdlite.requests import Average, Sum, resolve_op
+
+__all__ = [
+    "KERAS_3",
+    "accumulate",
+    "check_compression",
+    "check_optimizer",
+    "check_process_set",
+    "checked_groups",
+    "checked_layers",
+    "checked_op",
+    "chosen_groups",
+    "scaled",
+    "scales_loss",
+]
+
+KERAS_3 = int(keras.__version__.split(".")[0]) >= 3
+
+
+def check_optimizer(optimizer: Any) -> None:
+    """Raises InvalidArgumentError unless it is an optimizer of the Keras that is imported as ``keras``."""
+    kinds = (keras.optimizers.Optimizer,) if KERAS_3 else (keras.optimizers.Optimizer, keras.optimizers.legacy.Optimizer)
+    if not isinstance(optimizer, kinds):
+        kind = type(optimizer)
+        raise InvalidArgumentError(
+            f"DistributedOptimizer wraps an optimizer of Keras {keras.__version__} (the module keras), got a "
+            f"{kind.__module__}.{kind.__qualname__}"
+        )
+
+
+def check_process_set(process_set: ProcessSet) -> None:
+    """Raises InvalidArgumentError unless it is a process set that is registered."""
+    if not isinstance(process_set, ProcessSet):
+        raise InvalidArgumentError(f"process_set must be a ProcessSet, got {process_set!r}: pass it to hvdlite.add_process_set")
+    if process_set.process_set_id is None:
+        raise InvalidArgumentError(f"{process_set} has not been registered: pass it to hvdlite.add_process_set first")
+
+
+def check_compression(compression: Any) -> None:
+    """Raises InvalidArgumentError unless it is None or has the methods of `Compressor`."""
+    if not (is_none(compression) or all(callable(getattr(compression, name, None)) for name in ("compress", "decompress"))):
+        raise InvalidArgumentError(f"compression must have the methods compress and decompress, got {compression!r}")
+
+
+def checked_op(op: int, predivide: float) -> int:
+    """The reduce operator; raises InvalidArgumentError if it is none for gradients, or does not go with the factor."""
+    op = resolve_op(op, None)
+    if op not in (Average, Sum):
+        raise InvalidArgumentError("op currently only supports Average and Sum (of an optimizer of Keras)")
+    if predivide != 1.0 and op != Average:
+        raise InvalidArgumentError("gradient_predivide_factor not supported with op != Average")
+    if not predivide > 0:
+        raise InvalidArgumentError(f"gradient_predivide_factor={predivide!r} must be > 0")
+    return op
+
+
+def chosen_groups(num_groups: int, groups: Any) -> Any:
+    """The groups, by whichever name the user gave them."""
+    if num_groups:
+        warnings.warn("Parameter `num_groups` has been replaced by `groups`.", DeprecationWarning, stacklevel=3)
+        return num_groups if groups is None else groups
+    return groups
+
+
+def checked_groups(groups: int | Sequence[Iterable[Any]] | None) -> Groups:
+    """The groups with lists for the iterables.
+
+    Raises:
+        InvalidArgumentError: it is neither a positive integer nor a list of lists, or a variable is in two of them.
+
+    """
+    if groups is None or (isinstance(groups, int) and not isinstance(groups, bool) and groups > 0):
+        return groups
+    if not isinstance(groups, list | tuple) or not all(isinstance(group, Iterable) for group in groups):
+        raise InvalidArgumentError("groups should be a positive integer or a list of lists of variables")
+    chosen = tuple(tuple(group) for group in groups)
+    members = [id(variable) for group in chosen for variable in group]
+    if len(set(members)) < len(members):
+        raise InvalidArgumentError("A variable can only appear once in groups")
+    return chosen
+
+
+def checked_layers(local_layers: Any) -> list[Any]:
+    """The layers as a list; raises InvalidArgumentError if something else is among them."""
+    layers = [] if local_layers is None else [local_layers] if isinstance(local_layers, keras.layers.Layer) else local_layers
+    if not isinstance(layers, list | tuple) or not all(isinstance(layer, keras.layers.Layer) for layer in layers):
+        raise InvalidArgumentError(f"All local layers must be of keras.layers.Layer type, got {local_layers!r}")
+    return list(layers)
+
+
+def scales_loss(optimizer: Any) -> bool:
+    """Is it a loss scaler of Keras?"""
+    return isinstance(optimizer, keras.mixed_precision.LossScaleOptimizer)
+
+
+def scaled(optimizer: Any) -> Any:
+    """The optimizer in a loss scaler, where the policy wants one and it has none: what ``compile()`` would do later."""
+    check_optimizer(optimizer)
+    if keras.mixed_precision.global_policy().name != "mixed_float16" or scales_loss(optimizer):
+        return optimizer
+    return keras.mixed_precision.LossScaleOptimizer(optimizer)
+
+
+def accumulate(optimizer: Any, passes: int) -> None:
+    """Has an optimizer add up the gradients of so many passes before it applies their mean.
+
+    Raises:
+        InvalidArgumentError: this is no number of passes, the optimizer accumulates already and differently, or has its
+            variables already.
+        UnsupportedError: Keras is too old.
+
+    """
+    if isinstance(passes, bool) or not isinstance(passes, int) or passes <= 0:
+        raise InvalidArgumentError(f"backward_passes_per_step must be > 0 and whole, got {passes!r}")
+    if passes == 1:
+        return
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if not hasattr(inner, "gradient_accumulation_steps"):
+        raise UnsupportedError(
+            f"backward_passes_per_step={passes} needs the gradient accumulation of Keras 3.1, this is Keras {keras.__version__}"
+        )
+    steps = inner.gradient_accumulation_steps
+    if steps == passes:
+        return
+    if steps or inner.built:
+        have = f"accumulates {steps} passes already" if steps else "is built already, and has no room for accumulated gradients"
+        raise InvalidArgumentError(
+            f"backward_passes_per_step={passes}: the optimizer {have}; make it with gradient_accumulation_steps={passes}"
+        )
+    inner.gradient_accumulation_steps = passes

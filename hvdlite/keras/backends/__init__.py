@@ -1,0 +1,137 @@
+"""What `hvdlite.keras` needs of a Keras backend, and the one that this process runs on.
+
+Everything else of `hvdlite.keras` is written once, over this interface. A backend's module is imported only where Keras
+runs on that backend, so none imports a framework that the user has not chosen.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import Any, Protocol
+
+import keras
+
+from hvdlite.errors import UnsupportedError
+from hvdlite.process_sets import ProcessSet
+
+__all__ = ["KerasBackend", "Reduction", "current_backend"]
+
+_BACKENDS = ("jax", "tensorflow", "torch")
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """How gradients are reduced: ``postscale * op over ranks of (prescale * gradient)``.
+
+    Attributes:
+        op: `hvdlite.Average` or `hvdlite.Sum`.
+        prescale: multiplies each rank's gradients.
+        postscale: multiplies the results.
+        compression: a class with static `compress` and `decompress`, for tensors of this backend's framework.
+        sparse_as_dense: are sparse gradients made dense, rather than gathered?
+        process_set: the ranks that take part; this process is one of them, and not the only one.
+
+    """
+
+    op: int
+    prescale: float
+    postscale: float
+    compression: Any
+    sparse_as_dense: bool
+    process_set: ProcessSet
+
+
+class KerasBackend(Protocol):
+    """One Keras backend. Tensors are that framework's throughout; errors are those of `hvdlite.ops`."""
+
+    @property
+    def name(self) -> str:
+        """As Keras calls it: ``"tensorflow"``, ``"torch"`` or ``"jax"``."""
+
+    def check_supported(self) -> None:
+        """Called when an optimizer is wrapped.
+
+        Raises:
+            UnsupportedError: the framework itself distributes the training (``tf.distribute``, ``keras.distribution``),
+                or this installation of it cannot be served; the text says what to do.
+        """
+
+    def reduce_gradients(
+        self,
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+        names: Sequence[str],
+        groups: Sequence[Sequence[int]] | None,
+        reduction: Reduction,
+    ) -> list[Any]:
+        """Reduces the gradients of one step over the ranks of the set. Collective over it.
+
+        Called eagerly or while a step is traced (``tf.function``, ``jax.jit``, both with XLA too), by a rank of the set,
+        with the same names in the same order on all of them, and shapes and dtypes that have been compared.
+
+        Args:
+            gradients: of the backend's type, sparse ones (``tf.IndexedSlices``) among them, not modified; None where the
+                loss does not depend on the variable. All ranks have None in the same places, but for eager torch.
+            variables: those that the gradients belong to.
+            names: for the engine, unique among what can be in flight.
+            groups: places in `gradients`: each of the lists is agreed on and sent together, places in no list by
+                themselves. None: whatever suits the backend, the same on all ranks and in all runs.
+            reduction: how.
+
+        Returns:
+            The results in order, with shapes and dtypes of the gradients, the same bits on all ranks. None where the
+            gradient is None on all ranks.
+        """
+
+    def scale(self, gradient: Any, factor: float) -> Any:
+        """The gradient, sparse or not, multiplied by a number; its dtype stays."""
+
+    def allreduce(
+        self,
+        value: Any,
+        name: str | None,
+        op: int,
+        prescale_factor: float,
+        postscale_factor: float,
+        compression: Any,
+    ) -> Any:
+        """Reduces a value over all ranks.
+
+        Args:
+            value: a tensor or variable of the backend, or anything of which it makes a tensor: numbers, arrays, lists.
+            name: as for `hvdlite.allreduce`.
+            op: as for `hvdlite.allreduce`.
+            prescale_factor: as for `hvdlite.allreduce`.
+            postscale_factor: as for `hvdlite.allreduce`.
+            compression: as for `hvdlite.allreduce`.
+
+        Returns:
+            A tensor of the backend, on the value's device.
+        """
+
+    def allgather(self, value: Any, name: str | None) -> Any:
+        """Concatenates all ranks' values along the first dimension; arguments and result as for `allreduce`."""
+
+    def broadcast(self, value: Any, root_rank: int, name: str | None) -> Any:
+        """Gives all ranks the root's value; arguments and result as for `allreduce`."""
+
+    def reducescatter(self, value: Any, name: str | None, op: int) -> Any:
+        """Reduces a value and leaves each rank with its part of the rows; arguments and result as for `allreduce`."""
+
+
+@cache
+def current_backend() -> KerasBackend:
+    """The backend that Keras runs on, which a process cannot change.
+
+    Raises:
+        UnsupportedError: hvdlite has nothing for this one.
+    """
+    name: str = keras.backend.backend()
+    if name not in _BACKENDS:
+        raise UnsupportedError(
+            f"Keras runs on its backend {name!r}, on which hvdlite cannot train: set KERAS_BACKEND to one of "
+            f"{', '.join(_BACKENDS)}"
+        )
+    backend: KerasBackend = import_module(f"hvdlite.keras.backends.{name}").make_backend()
+    return backend

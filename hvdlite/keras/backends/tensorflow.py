@@ -1,0 +1,90 @@
+"""Keras on TensorFlow, Keras 2 included: in graphs, compiled by XLA or not, and eagerly."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+import hvdlite.tensorflow as hvd
+from hvdlite.errors import UnsupportedError
+from hvdlite.keras.backends import Reduction
+from hvdlite.tensorflow.gradients import allreduce_gradients
+
+__all__ = ["TensorFlowKerasBackend", "make_backend"]
+
+
+class TensorFlowKerasBackend:
+    """All of it is `hvdlite.tensorflow`'s."""
+
+    name = "tensorflow"
+
+    def check_supported(self) -> None:
+        """Refuses strategies, which would divide among themselves what mpirun has divided among the ranks."""
+        if tf.distribute.has_strategy():
+            raise UnsupportedError(
+                f"Keras trains under a {type(tf.distribute.get_strategy()).__name__} of tf.distribute, which hvdlite's ranks "
+                "know nothing of: leave the strategy out, and start one rank for each device"
+            )
+
+    def reduce_gradients(
+        self,
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+        names: Sequence[str],
+        groups: Sequence[Sequence[int]] | None,
+        reduction: Reduction,
+    ) -> list[Any]:
+        """As `KerasBackend.reduce_gradients`."""
+        return allreduce_gradients(
+            gradients,
+            names,
+            op=reduction.op,
+            prescale_factor=reduction.prescale,
+            postscale_factor=reduction.postscale,
+            compression=reduction.compression,
+            sparse_as_dense=reduction.sparse_as_dense,
+            groups=groups,
+            process_set=reduction.process_set,
+        )
+
+    def scale(self, gradient: Any, factor: float) -> Any:
+        """As `KerasBackend.scale`."""
+        if isinstance(gradient, tf.IndexedSlices):
+            return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
+        return gradient * factor
+
+    def allreduce(
+        self,
+        value: Any,
+        name: str | None,
+        op: int,
+        prescale_factor: float,
+        postscale_factor: float,
+        compression: Any,
+    ) -> Any:
+        """As `KerasBackend.allreduce`; in a graph, too."""
+        return hvd.allreduce(
+            tf.convert_to_tensor(value),
+            name=name,
+            op=op,
+            prescale_factor=prescale_factor,
+            postscale_factor=postscale_factor,
+            compression=compression,
+        )
+
+    def allgather(self, value: Any, name: str | None) -> Any:
+        """As `KerasBackend.allgather`; in a graph, too."""
+        return hvd.allgather(tf.convert_to_tensor(value), name=name)
+
+    def broadcast(self, value: Any, root_rank: int, name: str | None) -> Any:
+        """As `KerasBackend.broadcast`; in a graph, too."""
+        return hvd.broadcast(tf.convert_to_tensor(value), root_rank, name=name)
+
+    def reducescatter(self, value: Any, name: str | None, op: int) -> Any:
+        """As `KerasBackend.reducescatter`; in a graph, too."""
+        return hvd.reducescatter(tf.convert_to_tensor(value), name=name, op=op)
+
+
+def make_backend() -> TensorFlowKerasBackend:
+    """The backend."""
+    return TensorFlowKerasBackend()

@@ -1,0 +1,122 @@
+"""Keras on torch: gradients are plain tensors that exist when the optimizer is called."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import torch
+
+from hvdlite import ops
+from hvdlite.keras.backends import Reduction
+from hvdlite.requests import Max
+from hvdlite.torch.hooks import keep_out_of_graphs
+
+__all__ = ["TorchKerasBackend", "make_backend"]
+
+
+class TorchKerasBackend:
+    """All gradients of a step go in one group, which is always fused in the same way. Those of a GPU go through the host.
+
+    Compiled steps (``jit_compile=True``) leave the graph here.
+    """
+
+    name = "torch"
+
+    def check_supported(self) -> None:
+        """Nothing stands in the way: Keras knows none of torch's ways of distributing a model."""
+        keep_out_of_graphs()
+
+    def reduce_gradients(
+        self,
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+        names: Sequence[str],
+        groups: Sequence[Sequence[int]] | None,
+        reduction: Reduction,
+    ) -> list[Any]:
+        """As `KerasBackend.reduce_gradients`. A gradient that is None on some ranks only counts as zeros there."""
+        process_set = reduction.process_set
+        used = np.array([gradient is not None for gradient in gradients], dtype=np.uint8)
+        base = names[0]
+        flight = ops.allreduce_async(used, name=f"{base}.used", op=Max, process_set=process_set)
+        sent = [_on_host(gradient, variable) for gradient, variable in zip(gradients, variables, strict=True)]
+        reduced: list[Any] = [None] * len(sent)
+        for members in _partition(groups, len(sent)):
+            outputs = ops.grouped_allreduce(
+                [sent[place] for place in members],
+                name=names[members[0]],
+                compression=reduction.compression,
+                op=reduction.op,
+                prescale_factor=reduction.prescale,
+                postscale_factor=reduction.postscale,
+                process_set=process_set,
+            )
+            for place, output in zip(members, outputs, strict=True):
+                reduced[place] = output
+        anyone = flight.synchronize()
+        return [
+            output.to(variable.value.device) if someone else None
+            for output, variable, someone in zip(reduced, variables, anyone, strict=True)
+        ]
+
+    def scale(self, gradient: Any, factor: float) -> Any:
+        """As `KerasBackend.scale`."""
+        return gradient * factor
+
+    def allreduce(
+        self,
+        value: Any,
+        name: str | None,
+        op: int,
+        prescale_factor: float,
+        postscale_factor: float,
+        compression: Any,
+    ) -> Any:
+        """As `KerasBackend.allreduce`."""
+        tensor = keras.ops.convert_to_tensor(value)
+        output = ops.allreduce(
+            tensor.detach().cpu(),
+            name=name,
+            compression=compression,
+            op=op,
+            prescale_factor=prescale_factor,
+            postscale_factor=postscale_factor,
+        )
+        return output.to(tensor.device)
+
+    def allgather(self, value: Any, name: str | None) -> Any:
+        """As `KerasBackend.allgather`."""
+        tensor = keras.ops.convert_to_tensor(value)
+        return ops.allgather(tensor.detach().cpu(), name).to(tensor.device)
+
+    def broadcast(self, value: Any, root_rank: int, name: str | None) -> Any:
+        """As `KerasBackend.broadcast`."""
+        tensor = keras.ops.convert_to_tensor(value)
+        return ops.broadcast(tensor.detach().cpu(), root_rank, name).to(tensor.device)
+
+    def reducescatter(self, value: Any, name: str | None, op: int) -> Any:
+        """As `KerasBackend.reducescatter`."""
+        tensor = keras.ops.convert_to_tensor(value)
+        return ops.reducescatter(tensor.detach().cpu(), name, op=op).to(tensor.device)
+
+
+def _on_host(gradient: Any, variable: Any) -> torch.Tensor:
+    """The gradient in host memory; zeros of the variable's shape and dtype for None."""
+    if gradient is None:
+        return torch.zeros(tuple(variable.shape), dtype=variable.value.dtype)
+    host: torch.Tensor = gradient.detach().cpu()
+    return host
+
+
+def _partition(groups: Sequence[Sequence[int]] | None, count: int) -> list[Sequence[int]]:
+    """The places 0 to count - 1 in groups, of which those in no list are alone; all in one if there are no lists."""
+    if groups is None:
+        return [range(count)]
+    grouped = {place for members in groups for place in members}
+    return [*groups, *([place] for place in range(count) if place not in grouped)]
+
+
+def make_backend() -> TorchKerasBackend:
+    """The backend."""
+    return TorchKerasBackend()

@@ -1,0 +1,320 @@
+"""Callbacks for ``fit``: the names of ``horovod.keras.callbacks``."""
+
+import warnings
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+
+from hvdlite import basics, ops
+from hvdlite.errors import InvalidArgumentError
+from hvdlite.keras.optimizer import is_distributed
+from hvdlite.keras.variables import broadcast_variables, build_optimizer, is_built, read, variables_of
+from hvdlite.requests import Min
+
+if TYPE_CHECKING:
+
+    class _Callback:
+        """What is used of Keras's callbacks."""
+
+        model: Any
+        params: dict[str, Any]
+
+    class _ModelCheckpoint(_Callback):
+        filepath: Any
+
+        def __init__(self, filepath: Any, **kwargs: Any) -> None: ...
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None: ...
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None: ...
+else:
+    _Callback = keras.callbacks.Callback
+    _ModelCheckpoint = keras.callbacks.ModelCheckpoint
+
+__all__ = [
+    "BestModelCheckpoint",
+    "BroadcastGlobalVariablesCallback",
+    "LearningRateScheduleCallback",
+    "LearningRateWarmupCallback",
+    "MetricAverageCallback",
+]
+
+
+class BroadcastGlobalVariablesCallback(_Callback):
+    """Gives all ranks the root's model and optimizer, once: when they start alike training goes on alike.
+
+    This happens before the first batch where all ranks have built their models, else (TensorFlow, where a model without input
+    shapes is built by its first batch) after the first batch, as in Horovod. In that case the first step is one from different
+    weights; the root's outcome counts.
+
+    Args:
+        root_rank: the rank that has the right values, from a checkpoint say.
+        device: accepted for Horovod's sake; not used.
+        local_variables: variables that stay this rank's, such as the weights of local layers (`PartialDistributedOptimizer`).
+
+    """
+
+    def __init__(self, root_rank: int, device: str = "", local_variables: Iterable[Any] | None = None) -> None:
+        super().__init__()
+        del device
+        self.root_rank = root_rank
+        self.broadcast_done = False
+        self._local: list[Any] = list(local_variables or ())
+
+    def register_local_var(self, var: Any) -> None:
+        """Leaves a variable out of the broadcast."""
+        self._local.append(var)
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Broadcasts, if all ranks' models are built."""
+        _warn_unless_distributed(self.model)
+        ready = np.array(is_built(self.model), dtype=np.uint8)
+        if not self.broadcast_done and ops.allreduce(ready, name="keras.built", op=Min):
+            self._broadcast()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Broadcasts, if that has not been possible before."""
+        if not self.broadcast_done:
+            self._broadcast()
+
+    def _broadcast(self) -> None:
+        model, optimizer = self.model, self.model.optimizer
+        build_optimizer(model, optimizer)
+        local = {id(variable) for variable in self._local}
+        variables = [*model.variables, *variables_of(optimizer)]
+        chosen = [each for each in variables if id(each) not in local and id(getattr(each, "value", each)) not in local]
+        broadcast_variables(chosen, self.root_rank)
+        self.broadcast_done = True
+
+
+class MetricAverageCallback(_Callback):
+    """Averages the metrics of an epoch over all ranks, for the callbacks after it in the list and for the history.
+
+    Put it before ReduceLROnPlateau, EarlyStopping, TensorBoard and checkpoints, so that these decide alike on all ranks. Each
+    rank counts as much as any other, whatever the number of its samples.
+
+    Args:
+        device: accepted for Horovod's sake; not used.
+
+    """
+
+    def __init__(self, device: str = "") -> None:
+        super().__init__()
+        del device
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Averages whatever is a number. All ranks have the same metrics, and all of them validate in the same epochs."""
+        started = {
+            metric: ops.allreduce_async(np.array(float(value)), name=f"keras.metric.{metric}")
+            for metric, value in sorted((logs or {}).items())
+            if np.ndim(value) == 0
+        }
+        for metric, handle in started.items():
+            logs[metric] = float(handle.synchronize())
+
+
+class LearningRateScheduleCallback(_Callback):
+    """Sets the learning rate to ``initial_lr * multiplier(epoch)`` from `start_epoch` on, until `end_epoch`.
+
+    Args:
+        initial_lr: the rate that is multiplied.
+        multiplier: a function of the epoch; or a number, then the rate is multiplied by it in each epoch after `start_epoch`.
+        start_epoch: the first epoch in which the rate is set.
+        end_epoch: the first in which it is not set any more; None: there is none.
+        staircase: set it at the beginning of each epoch, rather than in each batch with a fraction of the epoch.
+        momentum_correction: scale what an optimizer with momentum has accumulated like the rate, see Goyal et al. 2017,
+            section 2.1.
+        steps_per_epoch: where Keras does not know how many there are.
+
+    Raises:
+        InvalidArgumentError: `initial_lr` is None. Later: the steps are not known.
+
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        multiplier: float | Callable[[float], float],
+        start_epoch: int = 0,
+        end_epoch: int | None = None,
+        staircase: bool = True,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+    ) -> None:
+        super().__init__()
+        if initial_lr is None:
+            raise InvalidArgumentError("Parameter `initial_lr` is required")
+        self.initial_lr = initial_lr
+        self.start_epoch = start_epoch
+        self.end_epoch = end_epoch
+        self.staircase = staircase
+        self.momentum_correction = momentum_correction
+        self.steps_per_epoch = steps_per_epoch
+        self.current_epoch = 0
+        self.multiplier: Callable[[float], float]
+        if callable(multiplier):
+            self.multiplier = multiplier
+        else:
+            factor = multiplier
+            self.multiplier = lambda epoch: factor ** (epoch - start_epoch)
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Finds out how many steps an epoch has."""
+        if not self.staircase and not self.steps_per_epoch:
+            self.steps_per_epoch = self.params.get("steps")
+            if not self.steps_per_epoch:
+                raise InvalidArgumentError(
+                    "Could not autodetect the number of steps per epoch. Please specify the steps_per_epoch parameter to the "
+                    f"{type(self).__name__}()"
+                )
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Remembers the epoch."""
+        self.current_epoch = epoch
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Sets the rate."""
+        if self.current_epoch < self.start_epoch or (self.end_epoch is not None and self.current_epoch >= self.end_epoch):
+            return
+        if not self.staircase:
+            self._set(self.current_epoch + batch / (self.steps_per_epoch or 1))
+        elif batch == 0:
+            self._set(self.current_epoch)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Logs the rate as ``lr``."""
+        if logs is not None:
+            logs["lr"] = self._rate()
+
+    def _rate(self) -> float:
+        return float(read(self.model.optimizer.learning_rate))
+
+    def _set(self, epoch: float) -> None:
+        optimizer = self.model.optimizer
+        before, after = self._rate(), self.initial_lr * self.multiplier(epoch)
+        optimizer.learning_rate = after
+        if self.momentum_correction and before and after != before:
+            # The step is momentum * slot + rate * gradient. Horovod multiplies the momentum of this one batch, which a
+            # compiled step does not notice; to multiply the slot comes to the same.
+            for slot in _momentum_slots(optimizer):
+                slot.assign(slot * (after / before))
+
+
+class LearningRateWarmupCallback(LearningRateScheduleCallback):
+    """Raises the learning rate from ``initial_lr / size()`` to `initial_lr`, batch by batch.
+
+    Args:
+        initial_lr: the rate at the end, which has been multiplied by the number of ranks.
+        warmup_epochs: how long it takes.
+        momentum_correction: as for `LearningRateScheduleCallback`.
+        steps_per_epoch: as for `LearningRateScheduleCallback`.
+        verbose: if above 0, rank 0 prints when it is done.
+
+    Raises:
+        InvalidArgumentError: `initial_lr` is None. Later: the steps are not known.
+
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        warmup_epochs: int = 5,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+        verbose: int = 0,
+    ) -> None:
+        def multiplier(epoch: float) -> float:
+            epoch += 1.0 / (self.steps_per_epoch or 1)  # so that the epoch's last batch has a round number
+            return (epoch * (basics.size() - 1) / warmup_epochs + 1) / basics.size()
+
+        super().__init__(
+            initial_lr,
+            multiplier,
+            end_epoch=warmup_epochs,
+            staircase=False,
+            momentum_correction=momentum_correction,
+            steps_per_epoch=steps_per_epoch,
+        )
+        self.verbose = verbose
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Logs the rate, and says when it has been reached."""
+        super().on_epoch_end(epoch, logs)
+        if self.end_epoch is not None and epoch == self.end_epoch - 1 and self.verbose > 0 and basics.rank() == 0:
+            print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {self._rate():g}.")
+
+
+class BestModelCheckpoint(_ModelCheckpoint):
+    """Keras's ModelCheckpoint with ``save_best_only=True``, on rank 0 only: the other ranks write nothing.
+
+    Put `MetricAverageCallback` before it, so that the best epoch is that of all ranks.
+
+    Args:
+        monitor: as for Keras's, and so are the arguments below.
+        verbose: see there.
+        mode: see there.
+        save_freq: see there.
+        save_weights_only: see there.
+        filepath: where; it may also be set later as an attribute, as Horovod's estimators do.
+
+    Raises:
+        InvalidArgumentError: when training begins on rank 0 without a filepath.
+
+    """
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        verbose: int = 0,
+        mode: str = "auto",
+        save_freq: Any = "epoch",
+        *,
+        save_weights_only: bool = False,
+        filepath: Any = None,
+    ) -> None:
+        suffix = ".weights.h5" if save_weights_only else ".keras"  # Keras 3 looks at it
+        super().__init__(
+            filepath=f"unset{suffix}" if filepath is None else filepath,
+            monitor=monitor,
+            verbose=verbose,
+            save_best_only=True,
+            save_weights_only=save_weights_only,
+            mode=mode,
+            save_freq=save_freq,
+        )
+        if filepath is None:
+            self.filepath = None
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Checks that there is a place to write to."""
+        if basics.rank() == 0 and self.filepath is None:
+            raise InvalidArgumentError("BestModelCheckpoint has no place to write to: set its filepath before fit()")
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Saves on rank 0."""
+        if basics.rank() == 0:
+            super().on_train_batch_end(batch, logs)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Saves on rank 0."""
+        if basics.rank() == 0:
+            super().on_epoch_end(epoch, logs)
+
+
+def _momentum_slots(optimizer: Any) -> list[Any]:
+    """What an optimizer with momentum has accumulated, in units of the learning rate."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if not getattr(inner, "momentum", None):
+        return []
+    return [slot for slot in getattr(inner, "momentums", None) or getattr(inner, "_momentums", None) or () if slot is not None]
+
+
+def _warn_unless_distributed(model: Any) -> None:
+    """Training that nothing keeps together is the likeliest mistake, and shows nowhere else."""
+    stock = type(model).train_step is keras.Model.train_step
+    if basics.size() > 1 and stock and not is_distributed(model.optimizer):
+        warnings.warn(
+            "this model is trained on several ranks, but its optimizer does not reduce gradients: the ranks' weights will "
+            "part. Compile it with hvdlite.keras.DistributedOptimizer(optimizer)",
+            stacklevel=3,
+        )

@@ -1,0 +1,163 @@
+"""``horovod.keras.elastic``: the state of a training with ``fit``, committed, restored, synchronised. See docs/elastic.md."""
+
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+
+from hvdlite.basics import rank
+from hvdlite.elastic import ObjectState, run
+from hvdlite.errors import InvalidArgumentError
+from hvdlite.keras.variables import broadcast_variables, build_optimizer, is_built, read, variables_of
+from hvdlite.objects import broadcast_object
+
+if TYPE_CHECKING:
+
+    class _Callback:
+        """What is used of Keras's callbacks."""
+
+        params: dict[str, Any]
+
+else:
+    _Callback = keras.callbacks.Callback
+
+__all__ = ["CommitStateCallback", "KerasState", "UpdateBatchStateCallback", "UpdateEpochStateCallback", "run"]
+
+
+class KerasState(ObjectState):
+    """Keeps a model, its optimizer, and Python objects, which are its attributes.
+
+    Args:
+        model: built, so that all its variables exist.
+        optimizer: the model's, unless another one is given.
+        **kwargs: names and first values of other attributes, such as ``epoch=0, batch=0``.
+
+    Raises:
+        InvalidArgumentError: the model is not built, has no optimizer, or a name is one of the state's own methods.
+
+    """
+
+    def __init__(self, model: Any, optimizer: Any = None, **kwargs: Any) -> None:
+        if not is_built(model):
+            raise InvalidArgumentError(
+                "KerasState needs a model whose variables exist: give it its input shape, or call it on a batch first"
+            )
+        self.model = model
+        self.optimizer = model.optimizer if optimizer is None else optimizer
+        if self.optimizer is None:
+            raise InvalidArgumentError("KerasState needs an optimizer: compile the model with one, or pass it")
+        build_optimizer(model, self.optimizer)
+        self._saved: list[Any] = []
+        super().__init__(broadcast_object, rank, **kwargs)
+        self._save_variables()
+
+    def save(self) -> None:
+        """Copies variables and attributes, for `restore`."""
+        self._save_variables()
+        super().save()
+
+    def restore(self) -> None:
+        """Sets variables and attributes to copies of what was saved last."""
+        for variable, value in zip(self._variables(), self._saved, strict=True):
+            variable.assign(value)
+        super().restore()
+
+    def sync(self) -> None:
+        """Sets variables and attributes to what they are on rank 0 at present, and saves them. Collective over all ranks."""
+        broadcast_variables(self._variables(), root_rank=0)
+        self._save_variables()
+        super().sync()
+
+    def _variables(self) -> list[Any]:
+        if hasattr(self.model, "jax_state_sync"):
+            self.model.jax_state_sync()
+        return [*self.model.variables, *variables_of(self.optimizer)]
+
+    def _save_variables(self) -> None:
+        self._saved = [np.array(read(variable)) for variable in self._variables()]
+
+
+class CommitStateCallback(_Callback):
+    """Commits a state after so many batches, and at the end of each epoch.
+
+    Args:
+        state: the state.
+        batches_per_commit: how many.
+
+    """
+
+    def __init__(self, state: Any, batches_per_commit: int = 1) -> None:
+        super().__init__()
+        self.state = state
+        self.batches_per_commit = batches_per_commit
+        self.batches_remaining = batches_per_commit
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Counts anew, so that all ranks count alike."""
+        self.batches_remaining = self.batches_per_commit
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Commits when it is time."""
+        self.batches_remaining -= 1
+        if self.batches_remaining == 0:
+            self.state.commit()
+            self.batches_remaining = self.batches_per_commit
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Commits."""
+        self.state.commit()
+
+
+class UpdateBatchStateCallback(_Callback):
+    """Keeps ``state.batch`` at the last batch that was trained on; between epochs it is 0.
+
+    Args:
+        state: has an attribute `batch`.
+
+    """
+
+    def __init__(self, state: Any) -> None:
+        super().__init__()
+        self.state = state
+        self.steps_per_epoch: int | None = None
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Forgets how many steps an epoch had."""
+        self.steps_per_epoch = None
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Tells the other callbacks how many steps are left, in an epoch that goes on."""
+        if self.params.get("steps"):
+            if self.steps_per_epoch is None:
+                self.steps_per_epoch = self.params["steps"]
+            self.params["steps"] = self.steps_per_epoch - self.state.batch
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Keeps the number of the batch."""
+        self.state.batch = batch
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Begins again."""
+        self.state.batch = 0
+
+
+class UpdateEpochStateCallback(_Callback):
+    """Keeps ``state.epoch`` at the number of epochs that are complete, those before ``fit`` was called among them.
+
+    Args:
+        state: has an attribute `epoch`.
+
+    """
+
+    def __init__(self, state: Any) -> None:
+        super().__init__()
+        self.state = state
+        self.initial_epoch = state.epoch
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Keras counts from 0 in each call of ``fit``."""
+        self.initial_epoch = self.state.epoch
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Counts the epoch."""
+        self.state.epoch = self.initial_epoch + epoch + 1

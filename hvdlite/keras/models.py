@@ -1,0 +1,60 @@
+"""Loads a saved model to go on training it on all ranks."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import keras
+
+from hvdlite.compression import Compression
+from hvdlite.keras.optimizer import wrap
+from hvdlite.process_sets import global_process_set
+from hvdlite.requests import Average
+
+__all__ = ["load_model"]
+
+
+def load_model(
+    filepath: Any,
+    custom_optimizers: Iterable[type[Any]] | None = None,
+    custom_objects: Mapping[str, Any] | None = None,
+    compression: Any = Compression.none,
+    legacy_opts: bool = False,
+) -> Any:
+    """Loads a model and wraps its optimizer, whose state goes on, as `DistributedOptimizer` does.
+
+    Any saved model will do, of this or of one process. Call it on all ranks. A rank that loads a model alone has to broadcast
+    it; `BroadcastGlobalVariablesCallback` does.
+
+    Args:
+        filepath: as for ``keras.models.load_model``.
+        custom_optimizers: classes of optimizers of your own.
+        custom_objects: as for ``keras.models.load_model``.
+        compression: as for `DistributedOptimizer`.
+        legacy_opts: accepted for Horovod's sake; not used: Keras knows which kind of optimizer it has saved.
+
+    Returns:
+        The model. If it was saved with an optimizer, that is wrapped.
+
+    Raises:
+        InvalidArgumentError, NotInitializedError, UnsupportedError: as for `DistributedOptimizer`.
+        Whatever Keras raises for a file that it cannot load.
+    """
+    del legacy_opts
+    objects = {kind.__name__: kind for kind in custom_optimizers or ()}
+    model = keras.models.load_model(filepath, custom_objects={**objects, **(custom_objects or {})})
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None:
+        wrap(
+            optimizer,
+            name=None,
+            compression=compression,
+            sparse_as_dense=False,
+            gradient_predivide_factor=1.0,
+            op=Average,
+            backward_passes_per_step=1,
+            average_aggregated_gradients=False,
+            groups=None,
+            process_set=global_process_set,
+            scale_local_gradients=True,
+        )
+    return model

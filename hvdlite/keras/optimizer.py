@@ -1,0 +1,332 @@
+"""`DistributedOptimizer`: makes a Keras optimizer train on the gradients of all ranks.
+
+The optimizer stays the object it is; only its class is swapped for one that reduces the gradients in the method through which
+Keras applies them. So its slots and its iterations survive, and it is saved as what it was.
+"""
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import keras
+
+from hvdlite.compression import Compression
+from hvdlite.errors import InvalidArgumentError, UnsupportedError
+from hvdlite.keras import arguments
+from hvdlite.keras.backends import Reduction, current_backend
+from hvdlite.keras.reducer import Reducer, Settings
+from hvdlite.process_sets import ProcessSet, global_process_set
+from hvdlite.requests import Average
+from hvdlite.runtime import RUNTIME
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    class _Optimizer:
+        """What is used of Keras's optimizers, into subclasses of which the classes below are mixed."""
+
+        gradient_accumulation_steps: int | None
+        iterations: Any
+        _iterations: Any
+        _trainable_variables: Sequence[Any]
+        apply: Callable[..., Any]
+        apply_gradients: Callable[..., Any]
+        stateless_apply: Callable[..., Any]
+        _backend_apply_gradients: Callable[..., Any]
+        _clip_gradients: Callable[..., Any]
+else:
+    _Optimizer = object
+
+__all__ = ["DistributedOptimizer", "PartialDistributedOptimizer", "is_distributed", "wrap"]
+
+# Of the optimizers by the ranks of their process set, all of which make them in the same order; others may not make them.
+_serials: defaultdict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
+_class_of_object: Any = object.__dict__["__class__"]
+
+
+def DistributedOptimizer(  # noqa: N802 - Horovod's name
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: int = Average,
+    num_groups: int = 0,
+    groups: int | Sequence[Iterable[Any]] | None = None,
+    *,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+    auto_scale_loss: bool = True,
+) -> Any:
+    """Makes an optimizer train on the gradients of all ranks, in ``fit`` and in training steps of your own.
+
+    What ``apply`` and ``apply_gradients`` are given is reduced before anything else is done with it, so that clipping, weight
+    decay, averaging of weights and loss scaling see the gradients of all ranks, with the same bits everywhere. The model is
+    compiled with what this returns. In particular:
+
+    - Under the policy ``mixed_float16`` the optimizer is put into Keras's LossScaleOptimizer *before* it is wrapped, and
+      ``compile()`` leaves it alone then. An overflow on one rank makes all ranks skip the step.
+    - With ``gradient_accumulation_steps`` gradients are added up on each rank and reduced once per accumulated step (with loss
+      scaling, in every pass).
+    - What is saved is the plain optimizer: it can be loaded without hvdlite, and wrapped again to go on.
+
+    Collective over `process_set` when gradients are applied: the ranks have the same variables by shape and dtype, in the same
+    order (compared when the optimizer meets them first), and take the same number of steps. Optimizers are wrapped in the
+    same order on all ranks.
+
+    Args:
+        optimizer: an optimizer of Keras. It is changed in place; wrapping it again replaces the first wrapping.
+        name: for messages.
+        device_dense: accepted for Horovod's sake; not used.
+        device_sparse: accepted for Horovod's sake; not used.
+        compression: `Compression.none`, `fp16`, `bf16`, or a class with their methods.
+        sparse_as_dense: make sparse gradients dense, instead of gathering their rows.
+        gradient_predivide_factor: with Average only, divides the gradients before the sum and multiplies the result.
+        op: `Average` or `Sum`.
+        num_groups: Horovod's older name of an integer `groups`; deprecated.
+        groups: lists of variables whose gradients are reduced together, or the number of groups to cut them into. Default:
+            what suits the backend of Keras.
+        backward_passes_per_step: gradients of so many steps are added up on each rank, then reduced and applied. With Keras 3
+            this is the optimizer's own ``gradient_accumulation_steps``, which it sets.
+        average_aggregated_gradients: divide them by `backward_passes_per_step`.
+        process_set: the ranks that train together. On a rank outside of it nothing is reduced.
+        scale_local_gradients: divide gradients that `register_local_var` keeps on this rank by the number of ranks.
+        auto_scale_loss: see above; as in ``compile(auto_scale_loss=...)``.
+
+    Returns:
+        The same optimizer with a method ``register_local_var(variable)``, or the LossScaleOptimizer around it.
+
+    Raises:
+        InvalidArgumentError: an argument is wrong.
+        UnsupportedError: Keras or its framework distributes the training by itself, or cannot be served.
+        NotInitializedError: `init` has not been called.
+
+    Later, applying gradients can raise MismatchError (the ranks' variables or settings differ) and HorovodInternalError (a rank
+    failed), under TensorFlow ``tf.errors.FailedPreconditionError`` and its like.
+
+    """
+    del device_dense, device_sparse
+    return wrap(
+        arguments.scaled(optimizer) if auto_scale_loss else optimizer,
+        name=name,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        gradient_predivide_factor=gradient_predivide_factor,
+        op=op,
+        backward_passes_per_step=backward_passes_per_step,
+        average_aggregated_gradients=average_aggregated_gradients,
+        groups=arguments.chosen_groups(num_groups, groups),
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+    )
+
+
+def PartialDistributedOptimizer(  # noqa: N802 - Horovod's name
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: int = Average,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    groups: int | Sequence[Iterable[Any]] | None = None,
+    process_set: ProcessSet = global_process_set,
+    local_layers: Any = None,
+    scale_local_gradients: bool = True,
+    *,
+    auto_scale_loss: bool = True,
+) -> Any:
+    """`DistributedOptimizer` that keeps some layers' gradients on each rank, so that these layers differ between ranks.
+
+    Args:
+        optimizer: as for `DistributedOptimizer`, and so are the arguments that are not listed.
+        name: likewise.
+        device_dense: likewise.
+        device_sparse: likewise.
+        compression: likewise.
+        sparse_as_dense: likewise.
+        gradient_predivide_factor: likewise.
+        op: likewise.
+        backward_passes_per_step: likewise.
+        average_aggregated_gradients: likewise.
+        groups: likewise.
+        process_set: likewise.
+        local_layers: a layer, or a list of layers; they need not be built yet. Give their weights to
+            `BroadcastGlobalVariablesCallback` as `local_variables` too.
+        scale_local_gradients: divide these gradients by the number of ranks, as an average with zeros would.
+        auto_scale_loss: as for `DistributedOptimizer`.
+
+    Raises:
+        InvalidArgumentError: `local_layers` holds something else than layers; or as for `DistributedOptimizer`.
+
+    """
+    layers = arguments.checked_layers(local_layers)
+    wrapped = DistributedOptimizer(
+        optimizer,
+        name,
+        device_dense,
+        device_sparse,
+        compression,
+        sparse_as_dense,
+        gradient_predivide_factor,
+        op,
+        groups=groups,
+        backward_passes_per_step=backward_passes_per_step,
+        average_aggregated_gradients=average_aggregated_gradients,
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+        auto_scale_loss=auto_scale_loss,
+    )
+    wrapped._hvdlite.add_local(layers=layers)
+    return wrapped
+
+
+def wrap(
+    optimizer: Any,
+    *,
+    name: str | None,
+    compression: Any,
+    sparse_as_dense: bool,
+    gradient_predivide_factor: float,
+    op: int,
+    backward_passes_per_step: int,
+    average_aggregated_gradients: bool,
+    groups: int | Sequence[Iterable[Any]] | None,
+    process_set: ProcessSet,
+    scale_local_gradients: bool,
+) -> Any:
+    """`DistributedOptimizer` without a look at the policy; arguments and errors are those."""
+    arguments.check_optimizer(optimizer)
+    RUNTIME.require_topology()
+    arguments.check_process_set(process_set)
+    arguments.check_compression(compression)
+    op = arguments.checked_op(op, gradient_predivide_factor)
+    backend = current_backend()
+    backend.check_supported()
+    arguments.accumulate(optimizer, backward_passes_per_step)
+    # Keras's own accumulation gives the mean of the passes.
+    factor = 1.0 if average_aggregated_gradients else float(backward_passes_per_step)
+    settings = Settings(
+        prefix=f"keras_{name or 'optimizer'}{next(_serials[tuple(process_set.ranks or ())])}",
+        reduction=Reduction(
+            op=op,
+            prescale=1.0 / gradient_predivide_factor,
+            postscale=float(gradient_predivide_factor),
+            compression=compression,
+            sparse_as_dense=bool(sparse_as_dense),
+            process_set=process_set,
+        ),
+        groups=arguments.checked_groups(groups),
+        factor=factor,
+        scale_local=bool(scale_local_gradients),
+    )
+    _swap_class(optimizer, Reducer(settings, backend))
+    return optimizer
+
+
+def is_distributed(optimizer: Any) -> bool:
+    """Does this optimizer reduce its gradients?"""
+    return isinstance(optimizer, _Distributed)
+
+
+def _swap_class(optimizer: Any, reducer: Reducer) -> None:
+    """Makes the optimizer one that reduces; what it is in Keras's eyes stays."""
+    kind = type(optimizer)
+    base = kind._hvdlite_base if issubclass(kind, _Distributed) else kind
+    mixin = _Keras3 if arguments.KERAS_3 else _Keras2
+    members = {
+        "__module__": base.__module__,
+        "__qualname__": base.__qualname__,
+        "__doc__": base.__doc__,
+        "_hvdlite": reducer,
+        "_hvdlite_base": base,
+        # Keras looks here for the class under which the optimizer is registered and saved.
+        "__class__": property(lambda self: base),
+    }
+    _class_of_object.__set__(optimizer, type(base.__name__, (mixin, base), members))
+
+
+class _Distributed(_Optimizer):
+    """What is added to an optimizer of any Keras. Its two attributes belong to the class that was made for the optimizer."""
+
+    _hvdlite: Reducer
+    _hvdlite_base: type[Any]
+
+    def register_local_var(self, var: Any) -> None:
+        """Keeps the gradient of a variable on this rank."""
+        self._hvdlite.add_local([var])
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # The first thing that Keras's loss scalers do to the optimizer they are put around.
+        if (name == "loss_scale_factor" and value is None) or (name == "_is_wrapped_by_loss_scale_optimizer" and value):
+            raise UnsupportedError(
+                "a LossScaleOptimizer around hvdlite's DistributedOptimizer would look for an overflow on this rank alone, and "
+                "the ranks would part. Put it inside: DistributedOptimizer(keras.mixed_precision.LossScaleOptimizer(opt)), or "
+                "set the policy mixed_float16 before DistributedOptimizer is called, which then does so by itself. (It is "
+                "compile() that adds one for a model of this policy, unless the optimizer is a LossScaleOptimizer)"
+            )
+        super().__setattr__(name, value)
+
+
+class _Keras3(_Distributed):
+    """Keras 3 applies all gradients through `apply`, but for the loss scaler on JAX."""
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
+        """Reduces the gradients, unless they are to be accumulated first."""
+        grads = list(grads)
+        known = list(self._trainable_variables if trainable_variables is None else trainable_variables)
+        if len(known) != len(grads):
+            raise InvalidArgumentError(
+                f"apply() got {len(grads)} gradients for {len(known)} variables; pass one for each, and the variables too "
+                "unless the optimizer is built"
+            )
+        if not self._accumulation_steps():
+            grads = self._hvdlite.reduce(grads, known)
+        return super().apply(grads, trainable_variables)
+
+    def stateless_apply(self, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
+        """Reduces the gradients where this does not come to `apply`."""
+        if arguments.scales_loss(self):
+            grads = self._hvdlite.reduce(list(grads), self._trainable_variables)
+        return super().stateless_apply(optimizer_variables, grads, trainable_variables)
+
+    def _accumulation_steps(self) -> int:
+        """How many passes this optimizer adds up before it applies them; 0 if it does not."""
+        return getattr(self, "gradient_accumulation_steps", None) or 0
+
+    def _backend_apply_gradients(self, grads: Any, trainable_variables: Any) -> Any:
+        """Called with the gradients of one pass, which calls the next."""
+        self._hvdlite.accumulated = trainable_variables
+        return super()._backend_apply_gradients(grads, trainable_variables)
+
+    def _clip_gradients(self, grads: Any) -> Any:
+        """Called with what was accumulated when a step is complete; on JAX in every pass."""
+        reducer, steps = self._hvdlite, self._accumulation_steps()
+        if steps and keras.backend.backend() == "jax":
+            complete = (self._iterations + 1) % steps == 0
+            grads = keras.ops.cond(complete, lambda: reducer.reduce(grads, reducer.accumulated), lambda: list(grads))
+        elif steps:
+            grads = reducer.reduce(grads, reducer.accumulated)
+        return super()._clip_gradients(grads)
+
+
+class _Keras2(_Distributed):
+    """Keras 2 applies all gradients through `apply_gradients`."""
+
+    def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+        """Reduces the gradients, unless the caller says that this was done."""
+        pairs = list(grads_and_vars)
+        done = kwargs.get("skip_gradients_aggregation") or not kwargs.get("experimental_aggregate_gradients", True)
+        if pairs and not done:
+            variables = [variable for _, variable in pairs]
+            reduced = self._hvdlite.reduce([gradient for gradient, _ in pairs], variables)
+            pairs = list(zip(reduced, variables, strict=True))
+        return super().apply_gradients(pairs, *args, **kwargs)

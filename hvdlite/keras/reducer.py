@@ -1,0 +1,189 @@
+"""Reduces the gradients of one wrapped optimizer: which go to the other ranks, under which names, and in which groups."""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import keras
+
+from hvdlite.agreement import difference
+from hvdlite.errors import MismatchError, UnsupportedError
+from hvdlite.keras.backends import KerasBackend, Reduction
+from hvdlite.objects import allgather_object
+from hvdlite.requests import OP_NAMES
+
+__all__ = ["Groups", "Reducer", "Settings"]
+
+# The user's groups: so many of about equal length, or lists of variables.
+Groups = int | tuple[tuple[Any, ...], ...] | None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a wrapped optimizer treats its gradients.
+
+    Attributes:
+        prefix: unique name of the optimizer, the same on all ranks.
+        reduction: of the gradients that are reduced.
+        groups: what is agreed on and sent together.
+        factor: multiplies all gradients, reduced or not.
+        scale_local: are gradients that are not reduced divided by the number of ranks?
+
+    """
+
+    prefix: str
+    reduction: Reduction
+    groups: Groups
+    factor: float
+    scale_local: bool
+
+    def describe(self) -> list[tuple[str, Any]]:
+        """What must be equal on all ranks, by name."""
+        reduction = self.reduction
+        compression = reduction.compression
+        return [
+            ("op", OP_NAMES[reduction.op]),
+            ("the factor before", reduction.prescale),
+            ("the factor after", reduction.postscale * self.factor),
+            ("compression", getattr(compression, "__qualname__", type(compression).__qualname__)),
+            ("sparse_as_dense", reduction.sparse_as_dense),
+            ("groups", self.groups if isinstance(self.groups, int) else self.groups and len(self.groups)),
+            ("scale_local_gradients", self.scale_local),
+        ]
+
+
+class Reducer:
+    """What a wrapped optimizer has beside its own attributes.
+
+    The ranks find each other's gradients by names: those that the variables have on the first rank, since Keras numbers
+    layers by how many a process has made. Variables stand for each other by their order, and are compared when the optimizer
+    meets them first.
+
+    Attributes:
+        settings: how.
+        accumulated: the variables of the accumulated gradients that come next.
+
+    """
+
+    def __init__(self, settings: Settings, backend: KerasBackend) -> None:
+        self.settings = settings
+        self.accumulated: Sequence[Any] = ()
+        self._backend = backend
+        process_set = settings.reduction.process_set
+        self._active = bool(process_set.included()) and (process_set.size() or 1) > 1
+        self._names: dict[int, str] = {}  # by the variable's id
+        self._known: list[Any] = []  # the variables, so that an id is not another one's later
+        self._local: list[Any] = []
+        self._local_layers: list[Any] = []
+
+    def add_local(self, variables: Iterable[Any] = (), layers: Iterable[Any] = ()) -> None:
+        """Keeps gradients of these variables, and of the layers' whenever they are built, on this rank."""
+        self._local += variables
+        self._local_layers += layers
+
+    def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """The gradients as the optimizer is to use them. Collective over the process set.
+
+        Args:
+            gradients: tensors, some of them None, eager or traced.
+            variables: those that they belong to.
+
+        Raises:
+            MismatchError: the ranks' variables or settings differ.
+            UnsupportedError: this cannot be reduced.
+            HorovodInternalError: a rank failed.
+
+        """
+        settings = self.settings
+        scaled = list(gradients)
+        if not self._active:
+            return self._scale(scaled, range(len(scaled)), settings.factor)
+        local = self._local_ids()
+        places = [place for place, variable in enumerate(variables) if id(variable) not in local]
+        shared = [variables[place] for place in places]
+        self._meet(shared)
+        reduced = self._backend.reduce_gradients(
+            [gradients[place] for place in places],
+            shared,
+            [self._names[id(variable)] for variable in shared],
+            self._places_of_groups(shared),
+            settings.reduction,
+        )
+        for place, gradient in zip(places, reduced, strict=True):
+            scaled[place] = gradient
+        self._scale(scaled, places, settings.factor)
+        ranks = settings.reduction.process_set.size() or 1
+        kept = [place for place in range(len(scaled)) if id(variables[place]) in local]
+        return self._scale(scaled, kept, settings.factor / ranks if settings.scale_local else settings.factor)
+
+    def _scale(self, gradients: list[Any], places: Iterable[int], factor: float) -> list[Any]:
+        """Multiplies some of the gradients, in the list."""
+        if factor != 1.0:
+            for place in places:
+                if gradients[place] is not None:
+                    gradients[place] = self._backend.scale(gradients[place], factor)
+        return gradients
+
+    def _local_ids(self) -> set[int]:
+        weights = [weight for layer in self._local_layers for weight in layer.trainable_weights]
+        return {id(variable) for variable in [*self._local, *weights]}
+
+    def _places_of_groups(self, variables: Sequence[Any]) -> list[list[int]] | None:
+        groups = self.settings.groups
+        if groups is None:
+            return None
+        if isinstance(groups, int):
+            count = min(groups, len(variables))
+            bounds = [len(variables) * part // count for part in range(count + 1)]
+            return [list(range(first, last)) for first, last in pairwise(bounds)]
+        places = {id(variable): place for place, variable in enumerate(variables)}
+        found = [[places[id(variable)] for variable in group if id(variable) in places] for group in groups]
+        return [members for members in found if members]
+
+    def _meet(self, variables: Sequence[Any]) -> None:
+        """Compares variables that the optimizer has not seen before across ranks, and names their gradients."""
+        new = [variable for variable in variables if id(variable) not in self._names]
+        if not new:
+            return
+        settings, process_set = self.settings, self.settings.reduction.process_set
+        self._backend.check_supported()
+        _refuse_overwritten(new)
+        mine = [_name_of(variable) for variable in new]
+        shapes = [_shape_of(variable) for variable in new]
+        digest = hashlib.sha256(repr((settings.describe(), shapes)).encode()).hexdigest()
+        exchange = f"{settings.prefix}.variables{len(self._known)}"
+        everyone = allgather_object((digest, mine), exchange, process_set)
+        names = everyone[0][1]
+        if len({digest for digest, _ in everyone}) > 1:
+            labels = [*names, *(f"variable {place}" for place in range(len(names), len(shapes)))]
+            description = [*settings.describe(), *zip(labels, shapes, strict=False)]
+            descriptions = allgather_object(description, f"{exchange}.differs", process_set)
+            raise MismatchError(
+                f"DistributedOptimizer ({settings.prefix}) in process set {process_set.process_set_id}: "
+                f"{difference(descriptions, process_set.ranks or range(len(descriptions)))}; build the same model and "
+                "optimizer on every rank"
+            )
+        for name, variable in zip(names, new, strict=True):
+            self._names[id(variable)] = f"{settings.prefix}.{len(self._known)}.{name}"
+            self._known.append(variable)
+
+
+def _name_of(variable: Any) -> str:
+    return str(getattr(variable, "path", variable.name))
+
+
+def _shape_of(variable: Any) -> str:
+    dtype = variable.dtype if isinstance(variable.dtype, str) else variable.dtype.name
+    return f"{dtype} {list(variable.shape)}"
+
+
+def _refuse_overwritten(variables: Sequence[Any]) -> None:
+    """Variables whose "gradient" is their next value are those of float8 training: scales, which are no sums."""
+    found = [_name_of(variable) for variable in variables if getattr(variable, "overwrite_with_gradient", False)]
+    if found:
+        raise UnsupportedError(
+            f"DistributedOptimizer cannot reduce what Keras {keras.__version__} overwrites variables with (of float8 layers, "
+            f"such as {found[0]!r}): train without float8, with the policy mixed_bfloat16 say"
+        )

@@ -1,0 +1,55 @@
+"""Collectives on single values, with the signatures of ``horovod.keras``; the values are tensors of Keras's backend."""
+
+from typing import Any
+
+from hvdlite.compression import Compression
+from hvdlite.keras.backends import current_backend
+from hvdlite.requests import Average, resolve_op
+
+__all__ = ["allgather", "allreduce", "broadcast", "reducescatter"]
+
+
+def allreduce(
+    value: Any,
+    name: str | None = None,
+    average: bool | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    op: int | None = None,
+    compression: Any = Compression.none,
+) -> Any:
+    """Reduces a value over all ranks, which all call this.
+
+    Args:
+        value: a tensor or variable of Keras's backend, or what it makes a tensor of: numbers, arrays, lists. Any shape.
+        name: as for `hvdlite.allreduce`, and so are the arguments below.
+        average: Horovod's older spelling of `op`; deprecated.
+        prescale_factor: applied before the reduction.
+        postscale_factor: applied after it.
+        op: `Average` (the default), `Sum`, `Min`, ...
+        compression: applied before and undone after.
+
+    Returns:
+        A tensor of Keras's backend with the value's shape and dtype.
+
+    Raises:
+        InvalidArgumentError, UnsupportedError, MismatchError, HorovodInternalError: as for `hvdlite.allreduce`; with
+            TensorFlow, ``tf.errors`` where an operation of its own is run.
+    """
+    op = resolve_op(op, average)
+    return current_backend().allreduce(value, name, op, prescale_factor, postscale_factor, compression)
+
+
+def allgather(value: Any, name: str | None = None) -> Any:
+    """Concatenates all ranks' values along the first dimension, in rank order; as `allreduce` and `hvdlite.allgather`."""
+    return current_backend().allgather(value, name)
+
+
+def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
+    """Gives all ranks the value of the rank `root_rank`; as `allreduce` and `hvdlite.broadcast`."""
+    return current_backend().broadcast(value, root_rank, name)
+
+
+def reducescatter(value: Any, name: str | None = None, op: int = Average) -> Any:
+    """Reduces a value and leaves each rank with its part of the rows; as `allreduce` and `hvdlite.reducescatter`."""
+    return current_backend().reducescatter(value, name, op)

@@ -1,0 +1,119 @@
+"""Gradients of several passes, added up on each rank and reduced once."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from hvdlite.errors import InvalidArgumentError, UnsupportedError
+from hvdlite.tensorflow.gradients import Gradient
+
+__all__ = ["LocalAggregation"]
+
+# Takes gradients and their variables.
+Reduce = Callable[[list[Gradient], list[Any]], list[Gradient]]
+
+
+class LocalAggregation:
+    """Sums in variables of its own, which are made at the first pass: eagerly, in a ``tf.function`` or in a v1 graph.
+
+    In a v1 graph they are local variables (``tf.compat.v1.local_variables_initializer``): each rank's own, not saved.
+
+    Args:
+        passes: how many are added up.
+        average: divide the sums by their number?
+        sparse_as_dense: may IndexedSlices be made dense? They cannot be added up as they are.
+        reduce: reduces the sums over the ranks.
+
+    Raises:
+        InvalidArgumentError: `passes` is no whole number above 0.
+
+    """
+
+    def __init__(self, passes: int, average: bool, sparse_as_dense: bool, reduce: Reduce) -> None:
+        if isinstance(passes, bool) or not isinstance(passes, int) or passes <= 0:
+            raise InvalidArgumentError(f"backward_passes_per_step must be > 0 and whole, got {passes!r}")
+        self._passes = passes
+        self._average = average
+        self._sparse_as_dense = sparse_as_dense
+        self._reduce = reduce
+        self._count: Any = None
+        self._sums: dict[int, Any] = {}
+
+    def add(self, gradients: Sequence[Gradient], variables: Sequence[Any]) -> list[Gradient]:
+        """Adds the gradients of one pass.
+
+        Args:
+            gradients: None in the same places in every pass.
+            variables: theirs, the same in every pass.
+
+        Returns:
+            After the last pass the reduced sums, before it what has been added up so far; None where there was None.
+
+        Raises:
+            UnsupportedError: IndexedSlices, and `sparse_as_dense` is false.
+
+        """
+        if self._passes == 1:
+            return self._reduce(list(gradients), list(variables))
+        places = [place for place, gradient in enumerate(gradients) if gradient is not None]
+        chosen = [variables[place] for place in places]
+        own = [self._dense(gradients[place]) for place in places]
+        self._make(places, own, chosen)
+        sums = [self._sums[place] for place in places]
+        with tf.control_dependencies([total.assign_add(gradient) for total, gradient in zip(sums, own, strict=True)]):
+            values = [tf.identity(total.read_value()) for total in sums]
+        with tf.control_dependencies(values), tf.control_dependencies([self._count.assign_add(1)]):
+            last = tf.equal(self._count.read_value(), self._passes)
+        outputs = tf.cond(last, lambda: self._finish(values, sums, chosen), lambda: [tf.identity(value) for value in values])
+        found = dict(zip(places, outputs, strict=True))
+        return [found.get(place) for place in range(len(gradients))]
+
+    def apply(self, gradients: Sequence[Gradient], apply: Callable[[], Any]) -> Any:
+        """Calls a function if these gradients, or what they were made from, come from the last pass."""
+        if self._passes == 1:
+            return apply()
+        if self._count is None:
+            raise InvalidArgumentError(
+                "apply_gradients before compute_gradients: with backward_passes_per_step > 1 both are needed"
+            )
+        with tf.control_dependencies([gradient for gradient in gradients if gradient is not None]):
+            finished = tf.equal(self._count.read_value(), 0)
+        return tf.cond(finished, apply, tf.no_op)
+
+    def _finish(self, values: list[tf.Tensor], sums: list[Any], variables: list[Any]) -> list[tf.Tensor]:
+        totals = [value / tf.cast(self._passes, value.dtype) if self._average else value for value in values]
+        reduced = self._reduce(totals, variables)
+        resets = [total.assign(tf.zeros_like(value)) for total, value in zip(sums, values, strict=True)]
+        with tf.control_dependencies([*resets, self._count.assign(0)]):
+            return [tf.identity(value) for value in reduced]
+
+    def _dense(self, gradient: Gradient) -> tf.Tensor:
+        if isinstance(gradient, tf.IndexedSlices) and not self._sparse_as_dense:
+            raise UnsupportedError(
+                "IndexedSlices are not supported when `backward_passes_per_step` > 1 and `sparse_as_dense` is False. (Pass "
+                "sparse_as_dense=True)"
+            )
+        return tf.convert_to_tensor(gradient)
+
+    def _make(self, places: list[int], gradients: list[tf.Tensor], variables: list[Any]) -> None:
+        if self._count is not None and places != list(self._sums):
+            raise InvalidArgumentError(
+                "with backward_passes_per_step > 1 every pass has gradients of the same variables: make an optimizer for each set"
+            )
+        if self._count is not None:
+            return
+        with tf.init_scope():
+            self._count = _local_variable("hvdlite_passes", (), tf.int64)
+            for place, gradient, variable in zip(places, gradients, variables, strict=True):
+                self._sums[place] = _local_variable(f"hvdlite_sum_{place}", variable.shape, gradient.dtype)
+
+
+def _local_variable(name: str, shape: Any, dtype: tf.DType) -> Any:
+    return tf.compat.v1.Variable(
+        lambda: tf.zeros(shape, dtype),
+        trainable=False,
+        collections=[tf.compat.v1.GraphKeys.LOCAL_VARIABLES],
+        name=name,
+        use_resource=True,
+    )

@@ -1,0 +1,93 @@
+"""The arguments that the tape and the optimizers share: what is wrong with them is said before anything is changed."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hvdlite.compression import Compression, is_none
+from hvdlite.errors import InvalidArgumentError
+from hvdlite.process_sets import ProcessSet, global_process_set
+from hvdlite.requests import Adasum, Average, Sum, resolve_op
+from hvdlite.tensorflow.gradients import Gradient, allreduce_gradients
+from hvdlite.tensorflow.variables import identity_of
+
+__all__ = ["Reduction"]
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """How gradients are reduced, as the user says it.
+
+    Attributes:
+        op: Average, Sum or Adasum.
+        gradient_predivide_factor: with Average, gradients are divided by it before they are added up, and multiplied after.
+        compression: a class with the methods of `hvdlite.compression.Compressor`.
+        sparse_as_dense: make IndexedSlices dense?
+        groups: lists of variables that are reduced together, or in how many groups all are; None or 0: no groups.
+        process_set: the ranks that take part.
+
+    Raises:
+        InvalidArgumentError: an argument is wrong, or two do not go together.
+
+    """
+
+    op: int = Average
+    gradient_predivide_factor: float = 1.0
+    compression: Any = Compression.none
+    sparse_as_dense: bool = False
+    groups: int | Sequence[Sequence[Any]] | None = None
+    process_set: ProcessSet = global_process_set
+
+    def __post_init__(self) -> None:
+        if resolve_op(self.op, None) not in (Average, Sum, Adasum):
+            raise InvalidArgumentError("gradients are reduced with op=Average, op=Sum or op=Adasum")
+        if self.gradient_predivide_factor != 1.0 and self.op != Average:
+            raise InvalidArgumentError("gradient_predivide_factor not supported with op != Average")
+        if not self.gradient_predivide_factor > 0:
+            raise InvalidArgumentError(f"gradient_predivide_factor={self.gradient_predivide_factor!r} must be > 0")
+        methods = (getattr(self.compression, name, None) for name in ("compress", "decompress"))
+        if not (is_none(self.compression) or all(map(callable, methods))):
+            raise InvalidArgumentError(f"compression must have the methods compress and decompress, got {self.compression!r}")
+        _check_groups(self.groups)
+        if not isinstance(self.process_set, ProcessSet):
+            raise InvalidArgumentError(f"process_set must be a ProcessSet, got {self.process_set!r}")
+
+    def apply(self, gradients: Sequence[Gradient], variables: Sequence[Any], names: Sequence[str]) -> list[Gradient]:
+        """The reduced gradients of these variables, see `allreduce_gradients`. Collective over `process_set`."""
+        return allreduce_gradients(
+            gradients,
+            names,
+            op=self.op,
+            prescale_factor=1.0 / self.gradient_predivide_factor,
+            postscale_factor=self.gradient_predivide_factor,
+            compression=Compression.none if self.compression is None else self.compression,
+            sparse_as_dense=self.sparse_as_dense,
+            groups=self._places(variables),
+            process_set=self.process_set,
+        )
+
+    def _places(self, variables: Sequence[Any]) -> list[list[int]] | None:
+        """The user's groups with the variables' places in them."""
+        if not self.groups:
+            return None
+        if isinstance(self.groups, int):
+            each, longer = divmod(len(variables), self.groups)
+            starts = [each * group + min(group, longer) for group in range(self.groups + 1)]
+            return [list(range(start, end)) for start, end in zip(starts, starts[1:], strict=False)]
+        group_of = {identity_of(member): index for index, members in enumerate(self.groups) for member in members}
+        chosen: list[list[int]] = [[] for _ in self.groups]
+        for place, variable in enumerate(variables):
+            index = group_of.get(identity_of(variable))
+            if index is not None:
+                chosen[index].append(place)
+        return chosen
+
+
+def _check_groups(groups: Any) -> None:
+    if groups is None or (isinstance(groups, int) and not isinstance(groups, bool) and groups >= 0):
+        return
+    if not isinstance(groups, list | tuple) or not all(isinstance(members, list | tuple) for members in groups):
+        raise InvalidArgumentError("groups should be a non-negative integer or a list of lists of tf.Variable")
+    seen = [identity_of(member) for members in groups for member in members]
+    if len(set(seen)) != len(seen):
+        raise InvalidArgumentError("a variable can only appear once in groups")

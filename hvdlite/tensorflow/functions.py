@@ -1,0 +1,160 @@
+"""Variables and objects from one rank to all."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from hvdlite import objects, ops
+from hvdlite.errors import UnsupportedError
+from hvdlite.process_sets import ProcessSet, global_process_set
+from hvdlite.tensorflow import collective_ops
+from hvdlite.tensorflow.names import collective_name
+from hvdlite.tensorflow.ops import member_of
+from hvdlite.tensorflow.variables import of_tensorflow
+
+__all__ = [
+    "BroadcastGlobalVariablesHook",
+    "allgather_object",
+    "broadcast_",
+    "broadcast_global_variables",
+    "broadcast_object",
+    "broadcast_object_fn",
+    "broadcast_variables",
+]
+
+
+def broadcast_variables(
+    variables: Iterable[Any],
+    root_rank: int,
+    process_set: ProcessSet = global_process_set,
+    inplace: bool = False,
+) -> Any:
+    """Gives all ranks the root's values. Collective over `process_set`.
+
+    Args:
+        variables: ``tf.Variable``, of v1 (references too) or of Keras; equally many on all ranks, in the same order, with the same
+            shapes and dtypes. They are paired by their order, as names differ where a rank has made more models.
+        root_rank: the root's rank in the whole job, the same on all ranks.
+        process_set: the ranks that take part; the root is one of them.
+        inplace: taken for Horovod's sake; the values are assigned in either case.
+
+    Returns:
+        In a graph the operation that does it; eagerly, where it is done at once, None.
+
+    Raises:
+        InvalidArgumentError: this rank or the root is not a member of the process set, or a dtype cannot be sent.
+        MismatchError, HorovodInternalError: (eagerly) as for `hvdlite.broadcast`.
+        tf.errors.OpError: (when the graph runs) the collective failed.
+
+    """
+    assigned = _broadcast(variables, root_rank, "broadcast_variables", process_set)
+    return None if tf.executing_eagerly() else tf.group(*assigned)
+
+
+def broadcast_(
+    variables: Iterable[Any], root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[tf.Tensor]:
+    """`broadcast_variables` that returns the new values.
+
+    Args:
+        variables: as there.
+        root_rank: as there.
+        name: what the ranks' calls are paired by.
+        process_set: as there.
+
+    Returns:
+        One tensor for each variable; in a graph it is there when the variable has been assigned.
+
+    """
+    kept = list(variables)
+    assigned = _broadcast(kept, root_rank, name or "broadcast_", process_set)
+    with tf.control_dependencies(assigned):
+        return [tf.identity(of_tensorflow(variable).read_value()) for variable in kept]
+
+
+def _broadcast(variables: Iterable[Any], root_rank: int, name: str, process_set: ProcessSet) -> list[tf.Operation]:
+    """In a graph the assignments; eagerly nothing, as they are done."""
+    set_id = member_of(process_set, root_rank)
+    targets = [of_tensorflow(variable) for variable in variables]
+    names = [f"{name}_{place + 1}of{len(targets)}" for place in range(len(targets))]
+    if tf.executing_eagerly():
+        # As arrays, all of which are in flight at once; TensorFlow would wait for each operation.
+        arrays = [target.numpy() for target in targets]
+        flights = [ops.broadcast_async_(array, root_rank, own, process_set) for array, own in zip(arrays, names, strict=True)]
+        for target, flight in zip(targets, flights, strict=True):
+            target.assign(flight.synchronize())
+        return []
+    values = [
+        collective_ops.broadcast(
+            tf.identity(target.read_value()), root_rank=root_rank, name=collective_name(own), set_id=set_id
+        )
+        for target, own in zip(targets, names, strict=True)
+    ]
+    return [tf.compat.v1.assign(target, value).op for target, value in zip(targets, values, strict=True)]
+
+
+def broadcast_global_variables(root_rank: int) -> Any:
+    """The operation that gives all ranks the root's values of all global variables of the v1 graph.
+
+    Raises:
+        UnsupportedError: in eager mode, which keeps no list of variables.
+
+    """
+    if tf.executing_eagerly():
+        raise UnsupportedError(
+            "hvd.broadcast_global_variables() does not support eager execution. Please use "
+            "`hvd.broadcast_variables(<model/optimizer variables>)` instead."
+        )
+    return broadcast_variables(tf.compat.v1.global_variables(), root_rank)
+
+
+class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+    """Gives all ranks the root's global variables when a session of ``tf.compat.v1.train`` has been made.
+
+    Args:
+        root_rank: the root's rank in the whole job, the same on all ranks.
+        device: of the operations; "" leaves it to TensorFlow.
+
+    """
+
+    def __init__(self, root_rank: int, device: str = "") -> None:
+        super().__init__()
+        self._root_rank = root_rank
+        self._device = device
+        self._operation: Any = None
+
+    def begin(self) -> None:
+        """Makes the operation in the session's graph."""
+        if self._operation is None or self._operation.graph is not tf.compat.v1.get_default_graph():
+            with tf.device(self._device or None):
+                self._operation = broadcast_global_variables(self._root_rank)
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        """Runs it. Collective over all ranks."""
+        session.run(self._operation)
+
+
+def broadcast_object(
+    obj: Any,
+    root_rank: int = 0,
+    session: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """As `hvdlite.broadcast_object`; `session` is taken for Horovod's sake, objects do not travel through graphs."""
+    return objects.broadcast_object(obj, root_rank, name, process_set)
+
+
+def broadcast_object_fn(
+    root_rank: int = 0, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Callable[[Any], Any]:
+    """A function of an object that is `broadcast_object` with these arguments."""
+    return lambda obj: broadcast_object(obj, root_rank, session, name, process_set)
+
+
+def allgather_object(
+    obj: Any, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[Any]:
+    """As `hvdlite.allgather_object`; `session` is taken for Horovod's sake, objects do not travel through graphs."""
+    return objects.allgather_object(obj, name, process_set)

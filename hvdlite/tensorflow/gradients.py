@@ -1,0 +1,113 @@
+"""The one place where gradients are reduced: those of the tape, of v1 optimizers and of Keras on TensorFlow.
+
+- In a graph each gradient is an operation of its own, without state: all are in flight as soon as they are computed, and the
+  engine fuses what arrives together.
+- Eagerly, where an operation ends before the next one begins, all go in one group.
+- Under XLA, whose operations run one after another in an order of its own, all go in one call.
+
+Which gradients are None is known when the step is traced, and is no matter of agreement: they stay None, and take no part.
+All ranks have to have None in the same places. Where they have not, some wait for a tensor that others never send, and
+fail as a deadlock (docs/sharp_edges.md).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from hvdlite.compression import Compression
+from hvdlite.errors import InvalidArgumentError
+from hvdlite.process_sets import ProcessSet, global_process_set
+from hvdlite.requests import Average, Kind
+from hvdlite.tensorflow import collective_ops
+from hvdlite.tensorflow.names import collective_name
+from hvdlite.tensorflow.sparse import allreduce_slices
+from hvdlite.tensorflow.xla import in_xla_context
+
+__all__ = ["Gradient", "allreduce_gradients"]
+
+Gradient = Any  # tf.Tensor, tf.IndexedSlices or None
+
+
+def allreduce_gradients(
+    gradients: Sequence[Gradient],
+    names: Sequence[str],
+    *,
+    op: int = Average,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    groups: Sequence[Sequence[int]] | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> list[Gradient]:
+    """Reduces the gradients of one step. Collective over `process_set`.
+
+    Args:
+        gradients: tensors and IndexedSlices, the same on all ranks in number, dtype and shape (of IndexedSlices, but for
+            the number of rows); None where there is no gradient, in the same places on all ranks.
+        names: one for each gradient, the same on all ranks.
+        op: Average, Sum or (not for IndexedSlices) Adasum.
+        prescale_factor: multiplies each rank's gradients.
+        postscale_factor: multiplies the results.
+        compression: a class with the methods of `hvdlite.compression.Compressor`.
+        sparse_as_dense: make IndexedSlices dense? Under XLA, which knows no tensors of varying size, they always are.
+        groups: places in `gradients`: what is in one list is agreed on and sent together. A place is in one list at most.
+        process_set: the ranks that take part.
+
+    Returns:
+        The reduced gradients, None where there was None. On a rank outside of `process_set` what was given.
+
+    Raises:
+        InvalidArgumentError: a gradient is something else, or the process set is not registered.
+        UnsupportedError: IndexedSlices with another op than Average and Sum.
+        tf.errors.OpError: (when it runs) the collective failed, see docs/errors.md.
+
+    """
+    if process_set.included() is False:
+        return list(gradients)
+    set_id = process_set.require_member(Kind.ALLREDUCE)
+    common = {"op": op, "compression": compression, "set_id": set_id}
+    dense: dict[int, tf.Tensor] = {}
+    reduced = list(gradients)
+    for place, (gradient, name) in enumerate(zip(gradients, names, strict=True)):
+        if isinstance(gradient, tf.IndexedSlices) and not (sparse_as_dense or in_xla_context()):
+            factor = prescale_factor * postscale_factor
+            reduced[place] = allreduce_slices(gradient, name=collective_name(name, name), factor=factor, **common)
+        elif gradient is not None:
+            dense[place] = _dense(gradient, name)
+    for places in _batches(dense, groups):
+        members = [dense[place] for place in places]
+        outputs = _reduce_together(members, names[places[0]], prescale_factor, postscale_factor, **common)
+        for place, output in zip(places, outputs, strict=True):
+            reduced[place] = output
+    return reduced
+
+
+def _dense(gradient: Gradient, name: str) -> tf.Tensor:
+    if isinstance(gradient, tf.IndexedSlices | tf.Tensor):
+        return tf.convert_to_tensor(gradient)
+    raise InvalidArgumentError(
+        f"the gradient of {name!r} is a {type(gradient).__name__}: only tf.Tensor, tf.IndexedSlices and None can be reduced"
+    )
+
+
+def _batches(dense: dict[int, tf.Tensor], groups: Sequence[Sequence[int]] | None) -> list[list[int]]:
+    """The places of the gradients that go together."""
+    if in_xla_context() or (groups is None and tf.executing_eagerly()):
+        return [list(dense)] if dense else []
+    chosen = [[place for place in places if place in dense] for places in groups or ()]
+    grouped = {place for places in chosen for place in places}
+    return [places for places in chosen if places] + [[place] for place in dense if place not in grouped]
+
+
+def _reduce_together(
+    tensors: list[tf.Tensor], name: str, prescale: float, postscale: float, op: int, compression: Any, set_id: int
+) -> list[tf.Tensor]:
+    sent, contexts = zip(*(compression.compress(tensor) for tensor in tensors), strict=True)
+    arguments = {"name": collective_name(name, name), "op": op, "prescale": prescale, "postscale": postscale, "set_id": set_id}
+    if len(sent) == 1 and not in_xla_context():
+        outputs = [collective_ops.allreduce(sent[0], **arguments)]
+    else:
+        outputs = collective_ops.grouped_allreduce(list(sent), **arguments)
+    return [compression.decompress(output, context) for output, context in zip(outputs, contexts, strict=True)]

@@ -1,0 +1,22 @@
+"""`TensorFlowKerasState`, in a module of its own, as it needs Keras."""
+
+from typing import Any
+
+from hvdlite.keras.elastic import KerasState
+
+__all__ = ["TensorFlowKerasState"]
+
+
+class TensorFlowKerasState(KerasState):
+    """As `hvdlite.keras.elastic.KerasState`.
+
+    Args:
+        model: as there.
+        optimizer: as there.
+        backend: taken for Horovod's sake; the model knows its own.
+        **kwargs: as there.
+
+    """
+
+    def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any) -> None:
+        super().__init__(model, optimizer, **kwargs)

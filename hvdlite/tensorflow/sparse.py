@@ -1,0 +1,47 @@
+"""IndexedSlices: every rank gets all ranks' rows."""
+
+from typing import Any
+
+import tensorflow as tf
+
+from hvdlite.errors import UnsupportedError
+from hvdlite.requests import OP_NAMES, Average, Sum
+from hvdlite.tensorflow import collective_ops
+
+__all__ = ["allreduce_slices"]
+
+
+def allreduce_slices(
+    slices: tf.IndexedSlices, *, name: str, op: int, factor: float, compression: Any, set_id: int
+) -> tf.IndexedSlices:
+    """Gathers rows and indices of all ranks, which together stand for the sum. Collective over the process set.
+
+    Args:
+        slices: rows of shape [n, ...], n may differ between ranks; indices of shape [n].
+        name: for the engine.
+        op: Average or Sum.
+        factor: multiplies the rows.
+        compression: of the rows.
+        set_id: number of the process set.
+
+    Returns:
+        Rows in the order of the ranks; an index that several ranks (or one of them twice) had occurs several times.
+
+    Raises:
+        UnsupportedError: another op.
+
+    """
+    if op not in (Average, Sum):
+        raise UnsupportedError(
+            f"IndexedSlices are reduced with op=Average or op=Sum, not {OP_NAMES[op]}: pass sparse_as_dense=True to the tape or "
+            "the optimizer, or tf.convert_to_tensor(slices) to the collective"
+        )
+    sent, context = compression.compress(slices.values)
+    rows, indices = collective_ops.grouped_allgather([sent, slices.indices], name=name, set_id=set_id)
+    rows = compression.decompress(rows, context)
+    if factor != 1.0:
+        rows *= tf.cast(factor, rows.dtype)
+    if op == Average:
+        ranks = tf.cast(collective_ops.size(set_id), rows.dtype)
+        rows = tf.math.truncatediv(rows, ranks) if rows.dtype.is_integer else rows / ranks
+    return tf.IndexedSlices(rows, indices, slices.dense_shape)

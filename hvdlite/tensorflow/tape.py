@@ -1,0 +1,251 @@
+"""Tapes whose gradients are reduced over the ranks."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from hvdlite.compression import Compression
+from hvdlite.errors import InvalidArgumentError
+from hvdlite.process_sets import ProcessSet, global_process_set
+from hvdlite.requests import Average
+from hvdlite.tensorflow import collective_ops
+from hvdlite.tensorflow.arguments import Reduction
+from hvdlite.tensorflow.gradients import Gradient
+from hvdlite.tensorflow.names import normalise
+from hvdlite.tensorflow.variables import identity_of
+
+__all__ = ["DistributedGradientTape", "LocalSources", "PartialDistributedGradientTape", "gradient_names"]
+
+_Pairs = list[tuple[Any, Gradient]]
+
+
+def gradient_names(variables: Sequence[Any], generic: bool = False) -> list[str]:
+    """Names for the gradients of variables: from the variables' own, or from their places.
+
+    Variables of the same name get the same name here; in graphs the engine's names are told apart by their order.
+    """
+    if generic:
+        return [f"grad_{place}" for place in range(len(variables))]
+    return [f"gradient/{_name_of(variable, place)}" for place, variable in enumerate(variables)]
+
+
+def _name_of(variable: Any, place: int) -> str:
+    # Keras 3 has path, as many of its variables are called "kernel"; eager tensors have no name at all.
+    name = getattr(variable, "path", None) or getattr(variable, "name", None) or f"source_{place}"
+    return normalise(str(name).removesuffix(":0"))
+
+
+class LocalSources:
+    """Variables (or tensors) whose gradients stay this rank's own.
+
+    Args:
+        scale: divide these gradients by the number of ranks? If each rank's loss is a mean over its own samples, the gradients
+            of shared variables are averages over the ranks. This gives local ones the same measure.
+        process_set: whose ranks are counted.
+
+    """
+
+    def __init__(self, scale: bool, process_set: ProcessSet) -> None:
+        self._scale = scale
+        self._process_set = process_set
+        self._sources: dict[int, Any] = {}
+
+    def add(self, source: Any) -> None:
+        """From now on its gradient is not reduced."""
+        self._sources[identity_of(source)] = source
+
+    def __contains__(self, source: Any) -> bool:
+        return identity_of(source) in self._sources
+
+    def finish(self, gradient: Gradient) -> Gradient:
+        """The gradient of a local source as it is given out."""
+        if gradient is None or not self._scale or self._process_set.included() is False:
+            return gradient
+        ranks = collective_ops.size(self._process_set.process_set_id or 0)
+        if isinstance(gradient, tf.IndexedSlices):
+            values = gradient.values / tf.cast(ranks, gradient.values.dtype)
+            return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+        return gradient / tf.cast(ranks, gradient.dtype)
+
+    def reduce(
+        self, reduction: Reduction, gradients: Sequence[Gradient], sources: Sequence[Any], names: Sequence[str]
+    ) -> list[Gradient]:
+        """All gradients in their order: reduced, or those of local sources as they are given out."""
+        shared = [place for place, source in enumerate(sources) if source not in self]
+        reduced = reduction.apply(*([values[place] for place in shared] for values in (gradients, sources, names)))
+        found = dict(zip(shared, reduced, strict=True))
+        return [found[place] if place in found else self.finish(gradient) for place, gradient in enumerate(gradients)]
+
+
+class _DistributedGradientTape:
+    """Goes in front of the class of a tape, whose `gradient` then is a collective."""
+
+    _hvdlite_reduction: Reduction
+    _hvdlite_local: LocalSources
+
+    def register_local_source(self, source: Any) -> None:
+        """The gradient of this variable (or tensor) stays this rank's own."""
+        self._hvdlite_local.add(source)
+
+    def gradient(
+        self,
+        target: Any,
+        sources: Any,
+        output_gradients: Any = None,
+        use_generic_names: bool = False,
+        *,
+        unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
+    ) -> Any:
+        """As ``tf.GradientTape.gradient``, reduced over the ranks. Collective over the process set.
+
+        Args:
+            target: as there.
+            sources: as there.
+            output_gradients: as there.
+            use_generic_names: name the gradients for the engine by their places, not by the variables: for models whose
+                variables have different names on different ranks.
+            unconnected_gradients: as there.
+
+        Returns:
+            The gradients, in the structure of `sources`. Those of local sources are this rank's, divided by the number of ranks
+            if the tape was told so.
+
+        Raises:
+            InvalidArgumentError, UnsupportedError, tf.errors.OpError: as `hvdlite.tensorflow.gradients.allreduce_gradients`.
+
+        """
+        flat = tf.nest.flatten(sources)
+        own = self._hvdlite_plain().gradient(target, flat, output_gradients, unconnected_gradients)
+        names = gradient_names(flat, use_generic_names)
+        return tf.nest.pack_sequence_as(sources, self._hvdlite_local.reduce(self._hvdlite_reduction, own, flat, names))
+
+    def get_local_and_global_gradients(
+        self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: bool = False
+    ) -> tuple[_Pairs, _Pairs]:
+        """As `gradient`, as lists of (source, gradient): first of local sources, then of the others."""
+        flat = tf.nest.flatten(sources)
+        pairs = list(zip(flat, self.gradient(target, flat, output_gradients, use_generic_names), strict=True))
+        local = [pair for pair in pairs if pair[0] in self._hvdlite_local]
+        return local, [pair for pair in pairs if pair[0] not in self._hvdlite_local]
+
+    def jacobian(self, *args: Any, **kwargs: Any) -> Any:
+        """As ``tf.GradientTape.jacobian``: this rank's own."""
+        return self._hvdlite_plain().jacobian(*args, **kwargs)
+
+    def batch_jacobian(self, *args: Any, **kwargs: Any) -> Any:
+        """As ``tf.GradientTape.batch_jacobian``: this rank's own."""
+        return self._hvdlite_plain().batch_jacobian(*args, **kwargs)
+
+    def _hvdlite_plain(self) -> Any:
+        """This tape, all of its state included, under its original class."""
+        base = type(self).__mro__[2]
+        plain = base.__new__(base)
+        plain.__dict__ = self.__dict__
+        return plain
+
+
+def DistributedGradientTape(  # noqa: N802 - Horovod's name
+    gradtape: tf.GradientTape,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    op: int = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """A tape that records what the given one does, and whose `gradient` is reduced over the ranks.
+
+    Args:
+        gradtape: a ``tf.GradientTape``, recording, finished or not yet entered. It stays what it is.
+        device_dense: the device of the reductions is TensorFlow's choice; taken for Horovod's sake.
+        device_sparse: likewise.
+        compression: a class with the methods of `hvdlite.compression.Compressor`.
+        sparse_as_dense: make IndexedSlices dense before they are reduced?
+        op: Average, Sum or Adasum.
+        gradient_predivide_factor: with Average, gradients are divided by it before they are added up, and multiplied after.
+        num_groups: deprecated, see `groups`.
+        groups: in how many groups the gradients are reduced, or lists of variables that are reduced together.
+        process_set: the ranks that take part. On others the gradients are this rank's own.
+        scale_local_gradients: divide gradients of local sources by the number of ranks?
+
+    Returns:
+        An object of the tape's class with the methods `gradient`, `register_local_source` and
+        `get_local_and_global_gradients`. Jacobians are this rank's own.
+
+    Raises:
+        InvalidArgumentError: an argument is wrong.
+
+    """
+    if not isinstance(gradtape, tf.GradientTape) or isinstance(gradtape, _DistributedGradientTape):
+        raise InvalidArgumentError(f"DistributedGradientTape takes a tf.GradientTape that it has not made, got {gradtape!r}")
+    base = type(gradtape)
+    kind = type(base.__name__, (_DistributedGradientTape, base), {"__doc__": _DistributedGradientTape.__doc__})
+    tape = kind.__new__(kind)
+    tape.__dict__.update(gradtape.__dict__)
+    tape._hvdlite_reduction = Reduction(
+        op, gradient_predivide_factor, compression, sparse_as_dense, groups or num_groups, process_set
+    )
+    tape._hvdlite_local = LocalSources(scale_local_gradients, process_set)
+    return tape
+
+
+def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
+    gradtape: tf.GradientTape,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    op: int = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
+    local_layers: Any = None,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """A `DistributedGradientTape` that leaves the gradients of some layers to this rank.
+
+    Args:
+        gradtape: as there, and so the other arguments.
+        device_dense: as there.
+        device_sparse: as there.
+        compression: as there.
+        sparse_as_dense: as there.
+        op: as there.
+        gradient_predivide_factor: as there.
+        num_groups: as there.
+        groups: as there.
+        process_set: as there.
+        local_layers: a built Keras layer or a list of them, whose trainable weights each rank has for itself.
+        scale_local_gradients: as there.
+
+    Raises:
+        InvalidArgumentError: an argument is wrong, or a layer is not built yet.
+
+    """
+    tape = DistributedGradientTape(
+        gradtape,
+        device_dense,
+        device_sparse,
+        compression,
+        sparse_as_dense,
+        op,
+        gradient_predivide_factor,
+        num_groups,
+        groups,
+        process_set,
+        scale_local_gradients,
+    )
+    for layer in tf.nest.flatten(local_layers) if local_layers is not None else ():
+        if not getattr(layer, "built", False):
+            raise InvalidArgumentError(
+                f"the local layer {layer!r} is no Keras layer that has been built: call it once, or its build(), before"
+            )
+        for weight in layer.trainable_weights:
+            tape.register_local_source(weight)
+    return tape
