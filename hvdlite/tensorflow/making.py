@@ -82,8 +82,8 @@ def factor_of(bits: int) -> float:
 def _new_anchor() -> tf.Tensor | None:
     """The anchor for an op in this graph; None if it has to have state."""
     graph = tf.compat.v1.get_default_graph()
-    if not hasattr(graph, "capture"):  # no function's
-        return None
+    if not hasattr(graph, "capture") or not tf.compat.v1.executing_eagerly_outside_functions():
+        return None  # no function's, or that of a branch in a graph of TensorFlow 1
     while graph is not None:
         if type(graph).__name__ == "_WhileBodyGradFuncGraph":
             return None
