@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import pytest
-from support.parallel import ParallelFile, child_plugin, is_parallel
+from support.in_step import child_plugin
+from support.parallel import ParallelFile, is_parallel, share_jobs
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -16,7 +17,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    plugin = child_plugin()
+    plugin = child_plugin(config)
     if plugin is not None:
         config.pluginmanager.register(plugin, "hvdlite-in-step")
 
@@ -27,9 +28,13 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
     return ParallelFile.from_parent(parent, path=module_path)
 
 
-@pytest.fixture(scope="session")
+def pytest_collection_finish(session: pytest.Session) -> None:
+    share_jobs(session)
+
+
+@pytest.fixture(scope="module")
 def hvd():
-    """The initialised package, in tests that run under mpirun."""
+    """The initialised package, in tests that run under mpirun. After each file it is shut down (support/in_step.py)."""
     import hvdlite
 
     hvdlite.init()

@@ -27,6 +27,7 @@ from hvdlite.errors import UnsupportedError
 from hvdlite.requests import OP_NAMES, Average, Max, Min, Product, Sum
 from hvdlite.tensorflow.library import load
 from hvdlite.tensorflow.making import bits_of, factor_of, make
+from hvdlite.tensorflow.xla import require_no_xla
 
 __all__ = [
     "allgather",
@@ -46,7 +47,11 @@ __all__ = [
     "size",
 ]
 
-_OPS = load()
+
+def _library(what: str) -> Any:
+    """The wrappers of the ops, for one that cannot be compiled by XLA."""
+    require_no_xla(what)
+    return load()
 
 
 # --- the collectives -------------------------------------------------------------------------------------------------------
@@ -161,12 +166,12 @@ def grouped_reducescatter(
 
 def barrier(set_id: int = 0) -> tf.Operation | None:
     """Ends once all ranks of the set have come to it. In a graph of TensorFlow 1 the operation; in a function it runs."""
-    return _OPS.hvdlite_barrier(process_set=set_id, blocking=tf.executing_eagerly())
+    return _library("barrier").hvdlite_barrier(process_set=set_id, blocking=tf.executing_eagerly())
 
 
 def join(set_id: int = 0) -> tf.Tensor:
     """Waits, without more data of its own, until all ranks of the set have joined; gives the last one's rank (int32)."""
-    return _OPS.hvdlite_join(process_set=set_id, blocking=tf.executing_eagerly())
+    return _library("join").hvdlite_join(process_set=set_id, blocking=tf.executing_eagerly())
 
 
 # --- evaluated when they run -----------------------------------------------------------------------------------------------
@@ -174,27 +179,27 @@ def join(set_id: int = 0) -> tf.Tensor:
 
 def size(set_id: int = 0, name: str | None = None) -> tf.Tensor:
     """The number of ranks of a process set (int32)."""
-    return _OPS.hvdlite_size(process_set=set_id, name=name)
+    return _library("size").hvdlite_size(process_set=set_id, name=name)
 
 
 def rank(name: str | None = None) -> tf.Tensor:
     """This process's rank (int32)."""
-    return _OPS.hvdlite_rank(name=name)
+    return _library("rank").hvdlite_rank(name=name)
 
 
 def local_rank(name: str | None = None) -> tf.Tensor:
     """This process's number among those on its host (int32)."""
-    return _OPS.hvdlite_local_rank(name=name)
+    return _library("local_rank").hvdlite_local_rank(name=name)
 
 
 def local_size(name: str | None = None) -> tf.Tensor:
     """The number of processes on this host (int32)."""
-    return _OPS.hvdlite_local_size(name=name)
+    return _library("local_size").hvdlite_local_size(name=name)
 
 
 def process_set_included(set_id: int = 0, name: str | None = None) -> tf.Tensor:
     """1 where this rank is a member of the process set, 0 where it is not (int32)."""
-    return _OPS.hvdlite_process_set_included(process_set=set_id, name=name)
+    return _library("process_set_included").hvdlite_process_set_included(process_set=set_id, name=name)
 
 
 # --- gradients -------------------------------------------------------------------------------------------------------------
@@ -342,7 +347,7 @@ def _reducescatter_backward(forward: _Backward, *grads: Any) -> list[Any]:
 
 
 def _place(set_id: int) -> tf.Tensor:
-    return _OPS.hvdlite_rank(process_set=set_id)
+    return load().hvdlite_rank(process_set=set_id)
 
 
 for _prefix in ("", "Grouped"):

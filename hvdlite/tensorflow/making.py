@@ -12,11 +12,13 @@ tensors that the loop does not.
 """
 
 import struct
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
 import tensorflow as tf
 
+from hvdlite.tensorflow import xla
 from hvdlite.tensorflow.library import load
 
 __all__ = ["bits_of", "factor_of", "make"]
@@ -41,11 +43,28 @@ def make(kind: str, *inputs: Any, stateful: bool, anchor: tf.Tensor | None = Non
     """
     if tf.executing_eagerly():
         return _wrapper(kind, True)(*inputs, blocking=True, **attributes)
+    if xla.in_xla_context():
+        return _compiled(kind, inputs, attributes)
     if not stateful and anchor is None:
         anchor = _new_anchor()
     if stateful or anchor is None:
         return _wrapper(kind, True)(*inputs, **attributes)
     return _wrapper(kind, False)(*inputs, anchor, **attributes)
+
+
+def _compiled(kind: str, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
+    """What stands for an op in a program that XLA compiles."""
+    if kind not in ("Allreduce", "GroupedAllreduce"):
+        xla.require_no_xla(kind.lower())
+    results = xla.grouped_allreduce(
+        inputs[0] if kind == "GroupedAllreduce" else inputs,
+        name=attributes["tensor_name"],
+        op=attributes["reduce_op"],
+        prescale=factor_of(attributes["prescale_bits"]),
+        postscale=factor_of(attributes["postscale_bits"]),
+        set_id=attributes["process_set"],
+    )
+    return results if kind == "GroupedAllreduce" else results[0]
 
 
 def bits_of(factor: float) -> int:
@@ -63,8 +82,8 @@ def factor_of(bits: int) -> float:
 def _new_anchor() -> tf.Tensor | None:
     """The anchor for an op in this graph; None if it has to have state."""
     graph = tf.compat.v1.get_default_graph()
-    if not hasattr(graph, "capture"):  # no function's
-        return None
+    if not hasattr(graph, "capture") or not tf.compat.v1.executing_eagerly_outside_functions():
+        return None  # no function's, or that of a branch in a graph of TensorFlow 1
     while graph is not None:
         if type(graph).__name__ == "_WhileBodyGradFuncGraph":
             return None

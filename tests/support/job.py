@@ -10,7 +10,7 @@ import tempfile
 import textwrap
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,14 +39,14 @@ class JobResult:
     """How a job ended.
 
     Attributes:
-        returncode: of mpirun; -9 if it was killed at the deadline.
+        returncode: of mpirun; -9 if it was killed at the deadline, None while it runs.
         seconds: from start to end.
         stdout, stderr: by rank. A rank that never started has none.
         launcher: what mpirun itself wrote.
         timed_out: was the deadline reached?
     """
 
-    returncode: int
+    returncode: int | None
     seconds: float
     stdout: dict[int, str]
     stderr: dict[int, str]
@@ -89,6 +89,84 @@ def job_environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
     return {**inherited, **MPI_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(places), **(changes or {})}
 
 
+class Job:
+    """``python *arguments`` as n ranks, on these hosts or here; the ranks' output goes to files in `folder`.
+
+    It runs from the start; call `end` in every case.
+    """
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        n: int,
+        folder: Path,
+        env: Mapping[str, str] | None = None,
+        mpirun_args: Sequence[str] = (),
+        hosts: "EmulatedHosts | None" = None,
+    ) -> None:
+        self._folder = folder
+        self._mark = uuid.uuid4().hex
+        self._command = [find_mpirun(), "-n", str(n), *mpirun_args, sys.executable, str(CHILD), str(folder), *arguments]
+        self._environment = {**job_environment(env), MARK: self._mark}
+        if hosts is not None:
+            self._command = hosts.on_front(self._command, self._environment, folder)
+        self._launches = 0
+        self._launch()
+
+    def _launch(self) -> None:
+        self._launches += 1
+        self._started, self._ended = time.monotonic(), 0.0
+        with (self._folder / "mpirun.txt").open("w") as launcher:
+            self._process = subprocess.Popen(
+                self._command,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=launcher,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def wait(self, timeout: float, until: Callable[[], bool] = lambda: False) -> bool:
+        """Waits until the job has ended or the condition holds; False if neither came about in so many seconds."""
+        deadline = time.monotonic() + timeout
+        while not until():
+            if self._process.poll() is not None:
+                if self._launches == LAUNCHES or not self._was_not_launched():
+                    break
+                self._launch()
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.02)
+        return True
+
+    def _was_not_launched(self) -> bool:
+        return NOT_LAUNCHED in _read(self._folder / "mpirun.txt") and not list(self._folder.glob("rank*.stdout"))
+
+    def end(self, timed_out: bool = False) -> JobResult:
+        """Kills what is left of the job: mpirun, and ranks, which have process groups of their own."""
+        self._ended = time.monotonic()
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        for pid in _marked(self._mark):
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        return self.result(timed_out)
+
+    def result(self, timed_out: bool = False) -> JobResult:
+        """All there is so far; the return code is None as long as the job runs."""
+        return JobResult(
+            self._process.poll(),
+            (self._ended or time.monotonic()) - self._started,
+            _by_rank(self._folder, "stdout"),
+            _by_rank(self._folder, "stderr"),
+            _read(self._folder / "mpirun.txt"),
+            timed_out,
+        )
+
+
 def run_python(
     arguments: Sequence[str],
     n: int,
@@ -98,54 +176,14 @@ def run_python(
     mpirun_args: Sequence[str] = (),
     hosts: "EmulatedHosts | None" = None,
 ) -> JobResult:
-    """Runs ``python *arguments`` as n ranks, on these hosts or here; the ranks' output goes to files in `folder`."""
-    for _ in range(LAUNCHES):
-        result = _launch(arguments, n, timeout, folder, env, mpirun_args, hosts)
-        if result.stdout or NOT_LAUNCHED not in result.launcher:
-            break
+    """Runs ``python *arguments`` as a `Job` and waits for its end, at most `timeout` seconds."""
+    job = Job(arguments, n, folder, env, mpirun_args, hosts)
+    ended = False
+    try:
+        ended = job.wait(timeout)
+    finally:
+        result = job.end(timed_out=not ended)
     return result
-
-
-def _launch(
-    arguments: Sequence[str],
-    n: int,
-    timeout: float,
-    folder: Path,
-    env: Mapping[str, str] | None,
-    mpirun_args: Sequence[str],
-    hosts: "EmulatedHosts | None",
-) -> JobResult:
-    mark = uuid.uuid4().hex
-    command = [find_mpirun(), "-n", str(n), *mpirun_args, sys.executable, str(CHILD), str(folder), *arguments]
-    environment = {**job_environment(env), MARK: mark}
-    if hosts is not None:
-        command = hosts.on_front(command, environment, folder)
-    started = time.monotonic()
-    timed_out = False
-    with (folder / "mpirun.txt").open("w") as launcher:
-        process = subprocess.Popen(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=launcher,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            timed_out = True
-        finally:
-            seconds = time.monotonic() - started
-            _end(process, mark)
-    return JobResult(
-        process.returncode,
-        seconds,
-        _by_rank(folder, "stdout"),
-        _by_rank(folder, "stderr"),
-        _read(folder / "mpirun.txt"),
-        timed_out,
-    )
 
 
 def run_job(
@@ -176,18 +214,6 @@ def run_job(
         else:
             program = script
         return run_python([str(program), *args], n, timeout, folder, env, mpirun_args, hosts)
-
-
-def _end(process: "subprocess.Popen[bytes]", mark: str) -> None:
-    """Kills what is left of the job: mpirun, and ranks, which have process groups of their own."""
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    for pid in _marked(mark):
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
 
 
 def _marked(mark: str) -> list[int]:

@@ -21,20 +21,27 @@ WATCHDOG = 5.0
 
 
 @pytest.fixture
-def run(tmp_path):
-    """Runs a parallel test file with two ranks through a copy of the support; gives pytest's exit code and output."""
+def run_files(tmp_path):
+    """Runs parallel test files with two ranks through a copy of the support; gives pytest's exit code and output."""
     shutil.copytree(TESTS / "support", tmp_path / "tests" / "support")
     shutil.copy(TESTS / "conftest.py", tmp_path / "tests")
     (tmp_path / "tests" / "parallel").mkdir()
     (tmp_path / "pytest.ini").write_text("[pytest]\ntestpaths = tests\n")
 
-    def run(text, *options):
-        (tmp_path / "tests" / "parallel" / "test_it.py").write_text(PREAMBLE + textwrap.dedent(text))
+    def run_files(texts, *options):
+        for name, text in texts.items():
+            (tmp_path / "tests" / "parallel" / f"test_{name}.py").write_text(PREAMBLE + textwrap.dedent(text))
         command = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", *options]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=job_environment(), timeout=300)
         return done.returncode, done.stdout
 
-    return run
+    return run_files
+
+
+@pytest.fixture
+def run(run_files):
+    """Runs one such file."""
+    return lambda text, *options: run_files({"it": text}, *options)
 
 
 def test_success_is_one_item_per_number_of_ranks(run):
@@ -170,6 +177,152 @@ def test_a_file_of_slow_tests_only_is_not_started_for_others(run):
     code, text = run("pytestmark = pytest.mark.slow\ndef test_a():\n    raise AssertionError\n", "-m", "not slow")
     assert code == 5, text  # nothing was collected
     assert "1 deselected" in text
+
+
+# --- files that share a job ---------------------------------------------------------------------------------------------
+
+SAYS_WHERE = """
+from pathlib import Path
+def test_where():
+    if RANK == 0:
+        log = Path(__file__).with_name("log")
+        log.write_text(log.read_text() + f"{Path(__file__).stem} {os.getpid()} {os.environ.get('WORD')}\\n")
+"""
+
+
+@pytest.fixture
+def log(tmp_path):
+    """Reads what files with SAYS_WHERE wrote: the process and the variable by file."""
+    file = tmp_path / "tests" / "parallel" / "log"
+
+    def read():
+        lines = [line.split() for line in file.read_text().splitlines()]
+        assert len({name for name, _, _ in lines}) == len(lines), f"a file ran twice: {lines}"
+        return {name.removeprefix("test_"): (pid, word) for name, pid, word in lines}
+
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("")
+    return read
+
+
+def test_files_share_a_job_with_their_like(run_files, log):
+    declared = {
+        "a": "",
+        "alone": "ALONE = True",
+        "b": "",
+        "hot": "ENVIRONMENT = {'WORD': 'hot'}",
+        "three": "RANKS = (3,)",
+        "warm": "ENVIRONMENT = {'WORD': 'hot'}",
+        "z": "DEADLINE = 900.0",
+    }
+    code, text = run_files({name: line + SAYS_WHERE for name, line in declared.items()}, "-vv")
+    assert code == 0, text
+    assert "7 passed" in text
+    pids = {name: pid for name, (pid, _) in log().items()}
+    assert pids["a"] == pids["b"] == pids["z"]
+    assert pids["hot"] == pids["warm"]
+    assert len(set(pids.values())) == 4
+    assert {name for name, (_, word) in log().items() if word == "hot"} == {"hot", "warm"}
+    # Those that share a job are shown one after another.
+    assert [name for name in declared if text.index(f"test_{name}.py") < text.index("test_alone.py")] == ["a", "b", "z"]
+
+
+@pytest.mark.parametrize(
+    ("test", "said"),
+    [
+        ("assert RANK == 0, 'this is why'", "this is why"),
+        ("os._exit(7) if RANK == 1 else time.sleep(600)", "=== rank 1 of 2, ended early"),
+        ("time.sleep(600)", "Timeout (0:00:05)!"),
+    ],
+    ids=["fails", "dies", "hangs"],
+)
+def test_a_failure_is_its_own_files_only(run_files, log, test, said):
+    bad = f"def test_bad():\n    {test}\n"
+    code, text = run_files({"a": SAYS_WHERE, "b": bad, "c": SAYS_WHERE, "d": SAYS_WHERE}, "-vv")
+    assert code == 1
+    assert "test_b.py::ranks=2 FAILED" in text
+    assert "1 failed, 3 passed" in text
+    assert said in text
+    where = log()
+    assert where["a"] != where["c"]
+    assert where["c"] == where["d"]
+
+
+def test_a_file_that_cannot_be_imported_is_not_in_the_way(run_files, log):
+    texts = {
+        "a": SAYS_WHERE,
+        "b": "import no_such_module",
+        "c": SAYS_WHERE,
+        "d": "pytest.skip('not here', allow_module_level=True)",
+    }
+    code, text = run_files(texts, "-vv")
+    assert code == 1
+    assert "test_b.py::ranks=2 FAILED" in text
+    assert "no_such_module" in text
+    assert "not here" in text
+    assert "1 failed, 2 passed, 1 skipped" in text
+    assert set(log()) == {"a", "c"}
+
+
+def test_after_a_first_failure_nothing_is_started(run_files, log):
+    code, text = run_files({"a": "def test_a():\n    assert False\n", "b": SAYS_WHERE}, "-x")
+    assert code == 1, text
+    assert log() == {}
+
+
+def test_an_expression_selects_files_of_a_job(run_files, log):
+    code, text = run_files({"a": SAYS_WHERE, "b": "def test_b():\n    pass\n", "c": SAYS_WHERE}, "-k", "test_where")
+    assert code == 0, text
+    assert "2 passed, 1 deselected" in text
+    assert len(set(log().values())) == 1
+
+
+def test_what_a_file_leaves_behind_is_its_failure(run_files):
+    leaves = """
+        def test_a():
+            os.environ["HVDLITE_LEFT"] = "1"
+            os.chdir("/")
+    """
+    code, text = run_files({"a": leaves, "b": "def test_b():\n    pass\n"}, "-vv")
+    assert code == 1
+    assert "test_a.py (end) failed:\nit leaves behind: the knobs in the environment was [" in text
+    assert "; the working directory was '" in text
+    assert "test_b.py::ranks=2 PASSED" in text
+
+
+def test_a_broken_engine_needs_a_job_of_its_own(run_files):
+    breaks = """
+        def test_breaks(hvd):
+            import hvdlite
+            hvdlite.runtime.RUNTIME.engine.publish_failure("broken on purpose")
+    """
+    code, text = run_files({"a": breaks, "b": "ALONE = True\n" + textwrap.dedent(breaks)}, "-vv")
+    assert code == 1
+    assert "it leaves behind: a broken engine (" in text
+    assert "test_b.py::ranks=2 PASSED" in text
+
+
+def test_each_file_begins_with_a_new_engine(run_files):
+    first = """
+        import numpy as np
+        import hvdlite
+        def test_unequal_numbers_of_unnamed_operations():
+            hvdlite.init(process_sets="dynamic")
+            hvdlite.add_process_set([0])
+            if RANK == 0:
+                hvdlite.poll(hvdlite.allreduce_async(np.ones(1)))
+    """
+    second = """
+        import numpy as np
+        def test_it_is_new(hvd):
+            assert hvd.runtime.RUNTIME.engine.process_set_ids() == [0]
+            assert hvd.allreduce(np.ones(1) * RANK, op=hvd.Sum) == 1
+    """
+    code, text = run_files({"a": first, "b": second})
+    assert code == 0, text
+
+
+# --- jobs ----------------------------------------------------------------------------------------------------------------
 
 
 def test_a_job_has_output_by_rank_and_an_exit_code():

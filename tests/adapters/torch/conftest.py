@@ -4,7 +4,7 @@ import pytest
 import torch
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def hvd():
     """Buckets are tiny, so that the tests' small models have several of each kind; and tiny gradients have places too."""
     import hvdlite.torch

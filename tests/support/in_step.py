@@ -1,0 +1,176 @@
+"""The children's side of support/parallel.py: ranks of one job run test files in step.
+
+After each test the ranks compare verdicts over mpi4py (not through hvdlite), and one failure ends the job. A test that hangs
+is ended by a watchdog, which writes the stacks of all threads first. After each file hvdlite is shut down, and what the file
+has left behind for the next one counts as its failure (support/leftovers.py).
+"""
+
+import faulthandler
+import json
+import os
+import threading
+import time
+import zlib
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.leftovers import Leftovers
+
+RESULTS = "HVDTEST_RESULTS"  # set in children: the folder for their results
+WATCHDOG_SECONDS = 120.0
+GRACE_SECONDS = 8.0  # for the other ranks to end a test that one rank has failed already
+
+
+def result_file(folder: Path, rank: int, place: int) -> Path:
+    """Where a rank says how it went with one of the job's files."""
+    return folder / f"rank{rank}.file{place}.json"
+
+
+def child_plugin(config: pytest.Config) -> "InStep | None":
+    """The plugin, where this pytest is a rank of a job."""
+    folder = os.environ.get(RESULTS)
+    return InStep(Path(folder), [_name(config, Path(argument)) for argument in config.args]) if folder else None
+
+
+def _name(config: pytest.Config, file: Path) -> str:
+    """As node ids begin."""
+    return file.relative_to(config.rootpath).as_posix()
+
+
+class InStep:
+    """The plugin of a child: watchdog, comparison of verdicts, and the result files."""
+
+    def __init__(self, folder: Path, files: Sequence[str]) -> None:
+        from mpi4py import MPI
+
+        self._comm = MPI.COMM_WORLD.Dup()
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._in_test = False
+        # The capture of pytest swallows what is written to descriptor 2.
+        self._log = (folder / f"rank{self._comm.rank}.stderr").open("a")
+        self._files = list(files)
+        self._results: list[dict[str, Any]] = [{"failed": [], "passed": 0, "skipped": [], "ends_job": False} for _ in files]
+        self._leftovers: Leftovers | None = None  # between a file's first test and its end
+        threading.Thread(target=self._watch_others, daemon=True).start()
+
+    def _watch_others(self) -> None:
+        """Once a rank has failed its test, the others, which may wait for it, get a shorter time."""
+        while not list(self._folder.glob("*.failed")):
+            time.sleep(0.2)
+        with self._lock:
+            if self._in_test:
+                faulthandler.dump_traceback_later(GRACE_SECONDS, exit=True, file=self._log)
+
+    def _exchange(self, numbers: Sequence[int]) -> list[list[int]]:
+        """All ranks' numbers, waiting without taking the processor from ranks still at work."""
+        import numpy as np
+
+        mine = np.array(numbers, dtype=np.int64)
+        everyone = np.empty((self._comm.size, len(numbers)), dtype=np.int64)
+        request = self._comm.Iallgather(mine, everyone)
+        while not request.Test():
+            time.sleep(0.0005)
+        return everyone.tolist()
+
+    def _place(self, node: str) -> int | None:
+        """Of the file that a node id lies in, among the job's."""
+        file = node.split("::")[0]
+        return self._files.index(file) if file in self._files else None
+
+    def _fail(self, place: int, what: str, details: str) -> None:
+        """Says so at once: should the others hang now, this process will not live to print its summary."""
+        self._results[place]["failed"].append(what)
+        print(f"\n{what} failed:\n{details}", file=self._log, flush=True)
+
+    def _write(self, place: int) -> None:
+        """In one step, for the parent looks all the time."""
+        file = result_file(self._folder, self._comm.rank, place)
+        unfinished = file.with_suffix(".unfinished")
+        unfinished.write_text(json.dumps(self._results[place]))
+        unfinished.rename(file)
+
+    # --- collection ---------------------------------------------------------------------------------------------------
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        place = self._place(report.nodeid)
+        if place is None:
+            return
+        if report.failed:
+            self._fail(place, f"{report.nodeid} (collection)", report.longreprtext)
+        elif report.skipped:
+            self._skip(place, report.longrepr)
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Files without tests have ended here; so have those whose tests differ between the ranks."""
+        names: list[list[str]] = [[] for _ in self._files]
+        for item in session.items:
+            names[self._place(item.nodeid)].append(item.nodeid)
+        found = self._exchange([zlib.crc32("\n".join(of_file).encode()) for of_file in names])
+        for place, hashes in enumerate(zip(*found, strict=True)):
+            if len(set(hashes)) > 1:
+                self._fail(place, f"{self._files[place]} (collection)", "the ranks collected different tests")
+                names[place].clear()
+            if not names[place]:
+                self._write(place)
+        session.items[:] = [item for item in session.items if names[self._place(item.nodeid)]]
+
+    # --- tests --------------------------------------------------------------------------------------------------------
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, Any, Any]:
+        place = self._place(item.nodeid)
+        failed = self._results[place]["failed"]
+        module = item.getparent(pytest.Module).obj
+        limit = getattr(module, "WATCHDOG", WATCHDOG_SECONDS)
+        if self._leftovers is None:
+            self._leftovers = Leftovers()
+        before = len(failed)
+        with self._lock:
+            self._in_test = True
+            faulthandler.dump_traceback_later(limit, exit=True, file=self._log)
+        outcome = yield
+        with self._lock:
+            self._in_test = False
+            # A rank that hangs shows its stacks before those that wait for its verdict.
+            faulthandler.dump_traceback_later(limit + GRACE_SECONDS, exit=True, file=self._log)
+        self._compare(item, len(failed) - before, "failed")
+        if item.session.shouldstop:
+            self._write(place)
+        elif nextitem is None or self._place(nextitem.nodeid) != place:
+            found = self._leftovers.take_away()
+            self._leftovers = None
+            if found and not getattr(module, "ALONE", False):
+                self._results[place]["ends_job"] = True
+                self._fail(place, f"{self._files[place]} (end)", f"it leaves behind: {'; '.join(found)}")
+            self._write(place)  # before the others go on to the next file, which may end this process
+            self._compare(item, len(failed) - before, "left something behind")
+        faulthandler.cancel_dump_traceback_later()
+        return outcome
+
+    def _compare(self, item: pytest.Item, failures: int, what: str) -> None:
+        ranks = [rank for rank, (count,) in enumerate(self._exchange([failures])) if count]
+        if ranks:
+            self._results[self._place(item.nodeid)]["ends_job"] = True
+            item.session.shouldstop = f"{item.name} {what} on ranks {ranks}"
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        place = self._place(report.nodeid)
+        if report.failed:
+            self._fail(place, f"{report.nodeid.split('::')[-1]} ({report.when})", report.longreprtext)
+            (self._folder / f"rank{self._comm.rank}.failed").touch()
+        elif report.skipped:
+            self._skip(place, report.longrepr)
+        elif report.when == "call":
+            self._results[place]["passed"] += 1
+
+    def _skip(self, place: int, why: Any) -> None:
+        reason = why[2] if isinstance(why, tuple) else str(why)
+        self._results[place]["skipped"].append(reason.removeprefix("Skipped: "))
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        # The verdicts are in the files: mpirun would kill the other ranks, reports unwritten, if one exited with an error.
+        session.exitstatus = 0
