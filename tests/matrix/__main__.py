@@ -70,7 +70,9 @@ def run_cell(cell: Cell) -> Result:
         requirements = ["mpi4py>=4", "numpy", *cell.requirements, *cell.mpi.requirements]
         bin_ = make_environment(folder, python, requirements, cell.mpi.environ)
         if mpirun:
-            (bin_ / "mpirun").symlink_to(mpirun)
+            # No link: MPICH's would look for its other programs beside it.
+            (bin_ / "mpirun").write_text(f'#!/bin/sh\nexec {mpirun} "$@"\n')
+            (bin_ / "mpirun").chmod(0o755)
         # Everything that hvdlite requires is there by now: if pip refuses, hvdlite's requirements are wrong.
         installed = call([bin_ / "python", "-m", "pip", "install", "--quiet", "--no-index", wheel])
         if installed.returncode != 0:

@@ -22,8 +22,9 @@ def training(variables: list[tf.Variable], distributed: bool):
         with tape:
             hidden = tf.tanh(inputs @ variables[0] + variables[1])
             loss = tf.reduce_mean((hidden @ variables[2] - targets) ** 2)
-        for variable, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
-            variable.assign_sub(0.1 * gradient)
+        gradients = tape.gradient(loss, variables)
+        for i, variable in enumerate(variables):
+            variable.assign_sub(0.1 * gradients[i])
 
     return step
 
