@@ -33,7 +33,7 @@ def load() -> Any:
 
 
 def is_asynchronous() -> bool:
-    """Do kernels in graphs wait without a thread of TensorFlow's? Where each takes one, they must run in one order on all ranks.
+    """Do kernels in graphs wait without a thread of TensorFlow's? If not, they must run in one order on all ranks.
 
     Raises:
         ImportError: as `load`.
