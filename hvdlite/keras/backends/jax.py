@@ -82,7 +82,7 @@ class JaxKerasBackend:
         compression: Any,
     ) -> Any:
         """As `KerasBackend.allreduce`; in a compiled program, too, if it has a name."""
-        factors = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
+        factors: dict[str, Any] = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
 
         def compiled(tensor: Any, name: str) -> Any:
             sent, context = compression.compress(tensor)
@@ -124,13 +124,11 @@ def _partition(groups: Sequence[Sequence[int]] | None, present: Sequence[bool]) 
 
 def _dense(gradient: Any, name: str) -> Any:
     if not isinstance(gradient, jax.Array):
-        raise UnsupportedError(f"the gradient of {name!r} is a {type(gradient).__name__}; only dense arrays can be reduced on JAX")
+        raise UnsupportedError(f"the gradient of {name!r} is a {type(gradient).__name__}; on JAX only dense arrays are reduced")
     return gradient
 
 
-def _apply(
-    value: Any, name: str | None, eager: Callable[[Any], Any], compiled: Callable[[Any, str], Any] | None = None
-) -> Any:
+def _apply(value: Any, name: str | None, eager: Callable[[Any], Any], compiled: Callable[[Any, str], Any] | None = None) -> Any:
     """Runs a collective on a value in host memory, or as part of the program that is being compiled."""
     tensor = keras.ops.convert_to_tensor(value)
     if not isinstance(tensor, jax.core.Tracer):
