@@ -6,7 +6,7 @@ are those of the caller's framework.
 
 from typing import Any
 
-from hvdlite.backends import backend_of
+from hvdlite.backends.traced import converter_of
 
 __all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor", "is_none"]
 
@@ -46,17 +46,17 @@ class NoneCompressor(Compressor):
 
 def _narrow(tensor: Any, dtype_name: str) -> tuple[Any, Any]:
     """A float32 or float64 tensor in a 16-bit type and the name of its own type; any other tensor as it is."""
-    backend = backend_of(tensor)
-    adopted = backend.adopt(tensor)
-    own = backend.dtype_name(adopted)
+    converter = converter_of(tensor)
+    adopted = converter.adopt(tensor)
+    own = converter.dtype_name(adopted)
     if own not in ("float32", "float64"):
         return tensor, None
-    return backend.cast(adopted, dtype_name), own
+    return converter.cast(adopted, dtype_name), own
 
 
 def _widen(tensor: Any, ctx: Any) -> Any:
     """The tensor in the type that `_narrow` found."""
-    return tensor if ctx is None else backend_of(tensor).cast(tensor, ctx)
+    return tensor if ctx is None else converter_of(tensor).cast(tensor, ctx)
 
 
 class FP16Compressor(Compressor):

@@ -49,6 +49,8 @@ class HvdliteError(RuntimeError):
     """Base of everything hvdlite raises; ``code`` is its `ErrorCode`."""
 
     code: ErrorCode = ErrorCode.INTERNAL
+    # Asks TensorFlow's AutoGraph not to raise a class of its own instead, when it happens while a function is traced.
+    ag_pass_through = True
 
 
 class HorovodInternalError(HvdliteError):

@@ -71,5 +71,6 @@ def _line(numbers: Sequence[float], kind: int, name: str) -> str:
 
 def failure_in(error: BaseException) -> HvdliteError | None:
     """The engine's error that XLA's carries in its text, or None if it carries none."""
-    found = re.search(r"hvdlite error (\d+): (.*)", str(error), re.DOTALL)
-    return error_class(int(found[1]))(found[2].strip()) if found else None
+    # What follows on the line and after it is the framework's.
+    found = re.search(r"hvdlite error (\d+): (.*?)(?: \[Op:[^\]]*\])?$", str(error), re.MULTILINE)
+    return error_class(int(found[1]))(found[2]) if found else None

@@ -1,35 +1,34 @@
-"""Makes the handler of csrc/bindings/jax known to XLA, and calls it, with any JAX since 0.4.31."""
+"""Makes the handlers of csrc/bindings/jax known to XLA, and calls them, with any JAX since 0.4.31."""
 
 import ctypes
 import inspect
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cache
+from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import jax
 
 from hvdlite.errors import UnsupportedError
 
-__all__ = ["ffi_call", "require_cpu"]
+__all__ = ["ffi_call", "parameters", "require_cpu"]
 
-_TARGET = "hvdlite_collective"
+_HANDLERS = ("hvdlite_jax_collective", "hvdlite_jax_collective_alone")
 _LIBRARY = Path(__file__).parents[1] / "hvdlite_jax.so"
 
 
-def _ffi() -> ModuleType:
+def _ffi() -> Any:
+    """JAX's module for foreign functions."""
     try:
-        from jax import ffi
+        return import_module("jax.ffi")
     except ImportError:  # before JAX 0.5
-        from jax.extend import ffi
-    module: ModuleType = ffi
-    return module
+        return import_module("jax.extend.ffi")
 
 
 @cache
 def _register() -> None:
-    """Loads the library and registers its handler with XLA, once for a process.
+    """Loads the library and registers its handlers with XLA, once for a process.
 
     Raises:
         ImportError: hvdlite was built without it.
@@ -39,21 +38,32 @@ def _register() -> None:
     except OSError as error:
         raise ImportError(f"hvdlite's library for JAX cannot be loaded: {error}; install hvdlite with pip again") from error
     ffi = _ffi()
-    ffi.register_ffi_target(_TARGET, ffi.pycapsule(library.hvdlite_jax_collective), platform="cpu")
+    for handler in _HANDLERS:
+        ffi.register_ffi_target(handler, ffi.pycapsule(getattr(library, handler)), platform="cpu")
 
 
-def ffi_call(description: str, arrays: Sequence[Any]) -> list[Any]:
-    """Calls the handler with these arrays; as many arrays of the same shapes and dtypes come back."""
+def parameters() -> Collection[str]:
+    """The parameters of this JAX's own `ffi_call`."""
+    return inspect.signature(_ffi().ffi_call).parameters.keys()
+
+
+def ffi_call(description: str, arrays: Sequence[Any], alone: bool) -> list[Any]:
+    """Calls a handler with these arrays; as many arrays of the same shapes and dtypes come back.
+
+    A program with side effects takes JAX's slow way in and out, some 10 us for each of its results. So one that is alone,
+    whose results are used on every rank, says that it has none: XLA drops only what nobody uses.
+    """
     _register()
+    handler = _HANDLERS[alone]
     call = _ffi().ffi_call
-    results = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]
-    parameters = inspect.signature(call).parameters
-    if "has_side_effect" not in parameters:  # before JAX 0.4.35
-        return list(call(_TARGET, results, *arrays, description=description))
-    options: dict[str, Any] = {"has_side_effect": True}
-    if "input_output_aliases" in parameters:  # since JAX 0.4.36
+    results = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]  # type: ignore[no-untyped-call]
+    known = parameters()
+    if "has_side_effect" not in known:  # before JAX 0.4.35
+        return list(call(handler, results, *arrays, hvdlite=description))
+    options: dict[str, Any] = {"has_side_effect": not alone}
+    if "input_output_aliases" in known:  # since JAX 0.4.36
         options["input_output_aliases"] = {index: index for index in range(len(arrays))}
-    return list(call(_TARGET, results, **options)(*arrays, description=description))
+    return list(call(handler, results, **options)(*arrays, hvdlite=description))
 
 
 def require_cpu() -> None:
@@ -62,7 +72,7 @@ def require_cpu() -> None:
     Raises:
         UnsupportedError: its default device is no CPU; says how to change that.
     """
-    device = jax.config.jax_default_device or jax.default_backend()
+    device = getattr(jax.config, "jax_default_device", None) or jax.default_backend()
     platform = device if isinstance(device, str) else device.platform
     if platform != "cpu":
         raise UnsupportedError(

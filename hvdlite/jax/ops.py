@@ -85,12 +85,14 @@ def grouped_broadcast(
     return call([Group(Kind.BROADCAST, name, _kinds_of(made), root=root_rank, process_set=process_set_id)], made)
 
 
-def call(groups: Sequence[Group], arrays: Sequence[jax.Array]) -> list[jax.Array]:
+def call(groups: Sequence[Group], arrays: Sequence[jax.Array], *, alone: bool = False) -> list[jax.Array]:
     """Runs several groups in one call of XLA: all are submitted before any is waited for.
 
     Args:
         groups: what to do, with the arrays' dtypes and shapes.
         arrays: of all groups, in order.
+        alone: is this the only collective of its program, whose results every rank uses? It costs less then. (If it is not:
+            ranks may wait for each other in two such calls, until one of them fails; and unused ones are dropped.)
 
     Returns:
         The results in order.
@@ -103,10 +105,11 @@ def call(groups: Sequence[Group], arrays: Sequence[jax.Array]) -> list[jax.Array
     if not arrays:
         return []
     try:
-        results = ffi_call(describe(groups), arrays)
+        results = ffi_call(describe(groups), arrays, alone)
         if not any(isinstance(result, jax.core.Tracer) for result in results):
-            jax.block_until_ready(results)
-    except RuntimeError as error:
+            for result in results:
+                result.block_until_ready()
+    except (RuntimeError, ValueError) as error:  # XLA's own, and from before JAX 0.4.32
         failure = failure_in(error)
         if failure is None:
             raise

@@ -74,7 +74,7 @@ class LocalAggregation:
         if self._passes == 1:
             return apply()
         if self._count is None:
-            raise InvalidArgumentError("apply_gradients before compute_gradients: with backward_passes_per_step > 1 both are needed")
+            raise InvalidArgumentError("with backward_passes_per_step > 1 call compute_gradients before apply_gradients")
         with tf.control_dependencies([gradient for gradient in gradients if gradient is not None]):
             finished = tf.equal(self._count.read_value(), 0)
         return tf.cond(finished, apply, tf.no_op)
@@ -97,7 +97,7 @@ class LocalAggregation:
     def _make(self, places: list[int], gradients: list[tf.Tensor], variables: list[Any]) -> None:
         if self._count is not None and places != list(self._sums):
             raise InvalidArgumentError(
-                "with backward_passes_per_step > 1 every pass has gradients of the same variables: make an optimizer for each set"
+                "with backward_passes_per_step > 1 every pass has gradients of the same variables; make several optimizers"
             )
         if self._count is not None:
             return

@@ -1,5 +1,6 @@
 """The arguments that the tape and the optimizers share: what is wrong with them is said before anything is changed."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -73,7 +74,7 @@ class Reduction:
         if isinstance(self.groups, int):
             each, longer = divmod(len(variables), self.groups)
             starts = [each * group + min(group, longer) for group in range(self.groups + 1)]
-            return [list(range(start, end)) for start, end in zip(starts, starts[1:], strict=False)]
+            return [list(range(start, end)) for start, end in itertools.pairwise(starts)]
         group_of = {identity_of(member): index for index, members in enumerate(self.groups) for member in members}
         chosen: list[list[int]] = [[] for _ in self.groups]
         for place, variable in enumerate(variables):

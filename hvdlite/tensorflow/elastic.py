@@ -17,7 +17,7 @@ from hvdlite.tensorflow.functions import broadcast_object, broadcast_variables
 from hvdlite.tensorflow.variables import of_tensorflow
 
 if TYPE_CHECKING:
-    from hvdlite.tensorflow.keras_state import TensorFlowKerasState
+    from hvdlite.tensorflow.keras.state import TensorFlowKerasState
 
 __all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]
 
@@ -60,7 +60,7 @@ def _loss_in(error: tf.errors.OpError) -> HorovodInternalError | None:
     if found is None or not _OWN_TEXT.search(text):
         return None
     engine = RUNTIME.engine
-    return PeerLostError(text) if engine is not None and engine.failure_cause() else found(text)
+    return PeerLostError(text) if engine is not None and engine.failure_cause else found(text)
 
 
 class TensorFlowState(ObjectState):
@@ -85,7 +85,7 @@ class TensorFlowState(ObjectState):
         if self.session is None and not tf.executing_eagerly():
             raise InvalidArgumentError("TensorFlowState needs a session in a v1 graph: pass it, or make it the default one")
         self._saved_values: list[Any] = []
-        self._broadcast: Any = None
+        self._sync_operation: Any = None
         super().__init__(broadcast_object, rank, **kwargs)
         self._save_values()
 
@@ -108,10 +108,10 @@ class TensorFlowState(ObjectState):
         if self.session is None:
             broadcast_variables(self.variables, root_rank=0)
         else:
-            if self._broadcast is None:
+            if self._sync_operation is None:
                 with self.session.graph.as_default():
-                    self._broadcast = broadcast_variables(self.variables, root_rank=0)
-            self.session.run(self._broadcast)
+                    self._sync_operation = broadcast_variables(self.variables, root_rank=0)
+            self.session.run(self._sync_operation)
         self._save_values()
         super().sync()
 
@@ -125,7 +125,7 @@ class TensorFlowState(ObjectState):
 def __getattr__(name: str) -> Any:
     # The only name that needs Keras, whose import takes long.
     if name == "TensorFlowKerasState":
-        from hvdlite.tensorflow.keras_state import TensorFlowKerasState
+        from hvdlite.tensorflow.keras.state import TensorFlowKerasState
 
         return TensorFlowKerasState
     raise AttributeError(f"module 'hvdlite.tensorflow.elastic' has no attribute {name!r}")

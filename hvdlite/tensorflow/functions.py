@@ -33,8 +33,8 @@ def broadcast_variables(
     """Gives all ranks the root's values. Collective over `process_set`.
 
     Args:
-        variables: ``tf.Variable``, of v1 (references too) or of Keras; equally many on all ranks, in the same order, with the same
-            shapes and dtypes. They are paired by their order, as names differ where a rank has made more models.
+        variables: ``tf.Variable``, of v1 (references too) or of Keras; equally many on all ranks, in the same order, with the
+            same shapes and dtypes. They are paired by their order, as names differ where a rank has made more models.
         root_rank: the root's rank in the whole job, the same on all ranks.
         process_set: the ranks that take part; the root is one of them.
         inplace: taken for Horovod's sake; the values are assigned in either case.
@@ -86,7 +86,7 @@ def _broadcast(variables: Iterable[Any], root_rank: int, name: str, process_set:
             target.assign(flight.synchronize())
         return []
     values = [
-        collective_ops.broadcast(tf.identity(target.read_value()), root_rank=root_rank, name=collective_name(own), set_id=set_id)
+        collective_ops.broadcast(tf.identity(target), root_rank=root_rank, name=collective_name(own), set_id=set_id)
         for target, own in zip(targets, names, strict=True)
     ]
     return [tf.compat.v1.assign(target, value).op for target, value in zip(targets, values, strict=True)]

@@ -67,20 +67,32 @@ def allreduce_gradients(
     if process_set.included() is False:
         return list(gradients)
     set_id = process_set.require_member(Kind.ALLREDUCE)
-    common = {"op": op, "compression": compression, "set_id": set_id}
     dense: dict[int, tf.Tensor] = {}
     reduced = list(gradients)
     for place, (gradient, name) in enumerate(zip(gradients, names, strict=True)):
         if isinstance(gradient, tf.IndexedSlices) and not (sparse_as_dense or in_xla_context()):
-            factor = prescale_factor * postscale_factor
-            reduced[place] = allreduce_slices(gradient, name=collective_name(name, name), factor=factor, **common)
+            reduced[place] = allreduce_slices(
+                gradient,
+                name=collective_name(name),
+                op=op,
+                factor=prescale_factor * postscale_factor,
+                compression=compression,
+                set_id=set_id,
+            )
         elif gradient is not None:
             dense[place] = _dense(gradient, name)
     for places in _batches(dense, groups):
-        members = [dense[place] for place in places]
-        outputs = _reduce_together(members, names[places[0]], prescale_factor, postscale_factor, **common)
-        for place, output in zip(places, outputs, strict=True):
-            reduced[place] = output
+        sent, contexts = zip(*(compression.compress(dense[place]) for place in places), strict=True)
+        outputs = _reduce_together(
+            list(sent),
+            name=collective_name(names[places[0]]),
+            op=op,
+            prescale=prescale_factor,
+            postscale=postscale_factor,
+            set_id=set_id,
+        )
+        for place, output, context in zip(places, outputs, contexts, strict=True):
+            reduced[place] = compression.decompress(output, context)
     return reduced
 
 
@@ -101,13 +113,7 @@ def _batches(dense: dict[int, tf.Tensor], groups: Sequence[Sequence[int]] | None
     return [places for places in chosen if places] + [[place] for place in dense if place not in grouped]
 
 
-def _reduce_together(
-    tensors: list[tf.Tensor], name: str, prescale: float, postscale: float, op: int, compression: Any, set_id: int
-) -> list[tf.Tensor]:
-    sent, contexts = zip(*(compression.compress(tensor) for tensor in tensors), strict=True)
-    arguments = {"name": collective_name(name, name), "op": op, "prescale": prescale, "postscale": postscale, "set_id": set_id}
-    if len(sent) == 1 and not in_xla_context():
-        outputs = [collective_ops.allreduce(sent[0], **arguments)]
-    else:
-        outputs = collective_ops.grouped_allreduce(list(sent), **arguments)
-    return [compression.decompress(output, context) for output, context in zip(outputs, contexts, strict=True)]
+def _reduce_together(tensors: list[tf.Tensor], **call: Any) -> list[tf.Tensor]:
+    if len(tensors) == 1 and not in_xla_context():
+        return [collective_ops.allreduce(tensors[0], **call)]
+    return collective_ops.grouped_allreduce(tensors, **call)

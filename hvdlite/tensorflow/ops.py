@@ -131,13 +131,13 @@ def grouped_allreduce(
     """
     op = resolve_op(op, average)
     set_id = process_set.require_member(Kind.ALLREDUCE)
-    scales = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
     outputs = list(tensors)
     for place, tensor in enumerate(tensors):
         if isinstance(tensor, tf.IndexedSlices):
             own_name = None if name is None else f"{name}_{place}"
+            scales = (prescale_factor, postscale_factor)
             outputs[place] = allreduce(
-                tensor, None, "", device_sparse, compression, op, **scales, name=own_name, process_set=process_set
+                tensor, None, "", device_sparse, compression, op, *scales, own_name, process_set, ignore_name_scope
             )
     dense = [place for place, tensor in enumerate(tensors) if not isinstance(tensor, tf.IndexedSlices)]
     if not dense:
@@ -385,14 +385,14 @@ def member_of(process_set: ProcessSet, root_rank: int) -> int:
     # Graphs may be made before hvdlite is initialised; the engine looks again.
     if process_set.ranks is not None and root_rank not in process_set.ranks:
         raise InvalidArgumentError(
-            f"broadcast received invalid root rank {root_rank} for provided process set ({process_set}): root_rank counts in the "
-            "whole job, and the root is a member of the set"
+            f"broadcast received invalid root rank {root_rank} for provided process set ({process_set}): root_rank counts in "
+            "the whole job, and the root is a member of the set"
         )
     return set_id
 
 
 def _on(device: str) -> AbstractContextManager[Any]:
-    return tf.device(device) if device else nullcontext()  # type: ignore[no-any-return]
+    return tf.device(device) if device else nullcontext()
 
 
 def _default(operation: str, tensor: tf.Tensor) -> str:

@@ -161,7 +161,8 @@ class _DistributedAdasum(_Distributed):
     def hvdlite_reduce(
         reduction: Reduction, local: LocalSources, gradients: list[Gradient], variables: list[Any]
     ) -> list[Gradient]:
-        return [local.finish(gradient) if variable in local else gradient for gradient, variable in zip(gradients, variables, strict=True)]
+        pairs = zip(gradients, variables, strict=True)
+        return [local.finish(gradient) if variable in local else gradient for gradient, variable in pairs]
 
     def _hvdlite_update(self, pairs: list[tuple[Gradient, Any]], global_step: Any, name: str | None) -> Any:
         shared = [variable for gradient, variable in pairs if gradient is not None and variable not in self._hvdlite.local]

@@ -33,8 +33,8 @@ def allreduce_slices(
     """
     if op not in (Average, Sum):
         raise UnsupportedError(
-            f"IndexedSlices are reduced with op=Average or op=Sum, not {OP_NAMES[op]}: pass sparse_as_dense=True to the tape or "
-            "the optimizer, or tf.convert_to_tensor(slices) to the collective"
+            f"IndexedSlices are reduced with op=Average or op=Sum, not {OP_NAMES[op]}: pass sparse_as_dense=True to the tape "
+            "or the optimizer, or tf.convert_to_tensor(slices) to the collective"
         )
     sent, context = compression.compress(slices.values)
     rows, indices = collective_ops.grouped_allgather([sent, slices.indices], name=name, set_id=set_id)

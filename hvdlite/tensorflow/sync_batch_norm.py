@@ -22,7 +22,7 @@ _KERAS_3 = not tf.keras.__version__.startswith("2.")
 _REFUSED = ("renorm", "virtual_batch_size", "adjustment", "synchronized")
 
 
-@tf.keras.utils.register_keras_serializable(package="hvdlite")  # type: ignore[untyped-decorator]
+@tf.keras.utils.register_keras_serializable(package="hvdlite")
 class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignore[misc]
     """Normalises each channel with mean and variance of the batches of all ranks, as one process would the whole batch.
 
@@ -118,7 +118,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
     def _weights(self, mask: Any, axis: int, rank: int, dtype: tf.DType) -> tf.Tensor:
         if axis != rank - 1 or len(mask.shape) != rank - 1:
             raise InvalidArgumentError(
-                f"a mask has the shape of the inputs without their last dimension, which is that of the channels; got a mask of "
+                "a mask has the shape of the inputs without their last dimension, which is that of the channels; got a mask of "
                 f"shape {mask.shape} with axis={self.axis}"
             )
         return tf.expand_dims(tf.cast(mask, dtype), -1)

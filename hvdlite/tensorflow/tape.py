@@ -139,7 +139,7 @@ class _DistributedGradientTape:
 
     def _hvdlite_plain(self) -> Any:
         """This tape, all of its state included, under its original class."""
-        base = type(self).__mro__[2]
+        base: Any = type(self).__mro__[2]
         plain = base.__new__(base)
         plain.__dict__ = self.__dict__
         return plain
@@ -184,7 +184,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
     if not isinstance(gradtape, tf.GradientTape) or isinstance(gradtape, _DistributedGradientTape):
         raise InvalidArgumentError(f"DistributedGradientTape takes a tf.GradientTape that it has not made, got {gradtape!r}")
     base = type(gradtape)
-    kind = type(base.__name__, (_DistributedGradientTape, base), {"__doc__": _DistributedGradientTape.__doc__})
+    kind: Any = type(base.__name__, (_DistributedGradientTape, base), {"__doc__": _DistributedGradientTape.__doc__})
     tape = kind.__new__(kind)
     tape.__dict__.update(gradtape.__dict__)
     tape._hvdlite_reduction = Reduction(

@@ -12,7 +12,7 @@ _cache = functools.cache
 
 
 def _executing_eagerly() -> bool:
-    """Are operations run at once? (No inside ``tf.function``.)"""
+    """Are operations run at once? Not inside ``tf.function``."""
     return bool(tf.executing_eagerly())
 
 
@@ -21,7 +21,7 @@ def _make_subgraph(f: Callable[..., Any]) -> Any:
     return tf.function(f)
 
 
-def vars_to_refs(vars: Any) -> Any:  # noqa: A002 - Horovod's name
+def vars_to_refs(vars: Any) -> Any:
     """Variables, in one list or a list of lists, as references that can be keys."""
     if isinstance(vars, Sequence):
         return tuple(vars_to_refs(variable) for variable in vars)

@@ -1,14 +1,17 @@
-// The XLA FFI handler behind hvdlite.jax: a grouped collective inside a compiled program.
-// Thread: XLA's, without Python's lock. Blocks that thread where XLA's FFI has no futures; otherwise a thread of its own.
+// The XLA FFI handlers behind hvdlite.jax: groups of collectives inside a compiled program.
+// Thread: XLA's, without Python's lock. Blocks: hvdlite_jax_collective_alone, and the other where XLA's FFI has no futures.
 
 #include <algorithm>
 #include <cfenv>
 #include <memory>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <thread>
+#include <utility>
 
 #include "ffi_abi.h"
+#include "status_code.h"
 #include "xla/call.h"
 
 namespace hvdlite::jax {
@@ -21,31 +24,10 @@ using xla::Outcome;
 // As far as this handler knows the API; what it uses was there in the first version.
 constexpr int kMinorVersion = 3;
 
-// The same table as hvdlite/errors.py (a test compares).
-int status_of(int code) {
-  switch (code) {
-    case HVDLITE_E_INVALID_ARGUMENT:
-      return ffi::kInvalidArgument;
-    case HVDLITE_E_MISMATCH:
-    case HVDLITE_E_NOT_INITIALIZED:
-      return ffi::kFailedPrecondition;
-    case HVDLITE_E_PEER_LOST:
-    case HVDLITE_E_ABORTED:
-      return ffi::kAborted;
-    case HVDLITE_E_TIMEOUT:
-      return ffi::kDeadlineExceeded;
-    case HVDLITE_E_UNSUPPORTED:
-      return ffi::kUnimplemented;
-    case HVDLITE_E_SYSTEM:
-      return ffi::kUnknown;
-    default:
-      return ffi::kInternal;
-  }
-}
-
 ffi::Error* error_of(const ffi::Api* api, const Outcome& outcome) {
   if (!outcome.failed()) return nullptr;
-  ffi::ErrorCreate create{sizeof(create), nullptr, outcome.text.c_str(), status_of(outcome.code)};
+  ffi::ErrorCreate create{sizeof(create), nullptr, outcome.text.c_str(),
+                          status_code_of(outcome.code)};
   return api->create_error(&create);
 }
 
@@ -66,7 +48,7 @@ bool answered_metadata(const ffi::CallFrame* frame) {
 std::string_view description_in(const ffi::Attributes& attributes) {
   for (std::int64_t i = 0; i < attributes.size; ++i) {
     const std::string_view name(attributes.names[i]->data, attributes.names[i]->size);
-    if (attributes.types[i] != ffi::kString || name != "description") continue;
+    if (attributes.types[i] != ffi::kString || name != "hvdlite") continue;
     const auto* text = static_cast<const ffi::ByteSpan*>(attributes.values[i]);
     return {text->data, text->size};
   }
@@ -109,38 +91,57 @@ void complete(const ffi::Api* api, ffi::Future* future, const Outcome& outcome) 
   }
 }
 
-// Where nothing orders the collectives of a program, XLA runs them in an order that changes from run to run, so none may hold
-// up the others: XLA's threads are few, and ranks that wait in each other's way would wait for ever.
-ffi::Error* finish_elsewhere(ffi::CallFrame* frame, std::unique_ptr<Call> call) {
+// Where nothing orders the collectives of a program, XLA runs them in an order that changes from run to run. None may hold up
+// the others then: XLA's threads are few, and ranks that wait in each other's way would wait for ever.
+ffi::Error* finish_elsewhere(ffi::CallFrame* frame, std::shared_ptr<Call> call) {
   const ffi::Api* api = frame->api;
   ffi::FutureCreate create{sizeof(create), nullptr, nullptr};
   if (ffi::Error* error = api->create_future(&create)) {
     call->finish();
     return error;
   }
+  frame->future = create.future;
   // How XLA's threads treat denormal numbers: all ranks must compute on in the same way.
   std::fenv_t environment;
   std::fegetenv(&environment);
-  frame->future = create.future;
-  std::thread([api, environment, future = create.future, call = std::move(call)] {
+  const auto finish = [api, environment, future = create.future, call] {
     std::fesetenv(&environment);
     complete(api, future, call->finish());
-  }).detach();
+  };
+  try {
+    std::thread(finish).detach();
+  } catch (const std::system_error&) {  // no more threads
+    finish();
+  }
   return nullptr;
+}
+
+enum class Waiting { kHere, kElsewhere };
+
+ffi::Error* handle(ffi::CallFrame* frame, Waiting waiting) {
+  if (answered_metadata(frame) || frame->stage != ffi::kExecute) return nullptr;
+  const auto call = std::make_shared<Call>();
+  if (const Outcome outcome = submit(frame, *call); outcome.failed()) {
+    return error_of(frame->api, outcome);
+  }
+  if (waiting == Waiting::kHere || !has_futures(frame->api)) {
+    return error_of(frame->api, call->finish());
+  }
+  return finish_elsewhere(frame, call);
 }
 
 }  // namespace
 
 }  // namespace hvdlite::jax
 
+// Any number of these in a program.
 extern "C" HVDLITE_API hvdlite::jax::ffi::Error* hvdlite_jax_collective(
-    hvdlite::jax::ffi::CallFrame* frame) {
-  using namespace hvdlite::jax;
-  if (answered_metadata(frame) || frame->stage != ffi::kExecute) return nullptr;
-  auto call = std::make_unique<Call>();
-  if (const Outcome outcome = submit(frame, *call); outcome.failed()) {
-    return error_of(frame->api, outcome);
-  }
-  if (!has_futures(frame->api)) return error_of(frame->api, call->finish());
-  return finish_elsewhere(frame, std::move(call));
+    hvdlite::jax::ffi::CallFrame* frame) noexcept {
+  return hvdlite::jax::handle(frame, hvdlite::jax::Waiting::kElsewhere);
+}
+
+// The only one of its program.
+extern "C" HVDLITE_API hvdlite::jax::ffi::Error* hvdlite_jax_collective_alone(
+    hvdlite::jax::ffi::CallFrame* frame) noexcept {
+  return hvdlite::jax::handle(frame, hvdlite::jax::Waiting::kHere);
 }

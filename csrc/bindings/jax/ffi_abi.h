@@ -7,16 +7,6 @@
 
 namespace hvdlite::jax::ffi {
 
-// The codes of absl::Status.
-enum ErrorCode : int {
-  kUnknown = 2,
-  kInvalidArgument = 3,
-  kDeadlineExceeded = 4,
-  kFailedPrecondition = 9,
-  kAborted = 10,
-  kUnimplemented = 12,
-  kInternal = 13,
-};
 enum ExtensionType : int { kMetadata = 1 };
 enum AttributeType : int { kString = 4 };
 enum Stage : int { kExecute = 3 };

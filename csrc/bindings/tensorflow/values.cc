@@ -35,15 +35,22 @@ Value size_of_set(hvdlite_engine* engine, std::int32_t process_set) {
   return {code, count};
 }
 
-Value is_in_set(hvdlite_engine* engine, std::int32_t process_set) {
+// This rank's place in a process set; -1 outside of it.
+Value place_in_set(hvdlite_engine* engine, std::int32_t process_set) {
   const auto [code, size] = size_of_set(engine, process_set);
-  if (code != HVDLITE_OK) return {code, 0};
+  if (code != HVDLITE_OK) return {code, -1};
   std::vector<std::int32_t> ranks(static_cast<std::size_t>(size));
   std::int32_t count = 0;
   const int again = hvdlite_process_set_ranks(engine, process_set, ranks.data(), size, &count);
   const auto [unknown, rank] = of_topology<&hvdlite_topology::rank>(engine, 0);
-  const bool included = std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
-  return {again != HVDLITE_OK ? again : unknown, included ? 1 : 0};
+  const auto found = std::find(ranks.begin(), ranks.end(), rank);
+  const auto place = found == ranks.end() ? -1 : static_cast<std::int32_t>(found - ranks.begin());
+  return {again != HVDLITE_OK ? again : unknown, place};
+}
+
+Value is_in_set(hvdlite_engine* engine, std::int32_t process_set) {
+  const auto [code, place] = place_in_set(engine, process_set);
+  return {code, place >= 0 ? 1 : 0};
 }
 
 template <auto kEvaluate>
@@ -91,7 +98,7 @@ void define(const char* name) {
 void register_values() {
   define<size_of_set>("HvdliteSize");
   define<is_in_set>("HvdliteProcessSetIncluded");
-  define<of_topology<&hvdlite_topology::rank>>("HvdliteRank");
+  define<place_in_set>("HvdliteRank");
   define<of_topology<&hvdlite_topology::local_rank>>("HvdliteLocalRank");
   define<of_topology<&hvdlite_topology::local_size>>("HvdliteLocalSize");
 }

@@ -1,0 +1,82 @@
+// Collectives under jit_compile=True: custom calls that TensorFlow's XLA finds in its registry, of whose C++ interface three
+// things are assumed here: the names of two functions, and that a status is an optional text. hvdlite/tensorflow/xla.py tries
+// them before their first use.
+// Thread: XLA's; registration happens once. Owns: nothing. Blocks: the custom calls. Throws: nothing.
+#include <dlfcn.h>
+
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "xla/call.h"
+
+namespace hvdlite::tensorflow {
+namespace {
+
+constexpr const char* kLibrary = "libtensorflow_cc.so.2";
+constexpr const char* kPlatform = "Host";
+constexpr const char* kGlobal = "_ZN3xla24CustomCallTargetRegistry6GlobalEv";
+constexpr const char* kRegister =
+    "_ZN3xla24CustomCallTargetRegistry8RegisterERKNSt7__cxx1112basic_stringIcSt11char_"
+    "traitsIcESaIcEEEPvS8_";
+
+using XlaStatus = std::optional<std::string>;
+using CustomCall = void(void** outputs, const void** inputs, const char* config, std::size_t size,
+                        XlaStatus* status);
+
+// Each program's calls hand on a number, so that XLA runs them in the order in which they were traced: that is the same on
+// all ranks, and none waits for another's later call.
+void hand_on(const void* input, void* output) { std::memcpy(output, input, sizeof(std::int32_t)); }
+
+void collective(void** outputs, const void** inputs, const char* config, std::size_t size,
+                XlaStatus* status) {
+  xla::Call call;
+  xla::Outcome outcome = call.read({config, size});
+  if (!outcome.failed()) {
+    for (std::size_t i = 0; i < call.size(); ++i) call.place(i, inputs[i], outputs[i]);
+    outcome = call.submit();
+  }
+  if (!outcome.failed()) outcome = call.finish();
+  if (outcome.failed()) {
+    *status = outcome.text;
+    return;
+  }
+  hand_on(inputs[call.size()], outputs[call.size()]);
+}
+
+// Swaps two numbers, or fails with its configuration as the text if that is not empty.
+void self_test(void** outputs, const void** inputs, const char* config, std::size_t size,
+               XlaStatus* status) {
+  if (size > 0) {
+    *status = std::string(config, size);
+    return;
+  }
+  hand_on(inputs[0], outputs[1]);
+  hand_on(inputs[1], outputs[0]);
+}
+
+bool register_calls() {
+  void* library = dlopen(kLibrary, RTLD_NOW | RTLD_NOLOAD);
+  if (library == nullptr) return false;
+  const auto global = reinterpret_cast<void* (*)()>(dlsym(library, kGlobal));
+  const auto add = reinterpret_cast<void (*)(void*, const std::string&, void*, const std::string&)>(
+      dlsym(library, kRegister));
+  dlclose(library);  // TensorFlow's own reference stays for good
+  if (global == nullptr || add == nullptr) return false;
+  const auto add_call = [&](const char* name, CustomCall* function) {
+    add(global(), name, reinterpret_cast<void*>(function), kPlatform);
+  };
+  add_call("hvdlite_collective", collective);
+  add_call("hvdlite_self_test", self_test);
+  return true;
+}
+
+}  // namespace
+}  // namespace hvdlite::tensorflow
+
+// Makes the custom calls known to XLA; 0 if this TensorFlow does not let it. To be called once.
+extern "C" HVDLITE_API int hvdlite_tensorflow_register_xla(void) {
+  return hvdlite::tensorflow::register_calls() ? 1 : 0;
+}

@@ -1,0 +1,510 @@
+"""The tests of hvdlite.keras, one set for all backends: the files beside this one choose the backend and import them."""
+
+import functools
+import json
+import os
+import zipfile
+
+import keras
+import numpy as np
+import pytest
+from keras_training import (
+    BACKEND,
+    EPOCHS,
+    ROWS,
+    STEPS,
+    assert_close,
+    assert_same_everywhere,
+    data,
+    fit,
+    keras_array,
+    make_model,
+    part,
+    state_of,
+    train_alone,
+    train_together,
+)
+from support.world import WORLD, on_all_ranks
+
+from hvdlite import Average, Compression, InvalidArgumentError, Max, MismatchError, Sum, UnsupportedError
+
+KERAS_3 = not keras.__version__.startswith("2.")
+needs_keras_3 = pytest.mark.skipif(not KERAS_3, reason="Keras 2 has no gradient accumulation")
+SGD = {"learning_rate": 0.1, "momentum": 0.9}
+
+
+def sgd(**options):
+    return keras.optimizers.SGD(**{**SGD, **options})
+
+
+def adam():
+    return keras.optimizers.Adam(0.01)
+
+
+# --- the same training as one process with the whole batch ----------------------------------------------------------
+
+OPTIMIZERS = {
+    "adam": adam,
+    "clipnorm": lambda: sgd(clipnorm=0.1),
+    "global_clipnorm": lambda: sgd(global_clipnorm=0.1, use_ema=True),
+}
+if KERAS_3:
+    OPTIMIZERS["accumulation"] = lambda: sgd(gradient_accumulation_steps=2, global_clipnorm=0.1)
+# On CPUs "auto" compiles on JAX, and makes a graph on TensorFlow. (For torch see test_keras_torch_compiled.py.)
+CASES = [(name, "auto") for name in OPTIMIZERS]
+CASES += {"tensorflow": [(name, True) for name in OPTIMIZERS if name != "clipnorm"], "jax": [("adam", False)], "torch": []}[
+    BACKEND
+]
+
+
+@pytest.mark.parametrize(("name", "jit"), CASES)
+def test_training_is_that_of_one_process(hvd, name, jit):
+    wanted = train_alone(OPTIMIZERS[name], jit_compile=jit)
+    model = train_together(hvd, hvd.DistributedOptimizer(OPTIMIZERS[name]()), jit_compile=jit)
+    assert_same_everywhere(state_of(model))
+    assert_close(model.get_weights(), wanted)
+
+
+def test_run_eagerly(hvd):
+    model = train_together(hvd, hvd.DistributedOptimizer(adam()), run_eagerly=True, epochs=1)
+    assert_same_everywhere(state_of(model))
+    assert_close(model.get_weights(), train_alone(adam, epochs=1))
+
+
+def test_options(hvd):
+    wanted = train_alone(sgd)
+    fewer = {"gradient_predivide_factor": 2.0, "num_groups": 3}
+    with pytest.warns(DeprecationWarning, match="replaced by `groups`"):
+        optimizers = [(hvd.DistributedOptimizer(sgd(), **fewer), 2e-6)]
+    total = hvd.DistributedOptimizer(sgd(learning_rate=0.1 / WORLD.size), op=Sum, groups=2)
+    optimizers += [(total, 2e-6), (hvd.DistributedOptimizer(sgd(), compression=Compression.bf16), 0.02)]
+    for optimizer, tolerance in optimizers:
+        model = train_together(hvd, optimizer)
+        assert_same_everywhere(state_of(model))
+        assert_close(model.get_weights(), wanted, tolerance)
+
+
+def test_groups_of_variables(hvd):
+    model = make_model()
+    first, second, third, _ = model.trainable_variables
+    optimizer = hvd.DistributedOptimizer(sgd(), groups=[[third, first], [second]])
+    model.compile(optimizer=optimizer, loss="mse")
+    fit(model, *map(part, data()), ROWS)
+    assert_same_everywhere(state_of(model))
+    assert_close(model.get_weights(), train_alone(sgd))
+    with pytest.raises(InvalidArgumentError, match="only appear once"):
+        hvd.DistributedOptimizer(sgd(), groups=[[third], [third]])
+
+
+@needs_keras_3
+def test_backward_passes_per_step(hvd):
+    """The sum of the passes; with average_aggregated_gradients it is Keras's own mean, see above."""
+    wanted = train_alone(functools.partial(sgd, learning_rate=0.2, gradient_accumulation_steps=2))
+    optimizer = hvd.DistributedOptimizer(sgd(), backward_passes_per_step=2)
+    model = train_together(hvd, optimizer)
+    assert_same_everywhere(state_of(model))
+    assert_close(model.get_weights(), wanted)
+    averaging = hvd.DistributedOptimizer(sgd(), backward_passes_per_step=2, average_aggregated_gradients=True)
+    assert (averaging.gradient_accumulation_steps, averaging._hvdlite.settings.factor) == (2, 1.0)
+    with pytest.raises(InvalidArgumentError, match="accumulates 2 passes already"):
+        hvd.DistributedOptimizer(optimizer, backward_passes_per_step=4)
+    built = sgd()
+    built.build(model.trainable_variables)
+    with pytest.raises(InvalidArgumentError, match="is built already"):
+        hvd.DistributedOptimizer(built, backward_passes_per_step=4)
+
+
+@needs_keras_3
+def test_accumulated_gradients_are_reduced_once(hvd, monkeypatch):
+    reduced = []
+    optimizer = hvd.DistributedOptimizer(sgd(gradient_accumulation_steps=STEPS))
+    own = type(optimizer)._hvdlite._backend
+    monkeypatch.setattr(
+        type(own), "reduce_gradients", lambda self, gradients, *rest: reduced.append(len(gradients)) or list(gradients)
+    )
+    train_together(hvd, optimizer, run_eagerly=BACKEND != "jax", epochs=2)
+    if BACKEND == "jax":  # traced once, in a branch that is run when the step is complete
+        assert reduced == [4]
+    else:
+        assert reduced == [4, 4]
+
+
+# --- mixed precision -------------------------------------------------------------------------------------------------
+
+
+def scaled_sgd():
+    # So that neither the whole batch nor a part of it overflows, which would be another step that is skipped.
+    return keras.mixed_precision.LossScaleOptimizer(sgd(), initial_scale=64.0)
+
+
+@pytest.mark.usefixtures("mixed_float16")
+def test_mixed_precision_is_that_of_one_process(hvd):
+    optimizer = hvd.DistributedOptimizer(scaled_sgd())
+    model = train_together(hvd, optimizer)
+    assert model.optimizer is optimizer  # compile() has not put another scaler around it
+    assert_same_everywhere(state_of(model))
+    assert_close(model.get_weights(), train_alone(scaled_sgd), 0.01)
+
+
+@pytest.mark.usefixtures("mixed_float16")
+def test_an_overflow_on_one_rank_makes_all_skip(hvd):
+    model = make_model()
+    optimizer = hvd.DistributedOptimizer(sgd())
+    assert isinstance(optimizer, keras.mixed_precision.LossScaleOptimizer)
+    model.compile(optimizer=optimizer, loss="mse")
+    x, y = part(data()[0]), part(data()[1])
+    broken = x.copy()
+    if WORLD.rank == WORLD.size - 1:
+        broken[0] = np.inf
+    fit(model, x, y, ROWS, epochs=1)
+    before, scale = model.get_weights(), float(keras_array(scale_of(model.optimizer)))
+    fit(model, broken[:ROWS], y[:ROWS], ROWS, epochs=1)
+    assert_close(model.get_weights(), before, 0)
+    assert float(keras_array(scale_of(model.optimizer))) == scale / 2
+    fit(model, x, y, ROWS, epochs=1)
+    assert not np.array_equal(model.get_weights()[0], before[0])
+    assert_same_everywhere(state_of(model))
+
+
+def scale_of(optimizer):
+    return optimizer.dynamic_scale if KERAS_3 else optimizer.loss_scale
+
+
+def test_a_loss_scaler_around_the_wrapper_is_refused(hvd, mixed_float16):
+    unscaled = hvd.DistributedOptimizer(sgd(), auto_scale_loss=False)
+    with pytest.raises(UnsupportedError, match="Put it inside: DistributedOptimizer"):
+        make_model().compile(optimizer=unscaled, loss="mse")
+    with pytest.raises(UnsupportedError, match="LossScaleOptimizer around"):
+        keras.mixed_precision.LossScaleOptimizer(unscaled)
+
+
+# --- saving and loading ----------------------------------------------------------------------------------------------
+
+
+def model_with_state(optimizer):
+    model = make_model()
+    model.compile(optimizer=optimizer, loss=keras.losses.MeanSquaredError())  # Keras cannot load "mse" from an .h5 file
+    fit(model, *map(part, data()), ROWS, epochs=1)
+    return model
+
+
+def test_saved_models_are_plain_and_go_on(hvd, tmp_path):
+    file = tmp_path / "model.keras"
+    model = model_with_state(hvd.DistributedOptimizer(adam()))
+    model.save(file)
+    model_with_state(adam()).save(tmp_path / "plain.keras")
+    assert optimizer_config(file) == optimizer_config(tmp_path / "plain.keras")
+    plain = keras.models.load_model(file)
+    assert type(plain.optimizer) is type(adam())
+    assert_close(state_of(plain), state_of(model), 0)
+    loaded = hvd.load_model(file)
+    assert isinstance(loaded.optimizer, keras.optimizers.Adam)
+    fit(loaded, *map(part, data()), ROWS, epochs=1)
+    assert_same_everywhere(state_of(loaded))
+    assert_close(loaded.get_weights(), train_alone(adam, epochs=2))
+
+
+def test_files_of_the_older_format(hvd, tmp_path):
+    """What Keras 3 itself makes of their optimizers differs from backend to backend, and is nothing to go on with."""
+    file = tmp_path / "model.h5"
+    model = model_with_state(hvd.DistributedOptimizer(adam()))
+    model.save(file)
+    assert type(keras.models.load_model(file).optimizer) is type(adam())
+    assert_close(hvd.load_model(file).get_weights(), model.get_weights(), 0)
+
+
+def optimizer_config(file):
+    config = json.loads(zipfile.ZipFile(file).read("config.json"))["compile_config"]["optimizer"]
+    config["config"].pop("name")  # numbered
+    return config
+
+
+@keras.saving.register_keras_serializable("hvdlite_tests")
+class Doubled(keras.optimizers.SGD):
+    """An optimizer of the user's."""
+
+
+def test_custom_optimizers_are_saved_under_their_own_name(hvd, tmp_path):
+    model = model_with_state(hvd.DistributedOptimizer(Doubled(0.1)))
+    model.save(tmp_path / "custom.keras")
+    assert optimizer_config(tmp_path / "custom.keras")["registered_name"] == "hvdlite_tests>Doubled"
+    loaded = hvd.load_model(tmp_path / "custom.keras", custom_optimizers=[Doubled])
+    assert isinstance(loaded.optimizer, Doubled)
+    fit(loaded, *map(part, data()), ROWS, epochs=1)
+    assert_same_everywhere(state_of(loaded))
+
+
+def test_wrapping_again_replaces_and_keeps_the_state(hvd):
+    optimizer = hvd.DistributedOptimizer(adam())
+    model = model_with_state(optimizer)
+    again = hvd.DistributedOptimizer(optimizer, op=Sum)
+    assert again is optimizer
+    assert type(optimizer).__mro__[1:].count(type(optimizer).__mro__[1]) == 1
+    kept = state_of(model)
+    model.compile(optimizer=again, loss="mse")
+    assert_close(state_of(model), kept, 0)
+    fit(model, *map(part, data()), ROWS, epochs=1)
+    assert_same_everywhere(state_of(model))
+
+
+# --- callbacks -------------------------------------------------------------------------------------------------------
+
+
+def test_the_broadcast_comes_before_the_first_step_and_brings_the_optimizer(hvd):
+    model = make_model(seed=WORLD.rank)
+    model.compile(optimizer=hvd.DistributedOptimizer(adam()), loss="mse")
+    if WORLD.rank == 0:  # as after loading a checkpoint
+        alone = model_with_state(adam())
+        model.set_weights(alone.get_weights())
+        model.optimizer.build(model.trainable_variables)
+        for own, other in zip(model.optimizer.variables, alone.optimizer.variables, strict=True):
+            own.assign(other)
+    started = WORLD.bcast(state_of(model) if WORLD.rank == 0 else None)
+    seen = []
+
+    class Look(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            seen.append(state_of(self.model))
+
+    fit(model, *map(part, data()), ROWS, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0), Look()])
+    assert_close(seen[0], started, 0)
+    assert_same_everywhere(state_of(model))
+
+
+def test_local_variables_are_not_broadcast(hvd):
+    model = make_model(seed=WORLD.rank)
+    model.compile(optimizer=hvd.DistributedOptimizer(sgd()), loss="mse")
+    own = model.get_weights()
+    callback = hvd.callbacks.BroadcastGlobalVariablesCallback(0, local_variables=model.layers[0].weights[:1])
+    callback.register_local_var(model.layers[0].weights[1])
+    callback.set_model(model)
+    callback.on_train_begin()
+    assert_close(model.get_weights()[:2], own[:2], 0)
+    assert_same_everywhere(model.get_weights()[2:])
+
+
+def test_metrics_are_averaged_for_history_and_later_callbacks(hvd):
+    model = make_model()
+    model.compile(optimizer=hvd.DistributedOptimizer(sgd()), loss="mse", metrics=["mae"])
+    own, seen = [], []
+
+    class Note(keras.callbacks.Callback):
+        def __init__(self, where):
+            super().__init__()
+            self.where = where
+
+        def on_epoch_end(self, epoch, logs=None):
+            self.where.append(dict(logs))
+
+    validation = (part(data()[0])[:ROWS], part(data()[1])[:ROWS])
+    callbacks = [Note(own), hvd.callbacks.MetricAverageCallback(), Note(seen)]
+    history = fit(model, *map(part, data()), ROWS, callbacks=callbacks, validation_data=validation).history
+    assert set(history) == {"loss", "mae", "val_loss", "val_mae"}
+    for epoch, logs in enumerate(own):
+        everyone = WORLD.allgather(logs)
+        assert len({entry["val_loss"] for entry in everyone}) == WORLD.size
+        for name in logs:
+            mean = np.mean([entry[name] for entry in everyone])
+            np.testing.assert_allclose([history[name][epoch], seen[epoch][name]], mean, rtol=1e-6)
+
+
+def test_warmup_and_schedule(hvd):
+    model = make_model()
+    model.compile(optimizer=hvd.DistributedOptimizer(sgd(momentum=0.0)), loss="mse")
+    rates = []
+
+    class Note(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            rates.append(float(keras_array(self.model.optimizer.learning_rate)))
+
+    warmup = hvd.callbacks.LearningRateWarmupCallback(0.4, warmup_epochs=2)
+    decay = hvd.callbacks.LearningRateScheduleCallback(0.4, 0.5, start_epoch=2)
+    history = fit(model, *map(part, data()), ROWS, epochs=4, callbacks=[warmup, decay, Note()]).history
+    ranks, total = WORLD.size, 2 * STEPS
+    ramp = [0.4 / ranks * ((step + 1) * (ranks - 1) / total + 1) for step in range(total)]
+    np.testing.assert_allclose(rates, [*ramp, *[0.4] * STEPS, *[0.2] * STEPS], rtol=1e-6)
+    np.testing.assert_allclose(history["lr"], [ramp[STEPS - 1], 0.4, 0.4, 0.2], rtol=1e-6)
+
+
+def test_momentum_is_corrected_when_the_rate_changes(hvd):
+    """One step at rate r, then one at 2r, against the formula of SGD with the momentum doubled in the second."""
+    model = make_model()
+    model.compile(optimizer=sgd(learning_rate=0.1, momentum=0.5), loss="mse")
+    x, y = part(data()[0], 0)[:ROWS], part(data()[1], 0)[:ROWS]
+    weights = [model.get_weights()]
+
+    class Note(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            weights.append(self.model.get_weights())
+
+    callbacks = [hvd.callbacks.LearningRateScheduleCallback(0.1, lambda epoch: 1 + epoch), Note()]
+    fit(model, x, y, ROWS, epochs=2, callbacks=callbacks)
+    again = make_model()
+    again.compile(optimizer=keras.optimizers.SGD(0.2), loss="mse")
+    again.set_weights(weights[1])
+    fit(again, x, y, ROWS, epochs=1)
+    for start, first, second, plain in zip(*weights, again.get_weights(), strict=True):
+        np.testing.assert_allclose(second, plain + (0.5 * 2) * (first - start), rtol=1e-4, atol=1e-6)
+
+
+def test_the_best_checkpoint_is_written_by_rank_0(hvd, tmp_path):
+    file = tmp_path / "best.keras"
+    model = make_model()
+    model.compile(optimizer=hvd.DistributedOptimizer(sgd()), loss="mse")
+    checkpoint = hvd.callbacks.BestModelCheckpoint(monitor="loss", filepath=str(file))
+    fit(model, *map(part, data()), ROWS, callbacks=[hvd.callbacks.MetricAverageCallback(), checkpoint])
+    assert file.exists() == (WORLD.rank == 0)
+    if WORLD.rank == 0:
+        with pytest.raises(InvalidArgumentError, match="no place to write to"):
+            hvd.callbacks.BestModelCheckpoint().on_train_begin()
+
+
+def test_an_optimizer_that_is_not_wrapped_is_noticed(hvd):
+    model = make_model()
+    model.compile(optimizer=sgd(), loss="mse")
+    with pytest.warns(UserWarning, match="does not reduce gradients"):
+        fit(model, *map(part, data()), ROWS, epochs=1, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+
+
+# --- local layers, process sets, several optimizers ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scale", [True, False])
+def test_local_layers(hvd, scale):
+    model = make_model()
+    optimizer = hvd.PartialDistributedOptimizer(
+        keras.optimizers.SGD(0.1), local_layers=model.layers[0], scale_local_gradients=scale
+    )
+    model.compile(optimizer=optimizer, loss="mse")
+    x, y = part(data()[0])[:ROWS], part(data()[1])[:ROWS]
+    before = model.get_weights()
+    fit(model, x, y, ROWS, epochs=1)
+    alone = make_model()
+    alone.compile(optimizer=keras.optimizers.SGD(0.1), loss="mse")
+    fit(alone, x, y, ROWS, epochs=1)
+    share = WORLD.size if scale else 1
+    wanted = [start + (end - start) / share for start, end in zip(before[:2], alone.get_weights()[:2], strict=True)]
+    assert_close(model.get_weights()[:2], wanted)
+    mean = [np.mean(found, axis=0) for found in zip(*WORLD.allgather(alone.get_weights()[2:]), strict=True)]
+    assert_close(model.get_weights()[2:], mean)
+    with pytest.raises(InvalidArgumentError, match=r"must be of keras\.layers\.Layer type"):
+        hvd.PartialDistributedOptimizer(sgd(), local_layers=["dense"])
+
+
+def test_only_the_process_set_trains_together(hvd):
+    members = hvd.add_process_set(range(WORLD.size - 1))
+    model = make_model()
+    model.compile(optimizer=hvd.DistributedOptimizer(sgd(), process_set=members), loss="mse")
+    fit(model, *map(part, data()), ROWS, epochs=1)
+    everyone = WORLD.allgather(model.get_weights()[0].tobytes())
+    assert len(set(everyone[:-1])) == 1
+    assert everyone[-1] != everyone[0]
+    assert hvd.remove_process_set(members)
+
+
+def test_two_models_with_layers_of_the_same_names(hvd):
+    models = [make_model(), make_model()]
+    for model in models:
+        model.compile(optimizer=hvd.DistributedOptimizer(adam()), loss="mse")
+    for _ in range(2):
+        for model in models:
+            fit(model, *map(part, data()), ROWS, epochs=1)
+    for model in models:
+        assert_same_everywhere(state_of(model))
+        assert_close(model.get_weights(), train_alone(adam))
+
+
+def test_layers_that_this_rank_has_numbered_differently(hvd):
+    for _ in range(WORLD.rank):
+        keras.layers.Dense(1)
+    layers = [keras.layers.Input((3,)), keras.layers.Dense(2), keras.layers.Dense(1)]
+    model = keras.Sequential(layers)
+    model.compile(optimizer=hvd.DistributedOptimizer(sgd()), loss="mse")
+    fit(model, *map(part, data()), ROWS, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+    assert_same_everywhere(state_of(model))
+
+
+# --- errors ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_difference_between_the_models_is_named(hvd):
+    model = keras.Sequential(
+        [keras.layers.Input((3,)), keras.layers.Dense(2 + WORLD.rank % 2, name="odd"), keras.layers.Dense(1)]
+    )
+    model.compile(optimizer=hvd.DistributedOptimizer(sgd()), loss="mse")
+    with pytest.raises(MismatchError, match=r"odd/kernel.* is float32 \[3, 2\] on rank.*0.* but .*\[3, 3\] on rank") as caught:
+        fit(model, *map(part, data()), ROWS, epochs=1)
+    on_all_ranks(str(caught.value))
+
+
+def test_arguments(hvd):
+    for wrong, text in (
+        ({"op": Max}, "only supports Average and Sum"),
+        ({"op": Sum, "gradient_predivide_factor": 2.0}, "not supported with op"),
+        ({"gradient_predivide_factor": -1.0}, "must be > 0"),
+        ({"compression": "fp16"}, "methods compress and decompress"),
+        ({"groups": 0}, "positive integer"),
+        ({"backward_passes_per_step": 0}, "must be > 0"),
+        ({"process_set": hvd.ProcessSet([0])}, "has not been registered"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=text):
+            hvd.DistributedOptimizer(sgd(), **wrong)
+    with pytest.raises(InvalidArgumentError, match="wraps an optimizer of Keras"):
+        hvd.DistributedOptimizer("sgd")
+    with pytest.raises(UnsupportedError, match=r"BroadcastGlobalVariablesCallback\(0\)"):
+        hvd.broadcast_global_variables(0)
+
+
+# --- values and elastic state ----------------------------------------------------------------------------------------
+
+
+def test_values(hvd):
+    rank, ranks = WORLD.rank, WORLD.size
+    value = np.arange(4, dtype=np.float32) + rank
+    mean = np.arange(4) + (ranks - 1) / 2
+    tensor = keras.ops.convert_to_tensor(value) if KERAS_3 else value
+    for name, found, wanted in (
+        ("array", hvd.allreduce(value, "a"), mean),
+        ("tensor", hvd.allreduce(tensor), mean),
+        ("number", hvd.allreduce(float(rank), op=Max), ranks - 1),
+        ("sum", hvd.allreduce(tensor, op=Sum, prescale_factor=0.5), mean * ranks / 2),
+        ("compressed", hvd.allreduce(tensor, compression=Compression.fp16), mean),
+        ("gathered", hvd.allgather(tensor), np.concatenate([np.arange(4) + other for other in range(ranks)])),
+        ("of the last", hvd.broadcast(tensor, ranks - 1), np.arange(4) + ranks - 1),
+        ("scattered", hvd.reducescatter(tensor, op=Average), np.array_split(mean, ranks)[rank]),
+    ):
+        array = keras_array(found)
+        assert array.dtype == np.float32, name
+        np.testing.assert_allclose(array, wanted, err_msg=name)
+    with pytest.raises(InvalidArgumentError, match="supersedes average"):
+        hvd.allreduce(value, average=True, op=Sum)
+
+
+def test_elastic_state(hvd):
+    model = make_model(seed=WORLD.rank)
+    model.compile(optimizer=hvd.DistributedOptimizer(adam()), loss="mse")
+    state = hvd.elastic.KerasState(model, epoch=WORLD.rank, batch=0)
+    state.sync()
+    assert_same_everywhere(state_of(model))
+    assert state.epoch == 0
+    callbacks = [
+        hvd.elastic.UpdateEpochStateCallback(state),
+        hvd.elastic.UpdateBatchStateCallback(state),
+        hvd.elastic.CommitStateCallback(state, batches_per_commit=3),
+    ]
+    fit(model, *map(part, data()), ROWS, epochs=EPOCHS, callbacks=callbacks)
+    committed = state_of(model)
+    assert (state.epoch, state.batch) == (EPOCHS, 0)
+    assert_same_everywhere(committed)
+    fit(model, *map(part, data()), ROWS, epochs=1)
+    state.epoch = 99
+    assert not np.array_equal(model.get_weights()[0], committed[0])
+    state.restore()
+    assert_close(state_of(model), committed, 0)
+    assert state.epoch == EPOCHS
+    with pytest.raises(InvalidArgumentError, match="a model whose variables exist"):
+        hvd.elastic.KerasState(keras.Sequential([keras.layers.Dense(1)]))
+
+
+def test_the_working_folder_stays_clean():
+    assert not [name for name in os.listdir() if name.startswith("unset")]

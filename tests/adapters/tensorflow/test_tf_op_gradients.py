@@ -1,0 +1,200 @@
+"""What flows back through the ops of the library: Horovod's convention, computed from all ranks' values with NumPy."""
+
+import numpy as np
+import pytest
+from support.cases import Op
+from support.world import REPEATS, WORLD
+
+tf = pytest.importorskip("tensorflow")
+
+from tensors import modes  # noqa: E402
+
+from hvdlite.tensorflow import collective_ops as ops  # noqa: E402
+
+RANK, SIZE = WORLD.rank, WORLD.size
+LAST = SIZE - 1
+RANKS = (2,)
+
+pytestmark = pytest.mark.usefixtures("hvd")
+
+
+def value(rank, rows=4, salt=0):
+    """A rank's tensor, or (with a salt) the gradient that comes in on it."""
+    generator = np.random.default_rng(100 * rank + salt)
+    return generator.uniform(0.5, 1.5, (rows, 3))
+
+
+def seeds(shapes):
+    return [value(rank, rows, salt=7) for rank, rows in enumerate(shapes)]
+
+
+def flowing_back(mode, call, tensor, seed):
+    """The result of an op and the gradient of ``sum(result * seed)``."""
+
+    @mode
+    def run(x, incoming):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            output = call(x)
+            loss = tf.reduce_sum(output * incoming)
+        return output, tape.gradient(loss, x)
+
+    output, gradient = run(tf.constant(tensor), tf.constant(seed))
+    return output.numpy(), gradient.numpy()
+
+
+@pytest.mark.parametrize("stateful", [False, True], ids=["stateless", "stateful"])
+@modes
+def test_average_and_sum(mode, stateful):
+    everyone, incoming = [value(rank) for rank in range(SIZE)], seeds([4] * SIZE)
+    for op, combine in ((Op.AVERAGE, np.mean), (Op.SUM, np.sum)):
+        arguments = {"op": int(op), "prescale": 0.5, "postscale": 3.0, "name": f"a{op}", "stateful": stateful}
+        for _ in REPEATS:
+            output, gradient = flowing_back(
+                mode, lambda x, arguments=arguments: ops.allreduce(x, **arguments), everyone[RANK], incoming[RANK]
+            )
+            np.testing.assert_allclose(output, 1.5 * combine(everyone, axis=0))
+            np.testing.assert_allclose(gradient, 1.5 * combine(incoming, axis=0))
+
+
+@modes
+def test_min_max_and_product(mode):
+    """The gradient of the sum of all ranks' losses; ranks that hold the same extreme value share it."""
+    everyone, incoming = [value(rank) for rank in range(SIZE)], seeds([4] * SIZE)
+    for array in everyone:
+        array[0] = 1.0  # a tie
+    everyone[LAST][1] = 0.0  # one zero, which leaves the slope to the rank that has it
+    total = sum(incoming)
+    stacked = np.stack(everyone)
+    for op, combine in ((Op.MIN, np.min), (Op.MAX, np.max)):
+        call = {"op": int(op), "name": f"choose{op}"}
+        output, gradient = flowing_back(
+            mode, lambda x, call=call: ops.grouped_allreduce([x], **call)[0], everyone[RANK], incoming[RANK]
+        )
+        extreme = combine(stacked, axis=0)
+        np.testing.assert_array_equal(output, extreme)
+        chosen = stacked == extreme
+        np.testing.assert_allclose(gradient, total * chosen[RANK] / chosen.sum(0))
+    output, gradient = flowing_back(
+        mode, lambda x: ops.allreduce(x, op=int(Op.PRODUCT), name="product"), everyone[RANK], incoming[RANK]
+    )
+    np.testing.assert_allclose(output, np.prod(stacked, axis=0))
+    np.testing.assert_allclose(gradient, total * np.prod(np.delete(stacked, RANK, axis=0), axis=0))
+    with pytest.raises(NotImplementedError, match="op=Max and scale factors has no gradient"):
+        flowing_back(mode, lambda x: ops.allreduce(x, op=int(Op.MAX), prescale=2.0, name="m"), everyone[RANK], incoming[RANK])
+
+
+@modes
+def test_allgather(mode):
+    rows = [rank + 1 for rank in range(SIZE)]
+    incoming = [value(rank, sum(rows), salt=7) for rank in range(SIZE)]
+    mine = slice(sum(rows[:RANK]), sum(rows[: RANK + 1]))
+    for call in (lambda x: ops.allgather(x, name="g"), lambda x: ops.grouped_allgather([x, x[:0]], name="g")[0]):
+        _, gradient = flowing_back(mode, call, value(RANK, rows[RANK]), incoming[RANK])
+        np.testing.assert_allclose(gradient, np.mean(incoming, axis=0)[mine])
+
+
+@modes
+def test_broadcast(mode):
+    incoming = seeds([4] * SIZE)
+    output, gradient = flowing_back(mode, lambda x: ops.broadcast(x, root_rank=LAST, name="b"), value(RANK), incoming[RANK])
+    np.testing.assert_array_equal(output, value(LAST))
+    np.testing.assert_allclose(gradient, np.mean(incoming, axis=0) if RANK == LAST else np.zeros((4, 3)))
+
+
+@modes
+def test_alltoall(mode):
+    """Rows that are not sent have no part in anything."""
+    splits = [[(sender + receiver) % SIZE + 1 for receiver in range(SIZE)] for sender in range(SIZE)]
+    sizes = [sum(counts) for counts in splits]
+    received = [[splits[sender][receiver] for sender in range(SIZE)] for receiver in range(SIZE)]
+    incoming = seeds([sum(counts) for counts in received])
+    _, gradient = flowing_back(
+        mode,
+        lambda x: ops.alltoall(x, tf.constant(splits[RANK]), name="t")[0],
+        value(RANK, sizes[RANK] + 2),
+        incoming[RANK],
+    )
+    back = [incoming[to][sum(received[to][:RANK]) :][: splits[RANK][to]] for to in range(SIZE)]
+    np.testing.assert_allclose(gradient, np.concatenate([*back, np.zeros((2, 3))]))
+
+
+@modes
+def test_reducescatter(mode):
+    sizes = [2] * SIZE
+    incoming = seeds(sizes)
+    for op, factor in ((Op.AVERAGE, 1.0), (Op.SUM, SIZE)):
+        arguments = {"op": int(op), "prescale": 0.5, "postscale": 3.0, "name": f"r{op}"}
+        _, gradient = flowing_back(
+            mode,
+            lambda x, arguments=arguments: ops.grouped_reducescatter([x], **arguments)[0],
+            value(RANK, 2 * SIZE),
+            incoming[RANK],
+        )
+        np.testing.assert_allclose(gradient, 1.5 * factor * np.concatenate(incoming))
+
+
+@modes
+def test_groups_flow_back_as_groups(mode):
+    @mode
+    def run(tensors):
+        with tf.GradientTape() as tape:
+            tape.watch(tensors)
+            outputs = ops.grouped_allreduce(tensors, name="group", op=int(Op.AVERAGE))
+            loss = tf.reduce_sum(outputs[0]) * (RANK + 1.0) + tf.reduce_sum(outputs[1] ** 2)
+        return tape.gradient(loss, tensors)
+
+    for _ in REPEATS:
+        first, second = run([tf.constant([1.0 + RANK]), tf.constant([[2.0, RANK]])])
+        assert first.numpy().tolist() == [(SIZE + 1) / 2]
+        assert second.numpy().tolist() == [[4.0, LAST]]
+
+
+@modes
+def test_gradients_of_gradients(mode):
+    """Of ``average(x) ** 3``: each step by the convention of the collective that it calls."""
+
+    @mode
+    def run(x):
+        with tf.GradientTape() as outer:
+            outer.watch(x)
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                y = ops.allreduce(x, op=int(Op.AVERAGE), name="second") ** 3
+            first = inner.gradient(y, x)
+        return first, outer.gradient(first, x)
+
+    mean = (SIZE + 1) / 2
+    first, second = run(tf.constant(RANK + 1.0))
+    assert first.numpy() == pytest.approx(3 * mean**2)
+    assert second.numpy() == pytest.approx(6 * mean)
+
+
+def test_gradients_that_are_asked_for_twice_in_one_graph():
+    @tf.function
+    def run(x):
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            total = ops.allreduce(x, name="twice")
+            losses = [tf.reduce_sum(total * float(k + 1 + RANK)) for k in range(3)]
+        return [tape.gradient(loss, x) for loss in losses]
+
+    for _ in REPEATS:
+        found = [gradient.numpy() for gradient in run(tf.constant(1.0))]
+        assert found == [sum(k + 1 + rank for rank in range(SIZE)) for k in range(3)]
+
+
+def test_gradients_through_a_loop():
+    @tf.function
+    def run(x, factor):
+        with tf.GradientTape() as tape:
+            tape.watch(factor)
+            y = x
+            for _ in tf.range(4):
+                y = ops.allreduce(y * factor, name="loop", op=int(Op.AVERAGE))
+        return y, tape.gradient(y, factor)
+
+    for _ in REPEATS:
+        y, gradient = run(tf.constant(2.0), tf.constant(3.0))
+        assert y.numpy() == 2 * 3**4
+        assert gradient.numpy() == 2 * 4 * 3**3

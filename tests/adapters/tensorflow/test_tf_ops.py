@@ -1,0 +1,467 @@
+"""The ops of the library: values, shapes, orders, loops, errors, and what TensorFlow's optimiser must leave alone."""
+
+import numpy as np
+import pytest
+from support.cases import REDUCTIONS, SHAPES, Op, Reduction, random_sizes
+from support.world import REPEATS, WORLD, check, distinct, inputs, on_all_ranks, shuffled
+
+tf = pytest.importorskip("tensorflow")
+
+from tensors import modes, to_array, to_tensor  # noqa: E402
+
+from hvdlite.dtypes import DType  # noqa: E402
+from hvdlite.runtime import RUNTIME  # noqa: E402
+from hvdlite.tensorflow import collective_ops as ops  # noqa: E402
+
+RANK, SIZE = WORLD.rank, WORLD.size
+LAST = SIZE - 1
+FLOAT_SUM = Reduction(DType.FLOAT32, Op.SUM)
+
+pytestmark = pytest.mark.usefixtures("hvd")
+
+
+def submitted():
+    """How many operations this rank's engine has been asked for."""
+    return RUNTIME.engine.counters()["submitted"]
+
+
+# --- values ----------------------------------------------------------------------------------------------------------------
+
+
+@modes
+def test_allreduce_of_every_dtype_and_op(mode):
+    """In a graph all are in flight together, and each rank makes them in an order of its own."""
+
+    @mode
+    def reduce(tensors):
+        return {
+            key: ops.allreduce(tensors[key], name=f"all.{key}", op=int(REDUCTIONS[key].op))
+            for key in (shuffled(range(len(REDUCTIONS))) if mode is tf.function else range(len(REDUCTIONS)))
+        }
+
+    for repeat in REPEATS:
+        everyone = [inputs(reduction, (131,), repeat) for reduction in REDUCTIONS]
+        outputs = reduce({key: to_tensor(arrays[RANK]) for key, arrays in enumerate(everyone)})
+        for key, reduction in enumerate(REDUCTIONS):
+            check(to_array(outputs[key]), everyone[key], reduction, str(reduction))
+
+
+@modes
+def test_allreduce_of_every_shape(mode):
+    @mode
+    def reduce(tensors):
+        return [ops.allreduce(tensor, name=f"shape.{i}") for i, tensor in enumerate(tensors)]
+
+    for repeat in REPEATS:
+        everyone = [inputs(FLOAT_SUM, shape, repeat) for shape in SHAPES]
+        outputs = reduce([to_tensor(arrays[RANK]) for arrays in everyone])
+        for shape, arrays, output in zip(SHAPES, everyone, outputs, strict=True):
+            check(to_array(output), arrays, FLOAT_SUM, f"shape {shape}")
+
+
+@modes
+def test_factors_are_doubles(mode):
+    @mode
+    def reduce(tensor):
+        return ops.allreduce(tensor, name="scaled", prescale=0.1, postscale=1.0 / 3.0)
+
+    everyone = [np.array([1.5 + rank], np.float64) for rank in range(SIZE)]
+    found = reduce(tf.constant(everyone[RANK])).numpy()
+    np.testing.assert_allclose(found, sum(array * 0.1 for array in everyone) / 3.0, rtol=1e-15)
+
+
+@modes
+def test_what_only_moves_keeps_its_bits(mode):
+    """Allgather, broadcast and alltoall of every dtype, with as many rows as each rank likes."""
+
+    @mode
+    def move(tensors, splits):
+        moved = {}
+        for label in shuffled(tensors) if mode is tf.function else tensors:
+            tensor = tensors[label]
+            moved[label] = (
+                ops.allgather(tensor, name=f"g.{label}"),
+                ops.broadcast(tensor[:1], root_rank=LAST, name=f"b.{label}"),
+                *ops.alltoall(tensor, splits, name=f"a.{label}"),
+            )
+        return moved
+
+    for repeat in REPEATS:
+        splits = [random_sizes(SIZE, 10 * repeat + rank + 1) for rank in range(SIZE)]
+        arrays = {
+            dtype.label: [distinct(rank, (1 + sum(splits[rank]), 2), dtype, repeat) for rank in range(SIZE)] for dtype in DType
+        }
+        kind = np.int32 if repeat else np.int64
+        found = move({label: to_tensor(each[RANK]) for label, each in arrays.items()}, tf.constant(splits[RANK], kind))
+        for label, each in arrays.items():
+            gathered, sent, exchanged, received = map(to_array, found[label])
+            np.testing.assert_array_equal(gathered, np.concatenate(each), label)
+            np.testing.assert_array_equal(sent, each[LAST][:1], label)
+            starts = [sum(splits[rank][:RANK]) for rank in range(SIZE)]
+            parts = [each[rank][starts[rank] : starts[rank] + splits[rank][RANK]] for rank in range(SIZE)]
+            np.testing.assert_array_equal(exchanged, np.concatenate(parts), label)
+            assert received.tolist() == [counts[RANK] for counts in splits]
+            assert received.dtype == np.int32
+
+
+@modes
+def test_even_alltoall_and_reducescatter(mode):
+    @mode
+    def run(tensor):
+        average = ops.reducescatter(tensor, op=int(Op.AVERAGE), name="r")
+        return (*ops.alltoall(tensor, name="e"), average)
+
+    everyone = [distinct(rank, (2 * SIZE, 3)) for rank in range(SIZE)]
+    mine = slice(2 * RANK, 2 * RANK + 2)
+    for _ in REPEATS:
+        output, received, average = run(tf.constant(everyone[RANK]))
+        np.testing.assert_array_equal(output, np.concatenate([array[mine] for array in everyone]))
+        assert received.numpy().tolist() == [2] * SIZE
+        np.testing.assert_allclose(average, np.mean(everyone, axis=0)[mine], rtol=1e-6)
+
+
+@modes
+def test_groups_may_mix_dtypes_and_be_large(mode):
+    @mode
+    def run(tensors):
+        reduced = ops.grouped_allreduce(tensors, name="group")
+        gathered = ops.grouped_allgather(tensors, name="group")
+        return reduced, gathered, ops.grouped_reducescatter(tensors[:2], name="group")
+
+    labels = ("float32", "int64", "float16", "float64")
+    shapes = ((300_001,), (SIZE, 2), (5,), (1, 1))  # the first one's results are the engine's own memory
+    everyone = [[distinct(rank, *pair) for pair in zip(shapes, labels, strict=True)] for rank in range(SIZE)]
+    for _ in REPEATS:
+        reduced, gathered, scattered = run([tf.constant(array) for array in everyone[RANK]])
+        for i in range(len(labels)):
+            each = [arrays[i] for arrays in everyone]
+            np.testing.assert_array_equal(reduced[i], sum(each))
+            np.testing.assert_array_equal(gathered[i], np.concatenate(each))
+        np.testing.assert_array_equal(scattered[1], sum(arrays[1] for arrays in everyone)[RANK : RANK + 1])
+    assert ops.grouped_allreduce([]) == ops.grouped_allgather([]) == ops.grouped_reducescatter([]) == []
+
+
+def test_unnamed_operations_pair_by_their_order():
+    for repeat in REPEATS:
+        tensor = tf.constant([RANK + 1.0, repeat])
+        total = SIZE * (SIZE + 1) / 2
+        assert ops.allreduce(tensor).numpy().tolist() == [total, SIZE * repeat]
+        assert [part.numpy().tolist() for part in ops.grouped_allreduce([tensor, tensor * 2])] == [
+            [total, SIZE * repeat],
+            [2 * total, 2 * SIZE * repeat],
+        ]
+        assert ops.allgather(tensor[:1]).numpy().tolist() == [rank + 1 for rank in range(SIZE)]
+
+
+# --- shapes that are known before ------------------------------------------------------------------------------------------
+
+
+def test_shapes_are_inferred():
+    @tf.function(input_signature=[tf.TensorSpec([None, 7], tf.float32), tf.TensorSpec(None, tf.float32)])
+    def trace(rows, anything):
+        found = {
+            "allreduce": ops.allreduce(rows, name="s1"),
+            "broadcast": ops.broadcast(rows, root_rank=0, name="s2"),
+            "allgather": ops.allgather(rows[:2], name="s3"),
+            "reducescatter": ops.reducescatter(rows, name="s4"),
+            "alltoall": ops.alltoall(rows, name="s5")[0],
+            "received": ops.alltoall(rows, name="s6")[1],
+            "group": ops.grouped_allgather([rows, tf.zeros([2, 3])], name="s7")[1],
+            "unknown": ops.allreduce(anything, name="s8"),
+        }
+        assert {key: None if t.shape.rank is None else t.shape.as_list() for key, t in found.items()} == {
+            "allreduce": [None, 7],
+            "broadcast": [None, 7],
+            "allgather": [None, 7],
+            "reducescatter": [None, 7],
+            "alltoall": [None, 7],
+            "received": [None],
+            "group": [None, 3],
+            "unknown": None,
+        }
+        return found
+
+    assert trace(tf.ones([SIZE, 7]), 1.0)["allgather"].shape == (2 * SIZE, 7)
+    with pytest.raises(ValueError, match="at least rank 1"):
+        tf.function(lambda: ops.allgather(tf.constant(1.0), name="scalar"))()
+
+
+# --- orders and loops ------------------------------------------------------------------------------------------------------
+
+
+def test_operations_of_a_graph_may_become_ready_in_any_order():
+    """Each one waits for another one's result, in a chain that is reversed on the last rank."""
+    names = [f"chain{i}" for i in range(12)]
+
+    @tf.function
+    def run(x):
+        independent = {name: ops.allreduce(x + float(i), name=name) for i, name in enumerate(shuffled(names, 3))}
+        with tf.control_dependencies(list(independent.values())):
+            return independent, ops.allreduce(x, name="after")
+
+    orders = WORLD.allgather(shuffled(names, 3))
+    for _ in REPEATS:
+        found, after = run(tf.constant([1.0]))
+        for name in names:
+            assert found[name].numpy() == sum(1.0 + order.index(name) for order in orders)
+        assert after.numpy() == SIZE
+
+
+def test_iterations_of_a_loop_may_overlap():
+    @tf.function
+    def run(x):
+        total = tf.zeros([2])
+        for i in tf.range(24):
+            step = tf.cast(i, tf.float32)
+            reduced = ops.allreduce(x * step, name="in_loop")
+            pair = ops.grouped_allreduce([x, x + step], name="in_loop")
+            total += reduced * (step + 1.0) + pair[1]
+        return total
+
+    x = tf.constant([RANK + 1.0, 2.0])
+    sums = np.array([SIZE * (SIZE + 1) / 2, 2 * SIZE])
+    for _ in REPEATS:
+        np.testing.assert_array_equal(run(x), sum(sums * i * (i + 1) + sums + SIZE * i for i in range(24)))
+
+
+def test_a_loop_of_dependent_steps_and_a_branch():
+    @tf.function
+    def run(x, take):
+        for _ in tf.range(5):
+            x = ops.allreduce(x, name="step", op=int(Op.AVERAGE))
+            x += 1.0
+        if take:
+            x = ops.allreduce(x, name="taken")
+        return x
+
+    start = tf.constant(float(RANK))
+    assert run(start, tf.constant(True)).numpy() == SIZE * (LAST / 2 + 5)
+    assert run(start, tf.constant(False)).numpy() == LAST / 2 + 5
+
+
+def test_graphs_of_tensorflow_1():
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        x = tf.compat.v1.placeholder(tf.float32, [2])
+        total = ops.allreduce(x, name="v1") + ops.allreduce(tf.constant(1.0), name="v1.constant")
+        barrier = ops.barrier()
+        for repeat in REPEATS:
+            assert session.run([total, barrier], {x: [RANK, repeat]})[0].tolist() == [
+                SIZE * LAST / 2 + SIZE,
+                SIZE * repeat + SIZE,
+            ]
+
+
+# --- what the optimiser must leave alone -----------------------------------------------------------------------------------
+
+
+def runs_in_each_call(function, *arguments):
+    """How many operations each of three calls of a function asks the engine for."""
+    counts = []
+    for _ in REPEATS:
+        before = submitted()
+        function(*arguments)
+        counts.append(submitted() - before)
+    return counts
+
+
+def test_constants_are_not_folded():
+    variable = tf.Variable([1.0 + RANK, 2.0])
+
+    @tf.function
+    def linear():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(variable * 3.0)
+        return ops.allreduce(tape.gradient(loss, variable), name="linear")
+
+    @tf.function
+    def constants():
+        return [
+            ops.allreduce(tf.constant([1.0, 2.0]), name="c1"),
+            ops.grouped_allreduce([tf.constant(1.0), tf.zeros([3])], name="c2"),
+            ops.allgather(tf.ones([2]), name="c3"),
+            ops.broadcast(tf.constant(float(RANK)), root_rank=LAST, name="c4"),
+            ops.alltoall(tf.ones([SIZE]), name="c5"),
+            ops.reducescatter(tf.ones([SIZE]), name="c6"),
+        ]
+
+    assert runs_in_each_call(linear) == [1, 1, 1]
+    assert runs_in_each_call(constants) == [7, 7, 7]
+    assert constants()[3].numpy() == LAST
+
+
+def test_unused_results_are_dropped_unless_the_op_has_state():
+    @tf.function
+    def dropped(x):
+        ops.allreduce(x, name="unused")
+        return x + 1.0
+
+    @tf.function
+    def kept(x):
+        ops.allreduce(x, name="kept", stateful=True)
+        ops.barrier()
+        return x + 1.0
+
+    assert runs_in_each_call(dropped, tf.ones([2])) == [0, 0, 0]
+    assert runs_in_each_call(kept, tf.ones([2])) == [2, 2, 2]
+
+
+def test_a_result_that_one_rank_alone_uses():
+    @tf.function
+    def run(x):
+        average = ops.allreduce(x, name="logged", op=int(Op.AVERAGE), stateful=True)
+        return average if RANK == 0 else x
+
+    for _ in REPEATS:
+        assert run(tf.constant(float(RANK))).numpy() == (LAST / 2 if RANK == 0 else RANK)
+
+
+def test_the_input_gives_its_memory_to_the_output():
+    """Where nobody else refers to it, as TensorFlow's trace of a step shows."""
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        x = tf.compat.v1.placeholder(tf.float32, [1000])
+        temporary, shared = x * 2.0, x * 3.0
+        fetched = [ops.allreduce(temporary, name="f1"), ops.allreduce(shared, name="f2"), shared]
+        trace = tf.compat.v1.RunOptions(trace_level=tf.compat.v1.RunOptions.FULL_TRACE)
+        metadata = tf.compat.v1.RunMetadata()
+        feed = {x: np.full(1000, 1.0 + RANK, np.float32)}
+        own, other, kept = session.run(fetched, feed, options=trace, run_metadata=metadata)
+    addresses = {
+        stats.node_name: stats.output[0].tensor_description.allocation_description.ptr
+        for device in metadata.step_stats.dev_stats
+        for stats in device.node_stats
+        if stats.output
+    }
+    assert addresses[fetched[0].op.name] == addresses[temporary.op.name] != 0
+    assert addresses[fetched[1].op.name] != addresses[shared.op.name]
+    total = SIZE * (SIZE + 1) / 2
+    assert (own[0], other[0], kept[0]) == (2 * total, 3 * total, 3.0 * (1 + RANK))
+
+
+# --- errors ----------------------------------------------------------------------------------------------------------------
+
+
+@modes
+def test_what_ranks_disagree_about_is_a_failed_precondition(mode):
+    @mode
+    def run(x):
+        return ops.allreduce(x, name="mismatched")
+
+    for _ in REPEATS:
+        with pytest.raises(tf.errors.FailedPreconditionError) as error:
+            run(tf.ones([2 + (RANK == LAST)]))
+        assert "allreduce of 'mismatched' in process set 0: shape differs: [2] on rank" in error.value.message
+        assert ops.allreduce(tf.ones([2]), name="mismatched").numpy().tolist() == [SIZE, SIZE]
+
+
+def test_other_operations_of_the_step_end_well():
+    @tf.function
+    def run(x, odd):
+        return [ops.allreduce(x, name=f"good{i}") for i in range(8)] + [ops.allreduce(odd, name="bad")]
+
+    for _ in REPEATS:
+        with pytest.raises(tf.errors.FailedPreconditionError, match="allreduce of 'bad'") as error:
+            run(tf.ones([3]), tf.ones([1 + (RANK == LAST)]))
+        on_all_ranks(error.value.message.partition("allreduce of")[2].partition("\n")[0])
+        assert run(tf.ones([3]), tf.ones([1]))[7].numpy().tolist() == [SIZE] * 3
+
+
+@modes
+def test_bad_arguments_are_refused_here(mode):
+    cases = {
+        "invalid root rank 9": lambda: ops.broadcast(tf.ones([2]), root_rank=9, name="r"),
+        "Process set provided does not exist": lambda: ops.allreduce(tf.ones([2]), set_id=77, name="s"),
+        "expects a 1D splits tensor": lambda: ops.alltoall(tf.ones([2]), tf.ones([1, 1], tf.int32), name="t"),
+        r"Number of entries in splits \(0\)": lambda: ops.alltoall(tf.ones([2]), tf.zeros([0], tf.int32), name="u"),
+        "negative entry": lambda: ops.alltoall(tf.ones([2]), tf.constant([-1] * SIZE), name="v"),
+        "greater than the first dimension": lambda: ops.alltoall(tf.ones([2]), tf.constant([9] * SIZE), name="w"),
+    }
+    for text, call in cases.items():
+        with pytest.raises(tf.errors.InvalidArgumentError, match=text):
+            mode(lambda call=call: call())()
+    with pytest.raises(tf.errors.UnimplementedError, match="Average of bool is not supported"):
+        mode(lambda: ops.allreduce(tf.constant([True]), op=int(Op.AVERAGE), name="x"))()
+    assert ops.allreduce(1.0, name="afterwards").numpy() == SIZE
+
+
+@pytest.mark.skip(reason="the engine does not count callbacks as waiting callers")
+def test_ranks_that_wait_for_each_other_are_told():
+    """A tensor that one rank alone reduces, in a graph."""
+
+    @tf.function
+    def run(x):
+        return ops.allreduce(x, name="wieght" if RANK == LAST else "weight")
+
+    with pytest.raises(tf.errors.DeadlineExceededError, match="'wieght'"):
+        run(tf.ones([2]))
+    assert ops.allreduce(1.0, name="weight").numpy() == SIZE
+
+
+def test_without_initialisation_it_is_a_failed_precondition(ended):
+    calls = [
+        lambda: ops.allreduce(1.0, name="early"),
+        ops.rank,
+        ops.size,
+        tf.function(lambda: ops.allreduce(1.0, name="early")),
+    ]
+    for call in calls:
+        with pytest.raises(tf.errors.FailedPreconditionError, match=r"Horovod has not been initialized; use hvd\.init"):
+            call()
+
+
+# --- numbers, process sets, barrier and join -------------------------------------------------------------------------------
+
+
+@modes
+def test_numbers_are_those_of_the_process_that_runs(hvd, mode):
+    @mode
+    def run():
+        return ops.size(), ops.rank(), ops.local_size(), ops.local_rank(), ops.process_set_included()
+
+    for _ in REPEATS:
+        found = [int(number) for number in run()]
+        assert found == [SIZE, RANK, hvd.local_size(), hvd.local_rank(), 1]
+
+
+@modes
+def test_process_sets(hvd, mode):
+    hvd.init(process_sets="dynamic")
+    others, alone = hvd.add_process_set(range(LAST)), hvd.add_process_set([LAST])
+    mine = alone if RANK == LAST else others
+    ranks = mine.ranks
+
+    @mode
+    def run(x):
+        common = {"name": "on_set", "set_id": mine.process_set_id}
+        rows = ops.allgather(x[None], **common)
+        return ops.allreduce(x, **common), rows, ops.broadcast(x, root_rank=ranks[-1], **common), ops.size(mine.process_set_id)
+
+    for _ in REPEATS:
+        total, rows, sent, count = run(tf.constant(RANK + 1.0))
+        assert rows.numpy().tolist() == [rank + 1.0 for rank in ranks]
+        assert (total.numpy(), sent.numpy(), int(count)) == (sum(ranks) + len(ranks), ranks[-1] + 1.0, len(ranks))
+        included = mode(lambda: [ops.process_set_included(each.process_set_id) for each in (others, alone)])()
+        assert [int(number) for number in included] == [int(RANK != LAST), int(RANK == LAST)]
+    if RANK != LAST:
+        with pytest.raises(tf.errors.InvalidArgumentError, match=f"rank {RANK} is not a member"):
+            ops.allreduce(1.0, name="outside", set_id=alone.process_set_id)
+    ops.barrier()
+    hvd.remove_process_set(alone)
+    hvd.remove_process_set(others)
+
+
+@modes
+def test_join(mode):
+    """The last rank does more than the others, which have joined."""
+
+    @mode
+    def step(x):
+        return ops.allreduce(x, name="more")
+
+    joined = mode(lambda: ops.join())
+    for _ in REPEATS:
+        if RANK == LAST:
+            found = [step(tf.constant(float(i))).numpy() for i in range(3)]
+            assert found == [0.0, 1.0, 2.0]
+        last = joined().numpy()
+        assert WORLD.allgather(int(last)) == [int(last)] * SIZE
+        assert ops.allreduce(tf.constant(1.0)).numpy() == SIZE

@@ -1,0 +1,100 @@
+"""The op library by itself: what it is linked to, and what it does where TensorFlow does not behave as expected."""
+
+import ctypes
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import hvdlite
+from hvdlite.errors import ERRORS
+
+LIBRARY = Path(hvdlite.__file__).with_name("hvdlite_tensorflow.so")
+# absl's canonical codes by TensorFlow's names for them.
+STATUS = {
+    "UNKNOWN": 2,
+    "INVALID_ARGUMENT": 3,
+    "DEADLINE_EXCEEDED": 4,
+    "FAILED_PRECONDITION": 9,
+    "ABORTED": 10,
+    "UNIMPLEMENTED": 12,
+    "INTERNAL": 13,
+}
+
+
+def run(program):
+    """What a new process that runs this program prints."""
+    command = [sys.executable, "-c", program]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=True).stdout
+
+
+def test_no_symbol_of_tensorflow_is_needed_to_load_it():
+    """It loads where there is no TensorFlow, and says so."""
+    program = f"""
+import ctypes, sys
+library = ctypes.CDLL({str(LIBRARY)!r})
+library.hvdlite_tensorflow_problem.restype = ctypes.c_char_p
+assert "tensorflow" not in sys.modules
+print(library.hvdlite_tensorflow_problem().decode())
+"""
+    assert "libtensorflow_framework.so.2 is not loaded in this process" in run(program)
+
+
+def test_it_is_linked_to_the_core_beside_it_and_to_no_tensorflow():
+    dynamic = subprocess.run(["readelf", "--wide", "--dynamic", LIBRARY], capture_output=True, text=True, check=True).stdout
+    needed = re.findall(r"NEEDED.*\[(.+)\]", dynamic)
+    assert "libhvdlite_core.so" in needed
+    assert not [name for name in needed if "tensorflow" in name]
+    assert re.search(r"RU?N?PATH.*\[\$ORIGIN\]", dynamic)
+    symbols = subprocess.run(["nm", "-D", "--undefined-only", LIBRARY], capture_output=True, text=True, check=True).stdout
+    assert not re.findall(r"\bTF_\w+|tensorflow|tsl", symbols)
+    assert re.search(r"\bhvdlite_submit_then\b", symbols)
+
+
+def test_statuses_are_those_of_the_table():
+    library = ctypes.CDLL(str(LIBRARY))
+    for code, row in ERRORS.items():
+        assert library.hvdlite_tensorflow_status_of(int(code)) == STATUS[row.tensorflow]
+    assert library.hvdlite_tensorflow_status_of(1000) == STATUS["INTERNAL"]
+
+
+OPERATIONS = """
+import warnings
+import tensorflow as tf
+import hvdlite
+{before}
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    from hvdlite.tensorflow import collective_ops as ops
+hvdlite.init()
+step = tf.function(lambda x: [ops.allreduce(x * i, name=f"t{{i}}") for i in range(9)] + [ops.allgather(x, name="g")])
+for _ in range(3):
+    assert [float(each[0]) for each in step(tf.ones([2]))] == [0, 1, 2, 3, 4, 5, 6, 7, 8, 1]
+for _ in range(2):
+    try:
+        tf.function(lambda: ops.allreduce(1.0, name="bad", set_id=9))()
+    except tf.errors.InvalidArgumentError as error:
+        assert "Process set provided does not exist" in str(error)
+    else:
+        raise AssertionError
+assert float(ops.allreduce(tf.constant(2.0))) == 2.0
+print([str(each.message) for each in caught if "hvdlite" in str(each.message)])
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "said"),
+    [
+        ("", r"^\[\]"),
+        (
+            "from hvdlite.tensorflow import library; library._doubt = lambda ops, native: 'callbacks are strange'",
+            r"^\['hvdlite: callbacks are strange\. Collectives in graphs therefore occupy a thread",
+        ),
+    ],
+    ids=["asynchronous", "fallback"],
+)
+def test_kernels_work_asynchronously_or_else_wait(before, said):
+    pytest.importorskip("tensorflow")
+    assert re.search(said, run(OPERATIONS.format(before=before)))
