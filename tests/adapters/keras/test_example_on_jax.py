@@ -6,4 +6,4 @@ from keras_example import *  # noqa: F403 - the tests of all backends
 pytest.importorskip("jax")
 
 RANKS = (2,)
-ENVIRONMENT = {"KERAS_BACKEND": "jax"}
+ENVIRONMENT = {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"}
