@@ -97,7 +97,7 @@ void Engine::submit_named(std::span<const Submission> submissions, bool wake, st
   shared_.watched += watched;
   try {
     enqueue(entries, wake);
-    (void)watcher.release();  // it is its operations' now
+    [[maybe_unused]] const Watcher* theirs = watcher.release();  // it is its operations' now
   } catch (...) {
     shared_.watched -= watched;
     for (std::size_t i = 0; i < entries.size(); ++i) shared_.handles.release(handles[i]);
