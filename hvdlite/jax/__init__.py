@@ -3,6 +3,7 @@
 Where nothing is compiled, `hvdlite.allreduce` and the others take NumPy arrays, which JAX arrays become without a copy.
 """
 
+from hvdlite.jax.ffi import require_cpu
 from hvdlite.jax.ops import call, grouped_allreduce, grouped_broadcast
 
-__all__ = ["call", "grouped_allreduce", "grouped_broadcast"]
+__all__ = ["call", "grouped_allreduce", "grouped_broadcast", "require_cpu"]

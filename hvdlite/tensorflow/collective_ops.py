@@ -47,13 +47,11 @@ __all__ = [
     "size",
 ]
 
-_OPS = load()
-
 
 def _library(what: str) -> Any:
     """The wrappers of the ops, for one that cannot be compiled by XLA."""
     require_no_xla(what)
-    return _OPS
+    return load()
 
 
 # --- the collectives -------------------------------------------------------------------------------------------------------
@@ -349,7 +347,7 @@ def _reducescatter_backward(forward: _Backward, *grads: Any) -> list[Any]:
 
 
 def _place(set_id: int) -> tf.Tensor:
-    return _OPS.hvdlite_rank(process_set=set_id)
+    return load().hvdlite_rank(process_set=set_id)
 
 
 for _prefix in ("", "Grouped"):

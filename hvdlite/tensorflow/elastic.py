@@ -11,13 +11,23 @@ import tensorflow as tf
 from hvdlite import elastic
 from hvdlite.basics import rank
 from hvdlite.elastic import ObjectState
-from hvdlite.errors import AbortedError, HorovodInternalError, InternalError, InvalidArgumentError, PeerLostError, SystemFailure
+from hvdlite.errors import (
+    AbortedError,
+    HorovodInternalError,
+    InternalError,
+    InvalidArgumentError,
+    MismatchError,
+    OperationTimeoutError,
+    PeerLostError,
+    SystemFailure,
+)
 from hvdlite.runtime import RUNTIME
 from hvdlite.tensorflow.functions import broadcast_object, broadcast_variables
 from hvdlite.tensorflow.variables import of_tensorflow
+from hvdlite.xla import failure_in
 
 if TYPE_CHECKING:
-    from hvdlite.tensorflow.keras_state import TensorFlowKerasState
+    from hvdlite.tensorflow.keras.state import TensorFlowKerasState
 
 __all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]
 
@@ -55,6 +65,10 @@ _OWN_TEXT = re.compile(
 
 def _loss_in(error: tf.errors.OpError) -> HorovodInternalError | None:
     """The error of hvdlite behind one of TensorFlow, if it means that a rank is lost."""
+    compiled = failure_in(error)
+    if compiled is not None:
+        repeats = isinstance(compiled, MismatchError | OperationTimeoutError)
+        return compiled if isinstance(compiled, HorovodInternalError) and not repeats else None
     found = next((own for theirs, own in _LOSSES if isinstance(error, theirs)), None)
     text = str(error.message)
     if found is None or not _OWN_TEXT.search(text):
@@ -125,7 +139,7 @@ class TensorFlowState(ObjectState):
 def __getattr__(name: str) -> Any:
     # The only name that needs Keras, whose import takes long.
     if name == "TensorFlowKerasState":
-        from hvdlite.tensorflow.keras_state import TensorFlowKerasState
+        from hvdlite.tensorflow.keras.state import TensorFlowKerasState
 
         return TensorFlowKerasState
     raise AttributeError(f"module 'hvdlite.tensorflow.elastic' has no attribute {name!r}")

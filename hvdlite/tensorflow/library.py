@@ -20,7 +20,6 @@ __all__ = ["LIBRARY", "is_asynchronous", "load"]
 LIBRARY = Path(hvdlite.__file__).with_name("hvdlite_tensorflow.so")
 
 
-@cache
 def load() -> Any:
     """The module with the wrappers of hvdlite's ops, such as ``hvdlite_allreduce``.
 
@@ -29,8 +28,21 @@ def load() -> Any:
 
     Raises:
         ImportError: the library is missing, or this TensorFlow lacks what it needs.
-
     """
+    return _open()[0]
+
+
+def is_asynchronous() -> bool:
+    """Do kernels in graphs wait without a thread of TensorFlow's? If not, they must run in one order on all ranks.
+
+    Raises:
+        ImportError: as `load`.
+    """
+    return _open()[1]
+
+
+@cache
+def _open() -> tuple[Any, bool]:
     try:
         ops = tf.load_op_library(str(LIBRARY))
     except (tf.errors.OpError, OSError) as error:
@@ -38,34 +50,22 @@ def load() -> Any:
             f"hvdlite's ops for TensorFlow {tf.__version__} cannot be loaded from {LIBRARY}: {error}; install hvdlite with "
             "pip, or run `make develop` in a source tree"
         ) from error
-    native = _native()
+    native = ctypes.CDLL(str(LIBRARY))
+    native.hvdlite_tensorflow_problem.restype = ctypes.c_char_p
     problem = native.hvdlite_tensorflow_problem().decode()
     if problem:
         raise ImportError(f"hvdlite has no ops for TensorFlow {tf.__version__}: {problem}")
     doubt = _doubt(ops, native)
-    native.hvdlite_tensorflow_use_async(not doubt)
     if doubt:
         warnings.warn(
-            f"hvdlite: {doubt}. Collectives in a graph therefore run one after another, in the order of the program; reduce "
-            "gradients in groups (groups=1), which are one operation each.",
+            f"hvdlite: {doubt}. Collectives in graphs therefore run one after the other, in the order of the program; what "
+            "helps is to reduce gradients in one group (groups=1).",
             RuntimeWarning,
-            stacklevel=2,
+            stacklevel=4,
         )
-    return ops
-
-
-@cache
-def is_asynchronous() -> bool:
-    """Can collectives of a graph be in flight together?"""
-    load()
-    return bool(_native().hvdlite_tensorflow_uses_async())
-
-
-@cache
-def _native() -> ctypes.CDLL:
-    native = ctypes.CDLL(str(LIBRARY))
-    native.hvdlite_tensorflow_problem.restype = ctypes.c_char_p
-    return native
+    else:
+        native.hvdlite_tensorflow_use_async(1)
+    return ops, not doubt
 
 
 def _doubt(ops: Any, native: ctypes.CDLL) -> str:

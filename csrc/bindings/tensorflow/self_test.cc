@@ -68,7 +68,3 @@ void register_self_test() {
 extern "C" HVDLITE_API void hvdlite_tensorflow_use_async(int use) {
   hvdlite::tensorflow::async_flag().store(use != 0);
 }
-
-extern "C" HVDLITE_API int hvdlite_tensorflow_uses_async(void) {
-  return hvdlite::tensorflow::async_works() ? 1 : 0;
-}

@@ -37,6 +37,7 @@ def fit(model: keras.Model, x: np.ndarray, y: np.ndarray, rows: int, **options: 
     return model.fit(x, y, batch_size=rows, shuffle=False, **{"epochs": EPOCHS, "verbose": 0, **options})
 
 
+@functools.cache
 def train_alone(make_optimizer: Callable[[], Any], epochs: int = EPOCHS, **compiled: Any) -> list[np.ndarray]:
     """The weights after one process has trained on all data."""
     model = make_model()

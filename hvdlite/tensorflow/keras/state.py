@@ -1,4 +1,4 @@
-"""`TensorFlowKerasState`, in a module of its own, as it needs Keras."""
+"""`TensorFlowKerasState` of `hvdlite.tensorflow.elastic`, here as it needs Keras."""
 
 from typing import Any
 

@@ -1,0 +1,95 @@
+"""Keras on TensorFlow, whichever Keras it is."""
+
+import keras
+import numpy as np
+import pytest
+from keras_cases import *  # noqa: F403 - the tests of all backends
+from keras_training import ROWS, assert_close, assert_same_everywhere, data, fit, make_model, part, state_of
+from support.world import WORLD
+
+from hvdlite import UnsupportedError
+
+tf = pytest.importorskip("tensorflow")
+
+RANKS = (2, 3)
+ENVIRONMENT = {"KERAS_BACKEND": "tensorflow"}
+
+
+class OwnStep(keras.Model):
+    """A model with a training step as Keras's guides write it; its variables exist once it has seen a batch."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way = way
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, batch):
+        x, y = batch
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x) - y) ** 2)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        if self.way == "apply":
+            self.optimizer.apply(gradients, self.trainable_variables)
+        else:
+            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("way", ["apply", "apply_gradients"] if keras.__version__ >= "3" else ["apply_gradients"])
+def test_training_steps_of_the_user_and_models_that_are_built_late(hvd, way):
+    keras.utils.set_random_seed(WORLD.rank)
+    model = OwnStep(way)
+    model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9)))
+    callback = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+    fit(model, part(data()[0]), part(data()[1]), ROWS, callbacks=[callback])
+    assert_same_everywhere(state_of(model))
+
+
+@pytest.mark.parametrize("compiled", [{}, {"autograph": False}, {"jit_compile": True}], ids=str)
+def test_a_loop_of_the_user_in_a_tf_function(hvd, compiled):
+    model = make_model()
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    x, y = tf.constant(part(data()[0])), tf.constant(part(data()[1]))
+
+    def gradients_of(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x) - y) ** 2)
+        return tape.gradient(loss, model.trainable_variables)
+
+    @tf.function(**compiled)
+    def step(x, y):
+        optimizer.apply_gradients(zip(gradients_of(x, y), model.trainable_variables, strict=True))
+
+    mean = [np.mean(found, axis=0) for found in zip(*WORLD.allgather([g.numpy() for g in gradients_of(x, y)]), strict=True)]
+    wanted = [weight - 0.1 * gradient for weight, gradient in zip(model.get_weights(), mean, strict=True)]
+    step(x, y)
+    assert_close(model.get_weights(), wanted)
+    step(x, y)
+    assert_same_everywhere(model.get_weights())
+
+
+@pytest.mark.parametrize("as_dense", [False, True])
+def test_embeddings(hvd, as_dense):
+    """Whose gradients are rows, different ones on each rank."""
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [keras.layers.Input((2,)), keras.layers.Embedding(7, 3), keras.layers.Flatten(), keras.layers.Dense(1)]
+    )
+    model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), sparse_as_dense=as_dense), loss="mse")
+    words = np.random.default_rng(1).integers(0, 7, (WORLD.size, ROWS, 2))
+    targets = np.arange(WORLD.size * ROWS, dtype=np.float32).reshape(WORLD.size, ROWS, 1)
+    alone = keras.models.clone_model(model)
+    alone.set_weights(model.get_weights())
+    alone.compile(optimizer=keras.optimizers.SGD(0.1), loss="mse")
+    fit(alone, words.reshape(-1, 2), targets.reshape(-1, 1), ROWS * WORLD.size)
+    fit(model, words[WORLD.rank], targets[WORLD.rank], ROWS)
+    assert_same_everywhere(state_of(model))
+    assert_close(model.get_weights(), alone.get_weights())
+
+
+def test_strategies_are_refused(hvd):
+    with tf.distribute.OneDeviceStrategy("/cpu:0").scope(), pytest.raises(UnsupportedError, match="leave the strategy out"):
+        hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
