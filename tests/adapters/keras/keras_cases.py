@@ -353,6 +353,17 @@ def test_local_variables_are_not_broadcast(hvd):
 
 
 @on_two_ranks
+@pytest.mark.skipif(not KERAS_3, reason="Keras 2 has no variables for seeds")
+def test_random_layers_go_on_differing_between_ranks(hvd):
+    dropout = keras.layers.Dropout(0.5, seed=WORLD.rank)
+    model = keras.Sequential([keras.layers.Input((3,)), dropout, keras.layers.Dense(1)])
+    model.compile(optimizer=hvd.DistributedOptimizer(sgd()), loss="mse")
+    fit(model, *map(part, data()), ROWS, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+    assert len(set(WORLD.allgather(keras_array(dropout.seed_generator.state).tobytes()))) == WORLD.size
+    assert_same_everywhere(model.get_weights())
+
+
+@on_two_ranks
 def test_metrics_are_averaged_for_history_and_later_callbacks(hvd):
     model = make_model()
     model.compile(optimizer=hvd.DistributedOptimizer(sgd()), loss="mse", metrics=["mae"])
