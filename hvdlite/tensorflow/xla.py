@@ -1,0 +1,162 @@
+"""Allreduce inside programs that XLA compiles (``jit_compile=True``), where no op of a library can be.
+
+XLA knows custom calls instead: functions that get bare buffers. hvdlite's is registered through a part of TensorFlow that is
+not public, so it is tried once, and what cannot be had is refused with what to set.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.compiler.tf2xla.ops import gen_xla_ops
+from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
+
+from hvdlite.errors import InvalidArgumentError, UnsupportedError
+from hvdlite.requests import OP_NAMES, Kind, Max, Min, Product, Sum
+from hvdlite.tensorflow.library import LIBRARY, load
+from hvdlite.xla import Group, describe
+
+__all__ = ["grouped_allreduce", "in_xla_context", "require_no_xla"]
+
+_REMEDY = "set jit_compile=False (of model.compile in Keras, or of tf.function)"
+_SELF_TEST_TEXT = "hvdlite's self-test"
+
+# The attribute of a graph with what its last call handed on: the next one needs it, so XLA cannot change their order. (A table
+# of graphs would keep them alive by their tensors, and a graph's collections are its branches' too.)
+_LAST = "_hvdlite_last_call"
+
+
+def in_xla_context() -> bool:
+    """Is what is being traced meant for XLA?"""
+    return not tf.executing_eagerly() and bool(GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()))
+
+
+def require_no_xla(what: str) -> None:
+    """Refuses an operation that cannot be compiled.
+
+    Raises:
+        UnsupportedError: what is being traced is meant for XLA.
+
+    """
+    if in_xla_context():
+        raise UnsupportedError(f"{what} cannot be compiled by XLA, only allreduce and grouped_allreduce can: {_REMEDY}")
+
+
+def grouped_allreduce(
+    tensors: Sequence[Any],
+    *,
+    name: str,
+    op: int = Sum,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    set_id: int = 0,
+) -> list[tf.Tensor]:
+    """Reduces tensors in one custom call, in a graph for XLA. It blocks the program, so one call should have all tensors.
+
+    When it fails, the program raises ``tf.errors.InternalError``, of which `hvdlite.xla.failure_in` makes the error that it
+    stands for. The gradient with Average, Sum and Adasum is the same reduction of the gradients; otherwise there is none.
+
+    Args:
+        tensors: of any dtypes that the engine knows, with static shapes.
+        name: of the group, the same on all ranks.
+        op: the reduce operator.
+        prescale: multiplies each rank's tensors.
+        postscale: multiplies the results.
+        set_id: of the process set.
+
+    Returns:
+        The results, in order.
+
+    Raises:
+        InvalidArgumentError: a shape is not known yet, or a dtype or the name cannot be sent.
+        UnsupportedError: this TensorFlow has no custom calls that hvdlite could use, or computes on GPUs.
+
+    """
+    if not tensors:
+        return []
+    _require()
+    made = [tf.convert_to_tensor(tensor) for tensor in tensors]
+    for tensor in made:
+        if not tensor.shape.is_fully_defined():
+            raise InvalidArgumentError(
+                f"allreduce of {name!r} in a program for XLA: the shape of {tensor.name} is {tensor.shape} when the program is "
+                f"traced, but has to be known then; give it a static shape (tf.ensure_shape), or {_REMEDY}"
+            )
+    kinds = [(tensor.dtype.name, tensor.shape.as_list()) for tensor in made]
+    group = Group(Kind.ALLREDUCE, name, kinds, op=op, process_set=set_id, prescale=prescale, postscale=postscale)
+    description = describe([group])
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def reduce(*operands: Any) -> Any:
+        def backward(*gradients: Any) -> list[Any]:
+            if op in (Min, Max, Product):
+                raise UnsupportedError(f"allreduce with op={OP_NAMES[op]} has no gradient in a program for XLA: {_REMEDY}")
+            unique = tf.compat.v1.get_default_graph().unique_name(f"{name}.grad")
+            return grouped_allreduce(gradients, name=unique, op=op, prescale=prescale, postscale=postscale, set_id=set_id)
+
+        return _call(operands, description), backward
+
+    return list(reduce(*made))
+
+
+def _call(operands: Sequence[tf.Tensor], description: str) -> list[tf.Tensor]:
+    graph = tf.compat.v1.get_default_graph()
+    last = getattr(graph, _LAST, None)
+    if last is None:
+        last = tf.zeros([], tf.int32)
+    *results, handed_on = _custom_call("hvdlite_collective", [*operands, last], description)
+    setattr(graph, _LAST, handed_on)
+    return results
+
+
+def _custom_call(target: str, operands: Sequence[tf.Tensor], config: str) -> list[tf.Tensor]:
+    """Results have the dtypes and shapes of the operands."""
+    return list(
+        gen_xla_ops.xla_custom_call_v2(
+            operands,
+            call_target_name=target,
+            backend_config=config,
+            has_side_effect=True,
+            result_dtypes=[operand.dtype for operand in operands],
+            result_shapes=[operand.shape for operand in operands],
+        )
+    )
+
+
+@cache
+def _require() -> None:
+    """Registers the custom calls and tries them, once for a process.
+
+    Raises:
+        UnsupportedError: they cannot be had.
+    """
+    if tf.config.list_logical_devices("GPU"):
+        raise UnsupportedError(f"collectives in programs that XLA compiles work on CPUs only in this version: {_REMEDY}")
+    load()  # first: TensorFlow looks for ops when a library is opened for the first time
+    if not ctypes.CDLL(str(LIBRARY)).hvdlite_tensorflow_register_xla():
+        raise UnsupportedError(
+            f"TensorFlow {tf.__version__} does not let hvdlite register custom calls with its XLA, so collectives cannot be "
+            f"compiled: {_REMEDY}"
+        )
+    with tf.init_scope(), tf.device("/CPU:0"):
+        if not _works():
+            raise UnsupportedError(
+                f"custom calls of TensorFlow {tf.__version__}'s XLA do not work as they used to, so collectives cannot be "
+                f"compiled: {_REMEDY}"
+            )
+
+
+def _works() -> bool:
+    def swap(config: str) -> list[int]:
+        program = tf.function(lambda a, b: _custom_call("hvdlite_self_test", [a, b], config), jit_compile=True, autograph=False)
+        return [int(result) for result in program(tf.constant(3), tf.constant(5))]
+
+    if swap("") != [5, 3]:
+        return False
+    try:
+        swap(_SELF_TEST_TEXT)
+    except tf.errors.OpError as error:
+        return _SELF_TEST_TEXT in str(error)
+    return False
