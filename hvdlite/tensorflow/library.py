@@ -15,12 +15,11 @@ import tensorflow as tf
 
 import hvdlite
 
-__all__ = ["LIBRARY", "load"]
+__all__ = ["LIBRARY", "is_asynchronous", "load"]
 
 LIBRARY = Path(hvdlite.__file__).with_name("hvdlite_tensorflow.so")
 
 
-@cache
 def load() -> Any:
     """The module with the wrappers of hvdlite's ops, such as ``hvdlite_allreduce``.
 
@@ -30,6 +29,20 @@ def load() -> Any:
     Raises:
         ImportError: the library is missing, or this TensorFlow lacks what it needs.
     """
+    return _open()[0]
+
+
+def is_asynchronous() -> bool:
+    """Do kernels in graphs wait without a thread of TensorFlow's? If not, they must run in one order on all ranks.
+
+    Raises:
+        ImportError: as `load`.
+    """
+    return _open()[1]
+
+
+@cache
+def _open() -> tuple[Any, bool]:
     try:
         ops = tf.load_op_library(str(LIBRARY))
     except (tf.errors.OpError, OSError) as error:
@@ -45,15 +58,14 @@ def load() -> Any:
     doubt = _doubt(ops, native)
     if doubt:
         warnings.warn(
-            f"hvdlite: {doubt}. Collectives in graphs therefore occupy a thread of TensorFlow each while they wait: give it as "
-            "many as gradients may be in flight (tf.config.threading.set_inter_op_parallelism_threads), or reduce gradients "
-            "in groups.",
+            f"hvdlite: {doubt}. Collectives in graphs therefore run one after the other, in the order of the program; what "
+            "helps is to reduce gradients in one group (groups=1).",
             RuntimeWarning,
-            stacklevel=2,
+            stacklevel=4,
         )
     else:
         native.hvdlite_tensorflow_use_async(1)
-    return ops
+    return ops, not doubt
 
 
 def _doubt(ops: Any, native: ctypes.CDLL) -> str:
