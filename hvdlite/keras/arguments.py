@@ -17,6 +17,7 @@ __all__ = [
     "accumulate",
     "check_compression",
     "check_optimizer",
+    "check_passes",
     "check_process_set",
     "checked_groups",
     "checked_layers",
@@ -113,19 +114,20 @@ def scaled(optimizer: Any) -> Any:
     return keras.mixed_precision.LossScaleOptimizer(optimizer)
 
 
+def check_passes(passes: int) -> None:
+    """Raises InvalidArgumentError unless it is a whole number above 0."""
+    if isinstance(passes, bool) or not isinstance(passes, int) or passes <= 0:
+        raise InvalidArgumentError(f"backward_passes_per_step must be > 0 and whole, got {passes!r}")
+
+
 def accumulate(optimizer: Any, passes: int) -> None:
-    """Has an optimizer add up the gradients of so many passes before it applies their mean.
+    """Has an optimizer of Keras 3 add up the gradients of several passes before it applies their mean.
 
     Raises:
-        InvalidArgumentError: this is no number of passes, the optimizer accumulates already and differently, or has its
-            variables already.
+        InvalidArgumentError: it accumulates already and differently, or has its variables already.
         UnsupportedError: Keras is too old.
 
     """
-    if isinstance(passes, bool) or not isinstance(passes, int) or passes <= 0:
-        raise InvalidArgumentError(f"backward_passes_per_step must be > 0 and whole, got {passes!r}")
-    if passes == 1:
-        return
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if not hasattr(inner, "gradient_accumulation_steps"):
         raise UnsupportedError(

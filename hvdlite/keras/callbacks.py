@@ -11,7 +11,7 @@ from hvdlite import basics, ops
 from hvdlite.errors import InvalidArgumentError
 from hvdlite.keras.optimizer import is_distributed
 from hvdlite.keras.variables import broadcast_variables, build_optimizer, is_built, read, variables_of
-from hvdlite.requests import Min
+from hvdlite.objects import allgather_object
 
 if TYPE_CHECKING:
 
@@ -43,9 +43,9 @@ __all__ = [
 class BroadcastGlobalVariablesCallback(_Callback):
     """Gives all ranks the root's model and optimizer, once: when they start alike training goes on alike.
 
-    This happens before the first batch where all ranks have built their models, else (TensorFlow, where a model without input
-    shapes is built by its first batch) after the first batch, as in Horovod. In that case the first step is one from different
-    weights; the root's outcome counts.
+    This happens before the first batch, where all variables exist by then. On TensorFlow a model that was made without the
+    shape of its input gets them from its first batch, and so do legacy optimizers of Keras 2 get their slots; then it happens
+    after the first batch, as in Horovod: the first step is one from different weights, of which the root's outcome counts.
 
     Args:
         root_rank: the rank that has the right values, from a checkpoint say.
@@ -66,24 +66,30 @@ class BroadcastGlobalVariablesCallback(_Callback):
         self._local.append(var)
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Broadcasts, if all ranks' models are built."""
+        """Broadcasts, if all ranks have the same number of variables."""
         _warn_unless_distributed(self.model)
-        ready = np.array(is_built(self.model), dtype=np.uint8)
-        if not self.broadcast_done and ops.allreduce(ready, name="keras.built", op=Min):
-            self._broadcast()
+        if self.broadcast_done:
+            return
+        variables = self._variables() if is_built(self.model) else []
+        counts = allgather_object(len(variables), "keras.ready")
+        if len(set(counts)) == 1 and variables:
+            self._broadcast(variables)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Broadcasts, if that has not been possible before."""
         if not self.broadcast_done:
-            self._broadcast()
+            self._broadcast(self._variables())
 
-    def _broadcast(self) -> None:
+    def _variables(self) -> list[Any]:
+        """Those of the model and its optimizer, which is built with it."""
         model, optimizer = self.model, self.model.optimizer
         build_optimizer(model, optimizer)
         local = {id(variable) for variable in self._local}
         variables = [*model.variables, *variables_of(optimizer)]
-        chosen = [each for each in variables if id(each) not in local and id(getattr(each, "value", each)) not in local]
-        broadcast_variables(chosen, self.root_rank)
+        return [each for each in variables if id(each) not in local and id(getattr(each, "value", each)) not in local]
+
+    def _broadcast(self, variables: list[Any]) -> None:
+        broadcast_variables(variables, self.root_rank)
         self.broadcast_done = True
 
 

@@ -92,7 +92,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         groups: lists of variables whose gradients are reduced together, or the number of groups to cut them into. Default:
             what suits the backend of Keras.
         backward_passes_per_step: gradients of so many steps are added up on each rank, then reduced and applied. With Keras 3
-            this is the optimizer's own ``gradient_accumulation_steps``, which it sets.
+            this is the optimizer's own ``gradient_accumulation_steps``, which it sets; with Keras 2 what has been added up is
+            not saved.
         average_aggregated_gradients: divide them by `backward_passes_per_step`.
         process_set: the ranks that train together. On a rank outside of it nothing is reduced.
         scale_local_gradients: divide gradients that `register_local_var` keeps on this rank by the number of ranks.
@@ -211,9 +212,12 @@ def wrap(
     op = arguments.checked_op(op, gradient_predivide_factor)
     backend = current_backend()
     backend.check_supported()
-    arguments.accumulate(optimizer, backward_passes_per_step)
-    # Keras's own accumulation gives the mean of the passes.
-    factor = 1.0 if average_aggregated_gradients else float(backward_passes_per_step)
+    arguments.check_passes(backward_passes_per_step)
+    factor = 1.0
+    if arguments.KERAS_3 and backward_passes_per_step > 1:
+        arguments.accumulate(optimizer, backward_passes_per_step)
+        # Keras's own accumulation gives the mean of the passes.
+        factor = 1.0 if average_aggregated_gradients else float(backward_passes_per_step)
     settings = Settings(
         prefix=f"keras_{name or 'optimizer'}{next(_serials[tuple(process_set.ranks or ())])}",
         reduction=Reduction(
@@ -228,7 +232,14 @@ def wrap(
         factor=factor,
         scale_local=bool(scale_local_gradients),
     )
-    _swap_class(optimizer, Reducer(settings, backend))
+    reducer = Reducer(settings, backend)
+    if not arguments.KERAS_3 and backward_passes_per_step > 1:
+        from hvdlite.tensorflow.aggregation import LocalAggregation
+
+        reducer.aggregation = LocalAggregation(
+            backward_passes_per_step, average_aggregated_gradients, sparse_as_dense, reducer.reduce
+        )
+    _swap_class(optimizer, reducer)
     return optimizer
 
 
@@ -325,8 +336,16 @@ class _Keras2(_Distributed):
         """Reduces the gradients, unless the caller says that this was done."""
         pairs = list(grads_and_vars)
         done = kwargs.get("skip_gradients_aggregation") or not kwargs.get("experimental_aggregate_gradients", True)
-        if pairs and not done:
-            variables = [variable for _, variable in pairs]
-            reduced = self._hvdlite.reduce([gradient for gradient, _ in pairs], variables)
-            pairs = list(zip(reduced, variables, strict=True))
-        return super().apply_gradients(pairs, *args, **kwargs)
+        if not pairs or done:
+            return super().apply_gradients(pairs, *args, **kwargs)
+        gradients, variables = (list(members) for members in zip(*pairs, strict=True))
+        aggregation = self._hvdlite.aggregation
+        if aggregation is None:
+            reduced = self._hvdlite.reduce(gradients, variables)
+            return super().apply_gradients(zip(reduced, variables, strict=True), *args, **kwargs)
+        import tensorflow as tf  # Keras 2 has no other backend
+
+        summed = aggregation.add(gradients, variables)
+        apply = super().apply_gradients
+        # As an operation without a value, since a step that is not complete has none.
+        return aggregation.apply(summed, lambda: tf.group(apply(zip(summed, variables, strict=True), *args, **kwargs)))

@@ -63,13 +63,15 @@ class Reducer:
 
     Attributes:
         settings: how.
-        accumulated: the variables of the accumulated gradients that come next.
+        accumulated: the variables of the accumulated gradients that come next (Keras 3).
+        aggregation: adds up the gradients of several steps (Keras 2); None: there is nothing to add up.
 
     """
 
     def __init__(self, settings: Settings, backend: KerasBackend) -> None:
         self.settings = settings
         self.accumulated: Sequence[Any] = ()
+        self.aggregation: Any = None
         self._backend = backend
         process_set = settings.reduction.process_set
         self._active = bool(process_set.included()) and (process_set.size() or 1) > 1

@@ -114,6 +114,26 @@ def test_backward_passes_per_step(hvd):
         hvd.DistributedOptimizer(built, backward_passes_per_step=4)
 
 
+@pytest.mark.skipif(KERAS_3, reason="see test_backward_passes_per_step")
+@pytest.mark.parametrize("average", [False, True])
+def test_backward_passes_per_step_of_keras_2(hvd, average):
+    """Two batches in one, whose mean loss has the mean of their gradients."""
+    model = make_model()
+    rate = 0.2 if average else 0.1
+    optimizer = keras.optimizers.SGD(rate)
+    model.compile(
+        optimizer=hvd.DistributedOptimizer(optimizer, backward_passes_per_step=2, average_aggregated_gradients=average),
+        loss="mse",
+    )
+    fit(model, *map(part, data()), ROWS)
+    alone = make_model()
+    alone.compile(optimizer=keras.optimizers.SGD(0.2), loss="mse")
+    fit(alone, *data(), 2 * ROWS * WORLD.size)
+    assert_same_everywhere(state_of(model))
+    assert_close(model.get_weights(), alone.get_weights())
+    assert int(optimizer.iterations) == EPOCHS * STEPS // 2
+
+
 @needs_keras_3
 def test_accumulated_gradients_are_reduced_once(hvd, monkeypatch):
     reduced = []
@@ -127,6 +147,37 @@ def test_accumulated_gradients_are_reduced_once(hvd, monkeypatch):
         assert reduced == [4]
     else:
         assert reduced == [4, 4]
+
+
+@pytest.mark.skipif(BACKEND != "jax", reason="others have state")
+@pytest.mark.parametrize("jit", [True, False])
+def test_a_loop_of_the_user_with_stateless_apply(hvd, jit):
+    import jax
+
+    model = make_model()
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    optimizer.build(model.trainable_variables)
+    x, y = part(data()[0]), part(data()[1])
+
+    def loss(trainable, x, y):
+        outputs, _ = model.stateless_call(trainable, [], x)
+        return ((outputs - y) ** 2).mean()
+
+    def step(trainable, state, x, y):
+        return optimizer.stateless_apply(state, jax.grad(loss)(trainable, x, y), trainable)
+
+    step = jax.jit(step) if jit else step
+    trainable = [variable.value for variable in model.trainable_variables]
+    state = [variable.value for variable in optimizer.variables]
+    gradients = [np.asarray(each) for each in jax.grad(loss)(trainable, x, y)]
+    wanted = [
+        np.asarray(start) - 0.1 * np.mean(found, axis=0)
+        for start, found in zip(trainable, zip(*WORLD.allgather(gradients), strict=True), strict=True)
+    ]
+    trainable, state = step(trainable, state, x, y)
+    assert_close([np.asarray(each) for each in trainable], wanted)
+    trainable, state = step(trainable, state, x, y)
+    assert_same_everywhere([np.asarray(each) for each in trainable])
 
 
 # --- mixed precision -------------------------------------------------------------------------------------------------
