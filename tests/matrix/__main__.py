@@ -20,7 +20,7 @@ from datetime import date
 from pathlib import Path
 
 from cells import CELLS, ROTATION, Cell
-from wheels import BUILD, ROOT, Unavailable, call, find_python, find_wheel, make_environment
+from wheels import BUILD, BUILD_SECONDS, INSTALL_SECONDS, ROOT, Unavailable, call, find_python, find_wheel, make_environment
 
 PAGE = ROOT / "docs" / "compatibility.md"
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
@@ -68,7 +68,8 @@ def run_cell(cell: Cell) -> Result:
     folder = BUILD / "cells" / cell.name
     try:
         requirements = ["mpi4py>=4", "numpy", *cell.requirements, *cell.mpi.requirements]
-        bin_ = make_environment(folder, python, requirements, cell.mpi.environ)
+        seconds = BUILD_SECONDS if cell.large else INSTALL_SECONDS
+        bin_ = make_environment(folder, python, requirements, cell.mpi.environ, seconds)
         if mpirun:
             # No link: MPICH's would look for its other programs beside it.
             (bin_ / "mpirun").write_text(f'#!/bin/sh\nexec {mpirun} "$@"\n')
