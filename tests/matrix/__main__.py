@@ -151,14 +151,14 @@ def main() -> int:
         started = time.monotonic()
         try:
             results.append(run_cell(cell))
+            if not rotating:
+                record(results)
         except Unavailable as missing:
             print(f"  skipped: {missing}", flush=True)
         except RuntimeError as error:
             print(f"  FAILED: {error}", flush=True)
             broken.append(cell.name)
         print(f"  {time.monotonic() - started:.0f} s", flush=True)
-    if not rotating:
-        record(results)
     broken += [result.cell for result in results if not all(result.programs.values())]
     print(f"matrix: {len(results)} of {len(cells)} cells ran; failed: {', '.join(broken) or 'none'}")
     return 1 if broken else 0
