@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 import hvdlite
 
@@ -72,7 +73,8 @@ def _doubt(ops: Any, native: ctypes.CDLL) -> str:
     """Why the kernels had better not be asynchronous; empty if they can."""
     if not native.hvdlite_tensorflow_has_async_kernels():
         return f"TensorFlow {tf.__version__} has no asynchronous kernels in its C API (2.13 has)"
-    with tf.init_scope(), tf.device("/CPU:0"):
+    # Eagerly also in programs of TensorFlow 1, which build graphs only.
+    with tf.init_scope(), context.eager_mode(), tf.device("/CPU:0"):
         if not int(ops.hvdlite_self_test()):
             return f"asynchronous kernels of TensorFlow {tf.__version__} do not end as they used to"
     return ""
