@@ -54,8 +54,9 @@ def run(world: World, plan: OpsPlan, sink: Callable[[Sequence[report.Record]], N
 def _subject(name: str, graph: Callable[[Sequence[Any]], list[Any]], tensors: Sequence[Any]) -> Subject:
     import tensorflow as tf
 
-    function = tf.function(graph, jit_compile=False).get_concrete_function(list(tensors))
-    return Subject(name, [], lambda: function(*tensors))
+    given = list(tensors)
+    function = tf.function(graph, jit_compile=False).get_concrete_function(given)
+    return Subject(name, [], lambda: function(given))
 
 
 def _graphs() -> Mapping[str, Callable[[Sequence[Any]], list[Any]]]:
