@@ -44,6 +44,7 @@ def require_no_xla(what: str) -> None:
         raise UnsupportedError(f"{what} cannot be compiled by XLA, only allreduce and grouped_allreduce can: {_REMEDY}")
 
 
+@tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
 def grouped_allreduce(
     tensors: Sequence[Any],
     *,
@@ -94,11 +95,13 @@ def grouped_allreduce(
             if op in (Min, Max, Product):
                 raise UnsupportedError(f"allreduce with op={OP_NAMES[op]} has no gradient in a program for XLA: {_REMEDY}")
             unique = tf.compat.v1.get_default_graph().unique_name(f"{name}.grad")
-            return grouped_allreduce(gradients, name=unique, op=op, prescale=prescale, postscale=postscale, set_id=set_id)
+            common = {"op": op, "prescale": prescale, "postscale": postscale, "set_id": set_id}
+            return list(grouped_allreduce(gradients, name=unique, **common))
 
         return _call(operands, description), backward
 
-    return list(reduce(*made))
+    results: list[tf.Tensor] = list(reduce(*made))
+    return results
 
 
 def _call(operands: Sequence[tf.Tensor], description: str) -> list[tf.Tensor]:
