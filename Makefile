@@ -4,11 +4,14 @@
 PYTHON ?= python3
 NP ?= 2
 HVDLITE_STRESS_SECONDS ?= 180
+CELL ?= all
 
 VENV := .venv
 BIN := $(VENV)/bin
-# torch is pinned because the tests compare with its numbers; whatever depends on torch is installed after it.
-TORCH := torch==2.13.0
+# The frameworks are pinned because the tests compare with their numbers; whatever depends on them is installed after them.
+# Python 3.10 gets the newest Keras that it can run, and no JAX.
+FRAMEWORKS := 'torch==2.13.0' 'tensorflow-cpu==2.21.0' \
+  'keras==3.15.1; python_version>="3.11"' 'jax==0.10.2; python_version>="3.11"'
 
 BUILD_INPUTS := setup.py pyproject.toml CMakeLists.txt hvdlite/_version.py $(wildcard _build/*.py)
 NATIVE_INPUTS := $(shell find csrc -type f)
@@ -20,18 +23,19 @@ MPI_ENV := OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
 # The mpirun that fits: the environment's own where the build chose an MPI wheel, or else the machine's.
 MPIRUN = $(shell test -x $(BIN)/mpirun && echo $(BIN)/mpirun || echo mpirun)
 
-.PHONY: venv develop demo test test-all sanitize asan tsan lint tidy arm64 format clean
+.PHONY: venv develop demo test test-all test-matrix sanitize asan tsan lint tidy arm64 format clean
 
 venv: $(VENV)/.native
 
-$(VENV)/.torch:
+# Where the list changes it is installed anew.
+$(VENV)/.frameworks: Makefile
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install '$(TORCH)'
+	$(BIN)/python -m pip install $(FRAMEWORKS)
 	touch $@
 
 # Editable: tests and examples run from the tree, so a changed Python file needs no new installation. The MPI wheel, where
 # the build chose one, is a dependency of the package.
-$(VENV)/.installed: $(VENV)/.torch $(BUILD_INPUTS)
+$(VENV)/.installed: $(BUILD_INPUTS) | $(VENV)/.frameworks
 	$(BIN)/python -m pip install --editable '.[test,examples]'
 	touch $@
 
@@ -62,6 +66,11 @@ test: venv
 
 test-all: venv
 	$(BIN)/python -m pytest -m ''
+
+# One wheel against many versions of Python, frameworks and MPIs, each in an environment of its own (tests/matrix). CELL is
+# one cell's name, or `rotating` for the one that the commit's hash picks; what ran goes into docs/compatibility.md.
+test-matrix:
+	$(PYTHON) tests/matrix $(CELL)
 
 sanitize: asan tsan
 

@@ -37,7 +37,10 @@ void Cycle::finish(std::span<const Entry> entries, const Status& status) {
     ++ended;
     if (!status.ok()) fail(entry, status);
     Watcher* watcher = entry.completion->watcher;
-    if (watcher != nullptr && --watcher->awaited == 0) shared_.to_tell.emplace_back(watcher);
+    if (watcher != nullptr) {
+      --shared_.watched;
+      if (--watcher->awaited == 0) shared_.to_tell.emplace_back(watcher);
+    }
     entry.completion->done.store(1, std::memory_order_release);
   }
   (status.ok() ? shared_.counters.completed : shared_.counters.failed) += ended;

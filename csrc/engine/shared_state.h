@@ -133,6 +133,7 @@ struct SharedState {
   HandleTable handles;
   FlightRecorder recorder;
   WaitRegistry waits;
+  std::atomic<std::int64_t> watched{0};  // operations in flight whose end a callback is told
   SetDirectory sets;
   Numbering numbering;
   const std::shared_ptr<ArenaDirectory> arenas =

@@ -93,10 +93,13 @@ void Engine::submit_named(std::span<const Submission> submissions, bool wake, st
     entry.completion->watcher = watcher.get();
   }
   shared_.handles.add(entries, handles);
+  const std::int64_t watched = watcher ? static_cast<std::int64_t>(entries.size()) : 0;
+  shared_.watched += watched;
   try {
     enqueue(entries, wake);
-    (void)watcher.release();  // it is its operations' now
+    [[maybe_unused]] const Watcher* theirs = watcher.release();  // it is its operations' now
   } catch (...) {
+    shared_.watched -= watched;
     for (std::size_t i = 0; i < entries.size(); ++i) shared_.handles.release(handles[i]);
     throw;
   }
@@ -105,7 +108,9 @@ void Engine::submit_named(std::span<const Submission> submissions, bool wake, st
 // All or nothing.
 void Engine::enqueue(std::span<Entry> entries, bool wake) {
   shared_.recorder.submitted(entries);
-  shared_.waits.may_submit();
+  // A thread whose callback is told need never wait: from what it does nothing can be concluded.
+  const bool told = !entries.empty() && entries.front().completion->watcher != nullptr;
+  if (!told) shared_.waits.may_submit();
   const bool was_empty = shared_.queue.push(entries);
   shared_.counters.submitted += static_cast<std::int64_t>(entries.size());
   if (wake && was_empty) {

@@ -11,6 +11,9 @@ using base::Clock;
 namespace {
 
 constexpr base::microseconds kWatchInterval{20'000};
+// Behind a callback a program may go on or wait, and nobody sees which. It is taken to wait when nothing has been submitted and
+// nothing has ended here for so many times the usual patience.
+constexpr double kUnseen = 40;
 
 }  // namespace
 
@@ -42,13 +45,17 @@ std::uint64_t Cycle::version() const {
 BlockedReport Cycle::blocked_report() {
   BlockedReport report;
   report.version = version();
-  const auto awaited = shared_.waits.all_waiting();
-  report.blocked = awaited.has_value() && !shared_.queue.due(base::microseconds(0)).has_value();
+  const std::int64_t watched = shared_.watched;
+  const auto seen = shared_.waits.all_waiting();
+  report.blocked = (seen || watched > 0) && !shared_.queue.due(base::microseconds(0)).has_value();
   if (!report.blocked) return report;
+  auto awaited = seen.value_or(std::vector<CompletionPtr>());
+  std::erase_if(awaited, [](const CompletionPtr& each) { return each->watcher != nullptr; });
   const auto is_awaited = [&](const CompletionPtr& completion) {
-    return std::find(awaited->begin(), awaited->end(), completion) != awaited->end();
+    return completion->watcher != nullptr ||
+           std::find(awaited.begin(), awaited.end(), completion) != awaited.end();
   };
-  std::size_t found = 0;
+  std::int64_t found = 0;
   // Who waits to remove a set waits for all that it has submitted there.
   std::set<std::int32_t> removing;
   for (const Entry& entry : held_removals_) {
@@ -76,14 +83,14 @@ BlockedReport Cycle::blocked_report() {
     if (set->accord) set->accord->for_each(add);
   }
   // A caller that waits for data on its way, or has just been served, is not blocked by another rank's silence.
-  report.blocked = found == awaited->size();
+  report.blocked = found == watched + static_cast<std::int64_t>(awaited.size());
   if (!report.blocked) report.open.clear();
   return report;
 }
 
 void Cycle::report_if_blocked(Clock::time_point now) {
-  const auto awaited = shared_.waits.all_waiting();
-  const bool blocked = awaited.has_value() && transport_.size() > 1;
+  const bool told = shared_.watched > 0;
+  const bool blocked = (told || shared_.waits.all_waiting()) && transport_.size() > 1;
   if (blocked != blocked_ || version() != blocked_version_) {
     blocked_ = blocked;
     blocked_version_ = version();
@@ -96,10 +103,8 @@ void Cycle::report_if_blocked(Clock::time_point now) {
     }
     return;
   }
-  if (!blocked_ || reported_ ||
-      base::seconds_between(blocked_since_, now) < shared_.config.deadlock_timeout / 2) {
-    return;
-  }
+  const double patience = shared_.config.deadlock_timeout / 2 * (told ? kUnseen : 1);
+  if (!blocked_ || reported_ || base::seconds_between(blocked_since_, now) < patience) return;
   BlockedReport report = blocked_report();
   if (!report.blocked) return;
   reported_ = true;

@@ -19,17 +19,17 @@ __all__ = ["HorovodFinder", "UnsupportedModuleError", "own_name"]
 DOORS = ("torch", "tensorflow", "keras")
 
 _MPIRUN = "start the training script with mpirun (python -m hvdlite.horovod works under it)"
-_OTHER_DOOR = "in this version PyTorch (horovod.torch) and NumPy arrays (hvdlite) are served"
+_OTHER_DOOR = (
+    "PyTorch (horovod.torch), TensorFlow (horovod.tensorflow), Keras (horovod.keras) and NumPy arrays (hvdlite) are served"
+)
 
 # Why a module is not here, and what to use; also for those below it that have no line of their own.
 REASONS = {
     "_keras": "it is internal to Horovod; use horovod.keras or horovod.tensorflow.keras",
-    "keras": f"there is no Keras door yet; {_OTHER_DOOR}",
     "mxnet": f"MXNet is not developed any more; {_OTHER_DOOR}",
     "ray": f"hvdlite has no executor for Ray; {_MPIRUN}",
     "runner": f"hvdlite has no launcher; {_MPIRUN}",
     "spark": f"hvdlite has no estimators for Spark; {_MPIRUN}",
-    "tensorflow": f"there is no TensorFlow door yet; {_OTHER_DOOR}",
     "tensorflow.data": "hvdlite starts no tf.data service; shard the dataset by rank() and size()",
     "torch.mpi_lib_v2": "it is Horovod's native library; use horovod.torch.mpi_ops",
 }

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from hvdlite import objects, ops
@@ -80,7 +81,7 @@ def _broadcast(variables: Iterable[Any], root_rank: int, name: str, process_set:
     names = [f"{name}_{place + 1}of{len(targets)}" for place in range(len(targets))]
     if tf.executing_eagerly():
         # As arrays, all of which are in flight at once; TensorFlow would wait for each operation.
-        arrays = [target.numpy() for target in targets]
+        arrays = [np.asarray(target.numpy()) for target in targets]
         flights = [ops.broadcast_async_(array, root_rank, own, process_set) for array, own in zip(arrays, names, strict=True)]
         for target, flight in zip(targets, flights, strict=True):
             target.assign(flight.synchronize())

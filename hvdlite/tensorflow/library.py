@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 import hvdlite
 
-__all__ = ["LIBRARY", "load"]
+__all__ = ["LIBRARY", "is_asynchronous", "load"]
 
 LIBRARY = Path(hvdlite.__file__).with_name("hvdlite_tensorflow.so")
 
 
-@cache
 def load() -> Any:
     """The module with the wrappers of hvdlite's ops, such as ``hvdlite_allreduce``.
 
@@ -30,6 +30,20 @@ def load() -> Any:
     Raises:
         ImportError: the library is missing, or this TensorFlow lacks what it needs.
     """
+    return _open()[0]
+
+
+def is_asynchronous() -> bool:
+    """Do kernels in graphs wait without a thread of TensorFlow's? If not, they must run in one order on all ranks.
+
+    Raises:
+        ImportError: as `load`.
+    """
+    return _open()[1]
+
+
+@cache
+def _open() -> tuple[Any, bool]:
     try:
         ops = tf.load_op_library(str(LIBRARY))
     except (tf.errors.OpError, OSError) as error:
@@ -45,22 +59,22 @@ def load() -> Any:
     doubt = _doubt(ops, native)
     if doubt:
         warnings.warn(
-            f"hvdlite: {doubt}. Collectives in graphs therefore occupy a thread of TensorFlow each while they wait: give it as "
-            "many as gradients may be in flight (tf.config.threading.set_inter_op_parallelism_threads), or reduce gradients "
-            "in groups.",
+            f"hvdlite: {doubt}. Collectives in graphs therefore run one after the other, in the order of the program; what "
+            "helps is to reduce gradients in one group (groups=1).",
             RuntimeWarning,
-            stacklevel=2,
+            stacklevel=4,
         )
     else:
         native.hvdlite_tensorflow_use_async(1)
-    return ops
+    return ops, not doubt
 
 
 def _doubt(ops: Any, native: ctypes.CDLL) -> str:
     """Why the kernels had better not be asynchronous; empty if they can."""
     if not native.hvdlite_tensorflow_has_async_kernels():
         return f"TensorFlow {tf.__version__} has no asynchronous kernels in its C API (2.13 has)"
-    with tf.init_scope(), tf.device("/CPU:0"):
+    # Eagerly also in programs of TensorFlow 1, which build graphs only.
+    with tf.init_scope(), context.eager_mode(), tf.device("/CPU:0"):
         if not int(ops.hvdlite_self_test()):
             return f"asynchronous kernels of TensorFlow {tf.__version__} do not end as they used to"
     return ""

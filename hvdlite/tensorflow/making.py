@@ -8,7 +8,9 @@ An op without state whose inputs are all constants, as the gradient of a linear 
 TensorFlow optimises the graph, and never again. So it has one more input, the anchor, that never is a constant: a tensor from
 outside of the function, too large to become a constant inside. There are two kinds of graphs that it cannot be had in, and
 there ops have state: graphs of TensorFlow 1, which have no outside, and the gradients of loops, which must not refer to
-tensors that the loop does not.
+tensors that the loop does not. Ops also have state where their kernels are not asynchronous: each that waits occupies one of
+TensorFlow's threads, of which there are as many as processors, and ranks whose threads wait for different tensors would wait
+for ever.
 """
 
 import struct
@@ -19,7 +21,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvdlite.tensorflow import xla
-from hvdlite.tensorflow.library import load
+from hvdlite.tensorflow.library import is_asynchronous, load
 
 __all__ = ["bits_of", "factor_of", "make"]
 
@@ -81,6 +83,8 @@ def factor_of(bits: int) -> float:
 
 def _new_anchor() -> tf.Tensor | None:
     """The anchor for an op in this graph; None if it has to have state."""
+    if not is_asynchronous():
+        return None
     graph = tf.compat.v1.get_default_graph()
     if not hasattr(graph, "capture") or not tf.compat.v1.executing_eagerly_outside_functions():
         return None  # no function's, or that of a branch in a graph of TensorFlow 1

@@ -40,7 +40,7 @@ def allreduce_slices(
     rows, indices = collective_ops.grouped_allgather([sent, slices.indices], name=name, set_id=set_id)
     rows = compression.decompress(rows, context)
     if factor != 1.0:
-        rows *= tf.cast(factor, rows.dtype)
+        rows = tf.cast(tf.cast(rows, tf.float64) * factor, rows.dtype) if rows.dtype.is_integer else rows * factor
     if op == Average:
         ranks = tf.cast(collective_ops.size(set_id), rows.dtype)
         rows = tf.math.truncatediv(rows, ranks) if rows.dtype.is_integer else rows / ranks

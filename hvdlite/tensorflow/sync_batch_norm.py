@@ -83,7 +83,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
             old = tf.cast(tf.convert_to_tensor(moving), tf.float64)
             followed = tf.where(count > 0, old * self.momentum + new * (1.0 - self.momentum), old)
             moving.assign(tf.cast(followed, moving.dtype))
-        scale = tf.math.rsqrt(variance + tf.cast(self.epsilon, tf.float64))
+        scale = tf.math.rsqrt(variance + self.epsilon)
         if self.gamma is not None:
             scale *= tf.cast(tf.convert_to_tensor(self.gamma), tf.float64)
         offset = (own.center - mean) * scale

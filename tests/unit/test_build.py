@@ -52,11 +52,9 @@ def decide(mpi_choice, monkeypatch, tmp_path):
         site = tmp_path / "target-site-packages"
         for wheel in wheels:
             (site / f"{wheel}-9.9.dist-info").mkdir(parents=True)
-        path = os.pathsep.join([*(str(folder) for folder in folders), "/usr/bin", "/bin"])
+        # Nothing of this machine: it may have an MPI of its own. The wrappers get by with what a shell has built in.
+        path = os.pathsep.join(str(folder) for folder in folders)
         monkeypatch.setenv("PATH", path)
-        found = [folder for folder in ("/usr/bin", "/bin") if Path(folder, "mpicxx").exists()]
-        if found and not folders:
-            pytest.skip("this machine has an MPI of its own")
         return mpi_choice.decide({"PATH": path, **variables}, str(site))
 
     return call

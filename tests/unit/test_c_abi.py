@@ -16,7 +16,7 @@ CORE.hvdlite_current_engine.restype = ctypes.c_void_p
 CORE.hvdlite_last_error.restype = ctypes.c_char_p
 THEN = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 FLOAT32 = 10
-MISMATCH, NOT_INITIALIZED = 2, 6
+MISMATCH, TIMEOUT, NOT_INITIALIZED = 2, 4, 6
 
 
 class Request(ctypes.Structure):
@@ -124,6 +124,48 @@ def test_a_callback_tells_of_failures_too():
         assert rank.allreduce("next", values(rank, 1))[0] == 3
 
     with engines(2) as ranks:
+        in_threads(ranks, body)
+
+
+def test_a_deadlock_of_callbacks_is_found():
+    """Nobody is seen to wait, but nothing happens any more."""
+
+    def body(rank: Rank) -> None:
+        good = Call(rank, ALLREDUCE, [values(rank, 2)], ["good"])
+        assert good.outcome() == [0]
+        call = Call(rank, ALLREDUCE, [values(rank, 2), values(rank, 3)], [f"only{rank.rank}", f"also{rank.rank}"])
+        assert call.outcome() == [TIMEOUT, TIMEOUT]
+        for each in (good, call):
+            each.close()
+        assert rank.allreduce("next", values(rank, 1))[0] == 3
+
+    with engines(2, {"deadlock_timeout": 0.02}) as ranks:
+        in_threads(ranks, body)
+
+
+def test_threads_that_were_told_do_not_hide_a_deadlock():
+    """They may live as long as the program and never wait for anything."""
+    done = threading.Event()
+
+    def body(rank: Rank) -> None:
+        def tell() -> None:
+            call = Call(rank, ALLREDUCE, [values(rank, 2)], ["told"])
+            assert call.told.wait(60)
+            told.set()
+            done.wait(60)
+            call.close()
+
+        told = threading.Event()
+        thread = threading.Thread(target=tell)
+        thread.start()
+        assert told.wait(60)
+        with pytest.raises(hvdlite.OperationTimeoutError, match="deadlock"):
+            rank.allreduce(f"only{rank.rank}", values(rank, 2))
+        rank.barrier()
+        done.set()
+        thread.join()
+
+    with engines(2, {"deadlock_timeout": 0.05}) as ranks:
         in_threads(ranks, body)
 
 

@@ -5,7 +5,7 @@ import pytest
 pytest.register_assert_rewrite("keras_cases", "keras_training")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def hvd():
     import keras
 

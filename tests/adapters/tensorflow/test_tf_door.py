@@ -270,6 +270,33 @@ def test_scopes_in_names_are_what_ranks_are_paired_by(hvd):
     assert_close(step(tf.constant(float(RANK))), [tf.constant(float(factor * ranks)) for factor in (1, 2, 3)])
 
 
+def test_a_function_called_twice_in_a_step(hvd):
+    """As docs/sharp_edges.md has it: the calls follow each other, or the function is traced for each."""
+    weights = tf.Variable(tf.ones([2]))
+
+    def gradient_of(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(weights * x)
+        return hvd.DistributedGradientTape(tape, op=hvd.Sum).gradient(loss, weights)
+
+    traced = tf.function(gradient_of)
+
+    @tf.function
+    def one_after_the_other(x):
+        first = traced(x)
+        with tf.control_dependencies([first]):
+            return first, traced(10.0 * x)
+
+    @tf.function
+    def together(x):
+        return gradient_of(x), gradient_of(10.0 * x)
+
+    total = tf.ones([2]) * sum(range(1, SIZE + 1))
+    for step in (one_after_the_other, together):
+        for _ in range(20):
+            assert_close(step(tf.ones([2]) * (RANK + 1)), [total, 10.0 * total])
+
+
 # --- gradients --------------------------------------------------------------------------------------------------------------
 
 
@@ -296,7 +323,6 @@ def test_a_gradient_that_is_no_tensor_is_refused(hvd):
         allreduce_gradients([tf.ragged.constant([[1.0], []])], ["words"])
 
 
-@pytest.mark.skip(reason="the engine does not count callbacks as waiting callers")
 def test_ranks_with_different_gradients_are_told(hvd):
     gradients = [tf.ones([2]), None if RANK else tf.ones([2]), tf.ones([2])]
     with pytest.raises(tf.errors.DeadlineExceededError, match=r"'a_1of2' in process set 0.*missing on rank"):

@@ -96,6 +96,7 @@ CASES = {
     "images": ("uneven", (3, 2), {}, tf.function),
     "channels first": ("one empty", (3, 2), {"axis": 1}, tf.function),
     "sequences, eager": ("one empty", (4,), {}, eagerly),
+    "compiled": ("uneven", (2,), {}, lambda function: tf.function(function, jit_compile=True)),
 }
 
 

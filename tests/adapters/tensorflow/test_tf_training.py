@@ -62,7 +62,7 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", [*MODES, "compiled"])
 def test_tape(hvd, mode, options):
     check_tape(hvd, mode, **options)
 
@@ -154,7 +154,7 @@ def embedding_loss(table, words):
 
 
 @pytest.mark.parametrize("options", [{}, {"sparse_as_dense": True}], ids=["gathered", "dense"])
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", [*MODES, "compiled"])
 def test_sparse_gradients(hvd, mode, options):
     """Words that several ranks have, and one rank twice; with as many of them on each rank the average is the whole batch's."""
     table = tf.Variable(np.random.default_rng(3).standard_normal((WORDS, 2)))
@@ -163,7 +163,7 @@ def test_sparse_gradients(hvd, mode, options):
         with tf.GradientTape() as tape:
             loss = embedding_loss(table, words)
         gradient = hvd.DistributedGradientTape(tape, **options).gradient(loss, table)
-        assert isinstance(gradient, tf.Tensor) == bool(options)
+        assert isinstance(gradient, tf.Tensor) == (mode == "compiled" or bool(options))
         return gradient
 
     step = modes(step)[mode]
@@ -282,6 +282,15 @@ def test_v1_graph(hvd, passes):
         minimize(twin_optimizer, twin)(*whole)
     assert_close(found, twin.variables)
     assert_same_bits(found)
+
+
+def test_optimizers_of_keras_are_handed_over(hvd):
+    """With their operator, which Horovod drops."""
+    variable = tf.keras.Variable([1.0, 2.0]) if hasattr(tf.keras, "Variable") else tf.Variable([1.0, 2.0])
+    optimizer = tf.keras.optimizers.SGD(1.0)
+    assert hvd.DistributedOptimizer(optimizer, op=hvd.Sum, groups=1) is optimizer
+    optimizer.apply_gradients([(tf.constant([1.0, 0.0]) * hvd.rank(), variable)])
+    assert_close([variable], [tf.constant([1.0 - sum(range(hvd.size())), 2.0])])
 
 
 def test_v1_adasum_is_of_steps(hvd):

@@ -1,26 +1,15 @@
 """The examples do what they say."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 import torch
 from mpi4py import MPI
-
-EXAMPLES = Path(__file__).parents[3] / "examples"
-
-
-def load(name):
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+from support.examples import load, shared
 
 
 @pytest.fixture
 def folder(tmp_path):
     """Rank 0's folder, on all ranks."""
-    return Path(MPI.COMM_WORLD.bcast(str(tmp_path)))
+    return shared(tmp_path)
 
 
 def test_digits_saves_resumes_and_learns(hvd, folder, capsys):

@@ -1,23 +1,12 @@
-"""Programs written for Horovod run unchanged on two ranks: mpirun -n 2 python -m hvdlite.horovod script.py."""
+"""Programs written for Horovod with PyTorch run unchanged."""
 
 import re
 import textwrap
-from pathlib import Path
 
 import pytest
-from support.job import JobResult, run_python
+from shim_job import SCRIPTS, run
 
 pytest.importorskip("torch")
-
-SCRIPTS = Path(__file__).with_name("scripts")
-TIMEOUT = 150.0
-
-
-def run(folder: Path, *arguments: str, env: dict[str, str] | None = None) -> JobResult:
-    job = run_python(["-m", "hvdlite.horovod", *arguments], 2, TIMEOUT, folder, env)
-    for file in folder.glob("rank*.std*"):  # the next job of the test has its own
-        file.unlink()
-    return job
 
 
 def test_digits(tmp_path):

@@ -1,0 +1,211 @@
+"""Trains a small convolutional network with Keras's compile and fit, on as many processes as mpirun starts.
+
+    python keras_digits.py                              one process
+    mpirun -n 2 python keras_digits.py                  two: same script, each reads half of the images
+    mpirun -n 2 python keras_digits.py --checkpoint digits --logs logs
+    mpirun -n 2 python keras_digits.py --checkpoint digits --resume --epochs 20
+    KERAS_BACKEND=torch mpirun -n 2 python keras_digits.py
+
+Every process ("rank") runs this whole file, on whichever backend Keras runs. What hvdlite adds to an ordinary training
+script is marked with HVD; there are seven such places. Needs Keras and scikit-learn (which brings the 1797 images of
+8 x 8 pixels with it); for --logs also TensorFlow and TensorBoard.
+"""
+
+import argparse
+import hashlib
+import importlib.util
+import math
+import os
+import sys
+import time
+from pathlib import Path
+
+import keras
+import numpy as np
+from sklearn.datasets import load_digits
+
+import hvdlite.keras as hvd
+from hvdlite import allgather_object
+
+
+def parse_arguments(argv=None):
+    """The command line; --help shows it."""
+    parser = argparse.ArgumentParser(
+        description="Train a small network on scikit-learn's digits, with one process or (under mpirun) several.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--epochs", type=int, default=15, help="passes over the training images")
+    parser.add_argument("--batch-size", type=int, default=32, help="images in a batch of each rank")
+    parser.add_argument("--lr", type=float, default=0.02, help="learning rate for one rank; multiplied by their number")
+    parser.add_argument("--warmup-epochs", type=int, default=2, help="epochs in which the learning rate rises to that")
+    parser.add_argument("--compression", choices=("none", "fp16", "bf16"), default="none", help="how gradients travel")
+    parser.add_argument("--checkpoint", metavar="FOLDER", help="where rank 0 saves the model after each epoch")
+    parser.add_argument("--resume", action="store_true", help="continue from the last epoch in that folder")
+    parser.add_argument("--logs", metavar="FOLDER", help="where rank 0 writes what TensorBoard shows")
+    parser.add_argument("--seed", type=int, default=1, help="of the initial weights and the order of the images")
+    arguments = parser.parse_args(argv)
+    if arguments.resume and not arguments.checkpoint:
+        parser.error("--resume needs --checkpoint FOLDER")
+    if arguments.logs and importlib.util.find_spec("tensorboard") is None:
+        parser.error("--logs needs TensorBoard: pip install tensorboard")
+    return arguments
+
+
+def load_images():
+    """This rank's share of the training images and of the test images, with their labels."""
+    digits = load_digits()
+    images, labels = digits.images[..., np.newaxis].astype("float32") / 16.0, digits.target
+    order = np.random.default_rng(0).permutation(len(labels))  # the same on all ranks
+    # HVD 2: each rank takes every n-th image. All take equally many, as each batch is one step of all ranks together.
+    train, test = (
+        part[: len(part) // hvd.size() * hvd.size()][hvd.rank() :: hvd.size()] for part in (order[:-360], order[-360:])
+    )
+    return (images[train], labels[train]), (images[test], labels[test])
+
+
+def make_network():
+    """Images of 8 x 8 x 1 in, ten scores out."""
+    return keras.Sequential(
+        [
+            keras.Input((8, 8, 1)),
+            keras.layers.Conv2D(16, 3, padding="same", activation="relu"),
+            keras.layers.Conv2D(32, 3, padding="same", activation="relu"),
+            keras.layers.MaxPooling2D(2),
+            keras.layers.Flatten(),
+            keras.layers.Dense(64, activation="relu"),
+            keras.layers.Dense(10),
+        ]
+    )
+
+
+def make_model(arguments):
+    """A compiled network."""
+    model = make_network()
+    # HVD 3: n ranks make a batch n times as large, which bears a learning rate n times as large.
+    optimizer = keras.optimizers.SGD(arguments.lr * hvd.size(), momentum=0.9, weight_decay=5e-4, global_clipnorm=5.0)
+    # HVD 4: fit() now averages the gradients over the ranks, before they are clipped and applied.
+    optimizer = hvd.DistributedOptimizer(optimizer, compression=getattr(hvd.Compression, arguments.compression))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer=optimizer, loss=loss, metrics=["accuracy"])
+    return model
+
+
+def last_saved(folder):
+    """The last file in the folder and the epochs it has seen."""
+    files = sorted(Path(folder).glob("epoch-*.keras"))
+    if not files:
+        raise SystemExit(f"nothing to resume from: no epoch-*.keras in {folder}")
+    return files[-1], int(files[-1].stem.removeprefix("epoch-"))
+
+
+class SaveEachEpoch(keras.callbacks.Callback):
+    """Saves the whole model; a file has its name only once it is complete."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self.folder = Path(folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    def on_epoch_end(self, epoch, logs=None):
+        """Keras calls it."""
+        unfinished = self.folder / "unfinished.keras"
+        self.model.save(unfinished)
+        os.replace(unfinished, self.folder / f"epoch-{epoch + 1:03}.keras")
+
+
+class SayEachEpoch(keras.callbacks.Callback):
+    """One line for each epoch."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        """Keras calls it."""
+        training, test = logs["accuracy"], logs["val_accuracy"]
+        print(f"epoch {epoch + 1}: loss {logs['loss']:.4f}, training {training:.2%}, test {test:.2%}", flush=True)
+
+
+def make_callbacks(arguments):
+    """Those that all ranks need first, then those of rank 0."""
+    warmup, rate = min(arguments.warmup_epochs, arguments.epochs), arguments.lr * hvd.size()
+    rest = max(1, arguments.epochs - warmup)
+    callbacks = [
+        # HVD 5: all ranks start from what rank 0 has, be it new or loaded.
+        hvd.callbacks.BroadcastGlobalVariablesCallback(0),
+        # HVD 6: each rank has seen its own images only; from here on the metrics are those of all.
+        hvd.callbacks.MetricAverageCallback(),
+        hvd.callbacks.LearningRateScheduleCallback(
+            rate, lambda epoch: 0.5 * (1 + math.cos(math.pi * (epoch - warmup) / rest)), start_epoch=warmup
+        ),
+    ]
+    if warmup:
+        callbacks.append(hvd.callbacks.LearningRateWarmupCallback(rate, warmup_epochs=warmup))
+    if hvd.rank() == 0:  # one rank writes; all have the same weights and metrics
+        callbacks.append(SayEachEpoch())
+        if arguments.logs:
+            callbacks.append(keras.callbacks.TensorBoard(arguments.logs))
+        if arguments.checkpoint:
+            callbacks.append(SaveEachEpoch(arguments.checkpoint))
+    return callbacks
+
+
+def same_weights_everywhere(model):
+    """Do all ranks hold the same bits?"""
+    digest = hashlib.sha256(b"".join(np.ascontiguousarray(weights).tobytes() for weights in model.get_weights()))
+    return len(set(allgather_object(digest.hexdigest()))) == 1
+
+
+def use_one_gpu():
+    """One for each rank of this node, where there are any. JAX takes its GPU from CUDA_VISIBLE_DEVICES alone."""
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        gpus = tf.config.list_physical_devices("GPU")
+        if gpus:
+            tf.config.set_visible_devices(gpus[hvd.local_rank() % len(gpus)], "GPU")
+    elif keras.backend.backend() == "torch":
+        import torch
+
+        if torch.cuda.is_available():
+            torch.cuda.set_device(hvd.local_rank() % torch.cuda.device_count())
+
+
+def main(argv=None):
+    """Trains, and returns the accuracy on the test images."""
+    arguments = parse_arguments(argv)
+
+    # HVD 1: join the other ranks. rank() is this process's number, size() how many there are.
+    hvd.init()
+    say = print if hvd.rank() == 0 else lambda *_: None
+    use_one_gpu()
+    keras.utils.set_random_seed(arguments.seed)
+    say(f"{hvd.size()} rank(s), {arguments.batch_size} images each in a batch, Keras on {keras.backend.backend()}")
+
+    (images, labels), test_set = load_images()
+    first_epoch = 0
+    if arguments.resume and hvd.rank() == 0:
+        file, first_epoch = last_saved(arguments.checkpoint)
+        model = hvd.load_model(file, compression=getattr(hvd.Compression, arguments.compression))
+    else:
+        model = make_model(arguments)
+    first_epoch = int(hvd.broadcast(first_epoch, 0, name="first_epoch"))
+
+    started = time.perf_counter()
+    model.fit(
+        images,
+        labels,
+        batch_size=arguments.batch_size,
+        epochs=arguments.epochs,
+        initial_epoch=first_epoch,
+        validation_data=test_set,
+        callbacks=make_callbacks(arguments),
+        verbose=1 if hvd.rank() == 0 and sys.stderr.isatty() else 0,
+    )
+    accuracy = float(hvd.allreduce(model.evaluate(*test_set, verbose=0)[1], name="accuracy"))
+    say(f"test accuracy {accuracy:.2%} after {time.perf_counter() - started:.1f} s")
+
+    # HVD 7: not needed for training, but good to see.
+    same = same_weights_everywhere(model)
+    say(f"weights on the {hvd.size()} rank(s) are {'bit-identical' if same else 'DIFFERENT: this is a bug'}")
+    return accuracy
+
+
+if __name__ == "__main__":
+    main()

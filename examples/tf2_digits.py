@@ -1,0 +1,235 @@
+"""Trains a small convolutional network in a loop of TensorFlow's, on as many processes as mpirun starts.
+
+    python tf2_digits.py                              one process
+    mpirun -n 2 python tf2_digits.py                  two: same script, each reads half of the images
+    mpirun -n 2 python tf2_digits.py --checkpoint digits --logs logs
+    mpirun -n 2 python tf2_digits.py --checkpoint digits --resume --epochs 20
+
+Every process ("rank") runs this whole file. What hvdlite adds to an ordinary training script is marked with HVD; there
+are seven such places. Needs TensorFlow and scikit-learn (which brings the 1797 images of 8 x 8 pixels with it), and TensorBoard
+for --logs. For training with fit() see keras_digits.py.
+"""
+
+import argparse
+import contextlib
+import hashlib
+import importlib.util
+import math
+import os
+import sys
+import time
+
+import numpy as np
+import tensorflow as tf
+from sklearn.datasets import load_digits
+
+import hvdlite.tensorflow as hvd
+
+
+def parse_arguments(argv=None):
+    """The command line; --help shows it."""
+    parser = argparse.ArgumentParser(
+        description="Train a small network on scikit-learn's digits, with one process or (under mpirun) several.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--epochs", type=int, default=15, help="passes over the training images")
+    parser.add_argument("--batch-size", type=int, default=32, help="images in a batch of each rank")
+    parser.add_argument("--lr", type=float, default=0.02, help="learning rate for one rank; multiplied by their number")
+    parser.add_argument("--warmup-epochs", type=float, default=2, help="epochs in which the learning rate rises to that")
+    parser.add_argument("--compression", choices=("none", "fp16", "bf16"), default="none", help="how gradients travel")
+    parser.add_argument("--checkpoint", metavar="FOLDER", help="where rank 0 saves the training state after each epoch")
+    parser.add_argument("--resume", action="store_true", help="continue from what is in that folder")
+    parser.add_argument("--logs", metavar="FOLDER", help="where rank 0 writes what TensorBoard shows")
+    parser.add_argument("--seed", type=int, default=1, help="of the initial weights and the order of the images")
+    arguments = parser.parse_args(argv)
+    if arguments.resume and not arguments.checkpoint:
+        parser.error("--resume needs --checkpoint FOLDER")
+    if arguments.logs and importlib.util.find_spec("tensorboard") is None:
+        parser.error("--logs needs TensorBoard: pip install tensorboard")
+    return arguments
+
+
+def load_images():
+    """Training and test images with their labels. The order is shuffled in the same way on all ranks."""
+    digits = load_digits()
+    images, labels = digits.images[..., np.newaxis].astype(np.float32) / 16.0, digits.target.astype(np.int64)
+    order = np.random.default_rng(0).permutation(len(labels))
+    train, test = order[:-360], order[-360:]
+    return (images[train], labels[train]), (images[test], labels[test])
+
+
+def share_of(labels, seed, epoch):
+    """The places of this rank's images in an epoch."""
+    # HVD 2: each rank takes every n-th image of an order that is the same on all ranks, and another one in each epoch.
+    # All take equally many, as each batch is one step of all ranks together.
+    order = np.random.default_rng((seed, epoch)).permutation(len(labels))
+    return order[: len(order) // hvd.size() * hvd.size()][hvd.rank() :: hvd.size()]
+
+
+def make_network():
+    """Images of 8 x 8 x 1 in, ten scores out."""
+    layers = tf.keras.layers
+    return tf.keras.Sequential(
+        [
+            tf.keras.Input((8, 8, 1)),
+            layers.Conv2D(16, 3, padding="same", activation="relu"),
+            layers.Conv2D(32, 3, padding="same", activation="relu"),
+            layers.MaxPooling2D(2),
+            layers.Flatten(),
+            layers.Dense(64, activation="relu"),
+            layers.Dense(10),
+        ]
+    )
+
+
+class WarmupThenCosine(tf.keras.optimizers.schedules.LearningRateSchedule):
+    """The learning rate at each step. With n ranks it is n times that of one: start gently."""
+
+    def __init__(self, rate, steps_per_epoch, warmup_epochs, epochs):
+        self.rate = rate
+        self.warmup = max(1, round(warmup_epochs * steps_per_epoch))
+        self.rest = max(1, epochs * steps_per_epoch - self.warmup)
+
+    def __call__(self, step):
+        """Keras calls it with the number of steps made."""
+        step = tf.cast(step, tf.float32)
+        rising = (1 + step * (hvd.size() - 1) / self.warmup) / hvd.size()
+        falling = 0.5 * (1 + tf.cos(math.pi * tf.minimum(1.0, (step - self.warmup) / self.rest)))
+        return self.rate * tf.where(step < self.warmup, rising, falling)
+
+
+def over_all_ranks(*sums):
+    """Adds up numbers over the ranks."""
+    # HVD 6: each rank has seen its own images only; a sum over ranks makes the metric that of all images.
+    return hvd.allreduce(tf.constant(sums, tf.float64), name="metrics", op=hvd.Sum).numpy().tolist()
+
+
+def make_train_step(model, optimizer, compression):
+    """The compiled function that trains on a batch; it gives the loss and the number of right answers."""
+
+    @tf.function(reduce_retracing=True)
+    def train_step(images, labels):
+        with tf.GradientTape() as tape:
+            scores = model(images, training=True)
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, scores)
+            loss = tf.reduce_mean(losses)
+        # HVD 4: the gradients of this tape are the average over all ranks, so clip them as ever.
+        tape = hvd.DistributedGradientTape(tape, compression=compression)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        gradients, _ = tf.clip_by_global_norm(gradients, 5.0)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        return loss, tf.math.count_nonzero(tf.argmax(scores, 1) == labels)
+
+    return train_step
+
+
+def train_one_epoch(train_step, batches, progress):
+    """Returns loss and accuracy over the images of all ranks."""
+    loss_sum, right, seen = 0.0, 0, 0
+    for step, (images, labels) in enumerate(batches, start=1):
+        loss, right_here = train_step(images, labels)
+        loss_sum += float(loss) * len(labels)
+        right += int(right_here)
+        seen += len(labels)
+        progress(step / len(batches), loss_sum / seen)
+    loss_sum, right, seen = over_all_ranks(loss_sum, right, seen)
+    return loss_sum / seen, right / seen
+
+
+def evaluate(model, images, labels):
+    """The accuracy on the test images, which the ranks share out among themselves."""
+    images, labels = images[hvd.rank() :: hvd.size()], labels[hvd.rank() :: hvd.size()]  # each takes every n-th image
+    right = int(tf.math.count_nonzero(tf.argmax(model(images, training=False), 1) == labels))
+    right, seen = over_all_ranks(right, len(labels))
+    return right / seen
+
+
+def make_progress_bar(epoch, epochs):
+    """A bar on a terminal; nothing elsewhere, and nothing on ranks other than 0."""
+    if hvd.rank() != 0 or not sys.stderr.isatty():
+        return lambda fraction, loss: None
+
+    def show(fraction, loss):
+        bar = ("#" * round(30 * fraction)).ljust(30, ".")
+        end = "\r" if fraction < 1 else "\r\033[K"
+        print(f"epoch {epoch + 1}/{epochs} [{bar}] loss {loss:.3f}", end=end, file=sys.stderr, flush=True)
+
+    return show
+
+
+def use_one_gpu():
+    """One for each rank of this node, where there are any; and a fair share of its cores."""
+    gpus = tf.config.list_physical_devices("GPU")
+    if gpus:
+        tf.config.set_visible_devices(gpus[hvd.local_rank() % len(gpus)], "GPU")
+    with contextlib.suppress(RuntimeError):  # TensorFlow is at work in this process already
+        tf.config.threading.set_intra_op_parallelism_threads(max(1, (os.cpu_count() or 1) // hvd.local_size()))
+
+
+def same_weights_everywhere(model):
+    """Do all ranks hold the same bits?"""
+    digest = hashlib.sha256(b"".join(weights.tobytes() for weights in model.get_weights()))
+    return len(set(hvd.allgather_object(digest.hexdigest()))) == 1
+
+
+def main(argv=None):
+    """Trains, and returns the accuracy on the test images."""
+    arguments = parse_arguments(argv)
+
+    # HVD 1: join the other ranks. rank() is this process's number, size() how many there are.
+    hvd.init()
+    say = print if hvd.rank() == 0 else lambda *_: None
+    use_one_gpu()
+    tf.keras.utils.set_random_seed(arguments.seed)
+    say(f"{hvd.size()} rank(s), {arguments.batch_size} images each in a batch, TensorFlow {tf.__version__}")
+
+    (images, labels), test_set = load_images()
+    steps = math.ceil(len(labels) // hvd.size() / arguments.batch_size)
+    model = make_network()
+    # HVD 3: n ranks make a batch n times as large, which bears a learning rate n times as large.
+    schedule = WarmupThenCosine(arguments.lr * hvd.size(), steps, arguments.warmup_epochs, arguments.epochs)
+    optimizer = tf.keras.optimizers.SGD(schedule, momentum=0.9, weight_decay=5e-4)
+    optimizer.build(model.trainable_variables)
+    train_step = make_train_step(model, optimizer, getattr(hvd.Compression, arguments.compression))
+
+    first_epoch = tf.Variable(0)
+    state = tf.train.Checkpoint(model=model, optimizer=optimizer, epoch=first_epoch)
+    writer = tf.summary.create_noop_writer()
+    if hvd.rank() == 0:  # one rank reads and writes files; all have the same weights
+        manager = tf.train.CheckpointManager(state, arguments.checkpoint, max_to_keep=2) if arguments.checkpoint else None
+        if arguments.resume:
+            last = manager.latest_checkpoint
+            if last is None:
+                raise SystemExit(f"nothing to resume from: no checkpoint in {arguments.checkpoint}")
+            state.restore(last).assert_consumed()
+        if arguments.logs:
+            writer = tf.summary.create_file_writer(arguments.logs)
+    # HVD 5: all ranks start from what rank 0 has, be it new or loaded.
+    hvd.broadcast_variables([*model.variables, *optimizer.variables, first_epoch], root_rank=0)
+
+    started = time.perf_counter()
+    accuracy = evaluate(model, *test_set)
+    for epoch in range(int(first_epoch), arguments.epochs):
+        share = share_of(labels, arguments.seed, epoch)
+        batches = tf.data.Dataset.from_tensor_slices((images[share], labels[share])).batch(arguments.batch_size)
+        loss, train_accuracy = train_one_epoch(train_step, batches, make_progress_bar(epoch, arguments.epochs))
+        accuracy = evaluate(model, *test_set)
+        say(f"epoch {epoch + 1}: loss {loss:.4f}, training {train_accuracy:.2%}, test {accuracy:.2%}")
+        with writer.as_default(step=epoch):
+            tf.summary.scalar("loss", loss)
+            tf.summary.scalar("training accuracy", train_accuracy)
+            tf.summary.scalar("test accuracy", accuracy)
+        first_epoch.assign(epoch + 1)
+        if arguments.checkpoint and hvd.rank() == 0:
+            manager.save(checkpoint_number=epoch + 1)
+    writer.flush()
+    say(f"test accuracy {accuracy:.2%} after {time.perf_counter() - started:.1f} s")
+
+    # HVD 7: not needed for training, but good to see.
+    same = same_weights_everywhere(model)
+    say(f"weights on the {hvd.size()} rank(s) are {'bit-identical' if same else 'DIFFERENT: this is a bug'}")
+    return accuracy
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,9 @@
+"""The Keras example on JAX."""
+
+import pytest
+from keras_example import *  # noqa: F403 - the tests of all backends
+
+pytest.importorskip("jax")
+
+RANKS = (2,)
+ENVIRONMENT = {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"}
