@@ -101,7 +101,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         backward_passes_per_step,
         average_aggregated_gradients,
         sparse_as_dense,
-        lambda gradients, variables: mixin.hvdlite_reduce(reduction, local, gradients, variables),
+        lambda gradients, variables: mixin._hvdlite_reduce(reduction, local, gradients, variables),
     )
     optimizer.__class__ = type(base.__name__, (mixin, base), {"__doc__": base.__doc__, "__module__": base.__module__})
     optimizer._hvdlite = _Wrapping(reduction, local, aggregation)
@@ -126,7 +126,7 @@ class _Distributed:
     _hvdlite: _Wrapping
 
     @staticmethod
-    def hvdlite_reduce(
+    def _hvdlite_reduce(
         reduction: Reduction, local: LocalSources, gradients: list[Gradient], variables: list[Any]
     ) -> list[Gradient]:
         return local.reduce(reduction, gradients, variables, gradient_names(variables))
@@ -158,7 +158,7 @@ class _DistributedAdasum(_Distributed):
     """Each rank takes its own step, and what the steps have changed is reduced with Adasum."""
 
     @staticmethod
-    def hvdlite_reduce(
+    def _hvdlite_reduce(
         reduction: Reduction, local: LocalSources, gradients: list[Gradient], variables: list[Any]
     ) -> list[Gradient]:
         pairs = zip(gradients, variables, strict=True)

@@ -12,6 +12,7 @@ from tensors import MODES, modes, to_array, to_tensor  # noqa: E402
 from hvdlite.dtypes import DType  # noqa: E402
 from hvdlite.runtime import RUNTIME  # noqa: E402
 from hvdlite.tensorflow import collective_ops as ops  # noqa: E402
+from hvdlite.tensorflow import library  # noqa: E402
 
 RANK, SIZE = WORLD.rank, WORLD.size
 LAST = SIZE - 1
@@ -139,6 +140,10 @@ def test_groups_may_mix_dtypes_and_be_large(mode):
             np.testing.assert_array_equal(gathered[i], np.concatenate(each))
         np.testing.assert_array_equal(scattered[1], sum(arrays[1] for arrays in everyone)[RANK : RANK + 1])
     assert ops.grouped_allreduce([]) == ops.grouped_allgather([]) == ops.grouped_reducescatter([]) == []
+
+
+def test_kernels_do_not_wait_in_the_threads_of_tensorflow():
+    assert library.is_asynchronous()
 
 
 def test_unnamed_operations_pair_by_their_order():
