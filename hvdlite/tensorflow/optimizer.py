@@ -11,6 +11,7 @@ from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.requests import Adasum, Average
 from hvdlite.tensorflow.aggregation import LocalAggregation
 from hvdlite.tensorflow.arguments import Reduction
+from hvdlite.tensorflow.autograph import as_written
 from hvdlite.tensorflow.gradients import Gradient
 from hvdlite.tensorflow.tape import LocalSources, gradient_names
 
@@ -135,6 +136,7 @@ class _Distributed:
         """The gradient of this variable stays this rank's own."""
         self._hvdlite.local.add(var)
 
+    @as_written
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Gradient, Any]]:
         """As the optimizer's own, reduced over the ranks. Collective over the process set.
 
@@ -144,6 +146,7 @@ class _Distributed:
         gradients, variables = zip(*pairs, strict=True)
         return list(zip(self._hvdlite.aggregation.add(gradients, variables), variables, strict=True))
 
+    @as_written
     def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
         """As the optimizer's own. Does nothing (`global_step` is not counted either) before the last pass."""
         pairs = list(grads_and_vars)
