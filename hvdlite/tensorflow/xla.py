@@ -15,6 +15,7 @@ from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
 from hvdlite.requests import OP_NAMES, Kind, Max, Min, Product, Sum
+from hvdlite.tensorflow.autograph import as_written
 from hvdlite.tensorflow.library import LIBRARY, load
 from hvdlite.xla import Group, describe
 
@@ -44,7 +45,7 @@ def require_no_xla(what: str) -> None:
         raise UnsupportedError(f"{what} cannot be compiled by XLA, only allreduce and grouped_allreduce can: {_REMEDY}")
 
 
-@tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+@as_written
 def grouped_allreduce(
     tensors: Sequence[Any],
     *,
@@ -95,8 +96,7 @@ def grouped_allreduce(
             if op in (Min, Max, Product):
                 raise UnsupportedError(f"allreduce with op={OP_NAMES[op]} has no gradient in a program for XLA: {_REMEDY}")
             unique = tf.compat.v1.get_default_graph().unique_name(f"{name}.grad")
-            common = {"op": op, "prescale": prescale, "postscale": postscale, "set_id": set_id}
-            return list(grouped_allreduce(gradients, name=unique, **common))
+            return grouped_allreduce(gradients, name=unique, op=op, prescale=prescale, postscale=postscale, set_id=set_id)
 
         return _call(operands, description), backward
 
