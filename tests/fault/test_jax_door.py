@@ -36,3 +36,38 @@ def test_a_rank_that_leaves_ends_the_wait_of_the_other(alone):
     assert job.returncode == 0, job.report()
     assert "failed with AbortedError" in job.stdout[0], job.report()
     assert "rank 1" in job.stdout[0]
+
+
+ELASTIC = """
+    import numpy as np
+    import keras
+    import hvdlite.keras as hvd
+
+    hvd.init()
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse", jit_compile=True)
+    state = hvd.elastic.KerasState(model, epoch=0)
+    x = np.full((8, 3), hvd.rank() + 1.0, np.float32)
+
+    @hvd.elastic.run
+    def train(state):
+        model.fit(x, x[:, :1], verbose=0)
+        state.epoch = 1
+        state.commit()
+        if hvd.rank() == 1:
+            hvd.shutdown()
+            return
+        model.fit(x, x[:, :1], verbose=0)
+
+    try:
+        train(state)
+    except Exception as error:
+        print("failed with", type(error).__name__, "because of", type(error.__cause__).__name__, "in epoch", state.epoch)
+"""
+
+
+def test_elastic_training_with_keras_knows_a_lost_rank():
+    job = run_job(ELASTIC, 2, env={"JAX_PLATFORMS": "cpu", "KERAS_BACKEND": "jax"}, timeout=180)
+    assert job.returncode == 0, job.report()
+    assert "failed with UnsupportedError because of AbortedError in epoch 1" in job.stdout[0], job.report()
