@@ -214,11 +214,7 @@ class _Backward:
         self.set_id = op.get_attr("process_set")
         self.has_state = op.type.endswith("Stateful")
         self.inputs = list(op.inputs) if self.has_state else list(op.inputs)[:-1]
-        self._common = {
-            "process_set": self.set_id,
-            "stateful": self.has_state,
-            "anchor": None if self.has_state else op.inputs[-1],
-        }
+        self._common = {"process_set": self.set_id, "stateful": self.has_state}
 
     def name(self, purpose: str) -> str:
         """A name that no other op of this graph has: the gradients of an op may be asked for more than once."""

@@ -5,12 +5,16 @@ thread that calls it, where TensorFlow would wait anyway. In a function an op wi
 inputs, and dropped where nobody uses its result.
 
 An op without state whose inputs are all constants, as the gradient of a linear loss can be, is evaluated once, while
-TensorFlow optimises the graph, and never again. So it has one more input, the anchor, that never is a constant: a tensor from
-outside of the function, too large to become a constant inside. There are two kinds of graphs that it cannot be had in, and
-there ops have state: graphs of TensorFlow 1, which have no outside, and the gradients of loops, which must not refer to
-tensors that the loop does not. Ops also have state where their kernels are not asynchronous: each that waits occupies one of
-TensorFlow's threads, of which there are as many as processors, and ranks whose threads wait for different tensors would wait
-for ever.
+TensorFlow optimises the graph, and never again. So it has one more input, the anchor, that no optimiser takes for a constant:
+
+- In the outermost function a random number. Ops for random numbers have state, and are the only such ops that TensorFlow does
+  not order with others. It is there as soon as the function begins.
+- In functions and loops inside, which ops with state would keep TensorFlow from inlining, a tensor from outside, too large to
+  become a constant. It comes after all other arguments, which would delay what reduces arguments.
+
+Ops have state in any case in graphs of TensorFlow 1, which orders nothing by itself; in the gradients of loops, which cannot
+refer to what the loop does not; and where their kernels are not asynchronous: each that waits occupies one of TensorFlow's
+threads, of which there are as many as processors, and ranks whose threads wait for different tensors would wait for ever.
 """
 
 import struct
@@ -19,24 +23,26 @@ from functools import cache
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.framework.func_graph import FuncGraph
 
 from hvdlite.tensorflow import xla
 from hvdlite.tensorflow.library import is_asynchronous, load
 
 __all__ = ["bits_of", "factor_of", "make"]
 
+# Where a graph keeps its anchor.
+_ANCHORS = "hvdlite_anchors"
 # Captured tensors of up to 128 elements become constants of a function.
-_ANCHOR_ELEMENTS = 256
+_CAPTURED_ELEMENTS = 256
 
 
-def make(kind: str, *inputs: Any, stateful: bool, anchor: tf.Tensor | None = None, **attributes: Any) -> Any:
+def make(kind: str, *inputs: Any, stateful: bool, **attributes: Any) -> Any:
     """Makes an op.
 
     Args:
         kind: such as ``"GroupedAllreduce"``.
         inputs: of the op, without the anchor.
         stateful: is it to have state in a graph?
-        anchor: of an op in the same graph, for one without state; None for a new one.
         attributes: of the op.
 
     Returns:
@@ -47,9 +53,8 @@ def make(kind: str, *inputs: Any, stateful: bool, anchor: tf.Tensor | None = Non
         return _wrapper(kind, True)(*inputs, blocking=True, **attributes)
     if xla.in_xla_context():
         return _compiled(kind, inputs, attributes)
-    if not stateful and anchor is None:
-        anchor = _new_anchor()
-    if stateful or anchor is None:
+    anchor = None if stateful else _anchor()
+    if anchor is None:
         return _wrapper(kind, True)(*inputs, **attributes)
     return _wrapper(kind, False)(*inputs, anchor, **attributes)
 
@@ -81,24 +86,32 @@ def factor_of(bits: int) -> float:
     return factor
 
 
-def _new_anchor() -> tf.Tensor | None:
+def _anchor() -> tf.Tensor | None:
     """The anchor for an op in this graph; None if it has to have state."""
-    if not is_asynchronous():
-        return None
     graph = tf.compat.v1.get_default_graph()
-    if not hasattr(graph, "capture") or not tf.compat.v1.executing_eagerly_outside_functions():
-        return None  # no function's, or that of a branch in a graph of TensorFlow 1
-    while graph is not None:
+    if not (isinstance(graph, FuncGraph) and is_asynchronous() and tf.compat.v1.executing_eagerly_outside_functions()):
+        return None
+    if not isinstance(graph.outer_graph, FuncGraph):
+        return _random_number(graph)
+    while isinstance(graph, FuncGraph):
         if type(graph).__name__ == "_WhileBodyGradFuncGraph":
             return None
-        graph = getattr(graph, "outer_graph", None)
-    return _eager_anchor()
+        graph = graph.outer_graph
+    return _captured()
+
+
+def _random_number(graph: FuncGraph) -> tf.Tensor:
+    anchors = graph.get_collection_ref(_ANCHORS)
+    if not anchors:
+        with tf.control_dependencies(None), tf.device("/CPU:0"):
+            anchors.append(tf.raw_ops.RandomUniform(shape=[1], dtype=tf.float32, seed=1, seed2=1, name="hvdlite_anchor"))
+    return anchors[0]
 
 
 @cache
-def _eager_anchor() -> tf.Tensor:
+def _captured() -> tf.Tensor:
     with tf.init_scope(), tf.device("/CPU:0"):
-        return tf.zeros([_ANCHOR_ELEMENTS], tf.uint8)
+        return tf.zeros([_CAPTURED_ELEMENTS])
 
 
 @cache

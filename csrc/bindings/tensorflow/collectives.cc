@@ -3,8 +3,8 @@
 // program: that is what the other one, ...Stateful, is for. Barrier and join exist in that form only.
 //
 // A stateless op whose inputs are constant (the gradient of a linear loss, say) would be evaluated once, while the graph is
-// optimised, and never again. Its input "anchor", of which nothing is read, is never constant (hvdlite/tensorflow/
-// collective_ops.py says where it comes from).
+// optimised, and never again. Its input "anchor", of which nothing is read, is never constant (hvdlite/tensorflow/making.py says
+// where it comes from).
 #include "collectives.h"
 
 #include <string>
@@ -60,13 +60,13 @@ void define_family(const std::string& name, std::initializer_list<const char*> a
     const std::string suffix = stateful ? "Stateful" : "";
     OpDefinition one("Hvdlite" + name + suffix, stateful, shapes);
     one.attribute(kOne).input("tensor", "T").output("output", "T");
-    if (!stateful) one.input("anchor", "uint8");
+    if (!stateful) one.input("anchor", "float");
     for (const char* attribute : attributes) one.attribute(attribute);
     define(one, create<kKind, false>);
     if (kKind == Kind::kBroadcast) continue;  // Horovod groups no broadcasts
     OpDefinition many("HvdliteGrouped" + name + suffix, stateful, shapes);
     many.attribute(kMany).input("tensors", "T").output("outputs", "T");
-    if (!stateful) many.input("anchor", "uint8");
+    if (!stateful) many.input("anchor", "float");
     for (const char* attribute : attributes) many.attribute(attribute);
     define(many, create<kKind, true>);
   }
@@ -78,7 +78,7 @@ void define_alltoall() {
                     shapes_of_alltoall);
     op.attribute(kOne).attribute("Tsplits: {int32, int64}").attribute("has_splits: bool");
     op.input("tensor", "T").input("splits", "Tsplits");
-    if (!stateful) op.input("anchor", "uint8");
+    if (!stateful) op.input("anchor", "float");
     op.output("output", "T").output("received_splits", "int32");
     define(op, create<Kind::kAlltoall, false>);
   }
