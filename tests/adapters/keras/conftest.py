@@ -1,21 +1,23 @@
 """The initialised ``hvdlite.keras``, on whichever backend the test file has chosen for Keras."""
 
+import os
+
 import pytest
 
 pytest.register_assert_rewrite("keras_cases", "keras_training")
 
+if os.environ.get("KERAS_BACKEND") == "tensorflow":  # in a rank, before anything has run
+    import tensorflow as tf
+
+    # The ranks share the machine.
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(2)
+
 
 @pytest.fixture(scope="module")
 def hvd():
-    import keras
-
     import hvdlite.keras
 
-    if keras.backend.backend() == "tensorflow":
-        import tensorflow as tf
-
-        tf.config.threading.set_intra_op_parallelism_threads(1)
-        tf.config.threading.set_inter_op_parallelism_threads(2)
     hvdlite.keras.init(process_sets="dynamic")
     return hvdlite.keras
 
