@@ -17,13 +17,21 @@ namespace {
 constexpr std::size_t kPoolThresholds = 4;
 // Something could not be done because another rank was at it: soon again.
 constexpr base::microseconds kTryAgain{20};
+// Gradients of one step come closer together than this part of a cycle.
+constexpr int kPausesInCycle = 8;
+
+Patience patience_of(double cycle_time_ms, int ranks) {
+  const base::microseconds cycle = base::from_seconds(cycle_time_ms / 1000);
+  const base::microseconds nothing{0};
+  return {.since_first = cycle, .since_last = ranks > 1 ? cycle / kPausesInCycle : nothing};
+}
 
 }  // namespace
 
 Cycle::Cycle(transport::Transport& transport, SharedState& shared, collectives::Selection selection)
     : transport_(transport),
       shared_(shared),
-      patience_(base::from_seconds(shared.config.cycle_time_ms / 1000)),
+      patience_(patience_of(shared.config.cycle_time_ms, transport.size())),
       isa_(selection.tuning.isa),
       may_carry_(selection.allreduce == "auto" || selection.allreduce == "shm"),
       agreement_is_barrier_(selection.barrier == "auto"),

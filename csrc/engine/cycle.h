@@ -159,7 +159,7 @@ class Cycle {
 
   transport::Transport& transport_;
   SharedState& shared_;
-  const base::microseconds patience_;  // how long a queued entry may wait for company
+  const Patience patience_;
   const kernels::Isa isa_;
   const bool may_carry_;  // no algorithm is forced that small payloads would bypass
   const bool

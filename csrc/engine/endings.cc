@@ -84,7 +84,7 @@ bool Cycle::say_goodbye() {
   if (!leave_ledgers()) return false;
   said_goodbye_ = true;
   const Status why = {ErrorCode::kAborted, kShutDownHere};
-  finish(shared_.queue.take(true, 0, base::microseconds(0)), why);
+  finish(shared_.queue.take(true, 0, {}), why);
   finish(std::exchange(held_removals_, {}), why);
   for (auto& [id, set] : sets_) fail_pending(*set, why);
   transport_.announce_leaving();
@@ -157,7 +157,7 @@ void Cycle::end_all(const Status& why) {
   executor_.park_all(why);
   for (auto& [id, set] : sets_) finish(take_pending(*set), why);
   finish(std::exchange(held_removals_, {}), why);
-  finish(shared_.queue.take(true, 0, base::microseconds(0)), why);
+  finish(shared_.queue.take(true, 0, {}), why);
 }
 
 }  // namespace hvdlite::engine

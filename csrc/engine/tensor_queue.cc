@@ -1,5 +1,6 @@
 #include "engine/tensor_queue.h"
 
+#include <algorithm>
 #include <iterator>
 #include <utility>
 
@@ -63,7 +64,10 @@ bool TensorQueue::push(std::span<Entry> entries) {
             "(synchronize) or give the tensors different names");
   }
   const bool was_empty = entries_.empty();
-  if (was_empty) oldest_ = base::Clock::now();
+  if (was_empty) first_ = base::Clock::now();
+  if (!entries.empty() && entries.back().completion->watcher != nullptr) {
+    last_watched_ = was_empty ? first_ : base::Clock::now();
+  }
   for (const Entry& entry : entries) bytes_ += entry.request->bytes();
   entries_.insert(entries_.end(), std::make_move_iterator(entries.begin()),
                   std::make_move_iterator(entries.end()));
@@ -71,18 +75,24 @@ bool TensorQueue::push(std::span<Entry> entries) {
 }
 
 std::vector<Entry> TensorQueue::take(bool flush, std::size_t enough_bytes,
-                                     base::microseconds patience) {
+                                     const Patience& patience) {
   const std::lock_guard lock(mutex_);
   if (entries_.empty()) return {};
-  if (!flush && bytes_ < enough_bytes && base::Clock::now() - oldest_ < patience) return {};
+  if (!flush && bytes_ < enough_bytes && base::Clock::now() < end_of(patience)) return {};
   bytes_ = 0;
+  last_watched_.reset();
   return std::exchange(entries_, {});
 }
 
-std::optional<base::Clock::time_point> TensorQueue::due(base::microseconds patience) const {
+std::optional<base::Clock::time_point> TensorQueue::due(const Patience& patience) const {
   const std::lock_guard lock(mutex_);
   if (entries_.empty()) return std::nullopt;
-  return oldest_ + patience;
+  return end_of(patience);
+}
+
+base::Clock::time_point TensorQueue::end_of(const Patience& patience) const {
+  const base::Clock::time_point end = first_ + patience.since_first;
+  return last_watched_ ? std::min(end, *last_watched_ + patience.since_last) : end;
 }
 
 void TensorQueue::forget(std::span<const Entry> entries) {

@@ -36,22 +36,32 @@ class NamesInFlight {
   std::size_t used_ = 0;
 };
 
+// How long queued entries wait for company: so long since the first of them or, where a framework is told of their end and
+// probably waits for it, until for so long none has come.
+struct Patience {
+  base::microseconds since_first{0};
+  base::microseconds since_last{0};
+};
+
 class TensorQueue {
  public:
   // Takes the entries, all or nothing. True if the queue was empty, so that somebody has to be told.
   bool push(std::span<Entry> entries);
-  // The queued entries, once they are due: asked for at once (flush), enough bytes, or the oldest has waited for patience.
-  std::vector<Entry> take(bool flush, std::size_t enough_bytes, base::microseconds patience);
+  // The queued entries, once they are due: asked for at once (flush), enough bytes, or patience is over.
+  std::vector<Entry> take(bool flush, std::size_t enough_bytes, const Patience& patience);
   // When take() without flush will give something; nothing if empty.
-  std::optional<base::Clock::time_point> due(base::microseconds patience) const;
+  std::optional<base::Clock::time_point> due(const Patience& patience) const;
   // Their names may be used again.
   void forget(std::span<const Entry> entries);
 
  private:
+  base::Clock::time_point end_of(const Patience& patience) const;
+
   mutable std::mutex mutex_;
   std::vector<Entry> entries_;
   std::size_t bytes_ = 0;
-  base::Clock::time_point oldest_;
+  base::Clock::time_point first_;
+  std::optional<base::Clock::time_point> last_watched_;
   NamesInFlight names_;
 };
 

@@ -47,7 +47,7 @@ BlockedReport Cycle::blocked_report() {
   report.version = version();
   const std::int64_t watched = shared_.watched;
   const auto seen = shared_.waits.all_waiting();
-  report.blocked = (seen || watched > 0) && !shared_.queue.due(base::microseconds(0)).has_value();
+  report.blocked = (seen || watched > 0) && !shared_.queue.due({}).has_value();
   if (!report.blocked) return report;
   auto awaited = seen.value_or(std::vector<CompletionPtr>());
   std::erase_if(awaited, [](const CompletionPtr& each) { return each->watcher != nullptr; });
