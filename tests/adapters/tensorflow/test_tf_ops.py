@@ -7,7 +7,7 @@ from support.world import REPEATS, WORLD, check, distinct, inputs, on_all_ranks,
 
 tf = pytest.importorskip("tensorflow")
 
-from tensors import MODES, modes, to_array, to_tensor  # noqa: E402
+from tensors import modes, to_array, to_tensor  # noqa: E402
 
 from hvdlite.dtypes import DType  # noqa: E402
 from hvdlite.runtime import RUNTIME  # noqa: E402
@@ -388,9 +388,11 @@ def test_bad_arguments_are_refused_here(mode):
     assert ops.allreduce(1.0, name="afterwards").numpy() == SIZE
 
 
-@pytest.mark.parametrize("mode", [MODES["eager"], pytest.param(MODES["graph"], marks=pytest.mark.slow)], ids=MODES)
-def test_ranks_that_wait_for_each_other_are_told(mode):
-    """A tensor that one rank alone reduces. In a graph, where nobody is seen to wait, it takes 20 seconds."""
+@modes
+def test_ranks_that_wait_for_each_other_are_told(ended, monkeypatch, mode):
+    """A tensor that one rank alone reduces. In a graph, where nobody is seen to wait, patience is longer."""
+    monkeypatch.setenv("HVDLITE_DEADLOCK_TIMEOUT", "0.02")
+    ended.init()
 
     @mode
     def run(x):
