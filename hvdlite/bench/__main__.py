@@ -107,7 +107,9 @@ def _launching() -> argparse.ArgumentParser:
     """The arguments that are not for the ranks that this process starts."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("-n", dest="ranks", type=int, metavar="N", help="ranks to start; 2 if no launcher has started any")
-    parser.add_argument("--bind", choices=[*launch.BINDINGS, "both"], help="bind each of them to a core (which is usual)")
+    parser.add_argument(
+        "--bind", choices=[*launch.BINDINGS, "both"], help="bind each of them to a core (usual where they are several)"
+    )
     parser.add_argument("--output", type=Path, metavar="FILE", help="for the measurements, as lines of JSON")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="for a picture; needs matplotlib")
     return parser
@@ -155,7 +157,9 @@ def _job(parser: argparse.ArgumentParser, options: argparse.Namespace, words: Se
     if config.launcher_claim() is not None:
         _measure(options, words)
         return
-    bindings = launch.BINDINGS if options.bind == "both" else [options.bind or "core"]
+    # The one rank of tensorflow-ops has TensorFlow's threads and the engine's, which on one core would wait for each other.
+    usual = "none" if options.command == "tensorflow-ops" else "core"
+    bindings = launch.BINDINGS if options.bind == "both" else [options.bind or usual]
     for_ranks = _launching().parse_known_args(words)[1]
     with tempfile.TemporaryDirectory(prefix="hvdlite-bench-") as folder:
         records = [record for bind in bindings for record in _started(options, bind, for_ranks, Path(folder) / f"{bind}.jsonl")]
