@@ -107,9 +107,7 @@ def _launching() -> argparse.ArgumentParser:
     """The arguments that are not for the ranks that this process starts."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("-n", dest="ranks", type=int, metavar="N", help="ranks to start; 2 if no launcher has started any")
-    parser.add_argument(
-        "--bind", choices=[*launch.BINDINGS, "both"], help="bind each to a core (usual for several)"
-    )
+    parser.add_argument("--bind", choices=[*launch.BINDINGS, "both"], help="bind each to a core (usual for several)")
     parser.add_argument("--output", type=Path, metavar="FILE", help="for the measurements, as lines of JSON")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="for a picture; needs matplotlib")
     return parser
