@@ -12,8 +12,8 @@ namespace {
 
 constexpr base::microseconds kWatchInterval{20'000};
 // Behind a callback a program may go on or wait, and nobody sees which. It is taken to wait when nothing has been submitted and
-// nothing has ended here for so many times the usual patience.
-constexpr double kUnseen = 40;
+// nothing has ended here for so many times the usual patience: longer than any step computes between two of its gradients.
+constexpr double kUnseen = 300;
 
 }  // namespace
 

@@ -85,7 +85,7 @@ class BroadcastGlobalVariablesCallback(_Callback):
         model, optimizer = self.model, self.model.optimizer
         build_optimizer(model, optimizer)
         local = {id(variable) for variable in self._local}
-        variables = [*model.variables, *variables_of(optimizer)]
+        variables = [*model.weights, *variables_of(optimizer)]  # random seeds, which are no weights, stay each rank's
         return [each for each in variables if id(each) not in local and id(getattr(each, "value", each)) not in local]
 
     def _broadcast(self, variables: list[Any]) -> None:

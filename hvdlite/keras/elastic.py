@@ -71,7 +71,7 @@ class KerasState(ObjectState):
     def _variables(self) -> list[Any]:
         if hasattr(self.model, "jax_state_sync"):
             self.model.jax_state_sync()
-        return [*self.model.variables, *variables_of(self.optimizer)]
+        return [*self.model.weights, *variables_of(self.optimizer)]
 
     def _save_variables(self) -> None:
         self._saved = [np.array(read(variable)) for variable in self._variables()]

@@ -10,6 +10,7 @@ from hvdlite import objects, ops
 from hvdlite.errors import UnsupportedError
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.tensorflow import collective_ops
+from hvdlite.tensorflow.autograph import as_written
 from hvdlite.tensorflow.names import collective_name
 from hvdlite.tensorflow.ops import member_of
 from hvdlite.tensorflow.variables import of_tensorflow
@@ -25,6 +26,7 @@ __all__ = [
 ]
 
 
+@as_written
 def broadcast_variables(
     variables: Iterable[Any],
     root_rank: int,
@@ -53,6 +55,7 @@ def broadcast_variables(
     return None if tf.executing_eagerly() else tf.group(*assigned)
 
 
+@as_written
 def broadcast_(
     variables: Iterable[Any], root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[tf.Tensor]:

@@ -20,6 +20,7 @@ from hvdlite.errors import InvalidArgumentError
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.requests import Average, Kind
 from hvdlite.tensorflow import collective_ops
+from hvdlite.tensorflow.autograph import as_written
 from hvdlite.tensorflow.names import collective_name
 from hvdlite.tensorflow.sparse import allreduce_slices
 from hvdlite.tensorflow.xla import in_xla_context
@@ -29,6 +30,7 @@ __all__ = ["Gradient", "allreduce_gradients"]
 Gradient = Any  # tf.Tensor, tf.IndexedSlices or None
 
 
+@as_written
 def allreduce_gradients(
     gradients: Sequence[Gradient],
     names: Sequence[str],

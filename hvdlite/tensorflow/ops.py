@@ -22,6 +22,7 @@ from hvdlite.errors import InvalidArgumentError, UnsupportedError
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.requests import Average, Kind, resolve_op
 from hvdlite.tensorflow import collective_ops
+from hvdlite.tensorflow.autograph import as_written
 from hvdlite.tensorflow.names import collective_name
 from hvdlite.tensorflow.sparse import allreduce_slices
 
@@ -44,6 +45,7 @@ __all__ = [
 ]
 
 
+@as_written
 def allreduce(
     tensor: Any,
     average: bool | None = None,
@@ -108,6 +110,7 @@ def allreduce(
         return compression.decompress(output, context)
 
 
+@as_written
 def grouped_allreduce(
     tensors: Sequence[Any],
     average: bool | None = None,
@@ -158,6 +161,7 @@ def grouped_allreduce(
     return outputs
 
 
+@as_written
 def allgather(
     tensor: Any, name: str | None = None, ignore_name_scope: bool = False, process_set: ProcessSet = global_process_set
 ) -> tf.Tensor:
@@ -183,6 +187,7 @@ def allgather(
     return collective_ops.allgather(tensor, name=name, set_id=set_id)
 
 
+@as_written
 def grouped_allgather(
     tensors: Sequence[Any],
     name: str | None = None,
@@ -198,6 +203,7 @@ def grouped_allgather(
     return list(collective_ops.grouped_allgather(members, name=name, set_id=set_id))
 
 
+@as_written
 def broadcast(
     tensor: Any,
     root_rank: int,
@@ -228,6 +234,7 @@ def broadcast(
     return collective_ops.broadcast(tensor, root_rank=root_rank, name=name, set_id=set_id)
 
 
+@as_written
 def alltoall(
     tensor: Any,
     splits: Any = None,
@@ -260,6 +267,7 @@ def alltoall(
     return output if splits is None else (output, received)
 
 
+@as_written
 def reducescatter(
     tensor: Any,
     device_dense: str = "",
@@ -309,6 +317,7 @@ def reducescatter(
         return compression.decompress(output, context)
 
 
+@as_written
 def grouped_reducescatter(
     tensors: Sequence[Any],
     device_dense: str = "",
@@ -337,6 +346,7 @@ def grouped_reducescatter(
         return [compression.decompress(output, context) for output, context in zip(outputs, contexts, strict=True)]
 
 
+@as_written
 def join() -> tf.Tensor:
     """Says that this rank has no more batches, and waits for all others to say so. Collective over all ranks.
 
@@ -349,26 +359,31 @@ def join() -> tf.Tensor:
     return collective_ops.join(global_process_set.require_member(Kind.JOIN))
 
 
+@as_written
 def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
     """The number of ranks of a process set when the operation runs, a scalar int32 tensor."""
     return collective_ops.size(process_set_id, name)
 
 
+@as_written
 def rank_op(name: str | None = None) -> tf.Tensor:
     """This process's rank when the operation runs, a scalar int32 tensor."""
     return collective_ops.rank(name)
 
 
+@as_written
 def local_size_op(name: str | None = None) -> tf.Tensor:
     """The number of ranks of this node when the operation runs, a scalar int32 tensor."""
     return collective_ops.local_size(name)
 
 
+@as_written
 def local_rank_op(name: str | None = None) -> tf.Tensor:
     """This process's rank on its node when the operation runs, a scalar int32 tensor."""
     return collective_ops.local_rank(name)
 
 
+@as_written
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
     """1 if this process is a member of the process set when the operation runs, otherwise 0; a scalar int32 tensor."""
     return collective_ops.process_set_included(process_set_id, name)

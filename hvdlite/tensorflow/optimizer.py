@@ -11,6 +11,7 @@ from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.requests import Adasum, Average
 from hvdlite.tensorflow.aggregation import LocalAggregation
 from hvdlite.tensorflow.arguments import Reduction
+from hvdlite.tensorflow.autograph import as_written
 from hvdlite.tensorflow.gradients import Gradient
 from hvdlite.tensorflow.tape import LocalSources, gradient_names
 
@@ -101,7 +102,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         backward_passes_per_step,
         average_aggregated_gradients,
         sparse_as_dense,
-        lambda gradients, variables: mixin.hvdlite_reduce(reduction, local, gradients, variables),
+        lambda gradients, variables: mixin._hvdlite_reduce(reduction, local, gradients, variables),
     )
     optimizer.__class__ = type(base.__name__, (mixin, base), {"__doc__": base.__doc__, "__module__": base.__module__})
     optimizer._hvdlite = _Wrapping(reduction, local, aggregation)
@@ -126,7 +127,7 @@ class _Distributed:
     _hvdlite: _Wrapping
 
     @staticmethod
-    def hvdlite_reduce(
+    def _hvdlite_reduce(
         reduction: Reduction, local: LocalSources, gradients: list[Gradient], variables: list[Any]
     ) -> list[Gradient]:
         return local.reduce(reduction, gradients, variables, gradient_names(variables))
@@ -135,6 +136,7 @@ class _Distributed:
         """The gradient of this variable stays this rank's own."""
         self._hvdlite.local.add(var)
 
+    @as_written
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Gradient, Any]]:
         """As the optimizer's own, reduced over the ranks. Collective over the process set.
 
@@ -144,6 +146,7 @@ class _Distributed:
         gradients, variables = zip(*pairs, strict=True)
         return list(zip(self._hvdlite.aggregation.add(gradients, variables), variables, strict=True))
 
+    @as_written
     def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
         """As the optimizer's own. Does nothing (`global_step` is not counted either) before the last pass."""
         pairs = list(grads_and_vars)
@@ -158,7 +161,7 @@ class _DistributedAdasum(_Distributed):
     """Each rank takes its own step, and what the steps have changed is reduced with Adasum."""
 
     @staticmethod
-    def hvdlite_reduce(
+    def _hvdlite_reduce(
         reduction: Reduction, local: LocalSources, gradients: list[Gradient], variables: list[Any]
     ) -> list[Gradient]:
         pairs = zip(gradients, variables, strict=True)

@@ -12,6 +12,7 @@ from hvdlite.errors import InvalidArgumentError, UnsupportedError
 from hvdlite.process_sets import ProcessSet, global_process_set, set_of_ranks
 from hvdlite.requests import Kind, Sum
 from hvdlite.tensorflow import collective_ops
+from hvdlite.tensorflow.autograph import as_written
 from hvdlite.tensorflow.names import collective_name
 
 __all__ = ["SyncBatchNormalization"]
@@ -70,8 +71,12 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
             mask: of the shape of `inputs` without the last dimension; what it excludes has no part in the statistics.
 
         """
-        if not self._trains(training):
-            return super().call(inputs, training=False, **({} if mask is None else {"mask": mask}))
+        if self._trains(training):
+            return self._normalise(inputs, mask)
+        return super().call(inputs, training=False, **({} if mask is None else {"mask": mask}))
+
+    @as_written
+    def _normalise(self, inputs: Any, mask: Any) -> tf.Tensor:
         dtype = tf.float64 if inputs.dtype == tf.float64 else tf.float32
         values = tf.cast(inputs, dtype)
         rank = len(inputs.shape)

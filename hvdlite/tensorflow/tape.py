@@ -11,6 +11,7 @@ from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.requests import Average
 from hvdlite.tensorflow import collective_ops
 from hvdlite.tensorflow.arguments import Reduction
+from hvdlite.tensorflow.autograph import as_written
 from hvdlite.tensorflow.gradients import Gradient
 from hvdlite.tensorflow.names import normalise
 from hvdlite.tensorflow.variables import identity_of
@@ -88,6 +89,7 @@ class _DistributedGradientTape:
         """The gradient of this variable (or tensor) stays this rank's own."""
         self._hvdlite_local.add(source)
 
+    @as_written
     def gradient(
         self,
         target: Any,
@@ -120,6 +122,7 @@ class _DistributedGradientTape:
         names = gradient_names(flat, use_generic_names)
         return tf.nest.pack_sequence_as(sources, self._hvdlite_local.reduce(self._hvdlite_reduction, own, flat, names))
 
+    @as_written
     def get_local_and_global_gradients(
         self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: bool = False
     ) -> tuple[_Pairs, _Pairs]:
@@ -145,6 +148,7 @@ class _DistributedGradientTape:
         return plain
 
 
+@as_written
 def DistributedGradientTape(  # noqa: N802 - Horovod's name
     gradtape: tf.GradientTape,
     device_dense: str = "",
@@ -194,6 +198,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
     return tape
 
 
+@as_written
 def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
     gradtape: tf.GradientTape,
     device_dense: str = "",

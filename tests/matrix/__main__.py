@@ -20,7 +20,7 @@ from datetime import date
 from pathlib import Path
 
 from cells import CELLS, ROTATION, Cell
-from wheels import BUILD, ROOT, Unavailable, call, find_python, find_wheel, make_environment
+from wheels import BUILD, BUILD_SECONDS, INSTALL_SECONDS, ROOT, Unavailable, call, find_python, find_wheel, make_environment
 
 PAGE = ROOT / "docs" / "compatibility.md"
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
@@ -68,7 +68,8 @@ def run_cell(cell: Cell) -> Result:
     folder = BUILD / "cells" / cell.name
     try:
         requirements = ["mpi4py>=4", "numpy", *cell.requirements, *cell.mpi.requirements]
-        bin_ = make_environment(folder, python, requirements, cell.mpi.environ)
+        seconds = BUILD_SECONDS if cell.large else INSTALL_SECONDS
+        bin_ = make_environment(folder, python, requirements, cell.mpi.environ, seconds)
         if mpirun:
             # No link: MPICH's would look for its other programs beside it.
             (bin_ / "mpirun").write_text(f'#!/bin/sh\nexec {mpirun} "$@"\n')
@@ -150,14 +151,14 @@ def main() -> int:
         started = time.monotonic()
         try:
             results.append(run_cell(cell))
+            if not rotating:
+                record(results)
         except Unavailable as missing:
             print(f"  skipped: {missing}", flush=True)
         except RuntimeError as error:
             print(f"  FAILED: {error}", flush=True)
             broken.append(cell.name)
         print(f"  {time.monotonic() - started:.0f} s", flush=True)
-    if not rotating:
-        record(results)
     broken += [result.cell for result in results if not all(result.programs.values())]
     print(f"matrix: {len(results)} of {len(cells)} cells ran; failed: {', '.join(broken) or 'none'}")
     return 1 if broken else 0

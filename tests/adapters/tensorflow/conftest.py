@@ -9,14 +9,15 @@ pytest.register_assert_rewrite("tf_reference")
 if importlib.util.find_spec("tensorflow"):
     import tensorflow as tf
 
-    # The ranks share the machine. No longer possible once anything has run.
+    import hvdlite.tensorflow
+
+    # The ranks share the machine. After the import of hvdlite, for that must leave TensorFlow's runtime alone: scripts choose
+    # devices by local_rank(), which TensorFlow refuses once anything has run.
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(2)
 
 
 @pytest.fixture(scope="module")
 def hvd():
-    import hvdlite.tensorflow
-
     hvdlite.tensorflow.init(process_sets="dynamic")
     return hvdlite.tensorflow
