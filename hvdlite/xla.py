@@ -8,10 +8,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hvdlite.dtypes import code_of_name
-from hvdlite.errors import HvdliteError, InvalidArgumentError, error_class
+from hvdlite.errors import (
+    HorovodInternalError,
+    HvdliteError,
+    InvalidArgumentError,
+    MismatchError,
+    OperationTimeoutError,
+    error_class,
+)
 from hvdlite.requests import Sum, member_names, tensor_name
 
-__all__ = ["Group", "describe", "failure_in"]
+__all__ = ["Group", "describe", "failure_in", "loss_in"]
 
 
 @dataclass(frozen=True)
@@ -74,3 +81,11 @@ def failure_in(error: BaseException) -> HvdliteError | None:
     # What follows on the line and after it is the framework's.
     found = re.search(r"hvdlite error (\d+): (.*?)(?: \[Op:[^\]]*\])?$", str(error), re.MULTILINE)
     return error_class(int(found[1]))(found[2]) if found else None
+
+
+def loss_in(error: BaseException) -> HorovodInternalError | None:
+    """As `failure_in`, of the errors that mean a lost rank; where ranks ask for different things, another run would as well."""
+    failure = failure_in(error)
+    if isinstance(failure, MismatchError | OperationTimeoutError):
+        return None
+    return failure if isinstance(failure, HorovodInternalError) else None

@@ -1,4 +1,4 @@
-"""The command line of the benchmark: ``python -m hvdlite.bench {collectives,training,table,plot}``."""
+"""The command line of the benchmark: ``python -m hvdlite.bench {collectives,training,tensorflow-ops,table,plot}``."""
 
 import argparse
 import importlib.metadata
@@ -12,7 +12,7 @@ from typing import TextIO
 
 from hvdlite import config
 from hvdlite._version import __version__
-from hvdlite.bench import collectives, launch, machine, report, tables, training
+from hvdlite.bench import collectives, keras_training, launch, machine, report, tables, tensorflow_ops, training
 from hvdlite.bench.models import MODELS
 from hvdlite.bench.peers import PEERS, installed
 from hvdlite.bench.team import WrongSum
@@ -39,6 +39,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     return 0
 
+
+_WAYS = {"torch": training.WAYS, "keras": keras_training.WAYS}
+_ROUNDS = 4  # of jobs, where not all ways can share one
 
 # --- arguments --------------------------------------------------------------------------------------------------------
 
@@ -76,9 +79,21 @@ def _parser() -> argparse.ArgumentParser:
         "training", help="steps of training, beside steps without communication", parents=launching, formatter_class=told
     )
     job.add_argument("--seconds", type=float, default=180.0, help="about so long altogether")
+    job.add_argument("--framework", choices=list(_WAYS), default="torch", help="keras: Keras on TensorFlow")
     _add_names(job, "--models", list(MODELS), list(MODELS))
     _add_names(job, "--zero-grad", training.ZERO_GRAD, training.ZERO_GRAD)
-    _add_names(job, "--peers", list(training.WAYS), list(training.WAYS))
+    _add_names(job, "--loops", keras_training.LOOPS, keras_training.LOOPS)
+    ways = list(dict.fromkeys(way for known in _WAYS.values() for way in known))
+    _add_names(job, "--peers", ways, ways)
+    job.add_argument("--silent", action="store_true", help=argparse.SUPPRESS)  # for jobs that are a part of a run
+
+    ops = tensorflow_ops.OpsPlan()
+    job = commands.add_parser(
+        "tensorflow-ops", help="operations in a graph of TensorFlow, on one rank", parents=launching, formatter_class=told
+    )
+    job.add_argument("--seconds", type=float, default=ops.seconds, help="about so long altogether")
+    job.add_argument("--tensors", type=int, default=ops.tensors, help="how many there are in the graph")
+    job.add_argument("--elements", type=int, default=ops.elements, help="of each tensor")
 
     table = commands.add_parser("table", help="print an output file as tables in markdown")
     table.add_argument("lines", metavar="FILE.jsonl", type=Path)
@@ -118,8 +133,11 @@ def _sizes(text: str) -> list[int]:
 def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     """Says now what would go wrong in a minute."""
     missing = installed("matplotlib", "pip install 'hvdlite[bench]'") if options.plot else None
+    needed = {"training": getattr(options, "framework", ""), "tensorflow-ops": "tensorflow"}.get(options.command)
+    for package in {"torch": ["torch"], "keras": ["keras", "tensorflow"], "tensorflow": ["tensorflow"]}.get(needed or "", ()):
+        missing = missing or installed(package, f"pip install 'hvdlite[{package}]'")
     if options.command == "training":
-        missing = missing or installed("torch", "pip install 'hvdlite[torch]'")
+        options.peers = [way for way in options.peers if way in _WAYS[options.framework]]
     if missing:
         parser.error(missing)
     claim = config.launcher_claim()
@@ -140,14 +158,32 @@ def _job(parser: argparse.ArgumentParser, options: argparse.Namespace, words: Se
     bindings = launch.BINDINGS if options.bind == "both" else [options.bind or "core"]
     for_ranks = _launching().parse_known_args(words)[1]
     with tempfile.TemporaryDirectory(prefix="hvdlite-bench-") as folder:
-        files = [Path(folder) / f"{bind}.jsonl" for bind in bindings]
-        for bind, file in zip(bindings, files, strict=True):
-            launch.start(options.ranks or 2, bind, [*for_ranks, "--output", str(file)])
-        text = "".join(file.read_text() for file in files)
+        records = [record for bind in bindings for record in _started(options, bind, for_ranks, Path(folder) / f"{bind}.jsonl")]
     if options.output:
-        options.output.write_text(text)
+        options.output.write_text("".join(report.to_line(record) + "\n" for record in records))
     if options.plot:
-        _draw(report.read_lines(text.splitlines()), options.plot)
+        _draw(records, options.plot)
+
+
+def _started(options: argparse.Namespace, bind: str, for_ranks: Sequence[str], file: Path) -> list[report.Record]:
+    """What ranks that are started here measure."""
+    ranks = options.ranks or (1 if options.command == "tensorflow-ops" else 2)
+    teams = keras_training.teams(options.peers) if getattr(options, "framework", "") == "keras" else []
+    if len(teams) < 2:
+        launch.start(ranks, bind, [*for_ranks, "--output", str(file)])
+        return _read(file)
+    # Ways that cannot share a process are measured in jobs in turn, each of which is a round.
+    jobs = []
+    seconds = str(options.seconds / _ROUNDS / len(teams))
+    for number in range(_ROUNDS):
+        for team in teams if number % 2 == 0 else teams[::-1]:
+            own = ["--peers", ",".join(team), "--seconds", seconds, "--output", str(file), "--silent"]
+            launch.start(ranks, bind, [*for_ranks, *own])
+            jobs.append(_read(file))
+    records = report.joined(jobs)
+    records[0]["arguments"] = " ".join(for_ranks)
+    print(tables.tables(records), flush=True)
+    return records
 
 
 def _measure(options: argparse.Namespace, words: Sequence[str]) -> None:
@@ -163,10 +199,15 @@ def _measure(options: argparse.Namespace, words: Sequence[str]) -> None:
         book.add([_run_record(world, words)])
         if options.command == "collectives":
             collectives.run(world, _collectives_plan(options), book.add)
+        elif options.command == "tensorflow-ops":
+            tensorflow_ops.run(world, tensorflow_ops.OpsPlan(options.tensors, options.elements, options.seconds), book.add)
+        elif options.framework == "keras":
+            keras_plan = keras_training.KerasPlan(options.models, options.loops, options.peers, options.seconds)
+            keras_training.run(world, keras_plan, book.add)
         else:
             plan = training.Plan(options.models, options.zero_grad, options.peers, options.seconds)
             training.run(world, plan, book.add)
-        if world.rank == 0:
+        if world.rank == 0 and not getattr(options, "silent", False):
             print(tables.tables(book.records), flush=True)
             if options.plot:
                 _draw(book.records, options.plot)

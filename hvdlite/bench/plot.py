@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from hvdlite.bench.report import CEILINGS, Record, format_bytes, format_seconds
+from hvdlite.bench.report import CEILINGS, Record, format_bytes, format_seconds, loop_of
 
 __all__ = ["draw"]
 
@@ -40,7 +40,7 @@ def draw(records: Sequence[Record], picture: Path) -> None:
 
     measured = [record for record in records if record["record"] == "measurement"]
     sizes = _panels([record for record in measured if record["case"] == "allreduce"], ("bind", "cache"))
-    steps = _panels([record for record in measured if record["case"] == "training"], ("bind", "zero_grad"))
+    steps = _panels([record for record in measured if record["case"] == "training"], ("bind", "zero_grad", "loop"))
     rows = len(sizes) + len(steps)
     if not rows:
         raise OSError("nothing to draw: the file has no measurements of the cases allreduce or training")
@@ -58,7 +58,7 @@ def _panels(records: Sequence[Record], keys: Sequence[str]) -> list[list[Record]
     """The records, apart by these keys, in the order of their first appearance."""
     panels: dict[tuple[Any, ...], list[Record]] = {}
     for record in records:
-        panels.setdefault(tuple(record[key] for key in keys), []).append(record)
+        panels.setdefault(tuple(record.get(key) for key in keys), []).append(record)
     return list(panels.values())
 
 
@@ -141,12 +141,11 @@ def _draw_steps(axes: Any, panel: Sequence[Record]) -> None:
                 f"{values['median']:+.0f} %", place_of_text, (0, 3), textcoords="offset points", ha="center", fontsize=8
             )
     record = panel[0]
-    gradients = "zeroed" if record["zero_grad"] == "zero" else "set to None"
     axes.set_xticks(range(len(models)), models)
     axes.set_ylabel("added to a step (%)")
     axes.axhline(0, color="black", linewidth=0.8)
     axes.grid(True, axis="y", color="#e0e0e0", linewidth=0.6)
     axes.set_axisbelow(True)
     title = f"a step of training against one without communication, {record['ranks']} ranks, {_BINDINGS[record['bind']]}"
-    axes.set_title(f"{title}, gradients {gradients} between steps", fontsize=10)
+    axes.set_title(f"{title}, {loop_of(record)}", fontsize=10)
     axes.legend(fontsize=9)

@@ -19,6 +19,8 @@ __all__ = [
     "describe_run",
     "format_bytes",
     "format_seconds",
+    "joined",
+    "loop_of",
     "measurement",
     "overheads",
     "parse_bytes",
@@ -38,7 +40,10 @@ __all__ = [
 Record = dict[str, Any]
 
 CEILINGS = ("memcpy", "rewrite")  # what no allreduce can beat, as long as it moves the same bytes
-BASELINES = {"training": "none"}  # the peer without communication, to which the others add; elsewhere there is none
+BASELINES = {
+    "training": "none",
+    "tensorflow_ops": "baseline",
+}  # the peer without communication, to which the others add; elsewhere there is none
 
 _QUIET = 0.25  # processes a CPU that others may keep running before that is worth a warning
 
@@ -54,7 +59,7 @@ ISSUED: Mapping[str, Callable[[int], float]] = {
 }
 
 # What tells measurements apart besides the peer: those that agree in all of it were interleaved and can be compared.
-_GROUP = ("case", "model", "zero_grad", "ranks", "bind", "cache", "bytes", "tensors")
+_GROUP = ("case", "model", "zero_grad", "loop", "ranks", "bind", "cache", "bytes", "tensors")
 
 
 # --- statistics -------------------------------------------------------------------------------------------------------
@@ -132,6 +137,38 @@ def measurement(case: str, peer: str, rounds: Sequence[Sequence[float]], calls: 
 def same_group(record: Record) -> tuple[Any, ...]:
     """What measurements that can be compared have in common."""
     return tuple(record.get(key) for key in _GROUP)
+
+
+def loop_of(record: Record) -> str:
+    """In words, how a measurement of training was trained."""
+    if "loop" in record:
+        return {"fit": "model.fit", "tape": "a tf.function with a tape"}[record["loop"]]
+    return f"gradients {'zeroed' if record['zero_grad'] == 'zero' else 'set to None'}"
+
+
+def joined(parts: Sequence[Sequence[Record]]) -> list[Record]:
+    """The records of one run that several jobs made in turn: each job is a round of the measurements it holds."""
+    everything = [record for records in parts for record in records]
+    found: list[Record] = [parts[0][0]]  # where and how
+    peers: dict[str, Record] = {}
+    groups: dict[object, dict[str, list[Record]]] = {}
+    for record in everything:
+        if record["record"] == "peer":
+            peers[record["peer"]] = record
+        elif record["record"] == "measurement":
+            groups.setdefault(same_group(record), {}).setdefault(record["peer"], []).append(record)
+    found += peers.values()
+    for group in groups.values():
+        rounds = min(len(of_peer) for of_peer in group.values())
+        found += with_percentages([_as_rounds(of_peer[:rounds]) for of_peer in group.values()])
+    return found
+
+
+def _as_rounds(of_peer: Sequence[Record]) -> Record:
+    first = of_peer[0]
+    more = {key: first[key] for key in (*_GROUP, "gradient_bytes") if key in first and key != "case"}
+    rounds = [[statistics.median(record["rounds"])] for record in of_peer]
+    return measurement(first["case"], first["peer"], rounds, first["calls"], **more)
 
 
 def with_percentages(group: Sequence[Record]) -> list[Record]:

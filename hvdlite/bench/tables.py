@@ -9,8 +9,10 @@ from hvdlite.bench.report import (
     describe_run,
     format_bytes,
     format_seconds,
+    loop_of,
     ratios,
     same_group,
+    summary,
     three_digits,
     time_unit,
     versions,
@@ -95,7 +97,7 @@ def _label(group: Mapping[str, Record]) -> str:
     if record["case"] == "allreduce":
         return f"{format_bytes(record['bytes'])} {record['cache']}"
     if record["case"] == "training":
-        return f"{record['model']}, gradients {'zeroed' if record['zero_grad'] == 'zero' else 'set to None'}"
+        return f"{record['model']}, {loop_of(record)}"
     return _CASES[record["case"]].format(tensors=record.get("tensors"))
 
 
@@ -117,6 +119,7 @@ _CASES = {
     "small": "one of {tensors} small tensors",
     "gradients_submit": "submitting one of {tensors} gradients",
     "idle": "idle, of a second",
+    "tensorflow_ops": "one of {tensors} operations in a graph",
     "small_submit": "submitting one of {tensors} small tensors",
 }
 
@@ -175,6 +178,16 @@ def _step(record: Record | None) -> str:
     return f"{format_seconds(record['median'])}, {_spread(record['overhead_percent'], '+.0f')} %"
 
 
+def _ops(records: Sequence[Record]) -> str:
+    rows = []
+    for group in _grouped(records):
+        base = group["baseline"]["rounds"]
+        for peer, record in group.items():
+            added = [1e6 * (with_it - without) for with_it, without in zip(record["rounds"], base, strict=True)]
+            rows.append([peer, _seconds(record), "" if peer == "baseline" else f"{_spread(summary(added), '+.2f')} µs"])
+    return markdown(["", "a tensor's share", "added to it"], rows)
+
+
 _COMPARED = ("allreduce", "gradients", "small", "gradients_submit", "small_submit")
 
 _SECTIONS: tuple[tuple[str, Callable[[Record], bool], Callable[[Sequence[Record]], str]], ...] = (
@@ -189,5 +202,10 @@ _SECTIONS: tuple[tuple[str, Callable[[Record], bool], Callable[[Sequence[Record]
         "A step of training, and what it adds to one without communication: median (least..most) of the blocks",
         lambda record: record["case"] == "training",
         _training,
+    ),
+    (
+        "A graph of operations on one rank: median (least..most) of the rounds",
+        lambda record: record["case"] == "tensorflow_ops",
+        _ops,
     ),
 )

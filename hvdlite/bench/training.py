@@ -25,7 +25,7 @@ from hvdlite.bench.world import World
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["WAYS", "ZERO_GRAD", "Plan", "run"]
+__all__ = ["WAYS", "ZERO_GRAD", "Plan", "check_gradient", "run"]
 
 # Between two steps torch either drops the gradients (its default) or keeps their memory and writes zeros into it.
 ZERO_GRAD = ("none", "zero")
@@ -157,7 +157,7 @@ def _measured(world: World, model: str, zero_grad: str, ways: Sequence[str], sec
     for name in ways:
         training = _Training(world, name, MODELS[model], zero_grad, batches)
         training.step()
-        _check(world, name, model, training.first_gradient(), average)
+        check_gradient(world, name, model, training.first_gradient(), average, name in ("none", "lockstep"))
         subjects.append(Subject(name, [], training.step))
     done = measure(world, subjects, _EFFORT, seconds)
     more = {"model": model, "zero_grad": zero_grad, "gradient_bytes": average.nbytes, "ranks": world.size, "bind": world.bind}
@@ -222,9 +222,16 @@ def _average_gradient(world: World, model: Model, batches: Sequence[_Batch]) -> 
     return total
 
 
-def _check(world: World, way: str, model: str, gradient: NDArray[np.float32], average: NDArray[np.float32]) -> None:
+def check_gradient(
+    world: World, way: str, model: str, gradient: NDArray[np.float32], average: NDArray[np.float32], alone: bool
+) -> None:
+    """Is this rank's gradient the average over the ranks; or, without communication, not? Collective.
+
+    Raises:
+        WrongSum: it is not as it should be; on all ranks.
+    """
     error = float(np.linalg.norm(gradient - average) / np.linalg.norm(average))
-    if world.size > 1 and way in ("none", "lockstep"):
+    if world.size > 1 and alone:
         problem = "the ranks have the same gradients, so nothing shows" if error < 100 * _TOLERANCE else None
     else:
         problem = None if error <= _TOLERANCE else f"the gradient is off by {100 * error:.3g} %"

@@ -3,7 +3,7 @@
 docs/elastic.md says what works. `hvdlite.torch.elastic` has the state of models, optimizers and samplers.
 """
 
-from hvdlite.elastic.run import run, run_fn
+from hvdlite.elastic.run import LossIn, run, run_fn
 from hvdlite.elastic.state import HostUpdateResult, ObjectState, State
 from hvdlite.errors import HorovodInternalError, HostsUpdatedInterrupt
 
@@ -11,6 +11,7 @@ __all__ = [
     "HorovodInternalError",
     "HostUpdateResult",
     "HostsUpdatedInterrupt",
+    "LossIn",
     "ObjectState",
     "State",
     "run",

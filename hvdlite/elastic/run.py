@@ -13,14 +13,21 @@ from hvdlite.errors import (
     UnsupportedError,
 )
 
-__all__ = ["run", "run_fn"]
+__all__ = ["LossIn", "run", "run_fn"]
+
+# Finds the error of hvdlite behind one that a framework raises in its place, if it means that a rank is lost.
+LossIn = Callable[[Exception], HorovodInternalError | None]
 
 
-def run(func: Callable[..., Any]) -> Callable[..., Any]:
+def run(func: Callable[..., Any], loss_in: LossIn | None = None) -> Callable[..., Any]:
     """Decorates a training function whose first argument is a `State`: the state is synchronised before it runs.
 
     hvdlite cannot yet go on with other ranks than it started with. Where Horovod would, this raises UnsupportedError, and
     the state can be saved to a file for the next job (docs/elastic.md).
+
+    Args:
+        func: the training function.
+        loss_in: for frameworks that raise errors of their own; all those in which it finds none are raised as they are.
 
     Returns:
         A function with the same arguments. Collective over all ranks.
@@ -31,7 +38,21 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
         MismatchError, OperationTimeoutError: the ranks ask for different things, which another run would do as well.
         Whatever the training function raises.
     """
-    return run_fn(func, _refuse)
+    return run_fn(func if loss_in is None else _with_own_errors(func, loss_in), _refuse)
+
+
+def _with_own_errors(func: Callable[..., Any], loss_in: LossIn) -> Callable[..., Any]:
+    @functools.wraps(func)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return func(*args, **kwargs)
+        except Exception as error:
+            loss = loss_in(error)
+            if loss is None:
+                raise
+            raise loss from error
+
+    return wrapper
 
 
 def run_fn(func: Callable[..., Any], reset: Callable[[], Any]) -> Callable[..., Any]:

@@ -2,9 +2,11 @@
 
 import ctypes
 import inspect
+import re
 from collections.abc import Collection, Sequence
 from functools import cache
 from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,9 @@ import jax
 
 from hvdlite.errors import UnsupportedError
 
-__all__ = ["ffi_call", "parameters", "require_cpu"]
+__all__ = ["ffi_call", "has_futures", "parameters", "require_cpu"]
 
-_HANDLERS = ("hvdlite_jax_collective", "hvdlite_jax_collective_alone")
+_SEVERAL, _ALONE = "hvdlite_jax_collective", "hvdlite_jax_collective_alone"
 _LIBRARY = Path(__file__).parents[1] / "hvdlite_jax.so"
 
 
@@ -38,8 +40,14 @@ def _register() -> None:
     except OSError as error:
         raise ImportError(f"hvdlite's library for JAX cannot be loaded: {error}; install hvdlite with pip again") from error
     ffi = _ffi()
-    for handler in _HANDLERS:
+    for handler in (_SEVERAL, _ALONE):
         ffi.register_ffi_target(handler, ffi.pycapsule(getattr(library, handler)), platform="cpu")
+
+
+def has_futures() -> bool:
+    """Can a call let XLA go on until it has ended? If not, several in a program may wait for each other."""
+    numbers = re.match(r"(\d+)\.(\d+)\.(\d+)", version("jaxlib"))
+    return numbers is None or tuple(map(int, numbers.groups())) >= (0, 4, 38)
 
 
 def parameters() -> Collection[str]:
@@ -54,7 +62,7 @@ def ffi_call(description: str, arrays: Sequence[Any], alone: bool) -> list[Any]:
     whose results are used on every rank, says that it has none: XLA drops only what nobody uses.
     """
     _register()
-    handler = _HANDLERS[alone]
+    handler = _ALONE if alone or not has_futures() else _SEVERAL
     call = _ffi().ffi_call
     results = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]  # type: ignore[no-untyped-call]
     known = parameters()

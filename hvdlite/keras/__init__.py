@@ -11,9 +11,13 @@ One adapter serves Keras 3 on its three backends and Keras 2. It imports the fra
 """
 
 try:
-    import keras as _keras  # noqa: F401 - only to say clearly that it is missing
+    import keras as _keras
 except ImportError as error:
     raise ImportError(f"hvdlite.keras needs Keras, which cannot be imported ({error}): pip install keras") from error
+if tuple(int(part) for part in _keras.__version__.split(".")[:2]) < (2, 13):
+    raise ImportError(
+        f"hvdlite.keras needs Keras 2.13 or newer, and this is {_keras.__version__}: upgrade Keras (and TensorFlow)"
+    )
 
 from hvdlite import (
     Adasum,

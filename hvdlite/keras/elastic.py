@@ -1,13 +1,16 @@
 """``horovod.keras.elastic``: the state of a training with ``fit``, committed, restored, synchronised. See docs/elastic.md."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
 
+from hvdlite import elastic
 from hvdlite.basics import rank
-from hvdlite.elastic import ObjectState, run
+from hvdlite.elastic import ObjectState
 from hvdlite.errors import InvalidArgumentError
+from hvdlite.keras.backends import current_backend
 from hvdlite.keras.variables import broadcast_variables, build_optimizer, is_built, read, variables_of
 from hvdlite.objects import broadcast_object
 
@@ -22,6 +25,11 @@ else:
     _Callback = keras.callbacks.Callback
 
 __all__ = ["CommitStateCallback", "KerasState", "UpdateBatchStateCallback", "UpdateEpochStateCallback", "run"]
+
+
+def run(func: Callable[..., Any]) -> Callable[..., Any]:
+    """As `hvdlite.elastic.run`; errors of the backend that mean a lost rank are raised as HorovodInternalError first."""
+    return elastic.run(func, current_backend().loss_in)
 
 
 class KerasState(ObjectState):

@@ -1,6 +1,5 @@
 """``horovod.tensorflow.elastic``: the state of a training, committed, restored and synchronised. See docs/elastic.md."""
 
-import functools
 import re
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from hvdlite import elastic
+from hvdlite import elastic, xla
 from hvdlite.basics import rank
 from hvdlite.elastic import ObjectState
 from hvdlite.errors import (
@@ -16,8 +15,6 @@ from hvdlite.errors import (
     HorovodInternalError,
     InternalError,
     InvalidArgumentError,
-    MismatchError,
-    OperationTimeoutError,
     PeerLostError,
     SystemFailure,
 )
@@ -29,7 +26,7 @@ from hvdlite.xla import failure_in
 if TYPE_CHECKING:
     from hvdlite.tensorflow.keras.state import TensorFlowKerasState
 
-__all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]
+__all__ = ["TensorFlowKerasState", "TensorFlowState", "loss_in", "run"]
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
@@ -38,18 +35,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     All others leave it as they are, those where ranks ask for different things (FailedPreconditionError,
     DeadlineExceededError) too: another run would ask for the same.
     """
-
-    @functools.wraps(func)
-    def translated(state: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return func(state, *args, **kwargs)
-        except tf.errors.OpError as error:
-            loss = _loss_in(error)
-            if loss is None:
-                raise
-            raise loss from error
-
-    return elastic.run(translated)
+    return elastic.run(func, loss_in)
 
 
 # What TensorFlow makes of the errors after which elastic training begins again (see `hvdlite.errors.ERRORS`).
@@ -63,14 +49,12 @@ _OWN_TEXT = re.compile(
 )
 
 
-def _loss_in(error: tf.errors.OpError) -> HorovodInternalError | None:
+def loss_in(error: Exception) -> HorovodInternalError | None:
     """The error of hvdlite behind one of TensorFlow, if it means that a rank is lost."""
-    compiled = failure_in(error)
-    if compiled is not None:
-        repeats = isinstance(compiled, MismatchError | OperationTimeoutError)
-        return compiled if isinstance(compiled, HorovodInternalError) and not repeats else None
+    if failure_in(error) is not None:
+        return xla.loss_in(error)
     found = next((own for theirs, own in _LOSSES if isinstance(error, theirs)), None)
-    text = str(error.message)
+    text = str(getattr(error, "message", ""))
     if found is None or not _OWN_TEXT.search(text):
         return None
     engine = RUNTIME.engine

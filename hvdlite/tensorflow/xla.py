@@ -15,6 +15,7 @@ from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
 from hvdlite.requests import OP_NAMES, Kind, Max, Min, Product, Sum
+from hvdlite.tensorflow.autograph import as_written
 from hvdlite.tensorflow.library import LIBRARY, load
 from hvdlite.xla import Group, describe
 
@@ -44,6 +45,7 @@ def require_no_xla(what: str) -> None:
         raise UnsupportedError(f"{what} cannot be compiled by XLA, only allreduce and grouped_allreduce can: {_REMEDY}")
 
 
+@as_written
 def grouped_allreduce(
     tensors: Sequence[Any],
     *,
@@ -98,7 +100,8 @@ def grouped_allreduce(
 
         return _call(operands, description), backward
 
-    return list(reduce(*made))
+    results: list[tf.Tensor] = list(reduce(*made))
+    return results
 
 
 def _call(operands: Sequence[tf.Tensor], description: str) -> list[tf.Tensor]:

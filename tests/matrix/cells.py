@@ -57,6 +57,7 @@ _JAX = ("jax", "keras-jax")
 _MPI = ("numpy", "torch")
 
 CELLS = (
+    Cell("tf-2.12", ("tensorflow-cpu==2.12.*",), ("tensorflow",)),
     Cell("tf-2.13", ("tensorflow-cpu==2.13.*",), _TF),
     Cell("tf-2.15", ("tensorflow-cpu==2.15.*",), _TF),
     Cell("tf-2.18", ("tensorflow-cpu==2.18.*", "keras==3.6.*"), _TF),

@@ -46,7 +46,7 @@ class ParallelFile(pytest.File):
     """A file of parallel tests; it is read but not imported here."""
 
     def collect(self) -> Iterator["ParallelItem"]:
-        tree = ast.parse(self.path.read_text())
+        tree = _with_shared_tests(ast.parse(self.path.read_text()), self.path.parent)
         declared = _declarations(tree)
         ranks = declared.get("RANKS", DEFAULT_RANKS[self.path.relative_to(TESTS).parts[0]])
         wanted = self.config.getoption("--ranks")
@@ -65,6 +65,13 @@ class ParallelFile(pytest.File):
                 # So that -k with the name of a test selects its file; the expression goes on to the children.
                 item.extra_keyword_matches.update(names)
                 yield item
+
+
+def _with_shared_tests(tree: ast.Module, folder: Path) -> ast.Module:
+    """The file after what it imports, with a star, from modules beside it: tests that several files have in common."""
+    shared = [node.module for node in tree.body if isinstance(node, ast.ImportFrom) and node.names[0].name == "*"]
+    bodies = [ast.parse((folder / f"{module}.py").read_text()).body for module in shared]
+    return ast.Module([statement for body in [*bodies, tree.body] for statement in body], [])
 
 
 def _declarations(tree: ast.Module) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from math import prod
 
 import pytest
 
-from hvdlite.bench import launch, measure, report, tables
+from hvdlite.bench import keras_training, launch, measure, report, tables
 from hvdlite.bench.__main__ import main
 from hvdlite.bench.collectives import DEFAULT_SIZES, effort_of
 from hvdlite.bench.machine import last_level_cache
@@ -114,6 +114,34 @@ def test_overheads_are_against_the_training_without_communication():
     records = report.with_percentages([report.measurement("training", peer, rounds, 5) for peer, rounds in steps.items()])
     assert "overhead_percent" not in records[0]
     assert records[1]["overhead_percent"] == pytest.approx({"median": 15.0, "min": 10.0, "max": 20.0})
+
+
+def test_jobs_in_turn_are_rounds_of_one_run():
+    def job(peer, *rounds):
+        more = {"model": "convnet", "loop": "tape", "ranks": 2, "bind": "core", "gradient_bytes": 8}
+        taken = report.measurement("training", peer, [[value] for value in rounds], 3, **more)
+        return [RUN, {"record": "peer", "peer": peer, "absent": None, "version": ""}, taken]
+
+    jobs = [job("none", 1.0, 3.0), job("hvdlite", 3.0), job("hvdlite", 8.0), job("none", 4.0)]
+    run, _, _, base, ours = report.joined(jobs)
+    assert run == RUN
+    assert (base["rounds"], ours["rounds"]) == ([2.0, 4.0], [3.0, 8.0])
+    assert ours["overhead_percent"] == pytest.approx({"median": 75.0, "min": 50.0, "max": 100.0})
+    assert (ours["loop"], ours["gradient_bytes"], ours["samples"]) == ("tape", 8, 2)
+    assert "convnet, a tf.function with a tape" in tables.tables([run, base, ours])
+
+
+def test_what_an_operation_adds_is_in_the_table():
+    more = {"tensors": 160, "ranks": 1, "bind": "core"}
+    seconds = {"baseline": [[1e-6], [2e-6]], "hvdlite": [[2.5e-6], [4e-6]]}
+    records = [report.measurement("tensorflow_ops", peer, rounds, 5, **more) for peer, rounds in seconds.items()]
+    [line] = [line for line in tables.tables([RUN, *records]).splitlines() if line.startswith("| hvdlite")]
+    assert [cell.strip() for cell in line.split("|")[2:-1]] == ["3.25 (2.50..4.00) µs", "+1.75 (+1.50..+2.00) µs"]
+
+
+def test_a_strategy_of_tensorflow_has_processes_of_its_own():
+    assert keras_training.teams(["none", "hvdlite", "mirrored"]) == [["none", "hvdlite"], ["mirrored"]]
+    assert keras_training.teams(["mirrored"]) == [["mirrored"]]
 
 
 # --- numbers for people -----------------------------------------------------------------------------------------------
@@ -277,6 +305,7 @@ def test_each_mpirun_gets_its_own_words():
         (["collectives", "--peers", "nccl"], "nccl: not among hvdlite, "),
         (["training", "--models", "vgg"], "vgg: not among mlp25m, "),
         (["collectives", "--bind", "socket"], "invalid choice: 'socket'"),
+        (["training", "--framework", "mxnet"], "invalid choice: 'mxnet'"),
     ],
 )
 def test_wrong_arguments_are_explained(capsys, words, said):

@@ -53,6 +53,14 @@ def test_success_is_one_item_per_number_of_ranks(run):
     assert "1 passed" in text, text
 
 
+def test_tests_of_a_module_beside_the_file_are_known_by_name(run, tmp_path):
+    (tmp_path / "tests" / "parallel" / "shared.py").write_text("def test_shared():\n    assert True\n")
+    code, text = run("from shared import *\n", "-k", "test_shared")
+    assert (code, "1 passed" in text) == (0, True), text
+    code, text = run("from shared import *\n", "-k", "test_other")
+    assert "deselected" in text, text
+
+
 def test_a_file_declares_variables_for_its_processes(run):
     code, text = run("""
         ENVIRONMENT = {"HVDTEST_DECLARED": "yes"}

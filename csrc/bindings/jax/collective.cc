@@ -1,5 +1,5 @@
 // The XLA FFI handlers behind hvdlite.jax: groups of collectives inside a compiled program.
-// Thread: XLA's, without Python's lock. Blocks: hvdlite_jax_collective_alone, and the other where XLA's FFI has no futures.
+// Thread: XLA's, without Python's lock. Blocks: hvdlite_jax_collective_alone.
 
 #include <algorithm>
 #include <cfenv>
@@ -21,8 +21,10 @@ namespace {
 using xla::Call;
 using xla::Outcome;
 
-// As far as this handler knows the API; what it uses was there in the first version.
-constexpr int kMinorVersion = 3;
+// A handler states its version, which up to jaxlib 0.8.1 must be XLA's own. Those do not say which that is: it was 0.1 in all of
+// them that ask. Later ones do, and take an older version too. What is used here was there from the start.
+constexpr int kVersionOfThoseWhoDoNotSay = 1;
+constexpr int kNewestKnownVersion = 3;
 
 ffi::Error* error_of(const ffi::Api* api, const Outcome& outcome) {
   if (!outcome.failed()) return nullptr;
@@ -38,8 +40,11 @@ bool answered_metadata(const ffi::CallFrame* frame) {
   for (ffi::Extension* next = frame->extension; next != nullptr; next = next->next) {
     if (next->type != ffi::kMetadata) continue;
     ffi::Metadata* metadata = reinterpret_cast<ffi::MetadataExtension*>(next)->metadata;
-    metadata->api_version.major = frame->api->version.major;
-    metadata->api_version.minor = std::min(frame->api->version.minor, kMinorVersion);
+    const ffi::Api* api = frame->api;
+    metadata->api_version.major = 0;
+    metadata->api_version.minor = api == nullptr
+                                      ? kVersionOfThoseWhoDoNotSay
+                                      : std::min(api->version.minor, kNewestKnownVersion);
     return true;
   }
   return false;
@@ -74,10 +79,6 @@ Outcome submit(const ffi::CallFrame* frame, Call& call) {
     call.place(index, input->data, output->data);
   }
   return call.submit();
-}
-
-bool has_futures(const ffi::Api* api) {
-  return api->struct_size >= offsetof(ffi::Api, set_error) + sizeof(api->set_error);
 }
 
 // Tells XLA how a call ended. XLA goes on with the program on this thread.
@@ -124,9 +125,7 @@ ffi::Error* handle(ffi::CallFrame* frame, Waiting waiting) {
   if (const Outcome outcome = submit(frame, *call); outcome.failed()) {
     return error_of(frame->api, outcome);
   }
-  if (waiting == Waiting::kHere || !has_futures(frame->api)) {
-    return error_of(frame->api, call->finish());
-  }
+  if (waiting == Waiting::kHere) return error_of(frame->api, call->finish());
   return finish_elsewhere(frame, call);
 }
 
@@ -134,13 +133,13 @@ ffi::Error* handle(ffi::CallFrame* frame, Waiting waiting) {
 
 }  // namespace hvdlite::jax
 
-// Any number of these in a program.
+// Any number of these in a program. Needs futures, which jaxlib has since 0.4.38; older ones cannot be told by what they say.
 extern "C" HVDLITE_API hvdlite::jax::ffi::Error* hvdlite_jax_collective(
     hvdlite::jax::ffi::CallFrame* frame) noexcept {
   return hvdlite::jax::handle(frame, hvdlite::jax::Waiting::kElsewhere);
 }
 
-// The only one of its program.
+// The only one of its program, or where there are no futures.
 extern "C" HVDLITE_API hvdlite::jax::ffi::Error* hvdlite_jax_collective_alone(
     hvdlite::jax::ffi::CallFrame* frame) noexcept {
   return hvdlite::jax::handle(frame, hvdlite::jax::Waiting::kHere);

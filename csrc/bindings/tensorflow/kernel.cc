@@ -1,6 +1,8 @@
 #include "kernel.h"
 
+#include <algorithm>
 #include <bit>
+#include <string_view>
 
 #include "status.h"
 
@@ -39,6 +41,28 @@ const char* prefix_of(Kind kind) {
   return kPrefixes[static_cast<int>(kind)];
 }
 
+bool is_counter(std::string_view part) {
+  return part.starts_with('_') && part.find_first_not_of("0123456789", 1) == part.npos;
+}
+
+// Where in the program the function with the op was called, if TensorFlow has put its body there, such as
+// "StatefulPartitionedCall_1": a function that is called twice has the same op, with the same name, twice in flight. Numbers that
+// TensorFlow counts through the process, components such as "_12", are left out: ranks need not agree on them.
+std::string call_of(std::string_view node) {
+  constexpr std::string_view kCall = "PartitionedCall";
+  const std::size_t last = node.rfind(kCall);
+  if (last == std::string_view::npos) return "";
+  node = node.substr(0, node.find('/', last));
+  std::string call;
+  while (!node.empty()) {
+    const std::size_t size = std::min(node.find('/'), node.size());
+    const std::string_view part = node.substr(0, size);
+    if (!is_counter(part)) call.append(call.empty() ? "" : "/").append(part);
+    node.remove_prefix(std::min(size + 1, node.size()));
+  }
+  return call;
+}
+
 }  // namespace
 
 class Kernel::Attributes {
@@ -66,6 +90,11 @@ class Kernel::Attributes {
 
   // TensorFlow's own floats have 32 bits: a factor travels as the bits of a double.
   double factor(const char* name) const { return std::bit_cast<double>(integer(name)); }
+
+  std::string_view node_name() const {
+    const StringView name = api().OpKernelConstruction_GetName(construction_);
+    return {name.data, name.size};
+  }
 
   std::string text(const char* name) const {
     std::string value;
@@ -157,7 +186,8 @@ void Kernel::parse_names(const Attributes& attributes) {
   if (kind_ == Kind::kBarrier) return;
   const std::string name = attributes.text("tensor_name");
   if (name.empty()) return;
-  const std::string key = prefix_of(kind_) + name;
+  const std::string call = call_of(attributes.node_name());
+  const std::string key = prefix_of(kind_) + name + (call.empty() ? "" : "@") + call;
   if (grouped_) {
     const std::string of = "of" + std::to_string(dtypes_.size());
     for (std::size_t i = 1; i <= dtypes_.size(); ++i) {

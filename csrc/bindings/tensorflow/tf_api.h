@@ -35,6 +35,11 @@ enum : StatusCode {
   kInternal = 13,
 };
 
+struct StringView {
+  const char* data;
+  std::size_t size;
+};
+
 using CreateFunction = void* (*)(TF_OpKernelConstruction*);
 using ComputeFunction = void (*)(void*, TF_OpKernelContext*);
 using ComputeAsyncFunction = void (*)(void*, TF_OpKernelContext*, TF_AsyncOpKernelDoneCallback*);
@@ -78,6 +83,7 @@ using Deallocator = void (*)(void* data, std::size_t bytes, void* argument);
   X(void, KernelBuilder_HostMemory, (TF_KernelBuilder*, const char*))                             \
   X(void, RegisterKernelBuilder, (const char*, TF_KernelBuilder*, TF_Status*))                    \
   X(void, OpKernelConstruction_Failure, (TF_OpKernelConstruction*, TF_Status*))                   \
+  X(StringView, OpKernelConstruction_GetName, (TF_OpKernelConstruction*))                         \
   X(void, OpKernelConstruction_GetAttrSize,                                                       \
     (TF_OpKernelConstruction*, const char*, std::int32_t* list_size, std::int32_t* total_size,    \
      TF_Status*))                                                                                 \

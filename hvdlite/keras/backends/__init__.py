@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import keras
 
-from hvdlite.errors import UnsupportedError
+from hvdlite.errors import HorovodInternalError, UnsupportedError
 from hvdlite.process_sets import ProcessSet
 
 __all__ = ["KerasBackend", "Reduction", "current_backend"]
@@ -118,6 +118,9 @@ class KerasBackend(Protocol):
 
     def reducescatter(self, value: Any, name: str | None, op: int) -> Any:
         """Reduces a value and leaves each rank with its part of the rows; arguments and result as for `allreduce`."""
+
+    def loss_in(self, error: Exception) -> HorovodInternalError | None:
+        """The error of hvdlite behind one of the framework, if it means that a rank is lost (`hvdlite.elastic.LossIn`)."""
 
 
 @cache

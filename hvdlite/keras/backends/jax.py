@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
-from hvdlite import ops
-from hvdlite.errors import InvalidArgumentError, UnsupportedError
+from hvdlite import ops, xla
+from hvdlite.errors import HorovodInternalError, InvalidArgumentError, UnsupportedError
 from hvdlite.jax import call, grouped_allreduce, grouped_broadcast, require_cpu
 from hvdlite.keras.backends import Reduction
 from hvdlite.requests import Kind
@@ -67,6 +67,10 @@ class JaxKerasBackend:
         for (place, _, context), output in zip(sent, outputs, strict=True):
             reduced[place] = reduction.compression.decompress(output, context)
         return reduced
+
+    def loss_in(self, error: Exception) -> HorovodInternalError | None:
+        """As `KerasBackend.loss_in`."""
+        return xla.loss_in(error)
 
     def scale(self, gradient: Any, factor: float) -> Any:
         """As `KerasBackend.scale`."""

@@ -6,8 +6,9 @@ from typing import Any
 import tensorflow as tf
 
 import hvdlite.tensorflow as hvd
-from hvdlite.errors import UnsupportedError
+from hvdlite.errors import HorovodInternalError, UnsupportedError
 from hvdlite.keras.backends import Reduction
+from hvdlite.tensorflow.elastic import loss_in
 from hvdlite.tensorflow.gradients import allreduce_gradients
 
 __all__ = ["TensorFlowKerasBackend", "make_backend"]
@@ -46,6 +47,10 @@ class TensorFlowKerasBackend:
             groups=groups,
             process_set=reduction.process_set,
         )
+
+    def loss_in(self, error: Exception) -> HorovodInternalError | None:
+        """As `KerasBackend.loss_in`."""
+        return loss_in(error)
 
     def scale(self, gradient: Any, factor: float) -> Any:
         """As `KerasBackend.scale`."""

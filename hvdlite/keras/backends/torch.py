@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from hvdlite import ops
+from hvdlite.errors import HorovodInternalError
 from hvdlite.keras.backends import Reduction
 from hvdlite.requests import Max
 from hvdlite.torch.hooks import keep_out_of_graphs
@@ -59,6 +60,10 @@ class TorchKerasBackend:
             output.to(variable.value.device) if someone else None
             for output, variable, someone in zip(reduced, variables, anyone, strict=True)
         ]
+
+    def loss_in(self, error: Exception) -> HorovodInternalError | None:
+        """As `KerasBackend.loss_in`."""
+        return None  # they are hvdlite's own
 
     def scale(self, gradient: Any, factor: float) -> Any:
         """As `KerasBackend.scale`."""

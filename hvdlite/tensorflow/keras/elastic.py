@@ -1,6 +1,5 @@
-"""The names of ``horovod.tensorflow.keras.elastic``; `run` knows the errors of TensorFlow."""
+"""The names of ``horovod.tensorflow.keras.elastic``."""
 
-from hvdlite.keras.elastic import CommitStateCallback, KerasState, UpdateBatchStateCallback, UpdateEpochStateCallback
-from hvdlite.tensorflow.elastic import run
+from hvdlite.keras.elastic import CommitStateCallback, KerasState, UpdateBatchStateCallback, UpdateEpochStateCallback, run
 
 __all__ = ["CommitStateCallback", "KerasState", "UpdateBatchStateCallback", "UpdateEpochStateCallback", "run"]

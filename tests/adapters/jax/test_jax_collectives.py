@@ -80,6 +80,7 @@ def test_broadcast(hvd):
             assert all(np.array_equal(out, sent) for out, sent in zip(outputs, everyone[root], strict=True))
 
 
+@pytest.mark.skipif(not ffi.has_futures(), reason="this jaxlib has no futures, and XLA waits in each call")
 def test_many_calls_of_a_program_in_no_order(hvd):
     """XLA runs them as it likes, differently on each rank, and has fewer threads than there are calls."""
 

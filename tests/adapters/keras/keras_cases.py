@@ -56,7 +56,7 @@ if KERAS_3:
 # On CPUs "auto" compiles on JAX, and makes a graph on TensorFlow. (For torch see test_keras_torch_compiled.py.)
 CASES = [(name, "auto") for name in OPTIMIZERS]
 if BACKEND == "tensorflow":
-    CASES += [(name, True) for name in OPTIMIZERS if name != "clipnorm"]
+    CASES += [(name, True) for name in ("adam", list(OPTIMIZERS)[-1])]
 if WORLD.size > 2:
     CASES = [("clipnorm", "auto"), CASES[-1]]
 
@@ -70,7 +70,7 @@ def test_training_is_that_of_one_process(hvd, name, jit):
 
 
 @on_two_ranks
-@pytest.mark.parametrize("options", [{"run_eagerly": True}, {"jit_compile": False}], ids=str)
+@pytest.mark.parametrize("options", [{"run_eagerly": True}] + [{"jit_compile": False}] * (BACKEND == "jax"), ids=str)
 def test_steps_that_are_not_compiled(hvd, options):
     model = train_together(hvd, hvd.DistributedOptimizer(sgd()), epochs=1, **options)
     assert_same_everywhere(state_of(model))
@@ -200,12 +200,17 @@ def scaled_sgd():
 
 
 @pytest.mark.usefixtures("mixed_float16")
-def test_mixed_precision_is_that_of_one_process(hvd):
+def test_mixed_precision_is_that_of_one_process(hvd, tmp_path):
     optimizer = hvd.DistributedOptimizer(scaled_sgd())
     model = train_together(hvd, optimizer)
     assert model.optimizer is optimizer  # compile() has not put another scaler around it
     assert_same_everywhere(state_of(model))
     assert_close(model.get_weights(), train_alone(scaled_sgd), 0.01)
+    model.save(tmp_path / "mixed.keras")
+    loaded = hvd.load_model(tmp_path / "mixed.keras")
+    assert isinstance(loaded.optimizer, keras.mixed_precision.LossScaleOptimizer)
+    fit(loaded, *map(part, data()), ROWS, epochs=1)
+    assert_same_everywhere(state_of(loaded))
 
 
 @pytest.mark.usefixtures("mixed_float16")

@@ -1,10 +1,24 @@
 """Keras on TensorFlow, whichever Keras it is."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
 from keras_cases import *  # noqa: F403 - the tests of all backends
-from keras_training import ROWS, assert_close, assert_same_everywhere, data, fit, make_model, part, state_of
+from keras_cases import KERAS_3
+from keras_training import (
+    ROWS,
+    assert_close,
+    assert_same_everywhere,
+    data,
+    fit,
+    make_model,
+    part,
+    state_of,
+    train_alone,
+    train_together,
+)
 from support.world import WORLD
 
 from hvdlite import UnsupportedError
@@ -88,6 +102,20 @@ def test_embeddings(hvd, as_dense):
     fit(model, words[WORLD.rank], targets[WORLD.rank], ROWS)
     assert_same_everywhere(state_of(model))
     assert_close(model.get_weights(), alone.get_weights())
+
+
+@pytest.mark.skipif(KERAS_3, reason="only Keras 2 has them")
+def test_legacy_optimizers(hvd):
+    """Whose slots are made by the first step, so that the callback waits for it where the root has them already."""
+    make = functools.partial(keras.optimizers.legacy.SGD, 0.1, momentum=0.9)
+    model = train_together(hvd, hvd.DistributedOptimizer(make()))
+    assert_same_everywhere(state_of(model))
+    assert_close(model.get_weights(), train_alone(make))
+    if WORLD.rank:
+        model = make_model()
+    model.compile(optimizer=hvd.DistributedOptimizer(model.optimizer if WORLD.rank == 0 else make()), loss="mse")
+    fit(model, part(data()[0]), part(data()[1]), ROWS, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+    assert_same_everywhere(state_of(model))
 
 
 def test_strategies_are_refused(hvd):

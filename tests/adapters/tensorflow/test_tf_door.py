@@ -253,10 +253,12 @@ def test_scopes_in_names_are_what_ranks_are_paired_by(hvd):
     assert_close(step(tf.constant(float(RANK))), [tf.constant(float(factor * ranks)) for factor in (1, 2, 3)])
 
 
-def test_a_function_called_twice_in_a_step(hvd):
-    """As docs/sharp_edges.md has it: traced for each call, it has names for each."""
+@pytest.mark.parametrize("inner", [lambda function: function, tf.function], ids=["traced for each call", "traced once"])
+def test_a_function_called_twice_in_a_step(hvd, inner):
+    """Traced once it has one set of names, to which the kernels add the call."""
     weights = tf.Variable(tf.ones([2]))
 
+    @inner
     def gradient_of(x):
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(weights * x)

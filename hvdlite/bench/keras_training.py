@@ -1,0 +1,283 @@
+"""`python -m hvdlite.bench training --framework keras`: a step of training with Keras on TensorFlow, in two kinds of loop.
+
+All ways start from the same weights and see the same data. Before anything is timed, the gradient that each of them
+stepped with is compared with the average that MPI makes of the ranks' own gradients.
+"""
+
+import gc
+import importlib.metadata
+import itertools
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hvdlite.bench import report
+from hvdlite.bench.measure import Effort, Subject, measure
+from hvdlite.bench.models import MODELS, Model
+from hvdlite.bench.training import check_gradient
+from hvdlite.bench.world import World
+
+__all__ = ["LOOPS", "WAYS", "KerasPlan", "run", "teams"]
+
+LOOPS = ("fit", "tape")  # model.fit, and a tf.function with a tape
+
+_BATCHES = 16  # different ones; `fit` goes through all of them in a call
+_LEARNING_RATE = 1e-3
+_EFFORT = Effort(sample_seconds=0.25, most_calls=200, most_samples=1)
+
+_NO_COMMUNICATION = ("none", "lockstep")
+# Way by way the loops that it can do. `fit` of Keras 3 fails under MultiWorkerMirroredStrategy.
+WAYS: Mapping[str, Sequence[str]] = {
+    "none": LOOPS,
+    "lockstep": LOOPS,
+    "hvdlite": LOOPS,
+    "mirrored": ("tape",),
+}
+
+
+@dataclass(frozen=True)
+class KerasPlan:
+    """What is measured.
+
+    Attributes:
+        models: of `MODELS`.
+        loops: of `LOOPS`.
+        ways: of `WAYS`.
+        seconds: about so long altogether.
+    """
+
+    models: Sequence[str]
+    loops: Sequence[str]
+    ways: Sequence[str]
+    seconds: float
+
+
+def teams(ways: Sequence[str]) -> list[list[str]]:
+    """The ways that can share processes. MultiWorkerMirroredStrategy takes over the TensorFlow of a process."""
+    return [team for team in ([way for way in ways if way != "mirrored"], [way for way in ways if way == "mirrored"]) if team]
+
+
+def run(world: World, plan: KerasPlan, sink: Callable[[Sequence[report.Record]], None]) -> None:
+    """Measures, and gives what was measured side by side to `sink`, on all ranks. Collective.
+
+    Raises:
+        WrongSum: a way does not average the gradients; on all ranks.
+    """
+    import tensorflow as tf
+
+    tf.config.threading.set_intra_op_parallelism_threads(world.cores)
+    ways = teams(plan.ways)[0]
+    sink([_peer(way, ways) for way in plan.ways])
+    strategy = _mirrored(world) if "mirrored" in ways else None
+    groups = [(model, loop) for model in plan.models for loop in plan.loops if any(loop in WAYS[way] for way in ways)]
+    for model, loop in groups:
+        able = [way for way in ways if loop in WAYS[way]]
+        sink(_measured(world, model, loop, able, strategy, plan.seconds / len(groups)))
+        gc.collect()  # the networks, before the next ones are made
+
+
+def _peer(way: str, present: Sequence[str]) -> report.Record:
+    absent = None if way in present else "it needs processes of its own: start without mpirun, and with -n"
+    package = {"hvdlite": "hvdlite", "mirrored": "tensorflow"}.get(way)
+    version = _version_of_tensorflow() if package == "tensorflow" else importlib.metadata.version(package) if package else ""
+    return {"record": "peer", "peer": way, "absent": absent, "version": "" if absent else version}
+
+
+def _version_of_tensorflow() -> str:
+    import tensorflow as tf
+
+    return f"TensorFlow {tf.__version__}"
+
+
+def _mirrored(world: World) -> Any:
+    """The strategy of TensorFlow's own, over gRPC between ports that are free now. Collective."""
+    import tensorflow as tf
+
+    host = "127.0.0.1" if world.hosts == 1 else socket.gethostname()
+    with socket.socket() as reserved:
+        reserved.bind(("", 0))
+        places = world.everyone(f"{host}:{reserved.getsockname()[1]}")
+    cluster = tf.train.ClusterSpec({"worker": places})
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        cluster, task_type="worker", task_id=world.rank, rpc_layer="grpc"
+    )
+    return tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
+
+
+def _measured(world: World, model: str, loop: str, ways: Sequence[str], strategy: Any, seconds: float) -> list[report.Record]:
+    data = _make_data(MODELS[model], world.rank)
+    alone = _make_training(world, "none", MODELS[model], loop, data, None)
+    alone.first_step()
+    average = world.sum(alone.first_gradient()) / np.float32(world.size)
+    subjects = []
+    for way in ways:
+        training = _make_training(world, way, MODELS[model], loop, data, strategy)
+        training.first_step()
+        check_gradient(world, way, f"{model}, {loop}", training.first_gradient(), average, way in _NO_COMMUNICATION)
+        training.steps()
+        subjects.append(Subject(way, [], training.steps))
+    done = measure(world, subjects, _EFFORT, seconds)
+    steps = training.STEPS
+    more = {"model": model, "loop": loop, "gradient_bytes": average.nbytes, "ranks": world.size, "bind": world.bind}
+    group = []
+    for way, at in done.items():
+        rounds = [[value / steps for value in values] for values in at.rounds]
+        group.append(report.measurement("training", way, rounds, at.calls * steps, **more))
+    return report.with_percentages(group)
+
+
+_Data = tuple[NDArray[np.float32], NDArray[np.int64]]
+
+
+def _make_data(model: Model, rank: int) -> _Data:
+    """Inputs and labels that differ between ranks; Keras has channels last."""
+    dice = np.random.default_rng(1000 + rank)
+    *channels, size = model.input_shape
+    shape = (*model.input_shape[1:], channels[0]) if len(channels) > 1 else (size,)
+    rows = _BATCHES * model.batch
+    return dice.standard_normal((rows, *shape), dtype=np.float32), dice.integers(0, model.classes, rows)
+
+
+# --- the networks -----------------------------------------------------------------------------------------------------
+
+
+def _network(name: str) -> Any:
+    """That of `MODELS`, in Keras."""
+    import keras
+
+    layers = keras.layers
+    if name == "mlp25m":
+        widths = list(pairwise((1024, 3072, 3072, 3072, 1000)))
+        inner = [layers.Dense(outputs, activation="relu") for _, outputs in widths[:-1]]
+        return keras.Sequential([keras.Input((1024,)), *inner, layers.Dense(1000)])
+    if name == "convnet":
+        found: list[Any] = [keras.Input((32, 32, 3))]
+        for filters, strides in ((32, 1), (64, 2), (128, 2), (256, 2)):
+            found += [layers.Conv2D(filters, 3, strides, padding="same", use_bias=False)]
+            found += [layers.BatchNormalization(), layers.ReLU()]
+        return keras.Sequential([*found, layers.GlobalAveragePooling2D(), layers.Dense(10)])
+    return keras.Sequential([keras.Input((32,)), *(layers.Dense(32, activation="relu") for _ in range(200))])
+
+
+# --- the loops --------------------------------------------------------------------------------------------------------
+
+
+class _Training:
+    """One network that is trained in one way.
+
+    Attributes:
+        STEPS: how many `steps` makes.
+    """
+
+    STEPS = 1
+
+    def __init__(self, world: World, way: str, model: Model, data: _Data, strategy: Any) -> None:
+        import keras
+
+        name = next(name for name, known in MODELS.items() if known is model)
+        self._strategy = strategy
+        self._world, self._way, self._batch, (self._inputs, self._labels) = world, way, model.batch, data
+        if way == "hvdlite":
+            import hvdlite.tensorflow.keras as hvd
+
+            hvd.init()
+        with strategy.scope() if strategy is not None else nullcontext():
+            keras.utils.set_random_seed(1)
+            self._network = _network(name)
+            self._optimizer = keras.optimizers.SGD(_LEARNING_RATE, momentum=0.9)
+            self._make()
+
+    def _make(self) -> None:
+        raise NotImplementedError
+
+    def first_step(self) -> None:
+        """One step on the first batch."""
+        raise NotImplementedError
+
+    def steps(self) -> None:
+        """`STEPS` of them."""
+        raise NotImplementedError
+
+    def first_gradient(self) -> NDArray[np.float32]:
+        """After the first step: the gradient it was made with, of which the optimizer's momentum is a multiple."""
+        momenta = [np.asarray(momentum).ravel() for momentum in self._optimizer.momentums]
+        found: NDArray[np.float32] = np.concatenate(momenta) / np.float32(-_LEARNING_RATE)
+        return found
+
+
+class _Fit(_Training):
+    """``model.fit``, through all batches in a call."""
+
+    STEPS = _BATCHES
+
+    def _make(self) -> None:
+        import keras
+
+        optimizer = self._optimizer
+        if self._way == "hvdlite":
+            import hvdlite.tensorflow.keras as hvd
+
+            optimizer = hvd.DistributedOptimizer(optimizer)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        self._network.compile(optimizer=optimizer, loss=loss, jit_compile=False)
+        barrier = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: self._world.barrier())
+        callbacks = [barrier] if self._way == "lockstep" else []
+        self._options = {"batch_size": self._batch, "shuffle": False, "verbose": 0, "callbacks": callbacks}
+
+    def first_step(self) -> None:
+        self._network.fit(self._inputs[: self._batch], self._labels[: self._batch], **self._options)
+
+    def steps(self) -> None:
+        self._network.fit(self._inputs, self._labels, **self._options)
+
+
+class _Tape(_Training):
+    """A ``tf.function`` with a tape, called on one batch after the other."""
+
+    def _make(self) -> None:
+        import tensorflow as tf
+
+        self._optimizer.build(self._network.trainable_variables)
+        batches = [slice(start, start + self._batch) for start in range(0, len(self._labels), self._batch)]
+        turns = [(tf.constant(self._inputs[batch]), tf.constant(self._labels[batch])) for batch in batches]
+        self._turns = itertools.cycle(turns)
+        self._step = tf.function(self._on_all_ranks, jit_compile=False)
+
+    def _on_all_ranks(self, inputs: Any, labels: Any) -> None:
+        if self._strategy is None:
+            self._train(inputs, labels)
+        else:
+            self._strategy.run(self._train, args=(inputs, labels))
+
+    def _train(self, inputs: Any, labels: Any) -> None:
+        import tensorflow as tf
+
+        with tf.GradientTape() as tape:
+            scores = self._network(inputs, training=True)
+            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, scores))
+            if self._strategy is not None:  # which adds up
+                loss /= self._strategy.num_replicas_in_sync
+        if self._way == "hvdlite":
+            import hvdlite.tensorflow as hvd
+
+            tape = hvd.DistributedGradientTape(tape)
+        variables = self._network.trainable_variables
+        self._optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+
+    def first_step(self) -> None:
+        self.steps()
+
+    def steps(self) -> None:
+        self._step(*next(self._turns))
+        if self._way == "lockstep":
+            self._world.barrier()
+
+
+def _make_training(world: World, way: str, model: Model, loop: str, data: _Data, strategy: Any) -> _Training:
+    return (_Fit if loop == "fit" else _Tape)(world, way, model, data, strategy)
