@@ -57,7 +57,7 @@ def test_without_a_shared_page_waiting_still_costs_little():
             time.sleep(3)
         hvd.allreduce(np.ones(10), name="x")
         share = (time.process_time() - cpu) / (time.perf_counter() - start)
-        assert share < 0.06, share  # who polls takes all of it
+        assert share < 0.1, share  # who polls takes all of it
         """,
         2,
         env={"HVDLITE_SHARED_MEMORY": "off"},
