@@ -58,19 +58,25 @@ RequestView view_of(const hvdlite_request& from) {
   return view;
 }
 
+Submission submission_of(const hvdlite_request& request) {
+  return {view_of(request), request.input, request.output};
+}
+
+std::vector<Submission> submissions_of(const hvdlite_request* requests, size_t count) {
+  std::vector<Submission> submissions;
+  submissions.reserve(count);
+  for (size_t i = 0; i < count; ++i) submissions.push_back(submission_of(requests[i]));
+  return submissions;
+}
+
 void submit(Engine& engine, const hvdlite_request* requests, size_t count, bool wake,
             int64_t* handles, std::unique_ptr<Watcher> watcher) {
   if (count == 1) {
-    const Submission one = {view_of(requests[0]), requests[0].input, requests[0].output};
+    const Submission one = submission_of(requests[0]);
     engine.submit({&one, 1}, wake, handles, std::move(watcher));
     return;
   }
-  std::vector<Submission> many;
-  many.reserve(count);
-  for (size_t i = 0; i < count; ++i) {
-    many.push_back({view_of(requests[i]), requests[i].input, requests[i].output});
-  }
-  engine.submit(many, wake, handles, std::move(watcher));
+  engine.submit(submissions_of(requests, count), wake, handles, std::move(watcher));
 }
 
 // The completion behind a handle of one operation.
@@ -111,14 +117,7 @@ int hvdlite_request_hashes(const hvdlite_request* request, uint64_t* name, uint6
 
 int hvdlite_prepare(hvdlite_engine* engine, const hvdlite_request* requests, size_t count,
                     int64_t* group) {
-  return guarded([&] {
-    std::vector<Submission> submissions;
-    submissions.reserve(count);
-    for (size_t i = 0; i < count; ++i) {
-      submissions.push_back({view_of(requests[i]), requests[i].input, requests[i].output});
-    }
-    *group = alive(engine).prepare(submissions);
-  });
+  return guarded([&] { *group = alive(engine).prepare(submissions_of(requests, count)); });
 }
 
 int hvdlite_submit_prepared(hvdlite_engine* engine, int64_t group, void* const* data,

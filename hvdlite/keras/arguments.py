@@ -6,19 +6,15 @@ from typing import Any
 
 import keras
 
-from hvdlite.compression import is_none
+from hvdlite.checks import check_predivide
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
 from hvdlite.keras.reducer import Groups
-from hvdlite.process_sets import ProcessSet
 from hvdlite.requests import Average, Sum, resolve_op
 
 __all__ = [
     "KERAS_3",
     "accumulate",
-    "check_compression",
     "check_optimizer",
-    "check_passes",
-    "check_process_set",
     "checked_groups",
     "checked_layers",
     "checked_op",
@@ -41,29 +37,12 @@ def check_optimizer(optimizer: Any) -> None:
         )
 
 
-def check_process_set(process_set: ProcessSet) -> None:
-    """Raises InvalidArgumentError unless it is a process set that is registered."""
-    if not isinstance(process_set, ProcessSet):
-        raise InvalidArgumentError(f"process_set must be a ProcessSet, got {process_set!r}: pass it to hvdlite.add_process_set")
-    if process_set.process_set_id is None:
-        raise InvalidArgumentError(f"{process_set} has not been registered: pass it to hvdlite.add_process_set first")
-
-
-def check_compression(compression: Any) -> None:
-    """Raises InvalidArgumentError unless it is None or has the methods of `Compressor`."""
-    if not (is_none(compression) or all(callable(getattr(compression, name, None)) for name in ("compress", "decompress"))):
-        raise InvalidArgumentError(f"compression must have the methods compress and decompress, got {compression!r}")
-
-
 def checked_op(op: int, predivide: float) -> int:
     """The reduce operator; raises InvalidArgumentError if it is none for gradients, or does not go with the factor."""
     op = resolve_op(op, None)
     if op not in (Average, Sum):
         raise InvalidArgumentError("op currently only supports Average and Sum (of an optimizer of Keras)")
-    if predivide != 1.0 and op != Average:
-        raise InvalidArgumentError("gradient_predivide_factor not supported with op != Average")
-    if not predivide > 0:
-        raise InvalidArgumentError(f"gradient_predivide_factor={predivide!r} must be > 0")
+    check_predivide(predivide, op)
     return op
 
 
@@ -112,12 +91,6 @@ def scaled(optimizer: Any) -> Any:
     if keras.mixed_precision.global_policy().name != "mixed_float16" or scales_loss(optimizer):
         return optimizer
     return keras.mixed_precision.LossScaleOptimizer(optimizer)
-
-
-def check_passes(passes: int) -> None:
-    """Raises InvalidArgumentError unless it is a whole number above 0."""
-    if isinstance(passes, bool) or not isinstance(passes, int) or passes <= 0:
-        raise InvalidArgumentError(f"backward_passes_per_step must be > 0 and whole, got {passes!r}")
 
 
 def accumulate(optimizer: Any, passes: int) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
+from hvdlite.checks import check_compression, check_passes, check_process_set
 from hvdlite.compression import Compression
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
 from hvdlite.keras import arguments
@@ -207,12 +208,12 @@ def wrap(
     """`DistributedOptimizer` without a look at the policy; arguments and errors are those."""
     arguments.check_optimizer(optimizer)
     RUNTIME.require_topology()
-    arguments.check_process_set(process_set)
-    arguments.check_compression(compression)
+    check_process_set(process_set)
+    check_compression(compression)
     op = arguments.checked_op(op, gradient_predivide_factor)
     backend = current_backend()
     backend.check_supported()
-    arguments.check_passes(backward_passes_per_step)
+    check_passes(backward_passes_per_step)
     factor = 1.0
     if arguments.KERAS_3 and backward_passes_per_step > 1:
         arguments.accumulate(optimizer, backward_passes_per_step)

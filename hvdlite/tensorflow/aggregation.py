@@ -5,6 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from hvdlite.checks import check_passes
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
 from hvdlite.tensorflow.gradients import Gradient
 
@@ -31,8 +32,7 @@ class LocalAggregation:
     """
 
     def __init__(self, passes: int, average: bool, sparse_as_dense: bool, reduce: Reduce) -> None:
-        if isinstance(passes, bool) or not isinstance(passes, int) or passes <= 0:
-            raise InvalidArgumentError(f"backward_passes_per_step must be > 0 and whole, got {passes!r}")
+        check_passes(passes)
         self._passes = passes
         self._average = average
         self._sparse_as_dense = sparse_as_dense

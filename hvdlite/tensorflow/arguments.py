@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hvdlite.compression import Compression, is_none
+from hvdlite.checks import check_compression, check_predivide
+from hvdlite.compression import Compression
 from hvdlite.errors import InvalidArgumentError
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.requests import Adasum, Average, Sum, resolve_op
@@ -42,13 +43,8 @@ class Reduction:
     def __post_init__(self) -> None:
         if resolve_op(self.op, None) not in (Average, Sum, Adasum):
             raise InvalidArgumentError("gradients are reduced with op=Average, op=Sum or op=Adasum")
-        if self.gradient_predivide_factor != 1.0 and self.op != Average:
-            raise InvalidArgumentError("gradient_predivide_factor not supported with op != Average")
-        if not self.gradient_predivide_factor > 0:
-            raise InvalidArgumentError(f"gradient_predivide_factor={self.gradient_predivide_factor!r} must be > 0")
-        methods = (getattr(self.compression, name, None) for name in ("compress", "decompress"))
-        if not (is_none(self.compression) or all(map(callable, methods))):
-            raise InvalidArgumentError(f"compression must have the methods compress and decompress, got {self.compression!r}")
+        check_predivide(self.gradient_predivide_factor, self.op)
+        check_compression(self.compression)
         _check_groups(self.groups)
         if not isinstance(self.process_set, ProcessSet):
             raise InvalidArgumentError(f"process_set must be a ProcessSet, got {self.process_set!r}")

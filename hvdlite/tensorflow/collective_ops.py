@@ -68,8 +68,7 @@ def allreduce(
     stateful: bool = False,
 ) -> tf.Tensor:
     """Reduces a tensor of any shape and dtype of `hvdlite.dtypes`; gives one like it, the same on all ranks."""
-    factors = {"prescale_bits": bits_of(prescale), "postscale_bits": bits_of(postscale)}
-    return make("Allreduce", tensor, stateful=stateful, tensor_name=name, reduce_op=op, process_set=set_id, **factors)
+    return make("Allreduce", tensor, stateful=stateful, **_reduction(name, op, prescale, postscale, set_id))
 
 
 def grouped_allreduce(
@@ -85,8 +84,7 @@ def grouped_allreduce(
     """`allreduce` of tensors, of different dtypes too, that are agreed on and sent together; `name` is the group's."""
     if not tensors:
         return []
-    factors = {"prescale_bits": bits_of(prescale), "postscale_bits": bits_of(postscale)}
-    attributes = {"tensor_name": name, "reduce_op": op, "process_set": set_id, **factors}
+    attributes = _reduction(name, op, prescale, postscale, set_id)
     return list(make("GroupedAllreduce", list(tensors), stateful=stateful, **attributes))
 
 
@@ -142,8 +140,7 @@ def reducescatter(
     stateful: bool = False,
 ) -> tf.Tensor:
     """This rank's rows of the reduced tensor; op is Average or Sum."""
-    factors = {"prescale_bits": bits_of(prescale), "postscale_bits": bits_of(postscale)}
-    return make("Reducescatter", tensor, stateful=stateful, tensor_name=name, reduce_op=op, process_set=set_id, **factors)
+    return make("Reducescatter", tensor, stateful=stateful, **_reduction(name, op, prescale, postscale, set_id))
 
 
 def grouped_reducescatter(
@@ -159,9 +156,14 @@ def grouped_reducescatter(
     """`reducescatter` of tensors that are agreed on and sent together; `name` is the group's."""
     if not tensors:
         return []
-    factors = {"prescale_bits": bits_of(prescale), "postscale_bits": bits_of(postscale)}
-    attributes = {"tensor_name": name, "reduce_op": op, "process_set": set_id, **factors}
+    attributes = _reduction(name, op, prescale, postscale, set_id)
     return list(make("GroupedReducescatter", list(tensors), stateful=stateful, **attributes))
+
+
+def _reduction(name: str, op: int, prescale: float, postscale: float, set_id: int) -> dict[str, Any]:
+    """The attributes of an op that reduces."""
+    factors = {"prescale_bits": bits_of(prescale), "postscale_bits": bits_of(postscale)}
+    return {"tensor_name": name, "reduce_op": op, "process_set": set_id, **factors}
 
 
 def barrier(set_id: int = 0) -> tf.Operation | None:

@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 
-from hvdlite.compression import is_none
+from hvdlite.checks import check_predivide
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
 from hvdlite.process_sets import ProcessSet
 from hvdlite.requests import Adasum, Average, Sum, resolve_op
 from hvdlite.torch.plan import Groups
 
-__all__ = ["check_compression", "check_passes", "check_process_set", "checked_op", "name_groups", "name_parameters"]
+__all__ = ["checked_op", "name_groups", "name_parameters"]
 
 
 def checked_op(op: int, predivide: float, average_passes: bool, process_set: ProcessSet) -> int:
@@ -35,31 +35,8 @@ def checked_op(op: int, predivide: float, average_passes: bool, process_set: Pro
             )
         if average_passes:
             raise InvalidArgumentError("average_aggregated_gradients needs op=Average or op=Sum: divide the loss instead")
-    if predivide != 1.0 and op != Average:
-        raise InvalidArgumentError("gradient_predivide_factor not supported with op != Average")
-    if not predivide > 0:
-        raise InvalidArgumentError(f"gradient_predivide_factor={predivide!r} must be > 0")
+    check_predivide(predivide, op)
     return op
-
-
-def check_passes(passes: int) -> None:
-    """Raises InvalidArgumentError unless it is a whole number above 0."""
-    if isinstance(passes, bool) or not isinstance(passes, int) or passes <= 0:
-        raise InvalidArgumentError(f"backward_passes_per_step must be > 0 and whole, got {passes!r}")
-
-
-def check_compression(compression: Any) -> None:
-    """Raises InvalidArgumentError unless it is None or has the methods of `Compressor`."""
-    if not (is_none(compression) or all(callable(getattr(compression, name, None)) for name in ("compress", "decompress"))):
-        raise InvalidArgumentError(f"compression must have the methods compress and decompress, got {compression!r}")
-
-
-def check_process_set(process_set: ProcessSet) -> None:
-    """Raises InvalidArgumentError unless it is a process set that is registered."""
-    if not isinstance(process_set, ProcessSet):
-        raise InvalidArgumentError(f"process_set must be a ProcessSet, got {process_set!r}: pass it to hvdlite.add_process_set")
-    if process_set.process_set_id is None:
-        raise InvalidArgumentError(f"{process_set} has not been registered: pass it to hvdlite.add_process_set first")
 
 
 def name_parameters(

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hvdlite import ops
+from hvdlite.checks import check_compression, check_passes, check_process_set
 from hvdlite.compression import Compression
 from hvdlite.errors import InvalidArgumentError
 from hvdlite.process_sets import ProcessSet, global_process_set
@@ -24,14 +25,7 @@ from hvdlite.requests import Adasum, Average
 from hvdlite.runtime import RUNTIME
 from hvdlite.torch.adasum import AdasumStep
 from hvdlite.torch.agreement import Settings
-from hvdlite.torch.arguments import (
-    check_compression,
-    check_passes,
-    check_process_set,
-    checked_op,
-    name_groups,
-    name_parameters,
-)
+from hvdlite.torch.arguments import checked_op, name_groups, name_parameters
 from hvdlite.torch.hooks import keep_out_of_graphs
 from hvdlite.torch.plan import Groups
 from hvdlite.torch.reducer import Reducer

@@ -20,6 +20,7 @@ CORE = {
     "arenas",
     "_native",
     "basics",
+    "checks",
     "compression",
     "data",
     "failures",
