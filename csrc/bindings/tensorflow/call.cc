@@ -1,15 +1,14 @@
 #include "call.h"
 
-#include <cstring>
 #include <memory>
 
+#include "outputs.h"
 #include "requests.h"
 #include "status.h"
 
 namespace hvdlite::tensorflow {
 namespace {
 
-constexpr DataType kInt32 = 3;
 constexpr double kLongWait = 3600;  // seconds; an operation that cannot end is ended by the engine
 
 bool has_input(Kind kind) { return kind != Kind::kBarrier && kind != Kind::kJoin; }
@@ -39,15 +38,6 @@ void free_block(void*, std::size_t, void* block) {
 TF_Tensor* wrap(hvdlite_block* block, DataType dtype, const hvdlite_result& result) {
   return api().NewTensor(dtype, result.shape, result.ndim, hvdlite_block_data(block),
                          static_cast<std::size_t>(result.num_bytes), free_block, block);
-}
-
-void give_integers(TF_OpKernelContext* context, int index, const std::int64_t* extent, int ndim,
-                   const std::int32_t* values, TF_Status* status) {
-  const std::size_t bytes = (ndim > 0 ? static_cast<std::size_t>(*extent) : 1) * sizeof(*values);
-  TF_Tensor* tensor = api().AllocateOutput(context, index, kInt32, extent, ndim, bytes, status);
-  if (api().GetCode(status) != kOk) return;
-  if (bytes > 0) std::memcpy(api().TensorData(tensor), values, bytes);
-  api().DeleteTensor(tensor);
 }
 
 }  // namespace

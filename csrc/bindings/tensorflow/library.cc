@@ -33,5 +33,5 @@ extern "C" HVDLITE_API int hvdlite_tensorflow_has_async_kernels(void) {
 
 // The canonical code that ops fail with for an HVDLITE_E_* code.
 extern "C" HVDLITE_API int hvdlite_tensorflow_status_of(int code) {
-  return hvdlite::tensorflow::status_of(code);
+  return hvdlite::status_code_of(code);
 }

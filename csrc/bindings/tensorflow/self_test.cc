@@ -10,8 +10,8 @@
 #include "done_callback.h"
 #include "hvdlite/hvdlite.h"
 #include "op_definition.h"
+#include "outputs.h"
 #include "shapes.h"
-#include "status.h"
 
 namespace hvdlite::tensorflow {
 namespace {
@@ -21,33 +21,21 @@ std::atomic<bool>& async_flag() {
   return flag;
 }
 
-void give(TF_OpKernelContext* context, std::int32_t value) {
-  const Status status;
-  constexpr DataType kInt32 = 3;
-  TF_Tensor* output = api().AllocateOutput(context, 0, kInt32, nullptr, 0, sizeof value, status);
-  if (!status.ok()) {
-    api().OpKernelContext_Failure(context, status);
-    return;
-  }
-  *static_cast<std::int32_t*>(api().TensorData(output)) = value;
-  api().DeleteTensor(output);
-}
-
 void* create(TF_OpKernelConstruction*) { return nullptr; }
 
-void compute(void*, TF_OpKernelContext* context) { give(context, 0); }
+void compute(void*, TF_OpKernelContext* context) { give_number(context, 0); }
 
 void compute_async(void*, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* callback) {
   std::optional<DoneCallback> done = DoneCallback::take_checked(callback);
   if (!done) {
-    give(context, 0);
+    give_number(context, 0);
     api().RunAsyncOpKernelDoneCallback(callback);
     return;
   }
   std::thread([context, finish = std::move(*done)] {
     // So that compute has returned, most likely, and its stack is used for something else.
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
-    give(context, 1);
+    give_number(context, 1);
     finish();
   }).detach();
 }

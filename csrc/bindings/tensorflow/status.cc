@@ -1,11 +1,8 @@
 #include "status.h"
 
 #include "hvdlite/hvdlite.h"
-#include "status_code.h"
 
 namespace hvdlite::tensorflow {
-
-StatusCode status_of(int code) { return status_code_of(code); }
 
 void fail(TF_OpKernelContext* context, StatusCode code, const char* message) {
   const Status status;
@@ -14,7 +11,7 @@ void fail(TF_OpKernelContext* context, StatusCode code, const char* message) {
 }
 
 void fail_with_last_error(TF_OpKernelContext* context, int code) {
-  fail(context, status_of(code), hvdlite_last_error());
+  fail(context, status_code_of(code), hvdlite_last_error());
 }
 
 }  // namespace hvdlite::tensorflow

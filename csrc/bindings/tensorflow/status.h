@@ -6,9 +6,6 @@
 
 namespace hvdlite::tensorflow {
 
-// The status of TensorFlow for an HVDLITE_E_* code: the table of hvdlite/errors.py (a test compares).
-StatusCode status_of(int code);
-
 class Status {
  public:
   Status() : status_(api().NewStatus()) {}

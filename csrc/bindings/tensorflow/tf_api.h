@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <string>
 
+#include "status_code.h"
+
 struct TF_AsyncOpKernelDoneCallback;
 struct TF_KernelBuilder;
 struct TF_OpDefinitionBuilder;
@@ -19,21 +21,8 @@ struct TF_Tensor;
 
 namespace hvdlite::tensorflow {
 
-// TF_DataType and TF_Code are C enums; TF_Bool is an unsigned char.
+// TF_DataType and TF_Code (our StatusCode) are C enums; TF_Bool is an unsigned char.
 using DataType = int;
-using StatusCode = int;
-
-// absl's canonical codes, as far as the ops set them.
-enum : StatusCode {
-  kOk = 0,
-  kUnknown = 2,
-  kInvalidArgument = 3,
-  kDeadlineExceeded = 4,
-  kFailedPrecondition = 9,
-  kAborted = 10,
-  kUnimplemented = 12,
-  kInternal = 13,
-};
 
 struct StringView {
   const char* data;
