@@ -4,6 +4,8 @@
 PYTHON ?= python3
 NP ?= 2
 HVDLITE_STRESS_SECONDS ?= 180
+HVDLITE_FUZZ_SECONDS ?= 60
+HVDLITE_FUZZ_SEED ?= $(shell date +%s)
 CELL ?= all
 
 VENV := .venv
@@ -15,7 +17,7 @@ FRAMEWORKS := 'torch==2.13.0' 'tensorflow-cpu==2.21.0' \
 
 BUILD_INPUTS := setup.py pyproject.toml CMakeLists.txt hvdlite/_version.py $(wildcard _build/*.py)
 NATIVE_INPUTS := $(shell find csrc -type f)
-CXX_FILES = $(shell find csrc tests -name '*.h' -o -name '*.cc')
+CXX_FILES = $(shell find csrc tests -name '*.h' -o -name '*.cc' -o -name '*.cu')
 
 # Any number of ranks on any number of cores, also for root (in a container).
 MPI_ENV := OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
@@ -23,7 +25,7 @@ MPI_ENV := OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
 # The mpirun that fits: the environment's own where the build chose an MPI wheel, or else the machine's.
 MPIRUN = $(shell test -x $(BIN)/mpirun && echo $(BIN)/mpirun || echo mpirun)
 
-.PHONY: venv develop demo test test-all test-matrix sanitize asan tsan lint tidy arm64 format clean
+.PHONY: venv develop demo test test-all failures test-matrix sanitize asan tsan fuzz lint tidy arm64 format clean
 
 venv: $(VENV)/.native
 
@@ -67,6 +69,10 @@ test: venv
 test-all: venv
 	$(BIN)/python -m pytest -m ''
 
+# The table in docs/failures.md, from a run of all its cases: a few minutes.
+failures: venv
+	cd tests && ../$(BIN)/python -m support.failure_report
+
 # One wheel against many versions of Python, frameworks and MPIs, each in an environment of its own (tests/matrix). CELL is
 # one cell's name, or `rotating` for the one that the commit's hash picks; what ran goes into docs/compatibility.md.
 test-matrix:
@@ -77,6 +83,9 @@ sanitize: asan tsan
 # The unit tests on native code with the address and undefined-behaviour sanitizers: a second package beside links to the
 # rest of the tree. libstdc++ is preloaded too, or the sanitizer misses the exceptions of libraries that Python opens.
 ASAN_TREE := build/asan/tree
+# Unit tests in which no native code of ours runs, or only in processes that they start: they take minutes and would find nothing.
+PYTHON_ALONE := beside build docs docstrings failures_page horovod_names horovod_run launcher launcher_hosts launcher_lines \
+  launcher_output launcher_tools matrix migrating parallel_support timeline_report tuning_files tuning_report tuning_search
 asan: venv $(VENV)/.tools
 	HVDLITE_SANITIZE=address,undefined $(BIN)/python setup.py --quiet build --build-lib $(ASAN_TREE) --build-temp build/asan/cmake
 	for entry in $(filter-out build dist hvdlite %.egg-info,$(wildcard *)); do \
@@ -84,7 +93,7 @@ asan: venv $(VENV)/.tools
 	cd $(ASAN_TREE) && PYTHONPATH="$(CURDIR)/$(ASAN_TREE)" \
 	  LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so.6)" \
 	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
-	  "$(CURDIR)/$(BIN)/python" -m pytest tests/unit -p no:cacheprovider
+	  "$(CURDIR)/$(BIN)/python" -m pytest tests/unit -p no:cacheprovider $(PYTHON_ALONE:%=--ignore=tests/unit/test_%.py)
 
 # Threads as ranks under the thread sanitizer, without Python. Its shadow memory needs the address layout not to be random.
 tsan: $(VENV)/.tools
@@ -93,6 +102,19 @@ tsan: $(VENV)/.tools
 	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/tsan --target hvdlite_stress
 	TSAN_OPTIONS="halt_on_error=1 second_deadlock_stack=1" \
 	  $$(setarch -R true 2>/dev/null && echo setarch -R) build/tsan/hvdlite/hvdlite_stress $(HVDLITE_STRESS_SECONDS)
+
+# The decoders of what other ranks send, and whole jobs with changed messages, under the address sanitizer (docs/security.md).
+# With CXX=clang++ this is libFuzzer, on a corpus that it keeps; otherwise a simple loop from a seed, which the last line names.
+FUZZER := build/fuzz/hvdlite/hvdlite_fuzz
+fuzz: $(VENV)/.tools
+	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S . -B build/fuzz -G Ninja -DHVDLITE_SANITIZE=address,undefined \
+	  -DHVDLITE_BUILD_PYTHON=OFF -DHVDLITE_BUILD_FUZZ=ON
+	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/fuzz --target hvdlite_fuzz
+	mkdir -p build/fuzz/corpus
+	cd build/fuzz && if ./hvdlite/hvdlite_fuzz -help=1 2>&1 | grep -q libFuzzer; then \
+	  ASAN_OPTIONS=detect_leaks=0 ./hvdlite/hvdlite_fuzz -max_total_time=$(HVDLITE_FUZZ_SECONDS) -timeout=30 -rss_limit_mb=2048 corpus; \
+	else UBSAN_OPTIONS=print_stacktrace=1 ./hvdlite/hvdlite_fuzz --write-corpus corpus && \
+	  UBSAN_OPTIONS=print_stacktrace=1 ./hvdlite/hvdlite_fuzz $(HVDLITE_FUZZ_SECONDS) $(HVDLITE_FUZZ_SEED) corpus; fi
 
 $(VENV)/.dev: $(VENV)/.installed
 	$(BIN)/python -m pip install --editable '.[test,examples,dev]'

@@ -50,6 +50,8 @@ class CMakeBuild(build_ext):
             f"-DPython_EXECUTABLE={sys.executable}",
             f"-DHVDLITE_MPI_SHIMS={';'.join(shim.cmake_entry() for shim in shims)}",
             f"-DHVDLITE_SANITIZE={os.environ.get('HVDLITE_SANITIZE', '')}",
+            f"-DHVDLITE_NVCC={os.environ.get('HVDLITE_NVCC', '')}",
+            f"-DHVDLITE_BUILD_FAKES={'ON' if self._for_tests() else 'OFF'}",
         ]
         folder.mkdir(parents=True, exist_ok=True)
         # A cache made by another environment names programs that may be gone by now.
@@ -58,6 +60,10 @@ class CMakeBuild(build_ext):
         stamp.unlink(missing_ok=True)
         self._cmake("-S", str(ROOT), "-B", str(folder), *fresh, *arguments)
         stamp.write_text(text)
+
+    def _for_tests(self) -> bool:
+        """Is this a build to test from, in the source tree or with sanitizers? A wheel needs no fake GPUs."""
+        return bool(self.editable_mode or self.inplace or os.environ.get("HVDLITE_SANITIZE"))
 
     def _install(self, folder: Path, prefix: Path) -> None:
         target = prefix / "hvdlite"

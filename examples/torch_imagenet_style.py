@@ -75,12 +75,12 @@ class Metric:
 
     def update(self, value, images):
         """Adds the mean over a batch of this rank."""
-        self.sum += value.detach().double() * images
+        self.sum = self.sum + value.detach().double() * images
         self.count += images
 
     def over_all_ranks(self):
         """The mean over what all ranks have added."""
-        both = torch.stack([self.sum, torch.tensor(float(self.count), dtype=torch.float64)])
+        both = torch.stack([self.sum, torch.full_like(self.sum, self.count)])
         total, count = hvd.allreduce(both, name=self.name, op=hvd.Sum).tolist()
         return total / count
 
@@ -111,11 +111,12 @@ def accuracy(scores, labels):
     return (scores.argmax(1) == labels).double().mean()
 
 
-def train(epoch, model, optimizer, loader, arguments):
+def train(epoch, model, optimizer, loader, arguments, device):
     """One epoch; its loss and accuracy over all ranks."""
     model.train()
     loss, right = Metric("train loss"), Metric("train accuracy")
     for step, (images, labels) in enumerate(loader):
+        images, labels = images.to(device), labels.to(device)
         for group in optimizer.param_groups:
             group["lr"] = arguments.base_lr * lr_factor(epoch + step / len(loader), arguments)
         optimizer.zero_grad()
@@ -137,11 +138,12 @@ def train(epoch, model, optimizer, loader, arguments):
 
 
 @torch.no_grad()
-def validate(model, loader):
+def validate(model, loader, device):
     """Loss and accuracy over the validation images of all ranks."""
     model.eval()
     loss, right = Metric("val loss"), Metric("val accuracy")
     for images, labels in loader:
+        images, labels = images.to(device), labels.to(device)
         scores = model(images)
         loss.update(nn.functional.cross_entropy(scores, labels), len(labels))
         right.update(accuracy(scores, labels), len(labels))
@@ -181,14 +183,17 @@ def main(argv=None):
     loader, sampler = make_loader(Stripes(arguments.train_images, 0), group_size, arguments.seed, shuffle=True)
     val_loader, _ = make_loader(Stripes(arguments.val_images, 10**9), arguments.val_batch_size, arguments.seed, shuffle=False)
 
-    model = make_network()
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", hvd.local_rank() % torch.cuda.device_count())  # one GPU for each rank of this host
+    model = make_network().to(device)
     optimizer = torch.optim.SGD(model.parameters(), arguments.base_lr, arguments.momentum, weight_decay=arguments.wd)
     compression = hvd.Compression.fp16 if arguments.fp16_allreduce else hvd.Compression.none
     optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), compression=compression)
 
     first = last_checkpoint(arguments)
     if first and hvd.rank() == 0:
-        saved = torch.load(arguments.checkpoint_format.format(epoch=first))
+        saved = torch.load(arguments.checkpoint_format.format(epoch=first), map_location=device)
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
@@ -196,11 +201,11 @@ def main(argv=None):
     if first:
         say(f"resumed after epoch {first}")
 
-    _, right = validate(model, val_loader)
+    _, right = validate(model, val_loader, device)
     for epoch in range(first, arguments.epochs):
         sampler.set_epoch(epoch)
-        loss, trained = train(epoch, model, optimizer, loader, arguments)
-        val_loss, right = validate(model, val_loader)
+        loss, trained = train(epoch, model, optimizer, loader, arguments, device)
+        val_loss, right = validate(model, val_loader, device)
         say(f"epoch {epoch + 1}: loss {loss:.4f}, accuracy {trained:.2%}, validation {val_loss:.4f}, {right:.2%}")
         save_checkpoint(epoch + 1, model, optimizer, arguments)
     return right

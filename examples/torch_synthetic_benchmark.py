@@ -50,6 +50,7 @@ def parse_arguments(argv=None):
     parser.add_argument("--num-batches-per-iter", type=int, default=10, help="batches in one measurement")
     parser.add_argument("--num-iters", type=int, default=10, help="measurements")
     parser.add_argument("--fp16-allreduce", action="store_true", help="gradients travel as 16-bit floats")
+    parser.add_argument("--no-cuda", action="store_true", help="train on the CPU although there is a GPU")
     parser.add_argument("--threads", type=int, default=1, help="threads of torch in each rank")
     return parser.parse_args(argv)
 
@@ -62,31 +63,40 @@ def main(argv=None):
     torch.manual_seed(hvd.rank())  # other images on each rank
     say = print if hvd.rank() == 0 else lambda *_: None
 
-    model = MODELS[arguments.model]()
+    device = torch.device("cpu")
+    if torch.cuda.is_available() and not arguments.no_cuda:
+        device = torch.device("cuda", hvd.local_rank() % torch.cuda.device_count())  # one GPU for each rank of this host
+    model = MODELS[arguments.model]().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01 * hvd.size())
     compression = hvd.Compression.fp16 if arguments.fp16_allreduce else hvd.Compression.none
     optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), compression=compression)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
 
-    images = torch.randn(arguments.batch_size, 3, 32, 32)
-    labels = torch.randint(1000, (arguments.batch_size,))
+    images = torch.randn(arguments.batch_size, 3, 32, 32, device=device)
+    labels = torch.randint(1000, (arguments.batch_size,), device=device)
 
     def train_a_batch():
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(images), labels).backward()
         optimizer.step()
 
+    def train(batches):
+        for _ in range(batches):
+            train_a_batch()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # a GPU does its work later
+
     say(f"Model: {arguments.model}, {sum(param.numel() for param in model.parameters()):,} parameters")
     say(f"Batch size: {arguments.batch_size}")
-    say(f"Number of ranks: {hvd.size()}")
+    say(f"Number of ranks: {hvd.size()}, {device.type}")
     say("Running warmup...")
-    timeit.timeit(train_a_batch, number=arguments.num_warmup_batches)
+    train(arguments.num_warmup_batches)
 
     say("Running benchmark...")
     rates = []
     for iteration in range(arguments.num_iters):
-        seconds = timeit.timeit(train_a_batch, number=arguments.num_batches_per_iter)
+        seconds = timeit.timeit(lambda: train(arguments.num_batches_per_iter), number=1)
         rates.append(arguments.batch_size * arguments.num_batches_per_iter / seconds)
         say(f"Iter #{iteration}: {rates[-1]:.1f} img/sec per rank")
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hvdlite._version import __version__
 
 if TYPE_CHECKING:
+    from hvdlite.backends import DeviceArray
     from hvdlite.basics import (
         ccl_built,
         cross_rank,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
         rocm_built,
         shutdown,
         size,
+        stall_limit,
         start_timeline,
         stop_timeline,
     )
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
         UnsupportedError,
     )
     from hvdlite.handles import Handle
+    from hvdlite.launcher.functions import run
     from hvdlite.objects import allgather_object, broadcast_object
     from hvdlite.ops import (
         Adasum,
@@ -85,12 +88,14 @@ if TYPE_CHECKING:
         synchronize,
     )
     from hvdlite.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+    from hvdlite.usage import Stats, gather_stats, mark_step, stats
 
 __all__ = [
     "AbortedError",
     "Adasum",
     "Average",
     "Compression",
+    "DeviceArray",
     "Handle",
     "HorovodInternalError",
     "HvdliteError",
@@ -104,6 +109,7 @@ __all__ = [
     "PeerLostError",
     "ProcessSet",
     "Product",
+    "Stats",
     "Sum",
     "SystemFailure",
     "UnsupportedError",
@@ -129,6 +135,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "gather_stats",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",
@@ -146,6 +153,7 @@ __all__ = [
     "join",
     "local_rank",
     "local_size",
+    "mark_step",
     "mpi_built",
     "mpi_enabled",
     "mpi_threads_supported",
@@ -156,14 +164,20 @@ __all__ = [
     "reducescatter_async",
     "remove_process_set",
     "rocm_built",
+    "run",
     "shutdown",
     "size",
+    "stall_limit",
     "start_timeline",
+    "stats",
     "stop_timeline",
     "synchronize",
 ]
 
-_MODULES = ("errors", "basics", "process_sets", "handles", "ops", "objects", "compression")
+_MODULES = (
+    *("errors", "basics", "process_sets", "handles", "ops", "objects", "compression", "usage"),
+    *("backends", "launcher.functions"),
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -15,6 +15,18 @@ class Fabric:
     def kill(self, rank: int) -> None: ...
 
 @final
+class GpuMemory:
+    """Memory on a GPU, which is given back when nobody refers to it any more."""
+
+    @property
+    def address(self) -> int: ...
+    @property
+    def device(self) -> int:
+        """The GPU's number."""
+    @property
+    def nbytes(self) -> int: ...
+
+@final
 class Result:
     """What an ended operation left behind."""
 
@@ -28,6 +40,14 @@ class Result:
     def shape(self) -> tuple[int, ...]: ...
     @property
     def received_splits(self) -> tuple[int, ...]: ...
+    @property
+    def device(self) -> int:
+        """Where the engine-allocated output is; -1: host memory."""
+    def copy_to(self, pointer: int, stream: int) -> None:
+        """Copies the engine-allocated output on a GPU to memory of another owner there.
+
+        That is done in the order of a CUDA stream, which comes after the operation (`Engine.wait`).
+        """
     def take_data(self) -> memoryview:
         """The engine-allocated output as writable bytes that free themselves (numpy.frombuffer makes an array of it)."""
 
@@ -85,6 +105,7 @@ class Engine:
         layout: int = 0,
         flags: int = 0,
         arena: int = 0,
+        stream: int = 0,
         wake: bool = True,
     ) -> int:
         """Submits one request and returns its handle (> 0)."""
@@ -105,7 +126,9 @@ class Engine:
         They are tuples as for submit_many, whose pointers do not count, except that the output pointer of one that names an
         arena is its place there; what is submitted from elsewhere is reduced like any other tensor.
         """
-    def submit_prepared(self, group: int, pointers: Sequence[int], absent: Sequence[int] = (), wake: bool = True) -> int:
+    def submit_prepared(
+        self, group: int, pointers: Sequence[int], absent: Sequence[int] = (), wake: bool = True, stream: int = 0
+    ) -> int:
         """Submits a prepared group in place, with one pointer for each request, and returns one handle for it.
 
         absent: numbers of the requests for which this rank has no value.
@@ -118,14 +141,15 @@ class Engine:
         memory: object = None,
         keep: Callable[[Any, int, int], None] | None = None,
         limit: float = float("inf"),
+        streams: Sequence[int] = (),
     ) -> Result:
         """Waits, driving progress, handles signals, releases the handle, and raises if the operation failed.
 
         If its memory may be in use after an exception, keep(memory, handle, code) is called first: with the handle if a
         signal left the operation in flight, or with 0 and the code of the failure. After `limit` seconds TimeoutError
-        leaves it in flight.
+        leaves it in flight. streams: CUDA streams whose later work comes after the operation, where it is in GPU memory.
         """
-    def wait_many(self, handles: Sequence[int]) -> tuple[list[int], dict[int, HvdliteError]]:
+    def wait_many(self, handles: Sequence[int], streams: Sequence[int] = ()) -> tuple[list[int], dict[int, HvdliteError]]:
         """Waits for all operations behind these handles and releases them. For operations without output of the engine's.
 
         Returns the number of contributors of each, in order, -1 if it failed, and the exceptions of those by their place.
@@ -133,19 +157,47 @@ class Engine:
     def release(self, handle: int) -> None: ...
     def new_output(self, nbytes: int) -> memoryview:
         """Memory for a result, as writable bytes; large blocks are recycled when nobody uses them any more."""
+    def new_gpu_output(self, gpu: int, stream: int, nbytes: int) -> GpuMemory:
+        """Memory for a result on a GPU, usable in the order of a CUDA stream."""
+    def gpu_of_address(self, address: int) -> int:
+        """The GPU in whose memory an address lies; -1: host memory."""
     def process_set_ids(self) -> list[int]: ...
     def process_set_ranks(self, process_set: int) -> list[int]: ...
     def create_arena(self, process_set: int, nbytes: int, kind: str = "memfd") -> Arena:
         """This rank's part of an arena for a process set, all zeros."""
+    def start_timeline(self, path: str, max_bytes: int, mark_cycles: bool = False) -> None:
+        """Traces this rank's operations into a file in Chrome's format, from now on."""
+    def stop_timeline(self) -> None:
+        """Completes the file of start_timeline."""
+    def await_question(self) -> bool:
+        """Waits until another rank asks where this one is: True, and tell_whereabouts answers.
+
+        False when the engine has shut down. For one thread.
+        """
+    def tell_whereabouts(self, text: str) -> None: ...
+    def excuse(self, seconds: float) -> None:
+        """For so long the others wait for this rank without a warning; 0: no longer."""
     def publish_failure(self, cause: str) -> None: ...
     @property
     def failure_cause(self) -> str: ...
     def flight_record(self) -> str: ...
-    def counters(self) -> dict[str, int]: ...
+    def counters(self) -> dict[str, int]:
+        """Totals since the engine was made; hvdlite_counters in hvdlite.h says of what."""
+    def lateness(self) -> tuple[list[int], list[int]]:
+        """Of each rank: how many operations it was the last to ask for, and the nanoseconds that this one waited until then."""
     def shutdown(self) -> None: ...
+
+def speak_at_sigterm() -> None:
+    """From now on SIGTERM makes this process print its last operations before it ends, if nobody else handles it."""
 
 def set_error_classes(classes: Mapping[int, type[BaseException]]) -> None:
     """Installs the exception class for each error code (hvdlite.errors does)."""
+
+def cuda_version(libraries: str) -> tuple[int, int]:
+    """The CUDA version that the driver knows (13000 for 13.0) and the number of GPUs; raises UnsupportedError."""
+
+def nccl_version(libraries: str) -> int:
+    """NCCL's version code (22703 for 2.27.3); raises UnsupportedError."""
 
 def dtype_names() -> list[str]:
     """Names of the dtype codes, in order (a test compares them with hvdlite.dtypes)."""
@@ -174,6 +226,56 @@ def test_fold(
     postscale: float = 1.0,
     divisor: int = 1,
 ) -> None: ...
+
+class GradientState:
+    """The state of one parameter's gradient (hvdlite.torch.slots.Slot)."""
+
+    param: Any
+    bucket: Any
+    aside: Any
+    place: Any
+    sparse_dim: int | None
+    stamp: int
+    dirty: bool
+    filled: bool
+    fresh: bool
+    _zeroed: Any
+    _zeroed_version: int
+    def forget(self) -> None:
+        """The user has reset the gradient."""
+
+class BucketState:
+    """What the hooks look at of a bucket (hvdlite.torch.flights.Bucket)."""
+
+    missing: int
+    launched: int
+    device: int
+
+class PassState:
+    """What the hooks look at of the pass that is running (hvdlite.torch.reducer.Reducer)."""
+
+    _current_task: Callable[[], int]
+    _task: int
+    _stamp: int
+    _eager: bool
+    _unsettled: bool
+
+@final
+class GradientHook:
+    """A hook of one parameter: does the usual case of Reducer._before or _after, and calls `otherwise` for any other."""
+
+    def __init__(
+        self, pass_state: PassState, slot: GradientState, otherwise: Callable[[Any, Any], None], after: bool
+    ) -> None: ...
+    def __call__(self, tensor: Any, /) -> None: ...
+
+def gather(slots: list[Any], dtype: Any, strided: Any) -> tuple[list[int], list[Any]] | None:
+    """The addresses and the items of a bucket all of whose gradients are reduced where they are, which are not dirty any more;
+    None, and nothing has changed, if one is not.
+    """
+
+def all_are_there(items: list[Any]) -> bool:
+    """Was every gradient reduced where it is, and is it still there? Then they are filled."""
 
 class SimulatedStep:
     """One collective for simulate()."""

@@ -1,12 +1,15 @@
 """Beginning and end, and who is who: the functions that Horovod calls basics."""
 
+import math
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from contextlib import AbstractContextManager
+from typing import Any
 
+from hvdlite import config as knobs
+from hvdlite import gpu, requests
 from hvdlite import process_sets as sets
-from hvdlite import requests
-from hvdlite.errors import InvalidArgumentError, UnsupportedError
-from hvdlite.runtime import RUNTIME
+from hvdlite.errors import InvalidArgumentError, SystemFailure, UnsupportedError
+from hvdlite.runtime import RUNTIME, load_native
 
 __all__ = [
     "HorovodBasics",
@@ -30,9 +33,13 @@ __all__ = [
     "rocm_built",
     "shutdown",
     "size",
+    "stall_limit",
     "start_timeline",
     "stop_timeline",
 ]
+
+
+_LONGEST_EXCUSE = 1e9  # seconds
 
 
 def init(comm: Any = None, process_sets: Sequence[sets.ProcessSet] | str | None = None) -> None:
@@ -67,6 +74,10 @@ def init(comm: Any = None, process_sets: Sequence[sets.ProcessSet] | str | None 
             except InvalidArgumentError:  # the same on all ranks
                 shutdown()
                 raise
+            if RUNTIME.config.metrics_file:
+                from hvdlite.metrics import PrometheusWriter  # few want it
+
+                PrometheusWriter(RUNTIME.config.metrics_file, RUNTIME.config.metrics_interval)
         else:
             if dynamic:
                 RUNTIME.config = RUNTIME.config.replace(dynamic_process_sets=True)
@@ -161,8 +172,21 @@ def gloo_built() -> bool:
 
 
 def nccl_built() -> int:
-    """0: this version of hvdlite does not use NCCL."""
-    return 0
+    """The version code of the NCCL that tensors on GPUs may take, such as 22703 for 2.27.3; 0 where there is none.
+
+    Nothing is chosen when hvdlite is built: this looks for a GPU and for NCCL, and loads both their libraries. Of ranks that
+    share a GPU it says nothing. May be called before `init`.
+
+    Raises:
+        InvalidArgumentError: a knob has a bad value.
+        ImportError: the native module is missing.
+    """
+    if not cuda_built():
+        return 0
+    try:
+        return int(load_native().nccl_version(gpu.resolve(_knobs()).nccl_library))
+    except (UnsupportedError, SystemFailure):
+        return 0
 
 
 def ddl_built() -> bool:
@@ -176,30 +200,77 @@ def ccl_built() -> bool:
 
 
 def cuda_built() -> bool:
-    """False: this version of hvdlite handles tensors in host memory only."""
-    return False
+    """Can this process use tensors in the memory of an NVIDIA GPU? True where there are a driver and a GPU.
+
+    Nothing is chosen when hvdlite is built: this starts the CUDA driver. Processes forked from this one cannot use CUDA
+    afterwards. May be called before `init`.
+
+    Raises:
+        InvalidArgumentError: a knob has a bad value.
+        ImportError: the native module is missing.
+    """
+    try:
+        load_native().cuda_version(_knobs().cuda_library)
+    except (UnsupportedError, SystemFailure):
+        return False
+    return True
+
+
+def _knobs() -> knobs.Config:
+    return knobs.from_environment() if RUNTIME.engine is None else RUNTIME.config
 
 
 def rocm_built() -> bool:
-    """False: this version of hvdlite handles tensors in host memory only."""
+    """False: hvdlite does not use AMD's GPUs."""
     return False
 
 
-def start_timeline(file_path: str, mark_cycles: bool = False) -> NoReturn:
-    """Not offered: hvdlite writes no timeline.
+def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
+    """Traces this rank's operations from now on, for Chrome's and Perfetto's viewers and ``hvdlite timeline``.
+
+    Each rank that calls it writes a file of its own, bounded by the knob ``timeline_max_bytes`` and valid JSON after each
+    write. A timeline that is being written ends. The trace adds no communication.
+
+    Args:
+        file_path: of rank 0's file; rank 3 takes the name with ``.rank3`` before its ending.
+        mark_cycles: also marks whenever the rank announces operations.
 
     Raises:
         NotInitializedError: `init` has not been called.
-        UnsupportedError: otherwise.
+        InvalidArgumentError: the file cannot be made.
     """
-    RUNTIME.require_topology()
-    raise UnsupportedError(f"start_timeline({file_path!r}): this version of hvdlite writes no timeline; leave the call out")
+    RUNTIME.start_timeline(file_path, mark_cycles)
 
 
-def stop_timeline() -> NoReturn:
-    """Not offered, as `start_timeline`, and with the same errors."""
-    RUNTIME.require_topology()
-    raise UnsupportedError("stop_timeline(): this version of hvdlite writes no timeline; leave the call out")
+def stop_timeline() -> None:
+    """Completes the file of `start_timeline`, or of the knob ``timeline``. Harmless if there is none.
+
+    Raises:
+        NotInitializedError: `init` has not been called.
+    """
+    RUNTIME.require().stop_timeline()
+
+
+def stall_limit(seconds: float) -> AbstractContextManager[None]:
+    """For the time of a with statement the other ranks wait for this one patiently: for an evaluation on one rank, say.
+
+    Within so many seconds they neither warn of this rank nor give up because of it; both limits (the knobs
+    ``stall_check_time_seconds`` and ``stall_shutdown_time_seconds``) count from the end of the statement. Statements may be
+    nested: the latest end counts. Call it on the slow rank; nothing is sent.
+
+    Args:
+        seconds: above 0, from now on.
+
+    Raises:
+        NotInitializedError: `init` has not been called.
+        InvalidArgumentError: `seconds` is no such number.
+    """
+    if not (isinstance(seconds, int | float) and math.isfinite(seconds) and 0 < seconds <= _LONGEST_EXCUSE):
+        raise InvalidArgumentError(
+            f"stall_limit({seconds!r}): seconds is a number above 0 and at most {_LONGEST_EXCUSE:.0f} (some 30 years)"
+        )
+    RUNTIME.require()
+    return RUNTIME.stall_limit(float(seconds))
 
 
 class HorovodBasics:

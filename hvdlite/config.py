@@ -22,6 +22,8 @@ __all__ = [
     "Config",
     "Knob",
     "LauncherClaim",
+    "cache_folder",
+    "cuda_toolkits",
     "disagreements",
     "environment",
     "format_ranks",
@@ -55,7 +57,7 @@ class Knob:
 
     Attributes:
         name: the Python name; the variable is ``HVDLITE_`` and this in capitals.
-        kind: ``bytes``, ``int``, ``float``, ``bool`` or ``choice``.
+        kind: ``bytes``, ``int``, ``float``, ``bool``, ``str`` or ``choice``.
         default: the value without any variable.
         doc: one sentence.
         unit: of a number; empty for counts.
@@ -93,6 +95,8 @@ class Knob:
             return f"one of {', '.join(self.choices)}"
         if self.kind == "bool":
             return "0 or 1 (also false/true, no/yes, off/on)"
+        if self.kind == "str":
+            return "text"
         if self.kind == "bytes":
             return f"a whole number of bytes{bound}, also with the suffix KiB, MiB or GiB"
         return f"a {'whole ' if self.kind == 'int' else ''}number{unit and ' of' + unit}{bound}"
@@ -135,6 +139,7 @@ _PARSERS: Mapping[str, Callable[[str], Value]] = {
     "int": int,
     "float": float,
     "bool": _parse_bool,
+    "str": str,
     "choice": str.lower,
 }
 
@@ -197,6 +202,14 @@ KNOBS: tuple[Knob, ...] = (
         low=0,
     ),
     Knob(
+        "tile_bytes",
+        "bytes",
+        256 << 10,
+        "The most that passes at once through a rank's part of shared memory; less where many ranks share a host, whose parts "
+        "together take 32 MiB.",
+        low=16 << 10,
+    ),
+    Knob(
         "message_split_bytes",
         "bytes",
         1 << 30,
@@ -229,10 +242,50 @@ KNOBS: tuple[Knob, ...] = (
         low=0,
     ),
     Knob(
+        "stall_check_time_seconds",
+        "float",
+        60.0,
+        "How long a rank waits for an operation before one log line names the ranks that are missing, and where each of them "
+        "is; 0 never warns.",
+        unit="seconds",
+        low=0,
+        horovod="HOROVOD_STALL_CHECK_TIME_SECONDS",
+        must_agree=False,
+    ),
+    Knob(
+        "stall_shutdown_time_seconds",
+        "float",
+        1800.0,
+        "How long a rank waits for an operation before all ranks give up with an error; 0 waits for ever. stall_limit() makes "
+        "them wait longer for one rank.",
+        unit="seconds",
+        low=0,
+        horovod="HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
+        must_agree=False,
+    ),
+    Knob(
+        "stall_check_disable",
+        "bool",
+        False,
+        "Switches both off: no rank is warned of, and none is given up.",
+        horovod="HOROVOD_STALL_CHECK_DISABLE",
+        from_horovod=_horovod_bool,
+        must_agree=False,
+        native=False,
+    ),
+    Knob(
         "failure_linger",
         "float",
         1.5,
         "The longest time a failing rank stays alive until its peers know the cause.",
+        unit="seconds",
+        low=0,
+    ),
+    Knob(
+        "peer_timeout",
+        "float",
+        10.0,
+        "How long a host of the job may be silent before it counts as lost, and the job as failed; 0 never checks.",
         unit="seconds",
         low=0,
     ),
@@ -251,6 +304,154 @@ KNOBS: tuple[Knob, ...] = (
         "How much memory of results that nobody uses any more is kept for later ones; 0 keeps none.",
         low=0,
         must_agree=False,
+    ),
+    Knob(
+        "gpu_route",
+        "choice",
+        "auto",
+        "How tensors in GPU memory get from rank to rank: auto takes NCCL where every rank of the process set has it and a "
+        "GPU of its own, and otherwise goes through host memory (staged).",
+        choices=("auto", "nccl", "staged"),
+    ),
+    Knob(
+        "gpu_cache_bytes",
+        "bytes",
+        1 << 30,
+        "How much memory of the engine's buffers on a GPU is kept for later ones, for each GPU; 0 keeps none.",
+        low=0,
+        must_agree=False,
+    ),
+    Knob(
+        "nccl_float32_sums",
+        "bool",
+        False,
+        "Sends float16 and bfloat16 as float32 through NCCL, which otherwise rounds each partial sum to 16 bits.",
+    ),
+    Knob(
+        "check_finite",
+        "bool",
+        False,
+        "Looks for infinities and NaNs in the results of allreduces on GPUs, and names their tensors in the log.",
+        must_agree=False,
+    ),
+    Knob(
+        "cuda_library",
+        "str",
+        "libcuda.so.1",
+        "Where the CUDA driver is looked for: names or paths, separated by colons.",
+        must_agree=False,
+    ),
+    Knob(
+        "nccl_library",
+        "str",
+        "",
+        "Where NCCL is looked for, as cuda_library; a + in front: only if the process has loaded it already. Empty: in the "
+        "process, in NVIDIA's wheel, on the system.",
+        must_agree=False,
+    ),
+    Knob(
+        "nvrtc_library",
+        "str",
+        "",
+        "Where NVIDIA's run-time compiler is looked for, as nccl_library; empty: also in a CUDA toolkit.",
+        must_agree=False,
+    ),
+    Knob(
+        "kernel_cache",
+        "str",
+        "auto",
+        "The folder in which kernels compiled for a GPU are kept; auto: hvdlite in the user's cache folder; off keeps none.",
+        must_agree=False,
+    ),
+    Knob(
+        "tuning_file",
+        "str",
+        "",
+        "What `hvdlite tune` has found: knobs that no variable sets take the values in this file, which rank 0 reads, where it "
+        "was made for this machine and shape of job. auto: the file for them in the user's cache folder. Empty: none.",
+        native=False,
+    ),
+    Knob(
+        "autotune",
+        "bool",
+        False,
+        "Where there is no tuning for this machine and job, init() measures one first, keeps it in the file of tuning_file "
+        "(auto, if none is named), and takes it.",
+        horovod="HOROVOD_AUTOTUNE",
+        from_horovod=_horovod_bool,
+        native=False,
+    ),
+    Knob(
+        "autotune_seconds",
+        "float",
+        30.0,
+        "About how long init() then measures.",
+        unit="seconds",
+        low=1,
+        native=False,
+    ),
+    Knob(
+        "autotune_warmup_samples",
+        "int",
+        2,
+        "How many samples of each setting are thrown away before a comparison.",
+        low=0,
+        horovod="HOROVOD_AUTOTUNE_WARMUP_SAMPLES",
+        native=False,
+    ),
+    Knob(
+        "autotune_log",
+        "str",
+        "",
+        "The file into which rank 0 writes a line of CSV for each comparison that it has measured.",
+        horovod="HOROVOD_AUTOTUNE_LOG",
+        native=False,
+    ),
+    Knob(
+        "timeline",
+        "str",
+        "",
+        "The file into which rank 0 traces its operations, for Chrome's and Perfetto's viewers; rank 3 takes the name with "
+        ".rank3 before its ending. Empty traces nothing until start_timeline().",
+        horovod="HOROVOD_TIMELINE",
+        from_horovod=lambda text: "" if text == "DYNAMIC" else text,
+        native=False,
+    ),
+    Knob(
+        "timeline_mark_cycles",
+        "bool",
+        False,
+        "Marks in the timeline whenever the rank announces operations.",
+        horovod="HOROVOD_TIMELINE_MARK_CYCLES",
+        from_horovod=_horovod_bool,
+        native=False,
+    ),
+    Knob(
+        "timeline_max_bytes",
+        "bytes",
+        64 << 20,
+        "The most that one rank's timeline takes on the disk; beyond it the oldest half is dropped.",
+        low=4096,
+        native=False,
+    ),
+    Knob(
+        "metrics_file",
+        "str",
+        "",
+        "The file into which each rank writes hvdlite.stats() for Prometheus's node_exporter; {rank} stands for the rank, and "
+        "without it rank 3 takes the name with .rank3 before its ending. Empty writes none.",
+        must_agree=False,
+        native=False,
+    ),
+    Knob(
+        "metrics_interval",
+        "float",
+        15.0,
+        "The time from one writing of metrics_file to the next.",
+        unit="seconds",
+        low=0.1,
+        must_agree=False,
+        native=False,
     ),
     Knob(
         "deterministic",
@@ -329,9 +530,7 @@ KNOBS: tuple[Knob, ...] = (
 _NATIVE_NAMES = {"cycle_time": "cycle_time_ms"}
 
 _BY_TOPOLOGY = "the algorithm follows from the topology"
-_IN_HOST_MEMORY = "tensors are in host memory"
-_NOT_TUNED = "nothing is tuned at run time"
-_NO_TIMELINE = "this version writes no timeline"
+_NO_MODEL = "settings are compared with each other, no model of their cost is made"
 _NO_GLOO = "Gloo is not used"
 _BY_MPIRUN = "jobs are started by mpirun, and their ranks stay the same"
 _NO_SPARK = "there are no Spark estimators; start the job with mpirun"
@@ -341,24 +540,16 @@ MEANINGLESS: Mapping[str, str] = {
     "HOROVOD_HIERARCHICAL_ALLREDUCE": f"{_BY_TOPOLOGY}; HVDLITE_ALLREDUCE_ALGORITHM forces one",
     "HOROVOD_HIERARCHICAL_ALLGATHER": _BY_TOPOLOGY,
     "HOROVOD_TORUS_ALLREDUCE": _BY_TOPOLOGY,
-    "HOROVOD_BATCH_D2D_MEMCOPIES": _IN_HOST_MEMORY,
-    "HOROVOD_NUM_NCCL_STREAMS": "NCCL is not used",
+    "HOROVOD_BATCH_D2D_MEMCOPIES": "the tensors of a fused operation on GPUs are always packed in one launch",
+    "HOROVOD_NUM_NCCL_STREAMS": "each process set has one stream, in which NCCL takes as much of the GPU as it likes",
     "HOROVOD_DISABLE_GROUP_FUSION": "a group is always fused together",
-    "HOROVOD_ENABLE_ASYNC_COMPLETION": _IN_HOST_MEMORY,
+    "HOROVOD_ENABLE_ASYNC_COMPLETION": "an operation on GPUs is over once it is in a stream, and nobody waits for the GPU",
     "HOROVOD_ENABLE_XLA_OPS": "there are no XLA operations",
     "HOROVOD_ADASUM_MPI_CHUNK_SIZE": "HVDLITE_MESSAGE_SPLIT_BYTES bounds the messages of all operations",
-    "HOROVOD_AUTOTUNE": _NOT_TUNED,
-    "HOROVOD_AUTOTUNE_LOG": _NOT_TUNED,
-    "HOROVOD_AUTOTUNE_WARMUP_SAMPLES": _NOT_TUNED,
-    "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE": _NOT_TUNED,
-    "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES": _NOT_TUNED,
-    "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE": _NOT_TUNED,
-    "HOROVOD_TIMELINE": _NO_TIMELINE,
-    "HOROVOD_TIMELINE_MARK_CYCLES": _NO_TIMELINE,
+    "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE": "nothing is measured while a job trains",
+    "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES": _NO_MODEL,
+    "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE": _NO_MODEL,
     "HOROVOD_DISABLE_NVTX_RANGES": "there are no NVTX ranges",
-    "HOROVOD_STALL_CHECK_DISABLE": "a slow rank is waited for in silence; HVDLITE_DEADLOCK_TIMEOUT=0 looks for no deadlocks",
-    "HOROVOD_STALL_CHECK_TIME_SECONDS": "a slow rank is waited for in silence; deadlocks are found by HVDLITE_DEADLOCK_TIMEOUT",
-    "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "a slow rank is waited for; deadlocks are found by HVDLITE_DEADLOCK_TIMEOUT",
     "HOROVOD_THREAD_AFFINITY": "the engine thread runs on the cores of its rank; bind ranks with mpirun",
     "HOROVOD_MPI_THREADS_DISABLE": "MPI is always asked for MPI_THREAD_MULTIPLE",
     "HOROVOD_CONTROLLER": "MPI is the only controller",
@@ -381,7 +572,6 @@ MEANINGLESS: Mapping[str, str] = {
 _AS_IT_IS: Mapping[str, str] = {
     "HOROVOD_CONTROLLER": "mpi",
     "HOROVOD_CPU_OPERATIONS": "mpi",
-    "HOROVOD_STALL_CHECK_DISABLE": "1",
 }
 
 # Patterns of variables that ask for nothing: a launcher says by them who is who (here MPI does), or they were meant for the
@@ -505,6 +695,8 @@ def to_native(config: Config) -> dict[str, Any]:
             native[_NATIVE_NAMES.get(knob.name, knob.name)] = (
                 _LOG_LEVELS.index(str(value)) if knob.name == "log_level" else value
             )
+    if config.values["stall_check_disable"]:
+        native.update(stall_check_time_seconds=0.0, stall_shutdown_time_seconds=0.0)
     return native
 
 
@@ -567,6 +759,23 @@ def is_first_process(environ: Mapping[str, str] | None = None) -> bool:
     """Is this rank 0 by its launcher's word, or without a launcher? For what one rank says before MPI is initialised."""
     environ = os.environ if environ is None else environ
     return next((environ[name] for name in _RANK_VARIABLES if name in environ), "0") == "0"
+
+
+def cache_folder(environ: Mapping[str, str] | None = None) -> str:
+    """Where the user's programs keep what they can make again; empty where there is no home."""
+    environ = os.environ if environ is None else environ
+    chosen = environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(chosen):  # as the standard wants it: others do not count
+        return chosen
+    home = environ.get("HOME", "")
+    return os.path.join(home, ".cache") if home else ""
+
+
+def cuda_toolkits(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """The folders where a CUDA toolkit may be installed."""
+    environ = os.environ if environ is None else environ
+    named = [environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if environ.get(name)]
+    return tuple(dict.fromkeys([*named, "/usr/local/cuda"]))
 
 
 def lacks_torch_variables(knows_rank: bool, knows_size: bool) -> bool:

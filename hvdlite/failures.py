@@ -10,7 +10,7 @@ import sys
 from types import TracebackType
 from typing import Protocol
 
-__all__ = ["Announcer", "install_excepthook"]
+__all__ = ["Announcer", "end_process", "install_excepthook"]
 
 
 class Announcer(Protocol):
@@ -52,8 +52,13 @@ def _leave(announcer: Announcer, kind: type[BaseException], error: BaseException
         _flush()  # now, as the launcher may end this process when a peer that has been told goes first
         announcer.announce(f"raised {kind.__name__}: {text}" if text else f"raised {kind.__name__}")
     finally:
-        _flush()
-        os._exit(1)
+        end_process()
+
+
+def end_process() -> None:
+    """Ends the process at once, with exit code 1: whatever would finalise MPI does not run."""
+    _flush()
+    os._exit(1)
 
 
 def _flush() -> None:

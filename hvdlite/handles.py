@@ -4,16 +4,19 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from hvdlite.backends import Exported, TensorBackend
 from hvdlite.errors import HvdliteError, InvalidArgumentError
 from hvdlite.runtime import RUNTIME
 
 if TYPE_CHECKING:
     from hvdlite._engine import Engine, Result
 
-__all__ = ["Finish", "Handle", "poll", "synchronize"]
+__all__ = ["Finish", "Handle", "OnGpu", "poll", "synchronize"]
 
 # Makes an ended operation's output. It holds the operation's tensors, and so keeps them alive.
 Finish = Callable[["Result"], Any]
+# What tells the streams of an operation on GPU memory; None for one on host memory.
+OnGpu = tuple[TensorBackend, Exported] | None
 
 
 class Handle:
@@ -21,16 +24,27 @@ class Handle:
 
     It stands for a number (``int(handle)``), as in Horovod, and compares and hashes as one. It holds the tensors:
     dropped before the operation ended, it leaves them to the runtime, which holds them until then.
+
+    On a GPU an operation has ended when its work was handed to the GPU. `synchronize` does not wait for the GPU: it puts the
+    caller's current stream after that work, and the stream of the submission, in whose order the memory is used again.
     """
 
-    __slots__ = ("__weakref__", "_engine", "_error", "_finish", "_grouped", "_numbers", "_outputs", "_waited")
+    __slots__ = ("__weakref__", "_engine", "_error", "_finish", "_grouped", "_numbers", "_on_gpu", "_outputs", "_waited")
 
-    def __init__(self, engine: "Engine", numbers: Sequence[int], finish: Sequence[Finish], grouped: bool) -> None:
+    def __init__(
+        self,
+        engine: "Engine",
+        numbers: Sequence[int],
+        finish: Sequence[Finish],
+        grouped: bool,
+        on_gpu: Sequence[OnGpu] = (),
+    ) -> None:
         self._engine = engine
         self._numbers = numbers
         self._waited = 0  # for so many of them
         self._finish: Sequence[Finish] | None = finish
         self._grouped = grouped
+        self._on_gpu = on_gpu  # of each number, or nothing where all are in host memory
         self._outputs: list[Any] = []
         self._error: HvdliteError | None = None
 
@@ -68,7 +82,8 @@ class Handle:
         while self._waited < len(numbers):
             index = self._waited
             try:
-                result = self._engine.wait(numbers[index], limit=timeout)
+                streams = self._streams(index) if self._on_gpu else ()
+                result = self._engine.wait(numbers[index], limit=timeout, streams=streams)
             except HvdliteError as error:
                 self._waited += 1
                 self._error = self._error or error
@@ -84,6 +99,15 @@ class Handle:
             raise self._error
         outputs, self._outputs = self._outputs, []
         return outputs if self._grouped else outputs[0]
+
+    def _streams(self, index: int) -> tuple[int, ...]:
+        """The streams that come after an operation: the current one, and that of the submission if it is another."""
+        place = self._on_gpu[index]
+        if place is None:
+            return ()
+        backend, exported = place
+        now = backend.stream_now(exported)
+        return (now,) if now == exported.stream else (now, exported.stream)
 
     def _check_alive(self) -> None:
         """Refuses to touch an engine that this process no longer has."""
@@ -109,7 +133,11 @@ class Handle:
     def __del__(self) -> None:
         numbers = getattr(self, "_numbers", ())  # not there if __init__ was not reached
         if numbers and self._waited < len(numbers):
-            RUNTIME.park(self._engine, numbers[self._waited :], self._finish)
+            if not self._on_gpu:
+                RUNTIME.park(self._engine, numbers[self._waited :], self._finish)
+                return
+            for number, place in zip(numbers[self._waited :], self._on_gpu[self._waited :], strict=True):
+                RUNTIME.park(self._engine, [number], self._finish, () if place is None else (place[1].stream,))
 
 
 def poll(handle: Handle) -> bool:

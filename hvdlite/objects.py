@@ -1,4 +1,8 @@
-"""Any picklable Python object to all ranks or from all ranks, through the same two collectives for every framework."""
+"""Any picklable Python object to all ranks or from all ranks, through the same two collectives for every framework.
+
+Only what ranks of the same job have pickled is unpickled here (docs/security.md). What a header says is checked before memory
+is made for it.
+"""
 
 import importlib
 import pickle
@@ -7,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hvdlite.errors import InvalidArgumentError
+from hvdlite.errors import InternalError, InvalidArgumentError
 from hvdlite.ops import allgather, broadcast_
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.runtime import RUNTIME
@@ -17,6 +21,7 @@ __all__ = ["allgather_object", "broadcast_object"]
 Bytes = npt.NDArray[np.uint8]
 
 _PICKLED, _FAILED = 0, 1  # what the header says of the bytes: an object, or the text of why there is none
+_MOST_BYTES = 1 << 48  # of one object; no machine has more memory
 
 
 def broadcast_object(
@@ -43,11 +48,12 @@ def broadcast_object(
     state, payload = _dumps(obj) if is_root else (_PICKLED, _nothing(0))
     header = np.array([state, payload.size], dtype=np.int64)
     broadcast_(header, root_rank, _part(name, "header"), process_set)
+    state, size = _read_header(header.tolist(), "broadcast_object", root_rank)
     if not is_root:
-        payload = _nothing(int(header[1]))
+        payload = _nothing(size)
     broadcast_(payload, root_rank, _part(name, "data"), process_set)
-    if header[0] == _FAILED:
-        raise InvalidArgumentError(f"broadcast_object: rank {root_rank} {payload.tobytes().decode()}")
+    if state == _FAILED:
+        raise InvalidArgumentError(f"broadcast_object: rank {root_rank} {_text(payload.data)}")
     return obj if is_root else _loads(payload.data, "broadcast_object", root_rank)
 
 
@@ -72,14 +78,47 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
     header = np.array([[state, payload.size, RUNTIME.require_topology().rank]], dtype=np.int64)
     headers = allgather(header, _part(name, "header"), process_set)
     data = memoryview(allgather(payload, _part(name, "data"), process_set))
-    states, sizes, ranks = headers.T.tolist()
-    ends = np.cumsum(sizes, dtype=np.int64).tolist()
-    parts = [data[end - size : end] for end, size in zip(ends, sizes, strict=True)]
-    sent = list(zip(states, ranks, parts, strict=True))
-    failed = [f"rank {rank} {bytes(part).decode()}" for state, rank, part in sent if state == _FAILED]
+    sent = _cut(headers.tolist(), data)
+    failed = [f"rank {rank} {_text(part)}" for state, rank, part in sent if state == _FAILED]
     if failed:
         raise InvalidArgumentError(f"allgather_object: {'; '.join(failed)}")
     return [_loads(part, "allgather_object", rank) for _, rank, part in sent]
+
+
+def _read_header(header: list[int], operation: str, sender: int) -> tuple[int, int]:
+    """State and size of what follows.
+
+    Raises:
+        InternalError: no rank sends such a header.
+    """
+    state, size = header
+    if state not in (_PICKLED, _FAILED) or not 0 <= size <= _MOST_BYTES:
+        raise InternalError(
+            f"{operation}: rank {sender} announces an object in state {state} with {size} bytes, which cannot be; "
+            "what it sent has been damaged on the way"
+        )
+    return state, size
+
+
+def _cut(headers: list[list[int]], data: memoryview) -> list[tuple[int, int, memoryview]]:
+    """State, rank and bytes of what each rank sent, from the rows of all headers.
+
+    Raises:
+        InternalError: the headers do not fit the bytes.
+    """
+    sent = []
+    start = 0
+    for *header, rank in headers:
+        state, size = _read_header(header, "allgather_object", rank)
+        sent.append((state, rank, data[start : start + size]))
+        start += size
+    if start != len(data):
+        raise InternalError(f"allgather_object: the ranks announce {start} bytes together, but sent {len(data)}")
+    return sent
+
+
+def _text(data: memoryview) -> str:
+    return bytes(data).decode(errors="replace")
 
 
 def _part(name: str | None, part: str) -> str | None:

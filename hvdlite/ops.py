@@ -99,6 +99,8 @@ def allreduce(
         InvalidArgumentError, UnsupportedError, MismatchError, HorovodInternalError: see the module's rule on errors.
     """
     op = resolve_op(op, average)
+    if compression is None:
+        return submission.reduce(tensor, name, op, prescale_factor, postscale_factor, process_set, False, True)
     codec, contexts, (tensor,) = submission.compress(compression, (tensor,))
     output = submission.reduce(tensor, name, op, prescale_factor, postscale_factor, process_set, False, True)
     return codec.decompress(output, contexts[0]) if codec else output
@@ -451,7 +453,7 @@ def join(device: int = -1, *, process_set: ProcessSet = global_process_set, aver
     afterwards, from the rank that joined last.
 
     Args:
-        device: accepted for Horovod's sake; -1 is the only device.
+        device: accepted for Horovod's sake (the GPU for a joined rank's zeros); it changes nothing.
         process_set: the ranks whose operations this rank leaves; on other sets it takes part as before once it returns.
         average: what an Average divides by while this rank waits. ``"all"``: it counts this rank too, as in Horovod.
             ``"contributing"``: it does not. Each rank decides for itself alone: the divisor, agreed with the operation, is the
@@ -462,11 +464,9 @@ def join(device: int = -1, *, process_set: ProcessSet = global_process_set, aver
         The rank that joined last, as a rank of the whole job; the same on all ranks.
 
     Raises:
-        InvalidArgumentError: another device was named, average is something else, or the set is not this rank's.
+        InvalidArgumentError: average is something else, or the set is not this rank's.
         HorovodInternalError: see the module's rule on errors.
     """
-    if device != -1:
-        raise InvalidArgumentError(f"join(device={device}): tensors are in host memory; leave device out")
     if average not in ("all", "contributing"):
         raise InvalidArgumentError(f'join(average={average!r}): pass "all" or "contributing"')
     engine, set_id = submission.enter(Kind.JOIN, process_set)

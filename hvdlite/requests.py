@@ -15,6 +15,7 @@ __all__ = [
     "OP_NAMES",
     "Adasum",
     "Average",
+    "Flag",
     "Kind",
     "Max",
     "Min",
@@ -52,6 +53,14 @@ class Kind:
     REMOVE_PROCESS_SET = 8
 
 
+class Flag:
+    """Bits of a request's flags: those of csrc/include/hvdlite/hvdlite.h."""
+
+    ABSENT = 1
+    WIRE_FLOAT16 = 2
+    WIRE_BFLOAT16 = 4
+
+
 KIND_NAMES = (
     "allreduce",
     "allgather",
@@ -87,6 +96,7 @@ class Request(NamedTuple):
     layout: int = 0
     flags: int = 0
     arena: int = 0
+    stream: int = 0  # the CUDA stream in whose order GPU memory is ready
 
 
 def resolve_op(op: int | None, average: bool | None, stacklevel: int = 3) -> int:

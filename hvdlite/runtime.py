@@ -1,31 +1,66 @@
 """The state of hvdlite in this process: the `Runtime`, which owns the engine between `init` and `shutdown`."""
 
 import atexit
+import logging
 import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hvdlite import config as knobs
-from hvdlite import failures, startup
+from hvdlite import failures, gpu, startup, watchdog
 from hvdlite.config import Config
-from hvdlite.errors import ErrorCode, HvdliteError, NotInitializedError, SystemFailure, install
+from hvdlite.errors import (
+    ErrorCode,
+    HvdliteError,
+    NotInitializedError,
+    OperationTimeoutError,
+    PeerLostError,
+    SystemFailure,
+    install,
+)
+from hvdlite.peers import Peers
 from hvdlite.topology import Topology
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from hvdlite._engine import Engine
 
-__all__ = ["RUNTIME", "Runtime"]
+__all__ = ["RUNTIME", "Runtime", "Steps", "load_native"]
 
 # After these an operation's memory is free again; after any other failure the transport may still write to it.
 _HARMLESS = (ErrorCode.INVALID_ARGUMENT, ErrorCode.MISMATCH, ErrorCode.UNSUPPORTED, ErrorCode.TIMEOUT)
+# Of init() and of the end: a process of the job is gone, or does not answer, and MPI cannot be finalised any more.
+_LOST = (PeerLostError, OperationTimeoutError)
 # Seconds in which the peers of a rank that raised can print what they know: some launchers end a job at its first death.
 _LAST_WORDS = 0.2
+# Seconds in which the watchdog's thread ends once the engine has.
+_WATCHDOG_ENDS = 1.0
 # Seconds by which a rank that ends because of another lets that one go first.
 _AFTER_CULPRIT = 0.4
+
+
+@dataclass
+class Steps:
+    """The steps of the program since `init`, as `hvdlite.usage` counts them.
+
+    Attributes:
+        count: steps that ended.
+        by_program: the program marks them itself, and what optimizers do is not counted.
+        marks: the snapshots at the ends of the last two steps.
+        watchers: called at the end of each.
+    """
+
+    count: int = 0
+    by_program: bool = False
+    marks: tuple[Any, Any] = (None, None)
+    watchers: list[Callable[[], None]] = field(default_factory=list)
 
 
 class Runtime:
@@ -41,8 +76,15 @@ class Runtime:
         self.forked = False  # a child of the process that initialised: there is no engine here
         self._armed = False
         self._failed = False
-        self._parked: deque[tuple[Engine, list[int], object]] = deque()
+        self._peers: Peers | None = None
+        self._other_peers: list[Peers] = []  # of earlier jobs of other processes, in order
+        self._joining = False  # others may wait in init() for this process
+        self._watchdog: threading.Thread | None = None
+        self._excuses: list[float] = []  # when each stall_limit that was entered ends; of all threads
+        self._parked: deque[tuple[Engine, list[int], object, Sequence[int]]] = deque()
         self._kept: list[object] = []
+        self.steps = Steps()
+        self.at_stop: list[Callable[[], None]] = []  # called while there is still an engine
 
     # --- beginning and end ------------------------------------------------------------------------------------------
 
@@ -60,21 +102,55 @@ class Runtime:
 
     def start(self, comm: Any, dynamic: bool) -> None:
         """Initialises MPI where needed and makes the engine; `hvdlite.init` says what may go wrong. Collective."""
-        engine_class = _load_engine_class()
-        mpi = startup.load_mpi(may_finalize=lambda: not self._failed)
+        load_native()
+        mpi = startup.load_mpi(self._may_finalize)
         self._guard_exit(alone=mpi.COMM_WORLD.size == 1)
         startup.check_launch(mpi, knobs.launcher_claim())
         chosen = startup.choose_communicator(mpi, comm)
+        try:
+            self._join(mpi, chosen, self._meet(mpi, chosen), dynamic)
+        except HvdliteError as error:
+            self._joining = False  # all have it, or will not come
+            self._failed = self._failed or isinstance(error, _LOST)
+            raise
+        self._joining = False
+
+    def _meet(self, mpi: Any, chosen: Any) -> Peers:
+        earlier = self._other_peers + ([] if self._peers is None else [self._peers])
+        self._peers, self._joining = None, True
+        self._peers = Peers(mpi, chosen)
+        # At the end all jobs are waited for in the order in which they began, of those with the same processes the last alone.
+        # All of a job's processes must agree on that, also where only some of them were part of others in between.
+        same = [peers for peers in earlier if self._peers.are_those_of(peers)]
+        for peers in same:
+            peers.close()
+        self._other_peers = [peers for peers in earlier if peers not in same]
+        return self._peers
+
+    def _join(self, mpi: Any, chosen: Any, peers: Peers, dynamic: bool) -> None:
         config, shim, problem = self._prepare(dynamic)
-        startup.agree(chosen, config, problem)
+        if config.stall_shutdown_time_seconds > 0 and not config.stall_check_disable:
+            peers.patience = config.stall_shutdown_time_seconds
+        startup.agree(peers, config, problem)
         logger = startup.configure_logging(config, chosen.rank, chosen.size)
         for line in (*config.notes, *config.warnings) if chosen.rank == 0 else config.warnings:
             logger.warning(line)
-        self.engine = engine_class.create_mpi(shim, mpi._addressof(chosen), knobs.to_native(config))
+        if config.tuning_file or config.autotune:
+            from hvdlite import autotune
+
+            config = autotune.at_init(autotune.Job(mpi, chosen, load_native().Engine, shim), config, logger)
+        self.engine = load_native().Engine.create_mpi(shim, mpi._addressof(chosen), knobs.to_native(gpu.resolve(config)))
         self.engine.make_current()
+        if chosen.size > 1:
+            load_native().speak_at_sigterm()
         self.topology = Topology(*self.engine.topology)
+        if chosen.size > 1:
+            self._watchdog = watchdog.start(self.engine)
+        self.steps = Steps()
         self.config = config
         self.communicator = chosen
+        if config.timeline:
+            self.start_timeline(config.timeline, config.timeline_mark_cycles)
 
     def _prepare(self, dynamic: bool) -> tuple[Config, str, HvdliteError | None]:
         """The knobs, the path of the shim for the loaded MPI, and what is wrong with this rank."""
@@ -104,6 +180,9 @@ class Runtime:
     def stop(self) -> None:
         """Leaves the job; what peers still wait for from this rank fails. Harmless where there is no engine."""
         with self._lock:
+            for end in tuple(self.at_stop):
+                end()
+            self.at_stop.clear()
             engine, self.engine = self.engine, None
             if engine is None:
                 return
@@ -118,6 +197,34 @@ class Runtime:
             else:
                 self._armed = False
             engine.shutdown()
+            if self._watchdog is not None:
+                self._watchdog.join(_WATCHDOG_ENDS)
+                self._watchdog = None
+
+    def _may_finalize(self, ours: bool) -> bool:
+        """At exit: may MPI be finalised? Waits for the other processes, as MPI would, but sees when one of them fails.
+
+        Args:
+            ours: does the caller finalise? If not, mpi4py will do so; then the process has to end here if it must not.
+        """
+        peers = self._peers
+        if peers is not None and not self._failed:
+            try:
+                if self._joining:
+                    peers.tell("has left during init(): its program ended")
+                    self._failed = True
+                else:
+                    for each in (*self._other_peers, peers):
+                        each.farewell()
+            except _LOST as error:
+                self._failed = True
+                _log_at_exit(f"at the end of the program: {error}")
+        if self._failed and peers is not None:
+            time.sleep(_AFTER_CULPRIT)
+            peers.end_the_stopped()
+        if self._failed and not ours:
+            failures.end_process()
+        return not self._failed
 
     def _at_exit(self) -> None:
         if os.getpid() == self._pid:
@@ -129,6 +236,7 @@ class Runtime:
         self.engine = None
         self._lock = threading.RLock()
         self._parked.clear()
+        self.at_stop.clear()
 
     # --- what failures.Announcer asks for ---------------------------------------------------------------------------
 
@@ -146,14 +254,41 @@ class Runtime:
 
         A rank that ends because of another lets that one go first, so that the launcher names the right one.
         """
-        engine = self.engine
-        if engine is None:
-            return
-        if engine.failure_cause:
+        engine, peers = self.engine, self._peers
+        if (engine is not None and engine.failure_cause) or (peers is not None and peers.lost):
             time.sleep(_AFTER_CULPRIT)
+            if peers is not None:
+                peers.end_the_stopped()
             return
-        engine.publish_failure(cause)
+        if engine is not None:
+            cause += _after(engine.flight_record())
+        if peers is not None:
+            peers.tell(cause)  # to those that have no engine any more, or not yet
+        if engine is not None:
+            engine.publish_failure(cause)
         time.sleep(_LAST_WORDS)
+
+    def start_timeline(self, path: str, mark_cycles: bool) -> None:
+        """Traces this rank's operations into a file of its own; `hvdlite.start_timeline` says more."""
+        engine, rank = self.require(), self.require_topology().rank
+        file = Path(path)
+        if rank:
+            file = file.with_name(f"{file.stem}.rank{rank}{file.suffix}")
+        engine.start_timeline(str(file), self.config.timeline_max_bytes, mark_cycles)
+
+    @contextmanager
+    def stall_limit(self, seconds: float) -> Iterator[None]:
+        """Makes the other ranks wait for this one so long; `hvdlite.stall_limit` says more."""
+        engine = self.require()
+        until = time.monotonic() + seconds
+        self._excuses.append(until)
+        engine.excuse(max(self._excuses) - time.monotonic())
+        try:
+            yield
+        finally:
+            self._excuses.remove(until)
+            if self.engine is engine:
+                engine.excuse(max(0.0, max(self._excuses, default=0.0) - time.monotonic()))
 
     # --- for operations ---------------------------------------------------------------------------------------------
 
@@ -189,20 +324,27 @@ class Runtime:
             )
         return NotInitializedError()
 
-    def park(self, engine: "Engine", numbers: Sequence[int], memory: object) -> None:
-        """Keeps memory alive until these operations have ended; called when a Handle is dropped early."""
+    def park(self, engine: "Engine", numbers: Sequence[int], memory: object, streams: Sequence[int] = ()) -> None:
+        """Keeps memory alive until these operations have ended; called when a Handle is dropped early.
+
+        Args:
+            engine: that has the operations.
+            numbers: the operations.
+            memory: what keeps it.
+            streams: the CUDA streams in whose order memory on a GPU is used again when it is let go.
+        """
         if not self.forked:
-            self._parked.append((engine, list(numbers), memory))
+            self._parked.append((engine, list(numbers), memory, streams))
 
     def keep_after(self, error: HvdliteError, memory: object) -> None:
         """Keeps memory for good if the transport may still touch it after this failure."""
         if error.code not in _HARMLESS:
             self._kept.append(memory)
 
-    def keep_unfinished(self, memory: object, number: int, code: int) -> None:
+    def keep_unfinished(self, memory: object, number: int, code: int, streams: Sequence[int] = ()) -> None:
         """Keeps the memory of a blocking operation that was left: in flight under its number, or failed with a code."""
         if number and self.engine is not None:
-            self.park(self.engine, [number], memory)
+            self.park(self.engine, [number], memory, streams)
         elif code not in _HARMLESS:
             self._kept.append(memory)
 
@@ -210,20 +352,38 @@ class Runtime:
         """Lets go of parked memory whose operations have ended."""
         for _ in range(len(self._parked)):
             try:
-                engine, numbers, memory = self._parked.popleft()
+                engine, numbers, memory, streams = self._parked.popleft()
             except IndexError:  # another thread sweeps too
                 return
             if engine is not self.engine:
                 continue  # its operations ended with it
             if not all(map(engine.poll, numbers)):
-                self._parked.append((engine, numbers, memory))
+                self._parked.append((engine, numbers, memory, streams))
                 continue
-            _, errors = engine.wait_many(numbers)
+            try:
+                _, errors = engine.wait_many(numbers, streams)
+            except HvdliteError as lost:  # the GPU is, perhaps; whoever calls now has nothing to do with it
+                errors = {0: lost}
             for error in errors.values():
                 self.keep_after(error, memory)
 
 
-def _load_engine_class() -> "type[Engine]":
+def _after(record: str) -> str:
+    """The last operation of a flight record, for the end of a cause."""
+    last = record.rstrip().rpartition("\n")[2].strip()
+    return f" (after {last.partition(': submitted ')[0].partition(' ')[2]})" if last else ""
+
+
+def _log_at_exit(text: str) -> None:
+    logging.getLogger("hvdlite").error(text)
+
+
+def load_native() -> "ModuleType":
+    """The native module, which raises this package's exceptions from now on.
+
+    Raises:
+        ImportError: it is missing; says what to do.
+    """
     try:
         from hvdlite import _engine
     except ImportError as error:
@@ -232,7 +392,7 @@ def _load_engine_class() -> "type[Engine]":
             "source tree"
         ) from error
     install(_engine.set_error_classes)
-    return _engine.Engine
+    return _engine
 
 
 RUNTIME = Runtime()

@@ -12,24 +12,27 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from hvdlite import _native
 from hvdlite import config as knobs
 from hvdlite._version import __version__
 from hvdlite.config import Config, LauncherClaim
 from hvdlite.errors import ErrorCode, HvdliteError, InvalidArgumentError, SystemFailure, error_class
+from hvdlite.tuning.place import Place, cpu_name
 
 if TYPE_CHECKING:
     _StreamHandler = logging.StreamHandler[Any]
 else:
     _StreamHandler = logging.StreamHandler  # takes no subscript before Python 3.11
 
-__all__ = ["agree", "check_launch", "choose_communicator", "configure_logging", "load_mpi"]
+__all__ = ["agree", "check_launch", "choose_communicator", "configure_logging", "load_mpi", "place_of"]
 
 
-def load_mpi(may_finalize: Callable[[], bool]) -> Any:
+def load_mpi(may_finalize: Callable[[bool], bool]) -> Any:
     """The module ``mpi4py.MPI``, with MPI initialised on this thread (thread level multiple) unless it was already.
 
     Args:
-        may_finalize: asked at exit if it was not: is it safe to end MPI, which waits for all other processes?
+        may_finalize: asked at exit: is it safe to end MPI, which waits for all other processes? Its argument says whether
+            this module is to end it; if not, mpi4py does so afterwards, in any case.
 
     Raises:
         SystemFailure: no MPI library can be loaded, MPI is finalised, or its thread level allows no engine thread.
@@ -50,6 +53,9 @@ def load_mpi(may_finalize: Callable[[], bool]) -> Any:
         raise SystemFailure("MPI has been finalised in this process and cannot be started again; start a new process")
     if not MPI.Is_initialized():
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
+        _finalizers.add(os.getpid())
+    if os.getpid() not in _guarded:
+        _guarded.add(os.getpid())
         atexit.register(_finalize, MPI, os.getpid(), may_finalize)
     if MPI.Query_thread() < MPI.THREAD_SERIALIZED:
         raise SystemFailure(
@@ -59,8 +65,14 @@ def load_mpi(may_finalize: Callable[[], bool]) -> Any:
     return MPI
 
 
-def _finalize(MPI: Any, pid: int, may_finalize: Callable[[], bool]) -> None:  # noqa: N803 - the module's own name
-    if os.getpid() == pid and may_finalize() and not MPI.Is_finalized():
+# The processes (this one, and those it was forked from) that have started MPI here, and whose exit handler is registered.
+_finalizers: set[int] = set()
+_guarded: set[int] = set()
+
+
+def _finalize(MPI: Any, pid: int, may_finalize: Callable[[bool], bool]) -> None:  # noqa: N803 - the module's own name
+    ours = pid in _finalizers
+    if os.getpid() == pid and not MPI.Is_finalized() and may_finalize(ours) and ours:
         MPI.Finalize()
 
 
@@ -114,8 +126,8 @@ def check_launch(MPI: Any, claim: LauncherClaim | None) -> None:  # noqa: N803 -
         f"{claim.launcher}), but MPI says that this process is alone (MPI_COMM_WORLD has size 1). Most likely the "
         f"launcher belongs to another MPI than the one Python has loaded, or to none. Loaded: {library}, "
         f"by {MPI.__file__}. mpirun on PATH: {shutil.which('mpirun') or 'none'}; beside this Python: "
-        f"{_own_mpirun() or 'none'}. Start the job with the mpirun of the loaded MPI, or set MPI4PY_MPIABI so that "
-        "mpi4py loads the other one."
+        f"{_own_mpirun() or 'none'}. Start the job with `hvdlite run`, which takes the mpirun of the loaded MPI, "
+        "or set MPI4PY_MPIABI so that mpi4py loads the other one."
     )
 
 
@@ -127,7 +139,7 @@ def agree(comm: Any, config: Config | None, problem: HvdliteError | None) -> Non
     """Collective over the job: fails on all ranks with one text if one could not start or the knobs differ.
 
     Args:
-        comm: the mpi4py communicator of the job.
+        comm: the processes of the job: what has an ``allgather`` of objects.
         config: this rank's knobs, or None if they could not be read.
         problem: why this rank cannot start, or None.
 
@@ -156,6 +168,32 @@ def agree(comm: Any, config: Config | None, problem: HvdliteError | None) -> Non
             lines.append("set it to one value on all ranks (mpirun -x NAME hands it on to other hosts)")
     if lines:
         raise error_class(code)("hvdlite could not be initialized: " + "; ".join(lines))
+
+
+def place_of(MPI: Any, comm: Any, config: Config) -> Place:  # noqa: N803 - the module's own name
+    """The machine and the shape of the job, on all ranks alike. Collective.
+
+    Args:
+        MPI: the module ``mpi4py.MPI``.
+        comm: the mpi4py communicator of the job.
+        config: the knobs.
+    """
+    host = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank)
+    leader = host.bcast(comm.rank)
+    host.Free()
+    family = _native.family_of(MPI.__file__, MPI.Get_library_version())
+    hosts: dict[int, tuple[str, list[set[int]]]] = {}
+    for number, cpu, cores in comm.allgather((leader, cpu_name(), os.sched_getaffinity(0))):
+        hosts.setdefault(number, (cpu, []))[1].append(cores)
+    return Place(
+        tuple(cpu for cpu, _ in hosts.values()),
+        tuple(len(set().union(*cores)) for _, cores in hosts.values()),
+        tuple(len(cores) for _, cores in hosts.values()),
+        all(len(own) == 1 for _, cores in hosts.values() for own in cores),
+        family,
+        config.shared_memory,
+        config.deterministic,
+    )
 
 
 _LEVELS = {

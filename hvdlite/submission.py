@@ -10,10 +10,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hvdlite.backends import Exported, TensorBackend, backend_of
-from hvdlite.backends.base import CPU, ROW_MAJOR
+from hvdlite.backends.base import CPU, ROW_MAJOR, SOME_GPU
 from hvdlite.compression import is_none
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
-from hvdlite.handles import Finish, Handle
+from hvdlite.handles import Finish, Handle, OnGpu
 from hvdlite.process_sets import ProcessSet
 from hvdlite.requests import (
     KIND_NAMES,
@@ -37,6 +37,7 @@ __all__ = [
     "enter",
     "gather",
     "gather_group",
+    "output_of",
     "reduce",
     "reduce_group",
     "reduce_scatter",
@@ -67,8 +68,8 @@ def compress(compression: Any, tensors: Sequence[Any]) -> tuple[Any, list[Any], 
     return compression, [context for _, context in pairs], [compressed for compressed, _ in pairs]
 
 
-# One tensor of an operation: its memory, where the result goes (0: the engine allocates it), and the last step.
-_Part = tuple[Exported, Any, Finish]
+# One tensor of an operation: its backend, its memory, where the result goes (0: the engine allocates it), and the last step.
+_Part = tuple[TensorBackend, Exported, Any, Finish]
 # What all tensors of a call have in common, in the order of `Request`: op, root, process set, prescale, postscale.
 _Common = tuple[int, int, int, float, float]
 
@@ -122,14 +123,14 @@ def broadcast(tensor: Any, root_rank: int, name: str | None, process_set: Proces
 def gather(tensor: Any, name: str | None, process_set: ProcessSet, blocking: bool) -> Any:
     """Submits an allgather."""
     engine, set_id = enter(Kind.ALLGATHER, process_set)
-    part = _new_shape((Kind.ALLGATHER, name, set_id), tensor)
+    part = _new_shape(engine, (Kind.ALLGATHER, name, set_id), tensor)
     return _submit(engine, Kind.ALLGATHER, name, part, (Sum, 0, set_id, 1.0, 1.0), blocking)
 
 
 def gather_group(tensors: Sequence[Any], name: str | None, process_set: ProcessSet, blocking: bool) -> Any:
     """Submits a group of allgathers."""
     engine, set_id = enter(Kind.ALLGATHER, process_set)
-    parts = [_new_shape((Kind.ALLGATHER, name, set_id), tensor) for tensor in tensors]
+    parts = [_new_shape(engine, (Kind.ALLGATHER, name, set_id), tensor) for tensor in tensors]
     return _submit_group(engine, Kind.ALLGATHER, name, parts, (Sum, 0, set_id, 1.0, 1.0), blocking)
 
 
@@ -138,7 +139,7 @@ def reduce_scatter(
 ) -> Any:
     """Submits a reducescatter."""
     engine, set_id = enter(Kind.REDUCESCATTER, process_set)
-    part = _new_shape((Kind.REDUCESCATTER, name, set_id), tensor)
+    part = _new_shape(engine, (Kind.REDUCESCATTER, name, set_id), tensor)
     return _submit(engine, Kind.REDUCESCATTER, name, part, (op, 0, set_id, float(prescale), float(postscale)), blocking)
 
 
@@ -153,7 +154,7 @@ def reduce_scatter_group(
 ) -> Any:
     """Submits a group of reducescatters."""
     engine, set_id = enter(Kind.REDUCESCATTER, process_set)
-    parts = [_new_shape((Kind.REDUCESCATTER, name, set_id), tensor) for tensor in tensors]
+    parts = [_new_shape(engine, (Kind.REDUCESCATTER, name, set_id), tensor) for tensor in tensors]
     common = (op, 0, set_id, float(prescale), float(postscale))
     return _submit_group(engine, Kind.REDUCESCATTER, name, parts, common, blocking)
 
@@ -162,7 +163,7 @@ def alltoall(tensor: Any, splits: Any, name: str | None, process_set: ProcessSet
     """Submits an alltoall."""
     engine, set_id = enter(Kind.ALLTOALL, process_set)
     call = (Kind.ALLTOALL, name, set_id)
-    source, _, step = _new_shape(call, tensor)
+    backend, source, _, step = _new_shape(engine, call, tensor)
     try:
         wanted = None if splits is None else integers_of(splits)
         counts = row_counts(wanted, source.shape[0], len(process_set.ranks or ()))
@@ -170,14 +171,14 @@ def alltoall(tensor: Any, splits: Any, name: str | None, process_set: ProcessSet
         raise InvalidArgumentError(f"{_describe(call)}: {error}") from None
     # Rows beyond the splits are not sent: to the engine the tensor ends before them.
     source = source._replace(shape=(sum(counts), *source.shape[1:]))
-    part = (source, 0, partial(_with_splits, step, backend_of(tensor)))
+    part = (backend, source, 0, partial(_with_splits, step, backend))
     return _submit(engine, Kind.ALLTOALL, name, part, (Sum, 0, set_id, 1.0, 1.0), blocking, counts)
 
 
 def barrier(process_set: ProcessSet, name: str | None = None, blocking: bool = True) -> Any:
     """Submits a barrier."""
     engine, set_id = enter(Kind.BARRIER, process_set)
-    part = (_NO_MEMORY, 0, _nothing)
+    part = (backend_of(None), _NO_MEMORY, 0, _nothing)
     return _submit(engine, Kind.BARRIER, name, part, (Sum, 0, set_id, 1.0, 1.0), blocking)
 
 
@@ -198,21 +199,43 @@ def _same_shape(engine: "Engine", call: _Call, tensor: Any, in_place: bool) -> _
     try:
         adopted = backend.adopt_writable(tensor) if in_place else backend.adopt(tensor)
         source = backend.export(adopted, True)
+        pointer, _, _, device, _, owner, _ = source
+        if device == SOME_GPU:
+            source = _on_its_gpu(engine, source)
+            device = source.device
     except (InvalidArgumentError, UnsupportedError) as error:
         raise type(error)(f"{_describe(call)}: {error}") from None
-    private = source.owner is not adopted
+    private = owner is not adopted
     if in_place:
-        step = partial(_written, backend, tensor, adopted, source.owner if private else None)
-        return source, source.pointer, step
-    output, output_ptr = (source.owner, source.pointer) if private else backend.empty_like(source.owner, engine.new_output)
-    return source, output_ptr, partial(_made, output, source.owner)
+        step: Finish = partial(_written, backend, tensor, adopted, owner if private else None)
+        if private and device != CPU:
+            step = partial(_made_elsewhere, backend, source, owner, step)
+        return backend, source, pointer, step
+    if private:
+        output, output_ptr = owner, pointer
+    else:
+        new_memory = engine.new_output if device == CPU else partial(engine.new_gpu_output, device, source.stream)
+        output, output_ptr = backend.empty_like(owner, new_memory)
+    step = partial(_made, output, owner)
+    if device != CPU:
+        step = partial(_made_elsewhere, backend, source, output, step)
+    return backend, source, output_ptr, step
 
 
-def _new_shape(call: _Call, tensor: Any) -> _Part:
+def _on_its_gpu(engine: "Engine", source: Exported) -> Exported:
+    gpu = engine.gpu_of_address(source.pointer)
+    if gpu == CPU:
+        raise InvalidArgumentError("an object says that it is in CUDA memory, but its address is one of host memory")
+    return source._replace(device=gpu)
+
+
+def _new_shape(engine: "Engine", call: _Call, tensor: Any) -> _Part:
     """An output that the engine allocates, for allgather, alltoall and reducescatter."""
     backend = backend_of(tensor)
     try:
         source = backend.export(backend.adopt(tensor), False)
+        if source.device == SOME_GPU:
+            source = _on_its_gpu(engine, source)
     except (InvalidArgumentError, UnsupportedError) as error:
         raise type(error)(f"{_describe(call)}: {error}") from None
     if not source.shape:
@@ -221,7 +244,7 @@ def _new_shape(call: _Call, tensor: Any) -> _Part:
             f"{_describe(call)}: {operation} does not support scalar inputs: the tensor needs a first dimension; reshape it "
             "to [1]"
         )
-    return source, 0, partial(_wrapped, backend, source.owner)
+    return backend, source, 0, partial(output_of, backend, source, engine)
 
 
 # What a barrier reduces.
@@ -236,6 +259,13 @@ def _made(output: Any, _input: Any, _result: "Result") -> Any:
     return output
 
 
+def _made_elsewhere(backend: TensorBackend, source: Exported, made: Any, step: Finish, result: "Result") -> Any:
+    """The step, and a tensor that was made in the stream of the submission is used in another one, which has to be told."""
+    if backend.stream_now(source) != source.stream:
+        backend.use_in_current_stream(made)
+    return step(result)
+
+
 def _written(backend: TensorBackend, tensor: Any, adopted: Any, dense: Any, _result: "Result") -> Any:
     if dense is not None:
         backend.copy_back(dense, adopted)
@@ -244,10 +274,22 @@ def _written(backend: TensorBackend, tensor: Any, adopted: Any, dense: Any, _res
     return tensor
 
 
-def _wrapped(backend: TensorBackend, owner: Any, result: "Result") -> Any:
+def output_of(backend: TensorBackend, source: Exported, engine: "Engine", result: "Result") -> Any:
+    """The tensor that the engine has made of `source`: over its memory on the host.
+
+    On a GPU it is copied, in the order of the current stream, to memory of the framework's: the engine's may be on another
+    GPU, and frameworks know how to recycle their own.
+    """
     shape = result.shape
-    data = memoryview(b"") if 0 in shape else result.take_data()
-    return backend.wrap(data, shape, owner)
+    if source.device == CPU:
+        data = memoryview(b"") if 0 in shape else result.take_data()
+        return backend.wrap(data, shape, source.owner)
+    stream = backend.stream_now(source)
+    new_memory = partial(engine.new_gpu_output, source.device, stream)
+    output, pointer = backend.empty_on_gpu(shape, source.owner, new_memory)
+    if 0 not in shape:
+        result.copy_to(pointer, stream)
+    return output
 
 
 def _with_splits(step: Finish, backend: TensorBackend, result: "Result") -> tuple[Any, Any]:
@@ -267,12 +309,20 @@ def _submit(
     splits: Sequence[int] = (),
 ) -> Any:
     """Submits one operation: its output if the call blocks, otherwise its handle."""
-    (pointer, shape, dtype, device, layout, _), output, finish = part
-    what = (dtype, shape, pointer, output, *common, "", 0, 0, splits, device, layout)
-    request = (kind, None if name is None else tensor_name(kind, name), *what)
+    backend, source, output, finish = part
+    pointer, shape, dtype, device, layout, _, stream = source
+    op, root, set_id, prescale, postscale = common
+    if name is not None:
+        name = tensor_name(kind, name)
+    request: Any = (
+        kind, name, dtype, shape, pointer, output, op, root, set_id, prescale, postscale, "", 0, 0, splits, device, layout
+    )  # fmt: skip
+    if device != CPU:
+        request = (*request, 0, 0, stream)
     if blocking:
-        return finish(engine.run(request, finish, _KEEP))
-    return Handle(engine, engine.submit_many((request,)), (finish,), False)
+        return finish(engine.run(request, finish, _KEEP if device == CPU else partial(_KEEP, streams=(stream,))))
+    on_gpu = () if device == CPU else ((backend, source),)
+    return Handle(engine, engine.submit_many((request,)), (finish,), False, on_gpu)
 
 
 def _submit_group(
@@ -283,9 +333,14 @@ def _submit_group(
     group = "" if name is None else tensor_name(kind, name)
     names = [None] * size if name is None else member_names(group, size)
     requests = []
+    on_gpu: list[OnGpu] = []
     for index, (member, part) in enumerate(zip(names, parts, strict=True)):
-        (pointer, shape, dtype, device, layout, _), output, _ = part
-        place = (group, size, index, (), device, layout)
+        backend, source, output, _ = part
+        pointer, shape, dtype, device, layout, _, stream = source
+        place = (group, size, index, (), device, layout, 0, 0, stream)
         requests.append((kind, member, dtype, shape, pointer, output, *common, *place))
-    handle = Handle(engine, engine.submit_many(requests, not blocking), [finish for _, _, finish in parts], True)
+        on_gpu.append(None if device == CPU else (backend, source))
+    numbers = engine.submit_many(requests, not blocking)
+    finish = [part[-1] for part in parts]
+    handle = Handle(engine, numbers, finish, True, on_gpu if any(on_gpu) else ())
     return handle.synchronize() if blocking else handle

@@ -1,10 +1,13 @@
 """Plain ``pytest`` runs everything: files of tests/parallel and tests/adapters are started under mpirun from here."""
 
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
+from support import beside
+from support.gpu import ROUTES
 from support.in_step import child_plugin
-from support.parallel import ParallelFile, is_parallel, share_jobs
+from support.parallel import ParallelFile, ParallelItem, is_parallel, share_jobs
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -14,12 +17,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=(),
         help="run parallel tests with these numbers of ranks only, such as 2 or 2,3",
     )
+    parser.addoption(
+        "--routes",
+        type=lambda text: tuple(text.split(",")),
+        default=ROUTES,
+        help="run tests of GPU tensors by these routes only: nccl, staged",
+    )
+    beside.add_options(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     plugin = child_plugin(config)
     if plugin is not None:
         config.pluginmanager.register(plugin, "hvdlite-in-step")
+    if config.option.outcomes is not None:
+        config.pluginmanager.register(beside.Outcomes(config.option.outcomes), "hvdlite-outcomes")
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
@@ -30,6 +42,18 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     share_jobs(session)
+    beside.run_beside(session)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A file that ran beside other tests took so long there, and not here."""
+    report = yield
+    if isinstance(item, ParallelItem) and item.seconds is not None and call.when == "call":
+        report.duration = item.seconds
+    return report
 
 
 @pytest.fixture(scope="module")

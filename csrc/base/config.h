@@ -16,11 +16,15 @@ struct Config {
   std::size_t cache_capacity = 1024;
   std::size_t segment_bytes = std::size_t{256} << 10;
   std::size_t recursive_doubling_max_bytes = std::size_t{16} << 10;
+  std::size_t tile_bytes = std::size_t{256} << 10;
   std::size_t message_split_bytes = std::size_t{1} << 30;
   std::size_t remote_message_bytes = std::size_t{32} << 10;
   double spin_us = -1.0;
   double deadlock_timeout = 1.0;
+  double stall_check_time_seconds = 60;
+  double stall_shutdown_time_seconds = 1800;
   double failure_linger = 1.5;
+  double peer_timeout = 10.0;
   std::size_t flight_recorder_size = 64;
   std::size_t output_cache_bytes = std::size_t{256} << 20;
   bool deterministic = false;
@@ -34,6 +38,14 @@ struct Config {
   std::string broadcast_algorithm = "auto";
   std::string alltoallv_algorithm = "auto";
   std::string barrier_algorithm = "auto";
+  std::string gpu_route = "auto";  // auto nccl staged
+  std::string cuda_library = "libcuda.so.1";
+  std::string nccl_library;
+  std::string nvrtc_library;
+  std::string kernel_cache = "auto";
+  std::size_t gpu_cache_bytes = std::size_t{1} << 30;
+  bool nccl_float32_sums = false;
+  bool check_finite = false;
 };
 
 }  // namespace hvdlite::base

@@ -23,6 +23,7 @@ enum class ErrorCode : int {
   kSystem = 8,    // the operating system or MPI refused
   kInternal = 9,  // our bug
 };
+inline constexpr int kNumErrorCodes = 10;
 
 class Error : public std::runtime_error {
  public:

@@ -38,6 +38,7 @@ enum class ReduceOp : std::uint8_t {
   kMax = 4,
   kProduct = 5,
 };
+inline constexpr int kNumReduceOps = 6;
 
 enum class OpKind : std::uint8_t {
   kAllreduce = 0,

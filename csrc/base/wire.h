@@ -54,6 +54,16 @@ class Reader {
     std::memcpy(&value, take(sizeof(T)), sizeof(T));
     return value;
   }
+  // An enum that was sent as a byte and has the values 0 to limit - 1.
+  template <typename Enum>
+  Enum get_enum(int limit, const char* what) {
+    const auto code = get<std::uint8_t>();
+    if (code >= limit) {
+      throw Error(ErrorCode::kInternal, std::string("a control message holds an unknown ") + what +
+                                            " " + std::to_string(code));
+    }
+    return static_cast<Enum>(code);
+  }
   std::string get_string() {
     const auto length = get<std::uint32_t>();
     return {reinterpret_cast<const char*>(take(length)), length};

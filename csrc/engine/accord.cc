@@ -78,7 +78,7 @@ bool Accord::admit(Entry& entry) {
   return true;
 }
 
-bool Accord::announce(std::vector<Entry>& by_message, bool carries) {
+bool Accord::announce(std::vector<Entry>& by_message, bool carries, Usage& usage) {
   const std::size_t count = std::min(waiting_.size(), kMostAtOnce);
   if (!ledger_.has_room(static_cast<std::uint32_t>(count))) return false;
   for (std::size_t i = 0; i < count; ++i) {
@@ -87,6 +87,7 @@ bool Accord::announce(std::vector<Entry>& by_message, bool carries) {
         Ledger::Answer::kByMessage) {
       append(by_message, std::move(unit.entries));
     } else {
+      usage.reached(unit.entries, Usage::Stage::kAnnounced);
       announced_.emplace(unit.key, std::move(unit.entries));
     }
   }

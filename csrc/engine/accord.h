@@ -17,6 +17,7 @@
 #include "engine/entry.h"
 #include "engine/ledger.h"
 #include "engine/messages.h"
+#include "engine/usage.h"
 
 namespace hvdlite::engine {
 
@@ -52,8 +53,9 @@ class Accord {
   bool has_announced() const { return !announced_.empty(); }
 
   // Announces what waits, with the ledger locked and its log read; what has to go by message instead is added to `by_message`.
-  // False if not all could be announced now. carries: the payload of the one unit that waits lies at payload_number().
-  bool announce(std::vector<Entry>& by_message, bool carries);
+  // False if not all could be announced now. carries: the payload of the one unit that waits lies at payload_number(). usage is
+  // told what has been announced.
+  bool announce(std::vector<Entry>& by_message, bool carries, Usage& usage);
 
   // Small payloads ride with the announcement: a member puts its contribution where the others look for it when the log says
   // that the unit is complete and all have carried theirs; the result needs no further exchange. The places are numbered, two

@@ -23,6 +23,14 @@ constexpr base::microseconds kVerdictDelay{100'000};
 // A ledger stays closed while the coordinator counts more requests than that.
 constexpr std::size_t kMostOpenRequests = 1024;
 
+// May its payload ride with the announcement, if nothing else is under way?
+bool carriable(const Request& request) {
+  const std::size_t bytes = request.bytes();
+  return request.kind == base::OpKind::kAllreduce && !request.absent &&
+         request.op != base::ReduceOp::kAdasum && !request.on_gpu() && request.arena == 0 &&
+         bytes > 0 && bytes <= transport::WindowFlags::kCarriedBytes;
+}
+
 std::vector<std::uint64_t> keys_of(const std::vector<RequestPtr>& requests) {
   std::vector<std::uint64_t> keys;
   for (const RequestPtr& request : requests) Accord::add_keys(*request, keys);
@@ -114,10 +122,16 @@ bool Cycle::close_up_to_date(ProcessSet& set) {
 bool Cycle::announce_in_ledger(ProcessSet& set) {
   const SetId id = set.id;
   const bool carries = put_payload(set);
+  static_cast<void>(shared_.usage.now());  // so that it is not read with the lock
   if (!lock_up_to_date(set)) return false;
   Accord& accord = *set.accord;
   std::vector<Entry> by_message;
-  accord.try_again = !accord.announce(by_message, carries);
+  try {
+    accord.try_again = !accord.announce(by_message, carries, shared_.usage);
+  } catch (const base::Error& error) {
+    finish(by_message, {error.code(), error.what()});  // they are nobody's
+    throw;
+  }
   const bool agreed = accord.ledger().appended();
   accord.ledger().unlock();
   go_by_message(set, std::move(by_message));
@@ -134,16 +148,9 @@ bool Cycle::put_payload(ProcessSet& set) {
   const Entry* entry = may_carry_ ? accord.only_one() : nullptr;
   if (entry == nullptr) return false;
   const Request& request = *entry->request;
-  if (request.kind != base::OpKind::kAllreduce || request.absent ||
-      request.op == base::ReduceOp::kAdasum || request.device >= 0 || request.arena != 0) {
-    return false;
-  }
-  const std::size_t bytes = request.bytes();
-  if (bytes == 0 || bytes > transport::WindowFlags::kCarriedBytes || !accord.payload_is_free()) {
-    return false;
-  }
+  if (!carriable(request) || !accord.payload_is_free()) return false;
   std::memcpy(set.channel->carried(set.channel->index(), accord.payload_number()), entry->input,
-              bytes);
+              request.bytes());
   return true;
 }
 
@@ -162,6 +169,7 @@ void Cycle::finish_carried(const ProcessSet& set, Entry& entry) {
                static_cast<std::size_t>(request.elements()), reduction.prescale,
                reduction.postscale, reduction.divisor);
   entry.completion->contributors = members;
+  shared_.usage.moves(request.kind, request.bytes(), 1);  // 1: no link had to carry it
   ++shared_.counters.fused_ops;
   ++shared_.counters.agreed_in_memory;
   finish({&entry, 1}, Status{});
@@ -209,11 +217,22 @@ bool Cycle::keep_ledger(ProcessSet& set) {
 
 // Does what the log says, as far as it can be done.
 bool Cycle::read_ledger(ProcessSet& set) {
+  std::vector<Entry> taken;
+  try {
+    return read_ledger(set, taken);
+  } catch (const base::Error& error) {
+    // They are nobody's otherwise, and their callers would wait for ever.
+    finish(taken, {error.code(), error.what()});
+    throw;
+  }
+}
+
+// taken: entries that are agreed and not carried out yet.
+bool Cycle::read_ledger(ProcessSet& set, std::vector<Entry>& taken) {
   const SetId id = set.id;
   Accord& accord = *set.accord;
   Ledger& ledger = accord.ledger();
   bool moved = false;
-  std::vector<Entry> entries;
   std::vector<Agreed> agreed;
   while (ledger.has_news() && set.seen >= ledger.first_sequence()) {
     const Ledger::Entry entry = ledger.front();
@@ -230,9 +249,15 @@ bool Cycle::read_ledger(ProcessSet& set) {
     }
     moved = true;
     if (entry.carried != 0) {
+      HVD_CHECK(agreed.empty());
+      taken = accord.take(entry.key);
       // Nothing is left of it here if this rank has learned of a failure, which ended all it had, before it came to read this.
-      std::vector<Entry> mine = accord.take(entry.key);
-      if (!mine.empty()) finish_carried(set, mine.front());
+      if (!taken.empty()) {
+        HVD_CHECK(taken.size() == 1 && carriable(*taken.front().request));
+        came_last(set, entry.by, 1);
+        finish_carried(set, taken.front());
+        taken.clear();
+      }
       ledger.pop();
       accord.payload_was_read();
       continue;
@@ -240,15 +265,7 @@ bool Cycle::read_ledger(ProcessSet& set) {
     ledger.pop();
     switch (entry.kind) {
       case Ledger::Kind::kComplete:
-        for (Entry& mine : accord.take(entry.key)) {
-          if (mine.request->kind == base::OpKind::kBarrier && agreement_is_barrier_) {
-            ++shared_.counters.agreed_in_memory;
-            finish({&mine, 1}, Status{});
-            continue;
-          }
-          agreed.push_back(agreed_in_ledger(set, mine.request, entry.contributors));
-          entries.push_back(std::move(mine));
-        }
+        take_agreed(set, entry, agreed, taken);
         break;
       case Ledger::Kind::kDiverted:
         go_by_message(set, accord.take(entry.key));
@@ -260,11 +277,26 @@ bool Cycle::read_ledger(ProcessSet& set) {
         break;
     }
     if (entry.last != 0) {
-      fuse_and_execute(set, std::exchange(agreed, {}), std::exchange(entries, {}));
+      fuse_and_execute(set, std::exchange(agreed, {}), std::exchange(taken, {}));
     }
   }
   HVD_CHECK(agreed.empty());
   return moved;
+}
+
+void Cycle::take_agreed(ProcessSet& set, const Ledger::Entry& entry, std::vector<Agreed>& agreed,
+                        std::vector<Entry>& taken) {
+  std::vector<Entry> unit = set.accord->take(entry.key);
+  came_last(set, entry.by, unit.size());
+  for (Entry& mine : unit) {
+    if (mine.request->kind == base::OpKind::kBarrier && agreement_is_barrier_) {
+      ++shared_.counters.agreed_in_memory;
+      finish({&mine, 1}, Status{});
+      continue;
+    }
+    agreed.push_back(agreed_in_ledger(set, mine.request, entry.contributors));
+    taken.push_back(std::move(mine));
+  }
 }
 
 // What the coordinator would have answered to so many equal requests. All members of a group have the same absent ones.
@@ -276,7 +308,7 @@ Agreed Cycle::agreed_in_ledger(const ProcessSet& set, const RequestPtr& request,
 void Cycle::fuse_and_execute(ProcessSet& set, const std::vector<Agreed>& agreed,
                              std::vector<Entry> entries) {
   shared_.counters.agreed_in_memory += static_cast<std::int64_t>(agreed.size());
-  reached(entries, FlightRecorder::Stage::kAgreed);
+  shared_.reached(entries, FlightRecorder::Stage::kAgreed);
   for (const std::vector<std::uint32_t>& places : plan_fusion(
            agreed, shared_.config.fusion_threshold, static_cast<int>(set.members->size()))) {
     FusedOp fused;

@@ -3,6 +3,7 @@
 
 #include "engine/c_api.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
@@ -36,6 +37,7 @@ Topology topology_of(const transport::MpiWorld& world) {
 }
 
 std::string or_auto(const char* text) { return text != nullptr ? text : "auto"; }
+std::string or_empty(const char* text) { return text != nullptr ? text : ""; }
 
 base::Config to_config(const hvdlite_config* from) {
   base::Config config;
@@ -48,11 +50,15 @@ base::Config to_config(const hvdlite_config* from) {
   config.segment_bytes = static_cast<std::size_t>(from->segment_bytes);
   config.recursive_doubling_max_bytes =
       static_cast<std::size_t>(from->recursive_doubling_max_bytes);
+  config.tile_bytes = static_cast<std::size_t>(from->tile_bytes);
   config.message_split_bytes = static_cast<std::size_t>(from->message_split_bytes);
   config.remote_message_bytes = static_cast<std::size_t>(from->remote_message_bytes);
   config.spin_us = from->spin_us;
   config.deadlock_timeout = from->deadlock_timeout;
+  config.stall_check_time_seconds = from->stall_check_time_seconds;
+  config.stall_shutdown_time_seconds = from->stall_shutdown_time_seconds;
   config.failure_linger = from->failure_linger;
+  config.peer_timeout = from->peer_timeout;
   config.flight_recorder_size = static_cast<std::size_t>(from->flight_recorder_size);
   config.output_cache_bytes = static_cast<std::size_t>(from->output_cache_bytes);
   config.deterministic = from->deterministic != 0;
@@ -66,6 +72,14 @@ base::Config to_config(const hvdlite_config* from) {
   config.broadcast_algorithm = or_auto(from->broadcast_algorithm);
   config.alltoallv_algorithm = or_auto(from->alltoallv_algorithm);
   config.barrier_algorithm = or_auto(from->barrier_algorithm);
+  config.gpu_route = or_auto(from->gpu_route);
+  config.cuda_library = or_empty(from->cuda_library);
+  config.nccl_library = or_empty(from->nccl_library);
+  config.nvrtc_library = or_empty(from->nvrtc_library);
+  config.kernel_cache = or_empty(from->kernel_cache);
+  config.gpu_cache_bytes = static_cast<std::size_t>(from->gpu_cache_bytes);
+  config.nccl_float32_sums = from->nccl_float32_sums != 0;
+  config.check_finite = from->check_finite != 0;
   return config;
 }
 
@@ -143,11 +157,15 @@ void hvdlite_config_init(hvdlite_config* config) {
                            static_cast<int64_t>(defaults.cache_capacity),
                            static_cast<int64_t>(defaults.segment_bytes),
                            static_cast<int64_t>(defaults.recursive_doubling_max_bytes),
+                           static_cast<int64_t>(defaults.tile_bytes),
                            static_cast<int64_t>(defaults.message_split_bytes),
                            static_cast<int64_t>(defaults.remote_message_bytes),
                            defaults.spin_us,
                            defaults.deadlock_timeout,
+                           defaults.stall_check_time_seconds,
+                           defaults.stall_shutdown_time_seconds,
                            defaults.failure_linger,
+                           defaults.peer_timeout,
                            static_cast<int64_t>(defaults.flight_recorder_size),
                            static_cast<int64_t>(defaults.output_cache_bytes),
                            defaults.deterministic,
@@ -160,7 +178,15 @@ void hvdlite_config_init(hvdlite_config* config) {
                            "auto",
                            "auto",
                            "auto",
-                           "auto"};
+                           "auto",
+                           "auto",
+                           "libcuda.so.1",
+                           "",
+                           "",
+                           "auto",
+                           static_cast<int64_t>(defaults.gpu_cache_bytes),
+                           defaults.nccl_float32_sums,
+                           defaults.check_finite};
 }
 
 int hvdlite_fabric_create(int size, const int32_t* hosts, hvdlite_fabric** out) {
@@ -268,6 +294,40 @@ int hvdlite_process_set_ids(hvdlite_engine* engine, int32_t* ids, int32_t capaci
   });
 }
 
+int hvdlite_timeline_start(hvdlite_engine* engine, const char* path, int64_t max_bytes,
+                           int mark_cycles) {
+  return guarded([&] {
+    require(path != nullptr && max_bytes > 0, "a timeline needs a path and room");
+    hvdlite::engine::alive(engine).start_timeline(path, static_cast<size_t>(max_bytes),
+                                                  mark_cycles != 0);
+  });
+}
+
+int hvdlite_timeline_stop(hvdlite_engine* engine) {
+  return guarded([&] { hvdlite::engine::alive(engine).stop_timeline(); });
+}
+
+int hvdlite_watchdog_wait(hvdlite_engine* engine, int* asked) {
+  return guarded([&] {
+    require(engine != nullptr && asked != nullptr, "no engine, or nowhere to put the answer");
+    *asked = engine->engine->watchdog().wait() ? 1 : 0;
+  });
+}
+
+int hvdlite_watchdog_tell(hvdlite_engine* engine, const char* text) {
+  return guarded([&] {
+    require(engine != nullptr && text != nullptr, "no engine, or no text");
+    engine->engine->watchdog().tell(text);
+  });
+}
+
+int hvdlite_stall_excuse(hvdlite_engine* engine, double seconds) {
+  return guarded([&] {
+    require(seconds >= 0 && seconds <= 1e9, "an excuse lasts between 0 and 1e9 seconds");
+    alive(engine).excuse(seconds);
+  });
+}
+
 int hvdlite_publish_failure(hvdlite_engine* engine, const char* cause) {
   return guarded([&] { alive(engine).publish_failure(cause != nullptr ? cause : "failed"); });
 }
@@ -290,6 +350,7 @@ char* hvdlite_flight_record(hvdlite_engine* engine) {
 int hvdlite_get_counters(hvdlite_engine* engine, hvdlite_counters* out) {
   return guarded([&] {
     const Counters& counters = alive(engine).counters();
+    const Usage::Numbers usage = alive(engine).usage().numbers();
     *out = {counters.submitted,
             counters.completed,
             counters.failed,
@@ -300,6 +361,28 @@ int hvdlite_get_counters(hvdlite_engine* engine, hvdlite_counters* out) {
             counters.cache_misses,
             counters.agreed_in_memory,
             counters.data_bytes_sent,
-            counters.arena_ops};
+            counters.arena_ops,
+            counters.nccl_ops,
+            counters.staged_ops,
+            usage.time_ns,
+            usage.bytes,
+            usage.bus_bytes,
+            usage.negotiating_ns,
+            usage.waiting_ns,
+            usage.moving_ns,
+            usage.exposed_ns,
+            usage.exposed_moving_ns};
+  });
+}
+
+int hvdlite_get_lateness(hvdlite_engine* engine, int64_t* operations, int64_t* nanoseconds,
+                         int32_t count) {
+  return guarded([&] {
+    require(operations != nullptr && nanoseconds != nullptr, "lateness needs room");
+    const Usage::Lateness lateness = alive(engine).usage().lateness();
+    require(static_cast<std::size_t>(count) == lateness.operations.size(),
+            "lateness has one number for each rank of the job");
+    std::copy(lateness.operations.begin(), lateness.operations.end(), operations);
+    std::copy(lateness.nanoseconds.begin(), lateness.nanoseconds.end(), nanoseconds);
   });
 }

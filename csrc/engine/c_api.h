@@ -18,7 +18,19 @@ struct hvdlite_engine {
   std::atomic<int> references{1};
 };
 
+// Memory for a result: of the host, or of a GPU.
+struct hvdlite_block {
+  hvdlite::engine::OutputCache::Block memory;
+  hvdlite::device::Buffer gpu_memory = {};
+  hvdlite::device::GpuPtr gpu = nullptr;      // whose it is
+  hvdlite::device::EventPtr event = nullptr;  // after which it may be read; null: at once
+  bool lent = false;                          // used by a caller in streams that nobody knows
+};
+
 namespace hvdlite::engine {
+
+// Memory on a GPU that was lent to a caller is about to be freed.
+void take_back(hvdlite_block& block) noexcept;
 
 // The text that hvdlite_last_error() gives on this thread.
 void set_last_error(const std::string& text);

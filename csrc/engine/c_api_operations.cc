@@ -13,17 +13,14 @@ using hvdlite::engine::Completion;
 using hvdlite::engine::Engine;
 using hvdlite::engine::guarded;
 using hvdlite::engine::Output;
-using hvdlite::engine::OutputCache;
 using hvdlite::engine::Request;
 using hvdlite::engine::RequestView;
 using hvdlite::engine::require;
 using hvdlite::engine::Submission;
 using hvdlite::engine::Watcher;
+using hvdlite::engine::Wire;
 namespace base = hvdlite::base;
-
-struct hvdlite_block {
-  OutputCache::Block memory;
-};
+namespace device = hvdlite::device;
 
 namespace {
 
@@ -31,6 +28,13 @@ template <typename Enum>
 Enum checked(std::int32_t code, int limit, const char* what) {
   require(code >= 0 && code < limit, what);
   return static_cast<Enum>(code);
+}
+
+Wire wire_of(std::int32_t flags) {
+  const bool half = (flags & HVDLITE_FLAG_WIRE_FLOAT16) != 0;
+  const bool brain = (flags & HVDLITE_FLAG_WIRE_BFLOAT16) != 0;
+  require(!(half && brain), "a tensor crosses as float16 or as bfloat16, not as both");
+  return half ? Wire::kFloat16 : brain ? Wire::kBFloat16 : Wire::kSame;
 }
 
 RequestView view_of(const hvdlite_request& from) {
@@ -42,6 +46,7 @@ RequestView view_of(const hvdlite_request& from) {
                                     "unknown reduce op");
   view.set = from.process_set;
   view.absent = (from.flags & HVDLITE_FLAG_ABSENT) != 0;
+  view.wire = wire_of(from.flags);
   view.root = from.root;
   view.device = from.device;
   view.layout = from.layout;
@@ -54,6 +59,7 @@ RequestView view_of(const hvdlite_request& from) {
   }
   if (from.ndim > 0) view.shape = {from.shape, static_cast<size_t>(from.ndim)};
   view.arena = from.arena;
+  view.stream = from.stream;
   if (from.num_splits > 0) view.splits = {from.splits, static_cast<size_t>(from.num_splits)};
   return view;
 }
@@ -121,16 +127,31 @@ int hvdlite_prepare(hvdlite_engine* engine, const hvdlite_request* requests, siz
 }
 
 int hvdlite_submit_prepared(hvdlite_engine* engine, int64_t group, void* const* data,
-                            const bool* absent, size_t count, int wake, int64_t* handle) {
+                            const bool* absent, size_t count, void* stream, int wake,
+                            int64_t* handle) {
   return guarded([&] {
     const std::span<const bool> lacking =
         absent != nullptr ? std::span<const bool>(absent, count) : std::span<const bool>();
-    *handle = alive(engine).submit_prepared(group, {data, count}, lacking, wake != 0);
+    *handle = alive(engine).submit_prepared(group, {data, count}, lacking, stream, wake != 0);
   });
 }
 
 int hvdlite_release_prepared(hvdlite_engine* engine, int64_t group) {
   return guarded([&] { alive(engine).release_prepared(group); });
+}
+
+int hvdlite_order(hvdlite_engine* engine, int64_t handle, void* stream) {
+  return guarded([&] {
+    const Batch batch = alive(engine).completions(handle);
+    const device::Event* last = nullptr;  // tensors that were fused share one
+    for (size_t i = 0; i < batch.size; ++i) {
+      require(batch[i].is_done(), "the operations have not ended yet; wait for them first");
+      const device::Event* event = batch[i].event.get();
+      if (event == nullptr || event == last) continue;
+      event->order(static_cast<device::cuda::Stream>(stream));
+      last = event;
+    }
+  });
 }
 
 int hvdlite_poll(hvdlite_engine* engine, int64_t handle, int* done) {
@@ -181,7 +202,8 @@ int hvdlite_result_get(hvdlite_engine* engine, int64_t handle, hvdlite_result* o
             static_cast<int32_t>(output.received_splits.size()),
             output.received_splits.data(),
             static_cast<int64_t>(output.bytes),
-            output.block.data()};
+            output.data(),
+            output.device};
   });
 }
 
@@ -190,8 +212,13 @@ hvdlite_block* hvdlite_result_take_block(hvdlite_engine* engine, int64_t handle)
   guarded([&] {
     const Batch batch = alive(engine).completions(handle);
     Completion& completion = single(batch);
-    if (!completion.output || completion.output->block.data() == nullptr) return;
-    block = new hvdlite_block{std::move(completion.output->block)};
+    if (!completion.output || completion.output->data() == nullptr) return;
+    Output& output = *completion.output;
+    block = new hvdlite_block{.memory = std::move(output.block)};
+    if (!output.gpu_block) return;
+    block->gpu_memory = std::move(output.gpu_block);
+    block->event = completion.event;
+    block->gpu = completion.event->gpu().shared_from_this();
   });
   return block;
 }
@@ -201,9 +228,29 @@ int hvdlite_release(hvdlite_engine* engine, int64_t handle) {
 }
 
 int hvdlite_block_create(hvdlite_engine* engine, size_t bytes, hvdlite_block** out) {
-  return guarded([&] { *out = new hvdlite_block{alive(engine).new_output(bytes)}; });
+  return guarded([&] { *out = new hvdlite_block{.memory = alive(engine).new_output(bytes)}; });
 }
 
-void* hvdlite_block_data(const hvdlite_block* block) { return block->memory.data(); }
+void* hvdlite_block_data(const hvdlite_block* block) {
+  return block->gpu_memory ? block->gpu_memory.data() : block->memory.data();
+}
 
-void hvdlite_block_free(hvdlite_block* block) { delete block; }
+int32_t hvdlite_block_device(const hvdlite_block* block) {
+  return block->gpu ? block->gpu->ordinal() : HVDLITE_DEVICE_CPU;
+}
+
+int hvdlite_block_copy(hvdlite_block* block, void* to, size_t bytes, void* stream) {
+  return guarded([&] {
+    require(block->gpu_memory && block->event, "the block is no result on a GPU");
+    require(bytes <= block->gpu_memory.capacity(), "the block has fewer bytes");
+    const auto order = static_cast<device::cuda::Stream>(stream);
+    if (block->event) block->event->order(order);
+    if (bytes > 0) block->gpu->copy(to, block->gpu_memory.data(), bytes, order);
+    block->gpu_memory.free_after(block->gpu->record(order));
+  });
+}
+
+void hvdlite_block_free(hvdlite_block* block) {
+  if (block != nullptr && block->lent) hvdlite::engine::take_back(*block);
+  delete block;
+}

@@ -35,6 +35,9 @@ void check_shape(const Request& request) {
       refuse(request, "shape " + format_shape(request.shape) + " has a negative extent");
     }
   }
+  if (!has_possible_size(request.shape, request.dtype)) {
+    refuse(request, "no memory holds a tensor of shape " + format_shape(request.shape));
+  }
   if (needs_rows(request.kind) && request.shape.empty()) {
     refuse(request, "a scalar has no first dimension; reshape it to one element");
   }
@@ -73,6 +76,41 @@ void check_reduction(const Request& request, std::size_t ranks) {
   if (request.dtype == DType::kBool && (request.prescale != 1.0 || request.postscale != 1.0)) {
     refuse(request, "bool cannot be scaled; cast it to a number first");
   }
+}
+
+void check_wire(const Request& request) {
+  if (request.wire == Wire::kSame) return;
+  const bool sums = request.op == ReduceOp::kSum || request.op == ReduceOp::kAverage;
+  const std::string wire(base::name_of(request.wire_dtype()));
+  if (!request.on_gpu()) {
+    refuse(request,
+           "only GPU memory is made " + wire +
+               " on the way; compress a tensor of the CPU before "
+               "(compression=hvd.Compression.fp16)",
+           ErrorCode::kUnsupported);
+  }
+  if (request.kind != OpKind::kAllreduce || !sums) {
+    refuse(request, "only an allreduce with Sum or Average crosses as " + wire,
+           ErrorCode::kUnsupported);
+  }
+  if (request.dtype != DType::kFloat32 && request.dtype != DType::kFloat64) {
+    refuse(request,
+           std::string(base::name_of(request.dtype)) + " cannot cross as " + wire +
+               ": only float32 and float64 can; leave the compression out",
+           ErrorCode::kUnsupported);
+  }
+}
+
+// The GPU exists, and what reductions need of it is there: a missing driver or compiler is told here, not in mid-air.
+void check_device(const Request& request, device::Devices& devices) {
+  const bool moves_data = request.kind <= OpKind::kReducescatter;
+  if (!moves_data) refuse(request, "it has no memory, so its device is that of the CPU, -1");
+  naming(request, [&] {
+    device::Device& device = devices.device(request.device);
+    const bool reduces =
+        request.kind == OpKind::kAllreduce || request.kind == OpKind::kReducescatter;
+    if (reduces) static_cast<void>(device.kernels());
+  });
 }
 
 void check_splits(Request& request, const SetDirectory::Info& set) {
@@ -142,6 +180,9 @@ void Engine::check_memory(const Request& request, const void* input, const void*
     refuse(request, "no input memory was given");
   }
   if (out && output == nullptr) refuse(request, "no output memory was given");
+  if (!request.on_gpu()) return;
+  if (!request.absent) known_addresses_.check(shared_.devices, request, input);
+  if (output != input) known_addresses_.check(shared_.devices, request, output);
 }
 
 std::shared_ptr<const transport::Arena> Engine::locate(RequestView& view,
@@ -156,6 +197,9 @@ std::shared_ptr<const transport::Arena> Engine::locate(RequestView& view,
   auto arena = shared_.arenas->find(view.arena);
   if (!arena || arena->set() != set.id) {
     refuse(view.copy(set.id), "this process set has no open arena " + std::to_string(view.arena));
+  }
+  if (view.device >= 0) {
+    refuse(view.copy(set.id), "an arena is host memory, but the tensor is on a GPU");
   }
   const bool sums = view.op == ReduceOp::kSum || view.op == ReduceOp::kAverage;
   if (view.kind != OpKind::kAllreduce || !sums || !std::isfinite(view.prescale) ||
@@ -187,17 +231,14 @@ SetDirectory::Info Engine::set_of(const RequestView& view) const {
   return *std::move(set);
 }
 
-RequestPtr Engine::check(const RequestView& view, const SetDirectory::Info& set) const {
+RequestPtr Engine::check(const RequestView& view, const SetDirectory::Info& set) {
   Request request = view.copy(set.id);
-  if (request.device >= 0) {
-    throw Error(
-        ErrorCode::kUnsupported,
-        describe(request) + ": GPU memory is not supported yet; move the tensor to the CPU");
-  }
+  if (request.on_gpu()) check_device(request, shared_.devices);
   if (request.kind == OpKind::kJoin) request.name = kJoinName;
   if (request.name.empty()) refuse(request, "a prepared operation needs a name");
   check_shape(request);
   check_reduction(request, set.members->size());
+  check_wire(request);
   check_splits(request, set);
   check_process_set_ranks(request, shared_.sets, topology_.size);
   if (request.absent && request.kind != OpKind::kAllreduce) {

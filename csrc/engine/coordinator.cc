@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "engine/check_received.h"
+#include "engine/response_cache.h"
 #include "engine/validate.h"
 
 namespace hvdlite::engine {
@@ -40,26 +42,30 @@ constexpr int kEvictionTries = 64;
 Coordinator::Coordinator(SetId set, std::vector<int> members, std::size_t cache_capacity)
     : set_(set),
       members_(std::move(members)),
-      capacity_(cache_capacity),
+      capacity_(std::min<std::size_t>(cache_capacity, kMostSlots)),
       joined_(members_.size(), false),
       uncounted_(members_.size(), false) {}
 
 RequestPtr Coordinator::announce(int member, RequestPtr request, std::uint64_t seen) {
+  check_received(*request, set_, members_);
+  HVD_CHECK(seen <= sequence_);
   const auto failed = failed_at_.find(request->name);
   if (failed != failed_at_.end() && seen < failed->second) {
     return nullptr;  // crossed the failure; the member gave up on it
   }
+  const std::size_t decided = decided_.size();
   if (request->kind == OpKind::kJoin) {
     join(member, request);
-    return request;
+  } else {
+    add(member, request);
+    settle_if_complete(request->name);
   }
-  add(member, request);
-  settle_if_complete(request->name);
+  if (decided_.size() > decided) last_ = member;
   return request;
 }
 
 RequestPtr Coordinator::announce_slot(int member, std::uint32_t slot, std::uint64_t seen) {
-  HVD_CHECK(slot < lines_.size());
+  HVD_CHECK(slot < lines_.size() && seen <= sequence_);
   const CacheLine& line = lines_[slot];
   if (line.filled > seen) {
     return nullptr;  // refilled meanwhile; the member will see that and announce in full
@@ -71,7 +77,9 @@ RequestPtr Coordinator::announce_slot(int member, std::uint32_t slot, std::uint6
   Tally& tally = add(member, request);
   ++tally.hits;
   tally.slot = slot;
+  const std::size_t decided = decided_.size();
   settle_if_complete(name);
+  if (decided_.size() > decided) last_ = member;
   return request;
 }
 

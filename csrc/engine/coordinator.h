@@ -11,6 +11,7 @@
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "engine/request.h"
@@ -46,6 +47,8 @@ class Coordinator {
   bool has_decisions() const { return !decided_.empty(); }
   // Everything decided since the last call in the order to execute; it is response list number sequence().
   std::vector<Decision> collect();
+  // The member with whose request the latest of them was decided, -1 if it was without one. Asked before collect().
+  int take_last() { return std::exchange(last_, -1); }
   std::uint64_t sequence() const { return sequence_; }
 
  private:
@@ -101,6 +104,7 @@ class Coordinator {
   std::vector<bool> uncounted_;  // joined, and an Average is not to count them
   int joined_count_ = 0;
   base::Status left_;  // not ok once a member has left
+  int last_ = -1;
 
   std::vector<CacheLine> lines_;
   std::unordered_map<std::string, std::uint32_t> slot_by_name_;

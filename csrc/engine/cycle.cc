@@ -20,6 +20,22 @@ constexpr base::microseconds kTryAgain{20};
 // Gradients of one step come closer together than this part of a cycle.
 constexpr int kPausesInCycle = 8;
 
+// Bytes that a FusedOp moves, as nccl-tests count them: the whole result of an allgather, of an alltoall what this rank sends, of
+// all others the input.
+std::size_t payload_of(const FusedOp& fused, const std::vector<Entry>& entries) {
+  const Request& first = fused.first();
+  if (first.kind == OpKind::kAllgather) {
+    const auto rows = std::accumulate(fused.sizes.begin(), fused.sizes.end(), std::int64_t{0});
+    return static_cast<std::size_t>(rows * first.row_elements()) * base::size_of(first.dtype);
+  }
+  if (first.kind == OpKind::kAlltoall) {
+    return entries.front().request ? entries.front().request->bytes() : 0;
+  }
+  std::size_t bytes = 0;
+  for (const Agreed& part : fused.parts) bytes += part.request->bytes();
+  return bytes;
+}
+
 Patience patience_of(double cycle_time_ms, int ranks) {
   const base::microseconds cycle = base::from_seconds(cycle_time_ms / 1000);
   const base::microseconds nothing{0};
@@ -36,9 +52,8 @@ Cycle::Cycle(transport::Transport& transport, SharedState& shared, collectives::
       may_carry_(selection.allreduce == "auto" || selection.allreduce == "shm"),
       agreement_is_barrier_(selection.barrier == "auto"),
       executor_(
-          transport, std::move(selection), *shared.outputs,
-          kPoolThresholds * shared.config.fusion_threshold,
-          [this](std::span<const Entry> entries) { reached(entries, Stage::kStarted); },
+          transport, std::move(selection), shared, kPoolThresholds * shared.config.fusion_threshold,
+          [this](std::span<const Entry> entries) { shared_.reached(entries, Stage::kStarted); },
           [this](std::span<const Entry> entries, const Status& status) {
             finish(entries, status);
           }) {
@@ -49,6 +64,8 @@ Cycle::Cycle(transport::Transport& transport, SharedState& shared, collectives::
   std::iota(world.begin(), world.end(), 0);
   create_set(world);
   agrees_in_memory_ = sets_.begin()->second->accord != nullptr;
+  begin_heartbeat();
+  inspector_ = make_inspector();
   if (transport.rank() == 0) {
     detector_ = std::make_unique<DeadlockDetector>(
         [this](SetId id) {
@@ -65,6 +82,7 @@ bool Cycle::pass(bool flush, bool thorough) {
     transport_.messages_flushed();  // what tells the peers is still on its way
     return false;
   }
+  shared_.usage.forget_now();
   try {
     bool moved = (thorough || !agrees_in_memory_) && receive();
     moved = announce(flush) || moved;
@@ -75,14 +93,16 @@ bool Cycle::pass(bool flush, bool thorough) {
       moved = true;
     }
     if (moved) {
-      moved_at_ = Clock::now();
+      if (!executor_.idle()) shared_.usage.forget_now();  // what moves data may have taken long
+      moved_at_ = shared_.usage.now();
     }
     watch();
-    shared_.counters.data_bytes_sent.store(static_cast<std::int64_t>(transport_.bytes_sent()),
-                                           std::memory_order_relaxed);
+    shared_.counters.data_bytes_sent.store(static_cast<std::int64_t>(transport_.bytes_sent()));
     return moved;
   } catch (const base::Error& error) {
-    engine_failed(error.code(), error.what());
+    // MPI says that somebody is lost, but not who.
+    if (error.code() == ErrorCode::kPeerLost) look_for_lost_peers();
+    if (!shared_.failure.happened()) engine_failed(error.code(), error.what());
   } catch (const std::exception& error) {
     engine_failed(ErrorCode::kInternal, std::string("hvdlite's engine failed: ") + error.what());
   }
@@ -93,10 +113,12 @@ Outlook Cycle::outlook() const {
   Outlook outlook;
   outlook.idle = std::chrono::duration_cast<base::microseconds>(Clock::now() - moved_at_);
   outlook.moving_data = !executor_.idle();
+  outlook.gpu_at_work = !executor_.settled();
   for (const auto& [id, set] : sets_) {
     outlook.negotiating = outlook.negotiating || set->has_pending();
   }
-  outlook.watching = blocked_ || (detector_ && detector_->watching());
+  outlook.watching = blocked_ || (detector_ && detector_->watching()) || !unanswered_.empty() ||
+                     (inspector_ && inspector_->asking());
   bool try_again = false;
   for (const auto& [id, set] : sets_) {
     try_again = try_again || (set->accord && set->accord->try_again);
@@ -110,79 +132,21 @@ Outlook Cycle::outlook() const {
   return outlook;
 }
 
-// --- step 1: control messages ---------------------------------------------------------------------------------------
-
-bool Cycle::receive() {
-  bool any = false;
-  int source = 0;
-  std::vector<std::byte> bytes;
-  while (transport_.receive_message(&source, &bytes)) {
-    any = true;
-    Message message = decode(bytes);
-    std::visit([&](auto& content) { handle(source, content); }, message);
-    if (shared_.failure.happened()) break;
-  }
-  return any;
-}
-
 ProcessSet* Cycle::find_set(SetId id) {
   const auto found = sets_.find(id.id);
   return found != sets_.end() && found->second->id == id ? found->second.get() : nullptr;
 }
 
-void Cycle::keep_for_later(SetId id, int source, const Message& message) {
-  if (id.epoch > last_epoch_) early_[id.epoch].emplace_back(source, message);
-}
-
-void Cycle::handle(int source, Announcement& message) {
-  ProcessSet* set = find_set(message.set);
-  if (set == nullptr) {
-    keep_for_later(message.set, source, message);
-    return;
-  }
-  HVD_CHECK(set->coordinator != nullptr);
-  const int member = set->index_of(source);
-  HVD_CHECK(member >= 0);
-  const auto count = [&](const RequestPtr& accepted) {
-    if (accepted && set->accord) Accord::add_keys(*accepted, set->accord->to_divert);
-  };
-  for (const std::uint32_t slot : message.slots) {
-    count(set->coordinator->announce_slot(member, slot, message.seen));
-  }
-  for (RequestPtr& request : message.requests) {
-    count(set->coordinator->announce(member, std::move(request), message.seen));
-  }
-  if (set->accord && set->coordinator->needs_messages()) set->accord->to_close = true;
-}
-
-void Cycle::handle(int source, ResponseList& message) {
-  ProcessSet* set = find_set(message.set);
-  if (set == nullptr) {
-    keep_for_later(message.set, source, message);
-    return;
-  }
-  auto full = message.responses.begin();
-  for (const std::int32_t slot : message.slots) {
-    if (slot < 0) {
-      message.decisions.push_back({std::make_shared<const Response>(std::move(*full++)), false});
-    } else {
-      Response placeholder;
-      placeholder.slot = slot;
-      message.decisions.push_back({std::make_shared<const Response>(std::move(placeholder)), true});
-    }
-  }
-  if (message.in_ledger) {
-    set->accord->lists.push_back(std::move(message));
-  } else {
-    follow(*set, message);
-  }
-}
-
 // --- step 2: what callers submitted ---------------------------------------------------------------------------------
 
 bool Cycle::announce(bool flush) {
+  Clock::time_point since;
   std::vector<Entry> entries =
-      shared_.queue.take(flush, shared_.config.fusion_threshold, patience_);
+      shared_.queue.take(flush, shared_.config.fusion_threshold, patience_, &since);
+  if (!entries.empty()) {
+    shared_.timeline.announcing();
+    shared_.usage.taken(entries, since);
+  }
   for (Entry& entry : entries) admit(std::move(entry));
   bool any = !entries.empty();
   any = resume_removals() || any;
@@ -240,7 +204,7 @@ void Cycle::announce_pending(ProcessSet& set) {
     if (found == set.pending.end() || found->second.announced) continue;
     Pending& pending = found->second;
     pending.announced = true;
-    shared_.recorder.reached(pending.entry.completion->record, Stage::kAnnounced);
+    shared_.reached({&pending.entry, 1}, Stage::kAnnounced);
     const auto slot = set.cache.find(*pending.entry.request);
     pending.by_slot = slot.has_value();
     if (slot) {
@@ -257,6 +221,7 @@ void Cycle::announce_pending(ProcessSet& set) {
 // --- steps 3 and 4: decide, and follow what was decided -------------------------------------------------------------
 
 bool Cycle::coordinate() {
+  if (said_goodbye_) return false;  // the others know that nothing more is decided here
   bool any = false;
   for_each_set([&](ProcessSet& set) {
     if (set.coordinator && set.coordinator->has_decisions()) any = send_decisions(set) || any;
@@ -277,6 +242,7 @@ bool Cycle::send_decisions(ProcessSet& set) {
       return false;
     }
   }
+  list.last = set.coordinator->take_last();
   list.decisions = set.coordinator->collect();
   if (list.in_ledger) {
     std::vector<std::uint64_t> keys;
@@ -301,6 +267,7 @@ bool Cycle::send_decisions(ProcessSet& set) {
 void Cycle::follow(ProcessSet& set, const ResponseList& list) {
   const SetId id = set.id;
   ++set.seen;
+  came_last(set, list.last, list.decisions.size());
   std::vector<ResponsePtr> responses;
   std::vector<Agreed> agreed;
   responses.reserve(list.decisions.size());
@@ -310,6 +277,7 @@ void Cycle::follow(ProcessSet& set, const ResponseList& list) {
     const bool failed = !response->error.ok();
     agreed.push_back({response->request, response->contributors, failed, response->divisor});
     if (set.accord) go_by_message(set, set.accord->withdraw(*response->request, failed));
+    if (!failed) check_mine(set, *response);
   }
   for (const std::vector<std::uint32_t>& places : plan_fusion(
            agreed, shared_.config.fusion_threshold, static_cast<int>(set.members->size()))) {
@@ -326,6 +294,7 @@ ResponsePtr Cycle::remember(ProcessSet& set, const Decision& decision) {
   if (decision.hit) return set.cache.at(static_cast<std::uint32_t>(decision.response->slot));
   const Response& response = *decision.response;
   if (response.slot < 0) return decision.response;
+  HVD_CHECK(static_cast<std::size_t>(response.slot) < shared_.config.cache_capacity);
   const auto mine = set.pending.find(response.request->name);
   const std::string lost = set.cache.put(
       static_cast<std::uint32_t>(response.slot), decision.response,
@@ -346,7 +315,7 @@ Entry Cycle::take_entry(ProcessSet& set, const std::string& name) {
   if (found == set.pending.end()) return take_held_removal(set.id, name);
   Entry entry = std::move(found->second.entry);
   set.pending.erase(found);
-  shared_.recorder.reached(entry.completion->record, Stage::kAgreed);
+  shared_.reached({&entry, 1}, Stage::kAgreed);
   return entry;
 }
 
@@ -354,7 +323,12 @@ Entry Cycle::take_entry(ProcessSet& set, const std::string& name) {
 void Cycle::follow_fused(ProcessSet& set, const ResponsePtr& first, FusedOp fused) {
   std::vector<Entry> entries;
   entries.reserve(fused.parts.size());
-  for (const Agreed& part : fused.parts) entries.push_back(take_entry(set, part.request->name));
+  bool all_mine = true;
+  for (const Agreed& part : fused.parts) {
+    entries.push_back(take_entry(set, part.request->name));
+    all_mine = all_mine && entries.back().request;
+  }
+  if (!all_mine && first->error.ok()) check_absence(set, *first, entries);
   const OpKind kind = first->request->kind;
   if (!first->error.ok()) {
     if (entries[0].request) finish(entries, first->error);
@@ -367,8 +341,16 @@ void Cycle::follow_fused(ProcessSet& set, const ResponsePtr& first, FusedOp fuse
   }
 }
 
+void Cycle::came_last(const ProcessSet& set, int member, std::size_t operations) {
+  const std::size_t members = set.members->size();
+  if (members == 1 || member < 0) return;
+  HVD_CHECK(static_cast<std::size_t>(member) < members);
+  shared_.usage.came_last((*set.members)[static_cast<std::size_t>(member)], operations);
+}
+
 void Cycle::execute(ProcessSet& set, FusedOp fused, std::vector<Entry> entries) {
   ++shared_.counters.fused_ops;
+  shared_.usage.moves(fused.first().kind, payload_of(fused, entries), set.members->size());
   if (fused.first().arena != 0) ++shared_.counters.arena_ops;
   executor_.enqueue(set, std::move(fused), std::move(entries));
 }

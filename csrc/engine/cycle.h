@@ -15,9 +15,11 @@
 
 #include "engine/deadlock.h"
 #include "engine/executor.h"
+#include "engine/heartbeat.h"
 #include "engine/messages.h"
 #include "engine/process_set.h"
 #include "engine/shared_state.h"
+#include "engine/stall.h"
 #include "transport/transport.h"
 
 namespace hvdlite::engine {
@@ -29,6 +31,7 @@ inline constexpr const char* kShutDownHere = "this rank has shut down. Horovod h
 // What the token holder may expect after a pass that did nothing.
 struct Outlook {
   bool moving_data = false;    // operations are in flight
+  bool gpu_at_work = false;    // a GPU has not done all it was given
   bool negotiating = false;    // something submitted here is not agreed
   bool watching = false;       // a deadlock is being looked into
   base::microseconds idle{0};  // how long nothing has happened
@@ -44,6 +47,8 @@ class Cycle {
   // so every time.
   bool pass(bool flush, bool thorough);
   Outlook outlook() const;
+  // When anything last happened.
+  base::Clock::time_point moved_at() const { return moved_at_; }
 
   // Leaving: fails what is not agreed and says goodbye, false if that has to be tried again; true once agreed operations are
   // done and all messages have left.
@@ -85,6 +90,9 @@ class Cycle {
   void wake_members(const ProcessSet& set);
   bool keep_ledger(ProcessSet& set);
   bool read_ledger(ProcessSet& set);
+  bool read_ledger(ProcessSet& set, std::vector<Entry>& taken);
+  void take_agreed(ProcessSet& set, const Ledger::Entry& entry, std::vector<Agreed>& agreed,
+                   std::vector<Entry>& taken);
   static Agreed agreed_in_ledger(const ProcessSet& set, const RequestPtr& request,
                                  int contributors);
   void fuse_and_execute(ProcessSet& set, const std::vector<Agreed>& agreed,
@@ -98,9 +106,13 @@ class Cycle {
   void handle(int source, Failure& message);
   void handle(int source, FailureSeen& message);
   void handle(int source, Goodbye& message);
+  void handle(int source, GoodbyeSeen& message);
   void handle(int source, BlockedReport& message);
   void handle(int source, Probe& message);
   void handle(int source, Verdict& message);
+  void handle(int source, Alive& message);
+  void handle(int source, Inquiry& message);
+  void handle(int source, Whereabouts& message);
 
   void send(int peer, const Message& message);
   void send_to_all(const Message& message);
@@ -127,13 +139,20 @@ class Cycle {
   void keep_for_later(SetId id, int source, const Message& message);
   void admit(Entry entry);
   void announce_pending(ProcessSet& set);
+  bool has_joined(const ProcessSet& set) const;
+  void check_mine(const ProcessSet& set, const Response& response) const;
+  void check_absence(const ProcessSet& set, const Response& first, std::span<const Entry> entries);
   ResponsePtr remember(ProcessSet& set, const Decision& decision);
   void follow_fused(ProcessSet& set, const ResponsePtr& first, FusedOp fused);
   bool send_decisions(ProcessSet& set);
+  // The set's members are about to agree on so many operations, as this member has come to ask for them; -1: nobody has.
+  void came_last(const ProcessSet& set, int member, std::size_t operations);
   void execute(ProcessSet& set, FusedOp fused, std::vector<Entry> entries);
   Entry take_entry(ProcessSet& set, const std::string& name);
   void settle_without_data(const Response& response, Entry& entry);
   SetId create_set(const std::vector<std::int64_t>& ranks);
+  // What came for a set of this epoch before this rank knew of it.
+  void handle_early(std::uint32_t epoch);
   void remove_set(std::int32_t id);
   bool hold_removal(Entry& entry);
   bool resume_removals();
@@ -144,18 +163,32 @@ class Cycle {
   // All entries of this rank that the set has not agreed on.
   static std::vector<Entry> take_pending(ProcessSet& set);
   void fail_pending(ProcessSet& set, const base::Status& why);
+  void fail_undecided(ProcessSet& set, const base::Status& why);
+  void goodbye_was_seen(int coordinator);
   void finish(std::span<const Entry> entries, const base::Status& status);
   void fail(const Entry& entry, const base::Status& status);
-  void reached(std::span<const Entry> entries, FlightRecorder::Stage stage);
   // end_all with the first cause, which is told to the user.
   void fail_all(const base::Status& why);
   void engine_failed(base::ErrorCode code, const std::string& text);
   void peer_failed(int rank, const std::string& text);
   void look_for_lost_peers();
+  // Other hosts (other_hosts.cc).
+  void begin_heartbeat();
+  void keep_in_touch(base::Clock::time_point now);
+  void host_lost(int host);
+  void tell_other_hosts(int lost, const std::string& how);
   void report_if_blocked(base::Clock::time_point now);
   BlockedReport blocked_report();
   std::uint64_t version() const;
   void act_on_deadlocks(base::Clock::time_point now);
+
+  // Stalls.
+  std::unique_ptr<StallInspector> make_inspector();
+  void inspect_stalls(base::Clock::time_point now);
+  std::vector<Stalled> stalled(base::Clock::time_point now);
+  template <typename Visit>
+  void for_each_unfinished(Visit visit) const;
+  void answer_inquiries(base::Clock::time_point now);
 
   transport::Transport& transport_;
   SharedState& shared_;
@@ -175,16 +208,29 @@ class Cycle {
   std::map<std::uint32_t, std::vector<std::pair<int, Message>>> early_;  // by epoch
   std::set<int> left_;
   std::set<int> failure_unseen_;
+  std::set<int>
+      goodbye_unseen_;  // coordinators that may have decided what this rank, leaving, still waits for
   bool said_goodbye_ = false;
   std::uint64_t seen_activity_ = 0;
   base::Clock::time_point moved_at_ = base::Clock::now();
 
   std::unique_ptr<DeadlockDetector> detector_;  // on rank 0
+  std::unique_ptr<Heartbeat> heartbeat_;        // on leaders of hosts, where there are several
+  std::vector<std::uint64_t> received_;         // from each rank, when last looked
   base::Clock::time_point last_watch_;
   base::Clock::time_point blocked_since_;
   std::uint64_t blocked_version_ = 0;
   bool blocked_ = false;
   bool reported_ = false;
+
+  // A question about a stall whose answer waits for the watchdog.
+  struct Unanswered {
+    int rank = 0;
+    base::Clock::time_point until;
+    Whereabouts answer;
+  };
+  std::unique_ptr<StallInspector> inspector_;  // unless it is switched off, or the rank alone
+  std::vector<Unanswered> unanswered_;
 };
 
 }  // namespace hvdlite::engine

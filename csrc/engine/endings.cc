@@ -29,7 +29,7 @@ void Cycle::fail(const Entry& entry, const Status& status) {
 
 // Those without a request are not ours.
 void Cycle::finish(std::span<const Entry> entries, const Status& status) {
-  reached(entries, status.ok() ? Stage::kDone : Stage::kFailed);
+  shared_.reached(entries, status.ok() ? Stage::kDone : Stage::kFailed);
   shared_.queue.forget(entries);
   std::int64_t ended = 0;
   for (const Entry& entry : entries) {
@@ -47,19 +47,16 @@ void Cycle::finish(std::span<const Entry> entries, const Status& status) {
   shared_.event.bump();
 }
 
-void Cycle::reached(std::span<const Entry> entries, Stage stage) {
-  for (const Entry& entry : entries) {
-    if (entry.request) shared_.recorder.reached(entry.completion->record, stage);
-  }
-}
-
-void Cycle::handle(int source, Goodbye&) {
+void Cycle::handle(int source, Goodbye& message) {
   // What the leaver took part in, and the lists it sent, come before its leaving.
   for_each_set([&](ProcessSet& set) {
     if (set.accord && set.accord->ledger().exists()) read_ledger(set);
   });
+  // What is decided with the leaver it has to learn, while it still counts as one who is told.
+  coordinate();
   left_.insert(source);
   failure_unseen_.erase(source);
+  if (heartbeat_) heartbeat_->forget(source);
   if (detector_) detector_->report(source, BlockedReport{});
   const Status why = {
       ErrorCode::kAborted,
@@ -76,6 +73,20 @@ void Cycle::handle(int source, Goodbye&) {
       fail_pending(*set, why);
     }
   }
+  if (message.answer) send(source, GoodbyeSeen{});
+  goodbye_was_seen(source);
+}
+
+void Cycle::handle(int source, GoodbyeSeen&) { goodbye_was_seen(source); }
+
+// Its lists came before this: what it has not decided with this rank by now it never will.
+void Cycle::goodbye_was_seen(int coordinator) {
+  if (goodbye_unseen_.erase(coordinator) == 0) return;
+  for (auto& [id, set] : sets_) {
+    if (set->coordinator_rank() == coordinator) {
+      fail_pending(*set, {ErrorCode::kAborted, kShutDownHere});
+    }
+  }
 }
 
 // Leaving. What the others have not agreed to can never complete here.
@@ -86,13 +97,29 @@ bool Cycle::say_goodbye() {
   const Status why = {ErrorCode::kAborted, kShutDownHere};
   finish(shared_.queue.take(true, 0, {}), why);
   finish(std::exchange(held_removals_, {}), why);
-  for (auto& [id, set] : sets_) fail_pending(*set, why);
+  // What was announced may be decided already, and then the others wait for this rank's part in it.
+  for (auto& [id, set] : sets_) {
+    if (!set->is_member()) continue;
+    const int coordinator = set->coordinator_rank();
+    if (coordinator == transport_.rank() || left_.contains(coordinator)) {
+      fail_pending(*set, why);
+    } else {
+      fail_undecided(*set, why);
+      if (!set->pending.empty()) goodbye_unseen_.insert(coordinator);
+    }
+  }
   transport_.announce_leaving();
-  send_to_all(Goodbye{});
+  for (int peer = 0; peer < transport_.size(); ++peer) {
+    if (peer == transport_.rank() || left_.contains(peer)) continue;
+    send(peer, Goodbye{goodbye_unseen_.contains(peer)});
+  }
   return true;
 }
 
-bool Cycle::drained() { return executor_.idle() && transport_.messages_flushed(); }
+bool Cycle::drained() {
+  return goodbye_unseen_.empty() && executor_.idle() && executor_.settled() &&
+         transport_.messages_flushed();
+}
 
 void Cycle::handle(int source, Failure& message) {
   peer_failed(source, message.cause);
@@ -136,6 +163,17 @@ std::vector<Entry> Cycle::take_pending(ProcessSet& set) {
   return entries;
 }
 
+// What no other rank has heard of, so that it cannot be decided.
+void Cycle::fail_undecided(ProcessSet& set, const Status& why) {
+  decltype(set.pending) announced;
+  for (auto at = set.pending.begin(); at != set.pending.end();) {
+    const auto entry = at++;
+    if (entry->second.announced) announced.insert(set.pending.extract(entry));
+  }
+  fail_pending(set, why);
+  set.pending = std::move(announced);
+}
+
 void Cycle::fail_pending(ProcessSet& set, const Status& why) {
   for (Entry& entry : take_pending(set)) {
     finish({&entry, 1}, {why.code, describe(*entry.request) + ": " + why.message});
@@ -154,7 +192,7 @@ void Cycle::fail_all(const Status& why) {
 }
 
 void Cycle::end_all(const Status& why) {
-  executor_.park_all(why);
+  executor_.park_all(why, shared_.failure.happened());
   for (auto& [id, set] : sets_) finish(take_pending(*set), why);
   finish(std::exchange(held_removals_, {}), why);
   finish(shared_.queue.take(true, 0, {}), why);

@@ -26,6 +26,8 @@ constexpr microseconds kSleepIdleNoBell{5'000};
 constexpr microseconds kSleepNegotiating{10'000};
 constexpr microseconds kSleepNegotiatingNoBell{200};
 constexpr microseconds kSleepMovingData{200};
+// NCCL's errors are looked for this often while the GPU is at work.
+constexpr microseconds kSleepGpu{2'000};
 constexpr microseconds kFirstSleep{20};
 // Without a bell a long wait is a wait for a slow rank: to look less often by this share of the time waited is not felt.
 constexpr double kPatience = 0.04;
@@ -85,7 +87,8 @@ Engine::Engine(std::unique_ptr<transport::Transport> transport, Topology topolog
     : transport_(std::move(transport)),
       topology_(topology),
       shared_(config,
-              base::Logger(config.log_level, config.log_timestamps, topology.rank, topology.size)),
+              base::Logger(config.log_level, config.log_timestamps, topology.rank, topology.size),
+              TimelineOwner{topology.rank, topology.size}),
       waiting_(waiting),
       cycle_(*transport_, shared_, selection_of(config, waiting)),
       fork_canary_(make_fork_canary()) {
@@ -123,17 +126,44 @@ bool Engine::poll(std::int64_t handle) const {
   return true;
 }
 
+void Engine::order(std::int64_t handle, void* stream) const {
+  const Batch batch = shared_.handles.find(handle);
+  const device::Event* last = nullptr;  // tensors that were fused share one
+  for (std::size_t i = 0; i < batch.size; ++i) {
+    if (!batch[i].is_done()) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  "the operations have not ended yet; wait for them first");
+    }
+    const device::Event* event = batch[i].event.get();
+    if (event == nullptr || event == last) continue;
+    if (shared_.failure.happened()) {
+      const base::Status first = shared_.failure.status();
+      throw Error(first.code, first.message);
+    }
+    event->order(static_cast<device::cuda::Stream>(stream));
+    last = event;
+  }
+}
+
 bool Engine::wait(std::int64_t handle, microseconds limit) {
   require_usable();
   const Batch batch = shared_.handles.find(handle);
-  const Clock::time_point deadline = Clock::now() + limit;
-  for (std::size_t i = 0; i < batch.size; ++i) {
-    if (!batch[i].is_done() && !wait_for(batch.at(i), deadline)) return false;
+  const Clock::time_point start = Clock::now();
+  const std::int64_t moving_before = shared_.usage.moving(start);
+  Clock::time_point ended = start;
+  bool done = true;
+  for (std::size_t i = 0; i < batch.size && done; ++i) {
+    if (batch[i].is_done()) continue;
+    const Timeline::Waiting waiting(shared_.timeline, batch[i].record);
+    done = wait_for(batch.at(i), start + limit, &ended);
   }
-  return true;
+  shared_.usage.blocked(start, done ? ended : Clock::now(), moving_before);
+  return done;
 }
 
-bool Engine::wait_for(const CompletionPtr& completion, Clock::time_point deadline) {
+bool Engine::wait_for(const CompletionPtr& completion, Clock::time_point deadline,
+                      Clock::time_point* ended) {
+  bool drove = false;  // to the end, so that the cycle knows when that was
   waiting_callers_.fetch_add(1, std::memory_order_seq_cst);
   shared_.waits.enter(completion);
   while (!completion->is_done() && !closed_.load(std::memory_order_acquire) &&
@@ -141,6 +171,8 @@ bool Engine::wait_for(const CompletionPtr& completion, Clock::time_point deadlin
     const std::uint32_t seen = shared_.event.value();
     if (try_take_token()) {
       drive(completion, deadline);
+      drove = completion->is_done();
+      if (drove) *ended = cycle_.moved_at();
       give_token_back();
     } else if (!completion->is_done()) {
       transport_->ring(transport_->rank());  // whoever drives shall look at what we wait for
@@ -148,13 +180,13 @@ bool Engine::wait_for(const CompletionPtr& completion, Clock::time_point deadlin
       shared_.event.wait(seen, std::min(rest, kStandAside));
     }
   }
+  if (!drove) *ended = Clock::now();
   shared_.waits.leave(completion->is_done());
   const bool others_wait = waiting_callers_.fetch_sub(1, std::memory_order_seq_cst) > 1;
   // What is left is the engine thread's again.
   const Counters& counters = shared_.counters;
-  const bool work_left = counters.submitted.load(std::memory_order_relaxed) !=
-                         counters.completed.load(std::memory_order_relaxed) +
-                             counters.failed.load(std::memory_order_relaxed);
+  const bool work_left =
+      counters.submitted.load(std::memory_order_relaxed) != counters.completed + counters.failed;
   if (!others_wait && work_left) kick_.bump();
   if (!completion->is_done() && closed_.load(std::memory_order_acquire)) {
     throw Error(ErrorCode::kAborted, kShutDownHere);
@@ -225,6 +257,7 @@ microseconds Engine::sleep_limit(const Outlook& outlook) const {
                              : std::clamp(patient, kSleepNegotiatingNoBell, kSleepIdleNoBell);
   }
   // A message under way may need both sides' progress without either ringing.
+  if (outlook.gpu_at_work) limit = std::min(limit, kSleepGpu);
   if (outlook.moving_data) limit = kSleepMovingData;
   if (outlook.moving_data || !bells_reach_all_) limit = std::min(limit, grown);
   if (outlook.due.count() > 0) limit = std::min(limit, outlook.due);
@@ -325,14 +358,21 @@ void Engine::drive_until(bool (Engine::*done)(), double seconds) {
 
 void Engine::shutdown() {
   if (shut_down_.exchange(true)) return;
+  shared_.watchdog.close();
   if (!usable_in_this_process()) {
     thread_.detach();  // it does not exist here
+    shared_.timeline.abandon();
     return;
   }
   waiting_callers_.fetch_add(1,
                              std::memory_order_seq_cst);  // the engine thread stands aside for good
   take_token_or_wait();
-  drive_until(&Engine::drained, shared_.config.failure_linger);
+  // The others count on this rank for what is agreed, so the limit is for standing still.
+  std::uint64_t moved = 0;
+  do {
+    moved = transport_->activity();
+    drive_until(&Engine::drained, shared_.config.failure_linger);
+  } while (!drained() && !shared_.failure.happened() && transport_->activity() != moved);
   if (!shared_.failure.happened()) drive_until(&Engine::said_goodbye, kFlushSeconds);
   drive_until(&Engine::drained, kFlushSeconds);
   cycle_.end_all({ErrorCode::kAborted, kShutDownHere});
@@ -345,6 +385,8 @@ void Engine::shutdown() {
   transport_->ring(transport_->rank());
   thread_.join();
   cycle_.close();
+  shared_.timeline.stop();
+  shared_.devices.close();
   shared_.arenas->close();
   shared_.outputs->close();
 }

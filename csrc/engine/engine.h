@@ -16,6 +16,7 @@
 #include <thread>
 
 #include "engine/cycle.h"
+#include "engine/device_memory.h"
 #include "engine/interner.h"
 #include "engine/prepared.h"
 #include "engine/shared_state.h"
@@ -57,16 +58,24 @@ class Engine {
   // Submits a prepared group in place and gives one handle for it. absent[i]: this rank has no value for request i, but
   // takes the result (empty: it has all). Throws as submit.
   std::int64_t submit_prepared(std::int64_t id, std::span<void* const> data,
-                               std::span<const bool> absent, bool wake);
+                               std::span<const bool> absent, void* stream, bool wake);
   void release_prepared(std::int64_t id) { prepared_.release(id); }
   bool poll(std::int64_t handle) const;
   // True when all behind the handle is done. A caller drives progress meanwhile.
   bool wait(std::int64_t handle, base::microseconds limit);
+  // What the CUDA stream does from now on comes after the operations behind the handle, which are done. Throws the engine's
+  // failure, if there was one: what it cut short has left garbage.
+  void order(std::int64_t handle, void* stream) const;
   Batch completions(std::int64_t handle) const { return shared_.handles.find(handle); }
   void release(std::int64_t handle) { shared_.handles.release(handle); }
 
   // Memory for a result of a caller's own making; it may outlive the engine.
   OutputCache::Block new_output(std::size_t bytes) const;
+  // The same on a GPU, usable in the order of a stream.
+  device::Buffer new_gpu_output(int gpu, std::size_t bytes, void* stream);
+  // The GPU on which an address is, -1 for host memory; for null the one that this rank would take by its place on the host.
+  int gpu_of_address(const void* address);
+  device::GpuPtr gpu(int ordinal) { return shared_.devices.device(ordinal).gpu; }
 
   void shutdown();
   void publish_failure(const std::string& cause);
@@ -74,8 +83,19 @@ class Engine {
   std::string flight_record() const {
     return shared_.recorder.text(shared_.config.flight_recorder_size);
   }
+  // A trace of this rank's operations. Error(InvalidArgument) if the file cannot be made.
+  void start_timeline(const std::string& path, std::size_t max_bytes, bool cycles) {
+    require_accepting();
+    shared_.timeline.start(path, max_bytes, cycles);
+  }
+  void stop_timeline() { shared_.timeline.stop(); }
+  // Where the binding's thread waits until another rank asks where this one is.
+  Watchdog& watchdog() { return shared_.watchdog; }
+  void excuse(double seconds) { shared_.excuse.set(seconds); }
   const Counters& counters() const { return shared_.counters; }
+  const Usage& usage() const { return shared_.usage; }
   const SetDirectory& sets() const { return shared_.sets; }
+  device::Devices& devices() { return shared_.devices; }
   // This rank's part of an arena for a process set, zero, with its pages reserved. Error(InvalidArgument) for a set that this
   // rank is not in, Error(Unsupported) if its members cannot share memory of that kind ("memfd" or "shm"), Error(System) if
   // the machine has not got the memory.
@@ -94,17 +114,19 @@ class Engine {
 
   void require_accepting() const;
   SetDirectory::Info set_of(const RequestView& view) const;
-  RequestPtr check(const RequestView& view, const SetDirectory::Info& set) const;
+  RequestPtr check(const RequestView& view, const SetDirectory::Info& set);
   // The arena that the view names, which gets the tensor's offset there; a tensor of no bytes lies in none.
   std::shared_ptr<const transport::Arena> locate(RequestView& view, const SetDirectory::Info& set,
                                                  const void* input, const void* output) const;
-  PreparedGroup::Asked ask(const RequestView& view, const SetDirectory::Info& set) const;
-  static void check_memory(const Request& request, const void* input, const void* output);
+  PreparedGroup::Asked ask(const RequestView& view, const SetDirectory::Info& set);
+  void check_memory(const Request& request, const void* input, const void* output);
   void intern(std::span<const Submission> submissions, std::span<Entry> entries);
   void submit_named(std::span<const Submission> submissions, bool wake, std::int64_t* handles,
                     std::unique_ptr<Watcher> watcher);
   void enqueue(std::span<Entry> entries, bool wake);
-  bool wait_for(const CompletionPtr& completion, base::Clock::time_point deadline);
+  // Until then; *ended: when it ended, if it is done.
+  bool wait_for(const CompletionPtr& completion, base::Clock::time_point deadline,
+                base::Clock::time_point* ended);
   void run();
   bool try_take_token() { return !token_.exchange(true, std::memory_order_acquire); }
   void give_token_back();
@@ -124,6 +146,7 @@ class Engine {
   SharedState shared_;
   std::mutex interning_;
   Interner interner_;
+  KnownAddresses known_addresses_;
   PreparedGroups prepared_;
   const base::Waiting waiting_;
   bool bells_reach_all_ = true;

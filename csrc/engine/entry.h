@@ -8,6 +8,8 @@
 #include <memory>
 #include <vector>
 
+#include "device/buffers.h"
+#include "device/gpu.h"
 #include "engine/output_cache.h"
 #include "engine/request.h"
 #include "transport/arena.h"
@@ -20,6 +22,11 @@ struct Output {
   std::vector<std::int64_t> received_splits;  // alltoall
   std::size_t bytes = 0;
   OutputCache::Block block;
+  device::Buffer
+      gpu_block;  // instead, if the input lies on a GPU; free once the operation's event has come
+  std::int32_t device = -1;
+
+  void* data() const { return device < 0 ? block.data() : gpu_block.data(); }
 };
 
 // Who wants to know when all operations of one submission have ended. Deleted when told.
@@ -35,9 +42,11 @@ struct Completion {
   std::atomic<std::uint32_t> done{0};
   std::int32_t contributors = 0;
   std::int32_t value = -1;  // join: last rank; add_process_set: the new id
+  std::uint8_t usage = 0;   // the token holder's: where Usage counts it
   std::unique_ptr<const base::Status> failure;
   std::unique_ptr<Output> output;
   Watcher* watcher = nullptr;
+  device::EventPtr event;  // of GPU memory: after it the GPU has done what was handed to it
 
   bool is_done() const { return done.load(std::memory_order_acquire) != 0; }
 };
@@ -50,6 +59,7 @@ struct Entry {
   void* output = nullptr;
   CompletionPtr completion;
   std::shared_ptr<const transport::Arena> arena;  // the request's, if it names one
+  device::EventPtr ready;  // of GPU memory: after it the input may be read and the output written
 };
 
 }  // namespace hvdlite::engine

@@ -12,46 +12,65 @@ constexpr std::size_t kMaxRunningBytes = std::size_t{256} << 20;
 // Tag layout, from the low end: channel, operation number (modulo), process set.
 constexpr int kSetBits = 10;
 
-// An error below names no operation; with it the user learns where the job was.
-template <typename F>
-void naming(const Operation& operation, F work) {
-  try {
-    work();
-  } catch (const base::Error& error) {
-    throw base::Error(error.code(), describe(operation.first_request()) + ": " + error.what());
-  }
-}
-
-std::shared_ptr<const ProcessSet> describe_set(const ProcessSet& set) {
+// Without the channels, which must go with the set.
+std::shared_ptr<ProcessSet> describe_members(const ProcessSet& set) {
   auto copy = std::make_shared<ProcessSet>();
   copy->id = set.id;
   copy->members = set.members;
   copy->index = set.index;
+  return copy;
+}
+
+std::shared_ptr<const ProcessSet> describe_set(const ProcessSet& set) {
+  auto copy = describe_members(set);
   copy->channel = set.channel;
   copy->second_channel = set.second_channel;
   copy->hosts = set.hosts;
   return copy;
 }
 
+// Forced algorithms are for host memory: among messages the size decides.
+collectives::Selection by_messages(const collectives::Selection& selection) {
+  collectives::Selection result;
+  result.deterministic = selection.deterministic;
+  result.recursive_doubling_max_bytes = selection.recursive_doubling_max_bytes;
+  result.tuning = selection.tuning;
+  return result;
+}
+
 }  // namespace
 
 Executor::Executor(transport::Transport& transport, collectives::Selection selection,
-                   OutputCache& outputs, std::size_t pool_bytes, Started started, Finished finished)
+                   SharedState& shared, std::size_t pool_bytes, Started started, Finished finished)
     : transport_(transport),
       selection_(std::move(selection)),
-      outputs_(outputs),
+      by_messages_(by_messages(selection_)),
+      shared_(shared),
       pool_(pool_bytes),
       started_(std::move(started)),
-      finished_(std::move(finished)) {}
+      finished_(std::move(finished)),
+      watcher_([this] { transport_.ring(transport_.rank()); }),
+      device_context_{{transport_, shared_.devices, shared_.config, shared_.log, by_messages_},
+                      shared_,
+                      pool_,
+                      watcher_,
+                      started_,
+                      finished_} {}
 
 Executor::~Executor() { close(false); }
 
 void Executor::close(bool memory_is_free) {
-  if (!memory_is_free && !parked_.empty()) {
+  watcher_.stop();
+  for (auto& [id, lane] : device_lanes_) lane->finish();
+  device_lanes_.clear();
+  ending_.clear();
+  if (!memory_is_free && !(parked_.empty() && parked_lanes_.empty())) {
     // Leaked on purpose: a transfer may still be under way into or out of them.
     [[maybe_unused]] const auto* leaked = new auto(std::move(parked_));
+    [[maybe_unused]] const auto* lanes = new auto(std::move(parked_lanes_));
   }
   parked_.clear();
+  parked_lanes_.clear();
 }
 
 std::uint32_t Executor::next_tag(ProcessSet& set) const {
@@ -62,9 +81,45 @@ std::uint32_t Executor::next_tag(ProcessSet& set) const {
 }
 
 void Executor::enqueue(ProcessSet& set, FusedOp fused, std::vector<Entry> entries) {
+  if (fused.first().on_gpu()) {
+    DeviceLane& lane = device_lane(set, entries);
+    lane.enqueue(std::move(fused), std::move(entries), next_tag(set));
+    return;
+  }
   Lane& lane = lanes_[set.id];
   if (!lane.set) lane.set = describe_set(set);
   lane.waiting.push_back({std::move(fused), std::move(entries), next_tag(set)});
+}
+
+// The first operation on a GPU, which comes at the same place on all members, makes it.
+DeviceLane& Executor::device_lane(ProcessSet& set, const std::vector<Entry>& entries) {
+  auto lane = device_lanes_.find(set.id);
+  if (lane == device_lanes_.end()) {
+    std::array<std::uint32_t, DeviceLink::kTags> tags{};
+    for (std::uint32_t& tag : tags) tag = next_tag(set);
+    const auto own =
+        std::ranges::find_if(entries, [](const Entry& entry) { return entry.request != nullptr; });
+    const int home = own != entries.end() ? own->request->device : -1;
+    auto made = std::make_unique<DeviceLane>(device_context_, describe_members(set), tags, home);
+    lane = device_lanes_.emplace(set.id, std::move(made)).first;
+  }
+  return *lane->second;
+}
+
+bool Executor::idle() const {
+  return lanes_.empty() &&
+         std::ranges::all_of(device_lanes_, [](const auto& lane) { return lane.second->idle(); });
+}
+
+bool Executor::idle(SetId set) const {
+  const auto found = device_lanes_.find(set);
+  return !lanes_.contains(set) && (found == device_lanes_.end() || found->second->idle());
+}
+
+bool Executor::settled() const {
+  return ending_.empty() && std::ranges::all_of(device_lanes_, [](const auto& lane) {
+           return lane.second->settled();
+         });
 }
 
 bool Executor::advance() {
@@ -75,7 +130,24 @@ bool Executor::advance() {
     const bool empty = lane->second.waiting.empty() && lane->second.running.empty();
     lane = empty ? lanes_.erase(lane) : std::next(lane);
   }
+  if (!device_lanes_.empty() || !ending_.empty()) moved = advance_devices() || moved;
   return moved;
+}
+
+bool Executor::advance_devices() {
+  bool moved = false;
+  for (auto& [id, lane] : device_lanes_) moved = lane->advance() || moved;
+  for (auto& lane : ending_) moved = lane->advance() || moved;
+  std::erase_if(ending_, [](const auto& lane) { return lane->settled(); });
+  return moved;
+}
+
+void Executor::forget(SetId set) {
+  const auto found = device_lanes_.find(set);
+  if (found == device_lanes_.end()) return;
+  found->second->finish();
+  ending_.push_back(std::move(found->second));
+  device_lanes_.erase(found);
 }
 
 bool Executor::start(Lane& lane) {
@@ -88,11 +160,12 @@ bool Executor::start(Lane& lane) {
     const collectives::Comm comm(
         transport_, lane.set->members, lane.set->index, next.tag, lane.set->id,
         {lane.set->channel.get(), lane.set->second_channel.get(), lane.set->hosts.get()});
-    lane.running.push_back(
-        std::make_unique<Operation>(std::move(next.fused), std::move(next.entries)));
-    lane.running_bytes += lane.running.back()->bytes();
+    lane.running.push_back(std::make_unique<HostOperation>(
+        std::move(next.fused), std::move(next.entries), comm,
+        HostOperation::Context{*lane.set, pool_, *shared_.outputs, selection_}));
     Operation& operation = *lane.running.back();
-    naming(operation, [&] { operation.start(comm, *lane.set, pool_, outputs_, selection_); });
+    lane.running_bytes += operation.bytes();
+    naming(operation.first_request(), [&] { operation.start(); });
     started = true;
   }
   return started;
@@ -102,7 +175,7 @@ bool Executor::step(Lane& lane) {
   bool finished = false;
   for (auto operation = lane.running.begin(); operation != lane.running.end();) {
     bool done = false;
-    naming(**operation, [&] { done = (*operation)->advance(); });
+    naming((*operation)->first_request(), [&] { done = (*operation)->advance(); });
     if (!done) {
       ++operation;
       continue;
@@ -115,13 +188,10 @@ bool Executor::step(Lane& lane) {
   return finished;
 }
 
-void Executor::park_all(const base::Status& why) {
+void Executor::park_all(const base::Status& why, bool lost) {
   for (auto& [id, lane] : lanes_) {
     for (auto& operation : lane.running) {
-      for (const Entry& entry : operation->entries()) {
-        // The memory stays with the parked operation: the transport may still write to it.
-        if (entry.request && entry.completion->output) entry.completion->output->block.abandon();
-      }
+      operation->abandon();
       finished_(operation->entries(), why);
       parked_.push_back(std::move(operation));
     }
@@ -130,6 +200,15 @@ void Executor::park_all(const base::Status& why) {
     }
   }
   lanes_.clear();
+  const auto park = [&](std::unique_ptr<DeviceLane>& lane) {
+    if (!lost && lane->idle() && lane->settled()) return;
+    lane->park(why);
+    parked_lanes_.push_back(std::move(lane));
+  };
+  for (auto& [id, lane] : device_lanes_) park(lane);
+  for (auto& lane : ending_) park(lane);
+  std::erase_if(device_lanes_, [](const auto& item) { return item.second == nullptr; });
+  std::erase(ending_, nullptr);
 }
 
 }  // namespace hvdlite::engine

@@ -27,6 +27,11 @@ class FlightRecorder {
   // Numbers the entries: their completions' `record`, also their number in log lines.
   void submitted(std::span<const Entry> entries);
   void reached(std::uint64_t number, Stage stage);
+  // The number given out last; 0: none.
+  std::uint64_t newest() const {
+    const std::lock_guard lock(mutex_);
+    return next_ - 1;
+  }
   // Lines of text on the last `most` operations, oldest first.
   std::string text(std::size_t most) const;
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <string>
 #include <utility>
 
 #include "base/error.h"
@@ -17,6 +18,12 @@ constexpr std::size_t round_to_line(std::size_t bytes) { return (bytes + 63) / 6
 
 // A key of 0 marks an empty cell.
 constexpr std::uint64_t as_key(std::uint64_t hash) { return hash != 0 ? hash : 1; }
+
+// What lies in memory that several processes write is not taken on trust: a loop over it ends, an index out of it is masked.
+[[noreturn]] void damaged(const char* how) {
+  throw base::Error(base::ErrorCode::kInternal,
+                    std::string("the shared memory in which ranks agree is damaged: ") + how);
+}
 
 // Tries before the processor is offered to others, in case one of them holds the lock.
 constexpr int kTriesBeforeYield = 64;
@@ -85,7 +92,16 @@ std::uint64_t Ledger::first_sequence() const { return header_->first_sequence; }
 
 std::uint64_t Ledger::news() const { return header_->tail.load(std::memory_order_acquire); }
 
-Ledger::Entry Ledger::front() const { return entries_[read_ & (capacity_.entries - 1)]; }
+Ledger::Entry Ledger::front() const {
+  // Nobody may append what overtakes a reader.
+  if (news() - read_ > capacity_.entries) damaged("its log is longer than it can be");
+  const Entry entry = entries_[read_ & (capacity_.entries - 1)];
+  if (entry.kind > Kind::kList) damaged("its log holds an entry of no kind");
+  if (entry.by >= kMaxMembers || ((everyone_ >> entry.by) & 1) == 0) {
+    damaged("its log holds an entry of no member");
+  }
+  return entry;
+}
 
 void Ledger::pop() {
   ++read_;
@@ -93,6 +109,7 @@ void Ledger::pop() {
 }
 
 void Ledger::append(Entry entry) {
+  entry.by = static_cast<std::uint8_t>(index_);
   entries_[tail_ & (capacity_.entries - 1)] = entry;
   ++tail_;
 }
@@ -160,7 +177,7 @@ Ledger::Answer Ledger::announce(std::uint64_t hash, std::uint64_t content, bool 
     return Answer::kByMessage;
   } else if (cell->content != content) {
     cell->diverted = 1;
-    append({key, Kind::kDiverted, 0, 0, 0});
+    append({.key = key, .kind = Kind::kDiverted});
     return Answer::kByMessage;
   }
   HVD_CHECK((cell->announced & me) == 0);
@@ -169,8 +186,10 @@ Ledger::Answer Ledger::announce(std::uint64_t hash, std::uint64_t content, bool 
   if (carries) ++cell->carriers;
   if (cell->announced != everyone_) return Answer::kWaits;
   const bool carried = cell->carriers == std::popcount(everyone_);
-  append(
-      {key, Kind::kComplete, cell->contributors, carried ? std::uint16_t{1} : std::uint16_t{0}, 0});
+  append({.key = key,
+          .kind = Kind::kComplete,
+          .contributors = cell->contributors,
+          .carried = carried ? std::uint16_t{1} : std::uint16_t{0}});
   erase(cell);
   return Answer::kComplete;
 }
@@ -184,7 +203,7 @@ void Ledger::divert(std::uint64_t hash) {
     close();
   } else {
     mark_diverted(key);
-    if (told) append({key, Kind::kDiverted, 0, 0, 0});
+    if (told) append({.key = key, .kind = Kind::kDiverted});
   }
 }
 
@@ -203,14 +222,14 @@ void Ledger::append_list(std::uint64_t number, std::span<const std::uint64_t> de
     Cell* cell = find(as_key(hash));
     if (cell->key != 0) erase(cell);
   }
-  append({number, Kind::kList, 0, 0, 0});
+  append({.key = number, .kind = Kind::kList});
 }
 
 void Ledger::close() {
   if (!is_open()) return;
   header_->open.store(0, std::memory_order_relaxed);
   wipe();
-  append({0, Kind::kClosed, 0, 0, 0});
+  append({.kind = Kind::kClosed});
 }
 
 void Ledger::reopen(std::span<const std::uint64_t> keys) {
@@ -231,15 +250,20 @@ bool Ledger::is_open() const { return header_->open.load(std::memory_order_relax
 Ledger::Cell* Ledger::find(std::uint64_t key) const {
   const std::uint64_t mask = capacity_.cells - 1;
   std::uint64_t place = key & mask;
-  while (cells_[place].key != 0 && cells_[place].key != key) place = (place + 1) & mask;
-  return &cells_[place];
+  for (std::uint32_t left = capacity_.cells; left > 0; --left) {
+    if (cells_[place].key == 0 || cells_[place].key == key) return &cells_[place];
+    place = (place + 1) & mask;
+  }
+  damaged("its table has no free cell");
 }
 
 // Closes the gap: whatever lies behind and could have been found only through it moves up.
 void Ledger::erase(Cell* cell) {
   const std::uint64_t mask = capacity_.cells - 1;
   auto gap = static_cast<std::uint64_t>(cell - cells_);
+  const auto start = gap;
   for (std::uint64_t place = (gap + 1) & mask; cells_[place].key != 0; place = (place + 1) & mask) {
+    if (place == start) damaged("its table has no free cell");
     const std::uint64_t home = cells_[place].key & mask;
     if (((place - home) & mask) < ((place - gap) & mask)) continue;
     cells_[gap] = cells_[place];

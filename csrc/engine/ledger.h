@@ -34,7 +34,7 @@
 // meanwhile find out that it died.
 //
 // Thread: each member's object by the holder of that rank's progress token. Owns: nothing but its place in the log.
-// Blocks: never. Throws: nothing.
+// Blocks: never. Throws: Error(Internal) if what it reads in the shared memory cannot be.
 #pragma once
 
 #include <atomic>
@@ -66,10 +66,11 @@ class Ledger {
   std::uint64_t first_sequence() const;
 
   // --- the log ---
-  enum class Kind : std::uint16_t { kComplete, kDiverted, kClosed, kList };
+  enum class Kind : std::uint8_t { kComplete, kDiverted, kClosed, kList };
   struct Entry {
     std::uint64_t key = 0;  // of the unit; of a list its number
     Kind kind = Kind::kComplete;
+    std::uint8_t by = 0;  // the member that appended it: of a complete unit the last to ask
     std::uint16_t contributors = 0;  // of a complete unit
     std::uint16_t carried = 0;       // 1: of a complete unit: all members carried their payload
     std::uint16_t last = 0;          // 1: the last of those completed in one hold of the lock

@@ -1,6 +1,10 @@
 #include "engine/messages.h"
 
 #include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "engine/response_cache.h"
 
 namespace hvdlite::engine {
 namespace {
@@ -32,6 +36,12 @@ void put_slots(Writer& writer, const std::vector<std::uint32_t>& slots) {
 
 std::vector<std::uint32_t> get_slots(Reader& reader) {
   const auto bits = reader.get_vector<std::uint8_t>();
+  // Each bit set becomes a number: what arrives must not grow without limit on the way.
+  if (bits.size() > kMostSlots / 8) {
+    throw base::Error(base::ErrorCode::kInternal, "a control message names " +
+                                                      std::to_string(bits.size()) +
+                                                      " bytes of slots, more than there can be");
+  }
   std::vector<std::uint32_t> slots;
   for (std::uint32_t i = 0; i < bits.size() * 8; ++i) {
     if ((bits[i / 8] >> (i % 8)) & 1U) slots.push_back(i);
@@ -59,6 +69,7 @@ void get(Reader& reader, Announcement& message) {
 void put(Writer& writer, const ResponseList& message) {
   put_set(writer, message.set);
   writer.put(static_cast<std::uint8_t>(message.in_ledger));
+  writer.put(message.last);
   writer.put(static_cast<std::uint32_t>(message.decisions.size()));
   for (const Decision& decision : message.decisions) {
     writer.put(static_cast<std::int32_t>(decision.hit ? decision.response->slot : -1));
@@ -69,6 +80,7 @@ void put(Writer& writer, const ResponseList& message) {
 void get(Reader& reader, ResponseList& message) {
   message.set = get_set(reader);
   message.in_ledger = reader.get<std::uint8_t>() != 0;
+  message.last = reader.get<std::int32_t>();
   for (auto count = reader.get<std::uint32_t>(); count > 0; --count) {
     message.slots.push_back(reader.get<std::int32_t>());
     if (message.slots.back() < 0) message.responses.push_back(Response::decode(reader));
@@ -80,8 +92,15 @@ void get(Reader& reader, Failure& message) { message.cause = reader.get_string()
 
 void put(Writer&, const FailureSeen&) {}
 void get(Reader&, FailureSeen&) {}
-void put(Writer&, const Goodbye&) {}
-void get(Reader&, Goodbye&) {}
+void put(Writer& writer, const Goodbye& message) {
+  writer.put(static_cast<std::uint8_t>(message.answer));
+}
+void get(Reader& reader, Goodbye& message) { message.answer = reader.get<std::uint8_t>() != 0; }
+
+void put(Writer&, const GoodbyeSeen&) {}
+void get(Reader&, GoodbyeSeen&) {}
+void put(Writer&, const Alive&) {}
+void get(Reader&, Alive&) {}
 
 void put(Writer& writer, const BlockedReport& message) {
   writer.put(message.version);
@@ -107,7 +126,7 @@ void get(Reader& reader, BlockedReport& message) {
   for (auto count = reader.get<std::uint32_t>(); count > 0; --count) {
     OpenOperation operation;
     operation.set = get_set(reader);
-    operation.kind = static_cast<base::OpKind>(reader.get<std::uint8_t>());
+    operation.kind = reader.get_enum<base::OpKind>(base::kNumOpKinds, "kind of operation");
     operation.name = reader.get_string();
     operation.group = reader.get_string();
     operation.group_size = reader.get<std::int32_t>();
@@ -135,6 +154,74 @@ void get(Reader& reader, Verdict& message) {
     message.names.push_back(reader.get_string());
   }
   message.text = reader.get_string();
+}
+
+void put(Writer& writer, const Inquiry& message) {
+  writer.put(message.number);
+  writer.put(static_cast<std::uint8_t>(message.last));
+  writer.put(static_cast<std::uint8_t>(message.where));
+  writer.put(message.patience);
+  writer.put(static_cast<std::uint32_t>(message.operations.size()));
+  for (const Inquiry::Operation& operation : message.operations) {
+    put_set(writer, operation.set);
+    writer.put_string(operation.name);
+  }
+}
+
+void get(Reader& reader, Inquiry& message) {
+  message.number = reader.get<std::uint64_t>();
+  message.last = reader.get<std::uint8_t>() != 0;
+  message.where = reader.get<std::uint8_t>() != 0;
+  message.patience = reader.get<double>();
+  const auto count = reader.get<std::uint32_t>();
+  if (!(message.patience >= 0 && message.patience <= 60) || count > Inquiry::kMost) {
+    throw base::Error(base::ErrorCode::kInternal, "a control message asks what no rank asks");
+  }
+  for (std::uint32_t i = 0; i < count; ++i) {
+    Inquiry::Operation& operation = message.operations.emplace_back();
+    operation.set = get_set(reader);
+    operation.name = reader.get_string();
+  }
+}
+
+void put_places(Writer& writer, const std::vector<std::uint32_t>& places) {
+  writer.put(static_cast<std::uint32_t>(places.size()));
+  for (const std::uint32_t place : places) writer.put(place);
+}
+
+std::vector<std::uint32_t> get_places(Reader& reader) {
+  std::vector<std::uint32_t> places;
+  for (auto count = reader.get<std::uint32_t>(); count > 0; --count) {
+    places.push_back(reader.get<std::uint32_t>());
+    if (places.back() >= Inquiry::kMost || places.size() > Inquiry::kMost) {
+      throw base::Error(base::ErrorCode::kInternal,
+                        "a control message answers what no rank has asked");
+    }
+  }
+  return places;
+}
+
+void put(Writer& writer, const Whereabouts& message) {
+  writer.put(message.number);
+  put_places(writer, message.lacks);
+  put_places(writer, message.in_hand);
+  writer.put(message.unexcused);
+  writer.put_string(message.text);
+}
+
+void get(Reader& reader, Whereabouts& message) {
+  message.number = reader.get<std::uint64_t>();
+  message.lacks = get_places(reader);
+  message.in_hand = get_places(reader);
+  message.unexcused = reader.get<double>();
+  message.text = reader.get_string();
+  if (std::isnan(message.unexcused) || message.text.size() > Whereabouts::kMostText) {
+    throw base::Error(base::ErrorCode::kInternal, "a control message tells what cannot be");
+  }
+  // It becomes part of a log line.
+  for (char& letter : message.text) {
+    if (static_cast<unsigned char>(letter) < ' ') letter = ' ';
+  }
 }
 
 // Decodes the alternative with this index.

@@ -2,6 +2,7 @@
 // Thread: plain values. Owns: their content. Blocks: no. Throws: the decoders Error(Internal) on malformed bytes.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <variant>
@@ -24,6 +25,7 @@ struct Announcement {
 struct ResponseList {
   SetId set;
   bool in_ledger = false;  // its place is where the ledger says so, not on arrival
+  std::int32_t last = -1;  // the member whose request was the last one needed; -1: nobody's
   std::vector<Decision>
       decisions;  // of a hit only response->slot crosses the wire (slot_only after decoding)
   std::vector<std::int32_t>
@@ -38,7 +40,14 @@ struct Failure {
 // The receiver of a Failure has told its user.
 struct FailureSeen {};
 // Any rank -> all: this rank takes part in nothing more.
-struct Goodbye {};
+struct Goodbye {
+  bool answer = false;  // the sender has announced something that the receiver may have decided
+};
+// The receiver of such a Goodbye decides nothing with its sender any more: all that it did is under way before this.
+struct GoodbyeSeen {};
+
+// A leader of a host -> those of the others, now and then: here is somebody.
+struct Alive {};
 
 // One operation a rank has submitted and that is not agreed, as deadlock detection sees it.
 struct OpenOperation {
@@ -69,8 +78,34 @@ struct Verdict {
   std::string text;
 };
 
-using Message = std::variant<Announcement, ResponseList, Failure, FailureSeen, Goodbye,
-                             BlockedReport, Probe, Verdict>;
+// A rank that has waited for too long -> those it waits for: have you asked for these, and where are you?
+struct Inquiry {
+  static constexpr std::size_t kMost = 64;
+  struct Operation {
+    SetId set;
+    std::string name;
+    friend bool operator==(const Operation&, const Operation&) = default;
+  };
+  std::uint64_t number = 0;
+  bool last = false;    // the sender is about to give up
+  bool where = false;   // who lacks one of them shall say where it is
+  double patience = 1;  // seconds after which the sender takes no answer for one
+  std::vector<Operation> operations{};
+};
+// The answer.
+struct Whereabouts {
+  static constexpr std::size_t kMostText = 4096;
+  std::uint64_t number = 0;
+  std::vector<std::uint32_t>
+      lacks{};  // operations, by their place in the question, that this rank has not asked for
+  std::vector<std::uint32_t> in_hand{};  // and those whose stall it looks after itself
+  double unexcused = 0;  // seconds since it last asked for patience was over (Excuse::over_for)
+  std::string text{};    // where its program is, or ""
+};
+
+using Message =
+    std::variant<Announcement, ResponseList, Failure, FailureSeen, Goodbye, BlockedReport, Probe,
+                 Verdict, GoodbyeSeen, Inquiry, Whereabouts, Alive>;
 
 std::vector<std::byte> encode(const Message& message);
 Message decode(std::span<const std::byte> bytes);

@@ -11,17 +11,6 @@ using base::Writer;
 
 namespace {
 
-template <typename Enum>
-Enum get_enum(Reader& reader, int limit, const char* what) {
-  const auto code = reader.get<std::uint8_t>();
-  if (code >= limit) {
-    throw base::Error(
-        base::ErrorCode::kInternal,
-        std::string("a control message holds an unknown ") + what + " " + std::to_string(code));
-  }
-  return static_cast<Enum>(code);
-}
-
 // Modulo 2^64: whoever takes a request has refused what is too large before.
 std::int64_t product(std::span<const std::int64_t> extents) {
   std::uint64_t result = 1;
@@ -37,6 +26,17 @@ std::uint64_t hash_of_group(SetId set, std::string_view group) {
 }
 
 }  // namespace
+
+bool has_possible_size(std::span<const std::int64_t> shape, base::DType dtype) {
+  std::int64_t bytes = static_cast<std::int64_t>(base::size_of(dtype));
+  for (const std::int64_t extent : shape) {
+    if (extent < 0) return false;
+    // As if none were 0: rows of nothing have a size as well.
+    if (extent > 0 && bytes > kMostBytes / extent) return false;
+    if (extent > 0) bytes *= extent;
+  }
+  return true;
+}
 
 std::int64_t Request::row_elements() const {
   return product(std::span(shape).subspan(shape.empty() ? 0 : 1));
@@ -58,15 +58,22 @@ bool Request::asks(int rank) const {
          std::find(splits.begin(), splits.end(), rank) != splits.end();
 }
 
+base::DType Request::wire_dtype() const {
+  if (wire == Wire::kFloat16) return base::DType::kFloat16;
+  if (wire == Wire::kBFloat16) return base::DType::kBFloat16;
+  return dtype;
+}
+
 void Request::seal() {
   name_hash = hash_of_name(set, name);
   group_hash = group.empty() ? 0 : hash_of_group(set, group);
   count = product(shape);
   base::Hasher of_content;
-  of_content.add((std::uint64_t{static_cast<std::uint8_t>(kind)} << 16) |
+  of_content.add((std::uint64_t{static_cast<std::uint8_t>(wire)} << 24) |
+                 (std::uint64_t{static_cast<std::uint8_t>(kind)} << 16) |
                  (std::uint64_t{static_cast<std::uint8_t>(dtype)} << 8) |
                  static_cast<std::uint8_t>(op));
-  of_content.add_pair(root, device);
+  of_content.add_pair(root, on_gpu() ? 0 : -1);
   of_content.add_signed(layout);
   of_content.add_double(prescale);
   of_content.add_double(postscale);
@@ -83,12 +90,13 @@ void Request::seal() {
 
 bool RequestView::describes(const Request& request, SetId on) const {
   return name == request.name && on == request.set && kind == request.kind &&
-         dtype == request.dtype && op == request.op && absent == request.absent &&
-         root == request.root && device == request.device && layout == request.layout &&
-         prescale == request.prescale && postscale == request.postscale &&
-         group_size == request.group_size && group_index == request.group_index &&
-         group == request.group && arena == request.arena && arena_offset == request.arena_offset &&
-         std::ranges::equal(shape, request.shape) && std::ranges::equal(splits, request.splits);
+         dtype == request.dtype && op == request.op && wire == request.wire &&
+         absent == request.absent && root == request.root && device == request.device &&
+         layout == request.layout && prescale == request.prescale &&
+         postscale == request.postscale && group_size == request.group_size &&
+         group_index == request.group_index && group == request.group && arena == request.arena &&
+         arena_offset == request.arena_offset && std::ranges::equal(shape, request.shape) &&
+         std::ranges::equal(splits, request.splits);
 }
 
 Request RequestView::copy(SetId on) const {
@@ -97,6 +105,7 @@ Request RequestView::copy(SetId on) const {
   request.kind = kind;
   request.dtype = dtype;
   request.op = op;
+  request.wire = wire;
   request.absent = absent;
   request.root = root;
   request.device = device;
@@ -120,6 +129,7 @@ void Request::encode(Writer& writer) const {
   writer.put(static_cast<std::uint8_t>(kind));
   writer.put(static_cast<std::uint8_t>(dtype));
   writer.put(static_cast<std::uint8_t>(op));
+  writer.put(static_cast<std::uint8_t>(wire));
   writer.put(static_cast<std::uint8_t>(absent));
   writer.put(root);
   writer.put(device);
@@ -140,10 +150,10 @@ Request Request::decode(Reader& reader) {
   Request request;
   request.set.id = reader.get<std::int32_t>();
   request.set.epoch = reader.get<std::uint32_t>();
-  request.kind = get_enum<base::OpKind>(reader, base::kNumOpKinds, "kind");
-  request.dtype = get_enum<base::DType>(reader, base::kNumDTypes, "dtype");
-  request.op =
-      get_enum<base::ReduceOp>(reader, static_cast<int>(base::ReduceOp::kProduct) + 1, "op");
+  request.kind = reader.get_enum<base::OpKind>(base::kNumOpKinds, "kind of operation");
+  request.dtype = reader.get_enum<base::DType>(base::kNumDTypes, "dtype");
+  request.op = reader.get_enum<base::ReduceOp>(base::kNumReduceOps, "reduce op");
+  request.wire = reader.get_enum<Wire>(kNumWires, "wire dtype");
   request.absent = reader.get<std::uint8_t>() != 0;
   request.root = reader.get<std::int32_t>();
   request.device = reader.get<std::int32_t>();
@@ -158,6 +168,10 @@ Request Request::decode(Reader& reader) {
   request.splits = reader.get_vector<std::int64_t>();
   request.arena = reader.get<std::int64_t>();
   request.arena_offset = reader.get<std::int64_t>();
+  if (!has_possible_size(request.shape, request.dtype)) {
+    throw base::Error(base::ErrorCode::kInternal,
+                      "a control message holds a shape that no tensor has");
+  }
   request.seal();
   return request;
 }
@@ -174,7 +188,7 @@ std::string describe(const Request& request) {
 
 void Response::encode(Writer& writer) const {
   request->encode(writer);
-  writer.put(static_cast<std::int32_t>(error.code));
+  writer.put(static_cast<std::uint8_t>(error.code));
   writer.put_string(error.message);
   writer.put(slot);
   writer.put(contributors);
@@ -186,7 +200,7 @@ void Response::encode(Writer& writer) const {
 Response Response::decode(Reader& reader) {
   Response response;
   response.request = std::make_shared<const Request>(Request::decode(reader));
-  response.error.code = static_cast<base::ErrorCode>(reader.get<std::int32_t>());
+  response.error.code = reader.get_enum<base::ErrorCode>(base::kNumErrorCodes, "error code");
   response.error.message = reader.get_string();
   response.slot = reader.get<std::int32_t>();
   response.contributors = reader.get<std::int32_t>();

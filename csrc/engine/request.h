@@ -18,16 +18,27 @@ namespace hvdlite::engine {
 
 using base::SetId;
 
+// As what the elements of an allreduce of GPU memory cross between ranks: as they are, or as narrower floats.
+enum class Wire : std::uint8_t { kSame = 0, kFloat16 = 1, kBFloat16 = 2 };
+inline constexpr int kNumWires = 3;
+
+// No tensor is larger; so sums of a few sizes do not overflow.
+inline constexpr std::int64_t kMostBytes = std::int64_t{1} << 60;
+// Can a tensor have this shape? No extent is negative, and the product of those that are not 0 is at most kMostBytes.
+bool has_possible_size(std::span<const std::int64_t> shape, base::DType dtype);
+
 struct Request {
   SetId set;
   base::OpKind kind = base::OpKind::kAllreduce;
   base::DType dtype = base::DType::kFloat32;
   base::ReduceOp op = base::ReduceOp::kSum;
+  Wire wire = Wire::kSame;
   bool absent = false;  // no value on this rank: contribute the identity, take the result
   // broadcast: global rank; remove_process_set: the id; add_process_set: 1 if only the new set's members ask;
   // join: 1 if an Average is not to count this rank
   std::int32_t root = 0;
-  std::int32_t device = -1;
+  std::int32_t device =
+      -1;  // this rank's GPU; that others have theirs at another number is no difference
   std::int32_t layout = 0;
   double prescale = 1.0;
   double postscale = 1.0;
@@ -52,6 +63,9 @@ struct Request {
   // Elements of one row, that is of shape[1:].
   std::int64_t row_elements() const;
 
+  bool on_gpu() const { return device >= 0; }
+  // The dtype of what crosses between ranks.
+  base::DType wire_dtype() const;
   bool in_group() const { return !group.empty() && group_size > 1; }
   // Is this rank one of those that have to ask? Only for a new set whose members alone do is it not every rank of the set.
   bool asks(int rank) const;
@@ -75,6 +89,7 @@ struct RequestView {
   base::OpKind kind = base::OpKind::kAllreduce;
   base::DType dtype = base::DType::kFloat32;
   base::ReduceOp op = base::ReduceOp::kSum;
+  Wire wire = Wire::kSame;
   bool absent = false;
   std::int32_t root = 0;
   std::int32_t device = -1;
@@ -89,6 +104,8 @@ struct RequestView {
   std::span<const std::int64_t> splits;
   std::int64_t arena = 0;
   std::int64_t arena_offset = 0;
+  void* stream =
+      nullptr;  // no part of the request: in whose order GPU memory is ready here and now
 
   std::size_t bytes() const;
   // Would copy(set) be this request, once sealed?

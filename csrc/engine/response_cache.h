@@ -17,6 +17,9 @@
 
 namespace hvdlite::engine {
 
+// Of one process set, whatever the knob says.
+inline constexpr std::uint32_t kMostSlots = std::uint32_t{1} << 24;
+
 class ResponseCache {
  public:
   // The slot under which this very request, as this rank last made it, was agreed.

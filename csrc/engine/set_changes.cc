@@ -23,6 +23,7 @@ constexpr int kEpochShift = 40;
 void Cycle::settle_without_data(const Response& response, Entry& entry) {
   const bool mine = entry.request != nullptr;
   Status status;
+  std::uint32_t created = 0;
   if (response.request->kind == OpKind::kJoin) {
     if (mine) {
       entry.completion->value = response.value;
@@ -35,12 +36,26 @@ void Cycle::settle_without_data(const Response& response, Entry& entry) {
                     " process sets already; remove one before adding another"};
     } else {
       const SetId id = create_set(response.request->splits);
+      created = id.epoch;
       if (mine) entry.completion->value = id.id;
     }
   } else {
     remove_set(response.request->root);
   }
   if (mine) finish({&entry, 1}, status);
+  // Last, for a message that cannot be followed ends this engine, and what has been decided has to end before.
+  if (created != 0) handle_early(created);
+}
+
+void Cycle::handle_early(std::uint32_t epoch) {
+  const auto early = early_.find(epoch);
+  if (early == early_.end()) return;
+  auto messages = std::move(early->second);
+  early_.erase(early);
+  for (auto& [source, message] : messages) {
+    const int from = source;
+    std::visit([&](auto& content) { handle(from, content); }, message);
+  }
 }
 
 SetId Cycle::create_set(const std::vector<std::int64_t>& ranks) {
@@ -55,15 +70,6 @@ SetId Cycle::create_set(const std::vector<std::int64_t>& ranks) {
   std::vector<int> members(ranks.begin(), ranks.end());
   std::sort(members.begin(), members.end());
   insert_set(id, std::move(members));
-  const auto early = early_.find(id.epoch);
-  if (early != early_.end()) {
-    auto messages = std::move(early->second);
-    early_.erase(early);
-    for (auto& [source, message] : messages) {
-      const int from = source;
-      std::visit([&](auto& content) { handle(from, content); }, message);
-    }
-  }
   return id;
 }
 
@@ -170,6 +176,7 @@ void Cycle::remove_set(std::int32_t id) {
   HVD_CHECK(!found->second->has_pending());
   shared_.sets.remove(id);
   shared_.numbering.forget(found->second->id);
+  executor_.forget(found->second->id);
   for (Region& region : regions_) {
     if (region.set == id) region.set = -1;
   }

@@ -6,7 +6,8 @@ namespace {
 // A wait interrupted for less than this is one wait.
 constexpr base::microseconds kInterruption{200'000};
 
-// Dies with its thread; a registry notices by a weak pointer.
+// Dies with its thread; a registry notices by a weak pointer. Its first use in a thread may wait for whoever loads a library, so
+// it comes before the registry's lock.
 const std::shared_ptr<int>& thread_life() {
   thread_local const std::shared_ptr<int> life = std::make_shared<int>(0);
   return life;
@@ -19,20 +20,31 @@ std::uint64_t next_serial() {
 
 }  // namespace
 
+device::Settings device_settings(const base::Config& config, const base::Logger& log) {
+  return {.cuda = device::parse_candidates(config.cuda_library),
+          .nccl = device::parse_candidates(config.nccl_library),
+          .nvrtc = device::parse_candidates(config.nvrtc_library),
+          .kernel_cache = config.kernel_cache,
+          .keep_bytes = config.gpu_cache_bytes,
+          .log = log};
+}
+
 WaitRegistry::WaitRegistry() : serial_(next_serial()) {}
 
 void WaitRegistry::may_submit() {
   thread_local std::uint64_t known_to = 0;
   if (known_to == serial_) return;
   known_to = serial_;
+  const std::shared_ptr<int>& life = thread_life();
   const std::lock_guard lock(mutex_);
-  threads_[std::this_thread::get_id()].life = thread_life();
+  threads_[std::this_thread::get_id()].life = life;
 }
 
 void WaitRegistry::enter(const CompletionPtr& completion) {
+  const std::shared_ptr<int>& life = thread_life();
   const std::lock_guard lock(mutex_);
   Thread& thread = threads_[std::this_thread::get_id()];
-  thread.life = thread_life();
+  thread.life = life;
   thread.waits_for = completion;
   thread.until = base::Clock::time_point::max();
 }

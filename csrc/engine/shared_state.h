@@ -14,11 +14,15 @@
 #include "base/config.h"
 #include "base/log.h"
 #include "base/thread.h"
+#include "device/devices.h"
 #include "engine/arenas.h"
 #include "engine/flight_recorder.h"
 #include "engine/handle_table.h"
 #include "engine/numbering.h"
 #include "engine/tensor_queue.h"
+#include "engine/timeline.h"
+#include "engine/usage.h"
+#include "engine/watchdog.h"
 
 namespace hvdlite::engine {
 
@@ -111,28 +115,55 @@ class SetDirectory {
   std::map<std::int32_t, Info> sets_;
 };
 
+// What is counted; all but `submitted` is the token holder's to change.
 struct Counters {
-  std::atomic<std::int64_t> submitted{0}, completed{0}, failed{0};
-  std::atomic<std::int64_t> control_messages_sent{0}, control_bytes_sent{0};
-  std::atomic<std::int64_t> fused_ops{0}, cache_hits{0}, cache_misses{0};
-  std::atomic<std::int64_t> agreed_in_memory{0};
-  std::atomic<std::int64_t> data_bytes_sent{0};
-  std::atomic<std::int64_t> arena_ops{0};
+  std::atomic<std::int64_t> submitted{0};
+  Tally completed, failed;
+  Tally control_messages_sent, control_bytes_sent;
+  Tally fused_ops, cache_hits, cache_misses;
+  Tally agreed_in_memory;
+  Tally data_bytes_sent;
+  Tally arena_ops;
+  Tally nccl_ops, staged_ops;
 };
 
+// Where the knobs say that the GPU's libraries are.
+device::Settings device_settings(const base::Config& config, const base::Logger& log);
+
 struct SharedState {
-  explicit SharedState(const base::Config& knobs, base::Logger logger)
+  SharedState(const base::Config& knobs, base::Logger logger, TimelineOwner owner = {})
       : config(knobs),
         log(logger),
+        devices(device_settings(knobs, logger)),
         recorder(knobs.flight_recorder_size),
+        timeline(owner),
+        usage(owner.size),
         outputs(std::make_shared<OutputCache>(knobs.output_cache_bytes)) {}
+
+  // Operations come to a stage, together.
+  void submitted(std::span<const Entry> entries) {
+    recorder.submitted(entries);
+    timeline.submitted(entries);
+  }
+  void reached(std::span<const Entry> entries, FlightRecorder::Stage stage) {
+    for (const Entry& entry : entries) {
+      if (entry.request) recorder.reached(entry.completion->record, stage);
+    }
+    timeline.reached(entries, stage);
+    usage.reached(entries, stage);
+  }
 
   const base::Config config;
   const base::Logger log;
+  device::Devices devices;  // outlives all below that may hold GPU memory
   TensorQueue queue;
   HandleTable handles;
   FlightRecorder recorder;
+  Timeline timeline;
+  Usage usage;
   WaitRegistry waits;
+  Watchdog watchdog;
+  Excuse excuse;
   std::atomic<std::int64_t> watched{0};  // operations in flight whose end a callback is told
   SetDirectory sets;
   Numbering numbering;

@@ -24,6 +24,7 @@ void Engine::require_accepting() const {
 // The requests of these submissions: known ones, or new ones that passed the checks.
 void Engine::intern(std::span<const Submission> submissions, std::span<Entry> entries) {
   const std::lock_guard lock(interning_);
+  ReadyEvents ready(shared_.devices);
   SetDirectory::Info set;
   for (std::size_t i = 0; i < entries.size(); ++i) {
     RequestView view = submissions[i].request;
@@ -38,6 +39,7 @@ void Engine::intern(std::span<const Submission> submissions, std::span<Entry> en
       interner_.remember(entry.request);
     }
     check_memory(*entry.request, submissions[i].input, submissions[i].output);
+    if (entry.request->on_gpu()) entry.ready = ready.at(*entry.request, view.stream);
     entry.input = view.absent ? nullptr : submissions[i].input;
     entry.output = submissions[i].output;
   }
@@ -107,7 +109,7 @@ void Engine::submit_named(std::span<const Submission> submissions, bool wake, st
 
 // All or nothing.
 void Engine::enqueue(std::span<Entry> entries, bool wake) {
-  shared_.recorder.submitted(entries);
+  shared_.submitted(entries);
   // A thread whose callback is told need never wait: from what it does nothing can be concluded.
   const bool told = !entries.empty() && entries.front().completion->watcher != nullptr;
   if (!told) shared_.waits.may_submit();
@@ -119,7 +121,7 @@ void Engine::enqueue(std::span<Entry> entries, bool wake) {
   }
 }
 
-PreparedGroup::Asked Engine::ask(const RequestView& view, const SetDirectory::Info& set) const {
+PreparedGroup::Asked Engine::ask(const RequestView& view, const SetDirectory::Info& set) {
   PreparedGroup::Asked asked{check(view, set), nullptr};
   auto absent = std::make_shared<Request>(*asked.present);
   absent->absent = true;
@@ -159,6 +161,12 @@ std::int64_t Engine::prepare(std::span<const Submission> submissions) {
                       std::to_string(first.anywhere.present->set.id) +
                       "; prepare a group for each set");
     }
+    if (first.anywhere.present->device != request->device) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  describe(*request) +
+                      ": the tensors of a prepared group are all in host memory or "
+                      "all on one GPU; prepare a group for each");
+    }
     if (!names.insert(*request)) {
       throw Error(ErrorCode::kInvalidArgument,
                   describe(*request) +
@@ -174,7 +182,7 @@ std::int64_t Engine::prepare(std::span<const Submission> submissions) {
 }
 
 std::int64_t Engine::submit_prepared(std::int64_t id, std::span<void* const> data,
-                                     std::span<const bool> absent, bool wake) {
+                                     std::span<const bool> absent, void* stream, bool wake) {
   require_accepting();
   const PreparedGroupPtr group = prepared_.find(id);
   const std::size_t size = group->members.size();
@@ -194,6 +202,7 @@ std::int64_t Engine::submit_prepared(std::int64_t id, std::span<void* const> dat
   const auto completions = std::make_shared<std::vector<Completion>>(size);
   std::vector<Entry> entries(size);
   const auto arena = group->arena != 0 ? shared_.arenas->find(group->arena) : nullptr;
+  ReadyEvents ready(shared_.devices);
   for (std::size_t i = 0; i < size; ++i) {
     const bool has_value = absent.empty() || !absent[i];
     const PreparedGroup::Member& member = group->members[i];
@@ -203,6 +212,7 @@ std::int64_t Engine::submit_prepared(std::int64_t id, std::span<void* const> dat
     if (placed) entry.arena = arena;
     entry.request = has_value ? asked.present : asked.absent;
     check_memory(*entry.request, data[i], data[i]);
+    if (first.on_gpu()) entry.ready = ready.at(first, stream);
     entry.input = has_value ? data[i] : nullptr;
     entry.output = data[i];
     entry.completion = {completions, &(*completions)[i]};

@@ -57,12 +57,15 @@ struct Field {
   const char* remedy;
 };
 
-constexpr std::array<Field, 10> kFields = {{
+constexpr std::array<Field, 11> kFields = {{
     {"kind of operation", [](OpKind) { return true; },
      [](const Request& r) { return std::string(base::name_of(r.kind)); },
      "call the same operation on every rank or use different names"},
     {"dtype", moves_data, [](const Request& r) { return std::string(base::name_of(r.dtype)); },
      "give them one dtype or different names"},
+    {"wire dtype", moves_data,
+     [](const Request& r) { return std::string(base::name_of(r.wire_dtype())); },
+     "compress the tensor alike on every rank"},
     {"shape", moves_data, shape_to_compare, "give them one shape or different names"},
     {"reduce op", reduces, [](const Request& r) { return std::string(base::name_of(r.op)); },
      "pass the same op on every rank"},

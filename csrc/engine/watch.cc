@@ -1,4 +1,4 @@
-// Step 6 of the cycle: lost peers and deadlock (the rest of Cycle is cycle.cc).
+// Step 6 of the cycle: lost peers and deadlock (the rest of Cycle is cycle.cc, of stalls stall_watch.cc).
 
 #include <algorithm>
 
@@ -22,6 +22,9 @@ void Cycle::watch() {
   if (now - last_watch_ < kWatchInterval) return;
   last_watch_ = now;
   look_for_lost_peers();
+  if (!shared_.failure.happened()) keep_in_touch(now);
+  if (shared_.failure.happened()) return;
+  inspect_stalls(now);
   if (shared_.failure.happened() || shared_.config.deadlock_timeout <= 0) return;
   carry_out_verdicts(now);
   report_if_blocked(now);
@@ -32,7 +35,9 @@ void Cycle::look_for_lost_peers() {
   int rank = 0;
   std::string how;
   while (!shared_.failure.happened() && transport_.find_lost_peer(&rank, &how)) {
-    if (!left_.contains(rank)) peer_failed(rank, how);
+    if (left_.contains(rank)) continue;
+    peer_failed(rank, how);
+    tell_other_hosts(rank, how);
   }
 }
 
@@ -126,12 +131,14 @@ void Cycle::handle(int source, BlockedReport& message) {
 }
 
 void Cycle::handle(int source, Probe& message) {
+  HVD_CHECK(source == 0);
   BlockedReport report = blocked_report();
   report.probe = message.number;
   deliver(source, std::move(report));
 }
 
-void Cycle::handle(int, Verdict& message) {
+void Cycle::handle(int source, Verdict& message) {
+  HVD_CHECK(source == 0);
   ProcessSet* set = find_set(message.set);
   if (set == nullptr || !set->coordinator) return;
   if (set->accord) {

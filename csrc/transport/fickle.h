@@ -10,70 +10,41 @@
 #include <random>
 #include <unordered_map>
 #include <utility>
-#include <vector>
 
 #include "base/error.h"
-#include "transport/transport.h"
+#include "transport/forwarding.h"
 
 namespace hvdlite::transport {
 
-class FickleTransport final : public Transport {
+class FickleTransport final : public ForwardingTransport {
  public:
   // While `fickle` is set one test in four says "not yet", as drawn from `draw`; both outlive this.
   FickleTransport(std::unique_ptr<Transport> below, std::mt19937_64& draw, const bool& fickle)
-      : below_(std::move(below)), draw_(draw), fickle_(fickle) {}
-  ~FickleTransport() override { below_->announce_leaving(); }
-
-  int rank() const override { return below_->rank(); }
-  int size() const override { return below_->size(); }
-  int tag_bits() const override { return below_->tag_bits(); }
+      : ForwardingTransport(std::move(below)), draw_(draw), fickle_(fickle) {}
 
   Ticket post_send(int peer, std::uint32_t tag, const void* data, std::size_t bytes) override {
     const Buffer buffer = {static_cast<const std::byte*>(data), bytes, /*receives=*/false};
     check(buffer);
-    return remember(below_->post_send(peer, tag, data, bytes), buffer);
+    return remember(ForwardingTransport::post_send(peer, tag, data, bytes), buffer);
   }
 
   Ticket post_recv(int peer, std::uint32_t tag, void* data, std::size_t bytes) override {
     const Buffer buffer = {static_cast<const std::byte*>(data), bytes, /*receives=*/true};
     check(buffer);
-    return remember(below_->post_recv(peer, tag, data, bytes), buffer);
+    return remember(ForwardingTransport::post_recv(peer, tag, data, bytes), buffer);
   }
 
   bool test(Ticket& ticket) override {
     if (!ticket) return true;
     if (fickle_ && draw_() % 4 == 0) return false;
     const std::uint64_t id = ticket.id;
-    if (!below_->test(ticket)) return false;
+    if (!ForwardingTransport::test(ticket)) return false;
     under_way_.erase(id);
     return true;
   }
 
-  bool close() override { return below_->close(); }
-
   // Posted and not yet seen to be complete.
   std::size_t under_way() const { return under_way_.size(); }
-
-  void send_message(int peer, std::vector<std::byte> message) override {
-    below_->send_message(peer, std::move(message));
-  }
-  bool receive_message(int* source, std::vector<std::byte>* message) override {
-    return below_->receive_message(source, message);
-  }
-  bool messages_flushed() override { return below_->messages_flushed(); }
-
-  std::uint32_t listen() override { return below_->listen(); }
-  void unlisten() override { below_->unlisten(); }
-  void wait(std::uint32_t seen, std::chrono::microseconds limit) override {
-    below_->wait(seen, limit);
-  }
-  void ring(int peer) override { below_->ring(peer); }
-  bool reaches_by_bell(int peer) const override { return below_->reaches_by_bell(peer); }
-  int host_of(int peer) const override { return below_->host_of(peer); }
-  int local_rank_of(int peer) const override { return below_->local_rank_of(peer); }
-  HostWindow* window() override { return below_->window(); }
-  bool windows_everywhere() override { return below_->windows_everywhere(); }
-  void note_progress() override { below_->note_progress(); }
 
  private:
   struct Buffer {
@@ -97,7 +68,6 @@ class FickleTransport final : public Transport {
     return ticket;
   }
 
-  std::unique_ptr<Transport> below_;
   std::mt19937_64& draw_;
   const bool& fickle_;
   std::unordered_map<std::uint64_t, Buffer> under_way_;

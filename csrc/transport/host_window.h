@@ -51,20 +51,24 @@ struct WindowHead {
 
 class HostWindow {
  public:
+  static constexpr std::size_t kUsualTile = 256 * 1024;  // tiles as large as usually pays
+
   struct Shape {
     int ranks = 1;  // of this host
     int regions = 8;
-    std::size_t tile_bytes = 256 * 1024;
+    std::size_t tile_bytes = kUsualTile;
     std::size_t ledger_bytes = 0;  // with the head
 
-    // Tiles as large as pays, smaller where many ranks share a host, so that all together stay within budget.
+    // Tiles of at most largest_tile bytes, smaller where many ranks share a host, so that all together stay within budget.
     static Shape for_ranks(int ranks, std::size_t ledger_bytes,
+                           std::size_t largest_tile = kUsualTile,
                            std::size_t budget = std::size_t{32} << 20) {
       Shape shape;
       shape.ranks = ranks;
       shape.ledger_bytes = (sizeof(WindowHead) + ledger_bytes + kPage - 1) / kPage * kPage;
       const std::size_t tiles = 2 * static_cast<std::size_t>(ranks * shape.regions);
-      shape.tile_bytes = std::clamp(budget / tiles / kPage * kPage, kSmallestTile, kLargestTile);
+      const std::size_t affordable = std::min(budget / tiles, largest_tile) / kPage * kPage;
+      shape.tile_bytes = std::max(affordable, kSmallestTile);
       return shape;
     }
     std::size_t rank_bytes() const {  // of one rank's flags and tiles in all regions
@@ -104,7 +108,6 @@ class HostWindow {
  private:
   static constexpr std::size_t kPage = 4096;
   static constexpr std::size_t kSmallestTile = 16 * 1024;
-  static constexpr std::size_t kLargestTile = 256 * 1024;
 
   std::byte* common(int region) const {
     return memory_ + static_cast<std::size_t>(region) * shape_.ledger_bytes;

@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-#define HVDLITE_MPI_ABI_VERSION 1
+#define HVDLITE_MPI_ABI_VERSION 2
 
 typedef struct hvdlite_mpi_comm {
   uint64_t bits;
@@ -60,6 +60,8 @@ typedef struct hvdlite_mpi {
 
   /* Fault tolerance (ULFM); null where this MPI has none. */
   int (*revoke)(hvdlite_mpi_comm comm);
+  /* A rank of comm that has failed, other than those of known (count of them); -1: none. */
+  int (*failed_rank)(hvdlite_mpi_comm comm, const int* known, int count);
 
   /* 0 other, 1 a process has failed, 2 the communicator was revoked */
   int (*error_class)(int error);

@@ -88,7 +88,7 @@ template <typename Thing, typename Make>
 std::unique_ptr<Thing> share(const Host& host, const char* name, std::size_t bytes,
                              std::string* why_not, Make make) {
   struct Outcome {
-    bool ok = false;
+    int ok = 0;  // 1: yes
     char why[200] = {};
   };
   for (const auto kind : {SharedMemory::Kind::kMemfd, SharedMemory::Kind::kShm}) {
@@ -110,25 +110,26 @@ std::unique_ptr<Thing> share(const Host& host, const char* name, std::size_t byt
     }
     check(host.mpi, host.mpi->bcast(&address, sizeof(address), 0, host.comm), "MPI_Bcast");
     SharedMemory* const original = memory.get();  // the thing's from now on
-    if (address.exists) {
+    if (address.exists != 0) {
       if (host.rank > 0) attempt([&] { memory = SharedMemory::open(address, bytes); });
       attempt([&] { thing = make(std::move(memory)); });
     }
     Outcome mine;
-    mine.ok = thing != nullptr;
+    mine.ok = thing != nullptr ? 1 : 0;
     problem.copy(mine.why, sizeof(mine.why) - 1);
     std::vector<Outcome> all(static_cast<std::size_t>(host.size));
     check(host.mpi, host.mpi->allgather(&mine, sizeof(mine), all.data(), host.comm),
           "MPI_Allgather");
     if (thing && original != nullptr) original->unlink();
-    if (std::all_of(all.begin(), all.end(), [](const Outcome& rank) { return rank.ok; })) {
+    if (std::all_of(all.begin(), all.end(), [](const Outcome& rank) { return rank.ok == 1; })) {
       return thing;
     }
     // Where the leader has none, the others have nothing to say.
     const auto told = std::find_if(all.begin(), all.end(),
                                    [](const Outcome& rank) { return rank.why[0] != '\0'; });
     HVD_CHECK(told != all.end());
-    *why_not += (why_not->empty() ? "" : "; ") + std::string(knob) + ": " + told->why;
+    *why_not += (why_not->empty() ? "" : "; ") + std::string(knob) + ": " +
+                std::string(told->why, strnlen(told->why, sizeof(told->why)));
   }
   return nullptr;
 }
@@ -209,7 +210,7 @@ MpiWorld open_mpi(const char* shim_path, const void* comm_address, const base::C
   std::unique_ptr<MappedWindow> window;
   // A rank that is alone on its host needs none for itself, but for what it does together with the ranks of other hosts.
   if (page && some_share_a_host(leaders)) {
-    const auto shape = HostWindow::Shape::for_ranks(local_size, ledger_bytes);
+    const auto shape = HostWindow::Shape::for_ranks(local_size, ledger_bytes, config.tile_bytes);
     window = share<MappedWindow>(joining, "hvdlite-window", shape.bytes(), &why_no_window,
                                  [&](std::unique_ptr<SharedMemory> memory) {
                                    return std::make_unique<MappedWindow>(std::move(memory), shape,

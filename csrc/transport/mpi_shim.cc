@@ -148,6 +148,24 @@ int health() {
 }
 
 int revoke(hvdlite_mpi_comm comm) { return MPIX_Comm_revoke(comm_of(comm)); }
+
+int failed_rank(hvdlite_mpi_comm comm, const int* known, int count) {
+  MPI_Group failed = MPI_GROUP_NULL, all = MPI_GROUP_NULL;
+  if (MPIX_Comm_get_failed(comm_of(comm), &failed) != MPI_SUCCESS) return -1;
+  int size = 0, found = -1;
+  MPI_Group_size(failed, &size);
+  if (size > 0) MPI_Comm_group(comm_of(comm), &all);
+  for (int i = 0; i < size && found < 0; ++i) {
+    int rank = MPI_UNDEFINED;
+    MPI_Group_translate_ranks(failed, 1, &i, all, &rank);
+    if (rank != MPI_UNDEFINED && std::find(known, known + count, rank) == known + count) {
+      found = rank;
+    }
+  }
+  if (all != MPI_GROUP_NULL) MPI_Group_free(&all);
+  if (failed != MPI_GROUP_EMPTY) MPI_Group_free(&failed);
+  return found;
+}
 #else
 int health() { return MPI_SUCCESS; }
 #endif
@@ -277,6 +295,7 @@ hvdlite_mpi make_table() {
   table.barrier = barrier;
 #if HVDLITE_SHIM_ULFM
   table.revoke = MPIX_Comm_revoke != nullptr ? revoke : nullptr;
+  table.failed_rank = MPIX_Comm_get_failed != nullptr ? failed_rank : nullptr;
 #endif
   table.error_class = error_class;
   table.error_text = error_text;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 #include <climits>
-#include <cstring>
 
 #include "base/error.h"
 
@@ -36,8 +35,9 @@ MpiTransport::MpiTransport(const hvdlite_mpi* mpi, hvdlite_mpi_comm comm, int ra
       window_(std::move(window)),
       windows_everywhere_(windows_everywhere),
       limits_(limits),
-      assemblies_(peers_.size()),
-      lost_(peers_.size(), false) {
+      assemblers_(peers_.size()),
+      lost_(peers_.size(), false),
+      received_(peers_.size(), 0) {
   int bound = 0;
   check(mpi_->tag_upper_bound(comm_, &bound), rank_, "asking for MPI_TAG_UB");
   tag_bits_ = static_cast<int>(std::bit_width(static_cast<unsigned>(bound))) - 1;
@@ -145,6 +145,7 @@ bool MpiTransport::test(Ticket& ticket) {
     check(mpi_->test(&posted.parts[posted.next], &done, &source, &bytes), posted.peer,
           posted.is_recv ? "receiving data" : "sending data");
     if (done == 0) return false;
+    if (posted.is_recv) ++received_[static_cast<std::size_t>(posted.peer)];
     ++posted.next;
   }
   // The sender of a large message waits for this moment.
@@ -157,12 +158,8 @@ bool MpiTransport::test(Ticket& ticket) {
 
 // --- control plane --------------------------------------------------------------------------------------------------
 
-// A message is its length and its bytes, cut into frames; frames of one pair of ranks arrive in order.
 void MpiTransport::send_message(int peer, std::vector<std::byte> message) {
-  const std::uint64_t length = message.size();
-  std::vector<std::byte> stream(sizeof(length) + message.size());
-  std::memcpy(stream.data(), &length, sizeof(length));
-  std::copy(message.begin(), message.end(), stream.begin() + sizeof(length));
+  const std::vector<std::byte> stream = in_frames(message);
   for (std::size_t offset = 0; offset < stream.size(); offset += kFrameBytes) {
     const std::size_t count = std::min(kFrameBytes, stream.size() - offset);
     const auto start = stream.begin() + static_cast<std::ptrdiff_t>(offset);
@@ -206,7 +203,10 @@ bool MpiTransport::receive_message(int* source, std::vector<std::byte>* message)
     if (done == 0) return false;
     Incoming incoming = std::move(incoming_.front());
     incoming_.pop_front();
-    const bool whole = take_frame(from, incoming.frame, static_cast<std::size_t>(bytes), message);
+    const auto frame =
+        std::span<const std::byte>(incoming.frame).first(static_cast<std::size_t>(bytes));
+    ++received_[static_cast<std::size_t>(from)];
+    const bool whole = take_frame(from, frame, message);
     incoming_.push_back(std::move(incoming));
     post_frame_receive(incoming_.back());
     if (whole) {
@@ -216,24 +216,13 @@ bool MpiTransport::receive_message(int* source, std::vector<std::byte>* message)
   }
 }
 
-bool MpiTransport::take_frame(int source, const std::vector<std::byte>& frame, std::size_t bytes,
+bool MpiTransport::take_frame(int source, std::span<const std::byte> frame,
                               std::vector<std::byte>* message) {
-  Assembly& assembly = assemblies_[static_cast<std::size_t>(source)];
-  std::size_t start = 0;
-  if (assembly.expected == 0) {
-    std::uint64_t length = 0;
-    HVD_CHECK(bytes >= sizeof(length));
-    std::memcpy(&length, frame.data(), sizeof(length));
-    assembly.expected = length;
-    start = sizeof(length);
+  try {
+    return assemblers_[static_cast<std::size_t>(source)].take(frame, message);
+  } catch (const Error& error) {
+    throw Error(error.code(), describe_peer(source) + " sent what cannot be: " + error.what());
   }
-  assembly.bytes.insert(assembly.bytes.end(), frame.begin() + static_cast<std::ptrdiff_t>(start),
-                        frame.begin() + static_cast<std::ptrdiff_t>(bytes));
-  HVD_CHECK(assembly.bytes.size() <= assembly.expected);
-  if (assembly.bytes.size() < assembly.expected) return false;
-  *message = std::exchange(assembly.bytes, {});
-  assembly.expected = 0;
-  return true;
 }
 
 // --- doorbell, life and death ---------------------------------------------------------------------------------------
@@ -270,13 +259,34 @@ bool MpiTransport::find_lost_peer(int* rank, std::string* how) {
     *rank = peer;
     return true;
   }
-  return false;
+  return find_failed_by_mpi(rank, how);
+}
+
+// With fault tolerance MPI knows the dead of all hosts, by their sockets or from the launcher.
+bool MpiTransport::find_failed_by_mpi(int* rank, std::string* how) {
+  if (mpi_->failed_rank == nullptr) return false;
+  std::vector<int> known;
+  for (int peer = 0; peer < size(); ++peer) {
+    if (lost_[static_cast<std::size_t>(peer)]) known.push_back(peer);
+  }
+  const int failed = mpi_->failed_rank(comm_, known.data(), static_cast<int>(known.size()));
+  if (failed < 0 || failed == rank_) return false;
+  lost_[static_cast<std::size_t>(failed)] = true;
+  *rank = failed;
+  *how =
+      "ended without a word, MPI says: it was killed by a signal, called os._exit, or its host is "
+      "down";
+  return true;
 }
 
 std::string MpiTransport::describe_peer(int peer) const {
   const Peer& who = peers_[static_cast<std::size_t>(peer)];
   return "rank " + std::to_string(peer) + " (host " + who.host + ", pid " +
          std::to_string(who.pid) + ")";
+}
+
+int MpiTransport::process_of(int peer) const {
+  return reaches_by_bell(peer) ? peers_[static_cast<std::size_t>(peer)].pid : 0;
 }
 
 }  // namespace hvdlite::transport

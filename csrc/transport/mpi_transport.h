@@ -5,11 +5,13 @@
 
 #include <deque>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "transport/bell.h"
 #include "transport/control_page.h"
+#include "transport/frames.h"
 #include "transport/mapped_window.h"
 #include "transport/mpi_abi.h"
 #include "transport/transport.h"
@@ -67,7 +69,11 @@ class MpiTransport : public Transport {
   void announce_failure(const std::string& cause) override;
   void announce_leaving() override;
   bool find_lost_peer(int* rank, std::string* how) override;
+  std::uint64_t received_from(int peer) const override {
+    return received_[static_cast<std::size_t>(peer)];
+  }
   std::string describe_peer(int peer) const override;
+  int process_of(int peer) const override;
 
  private:
   // A posted send or receive: as many MPI requests as its bytes need.
@@ -86,11 +92,6 @@ class MpiTransport : public Transport {
     std::vector<std::byte> frame;
     hvdlite_mpi_request request;
   };
-  // A control message of one peer that has not arrived whole.
-  struct Assembly {
-    std::vector<std::byte> bytes;
-    std::size_t expected = 0;
-  };
 
   std::size_t limit_to(int peer) const;
   Ticket take_slot(int peer, bool is_recv, std::size_t bytes);
@@ -98,10 +99,10 @@ class MpiTransport : public Transport {
   Ticket post(int peer, bool is_recv, std::size_t bytes, Post post_part);
   void check(int error, int peer, const char* what) const;
   void post_frame_receive(Incoming& incoming);
-  bool take_frame(int source, const std::vector<std::byte>& frame, std::size_t bytes,
-                  std::vector<std::byte>* message);
+  bool take_frame(int source, std::span<const std::byte> frame, std::vector<std::byte>* message);
   void reap_outgoing();
   Bell& own_bell();
+  bool find_failed_by_mpi(int* rank, std::string* how);
 
   const hvdlite_mpi* mpi_;
   hvdlite_mpi_comm comm_;
@@ -117,8 +118,9 @@ class MpiTransport : public Transport {
   std::vector<std::uint32_t> free_slots_;
   std::deque<Outgoing> outgoing_;
   std::deque<Incoming> incoming_;  // in the order of posting, which is the order of arrival
-  std::vector<Assembly> assemblies_;
+  std::vector<FrameAssembler> assemblers_;  // by peer
   std::vector<bool> lost_;
+  std::vector<std::uint64_t> received_;  // messages, frames and parts, by peer
 };
 
 }  // namespace hvdlite::transport

@@ -9,11 +9,15 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <string_view>
 
 #include "base/error.h"
 
 namespace hvdlite::transport {
 namespace {
+
+constexpr const char* kShmFolder = "/dev/shm/";
+constexpr mode_t kMode = 0600;
 
 [[noreturn]] void refuse(const std::string& what, int error) {
   throw base::Error(base::ErrorCode::kSystem, what + ": " + std::strerror(error));
@@ -25,7 +29,35 @@ std::string random_name(const std::string& name) {
   char text[40];
   snprintf(text, sizeof(text), "%016llx%016llx", static_cast<unsigned long long>(random[0]),
            static_cast<unsigned long long>(random[1]));
-  return "/dev/shm/" + name + "-" + text;
+  return kShmFolder + name + "-" + text;
+}
+
+bool is_number(std::string_view text) {
+  return !text.empty() && text.size() < 12 &&
+         text.find_first_not_of("0123456789") == std::string_view::npos;
+}
+
+// "/proc/PID/fd/NUMBER" or "/dev/shm/hvdlite-...": what create() makes. An address has come from another rank.
+bool is_ours(std::string_view path) {
+  if (path.starts_with(kShmFolder)) {
+    path.remove_prefix(std::string_view(kShmFolder).size());
+    return path.starts_with("hvdlite-") && path.find('/') == std::string_view::npos;
+  }
+  constexpr std::string_view kProc = "/proc/";
+  constexpr std::string_view kFd = "/fd/";
+  const std::size_t fd = path.find(kFd);
+  return path.starts_with(kProc) && fd != std::string_view::npos &&
+         is_number(path.substr(kProc.size(), fd - kProc.size())) &&
+         is_number(path.substr(fd + kFd.size()));
+}
+
+std::string path_of(const SharedMemory::Address& address) {
+  const std::string path(address.path, strnlen(address.path, sizeof(address.path)));
+  if (address.exists != 1 || path.size() == sizeof(address.path) || !is_ours(path)) {
+    throw base::Error(base::ErrorCode::kInternal,
+                      "another rank's address of shared memory is none that hvdlite makes");
+  }
+  return path;
 }
 
 }  // namespace
@@ -38,10 +70,12 @@ std::unique_ptr<SharedMemory> SharedMemory::create(Kind kind, const std::string&
   if (kind == Kind::kMemfd) {
     fd = memfd_create(name.c_str(), MFD_CLOEXEC);
     if (fd < 0) refuse("memfd_create", errno);
+    // The kernel makes it 0777; who may not trace this process cannot open it, and who may should see what is meant.
+    if (fchmod(fd, kMode) != 0) refuse("fchmod of a memfd", errno);
     path = "/proc/" + std::to_string(getpid()) + "/fd/" + std::to_string(fd);
   } else {
     path = random_name(name);
-    fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, kMode);
     if (fd < 0) refuse("creating " + path, errno);
   }
   std::unique_ptr<SharedMemory> memory(new SharedMemory(fd));
@@ -55,14 +89,15 @@ std::unique_ptr<SharedMemory> SharedMemory::create(Kind kind, const std::string&
   std::memcpy(address->path, path.c_str(), path.size());
   address->device = info.st_dev;
   address->inode = info.st_ino;
-  address->exists = true;
+  address->exists = 1;
   return memory;
 }
 
 std::unique_ptr<SharedMemory> SharedMemory::open(const Address& address, std::size_t bytes) {
-  HVD_CHECK(address.exists);
-  const std::string path = address.path;
-  const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+  const std::string path = path_of(address);
+  // Only in /proc is the last part a link, and a memfd's; in /dev/shm somebody else may have put one.
+  const int no_link = path.starts_with(kShmFolder) ? O_NOFOLLOW : 0;
+  const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC | no_link);
   if (fd < 0) refuse("opening " + path, errno);
   std::unique_ptr<SharedMemory> memory(new SharedMemory(fd));
   memory->path_ = path;
@@ -74,6 +109,12 @@ std::unique_ptr<SharedMemory> SharedMemory::open(const Address& address, std::si
                       path +
                           " is another file in this process, which seems to run in another "
                           "container or namespace than the one that made it");
+  }
+  if (!S_ISREG(info.st_mode) || info.st_uid != geteuid() || (info.st_mode & 0777) != kMode) {
+    throw base::Error(base::ErrorCode::kSystem,
+                      path + " is not memory that only this user may open (it belongs to user " +
+                          std::to_string(info.st_uid) +
+                          "): the ranks of one host must run as one user");
   }
   memory->map(bytes);
   return memory;

@@ -72,8 +72,19 @@ class Transport {
     static_cast<void>(how);
     return false;
   }
+  // Changes whenever something of this rank has arrived, also a part of a message: a sign of its life. Stays as it is where the
+  // transport does not count.
+  virtual std::uint64_t received_from(int peer) const {
+    static_cast<void>(peer);
+    return 0;
+  }
   // "rank 3 (host a, pid 17)".
   virtual std::string describe_peer(int peer) const { return "rank " + std::to_string(peer); }
+  // The process id of a rank on this host, 0 where it is not known.
+  virtual int process_of(int peer) const {
+    static_cast<void>(peer);
+    return 0;
+  }
 
   // Nothing is sent or received any more. True if from now on the memory of posted operations is left alone; false if that
   // cannot be known (MPI may touch it until it is finalised).

@@ -4,30 +4,50 @@ import sys
 from typing import Any
 
 from hvdlite.backends.base import Exported, TensorBackend
+from hvdlite.backends.cuda_array import BACKEND as CUDA_ARRAY
+from hvdlite.backends.cuda_array import DeviceArray
 from hvdlite.backends.numpy import BACKEND as NUMPY
 
-__all__ = ["Exported", "TensorBackend", "backend_of"]
+__all__ = ["DeviceArray", "Exported", "TensorBackend", "backend_of"]
 
 _by_type: dict[type, TensorBackend] = {}
 
 
 def backend_of(value: Any) -> TensorBackend:
-    """The backend for a value: torch's for its tensors, NumPy's for everything else, which adopts or refuses it."""
+    """The backend for a value: torch's and CuPy's for theirs, another for what else says that it is in CUDA memory, and
+    NumPy's for everything else, which adopts or refuses it.
+    """
     backend = _by_type.get(type(value))
     if backend is None:
-        backend = _by_type[type(value)] = _find(value)
+        backend = _framework_of(value)
+        if backend is None:
+            # Of one type some values may be in CUDA memory and others not.
+            if hasattr(value, "__cuda_array_interface__"):
+                return CUDA_ARRAY
+            if hasattr(type(value), "__cuda_array_interface__"):
+                return NUMPY
+            backend = NUMPY
+        _by_type[type(value)] = backend
     return backend
 
 
-def _find(value: Any) -> TensorBackend:
-    torch = sys.modules.get("torch")
-    # A torch that is still being imported has no Tensor yet, and nobody can hold one.
-    tensor_class = getattr(torch, "Tensor", None)
-    if tensor_class is None or not isinstance(value, tensor_class):
-        return NUMPY
-    from hvdlite.backends.torch import make_backend
+def _framework_of(value: Any) -> TensorBackend | None:
+    if _is_of("torch", "Tensor", value):
+        from hvdlite.backends.torch import make_backend as make_torch
 
-    for known in _by_type.values():
-        if known.name == "torch":
-            return known
-    return make_backend()
+        return _known("torch") or make_torch()
+    if _is_of("cupy", "ndarray", value):
+        from hvdlite.backends.cupy import make_backend as make_cupy
+
+        return _known("cupy") or make_cupy()
+    return None
+
+
+def _is_of(framework: str, name: str, value: Any) -> bool:
+    # A framework that is still being imported has no such class yet, and nobody can hold an object of it.
+    kind = getattr(sys.modules.get(framework), name, None)
+    return kind is not None and isinstance(value, kind)
+
+
+def _known(framework: str) -> TensorBackend | None:
+    return next((known for known in _by_type.values() if known.name == framework), None)

@@ -7,18 +7,25 @@ nothing else: it knows no engine, no rank and no name.
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from hvdlite.errors import InvalidArgumentError
+
 __all__ = [
     "CHANNELS_LAST",
     "CHANNELS_LAST_3D",
     "CPU",
     "RECYCLED_FROM",
     "ROW_MAJOR",
+    "SOME_GPU",
     "Exported",
+    "GpuMemory",
+    "NewGpuMemory",
     "NewMemory",
     "TensorBackend",
+    "require_own_elements",
 ]
 
 CPU = -1  # the engine's device number for host memory
+SOME_GPU = -2  # of memory on a GPU that the backend cannot name: the engine finds it by the address
 
 # Memory layouts; the engine only checks that all ranks have the same one.
 ROW_MAJOR = 0
@@ -32,6 +39,18 @@ RECYCLED_FROM = 1 << 20
 NewMemory = Callable[[int], memoryview]
 
 
+class GpuMemory(Protocol):
+    """Memory of the engine's on a GPU; whoever uses it keeps this object."""
+
+    @property
+    def address(self) -> int:
+        """Where it begins."""
+
+
+# The same in the memory of the GPU that the operation's tensor is on, usable in the order of the tensor's stream.
+NewGpuMemory = Callable[[int], GpuMemory]
+
+
 class Exported(NamedTuple):
     """A tensor as the engine sees it.
 
@@ -40,9 +59,10 @@ class Exported(NamedTuple):
             buffer protocol: the engine finds the address itself, in less time than NumPy takes to tell it.
         shape: extents as the user sees them, whatever the layout.
         dtype: code of the element type (`hvdlite.dtypes.DType`).
-        device: `CPU`, or the number of a GPU.
+        device: `CPU`, the number of a GPU, or `SOME_GPU`.
         layout: `ROW_MAJOR` or another code above.
         owner: the tensor whose memory this is. If it is not the user's tensor it is a private dense copy of it.
+        stream: on a GPU, the raw handle of the CUDA stream in whose order the memory is ready; 0 is the legacy default stream.
     """
 
     pointer: Any
@@ -51,6 +71,26 @@ class Exported(NamedTuple):
     device: int
     layout: int
     owner: Any
+    stream: int = 0
+
+
+def require_own_elements(tensor: str, shape: Sequence[int], strides: Sequence[int], copy: str) -> None:
+    """Refuses a broadcast or expanded tensor, which has no room for a result.
+
+    Args:
+        tensor: what it is called, with its article.
+        shape: its extents.
+        strides: of its dimensions, in any unit.
+        copy: the method that makes a tensor with elements of its own.
+
+    Raises:
+        InvalidArgumentError: several of its elements are one.
+    """
+    if any(step == 0 and extent > 1 for step, extent in zip(strides, shape, strict=True)):
+        raise InvalidArgumentError(
+            f"an in-place operation cannot write to {tensor} (shape {list(shape)}, strides {list(strides)}: several elements "
+            f"are one); pass .{copy}() of it or use the function without the trailing underscore"
+        )
 
 
 class TensorBackend(Protocol):
@@ -87,14 +127,26 @@ class TensorBackend(Protocol):
             InvalidArgumentError: the engine does not know the dtype.
         """
 
-    def empty_like(self, owner: Any, new_memory: NewMemory) -> tuple[Any, Any]:
+    def empty_like(self, owner: Any, new_memory: Any) -> tuple[Any, Any]:
         """A new tensor with the shape, dtype and layout of an `Exported.owner`, and its pointer as in `Exported`.
 
-        From `RECYCLED_FROM` bytes on it lies in memory from `new_memory`.
+        Args:
+            owner: the tensor.
+            new_memory: a `NewMemory`, for tensors from `RECYCLED_FROM` bytes on; or a `NewGpuMemory`, if the owner is on a
+                GPU, for tensors that no framework's own memory can hold.
         """
 
     def wrap(self, data: memoryview, shape: Sequence[int], like: Any) -> Any:
         """A tensor over memory of the engine, without a copy: shape as given, dtype of the tensor `like`."""
+
+    def empty_on_gpu(self, shape: Sequence[int], like: Any, new_memory: NewGpuMemory) -> tuple[Any, int]:
+        """A new dense tensor of this shape, with the dtype and on the GPU of the tensor `like`, and its pointer."""
+
+    def stream_now(self, exported: Exported) -> int:
+        """The CUDA stream in whose order this thread uses a tensor on a GPU now; as `Exported.stream`."""
+
+    def use_in_current_stream(self, tensor: Any) -> None:
+        """Tells the framework's allocator that the current stream uses a tensor which was made in another one."""
 
     def copy_back(self, dense: Any, tensor: Any) -> None:
         """Writes the private copy that `export` made into the user's tensor."""

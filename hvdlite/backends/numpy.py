@@ -1,20 +1,21 @@
 """NumPy arrays, and whatever NumPy can view without a copy: DLPack and array-interface objects, scalars, lists."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
-from hvdlite.backends.base import CPU, RECYCLED_FROM, ROW_MAJOR, Exported, NewMemory
+from hvdlite.backends.base import CPU, RECYCLED_FROM, ROW_MAJOR, Exported, NewGpuMemory, NewMemory
 from hvdlite.dtypes import code_of_name, numpy_dtype
-from hvdlite.errors import InvalidArgumentError, UnsupportedError
+from hvdlite.errors import InternalError, InvalidArgumentError, UnsupportedError
 
 __all__ = ["BACKEND", "NumpyBackend"]
 
 Array = npt.NDArray[Any]
 
 _DLPACK_HOST_DEVICES = (1, 3, 11)  # CPU, and host memory pinned for CUDA or ROCm
+_DLPACK_CUDA_DEVICES = (2, 13)  # CUDA, and its managed memory
 
 
 class NumpyBackend:
@@ -23,7 +24,7 @@ class NumpyBackend:
     name = "numpy"
 
     def __init__(self) -> None:
-        self._codes: dict[np.dtype[Any], int] = {}
+        self._codes: dict[np.dtype[Any], int] = {}  # of native byte order
 
     def adopt(self, value: Any) -> Array:
         """A view of the value where it has an array's memory; a new array of a scalar or a list."""
@@ -43,6 +44,8 @@ class NumpyBackend:
 
     def adopt_writable(self, value: Any) -> Array:
         """The array itself; nothing else can be written to in place."""
+        if type(value) is np.ndarray and value.flags.writeable:
+            return value
         if not isinstance(value, np.ndarray):
             _refuse_device_memory(value)
             raise InvalidArgumentError(
@@ -59,12 +62,15 @@ class NumpyBackend:
     def export(self, tensor: Array, any_layout: bool) -> Exported:
         """Describes the array; `any_layout` makes no difference, the only layout used is row-major."""
         code = self._codes.get(tensor.dtype)
-        if code is None:
-            code = self._codes.setdefault(tensor.dtype, code_of_name(tensor.dtype.name, "NumPy array"))
-        flags = tensor.flags
-        if not (flags.c_contiguous and flags.aligned and tensor.dtype.isnative):
-            tensor = np.array(tensor, dtype=tensor.dtype.newbyteorder("="), order="C", copy=True, subok=False)
-        return Exported(tensor, tensor.shape, code, CPU, ROW_MAJOR, tensor)
+        if code is not None:
+            flags = tensor.flags
+            if flags.carray or (flags.c_contiguous and flags.aligned):  # the first asks for both and for writable, at once
+                return Exported(tensor, tensor.shape, code, CPU, ROW_MAJOR, tensor, 0)
+        dtype = tensor.dtype.newbyteorder("=")
+        code = self._codes.setdefault(dtype, code_of_name(dtype.name, "NumPy array"))
+        if not (tensor.dtype.isnative and tensor.flags.c_contiguous and tensor.flags.aligned):
+            tensor = np.array(tensor, dtype=dtype, order="C", copy=True, subok=False)
+        return Exported(tensor, tensor.shape, code, CPU, ROW_MAJOR, tensor, 0)
 
     def empty_like(self, owner: Array, new_memory: NewMemory) -> tuple[Array, Array]:
         """A new C-contiguous array."""
@@ -81,6 +87,17 @@ class NumpyBackend:
     def copy_back(self, dense: Array, tensor: Array) -> None:
         """Assigns all elements."""
         tensor[...] = dense
+
+    def empty_on_gpu(self, shape: Sequence[int], like: Array, new_memory: NewGpuMemory) -> NoReturn:
+        """There is none."""
+        raise InternalError("a result on a GPU for a NumPy array")
+
+    def stream_now(self, exported: Exported) -> int:
+        """Host memory has none."""
+        return 0
+
+    def use_in_current_stream(self, tensor: Array) -> None:
+        """There is none."""
 
     def mark_written(self, tensor: Array) -> None:
         """NumPy keeps no books about writes."""
@@ -99,16 +116,19 @@ class NumpyBackend:
 
 
 def _refuse_device_memory(value: Any) -> None:
-    kind = type(value)
-    where = ""
-    if hasattr(value, "__cuda_array_interface__"):
-        where = "CUDA memory"
-    elif hasattr(value, "__dlpack_device__") and int(value.__dlpack_device__()[0]) not in _DLPACK_HOST_DEVICES:
-        where = f"the memory of a device (DLPack device type {int(value.__dlpack_device__()[0])})"
-    if where:
+    if not hasattr(value, "__dlpack_device__"):
+        return
+    device = int(value.__dlpack_device__()[0])
+    if device not in _DLPACK_HOST_DEVICES:
+        kind = type(value)
+        advice = "copy it to host memory first, which hvdlite does not do silently"
+        if device in _DLPACK_CUDA_DEVICES:
+            advice = (
+                "hvdlite takes what is in CUDA memory from PyTorch, CuPy, and objects with __cuda_array_interface__: pass "
+                "torch.from_dlpack(x) or cupy.from_dlpack(x), which copy nothing"
+            )
         raise UnsupportedError(
-            f"this {kind.__module__}.{kind.__qualname__} is in {where}, which hvdlite cannot send yet (GPU tensors "
-            "come with a later version); copy it to host memory first, which hvdlite does not do silently"
+            f"this {kind.__module__}.{kind.__qualname__} is in the memory of a device (DLPack device type {device}); {advice}"
         )
 
 

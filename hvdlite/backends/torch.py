@@ -1,7 +1,17 @@
-"""torch's CPU tensors. Imported only when the user has imported torch; it never imports torch itself."""
+"""torch's tensors on CPUs and NVIDIA GPUs. Imported only when the user has imported torch; it never imports torch itself.
+
+Why a GPU's memory is safe. torch's caching allocator gives a freed block to the next tensor of the stream for which the block
+was first allocated, without waiting for the GPU: whoever used it must be ordered before what that stream does next. An
+operation's tensors are held until it was synchronised (or let go of by the runtime). Then the stream of the submission comes
+after the engine's work, so freeing is safe in its order, which is the stream that outputs and private copies were made in. A
+tensor of the user's that was made in a third stream is as in any code of torch's: using it in the stream of the submission
+took a ``record_stream``, and that covers the engine too, whose work that stream comes after. There is one more case: who
+synchronises in another stream than the submission's uses outputs and copies there, so these get their ``record_stream`` from
+us (`use_in_current_stream`).
+"""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hvdlite.backends.base import (
@@ -11,7 +21,9 @@ from hvdlite.backends.base import (
     RECYCLED_FROM,
     ROW_MAJOR,
     Exported,
+    NewGpuMemory,
     NewMemory,
+    require_own_elements,
 )
 from hvdlite.dtypes import DType, code_of_name
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
@@ -33,6 +45,7 @@ class TorchBackend:
         names = (dtype.label for dtype in DType)
         self._dtypes = {name: getattr(torch, name) for name in names if hasattr(torch, name)}
         self._codes = {dtype: int(code_of_name(name)) for name, dtype in self._dtypes.items()}
+        self._stream_of: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", self._public_stream_of)
         self._increment_version = getattr(torch.autograd.graph, "increment_version", None)
 
     def adopt(self, value: Any) -> Any:
@@ -42,24 +55,18 @@ class TorchBackend:
                 f"a torch tensor of layout {value.layout} cannot be sent as it is; pass .to_dense() of it, or its "
                 "indices and values"
             )
-        if not value.is_cpu:
+        if not (value.is_cpu or self._is_on_nvidia(value)):
             raise UnsupportedError(
-                f"this torch tensor is on {value.device}, which hvdlite cannot send yet (GPU tensors come with a later "
-                "version); pass .cpu() of it, which hvdlite does not do silently"
+                f"this torch tensor is on {value.device}, and hvdlite sends tensors in host memory and on NVIDIA GPUs only; "
+                "pass .cpu() of it, which hvdlite does not do silently"
             )
         return value if type(value) is self._tensor and not value.requires_grad else value.detach()
 
     def adopt_writable(self, value: Any) -> Any:
         """As `adopt`; a tensor whose elements share memory (``expand``) has no room for a result."""
         adopted = self.adopt(value)
-        if not adopted.is_contiguous() and any(
-            step == 0 and extent > 1 for step, extent in zip(adopted.stride(), adopted.shape, strict=True)
-        ):
-            raise InvalidArgumentError(
-                f"an in-place operation cannot write to an expanded torch tensor (shape {list(adopted.shape)}, strides "
-                f"{list(adopted.stride())}: several elements are one); pass .clone() of it or use the function without the "
-                "trailing underscore"
-            )
+        if not adopted.is_contiguous():
+            require_own_elements("an expanded torch tensor", adopted.shape, adopted.stride(), "clone")
         return adopted
 
     def export(self, tensor: Any, any_layout: bool) -> Exported:
@@ -71,7 +78,16 @@ class TorchBackend:
         if layout is None or tensor.is_neg() or tensor.is_conj():
             layout = ROW_MAJOR
             tensor = tensor.resolve_conj().resolve_neg().clone(memory_format=self._torch.contiguous_format)
-        return Exported(tensor.data_ptr(), tensor.shape, code, CPU, layout, tensor)
+        if tensor.is_cpu:
+            return Exported(tensor.data_ptr(), tensor.shape, code, CPU, layout, tensor)
+        device = tensor.device.index
+        return Exported(tensor.data_ptr(), tensor.shape, code, device, layout, tensor, self._stream_of(device))
+
+    def _is_on_nvidia(self, tensor: Any) -> bool:
+        return bool(tensor.is_cuda) and self._torch.version.hip is None
+
+    def _public_stream_of(self, device: int) -> int:
+        return int(self._torch.cuda.current_stream(device).cuda_stream)
 
     def _layout(self, tensor: Any, any_layout: bool) -> int | None:
         """Of a tensor that is not contiguous; None if it has none of those the engine knows."""
@@ -84,9 +100,9 @@ class TorchBackend:
         return None
 
     def empty_like(self, owner: Any, new_memory: NewMemory) -> tuple[Any, int]:
-        """A new tensor with the owner's memory format."""
+        """A new tensor with the owner's memory format; on a GPU in memory of torch's, which recycles it well."""
         torch = self._torch
-        if owner.nbytes >= RECYCLED_FROM and type(owner) is torch.Tensor:
+        if owner.nbytes >= RECYCLED_FROM and type(owner) is torch.Tensor and owner.is_cpu:
             storage = torch.frombuffer(new_memory(owner.nbytes), dtype=owner.dtype).untyped_storage()
             # No view of a flat tensor: autograd treats views differently.
             out = torch.empty(0, dtype=owner.dtype, device="cpu").set_(storage, 0, owner.shape, owner.stride())
@@ -100,6 +116,19 @@ class TorchBackend:
             return self._torch.empty(tuple(shape), dtype=like.dtype)
         return self._torch.frombuffer(data, dtype=like.dtype).reshape(tuple(shape))
 
+    def empty_on_gpu(self, shape: Sequence[int], like: Any, new_memory: NewGpuMemory) -> tuple[Any, int]:
+        """A new tensor in memory of torch's, for the current stream."""
+        out = self._torch.empty(tuple(shape), dtype=like.dtype, device=like.device)
+        return out, out.data_ptr()
+
+    def stream_now(self, exported: Exported) -> int:
+        """The current stream on the tensor's GPU."""
+        return self._stream_of(exported.device)
+
+    def use_in_current_stream(self, tensor: Any) -> None:
+        """Its memory is free for the stream that it was made in after what the current stream does with it."""
+        tensor.record_stream(self._torch.cuda.current_stream(tensor.device))
+
     def copy_back(self, dense: Any, tensor: Any) -> None:
         """Copies all elements, outside autograd."""
         with self._torch.no_grad():
@@ -111,7 +140,7 @@ class TorchBackend:
             self._increment_version(tensor)
 
     def integers(self, values: Sequence[int]) -> Any:
-        """An int32 tensor."""
+        """An int32 tensor, in host memory: who asks how many rows came asks there."""
         return self._torch.tensor(list(values), dtype=self._torch.int32)
 
     def dtype_name(self, tensor: Any) -> str:

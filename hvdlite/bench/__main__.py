@@ -1,4 +1,4 @@
-"""The command line of the benchmark: ``python -m hvdlite.bench {collectives,training,tensorflow-ops,table,plot}``."""
+"""The command line of the benchmark: ``python -m hvdlite.bench {collectives,training,tensorflow-ops,kernels,table,plot}``."""
 
 import argparse
 import importlib.metadata
@@ -12,11 +12,23 @@ from typing import TextIO
 
 from hvdlite import config
 from hvdlite._version import __version__
-from hvdlite.bench import collectives, keras_training, launch, machine, report, tables, tensorflow_ops, training
+from hvdlite.bench import (
+    collectives,
+    cuda_collectives,
+    keras_training,
+    kernels,
+    launch,
+    machine,
+    report,
+    tables,
+    tensorflow_ops,
+    training,
+)
 from hvdlite.bench.models import MODELS
 from hvdlite.bench.peers import PEERS, installed
 from hvdlite.bench.team import WrongSum
 from hvdlite.bench.world import World
+from hvdlite.errors import HvdliteError
 
 __all__ = ["main"]
 
@@ -31,10 +43,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(tables.tables(_read(options.lines)))
         elif options.command == "plot":
             _draw(_read(options.lines), options.picture)
+        elif options.command == "kernels":
+            _kernels(options)
         else:
             _check(parser, options)
             _job(parser, options, words)
-    except (launch.LaunchError, OSError, WrongSum) as error:
+    except (launch.LaunchError, OSError, WrongSum, HvdliteError) as error:
         print(f"hvdlite.bench: {error}", file=sys.stderr)
         return 1
     return 0
@@ -65,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     job.add_argument("--seconds", type=float, default=plan.seconds, help="about so long altogether")
     _add_names(job, "--cases", collectives.CASES, plan.cases)
     _add_names(job, "--cache", collectives.CACHES, plan.caches)
-    _add_names(job, "--peers", list(PEERS), usual)
+    _add_names(job, "--peers", [*PEERS, *(name for name in cuda_collectives.PEERS if name not in PEERS)], usual)
     job.add_argument(
         "--sizes",
         type=_sizes,
@@ -74,6 +88,7 @@ def _parser() -> argparse.ArgumentParser:
         help="of the arrays, such as 4,64K,16M",
     )
     job.add_argument("--tensors", type=int, default=plan.tensors, help="how many there are in the case small")
+    job.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where tensors are; cuda needs torch and a GPU")
 
     job = commands.add_parser(
         "training", help="steps of training, beside steps without communication", parents=launching, formatter_class=told
@@ -94,6 +109,19 @@ def _parser() -> argparse.ArgumentParser:
     job.add_argument("--seconds", type=float, default=ops.seconds, help="about so long altogether")
     job.add_argument("--tensors", type=int, default=ops.tensors, help="how many there are in the graph")
     job.add_argument("--elements", type=int, default=ops.elements, help="of each tensor")
+
+    kernel_plan = kernels.KernelPlan()
+    job = commands.add_parser("kernels", help="the fusion kernels of one GPU, in this process", formatter_class=told)
+    _add_names(job, "--cases", list(kernels.CASES), kernel_plan.cases)
+    usual_sizes = ",".join(map(report.short_bytes, kernel_plan.sizes))
+    job.add_argument("--sizes", type=_sizes, default=usual_sizes, metavar="BYTES,...", help="of all tensors together")
+    job.add_argument(
+        "--tensors", type=_numbers, default=",".join(map(str, kernel_plan.tensors)), metavar="N,...", help="how many"
+    )
+    job.add_argument("--launches", type=int, default=kernel_plan.launches, help="in a row")
+    job.add_argument("--repeats", type=int, default=kernel_plan.repeats, help="rows, of which the median is taken")
+    job.add_argument("--gpu", type=int, default=kernel_plan.gpu, help="its number")
+    job.add_argument("--output", type=Path, metavar="FILE", help="for the measurements, as lines of JSON")
 
     table = commands.add_parser("table", help="print an output file as tables in markdown")
     table.add_argument("lines", metavar="FILE.jsonl", type=Path)
@@ -123,6 +151,13 @@ def _add_names(parser: argparse.ArgumentParser, flag: str, known: Sequence[str],
     parser.add_argument(flag, type=names, default=",".join(usual), metavar="NAME,...", help=f"of {', '.join(known)}")
 
 
+def _numbers(text: str) -> list[int]:
+    numbers = [int(number) if number.isdecimal() else 0 for number in text.split(",")]
+    if min(numbers) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} are no numbers from 1 on")
+    return numbers
+
+
 def _sizes(text: str) -> list[int]:
     try:
         return [report.parse_bytes(size) for size in text.split(",")]
@@ -132,6 +167,10 @@ def _sizes(text: str) -> list[int]:
 
 def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     """Says now what would go wrong in a minute."""
+    if getattr(options, "device", "") == "cuda":
+        _check_cuda(parser, options)
+    elif options.command == "collectives" and (strange := [name for name in options.peers if name not in PEERS]):
+        parser.error(f"{', '.join(strange)}: not among {', '.join(PEERS)}; it takes part with --device cuda")
     missing = installed("matplotlib", "pip install 'hvdlite[bench]'") if options.plot else None
     needed = {"training": getattr(options, "framework", ""), "tensorflow-ops": "tensorflow"}.get(options.command)
     for package in {"torch": ["torch"], "keras": ["keras", "tensorflow"], "tensorflow": ["tensorflow"]}.get(needed or "", ()):
@@ -145,6 +184,36 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
         parser.error(f"--bind is for ranks started from here; these were started by {claim.launcher}, which binds them")
     if claim is not None and options.ranks not in (None, claim.size):
         parser.error(f"-n {options.ranks}, but {claim.launcher} has started {claim.size} ranks: leave -n out")
+
+
+def _check_cuda(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """What was not chosen has other defaults for CUDA tensors."""
+    if reason := cuda_collectives.no_gpu():
+        parser.error(f"--device cuda: {reason}")
+    host, cuda = collectives.Plan(), cuda_collectives.CudaPlan()
+    if options.peers == [name for name, kind in PEERS.items() if kind.by_default]:
+        options.peers = list(cuda.peers)
+    options.peers = [name for name in options.peers if name in cuda_collectives.PEERS]
+    options.cases = [name for name in options.cases if name in cuda_collectives.CASES]
+    if not options.peers or not options.cases:
+        known = cuda_collectives.CASES if options.peers else cuda_collectives.PEERS
+        parser.error(f"--device cuda has only {', '.join(known)} for {'--cases' if options.peers else '--peers'}")
+    if list(options.sizes) == list(host.sizes):
+        options.sizes = list(cuda.sizes)
+    if options.tensors == host.tensors:
+        options.tensors = cuda.tensors
+
+
+# --- kernels ----------------------------------------------------------------------------------------------------------
+
+
+def _kernels(options: argparse.Namespace) -> None:
+    records: list[report.Record] = []
+    plan = kernels.KernelPlan(options.cases, options.sizes, options.tensors, options.launches, options.repeats, options.gpu)
+    kernels.run(config.from_environment(), plan, records.extend)
+    if options.output:
+        options.output.write_text("".join(report.to_line(record) + "\n" for record in records))
+    print(kernels.table(records), flush=True)
 
 
 # --- a job ------------------------------------------------------------------------------------------------------------
@@ -199,7 +268,10 @@ def _measure(options: argparse.Namespace, words: Sequence[str]) -> None:
     try:
         book = _Book(world, options.output)
         book.add([_run_record(world, words)])
-        if options.command == "collectives":
+        if options.command == "collectives" and options.device == "cuda":
+            chosen = (options.cases, options.sizes, options.tensors, options.peers, options.seconds)
+            cuda_collectives.run(world, cuda_collectives.CudaPlan(*chosen), book.add)
+        elif options.command == "collectives":
             collectives.run(world, _collectives_plan(options), book.add)
         elif options.command == "tensorflow-ops":
             tensorflow_ops.run(world, tensorflow_ops.OpsPlan(options.tensors, options.elements, options.seconds), book.add)

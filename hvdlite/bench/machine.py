@@ -1,12 +1,13 @@
 """What the benchmark asks the machine: caches, threads, processor time. Linux; elsewhere some answers are missing."""
 
 import os
-import platform
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
+
+from hvdlite.tuning.place import cpu_name
 
 __all__ = ["cache_flusher", "cpu_name", "last_level_cache", "thread_ids", "thread_seconds"]
 
@@ -30,13 +31,6 @@ def cache_flusher() -> Callable[[], None]:
         np.negative(lines, lines)
 
     return flush
-
-
-def cpu_name() -> str:
-    """The processor, as it calls itself."""
-    info = Path("/proc/cpuinfo")
-    found = re.search(r"^model name\s*: (.*)$", info.read_text(), re.MULTILINE) if info.exists() else None
-    return found[1] if found else platform.machine()
 
 
 def thread_ids() -> set[int]:

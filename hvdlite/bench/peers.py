@@ -21,7 +21,7 @@ from hvdlite.dtypes import code_of_name
 from hvdlite.requests import Kind, Request, member_names, tensor_name
 from hvdlite.runtime import RUNTIME
 
-__all__ = ["CEILINGS", "PEERS", "Array", "Batch", "Peer", "installed", "join_gloo", "leave_gloo"]
+__all__ = ["CEILINGS", "PEERS", "Array", "Batch", "Peer", "installed", "join_gloo", "join_group", "leave_groups"]
 
 Array = NDArray[np.float32]
 
@@ -284,6 +284,11 @@ def _distributed() -> Any:
 
 def join_gloo(world: World) -> None:
     """Makes torch's default process group, on gloo, unless it is there. Collective."""
+    join_group(world, "gloo")
+
+
+def join_group(world: World, backend: str) -> None:
+    """Makes torch's default process group, on this backend, unless there is one. Collective."""
     dist = _distributed()
     if dist.is_initialized():
         return
@@ -291,10 +296,10 @@ def join_gloo(world: World) -> None:
     store = dist.TCPStore(host, 0, world.size, True, wait_for_workers=False) if world.rank == 0 else None
     port = world.from_first(store.port if store is not None else 0)
     store = store or dist.TCPStore(host, port, world.size, False)
-    dist.init_process_group("gloo", store=store, rank=world.rank, world_size=world.size)
+    dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.size)
 
 
-def leave_gloo() -> None:
+def leave_groups() -> None:
     """Ends all process groups of torch. Collective."""
     dist = _distributed()
     if dist.is_available() and dist.is_initialized():
@@ -336,7 +341,7 @@ class _Gloo(Peer):
         return f"torch {torch.__version__}"
 
     def close(self) -> None:
-        leave_gloo()
+        leave_groups()
 
 
 class _OneCcl(_Gloo):

@@ -1,7 +1,8 @@
 """From times to what is reported: statistics, bandwidths, the machine's bound, JSON lines and tables. Pure functions.
 
-A *record* is one line of the output: a dictionary with the key ``record``, which is ``run`` (where and how), ``peer``
-(who took part, or why not) or ``measurement``. Times are seconds of the slowest rank for one call.
+A *record* is one line of the output: a dictionary with the key ``record``, which is ``run`` (where and how), ``gpu`` (where
+the tensors are, unless on the host), ``peer`` (who took part, or why not) or ``measurement``. Times are seconds of the slowest
+rank for one call.
 """
 
 import json
@@ -16,6 +17,7 @@ __all__ = [
     "absences",
     "bandwidths",
     "bound_seconds",
+    "describe_gpu",
     "describe_run",
     "format_bytes",
     "format_seconds",
@@ -217,6 +219,12 @@ def describe_run(record: Record) -> str:
     if record["load"] > _QUIET * record["cpus"]:
         text += f" The machine was busy (load average {record['load']:.2f} at the start): do not trust these numbers."
     return text
+
+
+def describe_gpu(record: Record) -> str:
+    """Where the tensors were, of a record ``gpu``."""
+    shared = " Ranks share a GPU: it shows that it works, and the times say nothing." if record["shared"] else ""
+    return f"The tensors are in the memory of GPUs ({record['name']}).{shared}"
 
 
 def versions(records: Iterable[Record]) -> dict[str, str]:

@@ -6,6 +6,7 @@ from hvdlite.bench.report import (
     CEILINGS,
     Record,
     absences,
+    describe_gpu,
     describe_run,
     format_bytes,
     format_seconds,
@@ -34,6 +35,7 @@ def tables(records: Sequence[Record]) -> str:
     parts = []
     for run in _runs(records):
         parts.append(describe_run(run[0]))
+        parts += [describe_gpu(record) for record in run if record["record"] == "gpu"]
         if known := versions(run):
             parts.append("Versions: " + ", ".join(f"{peer}: {version}" for peer, version in known.items()) + ".")
         parts += [f"Not there: {peer} ({reason})." for peer, reason in absences(run).items()]

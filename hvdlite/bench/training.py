@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from hvdlite.bench import report
 from hvdlite.bench.measure import Effort, Subject, measure
 from hvdlite.bench.models import MODELS, Model
-from hvdlite.bench.peers import PEERS, join_gloo, leave_gloo
+from hvdlite.bench.peers import PEERS, join_gloo, leave_groups
 from hvdlite.bench.team import WrongSum
 from hvdlite.bench.world import World
 
@@ -147,7 +147,7 @@ def run(world: World, plan: Plan, sink: Callable[[Sequence[report.Record]], None
             sink(_measured(world, model, zero_grad, present, plan.seconds / len(groups)))
             gc.collect()  # the networks, before the next ones are made
     finally:
-        leave_gloo()
+        leave_groups()
 
 
 def _measured(world: World, model: str, zero_grad: str, ways: Sequence[str], seconds: float) -> list[report.Record]:

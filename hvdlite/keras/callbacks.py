@@ -12,6 +12,7 @@ from hvdlite.errors import InvalidArgumentError
 from hvdlite.keras.optimizer import is_distributed
 from hvdlite.keras.variables import broadcast_variables, build_optimizer, is_built, read, variables_of
 from hvdlite.objects import allgather_object
+from hvdlite.usage import mark_step
 
 if TYPE_CHECKING:
 
@@ -36,6 +37,7 @@ __all__ = [
     "BroadcastGlobalVariablesCallback",
     "LearningRateScheduleCallback",
     "LearningRateWarmupCallback",
+    "MarkStepCallback",
     "MetricAverageCallback",
 ]
 
@@ -91,6 +93,14 @@ class BroadcastGlobalVariablesCallback(_Callback):
     def _broadcast(self, variables: list[Any]) -> None:
         broadcast_variables(variables, self.root_rank)
         self.broadcast_done = True
+
+
+class MarkStepCallback(_Callback):
+    """Counts batches of training as the steps of `hvdlite.stats`. Local; see `hvdlite.mark_step`."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Marks the end of a step. With ``steps_per_execution`` above 1 Keras calls it for so many batches together."""
+        mark_step()
 
 
 class MetricAverageCallback(_Callback):

@@ -41,6 +41,7 @@ from hvdlite import (
     cross_size,
     cuda_built,
     ddl_built,
+    gather_stats,
     global_process_set,
     gloo_built,
     gloo_enabled,
@@ -49,6 +50,7 @@ from hvdlite import (
     is_initialized,
     local_rank,
     local_size,
+    mark_step,
     mpi_built,
     mpi_enabled,
     mpi_threads_supported,
@@ -58,7 +60,9 @@ from hvdlite import (
     rocm_built,
     shutdown,
     size,
+    stall_limit,
     start_timeline,
+    stats,
     stop_timeline,
 )
 from hvdlite.tensorflow import compression, elastic, functions, mpi_ops, util  # noqa: F401 - so that hvd.mpi_ops needs no import of its own
@@ -124,6 +128,7 @@ __all__ = [
     "cuda_built",
     "ddl_built",
     "elastic",
+    "gather_stats",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",
@@ -138,6 +143,7 @@ __all__ = [
     "local_rank_op",
     "local_size",
     "local_size_op",
+    "mark_step",
     "mpi_built",
     "mpi_enabled",
     "mpi_threads_supported",
@@ -151,7 +157,9 @@ __all__ = [
     "shutdown",
     "size",
     "size_op",
+    "stall_limit",
     "start_timeline",
+    "stats",
     "stop_timeline",
 ]
 

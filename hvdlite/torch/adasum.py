@@ -13,6 +13,7 @@ from hvdlite.compression import NoneCompressor
 from hvdlite.ops import allreduce_async
 from hvdlite.requests import Adasum
 from hvdlite.torch.agreement import Settings, agree
+from hvdlite.torch.gpu import reachable
 from hvdlite.torch.slots import Slot
 
 __all__ = ["AdasumStep"]
@@ -66,7 +67,7 @@ class AdasumStep:
     def _combine(self, start: list[tuple[Slot, torch.Tensor]]) -> list[torch.Tensor]:
         flights = []
         for slot, before in start:
-            wire, context = self._codec.compress((slot.param.detach() - before).cpu())
+            wire, context = self._codec.compress(reachable(slot.param.detach() - before))
             flights.append((allreduce_async(wire, None, slot.name, Adasum, process_set=self._settings.process_set), context))
         return [
             self._codec.decompress(handle.synchronize(), context).to(before.device)

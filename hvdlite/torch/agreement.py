@@ -12,6 +12,7 @@ from hvdlite.errors import InvalidArgumentError, MismatchError
 from hvdlite.objects import allgather_object
 from hvdlite.process_sets import ProcessSet
 from hvdlite.requests import OP_NAMES
+from hvdlite.torch.gpu import CPU, gpu_of
 from hvdlite.torch.slots import Slot
 
 __all__ = ["Settings", "agree"]
@@ -94,7 +95,9 @@ def agree(settings: Settings, slots: Sequence[Slot], groups: Hashable, generatio
         MismatchError: they do not; the same text on all ranks says which rank has what.
 
     """
-    description = [*({**settings.describe(), "groups": groups}.items()), *((slot.name, _shape_of(slot)) for slot in slots)]
+    gpus: list[int] = []
+    shapes = [(slot.name, _shape_of(slot, gpus)) for slot in slots]
+    description = [*({**settings.describe(), "groups": groups}.items()), *shapes]
     digest = hashlib.sha256(repr(description).encode()).hexdigest()
     sparse = {place: dims for place, slot in enumerate(slots) if (dims := _sparse_dim(slot)) is not None}
     name = f"{settings.prefix}.plan{generation}"
@@ -109,12 +112,21 @@ def agree(settings: Settings, slots: Sequence[Slot], groups: Hashable, generatio
     return {place: dims for _, found in everyone for place, dims in sorted(found.items())}
 
 
-def _shape_of(slot: Slot) -> str:
+def _shape_of(slot: Slot, gpus: list[int]) -> str:
+    """What all ranks must have the same of a parameter; `gpus` are those of the parameters so far.
+
+    Ranks have different GPUs, but what one has on one of them all must: it makes the buckets.
+    """
     param = slot.param
+    gpu = gpu_of(param)
+    if gpu != CPU and gpu not in gpus:
+        gpus.append(gpu)
     text = f"{str(param.dtype).removeprefix('torch.')} {list(param.shape)}"
     if not param.is_contiguous():
         text += f" with strides {list(param.stride())}"
-    return text + (" on a GPU" if param.device.type != "cpu" else "") + ("" if param.requires_grad else " (frozen)")
+    if gpu != CPU:
+        text += f" on another GPU (this rank's number {gpus.index(gpu) + 1})" if gpus.index(gpu) else " on a GPU"
+    return text + ("" if param.requires_grad else " (frozen)")
 
 
 def _sparse_dim(slot: Slot) -> int | None:

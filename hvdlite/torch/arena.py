@@ -22,6 +22,7 @@ import torch
 from hvdlite.arenas import make_arena
 from hvdlite.process_sets import ProcessSet
 from hvdlite.runtime import RUNTIME
+from hvdlite.torch.gpu import CPU
 from hvdlite.torch.slots import Slot, WireForm
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ def make_places(name: str, slots: "Iterable[tuple[Slot, WireForm]]", process_set
 
 
 def _is_worth_it(param: torch.Tensor, form: WireForm) -> bool:
-    return form.reduced_in_place and param.requires_grad and param.nbytes >= max(SMALLEST, 1)
+    return form.reduced_in_place and form.device == CPU and param.requires_grad and param.nbytes >= max(SMALLEST, 1)
 
 
 def _lay_out(sizes: Sequence[int]) -> tuple[list[int], int]:

@@ -14,7 +14,7 @@ def cut_buckets(kinds: Sequence[Hashable], sizes: Sequence[int], limit: int, fir
     """Cuts a sequence of tensors into buckets of one kind each.
 
     Args:
-        kinds: what the members of a bucket must have in common (the dtype), for each tensor.
+        kinds: what the members of a bucket must have in common (dtype, device), for each tensor.
         sizes: bytes of each tensor.
         limit: the most bytes of a bucket; a larger tensor is alone in its bucket.
         first_limit: the same for the bucket of the first tensor, small so that communication starts early.

@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from hvdlite.backends import backend_of
+from hvdlite import submission
+from hvdlite._engine import BucketState, all_are_there, gather
+from hvdlite.backends import Exported, backend_of
 from hvdlite.errors import HvdliteError, InvalidArgumentError
 from hvdlite.requests import Kind, Request, tensor_name
 from hvdlite.runtime import RUNTIME
+from hvdlite.torch.gpu import CPU, StreamsOfBucket, gpu_of
 from hvdlite.torch.slots import Slot, WireForm
 from hvdlite.torch.sparse import join_rows, rows_of
 
@@ -32,17 +35,19 @@ class Flight:
         handles: those of the engine's that have not been waited for.
         items: the requests.
         outcomes: of the items, in order, as far as they have been waited for: what the bucket needs of a result, or an error.
+        streams: on a GPU, the CUDA streams in whose order the memory is used again; the launching one is the first.
         landed: how many items are done with.
         in_place: did all go well, and may all gradients be where they have to be already?
 
     """
 
-    __slots__ = ("bucket", "handles", "in_place", "items", "landed", "outcomes")
+    __slots__ = ("bucket", "handles", "in_place", "items", "landed", "outcomes", "streams")
 
-    def __init__(self, bucket: "Bucket", handles: list[int], items: Sequence[Item]) -> None:
+    def __init__(self, bucket: "Bucket", handles: list[int], items: list[Item], streams: Sequence[int] = ()) -> None:
         self.bucket = bucket
         self.handles = handles
         self.items = items
+        self.streams = streams
         self.outcomes: list[Any] = []
         self.landed = 0
         self.in_place = False
@@ -58,7 +63,7 @@ class Flight:
             The first error of all items, or None.
 
         """
-        if self.in_place and _all_are_there(self.items):
+        if self.in_place and all_are_there(self.items):
             self.landed = len(self.items)
             return None
         failure: HvdliteError | None = None
@@ -78,28 +83,24 @@ class Flight:
         return failure
 
 
-def _all_are_there(items: Sequence[Item]) -> bool:
-    """Was every gradient reduced where it is, and is it still there? Then nothing but that it is filled has to be noted."""
-    for slot, grad, wire, _ in items:
-        if wire is not grad or slot.param.grad is not grad or slot.aside is not None or slot.sparse_dim is not None:
-            return False
-        slot.filled = True
-    return True
-
-
 class Bucket(Protocol):
     """Gradients that are launched together.
 
     Attributes:
         slots: the members, in the order that all ranks have.
+        device: where the gradients are: the engine's number of a GPU, or of host memory.
         missing: how many gradients of this pass are not there yet.
         launched: the last pass in which the bucket was launched.
 
     """
 
-    slots: Sequence[Slot]
+    slots: list[Slot]
+    device: int
     missing: int
     launched: int
+
+    def see_stream(self) -> None:
+        """On a GPU: a gradient of this pass has been made in the current stream."""
 
     def launch(self, engine: "Engine", turn: int, wake: bool) -> Flight:
         """Submits the gradients; `turn` counts the passes of one step, whose names differ."""
@@ -114,7 +115,7 @@ class Bucket(Protocol):
         """The plan is given up; what is in flight may still land."""
 
 
-class DenseBucket:
+class DenseBucket(BucketState):
     """Gradients of one dtype that the engine fuses, always in the same layout. The engine knows them as a prepared group."""
 
     def __init__(
@@ -126,7 +127,9 @@ class DenseBucket:
         prescale: float,
         postscale: float,
     ) -> None:
-        self.slots: Sequence[Slot] = [slot for slot, _ in members]
+        self.slots: list[Slot] = [slot for slot, _ in members]
+        self.device = members[0][1].device
+        self._streams = StreamsOfBucket(self.device)
         self.missing = len(members)
         self.launched = 0
         self._label = label
@@ -137,6 +140,9 @@ class DenseBucket:
         self._process_set = process_set
         self._prescale = prescale
         self._postscale = postscale
+        dtypes = {slot.param.dtype for slot, _ in members}
+        # Of gradients that are all reduced in place and row-major, as most are; otherwise None.
+        self._dtype = dtypes.pop() if len(dtypes) == 1 and all(form.is_plain for _, form in members) else None
         self._groups: list[int] = []  # prepared, one for each of the passes of a step
 
     def _prepare(self, engine: "Engine", turn: int) -> int:
@@ -156,6 +162,8 @@ class DenseBucket:
                     group=self._label + suffix,
                     group_size=len(self._members),
                     group_index=index,
+                    device=form.device,
+                    flags=form.flags,
                     arena=0 if slot.place is None else slot.place.arena,
                 )
                 for index, (slot, _, form) in enumerate(self._members)
@@ -163,9 +171,26 @@ class DenseBucket:
             self._groups.append(engine.prepare(requests))
         return self._groups[turn]
 
+    def see_stream(self) -> None:
+        """See `Bucket.see_stream`."""
+        self._streams.see()
+
     def launch(self, engine: "Engine", turn: int, wake: bool) -> Flight:
         """Submits all members, those without a gradient as absent."""
+        streams = () if self.device == CPU else self._streams.gather(wake)
         group = self._groups[turn] if turn < len(self._groups) else self._prepare(engine, turn)
+        gathered = None if self._dtype is None else gather(self.slots, self._dtype, torch.strided)
+        if gathered is not None:
+            pointers, items = gathered
+            absent: list[int] = []
+        else:
+            pointers, items, absent = self._gather()
+        if not streams:
+            return Flight(self, [engine.submit_prepared(group, pointers, absent, wake)], items)
+        return Flight(self, [engine.submit_prepared(group, pointers, absent, wake, streams[0])], items, streams)
+
+    def _gather(self) -> tuple[list[int], list[Item], list[int]]:
+        """The addresses and the items, whatever the gradients are, and which are absent."""
         pointers: list[int] = []
         absent: list[int] = []
         items: list[Item] = []
@@ -186,12 +211,18 @@ class DenseBucket:
             slot.dirty = False
             pointers.append(wire.data_ptr())
             items.append((slot, grad, wire, context))
-        return Flight(self, [engine.submit_prepared(group, pointers, absent, wake)], items)
+        return pointers, items, absent
 
     def wait(self, engine: "Engine", flight: Flight) -> None:
         """Once for all members."""
         if flight.handles:
-            contributors, errors = engine.wait_many(flight.handles)
+            if self.device == CPU:
+                contributors, errors = engine.wait_many(flight.handles)
+            else:
+                streams = self._streams.after(flight.streams)
+                contributors, errors = engine.wait_many(flight.handles, streams)
+                if streams[0] != flight.streams[0]:
+                    _use_in_current_stream(flight.items)
             flight.handles = []
             flight.in_place = not errors
             flight.outcomes = [errors.get(place, count) for place, count in enumerate(contributors)] if errors else contributors
@@ -224,6 +255,13 @@ class DenseBucket:
         self._groups.clear()
 
 
+def _use_in_current_stream(items: Sequence[Item]) -> None:
+    """Memory that was made for the launching stream is about to be used in the current one."""
+    for _, grad, wire, _ in items:
+        if wire is not grad:
+            backend_of(wire).use_in_current_stream(wire)
+
+
 def _is_there(slot: Slot, grad: torch.Tensor, strict: bool) -> bool:
     """Is the tensor that was sent still the parameter's gradient, or set aside as a part of it?"""
     if slot.param.grad is grad or slot.aside is grad:
@@ -236,19 +274,26 @@ def _is_there(slot: Slot, grad: torch.Tensor, strict: bool) -> bool:
     return False
 
 
-class SparseBucket:
+class SparseBucket(BucketState):
     """One parameter whose gradient is sparse: every rank gets all ranks' rows and adds them up."""
 
     def __init__(self, slot: Slot, divisor: int, process_set: int) -> None:
-        self.slots: Sequence[Slot] = [slot]
+        self.slots: list[Slot] = [slot]
+        self.device = gpu_of(slot.param)
+        self._streams = StreamsOfBucket(self.device)
         self.missing = 1
         self.launched = 0
         self._divisor = divisor
         self._process_set = process_set
         self._indices: torch.Tensor | None = None  # landed before the values
 
+    def see_stream(self) -> None:
+        """See `Bucket.see_stream`."""
+        self._streams.see()
+
     def launch(self, engine: "Engine", turn: int, wake: bool) -> Flight:
         """Submits the indices and the values of this rank's rows, of which there may be none."""
+        streams = () if self.device == CPU else self._streams.gather(wake)
         slot = self.slots[0]
         grad = slot.param.grad if slot.dirty else None
         if slot.dirty and grad is None:
@@ -262,19 +307,29 @@ class SparseBucket:
         requests = []
         for part, tensor in (("indices", indices), ("values", values)):
             exported = backend.export(tensor, False)
-            name = tensor_name(Kind.ALLGATHER, f"{slot.name}.{part}{suffix}")
-            head = (Kind.ALLGATHER, name, exported.dtype, exported.shape, exported.pointer, 0)
-            requests.append((*head, 1, 0, self._process_set))
-            items.append((slot, grad, exported.owner, part))
+            requests.append(
+                Request(
+                    Kind.ALLGATHER,
+                    tensor_name(Kind.ALLGATHER, f"{slot.name}.{part}{suffix}"),
+                    exported.dtype,
+                    exported.shape,
+                    exported.pointer,
+                    process_set=self._process_set,
+                    device=exported.device,
+                    stream=exported.stream,
+                )
+            )
+            items.append((slot, grad, exported.owner, exported))
         self._indices = None
-        return Flight(self, engine.submit_many(requests, wake), items)
+        return Flight(self, engine.submit_many(requests, wake), items, streams)
 
     def wait(self, engine: "Engine", flight: Flight) -> None:
         """One after the other: each result has memory of its own."""
+        streams = () if self.device == CPU else self._streams.after(flight.streams)
         while flight.handles:
             outcome: Result | HvdliteError
             try:
-                outcome = engine.wait(flight.handles[0])
+                outcome = engine.wait(flight.handles[0], streams=streams)
             except HvdliteError as error:
                 outcome = error
             flight.outcomes.append(outcome)
@@ -282,15 +337,14 @@ class SparseBucket:
 
     def land(self, item: Item, outcome: Any, strict: bool) -> None:
         """The indices land first, then the values, which make the gradient. The outcome: the engine's result."""
-        slot, grad, sent, _ = item
-        result: Result = outcome
-        shape = result.shape
-        rows = backend_of(sent).wrap(memoryview(b"") if 0 in shape else result.take_data(), shape, sent)
+        slot, grad, sent, context = item
+        exported: Exported = context
+        rows = submission.output_of(backend_of(sent), exported, RUNTIME.require(), outcome)
         if self._indices is None:
             self._indices = rows
             return
         if grad is None:
-            if shape[0]:
+            if len(rows):
                 slot.filled = True
                 slot.deliver(join_rows(self._indices, rows, slot.param, self._divisor))
         elif _is_there(slot, grad, strict):

@@ -21,7 +21,7 @@ class AtEnd:
         self._action()
 
 
-def install(param: Any, before: "partial[None]", after: "partial[None]") -> list[Any]:
+def install(param: Any, before: Callable[[Any], None], after: Callable[[Any], None]) -> list[Any]:
     """Hooks both ends of the accumulation, of frozen parameters too: they may be thawed later.
 
     Args:
@@ -38,7 +38,8 @@ def install(param: Any, before: "partial[None]", after: "partial[None]") -> list
     frozen = not param.requires_grad
     param.requires_grad_(True)
     for hook in (before, after):
-        hook.__torch_unserializable__ = True  # type: ignore[attr-defined]  # no warning when the tensor is saved
+        if isinstance(hook, partial):  # native ones say so themselves
+            hook.__torch_unserializable__ = True  # type: ignore[attr-defined]  # no warning when the tensor is saved
     hooks = [param.register_hook(before), param.register_post_accumulate_grad_hook(after)]
     if frozen:
         param.requires_grad_(False)

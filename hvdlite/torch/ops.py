@@ -281,7 +281,7 @@ class _Broadcast(torch.autograd.Function):
         call: _Call = ctx.call
         (average,) = _reduce(_Call(None, call.process_set, op=Average), call.grad_name, [grad])
         # Zeros that depend on the average: differentiated again, all ranks have the same collectives to run.
-        return None, None, average if ctx.is_root else average.masked_fill(torch.tensor(True), 0)
+        return None, None, average if ctx.is_root else average.masked_fill(torch.ones_like(average, dtype=torch.bool), 0)
 
 
 def broadcast(

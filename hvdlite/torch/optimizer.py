@@ -26,9 +26,11 @@ from hvdlite.runtime import RUNTIME
 from hvdlite.torch.adasum import AdasumStep
 from hvdlite.torch.agreement import Settings
 from hvdlite.torch.arguments import checked_op, name_groups, name_parameters
+from hvdlite.torch.gpu import reachable
 from hvdlite.torch.hooks import keep_out_of_graphs
 from hvdlite.torch.plan import Groups
 from hvdlite.torch.reducer import Reducer
+from hvdlite.usage import optimizer_stepped
 
 if TYPE_CHECKING:
     _Optimizer = torch.optim.Optimizer
@@ -98,7 +100,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
     Returns:
         The same optimizer, with these methods added: ``synchronize()``, ``skip_synchronize()``, ``no_sync()`` and
-        ``set_backward_passes_per_step(passes)``. Gradients of a GPU travel through host memory.
+        ``set_backward_passes_per_step(passes)``. Gradients on NVIDIA GPUs are reduced there; `Compression.fp16` and `bf16` are
+        then the engine's work on the way, and cost no copy. Those on other devices travel through host memory.
 
     Raises:
         InvalidArgumentError: an argument is wrong.
@@ -141,9 +144,15 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     members = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
     optimizer.__class__ = type(base.__name__, (_Distributed, base), members)
     optimizer._hvdlite = wrapping  # type: ignore[attr-defined]
+    if process_set.included():
+        wrapping.count_steps(optimizer)
     if process_set.included() and ((process_set.size() or 1) > 1 or settings.average_passes):
         wrapping.connect(optimizer, named, named_groups)
     return optimizer
+
+
+def _stepped(*_: Any) -> None:
+    optimizer_stepped()
 
 
 class _Wrapping:
@@ -179,6 +188,10 @@ class _Wrapping:
         self._step_hooks.append(optimizer.register_step_pre_hook(self.before_step))
         self._finalizer = weakref.finalize(optimizer, self.reducer.close)
         self._finalizer.atexit = False
+
+    def count_steps(self, optimizer: torch.optim.Optimizer) -> None:
+        """Has `hvdlite.stats` know of each step."""
+        self._step_hooks.append(optimizer.register_step_post_hook(_stepped))
 
     def undo(self, optimizer: "_Distributed") -> None:
         """Takes the wrapping off again."""
@@ -236,7 +249,8 @@ class _Wrapping:
         settings = self.settings
         name = f"{settings.prefix}.loss"
         if isinstance(loss, torch.Tensor):
-            return ops.allreduce(loss.detach().cpu(), name=name, op=settings.op, process_set=settings.process_set).to(loss)
+            reduced = ops.allreduce(reachable(loss.detach()), name=name, op=settings.op, process_set=settings.process_set)
+            return reduced.to(loss)
         if isinstance(loss, float):
             return float(ops.allreduce(loss, name=name, op=settings.op, process_set=settings.process_set))
         return loss

@@ -47,8 +47,8 @@ def make_buckets(settings: Settings, slots: Sequence[Slot], groups: Groups, gene
 def _cut(forms: Mapping[Slot, WireForm], groups: Groups) -> list[list[Slot]]:
     config = RUNTIME.config
     slots = list(forms)
-    # Frozen parameters, which have no gradients, must not hold up the others.
-    kinds = {slot: (form.dtype, slot.param.requires_grad) for slot, form in forms.items()}
+    # Frozen parameters, which have no gradients, must not hold up the others. A bucket is reduced on one device.
+    kinds = {slot: (form.dtype, form.device, form.flags, slot.param.requires_grad) for slot, form in forms.items()}
     if isinstance(groups, int):
         runs = split_evenly(len(slots), groups)
         wanted = {slots[place].name: number for number, run in enumerate(runs) for place in run}

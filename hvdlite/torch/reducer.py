@@ -11,22 +11,26 @@ What has to be made good where this did not happen (backward raised, or there is
 `settle`, at the latest in front of the optimizer's step.
 """
 
+import itertools
 import logging
+import threading
 import weakref
 from collections import deque
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hvdlite._engine import GradientHook, PassState
 from hvdlite.errors import HvdliteError
 from hvdlite.runtime import RUNTIME
 from hvdlite.torch.agreement import Settings, agree
 from hvdlite.torch.arena import make_places
 from hvdlite.torch.flights import Bucket, DenseBucket, Flight
+from hvdlite.torch.gpu import CPU
 from hvdlite.torch.hooks import AtEnd, install
 from hvdlite.torch.passes import NO_TASK, TOO_MANY_PASSES, EndOfTask, current_task, is_nested, when_task_ends
 from hvdlite.torch.plan import Groups, make_buckets
@@ -49,7 +53,7 @@ def owner_of(param: torch.Tensor) -> "Reducer | None":
     return owner if owner is not None and owner.holds(param) else None
 
 
-class Reducer:
+class Reducer(PassState):
     """The gradients of one wrapped optimizer. It keeps no reference to the optimizer."""
 
     def __init__(self, settings: Settings) -> None:
@@ -58,6 +62,8 @@ class Reducer:
         self.suspended = 0  # > 0 inside no_sync()
         self._slots: dict[int, Slot] = {}
         self._hooks: dict[int, list[Any]] = {}
+        # Autograd has a thread for each GPU, so the hooks of parameters on several devices run at the same time.
+        self._lock: threading.RLock | None = None
         self._partners: list[Reducer] = []  # have taken over parameters that our optimizer steps too
         self._borrowers: weakref.WeakSet[Reducer] = weakref.WeakSet()
         # The plan, made when gradients are reduced for the first time.
@@ -66,6 +72,7 @@ class Reducer:
         self._generation = 0
         self._arena: Arena | None = None  # where the gradients have places
         # The pass that is running.
+        self._current_task = current_task
         self._task = NO_TASK  # graph task whose hooks run at present
         self._tasks: set[int] = set()  # those of the pass
         self._stamp = 0  # number of the pass
@@ -106,11 +113,31 @@ class Reducer:
         for name, param, owner in added:
             if owner is not None:
                 owner._give_up(param, self)
-            slot = self._slots[id(param)] = Slot(name, param)
+            self._slots[id(param)] = Slot(name, param)
             _owners[id(param)] = weakref.ref(self)
-            self._hooks[id(param)] = install(param, partial(self._before, slot), partial(self._after, slot))
+        self._install_hooks([param for _, param, _ in added])
         self._groups = self._groups if groups is None else groups
         self._drop_plan()
+
+    def _install_hooks(self, params: "Iterable[torch.Tensor]") -> None:
+        if self._lock is None and len({slot.param.device for slot in self._slots.values()}) > 1:
+            self._lock = threading.RLock()
+            for hook in itertools.chain.from_iterable(self._hooks.values()):
+                hook.remove()
+            params = [slot.param for slot in self._slots.values()]
+        before, after = self._before, self._after
+        for param in params:
+            slot = self._slots[id(param)]
+            hooks: tuple[Callable[[torch.Tensor], None], Callable[[torch.Tensor], None]]
+            if self._lock is None:
+                hooks = GradientHook(self, slot, before, False), GradientHook(self, slot, after, True)
+            else:
+                hooks = partial(self._locked, before, slot), partial(self._locked, after, slot)
+            self._hooks[id(param)] = install(param, *hooks)
+
+    def _locked(self, hook: "Callable[[Slot, torch.Tensor], None]", slot: Slot, tensor: torch.Tensor) -> None:
+        with self._lock or nullcontext():
+            hook(slot, tensor)
 
     def holds(self, param: torch.Tensor) -> bool:
         """Is this reducer in charge of the parameter?"""
@@ -145,7 +172,7 @@ class Reducer:
         self._slots.clear()
         if self._flights and self._engine is not None:
             for flight in self._flights:
-                RUNTIME.park(self._engine, flight.handles, flight)
+                RUNTIME.park(self._engine, flight.handles, flight, flight.streams)
             self._flights.clear()
         self._drop_plan()
 
@@ -182,6 +209,8 @@ class Reducer:
         if self._eager:
             bucket: Bucket = slot.bucket
             bucket.missing -= 1
+            if bucket.device != CPU:
+                bucket.see_stream()
             if not bucket.missing:
                 self._launch(bucket, wake=True)
 

@@ -6,9 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hvdlite.compression import is_none
+from hvdlite._engine import GradientState
+from hvdlite.compression import BF16Compressor, FP16Compressor, is_none
 from hvdlite.dtypes import code_of_name
 from hvdlite.errors import InternalError, InvalidArgumentError
+from hvdlite.requests import Flag
+from hvdlite.torch.gpu import CPU, gpu_of
 
 if TYPE_CHECKING:
     from hvdlite.torch.arena import Place
@@ -30,15 +33,21 @@ def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 _STRIDED = torch.strided
+# Compressions that the engine does itself, on a GPU, and the types that they are for.
+_WIRE_FLAGS: dict[type, int] = {FP16Compressor: Flag.WIRE_FLOAT16, BF16Compressor: Flag.WIRE_BFLOAT16}
+_COMPRESSED = (torch.float32, torch.float64)
 
 
 class WireForm:
     """How the gradient of one parameter becomes memory that the engine reduces in place, and back.
 
-    A gradient in host memory that lies as its parameter does is reduced where it is. Others travel as a dense copy:
-    compressed ones, complex ones (as pairs of reals) and those of a GPU (through host memory).
+    A gradient in host memory, or on an NVIDIA GPU, that lies as its parameter does is reduced where it is. Others travel as a
+    dense copy on the same device: compressed ones and complex ones (as pairs of reals). On a GPU the engine converts to 16-bit
+    floats and back on the way, so those need no copy. Gradients on other devices travel through host memory.
 
     Attributes:
+        device: where the memory is: the engine's number of a GPU, or of host memory.
+        flags: of the request.
         dtype: code of the element type that travels.
         shape: extents of what travels.
         nbytes: size of what travels.
@@ -47,11 +56,14 @@ class WireForm:
     __slots__ = (
         "_compression",
         "_contiguous",
+        "_memory",
         "_pairs",
         "_param",
         "_reduced_in_place",
         "_wire_dtype",
+        "device",
         "dtype",
+        "flags",
         "nbytes",
         "shape",
     )
@@ -59,15 +71,22 @@ class WireForm:
     def __init__(self, param: torch.Tensor, compression: Any) -> None:
         """Raises InvalidArgumentError if the engine has no type for the gradient."""
         self._param = param
+        self.device = gpu_of(param)
+        self._memory = torch.device("cpu") if self.device == CPU else param.device
         self._compression = None if is_none(compression) else compression
+        self.flags = 0
+        if self.device != CPU and param.dtype in _COMPRESSED and isinstance(compression, type):
+            self.flags = _WIRE_FLAGS.get(compression, 0)
+            self._compression = None if self.flags else self._compression
         self._contiguous = param.is_contiguous()
         plain = self._compression is None and not param.is_complex()
-        in_place = plain and param.device.type == "cpu" and is_dense(param.shape, param.stride())
+        stays = self.device != CPU or param.device.type == "cpu"
+        in_place = plain and stays and is_dense(param.shape, param.stride())
         self._reduced_in_place = param.dtype if in_place else None
         self._pairs = False
         self._wire_dtype, self.shape = param.dtype, tuple(param.shape)
         if not plain:  # what travels is for the compression to say, so ask it
-            sample, _ = self._compress(torch.zeros(param.shape, dtype=param.dtype))
+            sample, _ = self._compress(torch.zeros(param.shape, dtype=param.dtype, device=self._memory))
             self._pairs = sample.is_complex()
             self._wire_dtype, self.shape = sample.dtype, tuple(sample.shape)
             if self._pairs:
@@ -79,6 +98,11 @@ class WireForm:
     def reduced_in_place(self) -> bool:
         """Are gradients of the usual kind reduced where they are?"""
         return self._reduced_in_place is not None
+
+    @property
+    def is_plain(self) -> bool:
+        """Are they, and is their order of elements the usual one?"""
+        return self.reduced_in_place and self._contiguous
 
     def fits(self, grad: torch.Tensor) -> bool:
         """Can the gradient be reduced where it is?"""
@@ -95,7 +119,7 @@ class WireForm:
             grad = grad.to_dense()
         if self._reduced_in_place is not None:
             return self.blank().copy_(grad), None
-        wire, context = self._compress(grad.to(device="cpu", dtype=self._param.dtype))
+        wire, context = self._compress(grad.to(device=self._memory, dtype=self._param.dtype))
         if self._pairs:
             wire = torch.view_as_real(wire.resolve_conj())
         if wire.dtype is not self._wire_dtype or wire.shape != self.shape:
@@ -114,11 +138,11 @@ class WireForm:
     def blank(self) -> torch.Tensor:
         """Memory of the right form for a result, with nothing in it."""
         if self._reduced_in_place is not None and not self._contiguous:
-            return torch.empty_strided(self.shape, self._param.stride(), dtype=self._wire_dtype)
-        return torch.empty(self.shape, dtype=self._wire_dtype)
+            return torch.empty_strided(self.shape, self._param.stride(), dtype=self._wire_dtype, device=self._memory)
+        return torch.empty(self.shape, dtype=self._wire_dtype, device=self._memory)
 
     def decode(self, wire: torch.Tensor, context: Any) -> torch.Tensor:
-        """The reduced gradient with the parameter's shape and dtype, in host memory."""
+        """The reduced gradient with the parameter's shape and dtype, in the memory where it was reduced."""
         if self._reduced_in_place is not None:
             return wire
         if self._pairs:
@@ -131,10 +155,10 @@ class WireForm:
         """What `decode` needs to know of a result in memory from `blank`."""
         if self._compression is None:
             return None
-        return self._compress(torch.zeros(self._param.shape, dtype=self._param.dtype))[1]
+        return self._compress(torch.zeros(self._param.shape, dtype=self._param.dtype, device=self._memory))[1]
 
 
-class Slot:
+class Slot(GradientState):
     """One parameter and the state of its gradient.
 
     ``param.grad`` holds at most one of two things at a time: what backward added on this rank and nobody has reduced yet
@@ -149,50 +173,21 @@ class Slot:
         sparse_dim: sparse dimensions of the gradient, if it is sparse on any rank; otherwise None.
         place: in the arena, if there is one for this gradient.
         fresh: is ``param.grad`` a tensor that autograd has made (or is about to make), and that was offered no place yet?
+
+    All but the name are members of the native class, whose hooks look at them. Its `forget` is told that the user has reset
+    the gradient: ``param.grad`` is None or all zeros. Zeros where there was a gradient of this rank alone are reduced like it:
+    other ranks may have none, and all have to have the same in the end, zeros or None.
     """
 
-    __slots__ = (
-        "_zeroed",
-        "_zeroed_version",
-        "aside",
-        "bucket",
-        "dirty",
-        "filled",
-        "fresh",
-        "name",
-        "param",
-        "place",
-        "sparse_dim",
-        "stamp",
-    )
+    __slots__ = ("name",)
+    param: torch.Tensor
+    aside: torch.Tensor | None
+    place: "Place | None"
+    _zeroed: torch.Tensor | None
 
     def __init__(self, name: str, param: torch.Tensor) -> None:
         self.name = name
         self.param = param
-        self.bucket: Any = None
-        self.dirty = False
-        self.filled = False
-        self.aside: torch.Tensor | None = None
-        self.stamp = 0
-        self.sparse_dim: int | None = None
-        self.place: Place | None = None
-        self.fresh = False
-        self._zeroed: torch.Tensor | None = None
-        self._zeroed_version = 0
-
-    def forget(self) -> None:
-        """The user has reset the gradient: ``param.grad`` is None or all zeros.
-
-        Zeros where there was a gradient of this rank alone are reduced like it: other ranks may have none, and all have to
-        have the same in the end, zeros or None.
-        """
-        grad = self.param.grad
-        self.dirty = self.dirty and grad is not None
-        self._zeroed = None if self.dirty else grad  # the engine may write where a dirty one lies, which shows in no version
-        self.filled = self.fresh = False
-        self.aside = None
-        if grad is not None:
-            self._zeroed_version = grad._version
 
     def is_zero(self) -> bool:
         """Is ``param.grad`` as the user's reset has left it?"""
@@ -249,13 +244,13 @@ class Slot:
         """Adds a reduced gradient that this rank had no part in. Called without gradient recording.
 
         Args:
-            value: the parameter's shape and dtype, host memory, not used by anyone else.
+            value: the parameter's shape and dtype, there or in host memory, not used by anyone else.
         """
         param = self.param
         self.merge()
         if self.sparse_dim is not None and value.layout is torch.strided:
             value = value.to_sparse(self.sparse_dim)
-        elif param.device.type != "cpu":
+        elif value.device != param.device:
             value = value.to(param.device)
         param.grad = value if param.grad is None else add(param.grad, value)
 

@@ -11,6 +11,7 @@ from hvdlite.errors import InvalidArgumentError
 from hvdlite.objects import allgather_object, broadcast_object
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.runtime import RUNTIME
+from hvdlite.torch.gpu import CPU, gpu_of, number_of, reachable
 
 __all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
 
@@ -22,8 +23,8 @@ def broadcast_parameters(params: Any, root_rank: int, process_set: ProcessSet = 
 
     Args:
         params: ``model.state_dict()``, ``model.named_parameters()``, or any mapping or iterable of (name, tensor) pairs or
-            of tensors (which are then numbered). Entries that are None are left out. Tensors of a GPU are copied through
-            host memory.
+            of tensors (which are then numbered). Entries that are None are left out. Tensors on NVIDIA GPUs are broadcast
+            there, and must be on a GPU on all ranks; those on other devices are copied through host memory.
         root_rank: the root's rank in the whole job, the same on all ranks.
         process_set: the ranks that take part; the root is one of them.
 
@@ -55,17 +56,17 @@ def _broadcast_tensors(named: Iterable[tuple[str, torch.Tensor]], root_rank: int
     started = []
     with torch.no_grad():
         for name, tensor in named:
-            host = tensor.detach().cpu()
-            if host.is_complex() or host.dtype.itemsize == 1:
-                host = host.contiguous()
-                sent = host.reshape(-1).view(torch.uint8)  # shares memory: it is contiguous
+            near = reachable(tensor.detach())
+            if near.is_complex() or near.dtype.itemsize == 1:
+                near = near.contiguous()
+                sent = near.reshape(-1).view(torch.uint8)  # shares memory: it is contiguous
             else:
-                sent = host
-            started.append((tensor, host, ops.broadcast_async_(sent, root_rank, name, process_set)))
-        for tensor, host, handle in started:
+                sent = near
+            started.append((tensor, near, ops.broadcast_async_(sent, root_rank, name, process_set)))
+        for tensor, near, handle in started:
             handle.synchronize()
-            if host.data_ptr() != tensor.data_ptr():
-                tensor.copy_(host)
+            if near.data_ptr() != tensor.data_ptr():
+                tensor.copy_(near)
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,7 @@ class _Placeholder:
     shape: tuple[int, ...]
     dtype: torch.dtype
     on_host: bool
+    on_gpu: bool  # one where the engine reaches it
 
 
 def broadcast_optimizer_state(
@@ -104,7 +106,7 @@ def broadcast_optimizer_state(
     structure = _without_tensors(optimizer.state_dict(), tensors) if is_root else None
     structure = broadcast_object(structure, root_rank, "optimizer_state", process_set)
     if not is_root:
-        _make_tensors(structure, tensors)
+        _make_tensors(structure, tensors, _Homes(optimizer, structure))
     named = [(f"optimizer_state.{number}", tensor) for number, tensor in enumerate(tensors)]
     _broadcast_tensors(named, root_rank, process_set)
     if not is_root:
@@ -115,7 +117,7 @@ def _without_tensors(tree: Any, tensors: list[torch.Tensor]) -> Any:
     """The structure with placeholders for its dense tensors, which are appended to the list."""
     if isinstance(tree, torch.Tensor) and tree.layout is torch.strided:
         tensors.append(tree)
-        return _Placeholder(len(tensors) - 1, tuple(tree.shape), tree.dtype, tree.device.type == "cpu")
+        return _Placeholder(len(tensors) - 1, tuple(tree.shape), tree.dtype, tree.device.type == "cpu", gpu_of(tree) != CPU)
     if isinstance(tree, dict):
         return {key: _without_tensors(value, tensors) for key, value in tree.items()}
     if type(tree) in (list, tuple):
@@ -123,16 +125,55 @@ def _without_tensors(tree: Any, tensors: list[torch.Tensor]) -> Any:
     return tree
 
 
-def _make_tensors(tree: Any, tensors: list[torch.Tensor]) -> None:
-    """Appends memory for each placeholder, in the order of their numbers."""
+class _Homes:
+    """On which device of this rank the tensors belong that the root has on a GPU: where the parameter is that they are for.
+
+    Attributes:
+        state: by the parameter's key in the root's structure.
+        groups: of each parameter group.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, received: dict[str, Any]) -> None:
+        host = torch.device("cpu")
+        self.state: dict[Any, torch.device] = {}
+        self.groups: list[torch.device] = []
+        for group, other in zip(optimizer.param_groups, received["param_groups"], strict=False):
+            devices = [param.device for param in group["params"]]
+            self.state.update(zip(other["params"], devices, strict=False))
+            self.groups.append(devices[0] if devices else host)
+
+    def of_state(self, key: Any) -> torch.device:
+        """Where the state of one parameter belongs."""
+        return self.state.get(key, torch.device("cpu"))
+
+    def of_group(self, place: int) -> torch.device:
+        """Where the options of one group belong."""
+        return self.groups[place] if place < len(self.groups) else torch.device("cpu")
+
+
+def _make_tensors(received: dict[str, Any], tensors: list[torch.Tensor], homes: _Homes) -> None:
+    """Appends memory for each placeholder of an optimizer's state, in the order of their numbers."""
+    for part, tree in received.items():
+        if part == "state":
+            for key, value in tree.items():
+                _make_for(value, tensors, homes.of_state(key))
+        elif part == "param_groups":
+            for place, group in enumerate(tree):
+                _make_for(group, tensors, homes.of_group(place))
+        else:
+            _make_for(tree, tensors, torch.device("cpu"))
+
+
+def _make_for(tree: Any, tensors: list[torch.Tensor], device: torch.device) -> None:
     if isinstance(tree, _Placeholder):
-        tensors.append(torch.empty(tree.shape, dtype=tree.dtype))
+        there = tree.on_gpu and number_of(device) != CPU
+        tensors.append(torch.empty(tree.shape, dtype=tree.dtype, device=device if there else "cpu"))
     elif isinstance(tree, dict):
         for value in tree.values():
-            _make_tensors(value, tensors)
+            _make_for(value, tensors, device)
     elif type(tree) in (list, tuple):
         for value in tree:
-            _make_tensors(value, tensors)
+            _make_for(value, tensors, device)
 
 
 def _with_tensors(tree: Any, tensors: list[torch.Tensor], device: torch.device) -> Any:

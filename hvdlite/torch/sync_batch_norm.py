@@ -1,8 +1,9 @@
 """Batch normalisation over the batches of all ranks.
 
 Each rank sums up its own values, one small allgather brings the ranks' counts, means and sums of squared deviations
-together, and one small allreduce does the same for the gradients. What is exchanged is on the host and in float64; what
-touches the values are operations that torch has for every device.
+together, and one small allreduce does the same for the gradients. What is exchanged is in float64, on the input's device
+where the engine reaches it and otherwise on the host; what touches the values are operations that torch has for every
+device. On a GPU the counts are exchanged on the host by themselves, so that nothing waits for the GPU.
 """
 
 import math
@@ -19,6 +20,7 @@ from hvdlite.errors import InvalidArgumentError
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.requests import Sum
 from hvdlite.runtime import RUNTIME
+from hvdlite.torch.gpu import reachable
 
 __all__ = ["SyncBatchNorm"]
 
@@ -32,7 +34,7 @@ class SyncBatchNorm(_BatchNorm):
     gradients of weight and bias are this rank's part, for `DistributedOptimizer` to reduce.
 
     Input and output are ``[N, C]`` or ``[N, C, ...]``, of any floating dtype, on any device and in any memory format;
-    statistics are float32, or float64 for float64 input. Statistics of a GPU travel through host memory.
+    statistics are float32, or float64 for float64 input. Those of an NVIDIA GPU stay there.
 
     Args:
         num_features: the number C of channels, the same on all ranks.
@@ -176,7 +178,7 @@ def _statistics_dtype(input: torch.Tensor) -> torch.dtype:
 
 @dataclass(frozen=True)
 class _Whole:
-    """What all ranks' values are together: float64 on the host; the variance is the biased one."""
+    """What all ranks' values are together: float64, where it was exchanged; the variance is the biased one."""
 
     mean: torch.Tensor
     var: torch.Tensor
@@ -188,7 +190,7 @@ class _Own:
 
     Attributes:
         centered: the input minus the center: float32 or float64, on the input's device. Nobody else's memory.
-        center: float64 on the host.
+        center: float64, where statistics are exchanged.
 
     """
 
@@ -200,16 +202,24 @@ class _Own:
         self.centered = input - _per_channel(center, input.dim())
         # Deviations from a rounded mean have a mean of their own, which counts where the mean is far from zero.
         sums = [center, _sums(self.centered, dtype) / divisor, _sums(self.centered.square(), dtype)]
-        self.center, self._offset, self._squares = torch.stack(sums).cpu().double()
+        self.center, self._offset, self._squares = reachable(torch.stack(sums)).double()
 
     def with_others(self, name: str, process_set: ProcessSet) -> _Whole:
         """The statistics of all ranks. Collective over `process_set`."""
         count = torch.tensor([self._count], dtype=torch.float64)
-        deviations = self._squares - count * self._offset.square()
-        everyone = ops.allgather(torch.cat([self.center + self._offset, deviations, count])[None], name, process_set)
+        own = [self.center + self._offset, self._squares - self._count * self._offset.square()]
         channels = len(self.center)
-        means, deviations, counts = everyone.split([channels, channels, 1], dim=1)
-        total = int(counts.sum())
+        if self.center.is_cpu:
+            everyone = ops.allgather(torch.cat([*own, count])[None], name, process_set)
+            means, deviations, counts = everyone.split([channels, channels, 1], dim=1)
+            total = int(counts.sum())
+        else:
+            flight = ops.allgather_async(count[None], f"{name}.counts", process_set)
+            everyone = ops.allgather(torch.cat(own)[None], name, process_set)
+            means, deviations = everyone.split([channels, channels], dim=1)
+            host_counts = flight.synchronize()
+            total = int(host_counts.sum())
+            counts = host_counts.to(everyone.device, non_blocking=True)
         mean = (counts * means).sum(0) / max(total, 1)
         var = (deviations + counts * (means - mean).square()).sum(0) / max(total, 1)
         return _Whole(mean, var.clamp(min=0.0), total)
@@ -261,7 +271,7 @@ class _Normalise(torch.autograd.Function):
         if not wants_input:
             return (None, None, None, None, None, for_weight, for_bias)
         sums = ops.allreduce(
-            torch.stack([grads, products]).cpu().double(), name=call.name, op=Sum, process_set=call.process_set
+            reachable(torch.stack([grads, products])).double(), name=call.name, op=Sum, process_set=call.process_set
         )
         mean_grad, mean_product = (sums / max(call.count, 1)).to(centered)
         scale = invstd if weight is None else invstd * weight

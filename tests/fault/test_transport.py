@@ -43,6 +43,7 @@ def test_every_kind_of_shared_page_and_none(kind, binding):
     assert all(text == "" for text in result.stderr.values()), result.report()
 
 
+@pytest.mark.measures
 def test_without_a_shared_page_waiting_still_costs_little():
     result = run_job(
         """
@@ -84,6 +85,9 @@ def test_init_on_a_list_of_ranks_a_communicator_and_again_after_shutdown():
             assert (hvd.rank(), hvd.size()) == (world.rank - 1, 2)
             assert (hvd.allreduce(np.full(2, world.rank), name="x", op=hvd.Sum) == 3).all()
             hvd.shutdown()
+        hvd.init()  # with a rank that took no part in the job before
+        assert (hvd.allreduce(np.full(2, world.rank), name="x", op=hvd.Sum) == 3).all()
+        hvd.shutdown()
         reversed_world = world.Split(0, -world.rank)
         hvd.init(reversed_world)
         assert hvd.rank() == world.size - 1 - world.rank

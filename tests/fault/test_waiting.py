@@ -7,6 +7,7 @@ from support.job import run_job
 from support.limits import limit
 
 
+@pytest.mark.measures
 @pytest.mark.parametrize("binding", ["core", "none"])
 def test_an_idle_engine_and_a_wait_for_a_straggler_use_no_processor(binding):
     result = run_job(
@@ -102,6 +103,7 @@ def test_a_forked_child_is_inert_and_says_so():
         assert "fork" in result.stdout[rank], result.report()
 
 
+@pytest.mark.measures
 def test_four_ranks_on_few_cores_do_not_collapse():
     """With more ranks than cores nobody spins another off its core, which would cost it a time slice."""
     result = run_job(
@@ -129,6 +131,7 @@ def test_four_ranks_on_few_cores_do_not_collapse():
     assert float(micros.group(1)) <= 60, result.report()  # of processor time; more than 100 if they spin
 
 
+@pytest.mark.measures
 def test_two_ranks_that_were_put_on_one_core_give_it_to_each_other():
     """As the scheduler may do with ranks that are not bound: neither spins while the other has work to do."""
     result = run_job(
@@ -161,6 +164,7 @@ def test_two_ranks_that_were_put_on_one_core_give_it_to_each_other():
     assert float(micros.group(1)) <= 60, result.report()
 
 
+@pytest.mark.measures
 def test_a_blocking_four_byte_allreduce_takes_tens_of_microseconds():
     """Through the whole of the engine, negotiation included; the best of several batches, for the machine is shared."""
     result = run_job(

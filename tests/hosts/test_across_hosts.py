@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from support.hosts import emulated_hosts
 from support.parallel import run_in_step
 from support.timed_allreduce import timed_allreduce
@@ -60,6 +61,7 @@ def test_ranks_of_a_host_map_one_window_of_their_own():
     assert first[1] != third[1], "ranks of two hosts"
 
 
+@pytest.mark.measures
 def test_the_wire_carries_little_and_is_used_well():
     """4 MiB of two hosts of two ranks at 1 Gbit/s and 1 ms: the wire alone takes 34 ms, Open MPI about 200."""
     with emulated_hosts(2, rate_mbit=1000, delay_us=1000) as hosts:

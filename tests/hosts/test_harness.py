@@ -40,6 +40,7 @@ PING = """
 """
 
 
+@pytest.mark.measures
 @pytest.mark.parametrize(
     ("shape", "round_trip", "transfer"),
     [

@@ -10,6 +10,7 @@ PROGRAM = Path(__file__).parents[1] / "support" / "overlap_program.py"
 MIB = 1 << 20
 
 
+@pytest.mark.measures
 def test_most_of_the_communication_is_hidden():
     """16 MiB of gradients take about as long on the wire (1 Gbit/s: 135 ms) as their backward; 2 MiB of them come last."""
     pytest.importorskip("torch")

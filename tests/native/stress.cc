@@ -4,109 +4,45 @@
 //
 // Each round makes 2 to 4 ranks on an in-process fabric, on one host or two. Every rank runs several caller threads that
 // submit operations, wait, poll and release in orders of their own; results are checked. One more thread submits a prepared
-// group again and again, over memory that the engine recycles, and one lets each operation submit the next. A round ends with join and shutdown, or with a rank that
-// publishes a failure or leaves while others wait. Only the C ABI is used. Between rounds two threads wake each other by bells
-// as fast as they can: a ring that is lost shows as a sleep of seconds.
+// group again and again, over memory that the engine recycles, and one lets each operation submit the next. In two rounds of
+// three each rank has a fake GPU as well, and threads whose tensors lie there (stress_gpu.h). A round ends with join and
+// shutdown, or with a rank that publishes a failure or leaves while others wait; on GPUs operations go on meanwhile. Only the
+// C ABI is used. Between rounds two threads wake each other by bells as fast as they can: a ring that is lost shows as a sleep
+// of seconds.
+
+#include "stress.h"
 
 #include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
+#include <optional>
 #include <random>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "hvdlite/hvdlite.h"
+#include "stress_gpu.h"
 #include "transport/bell.h"
 
+namespace stress {
 namespace {
 
-enum Kind {
-  kAllreduce = 0,
-  kAllgather = 1,
-  kBroadcast = 2,
-  kBarrier = 5,
-  kJoin = 6,
-  kAddProcessSet = 7
-};
-constexpr int kFloat32 = 10;
-constexpr int kSum = 1;
 constexpr int kThreadsPerRank = 3;
 constexpr int kOperationsPerThread = 40;
+constexpr int kGpuOperationsPerThread = 25;
 constexpr int kGroupSize = 5;
 constexpr int kGroupSubmissions = 20;
 constexpr int kChainLength = 60;
 
-[[noreturn]] void die(const std::string& what) {
-  std::fprintf(stderr, "stress: %s (last error: %s)\n", what.c_str(), hvdlite_last_error());
-  std::abort();
-}
-
-void expect(bool condition, const char* what) {
-  if (!condition) die(what);
-}
-
-enum class Ending { kJoin, kFailure, kLeave };
-
-// One operation of the plan that all ranks share: thread t of every member submits it.
-struct Step {
-  Kind kind;
-  int count;
-  bool in_pair;  // on the process set {0, 1}
-};
-
-struct Round {
-  int size = 2;
-  Ending ending = Ending::kJoin;
-  std::vector<std::vector<Step>> plan;  // by thread
-  std::vector<hvdlite_engine*> engines;
-};
-
-hvdlite_request request_for(Kind kind, const std::string& name, int process_set,
-                            const int64_t& count, const void* input, void* output,
-                            const std::vector<int64_t>& splits = {}) {
-  hvdlite_request request;
-  std::memset(&request, 0, sizeof(request));
-  request.kind = kind;
-  request.dtype = kFloat32;
-  request.op = kSum;
-  request.process_set = process_set;
-  request.device = HVDLITE_DEVICE_CPU;
-  request.name = name.c_str();
-  request.ndim = 1;
-  request.shape = &count;
-  request.input = input;
-  request.output = output;
-  request.prescale = request.postscale = 1.0;
-  request.group = "";
-  request.num_splits = static_cast<int32_t>(splits.size());
-  request.splits = splits.data();
-  return request;
-}
-
-int64_t submit(hvdlite_engine* engine, Kind kind, const std::string& name, int process_set,
-               int64_t count, const void* input, void* output,
-               const std::vector<int64_t>& splits = {}) {
-  const hvdlite_request request =
-      request_for(kind, name, process_set, count, input, output, splits);
-  int64_t handle = 0;
-  return hvdlite_submit(engine, &request, 1, 1, &handle) == HVDLITE_OK ? handle : -1;
-}
-
-// The operation's code once it has ended.
-int wait(hvdlite_engine* engine, int64_t handle) {
-  int done = 0;
-  int code = HVDLITE_OK;
-  while (done == 0 && code == HVDLITE_OK) code = hvdlite_wait(engine, handle, 0.05, &done);
-  return code;
-}
-
 void check_result(const Round& round, const Step& step, hvdlite_engine* engine, int64_t handle,
                   const std::vector<float>& output) {
-  const int members = step.in_pair ? 2 : round.size;
-  const float sum = static_cast<float>(members * (members + 1)) / 2;
+  const int members = round.members(step);
+  const float sum = sum_of(members);
   if (step.kind == kAllreduce) {
     for (const float value : output) expect(value == sum, "wrong allreduce result");
   } else if (step.kind == kBroadcast) {
@@ -185,8 +121,8 @@ void group_caller(const Round& round, int rank) {
       std::fill_n(static_cast<float*>(data[i]), count, static_cast<float>(rank + 1));
     }
     int64_t handle = 0;
-    expect(hvdlite_submit_prepared(engine, group, data, absent, kGroupSize, step % 2, &handle) ==
-               HVDLITE_OK,
+    expect(hvdlite_submit_prepared(engine, group, data, absent, kGroupSize, nullptr, step % 2,
+                                   &handle) == HVDLITE_OK,
            "submit_prepared refused");
     expect(wait(engine, handle) == HVDLITE_OK, "prepared group failed");
     int32_t contributors[kGroupSize];
@@ -197,8 +133,7 @@ void group_caller(const Round& round, int rank) {
     for (int i = 0; i < kGroupSize; ++i) {
       expect(contributors[i] == round.size - 1, "wrong number of contributors");
       const int absentee = (step + i) % round.size;
-      const float sum =
-          static_cast<float>(round.size * (round.size + 1)) / 2 - static_cast<float>(absentee + 1);
+      const float sum = sum_of(round.size) - static_cast<float>(absentee + 1);
       expect(static_cast<float*>(data[i])[count - 1] == sum, "wrong result of a prepared group");
       hvdlite_block_free(blocks[i]);
     }
@@ -221,9 +156,8 @@ struct Chain {
 void next_of_chain(void* data) {
   Chain& chain = *static_cast<Chain*>(data);
   if (chain.step > 0) {
-    const int size = chain.round.size;
     expect(wait(chain.engine, chain.handle) == HVDLITE_OK, "an operation of the chain failed");
-    expect(chain.value == static_cast<float>(size * (size + 1)) / 2, "wrong result in the chain");
+    expect(chain.value == sum_of(chain.round.size), "wrong result in the chain");
     expect(hvdlite_release(chain.engine, chain.handle) == HVDLITE_OK, "release failed");
   }
   if (chain.step == kChainLength) {
@@ -255,17 +189,27 @@ void end_round(const Round& round, int rank) {
   hvdlite_engine* engine = round.engines[static_cast<size_t>(rank)];
   const int last = round.size - 1;
   float value = 0;
+  // Operations on GPU memory go on until the engine ends, by whatever comes first.
+  std::unique_ptr<LateCaller> late;
+  const auto begin_late = [&] {
+    if (!round.gpu_plan.empty()) late = std::make_unique<LateCaller>(round, rank);
+  };
   if (round.ending == Ending::kJoin) {
     expect(wait(engine, submit(engine, kJoin, "join", 0, 0, nullptr, nullptr)) == HVDLITE_OK,
            "join failed");
+    begin_late();
   } else if (wait(engine, submit(engine, kBarrier, "end", 0, 0, nullptr, nullptr)) != HVDLITE_OK) {
     // Nobody may fail while others still have operations of the plan; the last of the barrier itself may see it.
     expect(round.ending == Ending::kFailure && rank != last, "the barrier failed");
   } else if (rank != last) {
+    begin_late();
     const int64_t handle = submit(engine, kAllreduce, "never", 0, 1, &value, &value);
     if (handle > 0)
       expect(wait(engine, handle) != HVDLITE_OK, "an operation without a peer succeeded");
-  } else if (round.ending == Ending::kFailure) {
+  } else if (round.ending == Ending::kLeave) {
+    begin_late();
+  } else {
+    begin_late();
     expect(hvdlite_publish_failure(engine, "raised: stress") == HVDLITE_OK, "publish failed");
   }
   expect(hvdlite_engine_shutdown(engine) == HVDLITE_OK, "shutdown failed");
@@ -273,7 +217,12 @@ void end_round(const Round& round, int rank) {
 
 void run_rank(const Round& round, int rank, unsigned seed) {
   hvdlite_engine* engine = round.engines[static_cast<size_t>(rank)];
-  const int64_t handle = submit(engine, kAddProcessSet, "pair", 0, 0, nullptr, nullptr, {0, 1});
+  const int64_t pair[] = {0, 1};
+  const int64_t count = 0;
+  hvdlite_request add_pair = request_for(kAddProcessSet, "pair", 0, count, nullptr, nullptr);
+  add_pair.num_splits = 2;
+  add_pair.splits = pair;
+  const int64_t handle = submit(engine, add_pair);
   int pair_set = 0;
   if (round.size > 2) {
     expect(wait(engine, handle) == HVDLITE_OK, "add_process_set failed");
@@ -291,25 +240,27 @@ void run_rank(const Round& round, int rank, unsigned seed) {
   }
   threads.emplace_back(group_caller, std::cref(round), rank);
   threads.emplace_back(chain_caller, std::ref(chain));
+  for (size_t t = 0; t < round.gpu_plan.size(); ++t) {
+    threads.emplace_back(gpu_caller, std::cref(round), rank, static_cast<int>(t), pair_set,
+                         seed + static_cast<unsigned>(100 * rank + 50) + static_cast<unsigned>(t));
+  }
+  if (!round.gpu_plan.empty()) threads.emplace_back(gpu_group_caller, std::cref(round), rank);
   for (std::thread& thread : threads) thread.join();
   end_round(round, rank);
 }
 
-void run_round(unsigned seed) {
-  std::mt19937 random(seed);
-  Round round;
-  round.size = 2 + static_cast<int>(random() % 3);
-  round.ending = static_cast<Ending>(random() % 3);
-  for (int t = 0; t < kThreadsPerRank; ++t) {
-    round.plan.emplace_back();
-    for (int i = 0; i < kOperationsPerThread; ++i) {
-      constexpr Kind kinds[] = {kAllreduce, kAllreduce, kAllreduce,
-                                kAllgather, kBroadcast, kBarrier};
-      constexpr int counts[] = {1, 3, 100, 5000, 40000};
-      round.plan.back().push_back(
-          {kinds[random() % 6], counts[random() % 5], round.size > 2 && random() % 3 == 0});
-    }
+std::vector<Step> random_steps(const Round& round, int number, std::span<const Kind> kinds,
+                               std::mt19937& random) {
+  constexpr int counts[] = {1, 3, 100, 5000, 40000};
+  std::vector<Step> steps;
+  for (int i = 0; i < number; ++i) {
+    steps.push_back({kinds[random() % kinds.size()], counts[random() % 5],
+                     round.size > 2 && random() % 3 == 0});
   }
+  return steps;
+}
+
+hvdlite_config random_config(const Round& round, std::mt19937& random) {
   hvdlite_config config;
   hvdlite_config_init(&config);
   config.log_level = 5;
@@ -318,6 +269,14 @@ void run_round(unsigned seed) {
   config.segment_bytes = 4096;
   constexpr double spins[] = {-1, 0, 20};
   config.spin_us = spins[random() % 3];
+  if (!round.gpu_plan.empty()) {
+    use_fake_gpus(config);
+    config.gpu_route = random() % 2 == 0 ? "nccl" : "staged";
+  }
+  return config;
+}
+
+void run_engines(Round& round, const hvdlite_config& config, unsigned seed, std::mt19937& random) {
   // One host, or two of any sizes.
   std::vector<int32_t> hosts;
   const bool on_two_hosts = random() % 2 == 0;
@@ -338,6 +297,26 @@ void run_round(unsigned seed) {
   for (std::thread& rank : ranks) rank.join();
   for (hvdlite_engine* engine : round.engines) hvdlite_engine_destroy(engine);
   hvdlite_fabric_destroy(fabric);
+}
+
+void run_round(unsigned seed) {
+  constexpr Kind kinds[] = {kAllreduce, kAllreduce, kAllreduce, kAllgather, kBroadcast, kBarrier};
+  constexpr Kind gpu_kinds[] = {kAllreduce, kAllreduce, kAllgather, kBroadcast};
+  std::mt19937 random(seed);
+  Round round;
+  round.size = 2 + static_cast<int>(random() % 3);
+  round.ending = static_cast<Ending>(random() % 3);
+  for (int t = 0; t < kThreadsPerRank; ++t) {
+    round.plan.push_back(random_steps(round, kOperationsPerThread, kinds, random));
+  }
+  const bool with_gpus = random() % 3 != 0;
+  for (int t = 0; with_gpus && t < kGpuThreadsPerRank; ++t) {
+    round.gpu_plan.push_back(random_steps(round, kGpuOperationsPerThread, gpu_kinds, random));
+  }
+  const hvdlite_config config = random_config(round, random);
+  std::optional<GpuRound> gpus;
+  if (with_gpus) gpus.emplace(round.size, seed);
+  run_engines(round, config, seed, random);
 }
 
 // A player of a game of two: waits for the count to be its turn, raises it, rings the other's bell.
@@ -378,6 +357,7 @@ void wake_each_other(unsigned seed) {
 }
 
 }  // namespace
+}  // namespace stress
 
 int main(int argc, char** argv) {
   const double seconds = argc > 1 ? std::atof(argv[1]) : 10.0;
@@ -386,8 +366,8 @@ int main(int argc, char** argv) {
   int rounds = 0;
   while (std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() <
          seconds) {
-    wake_each_other(seed);
-    run_round(seed++);
+    stress::wake_each_other(seed);
+    stress::run_round(seed++);
     ++rounds;
   }
   std::printf("stress: %d rounds in %.0f s, last seed %u, no failure\n", rounds, seconds, seed - 1);

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 from support.world import WORLD
 
-from hvdlite.bench import team
+from hvdlite.bench import cuda_collectives, tables, team
 from hvdlite.bench.__main__ import main
 from hvdlite.bench.peers import PEERS
 from hvdlite.bench.training import WAYS
 from hvdlite.bench.world import World
 
 RANKS = (2,)
+RUN = {"record": "run", "hosts": 1, "bind": "core", "cpus": 2, "cpu": "a CPU", "load": 0.1, "knobs": {}, "versions": {}}
 
 
 def records_of(*words):
@@ -72,6 +73,46 @@ def check_submitting(records, case, parts):
     """Submitting is a part of the whole."""
     for peer, record in measured(records, case=f"{case}_submit").items():
         assert record["min"] <= measured(records, case=case)[peer]["max"] / parts
+
+
+class HostInPlaceOfGpu:
+    """Tensors in host memory: all but the GPU's own part of the measurement."""
+
+    name, shared = "no GPU at all", False
+
+    def __init__(self):
+        torch = pytest.importorskip("torch")
+        self.device = torch.device("cpu")
+        self.waits = 0
+
+    def wait(self):
+        self.waits += 1
+
+
+def test_cuda_tensors_without_a_gpu():
+    """The measurement of CUDA tensors, with tensors in host memory; NCCL, which has no GPU here, is absent with its reason."""
+    gpu, world, records = HostInPlaceOfGpu(), World(), []
+    try:
+        cuda_collectives.run(
+            world, cuda_collectives.CudaPlan(sizes=[4, 64 << 10], tensors=20, seconds=1.0), records.extend, gpu
+        )
+    finally:
+        world.close()
+    assert records[0] == {"record": "gpu", "name": "no GPU at all", "shared": False}
+    assert present(records) == {"hvdlite", "hvdlite-out"}
+    assert next(record["absent"] for record in records if record["record"] == "peer" and record["peer"] == "nccl")
+    check_times(records)
+    for nbytes in (4, 64 << 10):
+        for manner in ("waited", "queued"):
+            group = measured(records, case="allreduce", bytes=nbytes, cache=manner)
+            assert set(group) == {"hvdlite", "hvdlite-out", "memcpy"}
+            assert group["hvdlite"]["percent_of_memcpy"] > 0
+            assert len({len(record["rounds"]) for record in group.values()}) == 1
+    assert set(measured(records, case="gradients", tensors=161)) == set(measured(records, case="small_submit")) == {"hvdlite"}
+    assert gpu.waits > 50
+    text = tables.tables([{**RUN, "ranks": 2}, *records])
+    assert "in the memory of GPUs (no GPU at all)" in text
+    assert "64 KiB queued" in text
 
 
 def test_gradients():

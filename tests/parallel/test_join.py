@@ -189,7 +189,11 @@ def test_waiting_in_join_while_another_set_needs_this_rank_is_a_deadlock(ended):
         assert ended.join(process_set=pair) in (0, 1)
 
 
-@pytest.mark.parametrize("arguments", [{"device": 0}, {"average": "some"}, {"average": True}], ids=str)
+def test_horovods_device_is_taken_and_not_used(hvd):
+    assert hvd.join(RANK) in range(SIZE)
+
+
+@pytest.mark.parametrize("arguments", [{"average": "some"}, {"average": True}], ids=str)
 def test_wrong_arguments(hvd, arguments):
     with pytest.raises(ValueError, match="join"):
         hvd.join(**arguments)

@@ -237,5 +237,5 @@ def test_torch_and_numpy_ranks_can_meet(hvd):
 
 
 def test_device_tensors_are_refused(hvd):
-    with pytest.raises(NotImplementedError, match="GPU tensors come with a later version"):
+    with pytest.raises(NotImplementedError, match="on meta, and hvdlite sends tensors in host memory and on NVIDIA GPUs only"):
         hvd.allreduce(torch.ones(1, device="meta"))

@@ -13,6 +13,8 @@ import os
 import shlex
 import shutil
 import subprocess
+import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,6 +34,12 @@ MPIRUN_OPTIONS = (
     *("--mca", "mpi_yield_when_idle", "1", "--bind-to", "none"),
 )
 
+# Takes eth0 down.
+_DOWN = """
+import fcntl, socket, struct
+fcntl.ioctl(socket.socket(), 0x8914, struct.pack("16sH14x", b"eth0", 0))
+"""
+
 
 class EmulatedHosts:
     """Hosts that are up; made by emulated_hosts()."""
@@ -46,6 +54,15 @@ class EmulatedHosts:
         assert self._program.stdin is not None
         print(rate_mbit, delay_us, jitter_us, file=self._program.stdin, flush=True)
         self._answer()
+
+    def kill(self, host: int) -> None:
+        """The host is gone, with everything on it."""
+        self._on_front(["kill", "-KILL", self._pids[host]])
+
+    def cut(self, host: int) -> None:
+        """The host's link carries nothing any more; nobody is told."""
+        enter = ["nsenter", "--target", self._pids[host], "--net"]
+        self._on_front([*enter, sys.executable, "-c", _DOWN])
 
     def run(
         self,
@@ -75,6 +92,10 @@ class EmulatedHosts:
         assert len(each) <= len(self._pids), f"{len(each)} hosts wanted, {len(self._pids)} are up"
         slots = ",".join(f"h{host}:{count}" for host, count in enumerate(each))
         return each, ["--host", slots, "--map-by", "node" if interleaved else "slot", *MPIRUN_OPTIONS]
+
+    def _on_front(self, command: Sequence[str]) -> None:
+        enter = ["nsenter", "--target", self._front, "--mount", "--pid"]
+        subprocess.run([*enter, *command], check=True, stdin=subprocess.DEVNULL)
 
     def on_front(self, command: Sequence[str], environment: Mapping[str, str], folder: Path) -> list[str]:
         """The mpirun command such that it runs on the front and its daemons get this environment on the hosts."""
@@ -151,7 +172,7 @@ def _compiled() -> str:
     program = ROOT / "build" / "tests" / f"hosts-{digest}"
     if not program.exists():
         program.parent.mkdir(parents=True, exist_ok=True)
-        own = program.with_suffix(f".{os.getpid()}")
+        own = program.with_suffix(f".{os.getpid()}.{threading.get_ident()}")  # whoever else compiles it
         units = [str(path) for path in sources if path.suffix == ".cc"]
         subprocess.run(["c++", "-std=c++20", "-O2", *units, "-o", str(own)], check=True)
         own.rename(program)

@@ -52,7 +52,9 @@ class InStep:
         # The capture of pytest swallows what is written to descriptor 2.
         self._log = (folder / f"rank{self._comm.rank}.stderr").open("a")
         self._files = list(files)
-        self._results: list[dict[str, Any]] = [{"failed": [], "passed": 0, "skipped": [], "ends_job": False} for _ in files]
+        self._results: list[dict[str, Any]] = [
+            {"failed": [], "passed": 0, "skipped": [], "ends_job": False, "broken": False} for _ in files
+        ]
         self._leftovers: Leftovers | None = None  # between a file's first test and its end
         threading.Thread(target=self._watch_others, daemon=True).start()
 
@@ -142,6 +144,7 @@ class InStep:
         elif nextitem is None or self._place(nextitem.nodeid) != place:
             found = self._leftovers.take_away()
             self._leftovers = None
+            self._results[place]["broken"] = any("broken engine" in each for each in found)
             if found and not getattr(module, "ALONE", False):
                 self._results[place]["ends_job"] = True
                 self._fail(place, f"{self._files[place]} (end)", f"it leaves behind: {'; '.join(found)}")

@@ -142,6 +142,10 @@ class Job:
     def _was_not_launched(self) -> bool:
         return NOT_LAUNCHED in _read(self._folder / "mpirun.txt") and not list(self._folder.glob("rank*.stdout"))
 
+    def running(self) -> list[int]:
+        """The job's processes that there are, mpirun among them, by process id."""
+        return _marked(self._mark)
+
     def end(self, timed_out: bool = False) -> JobResult:
         """Kills what is left of the job: mpirun, and ranks, which have process groups of their own."""
         self._ended = time.monotonic()

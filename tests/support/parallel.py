@@ -13,6 +13,11 @@ A file may declare
     ALONE = True                       a job of its own: it leaves a broken engine behind, changes the process, measures memory
 
 Its tests marked `slow` are an item of their own, so that -m selects them here.
+
+A file of tests/gpu runs in several variants (support/gpu.py), and may declare
+
+    ROUTES = ("nccl", "staged")        the routes between the ranks that it is for
+    STAND_INS = ("fakes", "host")      what it can run on without a GPU; nothing if that is missing
 """
 
 import ast
@@ -24,16 +29,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support import gpu
 from support.in_step import GRACE_SECONDS, RESULTS, result_file
 from support.job import Job, JobResult
 
 if TYPE_CHECKING:
+    from support.beside import Beside
     from support.hosts import EmulatedHosts
 
 TESTS = Path(__file__).parents[1]
 DEADLINE_SECONDS = 600.0
-DEFAULT_RANKS = {"parallel": (1, 2, 3, 4), "adapters": (2, 3)}
-DECLARATIONS = ("RANKS", "DEADLINE", "ENVIRONMENT", "ALONE")
+DEFAULT_RANKS = {"parallel": (1, 2, 3, 4), "adapters": (2, 3), "gpu": (1, 2, 3)}
+DECLARATIONS = ("RANKS", "DEADLINE", "ENVIRONMENT", "ALONE", "ROUTES", "STAND_INS")
 TAIL_LINES = {"failed": 150, "other": 60}
 
 
@@ -48,23 +55,37 @@ class ParallelFile(pytest.File):
     def collect(self) -> Iterator["ParallelItem"]:
         tree = _with_shared_tests(ast.parse(self.path.read_text()), self.path.parent)
         declared = _declarations(tree)
-        ranks = declared.get("RANKS", DEFAULT_RANKS[self.path.relative_to(TESTS).parts[0]])
+        folder = self.path.relative_to(TESTS).parts[0]
+        ranks = declared.get("RANKS", DEFAULT_RANKS[folder])
         wanted = self.config.getoption("--ranks")
         for n in ranks:
             if wanted and n not in wanted:
                 continue
-            for slow, names in _test_names(tree).items():
-                item = ParallelItem.from_parent(self, name=f"ranks={n}, slow" if slow else f"ranks={n}")
-                item.ranks = n
-                item.slow = slow
-                item.deadline = declared.get("DEADLINE", DEADLINE_SECONDS)
-                item.environment = declared.get("ENVIRONMENT", {})
-                item.alone = declared.get("ALONE", False)
-                if slow:
-                    item.add_marker("slow")
-                # So that -k with the name of a test selects its file; the expression goes on to the children.
-                item.extra_keyword_matches.update(names)
-                yield item
+            for variant in self._variants(declared, n, n == ranks[0]) if folder == "gpu" else [gpu.Variant()]:
+                for slow, names in _test_names(tree).items():
+                    yield self._item(n, variant, slow, names, declared)
+
+    def _variants(self, declared: Mapping[str, Any], ranks: int, first: bool) -> list[gpu.Variant]:
+        wanted = self.config.getoption("--routes")
+        routes = tuple(route for route in declared.get("ROUTES", gpu.ROUTES) if route in wanted)
+        return list(gpu.variants(ranks, routes, declared.get("STAND_INS", ()), first))
+
+    def _item(
+        self, ranks: int, variant: gpu.Variant, slow: bool, names: set[str], declared: Mapping[str, Any]
+    ) -> "ParallelItem":
+        words = [f"ranks={ranks}", *filter(None, [variant.label, "slow" if slow else ""])]
+        item = ParallelItem.from_parent(self, name=", ".join(words))
+        item.ranks = ranks
+        item.slow = slow
+        item.deadline = declared.get("DEADLINE", DEADLINE_SECONDS)
+        item.environment = {**declared.get("ENVIRONMENT", {}), **variant.environment}
+        item.alone = declared.get("ALONE", False)
+        item.impossible = variant.impossible
+        for marker in [*["slow"] * slow, *variant.markers]:
+            item.add_marker(marker)
+        # So that -k with the name of a test selects its file; the expression goes on to the children.
+        item.extra_keyword_matches.update(names)
+        return item
 
 
 def _with_shared_tests(tree: ast.Module, folder: Path) -> ast.Module:
@@ -113,13 +134,17 @@ class ParallelItem(pytest.Item):
     deadline = DEADLINE_SECONDS
     environment: Mapping[str, str] = {}
     alone = False
-    company: "Company"  # the files that may share its job
+    impossible: str | None = None  # why it cannot run on this machine
+    company: "Company | Beside"  # the files that may share its job, or who runs them all
+    seconds: float | None = None  # that it took, where it ran beside other tests
 
     def key(self) -> tuple[Any, ...]:
         """The same for items that may share a job."""
         return (self.path if self.alone else self.path.parent, self.ranks, self.slow, *sorted(self.environment.items()))
 
     def runtest(self) -> None:
+        if self.impossible is not None:
+            pytest.skip(self.impossible)
         skipped = self.company.run(self)
         if skipped is not None:
             pytest.skip(skipped)
@@ -212,7 +237,9 @@ class Run:
         else:
             in_time = in_time and self._job.wait(deadline if good else 2 * GRACE_SECONDS)
             job = self.end(timed_out=not in_time)
-        if not good or job.returncode not in (0, None):
+        # A program whose engine has failed ends with 1.
+        ends = (0, 1, None) if any(result.get("broken") for result in results.values()) else (0, None)
+        if not good or job.returncode not in ends:
             raise ChildrenFailed(_report(job, results))
         if any(result["passed"] for result in results.values()):
             return None

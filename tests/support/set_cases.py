@@ -160,18 +160,34 @@ def _splitting(name: str) -> Callable[[Any, list[Any], Any, Members], Any]:
 FORMS = dict(_forms())
 
 
-def check_form(form: Form, door: Any, process_set: Any, members: Members, tensor: Callable[[Array], Any] = np.copy) -> None:
-    """Calls a form on a set that this rank is a member of, and compares all it gives with what it has to give."""
+def check_form(
+    form: Form,
+    door: Any,
+    process_set: Any,
+    members: Members,
+    tensor: Callable[[Array], Any] = np.copy,
+    host: Callable[[Any], Array] = np.asarray,
+) -> None:
+    """Calls a form on a set that this rank is a member of, and compares all it gives with what it has to give.
+
+    Args:
+        form: of FORMS.
+        door: the module to call.
+        process_set: of the door.
+        members: of the set.
+        tensor: makes the door's tensors.
+        host: reads them.
+    """
     given = [tensor(array) for array in form.inputs(members, members.ranks[members.place])]
     result = form.call(door, given, process_set, members)
-    results = list(result) if isinstance(result, list | tuple) else [result]
+    results = [host(part) for part in (result if isinstance(result, list | tuple) else [result])]
     for got, wanted in zip(results, form.wanted(members), strict=True):
-        assert np.asarray(got).dtype == wanted.dtype
-        assert np.asarray(got).shape == wanted.shape
-        np.testing.assert_allclose(np.asarray(got), wanted, rtol=1e-15)  # Average multiplies by a reciprocal
+        assert got.dtype == wanted.dtype
+        assert got.shape == wanted.shape
+        np.testing.assert_allclose(got, wanted, rtol=1e-15)  # Average multiplies by a reciprocal
     untouched = form.inputs(members, members.ranks[members.place])
     for before, after, got in zip(untouched, given, results, strict=False):
-        np.testing.assert_array_equal(np.asarray(after), np.asarray(got) if form.in_place else before)
+        np.testing.assert_array_equal(host(after), got if form.in_place else before)
 
 
 @contextmanager

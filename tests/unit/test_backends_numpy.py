@@ -125,11 +125,35 @@ class OnCuda:
         self.__cuda_array_interface__ = {"shape": (1,), "typestr": "<f4", "data": (0, False), "version": 3}
 
 
-@pytest.mark.parametrize("value", [OnCuda(), Dlpack(np.zeros(1), device=(2, 0))], ids=["interface", "dlpack"])
+@pytest.mark.parametrize(
+    ("device", "advice"), [(2, r"pass torch\.from_dlpack\(x\) or cupy\.from_dlpack\(x\)"), (10, "copy it to host memory")]
+)
 @pytest.mark.parametrize("adopt", [BACKEND.adopt, BACKEND.adopt_writable])
-def test_device_memory_is_refused_and_says_when_it_comes(value, adopt):
-    with pytest.raises(UnsupportedError, match=r"GPU tensors come with a later version.*copy it to host memory"):
+def test_device_memory_that_only_dlpack_tells_of_is_refused_and_says_what_to_do(adopt, device, advice):
+    value = Dlpack(np.zeros(1), device=(device, 0))
+    assert backend_of(value) is BACKEND
+    with pytest.raises(UnsupportedError, match=rf"Dlpack is in the memory of a device \(.* type {device}\); .*{advice}"):
         adopt(value)
+
+
+def test_what_says_that_it_is_in_cuda_memory_has_another_backend():
+    assert backend_of(OnCuda()).name == "CUDA array"
+
+
+def test_of_a_type_that_may_be_in_cuda_memory_each_value_is_asked():
+    class Sometimes:
+        def __init__(self, where):
+            self.where = where
+
+        @property
+        def __cuda_array_interface__(self):
+            if self.where == "host":
+                raise AttributeError
+            return {}
+
+    assert backend_of(Sometimes("host")) is BACKEND
+    assert backend_of(Sometimes("gpu")).name == "CUDA array"
+    assert backend_of(Sometimes("host")) is BACKEND
 
 
 def test_masked_arrays_are_refused():

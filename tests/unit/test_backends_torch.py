@@ -165,3 +165,38 @@ def test_a_subclass_keeps_its_class():
 
     like = torch.rand(1 << 20).as_subclass(Tagged)
     assert type(BACKEND.empty_like(like, no_memory)[0]) is Tagged
+
+
+class OnGpu(torch.Tensor):
+    """A host tensor that says it is on the second GPU."""
+
+    is_cpu = property(lambda self: False)
+    is_cuda = property(lambda self: True)
+    device = property(lambda self: torch.device("cuda", 1))
+
+
+@pytest.fixture
+def on_gpu(monkeypatch):
+    monkeypatch.setattr(BACKEND, "_stream_of", lambda gpu: 100 + gpu)
+    return torch.rand(2, 3).as_subclass(OnGpu)
+
+
+def test_tensors_on_a_gpu_are_used_there_in_the_current_stream(on_gpu, monkeypatch):
+    backend = backend_of(on_gpu)
+    assert backend is BACKEND
+    exported = backend.export(backend.adopt_writable(on_gpu), any_layout=True)
+    assert (exported.pointer, exported.device, exported.stream) == (on_gpu.data_ptr(), 1, 101)
+    monkeypatch.setattr(backend, "_stream_of", lambda gpu: 200 + gpu)
+    assert backend.stream_now(exported) == 201
+
+
+def test_results_on_a_gpu_lie_in_memory_of_torchs(on_gpu):
+    large = torch.zeros(1 << 20).as_subclass(OnGpu)
+    out, pointer = BACKEND.empty_like(large, no_memory)
+    assert pointer == out.data_ptr() != large.data_ptr()
+
+
+def test_gpus_of_others_are_refused(on_gpu, monkeypatch):
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    with pytest.raises(UnsupportedError, match=r"on cuda:1, and hvdlite sends tensors in host memory and on NVIDIA GPUs only"):
+        BACKEND.adopt(on_gpu)

@@ -2,11 +2,12 @@
 
 import sys
 from math import prod
+from types import SimpleNamespace
 
 import pytest
 
 from hvdlite.bench import keras_training, launch, measure, report, tables
-from hvdlite.bench.__main__ import main
+from hvdlite.bench.__main__ import _check, _parser, main
 from hvdlite.bench.collectives import DEFAULT_SIZES, effort_of
 from hvdlite.bench.machine import last_level_cache
 from hvdlite.bench.measure import Effort
@@ -14,6 +15,7 @@ from hvdlite.bench.models import resnet50_shapes
 from hvdlite.bench.peers import PEERS, installed
 from hvdlite.bench.team import contribution, expected_sum
 from hvdlite.bench.world import cores_per_rank
+from hvdlite.launcher.mpirun import Mpirun
 
 MIB = 1 << 20
 
@@ -285,17 +287,25 @@ def test_absent_peers_say_why(monkeypatch):
 
 
 def test_each_mpirun_gets_its_own_words():
-    ours = launch.mpirun_command("mpirun", "mpirun (Open MPI) 5.0.11", 4, "core", root=True)
+    ours = launch.mpirun_command(Mpirun("mpirun", "openmpi", (5, 0, 11)), 4, "core", root=True)
     assert " ".join(ours) == "mpirun --allow-run-as-root --oversubscribe --bind-to core:overload-allowed -n 4"
-    assert launch.mpirun_command("mpirun", "mpirun (Open MPI) 4.1.4", 2, "none", root=False)[1:] == [
-        "--oversubscribe",
-        "--bind-to",
-        "none",
-        "-n",
-        "2",
-    ]
-    theirs = launch.mpirun_command("mpirun", "HYDRA build details:", 2, "core", root=True)
+    unbound = launch.mpirun_command(Mpirun("mpirun", "openmpi"), 2, "none", root=False)
+    assert " ".join(unbound) == "mpirun --oversubscribe --bind-to none -n 2"
+    theirs = launch.mpirun_command(Mpirun("mpirun", "mpich", (4, 2)), 2, "core", root=True)
     assert " ".join(theirs) == "mpirun -bind-to core -n 2"
+
+
+def test_ranks_are_started_by_the_mpirun_of_the_loaded_mpi(monkeypatch, tmp_path):
+    """As the launcher finds it, and not by the first one on PATH."""
+    log, program = tmp_path / "log", tmp_path / "mpirun.right"
+    program.write_text(f'#!/bin/sh\necho "$@" > {log}\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(launch.mpirun, "find", lambda: Mpirun(str(program), "mpich"))
+    launch.start(2, "none", ["collectives", "--sizes", "4"])
+    assert log.read_text() == f"-bind-to none -n 2 {sys.executable} -m hvdlite.bench collectives --sizes 4\n"
+    program.write_text("#!/bin/sh\nexit 3\n")
+    with pytest.raises(launch.LaunchError, match="the ranks ended with status 3"):
+        launch.start(2, "none", ["collectives"])
 
 
 @pytest.mark.parametrize(
@@ -327,6 +337,48 @@ def test_what_is_missing_is_said_before_anything_runs(monkeypatch, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["training"])
     assert "torch is not installed (pip install 'hvdlite[torch]')" in capsys.readouterr().err
+
+
+def test_cuda_tensors_need_a_gpu(monkeypatch, capsys):
+    for version, found, said in [
+        (None, False, "was built without CUDA"),
+        ("13.0", False, "torch finds no GPU on this machine"),
+    ]:
+        torch = SimpleNamespace(
+            __version__="2.0",
+            version=SimpleNamespace(cuda=version),
+            cuda=SimpleNamespace(is_available=lambda found=found: found),
+        )
+        monkeypatch.setitem(sys.modules, "torch", torch)
+        monkeypatch.setattr("hvdlite.bench.cuda_collectives.installed", lambda *words: None)
+        with pytest.raises(SystemExit, match="2"):
+            main(["collectives", "--device", "cuda"])
+        assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ([], (["hvdlite", "hvdlite-out", "nccl"], ["allreduce", "gradients", "small"], 160, 1 << 28)),
+        (
+            ["--peers", "nccl,gloo", "--cases", "idle,small", "--tensors", "7", "--sizes", "1M"],
+            (["nccl"], ["small"], 7, 1 << 20),
+        ),
+    ],
+)
+def test_cuda_tensors_have_defaults_of_their_own(monkeypatch, words, found):
+    parser = _parser()
+    options = parser.parse_args(["collectives", "--device", "cuda", *words])
+    monkeypatch.setattr("hvdlite.bench.cuda_collectives.no_gpu", lambda: None)
+    _check(parser, options)
+    assert (options.peers, options.cases, options.tensors, max(options.sizes)) == found
+
+
+def test_peers_that_have_no_cuda_tensors(monkeypatch, capsys):
+    monkeypatch.setattr("hvdlite.bench.cuda_collectives.no_gpu", lambda: None)
+    with pytest.raises(SystemExit, match="2"):
+        main(["collectives", "--device", "cuda", "--peers", "gloo"])
+    assert "--device cuda has only hvdlite, hvdlite-out, nccl for --peers" in capsys.readouterr().err
 
 
 def test_tables_and_pictures_of_a_file(tmp_path, capsys):

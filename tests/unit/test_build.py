@@ -1,12 +1,16 @@
-"""The build's decision which MPI to build for, with faked compiler wrappers on a faked PATH."""
+"""The build: which MPI it decides for, with faked compiler wrappers on a faked PATH; what is distributed; the GPU check."""
 
 import os
 import re
 import shlex
+import shutil
+import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
+from support.gpu import count_gpus
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -156,3 +160,83 @@ def test_link_flags_keep_libraries_given_by_file(mpi_choice):
 def test_needed_libraries_are_whole_names(mpi_choice):
     binary = b"\0libmpi.so.40\0/opt/libmpi.so.12\0libmpi_cxx.so.40\0libmpich.so.12\0libmpi.so.40\0"
     assert mpi_choice.needed_mpi_libraries(binary) == ["libmpi.so.40", "libmpich.so.12"]
+
+
+def test_the_source_distribution_has_the_kernels_and_the_tools(tmp_path):
+    """What is built and tested from it: kernels of GPUs as source, the fakes that the tests need, and no library."""
+    tree = tmp_path / "tree"
+    left_out = shutil.ignore_patterns("build", ".*", "*.egg-info", "*.so", "__pycache__", "*.png")
+    shutil.copytree(ROOT, tree, ignore=left_out, symlinks=False)
+    command = [sys.executable, "setup.py", "--quiet", "sdist", "--dist-dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    with tarfile.open(next(tmp_path.glob("hvdlite-*.tar.gz"))) as archive:
+        names = {name.split("/", 1)[-1] for name in archive.getnames()}
+    on_disk = {path.relative_to(ROOT).as_posix() for path in (ROOT / "csrc" / "cuda").iterdir()}
+    assert len(on_disk) >= 3
+    assert on_disk <= names
+    assert {"tools/gpu_check.sh", "tools/gpu_wheels.sh", "tests/native/fake_gpu/world.h", "_build/kernels.cmake"} <= names
+    assert not [name for name in names if name.endswith(".so")]
+
+
+def test_what_is_installed_has_no_fakes():
+    """They are built for tests, and CMake's own list of what goes into a wheel does not name them."""
+    script = ROOT / "build" / "dev" / "cmake_install.cmake"
+    if not script.exists():
+        pytest.skip("needs the build folder of `make develop`")
+    installed = script.read_text()
+    assert "libhvdlite_core.so" in installed
+    assert "fake" not in installed
+    assert "device_tests" not in installed
+
+
+@pytest.mark.parametrize("script", sorted((ROOT / "tools").glob("*.sh")), ids=lambda path: path.name)
+def test_scripts_say_how_they_are_used(script):
+    for words, code in ((["--help"], 0), (["--no-such-option"], 2)):
+        done = subprocess.run(["bash", str(script), *words], capture_output=True, text=True, check=False, timeout=30)
+        assert done.returncode == code
+        assert f"usage: tools/{script.name}" in done.stdout + done.stderr
+
+
+def gpu_check(*words, **variables):
+    command = ["bash", str(ROOT / "tools" / "gpu_check.sh"), *words]
+    env = {**os.environ, **variables}
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=env)
+
+
+def test_the_gpu_check_lists_its_steps():
+    steps = [line.split()[0] for line in gpu_check("--dry-run").stdout.splitlines()]
+    assert steps[:2] == ["build", "import"]
+    assert {"kernels", "tests-1", "tests-2-nccl", "collectives", "memcheck", "digits", "cupy"} < set(steps)
+    quick = [line.split()[0] for line in gpu_check("--dry-run", "--quick").stdout.splitlines()]
+    assert set(quick) < set(steps)
+    only = gpu_check("--dry-run", "--only", "kernels,cupy").stdout
+    assert [line.split()[0] for line in only.splitlines()] == ["build", "kernels", "cupy"]
+    wrong = gpu_check("--only", "kernels,nonsense")
+    assert wrong.returncode == 2
+    assert "no step nonsense" in wrong.stderr
+
+
+def test_the_gpu_check_needs_a_gpu(tmp_path):
+    """It says so at once, in the report too."""
+    if count_gpus()[0]:
+        pytest.skip("there is a GPU")
+    done = gpu_check("--out", str(tmp_path / "report.md"), "--work", str(tmp_path / "work"), "--python", sys.executable)
+    assert done.returncode == 2
+    assert "gpu_check.sh: no GPU: there is no CUDA driver" in done.stderr
+    assert "No GPU" in (tmp_path / "report.md").read_text()
+
+
+def test_the_gpu_check_reports_a_step_that_fails(tmp_path):
+    """With a Python that cannot build: the report has the step, its time, and the end of what it wrote."""
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\n[ "$1" = -V ] && exec {sys.executable} -V\necho "no headers here" >&2\nexit 3\n')
+    python.chmod(0o755)
+    out = tmp_path / "report.md"
+    done = gpu_check("--fakes", "--python", str(python), "--out", str(out), "--work", str(tmp_path / "work"))
+    assert done.returncode == 1
+    report = out.read_text()
+    assert "| build | failed with 3 |" in report
+    assert "no headers here" in report
+    assert "| import |" not in report
+    assert report.endswith("Something failed.\n")

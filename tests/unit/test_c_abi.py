@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.fake_gpu import DeviceArray, fake_gpus  # noqa: F401
+from support.gpu_ranks import GpuRank, run_gpu_ranks
 from support.thread_ranks import ALLGATHER, ALLREDUCE, SUM, Rank, engines, in_threads
 
 import hvdlite
@@ -34,6 +36,7 @@ class Request(ctypes.Structure):
         ("group", ctypes.c_char_p),
         *((name, ctypes.c_int32) for name in ("group_size", "group_index", "num_splits")),
         ("splits", ctypes.POINTER(ctypes.c_int64)),
+        ("stream", ctypes.c_void_p),
         ("arena", ctypes.c_int64),
     )
 
@@ -43,7 +46,14 @@ class Call:
 
     current = threading.Lock()
 
-    def __init__(self, rank: Rank, kind: int, arrays: list[np.ndarray], names: list[str | None], grouped: bool = False) -> None:
+    def __init__(
+        self,
+        rank: Rank,
+        kind: int,
+        arrays: list[np.ndarray] | list[DeviceArray],
+        names: list[str | None],
+        grouped: bool = False,
+    ) -> None:
         self.arrays = arrays
         self.told = threading.Event()
         self.times = 0
@@ -51,10 +61,13 @@ class Call:
         count = len(arrays)
         self.handles = (ctypes.c_int64 * count)()
         requests = (Request * count)()
-        shapes = [(ctypes.c_int64 * 1)(array.size) for array in arrays]
+        shapes = [(ctypes.c_int64 * 1)(array.shape[0]) for array in arrays]
         for i, (array, name) in enumerate(zip(arrays, names, strict=True)):
-            address = array.ctypes.data
+            on_gpu = isinstance(array, DeviceArray)
+            address = array.ptr if on_gpu else array.ctypes.data
             requests[i] = Request(kind=kind, dtype=FLOAT32, op=SUM, device=-1, ndim=1, shape=shapes[i], prescale=1, postscale=1)
+            if on_gpu:
+                requests[i].device, requests[i].stream = array.device, array.stream.handle
             requests[i].input, requests[i].output = address, address if kind == ALLREDUCE else None
             requests[i].name = None if name is None else name.encode()
             requests[i].group_size, requests[i].group_index = (count, i) if grouped else (0, 0)
@@ -98,6 +111,24 @@ def test_a_callback_comes_once_when_all_have_ended():
 
     with engines(3) as ranks:
         in_threads(ranks, body)
+
+
+@pytest.mark.parametrize("route", ["nccl", "staged"])
+def test_a_callback_comes_when_work_is_handed_to_a_gpu(fake_gpus, route):  # noqa: F811
+    """Whoever is told orders its stream after the operations, as the doors do, and needs no wait."""
+
+    def body(rank: GpuRank) -> None:
+        arrays = [rank.array(np.full(size, rank.rank + 1, np.float32)) for size in (3, 70_000)]
+        call = Call(rank.host, ALLREDUCE, arrays, ["a", "b"])
+        assert call.outcome() == [0, 0]
+        assert call.times == 1
+        for handle in call.handles:
+            assert CORE.hvdlite_order(call.engine, ctypes.c_int64(handle), ctypes.c_void_p(rank.stream.handle)) == 0
+        for array in arrays:
+            np.testing.assert_array_equal(array.numpy(), 3)
+        call.close()
+
+    run_gpu_ranks(fake_gpus, 2, body, {"gpu_route": route})
 
 
 def test_a_callback_comes_while_another_thread_waits_for_something_else():

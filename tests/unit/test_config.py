@@ -45,6 +45,9 @@ def test_defaults_without_any_variable():
         ("HOROVOD_CACHE_CAPACITY", "0", "cache_capacity", 0),
         ("HOROVOD_DYNAMIC_PROCESS_SETS", "1", "dynamic_process_sets", True),
         ("HOROVOD_DYNAMIC_PROCESS_SETS", "-1", "dynamic_process_sets", False),
+        ("HOROVOD_AUTOTUNE", "1", "autotune", True),
+        ("HOROVOD_AUTOTUNE_WARMUP_SAMPLES", "5", "autotune_warmup_samples", 5),
+        ("HOROVOD_AUTOTUNE_LOG", "a.csv", "autotune_log", "a.csv"),
         ("HOROVOD_LOG_LEVEL", "FATAL", "log_level", "error"),
         ("HOROVOD_LOG_LEVEL", "trace", "log_level", "trace"),
         ("HOROVOD_LOG_HIDE_TIME", "1", "log_timestamps", False),
@@ -89,13 +92,30 @@ def test_a_bad_value_names_variable_value_and_accepted_form(variable, text, acce
 
 
 def test_horovods_variables_without_effect_are_listed_in_one_line():
-    found = from_environment({"HOROVOD_TIMELINE": "x", "HOROVOD_AUTOTUNE": "1", "HOROVOD_CYCLE_TIME": "1", "HOROVOD_FOO": "y"})
+    found = from_environment(
+        {"HOROVOD_GLOO_IFACE": "x", "HOROVOD_ENABLE_XLA_OPS": "1", "HOROVOD_CYCLE_TIME": "1", "HOROVOD_FOO": "y"}
+    )
     (line,) = found.notes
     assert line == (
-        "these variables of Horovod have no effect here: HOROVOD_AUTOTUNE (nothing is tuned at run time); "
-        "HOROVOD_FOO (no knob of hvdlite); HOROVOD_TIMELINE (this version writes no timeline)"
+        "these variables of Horovod have no effect here: HOROVOD_ENABLE_XLA_OPS (there are no XLA operations); "
+        "HOROVOD_FOO (no knob of hvdlite); HOROVOD_GLOO_IFACE (Gloo is not used)"
     )
     assert not found.warnings
+
+
+def test_horovods_timeline():
+    assert from_environment({"HOROVOD_TIMELINE": "t.json", "HOROVOD_TIMELINE_MARK_CYCLES": "1"}).timeline == "t.json"
+    assert from_environment({"HOROVOD_TIMELINE": "DYNAMIC"}).timeline == ""
+
+
+def test_horovods_stall_check():
+    found = from_environment({"HOROVOD_STALL_CHECK_TIME_SECONDS": "30", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "90"})
+    assert (found.stall_check_time_seconds, found.stall_shutdown_time_seconds) == (30.0, 90.0)
+    assert not found.notes
+    native = config.to_native(found)
+    assert (native["stall_check_time_seconds"], native["stall_shutdown_time_seconds"]) == (30.0, 90.0)
+    native = config.to_native(from_environment({"HOROVOD_STALL_CHECK_DISABLE": "1"}))
+    assert (native["stall_check_time_seconds"], native["stall_shutdown_time_seconds"]) == (0.0, 0.0)
 
 
 def test_a_misspelt_variable_of_horovod_is_listed_with_the_right_one():
@@ -106,8 +126,8 @@ def test_a_misspelt_variable_of_horovod_is_listed_with_the_right_one():
 @pytest.mark.parametrize(
     "variable",
     [
-        *("HOROVOD_TIMELINE=", "HOROVOD_HIERARCHICAL_ALLREDUCE=0", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS=0"),
-        *("HOROVOD_CONTROLLER=mpi", "HOROVOD_CPU_OPERATIONS=MPI", "HOROVOD_STALL_CHECK_DISABLE=1"),
+        *("HOROVOD_GLOO_IFACE=", "HOROVOD_HIERARCHICAL_ALLREDUCE=0", "HOROVOD_TORUS_ALLREDUCE=0"),
+        *("HOROVOD_CONTROLLER=mpi", "HOROVOD_CPU_OPERATIONS=MPI"),
         *("HOROVOD_RANK=0", "HOROVOD_HOSTNAME=node1", "HOROVOD_WITH_PYTORCH=1", "HOROVOD_GPU_OPERATIONS=NCCL"),
     ],
 )

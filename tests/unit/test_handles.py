@@ -6,7 +6,8 @@ import weakref
 
 import pytest
 
-from hvdlite.errors import AbortedError, HvdliteError, InvalidArgumentError, MismatchError, NotInitializedError
+from hvdlite.backends.base import ROW_MAJOR, Exported
+from hvdlite.errors import AbortedError, HvdliteError, InvalidArgumentError, MismatchError, NotInitializedError, SystemFailure
 from hvdlite.handles import Handle, poll, synchronize
 from hvdlite.runtime import RUNTIME
 
@@ -18,13 +19,15 @@ class Engine:
         self.ended = {}
         self.waited = []
         self.limits = []
+        self.ordered = []  # streams and the operations that they come after
         self.interrupt = None
 
     def poll(self, number):
         return number in self.ended
 
-    def wait(self, number, limit=math.inf):
+    def wait(self, number, limit=math.inf, streams=()):
         self.limits.append(limit)
+        self.ordered += [(stream, number) for stream in streams]
         if self.interrupt is not None:
             interrupt, self.interrupt = self.interrupt, None
             raise interrupt
@@ -34,11 +37,11 @@ class Engine:
             raise outcome
         return outcome
 
-    def wait_many(self, numbers):
+    def wait_many(self, numbers, streams=()):
         outcomes = {}
         for place, number in enumerate(numbers):
             try:
-                outcomes[place] = self.wait(number)
+                outcomes[place] = self.wait(number, streams=streams)
             except HvdliteError as error:
                 outcomes[place] = error
         errors = {place: outcome for place, outcome in outcomes.items() if isinstance(outcome, HvdliteError)}
@@ -176,3 +179,60 @@ def test_a_number_is_no_handle(engine):
         synchronize(7)
     with pytest.raises(InvalidArgumentError, match="None is no handle"):
         poll(None)
+
+
+class Backend:
+    """Tells the current streams of two GPUs."""
+
+    def __init__(self):
+        self.current = {0: 70, 1: 0}
+
+    def stream_now(self, exported):
+        return self.current[exported.device]
+
+
+def on_gpu(backend, device, stream):
+    return backend, Exported(0, (), 0, device, ROW_MAJOR, None, stream)
+
+
+def test_the_current_stream_comes_after_an_operation_and_the_one_of_the_submission(engine):
+    backend = Backend()
+    handle = Handle(engine, [1], [lambda result: result], False, [on_gpu(backend, 0, 70)])
+    backend.current[0] = 71
+    engine.ended[1] = 0
+    handle.synchronize()
+    assert engine.ordered == [(71, 1), (70, 1)]
+
+
+def test_members_of_a_group_are_followed_by_the_streams_of_their_own_gpus_only(engine):
+    backend = Backend()
+    places = [on_gpu(backend, 0, 70), None, on_gpu(backend, 1, 0)]
+    handle = Handle(engine, [1, 2, 3], [lambda result: result] * 3, True, places)
+    engine.ended.update({1: 0, 2: 0, 3: 0})
+    handle.synchronize()
+    assert engine.ordered == [(70, 1), (0, 3)]
+
+
+def test_the_stream_of_the_submission_comes_after_a_dropped_operation(engine):
+    backend = Backend()
+    handle = Handle(engine, [1, 2], [lambda result: result] * 2, True, [on_gpu(backend, 0, 70), on_gpu(backend, 1, 0)])
+    backend.current[0] = 71
+    del handle
+    engine.ended.update({1: 0, 2: 0})
+    RUNTIME.require()
+    assert engine.ordered == [(70, 1), (0, 2)]
+
+
+def test_a_lost_gpu_keeps_the_memory_of_a_dropped_operation_and_disturbs_nobody(engine, monkeypatch):
+    def lost(numbers, streams=()):
+        raise SystemFailure("cuStreamWaitEvent failed")
+
+    monkeypatch.setattr(engine, "wait_many", lost)
+    tensor = Memory()
+    handle = Handle(engine, [1], [lambda result, tensor=tensor: tensor], False, [on_gpu(Backend(), 0, 70)])
+    memory = weakref.ref(tensor)
+    del handle, tensor
+    engine.ended[1] = 0
+    RUNTIME.require()
+    assert not RUNTIME._parked
+    assert memory() is not None

@@ -5,7 +5,7 @@ import importlib
 import pytest
 
 import hvdlite
-from hvdlite.errors import HorovodInternalError, HostsUpdatedInterrupt, NotInitializedError, UnsupportedError
+from hvdlite.errors import HorovodInternalError, HostsUpdatedInterrupt, NotInitializedError
 
 # What Horovod 0.28.1 offers.
 BASICS = """
@@ -96,19 +96,6 @@ def test_exceptions_of_horovod():
     assert isinstance(error, ImportError)
     assert (error.name, error.version, error.installed_version) == ("torch", "2.0", "1.0")
     assert str(error) == exceptions.get_version_mismatch_message("torch", "2.0", "1.0")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "settings"), [((), {"np": 3}), ((), {"num_proc": 3, "args": (1,), "hosts": "a:2"}), (((1,), {}, 3, None), {})]
-)
-def test_run_says_how_to_start_the_function(arguments, settings):
-    from hvdlite.horovod import run
-
-    def train(steps):
-        raise AssertionError
-
-    with pytest.raises(UnsupportedError, match=r"horovod\.run\(train\) .* mpirun -n 3 python -m hvdlite\.horovod script\.py"):
-        run(train, *arguments, **settings)
 
 
 # --- horovod.common.util --------------------------------------------------------------------------------------------------

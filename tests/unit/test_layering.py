@@ -13,7 +13,7 @@ PACKAGE = ROOT / "hvdlite"
 NATIVE = ROOT / "csrc"
 
 # What each part of the package may import of the package, besides itself.
-PURE = {"_version", "config", "dtypes", "errors", "requests", "topology", "xla"}
+PURE = {"_version", "config", "dtypes", "errors", "gpu", "requests", "timeline", "topology", "tuning", "xla"}
 CORE = {
     "_engine",
     "agreement",
@@ -24,13 +24,14 @@ CORE = {
     "compression",
     "data",
     "failures",
+    "peers",
     "handles",
     "objects",
     "ops",
     "process_sets",
     "runtime",
 }
-CORE |= {"startup", "submission", "timeline"}
+CORE |= {"autotune", "metrics", "startup", "submission", "usage", "watchdog"}
 LIBRARY = PURE | CORE | {"backends"}
 DOORS = {"torch", "tensorflow", "jax", "keras"}
 ALLOWED = {
@@ -43,10 +44,11 @@ ALLOWED = {
     "tensorflow": LIBRARY | {"__init__", "elastic"},
     "jax": LIBRARY,
     "keras": LIBRARY | DOORS | {"__init__", "elastic"},
-    "horovod": LIBRARY | DOORS | {"__init__", "elastic"},
+    "horovod": LIBRARY | DOORS | {"__init__", "elastic", "launcher"},
     "launcher": PURE,
-    "bench": LIBRARY | DOORS | {"__init__"},
-    "__init__": LIBRARY,
+    "bench": LIBRARY | DOORS | {"__init__", "launcher"},
+    "__init__": LIBRARY | {"launcher"},
+    "__main__": PURE | {"launcher"},
 }
 FRAMEWORKS = {"torch", "tensorflow", "keras", "jax", "cupy", "ml_dtypes"}
 
@@ -55,14 +57,16 @@ NATIVE_ALLOWED = {
     "base": set(),
     "kernels": {"base"},
     "transport": {"base"},
+    "device": {"base", "cuda"},
+    "cuda": set(),
     "collectives": {"base", "kernels", "transport"},
-    "engine": {"base", "kernels", "transport", "collectives", "hvdlite"},
+    "engine": {"base", "kernels", "transport", "device", "collectives", "hvdlite"},
     "include": set(),
     "bindings": {"hvdlite"},
 }
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
-SOURCES = sorted(path for suffix in ("*.h", "*.cc") for path in NATIVE.rglob(suffix))
+SOURCES = sorted(path for suffix in ("*.h", "*.cc", "*.cu") for path in NATIVE.rglob(suffix))
 
 
 def part_of(path):

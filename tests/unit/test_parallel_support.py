@@ -1,47 +1,12 @@
 """The support for parallel tests itself: what it reports when ranks fail, crash, hang or disagree."""
 
-import shutil
-import subprocess
-import sys
 import textwrap
-from pathlib import Path
 
 import pytest
-from support.job import job_environment, run_job
+from support.job import run_job
+from support.small_suite import run, run_files
 
-TESTS = Path(__file__).parents[1]
-PREAMBLE = """
-import os, time
-import pytest
-from mpi4py import MPI
-RANK = MPI.COMM_WORLD.rank
-RANKS = (2,)
-WATCHDOG = 5.0
-"""
-
-
-@pytest.fixture
-def run_files(tmp_path):
-    """Runs parallel test files with two ranks through a copy of the support; gives pytest's exit code and output."""
-    shutil.copytree(TESTS / "support", tmp_path / "tests" / "support")
-    shutil.copy(TESTS / "conftest.py", tmp_path / "tests")
-    (tmp_path / "tests" / "parallel").mkdir()
-    (tmp_path / "pytest.ini").write_text("[pytest]\ntestpaths = tests\n")
-
-    def run_files(texts, *options):
-        for name, text in texts.items():
-            (tmp_path / "tests" / "parallel" / f"test_{name}.py").write_text(PREAMBLE + textwrap.dedent(text))
-        command = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", *options]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=job_environment(), timeout=300)
-        return done.returncode, done.stdout
-
-    return run_files
-
-
-@pytest.fixture
-def run(run_files):
-    """Runs one such file."""
-    return lambda text, *options: run_files({"it": text}, *options)
+__all__ = ["run", "run_files"]
 
 
 def test_success_is_one_item_per_number_of_ranks(run):

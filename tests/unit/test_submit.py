@@ -25,11 +25,11 @@ from support.thread_ranks import (
 from hvdlite.errors import (
     AbortedError,
     ErrorCode,
+    HvdliteError,
     InvalidArgumentError,
     MismatchError,
     NotInitializedError,
     PeerLostError,
-    UnsupportedError,
 )
 
 F32, F64, I64 = 10, 11, 7
@@ -227,7 +227,7 @@ BAD_GROUPS = {
     "twice": ([("a", {}), ("b", {}), ("a", {})], InvalidArgumentError, "'a' .*occurs twice in this prepared group"),
     "root": ([("a", {"group": "g", "group_size": 2, "group_index": 2})], InvalidArgumentError, "group member 2 of 2"),
     "set": ([("a", {"process_set": 5})], InvalidArgumentError, "'a' in process set 5: Process set provided does not exist"),
-    "device": ([("a", {"device": 0})], UnsupportedError, "GPU memory"),
+    "device": ([("a", {"device": 4000})], HvdliteError, "'a' .*: (the CUDA driver|there is no GPU 4000)"),
 }
 
 

@@ -132,7 +132,7 @@ std::int64_t Engine::prepare(nb::handle requests) {
 }
 
 std::int64_t Engine::submit_prepared(std::int64_t group, nb::handle pointers, nb::handle absent,
-                                     bool wake) {
+                                     bool wake, std::uintptr_t stream) {
   const Int64List addresses(pointers);
   const auto count = static_cast<std::size_t>(addresses.size());
   const Int64List lacking(absent);
@@ -147,9 +147,9 @@ std::int64_t Engine::submit_prepared(std::int64_t group, nb::handle pointers, nb
   }
   static_assert(sizeof(void*) == sizeof(std::int64_t));
   std::int64_t handle = 0;
-  python::check(hvdlite_submit_prepared(engine_, group,
-                                        reinterpret_cast<void* const*>(addresses.data()),
-                                        is_absent.get(), count, wake ? 1 : 0, &handle));
+  python::check(hvdlite_submit_prepared(
+      engine_, group, reinterpret_cast<void* const*>(addresses.data()), is_absent.get(), count,
+      reinterpret_cast<void*>(stream), wake ? 1 : 0, &handle));
   return handle;
 }
 
@@ -194,7 +194,16 @@ Outcome Engine::wait_in_slices(const std::int64_t* handles, std::size_t count, d
   }
 }
 
-Result Engine::finish(std::int64_t handle, const Outcome& outcome) {
+// What these streams do from now on comes after the operations behind the handle, where they are on a GPU.
+void Engine::order(std::int64_t handle, nb::handle streams) {
+  if (!streams.is_valid()) return;
+  const Int64List list(streams);
+  for (std::int32_t i = 0; i < list.size(); ++i) {
+    python::check(hvdlite_order(engine_, handle, reinterpret_cast<void*>(list.data()[i])));
+  }
+}
+
+Result Engine::finish(std::int64_t handle, const Outcome& outcome, nb::handle streams) {
   if (!outcome.ended) raise_error(outcome.code, outcome.message);
   // Releases the handle however this ends; what raises below has copied its message.
   struct Releaser {
@@ -203,10 +212,12 @@ Result Engine::finish(std::int64_t handle, const Outcome& outcome) {
     ~Releaser() { hvdlite_release(engine->engine_, handle); }
   } releaser{this, handle};
   check(outcome);
+  order(handle, streams);
   return collect_result(engine_, handle);
 }
 
-Result Engine::wait(std::int64_t handle, nb::handle memory, nb::handle keep, double limit) {
+Result Engine::wait(std::int64_t handle, nb::handle memory, nb::handle keep, double limit,
+                    nb::handle streams) {
   const auto hand_over = [&](std::int64_t in_flight, int code) {
     if (!keep.is_none()) keep(memory, in_flight, code);
   };
@@ -218,10 +229,10 @@ Result Engine::wait(std::int64_t handle, nb::handle memory, nb::handle keep, dou
     throw;
   }
   if (outcome.code != HVDLITE_OK) hand_over(0, outcome.code);
-  return finish(handle, outcome);
+  return finish(handle, outcome, streams);
 }
 
-nb::tuple Engine::wait_many(nb::handle handles) {
+nb::tuple Engine::wait_many(nb::handle handles, nb::handle streams) {
   const Int64List numbers(handles);
   const auto count = static_cast<std::size_t>(numbers.size());
   const Outcome outcome = wait_in_slices(numbers.data(), count);
@@ -243,6 +254,7 @@ nb::tuple Engine::wait_many(nb::handle handles) {
       const int code = hvdlite_outcome_error(engine_, handle, member);
       errors[nb::int_(first + member)] = make_error(code, hvdlite_last_error());
     }
+    order(handle, streams);
     hvdlite_release(engine_, handle);
   }
   return nb::make_tuple(as_list(contributors), errors);
@@ -250,7 +262,13 @@ nb::tuple Engine::wait_many(nb::handle handles) {
 
 Result Engine::run(nb::handle request, nb::handle memory, nb::handle keep) {
   const Requests native = Requests::of_tuple(request);
-  return wait(submit(*native.data(), false), memory, keep);
+  // The result is used in the stream in whose order the memory was given.
+  const hvdlite_request& request_of = *native.data();
+  nb::object streams = nb::tuple();
+  if (request_of.device >= 0) {
+    streams = nb::make_tuple(reinterpret_cast<std::uintptr_t>(request_of.stream));
+  }
+  return wait(submit(request_of, false), memory, keep, kNoLimit, streams);
 }
 
 void Engine::release(std::int64_t handle) { python::check(hvdlite_release(engine_, handle)); }
@@ -262,6 +280,22 @@ nb::object Engine::new_output(std::size_t bytes) {
   owned.block.reset(block);
   owned.size = bytes;
   return as_memoryview(std::move(owned));
+}
+
+GpuMemory Engine::new_gpu_output(std::int32_t gpu, std::uintptr_t stream, std::size_t bytes) {
+  hvdlite_block* block = nullptr;
+  python::check(
+      hvdlite_gpu_block_create(engine_, gpu, bytes, reinterpret_cast<void*>(stream), &block));
+  GpuMemory memory;
+  memory.block.reset(block);
+  memory.size = bytes;
+  return memory;
+}
+
+std::int32_t Engine::gpu_of_address(std::uintptr_t address) {
+  std::int32_t gpu = HVDLITE_DEVICE_CPU;
+  python::check(hvdlite_gpu_of_address(engine_, reinterpret_cast<const void*>(address), &gpu));
+  return gpu;
 }
 
 std::vector<std::int32_t> Engine::process_set_ids() {
@@ -282,6 +316,25 @@ Arena* Engine::create_arena(std::int32_t process_set, std::int64_t nbytes, const
       [&] { return hvdlite_arena_create(engine_, process_set, kind, nbytes, &arena); }));
   return new Arena(arena);
 }
+
+void Engine::start_timeline(const char* path, std::int64_t max_bytes, bool mark_cycles) {
+  check(without_gil(
+      [&] { return hvdlite_timeline_start(engine_, path, max_bytes, mark_cycles ? 1 : 0); }));
+}
+
+void Engine::stop_timeline() {
+  check(without_gil([&] { return hvdlite_timeline_stop(engine_); }));
+}
+
+bool Engine::await_question() {
+  int asked = 0;
+  check(without_gil([&] { return hvdlite_watchdog_wait(engine_, &asked); }));
+  return asked != 0;
+}
+
+void Engine::tell_whereabouts(const char* text) { check(hvdlite_watchdog_tell(engine_, text)); }
+
+void Engine::excuse(double seconds) { check(hvdlite_stall_excuse(engine_, seconds)); }
 
 void Engine::publish_failure(const char* cause) {
   check(without_gil([&] { return hvdlite_publish_failure(engine_, cause); }));
@@ -310,7 +363,28 @@ nb::dict Engine::counters() {
   result["agreed_in_memory"] = counters.agreed_in_memory;
   result["data_bytes_sent"] = counters.data_bytes_sent;
   result["arena_ops"] = counters.arena_ops;
+  result["nccl_ops"] = counters.nccl_ops;
+  result["staged_ops"] = counters.staged_ops;
+  result["time_ns"] = counters.time_ns;
+  result["bytes"] = counters.bytes;
+  result["bus_bytes"] = counters.bus_bytes;
+  result["negotiating_ns"] = counters.negotiating_ns;
+  result["waiting_ns"] = counters.waiting_ns;
+  result["moving_ns"] = counters.moving_ns;
+  result["exposed_ns"] = counters.exposed_ns;
+  result["exposed_moving_ns"] = counters.exposed_moving_ns;
   return result;
+}
+
+nb::tuple Engine::lateness() {
+  hvdlite_topology topology{};
+  python::check(hvdlite_engine_topology(engine_, &topology));
+  const auto size = static_cast<std::size_t>(topology.size);
+  std::vector<std::int64_t> operations(size);
+  std::vector<std::int64_t> nanoseconds(size);
+  python::check(
+      hvdlite_get_lateness(engine_, operations.data(), nanoseconds.data(), topology.size));
+  return nb::make_tuple(as_list(operations), as_list(nanoseconds));
 }
 
 void Engine::shutdown() {

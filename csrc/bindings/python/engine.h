@@ -55,26 +55,36 @@ class Engine {
   Result run(nb::handle request, nb::handle memory, nb::handle keep);
   std::int64_t prepare(nb::handle requests);
   std::int64_t submit_prepared(std::int64_t group, nb::handle pointers, nb::handle absent,
-                               bool wake);
+                               bool wake, std::uintptr_t stream);
   void release_prepared(std::int64_t group);
   bool poll(std::int64_t handle);
-  Result wait(std::int64_t handle, nb::handle memory, nb::handle keep, double limit = kNoLimit);
-  nb::tuple wait_many(nb::handle handles);
+  Result wait(std::int64_t handle, nb::handle memory, nb::handle keep, double limit = kNoLimit,
+              nb::handle streams = nb::handle());
+  nb::tuple wait_many(nb::handle handles, nb::handle streams);
   void release(std::int64_t handle);
   nb::object new_output(std::size_t bytes);
+  GpuMemory new_gpu_output(std::int32_t gpu, std::uintptr_t stream, std::size_t bytes);
+  std::int32_t gpu_of_address(std::uintptr_t address);
   std::vector<std::int32_t> process_set_ids();
   std::vector<std::int32_t> process_set_ranks(std::int32_t id);
   Arena* create_arena(std::int32_t process_set, std::int64_t nbytes, const char* kind);
+  void start_timeline(const char* path, std::int64_t max_bytes, bool mark_cycles);
+  void stop_timeline();
+  bool await_question();
+  void tell_whereabouts(const char* text);
+  void excuse(double seconds);
   void publish_failure(const char* cause);
   nb::str failure_cause();
   nb::str flight_record();
   nb::dict counters();
+  nb::tuple lateness();
   void shutdown();
 
  private:
   explicit Engine(hvdlite_engine* engine);
   Outcome wait_in_slices(const std::int64_t* handles, std::size_t count, double limit = kNoLimit);
-  Result finish(std::int64_t handle, const Outcome& outcome);
+  Result finish(std::int64_t handle, const Outcome& outcome, nb::handle streams);
+  void order(std::int64_t handle, nb::handle streams);
 
   hvdlite_engine* engine_;
   pid_t creator_;

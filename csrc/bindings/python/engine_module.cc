@@ -17,7 +17,7 @@ std::int64_t submit(Engine& engine, std::int32_t kind, std::optional<const char*
                     std::int32_t process_set, double prescale, double postscale, const char* group,
                     std::int32_t group_size, std::int32_t group_index, nb::handle splits,
                     std::int32_t device, std::int32_t layout, std::int32_t flags,
-                    std::int64_t arena, bool wake) {
+                    std::int64_t arena, std::uintptr_t stream, bool wake) {
   const Int64List extents(shape);
   const Int64List counts(splits);
   hvdlite_request request{};
@@ -42,6 +42,7 @@ std::int64_t submit(Engine& engine, std::int32_t kind, std::optional<const char*
   request.num_splits = counts.size();
   request.splits = counts.data();
   request.arena = arena;
+  request.stream = reinterpret_cast<void*>(stream);
   return engine.submit(request, wake);
 }
 
@@ -67,7 +68,7 @@ void register_engine(nb::module_& module) {
            "output_ptr"_a, "op"_a = 1, "root"_a = 0, "process_set"_a = 0, "prescale"_a = 1.0,
            "postscale"_a = 1.0, "group"_a = "", "group_size"_a = 0, "group_index"_a = 0,
            "splits"_a = nb::tuple(), "device"_a = int{HVDLITE_DEVICE_CPU}, "layout"_a = 0,
-           "flags"_a = 0, "arena"_a = 0, "wake"_a = true,
+           "flags"_a = 0, "arena"_a = 0, "stream"_a = 0, "wake"_a = true,
            "Submits one request and returns its handle (> 0).")
       .def("submit_many", &Engine::submit_many, "requests"_a, "wake"_a = true,
            "Submits requests atomically; each is a tuple of submit's arguments (without wake) in "
@@ -79,19 +80,20 @@ void register_engine(nb::module_& module) {
           "Checks allreduces that will be submitted together many times, tuples as for submit_many "
           "whose pointers do not count, and returns the group's id.")
       .def("submit_prepared", &Engine::submit_prepared, "group"_a, "pointers"_a,
-           "absent"_a = nb::tuple(), "wake"_a = true,
+           "absent"_a = nb::tuple(), "wake"_a = true, "stream"_a = 0,
            "Submits a prepared group in place, with one pointer for each request, and returns one "
            "handle for it. absent: numbers of the requests for which this rank has no value.")
       .def("release_prepared", &Engine::release_prepared, "group"_a)
       .def("poll", &Engine::poll, "handle"_a)
       .def("wait", &Engine::wait, "handle"_a, "memory"_a = nb::none(), "keep"_a = nb::none(),
-           "limit"_a = kNoLimit,
+           "limit"_a = kNoLimit, "streams"_a = nb::tuple(),
            "Waits, driving progress, handles signals, releases the handle, and raises if the "
            "operation failed. If its memory may be in use after an exception, keep(memory, handle, "
            "code) is called first: with the handle if a signal left the operation in flight, or "
            "with 0 and the code of the failure. After limit seconds TimeoutError leaves it in "
-           "flight.")
-      .def("wait_many", &Engine::wait_many, "handles"_a,
+           "flight. streams: CUDA streams whose later work comes after the operation, where it is "
+           "in GPU memory.")
+      .def("wait_many", &Engine::wait_many, "handles"_a, "streams"_a = nb::tuple(),
            "Waits for all operations behind these handles and releases them. Returns the number of "
            "contributors of each, in order, -1 if it failed, and the exceptions of those by their "
            "place. For operations without output of the engine's.")
@@ -100,14 +102,29 @@ void register_engine(nb::module_& module) {
           "new_output", &Engine::new_output, "nbytes"_a,
           "Memory for a result, as writable bytes; large blocks are recycled when nobody uses them "
           "any more.")
+      .def("new_gpu_output", &Engine::new_gpu_output, "gpu"_a, "stream"_a, "nbytes"_a,
+           "Memory for a result on a GPU, usable in the order of a CUDA stream.")
+      .def("gpu_of_address", &Engine::gpu_of_address, "address"_a,
+           "The GPU in whose memory an address lies; -1: host memory.")
       .def("process_set_ids", &Engine::process_set_ids)
       .def("process_set_ranks", &Engine::process_set_ranks, "process_set"_a)
       .def("create_arena", &Engine::create_arena, "process_set"_a, "nbytes"_a, "kind"_a = "memfd",
            "This rank's part of an arena for a process set, all zeros.")
+      .def("start_timeline", &Engine::start_timeline, "path"_a, "max_bytes"_a,
+           "mark_cycles"_a = false,
+           "Traces this rank's operations into a file in Chrome's format, from now on.")
+      .def("stop_timeline", &Engine::stop_timeline, "Completes the file of start_timeline.")
+      .def("await_question", &Engine::await_question,
+           "Waits until another rank asks where this one is: True, and tell_whereabouts answers. "
+           "False when the engine has shut down. For one thread.")
+      .def("tell_whereabouts", &Engine::tell_whereabouts, "text"_a)
+      .def("excuse", &Engine::excuse, "seconds"_a,
+           "For so long the others wait for this rank without a warning; 0: no longer.")
       .def("publish_failure", &Engine::publish_failure, "cause"_a)
       .def_prop_ro("failure_cause", &Engine::failure_cause)
       .def("flight_record", &Engine::flight_record)
       .def("counters", &Engine::counters)
+      .def("lateness", &Engine::lateness)
       .def("shutdown", &Engine::shutdown);
 }
 

@@ -13,5 +13,8 @@ NB_MODULE(_engine, module) {
   python::register_result(module);
   python::register_arena(module);
   python::register_engine(module);
+  python::register_device(module);
+  python::register_termination(module);
+  python::register_gradients(module);
   python::register_testing(module);
 }

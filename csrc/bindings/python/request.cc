@@ -164,6 +164,7 @@ void Requests::add(nb::handle tuple) {
   arguments.optional("layout", request.layout);
   arguments.optional("flags", request.flags);
   arguments.optional("arena", request.arena);
+  arguments.optional("stream", request.stream);
   if (arguments.has_next()) throw nb::type_error("a request has too many arguments");
 }
 

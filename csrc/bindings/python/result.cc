@@ -4,6 +4,8 @@
 
 namespace hvdlite::python {
 
+using namespace nb::literals;
+
 namespace {
 
 nb::tuple as_tuple(const std::vector<std::int64_t>& values) {
@@ -22,11 +24,26 @@ int export_bytes(PyObject* self, Py_buffer* view, int flags) noexcept {
 const PyType_Slot kBytesSlots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(export_bytes)},
                                    {0, nullptr}};
 
-nb::object take_data(Result& result) {
+void take(Result& result) {
   if (std::exchange(result.taken, true)) {
     throw nb::value_error("the data of this result was taken already");
   }
+}
+
+nb::object take_data(Result& result) {
+  if (result.device >= 0) {
+    throw nb::value_error("the data of this result is on a GPU; copy_to copies it to memory there");
+  }
+  take(result);
   return as_memoryview(std::move(result.output));
+}
+
+void copy_to(Result& result, std::uintptr_t pointer, std::uintptr_t stream) {
+  if (result.device < 0) throw nb::value_error("the data of this result is not on a GPU");
+  take(result);
+  const OwnedBytes output = std::move(result.output);
+  check(hvdlite_block_copy(output.block.get(), reinterpret_cast<void*>(pointer), output.size,
+                           reinterpret_cast<void*>(stream)));
 }
 
 }  // namespace
@@ -52,11 +69,22 @@ Result collect_result(hvdlite_engine* engine, std::int64_t handle) {
   }
   result.output.block.reset(hvdlite_result_take_block(engine, handle));
   result.output.size = static_cast<std::size_t>(native.num_bytes);
+  result.device = native.device;
   return result;
 }
 
 void register_result(nb::module_& module) {
   nb::class_<OwnedBytes>(module, "_OwnedBytes", nb::type_slots(kBytesSlots), nb::is_final());
+  nb::class_<GpuMemory>(module, "GpuMemory", nb::is_final(),
+                        "Memory on a GPU, which is given back when nobody refers to it any more.")
+      .def_prop_ro("address",
+                   [](const GpuMemory& self) {
+                     return reinterpret_cast<std::uintptr_t>(hvdlite_block_data(self.block.get()));
+                   })
+      .def_prop_ro(
+          "device", [](const GpuMemory& self) { return hvdlite_block_device(self.block.get()); },
+          "The GPU's number.")
+      .def_ro("nbytes", &GpuMemory::size);
   nb::class_<Result>(module, "Result", nb::is_final(), "What an ended operation left behind.")
       .def_ro("contributors", &Result::contributors)
       .def_ro("last_joined_rank", &Result::last_joined_rank)
@@ -64,9 +92,13 @@ void register_result(nb::module_& module) {
       .def_prop_ro("shape", [](const Result& self) { return as_tuple(self.shape); })
       .def_prop_ro("received_splits",
                    [](const Result& self) { return as_tuple(self.received_splits); })
+      .def_ro("device", &Result::device, "Where the engine-allocated output is; -1: host memory.")
       .def("take_data", &take_data,
            "The engine-allocated output as writable bytes that free themselves (numpy.frombuffer "
-           "makes an array of it).");
+           "makes an array of it).")
+      .def("copy_to", &copy_to, "pointer"_a, "stream"_a,
+           "Copies the engine-allocated output on a GPU to memory of another owner there, in the "
+           "order of a CUDA stream that comes after the operation.");
 }
 
 }  // namespace hvdlite::python

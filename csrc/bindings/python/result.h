@@ -1,5 +1,6 @@
 // What an ended operation left behind, copied out of the engine so that its handle can be released at once.
-// Thread: with the GIL held. Owns: the output until take_data hands it to Python. Blocks: no.
+// Thread: with the GIL held. Owns: the output until take_data or copy_to hands it to Python. Blocks: no.
+// Throws: ValueError for output that was taken, or is not where it is asked for; the classes of hvdlite.errors.
 #pragma once
 
 #include <memory>
@@ -21,12 +22,19 @@ struct OwnedBytes {
 // A writable memoryview over the bytes, which keeps them.
 nb::object as_memoryview(OwnedBytes bytes);
 
+// Memory on a GPU for a result, which gives itself back.
+struct GpuMemory {
+  std::unique_ptr<hvdlite_block, OwnedBytes::Free> block;
+  std::size_t size = 0;
+};
+
 struct Result {
   std::int32_t contributors = 0;
   std::int32_t last_joined_rank = -1;
   std::int32_t process_set = 0;
   std::vector<std::int64_t> shape;
   std::vector<std::int64_t> received_splits;
+  std::int32_t device = HVDLITE_DEVICE_CPU;  // of the output
   OwnedBytes output;
   bool taken = false;
 };

@@ -31,8 +31,12 @@ enum {
 
 /* Operation kinds, reduce operators and dtypes: the numbers of csrc/base/types.h. */
 enum {
-  HVDLITE_FLAG_ABSENT = 1
-}; /* this rank has no value: it contributes the identity, but takes the result */
+  HVDLITE_FLAG_ABSENT =
+      1, /* this rank has no value: it contributes the identity, but takes the result */
+  /* float32 and float64 cross between ranks as narrower floats, which is allreduces' in GPU memory only */
+  HVDLITE_FLAG_WIRE_FLOAT16 = 2,
+  HVDLITE_FLAG_WIRE_BFLOAT16 = 4
+};
 enum { HVDLITE_DEVICE_CPU = -1 }; /* device: -1 is host memory, n >= 0 is GPU n */
 
 typedef struct hvdlite_engine hvdlite_engine;
@@ -47,24 +51,37 @@ typedef struct hvdlite_config {
   int64_t cache_capacity; /* responses per process set */
   int64_t segment_bytes;
   int64_t recursive_doubling_max_bytes;
+  int64_t tile_bytes;              /* largest piece of shared memory through which data pass */
   int64_t message_split_bytes;     /* largest single MPI message */
   int64_t remote_message_bytes;    /* the same between hosts */
   double spin_us;                  /* < 0: decide from the cores the ranks of this host may use */
   double deadlock_timeout;         /* seconds; 0 switches the detection off */
-  double failure_linger;           /* seconds a failing rank waits for its peers to learn why */
-  int64_t flight_recorder_size;    /* operations remembered per rank */
-  int64_t output_cache_bytes;      /* memory of results that is kept for later ones */
-  int32_t deterministic;           /* bool */
-  int32_t log_level;               /* 0 trace 1 debug 2 info 3 warning 4 error 5 off */
-  int32_t log_timestamps;          /* bool */
-  const char* shared_memory;       /* auto memfd shm off */
-  const char* kernel_isa;          /* auto scalar avx2 avx512 */
-  const char* allreduce_algorithm; /* auto or a name of the registry; likewise below */
+  double stall_check_time_seconds; /* a warning says for whom an operation waits; 0: never */
+  double stall_shutdown_time_seconds; /* so old an operation ends the job; 0: never */
+  double failure_linger;              /* seconds a failing rank waits for its peers to learn why */
+  double peer_timeout;                /* seconds of silence after which a host is lost; 0: never */
+  int64_t flight_recorder_size;       /* operations remembered per rank */
+  int64_t output_cache_bytes;         /* memory of results that is kept for later ones */
+  int32_t deterministic;              /* bool */
+  int32_t log_level;                  /* 0 trace 1 debug 2 info 3 warning 4 error 5 off */
+  int32_t log_timestamps;             /* bool */
+  const char* shared_memory;          /* auto memfd shm off */
+  const char* kernel_isa;             /* auto scalar avx2 avx512 */
+  const char* allreduce_algorithm;    /* auto or a name of the registry; likewise below */
   const char* reducescatter_algorithm;
   const char* allgatherv_algorithm;
   const char* broadcast_algorithm;
   const char* alltoallv_algorithm;
   const char* barrier_algorithm;
+  const char* gpu_route; /* auto nccl staged: how GPU tensors get from rank to rank */
+  const char*
+      cuda_library; /* where to look for each, separated by colons; "+NAME": only if it is in the process already */
+  const char* nccl_library;
+  const char* nvrtc_library;
+  const char* kernel_cache;  /* folder for compiled kernels; empty: none are kept */
+  int64_t gpu_cache_bytes;   /* memory of GPU buffers that is kept for later ones, for each GPU */
+  int32_t nccl_float32_sums; /* bool: 16-bit floats travel as float32 in NCCL */
+  int32_t check_finite; /* bool: a log line names results of GPU allreduces that are not finite */
 } hvdlite_config;
 
 typedef struct hvdlite_topology {
@@ -99,6 +116,8 @@ typedef struct hvdlite_request {
   int32_t
       num_splits; /* alltoall: rows for each rank of the set (or 0: even); add_process_set: the global ranks */
   const int64_t* splits;
+  void*
+      stream; /* on a GPU: the CUDA stream in whose order the input is ready, and the output may be written */
   int64_t
       arena; /* id of the open arena in which input and output (the same) lie; 0: none. Allreduce with Sum or Average only */
 } hvdlite_request;
@@ -113,6 +132,7 @@ typedef struct hvdlite_result {
   const int64_t* received_splits;
   int64_t num_bytes; /* of data */
   void* data;        /* engine-allocated output; hvdlite_result_take_block hands it over */
+  int32_t device;    /* of data */
 } hvdlite_result;
 
 HVDLITE_API int hvdlite_abi_version(void);
@@ -163,6 +183,12 @@ HVDLITE_API int hvdlite_result_get(hvdlite_engine* engine, int64_t handle, hvdli
 HVDLITE_API hvdlite_block* hvdlite_result_take_block(hvdlite_engine* engine, int64_t handle);
 HVDLITE_API int hvdlite_release(hvdlite_engine* engine, int64_t handle);
 
+/* GPU memory. An operation on it is done when its work has been handed to the GPU, in a stream of the engine's own: whatever
+ * uses the result has to come after it. order makes all that `stream` does from now on do so, without waiting; every handle
+ * behind which there is GPU memory needs it, once done and before release, for the stream that uses the results and for the
+ * one in whose order the memory will be reused. For host memory it does nothing. */
+HVDLITE_API int hvdlite_order(hvdlite_engine* engine, int64_t handle, void* stream);
+
 /* Prepared groups: allreduces in place that are submitted together many times. prepare checks them once and gives
  * an id. Their memory is ignored, but for those that name an arena: output is the tensor's place there, and a tensor that is
  * submitted from elsewhere is reduced like any other. The id is valid until it is released, the engine shuts down or the process set is removed. submit_prepared
@@ -171,7 +197,7 @@ HVDLITE_API int hvdlite_release(hvdlite_engine* engine, int64_t handle);
 HVDLITE_API int hvdlite_prepare(hvdlite_engine* engine, const hvdlite_request* requests,
                                 size_t count, int64_t* group);
 HVDLITE_API int hvdlite_submit_prepared(hvdlite_engine* engine, int64_t group, void* const* data,
-                                        const bool* absent, size_t count, int wake,
+                                        const bool* absent, size_t count, void* stream, int wake,
                                         int64_t* handle);
 HVDLITE_API int hvdlite_release_prepared(hvdlite_engine* engine, int64_t group);
 /* Once all behind a handle is done: *count operations, and the contributors of each, -1 if it failed (room for capacity). */
@@ -185,6 +211,21 @@ HVDLITE_API int hvdlite_outcome_error(hvdlite_engine* engine, int64_t handle, si
 HVDLITE_API int hvdlite_block_create(hvdlite_engine* engine, size_t bytes, hvdlite_block** out);
 HVDLITE_API void* hvdlite_block_data(const hvdlite_block* block);
 HVDLITE_API void hvdlite_block_free(hvdlite_block* block);
+HVDLITE_API int32_t hvdlite_block_device(const hvdlite_block* block); /* a GPU's number; -1: host */
+/* Of GPU memory: copies bytes from its beginning to `to` in the order of `stream`; the block may be freed at once. */
+HVDLITE_API int hvdlite_block_copy(hvdlite_block* block, void* to, size_t bytes, void* stream);
+/* Memory on a GPU, usable in the order of `stream`. Once freed it is used again after what the legacy default stream has been
+ * given until then, and with it all streams but those that were made to take no part in its order (CU_STREAM_NON_BLOCKING). */
+HVDLITE_API int hvdlite_gpu_block_create(hvdlite_engine* engine, int32_t gpu, size_t bytes,
+                                         void* stream, hvdlite_block** out);
+/* The GPU in whose memory an address lies; -1: host memory. For null (a tensor of no bytes) the one that this rank would take by
+ * its place on the host. Error(Unsupported) where there is no GPU. */
+HVDLITE_API int hvdlite_gpu_of_address(hvdlite_engine* engine, const void* address, int32_t* gpu);
+
+/* What GPU support this process has, opened at run time as the candidates say (as in hvdlite_config). *version: 13000 for CUDA
+ * 13.0, 22703 for NCCL 2.27.3. Error(Unsupported) with the reason if there is none. */
+HVDLITE_API int hvdlite_cuda_version(const char* cuda_library, int32_t* version, int32_t* gpus);
+HVDLITE_API int hvdlite_nccl_version(const char* nccl_library, int32_t* version);
 
 /* Process sets as all ranks know them: *count ranks of a set are copied to ranks (room for capacity). */
 HVDLITE_API int hvdlite_process_set_ranks(hvdlite_engine* engine, int32_t id, int32_t* ranks,
@@ -226,9 +267,33 @@ typedef struct hvdlite_counters {
   int64_t fused_ops, cache_hits, cache_misses;
   int64_t agreed_in_memory; /* operations that the ranks of a host agreed on without messages */
   int64_t data_bytes_sent;
-  int64_t arena_ops; /* fused operations on tensors that lay in an arena on all members */
+  int64_t arena_ops;  /* fused operations on tensors that lay in an arena on all members */
+  int64_t nccl_ops;   /* fused operations on GPU memory through NCCL */
+  int64_t staged_ops; /* and through host memory */
+  /* What operations cost (csrc/engine/usage.h); docs/stats.md defines each. Times in nanoseconds. */
+  int64_t time_ns; /* since the engine was made */
+  int64_t bytes, bus_bytes;
+  int64_t negotiating_ns, waiting_ns, moving_ns;
+  int64_t exposed_ns, exposed_moving_ns;
 } hvdlite_counters;
 HVDLITE_API int hvdlite_get_counters(hvdlite_engine* engine, hvdlite_counters* out);
+/* Of each rank of the job, of which there are `count`: how many operations it was the last to ask for, and the nanoseconds that
+ * this rank waited until it did. */
+HVDLITE_API int hvdlite_get_lateness(hvdlite_engine* engine, int64_t* operations,
+                                     int64_t* nanoseconds, int32_t count);
+
+/* A trace of this rank's operations in Chrome's format (csrc/engine/timeline.h), from now until stop or another start. The file,
+ * of at most max_bytes / 2, has a predecessor path.old of the same size. mark_cycles: bool. */
+HVDLITE_API int hvdlite_timeline_start(hvdlite_engine* engine, const char* path, int64_t max_bytes,
+                                       int mark_cycles);
+HVDLITE_API int hvdlite_timeline_stop(hvdlite_engine* engine);
+
+/* Other ranks that wait for this one for too long ask where its program is. One thread of the binding waits for that in a loop:
+ * *asked is 1 when it shall call hvdlite_watchdog_tell with one line of text, 0 when the engine has shut down. */
+HVDLITE_API int hvdlite_watchdog_wait(hvdlite_engine* engine, int* asked);
+HVDLITE_API int hvdlite_watchdog_tell(hvdlite_engine* engine, const char* text);
+/* For so many seconds from now on the others wait for this rank without a warning, and do not give up; 0: no longer. */
+HVDLITE_API int hvdlite_stall_excuse(hvdlite_engine* engine, double seconds);
 
 /* --- for tests and teaching: kernels alone, and whole collectives of simulated ranks stepped by one thread ------------ */
 /* The hashes by which ranks compare requests: of set and name, and of the content that ranks must agree on. */
@@ -243,6 +308,37 @@ HVDLITE_API int hvdlite_test_fold(int isa, int dtype, int op, void* const* out, 
                                   double postscale, int64_t divisor);
 HVDLITE_API int hvdlite_isa_supported(int isa);
 HVDLITE_API int hvdlite_accumulator_of(int dtype, int op, int* out);
+/* The fusion kernels of one GPU, alone, in a stream of their own; for hvdlite.bench too. Libraries as the knobs name them;
+ * kernel_cache: a folder or "". Memory lives until close. */
+typedef struct hvdlite_fusion hvdlite_fusion;
+typedef struct hvdlite_fusion_move {
+  int32_t unpack, from, to, op;
+  double factor;
+  int64_t divisor;
+  int64_t pieces;
+  void* const* tensors; /* null ones: device/fusion_kernels.h */
+  const int64_t* offsets;
+  const int64_t* counts;
+  void* buffer;
+  int32_t* nonfinite; /* in the GPU's memory, or null */
+  /* Launches take the sets of tensors and buffers in turn; those of the next set lie so many bytes further on. */
+  int32_t launches, sets;
+  int64_t tensor_stride, buffer_stride;
+} hvdlite_fusion_move;
+HVDLITE_API int hvdlite_fusion_open(const char* cuda_library, const char* nvrtc_library,
+                                    const char* kernel_cache, int32_t gpu, hvdlite_fusion** out);
+HVDLITE_API void hvdlite_fusion_close(hvdlite_fusion* fusion);
+HVDLITE_API const char* hvdlite_fusion_gpu(const hvdlite_fusion* fusion);    /* "NVIDIA H200" */
+HVDLITE_API const char* hvdlite_fusion_origin(const hvdlite_fusion* fusion); /* of the kernels */
+HVDLITE_API int64_t hvdlite_fusion_uploads(const hvdlite_fusion* fusion);
+HVDLITE_API int hvdlite_fusion_memory(hvdlite_fusion* fusion, int64_t bytes, void** out);
+/* Both wait until all launches are done. Times are those of one launch in microseconds: between events of the stream, and of
+ * the host until it was handed over; null: nobody asks. */
+HVDLITE_API int hvdlite_fusion_run(hvdlite_fusion* fusion, const hvdlite_fusion_move* move,
+                                   double* gpu_us, double* host_us);
+HVDLITE_API int hvdlite_fusion_copy(hvdlite_fusion* fusion, void* to, const void* from,
+                                    int64_t bytes, int32_t launches, int32_t sets, int64_t stride,
+                                    double* gpu_us, double* host_us);
 /* One collective of simulated ranks. counts: allreduce one entry for each part of the buffer; reducescatter and allgather one
  * for each rank (elements, bytes); broadcast {bytes}; alltoall ranks*ranks bytes, row = sender; barrier none. inputs, outputs: `parts`
  * pointers for each rank, rank by rank; only allreduce may have more than 1 part. A null input contributes the identity. */

@@ -11,13 +11,14 @@ from hvdlite import ops
 from hvdlite.errors import HorovodInternalError
 from hvdlite.keras.backends import Reduction
 from hvdlite.requests import Max
+from hvdlite.torch.gpu import reachable
 from hvdlite.torch.hooks import keep_out_of_graphs
 
 __all__ = ["TorchKerasBackend", "make_backend"]
 
 
 class TorchKerasBackend:
-    """All gradients of a step go in one group, which is always fused in the same way. Those of a GPU go through the host.
+    """All gradients of a step go in one group, which is always fused in the same way.
 
     Compiled steps (``jit_compile=True``) leave the graph here.
     """
@@ -41,7 +42,7 @@ class TorchKerasBackend:
         used = np.array([gradient is not None for gradient in gradients], dtype=np.uint8)
         base = names[0]
         flight = ops.allreduce_async(used, name=f"{base}.used", op=Max, process_set=process_set)
-        sent = [_on_host(gradient, variable) for gradient, variable in zip(gradients, variables, strict=True)]
+        sent = [_sent(gradient, variable) for gradient, variable in zip(gradients, variables, strict=True)]
         reduced: list[Any] = [None] * len(sent)
         for members in _partition(groups, len(sent)):
             outputs = ops.grouped_allreduce(
@@ -81,7 +82,7 @@ class TorchKerasBackend:
         """As `KerasBackend.allreduce`."""
         tensor = keras.ops.convert_to_tensor(value)
         output = ops.allreduce(
-            tensor.detach().cpu(),
+            reachable(tensor.detach()),
             name=name,
             compression=compression,
             op=op,
@@ -93,25 +94,22 @@ class TorchKerasBackend:
     def allgather(self, value: Any, name: str | None) -> Any:
         """As `KerasBackend.allgather`."""
         tensor = keras.ops.convert_to_tensor(value)
-        return ops.allgather(tensor.detach().cpu(), name).to(tensor.device)
+        return ops.allgather(reachable(tensor.detach()), name).to(tensor.device)
 
     def broadcast(self, value: Any, root_rank: int, name: str | None) -> Any:
         """As `KerasBackend.broadcast`."""
         tensor = keras.ops.convert_to_tensor(value)
-        return ops.broadcast(tensor.detach().cpu(), root_rank, name).to(tensor.device)
+        return ops.broadcast(reachable(tensor.detach()), root_rank, name).to(tensor.device)
 
     def reducescatter(self, value: Any, name: str | None, op: int) -> Any:
         """As `KerasBackend.reducescatter`."""
         tensor = keras.ops.convert_to_tensor(value)
-        return ops.reducescatter(tensor.detach().cpu(), name, op=op).to(tensor.device)
+        return ops.reducescatter(reachable(tensor.detach()), name, op=op).to(tensor.device)
 
 
-def _on_host(gradient: Any, variable: Any) -> torch.Tensor:
-    """The gradient in host memory; zeros of the variable's shape and dtype for None."""
-    if gradient is None:
-        return torch.zeros(tuple(variable.shape), dtype=variable.value.dtype)
-    host: torch.Tensor = gradient.detach().cpu()
-    return host
+def _sent(gradient: Any, variable: Any) -> torch.Tensor:
+    """The gradient where the engine reaches it; zeros of the variable's shape and dtype for None."""
+    return reachable(torch.zeros_like(variable.value) if gradient is None else gradient.detach())
 
 
 def _partition(groups: Sequence[Sequence[int]] | None, count: int) -> list[Sequence[int]]:

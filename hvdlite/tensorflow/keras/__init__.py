@@ -14,6 +14,7 @@ from hvdlite import (
     cross_size,
     cuda_built,
     ddl_built,
+    gather_stats,
     global_process_set,
     gloo_built,
     gloo_enabled,
@@ -22,6 +23,7 @@ from hvdlite import (
     is_initialized,
     local_rank,
     local_size,
+    mark_step,
     mpi_built,
     mpi_enabled,
     mpi_threads_supported,
@@ -31,7 +33,9 @@ from hvdlite import (
     rocm_built,
     shutdown,
     size,
+    stall_limit,
     start_timeline,
+    stats,
     stop_timeline,
 )
 from hvdlite import keras as _keras
@@ -67,6 +71,7 @@ __all__ = [
     "cuda_built",
     "ddl_built",
     "elastic",
+    "gather_stats",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",
@@ -76,6 +81,7 @@ __all__ = [
     "load_model",
     "local_rank",
     "local_size",
+    "mark_step",
     "mpi_built",
     "mpi_enabled",
     "mpi_threads_supported",
@@ -86,7 +92,9 @@ __all__ = [
     "rocm_built",
     "shutdown",
     "size",
+    "stall_limit",
     "start_timeline",
+    "stats",
     "stop_timeline",
 ]
 

@@ -7,6 +7,7 @@ from hvdlite.keras.callbacks import (
     BroadcastGlobalVariablesCallback,
     LearningRateScheduleCallback,
     LearningRateWarmupCallback,
+    MarkStepCallback,
     MetricAverageCallback,
 )
 
@@ -15,6 +16,7 @@ __all__ = [
     "BroadcastGlobalVariablesCallback",
     "LearningRateScheduleCallback",
     "LearningRateWarmupCallback",
+    "MarkStepCallback",
     "MetricAverageCallback",
 ]
 

@@ -1,4 +1,5 @@
-"""hvdlite as a backend of torch.distributed: DDP and whatever else is built on its collectives, for CPU tensors.
+"""hvdlite as a backend of torch.distributed: DDP and whatever else is built on its collectives, for tensors in host memory
+and on NVIDIA GPUs.
 
     import hvdlite.torch.distributed
 
@@ -8,7 +9,9 @@
 Rank, size and store come from hvdlite, which is initialised if it is not yet (`hvdlite.torch.distributed.rendezvous`).
 Where the four variables or an `init_method` are given torch does as ever; the ranks must be MPI's then. The collectives
 (`hvdlite.torch.distributed.group`) are hvdlite's, with its error texts; a group is a process set of its own. Not there:
-point-to-point messages, bitwise reductions, tensors on GPUs; each says so.
+point-to-point messages, bitwise reductions; each says so.
+
+On a GPU `Work.wait` does not wait for it but puts the current stream after the operation, as torch's NCCL backend does.
 """
 
 import torch.distributed as dist
@@ -23,5 +26,5 @@ __all__ = ["BACKEND", "HvdliteProcessGroup"]
 
 BACKEND = "hvdlite"
 
-dist.Backend.register_backend(BACKEND, create_group, extended_api=True, devices=["cpu"])
+dist.Backend.register_backend(BACKEND, create_group, extended_api=True, devices=["cpu", "cuda"])
 install(BACKEND)

@@ -73,8 +73,8 @@ _ProcessGroup: Any = dist.ProcessGroup
 class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
     """A group of ranks. Its methods are those that `torch.distributed`'s functions of similar names call.
 
-    All tensors are on the CPU, contiguous or not. Every method starts an operation and returns its `HvdliteWork`, whose
-    `wait` raises what went wrong. Wrong arguments raise `InvalidArgumentError` (a ValueError) at the call.
+    Tensors are on the CPU or on NVIDIA GPUs, contiguous or not. Every method starts an operation and returns its
+    `HvdliteWork`, whose `wait` raises what went wrong. Wrong arguments raise `InvalidArgumentError` (a ValueError) at the call.
     """
 
     def __init__(self, process_set: ProcessSet, rank: int, size: int, name: str, timeout: timedelta) -> None:
@@ -103,7 +103,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     @property
     def _device_types(self) -> list[torch.device]:
-        return [torch.device("cpu")]
+        return [torch.device("cpu"), *([torch.device("cuda")] if torch.cuda.is_available() else [])]
 
     def _set_default_timeout(self, timeout: timedelta) -> None:
         self._timeout = timeout

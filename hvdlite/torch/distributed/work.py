@@ -4,6 +4,9 @@ A caller that waits (`Work.wait`) waits inside hvdlite, drives the engine and ge
 reducer) and callbacks want a future instead, which somebody has to complete: a thread of its own. One thread for all would not
 do, since a future's callbacks run in it and may wait for other futures; and one that waits for nothing would look to the
 engine's deadlock detection like a caller that may still submit something.
+
+Streams are a thread's own. So whichever thread ends an operation on GPUs leaves events behind, after which the streams of
+all who wait later come; a future does the same for its callbacks if it is told the devices.
 """
 
 import threading
@@ -18,6 +21,7 @@ from torch._C._distributed_c10d import Work
 
 from hvdlite.errors import OperationTimeoutError
 from hvdlite.handles import Handle
+from hvdlite.torch.gpu import Mark, mark
 
 __all__ = ["HvdliteWork"]
 
@@ -62,6 +66,7 @@ class HvdliteWork(Work):
         self._error: BaseException | None = None
         self._future: _Future | None = None
         self._late: OperationTimeoutError | None = None
+        self._marks: list[Mark] = []  # on GPUs, where the results are there
         if _TORCH_FORGETS:
             _recent.append(self)
 
@@ -72,7 +77,7 @@ class HvdliteWork(Work):
             timeout: how long at most; without, the timeout of the group.
 
         Returns:
-            True.
+            True. On a GPU the current stream comes after the operation then, which may be under way.
 
         Raises:
             HorovodInternalError: the operation failed; the text says why.
@@ -84,7 +89,10 @@ class HvdliteWork(Work):
         if not self._lock.acquire(timeout=min(limit, threading.TIMEOUT_MAX)):
             raise self._timed_out(limit)
         try:
-            if not self._done:
+            if self._done:
+                for there in self._marks:
+                    there.order_current_stream()
+            else:
                 self._end(max(0.0, deadline - time.monotonic()), limit)
         finally:
             self._lock.release()
@@ -97,6 +105,7 @@ class HvdliteWork(Work):
             result = self._handle.synchronize(left)
             if self._finish is not None:
                 self._finish(result)
+            self._marks = mark(self._outputs)
         except TimeoutError:
             raise self._timed_out(limit) from None
         except Exception as error:
@@ -111,7 +120,10 @@ class HvdliteWork(Work):
         )
 
     def is_completed(self) -> bool:
-        """Has it ended, well or badly?"""
+        """Has it ended, well or badly, and on a GPU, have the results come there?"""
+        return self._has_ended() and all(there.is_reached() for there in self._marks)
+
+    def _has_ended(self) -> bool:
         if not self._done and self._lock.acquire(blocking=False):
             try:
                 if not self._done and self._handle.poll():
@@ -122,11 +134,11 @@ class HvdliteWork(Work):
 
     def is_success(self) -> bool:
         """Has it ended well?"""
-        return self.is_completed() and self._error is None
+        return self._has_ended() and self._error is None
 
     def exception(self) -> BaseException | None:
         """What it failed with, if it has."""
-        return self._error if self.is_completed() else None
+        return self._error if self._has_ended() else None
 
     def result(self) -> list[torch.Tensor]:
         """The tensors that hold the result, once it has ended."""
@@ -141,11 +153,12 @@ class HvdliteWork(Work):
         text of hvdlite's.
         """
         if self._future is None:
-            begun: _Future = torch.futures.Future()
+            devices = sorted({output.device.index for output in self._outputs if output.is_cuda})
+            begun: _Future = torch.futures.Future(devices=[torch.device("cuda", index) for index in devices])
             # An exception that is set on a future stays unseen by C++; one that a callback raises does not.
             self._future = begun.then(self._outcome)
-            if self.is_completed():
-                begun.set_result(None)
+            if self._has_ended():
+                self._begin(begun)
             else:
                 threading.Thread(target=self._complete, args=(begun,), name="hvdlite-future", daemon=True).start()
         return self._future
@@ -163,4 +176,10 @@ class HvdliteWork(Work):
             self._late = error
         except Exception as error:
             self._error = error
-        begun.set_result(None)
+        self._begin(begun)
+
+    def _begin(self, begun: _Future) -> None:
+        """Sets the future that `_outcome` comes after; tensors on a GPU in it make its callbacks come after their streams."""
+        for there in self._marks:
+            there.order_current_stream()
+        begun.set_result(self._outputs if self._marks else None)

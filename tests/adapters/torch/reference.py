@@ -7,6 +7,7 @@ ROWS = 4  # of the batch, for each rank
 STEPS = 20  # of a training; rounding errors and stale state have grown visible by then
 FEATURES = 6
 CLASSES = 3
+DEVICE = torch.device("cpu")  # of networks and batches; tests/gpu sets another
 
 
 def whole_batch(step, size, dtype=torch.float64, rows=ROWS):
@@ -14,7 +15,7 @@ def whole_batch(step, size, dtype=torch.float64, rows=ROWS):
     generator = torch.Generator().manual_seed(1000 + step)
     inputs = torch.randn(rows * size, FEATURES, generator=generator, dtype=dtype)
     targets = torch.randn(rows * size, CLASSES, generator=generator, dtype=dtype)
-    return inputs, targets
+    return inputs.to(DEVICE), targets.to(DEVICE)
 
 
 def part_of(tensors, rank, rows=ROWS):
@@ -31,7 +32,7 @@ def network(seed=7, dtype=torch.float64, hidden=8):
         torch.nn.Linear(hidden, hidden),
         torch.nn.Tanh(),
         torch.nn.Linear(hidden, CLASSES),
-    ).to(dtype)
+    ).to(DEVICE, dtype)
 
 
 def mse(model, inputs, targets):
@@ -42,7 +43,7 @@ def mse(model, inputs, targets):
 def assert_same_bits(tensors):
     """All ranks hold the same bits; compared through mpi4py, not through hvdlite."""
     mine = [None if tensor is None else tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in tensors]
-    everyone = MPI.COMM_WORLD.allgather([None if bits is None else bits.numpy().tobytes() for bits in mine])
+    everyone = MPI.COMM_WORLD.allgather([None if bits is None else bits.cpu().numpy().tobytes() for bits in mine])
     for rank, theirs in enumerate(everyone):
         differing = [place for place, pair in enumerate(zip(theirs, everyone[0], strict=True)) if pair[0] != pair[1]]
         assert not differing, f"tensors {differing} differ between rank 0 and rank {rank}"

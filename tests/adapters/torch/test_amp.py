@@ -7,6 +7,7 @@ skip the step and have the same scale afterwards, as that one process does.
 import itertools
 
 import pytest
+import reference
 import torch
 from mpi4py import MPI
 from reference import ROWS, STEPS, assert_close, assert_same_bits, mse, network, part_of, sgd, whole_batch
@@ -23,7 +24,7 @@ class Side:
     def __init__(self, make_optimizer, wrap):
         self.models = [network(seed) for seed in (7, 8)]
         self.optimizers = [wrap(make_optimizer(model.parameters())) for model in self.models]
-        self.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=4)
+        self.scaler = torch.amp.GradScaler(reference.DEVICE.type, init_scale=1024.0, growth_interval=4)
 
     def zero(self):
         for optimizer in self.optimizers:
@@ -161,7 +162,7 @@ def test_grad_scaler(hvd, recipe, overflow):
 def test_fused_optimizers_unscale_by_themselves(hvd, make, overflow):
     """The scaler hands its scale and what it found to step(), which looks at them inside."""
     try:
-        make([torch.zeros(1, requires_grad=True)], lr=0.01, fused=True)
+        make([torch.zeros(1, requires_grad=True, device=reference.DEVICE)], lr=0.01, fused=True)
     except (TypeError, RuntimeError):
         pytest.skip("this torch fuses optimizers on GPUs only")
 
@@ -183,7 +184,7 @@ def test_compression_with_a_scaler(hvd, overflow):
     """What overflows only in float16, on its way, makes all ranks skip as well."""
     model = network(dtype=torch.float32)
     optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), compression=hvd.Compression.fp16)
-    scaler = torch.amp.GradScaler("cpu", init_scale=16.0, growth_interval=100)
+    scaler = torch.amp.GradScaler(reference.DEVICE.type, init_scale=16.0, growth_interval=100)
     for step in range(STEPS):
         before = [param.detach().clone() for param in model.parameters()]
         inputs, targets = part_of(whole_batch(step, hvd.size(), torch.float32), hvd.rank())
@@ -205,7 +206,7 @@ def test_autocast(hvd, dtype):
     """Weights and gradients stay float32; the forward pass is narrow."""
     model, twin = network(dtype=torch.float32), network(dtype=torch.float32)
     optimizer, twin_optimizer = hvd.DistributedOptimizer(sgd(model.parameters())), sgd(twin.parameters())
-    scaler, twin_scaler = (torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=100) for _ in range(2))
+    scaler, twin_scaler = (torch.amp.GradScaler(reference.DEVICE.type, init_scale=256.0, growth_interval=100) for _ in range(2))
     narrow = []
     for step in range(STEPS):
         whole = whole_batch(step, hvd.size(), torch.float32)
@@ -214,7 +215,7 @@ def test_autocast(hvd, dtype):
             (twin, twin_optimizer, twin_scaler, whole),
         ):
             opt.zero_grad()
-            with torch.autocast("cpu", dtype=dtype):
+            with torch.autocast(reference.DEVICE.type, dtype=dtype):
                 outputs = net(inputs)
                 loss = (outputs.float() - targets).square().mean()
             narrow.append(outputs.dtype)

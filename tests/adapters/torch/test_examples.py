@@ -1,5 +1,7 @@
 """The examples do what they say."""
 
+import sys
+
 import pytest
 import torch
 from mpi4py import MPI
@@ -106,6 +108,22 @@ def test_help(name, capsys):
         load(name).main(["--help"])
     assert ended.value.code == 0
     assert "mpirun" in capsys.readouterr().out
+
+
+def test_cupy_allreduce_on_the_host(hvd, capsys):
+    example = load("cupy_allreduce")
+    error = example.main(["--host", "--rows", "500", "--columns", "8"])
+    said = capsys.readouterr().out
+    assert error < 0.01
+    assert f"rank {hvd.rank()} of {hvd.size()}: 500 rows on NumPy" in said
+    assert (f"{500 * hvd.size()} rows, " in said) == (hvd.rank() == 0)
+
+
+def test_cupy_allreduce_says_that_it_needs_a_gpu(hvd, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    assert load("cupy_allreduce").main([]) is None
+    said = capsys.readouterr().out
+    assert ("needs CuPy and an NVIDIA GPU on each rank (no CuPy: " in said) == (hvd.rank() == 0)
 
 
 def test_numpy_allreduce(hvd, capsys):

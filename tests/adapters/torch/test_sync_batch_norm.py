@@ -4,6 +4,7 @@ import copy
 import pickle
 
 import pytest
+import reference
 import torch
 from mpi4py import MPI
 from reference import Pair, assert_close, assert_same_bits, mse, sgd
@@ -33,9 +34,9 @@ class Case:
         self.ranks = process_set.ranks if process_set else list(range(hvd.size()))
         sets = {"process_set": process_set} if process_set else {}
         parameters = torch.float64 if dtype is torch.float64 else torch.float32
-        self.norm = hvd.SyncBatchNorm(CHANNELS, **options, **sets).to(parameters)
+        self.norm = hvd.SyncBatchNorm(CHANNELS, **options, **sets).to(reference.DEVICE, parameters)
         kind = {0: torch.nn.BatchNorm1d, 1: torch.nn.BatchNorm1d, 2: torch.nn.BatchNorm2d, 3: torch.nn.BatchNorm3d}[len(space)]
-        self.twin = kind(CHANNELS, **options).double()
+        self.twin = kind(CHANNELS, **options).to(reference.DEVICE, torch.float64)
         if self.norm.affine:
             with torch.no_grad():
                 for layer in (self.norm, self.twin):
@@ -46,8 +47,8 @@ class Case:
         """One forward and backward in training, compared in all there is."""
         generator = torch.Generator().manual_seed(seed)
         shape = (sum(self.rows), CHANNELS, *self.space)
-        whole = (torch.randn(shape, generator=generator, dtype=torch.float64) * 3 + 2).to(self.dtype)
-        pull = torch.randn(shape, generator=generator, dtype=torch.float64).to(self.dtype)
+        whole = (torch.randn(shape, generator=generator, dtype=torch.float64) * 3 + 2).to(reference.DEVICE, self.dtype)
+        pull = torch.randn(shape, generator=generator, dtype=torch.float64).to(reference.DEVICE, self.dtype)
         place = self.ranks.index(self.hvd.rank())
         mine = slice(sum(self.rows[:place]), sum(self.rows[: place + 1]))
 
@@ -60,14 +61,14 @@ class Case:
         assert output.stride() == part.stride()
         (output * pull[mine]).sum().backward()
 
-        reference = whole.double().requires_grad_()
-        expected = self.twin(reference)
+        wide = whole.double().requires_grad_()
+        expected = self.twin(wide)
         (expected * pull.double()).sum().backward()
-        assert_close([output.double(), part.grad.double()], [expected[mine], reference.grad[mine]], tolerance)
+        assert_close([output.double(), part.grad.double()], [expected[mine], wide.grad[mine]], tolerance)
         if self.norm.affine and len(self.ranks) == WORLD.size:
             for name in ("weight", "bias"):
-                parts = WORLD.allgather(getattr(self.norm, name).grad.double())
-                assert_close([sum(parts)], [getattr(self.twin, name).grad], 10 * tolerance)
+                parts = WORLD.allgather(getattr(self.norm, name).grad.double().cpu())
+                assert_close([sum(parts).to(reference.DEVICE)], [getattr(self.twin, name).grad], 10 * tolerance)
         self.norm.zero_grad()
         self.twin.zero_grad()
         self.check_buffers(tolerance)
@@ -238,7 +239,7 @@ class Network(torch.nn.Module):
         self.second = torch.nn.ModuleDict({"linear": torch.nn.Linear(8, 8), "norm": shared})
         self.third = torch.nn.BatchNorm1d(8, affine=False, momentum=None)
         self.last = torch.nn.Linear(8, 3)
-        self.to(torch.float64)
+        self.to(reference.DEVICE, torch.float64)
 
     def forward(self, inputs):
         hidden = torch.tanh(self.first(inputs))

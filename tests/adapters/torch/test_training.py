@@ -1,6 +1,7 @@
 """The loops of torch's documentation give the numbers of one process with the whole batch."""
 
 import pytest
+import reference
 import torch
 from reference import (
     STEPS,
@@ -192,6 +193,7 @@ def test_mixed_dtypes_and_layouts(hvd):
             self.spectrum = torch.nn.Parameter(torch.randn(4, dtype=torch.complex128))
             self.scale = torch.nn.Parameter(torch.tensor(0.7))
             self.nothing = torch.nn.Parameter(torch.empty(0, 3))
+            self.to(reference.DEVICE)
 
         def forward(self, images):
             features = self.conv(images).mean((2, 3))
@@ -204,7 +206,7 @@ def test_mixed_dtypes_and_layouts(hvd):
     twin_optimizer = torch.optim.SGD(twin.parameters(), lr=0.01)
     for step in range(STEPS):
         generator = torch.Generator().manual_seed(step)
-        images = torch.randn(2 * hvd.size(), 2, 6, 6, generator=generator, dtype=torch.float64)
+        images = torch.randn(2 * hvd.size(), 2, 6, 6, generator=generator, dtype=torch.float64).to(reference.DEVICE)
         optimizer.zero_grad()
         twin_optimizer.zero_grad()
         model(images[2 * hvd.rank() : 2 * hvd.rank() + 2]).mean().backward()

@@ -1,0 +1,42 @@
+// What GPU support this process has.
+#include <nanobind/stl/string.h>
+
+#include "binding.h"
+
+namespace hvdlite::python {
+
+using namespace nb::literals;
+
+namespace {
+
+nb::tuple cuda_version(const std::string& libraries) {
+  std::int32_t version = 0;
+  std::int32_t gpus = 0;
+  int code = 0;
+  {
+    const nb::gil_scoped_release released;  // a driver takes its time to start
+    code = hvdlite_cuda_version(libraries.c_str(), &version, &gpus);
+  }
+  check(code);
+  return nb::make_tuple(version, gpus);
+}
+
+int nccl_version(const std::string& libraries) {
+  std::int32_t version = 0;
+  int code = 0;
+  {
+    const nb::gil_scoped_release released;  // nor is NCCL small
+    code = hvdlite_nccl_version(libraries.c_str(), &version);
+  }
+  check(code);
+  return version;
+}
+
+}  // namespace
+
+void register_device(nb::module_& module) {
+  module.def("cuda_version", &cuda_version, "libraries"_a);
+  module.def("nccl_version", &nccl_version, "libraries"_a);
+}
+
+}  // namespace hvdlite::python

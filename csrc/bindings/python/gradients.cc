@@ -1,0 +1,451 @@
+#include "gradients.h"
+
+#include <structmember.h>
+
+#include <cstddef>
+
+#include "binding.h"
+
+namespace hvdlite::python {
+
+namespace {
+
+// The names of what is asked of a tensor, interned.
+struct Names {
+  PyObject* grad = PyUnicode_InternFromString("grad");
+  PyObject* version = PyUnicode_InternFromString("_version");
+  PyObject* dtype = PyUnicode_InternFromString("dtype");
+  PyObject* layout = PyUnicode_InternFromString("layout");
+  PyObject* is_contiguous = PyUnicode_InternFromString("is_contiguous");
+  PyObject* is_neg = PyUnicode_InternFromString("is_neg");
+  PyObject* data_ptr = PyUnicode_InternFromString("data_ptr");
+};
+const Names* names;
+PyTypeObject* gradient_state_type;
+PyTypeObject* bucket_state_type;
+PyTypeObject* pass_state_type;
+
+// A reference that is given back at the end of the scope.
+class Owned {
+ public:
+  explicit Owned(PyObject* object) : object_(object) {}
+  ~Owned() { Py_XDECREF(object_); }
+  Owned(const Owned&) = delete;
+  Owned& operator=(const Owned&) = delete;
+  PyObject* get() const { return object_; }
+  bool failed() const { return object_ == nullptr; }
+
+ private:
+  PyObject* object_;
+};
+
+bool is_none(PyObject* object) { return object == nullptr || object == Py_None; }
+
+// An answer that may also be that Python raised.
+enum class Answer { kFalse, kTrue, kRaised };
+
+Answer answer(bool yes) { return yes ? Answer::kTrue : Answer::kFalse; }
+
+// The parameter's .grad; a slot whose __init__ was not reached, or that is being cleared, has no parameter.
+PyObject* grad_of(const GradientState& slot) {
+  if (slot.param != nullptr) return PyObject_GetAttr(slot.param, names->grad);
+  PyErr_SetString(PyExc_AttributeError, "the slot has no parameter");
+  return nullptr;
+}
+
+Answer has_version(PyObject* grad, long long version) {
+  const Owned now(PyObject_GetAttr(grad, names->version));
+  if (now.failed()) return Answer::kRaised;
+  const long long number = PyLong_AsLongLong(now.get());
+  if (number == -1 && PyErr_Occurred() != nullptr) return Answer::kRaised;
+  return answer(number == version);
+}
+
+Answer is_attribute(PyObject* tensor, PyObject* name, PyObject* expected) {
+  const Owned value(PyObject_GetAttr(tensor, name));
+  return value.failed() ? Answer::kRaised : answer(value.get() == expected);
+}
+
+Answer method_gives(PyObject* tensor, PyObject* name, PyObject* expected) {
+  const Owned value(PyObject_CallMethodNoArgs(tensor, name));
+  return value.failed() ? Answer::kRaised : answer(value.get() == expected);
+}
+
+// --- hooks ----------------------------------------------------------------------------------------------------------
+
+// The usual cases of Reducer._before.
+Answer before(const PassState& pass, GradientState& slot) {
+  if (pass.unsettled != 0) return Answer::kFalse;
+  const Owned grad(grad_of(slot));
+  if (grad.failed()) return Answer::kRaised;
+  if (grad.get() == Py_None) {
+    if (slot.dirty != 0 || !is_none(slot.aside)) return Answer::kFalse;
+    slot.fresh = 1;
+    return Answer::kTrue;
+  }
+  if (slot.dirty != 0) return Answer::kTrue;
+  return grad.get() == slot.zeroed ? has_version(grad.get(), slot.zeroed_version) : Answer::kFalse;
+}
+
+// The usual cases of Reducer._after: not the last gradient of a bucket, which launches it.
+Answer after(const PassState& pass, GradientState& slot) {
+  if (pass.current_task == nullptr) return Answer::kFalse;
+  const Owned task(PyObject_CallNoArgs(pass.current_task));
+  if (task.failed()) return Answer::kRaised;
+  const long long number = PyLong_AsLongLong(task.get());
+  if (number == -1 && PyErr_Occurred() != nullptr) return Answer::kRaised;
+  if (number != pass.task || slot.stamp == pass.stamp) return Answer::kFalse;
+  if (slot.fresh != 0 && !is_none(slot.place)) return Answer::kFalse;
+  if (pass.eager != 0) {
+    if (slot.bucket == nullptr || !PyObject_TypeCheck(slot.bucket, bucket_state_type)) {
+      return Answer::kFalse;
+    }
+    auto* bucket = reinterpret_cast<BucketState*>(slot.bucket);
+    if (bucket->device != HVDLITE_DEVICE_CPU || bucket->missing <= 1) return Answer::kFalse;
+    --bucket->missing;
+  }
+  slot.stamp = pass.stamp;
+  slot.dirty = 1;
+  return Answer::kTrue;
+}
+
+template <Answer (*kUsual)(const PassState&, GradientState&)>
+PyObject* call_hook(PyObject* self, PyObject* const* args, std::size_t count, PyObject* keywords) {
+  auto* hook = reinterpret_cast<GradientHook*>(self);
+  if (PyVectorcall_NARGS(count) != 1 || keywords != nullptr) {
+    PyErr_SetString(PyExc_TypeError, "a hook takes one tensor");
+    return nullptr;
+  }
+  switch (kUsual(*hook->pass, *hook->slot)) {
+    case Answer::kTrue:
+      Py_RETURN_NONE;
+    case Answer::kFalse:
+      return PyObject_CallFunctionObjArgs(hook->otherwise, hook->slot, args[0], nullptr);
+    case Answer::kRaised:
+      break;
+  }
+  return nullptr;
+}
+
+PyObject* new_hook(PyTypeObject* type, PyObject* args, PyObject* keywords) {
+  const char* const expected[] = {"pass_state", "slot", "otherwise", "after", nullptr};
+  PyObject* pass = nullptr;
+  PyObject* slot = nullptr;
+  PyObject* otherwise = nullptr;
+  int is_after = 0;
+  if (PyArg_ParseTupleAndKeywords(args, keywords, "O!O!Op", const_cast<char**>(expected),
+                                  pass_state_type, &pass, gradient_state_type, &slot, &otherwise,
+                                  &is_after) == 0) {
+    return nullptr;
+  }
+  auto* hook = reinterpret_cast<GradientHook*>(type->tp_alloc(type, 0));
+  if (hook == nullptr) return nullptr;
+  hook->call = is_after != 0 ? call_hook<after> : call_hook<before>;
+  hook->pass = reinterpret_cast<PassState*>(Py_NewRef(pass));
+  hook->slot = reinterpret_cast<GradientState*>(Py_NewRef(slot));
+  hook->otherwise = Py_NewRef(otherwise);
+  return reinterpret_cast<PyObject*>(hook);
+}
+
+// --- a bucket -------------------------------------------------------------------------------------------------------
+
+// WireForm.fits, of a form that is reduced in place and contiguous.
+Answer fits(PyObject* grad, PyObject* dtype, PyObject* strided) {
+  Answer fit = is_attribute(grad, names->dtype, dtype);
+  if (fit == Answer::kTrue) fit = is_attribute(grad, names->layout, strided);
+  if (fit == Answer::kTrue) fit = method_gives(grad, names->is_contiguous, Py_True);
+  if (fit == Answer::kTrue) fit = method_gives(grad, names->is_neg, Py_False);
+  return fit;
+}
+
+// One member of a bucket as DenseBucket.launch would send it: (slot, grad, grad, None), and the address.
+Answer take(PyObject* slot, PyObject* dtype, PyObject* strided, PyObject* pointers,
+            PyObject* items) {
+  if (!PyObject_TypeCheck(slot, gradient_state_type)) return Answer::kFalse;
+  auto* state = reinterpret_cast<GradientState*>(slot);
+  if (state->dirty == 0) return Answer::kFalse;
+  const Owned grad(grad_of(*state));
+  if (grad.failed()) return Answer::kRaised;
+  if (grad.get() == Py_None) return Answer::kFalse;
+  const Answer fit = fits(grad.get(), dtype, strided);
+  if (fit != Answer::kTrue) return fit;
+  const Owned pointer(PyObject_CallMethodNoArgs(grad.get(), names->data_ptr));
+  if (pointer.failed() || PyList_Append(pointers, pointer.get()) != 0) return Answer::kRaised;
+  const Owned item(PyTuple_Pack(4, slot, grad.get(), grad.get(), Py_None));
+  if (item.failed() || PyList_Append(items, item.get()) != 0) return Answer::kRaised;
+  return Answer::kTrue;
+}
+
+PyObject* gather(PyObject* /*module*/, PyObject* const* args, Py_ssize_t count) {
+  if (count != 3 || !PyList_Check(args[0])) {
+    PyErr_SetString(PyExc_TypeError, "gather takes a list of slots, a dtype and torch.strided");
+    return nullptr;
+  }
+  const Owned pointers(PyList_New(0));
+  const Owned items(PyList_New(0));
+  if (pointers.failed() || items.failed()) return nullptr;
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(args[0]); ++i) {
+    const Owned slot(Py_NewRef(PyList_GET_ITEM(args[0], i)));
+    switch (take(slot.get(), args[1], args[2], pointers.get(), items.get())) {
+      case Answer::kTrue:
+        break;
+      case Answer::kFalse:
+        Py_RETURN_NONE;
+      case Answer::kRaised:
+        return nullptr;
+    }
+  }
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(items.get()); ++i) {
+    PyObject* slot = PyTuple_GET_ITEM(PyList_GET_ITEM(items.get(), i), 0);
+    reinterpret_cast<GradientState*>(slot)->dirty = 0;
+  }
+  return PyTuple_Pack(2, pointers.get(), items.get());
+}
+
+// Is this item's gradient where it was reduced?
+Answer is_there(PyObject* item) {
+  if (!PyTuple_Check(item) || PyTuple_GET_SIZE(item) != 4) return Answer::kFalse;
+  PyObject* slot = PyTuple_GET_ITEM(item, 0);
+  PyObject* grad = PyTuple_GET_ITEM(item, 1);
+  if (grad == Py_None || grad != PyTuple_GET_ITEM(item, 2)) return Answer::kFalse;
+  if (!PyObject_TypeCheck(slot, gradient_state_type)) return Answer::kFalse;
+  auto* state = reinterpret_cast<GradientState*>(slot);
+  if (!is_none(state->aside) || !is_none(state->sparse_dim)) return Answer::kFalse;
+  const Owned now(grad_of(*state));
+  if (now.failed()) return Answer::kRaised;
+  if (now.get() != grad) return Answer::kFalse;
+  state->filled = 1;
+  return Answer::kTrue;
+}
+
+PyObject* all_are_there(PyObject* /*module*/, PyObject* items) {
+  if (!PyList_Check(items)) {
+    PyErr_SetString(PyExc_TypeError, "all_are_there takes a list of items");
+    return nullptr;
+  }
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(items); ++i) {
+    const Owned item(Py_NewRef(PyList_GET_ITEM(items, i)));
+    const Answer there = is_there(item.get());
+    if (there == Answer::kRaised) return nullptr;
+    if (there == Answer::kFalse) Py_RETURN_FALSE;
+  }
+  Py_RETURN_TRUE;
+}
+
+PyObject* forget(PyObject* self, PyObject* /*none*/) {
+  auto* slot = reinterpret_cast<GradientState*>(self);
+  const Owned grad(grad_of(*slot));
+  if (grad.failed()) return nullptr;
+  const bool has_grad = grad.get() != Py_None;
+  if (has_grad) {
+    const Owned version(PyObject_GetAttr(grad.get(), names->version));
+    if (version.failed()) return nullptr;
+    slot->zeroed_version = PyLong_AsLongLong(version.get());
+    if (slot->zeroed_version == -1 && PyErr_Occurred() != nullptr) return nullptr;
+  }
+  slot->dirty = slot->dirty != 0 && has_grad ? 1 : 0;
+  slot->filled = slot->fresh = 0;
+  // The engine may write where a dirty one lies, which shows in no version.
+  Py_XSETREF(slot->zeroed, slot->dirty != 0 ? nullptr : Py_NewRef(grad.get()));
+  Py_CLEAR(slot->aside);
+  Py_RETURN_NONE;
+}
+
+// --- the types ------------------------------------------------------------------------------------------------------
+
+// Of each type: its objects' references, for Python's garbage collector.
+int visit_gradient(PyObject* self, visitproc visit, void* arg) {
+  auto* slot = reinterpret_cast<GradientState*>(self);
+  Py_VISIT(Py_TYPE(self));
+  Py_VISIT(slot->param);
+  Py_VISIT(slot->bucket);
+  Py_VISIT(slot->aside);
+  Py_VISIT(slot->place);
+  Py_VISIT(slot->sparse_dim);
+  Py_VISIT(slot->zeroed);
+  return 0;
+}
+
+int clear_gradient(PyObject* self) {
+  auto* slot = reinterpret_cast<GradientState*>(self);
+  Py_CLEAR(slot->param);
+  Py_CLEAR(slot->bucket);
+  Py_CLEAR(slot->aside);
+  Py_CLEAR(slot->place);
+  Py_CLEAR(slot->sparse_dim);
+  Py_CLEAR(slot->zeroed);
+  return 0;
+}
+
+int visit_bucket(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  return 0;
+}
+
+int clear_bucket(PyObject* /*self*/) { return 0; }
+
+int visit_pass(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  Py_VISIT(reinterpret_cast<PassState*>(self)->current_task);
+  return 0;
+}
+
+int clear_pass(PyObject* self) {
+  Py_CLEAR(reinterpret_cast<PassState*>(self)->current_task);
+  return 0;
+}
+
+int visit_hook(PyObject* self, visitproc visit, void* arg) {
+  auto* hook = reinterpret_cast<GradientHook*>(self);
+  Py_VISIT(Py_TYPE(self));
+  Py_VISIT(reinterpret_cast<PyObject*>(hook->pass));
+  Py_VISIT(reinterpret_cast<PyObject*>(hook->slot));
+  Py_VISIT(hook->otherwise);
+  return 0;
+}
+
+// The pass and the slot stay: a hook may be called until it is gone, and `otherwise` is enough to break a cycle.
+int clear_hook(PyObject* self) {
+  Py_XSETREF(reinterpret_cast<GradientHook*>(self)->otherwise, Py_NewRef(Py_None));
+  return 0;
+}
+
+template <int (*kClear)(PyObject*)>
+void free_object(PyObject* self) {
+  PyTypeObject* type = Py_TYPE(self);
+  PyObject_GC_UnTrack(self);
+  kClear(self);
+  type->tp_free(self);
+  Py_DECREF(type);
+}
+
+void free_hook(PyObject* self) {
+  auto* hook = reinterpret_cast<GradientHook*>(self);
+  PyObject_GC_UnTrack(self);
+  Py_CLEAR(hook->pass);
+  Py_CLEAR(hook->slot);
+  Py_CLEAR(hook->otherwise);
+  PyTypeObject* type = Py_TYPE(self);
+  type->tp_free(self);
+  Py_DECREF(type);
+}
+
+template <typename Function>
+void* slot_of(Function* function) {
+  return reinterpret_cast<void*>(function);
+}
+
+#define HVDLITE_MEMBER(type, struct_name, name, kind) \
+  {name, kind, offsetof(type, struct_name), 0, nullptr}
+
+PyMemberDef gradient_members[] = {
+    HVDLITE_MEMBER(GradientState, param, "param", T_OBJECT),
+    HVDLITE_MEMBER(GradientState, bucket, "bucket", T_OBJECT),
+    HVDLITE_MEMBER(GradientState, aside, "aside", T_OBJECT),
+    HVDLITE_MEMBER(GradientState, place, "place", T_OBJECT),
+    HVDLITE_MEMBER(GradientState, sparse_dim, "sparse_dim", T_OBJECT),
+    HVDLITE_MEMBER(GradientState, zeroed, "_zeroed", T_OBJECT),
+    HVDLITE_MEMBER(GradientState, zeroed_version, "_zeroed_version", T_LONGLONG),
+    HVDLITE_MEMBER(GradientState, stamp, "stamp", T_LONGLONG),
+    HVDLITE_MEMBER(GradientState, dirty, "dirty", T_BOOL),
+    HVDLITE_MEMBER(GradientState, filled, "filled", T_BOOL),
+    HVDLITE_MEMBER(GradientState, fresh, "fresh", T_BOOL),
+    {}};
+
+PyMethodDef gradient_methods[] = {
+    {"forget", forget, METH_NOARGS, "The user has reset the gradient."}, {}};
+
+PyMemberDef bucket_members[] = {HVDLITE_MEMBER(BucketState, missing, "missing", T_LONGLONG),
+                                HVDLITE_MEMBER(BucketState, launched, "launched", T_LONGLONG),
+                                HVDLITE_MEMBER(BucketState, device, "device", T_INT),
+                                {}};
+
+PyMemberDef pass_members[] = {HVDLITE_MEMBER(PassState, current_task, "_current_task", T_OBJECT),
+                              HVDLITE_MEMBER(PassState, task, "_task", T_LONGLONG),
+                              HVDLITE_MEMBER(PassState, stamp, "_stamp", T_LONGLONG),
+                              HVDLITE_MEMBER(PassState, eager, "_eager", T_BOOL),
+                              HVDLITE_MEMBER(PassState, unsettled, "_unsettled", T_BOOL),
+                              {}};
+
+PyMemberDef hook_members[] = {
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(GradientHook, call), READONLY, nullptr}, {}};
+#undef HVDLITE_MEMBER
+
+PyType_Slot gradient_slots[] = {{Py_tp_doc, const_cast<char*>("The state of one gradient.")},
+                                {Py_tp_new, slot_of(PyType_GenericNew)},
+                                {Py_tp_traverse, slot_of(visit_gradient)},
+                                {Py_tp_clear, slot_of(clear_gradient)},
+                                {Py_tp_dealloc, slot_of(free_object<clear_gradient>)},
+                                {Py_tp_members, gradient_members},
+                                {Py_tp_methods, gradient_methods},
+                                {0, nullptr}};
+
+PyType_Slot bucket_slots[] = {{Py_tp_doc, const_cast<char*>("The counts of one bucket.")},
+                              {Py_tp_new, slot_of(PyType_GenericNew)},
+                              {Py_tp_traverse, slot_of(visit_bucket)},
+                              {Py_tp_clear, slot_of(clear_bucket)},
+                              {Py_tp_dealloc, slot_of(free_object<clear_bucket>)},
+                              {Py_tp_members, bucket_members},
+                              {0, nullptr}};
+
+PyType_Slot pass_slots[] = {{Py_tp_doc, const_cast<char*>("The pass that is running.")},
+                            {Py_tp_new, slot_of(PyType_GenericNew)},
+                            {Py_tp_traverse, slot_of(visit_pass)},
+                            {Py_tp_clear, slot_of(clear_pass)},
+                            {Py_tp_dealloc, slot_of(free_object<clear_pass>)},
+                            {Py_tp_members, pass_members},
+                            {0, nullptr}};
+
+PyType_Slot hook_slots[] = {{Py_tp_doc, const_cast<char*>("A hook of one parameter.")},
+                            {Py_tp_new, slot_of(new_hook)},
+                            {Py_tp_call, slot_of(PyVectorcall_Call)},
+                            {Py_tp_traverse, slot_of(visit_hook)},
+                            {Py_tp_clear, slot_of(clear_hook)},
+                            {Py_tp_dealloc, slot_of(free_hook)},
+                            {Py_tp_members, hook_members},
+                            {0, nullptr}};
+
+constexpr unsigned kBase = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE;
+constexpr unsigned kHook = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL;
+
+template <typename Object>
+PyTypeObject* add_type(nb::module_& module, const char* name, unsigned flags, PyType_Slot* slots) {
+  PyType_Spec spec = {name, static_cast<int>(sizeof(Object)), 0, flags, slots};
+  PyObject* type = PyType_FromSpec(&spec);
+  if (type == nullptr ||
+      PyModule_AddType(module.ptr(), reinterpret_cast<PyTypeObject*>(type)) != 0) {
+    throw nb::python_error();
+  }
+  return reinterpret_cast<PyTypeObject*>(type);
+}
+
+PyMethodDef functions[] = {
+    {"gather", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(gather)), METH_FASTCALL,
+     "gather(slots, dtype, strided) -> tuple | None\n\nThe addresses and the items of a bucket all "
+     "of whose gradients are reduced where they are, which are not dirty any more; None, and "
+     "nothing has changed, if one is not."},
+    {"all_are_there", all_are_there, METH_O,
+     "all_are_there(items) -> bool\n\nWas every gradient reduced where it is, and is it still "
+     "there? Then they are filled."},
+    {}};
+
+}  // namespace
+
+void register_gradients(nb::module_& module) {
+  names = new Names;
+  gradient_state_type =
+      add_type<GradientState>(module, "hvdlite._engine.GradientState", kBase, gradient_slots);
+  bucket_state_type =
+      add_type<BucketState>(module, "hvdlite._engine.BucketState", kBase, bucket_slots);
+  pass_state_type = add_type<PassState>(module, "hvdlite._engine.PassState", kBase, pass_slots);
+  PyTypeObject* hook =
+      add_type<GradientHook>(module, "hvdlite._engine.GradientHook", kHook, hook_slots);
+  // torch warns when it saves a tensor with a hook, unless the hook says that it is not to be saved.
+  if (PyObject_SetAttrString(reinterpret_cast<PyObject*>(hook), "__torch_unserializable__",
+                             Py_True) != 0 ||
+      PyModule_AddFunctions(module.ptr(), functions) != 0) {
+    throw nb::python_error();
+  }
+}
+
+}  // namespace hvdlite::python

@@ -1,0 +1,54 @@
+// The part of torch's DistributedOptimizer that runs once for each gradient in each pass: types that hvdlite.torch derives its
+// classes from, and the hooks that autograd calls.
+// Thread: with the GIL held, which nothing here gives away. Owns: references, as any Python object does. Blocks: no.
+// Throws: nothing; as CPython's own types it sets Python's error and returns null.
+//
+// What is done here is the usual case of methods in hvdlite/torch, to the letter: of Reducer._before, Reducer._after,
+// DenseBucket.launch and Flight.land. Whatever else may be the case is left to these methods, before anything was changed.
+// Nothing is known of torch but the attributes of a tensor that Python sees.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace hvdlite::python {
+
+// The state of one parameter's gradient; hvdlite.torch.slots.Slot says what the members mean. A null object reads as None.
+struct GradientState {
+  PyObject_HEAD PyObject* param;
+  PyObject* bucket;
+  PyObject* aside;
+  PyObject* place;
+  PyObject* sparse_dim;
+  PyObject* zeroed;
+  long long zeroed_version;
+  long long stamp;
+  char dirty;
+  char filled;
+  char fresh;
+};
+
+// What the hooks look at of a bucket (hvdlite.torch.flights.Bucket).
+struct BucketState {
+  PyObject_HEAD long long missing;
+  long long launched;
+  int device;
+};
+
+// What the hooks look at of the pass that is running (hvdlite.torch.reducer.Reducer).
+struct PassState {
+  PyObject_HEAD PyObject* current_task;  // tells the number of the graph task that this thread runs
+  long long task;
+  long long stamp;
+  char eager;
+  char unsettled;
+};
+
+// Called by autograd for one parameter, before or after it adds to the gradient. Calls `otherwise` where it knows no answer.
+struct GradientHook {
+  PyObject_HEAD vectorcallfunc call;
+  PassState* pass;
+  GradientState* slot;
+  PyObject* otherwise;
+};
+
+}  // namespace hvdlite::python

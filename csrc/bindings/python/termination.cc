@@ -1,0 +1,98 @@
+// What a rank says when SIGTERM ends it, which is how a launcher ends a job after a rank has died: its last operations. Python would
+// get to a handler of its own only between two of its instructions; this one works while the program computes.
+//
+// The handler hands over to a thread, since nearly nothing may be done in a handler, waits for it, at most kPatience, and lets the
+// process end as it would have. It is installed only where nobody else has one.
+#include <pthread.h>
+#include <semaphore.h>
+#include <sys/time.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <csignal>
+#include <cstdio>
+#include <ctime>
+#include <string>
+#include <thread>
+
+#include "binding.h"
+
+namespace hvdlite::python {
+namespace {
+
+// Launchers follow with SIGKILL, Open MPI's after a second.
+constexpr int kPatienceMs = 500;
+
+// A handler has no arguments, so its state is the process's. Never taken down: a signal may come at any time.
+struct Termination {
+  pid_t owner = 0;  // a forked child says nothing
+  sem_t asked = {};
+  std::atomic<bool> said{false};
+};
+Termination state;
+
+void say() {
+  hvdlite_engine* const engine = hvdlite_current_engine();
+  if (engine == nullptr) return;
+  hvdlite_topology topology{};
+  const bool failed = *hvdlite_failure_cause(engine) != '\0';  // then all has been said
+  if (!failed && hvdlite_engine_topology(engine, &topology) == 0) {
+    timeval now;
+    gettimeofday(&now, nullptr);
+    tm parts;
+    localtime_r(&now.tv_sec, &parts);
+    char head[160];
+    const std::size_t used = strftime(head, sizeof(head), "%Y-%m-%d %H:%M:%S", &parts);
+    std::snprintf(head + used, sizeof(head) - used, ".%06ld hvdlite ERROR [control rank %d/%d] ",
+                  static_cast<long>(now.tv_usec), topology.rank, topology.size);
+    std::string line = std::string(head) +
+                       "SIGTERM ends this rank. A launcher sends it to all ranks when one has "
+                       "failed: look for that rank's output, and for what the launcher says. "
+                       "Horovod has been shut down\nlast operations of this rank:\n";
+    char* const record = hvdlite_flight_record(engine);
+    if (record != nullptr) line += record;
+    hvdlite_free(record);
+    [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
+  }
+  hvdlite_engine_destroy(engine);
+}
+
+void wait_and_say() {
+  pthread_setname_np(pthread_self(), "hvdlite-term");
+  while (sem_wait(&state.asked) != 0) {
+  }
+  say();
+  state.said.store(true);
+}
+
+extern "C" void end_with_last_words(int signal) {
+  if (getpid() == state.owner) {
+    sem_post(&state.asked);
+    const timespec moment = {0, 1'000'000};
+    for (int waited = 0; waited < kPatienceMs && !state.said.load(); ++waited) {
+      nanosleep(&moment, nullptr);
+    }
+  }
+  std::signal(signal, SIG_DFL);
+  raise(signal);
+}
+
+void install() {
+  if (state.owner == getpid()) return;
+  struct sigaction present = {};
+  if (sigaction(SIGTERM, nullptr, &present) != 0) return;
+  if ((present.sa_flags & SA_SIGINFO) != 0 || present.sa_handler != SIG_DFL) return;
+  state.owner = getpid();
+  sem_init(&state.asked, 0, 0);
+  std::thread(wait_and_say).detach();
+  struct sigaction ours = {};
+  ours.sa_handler = end_with_last_words;
+  sigemptyset(&ours.sa_mask);
+  sigaction(SIGTERM, &ours, nullptr);
+}
+
+}  // namespace
+
+void register_termination(nb::module_& module) { module.def("speak_at_sigterm", &install); }
+
+}  // namespace hvdlite::python

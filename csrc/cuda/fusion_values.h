@@ -1,0 +1,293 @@
+// The numbers that the fusion kernels move: how each is read from words, computed with and written, and what is not finite.
+// Thread: any, no state. Owns: nothing. Blocks: no. Throws: nothing.
+//
+// Rounding is to nearest, ties to even, once. 16-bit floats and float32 are computed in float32, with float64 in float64. On a
+// GPU a NaN that is converted or scaled becomes the GPU's own; on the host it keeps its sign and the top of its payload.
+#pragma once
+
+#include "cuda/fusion_arguments.h"
+
+#if defined(__CUDACC__)
+#define HVD_DEVICE __device__ __forceinline__
+#define HVD_UNROLL _Pragma("unroll")
+#else
+#define HVD_DEVICE inline
+#define HVD_UNROLL _Pragma("GCC unroll 16")
+#endif
+
+namespace hvdlite_kernels {
+
+// --- bits ----------------------------------------------------------------------------------------
+
+#if defined(__CUDA_ARCH__)
+HVD_DEVICE U32 bits_of(float value) { return __float_as_uint(value); }
+HVD_DEVICE float float_of(U32 bits) { return __uint_as_float(bits); }
+HVD_DEVICE U64 bits_of(double value) { return (U64)__double_as_longlong(value); }
+HVD_DEVICE double double_of(U64 bits) { return __longlong_as_double((I64)bits); }
+#else
+HVD_DEVICE U32 bits_of(float value) {
+  U32 bits;
+  __builtin_memcpy(&bits, &value, sizeof(bits));
+  return bits;
+}
+HVD_DEVICE float float_of(U32 bits) {
+  float value;
+  __builtin_memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+HVD_DEVICE U64 bits_of(double value) {
+  U64 bits;
+  __builtin_memcpy(&bits, &value, sizeof(bits));
+  return bits;
+}
+HVD_DEVICE double double_of(U64 bits) {
+  double value;
+  __builtin_memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+#endif
+
+// 32 of 64 bits, from bit `bits` on; below 32.
+HVD_DEVICE U32 funnel(U32 low, U32 high, U32 bits) {
+#if defined(__CUDA_ARCH__)
+  return __funnelshift_r(low, high, bits);
+#else
+  return static_cast<U32>((static_cast<U64>(high) << 32 | low) >> bits);
+#endif
+}
+
+// Rounded to odd: what lies between two floats becomes the one with an odd last bit. A second rounding to at most 22 bits is then
+// as if it were the only one, ties included.
+HVD_DEVICE float round_to_odd(double value) {
+  U32 bits = bits_of(static_cast<float>(value));
+  const double back = static_cast<double>(float_of(bits));
+  if (back == value || value != value) return float_of(bits);
+  const double magnitude = value < 0 ? -value : value;
+  if ((back < 0 ? -back : back) > magnitude) --bits;  // toward zero
+  return float_of(bits | 1u);
+}
+
+// --- 16 bits -------------------------------------------------------------------------------------
+
+HVD_DEVICE float from_float16(U16 bits) {
+#if defined(__CUDA_ARCH__)
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+  return value;
+#else
+  const U32 sign = (bits & 0x8000u) << 16;
+  const U32 exponent = bits >> 10 & 0x1fu;
+  const U32 fraction = bits & 0x3ffu;
+  if (exponent == 0) {  // a multiple of 2^-24
+    return float_of(sign | bits_of(static_cast<float>(fraction) * 0x1p-24f));
+  }
+  if (exponent != 31) return float_of(sign | (exponent + 112) << 23 | fraction << 13);
+  return float_of(sign | 0x7f800000u | fraction << 13 | (fraction != 0 ? 0x400000u : 0u));
+#endif
+}
+
+HVD_DEVICE U16 to_float16(float value) {
+#if defined(__CUDA_ARCH__)
+  U16 bits;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+  return bits;
+#else
+  const U32 bits = bits_of(value);
+  const U32 sign = bits >> 16 & 0x8000u;
+  const U32 magnitude = bits & 0x7fffffffu;
+  U32 result = 0;
+  if (magnitude > 0x7f800000u) {
+    result = 0x7e00u | (magnitude >> 13 & 0x3ffu);
+  } else if (magnitude >= 0x477ff000u) {  // from 65520 on: infinite
+    result = 0x7c00u;
+  } else if (magnitude >= 0x38800000u) {  // 2^-14: normal
+    result = (magnitude + 0xfffu + (magnitude >> 13 & 1u) - (112u << 23)) >> 13;
+  } else if (magnitude >= 0x33000000u) {  // 2^-25: a multiple of 2^-24
+    const U32 fraction = (magnitude & 0x7fffffu) | 0x800000u;
+    const U32 shift = 126 - (magnitude >> 23);
+    result = (fraction + (1u << (shift - 1)) - 1 + (fraction >> shift & 1u)) >> shift;
+  }
+  return static_cast<U16>(sign | result);
+#endif
+}
+
+HVD_DEVICE U16 to_bfloat16(float value) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  U16 bits;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+  return bits;
+#else
+  const U32 bits = bits_of(value);
+  const U32 rounded = bits + 0x7fffu + (bits >> 16 & 1u);
+  return static_cast<U16>((value != value ? bits | 0x400000u : rounded) >> 16);
+#endif
+}
+
+// --- formats: a number in memory and as float or double ----------------------------------------------
+
+struct float16 {
+  static constexpr U32 kBytes = 2;
+  HVD_DEVICE static float read(U64 bits) { return from_float16(static_cast<U16>(bits)); }
+  HVD_DEVICE static U64 write(float value) { return to_float16(value); }
+  HVD_DEVICE static U64 write(double value) { return to_float16(round_to_odd(value)); }
+  HVD_DEVICE static U32 write_two(float low, float high) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    U32 word;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+    return word;
+#else
+    return to_float16(low) | static_cast<U32>(to_float16(high)) << 16;
+#endif
+  }
+  HVD_DEVICE static bool nonfinite(U64 bits) { return (bits & 0x7c00u) == 0x7c00u; }
+};
+
+struct bfloat16 {
+  static constexpr U32 kBytes = 2;
+  HVD_DEVICE static float read(U64 bits) { return float_of(static_cast<U32>(bits) << 16); }
+  HVD_DEVICE static U64 write(float value) { return to_bfloat16(value); }
+  HVD_DEVICE static U64 write(double value) { return to_bfloat16(round_to_odd(value)); }
+  HVD_DEVICE static U32 write_two(float low, float high) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    U32 word;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+    return word;
+#else
+    return to_bfloat16(low) | static_cast<U32>(to_bfloat16(high)) << 16;
+#endif
+  }
+  HVD_DEVICE static bool nonfinite(U64 bits) { return (bits & 0x7f80u) == 0x7f80u; }
+};
+
+struct float32 {
+  static constexpr U32 kBytes = 4;
+  HVD_DEVICE static float read(U64 bits) { return float_of(static_cast<U32>(bits)); }
+  HVD_DEVICE static U64 write(float value) { return bits_of(value); }
+  HVD_DEVICE static U64 write(double value) { return bits_of(static_cast<float>(value)); }
+  HVD_DEVICE static bool nonfinite(U64 bits) { return (bits & 0x7f800000u) == 0x7f800000u; }
+};
+
+struct float64 {
+  static constexpr U32 kBytes = 8;
+  HVD_DEVICE static double read(U64 bits) { return double_of(bits); }
+  HVD_DEVICE static U64 write(double value) { return bits_of(value); }
+  HVD_DEVICE static bool nonfinite(U64 bits) { return (bits >> 32 & 0x7ff00000u) == 0x7ff00000u; }
+};
+
+// What two formats are computed in.
+template <class From, class To>
+struct Wide {
+  using Type = float;
+};
+template <class From>
+struct Wide<From, float64> {
+  using Type = double;
+};
+template <class To>
+struct Wide<float64, To> {
+  using Type = double;
+};
+template <>
+struct Wide<float64, float64> {
+  using Type = double;
+};
+
+// --- integers ------------------------------------------------------------------------------------
+
+// The codes of hvdlite::base::DType.
+enum : U8 { kUInt8 = 0, kInt8, kUInt16, kInt16, kUInt32, kInt32, kUInt64, kInt64, kBool = 12 };
+
+HVD_DEVICE U32 bytes_of_integer(U32 dtype) { return dtype == kBool ? 1u : 1u << dtype / 2; }
+
+// As a signed 64-bit number; of uint64 its bits.
+HVD_DEVICE I64 read_integer(const U8* at, U32 dtype) {
+  switch (dtype) {
+    case kUInt8:
+      return *at;
+    case kInt8:
+      return static_cast<signed char>(*at);
+    case kUInt16:
+      return *reinterpret_cast<const U16*>(at);
+    case kInt16:
+      return *reinterpret_cast<const short*>(at);
+    case kUInt32:
+      return *reinterpret_cast<const U32*>(at);
+    case kInt32:
+      return *reinterpret_cast<const int*>(at);
+    case kBool:
+      return *at != 0;
+    default:
+      return *reinterpret_cast<const I64*>(at);
+  }
+}
+
+HVD_DEVICE void write_integer(U8* at, U32 dtype, I64 value) {
+  switch (bytes_of_integer(dtype)) {
+    case 1:
+      *at = static_cast<U8>(dtype == kBool ? value != 0 : value);
+      break;
+    case 2:
+      *reinterpret_cast<U16*>(at) = static_cast<U16>(value);
+      break;
+    case 4:
+      *reinterpret_cast<U32*>(at) = static_cast<U32>(value);
+      break;
+    default:
+      *reinterpret_cast<I64*>(at) = value;
+  }
+}
+
+constexpr I64 kMostInt64 = 0x7fffffffffffffffLL;
+
+// The greatest and the least of a type of less than 64 bits.
+HVD_DEVICE I64 highest_of(U32 dtype) {
+  const U32 bits = 8 * bytes_of_integer(dtype);
+  return (1LL << (dtype % 2 != 0 ? bits - 1 : bits)) - 1;
+}
+HVD_DEVICE I64 lowest_of(U32 dtype) {
+  return dtype % 2 != 0 ? -(1LL << (8 * bytes_of_integer(dtype) - 1)) : 0;
+}
+
+// `value` is unsigned if `from` is uint64.
+HVD_DEVICE I64 clamp_integer(I64 value, U32 from, U32 to) {
+  if (from == to || to == kBool) return value;
+  const bool large = from == kUInt64 && value < 0;  // 2^63 or more
+  if (to == kUInt64) return value < 0 && !large ? 0 : value;
+  if (to == kInt64) return large ? kMostInt64 : value;
+  if (large || value > highest_of(to)) return highest_of(to);
+  return value < lowest_of(to) ? lowest_of(to) : value;
+}
+
+// Truncated toward zero; out of range gives the nearest limit, NaN gives 0.
+HVD_DEVICE I64 saturate(double value, U32 to) {
+  if (value != value) return 0;
+  if (to == kUInt64) {
+    if (value >= 0x1p64) return -1;
+    return value <= 0 ? 0 : static_cast<I64>(static_cast<U64>(value));
+  }
+  if (to == kInt64) {
+    if (value >= 0x1p63) return kMostInt64;
+    return value <= -0x1p63 ? -kMostInt64 - 1 : static_cast<I64>(value);
+  }
+  if (value >= static_cast<double>(highest_of(to))) return highest_of(to);
+  return value <= static_cast<double>(lowest_of(to)) ? lowest_of(to) : static_cast<I64>(value);
+}
+
+HVD_DEVICE I64 convert_integer(I64 value, const Arguments& arguments) {
+  const U32 from = arguments.from;
+  const U32 to = arguments.to;
+  const I64 divisor = arguments.divisor;
+  if (arguments.factor == 1.0) {
+    if (divisor != 1) {
+      value = from == kUInt64
+                  ? static_cast<I64>(static_cast<U64>(value) / static_cast<U64>(divisor))
+                  : value / divisor;
+    }
+    return clamp_integer(value, from, to);
+  }
+  const double wide =
+      from == kUInt64 ? static_cast<double>(static_cast<U64>(value)) : static_cast<double>(value);
+  return saturate(wide * arguments.factor / static_cast<double>(divisor), to);
+}
+
+}  // namespace hvdlite_kernels

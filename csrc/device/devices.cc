@@ -1,0 +1,75 @@
+#include "device/devices.h"
+
+#include <utility>
+
+namespace hvdlite::device {
+namespace {
+
+constexpr base::microseconds kPatience{2'000'000};
+
+}  // namespace
+
+Device::Device(GpuPtr opened, const Settings& settings)
+    : gpu(std::move(opened)),
+      memory(std::make_shared<BufferPool>(gpu, BufferPool::Kind::kDevice, settings.keep_bytes)),
+      pinned(std::make_shared<BufferPool>(gpu, BufferPool::Kind::kPinned, settings.keep_bytes)),
+      source_{settings.nvrtc, settings.kernel_cache, settings.log} {}
+
+Device::~Device() = default;
+
+FusionKernels& Device::kernels() {
+  const std::lock_guard lock(mutex_);
+  if (!kernels_) kernels_ = std::make_unique<FusionKernels>(gpu, source_);
+  return *kernels_;
+}
+
+Devices::Devices(Settings settings) : settings_(std::move(settings)) {}
+
+Devices::~Devices() { close(); }
+
+const DriverPtr& Devices::open_driver() {
+  if (!driver_) driver_ = std::make_shared<const Driver>(settings_.cuda);
+  return driver_;
+}
+
+const Driver& Devices::driver() {
+  const std::lock_guard lock(mutex_);
+  return *open_driver();
+}
+
+Device& Devices::device(int ordinal) {
+  const std::lock_guard lock(mutex_);
+  std::unique_ptr<Device>& device = devices_[ordinal];
+  if (!device) {
+    try {
+      device =
+          std::make_unique<Device>(std::make_shared<const Gpu>(open_driver(), ordinal), settings_);
+    } catch (...) {
+      devices_.erase(ordinal);
+      throw;
+    }
+  }
+  return *device;
+}
+
+NcclPtr Devices::nccl() {
+  const std::lock_guard lock(mutex_);
+  if (!nccl_) nccl_ = std::make_shared<const Nccl>(settings_.nccl);
+  return nccl_;
+}
+
+bool Devices::used() const {
+  const std::lock_guard lock(mutex_);
+  return !devices_.empty();
+}
+
+void Devices::close() {
+  const std::lock_guard lock(mutex_);
+  if (nccl_) nccl_->wait_for_endings(kPatience);
+  for (const auto& [ordinal, device] : devices_) {
+    device->memory->close();
+    device->pinned->close();
+  }
+}
+
+}  // namespace hvdlite::device

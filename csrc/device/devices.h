@@ -1,0 +1,70 @@
+// All there is of GPUs in this process: driver, NCCL, the GPUs that were used so far with their buffers and kernels.
+// Thread: any; one lock, held while something is opened for the first time. Owns: all of it. Blocks: on the first use of each.
+// Throws: what each part throws, every time anew: a cause that is gone the next time is no error for ever.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "device/buffers.h"
+#include "device/fusion_kernels.h"
+#include "device/gpu.h"
+#include "device/nccl.h"
+
+namespace hvdlite::device {
+
+struct Settings {
+  Candidates cuda;
+  Candidates nccl;
+  Candidates nvrtc;
+  std::string kernel_cache;
+  std::size_t keep_bytes = 0;  // of returned buffers, for each GPU and each kind
+  base::Logger log = {};
+};
+
+// One GPU with what belongs to it.
+class Device {
+ public:
+  Device(GpuPtr opened, const Settings& settings);
+  ~Device();
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
+
+  const GpuPtr gpu;
+  const std::shared_ptr<BufferPool> memory;  // the GPU's
+  const std::shared_ptr<BufferPool> pinned;  // the host's
+  // Made at the first use: what needs none does without a compiler for them.
+  FusionKernels& kernels();
+
+ private:
+  const KernelSource source_;
+  std::mutex mutex_;
+  std::unique_ptr<FusionKernels> kernels_;
+};
+
+class Devices {
+ public:
+  explicit Devices(Settings settings);
+  ~Devices();
+  const Driver& driver();
+  // Error(InvalidArgument) if there is no such GPU.
+  Device& device(int ordinal);
+  NcclPtr nccl();
+  bool used() const;  // was a GPU ever asked for?
+  // Gives memory back, and waits for communicators that are being ended, both for a while at most. What is out stays valid: a
+  // Device until this object ends, events and buffers for as long as they are held.
+  void close();
+
+ private:
+  const DriverPtr& open_driver();  // with the lock held
+
+  const Settings settings_;
+  mutable std::mutex mutex_;
+  DriverPtr driver_;
+  NcclPtr nccl_;
+  std::map<int, std::unique_ptr<Device>> devices_;
+};
+
+}  // namespace hvdlite::device

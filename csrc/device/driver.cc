@@ -1,0 +1,88 @@
+#include "device/driver.h"
+
+#include "base/error.h"
+
+namespace hvdlite::device {
+
+using base::Error;
+using base::ErrorCode;
+
+namespace {
+
+constexpr int kOldestDriver = 11000;  // that has all functions in cuda_abi.h
+
+std::string version_text(int version) {
+  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
+
+// What can be done about an error of cuInit.
+const char* remedy_of(cuda::Result result) {
+  switch (result) {
+    case cuda::kNoDevice:
+      return "this process sees no GPU; nvidia-smi and CUDA_VISIBLE_DEVICES say why";
+    case cuda::kStubLibrary:
+      return "this is the toolkit's stub, not a driver; take its folder out of LD_LIBRARY_PATH";
+    case cuda::kNotInitialized:
+      return "a process forked from one that used CUDA cannot use it; start it by spawn";
+    case cuda::kSystemNotReady:
+      return "on machines with NVSwitch the service nvidia-fabricmanager must run";
+    case cuda::kDriverMismatch:
+      return "the driver was updated while its old kernel module is loaded; reboot";
+    default:
+      return "does nvidia-smi work on this machine?";
+  }
+}
+
+}  // namespace
+
+Driver::Driver(const Candidates& candidates)
+    : library_("the CUDA driver", candidates, "HVDLITE_CUDA_LIBRARY") {
+  library_.require(&functions_.DriverGetVersion, "cuDriverGetVersion");
+  // Known even before cuInit. A driver of another kind (a stub) may refuse, which cuInit then explains.
+  if (functions_.DriverGetVersion(&version_) == cuda::kSuccess && version_ < kOldestDriver) {
+    throw Error(ErrorCode::kUnsupported, "the CUDA driver (" + library_.path() + ") knows CUDA " +
+                                             version_text(version_) + ", hvdlite needs " +
+                                             version_text(kOldestDriver) + "; update the driver");
+  }
+#define HVDLITE_CUDA_REQUIRE(name, symbol, type) library_.require(&functions_.name, symbol);
+  HVDLITE_CUDA_FUNCTIONS(HVDLITE_CUDA_REQUIRE)
+#undef HVDLITE_CUDA_REQUIRE
+  initialize();
+}
+
+void Driver::initialize() {
+  const cuda::Result result = functions_.Init(0);
+  if (result != cuda::kSuccess) {
+    throw Error(ErrorCode::kUnsupported, "the CUDA driver (" + library_.path() +
+                                             ") cannot be used: " + describe(result, "cuInit") +
+                                             "; " + remedy_of(result));
+  }
+  check(functions_.DriverGetVersion(&version_), "cuDriverGetVersion");
+  check(functions_.DeviceGetCount(&devices_), "cuDeviceGetCount");
+  if (devices_ == 0) {
+    throw Error(ErrorCode::kUnsupported, "the CUDA driver (" + library_.path() +
+                                             ") has no GPU: " + remedy_of(cuda::kNoDevice));
+  }
+}
+
+std::string Driver::describe(cuda::Result result, const char* function) const {
+  const char* name = nullptr;
+  const char* text = nullptr;
+  functions_.GetErrorName(result, &name);
+  functions_.GetErrorString(result, &text);
+  std::string described = std::string(function) + " failed: " +
+                          (name != nullptr ? name : "error " + std::to_string(result));
+  if (text != nullptr) described += std::string(" (") + text + ")";
+  if (result >= cuda::kCaptureUnsupported && result <= cuda::kCaptureWrongThread) {
+    described +=
+        "; a stream is being captured into a CUDA graph: keep hvdlite's operations out of the "
+        "capture";
+  }
+  return described;
+}
+
+void Driver::fail(cuda::Result result, const char* function) const {
+  throw Error(ErrorCode::kSystem, describe(result, function));
+}
+
+}  // namespace hvdlite::device

@@ -1,0 +1,118 @@
+#include "device/fusion_kernels.h"
+
+#include <array>
+#include <cstdio>
+#include <mutex>
+#include <utility>
+
+#include "base/error.h"
+#include "device/fusion_plan.h"
+#include "device/piece_layout.h"
+#include "device/piece_lists.h"
+
+namespace hvdlite::device {
+
+using hvdlite_kernels::Arguments;
+
+struct FusionKernels::State {
+  State(GpuPtr opened, const KernelSource& source)
+      : gpu(std::move(opened)), module(gpu, source), lists(gpu) {
+    for (int i = 0; i < kNumKernels; ++i) functions[i] = module.function(kKernelNames[i]);
+  }
+  void move(std::span<const Piece> pieces, std::uintptr_t buffer, bool unpack,
+            const Conversion& conversion, std::int32_t* nonfinite, cuda::Stream stream);
+  void launch(const FusionPlan& plan, Arguments* arguments, cuda::Stream stream) const;
+
+  const GpuPtr gpu;
+  const KernelModule module;
+  std::array<cuda::Function, kNumKernels> functions{};
+  std::mutex mutex;  // of the lists
+  PieceLists lists;
+};
+
+namespace {
+
+std::string hexadecimal(std::uint64_t address) {
+  std::array<char, 24> text{};
+  std::snprintf(text.data(), text.size(), "0x%llx", static_cast<unsigned long long>(address));
+  return text.data();
+}
+
+// A GPU that reads across an element's boundary fails for good, so it never gets to see such an address.
+void check_alignment(std::span<const Piece> pieces, std::uintptr_t buffer, bool unpack,
+                     const FusionPlan& plan) {
+  const std::uint32_t tensor_align = unpack ? plan.to_align : plan.from_align;
+  const std::uint32_t buffer_align = unpack ? plan.from_align : plan.to_align;
+  HVD_CHECK(buffer % buffer_align == 0);
+  for (const Piece& piece : pieces) {
+    const auto address = reinterpret_cast<std::uintptr_t>(piece.tensor);
+    if (address % tensor_align == 0 || piece.count == 0) continue;
+    throw base::Error(base::ErrorCode::kInvalidArgument,
+                      "a GPU tensor lies at " + hexadecimal(address) +
+                          ", which is no multiple of the " + std::to_string(tensor_align) +
+                          " bytes of its numbers, so it can be neither scaled nor cast; give a "
+                          "copy of it");
+  }
+}
+
+}  // namespace
+
+FusionKernels::FusionKernels(GpuPtr gpu, const KernelSource& source)
+    : state_(std::make_unique<State>(std::move(gpu), source)) {}
+
+FusionKernels::~FusionKernels() = default;
+
+void FusionKernels::pack(std::span<const Piece> pieces, void* buffer, const Conversion& conversion,
+                         std::int32_t* nonfinite, cuda::Stream stream) {
+  state_->move(pieces, reinterpret_cast<std::uintptr_t>(buffer), false, conversion, nonfinite,
+               stream);
+}
+
+void FusionKernels::unpack(std::span<const Piece> pieces, const void* buffer,
+                           const Conversion& conversion, std::int32_t* nonfinite,
+                           cuda::Stream stream) {
+  state_->move(pieces, reinterpret_cast<std::uintptr_t>(buffer), true, conversion, nonfinite,
+               stream);
+}
+
+void FusionKernels::State::move(std::span<const Piece> pieces, std::uintptr_t buffer, bool unpack,
+                                const Conversion& conversion, std::int32_t* nonfinite,
+                                cuda::Stream stream) {
+  const FusionPlan plan = plan_fusion(conversion, nonfinite != nullptr);
+  check_alignment(pieces, buffer, unpack, plan);
+  Arguments arguments;  // what a launch does not read of it stays as it is
+  const bool fits = describe_pieces(pieces, plan, unpack, gpu->multiprocessors(), &arguments);
+  if (arguments.tiles == 0) return;
+  arguments.buffer = buffer;
+  arguments.nonfinite = reinterpret_cast<std::uintptr_t>(nonfinite);
+  arguments.factor = plan.factor;
+  arguments.divisor = plan.divisor;
+  arguments.identity = plan.identity;
+  arguments.from = plan.from;
+  arguments.to = plan.to;
+  arguments.unused = 0;
+  if (fits) return launch(plan, &arguments, stream);
+  const std::lock_guard lock(mutex);
+  arguments.table = lists.table(pieces, plan, arguments, stream);
+  launch(plan, &arguments, stream);
+  lists.used(stream);
+}
+
+void FusionKernels::State::launch(const FusionPlan& plan, Arguments* arguments,
+                                  cuda::Stream stream) const {
+  void* parameters[] = {arguments};
+  const Current current(*gpu);
+  gpu->driver().check(gpu->call().LaunchKernel(functions[static_cast<std::size_t>(plan.number)],
+                                               arguments->tiles, 1, 1, hvdlite_kernels::kThreads, 1,
+                                               1, 0, stream, parameters, nullptr),
+                      "cuLaunchKernel");
+}
+
+const std::string& FusionKernels::origin() const { return state_->module.origin(); }
+
+std::int64_t FusionKernels::uploads() const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->lists.uploads();
+}
+
+}  // namespace hvdlite::device

@@ -1,0 +1,122 @@
+#include "device/fusion_plan.h"
+
+#include <limits>
+#include <string>
+#include <type_traits>
+
+#include "base/error.h"
+
+namespace hvdlite::device {
+
+using base::DType;
+using base::ReduceOp;
+
+namespace {
+
+// Kernels of floats are numbered by pairs of these, behind those of bits and of integers.
+constexpr DType kFloats[] = {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFloat64};
+constexpr int kNumFloats = 4;
+constexpr int kCopy = 0;
+constexpr int kIntegers = 1;
+constexpr int kFirstFloat = 2;
+static_assert(kNumKernels == kFirstFloat + kNumFloats * kNumFloats);
+
+// A complex number is two of these.
+DType unit_of(DType dtype) {
+  if (dtype == DType::kComplex64) return DType::kFloat32;
+  return dtype == DType::kComplex128 ? DType::kFloat64 : dtype;
+}
+
+int float_number(DType dtype) {
+  for (int i = 0; i < kNumFloats; ++i) {
+    if (kFloats[i] == dtype) return i;
+  }
+  return -1;
+}
+
+// One element's bits; a Sum of floats starts from -0, as csrc/kernels says.
+std::uint64_t float_identity(DType dtype, ReduceOp op) {
+  struct Bits {
+    std::uint64_t minus_zero, infinity, one;
+  };
+  constexpr Bits kBits[kNumFloats] = {
+      {0x8000, 0x7c00, 0x3c00},
+      {0x8000, 0x7f80, 0x3f80},
+      {0x80000000, 0x7f800000, 0x3f800000},
+      {0x8000000000000000, 0x7ff0000000000000, 0x3ff0000000000000},
+  };
+  const Bits& bits = kBits[static_cast<unsigned>(float_number(dtype)) % kNumFloats];
+  if (op == ReduceOp::kMin) return bits.infinity;
+  if (op == ReduceOp::kMax) return bits.infinity | bits.minus_zero;
+  return op == ReduceOp::kProduct ? bits.one : bits.minus_zero;
+}
+
+std::uint64_t integer_identity(DType dtype, ReduceOp op) {
+  const bool least = op == ReduceOp::kMax;
+  if (op == ReduceOp::kProduct) return 1;
+  if (!least && op != ReduceOp::kMin) return 0;
+  if (dtype == DType::kBool) return least ? 0 : 1;
+  const bool is_signed = static_cast<int>(dtype) % 2 != 0;
+  const std::uint64_t sign = std::uint64_t{1} << (8 * base::size_of(dtype) - 1);
+  if (least) return is_signed ? sign : 0;
+  return is_signed ? sign - 1 : sign - 1 + sign;
+}
+
+std::uint64_t identity_of(DType unit, ReduceOp op) {
+  const std::uint64_t bits =
+      float_number(unit) >= 0 ? float_identity(unit, op) : integer_identity(unit, op);
+  std::uint64_t repeated = bits;
+  for (std::size_t size = 8 * base::size_of(unit); size < 64; size *= 2) {
+    repeated |= repeated << size;
+  }
+  return repeated;
+}
+
+bool is_byte(DType dtype) { return dtype == DType::kBool || dtype == DType::kUInt8; }
+
+}  // namespace
+
+FusionPlan plan_fusion(const Conversion& conversion, bool flags) {
+  HVD_CHECK(conversion.divisor >= 1);
+  const DType from = unit_of(conversion.from);
+  const DType to = unit_of(conversion.to);
+  const int from_float = float_number(from);
+  const int to_float = float_number(to);
+  const bool is_complex = conversion.from != from;
+  if ((from_float < 0) != (to_float < 0) || is_complex != (conversion.to != to)) {
+    throw base::Error(base::ErrorCode::kUnsupported,
+                      "a GPU tensor of " + std::string(base::name_of(conversion.from)) +
+                          " cannot travel as " + std::string(base::name_of(conversion.to)));
+  }
+  FusionPlan plan;
+  plan.identity = identity_of(to, conversion.op);
+  bool exact = false;
+  if (from_float >= 0) {
+    const double factor = conversion.factor / static_cast<double>(conversion.divisor);
+    const bool wide = from == DType::kFloat64 || to == DType::kFloat64;
+    plan.factor = wide ? factor : static_cast<double>(static_cast<float>(factor));
+    plan.number = kFirstFloat + from_float * kNumFloats + to_float;
+    exact = from == to && plan.factor == 1.0 && !flags;
+  } else {
+    const bool scaled = conversion.factor != 1.0 || conversion.divisor != 1;
+    const bool boolean = from == DType::kBool || to == DType::kBool;
+    plan.factor = boolean ? 1.0 : conversion.factor;
+    plan.divisor = boolean ? 1 : conversion.divisor;
+    plan.number = kIntegers;
+    exact = (is_byte(from) && is_byte(to) && (boolean || !scaled)) || (from == to && !scaled);
+  }
+  if (exact) {
+    plan.number = kCopy;
+    plan.units = static_cast<std::uint32_t>(base::size_of(conversion.from));
+  } else {
+    plan.units = is_complex ? 2 : 1;
+    plan.from_bytes = plan.from_align = static_cast<std::uint32_t>(base::size_of(from));
+    plan.to_bytes = plan.to_align = static_cast<std::uint32_t>(base::size_of(to));
+  }
+  plan.from = static_cast<std::uint8_t>(from);
+  plan.to = static_cast<std::uint8_t>(to);
+  plan.kernel = kKernelNames[plan.number];
+  return plan;
+}
+
+}  // namespace hvdlite::device

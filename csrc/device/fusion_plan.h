@@ -1,0 +1,37 @@
+// What a conversion asks of the fusion kernels: which one, in which units, with which identity.
+// Thread: any, no state. Owns: nothing. Blocks: no. Throws: Error(Unsupported) for a pair of types that has no kernel.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/fusion_arguments.h"
+#include "device/fusion_kernels.h"
+
+namespace hvdlite::device {
+
+struct FusionPlan {
+  const char* kernel = nullptr;
+  int number = 0;                // its place in HVDLITE_KERNEL_LIST
+  std::uint32_t units = 1;       // of an element
+  std::uint32_t from_bytes = 1;  // of a unit
+  std::uint32_t to_bytes = 1;
+  std::uint32_t from_align = 1;  // what the kernel wants of addresses
+  std::uint32_t to_align = 1;
+  double factor = 1.0;
+  std::int64_t divisor = 1;
+  std::uint64_t identity = 0;
+  std::uint8_t from = 0;
+  std::uint8_t to = 0;
+};
+
+inline constexpr const char* kKernelNames[] = {
+#define HVDLITE_KERNEL_NAME(name) #name,
+    HVDLITE_KERNEL_LIST(HVDLITE_KERNEL_NAME)
+#undef HVDLITE_KERNEL_NAME
+};
+inline constexpr int kNumKernels = static_cast<int>(sizeof(kKernelNames) / sizeof(kKernelNames[0]));
+
+// flags: are values looked at? Then bits are not merely copied.
+FusionPlan plan_fusion(const Conversion& conversion, bool flags);
+
+}  // namespace hvdlite::device

@@ -1,0 +1,187 @@
+#include "device/gpu.h"
+
+#include <unistd.h>
+
+#include <cstdint>
+
+namespace hvdlite::device {
+
+using base::Error;
+using base::ErrorCode;
+
+namespace {
+
+cuda::Address address_of(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer); }
+
+}  // namespace
+
+Current::Current(const Gpu& gpu) : gpu_(gpu), capture_mode_(cuda::kCaptureModeRelaxed) {
+  const Driver& driver = gpu.driver();
+  driver.check(driver.call().CtxPushCurrent(gpu.context_), "cuCtxPushCurrent");
+  const cuda::Result result = driver.call().ThreadExchangeStreamCaptureMode(&capture_mode_);
+  if (result == cuda::kSuccess) return;
+  cuda::Context popped = nullptr;
+  driver.call().CtxPopCurrent(&popped);
+  driver.check(result, "cuThreadExchangeStreamCaptureMode");
+}
+
+Current::~Current() {
+  // Fails only where the driver is gone.
+  gpu_.call().ThreadExchangeStreamCaptureMode(&capture_mode_);
+  cuda::Context popped = nullptr;
+  gpu_.call().CtxPopCurrent(&popped);
+}
+
+Event::~Event() { gpu_->give_back(event_); }
+
+void Event::order(cuda::Stream stream, const Gpu& stream_gpu) const {
+  const Current current(stream_gpu);
+  gpu_->driver().check(gpu_->call().StreamWaitEvent(stream, event_, 0), "cuStreamWaitEvent");
+}
+
+bool Event::finished() const {
+  const Current current(*gpu_);
+  const cuda::Result result = gpu_->call().EventQuery(event_);
+  if (result == cuda::kNotReady) return false;
+  gpu_->driver().check(result, "cuEventQuery");
+  return true;
+}
+
+void Event::synchronize() const {
+  const Current current(*gpu_);
+  gpu_->driver().check(gpu_->call().EventSynchronize(event_), "cuEventSynchronize");
+}
+
+OwnStream::OwnStream(std::shared_ptr<const Gpu> gpu) : gpu_(std::move(gpu)) {
+  const Current current(*gpu_);
+  int least = 0;
+  int greatest = 0;  // smaller numbers go first
+  gpu_->driver().check(gpu_->call().CtxGetStreamPriorityRange(&least, &greatest),
+                       "cuCtxGetStreamPriorityRange");
+  gpu_->driver().check(
+      gpu_->call().StreamCreateWithPriority(&stream_, cuda::kStreamNonBlocking, greatest),
+      "cuStreamCreateWithPriority");
+}
+
+OwnStream::~OwnStream() {
+  gpu_->clean_up([this](const cuda::Functions& call) { call.StreamDestroy(stream_); });
+}
+
+Gpu::Gpu(DriverPtr driver, int ordinal)
+    : driver_(std::move(driver)), ordinal_(ordinal), process_(getpid()) {
+  if (ordinal < 0 || ordinal >= driver_->devices()) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "there is no GPU " + std::to_string(ordinal) + ": this process sees " +
+                    std::to_string(driver_->devices()) +
+                    ", numbered from 0 (CUDA_VISIBLE_DEVICES chooses them)");
+  }
+  driver_->check(call().DeviceGet(&device_, ordinal), "cuDeviceGet");
+  char name[128] = {};
+  driver_->check(call().DeviceGetName(name, sizeof(name), device_), "cuDeviceGetName");
+  name_ = name;
+  driver_->check(call().DeviceGetUuid(&uuid_, device_), "cuDeviceGetUuid");
+  const auto attribute = [this](int which) {
+    int value = 0;
+    driver_->check(call().DeviceGetAttribute(&value, which, device_), "cuDeviceGetAttribute");
+    return value;
+  };
+  capability_ = attribute(cuda::kAttributeComputeCapabilityMajor) * 10 +
+                attribute(cuda::kAttributeComputeCapabilityMinor);
+  multiprocessors_ = attribute(cuda::kAttributeMultiprocessorCount);
+  driver_->check(call().DevicePrimaryCtxRetain(&context_, device_), "cuDevicePrimaryCtxRetain");
+}
+
+Gpu::~Gpu() {
+  clean_up([this](const cuda::Functions& call) {
+    for (cuda::Event event : free_events_) call.EventDestroy(event);
+  });
+  if (in_own_process()) call().DevicePrimaryCtxRelease(device_);
+}
+
+bool Gpu::in_own_process() const noexcept { return getpid() == process_; }
+
+void Gpu::refuse_capture(cuda::Stream stream) const {
+  int status = cuda::kCaptureStatusNone;
+  const cuda::Result result = call().StreamIsCapturing(stream, &status);
+  // The legacy default stream cannot be used at all while a stream that is ordered with it is being captured.
+  const bool implicit = result == cuda::kCaptureImplicit;
+  if (!implicit) driver_->check(result, "cuStreamIsCapturing");
+  if (!implicit && status == cuda::kCaptureStatusNone) return;
+  throw Error(ErrorCode::kUnsupported,
+              std::string(implicit ? "a stream" : "the current stream") + " of GPU " +
+                  std::to_string(ordinal_) +
+                  " is being captured into a CUDA graph, which hvdlite's operations cannot be part "
+                  "of; do them before or after the capture");
+}
+
+EventPtr Gpu::new_event() const {
+  cuda::Event event = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!free_events_.empty()) {
+      event = free_events_.back();
+      free_events_.pop_back();
+    }
+  }
+  if (event == nullptr) {
+    driver_->check(call().EventCreate(&event, cuda::kEventDisableTiming | cuda::kEventBlockingSync),
+                   "cuEventCreate");
+  }
+  return EventPtr(new Event(shared_from_this(), event));
+}
+
+void Gpu::give_back(cuda::Event event) const noexcept {
+  if (!in_own_process()) return;  // the lock may be held for ever
+  try {
+    const std::lock_guard lock(mutex_);
+    free_events_.push_back(event);
+  } catch (const std::bad_alloc&) {
+    // One event less.
+  }
+}
+
+EventPtr Gpu::record(cuda::Stream stream) const {
+  const Current current(*this);
+  refuse_capture(stream);
+  // Not the const one: nobody else has it so far.
+  EventPtr event = new_event();
+  const cuda::Result result = call().EventRecord(event->event_, stream);
+  if (result == cuda::kInvalidHandle || result == cuda::kInvalidContext) {
+    throw Error(ErrorCode::kInvalidArgument,
+                driver_->describe(result, "cuEventRecord") + "; the stream must be one of GPU " +
+                    std::to_string(ordinal_) +
+                    ", made in its primary context as the CUDA runtime's are");
+  }
+  driver_->check(result, "cuEventRecord");
+  return event;
+}
+
+void Gpu::copy(void* to, const void* from, std::size_t bytes, cuda::Stream stream) const {
+  if (bytes == 0) return;
+  const Current current(*this);
+  driver_->check(call().MemcpyAsync(address_of(to), address_of(from), bytes, stream),
+                 "cuMemcpyAsync");
+}
+
+void Gpu::fill(void* to, unsigned char value, std::size_t bytes, cuda::Stream stream) const {
+  if (bytes == 0) return;
+  const Current current(*this);
+  driver_->check(call().MemsetD8Async(address_of(to), value, bytes, stream), "cuMemsetD8Async");
+}
+
+int gpu_of_address(const Driver& driver, const void* address) {
+  // Page-locked host memory has an ordinal, too: the type tells.
+  unsigned type = 0;
+  const cuda::Result result = driver.call().PointerGetAttribute(
+      &type, cuda::kPointerAttributeMemoryType, address_of(address));
+  if (result == cuda::kInvalidValue) return -1;  // memory that CUDA does not know
+  driver.check(result, "cuPointerGetAttribute");
+  if (type == cuda::kMemoryTypeHost) return -1;
+  int ordinal = -1;
+  driver.check(driver.call().PointerGetAttribute(&ordinal, cuda::kPointerAttributeDeviceOrdinal,
+                                                 address_of(address)),
+               "cuPointerGetAttribute");
+  return ordinal;
+}
+
+}  // namespace hvdlite::device

@@ -1,0 +1,115 @@
+#include "device/kernel_module.h"
+
+#include <array>
+#include <cstdint>
+#include <cstdio>
+#include <optional>
+#include <utility>
+
+#include "base/error.h"
+#include "base/hash.h"
+#include "device/kernel_cache.h"
+#include "device/nvrtc.h"
+
+namespace hvdlite::device {
+
+using base::Error;
+using base::ErrorCode;
+
+namespace {
+
+std::uint64_t cache_key(const std::string& nvrtc_version, int compute_capability) {
+  base::Hasher hash;
+  for (const KernelFile& file : kernel_files()) {
+    hash.add_text(file.name);
+    hash.add_text(file.text);
+  }
+  for (const char* const option : nvrtc_options()) hash.add_text(option);
+  hash.add_text(nvrtc_version);
+  hash.add_signed(compute_capability);
+  return hash.value();
+}
+
+std::string file_name(int compute_capability, std::uint64_t key) {
+  std::array<char, 64> name{};
+  std::snprintf(name.data(), name.size(), "fusion-sm_%d-%016llx.kernels", compute_capability,
+                static_cast<unsigned long long>(key));
+  return name.data();
+}
+
+}  // namespace
+
+KernelModule::KernelModule(GpuPtr gpu, const KernelSource& source) : gpu_(std::move(gpu)) {
+  const Current current(*gpu_);
+  const std::string sm = "sm_" + std::to_string(gpu_->compute_capability());
+  std::string problem = "this build has none, since it found no nvcc";
+  if (built_in_image() != nullptr && load(built_in_image(), &problem)) {
+    origin_ = "built in (for " + sm + ")";
+  } else {
+    compile_or_explain(source, problem);
+  }
+  source.log.write(base::LogLevel::kInfo, "device",
+                   "fusion kernels of GPU " + std::to_string(gpu_->ordinal()) + " (" +
+                       gpu_->name() + "): " + origin_);
+}
+
+void KernelModule::compile_or_explain(const KernelSource& source, const std::string& problem) {
+  try {
+    compile(source);
+  } catch (const Error& error) {
+    throw Error(ErrorCode::kUnsupported,
+                "there are no fusion kernels for GPU " + std::to_string(gpu_->ordinal()) + " (" +
+                    gpu_->name() + ", sm_" + std::to_string(gpu_->compute_capability()) +
+                    "). Built-in image: " + problem + ". Compiled now: " + error.what() +
+                    ". Install NVRTC of a CUDA version that the driver knows (pip install "
+                    "nvidia-cuda-nvrtc) or name its library in HVDLITE_NVRTC_LIBRARY");
+  }
+}
+
+KernelModule::~KernelModule() {
+  if (module_ == nullptr) return;
+  gpu_->clean_up([&](const cuda::Functions& call) { call.ModuleUnload(module_); });
+}
+
+bool KernelModule::load(const void* image, std::string* problem) {
+  const cuda::Result result = gpu_->call().ModuleLoadData(&module_, image);
+  if (result == cuda::kSuccess) return true;
+  module_ = nullptr;
+  *problem = gpu_->driver().describe(result, "cuModuleLoadData");
+  return false;
+}
+
+void KernelModule::compile(const KernelSource& source) {
+  const int capability = gpu_->compute_capability();
+  const Nvrtc nvrtc(source.nvrtc);
+  const std::uint64_t key = cache_key(nvrtc.version(), capability);
+  const std::string name = file_name(capability, key);
+  const KernelCache cache(source.cache_folder, source.log);
+  std::string problem;
+  const std::optional<std::string> kept = cache.find(name, key);
+  if (kept && load(kept->data(), &problem)) {
+    origin_ =
+        "from the cache (NVRTC " + nvrtc.version() + ", sm_" + std::to_string(capability) + ")";
+    return;
+  }
+  const Nvrtc::Image image = nvrtc.compile(kernel_files(), capability);
+  if (!load(image.bytes.data(), &problem)) {
+    throw Error(ErrorCode::kUnsupported,
+                "the driver (for CUDA " + std::to_string(gpu_->driver().version() / 1000) + "." +
+                    std::to_string(gpu_->driver().version() % 1000 / 10) +
+                    ") does not take what NVRTC " + nvrtc.version() + " (" + nvrtc.path() +
+                    ") made for " + image.architecture + ": " + problem);
+  }
+  cache.keep(name, key, image.bytes);
+  origin_ = "compiled by NVRTC " + nvrtc.version() + " (" + image.architecture + ")";
+}
+
+cuda::Function KernelModule::function(const char* name) const {
+  cuda::Function function = nullptr;
+  const Current current(*gpu_);
+  gpu_->driver().check(gpu_->call().ModuleGetFunction(&function, module_, name),
+                       "cuModuleGetFunction");
+  return function;
+}
+
+}  // namespace hvdlite::device

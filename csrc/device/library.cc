@@ -1,0 +1,58 @@
+#include "device/library.h"
+
+#include <dlfcn.h>
+
+#include "base/error.h"
+
+namespace hvdlite::device {
+
+using base::Error;
+using base::ErrorCode;
+
+namespace {
+
+std::string why_not() {
+  const char* text = dlerror();
+  return text != nullptr ? text : "no reason given";
+}
+
+}  // namespace
+
+Candidates parse_candidates(std::string_view text) {
+  Candidates candidates;
+  while (!text.empty()) {
+    const std::size_t colon = text.find(':');
+    const std::string_view one = text.substr(0, colon);
+    if (!one.empty()) candidates.emplace_back(one);
+    text = colon == std::string_view::npos ? std::string_view() : text.substr(colon + 1);
+  }
+  return candidates;
+}
+
+Library::Library(const char* what, const Candidates& candidates, const char* knob) : what_(what) {
+  std::string tried;
+  for (const std::string& candidate : candidates) {
+    const bool only_if_loaded = candidate.front() == '+';
+    path_ = only_if_loaded ? candidate.substr(1) : candidate;
+    handle_ = dlopen(path_.c_str(), RTLD_NOW | RTLD_LOCAL | (only_if_loaded ? RTLD_NOLOAD : 0));
+    if (handle_ != nullptr) return;
+    const std::string why = why_not();
+    tried += "\n  " + path_ + ": " + (only_if_loaded ? "not in this process so far" : why);
+  }
+  throw Error(ErrorCode::kUnsupported,
+              std::string(what) + " cannot be loaded; " + knob + " says where to look" +
+                  (tried.empty() ? ", and now says nothing" : "; tried:" + tried));
+}
+
+void* Library::find(const char* symbol) const { return dlsym(handle_, symbol); }
+
+void* Library::require(const char* symbol) const {
+  void* address = find(symbol);
+  if (address == nullptr) {
+    throw Error(ErrorCode::kUnsupported, std::string(what_) + " (" + path_ + ") has no " + symbol +
+                                             "; it is too old or another library");
+  }
+  return address;
+}
+
+}  // namespace hvdlite::device

@@ -1,0 +1,166 @@
+#include "device/nccl.h"
+
+#include <condition_variable>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "base/error.h"
+
+namespace hvdlite::device {
+
+using base::Error;
+using base::ErrorCode;
+
+namespace {
+
+constexpr base::microseconds kNap{500};
+
+// Everything the thread that ends a communicator needs, which may outlive who asked for it.
+struct Ending {
+  nccl::Functions call;
+  GpuPtr gpu;
+  nccl::Comm comm;
+  bool in_order;
+  base::microseconds patience;
+};
+
+// Waits until the communicator has come to the end of what was called last. False if it failed or takes too long.
+bool settle(const Ending& ending) {
+  const base::Clock::time_point limit = base::Clock::now() + ending.patience;
+  for (;;) {
+    nccl::Result state = nccl::kSuccess;
+    const nccl::Result asked = ending.call.CommGetAsyncError(ending.comm, &state);
+    if (asked != nccl::kSuccess) return false;
+    if (state != nccl::kInProgress) return state == nccl::kSuccess;
+    if (base::Clock::now() > limit) return false;
+    std::this_thread::sleep_for(kNap);
+  }
+}
+
+// Destroying tells only ourselves; what peers must know was said by finalising.
+void run(const Ending& ending) noexcept {
+  ending.gpu->clean_up([&](const cuda::Functions&) {
+    bool good = ending.in_order && settle(ending);
+    if (good) {
+      const nccl::Result result = ending.call.CommFinalize(ending.comm);
+      good = (result == nccl::kSuccess || result == nccl::kInProgress) && settle(ending);
+    }
+    if (good) {
+      ending.call.CommDestroy(ending.comm);
+    } else {
+      ending.call.CommAbort(ending.comm);
+    }
+  });
+}
+
+}  // namespace
+
+std::string nccl_version_text(int version) {
+  const int unit = version < 10000 ? 1000 : 10000;  // until 2.8 minor versions had one digit
+  return std::to_string(version / unit) + "." + std::to_string(version % unit / 100) + "." +
+         std::to_string(version % 100);
+}
+
+// How many communicators are being ended.
+struct Nccl::Endings {
+  std::mutex mutex;
+  std::condition_variable changed;
+  int running = 0;
+
+  void begin() {
+    const std::lock_guard lock(mutex);
+    ++running;
+  }
+  void end() {
+    const std::lock_guard lock(mutex);
+    --running;
+    changed.notify_all();
+  }
+};
+
+Nccl::Nccl(const Candidates& candidates)
+    : library_("NCCL", candidates, "HVDLITE_NCCL_LIBRARY"), endings_(std::make_shared<Endings>()) {
+  library_.require(&functions_.GetVersion, "ncclGetVersion");
+  const nccl::Result result = functions_.GetVersion(&version_);
+  if (result != nccl::kSuccess || version_ < nccl::kOldestVersion) {
+    throw Error(ErrorCode::kUnsupported,
+                "NCCL " + nccl_version_text(version_) + " (" + library_.path() +
+                    ") is too old: hvdlite needs " + nccl_version_text(nccl::kOldestVersion) +
+                    " or newer; update it, or name another by HVDLITE_NCCL_LIBRARY");
+  }
+#define HVDLITE_NCCL_REQUIRE(name, symbol, type) library_.require(&functions_.name, symbol);
+  HVDLITE_NCCL_FUNCTIONS(HVDLITE_NCCL_REQUIRE)
+#undef HVDLITE_NCCL_REQUIRE
+}
+
+Nccl::~Nccl() = default;
+
+nccl::UniqueId Nccl::unique_id() const {
+  nccl::UniqueId id;
+  check(functions_.GetUniqueId(&id), "ncclGetUniqueId");
+  return id;
+}
+
+void Nccl::fail(nccl::Result result, const char* function, nccl::Comm comm) const {
+  std::string text = std::string(function) + " failed: " + functions_.GetErrorString(result);
+  const char* details = functions_.GetLastError(comm);
+  if (details != nullptr && *details != '\0') text += std::string(" (") + details + ")";
+  throw Error(ErrorCode::kSystem, text);
+}
+
+bool Nccl::wait_for_endings(base::microseconds limit) const {
+  std::unique_lock lock(endings_->mutex);
+  return endings_->changed.wait_for(lock, limit, [this] { return endings_->running == 0; });
+}
+
+NcclComm::NcclComm(NcclPtr nccl, GpuPtr gpu, const nccl::UniqueId& id, int size, int rank)
+    : nccl_(std::move(nccl)), gpu_(std::move(gpu)) {
+  const Current current(*gpu_);
+  nccl::Config config;
+  const nccl::Result result = nccl_->call().CommInitRankConfig(&comm_, size, id, rank, &config);
+  try {
+    nccl_->check(result, "ncclCommInitRankConfig");
+  } catch (const Error&) {
+    if (comm_ != nullptr) abort();
+    throw;
+  }
+}
+
+NcclComm::~NcclComm() { abort(); }
+
+bool NcclComm::busy() {
+  HVD_CHECK(comm_ != nullptr);
+  const Current current(*gpu_);
+  nccl::Result state = nccl::kSuccess;
+  nccl_->check(nccl_->call().CommGetAsyncError(comm_, &state), "ncclCommGetAsyncError", comm_);
+  nccl_->check(state, "NCCL", comm_);
+  return state == nccl::kInProgress;
+}
+
+void NcclComm::finish(base::microseconds patience) { end(true, patience); }
+
+void NcclComm::abort() { end(false, {}); }
+
+void NcclComm::end(bool in_order, base::microseconds patience) {
+  if (comm_ == nullptr || !gpu_->in_own_process()) return;
+  Ending ending{nccl_->call(), gpu_, std::exchange(comm_, nullptr), in_order, patience};
+  const std::shared_ptr<Nccl::Endings> endings = nccl_->endings_;
+  endings->begin();
+  auto work = [ending = std::move(ending), endings]() mutable {
+    run(ending);
+    ending.gpu.reset();  // who waits for the end may count on it
+    endings->end();
+  };
+  try {
+    std::thread([work]() mutable {
+      base::name_this_thread("hvd-nccl-end");
+      work();
+    }).detach();
+  } catch (const std::system_error&) {  // no thread to be had
+    work();
+  }
+}
+
+}  // namespace hvdlite::device

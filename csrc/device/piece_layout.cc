@@ -1,0 +1,85 @@
+#include "device/piece_layout.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+
+#include "base/error.h"
+
+namespace hvdlite::device {
+
+using hvdlite_kernels::Arguments;
+using hvdlite_kernels::kInlinePieces;
+using hvdlite_kernels::TablePiece;
+
+namespace {
+
+// A tile is what a block moves: bytes of the wider side. Small ones while the GPU is not full, so that every multiprocessor has
+// some; the large one lets each thread have four vectors of 16 bytes on their way.
+constexpr std::uint64_t kSmallTile = 4096;
+constexpr std::uint64_t kLargeTile = 16384;
+constexpr std::uint64_t kBlocksEach =
+    4;  // resident on a multiprocessor: 256 threads of 60 registers
+
+std::uint64_t count_of(const Piece& piece, const FusionPlan& plan, bool unpack) {
+  return unpack && piece.tensor == nullptr ? 0 : std::uint64_t{piece.count} * plan.units;
+}
+
+std::uint64_t address_of(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer); }
+
+}  // namespace
+
+bool describe_pieces(std::span<const Piece> pieces, const FusionPlan& plan, bool unpack,
+                     int multiprocessors, Arguments* arguments) {
+  const std::uint64_t wide = std::max(plan.from_bytes, plan.to_bytes);
+  std::uint64_t total = 0;
+  for (const Piece& piece : pieces) total += count_of(piece, plan, unpack) * wide;
+  std::uint64_t tile = kSmallTile;
+  const std::uint64_t full = kBlocksEach * static_cast<std::uint64_t>(std::max(multiprocessors, 1));
+  while (tile < kLargeTile && total > tile * full) tile *= 2;
+  const std::uint64_t tile_units = tile / wide;
+
+  bool fits = pieces.size() <= kInlinePieces;
+  std::uint64_t tiles = 0;
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    const std::uint64_t count = count_of(pieces[i], plan, unpack);
+    const std::uint64_t offset = std::uint64_t{pieces[i].offset} * plan.units;
+    constexpr std::uint64_t kMost = std::numeric_limits<std::uint32_t>::max();
+    fits = fits && count <= kMost && offset <= kMost;
+    if (fits) {
+      arguments->tensor[i] = address_of(pieces[i].tensor);
+      arguments->offset[i] = static_cast<std::uint32_t>(offset);
+      arguments->count[i] = static_cast<std::uint32_t>(count);
+      arguments->first_tile[i] = static_cast<std::uint32_t>(tiles);
+    }
+    tiles += (count + tile_units - 1) / tile_units;
+  }
+  HVD_CHECK(tiles <= std::numeric_limits<std::int32_t>::max());
+  arguments->table = 0;
+  arguments->pieces = static_cast<std::uint32_t>(pieces.size());
+  arguments->tiles = static_cast<std::uint32_t>(tiles);
+  arguments->tile_units = static_cast<std::uint32_t>(tile_units);
+  arguments->unpack = unpack ? 1 : 0;
+  return fits;
+}
+
+std::size_t table_bytes(const Arguments& arguments) {
+  return arguments.pieces * sizeof(TablePiece) + arguments.tiles * sizeof(std::uint32_t);
+}
+
+void write_table(std::span<const Piece> pieces, const FusionPlan& plan, const Arguments& arguments,
+                 void* table) {
+  auto* row = static_cast<TablePiece*>(table);
+  auto* piece_of_tile = reinterpret_cast<std::uint32_t*>(row + pieces.size());
+  std::uint64_t tiles = 0;
+  for (std::size_t i = 0; i < pieces.size(); ++i, ++row) {
+    const std::uint64_t count = count_of(pieces[i], plan, arguments.unpack != 0);
+    *row = {address_of(pieces[i].tensor), std::uint64_t{pieces[i].offset} * plan.units, count,
+            tiles};
+    const std::uint64_t own = (count + arguments.tile_units - 1) / arguments.tile_units;
+    piece_of_tile = std::fill_n(piece_of_tile, own, static_cast<std::uint32_t>(i));
+    tiles += own;
+  }
+}
+
+}  // namespace hvdlite::device

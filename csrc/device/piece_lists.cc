@@ -1,0 +1,96 @@
+#include "device/piece_lists.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "device/piece_layout.h"
+
+namespace hvdlite::device {
+
+using hvdlite_kernels::Arguments;
+
+namespace {
+
+constexpr std::size_t kKeptLists = 64;
+constexpr std::size_t kKeptBytes = std::size_t{16} << 20;
+
+bool same(const Piece& a, const Piece& b) {
+  return a.tensor == b.tensor && a.offset == b.offset && a.count == b.count;
+}
+
+}  // namespace
+
+// A table, and what it was made of.
+struct PieceLists::List {
+  std::vector<Piece> pieces;
+  cuda::Stream stream;
+  std::uint32_t units;
+  std::uint32_t tile_units;
+  bool unpack;
+  Buffer memory;
+
+  bool serves(std::span<const Piece> wanted, const FusionPlan& plan, const Arguments& arguments,
+              cuda::Stream wanted_stream) const {
+    return stream == wanted_stream && units == plan.units && tile_units == arguments.tile_units &&
+           unpack == (arguments.unpack != 0) &&
+           std::equal(pieces.begin(), pieces.end(), wanted.begin(), wanted.end(), same);
+  }
+};
+
+PieceLists::PieceLists(GpuPtr gpu)
+    : gpu_(std::move(gpu)),
+      memory_(std::make_shared<BufferPool>(gpu_, BufferPool::Kind::kDevice, kKeptBytes)),
+      pinned_(std::make_shared<BufferPool>(gpu_, BufferPool::Kind::kPinned, kKeptBytes)) {}
+
+PieceLists::~PieceLists() = default;
+
+std::uint64_t PieceLists::table(std::span<const Piece> pieces, const FusionPlan& plan,
+                                const Arguments& arguments, cuda::Stream stream) {
+  const auto found = std::find_if(lists_.begin(), lists_.end(), [&](const List& list) {
+    return list.serves(pieces, plan, arguments, stream);
+  });
+  if (found != lists_.end()) {
+    lists_.splice(lists_.begin(), lists_, found);
+  } else {
+    lists_.push_front(upload(pieces, plan, arguments, stream));
+    bytes_ += lists_.front().memory.capacity();
+    while (lists_.size() > 1 && (lists_.size() > kKeptLists || bytes_ > kKeptBytes)) {
+      bytes_ -= lists_.back().memory.capacity();
+      lists_.pop_back();
+    }
+  }
+  return reinterpret_cast<std::uintptr_t>(lists_.front().memory.data());
+}
+
+void PieceLists::used(cuda::Stream stream) {
+  lists_.front().memory.free_after(gpu_->record(stream));
+}
+
+PieceLists::List PieceLists::upload(std::span<const Piece> pieces, const FusionPlan& plan,
+                                    const Arguments& arguments, cuda::Stream stream) {
+  const std::size_t bytes = table_bytes(arguments);
+  Buffer pinned = pinned_->get(bytes, stream);
+  Buffer memory = memory_->get(bytes, stream);
+  write_table(pieces, plan, arguments, pinned.data());
+  try {
+    gpu_->copy(memory.data(), pinned.data(), bytes, stream);
+    const EventPtr copied = gpu_->record(stream);
+    pinned.free_after(copied);
+    memory.free_after(copied);
+  } catch (...) {
+    bool idle = false;  // or is the copy under way?
+    gpu_->clean_up([&](const cuda::Functions& call) {
+      idle = call.StreamSynchronize(stream) == cuda::kSuccess;
+    });
+    if (!idle) {
+      pinned.abandon();
+      memory.abandon();
+    }
+    throw;
+  }
+  ++uploads_;
+  return {{pieces.begin(), pieces.end()}, stream,           plan.units, arguments.tile_units,
+          arguments.unpack != 0,          std::move(memory)};
+}
+
+}  // namespace hvdlite::device

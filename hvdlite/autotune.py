@@ -1,0 +1,321 @@
+"""Measures which knobs suit the machine, on the ranks of a job: for ``hvdlite tune``, and at init with ``HVDLITE_AUTOTUNE``.
+
+Each setting gets an engine of its own over the job's communicator, so two settings are measured in turn in one job, and every
+knob can be tried, also those that an engine reads only when it is made. The idle engine sleeps meanwhile. All ranks see the
+times of the slowest one and rank 0's clock, so all come to the same result.
+
+``python -m hvdlite.autotune`` is what ``hvdlite tune`` starts on every rank.
+"""
+
+import argparse
+import hashlib
+import logging
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hvdlite import config, gpu, startup
+from hvdlite.config import Config
+from hvdlite.dtypes import DType
+from hvdlite.errors import HvdliteError, InternalError, InvalidArgumentError
+from hvdlite.requests import Average, Kind, Request
+from hvdlite.tuning import files
+from hvdlite.tuning.parameters import parameters
+from hvdlite.tuning.place import Place
+from hvdlite.tuning.report import Report, changes, format_settings, to_csv, to_evidence, to_text
+from hvdlite.tuning.search import Rules, Settings, Value, drive, search
+
+__all__ = ["CASES", "Engines", "Job", "at_init", "main", "tune"]
+
+Array = NDArray[np.float32]
+
+_KIB = 1 << 10
+# Bytes of an allreduce, and how many of them are timed together.
+_SINGLE = ((_KIB, 30), (64 * _KIB, 10), (4096 * _KIB, 2))
+# Tensors that are in flight together: about the mix of a model's gradients, 16 MiB.
+_GRADIENTS = tuple(size * _KIB for size in (1, 4, 64, 256, 1024)) * 12
+CASES = ("allreduce of 1 KiB", "of 64 KiB", "of 4 MiB", f"of {len(_GRADIENTS)} gradients with 16 MiB (float32, host memory)")
+_KEPT = 2  # engines at a time: those of two settings that are compared
+
+
+@dataclass(frozen=True)
+class Job:
+    """The ranks that measure.
+
+    Attributes:
+        mpi: the module ``mpi4py.MPI``.
+        comm: the mpi4py communicator.
+        engine_class: of the native module.
+        shim: the path of the library for this MPI.
+    """
+
+    mpi: Any
+    comm: Any
+    engine_class: Any
+    shim: str
+
+    def slowest(self, times: Sequence[float]) -> list[float]:
+        """Place by place the largest of all ranks."""
+        mine = np.array(times)
+        largest = np.empty_like(mine)
+        self.comm.Allreduce(mine, largest, op=self.mpi.MAX)
+        return [float(value) for value in largest]
+
+
+class Engines:
+    """Engines by their settings: makes them on demand, keeps the two used last. Everything is collective.
+
+    Args:
+        job: the ranks.
+        knobs: what the settings change.
+    """
+
+    def __init__(self, job: Job, knobs: Config) -> None:
+        self._job = job
+        # A trace or a report of each engine would be one too many.
+        self._knobs = knobs.replace(log_level="error")
+        self._engines: dict[tuple[tuple[str, Value], ...], Any] = {}
+        random = np.random.default_rng(job.comm.rank)
+        sizes = (*(nbytes for nbytes, _ in _SINGLE), *_GRADIENTS)
+        self._arrays = [random.random(nbytes // 4, dtype=np.float32) for nbytes in sizes]
+        self._requests = [_average(f"tune.{number}", array) for number, array in enumerate(self._arrays)]
+        self._originals = [array.copy() for array in self._arrays]
+
+    def get(self, settings: Settings) -> Any:
+        """The engine with these settings."""
+        key = tuple(sorted(settings.items()))
+        engine = self._engines.pop(key, None)
+        if engine is None:
+            while len(self._engines) >= _KEPT:
+                self._engines.pop(next(iter(self._engines))).shutdown()
+            knobs = config.to_native(gpu.resolve(self._knobs.replace(**settings)))
+            engine = self._job.engine_class.create_mpi(self._job.shim, self._job.mpi._addressof(self._job.comm), knobs)
+        self._engines[key] = engine  # behind all others
+        return engine
+
+    def close(self) -> None:
+        """Ends all."""
+        for engine in self._engines.values():
+            engine.shutdown()
+        self._engines.clear()
+
+    def sample(self, settings: Settings) -> list[float]:
+        """The seconds of each of CASES, on the slowest rank."""
+        engine = self.get(settings)
+        times = []
+        for request, (_, calls) in zip(self._requests, _SINGLE, strict=False):
+            self._job.comm.Barrier()
+            begun = time.perf_counter()
+            for _ in range(calls):
+                engine.run(request)
+            times.append(time.perf_counter() - begun)
+        self._job.comm.Barrier()
+        begun = time.perf_counter()
+        for handle in engine.submit_many(self._requests[len(_SINGLE) :], False):
+            engine.wait(handle)
+        times.append(time.perf_counter() - begun)
+        return self._job.slowest(times)
+
+    def fingerprint(self, settings: Settings) -> str:
+        """A hash of the bits that sums have with these settings: rank 0's, of arrays that do not depend on settings."""
+        engine = self.get(settings)
+        digest = hashlib.blake2b()
+        for array, original, request in zip(self._arrays, self._originals, self._requests, strict=True):
+            array[:] = original
+            engine.run(request)  # one after the other: what is fused together may depend on time
+            digest.update(array.data)
+        return str(self._job.comm.bcast(digest.hexdigest()))
+
+
+def _average(name: str, array: Array) -> Request:
+    address = array.ctypes.data
+    return Request(Kind.ALLREDUCE, name, int(DType.FLOAT32), array.shape, address, address, op=Average)
+
+
+def tune(job: Job, place: Place, knobs: Config, seconds: float, any_bits: bool = False) -> Report:
+    """Searches the settings for this job. Collective, with the same result on all ranks.
+
+    Args:
+        job: the ranks.
+        place: where they are.
+        knobs: what settings change; those that variables set stay as they are.
+        seconds: about so long.
+        any_bits: may the last bits of sums change?
+
+    Raises:
+        InvalidArgumentError: there is nothing to tune.
+        InternalError: sums have other bits than with the defaults, although the settings should not matter to them.
+    """
+    searched, left_out = parameters(place.shape(), knobs, any_bits)
+    if not searched:
+        why = f"variables set all that may be tuned ({', '.join(sorted(knobs.origins.values()))})"
+        why = "one rank alone exchanges nothing" if place.shape().ranks < 2 else why
+        kept = f"; --any-bits would also try {', '.join(left_out)}" if left_out else ""
+        raise InvalidArgumentError(f"there is nothing to tune: {why}{kept}")
+    defaults = {parameter.name: knobs.values[parameter.name] for parameter in searched}
+    engines = Engines(job, knobs)
+    bits: dict[str, str] = {}
+    (load,) = job.slowest([os.getloadavg()[0] / (os.cpu_count() or 1)])
+    begun = time.monotonic()
+
+    def passed() -> float:
+        return float(job.comm.bcast(time.monotonic() - begun))
+
+    def sample(settings: Settings) -> tuple[Sequence[float], float]:
+        name = str(sorted(settings.items()))
+        if name not in bits:
+            bits[name] = engines.fingerprint(settings)
+            if not any_bits and bits[name] != next(iter(bits.values())):
+                raise InternalError(
+                    f"with {format_settings(changes(settings, defaults))} sums have other bits than with the defaults, which "
+                    "these settings should not change; please report this with the output of `hvdlite doctor`"
+                )
+        return engines.sample(settings), passed()
+
+    try:
+        outcome = drive(search(searched, defaults, Rules(warm_up=knobs.autotune_warmup_samples)), sample, seconds)
+    finally:
+        engines.close()
+    same = len({bits[str(sorted(settings.items()))] for settings in (outcome.defaults, outcome.chosen)}) == 1
+    return Report(place, outcome, CASES, left_out, same, passed(), load)
+
+
+# --- at init ------------------------------------------------------------------------------------------------------------
+
+
+def at_init(job: Job, knobs: Config, logger: logging.Logger) -> Config:
+    """The knobs with those of the tuning file, or where there is none for this job and HVDLITE_AUTOTUNE says so, measured now.
+
+    Collective. What is measured is kept in the file if there was none.
+
+    Raises:
+        InvalidArgumentError: the file is not what `hvdlite tune` writes, or cannot be found; on all ranks.
+    """
+    name = knobs.tuning_file or ("auto" if knobs.autotune else "")
+    if not name or job.comm.size < 2:
+        return knobs
+    place = startup.place_of(job.mpi, job.comm, knobs)
+    # A variable may be set on some ranks only, to what the others have anyway.
+    origins = {name: variable for other in job.comm.allgather(dict(knobs.origins)) for name, variable in other.items()}
+    found = _from_file(job, name, place, knobs.autotune, logger)
+    if found is None and knobs.autotune:
+        found = _measured(job, name, place, Config(knobs.values, origins), logger)
+    return knobs.replace(**{name: value for name, value in (found or {}).items() if name not in origins})
+
+
+def _from_file(job: Job, name: str, place: Place, may_lack: bool, logger: logging.Logger) -> dict[str, Value] | None:
+    """What rank 0's file says; None if there is none for this job."""
+    settings: dict[str, Value] | None = None
+    problem = ""
+    if job.comm.rank == 0:
+        try:
+            settings = _read(name, place, may_lack, logger)
+        except InvalidArgumentError as error:
+            problem = str(error)
+    settings, problem = job.comm.bcast((settings, problem))
+    if problem:
+        raise InvalidArgumentError(f"hvdlite could not be initialized: {problem}")
+    return settings
+
+
+def _read(name: str, place: Place, may_lack: bool, logger: logging.Logger) -> dict[str, Value] | None:
+    path = files.default_path(place) if name == "auto" else Path(name)
+    if not path.exists() and (may_lack or name == "auto"):
+        if not may_lack:
+            logger.warning("there is no tuning for this machine and a job of this shape (%s): `hvdlite tune` makes one", path)
+        return None
+    key, settings = files.load(path)
+    if different := files.differences(key, place):
+        logger.warning("the tuning in %s is for another job and is not taken: %s", path, "; ".join(different))
+        return None
+    logger.info("the tuning in %s says: %s", path, format_settings(settings) or "all as by default")
+    return settings
+
+
+def _measured(job: Job, name: str, place: Place, knobs: Config, logger: logging.Logger) -> dict[str, Value]:
+    first = job.comm.rank == 0
+    if first:
+        logger.warning(
+            "HVDLITE_AUTOTUNE: measuring which knobs suit this machine, for up to %g s", 1.5 * knobs.autotune_seconds
+        )
+    try:
+        report = tune(job, place, knobs, knobs.autotune_seconds)
+    except InvalidArgumentError as error:  # on all ranks
+        if first:
+            logger.warning("HVDLITE_AUTOTUNE: %s", error)
+        return {}
+    if first:
+        found = format_settings(report.settings) or "nothing is better than the defaults"
+        logger.warning("HVDLITE_AUTOTUNE: %s", "; ".join(filter(None, [found, report.busy])))
+        _keep(name, place, report, knobs.autotune_log, logger)
+    return report.settings
+
+
+def _keep(name: str, place: Place, report: Report, log: str, logger: logging.Logger) -> None:
+    """For the next job; one that cannot be kept is no reason to end this job."""
+    try:
+        path = files.default_path(place) if name == "auto" else Path(name)
+        if path.exists():
+            logger.warning("HVDLITE_AUTOTUNE: %s is for another job and stays as it is; nothing is kept", path)
+        else:
+            files.save(path, place, report.settings, to_evidence(report))
+        if log:
+            to_csv(Path(log), report)
+    except (OSError, InvalidArgumentError) as error:
+        logger.warning("HVDLITE_AUTOTUNE: what was measured cannot be kept: %s", error)
+
+
+# --- the program --------------------------------------------------------------------------------------------------------
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Runs on every rank; returns the status for the shell."""
+    from hvdlite._native import shim_path
+    from hvdlite.runtime import load_native
+
+    parser = argparse.ArgumentParser("python -m hvdlite.autotune")
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--any-bits", action="store_true")
+    options = parser.parse_args(words)
+    mpi = startup.load_mpi(may_finalize=lambda ours: True)
+    startup.check_launch(mpi, config.launcher_claim())
+    job = Job(mpi, mpi.COMM_WORLD, load_native().Engine, shim_path())
+    problem = None
+    try:
+        knobs = config.from_environment()
+        report = tune(job, startup.place_of(mpi, job.comm, knobs), knobs, options.seconds, options.any_bits)
+        if job.comm.rank == 0:
+            print(to_text(report), flush=True)
+            problem = _write(options.output, report, knobs.autotune_log)
+        problem = job.comm.bcast(problem)
+    except HvdliteError as error:
+        problem = str(error)
+    if problem and job.comm.rank == 0:
+        print(f"hvdlite tune: {problem}", file=sys.stderr)
+    return int(bool(problem))
+
+
+def _write(path: Path | None, report: Report, log: str) -> str | None:
+    """Writes the files and says how to use them; why it could not, or None."""
+    setting = str(path.absolute()) if path else "auto"
+    try:
+        path = path or files.default_path(report.place)
+        files.save(path, report.place, report.settings, to_evidence(report))
+        if log:
+            to_csv(Path(log), report)
+    except (OSError, InvalidArgumentError) as error:
+        return f"the tuning cannot be written: {error}"
+    print(f"written to {path}; jobs of this shape take it with HVDLITE_TUNING_FILE={setting}", flush=True)
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,169 @@
+"""Arrays of any library in the memory of a GPU that say so by ``__cuda_array_interface__``, such as Numba's.
+
+They are used where they are, and nothing is copied: so they must be C-contiguous. What is not made in place comes as a
+`DeviceArray`, which such libraries can view without a copy (``numba.cuda.as_cuda_array``, ``cupy.asarray``,
+``torch.as_tensor``).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+from hvdlite.backends.base import ROW_MAJOR, SOME_GPU, Exported, NewGpuMemory
+from hvdlite.dtypes import code_of_name
+from hvdlite.errors import InternalError, InvalidArgumentError, UnsupportedError
+
+__all__ = ["BACKEND", "CudaArrayBackend", "DeviceArray"]
+
+
+class DeviceArray:
+    """A C-contiguous array in the memory of a GPU. It exports ``__cuda_array_interface__``, version 3.
+
+    Its memory is given back with the last reference to it. The views that other libraries make hold one.
+
+    Attributes:
+        shape: extents.
+        dtype: NumPy's dtype of the elements.
+        pointer: address of the first element.
+        stream: raw handle of the CUDA stream in whose order the array is ready; 0 is the legacy default stream.
+        readonly: must it not be written to?
+    """
+
+    __slots__ = ("_memory", "dtype", "pointer", "readonly", "shape", "stream")
+
+    def __init__(
+        self, memory: Any, pointer: int, shape: tuple[int, ...], dtype: "np.dtype[Any]", stream: int, readonly: bool = False
+    ) -> None:
+        self._memory = memory
+        self.pointer = pointer
+        self.shape = shape
+        self.dtype = dtype
+        self.stream = stream
+        self.readonly = readonly
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the elements."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {
+            "shape": self.shape,
+            "typestr": self.dtype.str,
+            "data": (self.pointer, self.readonly),
+            "strides": None,
+            "stream": int(self.stream) or _LEGACY_STREAM,
+            "version": 3,
+        }
+
+    def __repr__(self) -> str:
+        return f"<hvdlite.DeviceArray {self.dtype.name} {list(self.shape)} in CUDA memory>"
+
+
+_LEGACY_STREAM = 1  # what the interface calls it; to the driver it is 0
+
+
+class CudaArrayBackend:
+    """Answers for all objects with ``__cuda_array_interface__``; to it a tensor is a `DeviceArray` over their memory."""
+
+    name = "CUDA array"
+
+    def adopt(self, value: Any) -> DeviceArray:
+        """A view of the value."""
+        if type(value) is DeviceArray:
+            return value
+        kind = f"{type(value).__module__}.{type(value).__qualname__}"
+        interface = value.__cuda_array_interface__
+        shape = tuple(interface["shape"])
+        dtype = np.dtype(interface["typestr"])
+        if interface.get("mask") is not None:
+            raise InvalidArgumentError(f"this {kind} has a mask, which would be lost: pass an array without one")
+        if not dtype.isnative:
+            raise InvalidArgumentError(f"the elements of this {kind} ({interface['typestr']}) have another byte order")
+        _require_contiguous(kind, shape, interface.get("strides"), dtype.itemsize)
+        pointer, readonly = interface["data"]
+        return DeviceArray(value, pointer or 0, shape, dtype, _stream_of(interface), bool(readonly))
+
+    def adopt_writable(self, value: Any) -> DeviceArray:
+        """As `adopt`; a read-only array is refused."""
+        adopted = self.adopt(value)
+        if adopted.readonly:
+            raise InvalidArgumentError(
+                "an in-place operation cannot write to a read-only array; pass a copy or use the function without the trailing "
+                "underscore"
+            )
+        return adopted
+
+    def export(self, tensor: DeviceArray, any_layout: bool) -> Exported:
+        """Describes the array. The interface does not tell which GPU it is on; its address does."""
+        code = int(code_of_name(tensor.dtype.name, "CUDA array"))
+        return Exported(tensor.pointer, tensor.shape, code, SOME_GPU, ROW_MAJOR, tensor, tensor.stream)
+
+    def empty_like(self, owner: DeviceArray, new_memory: NewGpuMemory) -> tuple[DeviceArray, int]:
+        """An array in memory of the engine."""
+        return self.empty_on_gpu(owner.shape, owner, new_memory)
+
+    def empty_on_gpu(self, shape: Sequence[int], like: DeviceArray, new_memory: NewGpuMemory) -> tuple[DeviceArray, int]:
+        """An array in memory of the engine."""
+        nbytes = math.prod(shape) * like.dtype.itemsize
+        memory = new_memory(nbytes) if nbytes else None
+        pointer = 0 if memory is None else memory.address
+        return DeviceArray(memory, pointer, tuple(shape), like.dtype, like.stream), pointer
+
+    def stream_now(self, exported: Exported) -> int:
+        """That of the array itself: there is no other to be known."""
+        return exported.stream
+
+    def use_in_current_stream(self, tensor: DeviceArray) -> None:
+        """There is only one stream."""
+
+    def mark_written(self, tensor: DeviceArray) -> None:
+        """Nobody keeps books about writes."""
+
+    def integers(self, values: Sequence[int]) -> Any:
+        """An int32 array of NumPy's, in host memory."""
+        return np.array(values, dtype=np.int32)
+
+    def dtype_name(self, tensor: DeviceArray) -> str:
+        """NumPy's name of the dtype."""
+        return str(tensor.dtype.name)
+
+    def cast(self, tensor: DeviceArray, dtype_name: str) -> NoReturn:
+        """Refuses: nobody here could convert it."""
+        raise UnsupportedError(
+            f"hvdlite cannot convert an array in CUDA memory from {tensor.dtype.name} to {dtype_name}: convert it yourself, or "
+            "pass an array of CuPy's or PyTorch's"
+        )
+
+    def wrap(self, data: memoryview, shape: Sequence[int], like: DeviceArray) -> NoReturn:
+        """There is none: results are on the GPU."""
+        raise InternalError("a result in host memory for an array in CUDA memory")
+
+    def copy_back(self, dense: DeviceArray, tensor: DeviceArray) -> NoReturn:
+        """There is none: `export` makes no copies."""
+        raise InternalError("a private copy of an array in CUDA memory")
+
+
+def _require_contiguous(kind: str, shape: tuple[int, ...], strides: Sequence[int] | None, itemsize: int) -> None:
+    expected = itemsize
+    for extent, stride in zip(reversed(shape), reversed(strides or ()), strict=False):
+        if extent > 1 and stride != expected and 0 not in shape:
+            raise InvalidArgumentError(
+                f"this {kind} of shape {list(shape)} is not C-contiguous (its strides are {list(strides or ())} bytes): pass a "
+                "contiguous copy, which hvdlite cannot make of it"
+            )
+        expected *= extent
+
+
+def _stream_of(interface: Mapping[str, Any]) -> int:
+    """The stream that the array belongs to, as the driver calls it. None, and versions that know no streams, mean work in the
+    default stream, or none at all: the legacy default stream comes after both.
+    """
+    stream = interface.get("stream")
+    return 0 if stream in (None, _LEGACY_STREAM) else int(stream)
+
+
+BACKEND = CudaArrayBackend()

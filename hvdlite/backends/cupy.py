@@ -1,0 +1,112 @@
+"""CuPy's arrays. Imported only when the user has imported CuPy; it never imports CuPy itself."""
+
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+from hvdlite.backends.base import ROW_MAJOR, Exported, NewGpuMemory, require_own_elements
+from hvdlite.dtypes import code_of_name, numpy_dtype
+from hvdlite.errors import InternalError, InvalidArgumentError
+
+__all__ = ["CupyBackend", "make_backend"]
+
+
+class _Stream(int):
+    """A raw handle that keeps CuPy's stream object, and with it the stream, alive: operations outlive the user's `with`."""
+
+    owner: Any
+
+
+class CupyBackend:
+    """Answers for cupy.ndarray. C-contiguous arrays are used as they are, others through a copy; results are CuPy's arrays, in
+    memory of its pool.
+    """
+
+    name = "cupy"
+
+    def __init__(self, cupy: Any) -> None:
+        self._cupy = cupy
+        self._codes: dict[np.dtype[Any], int] = {}
+
+    def adopt(self, value: Any) -> Any:
+        """The array itself."""
+        return value
+
+    def adopt_writable(self, value: Any) -> Any:
+        """The array itself; one whose elements share memory (``broadcast_to``) has no room for a result."""
+        require_own_elements("a broadcast array", value.shape, value.strides, "copy")
+        return value
+
+    def export(self, tensor: Any, any_layout: bool) -> Exported:
+        """Describes the array; `any_layout` makes no difference, the only layout used is row-major."""
+        code = self._codes.get(tensor.dtype)
+        if code is None:
+            code = self._codes.setdefault(tensor.dtype, int(code_of_name(tensor.dtype.name, "CuPy array")))
+        if not tensor.flags.c_contiguous:
+            with tensor.device:
+                tensor = self._cupy.ascontiguousarray(tensor)
+        device = int(tensor.device.id)
+        return Exported(tensor.data.ptr, tensor.shape, code, device, ROW_MAJOR, tensor, self._stream(device))
+
+    def _stream(self, device: int) -> int:
+        with self._cupy.cuda.Device(device):
+            stream = self._cupy.cuda.get_current_stream()
+        handle = _Stream(stream.ptr)
+        handle.owner = stream
+        return handle
+
+    def empty_like(self, owner: Any, new_memory: NewGpuMemory) -> tuple[Any, int]:
+        """A new C-contiguous array."""
+        return self.empty_on_gpu(owner.shape, owner, new_memory)
+
+    def empty_on_gpu(self, shape: Sequence[int], like: Any, new_memory: NewGpuMemory) -> tuple[Any, int]:
+        """A new C-contiguous array."""
+        with like.device:
+            out = self._cupy.empty(tuple(shape), dtype=like.dtype)
+        return out, out.data.ptr
+
+    def stream_now(self, exported: Exported) -> int:
+        """CuPy's current stream on the array's GPU."""
+        return self._stream(exported.device)
+
+    def use_in_current_stream(self, tensor: Any) -> None:
+        """CuPy keeps no books about streams: who uses an array in another than its own sees to the order."""
+
+    def mark_written(self, tensor: Any) -> None:
+        """CuPy keeps no books about writes."""
+
+    def copy_back(self, dense: Any, tensor: Any) -> None:
+        """Assigns all elements."""
+        with tensor.device:
+            tensor[...] = dense
+
+    def integers(self, values: Sequence[int]) -> Any:
+        """An int32 array of NumPy's: who asks how many rows came asks on the host."""
+        return np.array(values, dtype=np.int32)
+
+    def dtype_name(self, tensor: Any) -> str:
+        """The dtype's name, which is NumPy's."""
+        return str(tensor.dtype.name)
+
+    def cast(self, tensor: Any, dtype_name: str) -> Any:
+        """A converted copy."""
+        with tensor.device:
+            return tensor.astype(numpy_dtype(code_of_name(dtype_name)))
+
+    def wrap(self, data: memoryview, shape: Sequence[int], like: Any) -> NoReturn:
+        """There is none: results are on the GPU."""
+        raise InternalError("a result in host memory for an array of CuPy's")
+
+
+def make_backend() -> CupyBackend:
+    """The backend over the CuPy that the user has imported.
+
+    Raises:
+        InvalidArgumentError: nobody has imported CuPy.
+    """
+    cupy = sys.modules.get("cupy")
+    if cupy is None:
+        raise InvalidArgumentError("CuPy has not been imported")
+    return CupyBackend(cupy)

@@ -1,0 +1,323 @@
+"""`python -m hvdlite.bench collectives --device cuda`: allreduce of torch's CUDA tensors, beside torch's own NCCL.
+
+As on the host, everything is interleaved in one run and each peer has to show a right sum first. Every time ends when the GPU
+has done the work, in two ways: *waited*, where the host waits for the GPU after each call, and *queued*, where it hands over
+twenty calls in a row and then waits once, as a training loop does; the time is one call's share.
+"""
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from hvdlite.bench import report
+from hvdlite.bench.measure import Effort, Subject, measure
+from hvdlite.bench.models import resnet50_shapes
+from hvdlite.bench.peers import Batch, installed, join_group, leave_groups
+from hvdlite.bench.team import WrongSum, contribution, expected_sum
+from hvdlite.bench.world import World
+
+__all__ = ["CASES", "DEFAULT_SIZES", "PEERS", "CudaPlan", "Gpu", "no_gpu", "run"]
+
+CASES = ("allreduce", "gradients", "small")
+PEERS = ("hvdlite", "hvdlite-out", "nccl")
+DEFAULT_SIZES = tuple(4**power for power in range(5, 15))  # 1 KiB to 256 MiB
+
+_QUEUED = 20  # calls in a row
+_SHARES = {"allreduce": 0.7, "gradients": 0.15, "small": 0.15}  # of the time
+_SMALL_ELEMENTS = 16
+
+
+@dataclass(frozen=True)
+class CudaPlan:
+    """What is measured: cases of `CASES`, bytes of the tensors, the number of small tensors, peers of `PEERS`, seconds."""
+
+    cases: Sequence[str] = CASES
+    sizes: Sequence[int] = DEFAULT_SIZES
+    tensors: int = 160
+    peers: Sequence[str] = PEERS
+    seconds: float = 60.0
+
+
+Sink = Callable[[Sequence[report.Record]], None]
+Call = Callable[[], Any]
+
+
+def no_gpu() -> str | None:
+    """Why no CUDA tensors can be had here, or None."""
+    if missing := installed("torch", "pip install torch"):
+        return missing
+    import torch
+
+    if torch.version.cuda is None:
+        return f"this torch ({torch.__version__}) was built without CUDA"
+    return None if torch.cuda.is_available() else "torch finds no GPU on this machine"
+
+
+class Gpu:
+    """Where this rank's tensors are.
+
+    Attributes:
+        device: torch's.
+        name: for people.
+        shared: do several ranks use one GPU? Then times say nothing.
+    """
+
+    def __init__(self, world: World) -> None:
+        import torch
+
+        place = importlib.import_module("hvdlite").local_rank()
+        self.device = torch.device("cuda", place % torch.cuda.device_count())
+        torch.cuda.set_device(self.device)
+        self.name = torch.cuda.get_device_name(self.device)
+        self.shared = any(world.everyone(place >= torch.cuda.device_count()))
+
+    def wait(self) -> None:
+        """Until the GPU has done all that it was given."""
+        import torch
+
+        torch.cuda.synchronize(self.device)
+
+
+# --- the peers --------------------------------------------------------------------------------------------------------
+
+
+class _Hvdlite:
+    """In place, through the door for torch."""
+
+    name = "hvdlite"
+
+    def __init__(self, world: World, gpu: Gpu) -> None:
+        self._hvd = importlib.import_module("hvdlite.torch")
+
+    def call(self, tensor: Any) -> Call:
+        return partial(self._hvd.allreduce_, tensor, op=self._hvd.Sum)
+
+    def batch(self, tensors: Sequence[Any]) -> Batch | None:
+        hvd = self._hvd
+        starts = [
+            partial(hvd.allreduce_async_, tensor, name=f"bench.{len(tensors)}.{place}", op=hvd.Sum)
+            for place, tensor in enumerate(tensors)
+        ]
+        return Batch(starts, lambda handles: [hvd.synchronize(handle) for handle in handles])
+
+    def version(self) -> str:
+        from hvdlite import config
+
+        return f"route {config.from_environment().values['gpu_route']}"
+
+    def close(self) -> None:
+        pass
+
+
+class _HvdliteOut(_Hvdlite):
+    """The result is a new tensor."""
+
+    name = "hvdlite-out"
+
+    def call(self, tensor: Any) -> Call:
+        return partial(self._hvd.allreduce, tensor, op=self._hvd.Sum)
+
+    def batch(self, tensors: Sequence[Any]) -> Batch | None:
+        return None
+
+
+class _Nccl:
+    """torch.distributed on NCCL."""
+
+    name = "nccl"
+
+    def __init__(self, world: World, gpu: Gpu) -> None:
+        self._dist = importlib.import_module("torch.distributed")
+        if not (self._dist.is_available() and self._dist.is_nccl_available()):
+            raise RuntimeError("this torch was built without NCCL")
+        if gpu.shared:
+            raise RuntimeError("ranks share a GPU")
+        join_group(world, "nccl")
+
+    def call(self, tensor: Any) -> Call:
+        return partial(self._dist.all_reduce, tensor)
+
+    def batch(self, tensors: Sequence[Any]) -> Batch | None:
+        starts = [partial(self._dist.all_reduce, tensor, async_op=True) for tensor in tensors]
+        return Batch(starts, lambda works: [work.wait() for work in works])
+
+    def version(self) -> str:
+        import torch
+
+        nccl: Any = torch.cuda.nccl
+        return f"torch {torch.__version__}, NCCL {'.'.join(map(str, nccl.version()))}"
+
+    def close(self) -> None:
+        leave_groups()
+
+
+class _Copy:
+    """What the GPU can do: it copies the tensor to another place."""
+
+    name = "memcpy"
+
+    def call(self, tensor: Any) -> Call:
+        return partial(tensor.clone().copy_, tensor)
+
+
+_Peer = _Hvdlite | _Nccl
+_KINDS: tuple[type[_Hvdlite] | type[_Nccl], ...] = (_Hvdlite, _HvdliteOut, _Nccl)
+
+
+def _team(world: World, gpu: Gpu, wanted: Sequence[str]) -> tuple[list[_Peer], list[report.Record]]:
+    """The peers that start, and a record of each."""
+    peers: list[_Peer] = []
+    records: list[report.Record] = []
+    for kind in _KINDS:
+        if kind.name not in wanted:
+            continue
+        peer, problem = None, None
+        try:
+            peer = kind(world, gpu)
+        except Exception as error:  # whatever its software raises: the others are measured without it
+            problem = f"it does not start: {error}"
+        problem = world.all_agree(problem)
+        if peer is not None and problem is None:
+            peers.append(peer)
+        version = peer.version() if peer is not None and problem is None else ""
+        records.append({"record": "peer", "peer": kind.name, "absent": problem, "version": version})
+    return peers, records
+
+
+# --- measuring --------------------------------------------------------------------------------------------------------
+
+
+def run(world: World, plan: CudaPlan, sink: Sink, gpu: Gpu | None = None) -> None:
+    """Measures, and gives what was measured side by side to `sink`, on all ranks. Collective.
+
+    Raises:
+        WrongSum: a peer's result is wrong; on all ranks.
+    """
+    importlib.import_module("hvdlite.torch").init()
+    gpu = gpu or Gpu(world)
+    peers, records = _team(world, gpu, plan.peers)
+    try:
+        sink([{"record": "gpu", "name": gpu.name, "shared": gpu.shared}, *records])
+        total = sum(_SHARES[case] for case in plan.cases)
+        for case in plan.cases:
+            seconds = plan.seconds * _SHARES[case] / total
+            if case == "allreduce":
+                _sizes(world, gpu, peers, plan.sizes, seconds, sink)
+            else:
+                shapes = resnet50_shapes() if case == "gradients" else [(_SMALL_ELEMENTS,)] * plan.tensors
+                _batches(world, gpu, peers, case, shapes, seconds, sink)
+    finally:
+        for peer in reversed(peers):
+            peer.close()
+
+
+def _sizes(world: World, gpu: Gpu, peers: Sequence[_Peer], sizes: Sequence[int], seconds: float, sink: Sink) -> None:
+    import torch
+
+    effort = Effort(sample_seconds=0, most_calls=1, block_seconds=0.02)
+    for nbytes in sorted(sizes):
+        tensor = torch.zeros(nbytes // 4, dtype=torch.float32, device=gpu.device)
+        for peer in peers:
+            _check_call(world, gpu, peer.name, tensor, peer.call(tensor))
+        for manner, calls in (("waited", 1), ("queued", _QUEUED)):
+            subjects = [_subject(world, gpu, who.name, tensor, who.call(tensor), calls) for who in [*peers, _Copy()]]
+            done = measure(world, subjects, effort, seconds / len(sizes) / 2)
+            more = {"bytes": nbytes, "ranks": world.size, "bind": world.bind, "cache": manner}
+            group = []
+            for name, at in done.items():
+                rounds = [[value / calls for value in values] for values in at.rounds]
+                group.append(report.measurement("allreduce", name, rounds, calls, **more))
+            sink(_with_copies(group))
+
+
+def _subject(world: World, gpu: Gpu, name: str, tensor: Any, call: Call, calls: int) -> Subject:
+    def prepare() -> None:
+        tensor.fill_(1 + world.rank)
+        gpu.wait()
+
+    def several() -> None:
+        for _ in range(calls):
+            call()
+        gpu.wait()
+
+    return Subject(name, [prepare], several)
+
+
+def _with_copies(group: Sequence[report.Record]) -> list[report.Record]:
+    """Adds how much of the GPU's copy rate each reaches."""
+    copy = next(record["median"] for record in group if record["peer"] == _Copy.name)
+    return [
+        record if record["peer"] == _Copy.name else {**record, "percent_of_memcpy": 100 * copy / record["median"]}
+        for record in group
+    ]
+
+
+def _batches(
+    world: World, gpu: Gpu, peers: Sequence[_Peer], case: str, shapes: Sequence[tuple[int, ...]], seconds: float, sink: Sink
+) -> None:
+    import torch
+
+    alike = len(set(shapes)) == 1
+    tensors = [torch.zeros(shape, dtype=torch.float32, device=gpu.device) for shape in shapes]
+
+    def prepare() -> None:
+        for tensor in tensors:
+            tensor.fill_(1 + world.rank)
+        gpu.wait()
+
+    subjects = []
+    for peer in peers:
+        batch = peer.batch(tensors)
+        if batch is not None:
+            _check_batch(world, gpu, peer.name, tensors, batch)
+            call, submitting = partial(_run_batch, gpu, batch), partial(getattr, batch, "submitted")
+            subjects.append(Subject(peer.name, [prepare], call, submitting))
+    effort = Effort(sample_seconds=0, most_calls=1, block_seconds=0.5, most_samples=5)
+    done = measure(world, subjects, effort, seconds)
+    divisor = len(tensors) if alike else 1
+    more = {"ranks": world.size, "bind": world.bind, "cache": "waited", "tensors": len(tensors)}
+    nbytes = sum(tensor.nbytes for tensor in tensors) // divisor
+    sink([report.measurement(case, name, _divided(at.rounds, divisor), 1, bytes=nbytes, **more) for name, at in done.items()])
+    submits = {name: _divided(at.parts, len(tensors)) for name, at in done.items()}
+    sink([report.measurement(f"{case}_submit", name, rounds, 1, **more) for name, rounds in submits.items()])
+
+
+def _run_batch(gpu: Gpu, batch: Batch) -> None:
+    batch.run()
+    gpu.wait()
+
+
+def _divided(rounds: Sequence[Sequence[float]], divisor: int) -> list[list[float]]:
+    return [[value / divisor for value in values] for values in rounds]
+
+
+# --- right first ------------------------------------------------------------------------------------------------------
+
+
+def _check_call(world: World, gpu: Gpu, name: str, tensor: Any, call: Call) -> None:
+    import torch
+
+    tensor.copy_(torch.from_numpy(contribution(world.rank, tensor.numel())))
+    result = call()
+    result = tensor if result is None else result
+    gpu.wait()
+    right = torch.equal(result.cpu(), torch.from_numpy(expected_sum(world.size, tensor.numel())))
+    _agree(world, name, tensor.nbytes, right)
+
+
+def _check_batch(world: World, gpu: Gpu, name: str, tensors: Sequence[Any], batch: Batch) -> None:
+    import torch
+
+    for tensor in tensors:
+        tensor.copy_(torch.from_numpy(contribution(world.rank, tensor.numel())).reshape(tensor.shape))
+    _run_batch(gpu, batch)
+    largest = torch.from_numpy(expected_sum(world.size, max(tensor.numel() for tensor in tensors)))
+    right = all(torch.equal(tensor.cpu().ravel(), largest[: tensor.numel()]) for tensor in tensors)
+    _agree(world, name, sum(tensor.nbytes for tensor in tensors), right)
+
+
+def _agree(world: World, name: str, nbytes: int, right: bool) -> None:
+    if wrong := world.all_agree(None if right else f"the sum of {report.format_bytes(nbytes)} is wrong"):
+        raise WrongSum(f"{name}: {wrong}; its times are worth nothing")

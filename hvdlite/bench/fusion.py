@@ -1,0 +1,162 @@
+"""The GPU's fusion kernels by themselves, from the core's C functions ``hvdlite_fusion_*``: for the benchmark and for tests."""
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import POINTER, byref, c_char_p, c_double, c_int32, c_int64, c_void_p
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from hvdlite import _engine, gpu
+from hvdlite.config import Config
+from hvdlite.dtypes import DType
+from hvdlite.errors import error_class
+
+__all__ = ["Fusion", "Move", "Times"]
+
+SUM = 1
+
+
+class Times(NamedTuple):
+    """Seconds of one launch: from event to event of the GPU, and of the host until it is handed over."""
+
+    gpu: float
+    host: float
+
+
+@dataclass(frozen=True)
+class Move:
+    """Tensors into a buffer or out of it.
+
+    Attributes:
+        tensors: addresses; None stands for the identity on the way in, for nothing on the way out.
+        places: where each is in the buffer: (offset, count) in elements.
+        buffer: its address.
+        source: element type where it comes from.
+        target: and where it goes.
+        unpack: out of the buffer?
+        factor: by which elements are multiplied.
+        divisor: by which they are divided.
+        op: whose identity fills the place of a tensor that is None; its number in csrc/base/types.h.
+        nonfinite: address of an int32 for each tensor, which becomes 1 if it is not finite.
+        sets: of tensors and buffers, taken in turn by consecutive launches.
+        tensor_stride: bytes from the tensors of one set to those of the next.
+        buffer_stride: the same of the buffers.
+    """
+
+    tensors: Sequence[int | None]
+    places: Sequence[tuple[int, int]]
+    buffer: int
+    source: DType
+    target: DType
+    unpack: bool = False
+    factor: float = 1.0
+    divisor: int = 1
+    op: int = SUM
+    nonfinite: int | None = None
+    sets: int = 1
+    tensor_stride: int = 0
+    buffer_stride: int = 0
+
+
+class _Move(ctypes.Structure):
+    _fields_ = (
+        *((name, c_int32) for name in ("unpack", "source", "target", "op")),
+        ("factor", c_double),
+        ("divisor", c_int64),
+        ("pieces", c_int64),
+        ("tensors", POINTER(c_void_p)),
+        ("offsets", POINTER(c_int64)),
+        ("counts", POINTER(c_int64)),
+        ("buffer", c_void_p),
+        ("nonfinite", c_void_p),
+        ("launches", c_int32),
+        ("sets", c_int32),
+        ("tensor_stride", c_int64),
+        ("buffer_stride", c_int64),
+    )
+
+
+def _core() -> ctypes.CDLL:
+    core = ctypes.CDLL(str(Path(_engine.__file__).with_name("libhvdlite_core.so")))
+    core.hvdlite_last_error.restype = c_char_p
+    core.hvdlite_fusion_open.argtypes = [c_char_p, c_char_p, c_char_p, c_int32, POINTER(c_void_p)]
+    core.hvdlite_fusion_close.argtypes = [c_void_p]
+    for name in ("gpu", "origin"):
+        getattr(core, f"hvdlite_fusion_{name}").argtypes = [c_void_p]
+        getattr(core, f"hvdlite_fusion_{name}").restype = c_char_p
+    core.hvdlite_fusion_uploads.argtypes = [c_void_p]
+    core.hvdlite_fusion_uploads.restype = c_int64
+    core.hvdlite_fusion_memory.argtypes = [c_void_p, c_int64, POINTER(c_void_p)]
+    core.hvdlite_fusion_run.argtypes = [c_void_p, POINTER(_Move), POINTER(c_double), POINTER(c_double)]
+    core.hvdlite_fusion_copy.argtypes = [
+        *(c_void_p, c_void_p, c_void_p, c_int64, c_int32, c_int32, c_int64),
+        *(POINTER(c_double), POINTER(c_double)),
+    ]
+    return core
+
+
+class Fusion:
+    """The kernels of one GPU, a stream and memory for them; to be closed.
+
+    Raises:
+        UnsupportedError: there is no driver, no GPU, or no kernel for it.
+    """
+
+    def __init__(self, config: Config, ordinal: int = 0) -> None:
+        self._core = _core()
+        self._handle = c_void_p()
+        knobs = gpu.resolve(config)
+        texts = (text.encode() for text in (knobs.cuda_library, knobs.nvrtc_library, knobs.kernel_cache))
+        self._check(self._core.hvdlite_fusion_open(*texts, ordinal, byref(self._handle)))
+
+    def close(self) -> None:
+        """Gives the memory back."""
+        self._core.hvdlite_fusion_close(self._handle)
+        self._handle = c_void_p()
+
+    @property
+    def gpu(self) -> str:
+        """Its name."""
+        return str(self._core.hvdlite_fusion_gpu(self._handle).decode())
+
+    @property
+    def origin(self) -> str:
+        """Which way the kernels came."""
+        return str(self._core.hvdlite_fusion_origin(self._handle).decode())
+
+    @property
+    def uploads(self) -> int:
+        """How many lists of tensors were copied to the GPU."""
+        return int(self._core.hvdlite_fusion_uploads(self._handle))
+
+    def memory(self, nbytes: int) -> int:
+        """The address of so many bytes on the GPU, until `close`."""
+        address = c_void_p()
+        self._check(self._core.hvdlite_fusion_memory(self._handle, nbytes, byref(address)))
+        return address.value or 0
+
+    def run(self, move: Move, launches: int = 1) -> Times:
+        """Does it so many times, and waits."""
+        number = len(move.tensors)
+        native = _Move(
+            *(move.unpack, move.source, move.target, move.op, move.factor, move.divisor, number),
+            (c_void_p * number)(*move.tensors),
+            (c_int64 * number)(*(offset for offset, _ in move.places)),
+            (c_int64 * number)(*(count for _, count in move.places)),
+            *(move.buffer, move.nonfinite, launches, move.sets, move.tensor_stride, move.buffer_stride),
+        )
+        device, host = c_double(), c_double()
+        self._check(self._core.hvdlite_fusion_run(self._handle, byref(native), byref(device), byref(host)))
+        return Times(device.value * 1e-6, host.value * 1e-6)
+
+    def copy(self, to: int, source: int, nbytes: int, launches: int = 1, sets: int = 1, stride: int = 0) -> Times:
+        """What the driver's own copy takes, between any two addresses; sets as in `Move`."""
+        device, host = c_double(), c_double()
+        what = (to, source, nbytes, launches, sets, stride)
+        self._check(self._core.hvdlite_fusion_copy(self._handle, *what, byref(device), byref(host)))
+        return Times(device.value * 1e-6, host.value * 1e-6)
+
+    def _check(self, code: int) -> None:
+        if code != 0:
+            raise error_class(code)((self._core.hvdlite_last_error() or b"").decode())

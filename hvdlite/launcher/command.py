@@ -1,0 +1,186 @@
+"""The command line by which each MPI's mpirun, or Slurm's srun, starts the ranks that are asked for."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+from hvdlite.errors import InvalidArgumentError
+from hvdlite.launcher.hosts import Host, format_hosts, is_local, total_slots
+from hvdlite.launcher.mpirun import Mpirun
+
+__all__ = ["PASSED", "Line", "Wishes", "mpirun_line", "names_binding", "passed_names", "srun_line"]
+
+# Variables that ranks on other hosts get: what tells programs how to compute, and where they find their libraries. The rest
+# (HOME, HOSTNAME, SSH_*...) belongs to the host.
+PASSED = (
+    *("HVDLITE_*", "HOROVOD_*", "MPI4PY_*", "PYTHON*", "VIRTUAL_ENV", "CONDA_PREFIX", "PATH", "LD_LIBRARY_PATH", "LD_PRELOAD"),
+    *("NCCL_*", "CUDA_*", "NVIDIA_*", "OMP_*", "KMP_*", "MKL_*", "OPENBLAS_*", "GOMP_*", "MALLOC_*"),
+    *("TORCH*", "PYTORCH_*", "TF_*", "XLA_*", "JAX_*", "KERAS_*", "CUPY_*", "NUMBA_*", "HF_*"),
+    *("UCX_*", "FI_*", "OMPI_MCA_*", "MPICH_*", "I_MPI_*", "MV2_*"),
+)
+_NOT_PASSED = ("OMPI_MCA_plm_*", "OMPI_MCA_orte_*", "OMPI_MCA_ess_*")  # of mpirun's own
+_BINDING = ("bind", "map-by", "map_by", "rank-by", "cpu", "ppr", "membind", "rankmap", "distribution")
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What is asked of a launcher.
+
+    Attributes:
+        np: the number of ranks.
+        hosts: where; empty for this host, or for those of the allocation.
+        allocated: the hosts of an allocation that the launcher knows by itself.
+        root: does the superuser ask?
+        oversubscribe: may there be more ranks than slots?
+        ssh_port, ssh_identity_file: for logging in to other hosts.
+        interfaces: the network interfaces to use.
+        environ: the environment of the ranks.
+        names: variables to pass on, besides PASSED.
+        variables: what to add to the environment, with values.
+        mpi_args: for the launcher, as they are.
+    """
+
+    np: int
+    hosts: tuple[Host, ...] = ()
+    allocated: tuple[Host, ...] = ()
+    root: bool = False
+    oversubscribe: bool = False
+    ssh_port: int | None = None
+    ssh_identity_file: str = ""
+    interfaces: tuple[str, ...] = ()
+    environ: Mapping[str, str] = field(default_factory=dict)
+    names: tuple[str, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
+    mpi_args: tuple[str, ...] = ()
+
+    @property
+    def remote(self) -> bool:
+        """Are there ranks on other hosts?"""
+        return any(not is_local(host.name) for host in self.hosts or self.allocated)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A launcher's command line up to the program that it starts, and the variables that it takes besides the present ones."""
+
+    words: tuple[str, ...]
+    variables: Mapping[str, str]
+
+    def shell(self, command: Sequence[str]) -> str:
+        """As one types it."""
+        settings = [f"{name}={value}" for name, value in self.variables.items()]
+        return shlex.join([*(["env", *settings] if settings else []), *self.words, *command])
+
+
+def names_binding(arguments: Sequence[str]) -> bool:
+    """Do these arguments for mpirun or srun say where ranks run? Then we do not."""
+    return any(word.startswith("-") and any(part in word.lower() for part in _BINDING) for word in arguments)
+
+
+def passed_names(wishes: Wishes) -> list[str]:
+    """The variables that ranks on other hosts get."""
+    found = set(wishes.names) | set(wishes.variables)
+    for name in wishes.environ:
+        if any(fnmatchcase(name, pattern) for pattern in PASSED):
+            found.add(name)
+    # A name that a shell does not know (a function of bash, exported) is none for mpirun either.
+    return sorted(
+        name for name in found if name.isidentifier() and not any(fnmatchcase(name, pattern) for pattern in _NOT_PASSED)
+    )
+
+
+def mpirun_line(mpirun: Mpirun, wishes: Wishes) -> Line:
+    """The line for Open MPI, MPICH or an MPI that is made from it.
+
+    Raises:
+        InvalidArgumentError: there are more ranks than slots, or this MPI cannot do what is asked.
+    """
+    slots = total_slots(wishes.hosts)
+    if wishes.hosts and wishes.np > slots and not wishes.oversubscribe:
+        raise InvalidArgumentError(
+            f"-n {wishes.np} asks for more ranks than the {slots} that {format_hosts(wishes.hosts)} take; write more behind a "
+            "host's name (a:4), or let them share cores with --oversubscribe"
+        )
+    return _open_mpi(mpirun, wishes) if mpirun.family == "openmpi" else _hydra(mpirun, wishes)
+
+
+def _open_mpi(mpirun: Mpirun, wishes: Wishes) -> Line:
+    five = mpirun.version >= (5,)
+    words = [mpirun.path, *(["--allow-run-as-root"] if wishes.root else []), "-n", str(wishes.np)]
+    if wishes.hosts:
+        words += ["--host", format_hosts(wishes.hosts)]
+    if not names_binding(wishes.mpi_args):
+        words += ["--bind-to", "none", "--map-by", "slot"]
+    # Without a list of hosts Open MPI counts this one's cores as slots, and starts no more ranks than that by itself.
+    words += ["--oversubscribe"] if wishes.oversubscribe or not (wishes.hosts or wishes.allocated) else []
+    ssh = _ssh_options(wishes)
+    if ssh:
+        words += ["--prtemca", "plm_ssh_args", ssh] if five else ["--mca", "plm_rsh_args", ssh]
+    if wishes.interfaces:
+        nics = ",".join(wishes.interfaces)
+        words += ["--prtemca", "prte_if_include", nics] if five else ["--mca", "oob_tcp_if_include", nics]
+        words += ["--mca", "btl_tcp_if_include", nics]
+    if wishes.remote:
+        for name in passed_names(wishes):
+            words += ["-x", name]
+    return Line((*words, *wishes.mpi_args), dict(wishes.variables))
+
+
+def _hydra(mpirun: Mpirun, wishes: Wishes) -> Line:
+    words = [mpirun.path, *(["-hosts", format_hosts(wishes.hosts)] if wishes.hosts else []), "-n", str(wishes.np)]
+    variables = dict(wishes.variables)
+    if not names_binding(wishes.mpi_args):
+        if mpirun.family == "intel":
+            variables["I_MPI_PIN"] = "off"
+        else:
+            words += ["-bind-to", "none"]
+    ssh = _ssh_options(wishes)
+    if ssh:
+        variables["HYDRA_LAUNCHER_EXTRA_ARGS"] = ssh
+    if len(wishes.interfaces) > 1:
+        raise InvalidArgumentError(
+            f"--network-interfaces {','.join(wishes.interfaces)}: {mpirun.title} takes one interface only"
+        )
+    if wishes.interfaces:
+        words += ["-iface", wishes.interfaces[0]]
+    if wishes.remote:
+        words += ["-genvlist", ",".join(passed_names(wishes))]
+    return Line((*words, *wishes.mpi_args), variables)
+
+
+def _ssh_options(wishes: Wishes) -> str:
+    words = ["-p", str(wishes.ssh_port)] if wishes.ssh_port is not None else []
+    words += ["-i", wishes.ssh_identity_file] if wishes.ssh_identity_file else []
+    return shlex.join(words)
+
+
+def srun_line(srun: str, plugin: str, wishes: Wishes, nodes: int, inside_step: bool) -> Line:
+    """The line for a job step of Slurm.
+
+    Args:
+        srun: its path.
+        plugin: for ``--mpi``.
+        wishes: what is asked for.
+        nodes: how many the allocation has.
+        inside_step: is the launcher itself in a step? Its resources are then shared.
+
+    Raises:
+        InvalidArgumentError: srun cannot do what is asked.
+    """
+    if wishes.ssh_port is not None or wishes.ssh_identity_file:
+        raise InvalidArgumentError(
+            "--ssh-port and --ssh-identity-file mean nothing to srun, which does not log in; leave them out"
+        )
+    words = [srun, f"--ntasks={wishes.np}"]
+    if wishes.hosts:
+        words += [f"--nodelist={','.join(host.name for host in wishes.hosts)}", f"--nodes={len(wishes.hosts)}"]
+    elif wishes.np < nodes:
+        words.append(f"--nodes={wishes.np}")
+    words += [f"--mpi={plugin}", "--kill-on-bad-exit=1", "--export=ALL", "--input=0"]
+    words += ["--overlap"] if inside_step else []
+    words += ["--overcommit"] if wishes.oversubscribe else []
+    variables = dict(wishes.variables)
+    if wishes.interfaces:
+        variables["OMPI_MCA_btl_tcp_if_include"] = ",".join(wishes.interfaces)
+    return Line((*words, *wishes.mpi_args), variables)

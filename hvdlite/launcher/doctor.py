@@ -1,0 +1,73 @@
+"""``hvdlite doctor``: looks at an installation and says what does not work, and what helps."""
+
+import argparse
+import json
+import platform
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+
+from hvdlite._version import __version__
+from hvdlite.launcher import checks
+from hvdlite.launcher.checks import Finding
+
+__all__ = ["add_flags", "examine", "render", "run", "verdict"]
+
+_MARKS = {"ok": "ok  ", "warn": "WARN", "fail": "FAIL", "none": "-   "}
+_WIDTH = 16  # of the names of checks
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of ``hvdlite doctor``."""
+    parser.add_argument("--json", action="store_true", help="prints what was found as JSON")
+    parser.add_argument(
+        "--smoke", action=argparse.BooleanOptionalAction, default=True, help="starts a small job of two ranks [it does]"
+    )
+    parser.add_argument(
+        "--frameworks", action=argparse.BooleanOptionalAction, default=True, help="imports each framework [it does]"
+    )
+    parser.epilog = "The exit code is 1 if something that is needed does not work. Nothing is changed."
+
+
+def examine(smoke: bool = True, frameworks: bool = True) -> Iterator[Finding]:
+    """What the checks find, as they find it."""
+    left_out = (set() if smoke else {"job"}) | (set() if frameworks else {"frameworks"})
+    without_mpirun = False
+    for name, check in checks.CHECKS.items():
+        if name in left_out or (name == "job" and without_mpirun):
+            continue
+        for finding in check():
+            without_mpirun = without_mpirun or (finding.check == "mpirun" and finding.status == "fail")
+            yield finding
+
+
+def render(finding: Finding) -> str:
+    """One line of the report, with the remedy below it."""
+    text = f"{_MARKS[finding.status]}  {finding.check:{_WIDTH}}  {finding.found}"
+    return f"{text}\n{'':{_WIDTH + 8}}-> {finding.remedy}" if finding.remedy else text
+
+
+def verdict(findings: Sequence[Finding]) -> str:
+    """The last line of the report."""
+    count = {status: sum(finding.status == status for finding in findings) for status in _MARKS}
+    said = "something that is needed does not work" if count["fail"] else "everything that is needed works"
+    return f"{said}: {count['fail']} failed, {count['warn']} could be better, {count['ok']} are well"
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints the report; 1 if something that is needed does not work."""
+    python = f"Python {platform.python_version()} ({sys.executable})"
+    system = platform.platform()
+    if not arguments.json:
+        print(f"hvdlite {__version__}, {python}, {system}\n", flush=True)
+    findings = []
+    for finding in examine(arguments.smoke, arguments.frameworks):
+        findings.append(finding)
+        if not arguments.json:
+            print(render(finding), flush=True)
+    if arguments.json:
+        found = {"hvdlite": __version__, "python": python, "system": system, "findings": [asdict(row) for row in findings]}
+        print(json.dumps(found, indent=2))
+    else:
+        print(f"\n{verdict(findings)}")
+    return int(any(finding.status == "fail" for finding in findings))

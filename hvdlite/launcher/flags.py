@@ -1,0 +1,214 @@
+"""Flags of ``hvdlite run`` that set knobs: one for each row of the table in `hvdlite.config`, and those of horovodrun.
+
+A flag of horovodrun sets the knob that reads its variable. Where no knob does, it is either something that is decided
+otherwise here (a warning says how), or something that is not offered (refused, with the reason).
+"""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hvdlite.config import KNOBS, MEANINGLESS, Knob
+from hvdlite.errors import InvalidArgumentError
+
+__all__ = ["HOROVODRUN", "REFUSED", "Flag", "add_to", "settings"]
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A flag of horovodrun that stands for a variable.
+
+    Attributes:
+        names: of the flag.
+        variable: Horovod's.
+        value: what a flag without an argument sets; None for one with an argument.
+        scale: what its number is multiplied by.
+        asks: does it ask for something, rather than for nothing?
+    """
+
+    names: tuple[str, ...]
+    variable: str
+    value: str | None = None
+    scale: int = 1
+    asks: bool = True
+
+    @property
+    def dest(self) -> str:
+        """Its attribute in the parsed arguments."""
+        return "horovodrun_" + self.names[0].lstrip("-").replace("-", "_")
+
+
+def _pair(name: str, variable: str) -> tuple[Flag, Flag]:
+    return Flag((f"--{name}",), variable, "1"), Flag((f"--no-{name}",), variable, "0", asks=False)
+
+
+HOROVODRUN: tuple[Flag, ...] = (
+    Flag(("--fusion-threshold-mb",), "HOROVOD_FUSION_THRESHOLD", scale=1 << 20),
+    Flag(("--cycle-time-ms",), "HOROVOD_CYCLE_TIME"),
+    Flag(("--cache-capacity",), "HOROVOD_CACHE_CAPACITY"),
+    Flag(("--disable-cache",), "HOROVOD_CACHE_CAPACITY", "0"),
+    *_pair("hierarchical-allreduce", "HOROVOD_HIERARCHICAL_ALLREDUCE"),
+    *_pair("hierarchical-allgather", "HOROVOD_HIERARCHICAL_ALLGATHER"),
+    *_pair("torus-allreduce", "HOROVOD_TORUS_ALLREDUCE"),
+    *_pair("autotune", "HOROVOD_AUTOTUNE"),
+    Flag(("--autotune-log-file",), "HOROVOD_AUTOTUNE_LOG"),
+    Flag(("--autotune-warmup-samples",), "HOROVOD_AUTOTUNE_WARMUP_SAMPLES"),
+    Flag(("--autotune-steps-per-sample",), "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE"),
+    Flag(("--autotune-bayes-opt-max-samples",), "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES"),
+    Flag(("--autotune-gaussian-process-noise",), "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE"),
+    Flag(("--timeline-filename",), "HOROVOD_TIMELINE"),
+    *_pair("timeline-mark-cycles", "HOROVOD_TIMELINE_MARK_CYCLES"),
+    Flag(("--no-stall-check",), "HOROVOD_STALL_CHECK_DISABLE", "1", asks=False),
+    Flag(("--stall-check",), "HOROVOD_STALL_CHECK_DISABLE", "0"),
+    Flag(("--stall-check-warning-time-seconds",), "HOROVOD_STALL_CHECK_TIME_SECONDS"),
+    Flag(("--stall-check-shutdown-time-seconds",), "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"),
+    *_pair("mpi-threads-disable", "HOROVOD_MPI_THREADS_DISABLE"),
+    Flag(("--num-nccl-streams",), "HOROVOD_NUM_NCCL_STREAMS"),
+    Flag(("--thread-affinity",), "HOROVOD_THREAD_AFFINITY"),
+    Flag(("--gloo-timeout-seconds",), "HOROVOD_GLOO_TIMEOUT_SECONDS"),
+    Flag(("--log-level",), "HOROVOD_LOG_LEVEL"),
+    Flag(("--log-with-timestamp", "--no-log-hide-timestamp"), "HOROVOD_LOG_HIDE_TIME", "0"),
+    Flag(("--log-without-timestamp", "--log-hide-timestamp"), "HOROVOD_LOG_HIDE_TIME", "1"),
+)
+
+_FIXED = "the ranks of a job stay the same; start it again from its last commit (docs/elastic.md)"
+
+# Flags of horovodrun that are refused, with the number of their arguments and the reason.
+REFUSED: dict[tuple[str, ...], tuple[int, str]] = {
+    ("--min-np", "--min-num-proc"): (1, _FIXED),
+    ("--max-np", "--max-num-proc"): (1, _FIXED),
+    ("--slots-per-host",): (1, _FIXED),
+    ("--elastic-timeout",): (1, _FIXED),
+    ("--reset-limit",): (1, _FIXED),
+    ("--blacklist-cooldown-range",): (2, _FIXED),
+    ("--host-discovery-script",): (1, _FIXED),
+    ("--gloo",): (0, "hvdlite runs over MPI only; leave the flag out"),
+    ("--jsrun",): (0, "LSF's jsrun is not supported: inside the allocation, use the mpirun of your MPI"),
+    ("--config-file",): (
+        1,
+        "no YAML is read; give each setting as a flag (hvdlite run --help) or as a variable (docs/knobs.md)",
+    ),
+}
+
+
+class _Refuse(argparse.Action):
+    """Refuses a flag, with the reason that is its help."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *rest: object) -> None:
+        flag = rest[-1]
+        parser.error(f"{flag} is not offered: {self.metavar_reason}")
+
+    metavar_reason = ""
+
+
+def _refusing(reason: str) -> type[argparse.Action]:
+    return type("_RefuseFlag", (_Refuse,), {"metavar_reason": reason})
+
+
+def add_to(parser: argparse.ArgumentParser) -> None:
+    """Adds all of these flags to the parser of ``hvdlite run``."""
+    group = parser.add_argument_group(
+        "knobs", "each sets the variable HVDLITE_..., which docs/knobs.md describes, on all ranks"
+    )
+    # Those that horovodrun has without a value are as there.
+    switches = {name for flag in HOROVODRUN if flag.value is not None for name in flag.names}
+    taken = {name for knob in KNOBS if (name := f"--{knob.name.replace('_', '-')}") not in switches}
+    for knob in KNOBS:
+        if f"--{knob.name.replace('_', '-')}" not in taken:
+            continue
+        text = knob.doc.replace("%", "%%")
+        group.add_argument(
+            f"--{knob.name.replace('_', '-')}",
+            dest=f"knob_{knob.name}",
+            metavar=_metavar(knob),
+            help=f"{text} [{_default(knob)}]",
+        )
+    group = parser.add_argument_group("as horovodrun has them", "flags under their names there")
+    for flag in HOROVODRUN:
+        names = [name for name in flag.names if name not in taken]
+        if names:
+            setting = {"action": "store_const", "const": flag.value} if flag.value is not None else {"metavar": "VALUE"}
+            group.add_argument(*names, dest=flag.dest, help=_help(flag), **setting)  # type: ignore[arg-type]
+    for names_, (count, reason) in REFUSED.items():
+        group.add_argument(*names_, action=_refusing(reason), nargs=count, help=argparse.SUPPRESS)
+
+
+def _metavar(knob: Knob) -> str:
+    words = {"bytes": "BYTES", "int": "N", "float": "X", "bool": "0|1", "str": "TEXT"}
+    return "|".join(knob.choices) if knob.kind == "choice" and len(knob.choices) <= 4 else words.get(knob.kind, "NAME")
+
+
+def _default(knob: Knob) -> str:
+    return str(int(knob.default) if knob.kind == "bool" else knob.default) or "empty"
+
+
+def _knob(variable: str) -> Knob | None:
+    return next((knob for knob in KNOBS if knob.horovod == variable), None)
+
+
+def _help(flag: Flag) -> str:
+    knob = _knob(flag.variable)
+    if knob is None:
+        return f"no effect: {MEANINGLESS[flag.variable]}" if flag.asks else "accepted; it asks for what is done anyway"
+    unit = ", in MiB" if flag.scale == 1 << 20 else ""
+    return f"sets {knob.variable}{unit if flag.value is None else f' to {_own_spelling(knob, flag, flag.value)}'}"
+
+
+def settings(arguments: argparse.Namespace) -> tuple[dict[str, str], list[str]]:
+    """The variables that the flags set, and warnings about those that have no effect.
+
+    Raises:
+        InvalidArgumentError: a value is not of the form that its knob takes.
+    """
+    variables: dict[str, str] = {}
+    warnings = []
+    for flag in HOROVODRUN:
+        given = getattr(arguments, flag.dest, None)
+        if given is None:
+            continue
+        knob = _knob(flag.variable)
+        if knob is not None:
+            variables[knob.variable] = _own_spelling(knob, flag, given)
+        elif flag.asks and str(given) != "0":
+            warnings.append(f"{flag.names[0]} has no effect: {MEANINGLESS[flag.variable]}")
+    for knob in KNOBS:
+        given = getattr(arguments, f"knob_{knob.name}", None)
+        if given is not None:
+            variables[knob.variable] = given
+    _check(variables)
+    return variables, warnings
+
+
+def _own_spelling(knob: Knob, flag: Flag, given: str) -> str:
+    """The value of the knob that a value of horovodrun's flag means."""
+    try:
+        if flag.scale != 1:
+            return str(round(float(given) * flag.scale))
+        value = given if knob.from_horovod is None else knob.from_horovod(given)
+    except ValueError:
+        raise InvalidArgumentError(f"{flag.names[0]} {given}: {knob.name} is {knob.accepted}") from None
+    return str(int(value)) if isinstance(value, bool) else str(value)
+
+
+def _check(variables: dict[str, str]) -> None:
+    """Fails as init() would on every rank; knows Horovod's spellings of values where only its own differ."""
+    for knob in KNOBS:
+        text = variables.get(knob.variable)
+        if text is None:
+            continue
+        try:
+            knob.parse(text)
+        except ValueError:
+            if knob.from_horovod is not None and knob.kind == "choice":
+                try:
+                    variables[knob.variable] = str(knob.from_horovod(text))
+                    continue
+                except ValueError:
+                    pass
+            flag = f"--{knob.name.replace('_', '-')}"
+            raise InvalidArgumentError(f"{flag} {text}: {knob.name} is {knob.accepted}") from None
+
+
+def unknown_variables(flags: Sequence[Flag] = HOROVODRUN) -> list[str]:
+    """Variables of these flags for which there is neither a knob nor a reason; a test sees that there are none."""
+    return [flag.variable for flag in flags if _knob(flag.variable) is None and flag.variable not in MEANINGLESS]

@@ -1,0 +1,84 @@
+"""A rank of ``hvdlite.run``: takes the function from the folder, calls it, and leaves there what came of it."""
+
+import importlib
+import os
+import pickle
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hvdlite.launcher.rank import rank_of
+
+__all__ = ["CALL", "load_outcome", "main", "pickler"]
+
+CALL = "call.pkl"
+
+
+def pickler() -> tuple[Callable[[Any], bytes], bool]:
+    """What makes bytes of objects, and whether it sends functions by value: cloudpickle's where that is installed."""
+    try:
+        import cloudpickle
+    except ImportError:
+        return pickle.dumps, False
+    dumps: Callable[[Any], bytes] = cloudpickle.dumps
+    return dumps, True
+
+
+def load_outcome(folder: str, rank: int) -> tuple[str | None, Any]:
+    """``(None, result)`` of a rank that has returned, ``(traceback, exception or None)`` of one that has raised.
+
+    Raises:
+        FileNotFoundError: it has done neither.
+    """
+    text, data = pickle.loads(Path(folder, f"outcome.{rank}.pkl").read_bytes())
+    return text, pickle.loads(data)
+
+
+def _store(folder: str, rank: int, text: str | None, data: bytes) -> None:
+    """All at once, so that nobody reads half of it; only its owner can read it."""
+    own = os.path.join(folder, f"outcome.{rank}.tmp")
+    descriptor = os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(pickle.dumps((text, data)))
+    os.rename(own, os.path.join(folder, f"outcome.{rank}.pkl"))
+
+
+def _as_it_arrives(error: BaseException) -> bytes:
+    """The exception as bytes; None where it does not survive the way, as of classes whose __init__ asks for more."""
+    try:
+        data = pickler()[0](error)
+        pickle.loads(data)
+        return data
+    except Exception:
+        return pickle.dumps(None)
+
+
+def main(folder: str) -> None:
+    """Does the call. An exception is stored and goes on, so that it is printed and the other ranks are told."""
+    rank = rank_of(os.environ)
+    file = Path(folder, CALL)
+    if not file.exists():
+        raise SystemExit(f"hvdlite.run: {file} is not on host {os.uname().nodename}; pass folder=, one that all hosts share")
+    try:
+        path, preload, call = pickle.loads(file.read_bytes())
+        sys.path += [entry for entry in path if entry not in sys.path]
+        for module in preload:
+            importlib.import_module(module)
+        fn, args, kwargs = pickle.loads(call)
+        value = fn(*args, **kwargs)
+        try:
+            data = pickler()[0](value)
+        except Exception as error:
+            raise TypeError(
+                f"hvdlite.run: the result of rank {rank}, a {type(value).__name__}, cannot be pickled: {error}"
+            ) from error
+        _store(folder, rank, None, data)
+    except BaseException as error:
+        _store(folder, rank, "".join(traceback.format_exception(error)), _as_it_arrives(error))
+        raise
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

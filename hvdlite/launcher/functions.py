@@ -1,0 +1,196 @@
+"""``hvdlite.run``: a function on several ranks, from a script or a notebook, and what it returned on each.
+
+The function and what comes back travel in files of a private folder; whatever ranks print comes through the launcher.
+"""
+
+import os
+import pickle
+import shlex
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hvdlite.errors import InvalidArgumentError, PeerLostError, SystemFailure
+from hvdlite.launcher import plan
+from hvdlite.launcher.command import Wishes
+from hvdlite.launcher.function_rank import CALL, load_outcome, pickler
+from hvdlite.launcher.job import Job, Outcome
+from hvdlite.launcher.output import Output
+
+__all__ = ["RankTraceback", "run"]
+
+Value = TypeVar("Value")
+
+# What a rank runs: this hvdlite, also where Python would find another one, or none.
+_START = (
+    "import importlib.util, sys; place, root = sys.argv[1:]; spec = importlib.util.find_spec('hvdlite'); "
+    "spec and spec.origin and spec.origin.startswith(root) or sys.path.insert(0, root); "
+    "from hvdlite.launcher.function_rank import main; main(place)"
+)
+
+
+class RankTraceback(Exception):
+    """The traceback of an exception on the rank where it was raised; the cause of that exception in the caller."""
+
+    def __str__(self) -> str:
+        return f'\n"""\n{self.args[0]}"""'
+
+
+def run(
+    fn: Callable[..., Value],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    np: int | None = None,
+    *,
+    hosts: str | None = None,
+    hostfile: str | None = None,
+    env: Mapping[str, str] | None = None,
+    mpi_args: str | None = None,
+    network_interfaces: str | Sequence[str] | None = None,
+    ssh_port: int | None = None,
+    ssh_identity_file: str | None = None,
+    start_timeout: float | None = None,
+    output_filename: str | None = None,
+    tag_output: bool = True,
+    verbose: bool = False,
+    folder: str | None = None,
+    executable: str | None = None,
+    preload: Sequence[str] = (),
+) -> list[Value]:
+    """Runs a function on several ranks that it starts, and gives what it returned on each.
+
+    The function calls `hvdlite.init` itself. What ranks print is printed here, with the rank in front. With the package
+    ``cloudpickle`` any function will do; without it, one at the top of a module that ranks can import.
+
+    Args:
+        fn: the function.
+        args: its positional arguments, the same on all ranks.
+        kwargs: its keyword arguments.
+        np: the number of ranks; by default as many as the hosts, or the allocation, take.
+        hosts: where, as ``"a:2,b:2"``; by default here.
+        hostfile: the same in a file.
+        env: variables for the ranks, such as knobs.
+        mpi_args: further arguments for mpirun.
+        network_interfaces: names, as a list or with commas.
+        ssh_port: for logging in to other hosts.
+        ssh_identity_file: likewise.
+        start_timeout: seconds until all ranks must have started.
+        output_filename: a folder for copies of what each rank prints.
+        tag_output: print lines with their rank in front?
+        verbose: say how ranks are started?
+        folder: where the private folder for the function and the results is made. With other hosts it must be on a file
+            system that all of them share.
+        executable: the Python that ranks run; by default this one.
+        preload: modules that ranks import before they look at the function.
+
+    Returns:
+        The results in the order of the ranks.
+
+    Raises:
+        Exception: what the first rank that failed has raised, with that rank's traceback as its cause.
+        PeerLostError: a rank was killed, or ended otherwise without a result.
+        InvalidArgumentError: the function cannot be sent, or the arguments contradict each other.
+        SystemFailure: the job cannot be started.
+    """
+    plan.refuse_nested("hvdlite.run")
+    variables = {name: str(value) for name, value in (env or {}).items()}
+    nics = _names(network_interfaces)
+    if nics:
+        variables["NCCL_SOCKET_IFNAME"] = ",".join(nics)
+    wishes = Wishes(
+        np=0,
+        root=os.geteuid() == 0,
+        ssh_port=ssh_port,
+        ssh_identity_file=ssh_identity_file or "",
+        interfaces=nics,
+        environ=plan.environment(),
+        variables=variables,
+        mpi_args=tuple(shlex.split(mpi_args or "")),
+    )
+    sent = _packed(fn, tuple(args), dict(kwargs or {}), tuple(preload))
+    chosen = plan.make(wishes, np, hosts or "", hostfile or "")
+    if chosen.remote and folder is None:
+        raise InvalidArgumentError(
+            "run() on other hosts sends the function in a file: pass folder=, a folder on a file system that all hosts share"
+        )
+    if verbose:
+        for line in (*chosen.notes, chosen.line.shell(["..."])):
+            print(f"hvdlite: {line}", file=sys.stderr)
+    private = tempfile.mkdtemp(prefix="hvdlite-call-", dir=folder)  # for this user only
+    try:
+        Path(private, CALL).write_bytes(sent)
+        root = str(Path(__file__).parents[2])
+        command = [executable or sys.executable, "-c", _START, private, root]
+        output = Output(chosen.size, tag_output, folder=output_filename)
+        outcome = Job(chosen.line, command, chosen.size, wishes.environ, output, chosen.bind, start_timeout).run()
+        return _results(private, chosen.size, outcome)
+    finally:
+        shutil.rmtree(private, ignore_errors=True)
+
+
+def _names(given: str | Sequence[str] | None) -> tuple[str, ...]:
+    return tuple(filter(None, given.split(",") if isinstance(given, str) else given or ()))
+
+
+def _packed(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], preload: tuple[str, ...]) -> bytes:
+    """The call as bytes.
+
+    Raises:
+        InvalidArgumentError: it cannot be sent; says what helps.
+    """
+    dumps, by_value = pickler()
+    name = getattr(fn, "__qualname__", repr(fn))
+    home = getattr(fn, "__module__", "")
+    if not by_value and (home == "__main__" or "<" in name):
+        kind = "a lambda or a function inside another" if "<" in name else "a function of the program itself"
+        raise InvalidArgumentError(
+            f"run({name}): {kind} can be sent to the ranks only with the package cloudpickle: pip install cloudpickle, or put "
+            "the function at the top of a module that ranks can import"
+        )
+    # Two steps: what is inside may need the first to be there before it can be read.
+    try:
+        return pickle.dumps((list(sys.path), list(preload), dumps((fn, args, kwargs))))
+    except Exception as error:
+        raise InvalidArgumentError(f"run({name}): the function or its arguments cannot be pickled: {error}") from error
+
+
+def _results(folder: str, size: int, outcome: Outcome) -> list[Any]:
+    if outcome.failure is not None:
+        raise _error(folder, outcome)
+    if outcome.problem or outcome.status:
+        raise SystemFailure(f"run(): {outcome.problem or f'the launcher ended with {outcome.status}'}")
+    results = []
+    for rank in range(size):
+        try:
+            failure, value = load_outcome(folder, rank)
+        except FileNotFoundError:
+            raise PeerLostError(f"run(): rank {rank} ended well, but has left no result (os._exit?)") from None
+        except Exception as error:
+            raise SystemFailure(f"run(): the result of rank {rank} cannot be unpickled here: {error!r}") from error
+        if failure is not None:  # of a thread or a handler at exit that hid the failure
+            raise SystemFailure(f"run(): rank {rank} has raised {failure}")
+        results.append(value)
+    return results
+
+
+def _error(folder: str, outcome: Outcome) -> BaseException:
+    """What the first rank that failed has raised, with its traceback as the cause."""
+    failure = outcome.failure
+    assert failure is not None
+    place = f"rank {failure.rank} (host {failure.host}, pid {failure.pid})"
+    try:
+        text, error = load_outcome(folder, failure.rank)
+    except Exception:
+        words = "\n".join(outcome.words)
+        return PeerLostError(f"run(): {place} {failure.how}. Its last words: {words or 'none'}")
+    if text is None:
+        return PeerLostError(f"run(): {place} {failure.how} after it had returned")
+    summary = text.rstrip().splitlines()[-1]
+    if not isinstance(error, Exception):  # what cannot be pickled, and SystemExit, which would end the caller
+        error = PeerLostError(f"run(): {place} raised {summary}")
+    raised: BaseException = error
+    raised.__cause__ = RankTraceback(f"{place} raised:\n{text}")
+    return raised

@@ -1,0 +1,113 @@
+"""Where ranks run: ``-H a:2,b:2``, host files in the forms of Open MPI and MPICH, and which hosts are this one."""
+
+import re
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hvdlite.errors import InvalidArgumentError
+
+__all__ = ["Host", "format_hosts", "is_local", "parse_hostfile", "parse_hosts", "read_hostfile", "total_slots"]
+
+_NAME = re.compile(r"\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+")
+_OPEN_MPI_WORDS = ("slots", "max_slots", "max-slots")
+
+
+@dataclass(frozen=True)
+class Host:
+    """A host and how many ranks it takes."""
+
+    name: str
+    slots: int = 1
+
+
+def parse_hosts(text: str) -> tuple[Host, ...]:
+    """The hosts of ``-H``.
+
+    >>> parse_hosts("a:2,b")
+    (Host(name='a', slots=2), Host(name='b', slots=1))
+
+    Raises:
+        InvalidArgumentError: this is no such list.
+    """
+    return _merged([_host(part.strip(), f"-H {text}") for part in text.split(",") if part.strip()], f"-H {text}")
+
+
+def parse_hostfile(text: str, where: str = "the host file") -> tuple[Host, ...]:
+    """The hosts of a host file: lines ``a slots=2`` (Open MPI), ``a:2`` (MPICH) or ``a``, with comments after ``#``.
+
+    Args:
+        text: of the file.
+        where: its name, for errors.
+
+    Raises:
+        InvalidArgumentError: a line is of no such form; names it.
+    """
+    found = []
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.split("#")[0].replace("=", " = ").split()
+        if not words:
+            continue
+        place = f"{where}, line {number}"
+        host = _host(words[0], place)
+        slots = host.slots
+        rest = words[1:]
+        while rest:
+            if len(rest) < 3 or rest[1] != "=" or not rest[2].isdigit() or rest[0] not in _OPEN_MPI_WORDS:
+                raise InvalidArgumentError(f"{place}: {line.strip()!r} is none of: host, host:2, host slots=2")
+            if rest[0] == "slots":
+                slots = int(rest[2])
+            rest = rest[3:]
+        found.append(Host(host.name, slots))
+    return _merged(found, where)
+
+
+def read_hostfile(path: str) -> tuple[Host, ...]:
+    """The hosts of the file at `path`.
+
+    Raises:
+        InvalidArgumentError: it cannot be read, or a line is of no known form.
+    """
+    try:
+        text = Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgumentError(f"the host file {path} cannot be read: {error}") from None
+    return parse_hostfile(text, f"the host file {path}")
+
+
+def _host(text: str, where: str) -> Host:
+    named = _NAME.match(text)
+    name = named[0] if named else ""
+    slots = text[len(name) :]
+    if "@" in text:
+        raise InvalidArgumentError(f"{where}: {text!r} names a user; write it into ~/.ssh/config, as User of that Host")
+    if not name or (slots and not re.fullmatch(r":[1-9]\d*", slots)):
+        raise InvalidArgumentError(f"{where}: {text!r} is no host; write the name, or name:ranks with at least 1 rank")
+    return Host(name, int(slots[1:]) if slots else 1)
+
+
+def _merged(hosts: Sequence[Host], where: str) -> tuple[Host, ...]:
+    """One entry for each host, which has the slots of all its entries: some systems write a line for each slot."""
+    if not hosts:
+        raise InvalidArgumentError(f"{where} names no host")
+    slots: dict[str, int] = {}
+    for host in hosts:
+        slots[host.name] = slots.get(host.name, 0) + host.slots
+    return tuple(Host(name, count) for name, count in slots.items())
+
+
+def total_slots(hosts: Sequence[Host]) -> int:
+    """How many ranks these hosts take."""
+    return sum(host.slots for host in hosts)
+
+
+def format_hosts(hosts: Sequence[Host]) -> str:
+    """As ``-H`` has it."""
+    return ",".join(f"{host.name}:{host.slots}" for host in hosts)
+
+
+def is_local(name: str) -> bool:
+    """Is this a name of the host that we are on? Judged by the name: nothing is asked of the network."""
+    own = socket.gethostname()
+    return name in {"localhost", "127.0.0.1", "[::1]", own, own.partition(".")[0]}

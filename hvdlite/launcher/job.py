@@ -1,0 +1,327 @@
+"""Runs one job: starts mpirun, collects what its ranks print and how they end, and leaves nothing behind."""
+
+import contextlib
+import json
+import os
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hvdlite.errors import SystemFailure
+from hvdlite.launcher import rank as rank_program
+from hvdlite.launcher.command import Line
+from hvdlite.launcher.output import Ending, Output, first_failure, last_words, parse_marked
+from hvdlite.launcher.rank import HEADER, Segments
+
+__all__ = ["Job", "Outcome"]
+
+_TERM_SECONDS = 8.0  # that mpirun gets to end the job
+_REST_SECONDS = 5.0  # that ranks get to hand over their last output once mpirun has ended
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended.
+
+    Attributes:
+        status: for this process to exit with: that of the rank that failed first, or mpirun's.
+        failure: the rank that failed first, if any.
+        words: its last words.
+        interrupted: was the job told to end?
+        problem: what went wrong besides; empty if nothing did.
+    """
+
+    status: int
+    failure: Ending | None = None
+    words: tuple[str, ...] = ()
+    interrupted: bool = False
+    problem: str = ""
+
+
+@dataclass
+class _Peer:
+    """The connection of one rank."""
+
+    connection: socket.socket
+    pidfd: int | None = None
+    data: bytearray = field(default_factory=bytearray)
+    rank: int | None = None
+    streams: dict[str, Segments] = field(default_factory=lambda: {"o": Segments(), "e": Segments()})
+
+
+class Job:
+    """A job of so many ranks; `run` it once.
+
+    Args:
+        line: starts ranks.
+        command: the program of each, with its arguments.
+        size: the number of ranks.
+        environ: the environment of mpirun.
+        output: what is printed goes there.
+        bind: does each rank get its share of the cores?
+        start_timeout: seconds until all ranks must have started, or None.
+    """
+
+    def __init__(
+        self,
+        line: Line,
+        command: Sequence[str],
+        size: int,
+        environ: Mapping[str, str],
+        output: Output,
+        bind: bool = True,
+        start_timeout: float | None = None,
+    ) -> None:
+        self._size, self._output, self._start_timeout = size, output, start_timeout
+        self._line, self._command, self._bind = line, command, bind
+        self._environ = {**environ, **line.variables}
+        self._selector = selectors.DefaultSelector()
+        self._peers: list[_Peer] = []
+        self._started: dict[int, tuple[str, int]] = {}
+        self._endings: dict[int, Ending] = {}
+        self._folder = ""
+        self._asked_to_end = 0
+        self._problem = ""
+
+    def interrupt(self, number: int) -> None:
+        """Asks the job to end; safe in a signal handler. A second call kills it."""
+        self._asked_to_end += 1
+
+    def run(self) -> Outcome:
+        """Runs the job to its end.
+
+        Raises:
+            SystemFailure: mpirun cannot be started.
+            KeyboardInterrupt: as it came; the job has been ended.
+        """
+        self._folder = tempfile.mkdtemp(prefix="hvdlite-run-")  # for this user only
+        listener = socket.socket(socket.AF_UNIX)
+        try:
+            path = os.path.join(self._folder, "s")
+            listener.bind(path)
+            listener.listen(self._size + 16)
+            self._selector.register(listener, selectors.EVENT_READ, listener)
+            process = self._start(path)
+            try:
+                self._follow(process)
+            finally:
+                self._end(process)
+        finally:
+            listener.close()
+            self._selector.close()
+            shutil.rmtree(self._folder, ignore_errors=True)
+        return self._outcome(process.returncode)
+
+    def _start(self, path: str) -> "subprocess.Popen[bytes]":
+        program = [
+            sys.executable,
+            "-I",
+            "-S",
+            str(Path(rank_program.__file__).resolve()),
+            path,
+            "bind" if self._bind else "none",
+        ]
+        words = [*self._line.words, *program, *self._command]
+        follow_us = _end_with_us()
+        try:
+            process = subprocess.Popen(
+                words,
+                preexec_fn=follow_us,
+                env=self._environ,
+                stdin=subprocess.DEVNULL,  # as ranks have it
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,  # the terminal's Ctrl-C is for us, who pass it on once
+            )
+        except OSError as error:
+            raise SystemFailure(f"{words[0]} cannot be started: {error.strerror}") from error
+        for kind, stream in (("o", process.stdout), ("e", process.stderr)):
+            assert stream is not None
+            self._selector.register(stream, selectors.EVENT_READ, (kind, _LauncherStream()))
+        return process
+
+    def _follow(self, process: "subprocess.Popen[bytes]") -> None:
+        """Until mpirun has ended and all that ranks have said is here."""
+        began = time.monotonic()
+        asked = ended = 0.0
+        while True:
+            self._collect(0.05)
+            now = time.monotonic()
+            if process.poll() is not None:
+                ended = ended or now
+                if not self._open() or now > ended + _REST_SECONDS:
+                    return
+            late = self._start_timeout is not None and not self._problem and len(self._started) < self._size
+            if late and not ended and now > began + (self._start_timeout or 0.0):
+                self._give_up_start()
+            if self._asked_to_end and not asked:
+                asked = now
+                process.terminate()
+            if asked and (self._asked_to_end > 1 or now > asked + _TERM_SECONDS):
+                return
+
+    def _give_up_start(self) -> None:
+        missing = [rank for rank in range(self._size) if rank not in self._started]
+        self._problem = (
+            f"{'rank' if len(missing) == 1 else 'ranks'} {', '.join(map(str, missing))} had not started after "
+            f"{self._start_timeout:g} seconds: the hosts may be unreachable, or busy (--start-timeout gives them longer)"
+        )
+        self.interrupt(0)
+
+    def _open(self) -> bool:
+        """Does anything still speak to us, besides new ranks?"""
+        return len(self._selector.get_map()) > 1
+
+    def _collect(self, seconds: float) -> None:
+        for key, _ in self._selector.select(seconds):
+            if isinstance(key.data, socket.socket):
+                self._welcome(key.data)
+            elif isinstance(key.data, _Peer):
+                self._hear(key.data)
+            else:
+                kind, stream = key.data
+                data = os.read(key.fd, 1 << 16)
+                for text in stream.feed(data) if data else stream.finish():
+                    self._from_launcher(kind, text)
+                if not data:
+                    self._selector.unregister(key.fileobj)
+
+    def _welcome(self, listener: socket.socket) -> None:
+        peer = _Peer(listener.accept()[0])
+        credentials = peer.connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        with contextlib.suppress(AttributeError, OSError):
+            peer.pidfd = os.pidfd_open(int.from_bytes(credentials[:4], sys.byteorder))
+        self._peers.append(peer)
+        self._selector.register(peer.connection, selectors.EVENT_READ, peer)
+
+    def _hear(self, peer: _Peer) -> None:
+        try:
+            data = peer.connection.recv(1 << 16)
+        except ConnectionResetError:
+            data = b""
+        if not data:
+            if peer.rank is not None:
+                for kind, segments in peer.streams.items():
+                    for text, ending in segments.finish():
+                        self._output.line(kind, peer.rank, text, ending)
+            self._selector.unregister(peer.connection)
+            peer.connection.close()
+            return
+        peer.data += data
+        while len(peer.data) >= HEADER.size:
+            kind, length = HEADER.unpack_from(peer.data)
+            if len(peer.data) < HEADER.size + length:
+                break
+            payload = bytes(peer.data[HEADER.size : HEADER.size + length])
+            del peer.data[: HEADER.size + length]
+            self._message(peer, kind.decode(), payload)
+
+    def _message(self, peer: _Peer, kind: str, payload: bytes) -> None:
+        if kind in "hx":
+            peer.rank = self._record(kind, payload.decode())
+        elif peer.rank is not None:
+            for text, ending in peer.streams[kind].feed(payload):
+                self._output.line(kind, peer.rank, text, ending)
+
+    def _from_launcher(self, kind: str, line: str) -> None:
+        marked = parse_marked(line.rstrip("\n"))
+        if marked is None:
+            self._output.launcher(kind, line)
+        elif marked[0] in "hx":
+            self._record(marked[0], marked[3])
+        else:
+            self._output.line(marked[0], marked[2], marked[3], marked[1])
+
+    def _record(self, kind: str, text: str) -> int:
+        said = json.loads(text)
+        number = int(said["rank"])
+        if kind == "h":
+            self._started[number] = (said["host"], said["pid"])
+            if len(self._started) == self._size:  # nobody comes any more, and nothing is left if we are killed
+                shutil.rmtree(self._folder, ignore_errors=True)
+        else:
+            host, pid = self._started.get(number, ("?", 0))
+            self._endings.setdefault(number, Ending(number, host, pid, said["code"], said["stopped"]))
+        return number
+
+    def _end(self, process: "subprocess.Popen[bytes]") -> None:
+        """Leaves nothing behind, whatever has happened."""
+        if process.poll() is None:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
+                process.wait(1.0 if self._asked_to_end > 1 else _TERM_SECONDS)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        for stream in (process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
+        for peer in self._peers:
+            peer.connection.close()  # by which ranks of this host know
+        for peer in self._peers:
+            if peer.pidfd is not None:
+                self._await_end(peer.pidfd)
+                os.close(peer.pidfd)
+        self._output.close()
+
+    def _await_end(self, pidfd: int) -> None:
+        """Lets what runs beside a rank end its program, and kills it if it does not."""
+        with selectors.DefaultSelector() as selector, contextlib.suppress(ProcessLookupError):
+            selector.register(pidfd, selectors.EVENT_READ)
+            if not selector.select(_REST_SECONDS):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+
+    def _outcome(self, launcher_status: int) -> Outcome:
+        status = launcher_status if launcher_status >= 0 else 128 - launcher_status
+        failure = first_failure(self._endings.values(), self._started, lambda rank: self._output.tail(rank, "e"))
+        interrupted = self._asked_to_end > 0
+        if self._problem:
+            return Outcome(status or 1, interrupted=True, problem=self._problem)
+        if failure is not None:
+            words = last_words(self._output.tail(failure.rank, "e"), self._output.tail(failure.rank, "o"))
+            return Outcome(failure.status, failure, tuple(words), interrupted)
+        if status and not self._started:
+            return Outcome(
+                status, interrupted=interrupted, problem=f"{self._line.words[0]} ended with {status} before any rank"
+            )
+        silent = [rank for rank in self._started if rank not in self._endings]
+        if silent and not interrupted:
+            place = ", ".join(f"{rank} (host {self._started[rank][0]})" for rank in sorted(silent))
+            return Outcome(status or 1, problem=f"nothing is known of the end of rank {place}: its host may be lost")
+        return Outcome(status, interrupted=interrupted)
+
+
+def _end_with_us() -> Callable[[], object]:
+    """Runs in mpirun's process before mpirun: the kernel then ends it (SIGTERM) if this process is killed."""
+    try:
+        import ctypes
+
+        prctl = ctypes.CDLL(None).prctl
+    except (ImportError, OSError, AttributeError):
+        return lambda: None
+    return lambda: prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+
+
+class _LauncherStream:
+    """Cuts what mpirun prints into lines, ends included."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[str]:
+        """The complete lines."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return [line.decode(errors="replace") + "\n" for line in lines]
+
+    def finish(self) -> list[str]:
+        """What is left at the end."""
+        rest, self._rest = self._rest, b""
+        return [rest.decode(errors="replace") + "\n"] if rest else []

@@ -1,0 +1,147 @@
+"""From what a user asks for to a command line: which launcher, how many ranks, where."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hvdlite.config import launcher_claim
+from hvdlite.errors import InvalidArgumentError, SystemFailure
+from hvdlite.launcher import mpirun as mpi
+from hvdlite.launcher.command import Line, Wishes, mpirun_line, names_binding, srun_line
+from hvdlite.launcher.hosts import Host, parse_hosts, read_hostfile, total_slots
+from hvdlite.launcher.slurm import Allocation, choose_plugin, read_allocation
+
+__all__ = ["LAUNCHERS", "Plan", "allocated_hosts", "environment", "make", "refuse_nested"]
+
+LAUNCHERS = ("auto", "mpirun", "srun")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a job will be started.
+
+    Attributes:
+        line: the command line.
+        size: the number of ranks.
+        bind: does what runs beside each rank bind it to its share of the cores?
+        remote: are there ranks on other hosts?
+        notes: what was decided, and why.
+    """
+
+    line: Line
+    size: int
+    bind: bool
+    remote: bool
+    notes: tuple[str, ...]
+
+
+def environment() -> dict[str, str]:
+    """This process's environment, less what other launchers have left in it."""
+    return mpi.own_environment(os.environ)
+
+
+def refuse_nested(what: str) -> None:
+    """Raises InvalidArgumentError in a process that is itself a rank of a job."""
+    claim = launcher_claim()
+    if claim is not None and claim.size > 1 and not claim.variable.startswith("SLURM"):
+        raise InvalidArgumentError(
+            f"{what} starts ranks, but this process is itself one of {claim.size} ({claim.variable}={claim.size}, set by "
+            f"{claim.launcher}): call it from a process that no launcher has started"
+        )
+
+
+def allocated_hosts(environ: Mapping[str, str], allocation: Allocation | None) -> tuple[Host, ...]:
+    """The hosts of the allocation that we are in; empty without one."""
+    if allocation is not None:
+        return allocation.hosts
+    nodes = environ.get("PBS_NODEFILE", "")
+    return read_hostfile(nodes) if nodes and Path(nodes).exists() else ()
+
+
+def make(
+    wishes: Wishes,
+    np: int | None,
+    hosts: str = "",
+    hostfile: str = "",
+    launcher: str = "auto",
+    mpirun: str = "",
+    bind: str = "auto",
+) -> Plan:
+    """The plan for a job.
+
+    Args:
+        wishes: what is asked for, but for the number of ranks and the hosts.
+        np: the number of ranks; None: as many as the hosts or the allocation take.
+        hosts: as ``-H`` has them.
+        hostfile: a path.
+        launcher: one of LAUNCHERS.
+        mpirun: the program to take.
+        bind: ``auto`` or ``none``.
+
+    Raises:
+        InvalidArgumentError: what is asked for contradicts itself.
+        SystemFailure: no launcher fits.
+    """
+    if hosts and hostfile:
+        raise InvalidArgumentError("-H and --hostfile both say where ranks run: give one of them")
+    named = parse_hosts(hosts) if hosts else read_hostfile(hostfile) if hostfile else ()
+    allocation = read_allocation(wishes.environ)
+    allocated = allocated_hosts(wishes.environ, allocation)
+    size = np if np is not None else _default_size(named, allocated, allocation)
+    wishes = replace(wishes, np=size, hosts=named, allocated=allocated)
+    notes: list[str] = []
+    if launcher == "srun" or (launcher == "auto" and allocation is not None and not mpirun):
+        line = _by_srun(wishes, allocation, required=launcher == "srun", notes=notes)
+        if line is not None:
+            return Plan(line, size, False, wishes.remote, tuple(notes))
+    program = mpi.find(mpirun)
+    notes.append(f"{program.path} ({program.title}): {program.reason}")
+    own_binding = bind == "auto" and not names_binding(wishes.mpi_args)
+    return Plan(mpirun_line(program, wishes), size, own_binding, wishes.remote, tuple(notes))
+
+
+def _default_size(named: Sequence[Host], allocated: Sequence[Host], allocation: Allocation | None) -> int:
+    if named:
+        return total_slots(named)
+    if allocation is not None and allocation.tasks:
+        return allocation.tasks
+    if allocated:
+        return total_slots(allocated)
+    raise InvalidArgumentError("say how many ranks to start (-n; np=), or on which hosts (-H, --hostfile; hosts=, hostfile=)")
+
+
+def _by_srun(wishes: Wishes, allocation: Allocation | None, required: bool, notes: list[str]) -> Line | None:
+    """The line for srun; None, with a note, where it cannot start this MPI and need not."""
+    if allocation is None:
+        raise InvalidArgumentError(
+            "--launcher srun: this is no allocation of Slurm (SLURM_JOB_ID is not set); see salloc, sbatch"
+        )
+    srun = shutil.which("srun")
+    problem = "" if srun else "there is no srun on PATH"
+    plugin = None
+    if srun:
+        loaded = mpi.ask_mpi4py()
+        listing = _listing(srun)
+        plugin = choose_plugin(listing, loaded.family)
+        if plugin is None:
+            problem = (
+                f"srun offers nothing by which {loaded.version} can be started (srun --mpi=list: {' '.join(listing.split())})"
+            )
+    if problem or srun is None or plugin is None:
+        if required:
+            raise SystemFailure(f"--launcher srun: {problem}")
+        notes.append(f"mpirun and not srun, although this is allocation {allocation.job} of Slurm: {problem}")
+        return None
+    notes.append(f"{srun} --mpi={plugin}: this is allocation {allocation.job} of Slurm")
+    return srun_line(srun, plugin, wishes, len(allocation.hosts), allocation.inside_step)
+
+
+def _listing(srun: str) -> str:
+    try:
+        done = subprocess.run([srun, "--mpi=list"], capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return done.stdout + done.stderr

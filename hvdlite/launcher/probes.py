@@ -1,0 +1,133 @@
+"""Small programs that look at what could crash or hang; each runs in a process of its own and says in JSON what it found."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from hvdlite.launcher.mpirun import own_environment
+
+__all__ = ["CUDA", "ENGINE", "FRAMEWORK", "MPI", "SMOKE", "ProbeError", "probe"]
+
+_MARK = "hvdlite-probe:"
+_SAY = f"def say(**found):\n    print({_MARK!r} + __import__('json').dumps(found), flush=True)\n"
+
+MPI = """
+import mpi4py
+mpi4py.rc.initialize = mpi4py.rc.finalize = False
+from mpi4py import MPI
+from hvdlite import _native
+loaded = _native.loaded_mpi()
+say(family=loaded.family, version=loaded.version, module=loaded.module, libraries=loaded.libraries, mpi4py=mpi4py.__version__)
+MPI.Init_thread(MPI.THREAD_MULTIPLE)
+names = {getattr(MPI, name): name for name in ("THREAD_SINGLE", "THREAD_FUNNELED", "THREAD_SERIALIZED", "THREAD_MULTIPLE")}
+say(family=loaded.family, version=loaded.version, module=loaded.module, libraries=loaded.libraries, mpi4py=mpi4py.__version__,
+    thread=names[MPI.Query_thread()], description=MPI.Get_library_version().strip("\\0 \\n"))
+import os, sys
+sys.stdout.flush()
+os._exit(0)
+"""
+
+ENGINE = """
+from pathlib import Path
+import hvdlite
+from hvdlite import _native
+folder = Path(hvdlite.__file__).parent
+shims = _native.built_shims(folder)
+say(folder=str(folder), shims=shims)
+from hvdlite import _engine
+say(folder=str(folder), shims=shims, engine=_engine.__file__)
+"""
+
+# What the driver says by itself, then what hvdlite says of it.
+CUDA = """
+import ctypes
+found = dict(driver="", devices=[], problem="")
+try:
+    cuda = ctypes.CDLL("libcuda.so.1")
+except OSError as error:
+    found["problem"] = str(error)
+else:
+    status = cuda.cuInit(0)
+    number = ctypes.c_int()
+    cuda.cuDriverGetVersion(ctypes.byref(number))
+    found["driver"] = f"{number.value // 1000}.{number.value % 1000 // 10}"
+    if status:
+        found["problem"] = f"cuInit says {status}"
+    elif cuda.cuDeviceGetCount(ctypes.byref(number)) == 0:
+        for index in range(number.value):
+            device, name = ctypes.c_int(), ctypes.create_string_buffer(256)
+            cuda.cuDeviceGet(ctypes.byref(device), index)
+            cuda.cuDeviceGetName(name, 256, device)
+            found["devices"].append(name.value.decode())
+say(**found)
+import hvdlite
+say(**found, cuda_built=bool(hvdlite.cuda_built()), nccl_built=int(hvdlite.nccl_built()))
+"""
+
+# The framework, then the door for it, if there is one.
+FRAMEWORK = """
+import importlib, sys
+name, door = sys.argv[1:]
+version = getattr(importlib.import_module(name), "__version__", "?")
+say(version=version)
+if door:
+    importlib.import_module(door)
+"""
+
+SMOKE = """
+import numpy, hvdlite
+hvdlite.init()
+rank, size = hvdlite.rank(), hvdlite.size()
+total = hvdlite.allreduce(numpy.arange(1000.0) + rank, op=hvdlite.Sum, name="doctor")
+assert (total == size * numpy.arange(1000.0) + size * (size - 1) // 2).all(), total
+hvdlite.shutdown()
+"""
+
+
+class ProbeError(Exception):
+    """A probe did not end well.
+
+    Attributes:
+        found: what it had said before.
+    """
+
+    def __init__(self, text: str, found: dict[str, Any]) -> None:
+        super().__init__(text)
+        self.found = found
+
+
+def probe(program: str, arguments: Sequence[str] = (), seconds: float = 120.0) -> dict[str, Any]:
+    """Runs a program of these; what it said last.
+
+    Raises:
+        ProbeError: it raised, crashed or took too long.
+    """
+    command = [sys.executable, "-c", _SAY + program, *arguments]
+    process = subprocess.Popen(
+        command, env=own_environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    late = False
+    try:
+        out, err = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        late = True
+        process.kill()
+        out, err = process.communicate()
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
+    said = [json.loads(line.removeprefix(_MARK)) for line in out.splitlines() if line.startswith(_MARK)]
+    found = said[-1] if said else {}
+    if late:
+        raise ProbeError(f"it took more than {seconds:.0f} seconds", found)
+    if process.returncode < 0:
+        number = -process.returncode
+        raise ProbeError(f"it was ended by signal {number} ({signal.Signals(number).name})", found)
+    if process.returncode:
+        lines = [line for line in err.strip().splitlines() if line.strip()]
+        raise ProbeError(lines[-1] if lines else f"it ended with {process.returncode}", found)
+    return found

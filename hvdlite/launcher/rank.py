@@ -1,0 +1,337 @@
+"""Runs beside each rank: starts its program, sends what it prints to the launcher, and says how it ended.
+
+mpirun starts this file by its path, in an isolated Python (``python -I -S rank.py SOCKET bind|none command...``), so it imports
+nothing but the standard library. Where the launcher's socket is there (on its own host) everything goes through that, which
+also tells when the launcher is gone. Elsewhere each line goes marked through mpirun's own output.
+"""
+
+import contextlib
+import json
+import os
+import re
+import selectors
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+__all__ = ["HEADER", "MARK", "Segments", "core_share", "cores", "first_of", "local_place", "rank_of"]
+
+HEADER = struct.Struct(
+    "!cI"
+)  # kind of a message on the socket (h: hello, o: stdout, e: stderr, x: exit), length of what follows
+MARK = "\x1e"  # starts a line that goes through mpirun: MARK kind ending rank MARK text
+_ENDINGS = {"\n": "n", "\r": "r", "": "u"}
+_LONGEST = 1 << 16  # characters without an end of line that are kept
+_GRACE_SECONDS = 3.0  # from SIGTERM to SIGKILL
+_LAST_OUTPUT_SECONDS = 1.0  # for pipes that a child of the program keeps open after its end
+
+_RANK = ("OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
+_LOCAL_RANK = ("OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
+_LOCAL_SIZE = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+
+
+class Segments:
+    """Cuts a stream of bytes into lines; a carriage return ends one too, so that progress bars move."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[tuple[str, str]]:
+        r"""The lines that are complete now, each with its end: ``\n``, ``\r``, or nothing where it got too long."""
+        data = self._rest + data
+        found = []
+        while True:
+            end = re.search(rb"\r?\n|\r(?=[^\n])", data)  # a final \r may yet get its \n
+            if end is None:
+                break
+            ending = "\n" if end[0].endswith(b"\n") else "\r"
+            if end.start() or ending == "\n":
+                found.append((data[: end.start()].decode(errors="replace"), ending))
+            data = data[end.end() :]
+        if len(data) > _LONGEST:
+            found.append((data.decode(errors="replace"), ""))
+            data = b""
+        self._rest = data
+        return found
+
+    def finish(self) -> list[tuple[str, str]]:
+        """What is left when the stream has ended."""
+        rest, self._rest = self._rest.rstrip(b"\r"), b""
+        return [(rest.decode(errors="replace"), "\n")] if rest else []
+
+
+def first_of(environ: Mapping[str, str], names: Sequence[str]) -> int | None:
+    """The number in the first of these variables that has one."""
+    return next((int(environ[name]) for name in names if environ.get(name, "").isdigit()), None)
+
+
+def rank_of(environ: Mapping[str, str]) -> int:
+    """This process's rank by its launcher's word; 0 without a launcher."""
+    return first_of(environ, _RANK) or 0
+
+
+def local_place(environ: Mapping[str, str]) -> tuple[int, int]:
+    """Its number among the ranks of this host, and how many they are; ``(0, 0)`` where the launcher does not say."""
+    rank, size = first_of(environ, _LOCAL_RANK), first_of(environ, _LOCAL_SIZE)
+    return (rank, size) if rank is not None and size else (0, 0)
+
+
+# --- cores --------------------------------------------------------------------------------------------------------------
+
+
+def cores(allowed: Sequence[int], folder: str = "/sys/devices/system") -> list[list[int]]:
+    """The physical cores among these processors, neighbours (of one socket and NUMA node) beside each other."""
+    nodes: dict[int, int] = {}
+    for node in Path(folder, "node").glob("node[0-9]*/cpulist"):
+        for cpu in _numbers(node):
+            nodes[cpu] = int(node.parent.name.removeprefix("node"))
+    found: dict[tuple[int, int, int], list[int]] = {}
+    for cpu in sorted(allowed):
+        topology = Path(folder, "cpu", f"cpu{cpu}", "topology")
+        package = next(iter(_numbers(topology / "physical_package_id")), 0)
+        core = next(iter(_numbers(topology / "thread_siblings_list")), cpu)
+        found.setdefault((package, nodes.get(cpu, 0), core), []).append(cpu)
+    return [found[key] for key in sorted(found)]
+
+
+def _numbers(file: Path) -> list[int]:
+    """The numbers of a list such as ``0-3,8``; none if there is no such file."""
+    try:
+        parts = [part.partition("-") for part in file.read_text().strip().split(",") if part]
+        return [number for first, _, last in parts for number in range(int(first), int(last or first) + 1)]
+    except (OSError, ValueError):
+        return []
+
+
+def core_share(available: Sequence[Sequence[int]], local_rank: int, local_size: int) -> set[int]:
+    """The processors of one rank where the host's cores are dealt out evenly.
+
+    Empty where a rank would get less than two: bound to one core, it would share that with its helper threads.
+    """
+    each = len(available) // local_size if local_size else 0
+    if each < 2:
+        return set()
+    return {cpu for core in available[local_rank * each : (local_rank + 1) * each] for cpu in core}
+
+
+def _take_place(environ: dict[str, str], bind: bool) -> None:
+    """Binds this process, and so its children, to its share of the cores; says to OpenMP how many threads fit if it cannot."""
+    local_rank, local_size = local_place(environ)
+    if not local_size:
+        return
+    available = cores(sorted(os.sched_getaffinity(0)))
+    share = core_share(available, local_rank, local_size) if bind else set()
+    if share:
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, share)
+            return
+    if local_size > 1:
+        environ.setdefault("OMP_NUM_THREADS", str(max(1, len(available) // local_size)))
+
+
+# --- to the launcher ----------------------------------------------------------------------------------------------------
+
+
+class _Socket:
+    """The launcher's socket."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection: socket.socket | None = connection
+
+    def send(self, kind: str, data: bytes) -> None:
+        if self.connection is not None:
+            try:
+                self.connection.sendall(HEADER.pack(kind.encode(), len(data)) + data)
+            except OSError:  # the launcher is gone, which the loop notices
+                self.connection = None
+
+    def output(self, kind: str, data: bytes) -> None:
+        if data:
+            self.send(kind, data)
+
+
+class _Lines:
+    """Marked lines through mpirun, each in one write so that the lines of several ranks do not mix."""
+
+    connection = None
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._streams = {"o": Segments(), "e": Segments()}
+
+    def send(self, kind: str, data: bytes) -> None:
+        self._write(kind, "n", data.decode())
+
+    def output(self, kind: str, data: bytes) -> None:
+        segments = self._streams[kind]
+        for text, ending in segments.feed(data) if data else segments.finish():
+            self._write(kind, _ENDINGS[ending], text)
+
+    def _write(self, kind: str, ending: str, text: str) -> None:
+        line = f"{MARK}{kind}{ending}{self._rank}{MARK}{text}\n".encode()
+        with contextlib.suppress(OSError):
+            while line:
+                line = line[os.write(1 if kind == "o" else 2, line) :]
+
+
+def _connect(path: str, rank: int) -> "_Socket | _Lines":
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.connect(path)
+    except OSError:  # the launcher is on another host
+        connection.close()
+        return _Lines(rank)
+    return _Socket(connection)
+
+
+# --- the program --------------------------------------------------------------------------------------------------------
+
+
+def _die_with_parent() -> None:
+    """Lets the kernel end the program if this process is killed; runs in the child before its program starts."""
+    with contextlib.suppress(Exception):
+        import ctypes
+
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+class _Supervisor:
+    """Runs one program to its end."""
+
+    def __init__(self, channel: "_Socket | _Lines", command: Sequence[str], environ: Mapping[str, str]) -> None:
+        self._channel = channel
+        self._told_to_stop = 0.0  # when
+        self._killed = False
+        self._parent = os.getppid()
+        self._wakeup, writer = os.pipe()
+        os.set_blocking(writer, False)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
+            signal.signal(number, self._signalled)
+        self._signals: list[int] = []
+        self.process = subprocess.Popen(
+            command,
+            env=environ,
+            stdin=subprocess.DEVNULL,  # Open MPI 5.0's mpirun gives rank 0 a pipe that never ends
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            close_fds=False,  # MPICH's mpirun talks to the rank through one
+            preexec_fn=_die_with_parent,
+        )
+
+    def _signalled(self, number: int, frame: Any) -> None:
+        self._signals.append(number)
+
+    def run(self) -> int:
+        """The program's return code, as `subprocess` has it."""
+        with selectors.DefaultSelector() as selector:
+            for kind, stream in (("o", self.process.stdout), ("e", self.process.stderr)):
+                assert stream is not None
+                selector.register(stream, selectors.EVENT_READ, kind)
+            selector.register(self._wakeup, selectors.EVENT_READ, "wake")
+            if self._channel.connection is not None:
+                selector.register(self._channel.connection, selectors.EVENT_READ, "launcher")
+            ended = 0.0
+            while True:
+                for key, _ in selector.select(0.1 if ended or self._told_to_stop else 1.0):
+                    self._handle(selector, key)
+                open_streams = [key for key in selector.get_map().values() if key.data in ("o", "e")]
+                if not ended and self.process.poll() is not None:
+                    ended = time.monotonic()
+                if ended and (not open_streams or time.monotonic() > ended + _LAST_OUTPUT_SECONDS):
+                    return self.process.returncode
+                self._attend_to_stopping()
+
+    def _handle(self, selector: selectors.BaseSelector, key: selectors.SelectorKey) -> None:
+        if key.data == "wake":
+            os.read(key.fd, 512)
+        elif key.data == "launcher":  # which says nothing: it is gone
+            selector.unregister(key.fileobj)
+            self._channel.connection = None
+            self._stop()
+        else:
+            data = os.read(key.fd, 1 << 16)
+            self._channel.output(key.data, data)
+            if not data:
+                selector.unregister(key.fileobj)
+
+    def _attend_to_stopping(self) -> None:
+        numbers = [number for number in self._signals if number != signal.SIGCHLD]
+        self._signals.clear()
+        # Whoever ends us as the leader of a process group ends the group, and the program is in it.
+        if numbers and not self._told_to_stop:
+            self._told_to_stop = time.monotonic()
+            if os.getpgid(0) != os.getpid():
+                self._send(numbers[0])
+        if os.getppid() != self._parent and not self._told_to_stop:
+            self._stop()
+        if self._told_to_stop and not self._killed and time.monotonic() > self._told_to_stop + _GRACE_SECONDS:
+            self._killed = True
+            self._send(signal.SIGKILL)
+
+    def _stop(self) -> None:
+        if not self._told_to_stop:
+            self._told_to_stop = time.monotonic()
+            self._send(signal.SIGTERM)
+
+    def _send(self, number: int) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+
+    @property
+    def stopped(self) -> bool:
+        """Was it told to end?"""
+        return bool(self._told_to_stop)
+
+
+def _end_as(code: int) -> None:
+    """Ends this process as the program has ended: with its code, or by its signal."""
+    if code < 0:
+        with contextlib.suppress(Exception):
+            import resource
+
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        with contextlib.suppress(OSError, ValueError):
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code if code >= 0 else 128 - code)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Starts the program, runs it to its end, and ends as it did.
+
+    Args:
+        arguments: the launcher's socket, ``bind`` or ``none``, and the program's command line.
+    """
+    path, bind, *command = arguments
+    environ = dict(os.environ)
+    environ.setdefault("PYTHONUNBUFFERED", "1")  # to a pipe Python would write in large pieces, which a killed rank loses
+    rank = rank_of(environ)
+    host = socket.gethostname()
+    channel = _connect(path, rank)
+    _take_place(environ, bind == "bind")
+    try:
+        supervisor = _Supervisor(channel, command, environ)
+    except OSError as error:
+        channel.send("h", json.dumps({"rank": rank, "host": host, "pid": 0}).encode())
+        channel.output("e", f"{command[0]} cannot be started: {error.strerror}\n".encode())
+        channel.send("x", json.dumps({"rank": rank, "code": 127, "stopped": False}).encode())
+        os._exit(127)
+    channel.send("h", json.dumps({"rank": rank, "host": host, "pid": supervisor.process.pid}).encode())
+    code = supervisor.run()
+    for kind in "oe":
+        channel.output(kind, b"")
+    channel.send("x", json.dumps({"rank": rank, "code": code, "stopped": supervisor.stopped}).encode())
+    if supervisor.stopped and os.getpgid(0) == os.getpid():  # what the program has started, and left behind
+        os.killpg(0, signal.SIGKILL)
+    _end_as(code)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,55 @@
+"""``python -m hvdlite.timeline``: merge or report on the files of `hvdlite.start_timeline`."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from hvdlite.errors import HvdliteError, InvalidArgumentError
+from hvdlite.timeline import files
+from hvdlite.timeline.analysis import analyse
+from hvdlite.timeline.report import page
+
+__all__ = ["add_arguments", "main", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of both subcommands, for this program and for ``hvdlite timeline``."""
+    commands = parser.add_subparsers(dest="action", required=True)
+    for name, help_text, output in (
+        ("merge", "put the traces of all ranks on one clock, into one file", "timeline-merged.json"),
+        ("report", "say where the time of the steps went, as a page of HTML", "timeline.html"),
+    ):
+        command = commands.add_parser(name, help=help_text, description=help_text.capitalize() + ".")
+        command.add_argument("files", nargs="+", type=Path, help="rank 0's file, beside which the others' lie; or all files")
+        command.add_argument("-o", "--output", type=Path, default=Path(output), help="default: %(default)s")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Does what the arguments say; the exit status."""
+    try:
+        given: list[Path] = arguments.files
+        paths = files.files_of_job(given[0]) if len(given) == 1 else given
+        traces = sorted((files.read(path) for path in paths), key=lambda trace: trace.rank)
+        ranks = [trace.rank for trace in traces]
+        if len(set(ranks)) < len(ranks):
+            raise InvalidArgumentError(f"several files are of one rank (ranks {ranks}): give those of one job")
+        content = json.dumps(files.merge(traces)) if arguments.action == "merge" else page(analyse(traces))
+        arguments.output.write_text(content)
+    except (HvdliteError, OSError) as error:
+        print(f"hvdlite timeline: {error}", file=sys.stderr)
+        return 1
+    print(f"{arguments.output}: of {len(traces)} rank{'' if len(traces) == 1 else 's'}")
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The program; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="hvdlite timeline", description="Looks at the traces of a job.")
+    add_arguments(parser)
+    return run(parser.parse_args(argv))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,215 @@
+"""Where the time of a job's steps went, from the traces of its ranks."""
+
+import itertools
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from hvdlite.errors import InvalidArgumentError
+from hvdlite.timeline.files import Operation, Span, Trace, align, matches
+
+__all__ = ["Analysis", "Late", "Share", "analyse"]
+
+
+@dataclass
+class Share:
+    """Of one step of one rank, in microseconds.
+
+    Attributes:
+        step: the time from this step's first operation to the next step's.
+        wait: in which the program did nothing but wait for operations.
+        communicate: in which data of some operation moved.
+        hidden: the part of `communicate` in which the program did something else.
+    """
+
+    step: float
+    wait: float
+    communicate: float
+    hidden: float
+
+    @property
+    def compute(self) -> float:
+        """What is left of the step."""
+        return self.step - self.wait
+
+
+@dataclass
+class Late:
+    """How often a rank was the last to ask for an operation, and for how long the others had to wait for it.
+
+    Attributes:
+        times: how often.
+        lateness: the sum of the times after the last but one, in microseconds.
+        tensors: the same by tensor.
+    """
+
+    times: int = 0
+    lateness: float = 0.0
+    tensors: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass
+class Analysis:
+    """What `analyse` found.
+
+    Attributes:
+        ranks: who has a trace, and their hosts.
+        boundaries: where steps begin, on the clock of the first rank.
+        shares: for each rank, of each step.
+        late: by rank.
+        fused: of each FusedOp of the first rank: tensors and bytes.
+        unfused: operations whose data went with the agreement.
+        num_bytes: that a step reduces or moves, on the first rank (the median).
+        operations: how many a step has (the median).
+        dropped: events that are missing, of all ranks.
+        traces: what it was made of.
+        shifts: what to add to each trace's times.
+    """
+
+    ranks: list[tuple[int, str]]
+    boundaries: list[float]
+    shares: list[list[Share]]
+    late: dict[int, Late]
+    fused: list[tuple[int, int]]
+    unfused: int
+    num_bytes: float
+    operations: float
+    dropped: int
+    traces: Sequence[Trace]
+    shifts: Sequence[float]
+
+    def typical(self, rank: int) -> Share:
+        """The medians of a rank's steps, `rank` being its place in `ranks`."""
+        shares = self.shares[rank]
+        middle = [median(values) for values in zip(*((s.step, s.wait, s.communicate, s.hidden) for s in shares), strict=True)]
+        return Share(*middle)
+
+    def overlap(self, rank: int) -> float | None:
+        """The share of communication that was hidden behind other work; None where there was none."""
+        total = sum(share.communicate for share in self.shares[rank])
+        return sum(share.hidden for share in self.shares[rank]) / total if total > 0 else None
+
+
+def union(spans: Iterable[Span]) -> list[Span]:
+    """The same time, in spans that do not overlap, in order."""
+    joined: list[Span] = []
+    for begin, end in sorted(spans):
+        if joined and begin <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], end))
+        else:
+            joined.append((begin, end))
+    return joined
+
+
+def length_within(spans: Sequence[Span], begin: float, end: float) -> float:
+    """How much of [begin, end] the spans (of `union`) cover."""
+    place = max(0, bisect_right(spans, (begin, float("inf"))) - 1)
+    total = 0.0
+    for first, last in spans[place:]:
+        if first >= end:
+            break
+        total += max(0.0, min(last, end) - max(first, begin))
+    return total
+
+
+def common(one: Sequence[Span], other: Sequence[Span]) -> list[Span]:
+    """The time in both (each of `union`)."""
+    found, i, j = [], 0, 0
+    while i < len(one) and j < len(other):
+        begin, end = max(one[i][0], other[j][0]), min(one[i][1], other[j][1])
+        if begin < end:
+            found.append((begin, end))
+        if one[i][1] < other[j][1]:
+            i += 1
+        else:
+            j += 1
+    return found
+
+
+def _boundaries(trace: Trace) -> list[float]:
+    """Where steps begin: whenever the tensor is asked for that comes first among those that come most often."""
+    asked = sorted((operation.submitted, operation.kind, operation.name) for operation in trace.operations.values())
+    counts = Counter((kind, name) for _, kind, name in asked)
+    if not counts:
+        return []
+    most = max(counts.values())
+    anchor = next((kind, name) for _, kind, name in asked if counts[kind, name] == most)
+    return [time for time, kind, name in asked if (kind, name) == anchor]
+
+
+def _shares(trace: Trace, boundaries: Sequence[float], shift: float) -> list[Share]:
+    waits = union(trace.waits)
+    moving = union(operation.data for operation in trace.operations.values() if operation.data)
+    exposed = common(waits, moving)
+    shares = []
+    for begin, end in itertools.pairwise(boundaries):
+        begin, end = begin - shift, end - shift
+        communicate = length_within(moving, begin, end)
+        shares.append(
+            Share(end - begin, length_within(waits, begin, end), communicate, communicate - length_within(exposed, begin, end))
+        )
+    return shares
+
+
+def _late(traces: Sequence[Trace], shifts: Sequence[float]) -> dict[int, Late]:
+    asked: dict[int, list[tuple[float, int]]] = {}
+    names: dict[int, str] = {}
+    first = traces[0]
+    for operation in first.operations.values():
+        asked[id(operation)] = [(operation.submitted, first.rank)]
+        names[id(operation)] = operation.name
+    for trace, shift in zip(traces[1:], shifts[1:], strict=True):
+        for mine, theirs in matches(first, trace, shift):
+            asked[id(mine)].append((theirs.submitted + shift, trace.rank))
+    late: dict[int, Late] = defaultdict(Late)
+    for key, times in asked.items():
+        if len(times) < 2:
+            continue
+        (before, _), (last, rank) = sorted(times)[-2:]
+        entry = late[rank]
+        entry.times += 1
+        entry.lateness += last - before
+        entry.tensors[names[key]] += 1
+    return dict(late)
+
+
+def analyse(traces: Sequence[Trace]) -> Analysis:
+    """Puts the traces of a job side by side.
+
+    Args:
+        traces: one for each rank, at least one, in the order of ranks.
+
+    Raises:
+        InvalidArgumentError: there are no operations in the first, or no two steps.
+    """
+    shifts = align(traces)
+    first = traces[0]
+    boundaries = _boundaries(first)
+    if len(boundaries) < 2:
+        raise InvalidArgumentError(
+            f"the timeline of rank {first.rank} holds {len(first.operations)} operations, and no tensor twice: there are no "
+            "steps to compare. Trace a few training steps."
+        )
+    fused: dict[int, list[Operation]] = defaultdict(list)
+    for operation in first.operations.values():
+        fused[operation.fused_op].append(operation)
+    unfused = len(fused.pop(0, []))
+    steps: dict[int, list[int]] = defaultdict(list)
+    for operation in first.operations.values():
+        steps[bisect_right(boundaries, operation.submitted)].append(operation.num_bytes)
+    inner = [steps[index] for index in range(1, len(boundaries))]
+    return Analysis(
+        ranks=[(trace.rank, trace.host) for trace in traces],
+        boundaries=boundaries,
+        shares=[_shares(trace, boundaries, shift) for trace, shift in zip(traces, shifts, strict=True)],
+        late=_late(traces, shifts),
+        fused=[(len(group), sum(operation.num_bytes for operation in group)) for group in fused.values()],
+        unfused=unfused,
+        num_bytes=median(sum(sizes) for sizes in inner),
+        operations=median(len(sizes) for sizes in inner),
+        dropped=sum(trace.dropped for trace in traces),
+        traces=traces,
+        shifts=shifts,
+    )

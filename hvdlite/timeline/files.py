@@ -1,0 +1,210 @@
+"""The traces of a job's ranks, read from their files and put on one clock."""
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hvdlite.errors import InvalidArgumentError
+
+__all__ = ["Operation", "Trace", "align", "files_of_job", "merge", "read"]
+
+Span = tuple[float, float]  # begin and end, microseconds
+Event = dict[str, Any]
+
+# Collectives that end on no rank before they have begun on all.
+_ALL_WAIT_FOR_ALL = ("ALLREDUCE", "ALLGATHER", "ALLTOALL", "REDUCESCATTER", "BARRIER")
+
+
+@dataclass
+class Operation:
+    """One operation of one rank. Times are in microseconds, on the clock of `Trace.events`.
+
+    Attributes:
+        name: the tensor's name.
+        kind: such as ``ALLREDUCE``.
+        submitted: when the program asked for it.
+        agreed: when this rank learned that all ranks had.
+        data: when its data moved, begin and end; None if it has not ended well.
+        num_bytes: of the tensor.
+        fused_op: the number of the FusedOp, 0 where the data went with the agreement.
+    """
+
+    name: str
+    kind: str = ""
+    submitted: float = 0.0
+    agreed: float = 0.0
+    data: Span | None = None
+    num_bytes: int = 0
+    fused_op: int = 0
+
+
+@dataclass
+class Trace:
+    """The trace of one rank.
+
+    Attributes:
+        rank: who wrote it.
+        size: ranks of the job.
+        host: where.
+        boot_id: equal where ranks share a clock.
+        clock_to_epoch: microseconds from the trace's clock to the wall clock's.
+        events: as in the file, oldest first.
+        operations: those that ended, by their numbers.
+        waits: of the program, for an operation: begin and end.
+        dropped: how many events are missing.
+    """
+
+    rank: int
+    size: int
+    host: str
+    boot_id: str
+    clock_to_epoch: float
+    events: list[Event]
+    operations: dict[int, Operation] = field(default_factory=dict)
+    waits: list[Span] = field(default_factory=list)
+    dropped: int = 0
+
+
+def files_of_job(path: Path) -> list[Path]:
+    """The files of all ranks, from that of rank 0.
+
+    Raises:
+        InvalidArgumentError: there is no such file.
+    """
+    if not path.exists():
+        raise InvalidArgumentError(f"there is no timeline at '{path}'; HVDLITE_TIMELINE or start_timeline() makes one")
+    others = re.compile(re.escape(path.stem) + r"\.rank(\d+)" + re.escape(path.suffix))
+    found = [(int(match[1]), entry) for entry in path.parent.iterdir() if (match := others.fullmatch(entry.name))]
+    return [path, *(entry for _, entry in sorted(found))]
+
+
+def read(path: Path) -> Trace:
+    """Reads a rank's file, and the older half beside it if there is one.
+
+    Raises:
+        InvalidArgumentError: the file is no timeline of hvdlite.
+    """
+    older = path.with_name(path.name + ".old")
+    events: list[Event] = []
+    for part in (older, path):
+        if part is path or part.exists():
+            try:
+                content = _parse(part.read_text(errors="replace"))
+            except (OSError, ValueError) as error:
+                raise InvalidArgumentError(f"'{part}' cannot be read as a timeline: {error}") from error
+            events += content if isinstance(content, list) else []
+    heads = [event["args"] for event in events if event.get("name") == "hvdlite" and event.get("ph") == "M"]
+    if not heads:
+        raise InvalidArgumentError(f"'{path}' is no timeline of hvdlite: it does not say whose it is")
+    head = heads[-1]
+    trace = Trace(head["rank"], head["size"], head["host"], head["boot_id"], head["clock_to_epoch_us"], events)
+    _follow(trace)
+    return trace
+
+
+def _parse(text: str) -> Any:
+    """The content of a file, without its end if a write was under way (or cut off) while it was read."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        end = text.rfind("}}")  # every event is a line, and ends so
+        if end < 0:
+            raise
+        return json.loads(text[: end + 2] + "]")
+
+
+def _follow(trace: Trace) -> None:
+    names = {event["tid"]: event["args"]["name"] for event in trace.events if event["name"] == "thread_name"}
+    known: dict[int, Operation] = {}
+    for event in trace.events:
+        if event["name"] == "DROPPED":
+            trace.dropped = event["args"]["events"]
+        if event["ph"] != "X":
+            continue
+        name, begin, end = event["name"], event["ts"], event["ts"] + event["dur"]
+        if name == "WAIT":
+            trace.waits.append((begin, end))
+            continue
+        number = event["args"]["operation"]
+        operation = known.get(number)
+        if operation is None:
+            operation = known[number] = Operation(names.get(event["tid"], "?"), submitted=begin, agreed=end)
+        if name.startswith("NEGOTIATE_"):
+            operation.agreed = end
+        elif "bytes" in event["args"] and "failed" not in event["args"]:
+            operation.kind, operation.data = name, (begin, end)
+            operation.num_bytes = event["args"]["bytes"]
+            operation.fused_op = event["args"].get("fused_op", 0)
+            trace.operations[number] = operation
+
+
+def occurrences(trace: Trace) -> dict[tuple[str, str], list[Operation]]:
+    """The operations by kind and name, each list in the order of time."""
+    found = defaultdict(list)
+    for operation in trace.operations.values():
+        found[operation.kind, operation.name].append(operation)
+    return found
+
+
+def matches(one: Trace, other: Trace, shift: float) -> Iterable[tuple[Operation, Operation]]:
+    """Pairs of what both ranks call by one name: those that are nearest in time, `shift` being added to the other's."""
+    theirs = occurrences(other)
+    for key, mine in occurrences(one).items():
+        candidates = theirs.get(key, [])
+        place = 0
+        for operation in mine:
+            end = operation.data[1] if operation.data else 0.0
+
+            def distance(index: int, end: float = end, candidates: list[Operation] = candidates) -> float:
+                data = candidates[index].data
+                return abs(data[1] + shift - end) if data else float("inf")
+
+            while place + 1 < len(candidates) and distance(place + 1) <= distance(place):
+                place += 1
+            if place < len(candidates):
+                yield operation, candidates[place]
+                place += 1
+
+
+def align(traces: Sequence[Trace]) -> list[float]:
+    """For each trace what to add to its times so that all are on the first one's clock, in microseconds.
+
+    Ranks of one host share a clock. For another host the wall clocks give a first guess. Then no collective may have ended on
+    one host before it had begun on the other: the narrowest bounds of all operations hold the answer, to within the time of the
+    quickest of them.
+    """
+    first = traces[0]
+    shifts = []
+    for trace in traces:
+        if trace.boot_id == first.boot_id:
+            shifts.append(0.0)
+            continue
+        guess = trace.clock_to_epoch - first.clock_to_epoch
+        least, most = float("-inf"), float("inf")
+        for mine, theirs in matches(first, trace, guess):
+            if mine.kind in _ALL_WAIT_FOR_ALL and mine.data and theirs.data:
+                least = max(least, mine.data[0] - theirs.data[1])
+                most = min(most, mine.data[1] - theirs.data[0])
+        # Clocks drift apart: then no one number fits all, and the middle is the best there is.
+        shifts.append((least + most) / 2 if least > float("-inf") else guess)
+    return shifts
+
+
+def merge(traces: Sequence[Trace]) -> list[Event]:
+    """The events of all ranks on the clock of the first, which begins at zero."""
+    shifts = align(traces)
+    times = [
+        event["ts"] + shift for trace, shift in zip(traces, shifts, strict=True) for event in trace.events if "ts" in event
+    ]
+    start = min(times, default=0.0)
+    merged = []
+    for trace, shift in zip(traces, shifts, strict=True):
+        for event in trace.events:
+            if "ts" in event:
+                event = {**event, "ts": round(event["ts"] + shift - start, 3)}
+            merged.append(event)
+    return merged

@@ -1,0 +1,128 @@
+"""Which tensors the engine reaches where they are, and the CUDA streams in whose order it does.
+
+Two facts about autograd that the reducer builds on. A hook on a parameter runs in the stream in which its gradient was made,
+which is that of the forward pass; two gradients of one bucket may have different ones. When a pass is over, autograd orders
+the streams of all gradients before the current streams of whoever called ``backward()``, and its final callbacks run in these.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+__all__ = [
+    "CPU",
+    "Mark",
+    "StreamsOfBucket",
+    "current_stream",
+    "follow",
+    "gpu_of",
+    "is_reachable",
+    "mark",
+    "number_of",
+    "reachable",
+]
+
+CPU = -1  # the engine's number for host memory
+_IS_CUDA = getattr(torch.version, "hip", None) is None  # torch calls AMD's GPUs cuda, too
+
+
+def is_reachable(device: torch.device) -> bool:
+    """Does the engine reach the memory of this device?"""
+    return device.type == "cpu" or (_IS_CUDA and device.type == "cuda")
+
+
+def reachable(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or a copy in host memory if the engine does not reach it."""
+    return tensor if is_reachable(tensor.device) else tensor.cpu()
+
+
+def gpu_of(tensor: torch.Tensor) -> int:
+    """The engine's number for the device of a tensor."""
+    return number_of(tensor.device)
+
+
+def number_of(device: torch.device) -> int:
+    """The engine's number for a device: that of an NVIDIA GPU, or `CPU` for all others."""
+    if device.type != "cuda" or not _IS_CUDA:
+        return CPU
+    return torch.cuda.current_device() if device.index is None else device.index
+
+
+def _current_stream(gpu: int) -> int:
+    return int(torch.cuda.current_stream(gpu).cuda_stream)
+
+
+# The raw handle of torch's current stream on a GPU; 0 is the legacy default stream. In CUDA builds there is a fast one.
+current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", _current_stream)
+
+
+def follow(gpu: int, streams: Iterable[int]) -> None:
+    """Puts the current stream after what other streams of its GPU have been given so far."""
+    now = torch.cuda.current_stream(gpu)
+    for stream in streams:
+        if stream != int(now.cuda_stream):
+            now.wait_stream(_stream_of(gpu, stream))
+
+
+def _stream_of(gpu: int, handle: int) -> torch.cuda.Stream:
+    if not handle:
+        return torch.cuda.default_stream(gpu)
+    return torch.cuda.ExternalStream(handle, device=gpu)  # type: ignore[no-untyped-call]
+
+
+class StreamsOfBucket:
+    """The CUDA streams in which the gradients of one bucket on a GPU are made."""
+
+    __slots__ = ("_gpu", "_seen")
+
+    def __init__(self, gpu: int) -> None:
+        self._gpu = gpu
+        self._seen: set[int] = set()
+
+    def see(self) -> None:
+        """A gradient of this pass has been made in the current stream."""
+        self._seen.add(current_stream(self._gpu))
+
+    def gather(self, in_pass: bool) -> tuple[int, ...]:
+        """The bucket is launched: the current stream, then the others in which its gradients were made.
+
+        Within a pass the current stream is put after the others; after it, autograd has done so.
+        """
+        now = current_stream(self._gpu)
+        others = self._seen - {now}
+        self._seen.clear()
+        if others and in_pass:
+            follow(self._gpu, others)
+        return (now, *others)
+
+    def after(self, streams: Sequence[int]) -> tuple[int, ...]:
+        """What has to come after a flight: the current stream, which uses the results, then those in whose order memory is
+        used again.
+        """
+        now = current_stream(self._gpu)
+        return (now, *(stream for stream in streams if stream != now))
+
+
+class Mark:
+    """A place in what a GPU has been given to do, in the stream that was current when it was made."""
+
+    __slots__ = ("_event", "_gpu")
+
+    def __init__(self, gpu: int) -> None:
+        self._gpu = gpu
+        self._event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._event.record(torch.cuda.current_stream(gpu))
+
+    def order_current_stream(self) -> None:
+        """What the current stream does from now on comes after it."""
+        torch.cuda.current_stream(self._gpu).wait_event(self._event)
+
+    def is_reached(self) -> bool:
+        """Has the GPU come to it?"""
+        return bool(self._event.query())
+
+
+def mark(tensors: Iterable[torch.Tensor]) -> list[Mark]:
+    """Marks on all GPUs that hold one of these tensors."""
+    return [Mark(gpu) for gpu in sorted({gpu_of(tensor) for tensor in tensors} - {CPU})]

@@ -1,0 +1,132 @@
+"""The file in which the result of a tuning is kept, with the machine and the shape of the job that it belongs to.
+
+JSON: `format` (the number below), `key` (`Place.key`), `settings` (knob name to value) and `evidence` (what was measured; for
+people). Settings are used only where the whole key is the same.
+"""
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hvdlite import config
+from hvdlite.config import KNOBS
+from hvdlite.errors import InvalidArgumentError
+from hvdlite.tuning.parameters import TUNABLE
+from hvdlite.tuning.place import Place
+from hvdlite.tuning.search import Settings, Value
+
+__all__ = ["FORMAT", "default_path", "differences", "kept", "load", "save"]
+
+FORMAT = 1  # counts up when the meaning of anything in the file changes
+
+_BY_NAME = {knob.name: knob for knob in KNOBS}
+
+
+def default_path(place: Place) -> Path:
+    """Where ``HVDLITE_TUNING_FILE=auto`` looks, and `hvdlite tune` writes if not told otherwise.
+
+    Raises:
+        InvalidArgumentError: the user has no cache folder.
+    """
+    folder = config.cache_folder()
+    if not folder:
+        raise InvalidArgumentError(
+            "there is no cache folder for a tuning (neither XDG_CACHE_HOME nor HOME is set): name a file instead of auto"
+        )
+    text = json.dumps(place.key(), sort_keys=True)
+    return Path(folder) / "hvdlite" / f"tuning-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
+
+
+def kept() -> list[dict[str, Any]]:
+    """The keys of the files in the user's cache folder that can be read."""
+    folder = config.cache_folder()
+    found = []
+    for path in sorted(Path(folder).glob("hvdlite/tuning-*.json")) if folder else ():
+        try:
+            found.append(load(path)[0])
+        except InvalidArgumentError:  # of another version, say: whoever wants to use it is told
+            continue
+    return found
+
+
+def save(path: Path, place: Place, settings: Settings, evidence: Mapping[str, Any]) -> None:
+    """Writes a file; whoever reads it meanwhile gets the old one or the new one, whole.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = {"format": FORMAT, "key": place.key(), "settings": dict(settings), "evidence": dict(evidence)}
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as file:
+        try:
+            json.dump(content, file, indent=1)
+            file.write("\n")
+            file.flush()
+            os.chmod(file.name, 0o644)
+            os.replace(file.name, path)
+        except BaseException:
+            os.unlink(file.name)
+            raise
+
+
+def load(path: Path) -> tuple[dict[str, Any], dict[str, Value]]:
+    """The key and the settings of a file.
+
+    Raises:
+        InvalidArgumentError: it cannot be read, or is not what `save` writes; names the file, what is wrong, and what to do.
+    """
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise _broken(path, f"it cannot be read: {error}") from None
+    if not isinstance(content, dict) or not isinstance(content.get("format"), int):
+        raise _broken(path, "it is no tuning of hvdlite's")
+    if content["format"] != FORMAT:
+        raise _broken(path, f"it is of format {content['format']}, and this version of hvdlite reads format {FORMAT}")
+    key, settings = content.get("key"), content.get("settings")
+    if not isinstance(key, dict) or not isinstance(settings, dict):
+        raise _broken(path, "it has no key or no settings")
+    return key, {name: _checked(path, name, value) for name, value in settings.items()}
+
+
+def _checked(path: Path, name: str, value: object) -> Value:
+    """A setting, as if a variable had said so."""
+    if name not in TUNABLE:
+        raise _broken(path, f"{name!r} is nothing that is tuned; known: {', '.join(TUNABLE)}")
+    knob = _BY_NAME[name]
+    right = isinstance(value, str) if knob.kind == "choice" else isinstance(value, int | float)
+    try:
+        if isinstance(value, bool) or not right:
+            raise ValueError
+        parsed: Value = knob.parse(str(value))
+    except ValueError:
+        raise _broken(path, f"{name} is {knob.accepted}, not {value!r}") from None
+    return parsed
+
+
+def _broken(path: Path, why: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"the tuning in {path} cannot be used: {why}; make it again with `hvdlite tune --output {path}`, or unset "
+        "HVDLITE_TUNING_FILE"
+    )
+
+
+def differences(key: Mapping[str, Any], place: Place) -> list[str]:
+    """What makes this job another than the one that a file was made for, in words; nothing if its settings fit."""
+    here = place.key()
+    names = [*here, *(name for name in key if name not in here)]
+    return [
+        f"{name} is {_said(here.get(name))} here and {_said(key.get(name))} there"
+        for name in names
+        if here.get(name) != key.get(name)
+    ]
+
+
+def _said(value: object) -> str:
+    if isinstance(value, list) and len(value) > 1 and all(item == value[0] for item in value):
+        return f"{len(value)} times {value[0]}"
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,0 +1,247 @@
+"""What communication costs this rank: `stats`, a snapshot of counters, whose difference is what an interval cost.
+
+The native engine counts (csrc/engine/usage.h); docs/stats.md says how to read the numbers.
+"""
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from hvdlite.errors import InvalidArgumentError
+from hvdlite.objects import allgather_object
+from hvdlite.process_sets import ProcessSet, global_process_set
+from hvdlite.runtime import RUNTIME
+
+__all__ = ["Stats", "gather_stats", "mark_step", "stats"]
+
+_SECONDS = ("time", "negotiating", "waiting", "moving", "exposed", "exposed_moving")
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What communication cost one rank, since `init` or, of a difference of two of them, in between.
+
+    A time is that during which *at least one* operation was in a stage: operations that overlap count once, and the stages of
+    different operations may overlap.
+
+    Attributes:
+        rank: whose numbers these are.
+        size: the number of ranks in the job.
+        seconds: the wall-clock time in which all this happened.
+        steps: steps that ended: those of `DistributedOptimizer` in torch, or the calls of `mark_step`.
+        operations: operations that ended well, among them those that move no data.
+        failed_operations: operations that ended with an error.
+        fused_operations: what was executed: small allreduces are executed together.
+        bytes: of the data of operations, as nccl-tests count them: of an allgather the whole result, of an alltoall what this
+            rank sends, of all others the input.
+        bus_bytes: of these what each rank's link has to carry at least, of n ranks: times 2(n-1)/n for an allreduce, (n-1)/n
+            for allgather, alltoall and reducescatter, 1 for broadcast. Tiny allreduces whose data travel with the agreement
+            have none.
+        sent_bytes: that this rank sent as messages; what ranks of a host exchange in shared memory is none.
+        control_messages: of the negotiation, sent by this rank; ranks of one host need none.
+        control_bytes: their size.
+        agreed_in_memory: operations that were agreed on without messages.
+        negotiating_seconds: an operation was submitted here and not agreed on, be it that this rank gathered a batch or that
+            another rank had not asked for it yet.
+        waiting_seconds: the part of it after this rank had announced it: another rank, or the news of it, was not there yet.
+        moving_seconds: the data of an operation moved, or were reduced. In GPU memory: the host's part of it only.
+        exposed_seconds: a thread of the program was blocked until an operation ended; where several are, the sum. Where results
+            are taken by callbacks (TensorFlow, XLA) nobody is.
+        exposed_moving_seconds: the part of it in which data moved. In the rest other ranks were waited for.
+        last_to_ask: of each rank, how many operations it was the last to ask for, as far as this rank took part in them.
+        waited_for_seconds: `waiting_seconds` by rank: each moment is charged to the rank whose asking ended it.
+        last_step: the same of the last step alone; None before the first two have ended, and in differences.
+    """
+
+    rank: int
+    size: int
+    seconds: float
+    steps: int
+    operations: int
+    failed_operations: int
+    fused_operations: int
+    bytes: int
+    bus_bytes: int
+    sent_bytes: int
+    control_messages: int
+    control_bytes: int
+    agreed_in_memory: int
+    negotiating_seconds: float
+    waiting_seconds: float
+    moving_seconds: float
+    exposed_seconds: float
+    exposed_moving_seconds: float
+    last_to_ask: tuple[int, ...]
+    waited_for_seconds: tuple[float, ...]
+    last_step: "Stats | None" = None
+
+    @property
+    def bus_bandwidth(self) -> float:
+        """`bus_bytes` per second of `moving_seconds`; 0 where nothing moved."""
+        return self.bus_bytes / self.moving_seconds if self.moving_seconds > 0 else 0.0
+
+    @property
+    def exposed_waiting_seconds(self) -> float:
+        """The part of `exposed_seconds` in which no data moved: other ranks were waited for."""
+        return self.exposed_seconds - self.exposed_moving_seconds
+
+    @property
+    def slowest_rank(self) -> int | None:
+        """The rank that was most often the last to ask; None where none ever was. In one process set the same on all ranks."""
+        most = max(self.last_to_ask)
+        return self.last_to_ask.index(most) if most else None
+
+    @property
+    def slowest_share(self) -> float:
+        """Of how many of the operations it was, from 0 to 1; 1 / `size` is what chance gives it."""
+        total = sum(self.last_to_ask)
+        return max(self.last_to_ask) / total if total else 0.0
+
+    def __sub__(self, earlier: "Stats") -> "Stats":
+        """What happened since an earlier snapshot of the same rank.
+
+        Raises:
+            InvalidArgumentError: it is another rank's, a later one, or from before a `shutdown`.
+        """
+        if not isinstance(earlier, Stats):
+            return NotImplemented
+        if (earlier.rank, earlier.size) != (self.rank, self.size):
+            raise InvalidArgumentError(
+                f"stats of rank {self.rank} of {self.size} minus those of rank {earlier.rank} of {earlier.size}: subtract an "
+                "earlier snapshot of the same rank"
+            )
+        if earlier.seconds > self.seconds or earlier.operations > self.operations or earlier.steps > self.steps:
+            raise InvalidArgumentError(
+                f"these stats span {self.seconds:.3f} s and {self.operations} operations, what is subtracted "
+                f"{earlier.seconds:.3f} s and {earlier.operations}: "
+                "subtract the earlier snapshot from the later one, of the same init()"
+            )
+        values: dict[str, Any] = {"rank": self.rank, "size": self.size}
+        for name in _SUMS:
+            mine, other = getattr(self, name), getattr(earlier, name)
+            pairs = isinstance(mine, tuple)
+            values[name] = tuple(a - b for a, b in zip(mine, other, strict=True)) if pairs else mine - other
+        return Stats(**values)
+
+    def as_dict(self) -> dict[str, Any]:
+        """All numbers by name, the computed ones too, as JSON can take them; the last step is a dictionary in it."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values["last_to_ask"] = list(self.last_to_ask)
+        values["waited_for_seconds"] = list(self.waited_for_seconds)
+        for name in ("bus_bandwidth", "exposed_waiting_seconds", "slowest_rank", "slowest_share"):
+            values[name] = getattr(self, name)
+        values["last_step"] = None if self.last_step is None else self.last_step.as_dict()
+        return values
+
+    def __str__(self) -> str:
+        """A few lines; of each step where steps were counted."""
+        parts, each = (self.steps, " in each") if self.steps else (1, "")
+        ms = {name: f"{1e3 * getattr(self, name) / parts:.3f} ms" for name in (f"{each}_seconds" for each in _SECONDS[1:])}
+        waiting = f"{1e3 * self.exposed_waiting_seconds / parts:.3f} ms for other ranks"
+        lines = [
+            f"rank {self.rank} of {self.size}: {self.steps} steps in {self.seconds:.3f} s{each and f';{each}:'}",
+            f"  exposed wait   {ms['exposed_seconds']}: {ms['exposed_moving_seconds']} while data moved, {waiting}",
+            f"  stages         negotiating {ms['negotiating_seconds']}, of it waiting for ranks {ms['waiting_seconds']}; "
+            f"moving data {ms['moving_seconds']}",
+            f"  operations     {self.operations / parts:.1f} in {self.fused_operations / parts:.1f} fused ones; "
+            f"{self.bytes / parts:,.0f} bytes at {self.bus_bandwidth / 1e9:.3f} GB/s (bus)",
+            f"  control        {self.control_messages / parts:.1f} messages of {self.control_bytes / parts:,.0f} bytes",
+        ]
+        slowest = self.slowest_rank
+        if slowest is not None:
+            waited = 1e3 * self.waited_for_seconds[slowest] / parts
+            lines.append(
+                f"  last to ask    rank {slowest}, of {self.slowest_share:.0%} of the operations; waited for {waited:.3f} ms"
+            )
+        if self.failed_operations:
+            lines.append(f"  failed         {self.failed_operations} operations")
+        return "\n".join(lines)
+
+
+_SUMS = tuple(field.name for field in fields(Stats) if field.name not in ("rank", "size", "last_step"))
+
+
+def stats() -> Stats:
+    """What communication has cost this rank since `init`. Local: no rank is asked, and nothing is sent.
+
+    Take one before and one after, and subtract: ``stats() - before`` is what the time in between cost. The call takes some
+    microseconds and disturbs no operation; any thread may make it.
+
+    Raises:
+        NotInitializedError: `init` has not been called.
+    """
+    now = _read(RUNTIME.require())
+    before, last = RUNTIME.steps.marks
+    if before is None or last is None:
+        return now
+    values = {field.name: getattr(now, field.name) for field in fields(now)}
+    return Stats(**{**values, "last_step": last - before})
+
+
+def gather_stats(process_set: ProcessSet = global_process_set) -> tuple[Stats, ...]:
+    """`stats` of all ranks, in rank order. Collective over `process_set`; its own messages are not among the numbers yet.
+
+    Raises:
+        NotInitializedError: `init` has not been called.
+        HorovodInternalError: as for `hvdlite.allgather_object`.
+    """
+    return tuple(allgather_object(stats(), process_set=process_set))
+
+
+def mark_step() -> None:
+    """Says that a step of the program ends here, for `Stats.steps` and `Stats.last_step`. Local.
+
+    torch's `DistributedOptimizer` does so at each ``step()``, until the program calls this itself: from then on only its own
+    calls count, as where two optimizers make one step.
+
+    Raises:
+        NotInitializedError: `init` has not been called.
+    """
+    engine, steps = RUNTIME.require(), RUNTIME.steps
+    if not steps.by_program:
+        steps.by_program = True
+        steps.marks = (None, None)
+    _mark(engine)
+
+
+def optimizer_stepped() -> None:
+    """What an optimizer calls at the end of its step. Does nothing where the program marks its steps, or after `shutdown`."""
+    engine = RUNTIME.engine
+    if engine is not None and not RUNTIME.steps.by_program:
+        _mark(engine)
+
+
+def _mark(engine: Any) -> None:
+    steps = RUNTIME.steps
+    steps.count += 1
+    steps.marks = (steps.marks[1], _read(engine))
+    for watch in tuple(steps.watchers):
+        watch()
+
+
+def _read(engine: Any) -> Stats:
+    counters: dict[str, int] = engine.counters()
+    operations, waited = engine.lateness()
+    topology = RUNTIME.require_topology()
+    times = {name: counters[f"{name}_ns"] / 1e9 for name in _SECONDS}
+    return Stats(
+        rank=topology.rank,
+        size=topology.size,
+        seconds=times["time"],
+        steps=RUNTIME.steps.count,
+        operations=counters["completed"],
+        failed_operations=counters["failed"],
+        fused_operations=counters["fused_ops"],
+        bytes=counters["bytes"],
+        bus_bytes=counters["bus_bytes"],
+        sent_bytes=counters["data_bytes_sent"],
+        control_messages=counters["control_messages_sent"],
+        control_bytes=counters["control_bytes_sent"],
+        agreed_in_memory=counters["agreed_in_memory"],
+        negotiating_seconds=times["negotiating"],
+        waiting_seconds=times["waiting"],
+        moving_seconds=times["moving"],
+        exposed_seconds=times["exposed"],
+        exposed_moving_seconds=times["exposed_moving"],
+        last_to_ask=tuple(operations),
+        waited_for_seconds=tuple(each / 1e9 for each in waited),
+    )

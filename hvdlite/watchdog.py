@@ -1,0 +1,56 @@
+"""Tells other ranks that wait for this one where its program is: the Python stack of the main thread.
+
+The engine answers other ranks whatever the program does, but it may not run Python. So a thread waits in native code, and takes
+the GIL only when somebody asks.
+"""
+
+import sys
+import threading
+from pathlib import PurePath
+from types import FrameType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hvdlite._engine import Engine
+
+__all__ = ["start", "where_is_main"]
+
+# Of the stack, the innermost frames; and characters that one answer may take.
+_MOST_FRAMES = 20
+_MOST_TEXT = 3500
+
+
+def start(engine: "Engine") -> threading.Thread:
+    """The thread, which ends with the engine."""
+    thread = threading.Thread(target=_serve, args=(engine,), name="hvdlite-watchdog", daemon=True)
+    thread.start()
+    return thread
+
+
+def _serve(engine: "Engine") -> None:
+    while engine.await_question():
+        engine.tell_whereabouts(where_is_main())
+
+
+def where_is_main() -> str:
+    """One line: where the main thread of this process is, from the outermost call to the innermost."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    if frame is None:
+        return "its main thread has ended"
+    calls = _calls(frame)
+    text = " > ".join(calls)
+    if len(text) > _MOST_TEXT:
+        text = "... " + text[-_MOST_TEXT:]
+    return f"its main thread is at {text}"
+
+
+def _calls(frame: FrameType | None) -> list[str]:
+    calls: list[str] = []
+    while frame is not None and len(calls) < _MOST_FRAMES:
+        code = frame.f_code
+        file = "/".join(PurePath(code.co_filename).parts[-2:])
+        calls.append(f"{file}:{frame.f_lineno} {code.co_name}")
+        frame = frame.f_back
+    if frame is not None:
+        calls.append("...")
+    return calls[::-1]

@@ -1,0 +1,108 @@
+"""A rank fails in every way, at every place, under both launchers: the others say why, in time, and nothing stays behind.
+
+docs/failures.md shows the same cases as they came out in one run (`make failures`).
+"""
+
+import re
+import subprocess
+
+import pytest
+from support.failure_cases import CASES, MODES, Case, Outcome, run_cases
+from support.job import find_mpirun
+from support.limits import limit
+from support.shared_memory import nothing_left_behind
+
+from hvdlite.config import KNOBS
+
+WHO = r"rank 1 \(host \S+, pid \d+\) "
+DIED = WHO + "ended without a word"
+CAUSES = {
+    "raise": WHO + "raised ValueError: bad batch 17",
+    "exit 3": WHO + "has left",
+    "exit 0": WHO + "has left",
+    "os._exit 4": DIED,
+    "SIGKILL": DIED,
+    "SIGSEGV": DIED,
+    "SIGSTOP": r"rank 1 \(host \S+, pid \d+\)",
+    "host lost": r"rank [12] \(host h1, pid \d+\) ",  # either of those there
+    "link cut": WHO.rstrip(),
+}
+# Seconds in which the others have said it.
+BOUNDS = {"raise": 5.0, "host lost": 15.0, "link cut": 15.0, "SIGSTOP": 8.0}
+DEATH = 2.0
+# Where the engine lives, so that there are operations to tell of.
+RECORDED = ("negotiation", "collective", "computing")
+HAS_STALL_LIMIT = any(knob.name == "stall_shutdown_time_seconds" for knob in KNOBS)
+
+
+def has_ulfm() -> bool:
+    """Does this machine's mpirun know --with-ft? Open MPI's does, from version 5 on."""
+    version = subprocess.run([find_mpirun(), "--version"], capture_output=True, text=True, check=False).stdout
+    found = re.search(r"Open MPI\) (\d+)", version)
+    return found is not None and int(found[1]) >= 5
+
+
+@pytest.fixture(scope="module")
+def outcomes(request) -> dict[Case, Outcome]:
+    """All cases that this run of the tests asks for, run side by side."""
+    wanted = [
+        item.callspec.params["case"] for item in request.session.items if item.path == request.path and "case" in _params(item)
+    ]
+    modes = MODES if any(case.mode == "ulfm" for case in wanted) and has_ulfm() else ("mpirun",)
+    with nothing_left_behind():
+        return run_cases(case for case in wanted if case.mode in modes and _runs(case))
+
+
+def _params(item: pytest.Item) -> dict[str, object]:
+    return item.callspec.params if hasattr(item, "callspec") else {}
+
+
+def _runs(case: Case) -> bool:
+    return case.ending != "SIGSTOP" or HAS_STALL_LIMIT
+
+
+def _marked(case: Case) -> object:
+    return pytest.param(case, id=str(case), marks=[pytest.mark.slow] if case.slow else [])
+
+
+@pytest.mark.parametrize("case", [_marked(case) for case in CASES])
+def test_the_others_say_why_and_nothing_stays(case: Case, outcomes: dict[Case, Outcome]) -> None:
+    if case not in outcomes:
+        pytest.skip("takes the stall limit" if not _runs(case) else "this MPI has no launcher with fault tolerance")
+    outcome = outcomes[case]
+    assert not outcome.job.timed_out, outcome.report()
+    assert not outcome.orphans, outcome.report()
+    check_code(outcome)
+    if (case.ending, case.place) in (("exit 0", "shutdown"), ("exit 3", "shutdown")):
+        return  # all had done their part
+    for rank in case.survivors:
+        heard = [one[rank] for one in (outcome.said, outcome.raised) if rank in one]
+        if known_to_the_launcher_alone(case) and not heard:
+            continue  # it was killed at once
+        assert heard, outcome.report()
+        assert min(seconds for seconds, _ in heard) < limit(BOUNDS.get(case.ending, DEATH)), outcome.report()
+        known = any(re.search(CAUSES[case.ending], text) for _, text in heard)
+        assert known or (known_to_the_launcher_alone(case) and "SIGTERM ends this rank" in heard[0][1]), outcome.report()
+        if case.place in RECORDED:
+            assert rank in outcome.records, outcome.report()
+        if case.mode == "ulfm" and case.place in ("init", *RECORDED):
+            assert rank in outcome.raised, outcome.report()
+
+
+def known_to_the_launcher_alone(case: Case) -> bool:
+    """A death on another host, without fault tolerance: Open MPI aborts the ranks that had a connection to the dead one."""
+    return case.mode == "mpirun" and bool(case.hosts) and case.ending in ("os._exit 4", "SIGKILL", "host lost")
+
+
+def check_code(outcome: Outcome) -> None:
+    """Of mpirun: of the rank that failed, where nobody else ended before; never 0 if one failed."""
+    case, code = outcome.case, outcome.job.returncode
+    if case.ending in ("host lost", "link cut"):
+        return  # Open MPI's mpirun says 0, or waits for its daemon there
+    if case.place == "shutdown" and case.ending.startswith("exit"):
+        assert code == int(case.ending[-1]), outcome.report()
+    else:
+        assert code != 0, outcome.report()
+    expected = {"os._exit 4": 4, "SIGKILL": 137, "raise": 1}.get(case.ending)
+    if case.mode == "mpirun" and not case.hosts and expected is not None:
+        assert code == expected, outcome.report()

@@ -1,0 +1,59 @@
+"""A rank that dies while GPU tensors are under way: the others learn of it in bounded time, by each route."""
+
+import os
+from pathlib import Path
+
+import pytest
+from support.gpu import ROUTES, count_gpus, variants
+from support.job import run_job
+from support.limits import limit
+
+SCRIPT = """
+    import os, signal, sys, time
+    import numpy as np
+    import hvdlite as hvd
+    from support.driver_arrays import DriverArray
+
+    hvd.init()
+    gpu = hvd.local_rank() % int(os.environ["GPUS"])
+    arrays = [DriverArray.of(np.full(100_000, hvd.rank() + 1.0, np.float32), device=gpu) for _ in range(4)]
+    step = 0
+    try:
+        while True:
+            if step == 5 and hvd.rank() == 1:
+                if os.environ["HOW"] == "raise":
+                    raise ValueError("no such file: data.bin")
+                os.kill(os.getpid(), signal.SIGKILL)
+            begun = time.monotonic()
+            handles = [hvd.allreduce_async(array, op=hvd.Sum, name=f"step.{place}") for place, array in enumerate(arrays)]
+            for handle in handles:
+                hvd.synchronize(handle)
+            step += 1
+    except hvd.HorovodInternalError as error:
+        print(f"lost after {time.monotonic() - begun:.2f} s in step {step}: {error}", flush=True)
+        hvd.shutdown()
+        sys.exit(3)
+"""
+
+
+def ways():
+    for variant in variants(2, ROUTES, ("fakes",)):
+        yield pytest.param(variant, id=variant.label, marks=[getattr(pytest.mark, name) for name in variant.markers])
+
+
+@pytest.mark.parametrize("how", ["raise", "kill"])
+@pytest.mark.parametrize("variant", list(ways()))
+def test_the_others_end(variant, how, pytestconfig):
+    if variant.impossible:
+        pytest.skip(variant.impossible)
+    if variant.environment["HVDLITE_GPU_ROUTE"] not in pytestconfig.getoption("--routes"):
+        pytest.skip("another route was asked for")
+    tests = str(Path(__file__).parents[1])
+    path = os.pathsep.join([str(Path(tests).parent), tests])
+    gpus = "2" if "fakes" in variant.label else str(count_gpus()[0])
+    job = run_job(SCRIPT, 2, timeout=limit(12.0), env={**variant.environment, "PYTHONPATH": path, "HOW": how, "GPUS": gpus})
+    assert not job.timed_out, job.report()
+    assert job.returncode != 0
+    if how == "raise":
+        assert "ValueError: no such file: data.bin" in job.stdout[0] + job.stderr[0], job.report()
+        assert "lost after" in job.stdout[0], job.report()

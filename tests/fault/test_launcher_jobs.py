@@ -1,0 +1,338 @@
+"""hvdlite run and hvdlite.run with real ranks: output, failures, interruptions, results."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+from support.job import job_environment
+from support.limits import eventually, limit
+
+import hvdlite
+from hvdlite.errors import PeerLostError
+
+TIMEOUT = 180.0
+# The launcher itself sets what root and more ranks than cores take.
+OURS = ("OMPI_ALLOW_RUN_AS_ROOT", "PRTE_MCA_rmaps_default_mapping_policy", "OMPI_MCA_rmaps_base_oversubscribe")
+
+
+def environment(**changes):
+    kept = {name: value for name, value in job_environment().items() if not name.startswith(OURS)}
+    return {**kept, **changes}
+
+
+def command(*words):
+    return [sys.executable, "-m", "hvdlite", "run", *words]
+
+
+def run(tmp_path, program, *words, n=3, **changes):
+    script = tmp_path / "program.py"
+    script.write_text(program)
+    return subprocess.run(
+        command("-n", str(n), *words, "python", str(script)),
+        env=environment(**changes),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+    )
+
+
+SUM = """
+import sys, numpy, hvdlite as hvd
+hvd.init()
+print("sum", hvd.allreduce(numpy.ones(2) * hvd.rank(), op=hvd.Sum)[0], "of", hvd.size())
+print("also", file=sys.stderr)
+"""
+
+
+def test_ranks_are_started_and_their_lines_are_tagged(tmp_path):
+    done = run(tmp_path, SUM, "--output-filename", str(tmp_path / "logs"))
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"[{rank}]<stdout>: sum 3.0 of 3" for rank in range(3)]
+    assert sorted(done.stderr.splitlines()) == [f"[{rank}]<stderr>: also" for rank in range(3)]
+    for rank in range(3):
+        folder = tmp_path / "logs" / f"rank.{rank}"
+        assert (folder / "stdout").read_text() == "sum 3.0 of 3\n"
+        assert (folder / "stderr").read_text() == "also\n"
+
+
+def test_flags_reach_the_ranks(tmp_path):
+    program = "import os; print(os.environ['HVDLITE_FUSION_THRESHOLD'], os.environ['MINE'], os.environ['PYTHONUNBUFFERED'])"
+    done = run(tmp_path, program, "--fusion-threshold-mb", "2", "-x", "MINE=a b", "--no-tag-output", n=1)
+    assert (done.stdout, done.returncode) == ("2097152 a b 1\n", 0), done.stderr
+
+
+def test_lines_of_ranks_do_not_mix(tmp_path):
+    program = """
+import os, sys
+rank = os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK"))
+for number in range(3000):
+    print(rank * 100, number, "x" * 100)
+"""
+    done = run(tmp_path, program)
+    lines = done.stdout.splitlines()
+    assert len(lines) == 9000
+    for rank in range(3):
+        mine = [line for line in lines if line.startswith(f"[{rank}]<stdout>: ")]
+        assert mine == [f"[{rank}]<stdout>: {str(rank) * 100} {number} {'x' * 100}" for number in range(3000)]
+
+
+def test_what_comes_without_an_end_of_line_comes_at_the_end(tmp_path):
+    done = run(tmp_path, "import sys; sys.stdout.write('no end')", n=1)
+    assert done.stdout == "[0]<stdout>: no end\n"
+
+
+def test_ranks_read_nothing_from_standard_input(tmp_path):
+    """Open MPI's mpirun would let rank 0 wait for the end of its standard input, for ever."""
+    script = tmp_path / "program.py"
+    script.write_text("import sys; print(len(sys.stdin.read()))")
+    done = subprocess.run(
+        command("-n", "2", "python", str(script)),
+        env=environment(),
+        input="hello",
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+    )
+    assert sorted(done.stdout.splitlines()) == ["[0]<stdout>: 0", "[1]<stdout>: 0"]
+
+
+RAISES = """
+import numpy, hvdlite as hvd
+hvd.init()
+hvd.barrier()
+if hvd.rank() == 1:
+    raise ValueError("the data is bad")
+hvd.allreduce(numpy.ones(2))
+"""
+
+
+def test_the_traceback_of_the_first_failure_comes_last(tmp_path):
+    done = run(tmp_path, RAISES)
+    assert done.returncode == 1
+    assert "[0]<stderr>: hvdlite.errors.PeerLostError: rank 1" in done.stderr or "[2]<stderr>:" in done.stderr
+    place, last = done.stderr.rsplit("hvdlite run: rank 1 (host ", 1)
+    assert "failed first: it ended with exit code 1. Its last words:" in last
+    assert last.splitlines()[1] == "Traceback (most recent call last):"
+    assert "ValueError: the data is bad" in last
+    assert "PeerLostError" not in last
+    assert "[1]<stderr>: ValueError: the data is bad" in place
+
+
+@pytest.mark.parametrize(
+    ("how", "status", "said"),
+    [
+        ("os._exit(7)", 7, "it ended with exit code 7"),
+        ("os.kill(os.getpid(), 9)", 137, "it was ended by signal 9 (SIGKILL)"),
+        ("os.kill(os.getpid(), 10)", 138, "it was ended by signal 10 (SIGUSR1)"),
+    ],
+)
+def test_the_exit_code_is_that_of_the_rank_that_failed(tmp_path, how, status, said):
+    program = f"""
+import os, time, hvdlite as hvd
+hvd.init()
+hvd.barrier()
+if hvd.rank() == 2:
+    print("my last words")
+    {how}
+hvd.barrier()
+"""
+    done = run(tmp_path, program)
+    assert done.returncode == status, done.stderr
+    _, last = done.stderr.rsplit("hvdlite run: ", 1)
+    assert last.startswith("rank 2 (host ")
+    assert said in last
+    assert last.endswith("my last words\n")
+
+
+def test_a_program_that_cannot_be_started():
+    done = subprocess.run(
+        command("-n", "2", "/no/such/program"), env=environment(), capture_output=True, text=True, timeout=TIMEOUT
+    )
+    assert done.returncode == 127
+    assert done.stderr.rstrip().endswith("/no/such/program cannot be started: No such file or directory")
+
+
+def test_an_mpirun_of_another_mpi_is_found_out_by_the_ranks(tmp_path):
+    """The classic mistake: ranks of which each believes that it is alone."""
+    other = tmp_path / "mpirun"
+    other.write_text(
+        """#!/bin/sh
+[ "$1" = --version ] && { echo "HYDRA build details: Version: 4.0"; exit; }
+while [ "$1" != -bind-to ]; do shift; done; shift 2
+PMI_RANK=0 PMI_SIZE=2 "$@" & first=$!
+PMI_RANK=1 PMI_SIZE=2 "$@"; second=$?
+wait $first && exit $second
+"""
+    )
+    other.chmod(0o755)
+    done = run(tmp_path, "import hvdlite; hvdlite.init(); print('alone')", "--mpirun", str(other), n=2)
+    assert done.returncode == 1
+    assert "alone" not in done.stdout
+    last = done.stderr.rsplit("hvdlite run: rank ", 1)[1]
+    assert "the launcher says that this job has 2 processes (PMI_SIZE=2" in last
+    assert "`hvdlite run`, which takes the mpirun of the loaded MPI" in last
+
+
+def test_ranks_that_do_not_start_in_time(tmp_path):
+    slow = tmp_path / "mpirun"
+    slow.write_text('#!/bin/sh\n[ "$1" = --version ] && { echo "mpirun (Open MPI) 5.0.1"; exit; }\nexec sleep 600\n')
+    slow.chmod(0o755)
+    began = time.monotonic()
+    done = run(tmp_path, "", "--mpirun", str(slow), "--start-timeout", "1", n=2)
+    assert done.returncode != 0
+    assert "ranks 0, 1 had not started after 1 seconds" in done.stderr
+    assert time.monotonic() - began < limit(5.0)
+
+
+# --- interruptions --------------------------------------------------------------------------------------------------------
+
+MARK = "HVDTEST_LAUNCHER"
+HANGS = """
+import signal, subprocess, sys, time, hvdlite as hvd
+hvd.init()
+if {stubborn}:
+    signal.signal(signal.SIGTERM, lambda *args: None)
+subprocess.Popen(["sleep", "600"])
+print("up", flush=True)
+while True:
+    time.sleep(1)
+"""
+
+
+def marked(mark):
+    """The processes of a job, which have this in their environment."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and f"{MARK}={mark}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.parametrize(
+    ("number", "stubborn"), [(signal.SIGINT, False), (signal.SIGINT, True), (signal.SIGTERM, True), (signal.SIGKILL, True)]
+)
+def test_nothing_is_left_of_a_job_that_is_interrupted(tmp_path, number, stubborn):
+    script = tmp_path / "program.py"
+    script.write_text(HANGS.format(stubborn=stubborn))
+    mark = uuid.uuid4().hex
+    process = subprocess.Popen(
+        command("-n", "2", "python", str(script)),
+        env=environment(**{MARK: mark, "TMPDIR": str(tmp_path)}),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        lines = [process.stdout.readline() for _ in range(2)]
+        assert sorted(lines) == ["[0]<stdout>: up\n", "[1]<stdout>: up\n"]
+        assert len(marked(mark)) >= 8  # launcher, mpirun, and beside each rank its program and what that has started
+        process.send_signal(number)
+        rest = process.communicate(timeout=limit(15.0))[0]
+        assert process.returncode == (-number if number == signal.SIGKILL else 128 + number)
+        assert "Traceback" not in rest
+        assert eventually(lambda: not marked(mark))
+        assert not list(tmp_path.glob("hvdlite-run-*"))
+    finally:
+        process.kill()
+        process.communicate()
+        for pid in marked(mark):
+            os.kill(pid, signal.SIGKILL)
+
+
+# --- hvdlite.run ----------------------------------------------------------------------------------------------------------
+
+
+def in_a_program(tmp_path, text, **changes):
+    script = tmp_path / "caller.py"
+    script.write_text(text)
+    return subprocess.run(
+        [sys.executable, str(script)], env=environment(**changes), capture_output=True, text=True, timeout=TIMEOUT
+    )
+
+
+def test_a_function_of_a_program_runs_on_ranks_and_gives_their_results(tmp_path):
+    done = in_a_program(
+        tmp_path,
+        """
+import hvdlite
+
+def train(factor, *, base):
+    import numpy as np
+    import hvdlite as hvd
+    hvd.init()
+    print("here", hvd.rank())
+    return base + factor * hvd.allreduce(np.arange(2.0) + hvd.rank(), op=hvd.Sum), hvd.rank()
+
+for total, rank in hvdlite.run(train, (10,), {"base": 1}, np=3):
+    print(rank, total.tolist())
+""",
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[-3:] == [f"{rank} [31.0, 61.0]" for rank in range(3)]
+    assert sorted(lines[:3]) == [f"[{rank}]<stdout>: here {rank}" for rank in range(3)]
+
+
+def raises_on_rank_1():
+    import numpy
+
+    hvdlite.init()
+    if hvdlite.rank() == 1:
+        raise KeyError("only here")
+    hvdlite.allreduce(numpy.ones(1))
+
+
+def ends_on_rank_1():
+    hvdlite.init()
+    hvdlite.barrier()
+    if hvdlite.rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    hvdlite.barrier()
+
+
+@pytest.fixture
+def unprepared(monkeypatch):
+    for name in os.environ:
+        if name.startswith(OURS):
+            monkeypatch.delenv(name)
+
+
+def test_what_a_rank_raises_is_raised_in_the_caller(unprepared, capfd):
+    with pytest.raises(KeyError, match="only here") as caught:
+        hvdlite.run(raises_on_rank_1, np=3)
+    assert "rank 1 (host " in str(caught.value.__cause__)
+    assert "in raises_on_rank_1" in str(caught.value.__cause__)
+
+
+def test_a_rank_that_is_killed(unprepared, capfd):
+    with pytest.raises(PeerLostError, match=r"rank 1 \(host .*\) was ended by signal 9 \(SIGKILL\)"):
+        hvdlite.run(ends_on_rank_1, np=2)
+
+
+def test_horovods_run_serves_horovod_to_the_function(tmp_path):
+    done = in_a_program(
+        tmp_path,
+        """
+import hvdlite.horovod.install
+import horovod
+
+def train():
+    import os
+    import horovod.torch as hvd
+    hvd.init()
+    return hvd.rank(), hvd.__name__, os.environ["HVDLITE_CACHE_CAPACITY"]
+
+print(horovod.run(train, num_proc=2, disable_cache=True))
+""",
+    )
+    assert done.stdout == "[(0, 'hvdlite.torch', '0'), (1, 'hvdlite.torch', '0')]\n", done.stderr

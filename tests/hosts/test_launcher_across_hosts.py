@@ -1,0 +1,74 @@
+"""hvdlite run across emulated hosts: what ranks elsewhere print and how they end comes through mpirun."""
+
+import shlex
+import subprocess
+import sys
+
+import pytest
+from support.hosts import MPIRUN_OPTIONS, emulated_hosts
+from support.job import LAUNCHES, NOT_LAUNCHED, job_environment
+
+TIMEOUT = 180.0
+
+
+@pytest.fixture(scope="module")
+def hosts():
+    with emulated_hosts(2) as up:
+        yield up
+
+
+def run(hosts, tmp_path, program, *words, **changes):
+    """Runs `hvdlite run` on the front with two ranks on each host; its daemons start where ssh would log in."""
+    script = tmp_path / "program.py"
+    script.write_text(program)
+    environ = {**job_environment(), **changes}
+    *enter, _, flag, name, agent = hosts.on_front(["mpirun"], environ, tmp_path)
+    options = [word for word in MPIRUN_OPTIONS if word not in ("--bind-to", "none")]
+    arguments = ["-H", "h0:2,h1:2", "--mpi-args", shlex.join([flag, name, agent, *options]), *words]
+    for _ in range(LAUNCHES):
+        done = subprocess.run(
+            [*enter, sys.executable, "-m", "hvdlite", "run", *arguments, "python", str(script)],
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT,
+        )
+        if NOT_LAUNCHED not in done.stderr:
+            break
+    return done
+
+
+def test_ranks_on_other_hosts_are_tagged_and_get_variables(hosts, tmp_path):
+    program = """
+import os, socket, sys, numpy, hvdlite as hvd
+hvd.init()
+total = hvd.allreduce(numpy.ones(2) * hvd.rank(), op=hvd.Sum)[0]
+print(total, socket.gethostname(), hvd.local_rank(), os.environ["HVDLITE_SEGMENT_BYTES"], os.environ["MINE"])
+print("x" * 3000, file=sys.stderr)
+"""
+    done = run(
+        hosts, tmp_path, program, "--segment-bytes", "64KiB", "-x", "MINE=a b", "--output-filename", str(tmp_path / "logs")
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"[{rank}]<stdout>: 6.0 h{rank // 2} {rank % 2} 64KiB a b" for rank in range(4)]
+    assert sorted(done.stderr.splitlines()) == [f"[{rank}]<stderr>: {'x' * 3000}" for rank in range(4)]
+    assert (tmp_path / "logs" / "rank.3" / "stdout").read_text() == "6.0 h1 1 64KiB a b\n"
+
+
+def test_the_rank_that_failed_first_is_named_with_its_host(hosts, tmp_path):
+    program = """
+import numpy, hvdlite as hvd
+hvd.init()
+hvd.barrier()
+if hvd.rank() == 3:
+    raise ValueError("the data is bad")
+hvd.allreduce(numpy.ones(2))
+"""
+    done = run(hosts, tmp_path, program)
+    # Open MPI may abort a rank that still tells the others, as soon as a connection of it is closed; its code is another then.
+    assert done.returncode != 0, done.stderr
+    last = done.stderr.rsplit("hvdlite run: ", 1)[1]
+    assert last.startswith("rank 3 (host h1, pid ")
+    assert "ValueError: the data is bad" in last
+    assert "PeerLostError" not in last

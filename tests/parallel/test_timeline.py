@@ -1,0 +1,62 @@
+"""Timelines of a real job: the knob, a file for each rank, the report over them."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.world import WORLD
+
+from hvdlite.timeline import __main__ as program
+from hvdlite.timeline import files
+
+RANKS = (1, 2, 3)
+
+
+@pytest.fixture
+def folder(hvd, tmp_path):
+    """The same on all ranks."""
+    return Path(hvd.broadcast_object(str(tmp_path), 0))
+
+
+def test_a_report_of_all_ranks(hvd, folder):
+    trace = folder / "t.json"
+    hvd.start_timeline(str(trace), mark_cycles=True)
+    for step in range(5):
+        for index in range(6):
+            hvd.allreduce(np.full(3000, WORLD.rank + step, np.float32), name=f"report{index}")
+    hvd.stop_timeline()
+    hvd.barrier()
+    mine = trace if WORLD.rank == 0 else trace.with_name(f"t.rank{WORLD.rank}.json")
+    read = files.read(mine)
+    assert (read.rank, read.size) == (WORLD.rank, WORLD.size)
+    assert sum(operation.kind == "ALLREDUCE" for operation in read.operations.values()) == 30
+    assert len(read.waits) == 30
+    if WORLD.rank == 0:
+        page = folder / "page.html"
+        assert program.main(["report", str(trace), "-o", str(page)]) == 0
+        ranks = "1 rank on" if WORLD.size == 1 else f"{WORLD.size} ranks on"
+        assert f"{ranks} 1 host, 4 steps" in page.read_text()
+        assert program.main(["merge", str(trace), "-o", str(folder / "m.json")]) == 0
+        assert {event["pid"] for event in json.loads((folder / "m.json").read_text())} == set(range(WORLD.size))
+    hvd.barrier()
+
+
+def test_a_folder_that_is_not_there(hvd, tmp_path):
+    with pytest.raises(ValueError, match=r"cannot be written to '.*/nowhere/t"):
+        hvd.start_timeline(str(tmp_path / "nowhere" / "t.json"))
+    hvd.stop_timeline()  # harmless
+
+
+def test_the_trace_adds_no_messages(hvd, folder):
+    def sent():
+        before = hvd.basics.RUNTIME.engine.counters()["control_messages_sent"]
+        for _ in range(20):
+            hvd.allreduce(np.full(3000, WORLD.rank, np.float32), name="counted")
+        return hvd.basics.RUNTIME.engine.counters()["control_messages_sent"] - before
+
+    sent()
+    without = sent()
+    hvd.start_timeline(str(folder / "t.json"))
+    assert sent() <= without
+    hvd.stop_timeline()

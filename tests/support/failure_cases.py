@@ -1,0 +1,243 @@
+"""The failures that are tested: a rank ends, somewhere in a job, under a launcher. docs/failures.md is made of the same table.
+
+A case is a job of three ranks on one host, or of three hosts with a rank each. Rank 1 writes down the moment and fails; the log
+lines of the others carry the time at which they were written.
+"""
+
+import re
+import tempfile
+import textwrap
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+
+from support.hosts import EmulatedHosts, emulated_hosts
+from support.job import Job, JobResult
+
+__all__ = ["CASES", "CULPRIT", "MODES", "Case", "Outcome", "run_case", "run_cases"]
+
+RANKS, CULPRIT = 3, 1
+AT_ONCE = 4  # jobs that run side by side: they mostly sleep
+MODES = ("mpirun", "ulfm")
+# What ends a rank that hangs, in seconds.
+STALL = {"HVDLITE_STALL_CHECK_TIME_SECONDS": "1", "HVDLITE_STALL_SHUTDOWN_TIME_SECONDS": "3"}
+
+PROGRAM = """
+    import os, signal, sys, threading, time
+    import numpy as np
+    import hvdlite as hvd
+    from hvdlite import startup
+
+    ending, place = sys.argv[1], sys.argv[2]
+
+    def fail():
+        print(f"failed {time.time():.6f}", flush=True)
+        if ending == "raise":
+            raise ValueError("bad batch 17")
+        if ending in ("host lost", "link cut"):
+            time.sleep(600)  # the test does it
+        if ending == "exit 3":
+            sys.exit(3)
+        if ending == "exit 0":
+            sys.exit(0)
+        if ending == "os._exit 4":
+            os._exit(4)
+        os.kill(os.getpid(), {"SIGKILL": signal.SIGKILL, "SIGSEGV": signal.SIGSEGV, "SIGSTOP": signal.SIGSTOP}[ending])
+
+    from mpi4py import MPI
+    culprit = MPI.COMM_WORLD.rank == 1
+    print(f"pid {os.getpid()} host {os.uname().nodename}", flush=True)
+    if place == "init" and culprit:
+        startup.agree = lambda *_: (time.sleep(0.3), fail())
+    try:
+        hvd.init()
+        for step in range(3):
+            hvd.allreduce(np.full(4, hvd.rank() + step), name="warmup")
+        hvd.barrier()
+        if place == "negotiation":
+            if culprit:
+                time.sleep(0.3)  # the others already wait
+                fail()
+            hvd.allreduce(np.ones(4), name="gradient")
+        if place == "collective":
+            gradients = [np.full(1 << 20, hvd.rank() + i, np.float32) for i in range(16)]
+            handles = [hvd.allreduce_async(each, name=f"gradient.{i}") for i, each in enumerate(gradients)]
+            if culprit:
+                hvd.synchronize(handles[0])
+                fail()
+            for handle in handles:
+                hvd.synchronize(handle)
+            hvd.allreduce(np.ones(4), name="next")
+        if place == "computing":
+            if culprit:
+                time.sleep(0.1)
+                fail()
+            end = time.monotonic() + 1.0
+            while time.monotonic() < end:  # holds the GIL
+                sum(range(100_000))
+            hvd.allreduce(np.ones(4), name="next")
+        if place == "shutdown":
+            if culprit:
+                time.sleep(0.3)
+                fail()
+            hvd.shutdown()
+            print(f"shut down {time.time():.6f}", flush=True)
+    except hvd.HorovodInternalError as error:
+        print(f"raised {time.time():.6f} {type(error).__name__}: {error}", flush=True)
+        raise
+"""
+
+
+# Rank 1 is on the second of three hosts.
+_ALONE, _NEIGHBOURS = (1, 1, 1), (1, 2, 1)
+_WHERE = {(): "", _ALONE: "-alone", _NEIGHBOURS: "-neighbours"}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row, and its column.
+
+    Attributes:
+        ending: how rank 1 ends.
+        place: what the others do at that time.
+        mode: ``mpirun``, or ``ulfm`` for ``mpirun --with-ft ulfm``.
+        hosts: how many ranks are on each; () for one host.
+        slow: left to `make test-all`.
+    """
+
+    ending: str
+    place: str
+    mode: str
+    hosts: tuple[int, ...] = ()
+    slow: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.ending}-{self.place}-{self.mode}{_WHERE[self.hosts]}".replace(" ", "_")
+
+    @property
+    def ranks(self) -> int:
+        """How many."""
+        return sum(self.hosts) or RANKS
+
+    @property
+    def survivors(self) -> tuple[int, ...]:
+        """All ranks but rank 1, and, where its host is lost, the others there."""
+        gone = self.hosts[CULPRIT] if self.ending in ("host lost", "link cut") else 1
+        return (0, *range(CULPRIT + gone, self.ranks))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a case led to.
+
+    Attributes:
+        case: which.
+        job: what its ranks wrote, and mpirun's exit code.
+        said: of each survivor that logged the failure, the seconds after it and the text.
+        raised: of each survivor in which a call raised, the seconds after the failure and the error.
+        records: the survivors whose log has the flight recorder.
+        orphans: processes of the job that were still there after mpirun had ended.
+    """
+
+    case: Case
+    job: JobResult
+    said: dict[int, tuple[float, str]] = field(default_factory=dict)
+    raised: dict[int, tuple[float, str]] = field(default_factory=dict)
+    records: tuple[int, ...] = ()
+    orphans: tuple[int, ...] = ()
+
+    def report(self) -> str:
+        """Everything, for the message of an assertion."""
+        return f"{self.case}: said {self.said}, raised {self.raised}, left running: {self.orphans}\n{self.job.report()}"
+
+
+_ENDINGS = ("raise", "exit 3", "exit 0", "os._exit 4", "SIGKILL", "SIGSEGV", "SIGSTOP")
+_PLACES = ("init", "negotiation", "collective", "computing", "shutdown")
+_ACROSS = (
+    ("raise", _ALONE),
+    ("exit 3", _ALONE),
+    ("os._exit 4", _ALONE),
+    ("SIGKILL", _ALONE),
+    ("SIGKILL", _NEIGHBOURS),
+    ("host lost", _NEIGHBOURS),
+    ("link cut", _NEIGHBOURS),
+)
+
+
+def _rare(ending: str, place: str) -> bool:
+    """To MPI and the kernel these end as others do that are tested everywhere."""
+    return (ending in ("SIGSEGV", "os._exit 4", "exit 0") and place != "negotiation") or (
+        ending == "exit 3" and place == "computing"
+    )
+
+
+CASES = (
+    *(Case(e, place, mode, slow=_rare(e, place)) for e in _ENDINGS for place in _PLACES for mode in MODES),
+    *(Case(ending, "negotiation", mode, hosts) for ending, hosts in _ACROSS for mode in MODES),
+)
+
+_STAMP = r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+) hvdlite ERROR \[\w+ rank \d+/\d+\] "
+
+
+def run_case(case: Case, timeout: float = 60.0) -> Outcome:
+    """Runs a case and looks at what it left."""
+    if not case.hosts:
+        return _run(case, None, timeout)
+    with emulated_hosts(len(case.hosts)) as hosts:  # they may not survive it
+        return _run(case, hosts, timeout)
+
+
+def _run(case: Case, hosts: EmulatedHosts | None, timeout: float) -> Outcome:
+    with tempfile.TemporaryDirectory(prefix="hvdlite-job-") as name:
+        folder = Path(name)
+        (folder / "script.py").write_text(textwrap.dedent(PROGRAM))
+        options = list(hosts.placement(case.hosts)[1]) if hosts is not None else []
+        options += ["--with-ft", "ulfm"] if case.mode == "ulfm" else []
+        environment = {"HVDLITE_LOG_TIMESTAMPS": "1", **(STALL if case.ending == "SIGSTOP" else {})}
+        job = Job([str(folder / "script.py"), case.ending, case.place], case.ranks, folder, environment, options, hosts)
+        ended = False
+        orphans: list[int] = []
+        try:
+            if hosts is not None and case.ending in ("host lost", "link cut"):
+                job.wait(timeout, until=lambda: "failed" in job.result().stdout.get(CULPRIT, ""))
+                (hosts.kill if case.ending == "host lost" else hosts.cut)(CULPRIT)
+            if case.ending == "link cut":
+                ended = job.wait(timeout, until=lambda: _all_told(case, job.result()))  # mpirun waits for its daemon there
+            else:
+                ended = job.wait(timeout)
+            patience = time.monotonic() + 2.0
+            while ended and case.ending != "link cut" and (orphans := job.running()) and time.monotonic() < patience:
+                time.sleep(0.05)
+        finally:
+            result = job.end(timed_out=not ended)
+    return _read(case, result, tuple(orphans))
+
+
+def run_cases(cases: Iterable[Case]) -> dict[Case, Outcome]:
+    """Runs cases, several at a time."""
+    cases = tuple(cases)
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return dict(zip(cases, pool.map(run_case, cases), strict=True))
+
+
+def _all_told(case: Case, job: JobResult) -> bool:
+    return all("raised" in job.stdout.get(rank, "") for rank in case.survivors)
+
+
+def _read(case: Case, job: JobResult, orphans: tuple[int, ...]) -> Outcome:
+    moment = re.search(r"^failed ([\d.]+)$", job.stdout.get(CULPRIT, ""), re.MULTILINE)
+    failed = float(moment[1]) if moment else float("nan")
+    said, raised, records = {}, {}, []
+    for rank in case.survivors:
+        log = re.search(_STAMP + "(.*Horovod has been shut down.*)", job.stderr.get(rank, ""), re.MULTILINE)
+        if log:
+            said[rank] = (datetime.strptime(log[1], "%Y-%m-%d %H:%M:%S.%f").timestamp() - failed, log[2])
+        error = re.search(r"^raised ([\d.]+) (.*)", job.stdout.get(rank, ""), re.MULTILINE)
+        if error:
+            raised[rank] = (float(error[1]) - failed, error[2])
+        if "last operations of this rank" in job.stderr.get(rank, ""):
+            records.append(rank)
+    return Outcome(case, job, said, raised, tuple(records), orphans)

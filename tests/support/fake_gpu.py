@@ -1,0 +1,364 @@
+"""Fake GPUs (tests/native/fake_gpu): where their libraries are, how tests steer them, and memory and streams on them.
+
+The engine opens them by its ordinary knobs: ``knobs()`` for engines of this process, ``environment()`` for other processes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import gc
+import math
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from ctypes import POINTER, byref, c_char_p, c_double, c_float, c_int, c_long, c_size_t, c_uint, c_ulonglong, c_void_p
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import hvdlite
+
+Array = npt.NDArray[Any]
+
+LIBRARIES = {"cuda": "libfakecuda.so", "nccl": "libfakenccl.so", "nvrtc": "libfakenvrtc.so"}
+NON_BLOCKING = 1
+ILLEGAL_ADDRESS = 700
+
+_SIGNATURES: dict[str, list[Any]] = {
+    "cuInit": [c_uint],
+    "cuDevicePrimaryCtxRetain": [POINTER(c_void_p), c_int],
+    "cuDevicePrimaryCtxRelease_v2": [c_int],
+    "cuCtxPushCurrent_v2": [c_void_p],
+    "cuCtxPopCurrent_v2": [POINTER(c_void_p)],
+    "cuMemAlloc_v2": [POINTER(c_ulonglong), c_size_t],
+    "cuMemFree_v2": [c_ulonglong],
+    "cuMemHostAlloc": [POINTER(c_void_p), c_size_t, c_uint],
+    "cuMemFreeHost": [c_void_p],
+    "cuMemcpyAsync": [c_ulonglong, c_ulonglong, c_size_t, c_void_p],
+    "cuMemsetD8Async": [c_ulonglong, ctypes.c_ubyte, c_size_t, c_void_p],
+    "cuStreamCreateWithPriority": [POINTER(c_void_p), c_uint, c_int],
+    "cuStreamDestroy_v2": [c_void_p],
+    "cuStreamSynchronize": [c_void_p],
+    "cuStreamWaitEvent": [c_void_p, c_void_p, c_uint],
+    "cuEventCreate": [POINTER(c_void_p), c_uint],
+    "cuEventDestroy_v2": [c_void_p],
+    "cuEventRecord": [c_void_p, c_void_p],
+    "cuEventQuery": [c_void_p],
+    "cuEventSynchronize": [c_void_p],
+    "cuModuleLoadData": [POINTER(c_void_p), c_char_p],
+    "cuModuleUnload": [c_void_p],
+    "cuModuleGetFunction": [POINTER(c_void_p), c_void_p, c_char_p],
+    "cuLaunchKernel": [c_void_p, *[c_uint] * 7, c_void_p, POINTER(c_void_p), c_void_p],
+    "fake_set": [c_char_p, c_char_p],
+    "fake_fail": [c_char_p, c_long, c_int],
+    "fake_calls": [c_char_p],
+    "fake_busy": [c_void_p, c_double],
+    "fake_capture": [c_void_p, c_int],
+    "fake_async_error": [c_int, c_int],
+    "fake_priority": [c_void_p],
+}
+_TEXTS = ("fake_leaks", "fake_called", "fake_image")
+
+
+class DriverError(Exception):
+    """A call of the fake driver did not return 0; ``code`` is what it returned."""
+
+    def __init__(self, function: str, code: int) -> None:
+        super().__init__(f"{function} returned {code}")
+        self.code = code
+
+
+def folder() -> Path | None:
+    """Where the build that this package came from has put the fakes: that of the source tree, or of `make asan`."""
+    tree = Path(hvdlite.__file__).parents[1]
+    built = (tree / "build" / "dev" / "fake_gpu", tree.parent / "cmake" / "fake_gpu")
+    return next((path for path in built if all((path / name).exists() for name in LIBRARIES.values())), None)
+
+
+def missing() -> str | None:
+    """Why there are no fake GPUs here; None where there are."""
+    return None if folder() else "the fake GPUs are not built (make develop)"
+
+
+def libraries() -> dict[str, str]:
+    """The paths by short name: cuda, nccl, nvrtc."""
+    found = folder()
+    assert found is not None, missing()
+    return {name: str(found / file) for name, file in LIBRARIES.items()}
+
+
+def knobs(**others: Any) -> dict[str, Any]:
+    """An engine's configuration with the fakes for libraries; nothing is kept on disk."""
+    return {**{f"{name}_library": path for name, path in libraries().items()}, "kernel_cache": "", **others}
+
+
+def environment(gpus: int = 2, **settings: object) -> dict[str, str]:
+    """The variables for processes that shall have fake GPUs. settings: of control.h, and fail="FUNCTION:NTH:CODE"."""
+    variables = {f"HVDLITE_{name.upper()}_LIBRARY": path for name, path in libraries().items()}
+    text = ",".join(f"{name}={value}" for name, value in {"gpus": gpus, **settings}.items())
+    return {**variables, "HVDLITE_KERNEL_CACHE": "off", "FAKE_GPU": text}
+
+
+@functools.cache
+def _load() -> tuple[ctypes.CDLL, ctypes.CDLL]:
+    paths = libraries()
+    cuda, nccl = ctypes.CDLL(paths["cuda"]), ctypes.CDLL(paths["nccl"])
+    for name, arguments in _SIGNATURES.items():
+        getattr(cuda, name).argtypes = arguments
+    for name in _TEXTS:
+        getattr(cuda, name).restype = c_char_p
+    cuda.fake_calls.restype = c_long
+    nccl.fake_nccl_error.argtypes = [c_int, c_int, c_char_p]
+    return cuda, nccl
+
+
+class FakeGpus:
+    """The control of this process' fake GPUs, and what a test has on them; `close` takes that away."""
+
+    def __init__(self) -> None:
+        self.cuda, self.nccl = _load()
+        self.cuda.fake_reset()
+        self._contexts: dict[int, c_void_p] = {}
+        self._lock = threading.Lock()
+        self._undo: list[tuple[int, Callable[[], object]]] = []
+
+    # --- control ---
+
+    def set(self, **settings: object) -> None:
+        for name, value in settings.items():
+            self.cuda.fake_set(name.encode(), str(value).encode())
+
+    def fail(self, function: str, nth: int, code: int) -> None:
+        """The nth call of the function from now on (1: the next) returns the code; nth 0 takes that back."""
+        self.cuda.fake_fail(function.encode(), nth, code)
+
+    def calls(self, function: str) -> int:
+        return int(self.cuda.fake_calls(function.encode()))
+
+    def called(self) -> dict[str, int]:
+        pairs = (entry.split("=") for entry in self.cuda.fake_called().decode().split())
+        return {name: int(number) for name, number in pairs}
+
+    def leaks(self) -> str:
+        return str(self.cuda.fake_leaks().decode())
+
+    def break_down(self, device: int, code: int = ILLEGAL_ADDRESS) -> None:
+        self.cuda.fake_async_error(device, code)
+
+    def nccl_error(self, code: int, text: str, rank: int = -1) -> None:
+        self.nccl.fake_nccl_error(rank, code, text.encode())
+
+    def idle(self) -> None:
+        """Sleeps until there is nothing in any stream."""
+        self.cuda.fake_idle()
+
+    # --- the driver ---
+
+    def call(self, function: str, *arguments: Any) -> None:
+        code = int(getattr(self.cuda, function)(*arguments))
+        if code != 0:
+            raise DriverError(function, code)
+
+    @contextmanager
+    def on(self, device: int) -> Iterator[None]:
+        """The GPU's context is this thread's current one."""
+        with self._lock:
+            if device not in self._contexts:
+                context = c_void_p()
+                self.call("cuInit", 0)
+                self.call("cuDevicePrimaryCtxRetain", byref(context), device)
+                self._contexts[device] = context
+        self.call("cuCtxPushCurrent_v2", self._contexts[device])
+        try:
+            yield
+        finally:
+            self.call("cuCtxPopCurrent_v2", None)
+
+    def later(self, device: int, undo: Callable[[], object]) -> None:
+        self._undo.append((device, undo))
+
+    def close(self) -> None:
+        for device, undo in reversed(self._undo):
+            with self.on(device):
+                undo()
+        self._undo.clear()
+        for device in self._contexts:
+            self.cuda.cuDevicePrimaryCtxRelease_v2(device)
+        self._contexts.clear()
+
+    def stream(self, device: int = 0, blocking: bool = False) -> Stream:
+        return Stream(self, device, blocking)
+
+    def array(self, values: Any, device: int = 0, stream: Stream | None = None) -> DeviceArray:
+        """A copy on the GPU, there at once. `stream`: in whose order later calls use it by default."""
+        result = DeviceArray(self, np.asarray(values).shape, np.asarray(values).dtype, device, stream)
+        result.write(np.asarray(values))
+        with self.on(device):
+            self.call("cuStreamSynchronize", None if stream is None else stream.handle)
+        return result
+
+    def empty(self, shape: Any, dtype: Any, device: int = 0, stream: Stream | None = None) -> DeviceArray:
+        return DeviceArray(self, shape, dtype, device, stream)
+
+    def pinned(self, values: Any, device: int = 0) -> Array:
+        """A copy in page-locked memory, which operations read and write when the stream gets there."""
+        source = np.ascontiguousarray(values)
+        memory = c_void_p()
+        with self.on(device):
+            self.call("cuMemHostAlloc", byref(memory), max(1, source.nbytes), 0)
+        self.later(device, lambda: self.cuda.cuMemFreeHost(memory))
+        buffer = (ctypes.c_char * max(1, source.nbytes)).from_address(memory.value or 0)
+        result = np.frombuffer(buffer, source.dtype, source.size).reshape(source.shape)
+        result[...] = source
+        return result
+
+    def kernel(self, name: str) -> Callable[..., None]:
+        """One of the kernels of tests/native/fake_gpu: launch(device, stream, threads, *ctypes values)."""
+        functions: dict[int, c_void_p] = {}
+
+        def function_on(device: int) -> c_void_p:
+            if device not in functions:
+                module, function = c_void_p(), c_void_p()
+                self.call("cuModuleLoadData", byref(module), self.cuda.fake_image())
+                self.call("cuModuleGetFunction", byref(function), module, name.encode())
+                self.later(device, lambda: self.cuda.cuModuleUnload(module))
+                functions[device] = function
+            return functions[device]
+
+        def launch(device: int, stream: Stream | None, threads: int, *values: Any) -> None:
+            pointers = (c_void_p * len(values))(*[ctypes.cast(byref(value), c_void_p) for value in values])
+            handle = None if stream is None else stream.handle
+            with self.on(device):
+                blocks = math.ceil(threads / 256)
+                self.call("cuLaunchKernel", function_on(device), blocks, 1, 1, 256, 1, 1, 0, handle, pointers, None)
+
+        return launch
+
+    def add(self, array: DeviceArray, summand: float, stream: Stream | None = None) -> None:
+        """array += summand (float32), in the order of the stream."""
+        launch = self.kernel("fake_add")
+        launch(array.device, stream, array.size, c_ulonglong(array.ptr), c_ulonglong(array.size), c_float(summand))
+
+
+class Stream:
+    """A stream of a fake GPU. `blocking`: in order with the legacy default stream."""
+
+    def __init__(self, gpus: FakeGpus, device: int = 0, blocking: bool = False) -> None:
+        self.gpus, self.device = gpus, device
+        handle = c_void_p()
+        with gpus.on(device):
+            gpus.call("cuStreamCreateWithPriority", byref(handle), 0 if blocking else NON_BLOCKING, 0)
+        self.handle: int = handle.value or 0
+        gpus.later(device, lambda: gpus.cuda.cuStreamDestroy_v2(handle))
+
+    def busy(self, seconds: float) -> None:
+        """Work that takes so long and does nothing."""
+        with self.gpus.on(self.device):
+            self.gpus.call("fake_busy", self.handle, seconds)
+
+    def synchronize(self) -> None:
+        with self.gpus.on(self.device):
+            self.gpus.call("cuStreamSynchronize", self.handle)
+
+    def capture(self, status: int = 1) -> None:
+        with self.gpus.on(self.device):
+            self.gpus.call("fake_capture", self.handle, status)
+
+    def wait(self, other: Stream) -> None:
+        """What comes from now on is after all that the other stream has been given so far."""
+        event = c_void_p()
+        with self.gpus.on(other.device):
+            self.gpus.call("cuEventCreate", byref(event), 2)
+            self.gpus.call("cuEventRecord", event, other.handle)
+        with self.gpus.on(self.device):
+            self.gpus.call("cuStreamWaitEvent", self.handle, event, 0)
+            self.gpus.call("cuEventDestroy_v2", event)
+
+
+class DeviceArray:
+    """An array in a fake GPU's memory, which says so by ``__cuda_array_interface__`` (version 3)."""
+
+    def __init__(self, gpus: FakeGpus, shape: Any, dtype: Any, device: int = 0, stream: Stream | None = None) -> None:
+        self.gpus, self.device, self.stream = gpus, device, stream
+        self.shape: tuple[int, ...] = tuple(shape) if np.ndim(shape) else (int(shape),)
+        self.dtype = np.dtype(dtype)
+        self.size = math.prod(self.shape)
+        self.nbytes = self.size * self.dtype.itemsize
+        self._address = c_ulonglong(0)
+        if self.nbytes:
+            with gpus.on(device):
+                gpus.call("cuMemAlloc_v2", byref(self._address), self.nbytes)
+        gpus.later(device, self._free)
+
+    @property
+    def ptr(self) -> int:
+        return self._address.value
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {
+            "shape": self.shape,
+            "typestr": self.dtype.str,
+            "data": (self.ptr, False),
+            "version": 3,
+            "strides": None,
+            "stream": None if self.stream is None else self.stream.handle,
+        }
+
+    def free(self) -> None:
+        with self.gpus.on(self.device):
+            self._free()
+
+    def _free(self) -> None:
+        if self.ptr:
+            self.gpus.cuda.cuMemFree_v2(self._address)
+            self._address = c_ulonglong(0)
+
+    def write(self, values: Array, stream: Stream | None = None) -> None:
+        """Copies from the host: at once from ordinary memory, in the order of the stream from `pinned` memory."""
+        source = np.ascontiguousarray(values, self.dtype)
+        assert source.size == self.size
+        self._copy(self.ptr, source.ctypes.data, stream)
+
+    def numpy(self, stream: Stream | None = None) -> Array:
+        """What is there after all that the stream has been given (default: the array's own, or else the legacy one)."""
+        result = np.empty(self.shape, self.dtype)
+        self._copy(result.ctypes.data, self.ptr, stream)
+        return result
+
+    def _copy(self, to: int, source: int, stream: Stream | None) -> None:
+        stream = stream or self.stream
+        with self.gpus.on(self.device):
+            if self.nbytes:
+                self.gpus.call("cuMemcpyAsync", to, source, self.nbytes, None if stream is None else stream.handle)
+
+
+class LeakCheck:
+    """Fake GPUs for a block of code that must leave nothing on them: `with LeakCheck() as gpus`."""
+
+    def __enter__(self) -> FakeGpus:
+        self.gpus = FakeGpus()
+        return self.gpus
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        gc.collect()  # an exception's frames may hold engines, in a cycle
+        self.gpus.close()
+        leaks = self.gpus.leaks()
+        self.gpus.cuda.fake_reset()
+        if kind is None:
+            assert not leaks, f"left on the fake GPUs:\n{leaks}"
+
+
+@pytest.fixture
+def fake_gpus() -> Iterator[FakeGpus]:
+    """Two fake GPUs that the test has for itself, and must leave as it found them."""
+    reason = missing()
+    if reason:
+        pytest.skip(reason)
+    with LeakCheck() as gpus:
+        yield gpus

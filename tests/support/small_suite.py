@@ -1,0 +1,48 @@
+"""Runs a few test files through a copy of the support for parallel files, for tests of the support itself."""
+
+import shutil
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+from support.job import job_environment
+
+TESTS = Path(__file__).parents[1]
+PREAMBLE = """
+import os, time
+import pytest
+from mpi4py import MPI
+RANK = MPI.COMM_WORLD.rank
+RANKS = (2,)
+WATCHDOG = 5.0
+"""
+
+
+@pytest.fixture
+def run_files(tmp_path: Path) -> Callable[..., tuple[int, str]]:
+    """Runs parallel test files with two ranks, and test files of one process; gives pytest's exit code and output."""
+    shutil.copytree(TESTS / "support", tmp_path / "tests" / "support")
+    shutil.copy(TESTS / "conftest.py", tmp_path / "tests")
+    (tmp_path / "tests" / "parallel").mkdir()
+    (tmp_path / "tests" / "unit").mkdir()
+    (tmp_path / "pytest.ini").write_text("[pytest]\ntestpaths = tests\nmarkers =\n  measures:\n  slow:\n")
+
+    def run_files(texts: Mapping[str, str], *options: str, unit: Mapping[str, str] | None = None) -> tuple[int, str]:
+        for name, text in texts.items():
+            (tmp_path / "tests" / "parallel" / f"test_{name}.py").write_text(PREAMBLE + textwrap.dedent(text))
+        for name, text in (unit or {}).items():
+            (tmp_path / "tests" / "unit" / f"test_{name}.py").write_text(textwrap.dedent(text))
+        command = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", *options]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=job_environment(), timeout=300)
+        return done.returncode, done.stdout
+
+    return run_files
+
+
+@pytest.fixture
+def run(run_files: Callable[..., tuple[int, str]]) -> Callable[..., tuple[int, str]]:
+    """Runs one parallel file."""
+    return lambda text, *options: run_files({"it": text}, *options)

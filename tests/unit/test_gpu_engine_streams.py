@@ -1,0 +1,176 @@
+"""The order of streams: inputs are read when they are ready, results when they are there, and nobody waits on the host."""
+
+import random
+import time
+
+import numpy as np
+import pytest
+from support import fake_gpu
+from support.fake_gpu import fake_gpus  # noqa: F401
+from support.gpu_ranks import gpu_engines, run_gpu_ranks
+from support.thread_ranks import ALLGATHER, ALLREDUCE, AVERAGE, BROADCAST, REDUCESCATTER, in_threads
+
+pytestmark = pytest.mark.skipif(fake_gpu.missing() is not None, reason=str(fake_gpu.missing()))
+
+ROUTES = ["nccl", "staged"]
+SEEDS = range(25)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_inputs_that_are_written_late_and_results_that_are_read_elsewhere(fake_gpus, route):  # noqa: F811
+    """The streams' scheduler delays and reorders as its seed says; each result has to be right for all seeds."""
+
+    def body(rank):
+        reader = rank.gpus.stream(rank.device)
+        for seed in SEEDS:
+            rank.host.barrier(f"seed{seed}")
+            if rank.rank == 0:
+                fake_gpus.set(seed=seed, delay=300, delay_percent=60)
+            rng = random.Random(seed)
+            arrays = [rank.array(np.zeros(count, np.float32)) for count in (5, 300, 70)]
+            for array in arrays:
+                if rng.random() < 0.5:
+                    rank.stream.busy(0.002)
+                rank.gpus.add(array, rank.rank + 1.0, rank.stream)
+            scale = rng.choice([1.0, 2.0])
+            handles = [
+                rank.start(
+                    ALLREDUCE, f"x{i}", array, array, prescale=scale, group="g" if seed % 2 else "", group_size=3, group_index=i
+                )
+                for i, array in enumerate(arrays)
+            ]
+            rank.engine.wait_many(handles, streams=(reader.handle, rank.stream.handle))
+            for array in arrays:
+                rank.gpus.add(array, 0.5, reader)
+                np.testing.assert_array_equal(array.numpy(reader), 3 * scale + 0.5)
+
+    run_gpu_ranks(fake_gpus, 2, body, {"gpu_route": route})
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_results_of_the_engines_making(fake_gpus, route):  # noqa: F811
+    def body(rank):
+        for seed in SEEDS:
+            rank.host.barrier(f"seed{seed}")
+            if rank.rank == 0:
+                fake_gpus.set(seed=seed, delay=300, delay_percent=60)
+            array = rank.array(np.zeros((2, 5), np.float32))
+            rank.stream.busy(0.001)
+            rank.gpus.add(array, rank.rank + 1.0, rank.stream)
+            gathered = rank.start(ALLGATHER, "g", array)
+            scattered = rank.start(REDUCESCATTER, "r", array, op=AVERAGE)
+            np.testing.assert_array_equal(rank.take(rank.wait(gathered), array), np.repeat([1, 2], 2)[:, None] * np.ones(5))
+            np.testing.assert_array_equal(rank.take(rank.wait(scattered), array), np.full((1, 5), 1.5))
+
+    run_gpu_ranks(fake_gpus, 2, body, {"gpu_route": route})
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_outputs_are_not_written_before_the_stream_is_done_with_them(fake_gpus, route):  # noqa: F811
+    """Until the request the stream may still read what was in the output."""
+
+    def body(rank):
+        for step in range(10):
+            array = rank.array(np.full(50, rank.rank, np.float32))
+            output = rank.array(np.full(50, 7.0, np.float32))
+            copy = rank.empty_like(output)
+            rank.stream.busy(0.005)
+            with rank.gpus.on(rank.device):
+                rank.gpus.call("cuMemcpyAsync", copy.ptr, output.ptr, output.nbytes, rank.stream.handle)
+            if step % 2:
+                rank.wait(rank.start(ALLREDUCE, "x", array, output))
+            else:
+                rank.wait(rank.start(BROADCAST, "b", array, output, root=1))
+            np.testing.assert_array_equal(output.numpy(), 1)
+            np.testing.assert_array_equal(copy.numpy(), 7)
+
+    run_gpu_ranks(fake_gpus, 2, body, {"gpu_route": route})
+
+
+def test_the_host_does_not_wait_for_the_gpu(fake_gpus):  # noqa: F811
+    """Through NCCL an operation has ended when it is handed over, long before its input is ready."""
+    with gpu_engines(fake_gpus, 2, {"gpu_route": "nccl"}) as ranks:
+        in_threads(ranks, lambda rank: rank.allreduce("first", np.ones(3, np.float32)), 30)
+        arrays = [rank.array(np.ones(3, np.float32)) for rank in ranks]
+
+        def body(rank):
+            array = arrays[rank.rank]
+            rank.stream.busy(3.0)
+            start = time.monotonic()
+            for step in range(20):
+                rank.wait(rank.start(ALLREDUCE, f"x{step}", array, array))
+            handed_over = time.monotonic() - start
+            rank.stream.synchronize()
+            assert handed_over < 2.5 < time.monotonic() - start
+
+        in_threads(ranks, body, 30)
+        for array in arrays:
+            np.testing.assert_array_equal(array.numpy(), 2.0**20)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_host_memory_goes_on_while_gpu_memory_waits(fake_gpus, route):  # noqa: F811
+    """Operations of one set on both kinds of memory, of which those on the GPU are not ready for long."""
+
+    def body(rank):
+        rank.allreduce("first", np.ones(3, np.float32))
+        array = rank.array(np.full(1000, rank.rank + 1.0, np.float32))
+        rank.stream.busy(3.0)
+        start = time.monotonic()
+        handle = rank.start(ALLREDUCE, "gpu", array, array, prescale=2.0)
+        for step in range(20):
+            np.testing.assert_array_equal(rank.host.allreduce(f"host{step}", np.full(2000, rank.rank + step)), 1 + 2 * step)
+        assert time.monotonic() - start < 2.5
+        rank.wait(handle)
+        np.testing.assert_array_equal(array.numpy(), 6)
+
+    run_gpu_ranks(fake_gpus, 2, body, {"gpu_route": route})
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_results_that_are_not_finite_are_named(fake_gpus, route, capfd):  # noqa: F811
+    def body(rank):
+        for name, value in (("good", 1.0), ("bad", np.inf)):
+            arrays = [rank.array(np.full(40, value if i == 1 and rank.rank else 1.0, np.float32)) for i in range(3)]
+            handles = [
+                rank.start(ALLREDUCE, f"{name}{i}", array, array, group=name, group_size=3, group_index=i)
+                for i, array in enumerate(arrays)
+            ]
+            rank.engine.wait_many(handles, streams=(rank.stream.handle,))
+            rank.stream.synchronize()
+        rank.allreduce("single", np.full(3, np.nan, np.float32))
+
+    run_gpu_ranks(fake_gpus, 2, body, {"gpu_route": route, "check_finite": True, "log_level": 3})
+    lines = [line for line in capfd.readouterr().err.splitlines() if "NaN" in line]
+    assert sorted(line.split("allreduced ")[1].split(" in ")[0] for line in lines) == ["'bad1'"] * 2 + ["'single'"] * 2
+
+
+def test_nothing_is_looked_at_without_the_knob(fake_gpus, capfd):  # noqa: F811
+    run_gpu_ranks(
+        fake_gpus, 2, lambda rank: rank.allreduce("x", np.full(3, np.nan, np.float32)), {"log_level": 3, "gpu_route": "nccl"}
+    )
+    assert "NaN" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_tensors_on_another_gpu_for_many_seeds(fake_gpus, route):  # noqa: F811
+    """They are copied to the set's GPU and back, each copy in an order of its own with the streams of two GPUs."""
+
+    def body(rank):
+        rank.allreduce("first", np.ones(3, np.float32))
+        other = rank.gpus.stream(rank.device + 2)
+        for seed in SEEDS:
+            rank.host.barrier(f"seed{seed}")
+            if rank.rank == 0:
+                fake_gpus.set(seed=seed, delay=300, delay_percent=60)
+            array = rank.gpus.array(np.full(50, rank.rank + 1.0, np.float32), rank.device + 2, other)
+            rank.wait(rank.start(BROADCAST, "b", array, array, root=0), other)
+            np.testing.assert_array_equal(array.numpy(), 1)
+            rank.gpus.add(array, rank.rank, other)
+            rank.wait(rank.start(ALLREDUCE, "a", array, array), other)
+            np.testing.assert_array_equal(array.numpy(), 3)
+
+    fake_gpus.set(gpus=4)
+    with gpu_engines(fake_gpus, 2, {"gpu_route": route}) as ranks:
+        fake_gpus.set(gpus=4)
+        in_threads(ranks, body, 60)

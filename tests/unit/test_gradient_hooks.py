@@ -1,0 +1,98 @@
+"""The native hooks: the usual case is done without Python, any other is left to `otherwise` with nothing changed."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from hvdlite._engine import BucketState, GradientHook, GradientState, PassState, all_are_there, gather
+
+CPU = -1
+
+
+def make(after, task=7):
+    state, slot, bucket, left = PassState(), GradientState(), BucketState(), []
+    state._current_task = lambda: task
+    state._task, state._stamp, state._eager = 7, 3, True
+    bucket.device, bucket.missing = CPU, 2
+    slot.param, slot.bucket = SimpleNamespace(grad=None), bucket
+    hook = GradientHook(state, slot, lambda *args: left.append(args), after)
+    return SimpleNamespace(state=state, slot=slot, bucket=bucket, left=left, hook=hook)
+
+
+def test_a_gradient_is_counted():
+    case = make(after=True)
+    case.hook("tensor")
+    assert (case.slot.dirty, case.slot.stamp, case.bucket.missing, case.left) == (True, 3, 1, [])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda case: setattr(case.bucket, "missing", 1),
+        lambda case: setattr(case.bucket, "device", 0),
+        lambda case: setattr(case.slot, "stamp", 3),
+        lambda case: setattr(case.state, "_task", 8),
+        lambda case: (setattr(case.slot, "fresh", True), setattr(case.slot, "place", "a place")),
+        lambda case: setattr(case.slot, "bucket", None),
+    ],
+    ids=["last of its bucket", "on a GPU", "again", "another task", "to be moved", "no bucket"],
+)
+def test_the_rest_is_left_to_python(change):
+    case = make(after=True)
+    change(case)
+    before = (case.slot.dirty, case.slot.stamp, case.bucket.missing)
+    case.hook("tensor")
+    assert case.left == [(case.slot, "tensor")]
+    assert (case.slot.dirty, case.slot.stamp, case.bucket.missing) == before
+
+
+def test_before_a_gradient():
+    case = make(after=False)
+    case.hook("increment")
+    assert case.slot.fresh
+    case.slot.param.grad = SimpleNamespace(_version=4)
+    case.slot.dirty = True
+    case.hook("increment")  # backward adds to what is not reduced yet
+    case.slot.dirty = False
+    case.slot.forget()
+    case.hook("increment")  # zeros are there, as the reset has left them
+    assert not case.left
+    case.slot.param.grad._version = 5
+    case.hook("increment")  # something finished
+    case.state._unsettled = True
+    case.slot.param.grad._version = 4
+    case.hook("increment")
+    assert len(case.left) == 2
+
+
+def test_an_error_in_a_hook_is_raised():
+    case = make(after=True)
+    case.state._current_task = lambda: 1 // 0
+    with pytest.raises(ZeroDivisionError):
+        case.hook("tensor")
+    with pytest.raises(AttributeError, match="no parameter"):
+        GradientHook(case.state, GradientState(), print, False)("increment")
+
+
+def tensor(address, **other):
+    usual = {"dtype": "float", "layout": "strided", "is_contiguous": lambda: True, "is_neg": lambda: False}
+    return SimpleNamespace(**{**usual, "data_ptr": lambda: address, **other})
+
+
+def test_a_bucket_is_gathered_or_left_as_it_is():
+    slots = [make(after=True).slot for _ in range(2)]
+    for address, slot in enumerate(slots):
+        slot.param.grad, slot.dirty = tensor(address), True
+    for wrong in ({"dtype": "half"}, {"layout": "sparse"}, {"is_contiguous": lambda: False}, {"is_neg": lambda: True}):
+        slots[1].param.grad = tensor(1, **wrong)
+        assert gather(slots, "float", "strided") is None
+        assert slots[0].dirty
+    slots[1].param.grad = tensor(1)
+    pointers, items = gather(slots, "float", "strided")
+    assert pointers == [0, 1]
+    assert items == [(slot, slot.param.grad, slot.param.grad, None) for slot in slots]
+    assert not any(slot.dirty for slot in slots)
+    assert all_are_there(items)
+    assert all(slot.filled for slot in slots)
+    slots[1].param.grad = tensor(1)  # replaced
+    assert not all_are_there(items)

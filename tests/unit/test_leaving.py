@@ -1,0 +1,46 @@
+"""A rank that leaves with an operation under way: the others get the whole result or an error, at once and all alike."""
+
+import random
+import time
+
+import numpy as np
+import pytest
+from support.thread_ranks import ALLREDUCE, Rank, engines, in_threads
+
+from hvdlite.errors import AbortedError
+
+SECONDS = 1.5
+
+
+@pytest.mark.parametrize(
+    ("config", "hosts"), [({}, None), ({"shared_memory": "off"}, None), ({}, [0, 1, 2])], ids=["memory", "messages", "hosts"]
+)
+@pytest.mark.parametrize("leaver", [0, 1])
+def test_what_is_under_way_ends_alike(config, hosts, leaver):
+    """The leaver's last operation may be decided just then: before, it was sometimes waited for without an end."""
+    generator = random.Random(leaver)
+    end = time.monotonic() + SECONDS
+    while time.monotonic() < end:
+        delay = generator.random() * 6e-4
+
+        def body(rank: Rank, delay: float = delay) -> object:
+            rank.barrier()
+            values = np.full(1000, rank.rank + 1, np.float32)
+            output = np.empty_like(values)
+            handle = rank.start(ALLREDUCE, "x", values, output)
+            if rank.rank == leaver:
+                spun = time.perf_counter() + delay
+                while time.perf_counter() < spun:
+                    pass
+                rank.engine.shutdown()
+            try:
+                rank.engine.wait(handle)
+            except AbortedError:
+                return "aborted"
+            assert (output == 6).all()
+            return "whole"
+
+        with engines(3, {"failure_linger": 0.05, **config}, hosts) as ranks:
+            ends = in_threads(ranks, body, 20)
+        others = {result for rank, result in enumerate(ends) if rank != leaver}
+        assert len(others) == 1, ends

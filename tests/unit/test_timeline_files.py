@@ -1,0 +1,229 @@
+"""The traces that the engine writes: valid at any time, bounded, complete; ranks as threads."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import numpy as np
+import pytest
+from support.thread_ranks import ALLREDUCE, SUM, engines, in_threads
+
+from hvdlite.errors import InvalidArgumentError, MismatchError
+from hvdlite.timeline import files
+
+ROOM = 1 << 20
+
+
+def paths(tmp_path, size):
+    return [tmp_path / ("t.json" if rank == 0 else f"t.rank{rank}.json") for rank in range(size)]
+
+
+def traced(tmp_path, size, body, room=ROOM, config=None, hosts=None):
+    """Runs body(rank) on each rank with its timeline on; the traces."""
+    where = paths(tmp_path, size)
+
+    def work(rank):
+        rank.engine.start_timeline(str(where[rank.rank]), room, True)
+        body(rank)
+        rank.engine.stop_timeline()
+
+    with engines(size, config, hosts) as ranks:
+        in_threads(ranks, work)
+    return [files.read(path) for path in files.files_of_job(where[0])]
+
+
+def spans(trace, name):
+    return [event for event in trace.events if event["name"] == name and event["ph"] == "X"]
+
+
+@pytest.mark.parametrize("shared_memory", ["auto", "off"])
+def test_every_operation_has_its_spans(tmp_path, shared_memory):
+    def body(rank):
+        for step in range(3):
+            for index in range(4):
+                rank.allreduce(f"tensor{index}", np.full(5000, rank.rank + step, np.float32))
+        rank.allgather("rows", np.full((rank.rank + 1, 3), 1.0))
+        rank.broadcast("weights", np.full(7, rank.rank, np.int64), 1)
+        rank.barrier()
+
+    traces = traced(
+        tmp_path, 3, body, config={"shared_memory": shared_memory}, hosts=None if shared_memory == "auto" else [0, 1, 2]
+    )
+    for rank, trace in enumerate(traces):
+        assert (trace.rank, trace.size, trace.dropped) == (rank, 3, 0)
+        assert len(spans(trace, "ALLREDUCE")) == 12
+        assert len(spans(trace, "ALLGATHER")) == len(spans(trace, "BROADCAST")) == len(spans(trace, "BARRIER")) == 1
+        assert any(event["name"] == "CYCLE_START" for event in trace.events)
+        names = {operation.name for operation in trace.operations.values()}
+        assert names >= {"tensor0", "tensor3", "rows", "weights"}
+        for operation in trace.operations.values():
+            assert operation.submitted <= operation.data[0] <= operation.data[1]
+        (rows,) = spans(trace, "ALLGATHER")
+        assert (rows["args"]["dtype"], rows["args"]["shape"], rows["args"]["bytes"]) == (
+            "float64",
+            f"[{rank + 1}, 3]",
+            24 * (rank + 1),
+        )
+        # Every call waited for its result, for as long as the spans of its operation say or longer.
+        assert len(trace.waits) >= 12
+
+
+def test_tensors_of_one_fused_op_share_its_number(tmp_path):
+    def body(rank):
+        arrays = [np.full(20_000, rank.rank + index, np.float32) for index in range(3)]
+        requests = [
+            (
+                ALLREDUCE,
+                f"member{index}",
+                10,
+                array.shape,
+                array.ctypes.data,
+                array.ctypes.data,
+                SUM,
+                0,
+                0,
+                1.0,
+                1.0,
+                "g",
+                3,
+                index,
+            )
+            for index, array in enumerate(arrays)
+        ]
+        for handle in rank.engine.submit_many(requests):
+            rank.engine.wait(handle)
+        rank.allreduce("alone", np.full(20_000, 1.0, np.float32))
+
+    for trace in traced(tmp_path, 2, body):
+        numbers = {operation.name: operation.fused_op for operation in trace.operations.values()}
+        assert numbers["member0"] == numbers["member1"] == numbers["member2"] != numbers["alone"]
+
+
+def test_a_failed_operation_is_marked(tmp_path):
+    def body(rank):
+        with pytest.raises(MismatchError):
+            rank.allreduce("differs", np.zeros(3 + rank.rank, np.float32))
+        rank.allreduce("agrees", np.zeros(3, np.float32))
+
+    for trace in traced(tmp_path, 2, body):
+        assert any(event.get("args", {}).get("failed") for event in trace.events)
+        assert [operation.name for operation in trace.operations.values()] == ["agrees"]
+
+
+def test_any_name_is_valid_json(tmp_path):
+    name = 'quote " backslash \\ newline \n tab \t bell \x07 umlaut ä'
+
+    def body(rank):
+        rank.allreduce(name, np.ones(2, np.float32))
+
+    (trace,) = traced(tmp_path, 1, body)
+    assert [operation.name for operation in trace.operations.values()] == [name]
+
+
+def test_a_file_can_be_read_while_it_grows(tmp_path):
+    (where,) = paths(tmp_path, 1)
+    seen = []
+    with engines(1) as (rank,):
+        rank.engine.start_timeline(str(where), 64 * ROOM, False)
+        over = threading.Event()
+
+        def look():
+            while not over.is_set():
+                seen.append(len(files.read(where).events))
+
+        reader = threading.Thread(target=look)
+        reader.start()
+        end = time.monotonic() + 60
+        while time.monotonic() < end and len(set(seen)) < 4:
+            rank.allreduce("tensor", np.ones(10, np.float32))
+            time.sleep(0.001)
+        over.set()
+        reader.join()
+        rank.allreduce("last", np.ones(10, np.float32))
+        time.sleep(0.3)  # nobody stops it: what was done can be read after a moment
+        assert any(operation.name == "last" for operation in files.read(where).operations.values())
+    assert len(set(seen)) >= 4
+    assert seen == sorted(seen)
+    assert seen[-1] > seen[0]
+
+
+def test_the_files_stay_within_their_bound(tmp_path):
+    room = 64 << 10
+
+    def body(rank):
+        for step in range(1500):
+            rank.allreduce(f"tensor{step % 5}", np.ones(10, np.float32))
+
+    (trace,) = traced(tmp_path, 1, body, room)
+    sizes = [path.stat().st_size for path in tmp_path.iterdir()]
+    assert len(sizes) == 2, sizes
+    assert sum(sizes) <= room * 1.05, sizes
+    # The newest are there, in the newer file and the older half.
+    numbers = sorted(trace.operations)
+    assert numbers[-1] == 1500
+    assert len(numbers) > 30
+
+
+def test_a_second_start_begins_another_file(tmp_path):
+    with engines(1) as (rank,):
+        for name in ("one", "two"):
+            rank.engine.start_timeline(str(tmp_path / f"{name}.json"), ROOM)
+            rank.allreduce(name, np.ones(3, np.float32))
+        rank.engine.stop_timeline()
+        rank.engine.stop_timeline()  # harmless
+        rank.allreduce("three", np.ones(3, np.float32))
+    for name in ("one", "two"):
+        assert [operation.name for operation in files.read(tmp_path / f"{name}.json").operations.values()] == [name]
+
+
+def test_a_file_that_cannot_be_made_is_named_and_nothing_changes(tmp_path):
+    with engines(1) as (rank,):
+        rank.engine.start_timeline(str(tmp_path / "t.json"), ROOM)
+        with pytest.raises(InvalidArgumentError, match=r"cannot be written to '.*/nowhere/t.json': No such file or directory"):
+            rank.engine.start_timeline(str(tmp_path / "nowhere" / "t.json"), ROOM)
+        rank.allreduce("still traced", np.ones(3, np.float32))
+    assert [operation.name for operation in files.read(tmp_path / "t.json").operations.values()] == ["still traced"]
+
+
+def test_a_write_that_was_cut_off_costs_its_last_events_only(tmp_path):
+    def body(rank):
+        for step in range(20):
+            rank.allreduce(f"tensor{step}", np.ones(10, np.float32))
+
+    (whole,) = traced(tmp_path, 1, body)
+    (where,) = paths(tmp_path, 1)
+    text = where.read_text()
+    json.loads(text)
+    where.write_text(text[: text.index("tensor15") + 3])
+    assert 5 < len(files.read(where).operations) < len(whole.operations)
+
+
+def test_a_killed_process_leaves_a_valid_file(tmp_path):
+    program = textwrap.dedent(
+        f"""
+        import sys, numpy as np
+        sys.path.insert(0, {os.path.dirname(os.path.dirname(__file__))!r})
+        from support.thread_ranks import engines
+        with engines(1) as (rank,):
+            rank.engine.start_timeline({str(tmp_path / "t.json")!r}, 1 << 20)
+            step = 0
+            while True:
+                rank.allreduce("tensor", np.ones(3, np.float32))
+                step += 1
+                if step == 2000:
+                    print("ready", flush=True)
+        """
+    )
+    child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    try:
+        assert child.stdout.readline() == "ready\n"
+        time.sleep(0.2)
+    finally:
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+    assert len(files.read(tmp_path / "t.json").operations) > 100

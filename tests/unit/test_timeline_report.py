@@ -1,0 +1,208 @@
+"""What is made of traces: one clock for all hosts, the analysis, the page. Traces are made up here, with known answers."""
+
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+
+import pytest
+
+from hvdlite.errors import InvalidArgumentError
+from hvdlite.timeline import __main__ as program
+from hvdlite.timeline import files
+from hvdlite.timeline.advice import advice
+from hvdlite.timeline.analysis import analyse, common, length_within, union
+from hvdlite.timeline.report import page
+
+STEP = 10_000.0  # microseconds
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+def write_trace(path, rank, size, skew, host, late=0.0, steps=20, wait=2_000.0, hidden=0.0, wall_error=0.0):
+    """A rank's file.
+
+    In each step, `late` after its begin, it asks for two tensors of one FusedOp, whose data moves for 1 ms; it waits for
+    `wait`, beginning `hidden` after the data began to move.
+    """
+    start = 5_000_000.0 + skew
+    head = {"rank": rank, "size": size, "host": host, "boot_id": host, "clock_to_epoch_us": 1e15 - skew + wall_error}
+    events = [
+        {"name": "hvdlite", "ph": "M", "pid": rank, "args": head},
+        *(
+            {"name": "thread_name", "ph": "M", "pid": rank, "tid": 1000 + lane, "args": {"name": f"grad{lane}"}}
+            for lane in range(2)
+        ),
+    ]
+
+    def span(name, tid, begin, end, **args):
+        event = {"name": name, "ph": "X", "pid": rank, "tid": tid, "ts": start + begin, "dur": end - begin, "args": args}
+        events.append(event)
+
+    moves = 3_000.0  # after the begin of the step: all have asked by then
+    for step in range(steps):
+        at = step * STEP
+        for lane in range(2):
+            number = 2 * step + lane + 1
+            span("NEGOTIATE_ALLREDUCE", 1000 + lane, at + late, at + moves, operation=number)
+            span("ALLREDUCE", 1000 + lane, at + moves, at + moves + 1000, operation=number, bytes=4096, fused_op=step + 1)
+        span("WAIT", 1, at + moves + hidden, at + moves + hidden + wait, operation=2 * step + 1)
+    path.write_text(json.dumps(events))
+
+
+def job(tmp_path, ranks, **common_options):
+    for rank, options in enumerate(ranks):
+        name = "t.json" if rank == 0 else f"t.rank{rank}.json"
+        write_trace(tmp_path / name, rank, len(ranks), **{"skew": 0.0, "host": "a", **common_options, **options})
+    return [files.read(path) for path in files.files_of_job(tmp_path / "t.json")]
+
+
+def test_spans_of_time():
+    assert union([(5, 7), (1, 3), (2, 4), (7, 8)]) == [(1, 4), (5, 8)]
+    assert common([(1, 4), (5, 8)], [(3, 6), (7, 9)]) == [(3, 4), (5, 6), (7, 8)]
+    assert length_within([(1, 4), (5, 8)], 2, 6) == 3
+    assert length_within([], 0, 1) == 0
+    generator = random.Random(3)
+    for _ in range(200):
+        sets = [union((begin, begin + generator.randint(1, 5)) for begin in generator.sample(range(50), 8)) for _ in range(2)]
+        cells = [{cell for begin, end in spans for cell in range(begin, end)} for spans in sets]
+        assert sum(end - begin for begin, end in common(*sets)) == len(cells[0] & cells[1])
+        begin, end = sorted(generator.sample(range(60), 2))
+        assert length_within(sets[0], begin, end) == len(cells[0] & set(range(begin, end)))
+
+
+@pytest.mark.parametrize("skew", [-3e9, 2_500.0, 7e8])
+def test_clocks_of_hosts_are_aligned_within_an_operation(tmp_path, skew):
+    traces = job(tmp_path, [{}, {}, {"skew": skew, "host": "b", "wall_error": 1_500.0}])
+    shifts = files.align(traces)
+    assert shifts[:2] == [0.0, 0.0]
+    assert shifts[2] == pytest.approx(-skew, abs=1_000.0)  # the operations take a millisecond
+    merged = files.merge(traces)
+    begins = {event["pid"]: event["ts"] for event in reversed(merged) if event["name"] == "ALLREDUCE"}
+    assert min(event["ts"] for event in merged if "ts" in event) == 0.0
+    assert begins[2] == pytest.approx(begins[0], abs=1_000.0)
+
+
+def test_where_a_step_goes(tmp_path):
+    found = analyse(job(tmp_path, [{}, {"wait": 500.0}]))
+    assert len(found.boundaries) == 20
+    first, second = found.typical(0), found.typical(1)
+    assert (first.step, first.wait, first.communicate, first.hidden) == pytest.approx((STEP, 2000, 1000, 0))
+    assert (second.wait, second.hidden) == pytest.approx((500, 500))
+    assert (found.overlap(0), found.overlap(1)) == pytest.approx((0.0, 0.5))
+    assert (found.operations, found.num_bytes) == (2, 8192)
+    assert found.fused == [(2, 8192)] * 20
+
+
+def test_who_is_late(tmp_path):
+    found = analyse(job(tmp_path, [{}, {"late": 1500.0, "skew": 4e8, "host": "b"}, {"late": 300.0}]))
+    assert set(found.late) == {1}
+    assert found.late[1].times == 40
+    assert found.late[1].lateness == pytest.approx(40 * 1200, rel=0.9)
+    (text, *_) = advice(found)
+    assert text.startswith("Rank 1 (host b) is the last to arrive and accounts for 100% of the time")
+
+
+def test_nothing_to_gain(tmp_path):
+    assert "There is little to gain from communication" in advice(analyse(job(tmp_path, [{"wait": 100.0}] * 2)))[0]
+
+
+def test_little_is_hidden(tmp_path):
+    lines = advice(analyse(job(tmp_path, [{"wait": 1000.0}] * 2)))
+    assert any("Only 0% of the time in which data moves is hidden" in line for line in lines)
+    lines = advice(analyse(job(tmp_path, [{"wait": 1000.0, "hidden": 900.0}] * 2)))
+    assert not any("is hidden" in line for line in lines)
+
+
+class Checker(HTMLParser):
+    """Every element is closed, nothing comes from elsewhere."""
+
+    EMPTY = frozenset({"meta"})
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.text, self.boxes = [], [], 0
+
+    def handle_starttag(self, tag, attributes):
+        values = dict(attributes)
+        assert not {"src", "href"} & set(values)
+        assert tag not in ("script", "link", "iframe", "img")
+        if tag == "rect":
+            self.boxes += 1
+            assert float(values["width"]) > 0
+            assert float(values["x"]) >= 0
+            assert float(values["y"]) >= 0
+        if tag not in self.EMPTY:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+def test_the_page_is_whole_and_says_what_was_found(tmp_path):
+    found = analyse(job(tmp_path, [{}, {"late": 1500.0, "host": "b<script>"}]))
+    checker = Checker()
+    checker.feed(page(found))
+    assert checker.open == []
+    assert checker.boxes > 60
+    text = " ".join(checker.text)
+    assert "2 ranks on 2 hosts, 19 steps; a step takes 10.00 ms and has 2 operations of 8.0 KiB in all" in text
+    assert "1 (b<script>)" in text
+    assert "rank 1" in text
+    assert "grad0" in text
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+def test_a_browser_draws_it(tmp_path):
+    target = tmp_path / "page.html"
+    assert program.main(["report", str(_files(tmp_path)), "-o", str(target)]) == 0
+    # What the browser made of it: every bar has a place and a size.
+    probe = """<script>addEventListener('load', () => {
+      const boxes = [...document.querySelectorAll('rect')].map(rect => rect.getBoundingClientRect());
+      const drawn = boxes.filter(box => box.width > 0 && box.height > 0 && box.right < 1200);
+      document.title = JSON.stringify([boxes.length, drawn.length, document.body.scrollHeight]);
+    });</script>"""
+    target.write_text(target.read_text().replace("</body>", probe + "</body>"))
+    command = [
+        *(CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"),
+        *("--disable-component-update", "--disable-sync", f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom"),
+        target.as_uri(),
+    ]
+    plain = {**os.environ, "LD_PRELOAD": ""}  # a sanitizer's library
+    shown = subprocess.run(command, env=plain, capture_output=True, text=True, timeout=120, check=True).stdout
+    boxes, drawn, height = json.loads(re.search(r"<title>(\[.*?\])</title>", shown)[1])
+    assert boxes == drawn > 60
+    assert height > 800
+
+
+def _files(tmp_path):
+    job(tmp_path, [{}, {"late": 1500.0}])
+    return tmp_path / "t.json"
+
+
+def test_the_program_merges_what_lies_beside_rank_0(tmp_path, capsys):
+    target = tmp_path / "merged.json"
+    assert program.main(["merge", str(_files(tmp_path)), "-o", str(target)]) == 0
+    assert capsys.readouterr().out == f"{target}: of 2 ranks\n"
+    assert {event["pid"] for event in json.loads(target.read_text())} == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(None, "there is no timeline at"), ("[", "cannot be read as a timeline"), ("[]", "does not say whose it is")],
+)
+def test_what_is_no_timeline_is_named(tmp_path, capsys, content, said):
+    if content is not None:
+        (tmp_path / "t.json").write_text(content)
+    assert program.main(["report", str(tmp_path / "t.json")]) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_one_operation_makes_no_step(tmp_path):
+    with pytest.raises(InvalidArgumentError, match="there are no steps to compare"):
+        analyse(job(tmp_path, [{"steps": 1}]))
