@@ -187,8 +187,14 @@ class Engine:
         """Of each rank: how many operations it was the last to ask for, and the nanoseconds that this one waited until then."""
     def shutdown(self) -> None: ...
 
-def speak_at_sigterm() -> None:
-    """From now on SIGTERM makes this process print its last operations before it ends, if nobody else handles it."""
+def speak_at_sigterm(rank: int, size: int, has_shut_down: bool = False) -> None:
+    """From now on SIGTERM makes this process print its last operations before it ends, if nobody else handles it.
+
+    Args:
+        rank: of this process, for the log.
+        size: of the job.
+        has_shut_down: the program has no engine because of that, and not because it is in init().
+    """
 
 def set_error_classes(classes: Mapping[int, type[BaseException]]) -> None:
     """Installs the exception class for each error code (hvdlite.errors does)."""

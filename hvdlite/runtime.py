@@ -2,6 +2,7 @@
 
 import atexit
 import logging
+import math
 import os
 import threading
 import time
@@ -107,6 +108,8 @@ class Runtime:
         self._guard_exit(alone=mpi.COMM_WORLD.size == 1)
         startup.check_launch(mpi, knobs.launcher_claim())
         chosen = startup.choose_communicator(mpi, comm)
+        if chosen.size > 1:
+            load_native().speak_at_sigterm(chosen.rank, chosen.size)
         try:
             self._join(mpi, chosen, self._meet(mpi, chosen), dynamic)
         except HvdliteError as error:
@@ -129,8 +132,8 @@ class Runtime:
 
     def _join(self, mpi: Any, chosen: Any, peers: Peers, dynamic: bool) -> None:
         config, shim, problem = self._prepare(dynamic)
-        if config.stall_shutdown_time_seconds > 0 and not config.stall_check_disable:
-            peers.patience = config.stall_shutdown_time_seconds
+        bounded = config.stall_shutdown_time_seconds > 0 and not config.stall_check_disable
+        peers.set_limits(config.stall_shutdown_time_seconds if bounded else math.inf, config.peer_timeout or math.inf)
         startup.agree(peers, config, problem)
         logger = startup.configure_logging(config, chosen.rank, chosen.size)
         for line in (*config.notes, *config.warnings) if chosen.rank == 0 else config.warnings:
@@ -141,8 +144,6 @@ class Runtime:
             config = autotune.at_init(autotune.Job(mpi, chosen, load_native().Engine, shim), config, logger)
         self.engine = load_native().Engine.create_mpi(shim, mpi._addressof(chosen), knobs.to_native(gpu.resolve(config)))
         self.engine.make_current()
-        if chosen.size > 1:
-            load_native().speak_at_sigterm()
         self.topology = Topology(*self.engine.topology)
         if chosen.size > 1:
             self._watchdog = watchdog.start(self.engine)
@@ -186,6 +187,8 @@ class Runtime:
             engine, self.engine = self.engine, None
             if engine is None:
                 return
+            if self.communicator.size > 1:
+                load_native().speak_at_sigterm(self.communicator.rank, self.communicator.size, has_shut_down=True)
             self.topology = None
             self.communicator = None
             parked = list(self._parked)
@@ -222,6 +225,8 @@ class Runtime:
         if self._failed and peers is not None:
             time.sleep(_AFTER_CULPRIT)
             peers.end_the_stopped()
+        for watched in filter(None, (*self._other_peers, peers)):
+            watched.close()
         if self._failed and not ours:
             failures.end_process()
         return not self._failed

@@ -121,6 +121,26 @@ def test_an_exception_of_one_rank_reaches_a_survivor_that_only_computes():
     assert re.search("survivor: rank 0 .*disk full", result.stdout[1]), result.report()
 
 
+def test_whoever_waits_long_in_init_says_what_for():
+    result = run_job(
+        """
+        import time
+        from mpi4py import MPI
+        import hvdlite as hvd
+        from hvdlite import peers
+
+        peers._WARN_AFTER = 0.3
+        if MPI.COMM_WORLD.rank == 1:
+            time.sleep(1.5)
+        hvd.init()
+        """,
+        2,
+    )
+    assert result.returncode == 0, result.report()
+    assert re.search(r"init\(\) has waited 0.3\d* s for other processes", result.stderr[0]), result.report()
+    assert "has waited" not in result.stderr[1], result.report()
+
+
 def test_a_normal_end_is_silent_even_if_ranks_end_at_different_times():
     result = run_job(
         """

@@ -123,6 +123,11 @@ class Case:
         return sum(self.hosts) or RANKS
 
     @property
+    def is_a_hang(self) -> bool:
+        """Does only the stall limit end it? So it is where nobody watches who has ended or is silent."""
+        return self.ending == "SIGSTOP" or (self.ending, self.place) == ("link cut", "shutdown")
+
+    @property
     def survivors(self) -> tuple[int, ...]:
         """All ranks but rank 1, and, where its host is lost, the others there."""
         gone = self.hosts[CULPRIT] if self.ending in ("host lost", "link cut") else 1
@@ -157,14 +162,17 @@ class Outcome:
 _ENDINGS = ("raise", "exit 3", "exit 0", "os._exit 4", "SIGKILL", "SIGSEGV", "SIGSTOP")
 _PLACES = ("init", "negotiation", "collective", "computing", "shutdown")
 _ACROSS = (
-    ("raise", _ALONE),
-    ("exit 3", _ALONE),
-    ("os._exit 4", _ALONE),
-    ("SIGKILL", _ALONE),
-    ("SIGKILL", _NEIGHBOURS),
-    ("host lost", _NEIGHBOURS),
-    ("link cut", _NEIGHBOURS),
+    *(("raise", place, _ALONE) for place in _PLACES),
+    ("exit 3", "negotiation", _ALONE),
+    ("os._exit 4", "negotiation", _ALONE),
+    *(("SIGKILL", place, _ALONE) for place in _PLACES),
+    ("SIGKILL", "negotiation", _NEIGHBOURS),
+    *(("SIGSTOP", place, _ALONE) for place in _PLACES),
+    *(("host lost", place, _NEIGHBOURS) for place in _PLACES),
+    *(("link cut", place, _NEIGHBOURS) for place in _PLACES),
 )
+# Of these, beside all in negotiation: the ones that take another way through the code than on one host.
+_USUAL_ACROSS = (("raise", "init"), ("SIGKILL", "shutdown"), ("SIGSTOP", "collective"), ("link cut", "init"))
 
 
 def _rare(ending: str, place: str) -> bool:
@@ -176,7 +184,11 @@ def _rare(ending: str, place: str) -> bool:
 
 CASES = (
     *(Case(e, place, mode, slow=_rare(e, place)) for e in _ENDINGS for place in _PLACES for mode in MODES),
-    *(Case(ending, "negotiation", mode, hosts) for ending, hosts in _ACROSS for mode in MODES),
+    *(
+        Case(ending, place, mode, hosts, slow=place != "negotiation" and (ending, place) not in _USUAL_ACROSS)
+        for ending, place, hosts in _ACROSS
+        for mode in MODES
+    ),
 )
 
 _STAMP = r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+) hvdlite ERROR \[\w+ rank \d+/\d+\] "
@@ -196,7 +208,7 @@ def _run(case: Case, hosts: EmulatedHosts | None, timeout: float) -> Outcome:
         (folder / "script.py").write_text(textwrap.dedent(PROGRAM))
         options = list(hosts.placement(case.hosts)[1]) if hosts is not None else []
         options += ["--with-ft", "ulfm"] if case.mode == "ulfm" else []
-        environment = {"HVDLITE_LOG_TIMESTAMPS": "1", **(STALL if case.ending == "SIGSTOP" else {})}
+        environment = {"HVDLITE_LOG_TIMESTAMPS": "1", **(STALL if case.is_a_hang else {})}
         job = Job([str(folder / "script.py"), case.ending, case.place], case.ranks, folder, environment, options, hosts)
         ended = False
         orphans: list[int] = []
@@ -224,7 +236,8 @@ def run_cases(cases: Iterable[Case]) -> dict[Case, Outcome]:
 
 
 def _all_told(case: Case, job: JobResult) -> bool:
-    return all("raised" in job.stdout.get(rank, "") for rank in case.survivors)
+    told = "at the end of the program" if case.place == "shutdown" else "raised"
+    return all(told in job.stdout.get(rank, "") + job.stderr.get(rank, "") for rank in case.survivors)
 
 
 def _read(case: Case, job: JobResult, orphans: tuple[int, ...]) -> Outcome:

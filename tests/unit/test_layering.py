@@ -24,6 +24,7 @@ CORE = {
     "compression",
     "data",
     "failures",
+    "other_hosts",
     "peers",
     "handles",
     "objects",

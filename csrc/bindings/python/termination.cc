@@ -1,5 +1,6 @@
-// What a rank says when SIGTERM ends it, which is how a launcher ends a job after a rank has died: its last operations. Python would
-// get to a handler of its own only between two of its instructions; this one works while the program computes.
+// What a rank says when SIGTERM ends it, which is how a launcher ends a job after a rank has died: its last operations, or where it
+// is without an engine. Python would get to a handler of its own only between two of its instructions; this one works while
+// the program computes.
 //
 // The handler hands over to a thread, since nearly nothing may be done in a handler, waits for it, at most kPatience, and lets the
 // process end as it would have. It is installed only where nobody else has one.
@@ -26,33 +27,41 @@ constexpr int kPatienceMs = 500;
 // A handler has no arguments, so its state is the process's. Never taken down: a signal may come at any time.
 struct Termination {
   pid_t owner = 0;  // a forked child says nothing
+  int rank = 0, size = 1;
+  std::atomic<bool> has_shut_down{false};  // else one without an engine is in init()
   sem_t asked = {};
   std::atomic<bool> said{false};
 };
 Termination state;
 
+// By write(2), as it may be the last thing that this process does.
+void log(const char* place, const std::string& more) {
+  timeval now;
+  gettimeofday(&now, nullptr);
+  tm parts;
+  localtime_r(&now.tv_sec, &parts);
+  char head[160];
+  const std::size_t used = strftime(head, sizeof(head), "%Y-%m-%d %H:%M:%S", &parts);
+  std::snprintf(head + used, sizeof(head) - used, ".%06ld hvdlite ERROR [control rank %d/%d] ",
+                static_cast<long>(now.tv_usec), state.rank, state.size);
+  const std::string line = std::string(head) + "SIGTERM ends this rank" + place +
+                           ". A launcher sends it to all ranks when one has failed: look for that "
+                           "rank's output, and for what the launcher says. Horovod has been shut "
+                           "down\n" +
+                           more;
+  [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
+}
+
 void say() {
   hvdlite_engine* const engine = hvdlite_current_engine();
-  if (engine == nullptr) return;
-  hvdlite_topology topology{};
-  const bool failed = *hvdlite_failure_cause(engine) != '\0';  // then all has been said
-  if (!failed && hvdlite_engine_topology(engine, &topology) == 0) {
-    timeval now;
-    gettimeofday(&now, nullptr);
-    tm parts;
-    localtime_r(&now.tv_sec, &parts);
-    char head[160];
-    const std::size_t used = strftime(head, sizeof(head), "%Y-%m-%d %H:%M:%S", &parts);
-    std::snprintf(head + used, sizeof(head) - used, ".%06ld hvdlite ERROR [control rank %d/%d] ",
-                  static_cast<long>(now.tv_usec), topology.rank, topology.size);
-    std::string line = std::string(head) +
-                       "SIGTERM ends this rank. A launcher sends it to all ranks when one has "
-                       "failed: look for that rank's output, and for what the launcher says. "
-                       "Horovod has been shut down\nlast operations of this rank:\n";
+  if (engine == nullptr) {
+    log(state.has_shut_down.load() ? " after shutdown()" : " in init()", "");
+    return;
+  }
+  if (*hvdlite_failure_cause(engine) == '\0') {  // else all has been said
     char* const record = hvdlite_flight_record(engine);
-    if (record != nullptr) line += record;
+    log("", std::string("last operations of this rank:\n") + (record != nullptr ? record : ""));
     hvdlite_free(record);
-    [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
   }
   hvdlite_engine_destroy(engine);
 }
@@ -77,7 +86,10 @@ extern "C" void end_with_last_words(int signal) {
   raise(signal);
 }
 
-void install() {
+void install(int rank, int size, bool has_shut_down) {
+  state.has_shut_down.store(has_shut_down);
+  state.rank = rank;
+  state.size = size;
   if (state.owner == getpid()) return;
   struct sigaction present = {};
   if (sigaction(SIGTERM, nullptr, &present) != 0) return;
@@ -93,6 +105,9 @@ void install() {
 
 }  // namespace
 
-void register_termination(nb::module_& module) { module.def("speak_at_sigterm", &install); }
+void register_termination(nb::module_& module) {
+  using namespace nb::literals;
+  module.def("speak_at_sigterm", &install, "rank"_a, "size"_a, "has_shut_down"_a = false);
+}
 
 }  // namespace hvdlite::python
