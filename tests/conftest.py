@@ -1,7 +1,7 @@
 """Plain ``pytest`` runs everything: files of tests/parallel and tests/adapters are started under mpirun from here."""
 
 import gc
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -58,11 +58,10 @@ def pytest_runtest_makereport(
 
 
 @pytest.fixture(scope="module", autouse=True)
-def young_objects() -> Iterator[None]:
+def young_objects() -> None:
     """Tests that collect garbage look through their own file's objects: all those of the frameworks take a second each time."""
     gc.collect()
     gc.freeze()
-    yield
 
 
 @pytest.fixture(scope="module")
