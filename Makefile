@@ -64,7 +64,7 @@ demo: venv
 
 # All tests but those marked slow.
 test: venv
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PYTEST_OPTIONS)
 
 test-all: venv
 	$(BIN)/python -m pytest -m ''
