@@ -8,8 +8,10 @@ import logging
 import operator
 import os
 import shutil
+import socket
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hvdlite import _native
@@ -121,12 +123,14 @@ def check_launch(MPI: Any, claim: LauncherClaim | None) -> None:  # noqa: N803 -
     if claim is None or claim.size <= 1 or MPI.COMM_WORLD.size > 1:
         return
     library = MPI.Get_library_version().splitlines()[0].strip("\0 ")
+    plugin = "pmi2" if _native.family_of(MPI.__file__, library) == "mpich" else "pmix"
+    by_srun = f", or with `srun --mpi={plugin}`" if claim.variable.startswith("SLURM") else ""
     raise SystemFailure(
         f"the launcher says that this job has {claim.size} processes ({claim.variable}={claim.size}, set by "
         f"{claim.launcher}), but MPI says that this process is alone (MPI_COMM_WORLD has size 1). Most likely the "
         f"launcher belongs to another MPI than the one Python has loaded, or to none. Loaded: {library}, "
         f"by {MPI.__file__}. mpirun on PATH: {shutil.which('mpirun') or 'none'}; beside this Python: "
-        f"{_own_mpirun() or 'none'}. Start the job with `hvdlite run`, which takes the mpirun of the loaded MPI, "
+        f"{_own_mpirun() or 'none'}. Start the job with `hvdlite run`, which takes the mpirun of the loaded MPI{by_srun}, "
         "or set MPI4PY_MPIABI so that mpi4py loads the other one."
     )
 
@@ -178,13 +182,10 @@ def place_of(MPI: Any, comm: Any, config: Config) -> Place:  # noqa: N803 - the 
         comm: the mpi4py communicator of the job.
         config: the knobs.
     """
-    host = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank)
-    leader = host.bcast(comm.rank)
-    host.Free()
     family = _native.family_of(MPI.__file__, MPI.Get_library_version())
-    hosts: dict[int, tuple[str, list[set[int]]]] = {}
-    for number, cpu, cores in comm.allgather((leader, cpu_name(), os.sched_getaffinity(0))):
-        hosts.setdefault(number, (cpu, []))[1].append(cores)
+    hosts: dict[str, tuple[str, list[set[int]]]] = {}
+    for machine, cpu, cores in comm.allgather((_machine(), cpu_name(), os.sched_getaffinity(0))):
+        hosts.setdefault(machine, (cpu, []))[1].append(cores)
     return Place(
         tuple(cpu for cpu, _ in hosts.values()),
         tuple(len(set().union(*cores)) for _, cores in hosts.values()),
@@ -194,6 +195,15 @@ def place_of(MPI: Any, comm: Any, config: Config) -> Place:  # noqa: N803 - the 
         config.shared_memory,
         config.deterministic,
     )
+
+
+def _machine() -> str:
+    """Equal on all ranks of a machine (merge_hosts in csrc/transport/mpi_env.cc says why MPI is not asked)."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        boot = ""
+    return f"{boot} {socket.gethostname()}"
 
 
 _LEVELS = {

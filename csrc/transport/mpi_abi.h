@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-#define HVDLITE_MPI_ABI_VERSION 2
+#define HVDLITE_MPI_ABI_VERSION 3
 
 typedef struct hvdlite_mpi_comm {
   uint64_t bits;
@@ -38,6 +38,7 @@ typedef struct hvdlite_mpi {
   int (*comm_dup)(hvdlite_mpi_comm comm, hvdlite_mpi_comm* out);
   int (*comm_split_shared)(hvdlite_mpi_comm comm, int key,
                            hvdlite_mpi_comm* out); /* the ranks of this host */
+  int (*comm_split)(hvdlite_mpi_comm comm, int color, int key, hvdlite_mpi_comm* out);
   int (*comm_free)(hvdlite_mpi_comm* comm);
   int (*comm_rank)(hvdlite_mpi_comm comm, int* rank);
   int (*comm_size)(hvdlite_mpi_comm comm, int* size);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <fstream>
 #include <map>
 #include <set>
 #include <string>
@@ -32,10 +33,22 @@ constexpr int kSerialized = 2;
 
 // What each rank tells all others at init.
 struct Introduction {
-  int leader = 0;  // the lowest rank of its host
+  int leader = 0;  // the lowest rank of its host, as MPI sees it
   int pid = 0;
   char host[64] = {};
+  char boot[64] = {};  // of its kernel; "" if that is kept secret
 };
+
+Introduction introduce(int leader) {
+  Introduction me;
+  me.leader = leader;
+  me.pid = getpid();
+  gethostname(me.host, sizeof(me.host) - 1);
+  std::string boot;
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
+  boot.copy(me.boot, sizeof(me.boot) - 1);
+  return me;
+}
 
 void check(const hvdlite_mpi* mpi, int error, const char* what) {
   if (error == 0) return;
@@ -154,6 +167,20 @@ base::Waiting choose_waiting(const base::Config& config, int cpus, int ranks) {
   return waiting;
 }
 
+std::vector<int> merge_hosts(std::vector<int> leaders, const std::vector<std::string>& machines) {
+  std::map<std::string, int> first;  // rank of each machine
+  for (std::size_t r = 0; r < leaders.size(); ++r) {
+    if (machines[r].empty()) continue;
+    const int other = leaders[static_cast<std::size_t>(
+        first.try_emplace(machines[r], static_cast<int>(r)).first->second)];
+    const int own = leaders[r];
+    if (own != other) {
+      std::replace(leaders.begin(), leaders.end(), std::max(own, other), std::min(own, other));
+    }
+  }
+  return leaders;
+}
+
 MpiWorld place(const std::vector<int>& leaders, int rank) {
   std::map<int, std::vector<int>> hosts;
   for (std::size_t r = 0; r < leaders.size(); ++r) hosts[leaders[r]].push_back(static_cast<int>(r));
@@ -181,25 +208,30 @@ MpiWorld open_mpi(const char* shim_path, const void* comm_address, const base::C
   hvdlite_mpi_comm given = {}, comm = {}, host = {};
   check(mpi, mpi->comm_from_address(comm_address, &given), "reading the communicator");
   check(mpi, mpi->comm_dup(given, &comm), "MPI_Comm_dup");
-  int rank = 0, size = 0, local_rank = 0, local_size = 0;
+  int rank = 0, size = 0;
   check(mpi, mpi->comm_rank(comm, &rank), "MPI_Comm_rank");
   check(mpi, mpi->comm_size(comm, &size), "MPI_Comm_size");
+  int leader = rank;
   check(mpi, mpi->comm_split_shared(comm, rank, &host), "MPI_Comm_split_type");
-  check(mpi, mpi->comm_rank(host, &local_rank), "MPI_Comm_rank");
-  check(mpi, mpi->comm_size(host, &local_size), "MPI_Comm_size");
+  check(mpi, mpi->bcast(&leader, sizeof(leader), 0, host), "MPI_Bcast");
+  check(mpi, mpi->comm_free(&host), "MPI_Comm_free");
 
-  Introduction me;
-  me.leader = rank;
-  check(mpi, mpi->bcast(&me.leader, sizeof(me.leader), 0, host), "MPI_Bcast");
-  me.pid = getpid();
-  gethostname(me.host, sizeof(me.host) - 1);
+  const Introduction me = introduce(leader);
   std::vector<Introduction> all(static_cast<std::size_t>(size));
   check(mpi, mpi->allgather(&me, sizeof(me), all.data(), comm), "MPI_Allgather");
-
   std::vector<int> leaders;
-  leaders.reserve(all.size());
-  for (const Introduction& introduction : all) leaders.push_back(introduction.leader);
+  std::vector<std::string> machines;
+  for (const Introduction& introduction : all) {
+    leaders.push_back(introduction.leader);
+    const std::string boot = introduction.boot;
+    machines.push_back(boot.empty() ? "" : boot + " " + introduction.host);
+  }
+  leaders = merge_hosts(std::move(leaders), machines);
+  check(mpi, mpi->comm_split(comm, leaders[static_cast<std::size_t>(rank)], rank, &host),
+        "MPI_Comm_split");
+
   MpiWorld world = place(leaders, rank);
+  const int local_rank = world.local_rank, local_size = world.local_size;
   const Host joining = {mpi, host, local_rank, local_size, config.shared_memory};
   std::string why_no_page, why_no_window;
   std::unique_ptr<ControlPage> page = share<ControlPage>(
@@ -245,9 +277,8 @@ MpiWorld open_mpi(const char* shim_path, const void* comm_address, const base::C
   for (int r = 0; r < size; ++r) {
     const Introduction& introduction = all[static_cast<std::size_t>(r)];
     const MpiWorld theirs = place(leaders, r);
-    peers.push_back(
-        {std::string(introduction.host, strnlen(introduction.host, sizeof(introduction.host))),
-         introduction.pid, introduction.leader, theirs.local_rank});
+    peers.push_back({introduction.host, introduction.pid, leaders[static_cast<std::size_t>(r)],
+                     theirs.local_rank});
   }
   world.transport = std::make_unique<MpiTransport>(
       mpi, comm, rank, std::move(peers), std::move(page), std::move(window), windows_everywhere,

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "base/config.h"
@@ -28,6 +29,11 @@ MpiWorld open_mpi(const char* shim_path, const void* comm_address, const base::C
 // to fall asleep and be woken; where ranks share a processor it would take it from the very rank that is waited for, so each
 // lets others have it instead. Pure.
 base::Waiting choose_waiting(const base::Config& config, int cpus, int ranks);
+
+// The lowest rank of each rank's host. leaders: the same as MPI sees it. machines: names of the machines, "" where there is none. On
+// one host are ranks of which MPI says so, and those on one machine: MPI may not know, and takes each rank for alone under a
+// launcher that does not tell it what it asks for. Pure.
+std::vector<int> merge_hosts(std::vector<int> leaders, const std::vector<std::string>& machines);
 
 // Where a rank stands, from the lowest rank of each rank's host (leaders[r]). Pure.
 MpiWorld place(const std::vector<int>& leaders, int rank);

@@ -106,6 +106,12 @@ int comm_split_shared(hvdlite_mpi_comm comm, int key, hvdlite_mpi_comm* out) {
   return error != MPI_SUCCESS ? error : adopt(result, out);
 }
 
+int comm_split(hvdlite_mpi_comm comm, int color, int key, hvdlite_mpi_comm* out) {
+  MPI_Comm result = MPI_COMM_NULL;
+  const int error = MPI_Comm_split(comm_of(comm), color, key, &result);
+  return error != MPI_SUCCESS ? error : adopt(result, out);
+}
+
 int comm_free(hvdlite_mpi_comm* comm) {
   MPI_Comm handle = comm_of(*comm);
   if (handle == watched) watched = MPI_COMM_NULL;
@@ -282,6 +288,7 @@ hvdlite_mpi make_table() {
   table.comm_from_address = comm_from_address;
   table.comm_dup = comm_dup;
   table.comm_split_shared = comm_split_shared;
+  table.comm_split = comm_split;
   table.comm_free = comm_free;
   table.comm_rank = comm_rank;
   table.comm_size = comm_size;

@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
 from hvdlite.errors import InvalidArgumentError
@@ -62,10 +62,17 @@ class Wishes:
 
 @dataclass(frozen=True)
 class Line:
-    """A launcher's command line up to the program that it starts, and the variables that it takes besides the present ones."""
+    """A launcher's command line up to the program that it starts.
+
+    Attributes:
+        words: the launcher and its arguments.
+        variables: those that it takes besides the present ones.
+        remedy: what to look after if it ends before any rank has started; "" where there is nothing to add.
+    """
 
     words: tuple[str, ...]
     variables: Mapping[str, str]
+    remedy: str = ""
 
     def shell(self, command: Sequence[str]) -> str:
         """As one types it."""
@@ -102,7 +109,8 @@ def mpirun_line(mpirun: Mpirun, wishes: Wishes) -> Line:
             f"-n {wishes.np} asks for more ranks than the {slots} that {format_hosts(wishes.hosts)} take; write more behind a "
             "host's name (a:4), or let them share cores with --oversubscribe"
         )
-    return _open_mpi(mpirun, wishes) if mpirun.family == "openmpi" else _hydra(mpirun, wishes)
+    line = _open_mpi(mpirun, wishes) if mpirun.family == "openmpi" else _hydra(mpirun, wishes)
+    return replace(line, remedy=_BY_SSH) if wishes.remote else line
 
 
 def _open_mpi(mpirun: Mpirun, wishes: Wishes) -> Line:
@@ -149,6 +157,9 @@ def _hydra(mpirun: Mpirun, wishes: Wishes) -> Line:
     return Line((*words, *wishes.mpi_args), variables)
 
 
+_BY_SSH = "from here `ssh HOST true` has to work without a password, with Python and hvdlite at the same paths on each HOST"
+
+
 def _ssh_options(wishes: Wishes) -> str:
     words = ["-p", str(wishes.ssh_port)] if wishes.ssh_port is not None else []
     words += ["-i", wishes.ssh_identity_file] if wishes.ssh_identity_file else []
@@ -183,4 +194,4 @@ def srun_line(srun: str, plugin: str, wishes: Wishes, nodes: int, inside_step: b
     variables = dict(wishes.variables)
     if wishes.interfaces:
         variables["OMPI_MCA_btl_tcp_if_include"] = ",".join(wishes.interfaces)
-    return Line((*words, *wishes.mpi_args), variables)
+    return Line((*words, *wishes.mpi_args), variables, "`--launcher mpirun` starts the ranks without srun's --mpi")

@@ -289,9 +289,9 @@ class Job:
             words = last_words(self._output.tail(failure.rank, "e"), self._output.tail(failure.rank, "o"))
             return Outcome(failure.status, failure, tuple(words), interrupted)
         if status and not self._started:
-            return Outcome(
-                status, interrupted=interrupted, problem=f"{self._line.words[0]} ended with {status} before any rank"
-            )
+            problem = f"{self._line.words[0]} ended with {status} before any rank"
+            remedy = f": {self._line.remedy}" if self._line.remedy else ""
+            return Outcome(status, interrupted=interrupted, problem=problem + remedy)
         silent = [rank for rank in self._started if rank not in self._endings]
         if silent and not interrupted:
             place = ", ".join(f"{rank} (host {self._started[rank][0]})" for rank in sorted(silent))

@@ -1,7 +1,10 @@
 """What the ranks of a host share: where it lies, what happens where there is too little of it, that nothing is left behind."""
 
+import subprocess
+from pathlib import Path
+
 import pytest
-from support.job import run_job
+from support.job import find_mpirun, run_job
 from support.shared_memory import NO_PROC, SMALL_SHM, needs_mount, nothing_left_behind
 
 # Sums a few sizes, then says where this rank's window is mapped.
@@ -20,6 +23,17 @@ for count in (1, 1000, 1_000_003):
 found = [line.split(maxsplit=5)[5] for line in Path("/proc/self/maps").read_text().splitlines() if "hvdlite-window" in line]
 kind = "none" if not found else "memfd" if found[0].startswith("/memfd:") else "shm"
 print("window", kind, len(found), flush=True)
+"""
+
+# Takes the place of MPI's own.
+LONE = """
+#include <mpi.h>
+int MPI_Comm_split_type(MPI_Comm comm, int type, int key, MPI_Info info, MPI_Comm* out) {
+  int rank;
+  (void)type, (void)info;
+  MPI_Comm_rank(comm, &rank);
+  return MPI_Comm_split(comm, rank, key, out);
+}
 """
 
 CRASH = """
@@ -52,6 +66,22 @@ def test_the_ranks_of_a_host_share_a_window(knob, window):
     with nothing_left_behind():
         result = run_job(SUM_AND_TELL, 3, env={"HVDLITE_SHARED_MEMORY": knob})
     assert windows(result) == [window] * 3, result.report()
+    assert warnings(result) == [], result.report()
+
+
+def test_ranks_that_mpi_takes_for_lone_ones_share_a_window(tmp_path):
+    """As Open MPI does under srun, where Slurm's PMIx is much older than its own."""
+    compiler = Path(find_mpirun()).with_name("mpicc")
+    if not compiler.exists():
+        pytest.skip("no mpicc beside mpirun")
+    (tmp_path / "lone.c").write_text(LONE)
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", tmp_path / "lone.so", tmp_path / "lone.c"], check=True)
+    preload = f"import ctypes\nctypes.CDLL({str(tmp_path / 'lone.so')!r}, ctypes.RTLD_GLOBAL)"
+    tell = (
+        "from mpi4py import MPI\nassert MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED).size == 1\nassert hvd.local_size() == 3"
+    )
+    result = run_job(f"{preload}\n{SUM_AND_TELL}\n{tell}\nassert hvd.local_rank() == hvd.rank() and hvd.cross_size() == 1", 3)
+    assert windows(result) == ["memfd 1"] * 3, result.report()
     assert warnings(result) == [], result.report()
 
 

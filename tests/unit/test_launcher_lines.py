@@ -82,6 +82,13 @@ def test_a_local_host_list_passes_no_variables():
     assert "-x" not in words(FIVE, np=2, hosts=(Host("localhost", 2),), environ=ENVIRON)
 
 
+@pytest.mark.parametrize("program", [FIVE, HYDRA], ids=["openmpi", "mpich"])
+def test_what_to_look_after_if_no_rank_starts(program):
+    assert "ssh HOST true" in mpirun_line(program, Wishes(np=4, hosts=TWO)).remedy
+    assert mpirun_line(program, Wishes(np=4)).remedy == ""
+    assert "--launcher mpirun" in srun_line("/usr/bin/srun", "pmix", Wishes(np=4), nodes=2, inside_step=False).remedy
+
+
 def test_more_ranks_than_slots():
     with pytest.raises(InvalidArgumentError, match=r"-n 5 asks for more ranks than the 4 that a:2,b:2 take.*--oversubscribe"):
         words(FIVE, np=5, hosts=TWO)

@@ -75,6 +75,12 @@ def test_a_launch_mix_up_names_both_sides_and_their_paths():
         startup.check_launch(Mpi(size=1), claim)
     for said in ("OMPI_COMM_WORLD_SIZE=4", "Open MPI's mpirun", "Open MPI v5.0.11", Mpi.__file__, "mpirun on PATH"):
         assert said in str(caught.value)
+    assert "srun" not in str(caught.value)
+
+
+def test_a_launch_by_srun_without_its_plugin_names_it():
+    with pytest.raises(SystemFailure, match=r"`hvdlite run`.*, or with `srun --mpi=pmix`, or set"):
+        startup.check_launch(Mpi(size=1), LauncherClaim("SLURM_STEP_NUM_TASKS", 2, "Slurm's srun"))
 
 
 @pytest.mark.parametrize(("claimed", "size"), [(None, 1), (1, 1), (4, 4), (4, 2)])

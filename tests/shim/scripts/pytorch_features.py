@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import tempfile
 
 import horovod.torch as hvd
 import torch
@@ -70,11 +71,12 @@ except HorovodInternalError as error:
 else:
     raise AssertionError("shapes that differ went through")
 
-hvd.start_timeline("timeline.json", mark_cycles=True)
-hvd.allreduce(torch.full((3,), float(rank)), name="traced")
-hvd.stop_timeline()
-name = "timeline.rank1.json" if rank else "timeline.json"
-assert any("traced" in str(event["args"]) for event in json.loads(pathlib.Path(name).read_text()))
+with tempfile.TemporaryDirectory() as folder:
+    hvd.start_timeline(f"{folder}/timeline.json", mark_cycles=True)
+    hvd.allreduce(torch.full((3,), float(rank)), name="traced")
+    hvd.stop_timeline()
+    trace = pathlib.Path(folder) / ("timeline.rank1.json" if rank else "timeline.json")
+    assert any("traced" in str(event["args"]) for event in json.loads(trace.read_text()))
 
 # helpers
 with env(SOME_SETTING="1"):
