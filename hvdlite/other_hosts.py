@@ -37,6 +37,9 @@ class OtherHosts:
         self._sent = dict.fromkeys(leaders, MPI.REQUEST_NULL)
         self._lock = threading.Lock()
         self._ended = threading.Event()
+        # MPI asks for the attributes of this communicator before it ends, whoever ends it.
+        before_end = MPI.Comm.Create_keyval(delete_fn=lambda *_: self.close())
+        MPI.COMM_SELF.Set_attr(before_end, self)
         self._thread = threading.Thread(target=self._keep_in_touch, name="hvdlite-hosts", daemon=True)
         self._thread.start()
 

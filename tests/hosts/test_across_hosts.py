@@ -42,6 +42,26 @@ def test_all_forced_algorithms_between_hosts_agree():
     assert list(job.stdout.values()) == ["ok\n"] * 4, job.report()
 
 
+def test_a_program_may_end_mpi_itself():
+    """The signs of life between hosts (hvdlite/other_hosts.py) must be over by then."""
+    program = """
+        import time
+        from mpi4py import MPI
+        import hvdlite as hvd
+
+        hvd.init()
+        hvd.shutdown()
+        time.sleep(0.3 * MPI.COMM_WORLD.rank)  # others are still on their way
+        MPI.Finalize()
+        print("fine")
+    """
+    with emulated_hosts(2) as hosts:
+        job = hosts.run(1, program, env={"HVDLITE_PEER_TIMEOUT": "0.1"})
+    assert job.returncode == 0, job.report()
+    assert list(job.stdout.values()) == ["fine\n"] * 2, job.report()
+    assert list(job.stderr.values()) == [""] * 2, job.report()
+
+
 def test_ranks_of_a_host_map_one_window_of_their_own():
     program = """
         import re

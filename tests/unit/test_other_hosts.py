@@ -24,7 +24,21 @@ class Lost(Exception):
     """What this MPI raises where a process is lost."""
 
 
-MPI = SimpleNamespace(ANY_SOURCE=-1, BYTE=None, REQUEST_NULL=DONE, Status=Status, Exception=Lost)
+class World:
+    """MPI_COMM_SELF, and what makes its keys: those who want to know of MPI's end before it comes."""
+
+    def __init__(self):
+        self.told = []
+
+    def Create_keyval(self, delete_fn: object) -> object:  # noqa: N802 - MPI's name
+        return delete_fn
+
+    def Set_attr(self, key: object, value: object) -> None:  # noqa: N802 - MPI's name
+        self.told.append(key)
+
+
+SELF = World()
+MPI = SimpleNamespace(Comm=SELF, COMM_SELF=SELF, ANY_SOURCE=-1, BYTE=None, REQUEST_NULL=DONE, Status=Status, Exception=Lost)
 
 
 class Comm:
@@ -94,6 +108,13 @@ def test_a_sign_that_nobody_takes_is_not_sent_again(comms):
     time.sleep(0.5)
     own.close()
     assert len(taken) == 1
+
+
+def test_the_thread_ends_before_mpi_does(comms):
+    own = OtherHosts(MPI, comms[0], [3], limit=0.1)
+    SELF.told[-1](None, None, own)
+    assert not own._thread.is_alive()
+    own.close()
 
 
 def test_where_mpi_tells_of_a_loss_itself_the_thread_ends(comms):
