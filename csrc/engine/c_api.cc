@@ -341,6 +341,14 @@ const char* hvdlite_failure_cause(hvdlite_engine* engine) {
 
 void hvdlite_free(void* text) { std::free(text); }
 
+void hvdlite_log_error(int rank, int size, const char* subsystem, const char* text) {
+  guarded([&] {
+    require(subsystem != nullptr && text != nullptr, "nothing to log");
+    hvdlite::base::Logger(hvdlite::base::LogLevel::kError, true, rank, size)
+        .write(hvdlite::base::LogLevel::kError, subsystem, text);
+  });
+}
+
 char* hvdlite_flight_record(hvdlite_engine* engine) {
   char* text = nullptr;
   guarded([&] { text = copy_text(alive(engine).flight_record()); });

@@ -6,12 +6,10 @@
 // process end as it would have. It is installed only where nobody else has one.
 #include <pthread.h>
 #include <semaphore.h>
-#include <sys/time.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <csignal>
-#include <cstdio>
 #include <ctime>
 #include <string>
 #include <thread>
@@ -34,22 +32,13 @@ struct Termination {
 };
 Termination state;
 
-// By write(2), as it may be the last thing that this process does.
 void log(const char* place, const std::string& more) {
-  timeval now;
-  gettimeofday(&now, nullptr);
-  tm parts;
-  localtime_r(&now.tv_sec, &parts);
-  char head[160];
-  const std::size_t used = strftime(head, sizeof(head), "%Y-%m-%d %H:%M:%S", &parts);
-  std::snprintf(head + used, sizeof(head) - used, ".%06ld hvdlite ERROR [control rank %d/%d] ",
-                static_cast<long>(now.tv_usec), state.rank, state.size);
-  const std::string line = std::string(head) + "SIGTERM ends this rank" + place +
+  const std::string text = std::string("SIGTERM ends this rank") + place +
                            ". A launcher sends it to all ranks when one has failed: look for that "
                            "rank's output, and for what the launcher says. Horovod has been shut "
-                           "down\n" +
+                           "down" +
                            more;
-  [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
+  hvdlite_log_error(state.rank, state.size, "control", text.c_str());
 }
 
 void say() {
@@ -60,7 +49,7 @@ void say() {
   }
   if (*hvdlite_failure_cause(engine) == '\0') {  // else all has been said
     char* const record = hvdlite_flight_record(engine);
-    log("", std::string("last operations of this rank:\n") + (record != nullptr ? record : ""));
+    log("", std::string("\nlast operations of this rank:\n") + (record != nullptr ? record : ""));
     hvdlite_free(record);
   }
   hvdlite_engine_destroy(engine);

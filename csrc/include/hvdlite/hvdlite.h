@@ -260,6 +260,8 @@ HVDLITE_API const char* hvdlite_failure_cause(hvdlite_engine* engine);
 /* The last operations of this rank as lines of text; free with hvdlite_free. */
 HVDLITE_API char* hvdlite_flight_record(hvdlite_engine* engine);
 HVDLITE_API void hvdlite_free(void* text);
+/* An error of this rank, as the engine logs its own: one write(2) of one line, with the time. Any thread, without an engine too. */
+HVDLITE_API void hvdlite_log_error(int rank, int size, const char* subsystem, const char* text);
 
 typedef struct hvdlite_counters {
   int64_t submitted, completed, failed;
