@@ -77,36 +77,31 @@ Cycle::Cycle(transport::Transport& transport, SharedState& shared, collectives::
 }
 
 bool Cycle::pass(bool flush, bool thorough) {
+  return guard([&] { return pass_once(flush, thorough); });
+}
+
+bool Cycle::pass_once(bool flush, bool thorough) {
   if (shared_.failure.happened()) {
     end_all(shared_.failure.status());
     transport_.messages_flushed();  // what tells the peers is still on its way
     return false;
   }
   shared_.usage.forget_now();
-  try {
-    bool moved = (thorough || !agrees_in_memory_) && receive();
-    moved = announce(flush) || moved;
-    moved = coordinate() || moved;
-    moved = executor_.advance() || moved;
-    if (transport_.activity() != seen_activity_) {
-      seen_activity_ = transport_.activity();
-      moved = true;
-    }
-    if (moved) {
-      if (!executor_.idle()) shared_.usage.forget_now();  // what moves data may have taken long
-      moved_at_ = shared_.usage.now();
-    }
-    watch();
-    shared_.counters.data_bytes_sent.store(static_cast<std::int64_t>(transport_.bytes_sent()));
-    return moved;
-  } catch (const base::Error& error) {
-    // MPI says that somebody is lost, but not who.
-    if (error.code() == ErrorCode::kPeerLost) look_for_lost_peers();
-    if (!shared_.failure.happened()) engine_failed(error.code(), error.what());
-  } catch (const std::exception& error) {
-    engine_failed(ErrorCode::kInternal, std::string("hvdlite's engine failed: ") + error.what());
+  bool moved = (thorough || !agrees_in_memory_) && receive();
+  moved = announce(flush) || moved;
+  moved = coordinate() || moved;
+  moved = executor_.advance() || moved;
+  if (transport_.activity() != seen_activity_) {
+    seen_activity_ = transport_.activity();
+    moved = true;
   }
-  return true;
+  if (moved) {
+    if (!executor_.idle()) shared_.usage.forget_now();  // what moves data may have taken long
+    moved_at_ = shared_.usage.now();
+  }
+  watch();
+  shared_.counters.data_bytes_sent.store(static_cast<std::int64_t>(transport_.bytes_sent()));
+  return moved;
 }
 
 Outlook Cycle::outlook() const {

@@ -51,7 +51,7 @@ class Cycle {
   base::Clock::time_point moved_at() const { return moved_at_; }
 
   // Leaving: fails what is not agreed and says goodbye, false if that has to be tried again; true once agreed operations are
-  // done and all messages have left.
+  // done and all messages have left. Whom neither can reach any more fails this rank, as in a pass.
   bool say_goodbye();
   bool drained();
   // Failing: tells every peer why; true once all of them have told their users.
@@ -68,6 +68,21 @@ class Cycle {
     std::int32_t set = -1;
     std::uint64_t users = 0;  // ranks of this host in all sets that have used it
   };
+
+  // Runs a step. What it throws fails this rank for good, with the cause told to all: then true, if that is news.
+  template <typename Step>
+  bool guard(Step step) {
+    const bool failed_before = shared_.failure.happened();
+    try {
+      return step();
+    } catch (const std::exception& error) {
+      below_failed(error);
+    }
+    return !failed_before;
+  }
+  void below_failed(const std::exception& error);
+  bool pass_once(bool flush, bool thorough);
+  void leave();
 
   // The six steps.
   bool receive();

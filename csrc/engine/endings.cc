@@ -89,11 +89,18 @@ void Cycle::goodbye_was_seen(int coordinator) {
   }
 }
 
-// Leaving. What the others have not agreed to can never complete here.
 bool Cycle::say_goodbye() {
-  if (said_goodbye_) return true;
-  if (!leave_ledgers()) return false;
-  said_goodbye_ = true;
+  return guard([&] {
+    if (said_goodbye_) return true;
+    if (!leave_ledgers()) return false;
+    said_goodbye_ = true;
+    leave();
+    return true;
+  });
+}
+
+// What the others have not agreed to can never complete here.
+void Cycle::leave() {
   const Status why = {ErrorCode::kAborted, kShutDownHere};
   finish(shared_.queue.take(true, 0, {}), why);
   finish(std::exchange(held_removals_, {}), why);
@@ -113,12 +120,13 @@ bool Cycle::say_goodbye() {
     if (peer == transport_.rank() || left_.contains(peer)) continue;
     send(peer, Goodbye{goodbye_unseen_.contains(peer)});
   }
-  return true;
 }
 
 bool Cycle::drained() {
-  return goodbye_unseen_.empty() && executor_.idle() && executor_.settled() &&
-         transport_.messages_flushed();
+  return guard([&] {
+    return goodbye_unseen_.empty() && executor_.idle() && executor_.settled() &&
+           transport_.messages_flushed();
+  });
 }
 
 void Cycle::handle(int source, Failure& message) {
@@ -133,25 +141,43 @@ void Cycle::peer_failed(int rank, const std::string& text) {
   fail_all({ErrorCode::kPeerLost, transport_.describe_peer(rank) + " " + text + ". " + kShutDown});
 }
 
+void Cycle::below_failed(const std::exception& error) {
+  const auto* known = dynamic_cast<const base::Error*>(&error);
+  // MPI says that somebody is lost, but not who.
+  if (known != nullptr && known->code() == ErrorCode::kPeerLost) {
+    try {
+      look_for_lost_peers();
+    } catch (const std::exception&) {
+      // Then the error itself is the cause.
+    }
+  }
+  if (shared_.failure.happened()) return;
+  if (known != nullptr) {
+    engine_failed(known->code(), error.what());
+  } else {
+    engine_failed(ErrorCode::kInternal, std::string("hvdlite's engine failed: ") + error.what());
+  }
+}
+
 // An error below us: this rank can go on no more, and the others must not wait for it.
 void Cycle::engine_failed(ErrorCode code, const std::string& text) {
-  try {
-    broadcast_failure("failed: " + text);
-  } catch (const std::exception& error) {
-    shared_.log.write(LogLevel::kError, "control",
-                      std::string("could not tell the other ranks: ") + error.what());
-  }
+  broadcast_failure("failed: " + text);
   fail_all(
       {code, transport_.describe_peer(transport_.rank()) + " failed: " + text + ". " + kShutDown});
 }
 
 void Cycle::broadcast_failure(const std::string& cause) {
-  transport_.announce_failure(cause);
-  for (int peer = 0; peer < transport_.size(); ++peer) {
-    if (peer == transport_.rank() || left_.contains(peer)) continue;
-    failure_unseen_.insert(peer);
+  try {
+    transport_.announce_failure(cause);
+    for (int peer = 0; peer < transport_.size(); ++peer) {
+      if (peer == transport_.rank() || left_.contains(peer)) continue;
+      failure_unseen_.insert(peer);
+    }
+    send_to_all(Failure{cause});
+  } catch (const std::exception& error) {
+    shared_.log.write(LogLevel::kError, "control",
+                      std::string("could not tell the other ranks: ") + error.what());
   }
-  send_to_all(Failure{cause});
 }
 
 std::vector<Entry> Cycle::take_pending(ProcessSet& set) {

@@ -1,3 +1,7 @@
+#if HVDLITE_X86_KERNELS
+#include <cpuid.h>
+#endif
+
 #include <string>
 
 #include "base/error.h"
@@ -16,14 +20,21 @@ const KernelTable* table_of(Isa isa) {
   return isa == Isa::kScalar ? &kScalarTable : nullptr;
 }
 
+#if HVDLITE_X86_KERNELS
+// Clang's __builtin_cpu_supports does not know this feature's name. That the system keeps its registers, AVX's, says "avx2".
+bool has_f16c() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+}
+#endif
+
 // All features that the file of this instruction set is compiled with.
 bool processor_runs(Isa isa) {
 #if HVDLITE_X86_KERNELS
-  if (isa == Isa::kAvx2) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
+  if (isa == Isa::kAvx2) return __builtin_cpu_supports("avx2") && has_f16c();
   if (isa == Isa::kAvx512) {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-           __builtin_cpu_supports("f16c");
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && has_f16c();
   }
 #endif
   return isa == Isa::kScalar;

@@ -415,6 +415,14 @@ def test_a_rank_that_is_killed_fails_what_waits_and_all_that_follows():
                 rank.start(ALLREDUCE, "later", np.ones(1), np.ones(1))
 
 
+def test_shutting_down_right_after_a_rank_was_killed_harms_nobody():
+    """Whoever learns of it by its goodbye, which cannot be sent any more, ends as well: all threads, all memory."""
+    for _ in range(30):
+        with engines(3) as ranks:
+            in_threads(ranks, lambda rank: rank.allreduce("w", np.ones(10)))
+            ranks[0].fabric.kill(1)
+
+
 @pytest.mark.parametrize("size", [3, 4, 5])
 def test_overlapping_process_sets_progress_in_every_local_order(size):
     """Each rank waits for its operations in an order of its own; with one blocking executor some orders deadlock."""
