@@ -19,6 +19,7 @@ from typing import Any
 
 from hvdlite.errors import OperationTimeoutError, PeerLostError
 from hvdlite.other_hosts import OtherHosts
+from hvdlite.tuning.place import boot_id
 
 __all__ = ["Peers"]
 
@@ -251,8 +252,9 @@ def _state(pid: int) -> str:
 
 def _system() -> str:
     """Equal for processes that see each other's process ids."""
+    boot = boot_id()
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"
+        namespace = os.stat("/proc/self/ns/pid").st_ino
     except OSError:
-        return f"{socket.gethostname()} alone {os.getpid()}"
+        boot = ""
+    return f"{boot} {namespace}" if boot else f"{socket.gethostname()} alone {os.getpid()}"

@@ -11,7 +11,6 @@ import shutil
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hvdlite import _native
@@ -19,7 +18,7 @@ from hvdlite import config as knobs
 from hvdlite._version import __version__
 from hvdlite.config import Config, LauncherClaim
 from hvdlite.errors import ErrorCode, HvdliteError, InvalidArgumentError, SystemFailure, error_class
-from hvdlite.tuning.place import Place, cpu_name
+from hvdlite.tuning.place import Place, boot_id, cpu_name
 
 if TYPE_CHECKING:
     _StreamHandler = logging.StreamHandler[Any]
@@ -199,11 +198,7 @@ def place_of(MPI: Any, comm: Any, config: Config) -> Place:  # noqa: N803 - the 
 
 def _machine() -> str:
     """Equal on all ranks of a machine (merge_hosts in csrc/transport/mpi_env.cc says why MPI is not asked)."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        boot = ""
-    return f"{boot} {socket.gethostname()}"
+    return f"{boot_id()} {socket.gethostname()}"
 
 
 _LEVELS = {

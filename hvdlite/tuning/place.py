@@ -9,7 +9,7 @@ from typing import Any
 from hvdlite._version import __version__
 from hvdlite.tuning.parameters import Shape
 
-__all__ = ["Place", "cpu_name"]
+__all__ = ["Place", "boot_id", "cpu_name"]
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,14 @@ class Place:
     def shape(self) -> Shape:
         """What decides which parameters matter."""
         return Shape(self.ranks_per_host, self.shared_memory != "off", self.deterministic)
+
+
+def boot_id() -> str:
+    """What this machine's kernel calls its present run; "" where that is kept secret."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
 
 
 def cpu_name() -> str:
