@@ -46,11 +46,15 @@ class Accord {
   // Calls visit(const Entry&) for each entry held here.
   template <typename Visit>
   void for_each(Visit visit) const {
+    for_each_announced(visit);
     for (const Unit& unit : waiting_) std::ranges::for_each(unit.entries, visit);
-    for (const auto& [key, entries] : announced_) std::ranges::for_each(entries, visit);
     for (const auto& [key, entries] : groups_) std::ranges::for_each(entries, visit);
   }
   bool has_announced() const { return !announced_.empty(); }
+  template <typename Visit>
+  void for_each_announced(Visit visit) const {
+    for (const auto& [key, entries] : announced_) std::ranges::for_each(entries, visit);
+  }
 
   // Announces what waits, with the ledger locked and its log read; what has to go by message instead is added to `by_message`.
   // False if not all could be announced now. carries: the payload of the one unit that waits lies at payload_number(). usage is

@@ -208,6 +208,13 @@ void Cycle::fail_pending(ProcessSet& set, const Status& why) {
 
 void Cycle::fail_all(const Status& why) {
   if (!shared_.failure.happened()) {
+    // Only now, for nobody else asks: recording it at each announcement in a ledger would cost every operation.
+    for (const auto& [id, set] : sets_) {
+      if (!set->accord) continue;
+      set->accord->for_each_announced([&](const Entry& entry) {
+        shared_.reached({&entry, 1}, FlightRecorder::Stage::kAnnounced);
+      });
+    }
     const std::string record = shared_.recorder.text(kRecordsInLog);
     shared_.log.write(
         LogLevel::kError, "control",

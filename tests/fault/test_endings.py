@@ -76,6 +76,9 @@ def test_survivors_name_the_cause_within_five_seconds(ending, where):
     result = run_until_heard(SCRIPT, 3, (0, 2), args=[ending, where])
     check_survivors(result, CAUSE[ending])
     for rank in (0, 2):
+        if where == "late" and ending == "raise":
+            waiting = r"allreduce of 'gradient' .*: submitted \S+ s ago, announced, waiting for other ranks"
+            assert re.search(waiting, result.stderr[rank]), result.report()
         waits = re.findall(r"waited ([\d.]+) s", result.stdout[rank])
         assert all(float(wait) < limit(5) for wait in waits), result.report()
 
@@ -99,6 +102,7 @@ def test_an_exception_of_one_rank_reaches_a_survivor_that_only_computes():
         pytest.skip("MPICH's mpirun ends the survivor at once")
     result = run_until_heard(
         """
+        import time
         import numpy as np
         import hvdlite as hvd
         from hvdlite.runtime import RUNTIME
@@ -106,6 +110,7 @@ def test_an_exception_of_one_rank_reaches_a_survivor_that_only_computes():
         hvd.init()
         hvd.barrier()
         if hvd.rank() == 0:
+            time.sleep(0.3)  # the survivor has left the barrier
             raise RuntimeError("disk full")
         while not RUNTIME.engine.failure_cause:
             pass

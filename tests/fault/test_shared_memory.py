@@ -42,10 +42,10 @@ import numpy as np
 import hvdlite as hvd
 
 hvd.init()
-hvd.allreduce(np.ones(100_000), name="x")
-if hvd.rank() == 1:
-    os.kill(os.getpid(), signal.SIGKILL)
 try:
+    hvd.allreduce(np.ones(100_000), name="x")
+    if hvd.rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
     hvd.allreduce(np.ones(100_000), name="x")
 except hvd.PeerLostError:
     os._exit(3)

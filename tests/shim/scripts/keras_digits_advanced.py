@@ -20,6 +20,8 @@ args = parser.parse_args()
 # Horovod: initialize Horovod.
 hvd.init()
 
+keras.utils.set_random_seed(1 + hvd.rank())  # what differs here, the broadcast makes the same
+
 # If set > 0, will resume training from a given checkpoint.
 resume_from_epoch = 0
 for try_epoch in range(args.epochs, 0, -1):

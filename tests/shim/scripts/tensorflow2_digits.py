@@ -11,6 +11,7 @@ from sklearn.datasets import load_digits
 def main():
     # Horovod: initialize Horovod.
     hvd.init()
+    tf.keras.utils.set_random_seed(1 + hvd.rank())  # what differs here, the broadcast makes the same
 
     # Horovod: pin GPU to be used to process local rank (one GPU per process)
     gpus = tf.config.experimental.list_physical_devices("GPU")
