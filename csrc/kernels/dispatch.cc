@@ -28,14 +28,17 @@ bool has_f16c() {
 }
 #endif
 
-// All features that the file of this instruction set is compiled with.
+// All features that the file of this instruction set is compiled with. Every operation asks, and the processor is asked once:
+// under a hypervisor CPUID takes tens of microseconds.
 bool processor_runs(Isa isa) {
 #if HVDLITE_X86_KERNELS
-  if (isa == Isa::kAvx2) return __builtin_cpu_supports("avx2") && has_f16c();
-  if (isa == Isa::kAvx512) {
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && has_f16c();
-  }
+  static const bool avx2 = __builtin_cpu_supports("avx2") && has_f16c();
+  static const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
+                             __builtin_cpu_supports("avx512bw") &&
+                             __builtin_cpu_supports("avx512dq") &&
+                             __builtin_cpu_supports("avx512vl");
+  if (isa == Isa::kAvx2) return avx2;
+  if (isa == Isa::kAvx512) return avx512;
 #endif
   return isa == Isa::kScalar;
 }
