@@ -120,6 +120,28 @@ class Engine:
         self, request: tuple[Any, ...], memory: object = None, keep: Callable[[Any, int, int], None] | None = None
     ) -> Result:
         """Submits one request, a tuple as for submit_many, and waits for it as wait does."""
+    def run_arrays(
+        self,
+        kind: int,
+        name: str | None,
+        dtype: int,
+        input: Any,
+        output: Any,
+        exchange: object,
+        keep: Callable[[Any, int, int], None],
+        op: int,
+        root: int,
+        process_set: int,
+        prescale: float,
+        postscale: float,
+    ) -> bool:
+        """Submits one operation on arrays on the host, the output like the input or the input itself, and waits for it as wait
+        does.
+
+        They have the buffer protocol, or `exchange` is the capsule in ``__dlpack_c_exchange_api__`` of their very type. False,
+        and nothing was submitted, if the engine cannot use their memory as it is: it is not dense in row-major order, not
+        aligned, not writable or not on the host.
+        """
     def prepare(self, requests: Sequence[tuple[Any, ...]]) -> int:
         """Checks allreduces that will be submitted together many times, and returns the group's id.
 

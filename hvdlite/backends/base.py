@@ -127,6 +127,11 @@ class TensorBackend(Protocol):
             InvalidArgumentError: the engine does not know the dtype.
         """
 
+    def plain(self, value: Any) -> tuple[int, Any] | None:
+        """The dtype's code, and what `_engine.Engine.run_arrays` takes as `exchange`, of a value that can be used through it
+        if its memory allows; None of others, and where a short answer is not to be had. Raises nothing.
+        """
+
     def empty_like(self, owner: Any, new_memory: Any) -> tuple[Any, Any]:
         """A new tensor with the shape, dtype and layout of an `Exported.owner`, and its pointer as in `Exported`.
 

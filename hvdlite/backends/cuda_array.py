@@ -97,6 +97,9 @@ class CudaArrayBackend:
             )
         return adopted
 
+    def plain(self, value: Any) -> None:
+        """None is: they are on a GPU."""
+
     def export(self, tensor: DeviceArray, any_layout: bool) -> Exported:
         """Describes the array. The interface does not tell which GPU it is on; its address does."""
         code = int(code_of_name(tensor.dtype.name, "CUDA array"))

@@ -39,6 +39,9 @@ class CupyBackend:
         require_own_elements("a broadcast array", value.shape, value.strides, "copy")
         return value
 
+    def plain(self, value: Any) -> None:
+        """None is: they are on a GPU."""
+
     def export(self, tensor: Any, any_layout: bool) -> Exported:
         """Describes the array; `any_layout` makes no difference, the only layout used is row-major."""
         code = self._codes.get(tensor.dtype)

@@ -59,6 +59,13 @@ class NumpyBackend:
             )
         return self.adopt(value)
 
+    def plain(self, value: Any) -> tuple[int, None] | None:
+        """Arrays have the buffer protocol."""
+        if type(value) is not np.ndarray:
+            return None
+        code = self._codes.get(value.dtype)
+        return None if code is None else (code, None)
+
     def export(self, tensor: Array, any_layout: bool) -> Exported:
         """Describes the array; `any_layout` makes no difference, the only layout used is row-major."""
         code = self._codes.get(tensor.dtype)
@@ -67,7 +74,7 @@ class NumpyBackend:
             if flags.carray or (flags.c_contiguous and flags.aligned):  # the first asks for both and for writable, at once
                 return Exported(tensor, tensor.shape, code, CPU, ROW_MAJOR, tensor, 0)
         dtype = tensor.dtype.newbyteorder("=")
-        code = self._codes.setdefault(dtype, code_of_name(dtype.name, "NumPy array"))
+        code = self._codes.setdefault(dtype, int(code_of_name(dtype.name, "NumPy array")))
         if not (tensor.dtype.isnative and tensor.flags.c_contiguous and tensor.flags.aligned):
             tensor = np.array(tensor, dtype=dtype, order="C", copy=True, subok=False)
         return Exported(tensor, tensor.shape, code, CPU, ROW_MAJOR, tensor, 0)

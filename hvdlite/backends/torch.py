@@ -46,6 +46,7 @@ class TorchBackend:
         self._dtypes = {name: getattr(torch, name) for name in names if hasattr(torch, name)}
         self._codes = {dtype: int(code_of_name(name)) for name, dtype in self._dtypes.items()}
         self._stream_of: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", self._public_stream_of)
+        self._exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
         self._increment_version = getattr(torch.autograd.graph, "increment_version", None)
 
     def adopt(self, value: Any) -> Any:
@@ -82,6 +83,15 @@ class TorchBackend:
             return Exported(tensor.data_ptr(), tensor.shape, code, CPU, layout, tensor)
         device = tensor.device.index
         return Exported(tensor.data_ptr(), tensor.shape, code, device, layout, tensor, self._stream_of(device))
+
+    def plain(self, value: Any) -> tuple[int, Any] | None:
+        """Tensors whose memory is their value, without views that conjugate or negate, where torch tells it to native code
+        (from 2.10 on).
+        """
+        if self._exchange is None or type(value) is not self._tensor or value.requires_grad or not value.is_cpu:
+            return None
+        code = self._codes.get(value.dtype)
+        return None if code is None or value.is_neg() or value.is_conj() else (code, self._exchange)
 
     def _is_on_nvidia(self, tensor: Any) -> bool:
         return bool(tensor.is_cuda) and self._torch.version.hip is None

@@ -4,7 +4,10 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
+#include <optional>
 
+#include "array_memory.h"
 #include "config.h"
 
 namespace hvdlite::python {
@@ -203,24 +206,10 @@ void Engine::order(std::int64_t handle, nb::handle streams) {
   }
 }
 
-Result Engine::finish(std::int64_t handle, const Outcome& outcome, nb::handle streams) {
-  if (!outcome.ended) raise_error(outcome.code, outcome.message);
-  // Releases the handle however this ends; what raises below has copied its message.
-  struct Releaser {
-    Engine* engine;
-    std::int64_t handle;
-    ~Releaser() { hvdlite_release(engine->engine_, handle); }
-  } releaser{this, handle};
-  check(outcome);
-  order(handle, streams);
-  return collect_result(engine_, handle);
-}
-
-Result Engine::wait(std::int64_t handle, nb::handle memory, nb::handle keep, double limit,
-                    nb::handle streams) {
-  const auto hand_over = [&](std::int64_t in_flight, int code) {
-    if (!keep.is_none()) keep(memory, in_flight, code);
-  };
+// The outcome of one operation, once it has ended. If its memory may be in use after an exception, hand_over(handle, code) is
+// called first: see Engine.wait.
+template <typename HandOver>
+Outcome Engine::end(std::int64_t handle, double limit, HandOver hand_over) {
   Outcome outcome;
   try {
     outcome = wait_in_slices(&handle, 1, limit);
@@ -228,8 +217,32 @@ Result Engine::wait(std::int64_t handle, nb::handle memory, nb::handle keep, dou
     hand_over(handle, HVDLITE_OK);
     throw;
   }
-  if (outcome.code != HVDLITE_OK) hand_over(0, outcome.code);
-  return finish(handle, outcome, streams);
+  if (outcome.code != HVDLITE_OK) hand_over(std::int64_t{0}, outcome.code);
+  if (!outcome.ended) raise_error(outcome.code, outcome.message);
+  return outcome;
+}
+
+// What collect() makes of an operation that has ended. Releases the handle however this ends; what raises has copied its message.
+template <typename Collect>
+auto Engine::finish(std::int64_t handle, const Outcome& outcome, Collect collect) {
+  struct Releaser {
+    Engine* engine;
+    std::int64_t handle;
+    ~Releaser() { hvdlite_release(engine->engine_, handle); }
+  } releaser{this, handle};
+  check(outcome);
+  return collect();
+}
+
+Result Engine::wait(std::int64_t handle, nb::handle memory, nb::handle keep, double limit,
+                    nb::handle streams) {
+  const Outcome outcome = end(handle, limit, [&](std::int64_t in_flight, int code) {
+    if (!keep.is_none()) keep(memory, in_flight, code);
+  });
+  return finish(handle, outcome, [&] {
+    order(handle, streams);
+    return collect_result(engine_, handle);
+  });
 }
 
 nb::tuple Engine::wait_many(nb::handle handles, nb::handle streams) {
@@ -269,6 +282,40 @@ Result Engine::run(nb::handle request, nb::handle memory, nb::handle keep) {
     streams = nb::make_tuple(reinterpret_cast<std::uintptr_t>(request_of.stream));
   }
   return wait(submit(request_of, false), memory, keep, kNoLimit, streams);
+}
+
+bool Engine::run_arrays(int kind, nb::handle name, int dtype, nb::handle input, nb::handle output,
+                        nb::handle exchange, nb::handle keep, int op, int root, int process_set,
+                        double prescale, double postscale) {
+  const ArrayMemory to(output, exchange, true);
+  std::optional<ArrayMemory> other;
+  if (!input.is(output)) other.emplace(input, exchange, false);
+  const ArrayMemory& from = other ? *other : to;
+  if (!to.usable() || !from.usable() || to.bytes() != from.bytes()) return false;
+  hvdlite_request request{};
+  request.kind = kind;
+  if (!name.is_none()) {
+    request.name = PyUnicode_AsUTF8(name.ptr());
+    if (request.name == nullptr) throw nb::python_error();
+  }
+  request.dtype = dtype;
+  request.ndim = from.ndim();
+  request.shape = from.shape();
+  request.input = from.data();
+  request.output = to.data();
+  request.op = op;
+  request.root = root;
+  request.process_set = process_set;
+  request.prescale = prescale;
+  request.postscale = postscale;
+  request.group = "";
+  request.device = HVDLITE_DEVICE_CPU;
+  const std::int64_t handle = submit(request, false);
+  const Outcome outcome = end(handle, kNoLimit, [&](std::int64_t in_flight, int code) {
+    keep(nb::make_tuple(input, output), in_flight, code);
+  });
+  finish(handle, outcome, [] {});
+  return true;
 }
 
 void Engine::release(std::int64_t handle) { python::check(hvdlite_release(engine_, handle)); }

@@ -1,6 +1,6 @@
 // The engine as a Python object: the C ABI with Python's rules about ownership, signals and exceptions.
 // Thread: any, with the GIL held on entry; released while a call waits. Owns: its native engine.
-// Blocks: create_mpi, wait, wait_many, run, publish_failure and shutdown. Throws: the classes of hvdlite.errors.
+// Blocks: create_mpi, wait, wait_many, run, run_arrays, publish_failure and shutdown. Throws: the classes of hvdlite.errors.
 #pragma once
 
 #include <sys/types.h>
@@ -53,6 +53,9 @@ class Engine {
   std::int64_t submit(const hvdlite_request& request, bool wake);
   nb::list submit_many(nb::handle requests, bool wake);
   Result run(nb::handle request, nb::handle memory, nb::handle keep);
+  bool run_arrays(int kind, nb::handle name, int dtype, nb::handle input, nb::handle output,
+                  nb::handle exchange, nb::handle keep, int op, int root, int process_set,
+                  double prescale, double postscale);
   std::int64_t prepare(nb::handle requests);
   std::int64_t submit_prepared(std::int64_t group, nb::handle pointers, nb::handle absent,
                                bool wake, std::uintptr_t stream);
@@ -83,7 +86,10 @@ class Engine {
  private:
   explicit Engine(hvdlite_engine* engine);
   Outcome wait_in_slices(const std::int64_t* handles, std::size_t count, double limit = kNoLimit);
-  Result finish(std::int64_t handle, const Outcome& outcome, nb::handle streams);
+  template <typename HandOver>
+  Outcome end(std::int64_t handle, double limit, HandOver hand_over);
+  template <typename Collect>
+  auto finish(std::int64_t handle, const Outcome& outcome, Collect collect);
   void order(std::int64_t handle, nb::handle streams);
 
   hvdlite_engine* engine_;
