@@ -138,9 +138,10 @@ class Engine:
         """Submits one operation on arrays on the host, the output like the input or the input itself, and waits for it as wait
         does.
 
-        They have the buffer protocol, or `exchange` is the capsule in ``__dlpack_c_exchange_api__`` of their very type. False,
-        and nothing was submitted, if the engine cannot use their memory as it is: it is not dense in row-major order, not
-        aligned, not writable or not on the host.
+        They have the buffer protocol, or `exchange` is a pair: the capsule in ``__dlpack_c_exchange_api__`` of their very type,
+        and `hvdlite.dtypes.DLPACK_CODES`, by which their dtype is found. False, and nothing was submitted, if the engine cannot
+        use their memory as it is: it is not dense in row-major order, not aligned, not writable, not on the host, or of another
+        dtype.
         """
     def prepare(self, requests: Sequence[tuple[Any, ...]]) -> int:
         """Checks allreduces that will be submitted together many times, and returns the group's id.

@@ -12,7 +12,7 @@ import numpy as np
 
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
 
-__all__ = ["DType", "code_of_name", "numpy_dtype"]
+__all__ = ["DLPACK_CODES", "DType", "code_of_name", "numpy_dtype"]
 
 
 class DType(IntEnum):
@@ -56,6 +56,22 @@ class DType(IntEnum):
 
 
 _ITEMSIZE = dict(zip(DType, (1, 1, 2, 2, 4, 4, 8, 8, 2, 2, 4, 8, 1, 8, 16), strict=True))
+
+# DLPack's type codes, of kinds of elements: the number of bits is told beside them.
+_DLPACK = {"int": 0, "uint": 1, "float": 2, "bfloat": 4, "complex": 5, "bool": 6}
+
+
+def _dlpack_codes() -> bytes:
+    codes = bytearray(b"\xff" * 64)
+    for dtype in DType:
+        kind = _DLPACK[dtype.label.rstrip("0123456789")]
+        codes[8 * kind + dtype.itemsize.bit_length() - 1] = dtype
+    return bytes(codes)
+
+
+DLPACK_CODES = _dlpack_codes()
+"""At 8 times DLPack's type code plus the logarithm (to base 2) of an element's bytes: the `DType`, or 255 if there is none."""
+
 _BY_NAME = {dtype.label: dtype for dtype in DType}
 
 

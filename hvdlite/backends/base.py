@@ -16,6 +16,7 @@ __all__ = [
     "RECYCLED_FROM",
     "ROW_MAJOR",
     "SOME_GPU",
+    "TOLD_BY_DLPACK",
     "Exported",
     "GpuMemory",
     "NewGpuMemory",
@@ -31,6 +32,9 @@ SOME_GPU = -2  # of memory on a GPU that the backend cannot name: the engine fin
 ROW_MAJOR = 0
 CHANNELS_LAST = 2
 CHANNELS_LAST_3D = 3
+
+# In place of a dtype's code: native code finds it itself.
+TOLD_BY_DLPACK = -1
 
 # Outputs of so many bytes lie in memory of the engine, which recycles it (OutputCache::kSmallest).
 RECYCLED_FROM = 1 << 20
@@ -128,8 +132,8 @@ class TensorBackend(Protocol):
         """
 
     def plain(self, value: Any) -> tuple[int, Any] | None:
-        """The dtype's code, and what `_engine.Engine.run_arrays` takes as `exchange`, of a value that can be used through it
-        if its memory allows; None of others, and where a short answer is not to be had. Raises nothing.
+        """Of a value that `_engine.Engine.run_arrays` can use if its memory allows: the dtype's code or `TOLD_BY_DLPACK`, and
+        the argument `exchange`; None of others, and where a short answer is not to be had. Raises nothing.
         """
 
     def empty_like(self, owner: Any, new_memory: Any) -> tuple[Any, Any]:

@@ -20,12 +20,13 @@ from hvdlite.backends.base import (
     CPU,
     RECYCLED_FROM,
     ROW_MAJOR,
+    TOLD_BY_DLPACK,
     Exported,
     NewGpuMemory,
     NewMemory,
     require_own_elements,
 )
-from hvdlite.dtypes import DType, code_of_name
+from hvdlite.dtypes import DLPACK_CODES, DType, code_of_name
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
 
 __all__ = ["TorchBackend", "make_backend"]
@@ -46,7 +47,10 @@ class TorchBackend:
         self._dtypes = {name: getattr(torch, name) for name in names if hasattr(torch, name)}
         self._codes = {dtype: int(code_of_name(name)) for name, dtype in self._dtypes.items()}
         self._stream_of: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", self._public_stream_of)
-        self._exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+        capsule = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+        # A lazy conjugate of complex numbers is told to nobody.
+        codes = DLPACK_CODES[: 8 * 5] + b"\xff" * 8 + DLPACK_CODES[8 * 6 :]
+        self._exchange = None if capsule is None else (capsule, codes)
         self._increment_version = getattr(torch.autograd.graph, "increment_version", None)
 
     def adopt(self, value: Any) -> Any:
@@ -85,13 +89,13 @@ class TorchBackend:
         return Exported(tensor.data_ptr(), tensor.shape, code, device, layout, tensor, self._stream_of(device))
 
     def plain(self, value: Any) -> tuple[int, Any] | None:
-        """Tensors whose memory is their value, without views that conjugate or negate, where torch tells it to native code
-        (from 2.10 on).
+        """Tensors whose memory is their value, where torch tells it to native code (from 2.10 on), dtype included.
+
+        Not those of a subclass, and none that negates what it is a view of.
         """
-        if self._exchange is None or type(value) is not self._tensor or value.requires_grad or not value.is_cpu:
+        if type(value) is not self._tensor or self._exchange is None or value.is_neg():
             return None
-        code = self._codes.get(value.dtype)
-        return None if code is None or value.is_neg() or value.is_conj() else (code, self._exchange)
+        return TOLD_BY_DLPACK, self._exchange
 
     def _is_on_nvidia(self, tensor: Any) -> bool:
         return bool(tensor.is_cuda) and self._torch.version.hip is None

@@ -1,8 +1,10 @@
-"""New tensors as results of large operations: each its own, and in recycled memory."""
+"""Results of blocking operations: in one step where that is possible, large ones each their own and in recycled memory."""
 
 import numpy as np
 import pytest
 from support.world import WORLD
+
+from hvdlite import submission
 
 torch = pytest.importorskip("torch")
 
@@ -68,3 +70,30 @@ def test_a_dropped_handle_keeps_the_memory_until_the_operation_ended(hvd):
     others = [hvd.allreduce(make("torch", step), op=hvd.Sum, name=f"kept.{step}") for step in range(4)]
     for step, output in enumerate(others):
         assert (output == step * SIZE).all()
+
+
+@pytest.mark.parametrize("make", [np.ones, torch.ones], ids=["numpy", "torch"])
+def test_plain_tensors_take_one_step(hvd, monkeypatch, make):
+    hvd.allreduce_(make(3))  # the first of its dtype goes the general way
+    if make is torch.ones and not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+        pytest.skip("torch has no DLPack exchange functions before 2.10")
+    monkeypatch.setattr(submission, "_same_shape", None)
+    tensor = make(3) * (RANK + 1)
+    assert hvd.allreduce_(tensor, op=hvd.Sum, prescale_factor=2.0) is tensor
+    assert (tensor == SIZE * (SIZE + 1)).all()
+    tensor[...] = RANK
+    assert (hvd.allreduce(tensor, op=hvd.Sum, name="one step") == SIZE * (SIZE - 1) / 2).all()
+    assert (hvd.broadcast(tensor, SIZE - 1) == SIZE - 1).all()
+    assert (tensor == RANK).all()
+    assert hvd.broadcast_(tensor, SIZE - 1, name="one step") is tensor
+    assert (tensor == SIZE - 1).all()
+
+
+def test_autograd_notices_a_result_in_place(hvd):
+    hvd.allreduce_(torch.ones(1))
+    weight = torch.ones(3, requires_grad=True)
+    factor = torch.ones(3)
+    product = (weight * factor).sum()
+    hvd.allreduce_(factor)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.backward()

@@ -3,6 +3,8 @@
 #include <nanobind/ndarray.h>
 
 #include <algorithm>
+#include <bit>
+#include <cstddef>
 #include <type_traits>
 
 namespace hvdlite::python {
@@ -23,6 +25,7 @@ struct ExchangeApi {
 constexpr const char* kCapsuleName = "dlpack_exchange_api";
 constexpr std::uint32_t kMajor = 1;
 constexpr std::int32_t kHost = 1;  // kDLCPU
+constexpr std::uint8_t kNoDtype = 255;
 
 bool is_dense(const nb::dlpack::dltensor& tensor) {
   if (tensor.strides == nullptr) return true;
@@ -33,6 +36,15 @@ bool is_dense(const nb::dlpack::dltensor& tensor) {
     expected *= tensor.shape[axis];
   }
   return true;
+}
+
+// The element type's code, by a table as it is in hvdlite/dtypes.py; -1: none.
+int dtype_of(nb::dlpack::dtype type, const nb::bytes& codes) {
+  const std::size_t place = type.code * std::size_t{8} + std::countr_zero(type.bits / 8U);
+  if (!std::has_single_bit(type.bits) || type.bits < 8 || type.lanes != 1 || place >= codes.size())
+    return -1;
+  const auto code = static_cast<std::uint8_t>(codes.c_str()[place]);
+  return code == kNoDtype ? -1 : code;
 }
 
 bool is_aligned(const void* data, std::size_t item_bytes) {
@@ -68,8 +80,11 @@ void ArrayMemory::from_buffer(nb::handle array, bool writable) {
 }
 
 void ArrayMemory::from_dlpack(nb::handle array, nb::handle exchange) {
-  const auto* api =
-      static_cast<const ExchangeApi*>(PyCapsule_GetPointer(exchange.ptr(), kCapsuleName));
+  PyObject* capsule = nullptr;
+  PyObject* codes = nullptr;
+  if (PyArg_ParseTuple(exchange.ptr(), "OS:exchange", &capsule, &codes) == 0)
+    throw nb::python_error();
+  const auto* api = static_cast<const ExchangeApi*>(PyCapsule_GetPointer(capsule, kCapsuleName));
   if (api == nullptr) throw nb::python_error();
   while (api != nullptr && api->major != kMajor) api = api->older;
   if (api == nullptr) return;
@@ -78,13 +93,15 @@ void ArrayMemory::from_dlpack(nb::handle array, nb::handle exchange) {
     PyErr_Clear();
     return;
   }
-  const std::size_t item_bytes = tensor.dtype.bits * std::size_t{tensor.dtype.lanes} / 8;
+  dtype_ = dtype_of(tensor.dtype, nb::borrow<nb::bytes>(codes));
+  const std::size_t item_bytes = tensor.dtype.bits / std::size_t{8};
   data_ = static_cast<std::byte*>(tensor.data) + tensor.byte_offset;
   ndim_ = tensor.ndim;
   shape_ = tensor.shape;
   bytes_ = static_cast<std::int64_t>(item_bytes);
   for (std::int32_t axis = 0; axis < ndim_; ++axis) bytes_ *= shape_[axis];
-  usable_ = tensor.device.device_type == kHost && is_dense(tensor) && is_aligned(data_, item_bytes);
+  usable_ = dtype_ >= 0 && tensor.device.device_type == kHost && is_dense(tensor) &&
+            is_aligned(data_, item_bytes);
 }
 
 }  // namespace hvdlite::python

@@ -1,6 +1,6 @@
 // The memory of an array or tensor on the host, if the engine can use it as it is: dense in row-major order and aligned.
 // Thread: with the GIL held. Owns: the export of a buffer, which keeps an array from being resized. Blocks: no. Throws:
-// nb::python_error if the capsule is none of DLPack's.
+// nb::python_error if `exchange` is something else.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,8 @@ namespace hvdlite::python {
 
 class ArrayMemory {
  public:
-  // exchange: the capsule in `__dlpack_c_exchange_api__` of the array's very type; None: it has the buffer protocol.
+  // exchange: None, and the array has the buffer protocol; or a pair: the capsule in `__dlpack_c_exchange_api__` of the array's
+  // very type, and DLPACK_CODES of hvdlite/dtypes.py, perhaps without some that shall not be used.
   ArrayMemory(nb::handle array, nb::handle exchange, bool writable);
   ~ArrayMemory();
   ArrayMemory(const ArrayMemory&) = delete;
@@ -23,6 +24,7 @@ class ArrayMemory {
   std::int32_t ndim() const { return ndim_; }
   const std::int64_t* shape() const { return shape_; }
   std::int64_t bytes() const { return bytes_; }
+  int dtype() const { return dtype_; }  // of what DLPack told of
 
  private:
   void from_buffer(nb::handle array, bool writable);
@@ -33,6 +35,7 @@ class ArrayMemory {
   std::int32_t ndim_ = 0;
   const std::int64_t* shape_ = nullptr;
   std::int64_t bytes_ = 0;
+  int dtype_ = -1;
   bool usable_ = false;
 };
 

@@ -292,13 +292,14 @@ bool Engine::run_arrays(int kind, nb::handle name, int dtype, nb::handle input, 
   if (!input.is(output)) other.emplace(input, exchange, false);
   const ArrayMemory& from = other ? *other : to;
   if (!to.usable() || !from.usable() || to.bytes() != from.bytes()) return false;
+  if (to.dtype() != from.dtype()) return false;
   hvdlite_request request{};
   request.kind = kind;
   if (!name.is_none()) {
     request.name = PyUnicode_AsUTF8(name.ptr());
     if (request.name == nullptr) throw nb::python_error();
   }
-  request.dtype = dtype;
+  request.dtype = exchange.is_none() ? dtype : from.dtype();
   request.ndim = from.ndim();
   request.shape = from.shape();
   request.input = from.data();
