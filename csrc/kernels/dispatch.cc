@@ -33,10 +33,9 @@ bool has_f16c() {
 bool processor_runs(Isa isa) {
 #if HVDLITE_X86_KERNELS
   static const bool avx2 = __builtin_cpu_supports("avx2") && has_f16c();
-  static const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
-                             __builtin_cpu_supports("avx512bw") &&
-                             __builtin_cpu_supports("avx512dq") &&
-                             __builtin_cpu_supports("avx512vl");
+  static const bool avx512 =
+      avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
   if (isa == Isa::kAvx2) return avx2;
   if (isa == Isa::kAvx512) return avx512;
 #endif
