@@ -7,8 +7,8 @@
 //   │ way 0  │ way 1  │ way 2  │ way 3  │   a hit moves to way 0, a new request comes into way 3 and drives out what was there
 //   └────────┴────────┴────────┴────────┘
 //
-// So names that come once, as those of unnamed operations, pass through way 3 and leave the others alone. A hit is a request
-// that equals what is asked field by field; the hash only says where to look.
+// So names that come once pass through way 3 and leave the others alone (those of unnamed operations are not even looked for). A
+// hit is a request that equals what is asked field by field; the hash only says where to look.
 #pragma once
 
 #include <array>

@@ -104,8 +104,9 @@ struct RequestView {
   std::span<const std::int64_t> splits;
   std::int64_t arena = 0;
   std::int64_t arena_offset = 0;
-  void* stream =
-      nullptr;  // no part of the request: in whose order GPU memory is ready here and now
+  // No part of the request:
+  void* stream = nullptr;  // in whose order GPU memory is ready here and now
+  bool unnamed = false;    // the name was made for this one call and will not come again
 
   std::size_t bytes() const;
   // Would copy(set) be this request, once sealed?

@@ -21,7 +21,8 @@ void Engine::require_accepting() const {
   }
 }
 
-// The requests of these submissions: known ones, or new ones that passed the checks.
+// The requests of these submissions: known ones, or new ones that passed the checks. What is unnamed is never known; to look for it
+// would cost four misses of the cache.
 void Engine::intern(std::span<const Submission> submissions, std::span<Entry> entries) {
   const std::lock_guard lock(interning_);
   ReadyEvents ready(shared_.devices);
@@ -33,10 +34,12 @@ void Engine::intern(std::span<const Submission> submissions, std::span<Entry> en
     if (view.arena != 0) {
       entry.arena = locate(view, set, submissions[i].input, submissions[i].output);
     }
-    entry.request = interner_.find(view, set.id, hash_of_name(set.id, view.name));
+    if (!view.unnamed) {
+      entry.request = interner_.find(view, set.id, hash_of_name(set.id, view.name));
+    }
     if (!entry.request) {
       entry.request = check(view, set);
-      interner_.remember(entry.request);
+      if (!view.unnamed) interner_.remember(entry.request);
     }
     check_memory(*entry.request, submissions[i].input, submissions[i].output);
     if (entry.request->on_gpu()) entry.ready = ready.at(*entry.request, view.stream);
@@ -77,6 +80,7 @@ void Engine::submit(std::span<const Submission> submissions, bool wake, std::int
                        : shared_.numbering.name(set, kind, used++);
     view.name = names[i];
     view.group = label;
+    view.unnamed = true;
   }
   submit_named(named, wake, handles, std::move(watcher));
   shared_.numbering.use(set, kind, used);
