@@ -126,20 +126,20 @@ class Engine:
         name: str | None,
         dtype: int,
         input: Any,
-        output: Any,
-        exchange: object,
+        new_output: Callable[[Any], Any] | None,
+        exchange: tuple[object, bytes] | None,
         keep: Callable[[Any, int, int], None],
         op: int,
         root: int,
         process_set: int,
         prescale: float,
         postscale: float,
-    ) -> bool:
-        """Submits one operation on arrays on the host, the output like the input or the input itself, and waits for it as wait
-        does.
+    ) -> Any:
+        """Submits one operation on an array on the host, waits for it as wait does, and returns the output:
+        ``new_output(input)``, or, if that is None, the input.
 
         They have the buffer protocol, or `exchange` is a pair: the capsule in ``__dlpack_c_exchange_api__`` of their very type,
-        and `hvdlite.dtypes.DLPACK_CODES`, by which their dtype is found. False, and nothing was submitted, if the engine cannot
+        and `hvdlite.dtypes.DLPACK_CODES`, by which their dtype is found. None, and nothing was submitted, if the engine cannot
         use their memory as it is: it is not dense in row-major order, not aligned, not writable, not on the host, or of another
         dtype.
         """

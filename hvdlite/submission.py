@@ -213,14 +213,19 @@ def _run_plain(engine: "Engine", kind: int, name: str | None, tensor: Any, in_pl
     if plain is None:
         return None
     code, exchange = plain
-    output = tensor if in_place else backend.empty_like(tensor, engine.new_output)[0]
     if name is not None:
         name = tensor_name(kind, name)
-    if not engine.run_arrays(kind, name, code, tensor, output, exchange, _KEEP, *common):
-        return None
-    if in_place:
-        backend.mark_written(tensor)
+    if not in_place:
+        new_output = partial(_output_like, engine, backend)
+        return engine.run_arrays(kind, name, code, tensor, new_output, exchange, _KEEP, *common)
+    output = engine.run_arrays(kind, name, code, tensor, None, exchange, _KEEP, *common)
+    if output is not None:
+        backend.mark_written(output)
     return output
+
+
+def _output_like(engine: "Engine", backend: TensorBackend, tensor: Any) -> Any:
+    return backend.empty_like(tensor, engine.new_output)[0]
 
 
 def _same_shape(engine: "Engine", call: _Call, tensor: Any, in_place: bool) -> _Part:

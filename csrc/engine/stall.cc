@@ -133,7 +133,7 @@ bool StallInspector::begin(Time now, std::span<const Stalled> stalled, bool last
   if (!any) return false;
   std::ranges::sort(chosen, {}, &Stalled::record);
 
-  Question& question = inquiry_.emplace();
+  Question& question = inquiry_.emplace(Question());  // the argument is for Clang 14
   question.number = ++numbers_;
   question.last = last;
   question.since = now;

@@ -124,7 +124,8 @@ void Cycle::handle(int source, Inquiry& message) {
     const auto& [id, name] = message.operations[place];
     const ProcessSet* set = find_set(id);
     bool waits = false;
-    for_each_unfinished([&](const Entry& entry, bool) {
+    // By name: Clang before 16 captures no structured binding by itself.
+    for_each_unfinished([&waits, &id = id, &name = name](const Entry& entry, bool) {
       waits = waits || (entry.request->set == id && entry.request->name == name);
     });
     if (waits) {

@@ -71,7 +71,9 @@ BlockedReport Cycle::blocked_report() {
     removing.insert(entry.request->root);
     ++found;
   }
-  for (const auto& [id, set] : sets_) {
+  for (const auto& each : sets_) {
+    const std::unique_ptr<ProcessSet>& set =
+        each.second;  // Clang before 16 captures no structured binding
     const auto add = [&](const Entry& entry) {
       const Request& request = *entry.request;
       const bool awaited_itself = is_awaited(entry.completion);

@@ -23,16 +23,28 @@ def kept_nothing(memory, handle, code):
 
 
 def run(engine, name, source, output=None, keep=kept_nothing, op=SUM, kind=ALLREDUCE, root=0, prescale=1.0):
-    """Submits an array in place, or from one to another, as the collectives do: None if its backend does not say what it is."""
+    """Submits an array in place, or from one to another, as the collectives do: False if that cannot be done."""
     backend = backend_of(source)
     if not backend._codes:
         backend.export(source, True)
     plain = backend.plain(source)
     if plain is None:
-        return None
+        return False
     code, exchange = plain
-    output = source if output is None else output
-    return engine.run_arrays(kind, name, code, source, output, exchange, keep, op, root, 0, prescale, 1.0)
+    new_output = None if output is None else lambda like: output if like is source else None
+    result = engine.run_arrays(kind, name, code, source, new_output, exchange, keep, op, root, 0, prescale, 1.0)
+    assert result is None or result is (source if output is None else output)
+    return result is not None
+
+
+def makes_output(engine, source):
+    """Whether the memory of the source is found good enough for an output to be made."""
+    made = []
+    plain = backend_of(source).plain(source)
+    if plain is not None:
+        code, exchange = plain
+        engine.run_arrays(ALLREDUCE, "x", code, source, made.append, exchange, kept_nothing, SUM, 0, 0, 1.0, 1.0)
+    return bool(made)
 
 
 def misaligned():
@@ -118,6 +130,7 @@ TENSORS = {
 def test_other_memory_is_left_alone(make):
     with engines(1) as (rank,):
         assert not run(rank.engine, "x", make())
+        assert makes_output(rank.engine, make()) == (make is read_only)  # which may be read
         assert rank.engine.counters()["submitted"] == 0
 
 
@@ -141,7 +154,7 @@ def test_errors_name_the_operation():
         assert source is output is array
         assert (handle, code) == (0, ErrorCode.MISMATCH)
         with pytest.raises(InvalidArgumentError, match="process set 7"):
-            rank.engine.run_arrays(ALLREDUCE, "m", FLOAT32, array, array, None, kept_nothing, SUM, 0, 7, 1.0, 1.0)
+            rank.engine.run_arrays(ALLREDUCE, "m", FLOAT32, array, None, None, kept_nothing, SUM, 0, 7, 1.0, 1.0)
 
     run_ranks(2, body)
 
@@ -191,4 +204,4 @@ def test_what_is_no_exchange_is_refused(exchange):
     with engines(1) as (rank,):
         tensor = torch.ones(1)
         with pytest.raises((ValueError, TypeError, SystemError)):
-            rank.engine.run_arrays(ALLREDUCE, "x", -1, tensor, tensor, exchange, kept_nothing, SUM, 0, 0, 1.0, 1.0)
+            rank.engine.run_arrays(ALLREDUCE, "x", -1, tensor, None, exchange, kept_nothing, SUM, 0, 0, 1.0, 1.0)

@@ -284,15 +284,17 @@ Result Engine::run(nb::handle request, nb::handle memory, nb::handle keep) {
   return wait(submit(request_of, false), memory, keep, kNoLimit, streams);
 }
 
-bool Engine::run_arrays(int kind, nb::handle name, int dtype, nb::handle input, nb::handle output,
-                        nb::handle exchange, nb::handle keep, int op, int root, int process_set,
-                        double prescale, double postscale) {
-  const ArrayMemory to(output, exchange, true);
+nb::object Engine::run_arrays(int kind, nb::handle name, int dtype, nb::handle input,
+                              nb::handle new_output, nb::handle exchange, nb::handle keep, int op,
+                              int root, int process_set, double prescale, double postscale) {
+  const bool in_place = new_output.is_none();
+  const ArrayMemory from(input, exchange, in_place);
+  if (!from.usable()) return nb::none();
+  const nb::object output = in_place ? nb::borrow(input) : new_output(input);
   std::optional<ArrayMemory> other;
-  if (!input.is(output)) other.emplace(input, exchange, false);
-  const ArrayMemory& from = other ? *other : to;
-  if (!to.usable() || !from.usable() || to.bytes() != from.bytes()) return false;
-  if (to.dtype() != from.dtype()) return false;
+  if (!in_place) other.emplace(output, exchange, true);
+  const ArrayMemory& to = other ? *other : from;
+  if (!to.usable() || to.bytes() != from.bytes() || to.dtype() != from.dtype()) return nb::none();
   hvdlite_request request{};
   request.kind = kind;
   if (!name.is_none()) {
@@ -316,7 +318,7 @@ bool Engine::run_arrays(int kind, nb::handle name, int dtype, nb::handle input, 
     keep(nb::make_tuple(input, output), in_flight, code);
   });
   finish(handle, outcome, [] {});
-  return true;
+  return output;
 }
 
 void Engine::release(std::int64_t handle) { python::check(hvdlite_release(engine_, handle)); }

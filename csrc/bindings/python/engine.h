@@ -53,9 +53,9 @@ class Engine {
   std::int64_t submit(const hvdlite_request& request, bool wake);
   nb::list submit_many(nb::handle requests, bool wake);
   Result run(nb::handle request, nb::handle memory, nb::handle keep);
-  bool run_arrays(int kind, nb::handle name, int dtype, nb::handle input, nb::handle output,
-                  nb::handle exchange, nb::handle keep, int op, int root, int process_set,
-                  double prescale, double postscale);
+  nb::object run_arrays(int kind, nb::handle name, int dtype, nb::handle input,
+                        nb::handle new_output, nb::handle exchange, nb::handle keep, int op,
+                        int root, int process_set, double prescale, double postscale);
   std::int64_t prepare(nb::handle requests);
   std::int64_t submit_prepared(std::int64_t group, nb::handle pointers, nb::handle absent,
                                bool wake, std::uintptr_t stream);

@@ -75,15 +75,15 @@ void register_engine(nb::module_& module) {
            "order.")
       .def("run", &Engine::run, "request"_a, "memory"_a = nb::none(), "keep"_a = nb::none(),
            "Submits one request, a tuple as for submit_many, and waits for it as wait does.")
-      .def(
-          "run_arrays", &Engine::run_arrays, "kind"_a, "name"_a.none(), "dtype"_a, "input"_a,
-          "output"_a, "exchange"_a.none(), "keep"_a, "op"_a, "root"_a, "process_set"_a,
-          "prescale"_a, "postscale"_a,
-          "Submits one operation on arrays on the host, the output like the input or the input "
-          "itself, and waits for it as wait does. They have the buffer protocol, or exchange is "
-          "a pair: the capsule in __dlpack_c_exchange_api__ of their type, and DLPACK_CODES, which "
-          "tell the dtype. False, and nothing was "
-          "submitted, if the engine cannot use their memory as it is.")
+      .def("run_arrays", &Engine::run_arrays, "kind"_a, "name"_a.none(), "dtype"_a, "input"_a,
+           "new_output"_a.none(), "exchange"_a.none(), "keep"_a, "op"_a, "root"_a, "process_set"_a,
+           "prescale"_a, "postscale"_a,
+           "Submits one operation on an array on the host, waits for it as wait does, and returns "
+           "the output: new_output(input), or, if that is None, the input. They have the buffer "
+           "protocol, or exchange is a pair: the capsule in __dlpack_c_exchange_api__ of their "
+           "type, "
+           "and DLPACK_CODES, which tell the dtype. None, and nothing was submitted, if the engine "
+           "cannot use their memory as it is.")
       .def(
           "prepare", &Engine::prepare, "requests"_a,
           "Checks allreduces that will be submitted together many times, tuples as for submit_many "
