@@ -112,7 +112,8 @@ fuzz: $(VENV)/.tools
 	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/fuzz --target hvdlite_fuzz
 	mkdir -p build/fuzz/corpus
 	cd build/fuzz && if ./hvdlite/hvdlite_fuzz -help=1 2>&1 | grep -q libFuzzer; then \
-	  ASAN_OPTIONS=detect_leaks=0 ./hvdlite/hvdlite_fuzz -max_total_time=$(HVDLITE_FUZZ_SECONDS) -timeout=30 -rss_limit_mb=2048 corpus; \
+	  ASAN_OPTIONS=detect_leaks=0 ./hvdlite/hvdlite_fuzz -max_total_time=$(HVDLITE_FUZZ_SECONDS) -timeout=30 -rss_limit_mb=2048 \
+	  -len_control=0 -max_len=4096 corpus; \
 	else UBSAN_OPTIONS=print_stacktrace=1 ./hvdlite/hvdlite_fuzz --write-corpus corpus && \
 	  UBSAN_OPTIONS=print_stacktrace=1 ./hvdlite/hvdlite_fuzz $(HVDLITE_FUZZ_SECONDS) $(HVDLITE_FUZZ_SEED) corpus; fi
 
