@@ -53,9 +53,9 @@ print("x" * 3000, file=sys.stderr)
     )
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == [f"[{rank}]<stdout>: 6.0 h{rank // 2} {rank % 2} 64KiB a b" for rank in range(4)]
-    # mpirun itself may warn of something on a busy machine.
-    tagged = [line for line in done.stderr.splitlines() if re.match(r"\[\d+\]<", line)]
-    assert sorted(tagged) == [f"[{rank}]<stderr>: {'x' * 3000}" for rank in range(4)]
+    # On a busy machine mpirun may be late to put its ssh into a process group, and says so.
+    ours = [line for line in done.stderr.splitlines() if not re.match(r"\[\S+:\d+\] plm:ssh: Warning: setpgid", line)]
+    assert sorted(ours) == [f"[{rank}]<stderr>: {'x' * 3000}" for rank in range(4)]
     assert (tmp_path / "logs" / "rank.3" / "stdout").read_text() == "6.0 h1 1 64KiB a b\n"
 
 

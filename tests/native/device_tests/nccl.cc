@@ -108,11 +108,14 @@ TEST(finishing_waits_for_the_work_in_the_background) {
   const EventPtr begin = alone.gpu->record(alone.stream->get());
   alone.allreduce();
   settle({&alone});
+  const EventPtr end = alone.gpu->record(alone.stream->get());
   alone.comm->finish();
-  EXPECT(!begin->finished());
+  EXPECT(!end->finished());
   EXPECT(!nccl->wait_for_endings(1ms));
   EXPECT(nccl->wait_for_endings(5s));
   EXPECT(begin->finished());
+  end->synchronize();
+  EXPECT(end->finished());
   EXPECT(calls("ncclCommAbort") == 0);
 }
 
