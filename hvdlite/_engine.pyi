@@ -139,9 +139,9 @@ class Engine:
         ``new_output(input)``, or, if that is None, the input.
 
         They have the buffer protocol, or `exchange` is a pair: the capsule in ``__dlpack_c_exchange_api__`` of their very type,
-        and `hvdlite.dtypes.DLPACK_CODES`, by which their dtype is found. None, and nothing was submitted, if the engine cannot
-        use their memory as it is: it is not dense in row-major order, not aligned, not writable, not on the host, or of another
-        dtype.
+        and a table of `hvdlite.dtypes.dlpack_codes`, by which their dtype is found. None, and nothing was submitted, if the
+        engine cannot use their memory as it is: it is not dense in row-major order, not aligned, not writable, not on the host,
+        or of another dtype.
         """
     def prepare(self, requests: Sequence[tuple[Any, ...]]) -> int:
         """Checks allreduces that will be submitted together many times, and returns the group's id.

@@ -5,6 +5,7 @@ never imported from here.
 """
 
 import sys
+from collections.abc import Iterable
 from enum import IntEnum
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
 
-__all__ = ["DLPACK_CODES", "DType", "code_of_name", "numpy_dtype"]
+__all__ = ["DType", "code_of_name", "dlpack_codes", "numpy_dtype"]
 
 
 class DType(IntEnum):
@@ -57,22 +58,8 @@ class DType(IntEnum):
 
 _ITEMSIZE = dict(zip(DType, (1, 1, 2, 2, 4, 4, 8, 8, 2, 2, 4, 8, 1, 8, 16), strict=True))
 
-# DLPack's type codes, of kinds of elements: the number of bits is told beside them.
-_DLPACK = {"int": 0, "uint": 1, "float": 2, "bfloat": 4, "complex": 5, "bool": 6}
-
-
-def _dlpack_codes() -> bytes:
-    codes = bytearray(b"\xff" * 64)
-    for dtype in DType:
-        kind = _DLPACK[dtype.label.rstrip("0123456789")]
-        codes[8 * kind + dtype.itemsize.bit_length() - 1] = dtype
-    return bytes(codes)
-
-
-DLPACK_CODES = _dlpack_codes()
-"""At 8 times DLPack's type code plus the logarithm (to base 2) of an element's bytes: the `DType`, or 255 if there is none."""
-
 _BY_NAME = {dtype.label: dtype for dtype in DType}
+_DLPACK_KINDS = {"int": 0, "uint": 1, "float": 2, "bfloat": 4, "complex": 5, "bool": 6}  # DLDataTypeCode in dlpack.h
 
 
 def code_of_name(name: str, what: str = "tensor") -> DType:
@@ -107,3 +94,14 @@ def numpy_dtype(code: int) -> np.dtype[Any]:
         raise UnsupportedError("NumPy has no bfloat16 of its own: import ml_dtypes (pip install ml-dtypes) first")
     bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
     return bfloat16
+
+
+def dlpack_codes(dtypes: Iterable[DType]) -> bytes:
+    """A table for native code: the codes of these dtypes, each at 8 times DLPack's type code plus the logarithm (to base 2) of
+    an element's bytes; 255 elsewhere.
+    """
+    table = bytearray(b"\xff" * 64)
+    for dtype in dtypes:
+        kind = _DLPACK_KINDS[dtype.label.rstrip("0123456789")]
+        table[8 * kind + dtype.itemsize.bit_length() - 1] = dtype
+    return bytes(table)

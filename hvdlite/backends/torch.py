@@ -26,7 +26,7 @@ from hvdlite.backends.base import (
     NewMemory,
     require_own_elements,
 )
-from hvdlite.dtypes import DLPACK_CODES, DType, code_of_name
+from hvdlite.dtypes import DType, code_of_name, dlpack_codes
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
 
 __all__ = ["TorchBackend", "make_backend"]
@@ -48,8 +48,8 @@ class TorchBackend:
         self._codes = {dtype: int(code_of_name(name)) for name, dtype in self._dtypes.items()}
         self._stream_of: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", self._public_stream_of)
         capsule = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
-        # A lazy conjugate of complex numbers is told to nobody.
-        codes = DLPACK_CODES[: 8 * 5] + b"\xff" * 8 + DLPACK_CODES[8 * 6 :]
+        # Complex numbers may be the conjugates of what lies there, and DLPack does not tell.
+        codes = dlpack_codes(dtype for dtype in DType if not dtype.is_complex)
         self._exchange = None if capsule is None else (capsule, codes)
         self._increment_version = getattr(torch.autograd.graph, "increment_version", None)
 

@@ -8,7 +8,7 @@ from support.limits import interrupted
 from support.thread_ranks import ALLREDUCE, AVERAGE, BROADCAST, SUM, engines, in_threads, run_ranks
 
 from hvdlite.backends import backend_of
-from hvdlite.dtypes import DLPACK_CODES, DType, code_of_name, numpy_dtype
+from hvdlite.dtypes import DType, code_of_name, dlpack_codes, numpy_dtype
 from hvdlite.errors import ErrorCode, InvalidArgumentError, MismatchError
 
 torch = pytest.importorskip("torch")
@@ -16,6 +16,7 @@ torch = pytest.importorskip("torch")
 EXCHANGE = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
 needs_exchange = pytest.mark.skipif(EXCHANGE is None, reason="torch has no DLPack exchange functions before 2.10")
 FLOAT32 = int(DType.FLOAT32)
+DLPACK_CODES = dlpack_codes(DType)
 
 
 def kept_nothing(memory, handle, code):

@@ -12,7 +12,7 @@ namespace hvdlite::python {
 class ArrayMemory {
  public:
   // exchange: None, and the array has the buffer protocol; or a pair: the capsule in `__dlpack_c_exchange_api__` of the array's
-  // very type, and DLPACK_CODES of hvdlite/dtypes.py, perhaps without some that shall not be used.
+  // very type, and a table of dlpack_codes in hvdlite/dtypes.py.
   ArrayMemory(nb::handle array, nb::handle exchange, bool writable);
   ~ArrayMemory();
   ArrayMemory(const ArrayMemory&) = delete;
@@ -24,7 +24,7 @@ class ArrayMemory {
   std::int32_t ndim() const { return ndim_; }
   const std::int64_t* shape() const { return shape_; }
   std::int64_t bytes() const { return bytes_; }
-  int dtype() const { return dtype_; }  // of what DLPack told of
+  int dtype() const { return dtype_; }  // its code, if DLPack told it
 
  private:
   void from_buffer(nb::handle array, bool writable);

@@ -81,9 +81,8 @@ void register_engine(nb::module_& module) {
            "Submits one operation on an array on the host, waits for it as wait does, and returns "
            "the output: new_output(input), or, if that is None, the input. They have the buffer "
            "protocol, or exchange is a pair: the capsule in __dlpack_c_exchange_api__ of their "
-           "type, "
-           "and DLPACK_CODES, which tell the dtype. None, and nothing was submitted, if the engine "
-           "cannot use their memory as it is.")
+           "type, and a table of dlpack_codes, which tell the dtype. None, and nothing was "
+           "submitted, if the engine cannot use their memory as it is.")
       .def(
           "prepare", &Engine::prepare, "requests"_a,
           "Checks allreduces that will be submitted together many times, tuples as for submit_many "
