@@ -3,7 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
+from hvdlite.backends.base import Plain
 from hvdlite.errors import HvdliteError
+from hvdlite.process_sets import ProcessSet
 
 __version__: str
 
@@ -71,6 +73,9 @@ class Arena:
         """Lets the others' parts go; requests may not name the arena any more."""
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
+def stream_copy(to: int, source: int, nbytes: int) -> None:
+    """Copies memory, by address, past the caches."""
+
 @final
 class Engine:
     """One rank's engine. Every method releases the GIL while it waits."""
@@ -120,29 +125,27 @@ class Engine:
         self, request: tuple[Any, ...], memory: object = None, keep: Callable[[Any, int, int], None] | None = None
     ) -> Result:
         """Submits one request, a tuple as for submit_many, and waits for it as wait does."""
-    def run_arrays(
+    def connect(self, plain_of: Callable[[Any], Plain | None], keep: Callable[[Any, int, int], None]) -> None:
+        """Makes allreduce_now and broadcast_now work: what they have to know of types, and `keep` as in wait."""
+    def allreduce_now(
         self,
-        kind: int,
+        tensor: Any,
+        average: bool | None,
         name: str | None,
-        dtype: int,
-        input: Any,
-        new_output: Callable[[Any], Any] | None,
-        exchange: tuple[object, bytes] | None,
-        keep: Callable[[Any, int, int], None],
-        op: int,
-        root: int,
-        process_set: int,
-        prescale: float,
-        postscale: float,
+        op: int | None,
+        prescale_factor: float,
+        postscale_factor: float,
+        process_set: ProcessSet,
+        in_place: bool,
     ) -> Any:
-        """Submits one operation on an array on the host, waits for it as wait does, and returns the output:
-        ``new_output(input)``, or, if that is None, the input.
+        """The result of a blocking allreduce of a plain tensor: the tensor if in place.
 
-        They have the buffer protocol, or `exchange` is a pair: the capsule in ``__dlpack_c_exchange_api__`` of their very type,
-        and a table of `hvdlite.dtypes.dlpack_codes`, by which their dtype is found. None, and nothing was submitted, if the
-        engine cannot use their memory as it is: it is not dense in row-major order, not aligned, not writable, not on the host,
-        or of another dtype.
+        None, and nothing was submitted, where anything about the call is unusual: an argument is wrong or of an uncommon type,
+        or the engine cannot use the tensor's memory (it is not dense in row-major order, not aligned, not writable, not on the
+        host, or of another dtype).
         """
+    def broadcast_now(self, tensor: Any, root_rank: int, name: str | None, process_set: ProcessSet, in_place: bool) -> Any:
+        """The same of a broadcast."""
     def prepare(self, requests: Sequence[tuple[Any, ...]]) -> int:
         """Checks allreduces that will be submitted together many times, and returns the group's id.
 
@@ -241,6 +244,7 @@ def request_hashes(request: tuple[Any, ...]) -> tuple[int, int]:
 def algorithms(kind: int) -> list[str]: ...
 def isa_supported(isa: int) -> bool: ...
 def accumulator_of(dtype: int, op: int) -> int: ...
+def try_stores(ordinary: Sequence[float], streaming: Sequence[float], kinds: Sequence[int]) -> list[bool]: ...
 def test_kernel(
     which: int, isa: int, dtype: int, op: int, out: int, lhs: int, rhs: int, n: int, factor: float = 1.0, divisor: int = 1
 ) -> None: ...

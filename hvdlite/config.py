@@ -204,10 +204,19 @@ KNOBS: tuple[Knob, ...] = (
     Knob(
         "tile_bytes",
         "bytes",
-        256 << 10,
+        512 << 10,
         "The most that passes at once through a rank's part of shared memory; less where many ranks share a host, whose parts "
         "together take 32 MiB.",
         low=16 << 10,
+    ),
+    Knob(
+        "streaming_bytes",
+        "bytes",
+        64 << 20,
+        "From so many bytes on, on all ranks together, what an operation among ranks of one host returns (unless it was "
+        "reduced in place), and gradients that move into their arena, are written past the caches; 0: never.",
+        low=0,
+        must_agree=False,
     ),
     Knob(
         "message_split_bytes",
@@ -494,6 +503,15 @@ KNOBS: tuple[Knob, ...] = (
         "Where ranks of one host exchange tensors, wake and watch each other: auto tries a memfd, then /dev/shm, "
         "then does without; off takes MPI's messages for all.",
         choices=("auto", "memfd", "shm", "off"),
+    ),
+    Knob(
+        "tile_stores",
+        "choice",
+        "auto",
+        "How ranks of one host write to the memory that they share: with ordinary stores, which leave data in the writer's "
+        "cache, or streaming ones, which are faster between cores that share none; auto tries both now and then.",
+        choices=("auto", "ordinary", "streaming"),
+        must_agree=False,
     ),
     Knob(
         "kernel_isa",

@@ -13,6 +13,9 @@ one text; the engine stays usable. A rank that dies or raises makes the others r
 The functions ending in ``_async`` return a `Handle` at once; a tensor must not be written to until its handle was
 synchronised. Those ending in an underscore write the result into their argument.
 
+The blocking allreduces and broadcasts first try the short way: native code that does all of it for a tensor whose memory can
+be used as it is (csrc/bindings/python/short_way.cc). What that leaves alone goes through `hvdlite.submission`.
+
 Over 400 lines because every function spells out Horovod's signature; what they share is in `hvdlite.submission`.
 """
 
@@ -20,10 +23,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from hvdlite import submission
+from hvdlite.compression import is_none
 from hvdlite.errors import InvalidArgumentError
 from hvdlite.handles import Handle, poll, synchronize
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.requests import Adasum, Average, Kind, Max, Min, Product, Request, Sum, resolve_op
+from hvdlite.runtime import RUNTIME
 
 __all__ = [
     "Adasum",
@@ -98,9 +103,13 @@ def allreduce(
     Raises:
         InvalidArgumentError, UnsupportedError, MismatchError, HorovodInternalError: see the module's rule on errors.
     """
+    if is_none(compression):
+        engine = RUNTIME.engine
+        if engine is not None and not RUNTIME.parked:
+            output = engine.allreduce_now(tensor, average, name, op, prescale_factor, postscale_factor, process_set, False)
+            if output is not None:
+                return output
     op = resolve_op(op, average)
-    if compression is None:
-        return submission.reduce(tensor, name, op, prescale_factor, postscale_factor, process_set, False, True)
     codec, contexts, (tensor,) = submission.compress(compression, (tensor,))
     output = submission.reduce(tensor, name, op, prescale_factor, postscale_factor, process_set, False, True)
     return codec.decompress(output, contexts[0]) if codec else output
@@ -131,6 +140,11 @@ def allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> Any:
     """`allreduce` in place: the result is written into the tensor, which is returned. It must be writable."""
+    engine = RUNTIME.engine
+    if engine is not None and not RUNTIME.parked:
+        output = engine.allreduce_now(tensor, average, name, op, prescale_factor, postscale_factor, process_set, True)
+        if output is not None:
+            return output
     op = resolve_op(op, average)
     return submission.reduce(tensor, name, op, prescale_factor, postscale_factor, process_set, True, True)
 
@@ -288,6 +302,11 @@ def broadcast(tensor: Any, root_rank: int, name: str | None = None, process_set:
     Raises:
         InvalidArgumentError, UnsupportedError, MismatchError, HorovodInternalError: see the module's rule on errors.
     """
+    engine = RUNTIME.engine
+    if engine is not None and not RUNTIME.parked:
+        output = engine.broadcast_now(tensor, root_rank, name, process_set, False)
+        if output is not None:
+            return output
     return submission.broadcast(tensor, root_rank, name, process_set, in_place=False, blocking=True)
 
 
@@ -301,6 +320,11 @@ def broadcast_async(
 
 def broadcast_(tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
     """`broadcast` in place: the root's values are written into the tensor, which is returned. It must be writable."""
+    engine = RUNTIME.engine
+    if engine is not None and not RUNTIME.parked:
+        output = engine.broadcast_now(tensor, root_rank, name, process_set, True)
+        if output is not None:
+            return output
     return submission.broadcast(tensor, root_rank, name, process_set, in_place=True, blocking=True)
 
 

@@ -27,11 +27,13 @@ class ProcessSet:
 
     Attributes:
         process_set_id: the number the engine knows it by; None while it is not registered.
+        member_id: process_set_id if this process is a member, otherwise None.
         ranks: the members' ranks in the job, ascending; None for a communicator until it is registered.
         mpi_comm: the communicator it was made from, or None.
     """
 
     process_set_id: int | None = None
+    member_id: int | None = None
     ranks: list[int] | None = None
     mpi_comm: Any = None
 
@@ -98,9 +100,10 @@ class ProcessSet:
         self.ranks = list(ranks)
         own = RUNTIME.require_topology().rank
         self._place = self.ranks.index(own) if own in self.ranks else None
+        self.member_id = None if self._place is None else process_set_id
 
     def _invalidate(self) -> None:
-        self.process_set_id = None
+        self.process_set_id = self.member_id = None
         self._place = None
 
     def __str__(self) -> str:
@@ -120,6 +123,8 @@ class ProcessSet:
 
 class _GlobalProcessSet(ProcessSet):
     """All ranks of the job: always set 0."""
+
+    member_id = 0
 
     def __init__(self) -> None:
         super().__init__([])

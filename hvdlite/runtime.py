@@ -82,7 +82,8 @@ class Runtime:
         self._joining = False  # others may wait in init() for this process
         self._watchdog: threading.Thread | None = None
         self._excuses: list[float] = []  # when each stall_limit that was entered ends; of all threads
-        self._parked: deque[tuple[Engine, list[int], object, Sequence[int]]] = deque()
+        # Memory of operations in flight whose handles were dropped.
+        self.parked: deque[tuple[Engine, list[int], object, Sequence[int]]] = deque()
         self._kept: list[object] = []
         self.steps = Steps()
         self.at_stop: list[Callable[[], None]] = []  # called while there is still an engine
@@ -144,6 +145,9 @@ class Runtime:
             config = autotune.at_init(autotune.Job(mpi, chosen, load_native().Engine, shim), config, logger)
         self.engine = load_native().Engine.create_mpi(shim, mpi._addressof(chosen), knobs.to_native(gpu.resolve(config)))
         self.engine.make_current()
+        from hvdlite.backends import plain_of
+
+        self.engine.connect(plain_of, self.keep_unfinished)
         self.topology = Topology(*self.engine.topology)
         if chosen.size > 1:
             self._watchdog = watchdog.start(self.engine)
@@ -191,8 +195,8 @@ class Runtime:
                 load_native().speak_at_sigterm(self.communicator.rank, self.communicator.size, has_shut_down=True)
             self.topology = None
             self.communicator = None
-            parked = list(self._parked)
-            self._parked.clear()
+            parked = list(self.parked)
+            self.parked.clear()
             if engine.failure_cause:
                 # The transport may still use the memory, and MPI_Finalize may wait for the dead.
                 self._kept.append((engine, parked))
@@ -240,7 +244,7 @@ class Runtime:
         self.forked = self.forked or self.engine is not None
         self.engine = None
         self._lock = threading.RLock()
-        self._parked.clear()
+        self.parked.clear()
         self.at_stop.clear()
 
     # --- what failures.Announcer asks for ---------------------------------------------------------------------------
@@ -306,7 +310,7 @@ class Runtime:
         engine = self.engine
         if engine is None:
             raise self._refusal()
-        if self._parked:
+        if self.parked:
             self.sweep()
         return engine
 
@@ -339,7 +343,7 @@ class Runtime:
             streams: the CUDA streams in whose order memory on a GPU is used again when it is let go.
         """
         if not self.forked:
-            self._parked.append((engine, list(numbers), memory, streams))
+            self.parked.append((engine, list(numbers), memory, streams))
 
     def keep_after(self, error: HvdliteError, memory: object) -> None:
         """Keeps memory for good if the transport may still touch it after this failure."""
@@ -355,15 +359,15 @@ class Runtime:
 
     def sweep(self) -> None:
         """Lets go of parked memory whose operations have ended."""
-        for _ in range(len(self._parked)):
+        for _ in range(len(self.parked)):
             try:
-                engine, numbers, memory, streams = self._parked.popleft()
+                engine, numbers, memory, streams = self.parked.popleft()
             except IndexError:  # another thread sweeps too
                 return
             if engine is not self.engine:
                 continue  # its operations ended with it
             if not all(map(engine.poll, numbers)):
-                self._parked.append((engine, numbers, memory, streams))
+                self.parked.append((engine, numbers, memory, streams))
                 continue
             try:
                 _, errors = engine.wait_many(numbers, streams)

@@ -86,8 +86,8 @@ def reduce(
 ) -> Any:
     """Submits an allreduce."""
     engine, set_id = enter(Kind.ALLREDUCE, process_set)
-    common = (op, 0, set_id, float(prescale), float(postscale))
-    return _submit_same_shape(engine, Kind.ALLREDUCE, name, tensor, in_place, common, blocking)
+    part = _same_shape(engine, (Kind.ALLREDUCE, name, set_id), tensor, in_place)
+    return _submit(engine, Kind.ALLREDUCE, name, part, (op, 0, set_id, float(prescale), float(postscale)), blocking)
 
 
 def reduce_group(
@@ -116,8 +116,8 @@ def broadcast(tensor: Any, root_rank: int, name: str | None, process_set: Proces
             f"{_describe(call)}: broadcast received invalid root rank {root_rank} for provided process set (ranks "
             f"{process_set.ranks}); root_rank counts in the whole job, and the root is a member of the set"
         )
-    common = (Sum, int(root_rank), set_id, 1.0, 1.0)
-    return _submit_same_shape(engine, Kind.BROADCAST, name, tensor, in_place, common, blocking)
+    part = _same_shape(engine, (Kind.BROADCAST, name, set_id), tensor, in_place)
+    return _submit(engine, Kind.BROADCAST, name, part, (Sum, int(root_rank), set_id, 1.0, 1.0), blocking)
 
 
 def gather(tensor: Any, name: str | None, process_set: ProcessSet, blocking: bool) -> Any:
@@ -191,32 +191,6 @@ _Call = tuple[int, str | None, int]
 def _describe(call: _Call) -> str:
     kind, name, set_id = call
     return f"{KIND_NAMES[kind]} of {'an unnamed tensor' if name is None else repr(name)} in process set {set_id}"
-
-
-def _submit_same_shape(
-    engine: "Engine", kind: int, name: str | None, tensor: Any, in_place: bool, common: _Common, blocking: bool
-) -> Any:
-    """Submits an allreduce or broadcast. A blocking one is done in one step if the tensor's memory can be used as it is.
-
-    Where processes share a core, each microsecond that one takes for a call is waited for by all.
-    """
-    backend = backend_of(tensor)
-    plain = backend.plain(tensor) if blocking else None
-    if plain is not None:
-        code, exchange = plain
-        key = None if name is None else tensor_name(kind, name)
-        new_output = None if in_place else partial(_output_like, engine, backend)
-        output = engine.run_arrays(kind, key, code, tensor, new_output, exchange, _KEEP, *common)
-        if output is not None:
-            if in_place:
-                backend.mark_written(output)
-            return output
-    part = _same_shape(engine, (kind, name, common[2]), tensor, in_place)
-    return _submit(engine, kind, name, part, common, blocking)
-
-
-def _output_like(engine: "Engine", backend: TensorBackend, tensor: Any) -> Any:
-    return backend.empty_like(tensor, engine.new_output)[0]
 
 
 def _same_shape(engine: "Engine", call: _Call, tensor: Any, in_place: bool) -> _Part:

@@ -16,7 +16,8 @@ struct Config {
   std::size_t cache_capacity = 1024;
   std::size_t segment_bytes = std::size_t{256} << 10;
   std::size_t recursive_doubling_max_bytes = std::size_t{16} << 10;
-  std::size_t tile_bytes = std::size_t{256} << 10;
+  std::size_t tile_bytes = std::size_t{512} << 10;
+  std::size_t streaming_bytes = std::size_t{64} << 20;
   std::size_t message_split_bytes = std::size_t{1} << 30;
   std::size_t remote_message_bytes = std::size_t{32} << 10;
   double spin_us = -1.0;
@@ -31,6 +32,7 @@ struct Config {
   LogLevel log_level = LogLevel::kWarning;
   bool log_timestamps = true;
   std::string shared_memory = "auto";  // auto memfd shm off: what ranks of one host share
+  std::string tile_stores = "auto";    // auto ordinary streaming
   std::string kernel_isa = "auto";
   std::string allreduce_algorithm = "auto";
   std::string reducescatter_algorithm = "auto";

@@ -17,7 +17,6 @@
 //
 // Source: see allreduce_shm.cc.
 #include <algorithm>
-#include <cstring>
 #include <utility>
 #include <vector>
 
@@ -40,14 +39,15 @@ class AllgathervShm final : public TilePipeline {
         offsets_(offsets_of(sizes_)) {
     const std::size_t longest = *std::max_element(sizes_.begin(), sizes_.end());
     limit_ = pipelined_tile(longest, channel().tile_bytes());
-    set_tiles(pieces_in(longest, limit_));
+    set_tiles(pieces_in(longest, limit_), std::min(longest, limit_));
+    set_result_bytes(total_of(sizes_), tuning);
   }
 
  private:
   void fill(std::size_t tile) override {
     const Range range = piece(tile, me());
     if (range.count > 0 && size() > 1) {
-      std::memcpy(buffer(me(), tile), input_ + range.offset, range.count);
+      put(buffer(me(), tile), input_ + range.offset, range.count);
     }
   }
 
@@ -57,7 +57,7 @@ class AllgathervShm final : public TilePipeline {
       if (range.count == 0) continue;
       const std::byte* const from = member == me() ? input_ + range.offset : buffer(member, tile);
       std::byte* const to = output_ + offsets_[static_cast<std::size_t>(member)] + range.offset;
-      if (from != to) std::memcpy(to, from, range.count);
+      if (from != to) deliver(to, from, range.count);
     }
   }
 

@@ -92,7 +92,9 @@ class AllreduceHierarchical final : public Collective {
   bool advance() override {
     reduce_.advance();
     exchange();
-    return publish_.advance();
+    // A member that owns nothing may be handed the results before it has looked whether its host has reduced: it then has a
+    // turn of the first channel yet to end.
+    return publish_.advance() && reduce_.advance();
   }
 
  private:

@@ -23,8 +23,9 @@
 // The buffer may be scattered over many parts: each step walks over the runs of its tile, straight from and to where the
 // user's tensors lie. Nothing is packed or unpacked.
 //
-// A large result out of place is written with ordinary stores. Streaming stores from a tile of their own, which need not load
-// its lines first, were slower at 16 MiB and no faster at 32 and 64 in three runs in turn with these, on two ranks.
+// A large result out of place is written past the caches (Tuning::streaming_bytes): its lines are not there, and would be loaded
+// only to be overwritten. Own slices then go into the buffer first, and from there into the output; unless the buffer itself is
+// written past the caches (tile_stores.h).
 //
 // Cost for p ranks and S bytes, in bytes that each rank loads and stores: (2(p-1)/p fill + (p+3)/p reduce + 2(p-1)/p
 // drain) S = (5 - 1/p) S; and two waits for the slowest, overlapped with other tiles if there are several. direct: (p + 3) S
@@ -40,7 +41,6 @@
 // Source: tiles through double buffers, each slice reduced by its owner, are common practice for ranks of one host: Li,
 // Hoefler and Snir, NUMA-aware shared-memory collective communication for MPI (HPDC 2013).
 #include <algorithm>
-#include <cstring>
 #include <utility>
 #include <vector>
 
@@ -107,7 +107,12 @@ class AllreduceTiles final : public TilePipeline {
         reducing_(parts_, reducer.result_bytes()),
         publishing_(parts_, reducer.result_bytes()),
         draining_(parts_, reducer.result_bytes()) {
-    set_tiles(cut.tiles);
+    if (cut.tiles > 0) set_tiles(cut.tiles, cut.tile(0).count * reducer.contribution_bytes());
+    std::size_t out_of_place = 0;  // elements; in place their lines have just been read
+    for (const AllreducePart& part : parts_) {
+      if (part.output != nullptr && part.input != part.output) out_of_place += part.count;
+    }
+    if (!direct) set_result_bytes(out_of_place * reducer.result_bytes(), tuning);
   }
 
  private:
@@ -126,7 +131,7 @@ class AllreduceTiles final : public TilePipeline {
   void contribute(std::size_t tile, const Range& range) {
     std::byte* const place = contribution(me(), tile, range.offset);
     filling_.walk(range, [&](const void* input, void*, std::size_t offset, std::size_t n) {
-      reducer_.contribute(place + offset * reducer_.contribution_bytes(), input, n);
+      reducer_.contribute(place + offset * reducer_.contribution_bytes(), input, n, puts_past());
     });
   }
 
@@ -146,14 +151,23 @@ class AllreduceTiles final : public TilePipeline {
       } else {
         inputs_[static_cast<std::size_t>(me())] = input;
       }
-      void* const place = output != nullptr ? output : results + offset * bytes;
+      const bool into_buffer = output == nullptr || from_buffer();
+      void* const place = into_buffer ? results + offset * bytes : output;
       reducer_.fold(&place, 1, inputs_.data(), size(), n);
     });
     if (size() == 1) return;
     publishing_.walk(mine, [&](const void*, void* output, std::size_t offset, std::size_t n) {
-      if (output != nullptr) std::memcpy(results + offset * bytes, output, n * bytes);
+      if (output == nullptr) return;
+      std::byte* const published = results + offset * bytes;
+      if (from_buffer()) {
+        deliver(output, published, n * bytes);
+      } else {
+        put(published, output, n * bytes);
+      }
     });
   }
+  // Are results folded into the own buffer, and copied into the output, or the other way round? What is copied may be streamed.
+  bool from_buffer() const { return streams() && !puts_past(); }
 
   void drain(std::size_t tile) override {
     if (direct_) {
@@ -172,7 +186,7 @@ class AllreduceTiles final : public TilePipeline {
       const std::byte* const results = contribution(owner, tile, slice.offset);
       const std::size_t bytes = reducer_.result_bytes();
       draining_.walk(slice, [&](const void*, void* output, std::size_t offset, std::size_t n) {
-        if (output != nullptr) std::memcpy(output, results + offset * bytes, n * bytes);
+        if (output != nullptr) deliver(output, results + offset * bytes, n * bytes);
       });
     }
   }

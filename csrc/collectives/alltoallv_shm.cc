@@ -44,6 +44,7 @@ class AlltoallvShm final : public TilePipeline {
         recv_offsets_(offsets_of(recv_sizes_)),
         lanes_(channel().tile_bytes(), size(), 1) {
     skip_tiles(1);
+    set_result_bytes(total_of(recv_sizes_), tuning);
   }
 
  private:
@@ -59,7 +60,8 @@ class AlltoallvShm final : public TilePipeline {
       largest = std::max(largest, theirs);
     }
     tile.done(channel());
-    set_tiles(pieces_in(largest, lanes_.bytes()));
+    set_tiles(pieces_in(largest, lanes_.bytes()),
+              std::min<std::size_t>(largest, lanes_.bytes()) * static_cast<std::size_t>(size()));
     return agreed_ = true;
   }
 
@@ -74,7 +76,7 @@ class AlltoallvShm final : public TilePipeline {
     for (int peer = 0; peer < size(); ++peer) {
       const Range range = piece(tile, send_sizes_, send_offsets_, peer);
       if (peer == me() || range.count == 0) continue;
-      std::memcpy(buffer(me(), tile) + lanes_.offset(peer), input_ + range.offset, range.count);
+      put(buffer(me(), tile) + lanes_.offset(peer), input_ + range.offset, range.count);
     }
   }
 
@@ -85,7 +87,7 @@ class AlltoallvShm final : public TilePipeline {
       const std::byte* const from =
           peer == me() ? input_ + piece(tile, send_sizes_, send_offsets_, me()).offset
                        : buffer(peer, tile) + lanes_.offset(me());
-      std::memcpy(output_ + range.offset, from, range.count);
+      deliver(output_ + range.offset, from, range.count);
     }
   }
 

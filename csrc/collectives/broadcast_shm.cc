@@ -13,7 +13,6 @@
 //
 // Source: see allreduce_shm.cc.
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "base/error.h"
@@ -33,15 +32,16 @@ class BroadcastShm final : public TilePipeline {
         bytes_(args.bytes),
         root_(args.root),
         limit_(pipelined_tile(args.bytes, channel().tile_bytes())) {
-    set_tiles(size() > 1 ? pieces_in(bytes_, limit_) : 0);
+    set_tiles(size() > 1 ? pieces_in(bytes_, limit_) : 0, std::min(bytes_, limit_));
+    set_result_bytes(bytes_, tuning);
   }
 
  private:
   void fill(std::size_t tile) override {
-    std::memcpy(buffer(me(), tile), data_ + tile * limit_, length(tile));
+    put(buffer(me(), tile), data_ + tile * limit_, length(tile));
   }
   void drain(std::size_t tile) override {
-    if (me() != root_) std::memcpy(data_ + tile * limit_, buffer(root_, tile), length(tile));
+    if (me() != root_) deliver(data_ + tile * limit_, buffer(root_, tile), length(tile));
   }
   std::size_t length(std::size_t tile) const { return std::min(limit_, bytes_ - tile * limit_); }
 

@@ -14,6 +14,7 @@
 #include "base/types.h"
 #include "collectives/comm.h"
 #include "collectives/staging.h"
+#include "collectives/tile_stores.h"
 #include "kernels/kernels.h"
 
 namespace hvdlite::collectives {
@@ -37,6 +38,11 @@ struct Tuning {
   // processors), and how many steps of tiles it does before it lets others advance.
   int spin = 0;
   int max_steps = 64;
+  // In shared memory: from so many bytes on, on all ranks of the host together, a result whose place was not read just before
+  // is written past the caches; 0: never.
+  std::size_t streaming_bytes = 0;
+  // May differ between ranks, too.
+  TileStores tile_stores = TileStores::kAuto;
   // Only orders of additions that do not depend on where an element lies in the buffer (allreduce_hierarchical).
   bool deterministic = false;
   // Where staging comes from; copies of a Tuning share it.

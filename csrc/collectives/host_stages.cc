@@ -34,7 +34,8 @@ HostReduce::HostReduce(Comm comm, const Tuning& tuning, const TileReducer& reduc
   for (int owner = 0; owner < job.plan.owners; ++owner) {
     cursors_.emplace_back(job_.parts, reducer_.result_bytes());
   }
-  set_tiles(job.plan.rounds * tiles_per_round_);
+  set_tiles(job.plan.rounds * tiles_per_round_,
+            static_cast<std::size_t>(job.plan.owners) * limit_ * reducer_.contribution_bytes());
 }
 
 void HostReduce::fill(std::size_t tile) {
@@ -43,7 +44,8 @@ void HostReduce::fill(std::size_t tile) {
     std::byte* const place = lane(me(), tile, owner);
     cursors_[static_cast<std::size_t>(owner)].walk(
         piece(tile, owner), [&](const void* input, void*, std::size_t offset, std::size_t n) {
-          reducer_.contribute(place + offset * reducer_.contribution_bytes(), input, n);
+          reducer_.contribute(place + offset * reducer_.contribution_bytes(), input, n,
+                              puts_past());
         });
   }
 }
@@ -91,7 +93,8 @@ HostPublish::HostPublish(Comm comm, const Tuning& tuning, std::size_t result_byt
   for (int owner = 0; owner < job.plan.owners; ++owner) {
     cursors_.emplace_back(job_.parts, result_bytes_);
   }
-  set_tiles(job.plan.rounds * tiles_per_round_);
+  set_tiles(job.plan.rounds * tiles_per_round_,
+            static_cast<std::size_t>(job.plan.owners) * limit_ * result_bytes_);
 }
 
 bool HostPublish::may_fill(std::size_t tile) const {
@@ -102,8 +105,7 @@ void HostPublish::fill(std::size_t tile) {
   if (me() >= job_.plan.owners || size() == 1) return;
   const Range range = piece(tile, me());
   if (range.count == 0) return;
-  std::memcpy(buffer(me(), tile) + lanes_.offset(me()), own(tile, range),
-              range.count * result_bytes_);
+  put(buffer(me(), tile) + lanes_.offset(me()), own(tile, range), range.count * result_bytes_);
 }
 
 void HostPublish::drain(std::size_t tile) {

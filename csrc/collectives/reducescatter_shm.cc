@@ -44,7 +44,9 @@ class ReducescatterShm final : public TilePipeline {
         lanes_(channel().tile_bytes(), size(), reducer.contribution_bytes()),
         limit_(lanes_.bytes() / reducer.contribution_bytes()),
         inputs_(static_cast<std::size_t>(size())) {
-    set_tiles(pieces_in(*std::max_element(counts_.begin(), counts_.end()), limit_));
+    const std::size_t largest = *std::max_element(counts_.begin(), counts_.end());
+    set_tiles(pieces_in(largest, limit_),
+              std::min(largest, limit_) * counts_.size() * reducer.contribution_bytes());
   }
 
  private:
@@ -72,7 +74,9 @@ class ReducescatterShm final : public TilePipeline {
 
   void contribute(std::size_t tile, int owner) {
     const Range range = piece(tile, owner);
-    if (range.count > 0) reducer_.contribute(lane(me(), tile, owner), own(range), range.count);
+    if (range.count == 0) return;
+    reducer_.contribute(lane(me(), tile, owner), own(range), range.count,
+                        owner != me() && puts_past());
   }
 
   // The elements of a chunk that a tile carries.

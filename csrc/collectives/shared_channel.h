@@ -8,12 +8,14 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <utility>
 #include <vector>
 
+#include "collectives/tile_stores.h"
 #include "transport/host_window.h"
 
 namespace hvdlite::collectives {
@@ -56,8 +58,10 @@ class SharedChannel {
   transport::WindowFlags& flags(int index) const {
     return window_->flags(region_, local_ranks_[static_cast<std::size_t>(index)]);
   }
+  std::size_t carried_bytes() const { return window_->carried_bytes(); }
   std::byte* carried(int index, std::uint64_t number) const {
-    return flags(index).carried[number & 1].payload;
+    return window_->carried(region_, local_ranks_[static_cast<std::size_t>(index)],
+                            static_cast<int>(number & 1));
   }
   std::byte* tile(int index, std::uint64_t number) const {
     return window_->tile(region_, local_ranks_[static_cast<std::size_t>(index)],
@@ -68,10 +72,26 @@ class SharedChannel {
   std::uint64_t take_turn() { return next_turn_++; }
   bool has_turn(std::uint64_t turn) { return turn == turn_ && is_free(); }
   void end_turn() { ++turn_; }
+  bool all_turns_ended() const { return turn_ == next_turn_; }
 
   // Tiles used before the operation that has the turn; it adds those it used when it ends its turn.
   std::uint64_t tiles() const { return tiles_; }
   void add_tiles(std::uint64_t count) { tiles_ += count; }
+
+  // Tiles of a class, by their numbers within it: are they written past the caches? The first member tells how long it took to
+  // handle one (tile_stores.h).
+  std::uint64_t tiles_of_class(std::size_t tile_class) const { return class_tiles_[tile_class]; }
+  void add_tiles_of_class(std::size_t tile_class, std::uint64_t count) {
+    class_tiles_[tile_class] += count;
+  }
+  bool streams_tile(std::size_t tile_class, std::uint64_t number) const {
+    return StoreTrials::streams(stores(tile_class).load(std::memory_order_relaxed), number);
+  }
+  void tile_handled(std::size_t tile_class, std::uint64_t number, double cost, std::uint64_t kind) {
+    std::atomic<std::uint64_t>& word = stores(tile_class);
+    const std::uint64_t said = trials_[tile_class].handled(number, cost, kind);
+    if (word.load(std::memory_order_relaxed) != said) word.store(said, std::memory_order_relaxed);
+  }
 
   // Have all members come so far with the first `count` tiles (see WindowFlags)? What was seen once is remembered: a line
   // that a member has changed again since is not fetched for nothing.
@@ -111,6 +131,10 @@ class SharedChannel {
     return true;
   }
 
+  std::atomic<std::uint64_t>& stores(std::size_t tile_class) const {
+    return window_->head(region_).tile_stores[tile_class];
+  }
+
   transport::HostWindow* window_;
   int region_;
   std::vector<int> members_;
@@ -124,6 +148,8 @@ class SharedChannel {
   std::uint64_t next_turn_ = 0;
   std::uint64_t turn_ = 0;
   std::uint64_t tiles_;
+  std::array<std::uint64_t, TileClass::kClasses> class_tiles_ = {};
+  std::array<StoreTrials, TileClass::kClasses> trials_;
 };
 
 }  // namespace hvdlite::collectives

@@ -1,11 +1,15 @@
 #include "collectives/shared_collective.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
+#include <typeinfo>
 #include <utility>
 
 #include "base/error.h"
 #include "base/thread.h"
+#include "collectives/chunking.h"
+#include "kernels/stream.h"
 
 namespace hvdlite::collectives {
 
@@ -82,15 +86,60 @@ void InlineTile::done(SharedChannel& channel) const {
 }
 
 TilePipeline::TilePipeline(Comm comm, const Tuning& tuning, bool reduces, int filler)
-    : SharedCollective(std::move(comm), tuning), reduces_(reduces), filler_(filler) {}
+    : SharedCollective(std::move(comm), tuning),
+      reduces_(reduces),
+      filler_(filler),
+      stores_(tuning.tile_stores) {}
 
 TilePipeline::TilePipeline(Comm comm, const Tuning& tuning, HeldBack)
     : TilePipeline(std::move(comm), tuning, /*reduces=*/false) {
   rings_done_ = true;
 }
 
+void TilePipeline::set_result_bytes(std::size_t bytes, const Tuning& tuning) {
+  const auto members = static_cast<std::size_t>(size());
+  streams_ = members > 1 && tuning.streaming_bytes > 0 &&
+             bytes >= pieces_in(tuning.streaming_bytes, members);
+}
+
+void TilePipeline::set_tiles(std::size_t tiles, std::size_t bytes) {
+  tiles_ = tiles;
+  tile_bytes_ = bytes;
+  if (size() == 1) return;
+  class_ = TileClass::of(bytes);
+  // Where one fills, others' work on a tile is not like the first member's.
+  times_ = class_ && me() == 0 && filler_ == kEverybody && stores_ == TileStores::kAuto;
+}
+
+bool TilePipeline::puts_tile_past(std::size_t tile) const {
+  if (stores_ == TileStores::kStreaming) return true;
+  if (!class_ || stores_ == TileStores::kOrdinary) return false;
+  return channel().streams_tile(*class_, channel().tiles_of_class(*class_) + tile);
+}
+
+template <typename Step>
+void TilePipeline::timed(std::size_t tile, Step step) {
+  if (!times_) {
+    step();
+    return;
+  }
+  const base::Clock::time_point start = base::Clock::now();
+  step();
+  spent_[tile % 2] += base::Clock::now() - start;
+}
+
+void TilePipeline::tell_cost(std::size_t tile) {
+  const auto spent = std::exchange(spent_[tile % 2], {});
+  if (tile > 0 && tile + 1 == tiles_) return;  // may be smaller
+  const double cost =
+      std::chrono::duration<double, std::nano>(spent).count() / static_cast<double>(tile_bytes_);
+  const std::uint64_t kind = typeid(*this).hash_code() ^ (streams_ ? 1 : 0);
+  channel().tile_handled(*class_, channel().tiles_of_class(*class_) + tile, cost, kind);
+}
+
 bool TilePipeline::step() {
   if (drained_ == tiles_) {
+    if (class_) channel().add_tiles_of_class(*class_, tiles_);
     finish(first_ + tiles_);
     return true;
   }
@@ -107,7 +156,11 @@ bool TilePipeline::try_fill() {
   const std::uint64_t tile = number(filled_);
   if (!may_fill(filled_)) return false;
   if (tile > 0 && !channel().all_done(tile - 1)) return false;
-  fill(filled_);
+  puts_past_ = puts_tile_past(filled_);
+  timed(filled_, [&] {
+    fill(filled_);
+    if (puts_past_) kernels::end_streaming();
+  });
   channel().flags(me()).arrived.store(tile + 1, std::memory_order_release);
   ring_others();
   ++filled_;
@@ -118,7 +171,11 @@ bool TilePipeline::try_reduce() {
   if (!reduces_ || reduced_ == filled_) return false;
   const std::uint64_t count = number(reduced_) + 1;
   if (!channel().all_arrived(count)) return false;
-  reduce(reduced_);
+  puts_past_ = puts_tile_past(reduced_);
+  timed(reduced_, [&] {
+    reduce(reduced_);
+    if (streams_ || puts_past_) kernels::end_streaming();
+  });
   channel().flags(me()).reduced.store(count, std::memory_order_release);
   ring_others();
   ++reduced_;
@@ -135,7 +192,11 @@ bool TilePipeline::try_drain() {
     return false;
   }
   if (!may_drain(drained_)) return false;
-  drain(drained_);
+  timed(drained_, [&] {
+    drain(drained_);
+    if (streams_) kernels::end_streaming();
+  });
+  if (times_) tell_cost(drained_);
   channel().flags(me()).done.store(count, std::memory_order_release);
   if (!fills()) comm().ring(channel().member(filler_));
   if (rings_done_) ring_others();

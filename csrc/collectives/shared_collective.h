@@ -40,10 +40,14 @@
 // Thread: the holder of the progress token. Owns: a turn of the channel. Blocks: no. Throws: no.
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
+#include "base/thread.h"
 #include "collectives/collective.h"
+#include "kernels/stream.h"
 
 namespace hvdlite::collectives {
 
@@ -104,8 +108,21 @@ class TilePipeline : public SharedCollective {
   struct HeldBack {};
   TilePipeline(Comm comm, const Tuning& tuning, HeldBack);
 
+  // Before the first step. bytes: of one member in each tile, but the last.
+  void set_tiles(std::size_t tiles, std::size_t bytes);
+  // Bytes of the result on each member, none of which it has just read: if they are many, deliver() writes past the caches.
   // Before the first step.
-  void set_tiles(std::size_t tiles) { tiles_ = tiles; }
+  void set_result_bytes(std::size_t bytes, const Tuning& tuning);
+  bool streams() const { return streams_; }
+  // Copies a piece of it, in reduce or drain.
+  void deliver(void* to, const void* from, std::size_t bytes) const {
+    kernels::copy(to, from, bytes, streams_);
+  }
+  // In fill and reduce: is what this member puts into its buffer written past the caches (tile_stores.h)?
+  bool puts_past() const { return puts_past_; }
+  void put(void* to, const void* from, std::size_t bytes) const {
+    kernels::copy(to, from, bytes, puts_past_);
+  }
   // Tiles of this channel that this operation used before its pipeline.
   void skip_tiles(std::uint64_t tiles) { first_ = tiles; }
   bool step() override;
@@ -127,10 +144,25 @@ class TilePipeline : public SharedCollective {
   bool try_fill();
   bool try_reduce();
   bool try_drain();
+  bool puts_tile_past(std::size_t tile) const;
+  // Does one of a tile's three steps; the last tells how long they took.
+  template <typename Step>
+  void timed(std::size_t tile, Step step);
+  void tell_cost(std::size_t tile);
 
   bool reduces_;
   int filler_;
   bool rings_done_ = false;
+  bool streams_ = false;
+
+  TileStores stores_;
+  std::optional<std::size_t> class_;  // of the tiles (tile_stores.h)
+  bool puts_past_ = false;            // the tile in hand
+  bool times_ = false;
+  std::size_t tile_bytes_ = 0;
+  // So far, on the tiles under way: two at most.
+  std::array<base::Clock::duration, 2> spent_ = {};
+
   std::uint64_t first_ = 0;
   std::size_t tiles_ = 0;
   std::size_t filled_ = 0;

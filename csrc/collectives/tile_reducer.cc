@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "collectives/reducer.h"
+#include "kernels/stream.h"
 
 namespace hvdlite::collectives {
 
@@ -24,7 +25,8 @@ TileReducer::TileReducer(const Reduction& reduction, kernels::Isa isa)
   if (scaled_) contribution_bytes_ = partial_bytes_;
 }
 
-void TileReducer::contribute(std::byte* tile, const void* input, std::size_t n) const {
+void TileReducer::contribute(std::byte* tile, const void* input, std::size_t n,
+                             bool streaming) const {
   if (input == nullptr && (scaled_ || same_type_)) {
     kernels_->fill_identity(tile, n);
   } else if (input == nullptr) {
@@ -37,7 +39,7 @@ void TileReducer::contribute(std::byte* tile, const void* input, std::size_t n) 
   } else if (scaled_) {
     kernels_->load(tile, input, n, reduction_.prescale);
   } else if (input != tile) {
-    std::memcpy(tile, input, n * result_bytes_);
+    kernels::copy(tile, input, n * result_bytes_, streaming);
   }
 }
 

@@ -7,7 +7,6 @@
 
 #include "engine/cycle.h"
 #include "kernels/kernels.h"
-#include "transport/host_window.h"
 
 namespace hvdlite::engine {
 
@@ -23,12 +22,15 @@ constexpr base::microseconds kVerdictDelay{100'000};
 // A ledger stays closed while the coordinator counts more requests than that.
 constexpr std::size_t kMostOpenRequests = 1024;
 
+// What rides counts as data that move from here on: to tell that of less would take longer than to move them.
+constexpr std::size_t kTinyBytes = 64;
+
 // May its payload ride with the announcement, if nothing else is under way?
-bool carriable(const Request& request) {
+bool carriable(const ProcessSet& set, const Request& request) {
   const std::size_t bytes = request.bytes();
   return request.kind == base::OpKind::kAllreduce && !request.absent &&
          request.op != base::ReduceOp::kAdasum && !request.on_gpu() && request.arena == 0 &&
-         bytes > 0 && bytes <= transport::WindowFlags::kCarriedBytes;
+         bytes > 0 && bytes <= set.channel->carried_bytes();
 }
 
 std::vector<std::uint64_t> keys_of(const std::vector<RequestPtr>& requests) {
@@ -148,7 +150,7 @@ bool Cycle::put_payload(ProcessSet& set) {
   const Entry* entry = may_carry_ ? accord.only_one() : nullptr;
   if (entry == nullptr) return false;
   const Request& request = *entry->request;
-  if (!carriable(request) || !accord.payload_is_free()) return false;
+  if (!carriable(set, request) || !accord.payload_is_free()) return false;
   std::memcpy(set.channel->carried(set.channel->index(), accord.payload_number()), entry->input,
               request.bytes());
   return true;
@@ -163,13 +165,17 @@ void Cycle::finish_carried(const ProcessSet& set, Entry& entry) {
     inputs[static_cast<std::size_t>(member)] =
         set.channel->carried(member, set.accord->payload_number());
   }
+  const bool moves = request.bytes() > kTinyBytes;
+  if (moves) shared_.reached({&entry, 1}, FlightRecorder::Stage::kStarted);
   const collectives::Reduction reduction = reduction_of(request, members);
   const kernels::ReduceKernels& kernels = kernels::reduce_kernels(request.dtype, request.op, isa_);
   kernels.fold(&entry.output, 1, inputs.data(), members,
                static_cast<std::size_t>(request.elements()), reduction.prescale,
                reduction.postscale, reduction.divisor);
   entry.completion->contributors = members;
-  shared_.usage.moves(request.kind, request.bytes(), 1);  // 1: no link had to carry it
+  // As if there were one member: no link had to carry it.
+  shared_.usage.moves(request.kind, request.bytes(), moves ? static_cast<std::size_t>(members) : 1);
+  ++shared_.counters.riding_ops;
   ++shared_.counters.fused_ops;
   ++shared_.counters.agreed_in_memory;
   finish({&entry, 1}, Status{});
@@ -253,7 +259,7 @@ bool Cycle::read_ledger(ProcessSet& set, std::vector<Entry>& taken) {
       taken = accord.take(entry.key);
       // Nothing is left of it here if this rank has learned of a failure, which ended all it had, before it came to read this.
       if (!taken.empty()) {
-        HVD_CHECK(taken.size() == 1 && carriable(*taken.front().request));
+        HVD_CHECK(taken.size() == 1 && carriable(set, *taken.front().request));
         came_last(set, entry.by, 1);
         finish_carried(set, taken.front());
         taken.clear();

@@ -51,6 +51,7 @@ base::Config to_config(const hvdlite_config* from) {
   config.recursive_doubling_max_bytes =
       static_cast<std::size_t>(from->recursive_doubling_max_bytes);
   config.tile_bytes = static_cast<std::size_t>(from->tile_bytes);
+  config.streaming_bytes = static_cast<std::size_t>(from->streaming_bytes);
   config.message_split_bytes = static_cast<std::size_t>(from->message_split_bytes);
   config.remote_message_bytes = static_cast<std::size_t>(from->remote_message_bytes);
   config.spin_us = from->spin_us;
@@ -65,6 +66,7 @@ base::Config to_config(const hvdlite_config* from) {
   config.log_level = static_cast<base::LogLevel>(from->log_level);
   config.log_timestamps = from->log_timestamps != 0;
   config.shared_memory = or_auto(from->shared_memory);
+  config.tile_stores = or_auto(from->tile_stores);
   config.kernel_isa = or_auto(from->kernel_isa);
   config.allreduce_algorithm = or_auto(from->allreduce_algorithm);
   config.reducescatter_algorithm = or_auto(from->reducescatter_algorithm);
@@ -158,6 +160,7 @@ void hvdlite_config_init(hvdlite_config* config) {
                            static_cast<int64_t>(defaults.segment_bytes),
                            static_cast<int64_t>(defaults.recursive_doubling_max_bytes),
                            static_cast<int64_t>(defaults.tile_bytes),
+                           static_cast<int64_t>(defaults.streaming_bytes),
                            static_cast<int64_t>(defaults.message_split_bytes),
                            static_cast<int64_t>(defaults.remote_message_bytes),
                            defaults.spin_us,
@@ -171,6 +174,7 @@ void hvdlite_config_init(hvdlite_config* config) {
                            defaults.deterministic,
                            static_cast<int32_t>(defaults.log_level),
                            defaults.log_timestamps,
+                           "auto",
                            "auto",
                            "auto",
                            "auto",
@@ -370,6 +374,7 @@ int hvdlite_get_counters(hvdlite_engine* engine, hvdlite_counters* out) {
             counters.agreed_in_memory,
             counters.data_bytes_sent,
             counters.arena_ops,
+            counters.riding_ops,
             counters.nccl_ops,
             counters.staged_ops,
             usage.time_ns,

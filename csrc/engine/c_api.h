@@ -7,6 +7,7 @@
 #include <memory>
 #include <new>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "base/error.h"
@@ -36,8 +37,8 @@ void take_back(hvdlite_block& block) noexcept;
 void set_last_error(const std::string& text);
 
 // The caller's fault unless the condition holds.
-inline void require(bool condition, const std::string& text) {
-  if (!condition) throw base::Error(base::ErrorCode::kInvalidArgument, text);
+inline void require(bool condition, std::string_view text) {
+  if (!condition) throw base::Error(base::ErrorCode::kInvalidArgument, std::string(text));
 }
 
 inline Engine& alive(hvdlite_engine* handle) {

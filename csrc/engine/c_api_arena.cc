@@ -6,6 +6,7 @@
 #include "engine/arenas.h"
 #include "engine/c_api.h"
 #include "engine/engine.h"
+#include "kernels/stream.h"
 
 using hvdlite::engine::alive;
 using hvdlite::engine::ArenaDraft;
@@ -54,3 +55,8 @@ int64_t hvdlite_arena_bytes(const hvdlite_arena* arena) {
 }
 void hvdlite_arena_close(hvdlite_arena* arena) { arena->draft->close(); }
 void hvdlite_arena_destroy(hvdlite_arena* arena) { delete arena; }
+
+void hvdlite_stream_copy(void* to, const void* from, int64_t bytes) {
+  hvdlite::kernels::stream_copy(to, from, static_cast<std::size_t>(bytes));
+  hvdlite::kernels::end_streaming();
+}

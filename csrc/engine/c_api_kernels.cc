@@ -1,7 +1,8 @@
-// The part of the C ABI that exposes single kernels, for tests and teaching.
+// The part of the C ABI that exposes single kernels, and how the stores of tiles are chosen, for tests and teaching.
 
 #include <algorithm>
 
+#include "collectives/tile_stores.h"
 #include "engine/c_api.h"
 #include "hvdlite/hvdlite.h"
 #include "kernels/kernels.h"
@@ -67,6 +68,19 @@ int hvdlite_test_fold(int isa, int dtype, int op, void* const* out, int num_out,
   return hvdlite::engine::guarded([&] {
     hvdlite::engine::fold(hvdlite::engine::find(isa, dtype, op), out, num_out, in, num_in, n,
                           prescale, postscale, divisor);
+  });
+}
+
+int hvdlite_try_stores(size_t n, const double* ordinary, const double* streaming,
+                       const uint64_t* kinds, uint8_t* streamed) {
+  return hvdlite::engine::guarded([&] {
+    hvdlite::collectives::StoreTrials trials;
+    std::uint64_t word = 0;
+    for (size_t tile = 0; tile < n; ++tile) {
+      const bool streams = hvdlite::collectives::StoreTrials::streams(word, tile);
+      streamed[tile] = streams ? 1 : 0;
+      word = trials.handled(tile, streams ? streaming[tile] : ordinary[tile], kinds[tile]);
+    }
   });
 }
 

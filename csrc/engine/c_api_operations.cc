@@ -141,17 +141,7 @@ int hvdlite_release_prepared(hvdlite_engine* engine, int64_t group) {
 }
 
 int hvdlite_order(hvdlite_engine* engine, int64_t handle, void* stream) {
-  return guarded([&] {
-    const Batch batch = alive(engine).completions(handle);
-    const device::Event* last = nullptr;  // tensors that were fused share one
-    for (size_t i = 0; i < batch.size; ++i) {
-      require(batch[i].is_done(), "the operations have not ended yet; wait for them first");
-      const device::Event* event = batch[i].event.get();
-      if (event == nullptr || event == last) continue;
-      event->order(static_cast<device::cuda::Stream>(stream));
-      last = event;
-    }
-  });
+  return guarded([&] { alive(engine).order(handle, stream); });
 }
 
 int hvdlite_poll(hvdlite_engine* engine, int64_t handle, int* done) {
@@ -160,9 +150,9 @@ int hvdlite_poll(hvdlite_engine* engine, int64_t handle, int* done) {
 
 int hvdlite_wait(hvdlite_engine* engine, int64_t handle, double timeout_s, int* done) {
   return guarded([&] {
-    *done = alive(engine).wait(handle, base::from_seconds(timeout_s)) ? 1 : 0;
+    const Batch batch = alive(engine).completions(handle);
+    *done = engine->engine->wait(batch, base::from_seconds(timeout_s)) ? 1 : 0;
     if (*done == 0) return;
-    const Batch batch = engine->engine->completions(handle);
     for (size_t i = 0; i < batch.size; ++i) throw_failure(batch[i]);
   });
 }

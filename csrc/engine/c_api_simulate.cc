@@ -2,11 +2,11 @@
 //
 // Every rank gets an endpoint of one in-process fabric, a channel through its window, and the state
 // machines of one or several collectives, a few of them in flight at a time. A seeded generator
-// picks who starts or advances something next, starves some ranks for a while, and reports some
-// completions late, so that channels and windows run out of step as they do on a real machine. The
-// same seed gives the same schedule. A collective that cannot go on is found, not waited for: if
-// nothing moved during a full round in which every unfinished rank was asked and no completion was
-// withheld, nothing ever will.
+// picks who starts or advances something next, starves some ranks for a while, interrupts a rank in
+// the middle of a step for some of the others', and reports some completions late, so that channels
+// and windows run out of step as they do on a real machine. The same seed gives the same schedule. A
+// collective that cannot go on is found, not waited for: if nothing moved during a full round in
+// which every unfinished rank was asked and no completion was withheld, nothing ever will.
 #include <algorithm>
 #include <array>
 #include <deque>
@@ -76,6 +76,10 @@ Tuning tuning_of(const Simulation& run, int rank) {
   tuning.isa = static_cast<kernels::Isa>(std::max(run.isa, 0));
   // Some ranks do one thing at a time, so that the others get in between.
   tuning.max_steps = 1 + static_cast<int>((run.seed + static_cast<std::uint64_t>(rank)) % 4);
+  // Some write every result past the caches, some every tile.
+  tuning.streaming_bytes = (run.seed + static_cast<std::uint64_t>(rank)) % 3 == 0 ? 1 : 0;
+  const bool past = (run.seed / 3 + static_cast<std::uint64_t>(rank)) % 3 == 0;
+  tuning.tile_stores = past ? collectives::TileStores::kStreaming : collectives::TileStores::kAuto;
   for (int i = 0; run.isa < 0 && i < rank; ++i) {
     const auto wider = static_cast<kernels::Isa>(static_cast<int>(tuning.isa) + 1);
     const bool last = tuning.isa == kernels::best_isa();
@@ -160,8 +164,8 @@ class Scheduler {
     std::iota(members_->begin(), members_->end(), 0);
     for (int number = 0; number < run.ranks; ++number) {
       Rank& rank = ranks_.emplace_back();
-      rank.endpoint =
-          std::make_unique<transport::FickleTransport>(connect(fabric_, number), draw_, fickle_);
+      rank.endpoint = std::make_unique<transport::FickleTransport>(
+          connect(fabric_, number), draw_, fickle_, [this] { interrupt(); });
       for (int region = 0; region < 2; ++region) {
         rank.channels[static_cast<std::size_t>(region)] = make_channel(*rank.endpoint, region);
       }
@@ -201,6 +205,7 @@ class Scheduler {
     std::deque<Machine> running;
     std::unique_ptr<transport::FickleTransport> endpoint;
     std::size_t started = 0;  // steps
+    bool in_step = false;
   };
   static constexpr std::size_t kMaxRunning = 4;
 
@@ -230,26 +235,48 @@ class Scheduler {
   std::size_t step_some() {
     std::size_t moved = 0;
     for (std::size_t steps = unfinished_.size(); steps > 0 && !unfinished_.empty(); --steps) {
-      moved += step(draw_() % unfinished_.size(), /*eager=*/false);
+      moved += step(draw_unfinished(), /*eager=*/false);
     }
     return moved;
+  }
+
+  int draw_unfinished() { return unfinished_[draw_() % unfinished_.size()]; }
+
+  // A rank is preempted in the middle of its step; one at a time, or the steps would be without number.
+  void interrupt() {
+    if (!fickle_ || interrupted_ || draw_() % 8 != 0) return;
+    interrupted_ = true;
+    for (std::size_t steps = draw_() % (4 * ranks_.size()); steps > 0; --steps) {
+      const int number = draw_unfinished();
+      if (!ranks_[static_cast<std::size_t>(number)].in_step) step(number, /*eager=*/false);
+    }
+    interrupted_ = false;
   }
 
   void step_all_or_give_up() {
     fickle_ = false;
     const std::uint64_t before = transport::activity(*fabric_);
     std::size_t moved = 0;
-    for (std::size_t place = unfinished_.size(); place-- > 0;) {
-      moved += step(place, /*eager=*/true);
-    }
+    for (const int number : std::vector<int>(unfinished_)) moved += step(number, /*eager=*/true);
     if (moved == 0 && transport::activity(*fabric_) == before) give_up();
     fickle_ = true;
   }
 
   // Starts the next collective or advances those in flight; eager: both.
-  std::size_t step(std::size_t place, bool eager) {
-    const int number = unfinished_[place];
+  std::size_t step(int number, bool eager) {
     Rank& rank = ranks_[static_cast<std::size_t>(number)];
+    rank.in_step = true;
+    const std::size_t moved = advance_some(rank, number, eager);
+    rank.in_step = false;
+    if (rank.running.empty()) {
+      HVD_CHECK(rank.endpoint->under_way() == 0);  // the caller may free its buffers now
+      for (const auto& channel : rank.channels) HVD_CHECK(channel->all_turns_ended());
+      if (rank.started == run_.steps.size()) std::erase(unfinished_, number);
+    }
+    return moved;
+  }
+
+  std::size_t advance_some(Rank& rank, int number, bool eager) {
     std::size_t moved = 0;
     const bool may_start = rank.started < run_.steps.size() && rank.running.size() < kMaxRunning;
     if (may_start && (eager || rank.running.empty() || draw_() % 2 == 0)) {
@@ -264,13 +291,6 @@ class Scheduler {
       }
       ++moved;
       machine = rank.running.erase(machine);
-    }
-    if (rank.running.empty()) {
-      HVD_CHECK(rank.endpoint->under_way() == 0);  // the caller may free its buffers now
-      if (rank.started == run_.steps.size()) {
-        unfinished_[place] = unfinished_.back();
-        unfinished_.pop_back();
-      }
     }
     return moved;
   }
@@ -289,7 +309,8 @@ class Scheduler {
     std::size_t& entered = entered_[machine.step];
     if (!std::exchange(machine.entered, true)) ++entered;
     if (!machine.collective->advance()) return false;
-    HVD_CHECK(machine.collective->advance());  // finished is for ever
+    // Finished is for ever; but the engine does not call it again.
+    HVD_CHECK(draw_() % 2 == 0 || machine.collective->advance());
     HVD_CHECK(static_cast<OpKind>(run_.steps[machine.step].kind) != OpKind::kBarrier ||
               entered == ranks_.size());
     return true;
@@ -307,6 +328,7 @@ class Scheduler {
   std::mt19937_64 draw_;
   std::vector<std::size_t> entered_;  // by step: ranks that have advanced it at least once
   bool fickle_ = true;
+  bool interrupted_ = false;
   std::shared_ptr<std::vector<int>> members_;
   std::shared_ptr<transport::Fabric> fabric_;
   std::deque<Rank> ranks_;

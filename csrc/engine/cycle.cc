@@ -136,14 +136,16 @@ ProcessSet* Cycle::find_set(SetId id) {
 
 bool Cycle::announce(bool flush) {
   Clock::time_point since;
-  std::vector<Entry> entries =
-      shared_.queue.take(flush, shared_.config.fusion_threshold, patience_, &since);
+  std::vector<Entry> entries = std::exchange(taken_, {});
+  shared_.queue.take(flush, shared_.config.fusion_threshold, patience_, &entries, &since);
   if (!entries.empty()) {
     shared_.timeline.announcing();
     shared_.usage.taken(entries, since);
   }
   for (Entry& entry : entries) admit(std::move(entry));
   bool any = !entries.empty();
+  entries.clear();
+  taken_ = std::move(entries);
   any = resume_removals() || any;
   for_each_set([&](ProcessSet& set) {
     const SetId id = set.id;

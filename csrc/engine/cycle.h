@@ -227,6 +227,7 @@ class Cycle {
       goodbye_unseen_;  // coordinators that may have decided what this rank, leaving, still waits for
   bool said_goodbye_ = false;
   std::uint64_t seen_activity_ = 0;
+  std::vector<Entry> taken_;  // empty: memory for what the queue gives
   base::Clock::time_point moved_at_ = base::Clock::now();
 
   std::unique_ptr<DeadlockDetector> detector_;  // on rank 0

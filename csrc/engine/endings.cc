@@ -102,7 +102,7 @@ bool Cycle::say_goodbye() {
 // What the others have not agreed to can never complete here.
 void Cycle::leave() {
   const Status why = {ErrorCode::kAborted, kShutDownHere};
-  finish(shared_.queue.take(true, 0, {}), why);
+  finish(shared_.queue.take_all(), why);
   finish(std::exchange(held_removals_, {}), why);
   // What was announced may be decided already, and then the others wait for this rank's part in it.
   for (auto& [id, set] : sets_) {
@@ -228,7 +228,7 @@ void Cycle::end_all(const Status& why) {
   executor_.park_all(why, shared_.failure.happened());
   for (auto& [id, set] : sets_) finish(take_pending(*set), why);
   finish(std::exchange(held_removals_, {}), why);
-  finish(shared_.queue.take(true, 0, {}), why);
+  finish(shared_.queue.take_all(), why);
 }
 
 }  // namespace hvdlite::engine

@@ -38,6 +38,12 @@ constexpr std::uint32_t kPassesBetweenMessages = 8;
 // Time for messages to leave at shutdown.
 constexpr double kFlushSeconds = 1.0;
 
+collectives::TileStores stores_of(const std::string& knob) {
+  using collectives::TileStores;
+  if (knob == "ordinary") return TileStores::kOrdinary;
+  return knob == "streaming" ? TileStores::kStreaming : TileStores::kAuto;
+}
+
 collectives::Selection selection_of(const base::Config& config, const base::Waiting& waiting) {
   collectives::Selection selection;
   selection.allreduce = config.allreduce_algorithm;
@@ -50,6 +56,8 @@ collectives::Selection selection_of(const base::Config& config, const base::Wait
   selection.tuning.deterministic = config.deterministic;
   selection.recursive_doubling_max_bytes = config.recursive_doubling_max_bytes;
   selection.tuning.segment_bytes = config.segment_bytes;
+  selection.tuning.streaming_bytes = config.streaming_bytes;
+  selection.tuning.tile_stores = stores_of(config.tile_stores);
   if (waiting.spin.count() > 0) selection.tuning.spin = base::spin_pauses_in(kInnerSpin);
   selection.tuning.isa = kernels::best_isa();
   if (config.kernel_isa != "auto") {
@@ -145,9 +153,8 @@ void Engine::order(std::int64_t handle, void* stream) const {
   }
 }
 
-bool Engine::wait(std::int64_t handle, microseconds limit) {
+bool Engine::wait(const Batch& batch, microseconds limit) {
   require_usable();
-  const Batch batch = shared_.handles.find(handle);
   const Clock::time_point start = Clock::now();
   const std::int64_t moving_before = shared_.usage.moving(start);
   Clock::time_point ended = start;
@@ -166,8 +173,8 @@ bool Engine::wait_for(const CompletionPtr& completion, Clock::time_point deadlin
   bool drove = false;  // to the end, so that the cycle knows when that was
   waiting_callers_.fetch_add(1, std::memory_order_seq_cst);
   shared_.waits.enter(completion);
-  while (!completion->is_done() && !closed_.load(std::memory_order_acquire) &&
-         Clock::now() < deadline) {
+  bool over = false;
+  while (!completion->is_done() && !closed_.load(std::memory_order_acquire) && !over) {
     const std::uint32_t seen = shared_.event.value();
     if (try_take_token()) {
       drive(completion, deadline);
@@ -177,11 +184,12 @@ bool Engine::wait_for(const CompletionPtr& completion, Clock::time_point deadlin
     } else if (!completion->is_done()) {
       transport_->ring(transport_->rank());  // whoever drives shall look at what we wait for
       const auto rest = std::chrono::duration_cast<microseconds>(deadline - Clock::now());
-      shared_.event.wait(seen, std::min(rest, kStandAside));
+      shared_.event.wait(seen, std::clamp(rest, microseconds(0), kStandAside));
     }
+    over = !drove && Clock::now() >= deadline;
   }
   if (!drove) *ended = Clock::now();
-  shared_.waits.leave(completion->is_done());
+  shared_.waits.leave(completion->is_done(), *ended);
   const bool others_wait = waiting_callers_.fetch_sub(1, std::memory_order_seq_cst) > 1;
   // What is left is the engine thread's again.
   const Counters& counters = shared_.counters;
@@ -223,10 +231,10 @@ void Engine::drive(const CompletionPtr& completion, Clock::time_point deadline) 
 // moved: spin, yield, sleep. False once nothing has moved and the deadline is over. The clock is not read while things move.
 bool Engine::pass_or_pause(Stillness* still, Clock::time_point deadline, microseconds limit) {
   const std::uint32_t seen = still->sleeps ? transport_->listen() : 0;
-  const bool thorough = still->sleeps || still->passes++ % kPassesBetweenMessages == 0;
+  const bool thorough = still->sleeps || passes_++ % kPassesBetweenMessages == 0;
   if (cycle_.pass(true, thorough)) {
     if (still->sleeps) transport_->unlisten();
-    *still = {.since = {}, .sleeps = false, .passes = still->passes};
+    *still = {};
     return true;
   }
   const Clock::time_point now = Clock::now();

@@ -61,8 +61,8 @@ class Engine {
                                std::span<const bool> absent, void* stream, bool wake);
   void release_prepared(std::int64_t id) { prepared_.release(id); }
   bool poll(std::int64_t handle) const;
-  // True when all behind the handle is done. A caller drives progress meanwhile.
-  bool wait(std::int64_t handle, base::microseconds limit);
+  // True when all of them (a handle's completions) are done. A caller drives progress meanwhile.
+  bool wait(const Batch& batch, base::microseconds limit);
   // What the CUDA stream does from now on comes after the operations behind the handle, which are done. Throws the engine's
   // failure, if there was one: what it cut short has left garbage.
   void order(std::int64_t handle, void* stream) const;
@@ -109,7 +109,6 @@ class Engine {
   struct Stillness {
     std::optional<base::Clock::time_point> since;
     bool sleeps = false;  // so long that it sleeps between passes
-    std::uint32_t passes = 0;
   };
 
   void require_accepting() const;
@@ -120,11 +119,13 @@ class Engine {
                                                  const void* input, const void* output) const;
   PreparedGroup::Asked ask(const RequestView& view, const SetDirectory::Info& set);
   void check_memory(const Request& request, const void* input, const void* output);
-  void intern(std::span<const Submission> submissions, std::span<Entry> entries);
-  void submit_named(std::span<const Submission> submissions, bool wake, std::int64_t* handles,
-                    std::unique_ptr<Watcher> watcher);
+  // set: what is known already of a process set that these submissions are on.
+  void intern(std::span<const Submission> submissions, SetDirectory::Info set,
+              std::span<Entry> entries);
+  void submit_named(std::span<const Submission> submissions, SetDirectory::Info set, bool wake,
+                    std::int64_t* handles, std::unique_ptr<Watcher> watcher);
   void enqueue(std::span<Entry> entries, bool wake);
-  // Until then; *ended: when it ended, if it is done.
+  // Until the deadline, which is not over; *ended: when it ended, if it is done.
   bool wait_for(const CompletionPtr& completion, base::Clock::time_point deadline,
                 base::Clock::time_point* ended);
   void run();
@@ -155,6 +156,7 @@ class Engine {
 
   std::atomic<std::int64_t> arenas_created_{0};
   std::atomic<bool> token_{false};
+  std::uint32_t passes_ = 0;  // of callers that do not sleep; the token holder's
   std::atomic<int> waiting_callers_{0};
   std::atomic<bool> stop_{false};
   std::atomic<bool> shut_down_{false};

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
-#include <string>
+#include <string_view>
 
 #include "base/types.h"
 
@@ -16,8 +16,19 @@ namespace hvdlite::engine {
 class Numbering {
  public:
   [[nodiscard]] std::unique_lock<std::mutex> begin() { return std::unique_lock(mutex_); }
+  // A name, which costs no allocation.
+  class Name {
+   public:
+    operator std::string_view() const { return {text_.data(), size_}; }
+    void append(std::string_view text);
+    void append(std::uint64_t number);
+
+   private:
+    std::array<char, 96> text_;  // more than the longest kind and two numbers
+    std::size_t size_ = 0;
+  };
   // With the lock: the name with the number `ahead` of the next one that is free.
-  std::string name(base::SetId set, base::OpKind kind, std::uint64_t ahead);
+  Name name(base::SetId set, base::OpKind kind, std::uint64_t ahead);
   // With the lock: so many names are used up.
   void use(base::SetId set, base::OpKind kind, std::uint64_t count);
   // All ranks of the set have joined, after unequally many operations: they count anew, under other names.

@@ -49,11 +49,11 @@ void WaitRegistry::enter(const CompletionPtr& completion) {
   thread.until = base::Clock::time_point::max();
 }
 
-void WaitRegistry::leave(bool done) {
+void WaitRegistry::leave(bool done, base::Clock::time_point now) {
   const std::lock_guard lock(mutex_);
   Thread& thread = threads_[std::this_thread::get_id()];
   if (done) thread.waits_for.reset();
-  thread.until = base::Clock::now() + kInterruption;
+  thread.until = now + kInterruption;
 }
 
 std::optional<std::vector<CompletionPtr>> WaitRegistry::all_waiting() {

@@ -79,8 +79,8 @@ class WaitRegistry {
   // The calling thread submits.
   void may_submit();
   void enter(const CompletionPtr& completion);
-  // done false: the wait was only interrupted (to look at signals, say) and is counted on for a moment.
-  void leave(bool done);
+  // now: about so late. done false: the wait was only interrupted (to look at signals, say) and is counted on for a moment.
+  void leave(bool done, base::Clock::time_point now);
   // The awaited operations if all known (living) threads wait, otherwise nothing.
   std::optional<std::vector<CompletionPtr>> all_waiting();
 
@@ -124,6 +124,7 @@ struct Counters {
   Tally agreed_in_memory;
   Tally data_bytes_sent;
   Tally arena_ops;
+  Tally riding_ops;
   Tally nccl_ops, staged_ops;
 };
 

@@ -23,23 +23,26 @@ void Engine::require_accepting() const {
 
 // The requests of these submissions: known ones, or new ones that passed the checks. What is unnamed is never known; to look for it
 // would cost four misses of the cache.
-void Engine::intern(std::span<const Submission> submissions, std::span<Entry> entries) {
-  const std::lock_guard lock(interning_);
+void Engine::intern(std::span<const Submission> submissions, SetDirectory::Info set,
+                    std::span<Entry> entries) {
+  std::unique_lock lock(interning_, std::defer_lock);
   ReadyEvents ready(shared_.devices);
-  SetDirectory::Info set;
   for (std::size_t i = 0; i < entries.size(); ++i) {
     RequestView view = submissions[i].request;
-    if (i == 0 || view.set != set.id.id) set = set_of(view);
+    if (!set.members || view.set != set.id.id) set = set_of(view);
     Entry& entry = entries[i];
     if (view.arena != 0) {
       entry.arena = locate(view, set, submissions[i].input, submissions[i].output);
     }
-    if (!view.unnamed) {
-      entry.request = interner_.find(view, set.id, hash_of_name(set.id, view.name));
-    }
-    if (!entry.request) {
+    if (view.unnamed) {
       entry.request = check(view, set);
-      if (!view.unnamed) interner_.remember(entry.request);
+    } else {
+      if (!lock.owns_lock()) lock.lock();
+      entry.request = interner_.find(view, set.id, hash_of_name(set.id, view.name));
+      if (!entry.request) {
+        entry.request = check(view, set);
+        interner_.remember(entry.request);
+      }
     }
     check_memory(*entry.request, submissions[i].input, submissions[i].output);
     if (entry.request->on_gpu()) entry.ready = ready.at(*entry.request, view.stream);
@@ -56,16 +59,27 @@ void Engine::submit(std::span<const Submission> submissions, bool wake, std::int
   };
   const auto first = std::find_if(submissions.begin(), submissions.end(), is_unnamed);
   if (first == submissions.end()) {
-    submit_named(submissions, wake, handles, std::move(watcher));
+    submit_named(submissions, {}, wake, handles, std::move(watcher));
     return;
   }
   const base::OpKind kind = first->request.kind;
-  const SetId set = set_of(first->request).id;
+  const SetDirectory::Info info = set_of(first->request);
+  const SetId set = info.id;
   const std::size_t size = submissions.size();
-  const bool grouped = size > 1 && first->request.group.empty() &&
-                       first->request.group_size == static_cast<std::int32_t>(size);
   const auto lock = shared_.numbering.begin();
-  const std::string label = grouped ? shared_.numbering.name(set, kind, 0) : std::string();
+  if (size == 1) {
+    const Numbering::Name name = shared_.numbering.name(set, kind, 0);
+    Submission named = submissions.front();
+    named.request.name = name;
+    named.request.group = {};
+    named.request.unnamed = true;
+    submit_named({&named, 1}, info, wake, handles, std::move(watcher));
+    shared_.numbering.use(set, kind, 1);
+    return;
+  }
+  const bool grouped =
+      first->request.group.empty() && first->request.group_size == static_cast<std::int32_t>(size);
+  const std::string label(grouped ? shared_.numbering.name(set, kind, 0) : Numbering::Name());
   std::vector<Submission> named(submissions.begin(), submissions.end());
   std::vector<std::string> names(size);
   std::uint64_t used = grouped ? 1 : 0;
@@ -77,22 +91,22 @@ void Engine::submit(std::span<const Submission> submissions, bool wake, std::int
                   "the unnamed operations of one call must be of one kind on one process set");
     }
     names[i] = grouped ? label + '_' + std::to_string(i + 1) + "of" + std::to_string(size)
-                       : shared_.numbering.name(set, kind, used++);
+                       : std::string(shared_.numbering.name(set, kind, used++));
     view.name = names[i];
     view.group = label;
     view.unnamed = true;
   }
-  submit_named(named, wake, handles, std::move(watcher));
+  submit_named(named, info, wake, handles, std::move(watcher));
   shared_.numbering.use(set, kind, used);
 }
 
-void Engine::submit_named(std::span<const Submission> submissions, bool wake, std::int64_t* handles,
-                          std::unique_ptr<Watcher> watcher) {
+void Engine::submit_named(std::span<const Submission> submissions, SetDirectory::Info set,
+                          bool wake, std::int64_t* handles, std::unique_ptr<Watcher> watcher) {
   std::array<Entry, 1> one;
   std::vector<Entry> many(submissions.size() > 1 ? submissions.size() : 0);
   const std::span<Entry> entries =
       many.empty() ? std::span<Entry>(one).first(submissions.size()) : std::span<Entry>(many);
-  intern(submissions, entries);
+  intern(submissions, std::move(set), entries);
   if (watcher) watcher->awaited = entries.size();
   for (Entry& entry : entries) {
     entry.completion = std::make_shared<Completion>();

@@ -74,15 +74,22 @@ bool TensorQueue::push(std::span<Entry> entries) {
   return was_empty;
 }
 
-std::vector<Entry> TensorQueue::take(bool flush, std::size_t enough_bytes, const Patience& patience,
-                                     base::Clock::time_point* since) {
+void TensorQueue::take(bool flush, std::size_t enough_bytes, const Patience& patience,
+                       std::vector<Entry>* into, base::Clock::time_point* since) {
   const std::lock_guard lock(mutex_);
-  if (entries_.empty()) return {};
-  if (!flush && bytes_ < enough_bytes && base::Clock::now() < end_of(patience)) return {};
-  if (since != nullptr) *since = first_;
+  if (entries_.empty()) return;
+  if (!flush && bytes_ < enough_bytes && base::Clock::now() < end_of(patience)) return;
+  *since = first_;
   bytes_ = 0;
   last_watched_.reset();
-  return std::exchange(entries_, {});
+  entries_.swap(*into);
+}
+
+std::vector<Entry> TensorQueue::take_all() {
+  std::vector<Entry> all;
+  base::Clock::time_point since;
+  take(true, 0, {}, &all, &since);
+  return all;
 }
 
 std::optional<base::Clock::time_point> TensorQueue::due(const Patience& patience) const {

@@ -47,10 +47,11 @@ class TensorQueue {
  public:
   // Takes the entries, all or nothing. True if the queue was empty, so that somebody has to be told.
   bool push(std::span<Entry> entries);
-  // The queued entries, once they are due: asked for at once (flush), enough bytes, or patience is over.
-  // since: where to say when the first of them was submitted; null: nobody asks.
-  std::vector<Entry> take(bool flush, std::size_t enough_bytes, const Patience& patience,
-                          base::Clock::time_point* since = nullptr);
+  // Moves the queued entries into an empty vector, whose memory is used for later ones, once they are due: asked for at once
+  // (flush), enough bytes, or patience is over. *since: when the first of them was submitted.
+  void take(bool flush, std::size_t enough_bytes, const Patience& patience,
+            std::vector<Entry>* into, base::Clock::time_point* since);
+  std::vector<Entry> take_all();
   // When take() without flush will give something; nothing if empty.
   std::optional<base::Clock::time_point> due(const Patience& patience) const;
   // Their names may be used again.

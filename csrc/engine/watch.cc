@@ -18,7 +18,7 @@ constexpr double kUnseen = 300;
 }  // namespace
 
 void Cycle::watch() {
-  const Clock::time_point now = Clock::now();
+  const Clock::time_point now = shared_.usage.now();
   if (now - last_watch_ < kWatchInterval) return;
   last_watch_ = now;
   look_for_lost_peers();

@@ -1,11 +1,13 @@
 // A transport for tests that wraps another one: it reports some completions late, so that channels
-// and windows run out of step, and it checks what a real network cannot forgive: that buffers under
-// way do not overlap, and that no messages of zero bytes are posted.
+// and windows run out of step, lets other ranks go on in the middle of what this one does, and checks
+// what a real network cannot forgive: that buffers under way do not overlap, and that no messages of
+// zero bytes are posted.
 // Thread: as the wrapped one. Owns: the wrapped one. Blocks: as it does.
-// Throws: Error(Internal) for a broken rule, and what the wrapped one throws.
+// Throws: Error(Internal) for a broken rule, and what the wrapped one and the others' steps throw.
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <random>
 #include <unordered_map>
@@ -19,16 +21,23 @@ namespace hvdlite::transport {
 class FickleTransport final : public ForwardingTransport {
  public:
   // While `fickle` is set one test in four says "not yet", as drawn from `draw`; both outlive this.
-  FickleTransport(std::unique_ptr<Transport> below, std::mt19937_64& draw, const bool& fickle)
-      : ForwardingTransport(std::move(below)), draw_(draw), fickle_(fickle) {}
+  // At each call that one rank may make while others make theirs, the others may go on first.
+  FickleTransport(std::unique_ptr<Transport> below, std::mt19937_64& draw, const bool& fickle,
+                  std::function<void()> others_go_on)
+      : ForwardingTransport(std::move(below)),
+        draw_(draw),
+        fickle_(fickle),
+        others_go_on_(std::move(others_go_on)) {}
 
   Ticket post_send(int peer, std::uint32_t tag, const void* data, std::size_t bytes) override {
+    others_go_on_();
     const Buffer buffer = {static_cast<const std::byte*>(data), bytes, /*receives=*/false};
     check(buffer);
     return remember(ForwardingTransport::post_send(peer, tag, data, bytes), buffer);
   }
 
   Ticket post_recv(int peer, std::uint32_t tag, void* data, std::size_t bytes) override {
+    others_go_on_();
     const Buffer buffer = {static_cast<const std::byte*>(data), bytes, /*receives=*/true};
     check(buffer);
     return remember(ForwardingTransport::post_recv(peer, tag, data, bytes), buffer);
@@ -36,11 +45,22 @@ class FickleTransport final : public ForwardingTransport {
 
   bool test(Ticket& ticket) override {
     if (!ticket) return true;
+    others_go_on_();
     if (fickle_ && draw_() % 4 == 0) return false;
     const std::uint64_t id = ticket.id;
     if (!ForwardingTransport::test(ticket)) return false;
     under_way_.erase(id);
     return true;
+  }
+
+  void ring(int peer) override {
+    others_go_on_();
+    ForwardingTransport::ring(peer);
+  }
+
+  void note_progress() override {
+    ForwardingTransport::note_progress();
+    others_go_on_();
   }
 
   // Posted and not yet seen to be complete.
@@ -70,6 +90,7 @@ class FickleTransport final : public ForwardingTransport {
 
   std::mt19937_64& draw_;
   const bool& fickle_;
+  std::function<void()> others_go_on_;
   std::unordered_map<std::uint64_t, Buffer> under_way_;
 };
 

@@ -4,7 +4,7 @@
 //
 // The window is cut into regions; a process set uses at most one region, and its use by collectives is described in
 // collectives/shared_channel.h. In each region every rank of the host has flags of its own and two tiles, so small that the
-// tiles in use stay in the L2 cache. A rank's flags and tiles lie together, apart from those of others, and are first touched
+// tiles in use stay in the caches. A rank's flags and tiles lie together, apart from those of others, and are first touched
 // by that rank, so that they lie in its NUMA node's memory. Beside them each region has memory for all: a head, and a ledger
 // (engine/ledger.h).
 #pragma once
@@ -19,7 +19,6 @@ namespace hvdlite::transport {
 // What one rank tells the others of its use of one region. Counts are of tiles, since the window was made.
 struct WindowFlags {
   static constexpr std::size_t kInlineBytes = 48;
-  static constexpr std::size_t kCarriedBytes = 64;
 
   // A line that carries a small payload together with the news that it is there.
   struct alignas(64) Inline {
@@ -32,26 +31,25 @@ struct WindowFlags {
   std::atomic<std::uint64_t> reduced;              // tiles whose own slice is reduced and in place
   std::atomic<std::uint64_t> done;                 // tiles that this rank has finished with
   Inline small[2];
-
-  // What rides with an announcement in the ledger (engine/accord.h).
-  struct alignas(64) Carried {
-    std::byte payload[kCarriedBytes];
-  };
-  Carried carried[2];
 };
-static_assert(sizeof(WindowFlags) == 320);
+static_assert(sizeof(WindowFlags) == 192);
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 
-// Tells the next process set that is given a region when the last one has left it.
+// What all ranks that use a region know of it together.
 struct WindowHead {
-  alignas(64) std::atomic<
-      std::
-          uint64_t> departures;  // ranks that have left process sets that used it, since the beginning
+  static constexpr std::size_t kTileClasses = 6;
+
+  // Ranks that have left process sets that used it, since the beginning: tells the next set when the last one has left.
+  alignas(64) std::atomic<std::uint64_t> departures;
+  // Which stores write tiles, by their class (collectives/tile_stores.h). Written by the set's first member.
+  alignas(64) std::atomic<std::uint64_t> tile_stores[kTileClasses];
 };
 
 class HostWindow {
  public:
-  static constexpr std::size_t kUsualTile = 256 * 1024;  // tiles as large as usually pays
+  // Two of them fill the L2 cache of many processors: what a reader fetches has then left its writer's own cache for the one
+  // that both share, from where it comes faster.
+  static constexpr std::size_t kUsualTile = 512 * 1024;
 
   struct Shape {
     int ranks = 1;  // of this host
@@ -71,9 +69,16 @@ class HostWindow {
       shape.tile_bytes = std::max(affordable, kSmallestTile);
       return shape;
     }
-    std::size_t rank_bytes() const {  // of one rank's flags and tiles in all regions
-      const std::size_t flags = static_cast<std::size_t>(regions) * sizeof(WindowFlags);
-      return (flags + kPage - 1) / kPage * kPage +
+    // Of a payload that rides with its announcement (engine/accord.h). All read all of them, so the more ranks the smaller.
+    std::size_t carried_bytes() const {
+      const std::size_t share = kCarriedByAll / static_cast<std::size_t>(ranks);
+      return std::max(std::min(share, tile_bytes / 8) / kLine, std::size_t{1}) * kLine;
+    }
+    // Of one rank's flags, payloads and tiles in all regions.
+    std::size_t rank_bytes() const {
+      const std::size_t small =
+          static_cast<std::size_t>(regions) * (sizeof(WindowFlags) + 2 * carried_bytes());
+      return (small + kPage - 1) / kPage * kPage +
              static_cast<std::size_t>(regions) * 2 * tile_bytes;
     }
     std::size_t ledgers_bytes() const { return static_cast<std::size_t>(regions) * ledger_bytes; }
@@ -91,9 +96,14 @@ class HostWindow {
   int local_rank() const { return local_rank_; }
   int regions() const { return shape_.regions; }
   std::size_t tile_bytes() const { return shape_.tile_bytes; }
+  std::size_t carried_bytes() const { return shape_.carried_bytes(); }
 
   WindowFlags& flags(int region, int local_rank) const {
     return reinterpret_cast<WindowFlags*>(of_rank(local_rank))[region];
+  }
+  std::byte* carried(int region, int local_rank, int which) const {
+    return of_rank(local_rank) + static_cast<std::size_t>(shape_.regions) * sizeof(WindowFlags) +
+           static_cast<std::size_t>(2 * region + which) * shape_.carried_bytes();
   }
   std::byte* tile(int region, int local_rank, int which) const {
     return of_rank(local_rank) + shape_.rank_bytes() -
@@ -107,6 +117,8 @@ class HostWindow {
 
  private:
   static constexpr std::size_t kPage = 4096;
+  static constexpr std::size_t kLine = 64;
+  static constexpr std::size_t kCarriedByAll = 64 * 1024;
   static constexpr std::size_t kSmallestTile = 16 * 1024;
 
   std::byte* common(int region) const {

@@ -3,12 +3,12 @@
 import sys
 from typing import Any
 
-from hvdlite.backends.base import Exported, TensorBackend
+from hvdlite.backends.base import Exported, Plain, TensorBackend
 from hvdlite.backends.cuda_array import BACKEND as CUDA_ARRAY
 from hvdlite.backends.cuda_array import DeviceArray
 from hvdlite.backends.numpy import BACKEND as NUMPY
 
-__all__ = ["DeviceArray", "Exported", "TensorBackend", "backend_of"]
+__all__ = ["DeviceArray", "Exported", "TensorBackend", "backend_of", "plain_of"]
 
 _by_type: dict[type, TensorBackend] = {}
 
@@ -29,6 +29,11 @@ def backend_of(value: Any) -> TensorBackend:
             backend = NUMPY
         _by_type[type(value)] = backend
     return backend
+
+
+def plain_of(value: Any) -> Plain | None:
+    """What native code is told of a value's type; None if it leaves values of it alone."""
+    return backend_of(value).plain(type(value))
 
 
 def _framework_of(value: Any) -> TensorBackend | None:

@@ -16,11 +16,11 @@ __all__ = [
     "RECYCLED_FROM",
     "ROW_MAJOR",
     "SOME_GPU",
-    "TOLD_BY_DLPACK",
     "Exported",
     "GpuMemory",
     "NewGpuMemory",
     "NewMemory",
+    "Plain",
     "TensorBackend",
     "require_own_elements",
 ]
@@ -32,9 +32,6 @@ SOME_GPU = -2  # of memory on a GPU that the backend cannot name: the engine fin
 ROW_MAJOR = 0
 CHANNELS_LAST = 2
 CHANNELS_LAST_3D = 3
-
-# In place of a dtype's code: native code finds it itself.
-TOLD_BY_DLPACK = -1
 
 # Outputs of so many bytes lie in memory of the engine, which recycles it (OutputCache::kSmallest).
 RECYCLED_FROM = 1 << 20
@@ -76,6 +73,30 @@ class Exported(NamedTuple):
     layout: int
     owner: Any
     stream: int = 0
+
+
+class Plain(NamedTuple):
+    """A type whose values native code can describe by itself (`_engine.Engine.allreduce_now`): those of this very type.
+
+    Attributes:
+        new_like: a new one like this one, in memory of the framework's; for tensors of less than `RECYCLED_FROM` bytes.
+        empty_like: as `TensorBackend.empty_like`, for others.
+        recycled_from: `RECYCLED_FROM`.
+        mark_written: as `TensorBackend.mark_written`; None where that does nothing.
+        unless: name of a method that says of a value whether its memory is not what it stands for; None if it always is.
+        dtypes: the codes of those with Python's buffer protocol, by their attribute ``dtype``.
+        exchange: of others, the capsule in ``__dlpack_c_exchange_api__``.
+        codes: a table of `hvdlite.dtypes.dlpack_codes` for it; other dtypes are not plain.
+    """
+
+    new_like: Callable[[Any], Any]
+    empty_like: Callable[[Any, Any], tuple[Any, Any]]
+    recycled_from: int
+    mark_written: Callable[[Any], None] | None
+    unless: str | None
+    dtypes: dict[Any, int] | None
+    exchange: object
+    codes: bytes
 
 
 def require_own_elements(tensor: str, shape: Sequence[int], strides: Sequence[int], copy: str) -> None:
@@ -131,10 +152,8 @@ class TensorBackend(Protocol):
             InvalidArgumentError: the engine does not know the dtype.
         """
 
-    def plain(self, value: Any) -> tuple[int, Any] | None:
-        """Of a value that `_engine.Engine.run_arrays` can use if its memory allows: the dtype's code or `TOLD_BY_DLPACK`, and
-        the argument `exchange`; None of others, and where a short answer is not to be had. Raises nothing.
-        """
+    def plain(self, kind: type) -> Plain | None:
+        """How native code uses the values of a type by itself; None if the type is not one of those."""
 
     def empty_like(self, owner: Any, new_memory: Any) -> tuple[Any, Any]:
         """A new tensor with the shape, dtype and layout of an `Exported.owner`, and its pointer as in `Exported`.

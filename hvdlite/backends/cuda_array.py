@@ -97,8 +97,8 @@ class CudaArrayBackend:
             )
         return adopted
 
-    def plain(self, value: Any) -> None:
-        """None is: they are on a GPU."""
+    def plain(self, kind: type) -> None:
+        """Their values are on a GPU."""
 
     def export(self, tensor: DeviceArray, any_layout: bool) -> Exported:
         """Describes the array. The interface does not tell which GPU it is on; its address does."""

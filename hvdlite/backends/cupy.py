@@ -39,8 +39,8 @@ class CupyBackend:
         require_own_elements("a broadcast array", value.shape, value.strides, "copy")
         return value
 
-    def plain(self, value: Any) -> None:
-        """None is: they are on a GPU."""
+    def plain(self, kind: type) -> None:
+        """Their values are on a GPU."""
 
     def export(self, tensor: Any, any_layout: bool) -> Exported:
         """Describes the array; `any_layout` makes no difference, the only layout used is row-major."""

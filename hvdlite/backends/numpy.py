@@ -6,8 +6,8 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from hvdlite.backends.base import CPU, RECYCLED_FROM, ROW_MAJOR, Exported, NewGpuMemory, NewMemory
-from hvdlite.dtypes import code_of_name, numpy_dtype
+from hvdlite.backends.base import CPU, RECYCLED_FROM, ROW_MAJOR, Exported, NewGpuMemory, NewMemory, Plain
+from hvdlite.dtypes import DType, code_of_name, numpy_dtype
 from hvdlite.errors import InternalError, InvalidArgumentError, UnsupportedError
 
 __all__ = ["BACKEND", "NumpyBackend"]
@@ -24,7 +24,10 @@ class NumpyBackend:
     name = "numpy"
 
     def __init__(self) -> None:
-        self._codes: dict[np.dtype[Any], int] = {}  # of native byte order
+        # Of native byte order; those of other packages are added when they are met. The keys are the very objects that arrays
+        # have: to find one by another that is equal takes longer.
+        own = (dtype for dtype in DType if dtype is not DType.BFLOAT16)
+        self._codes: dict[np.dtype[Any], int] = {np.empty(0, dtype.label).dtype: int(dtype) for dtype in own}
 
     def adopt(self, value: Any) -> Array:
         """A view of the value where it has an array's memory; a new array of a scalar or a list."""
@@ -59,12 +62,11 @@ class NumpyBackend:
             )
         return self.adopt(value)
 
-    def plain(self, value: Any) -> tuple[int, None] | None:
+    def plain(self, kind: type) -> Plain | None:
         """Arrays have the buffer protocol."""
-        if type(value) is not np.ndarray:
+        if kind is not np.ndarray:
             return None
-        code = self._codes.get(value.dtype)
-        return None if code is None else (code, None)
+        return Plain(np.empty_like, self.empty_like, RECYCLED_FROM, None, None, self._codes, None, b"")
 
     def export(self, tensor: Array, any_layout: bool) -> Exported:
         """Describes the array; `any_layout` makes no difference, the only layout used is row-major."""

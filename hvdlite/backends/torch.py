@@ -20,10 +20,10 @@ from hvdlite.backends.base import (
     CPU,
     RECYCLED_FROM,
     ROW_MAJOR,
-    TOLD_BY_DLPACK,
     Exported,
     NewGpuMemory,
     NewMemory,
+    Plain,
     require_own_elements,
 )
 from hvdlite.dtypes import DType, code_of_name, dlpack_codes
@@ -88,14 +88,17 @@ class TorchBackend:
         device = tensor.device.index
         return Exported(tensor.data_ptr(), tensor.shape, code, device, layout, tensor, self._stream_of(device))
 
-    def plain(self, value: Any) -> tuple[int, Any] | None:
-        """Tensors whose memory is their value, where torch tells it to native code (from 2.10 on), dtype included.
+    def plain(self, kind: type) -> Plain | None:
+        """Tensors, not those of a subclass, where torch tells native code of their memory (from 2.10 on).
 
-        Not those of a subclass, and none that negates what it is a view of.
+        Only in a negative view is the memory not the value; for complex numbers, which may be conjugated, see ``_exchange``. A
+        torch that has it passes over inference tensors by itself where writes are counted.
         """
-        if type(value) is not self._tensor or self._exchange is None or value.is_neg():
+        if kind is not self._tensor or self._exchange is None:
             return None
-        return TOLD_BY_DLPACK, self._exchange
+        capsule, codes = self._exchange
+        new_like = self._torch.empty_like
+        return Plain(new_like, self.empty_like, RECYCLED_FROM, self._increment_version, "is_neg", None, capsule, codes)
 
     def _is_on_nvidia(self, tensor: Any) -> bool:
         return bool(tensor.is_cuda) and self._torch.version.hip is None

@@ -101,17 +101,21 @@ def _sizes(world: World, team: Team, plan: Plan, seconds: float, sink: Sink) -> 
             subjects.append(Subject(peer.name, steps, call))
         # What small arrays leave of their time goes to the large ones.
         left = world.from_first((deadline - time.monotonic()) / (len(groups) - place))
-        done = measure(world, subjects, effort_of(cache, world.size), left)
+        done = measure(world, subjects, effort_of(cache, world.size, world.crowded), left)
         more = {"bytes": nbytes, "ranks": world.size, "bind": world.bind, "cache": cache}
         group = [report.measurement("allreduce", name, at.rounds, at.calls, **more) for name, at in done.items()]
         sink(report.with_percentages(group))
 
 
-def effort_of(cache: str, ranks: int) -> Effort:
-    """How an array is measured. Back-to-back calls sum sums, so their number is bounded: float32 has to hold the result."""
+def effort_of(cache: str, ranks: int, crowded: bool = False) -> Effort:
+    """How an array is measured. Back-to-back calls sum sums, so their number is bounded: float32 has to hold the result.
+
+    Where ranks share cores (`crowded`) a sample is longer: until each of them has had the processor once, which belongs to none
+    of the calls, takes as long as several of them.
+    """
     if cache == "cold":
         return Effort(sample_seconds=0, most_calls=1, warm_up=False)
-    return Effort(sample_seconds=50e-6, most_calls=int(100 / max(1.0, math.log2(ranks))))
+    return Effort(sample_seconds=1e-3 if crowded else 50e-6, most_calls=int(100 / max(1.0, math.log2(ranks))))
 
 
 def _toucher(arrays: Sequence[Array], rank: int) -> Callable[[], None]:

@@ -28,6 +28,7 @@ class World:
     Attributes:
         rank, size: of this process in the job.
         cores: how many cores this rank has for itself.
+        crowded: somewhere ranks share a core, and take turns.
         bind: ``core`` if each rank may run on one core only, else ``none``.
         hosts: on how many hosts the ranks run.
         gate: their common start.
@@ -44,6 +45,7 @@ class World:
         local = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
         affinities = local.allgather(sorted(os.sched_getaffinity(0)))
         self.cores = cores_per_rank(affinities, local.rank)
+        self.crowded = any(self.everyone(len(set().union(*affinities)) < len(affinities)))
         self.hosts = self.everyone(local.rank).count(0)
         local.Free()
         bound = self.everyone(all(len(cores) == 1 for cores in affinities))

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from hvdlite._engine import stream_copy
 from hvdlite.arenas import make_arena
 from hvdlite.process_sets import ProcessSet
 from hvdlite.runtime import RUNTIME
@@ -43,15 +44,16 @@ class Place:
         address: of the place in this process.
     """
 
-    __slots__ = ("_dtype", "_memory", "_shape", "_strides", "_tenant", "address", "arena")
+    __slots__ = ("_dtype", "_memory", "_shape", "_streamed", "_strides", "_tenant", "address", "arena")
 
-    def __init__(self, arena: int, memory: memoryview, address: int, param: torch.Tensor) -> None:
+    def __init__(self, arena: int, memory: memoryview, address: int, param: torch.Tensor, streamed: bool) -> None:
         self.arena = arena
         self.address = address
         self._memory = memory
         self._dtype = param.dtype
         self._shape = tuple(param.shape)
         self._strides = param.stride()
+        self._streamed = streamed and not param.is_complex()  # whose conjugation may be due
         self._tenant: weakref.ref[memoryview] | None = None
 
     def take(self) -> torch.Tensor | None:
@@ -68,6 +70,8 @@ class Place:
         """Moves a gradient that autograd has made to this place, unless somebody else has an eye on it."""
         if _is_compiling():
             return  # compiled autograd traces the hooks, and could not trace this
+        if _references(param) > _UNSHARED:  # before there is one of this function's
+            return
         grad = param.grad
         if type(grad) is not torch.Tensor or grad.dtype is not self._dtype or grad.layout is not torch.strided:
             return
@@ -75,12 +79,14 @@ class Place:
             return
         if grad.untyped_storage().nbytes() != grad.nbytes:
             return  # a part of something larger
-        del grad
-        if _references(param) > _UNSHARED:
-            return
         home = self.take()
-        if home is not None:
-            param.grad = home.copy_(param.grad)  # type: ignore[arg-type]
+        if home is None:
+            return
+        if self._streamed:
+            stream_copy(self.address, grad.data_ptr(), grad.nbytes)
+        else:
+            home.copy_(grad)
+        param.grad = home
 
 
 def _references(param: torch.Tensor) -> int:
@@ -120,10 +126,19 @@ def make_places(name: str, slots: "Iterable[tuple[Slot, WireForm]]", process_set
         return None, reason
     memory = memoryview(arena)
     address = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
+    streamed = _is_streamed(nbytes, process_set)
     for slot, begin in zip(chosen, begins, strict=True):
         piece = memory[begin : begin + slot.param.nbytes]
-        slot.place = Place(arena.id, piece, address + begin, slot.param)
+        slot.place = Place(arena.id, piece, address + begin, slot.param, streamed)
     return arena, ""
+
+
+def _is_streamed(nbytes: int, process_set: ProcessSet) -> bool:
+    """Will the places have left the caches from one step to the next? Then copies go past the caches, unless torch has several
+    threads for them.
+    """
+    limit = RUNTIME.config.streaming_bytes
+    return 0 < limit <= nbytes * (process_set.size() or 1) and torch.get_num_threads() == 1
 
 
 def _is_worth_it(param: torch.Tensor, form: WireForm) -> bool:

@@ -58,8 +58,11 @@ class _Call:
         return None if self.name is None else f"{self.name}.grad"
 
 
-def _needs_grad(tensors: Sequence[torch.Tensor]) -> bool:
-    return torch.is_grad_enabled() and any(isinstance(tensor, torch.Tensor) and tensor.requires_grad for tensor in tensors)
+def _needs_grad(*tensors: torch.Tensor) -> bool:
+    for tensor in tensors:  # in fewer steps than any() takes
+        if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+            return torch.is_grad_enabled()
+    return False
 
 
 def _apply(function: type[torch.autograd.Function], call: _Call, tensors: Sequence[torch.Tensor]) -> Any:
@@ -149,7 +152,7 @@ def allreduce(
 
     Args, returns and raises are those of `hvdlite.allreduce`.
     """
-    if not _needs_grad([tensor]):
+    if not _needs_grad(tensor):
         return ops.allreduce(tensor, average, name, compression, op, prescale_factor, postscale_factor, process_set)
     op = resolve_op(op, average)
     call = _Call(name, process_set, False, op, prescale_factor, postscale_factor, compression)
@@ -173,7 +176,7 @@ def grouped_allreduce(
 
     """
     scales = (prescale_factor, postscale_factor)
-    if not _needs_grad(tensors):
+    if not _needs_grad(*tensors):
         return ops.grouped_allreduce(tensors, average, name, compression, op, *scales, process_set)
     op = resolve_op(op, average)
     outputs: list[Any] = _apply(_function_of(op), _Call(name, process_set, True, op, *scales, compression), tensors)
@@ -250,7 +253,7 @@ def allgather(tensor: torch.Tensor, name: str | None = None, process_set: Proces
 
     Args, returns and raises are those of `hvdlite.allgather`.
     """
-    if not _needs_grad([tensor]):
+    if not _needs_grad(tensor):
         return ops.allgather(tensor, name, process_set)
     return _apply(_Allgather, _Call(name, process_set), [tensor])
 
@@ -259,7 +262,7 @@ def grouped_allgather(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
     """`allgather` of a list of tensors that are agreed on and sent together, also backward; `name` is the group's."""
-    if not _needs_grad(tensors):
+    if not _needs_grad(*tensors):
         return ops.grouped_allgather(tensors, name, process_set)
     outputs: list[Any] = _apply(_Allgather, _Call(name, process_set, grouped=True), tensors)
     return outputs
@@ -294,7 +297,7 @@ def broadcast(
 
     Args, returns and raises are those of `hvdlite.broadcast`.
     """
-    if not _needs_grad([tensor]):
+    if not _needs_grad(tensor):
         return ops.broadcast(tensor, root_rank, name, process_set)
     return _Broadcast.apply(_Call(name, process_set), root_rank, tensor)  # type: ignore[no-untyped-call]
 
@@ -332,7 +335,7 @@ def alltoall(
 
     Args, returns and raises are those of `hvdlite.alltoall`.
     """
-    if not _needs_grad([tensor]):
+    if not _needs_grad(tensor):
         return ops.alltoall(tensor, splits, name, process_set)
     output, received = _Alltoall.apply(_Call(name, process_set), splits, tensor)  # type: ignore[no-untyped-call]
     return output if splits is None else (output, received)
@@ -375,7 +378,7 @@ def reducescatter(
     Args, returns and raises are those of `hvdlite.reducescatter`.
     """
     scales = (prescale_factor, postscale_factor)
-    if not _needs_grad([tensor]):
+    if not _needs_grad(tensor):
         return ops.reducescatter(tensor, name, compression, op, process_set, *scales)
     op = _differentiable_op(op)
     return _apply(_Reducescatter, _Call(name, process_set, False, op, *scales, compression), [tensor])
@@ -392,7 +395,7 @@ def grouped_reducescatter(
 ) -> list[Any]:
     """`reducescatter` of a list of tensors that are agreed on and sent together, also backward; `name` is the group's."""
     scales = (prescale_factor, postscale_factor)
-    if not _needs_grad(tensors):
+    if not _needs_grad(*tensors):
         return ops.grouped_reducescatter(tensors, name, compression, op, process_set, *scales)
     op = _differentiable_op(op)
     call = _Call(name, process_set, True, op, *scales, compression)

@@ -235,7 +235,8 @@ def test_nothing_is_left_of_a_job_that_is_interrupted(tmp_path, number, stubborn
     try:
         lines = [process.stdout.readline() for _ in range(2)]
         assert sorted(lines) == ["[0]<stdout>: up\n", "[1]<stdout>: up\n"]
-        assert len(marked(mark)) >= 8  # launcher, mpirun, and beside each rank its program and what that has started
+        # Launcher, mpirun, and beside each rank its program and what that has started, which may still be about to run.
+        assert eventually(lambda: len(marked(mark)) >= 8)
         process.send_signal(number)
         rest = process.communicate(timeout=limit(15.0))[0]
         assert process.returncode == (-number if number == signal.SIGKILL else 128 + number)

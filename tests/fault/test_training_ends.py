@@ -19,6 +19,8 @@ SCRIPT = """
     model = torch.nn.Linear(4, 2)
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
     for step in range(6):
+        if step == 3:
+            MPI.COMM_WORLD.Barrier()  # all have finished step 2
         if hvd.rank() == 1 and step == 3:
             if sys.argv[1] == "raise":
                 raise ValueError("bad batch 17")

@@ -92,8 +92,14 @@ def test_tiles_have_the_size_that_the_knob_says(ended, monkeypatch):
         taken(ended)
         sizes.append(window_bytes())
         ended.shutdown()
-    regions, buffers = 8, 2
-    assert sizes[1] - sizes[0] == WORLD.size * regions * buffers * ((256 << 10) - (16 << 10))
+
+    def bytes_of_a_rank(tile):
+        regions, buffers, flags, page = 8, 2, 192, 4096
+        riding = min((64 << 10) // WORLD.size, tile // 8) // 64 * 64  # payloads that ride with announcements
+        pages = -(-regions * (flags + buffers * riding) // page)
+        return pages * page + regions * buffers * tile
+
+    assert sizes[1] - sizes[0] == WORLD.size * (bytes_of_a_rank(256 << 10) - bytes_of_a_rank(16 << 10))
 
 
 def test_rank_0s_file_decides(ended, folder, place, monkeypatch):
@@ -107,9 +113,9 @@ def test_rank_0s_file_decides(ended, folder, place, monkeypatch):
 
 def test_what_a_variable_sets_on_one_rank_stays_on_all(ended, folder, place, monkeypatch):
     path = saved(folder, place)
-    default = {"HVDLITE_TILE_BYTES": "256KiB"} if WORLD.rank == WORLD.size - 1 else {}
+    default = {"HVDLITE_TILE_BYTES": "512KiB"} if WORLD.rank == WORLD.size - 1 else {}
     started(ended, monkeypatch, path, **default)
-    assert taken(ended) == {**SETTINGS, "tile_bytes": 256 << 10}
+    assert taken(ended) == {**SETTINGS, "tile_bytes": 512 << 10}
 
 
 def test_a_tuning_for_another_job_is_refused_with_one_line(ended, folder, place, monkeypatch, lines):
@@ -166,16 +172,16 @@ def test_the_program_measures_writes_and_says_so(ended, folder, few, place, monk
     assert content["key"] == place.key()
     evidence = content["evidence"]
     first = evidence["trials"][0]
-    assert first["settings"] == {"tile_bytes": 512 << 10}
+    assert first["settings"] == {"tile_bytes": 1 << 20}
     assert first["rounds"] >= 1
     assert evidence["same_bits"] is True
     assert evidence["cases"] == list(autotune.CASES)
     header, line = log.read_text().splitlines()[:2]
     assert header == "parameter,from,to,gain,noise,rounds,taken"
-    assert line.startswith(f"tile_bytes,262144,524288,{first['gain']},")
+    assert line.startswith(f"tile_bytes,524288,1048576,{first['gain']},")
     out = capsys.readouterr().out
     if WORLD.rank == 0:
-        assert "tile_bytes                        256KiB              512KiB" in out
+        assert "tile_bytes                        512KiB                1MiB" in out
         assert f"HVDLITE_TUNING_FILE={path}" in out
     else:
         assert not out
@@ -199,11 +205,11 @@ def test_nothing_to_tune_is_said(ended, folder, monkeypatch, capsys):
 
 
 def plant(monkeypatch):
-    """Real engines, but as if tiles of 64 KiB were twice as fast as any others."""
+    """Real engines, but as if tiles of 128 KiB were twice as fast as any others."""
 
     def sample(engines, settings):
         engines.get(settings)
-        return [0.5 if settings["tile_bytes"] == 64 << 10 else 1.0 + 0.001 * (settings.get("spin_us", -1) > 0)] * 2
+        return [0.5 if settings["tile_bytes"] == 128 << 10 else 1.0 + 0.001 * (settings.get("spin_us", -1) > 0)] * 2
 
     monkeypatch.setattr(autotune.Engines, "sample", sample)
     monkeypatch.setenv("HVDLITE_AUTOTUNE_SECONDS", "120")  # it ends by itself long before
@@ -215,15 +221,15 @@ def test_init_measures_once_and_keeps_it(ended, folder, few, place, monkeypatch,
     monkeypatch.setenv("HOROVOD_AUTOTUNE", "1")
     monkeypatch.setenv("HVDLITE_LOG_LEVEL", "info")
     ended.init()
-    assert taken(ended)["tile_bytes"] == 64 << 10
+    assert taken(ended)["tile_bytes"] == 128 << 10
     assert sum("measuring which knobs suit this machine" in line for line in lines()) == 1
-    assert any(line.startswith("HVDLITE_AUTOTUNE: tile_bytes=64KiB") for line in lines())
+    assert any(line.startswith("HVDLITE_AUTOTUNE: tile_bytes=128KiB") for line in lines())
     ended.shutdown()
-    assert files.load(WORLD.bcast(files.default_path(place)))[1] == {"tile_bytes": 64 << 10}
+    assert files.load(WORLD.bcast(files.default_path(place)))[1] == {"tile_bytes": 128 << 10}
     monkeypatch.setattr(autotune, "tune", None)  # not again
     ended.init()
-    assert taken(ended)["tile_bytes"] == 64 << 10
-    assert any("says: tile_bytes=64KiB" in line for line in lines())
+    assert taken(ended)["tile_bytes"] == 128 << 10
+    assert any("says: tile_bytes=128KiB" in line for line in lines())
 
 
 def test_what_a_variable_sets_on_one_rank_is_not_measured(ended, folder, few, monkeypatch):
@@ -233,7 +239,7 @@ def test_what_a_variable_sets_on_one_rank_is_not_measured(ended, folder, few, mo
     if WORLD.rank == WORLD.size - 1:
         monkeypatch.setenv("HVDLITE_SPIN_US", "-1")
     ended.init()
-    assert taken(ended)["tile_bytes"] == 64 << 10
+    assert taken(ended)["tile_bytes"] == 128 << 10
     trials = json.loads(next((folder / "hvdlite").iterdir()).read_text())["evidence"]["trials"]
     assert not [trial for trial in trials if "spin_us" in trial["settings"]]
 
@@ -245,7 +251,7 @@ def test_a_file_for_another_job_is_not_written_over(ended, folder, few, place, m
     before = path.read_text()
     monkeypatch.setenv("HVDLITE_AUTOTUNE", "1")
     started(ended, monkeypatch, path)
-    assert taken(ended)["tile_bytes"] == 64 << 10
+    assert taken(ended)["tile_bytes"] == 128 << 10
     assert any("is for another job and stays as it is; nothing is kept" in line for line in lines())
     assert path.read_text() == before
 
@@ -258,7 +264,7 @@ def test_bits_that_change_are_an_error(ended, folder, few, monkeypatch):
     monkeypatch.setattr(
         autotune.Engines, "fingerprint", lambda engines, settings: f"{real(engines, settings)}{settings['tile_bytes']}"
     )
-    with pytest.raises(InternalError, match="with tile_bytes=512KiB sums have other bits than with the defaults"):
+    with pytest.raises(InternalError, match="with tile_bytes=1MiB sums have other bits than with the defaults"):
         ended.init()
     monkeypatch.delenv("HVDLITE_AUTOTUNE")
     ended.init()

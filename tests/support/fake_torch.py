@@ -117,7 +117,7 @@ def install(number: int) -> None:
         return exported._replace(device=number, stream=current(number))
 
     kind.export = export_as_on_gpu
-    kind.plain = lambda self, value: None  # as native code finds a tensor on a GPU
+    kind.plain = lambda self, kind: None  # native code finds all its tensors on a GPU
     kind.stream_now = lambda self, exported: current(exported.device)
     kind.use_in_current_stream = lambda self, tensor: None
     backend.RECYCLED_FROM = 1 << 62  # results of any size are torch's own

@@ -229,6 +229,7 @@ def test_an_error_that_nccl_tells_later(fake_gpus):  # noqa: F811
 
 
 def use_for_ever(rank, array):
+    rank.host.barrier("broken")  # one rank may have left it, and failed, before another has seen its end
     for step in itertools.count():
         rank.wait(rank.start(ALLREDUCE, f"x{step}", array, array))
 
@@ -243,7 +244,6 @@ def test_a_gpu_that_breaks_down(fake_gpus, route):  # noqa: F811
             rank.host.barrier()
             if rank.rank == 1:
                 fake_gpus.break_down(1)
-            rank.host.barrier("broken")
             with pytest.raises(HvdliteError, match="CUDA_ERROR_ILLEGAL_ADDRESS") as caught:
                 use_for_ever(rank, array)
             rank.engine.publish_failure(str(caught.value))

@@ -58,7 +58,7 @@ def engine(monkeypatch):
     monkeypatch.setattr(RUNTIME, "engine", engine)
     monkeypatch.setattr(RUNTIME, "_kept", [])
     yield engine
-    RUNTIME._parked.clear()
+    RUNTIME.parked.clear()
 
 
 def make(engine, numbers=(7,), grouped=False):
@@ -160,7 +160,7 @@ def test_memory_of_a_dropped_handle_stays_for_good_if_the_job_failed(engine):
     del handle
     engine.ended[7] = AbortedError("rank 1 died")
     RUNTIME.require()
-    assert not RUNTIME._parked
+    assert not RUNTIME.parked
     assert memory() is not None
 
 
@@ -234,5 +234,5 @@ def test_a_lost_gpu_keeps_the_memory_of_a_dropped_operation_and_disturbs_nobody(
     del handle, tensor
     engine.ended[1] = 0
     RUNTIME.require()
-    assert not RUNTIME._parked
+    assert not RUNTIME.parked
     assert memory() is not None

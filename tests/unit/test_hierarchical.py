@@ -139,6 +139,15 @@ def test_several_operations_at_a_time(hosts, seed):
         assert_same_bits([output.array for output in taken])
 
 
+@pytest.mark.parametrize("hosts", [[0, 0, 1], LAYOUTS["2x2"], LAYOUTS["3+1"]], ids=["2+1", "2x2", "3+1"])
+def test_results_may_overtake_a_member_that_owns_nothing(hosts):
+    """Preempted between its two stages, it finds its host reduced and published, and has to end both."""
+    inputs = contributions(len(hosts), 2, FLOAT_SUM)
+    for seed in range(500):
+        result = allreduce("hierarchical", inputs, FLOAT_SUM, hosts=hosts, seed=seed)[0]
+        expected(inputs, FLOAT_SUM).check(result)
+
+
 @pytest.mark.parametrize(
     ("hosts", "deterministic"),
     [(LAYOUTS["2x2-dealt"], False), (LAYOUTS["3+1"], False), (LAYOUTS["3x2"], True), (LAYOUTS["9x2"], True)],

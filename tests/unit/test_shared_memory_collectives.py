@@ -309,6 +309,46 @@ def test_many_schedules(ranks):
             check()
 
 
+# --- results past the caches -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int8])
+@pytest.mark.parametrize("streaming_bytes", [0, 1])
+def test_large_results_out_of_place(streaming_bytes, dtype):
+    """Streamed or not (as in the simulations on some ranks): the same bits, an input that stays, one tile or many."""
+    draw = np.random.default_rng(7)
+    values = {count: draw.integers(-9, 9, (3, count)).astype(dtype) for count in (5003, 70_001, 1_000_000)}
+
+    def body(rank: Rank) -> None:
+        for count, every in values.items():
+            mine = every[rank.rank].copy()
+            for step in range(3):
+                result = rank.allreduce(f"x{count}.{step}", mine)
+                assert np.array_equal(result, every.sum(axis=0, dtype=dtype)), count
+            assert np.array_equal(mine, every[rank.rank])
+
+    run_ranks(3, body, {"streaming_bytes": streaming_bytes})
+
+
+@pytest.mark.parametrize("tile_stores", ["ordinary", "streaming", "auto"])
+@pytest.mark.parametrize("hosts", [None, [0, 0, 1]], ids=["one host", "two hosts"])
+def test_tiles_written_either_way_carry_the_same(tile_stores, hosts):
+    """Also while ways are tried: some hundred tiles of every class, in place and not."""
+    draw = np.random.default_rng(8)
+    values = {count: draw.integers(-9, 9, (3, count)).astype(np.float32) for count in (3, 5000, 30_000, 300_001, 600_000)}
+
+    def body(rank: Rank) -> None:
+        for step in range(40):
+            for count, every in values.items():
+                mine = every[rank.rank].copy()
+                result = mine if step % 2 else np.empty_like(mine)
+                rank.engine.wait(rank.start(ALLREDUCE, f"x{count}.{step}", mine, result))
+                assert np.array_equal(result, every.sum(axis=0)), (step, count)
+
+    with engines(3, {"tile_stores": tile_stores}, hosts) as ranks:
+        in_threads(ranks, body)
+
+
 # --- choice ------------------------------------------------------------------------------------------------------------
 
 

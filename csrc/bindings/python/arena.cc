@@ -53,6 +53,14 @@ void register_arena(nb::module_& module) {
       .def("hide", &Arena::hide, "After all members have tried to open it: nobody else can.")
       .def("close", &Arena::close,
            "Lets the others' parts go; requests may not name the arena any more.");
+  module.def(
+      "stream_copy",
+      [](std::uintptr_t to, std::uintptr_t source, std::int64_t nbytes) {
+        hvdlite_stream_copy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(source),
+                            nbytes);
+      },
+      "to"_a, "source"_a, "nbytes"_a, nb::call_guard<nb::gil_scoped_release>(),
+      "Copies memory, by address, past the caches.");
 }
 
 }  // namespace hvdlite::python

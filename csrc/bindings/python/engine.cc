@@ -5,9 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
-#include <optional>
 
-#include "array_memory.h"
 #include "config.h"
 
 namespace hvdlite::python {
@@ -171,7 +169,7 @@ bool Engine::poll(std::int64_t handle) {
 // ended, otherwise why one of them never will.
 Outcome Engine::wait_in_slices(const std::int64_t* handles, std::size_t count, double limit) {
   using Clock = std::chrono::steady_clock;
-  const Clock::time_point start = Clock::now();
+  const Clock::time_point start = limit < kNoLimit ? Clock::now() : Clock::time_point();
   double left = limit;
   std::size_t next = 0;
   for (;;) {
@@ -189,7 +187,9 @@ Outcome Engine::wait_in_slices(const std::int64_t* handles, std::size_t count, d
     // and the outcome would be lost.
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
     if (outcome.ended || outcome.code != HVDLITE_OK) return outcome;
-    left = limit - std::chrono::duration<double>(Clock::now() - start).count();
+    if (limit < kNoLimit) {
+      left = limit - std::chrono::duration<double>(Clock::now() - start).count();
+    }
     if (left <= 0) {
       PyErr_SetString(PyExc_TimeoutError, "the operation has not ended in time");
       throw nb::python_error();
@@ -284,41 +284,12 @@ Result Engine::run(nb::handle request, nb::handle memory, nb::handle keep) {
   return wait(submit(request_of, false), memory, keep, kNoLimit, streams);
 }
 
-nb::object Engine::run_arrays(int kind, nb::handle name, int dtype, nb::handle input,
-                              nb::handle new_output, nb::handle exchange, nb::handle keep, int op,
-                              int root, int process_set, double prescale, double postscale) {
-  const bool in_place = new_output.is_none();
-  const ArrayMemory from(input, exchange, in_place);
-  if (!from.usable()) return nb::none();
-  const nb::object output = in_place ? nb::borrow(input) : new_output(input);
-  std::optional<ArrayMemory> other;
-  if (!in_place) other.emplace(output, exchange, true);
-  const ArrayMemory& to = other ? *other : from;
-  if (!to.usable() || to.bytes() != from.bytes() || to.dtype() != from.dtype()) return nb::none();
-  hvdlite_request request{};
-  request.kind = kind;
-  if (!name.is_none()) {
-    request.name = PyUnicode_AsUTF8(name.ptr());
-    if (request.name == nullptr) throw nb::python_error();
-  }
-  request.dtype = exchange.is_none() ? dtype : from.dtype();
-  request.ndim = from.ndim();
-  request.shape = from.shape();
-  request.input = from.data();
-  request.output = to.data();
-  request.op = op;
-  request.root = root;
-  request.process_set = process_set;
-  request.prescale = prescale;
-  request.postscale = postscale;
-  request.group = "";
-  request.device = HVDLITE_DEVICE_CPU;
+void Engine::run_through(const hvdlite_request& request, nb::handle input, nb::handle output) {
   const std::int64_t handle = submit(request, false);
   const Outcome outcome = end(handle, kNoLimit, [&](std::int64_t in_flight, int code) {
-    keep(nb::make_tuple(input, output), in_flight, code);
+    keep_(nb::make_tuple(input, output), in_flight, code);
   });
   finish(handle, outcome, [] {});
-  return output;
 }
 
 void Engine::release(std::int64_t handle) { python::check(hvdlite_release(engine_, handle)); }
@@ -413,6 +384,7 @@ nb::dict Engine::counters() {
   result["agreed_in_memory"] = counters.agreed_in_memory;
   result["data_bytes_sent"] = counters.data_bytes_sent;
   result["arena_ops"] = counters.arena_ops;
+  result["riding_ops"] = counters.riding_ops;
   result["nccl_ops"] = counters.nccl_ops;
   result["staged_ops"] = counters.staged_ops;
   result["time_ns"] = counters.time_ns;

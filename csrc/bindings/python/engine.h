@@ -1,10 +1,12 @@
 // The engine as a Python object: the C ABI with Python's rules about ownership, signals and exceptions.
 // Thread: any, with the GIL held on entry; released while a call waits. Owns: its native engine.
-// Blocks: create_mpi, wait, wait_many, run, run_arrays, publish_failure and shutdown. Throws: the classes of hvdlite.errors.
+// Blocks: create_mpi, wait, wait_many, run, allreduce_now, broadcast_now, publish_failure and shutdown.
+// Throws: the classes of hvdlite.errors.
 #pragma once
 
 #include <sys/types.h>
 
+#include <deque>
 #include <limits>
 #include <string>
 #include <unordered_map>
@@ -12,6 +14,7 @@
 
 #include "arena.h"
 #include "binding.h"
+#include "plain_memory.h"
 #include "request.h"
 #include "result.h"
 
@@ -53,9 +56,14 @@ class Engine {
   std::int64_t submit(const hvdlite_request& request, bool wake);
   nb::list submit_many(nb::handle requests, bool wake);
   Result run(nb::handle request, nb::handle memory, nb::handle keep);
-  nb::object run_arrays(int kind, nb::handle name, int dtype, nb::handle input,
-                        nb::handle new_output, nb::handle exchange, nb::handle keep, int op,
-                        int root, int process_set, double prescale, double postscale);
+  // The short way (short_way.cc), which works from then on: plain_of tells the Plain of a value's type, keep is called as
+  // wait's. Not while anybody is on it.
+  void connect(nb::handle plain_of, nb::handle keep);
+  nb::object allreduce_now(nb::handle tensor, nb::handle average, nb::handle name, nb::handle op,
+                           nb::handle prescale, nb::handle postscale, nb::handle process_set,
+                           bool in_place);
+  nb::object broadcast_now(nb::handle tensor, nb::handle root, nb::handle name,
+                           nb::handle process_set, bool in_place);
   std::int64_t prepare(nb::handle requests);
   std::int64_t submit_prepared(std::int64_t group, nb::handle pointers, nb::handle absent,
                                bool wake, std::uintptr_t stream);
@@ -91,9 +99,17 @@ class Engine {
   template <typename Collect>
   auto finish(std::int64_t handle, const Outcome& outcome, Collect collect);
   void order(std::int64_t handle, nb::handle streams);
+  nb::object run_now(hvdlite_request& request, const char* kind, nb::handle name, nb::handle input,
+                     bool in_place);
+  // Submits one operation and waits for it. Its memory is that of these two.
+  void run_through(const hvdlite_request& request, nb::handle input, nb::handle output);
+  // Null for values that are not plain.
+  const PlainType* plain_type_of(nb::handle array);
 
   hvdlite_engine* engine_;
   pid_t creator_;
+  nb::object plain_of_, keep_;
+  std::deque<PlainType> plain_types_;  // those seen so far; they stay where they are
 };
 
 }  // namespace hvdlite::python

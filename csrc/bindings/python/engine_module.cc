@@ -75,14 +75,16 @@ void register_engine(nb::module_& module) {
            "order.")
       .def("run", &Engine::run, "request"_a, "memory"_a = nb::none(), "keep"_a = nb::none(),
            "Submits one request, a tuple as for submit_many, and waits for it as wait does.")
-      .def("run_arrays", &Engine::run_arrays, "kind"_a, "name"_a.none(), "dtype"_a, "input"_a,
-           "new_output"_a.none(), "exchange"_a.none(), "keep"_a, "op"_a, "root"_a, "process_set"_a,
-           "prescale"_a, "postscale"_a,
-           "Submits one operation on an array on the host, waits for it as wait does, and returns "
-           "the output: new_output(input), or, if that is None, the input. They have the buffer "
-           "protocol, or exchange is a pair: the capsule in __dlpack_c_exchange_api__ of their "
-           "type, and a table of dlpack_codes, which tell the dtype. None, and nothing was "
-           "submitted, if the engine cannot use their memory as it is.")
+      .def("connect", &Engine::connect, "plain_of"_a, "keep"_a,
+           "Makes allreduce_now and broadcast_now work: plain_of tells the Plain of a value's "
+           "type, keep is as wait's.")
+      .def("allreduce_now", &Engine::allreduce_now, "tensor"_a.none(), "average"_a.none(),
+           "name"_a.none(), "op"_a.none(), "prescale_factor"_a.none(), "postscale_factor"_a.none(),
+           "process_set"_a.none(), "in_place"_a,
+           "The result of a blocking allreduce of a plain tensor; None, and nothing was submitted, "
+           "where anything about the call is unusual.")
+      .def("broadcast_now", &Engine::broadcast_now, "tensor"_a.none(), "root_rank"_a.none(),
+           "name"_a.none(), "process_set"_a.none(), "in_place"_a, "The same of a broadcast.")
       .def(
           "prepare", &Engine::prepare, "requests"_a,
           "Checks allreduces that will be submitted together many times, tuples as for submit_many "

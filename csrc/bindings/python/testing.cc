@@ -75,6 +75,18 @@ void test_fold(int isa, int dtype, int op, const std::vector<Address>& outputs,
                           static_cast<int>(from.size()), n, prescale, postscale, divisor));
 }
 
+std::vector<bool> try_stores(const std::vector<double>& ordinary,
+                             const std::vector<double>& streaming,
+                             const std::vector<std::uint64_t>& kinds) {
+  if (streaming.size() != ordinary.size() || kinds.size() != ordinary.size()) {
+    throw nb::value_error("try_stores needs both costs and a kind for each tile");
+  }
+  std::vector<std::uint8_t> streamed(ordinary.size());
+  check(hvdlite_try_stores(ordinary.size(), ordinary.data(), streaming.data(), kinds.data(),
+                           streamed.data()));
+  return {streamed.begin(), streamed.end()};
+}
+
 // One collective, as hvdlite_simulated, with the memory its pointers point to.
 struct SimulatedStep {
   int kind;
@@ -159,6 +171,8 @@ void register_testing(nb::module_& module) {
              "rhs"_a, "n"_a, "factor"_a = 1.0, "divisor"_a = 1);
   module.def("test_fold", &test_fold, "isa"_a, "dtype"_a, "op"_a, "outputs"_a, "inputs"_a, "n"_a,
              "prescale"_a = 1.0, "postscale"_a = 1.0, "divisor"_a = 1);
+  module.def("try_stores", &try_stores, "ordinary"_a, "streaming"_a, "kinds"_a,
+             "Which tiles would be streamed where handling them costs so many ns a byte.");
   nb::class_<SimulatedStep>(module, "SimulatedStep", "One collective for simulate().")
       .def_ro("algorithm", &SimulatedStep::algorithm)
       .def(nb::init<int, std::string, const std::vector<Address>&, const std::vector<Address>&,

@@ -52,6 +52,7 @@ typedef struct hvdlite_config {
   int64_t segment_bytes;
   int64_t recursive_doubling_max_bytes;
   int64_t tile_bytes;              /* largest piece of shared memory through which data pass */
+  int64_t streaming_bytes;         /* results so large are written past the caches; 0: never */
   int64_t message_split_bytes;     /* largest single MPI message */
   int64_t remote_message_bytes;    /* the same between hosts */
   double spin_us;                  /* < 0: decide from the cores the ranks of this host may use */
@@ -66,6 +67,7 @@ typedef struct hvdlite_config {
   int32_t log_level;                  /* 0 trace 1 debug 2 info 3 warning 4 error 5 off */
   int32_t log_timestamps;             /* bool */
   const char* shared_memory;          /* auto memfd shm off */
+  const char* tile_stores;            /* auto ordinary streaming: how shared memory is written */
   const char* kernel_isa;             /* auto scalar avx2 avx512 */
   const char* allreduce_algorithm;    /* auto or a name of the registry; likewise below */
   const char* reducescatter_algorithm;
@@ -252,6 +254,8 @@ HVDLITE_API void* hvdlite_arena_data(const hvdlite_arena* arena);
 HVDLITE_API int64_t hvdlite_arena_bytes(const hvdlite_arena* arena);
 HVDLITE_API void hvdlite_arena_close(hvdlite_arena* arena);
 HVDLITE_API void hvdlite_arena_destroy(hvdlite_arena* arena);
+/* A copy that leaves nothing of `to` in the caches, for large memory that nobody reads soon. They do not overlap. */
+HVDLITE_API void hvdlite_stream_copy(void* to, const void* from, int64_t bytes);
 
 /* Failures. publish tells all peers why this rank is about to end (its exception text) and waits, at most the linger time,
  * until they know. The first cause this rank knows is copied as text; empty if none. */
@@ -270,6 +274,7 @@ typedef struct hvdlite_counters {
   int64_t agreed_in_memory; /* operations that the ranks of a host agreed on without messages */
   int64_t data_bytes_sent;
   int64_t arena_ops;  /* fused operations on tensors that lay in an arena on all members */
+  int64_t riding_ops; /* allreduces whose payload came with the announcement in shared memory */
   int64_t nccl_ops;   /* fused operations on GPU memory through NCCL */
   int64_t staged_ops; /* and through host memory */
   /* What operations cost (csrc/engine/usage.h); docs/stats.md defines each. Times in nanoseconds. */
@@ -308,6 +313,10 @@ HVDLITE_API int hvdlite_test_kernel(int which, int isa, int dtype, int op, void*
 HVDLITE_API int hvdlite_test_fold(int isa, int dtype, int op, void* const* out, int num_out,
                                   const void* const* in, int num_in, size_t n, double prescale,
                                   double postscale, int64_t divisor);
+/* Which of n tiles of one class would be written past the caches (1) where handling each costs so many nanoseconds a byte written
+ * with ordinary and with streaming stores; kinds: equal for tiles that can be compared (collectives/tile_stores.h). */
+HVDLITE_API int hvdlite_try_stores(size_t n, const double* ordinary, const double* streaming,
+                                   const uint64_t* kinds, uint8_t* streamed);
 HVDLITE_API int hvdlite_isa_supported(int isa);
 HVDLITE_API int hvdlite_accumulator_of(int dtype, int op, int* out);
 /* The fusion kernels of one GPU, alone, in a stream of their own; for hvdlite.bench too. Libraries as the knobs name them;

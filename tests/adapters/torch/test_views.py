@@ -8,6 +8,7 @@ import torch
 from mpi4py import MPI
 from reference import Pair, adam, assert_close, grads_of, mse, network, sgd
 
+import hvdlite.torch.arena
 from hvdlite.errors import InvalidArgumentError, MismatchError
 
 
@@ -54,6 +55,31 @@ def test_gradients_are_views_at_the_same_place_in_every_step(hvd, set_to_none):
         places.append([grad.data_ptr() for grad in grads_of(pair.model)])
     assert places == [places[0]] * 4
     pair.check_weights()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("streaming_bytes", [0, 1, 10**9])
+def test_large_gradients_are_moved_in_past_the_caches(hvd, streaming_bytes, threads, monkeypatch):
+    """From the knob's bytes on, where torch would copy with one thread; to weights and places it makes no difference."""
+    from hvdlite.runtime import RUNTIME
+
+    copied = []
+    real = hvdlite.torch.arena.stream_copy
+    monkeypatch.setattr(hvdlite.torch.arena, "stream_copy", lambda *call: (copied.append(call), real(*call)))
+    monkeypatch.setattr(RUNTIME, "config", RUNTIME.config.replace(streaming_bytes=streaming_bytes))
+    torch.set_num_threads(threads)
+    try:
+        pair = Pair(hvd, adam)
+        for step in range(3):
+            copied.clear()
+            train(pair, step, set_to_none=True)
+            assert all(in_arena(grads_of(pair.model)))
+            places = [(grad.data_ptr(), grad.nbytes) for grad in grads_of(pair.model)]
+            streams = streaming_bytes == 1 and threads == 1
+            assert sorted((to, nbytes) for to, _, nbytes in copied) == (sorted(places) if streams else [])
+        pair.check_weights()
+    finally:
+        torch.set_num_threads(1)
 
 
 def test_switched_off(hvd):

@@ -1,0 +1,153 @@
+#include "plain_memory.h"
+
+#include <nanobind/ndarray.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <type_traits>
+
+namespace hvdlite::python {
+
+// The table of functions behind `__dlpack_c_exchange_api__`, as DLPack's dlpack.h declares it from version 1.3 on; the major
+// version changes with its layout.
+struct ExchangeApi {
+  std::uint32_t major, minor;
+  const ExchangeApi* older;
+  void (*unused[3])();
+  int (*describe)(
+      void* object,
+      nb::dlpack::dltensor* out);  // the object keeps what is described; -1: Python's error is set
+};
+
+namespace {
+
+constexpr const char* kCapsuleName = "dlpack_exchange_api";
+constexpr std::uint32_t kMajor = 1;
+constexpr std::int32_t kHost = 1;  // kDLCPU
+constexpr std::uint8_t kNoDtype = 255;
+
+bool is_dense(const nb::dlpack::dltensor& tensor) {
+  if (tensor.strides == nullptr) return true;
+  std::int64_t expected = 1;
+  for (std::int32_t axis = tensor.ndim; axis-- > 0;) {
+    if (tensor.shape[axis] == 0) return true;
+    if (tensor.shape[axis] != 1 && tensor.strides[axis] != expected) return false;
+    expected *= tensor.shape[axis];
+  }
+  return true;
+}
+
+// The element type's code, by a table as it is in hvdlite/dtypes.py; -1: none.
+int dtype_of(nb::dlpack::dtype type, const char* table, std::size_t table_size) {
+  const std::size_t place = type.code * std::size_t{8} + std::countr_zero(type.bits / 8U);
+  if (!std::has_single_bit(type.bits) || type.bits < 8 || type.lanes != 1 || place >= table_size) {
+    return -1;
+  }
+  const auto code = static_cast<std::uint8_t>(table[place]);
+  return code == kNoDtype ? -1 : code;
+}
+
+bool is_aligned(const void* data, std::size_t item_bytes) {
+  const std::size_t unit =
+      std::min(item_bytes, sizeof(double));  // complex numbers: at least to their parts
+  return unit > 0 && reinterpret_cast<std::uintptr_t>(data) % unit == 0;
+}
+
+nb::object checked(PyObject* made) {
+  if (made == nullptr) throw nb::python_error();
+  return nb::steal(made);
+}
+
+}  // namespace
+
+// --- the type ---------------------------------------------------------------------------------------------------------
+
+PlainType::PlainType(nb::handle type, nb::handle plain) : type_(nb::borrow(type)) {
+  PyObject *new_like = nullptr, *empty_like = nullptr, *mark_written = nullptr, *unless = nullptr;
+  PyObject *dtypes = nullptr, *exchange = nullptr, *codes = nullptr;
+  if (PyArg_ParseTuple(plain.ptr(), "OOLOOOOS:plain", &new_like, &empty_like, &recycled_from_,
+                       &mark_written, &unless, &dtypes, &exchange, &codes) == 0) {
+    throw nb::python_error();
+  }
+  new_like_ = nb::borrow(new_like);
+  empty_like_ = nb::borrow(empty_like);
+  mark_written_ = nb::borrow(mark_written);
+  unless_ = nb::borrow(unless);
+  dtypes_ = nb::borrow(dtypes);
+  exchange_ = nb::borrow(exchange);
+  codes_ = nb::borrow(codes);
+  if (exchange_.is_none()) {
+    if (PyDict_Check(dtypes) == 0) throw nb::type_error("plain: dtypes is no dict");
+    return;
+  }
+  api_ = static_cast<const ExchangeApi*>(PyCapsule_GetPointer(exchange, kCapsuleName));
+  if (api_ == nullptr) throw nb::python_error();
+  while (api_ != nullptr && api_->major != kMajor) api_ = api_->older;
+  table_ = PyBytes_AS_STRING(codes);
+  table_size_ = static_cast<std::size_t>(PyBytes_GET_SIZE(codes));
+}
+
+bool PlainType::excludes(nb::handle array) const {
+  if (unless_.is_none()) return false;
+  return checked(PyObject_CallMethodNoArgs(array.ptr(), unless_.ptr())).ptr() != Py_False;
+}
+
+nb::object PlainType::empty_like(nb::handle array, nb::handle new_memory) const {
+  const nb::object made = empty_like_(array, new_memory);
+  return nb::borrow(nb::borrow<nb::tuple>(made)[0]);
+}
+
+void PlainType::mark_written(nb::handle array) const {
+  if (!mark_written_.is_none()) checked(PyObject_CallOneArg(mark_written_.ptr(), array.ptr()));
+}
+
+// --- one of them ------------------------------------------------------------------------------------------------------
+
+PlainMemory::PlainMemory(const PlainType& type, nb::handle array, bool writable) {
+  if (type.exchange_.is_none()) {
+    from_buffer(type, array, writable);
+  } else {
+    from_dlpack(type, array);
+  }
+}
+
+PlainMemory::~PlainMemory() { PyBuffer_Release(&view_); }
+
+void PlainMemory::from_buffer(const PlainType& type, nb::handle array, bool writable) {
+  static_assert(std::is_same_v<Py_ssize_t, std::int64_t>);
+  static PyObject* const kDtype = PyUnicode_InternFromString("dtype");
+  const nb::object dtype = checked(PyObject_GetAttr(array.ptr(), kDtype));
+  PyObject* const code = PyDict_GetItemWithError(type.dtypes_.ptr(), dtype.ptr());
+  const int flags = PyBUF_C_CONTIGUOUS | (writable ? PyBUF_WRITABLE : 0);
+  if (code == nullptr || PyObject_GetBuffer(array.ptr(), &view_, flags) != 0) {
+    PyErr_Clear();
+    return;
+  }
+  dtype_ = static_cast<int>(PyLong_AsLong(code));
+  data_ = view_.buf;
+  ndim_ = view_.ndim;
+  shape_ = view_.shape;
+  bytes_ = view_.len;
+  usable_ = is_aligned(data_, static_cast<std::size_t>(view_.itemsize));
+}
+
+void PlainMemory::from_dlpack(const PlainType& type, nb::handle array) {
+  if (type.api_ == nullptr) return;
+  nb::dlpack::dltensor tensor;
+  if (type.api_->describe(array.ptr(), &tensor) != 0) {
+    PyErr_Clear();
+    return;
+  }
+  dtype_ = dtype_of(tensor.dtype, type.table_, type.table_size_);
+  const std::size_t item_bytes = tensor.dtype.bits / std::size_t{8};
+  data_ = static_cast<std::byte*>(tensor.data) + tensor.byte_offset;
+  ndim_ = tensor.ndim;
+  shape_ = tensor.shape;
+  bytes_ = static_cast<std::int64_t>(item_bytes);
+  for (std::int32_t axis = 0; axis < ndim_; ++axis) bytes_ *= shape_[axis];
+  usable_ = dtype_ >= 0 && tensor.device.device_type == kHost && is_dense(tensor) &&
+            is_aligned(data_, item_bytes);
+}
+
+}  // namespace hvdlite::python

@@ -1,0 +1,92 @@
+// Which stores write tiles: ordinary ones, whose lines a reader then fetches from the writer's cache, or streaming ones,
+// whose lines it fetches from memory.
+//
+// It depends on where the cores are, and on the tiles:
+// - Cores that share a cache, tiles larger than their own caches: lines have moved into the shared cache when they are
+//   read, from where they come fast. With ordinary stores an allreduce takes half as long.
+// - The same cores, small tiles: lines still lie in the writer's own cache, which is slower to give them away. Either may
+//   win.
+// - Cores that share none (complexes of one processor, sockets, virtual processors that their host has moved apart): a
+//   line takes so long from cache to cache that with streaming stores an allreduce takes a fifth to a third of the time.
+//
+// So it is tried: now and then the first member of a channel has some tiles written one way and some the other, times its
+// own work on them, without what it waits for, and keeps the better way.
+//
+//   tiles   ... usual way | ordinary: 2 to get going, 4 timed | streaming: 2, 4 | the better way ...
+//
+// Trials are the rarer the longer they change nothing. A tile that suddenly takes much longer, or shorter, brings the
+// next one forward. What is compared is the shortest time of each way, which no interruption has lengthened.
+//
+// Tiles are tried by size class, and numbered within it, so that all members know which tile is which. The others do as a
+// word in the window says, which the first member writes some tiles ahead. One that reads it late writes a tile the other
+// way: that costs time, not results, for readers see the same bytes.
+// Pure: costs in, a word out. Thread: the holder of the progress token. Owns: nothing. Blocks: no. Throws: no.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+#include "transport/host_window.h"
+
+namespace hvdlite::collectives {
+
+enum class TileStores : std::uint8_t { kAuto, kOrdinary, kStreaming };
+
+// By the bytes of a tile: the last class is open, and tiles too small for any are written with ordinary stores.
+class TileClass {
+ public:
+  static constexpr std::size_t kSmallest = 16 * 1024;
+  static constexpr std::size_t kClasses = transport::WindowHead::kTileClasses;
+
+  static std::optional<std::size_t> of(std::size_t tile_bytes) {
+    if (tile_bytes < kSmallest) return std::nullopt;
+    std::size_t number = 0;
+    while (number + 1 < kClasses && tile_bytes >= 2 * kSmallest << number) ++number;
+    return number;
+  }
+};
+
+// The first member's opinion on one class of tiles.
+class StoreTrials {
+ public:
+  // What a word says of a tile. 0: ordinary stores.
+  static bool streams(std::uint64_t word, std::uint64_t tile) {
+    const std::uint64_t first = word >> 1;
+    if (first == 0 || tile < first || tile >= first + 2 * kTiles) return (word & 1) != 0;
+    return tile >= first + kTiles;
+  }
+
+  // A tile was handled, in so many nanoseconds a byte; kind: equal for tiles that can be compared. Returns the word to go by.
+  std::uint64_t handled(std::uint64_t tile, double cost, std::uint64_t kind);
+
+ private:
+  static constexpr std::uint64_t kWarmUp = 2;  // of each way: both buffers
+  static constexpr std::uint64_t kTiles = kWarmUp + 4;
+  static constexpr std::uint64_t kAhead = 3;  // tiles, until all have read the word
+  static constexpr std::uint64_t kFirstTrial = 8;
+  static constexpr std::uint64_t kLeastGap = 256;
+  static constexpr std::uint64_t kMostGap = 4096;
+  static constexpr double kGain = 0.87;     // of the time, or the way does not change
+  static constexpr double kSurprise = 1.7;  // times as long, or as short
+  static constexpr int kSurprises = 6;      // in a row
+
+  void conclude(std::uint64_t tile);
+  std::uint64_t word() const { return first_ << 1 | (streams_ ? 1 : 0); }
+
+  bool streams_ = false;
+  std::uint64_t first_ = 0;  // of the trial under way, or to come; 0: none
+  std::uint64_t next_ = kFirstTrial;
+  std::uint64_t kind_ = 0;  // of the tiles of the last trial
+  bool kind_known_ = false;
+  bool mixed_ = false;               // the trial met tiles of another kind
+  std::array<double, 2> best_ = {};  // by way; 0: none yet
+  // Of the way in use, when it was last tried; and how often in a row a tile was far from it.
+  double usual_ = 0;
+  int surprises_ = 0;
+  std::uint64_t gap_ = kLeastGap;
+  std::uint64_t earliest_ = 0;  // when a surprise may bring the next trial forward
+};
+
+}  // namespace hvdlite::collectives
