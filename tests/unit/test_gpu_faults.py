@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from support.fake_gpu import DriverError, FakeGpus, LeakCheck, missing
 from support.gpu_ranks import run_gpu_ranks
-from support.limits import eventually
 from support.thread_ranks import ALLGATHER, ALLREDUCE, ALLTOALL, BROADCAST, REDUCESCATTER, SUM
 
 from hvdlite.errors import HvdliteError
@@ -55,7 +54,6 @@ class Trial:
     def __init__(self, gpus, route):
         self.gpus, self.devices = gpus, ROUTES[route]
         self.barrier = threading.Barrier(SIZE)
-        self.told = False  # some rank, by an operation
         self.before = {}
         self.calls = {}
 
@@ -101,22 +99,20 @@ class Trial:
             outcomes.append(self.end(rank) if number == END else self.one(rank, number, *arrays[number]))
             if isinstance(outcomes[-1], str):  # which a program does not survive, and says so when it ends
                 rank.engine.publish_failure(outcomes[-1])
-                self.told = True
                 break
         self.together(end)
         if isinstance(outcomes[-1], str):  # then nobody looks at the rest
             return [outcomes[-1]]
-        results = [self.read(outcome) for outcome in outcomes[:END]]
-        # A call that failed after the last operation ended: the program's next call would tell. The others may have heard of it
-        # before this engine has written it down.
-        if self.told:
-            eventually(lambda: rank.engine.failure_cause)
-        return [rank.engine.failure_cause] if rank.engine.failure_cause else results
+        return [self.read(outcome) for outcome in outcomes[:END]]
 
     def end(self, rank):
-        """Whoever has no more to do on GPUs waits for the others here, and learns what happened to them."""
+        """Whoever has no more to do on GPUs waits for the others here, and learns what happened to them, and to work that this or
+        another engine had handed to its GPU before."""
         try:
-            rank.host.barrier()
+            rank.host.barrier("handed over")  # all work of all ranks
+            self.gpus.idle()
+            rank.host.barrier("looked after")  # while it waits, an engine looks what has become of that work
+            rank.host.barrier("agreed")  # fails on all ranks if an engine has failed
         except HvdliteError as error:
             return str(error)
         return None
