@@ -58,10 +58,10 @@ class SharedChannel {
   transport::WindowFlags& flags(int index) const {
     return window_->flags(region_, local_ranks_[static_cast<std::size_t>(index)]);
   }
-  std::size_t carried_bytes() const { return window_->carried_bytes(); }
-  std::byte* carried(int index, std::uint64_t number) const {
-    return window_->carried(region_, local_ranks_[static_cast<std::size_t>(index)],
-                            static_cast<int>(number & 1));
+  std::size_t riding_bytes() const { return window_->riding_bytes(); }
+  std::byte* riding(int index, std::uint64_t number) const {
+    return window_->riding(region_, local_ranks_[static_cast<std::size_t>(index)],
+                           static_cast<int>(number & 1));
   }
   std::byte* tile(int index, std::uint64_t number) const {
     return window_->tile(region_, local_ranks_[static_cast<std::size_t>(index)],

@@ -78,12 +78,12 @@ bool Accord::admit(Entry& entry) {
   return true;
 }
 
-bool Accord::announce(std::vector<Entry>& by_message, bool carries, Usage& usage) {
+bool Accord::announce(std::vector<Entry>& by_message, bool rides, Usage& usage) {
   const std::size_t count = std::min(waiting_.size(), kMostAtOnce);
   if (!ledger_.has_room(static_cast<std::uint32_t>(count))) return false;
   for (std::size_t i = 0; i < count; ++i) {
     Unit& unit = waiting_[i];
-    if (ledger_.announce(unit.key, unit.content, unit.absent, carries) ==
+    if (ledger_.announce(unit.key, unit.content, unit.absent, rides) ==
         Ledger::Answer::kByMessage) {
       append(by_message, std::move(unit.entries));
     } else {

@@ -57,15 +57,15 @@ class Accord {
   }
 
   // Announces what waits, with the ledger locked and its log read; what has to go by message instead is added to `by_message`.
-  // False if not all could be announced now. carries: the payload of the one unit that waits lies at payload_number(). usage is
+  // False if not all could be announced now. rides: the payload of the one unit that waits lies at payload_number(). usage is
   // told what has been announced.
-  bool announce(std::vector<Entry>& by_message, bool carries, Usage& usage);
+  bool announce(std::vector<Entry>& by_message, bool rides, Usage& usage);
 
   // Small payloads ride with the announcement: a member puts its contribution where the others look for it when the log says
-  // that the unit is complete and all have carried theirs; the result needs no further exchange. The places are numbered, two
+  // that the unit is complete and all sent theirs along; the result needs no further exchange. The places are numbered, two
   // of them are used in turn, and all members take the same: a number is the count of such units in the log. Between a
   // member's announcement with payload n and its completion no other such unit can be completed, since each needs all members
-  // and a member carries a payload only when it has nothing else in the ledger. Payload n is overwritten by number n+2, which
+  // and a payload rides only when its member has nothing else in the ledger. Payload n is overwritten by number n+2, which
   // waits until all members have read the log entry of number n, and with it the payload.
   //
   // The one entry that waits, with nothing else of this rank in the ledger; null otherwise.

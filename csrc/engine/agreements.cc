@@ -26,11 +26,11 @@ constexpr std::size_t kMostOpenRequests = 1024;
 constexpr std::size_t kTinyBytes = 64;
 
 // May its payload ride with the announcement, if nothing else is under way?
-bool carriable(const ProcessSet& set, const Request& request) {
+bool may_ride(const ProcessSet& set, const Request& request) {
   const std::size_t bytes = request.bytes();
   return request.kind == base::OpKind::kAllreduce && !request.absent &&
          request.op != base::ReduceOp::kAdasum && !request.on_gpu() && request.arena == 0 &&
-         bytes > 0 && bytes <= set.channel->carried_bytes();
+         bytes > 0 && bytes <= set.channel->riding_bytes();
 }
 
 std::vector<std::uint64_t> keys_of(const std::vector<RequestPtr>& requests) {
@@ -123,13 +123,13 @@ bool Cycle::close_up_to_date(ProcessSet& set) {
 
 bool Cycle::announce_in_ledger(ProcessSet& set) {
   const SetId id = set.id;
-  const bool carries = put_payload(set);
+  const bool rides = put_payload(set);
   static_cast<void>(shared_.usage.now());  // so that it is not read with the lock
   if (!lock_up_to_date(set)) return false;
   Accord& accord = *set.accord;
   std::vector<Entry> by_message;
   try {
-    accord.try_again = !accord.announce(by_message, carries, shared_.usage);
+    accord.try_again = !accord.announce(by_message, rides, shared_.usage);
   } catch (const base::Error& error) {
     finish(by_message, {error.code(), error.what()});  // they are nobody's
     throw;
@@ -147,23 +147,23 @@ bool Cycle::announce_in_ledger(ProcessSet& set) {
 // Puts the payload of what is about to be announced where the others will look for it, if it is small and alone.
 bool Cycle::put_payload(ProcessSet& set) {
   Accord& accord = *set.accord;
-  const Entry* entry = may_carry_ ? accord.only_one() : nullptr;
+  const Entry* entry = may_ride_ ? accord.only_one() : nullptr;
   if (entry == nullptr) return false;
   const Request& request = *entry->request;
-  if (!carriable(set, request) || !accord.payload_is_free()) return false;
-  std::memcpy(set.channel->carried(set.channel->index(), accord.payload_number()), entry->input,
+  if (!may_ride(set, request) || !accord.payload_is_free()) return false;
+  std::memcpy(set.channel->riding(set.channel->index(), accord.payload_number()), entry->input,
               request.bytes());
   return true;
 }
 
 // All members' payloads are there: adds them in rank order, as the algorithms do, and ends the operation.
-void Cycle::finish_carried(const ProcessSet& set, Entry& entry) {
+void Cycle::finish_riding(const ProcessSet& set, Entry& entry) {
   const Request& request = *entry.request;
   const int members = set.channel->size();
   std::array<const void*, Ledger::kMaxMembers> inputs = {};
   for (int member = 0; member < members; ++member) {
     inputs[static_cast<std::size_t>(member)] =
-        set.channel->carried(member, set.accord->payload_number());
+        set.channel->riding(member, set.accord->payload_number());
   }
   const bool moves = request.bytes() > kTinyBytes;
   if (moves) shared_.reached({&entry, 1}, FlightRecorder::Stage::kStarted);
@@ -254,14 +254,14 @@ bool Cycle::read_ledger(ProcessSet& set, std::vector<Entry>& taken) {
       continue;
     }
     moved = true;
-    if (entry.carried != 0) {
+    if (entry.rode != 0) {
       HVD_CHECK(agreed.empty());
       taken = accord.take(entry.key);
       // Nothing is left of it here if this rank has learned of a failure, which ended all it had, before it came to read this.
       if (!taken.empty()) {
-        HVD_CHECK(taken.size() == 1 && carriable(set, *taken.front().request));
+        HVD_CHECK(taken.size() == 1 && may_ride(set, *taken.front().request));
         came_last(set, entry.by, 1);
-        finish_carried(set, taken.front());
+        finish_riding(set, taken.front());
         taken.clear();
       }
       ledger.pop();

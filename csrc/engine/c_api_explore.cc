@@ -157,7 +157,7 @@ class Explorer {
       case Ledger::Kind::kComplete:
         HVD_CHECK(member.asked[key] == kInLedger);
         ++member.agreed;
-        if (entry.carried != 0) {
+        if (entry.rode != 0) {
           if (member.payload[key] != member.payloads) {
             fail("a payload is not where it is looked for");
           }
@@ -229,15 +229,14 @@ class Explorer {
       ledger.unlock();
       return false;
     }
-    // As Accord::only_one: a payload is carried by who has nothing else in the ledger.
-    const bool carries =
-        std::count(std::begin(member.asked), std::end(member.asked), kInLedger) == 0;
+    // As Accord::only_one: a payload rides if its member has nothing else in the ledger.
+    const bool rides = std::count(std::begin(member.asked), std::end(member.asked), kInLedger) == 0;
     const Ledger::Answer answer = ledger.announce(static_cast<std::uint64_t>(key) + 1,
-                                                  is_other(letter) ? 2 : 1, false, carries);
+                                                  is_other(letter) ? 2 : 1, false, rides);
     ledger.unlock();
     ++member.next;
     member.asked[key] = kInLedger;
-    member.payload[key] = carries ? member.payloads : kNoPayload;
+    member.payload[key] = rides ? member.payloads : kNoPayload;
     if (answer == Ledger::Answer::kByMessage) send(member, key);
     return true;
   }

@@ -49,7 +49,7 @@ Cycle::Cycle(transport::Transport& transport, SharedState& shared, collectives::
       shared_(shared),
       patience_(patience_of(shared.config.cycle_time_ms, transport.size())),
       isa_(selection.tuning.isa),
-      may_carry_(selection.allreduce == "auto" || selection.allreduce == "shm"),
+      may_ride_(selection.allreduce == "auto" || selection.allreduce == "shm"),
       agreement_is_barrier_(selection.barrier == "auto"),
       executor_(
           transport, std::move(selection), shared, kPoolThresholds * shared.config.fusion_threshold,

@@ -101,7 +101,7 @@ class Cycle {
   bool announce_join(ProcessSet& set);
   bool announce_in_ledger(ProcessSet& set);
   bool put_payload(ProcessSet& set);
-  void finish_carried(const ProcessSet& set, Entry& entry);
+  void finish_riding(const ProcessSet& set, Entry& entry);
   void wake_members(const ProcessSet& set);
   bool keep_ledger(ProcessSet& set);
   bool read_ledger(ProcessSet& set);
@@ -209,7 +209,7 @@ class Cycle {
   SharedState& shared_;
   const Patience patience_;
   const kernels::Isa isa_;
-  const bool may_carry_;  // no algorithm is forced that small payloads would bypass
+  const bool may_ride_;  // no algorithm is forced that small payloads would bypass
   const bool
       agreement_is_barrier_;  // all members have come to it, which is all there is to a barrier
   Executor executor_;

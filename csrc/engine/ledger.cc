@@ -49,7 +49,7 @@ struct Ledger::Cell {
   std::uint64_t content;
   std::uint64_t announced;  // a bit for each member
   std::uint16_t contributors;
-  std::uint16_t carriers;
+  std::uint16_t riders;
   std::uint32_t diverted;
 };
 
@@ -164,7 +164,7 @@ std::uint64_t Ledger::slowest_reader(std::uint64_t most) const {
 // --- announcements --------------------------------------------------------------------------------------------------
 
 Ledger::Answer Ledger::announce(std::uint64_t hash, std::uint64_t content, bool absent,
-                                bool carries) {
+                                bool rides) {
   const std::uint64_t key = as_key(hash);
   if (!is_open()) return Answer::kByMessage;
   const std::uint64_t me = std::uint64_t{1} << index_;
@@ -183,13 +183,13 @@ Ledger::Answer Ledger::announce(std::uint64_t hash, std::uint64_t content, bool 
   HVD_CHECK((cell->announced & me) == 0);
   cell->announced |= me;
   if (!absent) ++cell->contributors;
-  if (carries) ++cell->carriers;
+  if (rides) ++cell->riders;
   if (cell->announced != everyone_) return Answer::kWaits;
-  const bool carried = cell->carriers == std::popcount(everyone_);
+  const bool rode = cell->riders == std::popcount(everyone_);
   append({.key = key,
           .kind = Kind::kComplete,
           .contributors = cell->contributors,
-          .carried = carried ? std::uint16_t{1} : std::uint16_t{0}});
+          .rode = rode ? std::uint16_t{1} : std::uint16_t{0}});
   erase(cell);
   return Answer::kComplete;
 }

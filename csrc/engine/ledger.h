@@ -72,7 +72,7 @@ class Ledger {
     Kind kind = Kind::kComplete;
     std::uint8_t by = 0;  // the member that appended it: of a complete unit the last to ask
     std::uint16_t contributors = 0;  // of a complete unit
-    std::uint16_t carried = 0;       // 1: of a complete unit: all members carried their payload
+    std::uint16_t rode = 0;          // 1: of a complete unit: all members' payloads rode along
     std::uint16_t last = 0;          // 1: the last of those completed in one hold of the lock
   };
   bool has_news() const { return news() > read_; }
@@ -94,8 +94,8 @@ class Ledger {
   bool up_to_date() const;
   bool has_room(std::uint32_t entries) const;
   enum class Answer : std::uint8_t { kWaits, kComplete, kByMessage };
-  // Needs up_to_date() and room for one entry. carries: the payload has been put where the others will look for it.
-  Answer announce(std::uint64_t key, std::uint64_t content, bool absent, bool carries);
+  // Needs up_to_date() and room for one entry. rides: the payload has been put where the others will look for it.
+  Answer announce(std::uint64_t key, std::uint64_t content, bool absent, bool rides);
 
   // The coordinator (close: also who leaves). Each needs room for one entry, whatever the number of keys. A table that grows too
   // full with diverted keys closes the ledger, and too many keys keep it closed.

@@ -70,14 +70,14 @@ class HostWindow {
       return shape;
     }
     // Of a payload that rides with its announcement (engine/accord.h). All read all of them, so the more ranks the smaller.
-    std::size_t carried_bytes() const {
-      const std::size_t share = kCarriedByAll / static_cast<std::size_t>(ranks);
+    std::size_t riding_bytes() const {
+      const std::size_t share = kRidingOfAll / static_cast<std::size_t>(ranks);
       return std::max(std::min(share, tile_bytes / 8) / kLine, std::size_t{1}) * kLine;
     }
     // Of one rank's flags, payloads and tiles in all regions.
     std::size_t rank_bytes() const {
       const std::size_t small =
-          static_cast<std::size_t>(regions) * (sizeof(WindowFlags) + 2 * carried_bytes());
+          static_cast<std::size_t>(regions) * (sizeof(WindowFlags) + 2 * riding_bytes());
       return (small + kPage - 1) / kPage * kPage +
              static_cast<std::size_t>(regions) * 2 * tile_bytes;
     }
@@ -96,14 +96,14 @@ class HostWindow {
   int local_rank() const { return local_rank_; }
   int regions() const { return shape_.regions; }
   std::size_t tile_bytes() const { return shape_.tile_bytes; }
-  std::size_t carried_bytes() const { return shape_.carried_bytes(); }
+  std::size_t riding_bytes() const { return shape_.riding_bytes(); }
 
   WindowFlags& flags(int region, int local_rank) const {
     return reinterpret_cast<WindowFlags*>(of_rank(local_rank))[region];
   }
-  std::byte* carried(int region, int local_rank, int which) const {
+  std::byte* riding(int region, int local_rank, int which) const {
     return of_rank(local_rank) + static_cast<std::size_t>(shape_.regions) * sizeof(WindowFlags) +
-           static_cast<std::size_t>(2 * region + which) * shape_.carried_bytes();
+           static_cast<std::size_t>(2 * region + which) * shape_.riding_bytes();
   }
   std::byte* tile(int region, int local_rank, int which) const {
     return of_rank(local_rank) + shape_.rank_bytes() -
@@ -118,7 +118,7 @@ class HostWindow {
  private:
   static constexpr std::size_t kPage = 4096;
   static constexpr std::size_t kLine = 64;
-  static constexpr std::size_t kCarriedByAll = 64 * 1024;
+  static constexpr std::size_t kRidingOfAll = 64 * 1024;
   static constexpr std::size_t kSmallestTile = 16 * 1024;
 
   std::byte* common(int region) const {

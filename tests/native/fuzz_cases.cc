@@ -342,7 +342,7 @@ void damaged_ledger() {
     for (std::size_t cell = table; cell < bytes; cell += 32) put(ledger + cell, 0x1111);
   });
   // An entry says that payloads of 64 bytes lie there, of a tensor of 4000.
-  survives("a carried payload that is none", [&](std::byte* ledger) {
+  survives("a riding payload that is none", [&](std::byte* ledger) {
     for (std::size_t cell = table; cell < bytes; cell += 32) {
       if (std::uint64_t key; std::memcpy(&key, ledger + cell, 8), key != 0) put(ledger + kLog, key);
     }

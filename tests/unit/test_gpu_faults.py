@@ -106,8 +106,8 @@ class Trial:
         return [self.read(outcome) for outcome in outcomes[:END]]
 
     def end(self, rank):
-        """Whoever has no more to do on GPUs waits for the others here, and learns what happened to them, and to work that this or
-        another engine had handed to its GPU before."""
+        """Whoever has no more to do on GPUs waits for the others here, and learns what happened to them, and to work that some
+        engine had handed to its GPU before."""
         try:
             rank.host.barrier("handed over")  # all work of all ranks
             self.gpus.idle()
