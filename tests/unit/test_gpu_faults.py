@@ -19,7 +19,6 @@ pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 SIZE = 2
 ROUTES = {"nccl": [0, 1], "staged": [0, 0]}
 OPERATIONS = (ALLREDUCE, ALLREDUCE, BROADCAST, ALLGATHER, REDUCESCATTER, ALLTOALL)
-END = len(OPERATIONS)
 SCALED, SCALE = 1, 4.0  # one operation needs kernels, also with NCCL
 OUT_OF_MEMORY, ILLEGAL_ADDRESS, UNKNOWN = 2, 700, 999
 NCCL_INTERNAL, NVRTC_COMPILATION = 3, 6
@@ -95,24 +94,42 @@ class Trial:
         arrays = [(rank.array(given(rank.rank, number)), outputs[number]) for number in numbers]
         self.together(begin)
         outcomes = []
-        for number in [*numbers, END]:
-            outcomes.append(self.end(rank) if number == END else self.one(rank, number, *arrays[number]))
-            if isinstance(outcomes[-1], str):  # which a program does not survive, and says so when it ends
-                rank.engine.publish_failure(outcomes[-1])
+        for number in numbers:
+            outcomes.append(self.one(rank, number, *arrays[number]))
+            if isinstance(outcomes[-1], str):
                 break
+        failed = self.tell(rank, outcomes) or self.tell(rank, [self.end(rank)])
         self.together(end)
-        if isinstance(outcomes[-1], str):  # then nobody looks at the rest
-            return [outcomes[-1]]
-        return [self.read(outcome) for outcome in outcomes[:END]]
+        if failed:  # then nobody looks at the rest
+            return failed
+        # What broke a GPU may have been a call that mattered to no operation: then this rank's own call fails.
+        results = [self.read(outcome) for outcome in outcomes]
+        told = self.tell(rank, results) or self.tell(rank, [self.meet(rank, "read")])
+        return told or results
+
+    @staticmethod
+    def tell(rank, outcomes):
+        """An error, which a program does not survive, and says so when it ends; nothing if there is none."""
+        errors = [outcome for outcome in outcomes if isinstance(outcome, str)][:1]
+        for error in errors:
+            rank.engine.publish_failure(error)
+        return errors
 
     def end(self, rank):
         """Whoever has no more to do on GPUs waits for the others here, and learns what happened to them, and to work that some
         engine had handed to its GPU before."""
-        try:
-            rank.host.barrier("handed over")  # all work of all ranks
+        error = self.meet(rank, "handed over")  # all work of all ranks
+        if error is None:
             self.gpus.idle()
-            rank.host.barrier("looked after")  # while it waits, an engine looks what has become of that work
-            rank.host.barrier("agreed")  # fails on all ranks if an engine has failed
+            # While they wait, engines look what has become of that work; and the second fails on all if one has failed.
+            error = self.meet(rank, "looked after") or self.meet(rank, "agreed")
+        return error
+
+    @staticmethod
+    def meet(rank, name):
+        """Waits for the others on the host. The error's text, if any."""
+        try:
+            rank.host.barrier(name)
         except HvdliteError as error:
             return str(error)
         return None
