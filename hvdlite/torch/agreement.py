@@ -15,7 +15,7 @@ from hvdlite.requests import OP_NAMES
 from hvdlite.torch.gpu import CPU, gpu_of
 from hvdlite.torch.slots import Slot
 
-__all__ = ["Settings", "agree"]
+__all__ = ["Agreed", "Settings", "agree"]
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Settings:
         average_passes: is the result divided by their number?
         sparse_as_dense: are sparse gradients reduced as dense ones?
         process_set: the ranks that train together.
-        gradient_as_bucket_view: do gradients lie in an arena? None: where it pays.
+        gradient_as_bucket_view: do gradients lie in an arena? None: if they are kept from step to step.
 
     """
 
@@ -79,7 +79,20 @@ class Settings:
             )
 
 
-def agree(settings: Settings, slots: Sequence[Slot], groups: Hashable, generation: int) -> dict[int, int]:
+@dataclass(frozen=True)
+class Agreed:
+    """What is known of all ranks' gradients.
+
+    Attributes:
+        sparse: for the parameters (by place) whose gradient is sparse on some rank, the number of sparse dimensions.
+        kept: do all ranks keep their gradients from step to step?
+    """
+
+    sparse: dict[int, int]
+    kept: bool
+
+
+def agree(settings: Settings, slots: Sequence[Slot], groups: Hashable, generation: int, kept: bool = False) -> Agreed:
     """Checks that all ranks reduce the same parameters in the same way. Collective over the process set.
 
     Args:
@@ -87,9 +100,7 @@ def agree(settings: Settings, slots: Sequence[Slot], groups: Hashable, generatio
         slots: its parameters.
         groups: the user's grouping, as names.
         generation: how often this was done, the same on all ranks.
-
-    Returns:
-        For the parameters (by place in `slots`) whose gradient is sparse on some rank, the number of sparse dimensions.
+        kept: does this rank keep its gradients from step to step? Ranks may differ.
 
     Raises:
         MismatchError: they do not; the same text on all ranks says which rank has what.
@@ -101,15 +112,18 @@ def agree(settings: Settings, slots: Sequence[Slot], groups: Hashable, generatio
     digest = hashlib.sha256(repr(description).encode()).hexdigest()
     sparse = {place: dims for place, slot in enumerate(slots) if (dims := _sparse_dim(slot)) is not None}
     name = f"{settings.prefix}.plan{generation}"
-    everyone = allgather_object((digest, sparse), name, settings.process_set)
-    if len({digest for digest, _ in everyone}) > 1:
+    everyone = allgather_object((digest, sparse, kept), name, settings.process_set)
+    if len({digest for digest, _, _ in everyone}) > 1:
         descriptions = allgather_object(description, f"{name}.differs", settings.process_set)
         ranks = settings.process_set.ranks or range(len(descriptions))
         raise MismatchError(
             f"DistributedOptimizer ({settings.prefix}) in process set {settings.process_set.process_set_id}: "
             f"{difference(descriptions, list(ranks))}; build the same model and optimizer on every rank"
         )
-    return {place: dims for _, found in everyone for place, dims in sorted(found.items())}
+    return Agreed(
+        sparse={place: dims for _, found, _ in everyone for place, dims in sorted(found.items())},
+        kept=all(kept for _, _, kept in everyone),
+    )
 
 
 def _shape_of(slot: Slot, gpus: list[int]) -> str:

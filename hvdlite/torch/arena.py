@@ -5,9 +5,8 @@ any other tensor, on all ranks, and nothing has to be told to anybody: so whatev
 worst not as fast.
 
 Autograd stores a fresh tensor where ``.grad`` is None. `Place.move_in` copies it to its place, once, and makes ``.grad`` the
-tensor there; from then on it stays for as long as the gradient is kept and zeroed in place. The copy pays even where ``.grad``
-is set to None in every step: it is made while the gradient is in the cache, and autograd's tensor is free for the next one,
-so that not all gradients are taken from the system and given back in each step.
+tensor there; from then on it stays for as long as the gradient is kept and zeroed in place. Where ``.grad`` is set to None in
+every step the copy does not pay: it moves as many bytes as `allreduce_shm` does to reduce the tensor where autograd has put it.
 
 A place is used anew only when no tensor lies there any more: one that the user has kept is the user's.
 """

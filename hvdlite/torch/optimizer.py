@@ -95,8 +95,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         average_aggregated_gradients: divide what is reduced by `backward_passes_per_step`, however many passes there were.
         gradient_as_bucket_view: may larger gradients (from 64 KiB on) lie in memory that all ranks of the host see, and be
             reduced there without a copy? ``.grad`` is then moved there once autograd has made it, and stays while it is
-            kept; whatever you put into ``.grad`` yourself is reduced where it is. None: yes, where it can be; True: the same,
-            with a warning where it cannot (several hosts, no shared memory); False: no.
+            kept; whatever you put into ``.grad`` yourself is reduced where it is. None: where it pays, which is where
+            ``zero_grad(set_to_none=False)`` was called on all ranks before the first reduction; True: yes, with a warning
+            where it cannot be (several hosts, no shared memory); False: no.
 
     Returns:
         The same optimizer, with these methods added: ``synchronize()``, ``skip_synchronize()``, ``no_sync()`` and
@@ -320,12 +321,13 @@ class _Distributed(_Optimizer):
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """Resets the gradients, as the optimizer's own ``zero_grad`` does (``set_to_none`` included)."""
+        keeps = not (args[0] if args else kwargs.get("set_to_none", True))
         reducer = self._hvdlite.reducer
         if reducer is not None:
             reducer.settle_family()
         super().zero_grad(*args, **kwargs)
         if reducer is not None:
-            reducer.after_reset()
+            reducer.after_reset(keeps)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds parameters, on all ranks alike; their gradients are reduced too."""

@@ -71,6 +71,7 @@ class Reducer(PassState):
         self._groups: Groups = None
         self._generation = 0
         self._arena: Arena | None = None  # where the gradients have places
+        self._keeps = False  # were gradients zeroed at their last reset, and not set to None?
         # The pass that is running.
         self._current_task = current_task
         self._task = NO_TASK  # graph task whose hooks run at present
@@ -341,16 +342,16 @@ class Reducer(PassState):
         """Collective over the process set: checks that all ranks have the same parameters, and cuts them into buckets."""
         slots = list(self._slots.values())
         self._generation += 1
-        for place, dimensions in agree(self.settings, slots, repr(self._groups), self._generation).items():
+        agreed = agree(self.settings, slots, repr(self._groups), self._generation, self._keeps)
+        for place, dimensions in agreed.sparse.items():
             slots[place].sparse_dim = dimensions
         self._buckets = make_buckets(self.settings, slots, self._groups, self._generation)
-        self._make_places()
+        wanted = self.settings.gradient_as_bucket_view
+        if wanted or (wanted is None and agreed.kept):
+            self._make_places()
 
     def _make_places(self) -> None:
-        """Collective over the process set: gives the gradients places in an arena, if that is wanted and there can be one."""
-        wanted = self.settings.gradient_as_bucket_view
-        if wanted is False:
-            return
+        """Collective over the process set: gives the gradients places in an arena, if there can be one."""
         dense = [bucket for bucket in self._buckets or () if isinstance(bucket, DenseBucket)]
         members = [member for bucket in dense for member in bucket.members]
         name = f"{self.settings.prefix}.plan{self._generation}.arena"
@@ -359,7 +360,7 @@ class Reducer(PassState):
             if slot.dirty:
                 slot.move_in()
         if self._arena is None and self.settings.process_set.rank() == 0:
-            level = logging.WARNING if wanted else logging.INFO
+            level = logging.WARNING if self.settings.gradient_as_bucket_view else logging.INFO
             logging.getLogger("hvdlite").log(level, f"gradients of {self.settings.prefix} are no views of an arena: {reason}")
 
     def _launch_rest(self) -> None:
@@ -466,8 +467,9 @@ class Reducer(PassState):
         for reducer in self._family():
             reducer._turn = reducer._backwards = 0
 
-    def after_reset(self) -> None:
-        """The optimizer has reset its gradients."""
+    def after_reset(self, keeps: bool) -> None:
+        """The optimizer has reset its gradients: to zeros if it keeps them, else to None."""
+        self._keeps = keeps
         for slot in self._slots.values():
             slot.forget()
         self._given_up |= self._local_gradients

@@ -168,7 +168,7 @@ def test_random_loops(hvd, seed):
     options = {
         "op": getattr(hvd, op),
         "groups": choose.choice([None, None, 1, 2]),
-        "gradient_as_bucket_view": choose.choice([None, False]),
+        "gradient_as_bucket_view": choose.choice([None, True, False]),
         "sparse_as_dense": choose.choice([False, True]),
         "gradient_predivide_factor": choose.choice([1.0, 4.0]) if op == "Average" else 1.0,
     }

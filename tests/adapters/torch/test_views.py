@@ -31,6 +31,11 @@ def in_arena(tensors):
     return [tensor is not None and any(low <= tensor.data_ptr() < high for low, high in ranges) for tensor in tensors]
 
 
+def viewing(hvd, *args, **options):
+    """A pair whose gradients get places as soon as there can be any."""
+    return Pair(hvd, *args, gradient_as_bucket_view=True, **options)
+
+
 def train(pair, step, before=None, **reset):
     """One step of both models; before() runs in front of backward."""
     part, whole = pair.parts(step)
@@ -45,7 +50,7 @@ def train(pair, step, before=None, **reset):
 
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_gradients_are_views_at_the_same_place_in_every_step(hvd, set_to_none):
-    pair = Pair(hvd, adam)
+    pair = viewing(hvd, adam)
     places = []
     for step in range(4):
         before = arena_ops()
@@ -69,7 +74,7 @@ def test_large_gradients_are_moved_in_past_the_caches(hvd, streaming_bytes, thre
     monkeypatch.setattr(RUNTIME, "config", RUNTIME.config.replace(streaming_bytes=streaming_bytes))
     torch.set_num_threads(threads)
     try:
-        pair = Pair(hvd, adam)
+        pair = viewing(hvd, adam)
         for step in range(3):
             copied.clear()
             train(pair, step, set_to_none=True)
@@ -82,13 +87,63 @@ def test_large_gradients_are_moved_in_past_the_caches(hvd, streaming_bytes, thre
         torch.set_num_threads(1)
 
 
-def test_switched_off(hvd):
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_switched_off(hvd, set_to_none):
     pair = Pair(hvd, sgd, gradient_as_bucket_view=False)
     before = arena_ops()
     for step in range(2):
-        train(pair, step)
+        train(pair, step, set_to_none=set_to_none)
     assert arena_ops() == before
     assert not any(in_arena(grads_of(pair.model)))
+    pair.check_weights()
+
+
+@pytest.mark.parametrize("how", ["keyword", "position"])
+def test_without_a_choice_gradients_that_are_kept_are_views(hvd, how):
+    pair = Pair(hvd, adam)
+    for step in range(3):
+        before = arena_ops()
+        if how == "keyword":
+            train(pair, step, set_to_none=False)
+        else:
+            train(pair, step, before=lambda: pair.optimizer.zero_grad(False), set_to_none=False)
+        assert arena_ops() > before
+        assert all(in_arena(grads_of(pair.model)))
+    pair.check_weights()
+
+
+@pytest.mark.parametrize("who", ["nobody", "only rank 0", "all but rank 0", "all, but too late"])
+def test_without_a_choice_gradients_that_some_rank_does_not_keep_are_private(hvd, who):
+    """No memory is mapped for them either."""
+    gc.collect()
+    hvd.allreduce(torch.zeros(1), name="sweeps")
+    mapped, operations = arenas_mapped(), arena_ops()
+    pair = Pair(hvd, adam)
+    first = hvd.rank() == 0
+    for step in range(3):
+        keeps = {"nobody": False, "only rank 0": first, "all but rank 0": not first, "all, but too late": step > 0}[who]
+        train(pair, step, set_to_none=not keeps)
+        assert not any(in_arena(grads_of(pair.model)))
+    assert (arenas_mapped(), arena_ops()) == (mapped, operations)
+    pair.check_weights()
+
+
+def test_a_plan_that_is_made_anew_looks_again_whether_gradients_are_kept(hvd):
+    pair = Pair(hvd, sgd, named=False)
+    extra, twin_extra = network(9), network(9)
+    train(pair, 0)
+    pair.optimizer.add_param_group({"params": list(extra.parameters())})
+    pair.twin_optimizer.add_param_group({"params": list(twin_extra.parameters())})
+    for step in range(1, 3):
+        part, whole = pair.parts(step)
+        pair.zero()
+        pair.zero(set_to_none=False)
+        (mse(pair.model, *part) + mse(extra, *part)).backward()
+        (mse(pair.twin, *whole) + mse(twin_extra, *whole)).backward()
+        pair.check_grads()
+        assert_close(grads_of(extra), grads_of(twin_extra))
+        assert all(in_arena([*grads_of(pair.model), *grads_of(extra)]))
+        pair.step()
     pair.check_weights()
 
 
@@ -109,7 +164,7 @@ def test_the_option_is_checked(hvd):
 @pytest.mark.parametrize("alias", ["tensor", "view", "detached"])
 def test_a_kept_gradient_is_the_users(hvd, alias):
     """What a user holds on to after set_to_none may not change under them, as with plain torch."""
-    pair = Pair(hvd, sgd)
+    pair = viewing(hvd, sgd)
     kept, values = [], []
     for step in range(4):
         train(pair, step)
@@ -127,11 +182,12 @@ def test_a_kept_gradient_is_the_users(hvd, alias):
     pair.check_weights()
 
 
+@pytest.mark.parametrize("view", [True, None])
 @pytest.mark.parametrize("who", ["all", "rank 0", "last"])
 @pytest.mark.parametrize("kind", ["clone", "flat", "none", "halved"])
-def test_assigned_gradients(hvd, who, kind):
+def test_assigned_gradients(hvd, who, kind, view):
     """Users and optimizers put tensors of their own into .grad, on some ranks only."""
-    pair = Pair(hvd, sgd)
+    pair = Pair(hvd, sgd, gradient_as_bucket_view=view)
     mine = who == "all" or hvd.rank() == (0 if who == "rank 0" else hvd.size() - 1)
     flat = torch.zeros(sum(param.numel() for param in pair.model.parameters()), dtype=torch.float64)
 
@@ -159,7 +215,8 @@ def test_assigned_gradients(hvd, who, kind):
             first = next(iter(pair.model.parameters()))
             assert torch.equal(flat[: first.numel()].view_as(first), first.grad), "the user's own buffer got no result"
     train(pair, 5, set_to_none=True)
-    assert all(in_arena(grads_of(pair.model)))
+    if view:
+        assert all(in_arena(grads_of(pair.model)))
     pair.check_weights()
 
 
@@ -173,16 +230,17 @@ class Replacing(torch.optim.SGD):
         return super().step(closure)
 
 
+@pytest.mark.parametrize("view", [True, None])
 @pytest.mark.parametrize("set_to_none", [True, False])
-def test_an_optimizer_that_replaces_gradients(hvd, set_to_none):
-    pair = Pair(hvd, lambda params: Replacing(params, lr=0.1))
+def test_an_optimizer_that_replaces_gradients(hvd, set_to_none, view):
+    pair = Pair(hvd, lambda params: Replacing(params, lr=0.1), gradient_as_bucket_view=view)
     for step in range(4):
         train(pair, step, set_to_none=set_to_none)
     pair.check_weights()
 
 
 def test_accumulation_without_reduction_stays_in_place(hvd):
-    pair = Pair(hvd, sgd)
+    pair = viewing(hvd, sgd)
     for step in range(3):
         pair.zero()
         for passes in range(3):
@@ -202,7 +260,7 @@ def test_accumulation_without_reduction_stays_in_place(hvd):
 
 def test_accumulation_of_reduced_passes(hvd):
     """The second pass meets a finished gradient in its place: the increment is reduced elsewhere, and added there."""
-    pair = Pair(hvd, sgd, op=hvd.Sum)
+    pair = viewing(hvd, sgd, op=hvd.Sum)
     for step in range(3):
         pair.zero(set_to_none=step != 1)
         for passes in range(3):
@@ -216,7 +274,7 @@ def test_accumulation_of_reduced_passes(hvd):
 
 
 def test_clipping_writes_where_the_gradient_lies(hvd):
-    pair = Pair(hvd, adam)
+    pair = viewing(hvd, adam)
     for step in range(4):
         part, whole = pair.parts(step)
         pair.zero(set_to_none=bool(step % 2))
@@ -243,10 +301,11 @@ class Branches(torch.nn.Module):
         return sum(self.branches[place](inputs) for place in used)
 
 
+@pytest.mark.parametrize("view", [True, None])
 @pytest.mark.parametrize("set_to_none", [True, False])
-def test_unused_parameters(hvd, set_to_none):
+def test_unused_parameters(hvd, set_to_none, view):
     """Branch 0: used by all; 1: not by rank 0; 2: by nobody, except in step 2."""
-    pair = Pair(hvd, sgd, build=Branches)
+    pair = Pair(hvd, sgd, gradient_as_bucket_view=view, build=Branches)
     size = hvd.size()
     for step in range(4):
         used = [[0, *([1] if rank else []), *([2] if step == 2 else [])] for rank in range(size)]
@@ -264,9 +323,10 @@ def test_unused_parameters(hvd, set_to_none):
     pair.check_weights()
 
 
+@pytest.mark.parametrize("view", [True, None])
 @pytest.mark.parametrize("set_to_none", [True, False])
-def test_a_model_that_changes_its_dtype(hvd, set_to_none):
-    pair = Pair(hvd, sgd)
+def test_a_model_that_changes_its_dtype(hvd, set_to_none, view):
+    pair = Pair(hvd, sgd, gradient_as_bucket_view=view)
     for step in range(2):
         train(pair, step, set_to_none=set_to_none)
     pair.tolerance = 1e-5
@@ -298,7 +358,7 @@ def test_parameters_of_any_dense_layout(hvd):
             torch.nn.Unflatten(1, (3, 4, 4)), convolution, torch.nn.Flatten(), torch.nn.Linear(16, 3).double()
         )
 
-    pair = Pair(hvd, sgd, build=build)
+    pair = viewing(hvd, sgd, build=build)
     for step in range(3):
         torch.manual_seed(step)
         inputs = torch.randn(2 * hvd.size(), 48, dtype=torch.float64)
@@ -312,7 +372,7 @@ def test_parameters_of_any_dense_layout(hvd):
 
 
 def test_compressed_gradients_have_no_place(hvd):
-    pair = Pair(hvd, sgd, lambda: network(dtype=torch.float32), 1e-2, compression=hvd.Compression.fp16)
+    pair = viewing(hvd, sgd, lambda: network(dtype=torch.float32), 1e-2, compression=hvd.Compression.fp16)
     part, whole = pair.parts(0, torch.float32)
     mse(pair.model, *part).backward()
     mse(pair.twin, *whole).backward()
@@ -322,7 +382,7 @@ def test_compressed_gradients_have_no_place(hvd):
 
 def test_gradients_with_a_history_are_left_alone(hvd):
     """backward(create_graph=True) stores gradients that can be differentiated again."""
-    pair = Pair(hvd, sgd)
+    pair = viewing(hvd, sgd)
     part, whole = pair.parts(0)
     for model, (inputs, targets) in ((pair.model, part), (pair.twin, whole)):
         mse(model, inputs, targets).backward(create_graph=True)
@@ -334,7 +394,7 @@ def test_gradients_with_a_history_are_left_alone(hvd):
 
 
 def test_a_checkpoint_of_everything(hvd, tmp_path):
-    pair = Pair(hvd, adam)
+    pair = viewing(hvd, adam)
     for step in range(2):
         train(pair, step, set_to_none=False)
     file = tmp_path / f"{hvd.rank()}.pt"
@@ -342,7 +402,7 @@ def test_a_checkpoint_of_everything(hvd, tmp_path):
     loaded = torch.load(file, weights_only=False)
     assert_close(loaded["grads"], grads_of(pair.model), 0.0)
     assert not any(in_arena(loaded["grads"]))
-    resumed = Pair(hvd, adam, build=network)
+    resumed = viewing(hvd, adam, build=network)
     resumed.model.load_state_dict(loaded["model"].state_dict())
     resumed.twin.load_state_dict(pair.twin.state_dict())
     resumed.optimizer.load_state_dict(loaded["optimizer"])
@@ -353,7 +413,7 @@ def test_a_checkpoint_of_everything(hvd, tmp_path):
 
 
 def test_added_parameters_get_places_too(hvd):
-    pair = Pair(hvd, sgd, named=False)
+    pair = viewing(hvd, sgd, named=False)
     extra, twin_extra = network(9), network(9)
     train(pair, 0, set_to_none=False)
     pair.optimizer.add_param_group({"params": list(extra.parameters())})
@@ -377,7 +437,7 @@ def test_the_memory_goes_with_the_optimizer_or_the_last_gradient(hvd):
         gc.collect()
         hvd.allreduce(torch.zeros(1), name="sweeps")
     before = arenas_mapped()
-    pair = Pair(hvd, sgd)
+    pair = viewing(hvd, sgd)
     train(pair, 0)
     assert arenas_mapped() == before + hvd.size()
     grad = grads_of(pair.model)[0]
@@ -393,7 +453,7 @@ def test_the_memory_goes_with_the_optimizer_or_the_last_gradient(hvd):
 
 
 def test_gradients_outlive_shutdown(hvd):
-    pair = Pair(hvd, sgd)
+    pair = viewing(hvd, sgd)
     train(pair, 0, set_to_none=False)
     part, whole = pair.parts(1)
     pair.zero(set_to_none=False)
