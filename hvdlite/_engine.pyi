@@ -126,7 +126,7 @@ class Engine:
     ) -> Result:
         """Submits one request, a tuple as for submit_many, and waits for it as wait does."""
     def connect(self, plain_of: Callable[[Any], Plain | None], keep: Callable[[Any, int, int], None]) -> None:
-        """Makes allreduce_now and broadcast_now work: what they have to know of types, and `keep` as in wait."""
+        """Makes the three functions below work: what they have to know of types, and `keep` as in wait."""
     def allreduce_now(
         self,
         tensor: Any,
@@ -143,6 +143,21 @@ class Engine:
         None, and nothing was submitted, where anything about the call is unusual: an argument is wrong or of an uncommon type,
         or the engine cannot use the tensor's memory (it is not dense in row-major order, not aligned, not writable, not on the
         host, or of another dtype).
+        """
+    def start_allreduce(
+        self,
+        tensor: Any,
+        average: bool | None,
+        name: str | None,
+        op: int | None,
+        prescale_factor: float,
+        postscale_factor: float,
+        process_set: ProcessSet,
+        in_place: bool,
+    ) -> tuple[int, Any] | None:
+        """Starts the same without waiting: the operation's number and the tensor that will hold the result, or None.
+
+        The caller keeps both tensors until the operation has ended, and then tells the framework of one that was written to.
         """
     def broadcast_now(self, tensor: Any, root_rank: int, name: str | None, process_set: ProcessSet, in_place: bool) -> Any:
         """The same of a broadcast."""

@@ -13,7 +13,7 @@ one text; the engine stays usable. A rank that dies or raises makes the others r
 The functions ending in ``_async`` return a `Handle` at once; a tensor must not be written to until its handle was
 synchronised. Those ending in an underscore write the result into their argument.
 
-The blocking allreduces and broadcasts first try the short way: native code that does all of it for a tensor whose memory can
+Allreduces and blocking broadcasts first try the short way: native code that does all of it for a tensor whose memory can
 be used as it is (csrc/bindings/python/short_way.cc). What that leaves alone goes through `hvdlite.submission`.
 
 Over 400 lines because every function spells out Horovod's signature; what they share is in `hvdlite.submission`.
@@ -125,9 +125,7 @@ def allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """Starts `allreduce` and returns its handle."""
-    op = resolve_op(op, average)
-    handle: Handle = submission.reduce(tensor, name, op, prescale_factor, postscale_factor, process_set, False, blocking=False)
-    return handle
+    return submission.start_reduce(tensor, average, name, op, prescale_factor, postscale_factor, process_set, False)
 
 
 def allreduce_(
@@ -159,9 +157,7 @@ def allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """Starts `allreduce_` and returns its handle; the tensor holds the result once that was synchronised."""
-    op = resolve_op(op, average)
-    handle: Handle = submission.reduce(tensor, name, op, prescale_factor, postscale_factor, process_set, True, blocking=False)
-    return handle
+    return submission.start_reduce(tensor, average, name, op, prescale_factor, postscale_factor, process_set, True)
 
 
 def grouped_allreduce(

@@ -21,6 +21,7 @@ from hvdlite.requests import (
     Sum,
     integers_of,
     member_names,
+    resolve_op,
     row_counts,
     tensor_name,
 )
@@ -42,6 +43,7 @@ __all__ = [
     "reduce_group",
     "reduce_scatter",
     "reduce_scatter_group",
+    "start_reduce",
 ]
 
 _KEEP = RUNTIME.keep_unfinished
@@ -88,6 +90,29 @@ def reduce(
     engine, set_id = enter(Kind.ALLREDUCE, process_set)
     part = _same_shape(engine, (Kind.ALLREDUCE, name, set_id), tensor, in_place)
     return _submit(engine, Kind.ALLREDUCE, name, part, (op, 0, set_id, float(prescale), float(postscale)), blocking)
+
+
+def start_reduce(
+    tensor: Any,
+    average: bool | None,
+    name: str | None,
+    op: int | None,
+    prescale: float,
+    postscale: float,
+    process_set: ProcessSet,
+    in_place: bool,
+) -> Handle:
+    """Submits an allreduce that nobody waits for yet, by the short way where it can."""
+    engine = RUNTIME.engine
+    if engine is not None and not RUNTIME.parked:
+        started = engine.start_allreduce(tensor, average, name, op, prescale, postscale, process_set, in_place)
+        if started is not None:
+            number, output = started
+            step = partial(_marked, tensor) if in_place else partial(_made, output, tensor)
+            return Handle(engine, (number,), (step,), False)
+    op = resolve_op(op, average)
+    handle: Handle = reduce(tensor, name, op, prescale, postscale, process_set, in_place, blocking=False)
+    return handle
 
 
 def reduce_group(
@@ -264,6 +289,11 @@ def _made_elsewhere(backend: TensorBackend, source: Exported, made: Any, step: F
     if backend.stream_now(source) != source.stream:
         backend.use_in_current_stream(made)
     return step(result)
+
+
+def _marked(tensor: Any, _result: "Result") -> Any:
+    backend_of(tensor).mark_written(tensor)
+    return tensor
 
 
 def _written(backend: TensorBackend, tensor: Any, adopted: Any, dense: Any, _result: "Result") -> Any:

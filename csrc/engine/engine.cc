@@ -21,15 +21,17 @@ namespace {
 // While callers drive, the engine thread looks in only this often.
 constexpr microseconds kStandAside{20'000};
 // Longest sleeps; a ring of the doorbell ends them early.
-constexpr microseconds kSleepIdle{100'000};
-constexpr microseconds kSleepIdleNoBell{5'000};
+constexpr microseconds kSleepIdle{250'000};
+constexpr microseconds kSleepIdleNoBell{50'000};
 constexpr microseconds kSleepNegotiating{10'000};
 constexpr microseconds kSleepNegotiatingNoBell{200};
+constexpr microseconds kSleepPatientNoBell{5'000};
 constexpr microseconds kSleepMovingData{200};
 // NCCL's errors are looked for this often while the GPU is at work.
 constexpr microseconds kSleepGpu{2'000};
 constexpr microseconds kFirstSleep{20};
-// Without a bell a long wait is a wait for a slow rank: to look less often by this share of the time waited is not felt.
+// Without a bell a long wait is a wait for a slow rank: to look less often by this share of the time waited is not felt. Nor is
+// it by a rank that has had nothing to do for so long, and is not waited for: who submits rings its own engine.
 constexpr double kPatience = 0.04;
 // An algorithm that waits for a flag polls for so long inside one pass: a few times what it takes a cache line to come over.
 constexpr microseconds kInnerSpin{3};
@@ -257,12 +259,13 @@ bool Engine::pass_or_pause(Stillness* still, Clock::time_point deadline, microse
 microseconds Engine::sleep_limit(const Outlook& outlook) const {
   // Back-off: sleep as long again as this wait has lasted, within the limits.
   const auto grown = std::max(kFirstSleep, outlook.idle);
-  microseconds limit = bells_reach_all_ ? kSleepIdle : kSleepIdleNoBell;
+  const auto patient = microseconds(
+      static_cast<std::int64_t>(static_cast<double>(outlook.idle.count()) * kPatience));
+  microseconds limit =
+      bells_reach_all_ ? kSleepIdle : std::clamp(patient, kSleepPatientNoBell, kSleepIdleNoBell);
   if (outlook.negotiating || outlook.watching) {
-    const auto patient = microseconds(
-        static_cast<std::int64_t>(static_cast<double>(outlook.idle.count()) * kPatience));
     limit = bells_reach_all_ ? kSleepNegotiating
-                             : std::clamp(patient, kSleepNegotiatingNoBell, kSleepIdleNoBell);
+                             : std::clamp(patient, kSleepNegotiatingNoBell, kSleepPatientNoBell);
   }
   // A message under way may need both sides' progress without either ringing.
   if (outlook.gpu_at_work) limit = std::min(limit, kSleepGpu);

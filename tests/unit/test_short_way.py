@@ -1,4 +1,4 @@
-"""The short way from an array or tensor to its result: which calls take it, and what it leaves to the general way."""
+"""The short way to a result, or to an operation in flight: which calls take it, and what it leaves to the general way."""
 
 from datetime import datetime_CAPI  # a capsule of something else
 from types import SimpleNamespace
@@ -28,6 +28,12 @@ def reduce(engine, name, tensor, in_place=True, keep=kept_nothing, op=SUM, presc
     """The result of the short way; None if the call has to go the general way."""
     engine.connect(plain_of, keep)
     return engine.allreduce_now(tensor, None, name, op, prescale, 1.0, process_set, in_place)
+
+
+def start(engine, name, tensor, in_place=True, op=SUM, process_set=WORLD_OF_TWO):
+    """The operation's number and its output; None if the call has to go the general way."""
+    engine.connect(plain_of, kept_nothing)
+    return engine.start_allreduce(tensor, None, name, op, 1.0, 1.0, process_set, in_place)
 
 
 def broadcast(engine, name, tensor, root, in_place=True, process_set=WORLD_OF_TWO):
@@ -117,6 +123,7 @@ TENSORS = {
 def test_other_memory_is_left_alone(make):
     with engines(1) as (rank,):
         assert reduce(rank.engine, "x", make()) is None
+        assert start(rank.engine, "x", make()) is None
         assert broadcast(rank.engine, "x", make(), 0) is None
         assert rank.engine.counters()["submitted"] == 0
         assert (reduce(rank.engine, "x", make(), in_place=False) is not None) == (make is read_only)  # which may be read
@@ -128,6 +135,7 @@ def test_other_memory_is_left_alone(make):
 def test_what_only_looks_like_an_array_is_left_to_the_general_way(value):
     with engines(1) as (rank,):
         assert reduce(rank.engine, "x", value, in_place=False) is None
+        assert start(rank.engine, "x", value, in_place=False) is None
         assert rank.engine.counters()["submitted"] == 0
 
 
@@ -158,6 +166,7 @@ def test_unusual_arguments_are_left_to_the_general_way(unusual):
     with engines(1) as (rank,):
         rank.engine.connect(plain_of, kept_nothing)
         assert rank.engine.allreduce_now(np.ones(3, np.float32), *call.values(), True) is None
+        assert rank.engine.start_allreduce(np.ones(3, np.float32), *call.values(), True) is None
         assert rank.engine.counters()["submitted"] == 0
 
 
@@ -181,6 +190,7 @@ def test_without_an_op_it_is_an_average():
 def test_an_engine_that_was_told_of_no_types_leaves_all_to_the_general_way():
     with engines(1) as (rank,):
         assert rank.engine.allreduce_now(np.ones(3), None, "x", SUM, 1.0, 1.0, WORLD_OF_TWO, True) is None
+        assert rank.engine.start_allreduce(np.ones(3), None, "x", SUM, 1.0, 1.0, WORLD_OF_TWO, True) is None
 
 
 def test_an_output_of_another_size_is_refused():
@@ -188,7 +198,40 @@ def test_an_output_of_another_size_is_refused():
     with engines(1) as (rank,):
         rank.engine.connect(lambda value: plain, kept_nothing)
         assert rank.engine.allreduce_now(np.ones(3), None, "x", SUM, 1.0, 1.0, WORLD_OF_TWO, False) is None
+        assert rank.engine.start_allreduce(np.ones(3), None, "x", SUM, 1.0, 1.0, WORLD_OF_TWO, False) is None
         assert rank.engine.counters()["submitted"] == 0
+
+
+@pytest.mark.parametrize("kind", ["numpy", pytest.param("torch", marks=needs_exchange)])
+@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize("name", ["x", None])
+def test_an_operation_is_started_and_not_waited_for(kind, in_place, name):
+    def sources():
+        arrays = [np.arange(5.0) + rank for rank in range(2)]
+        return arrays if kind == "numpy" else [torch.from_numpy(array) for array in arrays]
+
+    sources, before = sources(), sources()
+    with engines(2) as ranks:
+        started = [start(ranks[0].engine, name, sources[0], in_place, op=None)]
+        assert not ranks[0].engine.poll(started[0][0])
+        started.append(start(ranks[1].engine, name, sources[1], in_place, op=None))
+        in_threads(ranks, lambda rank: rank.engine.wait(started[rank.rank][0]))
+    for (_, output), source, old in zip(started, sources, before, strict=True):
+        assert (output is source) == in_place
+        assert type(output) is type(source)
+        assert output.tolist() == [0.5, 1.5, 2.5, 3.5, 4.5]
+        assert in_place or (source == old).all()
+
+
+def test_errors_of_what_was_started_name_the_operation():
+    def body(rank):
+        number, _ = start(rank.engine, "m", np.ones(2 + rank.rank, np.float32))
+        with pytest.raises(MismatchError, match="allreduce of 'm'"):
+            rank.engine.wait(number)
+        with pytest.raises(InvalidArgumentError, match="process set 7"):
+            start(rank.engine, "m", np.ones(2), process_set=SimpleNamespace(member_id=7))
+
+    run_ranks(2, body)
 
 
 def test_errors_name_the_operation():

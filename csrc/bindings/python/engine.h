@@ -62,6 +62,9 @@ class Engine {
   nb::object allreduce_now(nb::handle tensor, nb::handle average, nb::handle name, nb::handle op,
                            nb::handle prescale, nb::handle postscale, nb::handle process_set,
                            bool in_place);
+  nb::object start_allreduce(nb::handle tensor, nb::handle average, nb::handle name, nb::handle op,
+                             nb::handle prescale, nb::handle postscale, nb::handle process_set,
+                             bool in_place);
   nb::object broadcast_now(nb::handle tensor, nb::handle root, nb::handle name,
                            nb::handle process_set, bool in_place);
   std::int64_t prepare(nb::handle requests);
@@ -101,6 +104,9 @@ class Engine {
   void order(std::int64_t handle, nb::handle streams);
   nb::object run_now(hvdlite_request& request, const char* kind, nb::handle name, nb::handle input,
                      bool in_place);
+  template <typename Act>
+  nb::object with_memory(hvdlite_request& request, const char* kind, nb::handle name,
+                         nb::handle input, bool in_place, Act act);
   // Submits one operation and waits for it. Its memory is that of these two.
   void run_through(const hvdlite_request& request, nb::handle input, nb::handle output);
   // Null for values that are not plain.

@@ -76,13 +76,21 @@ void register_engine(nb::module_& module) {
       .def("run", &Engine::run, "request"_a, "memory"_a = nb::none(), "keep"_a = nb::none(),
            "Submits one request, a tuple as for submit_many, and waits for it as wait does.")
       .def("connect", &Engine::connect, "plain_of"_a, "keep"_a,
-           "Makes allreduce_now and broadcast_now work: plain_of tells the Plain of a value's "
+           "Makes allreduce_now, start_allreduce and broadcast_now work: plain_of tells the Plain "
+           "of a value's "
            "type, keep is as wait's.")
       .def("allreduce_now", &Engine::allreduce_now, "tensor"_a.none(), "average"_a.none(),
            "name"_a.none(), "op"_a.none(), "prescale_factor"_a.none(), "postscale_factor"_a.none(),
            "process_set"_a.none(), "in_place"_a,
            "The result of a blocking allreduce of a plain tensor; None, and nothing was submitted, "
            "where anything about the call is unusual.")
+      .def(
+          "start_allreduce", &Engine::start_allreduce, "tensor"_a.none(), "average"_a.none(),
+          "name"_a.none(), "op"_a.none(), "prescale_factor"_a.none(), "postscale_factor"_a.none(),
+          "process_set"_a.none(), "in_place"_a,
+          "Starts the same without waiting: the operation's number and the tensor that will hold "
+          "the result, or None. The caller keeps both tensors, and tells the framework of one that "
+          "was written to.")
       .def("broadcast_now", &Engine::broadcast_now, "tensor"_a.none(), "root_rank"_a.none(),
            "name"_a.none(), "process_set"_a.none(), "in_place"_a, "The same of a broadcast.")
       .def(

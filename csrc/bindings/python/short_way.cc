@@ -1,7 +1,7 @@
-// The short way of blocking allreduces and broadcasts: from what the user passed to the result in one call, for tensors whose
-// memory can be used as it is. Whatever is unusual about a call gives None here, and goes the general way (hvdlite/submission.py),
-// which knows what to do or to say. Much of the time of a tiny allreduce is Python's, and where processes share a core all wait
-// for it.
+// The short way of allreduces and of blocking broadcasts: from what the user passed to the result, or to an operation in flight,
+// in one call, for tensors whose memory can be used as it is. Whatever is unusual about a call gives None here, and goes the
+// general way (hvdlite/submission.py), which knows what to do or to say. Much of the time of a tiny allreduce is Python's, and
+// where processes share a core all wait for it.
 
 #include <optional>
 #include <string>
@@ -45,6 +45,19 @@ bool read_set(nb::handle process_set, std::int32_t& to) {
   return read_int(id, to);
 }
 
+constexpr const char* kAllreduceName = "allreduce.";
+
+// Everything about an allreduce but its name and its memory.
+bool read_allreduce(hvdlite_request& request, nb::handle average, nb::handle op,
+                    nb::handle prescale, nb::handle postscale, nb::handle process_set) {
+  request.kind = kAllreduce;
+  request.op = kAverage;
+  return average.is_none() && (op.is_none() || read_int(op, request.op)) &&
+         request.op >= kAverage && request.op <= kProduct &&
+         read_factor(prescale, request.prescale) && read_factor(postscale, request.postscale) &&
+         read_set(process_set, request.process_set);
+}
+
 bool has_rank(nb::handle process_set, nb::handle rank) {
   static PyObject* const kRanks = PyUnicode_InternFromString("ranks");
   const nb::object ranks = nb::steal(PyObject_GetAttr(process_set.ptr(), kRanks));
@@ -74,33 +87,11 @@ const PlainType* Engine::plain_type_of(nb::handle array) {
   return &plain_types_.emplace_back(type, plain);
 }
 
-nb::object Engine::allreduce_now(nb::handle tensor, nb::handle average, nb::handle name,
-                                 nb::handle op, nb::handle prescale, nb::handle postscale,
-                                 nb::handle process_set, bool in_place) {
-  hvdlite_request request{};
-  request.kind = kAllreduce;
-  request.op = kAverage;
-  const bool usual =
-      average.is_none() && (op.is_none() || read_int(op, request.op)) && request.op >= kAverage &&
-      request.op <= kProduct && read_factor(prescale, request.prescale) &&
-      read_factor(postscale, request.postscale) && read_set(process_set, request.process_set);
-  return usual ? run_now(request, "allreduce.", name, tensor, in_place) : nb::none();
-}
-
-nb::object Engine::broadcast_now(nb::handle tensor, nb::handle root, nb::handle name,
-                                 nb::handle process_set, bool in_place) {
-  hvdlite_request request{};
-  request.kind = kBroadcast;
-  request.op = kSum;
-  request.prescale = request.postscale = 1.0;
-  const bool usual = read_int(root, request.root) && read_set(process_set, request.process_set) &&
-                     has_rank(process_set, root);
-  return usual ? run_now(request, "broadcast.", name, tensor, in_place) : nb::none();
-}
-
-// What is left is the name and the memory. kind: as the names of its operations begin.
-nb::object Engine::run_now(hvdlite_request& request, const char* kind, nb::handle name,
-                           nb::handle input, bool in_place) {
+// Adds what is left, the name and the memory, and does something with the complete request. kind: as the names of its operations
+// begin. The request holds only inside of `act`.
+template <typename Act>
+nb::object Engine::with_memory(hvdlite_request& request, const char* kind, nb::handle name,
+                               nb::handle input, bool in_place, Act act) {
   std::string full_name;
   if (!name.is_none()) {
     const char* text = PyUnicode_CheckExact(name.ptr()) ? PyUnicode_AsUTF8(name.ptr()) : nullptr;
@@ -132,9 +123,47 @@ nb::object Engine::run_now(hvdlite_request& request, const char* kind, nb::handl
   request.output = to.data();
   request.group = "";
   request.device = HVDLITE_DEVICE_CPU;
-  run_through(request, input, output);
-  if (in_place) type->mark_written(output);
-  return output;
+  return act(*type, output);
+}
+
+nb::object Engine::allreduce_now(nb::handle tensor, nb::handle average, nb::handle name,
+                                 nb::handle op, nb::handle prescale, nb::handle postscale,
+                                 nb::handle process_set, bool in_place) {
+  hvdlite_request request{};
+  if (!read_allreduce(request, average, op, prescale, postscale, process_set)) return nb::none();
+  return run_now(request, kAllreduceName, name, tensor, in_place);
+}
+
+nb::object Engine::start_allreduce(nb::handle tensor, nb::handle average, nb::handle name,
+                                   nb::handle op, nb::handle prescale, nb::handle postscale,
+                                   nb::handle process_set, bool in_place) {
+  hvdlite_request request{};
+  if (!read_allreduce(request, average, op, prescale, postscale, process_set)) return nb::none();
+  const auto start = [&](const PlainType&, const nb::object& output) -> nb::object {
+    return nb::make_tuple(submit(request, true), output);
+  };
+  return with_memory(request, kAllreduceName, name, tensor, in_place, start);
+}
+
+nb::object Engine::broadcast_now(nb::handle tensor, nb::handle root, nb::handle name,
+                                 nb::handle process_set, bool in_place) {
+  hvdlite_request request{};
+  request.kind = kBroadcast;
+  request.op = kSum;
+  request.prescale = request.postscale = 1.0;
+  const bool usual = read_int(root, request.root) && read_set(process_set, request.process_set) &&
+                     has_rank(process_set, root);
+  return usual ? run_now(request, "broadcast.", name, tensor, in_place) : nb::none();
+}
+
+nb::object Engine::run_now(hvdlite_request& request, const char* kind, nb::handle name,
+                           nb::handle input, bool in_place) {
+  return with_memory(request, kind, name, input, in_place,
+                     [&](const PlainType& type, const nb::object& output) {
+                       run_through(request, input, output);
+                       if (in_place) type.mark_written(output);
+                       return output;
+                     });
 }
 
 }  // namespace hvdlite::python

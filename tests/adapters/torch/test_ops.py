@@ -224,6 +224,20 @@ def test_dtypes_in_place_and_async(hvd, dtype):
         assert torch.equal(hvd.broadcast_(whole[hvd.rank()].clone(), root), whole[root])
 
 
+def test_what_is_written_meanwhile_is_counted_when_it_is_there(hvd):
+    tensor = torch.full((3,), hvd.rank() + 1.0, requires_grad=True)
+    before = tensor._version
+    handle = hvd.allreduce_async_(tensor, op=hvd.Sum, name="written")
+    assert tensor._version == before
+    assert hvd.synchronize(handle) is tensor
+    assert tensor._version > before
+    assert tensor.tolist() == [hvd.size() * (hvd.size() + 1) / 2] * 3
+    with torch.inference_mode():  # whose tensors have no such count
+        tensor = torch.ones(3)
+        assert hvd.synchronize(hvd.allreduce_async_(tensor, op=hvd.Sum, name="inference")) is tensor
+        assert tensor.tolist() == [hvd.size()] * 3
+
+
 def test_no_gradient_is_recorded_where_none_is_wanted(hvd):
     tensor = torch.ones(3, requires_grad=True)
     with torch.no_grad():
