@@ -99,7 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_names(job, "--zero-grad", training.ZERO_GRAD, training.ZERO_GRAD)
     _add_names(job, "--loops", keras_training.LOOPS, keras_training.LOOPS)
     ways = list(dict.fromkeys(way for known in _WAYS.values() for way in known))
-    _add_names(job, "--peers", ways, ways)
+    _add_names(job, "--peers", ways, [way for way in ways if way not in training.WAYS or training.WAYS[way].by_default])
     job.add_argument("--silent", action="store_true", help=argparse.SUPPRESS)  # for jobs that are a part of a run
 
     ops = tensorflow_ops.OpsPlan()

@@ -16,6 +16,7 @@ _COLOURS = {
     "hvdlite-out": "#e69f00",
     "hvdlite-named": "#cc79a7",
     "hvdlite-numpy": "#8c564b",
+    "hvdlite-view": "#e69f00",
     "mpi4py": "#0072b2",
     "gloo": "#009e73",
     "ddp": "#009e73",

@@ -10,7 +10,7 @@ import importlib.metadata
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,11 +66,13 @@ class Way:
         missing: why it cannot be measured here, or None.
         wrap: makes a network and its optimizer train on all ranks. Collective.
         version: of the software behind it.
+        by_default: does it take part without being named?
     """
 
     missing: Callable[[], str | None]
     wrap: "Callable[[World, torch.nn.Module, torch.optim.Optimizer], _Wrapped]"
     version: Callable[[], str]
+    by_default: bool = True
 
 
 def _alone(world: World, network: "torch.nn.Module", optimizer: "torch.optim.Optimizer") -> _Wrapped:
@@ -83,8 +85,8 @@ def _in_step(world: World, network: "torch.nn.Module", optimizer: "torch.optim.O
     return network, optimizer
 
 
-def _by_module(name: str) -> "Callable[[World, torch.nn.Module, torch.optim.Optimizer], _Wrapped]":
-    """With hvdlite, or with Horovod, which has the same names."""
+def _by_module(name: str, **arguments: Any) -> "Callable[[World, torch.nn.Module, torch.optim.Optimizer], _Wrapped]":
+    """With hvdlite, or with Horovod, which has the same names. arguments: of its `DistributedOptimizer`."""
 
     def wrap(world: World, network: "torch.nn.Module", optimizer: "torch.optim.Optimizer") -> _Wrapped:
         hvd = importlib.import_module(name)
@@ -92,7 +94,7 @@ def _by_module(name: str) -> "Callable[[World, torch.nn.Module, torch.optim.Opti
         if hvd.size() != world.size:
             raise RuntimeError(f"{name} sees {hvd.size()} ranks of {world.size}")
         hvd.broadcast_parameters(network.state_dict(), root_rank=0)
-        return network, hvd.DistributedOptimizer(optimizer, named_parameters=network.named_parameters())
+        return network, hvd.DistributedOptimizer(optimizer, named_parameters=network.named_parameters(), **arguments)
 
     return wrap
 
@@ -115,6 +117,9 @@ WAYS: Mapping[str, Way] = {
     "none": Way(lambda: None, _alone, lambda: ""),
     "lockstep": Way(lambda: None, _in_step, lambda: ""),
     "hvdlite": Way(lambda: None, _by_module("hvdlite.torch"), _version_of("hvdlite")),
+    "hvdlite-view": Way(
+        lambda: None, _by_module("hvdlite.torch", gradient_as_bucket_view=True), _version_of("hvdlite"), by_default=False
+    ),
     "ddp": Way(PEERS["gloo"].missing, _by_ddp(view=False), _version_of("torch")),
     "ddp-view": Way(PEERS["gloo"].missing, _by_ddp(view=True), _version_of("torch")),
     "horovod": Way(PEERS["horovod"].missing, _by_module("horovod.torch"), _version_of("horovod")),

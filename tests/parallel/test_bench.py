@@ -134,9 +134,9 @@ def test_a_chosen_peer_through_the_door_for_numpy():
 
 def test_training():
     pytest.importorskip("torch")
-    records = records_of("training", "--seconds", "2", "--models", "linear200")
+    records = records_of("training", "--seconds", "2", "--models", "linear200", "--peers", ",".join(WAYS))
     ways = {name for name, way in WAYS.items() if way.missing() is None}
-    assert {"none", "hvdlite", "ddp"} <= ways <= present(records)
+    assert {"none", "hvdlite", "hvdlite-view", "ddp"} <= ways <= present(records)
     check_times(records)
     for zero_grad in ("none", "zero"):
         found = measured(records, case="training", model="linear200", zero_grad=zero_grad)
@@ -144,6 +144,14 @@ def test_training():
         for way, record in found.items():
             assert record["gradient_bytes"] == 200 * (32 * 32 + 32) * 4
             assert ("overhead_percent" in record) == (way != "none")
+
+
+def test_what_is_only_measured_if_asked_for():
+    pytest.importorskip("torch")
+    records = records_of("training", "--seconds", "1", "--models", "linear200", "--zero-grad", "none")
+    assert measured(records, case="training").keys() == {
+        name for name, way in WAYS.items() if way.missing() is None and name != "hvdlite-view"
+    }
 
 
 class Forgetful(PEERS["mpi4py"]):
