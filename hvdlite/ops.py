@@ -14,7 +14,8 @@ The functions ending in ``_async`` return a `Handle` at once; a tensor must not 
 synchronised. Those ending in an underscore write the result into their argument.
 
 Allreduces and blocking broadcasts first try the short way: native code that does all of it for a tensor whose memory can
-be used as it is (csrc/bindings/python/short_way.cc). What that leaves alone goes through `hvdlite.submission`.
+be used as it is (csrc/bindings/python/short_way.cc). What that leaves alone goes through `hvdlite.submission`, which also makes
+the handles of what the short way has started.
 
 Over 400 lines because every function spells out Horovod's signature; what they share is in `hvdlite.submission`.
 """

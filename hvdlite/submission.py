@@ -108,7 +108,9 @@ def start_reduce(
         started = engine.start_allreduce(tensor, average, name, op, prescale, postscale, process_set, in_place)
         if started is not None:
             number, output = started
-            step = partial(_marked, tensor) if in_place else partial(_made, output, tensor)
+            step: Finish = partial(_made, output, tensor)
+            if in_place:
+                step = partial(_written, backend_of(tensor), tensor, tensor, None)
             return Handle(engine, (number,), (step,), False)
     op = resolve_op(op, average)
     handle: Handle = reduce(tensor, name, op, prescale, postscale, process_set, in_place, blocking=False)
@@ -289,11 +291,6 @@ def _made_elsewhere(backend: TensorBackend, source: Exported, made: Any, step: F
     if backend.stream_now(source) != source.stream:
         backend.use_in_current_stream(made)
     return step(result)
-
-
-def _marked(tensor: Any, _result: "Result") -> Any:
-    backend_of(tensor).mark_written(tensor)
-    return tensor
 
 
 def _written(backend: TensorBackend, tensor: Any, adopted: Any, dense: Any, _result: "Result") -> Any:

@@ -206,11 +206,11 @@ def test_an_output_of_another_size_is_refused():
 @pytest.mark.parametrize("in_place", [True, False])
 @pytest.mark.parametrize("name", ["x", None])
 def test_an_operation_is_started_and_not_waited_for(kind, in_place, name):
-    def sources():
+    def make():
         arrays = [np.arange(5.0) + rank for rank in range(2)]
         return arrays if kind == "numpy" else [torch.from_numpy(array) for array in arrays]
 
-    sources, before = sources(), sources()
+    sources, before = make(), make()
     with engines(2) as ranks:
         started = [start(ranks[0].engine, name, sources[0], in_place, op=None)]
         assert not ranks[0].engine.poll(started[0][0])

@@ -77,8 +77,7 @@ void register_engine(nb::module_& module) {
            "Submits one request, a tuple as for submit_many, and waits for it as wait does.")
       .def("connect", &Engine::connect, "plain_of"_a, "keep"_a,
            "Makes allreduce_now, start_allreduce and broadcast_now work: plain_of tells the Plain "
-           "of a value's "
-           "type, keep is as wait's.")
+           "of a value's type, keep is as wait's.")
       .def("allreduce_now", &Engine::allreduce_now, "tensor"_a.none(), "average"_a.none(),
            "name"_a.none(), "op"_a.none(), "prescale_factor"_a.none(), "postscale_factor"_a.none(),
            "process_set"_a.none(), "in_place"_a,
