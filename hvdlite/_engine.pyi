@@ -1,6 +1,6 @@
 """Type stubs of the native module (csrc/bindings/python): the C ABI of hvdlite.h with Python's ownership rules."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, final
 
 from hvdlite.backends.base import Plain
@@ -114,8 +114,12 @@ class Engine:
         wake: bool = True,
     ) -> int:
         """Submits one request and returns its handle (> 0)."""
-    def submit_many(self, requests: Sequence[tuple[Any, ...]], wake: bool = True) -> list[int]:
+    def submit_many(
+        self, requests: Sequence[tuple[Any, ...]], wake: bool = True, handles: list[int] | None = None
+    ) -> list[int]:
         """Submits requests atomically; each is a tuple of submit's arguments (without wake) in order.
+
+        Adds their handles to the list, a new one if none is given, and returns it. No signal handler runs in between.
 
         A pointer may also be a C-contiguous object with the buffer protocol, which the caller keeps until the end. A request
         without a name is named by its number among the unnamed ones of its kind on its set, which is used up if the requests
@@ -154,10 +158,12 @@ class Engine:
         postscale_factor: float,
         process_set: ProcessSet,
         in_place: bool,
-    ) -> tuple[int, Any] | None:
-        """Starts the same without waiting: the operation's number and the tensor that will hold the result, or None.
+        new_handle: Callable[[Engine, Any, Any, bool], tuple[Any, list[int]]],
+    ) -> Any:
+        """Starts the same without waiting: the operation's handle, or None.
 
-        The caller keeps both tensors until the operation has ended, and then tells the framework of one that was written to.
+        Before anything is submitted, new_handle(engine, output, tensor, in_place) makes the handle, which keeps both tensors
+        until the operation has ended and then tells the framework of one that was written to, and the list for its number.
         """
     def broadcast_now(self, tensor: Any, root_rank: int, name: str | None, process_set: ProcessSet, in_place: bool) -> Any:
         """The same of a broadcast."""
@@ -317,13 +323,42 @@ class GradientHook:
     ) -> None: ...
     def __call__(self, tensor: Any, /) -> None: ...
 
-def gather(slots: list[Any], dtype: Any, strided: Any) -> tuple[list[int], list[Any]] | None:
-    """The addresses and the items of a bucket all of whose gradients are reduced where they are, which are not dirty any more;
-    None, and nothing has changed, if one is not.
-    """
+@final
+class Sent:
+    """What was sent of a bucket: a sequence of hvdlite.torch.flights.Item."""
 
-def all_are_there(items: list[Any]) -> bool:
-    """Was every gradient reduced where it is, and is it still there? Then they are filled."""
+    def __init__(self, items: list[Any], pointers: Sequence[int]) -> None: ...
+    def __len__(self) -> int: ...
+    def __getitem__(self, place: int) -> Any: ...
+    def __iter__(self) -> Iterator[Any]: ...
+    def all_are_there(self) -> bool:
+        """Was every gradient reduced where it is, and is it still there? Then they are filled."""
+
+@final
+class Gatherer:
+    """Finds out where the gradients of a bucket are, of one whose gradients are usually all reduced where they are."""
+
+    def __init__(self, slots: list[Any], type: type, plain: Plain | None, dtype: Any, strided: Any, code: int) -> None:
+        """plain: of tensors of this type; dtype, strided: torch's; code: the engine's dtype."""
+    def gather(self) -> Sent | None:
+        """What to send, if all gradients can be reduced where they are; otherwise None."""
+
+def launch(
+    engine: Engine,
+    bucket: BucketState,
+    stamp: int,
+    group: int,
+    sent: Sent,
+    absent: Sequence[int],
+    wake: bool,
+    stream: int,
+    handles: list[int],
+) -> None:
+    """Submits a bucket's prepared group as `Engine.submit_prepared`.
+
+    The handle is added to the list, the gradients are dirty no longer, and the bucket is launched in the pass `stamp`: all
+    of that or, if this raises, nothing.
+    """
 
 class SimulatedStep:
     """One collective for simulate()."""

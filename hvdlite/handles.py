@@ -23,7 +23,9 @@ class Handle:
     """One operation in flight, or a group of them. Give it to `poll` and `synchronize`, or use the methods.
 
     It stands for a number (``int(handle)``), as in Horovod, and compares and hashes as one. It holds the tensors:
-    dropped before the operation ended, it leaves them to the runtime, which holds them until then.
+    dropped before the operation ended, it leaves them to the runtime, which holds them until then. It is made before the
+    operation is submitted, and the submission itself puts the number into its list: if Ctrl-C raises just then, the handle is
+    dropped with the number and the tensors.
 
     On a GPU an operation has ended when its work was handed to the GPU. `synchronize` does not wait for the GPU: it puts the
     caller's current stream after that work, and the stream of the submission, in whose order the memory is used again.

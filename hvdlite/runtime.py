@@ -359,16 +359,16 @@ class Runtime:
 
     def sweep(self) -> None:
         """Lets go of parked memory whose operations have ended."""
-        for _ in range(len(self.parked)):
+        for entry in tuple(self.parked):
+            engine, numbers, memory, streams = entry
+            if engine is self.engine and not all(map(engine.poll, numbers)):
+                continue
             try:
-                engine, numbers, memory, streams = self.parked.popleft()
-            except IndexError:  # another thread sweeps too
-                return
+                self.parked.remove(entry)  # only now: Ctrl-C may raise anywhere here
+            except ValueError:  # another thread sweeps too
+                continue
             if engine is not self.engine:
                 continue  # its operations ended with it
-            if not all(map(engine.poll, numbers)):
-                self.parked.append((engine, numbers, memory, streams))
-                continue
             try:
                 _, errors = engine.wait_many(numbers, streams)
             except HvdliteError as lost:  # the GPU is, perhaps; whoever calls now has nothing to do with it

@@ -105,16 +105,22 @@ def start_reduce(
     """Submits an allreduce that nobody waits for yet, by the short way where it can."""
     engine = RUNTIME.engine
     if engine is not None and not RUNTIME.parked:
-        started = engine.start_allreduce(tensor, average, name, op, prescale, postscale, process_set, in_place)
+        started: Handle | None = engine.start_allreduce(
+            tensor, average, name, op, prescale, postscale, process_set, in_place, _new_handle
+        )
         if started is not None:
-            number, output = started
-            step: Finish = partial(_made, output, tensor)
-            if in_place:
-                step = partial(_written, backend_of(tensor), tensor, tensor, None)
-            return Handle(engine, (number,), (step,), False)
+            return started
     op = resolve_op(op, average)
     handle: Handle = reduce(tensor, name, op, prescale, postscale, process_set, in_place, blocking=False)
     return handle
+
+
+def _new_handle(engine: "Engine", output: Any, tensor: Any, in_place: bool) -> tuple[Handle, list[int]]:
+    step: Finish = partial(_made, output, tensor)
+    if in_place:
+        step = partial(_written, backend_of(tensor), tensor, tensor, None)
+    numbers: list[int] = []
+    return Handle(engine, numbers, (step,), False), numbers
 
 
 def reduce_group(
@@ -349,7 +355,10 @@ def _submit(
     if blocking:
         return finish(engine.run(request, finish, _KEEP if device == CPU else partial(_KEEP, streams=(stream,))))
     on_gpu = () if device == CPU else ((backend, source),)
-    return Handle(engine, engine.submit_many((request,)), (finish,), False, on_gpu)
+    numbers: list[int] = []
+    handle = Handle(engine, numbers, (finish,), False, on_gpu)
+    engine.submit_many((request,), True, numbers)
+    return handle
 
 
 def _submit_group(
@@ -367,7 +376,8 @@ def _submit_group(
         place = (group, size, index, (), device, layout, 0, 0, stream)
         requests.append((kind, member, dtype, shape, pointer, output, *common, *place))
         on_gpu.append(None if device == CPU else (backend, source))
-    numbers = engine.submit_many(requests, not blocking)
     finish = [part[-1] for part in parts]
+    numbers: list[int] = []
     handle = Handle(engine, numbers, finish, True, on_gpu if any(on_gpu) else ())
+    engine.submit_many(requests, not blocking, numbers)
     return handle.synchronize() if blocking else handle

@@ -1,17 +1,18 @@
 """Buckets of gradients as requests to the engine, and what becomes of the results.
 
-A bucket is launched once in a pass: its gradients become requests that the engine accepts together. The `Flight` that comes
-of it owns the memory that the engine reads and writes until each result has landed in its parameter's ``.grad``.
+A bucket is launched once in a pass: its gradients become requests that the engine accepts together. The `Flight` owns the
+memory that the engine reads and writes until each result has landed in its parameter's ``.grad``. It is there, and known to the
+reducer, before anything is submitted: Ctrl-C may raise between any two lines here, and the memory must not be lost then.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from hvdlite import submission
-from hvdlite._engine import BucketState, all_are_there, gather
-from hvdlite.backends import Exported, backend_of
+from hvdlite._engine import BucketState, Gatherer, Sent, launch
+from hvdlite.backends import Exported, backend_of, plain_of
 from hvdlite.errors import HvdliteError, InvalidArgumentError
 from hvdlite.requests import Kind, Request, tensor_name
 from hvdlite.runtime import RUNTIME
@@ -26,13 +27,14 @@ __all__ = ["Bucket", "DenseBucket", "Flight", "Item", "SparseBucket"]
 
 # One request: the slot, its gradient (None if this rank has none), the memory sent, and what decoding needs.
 Item = tuple[Slot, torch.Tensor | None, torch.Tensor, Any]
+Items = Sequence[Item] | Sent
 
 
 class Flight:
     """The requests of one launched bucket.
 
     Attributes:
-        handles: those of the engine's that have not been waited for.
+        handles: those of the engine's that have not been waited for; none before it is launched.
         items: the requests.
         outcomes: of the items, in order, as far as they have been waited for: what the bucket needs of a result, or an error.
         streams: on a GPU, the CUDA streams in whose order the memory is used again; the launching one is the first.
@@ -43,9 +45,9 @@ class Flight:
 
     __slots__ = ("bucket", "handles", "in_place", "items", "landed", "outcomes", "streams")
 
-    def __init__(self, bucket: "Bucket", handles: list[int], items: list[Item], streams: Sequence[int] = ()) -> None:
+    def __init__(self, bucket: "Bucket", items: Items, streams: Sequence[int] = ()) -> None:
         self.bucket = bucket
-        self.handles = handles
+        self.handles: list[int] = []
         self.items = items
         self.streams = streams
         self.outcomes: list[Any] = []
@@ -63,16 +65,17 @@ class Flight:
             The first error of all items, or None.
 
         """
-        if self.in_place and all_are_there(self.items):
+        if self.in_place and isinstance(self.items, Sent) and self.items.all_are_there():
             self.landed = len(self.items)
             return None
         failure: HvdliteError | None = None
         land = self.bucket.land
-        for place in range(self.landed, len(self.items)):
+        for place in range(self.landed, len(self.outcomes)):
             item, outcome = self.items[place], self.outcomes[place]
-            self.landed += 1
+            has_failed = isinstance(outcome, HvdliteError)
+            self.landed += 1  # once only: what has landed in part cannot be told from what has not
             try:
-                if isinstance(outcome, HvdliteError):
+                if has_failed:
                     raise outcome
                 land(item, outcome, strict)
             except HvdliteError as error:
@@ -102,8 +105,16 @@ class Bucket(Protocol):
     def see_stream(self) -> None:
         """On a GPU: a gradient of this pass has been made in the current stream."""
 
-    def launch(self, engine: "Engine", turn: int, wake: bool) -> Flight:
-        """Submits the gradients; `turn` counts the passes of one step, whose names differ."""
+    def launch(self, engine: "Engine", turn: int, wake: bool, stamp: int, begin: Callable[[Flight], None]) -> None:
+        """Submits the gradients, in a flight that `begin` is given first.
+
+        Args:
+            engine: that is to reduce them.
+            turn: counts the passes of one step, whose names differ.
+            wake: is this within a pass? Then nobody waits for the engine soon.
+            stamp: the number of the pass.
+            begin: remembers the flight.
+        """
 
     def wait(self, engine: "Engine", flight: Flight) -> None:
         """Waits for all that the flight still waits for. If a signal interrupts it, it can be called again."""
@@ -141,8 +152,10 @@ class DenseBucket(BucketState):
         self._prescale = prescale
         self._postscale = postscale
         dtypes = {slot.param.dtype for slot, _ in members}
-        # Of gradients that are all reduced in place and row-major, as most are; otherwise None.
-        self._dtype = dtypes.pop() if len(dtypes) == 1 and all(form.is_plain for _, form in members) else None
+        self._gatherer: Gatherer | None = None
+        if len(dtypes) == 1 and all(form.is_plain for _, form in members):  # as most are: reduced in place and row-major
+            plain = plain_of(members[0][0].param.detach()) if self.device == CPU else None
+            self._gatherer = Gatherer(self.slots, torch.Tensor, plain, dtypes.pop(), torch.strided, members[0][1].dtype)
         self._groups: list[int] = []  # prepared, one for each of the passes of a step
 
     def _prepare(self, engine: "Engine", turn: int) -> int:
@@ -175,22 +188,20 @@ class DenseBucket(BucketState):
         """See `Bucket.see_stream`."""
         self._streams.see()
 
-    def launch(self, engine: "Engine", turn: int, wake: bool) -> Flight:
+    def launch(self, engine: "Engine", turn: int, wake: bool, stamp: int, begin: Callable[[Flight], None]) -> None:
         """Submits all members, those without a gradient as absent."""
         streams = () if self.device == CPU else self._streams.gather(wake)
         group = self._groups[turn] if turn < len(self._groups) else self._prepare(engine, turn)
-        gathered = None if self._dtype is None else gather(self.slots, self._dtype, torch.strided)
-        if gathered is not None:
-            pointers, items = gathered
-            absent: list[int] = []
-        else:
-            pointers, items, absent = self._gather()
-        if not streams:
-            return Flight(self, [engine.submit_prepared(group, pointers, absent, wake)], items)
-        return Flight(self, [engine.submit_prepared(group, pointers, absent, wake, streams[0])], items, streams)
+        sent = None if self._gatherer is None else self._gatherer.gather()
+        absent: list[int] = []
+        if sent is None:
+            sent, absent = self._gather()
+        flight = Flight(self, sent, streams)
+        begin(flight)
+        launch(engine, self, stamp, group, sent, absent, wake, streams[0] if streams else 0, flight.handles)
 
-    def _gather(self) -> tuple[list[int], list[Item], list[int]]:
-        """The addresses and the items, whatever the gradients are, and which are absent."""
+    def _gather(self) -> tuple[Sent, list[int]]:
+        """What to send, whatever the gradients are, and which are absent."""
         pointers: list[int] = []
         absent: list[int] = []
         items: list[Item] = []
@@ -208,10 +219,9 @@ class DenseBucket(BucketState):
             else:
                 with torch.no_grad():
                     wire, context = form.encode(grad)
-            slot.dirty = False
             pointers.append(wire.data_ptr())
             items.append((slot, grad, wire, context))
-        return pointers, items, absent
+        return Sent(items, pointers), absent
 
     def wait(self, engine: "Engine", flight: Flight) -> None:
         """Once for all members."""
@@ -255,7 +265,7 @@ class DenseBucket(BucketState):
         self._groups.clear()
 
 
-def _use_in_current_stream(items: Sequence[Item]) -> None:
+def _use_in_current_stream(items: Items) -> None:
     """Memory that was made for the launching stream is about to be used in the current one."""
     for _, grad, wire, _ in items:
         if wire is not grad:
@@ -291,14 +301,13 @@ class SparseBucket(BucketState):
         """See `Bucket.see_stream`."""
         self._streams.see()
 
-    def launch(self, engine: "Engine", turn: int, wake: bool) -> Flight:
+    def launch(self, engine: "Engine", turn: int, wake: bool, stamp: int, begin: Callable[[Flight], None]) -> None:
         """Submits the indices and the values of this rank's rows, of which there may be none."""
         streams = () if self.device == CPU else self._streams.gather(wake)
         slot = self.slots[0]
         grad = slot.param.grad if slot.dirty else None
         if slot.dirty and grad is None:
             slot.forget()  # somebody has reset it
-        slot.dirty = False
         with torch.no_grad():
             indices, values = rows_of(grad, slot.param, slot.sparse_dim or 1)
         suffix = f"@{turn + 1}" if turn else ""
@@ -321,7 +330,14 @@ class SparseBucket(BucketState):
             )
             items.append((slot, grad, exported.owner, exported))
         self._indices = None
-        return Flight(self, engine.submit_many(requests, wake), items, streams)
+        flight = Flight(self, items, streams)
+        begin(flight)
+        try:
+            engine.submit_many(requests, wake, flight.handles)
+        finally:
+            if flight.handles:
+                slot.dirty = False
+                self.launched = stamp
 
     def wait(self, engine: "Engine", flight: Flight) -> None:
         """One after the other: each result has memory of its own."""
@@ -332,8 +348,8 @@ class SparseBucket(BucketState):
                 outcome = engine.wait(flight.handles[0], streams=streams)
             except HvdliteError as error:
                 outcome = error
-            flight.outcomes.append(outcome)
             del flight.handles[0]
+            flight.outcomes.append(outcome)
 
     def land(self, item: Item, outcome: Any, strict: bool) -> None:
         """The indices land first, then the values, which make the gradient. The outcome: the engine's result."""

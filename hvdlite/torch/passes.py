@@ -82,22 +82,28 @@ class PassListener(Protocol):
 class EndOfTask:
     """The callback given to one graph task. It tells the listener exactly one of three things, whatever happens."""
 
-    __slots__ = ("called", "listener", "nested", "serial")
+    __slots__ = ("_over", "_waiting", "listener", "nested", "serial")
 
     def __init__(self, listener: PassListener, serial: int, nested: bool) -> None:
+        self._waiting = self._over = False
         self.listener = listener
         self.serial = serial  # of the pass it belongs to
         self.nested = nested
-        self.called = False
+
+    def wait(self) -> None:
+        """Waits for the end of the current task, if that tells of it; otherwise nothing is told."""
+        if when_task_ends(self):
+            self._waiting = True
 
     def __call__(self) -> None:
         """The task is over."""
-        self.called = True
+        self._waiting = False
+        self._over = True
         if not self.nested:
             self.listener.task_ended(self)
 
     def __del__(self) -> None:
-        if not self.called:
+        if getattr(self, "_waiting", False):  # nothing is there if Ctrl-C came before __init__
             self.listener.task_lost(self)
-        elif self.nested:
+        elif getattr(self, "_over", False) and self.nested:
             self.listener.task_left(self)

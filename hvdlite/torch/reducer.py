@@ -235,9 +235,7 @@ class Reducer(PassState):
     def _watch(self, task: int, nested: bool) -> None:
         self._task = task
         self._tasks.add(task)
-        end = EndOfTask(self, self._stamp, nested)
-        if not when_task_ends(end):
-            end.called = True  # nobody will: settle() does what is to be done
+        EndOfTask(self, self._stamp, nested).wait()  # where nothing is told, settle() does what is to be done
 
     def _begin(self, slot: Slot) -> None:
         """The first gradient of a pass is there."""
@@ -270,9 +268,10 @@ class Reducer(PassState):
         """The pass is over: backward() returns when this has."""
         if self._running and end.serial == self._stamp:
             self._finish_pass()
-            self._backwards += not self.suspended
-            if not self._local:
+            if self._owed:
                 self._reduce(strict=True)
+            else:
+                self._unsettled = False
 
     def task_left(self, end: EndOfTask) -> None:
         """The task around a nested one is current now; its end has to be noticed as well."""
@@ -291,19 +290,21 @@ class Reducer(PassState):
         if not self._running or end.serial != self._stamp:
             return
         self._finish_pass()
-        self._unsettled = True
-        if not self._local:
-            self._owed = True
+        if self._owed:
             with suppress(HvdliteError):  # settle() meets the same error where it can be raised
                 if self._buckets is None:
                     self._plan()  # which does wait, but otherwise the others could not go on
                 self._launch_rest()
 
     def _finish_pass(self) -> None:
+        """There are no more hooks. What is to be done now settle() goes on with, should Ctrl-C come at any moment."""
+        self._unsettled = True
+        self._owed = not self._local
+        self._local_gradients |= self._local
         self._task = NO_TASK
         self._tasks.clear()
+        self._backwards += not self.suspended
         self._running = False
-        self._local_gradients |= self._local
 
     # --- reduction --------------------------------------------------------------------------------------------------------
 
@@ -378,8 +379,7 @@ class Reducer(PassState):
 
     def _launch(self, bucket: Bucket, wake: bool) -> None:
         assert self._engine is not None  # since the pass began
-        bucket.launched = self._stamp
-        self._flights.append(bucket.launch(self._engine, self._turn % _TURNS, wake))
+        bucket.launch(self._engine, self._turn % _TURNS, wake, self._stamp, self._flights.append)
 
     def _wait(self, strict: bool) -> None:
         """Waits for everything in flight. Raises the first failure after all have ended."""
@@ -404,13 +404,9 @@ class Reducer(PassState):
         """Makes good what the end of the last pass did not do. Does nothing if all is well."""
         if self._running:
             self._finish_pass()
-            self._backwards += not self.suspended
-            self._owed = not self._local
-            self._unsettled = True
         self.restore()
         if self._unsettled:
-            owed, self._owed = self._owed, False
-            (self._reduce if owed else self._land)(strict=False)
+            (self._reduce if self._owed else self._land)(strict=False)
 
     def restore(self) -> None:
         """Puts back what was set aside for increments that did not come."""

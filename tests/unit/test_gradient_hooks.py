@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hvdlite._engine import BucketState, GradientHook, GradientState, PassState, all_are_there, gather
+from hvdlite._engine import BucketState, GradientHook, GradientState, PassState
 
 CPU = -1
 
@@ -74,25 +74,17 @@ def test_an_error_in_a_hook_is_raised():
         GradientHook(case.state, GradientState(), print, False)("increment")
 
 
-def tensor(address, **other):
-    usual = {"dtype": "float", "layout": "strided", "is_contiguous": lambda: True, "is_neg": lambda: False}
-    return SimpleNamespace(**{**usual, "data_ptr": lambda: address, **other})
+@pytest.mark.parametrize("was_counted", [False, True])
+def test_what_backward_has_added_stays_when_the_hook_raises(was_counted):
+    case = make(after=True)
+    case.bucket.missing = 1  # launched by Python
 
+    def interrupted(slot, tensor):
+        if was_counted:
+            slot.stamp = case.state._stamp
+        raise KeyboardInterrupt
 
-def test_a_bucket_is_gathered_or_left_as_it_is():
-    slots = [make(after=True).slot for _ in range(2)]
-    for address, slot in enumerate(slots):
-        slot.param.grad, slot.dirty = tensor(address), True
-    for wrong in ({"dtype": "half"}, {"layout": "sparse"}, {"is_contiguous": lambda: False}, {"is_neg": lambda: True}):
-        slots[1].param.grad = tensor(1, **wrong)
-        assert gather(slots, "float", "strided") is None
-        assert slots[0].dirty
-    slots[1].param.grad = tensor(1)
-    pointers, items = gather(slots, "float", "strided")
-    assert pointers == [0, 1]
-    assert items == [(slot, slot.param.grad, slot.param.grad, None) for slot in slots]
-    assert not any(slot.dirty for slot in slots)
-    assert all_are_there(items)
-    assert all(slot.filled for slot in slots)
-    slots[1].param.grad = tensor(1)  # replaced
-    assert not all_are_there(items)
+    hook = GradientHook(case.state, case.slot, interrupted, True)
+    with pytest.raises(KeyboardInterrupt):
+        hook("tensor")
+    assert case.slot.dirty != was_counted  # if it was, it may be in flight already

@@ -24,6 +24,10 @@ def kept_nothing(memory, handle, code):
     raise AssertionError("nothing is left in flight")
 
 
+def no_handle(engine, output, tensor, in_place):
+    raise AssertionError("nothing is submitted")
+
+
 def reduce(engine, name, tensor, in_place=True, keep=kept_nothing, op=SUM, prescale=1.0, process_set=WORLD_OF_TWO):
     """The result of the short way; None if the call has to go the general way."""
     engine.connect(plain_of, keep)
@@ -32,8 +36,15 @@ def reduce(engine, name, tensor, in_place=True, keep=kept_nothing, op=SUM, presc
 
 def start(engine, name, tensor, in_place=True, op=SUM, process_set=WORLD_OF_TWO):
     """The operation's number and its output; None if the call has to go the general way."""
+    numbers = []
+
+    def handle_of(its_engine, output, its_tensor, is_in_place):
+        assert (its_engine, its_tensor, is_in_place) == (engine, tensor, in_place)
+        return (numbers, output), numbers
+
     engine.connect(plain_of, kept_nothing)
-    return engine.start_allreduce(tensor, None, name, op, 1.0, 1.0, process_set, in_place)
+    handle = engine.start_allreduce(tensor, None, name, op, 1.0, 1.0, process_set, in_place, handle_of)
+    return None if handle is None else (*handle[0], handle[1])
 
 
 def broadcast(engine, name, tensor, root, in_place=True, process_set=WORLD_OF_TWO):
@@ -166,7 +177,7 @@ def test_unusual_arguments_are_left_to_the_general_way(unusual):
     with engines(1) as (rank,):
         rank.engine.connect(plain_of, kept_nothing)
         assert rank.engine.allreduce_now(np.ones(3, np.float32), *call.values(), True) is None
-        assert rank.engine.start_allreduce(np.ones(3, np.float32), *call.values(), True) is None
+        assert rank.engine.start_allreduce(np.ones(3, np.float32), *call.values(), True, no_handle) is None
         assert rank.engine.counters()["submitted"] == 0
 
 
@@ -190,7 +201,7 @@ def test_without_an_op_it_is_an_average():
 def test_an_engine_that_was_told_of_no_types_leaves_all_to_the_general_way():
     with engines(1) as (rank,):
         assert rank.engine.allreduce_now(np.ones(3), None, "x", SUM, 1.0, 1.0, WORLD_OF_TWO, True) is None
-        assert rank.engine.start_allreduce(np.ones(3), None, "x", SUM, 1.0, 1.0, WORLD_OF_TWO, True) is None
+        assert rank.engine.start_allreduce(np.ones(3), None, "x", SUM, 1.0, 1.0, WORLD_OF_TWO, True, no_handle) is None
 
 
 def test_an_output_of_another_size_is_refused():
@@ -198,7 +209,7 @@ def test_an_output_of_another_size_is_refused():
     with engines(1) as (rank,):
         rank.engine.connect(lambda value: plain, kept_nothing)
         assert rank.engine.allreduce_now(np.ones(3), None, "x", SUM, 1.0, 1.0, WORLD_OF_TWO, False) is None
-        assert rank.engine.start_allreduce(np.ones(3), None, "x", SUM, 1.0, 1.0, WORLD_OF_TWO, False) is None
+        assert rank.engine.start_allreduce(np.ones(3), None, "x", SUM, 1.0, 1.0, WORLD_OF_TWO, False, no_handle) is None
         assert rank.engine.counters()["submitted"] == 0
 
 

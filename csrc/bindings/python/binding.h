@@ -20,6 +20,7 @@ void register_engine(nb::module_& module);
 void register_device(nb::module_& module);
 void register_termination(nb::module_& module);
 void register_gradients(nb::module_& module);
+void register_launch(nb::module_& module);
 void register_testing(nb::module_& module);
 
 // Text of the core as a str; bytes that are no UTF-8 (a host name, a path) are replaced instead of hiding the error.

@@ -117,12 +117,12 @@ std::int64_t Engine::submit(const hvdlite_request& request, bool wake) {
   return handle;
 }
 
-nb::list Engine::submit_many(nb::handle requests, bool wake) {
+void Engine::submit_many(nb::handle requests, bool wake, nb::list handles) {
   const Requests natives = Requests::of_sequence(requests);
-  std::vector<std::int64_t> handles(natives.size());
+  std::vector<std::int64_t> numbers(natives.size());
   python::check(
-      hvdlite_submit(engine_, natives.data(), natives.size(), wake ? 1 : 0, handles.data()));
-  return as_list(handles);
+      hvdlite_submit(engine_, natives.data(), natives.size(), wake ? 1 : 0, numbers.data()));
+  for (const std::int64_t number : numbers) handles.append(number);
 }
 
 std::int64_t Engine::prepare(nb::handle requests) {
@@ -132,16 +132,14 @@ std::int64_t Engine::prepare(nb::handle requests) {
   return group;
 }
 
-std::int64_t Engine::submit_prepared(std::int64_t group, nb::handle pointers, nb::handle absent,
-                                     bool wake, std::uintptr_t stream) {
-  const Int64List addresses(pointers);
-  const auto count = static_cast<std::size_t>(addresses.size());
+std::int64_t Engine::submit_prepared(std::int64_t group, std::span<const std::int64_t> pointers,
+                                     nb::handle absent, bool wake, std::uintptr_t stream) {
   const Int64List lacking(absent);
   std::unique_ptr<bool[]> is_absent;
-  if (lacking.size() > 0) is_absent = std::make_unique<bool[]>(count);
+  if (lacking.size() > 0) is_absent = std::make_unique<bool[]>(pointers.size());
   for (std::int32_t i = 0; i < lacking.size(); ++i) {
     const std::int64_t index = lacking.data()[i];
-    if (index < 0 || index >= addresses.size()) {
+    if (index < 0 || index >= static_cast<std::int64_t>(pointers.size())) {
       throw nb::index_error("absent: the group has no request of that number");
     }
     is_absent[static_cast<std::size_t>(index)] = true;
@@ -149,8 +147,8 @@ std::int64_t Engine::submit_prepared(std::int64_t group, nb::handle pointers, nb
   static_assert(sizeof(void*) == sizeof(std::int64_t));
   std::int64_t handle = 0;
   python::check(hvdlite_submit_prepared(
-      engine_, group, reinterpret_cast<void* const*>(addresses.data()), is_absent.get(), count,
-      reinterpret_cast<void*>(stream), wake ? 1 : 0, &handle));
+      engine_, group, reinterpret_cast<void* const*>(pointers.data()), is_absent.get(),
+      pointers.size(), reinterpret_cast<void*>(stream), wake ? 1 : 0, &handle));
   return handle;
 }
 

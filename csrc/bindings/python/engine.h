@@ -8,6 +8,7 @@
 
 #include <deque>
 #include <limits>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -54,7 +55,8 @@ class Engine {
   void make_current();
   nb::tuple topology() const;
   std::int64_t submit(const hvdlite_request& request, bool wake);
-  nb::list submit_many(nb::handle requests, bool wake);
+  // Adds the handles to the list.
+  void submit_many(nb::handle requests, bool wake, nb::list handles);
   Result run(nb::handle request, nb::handle memory, nb::handle keep);
   // The short way (short_way.cc), which works from then on: plain_of tells the Plain of a value's type, keep is called as
   // wait's. Not while anybody is on it.
@@ -64,12 +66,12 @@ class Engine {
                            bool in_place);
   nb::object start_allreduce(nb::handle tensor, nb::handle average, nb::handle name, nb::handle op,
                              nb::handle prescale, nb::handle postscale, nb::handle process_set,
-                             bool in_place);
+                             bool in_place, nb::handle new_handle);
   nb::object broadcast_now(nb::handle tensor, nb::handle root, nb::handle name,
                            nb::handle process_set, bool in_place);
   std::int64_t prepare(nb::handle requests);
-  std::int64_t submit_prepared(std::int64_t group, nb::handle pointers, nb::handle absent,
-                               bool wake, std::uintptr_t stream);
+  std::int64_t submit_prepared(std::int64_t group, std::span<const std::int64_t> pointers,
+                               nb::handle absent, bool wake, std::uintptr_t stream);
   void release_prepared(std::int64_t group);
   bool poll(std::int64_t handle);
   Result wait(std::int64_t handle, nb::handle memory, nb::handle keep, double limit = kNoLimit,

@@ -46,6 +46,19 @@ std::int64_t submit(Engine& engine, std::int32_t kind, std::optional<const char*
   return engine.submit(request, wake);
 }
 
+nb::list submit_many(Engine& engine, nb::handle requests, bool wake, nb::handle handles) {
+  const nb::list list = handles.is_none() ? nb::list() : nb::cast<nb::list>(handles);
+  engine.submit_many(requests, wake, list);
+  return list;
+}
+
+std::int64_t submit_prepared(Engine& engine, std::int64_t group, nb::handle pointers,
+                             nb::handle absent, bool wake, std::uintptr_t stream) {
+  const Int64List addresses(pointers);
+  return engine.submit_prepared(
+      group, {addresses.data(), static_cast<std::size_t>(addresses.size())}, absent, wake, stream);
+}
+
 }  // namespace
 
 void register_engine(nb::module_& module) {
@@ -70,9 +83,9 @@ void register_engine(nb::module_& module) {
            "splits"_a = nb::tuple(), "device"_a = int{HVDLITE_DEVICE_CPU}, "layout"_a = 0,
            "flags"_a = 0, "arena"_a = 0, "stream"_a = 0, "wake"_a = true,
            "Submits one request and returns its handle (> 0).")
-      .def("submit_many", &Engine::submit_many, "requests"_a, "wake"_a = true,
+      .def("submit_many", &submit_many, "requests"_a, "wake"_a = true, "handles"_a = nb::none(),
            "Submits requests atomically; each is a tuple of submit's arguments (without wake) in "
-           "order.")
+           "order. Adds their handles to the list, a new one if none is given, and returns it.")
       .def("run", &Engine::run, "request"_a, "memory"_a = nb::none(), "keep"_a = nb::none(),
            "Submits one request, a tuple as for submit_many, and waits for it as wait does.")
       .def("connect", &Engine::connect, "plain_of"_a, "keep"_a,
@@ -86,18 +99,18 @@ void register_engine(nb::module_& module) {
       .def(
           "start_allreduce", &Engine::start_allreduce, "tensor"_a.none(), "average"_a.none(),
           "name"_a.none(), "op"_a.none(), "prescale_factor"_a.none(), "postscale_factor"_a.none(),
-          "process_set"_a.none(), "in_place"_a,
-          "Starts the same without waiting: the operation's number and the tensor that will hold "
-          "the result, or None. The caller keeps both tensors, and tells the framework of one that "
-          "was written to.")
+          "process_set"_a.none(), "in_place"_a, "new_handle"_a,
+          "Starts the same without waiting. new_handle(engine, output, tensor, in_place) makes the "
+          "handle that keeps both tensors, before anything is submitted, and the list that the "
+          "operation's number is added to. Returns the handle, or None.")
       .def("broadcast_now", &Engine::broadcast_now, "tensor"_a.none(), "root_rank"_a.none(),
            "name"_a.none(), "process_set"_a.none(), "in_place"_a, "The same of a broadcast.")
       .def(
           "prepare", &Engine::prepare, "requests"_a,
           "Checks allreduces that will be submitted together many times, tuples as for submit_many "
           "whose pointers do not count, and returns the group's id.")
-      .def("submit_prepared", &Engine::submit_prepared, "group"_a, "pointers"_a,
-           "absent"_a = nb::tuple(), "wake"_a = true, "stream"_a = 0,
+      .def("submit_prepared", &submit_prepared, "group"_a, "pointers"_a, "absent"_a = nb::tuple(),
+           "wake"_a = true, "stream"_a = 0,
            "Submits a prepared group in place, with one pointer for each request, and returns one "
            "handle for it. absent: numbers of the requests for which this rank has no value.")
       .def("release_prepared", &Engine::release_prepared, "group"_a)

@@ -14,11 +14,6 @@ namespace {
 struct Names {
   PyObject* grad = PyUnicode_InternFromString("grad");
   PyObject* version = PyUnicode_InternFromString("_version");
-  PyObject* dtype = PyUnicode_InternFromString("dtype");
-  PyObject* layout = PyUnicode_InternFromString("layout");
-  PyObject* is_contiguous = PyUnicode_InternFromString("is_contiguous");
-  PyObject* is_neg = PyUnicode_InternFromString("is_neg");
-  PyObject* data_ptr = PyUnicode_InternFromString("data_ptr");
 };
 const Names* names;
 PyTypeObject* gradient_state_type;
@@ -59,16 +54,6 @@ Answer has_version(PyObject* grad, long long version) {
   const long long number = PyLong_AsLongLong(now.get());
   if (number == -1 && PyErr_Occurred() != nullptr) return Answer::kRaised;
   return answer(number == version);
-}
-
-Answer is_attribute(PyObject* tensor, PyObject* name, PyObject* expected) {
-  const Owned value(PyObject_GetAttr(tensor, name));
-  return value.failed() ? Answer::kRaised : answer(value.get() == expected);
-}
-
-Answer method_gives(PyObject* tensor, PyObject* name, PyObject* expected) {
-  const Owned value(PyObject_CallMethodNoArgs(tensor, name));
-  return value.failed() ? Answer::kRaised : answer(value.get() == expected);
 }
 
 // --- hooks ----------------------------------------------------------------------------------------------------------
@@ -127,6 +112,15 @@ PyObject* call_hook(PyObject* self, PyObject* const* args, std::size_t count, Py
   return nullptr;
 }
 
+// What was raised before the gradient was counted (Ctrl-C) does not take back what backward has added to it.
+PyObject* call_after(PyObject* self, PyObject* const* args, std::size_t count, PyObject* keywords) {
+  GradientState* slot = reinterpret_cast<GradientHook*>(self)->slot;
+  const long long stamp = slot->stamp;
+  PyObject* result = call_hook<after>(self, args, count, keywords);
+  if (result == nullptr && slot->stamp == stamp) slot->dirty = 1;
+  return result;
+}
+
 PyObject* new_hook(PyTypeObject* type, PyObject* args, PyObject* keywords) {
   const char* const expected[] = {"pass_state", "slot", "otherwise", "after", nullptr};
   PyObject* pass = nullptr;
@@ -140,96 +134,11 @@ PyObject* new_hook(PyTypeObject* type, PyObject* args, PyObject* keywords) {
   }
   auto* hook = reinterpret_cast<GradientHook*>(type->tp_alloc(type, 0));
   if (hook == nullptr) return nullptr;
-  hook->call = is_after != 0 ? call_hook<after> : call_hook<before>;
+  hook->call = is_after != 0 ? call_after : call_hook<before>;
   hook->pass = reinterpret_cast<PassState*>(Py_NewRef(pass));
   hook->slot = reinterpret_cast<GradientState*>(Py_NewRef(slot));
   hook->otherwise = Py_NewRef(otherwise);
   return reinterpret_cast<PyObject*>(hook);
-}
-
-// --- a bucket -------------------------------------------------------------------------------------------------------
-
-// WireForm.fits, of a form that is reduced in place and contiguous.
-Answer fits(PyObject* grad, PyObject* dtype, PyObject* strided) {
-  Answer fit = is_attribute(grad, names->dtype, dtype);
-  if (fit == Answer::kTrue) fit = is_attribute(grad, names->layout, strided);
-  if (fit == Answer::kTrue) fit = method_gives(grad, names->is_contiguous, Py_True);
-  if (fit == Answer::kTrue) fit = method_gives(grad, names->is_neg, Py_False);
-  return fit;
-}
-
-// One member of a bucket as DenseBucket.launch would send it: (slot, grad, grad, None), and the address.
-Answer take(PyObject* slot, PyObject* dtype, PyObject* strided, PyObject* pointers,
-            PyObject* items) {
-  if (!PyObject_TypeCheck(slot, gradient_state_type)) return Answer::kFalse;
-  auto* state = reinterpret_cast<GradientState*>(slot);
-  if (state->dirty == 0) return Answer::kFalse;
-  const Owned grad(grad_of(*state));
-  if (grad.failed()) return Answer::kRaised;
-  if (grad.get() == Py_None) return Answer::kFalse;
-  const Answer fit = fits(grad.get(), dtype, strided);
-  if (fit != Answer::kTrue) return fit;
-  const Owned pointer(PyObject_CallMethodNoArgs(grad.get(), names->data_ptr));
-  if (pointer.failed() || PyList_Append(pointers, pointer.get()) != 0) return Answer::kRaised;
-  const Owned item(PyTuple_Pack(4, slot, grad.get(), grad.get(), Py_None));
-  if (item.failed() || PyList_Append(items, item.get()) != 0) return Answer::kRaised;
-  return Answer::kTrue;
-}
-
-PyObject* gather(PyObject* /*module*/, PyObject* const* args, Py_ssize_t count) {
-  if (count != 3 || !PyList_Check(args[0])) {
-    PyErr_SetString(PyExc_TypeError, "gather takes a list of slots, a dtype and torch.strided");
-    return nullptr;
-  }
-  const Owned pointers(PyList_New(0));
-  const Owned items(PyList_New(0));
-  if (pointers.failed() || items.failed()) return nullptr;
-  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(args[0]); ++i) {
-    const Owned slot(Py_NewRef(PyList_GET_ITEM(args[0], i)));
-    switch (take(slot.get(), args[1], args[2], pointers.get(), items.get())) {
-      case Answer::kTrue:
-        break;
-      case Answer::kFalse:
-        Py_RETURN_NONE;
-      case Answer::kRaised:
-        return nullptr;
-    }
-  }
-  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(items.get()); ++i) {
-    PyObject* slot = PyTuple_GET_ITEM(PyList_GET_ITEM(items.get(), i), 0);
-    reinterpret_cast<GradientState*>(slot)->dirty = 0;
-  }
-  return PyTuple_Pack(2, pointers.get(), items.get());
-}
-
-// Is this item's gradient where it was reduced?
-Answer is_there(PyObject* item) {
-  if (!PyTuple_Check(item) || PyTuple_GET_SIZE(item) != 4) return Answer::kFalse;
-  PyObject* slot = PyTuple_GET_ITEM(item, 0);
-  PyObject* grad = PyTuple_GET_ITEM(item, 1);
-  if (grad == Py_None || grad != PyTuple_GET_ITEM(item, 2)) return Answer::kFalse;
-  if (!PyObject_TypeCheck(slot, gradient_state_type)) return Answer::kFalse;
-  auto* state = reinterpret_cast<GradientState*>(slot);
-  if (!is_none(state->aside) || !is_none(state->sparse_dim)) return Answer::kFalse;
-  const Owned now(grad_of(*state));
-  if (now.failed()) return Answer::kRaised;
-  if (now.get() != grad) return Answer::kFalse;
-  state->filled = 1;
-  return Answer::kTrue;
-}
-
-PyObject* all_are_there(PyObject* /*module*/, PyObject* items) {
-  if (!PyList_Check(items)) {
-    PyErr_SetString(PyExc_TypeError, "all_are_there takes a list of items");
-    return nullptr;
-  }
-  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(items); ++i) {
-    const Owned item(Py_NewRef(PyList_GET_ITEM(items, i)));
-    const Answer there = is_there(item.get());
-    if (there == Answer::kRaised) return nullptr;
-    if (there == Answer::kFalse) Py_RETURN_FALSE;
-  }
-  Py_RETURN_TRUE;
 }
 
 PyObject* forget(PyObject* self, PyObject* /*none*/) {
@@ -419,17 +328,19 @@ PyTypeObject* add_type(nb::module_& module, const char* name, unsigned flags, Py
   return reinterpret_cast<PyTypeObject*>(type);
 }
 
-PyMethodDef functions[] = {
-    {"gather", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(gather)), METH_FASTCALL,
-     "gather(slots, dtype, strided) -> tuple | None\n\nThe addresses and the items of a bucket all "
-     "of whose gradients are reduced where they are, which are not dirty any more; None, and "
-     "nothing has changed, if one is not."},
-    {"all_are_there", all_are_there, METH_O,
-     "all_are_there(items) -> bool\n\nWas every gradient reduced where it is, and is it still "
-     "there? Then they are filled."},
-    {}};
-
 }  // namespace
+
+GradientState& gradient_state(nb::handle slot) {
+  if (!PyObject_TypeCheck(slot.ptr(), gradient_state_type))
+    throw nb::type_error("this is no GradientState");
+  return *reinterpret_cast<GradientState*>(slot.ptr());
+}
+
+BucketState& bucket_state(nb::handle bucket) {
+  if (!PyObject_TypeCheck(bucket.ptr(), bucket_state_type))
+    throw nb::type_error("this is no BucketState");
+  return *reinterpret_cast<BucketState*>(bucket.ptr());
+}
 
 void register_gradients(nb::module_& module) {
   names = new Names;
@@ -442,8 +353,7 @@ void register_gradients(nb::module_& module) {
       add_type<GradientHook>(module, "hvdlite._engine.GradientHook", kHook, hook_slots);
   // torch warns when it saves a tensor with a hook, unless the hook says that it is not to be saved.
   if (PyObject_SetAttrString(reinterpret_cast<PyObject*>(hook), "__torch_unserializable__",
-                             Py_True) != 0 ||
-      PyModule_AddFunctions(module.ptr(), functions) != 0) {
+                             Py_True) != 0) {
     throw nb::python_error();
   }
 }

@@ -1,10 +1,9 @@
 // The part of torch's DistributedOptimizer that runs once for each gradient in each pass: types that hvdlite.torch derives its
-// classes from, and the hooks that autograd calls.
+// classes from, and the hooks that autograd calls. What is done with the gradients of a bucket together is in launch.cc.
 // Thread: with the GIL held, which nothing here gives away. Owns: references, as any Python object does. Blocks: no.
 // Throws: nothing; as CPython's own types it sets Python's error and returns null.
 //
-// What is done here is the usual case of methods in hvdlite/torch, to the letter: of Reducer._before, Reducer._after,
-// DenseBucket.launch and Flight.land. Whatever else may be the case is left to these methods, before anything was changed.
+// What is done here is the usual case of Reducer._before and Reducer._after in hvdlite/torch, to the letter. Whatever else may be the case is left to these methods, before anything was changed.
 // Nothing is known of torch but the attributes of a tensor that Python sees.
 #pragma once
 
@@ -50,5 +49,9 @@ struct GradientHook {
   GradientState* slot;
   PyObject* otherwise;
 };
+
+// The state in an object of hvdlite.torch's. Throw TypeError if it is none of them.
+GradientState& gradient_state(nanobind::handle slot);
+BucketState& bucket_state(nanobind::handle bucket);
 
 }  // namespace hvdlite::python

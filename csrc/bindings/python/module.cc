@@ -16,5 +16,6 @@ NB_MODULE(_engine, module) {
   python::register_device(module);
   python::register_termination(module);
   python::register_gradients(module);
+  python::register_launch(module);
   python::register_testing(module);
 }

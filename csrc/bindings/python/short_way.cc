@@ -3,6 +3,8 @@
 // general way (hvdlite/submission.py), which knows what to do or to say. Much of the time of a tiny allreduce is Python's, and
 // where processes share a core all wait for it.
 
+#include <nanobind/stl/pair.h>
+
 #include <optional>
 #include <string>
 
@@ -136,11 +138,14 @@ nb::object Engine::allreduce_now(nb::handle tensor, nb::handle average, nb::hand
 
 nb::object Engine::start_allreduce(nb::handle tensor, nb::handle average, nb::handle name,
                                    nb::handle op, nb::handle prescale, nb::handle postscale,
-                                   nb::handle process_set, bool in_place) {
+                                   nb::handle process_set, bool in_place, nb::handle new_handle) {
   hvdlite_request request{};
   if (!read_allreduce(request, average, op, prescale, postscale, process_set)) return nb::none();
   const auto start = [&](const PlainType&, const nb::object& output) -> nb::object {
-    return nb::make_tuple(submit(request, true), output);
+    const nb::object made = new_handle(nb::find(*this), output, tensor, in_place);
+    auto [handle, numbers] = nb::cast<std::pair<nb::object, nb::list>>(made);
+    numbers.append(submit(request, true));
+    return handle;
   };
   return with_memory(request, kAllreduceName, name, tensor, in_place, start);
 }

@@ -35,9 +35,9 @@ def launches(monkeypatch):
     log = []
     launch = flights.DenseBucket.launch
 
-    def watched(self, engine, turn, wake):
+    def watched(self, *arguments):
         log.append([slot.name.split(".", 1)[1] for slot in self.slots])
-        return launch(self, engine, turn, wake)
+        return launch(self, *arguments)
 
     monkeypatch.setattr(flights.DenseBucket, "launch", watched)
     return log

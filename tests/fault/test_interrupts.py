@@ -1,0 +1,151 @@
+"""A signal handler may raise between any two things that Python does: whatever is in flight then is not lost.
+
+Each test makes a call again and again, and has it raise at the first place in hvdlite's code where Python looks for signals,
+then at the second, and so on until the call comes to its end. What counts is that every operation that the engine has accepted
+is waited for by somebody, who holds its memory until then. A finalizer is not interrupted: what is raised there Python reports
+and forgets.
+"""
+
+import pytest
+from support.job import run_job
+
+PRELUDE = """
+import dis, itertools, linecache, os, sys
+import numpy as np
+import hvdlite as hvd
+from hvdlite.runtime import RUNTIME
+
+HOME = os.path.dirname(hvd.__file__)
+# Python looks for signals at the beginning of a function, after calls and where a loop begins again.
+LOOKS_AFTER = ("RESUME", "CALL", "JUMP_BACKWARD", "JUMP_ABSOLUTE")
+hvd.init()
+engine = RUNTIME.engine
+
+def in_finalizer(frame):
+    while frame is not None and frame.f_code.co_name != "__del__":
+        frame = frame.f_back
+    return frame is not None
+
+def is_interrupted(call, place):
+    # Raises at this place of those where Python looks for signals. False if there are no more than that.
+    left = place
+    before = {}
+    def count(frame, event, argument):
+        nonlocal left
+        if event == "opcode":
+            last, before[id(frame)] = before[id(frame)], frame.f_lasti
+            if last is None or dis.opname[frame.f_code.co_code[last]].startswith(LOOKS_AFTER):
+                # Native code that waits looks for signals itself at its end, so that it loses no outcome.
+                if last is not None and "engine.wait" in linecache.getline(frame.f_code.co_filename, frame.f_lineno):
+                    return count
+                if left == 0:
+                    raise KeyboardInterrupt
+                left -= 1
+        return count
+    def enter(frame, event, argument):
+        if not frame.f_code.co_filename.startswith(HOME) or in_finalizer(frame):
+            return None
+        frame.f_trace_opcodes = True
+        before[id(frame)] = None
+        return count
+    sys.settrace(enter)
+    try:
+        call()
+        return False
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(None)
+"""
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "hvd.allreduce_async(array, name=name)",
+        "hvd.allreduce_async_(array, name=name)",
+        "hvd.allreduce_async([1.0, 2.0], name=name)",
+        "hvd.allgather_async(array, name=name)",
+        "hvd.grouped_allreduce_async([array] * 3, name=name)",
+    ],
+)
+def test_an_interrupted_call_loses_nothing(call):
+    result = run_job(
+        PRELUDE
+        + f"""
+parked = []
+park = RUNTIME.park
+def watched(engine, numbers, *rest):
+    parked.extend(numbers)
+    park(engine, numbers, *rest)
+RUNTIME.park = watched
+
+array = np.ones(3)
+name = "imports what the call needs"
+{call}
+outcomes = []
+while True:
+    name = f"x{{len(outcomes)}}"
+    before = engine.counters()["submitted"]
+    parked.clear()
+    outcomes.append(None)
+    def run():
+        outcomes[-1] = {call}
+    went_on = is_interrupted(run, len(outcomes) - 1)
+    submitted = engine.counters()["submitted"] - before
+    if not went_on:
+        break
+    assert outcomes[-1] is None and len(parked) == submitted, (len(outcomes), parked, submitted)
+print(f"interrupted at {{len(outcomes) - 1}} places", flush=True)
+if isinstance(outcomes[-1], hvd.Handle):
+    outcomes[-1].synchronize()
+RUNTIME.sweep()
+assert not RUNTIME.parked
+""",
+        1,
+    )
+    assert result.returncode == 0, result.report()
+    assert int(result.stdout[0].split()[2]) > 10, result.report()
+
+
+def test_an_interrupted_pass_loses_no_gradient():
+    """Of two ranks one is interrupted. What its pass has not sent its optimizer's step sends: both get the same, and the next
+    pass is right again.
+    """
+    pytest.importorskip("torch")
+    result = run_job(
+        PRELUDE
+        + """
+import torch
+import hvdlite.torch as hvd
+
+torch.manual_seed(1)
+model = torch.nn.Sequential(torch.nn.Embedding(5, 4), torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
+optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.0), model.named_parameters(), op=hvd.Sum)
+inputs = torch.tensor([0, 3, 3 + hvd.rank()])
+
+def one_pass():
+    model(inputs).sum().backward()
+
+def gradients():
+    return torch.cat([param.grad.flatten() for param in model.parameters()])
+
+one_pass()
+wanted = gradients()
+for count in itertools.count():
+    optimizer.zero_grad()
+    went_on = is_interrupted(one_pass, count) if hvd.rank() == 0 else one_pass()
+    optimizer.step()
+    first, second = hvd.allgather(gradients()[None])
+    assert torch.equal(first, second), (count, first - second)
+    optimizer.zero_grad()
+    one_pass()
+    assert torch.equal(gradients(), wanted), (count, "next")
+    if not hvd.broadcast_object(went_on):
+        break
+print(f"interrupted at {count} places", flush=True)
+""",
+        2,
+    )
+    assert result.returncode == 0, result.report()
+    assert int(result.stdout[0].split()[2]) > 50, result.report()
