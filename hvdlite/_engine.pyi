@@ -158,12 +158,13 @@ class Engine:
         postscale_factor: float,
         process_set: ProcessSet,
         in_place: bool,
-        new_handle: Callable[[Engine, Any, Any, bool], tuple[Any, list[int]]],
+        new_handle: Callable[[Engine, Any, Any, bool], Any],
     ) -> Any:
         """Starts the same without waiting: the operation's handle, or None.
 
         Before anything is submitted, new_handle(engine, output, tensor, in_place) makes the handle, which keeps both tensors
-        until the operation has ended and then tells the framework of one that was written to, and the list for its number.
+        until the operation has ended and then tells the framework of one that was written to. Its ``_numbers`` become a tuple
+        of the operation's number.
         """
     def broadcast_now(self, tensor: Any, root_rank: int, name: str | None, process_set: ProcessSet, in_place: bool) -> Any:
         """The same of a broadcast."""

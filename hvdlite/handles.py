@@ -24,8 +24,8 @@ class Handle:
 
     It stands for a number (``int(handle)``), as in Horovod, and compares and hashes as one. It holds the tensors:
     dropped before the operation ended, it leaves them to the runtime, which holds them until then. It is made before the
-    operation is submitted, and the submission itself puts the number into its list: if Ctrl-C raises just then, the handle is
-    dropped with the number and the tensors.
+    operation is submitted, and the submission itself gives it the number: if Ctrl-C raises just then, the handle is dropped
+    with the number and the tensors.
 
     On a GPU an operation has ended when its work was handed to the GPU. `synchronize` does not wait for the GPU: it puts the
     caller's current stream after that work, and the stream of the submission, in whose order the memory is used again.
@@ -47,7 +47,7 @@ class Handle:
         self._finish: Sequence[Finish] | None = finish
         self._grouped = grouped
         self._on_gpu = on_gpu  # of each number, or nothing where all are in host memory
-        self._outputs: list[Any] = []
+        self._outputs: list[Any] | None = None  # of those; made when it is needed, since a program may hold many handles
         self._error: HvdliteError | None = None
 
     def poll(self) -> bool:
@@ -81,6 +81,9 @@ class Handle:
         numbers = self._numbers
         if self._waited < len(numbers):
             self._check_alive()
+        outputs = self._outputs
+        if outputs is None:
+            outputs = self._outputs = []
         while self._waited < len(numbers):
             index = self._waited
             try:
@@ -94,12 +97,10 @@ class Handle:
             # Any other exception, such as Ctrl-C, leaves the operation in flight and this handle able to wait again.
             self._waited += 1
             if self._error is None:
-                self._outputs.append(finish[index](result))
-        self._finish = None
+                outputs.append(finish[index](result))
+        self._finish = self._outputs = None
         if self._error is not None:
-            self._outputs = []
             raise self._error
-        outputs, self._outputs = self._outputs, []
         return outputs if self._grouped else outputs[0]
 
     def _streams(self, index: int) -> tuple[int, ...]:

@@ -40,7 +40,7 @@ OP_NAMES = ("Average", "Sum", "Adasum", "Min", "Max", "Product")
 
 
 class Kind:
-    """Operation kinds: the numbers of csrc/base/types.h."""
+    """Operation kinds: the numbers of hvdlite.h."""
 
     ALLREDUCE = 0
     ALLGATHER = 1

@@ -115,12 +115,11 @@ def start_reduce(
     return handle
 
 
-def _new_handle(engine: "Engine", output: Any, tensor: Any, in_place: bool) -> tuple[Handle, list[int]]:
+def _new_handle(engine: "Engine", output: Any, tensor: Any, in_place: bool) -> Handle:
     step: Finish = partial(_made, output, tensor)
     if in_place:
         step = partial(_written, backend_of(tensor), tensor, tensor, None)
-    numbers: list[int] = []
-    return Handle(engine, numbers, (step,), False), numbers
+    return Handle(engine, (), (step,), False)
 
 
 def reduce_group(

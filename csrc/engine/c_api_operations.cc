@@ -25,6 +25,24 @@ namespace device = hvdlite::device;
 namespace {
 
 template <typename Enum>
+constexpr bool is(Enum code, int number) {
+  return static_cast<int>(code) == number;
+}
+using base::OpKind;
+using base::ReduceOp;
+static_assert(is(OpKind::kAllreduce, HVDLITE_ALLREDUCE) &&
+              is(OpKind::kAllgather, HVDLITE_ALLGATHER) &&
+              is(OpKind::kBroadcast, HVDLITE_BROADCAST) &&
+              is(OpKind::kAlltoall, HVDLITE_ALLTOALL) &&
+              is(OpKind::kReducescatter, HVDLITE_REDUCESCATTER) &&
+              is(OpKind::kBarrier, HVDLITE_BARRIER) && is(OpKind::kJoin, HVDLITE_JOIN) &&
+              is(OpKind::kAddProcessSet, HVDLITE_ADD_PROCESS_SET) &&
+              is(OpKind::kRemoveProcessSet, HVDLITE_REMOVE_PROCESS_SET));
+static_assert(is(ReduceOp::kAverage, HVDLITE_AVERAGE) && is(ReduceOp::kSum, HVDLITE_SUM) &&
+              is(ReduceOp::kAdasum, HVDLITE_ADASUM) && is(ReduceOp::kMin, HVDLITE_MIN) &&
+              is(ReduceOp::kMax, HVDLITE_MAX) && is(ReduceOp::kProduct, HVDLITE_PRODUCT));
+
+template <typename Enum>
 Enum checked(std::int32_t code, int limit, const char* what) {
   require(code >= 0 && code < limit, what);
   return static_cast<Enum>(code);

@@ -11,15 +11,15 @@
 namespace stress {
 
 enum Kind {
-  kAllreduce = 0,
-  kAllgather = 1,
-  kBroadcast = 2,
-  kBarrier = 5,
-  kJoin = 6,
-  kAddProcessSet = 7
+  kAllreduce = HVDLITE_ALLREDUCE,
+  kAllgather = HVDLITE_ALLGATHER,
+  kBroadcast = HVDLITE_BROADCAST,
+  kBarrier = HVDLITE_BARRIER,
+  kJoin = HVDLITE_JOIN,
+  kAddProcessSet = HVDLITE_ADD_PROCESS_SET
 };
 inline constexpr int kFloat32 = 10;
-inline constexpr int kSum = 1;
+inline constexpr int kSum = HVDLITE_SUM;
 
 enum class Ending { kJoin, kFailure, kLeave };
 

@@ -36,15 +36,14 @@ def reduce(engine, name, tensor, in_place=True, keep=kept_nothing, op=SUM, presc
 
 def start(engine, name, tensor, in_place=True, op=SUM, process_set=WORLD_OF_TWO):
     """The operation's number and its output; None if the call has to go the general way."""
-    numbers = []
 
     def handle_of(its_engine, output, its_tensor, is_in_place):
         assert (its_engine, its_tensor, is_in_place) == (engine, tensor, in_place)
-        return (numbers, output), numbers
+        return SimpleNamespace(output=output)
 
     engine.connect(plain_of, kept_nothing)
     handle = engine.start_allreduce(tensor, None, name, op, 1.0, 1.0, process_set, in_place, handle_of)
-    return None if handle is None else (*handle[0], handle[1])
+    return None if handle is None else (*handle._numbers, handle.output)
 
 
 def broadcast(engine, name, tensor, root, in_place=True, process_set=WORLD_OF_TWO):

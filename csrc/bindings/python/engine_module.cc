@@ -101,8 +101,9 @@ void register_engine(nb::module_& module) {
           "name"_a.none(), "op"_a.none(), "prescale_factor"_a.none(), "postscale_factor"_a.none(),
           "process_set"_a.none(), "in_place"_a, "new_handle"_a,
           "Starts the same without waiting. new_handle(engine, output, tensor, in_place) makes the "
-          "handle that keeps both tensors, before anything is submitted, and the list that the "
-          "operation's number is added to. Returns the handle, or None.")
+          "handle that keeps both tensors, before anything is submitted; its _numbers become a "
+          "tuple "
+          "of the operation's number. Returns the handle, or None.")
       .def("broadcast_now", &Engine::broadcast_now, "tensor"_a.none(), "root_rank"_a.none(),
            "name"_a.none(), "process_set"_a.none(), "in_place"_a, "The same of a broadcast.")
       .def(

@@ -3,8 +3,6 @@
 // general way (hvdlite/submission.py), which knows what to do or to say. Much of the time of a tiny allreduce is Python's, and
 // where processes share a core all wait for it.
 
-#include <nanobind/stl/pair.h>
-
 #include <optional>
 #include <string>
 
@@ -13,13 +11,6 @@
 namespace hvdlite::python {
 
 namespace {
-
-// The numbers of csrc/base/types.h.
-constexpr std::int32_t kAllreduce = 0;
-constexpr std::int32_t kBroadcast = 2;
-constexpr std::int32_t kAverage = 0;
-constexpr std::int32_t kSum = 1;
-constexpr std::int32_t kProduct = 5;
 
 // Of a plain number; subclasses and those of other libraries go the general way.
 bool read_factor(nb::handle from, double& to) {
@@ -52,10 +43,10 @@ constexpr const char* kAllreduceName = "allreduce.";
 // Everything about an allreduce but its name and its memory.
 bool read_allreduce(hvdlite_request& request, nb::handle average, nb::handle op,
                     nb::handle prescale, nb::handle postscale, nb::handle process_set) {
-  request.kind = kAllreduce;
-  request.op = kAverage;
+  request.kind = HVDLITE_ALLREDUCE;
+  request.op = HVDLITE_AVERAGE;
   return average.is_none() && (op.is_none() || read_int(op, request.op)) &&
-         request.op >= kAverage && request.op <= kProduct &&
+         request.op >= HVDLITE_AVERAGE && request.op <= HVDLITE_PRODUCT &&
          read_factor(prescale, request.prescale) && read_factor(postscale, request.postscale) &&
          read_set(process_set, request.process_set);
 }
@@ -142,9 +133,10 @@ nb::object Engine::start_allreduce(nb::handle tensor, nb::handle average, nb::ha
   hvdlite_request request{};
   if (!read_allreduce(request, average, op, prescale, postscale, process_set)) return nb::none();
   const auto start = [&](const PlainType&, const nb::object& output) -> nb::object {
-    const nb::object made = new_handle(nb::find(*this), output, tensor, in_place);
-    auto [handle, numbers] = nb::cast<std::pair<nb::object, nb::list>>(made);
-    numbers.append(submit(request, true));
+    static PyObject* const kNumbers = PyUnicode_InternFromString("_numbers");
+    nb::object handle = new_handle(nb::find(*this), output, tensor, in_place);
+    const nb::tuple numbers = nb::make_tuple(submit(request, true));
+    if (PyObject_SetAttr(handle.ptr(), kNumbers, numbers.ptr()) != 0) throw nb::python_error();
     return handle;
   };
   return with_memory(request, kAllreduceName, name, tensor, in_place, start);
@@ -153,8 +145,8 @@ nb::object Engine::start_allreduce(nb::handle tensor, nb::handle average, nb::ha
 nb::object Engine::broadcast_now(nb::handle tensor, nb::handle root, nb::handle name,
                                  nb::handle process_set, bool in_place) {
   hvdlite_request request{};
-  request.kind = kBroadcast;
-  request.op = kSum;
+  request.kind = HVDLITE_BROADCAST;
+  request.op = HVDLITE_SUM;
   request.prescale = request.postscale = 1.0;
   const bool usual = read_int(root, request.root) && read_set(process_set, request.process_set) &&
                      has_rank(process_set, root);

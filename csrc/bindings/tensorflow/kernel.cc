@@ -146,7 +146,7 @@ Kernel::Kernel(Kind kind, bool grouped, TF_OpKernelConstruction* construction)
   const bool reduces = kind == Kind::kAllreduce || kind == Kind::kReducescatter;
   hvdlite_request request{};
   request.kind = static_cast<std::int32_t>(kind);
-  request.op = reduces ? attributes.number("reduce_op") : 1;
+  request.op = reduces ? attributes.number("reduce_op") : HVDLITE_SUM;
   request.prescale = reduces ? attributes.factor("prescale_bits") : 1.0;
   request.postscale = reduces ? attributes.factor("postscale_bits") : 1.0;
   request.root = kind == Kind::kBroadcast ? attributes.number("root_rank") : 0;

@@ -11,15 +11,15 @@
 
 namespace hvdlite::tensorflow {
 
-// The numbers of csrc/base/types.h.
+// Of those that ops are made for.
 enum class Kind : std::int32_t {
-  kAllreduce = 0,
-  kAllgather = 1,
-  kBroadcast = 2,
-  kAlltoall = 3,
-  kReducescatter = 4,
-  kBarrier = 5,
-  kJoin = 6,
+  kAllreduce = HVDLITE_ALLREDUCE,
+  kAllgather = HVDLITE_ALLGATHER,
+  kBroadcast = HVDLITE_BROADCAST,
+  kAlltoall = HVDLITE_ALLTOALL,
+  kReducescatter = HVDLITE_REDUCESCATTER,
+  kBarrier = HVDLITE_BARRIER,
+  kJoin = HVDLITE_JOIN,
 };
 
 struct DTypePair {

@@ -29,7 +29,28 @@ enum {
   HVDLITE_E_INTERNAL = 9
 };
 
-/* Operation kinds, reduce operators and dtypes: the numbers of csrc/base/types.h. */
+/* Kinds of operations. */
+enum {
+  HVDLITE_ALLREDUCE = 0,
+  HVDLITE_ALLGATHER = 1,
+  HVDLITE_BROADCAST = 2,
+  HVDLITE_ALLTOALL = 3,
+  HVDLITE_REDUCESCATTER = 4,
+  HVDLITE_BARRIER = 5,
+  HVDLITE_JOIN = 6,
+  HVDLITE_ADD_PROCESS_SET = 7,
+  HVDLITE_REMOVE_PROCESS_SET = 8
+};
+/* Reduce operators. */
+enum {
+  HVDLITE_AVERAGE = 0,
+  HVDLITE_SUM = 1,
+  HVDLITE_ADASUM = 2,
+  HVDLITE_MIN = 3,
+  HVDLITE_MAX = 4,
+  HVDLITE_PRODUCT = 5
+};
+/* Dtypes have the numbers of hvdlite/dtypes.py. */
 enum {
   HVDLITE_FLAG_ABSENT =
       1, /* this rank has no value: it contributes the identity, but takes the result */
@@ -92,9 +113,9 @@ typedef struct hvdlite_topology {
 } hvdlite_topology;
 
 typedef struct hvdlite_request {
-  int32_t kind;  /* OpKind */
-  int32_t dtype; /* DType */
-  int32_t op;    /* ReduceOp */
+  int32_t kind;
+  int32_t dtype;
+  int32_t op;
   int32_t
       root; /* broadcast: rank in the global process set; add_process_set: 1 if the new set's members alone ask;
                join: 1 if an Average is not to count this rank */
