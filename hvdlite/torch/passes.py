@@ -80,7 +80,7 @@ class PassListener(Protocol):
 
 
 class EndOfTask:
-    """The callback given to one graph task. It tells the listener exactly one of three things, whatever happens."""
+    """The callback given to one graph task. Once it waits it tells the listener exactly one of three things."""
 
     __slots__ = ("_over", "_waiting", "listener", "nested", "serial")
 

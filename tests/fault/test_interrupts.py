@@ -97,8 +97,7 @@ while True:
         break
     assert outcomes[-1] is None and len(parked) == submitted, (len(outcomes), parked, submitted)
 print(f"interrupted at {{len(outcomes) - 1}} places", flush=True)
-if isinstance(outcomes[-1], hvd.Handle):
-    outcomes[-1].synchronize()
+outcomes[-1].synchronize()
 RUNTIME.sweep()
 assert not RUNTIME.parked
 """,

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from support.dlpack import needs_exchange
 from support.thread_ranks import ALLREDUCE, SUM, engines
 
 from hvdlite._engine import BucketState, Gatherer, GradientState, Sent, launch
@@ -15,7 +16,6 @@ from hvdlite.errors import InvalidArgumentError
 
 torch = pytest.importorskip("torch")
 
-has_exchange = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
 FLOAT32 = int(DType.FLOAT32)
 
 
@@ -99,13 +99,7 @@ GRADIENTS = {
 
 
 @pytest.mark.parametrize("kind", GRADIENTS)
-@pytest.mark.parametrize(
-    "told",
-    [
-        pytest.param("natively", marks=pytest.mark.skipif(not has_exchange, reason="torch has no DLPack exchange functions")),
-        "by attributes",
-    ],
-)
+@pytest.mark.parametrize("told", [pytest.param("natively", marks=needs_exchange), "by attributes"])
 def test_a_gradient_is_sent_from_where_it_is(kind, told):
     grad, is_found = GRADIENTS[kind]
     slot = dirty_slot(grad)

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from support.dlpack import needs_exchange
 from support.limits import interrupted
 from support.thread_ranks import AVERAGE, SUM, engines, in_threads, run_ranks
 
@@ -14,8 +15,6 @@ from hvdlite.errors import ErrorCode, InvalidArgumentError, MismatchError
 
 torch = pytest.importorskip("torch")
 
-EXCHANGE = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
-needs_exchange = pytest.mark.skipif(EXCHANGE is None, reason="torch has no DLPack exchange functions before 2.10")
 DLPACK_CODES = dlpack_codes(DType)
 WORLD_OF_TWO = SimpleNamespace(member_id=0, ranks=[0, 1])
 

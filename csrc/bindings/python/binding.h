@@ -23,6 +23,12 @@ void register_gradients(nb::module_& module);
 void register_launch(nb::module_& module);
 void register_testing(nb::module_& module);
 
+// What a function of CPython's has made. Throws what it raised instead.
+inline nb::object checked(PyObject* made) {
+  if (made == nullptr) throw nb::python_error();
+  return nb::steal(made);
+}
+
 // Text of the core as a str; bytes that are no UTF-8 (a host name, a path) are replaced instead of hiding the error.
 nb::str text(const char* utf8);
 

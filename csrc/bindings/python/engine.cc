@@ -31,8 +31,7 @@ void check(const Outcome& outcome) {
 
 template <typename Value>
 nb::list as_list(const std::vector<Value>& values) {
-  nb::object list = nb::steal(PyList_New(static_cast<Py_ssize_t>(values.size())));
-  if (!list.is_valid()) throw nb::python_error();
+  nb::object list = checked(PyList_New(static_cast<Py_ssize_t>(values.size())));
   for (std::size_t i = 0; i < values.size(); ++i) {
     PyList_SET_ITEM(list.ptr(), static_cast<Py_ssize_t>(i), nb::cast(values[i]).release().ptr());
   }

@@ -102,8 +102,7 @@ void register_engine(nb::module_& module) {
           "process_set"_a.none(), "in_place"_a, "new_handle"_a,
           "Starts the same without waiting. new_handle(engine, output, tensor, in_place) makes the "
           "handle that keeps both tensors, before anything is submitted; its _numbers become a "
-          "tuple "
-          "of the operation's number. Returns the handle, or None.")
+          "tuple of the operation's number. Returns the handle, or None.")
       .def("broadcast_now", &Engine::broadcast_now, "tensor"_a.none(), "root_rank"_a.none(),
            "name"_a.none(), "process_set"_a.none(), "in_place"_a, "The same of a broadcast.")
       .def(

@@ -34,19 +34,10 @@ class Owned {
   PyObject* object_;
 };
 
-bool is_none(PyObject* object) { return object == nullptr || object == Py_None; }
-
 // An answer that may also be that Python raised.
 enum class Answer { kFalse, kTrue, kRaised };
 
 Answer answer(bool yes) { return yes ? Answer::kTrue : Answer::kFalse; }
-
-// The parameter's .grad; a slot whose __init__ was not reached, or that is being cleared, has no parameter.
-PyObject* grad_of(const GradientState& slot) {
-  if (slot.param != nullptr) return PyObject_GetAttr(slot.param, names->grad);
-  PyErr_SetString(PyExc_AttributeError, "the slot has no parameter");
-  return nullptr;
-}
 
 Answer has_version(PyObject* grad, long long version) {
   const Owned now(PyObject_GetAttr(grad, names->version));
@@ -329,6 +320,12 @@ PyTypeObject* add_type(nb::module_& module, const char* name, unsigned flags, Py
 }
 
 }  // namespace
+
+PyObject* grad_of(const GradientState& slot) {
+  if (slot.param != nullptr) return PyObject_GetAttr(slot.param, names->grad);
+  PyErr_SetString(PyExc_AttributeError, "the slot has no parameter");
+  return nullptr;
+}
 
 GradientState& gradient_state(nb::handle slot) {
   if (!PyObject_TypeCheck(slot.ptr(), gradient_state_type))

@@ -50,6 +50,13 @@ struct GradientHook {
   PyObject* otherwise;
 };
 
+// Is this member of theirs None?
+inline bool is_none(PyObject* member) { return member == nullptr || member == Py_None; }
+
+// A new reference to the parameter's .grad, or null with Python's error set: a slot whose __init__ was not reached, or that is
+// being cleared, has no parameter.
+PyObject* grad_of(const GradientState& slot);
+
 // The state in an object of hvdlite.torch's. Throw TypeError if it is none of them.
 GradientState& gradient_state(nanobind::handle slot);
 BucketState& bucket_state(nanobind::handle bucket);

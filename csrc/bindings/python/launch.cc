@@ -18,7 +18,6 @@ namespace {
 
 // The names of what is asked of a tensor, interned.
 struct Names {
-  PyObject* grad = PyUnicode_InternFromString("grad");
   PyObject* dtype = PyUnicode_InternFromString("dtype");
   PyObject* layout = PyUnicode_InternFromString("layout");
   PyObject* is_contiguous = PyUnicode_InternFromString("is_contiguous");
@@ -27,11 +26,6 @@ struct Names {
 };
 const Names* names;
 
-nb::object checked(PyObject* made) {
-  if (made == nullptr) throw nb::python_error();
-  return nb::steal(made);
-}
-
 nb::object attribute(nb::handle object, PyObject* name) {
   return checked(PyObject_GetAttr(object.ptr(), name));
 }
@@ -39,13 +33,6 @@ nb::object attribute(nb::handle object, PyObject* name) {
 nb::object answer(nb::handle object, PyObject* method) {
   return checked(PyObject_CallMethodNoArgs(object.ptr(), method));
 }
-
-nb::object grad_of(const GradientState& slot) {
-  if (slot.param == nullptr) throw nb::attribute_error("the slot has no parameter");
-  return attribute(slot.param, names->grad);
-}
-
-bool is_set(PyObject* object) { return object != nullptr && object != Py_None; }
 
 // What was sent of a bucket, in order. The memory of a gradient that is reduced where it is is its own.
 class Sent {
@@ -95,8 +82,8 @@ class Sent {
         return false;
       }
       GradientState& slot = gradient_state(item.slot);
-      if (is_set(slot.aside) || is_set(slot.sparse_dim)) return false;
-      if (!grad_of(slot).is(item.grad)) return false;
+      if (!is_none(slot.aside) || !is_none(slot.sparse_dim)) return false;
+      if (!checked(grad_of(slot)).is(item.grad)) return false;
       slot.filled = 1;
     }
     return true;
@@ -142,7 +129,7 @@ class Gatherer {
     for (const nb::handle slot : slots_) {
       const GradientState& state = gradient_state(slot);
       if (state.dirty == 0) return std::nullopt;
-      nb::object grad = grad_of(state);
+      nb::object grad = checked(grad_of(state));
       if (grad.is_none()) return std::nullopt;
       const std::optional<std::int64_t> pointer = address_of(grad);
       if (!pointer) return std::nullopt;

@@ -54,11 +54,6 @@ bool is_aligned(const void* data, std::size_t item_bytes) {
   return unit > 0 && reinterpret_cast<std::uintptr_t>(data) % unit == 0;
 }
 
-nb::object checked(PyObject* made) {
-  if (made == nullptr) throw nb::python_error();
-  return nb::steal(made);
-}
-
 }  // namespace
 
 // --- the type ---------------------------------------------------------------------------------------------------------
