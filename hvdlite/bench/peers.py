@@ -6,6 +6,7 @@ A peer is made collectively, on all ranks or on none. All of them sum float32, i
 import importlib
 import importlib.metadata
 import importlib.util
+import os
 import socket
 import time
 from abc import ABC, abstractmethod
@@ -16,6 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from hvdlite.bench import oneccl
 from hvdlite.bench.world import World
 from hvdlite.dtypes import code_of_name
 from hvdlite.requests import Kind, Request, member_names, tensor_name
@@ -320,11 +322,7 @@ class _Gloo(Peer):
 
     def __init__(self, world: World) -> None:
         join_gloo(world)
-        self._group = self._make_group()
-
-    def _make_group(self) -> Any:
-        dist = _distributed()
-        return dist.group.WORLD
+        self._group = _distributed().group.WORLD
 
     def blocking(self, array: Array) -> Callable[[], Any] | None:
         dist = _distributed()
@@ -344,23 +342,36 @@ class _Gloo(Peer):
         leave_groups()
 
 
-class _OneCcl(_Gloo):
-    """torch.distributed on oneCCL."""
+# --- oneCCL -------------------------------------------------------------------------------------------------------------
+
+
+class _OneCcl(Peer):
+    """oneCCL's allreduce in place; many tensors by one call after the other."""
 
     name = "oneccl"
-    _MODULE = "oneccl_bindings_for_pytorch"
 
     @classmethod
     def missing(cls) -> str | None:
-        return super().missing() or installed(cls._MODULE, "https://github.com/intel/torch-ccl")
+        return oneccl.missing()
 
-    def _make_group(self) -> Any:
-        dist = _distributed()
-        importlib.import_module(self._MODULE)
-        return dist.new_group(backend="ccl")
+    def __init__(self, world: World) -> None:
+        hosts = world.everyone(socket.gethostname())
+        mine = hosts[world.rank]
+        for name, value in oneccl.settings(hosts[: world.rank].count(mine), hosts.count(mine), world.hosts == 1).items():
+            os.environ.setdefault(name, value)
+        self._comm = oneccl.Communicator(world.rank, world.size, world.from_first)
+
+    def blocking(self, array: Array) -> Callable[[], Any] | None:
+        return partial(self._comm.sum, array.ctypes.data, array.size)
+
+    def batch(self, arrays: Sequence[Array]) -> Batch | None:
+        return Batch([partial(self._comm.sum, array.ctypes.data, array.size) for array in arrays], lambda tokens: None)
 
     def version(self) -> str:
-        return str(importlib.metadata.version(self._MODULE.replace("_", "-")))
+        return self._comm.version()
+
+    def close(self) -> None:
+        self._comm.close()
 
 
 # --- the ceilings -----------------------------------------------------------------------------------------------------

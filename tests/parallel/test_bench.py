@@ -1,6 +1,8 @@
 """Both commands of the benchmark, for some seconds: every peer that is installed shows up, with right sums and times."""
 
+import ctypes
 import json
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -9,7 +11,7 @@ import numpy as np
 import pytest
 from support.world import WORLD
 
-from hvdlite.bench import cuda_collectives, tables, team
+from hvdlite.bench import cuda_collectives, oneccl, tables, team
 from hvdlite.bench.__main__ import main
 from hvdlite.bench.peers import PEERS
 from hvdlite.bench.training import WAYS
@@ -221,3 +223,85 @@ def test_the_ranks_start_together():
     # ns; a message takes part of that, a wrong start much more. On a machine with other work most starts find a rank asleep.
     assert np.percentile(np.ptp(everyone, axis=0), 5) < 20_000
     world.close()
+
+
+class FakeOneCcl:
+    """libccl.so.2 as the benchmark calls it, on MPI."""
+
+    def __init__(self):
+        self.destroyed = 0
+        # Functions, not methods: their users set argtypes.
+        self.onecclGetUniqueId = lambda unique: setattr(unique._obj, "data", b"id of rank %d" % WORLD.rank) or 0
+        self.onecclCommInitRank = lambda made, size, unique, rank: self.join(made._obj, size, unique.data, rank)
+        self.onecclAllReduce = self.reduce_in_place()
+        self.onecclGetVersion = lambda version: setattr(version._obj, "value", 2022 * 10000 + 2 * 100) or 0
+        self.onecclCommDestroy = lambda handle: setattr(self, "destroyed", handle.value) or 0
+        self.onecclGetErrorString = lambda code: b"error %d" % code
+
+    def join(self, made, size, unique, rank):
+        assert (size, unique, rank) == (WORLD.size, b"id of rank 0", WORLD.rank)
+        made.value = 4711
+        return 0
+
+    @staticmethod
+    def reduce_in_place():
+        def reduce(source, target, count, dtype, op, handle, stream):
+            assert source == target
+            assert (dtype, op, handle.value, stream) == (7, 0, 4711, None)
+            array = np.ctypeslib.as_array(ctypes.cast(source, ctypes.POINTER(ctypes.c_float)), (count,))
+            array[:] = WORLD.allreduce(array.copy())
+            return 0
+
+        return reduce
+
+
+def install_oneccl(monkeypatch, folder, library):
+    """Puts empty files in oneCCL's places, and the library behind them."""
+    place = folder / "ccl" / "cpu" / "lib"
+    place.mkdir(parents=True)
+    for path in (folder / "libccl.so.2", place / "libccl.so.1"):
+        path.touch()
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(folder))
+    monkeypatch.setattr(oneccl.ctypes, "CDLL", lambda path: library if path == str(folder / "libccl.so.2") else None)
+    for name in oneccl.settings(0, 1, True):  # so that what the peer sets goes away
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+
+
+def test_oneccl_takes_part_where_it_is_installed(monkeypatch, tmp_path):
+    library = FakeOneCcl()
+    install_oneccl(monkeypatch, tmp_path, library)
+    monkeypatch.setattr(team, "PEERS", {"oneccl": PEERS["oneccl"]})
+    monkeypatch.setenv("CCL_WORKER_OFFLOAD", "1")
+    world = World()
+    found = team.Team(world, None)  # whose sums are checked there
+    assert [(record["peer"], record["absent"], record["version"]) for record in found.records] == [
+        ("oneccl", None, "oneCCL 2022.2")
+    ]
+    assert (os.environ["CCL_LOCAL_RANK"], os.environ["CCL_LOCAL_SIZE"]) == (str(WORLD.rank), str(WORLD.size))
+    assert os.environ["CCL_WORKER_OFFLOAD"] == "1"  # the user's
+    found.close()
+    assert library.destroyed == 4711
+    world.close()
+
+
+def test_oneccl_that_does_not_start_is_absent_on_all_ranks(monkeypatch, tmp_path):
+    library = FakeOneCcl()
+    install_oneccl(monkeypatch, tmp_path, library)
+    monkeypatch.setattr(team, "PEERS", {"oneccl": PEERS["oneccl"]})
+    library.onecclGetUniqueId = lambda unique: 3  # on rank 0: the others wait for its id
+    world = World()
+    found = team.Team(world, None)
+    why = "it does not start: onecclGetUniqueId: error 3 (CCL_LOG_LEVEL=info says more)"
+    assert found.records[0]["absent"] == why
+    found.close()
+    world.close()
+
+
+def test_what_oneccl_lacks_is_said(monkeypatch, tmp_path):
+    monkeypatch.setattr(oneccl.sys, "prefix", str(tmp_path / "environment"))
+    monkeypatch.delenv("CCL_ROOT", raising=False)
+    monkeypatch.setenv("LD_LIBRARY_PATH", f"{tmp_path}:")
+    assert "libccl.so.2 of oneCCL is in no folder of LD_LIBRARY_PATH" in PEERS["oneccl"].missing()
+    (tmp_path / "libccl.so.2").touch()
+    assert f"oneCCL in {tmp_path} has no ccl/cpu/lib/libccl.so.1" in PEERS["oneccl"].missing()
