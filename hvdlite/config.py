@@ -31,6 +31,8 @@ __all__ = [
     "is_first_process",
     "lacks_torch_variables",
     "launcher_claim",
+    "oneccl_folders",
+    "set_unless_set",
     "to_markdown",
     "to_native",
 ]
@@ -313,6 +315,14 @@ KNOBS: tuple[Knob, ...] = (
         "How much memory of results that nobody uses any more is kept for later ones; 0 keeps none.",
         low=0,
         must_agree=False,
+    ),
+    Knob(
+        "shared_outputs",
+        "bool",
+        True,
+        "Results of 1 MiB and more lie in memory that all ranks of the host map, so that each stores what it has reduced "
+        "straight into the others'. In a process forked from a rank such a result is the parent's, not a copy: 0 for "
+        "programs that write to results there.",
     ),
     Knob(
         "gpu_route",
@@ -794,6 +804,20 @@ def cuda_toolkits(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
     environ = os.environ if environ is None else environ
     named = [environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if environ.get(name)]
     return tuple(dict.fromkeys([*named, "/usr/local/cuda"]))
+
+
+def oneccl_folders(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """The folders in which the user says that oneCCL's libraries are, as oneAPI's setvars.sh does."""
+    environ = os.environ if environ is None else environ
+    root = environ.get("CCL_ROOT")
+    folders = environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
+    return ((os.path.join(root, "lib"),) if root else ()) + tuple(folder for folder in folders if folder)
+
+
+def set_unless_set(variables: Mapping[str, str]) -> None:
+    """Gives environment variables of this process a value if they have none, for libraries that read them."""
+    for name, value in variables.items():
+        os.environ.setdefault(name, value)
 
 
 def lacks_torch_variables(knows_rank: bool, knows_size: bool) -> bool:

@@ -28,6 +28,7 @@ struct Config {
   double peer_timeout = 10.0;
   std::size_t flight_recorder_size = 64;
   std::size_t output_cache_bytes = std::size_t{256} << 20;
+  bool shared_outputs = true;
   bool deterministic = false;
   LogLevel log_level = LogLevel::kWarning;
   bool log_timestamps = true;

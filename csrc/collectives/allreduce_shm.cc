@@ -23,12 +23,21 @@
 // The buffer may be scattered over many parts: each step walks over the runs of its tile, straight from and to where the
 // user's tensors lie. Nothing is packed or unpacked.
 //
+// A result that lies in memory which the others map as well (transport/result_memory.h: what hvdlite makes room for itself) is
+// open, and not drained: whoever reduces a slice stores it there in the pass that adds. Were rank 0's output such a one, ranks 1 and
+// 2 would store b and c into it as well, and rank 0 would drain nothing. If all are such, nothing goes back into the buffers. It is safe for the reason for which buffers are. A rank tells the place with
+// its first tile; others store into it between their seeing arrived >= t+1 of that rank and their storing reduced >= t+1, for tile
+// t; and nobody leaves before having seen the latter of all. Each element is stored by one rank, the owner of its slice. The word
+// that tells the place is read until a rank has reduced its first tile, and written again two tiles later at the earliest, which
+// waits for all to be done with that one.
+//
 // A large result out of place is written past the caches (Tuning::streaming_bytes): its lines are not there, and would be loaded
 // only to be overwritten. Own slices then go into the buffer first, and from there into the output; unless the buffer itself is
 // written past the caches (tile_stores.h).
 //
 // Cost for p ranks and S bytes, in bytes that each rank loads and stores: (2(p-1)/p fill + (p+3)/p reduce + 2(p-1)/p
-// drain) S = (5 - 1/p) S; and two waits for the slowest, overlapped with other tiles if there are several. direct: (p + 3) S
+// drain) S = (5 - 1/p) S, where all
+// results are in such memory (2(p-1)/p fill + 2 reduce) S = (4 - 2/p) S; and two waits for the slowest, overlapped with other tiles if there are several. direct: (p + 3) S
 // and one wait. Bytes sent: none.
 //
 // In place: a rank's contribution to the others' slices is copied by its fill, that to its own is read by the pass that
@@ -113,7 +122,11 @@ class AllreduceTiles final : public TilePipeline {
       if (part.output != nullptr && part.input != part.output) out_of_place += part.count;
     }
     if (!direct) set_result_bytes(out_of_place * reducer.result_bytes(), tuning);
+    if (direct || size() == 1 || streams() || parts_.size() != 1) return;
+    place_ = channel().place_of_result(parts_.front().output, cut.count * reducer.result_bytes());
   }
+
+  bool result_is_open() const override { return place_ != 0; }
 
  private:
   void fill(std::size_t tile) override {
@@ -122,6 +135,7 @@ class AllreduceTiles final : public TilePipeline {
       contribute(tile, whole);
       return;
     }
+    if (tile == 0) channel().tell_result(first_tile(), place_);
     const Range mine = cut_.slice(tile, me());
     contribute(tile, {whole.offset, mine.offset - whole.offset});
     const std::size_t behind = mine.offset + mine.count;
@@ -141,6 +155,7 @@ class AllreduceTiles final : public TilePipeline {
     const Range mine = cut_.slice(tile, me());
     std::byte* const results = contribution(me(), tile, mine.offset);
     const std::size_t bytes = reducer_.result_bytes();
+    if (tile == 0) find_results();
     gather(tile, mine.offset);
     reducing_.walk(mine, [&](const void* input, void* output, std::size_t offset, std::size_t n) {
       if (output == nullptr && size() == 1) return;
@@ -152,10 +167,14 @@ class AllreduceTiles final : public TilePipeline {
         inputs_[static_cast<std::size_t>(me())] = input;
       }
       const bool into_buffer = output == nullptr || from_buffer();
-      void* const place = into_buffer ? results + offset * bytes : output;
-      reducer_.fold(&place, 1, inputs_.data(), size(), n);
+      places_[0] = into_buffer ? results + offset * bytes : output;
+      for (std::size_t other = 0; other < open_results_.size(); ++other) {
+        places_[other + 1] = open_results_[other] + (mine.offset + offset) * bytes;
+      }
+      reducer_.fold(places_.data(), static_cast<int>(open_results_.size()) + 1, inputs_.data(),
+                    size(), n);
     });
-    if (size() == 1) return;
+    if (all_results_open_ && !from_buffer()) return;
     publishing_.walk(mine, [&](const void*, void* output, std::size_t offset, std::size_t n) {
       if (output == nullptr) return;
       std::byte* const published = results + offset * bytes;
@@ -169,7 +188,18 @@ class AllreduceTiles final : public TilePipeline {
   // Are results folded into the own buffer, and copied into the output, or the other way round? What is copied may be streamed.
   bool from_buffer() const { return streams() && !puts_past(); }
 
+  // The others' results into which this rank may store.
+  void find_results() {
+    for (int member = 0; member < size(); ++member) {
+      std::byte* const result = member == me() ? nullptr : channel().result(member, first_tile());
+      if (result != nullptr) open_results_.push_back(result);
+    }
+    places_.resize(open_results_.size() + 1);
+    all_results_open_ = places_.size() == static_cast<std::size_t>(size());
+  }
+
   void drain(std::size_t tile) override {
+    if (place_ != 0) return;  // the others have stored it there
     if (direct_) {
       const Range whole = cut_.tile(tile);
       gather(tile, whole.offset);
@@ -190,6 +220,8 @@ class AllreduceTiles final : public TilePipeline {
       });
     }
   }
+
+  std::uint64_t way() const override { return 2 * open_results_.size() + (place_ != 0 ? 1 : 0); }
 
   // Where a member's contribution from this element of the buffer on lies in its tile.
   std::byte* contribution(int member, std::size_t tile, std::size_t element) const {
@@ -214,6 +246,10 @@ class AllreduceTiles final : public TilePipeline {
   bool direct_;
   std::vector<const std::byte*> gathered_;  // by member
   std::vector<const void*> inputs_;         // of one fold, by member
+  std::uint64_t place_ = 0;                 // of the result in memory that the others map, as told
+  std::vector<std::byte*> open_results_;    // the others' that lie in such memory
+  bool all_results_open_ = false;
+  std::vector<void*> places_;  // where one fold stores
   PartCursor filling_;
   PartCursor reducing_;
   PartCursor publishing_;

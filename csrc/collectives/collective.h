@@ -27,6 +27,8 @@ class Collective {
   virtual ~Collective() = default;
   // Does all that can be done without waiting; true when finished (and forever after).
   virtual bool advance() = 0;
+  // Do other ranks store their part of the result where this rank's result lies? Before the first advance().
+  virtual bool result_is_open() const { return false; }
 };
 
 // Knobs an algorithm may read; the same on all ranks unless said otherwise.

@@ -68,6 +68,22 @@ class SharedChannel {
                          static_cast<int>(number & 1));
   }
 
+  // Where this rank's result of the operation that begins with this tile lies, if the others can store into it: told before
+  // the tile has arrived, and asked for once it has (collectives/allreduce_shm.cc).
+  std::uint64_t place_of_result(const void* data, std::size_t bytes) const {
+    const auto& results = window_->results();
+    const auto offset = results ? results->offset_of(data, bytes) : std::nullopt;
+    return offset ? *offset + 1 : 0;
+  }
+  void tell_result(std::uint64_t tile, std::uint64_t place) const {
+    flags(index_).result[tile & 1].store(place, std::memory_order_relaxed);
+  }
+  std::byte* result(int index, std::uint64_t tile) const {
+    const std::uint64_t place = flags(index).result[tile & 1].load(std::memory_order_relaxed);
+    if (place == 0) return nullptr;
+    return window_->results()->part(local_ranks_[static_cast<std::size_t>(index)]) + (place - 1);
+  }
+
   // Turns: taken when an operation is made, which happens in the same order on all members.
   std::uint64_t take_turn() { return next_turn_++; }
   bool has_turn(std::uint64_t turn) { return turn == turn_ && is_free(); }

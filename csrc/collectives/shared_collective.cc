@@ -133,7 +133,7 @@ void TilePipeline::tell_cost(std::size_t tile) {
   if (tile > 0 && tile + 1 == tiles_) return;  // may be smaller
   const double cost =
       std::chrono::duration<double, std::nano>(spent).count() / static_cast<double>(tile_bytes_);
-  const std::uint64_t kind = typeid(*this).hash_code() ^ (streams_ ? 1 : 0);
+  const std::uint64_t kind = typeid(*this).hash_code() ^ (2 * way() + (streams_ ? 1 : 0));
   channel().tile_handled(*class_, channel().tiles_of_class(*class_) + tile, cost, kind);
 }
 

@@ -133,7 +133,10 @@ class TilePipeline : public SharedCollective {
   virtual void drain(std::size_t tile) = 0;
   virtual bool may_fill(std::size_t) const { return true; }
   virtual bool may_drain(std::size_t) const { return true; }
+  // Of the ways in which an operation may handle its tiles: those of different ways are not compared. At most 2^62.
+  virtual std::uint64_t way() const { return 0; }
 
+  std::uint64_t first_tile() const { return number(0); }
   std::byte* buffer(int member, std::size_t tile) const {
     return channel().tile(member, number(tile));
   }

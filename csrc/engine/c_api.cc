@@ -62,6 +62,7 @@ base::Config to_config(const hvdlite_config* from) {
   config.peer_timeout = from->peer_timeout;
   config.flight_recorder_size = static_cast<std::size_t>(from->flight_recorder_size);
   config.output_cache_bytes = static_cast<std::size_t>(from->output_cache_bytes);
+  config.shared_outputs = from->shared_outputs != 0;
   config.deterministic = from->deterministic != 0;
   config.log_level = static_cast<base::LogLevel>(from->log_level);
   config.log_timestamps = from->log_timestamps != 0;
@@ -171,6 +172,7 @@ void hvdlite_config_init(hvdlite_config* config) {
                            defaults.peer_timeout,
                            static_cast<int64_t>(defaults.flight_recorder_size),
                            static_cast<int64_t>(defaults.output_cache_bytes),
+                           defaults.shared_outputs,
                            defaults.deterministic,
                            static_cast<int32_t>(defaults.log_level),
                            defaults.log_timestamps,
@@ -375,6 +377,7 @@ int hvdlite_get_counters(hvdlite_engine* engine, hvdlite_counters* out) {
             counters.data_bytes_sent,
             counters.arena_ops,
             counters.riding_ops,
+            counters.open_results,
             counters.nccl_ops,
             counters.staged_ops,
             usage.time_ns,

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 
 #include "kernels/kernels.h"
 
@@ -90,6 +91,20 @@ void* make_fork_canary() {
   return memory;
 }
 
+// Results so large that they are written past the caches are each rank's own business (Tuning::streaming_bytes).
+std::shared_ptr<OutputCache> make_output_cache(transport::Transport& transport,
+                                               const base::Config& config) {
+  const transport::HostWindow* const window = transport.window();
+  if (window == nullptr || !config.shared_outputs || config.output_cache_bytes == 0) {
+    return std::make_shared<OutputCache>(config.output_cache_bytes);
+  }
+  const std::size_t largest =
+      config.streaming_bytes > 0
+          ? config.streaming_bytes / static_cast<std::size_t>(window->ranks())
+          : std::numeric_limits<std::size_t>::max();
+  return std::make_shared<OutputCache>(config.output_cache_bytes, window->results(), largest);
+}
+
 }  // namespace
 
 Engine::Engine(std::unique_ptr<transport::Transport> transport, Topology topology,
@@ -98,7 +113,7 @@ Engine::Engine(std::unique_ptr<transport::Transport> transport, Topology topolog
       topology_(topology),
       shared_(config,
               base::Logger(config.log_level, config.log_timestamps, topology.rank, topology.size),
-              TimelineOwner{topology.rank, topology.size}),
+              TimelineOwner{topology.rank, topology.size}, make_output_cache(*transport_, config)),
       waiting_(waiting),
       cycle_(*transport_, shared_, selection_of(config, waiting)),
       fork_canary_(make_fork_canary()) {

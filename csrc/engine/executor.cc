@@ -162,7 +162,7 @@ bool Executor::start(Lane& lane) {
         {lane.set->channel.get(), lane.set->second_channel.get(), lane.set->hosts.get()});
     lane.running.push_back(std::make_unique<HostOperation>(
         std::move(next.fused), std::move(next.entries), comm,
-        HostOperation::Context{*lane.set, pool_, *shared_.outputs, selection_}));
+        HostOperation::Context{*lane.set, pool_, *shared_.outputs, selection_, shared_.counters}));
     Operation& operation = *lane.running.back();
     lane.running_bytes += operation.bytes();
     naming(operation.first_request(), [&] { operation.start(); });

@@ -41,6 +41,7 @@ void HostOperation::start() {
     case OpKind::kRemoveProcessSet:
       HVD_CHECK(false);  // these move no data: the cycle settles them itself
   }
+  if (collective_->result_is_open()) ++context_.counters.open_results;
 }
 
 bool HostOperation::advance() {

@@ -9,6 +9,7 @@
 #include "engine/fusion_buffer.h"
 #include "engine/operation.h"
 #include "engine/process_set.h"
+#include "engine/shared_state.h"
 
 namespace hvdlite::engine {
 
@@ -20,6 +21,7 @@ class HostOperation final : public Operation {
     BufferPool& pool;
     OutputCache& outputs;
     const collectives::Selection& selection;
+    Counters& counters;
   };
   HostOperation(FusedOp fused, std::vector<Entry> entries, collectives::Comm comm,
                 const Context& context)

@@ -17,7 +17,7 @@ constexpr std::size_t kAlignment = 64;    // frameworks copy what is not aligned
 constexpr int kTriesForTheLock = 10'000;  // a hundred times what anybody holds it for
 
 // Page-aligned memory; from a huge page on it begins with one, which makes the first touch up to 500 times rarer.
-void* map(std::size_t bytes) {
+void* map_private(std::size_t bytes) {
   const std::size_t spare = bytes >= kHugePage ? kHugePage : 0;
   void* mapped =
       mmap(nullptr, bytes + spare, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -34,6 +34,19 @@ void* map(std::size_t bytes) {
 }  // namespace
 
 OutputCache::~OutputCache() { close(); }
+
+void* OutputCache::map(std::size_t bytes) const {
+  void* const shared = shared_ && bytes <= most_shared_ ? shared_->get(bytes) : nullptr;
+  return shared != nullptr ? shared : map_private(bytes);
+}
+
+void OutputCache::unmap(const Kept& memory) const noexcept {
+  if (shared_ && shared_->offset_of(memory.data, memory.capacity)) {
+    shared_->give_back(memory.data, memory.capacity);
+  } else {
+    munmap(memory.data, memory.capacity);
+  }
+}
 
 OutputCache::Block::~Block() {
   if (data_ == nullptr) return;
@@ -103,7 +116,7 @@ void OutputCache::give_back(Kept memory) noexcept {
       --mapped_;
       lock.unlock();
     }
-    munmap(unwanted.data, unwanted.capacity);
+    unmap(unwanted);
     if (unwanted.data == memory.data) return;
   }
 }
@@ -117,7 +130,7 @@ void OutputCache::close() {
     mapped_ -= last.size();
     kept_bytes_ = keep_bytes_ = 0;
   }
-  for (const Kept& memory : last) munmap(memory.data, memory.capacity);
+  for (const Kept& memory : last) unmap(memory);
 }
 
 }  // namespace hvdlite::engine

@@ -5,6 +5,8 @@
 //    ▲                                                                                        │
 //    └────────────────────── the best fit among those kept, at most a quarter too large ◄─────┘
 //
+// Where the other ranks of the host map it too, blocks that are not too large come from there (transport/result_memory.h).
+//
 // What came back last is kept longest. A block keeps the cache alive, so arrays may outlive the engine.
 //
 // Fork: a child may inherit the lock in another thread's hands, and a list half changed. So whoever returns a block gives up
@@ -14,7 +16,10 @@
 #include <cstddef>
 #include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
+
+#include "transport/result_memory.h"
 
 namespace hvdlite::engine {
 
@@ -23,8 +28,11 @@ class OutputCache : public std::enable_shared_from_this<OutputCache> {
   // Smaller blocks are malloc's, which recycles them well.
   static constexpr std::size_t kSmallest = std::size_t{1} << 20;
 
-  // Keeps at most `keep_bytes` of returned memory.
-  explicit OutputCache(std::size_t keep_bytes) : keep_bytes_(keep_bytes) {}
+  // Keeps at most `keep_bytes` of returned memory. shared: for blocks of at most so many bytes; null: there is none.
+  explicit OutputCache(std::size_t keep_bytes,
+                       std::shared_ptr<transport::ResultMemory> shared = nullptr,
+                       std::size_t most_shared = 0)
+      : keep_bytes_(keep_bytes), shared_(std::move(shared)), most_shared_(most_shared) {}
   ~OutputCache();
   OutputCache(const OutputCache&) = delete;
   OutputCache& operator=(const OutputCache&) = delete;
@@ -66,6 +74,8 @@ class OutputCache : public std::enable_shared_from_this<OutputCache> {
     std::size_t capacity;
   };
   void give_back(Kept memory) noexcept;
+  void* map(std::size_t bytes) const;
+  void unmap(const Kept& memory) const noexcept;
   static std::size_t capacity_for(std::size_t bytes);
 
   std::mutex mutex_;
@@ -73,6 +83,8 @@ class OutputCache : public std::enable_shared_from_this<OutputCache> {
   std::size_t kept_bytes_ = 0;
   std::size_t mapped_ = 0;  // blocks that exist, kept or in use
   std::vector<Kept> kept_;  // by time of return, the oldest first
+  const std::shared_ptr<transport::ResultMemory> shared_;
+  const std::size_t most_shared_;
 };
 
 }  // namespace hvdlite::engine

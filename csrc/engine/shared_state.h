@@ -125,6 +125,7 @@ struct Counters {
   Tally data_bytes_sent;
   Tally arena_ops;
   Tally riding_ops;
+  Tally open_results;
   Tally nccl_ops, staged_ops;
 };
 
@@ -132,14 +133,15 @@ struct Counters {
 device::Settings device_settings(const base::Config& config, const base::Logger& log);
 
 struct SharedState {
-  SharedState(const base::Config& knobs, base::Logger logger, TimelineOwner owner = {})
+  SharedState(const base::Config& knobs, base::Logger logger, TimelineOwner owner,
+              std::shared_ptr<OutputCache> output_cache)
       : config(knobs),
         log(logger),
         devices(device_settings(knobs, logger)),
         recorder(knobs.flight_recorder_size),
         timeline(owner),
         usage(owner.size),
-        outputs(std::make_shared<OutputCache>(knobs.output_cache_bytes)) {}
+        outputs(std::move(output_cache)) {}
 
   // Operations come to a stage, together.
   void submitted(std::span<const Entry> entries) {

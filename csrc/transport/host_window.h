@@ -13,6 +13,10 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <utility>
+
+#include "transport/result_memory.h"
 
 namespace hvdlite::transport {
 
@@ -31,8 +35,10 @@ struct WindowFlags {
   std::atomic<std::uint64_t> reduced;              // tiles whose own slice is reduced and in place
   std::atomic<std::uint64_t> done;                 // tiles that this rank has finished with
   Inline small[2];
+  // Where in this rank's ResultMemory the result lies of the operation that begins with tile t, plus 1, in t & 1; 0: elsewhere.
+  alignas(64) std::atomic<std::uint64_t> result[2];
 };
-static_assert(sizeof(WindowFlags) == 192);
+static_assert(sizeof(WindowFlags) == 256);
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 
 // What all ranks that use a region know of it together.
@@ -111,6 +117,9 @@ class HostWindow {
   }
   WindowHead& head(int region) const { return *reinterpret_cast<WindowHead*>(common(region)); }
   std::byte* ledger(int region) const { return common(region) + sizeof(WindowHead); }
+  // Beside the window, where the host has it: null, or not, on all its ranks alike.
+  void set_results(std::shared_ptr<ResultMemory> results) { results_ = std::move(results); }
+  const std::shared_ptr<ResultMemory>& results() const { return results_; }
   // What this rank should touch first.
   std::byte* own_part() const { return of_rank(local_rank_); }
   std::size_t own_bytes() const { return shape_.rank_bytes(); }
@@ -132,6 +141,7 @@ class HostWindow {
   std::byte* memory_;
   Shape shape_;
   int local_rank_;
+  std::shared_ptr<ResultMemory> results_;
 };
 
 }  // namespace hvdlite::transport

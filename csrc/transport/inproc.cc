@@ -290,9 +290,23 @@ Fabric::Fabric(const FabricShape& shape) : boxes_(static_cast<std::size_t>(shape
     const std::size_t bytes = window.bytes();
     void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) throw std::bad_alloc();
-    windows_.emplace(leader, Window{window, std::unique_ptr<std::byte, Unmap>(
-                                                static_cast<std::byte*>(memory), Unmap{bytes})});
+    Window made = {window, {static_cast<std::byte*>(memory), Unmap{bytes}}, share_results(ranks)};
+    windows_.emplace(leader, std::move(made));
   }
+}
+
+std::vector<std::shared_ptr<ResultMemory>> Fabric::share_results(int ranks) {
+  std::vector<std::shared_ptr<ResultMemory>> results(static_cast<std::size_t>(ranks));
+  if (ranks == 1) return results;
+  SharedMemory::Address address;
+  const std::shared_ptr<SharedMemory> memory =
+      SharedMemory::create(SharedMemory::Kind::kMemfd, "hvdlite-results",
+                           results.size() * FabricShape::kResultBytes, &address);
+  for (int rank = 0; rank < ranks; ++rank) {
+    results[static_cast<std::size_t>(rank)] =
+        std::make_shared<ResultMemory>(memory, FabricShape::kResultBytes, rank);
+  }
+  return results;
 }
 
 std::shared_ptr<Fabric> make_fabric(const FabricShape& shape) {

@@ -22,6 +22,8 @@ namespace hvdlite::transport {
 class Fabric;  // the mailboxes of `size` ranks
 
 struct FabricShape {
+  static constexpr std::size_t kResultBytes = std::size_t{64} << 20;  // of each rank's ResultMemory
+
   int size = 1;
   std::vector<int> hosts;      // number of each rank's host; empty: one host for all
   std::size_t tile_bytes = 0;  // of the hosts' windows; 0: as for real hosts

@@ -98,7 +98,9 @@ class Fabric {
   }
   HostWindow window_of(int rank) const {
     const Window& window = windows_.at(host_of(rank));
-    return {window.memory.get(), window.shape, local_rank_of(rank)};
+    HostWindow seen(window.memory.get(), window.shape, local_rank_of(rank));
+    seen.set_results(window.results[static_cast<std::size_t>(local_rank_of(rank))]);
+    return seen;
   }
 
   int size() const { return static_cast<int>(boxes_.size()); }
@@ -175,7 +177,10 @@ class Fabric {
   struct Window {
     HostWindow::Shape shape;
     std::unique_ptr<std::byte, Unmap> memory;
+    std::vector<std::shared_ptr<ResultMemory>> results;  // by local rank
   };
+
+  static std::vector<std::shared_ptr<ResultMemory>> share_results(int ranks);
 
   template <typename Entry>
   static bool withdraw(std::deque<Entry>& entries, const Operation* operation) {

@@ -15,6 +15,7 @@
 #include "transport/control_page.h"
 #include "transport/mapped_window.h"
 #include "transport/mpi_transport.h"
+#include "transport/result_memory.h"
 #include "transport/shared_memory.h"
 
 namespace hvdlite::transport {
@@ -147,6 +148,26 @@ std::unique_ptr<Thing> share(const Host& host, const char* name, std::size_t byt
   return nullptr;
 }
 
+// The host's memory for results: address space for twice what each rank keeps, so that there is room beside that for what is in use.
+// Only in a memfd, whose size is not bound by /dev/shm's. Null: results are private, which costs bandwidth only.
+std::shared_ptr<ResultMemory> share_results(const Host& host, const base::Config& config) {
+  std::uint64_t part = 0;
+  if (config.shared_outputs && (host.kind == "auto" || host.kind == "memfd")) {
+    constexpr std::size_t kPage = ResultMemory::kHugePage;
+    part = (2 * config.output_cache_bytes + kPage - 1) / kPage * kPage;
+  }
+  check(host.mpi, host.mpi->bcast(&part, sizeof(part), 0, host.comm), "MPI_Bcast");
+  if (part == 0) return nullptr;
+  const std::string memfd = "memfd";
+  const Host here = {host.mpi, host.comm, host.rank, host.size, memfd};
+  std::string why_not;
+  return share<ResultMemory>(here, "hvdlite-results", part * static_cast<std::uint64_t>(host.size),
+                             &why_not, [&](std::unique_ptr<SharedMemory> memory) {
+                               return std::make_unique<ResultMemory>(std::move(memory), part,
+                                                                     host.rank);
+                             });
+}
+
 bool some_share_a_host(const std::vector<int>& leaders) {
   return std::set<int>(leaders.begin(), leaders.end()).size() < leaders.size();
 }
@@ -249,6 +270,7 @@ MpiWorld open_mpi(const char* shim_path, const void* comm_address, const base::C
                                                                          local_rank);
                                  });
   }
+  if (window && local_size > 1) window->window().set_results(share_results(joining, config));
   check(mpi, mpi->comm_free(&host), "MPI_Comm_free");
   const char has_window = window ? 1 : 0;
   std::vector<char> windows(static_cast<std::size_t>(size));

@@ -7,11 +7,12 @@ without an Intel GPU.
 """
 
 import ctypes
-import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from hvdlite.config import oneccl_folders
 
 __all__ = ["Communicator", "missing", "settings"]
 
@@ -26,14 +27,9 @@ class _UniqueId(ctypes.Structure):
     _fields_ = (("data", ctypes.c_char * 4096),)
 
 
-def _places() -> Iterator[Path]:
-    """The folders in which oneCCL may be: this environment's, and those that oneAPI's setvars.sh names."""
-    yield Path(sys.prefix, "lib")
-    if root := os.environ.get("CCL_ROOT"):
-        yield Path(root, "lib")
-    for folder in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep):
-        if folder:
-            yield Path(folder)
+def _places() -> list[Path]:
+    """The folders in which oneCCL may be."""
+    return [Path(sys.prefix, "lib"), *map(Path, oneccl_folders())]
 
 
 def missing() -> str | None:

@@ -6,7 +6,6 @@ A peer is made collectively, on all ranks or on none. All of them sum float32, i
 import importlib
 import importlib.metadata
 import importlib.util
-import os
 import socket
 import time
 from abc import ABC, abstractmethod
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 
 from hvdlite.bench import oneccl
 from hvdlite.bench.world import World
+from hvdlite.config import set_unless_set
 from hvdlite.dtypes import code_of_name
 from hvdlite.requests import Kind, Request, member_names, tensor_name
 from hvdlite.runtime import RUNTIME
@@ -357,8 +357,7 @@ class _OneCcl(Peer):
     def __init__(self, world: World) -> None:
         hosts = world.everyone(socket.gethostname())
         mine = hosts[world.rank]
-        for name, value in oneccl.settings(hosts[: world.rank].count(mine), hosts.count(mine), world.hosts == 1).items():
-            os.environ.setdefault(name, value)
+        set_unless_set(oneccl.settings(hosts[: world.rank].count(mine), hosts.count(mine), world.hosts == 1))
         self._comm = oneccl.Communicator(world.rank, world.size, world.from_first)
 
     def blocking(self, array: Array) -> Callable[[], Any] | None:

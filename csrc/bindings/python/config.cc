@@ -36,6 +36,7 @@ const Field kFields[] = {
     HVDLITE_FIELD(peer_timeout),
     HVDLITE_FIELD(flight_recorder_size),
     HVDLITE_FIELD(output_cache_bytes),
+    HVDLITE_FIELD(shared_outputs),
     HVDLITE_FIELD(deterministic),
     HVDLITE_FIELD(log_level),
     HVDLITE_FIELD(log_timestamps),

@@ -382,6 +382,7 @@ nb::dict Engine::counters() {
   result["data_bytes_sent"] = counters.data_bytes_sent;
   result["arena_ops"] = counters.arena_ops;
   result["riding_ops"] = counters.riding_ops;
+  result["open_results"] = counters.open_results;
   result["nccl_ops"] = counters.nccl_ops;
   result["staged_ops"] = counters.staged_ops;
   result["time_ns"] = counters.time_ns;

@@ -84,6 +84,7 @@ typedef struct hvdlite_config {
   double peer_timeout;                /* seconds of silence after which a host is lost; 0: never */
   int64_t flight_recorder_size;       /* operations remembered per rank */
   int64_t output_cache_bytes;         /* memory of results that is kept for later ones */
+  int32_t shared_outputs;             /* bool: results lie where other ranks store into them */
   int32_t deterministic;              /* bool */
   int32_t log_level;                  /* 0 trace 1 debug 2 info 3 warning 4 error 5 off */
   int32_t log_timestamps;             /* bool */
@@ -294,10 +295,11 @@ typedef struct hvdlite_counters {
   int64_t fused_ops, cache_hits, cache_misses;
   int64_t agreed_in_memory; /* operations that the ranks of a host agreed on without messages */
   int64_t data_bytes_sent;
-  int64_t arena_ops;  /* fused operations on tensors that lay in an arena on all members */
-  int64_t riding_ops; /* allreduces whose payload came with the announcement in shared memory */
-  int64_t nccl_ops;   /* fused operations on GPU memory through NCCL */
-  int64_t staged_ops; /* and through host memory */
+  int64_t arena_ops;    /* fused operations on tensors that lay in an arena on all members */
+  int64_t riding_ops;   /* allreduces whose payload came with the announcement in shared memory */
+  int64_t open_results; /* allreduces whose result other ranks stored where it lies */
+  int64_t nccl_ops;     /* fused operations on GPU memory through NCCL */
+  int64_t staged_ops;   /* and through host memory */
   /* What operations cost (csrc/engine/usage.h); docs/stats.md defines each. Times in nanoseconds. */
   int64_t time_ns; /* since the engine was made */
   int64_t bytes, bus_bytes;
