@@ -191,7 +191,9 @@ class AllreduceTiles final : public TilePipeline {
   // The others' results into which this rank may store.
   void find_results() {
     for (int member = 0; member < size(); ++member) {
-      std::byte* const result = member == me() ? nullptr : channel().result(member, first_tile());
+      if (member == me()) continue;
+      const std::size_t bytes = cut_.count * reducer_.result_bytes();
+      std::byte* const result = channel().result(member, first_tile(), bytes);
       if (result != nullptr) open_results_.push_back(result);
     }
     places_.resize(open_results_.size() + 1);

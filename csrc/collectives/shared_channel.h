@@ -4,7 +4,8 @@
 // A region passes to another process set when all members of the last one have destroyed their channels, which each does when
 // it has finished with the set's operations. The new set's tiles have larger numbers than any before, so what it reads in
 // flags of earlier times only says "not yet".
-// Thread: the holder of the progress token. Owns: nothing but counts. Blocks: no. Throws: no.
+// Thread: the holder of the progress token. Owns: nothing but counts. Blocks: no. Throws: Error(Internal) if what another rank
+// told cannot be.
 #pragma once
 
 #include <algorithm>
@@ -78,10 +79,10 @@ class SharedChannel {
   void tell_result(std::uint64_t tile, std::uint64_t place) const {
     flags(index_).result[tile & 1].store(place, std::memory_order_relaxed);
   }
-  std::byte* result(int index, std::uint64_t tile) const {
+  std::byte* result(int index, std::uint64_t tile, std::size_t bytes) const {
     const std::uint64_t place = flags(index).result[tile & 1].load(std::memory_order_relaxed);
     if (place == 0) return nullptr;
-    return window_->results()->part(local_ranks_[static_cast<std::size_t>(index)]) + (place - 1);
+    return window_->results()->at(local_ranks_[static_cast<std::size_t>(index)], place - 1, bytes);
   }
 
   // Turns: taken when an operation is made, which happens in the same order on all members.

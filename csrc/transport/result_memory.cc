@@ -43,6 +43,11 @@ ResultMemory::ResultMemory(std::shared_ptr<SharedMemory> memory, std::size_t par
   madvise(memory_->data(), memory_->size(), MADV_HUGEPAGE);  // where there are none, small pages do
 }
 
+std::byte* ResultMemory::at(int local_rank, std::size_t offset, std::size_t bytes) const {
+  HVD_CHECK(offset <= part_bytes_ && bytes <= part_bytes_ - offset);
+  return memory_->data() + static_cast<std::size_t>(local_rank) * part_bytes_ + offset;
+}
+
 std::optional<std::size_t> ResultMemory::offset_of(const void* data, std::size_t bytes) const {
   const auto address = reinterpret_cast<std::uintptr_t>(data);
   const auto own = reinterpret_cast<std::uintptr_t>(own_);

@@ -10,7 +10,7 @@
 // Fork: a child sees the parent's blocks, and what it writes to them the parent sees. It hands out none and gives none back.
 //
 // Thread: any; one lock, held for a short search. Owns: the mapping, and which of its own part is free. Blocks: in get, while
-// the system makes pages. Throws: nothing once it is made.
+// the system makes pages. Throws: nothing once it is made, but at().
 #pragma once
 
 #include <sys/types.h>
@@ -33,10 +33,9 @@ class ResultMemory {
   // memory: a part of part_bytes, a multiple of kHugePage, for each rank of the host.
   ResultMemory(std::shared_ptr<SharedMemory> memory, std::size_t part_bytes, int local_rank);
 
-  // Where this process sees a rank's part.
-  std::byte* part(int local_rank) const {
-    return memory_->data() + static_cast<std::size_t>(local_rank) * part_bytes_;
-  }
+  // Where this process sees so many bytes of a rank's part. Error(Internal) if they are not in it: the offset is what another
+  // rank says.
+  std::byte* at(int local_rank, std::size_t offset, std::size_t bytes) const;
   // Of bytes in the own part.
   std::optional<std::size_t> offset_of(const void* data, std::size_t bytes) const;
 
