@@ -320,9 +320,8 @@ KNOBS: tuple[Knob, ...] = (
         "shared_outputs",
         "bool",
         True,
-        "Results of 1 MiB and more lie in memory that all ranks of the host map, so that each stores what it has reduced "
-        "straight into the others'. In a process forked from a rank such a result is the parent's, not a copy: 0 for "
-        "programs that write to results there.",
+        "Results of allreduces from 1 MiB up to where HVDLITE_STREAMING_BYTES begins lie in memory that all ranks of the host "
+        "map, so that each stores what it has reduced straight into the others'.",
     ),
     Knob(
         "gpu_route",

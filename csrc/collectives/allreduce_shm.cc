@@ -41,7 +41,7 @@
 // and one wait. Bytes sent: none.
 //
 // In place: a rank's contribution to the others' slices is copied by its fill, that to its own is read by the pass that
-// overwrites it. Its output is touched by nobody else.
+// overwrites it. Its output is touched by nobody else, but, if open, where its contribution was copied before.
 //
 // All ranks get the same bits because a slice is computed once (in direct and inline mode by everybody, from the same
 // contributions in the same order). Contributions are added in rank order in all modes, whatever the tile and the

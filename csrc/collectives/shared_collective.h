@@ -37,7 +37,7 @@
 // last member to store it, for nothing keeps that one from filling its own t, which rings. (A member that fills nothing
 // rings the one that does: see the constructor. Where fills may be held back done is rung too.)
 //
-// Thread: the holder of the progress token. Owns: a turn of the channel. Blocks: no. Throws: no.
+// Thread: the holder of the progress token. Owns: a turn of the channel. Blocks: no. Throws: what SharedChannel does.
 #pragma once
 
 #include <array>

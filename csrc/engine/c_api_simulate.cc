@@ -345,7 +345,7 @@ class Scheduler {
   static void close_result(Rank& rank, const OpenResult& open) {
     if (open.data == nullptr) return;
     std::memcpy(open.wanted, open.data, open.bytes);
-    rank.endpoint->window()->results()->give_back(open.data, open.bytes);
+    rank.endpoint->window()->results()->give_back(open.data);
   }
 
   bool advance(Machine& machine) {

@@ -221,7 +221,8 @@ bool Engine::wait_for(const CompletionPtr& completion, Clock::time_point deadlin
 
 OutputCache::Block Engine::new_output(std::size_t bytes) const {
   require_usable();
-  return shared_.outputs->get(bytes);
+  // After a failure a rank that does not know of it yet may still store into results of the last operations.
+  return shared_.outputs->get(bytes, /*open=*/!shared_.failure.happened());
 }
 
 void Engine::give_token_back() {

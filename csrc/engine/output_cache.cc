@@ -17,7 +17,7 @@ constexpr std::size_t kAlignment = 64;    // frameworks copy what is not aligned
 constexpr int kTriesForTheLock = 10'000;  // a hundred times what anybody holds it for
 
 // Page-aligned memory; from a huge page on it begins with one, which makes the first touch up to 500 times rarer.
-void* map_private(std::size_t bytes) {
+void* map(std::size_t bytes) {
   const std::size_t spare = bytes >= kHugePage ? kHugePage : 0;
   void* mapped =
       mmap(nullptr, bytes + spare, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -35,14 +35,9 @@ void* map_private(std::size_t bytes) {
 
 OutputCache::~OutputCache() { close(); }
 
-void* OutputCache::map(std::size_t bytes) const {
-  void* const shared = shared_ && bytes <= most_shared_ ? shared_->get(bytes) : nullptr;
-  return shared != nullptr ? shared : map_private(bytes);
-}
-
 void OutputCache::unmap(const Kept& memory) const noexcept {
-  if (shared_ && shared_->offset_of(memory.data, memory.capacity)) {
-    shared_->give_back(memory.data, memory.capacity);
+  if (memory.shared) {
+    shared_->give_back(memory.data);
   } else {
     munmap(memory.data, memory.capacity);
   }
@@ -51,7 +46,7 @@ void OutputCache::unmap(const Kept& memory) const noexcept {
 OutputCache::Block::~Block() {
   if (data_ == nullptr) return;
   if (home_) {
-    home_->give_back({data_, capacity_});
+    home_->give_back({data_, capacity_, shared_});
   } else {
     std::free(data_);
   }
@@ -63,35 +58,62 @@ std::size_t OutputCache::capacity_for(std::size_t bytes) {
   return (bytes + step - 1) / step * step;
 }
 
-OutputCache::Block OutputCache::get(std::size_t bytes) {
+OutputCache::Block OutputCache::get(std::size_t bytes, bool open) {
   Block block;
   if (bytes < kSmallest) {
     block.data_ = std::aligned_alloc(kAlignment, (bytes / kAlignment + 1) * kAlignment);
     if (block.data_ == nullptr) throw std::bad_alloc();
     return block;
   }
-  block.home_ = shared_from_this();
   const std::size_t wanted = capacity_for(bytes);
-  {
-    const std::lock_guard lock(mutex_);
-    auto best = kept_.end();
-    for (auto candidate = kept_.begin(); candidate != kept_.end(); ++candidate) {
-      if (candidate->capacity < wanted || candidate->capacity > wanted + wanted / 4) continue;
-      // Of equal ones the last returned, whose lines are warm.
-      if (best == kept_.end() || candidate->capacity <= best->capacity) best = candidate;
-    }
-    if (best != kept_.end()) {
-      block.data_ = best->data;
-      block.capacity_ = best->capacity;
-      kept_bytes_ -= best->capacity;
-      kept_.erase(best);
-      return block;
-    }
-    kept_.reserve(++mapped_);  // so that nothing can fail when blocks come back
+  block.home_ = shared_from_this();
+  block.shared_ = open && shared_ && wanted <= most_shared_;
+  if (block.shared_ && take(wanted, block)) {
+    shared_->use(block.data_, true);
+    return block;
   }
-  block.data_ = map(wanted);
+  if (block.shared_) {
+    expect_one_more();
+    block.capacity_ = wanted;
+    block.data_ = shared_->get(wanted);
+    if (block.data_ != nullptr) return block;
+    expect_one_less();
+    block.shared_ = false;
+  }
+  if (take(wanted, block)) return block;
+  expect_one_more();
   block.capacity_ = wanted;
+  block.data_ = map(wanted);
   return block;
+}
+
+bool OutputCache::take(std::size_t wanted, Block& block) {
+  const std::lock_guard lock(mutex_);
+  auto best = kept_.end();
+  for (auto candidate = kept_.begin(); candidate != kept_.end(); ++candidate) {
+    if (candidate->shared != block.shared_ || candidate->capacity < wanted ||
+        candidate->capacity > wanted + wanted / 4) {
+      continue;
+    }
+    // Of equal ones the last returned, whose lines are warm.
+    if (best == kept_.end() || candidate->capacity <= best->capacity) best = candidate;
+  }
+  if (best == kept_.end()) return false;
+  block.data_ = best->data;
+  block.capacity_ = best->capacity;
+  kept_bytes_ -= best->capacity;
+  kept_.erase(best);
+  return true;
+}
+
+void OutputCache::expect_one_more() {
+  const std::lock_guard lock(mutex_);
+  kept_.reserve(++mapped_);  // so that nothing can fail when blocks come back
+}
+
+void OutputCache::expect_one_less() {
+  const std::lock_guard lock(mutex_);
+  --mapped_;
 }
 
 void OutputCache::give_back(Kept memory) noexcept {
@@ -104,6 +126,7 @@ void OutputCache::give_back(Kept memory) noexcept {
     }
     if (lock.owns_lock() && memory.capacity <= keep_bytes_) {
       if (kept_bytes_ + memory.capacity <= keep_bytes_) {
+        if (memory.shared) shared_->use(memory.data, false);
         kept_.push_back(memory);
         kept_bytes_ += memory.capacity;
         return;

@@ -1,11 +1,13 @@
 // Memory for results that outlive their operation, recycled: to fault in a fresh page takes longer than to fill a warm one.
-// Thread: any; one lock, held for a few stores. Owns: the memory that came back. Blocks: no. Throws: std::bad_alloc.
+// Thread: any; one lock, held for a few stores. Owns: the memory that came back. Blocks: while the system makes or takes pages.
+// Throws: std::bad_alloc.
 //
 //   get ──► Block (a result, then the user's array over it) ──► destroyed, on any thread ──► kept, unless over the limit
 //    ▲                                                                                        │
 //    └────────────────────── the best fit among those kept, at most a quarter too large ◄─────┘
 //
-// Where the other ranks of the host map it too, blocks that are not too large come from there (transport/result_memory.h).
+// Results into which other ranks of the host can store lie in memory that they map (transport/result_memory.h): blocks that are
+// not too large, while there is room.
 //
 // What came back last is kept longest. A block keeps the cache alive, so arrays may outlive the engine.
 //
@@ -57,14 +59,17 @@ class OutputCache : public std::enable_shared_from_this<OutputCache> {
       std::swap(home_, other.home_);
       std::swap(data_, other.data_);
       std::swap(capacity_, other.capacity_);
+      std::swap(shared_, other.shared_);
     }
     std::shared_ptr<OutputCache> home_;  // null: from malloc
     void* data_ = nullptr;
     std::size_t capacity_ = 0;
+    bool shared_ = false;  // others map it
   };
 
-  // At least `bytes` bytes (and an address for none), uninitialised; aligned to 64 bytes, from kSmallest on to a page.
-  Block get(std::size_t bytes);
+  // At least `bytes` bytes (and an address for none), uninitialised; aligned to 64 bytes, from kSmallest on to a page. open:
+  // others shall store into it, if they can.
+  Block get(std::size_t bytes, bool open = false);
   // Frees what is kept, and from now on what comes back.
   void close();
 
@@ -72,9 +77,14 @@ class OutputCache : public std::enable_shared_from_this<OutputCache> {
   struct Kept {
     void* data;
     std::size_t capacity;
+    bool shared;
   };
+  // Fills a block with the best fit among those kept. False if there is none.
+  bool take(std::size_t wanted, Block& block);
+  // Blocks that exist.
+  void expect_one_more();
+  void expect_one_less();
   void give_back(Kept memory) noexcept;
-  void* map(std::size_t bytes) const;
   void unmap(const Kept& memory) const noexcept;
   static std::size_t capacity_for(std::size_t bytes);
 

@@ -1,12 +1,17 @@
 #include "transport/result_memory.h"
 
 #include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstdint>
+#include <cstring>
+#include <new>
+#include <string_view>
 #include <utility>
 
 #include "base/error.h"
@@ -16,21 +21,94 @@ namespace {
 
 constexpr std::size_t kGrain = std::size_t{1} << 20;
 constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE, since Linux 5.14
+constexpr int kMostTries = 1000;
+constexpr int kMostCopyingMs = 60'000;
+
+template <typename Call>
+int tried(Call call) {
+  int error = EINTR;
+  for (int tries = 0; (error == EINTR || error == EAGAIN) && tries < kMostTries; ++tries) {
+    error = call();
+  }
+  return error;
+}
 
 // Takes pages for all of it, as whoever writes there first would, but with an answer. False: the system has not so many.
 bool populate(const SharedMemory& memory, std::byte* at, std::size_t bytes) {
-  int error = EINTR;
-  while (error == EINTR || error == EAGAIN) {
-    error = madvise(at, bytes, kPopulateWrite) == 0 ? 0 : errno;
-  }
-  if (error == EINVAL) {  // an older kernel
-    const auto offset = static_cast<off_t>(at - memory.data());
-    error = posix_fallocate(memory.descriptor(), offset, static_cast<off_t>(bytes));
-  }
-  return error == 0;
+  const int error = tried([&] { return madvise(at, bytes, kPopulateWrite) == 0 ? 0 : errno; });
+  if (error != EINVAL) return error == 0;
+  const auto offset = static_cast<off_t>(at - memory.data());
+  const auto length = static_cast<off_t>(bytes);
+  return tried([&] { return posix_fallocate(memory.descriptor(), offset, length); }) == 0;
 }
 
+std::size_t rounded(std::size_t bytes) { return (bytes + kGrain - 1) / kGrain * kGrain; }
+
 }  // namespace
+
+// All that exist in this process, for the handlers of fork().
+struct Forks {
+  std::mutex mutex;
+  std::vector<ResultMemory*> memories;
+  int pipe[2] = {-1, -1};
+
+  static Forks& all() {
+    static auto* const forks = new Forks;  // never destroyed: a process may fork while it ends
+    return *forks;
+  }
+
+  void add(ResultMemory* memory) {
+    static const int failed =
+        pthread_atfork([] { all().before(); }, [] { all().in_parent(); }, [] { all().in_child(); });
+    if (failed != 0) throw std::bad_alloc();
+    const std::lock_guard lock(mutex);
+    memories.push_back(memory);
+  }
+  void remove(ResultMemory* memory) {
+    const std::lock_guard lock(mutex);
+    std::erase(memories, memory);
+  }
+
+  void before() {
+    mutex.lock();
+    bool some = false;
+    for (ResultMemory* memory : memories) {
+      memory->mutex_.lock();
+      some = some || memory->some_in_use();
+    }
+    if (some && pipe2(pipe, O_CLOEXEC) != 0) pipe[0] = pipe[1] = -1;
+  }
+  void in_parent() {
+    if (pipe[0] >= 0) {
+      close(pipe[1]);
+      pollfd end = {pipe[0], POLLIN, 0};
+      tried([&] { return poll(&end, 1, kMostCopyingMs) >= 0 ? 0 : errno; });
+      close(pipe[0]);
+    }
+    unlock();
+  }
+  void in_child() {
+    bool copied = true;
+    for (ResultMemory* memory : memories) copied = memory->copy_what_is_in_use() && copied;
+    if (!copied) {
+      constexpr std::string_view kText =
+          "hvdlite: there is no memory to copy the results that a forked process inherits: it "
+          "shares them with its parent\n";
+      [[maybe_unused]] const auto written = write(STDERR_FILENO, kText.data(), kText.size());
+    }
+    for (const int end : pipe) {
+      if (end >= 0) close(end);
+    }
+    unlock();
+  }
+
+ private:
+  void unlock() {
+    pipe[0] = pipe[1] = -1;
+    for (ResultMemory* memory : memories) memory->mutex_.unlock();
+    mutex.unlock();
+  }
+};
 
 ResultMemory::ResultMemory(std::shared_ptr<SharedMemory> memory, std::size_t part_bytes,
                            int local_rank)
@@ -41,7 +119,11 @@ ResultMemory::ResultMemory(std::shared_ptr<SharedMemory> memory, std::size_t par
       free_{{0, part_bytes}} {
   HVD_CHECK(part_bytes % kHugePage == 0 && own_ + part_bytes <= memory_->data() + memory_->size());
   madvise(memory_->data(), memory_->size(), MADV_HUGEPAGE);  // where there are none, small pages do
+  madvise(memory_->data(), memory_->size(), MADV_DONTDUMP);  // address space of all ranks
+  Forks::all().add(this);
 }
+
+ResultMemory::~ResultMemory() { Forks::all().remove(this); }
 
 std::byte* ResultMemory::at(int local_rank, std::size_t offset, std::size_t bytes) const {
   HVD_CHECK(offset <= part_bytes_ && bytes <= part_bytes_ - offset);
@@ -57,52 +139,74 @@ std::optional<std::size_t> ResultMemory::offset_of(const void* data, std::size_t
   return address - own;
 }
 
-std::size_t ResultMemory::rounded(std::size_t bytes) {
-  return (bytes + kGrain - 1) / kGrain * kGrain;
-}
+bool ResultMemory::is_owner() const { return getpid() == owner_; }
 
 void* ResultMemory::get(std::size_t bytes) noexcept {
-  if (bytes == 0 || bytes > part_bytes_ || getpid() != owner_) return nullptr;
-  std::optional<Range> found;
+  if (bytes == 0 || bytes > part_bytes_ || !is_owner()) return nullptr;
+  std::optional<std::size_t> offset;
   try {
-    found = cut(rounded(bytes));
+    offset = cut(bytes);
   } catch (const std::bad_alloc&) {
     return nullptr;
   }
-  if (!found) return nullptr;
-  std::byte* const at = own_ + found->offset;
+  if (!offset) return nullptr;
+  std::byte* const at = own_ + *offset;
   if (populate(*memory_, at, bytes)) return at;
-  give_back(at, bytes);
+  give_back(at);
   return nullptr;
 }
 
-std::optional<ResultMemory::Range> ResultMemory::cut(std::size_t bytes) {
-  const std::size_t alignment = bytes < kHugePage ? kGrain : kHugePage;
+std::optional<std::size_t> ResultMemory::cut(std::size_t bytes) {
+  const std::size_t wanted = rounded(bytes);
+  const std::size_t alignment = wanted < kHugePage ? kGrain : kHugePage;
   const auto start_in = [&](const Range& room) {
     return (room.offset + alignment - 1) / alignment * alignment;
   };
   const std::lock_guard lock(mutex_);
-  // What is free lies between blocks: so many ranges at most, and nothing can fail when blocks come back.
-  free_.reserve(blocks_ + 2);
-  const auto room = std::ranges::find_if(
-      free_, [&](const Range& free) { return start_in(free) + bytes <= free.offset + free.bytes; });
+  // What is free lies between blocks, and what comes back is a range of its own before it is joined: nothing can fail then.
+  blocks_.reserve(blocks_.size() + 1);
+  free_.reserve(blocks_.size() + 3);
+  const auto room = std::ranges::find_if(free_, [&](const Range& free) {
+    return start_in(free) + wanted <= free.offset + free.bytes;
+  });
   if (room == free_.end()) return std::nullopt;
-  const Range block = {start_in(*room), bytes};
-  const Range behind = {block.offset + bytes, room->offset + room->bytes - block.offset - bytes};
-  room->bytes = block.offset - room->offset;
+  const Range range = {start_in(*room), wanted};
+  const Range behind = {range.offset + wanted, room->offset + room->bytes - range.offset - wanted};
+  room->bytes = range.offset - room->offset;
   const auto next = room->bytes == 0 ? free_.erase(room) : room + 1;
   if (behind.bytes > 0) free_.insert(next, behind);
-  ++blocks_;
-  return block;
+  blocks_.push_back({range, bytes, true});
+  return range.offset;
 }
 
-void ResultMemory::give_back(void* data, std::size_t bytes) noexcept {
-  if (getpid() != owner_) return;
-  const std::size_t given = rounded(bytes);
-  madvise(data, given, MADV_REMOVE);
-  const Range range = {static_cast<std::size_t>(static_cast<std::byte*>(data) - own_), given};
+std::vector<ResultMemory::Block>::iterator ResultMemory::find(const void* data) {
+  const auto offset = static_cast<std::size_t>(static_cast<const std::byte*>(data) - own_);
+  return std::ranges::find_if(blocks_,
+                              [&](const Block& block) { return block.range.offset == offset; });
+}
+
+void ResultMemory::use(const void* data, bool in_use) noexcept {
+  if (!is_owner()) return;
   const std::lock_guard lock(mutex_);
-  --blocks_;
+  find(data)->in_use = in_use;
+}
+
+void ResultMemory::give_back(void* data) noexcept {
+  if (!is_owner()) return;
+  Range range = {};
+  {
+    const std::lock_guard lock(mutex_);
+    const auto block = find(data);
+    block->in_use = false;
+    range = block->range;
+  }
+  madvise(data, range.bytes, MADV_REMOVE);
+  const std::lock_guard lock(mutex_);
+  blocks_.erase(find(data));
+  join(range);
+}
+
+void ResultMemory::join(const Range& range) noexcept {
   const auto behind =
       std::ranges::find_if(free_, [&](const Range& free) { return free.offset > range.offset; });
   const auto place = free_.insert(behind, range);
@@ -115,6 +219,26 @@ void ResultMemory::give_back(void* data, std::size_t bytes) noexcept {
     (place - 1)->bytes += place->bytes;
     free_.erase(place);
   }
+}
+
+bool ResultMemory::some_in_use() const {
+  return is_owner() && std::ranges::any_of(blocks_, &Block::in_use);
+}
+
+bool ResultMemory::copy_what_is_in_use() {
+  bool copied = true;
+  for (Block& block : blocks_) {
+    // Once: a child of this child has the copies copied by the system.
+    if (!std::exchange(block.in_use, false)) continue;
+    void* const at = own_ + block.range.offset;
+    void* const copy =
+        mmap(nullptr, block.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (copy != MAP_FAILED) std::memcpy(copy, at, block.bytes);
+    copied = copy != MAP_FAILED &&
+             mremap(copy, block.bytes, block.bytes, MREMAP_MAYMOVE | MREMAP_FIXED, at) == at &&
+             copied;
+  }
+  return copied;
 }
 
 }  // namespace hvdlite::transport

@@ -7,10 +7,14 @@
 // An offset means the same to all. Nothing is taken from the system but for blocks that are handed out, and it goes back with
 // them; the parts are address space. It lives as long as anybody keeps it: arrays over its blocks may outlive the engine.
 //
-// Fork: a child sees the parent's blocks, and what it writes to them the parent sees. It hands out none and gives none back.
+// Fork: memory that is mapped like this is not copied for a child, as other memory is. So a child begins by copying the blocks
+// that are in use, each in its place, and its parent's fork() returns when that is done. It hands out none and gives none back.
 //
-// Thread: any; one lock, held for a short search. Owns: the mapping, and which of its own part is free. Blocks: in get, while
-// the system makes pages. Throws: nothing once it is made, but at().
+//   fork() ──► before: all locks; a pipe, if blocks are in use ──► parent: waits for the pipe's end, lets the locks go
+//                                                              └─► child: copies, closes the pipe, lets the locks go
+//
+// Thread: any; one lock, held for a short search and through a fork. Owns: the mapping, and which of its own part is free.
+// Blocks: get and give_back, while the system makes or takes pages. Throws: nothing once it is made, but at().
 #pragma once
 
 #include <sys/types.h>
@@ -32,6 +36,9 @@ class ResultMemory {
 
   // memory: a part of part_bytes, a multiple of kHugePage, for each rank of the host.
   ResultMemory(std::shared_ptr<SharedMemory> memory, std::size_t part_bytes, int local_rank);
+  ~ResultMemory();
+  ResultMemory(const ResultMemory&) = delete;
+  ResultMemory& operator=(const ResultMemory&) = delete;
 
   // Where this process sees so many bytes of a rank's part. Error(Internal) if they are not in it: the offset is what another
   // rank says.
@@ -39,27 +46,41 @@ class ResultMemory {
   // Of bytes in the own part.
   std::optional<std::size_t> offset_of(const void* data, std::size_t bytes) const;
 
-  // Room for so many bytes in the own part, with its pages; null where there is none.
+  // Room for so many bytes in the own part, with its pages; null where there is none. It is in use.
   void* get(std::size_t bytes) noexcept;
-  // What get() gave for so many bytes. Their pages go back to the system.
-  void give_back(void* data, std::size_t bytes) noexcept;
+  // A block is kept for later, or in use again.
+  void use(const void* data, bool in_use) noexcept;
+  // Its pages go back to the system.
+  void give_back(void* data) noexcept;
 
  private:
   struct Range {
     std::size_t offset;
     std::size_t bytes;
   };
-  // Cuts a range of this length from what is free.
-  std::optional<Range> cut(std::size_t bytes);
-  static std::size_t rounded(std::size_t bytes);
+  struct Block {
+    Range range;
+    std::size_t bytes;  // that were asked for
+    bool in_use;
+  };
+  friend struct Forks;
+
+  bool is_owner() const;
+  // Cuts a block from what is free; where it begins.
+  std::optional<std::size_t> cut(std::size_t bytes);
+  void join(const Range& range) noexcept;
+  std::vector<Block>::iterator find(const void* data);
+  bool some_in_use() const;
+  // In a child that was forked: false if there is no memory for it.
+  bool copy_what_is_in_use();
 
   const std::shared_ptr<SharedMemory> memory_;
   const std::size_t part_bytes_;
   std::byte* const own_;
   const pid_t owner_;
   std::mutex mutex_;
-  std::size_t blocks_ = 0;   // handed out
-  std::vector<Range> free_;  // by offset; neighbours are joined
+  std::vector<Block> blocks_;  // handed out
+  std::vector<Range> free_;    // by offset; neighbours are joined
 };
 
 }  // namespace hvdlite::transport

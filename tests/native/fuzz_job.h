@@ -52,7 +52,8 @@ class Rank {
  public:
   Rank(std::unique_ptr<transport::Transport> transport, const base::Config& config)
       : transport_(std::move(transport)),
-        shared_(config, base::Logger(base::LogLevel::kOff, false, transport_->rank(), 0)),
+        shared_(config, base::Logger(base::LogLevel::kOff, false, transport_->rank(), 0), {},
+                std::make_shared<engine::OutputCache>(config.output_cache_bytes)),
         cycle_(*transport_, shared_, selection()) {}
   ~Rank() {
     cycle_.end_all({base::ErrorCode::kAborted, "the run is over"});

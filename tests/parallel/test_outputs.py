@@ -1,9 +1,8 @@
 """Results of blocking operations: in one step where that is possible, large ones each their own and in recycled memory."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
+from support.mappings import mapping_at
 from support.world import WORLD
 
 from hvdlite import submission
@@ -102,15 +101,6 @@ def test_autograd_notices_a_result_in_place(hvd):
         product.backward()
 
 
-def mapping_of(place):
-    """The name of what is mapped at this address of the process; nothing for private memory."""
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        low, high = (int(bound, 16) for bound in line.split()[0].split("-"))
-        if low <= place < high:
-            return line.split(maxsplit=5)[5] if len(line.split()) > 5 else ""
-    return None
-
-
 @pytest.mark.parametrize("framework", ["numpy", "torch"])
 def test_every_rank_stores_into_the_results_of_all(hvd, framework):
     before = RUNTIME.engine.counters()["open_results"]
@@ -118,7 +108,7 @@ def test_every_rank_stores_into_the_results_of_all(hvd, framework):
     for step in range(4):
         output = hvd.allreduce(value, op=hvd.Sum)
         assert (output == SIZE * (SIZE + 1) / 2).all(), step
-        assert ("hvdlite-results" in mapping_of(pointer(output))) == (SIZE > 1)
+        assert ("hvdlite-results" in mapping_at(pointer(output))) == (SIZE > 1)
     hvd.allreduce_(output, op=hvd.Sum)
     assert (output == SIZE * SIZE * (SIZE + 1) / 2).all()
     assert RUNTIME.engine.counters()["open_results"] - before == (5 if SIZE > 1 else 0)

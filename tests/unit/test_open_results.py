@@ -6,7 +6,10 @@ import threading
 
 import numpy as np
 import pytest
+from support.mappings import mapping_at
 from support.thread_ranks import ABSENT, ALLREDUCE, SUM, engines, run_ranks
+
+from hvdlite.errors import HorovodInternalError
 
 MIB = 1 << 20
 
@@ -14,6 +17,10 @@ MIB = 1 << 20
 def new_result(engine, like):
     """Room for a result, as the adapters make it for one of at least 1 MiB."""
     return np.ndarray(like.shape, like.dtype, engine.new_output(like.nbytes))
+
+
+def where(array):
+    return mapping_at(array.ctypes.data)
 
 
 def reduce_into(rank, output, array, name=None, **options):
@@ -142,7 +149,8 @@ def test_more_results_than_there_is_room_for():
         held = [reduce_into(rank, new_result(rank.engine, mine), mine, f"a{step}") for step in range(6)]
         assert open_results(rank) == 4
         assert all(np.array_equal(output, total(2, 4 * MIB)) for output in held)
-        del held
+        while held:  # those that lie elsewhere come back last
+            held.pop(0)
         gc.collect()
         for step in range(3):
             reduce_into(rank, new_result(rank.engine, mine), mine, f"b{step}")
@@ -173,34 +181,105 @@ def test_what_is_given_back_is_cut_and_joined_again():
         assert not whole.any()  # fresh pages
 
 
-def test_a_forked_child_takes_nothing_from_its_parent():
-    """It drops what it inherits, as any child that ends in Python; the parent's results and their room stay as they are."""
-    count = 2 * MIB
-    kept = {}
+def reduce_all(ranks, name, count, kept):
+    """Every rank's contribution, in a thread each."""
 
-    def reduce_all(ranks, name):
-        def work(rank):
-            mine = contribution(rank.rank, count)
-            kept[rank.rank] = reduce_into(rank, new_result(rank.engine, mine), mine, name)
+    def work(rank):
+        mine = contribution(rank.rank, count)
+        kept[rank.rank] = reduce_into(rank, new_result(rank.engine, mine), mine, name)
 
-        threads = [threading.Thread(target=work, args=(rank,)) for rank in ranks]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in ranks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
-    with engines(2, {"output_cache_bytes": 1}) as ranks:  # keeps none: who gives back gives the pages back
-        for step in range(5):
-            reduce_all(ranks, f"x{step}")
+
+@pytest.mark.parametrize("keep", [1, 64 * MIB], ids=["pages go back", "memory is used again"])
+def test_a_forked_child_has_a_copy(keep):
+    """Whatever its parent does with a result afterwards, and whatever the child does."""
+    count, kept = 2 * MIB, {}
+    with engines(2, {"output_cache_bytes": keep}) as ranks:
+        for step in range(3):
+            reduce_all(ranks, f"x{step}", count, kept)
+            wake, tell = os.pipe()
             child = os.fork()
             if not child:
+                os.close(tell)
+                os.read(wake, 1)  # until the parent has let go of it and done something else
                 same = all(np.array_equal(output, total(2, count)) for output in kept.values())
-                kept.clear()
+                for output in kept.values():
+                    output[:] = -1
+                grandchild = os.fork()
+                if not grandchild:
+                    os._exit(0 if all((output == -1).all() for output in kept.values()) else 1)
+                same = same and os.waitstatus_to_exitcode(os.waitpid(grandchild, 0)[1]) == 0
                 os._exit(7 if same else 1)
+            os.close(wake)
+            kept.clear()
+            for value in range(3):
+                others = [new_result(rank.engine, np.empty(count, np.float32)) for rank in ranks]
+                for output in others:
+                    output[:] = value
+            os.close(tell)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+            assert all((output == 2).all() for output in others)
+            del output, others
+        assert [open_results(rank) for rank in ranks] == [3, 3]
+
+
+def test_a_forked_child_takes_nothing_from_its_parent():
+    """It drops what it inherits, as any child that ends in Python; the parent's results and their room stay as they are."""
+    count, kept = 2 * MIB, {}
+    with engines(2, {"output_cache_bytes": 1}) as ranks:  # keeps none: who gives back gives the pages back
+        for step in range(5):
+            reduce_all(ranks, f"x{step}", count, kept)
+            child = os.fork()
+            if not child:
+                kept.clear()
+                os._exit(7)
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
             assert all(np.array_equal(output, total(2, count)) for output in kept.values())
         assert [open_results(rank) for rank in ranks] == [5, 5]
         kept.clear()
+
+
+def test_forks_while_other_threads_make_results():
+    """No child and no parent hangs."""
+    with engines(2, {"output_cache_bytes": 4 * MIB}) as ranks:
+        stop = threading.Event()
+
+        def busy(rank):
+            held = []
+            while not stop.is_set():
+                held.append(new_result(rank.engine, np.empty(MIB // 2, np.float32)))
+                held = held[-3:]
+
+        threads = [threading.Thread(target=busy, args=(rank,)) for rank in ranks]
+        for thread in threads:
+            thread.start()
+        try:
+            for _ in range(30):
+                child = os.fork()
+                if not child:
+                    os._exit(7)
+                assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
+
+
+def test_after_a_failure_results_lie_elsewhere():
+    """A rank that does not know of it yet may still store into those of the last operations."""
+    with engines(2) as ranks:
+        engine = ranks[0].engine
+        assert "hvdlite-results" in where(new_result(engine, np.empty(MIB, np.float32)))
+        handle = ranks[0].start(ALLREDUCE, "x", np.ones(1), np.ones(1))
+        ranks[1].engine.publish_failure("raised ValueError: bad batch")
+        with pytest.raises(HorovodInternalError, match="bad batch"):
+            engine.wait(handle, 10.0)
+        assert "hvdlite-results" not in where(new_result(engine, np.empty(MIB, np.float32)))
 
 
 def test_results_outlive_the_engine():

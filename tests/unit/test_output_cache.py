@@ -4,10 +4,10 @@ import gc
 import os
 import random
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
+from support.mappings import is_mapped
 from support.thread_ranks import ALLGATHER, BARRIER, SUM, engines, run_ranks
 
 from hvdlite.backends.numpy import BACKEND
@@ -22,15 +22,6 @@ def address(array):
 
 def new_array(engine, nbytes):
     return np.ndarray(nbytes, np.uint8, engine.new_output(nbytes))
-
-
-def is_mapped(place):
-    """Does this process have memory at the address?"""
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        low, high = (int(bound, 16) for bound in line.split()[0].split("-"))
-        if low <= place < high:
-            return True
-    return False
 
 
 @pytest.fixture

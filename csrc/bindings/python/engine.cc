@@ -293,7 +293,11 @@ void Engine::release(std::int64_t handle) { python::check(hvdlite_release(engine
 
 nb::object Engine::new_output(std::size_t bytes) {
   hvdlite_block* block = nullptr;
-  python::check(hvdlite_block_create(engine_, bytes, &block));
+  const auto create = [&] {
+    const nb::gil_scoped_release released;  // the system may have to make pages
+    return hvdlite_block_create(engine_, bytes, &block);
+  };
+  python::check(create());
   OwnedBytes owned;
   owned.block.reset(block);
   owned.size = bytes;

@@ -1,0 +1,20 @@
+"""What lies where in this process."""
+
+from pathlib import Path
+
+__all__ = ["is_mapped", "mapping_at"]
+
+
+def mapping_at(address: int) -> str | None:
+    """The name of what is mapped there, empty for private memory without one; None where nothing is."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        bounds, *others = line.split(maxsplit=5)
+        low, high = (int(bound, 16) for bound in bounds.split("-"))
+        if low <= address < high:
+            return others[4] if len(others) == 5 else ""
+    return None
+
+
+def is_mapped(address: int) -> bool:
+    """Does this process have memory at the address?"""
+    return mapping_at(address) is not None
