@@ -50,7 +50,8 @@ class Result:
 
         That is done in the order of a CUDA stream, which comes after the operation (`Engine.wait`).
         """
-    def take_data(self) -> memoryview:
+    @property
+    def data(self) -> memoryview:
         """The engine-allocated output as writable bytes that free themselves (numpy.frombuffer makes an array of it)."""
 
 @final
@@ -128,9 +129,13 @@ class Engine:
     def run(
         self, request: tuple[Any, ...], memory: object = None, keep: Callable[[Any, int, int], None] | None = None
     ) -> Result:
-        """Submits one request, a tuple as for submit_many, and waits for it as wait does."""
+        """Submits one request, a tuple as for submit_many, and waits for it as wait does.
+
+        If its memory may be in use after an exception, keep(memory, handle, code) is called first: with the handle if a
+        signal left the operation in flight, or with 0 and the code of the failure.
+        """
     def connect(self, plain_of: Callable[[Any], Plain | None], keep: Callable[[Any, int, int], None]) -> None:
-        """Makes the three functions below work: what they have to know of types, and `keep` as in wait."""
+        """Makes the three functions below work: what they have to know of types, and `keep` as in run."""
     def allreduce_now(
         self,
         tensor: Any,
@@ -186,21 +191,30 @@ class Engine:
     def wait(
         self,
         handle: int,
-        memory: object = None,
-        keep: Callable[[Any, int, int], None] | None = None,
         limit: float = float("inf"),
         streams: Sequence[int] = (),
     ) -> Result:
         """Waits, driving progress, handles signals, releases the handle, and raises if the operation failed.
 
-        If its memory may be in use after an exception, keep(memory, handle, code) is called first: with the handle if a
-        signal left the operation in flight, or with 0 and the code of the failure. After `limit` seconds TimeoutError
-        leaves it in flight. streams: CUDA streams whose later work comes after the operation, where it is in GPU memory.
+        After `limit` seconds TimeoutError leaves it in flight. streams: CUDA streams whose later work comes after the
+        operation, where it is in GPU memory.
         """
-    def wait_many(self, handles: Sequence[int], streams: Sequence[int] = ()) -> tuple[list[int], dict[int, HvdliteError]]:
-        """Waits for all operations behind these handles and releases them. For operations without output of the engine's.
+    def wait_into(
+        self,
+        outcomes: list[Result | HvdliteError],
+        handle: int,
+        limit: float = float("inf"),
+        streams: Sequence[int] = (),
+    ) -> None:
+        """Waits as wait does, and adds to the list what that returns, or the failure that it raises.
 
-        Returns the number of contributors of each, in order, -1 if it failed, and the exceptions of those by their place.
+        No signal handler runs between that and the handle's release: an exception leaves the operation in flight.
+        """
+    def wait_many(self, handles: Sequence[int], outcomes: list[int | HvdliteError], streams: Sequence[int] = ()) -> bool:
+        """Waits for all operations behind these handles and releases them, in the same way.
+
+        Adds for each operation the number of its contributors, or its failure. Returns whether all went well. For operations
+        without output of the engine's.
         """
     def release(self, handle: int) -> None: ...
     def new_output(self, nbytes: int) -> memoryview:

@@ -31,7 +31,7 @@ class Handle:
     caller's current stream after that work, and the stream of the submission, in whose order the memory is used again.
     """
 
-    __slots__ = ("__weakref__", "_engine", "_error", "_finish", "_grouped", "_numbers", "_on_gpu", "_outputs", "_waited")
+    __slots__ = ("__weakref__", "_engine", "_error", "_finish", "_grouped", "_numbers", "_on_gpu", "_outcomes")
 
     def __init__(
         self,
@@ -43,16 +43,16 @@ class Handle:
     ) -> None:
         self._engine = engine
         self._numbers = numbers
-        self._waited = 0  # for so many of them
-        self._finish: Sequence[Finish] | None = finish
+        # Of those waited for, in order; a list when it is needed, since a program may hold many handles.
+        self._outcomes: Sequence[Result | HvdliteError] = ()
+        self._finish: Sequence[Finish] | None = finish  # None: done with
         self._grouped = grouped
         self._on_gpu = on_gpu  # of each number, or nothing where all are in host memory
-        self._outputs: list[Any] | None = None  # of those; made when it is needed, since a program may hold many handles
         self._error: HvdliteError | None = None
 
     def poll(self) -> bool:
         """Has the operation ended, well or badly? True as well once it was synchronised."""
-        waiting = self._numbers[self._waited :]
+        waiting = self._in_flight()
         if not waiting:
             return True
         self._check_alive()
@@ -79,29 +79,32 @@ class Handle:
         if finish is None:
             return None
         numbers = self._numbers
-        if self._waited < len(numbers):
+        outcomes: Any = self._outcomes
+        if not outcomes:
+            outcomes = self._outcomes = []
+        # Whatever is raised from here on, by Ctrl-C for one, leaves this handle able to be synchronised again.
+        if len(outcomes) < len(numbers):
             self._check_alive()
-        outputs = self._outputs
-        if outputs is None:
-            outputs = self._outputs = []
-        while self._waited < len(numbers):
-            index = self._waited
-            try:
-                streams = self._streams(index) if self._on_gpu else ()
-                result = self._engine.wait(numbers[index], limit=timeout, streams=streams)
-            except HvdliteError as error:
-                self._waited += 1
-                self._error = self._error or error
-                RUNTIME.keep_after(error, finish)
-                continue
-            # Any other exception, such as Ctrl-C, leaves the operation in flight and this handle able to wait again.
-            self._waited += 1
-            if self._error is None:
-                outputs.append(finish[index](result))
-        self._finish = self._outputs = None
+            for place in range(len(outcomes), len(numbers)):
+                streams = self._streams(place) if self._on_gpu else ()
+                self._engine.wait_into(outcomes, numbers[place], limit=timeout, streams=streams)
+        for outcome in outcomes:
+            if isinstance(outcome, HvdliteError):
+                RUNTIME.keep_after(outcome, finish)
+                self._error = self._error or outcome
         if self._error is not None:
+            self._finish, self._outcomes = None, ()
             raise self._error
-        return outputs if self._grouped else outputs[0]
+        if self._grouped:
+            output: Any = [make(outcome) for make, outcome in zip(finish, outcomes, strict=True)]
+        else:
+            output = finish[0](outcomes[0])
+        self._finish, self._outcomes = None, ()
+        return output
+
+    def _in_flight(self) -> Sequence[int]:
+        """The numbers of those that nobody has waited for."""
+        return () if self._finish is None else self._numbers[len(self._outcomes) :]
 
     def _streams(self, index: int) -> tuple[int, ...]:
         """The streams that come after an operation: the current one, and that of the submission if it is another."""
@@ -130,17 +133,18 @@ class Handle:
         return self is other or (isinstance(other, int) and other == int(self))
 
     def __repr__(self) -> str:
-        state = "in flight" if self._waited < len(self._numbers) else "ended"
+        state = "in flight" if self._in_flight() else "ended"
         return f"<hvdlite.Handle {int(self)}, {state}>"
 
     def __del__(self) -> None:
-        numbers = getattr(self, "_numbers", ())  # not there if __init__ was not reached
-        if numbers and self._waited < len(numbers):
-            if not self._on_gpu:
-                RUNTIME.park(self._engine, numbers[self._waited :], self._finish)
-                return
-            for number, place in zip(numbers[self._waited :], self._on_gpu[self._waited :], strict=True):
-                RUNTIME.park(self._engine, [number], self._finish, () if place is None else (place[1].stream,))
+        numbers = self._in_flight() if hasattr(self, "_error") else ()  # not there if __init__ has not come to its end
+        if not numbers:
+            return
+        if not self._on_gpu:
+            RUNTIME.park(self._engine, numbers, self._finish)
+            return
+        for number, place in zip(numbers, self._on_gpu[len(self._outcomes) :], strict=True):
+            RUNTIME.park(self._engine, [number], self._finish, () if place is None else (place[1].stream,))
 
 
 def poll(handle: Handle) -> bool:

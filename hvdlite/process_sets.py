@@ -210,7 +210,7 @@ def process_set_among(ranks: Sequence[int]) -> ProcessSet:
         # Named: the other ranks do not count this operation.
         name = tensor_name(Kind.ADD_PROCESS_SET, f"among {members}")
         request = Request(Kind.ADD_PROCESS_SET, name, root=1, splits=members)
-        number = engine.wait(engine.submit_many((request,), False)[0]).process_set
+        number = engine.run(request).process_set
     _keep(found, number, members)
     return found
 

@@ -369,12 +369,14 @@ class Runtime:
                 continue
             if engine is not self.engine:
                 continue  # its operations ended with it
+            outcomes: list[int | HvdliteError] = []
             try:
-                _, errors = engine.wait_many(numbers, streams)
+                engine.wait_many(numbers, outcomes, streams)
             except HvdliteError as lost:  # the GPU is, perhaps; whoever calls now has nothing to do with it
-                errors = {0: lost}
-            for error in errors.values():
-                self.keep_after(error, memory)
+                outcomes = [lost]
+            for outcome in outcomes:
+                if isinstance(outcome, HvdliteError):
+                    self.keep_after(outcome, memory)
 
 
 def _after(record: str) -> str:

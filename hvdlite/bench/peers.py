@@ -209,7 +209,9 @@ class _HvdlitePrepared(_Hvdlite):
             ]
         )
         addresses = [array.ctypes.data for array in arrays]
-        return Batch([lambda: engine.submit_prepared(group, addresses, (), False)], engine.wait_many)
+        return Batch(
+            [lambda: engine.submit_prepared(group, addresses, (), False)], lambda handles: engine.wait_many(handles, [])
+        )
 
 
 class _Horovod(_HorovodNames):

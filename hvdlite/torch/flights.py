@@ -21,7 +21,7 @@ from hvdlite.torch.slots import Slot, WireForm
 from hvdlite.torch.sparse import join_rows, rows_of
 
 if TYPE_CHECKING:
-    from hvdlite._engine import Engine, Result
+    from hvdlite._engine import Engine
 
 __all__ = ["Bucket", "DenseBucket", "Flight", "Item", "SparseBucket"]
 
@@ -34,7 +34,7 @@ class Flight:
     """The requests of one launched bucket.
 
     Attributes:
-        handles: those of the engine's that have not been waited for; none before it is launched.
+        handles: the engine's; none before it is launched.
         items: the requests.
         outcomes: of the items, in order, as far as they have been waited for: what the bucket needs of a result, or an error.
         streams: on a GPU, the CUDA streams in whose order the memory is used again; the launching one is the first.
@@ -53,6 +53,10 @@ class Flight:
         self.outcomes: list[Any] = []
         self.landed = 0
         self.in_place = False
+
+    def in_flight(self) -> list[int]:
+        """The handles that nobody has waited for. One is that of all items, or each item has one."""
+        return self.handles[len(self.outcomes) :]
 
     def land(self, strict: bool) -> HvdliteError | None:
         """Puts all results where they belong. Called without gradient recording, after `Bucket.wait`.
@@ -225,17 +229,13 @@ class DenseBucket(BucketState):
 
     def wait(self, engine: "Engine", flight: Flight) -> None:
         """Once for all members."""
-        if flight.handles:
-            if self.device == CPU:
-                contributors, errors = engine.wait_many(flight.handles)
-            else:
+        if flight.handles and not flight.outcomes:
+            streams: Sequence[int] = ()
+            if self.device != CPU:
                 streams = self._streams.after(flight.streams)
-                contributors, errors = engine.wait_many(flight.handles, streams)
                 if streams[0] != flight.streams[0]:
                     _use_in_current_stream(flight.items)
-            flight.handles = []
-            flight.in_place = not errors
-            flight.outcomes = [errors.get(place, count) for place, count in enumerate(contributors)] if errors else contributors
+            flight.in_place = engine.wait_many(flight.handles, flight.outcomes, streams)
 
     def land(self, item: Item, outcome: Any, strict: bool) -> None:
         """The outcome: how many ranks had a gradient."""
@@ -342,14 +342,8 @@ class SparseBucket(BucketState):
     def wait(self, engine: "Engine", flight: Flight) -> None:
         """One after the other: each result has memory of its own."""
         streams = () if self.device == CPU else self._streams.after(flight.streams)
-        while flight.handles:
-            outcome: Result | HvdliteError
-            try:
-                outcome = engine.wait(flight.handles[0], streams=streams)
-            except HvdliteError as error:
-                outcome = error
-            del flight.handles[0]
-            flight.outcomes.append(outcome)
+        for handle in flight.in_flight():
+            engine.wait_into(flight.outcomes, handle, streams=streams)
 
     def land(self, item: Item, outcome: Any, strict: bool) -> None:
         """The indices land first, then the values, which make the gradient. The outcome: the engine's result."""

@@ -173,7 +173,7 @@ class Reducer(PassState):
         self._slots.clear()
         if self._flights and self._engine is not None:
             for flight in self._flights:
-                RUNTIME.park(self._engine, flight.handles, flight, flight.streams)
+                RUNTIME.park(self._engine, flight.in_flight(), flight, flight.streams)
             self._flights.clear()
         self._drop_plan()
 

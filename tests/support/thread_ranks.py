@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from hvdlite import _engine
 from hvdlite.dtypes import code_of_name
-from hvdlite.errors import install
+from hvdlite.errors import HvdliteError, install
 
 Array = npt.NDArray[Any]
 
@@ -81,7 +81,15 @@ class Rank:
 
     @staticmethod
     def take(result: _engine.Result, dtype: Any) -> Array:
-        return np.frombuffer(result.take_data(), dtype).reshape(result.shape)
+        return np.frombuffer(result.data, dtype).reshape(result.shape)
+
+
+def outcomes_of(engine: _engine.Engine, handles: Sequence[int], streams: Sequence[int] = ()) -> list[int | HvdliteError]:
+    """Waits for them: the contributors or the failure of each operation."""
+    outcomes: list[int | HvdliteError] = []
+    all_well = engine.wait_many(handles, outcomes, streams)
+    assert all_well == (not any(isinstance(outcome, HvdliteError) for outcome in outcomes))
+    return outcomes
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 from support.limits import interrupted
-from support.thread_ranks import ALLGATHER, ALLREDUCE, SUM, engines, in_threads
+from support.thread_ranks import ALLGATHER, ALLREDUCE, SUM, engines, in_threads, run_ranks
 
 from hvdlite import _engine, errors
 from hvdlite.dtypes import DType
@@ -32,15 +32,14 @@ def test_output_has_the_bytes_of_its_dtype(alone, dtype):
     array = np.arange(6 * dtype.itemsize, dtype=np.uint8).reshape(3, 2, dtype.itemsize)
     result = alone.wait(alone.submit(ALLGATHER, "a", int(dtype), (3, 2), array.ctypes.data, 0))
     assert result.shape == (3, 2)
-    assert bytes(result.take_data()) == array.tobytes()
+    assert bytes(result.data) == array.tobytes()
 
 
 def test_data_outlives_result_and_engine_and_is_writable():
     with engines(1) as ranks:
         result = allgather(ranks[0].engine, "a", np.arange(1000, dtype=np.float32))
-        data = np.frombuffer(result.take_data(), np.float32)
-        with pytest.raises(ValueError, match="taken already"):
-            result.take_data()
+        data = np.frombuffer(result.data, np.float32)
+        assert result.data is result.data
     del ranks, result
     gc.collect()
     data += 1
@@ -50,7 +49,7 @@ def test_data_outlives_result_and_engine_and_is_writable():
 def test_empty_output(alone):
     result = allgather(alone, "a", np.zeros((0, 3), np.float32))
     assert result.shape == (0, 3)
-    view = result.take_data()
+    view = result.data
     assert (view.nbytes, view.readonly) == (0, False)
     assert np.frombuffer(view, np.float32).size == 0
 
@@ -59,7 +58,7 @@ def test_results_without_data_give_an_empty_view(alone):
     value = np.ones(3, np.float32)
     handle = alone.submit(ALLREDUCE, "a", DType.FLOAT32, value.shape, value.ctypes.data, value.ctypes.data)
     result = alone.wait(handle)
-    assert (result.contributors, result.received_splits, result.take_data().nbytes) == (1, (), 0)
+    assert (result.contributors, result.received_splits, result.data.nbytes) == (1, (), 0)
 
 
 def test_waiting_releases_the_handle(alone):
@@ -72,7 +71,7 @@ def test_waiting_releases_the_handle(alone):
 
 def test_a_wait_with_a_limit_leaves_the_handle():
     values = [np.full(4, rank + 1, np.float32) for rank in range(2)]
-    kept = []
+    outcomes = []
 
     def submit(rank):
         data = values[rank.rank].ctypes.data
@@ -83,12 +82,34 @@ def test_a_wait_with_a_limit_leaves_the_handle():
         for limit in (0.0, 0.25):  # in less than a slice, and in several
             begin = time.monotonic()
             with pytest.raises(TimeoutError):
-                ranks[0].engine.wait(handle, "memory", lambda *told: kept.append(told), limit)
-            assert time.monotonic() - begin >= limit
-        assert kept == [("memory", handle, 0)] * 2
+                ranks[0].engine.wait(handle, limit)
+            with pytest.raises(TimeoutError):
+                ranks[0].engine.wait_into(outcomes, handle, limit)
+            assert time.monotonic() - begin >= 2 * limit
+        assert not outcomes
         other = submit(ranks[1])
         in_threads(ranks, lambda rank: rank.engine.wait(other if rank.rank else handle, limit=60.0))
     assert all((array == 3).all() for array in values)
+
+
+def test_an_outcome_is_put_into_a_list():
+    values = [np.full(4, rank + 1, np.float32) for rank in range(2)]
+
+    def body(rank):
+        data = values[rank.rank].ctypes.data
+        good = rank.engine.submit(ALLREDUCE, "good", DType.FLOAT32, (4,), data, data, SUM)
+        bad = rank.engine.submit(ALLREDUCE, "bad", DType.FLOAT32, (4 - rank.rank,), data, data, SUM)
+        outcomes = []
+        for handle in (good, bad):
+            rank.engine.wait_into(outcomes, handle)
+            with pytest.raises(errors.InvalidArgumentError, match="unknown"):
+                rank.engine.wait_into(outcomes, handle)
+        result, error = outcomes
+        assert result.contributors == 2
+        assert isinstance(error, errors.MismatchError)
+        assert "'bad'" in str(error)
+
+    run_ranks(2, body)
 
 
 def test_ctrl_c_interrupts_a_wait_and_leaves_the_handle():

@@ -9,7 +9,7 @@ import pytest
 from support import fake_gpu
 from support.fake_gpu import DriverError, fake_gpus  # noqa: F401
 from support.gpu_ranks import GpuRank, gpu_engines, run_gpu_ranks
-from support.thread_ranks import ALLGATHER, ALLREDUCE, SUM, Rank, in_threads
+from support.thread_ranks import ALLGATHER, ALLREDUCE, SUM, Rank, in_threads, outcomes_of
 
 from hvdlite import _engine
 from hvdlite.errors import HvdliteError, PeerLostError, UnsupportedError
@@ -122,7 +122,7 @@ def several(rank):
         rank.start(ALLREDUCE, f"g{i}", array, array, group="g", group_size=3, group_index=i, prescale=2.0)
         for i, array in enumerate(arrays)
     ]
-    rank.engine.wait_many(handles, streams=(rank.stream.handle,))
+    outcomes_of(rank.engine, handles, streams=(rank.stream.handle,))
     rank.allgather("even", np.ones(3, np.int32))
     rank.allgather("uneven", np.ones(3 + rank.rank, np.int32))
 

@@ -8,7 +8,7 @@ import pytest
 from support import fake_gpu
 from support.fake_gpu import fake_gpus  # noqa: F401
 from support.gpu_ranks import gpu_engines, run_gpu_ranks
-from support.thread_ranks import ALLGATHER, ALLREDUCE, AVERAGE, BROADCAST, REDUCESCATTER, in_threads
+from support.thread_ranks import ALLGATHER, ALLREDUCE, AVERAGE, BROADCAST, REDUCESCATTER, in_threads, outcomes_of
 
 pytestmark = pytest.mark.skipif(fake_gpu.missing() is not None, reason=str(fake_gpu.missing()))
 
@@ -39,7 +39,7 @@ def test_inputs_that_are_written_late_and_results_that_are_read_elsewhere(fake_g
                 )
                 for i, array in enumerate(arrays)
             ]
-            rank.engine.wait_many(handles, streams=(reader.handle, rank.stream.handle))
+            outcomes_of(rank.engine, handles, streams=(reader.handle, rank.stream.handle))
             for array in arrays:
                 rank.gpus.add(array, 0.5, reader)
                 np.testing.assert_array_equal(array.numpy(reader), 3 * scale + 0.5)
@@ -136,7 +136,7 @@ def test_results_that_are_not_finite_are_named(fake_gpus, route, capfd):  # noqa
                 rank.start(ALLREDUCE, f"{name}{i}", array, array, group=name, group_size=3, group_index=i)
                 for i, array in enumerate(arrays)
             ]
-            rank.engine.wait_many(handles, streams=(rank.stream.handle,))
+            outcomes_of(rank.engine, handles, streams=(rank.stream.handle,))
             rank.stream.synchronize()
         rank.allreduce("single", np.full(3, np.nan, np.float32))
 

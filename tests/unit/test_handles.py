@@ -25,27 +25,19 @@ class Engine:
     def poll(self, number):
         return number in self.ended
 
-    def wait(self, number, limit=math.inf, streams=()):
+    def wait_into(self, outcomes, number, limit=math.inf, streams=()):
         self.limits.append(limit)
         self.ordered += [(stream, number) for stream in streams]
         if self.interrupt is not None:
             interrupt, self.interrupt = self.interrupt, None
             raise interrupt
         self.waited.append(number)
-        outcome = self.ended.pop(number)
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
+        outcomes.append(self.ended.pop(number))
 
-    def wait_many(self, numbers, streams=()):
-        outcomes = {}
-        for place, number in enumerate(numbers):
-            try:
-                outcomes[place] = self.wait(number, streams=streams)
-            except HvdliteError as error:
-                outcomes[place] = error
-        errors = {place: outcome for place, outcome in outcomes.items() if isinstance(outcome, HvdliteError)}
-        return [-1 if place in errors else 1 for place in outcomes], errors
+    def wait_many(self, numbers, outcomes, streams=()):
+        for number in numbers:
+            self.wait_into(outcomes, number, streams=streams)
+        return not any(isinstance(outcome, HvdliteError) for outcome in outcomes)
 
 
 class Memory:
@@ -224,7 +216,7 @@ def test_the_stream_of_the_submission_comes_after_a_dropped_operation(engine):
 
 
 def test_a_lost_gpu_keeps_the_memory_of_a_dropped_operation_and_disturbs_nobody(engine, monkeypatch):
-    def lost(numbers, streams=()):
+    def lost(numbers, outcomes, streams=()):
         raise SystemFailure("cuStreamWaitEvent failed")
 
     monkeypatch.setattr(engine, "wait_many", lost)

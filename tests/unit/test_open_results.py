@@ -278,7 +278,7 @@ def test_after_a_failure_results_lie_elsewhere():
         handle = ranks[0].start(ALLREDUCE, "x", np.ones(1), np.ones(1))
         ranks[1].engine.publish_failure("raised ValueError: bad batch")
         with pytest.raises(HorovodInternalError, match="bad batch"):
-            engine.wait(handle, 10.0)
+            engine.wait(handle, limit=10.0)
         assert "hvdlite-results" not in where(new_result(engine, np.empty(MIB, np.float32)))
 
 

@@ -124,7 +124,7 @@ def test_results_made_by_the_engine_are_recycled_too():
         places = set()
         for _ in range(4):
             result = rank.engine.wait(rank.start(ALLGATHER, "g", array))
-            gathered = np.frombuffer(result.take_data(), np.float32)
+            gathered = np.frombuffer(result.data, np.float32)
             assert (gathered.reshape(2, MIB) == [[0], [1]]).all()
             places.add(address(gathered))
             del gathered, result

@@ -4,6 +4,7 @@ import random
 import signal
 import threading
 import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from support.thread_ranks import (
     Rank,
     engines,
     in_threads,
+    outcomes_of,
     run_ranks,
 )
 
@@ -64,8 +66,8 @@ def test_a_name_seen_before_is_taken_at_what_it_asks_now():
                 op, factor = rng.choice([SUM, MAX, AVERAGE]), rng.choice([1.0, 2.0])
                 request = allreduce(name, array, op, prescale=factor)
                 chosen.append((request, array, {SUM: 3, MAX: 2, AVERAGE: 1.5}[op] * factor))
-            contributors, errors = rank.engine.wait_many(rank.engine.submit_many([request for request, _, _ in chosen], False))
-            assert (contributors, errors) == ([2, 2, 2], {})
+            handles = rank.engine.submit_many([request for request, _, _ in chosen], False)
+            assert outcomes_of(rank.engine, handles) == [2, 2, 2]
             for _, array, expected in chosen:
                 assert (array == expected).all()
 
@@ -81,7 +83,7 @@ def test_more_names_than_are_remembered(count):
         requests = [allreduce(f"n{index}", values[index : index + 1], prescale=float(index % 3 + 1)) for index in range(count)]
         for step in range(1, 3):
             random.Random(step).shuffle(requests)
-            engine.wait_many(engine.submit_many(requests, False))
+            outcomes_of(engine, engine.submit_many(requests, False))
         assert (values == np.arange(count) * (np.arange(count) % 3 + 1.0) ** 2).all()
 
 
@@ -124,7 +126,7 @@ def test_names_in_flight_are_exact():
                     rank.engine.submit_many([allreduce("new", np.ones(1)), allreduce(name, arrays[name])], False)
             if not rank.rank:
                 rank.engine.run(allreduce("go", go))
-            rank.engine.wait_many(list(handles.values()))
+            outcomes_of(rank.engine, list(handles.values()))
             assert all(array[0] == 2 ** (step + 1) for array in arrays.values())
 
     run_ranks(2, body)
@@ -140,7 +142,7 @@ def test_old_handles_name_nothing():
             assert min(handles) > 0
             assert not seen & set(handles)
             seen |= set(handles)
-            engine.wait_many(handles)
+            outcomes_of(engine, handles)
         for handle in [*seen, 0, -1, 1 << 40, 1 << 62]:
             with pytest.raises(InvalidArgumentError, match="is unknown: it was already synchronized or never existed"):
                 engine.poll(handle)
@@ -151,7 +153,9 @@ def test_the_flight_record_holds_the_last_operations_of_a_large_batch():
     with engines(1, {"flight_recorder_size": 8}) as ranks:
         engine = ranks[0].engine
         values = np.ones(20, np.float32)
-        engine.wait_many(engine.submit_many([allreduce(f"n{index}", values[index : index + 1]) for index in range(20)], False))
+        outcomes_of(
+            engine, engine.submit_many([allreduce(f"n{index}", values[index : index + 1]) for index in range(20)], False)
+        )
         lines = engine.flight_record().splitlines()
         assert [line.split()[0] for line in lines] == [f"#{number}" for number in range(13, 21)]
         assert all(f"'n{number - 1}'" in line and "done" in line for number, line in enumerate(lines, 13))
@@ -174,8 +178,7 @@ def test_a_prepared_group_is_reduced_in_place_again_and_again(size):
             # Other memory each time: what was given to prepare does not count.
             arrays = [np.full(shape, (rank.rank + 1) * (index + step), np.float64) for index, shape in enumerate(shapes)]
             handle = rank.engine.submit_prepared(group, [address(array) for array in arrays], (), False)
-            contributors, errors = rank.engine.wait_many([handle])
-            assert (contributors, errors) == ([size] * len(shapes), {})
+            assert outcomes_of(rank.engine, [handle]) == [size] * len(shapes)
             for index, array in enumerate(arrays):
                 assert (array == size * (size + 1) / 2 * (index + step)).all()
         assert rank.engine.counters()["submitted"] == 4 * len(shapes)
@@ -190,15 +193,13 @@ def test_members_of_a_prepared_group_may_be_absent():
         group = rank.engine.prepare([allreduce(f"a{index}", array) for index, array in enumerate(arrays)])
         absent = [[0, 2], [1, 2], [2]][rank.rank]
         handle = rank.engine.submit_prepared(group, [address(array) for array in arrays], absent)
-        contributors, errors = rank.engine.wait_many([handle])
-        assert errors == {}
-        assert contributors == [2, 2, 0]
+        assert outcomes_of(rank.engine, [handle]) == [2, 2, 0]
         assert (arrays[0] == 10 + 20).all()
         assert (arrays[1] == 1 + 21).all()
         assert (arrays[2] == 10 * rank.rank + 2).all()  # nobody had a value: nothing is written
         # The same names with a value on all ranks.
         handle = rank.engine.submit_prepared(group, [address(array) for array in arrays])
-        assert rank.engine.wait_many([handle]) == ([3, 3, 3], {})
+        assert outcomes_of(rank.engine, [handle]) == [3, 3, 3]
         assert (arrays[2] == 30 + 6).all()
 
     run_ranks(3, body)
@@ -216,7 +217,7 @@ def test_a_prepared_group_meets_plain_requests():
             handles = rank.engine.submit_many(requests)
         else:
             handles = [rank.engine.submit_prepared(rank.engine.prepare(requests), [address(array) for array in arrays])]
-        assert rank.engine.wait_many(handles) == ([2, 2], {})
+        assert outcomes_of(rank.engine, handles) == [2, 2]
         assert [array[0] for array in arrays] == [1, 3]
 
     run_ranks(2, body)
@@ -272,7 +273,7 @@ def test_a_prepared_group_submitted_wrongly_leaves_nothing_behind():
         with pytest.raises(InvalidArgumentError, match="prepared group 999999 is unknown"):
             engine.submit_prepared(999999, places)
         handle = engine.submit_prepared(group, places)
-        assert engine.wait_many([handle]) == ([1, 1, 1], {})
+        assert outcomes_of(engine, [handle]) == [1, 1, 1]
         engine.release_prepared(group)
         with pytest.raises(InvalidArgumentError, match="is unknown: it was released, or prepared before the last shutdown"):
             engine.submit_prepared(group, places)
@@ -292,7 +293,7 @@ def test_a_prepared_group_in_flight_cannot_be_submitted_again():
             with pytest.raises(InvalidArgumentError, match=r"'f0' .*still in flight"):
                 rank.engine.submit_prepared(group, places)
             rank.engine.run(allreduce("go.0", arrays[0][:0]))
-        assert rank.engine.wait_many([handle]) == ([2, 2, 2], {})
+        assert outcomes_of(rank.engine, [handle]) == [2, 2, 2]
 
     run_ranks(2, body)
 
@@ -303,7 +304,7 @@ def test_a_removed_set_ends_its_prepared_groups_also_if_its_id_is_used_again():
         number = rank.add_process_set([0, 1])
         group = rank.engine.prepare([allreduce("r", array, process_set=number)]) if rank.rank < 2 else 0
         if group:
-            rank.engine.wait_many([rank.engine.submit_prepared(group, [address(array)])])
+            outcomes_of(rank.engine, [rank.engine.submit_prepared(group, [address(array)])])
         rank.remove_process_set(number)
         text = "'r' in process set .*the process set of this prepared group was removed"
         if group:
@@ -334,13 +335,12 @@ def test_a_mismatch_of_prepared_groups_is_an_error_of_the_members_concerned():
         arrays = [np.ones(2 + (index == 1) * rank.rank, np.float32) for index in range(3)]
         group = rank.engine.prepare([allreduce(f"x{index}", array) for index, array in enumerate(arrays)])
         handle = rank.engine.submit_prepared(group, [address(array) for array in arrays])
-        contributors, errors = rank.engine.wait_many([handle])
-        assert contributors == [2, -1, 2]
-        assert list(errors) == [1]
-        assert isinstance(errors[1], MismatchError)
-        assert "shape differs: [2] on rank 0, [3] on rank 1" in str(errors[1])
+        first, error, third = outcomes_of(rank.engine, [handle])
+        assert first == third == 2
+        assert isinstance(error, MismatchError)
+        assert "shape differs: [2] on rank 0, [3] on rank 1" in str(error)
         assert [array[0] for array in arrays] == [2, 1, 2]
-        return str(errors[1])
+        return str(error)
 
     assert len(set(run_ranks(2, body))) == 1
 
@@ -351,9 +351,9 @@ def test_a_group_that_never_completes_is_found_and_ends():
         names = ["d0", f"d1.{rank.rank}", "d2"]
         group = rank.engine.prepare([allreduce(name, array) for name, array in zip(names, arrays, strict=True)])
         handle = rank.engine.submit_prepared(group, [address(array) for array in arrays])
-        contributors, errors = rank.engine.wait_many([handle])
-        assert contributors == [2, -1, 2]
-        assert errors[1].code == ErrorCode.TIMEOUT
+        first, error, third = outcomes_of(rank.engine, [handle])
+        assert first == third == 2
+        assert error.code == ErrorCode.TIMEOUT
 
     run_ranks(2, body, {"deadlock_timeout": 0.2})
 
@@ -366,10 +366,9 @@ def test_waiting_for_many_tells_them_apart():
         arrays = [np.full(3 + (index == 2) * rank.rank, rank.rank, np.float32) for index in range(5)]
         handles = rank.engine.submit_many([allreduce(f"w{index}", array) for index, array in enumerate(arrays)])
         order = [3, 2, 0, 4, 1]
-        contributors, errors = rank.engine.wait_many([handles[index] for index in order])
-        assert contributors == [2, -1, 2, 2, 2]
-        assert list(errors) == [1]
-        assert "'w2'" in str(errors[1])
+        outcomes = outcomes_of(rank.engine, [handles[index] for index in order])
+        assert "'w2'" in str(outcomes.pop(1))
+        assert outcomes == [2, 2, 2, 2]
         for handle in handles:
             with pytest.raises(InvalidArgumentError, match="is unknown"):
                 rank.engine.wait(handle)
@@ -379,9 +378,9 @@ def test_waiting_for_many_tells_them_apart():
 
 def test_nothing_to_wait_for():
     with engines(1) as ranks:
-        assert ranks[0].engine.wait_many([]) == ([], {})
+        assert outcomes_of(ranks[0].engine, []) == []
         with pytest.raises(InvalidArgumentError, match="handle 5 is unknown"):
-            ranks[0].engine.wait_many([5])
+            outcomes_of(ranks[0].engine, [5])
 
 
 def test_a_prepared_handle_is_polled_as_a_whole_and_not_waited_for_as_one():
@@ -417,9 +416,9 @@ def test_ctrl_c_interrupts_waiting_for_many_and_leaves_all_handles():
         handles = first.submit_many(requests[0][:2])
         handles.append(first.submit_prepared(first.prepare(requests[0][2:]), [request[4] for request in requests[0][2:]]))
         done = second.submit_many(requests[1][:1])  # the first of them ends, the others do not
-        interrupted(lambda: first.wait_many(handles))
+        interrupted(lambda: outcomes_of(first, handles))
         done += second.submit_many(requests[1][1:])
-        in_threads(ranks, lambda rank: rank.engine.wait_many(done if rank.rank else handles))
+        in_threads(ranks, lambda rank: outcomes_of(rank.engine, done if rank.rank else handles))
     for index in range(4):
         assert (arrays[0][index] == 2 * index + 3).all()
 
@@ -436,7 +435,7 @@ def test_ctrl_c_that_comes_while_the_last_operation_ends_loses_no_outcome():
         with engines(2) as ranks:
             first, second = (rank.engine for rank in ranks)
             arrays = [np.ones(2), np.ones(2)]
-            for step in range(5):
+            for step in range(6):
                 handle = first.submit_many([allreduce(f"e{step}", arrays[0])])[0]
 
                 def other(step=step):
@@ -446,14 +445,16 @@ def test_ctrl_c_that_comes_while_the_last_operation_ends_loses_no_outcome():
 
                 thread = threading.Thread(target=other)
 
-                def waits(thread=thread, handle=handle, many=step % 2):
+                ways = (first.wait, partial(first.wait_into, []), lambda handle: outcomes_of(first, [handle]))
+
+                def waits(thread=thread, handle=handle, wait=ways[step % 3]):
                     thread.start()
-                    first.wait_many([handle]) if many else first.wait(handle)
+                    wait(handle)
 
                 with pytest.raises(KeyboardInterrupt):  # on a slow machine perhaps before the wait
                     waits()
                 thread.join()
-                assert first.wait_many([handle]) == ([2], {})
+                assert outcomes_of(first, [handle]) == [2]
     finally:
         signal.signal(signal.SIGUSR1, before)
 
@@ -596,9 +597,8 @@ def test_shutdown_ends_waiting_for_many():
                 time.sleep(0.2)
                 rank.engine.shutdown()
                 return None
-            return rank.engine.wait_many(handles)
+            return outcomes_of(rank.engine, handles)
 
-        contributors, errors = in_threads(ranks, body)[0]
-        assert contributors == [-1]
-        assert isinstance(errors[0], AbortedError)
+        (error,) = in_threads(ranks, body)[0]
+        assert isinstance(error, AbortedError)
     assert ABSENT == 1

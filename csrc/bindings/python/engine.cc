@@ -196,7 +196,6 @@ Outcome Engine::wait_in_slices(const std::int64_t* handles, std::size_t count, d
 
 // What these streams do from now on comes after the operations behind the handle, where they are on a GPU.
 void Engine::order(std::int64_t handle, nb::handle streams) {
-  if (!streams.is_valid()) return;
   const Int64List list(streams);
   for (std::int32_t i = 0; i < list.size(); ++i) {
     python::check(hvdlite_order(engine_, handle, reinterpret_cast<void*>(list.data()[i])));
@@ -204,7 +203,7 @@ void Engine::order(std::int64_t handle, nb::handle streams) {
 }
 
 // The outcome of one operation, once it has ended. If its memory may be in use after an exception, hand_over(handle, code) is
-// called first: see Engine.wait.
+// called first: see Engine.run.
 template <typename HandOver>
 Outcome Engine::end(std::int64_t handle, double limit, HandOver hand_over) {
   Outcome outcome;
@@ -231,43 +230,66 @@ auto Engine::finish(std::int64_t handle, const Outcome& outcome, Collect collect
   return collect();
 }
 
-Result Engine::wait(std::int64_t handle, nb::handle memory, nb::handle keep, double limit,
-                    nb::handle streams) {
-  const Outcome outcome = end(handle, limit, [&](std::int64_t in_flight, int code) {
-    if (!keep.is_none()) keep(memory, in_flight, code);
-  });
+Result Engine::wait(std::int64_t handle, double limit, nb::handle streams) {
+  return result_of(handle, end(handle, limit, [](std::int64_t, int) {}), streams);
+}
+
+Result Engine::result_of(std::int64_t handle, const Outcome& outcome, nb::handle streams) {
   return finish(handle, outcome, [&] {
     order(handle, streams);
     return collect_result(engine_, handle);
   });
 }
 
-nb::tuple Engine::wait_many(nb::handle handles, nb::handle streams) {
-  const Int64List numbers(handles);
-  const auto count = static_cast<std::size_t>(numbers.size());
-  const Outcome outcome = wait_in_slices(numbers.data(), count);
+// What may raise comes first; then nothing does until the outcome is in its list and the operation released.
+void Engine::wait_into(nb::list outcomes, std::int64_t handle, double limit, nb::handle streams) {
+  const Outcome outcome = wait_in_slices(&handle, 1, limit);
   if (!outcome.ended) raise_error(outcome.code, outcome.message);
-  std::vector<std::int32_t> contributors;
-  nb::dict errors;
-  for (std::size_t i = 0; i < count; ++i) {
-    const std::int64_t handle = numbers.data()[i];
-    const std::size_t first = contributors.size();
-    std::size_t size = 1;
-    contributors.resize(first + size);
-    python::check(hvdlite_outcomes(engine_, handle, &contributors[first], size, &size));
-    if (size > 1) {
-      contributors.resize(first + size);
-      python::check(hvdlite_outcomes(engine_, handle, &contributors[first], size, &size));
-    }
-    for (std::size_t member = 0; member < size; ++member) {
-      if (contributors[first + member] >= 0) continue;
-      const int code = hvdlite_outcome_error(engine_, handle, member);
-      errors[nb::int_(first + member)] = make_error(code, hvdlite_last_error());
-    }
+  nb::object what;
+  if (outcome.code == HVDLITE_OK) {
     order(handle, streams);
-    hvdlite_release(engine_, handle);
+    what = nb::cast(collect_result(engine_, handle));
+  } else {
+    poll(handle);  // an operation that failed is known; if none is, that is raised
+    what = make_error(outcome.code, outcome.message);
   }
-  return nb::make_tuple(as_list(contributors), errors);
+  outcomes.append(what);
+  hvdlite_release(engine_, handle);
+}
+
+bool Engine::wait_many(nb::handle handles, nb::list outcomes, nb::handle streams) {
+  const Int64List numbers(handles);
+  const std::span all(numbers.data(), static_cast<std::size_t>(numbers.size()));
+  const Outcome outcome = wait_in_slices(all.data(), all.size());
+  if (!outcome.ended) raise_error(outcome.code, outcome.message);
+  bool all_well = true;
+  nb::list what;
+  std::vector<std::int32_t> contributors(1);
+  for (const std::int64_t handle : all) {
+    order(handle, streams);
+    std::size_t members = 0;
+    const auto ask = [&] {
+      python::check(
+          hvdlite_outcomes(engine_, handle, contributors.data(), contributors.size(), &members));
+    };
+    ask();
+    if (members > contributors.size()) {
+      contributors.resize(members);
+      ask();
+    }
+    for (std::size_t member = 0; member < members; ++member) {
+      if (contributors[member] >= 0) {
+        what.append(contributors[member]);
+        continue;
+      }
+      const int code = hvdlite_outcome_error(engine_, handle, member);
+      what.append(make_error(code, hvdlite_last_error()));
+      all_well = false;
+    }
+  }
+  outcomes.extend(what);
+  for (const std::int64_t handle : all) hvdlite_release(engine_, handle);
+  return all_well;
 }
 
 Result Engine::run(nb::handle request, nb::handle memory, nb::handle keep) {
@@ -278,7 +300,11 @@ Result Engine::run(nb::handle request, nb::handle memory, nb::handle keep) {
   if (request_of.device >= 0) {
     streams = nb::make_tuple(reinterpret_cast<std::uintptr_t>(request_of.stream));
   }
-  return wait(submit(request_of, false), memory, keep, kNoLimit, streams);
+  const std::int64_t handle = submit(request_of, false);
+  const Outcome outcome = end(handle, kNoLimit, [&](std::int64_t in_flight, int code) {
+    if (!keep.is_none()) keep(memory, in_flight, code);
+  });
+  return result_of(handle, outcome, streams);
 }
 
 void Engine::run_through(const hvdlite_request& request, nb::handle input, nb::handle output) {

@@ -1,6 +1,6 @@
 // The engine as a Python object: the C ABI with Python's rules about ownership, signals and exceptions.
 // Thread: any, with the GIL held on entry; released while a call waits. Owns: its native engine.
-// Blocks: create_mpi, wait, wait_many, run, allreduce_now, broadcast_now, publish_failure and shutdown.
+// Blocks: create_mpi, wait, wait_into, wait_many, run, allreduce_now, broadcast_now, publish_failure and shutdown.
 // Throws: the classes of hvdlite.errors.
 #pragma once
 
@@ -59,7 +59,7 @@ class Engine {
   void submit_many(nb::handle requests, bool wake, nb::list handles);
   Result run(nb::handle request, nb::handle memory, nb::handle keep);
   // The short way (short_way.cc), which works from then on: plain_of tells the Plain of a value's type, keep is called as
-  // wait's. Not while anybody is on it.
+  // run's. Not while anybody is on it.
   void connect(nb::handle plain_of, nb::handle keep);
   nb::object allreduce_now(nb::handle tensor, nb::handle average, nb::handle name, nb::handle op,
                            nb::handle prescale, nb::handle postscale, nb::handle process_set,
@@ -74,9 +74,9 @@ class Engine {
                                nb::handle absent, bool wake, std::uintptr_t stream);
   void release_prepared(std::int64_t group);
   bool poll(std::int64_t handle);
-  Result wait(std::int64_t handle, nb::handle memory, nb::handle keep, double limit = kNoLimit,
-              nb::handle streams = nb::handle());
-  nb::tuple wait_many(nb::handle handles, nb::handle streams);
+  Result wait(std::int64_t handle, double limit, nb::handle streams);
+  void wait_into(nb::list outcomes, std::int64_t handle, double limit, nb::handle streams);
+  bool wait_many(nb::handle handles, nb::list outcomes, nb::handle streams);
   void release(std::int64_t handle);
   nb::object new_output(std::size_t bytes);
   GpuMemory new_gpu_output(std::int32_t gpu, std::uintptr_t stream, std::size_t bytes);
@@ -101,6 +101,7 @@ class Engine {
   Outcome wait_in_slices(const std::int64_t* handles, std::size_t count, double limit = kNoLimit);
   template <typename HandOver>
   Outcome end(std::int64_t handle, double limit, HandOver hand_over);
+  Result result_of(std::int64_t handle, const Outcome& outcome, nb::handle streams);
   template <typename Collect>
   auto finish(std::int64_t handle, const Outcome& outcome, Collect collect);
   void order(std::int64_t handle, nb::handle streams);

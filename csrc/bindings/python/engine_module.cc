@@ -90,7 +90,7 @@ void register_engine(nb::module_& module) {
            "Submits one request, a tuple as for submit_many, and waits for it as wait does.")
       .def("connect", &Engine::connect, "plain_of"_a, "keep"_a,
            "Makes allreduce_now, start_allreduce and broadcast_now work: plain_of tells the Plain "
-           "of a value's type, keep is as wait's.")
+           "of a value's type, keep is as run's.")
       .def("allreduce_now", &Engine::allreduce_now, "tensor"_a.none(), "average"_a.none(),
            "name"_a.none(), "op"_a.none(), "prescale_factor"_a.none(), "postscale_factor"_a.none(),
            "process_set"_a.none(), "in_place"_a,
@@ -115,18 +115,19 @@ void register_engine(nb::module_& module) {
            "handle for it. absent: numbers of the requests for which this rank has no value.")
       .def("release_prepared", &Engine::release_prepared, "group"_a)
       .def("poll", &Engine::poll, "handle"_a)
-      .def("wait", &Engine::wait, "handle"_a, "memory"_a = nb::none(), "keep"_a = nb::none(),
-           "limit"_a = kNoLimit, "streams"_a = nb::tuple(),
+      .def("wait", &Engine::wait, "handle"_a, "limit"_a = kNoLimit, "streams"_a = nb::tuple(),
            "Waits, driving progress, handles signals, releases the handle, and raises if the "
-           "operation failed. If its memory may be in use after an exception, keep(memory, handle, "
-           "code) is called first: with the handle if a signal left the operation in flight, or "
-           "with 0 and the code of the failure. After limit seconds TimeoutError leaves it in "
-           "flight. streams: CUDA streams whose later work comes after the operation, where it is "
-           "in GPU memory.")
-      .def("wait_many", &Engine::wait_many, "handles"_a, "streams"_a = nb::tuple(),
-           "Waits for all operations behind these handles and releases them. Returns the number of "
-           "contributors of each, in order, -1 if it failed, and the exceptions of those by their "
-           "place. For operations without output of the engine's.")
+           "operation failed. After limit seconds TimeoutError leaves it in flight. streams: CUDA "
+           "streams whose later work comes after the operation, where it is in GPU memory.")
+      .def("wait_into", &Engine::wait_into, "outcomes"_a, "handle"_a, "limit"_a = kNoLimit,
+           "streams"_a = nb::tuple(),
+           "Waits as wait does and adds to the list what that returns, or the failure that it "
+           "raises. No signal handler runs between that and the handle's release: an exception "
+           "leaves the operation in flight.")
+      .def("wait_many", &Engine::wait_many, "handles"_a, "outcomes"_a, "streams"_a = nb::tuple(),
+           "Waits for all operations behind these handles and releases them, in the same way: adds "
+           "for each operation the number of its contributors, or its failure. Returns whether all "
+           "went well. For operations without output of the engine's.")
       .def("release", &Engine::release, "handle"_a)
       .def(
           "new_output", &Engine::new_output, "nbytes"_a,

@@ -24,26 +24,19 @@ int export_bytes(PyObject* self, Py_buffer* view, int flags) noexcept {
 const PyType_Slot kBytesSlots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(export_bytes)},
                                    {0, nullptr}};
 
-void take(Result& result) {
-  if (std::exchange(result.taken, true)) {
-    throw nb::value_error("the data of this result was taken already");
-  }
-}
-
-nb::object take_data(Result& result) {
+// Always the same, so that whoever was interrupted may ask again.
+nb::object data_of(Result& result) {
   if (result.device >= 0) {
     throw nb::value_error("the data of this result is on a GPU; copy_to copies it to memory there");
   }
-  take(result);
-  return as_memoryview(std::move(result.output));
+  if (!result.data.is_valid()) result.data = as_memoryview(std::move(result.output));
+  return result.data;
 }
 
-void copy_to(Result& result, std::uintptr_t pointer, std::uintptr_t stream) {
+void copy_to(const Result& result, std::uintptr_t pointer, std::uintptr_t stream) {
   if (result.device < 0) throw nb::value_error("the data of this result is not on a GPU");
-  take(result);
-  const OwnedBytes output = std::move(result.output);
-  check(hvdlite_block_copy(output.block.get(), reinterpret_cast<void*>(pointer), output.size,
-                           reinterpret_cast<void*>(stream)));
+  check(hvdlite_block_copy(result.output.block.get(), reinterpret_cast<void*>(pointer),
+                           result.output.size, reinterpret_cast<void*>(stream)));
 }
 
 }  // namespace
@@ -93,9 +86,9 @@ void register_result(nb::module_& module) {
       .def_prop_ro("received_splits",
                    [](const Result& self) { return as_tuple(self.received_splits); })
       .def_ro("device", &Result::device, "Where the engine-allocated output is; -1: host memory.")
-      .def("take_data", &take_data,
-           "The engine-allocated output as writable bytes that free themselves (numpy.frombuffer "
-           "makes an array of it).")
+      .def_prop_ro("data", &data_of,
+                   "The engine-allocated output as writable bytes that free themselves "
+                   "(numpy.frombuffer makes an array of it).")
       .def("copy_to", &copy_to, "pointer"_a, "stream"_a,
            "Copies the engine-allocated output on a GPU to memory of another owner there, in the "
            "order of a CUDA stream that comes after the operation.");

@@ -1,6 +1,6 @@
 // What an ended operation left behind, copied out of the engine so that its handle can be released at once.
-// Thread: with the GIL held. Owns: the output until take_data or copy_to hands it to Python. Blocks: no.
-// Throws: ValueError for output that was taken, or is not where it is asked for; the classes of hvdlite.errors.
+// Thread: with the GIL held. Owns: the output, on the host together with those who have asked for it. Blocks: no.
+// Throws: ValueError for output that is not where it is asked for; the classes of hvdlite.errors.
 #pragma once
 
 #include <memory>
@@ -36,7 +36,7 @@ struct Result {
   std::vector<std::int64_t> received_splits;
   std::int32_t device = HVDLITE_DEVICE_CPU;  // of the output
   OwnedBytes output;
-  bool taken = false;
+  nb::object data;  // over the output, once somebody has asked for it
 };
 
 // Copies the result of a successful operation and takes its output over.
