@@ -25,6 +25,7 @@ from hvdlite.bench import (
     training,
 )
 from hvdlite.bench.models import MODELS
+from hvdlite.bench.others import Others
 from hvdlite.bench.peers import PEERS, installed
 from hvdlite.bench.team import WrongSum
 from hvdlite.bench.world import World
@@ -268,6 +269,7 @@ def _measure(options: argparse.Namespace, words: Sequence[str]) -> None:
     try:
         book = _Book(world, options.output)
         book.add([_run_record(world, words)])
+        others = Others(world)
         if options.command == "collectives" and options.device == "cuda":
             chosen = (options.cases, options.sizes, options.tensors, options.peers, options.seconds)
             cuda_collectives.run(world, cuda_collectives.CudaPlan(*chosen), book.add)
@@ -281,6 +283,7 @@ def _measure(options: argparse.Namespace, words: Sequence[str]) -> None:
         else:
             plan = training.Plan(options.models, options.zero_grad, options.peers, options.seconds)
             training.run(world, plan, book.add)
+        book.add([others.record()])
         if world.rank == 0 and not getattr(options, "silent", False):
             print(tables.tables(book.records), flush=True)
             if options.plot:
@@ -332,7 +335,6 @@ def _run_record(world: World, words: Sequence[str]) -> report.Record:
         "cores_per_rank": world.cores,
         "cpus": os.cpu_count(),
         "cpu": machine.cpu_name(),
-        "load": os.getloadavg()[0],
         "versions": {"hvdlite": __version__, "Python": platform.python_version(), "NumPy": importlib.metadata.version("numpy")},
         "knobs": {name: knobs.values[name] for name in knobs.origins},
     }

@@ -1,8 +1,8 @@
 """From times to what is reported: statistics, bandwidths, the machine's bound, JSON lines and tables. Pure functions.
 
 A *record* is one line of the output: a dictionary with the key ``record``, which is ``run`` (where and how), ``gpu`` (where
-the tensors are, unless on the host), ``peer`` (who took part, or why not) or ``measurement``. Times are seconds of the slowest
-rank for one call.
+the tensors are, unless on the host), ``peer`` (who took part, or why not), ``measurement`` or ``others`` (how much of the
+processors others had meanwhile). Times are seconds of the slowest rank for one call.
 """
 
 import json
@@ -18,6 +18,7 @@ __all__ = [
     "bandwidths",
     "bound_seconds",
     "describe_gpu",
+    "describe_others",
     "describe_run",
     "format_bytes",
     "format_seconds",
@@ -47,7 +48,7 @@ BASELINES = {
     "tensorflow_ops": "baseline",
 }  # the peer without communication, to which the others add; elsewhere there is none
 
-_QUIET = 0.25  # processes a CPU that others may keep running before that is worth a warning
+_QUIET = 0.05  # of the processors that others may have before that is worth a warning
 
 # Loads and stores that each of p ranks of a host issues for S bytes, in units of S. The floor is 2: every input is loaded
 # once and every output stored once. Private: tile by tile through shared slots, a rank's own slice never packed.
@@ -152,6 +153,7 @@ def joined(parts: Sequence[Sequence[Record]]) -> list[Record]:
     """The records of one run that several jobs made in turn: each job is a round of the measurements it holds."""
     everything = [record for records in parts for record in records]
     found: list[Record] = [parts[0][0]]  # where and how
+    others = [record for record in everything if record["record"] == "others"]
     peers: dict[str, Record] = {}
     groups: dict[object, dict[str, list[Record]]] = {}
     for record in everything:
@@ -163,6 +165,8 @@ def joined(parts: Sequence[Sequence[Record]]) -> list[Record]:
     for group in groups.values():
         rounds = min(len(of_peer) for of_peer in group.values())
         found += with_percentages([_as_rounds(of_peer[:rounds]) for of_peer in group.values()])
+    if others:
+        found.append({"record": "others"} | {who: max(record[who] for record in others) for who in ("processes", "guests")})
     return found
 
 
@@ -216,9 +220,14 @@ def describe_run(record: Record) -> str:
         text += f" Knobs: {', '.join(f'{name}={value}' for name, value in record['knobs'].items())}."
     if record["ranks"] > record["cpus"] * record["hosts"]:
         text += " There are more ranks than CPUs, so they take turns."
-    if record["load"] > _QUIET * record["cpus"]:
-        text += f" The machine was busy (load average {record['load']:.2f} at the start): do not trust these numbers."
     return text
+
+
+def describe_others(record: Record) -> str:
+    """Whether the machine was quiet, of a record ``others``."""
+    processes, guests = record["processes"], record["guests"]
+    text = f"Meanwhile other processes had {processes:.1%} of the processors, and the hypervisor's other guests {guests:.1%}"
+    return text + (": do not trust these numbers." if max(processes, guests) > _QUIET else ".")
 
 
 def describe_gpu(record: Record) -> str:

@@ -7,6 +7,7 @@ from hvdlite.bench.report import (
     Record,
     absences,
     describe_gpu,
+    describe_others,
     describe_run,
     format_bytes,
     format_seconds,
@@ -36,6 +37,7 @@ def tables(records: Sequence[Record]) -> str:
     for run in _runs(records):
         parts.append(describe_run(run[0]))
         parts += [describe_gpu(record) for record in run if record["record"] == "gpu"]
+        parts += [describe_others(record) for record in run if record["record"] == "others"]
         if known := versions(run):
             parts.append("Versions: " + ", ".join(f"{peer}: {version}" for peer, version in known.items()) + ".")
         parts += [f"Not there: {peer} ({reason})." for peer, reason in absences(run).items()]

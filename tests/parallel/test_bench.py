@@ -18,7 +18,7 @@ from hvdlite.bench.training import WAYS
 from hvdlite.bench.world import World
 
 RANKS = (2,)
-RUN = {"record": "run", "hosts": 1, "bind": "core", "cpus": 2, "cpu": "a CPU", "load": 0.1, "knobs": {}, "versions": {}}
+RUN = {"record": "run", "hosts": 1, "bind": "core", "cpus": 2, "cpu": "a CPU", "knobs": {}, "versions": {}}
 
 
 def records_of(*words):
@@ -55,6 +55,9 @@ def test_collectives():
     records = records_of("collectives", *words)
     assert records[0]["record"] == "run"
     assert records[0]["arguments"] == " ".join(["collectives", *words])
+    assert records[-1]["record"] == "others"
+    assert 0 <= records[-1]["processes"] < 1
+    assert 0 <= records[-1]["guests"] < 1
     everybody = {name for name, kind in PEERS.items() if kind.by_default and kind.missing() is None}
     assert {"hvdlite", "hvdlite-out", "mpi4py"} <= everybody <= present(records)
     check_times(records)

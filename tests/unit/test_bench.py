@@ -12,6 +12,7 @@ from hvdlite.bench.collectives import DEFAULT_SIZES, effort_of
 from hvdlite.bench.machine import last_level_cache
 from hvdlite.bench.measure import Effort
 from hvdlite.bench.models import resnet50_shapes
+from hvdlite.bench.others import Taken, shares
 from hvdlite.bench.peers import PEERS, installed
 from hvdlite.bench.team import contribution, expected_sum
 from hvdlite.bench.world import cores_per_rank
@@ -71,7 +72,6 @@ RUN = {
     "bind": "core",
     "cpus": 2,
     "cpu": "a CPU",
-    "load": 0.1,
     "knobs": {},
     "versions": {"hvdlite": "1"},
 }
@@ -201,7 +201,6 @@ def test_the_tables_compare_and_name_the_absent():
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"load": 3.0}, "do not trust"),
         ({"ranks": 3}, "more ranks than CPUs"),
         ({"knobs": {"spin_us": 5.0}}, "Knobs: spin_us=5.0."),
         ({}, "2 ranks, bound to one core each, on a host with 2 CPUs (a CPU); hvdlite 1."),
@@ -210,6 +209,24 @@ def test_the_tables_compare_and_name_the_absent():
 def test_the_circumstances_are_mentioned(change, said):
     assert said in report.describe_run({**RUN, **change})
     assert not change or said not in report.describe_run(RUN)
+
+
+def test_what_others_had_is_mentioned():
+    quiet = {"record": "others", "processes": 0.02, "guests": 0.0}
+    said = "Meanwhile other processes had 2.0% of the processors, and the hypervisor's other guests 0.0%."
+    assert said in tables.tables([RUN, quiet]).split("\n\n")
+    for busy in ({"processes": 0.06}, {"guests": 0.06}):
+        assert "6.0%" in report.describe_others(quiet | busy)
+        assert "do not trust" in report.describe_others(quiet | busy)
+        joined = report.joined([[RUN, quiet | busy], [RUN, quiet]])
+        assert joined[-1] == quiet | busy
+
+
+def test_shares_of_others():
+    """Two ranks on one machine, one on a second; each machine has two processors and was watched for ten seconds."""
+    first = [Taken(20.0, 13.0, 1.0, 6.0), Taken(20.0, 13.0, 1.0, 5.0)]
+    second = Taken(20.0, 8.0, 3.0, 9.0)  # the kernel counts in ticks
+    assert shares([("a", first[0]), ("b", second), ("a", first[1])]) == pytest.approx((0.1, 0.15))
 
 
 # --- effort -----------------------------------------------------------------------------------------------------------
