@@ -14,6 +14,8 @@ from typing import Any
 
 from support.driver_arrays import Stream
 
+from hvdlite.errors import HvdliteError
+
 _here = threading.local()
 _default: dict[int, Stream] = {}
 followed: list[tuple[int, int]] = []  # (current stream, a stream that it was put after)
@@ -78,13 +80,15 @@ class _Engine:
     def run(self, *arguments: Any) -> Any:
         return self._waited(self._engine.run(*arguments))
 
-    def wait(self, *arguments: Any, **options: Any) -> Any:
-        return self._waited(self._engine.wait(*arguments, **options))
+    def wait_into(self, outcomes: list[Any], *arguments: Any, **options: Any) -> None:
+        self._engine.wait_into(outcomes, *arguments, **options)
+        if not isinstance(outcomes[-1], HvdliteError):
+            outcomes[-1] = self._waited(outcomes[-1])
 
     def wait_many(self, *arguments: Any) -> Any:
-        outcomes = self._engine.wait_many(*arguments)
+        all_well = self._engine.wait_many(*arguments)
         self._waited(None)
-        return outcomes
+        return all_well
 
 
 def install(number: int) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.cases import Op, Reduction, assert_same_bits, expected, random_contribution
-from support.thread_ranks import ABSENT, ALLGATHER, ALLREDUCE, AVERAGE, MAX, SUM, engines, in_threads
+from support.thread_ranks import ABSENT, ALLGATHER, ALLREDUCE, AVERAGE, MAX, SUM, engines, in_threads, outcomes_of
 
 from hvdlite import _engine
 from hvdlite.dtypes import DType, code_of_name, numpy_dtype
@@ -411,8 +411,7 @@ def test_a_prepared_group_notices_where_its_tensors_lie():
                 absent = [2] if turn == 2 and rank.rank == 0 else []
                 before = arena_ops(rank)
                 handle = rank.engine.submit_prepared(group, [array.ctypes.data for array in arrays], absent)
-                contributors, errors = rank.engine.wait_many([handle])
-                assert (contributors, errors) == ([3, 3, 2 if turn == 2 else 3], {})
+                assert outcomes_of(rank.engine, [handle]) == [3, 3, 2 if turn == 2 else 3]
                 for index, array in enumerate(arrays):
                     assert np.all(array == 3 + 3 * turn - (2 if turn == 2 and index == 2 else 0)), (
                         f"tensor {index}, round {turn}"
@@ -439,7 +438,7 @@ def test_a_prepared_group_with_empty_tensors():
             ]
             group = rank.engine.prepare(requests)
             for _ in range(2):
-                rank.engine.wait_many([rank.engine.submit_prepared(group, [0, 0, array.ctypes.data])])
+                outcomes_of(rank.engine, [rank.engine.submit_prepared(group, [0, 0, array.ctypes.data])])
             return array.tolist()
 
         assert in_threads(ranks, body) == [[6.0] * 10] * 2

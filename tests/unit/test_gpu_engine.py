@@ -158,7 +158,7 @@ def test_groups_are_fused(fake_gpus, route, size):  # noqa: F811
                 rank.start(ALLREDUCE, f"t{i}", array, output, group="g", group_size=len(counts), group_index=i)
                 for i, (array, output) in enumerate(zip(arrays, outputs, strict=True))
             ]
-            rank.engine.wait_many(handles, streams=(rank.stream.handle,))
+            thread_ranks.outcomes_of(rank.engine, handles, streams=(rank.stream.handle,))
             for i, (count, output) in enumerate(zip(counts, outputs, strict=True)):
                 wanted = sum(numbers("float32", 10 * peer + i + step, count) for peer in range(size))
                 np.testing.assert_array_equal(output.numpy(), wanted)
@@ -284,7 +284,7 @@ def test_overlapping_process_sets(fake_gpus, route):  # noqa: F811
             handles = [
                 rank.start(ALLREDUCE, f"x{step}", arrays[number], arrays[number], process_set=number) for number in order
             ]
-            rank.engine.wait_many(handles, streams=(rank.stream.handle,))
+            thread_ranks.outcomes_of(rank.engine, handles, streams=(rank.stream.handle,))
             for number, array in arrays.items():
                 np.testing.assert_array_equal(array.numpy(), sum(index + number for index in sets[number]))
         rank.host.barrier("before")
@@ -313,7 +313,7 @@ def test_prepared_groups(fake_gpus, route):  # noqa: F811
         total = 6.0
         for step in range(3):
             handle = rank.engine.submit_prepared(group, [array.ptr for array in arrays], stream=rank.stream.handle)
-            assert rank.engine.wait_many([handle], streams=(rank.stream.handle,)) == ([3, 3, 3], {})
+            assert thread_ranks.outcomes_of(rank.engine, [handle], streams=(rank.stream.handle,)) == [3, 3, 3]
             for array in arrays:
                 np.testing.assert_array_equal(array.numpy(), total)
             total *= 3
