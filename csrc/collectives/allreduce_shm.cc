@@ -24,21 +24,20 @@
 // user's tensors lie. Nothing is packed or unpacked.
 //
 // A result that lies in memory which the others map as well (transport/result_memory.h: what hvdlite makes room for itself) is
-// open, and not drained: whoever reduces a slice stores it there in the pass that adds. Were rank 0's output such a one, ranks 1 and
-// 2 would store b and c into it as well, and rank 0 would drain nothing. If all are such, nothing goes back into the buffers. It is safe for the reason for which buffers are. A rank tells the place with
-// its first tile; others store into it between their seeing arrived >= t+1 of that rank and their storing reduced >= t+1, for tile
-// t; and nobody leaves before having seen the latter of all. Each element is stored by one rank, the owner of its slice. The word
-// that tells the place is read until a rank has reduced its first tile, and written again two tiles later at the earliest, which
-// waits for all to be done with that one.
+// open, and not drained: whoever reduces a slice stores it there in the pass that adds. Were rank 0's output such a one, ranks 1
+// and 2 would store b and c into it as well, and rank 0 would drain nothing. If all are such, nothing goes back into the buffers.
+// It is safe for the reason for which buffers are. A rank tells the place with its first tile; others store into it between their
+// seeing arrived >= t+1 of that rank and their storing reduced >= t+1, for tile t; and nobody leaves before having seen the latter
+// of all. Each element is stored by one rank, the owner of its slice. The word that tells the place is read until a rank has
+// reduced its first tile, and written again two tiles later at the earliest, which waits for all to be done with that one.
 //
 // A large result out of place is written past the caches (Tuning::streaming_bytes): its lines are not there, and would be loaded
 // only to be overwritten. Own slices then go into the buffer first, and from there into the output; unless the buffer itself is
 // written past the caches (tile_stores.h).
 //
-// Cost for p ranks and S bytes, in bytes that each rank loads and stores: (2(p-1)/p fill + (p+3)/p reduce + 2(p-1)/p
-// drain) S = (5 - 1/p) S, where all
-// results are in such memory (2(p-1)/p fill + 2 reduce) S = (4 - 2/p) S; and two waits for the slowest, overlapped with other tiles if there are several. direct: (p + 3) S
-// and one wait. Bytes sent: none.
+// Cost for p ranks and S bytes, in bytes that each rank loads and stores: (2(p-1)/p fill + (p+3)/p reduce + 2(p-1)/p drain) S =
+// (5 - 1/p) S, where all results are open (2(p-1)/p fill + 2 reduce) S = (4 - 2/p) S; and two waits for the slowest, overlapped
+// with other tiles if there are several. direct: (p + 3) S and one wait. Bytes sent: none.
 //
 // In place: a rank's contribution to the others' slices is copied by its fill, that to its own is read by the pass that
 // overwrites it. Its output is touched by nobody else, but, if open, where its contribution was copied before.

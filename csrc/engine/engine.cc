@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <limits>
 
 #include "kernels/kernels.h"
 
@@ -91,7 +90,6 @@ void* make_fork_canary() {
   return memory;
 }
 
-// Results so large that they are written past the caches are each rank's own business (Tuning::streaming_bytes).
 std::shared_ptr<OutputCache> make_output_cache(transport::Transport& transport,
                                                const base::Config& config) {
   const transport::HostWindow* const window = transport.window();
@@ -99,9 +97,7 @@ std::shared_ptr<OutputCache> make_output_cache(transport::Transport& transport,
     return std::make_shared<OutputCache>(config.output_cache_bytes);
   }
   const std::size_t largest =
-      config.streaming_bytes > 0
-          ? config.streaming_bytes / static_cast<std::size_t>(window->ranks())
-          : std::numeric_limits<std::size_t>::max();
+      transport::ResultMemory::largest(config.streaming_bytes, window->ranks());
   return std::make_shared<OutputCache>(config.output_cache_bytes, window->results(), largest);
 }
 

@@ -28,7 +28,7 @@ namespace hvdlite::engine {
 class OutputCache : public std::enable_shared_from_this<OutputCache> {
  public:
   // Smaller blocks are malloc's, which recycles them well.
-  static constexpr std::size_t kSmallest = std::size_t{1} << 20;
+  static constexpr std::size_t kSmallest = transport::ResultMemory::kSmallest;
 
   // Keeps at most `keep_bytes` of returned memory. shared: for blocks of at most so many bytes; null: there is none.
   explicit OutputCache(std::size_t keep_bytes,

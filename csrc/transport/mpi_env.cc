@@ -148,16 +148,12 @@ std::unique_ptr<Thing> share(const Host& host, const char* name, std::size_t byt
   return nullptr;
 }
 
-// Smaller ones lie elsewhere (engine/output_cache.h).
-constexpr std::size_t kSmallestResult = std::size_t{1} << 20;
-
-// The host's memory for results: address space for twice what each rank keeps, so that there is room beside that for what is in use.
-// Only in a memfd, whose size is not bound by /dev/shm's. Null: results are private, which costs bandwidth only.
+// The host's memory for results: address space for twice what each rank keeps, so that there is room beside that for what is in
+// use. Only in a memfd, whose size is not bound by /dev/shm's. Null: results are private, which costs bandwidth only.
 std::shared_ptr<ResultMemory> share_results(const Host& host, const base::Config& config) {
   std::uint64_t part = 0;
   const bool some_fit =
-      config.streaming_bytes == 0 ||
-      config.streaming_bytes / static_cast<std::size_t>(host.size) >= kSmallestResult;
+      ResultMemory::largest(config.streaming_bytes, host.size) >= ResultMemory::kSmallest;
   if (config.shared_outputs && some_fit && (host.kind == "auto" || host.kind == "memfd")) {
     constexpr std::size_t kPage = ResultMemory::kHugePage;
     part = (2 * config.output_cache_bytes + kPage - 1) / kPage * kPage;

@@ -20,6 +20,7 @@
 #include <sys/types.h>
 
 #include <cstddef>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -33,6 +34,12 @@ class ResultMemory {
  public:
   // Parts begin on one, and blocks that are not smaller.
   static constexpr std::size_t kHugePage = std::size_t{2} << 20;
+  // Of what lies here. Larger results are written past the caches (Tuning::streaming_bytes), each by its own rank.
+  static constexpr std::size_t kSmallest = std::size_t{1} << 20;
+  static constexpr std::size_t largest(std::size_t streaming_bytes, int ranks) {
+    return streaming_bytes > 0 ? streaming_bytes / static_cast<std::size_t>(ranks)
+                               : std::numeric_limits<std::size_t>::max();
+  }
 
   // memory: a part of part_bytes, a multiple of kHugePage, for each rank of the host.
   ResultMemory(std::shared_ptr<SharedMemory> memory, std::size_t part_bytes, int local_rank);

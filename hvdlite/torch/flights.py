@@ -229,7 +229,7 @@ class DenseBucket(BucketState):
 
     def wait(self, engine: "Engine", flight: Flight) -> None:
         """Once for all members."""
-        if flight.handles and not flight.outcomes:
+        if flight.in_flight():
             streams: Sequence[int] = ()
             if self.device != CPU:
                 streams = self._streams.after(flight.streams)

@@ -86,8 +86,12 @@ void register_engine(nb::module_& module) {
       .def("submit_many", &submit_many, "requests"_a, "wake"_a = true, "handles"_a = nb::none(),
            "Submits requests atomically; each is a tuple of submit's arguments (without wake) in "
            "order. Adds their handles to the list, a new one if none is given, and returns it.")
-      .def("run", &Engine::run, "request"_a, "memory"_a = nb::none(), "keep"_a = nb::none(),
-           "Submits one request, a tuple as for submit_many, and waits for it as wait does.")
+      .def(
+          "run", &Engine::run, "request"_a, "memory"_a = nb::none(), "keep"_a = nb::none(),
+          "Submits one request, a tuple as for submit_many, and waits for it as wait does. If its "
+          "memory may be in use after an exception, keep(memory, handle, code) is called first: "
+          "with the handle if a signal left the operation in flight, or with 0 and the code of the "
+          "failure.")
       .def("connect", &Engine::connect, "plain_of"_a, "keep"_a,
            "Makes allreduce_now, start_allreduce and broadcast_now work: plain_of tells the Plain "
            "of a value's type, keep is as run's.")
