@@ -22,6 +22,9 @@ constexpr base::microseconds kVerdictDelay{100'000};
 // A ledger stays closed while the coordinator counts more requests than that.
 constexpr std::size_t kMostOpenRequests = 1024;
 
+// Some milliseconds for the lock of a ledger that is closed for good: time enough for who holds it to get a processor.
+constexpr int kTriesToAbandon = 20 * Ledger::kTries;
+
 // What rides counts as data that move from here on: to tell that of less would take longer than to move them.
 constexpr std::size_t kTinyBytes = 64;
 
@@ -359,6 +362,19 @@ bool Cycle::leave_ledgers() {
     all = close_up_to_date(set) && all;
   });
   return all;
+}
+
+// As this rank fails: what it has announced and its users are told has failed shall not be agreed by a rank that comes later. It
+// follows the log no more, so it need not have read it; if another rank has stopped or died with the lock, it stays at the attempt.
+void Cycle::abandon_ledgers() {
+  for (auto& [id, set] : sets_) {
+    if (!set->accord || !set->accord->ledger().exists()) continue;
+    Ledger& ledger = set->accord->ledger();
+    if (!ledger.try_lock(kTriesToAbandon)) continue;
+    if (ledger.has_room(1)) ledger.close();
+    ledger.unlock();
+    wake_members(*set);
+  }
 }
 
 }  // namespace hvdlite::engine

@@ -115,6 +115,7 @@ class Cycle {
   void defer_verdict(ProcessSet& set, Verdict message);
   void carry_out_verdicts(base::Clock::time_point now);
   bool leave_ledgers();
+  void abandon_ledgers();
 
   void handle(int source, Announcement& message);
   void handle(int source, ResponseList& message);

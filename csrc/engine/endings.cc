@@ -215,6 +215,7 @@ void Cycle::fail_all(const Status& why) {
         shared_.reached({&entry, 1}, FlightRecorder::Stage::kAnnounced);
       });
     }
+    abandon_ledgers();
     const std::string record = shared_.recorder.text(kRecordsInLog);
     shared_.log.write(
         LogLevel::kError, "control",

@@ -25,8 +25,9 @@
 //  3. the coordinator diverts the key of every request it accepts, before anything else is announced under that key: while it
 //     counts a key, nobody's announcement of it can complete here;
 //  4. a decision of the coordinator takes the keys' cells out of the table in the same hold of the lock that puts the list
-//     into the log.
-//  5. a member that leaves closes the ledger first, having read all of it: nothing it announced is agreed after that.
+//     into the log;
+//  5. a member that leaves closes the ledger first, having read all of it: nothing it announced is agreed after that. One that
+//     fails closes it too; it need not have read it, for it follows the log no more.
 // Nobody withdraws in any other way: a member that announced does what the log says. tests/unit/test_ledger.py walks through every
 // interleaving of small cases.
 //
