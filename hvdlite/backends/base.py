@@ -79,7 +79,8 @@ class Plain(NamedTuple):
     """A type whose values native code can describe by itself (`_engine.Engine.allreduce_now`): those of this very type.
 
     Attributes:
-        new_like: a new one like this one, in memory of the framework's; for tensors of less than `RECYCLED_FROM` bytes.
+        new_like: a new one like this one, in memory of the framework's; for less than `RECYCLED_FROM` bytes. None where
+            there is an ``exchange``: native code has the framework adopt its memory, which takes less time.
         empty_like: as `TensorBackend.empty_like`, for others.
         recycled_from: `RECYCLED_FROM`.
         mark_written: as `TensorBackend.mark_written`; None where that does nothing.
@@ -89,7 +90,7 @@ class Plain(NamedTuple):
         codes: a table of `hvdlite.dtypes.dlpack_codes` for it; other dtypes are not plain.
     """
 
-    new_like: Callable[[Any], Any]
+    new_like: Callable[[Any], Any] | None
     empty_like: Callable[[Any, Any], tuple[Any, Any]]
     recycled_from: int
     mark_written: Callable[[Any], None] | None

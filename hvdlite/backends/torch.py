@@ -97,8 +97,7 @@ class TorchBackend:
         if kind is not self._tensor or self._exchange is None:
             return None
         capsule, codes = self._exchange
-        new_like = self._torch.empty_like
-        return Plain(new_like, self.empty_like, RECYCLED_FROM, self._increment_version, "is_neg", None, capsule, codes)
+        return Plain(None, self.empty_like, RECYCLED_FROM, self._increment_version, "is_neg", None, capsule, codes)
 
     def _is_on_nvidia(self, tensor: Any) -> bool:
         return bool(tensor.is_cuda) and self._torch.version.hip is None

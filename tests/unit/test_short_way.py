@@ -1,6 +1,11 @@
 """The short way to a result, or to an operation in flight: which calls take it, and what it leaves to the general way."""
 
+import copy
+import os
+import pickle
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime_CAPI  # a capsule of something else
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,6 +22,10 @@ torch = pytest.importorskip("torch")
 
 DLPACK_CODES = dlpack_codes(DType)
 WORLD_OF_TWO = SimpleNamespace(member_id=0, ranks=[0, 1])
+
+
+def resident_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def kept_nothing(memory, handle, code):
@@ -94,6 +103,48 @@ def test_tensors_that_are_dense_are_used_as_they_are(dtype, shape):
         assert output.shape == shape
         assert (output == torch.full(shape, 3).to(dtype)).all()
         assert (part == torch.full(shape, 3).to(dtype)).all()
+
+
+@needs_exchange
+def test_small_results_are_tensors_like_others():
+    with engines(1) as (rank,):
+        made = [reduce(rank.engine, "x", torch.arange(6.0).reshape(2, 3), in_place=False) for _ in range(2)]
+    result, other = made  # outlive the engine
+    assert type(result) is torch.Tensor
+    assert result.is_contiguous()
+    assert result.data_ptr() % 64 == other.data_ptr() % 64 == 0
+    other.zero_()
+    expected = torch.arange(6.0).reshape(2, 3)
+    assert torch.equal(pickle.loads(pickle.dumps(result)), expected)
+    assert torch.equal(copy.deepcopy(result), expected)
+    result.requires_grad_()
+    (result**2).sum().backward()
+    assert torch.equal(result.grad, 2 * expected)
+    result = result.detach()
+    row = result[1]
+    assert torch.equal(torch.from_numpy(result.numpy()), expected)
+    assert result.share_memory_().is_shared()
+    assert torch.equal(result.resize_(3), expected[0])
+    del result, made
+    assert torch.equal(row, expected[1])
+    with torch.inference_mode(), engines(1) as (rank,):
+        assert torch.equal(reduce(rank.engine, "x", expected, in_place=False), expected)
+
+
+@needs_exchange
+def test_the_memory_of_small_results_is_given_back():
+    source = torch.ones(50_000)
+    with engines(1) as (rank,), ThreadPoolExecutor(1) as other_thread:
+
+        def make(count):
+            for _ in range(count):
+                results = [reduce(rank.engine, "x", source, in_place=False)]
+                other_thread.submit(results.clear).result()
+
+        make(20)
+        before = resident_bytes()
+        make(500)  # a hundred megabytes
+        assert resident_bytes() - before < 20 << 20
 
 
 @needs_exchange

@@ -1,20 +1,36 @@
 #include "plain_memory.h"
 
-#include <nanobind/ndarray.h>
-
 #include <algorithm>
 #include <bit>
 #include <cstddef>
+#include <cstdlib>
+#include <new>
 #include <type_traits>
 
 namespace hvdlite::python {
+
+namespace {
+
+// DLPack's DLManagedTensorVersioned: a tensor for another library to keep, which calls the deleter when it is done with it.
+struct ManagedTensor {
+  std::uint32_t major, minor;
+  void* context;
+  void (*deleter)(ManagedTensor* self);  // by any thread
+  std::uint64_t flags;
+  nb::dlpack::dltensor tensor;
+};
+
+}  // namespace
 
 // The table of functions behind `__dlpack_c_exchange_api__`, as DLPack's dlpack.h declares it from version 1.3 on; the major
 // version changes with its layout.
 struct ExchangeApi {
   std::uint32_t major, minor;
   const ExchangeApi* older;
-  void (*unused[3])();
+  void (*unused[2])();
+  int (*adopt)(
+      ManagedTensor* tensor,
+      void** object);  // takes the tensor over, also if it fails; -1: Python's error is set
   int (*describe)(
       void* object,
       nb::dlpack::dltensor* out);  // the object keeps what is described; -1: Python's error is set
@@ -26,6 +42,12 @@ constexpr const char* kCapsuleName = "dlpack_exchange_api";
 constexpr std::uint32_t kMajor = 1;
 constexpr std::int32_t kHost = 1;  // kDLCPU
 constexpr std::uint8_t kNoDtype = 255;
+constexpr std::size_t kAlignment =
+    64;  // of the memory of tensors made here, as torch aligns its own
+
+constexpr std::size_t aligned(std::size_t bytes) {
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
 
 bool is_dense(const nb::dlpack::dltensor& tensor) {
   if (tensor.strides == nullptr) return true;
@@ -88,6 +110,34 @@ bool PlainType::excludes(nb::handle array) const {
   return checked(PyObject_CallMethodNoArgs(array.ptr(), unless_.ptr())).ptr() != Py_False;
 }
 
+// A framework takes less time to adopt a tensor than to make one: of a tiny allreduce's result that was the dearest part. What
+// DLPack wants to be told of it, its shape and its memory are one block.
+nb::object PlainType::new_like(nb::handle array, const PlainMemory& of) const {
+  if (api_ == nullptr) return new_like_(array);
+  const auto ndim = static_cast<std::size_t>(of.ndim_);
+  const std::size_t header = aligned(sizeof(ManagedTensor) + ndim * sizeof(std::int64_t));
+  void* const block =
+      std::aligned_alloc(kAlignment, header + aligned(static_cast<std::size_t>(of.bytes_)));
+  if (block == nullptr) throw std::bad_alloc();
+  auto* const made =
+      new (block) ManagedTensor{.major = kMajor,
+                                .minor = 0,
+                                .context = nullptr,
+                                .deleter = [](ManagedTensor* self) { std::free(self); },
+                                .flags = 0,
+                                .tensor = {}};
+  auto* const shape = reinterpret_cast<std::int64_t*>(made + 1);
+  std::copy_n(of.shape_, ndim, shape);
+  made->tensor.data = static_cast<std::byte*>(block) + header;
+  made->tensor.device = {kHost, 0};
+  made->tensor.ndim = of.ndim_;
+  made->tensor.dtype = of.dlpack_dtype_;
+  made->tensor.shape = shape;  // strides: null, dense in row-major order
+  void* object = nullptr;
+  if (api_->adopt(made, &object) != 0) throw nb::python_error();
+  return nb::steal(static_cast<PyObject*>(object));
+}
+
 nb::object PlainType::empty_like(nb::handle array, nb::handle new_memory) const {
   const nb::object made = empty_like_(array, new_memory);
   return nb::borrow(nb::borrow<nb::tuple>(made)[0]);
@@ -135,6 +185,7 @@ void PlainMemory::from_dlpack(const PlainType& type, nb::handle array) {
     return;
   }
   dtype_ = dtype_of(tensor.dtype, type.table_, type.table_size_);
+  dlpack_dtype_ = tensor.dtype;
   const std::size_t item_bytes = tensor.dtype.bits / std::size_t{8};
   data_ = static_cast<std::byte*>(tensor.data) + tensor.byte_offset;
   ndim_ = tensor.ndim;

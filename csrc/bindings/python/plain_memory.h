@@ -3,6 +3,8 @@
 // from being resized. Blocks: no. Throws: nb::python_error as each function says.
 #pragma once
 
+#include <nanobind/ndarray.h>
+
 #include <cstdint>
 
 #include "binding.h"
@@ -10,6 +12,7 @@
 namespace hvdlite::python {
 
 struct ExchangeApi;
+class PlainMemory;
 
 // A type of arrays, from what its backend said (Plain in hvdlite/backends/base.py).
 class PlainType {
@@ -22,9 +25,10 @@ class PlainType {
   bool excludes(nb::handle array) const;
   // Are tensors of so many bytes made in memory of the engine's?
   bool recycles(std::int64_t bytes) const { return bytes >= recycled_from_; }
-  // Another array with the shape and dtype of this one, in memory of the framework's or what new_memory(bytes) gives. Both
-  // throw what the framework raises.
-  nb::object new_like(nb::handle array) const { return new_like_(array); }
+  // Another array with the shape and dtype of this one, whose memory is `of`. Throws what the framework raises, and
+  // std::bad_alloc.
+  nb::object new_like(nb::handle array, const PlainMemory& of) const;
+  // The same in memory that new_memory(bytes) gives. Throws what the framework raises.
   nb::object empty_like(nb::handle array, nb::handle new_memory) const;
   // The engine has written to this one. Throws what the framework raises.
   void mark_written(nb::handle array) const;
@@ -33,7 +37,7 @@ class PlainType {
   friend class PlainMemory;
 
   nb::object type_;
-  nb::object new_like_, empty_like_;
+  nb::object new_like_, empty_like_;  // the first may be None for types with an exchange table
   long long recycled_from_ = 0;
   nb::object mark_written_, unless_;  // may be None
   nb::object dtypes_;                 // of types with the buffer protocol, or None
@@ -60,10 +64,13 @@ class PlainMemory {
   int dtype() const { return dtype_; }  // its code
 
  private:
+  friend class PlainType;
+
   void from_buffer(const PlainType& type, nb::handle array, bool writable);
   void from_dlpack(const PlainType& type, nb::handle array);
 
   Py_buffer view_{};
+  nb::dlpack::dtype dlpack_dtype_{};  // of types with an exchange table
   void* data_ = nullptr;
   std::int32_t ndim_ = 0;
   const std::int64_t* shape_ = nullptr;

@@ -104,7 +104,7 @@ nb::object Engine::with_memory(hvdlite_request& request, const char* kind, nb::h
   if (!in_place) {
     output = type->recycles(from.bytes())
                  ? type->empty_like(input, nb::find(*this).attr("new_output"))
-                 : type->new_like(input);
+                 : type->new_like(input, from);
     other.emplace(*type, output, true);
   }
   const PlainMemory& to = other ? *other : from;
