@@ -336,6 +336,8 @@ class GradientHook:
     def __init__(
         self, pass_state: PassState, slot: GradientState, otherwise: Callable[[Any, Any], None], after: bool
     ) -> None: ...
+    def fetch_ahead(self, objects: Sequence[object], /) -> None:
+        """When the hook is called, it has the processor fetch these, which will be read soon. It keeps only addresses."""
     def __call__(self, tensor: Any, /) -> None: ...
 
 @final

@@ -1,10 +1,12 @@
 """Hooks on a parameter: before and after backward adds to its gradient."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
 
-__all__ = ["AtEnd", "install", "keep_out_of_graphs"]
+from hvdlite._engine import GradientHook
+
+__all__ = ["AtEnd", "fetch_ahead", "install", "keep_out_of_graphs"]
 
 
 class AtEnd:
@@ -44,6 +46,26 @@ def install(param: Any, before: Callable[[Any], None], after: Callable[[Any], No
     if frozen:
         param.requires_grad_(False)
     return hooks
+
+
+def fetch_ahead(expected: Sequence[tuple[Sequence[object], Sequence[Any]]]) -> None:
+    """Has native hooks fetch into the cache what those of the next gradient read.
+
+    By the time of a parameter's next gradient its hooks, and torch's lists of them, are not in the caches any more: with many
+    small gradients that was most of what hooks cost.
+
+    Args:
+        expected: of each gradient, in the order in which they probably come, its other objects and what `install` returned.
+
+    """
+    following: list[object] = []
+    for others, handles in reversed(expected):
+        lists = [handle.hooks_dict_ref() or {} for handle in handles]
+        found = [hooks.get(handle.id) for hooks, handle in zip(lists, handles, strict=True)]
+        hooks = [hook for hook in found if isinstance(hook, GradientHook)]
+        if hooks:
+            hooks[0].fetch_ahead(following)
+            following = [*lists, *hooks, *others]
 
 
 @cache

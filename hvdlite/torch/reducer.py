@@ -31,7 +31,7 @@ from hvdlite.torch.agreement import Settings, agree
 from hvdlite.torch.arena import make_places
 from hvdlite.torch.flights import Bucket, DenseBucket, Flight
 from hvdlite.torch.gpu import CPU
-from hvdlite.torch.hooks import AtEnd, install
+from hvdlite.torch.hooks import AtEnd, fetch_ahead, install
 from hvdlite.torch.passes import NO_TASK, TOO_MANY_PASSES, EndOfTask, current_task, is_nested, when_task_ends
 from hvdlite.torch.plan import Groups, make_buckets
 from hvdlite.torch.slots import Slot
@@ -350,6 +350,8 @@ class Reducer(PassState):
         wanted = self.settings.gradient_as_bucket_view
         if wanted or (wanted is None and agreed.kept):
             self._make_places()
+        expected = [slot for bucket in self._buckets for slot in bucket.slots]
+        fetch_ahead([((slot, slot.param), self._hooks[id(slot.param)]) for slot in expected])
 
     def _make_places(self) -> None:
         """Collective over the process set: gives the gradients places in an arena, if there can be one."""

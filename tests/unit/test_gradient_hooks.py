@@ -1,5 +1,8 @@
 """The native hooks: the usual case is done without Python, any other is left to `otherwise` with nothing changed."""
 
+import importlib
+import weakref
+from collections import OrderedDict
 from types import SimpleNamespace
 
 import pytest
@@ -88,3 +91,49 @@ def test_what_backward_has_added_stays_when_the_hook_raises(was_counted):
     with pytest.raises(KeyboardInterrupt):
         hook("tensor")
     assert case.slot.dirty != was_counted  # if it was, it may be in flight already
+
+
+def test_a_hook_fetches_ahead_what_may_be_gone():
+    case, other = make(after=False), make(after=True)
+    other.hook.fetch_ahead(())
+    lists = [OrderedDict({number: case.hook}) for number in range(40)]  # more than it takes
+    gone = weakref.ref(lists[0])
+    case.hook.fetch_ahead([*lists, other.hook, case.slot, case.hook])
+    other.hook.fetch_ahead((case.hook, lists[0]))
+    del lists
+    assert gone() is None
+    case.hook("increment")
+    other.hook("tensor")
+    assert (case.slot.fresh, other.slot.stamp) == (True, 3)
+    with pytest.raises(TypeError, match="no sequence"):
+        case.hook.fetch_ahead(3)
+
+
+def test_hooks_fetch_ahead_what_those_of_the_next_gradient_read():
+    torch = pytest.importorskip("torch")
+    hooks = importlib.import_module("hvdlite.torch.hooks")
+    told = []
+
+    class Hook:
+        def fetch_ahead(self, objects):
+            told.append((self, objects))
+
+        def __call__(self, tensor):
+            raise AssertionError("there is no backward")
+
+    params = [torch.ones(1, requires_grad=True) for _ in range(4)]
+    handles = [hooks.install(param, Hook(), Hook()) for param in params]
+    assert len(handles[1]) == 2
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hooks, "GradientHook", Hook)
+        params[2]._backward_hooks.clear()  # somebody has
+        params[2]._post_accumulate_grad_hooks.clear()
+        hooks.fetch_ahead([((param,), its) for param, its in zip(params, handles, strict=True)] + [((), [])])
+    first, second, last = params[0], params[1], params[3]
+    lists = [[param._backward_hooks, param._post_accumulate_grad_hooks] for param in (first, second, last)]
+    natives = [[next(iter(items.values())) for items in pair] for pair in lists]
+    assert told == [
+        (natives[2][0], []),
+        (natives[1][0], [*lists[2], *natives[2], last]),
+        (natives[0][0], [*lists[1], *natives[1], second]),
+    ]

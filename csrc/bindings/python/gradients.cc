@@ -3,6 +3,7 @@
 #include <structmember.h>
 
 #include <cstddef>
+#include <cstdint>
 
 #include "binding.h"
 
@@ -47,6 +48,8 @@ Answer has_version(PyObject* grad, long long version) {
   return answer(number == version);
 }
 
+constexpr std::size_t kLine = 64;  // bytes that come together from memory
+
 // --- hooks ----------------------------------------------------------------------------------------------------------
 
 // The usual cases of Reducer._before.
@@ -88,6 +91,7 @@ Answer after(const PassState& pass, GradientState& slot) {
 template <Answer (*kUsual)(const PassState&, GradientState&)>
 PyObject* call_hook(PyObject* self, PyObject* const* args, std::size_t count, PyObject* keywords) {
   auto* hook = reinterpret_cast<GradientHook*>(self);
+  hook->fetch_ahead();
   if (PyVectorcall_NARGS(count) != 1 || keywords != nullptr) {
     PyErr_SetString(PyExc_TypeError, "a hook takes one tensor");
     return nullptr;
@@ -130,6 +134,30 @@ PyObject* new_hook(PyTypeObject* type, PyObject* args, PyObject* keywords) {
   hook->slot = reinterpret_cast<GradientState*>(Py_NewRef(slot));
   hook->otherwise = Py_NewRef(otherwise);
   return reinterpret_cast<PyObject*>(hook);
+}
+
+PyObject* fetch_ahead(PyObject* self, PyObject* objects) {
+  PyObject* const list = PySequence_Fast(objects, "the objects are no sequence");
+  if (list == nullptr) return nullptr;
+  FetchAhead ahead{};
+  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(list); ++i) {
+    PyObject* const object = PySequence_Fast_GET_ITEM(list, i);
+    if (PyDict_Check(object)) {
+      // As much as is read of one with an item or two: its items begin behind the table's head and index.
+      ahead.add(object, sizeof(PyDictObject));
+      ahead.add(reinterpret_cast<PyDictObject*>(object)->ma_keys, kLine);
+    } else if (Py_TYPE(object) == Py_TYPE(self)) {
+      const auto* other = reinterpret_cast<GradientHook*>(object);
+      const auto* end = other->fetch_ahead.lines + other->fetch_ahead.count;
+      ahead.add(other, static_cast<std::size_t>(reinterpret_cast<const std::byte*>(end) -
+                                                reinterpret_cast<const std::byte*>(other)));
+    } else {
+      ahead.add(object, static_cast<std::size_t>(Py_TYPE(object)->tp_basicsize));
+    }
+  }
+  Py_DECREF(list);
+  reinterpret_cast<GradientHook*>(self)->fetch_ahead = ahead;
+  Py_RETURN_NONE;
 }
 
 PyObject* forget(PyObject* self, PyObject* /*none*/) {
@@ -267,6 +295,11 @@ PyMemberDef pass_members[] = {HVDLITE_MEMBER(PassState, current_task, "_current_
                               HVDLITE_MEMBER(PassState, unsettled, "_unsettled", T_BOOL),
                               {}};
 
+PyMethodDef hook_methods[] = {{"fetch_ahead", fetch_ahead, METH_O,
+                               "Whenever the hook is called, it has the processor fetch these "
+                               "objects, which will be read soon. It keeps only addresses."},
+                              {}};
+
 PyMemberDef hook_members[] = {
     {"__vectorcalloffset__", T_PYSSIZET, offsetof(GradientHook, call), READONLY, nullptr}, {}};
 #undef HVDLITE_MEMBER
@@ -303,6 +336,7 @@ PyType_Slot hook_slots[] = {{Py_tp_doc, const_cast<char*>("A hook of one paramet
                             {Py_tp_clear, slot_of(clear_hook)},
                             {Py_tp_dealloc, slot_of(free_hook)},
                             {Py_tp_members, hook_members},
+                            {Py_tp_methods, hook_methods},
                             {0, nullptr}};
 
 constexpr unsigned kBase = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE;
@@ -325,6 +359,14 @@ PyObject* grad_of(const GradientState& slot) {
   if (slot.param != nullptr) return PyObject_GetAttr(slot.param, names->grad);
   PyErr_SetString(PyExc_AttributeError, "the slot has no parameter");
   return nullptr;
+}
+
+void FetchAhead::add(const void* memory, std::size_t bytes) {
+  const auto begin = reinterpret_cast<std::uintptr_t>(memory) / kLine;
+  const auto end = (reinterpret_cast<std::uintptr_t>(memory) + bytes + kLine - 1) / kLine;
+  for (auto line = begin; line < end && count < kMost; ++line) {
+    lines[count++] = reinterpret_cast<const void*>(line * kLine);
+  }
 }
 
 GradientState& gradient_state(nb::handle slot) {

@@ -42,12 +42,26 @@ struct PassState {
   char unsettled;
 };
 
+// Memory that will be read soon, which the processor is to fetch while other things are done. Addresses only: if what lay there
+// is gone by then, nothing is gained and nothing lost. All zeros: nothing to fetch.
+struct FetchAhead {
+  static constexpr int kMost = 20;
+  int count;
+  const void* lines[kMost];
+
+  void add(const void* memory, std::size_t bytes);
+  void operator()() const {
+    for (int i = 0; i < count; ++i) __builtin_prefetch(lines[i]);
+  }
+};
+
 // Called by autograd for one parameter, before or after it adds to the gradient. Calls `otherwise` where it knows no answer.
 struct GradientHook {
   PyObject_HEAD vectorcallfunc call;
   PassState* pass;
   GradientState* slot;
   PyObject* otherwise;
+  FetchAhead fetch_ahead;
 };
 
 // Is this member of theirs None?
