@@ -215,13 +215,12 @@ void Cycle::fail_all(const Status& why) {
         shared_.reached({&entry, 1}, FlightRecorder::Stage::kAnnounced);
       });
     }
-    abandon_ledgers();
     const std::string record = shared_.recorder.text(kRecordsInLog);
     shared_.log.write(
         LogLevel::kError, "control",
         why.message + (record.empty() ? "" : "\nlast operations of this rank:\n" + record));
   }
-  shared_.failure.record(why);
+  if (shared_.failure.record(why)) abandon_ledgers();
   end_all(shared_.failure.status());
 }
 
