@@ -22,8 +22,16 @@ HEAD = """
         except hvd.HorovodInternalError as error:
             print(f"{type(error).__name__}: {error}", flush=True)
 
-    def stop_for(seconds):
+    def let_this_thread_come_first():
+        for thread in map(int, os.listdir("/proc/self/task")):
+            os.sched_setaffinity(thread, {min(os.sched_getaffinity(thread))})
+            if thread != os.getpid():
+                os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
+
+    def go_on_in(seconds):
         subprocess.Popen(["sh", "-c", f"sleep {seconds}; kill -CONT {os.getpid()}"])
+
+    def stop():
         os.kill(os.getpid(), signal.SIGSTOP)
 """
 
@@ -58,28 +66,29 @@ JOBS = {
     "stopped": (
         """
         if hvd.rank() == 1:
-            for thread in map(int, os.listdir("/proc/self/task")):
-                os.sched_setaffinity(thread, {min(os.sched_getaffinity(thread))})
-                if thread != os.getpid():
-                    os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
-            stop_for(12)
+            let_this_thread_come_first()
+            go_on_in(12)
+            stop()
         report(lambda: hvd.allreduce(np.ones(3), name="gradient"))
         time.sleep(12)
         """,
         {"HVDLITE_STALL_CHECK_TIME_SECONDS": "1", "HVDLITE_STALL_SHUTDOWN_TIME_SECONDS": "3"},
     ),
-    # Stopped in the middle of an operation that all have agreed on.
+    # Stopped in the middle of an operation that all have agreed on, which does not end while its caller looks.
     "middle": (
         """
         from hvdlite.runtime import RUNTIME
 
         large = [np.ones(1 << 22) for _ in range(12)]
         hvd.barrier()
+        if hvd.rank() == 1:
+            go_on_in(15)
+            let_this_thread_come_first()
         handles = [hvd.allreduce_async(array, name=f"large{i}") for i, array in enumerate(large)]
         if hvd.rank() == 1:
             while "moving data" not in RUNTIME.engine.flight_record():
                 pass
-            stop_for(12)
+            stop()
         report(lambda: [hvd.synchronize(handle) for handle in handles])
         time.sleep(12)
         """,
