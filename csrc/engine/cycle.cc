@@ -83,6 +83,7 @@ bool Cycle::pass(bool flush, bool thorough) {
 bool Cycle::pass_once(bool flush, bool thorough) {
   if (shared_.failure.happened()) {
     end_all(shared_.failure.status());
+    hear_who_knows();
     transport_.messages_flushed();  // what tells the peers is still on its way
     return false;
   }

@@ -54,8 +54,8 @@ class Cycle {
   // done and all messages have left. Whom neither can reach any more fails this rank, as in a pass.
   bool say_goodbye();
   bool drained();
-  // Failing: tells every peer why; true once all of them have told their users.
-  void broadcast_failure(const std::string& cause);
+  // Failing of its own accord: what this rank has in flight ends, every peer is told why; true once all of them know.
+  void raise_failure(const std::string& cause);
   bool failure_seen_by_all() const { return failure_unseen_.empty(); }
   // The last step: after it no function may be called.
   void close() { executor_.close(transport_.close()); }
@@ -183,8 +183,11 @@ class Cycle {
   void goodbye_was_seen(int coordinator);
   void finish(std::span<const Entry> entries, const base::Status& status);
   void fail(const Entry& entry, const base::Status& status);
-  // end_all with the first cause, which is told to the user.
+  void broadcast_failure(const std::string& cause);
+  // end_all with the first cause; fail_all tells the user, too.
+  void give_up(const base::Status& why);
   void fail_all(const base::Status& why);
+  void hear_who_knows();
   void engine_failed(base::ErrorCode code, const std::string& text);
   void peer_failed(int rank, const std::string& text);
   void look_for_lost_peers();

@@ -55,7 +55,6 @@ void Cycle::handle(int source, Goodbye& message) {
   // What is decided with the leaver it has to learn, while it still counts as one who is told.
   coordinate();
   left_.insert(source);
-  failure_unseen_.erase(source);
   if (heartbeat_) heartbeat_->forget(source);
   if (detector_) detector_->report(source, BlockedReport{});
   const Status why = {
@@ -134,7 +133,23 @@ void Cycle::handle(int source, Failure& message) {
   send(source, FailureSeen{});
 }
 
-void Cycle::handle(int source, FailureSeen&) { failure_unseen_.erase(source); }
+// Only who has failed is told so, and then hear_who_knows takes it.
+void Cycle::handle(int, FailureSeen&) {}
+
+// After a failure no message counts any more, but for who else knows of one. A rank that has failed itself need not be told.
+void Cycle::hear_who_knows() {
+  int source = 0;
+  std::vector<std::byte> bytes;
+  while (transport_.receive_message(&source, &bytes)) {
+    const Message message = decode(bytes);
+    const bool fails = std::holds_alternative<Failure>(message);
+    if (fails) send(source, FailureSeen{});
+    if (fails || std::holds_alternative<FailureSeen>(message) ||
+        std::holds_alternative<Goodbye>(message)) {
+      failure_unseen_.erase(source);
+    }
+  }
+}
 
 void Cycle::peer_failed(int rank, const std::string& text) {
   left_.insert(rank);
@@ -159,6 +174,18 @@ void Cycle::below_failed(const std::exception& error) {
   }
 }
 
+void Cycle::raise_failure(const std::string& cause) {
+  guard([&] {
+    for (int peer = 0; peer < transport_.size(); ++peer) {
+      if (peer != transport_.rank() && !left_.contains(peer)) failure_unseen_.insert(peer);
+    }
+    broadcast_failure(cause);
+    give_up({ErrorCode::kAborted,
+             transport_.describe_peer(transport_.rank()) + " " + cause + ". " + kShutDown});
+    return true;
+  });
+}
+
 // An error below us: this rank can go on no more, and the others must not wait for it.
 void Cycle::engine_failed(ErrorCode code, const std::string& text) {
   broadcast_failure("failed: " + text);
@@ -169,10 +196,6 @@ void Cycle::engine_failed(ErrorCode code, const std::string& text) {
 void Cycle::broadcast_failure(const std::string& cause) {
   try {
     transport_.announce_failure(cause);
-    for (int peer = 0; peer < transport_.size(); ++peer) {
-      if (peer == transport_.rank() || left_.contains(peer)) continue;
-      failure_unseen_.insert(peer);
-    }
     send_to_all(Failure{cause});
   } catch (const std::exception& error) {
     shared_.log.write(LogLevel::kError, "control",
@@ -220,6 +243,10 @@ void Cycle::fail_all(const Status& why) {
         LogLevel::kError, "control",
         why.message + (record.empty() ? "" : "\nlast operations of this rank:\n" + record));
   }
+  give_up(why);
+}
+
+void Cycle::give_up(const Status& why) {
   if (shared_.failure.record(why)) abandon_ledgers();
   end_all(shared_.failure.status());
 }

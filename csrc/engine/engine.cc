@@ -374,7 +374,7 @@ void Engine::take_token_or_wait() {
 void Engine::drive_until(bool (Engine::*done)(), double seconds) {
   const Clock::time_point deadline = Clock::now() + base::from_seconds(seconds);
   Stillness still;
-  while (!(this->*done)() && Clock::now() < deadline && !shared_.failure.happened()) {
+  while (!(this->*done)() && Clock::now() < deadline) {
     pass_or_pause(&still, deadline, microseconds(1000));
   }
 }
@@ -395,8 +395,8 @@ void Engine::shutdown() {
   do {
     moved = transport_->activity();
     drive_until(&Engine::drained, shared_.config.failure_linger);
-  } while (!drained() && !shared_.failure.happened() && transport_->activity() != moved);
-  if (!shared_.failure.happened()) drive_until(&Engine::said_goodbye, kFlushSeconds);
+  } while (!drained() && transport_->activity() != moved);
+  drive_until(&Engine::said_goodbye, kFlushSeconds);
   drive_until(&Engine::drained, kFlushSeconds);
   cycle_.end_all({ErrorCode::kAborted, kShutDownHere});
   // The token is not given back: nobody shall drive what is closed.
@@ -421,8 +421,10 @@ void Engine::publish_failure(const std::string& cause) {
   }
   waiting_callers_.fetch_add(1, std::memory_order_seq_cst);
   take_token_or_wait();
-  cycle_.broadcast_failure(cause);
-  drive_until(&Engine::seen_by_all, shared_.config.failure_linger);
+  if (!shared_.failure.happened()) {
+    cycle_.raise_failure(cause);
+    drive_until(&Engine::seen_by_all, shared_.config.failure_linger);
+  }
   give_token_back();
   waiting_callers_.fetch_sub(1, std::memory_order_seq_cst);
 }

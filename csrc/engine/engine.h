@@ -78,6 +78,7 @@ class Engine {
   device::GpuPtr gpu(int ordinal) { return shared_.devices.device(ordinal).gpu; }
 
   void shutdown();
+  // Fails this rank; what it has in flight ends with the cause, too.
   void publish_failure(const std::string& cause);
   std::string failure_cause() const;
   std::string flight_record() const {
@@ -136,8 +137,9 @@ class Engine {
   void drive_until(bool (Engine::*done)(), double seconds);
   bool pass_or_pause(Stillness* still, base::Clock::time_point deadline, base::microseconds limit);
   void take_token_or_wait();
-  bool drained() { return cycle_.drained(); }
-  bool said_goodbye() { return cycle_.say_goodbye(); }
+  // A rank that has failed has nothing left to do and takes no leave.
+  bool drained() { return shared_.failure.happened() || cycle_.drained(); }
+  bool said_goodbye() { return shared_.failure.happened() || cycle_.say_goodbye(); }
   bool seen_by_all() { return cycle_.failure_seen_by_all(); }
   base::microseconds sleep_limit(const Outlook& outlook) const;
   void require_usable() const;

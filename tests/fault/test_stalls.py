@@ -74,7 +74,7 @@ JOBS = {
         """,
         {"HVDLITE_STALL_CHECK_TIME_SECONDS": "1", "HVDLITE_STALL_SHUTDOWN_TIME_SECONDS": "3"},
     ),
-    # Stopped in the middle of an operation that all have agreed on. Another follows it, for by the time of the stop it may be over.
+    # Stopped in the middle of an operation that all have agreed on, or, if it ends before the stop, of one after it.
     "middle": (
         """
         from hvdlite.runtime import RUNTIME

@@ -3,7 +3,10 @@
 import contextlib
 import itertools
 import random
+import re
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -387,6 +390,42 @@ def test_every_survivor_gets_the_first_cause():
             with pytest.raises(HorovodInternalError, match="bad batch"):
                 rank.start(ALLREDUCE, "later", np.ones(1), np.ones(1))
             assert "allreduce of 'w'" in rank.engine.flight_record()
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_ranks_that_fail_at_the_same_time_do_not_wait_for_each_other(size):
+    """Each has a cause of its own, and what it has in flight ends with that, or with another's that it heard before."""
+
+    def body(rank: Rank) -> float:
+        handle = rank.start(ALLREDUCE, f"x{rank.rank}", np.ones(1), np.ones(1))
+        ready.wait()
+        began = time.monotonic()
+        rank.engine.publish_failure(f"raised ValueError: bad batch {rank.rank}")
+        took = time.monotonic() - began
+        cause = wait_fails(rank, handle, HorovodInternalError, 5.0)
+        assert re.search(r"rank (\d) .*raised ValueError: bad batch \1\. Horovod has been shut down", cause)
+        assert cause == rank.engine.failure_cause
+        return took
+
+    for _ in range(20):
+        ready = threading.Barrier(size)
+        with engines(size, {"failure_linger": 30.0}) as ranks:
+            assert max(in_threads(ranks, body)) < 10
+
+
+def test_the_rank_that_fails_ends_what_its_other_threads_wait_for():
+    with engines(2) as ranks:
+        handles = [ranks[1].start(ALLREDUCE, name, np.ones(1), np.ones(1)) for name in ("a", "b")]
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(wait_fails, ranks[1], handles[0], AbortedError, 5.0)
+            ranks[1].engine.publish_failure("raised ValueError: bad batch")
+            assert re.search("rank 1 .*raised ValueError: bad batch.*Horovod has been shut down", waiting.result())
+        assert ranks[1].engine.poll(handles[1])
+        assert ranks[0].engine.failure_cause == ranks[1].engine.failure_cause
+        with pytest.raises(AbortedError, match="bad batch"):
+            ranks[1].start(ALLREDUCE, "later", np.ones(1), np.ones(1))
+        ranks[1].engine.publish_failure("raised ValueError: another")
+        assert "another" not in ranks[1].engine.failure_cause
 
 
 def test_a_failure_right_after_a_small_allreduce():

@@ -279,8 +279,9 @@ HVDLITE_API void hvdlite_arena_destroy(hvdlite_arena* arena);
 /* A copy that leaves nothing of `to` in the caches, for large memory that nobody reads soon. They do not overlap. */
 HVDLITE_API void hvdlite_stream_copy(void* to, const void* from, int64_t bytes);
 
-/* Failures. publish tells all peers why this rank is about to end (its exception text) and waits, at most the linger time,
- * until they know. The first cause this rank knows is copied as text; empty if none. */
+/* Failures. publish tells all peers why this rank is about to end (its exception text), ends all that this rank has in flight
+ * with the same text (HVDLITE_E_ABORTED), and waits, at most the linger time, until the peers know. The first cause this rank
+ * knows is copied as text; empty if none. */
 HVDLITE_API int hvdlite_publish_failure(hvdlite_engine* engine, const char* cause);
 HVDLITE_API const char* hvdlite_failure_cause(hvdlite_engine* engine);
 /* The last operations of this rank as lines of text; free with hvdlite_free. */
