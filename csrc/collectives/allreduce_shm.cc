@@ -52,6 +52,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/cache_line.h"
 #include "base/error.h"
 #include "collectives/algorithms.h"
 #include "collectives/chunking.h"
@@ -62,8 +63,6 @@
 namespace hvdlite::collectives {
 
 namespace {
-
-constexpr std::size_t kCacheLine = 64;
 
 // Parts that follow each other in memory are one.
 std::vector<AllreducePart> merged(const std::vector<AllreducePart>& parts, std::size_t element) {
@@ -328,7 +327,7 @@ std::unique_ptr<Collective> allreduce_shm(Comm comm, AllreduceArgs args, const T
   const std::size_t tile_bytes = comm.shared()->tile_bytes();
   const bool direct = members > 1 && bytes <= direct_bytes(tile_bytes);
   Cut cut{count, 0, static_cast<std::size_t>(members),
-          std::max<std::size_t>(kCacheLine / element, 1)};
+          std::max<std::size_t>(base::kCacheLine / element, 1)};
   const std::size_t lines = pipelined_tile(bytes, tile_bytes) / (cut.grain * element);
   cut.tiles = pieces_in(count, lines * cut.grain);
   return std::make_unique<AllreduceTiles>(std::move(comm), tuning, reducer, std::move(parts), cut,

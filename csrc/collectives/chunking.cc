@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "base/cache_line.h"
+
 namespace hvdlite::collectives {
 
 Range part_of(std::size_t count, std::size_t parts, std::size_t index, std::size_t grain) {
@@ -17,9 +19,8 @@ Range part_of(std::size_t count, std::size_t parts, std::size_t index, std::size
 }
 
 std::size_t alignment_grain(std::size_t count, int ranks, std::size_t element_bytes) {
-  constexpr std::size_t kCacheLine = 64;
   constexpr std::size_t kLinesEach = 16;  // below this, rounding to lines would unbalance the parts
-  const std::size_t line = std::max<std::size_t>(kCacheLine / element_bytes, 1);
+  const std::size_t line = std::max<std::size_t>(base::kCacheLine / element_bytes, 1);
   return count / static_cast<std::size_t>(ranks) >= kLinesEach * line ? line : 1;
 }
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/cache_line.h"
+
 namespace hvdlite::collectives {
 
 namespace {
@@ -161,7 +163,8 @@ std::byte* DirectLane::place(const Range& piece) const {
 
 DirectReduction::DirectReduction(DirectJob job)
     : job_(std::move(job)),
-      slot_bytes_(Staging::round_up(job_.pieces.largest() * job_.reducer.contribution_bytes())),
+      slot_bytes_(
+          base::round_up_to_cache_lines(job_.pieces.largest() * job_.reducer.contribution_bytes())),
       contributions_(job_.cache, static_cast<std::size_t>(job_.lanes),
                      static_cast<std::size_t>(job_.comm.size() - 1) * slot_bytes_),
       partials_(job_.cache, static_cast<std::size_t>(job_.lanes),

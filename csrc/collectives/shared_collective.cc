@@ -6,6 +6,7 @@
 #include <typeinfo>
 #include <utility>
 
+#include "base/cache_line.h"
 #include "base/error.h"
 #include "base/thread.h"
 #include "collectives/chunking.h"
@@ -16,8 +17,6 @@ namespace hvdlite::collectives {
 namespace {
 
 using transport::WindowFlags;
-
-constexpr std::size_t kCacheLine = 64;
 
 }  // namespace
 
@@ -212,7 +211,7 @@ std::size_t pipelined_tile(std::size_t bytes, std::size_t tile_bytes) {
 
 Lanes::Lanes(std::size_t bytes, int members, std::size_t element_bytes) {
   const std::size_t share = bytes / static_cast<std::size_t>(members);
-  const std::size_t grain = share >= kCacheLine ? kCacheLine : element_bytes;
+  const std::size_t grain = share >= base::kCacheLine ? base::kCacheLine : element_bytes;
   bytes_ = share / grain * grain;
   HVD_CHECK(bytes_ > 0);
 }

@@ -11,6 +11,7 @@
 #include <new>
 #include <utility>
 
+#include "base/cache_line.h"
 #include "base/error.h"
 
 namespace hvdlite::collectives {
@@ -37,7 +38,7 @@ class StagingCache {
       if (block.bytes >= bytes && (best == nullptr || block.bytes < best->bytes)) best = &block;
     }
     if (best != nullptr) return std::exchange(*best, {});
-    return {static_cast<std::byte*>(::operator new(bytes, kCacheLine)), bytes};
+    return {static_cast<std::byte*>(::operator new(bytes, kAlignment)), bytes};
   }
 
   // Keeps it if it is of a reasonable size and some place is free or holds a smaller one.
@@ -51,21 +52,19 @@ class StagingCache {
   }
 
  private:
-  static constexpr std::align_val_t kCacheLine{64};
+  static constexpr std::align_val_t kAlignment{base::kCacheLine};
   static constexpr std::size_t kLargestKept = std::size_t{8} << 20;
 
-  static void release(const Block& block) { ::operator delete(block.memory, kCacheLine); }
+  static void release(const Block& block) { ::operator delete(block.memory, kAlignment); }
 
   std::array<Block, 8> kept_;  // at most 64 MiB, usually a few
 };
 
 class Staging {
  public:
-  static constexpr std::size_t round_up(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
-
   // Room for `pieces` calls of take(), each good for `bytes`.
   Staging(std::shared_ptr<StagingCache> cache, std::size_t pieces, std::size_t bytes)
-      : cache_(std::move(cache)), stride_(round_up(bytes)) {
+      : cache_(std::move(cache)), stride_(base::round_up_to_cache_lines(bytes)) {
     if (pieces * stride_ > 0) block_ = cache_->take(pieces * stride_);
   }
   Staging(const Staging&) = delete;

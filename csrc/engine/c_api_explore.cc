@@ -14,6 +14,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "base/cache_line.h"
 #include "base/error.h"
 #include "engine/c_api.h"
 #include "engine/ledger.h"
@@ -100,8 +101,8 @@ class Explorer {
   }
 
  private:
-  struct alignas(64) Line {
-    std::byte bytes[64];
+  struct alignas(base::kCacheLine) Line {
+    std::byte bytes[base::kCacheLine];
   };
   struct Snapshot {
     State state;

@@ -8,13 +8,12 @@
 #include <string>
 #include <utility>
 
+#include "base/cache_line.h"
 #include "base/error.h"
 #include "base/thread.h"
 
 namespace hvdlite::engine {
 namespace {
-
-constexpr std::size_t round_to_line(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 // A key of 0 marks an empty cell.
 constexpr std::uint64_t as_key(std::uint64_t hash) { return hash != 0 ? hash : 1; }
@@ -32,14 +31,15 @@ constexpr int kTriesBeforeYield = 64;
 
 // What is written often lies on lines of its own.
 struct Ledger::Header {
-  alignas(64) std::atomic<std::uint32_t> serial;  // of the ledger that uses this memory
+  alignas(
+      base::kCacheLine) std::atomic<std::uint32_t> serial;  // of the ledger that uses this memory
   std::uint64_t first_sequence;
-  alignas(64) std::atomic<std::uint32_t> locked;
+  alignas(base::kCacheLine) std::atomic<std::uint32_t> locked;
   // These two change only with the lock.
   std::atomic<std::uint32_t> open;
-  std::uint32_t used;                           // cells
-  alignas(64) std::atomic<std::uint64_t> tail;  // entries that may be read
-  struct alignas(64) Position {
+  std::uint32_t used;                                         // cells
+  alignas(base::kCacheLine) std::atomic<std::uint64_t> tail;  // entries that may be read
+  struct alignas(base::kCacheLine) Position {
     std::atomic<std::uint64_t> read;  // entries that this member has read
   } positions[kMaxMembers];
 };
@@ -54,15 +54,16 @@ struct Ledger::Cell {
 };
 
 std::size_t Ledger::bytes(Capacity capacity) {
-  return sizeof(Header) + round_to_line(capacity.entries * sizeof(Entry)) +
-         round_to_line(capacity.cells * sizeof(Cell));
+  return sizeof(Header) + base::round_up_to_cache_lines(capacity.entries * sizeof(Entry)) +
+         base::round_up_to_cache_lines(capacity.cells * sizeof(Cell));
 }
 
 Ledger::Ledger(std::byte* memory, Capacity capacity, int members, int index, std::uint32_t serial)
     : header_(reinterpret_cast<Header*>(memory)),
       entries_(reinterpret_cast<Entry*>(memory + sizeof(Header))),
-      cells_(reinterpret_cast<Cell*>(memory + sizeof(Header) +
-                                     round_to_line(capacity.entries * sizeof(Entry)))),
+      cells_(
+          reinterpret_cast<Cell*>(memory + sizeof(Header) +
+                                  base::round_up_to_cache_lines(capacity.entries * sizeof(Entry)))),
       capacity_(capacity),
       index_(index),
       everyone_(members == kMaxMembers ? ~std::uint64_t{0} : (std::uint64_t{1} << members) - 1),

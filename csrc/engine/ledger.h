@@ -31,8 +31,8 @@
 // Nobody withdraws in any other way: a member that announced does what the log says. tests/unit/test_ledger.py walks through every
 // interleaving of small cases.
 //
-// A member that dies while it holds the lock stops the others' announcements, not the others: they try again later, and
-// meanwhile find out that it died.
+// A member that dies, or fails, while it holds the lock stops the others' announcements, not the others: they try again later,
+// and meanwhile find out. What it had appended in this hold is never seen.
 //
 // Thread: each member's object by the holder of that rank's progress token. Owns: nothing but its place in the log.
 // Blocks: never. Throws: Error(Internal) if what it reads in the shared memory cannot be.

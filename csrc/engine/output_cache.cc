@@ -7,13 +7,15 @@
 #include <cstdlib>
 #include <new>
 
+#include "base/cache_line.h"
 #include "base/thread.h"
 
 namespace hvdlite::engine {
 namespace {
 
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
-constexpr std::size_t kAlignment = 64;    // frameworks copy what is not aligned to a cache line
+constexpr std::size_t kAlignment =
+    base::kCacheLine;                     // frameworks copy what is not aligned to a cache line
 constexpr int kTriesForTheLock = 10'000;  // a hundred times what anybody holds it for
 
 // Page-aligned memory; from a huge page on it begins with one, which makes the first touch up to 500 times rarer.

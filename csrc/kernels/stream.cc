@@ -5,6 +5,8 @@
 #include <cstring>
 #include <iterator>
 
+#include "base/cache_line.h"
+
 #if HVDLITE_X86_KERNELS
 #include <emmintrin.h>
 #endif
@@ -13,22 +15,18 @@ namespace hvdlite::kernels {
 
 #if HVDLITE_X86_KERNELS
 
-namespace {
-
-constexpr std::size_t kLine = 64;
-
-}  // namespace
+using base::kCacheLine;
 
 void stream_copy(void* out, const void* in, std::size_t bytes) {
   auto* to = static_cast<std::byte*>(out);
   const auto* from = static_cast<const std::byte*>(in);
   // Whole lines only: a part of one would be written by itself, with a load of the rest.
-  const std::size_t gap = (~reinterpret_cast<std::uintptr_t>(to) + 1) % kLine;
+  const std::size_t gap = (~reinterpret_cast<std::uintptr_t>(to) + 1) % kCacheLine;
   const std::size_t head = std::min(gap, bytes);
   std::memcpy(to, from, head);
   std::size_t i = head;
-  for (; i + kLine <= bytes; i += kLine) {
-    __m128i line[kLine / sizeof(__m128i)];
+  for (; i + kCacheLine <= bytes; i += kCacheLine) {
+    __m128i line[kCacheLine / sizeof(__m128i)];
     for (std::size_t k = 0; k < std::size(line); ++k) {
       line[k] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i) + k);
     }

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/cache_line.h"
 #include "base/error.h"
 
 namespace hvdlite::transport {
@@ -29,9 +30,9 @@ struct flock byte_of(int local_rank) {
 }  // namespace
 
 // One rank's part, on cache lines of its own.
-struct alignas(64) ControlPage::Slot {
+struct alignas(base::kCacheLine) ControlPage::Slot {
   Bell bell;
-  alignas(64) std::atomic<std::uint32_t> state;
+  alignas(base::kCacheLine) std::atomic<std::uint32_t> state;
   base::CpuSet cpus;
   char cause[kCauseBytes];
 };

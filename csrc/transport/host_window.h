@@ -16,6 +16,7 @@
 #include <memory>
 #include <utility>
 
+#include "base/cache_line.h"
 #include "transport/result_memory.h"
 
 namespace hvdlite::transport {
@@ -25,18 +26,19 @@ struct WindowFlags {
   static constexpr std::size_t kInlineBytes = 48;
 
   // A line that carries a small payload together with the news that it is there.
-  struct alignas(64) Inline {
+  struct alignas(base::kCacheLine) Inline {
     std::atomic<std::uint64_t> arrived;
     std::atomic<std::uint64_t> done;  // as the field below, at the time of arrival
     std::byte payload[kInlineBytes];
   };
 
-  alignas(64) std::atomic<std::uint64_t> arrived;  // tiles whose contribution is in place
-  std::atomic<std::uint64_t> reduced;              // tiles whose own slice is reduced and in place
-  std::atomic<std::uint64_t> done;                 // tiles that this rank has finished with
+  alignas(
+      base::kCacheLine) std::atomic<std::uint64_t> arrived;  // tiles whose contribution is in place
+  std::atomic<std::uint64_t> reduced;  // tiles whose own slice is reduced and in place
+  std::atomic<std::uint64_t> done;     // tiles that this rank has finished with
   Inline small[2];
   // Where in this rank's ResultMemory the result lies of the operation that begins with tile t, plus 1, in t & 1; 0: elsewhere.
-  alignas(64) std::atomic<std::uint64_t> result[2];
+  alignas(base::kCacheLine) std::atomic<std::uint64_t> result[2];
 };
 static_assert(sizeof(WindowFlags) == 256);
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
@@ -46,9 +48,9 @@ struct WindowHead {
   static constexpr std::size_t kTileClasses = 6;
 
   // Ranks that have left process sets that used it, since the beginning: tells the next set when the last one has left.
-  alignas(64) std::atomic<std::uint64_t> departures;
+  alignas(base::kCacheLine) std::atomic<std::uint64_t> departures;
   // Which stores write tiles, by their class (collectives/tile_stores.h). Written by the set's first member.
-  alignas(64) std::atomic<std::uint64_t> tile_stores[kTileClasses];
+  alignas(base::kCacheLine) std::atomic<std::uint64_t> tile_stores[kTileClasses];
 };
 
 class HostWindow {

@@ -1,0 +1,14 @@
+// What the processor moves between memory and its caches at once, on all that hvdlite runs on.
+#pragma once
+
+#include <cstddef>
+
+namespace hvdlite::base {
+
+inline constexpr std::size_t kCacheLine = 64;  // bytes
+
+constexpr std::size_t round_up_to_cache_lines(std::size_t bytes) {
+  return (bytes + kCacheLine - 1) / kCacheLine * kCacheLine;
+}
+
+}  // namespace hvdlite::base
