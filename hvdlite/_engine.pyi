@@ -132,10 +132,19 @@ class Engine:
         """Submits one request, a tuple as for submit_many, and waits for it as wait does.
 
         If its memory may be in use after an exception, keep(memory, handle, code) is called first: with the handle if a
-        signal left the operation in flight, or with 0 and the code of the failure.
+        signal left the operation in flight, or with 0 and the code of the failure, also where the caller's stream could not be
+        put after the operation.
         """
-    def connect(self, plain_of: Callable[[Any], Plain | None], keep: Callable[[Any, int, int], None]) -> None:
-        """Makes the three functions below work: what they have to know of types, and `keep` as in run."""
+    def connect(
+        self,
+        plain_of: Callable[[Any], Plain | None],
+        keep: Callable[[Any, int, int], None],
+        handle_type: type[Any] | None = None,
+    ) -> None:
+        """Makes the functions below work: what they have to know of types, `keep` as in run, and the type of handles.
+
+        That is derived from HandleState; without one nothing is started.
+        """
     def allreduce_now(
         self,
         tensor: Any,
@@ -163,13 +172,38 @@ class Engine:
         postscale_factor: float,
         process_set: ProcessSet,
         in_place: bool,
-        new_handle: Callable[[Engine, Any, Any, bool], Any],
     ) -> Any:
         """Starts the same without waiting: the operation's handle, or None.
 
-        Before anything is submitted, new_handle(engine, output, tensor, in_place) makes the handle, which keeps both tensors
-        until the operation has ended and then tells the framework of one that was written to. Its ``_numbers`` become a tuple
-        of the operation's number.
+        The handle is made, without its __init__, before anything is submitted, and then is told the operation's number. It
+        keeps both tensors until the operation has ended; its only `_finish` gives the output, after telling the framework of a
+        tensor that was written to.
+        """
+    def start_allreduces(
+        self,
+        tensors: Sequence[Any],
+        name: str | None,
+        op: int,
+        prescale_factor: float,
+        postscale_factor: float,
+        process_set: ProcessSet,
+        in_place: bool,
+        wake: bool,
+    ) -> Any:
+        """Starts those of a list or tuple as one group, of this name, and returns one handle; or None.
+
+        wake: as in submit_many.
+        """
+    def land(self, handle: Any, limit: float) -> Any:
+        """Waits for the operations of a handle from the two above, for so many seconds at most.
+
+        Returns:
+            The output, or a list of a group's, and the handle has the outcomes, so that a caller who is interrupted just then
+            loses nothing. Or NotImplemented, and nothing has changed: the handle is another one, its operations were waited
+            for, one failed, or it has several and there is a limit.
+
+        Raises:
+            TimeoutError: the time is over; nothing has changed.
         """
     def broadcast_now(self, tensor: Any, root_rank: int, name: str | None, process_set: ProcessSet, in_place: bool) -> Any:
         """The same of a broadcast."""
@@ -205,10 +239,12 @@ class Engine:
         handle: int,
         limit: float = float("inf"),
         streams: Sequence[int] = (),
+        place: int = ...,
     ) -> None:
         """Waits as wait does, and adds to the list what that returns, or the failure that it raises.
 
-        No signal handler runs between that and the handle's release: an exception leaves the operation in flight.
+        Does nothing if another thread has put the outcome at that place in the list. No signal
+        handler runs between that and the handle's release: an exception leaves the operation in flight.
         """
     def wait_many(self, handles: Sequence[int], outcomes: list[int | HvdliteError], streams: Sequence[int] = ()) -> bool:
         """Waits for all operations behind these handles and releases them, in the same way.
@@ -296,6 +332,9 @@ def test_fold(
     divisor: int = 1,
 ) -> None: ...
 
+class HandleState:
+    """The members of `hvdlite.handles.Handle`. It is derived from: calls _leave if let go with operations in flight."""
+
 class GradientState:
     """The state of one parameter's gradient (hvdlite.torch.slots.Slot)."""
 
@@ -355,8 +394,10 @@ class Sent:
 class Gatherer:
     """Finds out where the gradients of a bucket are, of one whose gradients are usually all reduced where they are."""
 
-    def __init__(self, slots: list[Any], type: type, plain: Plain | None, dtype: Any, strided: Any, code: int) -> None:
-        """plain: of tensors of this type; dtype, strided: torch's; code: the engine's dtype."""
+    def __init__(
+        self, slots: list[Any], type: type, plain: Plain | None, dtype: Any, strided: Any, device: Any, code: int
+    ) -> None:
+        """plain: of tensors of this type; dtype, strided, device: torch's; code: the engine's dtype."""
     def gather(self) -> Sent | None:
         """What to send, if all gradients can be reduced where they are; otherwise None."""
 

@@ -159,11 +159,12 @@ def _horovod_log_level(text: str) -> str:
 
 
 def _algorithm(collective: str, names: str) -> Knob:
+    sized = ", and by the size where they send messages" if collective in ("allreduce", "reducescatter", "broadcast") else ""
     return Knob(
         f"{collective}_algorithm",
         "choice",
         "auto",
-        f"Forces one algorithm for every {collective}; auto lets the size decide.",
+        f"Forces one algorithm for every {collective}; auto goes by where the ranks are{sized}.",
         choices=("auto", *names.split()),
     )
 
@@ -231,8 +232,8 @@ KNOBS: tuple[Knob, ...] = (
         "remote_message_bytes",
         "bytes",
         32 << 10,
-        "The same between hosts: MPI sends messages up to some size (over TCP Open MPI's limit is 64 KiB) without asking the "
-        "receiver first, which would take two more latencies.",
+        "The largest single MPI message between hosts: MPI sends messages up to some size (over TCP Open MPI's limit is 64 "
+        "KiB) without asking the receiver first, which would take two more latencies.",
         low=1,
     ),
     Knob(
@@ -278,7 +279,7 @@ KNOBS: tuple[Knob, ...] = (
         "stall_check_disable",
         "bool",
         False,
-        "Switches both off: no rank is warned of, and none is given up.",
+        "Switches the stall check off: no rank is warned of, and none is given up.",
         horovod="HOROVOD_STALL_CHECK_DISABLE",
         from_horovod=_horovod_bool,
         must_agree=False,
@@ -346,6 +347,14 @@ KNOBS: tuple[Knob, ...] = (
         "Sends float16 and bfloat16 as float32 through NCCL, which otherwise rounds each partial sum to 16 bits.",
     ),
     Knob(
+        "tensorflow_gpu_streams",
+        "bool",
+        False,
+        "Reduces TensorFlow's tensors on GPUs where they are, in the order of TensorFlow's own stream, if a test shows that it "
+        "can be found; otherwise, and without this knob, they go through host memory.",
+        native=False,
+    ),
+    Knob(
         "check_finite",
         "bool",
         False,
@@ -403,7 +412,7 @@ KNOBS: tuple[Knob, ...] = (
         "autotune_seconds",
         "float",
         30.0,
-        "About how long init() then measures.",
+        "About how long init() measures if HVDLITE_AUTOTUNE is set.",
         unit="seconds",
         low=1,
         native=False,
@@ -475,7 +484,8 @@ KNOBS: tuple[Knob, ...] = (
         "deterministic",
         "bool",
         False,
-        "Uses only algorithms whose bits do not depend on how tensors were fused, so runs repeat exactly.",
+        "Uses only algorithms whose bits do not depend on how tensors were fused, so sums in host memory repeat exactly from "
+        "run to run. It does not reach NCCL.",
     ),
     Knob(
         "dynamic_process_sets",
@@ -565,13 +575,13 @@ _NO_SPARK = "there are no Spark estimators; start the job with mpirun"
 # Variables of Horovod that mean nothing here, with the reason (or what to use).
 MEANINGLESS: Mapping[str, str] = {
     "HOROVOD_HIERARCHICAL_ALLREDUCE": f"{_BY_TOPOLOGY}; HVDLITE_ALLREDUCE_ALGORITHM forces one",
-    "HOROVOD_HIERARCHICAL_ALLGATHER": _BY_TOPOLOGY,
+    "HOROVOD_HIERARCHICAL_ALLGATHER": "allgather exchanges messages between all ranks of several hosts",
     "HOROVOD_TORUS_ALLREDUCE": _BY_TOPOLOGY,
     "HOROVOD_BATCH_D2D_MEMCOPIES": "the tensors of a fused operation on GPUs are always packed in one launch",
-    "HOROVOD_NUM_NCCL_STREAMS": "each process set has one stream, in which NCCL takes as much of the GPU as it likes",
-    "HOROVOD_DISABLE_GROUP_FUSION": "a group is always fused together",
+    "HOROVOD_NUM_NCCL_STREAMS": "each process set has one stream for NCCL, in which that takes as much of the GPU as it likes",
+    "HOROVOD_DISABLE_GROUP_FUSION": "a group is fused with nothing else, in pieces of at most HVDLITE_FUSION_THRESHOLD",
     "HOROVOD_ENABLE_ASYNC_COMPLETION": "an operation on GPUs is over once it is in a stream, and nobody waits for the GPU",
-    "HOROVOD_ENABLE_XLA_OPS": "there are no XLA operations",
+    "HOROVOD_ENABLE_XLA_OPS": "allreduce works under XLA without it",
     "HOROVOD_ADASUM_MPI_CHUNK_SIZE": "HVDLITE_MESSAGE_SPLIT_BYTES bounds the messages of all operations",
     "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE": "nothing is measured while a job trains",
     "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES": _NO_MODEL,

@@ -1,7 +1,8 @@
 """Where NVIDIA's libraries may be: in this process already, in NVIDIA's wheels, in a CUDA toolkit, on the system.
 
-The engine opens the first that it can, at the first use of a GPU; here only places are found, and nothing is imported or
-loaded. The copy in the process comes first: what a framework has loaded is what it was made for.
+The engine opens the first that it can, at the first use of a GPU, of compilers one whose code the driver takes; here only
+places are found, and nothing is imported or loaded. The copy in the process comes first: what a framework has loaded is what
+it was made for.
 """
 
 import sys
@@ -15,7 +16,8 @@ from hvdlite.config import Config
 __all__ = ["kernel_cache", "nccl_libraries", "nvrtc_libraries", "resolve"]
 
 _NCCL = "libnccl.so.2"
-# Newest first. The compiler of CUDA 11.2 is that of all later versions 11, too.
+# Newest first; the engine puts those behind that are of a later CUDA than the driver. The compiler of CUDA 11.2 is that of all
+# later versions 11, too.
 _NVRTC = ("libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11.2")
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from hvdlite.backends import Exported, TensorBackend
@@ -11,7 +12,7 @@ from hvdlite.runtime import RUNTIME
 if TYPE_CHECKING:
     from hvdlite._engine import Engine, Result
 
-__all__ = ["Finish", "Handle", "OnGpu", "poll", "synchronize"]
+__all__ = ["Finish", "Handle", "OnGpu", "native_type", "poll", "synchronize"]
 
 # Makes an ended operation's output. It holds the operation's tensors, and so keeps them alive.
 Finish = Callable[["Result"], Any]
@@ -29,9 +30,25 @@ class Handle:
 
     On a GPU an operation has ended when its work was handed to the GPU. `synchronize` does not wait for the GPU: it puts the
     caller's current stream after that work, and the stream of the submission, in whose order the memory is used again.
+
+    The members are those of a native class, which `native_type` adds: the engine makes most handles itself
+    (``start_allreduce``), without `__init__`, and ends their operations (``land``).
     """
 
-    __slots__ = ("__weakref__", "_engine", "_error", "_finish", "_grouped", "_numbers", "_on_gpu", "_outcomes")
+    if not TYPE_CHECKING:
+        __slots__ = ()  # the members are there only in the native type
+    _engine: "Engine"
+    _numbers: Sequence[int]
+    _outcomes: "Sequence[Result | HvdliteError]"  # of those waited for, in order
+    _finish: Sequence[Finish] | None  # None: done with
+    _on_gpu: Sequence[OnGpu]  # of each number, or nothing where all are in host memory
+    _error: HvdliteError | None
+    _grouped: bool
+
+    def __new__(cls, *_arguments: object) -> "Handle":
+        """A handle of the native type."""
+        kind = native_type()
+        return kind.__new__(kind)
 
     def __init__(
         self,
@@ -43,12 +60,11 @@ class Handle:
     ) -> None:
         self._engine = engine
         self._numbers = numbers
-        # Of those waited for, in order; a list when it is needed, since a program may hold many handles.
-        self._outcomes: Sequence[Result | HvdliteError] = ()
-        self._finish: Sequence[Finish] | None = finish  # None: done with
+        self._outcomes = ()  # a list when it is needed, since a program may hold many handles
+        self._finish = finish
         self._grouped = grouped
-        self._on_gpu = on_gpu  # of each number, or nothing where all are in host memory
-        self._error: HvdliteError | None = None
+        self._on_gpu = on_gpu
+        self._error = None
 
     def poll(self) -> bool:
         """Has the operation ended, well or badly? True as well once it was synchronised."""
@@ -73,6 +89,11 @@ class Handle:
             HorovodInternalError: the operation failed otherwise; the text starts with the first cause.
             TimeoutError: the time is over; the operation stays in flight, and the handle may be waited for again.
         """
+        if RUNTIME.engine is self._engine:
+            output = self._engine.land(self, timeout)
+            if output is not NotImplemented:
+                self._finish, self._outcomes = None, ()
+                return output
         if self._error is not None:
             raise self._error
         finish = self._finish
@@ -87,7 +108,7 @@ class Handle:
             self._check_alive()
             for place in range(len(outcomes), len(numbers)):
                 streams = self._streams(place) if self._on_gpu else ()
-                self._engine.wait_into(outcomes, numbers[place], limit=timeout, streams=streams)
+                self._engine.wait_into(outcomes, numbers[place], limit=timeout, streams=streams, place=place)
         for outcome in outcomes:
             if isinstance(outcome, HvdliteError):
                 RUNTIME.keep_after(outcome, finish)
@@ -96,7 +117,7 @@ class Handle:
             self._finish, self._outcomes = None, ()
             raise self._error
         if self._grouped:
-            output: Any = [make(outcome) for make, outcome in zip(finish, outcomes, strict=True)]
+            output = [make(outcome) for make, outcome in zip(finish, outcomes, strict=True)]
         else:
             output = finish[0](outcomes[0])
         self._finish, self._outcomes = None, ()
@@ -136,15 +157,25 @@ class Handle:
         state = "in flight" if self._in_flight() else "ended"
         return f"<hvdlite.Handle {int(self)}, {state}>"
 
-    def __del__(self) -> None:
-        numbers = self._in_flight() if hasattr(self, "_error") else ()  # not there if __init__ has not come to its end
-        if not numbers:
-            return
+    def _leave(self) -> None:
+        """Called where the handle is let go with operations in flight: the runtime keeps their memory until they end."""
+        numbers = self._in_flight()
         if not self._on_gpu:
             RUNTIME.park(self._engine, numbers, self._finish)
             return
         for number, place in zip(numbers, self._on_gpu[len(self._outcomes) :], strict=True):
             RUNTIME.park(self._engine, [number], self._finish, () if place is None else (place[1].stream,))
+
+
+@cache
+def native_type() -> type[Handle]:
+    """The type of all handles. Loads the native module, which importing hvdlite does not."""
+    from hvdlite._engine import HandleState
+
+    class NativeHandle(HandleState, Handle):
+        __slots__ = ("__weakref__",)
+
+    return NativeHandle
 
 
 def poll(handle: Handle) -> bool:

@@ -19,6 +19,7 @@ from hvdlite.config import Config
 from hvdlite.errors import (
     ErrorCode,
     HvdliteError,
+    InvalidArgumentError,
     NotInitializedError,
     OperationTimeoutError,
     PeerLostError,
@@ -146,8 +147,9 @@ class Runtime:
         self.engine = load_native().Engine.create_mpi(shim, mpi._addressof(chosen), knobs.to_native(gpu.resolve(config)))
         self.engine.make_current()
         from hvdlite.backends import plain_of
+        from hvdlite.handles import native_type
 
-        self.engine.connect(plain_of, self.keep_unfinished)
+        self.engine.connect(plain_of, self.keep_unfinished, native_type())
         self.topology = Topology(*self.engine.topology)
         if chosen.size > 1:
             self._watchdog = watchdog.start(self.engine)
@@ -342,7 +344,11 @@ class Runtime:
             memory: what keeps it.
             streams: the CUDA streams in whose order memory on a GPU is used again when it is let go.
         """
-        if not self.forked:
+        if self.forked:
+            return
+        if engine is not self.engine and engine.failure_cause:
+            self._kept.append(memory)  # as `stop` keeps what was parked until then
+        else:
             self.parked.append((engine, list(numbers), memory, streams))
 
     def keep_after(self, error: HvdliteError, memory: object) -> None:
@@ -361,11 +367,11 @@ class Runtime:
         """Lets go of parked memory whose operations have ended."""
         for entry in tuple(self.parked):
             engine, numbers, memory, streams = entry
-            if engine is self.engine and not all(map(engine.poll, numbers)):
-                continue
             try:
+                if engine is self.engine and not all(map(engine.poll, numbers)):
+                    continue
                 self.parked.remove(entry)  # only now: Ctrl-C may raise anywhere here
-            except ValueError:  # another thread sweeps too
+            except (InvalidArgumentError, ValueError):  # another thread sweeps too, and has let go of it
                 continue
             if engine is not self.engine:
                 continue  # its operations ended with it

@@ -105,21 +105,12 @@ def start_reduce(
     """Submits an allreduce that nobody waits for yet, by the short way where it can."""
     engine = RUNTIME.engine
     if engine is not None and not RUNTIME.parked:
-        started: Handle | None = engine.start_allreduce(
-            tensor, average, name, op, prescale, postscale, process_set, in_place, _new_handle
-        )
+        started: Handle | None = engine.start_allreduce(tensor, average, name, op, prescale, postscale, process_set, in_place)
         if started is not None:
             return started
     op = resolve_op(op, average)
     handle: Handle = reduce(tensor, name, op, prescale, postscale, process_set, in_place, blocking=False)
     return handle
-
-
-def _new_handle(engine: "Engine", output: Any, tensor: Any, in_place: bool) -> Handle:
-    step: Finish = partial(_made, output, tensor)
-    if in_place:
-        step = partial(_written, backend_of(tensor), tensor, tensor, None)
-    return Handle(engine, (), (step,), False)
 
 
 def reduce_group(
@@ -132,7 +123,12 @@ def reduce_group(
     in_place: bool,
     blocking: bool,
 ) -> Any:
-    """Submits a group of allreduces."""
+    """Submits a group of allreduces, by the short way where it can."""
+    short = RUNTIME.engine
+    if short is not None and not RUNTIME.parked:
+        started = short.start_allreduces(tensors, name, op, prescale, postscale, process_set, in_place, not blocking)
+        if started is not None:
+            return started.synchronize() if blocking else started
     engine, set_id = enter(Kind.ALLREDUCE, process_set)
     call = (Kind.ALLREDUCE, name, set_id)
     parts = [_same_shape(engine, call, tensor, in_place) for tensor in tensors]

@@ -37,7 +37,8 @@ class Stats:
             for allgather, alltoall and reducescatter, 1 for broadcast. Tiny allreduces whose data travel with the agreement
             have none.
         sent_bytes: that this rank sent as messages; what ranks of a host exchange in shared memory is none.
-        control_messages: of the negotiation, sent by this rank; ranks of one host need none.
+        control_messages: of the negotiation, sent by this rank. Up to 64 ranks that are all on one host need none for
+            allreduce, broadcast, reducescatter and barrier, but do for allgather, alltoall and join.
         control_bytes: their size.
         agreed_in_memory: operations that were agreed on without messages.
         negotiating_seconds: an operation was submitted here and not agreed on, be it that this rank gathered a batch or that

@@ -25,13 +25,13 @@
 // communication operations in MPICH (IJHPCA 19, 2005); segmenting uneven parts as in Traff et al.,
 // A simple, pipelined algorithm for large, irregular all-gather problems (IJHPCA 24, 2010).
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "base/error.h"
 #include "collectives/algorithms.h"
 #include "collectives/chunking.h"
 #include "collectives/in_flight.h"
+#include "kernels/stream.h"
 
 namespace hvdlite::collectives {
 
@@ -127,7 +127,7 @@ class AllgathervRing final : public Collective {
     copied_ = true;
     std::byte* const mine = place(comm_.rank());
     if (input_ != mine && size_of(comm_.rank()) > 0) {
-      std::memcpy(mine, input_, size_of(comm_.rank()));
+      kernels::plain_copy(mine, input_, size_of(comm_.rank()));
     }
   }
 

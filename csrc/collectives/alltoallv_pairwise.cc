@@ -24,7 +24,6 @@
 //
 // Source: the pairwise exchange in Thakur, Rabenseifner and Gropp, Optimization of collective
 // communication operations in MPICH (IJHPCA 19, 2005), section 4.4.
-#include <cstring>
 #include <utility>
 #include <vector>
 
@@ -32,6 +31,7 @@
 #include "collectives/algorithms.h"
 #include "collectives/chunking.h"
 #include "collectives/in_flight.h"
+#include "kernels/stream.h"
 
 namespace hvdlite::collectives {
 
@@ -86,7 +86,8 @@ class AlltoallvPairwise final : public Collective {
     copied_ = true;
     const std::size_t own = own_rank();
     if (send_sizes_[own] == 0) return;
-    std::memcpy(output_ + recv_offsets_[own], input_ + send_offsets_[own], send_sizes_[own]);
+    kernels::plain_copy(output_ + recv_offsets_[own], input_ + send_offsets_[own],
+                        send_sizes_[own]);
   }
 
   Comm comm_;

@@ -1,8 +1,9 @@
 #include "collectives/host_stages.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
+
+#include "kernels/stream.h"
 
 namespace hvdlite::collectives {
 
@@ -117,7 +118,7 @@ void HostPublish::drain(std::size_t tile) {
     cursors_[static_cast<std::size_t>(owner)].walk(
         range, [&](const void*, void* output, std::size_t offset, std::size_t n) {
           if (output == nullptr) return;
-          std::memcpy(output, from + offset * result_bytes_, n * result_bytes_);
+          kernels::plain_copy(output, from + offset * result_bytes_, n * result_bytes_);
         });
   }
   if ((tile + 1) % tiles_per_round_ == 0) ++job_.done.published;

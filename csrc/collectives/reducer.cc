@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "kernels/stream.h"
 
 namespace hvdlite::collectives {
 
@@ -109,7 +110,7 @@ void Reducer::finish(void* result, const void* partial, std::size_t n) const {
   if (!nothing_to_do_) {
     kernels_->store(result, partial, n, reduction_.postscale, reduction_.divisor);
   } else if (result != partial && n > 0) {
-    std::memcpy(result, partial, n * result_bytes_);
+    kernels::plain_copy(result, partial, n * result_bytes_);
   }
 }
 

@@ -14,11 +14,7 @@
 
 namespace hvdlite::collectives {
 
-namespace {
-
 using transport::WindowFlags;
-
-}  // namespace
 
 SharedCollective::SharedCollective(Comm comm, const Tuning& tuning)
     : comm_(std::move(comm)),

@@ -1,7 +1,13 @@
 #include "device/buffers.h"
 
+#include <algorithm>
+#include <atomic>
 #include <bit>
+#include <cstdint>
+#include <exception>
+#include <map>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -18,6 +24,8 @@ namespace {
 constexpr std::size_t kSmallest = 512;
 constexpr std::size_t kPage = std::size_t{2} << 20;  // what the driver gets from the GPU at once
 constexpr base::microseconds kPatience{1'000'000};
+// Where memory is short, for what is being freed; then a rank that waits for another fails instead of waiting for ever.
+constexpr base::microseconds kShortPatience{10'000'000};
 constexpr base::microseconds kNap{100};
 
 // Small ones share powers of two, large ones waste at most a page of the GPU.
@@ -26,31 +34,95 @@ std::size_t capacity_for(std::size_t bytes) {
   return bytes < kPage ? std::bit_ceil(bytes) : (bytes + kPage - 1) / kPage * kPage;
 }
 
+// Has the GPU come to it? One that failed uses nothing any more.
+bool has_come(const EventPtr& event) {
+  try {
+    return !event || event->finished();
+  } catch (const Error&) {
+    return true;
+  }
+}
+
+// What is to be freed, and the thread that does it, which ends when nothing is left.
+class Freeing : public std::enable_shared_from_this<Freeing> {
+ public:
+  explicit Freeing(BufferPool::Kind kind) : kind_(kind) {}
+
+  // Makes room for so many, so that adding them cannot fail.
+  void reserve(std::size_t more) {
+    const std::lock_guard lock(mutex_);
+    doomed_.reserve(doomed_.size() + more);
+  }
+  void add(const GpuPtr& gpu, void* data) noexcept {
+    const std::lock_guard lock(mutex_);
+    doomed_.push_back(data);
+    if (running_) return;
+    try {
+      // `gpu = gpu`: what [gpu] copies would be const, not be moved on, and live until the thread's state goes, after run().
+      std::thread([self = shared_from_this(), gpu = gpu]() mutable {
+        base::name_this_thread("hvdlite-free");
+        self->run(std::move(gpu));
+      }).detach();
+      running_ = true;
+    } catch (const std::exception&) {
+      // There is no thread to be had now; the next that is to be freed tries again.
+    }
+  }
+  bool is_idle() const {
+    const std::lock_guard lock(mutex_);
+    return doomed_.empty() && !running_;
+  }
+
+ private:
+  void run(GpuPtr gpu) noexcept {
+    for (;;) {
+      void* data = nullptr;
+      {
+        const std::lock_guard lock(mutex_);
+        if (doomed_.empty()) {
+          gpu.reset();  // who sees that this is idle may count on it
+          running_ = false;
+          return;
+        }
+        data = doomed_.back();
+        doomed_.pop_back();
+      }
+      gpu->clean_up([&](const cuda::Functions& call) {
+        if (kind_ == BufferPool::Kind::kPinned) {
+          call.MemFreeHost(data);
+        } else {
+          call.MemFree(reinterpret_cast<std::uintptr_t>(data));
+        }
+      });
+    }
+  }
+
+  const BufferPool::Kind kind_;
+  mutable std::mutex mutex_;
+  std::vector<void*> doomed_;
+  bool running_ = false;
+};
+
 }  // namespace
 
 Buffer::Buffer(Buffer&& other) noexcept
     : home_(std::move(other.home_)),
       data_(std::exchange(other.data_, nullptr)),
       capacity_(std::exchange(other.capacity_, 0)),
-      free_after_(std::move(other.free_after_)) {}
+      free_after_(std::move(other.free_after_)),
+      lent_(std::exchange(other.lent_, false)) {}
 
 Buffer& Buffer::operator=(Buffer&& other) noexcept {
   std::swap(home_, other.home_);
   std::swap(data_, other.data_);
   std::swap(capacity_, other.capacity_);
   std::swap(free_after_, other.free_after_);
+  std::swap(lent_, other.lent_);
   return *this;
 }
 
 Buffer::~Buffer() {
   if (data_ != nullptr) home_->give_back(*this);
-}
-
-void Buffer::abandon() {
-  data_ = nullptr;
-  capacity_ = 0;
-  free_after_.reset();
-  home_.reset();
 }
 
 // What a pool keeps, oldest first.
@@ -59,38 +131,49 @@ struct BufferPool::State {
     void* data;
     std::size_t capacity;
     EventPtr free_after;
-    // Does nobody use it any more? A GPU that failed uses nothing.
-    bool idle() const {
-      try {
-        return !free_after || free_after->finished();
-      } catch (const Error&) {
-        return true;
-      }
-    }
+    std::vector<EventPtr> also_after;
+    // Does nobody use it any more?
+    bool idle() const { return has_come(free_after) && std::ranges::all_of(also_after, has_come); }
   };
-  GpuPtr gpu;
-  Kind kind;
-  std::size_t keep_bytes;
+  struct Lent {
+    std::size_t capacity;
+    std::vector<EventPtr> events;  // of operations on it, without those that are done
+  };
+  State(GpuPtr of, Kind what, std::size_t keep)
+      : gpu(std::move(of)),
+        kind(what),
+        keep_bytes(keep),
+        freeing(std::make_shared<Freeing>(what)) {}
+
+  const GpuPtr gpu;
+  const Kind kind;
+  const std::size_t keep_bytes;
+  const std::shared_ptr<Freeing> freeing;
   std::mutex mutex;
   std::vector<Kept> kept;
   std::size_t kept_bytes = 0;
-  std::size_t allocated = 0;  // buffers in existence
+  std::size_t allocated = 0;  // buffers in existence that nobody has given up
   bool closed = false;
+  std::map<std::uintptr_t, Lent> lent;  // by address
+  std::atomic<std::size_t> num_lent{0};
 
-  std::vector<Kept>::iterator find(std::size_t wanted);
-  void take(std::vector<Kept>::iterator from, cuda::Stream stream, Buffer* buffer);
-  void allocate(std::size_t capacity, Buffer* buffer);
+  std::vector<Kept>::iterator find(std::size_t wanted, std::size_t most);
+  bool reuse(std::size_t wanted, std::size_t most, cuda::Stream stream, Buffer* buffer);
+  void allocate(std::size_t capacity, cuda::Stream stream, Buffer* buffer);
   cuda::Result try_allocate(std::size_t capacity, void** data) const;
-  void free(void* data) const noexcept;
+  bool free_all();
+  std::string why_none(std::size_t capacity, cuda::Result result) const;
+  void count_one();
   void trim(std::size_t limit) noexcept;
 };
 
-// The smallest that is large enough and not twice as large; of equal ones the first that is idle, or else the oldest.
-std::vector<BufferPool::State::Kept>::iterator BufferPool::State::find(std::size_t wanted) {
+// The smallest that is large enough and not too large; of equal ones the first that is idle, or else the oldest.
+std::vector<BufferPool::State::Kept>::iterator BufferPool::State::find(std::size_t wanted,
+                                                                       std::size_t most) {
   auto best = kept.end();
   bool best_idle = false;
   for (auto candidate = kept.begin(); candidate != kept.end(); ++candidate) {
-    if (candidate->capacity < wanted || candidate->capacity / 2 > wanted) continue;
+    if (candidate->capacity < wanted || candidate->capacity > most) continue;
     if (best != kept.end()) {
       if (candidate->capacity > best->capacity) continue;
       if (candidate->capacity == best->capacity && best_idle) continue;
@@ -104,13 +187,20 @@ std::vector<BufferPool::State::Kept>::iterator BufferPool::State::find(std::size
   return best;
 }
 
-void BufferPool::State::take(std::vector<Kept>::iterator from, cuda::Stream stream,
-                             Buffer* buffer) {
-  if (kind == Kind::kDevice && from->free_after) from->free_after->order(stream);
+bool BufferPool::State::reuse(std::size_t wanted, std::size_t most, cuda::Stream stream,
+                              Buffer* buffer) {
+  const std::lock_guard lock(mutex);
+  const auto from = find(wanted, most);
+  if (from == kept.end()) return false;
+  if (kind == Kind::kDevice) {
+    if (from->free_after) from->free_after->order(stream);
+    for (const EventPtr& event : from->also_after) event->order(stream);
+  }
   buffer->data_ = from->data;
   buffer->capacity_ = from->capacity;
   kept_bytes -= from->capacity;
   kept.erase(from);
+  return true;
 }
 
 cuda::Result BufferPool::State::try_allocate(std::size_t capacity, void** data) const {
@@ -123,48 +213,73 @@ cuda::Result BufferPool::State::try_allocate(std::size_t capacity, void** data) 
   return result;
 }
 
-void BufferPool::State::allocate(std::size_t capacity, Buffer* buffer) {
-  kept.reserve(allocated + 1);  // so that nothing can fail when it comes back
-  const Current current(*gpu);
-  void* data = nullptr;
-  cuda::Result result = try_allocate(capacity, &data);
-  if (result == cuda::kOutOfMemory && !kept.empty()) {
-    trim(0);
-    result = try_allocate(capacity, &data);
-  }
-  if (result != cuda::kSuccess) {
-    const bool pinned = kind == Kind::kPinned;
-    throw Error(
-        ErrorCode::kSystem,
-        "no " + std::to_string(capacity >> 10) + " KiB of " +
-            (pinned ? "page-locked host memory for copies from and to GPU " : "memory on GPU ") +
-            std::to_string(gpu->ordinal()) + " (" + gpu->name() +
-            "): " + gpu->driver().describe(result, pinned ? "cuMemHostAlloc" : "cuMemAlloc") +
-            "; leave the engine some, or set HVDLITE_FUSION_THRESHOLD lower");
-  }
+// One more, for which nothing can fail when it comes back.
+void BufferPool::State::count_one() {
+  const std::lock_guard lock(mutex);
+  kept.reserve(allocated + 1);
+  freeing->reserve(allocated + 1);
   ++allocated;
-  buffer->data_ = data;
-  buffer->capacity_ = capacity;
 }
 
-void BufferPool::State::free(void* data) const noexcept {
-  gpu->clean_up([&](const cuda::Functions& call) {
-    if (kind == Kind::kPinned) {
-      call.MemFreeHost(data);
-    } else {
-      call.MemFree(reinterpret_cast<std::uintptr_t>(data));
+void BufferPool::State::allocate(std::size_t capacity, cuda::Stream stream, Buffer* buffer) {
+  count_one();
+  void* data = nullptr;
+  cuda::Result result = cuda::kSuccess;
+  try {
+    const Current current(*gpu);
+    const bool was_freeing = !freeing->is_idle();
+    result = try_allocate(capacity, &data);
+    if (result == cuda::kOutOfMemory && !reuse(capacity, SIZE_MAX, stream, buffer)) {
+      if (free_all() || was_freeing) result = try_allocate(capacity, &data);
     }
-  });
+  } catch (const Error&) {
+    const std::lock_guard lock(mutex);
+    --allocated;
+    throw;
+  }
+  if (result == cuda::kSuccess) {
+    buffer->data_ = data;
+    buffer->capacity_ = capacity;
+    return;
+  }
+  {
+    const std::lock_guard lock(mutex);
+    --allocated;
+  }
+  if (!*buffer) throw Error(ErrorCode::kSystem, why_none(capacity, result));
 }
 
-// Frees the oldest until `limit` is kept; what the GPU still uses stays, since freeing it would wait.
+// Memory is short, so all goes that is kept and idle, and is waited for without a lock. False: there was nothing to free.
+bool BufferPool::State::free_all() {
+  bool any = false;
+  {
+    const std::lock_guard lock(mutex);
+    const std::size_t before = allocated;
+    trim(0);
+    any = allocated < before || !freeing->is_idle();
+  }
+  const base::Clock::time_point limit = base::Clock::now() + kShortPatience;
+  while (!freeing->is_idle() && base::Clock::now() < limit) std::this_thread::sleep_for(kNap);
+  return any;
+}
+
+std::string BufferPool::State::why_none(std::size_t capacity, cuda::Result result) const {
+  const bool pinned = kind == Kind::kPinned;
+  return "no " + std::to_string(capacity >> 10) + " KiB of " +
+         (pinned ? "page-locked host memory for copies from and to GPU " : "memory on GPU ") +
+         std::to_string(gpu->ordinal()) + " (" + gpu->name() +
+         "): " + gpu->driver().describe(result, pinned ? "cuMemHostAlloc" : "cuMemAlloc") +
+         "; leave the engine some, or set HVDLITE_FUSION_THRESHOLD lower";
+}
+
+// Gives up the oldest until `limit` is kept; what the GPU still uses stays.
 void BufferPool::State::trim(std::size_t limit) noexcept {
   auto end = kept.begin();
   for (auto one = kept.begin(); one != kept.end(); ++one) {
     if (kept_bytes > limit && one->idle()) {
       kept_bytes -= one->capacity;
       --allocated;
-      free(one->data);
+      freeing->add(gpu, one->data);
     } else {
       if (end != one) *end = std::move(*one);
       ++end;
@@ -174,32 +289,70 @@ void BufferPool::State::trim(std::size_t limit) noexcept {
 }
 
 BufferPool::BufferPool(GpuPtr gpu, Kind kind, std::size_t keep_bytes)
-    : state_(std::make_unique<State>()) {
-  state_->gpu = std::move(gpu);
-  state_->kind = kind;
-  state_->keep_bytes = keep_bytes;
-}
+    : state_(std::make_unique<State>(std::move(gpu), kind, keep_bytes)) {}
 
 BufferPool::~BufferPool() { close(); }
 
 Buffer BufferPool::get(std::size_t bytes, cuda::Stream stream) {
   const std::size_t wanted = capacity_for(bytes);
   Buffer buffer;
-  const std::lock_guard lock(state_->mutex);
-  const auto found = state_->find(wanted);
-  if (found != state_->kept.end()) {
-    state_->take(found, stream, &buffer);
-  } else {
-    state_->allocate(wanted, &buffer);
+  if (!state_->reuse(wanted, 2 * wanted + 1, stream, &buffer)) {
+    state_->allocate(wanted, stream, &buffer);
   }
   buffer.home_ = shared_from_this();
   return buffer;
 }
 
+void Buffer::abandon() {
+  if (lent_ && home_->state_->gpu->in_own_process()) {
+    const std::lock_guard lock(home_->state_->mutex);
+    home_->take_lent(data_);
+  }
+  lent_ = false;
+  data_ = nullptr;
+  capacity_ = 0;
+  free_after_.reset();
+  home_.reset();
+}
+
+void Buffer::lend() {
+  BufferPool::State& state = *home_->state_;
+  const std::lock_guard lock(state.mutex);
+  state.lent[reinterpret_cast<std::uintptr_t>(data_)] = {capacity_, {}};
+  state.num_lent = state.lent.size();
+  lent_ = true;
+}
+
+void BufferPool::used(const void* address, const EventPtr& event) {
+  if (address == nullptr || state_->num_lent == 0) return;
+  const auto at = reinterpret_cast<std::uintptr_t>(address);
+  const std::lock_guard lock(state_->mutex);
+  auto found = state_->lent.upper_bound(at);
+  if (found == state_->lent.begin()) return;
+  --found;
+  if (at - found->first >= found->second.capacity) return;
+  std::vector<EventPtr>& events = found->second.events;
+  if (!events.empty() && events.back() == event) return;
+  std::erase_if(events, has_come);
+  events.push_back(event);
+}
+
+std::vector<EventPtr> BufferPool::take_lent(const void* data) noexcept {
+  const auto found = state_->lent.find(reinterpret_cast<std::uintptr_t>(data));
+  if (found == state_->lent.end()) return {};
+  std::vector<EventPtr> events = std::move(found->second.events);
+  state_->lent.erase(found);
+  state_->num_lent = state_->lent.size();
+  return events;
+}
+
 void BufferPool::give_back(Buffer& buffer) noexcept {
   if (!state_->gpu->in_own_process()) return;  // the lock may be held for ever
   const std::lock_guard lock(state_->mutex);
-  state_->kept.push_back({buffer.data_, buffer.capacity_, std::move(buffer.free_after_)});
+  std::vector<EventPtr> also;
+  if (buffer.lent_) also = take_lent(buffer.data_);
+  state_->kept.push_back(
+      {buffer.data_, buffer.capacity_, std::move(buffer.free_after_), std::move(also)});
   state_->kept_bytes += buffer.capacity_;
   const std::size_t limit = state_->closed ? 0 : state_->keep_bytes;
   if (state_->kept_bytes > limit) state_->trim(limit);
@@ -213,7 +366,7 @@ void BufferPool::close() {
       const std::lock_guard lock(state_->mutex);
       state_->closed = true;
       state_->trim(0);
-      if (state_->kept.empty()) return;
+      if (state_->kept.empty() && state_->freeing->is_idle()) return;
     }
     if (base::Clock::now() > limit) return;
     std::this_thread::sleep_for(kNap);

@@ -1,6 +1,10 @@
 // Recycled memory of a GPU, and of the host for copies to and from it (page-locked).
-// Thread: any; one lock. Owns: what came back. Blocks: where the driver does (a fresh allocation may wait for the GPU).
-// Throws: Error(System) if the machine has not got the memory.
+// Thread: any; one lock, under which nothing waits. Owns: what came back; while something is to be freed, a thread that does it.
+// Blocks: where the driver does (a fresh allocation may wait for the GPU), and for memory that is being freed where there is no
+// other. Throws: Error(System) if the machine has not got the memory.
+//
+// The driver frees memory when all that the GPU was given has come to its end, kernels that wait for other ranks included; and
+// these may wait for what the freeing thread would have done next. So nobody but that one thread ever frees.
 //
 // A device buffer goes back with the event after which it is free: its next user's stream is ordered after that event, so the
 // memory is handed on without the host ever waiting. Page-locked memory is handed on once its event, if it has one, has come.
@@ -9,6 +13,7 @@
 #include <cstddef>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "device/gpu.h"
 
@@ -26,6 +31,8 @@ class Buffer {
   std::size_t capacity() const { return capacity_; }
   explicit operator bool() const { return data_ != nullptr; }
   void free_after(EventPtr event) { free_after_ = std::move(event); }
+  // A caller works with its address from now on: it is free after the operations that BufferPool::used is told of, too.
+  void lend();
   // Never freed: somebody may still write to it.
   void abandon();
 
@@ -35,6 +42,7 @@ class Buffer {
   void* data_ = nullptr;
   std::size_t capacity_ = 0;
   EventPtr free_after_;
+  bool lent_ = false;
 };
 
 // Always held by a shared_ptr: buffers keep theirs alive.
@@ -46,6 +54,8 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
   ~BufferPool();
   // At least `bytes` bytes, aligned to 256, uninitialised; usable in `stream` (of a pinned buffer: at once, by the host).
   Buffer get(std::size_t bytes, cuda::Stream stream);
+  // Operations that end with this event read or write at this address. That is kept if memory is lent there.
+  void used(const void* address, const EventPtr& event);
   // Frees what is kept, and from now on what comes back. What the GPU still uses is waited for, a second at most, and then left.
   void close();
 
@@ -53,6 +63,7 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
   friend class Buffer;
   struct State;
   void give_back(Buffer& buffer) noexcept;
+  std::vector<EventPtr> take_lent(const void* data) noexcept;
   std::unique_ptr<State> state_;
 };
 

@@ -84,6 +84,7 @@ inline constexpr int kCaptureModeRelaxed = 2;
   X(StreamDestroy, "cuStreamDestroy_v2", Result(Stream stream))                                    \
   X(StreamWaitEvent, "cuStreamWaitEvent", Result(Stream stream, Event event, unsigned flags))      \
   X(StreamSynchronize, "cuStreamSynchronize", Result(Stream stream))                               \
+  X(StreamQuery, "cuStreamQuery", Result(Stream stream))                                           \
   X(StreamIsCapturing, "cuStreamIsCapturing", Result(Stream stream, int* status))                  \
   X(ThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode", Result(int* mode))       \
   X(EventCreate, "cuEventCreate", Result(Event* event, unsigned flags))                            \

@@ -169,6 +169,14 @@ void Gpu::fill(void* to, unsigned char value, std::size_t bytes, cuda::Stream st
   driver_->check(call().MemsetD8Async(address_of(to), value, bytes, stream), "cuMemsetD8Async");
 }
 
+bool Gpu::is_idle(cuda::Stream stream) const {
+  const Current current(*this);
+  const cuda::Result result = call().StreamQuery(stream);
+  if (result == cuda::kNotReady) return false;
+  driver_->check(result, "cuStreamQuery");
+  return true;
+}
+
 int gpu_of_address(const Driver& driver, const void* address) {
   // Page-locked host memory has an ordinal, too: the type tells.
   unsigned type = 0;

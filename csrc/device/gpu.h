@@ -91,6 +91,8 @@ class Gpu : public std::enable_shared_from_this<Gpu> {
   EventPtr record(cuda::Stream stream) const;
   void copy(void* to, const void* from, std::size_t bytes, cuda::Stream stream) const;
   void fill(void* to, unsigned char value, std::size_t bytes, cuda::Stream stream) const;
+  // Has the stream nothing left to do?
+  bool is_idle(cuda::Stream stream) const;
 
   // For destructors: is this the process that may call CUDA (not one forked from it)?
   bool in_own_process() const noexcept;

@@ -1,9 +1,12 @@
 #include "device/kernel_module.h"
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <optional>
+#include <string_view>
 #include <utility>
 
 #include "base/error.h"
@@ -35,6 +38,19 @@ std::string file_name(int compute_capability, std::uint64_t key) {
   std::snprintf(name.data(), name.size(), "fusion-sm_%d-%016llx.kernels", compute_capability,
                 static_cast<unsigned long long>(key));
   return name.data();
+}
+
+// The major version of the CUDA that a library is of, by the end of its name: 12 for libnvrtc.so.12. 0: it does not say.
+int major_of(const std::string& path) {
+  constexpr std::string_view kEnd = ".so.";
+  const std::size_t end = path.rfind(kEnd);
+  return end == std::string::npos ? 0 : std::atoi(path.c_str() + end + kEnd.size());
+}
+
+Candidates by_fitness(Candidates candidates, int driver_major) {
+  std::ranges::stable_partition(
+      candidates, [&](const std::string& path) { return major_of(path) <= driver_major; });
+  return candidates;
 }
 
 }  // namespace
@@ -80,8 +96,25 @@ bool KernelModule::load(const void* image, std::string* problem) {
 }
 
 void KernelModule::compile(const KernelSource& source) {
+  std::string problems;
+  for (const std::string& candidate : by_fitness(source.nvrtc, gpu_->driver().version() / 1000)) {
+    if (!loads(candidate)) continue;
+    try {
+      compile_by(Nvrtc(Candidates{candidate}), source);
+      return;
+    } catch (const Error& error) {
+      const std::string problem = error.what();
+      if (problems.find(problem) != std::string::npos) continue;  // the same library again
+      problems += (problems.empty() ? "" : "; and then: ") + problem;
+    }
+  }
+  // Where none can be loaded, the attempt says what was tried.
+  if (problems.empty()) return compile_by(Nvrtc(source.nvrtc), source);
+  throw Error(ErrorCode::kUnsupported, problems);
+}
+
+void KernelModule::compile_by(const Nvrtc& nvrtc, const KernelSource& source) {
   const int capability = gpu_->compute_capability();
-  const Nvrtc nvrtc(source.nvrtc);
   const std::uint64_t key = cache_key(nvrtc.version(), capability);
   const std::string name = file_name(capability, key);
   const KernelCache cache(source.cache_folder, source.log);

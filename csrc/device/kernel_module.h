@@ -1,5 +1,6 @@
 // The fusion kernels, loaded on one GPU: the built-in image if the driver takes it, else what an earlier process compiled, else
-// what NVRTC compiles now.
+// what NVRTC compiles now. Of several NVRTCs those go first that are not of a later CUDA than the driver, which takes no images of
+// such; and where one fails, or makes what the driver does not take, the next is tried.
 // Thread: any. Owns: the loaded module. Blocks: compiling takes seconds. Throws: Error(Unsupported) if there is no way; its text
 // has every way that was tried, and why it failed.
 #pragma once
@@ -18,6 +19,8 @@ struct KernelSource {
   base::Logger log = {};
 };
 
+class Nvrtc;
+
 class KernelModule {
  public:
   KernelModule(GpuPtr gpu, const KernelSource& source);
@@ -33,6 +36,7 @@ class KernelModule {
   bool load(const void* image, std::string* problem);
   void compile_or_explain(const KernelSource& source, const std::string& problem);
   void compile(const KernelSource& source);
+  void compile_by(const Nvrtc& nvrtc, const KernelSource& source);
 
   const GpuPtr gpu_;
   cuda::Module module_ = nullptr;

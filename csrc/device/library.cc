@@ -2,6 +2,8 @@
 
 #include <dlfcn.h>
 
+#include <utility>
+
 #include "base/error.h"
 
 namespace hvdlite::device {
@@ -14,6 +16,19 @@ namespace {
 std::string why_not() {
   const char* text = dlerror();
   return text != nullptr ? text : "no reason given";
+}
+
+struct Opened {
+  std::string path;
+  void* handle;
+};
+
+Opened open(const std::string& candidate) {
+  const bool only_if_loaded = candidate.front() == '+';
+  std::string path = only_if_loaded ? candidate.substr(1) : candidate;
+  void* const handle =
+      dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | (only_if_loaded ? RTLD_NOLOAD : 0));
+  return {std::move(path), handle};
 }
 
 }  // namespace
@@ -29,15 +44,18 @@ Candidates parse_candidates(std::string_view text) {
   return candidates;
 }
 
+bool loads(const std::string& candidate) { return open(candidate).handle != nullptr; }
+
 Library::Library(const char* what, const Candidates& candidates, const char* knob) : what_(what) {
   std::string tried;
   for (const std::string& candidate : candidates) {
-    const bool only_if_loaded = candidate.front() == '+';
-    path_ = only_if_loaded ? candidate.substr(1) : candidate;
-    handle_ = dlopen(path_.c_str(), RTLD_NOW | RTLD_LOCAL | (only_if_loaded ? RTLD_NOLOAD : 0));
+    Opened opened = open(candidate);
+    path_ = std::move(opened.path);
+    handle_ = opened.handle;
     if (handle_ != nullptr) return;
     const std::string why = why_not();
-    tried += "\n  " + path_ + ": " + (only_if_loaded ? "not in this process so far" : why);
+    tried +=
+        "\n  " + path_ + ": " + (candidate.front() == '+' ? "not in this process so far" : why);
   }
   throw Error(ErrorCode::kUnsupported,
               std::string(what) + " cannot be loaded; " + knob + " says where to look" +

@@ -15,6 +15,9 @@ using Candidates = std::vector<std::string>;
 // As the knobs give them: separated by colons; empty ones do not count.
 Candidates parse_candidates(std::string_view text);
 
+// Can it be loaded, and is it now?
+bool loads(const std::string& candidate);
+
 class Library {
  public:
   // knob: the variable that says where to look, for the error's text.

@@ -101,6 +101,13 @@ const Entry* Accord::only_one() const {
                                                        : nullptr;
 }
 
+void Accord::divert_no_more(std::vector<std::uint64_t> decided) {
+  if (to_divert.empty()) return;
+  std::ranges::sort(decided);
+  std::erase_if(to_divert,
+                [&](std::uint64_t key) { return std::ranges::binary_search(decided, key); });
+}
+
 std::vector<Entry> Accord::take(std::uint64_t key) {
   auto found = announced_.extract(key);
   return found.empty() ? std::vector<Entry>() : std::move(found.mapped());

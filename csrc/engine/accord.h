@@ -85,8 +85,10 @@ class Accord {
 
   // Response lists whose place in the log has not been reached.
   std::deque<ResponseList> lists;
-  // The coordinator's: keys it has begun to count, and whether the ledger has to be closed.
+  // The coordinator's: keys it has begun to count and not decided, and whether the ledger has to be closed.
   std::vector<std::uint64_t> to_divert;
+  // These keys are decided. What would still be diverted of them nobody would ever take out of the table again.
+  void divert_no_more(std::vector<std::uint64_t> decided);
   bool to_close = false;
   // Verdicts, and when they are carried out: until then what was in the ledger has arrived in messages.
   std::vector<std::pair<base::Clock::time_point, Verdict>> verdicts;

@@ -33,7 +33,7 @@ bool may_ride(const ProcessSet& set, const Request& request) {
   const std::size_t bytes = request.bytes();
   return request.kind == base::OpKind::kAllreduce && !request.absent &&
          request.op != base::ReduceOp::kAdasum && !request.on_gpu() && request.arena == 0 &&
-         bytes > 0 && bytes <= set.channel->riding_bytes();
+         bytes > 0 && bytes <= set.shared.channel->riding_bytes();
 }
 
 std::vector<std::uint64_t> keys_of(const std::vector<RequestPtr>& requests) {
@@ -76,7 +76,7 @@ bool Cycle::announce_join(ProcessSet& set) {
 // A ledger begins when the last users of its memory have left. Before, everything goes through messages.
 bool Cycle::open_ledger(ProcessSet& set) {
   Accord& accord = *set.accord;
-  if (!set.channel->is_free()) return go_by_message(set, accord.take_all());
+  if (!set.shared.channel->is_free()) return go_by_message(set, accord.take_all());
   if (set.coordinator) {
     accord.ledger().create(set.coordinator->sequence(), keys_of(set.coordinator->open()));
     wake_members(set);
@@ -154,19 +154,19 @@ bool Cycle::put_payload(ProcessSet& set) {
   if (entry == nullptr) return false;
   const Request& request = *entry->request;
   if (!may_ride(set, request) || !accord.payload_is_free()) return false;
-  std::memcpy(set.channel->riding(set.channel->index(), accord.payload_number()), entry->input,
-              request.bytes());
+  std::memcpy(set.shared.channel->riding(set.shared.channel->index(), accord.payload_number()),
+              entry->input, request.bytes());
   return true;
 }
 
 // All members' payloads are there: adds them in rank order, as the algorithms do, and ends the operation.
 void Cycle::finish_riding(const ProcessSet& set, Entry& entry) {
   const Request& request = *entry.request;
-  const int members = set.channel->size();
+  const int members = set.shared.channel->size();
   std::array<const void*, Ledger::kMaxMembers> inputs = {};
   for (int member = 0; member < members; ++member) {
     inputs[static_cast<std::size_t>(member)] =
-        set.channel->riding(member, set.accord->payload_number());
+        set.shared.channel->riding(member, set.accord->payload_number());
   }
   const bool moves = request.bytes() > kTinyBytes;
   if (moves) shared_.reached({&entry, 1}, FlightRecorder::Stage::kStarted);

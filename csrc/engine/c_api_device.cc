@@ -1,10 +1,14 @@
-// The part of the C ABI that asks what GPU support there is, without an engine.
+// The part of the C ABI about GPUs that needs no engine.
+
+#include <memory>
 
 #include "device/driver.h"
+#include "device/gpu.h"
 #include "device/nccl.h"
 #include "engine/c_api.h"
 
 using hvdlite::device::Driver;
+using hvdlite::device::Gpu;
 using hvdlite::device::Nccl;
 using hvdlite::device::parse_candidates;
 using hvdlite::engine::guarded;
@@ -23,5 +27,20 @@ int hvdlite_nccl_version(const char* nccl_library, int32_t* version) {
   return guarded([&] {
     require(nccl_library != nullptr, "no place to look for NCCL");
     *version = Nccl(parse_candidates(nccl_library)).version();
+  });
+}
+
+int hvdlite_gpu_read(const char* cuda_library, const void* from, void* to, size_t bytes,
+                     void* stream, int* busy) {
+  return guarded([&] {
+    require(cuda_library != nullptr, "no place to look for the CUDA driver");
+    const auto driver = std::make_shared<const Driver>(parse_candidates(cuda_library));
+    const int ordinal = hvdlite::device::gpu_of_address(*driver, from);
+    require(ordinal >= 0, "the memory is not a GPU's");
+    const auto gpu = std::make_shared<const Gpu>(driver, ordinal);
+    const auto in = static_cast<hvdlite::device::cuda::Stream>(stream);
+    *busy = gpu->is_idle(in) ? 0 : 1;
+    gpu->copy(to, from, bytes, in);
+    gpu->record(in)->synchronize();
   });
 }

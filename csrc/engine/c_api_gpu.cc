@@ -7,6 +7,7 @@ using hvdlite::engine::guarded;
 
 namespace hvdlite::engine {
 
+// The operations on it are known to its pool; what its user has done besides is in order with the legacy default stream.
 void take_back(hvdlite_block& block) noexcept {
   try {
     block.gpu_memory.free_after(block.gpu->record(nullptr));

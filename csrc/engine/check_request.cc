@@ -3,7 +3,10 @@
 
 #include <algorithm>
 #include <bit>
+#include <cinttypes>
 #include <cmath>
+#include <cstdint>
+#include <cstdio>
 #include <numeric>
 
 #include "engine/engine.h"
@@ -169,6 +172,21 @@ void check_process_set_ranks(Request& request, const SetDirectory& sets, int wor
   }
 }
 
+// A GPU that reads across the border of a number fails for good, and NCCL does not look. A complex one is two of its parts.
+void check_alignment(const Request& request, const void* memory) {
+  const bool reduces = request.kind == OpKind::kAllreduce || request.kind == OpKind::kReducescatter;
+  if (!reduces) return;  // others move bytes
+  const bool is_complex = request.dtype == DType::kComplex64 || request.dtype == DType::kComplex128;
+  const std::size_t unit = base::size_of(request.dtype) / (is_complex ? 2 : 1);
+  const auto address = reinterpret_cast<std::uintptr_t>(memory);
+  if (address % unit == 0) return;
+  char text[32];
+  std::snprintf(text, sizeof(text), "0x%" PRIxPTR, address);
+  refuse(request, "its memory on GPU " + std::to_string(request.device) + " begins at " + text +
+                      ", which is no multiple of the " + std::to_string(unit) +
+                      " bytes of its numbers, so the GPU cannot reduce it; give a copy of it");
+}
+
 }  // namespace
 
 void Engine::check_memory(const Request& request, const void* input, const void* output) {
@@ -181,6 +199,8 @@ void Engine::check_memory(const Request& request, const void* input, const void*
   }
   if (out && output == nullptr) refuse(request, "no output memory was given");
   if (!request.on_gpu()) return;
+  if (!request.absent) check_alignment(request, input);
+  if (output != input) check_alignment(request, output);
   if (!request.absent) known_addresses_.check(shared_.devices, request, input);
   if (output != input) known_addresses_.check(shared_.devices, request, output);
 }

@@ -15,8 +15,11 @@ namespace {
 
 // Memory kept for fusion buffers, in fusion thresholds: enough for the operations usually in flight.
 constexpr std::size_t kPoolThresholds = 4;
-// Something could not be done because another rank was at it: soon again.
+// Something could not be done because another rank was at it: soon again, and then after this part of the time for which
+// nothing has happened. That rank may have been stopped, and each look costs some ten microseconds.
 constexpr base::microseconds kTryAgain{20};
+constexpr base::microseconds kTryAgainLater{10'000};
+constexpr int kLooksPerWait = 8;
 // Gradients of one step come closer together than this part of a cycle.
 constexpr int kPausesInCycle = 8;
 
@@ -120,7 +123,7 @@ Outlook Cycle::outlook() const {
     try_again = try_again || (set->accord && set->accord->try_again);
   }
   if (try_again) {
-    outlook.due = kTryAgain;
+    outlook.due = std::clamp(outlook.idle / kLooksPerWait, kTryAgain, kTryAgainLater);
   } else if (const auto due = shared_.queue.due(patience_)) {
     outlook.due = std::max(base::microseconds(1),
                            std::chrono::duration_cast<base::microseconds>(*due - Clock::now()));
@@ -242,13 +245,16 @@ bool Cycle::send_decisions(ProcessSet& set) {
   }
   list.last = set.coordinator->take_last();
   list.decisions = set.coordinator->collect();
-  if (list.in_ledger) {
+  if (set.accord) {
     std::vector<std::uint64_t> keys;
     for (const Decision& decision : list.decisions) {
       Accord::add_keys(*decision.response->request, keys);
     }
-    set.accord->ledger().append_list(set.coordinator->sequence(), keys);
-    set.accord->ledger().unlock();
+    if (list.in_ledger) {
+      set.accord->ledger().append_list(set.coordinator->sequence(), keys);
+      set.accord->ledger().unlock();
+    }
+    set.accord->divert_no_more(std::move(keys));
   }
   for (const int member : *set.members) {
     if (member != transport_.rank() && !left_.contains(member)) send(member, list);
@@ -350,6 +356,7 @@ void Cycle::execute(ProcessSet& set, FusedOp fused, std::vector<Entry> entries) 
   ++shared_.counters.fused_ops;
   shared_.usage.moves(fused.first().kind, payload_of(fused, entries), set.members->size());
   if (fused.first().arena != 0) ++shared_.counters.arena_ops;
+  if (fused.first().on_gpu()) share_staging_memory(set);
   executor_.enqueue(set, std::move(fused), std::move(entries));
 }
 

@@ -174,7 +174,9 @@ class Cycle {
   bool resume_removals();
   Entry take_held_removal(SetId set, const std::string& name);
   void insert_set(SetId id, std::vector<int> members);
-  void share_memory(ProcessSet& set);
+  const Region* share_memory(const ProcessSet& set, SharedRegions& shared);
+  void make_accord(ProcessSet& set, const Region& region);
+  void share_staging_memory(ProcessSet& set);
   std::shared_ptr<collectives::SharedChannel> take_region(const ProcessSet& set, Region& region);
   // All entries of this rank that the set has not agreed on.
   static std::vector<Entry> take_pending(ProcessSet& set);

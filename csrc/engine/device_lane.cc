@@ -55,7 +55,8 @@ std::unique_ptr<DeviceOperation> DeviceLane::make(Waiting next) {
                                            *set_, check_finite);
   }
   ++shared.counters.staged_ops;
-  collectives::Comm comm(context_.link.transport, set_->members, set_->index, next.tag, set_->id);
+  collectives::Comm comm(context_.link.transport, set_->members, set_->index, next.tag, set_->id,
+                         set_->shared.sharing());
   return std::make_unique<StagedOperation>(
       std::move(next.fused), std::move(next.entries), link_, std::move(comm),
       StagedOperation::Context{*set_, context_.pool, context_.link.selection, context_.watcher,
@@ -88,9 +89,13 @@ bool DeviceLane::start() {
 
 bool DeviceLane::step() {
   bool finished = false;
+  bool one_awaits = false;
   for (auto operation = running_.begin(); operation != running_.end();) {
     bool done = false;
-    naming((*operation)->first_request(), [&] { done = (*operation)->advance(); });
+    if (!one_awaits || !(*operation)->awaits_turn()) {
+      naming((*operation)->first_request(), [&] { done = (*operation)->advance(); });
+      one_awaits = one_awaits || (*operation)->awaits_turn();
+    }
     if (!done) {
       ++operation;
       continue;

@@ -3,6 +3,7 @@
 // the name of the operation in front; then park it.
 //
 // An operation starts when all before it have started and, if it goes through NCCL, the one before has handed all its calls over.
+// One that goes through host memory moves data there when all before it have begun to: members take turns in the memory they share.
 // It ends when its work is in the GPU's hands; the lane keeps its event until that is done, and asks NCCL meanwhile whether
 // anything has gone wrong. Operations on host memory of the same set are in another lane, and neither waits for the other.
 #pragma once

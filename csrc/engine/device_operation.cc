@@ -113,6 +113,10 @@ void DeviceOperation::hand_over(cuda::Stream stream) {
     if (entry.completion->output) {
       entry.completion->output->gpu_block.free_after(entry.completion->event);
     }
+    // Where these lie in memory that the engine has lent, it is free after this, too.
+    device::Device& of = is_foreign(entry) ? link_.device(entry.request->device) : *link_.home();
+    of.memory->used(entry.input, entry.completion->event);
+    of.memory->used(entry.output, entry.completion->event);
   }
   handed_over_.event = done;
   handed_over_.request = fused().parts.front().request;

@@ -36,6 +36,8 @@ class DeviceOperation : public Operation {
 
   void abandon() override;
   virtual bool is_nccl() const = 0;
+  // Has it still to begin what members begin in one order?
+  virtual bool awaits_turn() const { return false; }
   // Once it has finished; without an event if the GPU had nothing to do.
   HandedOver& handed_over() { return handed_over_; }
 

@@ -189,7 +189,7 @@ bool Engine::wait_for(const CompletionPtr& completion, Clock::time_point deadlin
   bool over = false;
   while (!completion->is_done() && !closed_.load(std::memory_order_acquire) && !over) {
     const std::uint32_t seen = shared_.event.value();
-    if (try_take_token()) {
+    if (!claimed() && try_take_token()) {
       drive(completion, deadline);
       drove = completion->is_done();
       if (drove) *ended = cycle_.moved_at();
@@ -233,23 +233,23 @@ void Engine::tell(std::vector<std::unique_ptr<Watcher>> watchers) {
   for (const auto& watcher : watchers) watcher->then(watcher->data);
 }
 
-// With the token: passes until the completion is done, or a watcher is to be told.
+// With the token: passes until the completion is done, a watcher is to be told, or somebody has more need of the token.
 void Engine::drive(const CompletionPtr& completion, Clock::time_point deadline) {
   Stillness still;
   while (completion->done.load(std::memory_order_acquire) == 0 && shared_.to_tell.empty() &&
-         pass_or_pause(&still, deadline, microseconds::max())) {
+         !claimed() && pass_or_pause(&still, deadline, microseconds::max())) {
   }
 }
 
 // With the token: one pass. If there was nothing to do a pause of at most limit, of a kind that depends on how long nothing has
-// moved: spin, yield, sleep. False once nothing has moved and the deadline is over. The clock is not read while things move.
+// moved: spin, yield, sleep. False once the deadline is over. While things move the cycle reads the clock, and nobody else.
 bool Engine::pass_or_pause(Stillness* still, Clock::time_point deadline, microseconds limit) {
   const std::uint32_t seen = still->sleeps ? transport_->listen() : 0;
   const bool thorough = still->sleeps || passes_++ % kPassesBetweenMessages == 0;
   if (cycle_.pass(true, thorough)) {
     if (still->sleeps) transport_->unlisten();
     *still = {};
-    return true;
+    return cycle_.moved_at() < deadline;
   }
   const Clock::time_point now = Clock::now();
   if (still->sleeps) {
@@ -362,12 +362,17 @@ void Engine::run() {
 
 // --- the end --------------------------------------------------------------------------------------------------------
 
+// Who drives gives the token away as it sees the claim: it is rung for, again and again, since it may have looked just before
+// it fell asleep. Nobody else takes it meanwhile but the engine thread, for a pass.
 void Engine::take_token_or_wait() {
-  while (!try_take_token()) {
+  claims_.fetch_add(1, std::memory_order_seq_cst);
+  for (;;) {
     const std::uint32_t seen = shared_.event.value();
+    if (try_take_token()) break;
     transport_->ring(transport_->rank());
     shared_.event.wait(seen, microseconds(1000));
   }
+  claims_.fetch_sub(1, std::memory_order_seq_cst);
 }
 
 // With the token.

@@ -4,7 +4,8 @@
 // Throws: Error as each function says.
 //
 // The progress token: whoever holds it drives the cycle. A caller that waits takes it and drives itself, so that a blocking
-// operation needs no thread switch; the engine thread takes it only while no caller waits.
+// operation needs no thread switch; the engine thread takes it only while no caller waits. Who fails or leaves claims it, and
+// is given it after the pass that is under way.
 #pragma once
 
 #include <atomic>
@@ -137,6 +138,7 @@ class Engine {
   void drive_until(bool (Engine::*done)(), double seconds);
   bool pass_or_pause(Stillness* still, base::Clock::time_point deadline, base::microseconds limit);
   void take_token_or_wait();
+  bool claimed() const { return claims_.load(std::memory_order_relaxed) > 0; }
   // A rank that has failed has nothing left to do and takes no leave.
   bool drained() { return shared_.failure.happened() || cycle_.drained(); }
   bool said_goodbye() { return shared_.failure.happened() || cycle_.say_goodbye(); }
@@ -158,7 +160,8 @@ class Engine {
 
   std::atomic<std::int64_t> arenas_created_{0};
   std::atomic<bool> token_{false};
-  std::uint32_t passes_ = 0;  // of callers that do not sleep; the token holder's
+  std::atomic<int> claims_{0};  // threads that wait for the token before all others
+  std::uint32_t passes_ = 0;    // of callers that do not sleep; the token holder's
   std::atomic<int> waiting_callers_{0};
   std::atomic<bool> stop_{false};
   std::atomic<bool> shut_down_{false};

@@ -5,7 +5,10 @@
 namespace hvdlite::engine {
 
 device::Buffer Engine::new_gpu_output(int gpu, std::size_t bytes, void* stream) {
-  return shared_.devices.device(gpu).memory->get(bytes, static_cast<device::cuda::Stream>(stream));
+  device::Buffer memory =
+      shared_.devices.device(gpu).memory->get(bytes, static_cast<device::cuda::Stream>(stream));
+  memory.lend();
+  return memory;
 }
 
 int Engine::gpu_of_address(const void* address) {

@@ -12,25 +12,18 @@ constexpr std::size_t kMaxRunningBytes = std::size_t{256} << 20;
 // Tag layout, from the low end: channel, operation number (modulo), process set.
 constexpr int kSetBits = 10;
 
-// Without the channels, which must go with the set.
-std::shared_ptr<ProcessSet> describe_members(const ProcessSet& set) {
+// The set as operations know it, with what they share: memory for host tensors, or that for GPUs'.
+std::shared_ptr<const ProcessSet> describe_set(const ProcessSet& set, const SharedRegions& shared) {
   auto copy = std::make_shared<ProcessSet>();
   copy->id = set.id;
   copy->members = set.members;
   copy->index = set.index;
+  copy->shared = shared;
   return copy;
 }
 
-std::shared_ptr<const ProcessSet> describe_set(const ProcessSet& set) {
-  auto copy = describe_members(set);
-  copy->channel = set.channel;
-  copy->second_channel = set.second_channel;
-  copy->hosts = set.hosts;
-  return copy;
-}
-
-// Forced algorithms are for host memory: among messages the size decides.
-collectives::Selection by_messages(const collectives::Selection& selection) {
+// Forced algorithms are for tensors in host memory: for those of GPUs the size decides.
+collectives::Selection unforced(const collectives::Selection& selection) {
   collectives::Selection result;
   result.deterministic = selection.deterministic;
   result.recursive_doubling_max_bytes = selection.recursive_doubling_max_bytes;
@@ -44,13 +37,13 @@ Executor::Executor(transport::Transport& transport, collectives::Selection selec
                    SharedState& shared, std::size_t pool_bytes, Started started, Finished finished)
     : transport_(transport),
       selection_(std::move(selection)),
-      by_messages_(by_messages(selection_)),
+      unforced_(unforced(selection_)),
       shared_(shared),
       pool_(pool_bytes),
       started_(std::move(started)),
       finished_(std::move(finished)),
       watcher_([this] { transport_.ring(transport_.rank()); }),
-      device_context_{{transport_, shared_.devices, shared_.config, shared_.log, by_messages_},
+      device_context_{{transport_, shared_.devices, shared_.config, shared_.log, unforced_},
                       shared_,
                       pool_,
                       watcher_,
@@ -87,7 +80,7 @@ void Executor::enqueue(ProcessSet& set, FusedOp fused, std::vector<Entry> entrie
     return;
   }
   Lane& lane = lanes_[set.id];
-  if (!lane.set) lane.set = describe_set(set);
+  if (!lane.set) lane.set = describe_set(set, set.shared);
   lane.waiting.push_back({std::move(fused), std::move(entries), next_tag(set)});
 }
 
@@ -100,7 +93,8 @@ DeviceLane& Executor::device_lane(ProcessSet& set, const std::vector<Entry>& ent
     const auto own =
         std::ranges::find_if(entries, [](const Entry& entry) { return entry.request != nullptr; });
     const int home = own != entries.end() ? own->request->device : -1;
-    auto made = std::make_unique<DeviceLane>(device_context_, describe_members(set), tags, home);
+    auto made =
+        std::make_unique<DeviceLane>(device_context_, describe_set(set, set.staging), tags, home);
     lane = device_lanes_.emplace(set.id, std::move(made)).first;
   }
   return *lane->second;
@@ -157,9 +151,8 @@ bool Executor::start(Lane& lane) {
     Waiting next = std::move(lane.waiting.front());
     lane.waiting.pop_front();
     started_(next.entries);
-    const collectives::Comm comm(
-        transport_, lane.set->members, lane.set->index, next.tag, lane.set->id,
-        {lane.set->channel.get(), lane.set->second_channel.get(), lane.set->hosts.get()});
+    const collectives::Comm comm(transport_, lane.set->members, lane.set->index, next.tag,
+                                 lane.set->id, lane.set->shared.sharing());
     lane.running.push_back(std::make_unique<HostOperation>(
         std::move(next.fused), std::move(next.entries), comm,
         HostOperation::Context{*lane.set, pool_, *shared_.outputs, selection_, shared_.counters}));

@@ -76,7 +76,7 @@ class Executor {
 
   transport::Transport& transport_;
   collectives::Selection selection_;
-  const collectives::Selection by_messages_;  // of what takes no turn in shared memory
+  const collectives::Selection unforced_;  // for tensors of GPUs
   SharedState& shared_;
   BufferPool pool_;
   Started started_;

@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "kernels/stream.h"
+
 namespace hvdlite::engine {
 
 using base::OpKind;
@@ -10,7 +12,7 @@ using base::ReduceOp;
 namespace {
 
 void copy(void* to, const void* from, std::size_t bytes) {
-  if (bytes > 0 && to != from) std::memcpy(to, from, bytes);
+  if (bytes > 0 && to != from) kernels::plain_copy(to, from, bytes);
 }
 
 }  // namespace

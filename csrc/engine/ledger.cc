@@ -246,6 +246,8 @@ bool Ledger::fits(std::size_t keys) const {
 
 bool Ledger::is_open() const { return header_->open.load(std::memory_order_relaxed) != 0; }
 
+std::uint32_t Ledger::used() const { return header_->used; }
+
 // --- the table: open addressing, linear probing ---------------------------------------------------------------------
 
 Ledger::Cell* Ledger::find(std::uint64_t key) const {

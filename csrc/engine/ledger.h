@@ -25,7 +25,7 @@
 //  3. the coordinator diverts the key of every request it accepts, before anything else is announced under that key: while it
 //     counts a key, nobody's announcement of it can complete here;
 //  4. a decision of the coordinator takes the keys' cells out of the table in the same hold of the lock that puts the list
-//     into the log;
+//     into the log, and what it had still to divert of them is forgotten: a key that nobody counts has no cell;
 //  5. a member that leaves closes the ledger first, having read all of it: nothing it announced is agreed after that. One that
 //     fails closes it too; it need not have read it, for it follows the log no more.
 // Nobody withdraws in any other way: a member that announced does what the log says. tests/unit/test_ledger.py walks through every
@@ -106,6 +106,8 @@ class Ledger {
   void reopen(std::span<const std::uint64_t> keys);
   // Also without the lock, as of a moment ago.
   bool is_open() const;
+  // Cells of the table that are taken.
+  std::uint32_t used() const;
 
  private:
   struct Header;

@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "collectives/comm.h"
 #include "collectives/host_map.h"
 #include "collectives/shared_channel.h"
 #include "engine/accord.h"
@@ -15,6 +16,17 @@
 #include "engine/tensor_queue.h"
 
 namespace hvdlite::engine {
+
+// What the members on one host share (collectives/comm.h); null if there is nothing, or nobody to share with.
+struct SharedRegions {
+  std::shared_ptr<collectives::SharedChannel> channel;
+  std::shared_ptr<collectives::SharedChannel> second_channel;
+  std::shared_ptr<const collectives::HostMap> hosts;
+
+  collectives::Sharing sharing() const {
+    return {channel.get(), second_channel.get(), hosts.get()};
+  }
+};
 
 // An entry of this rank that the set has not agreed on yet.
 struct Pending {
@@ -33,10 +45,11 @@ struct ProcessSet {
   std::unordered_map<std::string, Pending> pending;  // but for what the accord holds
   std::vector<std::string> to_announce;              // names in pending
   std::unique_ptr<Coordinator> coordinator;          // on the set's first member
-  // What the members on this host share (collectives/comm.h); null if there is nothing, or nobody to share with.
-  std::shared_ptr<collectives::SharedChannel> channel;
-  std::shared_ptr<collectives::SharedChannel> second_channel;
-  std::shared_ptr<const collectives::HostMap> hosts;
+  SharedRegions shared;
+  // For GPUs' tensors that go through host memory: how fast they come must not decide whose turn it is in the other. Only the
+  // global set has it, from its first operation on GPU memory on.
+  SharedRegions staging;
+  bool asked_for_staging = false;
   std::unique_ptr<Accord> accord;  // where all members are on this host and share memory
   base::Status broken;             // the coordinator has left: nothing can be agreed any more
   bool being_removed = false;      // this rank has asked for it, and submits no more

@@ -1,6 +1,7 @@
 // Operations that move no data but change process sets, or end a join (the rest of Cycle is cycle.cc).
 
 #include <algorithm>
+#include <utility>
 
 #include "engine/cycle.h"
 #include "transport/host_window.h"
@@ -84,38 +85,52 @@ void Cycle::insert_set(SetId id, std::vector<int> members) {
     set->coordinator =
         std::make_unique<Coordinator>(id, *set->members, shared_.config.cache_capacity);
   }
-  share_memory(*set);
+  if (const Region* first = share_memory(*set, set->shared)) make_accord(*set, *first);
   const std::size_t size = set->members->size();
-  const bool shares_memory =
-      size == 1 || (set->channel && set->channel->size() == static_cast<int>(size));
+  const collectives::SharedChannel* channel = set->shared.channel.get();
+  const bool shares_memory = size == 1 || (channel && channel->size() == static_cast<int>(size));
   shared_.sets.add({id, set->members, set->index, shares_memory});
   sets_[id.id] = std::move(set);
 }
 
 // Gives the set regions of the window, the first free ones: one if all members are on one host; two if they are on several, of
-// which one at least has several members. Which these are all ranks know, members or not.
-void Cycle::share_memory(ProcessSet& set) {
+// which one at least has several members. Which these are all ranks know, members or not. The first of them; null if it goes
+// through messages.
+const Cycle::Region* Cycle::share_memory(const ProcessSet& set, SharedRegions& shared) {
   std::vector<int> host_of;
   host_of.reserve(set.members->size());
   for (const int member : *set.members) host_of.push_back(transport_.host_of(member));
   auto hosts = std::make_shared<const collectives::HostMap>(host_of, set.index);
   const bool on_several = hosts->hosts() > 1;
-  if (hosts->most() < 2 || (on_several && !transport_.windows_everywhere())) return;
+  if (hosts->most() < 2 || (on_several && !transport_.windows_everywhere())) return nullptr;
   std::vector<Region*> regions;
   for (Region& region : regions_) {
     if (region.set < 0) regions.push_back(&region);
   }
   const std::size_t wanted = on_several ? 2 : 1;
-  if (regions.size() < wanted) return;  // the set goes through messages
-  set.channel = take_region(set, *regions[0]);
+  if (regions.size() < wanted) return nullptr;
+  shared.channel = take_region(set, *regions[0]);
   if (on_several) {
-    set.second_channel = take_region(set, *regions[1]);
-    set.hosts = std::move(hosts);
-  } else if (set.channel && set.members->size() <= Ledger::kMaxMembers) {
-    const auto place = static_cast<int>(regions[0] - regions_.data());
-    set.accord = std::make_unique<Accord>(transport_.window()->ledger(place), set.channel->size(),
-                                          set.channel->index(), set.id.epoch);
+    shared.second_channel = take_region(set, *regions[1]);
+    shared.hosts = std::move(hosts);
   }
+  return regions[0];
+}
+
+// Where all members are on this host they agree in the region's ledger.
+void Cycle::make_accord(ProcessSet& set, const Region& region) {
+  const collectives::SharedChannel* channel = set.shared.channel.get();
+  if (!channel || set.shared.hosts || set.members->size() > Ledger::kMaxMembers) return;
+  const auto place = static_cast<int>(&region - regions_.data());
+  set.accord = std::make_unique<Accord>(transport_.window()->ledger(place), channel->size(),
+                                        channel->index(), set.id.epoch);
+}
+
+// At the global set's first operation on GPU memory, which comes at the same place among all changes of sets, on all ranks. (Of
+// other sets' those who are no members know nothing.)
+void Cycle::share_staging_memory(ProcessSet& set) {
+  if (set.id.id != 0 || std::exchange(set.asked_for_staging, true)) return;
+  share_memory(set, set.staging);
 }
 
 std::shared_ptr<collectives::SharedChannel> Cycle::take_region(const ProcessSet& set,

@@ -5,8 +5,8 @@
 //   moving      once it has come: the collective of host memory, which does all scaling
 //   returning   copy back, unpack, and the operation's event
 //
-// A rank that has joined and has no GPU takes part with ordinary memory. The collectives go by messages, each under the operation's
-// own tag: those through shared memory take turns in the order of starting, which the GPU's pace would decide.
+// A rank that has joined and has no GPU takes part with ordinary memory. Members that share memory for this (process_set.h) move
+// data through it; they take turns there in the order in which operations begin to move, which is the lane's (device_lane.h).
 #pragma once
 
 #include <memory>
@@ -23,7 +23,7 @@ class StagedOperation final : public DeviceOperation {
   struct Context {
     const ProcessSet& set;
     BufferPool& pool;
-    const collectives::Selection& selection;  // of algorithms that need messages only
+    const collectives::Selection& selection;
     DeviceWatcher& watcher;
     bool check_finite = false;
   };
@@ -32,6 +32,7 @@ class StagedOperation final : public DeviceOperation {
   void start() override;
   bool advance() override;
   bool is_nccl() const override { return false; }
+  bool awaits_turn() const override { return stage_ == Stage::kArriving; }
 
  private:
   enum class Stage { kArriving, kMoving, kFinished };

@@ -80,7 +80,8 @@ class HostWindow {
     // Of a payload that rides with its announcement (engine/accord.h). All read all of them, so the more ranks the smaller.
     std::size_t riding_bytes() const {
       const std::size_t share = kRidingOfAll / static_cast<std::size_t>(ranks);
-      return std::max(std::min(share, tile_bytes / 8) / kLine, std::size_t{1}) * kLine;
+      return std::max(std::min(share, tile_bytes / 8) / base::kCacheLine, std::size_t{1}) *
+             base::kCacheLine;
     }
     // Of one rank's flags, payloads and tiles in all regions.
     std::size_t rank_bytes() const {
@@ -122,13 +123,15 @@ class HostWindow {
   // Beside the window, where the host has it: null, or not, on all its ranks alike.
   void set_results(std::shared_ptr<ResultMemory> results) { results_ = std::move(results); }
   const std::shared_ptr<ResultMemory>& results() const { return results_; }
+  // The heads and ledgers of all regions, which the host's first rank should touch first.
+  std::byte* common_part() const { return common(0); }
+  std::size_t common_bytes() const { return shape_.ledgers_bytes(); }
   // What this rank should touch first.
   std::byte* own_part() const { return of_rank(local_rank_); }
   std::size_t own_bytes() const { return shape_.rank_bytes(); }
 
  private:
   static constexpr std::size_t kPage = 4096;
-  static constexpr std::size_t kLine = 64;
   static constexpr std::size_t kRidingOfAll = 64 * 1024;
   static constexpr std::size_t kSmallestTile = 16 * 1024;
 

@@ -25,7 +25,7 @@ MappedWindow::MappedWindow(std::unique_ptr<SharedMemory> memory, const HostWindo
                            int local_rank)
     : memory_(std::move(memory)), window_(memory_->data(), shape, local_rank) {
   HVD_CHECK(memory_->size() == shape.bytes());
-  if (local_rank == 0) take(*memory_, window_.ledger(0), shape.ledgers_bytes());
+  if (local_rank == 0) take(*memory_, window_.common_part(), window_.common_bytes());
   take(*memory_, window_.own_part(), window_.own_bytes());
 }
 

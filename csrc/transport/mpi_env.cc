@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <exception>
 #include <fstream>
 #include <map>
 #include <set>
@@ -115,7 +116,7 @@ std::unique_ptr<Thing> share(const Host& host, const char* name, std::size_t byt
     const auto attempt = [&](auto step) {
       try {
         if (problem.empty()) step();
-      } catch (const Error& error) {
+      } catch (const std::exception& error) {  // whatever it is, the others wait for the outcome
         problem = error.what();
       }
     };

@@ -83,7 +83,7 @@ class Plain(NamedTuple):
             there is an ``exchange``: native code has the framework adopt its memory, which takes less time.
         empty_like: as `TensorBackend.empty_like`, for others.
         recycled_from: `RECYCLED_FROM`.
-        mark_written: as `TensorBackend.mark_written`; None where that does nothing.
+        mark_written: as `TensorBackend.mark_written`, and takes a list of a group's as well; None where that does nothing.
         unless: name of a method that says of a value whether its memory is not what it stands for; None if it always is.
         dtypes: the codes of those with Python's buffer protocol, by their attribute ``dtype``.
         exchange: of others, the capsule in ``__dlpack_c_exchange_api__``.
@@ -93,7 +93,7 @@ class Plain(NamedTuple):
     new_like: Callable[[Any], Any] | None
     empty_like: Callable[[Any, Any], tuple[Any, Any]]
     recycled_from: int
-    mark_written: Callable[[Any], None] | None
+    mark_written: Callable[[Any | list[Any]], None] | None
     unless: str | None
     dtypes: dict[Any, int] | None
     exchange: object

@@ -1,4 +1,4 @@
-"""The command line of the benchmark: ``python -m hvdlite.bench {collectives,training,tensorflow-ops,kernels,table,plot}``."""
+"""The command line of the benchmark: ``python -m hvdlite.bench COMMAND``."""
 
 import argparse
 import importlib.metadata
@@ -20,6 +20,7 @@ from hvdlite.bench import (
     launch,
     machine,
     report,
+    submission,
     tables,
     tensorflow_ops,
     training,
@@ -45,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         elif options.command == "plot":
             _draw(_read(options.lines), options.picture)
         elif options.command == "kernels":
-            _kernels(options)
+            return _kernels(options)
         else:
             _check(parser, options)
             _job(parser, options, words)
@@ -56,6 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 _WAYS = {"torch": training.WAYS, "keras": keras_training.WAYS}
+_BELOW_TARGET = 3  # the status for the shell
 _ROUNDS = 4  # of jobs, where not all ways can share one
 
 # --- arguments --------------------------------------------------------------------------------------------------------
@@ -111,6 +113,15 @@ def _parser() -> argparse.ArgumentParser:
     job.add_argument("--tensors", type=int, default=ops.tensors, help="how many there are in the graph")
     job.add_argument("--elements", type=int, default=ops.elements, help="of each tensor")
 
+    submitted = submission.SubmissionPlan()
+    job = commands.add_parser(
+        "submission", help="what handing over one of many small tensors costs", parents=launching, formatter_class=told
+    )
+    job.add_argument("--seconds", type=float, default=submitted.seconds, help="at most about so long altogether")
+    job.add_argument(
+        "--tensors", type=int, default=submitted.tensors, help="how many are handed over before they are waited for"
+    )
+
     kernel_plan = kernels.KernelPlan()
     job = commands.add_parser("kernels", help="the fusion kernels of one GPU, in this process", formatter_class=told)
     _add_names(job, "--cases", list(kernels.CASES), kernel_plan.cases)
@@ -123,6 +134,7 @@ def _parser() -> argparse.ArgumentParser:
     job.add_argument("--repeats", type=int, default=kernel_plan.repeats, help="rows, of which the median is taken")
     job.add_argument("--gpu", type=int, default=kernel_plan.gpu, help="its number")
     job.add_argument("--output", type=Path, metavar="FILE", help="for the measurements, as lines of JSON")
+    job.add_argument("--targets", action="store_true", help="list what is below its target, and end with 3 if anything is")
 
     table = commands.add_parser("table", help="print an output file as tables in markdown")
     table.add_argument("lines", metavar="FILE.jsonl", type=Path)
@@ -208,13 +220,17 @@ def _check_cuda(parser: argparse.ArgumentParser, options: argparse.Namespace) ->
 # --- kernels ----------------------------------------------------------------------------------------------------------
 
 
-def _kernels(options: argparse.Namespace) -> None:
+def _kernels(options: argparse.Namespace) -> int:
     records: list[report.Record] = []
     plan = kernels.KernelPlan(options.cases, options.sizes, options.tensors, options.launches, options.repeats, options.gpu)
     kernels.run(config.from_environment(), plan, records.extend)
     if options.output:
         options.output.write_text("".join(report.to_line(record) + "\n" for record in records))
     print(kernels.table(records), flush=True)
+    missed = kernels.missed(records) if options.targets else []
+    if missed:
+        print("\nBelow target:\n" + "\n".join(f"- {line}" for line in missed), flush=True)
+    return _BELOW_TARGET if missed else 0
 
 
 # --- a job ------------------------------------------------------------------------------------------------------------
@@ -277,6 +293,8 @@ def _measure(options: argparse.Namespace, words: Sequence[str]) -> None:
             collectives.run(world, _collectives_plan(options), book.add)
         elif options.command == "tensorflow-ops":
             tensorflow_ops.run(world, tensorflow_ops.OpsPlan(options.tensors, options.elements, options.seconds), book.add)
+        elif options.command == "submission":
+            submission.run(world, submission.SubmissionPlan(options.tensors, options.seconds), book.add)
         elif options.framework == "keras":
             keras_plan = keras_training.KerasPlan(options.models, options.loops, options.peers, options.seconds)
             keras_training.run(world, keras_plan, book.add)

@@ -20,15 +20,16 @@ from hvdlite.bench.peers import Array, Batch
 from hvdlite.bench.team import Team, check_batch, check_call
 from hvdlite.bench.world import World
 
-__all__ = ["CACHES", "CASES", "DEFAULT_SIZES", "Plan", "run"]
+__all__ = ["CACHES", "CASES", "DEFAULT_SIZES", "SMALL_ELEMENTS", "Plan", "batches", "run"]
 
 CASES = ("idle", "allreduce", "gradients", "small")
 CACHES = ("warm", "cold")
 DEFAULT_SIZES = tuple(4**power for power in range(1, 14))  # 4 B to 64 MiB
+SMALL_ELEMENTS = 16  # of each small tensor
 
 _SHARES = {"allreduce": 0.7, "gradients": 0.15, "small": 0.15}  # of the time
-_SMALL_ELEMENTS = 16
 _IDLE_ROUNDS = 3
+_BATCH = Effort(sample_seconds=0, most_calls=1, block_seconds=0.5, most_samples=5)
 
 
 @dataclass(frozen=True)
@@ -74,9 +75,9 @@ def run(world: World, plan: Plan, sink: Sink) -> None:
         if "allreduce" in plan.cases:
             _sizes(world, team, plan, seconds["allreduce"], sink)
         if "gradients" in plan.cases:
-            _batches(world, team, "gradients", resnet50_shapes(), seconds["gradients"], sink)
+            batches(world, team, "gradients", resnet50_shapes(), seconds["gradients"], sink)
         if "small" in plan.cases:
-            _batches(world, team, "small", [(_SMALL_ELEMENTS,)] * plan.tensors, seconds["small"], sink)
+            batches(world, team, "small", [(SMALL_ELEMENTS,)] * plan.tensors, seconds["small"], sink)
     finally:
         team.close()
 
@@ -133,8 +134,16 @@ def _toucher(arrays: Sequence[Array], rank: int) -> Callable[[], None]:
 # --- many tensors -----------------------------------------------------------------------------------------------------
 
 
-def _batches(world: World, team: Team, case: str, shapes: Sequence[tuple[int, ...]], seconds: float, sink: Sink) -> None:
-    """Many tensors, submitted one by one and then waited for; reports one tensor's share where all are alike.
+def batches(
+    world: World,
+    team: Team,
+    case: str,
+    shapes: Sequence[tuple[int, ...]],
+    seconds: float,
+    sink: Sink,
+    effort: Effort = _BATCH,
+) -> None:
+    """Many tensors, submitted one by one and then waited for; reports one tensor's share where all are alike. Collective.
 
     A second result is what submitting took, again for one tensor.
     """
@@ -149,7 +158,6 @@ def _batches(world: World, team: Team, case: str, shapes: Sequence[tuple[int, ..
         if peer.sums:
             check_batch(world, peer, arrays, batch)
         subjects.append(Subject(peer.name, [touch], batch.run, _submitting(batch)))
-    effort = Effort(sample_seconds=0, most_calls=1, block_seconds=0.5, most_samples=5)
     done = measure(world, subjects, effort, seconds)
     divisor = len(arrays) if alike else 1
     more = {"ranks": world.size, "bind": world.bind, "cache": "warm", "tensors": len(arrays)}

@@ -19,7 +19,7 @@ from hvdlite.bench.team import WrongSum
 from hvdlite.config import Config
 from hvdlite.dtypes import DType
 
-__all__ = ["CASES", "KernelPlan", "run", "table"]
+__all__ = ["CASES", "KernelPlan", "missed", "run", "table"]
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,13 @@ CASES = {
 _ALIGN = 64  # elements: where each tensor begins in the buffer
 _SPREAD = 256 << 20  # bytes that launches go through in turn, so that no cache holds them
 _MOST_SETS = 64
+
+# The targets of docs/gpu.md. A tensor is large, or small, by its own bytes.
+_LARGE = 1_000_000
+_LEAST_PERCENT = 85.0  # of the copy's rate, for large tensors
+_SMALL = 8 << 10
+_MANY = 160
+_LONGEST = 10e-6  # seconds that it takes to pack that many small tensors
 
 
 @dataclass(frozen=True)
@@ -189,3 +196,25 @@ def table(records: Sequence[report.Record]) -> str:
             rows.append([*cells, rate, report.format_seconds(record["copy_row"]), f"{record['percent_of_copy']:.0f}"])
     where = [f"{record['gpu']}; kernels {record['kernels']}." for record in records if record["record"] == "gpu"]
     return "\n\n".join([*where, markdown(header, rows)])
+
+
+def missed(records: Sequence[report.Record]) -> list[str]:
+    """One line for each measurement that is below its target, and for each target that nothing was measured for."""
+    lines = []
+    large = small = 0
+    for record in records:
+        if record["record"] != "kernel":
+            continue
+        each = record["bytes"] / record["tensors"]
+        what = f"{record['way']} of {record['tensors']} x {report.format_bytes(int(each))}, {record['case']}"
+        if each >= _LARGE:
+            large += 1
+            if record["percent_of_copy"] < _LEAST_PERCENT:
+                lines.append(f"{what}: {record['percent_of_copy']:.0f} % of the copy's rate, not {_LEAST_PERCENT:.0f}")
+        elif record["tensors"] == _MANY and each <= _SMALL and record["way"] == "pack":
+            small += 1
+            if record["row"] > _LONGEST:
+                times = [report.format_seconds(seconds) for seconds in (record["row"], _LONGEST)]
+                lines.append(f"{what}: {times[0]}, not {times[1]}")
+    untold = [what for what, number in (("tensors of 1 MB or more", large), (f"{_MANY} small tensors", small)) if not number]
+    return [*lines, *(f"{what}: not measured" for what in untold)]

@@ -7,8 +7,11 @@ without an Intel GPU.
 """
 
 import ctypes
+import os
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ __all__ = ["Communicator", "missing", "settings"]
 _LIBRARY = "libccl.so.2"
 _FOR_PROCESSORS = Path("ccl", "cpu", "lib", "libccl.so.1")
 _FLOAT32, _SUM = 7, 0  # onecclFloat32, onecclSum
+_OF_NO_USE = b"value of CCL_LOG_LEVEL changed"  # a warning that comes with every level but the one that shows all warnings
 
 
 class _UniqueId(ctypes.Structure):
@@ -78,17 +82,18 @@ class Communicator:
     """
 
     def __init__(self, rank: int, size: int, from_first: Callable[[bytes | str], bytes | str]) -> None:
-        self._library = _load()
-        unique = _UniqueId()
-        result = self._library.onecclGetUniqueId(ctypes.byref(unique)) if rank == 0 else 0
-        told = from_first(self._error("onecclGetUniqueId", result) if result else bytes(unique))
-        if isinstance(told, str):  # rank 0's trouble, which all have to hear of
-            raise RuntimeError(told)
-        self._handle = ctypes.c_void_p()
-        self._check(
-            "onecclCommInitRank",
-            self._library.onecclCommInitRank(ctypes.byref(self._handle), size, _UniqueId.from_buffer_copy(told), rank),
-        )
+        with _log_on_stderr():
+            self._library = _load()
+            unique = _UniqueId()
+            result = self._library.onecclGetUniqueId(ctypes.byref(unique)) if rank == 0 else 0
+            told = from_first(self._error("onecclGetUniqueId", result) if result else bytes(unique))
+            if isinstance(told, str):  # rank 0's trouble, which all have to hear of
+                raise RuntimeError(told)
+            self._handle = ctypes.c_void_p()
+            self._check(
+                "onecclCommInitRank",
+                self._library.onecclCommInitRank(ctypes.byref(self._handle), size, _UniqueId.from_buffer_copy(told), rank),
+            )
 
     def sum(self, address: int, count: int) -> None:
         """Sums float32 in place, and waits.
@@ -117,6 +122,24 @@ class Communicator:
 
     def _error(self, call: str, result: int) -> str:
         return f"{call}: {self._library.onecclGetErrorString(result).decode()} (CCL_LOG_LEVEL=info says more)"
+
+
+@contextmanager
+def _log_on_stderr() -> Iterator[None]:
+    """Keeps oneCCL's log, which goes to standard output, away from the tables there; its errors go to standard error anyway."""
+    sys.stdout.flush()
+    ctypes.pythonapi.fflush(None)
+    stdout = os.dup(1)
+    with tempfile.TemporaryFile() as held:
+        os.dup2(held.fileno(), 1)
+        try:
+            yield
+        finally:
+            ctypes.pythonapi.fflush(None)
+            os.dup2(stdout, 1)
+            os.close(stdout)
+            held.seek(0)
+            os.write(2, b"".join(line for line in held if _OF_NO_USE not in line))
 
 
 def _load() -> Any:

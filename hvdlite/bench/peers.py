@@ -189,6 +189,24 @@ class _HvdliteGrouped(_Hvdlite):
         return Batch([start], lambda handles: hvd.synchronize(handles[0]))
 
 
+class _HvdliteEngine(_Hvdlite):
+    """hvdlite's engine, without a door: each tensor is described by integers and a name."""
+
+    name = "hvdlite-engine"
+    by_default = False
+
+    def blocking(self, array: Array) -> Callable[[], Any] | None:
+        return None
+
+    def batch(self, arrays: Sequence[Array]) -> Batch | None:
+        engine, dtype = RUNTIME.require(), code_of_name("float32")
+        starts = []
+        for place, array in enumerate(arrays):
+            name, address = tensor_name(Kind.ALLREDUCE, f"bench.engine.{len(arrays)}.{place}"), array.ctypes.data
+            starts.append(partial(engine.submit, int(Kind.ALLREDUCE), name, dtype, array.shape, address, address))
+        return Batch(starts, lambda handles: engine.wait_many(handles, []))
+
+
 class _HvdlitePrepared(_Hvdlite):
     """hvdlite with tensors that it knows beforehand: their addresses only, as DistributedOptimizer hands over gradients."""
 
@@ -417,6 +435,7 @@ _KINDS: tuple[type[Peer], ...] = (
     _HvdliteNamed,
     _HvdliteNumpy,
     _HvdliteGrouped,
+    _HvdliteEngine,
     _HvdlitePrepared,
     _Mpi4py,
     _Mpi4pyBlocking,

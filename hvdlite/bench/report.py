@@ -46,6 +46,7 @@ CEILINGS = ("memcpy", "rewrite")  # what no allreduce can beat, as long as it mo
 BASELINES = {
     "training": "none",
     "tensorflow_ops": "baseline",
+    "backward": "none",
 }  # the peer without communication, to which the others add; elsewhere there is none
 
 _QUIET = 0.05  # of the processors that others may have before that is worth a warning

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from hvdlite.bench.report import (
+    BASELINES,
     CEILINGS,
     Record,
     absences,
@@ -125,6 +126,9 @@ _CASES = {
     "idle": "idle, of a second",
     "tensorflow_ops": "one of {tensors} operations in a graph",
     "small_submit": "submitting one of {tensors} small tensors",
+    "submission": "one of {tensors} small tensors",
+    "submission_submit": "submitting one of {tensors} small tensors",
+    "backward": "one of {tensors} small gradients",
 }
 
 
@@ -185,11 +189,22 @@ def _step(record: Record | None) -> str:
 def _ops(records: Sequence[Record]) -> str:
     rows = []
     for group in _grouped(records):
-        base = group["baseline"]["rounds"]
+        baseline = BASELINES[next(iter(group.values()))["case"]]
+        base = group[baseline]["rounds"]
         for peer, record in group.items():
             added = [1e6 * (with_it - without) for with_it, without in zip(record["rounds"], base, strict=True)]
-            rows.append([peer, _seconds(record), "" if peer == "baseline" else f"{_spread(summary(added), '+.2f')} µs"])
+            rows.append([peer, _seconds(record), "" if peer == baseline else f"{_spread(summary(added), '+.2f')} µs"])
     return markdown(["", "a tensor's share", "added to it"], rows)
+
+
+def _submission(records: Sequence[Record]) -> str:
+    """Each peer's share of a tensor in the caller, and until it is done."""
+    found = {(record["case"], record["peer"]): record for record in records}
+    rows = [
+        [peer, *(_time(found.get((case, peer))) for case in ("submission_submit", "submission"))]
+        for peer in dict.fromkeys(record["peer"] for record in records)
+    ]
+    return markdown(["", "in the caller", "until all are done"], rows)
 
 
 _COMPARED = ("allreduce", "gradients", "small", "gradients_submit", "small_submit")
@@ -210,6 +225,16 @@ _SECTIONS: tuple[tuple[str, Callable[[Record], bool], Callable[[Sequence[Record]
     (
         "A graph of operations on one rank: median (least..most) of the rounds",
         lambda record: record["case"] == "tensorflow_ops",
+        _ops,
+    ),
+    (
+        "Handing over one of many small tensors: median (least..most)",
+        lambda record: record["case"] in ("submission", "submission_submit"),
+        _submission,
+    ),
+    (
+        "A backward of many small gradients: median (least..most), and what is added to it",
+        lambda record: record["case"] == "backward",
         _ops,
     ),
 )

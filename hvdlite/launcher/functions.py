@@ -114,7 +114,8 @@ def run(
     chosen = plan.make(wishes, np, hosts or "", hostfile or "")
     if chosen.remote and folder is None:
         raise InvalidArgumentError(
-            "run() on other hosts sends the function in a file: pass folder=, a folder on a file system that all hosts share"
+            "run() on other hosts sends the function in a file: call hvdlite.run with folder=, a folder on a file system that "
+            "all hosts share"
         )
     if verbose:
         for line in (*chosen.notes, chosen.line.shell(["..."])):

@@ -1,11 +1,17 @@
 """Loads the op library into the TensorFlow of this process.
 
-One library serves every version of TensorFlow: it finds the functions it needs in the process that loads it. One thing rests
-on what TensorFlow does not promise, that an asynchronous kernel may end after its compute has returned (see
-csrc/bindings/tensorflow/done_callback.h). It is tried once, and where it does not work the kernels wait inside compute.
+One library serves every version of TensorFlow: it finds the functions it needs in the process that loads it. Two things rest
+on what TensorFlow does not promise:
+
+- that an asynchronous kernel may end after its compute has returned (csrc/bindings/tensorflow/done_callback.h). It is tried
+  once, and where it does not work the kernels wait inside compute;
+- with HVDLITE_TENSORFLOW_GPU_STREAMS, in which stream TensorFlow's kernels run on a GPU (gpu_stream.h beside it). It is tried
+  on each GPU, and where it does not work tensors go through host memory, as they do without that knob.
 """
 
 import ctypes
+import random
+import struct
 import warnings
 from functools import cache
 from pathlib import Path
@@ -15,8 +21,16 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 import hvdlite
+from hvdlite import config
 
 __all__ = ["LIBRARY", "is_asynchronous", "load"]
+
+# Of the op HvdliteStreamSelfTest (csrc/bindings/tensorflow/self_test.h); 0 is none.
+_VERDICTS = {
+    1: "",
+    -1: "no stream is found where it used to be",
+    -2: "the stream that is found is not the one in use",
+}
 
 LIBRARY = Path(hvdlite.__file__).with_name("hvdlite_tensorflow.so")
 
@@ -25,7 +39,8 @@ def load() -> Any:
     """The module with the wrappers of hvdlite's ops, such as ``hvdlite_allreduce``.
 
     Warns:
-        RuntimeWarning: this TensorFlow has no asynchronous kernels, or they do not end as they should.
+        RuntimeWarning: this TensorFlow has no asynchronous kernels, or they do not end as they should; or its streams on GPUs
+            are to be used and cannot be.
 
     Raises:
         ImportError: the library is missing, or this TensorFlow lacks what it needs.
@@ -66,6 +81,7 @@ def _open() -> tuple[Any, bool]:
         )
     else:
         native.hvdlite_tensorflow_use_async(1)
+    native.hvdlite_tensorflow_enroll_gpu_kernels(_work_in_gpu_memory(ops, native))
     return ops, not doubt
 
 
@@ -78,3 +94,58 @@ def _doubt(ops: Any, native: ctypes.CDLL) -> str:
         if not int(ops.hvdlite_self_test()):
             return f"asynchronous kernels of TensorFlow {tf.__version__} do not end as they used to"
     return ""
+
+
+def _work_in_gpu_memory(ops: Any, native: ctypes.CDLL) -> bool:
+    """Are kernels on GPUs to work in GPU memory, in TensorFlow's stream?"""
+    knobs = config.from_environment()
+    if not knobs.tensorflow_gpu_streams:
+        return False
+    doubt = _doubt_of_streams(ops, native, knobs.cuda_library)
+    if doubt:
+        warnings.warn(
+            f"hvdlite: HVDLITE_TENSORFLOW_GPU_STREAMS is set, but {doubt}. TensorFlow's tensors on GPUs therefore go through "
+            "host memory; that must be so on all ranks.",
+            RuntimeWarning,
+            stacklevel=5,
+        )
+    return not doubt
+
+
+def _doubt_of_streams(ops: Any, native: ctypes.CDLL, cuda_library: str) -> str:
+    """Why TensorFlow's stream on a GPU cannot be relied on; empty if it can."""
+    if not tf.test.is_built_with_cuda():
+        return f"this TensorFlow {tf.__version__} was built without CUDA"
+    if not native.hvdlite_tensorflow_has_gpu_streams():
+        return f"TensorFlow {tf.__version__} does not tell its kernels' stream as it used to"
+    with tf.init_scope(), context.eager_mode():
+        for gpu in tf.config.list_logical_devices("GPU"):
+            doubt = _doubt_of_stream(ops, gpu.name, cuda_library)
+            if doubt:
+                return f"its use on {gpu.name} with TensorFlow {tf.__version__} does not stand the test: {doubt}"
+    return ""
+
+
+def _doubt_of_stream(ops: Any, gpu: str, cuda_library: str) -> str:
+    """Why the stream on this GPU cannot be relied on; empty if it can."""
+    for rounds in (8, 64, 512):  # enough for the GPU to be busy still
+        (expected,) = struct.unpack("<f", struct.pack("<f", random.SystemRandom().uniform(1, 2)))
+        (bits,) = struct.unpack("<i", struct.pack("<f", expected))
+        with tf.device(gpu):
+            number = _late_number(expected, rounds)
+            try:
+                verdict = int(ops.hvdlite_stream_self_test(number, expected_bits=bits, cuda_library=cuda_library))
+            except tf.errors.OpError as error:
+                return str(error.message)
+        if verdict:
+            return _VERDICTS[verdict]
+    return "the stream that is found has never work to do"
+
+
+def _late_number(number: float, rounds: int) -> tf.Tensor:
+    """A tensor with the number on the current device, which gets there after a while, in the order of the device's stream."""
+    size = 2048
+    matrix = tf.fill([size, size], 1.0 / size)
+    for _ in range(rounds):
+        matrix = tf.matmul(matrix, matrix)  # stays as it is, exactly
+    return matrix[0, 0] * (size * number)

@@ -23,7 +23,7 @@ from hvdlite.torch.sparse import join_rows, rows_of
 if TYPE_CHECKING:
     from hvdlite._engine import Engine
 
-__all__ = ["Bucket", "DenseBucket", "Flight", "Item", "SparseBucket"]
+__all__ = ["Bucket", "DenseBucket", "Flight", "Item", "SparseBucket", "has_moved"]
 
 # One request: the slot, its gradient (None if this rank has none), the memory sent, and what decoding needs.
 Item = tuple[Slot, torch.Tensor | None, torch.Tensor, Any]
@@ -76,17 +76,24 @@ class Flight:
         land = self.bucket.land
         for place in range(self.landed, len(self.outcomes)):
             item, outcome = self.items[place], self.outcomes[place]
-            has_failed = isinstance(outcome, HvdliteError)
-            self.landed += 1  # once only: what has landed in part cannot be told from what has not
+            slot, value = item[0], None
             try:
-                if has_failed:
+                if isinstance(outcome, HvdliteError):
                     raise outcome
-                land(item, outcome, strict)
+                value = land(item, outcome, strict)
             except HvdliteError as error:
                 failure = failure or error
                 RUNTIME.keep_after(error, self)
-                if not item[0].dirty:
-                    item[0].merge()
+                if not slot.dirty:
+                    slot.merge()
+            except Exception:  # of a user's compression: it would be raised again, and nothing behind it would ever land
+                self.landed += 1
+                raise
+            # What comes before may be done twice. Here Python looks for no signal; a merge that Ctrl-C prevents settle() makes.
+            self.landed += 1
+            if value is not None:
+                slot.aside, slot.param.grad = slot.param.grad, value
+                slot.merge()
         return failure
 
 
@@ -123,11 +130,20 @@ class Bucket(Protocol):
     def wait(self, engine: "Engine", flight: Flight) -> None:
         """Waits for all that the flight still waits for. If a signal interrupts it, it can be called again."""
 
-    def land(self, item: Item, outcome: Any, strict: bool) -> None:
-        """Puts one result where it belongs; see `Flight.land`."""
+    def land(self, item: Item, outcome: Any, strict: bool) -> torch.Tensor | None:
+        """Puts one result where it belongs; see `Flight.land`. If Ctrl-C interrupts it, it is called again.
+
+        Returns:
+            A result that this rank had no part in, which is still to be added to what is finished.
+        """
 
     def close(self, engine: "Engine") -> None:
         """The plan is given up; what is in flight may still land."""
+
+
+def has_moved(bucket: Bucket) -> bool:
+    """Is the first parameter on another device than the gradients were?"""
+    return gpu_of(bucket.slots[0].param) != bucket.device
 
 
 class DenseBucket(BucketState):
@@ -159,7 +175,9 @@ class DenseBucket(BucketState):
         self._gatherer: Gatherer | None = None
         if len(dtypes) == 1 and all(form.is_plain for _, form in members):  # as most are: reduced in place and row-major
             plain = plain_of(members[0][0].param.detach()) if self.device == CPU else None
-            self._gatherer = Gatherer(self.slots, torch.Tensor, plain, dtypes.pop(), torch.strided, members[0][1].dtype)
+            self._gatherer = Gatherer(
+                self.slots, torch.Tensor, plain, dtypes.pop(), torch.strided, members[0][1].memory, members[0][1].dtype
+            )
         self._groups: list[int] = []  # prepared, one for each of the passes of a step
 
     def _prepare(self, engine: "Engine", turn: int) -> int:
@@ -237,16 +255,16 @@ class DenseBucket(BucketState):
                     _use_in_current_stream(flight.items)
             flight.in_place = engine.wait_many(flight.handles, flight.outcomes, streams)
 
-    def land(self, item: Item, outcome: Any, strict: bool) -> None:
+    def land(self, item: Item, outcome: Any, strict: bool) -> torch.Tensor | None:
         """The outcome: how many ranks had a gradient."""
         slot, grad, wire, context = item
         if outcome == 0:
-            return  # used on no rank: as in one process, there is no gradient
+            return None  # used on no rank: as in one process, there is no gradient
         slot.filled = True
         form = self._forms[slot]
         if grad is None:
-            slot.deliver(form.decode(wire, form.context_of_blank()))
-        elif _is_there(slot, grad, strict):
+            return slot.receive(form.decode(wire, form.context_of_blank()))
+        if _is_there(slot, grad, strict):
             if slot.sparse_dim is not None:
                 slot.replace(grad, form.decode(wire, context).to_sparse(slot.sparse_dim))
             elif wire is not grad:
@@ -257,6 +275,7 @@ class DenseBucket(BucketState):
                     slot.replace(grad, value)
             if slot.aside is not None and not slot.dirty:
                 slot.merge()
+        return None
 
     def close(self, engine: "Engine") -> None:
         """The engine may forget the groups."""
@@ -345,23 +364,25 @@ class SparseBucket(BucketState):
         for handle in flight.in_flight():
             engine.wait_into(flight.outcomes, handle, streams=streams)
 
-    def land(self, item: Item, outcome: Any, strict: bool) -> None:
+    def land(self, item: Item, outcome: Any, strict: bool) -> torch.Tensor | None:
         """The indices land first, then the values, which make the gradient. The outcome: the engine's result."""
         slot, grad, sent, context = item
         exported: Exported = context
         rows = submission.output_of(backend_of(sent), exported, RUNTIME.require(), outcome)
-        if self._indices is None:
+        if self._indices is None or not (rows.is_floating_point() or rows.is_complex()):
             self._indices = rows
-            return
+            return None
         if grad is None:
-            if len(rows):
-                slot.filled = True
-                slot.deliver(join_rows(self._indices, rows, slot.param, self._divisor))
-        elif _is_there(slot, grad, strict):
+            if not len(rows):
+                return None
+            slot.filled = True
+            return slot.receive(join_rows(self._indices, rows, slot.param, self._divisor))
+        if _is_there(slot, grad, strict):
             slot.filled = True
             slot.replace(grad, join_rows(self._indices, rows, slot.param, self._divisor))
             if slot.aside is not None and not slot.dirty:
                 slot.merge()
+        return None
 
     def close(self, engine: "Engine") -> None:
         """Nothing was prepared."""

@@ -29,7 +29,7 @@ from hvdlite.errors import HvdliteError
 from hvdlite.runtime import RUNTIME
 from hvdlite.torch.agreement import Settings, agree
 from hvdlite.torch.arena import make_places
-from hvdlite.torch.flights import Bucket, DenseBucket, Flight
+from hvdlite.torch.flights import Bucket, DenseBucket, Flight, has_moved
 from hvdlite.torch.gpu import CPU
 from hvdlite.torch.hooks import AtEnd, fetch_ahead, install
 from hvdlite.torch.passes import NO_TASK, TOO_MANY_PASSES, EndOfTask, current_task, is_nested, when_task_ends
@@ -171,10 +171,7 @@ class Reducer(PassState):
             _owners.pop(key, None)
         self._hooks.clear()
         self._slots.clear()
-        if self._flights and self._engine is not None:
-            for flight in self._flights:
-                RUNTIME.park(self._engine, flight.in_flight(), flight, flight.streams)
-            self._flights.clear()
+        self._leave_flights()
         self._drop_plan()
 
     # --- hooks: called by autograd, for each parameter in each pass -------------------------------------------------------
@@ -188,11 +185,12 @@ class Reducer(PassState):
             if slot.dirty or slot.aside is not None:
                 slot.forget()  # somebody has reset it
             slot.fresh = True
-        elif not slot.dirty and slot.set_aside(grad):
-            slot.fresh = True
+        elif not (slot.dirty or slot.is_zero()):
             if not self._moved_aside:
                 when_task_ends(AtEnd(self.restore))
-            self._moved_aside.append(slot)
+            self._moved_aside.append(slot)  # first, so that Ctrl-C leaves nothing aside that nobody puts back
+            slot.set_aside(grad)
+            slot.fresh = True
 
     def _after(self, slot: Slot, _param: torch.Tensor) -> None:
         """Backward has added to this gradient."""
@@ -259,8 +257,10 @@ class Reducer(PassState):
         engine = RUNTIME.require()
         if engine is not self._engine:  # the first one, or hvdlite was shut down and initialised again
             self._drop_plan()
+            self._leave_flights()
             self._engine = engine
-            self._flights.clear()
+        elif any(has_moved(bucket) for bucket in self._buckets or ()):
+            self._drop_plan()  # the model was moved to another device, as on all ranks
 
     # --- the end of a pass: PassListener ----------------------------------------------------------------------------------
 
@@ -320,11 +320,12 @@ class Reducer(PassState):
         """Waits for everything in flight, and reduces what was added to gradients after they were launched."""
         self._wait(strict)
         if self._again:
-            self._again = False
+            self._unsettled = True  # Ctrl-C leaves what is not launched to settle(), under the same name
             self._stamp += 1
             for bucket in self._buckets or ():
                 if any(slot.dirty for slot in bucket.slots):
                     self._launch(bucket, wake=False)
+            self._again = False
             self._turn += 1
             self._wait(strict)
 
@@ -342,6 +343,7 @@ class Reducer(PassState):
     def _plan(self) -> None:
         """Collective over the process set: checks that all ranks have the same parameters, and cuts them into buckets."""
         slots = list(self._slots.values())
+        self._install_hooks(())  # parameters that were moved may be on several devices now
         self._generation += 1
         agreed = agree(self.settings, slots, repr(self._groups), self._generation, self._keeps)
         for place, dimensions in agreed.sparse.items():
@@ -387,7 +389,8 @@ class Reducer(PassState):
         """Waits for everything in flight. Raises the first failure after all have ended."""
         engine = self._engine
         if engine is None or engine is not RUNTIME.engine:
-            self._flights.clear()  # they ended with the engine that had them
+            self._leave_flights()
+            self._again = False
             RUNTIME.require()
             return
         failure: HvdliteError | None = None
@@ -402,6 +405,14 @@ class Reducer(PassState):
         if failure is not None:
             raise failure
 
+    def _leave_flights(self) -> None:
+        """Nobody waits for what is in flight any more; the runtime keeps the memory as long as the engine may use it."""
+        while self._flights:
+            assert self._engine is not None  # it has them
+            flight = self._flights[0]
+            RUNTIME.park(self._engine, flight.in_flight(), flight, flight.streams)
+            self._flights.popleft()
+
     def settle(self) -> None:
         """Makes good what the end of the last pass did not do. Does nothing if all is well."""
         if self._running:
@@ -409,6 +420,10 @@ class Reducer(PassState):
         self.restore()
         if self._unsettled:
             (self._reduce if self._owed else self._land)(strict=False)
+            with torch.no_grad():
+                for slot in self._slots.values():
+                    if slot.aside is not None and not slot.dirty:
+                        slot.merge()  # Ctrl-C came before it
 
     def restore(self) -> None:
         """Puts back what was set aside for increments that did not come."""

@@ -48,6 +48,7 @@ class WireForm:
     Attributes:
         device: where the memory is: the engine's number of a GPU, or of host memory.
         flags: of the request.
+        memory: torch's name for that device.
         dtype: code of the element type that travels.
         shape: extents of what travels.
         nbytes: size of what travels.
@@ -56,7 +57,6 @@ class WireForm:
     __slots__ = (
         "_compression",
         "_contiguous",
-        "_memory",
         "_pairs",
         "_param",
         "_reduced_in_place",
@@ -64,6 +64,7 @@ class WireForm:
         "device",
         "dtype",
         "flags",
+        "memory",
         "nbytes",
         "shape",
     )
@@ -72,7 +73,7 @@ class WireForm:
         """Raises InvalidArgumentError if the engine has no type for the gradient."""
         self._param = param
         self.device = gpu_of(param)
-        self._memory = torch.device("cpu") if self.device == CPU else param.device
+        self.memory = torch.device("cpu") if self.device == CPU else param.device
         self._compression = None if is_none(compression) else compression
         self.flags = 0
         if self.device != CPU and param.dtype in _COMPRESSED and isinstance(compression, type):
@@ -86,7 +87,7 @@ class WireForm:
         self._pairs = False
         self._wire_dtype, self.shape = param.dtype, tuple(param.shape)
         if not plain:  # what travels is for the compression to say, so ask it
-            sample, _ = self._compress(torch.zeros(param.shape, dtype=param.dtype, device=self._memory))
+            sample, _ = self._compress(torch.zeros(param.shape, dtype=param.dtype, device=self.memory))
             self._pairs = sample.is_complex()
             self._wire_dtype, self.shape = sample.dtype, tuple(sample.shape)
             if self._pairs:
@@ -109,6 +110,7 @@ class WireForm:
         return (
             grad.dtype is self._reduced_in_place
             and grad.layout is _STRIDED
+            and grad.device == self.memory  # the parameter may have been moved since
             and (grad.is_contiguous() if self._contiguous else grad.stride() == self._param.stride())
             and not grad.is_neg()
         )
@@ -119,7 +121,7 @@ class WireForm:
             grad = grad.to_dense()
         if self._reduced_in_place is not None:
             return self.blank().copy_(grad), None
-        wire, context = self._compress(grad.to(device=self._memory, dtype=self._param.dtype))
+        wire, context = self._compress(grad.to(device=self.memory, dtype=self._param.dtype))
         if self._pairs:
             wire = torch.view_as_real(wire.resolve_conj())
         if wire.dtype is not self._wire_dtype or wire.shape != self.shape:
@@ -138,8 +140,8 @@ class WireForm:
     def blank(self) -> torch.Tensor:
         """Memory of the right form for a result, with nothing in it."""
         if self._reduced_in_place is not None and not self._contiguous:
-            return torch.empty_strided(self.shape, self._param.stride(), dtype=self._wire_dtype, device=self._memory)
-        return torch.empty(self.shape, dtype=self._wire_dtype, device=self._memory)
+            return torch.empty_strided(self.shape, self._param.stride(), dtype=self._wire_dtype, device=self.memory)
+        return torch.empty(self.shape, dtype=self._wire_dtype, device=self.memory)
 
     def decode(self, wire: torch.Tensor, context: Any) -> torch.Tensor:
         """The reduced gradient with the parameter's shape and dtype, in the memory where it was reduced."""
@@ -155,7 +157,7 @@ class WireForm:
         """What `decode` needs to know of a result in memory from `blank`."""
         if self._compression is None:
             return None
-        return self._compress(torch.zeros(self._param.shape, dtype=self._param.dtype, device=self._memory))[1]
+        return self._compress(torch.zeros(self._param.shape, dtype=self._param.dtype, device=self.memory))[1]
 
 
 class Slot(GradientState):
@@ -208,14 +210,8 @@ class Slot(GradientState):
             self.fresh = False
             self.place.move_in(self.param)
 
-    def set_aside(self, grad: torch.Tensor) -> bool:
-        """Keeps the increment that backward is about to make apart from `grad`, the finished ``param.grad``.
-
-        Returns:
-            False if that is not needed, because nothing but zeros is there.
-        """
-        if self._is_as_reset(grad):
-            return False
+    def set_aside(self, grad: torch.Tensor) -> None:
+        """Keeps the increment that backward is about to make apart from `grad`, the finished ``param.grad``."""
         if self.aside is not None:
             raise InternalError(
                 f"backward adds to the gradient of parameter {self.name!r} while two earlier parts of it are not added up: "
@@ -224,14 +220,23 @@ class Slot(GradientState):
             )
         self.aside = grad
         self.param.grad = None
-        return True
 
     def merge(self) -> None:
-        """Adds ``param.grad`` to what was set aside. Called without gradient recording."""
-        aside, self.aside = self.aside, None
-        grad = self.param.grad
-        if aside is not None and grad is not aside:
-            self.param.grad = aside if grad is None else add(aside, grad)
+        """Adds ``param.grad`` to what was set aside. Called without gradient recording.
+
+        Python looks for signals only before and after: Ctrl-C leaves nothing half done, and it can be called again.
+        """
+        aside, grad = self.aside, self.param.grad
+        if aside is None:
+            return
+        if grad is None or grad is aside:
+            self.param.grad, self.aside = aside, None
+        elif aside.layout is grad.layout is torch.strided:
+            self.param.grad, self.aside = aside, None
+            aside.add_(grad)
+        else:
+            total = aside + grad
+            self.param.grad, self.aside = total, None
 
     def replace(self, grad: torch.Tensor, value: torch.Tensor) -> None:
         """Puts the reduced `value` where `grad` is: in ``param.grad`` or aside."""
@@ -240,23 +245,16 @@ class Slot(GradientState):
         else:
             self.param.grad = value
 
-    def deliver(self, value: torch.Tensor) -> None:
-        """Adds a reduced gradient that this rank had no part in. Called without gradient recording.
+    def receive(self, value: torch.Tensor) -> torch.Tensor:
+        """Makes ready for a reduced gradient that this rank had no part in: nothing is aside then.
 
         Args:
             value: the parameter's shape and dtype, there or in host memory, not used by anyone else.
+
+        Returns:
+            The same in the layout and on the device of this rank's gradients.
         """
-        param = self.param
         self.merge()
         if self.sparse_dim is not None and value.layout is torch.strided:
-            value = value.to_sparse(self.sparse_dim)
-        elif value.device != param.device:
-            value = value.to(param.device)
-        param.grad = value if param.grad is None else add(param.grad, value)
-
-
-def add(total: torch.Tensor, more: torch.Tensor) -> torch.Tensor:
-    """The sum, in the memory of `total` where both are dense."""
-    if total.layout is torch.strided and more.layout is torch.strided:
-        return total.add_(more)
-    return total + more
+            return value.to_sparse(self.sparse_dim)
+        return value.to(self.param.device)

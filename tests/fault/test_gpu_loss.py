@@ -4,7 +4,8 @@ import os
 from pathlib import Path
 
 import pytest
-from support.gpu import ROUTES, count_gpus, variants
+from support import fake_gpu
+from support.gpu import HOST_IDS, ROUTES, count_gpus, variants
 from support.job import run_job
 from support.limits import limit
 
@@ -13,7 +14,9 @@ SCRIPT = """
     import numpy as np
     import hvdlite as hvd
     from support.driver_arrays import DriverArray
+    from support.gpu import pass_for_other_hosts
 
+    pass_for_other_hosts()
     hvd.init()
     gpu = hvd.local_rank() % int(os.environ["GPUS"])
     arrays = [DriverArray.of(np.full(100_000, hvd.rank() + 1.0, np.float32), device=gpu) for _ in range(4)]
@@ -48,10 +51,22 @@ def test_the_others_end(variant, how, pytestconfig):
         pytest.skip(variant.impossible)
     if variant.environment["HVDLITE_GPU_ROUTE"] not in pytestconfig.getoption("--routes"):
         pytest.skip("another route was asked for")
+    gpus = "2" if "fakes" in variant.label else str(count_gpus()[0])
+    expect_loss(how, {**variant.environment, "GPUS": gpus})
+
+
+def test_through_nccl_on_one_gpu():
+    """Where NCCL is too old to let ranks share a GPU, they pass for ranks of other hosts, as on the machine with one GPU."""
+    reason = fake_gpu.missing()
+    if reason:
+        pytest.skip(reason)
+    expect_loss("raise", {**fake_gpu.environment(gpus=1), "HVDLITE_GPU_ROUTE": "nccl", HOST_IDS: "1", "GPUS": "1"})
+
+
+def expect_loss(how, environment):
     tests = str(Path(__file__).parents[1])
     path = os.pathsep.join([str(Path(tests).parent), tests])
-    gpus = "2" if "fakes" in variant.label else str(count_gpus()[0])
-    job = run_job(SCRIPT, 2, timeout=limit(12.0), env={**variant.environment, "PYTHONPATH": path, "HOW": how, "GPUS": gpus})
+    job = run_job(SCRIPT, 2, timeout=limit(12.0), env={**environment, "PYTHONPATH": path, "HOW": how})
     assert not job.timed_out, job.report()
     assert job.returncode != 0
     if how == "raise":

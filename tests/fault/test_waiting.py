@@ -38,6 +38,42 @@ def test_an_idle_engine_and_a_wait_for_a_straggler_use_no_processor(binding):
         assert all(float(share) <= 2.0 for share in shares.values()), result.report()
 
 
+@pytest.mark.measures
+def test_a_rank_that_is_stopped_with_the_lock_of_a_ledger_costs_the_others_no_processor():
+    """Rank 0 takes the lock by hand, where it lies: in the window, behind its head, one line after the serial number."""
+    result = run_job(
+        """
+        import ctypes, time
+        import numpy as np
+        from mpi4py import MPI
+        import hvdlite as hvd
+
+        hvd.init()
+        hvd.allreduce(np.ones(1000), name="x")
+        MPI.COMM_WORLD.Barrier()
+        if hvd.rank() == 0:
+            with open("/proc/self/maps") as maps:
+                window = next(int(line.split("-")[0], 16) for line in maps if "hvdlite-window" in line)
+            serial, lock = (ctypes.c_uint32.from_address(window + 128 + at) for at in (0, 64))
+            assert (serial.value, lock.value) == (1, 0)
+            lock.value = 1
+        MPI.COMM_WORLD.Barrier()
+        start, cpu = time.perf_counter(), time.process_time()
+        if hvd.rank() == 0:
+            time.sleep(4)
+            lock.value = 0
+        hvd.allreduce(np.ones(1000), name="x")
+        took = time.perf_counter() - start
+        assert took > 3.9
+        print(f"waiting {100 * (time.process_time() - cpu) / took:.3f} %", flush=True)
+        """,
+        2,
+    )
+    assert result.returncode == 0, result.report()
+    (share,) = re.findall(r"waiting ([\d.]+) %", result.stdout[1])
+    assert float(share) <= 5.0, result.report()
+
+
 def test_ctrl_c_interrupts_a_wait_within_half_a_second():
     result = run_job(
         """
@@ -126,9 +162,52 @@ def test_four_ranks_on_few_cores_do_not_collapse():
         mpirun_args=["--bind-to", "none"],
     )
     assert result.returncode == 0, result.report()
-    micros = re.search(r"([\d.]+) us", result.stdout[0])
-    assert micros, result.report()
-    assert float(micros.group(1)) <= 60, result.report()  # of processor time; more than 100 if they spin
+    micros = sorted(float(us) for output in result.stdout.values() for us in re.findall(r"([\d.]+) us", output))
+    assert len(micros) == 4, result.report()
+    # Of processor time; more than 100 if they spin. The system may put three ranks on one of two cores: then the fourth takes
+    # all of the other, which nobody else wants.
+    assert micros[2] <= 60, result.report()
+
+
+@pytest.mark.measures
+def test_four_ranks_on_few_cores_take_about_as_long_as_mpi():
+    """Of the rounds in which hvdlite and Open MPI have their turn, the median of the ratios (docs/benchmarks.md)."""
+    limits = {4: 3.0, 16 << 10: 1.5, 64 << 10: 1.5, 1 << 20: 1.5}
+    for _ in range(5):  # what else runs on the machine may hit one of the two for all of a job
+        result = run_job(
+            f"""
+            import statistics, time
+            import numpy as np
+            from mpi4py import MPI
+            import hvdlite as hvd
+
+            def seconds(reduce, calls):
+                array.fill(hvd.rank())
+                MPI.COMM_WORLD.Barrier()
+                start = time.perf_counter()
+                for _ in range(calls):
+                    reduce()
+                return MPI.COMM_WORLD.allreduce(time.perf_counter() - start, MPI.MAX)
+
+            hvd.init()
+            for nbytes in {list(limits)}:
+                array, calls = np.empty(nbytes // 4, np.float32), 10 if nbytes >= 1 << 20 else 50
+                ratios = []
+                for _ in range(15):
+                    ours = seconds(lambda: hvd.allreduce_(array, op=hvd.Average), calls)
+                    assert array[0] == array[-1] == 1.5
+                    ratios.append(ours / seconds(lambda: MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, array), calls))
+                print(nbytes, statistics.median(ratios), flush=True)
+            """,
+            4,
+            mpirun_args=["--bind-to", "none"],
+        )
+        assert result.returncode == 0, result.report()
+        ratios = {int(nbytes): float(ratio) for nbytes, ratio in map(str.split, result.stdout[0].splitlines())}
+        assert ratios.keys() == limits.keys()
+        if all(ratios[nbytes] <= most for nbytes, most in limits.items()):
+            return
+    pytest.fail(f"too many times as long as MPI: {ratios}")
 
 
 @pytest.mark.measures

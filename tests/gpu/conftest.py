@@ -6,15 +6,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from support.gpu import HOST_IDS, MODE
-
-RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
+from support.gpu import MODE, pass_for_other_hosts
 
 # The CPU tests of the torch door, which some files here run on GPUs.
 sys.path.append(str(Path(__file__).parents[1] / "adapters" / "torch"))
-if os.environ.get(HOST_IDS):
-    # Before anything calls NCCL: ranks that share a GPU pass for ranks of different hosts.
-    os.environ["NCCL_HOSTID"] = "hvdlite-" + next(os.environ[name] for name in RANK_VARIABLES if name in os.environ)
+pass_for_other_hosts()
 
 
 @pytest.fixture(scope="session")

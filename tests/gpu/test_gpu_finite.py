@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from support.world import WORLD
 
+RANKS = (1, 2)
 STAND_INS = ("fakes",)
 ENVIRONMENT = {"HVDLITE_CHECK_FINITE": "1"}
 RANK, SIZE = WORLD.rank, WORLD.size

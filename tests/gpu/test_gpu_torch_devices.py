@@ -1,5 +1,7 @@
 """Models of which a part is in host memory, and gradients made in several streams."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from support import fake_torch
@@ -53,6 +55,38 @@ def test_a_model_of_which_a_part_is_in_host_memory(hvd, options, taken):
     assert all(len(each) == 1 for each in devices)
     assert set.union(*devices) == {-1, GPU}
     assert_same_bits([param.cpu() for param in pair.model.parameters()])
+
+
+def move(pair, to_gpu):
+    """Moves both models, and what their optimizers keep."""
+    device = DEVICE if to_gpu else "cpu"
+    for module, optimizer in ((pair.model, pair.optimizer), (pair.twin, pair.twin_optimizer)):
+        module.to(device)
+        for state in optimizer.state.values():
+            state.update({name: value.to(device) for name, value in state.items() if torch.is_tensor(value)})
+    for param in pair.model.parameters() if WHERE == "fakes" else ():
+        param.fake_place = GPU if to_gpu else -1
+
+
+@pytest.mark.parametrize("options", [{}, {"backward_passes_per_step": 2}], ids=["plain", "passes"])
+def test_a_model_that_is_moved_after_its_first_steps(hvd, options, taken):
+    """The plan is made anew: gradients are reduced where they are now."""
+    pair = Pair(hvd, sgd, **options)
+    passes = options.get("backward_passes_per_step", 1)
+    for to_gpu in (False, True, False):
+        move(pair, to_gpu)
+        with taken() if to_gpu else nullcontext():
+            for step in range(2):
+                pair.zero()
+                for _ in range(passes):
+                    part, whole = ([tensor.to(DEVICE if to_gpu else "cpu") for tensor in one] for one in pair.parts(step))
+                    mse(pair.model, *part).backward()
+                    mse(pair.twin, *whole).backward()
+                assert_close(grads_of(pair.model), grads_of(pair.twin), 1e-10)
+                pair.step()
+        reducer = pair.optimizer._hvdlite.reducer
+        assert {bucket.device for bucket in reducer._buckets} == {GPU if to_gpu else -1}
+    assert_same_bits(list(pair.model.parameters()))
 
 
 def test_gradients_that_are_made_in_several_streams(hvd, taken):

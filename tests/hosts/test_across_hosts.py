@@ -83,12 +83,13 @@ def test_ranks_of_a_host_map_one_window_of_their_own():
 
 @pytest.mark.measures
 def test_the_wire_carries_little_and_is_used_well():
-    """4 MiB of two hosts of two ranks at 1 Gbit/s and 1 ms: the wire alone takes 34 ms, Open MPI about 200."""
+    """4 MiB of two hosts of two ranks at 1 Gbit/s and 1 ms: the wire alone takes 34 ms, Open MPI about 200, hvdlite 40."""
     with emulated_hosts(2, rate_mbit=1000, delay_us=1000) as hosts:
-        for _ in range(5):  # at times the machine's cores are too busy to carry 4 ranks and the wire
+        for _ in range(8):  # at times the machine's cores are too busy to carry 4 ranks and the wire
             (timing,) = timed_allreduce(hosts, 2, [4 * MIB], repeats=5)
             assert max(timing.sent) < 1.03 * 4 * MIB
             assert min(timing.hvdlite) > 0.0335, "faster than the wire: the emulation does not work"
-            if min(timing.hvdlite) < 0.5 * min(timing.mpi):
+            if min(timing.hvdlite) < min(0.045, 0.5 * min(timing.mpi)):
                 break
     assert min(timing.hvdlite) < 0.5 * min(timing.mpi), timing
+    assert min(timing.hvdlite) <= 0.045, timing

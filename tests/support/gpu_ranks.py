@@ -114,12 +114,16 @@ class GpuRank:
 
 @contextmanager
 def gpu_engines(
-    gpus: FakeGpus, size: int, config: dict[str, Any] | None = None, devices: Sequence[int] | None = None
+    gpus: FakeGpus,
+    size: int,
+    config: dict[str, Any] | None = None,
+    devices: Sequence[int] | None = None,
+    hosts: list[int] | None = None,
 ) -> Iterator[list[GpuRank]]:
-    """devices: the GPU of each rank; by default each has one of its own."""
+    """devices: the GPU of each rank; by default each has one of its own. hosts: the number of each rank's host, or one."""
     devices = range(size) if devices is None else devices
     gpus.set(gpus=max(2, *[device + 1 for device in devices]))
-    with engines(size, knobs(**(config or {}))) as ranks:
+    with engines(size, knobs(**(config or {})), hosts) as ranks:
         yield [GpuRank(rank, gpus, device) for rank, device in zip(ranks, devices, strict=True)]
 
 

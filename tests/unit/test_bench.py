@@ -141,6 +141,20 @@ def test_what_an_operation_adds_is_in_the_table():
     assert [cell.strip() for cell in line.split("|")[2:-1]] == ["3.25 (2.50..4.00) µs", "+1.75 (+1.50..+2.00) µs"]
 
 
+def test_what_handing_over_costs_is_in_the_tables():
+    more = {"tensors": 100, "ranks": 2, "bind": "core"}
+    cases = {"submission": {"hvdlite": [[5e-6]]}, "submission_submit": {"hvdlite": [[4e-6], [2e-6], [3e-6]]}}
+    cases["backward"] = {"none": [[1e-6], [2e-6]], "hooks": [[1.5e-6], [4e-6]]}
+    records = [
+        report.measurement(case, peer, rounds, 1, **more) for case, taken in cases.items() for peer, rounds in taken.items()
+    ]
+    lines = [line.split("|")[1:-1] for line in tables.tables([RUN, *records]).splitlines() if line.startswith("| h")]
+    assert [[cell.strip() for cell in line] for line in lines] == [
+        ["hvdlite", "3.00 (2.00..4.00) µs", "5.00 (5.00..5.00) µs"],
+        ["hooks", "2.75 (1.50..4.00) µs", "+1.25 (+0.50..+2.00) µs"],
+    ]
+
+
 def test_a_strategy_of_tensorflow_has_processes_of_its_own():
     assert keras_training.teams(["none", "hvdlite", "mirrored"]) == [["none", "hvdlite"], ["mirrored"]]
     assert keras_training.teams(["mirrored"]) == [["mirrored"]]

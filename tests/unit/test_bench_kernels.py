@@ -7,6 +7,7 @@ from support import fake_gpu
 from support.fake_gpu import fake_gpus  # noqa: F401
 
 from hvdlite import _engine, errors
+from hvdlite.bench import kernels
 from hvdlite.bench.__main__ import main
 
 errors.install(_engine.set_error_classes)
@@ -56,3 +57,32 @@ def test_odd_numbers_of_tensors_are_refused(capsys):
     with pytest.raises(SystemExit):
         main(["kernels", "--tensors", "1,none"])
     assert "'1,none' are no numbers from 1 on" in capsys.readouterr().err
+
+
+def record(size, tensors, percent=100.0, row=1e-6, way="pack"):
+    facts = {"record": "kernel", "case": "copy", "way": way, "bytes": size, "tensors": tensors}
+    return {**facts, "percent_of_copy": percent, "row": row}
+
+
+def test_what_is_below_its_target_is_listed():
+    good = [
+        record(1 << 20, 1, 85.0),
+        record(1 << 28, 160, 90.0, 1.0),
+        record(1 << 20, 160, 3.0, 10e-6),
+        record(1 << 14, 1, 1.0),
+    ]
+    good.append(record(1 << 20, 160, 3.0, 1.0, "unpack"))  # the target is that of packing
+    assert kernels.missed(good) == []
+    assert kernels.missed([*good, record(1 << 24, 1, 84.0), record(1 << 18, 160, 3.0, 11e-6)]) == [
+        "pack of 1 x 16 MiB, copy: 84 % of the copy's rate, not 85",
+        "pack of 160 x 1.60 KiB, copy: 11.0 µs, not 10.0 µs",
+    ]
+    assert kernels.missed([record(1 << 14, 1)]) == ["tensors of 1 MB or more: not measured", "160 small tensors: not measured"]
+
+
+def test_below_target_the_status_says_so(fake_gpus, knobs, capsys, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(kernels, "missed", lambda records: ["pack: too slow"] if records else [])
+    assert main(WORDS) == 0
+    assert "Below target" not in capsys.readouterr().out
+    assert main([*WORDS, "--targets"]) == 3
+    assert capsys.readouterr().out.endswith("\nBelow target:\n- pack: too slow\n")

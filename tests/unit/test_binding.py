@@ -104,6 +104,8 @@ def test_an_outcome_is_put_into_a_list():
             rank.engine.wait_into(outcomes, handle)
             with pytest.raises(errors.InvalidArgumentError, match="unknown"):
                 rank.engine.wait_into(outcomes, handle)
+        for place, handle in enumerate((good, bad)):
+            rank.engine.wait_into(outcomes, handle, place=place)  # another thread has been here
         result, error = outcomes
         assert result.contributors == 2
         assert isinstance(error, errors.MismatchError)

@@ -38,14 +38,20 @@ def items_of(slots):
 
 
 def tensor(address, **other):
-    usual = {"dtype": "float", "layout": "strided", "is_contiguous": lambda: True, "is_neg": lambda: False}
+    usual = {"dtype": "float", "layout": "strided", "device": "here", "is_contiguous": lambda: True, "is_neg": lambda: False}
     return SimpleNamespace(**{**usual, "data_ptr": lambda: address, **other})
 
 
 def test_a_bucket_is_gathered_or_left_as_it_is():
     slots = [dirty_slot(tensor(0)), dirty_slot(tensor(1))]
-    gatherer = Gatherer(slots, torch.Tensor, None, "float", "strided", FLOAT32)
-    for wrong in ({"dtype": "half"}, {"layout": "sparse"}, {"is_contiguous": lambda: False}, {"is_neg": lambda: True}):
+    gatherer = Gatherer(slots, torch.Tensor, None, "float", "strided", "here", FLOAT32)
+    for wrong in (
+        {"dtype": "half"},
+        {"layout": "sparse"},
+        {"device": "there"},
+        {"is_contiguous": lambda: False},
+        {"is_neg": lambda: True},
+    ):
         slots[1].param.grad = tensor(1, **wrong)
         assert gatherer.gather() is None
     slots[1].param.grad = None
@@ -80,9 +86,17 @@ def test_items_of_any_kind_are_sent():
     with pytest.raises(TypeError, match="no GradientState"):
         Sent([("a slot", None, None, None)], [0])
     with pytest.raises(TypeError, match="no GradientState"):
-        Gatherer(["a slot"], torch.Tensor, None, torch.float32, torch.strided, FLOAT32)
+        Gatherer(["a slot"], torch.Tensor, None, torch.float32, torch.strided, torch.device("cpu"), FLOAT32)
     with pytest.raises(IndexError):
         sent[2]
+
+
+def test_a_gradient_fits_only_on_the_device_of_the_plan():
+    from hvdlite.torch.slots import WireForm
+
+    form = WireForm(torch.ones(3), None)
+    assert form.fits(torch.ones(3))
+    assert not form.fits(torch.ones(3, device="meta"))
 
 
 GRADIENTS = {
@@ -92,6 +106,7 @@ GRADIENTS = {
     "in another order": (torch.ones(2, 3).T, False),
     "of another dtype": (torch.ones(2, 3, dtype=torch.float64), False),
     "sparse": (torch.ones(2, 3).to_sparse(), False),
+    "on another device": (torch.ones(2, 3, device="meta"), False),
     "with gaps": (torch.ones(4)[::2], False),
     "negative": (torch.ones(1, dtype=torch.complex64).conj().imag, False),
     "of a subclass": (torch.nn.Parameter(torch.ones(3)), True),  # asked as where torch has no functions for native code
@@ -105,7 +120,7 @@ def test_a_gradient_is_sent_from_where_it_is(kind, told):
     slot = dirty_slot(grad)
     plain = plain_of(torch.ones(1)) if told == "natively" else None
     assert (plain is not None) == (told == "natively")
-    sent = Gatherer([slot], torch.Tensor, plain, torch.float32, torch.strided, FLOAT32).gather()
+    sent = Gatherer([slot], torch.Tensor, plain, torch.float32, torch.strided, torch.device("cpu"), FLOAT32).gather()
     assert (sent is not None) == is_found
     if sent is None:
         return
@@ -141,7 +156,7 @@ def test_a_bucket_that_nobody_uses_goes():
     bucket, slot = Bucket(), dirty_slot(None)
     grad = Gradient()
     slot.bucket, slot.param.grad = bucket, grad
-    bucket.gatherer = Gatherer([slot], torch.Tensor, None, torch.float32, torch.strided, FLOAT32)
+    bucket.gatherer = Gatherer([slot], torch.Tensor, None, torch.float32, torch.strided, torch.device("cpu"), FLOAT32)
     grad.sent = Sent([(slot, grad, grad, None)], [0])
     gone = [weakref.ref(bucket), weakref.ref(grad)]
     del bucket, slot, grad

@@ -240,3 +240,79 @@ def test_the_gpu_check_reports_a_step_that_fails(tmp_path):
     assert "no headers here" in report
     assert "| import |" not in report
     assert report.endswith("Something failed.\n")
+
+
+@pytest.fixture
+def stubbed_check(tmp_path):
+    """run(BODY, *words, **variables): the check on a machine whose Python is the shell script BODY, and its report.
+
+    In BODY, $* is what Python was called with. What the build needs is there, and counting GPUs finds one.
+    """
+    stub = tmp_path / "work" / "venv" / "bin" / "python"
+    stub.parent.mkdir(parents=True)
+    out = tmp_path / "report.md"
+
+    def run(body, *words, **variables):
+        build = 'case "$*" in *build_ext*) touch hvdlite/stub.so ;; esac'
+        stub.write_text(f"#!/bin/sh\n{build}\n{body}\nexit 0\n")
+        stub.chmod(0o755)
+        places = ("--python", str(stub), "--out", str(out), "--work", str(tmp_path / "work"))
+        done = gpu_check(*places, *words, **variables)
+        return done.returncode, out.read_text(), done.stderr
+
+    return run
+
+
+def test_tests_that_fail_make_the_gpu_check_fail(stubbed_check):
+    """Although what the step runs last is tee, which succeeds."""
+    failing = 'case "$*" in *"-m pytest"*) echo "1 failed, 2 passed in 3.00s"; exit 1 ;; esac'
+    code, report, errors = stubbed_check(failing, "--only", "tests-2-nccl,loss")
+    assert code == 1, errors
+    assert "| tests-2-nccl | failed with 1 |" in report
+    assert "| loss | failed with 1 |" in report
+    assert "1 failed, 2 passed" in report
+    assert report.endswith("Something failed.\n")
+
+    passing = 'case "$*" in *"-m pytest"*) echo "3 passed in 3.00s" ;; esac'
+    code, report, errors = stubbed_check(passing, "--only", "tests-2-nccl,loss")
+    assert code == 0, errors
+    assert "| tests-2-nccl | passed |" in report
+    assert report.endswith("All steps passed.\n")
+
+    none = 'case "$*" in *"-m pytest"*) echo "4 deselected in 0.10s"; exit 5 ;; esac'
+    code, report, errors = stubbed_check(none, "--only", "loss")
+    assert code == 0, errors
+    assert "| loss | left out: 4 deselected in 0.10s |" in report
+
+
+def test_the_gpu_check_says_what_is_below_target(stubbed_check):
+    slow = 'case "$*" in *"bench kernels --targets"*) echo "- pack: too slow"; exit 3 ;; esac'
+    code, report, errors = stubbed_check(slow, "--only", "kernels")
+    assert code == 1, errors
+    assert "| kernels | below target |" in report
+    assert "- pack: too slow" in report
+
+
+def test_steps_without_time_have_not_failed(stubbed_check):
+    """The report has the command that runs them."""
+    sleeping = 'case "$*" in *"bench kernels"*) echo begun; exec sleep 60 ;; esac'
+    code, report, errors = stubbed_check(sleeping, "--only", "kernels,tests-1,collectives", "--budget", "8")
+    assert code == 3, errors
+    assert "| build | passed |" in report
+    assert "| kernels | not ended: only " in report
+    assert "| tests-1 | not begun: the 8 s of --budget were over | 0 |" in report
+    assert "tools/gpu_check.sh --only kernels,tests-1,collectives\n" in report
+    assert "failed:" not in report
+    assert report.endswith("Nothing failed, but the time was over before all steps had ended.\n")
+
+
+def test_the_sanitizer_is_found_in_a_toolkit(stubbed_check, tmp_path):
+    sanitizer = tmp_path / "toolkit" / "bin" / "compute-sanitizer"
+    sanitizer.parent.mkdir(parents=True)
+    sanitizer.write_text('#!/bin/sh\necho "called with $*"\n')
+    sanitizer.chmod(0o755)
+    path = ":".join(place for place in os.environ["PATH"].split(":") if not (Path(place) / "compute-sanitizer").exists())
+    code, report, errors = stubbed_check("", "--only", "memcheck", PATH=path, CUDA_HOME=str(tmp_path / "toolkit"))
+    assert code == 0, errors
+    assert "| memcheck | passed |" in report
+    assert "called with --tool memcheck --report-api-errors no " in report

@@ -97,7 +97,7 @@ def test_horovods_variables_without_effect_are_listed_in_one_line():
     )
     (line,) = found.notes
     assert line == (
-        "these variables of Horovod have no effect here: HOROVOD_ENABLE_XLA_OPS (there are no XLA operations); "
+        "these variables of Horovod have no effect here: HOROVOD_ENABLE_XLA_OPS (allreduce works under XLA without it); "
         "HOROVOD_FOO (no knob of hvdlite); HOROVOD_GLOO_IFACE (Gloo is not used)"
     )
     assert not found.warnings

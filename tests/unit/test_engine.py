@@ -6,6 +6,7 @@ import random
 import re
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -78,6 +79,67 @@ def test_names_may_come_in_any_order(size, ways):
             assert counters["agreed_in_memory"] == 0
             assert counters["cache_misses"] == len(names)
             assert counters["cache_hits"] == 2 * len(names)
+
+
+class RankZeroLast:
+    """Steps in which the coordinator, rank 0, has heard of what the others submit before it submits its own."""
+
+    def __init__(self, size: int) -> None:
+        self._barrier = threading.Barrier(size)
+
+    def step(self, rank: Rank, submit: Callable[[], list[int]]) -> list[int]:
+        if rank.rank == 0:
+            self._barrier.wait(60)
+            time.sleep(0.02)  # a message needs less; if one needs more, this step shows nothing
+        handles = submit()
+        if rank.rank != 0:
+            self._barrier.wait(60)
+        return handles
+
+
+def test_after_a_mismatch_ranks_agree_in_memory_again_also_if_rank_0_asks_last(ways):
+    """What the coordinator decides with its own request must not stay a matter of messages."""
+    order = RankZeroLast(3)
+
+    def body(rank: Rank) -> list[int]:
+        sent = []
+        for step in range(6):
+            # Ranks 1 and 2 differ in the first step: it becomes the coordinator's business before rank 0 asks.
+            array = np.full(3 + (step == 0 and rank.rank == 2), rank.rank, np.float32)
+            output = np.empty_like(array)
+            (handle,) = order.step(rank, lambda a=array, o=output: [rank.start(ALLREDUCE, "w", a, o)])
+            if step == 0:
+                with pytest.raises(MismatchError):
+                    rank.engine.wait(handle)
+            else:
+                rank.engine.wait(handle)
+                assert (output == 3).all()
+            sent.append(rank.engine.counters()["control_messages_sent"])
+        return sent
+
+    for sent in run_ranks(3, body, {"deadlock_timeout": 0.0}):
+        if ways == "memory":
+            assert sent[1:] == sent[1:2] * 5
+
+
+def test_operations_that_go_by_message_leave_nothing_in_the_ledger(ways):
+    """Unnamed allgathers, more than the ledger has room for, each a name of its own, with rank 0 last."""
+    batches, many = 18, 1000
+    order = RankZeroLast(2)
+
+    def body(rank: Rank) -> int:
+        row = np.full((1, 1), rank.rank, np.uint8)
+        for _ in range(batches):
+            handles = order.step(rank, lambda: [rank.start(ALLGATHER, None, row) for _ in range(many)])
+            for handle in handles:
+                assert Rank.take(rank.engine.wait(handle), np.uint8).ravel().tolist() == [0, 1]
+        before = rank.engine.counters()["control_messages_sent"]
+        for i in range(10):
+            assert (rank.allreduce(f"after{i}", np.full(2, rank.rank + 1, np.float32)) == 3).all()
+        return rank.engine.counters()["control_messages_sent"] - before
+
+    if ways == "memory":
+        assert run_ranks(2, body, {"deadlock_timeout": 0.0}) == [0, 0]
 
 
 @pytest.mark.parametrize("size", [2, 3])

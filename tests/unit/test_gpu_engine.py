@@ -37,7 +37,7 @@ def route(request):
 
 @pytest.fixture(params=["memory", "messages"], autouse=True)
 def ways(request, monkeypatch):
-    """The ranks agree in shared memory, or in messages: where GPU tensors travel does not depend on it."""
+    """The ranks share memory, in which they agree and GPU tensors pass that go through host memory, or send messages."""
     monkeypatch.setitem(thread_ranks.COMMON, "shared_memory", "auto" if request.param == "memory" else "off")
     return request.param
 

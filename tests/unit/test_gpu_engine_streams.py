@@ -2,13 +2,16 @@
 
 import random
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from support import fake_gpu
 from support.fake_gpu import fake_gpus  # noqa: F401
 from support.gpu_ranks import gpu_engines, run_gpu_ranks
-from support.thread_ranks import ALLGATHER, ALLREDUCE, AVERAGE, BROADCAST, REDUCESCATTER, in_threads, outcomes_of
+from support.thread_ranks import ALLGATHER, ALLREDUCE, AVERAGE, BROADCAST, REDUCESCATTER, SUM, in_threads, outcomes_of
+
+from hvdlite.errors import HvdliteError
 
 pytestmark = pytest.mark.skipif(fake_gpu.missing() is not None, reason=str(fake_gpu.missing()))
 
@@ -108,6 +111,101 @@ def test_the_host_does_not_wait_for_the_gpu(fake_gpus):  # noqa: F811
             np.testing.assert_array_equal(array.numpy(), 2.0**20)
 
 
+def test_nobody_waits_while_memory_is_freed(fake_gpus):  # noqa: F811
+    """The driver frees when all streams are empty, in which the rank's own operations may wait for others."""
+
+    def body(rank):
+        rank.allreduce("first", np.ones(3, np.float32))
+        array = rank.array(np.ones(1000, np.float32))
+        other = rank.gpus.stream(rank.device)
+        rank.host.barrier()
+        other.busy(3.0)
+        begun = time.monotonic()
+        for step in range(5):
+            rank.wait(rank.start(ALLREDUCE, f"x{step}", array, array, prescale=0.5))
+            rank.stream.synchronize()
+            memory = rank.engine.new_gpu_output(rank.device, rank.stream.handle, 5 << 20)
+            assert memory.address
+            del memory  # with the GIL held
+        assert time.monotonic() - begun < 2.5
+        np.testing.assert_array_equal(array.numpy(), 1)
+
+    run_gpu_ranks(fake_gpus, 2, body, {"gpu_route": "nccl", "gpu_cache_bytes": 0})
+    assert fake_gpus.calls("cuMemFree") >= 5
+
+
+@pytest.mark.parametrize("use", ["output", "input", "both"])
+@pytest.mark.parametrize("route", ROUTES)
+def test_lent_memory_is_free_after_the_operations_on_it(fake_gpus, route, use):  # noqa: F811
+    """A block is dropped while its operation is at work; the next one to have it uses it after that."""
+
+    def body(rank):
+        rank.allreduce("first", np.ones(1000, np.float32))
+        array = rank.array(np.full(1000, 1.0, np.float32))
+        block = rank.engine.new_gpu_output(rank.device, rank.stream.handle, array.nbytes)
+        address = block.address
+        lent = SimpleNamespace(ptr=address, shape=array.shape, dtype=array.dtype, device=array.device, stream=rank.stream)
+        target = rank.empty_like(array)
+        if use != "output":
+            rank.wait(rank.start(BROADCAST, "fill", array, lent, root=0))
+        rank.stream.busy(0.3)
+        operands = {"output": (array, lent), "input": (lent, target), "both": (lent, lent)}[use]
+        handle = rank.start(ALLREDUCE, "x", *operands)
+        rank.wait(handle, rank.gpus.stream(rank.device))
+        del block
+        # In another stream, which is ordered after nothing that this program knows of.
+        elsewhere = rank.gpus.stream(rank.device)
+        again = rank.engine.new_gpu_output(rank.device, elsewhere.handle, array.nbytes)
+        assert again.address == address
+        with rank.gpus.on(rank.device):
+            rank.gpus.call("cuMemsetD8Async", address, 0, array.nbytes, elsewhere.handle)
+        rank.stream.synchronize()
+        rank.wait(rank.start(ALLREDUCE, "last", array, array))  # comes after the first in the engine's streams
+        rank.stream.synchronize()
+        elsewhere.synchronize()
+        view = rank.gpus.empty(array.shape, array.dtype, rank.device, elsewhere)
+        with rank.gpus.on(rank.device):
+            rank.gpus.call("cuMemcpyAsync", view.ptr, address, array.nbytes, elsewhere.handle)
+        np.testing.assert_array_equal(view.numpy(), 0)
+        if use == "input":
+            np.testing.assert_array_equal(target.numpy(), 2)
+
+    run_gpu_ranks(fake_gpus, 2, body, {"gpu_route": route})
+
+
+def test_a_blocking_call_keeps_its_memory_when_the_streams_cannot_be_ordered(fake_gpus):  # noqa: F811
+    """Whichever call of the driver fails: where something was submitted, the memory is kept."""
+    raised = []
+    for nth in range(1, 30):
+        with gpu_engines(fake_gpus, 1, {"gpu_route": "nccl"}) as (rank,):
+            rank.allreduce("first", np.ones(3, np.float32))
+            array = rank.array(np.ones(3, np.float32))
+            request = rank.request(ALLREDUCE, "x", array, array)
+            fields = ("kind", "name", "dtype", "shape", "input_ptr", "output_ptr")
+            words = [*(request[field] for field in fields), SUM, 0, 0, 1.0, 1.0, "", 0, 0, (), request["device"], 0, 0, 0]
+            kept: list[tuple[object, int, int]] = []
+
+            def keep(*facts, kept=kept):
+                kept.append(facts)
+
+            before = fake_gpus.calls("cuStreamWaitEvent")
+            fake_gpus.fail("cuStreamWaitEvent", nth, 999)
+            try:
+                rank.engine.run((*words, request["stream"]), "the memory", keep)
+            except HvdliteError as error:
+                raised.append(str(error))
+                assert len(kept) == 1, raised
+                assert kept[0][:2] == ("the memory", 0)
+            else:
+                assert not kept
+            called = fake_gpus.calls("cuStreamWaitEvent") - before
+            fake_gpus.fail("cuStreamWaitEvent", 0, 0)
+        if called < nth:
+            break
+    assert raised
+    assert not raised[-1].startswith("allreduce"), "the last call is that of the caller's stream"
+
+
 @pytest.mark.parametrize("route", ROUTES)
 def test_host_memory_goes_on_while_gpu_memory_waits(fake_gpus, route):  # noqa: F811
     """Operations of one set on both kinds of memory, of which those on the GPU are not ready for long."""
@@ -174,3 +272,33 @@ def test_tensors_on_another_gpu_for_many_seeds(fake_gpus, route):  # noqa: F811
     with gpu_engines(fake_gpus, 2, {"gpu_route": route}) as ranks:
         fake_gpus.set(gpus=4)
         in_threads(ranks, body, 60)
+
+
+def test_nothing_else_waits_for_a_communicator_that_comes_up(fake_gpus):  # noqa: F811
+    """Not the caller, nor operations on host memory or of a process set whose communicator is there."""
+    seconds = 1.5  # for the communicator
+
+    def body(rank):
+        some = rank.host.add_process_set([0, 1])
+        first = np.full(9, rank.rank + 1, np.float32)
+        if rank.rank < 2:
+            rank.allreduce("first", first, op=SUM, process_set=some)
+        rank.host.barrier("the next is slow")
+        if rank.rank == 0:
+            fake_gpus.set(nccl_start_ms=int(1000 * seconds))
+        rank.host.barrier("as set")
+        array = rank.array(first)
+        start = time.monotonic()
+        slow = rank.start(ALLREDUCE, "slow", array, array, op=SUM)
+        for step in range(20):
+            values = np.full(1000, rank.rank + step, np.float32)
+            np.testing.assert_array_equal(rank.host.allreduce(f"host.{step}", values, op=SUM), 3 * step + 3)
+            if rank.rank < 2:
+                result = rank.allreduce(f"some.{step}", values, op=SUM, process_set=some)
+                np.testing.assert_array_equal(result, 2 * step + 1)
+        others = time.monotonic() - start
+        rank.wait(slow)
+        assert others < seconds <= time.monotonic() - start
+        np.testing.assert_array_equal(array.numpy(), np.full(9, 6))
+
+    run_gpu_ranks(fake_gpus, 3, body, {"gpu_route": "nccl"})

@@ -5,8 +5,9 @@ import pytest
 from support import fake_gpu
 from support.fake_gpu import fake_gpus  # noqa: F401
 from support.gpu_ranks import WIRE_BFLOAT16, WIRE_FLOAT16, run_gpu_ranks
-from support.thread_ranks import ALLREDUCE, MIN, SUM
+from support.thread_ranks import ALLREDUCE, BROADCAST, MIN, REDUCESCATTER, SUM, outcomes_of
 
+from hvdlite.dtypes import DType
 from hvdlite.errors import InvalidArgumentError, MismatchError, UnsupportedError
 
 pytestmark = pytest.mark.skipif(fake_gpu.missing() is not None, reason=str(fake_gpu.missing()))
@@ -69,6 +70,49 @@ def test_a_host_pointer_that_claims_to_be_on_a_gpu(fake_gpus):  # noqa: F811
             InvalidArgumentError, match=r"'x' .*its memory at 0x[0-9a-f]+ is not on GPU 0 but in host memory; give"
         ):
             rank.host.allreduce("x", host, device=0, stream=rank.stream.handle)
+
+    run_gpu_ranks(fake_gpus, 1, body)
+
+
+class Shifted:
+    """An array that begins in the middle of a number."""
+
+    def __init__(self, array, count):
+        self.ptr, self.shape, self.dtype = array.ptr + 2, (count,), array.dtype
+        self.device, self.stream, self.whole = array.device, array.stream, array
+
+
+@pytest.mark.parametrize("kind", [ALLREDUCE, REDUCESCATTER])
+@pytest.mark.parametrize("dtype", ["float32", "complex128"])
+def test_an_array_that_begins_in_the_middle_of_a_number(fake_gpus, route, kind, dtype):  # noqa: F811
+    """It is refused on its own rank, which goes on, whether it is the input or the output; only bytes may lie anywhere."""
+    size = 8 if dtype == "complex128" else 4
+    text = rf"'x' .*its memory on GPU 0 begins at 0x[0-9a-f]+, which is no multiple of the {size} bytes.*give a copy of it"
+
+    def body(rank):
+        array = rank.array(np.ones(9, dtype))
+        odd = Shifted(array, 8)
+        if rank.rank == 0:
+            for source, target in ((odd, odd), (array, odd)) if kind == ALLREDUCE else ((odd, None),):
+                with pytest.raises(InvalidArgumentError, match=text):
+                    rank.start(kind, "x", source, target)
+            assert rank.counters()["submitted"] == 0
+        np.testing.assert_array_equal(rank.allreduce("x", np.ones(8, dtype)), 2)
+        rank.wait(rank.start(BROADCAST, "b", odd, odd, root=0))
+
+    run_gpu_ranks(fake_gpus, 2, body, {"gpu_route": route})
+
+
+def test_a_prepared_group_with_an_array_that_begins_in_the_middle_of_a_number(fake_gpus):  # noqa: F811
+    def body(rank):
+        array = rank.array(np.ones(9, np.float32))
+        requests = [(ALLREDUCE, f"x{place}", int(DType.FLOAT32), (4,), 0, 0, SUM) for place in range(2)]
+        group = rank.engine.prepare([(*request, 0, 0, 1.0, 1.0, "g", 2, i, (), 0) for i, request in enumerate(requests)])
+        with pytest.raises(InvalidArgumentError, match=r"'x1' .*which is no multiple of the 4 bytes"):
+            rank.engine.submit_prepared(group, [array.ptr, array.ptr + 18], stream=rank.stream.handle)
+        handle = rank.engine.submit_prepared(group, [array.ptr, array.ptr + 16], stream=rank.stream.handle)
+        assert outcomes_of(rank.engine, [handle], streams=(rank.stream.handle,)) == [1, 1]
+        np.testing.assert_array_equal(array.numpy(), 1)
 
     run_gpu_ranks(fake_gpus, 1, body)
 

@@ -2,6 +2,7 @@
 
 import gc
 import math
+import signal
 import weakref
 
 import pytest
@@ -21,11 +22,15 @@ class Engine:
         self.limits = []
         self.ordered = []  # streams and the operations that they come after
         self.interrupt = None
+        self.failure_cause = ""
 
     def poll(self, number):
         return number in self.ended
 
-    def wait_into(self, outcomes, number, limit=math.inf, streams=()):
+    def land(self, handle, limit):
+        return NotImplemented  # these handles are not its own
+
+    def wait_into(self, outcomes, number, limit=math.inf, streams=(), place=None):
         self.limits.append(limit)
         self.ordered += [(stream, number) for stream in streams]
         if self.interrupt is not None:
@@ -228,3 +233,43 @@ def test_a_lost_gpu_keeps_the_memory_of_a_dropped_operation_and_disturbs_nobody(
     RUNTIME.require()
     assert not RUNTIME.parked
     assert memory() is not None
+
+
+@pytest.mark.parametrize("cause", ["", "rank 1 is gone"])
+def test_memory_of_a_dropped_handle_outlives_an_engine_that_failed(engine, monkeypatch, cause):
+    """The transport may still write to it, whatever engine there is now."""
+    handle, memory = make(engine)
+    engine.failure_cause = cause
+    monkeypatch.setattr(RUNTIME, "engine", Engine())
+    del handle
+    RUNTIME.require()
+    assert not RUNTIME.parked
+    assert (memory() is not None) == bool(cause)
+
+
+def test_two_threads_may_look_for_parked_memory_at_once(engine, monkeypatch):
+    handle, _ = make(engine)
+    del handle
+
+    def poll(number):
+        raise InvalidArgumentError(f"handle {number} is unknown")  # the other thread has released it
+
+    monkeypatch.setattr(engine, "poll", poll)
+    RUNTIME.require()
+
+
+def test_ctrl_c_in_a_dropped_handle_frees_nothing_and_is_not_lost(engine, monkeypatch):
+    def park(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RUNTIME, "park", park)
+    handles, memories = zip(*(make(engine) for _ in range(2)), strict=True)
+    held = list(handles)
+    del handles
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background begins with it ignored
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            held.clear()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert all(memory() is not None for memory in memories)

@@ -18,6 +18,7 @@ import pytest
 from support import fake_gpu
 from support.fake_gpu import FakeGpus, fake_gpus  # noqa: F401
 from support.fusion import Conversion, convert
+from support.limits import SANITIZED
 
 from hvdlite import _engine, config, errors, gpu
 from hvdlite.bench.fusion import Fusion, Move
@@ -29,7 +30,6 @@ ROOT = Path(__file__).parents[2]
 NVCC = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
 REAL_NVRTC = [path for path in gpu.nvrtc_libraries() if Path(path).is_file()]
 # The address sanitizer opens libraries in NVRTC's stead, and so does not find the one that lies beside it.
-SANITIZED = "libasan" in Path("/proc/self/maps").read_text()
 needs_nvrtc = pytest.mark.skipif(
     not REAL_NVRTC or SANITIZED, reason="no NVRTC here (pip install nvidia-cuda-nvrtc), or the address sanitizer is"
 )
@@ -232,6 +232,42 @@ def test_without_any_way_the_error_says_what_was_tried(fake_gpus, tmp_path):  # 
     wanted = r"the driver \(for CUDA 13\.0\) does not take what NVRTC 13\.0 .* made for sm_90: .*"
     with pytest.raises(errors.UnsupportedError, match=wanted), opened():
         pass
+
+
+def nvrtc_of(folder: Path, major: int) -> str:
+    """A fake NVRTC of another CUDA."""
+    path = folder / f"libnvrtc.so.{major}"
+    if not path.exists():  # or it may be loaded
+        shutil.copy(fake_gpu.libraries()["nvrtc"], path)
+    return str(path)
+
+
+def test_a_compiler_of_a_later_cuda_than_the_drivers_comes_last(fake_gpus, tmp_path):  # noqa: F811
+    fake_gpus.set(driver=12040)
+    later, right, earlier = (nvrtc_of(tmp_path, major) for major in (13, 12, 11))
+    with opened(nvrtc_library=f"{later}:{right}:{earlier}") as fusion:
+        assert fusion.origin == "compiled by NVRTC 12.0 (sm_90)"
+    with opened(nvrtc_library=f"{later}:{earlier}:{right}") as fusion:
+        assert fusion.origin == "compiled by NVRTC 11.0 (sm_90)"
+
+
+def test_where_one_compiler_is_of_no_use_the_next_is_tried(fake_gpus, tmp_path):  # noqa: F811
+    """It makes what the driver does not take, it fails, or it is another library."""
+    fake_gpus.set(driver=12040)
+    right = nvrtc_of(tmp_path, 12)
+    another = fake_gpu.libraries()["nccl"]
+    fake_gpus.fail("cuModuleLoadData", 2 if NVCC else 1, 222)  # behind the built-in image
+    with opened(nvrtc_library=f"{another}:{nvrtc_of(tmp_path, 11)}:{right}") as fusion:
+        assert fusion.origin == "compiled by NVRTC 12.0 (sm_90)"
+    fake_gpus.fail("nvrtcCompileProgram", 1, 6)
+    with opened(nvrtc_library=f"{nvrtc_of(tmp_path, 11)}:{right}") as fusion:
+        assert fusion.origin == "compiled by NVRTC 12.0 (sm_90)"
+    later = nvrtc_of(tmp_path, 13)
+    with pytest.raises(errors.UnsupportedError) as caught, opened(nvrtc_library=f"{later}:{another}"):
+        pass
+    text = str(caught.value)
+    assert "the driver (for CUDA 12.4) does not take what NVRTC 13.0" in text
+    assert "libfakenccl.so) has no nvrtc" in text
 
 
 # --- the cache --------------------------------------------------------------------------------------------------------

@@ -254,7 +254,7 @@ def test_a_rank_that_ends_without_a_result(tmp_path):
 
 
 def test_other_hosts_need_a_shared_folder():
-    with pytest.raises(InvalidArgumentError, match="pass folder="):
+    with pytest.raises(InvalidArgumentError, match="with folder="):
         functions.run(print, hosts="elsewhere.example:2")
 
 

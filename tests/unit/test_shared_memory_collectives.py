@@ -23,13 +23,13 @@ from support.simulation import (
 )
 from support.thread_ranks import Rank, engines, in_threads, run_ranks
 
-from hvdlite import _engine, errors
+from hvdlite import _engine, config, errors
 from hvdlite.dtypes import DType
 from hvdlite.errors import PeerLostError, UnsupportedError
 
 # So small that nothing but the line of a flag is small enough for fewer steps, an odd one, and one with all modes.
 TILES = (256, 320, 4096)
-REAL_TILE = 256 * 1024
+REAL_TILE = config.from_environment({}).tile_bytes
 
 FLOAT_SUM = Reduction(DType.FLOAT32, Op.SUM)
 

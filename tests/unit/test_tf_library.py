@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support import fake_gpu
 
 import hvdlite
 from hvdlite.errors import ERRORS
@@ -102,3 +103,69 @@ print([str(each.message) for each in caught if "hvdlite" in str(each.message)])
 def test_kernels_work_asynchronously_or_else_one_after_the_other(before, in_order, said):
     pytest.importorskip("tensorflow")
     assert re.search(said, run(OPERATIONS.format(before=before, in_order=in_order)))
+
+
+STREAMS = """
+import os, sys, warnings
+import tensorflow as tf
+sys.path.insert(0, {tests!r})
+from support import fake_tensorflow
+import hvdlite
+from hvdlite.runtime import RUNTIME
+{before}
+hvdlite.init()
+fake_tensorflow.install(1)
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    from hvdlite.tensorflow import collective_ops as ops
+    with tf.device("/GPU:0"):
+        tensor = fake_tensorflow.add(tf.identity([1.0, 2.0]), 2.0, 0.01)
+        assert ops.allreduce(tensor, prescale=3.0).numpy().tolist() == [9, 12]
+counters = RUNTIME.require().counters()
+print("in GPU memory" if counters["nccl_ops"] + counters["staged_ops"] else "in host memory")
+print(*(str(each.message) for each in caught if "HVDLITE" in str(each.message)), sep="\\n")
+"""
+DOUBTS = """
+from hvdlite.tensorflow import library
+for number in range(fake_tensorflow.LIES):
+    fake_tensorflow.lie(number)
+    print(number, library._doubt_of_stream(library.load(), "/GPU:0", os.environ["HVDLITE_CUDA_LIBRARY"]))
+fake_tensorflow.lie(fake_tensorflow.TRUTH)
+fake_tensorflow.WAITS = True
+print("idle", library._doubt_of_stream(library.load(), "/GPU:0", os.environ["HVDLITE_CUDA_LIBRARY"]))
+"""
+
+
+def run_on_fake_gpus(monkeypatch, before, after=""):
+    pytest.importorskip("tensorflow")
+    if fake_gpu.missing():
+        pytest.skip(fake_gpu.missing())
+    for name, value in {**fake_gpu.environment(gpus=2), "HVDLITE_TENSORFLOW_GPU_STREAMS": "1"}.items():
+        monkeypatch.setenv(name, value)
+    return run(STREAMS.format(tests=str(Path(__file__).parents[1]), before=before) + after)
+
+
+def test_the_stream_of_a_gpu_is_tried(monkeypatch):
+    """What TensorFlow does not promise: whatever else may be there is found out, without a crash."""
+    said = run_on_fake_gpus(monkeypatch, "", DOUBTS).splitlines()
+    assert said[:2] == ["in GPU memory", ""]
+    nothing = "no stream is found where it used to be"
+    wrong = "the stream that is found is not the one in use"
+    idle = "the stream that is found has never work to do"
+    assert said[2:] == ["0 ", f"1 {wrong}", f"2 {nothing}", f"3 {nothing}", f"4 {nothing}", f"idle {idle}"]
+
+
+@pytest.mark.parametrize(
+    ("before", "reason"),
+    [
+        (
+            "fake_tensorflow.lie(fake_tensorflow.OTHER_STREAM)",
+            r"its use on \S+GPU:0 with TensorFlow \S+ does not stand the test: the stream that is found is not the one in use",
+        ),
+        ("fake_tensorflow.BUILT_WITH_CUDA = False", r"this TensorFlow \S+ was built without CUDA"),
+    ],
+    ids=["another stream", "no CUDA"],
+)
+def test_without_a_stream_tensors_go_through_host_memory(monkeypatch, before, reason):
+    said = run_on_fake_gpus(monkeypatch, before)
+    assert re.search(rf"^in host memory\nhvdlite: HVDLITE_TENSORFLOW_GPU_STREAMS is set, but {reason}\. TensorFlow's", said)

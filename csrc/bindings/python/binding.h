@@ -19,6 +19,7 @@ void register_arena(nb::module_& module);
 void register_engine(nb::module_& module);
 void register_device(nb::module_& module);
 void register_termination(nb::module_& module);
+void register_handles(nb::module_& module);
 void register_gradients(nb::module_& module);
 void register_launch(nb::module_& module);
 void register_testing(nb::module_& module);

@@ -54,6 +54,17 @@ std::vector<std::int32_t> list_of(Call call) {
   }
 }
 
+// keep(memory, handle, code), for memory that may be in use. If that raises, as a signal's handler may at its first instruction,
+// nobody frees the memory.
+void keep_in_use(nb::handle keep, nb::handle memory, std::int64_t handle, int code) {
+  try {
+    keep(memory, handle, code);
+  } catch (...) {
+    memory.inc_ref();
+    throw;
+  }
+}
+
 }  // namespace
 
 Fabric::Fabric(int size, nb::handle hosts) {
@@ -242,8 +253,11 @@ Result Engine::result_of(std::int64_t handle, const Outcome& outcome, nb::handle
 }
 
 // What may raise comes first; then nothing does until the outcome is in its list and the operation released.
-void Engine::wait_into(nb::list outcomes, std::int64_t handle, double limit, nb::handle streams) {
+void Engine::wait_into(nb::list outcomes, std::int64_t handle, double limit, nb::handle streams,
+                       std::size_t place) {
+  if (nb::len(outcomes) > place) return;
   const Outcome outcome = wait_in_slices(&handle, 1, limit);
+  if (nb::len(outcomes) > place) return;
   if (!outcome.ended) raise_error(outcome.code, outcome.message);
   nb::object what;
   if (outcome.code == HVDLITE_OK) {
@@ -302,15 +316,24 @@ Result Engine::run(nb::handle request, nb::handle memory, nb::handle keep) {
   }
   const std::int64_t handle = submit(request_of, false);
   const Outcome outcome = end(handle, kNoLimit, [&](std::int64_t in_flight, int code) {
-    if (!keep.is_none()) keep(memory, in_flight, code);
+    if (!keep.is_none()) keep_in_use(keep, memory, in_flight, code);
   });
-  return result_of(handle, outcome, streams);
+  return finish(handle, outcome, [&] {
+    try {
+      order(handle, streams);
+    } catch (...) {
+      // The GPU may be at work, and when it has come to the end nobody can tell: the memory is kept for good.
+      if (!keep.is_none()) keep_in_use(keep, memory, 0, HVDLITE_E_SYSTEM);
+      throw;
+    }
+    return collect_result(engine_, handle);
+  });
 }
 
 void Engine::run_through(const hvdlite_request& request, nb::handle input, nb::handle output) {
   const std::int64_t handle = submit(request, false);
   const Outcome outcome = end(handle, kNoLimit, [&](std::int64_t in_flight, int code) {
-    keep_(nb::make_tuple(input, output), in_flight, code);
+    keep_in_use(keep_, nb::make_tuple(input, output), in_flight, code);
   });
   finish(handle, outcome, [] {});
 }
@@ -332,8 +355,11 @@ nb::object Engine::new_output(std::size_t bytes) {
 
 GpuMemory Engine::new_gpu_output(std::int32_t gpu, std::uintptr_t stream, std::size_t bytes) {
   hvdlite_block* block = nullptr;
-  python::check(
-      hvdlite_gpu_block_create(engine_, gpu, bytes, reinterpret_cast<void*>(stream), &block));
+  const auto create = [&] {
+    const nb::gil_scoped_release released;  // the driver may wait for the GPU
+    return hvdlite_gpu_block_create(engine_, gpu, bytes, reinterpret_cast<void*>(stream), &block);
+  };
+  python::check(create());
   GpuMemory memory;
   memory.block.reset(block);
   memory.size = bytes;

@@ -1,6 +1,6 @@
 // The engine as a Python object: the C ABI with Python's rules about ownership, signals and exceptions.
 // Thread: any, with the GIL held on entry; released while a call waits. Owns: its native engine.
-// Blocks: create_mpi, wait, wait_into, wait_many, run, allreduce_now, broadcast_now, publish_failure and shutdown.
+// Blocks: create_mpi, wait, wait_into, wait_many, land, run, allreduce_now, broadcast_now, publish_failure and shutdown.
 // Throws: the classes of hvdlite.errors.
 #pragma once
 
@@ -8,6 +8,7 @@
 
 #include <deque>
 #include <limits>
+#include <optional>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -59,14 +60,18 @@ class Engine {
   void submit_many(nb::handle requests, bool wake, nb::list handles);
   Result run(nb::handle request, nb::handle memory, nb::handle keep);
   // The short way (short_way.cc), which works from then on: plain_of tells the Plain of a value's type, keep is called as
-  // run's. Not while anybody is on it.
-  void connect(nb::handle plain_of, nb::handle keep);
+  // run's; handle_type is derived from HandleState, or None: then nothing is started. Not while anybody is on it.
+  void connect(nb::handle plain_of, nb::handle keep, nb::handle handle_type);
   nb::object allreduce_now(nb::handle tensor, nb::handle average, nb::handle name, nb::handle op,
                            nb::handle prescale, nb::handle postscale, nb::handle process_set,
                            bool in_place);
   nb::object start_allreduce(nb::handle tensor, nb::handle average, nb::handle name, nb::handle op,
                              nb::handle prescale, nb::handle postscale, nb::handle process_set,
-                             bool in_place, nb::handle new_handle);
+                             bool in_place);
+  nb::object start_allreduces(nb::handle tensors, nb::handle name, nb::handle op,
+                              nb::handle prescale, nb::handle postscale, nb::handle process_set,
+                              bool in_place, bool wake);
+  nb::object land(nb::handle handle, double limit);
   nb::object broadcast_now(nb::handle tensor, nb::handle root, nb::handle name,
                            nb::handle process_set, bool in_place);
   std::int64_t prepare(nb::handle requests);
@@ -75,7 +80,8 @@ class Engine {
   void release_prepared(std::int64_t group);
   bool poll(std::int64_t handle);
   Result wait(std::int64_t handle, double limit, nb::handle streams);
-  void wait_into(nb::list outcomes, std::int64_t handle, double limit, nb::handle streams);
+  void wait_into(nb::list outcomes, std::int64_t handle, double limit, nb::handle streams,
+                 std::size_t place);
   bool wait_many(nb::handle handles, nb::list outcomes, nb::handle streams);
   void release(std::int64_t handle);
   nb::object new_output(std::size_t bytes);
@@ -107,6 +113,13 @@ class Engine {
   void order(std::int64_t handle, nb::handle streams);
   nb::object run_now(hvdlite_request& request, const char* kind, nb::handle name, nb::handle input,
                      bool in_place);
+  // What a request of the short way needs of one tensor, which has to stay until it is submitted.
+  struct Operands {
+    const PlainType* type = nullptr;
+    nb::object output;
+    std::optional<PlainMemory> from, to;
+  };
+  bool read_memory(hvdlite_request& request, Operands& operands, nb::handle input, bool in_place);
   template <typename Act>
   nb::object with_memory(hvdlite_request& request, const char* kind, nb::handle name,
                          nb::handle input, bool in_place, Act act);
@@ -117,7 +130,7 @@ class Engine {
 
   hvdlite_engine* engine_;
   pid_t creator_;
-  nb::object plain_of_, keep_;
+  nb::object plain_of_, keep_, handle_type_;
   std::deque<PlainType> plain_types_;  // those seen so far; they stay where they are
 };
 

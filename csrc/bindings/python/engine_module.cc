@@ -1,6 +1,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/vector.h>
 
+#include <limits>
 #include <optional>
 
 #include "engine.h"
@@ -92,21 +93,28 @@ void register_engine(nb::module_& module) {
           "memory may be in use after an exception, keep(memory, handle, code) is called first: "
           "with the handle if a signal left the operation in flight, or with 0 and the code of the "
           "failure.")
-      .def("connect", &Engine::connect, "plain_of"_a, "keep"_a,
-           "Makes allreduce_now, start_allreduce and broadcast_now work: plain_of tells the Plain "
-           "of a value's type, keep is as run's.")
+      .def("connect", &Engine::connect, "plain_of"_a, "keep"_a, "handle_type"_a = nb::none(),
+           "Makes the functions below work: plain_of tells the Plain of a value's type, keep is as "
+           "run's, and handles are of a type that is derived from HandleState.")
       .def("allreduce_now", &Engine::allreduce_now, "tensor"_a.none(), "average"_a.none(),
            "name"_a.none(), "op"_a.none(), "prescale_factor"_a.none(), "postscale_factor"_a.none(),
            "process_set"_a.none(), "in_place"_a,
            "The result of a blocking allreduce of a plain tensor; None, and nothing was submitted, "
            "where anything about the call is unusual.")
-      .def(
-          "start_allreduce", &Engine::start_allreduce, "tensor"_a.none(), "average"_a.none(),
-          "name"_a.none(), "op"_a.none(), "prescale_factor"_a.none(), "postscale_factor"_a.none(),
-          "process_set"_a.none(), "in_place"_a, "new_handle"_a,
-          "Starts the same without waiting. new_handle(engine, output, tensor, in_place) makes the "
-          "handle that keeps both tensors, before anything is submitted; its _numbers become a "
-          "tuple of the operation's number. Returns the handle, or None.")
+      .def("start_allreduce", &Engine::start_allreduce, "tensor"_a.none(), "average"_a.none(),
+           "name"_a.none(), "op"_a.none(), "prescale_factor"_a.none(), "postscale_factor"_a.none(),
+           "process_set"_a.none(), "in_place"_a,
+           "Starts the same without waiting. Returns a handle, or None.")
+      .def("start_allreduces", &Engine::start_allreduces, "tensors"_a.none(), "name"_a.none(),
+           "op"_a.none(), "prescale_factor"_a.none(), "postscale_factor"_a.none(),
+           "process_set"_a.none(), "in_place"_a, "wake"_a,
+           "Starts those of a list or tuple as one group, with one handle; or None.")
+      .def("land", &Engine::land, "handle"_a.none(), "limit"_a,
+           "Waits for the operations of a handle from the two above, for so many seconds at most. "
+           "Returns the output or a list of them, and the handle has the outcomes; or "
+           "NotImplemented, and nothing has changed, where the handle is another one or an "
+           "operation "
+           "failed.")
       .def("broadcast_now", &Engine::broadcast_now, "tensor"_a.none(), "root_rank"_a.none(),
            "name"_a.none(), "process_set"_a.none(), "in_place"_a, "The same of a broadcast.")
       .def(
@@ -124,10 +132,11 @@ void register_engine(nb::module_& module) {
            "operation failed. After limit seconds TimeoutError leaves it in flight. streams: CUDA "
            "streams whose later work comes after the operation, where it is in GPU memory.")
       .def("wait_into", &Engine::wait_into, "outcomes"_a, "handle"_a, "limit"_a = kNoLimit,
-           "streams"_a = nb::tuple(),
+           "streams"_a = nb::tuple(), "place"_a = std::numeric_limits<std::size_t>::max(),
            "Waits as wait does and adds to the list what that returns, or the failure that it "
-           "raises. No signal handler runs between that and the handle's release: an exception "
-           "leaves the operation in flight.")
+           "raises; unless another thread has put it at that place in the list. No signal handler "
+           "runs between that and the handle's release: an exception leaves the operation in "
+           "flight.")
       .def("wait_many", &Engine::wait_many, "handles"_a, "outcomes"_a, "streams"_a = nb::tuple(),
            "Waits for all operations behind these handles and releases them, in the same way: adds "
            "for each operation the number of its contributors, or its failure. Returns whether all "

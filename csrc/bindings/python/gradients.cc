@@ -1,11 +1,9 @@
 #include "gradients.h"
 
-#include <structmember.h>
-
 #include <cstddef>
 #include <cstdint>
 
-#include "binding.h"
+#include "native_types.h"
 
 namespace hvdlite::python {
 
@@ -20,20 +18,6 @@ const Names* names;
 PyTypeObject* gradient_state_type;
 PyTypeObject* bucket_state_type;
 PyTypeObject* pass_state_type;
-
-// A reference that is given back at the end of the scope.
-class Owned {
- public:
-  explicit Owned(PyObject* object) : object_(object) {}
-  ~Owned() { Py_XDECREF(object_); }
-  Owned(const Owned&) = delete;
-  Owned& operator=(const Owned&) = delete;
-  PyObject* get() const { return object_; }
-  bool failed() const { return object_ == nullptr; }
-
- private:
-  PyObject* object_;
-};
 
 // An answer that may also be that Python raised.
 enum class Answer { kFalse, kTrue, kRaised };
@@ -238,33 +222,13 @@ int clear_hook(PyObject* self) {
   return 0;
 }
 
-template <int (*kClear)(PyObject*)>
-void free_object(PyObject* self) {
-  PyTypeObject* type = Py_TYPE(self);
-  PyObject_GC_UnTrack(self);
-  kClear(self);
-  type->tp_free(self);
-  Py_DECREF(type);
-}
-
-void free_hook(PyObject* self) {
+int release_hook(PyObject* self) {
   auto* hook = reinterpret_cast<GradientHook*>(self);
-  PyObject_GC_UnTrack(self);
   Py_CLEAR(hook->pass);
   Py_CLEAR(hook->slot);
   Py_CLEAR(hook->otherwise);
-  PyTypeObject* type = Py_TYPE(self);
-  type->tp_free(self);
-  Py_DECREF(type);
+  return 0;
 }
-
-template <typename Function>
-void* slot_of(Function* function) {
-  return reinterpret_cast<void*>(function);
-}
-
-#define HVDLITE_MEMBER(type, struct_name, name, kind) \
-  {name, kind, offsetof(type, struct_name), 0, nullptr}
 
 PyMemberDef gradient_members[] = {
     HVDLITE_MEMBER(GradientState, param, "param", T_OBJECT),
@@ -302,7 +266,6 @@ PyMethodDef hook_methods[] = {{"fetch_ahead", fetch_ahead, METH_O,
 
 PyMemberDef hook_members[] = {
     {"__vectorcalloffset__", T_PYSSIZET, offsetof(GradientHook, call), READONLY, nullptr}, {}};
-#undef HVDLITE_MEMBER
 
 PyType_Slot gradient_slots[] = {{Py_tp_doc, const_cast<char*>("The state of one gradient.")},
                                 {Py_tp_new, slot_of(PyType_GenericNew)},
@@ -334,24 +297,12 @@ PyType_Slot hook_slots[] = {{Py_tp_doc, const_cast<char*>("A hook of one paramet
                             {Py_tp_call, slot_of(PyVectorcall_Call)},
                             {Py_tp_traverse, slot_of(visit_hook)},
                             {Py_tp_clear, slot_of(clear_hook)},
-                            {Py_tp_dealloc, slot_of(free_hook)},
+                            {Py_tp_dealloc, slot_of(free_object<release_hook>)},
                             {Py_tp_members, hook_members},
                             {Py_tp_methods, hook_methods},
                             {0, nullptr}};
 
-constexpr unsigned kBase = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE;
-constexpr unsigned kHook = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL;
-
-template <typename Object>
-PyTypeObject* add_type(nb::module_& module, const char* name, unsigned flags, PyType_Slot* slots) {
-  PyType_Spec spec = {name, static_cast<int>(sizeof(Object)), 0, flags, slots};
-  PyObject* type = PyType_FromSpec(&spec);
-  if (type == nullptr ||
-      PyModule_AddType(module.ptr(), reinterpret_cast<PyTypeObject*>(type)) != 0) {
-    throw nb::python_error();
-  }
-  return reinterpret_cast<PyTypeObject*>(type);
-}
+constexpr unsigned kHook = kFinal | Py_TPFLAGS_HAVE_VECTORCALL;
 
 }  // namespace
 

@@ -3,7 +3,8 @@
 // Thread: with the GIL held, which nothing here gives away. Owns: references, as any Python object does. Blocks: no.
 // Throws: nothing; as CPython's own types it sets Python's error and returns null.
 //
-// What is done here is the usual case of Reducer._before and Reducer._after in hvdlite/torch, to the letter. Whatever else may be the case is left to these methods, before anything was changed.
+// What is done here is the usual case of Reducer._before and Reducer._after in hvdlite/torch, to the letter. Whatever else may
+// be the case is left to these methods, before anything was changed.
 // Nothing is known of torch but the attributes of a tensor that Python sees.
 #pragma once
 
@@ -63,9 +64,6 @@ struct GradientHook {
   PyObject* otherwise;
   FetchAhead fetch_ahead;
 };
-
-// Is this member of theirs None?
-inline bool is_none(PyObject* member) { return member == nullptr || member == Py_None; }
 
 // A new reference to the parameter's .grad, or null with Python's error set: a slot whose __init__ was not reached, or that is
 // being cleared, has no parameter.

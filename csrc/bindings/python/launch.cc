@@ -9,6 +9,7 @@
 
 #include "engine.h"
 #include "gradients.h"
+#include "native_types.h"
 
 namespace hvdlite::python {
 
@@ -20,6 +21,7 @@ namespace {
 struct Names {
   PyObject* dtype = PyUnicode_InternFromString("dtype");
   PyObject* layout = PyUnicode_InternFromString("layout");
+  PyObject* device = PyUnicode_InternFromString("device");
   PyObject* is_contiguous = PyUnicode_InternFromString("is_contiguous");
   PyObject* is_neg = PyUnicode_InternFromString("is_neg");
   PyObject* data_ptr = PyUnicode_InternFromString("data_ptr");
@@ -111,12 +113,14 @@ class Sent {
 // Finds out where the gradients of a bucket are, of one whose gradients are usually all reduced where they are.
 class Gatherer {
  public:
-  // plain: what native code may know of tensors of this type, or None. dtype, strided: torch's; code: the engine's dtype.
+  // plain: what native code may know of tensors of this type, or None. dtype, strided, device: torch's; code: the engine's
+  // dtype.
   Gatherer(nb::list slots, nb::handle type, nb::handle plain, nb::object dtype, nb::object strided,
-           int code)
+           nb::object device, int code)
       : slots_(std::move(slots)),
         dtype_(std::move(dtype)),
         strided_(std::move(strided)),
+        device_(std::move(device)),
         code_(code) {
     for (const nb::handle slot : slots_) gradient_state(slot);
     if (!plain.is_none()) plain_.emplace(type, plain);
@@ -154,6 +158,7 @@ class Gatherer {
     }
     const bool fits = attribute(grad, names->dtype).is(dtype_) &&
                       attribute(grad, names->layout).is(strided_) &&
+                      attribute(grad, names->device).equal(device_) &&
                       answer(grad, names->is_contiguous).ptr() == Py_True &&
                       answer(grad, names->is_neg).ptr() == Py_False;
     if (!fits) return {};
@@ -162,7 +167,7 @@ class Gatherer {
 
   nb::list slots_;
   std::optional<PlainType> plain_;
-  nb::object dtype_, strided_;
+  nb::object dtype_, strided_, device_;
   int code_;
 };
 
@@ -208,8 +213,8 @@ void register_launch(nb::module_& module) {
            "Was every gradient reduced where it is, and is it still there? Then they are filled.");
   nb::class_<Gatherer>(module, "Gatherer", nb::is_final(), nb::type_slots(collected<Gatherer>),
                        "Finds out where the gradients of a bucket are.")
-      .def(nb::init<nb::list, nb::handle, nb::handle, nb::object, nb::object, int>(), "slots"_a,
-           "type"_a, "plain"_a.none(), "dtype"_a, "strided"_a, "code"_a)
+      .def(nb::init<nb::list, nb::handle, nb::handle, nb::object, nb::object, nb::object, int>(),
+           "slots"_a, "type"_a, "plain"_a.none(), "dtype"_a, "strided"_a, "device"_a, "code"_a)
       .def("gather", &Gatherer::gather,
            "What to send, if all gradients can be reduced where they are; otherwise None.");
   module.def(

@@ -12,6 +12,7 @@ NB_MODULE(_engine, module) {
   python::register_config(module);
   python::register_result(module);
   python::register_arena(module);
+  python::register_handles(module);
   python::register_engine(module);
   python::register_device(module);
   python::register_termination(module);

@@ -143,7 +143,7 @@ nb::object PlainType::empty_like(nb::handle array, nb::handle new_memory) const 
   return nb::borrow(nb::borrow<nb::tuple>(made)[0]);
 }
 
-void PlainType::mark_written(nb::handle array) const {
+void PlainType::tell_written(nb::handle array) const {
   if (!mark_written_.is_none()) checked(PyObject_CallOneArg(mark_written_.ptr(), array.ptr()));
 }
 

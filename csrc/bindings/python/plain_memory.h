@@ -31,7 +31,9 @@ class PlainType {
   // The same in memory that new_memory(bytes) gives. Throws what the framework raises.
   nb::object empty_like(nb::handle array, nb::handle new_memory) const;
   // The engine has written to this one. Throws what the framework raises.
-  void mark_written(nb::handle array) const;
+  void tell_written(nb::handle array) const;
+  // What is told of that, or None.
+  nb::handle mark_written() const { return mark_written_; }
 
  private:
   friend class PlainMemory;

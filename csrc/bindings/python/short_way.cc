@@ -1,12 +1,14 @@
-// The short way of allreduces and of blocking broadcasts: from what the user passed to the result, or to an operation in flight,
+// The short way of allreduces and of blocking broadcasts: from what the user passed to the result, or to operations in flight,
 // in one call, for tensors whose memory can be used as it is. Whatever is unusual about a call gives None here, and goes the
 // general way (hvdlite/submission.py), which knows what to do or to say. Much of the time of a tiny allreduce is Python's, and
 // where processes share a core all wait for it.
 
-#include <optional>
+#include <deque>
 #include <string>
+#include <vector>
 
 #include "engine.h"
+#include "handles.h"
 
 namespace hvdlite::python {
 
@@ -51,19 +53,37 @@ bool read_allreduce(hvdlite_request& request, nb::handle average, nb::handle op,
          read_set(process_set, request.process_set);
 }
 
+// Reads `kind` and a name; nothing of None.
+bool read_name(nb::handle from, const char* kind, std::string& to) {
+  if (from.is_none()) return true;
+  const char* text = PyUnicode_CheckExact(from.ptr()) ? PyUnicode_AsUTF8(from.ptr()) : nullptr;
+  if (text == nullptr) {
+    PyErr_Clear();
+    return false;
+  }
+  to = std::string(kind) + text;
+  return true;
+}
+
 bool has_rank(nb::handle process_set, nb::handle rank) {
   static PyObject* const kRanks = PyUnicode_InternFromString("ranks");
   const nb::object ranks = nb::steal(PyObject_GetAttr(process_set.ptr(), kRanks));
   if (ranks.is_valid() && PyList_CheckExact(ranks.ptr())) {
-    return PySequence_Contains(ranks.ptr(), rank.ptr()) == 1;
+    if (PySequence_Contains(ranks.ptr(), rank.ptr()) == 1) return true;
   }
   PyErr_Clear();
   return false;
 }
 
+nb::object step_of(const PlainType& type, nb::handle output, nb::handle input, bool in_place) {
+  return new_step(output, input, in_place ? type.mark_written() : nb::handle(Py_None));
+}
+
 }  // namespace
 
-void Engine::connect(nb::handle plain_of, nb::handle keep) {
+void Engine::connect(nb::handle plain_of, nb::handle keep, nb::handle handle_type) {
+  if (!handle_type.is_none()) check_handle_type(handle_type);
+  handle_type_ = handle_type.is_none() ? nb::object() : nb::borrow(handle_type);
   plain_of_ = nb::borrow(plain_of);
   keep_ = nb::borrow(keep);
   plain_types_.clear();
@@ -80,35 +100,23 @@ const PlainType* Engine::plain_type_of(nb::handle array) {
   return &plain_types_.emplace_back(type, plain);
 }
 
-// Adds what is left, the name and the memory, and does something with the complete request. kind: as the names of its operations
-// begin. The request holds only inside of `act`.
-template <typename Act>
-nb::object Engine::with_memory(hvdlite_request& request, const char* kind, nb::handle name,
-                               nb::handle input, bool in_place, Act act) {
-  std::string full_name;
-  if (!name.is_none()) {
-    const char* text = PyUnicode_CheckExact(name.ptr()) ? PyUnicode_AsUTF8(name.ptr()) : nullptr;
-    if (text == nullptr) {
-      PyErr_Clear();
-      return nb::none();
-    }
-    full_name = std::string(kind) + text;
-    request.name = full_name.c_str();
-  }
+// Adds one tensor's memory, and that of its output.
+bool Engine::read_memory(hvdlite_request& request, Operands& operands, nb::handle input,
+                         bool in_place) {
   const PlainType* type = plain_type_of(input);
-  if (type == nullptr || type->excludes(input)) return nb::none();
-  const PlainMemory from(*type, input, in_place);
-  if (!from.usable()) return nb::none();
-  nb::object output = nb::borrow(input);
-  std::optional<PlainMemory> other;
+  if (type == nullptr || type->excludes(input)) return false;
+  operands.type = type;
+  const PlainMemory& from = operands.from.emplace(*type, input, in_place);
+  if (!from.usable()) return false;
+  operands.output = nb::borrow(input);
   if (!in_place) {
-    output = type->recycles(from.bytes())
-                 ? type->empty_like(input, nb::find(*this).attr("new_output"))
-                 : type->new_like(input, from);
-    other.emplace(*type, output, true);
+    operands.output = type->recycles(from.bytes())
+                          ? type->empty_like(input, nb::find(*this).attr("new_output"))
+                          : type->new_like(input, from);
+    operands.to.emplace(*type, operands.output, true);
   }
-  const PlainMemory& to = other ? *other : from;
-  if (!to.usable() || to.bytes() != from.bytes() || to.dtype() != from.dtype()) return nb::none();
+  const PlainMemory& to = operands.to ? *operands.to : from;
+  if (!to.usable() || to.bytes() != from.bytes() || to.dtype() != from.dtype()) return false;
   request.dtype = from.dtype();
   request.ndim = from.ndim();
   request.shape = from.shape();
@@ -116,7 +124,21 @@ nb::object Engine::with_memory(hvdlite_request& request, const char* kind, nb::h
   request.output = to.data();
   request.group = "";
   request.device = HVDLITE_DEVICE_CPU;
-  return act(*type, output);
+  return true;
+}
+
+// Adds what is left, the name and the memory, and does something with the complete request. kind: as the names of its operations
+// begin. The request holds only inside of `act`.
+template <typename Act>
+nb::object Engine::with_memory(hvdlite_request& request, const char* kind, nb::handle name,
+                               nb::handle input, bool in_place, Act act) {
+  std::string full_name;
+  Operands operands;
+  if (!read_name(name, kind, full_name) || !read_memory(request, operands, input, in_place)) {
+    return nb::none();
+  }
+  request.name = full_name.c_str();
+  return act(*operands.type, operands.output);
 }
 
 nb::object Engine::allreduce_now(nb::handle tensor, nb::handle average, nb::handle name,
@@ -129,17 +151,79 @@ nb::object Engine::allreduce_now(nb::handle tensor, nb::handle average, nb::hand
 
 nb::object Engine::start_allreduce(nb::handle tensor, nb::handle average, nb::handle name,
                                    nb::handle op, nb::handle prescale, nb::handle postscale,
-                                   nb::handle process_set, bool in_place, nb::handle new_handle) {
+                                   nb::handle process_set, bool in_place) {
   hvdlite_request request{};
-  if (!read_allreduce(request, average, op, prescale, postscale, process_set)) return nb::none();
-  const auto start = [&](const PlainType&, const nb::object& output) -> nb::object {
-    static PyObject* const kNumbers = PyUnicode_InternFromString("_numbers");
-    nb::object handle = new_handle(nb::find(*this), output, tensor, in_place);
-    const nb::tuple numbers = nb::make_tuple(submit(request, true));
-    if (PyObject_SetAttr(handle.ptr(), kNumbers, numbers.ptr()) != 0) throw nb::python_error();
+  if (!handle_type_.is_valid() ||
+      !read_allreduce(request, average, op, prescale, postscale, process_set)) {
+    return nb::none();
+  }
+  const auto start = [&](const PlainType& type, const nb::object& output) {
+    const nb::object step = step_of(type, output, tensor, in_place);
+    nb::object handle =
+        new_handle(handle_type_, nb::find(*this), checked(PyTuple_Pack(1, step.ptr())), false);
+    const std::int64_t number = submit(request, true);
+    set_numbers(handle, &number, 1);
     return handle;
   };
   return with_memory(request, kAllreduceName, name, tensor, in_place, start);
+}
+
+nb::object Engine::start_allreduces(nb::handle tensors, nb::handle name, nb::handle op,
+                                    nb::handle prescale, nb::handle postscale,
+                                    nb::handle process_set, bool in_place, bool wake) {
+  hvdlite_request common{};
+  std::string group;
+  const bool usual = PyList_CheckExact(tensors.ptr()) || PyTuple_CheckExact(tensors.ptr());
+  if (!usual || !handle_type_.is_valid() || !read_name(name, kAllreduceName, group) ||
+      !read_allreduce(common, nb::none(), op, prescale, postscale, process_set)) {
+    return nb::none();
+  }
+  const nb::object all = checked(PySequence_Tuple(tensors.ptr()));
+  const auto count = static_cast<std::size_t>(PyTuple_GET_SIZE(all.ptr()));
+  if (count == 0) return nb::none();
+  common.group_size = static_cast<std::int32_t>(count);
+  std::vector<hvdlite_request> requests(count, common);
+  std::vector<std::string> names(group.empty() ? 0 : count);
+  std::deque<Operands> memory(count);
+  const nb::object steps = checked(PyTuple_New(static_cast<Py_ssize_t>(count)));
+  for (std::size_t i = 0; i < count; ++i) {
+    hvdlite_request& request = requests[i];
+    const auto place = static_cast<Py_ssize_t>(i);
+    const nb::handle tensor = PyTuple_GET_ITEM(all.ptr(), place);
+    if (!read_memory(request, memory[i], tensor, in_place)) return nb::none();
+    request.group = group.c_str();
+    request.group_index = static_cast<std::int32_t>(i);
+    if (!group.empty()) {  // as hvdlite.requests.member_names
+      names[i] = group + "_" + std::to_string(i + 1) + "of" + std::to_string(count);
+      request.name = names[i].c_str();
+    }
+    nb::object step = step_of(*memory[i].type, memory[i].output, tensor, in_place);
+    PyTuple_SET_ITEM(steps.ptr(), place, step.release().ptr());
+  }
+  nb::object handle = new_handle(handle_type_, nb::find(*this), steps, true);
+  std::vector<std::int64_t> numbers(count);
+  python::check(hvdlite_submit(engine_, requests.data(), count, wake ? 1 : 0, numbers.data()));
+  set_numbers(handle, numbers.data(), count);
+  return handle;
+}
+
+nb::object Engine::land(nb::handle handle, double limit) {
+  if (!ShortFlight::is_in(handle)) return nb::borrow(Py_NotImplemented);
+  const ShortFlight flight(handle);
+  const std::vector<std::int64_t>& numbers = flight.numbers();
+  // The limit of a group is for each one.
+  if (numbers.size() > 1 && limit < kNoLimit) return nb::borrow(Py_NotImplemented);
+  const Outcome outcome = wait_in_slices(numbers.data(), numbers.size(), limit);
+  bool well = outcome.ended && outcome.code == HVDLITE_OK;
+  for (std::size_t i = 0; well && i + 1 < numbers.size(); ++i) {
+    int done = 0;
+    well = hvdlite_wait(engine_, numbers[i], 0.0, &done) == HVDLITE_OK && done != 0;
+  }
+  // Another thread may have waited too, and have been here first.
+  if (!well || !ShortFlight::is_in(handle)) return nb::borrow(Py_NotImplemented);
+  nb::object output = flight.land();
+  for (const std::int64_t number : numbers) hvdlite_release(engine_, number);
+  return output;
 }
 
 nb::object Engine::broadcast_now(nb::handle tensor, nb::handle root, nb::handle name,
@@ -158,7 +242,7 @@ nb::object Engine::run_now(hvdlite_request& request, const char* kind, nb::handl
   return with_memory(request, kind, name, input, in_place,
                      [&](const PlainType& type, const nb::object& output) {
                        run_through(request, input, output);
-                       if (in_place) type.mark_written(output);
+                       if (in_place) type.tell_written(output);
                        return output;
                      });
 }

@@ -1,7 +1,9 @@
 #include "call.h"
 
+#include <algorithm>
 #include <memory>
 
+#include "gpu_stream.h"
 #include "outputs.h"
 #include "requests.h"
 #include "status.h"
@@ -115,10 +117,32 @@ bool Call::describe(Requests& requests) {
   for (std::size_t i = 0; i < count_ && status.ok(); ++i) describe_tensor(requests, i, status);
   if (kernel_.has_splits() && status.ok()) {
     api().GetInput(context_, 1, &splits_, status);
-    if (status.ok()) return describe_splits(requests);
+    if (status.ok() && !describe_splits(requests)) return false;
   }
   if (!status.ok()) api().OpKernelContext_Failure(context_, status);
-  return status.ok();
+  return status.ok() && (!kernel_.is_on_gpu() || place_on_gpu(requests));
+}
+
+// All tensors of an op are on one GPU. Those of no bytes have no address that would tell.
+bool Call::place_on_gpu(Requests& requests) {
+  const hvdlite_request* begin = requests.data();
+  const auto* some = std::find_if(begin, begin + count_, [](const hvdlite_request& request) {
+    return std::find(request.shape, request.shape + request.ndim, 0) ==
+           request.shape + request.ndim;
+  });
+  std::int32_t gpu = HVDLITE_DEVICE_CPU;
+  const int code =
+      hvdlite_gpu_of_address(engine_, some == begin + count_ ? nullptr : some->input, &gpu);
+  if (code != HVDLITE_OK) {
+    fail_with_last_error(context_, code);
+    return false;
+  }
+  stream_ = gpu_stream_of(context_);
+  for (std::size_t i = 0; i < count_; ++i) {
+    requests[i].device = gpu;
+    requests[i].stream = stream_;
+  }
+  return true;
 }
 
 void Call::describe_tensor(Requests& requests, std::size_t index, TF_Status* status) {
@@ -160,7 +184,11 @@ void Call::collect() {
   const Status status;
   for (std::size_t i = 0; i < count_; ++i) {
     const std::int64_t handle = handles()[i];
-    const int code = wait(engine_, handle);
+    int code = wait(engine_, handle);
+    if (kernel_.is_on_gpu()) {
+      const int ordered = hvdlite_order(engine_, handle, stream_);
+      if (code == HVDLITE_OK) code = ordered;
+    }
     if (code == HVDLITE_OK && status.ok()) {
       give_output(i, status);
     } else if (code != HVDLITE_OK && !failed_) {
@@ -189,19 +217,27 @@ void Call::give_output(std::size_t index, TF_Status* status) {
   give_integers(context_, 1, &count, 1, rows.data(), status);
 }
 
-// The engine's output becomes TensorFlow's without a copy.
+// The engine's output becomes TensorFlow's without a copy. Not in GPU memory: TensorFlow gives memory back when it has handed over
+// what uses it, which nobody but its own allocator takes into account.
 void Call::give_rows(std::size_t index, const hvdlite_result& result, TF_Status* status) {
   const int place = static_cast<int>(index);
   const DataType dtype = kernel_.dtype(index);
   hvdlite_block* block = hvdlite_result_take_block(engine_, handles()[index]);
   Part& at = part(index);
-  if (block != nullptr && result.num_bytes > 0) {
+  if (block != nullptr && result.num_bytes > 0 && !kernel_.is_on_gpu()) {
     at.output = wrap(block, dtype, result);
     api().SetOutput(context_, place, at.output, status);
     return;
   }
-  if (block != nullptr) hvdlite_block_free(block);
-  at.output = api().AllocateOutput(context_, place, dtype, result.shape, result.ndim, 0, status);
+  const auto bytes = static_cast<std::size_t>(result.num_bytes);
+  at.output =
+      api().AllocateOutput(context_, place, dtype, result.shape, result.ndim, bytes, status);
+  if (block == nullptr) return;
+  if (bytes > 0 && api().GetCode(status) == kOk) {
+    const int code = hvdlite_block_copy(block, api().TensorData(at.output), bytes, stream_);
+    if (code != HVDLITE_OK) api().SetStatus(status, status_code_of(code), hvdlite_last_error());
+  }
+  hvdlite_block_free(block);
 }
 
 }  // namespace hvdlite::tensorflow

@@ -1,6 +1,9 @@
 // One execution of a collective op: from TensorFlow's tensors to the engine's requests, and back.
 // Thread: made and started in the kernel's compute; an asynchronous one ends in a thread of the engine. Owns: references to its
 // tensors and to the engine, from the start to the end. Blocks: only run(). Throws: std::bad_alloc.
+//
+// In GPU memory it begins in the order of TensorFlow's stream and has ended when its work is handed to the GPU and TensorFlow's
+// stream comes after it: what TensorFlow does next with the result, and with the memory of the input, is in that stream.
 #pragma once
 
 #include <cstdint>
@@ -39,6 +42,7 @@ class Call {
   bool describe(Requests& requests);
   void describe_tensor(Requests& requests, std::size_t index, TF_Status* status);
   bool describe_splits(Requests& requests);
+  bool place_on_gpu(Requests& requests);
 
   void collect();
   void give_output(std::size_t index, TF_Status* status);
@@ -51,6 +55,7 @@ class Call {
   TF_OpKernelContext* context_;
   DoneCallback done_;
   hvdlite_engine* engine_;
+  void* stream_ = nullptr;  // TensorFlow's, where the tensors are in GPU memory
   std::size_t count_;
   bool failed_ = false;
   bool memory_in_use_ =

@@ -24,9 +24,9 @@ namespace {
 constexpr const char* kOne = "T: " HVDLITE_TF_DTYPES;
 constexpr const char* kMany = "T: list(" HVDLITE_TF_DTYPES ") >= 1";
 
-template <Kind kKind, bool kGrouped>
+template <Kind kKind, bool kGrouped, Place kPlace>
 void* create(TF_OpKernelConstruction* construction) {
-  return new Kernel(kKind, kGrouped, construction);
+  return new Kernel(kKind, kGrouped, kPlace == Place::kDevice, construction);
 }
 
 void compute(void* kernel, TF_OpKernelContext* context) {
@@ -45,10 +45,13 @@ void compute_async(void* kernel, TF_OpKernelContext* context,
 
 void destroy(void* kernel) { delete static_cast<Kernel*>(kernel); }
 
-void define(OpDefinition definition, CreateFunction create_kernel) {
+template <Kind kKind, bool kGrouped>
+void define(OpDefinition definition) {
   definition.attribute("tensor_name: string = ''").attribute("process_set: int = 0");
   definition.attribute("blocking: bool = false");
-  definition.enroll({create_kernel, compute, compute_async, destroy});
+  const bool has_tensors = kKind != Kind::kBarrier && kKind != Kind::kJoin;
+  definition.enroll({create<kKind, kGrouped, Place::kHost>, compute, compute_async, destroy,
+                     has_tensors ? create<kKind, kGrouped, Place::kDevice> : nullptr});
 }
 
 // Stateless and stateful, of one tensor and of many.
@@ -62,13 +65,13 @@ void define_family(const std::string& name, std::initializer_list<const char*> a
     one.attribute(kOne).input("tensor", "T").output("output", "T");
     if (!stateful) one.input("anchor", "float");
     for (const char* attribute : attributes) one.attribute(attribute);
-    define(one, create<kKind, false>);
+    define<kKind, false>(one);
     if (kKind == Kind::kBroadcast) continue;  // Horovod groups no broadcasts
     OpDefinition many("HvdliteGrouped" + name + suffix, stateful, shapes);
     many.attribute(kMany).input("tensors", "T").output("outputs", "T");
     if (!stateful) many.input("anchor", "float");
     for (const char* attribute : attributes) many.attribute(attribute);
-    define(many, create<kKind, true>);
+    define<kKind, true>(many);
   }
 }
 
@@ -77,10 +80,10 @@ void define_alltoall() {
     OpDefinition op(stateful ? "HvdliteAlltoallStateful" : "HvdliteAlltoall", stateful,
                     shapes_of_alltoall);
     op.attribute(kOne).attribute("Tsplits: {int32, int64}").attribute("has_splits: bool");
-    op.input("tensor", "T").input("splits", "Tsplits");
+    op.input("tensor", "T").input("splits", "Tsplits", Place::kHost);
     if (!stateful) op.input("anchor", "float");
-    op.output("output", "T").output("received_splits", "int32");
-    define(op, create<Kind::kAlltoall, false>);
+    op.output("output", "T").output("received_splits", "int32", Place::kHost);
+    define<Kind::kAlltoall, false>(op);
   }
 }
 
@@ -96,10 +99,10 @@ void register_collectives() {
   define_family<Kind::kAllgather>("Allgather", {}, kRows);
   define_family<Kind::kBroadcast>("Broadcast", {"root_rank: int"}, kLikeInputs);
   define_alltoall();
-  define(OpDefinition("HvdliteBarrier", true, shapes_of_nothing), create<Kind::kBarrier, false>);
+  define<Kind::kBarrier, false>(OpDefinition("HvdliteBarrier", true, shapes_of_nothing));
   OpDefinition join("HvdliteJoin", true, shape_of_number);
   join.output("last_joined_rank", "int32");
-  define(join, create<Kind::kJoin, false>);
+  define<Kind::kJoin, false>(join);
 }
 
 }  // namespace hvdlite::tensorflow

@@ -138,8 +138,8 @@ class Kernel::Attributes {
   Status status_;
 };
 
-Kernel::Kernel(Kind kind, bool grouped, TF_OpKernelConstruction* construction)
-    : kind_(kind), grouped_(grouped) {
+Kernel::Kernel(Kind kind, bool grouped, bool on_gpu, TF_OpKernelConstruction* construction)
+    : kind_(kind), grouped_(grouped), on_gpu_(on_gpu) {
   const Attributes attributes(construction);
   parse_dtypes(attributes);
   parse_names(attributes);

@@ -29,13 +29,13 @@ struct DTypePair {
 
 class Kernel {
  public:
-  // Says what is wrong with the construction, if something is.
-  Kernel(Kind kind, bool grouped, TF_OpKernelConstruction* construction);
+  // Says what is wrong with the construction, if something is. on_gpu: its tensors are in GPU memory.
+  Kernel(Kind kind, bool grouped, bool on_gpu, TF_OpKernelConstruction* construction);
   Kernel(const Kernel&) = delete;  // the requests point to the names
   Kernel& operator=(const Kernel&) = delete;
 
   Kind kind() const { return kind_; }
-  // One for each tensor; they lack the shape and the addresses.
+  // One for each tensor; they lack the shape, the addresses, and on a GPU which and in which stream.
   const std::vector<hvdlite_request>& requests() const { return requests_; }
   // TensorFlow's, of each tensor.
   DataType dtype(std::size_t tensor) const { return dtypes_[tensor].tensorflow; }
@@ -46,6 +46,7 @@ class Kernel {
   std::vector<std::string> names_in_iteration(std::int64_t iteration) const;
   bool is_grouped() const { return grouped_; }
   bool is_named() const { return !names_.empty(); }
+  bool is_on_gpu() const { return on_gpu_; }
 
  private:
   class Attributes;
@@ -54,6 +55,7 @@ class Kernel {
 
   Kind kind_;
   bool grouped_;
+  bool on_gpu_;
   bool has_splits_ = false;
   bool blocks_ = false;
   std::vector<DTypePair> dtypes_;

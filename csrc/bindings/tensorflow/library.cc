@@ -1,6 +1,8 @@
 // What happens when TensorFlow loads this library, and what Python asks of it afterwards (hvdlite/tensorflow/library.py).
 #include "collectives.h"
+#include "gpu_stream.h"
 #include "hvdlite/hvdlite.h"
+#include "op_definition.h"
 #include "self_test.h"
 #include "status.h"
 #include "values.h"
@@ -13,7 +15,7 @@ namespace {
   if (!api().problem.empty()) return;
   register_collectives();
   register_values();
-  register_self_test();
+  register_self_tests();
 }
 
 }  // namespace
@@ -29,6 +31,16 @@ extern "C" HVDLITE_API const char* hvdlite_tensorflow_problem(void) {
 // Can this TensorFlow end kernels later than their compute?
 extern "C" HVDLITE_API int hvdlite_tensorflow_has_async_kernels(void) {
   return api().has_async_kernels() ? 1 : 0;
+}
+
+// Does it tell in which stream its kernels for GPUs work?
+extern "C" HVDLITE_API int hvdlite_tensorflow_has_gpu_streams(void) {
+  return hvdlite::tensorflow::has_gpu_streams() ? 1 : 0;
+}
+
+// Registers the kernels for GPUs, once: with tensors in GPU memory, or else in host memory.
+extern "C" HVDLITE_API void hvdlite_tensorflow_enroll_gpu_kernels(int gpu_memory) {
+  hvdlite::tensorflow::enroll_gpu_kernels(gpu_memory != 0);
 }
 
 // The canonical code that ops fail with for an HVDLITE_E_* code.

@@ -1,11 +1,24 @@
 #include "op_definition.h"
 
-#include <cstring>
 #include <utility>
 
 #include "status.h"
 
 namespace hvdlite::tensorflow {
+namespace {
+
+struct Enrolled {
+  OpDefinition definition;
+  KernelFunctions kernel;
+};
+
+// Those whose kernels for GPUs are still to be registered.
+std::vector<Enrolled>& waiting() {
+  static std::vector<Enrolled> ops;
+  return ops;
+}
+
+}  // namespace
 
 OpDefinition::OpDefinition(std::string name, bool stateful, ShapeFunction shapes)
     : name_(std::move(name)), builder_(api().NewOpDefinitionBuilder(name_.c_str())) {
@@ -19,38 +32,56 @@ OpDefinition& OpDefinition::attribute(const char* specification) {
   return *this;
 }
 
-OpDefinition& OpDefinition::input(const char* name, const char* type) {
+OpDefinition& OpDefinition::input(const char* name, const char* type, Place place) {
   api().OpDefinitionBuilderAddInput(builder_, (std::string(name) + ": " + type).c_str());
-  arguments_.emplace_back(name);
+  arguments_.push_back({name, place});
   return *this;
 }
 
-OpDefinition& OpDefinition::output(const char* name, const char* type) {
+OpDefinition& OpDefinition::output(const char* name, const char* type, Place place) {
   api().OpDefinitionBuilderAddOutput(builder_, (std::string(name) + ": " + type).c_str());
-  arguments_.emplace_back(name);
+  arguments_.push_back({name, place});
   return *this;
+}
+
+void OpDefinition::define() {
+  const Status status;
+  api().RegisterOpDefinition(std::exchange(builder_, nullptr), status);
 }
 
 void OpDefinition::enroll(const KernelFunctions& kernel) {
-  const Status status;
-  api().RegisterOpDefinition(std::exchange(builder_, nullptr), status);
-  for (const char* device : {"CPU", "GPU"}) enroll_kernel(kernel, device);
+  define();
+  enroll_kernel(kernel, kernel.create, "CPU", false);
+  waiting().push_back({*this, kernel});
 }
 
-void OpDefinition::enroll_kernel(const KernelFunctions& kernel, const char* device) const {
+void OpDefinition::enroll_for_gpu_memory(const KernelFunctions& kernel) {
+  define();
+  enroll_kernel(kernel, kernel.create_for_gpu_memory, "GPU", false);
+}
+
+void OpDefinition::enroll_kernel(const KernelFunctions& kernel, CreateFunction create,
+                                 const char* device, bool all_on_host) const {
   const bool async = kernel.compute_async != nullptr && api().has_async_kernels();
   TF_KernelBuilder* builder =
-      async ? api().NewAsyncKernelBuilder(name_.c_str(), device, kernel.create,
-                                          kernel.compute_async, kernel.destroy)
-            : api().NewKernelBuilder(name_.c_str(), device, kernel.create, kernel.compute,
-                                     kernel.destroy);
-  if (std::strcmp(device, "GPU") == 0) {
-    for (const std::string& argument : arguments_) {
-      api().KernelBuilder_HostMemory(builder, argument.c_str());
+      async ? api().NewAsyncKernelBuilder(name_.c_str(), device, create, kernel.compute_async,
+                                          kernel.destroy)
+            : api().NewKernelBuilder(name_.c_str(), device, create, kernel.compute, kernel.destroy);
+  for (const auto& [name, place] : arguments_) {
+    if (all_on_host || place == Place::kHost) {
+      api().KernelBuilder_HostMemory(builder, name.c_str());
     }
   }
   const Status status;
   api().RegisterKernelBuilder(name_.c_str(), builder, status);
+}
+
+void enroll_gpu_kernels(bool gpu_memory) {
+  for (const auto& [definition, kernel] : std::exchange(waiting(), {})) {
+    const bool can = gpu_memory && kernel.create_for_gpu_memory != nullptr;
+    definition.enroll_kernel(kernel, can ? kernel.create_for_gpu_memory : kernel.create, "GPU",
+                             /*all_on_host=*/!can);
+  }
 }
 
 }  // namespace hvdlite::tensorflow

@@ -1,8 +1,9 @@
 // Defines an op and registers its kernels.
 // Thread: the one that loads the library. Owns: nothing that lasts. Blocks: no. Throws: nothing.
 //
-// Kernels for GPUs take and give tensors in host memory: TensorFlow copies between the device and the host, and waits for the
-// device before the kernel runs. (This has been run without a GPU only.)
+// Kernels for the host are registered at once, those for GPUs by enroll_gpu_kernels: by then it is known whether they can work in
+// GPU memory (gpu_stream.h). If not, they take and give tensors in host memory: TensorFlow copies between the device and the host,
+// and waits for the device before the kernel runs.
 #pragma once
 
 #include <string>
@@ -17,24 +18,40 @@ struct KernelFunctions {
   ComputeFunction compute;
   ComputeAsyncFunction compute_async;  // null: the op needs no waiting
   DeleteFunction destroy;
+  CreateFunction create_for_gpu_memory = nullptr;  // null: all its tensors are in host memory
 };
+
+// Where a kernel that works in GPU memory has an argument.
+enum class Place { kDevice, kHost };
 
 class OpDefinition {
  public:
   OpDefinition(std::string name, bool stateful, ShapeFunction shapes);
 
   OpDefinition& attribute(const char* specification);
-  OpDefinition& input(const char* name, const char* type);
-  OpDefinition& output(const char* name, const char* type);
+  OpDefinition& input(const char* name, const char* type, Place place = Place::kDevice);
+  OpDefinition& output(const char* name, const char* type, Place place = Place::kDevice);
   // What was said is handed to TensorFlow, which reports the op's problems when the library is loaded.
   void enroll(const KernelFunctions& kernel);
+  // The same for an op that has a kernel for GPUs only.
+  void enroll_for_gpu_memory(const KernelFunctions& kernel);
 
  private:
-  void enroll_kernel(const KernelFunctions& kernel, const char* device) const;
+  struct Argument {
+    std::string name;
+    Place place;
+  };
+  friend void enroll_gpu_kernels(bool gpu_memory);
+  void define();
+  void enroll_kernel(const KernelFunctions& kernel, CreateFunction create, const char* device,
+                     bool all_on_host) const;
 
   std::string name_;
   TF_OpDefinitionBuilder* builder_;
-  std::vector<std::string> arguments_;  // names of inputs and outputs
+  std::vector<Argument> arguments_;  // inputs and outputs
 };
+
+// Of all ops that were enrolled so far. gpu_memory: those that can work in GPU memory do.
+void enroll_gpu_kernels(bool gpu_memory);
 
 }  // namespace hvdlite::tensorflow

@@ -1,22 +1,20 @@
 #include "tf_api.h"
 
-#include <dlfcn.h>
+#include "loaded_library.h"
 
 namespace hvdlite::tensorflow {
 namespace {
 
-constexpr const char* kLibrary = "libtensorflow_framework.so.2";
-
 Api look_up() {
   Api found;
-  void* library = dlopen(kLibrary, RTLD_NOW | RTLD_NOLOAD);
-  if (library == nullptr) {
+  const LoadedLibrary library(kLibrary);
+  if (!library.is_there()) {
     found.problem =
         std::string(kLibrary) + " is not loaded in this process: import tensorflow first";
     return found;
   }
 #define HVDLITE_TF_FIND(result, name, parameters) \
-  found.name = reinterpret_cast<result(*) parameters>(dlsym(library, "TF_" #name));
+  found.name = library.find<result(*) parameters>("TF_" #name);
 #define HVDLITE_TF_REQUIRE(result, name, parameters)                           \
   HVDLITE_TF_FIND(result, name, parameters)                                    \
   if (found.name == nullptr) {                                                 \
@@ -27,7 +25,6 @@ Api look_up() {
   HVDLITE_TF_OPTIONAL_FUNCTIONS(HVDLITE_TF_FIND)
 #undef HVDLITE_TF_REQUIRE
 #undef HVDLITE_TF_FIND
-  dlclose(library);  // TensorFlow's own reference stays for good
   return found;
 }
 

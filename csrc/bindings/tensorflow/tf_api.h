@@ -21,6 +21,8 @@ struct TF_Tensor;
 
 namespace hvdlite::tensorflow {
 
+inline constexpr const char* kLibrary = "libtensorflow_framework.so.2";
+
 // TF_DataType and TF_Code (our StatusCode) are C enums; TF_Bool is an unsigned char.
 using DataType = int;
 

@@ -2,14 +2,13 @@
 // things are assumed here: the names of two functions, and that a status is an optional text. hvdlite/tensorflow/xla.py tries
 // them before their first use.
 // Thread: XLA's; registration happens once. Owns: nothing. Blocks: the custom calls. Throws: nothing.
-#include <dlfcn.h>
-
 #include <cstdint>
 #include <cstring>
 #include <optional>
 #include <string>
 #include <string_view>
 
+#include "loaded_library.h"
 #include "xla/call.h"
 
 namespace hvdlite::tensorflow {
@@ -58,12 +57,10 @@ void self_test(void** outputs, const void** inputs, const char* config, std::siz
 }
 
 bool register_calls() {
-  void* library = dlopen(kLibrary, RTLD_NOW | RTLD_NOLOAD);
-  if (library == nullptr) return false;
-  const auto global = reinterpret_cast<void* (*)()>(dlsym(library, kGlobal));
-  const auto add = reinterpret_cast<void (*)(void*, const std::string&, void*, const std::string&)>(
-      dlsym(library, kRegister));
-  dlclose(library);  // TensorFlow's own reference stays for good
+  const LoadedLibrary library(kLibrary);
+  const auto global = library.find<void* (*)()>(kGlobal);
+  const auto add =
+      library.find<void (*)(void*, const std::string&, void*, const std::string&)>(kRegister);
   if (global == nullptr || add == nullptr) return false;
   const auto add_call = [&](const char* name, CustomCall* function) {
     add(global(), name, reinterpret_cast<void*>(function), kPlatform);

@@ -251,6 +251,11 @@ HVDLITE_API int hvdlite_gpu_of_address(hvdlite_engine* engine, const void* addre
 HVDLITE_API int hvdlite_cuda_version(const char* cuda_library, int32_t* version, int32_t* gpus);
 HVDLITE_API int hvdlite_nccl_version(const char* nccl_library, int32_t* version);
 
+/* Copies GPU memory to the host in the order of `stream`, and waits for that. *busy: had the stream still work to do when it was
+ * asked? For a binding that has to find out whether a stream is the one it takes it for. */
+HVDLITE_API int hvdlite_gpu_read(const char* cuda_library, const void* from, void* to, size_t bytes,
+                                 void* stream, int* busy);
+
 /* Process sets as all ranks know them: *count ranks of a set are copied to ranks (room for capacity). */
 HVDLITE_API int hvdlite_process_set_ranks(hvdlite_engine* engine, int32_t id, int32_t* ranks,
                                           int32_t capacity, int32_t* count);

@@ -4,7 +4,6 @@ import keras
 import numpy as np
 import pytest
 from keras_cases import *  # noqa: F403 - the tests of all backends
-from keras_cases import on_two_ranks
 from keras_training import ROWS, assert_same_everywhere, data, fit, part
 from support.world import WORLD
 
@@ -12,7 +11,7 @@ jax = pytest.importorskip("jax")
 
 from hvdlite.errors import InvalidArgumentError, UnsupportedError  # noqa: E402
 
-RANKS = (2, 3)
+RANKS = (2,)
 ENVIRONMENT = {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"}
 
 
@@ -35,7 +34,6 @@ def train(hvd, collective):
     return model
 
 
-@on_two_ranks
 def test_values_inside_a_compiled_step(hvd):
     """Beside the gradients' call there are others in the program."""
 
@@ -46,7 +44,6 @@ def test_values_inside_a_compiled_step(hvd):
     assert_same_everywhere(train(hvd, collective).get_weights())
 
 
-@on_two_ranks
 def test_what_a_compiled_step_refuses(hvd):
     with pytest.raises(InvalidArgumentError, match="needs a name"):
         train(hvd, lambda value: hvd.allreduce(value))
@@ -54,7 +51,6 @@ def test_what_a_compiled_step_refuses(hvd):
         train(hvd, lambda value: hvd.allgather(value[None], name="in_step")[0])
 
 
-@on_two_ranks
 def test_a_distribution_of_keras_is_refused(hvd):
     keras.distribution.set_distribution(keras.distribution.DataParallel(devices=["cpu:0"]))
     try:
@@ -64,7 +60,6 @@ def test_a_distribution_of_keras_is_refused(hvd):
         keras.distribution.set_distribution(None)
 
 
-@on_two_ranks
 def test_values_outside_of_a_step(hvd):
     mine = np.arange(3, dtype=np.float32) + WORLD.rank
     everyone = [np.arange(3, dtype=np.float32) + rank for rank in range(WORLD.size)]
@@ -78,7 +73,6 @@ def test_values_outside_of_a_step(hvd):
     assert np.array_equal(rows, [[WORLD.size] * 2])
 
 
-@on_two_ranks
 def test_only_dense_gradients(hvd):
     reducer = type(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)))._hvdlite
     with pytest.raises(UnsupportedError, match="the gradient of 'kernel' is a list"):

@@ -9,7 +9,7 @@ from support.world import WORLD
 
 torch = pytest.importorskip("torch")
 
-RANKS = (2, 3)
+RANKS = (2,)
 ENVIRONMENT = {"KERAS_BACKEND": "torch"}
 
 

@@ -6,6 +6,8 @@ import pytest
 import torch
 from reference import STEPS, Pair, mse, sgd
 
+RANKS = (2,)
+
 
 def compiled(model, how, backend="aot_eager"):
     if how == "model":

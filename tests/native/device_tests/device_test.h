@@ -80,3 +80,9 @@ struct Word {
       ::device_test::failed(__FILE__, __LINE__, "no \"" part "\" in: " + has_text); \
     }                                                                               \
   } while (false)
+
+#define EXPECT_NO_LEAKS()                                                                       \
+  do {                                                                                          \
+    const std::string left = ::device_test::leaks();                                            \
+    if (!left.empty()) ::device_test::failed(__FILE__, __LINE__, "left on the GPUs:\n" + left); \
+  } while (false)

@@ -56,8 +56,10 @@ TEST(a_gpu_that_is_not_there_is_the_callers_error) {
 }
 
 TEST(nothing_is_left_behind) {
-  use_all();
-  EXPECT(leaks() == "");
+  for (int round = 0; round < 200; ++round) {  // memory is freed by threads that end meanwhile
+    use_all();
+    EXPECT_NO_LEAKS();
+  }
 }
 
 // Each call once fails, alone, with an error that a GPU recovers from.

@@ -96,7 +96,7 @@ TEST(a_communicator_is_made_and_used_without_blocking) {
     EXPECT(calls("ncclCommDestroy") == 2);
     EXPECT(calls("ncclCommAbort") == 0);
   }
-  EXPECT(leaks() == "");
+  EXPECT_NO_LEAKS();
 }
 
 TEST(finishing_waits_for_the_work_in_the_background) {

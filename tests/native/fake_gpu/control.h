@@ -18,6 +18,7 @@ struct Settings {
   int gpus = 2;
   int driver_version = 13000;
   int nccl_version = 22703;
+  int nccl_start_ms = 0;  // for which a communicator that does not block is not ready
   int compute_capability = 90;
   int delay_us = 200;      // the longest pause before an operation; 0: no pauses
   int delay_percent = 20;  // how many operations are paused before

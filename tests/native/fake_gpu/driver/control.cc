@@ -39,6 +39,8 @@ void set(Control& control, const std::string& name, const std::string& value) {
     s.driver_version = static_cast<int>(number);
   } else if (name == "nccl") {
     s.nccl_version = static_cast<int>(number);
+  } else if (name == "nccl_start_ms") {
+    s.nccl_start_ms = static_cast<int>(number);
   } else if (name == "capability") {
     s.compute_capability = static_cast<int>(number);
   } else if (name == "delay") {

@@ -36,5 +36,7 @@ void run_grid(const HostKernel& kernel, const Dim3& grid, const Dim3& block,
 
 // What fake NVRTC's images begin with; a line with the name of each kernel follows.
 inline constexpr char kImageMark[] = "fake image of kernels\n";
+// In front of the number of the CUDA whose compiler has made it; the driver takes none of a later major version.
+inline constexpr char kImageCuda[] = "of CUDA ";
 }  // namespace fake
 #pragma GCC visibility pop

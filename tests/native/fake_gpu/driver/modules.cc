@@ -1,5 +1,6 @@
 // Modules and kernels: fake NVRTC's images are taken, and real ones where a test says so.
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
 #include "driver/kernels.h"
@@ -8,6 +9,14 @@
 
 namespace fake {
 namespace {
+
+// Is the image of a CUDA of a later major version than the driver's?
+bool is_too_new(const std::string& image) {
+  const std::size_t at = image.find(kImageCuda);
+  if (at == std::string::npos) return false;
+  return std::atoi(image.c_str() + at + std::strlen(kImageCuda)) / 1000 >
+         settings().driver_version / 1000;
+}
 
 bool is_fat_binary(const void* image) {
   std::uint32_t word = 0;
@@ -47,6 +56,7 @@ FAKE_EXPORT Result cuModuleLoadData(fake::cuda::Module* module, const void* imag
   std::string text;
   if (std::memcmp(image, fake::kImageMark, sizeof(fake::kImageMark) - 1) == 0) {
     text = static_cast<const char*>(image);
+    if (fake::is_too_new(text)) return fake::cuda::kUnsupportedPtxVersion;
   } else if (!fake::is_fat_binary(image)) {
     return fake::kInvalidImage;
   } else if (!fake::settings().fat_binaries) {

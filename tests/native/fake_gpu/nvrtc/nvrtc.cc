@@ -1,5 +1,8 @@
 // A fake NVRTC: checks what it is given and makes an image that names the kernels it finds in the source; the fake driver runs
 // these kernels from what the host's compiler made of the same source.
+#include <dlfcn.h>
+
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -45,6 +48,16 @@ std::string architecture_of(const std::string& option) {
   return "";
 }
 
+// That of the CUDA it belongs to: a copy of this library under the name libnvrtc.so.13 is of 13.0, this one of the driver's.
+int own_version() {
+  Dl_info info{};
+  if (dladdr(reinterpret_cast<const void*>(&own_version), &info) != 0) {
+    const char* const end = std::strstr(info.dli_fname, ".so.");
+    if (end != nullptr) return 1000 * std::atoi(end + 4);
+  }
+  return fake::settings().driver_version;
+}
+
 bool known(const std::string& architecture) {
   for (const int number : kArchitectures) {
     for (const char* kind : {"sm_", "compute_"}) {
@@ -77,6 +90,7 @@ int compile(Program& program, int count, const char* const* options) {
     any = true;
   }
   program.image += "for " + architecture + "\n";
+  program.image += fake::kImageCuda + std::to_string(own_version()) + "\n";
   program.compiled = any;
   if (!any) program.log = "the fake NVRTC knows no kernel of this source\n";
   return any ? kSuccess : kCompilation;
@@ -113,8 +127,8 @@ bool binary(void* handle) { return find(handle) != nullptr && find(handle)->bina
 
 FAKE_EXPORT int nvrtcVersion(int* major, int* minor) {
   ENTER("nvrtcVersion");
-  *major = fake::settings().driver_version / 1000;
-  *minor = fake::settings().driver_version % 1000 / 10;
+  *major = own_version() / 1000;
+  *minor = own_version() % 1000 / 10;
   return kSuccess;
 }
 

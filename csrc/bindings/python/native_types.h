@@ -1,0 +1,65 @@
+// Types made with CPython's own interface, for objects of which there are many: nanobind's take more memory, and cannot have
+// members that Python's classes see as their own.
+// Thread: with the GIL held. Owns: what each says. Blocks: no. Throws: nb::python_error where it says so.
+#pragma once
+
+#include <structmember.h>
+
+#include <cstddef>
+
+#include "binding.h"
+
+namespace hvdlite::python {
+
+// A reference that is given back at the end of the scope.
+class Owned {
+ public:
+  explicit Owned(PyObject* object) : object_(object) {}
+  ~Owned() { Py_XDECREF(object_); }
+  Owned(const Owned&) = delete;
+  Owned& operator=(const Owned&) = delete;
+  PyObject* get() const { return object_; }
+  bool failed() const { return object_ == nullptr; }
+
+ private:
+  PyObject* object_;
+};
+
+// Is this member None? A null one reads as None.
+inline bool is_none(PyObject* member) { return member == nullptr || member == Py_None; }
+
+// tp_dealloc of a type with references that kRelease gives back: its tp_clear, unless that leaves some.
+template <int (*kRelease)(PyObject*)>
+void free_object(PyObject* self) {
+  PyTypeObject* type = Py_TYPE(self);
+  PyObject_GC_UnTrack(self);
+  kRelease(self);
+  type->tp_free(self);
+  Py_DECREF(type);
+}
+
+template <typename Function>
+void* slot_of(Function* function) {
+  return reinterpret_cast<void*>(function);
+}
+
+#define HVDLITE_MEMBER(type, struct_name, name, kind) \
+  {name, kind, offsetof(type, struct_name), 0, nullptr}
+
+// Flags of add_type: for a type without derived classes, and for one with.
+inline constexpr unsigned kFinal = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC;
+inline constexpr unsigned kBase = kFinal | Py_TPFLAGS_BASETYPE;
+
+// A type whose objects are `Object`s, in the module. Throws what Python raises.
+template <typename Object>
+PyTypeObject* add_type(nb::module_& module, const char* name, unsigned flags, PyType_Slot* slots) {
+  PyType_Spec spec = {name, static_cast<int>(sizeof(Object)), 0, flags, slots};
+  PyObject* type = PyType_FromSpec(&spec);
+  if (type == nullptr ||
+      PyModule_AddType(module.ptr(), reinterpret_cast<PyTypeObject*>(type)) != 0) {
+    throw nb::python_error();
+  }
+  return reinterpret_cast<PyTypeObject*>(type);
+}
+
+}  // namespace hvdlite::python

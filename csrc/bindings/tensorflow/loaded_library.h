@@ -1,0 +1,31 @@
+// A library of TensorFlow's that this process has loaded, open while its functions are looked up; they stay valid for good, since
+// TensorFlow's own reference does.
+// Thread: any. Owns: a reference to the library. Blocks: no. Throws: nothing.
+#pragma once
+
+#include <dlfcn.h>
+
+namespace hvdlite::tensorflow {
+
+class LoadedLibrary {
+ public:
+  explicit LoadedLibrary(const char* name) : handle_(dlopen(name, RTLD_NOW | RTLD_NOLOAD)) {}
+  LoadedLibrary(const LoadedLibrary&) = delete;
+  LoadedLibrary& operator=(const LoadedLibrary&) = delete;
+  ~LoadedLibrary() {
+    if (handle_ != nullptr) dlclose(handle_);
+  }
+
+  bool is_there() const { return handle_ != nullptr; }
+
+  // Null where the library is not there or has no such function.
+  template <class Function>
+  Function find(const char* symbol) const {
+    return handle_ == nullptr ? nullptr : reinterpret_cast<Function>(dlsym(handle_, symbol));
+  }
+
+ private:
+  void* handle_;
+};
+
+}  // namespace hvdlite::tensorflow
