@@ -95,9 +95,10 @@ asan: venv $(VENV)/.tools
 	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
 	  "$(CURDIR)/$(BIN)/python" -m pytest tests/unit -p no:cacheprovider $(PYTHON_ALONE:%=--ignore=tests/unit/test_%.py)
 
-# Threads as ranks under the thread sanitizer, without Python. Its shadow memory needs the address layout not to be random.
+# Threads as ranks under the thread sanitizer, without Python. Its shadow memory needs the address layout not to be random. Each
+# file is compiled by itself here: it must not come to rely on what the others of its batch include (CMakeLists.txt).
 tsan: $(VENV)/.tools
-	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S . -B build/tsan -G Ninja -DHVDLITE_SANITIZE=thread \
+	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S . -B build/tsan -G Ninja -DHVDLITE_SANITIZE=thread -DCMAKE_UNITY_BUILD=OFF \
 	  -DHVDLITE_BUILD_PYTHON=OFF -DHVDLITE_BUILD_STRESS=ON
 	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/tsan --target hvdlite_stress
 	TSAN_OPTIONS="halt_on_error=1 second_deadlock_stack=1" \
@@ -129,8 +130,10 @@ lint: $(VENV)/.dev
 	$(BIN)/codespell
 
 # The static analysis of all C++ files.
-tidy: $(VENV)/.dev develop
-	$(BIN)/clang-tidy -p build/dev --quiet --warnings-as-errors='*' $(filter-out %/mpi_shim.cc csrc/bindings/%,$(filter csrc/%.cc,$(CXX_FILES)))
+tidy: $(VENV)/.dev
+	$(BIN)/cmake -S . -B build/tidy -G Ninja -DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(BIN)/ninja" -DCMAKE_UNITY_BUILD=OFF \
+	  -DPython_EXECUTABLE="$(CURDIR)/$(BIN)/python"
+	$(BIN)/clang-tidy -p build/tidy --quiet --warnings-as-errors='*' $(filter-out %/mpi_shim.cc csrc/bindings/%,$(filter csrc/%.cc,$(CXX_FILES)))
 
 # Does the core compile for arm64 (Debian's g++-aarch64-linux-gnu), where only the scalar kernels are built?
 arm64:

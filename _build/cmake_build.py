@@ -54,11 +54,14 @@ class CMakeBuild(build_ext):
             f"-DHVDLITE_BUILD_FAKES={'ON' if self._for_tests() else 'OFF'}",
         ]
         folder.mkdir(parents=True, exist_ok=True)
-        # A cache made by another environment names programs that may be gone by now.
+        # What another environment found names programs that may be gone by now. CMake's --fresh would remove objects, too.
         stamp, text = folder / "hvdlite-arguments.txt", "\n".join(arguments)
-        fresh = [] if stamp.exists() and stamp.read_text() == text else ["--fresh"]
+        if not stamp.exists() or stamp.read_text() != text:
+            (folder / "CMakeCache.txt").unlink(missing_ok=True)
+            for found in (folder / "CMakeFiles").glob("[0-9]*"):
+                shutil.rmtree(found)
         stamp.unlink(missing_ok=True)
-        self._cmake("-S", str(ROOT), "-B", str(folder), *fresh, *arguments)
+        self._cmake("-S", str(ROOT), "-B", str(folder), *arguments)
         stamp.write_text(text)
 
     def _for_tests(self) -> bool:

@@ -23,7 +23,7 @@ namespace {
 
 constexpr std::size_t kSmallest = 512;
 constexpr std::size_t kPage = std::size_t{2} << 20;  // what the driver gets from the GPU at once
-constexpr base::microseconds kPatience{1'000'000};
+constexpr base::microseconds kFreeingPatience{1'000'000};
 // Where memory is short, for what is being freed; then a rank that waits for another fails instead of waiting for ever.
 constexpr base::microseconds kShortPatience{10'000'000};
 constexpr base::microseconds kNap{100};
@@ -43,8 +43,10 @@ bool has_come(const EventPtr& event) {
   }
 }
 
+}  // namespace
+
 // What is to be freed, and the thread that does it, which ends when nothing is left.
-class Freeing : public std::enable_shared_from_this<Freeing> {
+class BufferPool::Freeing : public std::enable_shared_from_this<Freeing> {
  public:
   explicit Freeing(BufferPool::Kind kind) : kind_(kind) {}
 
@@ -102,8 +104,6 @@ class Freeing : public std::enable_shared_from_this<Freeing> {
   std::vector<void*> doomed_;
   bool running_ = false;
 };
-
-}  // namespace
 
 Buffer::Buffer(Buffer&& other) noexcept
     : home_(std::move(other.home_)),
@@ -360,7 +360,7 @@ void BufferPool::give_back(Buffer& buffer) noexcept {
 
 void BufferPool::close() {
   if (!state_->gpu->in_own_process()) return;
-  const base::Clock::time_point limit = base::Clock::now() + kPatience;
+  const base::Clock::time_point limit = base::Clock::now() + kFreeingPatience;
   for (;;) {
     {
       const std::lock_guard lock(state_->mutex);

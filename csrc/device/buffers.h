@@ -61,6 +61,7 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
 
  private:
   friend class Buffer;
+  class Freeing;
   struct State;
   void give_back(Buffer& buffer) noexcept;
   std::vector<EventPtr> take_lent(const void* data) noexcept;

@@ -5,7 +5,7 @@
 namespace hvdlite::device {
 namespace {
 
-constexpr base::microseconds kPatience{2'000'000};
+constexpr base::microseconds kNcclPatience{2'000'000};
 
 }  // namespace
 
@@ -65,7 +65,7 @@ bool Devices::used() const {
 
 void Devices::close() {
   const std::lock_guard lock(mutex_);
-  if (nccl_) nccl_->wait_for_endings(kPatience);
+  if (nccl_) nccl_->wait_for_endings(kNcclPatience);
   for (const auto& [ordinal, device] : devices_) {
     device->memory->close();
     device->pinned->close();

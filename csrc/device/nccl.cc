@@ -15,7 +15,7 @@ using base::ErrorCode;
 
 namespace {
 
-constexpr base::microseconds kNap{500};
+constexpr base::microseconds kCommNap{500};
 
 // Everything the thread that ends a communicator needs, which may outlive who asked for it.
 struct Ending {
@@ -35,7 +35,7 @@ bool settle(const Ending& ending) {
     if (asked != nccl::kSuccess) return false;
     if (state != nccl::kInProgress) return state == nccl::kSuccess;
     if (base::Clock::now() > limit) return false;
-    std::this_thread::sleep_for(kNap);
+    std::this_thread::sleep_for(kCommNap);
   }
 }
 

@@ -25,7 +25,7 @@ std::uint64_t count_of(const Piece& piece, const FusionPlan& plan, bool unpack) 
   return unpack && piece.tensor == nullptr ? 0 : std::uint64_t{piece.count} * plan.units;
 }
 
-std::uint64_t address_of(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer); }
+std::uint64_t number_of(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer); }
 
 }  // namespace
 
@@ -47,7 +47,7 @@ bool describe_pieces(std::span<const Piece> pieces, const FusionPlan& plan, bool
     constexpr std::uint64_t kMost = std::numeric_limits<std::uint32_t>::max();
     fits = fits && count <= kMost && offset <= kMost;
     if (fits) {
-      arguments->tensor[i] = address_of(pieces[i].tensor);
+      arguments->tensor[i] = number_of(pieces[i].tensor);
       arguments->offset[i] = static_cast<std::uint32_t>(offset);
       arguments->count[i] = static_cast<std::uint32_t>(count);
       arguments->first_tile[i] = static_cast<std::uint32_t>(tiles);
@@ -74,7 +74,7 @@ void write_table(std::span<const Piece> pieces, const FusionPlan& plan, const Ar
   std::uint64_t tiles = 0;
   for (std::size_t i = 0; i < pieces.size(); ++i, ++row) {
     const std::uint64_t count = count_of(pieces[i], plan, arguments.unpack != 0);
-    *row = {address_of(pieces[i].tensor), std::uint64_t{pieces[i].offset} * plan.units, count,
+    *row = {number_of(pieces[i].tensor), std::uint64_t{pieces[i].offset} * plan.units, count,
             tiles};
     const std::uint64_t own = (count + arguments.tile_units - 1) / arguments.tile_units;
     piece_of_tile = std::fill_n(piece_of_tile, own, static_cast<std::uint32_t>(i));

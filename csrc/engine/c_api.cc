@@ -107,7 +107,7 @@ namespace {
 constexpr const char* kNotInitialized = "Horovod has not been initialized; use hvd.init().";
 
 // The engine of this process, for those that are not handed one.
-class Current {
+class CurrentEngine {
  public:
   void set(hvdlite_engine* engine) {
     if (engine != nullptr) ++engine->references;
@@ -132,9 +132,9 @@ class Current {
   hvdlite_engine* engine_ = nullptr;
 };
 
-Current& current() {
-  static Current current;
-  return current;
+CurrentEngine& current_engine() {
+  static CurrentEngine engine;
+  return engine;
 }
 
 }  // namespace
@@ -250,15 +250,15 @@ int hvdlite_engine_create_mpi(const char* shim_path, const void* comm_address,
 int hvdlite_engine_shutdown(hvdlite_engine* engine) {
   return guarded([&] {
     Engine& ending = alive(engine);
-    if (current().is(engine)) hvdlite_set_current_engine(nullptr);
+    if (current_engine().is(engine)) hvdlite_set_current_engine(nullptr);
     ending.shutdown();
   });
 }
 
-void hvdlite_set_current_engine(hvdlite_engine* engine) { current().set(engine); }
+void hvdlite_set_current_engine(hvdlite_engine* engine) { current_engine().set(engine); }
 
 hvdlite_engine* hvdlite_current_engine(void) {
-  hvdlite_engine* engine = current().get();
+  hvdlite_engine* engine = current_engine().get();
   if (engine == nullptr) set_last_error(kNotInitialized);
   return engine;
 }

@@ -18,12 +18,12 @@ using base::ReduceOp;
 
 namespace {
 
-[[noreturn]] void refuse(const Request& request, const std::string& what) {
+[[noreturn]] void disprove(const Request& request, const std::string& what) {
   throw Error(ErrorCode::kInternal, describe(request) + ": " + what);
 }
 
 void require(bool condition, const Request& request, const char* what) {
-  if (!condition) refuse(request, what);
+  if (!condition) disprove(request, what);
 }
 
 bool reduces(OpKind kind) { return kind == OpKind::kAllreduce || kind == OpKind::kReducescatter; }
@@ -47,7 +47,7 @@ bool add_up(std::span<const std::int64_t> values, std::int64_t most) {
   return true;
 }
 
-void check_reduction(const Request& request, std::size_t ranks) {
+void check_received_reduction(const Request& request, std::size_t ranks) {
   if (request.op == ReduceOp::kAdasum) {
     require(request.kind == OpKind::kAllreduce && kernels::is_float(request.dtype) &&
                 std::has_single_bit(ranks),
@@ -154,7 +154,7 @@ void check_received(const Request& request, SetId set, const std::vector<int>& m
   require(request.arena >= 0 && request.arena_offset >= 0 &&
               (request.arena == 0 || kind == OpKind::kAllreduce),
           request, "has no such place in an arena");
-  if (reduces(kind)) check_reduction(request, members.size());
+  if (reduces(kind)) check_received_reduction(request, members.size());
   if (kind == OpKind::kBroadcast) {
     require(std::ranges::binary_search(members, request.root), request,
             "its root is not in the process set");

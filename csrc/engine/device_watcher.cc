@@ -14,7 +14,7 @@ namespace hvdlite::engine {
 namespace {
 
 // For the thread to come back from the driver when the engine ends.
-constexpr std::chrono::milliseconds kPatience{200};
+constexpr std::chrono::milliseconds kEndingPatience{200};
 
 }  // namespace
 
@@ -64,7 +64,7 @@ void DeviceWatcher::stop() {
   std::unique_lock lock(state_->mutex);
   state_->ring = nullptr;
   state_->changed.notify_all();
-  state_->changed.wait_for(lock, kPatience, [&] { return state_->ended; });
+  state_->changed.wait_for(lock, kEndingPatience, [&] { return state_->ended; });
   lock.unlock();
   state_.reset();
 }

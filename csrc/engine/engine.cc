@@ -32,7 +32,7 @@ constexpr microseconds kSleepGpu{2'000};
 constexpr microseconds kFirstSleep{20};
 // Without a bell a long wait is a wait for a slow rank: to look less often by this share of the time waited is not felt. Nor is
 // it by a rank that has had nothing to do for so long, and is not waited for: who submits rings its own engine.
-constexpr double kPatience = 0.04;
+constexpr double kIdleShare = 0.04;
 // An algorithm that waits for a flag polls for so long inside one pass: a few times what it takes a cache line to come over.
 constexpr microseconds kInnerSpin{3};
 // A caller that polls looks for control messages this often.
@@ -272,7 +272,7 @@ microseconds Engine::sleep_limit(const Outlook& outlook) const {
   // Back-off: sleep as long again as this wait has lasted, within the limits.
   const auto grown = std::max(kFirstSleep, outlook.idle);
   const auto patient = microseconds(
-      static_cast<std::int64_t>(static_cast<double>(outlook.idle.count()) * kPatience));
+      static_cast<std::int64_t>(static_cast<double>(outlook.idle.count()) * kIdleShare));
   microseconds limit =
       bells_reach_all_ ? kSleepIdle : std::clamp(patient, kSleepPatientNoBell, kSleepIdleNoBell);
   if (outlook.negotiating || outlook.watching) {

@@ -14,7 +14,7 @@
 namespace hvdlite::transport {
 namespace {
 
-enum State : std::uint32_t { kUnborn = 0, kAlive = 1, kFailed = 2, kLeft = 3 };
+enum Life : std::uint32_t { kUnborn = 0, kAlive = 1, kFailed = 2, kLeft = 3 };
 
 constexpr std::size_t kCauseBytes = 3072;
 

@@ -26,11 +26,12 @@ std::atomic<bool>& async_flag() {
   return flag;
 }
 
-void* create(TF_OpKernelConstruction*) { return nullptr; }
+void* create_probe(TF_OpKernelConstruction*) { return nullptr; }
 
-void compute(void*, TF_OpKernelContext* context) { give_number(context, 0); }
+void compute_probe(void*, TF_OpKernelContext* context) { give_number(context, 0); }
 
-void compute_async(void*, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* callback) {
+void compute_probe_later(void*, TF_OpKernelContext* context,
+                         TF_AsyncOpKernelDoneCallback* callback) {
   std::optional<DoneCallback> done = DoneCallback::take_checked(callback);
   if (!done) {
     give_number(context, 0);
@@ -45,7 +46,7 @@ void compute_async(void*, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallb
   }).detach();
 }
 
-void destroy(void*) {}
+void destroy_probe(void*) {}
 
 struct StreamTest {
   float expected = 0;
@@ -92,7 +93,8 @@ bool async_works() { return async_flag().load(std::memory_order_relaxed); }
 
 void register_self_tests() {
   OpDefinition async("HvdliteSelfTest", true, shape_of_number);
-  async.output("value", "int32").enroll({create, compute, compute_async, destroy});
+  async.output("value", "int32")
+      .enroll({create_probe, compute_probe, compute_probe_later, destroy_probe});
   OpDefinition stream("HvdliteStreamSelfTest", true, shape_of_number);
   stream.attribute("expected_bits: int").attribute("cuda_library: string");
   stream.input("value", "float").output("verdict", "int32", Place::kHost);

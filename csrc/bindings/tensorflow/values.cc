@@ -55,7 +55,7 @@ Value is_in_set(hvdlite_engine* engine, std::int32_t process_set) {
 }
 
 template <auto kEvaluate>
-void* create(TF_OpKernelConstruction* construction) {
+void* create_value(TF_OpKernelConstruction* construction) {
   const Status status;
   std::int64_t process_set = 0;
   api().OpKernelConstruction_GetAttrInt64(construction, "process_set", &process_set, status);
@@ -63,7 +63,7 @@ void* create(TF_OpKernelConstruction* construction) {
   return new ValueKernel{kEvaluate, static_cast<std::int32_t>(process_set)};
 }
 
-void compute(void* data, TF_OpKernelContext* context) {
+void compute_value(void* data, TF_OpKernelContext* context) {
   const auto* kernel = static_cast<const ValueKernel*>(data);
   hvdlite_engine* engine = hvdlite_current_engine();
   const auto [code, number] = engine != nullptr ? kernel->evaluate(engine, kernel->process_set)
@@ -76,14 +76,14 @@ void compute(void* data, TF_OpKernelContext* context) {
   hvdlite_engine_destroy(engine);
 }
 
-void destroy(void* kernel) { delete static_cast<ValueKernel*>(kernel); }
+void destroy_value(void* kernel) { delete static_cast<ValueKernel*>(kernel); }
 
 template <auto kEvaluate>
 void define(const char* name) {
   // Stateful, or TensorFlow evaluates it while it optimises the graph.
   OpDefinition definition(name, true, shape_of_number);
   definition.attribute("process_set: int = 0").output("value", "int32");
-  definition.enroll({create<kEvaluate>, compute, nullptr, destroy});
+  definition.enroll({create_value<kEvaluate>, compute_value, nullptr, destroy_value});
 }
 
 }  // namespace
