@@ -108,16 +108,17 @@ tsan: $(VENV)/.tools
 # With CXX=clang++ this is libFuzzer, on a corpus that it keeps; otherwise a simple loop from a seed, which the last line names,
 # built from the objects of `make asan`.
 FUZZ_BUILD := $(if $(findstring clang,$(CXX)),build/fuzz/cmake,build/asan/cmake)
+FUZZER := ../../$(FUZZ_BUILD)/hvdlite/hvdlite_fuzz
 fuzz: $(VENV)/.tools
 	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S . -B $(FUZZ_BUILD) -G Ninja -DHVDLITE_SANITIZE=address,undefined \
 	  -DPython_EXECUTABLE="$(CURDIR)/$(BIN)/python" -DHVDLITE_BUILD_FUZZ=ON
 	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build $(FUZZ_BUILD) --target hvdlite_fuzz
 	mkdir -p build/fuzz/corpus
-	cd build/fuzz && if ../../$(FUZZ_BUILD)/hvdlite/hvdlite_fuzz -help=1 2>&1 | grep -q libFuzzer; then \
-	  ASAN_OPTIONS=detect_leaks=0 ../../$(FUZZ_BUILD)/hvdlite/hvdlite_fuzz -max_total_time=$(HVDLITE_FUZZ_SECONDS) -timeout=30 -rss_limit_mb=2048 \
+	cd build/fuzz && if $(FUZZER) -help=1 2>&1 | grep -q libFuzzer; then \
+	  ASAN_OPTIONS=detect_leaks=0 $(FUZZER) -max_total_time=$(HVDLITE_FUZZ_SECONDS) -timeout=30 -rss_limit_mb=2048 \
 	  -len_control=0 -max_len=4096 corpus; \
-	else UBSAN_OPTIONS=print_stacktrace=1 ../../$(FUZZ_BUILD)/hvdlite/hvdlite_fuzz --write-corpus corpus && \
-	  UBSAN_OPTIONS=print_stacktrace=1 ../../$(FUZZ_BUILD)/hvdlite/hvdlite_fuzz $(HVDLITE_FUZZ_SECONDS) $(HVDLITE_FUZZ_SEED) corpus; fi
+	else UBSAN_OPTIONS=print_stacktrace=1 $(FUZZER) --write-corpus corpus && \
+	  UBSAN_OPTIONS=print_stacktrace=1 $(FUZZER) $(HVDLITE_FUZZ_SECONDS) $(HVDLITE_FUZZ_SEED) corpus; fi
 
 $(VENV)/.dev: $(VENV)/.installed
 	$(BIN)/python -m pip install --editable '.[test,examples,dev]'
