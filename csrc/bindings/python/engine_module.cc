@@ -113,8 +113,7 @@ void register_engine(nb::module_& module) {
            "Waits for the operations of a handle from the two above, for so many seconds at most. "
            "Returns the output or a list of them, and the handle has the outcomes; or "
            "NotImplemented, and nothing has changed, where the handle is another one or an "
-           "operation "
-           "failed.")
+           "operation failed.")
       .def("broadcast_now", &Engine::broadcast_now, "tensor"_a.none(), "root_rank"_a.none(),
            "name"_a.none(), "process_set"_a.none(), "in_place"_a, "The same of a broadcast.")
       .def(
