@@ -53,6 +53,20 @@ enum class OpKind : std::uint8_t {
 };
 inline constexpr int kNumOpKinds = 9;
 
+constexpr bool reduces(OpKind kind) {
+  return kind == OpKind::kAllreduce || kind == OpKind::kReducescatter;
+}
+// Rows may differ between ranks, all other extents may not.
+constexpr bool rows_may_differ(OpKind kind) {
+  return kind == OpKind::kAllgather || kind == OpKind::kAlltoall;
+}
+constexpr bool moves_data(OpKind kind) {
+  return reduces(kind) || rows_may_differ(kind) || kind == OpKind::kBroadcast;
+}
+constexpr bool changes_sets(OpKind kind) {
+  return kind == OpKind::kAddProcessSet || kind == OpKind::kRemoveProcessSet;
+}
+
 // Identifies a process set for good: ids are reused after remove_process_set, epochs are not.
 struct SetId {
   std::int32_t id = 0;

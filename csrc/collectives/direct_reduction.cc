@@ -9,8 +9,8 @@ namespace hvdlite::collectives {
 
 namespace {
 
-constexpr std::size_t kMaxLanes = 4;
-static_assert(kMaxLanes <= kPartChannels);
+constexpr std::size_t kDirectLanes = 4;
+static_assert(kDirectLanes <= kPartChannels);
 
 // Each lane stages a piece from every other rank: with many ranks the pieces shrink, down to where
 // a message is hardly worth its latency any more.
@@ -20,11 +20,11 @@ constexpr std::size_t kSmallestPieceBytes = std::size_t{4} << 10;
 }  // namespace
 
 std::size_t direct_piece_limit(const Tuning& tuning, int ranks, std::size_t element_bytes) {
-  const std::size_t share = kStagingBytes / (kMaxLanes * static_cast<std::size_t>(ranks));
+  const std::size_t share = kStagingBytes / (kDirectLanes * static_cast<std::size_t>(ranks));
   return std::min(tuning.segment_bytes, std::max(share, kSmallestPieceBytes)) / element_bytes;
 }
 
-int direct_lanes(std::size_t rounds) { return static_cast<int>(std::min(rounds, kMaxLanes)); }
+int direct_lanes(std::size_t rounds) { return static_cast<int>(std::min(rounds, kDirectLanes)); }
 
 DirectLane::DirectLane(DirectJob& job, int channel, std::byte* contributions,
                        std::size_t slot_bytes, std::byte* partial)

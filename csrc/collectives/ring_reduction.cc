@@ -9,14 +9,14 @@ namespace {
 
 // Enough that one lane's transfer hides behind another's addition, few enough that their staging
 // (2 segments each) stays in a core's second-level cache.
-constexpr std::size_t kMaxLanes = 4;
-static_assert(kMaxLanes <= kPartChannels);
+constexpr std::size_t kRingLanes = 4;
+static_assert(kRingLanes <= kPartChannels);
 
 int wrap(int rank, int size) { return ((rank % size) + size) % size; }
 
 }  // namespace
 
-int ring_lanes(std::size_t rounds) { return static_cast<int>(std::min(rounds, kMaxLanes)); }
+int ring_lanes(std::size_t rounds) { return static_cast<int>(std::min(rounds, kRingLanes)); }
 
 RingLane::RingLane(RingJob& job, int channel, std::array<std::byte*, 2> staging, std::byte* first)
     : job_(&job),

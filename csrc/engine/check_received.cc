@@ -26,17 +26,7 @@ void require(bool condition, const Request& request, const char* what) {
   if (!condition) disprove(request, what);
 }
 
-bool reduces(OpKind kind) { return kind == OpKind::kAllreduce || kind == OpKind::kReducescatter; }
-bool has_rows_of_its_own(OpKind kind) {
-  return kind == OpKind::kAllgather || kind == OpKind::kAlltoall;
-}
-bool has_rows(OpKind kind) { return has_rows_of_its_own(kind) || kind == OpKind::kReducescatter; }
-bool moves_data(OpKind kind) {
-  return kind == OpKind::kAllreduce || kind == OpKind::kBroadcast || has_rows(kind);
-}
-bool changes_sets(OpKind kind) {
-  return kind == OpKind::kAddProcessSet || kind == OpKind::kRemoveProcessSet;
-}
+bool has_rows(OpKind kind) { return rows_may_differ(kind) || kind == OpKind::kReducescatter; }
 
 // At most `most` together, none negative.
 bool add_up(std::span<const std::int64_t> values, std::int64_t most) {
@@ -79,7 +69,7 @@ std::int64_t row_bytes(const Request& request) {
 
 void check_sizes(const Response& response, std::size_t ranks) {
   const Request& request = *response.request;
-  const std::size_t expected = !has_rows_of_its_own(request.kind)   ? 0
+  const std::size_t expected = !rows_may_differ(request.kind)       ? 0
                                : request.kind == OpKind::kAllgather ? ranks
                                                                     : ranks * ranks;
   require(response.sizes.size() == expected, request, "the members' rows are not those of so many");
@@ -116,7 +106,7 @@ Request with_differences(const Request& mine, const Request& agreed) {
     expected.root = agreed.root;
   }
   if (mine.kind != OpKind::kAddProcessSet) expected.splits = agreed.splits;
-  if (has_rows_of_its_own(mine.kind) && !mine.shape.empty() && !agreed.shape.empty()) {
+  if (rows_may_differ(mine.kind) && !mine.shape.empty() && !agreed.shape.empty()) {
     expected.shape[0] = agreed.shape[0];
   }
   expected.content_hash = agreed.content_hash;
@@ -130,7 +120,7 @@ void check_without_mine(const Response& response, bool joined, const std::vector
   if (!moves_data(agreed.kind) && agreed.kind != OpKind::kBarrier) return;
   require(joined, agreed, "was decided though this rank has not asked for it");
   require(agreed.arena == 0, agreed, "was decided for an arena in which this rank has no tensor");
-  if (has_rows_of_its_own(agreed.kind)) {
+  if (rows_may_differ(agreed.kind)) {
     require(add_up(rows_of(response, index, members.size()), 0), agreed,
             "was decided with rows that this rank does not have");
   }
@@ -183,7 +173,7 @@ void check_fits(const Response& response, const Entry* mine, bool joined,
   const Request& asked = *mine->request;
   require(agreed.arena == 0 || (mine->arena != nullptr && asked.arena == agreed.arena), asked,
           "was decided for an arena in which this rank's tensor does not lie");
-  if (has_rows_of_its_own(agreed.kind) && agreed.kind == asked.kind) {
+  if (rows_may_differ(agreed.kind) && agreed.kind == asked.kind) {
     const auto rows = rows_of(response, index, members.size());
     const auto own = agreed.kind == OpKind::kAlltoall ? std::span<const std::int64_t>(asked.splits)
                                                       : std::span(asked.shape).first(1);

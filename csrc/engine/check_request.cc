@@ -106,13 +106,12 @@ void check_wire(const Request& request) {
 
 // The GPU exists, and what reductions need of it is there: a missing driver or compiler is told here, not in mid-air.
 void check_device(const Request& request, device::Devices& devices) {
-  const bool moves_data = request.kind <= OpKind::kReducescatter;
-  if (!moves_data) refuse(request, "it has no memory, so its device is that of the CPU, -1");
+  if (!moves_data(request.kind)) {
+    refuse(request, "it has no memory, so its device is that of the CPU, -1");
+  }
   naming(request, [&] {
     device::Device& device = devices.device(request.device);
-    const bool reduces =
-        request.kind == OpKind::kAllreduce || request.kind == OpKind::kReducescatter;
-    if (reduces) static_cast<void>(device.kernels());
+    if (reduces(request.kind)) static_cast<void>(device.kernels());
   });
 }
 
@@ -174,8 +173,7 @@ void check_process_set_ranks(Request& request, const SetDirectory& sets, int wor
 
 // A GPU that reads across the border of a number fails for good, and NCCL does not look. A complex one is two of its parts.
 void check_alignment(const Request& request, const void* memory) {
-  const bool reduces = request.kind == OpKind::kAllreduce || request.kind == OpKind::kReducescatter;
-  if (!reduces) return;  // others move bytes
+  if (!reduces(request.kind)) return;  // others move bytes
   const bool is_complex = request.dtype == DType::kComplex64 || request.dtype == DType::kComplex128;
   const std::size_t unit = base::size_of(request.dtype) / (is_complex ? 2 : 1);
   const auto address = reinterpret_cast<std::uintptr_t>(memory);

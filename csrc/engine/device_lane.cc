@@ -10,9 +10,6 @@ using base::Status;
 
 namespace {
 
-// As in Executor: enough to fill gaps, few enough to bound memory.
-constexpr std::size_t kMaxRunning = 16;
-constexpr std::size_t kMaxRunningBytes = std::size_t{256} << 20;
 // NCCL is asked for errors this often.
 constexpr base::microseconds kLookInterval{1'000};
 // On results that are not finite, so many lines come in so long, and name so many tensors.

@@ -5,10 +5,6 @@
 namespace hvdlite::engine {
 namespace {
 
-// Enough in flight to fill the gaps of one operation with another, few enough to bound memory.
-constexpr std::size_t kMaxRunning = 16;
-constexpr std::size_t kMaxRunningBytes = std::size_t{256} << 20;
-
 // Tag layout, from the low end: channel, operation number (modulo), process set.
 constexpr int kSetBits = 10;
 

@@ -15,10 +15,6 @@ std::int64_t divisor_of(const Agreed& agreed, int ranks) {
   return agreed.divisor > 0 ? agreed.divisor : ranks;
 }
 
-bool is_reduction(OpKind kind) {
-  return kind == OpKind::kAllreduce || kind == OpKind::kReducescatter;
-}
-
 std::byte* at(void* memory, std::size_t offset) { return static_cast<std::byte*>(memory) + offset; }
 const std::byte* at(const void* memory, std::size_t offset) {
   return static_cast<const std::byte*>(memory) + offset;
@@ -32,7 +28,7 @@ bool all_equal(const std::vector<std::size_t>& counts) {
 
 bool NcclOperation::serves(const FusedOp& fused, const DeviceLink& link, int ranks) {
   const Request& first = fused.first();
-  return !is_reduction(first.kind) ||
+  return !reduces(first.kind) ||
          nccl_recipe(first, divisor_of(fused.parts.front(), ranks), ranks, link.float32_sums());
 }
 

@@ -14,6 +14,10 @@
 
 namespace hvdlite::engine {
 
+// A lane has so many in flight: enough to fill the gaps of one with another, few enough to bound memory.
+inline constexpr std::size_t kMaxRunning = 16;
+inline constexpr std::size_t kMaxRunningBytes = std::size_t{256} << 20;
+
 // How ranks combine what they gave for this request; an Average divides by `divisor`.
 collectives::Reduction reduction_of(const Request& request, std::int64_t divisor);
 // The same of what `ranks` members agreed on.

@@ -7,25 +7,12 @@
 namespace hvdlite::engine {
 namespace {
 
+using base::changes_sets;
 using base::ErrorCode;
+using base::moves_data;
 using base::OpKind;
 using base::ReduceOp;
-
-bool reduces(OpKind kind) { return kind == OpKind::kAllreduce || kind == OpKind::kReducescatter; }
-
-bool moves_data(OpKind kind) {
-  return kind == OpKind::kAllreduce || kind == OpKind::kAllgather || kind == OpKind::kBroadcast ||
-         kind == OpKind::kAlltoall || kind == OpKind::kReducescatter;
-}
-
-bool changes_sets(OpKind kind) {
-  return kind == OpKind::kAddProcessSet || kind == OpKind::kRemoveProcessSet;
-}
-
-// Rows may differ between ranks, all other extents may not.
-bool rows_may_differ(OpKind kind) {
-  return kind == OpKind::kAllgather || kind == OpKind::kAlltoall;
-}
+using base::reduces;
 
 std::string shape_to_compare(const Request& request) {
   if (!rows_may_differ(request.kind)) return format_shape(request.shape);

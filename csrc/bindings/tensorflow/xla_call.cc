@@ -14,7 +14,7 @@
 namespace hvdlite::tensorflow {
 namespace {
 
-constexpr const char* kLibrary = "libtensorflow_cc.so.2";
+constexpr const char* kXlaLibrary = "libtensorflow_cc.so.2";
 constexpr const char* kPlatform = "Host";
 constexpr const char* kGlobal = "_ZN3xla24CustomCallTargetRegistry6GlobalEv";
 constexpr const char* kRegister =
@@ -57,7 +57,7 @@ void self_test(void** outputs, const void** inputs, const char* config, std::siz
 }
 
 bool register_calls() {
-  const LoadedLibrary library(kLibrary);
+  const LoadedLibrary library(kXlaLibrary);
   const auto global = library.find<void* (*)()>(kGlobal);
   const auto add =
       library.find<void (*)(void*, const std::string&, void*, const std::string&)>(kRegister);
