@@ -25,7 +25,7 @@ Outcome without_gil(Call call) {
   return outcome;
 }
 
-void check(const Outcome& outcome) {
+void check_outcome(const Outcome& outcome) {
   if (outcome.code != HVDLITE_OK) raise_error(outcome.code, outcome.message);
 }
 
@@ -45,7 +45,7 @@ std::vector<std::int32_t> list_of(Call call) {
   for (;;) {
     std::int32_t count = 0;
     const auto room = static_cast<std::int32_t>(values.size());
-    python::check(call(values.data(), room, &count));
+    check(call(values.data(), room, &count));
     if (count < room) {
       values.resize(static_cast<std::size_t>(count));
       return values;
@@ -76,12 +76,12 @@ Fabric::Fabric(int size, nb::handle hosts) {
   if (!numbers.empty() && numbers.size() != static_cast<std::size_t>(size)) {
     throw nb::value_error("hosts must have one number for each rank");
   }
-  python::check(hvdlite_fabric_create(size, numbers.empty() ? nullptr : numbers.data(), &fabric_));
+  check(hvdlite_fabric_create(size, numbers.empty() ? nullptr : numbers.data(), &fabric_));
 }
 
 Fabric::~Fabric() { hvdlite_fabric_destroy(fabric_); }
 
-void Fabric::kill(int rank) { python::check(hvdlite_fabric_kill(fabric_, rank)); }
+void Fabric::kill(int rank) { check(hvdlite_fabric_kill(fabric_, rank)); }
 
 Engine::Engine(hvdlite_engine* engine) : engine_(engine), creator_(getpid()) {}
 
@@ -96,7 +96,7 @@ Engine::~Engine() {
 Engine* Engine::create_inproc(Fabric& fabric, int rank, nb::handle config) {
   const Config native(config);
   hvdlite_engine* engine = nullptr;
-  check(without_gil(
+  check_outcome(without_gil(
       [&] { return hvdlite_engine_create_inproc(fabric.get(), rank, native.get(), &engine); }));
   return new Engine(engine);
 }
@@ -105,7 +105,7 @@ Engine* Engine::create_mpi(const char* shim_path, std::uintptr_t comm_address, n
   const Config native(config);
   const auto* comm = reinterpret_cast<const void*>(comm_address);
   hvdlite_engine* engine = nullptr;
-  check(without_gil(
+  check_outcome(without_gil(
       [&] { return hvdlite_engine_create_mpi(shim_path, comm, native.get(), &engine); }));
   return new Engine(engine);
 }
@@ -114,7 +114,7 @@ void Engine::make_current() { hvdlite_set_current_engine(engine_); }
 
 nb::tuple Engine::topology() const {
   hvdlite_topology topology{};
-  python::check(hvdlite_engine_topology(engine_, &topology));
+  check(hvdlite_engine_topology(engine_, &topology));
   return nb::make_tuple(topology.rank, topology.size, topology.local_rank, topology.local_size,
                         topology.cross_rank, topology.cross_size, topology.is_homogeneous != 0);
 }
@@ -123,22 +123,21 @@ nb::tuple Engine::topology() const {
 // could cost this thread a whole switch interval.
 std::int64_t Engine::submit(const hvdlite_request& request, bool wake) {
   std::int64_t handle = 0;
-  python::check(hvdlite_submit(engine_, &request, 1, wake ? 1 : 0, &handle));
+  check(hvdlite_submit(engine_, &request, 1, wake ? 1 : 0, &handle));
   return handle;
 }
 
 void Engine::submit_many(nb::handle requests, bool wake, nb::list handles) {
   const Requests natives = Requests::of_sequence(requests);
   std::vector<std::int64_t> numbers(natives.size());
-  python::check(
-      hvdlite_submit(engine_, natives.data(), natives.size(), wake ? 1 : 0, numbers.data()));
+  check(hvdlite_submit(engine_, natives.data(), natives.size(), wake ? 1 : 0, numbers.data()));
   for (const std::int64_t number : numbers) handles.append(number);
 }
 
 std::int64_t Engine::prepare(nb::handle requests) {
   const Requests natives = Requests::of_sequence(requests);
   std::int64_t group = 0;
-  python::check(hvdlite_prepare(engine_, natives.data(), natives.size(), &group));
+  check(hvdlite_prepare(engine_, natives.data(), natives.size(), &group));
   return group;
 }
 
@@ -156,19 +155,19 @@ std::int64_t Engine::submit_prepared(std::int64_t group, std::span<const std::in
   }
   static_assert(sizeof(void*) == sizeof(std::int64_t));
   std::int64_t handle = 0;
-  python::check(hvdlite_submit_prepared(
-      engine_, group, reinterpret_cast<void* const*>(pointers.data()), is_absent.get(),
-      pointers.size(), reinterpret_cast<void*>(stream), wake ? 1 : 0, &handle));
+  check(hvdlite_submit_prepared(engine_, group, reinterpret_cast<void* const*>(pointers.data()),
+                                is_absent.get(), pointers.size(), reinterpret_cast<void*>(stream),
+                                wake ? 1 : 0, &handle));
   return handle;
 }
 
 void Engine::release_prepared(std::int64_t group) {
-  python::check(hvdlite_release_prepared(engine_, group));
+  check(hvdlite_release_prepared(engine_, group));
 }
 
 bool Engine::poll(std::int64_t handle) {
   int done = 0;
-  python::check(hvdlite_poll(engine_, handle, &done));
+  check(hvdlite_poll(engine_, handle, &done));
   return done != 0;
 }
 
@@ -209,7 +208,7 @@ Outcome Engine::wait_in_slices(const std::int64_t* handles, std::size_t count, d
 void Engine::order(std::int64_t handle, nb::handle streams) {
   const Int64List list(streams);
   for (std::int32_t i = 0; i < list.size(); ++i) {
-    python::check(hvdlite_order(engine_, handle, reinterpret_cast<void*>(list.data()[i])));
+    check(hvdlite_order(engine_, handle, reinterpret_cast<void*>(list.data()[i])));
   }
 }
 
@@ -237,7 +236,7 @@ auto Engine::finish(std::int64_t handle, const Outcome& outcome, Collect collect
     std::int64_t handle;
     ~Releaser() { hvdlite_release(engine->engine_, handle); }
   } releaser{this, handle};
-  check(outcome);
+  check_outcome(outcome);
   return collect();
 }
 
@@ -283,8 +282,7 @@ bool Engine::wait_many(nb::handle handles, nb::list outcomes, nb::handle streams
     order(handle, streams);
     std::size_t members = 0;
     const auto ask = [&] {
-      python::check(
-          hvdlite_outcomes(engine_, handle, contributors.data(), contributors.size(), &members));
+      check(hvdlite_outcomes(engine_, handle, contributors.data(), contributors.size(), &members));
     };
     ask();
     if (members > contributors.size()) {
@@ -338,7 +336,7 @@ void Engine::run_through(const hvdlite_request& request, nb::handle input, nb::h
   finish(handle, outcome, [] {});
 }
 
-void Engine::release(std::int64_t handle) { python::check(hvdlite_release(engine_, handle)); }
+void Engine::release(std::int64_t handle) { check(hvdlite_release(engine_, handle)); }
 
 nb::object Engine::new_output(std::size_t bytes) {
   hvdlite_block* block = nullptr;
@@ -346,7 +344,7 @@ nb::object Engine::new_output(std::size_t bytes) {
     const nb::gil_scoped_release released;  // the system may have to make pages
     return hvdlite_block_create(engine_, bytes, &block);
   };
-  python::check(create());
+  check(create());
   OwnedBytes owned;
   owned.block.reset(block);
   owned.size = bytes;
@@ -359,7 +357,7 @@ GpuMemory Engine::new_gpu_output(std::int32_t gpu, std::uintptr_t stream, std::s
     const nb::gil_scoped_release released;  // the driver may wait for the GPU
     return hvdlite_gpu_block_create(engine_, gpu, bytes, reinterpret_cast<void*>(stream), &block);
   };
-  python::check(create());
+  check(create());
   GpuMemory memory;
   memory.block.reset(block);
   memory.size = bytes;
@@ -368,7 +366,7 @@ GpuMemory Engine::new_gpu_output(std::int32_t gpu, std::uintptr_t stream, std::s
 
 std::int32_t Engine::gpu_of_address(std::uintptr_t address) {
   std::int32_t gpu = HVDLITE_DEVICE_CPU;
-  python::check(hvdlite_gpu_of_address(engine_, reinterpret_cast<const void*>(address), &gpu));
+  check(hvdlite_gpu_of_address(engine_, reinterpret_cast<const void*>(address), &gpu));
   return gpu;
 }
 
@@ -386,23 +384,23 @@ std::vector<std::int32_t> Engine::process_set_ranks(std::int32_t id) {
 
 Arena* Engine::create_arena(std::int32_t process_set, std::int64_t nbytes, const char* kind) {
   hvdlite_arena* arena = nullptr;
-  check(without_gil(
+  check_outcome(without_gil(
       [&] { return hvdlite_arena_create(engine_, process_set, kind, nbytes, &arena); }));
   return new Arena(arena);
 }
 
 void Engine::start_timeline(const char* path, std::int64_t max_bytes, bool mark_cycles) {
-  check(without_gil(
+  check_outcome(without_gil(
       [&] { return hvdlite_timeline_start(engine_, path, max_bytes, mark_cycles ? 1 : 0); }));
 }
 
 void Engine::stop_timeline() {
-  check(without_gil([&] { return hvdlite_timeline_stop(engine_); }));
+  check_outcome(without_gil([&] { return hvdlite_timeline_stop(engine_); }));
 }
 
 bool Engine::await_question() {
   int asked = 0;
-  check(without_gil([&] { return hvdlite_watchdog_wait(engine_, &asked); }));
+  check_outcome(without_gil([&] { return hvdlite_watchdog_wait(engine_, &asked); }));
   return asked != 0;
 }
 
@@ -411,7 +409,7 @@ void Engine::tell_whereabouts(const char* text) { check(hvdlite_watchdog_tell(en
 void Engine::excuse(double seconds) { check(hvdlite_stall_excuse(engine_, seconds)); }
 
 void Engine::publish_failure(const char* cause) {
-  check(without_gil([&] { return hvdlite_publish_failure(engine_, cause); }));
+  check_outcome(without_gil([&] { return hvdlite_publish_failure(engine_, cause); }));
 }
 
 nb::str Engine::failure_cause() { return text(hvdlite_failure_cause(engine_)); }
@@ -424,7 +422,7 @@ nb::str Engine::flight_record() {
 
 nb::dict Engine::counters() {
   hvdlite_counters counters{};
-  python::check(hvdlite_get_counters(engine_, &counters));
+  check(hvdlite_get_counters(engine_, &counters));
   nb::dict result;
   result["submitted"] = counters.submitted;
   result["completed"] = counters.completed;
@@ -454,17 +452,16 @@ nb::dict Engine::counters() {
 
 nb::tuple Engine::lateness() {
   hvdlite_topology topology{};
-  python::check(hvdlite_engine_topology(engine_, &topology));
+  check(hvdlite_engine_topology(engine_, &topology));
   const auto size = static_cast<std::size_t>(topology.size);
   std::vector<std::int64_t> operations(size);
   std::vector<std::int64_t> nanoseconds(size);
-  python::check(
-      hvdlite_get_lateness(engine_, operations.data(), nanoseconds.data(), topology.size));
+  check(hvdlite_get_lateness(engine_, operations.data(), nanoseconds.data(), topology.size));
   return nb::make_tuple(as_list(operations), as_list(nanoseconds));
 }
 
 void Engine::shutdown() {
-  check(without_gil([&] { return hvdlite_engine_shutdown(engine_); }));
+  check_outcome(without_gil([&] { return hvdlite_engine_shutdown(engine_); }));
 }
 
 }  // namespace hvdlite::python

@@ -10,11 +10,11 @@ namespace hvdlite::python {
 namespace {
 
 // The names of what is asked of a tensor, interned.
-struct Names {
+struct HookNames {
   PyObject* grad = PyUnicode_InternFromString("grad");
   PyObject* version = PyUnicode_InternFromString("_version");
 };
-const Names* names;
+const HookNames* hook_names;
 PyTypeObject* gradient_state_type;
 PyTypeObject* bucket_state_type;
 PyTypeObject* pass_state_type;
@@ -25,7 +25,7 @@ enum class Answer { kFalse, kTrue, kRaised };
 Answer answer(bool yes) { return yes ? Answer::kTrue : Answer::kFalse; }
 
 Answer has_version(PyObject* grad, long long version) {
-  const Owned now(PyObject_GetAttr(grad, names->version));
+  const Owned now(PyObject_GetAttr(grad, hook_names->version));
   if (now.failed()) return Answer::kRaised;
   const long long number = PyLong_AsLongLong(now.get());
   if (number == -1 && PyErr_Occurred() != nullptr) return Answer::kRaised;
@@ -150,7 +150,7 @@ PyObject* forget(PyObject* self, PyObject* /*none*/) {
   if (grad.failed()) return nullptr;
   const bool has_grad = grad.get() != Py_None;
   if (has_grad) {
-    const Owned version(PyObject_GetAttr(grad.get(), names->version));
+    const Owned version(PyObject_GetAttr(grad.get(), hook_names->version));
     if (version.failed()) return nullptr;
     slot->zeroed_version = PyLong_AsLongLong(version.get());
     if (slot->zeroed_version == -1 && PyErr_Occurred() != nullptr) return nullptr;
@@ -307,7 +307,7 @@ constexpr unsigned kHook = kFinal | Py_TPFLAGS_HAVE_VECTORCALL;
 }  // namespace
 
 PyObject* grad_of(const GradientState& slot) {
-  if (slot.param != nullptr) return PyObject_GetAttr(slot.param, names->grad);
+  if (slot.param != nullptr) return PyObject_GetAttr(slot.param, hook_names->grad);
   PyErr_SetString(PyExc_AttributeError, "the slot has no parameter");
   return nullptr;
 }
@@ -333,7 +333,7 @@ BucketState& bucket_state(nb::handle bucket) {
 }
 
 void register_gradients(nb::module_& module) {
-  names = new Names;
+  hook_names = new HookNames;
   gradient_state_type =
       add_type<GradientState>(module, "hvdlite._engine.GradientState", kBase, gradient_slots);
   bucket_state_type =

@@ -8,7 +8,7 @@ namespace {
 
 PyTypeObject* handle_state_type;
 PyTypeObject* last_step_type;
-PyObject* nothing;  // ()
+PyObject* empty_tuple;
 
 HandleState* state_of(nb::handle handle) {
   return PyObject_TypeCheck(handle.ptr(), handle_state_type) != 0
@@ -163,9 +163,9 @@ nb::object new_handle(nb::handle type, nb::handle engine, nb::object steps, bool
   nb::object handle = checked(its_type->tp_alloc(its_type, 0));
   auto* members = reinterpret_cast<HandleState*>(handle.ptr());
   members->engine = Py_NewRef(engine.ptr());
-  members->numbers = Py_NewRef(nothing);
-  members->outcomes = Py_NewRef(nothing);
-  members->on_gpu = Py_NewRef(nothing);
+  members->numbers = Py_NewRef(empty_tuple);
+  members->outcomes = Py_NewRef(empty_tuple);
+  members->on_gpu = Py_NewRef(empty_tuple);
   members->finish = steps.release().ptr();
   members->grouped = grouped ? 1 : 0;
   return handle;
@@ -228,7 +228,7 @@ nb::object ShortFlight::land() const {
 }
 
 void register_handles(nb::module_& module) {
-  nothing = nb::tuple().release().ptr();
+  empty_tuple = nb::tuple().release().ptr();
   handle_state_type =
       add_type<HandleState>(module, "hvdlite._engine.HandleState", kBase, handle_slots);
   last_step_type = add_type<LastStep>(module, "hvdlite._engine._LastStep",

@@ -18,7 +18,7 @@ using namespace nb::literals;
 namespace {
 
 // The names of what is asked of a tensor, interned.
-struct Names {
+struct GatherNames {
   PyObject* dtype = PyUnicode_InternFromString("dtype");
   PyObject* layout = PyUnicode_InternFromString("layout");
   PyObject* device = PyUnicode_InternFromString("device");
@@ -26,7 +26,7 @@ struct Names {
   PyObject* is_neg = PyUnicode_InternFromString("is_neg");
   PyObject* data_ptr = PyUnicode_InternFromString("data_ptr");
 };
-const Names* names;
+const GatherNames* gather_names;
 
 nb::object attribute(nb::handle object, PyObject* name) {
   return checked(PyObject_GetAttr(object.ptr(), name));
@@ -156,13 +156,13 @@ class Gatherer {
       if (!memory.usable() || memory.dtype() != code_ || plain_->excludes(grad)) return {};
       return reinterpret_cast<std::int64_t>(memory.data());
     }
-    const bool fits = attribute(grad, names->dtype).is(dtype_) &&
-                      attribute(grad, names->layout).is(strided_) &&
-                      attribute(grad, names->device).equal(device_) &&
-                      answer(grad, names->is_contiguous).ptr() == Py_True &&
-                      answer(grad, names->is_neg).ptr() == Py_False;
+    const bool fits = attribute(grad, gather_names->dtype).is(dtype_) &&
+                      attribute(grad, gather_names->layout).is(strided_) &&
+                      attribute(grad, gather_names->device).equal(device_) &&
+                      answer(grad, gather_names->is_contiguous).ptr() == Py_True &&
+                      answer(grad, gather_names->is_neg).ptr() == Py_False;
     if (!fits) return {};
-    return nb::cast<std::int64_t>(answer(grad, names->data_ptr));
+    return nb::cast<std::int64_t>(answer(grad, gather_names->data_ptr));
   }
 
   nb::list slots_;
@@ -203,7 +203,7 @@ PyType_Slot collected[] = {{Py_tp_traverse, reinterpret_cast<void*>(traverse<Obj
 }  // namespace
 
 void register_launch(nb::module_& module) {
-  names = new Names;
+  gather_names = new GatherNames;
   nb::class_<Sent>(module, "Sent", nb::is_final(), nb::type_slots(collected<Sent>),
                    "What was sent of a bucket: a sequence of flights.Item.")
       .def(nb::init<const nb::list&, nb::handle>(), "items"_a, "pointers"_a)

@@ -9,8 +9,6 @@
 
 namespace hvdlite::python {
 
-namespace {
-
 // DLPack's DLManagedTensorVersioned: a tensor for another library to keep, which calls the deleter when it is done with it.
 struct ManagedTensor {
   std::uint32_t major, minor;
@@ -19,8 +17,6 @@ struct ManagedTensor {
   std::uint64_t flags;
   nb::dlpack::dltensor tensor;
 };
-
-}  // namespace
 
 // The table of functions behind `__dlpack_c_exchange_api__`, as DLPack's dlpack.h declares it from version 1.3 on; the major
 // version changes with its layout.
