@@ -60,6 +60,7 @@ _SIGNATURES: dict[str, list[Any]] = {
     "fake_busy": [c_void_p, c_double],
     "fake_capture": [c_void_p, c_int],
     "fake_async_error": [c_int, c_int],
+    "fake_hold": [c_int],
     "fake_priority": [c_void_p],
 }
 _TEXTS = ("fake_leaks", "fake_called", "fake_image")
@@ -156,6 +157,18 @@ class FakeGpus:
     def idle(self) -> None:
         """Sleeps until there is nothing in any stream."""
         self.cuda.fake_idle()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """What the block puts into streams begins at its end, in an order that only events and the seed decide.
+
+        Otherwise a thread that is slow to put things in gets them done in that order. Nothing in the block may wait for a stream.
+        """
+        self.cuda.fake_hold(1)
+        try:
+            yield
+        finally:
+            self.cuda.fake_hold(0)
 
     # --- the driver ---
 
@@ -324,6 +337,11 @@ class DeviceArray:
         source = np.ascontiguousarray(values, self.dtype)
         assert source.size == self.size
         self._copy(self.ptr, source.ctypes.data, stream)
+
+    def copy(self, source: DeviceArray, stream: Stream | None = None) -> None:
+        """What `source` holds when the stream gets there."""
+        assert source.nbytes == self.nbytes
+        self._copy(self.ptr, source.ptr, stream)
 
     def numpy(self, stream: Stream | None = None) -> Array:
         """What is there after all that the stream has been given (default: the array's own, or else the legacy one)."""

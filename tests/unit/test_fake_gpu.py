@@ -116,8 +116,7 @@ def test_memory_that_was_freed_is_no_memory(fake_gpus):
 def test_freeing_waits_for_the_work_before(fake_gpus):
     array, result, stream = fake_gpus.array(np.ones(10, np.float32)), fake_gpus.empty(10, np.float32), fake_gpus.stream()
     stream.busy(0.05)
-    with fake_gpus.on(0):
-        fake_gpus.call("cuMemcpyAsync", result.ptr, array.ptr, 40, stream.handle)
+    result.copy(array, stream)
     array.free()
     assert result.numpy(stream).tolist() == [1.0] * 10
 
@@ -153,12 +152,12 @@ def produce_and_consume(gpus, order):
     """One stream computes, another copies the result."""
     producer, consumer = gpus.stream(), gpus.stream()
     values, result = gpus.array(np.zeros(10, np.float32)), gpus.array(np.zeros(10, np.float32))
-    gpus.add(values, 1.0, producer)
-    gpus.add(values, 2.0, producer)
-    if order:
-        consumer.wait(producer)
-    with gpus.on(0):
-        gpus.call("cuMemcpyAsync", result.ptr, values.ptr, values.nbytes, consumer.handle)
+    with gpus.held():
+        gpus.add(values, 1.0, producer)
+        gpus.add(values, 2.0, producer)
+        if order:
+            consumer.wait(producer)
+        result.copy(values, consumer)
     return bool((result.numpy(consumer) == 3).all())
 
 
@@ -181,9 +180,11 @@ def test_a_missing_event_is_found_and_a_present_one_is_enough():
 def overwrite_early(gpus, pinned, synchronize):
     source = gpus.pinned(np.ones(100)) if pinned else np.ones(100)
     array, stream = gpus.empty(100, np.float64), gpus.stream()
-    array.write(source, stream)
-    if synchronize:
-        stream.synchronize()
+    with gpus.held():
+        array.write(source, stream)
+        if not synchronize:
+            source[...] = 2
+    stream.synchronize()
     source[...] = 2
     return bool((array.numpy(stream) == 1).all())
 
@@ -196,21 +197,21 @@ def test_page_locked_memory_is_read_when_the_stream_gets_there_and_other_memory_
 
 def after_the_default_stream(gpus, blocking):
     values, result = gpus.array(np.zeros(10, np.float32)), gpus.empty(10, np.float32)
-    gpus.add(values, 1.0)
-    gpus.add(values, 1.0)
     stream = gpus.stream(blocking=blocking)
-    with gpus.on(0):
-        gpus.call("cuMemcpyAsync", result.ptr, values.ptr, values.nbytes, stream.handle)
+    with gpus.held():
+        gpus.add(values, 1.0)
+        gpus.add(values, 1.0)
+        result.copy(values, stream)
     return bool((result.numpy(stream) == 2).all())
 
 
 def before_the_default_stream(gpus, blocking):
     values, result = gpus.array(np.zeros(10, np.float32)), gpus.empty(10, np.float32)
     stream = gpus.stream(blocking=blocking)
-    gpus.add(values, 1.0, stream)
-    gpus.add(values, 1.0, stream)
-    with gpus.on(0):
-        gpus.call("cuMemcpyAsync", result.ptr, values.ptr, values.nbytes, None)
+    with gpus.held():
+        gpus.add(values, 1.0, stream)
+        gpus.add(values, 1.0, stream)
+        result.copy(values)
     return bool((result.numpy() == 2).all())
 
 

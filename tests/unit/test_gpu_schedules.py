@@ -108,8 +108,8 @@ class Player:
             result = self.rank.wait(handle, stream)
             copy = self.gpus.empty(values.shape if makes else result.shape, values.dtype, self.rank.device, stream)
             if makes:
+                copy.copy(output, stream)
                 with self.gpus.on(self.rank.device):
-                    self.gpus.call("cuMemcpyAsync", copy.ptr, output.ptr, output.nbytes, stream.handle)
                     self.gpus.call("cuMemsetD8Async", output.ptr, 0x55, output.nbytes, stream.handle)
             elif copy.nbytes:
                 result.copy_to(copy.ptr, stream.handle)

@@ -105,6 +105,7 @@ struct World {
   bool executing = false;                      // an operation runs right now
   const Context* executing_in = nullptr;
   bool started = false;                               // the scheduler's thread
+  bool held = false;                                  // nothing begins until a test lets it
   std::atomic<const Companion*> companions{nullptr};  // none is ever taken away
 };
 

@@ -73,6 +73,14 @@ FAKE_EXPORT void fake_async_error(int device, int code) {
   fake::notify();
 }
 
+// While held, nothing begins that is put into streams: all of it is there before the scheduler chooses. Whoever waits for a
+// stream then waits until it is let go.
+FAKE_EXPORT void fake_hold(int held) {
+  Lock lock(world().mutex);
+  world().held = held != 0;
+  fake::notify();
+}
+
 // Sleeps until there is nothing in any stream.
 FAKE_EXPORT void fake_idle() {
   Lock lock(world().mutex);

@@ -34,6 +34,7 @@ bool legacy_order_allows(Stream& stream) {
 // All streams whose first operation may run now; *poll: somebody has to be asked again.
 std::vector<Stream*> runnable_streams(bool* poll) {
   std::vector<Stream*> runnable;
+  if (world().held) return runnable;
   for (Stream* stream : all_streams()) {
     if (stream->queue.empty() || !legacy_order_allows(*stream)) continue;
     const Operation& first = stream->queue.front();
