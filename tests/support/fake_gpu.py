@@ -60,7 +60,7 @@ _SIGNATURES: dict[str, list[Any]] = {
     "fake_busy": [c_void_p, c_double],
     "fake_capture": [c_void_p, c_int],
     "fake_async_error": [c_int, c_int],
-    "fake_hold": [c_int],
+    "fake_hold": [POINTER(c_void_p), c_int, c_int],
     "fake_priority": [c_void_p],
 }
 _TEXTS = ("fake_leaks", "fake_called", "fake_image")
@@ -159,16 +159,23 @@ class FakeGpus:
         self.cuda.fake_idle()
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """What the block puts into streams begins at its end, in an order that only events and the seed decide.
+    def held(self, *streams: Stream | None) -> Iterator[None]:
+        """Nothing in these streams begins before the block ends, whatever time it takes; then it begins in all of them at once.
 
-        Otherwise a thread that is slow to put things in gets them done in that order. Nothing in the block may wait for a stream.
+        streams: of one GPU; None is the legacy default stream of GPU 0.
         """
-        self.cuda.fake_hold(1)
+        handles = (c_void_p * len(streams))(*[None if stream is None else stream.handle for stream in streams])
+        device = next((stream.device for stream in streams if stream is not None), 0)
+
+        def hold(held: bool) -> None:
+            with self.on(device):
+                self.call("fake_hold", handles, len(streams), held)
+
+        hold(True)
         try:
             yield
         finally:
-            self.cuda.fake_hold(0)
+            hold(False)
 
     # --- the driver ---
 

@@ -152,7 +152,7 @@ def produce_and_consume(gpus, order):
     """One stream computes, another copies the result."""
     producer, consumer = gpus.stream(), gpus.stream()
     values, result = gpus.array(np.zeros(10, np.float32)), gpus.array(np.zeros(10, np.float32))
-    with gpus.held():
+    with gpus.held(producer, consumer):
         gpus.add(values, 1.0, producer)
         gpus.add(values, 2.0, producer)
         if order:
@@ -180,7 +180,7 @@ def test_a_missing_event_is_found_and_a_present_one_is_enough():
 def overwrite_early(gpus, pinned, synchronize):
     source = gpus.pinned(np.ones(100)) if pinned else np.ones(100)
     array, stream = gpus.empty(100, np.float64), gpus.stream()
-    with gpus.held():
+    with gpus.held(stream):
         array.write(source, stream)
         if not synchronize:
             source[...] = 2
@@ -198,7 +198,7 @@ def test_page_locked_memory_is_read_when_the_stream_gets_there_and_other_memory_
 def after_the_default_stream(gpus, blocking):
     values, result = gpus.array(np.zeros(10, np.float32)), gpus.empty(10, np.float32)
     stream = gpus.stream(blocking=blocking)
-    with gpus.held():
+    with gpus.held(stream, None):
         gpus.add(values, 1.0)
         gpus.add(values, 1.0)
         result.copy(values, stream)
@@ -208,7 +208,7 @@ def after_the_default_stream(gpus, blocking):
 def before_the_default_stream(gpus, blocking):
     values, result = gpus.array(np.zeros(10, np.float32)), gpus.empty(10, np.float32)
     stream = gpus.stream(blocking=blocking)
-    with gpus.held():
+    with gpus.held(stream, None):
         gpus.add(values, 1.0, stream)
         gpus.add(values, 1.0, stream)
         result.copy(values)

@@ -3,12 +3,14 @@
 import itertools
 import re
 import time
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
 from support import fake_gpu
 from support.fake_gpu import DriverError, fake_gpus  # noqa: F401
 from support.gpu_ranks import GpuRank, gpu_engines, run_gpu_ranks
+from support.limits import eventually
 from support.thread_ranks import ALLGATHER, ALLREDUCE, SUM, Rank, in_threads, outcomes_of
 
 from hvdlite import _engine
@@ -150,10 +152,7 @@ def test_a_call_that_fails_ends_in_a_text_on_every_rank(fake_gpus, route, functi
             except DriverError:  # it hit a call of the test's own
                 rank.engine.publish_failure(f"{function} failed in the test")
             except AssertionError:  # garbage: the other rank's failure came after the operation had been handed over
-                limit = time.monotonic() + 5
-                while not rank.engine.failure_cause and time.monotonic() < limit:
-                    time.sleep(0.01)
-                assert rank.engine.failure_cause
+                assert eventually(lambda: rank.engine.failure_cause)
 
         with gpu_engines(fake_gpus, 2, {"gpu_route": route, "failure_linger": 0.5}) as ranks:
             start = time.monotonic()
@@ -184,9 +183,9 @@ def test_memory_that_runs_out(fake_gpus):  # noqa: F811
     run_gpu_ranks(fake_gpus, 2, body, {"gpu_route": "nccl", "failure_linger": 0.5})
 
 
-def busy_operation(ranks, seconds, late=2):
-    """An allreduce that all ranks have handed to their GPUs, and in which that of one rank takes its time."""
-    ranks[late].stream.busy(seconds)
+@contextmanager
+def busy_operation(ranks, late=2):
+    """An allreduce that all ranks have handed to their GPUs, and that one rank's does not get to within the block."""
     arrays = [rank.array(np.ones(9, np.float32)) if rank.rank != late else None for rank in ranks]
     arrays[late] = ranks[late].gpus.empty(9, np.float32, ranks[late].device, ranks[late].stream)
 
@@ -194,19 +193,18 @@ def busy_operation(ranks, seconds, late=2):
         array = arrays[rank.rank]
         rank.wait(rank.start(ALLREDUCE, "busy", array, array))
 
-    in_threads(ranks, body, 30)
+    with ranks[late].gpus.held(ranks[late].stream):
+        in_threads(ranks, body, 30)
+        yield
 
 
 def test_a_lost_rank_lets_the_others_kernels_end(fake_gpus):  # noqa: F811
     """They wait on the GPU for one that will never come: the communicator is aborted, and the user's stream goes on."""
     with gpu_engines(fake_gpus, 3, {"gpu_route": "nccl", "failure_linger": 0.5}) as ranks:
         in_threads(ranks, lambda rank: sums(rank, "first"), 30)
-        busy_operation(ranks, 4.0)
-        start = time.monotonic()
-        ranks[0].host.fabric.kill(2)
-        for rank in ranks[:2]:
-            rank.stream.synchronize()
-        assert time.monotonic() - start < 2.0
+        with busy_operation(ranks):
+            ranks[0].host.fabric.kill(2)
+            in_threads(ranks[:2], lambda rank: rank.stream.synchronize(), 30)
         for rank in ranks[:2]:
             with pytest.raises(PeerLostError, match="rank 2"):
                 sums(rank, "later")
@@ -216,12 +214,9 @@ def test_an_error_that_nccl_tells_later(fake_gpus):  # noqa: F811
     """Of an operation that was handed over long ago: the engine fails with its name, though nobody waits."""
     with gpu_engines(fake_gpus, 3, {"gpu_route": "nccl", "failure_linger": 0.5}) as ranks:
         in_threads(ranks, lambda rank: sums(rank, "first"), 30)
-        busy_operation(ranks, 3.0)
-        start = time.monotonic()
-        fake_gpus.nccl_error(NCCL_REMOTE_ERROR, "connection closed by remote peer", rank=1)
-        while not all(rank.engine.failure_cause for rank in ranks):
-            assert time.monotonic() - start < 2.0
-            time.sleep(0.01)
+        with busy_operation(ranks):
+            fake_gpus.nccl_error(NCCL_REMOTE_ERROR, "connection closed by remote peer", rank=1)
+            assert eventually(lambda: all(rank.engine.failure_cause for rank in ranks))
         for rank in ranks:
             assert re.search(
                 "rank 1.* failed: allreduce of 'busy' in process set 0: NCCL failed.*remote peer", rank.engine.failure_cause
@@ -301,8 +296,5 @@ def test_a_removed_set_gives_its_link_back(fake_gpus):  # noqa: F811
     with gpu_engines(fake_gpus, 3, {"gpu_route": "nccl"}) as ranks:
         in_threads(ranks, body, 30)
         assert fake_gpus.calls("ncclCommInitRankConfig") == 6
-        start = time.monotonic()
-        while fake_gpus.calls("ncclCommDestroy") < 6:
-            assert time.monotonic() - start < 5
-            time.sleep(0.01)
+        assert eventually(lambda: fake_gpus.calls("ncclCommDestroy") >= 6)
         assert fake_gpus.calls("ncclCommAbort") == 0

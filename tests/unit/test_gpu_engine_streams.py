@@ -1,7 +1,6 @@
 """The order of streams: inputs are read when they are ready, results when they are there, and nobody waits on the host."""
 
 import random
-import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -97,13 +96,10 @@ def test_the_host_does_not_wait_for_the_gpu(fake_gpus):  # noqa: F811
 
         def body(rank):
             array = arrays[rank.rank]
-            rank.stream.busy(3.0)
-            start = time.monotonic()
-            for step in range(20):
-                rank.wait(rank.start(ALLREDUCE, f"x{step}", array, array))
-            handed_over = time.monotonic() - start
+            with fake_gpus.held(rank.stream):
+                for step in range(20):
+                    rank.wait(rank.start(ALLREDUCE, f"x{step}", array, array))
             rank.stream.synchronize()
-            assert handed_over < 2.5 < time.monotonic() - start
 
         in_threads(ranks, body, 30)
         for array in arrays:
@@ -118,15 +114,14 @@ def test_nobody_waits_while_memory_is_freed(fake_gpus):  # noqa: F811
         array = rank.array(np.ones(1000, np.float32))
         other = rank.gpus.stream(rank.device)
         rank.host.barrier()
-        other.busy(3.0)
-        begun = time.monotonic()
-        for step in range(5):
-            rank.wait(rank.start(ALLREDUCE, f"x{step}", array, array, prescale=0.5))
-            rank.stream.synchronize()
-            memory = rank.engine.new_gpu_output(rank.device, rank.stream.handle, 5 << 20)
-            assert memory.address
-            del memory  # with the GIL held
-        assert time.monotonic() - begun < 2.5
+        with fake_gpus.held(other):
+            other.busy(0)
+            for step in range(5):
+                rank.wait(rank.start(ALLREDUCE, f"x{step}", array, array, prescale=0.5))
+                rank.stream.synchronize()
+                memory = rank.engine.new_gpu_output(rank.device, rank.stream.handle, 5 << 20)
+                assert memory.address
+                del memory  # with the GIL held
         np.testing.assert_array_equal(array.numpy(), 1)
 
     run_gpu_ranks(fake_gpus, 2, body, {"gpu_route": "nccl", "gpu_cache_bytes": 0})
@@ -212,12 +207,11 @@ def test_host_memory_goes_on_while_gpu_memory_waits(fake_gpus, route):  # noqa: 
     def body(rank):
         rank.allreduce("first", np.ones(3, np.float32))
         array = rank.array(np.full(1000, rank.rank + 1.0, np.float32))
-        rank.stream.busy(3.0)
-        start = time.monotonic()
-        handle = rank.start(ALLREDUCE, "gpu", array, array, prescale=2.0)
-        for step in range(20):
-            np.testing.assert_array_equal(rank.host.allreduce(f"host{step}", np.full(2000, rank.rank + step)), 1 + 2 * step)
-        assert time.monotonic() - start < 2.5
+        with fake_gpus.held(rank.stream):
+            rank.stream.busy(0)
+            handle = rank.start(ALLREDUCE, "gpu", array, array, prescale=2.0)
+            for step in range(20):
+                np.testing.assert_array_equal(rank.host.allreduce(f"host{step}", np.full(2000, rank.rank + step)), 1 + 2 * step)
         rank.wait(handle)
         np.testing.assert_array_equal(array.numpy(), 6)
 
@@ -275,7 +269,6 @@ def test_tensors_on_another_gpu_for_many_seeds(fake_gpus, route):  # noqa: F811
 
 def test_nothing_else_waits_for_a_communicator_that_comes_up(fake_gpus):  # noqa: F811
     """Not the caller, nor operations on host memory or of a process set whose communicator is there."""
-    seconds = 1.5  # for the communicator
 
     def body(rank):
         some = rank.host.add_process_set([0, 1])
@@ -284,10 +277,9 @@ def test_nothing_else_waits_for_a_communicator_that_comes_up(fake_gpus):  # noqa
             rank.allreduce("first", first, op=SUM, process_set=some)
         rank.host.barrier("the next is slow")
         if rank.rank == 0:
-            fake_gpus.set(nccl_start_ms=int(1000 * seconds))
+            fake_gpus.set(nccl_start_ms=1000 * 3600)
         rank.host.barrier("as set")
         array = rank.array(first)
-        start = time.monotonic()
         slow = rank.start(ALLREDUCE, "slow", array, array, op=SUM)
         for step in range(20):
             values = np.full(1000, rank.rank + step, np.float32)
@@ -295,9 +287,11 @@ def test_nothing_else_waits_for_a_communicator_that_comes_up(fake_gpus):  # noqa
             if rank.rank < 2:
                 result = rank.allreduce(f"some.{step}", values, op=SUM, process_set=some)
                 np.testing.assert_array_equal(result, 2 * step + 1)
-        others = time.monotonic() - start
+        assert not rank.engine.poll(slow)
+        rank.host.barrier("seen")
+        if rank.rank == 0:
+            fake_gpus.set(nccl_start_ms=0)
         rank.wait(slow)
-        assert others < seconds <= time.monotonic() - start
         np.testing.assert_array_equal(array.numpy(), np.full(9, 6))
 
     run_gpu_ranks(fake_gpus, 3, body, {"gpu_route": "nccl"})

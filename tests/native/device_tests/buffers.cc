@@ -25,7 +25,7 @@ std::shared_ptr<BufferPool> pool_of(const GpuPtr& gpu, std::size_t keep_bytes,
 
 // Has the thread that frees come to so many calls?
 bool freed(long wanted) {
-  for (int i = 0; i < 2000 && calls("cuMemFree") < wanted; ++i) usleep(1000);
+  for (int i = 0; i < 60000 && calls("cuMemFree") < wanted; ++i) usleep(1000);
   return calls("cuMemFree") == wanted;
 }
 
@@ -45,7 +45,7 @@ TEST(memory_is_handed_on_in_the_order_of_streams) {
   Buffer one = pool->get(1000, first.get());
   const void* const data = one.data();
   gpu->fill(one.data(), 1, sizeof(int), first.get());
-  busy(*gpu, first.get(), 0.05);
+  Held held(gpu, first.get());
   gpu->copy(word.host.data(), one.data(), sizeof(int), first.get());
   give_back(std::move(one), gpu, first);
   const device::EventPtr end = gpu->record(first.get());
@@ -55,6 +55,7 @@ TEST(memory_is_handed_on_in_the_order_of_streams) {
   EXPECT(two.data() == data);
   gpu->fill(two.data(), 2, sizeof(int), second.get());
   const device::EventPtr filled = gpu->record(second.get());
+  held.let_go();
   filled->synchronize();
   EXPECT(end->finished());  // but the stream did
   EXPECT(*static_cast<int*>(word.host.data()) == 0x01010101);
@@ -92,7 +93,7 @@ TEST(of_equal_ones_the_idle_one_is_taken) {
   Buffer in_use = pool->get(kPage, stream.get());
   Buffer idle = pool->get(kPage, stream.get());
   const void* const idle_data = idle.data();
-  busy(*gpu, stream.get(), 0.05);
+  const Held held(gpu, stream.get());
   give_back(std::move(in_use), gpu, stream);
   idle = Buffer();
   EXPECT(pool->get(kPage, stream.get()).data() == idle_data);
@@ -124,12 +125,13 @@ TEST(what_the_gpu_still_uses_is_not_freed) {
   const auto pool = pool_of(gpu, 0);
   const OwnStream stream(gpu);
   Buffer memory = pool->get(kPage, stream.get());
-  busy(*gpu, stream.get(), 0.05);
+  Held held(gpu, stream.get());
   const device::EventPtr end = gpu->record(stream.get());
   memory.free_after(end);
   memory = Buffer();
   EXPECT(!end->finished());
   EXPECT(calls("cuMemFree") == 0);
+  held.let_go();
   end->synchronize();
   {
     const Buffer other = pool->get(100, stream.get());
@@ -144,11 +146,12 @@ TEST(page_locked_memory_waits_for_its_copies) {
   Buffer one = pool->get(100, nullptr);
   const void* const data = one.data();
   std::memset(one.data(), 1, 100);
-  busy(*gpu, stream.get(), 0.05);
+  Held held(gpu, stream.get());
   const device::EventPtr end = gpu->record(stream.get());
   one.free_after(end);
   one = Buffer();
   EXPECT(pool->get(100, nullptr).data() != data);
+  held.let_go();
   end->synchronize();
   const Buffer again = pool->get(100, nullptr);
   const Buffer other = pool->get(100, nullptr);
@@ -196,13 +199,14 @@ TEST(nobody_waits_while_memory_is_freed) {
   const auto pool = pool_of(gpu, 0);
   const auto pinned = pool_of(gpu, 0, BufferPool::Kind::kPinned);
   const OwnStream other(gpu);
-  busy(*gpu, other.get(), 0.5);
+  Held held(gpu, other.get());
   const device::EventPtr end = gpu->record(other.get());
   for (int i = 0; i < 5; ++i) {
     const Buffer memory = pool->get(kPage, nullptr);
     const Buffer host = pinned->get(kPage, nullptr);
   }
   EXPECT(!end->finished());  // although freeing waits for all streams
+  held.let_go();
   EXPECT(freed(5));
   EXPECT(end->finished());
 }
@@ -244,7 +248,7 @@ TEST(lent_memory_is_free_after_the_operations_on_it) {
   Buffer lent = pool->get(kPage, nullptr);
   lent.lend();
   const void* const data = lent.data();
-  busy(*gpu, operation.get(), 0.05);
+  Held first(gpu, operation.get());
   gpu->fill(lent.data(), 1, sizeof(int), operation.get());
   const auto* const inside = static_cast<const std::byte*>(data) + 100;
   pool->used(inside, gpu->record(operation.get()));
@@ -253,6 +257,7 @@ TEST(lent_memory_is_free_after_the_operations_on_it) {
   Buffer again = pool->get(kPage, next.get());
   EXPECT(again.data() == data);
   gpu->fill(again.data(), 2, sizeof(int), next.get());
+  first.let_go();
   EXPECT(word.after(next.get(), again.data()) == 0x02020202);
   gpu->record(operation.get())->synchronize();
   EXPECT(word.after(next.get(), again.data()) == 0x02020202);
@@ -260,7 +265,7 @@ TEST(lent_memory_is_free_after_the_operations_on_it) {
   // Nobody is told of memory that is lent no more, or of other memory.
   pool->used(data, gpu->record(operation.get()));
   pool->used(&word, gpu->record(operation.get()));
-  busy(*gpu, operation.get(), 0.2);
+  const Held second(gpu, operation.get());
   pool->used(data, gpu->record(operation.get()));
   const device::EventPtr end = gpu->record(operation.get());
   const Buffer free = pool->get(kPage, next.get());
@@ -273,11 +278,11 @@ TEST(a_gpu_that_hangs_does_not_keep_a_pool_from_closing) {
   auto pool = pool_of(gpu, 100 * kPage);
   const OwnStream stream(gpu);
   Buffer memory = pool->get(kPage, stream.get());
-  busy(*gpu, stream.get(), 3);
+  const Held held(gpu, stream.get());
   give_back(std::move(memory), gpu, stream);
   pool->close();
   EXPECT(calls("cuMemFree") == 0);
-  _exit(0);  // with the GPU at work
+  _exit(0);  // with work in the stream
 }
 
 TEST(abandoned_memory_is_never_freed) {

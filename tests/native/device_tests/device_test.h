@@ -45,6 +45,20 @@ std::string leaks();  // once all streams are empty
 void busy(const device::Gpu& gpu, cuda::Stream stream, double seconds);
 void capture(const device::Gpu& gpu, cuda::Stream stream, int status);
 
+// Nothing that is put into the stream begins before it is let go, however long that takes.
+class Held {
+ public:
+  Held(device::GpuPtr gpu, cuda::Stream stream);
+  ~Held();
+  Held(const Held&) = delete;
+  Held& operator=(const Held&) = delete;
+  void let_go();
+
+ private:
+  const device::GpuPtr gpu_;
+  const cuda::Stream stream_;
+};
+
 device::DriverPtr open_driver();
 device::GpuPtr open_gpu(int ordinal = 0);
 

@@ -122,13 +122,14 @@ TEST(events_order_streams_without_the_host) {
   const OwnStream reader(gpu);
   device::Buffer memory = pool->get(sizeof(int), writer.get());
   gpu->fill(memory.data(), 1, sizeof(int), writer.get());
-  busy(*gpu, writer.get(), 0.05);
+  Held held(gpu, writer.get());
   gpu->fill(memory.data(), 2, sizeof(int), writer.get());
   const EventPtr written = gpu->record(writer.get());
   EXPECT(!written->finished());
   written->order(reader.get());
   EXPECT(!written->finished());  // nobody has waited
   Word word(gpu);
+  held.let_go();
   EXPECT(word.after(reader.get(), memory.data()) == 0x02020202);
   EXPECT(written->finished());
 }
@@ -137,11 +138,12 @@ TEST(events_order_the_default_stream_of_another_gpu) {
   const GpuPtr gpu = open_gpu(0);
   const GpuPtr other = open_gpu(1);
   const OwnStream writer(gpu);
-  busy(*gpu, writer.get(), 0.05);
+  Held held(gpu, writer.get());
   const EventPtr written = gpu->record(writer.get());
   written->order(nullptr, *other);
   const EventPtr after = other->record(nullptr);
   EXPECT(!after->finished());
+  held.let_go();
   after->synchronize();
   EXPECT(written->finished());
   EXPECT(gpu->record(nullptr)->gpu().ordinal() == 0);
@@ -157,12 +159,13 @@ TEST(events_are_used_again) {
 TEST(the_calling_threads_own_default_stream_is_recorded) {
   const GpuPtr gpu = open_gpu();
   const auto own = reinterpret_cast<cuda::Stream>(2);
-  busy(*gpu, own, 0.05);
+  Held held(gpu, own);
   EventPtr of_other_thread;
   std::thread([&] { of_other_thread = gpu->record(own); }).join();
   const EventPtr mine = gpu->record(own);
   of_other_thread->synchronize();
   EXPECT(!mine->finished());
+  held.let_go();
   mine->synchronize();
 }
 
@@ -201,10 +204,11 @@ TEST(own_streams_go_first) {
   EXPECT(reinterpret_cast<int (*)(cuda::Stream)>(control("fake_priority"))(stream.get()) ==
          greatest);
   // And the legacy default stream waits for none of them.
-  busy(*gpu, stream.get(), 0.05);
+  Held held(gpu, stream.get());
   const EventPtr mine = gpu->record(stream.get());
   gpu->record(nullptr)->synchronize();
   EXPECT(!mine->finished());
+  held.let_go();
   mine->synchronize();
 }
 

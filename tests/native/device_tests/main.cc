@@ -72,6 +72,19 @@ void busy(const device::Gpu& gpu, cuda::Stream stream, double seconds) {
   EXPECT(find<int(cuda::Stream, double)>("fake_busy")(stream, seconds) == 0);
 }
 
+static void hold(const device::Gpu& gpu, cuda::Stream stream, bool held) {
+  const device::Current current(gpu);
+  EXPECT(find<int(const cuda::Stream*, int, int)>("fake_hold")(&stream, 1, held) == 0);
+}
+
+Held::Held(device::GpuPtr gpu, cuda::Stream stream) : gpu_(std::move(gpu)), stream_(stream) {
+  hold(*gpu_, stream_, true);
+}
+
+Held::~Held() { let_go(); }
+
+void Held::let_go() { hold(*gpu_, stream_, false); }
+
 void capture(const device::Gpu& gpu, cuda::Stream stream, int status) {
   const device::Current current(gpu);
   EXPECT(find<int(cuda::Stream, int)>("fake_capture")(stream, status) == 0);

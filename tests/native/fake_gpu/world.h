@@ -65,6 +65,7 @@ struct Stream {
   bool legacy = false;
   bool destroyed = false;
   bool implicit = false;  // default streams: nobody creates or destroys them
+  bool held = false;      // nothing in it begins until a test lets it
   int capture_status = 0;
   std::deque<Operation> queue;
 };
@@ -105,7 +106,6 @@ struct World {
   bool executing = false;                      // an operation runs right now
   const Context* executing_in = nullptr;
   bool started = false;                               // the scheduler's thread
-  bool held = false;                                  // nothing begins until a test lets it
   std::atomic<const Companion*> companions{nullptr};  // none is ever taken away
 };
 

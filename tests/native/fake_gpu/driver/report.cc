@@ -62,6 +62,7 @@ FAKE_EXPORT void fake_reset() {
     context.error = 0;
     context.per_thread.clear();
     context.legacy.capture_status = 0;
+    context.legacy.held = false;
   }
   fake::notify();
 }
@@ -70,14 +71,6 @@ FAKE_EXPORT void fake_reset() {
 FAKE_EXPORT void fake_async_error(int device, int code) {
   Lock lock(world().mutex);
   world().contexts[device].error = code;
-  fake::notify();
-}
-
-// While held, nothing begins that is put into streams: all of it is there before the scheduler chooses. Whoever waits for a
-// stream then waits until it is let go.
-FAKE_EXPORT void fake_hold(int held) {
-  Lock lock(world().mutex);
-  world().held = held != 0;
   fake::notify();
 }
 

@@ -34,9 +34,8 @@ bool legacy_order_allows(Stream& stream) {
 // All streams whose first operation may run now; *poll: somebody has to be asked again.
 std::vector<Stream*> runnable_streams(bool* poll) {
   std::vector<Stream*> runnable;
-  if (world().held) return runnable;
   for (Stream* stream : all_streams()) {
-    if (stream->queue.empty() || !legacy_order_allows(*stream)) continue;
+    if (stream->queue.empty() || stream->held || !legacy_order_allows(*stream)) continue;
     const Operation& first = stream->queue.front();
     if (stream->context->error != 0 || !first.ready || first.ready()) {
       runnable.push_back(stream);

@@ -225,6 +225,20 @@ FAKE_EXPORT Result fake_busy(fake::cuda::Stream handle, double seconds) {
   return fake::cuda::kSuccess;
 }
 
+// As long as they are held, nothing in these streams of the current context begins; all are let go at the same moment.
+FAKE_EXPORT Result fake_hold(const fake::cuda::Stream* handles, int count, int held) {
+  Lock lock(world().mutex);
+  fake::Context* context = nullptr;
+  if (const Result error = fake::current(&context)) return error;
+  for (int i = 0; i < count; ++i) {
+    fake::Stream* stream = nullptr;
+    if (const Result error = fake::find_stream(handles[i], context, &stream)) return error;
+    stream->held = held != 0;
+  }
+  fake::notify();
+  return fake::cuda::kSuccess;
+}
+
 FAKE_EXPORT int fake_priority(fake::cuda::Stream handle) {
   Lock lock(world().mutex);
   const auto found = world().streams.find(handle);

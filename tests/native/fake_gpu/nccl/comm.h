@@ -49,8 +49,8 @@ struct NcclComm {
   int size = 0;
   Context* context = nullptr;
   bool blocking = false;
-  bool ready = false;            // all have joined
-  Clock::time_point not_before;  // it is ready
+  bool ready = false;  // all have joined
+  Clock::time_point joined_at;
   bool finalizing = false;
   int polls_left = 0;      // until what was called last is over
   nccl::Result error = 0;  // asynchronous

@@ -79,7 +79,7 @@ nccl::Result join(NcclComm& comm) {
   std::memcpy(member.uuid, &comm.context->device, sizeof(int));
   std::snprintf(member.host, sizeof(member.host), "%s", host_name().c_str());
   member.size.store(comm.size);
-  comm.not_before = Clock::now() + std::chrono::milliseconds(settings().nccl_start_ms);
+  comm.joined_at = Clock::now();
   if (member.joined.exchange(1) != 0) {
     comm.segment->fail(kNcclInvalidUsage,
                        ("rank " + std::to_string(comm.rank) + " joins twice").c_str());
@@ -140,7 +140,8 @@ nccl::Result look(NcclComm& comm) {
   if (comm.error == 0 && comm.context->error != 0) comm.error = 1;  // unhandled cuda error
   if (comm.error != 0) return comm.error;
   if (!comm.ready) {
-    if (!all_joined(comm) || (!comm.blocking && Clock::now() < comm.not_before)) {
+    const std::chrono::milliseconds least(settings().nccl_start_ms);
+    if (!all_joined(comm) || (!comm.blocking && Clock::now() < comm.joined_at + least)) {
       return nccl::kInProgress;
     }
     if (comm.polls_left-- > 0) return nccl::kInProgress;
