@@ -11,6 +11,7 @@ import time
 
 import numpy as np
 import pytest
+from support.limits import eventually
 from support.thread_ranks import ALLREDUCE, SUM, engines, in_threads
 
 from hvdlite.errors import InvalidArgumentError, MismatchError
@@ -145,8 +146,8 @@ def test_a_file_can_be_read_while_it_grows(tmp_path):
         over.set()
         reader.join()
         rank.allreduce("last", np.ones(10, np.float32))
-        time.sleep(0.3)  # nobody stops it: what was done can be read after a moment
-        assert any(operation.name == "last" for operation in files.read(where).operations.values())
+        # Nobody stops it: what was done can be read after a moment.
+        assert eventually(lambda: any(operation.name == "last" for operation in files.read(where).operations.values()))
     assert len(set(seen)) >= 4
     assert seen == sorted(seen)
     assert seen[-1] > seen[0]
@@ -222,7 +223,7 @@ def test_a_killed_process_leaves_a_valid_file(tmp_path):
     child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     try:
         assert child.stdout.readline() == "ready\n"
-        time.sleep(0.2)
+        assert eventually(lambda: (tmp_path / "t.json").stat().st_size > 100_000)
     finally:
         child.send_signal(signal.SIGKILL)
         child.wait()
