@@ -10,6 +10,8 @@
 Nothing here is compiled against torch: any version from 2.1 on will do, and it can be upgraded freely.
 """
 
+from typing import TYPE_CHECKING, Any
+
 try:
     import torch as _torch  # noqa: F401 - only to say clearly that it is missing
 except ImportError as error:
@@ -93,7 +95,9 @@ from hvdlite.torch.state import (
     broadcast_optimizer_state,
     broadcast_parameters,
 )
-from hvdlite.torch.sync_batch_norm import SyncBatchNorm
+
+if TYPE_CHECKING:
+    from hvdlite.torch.sync_batch_norm import SyncBatchNorm
 
 __all__ = [
     "Adasum",
@@ -170,3 +174,17 @@ __all__ = [
     "stop_timeline",
     "synchronize",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # The only name that needs torch's compiler, whose import takes as long as torch's.
+    if name == "SyncBatchNorm":
+        from hvdlite.torch.sync_batch_norm import SyncBatchNorm
+
+        globals()[name] = SyncBatchNorm
+        return SyncBatchNorm
+    raise AttributeError(f"module 'hvdlite.torch' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,6 +1,9 @@
 """Every name that programs import from Horovod is there, and the small functions do what they say."""
 
 import importlib
+import subprocess
+import sys
+import textwrap
 
 import pytest
 
@@ -60,6 +63,24 @@ def test_every_name_of_horovod_is_there(module):
 def test_the_names_of_the_door_are_listed():
     door = pytest.importorskip("torch") and importlib.import_module("hvdlite.torch")
     assert set(NAMES["torch"].split()) <= set(door.__all__)
+
+
+def test_the_door_opens_without_torchs_compiler():
+    """Its import takes as long as torch's own."""
+    pytest.importorskip("torch")
+    program = """
+        import sys, torch
+        before = "torch._dynamo" in sys.modules
+        import hvdlite.torch as hvd
+        assert "SyncBatchNorm" in dir(hvd)
+        assert ("torch._dynamo" in sys.modules) == before
+        assert isinstance(hvd.SyncBatchNorm(3), torch.nn.Module)
+        from hvdlite.torch import SyncBatchNorm
+        assert SyncBatchNorm is hvd.SyncBatchNorm
+        assert not hasattr(hvd, "NoSuchLayer")
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_collectives_of_mpi_ops_have_gradients():
