@@ -17,10 +17,13 @@ namespace hvdlite::kernels {
 
 using base::kCacheLine;
 
-void stream_copy(void* out, const void* in, std::size_t bytes) {
+namespace {
+
+template <bool past_caches>
+void copy_lines(void* out, const void* in, std::size_t bytes) {
   auto* to = static_cast<std::byte*>(out);
   const auto* from = static_cast<const std::byte*>(in);
-  // Whole lines only: a part of one would be written by itself, with a load of the rest.
+  // Whole lines only: past the caches a part of one would be written by itself, with a load of the rest.
   const std::size_t gap = (~reinterpret_cast<std::uintptr_t>(to) + 1) % kCacheLine;
   const std::size_t head = std::min(gap, bytes);
   std::memcpy(to, from, head);
@@ -31,10 +34,23 @@ void stream_copy(void* out, const void* in, std::size_t bytes) {
       line[k] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i) + k);
     }
     for (std::size_t k = 0; k < std::size(line); ++k) {
-      _mm_stream_si128(reinterpret_cast<__m128i*>(to + i) + k, line[k]);
+      __m128i* const place = reinterpret_cast<__m128i*>(to + i) + k;
+      if constexpr (past_caches) {
+        _mm_stream_si128(place, line[k]);
+      } else {
+        _mm_store_si128(place, line[k]);
+      }
     }
   }
   std::memcpy(to + i, from + i, bytes - i);
+}
+
+}  // namespace
+
+void stream_copy(void* out, const void* in, std::size_t bytes) { copy_lines<true>(out, in, bytes); }
+
+void vector_copy(void* out, const void* in, std::size_t bytes) {
+  copy_lines<false>(out, in, bytes);
 }
 
 void end_streaming() { _mm_sfence(); }
@@ -42,6 +58,8 @@ void end_streaming() { _mm_sfence(); }
 #else
 
 void stream_copy(void* out, const void* in, std::size_t bytes) { std::memcpy(out, in, bytes); }
+
+void vector_copy(void* out, const void* in, std::size_t bytes) { std::memcpy(out, in, bytes); }
 
 void end_streaming() {}
 

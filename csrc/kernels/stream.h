@@ -3,7 +3,6 @@
 // Thread: any, no state. Owns: nothing. Blocks: no. Throws: nothing.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -16,23 +15,21 @@ namespace hvdlite::kernels {
 // see the bytes late, even after a later release store: see end_streaming.
 void stream_copy(void* out, const void* in, std::size_t bytes);
 
+// The same by ordinary stores.
+void vector_copy(void* out, const void* in, std::size_t bytes);
+
 // memcpy; but where `out` lies less than a line further on in its page than `in` does in its own, as NumPy's large arrays do (they
-// begin 16 bytes into a page) beside memory that begins with a page. glibc copies a few KiB and more with `rep movsb`, which takes
-// the next read for one of what was just written, and two to three times as long (seen on AMD's Zen 3). Small pieces it copies
-// with vectors, and such ones backwards.
+// begin 16 bytes into a page) beside memory that begins with a page, vector_copy. glibc copies from 2 KiB to some hundred KiB with
+// `rep movsb`, which takes the next read for one of what was just written, and up to twenty times as long (seen on AMD's Zen 3).
 inline void plain_copy(void* out, const void* in, std::size_t bytes) {
   constexpr std::uintptr_t kPage = 4096, kLine = base::kCacheLine;
-  constexpr std::size_t kPiece = 2048;  // below every threshold of glibc's for that instruction
+  constexpr std::size_t kSmall = 2048;  // below every threshold of glibc's for that instruction
   const std::uintptr_t ahead =
       (reinterpret_cast<std::uintptr_t>(out) - reinterpret_cast<std::uintptr_t>(in)) % kPage;
-  if (ahead == 0 || ahead >= kLine) {
+  if (bytes < kSmall || ahead == 0 || ahead >= kLine) {
     std::memcpy(out, in, bytes);
-    return;
-  }
-  auto* to = static_cast<std::byte*>(out);
-  const auto* from = static_cast<const std::byte*>(in);
-  for (std::size_t i = 0; i < bytes; i += kPiece) {
-    std::memcpy(to + i, from + i, std::min(kPiece, bytes - i));
+  } else {
+    vector_copy(out, in, bytes);
   }
 }
 
