@@ -10,10 +10,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from hvdlite.bench import report
-from hvdlite.bench.machine import cache_flusher, thread_seconds
+from hvdlite.bench.machine import aligned_zeros, cache_flusher, thread_seconds
 from hvdlite.bench.measure import Effort, Subject, measure
 from hvdlite.bench.models import resnet50_shapes
 from hvdlite.bench.peers import Array, Batch
@@ -90,7 +88,7 @@ def _sizes(world: World, team: Team, plan: Plan, seconds: float, sink: Sink) -> 
     flush = cache_flusher()
     groups = [(nbytes, cache) for nbytes in sorted(plan.sizes) for cache in plan.caches]
     for place, (nbytes, cache) in enumerate(groups):
-        array = np.zeros(nbytes // 4, dtype=np.float32)
+        array = aligned_zeros(nbytes // 4)
         steps = [_toucher([array], world.rank)] + [flush] * (cache == "cold")
         subjects = []
         for peer in [*team.peers, *team.ceilings]:
@@ -148,7 +146,7 @@ def batches(
     A second result is what submitting took, again for one tensor.
     """
     alike = len(set(shapes)) == 1
-    arrays = [np.zeros(shape, dtype=np.float32) for shape in shapes]
+    arrays = [aligned_zeros(shape) for shape in shapes]
     touch = _toucher(arrays, world.rank)
     subjects = []
     for peer in [*team.peers, *([] if alike else team.ceilings)]:

@@ -1,18 +1,21 @@
 """What the benchmark asks the machine: caches, threads, processor time. Linux; elsewhere some answers are missing."""
 
+import math
 import os
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from hvdlite.tuning.place import cpu_name
 
-__all__ = ["cache_flusher", "cpu_name", "last_level_cache", "thread_ids", "thread_seconds"]
+__all__ = ["aligned_zeros", "cache_flusher", "cpu_name", "last_level_cache", "thread_ids", "thread_seconds"]
 
 _TASKS = Path("/proc/self/task")
 _UNKNOWN_CACHE = 64 << 20
+_LINE = 64  # bytes
 
 
 def last_level_cache() -> int:
@@ -31,6 +34,18 @@ def cache_flusher() -> Callable[[], None]:
         np.negative(lines, lines)
 
     return flush
+
+
+def aligned_zeros(shape: int | tuple[int, ...]) -> npt.NDArray[np.float32]:
+    """float32 zeros that begin with a cache line, as torch's tensors do.
+
+    Where NumPy's arrays begin is luck, and to copy between two of them takes up to twenty times as long where the one begins a
+    little further on in its page than the other (docs/benchmarks.md).
+    """
+    size = math.prod(shape) if isinstance(shape, tuple) else shape
+    memory = np.zeros(4 * size + _LINE, dtype=np.uint8)
+    begin = -memory.ctypes.data % _LINE
+    return memory[begin : begin + 4 * size].view(np.float32).reshape(shape)
 
 
 def thread_ids() -> set[int]:

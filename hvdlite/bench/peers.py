@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvdlite.bench import oneccl
+from hvdlite.bench.machine import aligned_zeros
 from hvdlite.bench.world import World
 from hvdlite.config import set_unless_set
 from hvdlite.dtypes import code_of_name
@@ -406,10 +407,10 @@ class _Memcpy(Peer):
         pass
 
     def blocking(self, array: Array) -> Callable[[], Any] | None:
-        return partial(np.copyto, np.zeros_like(array), array)
+        return partial(np.copyto, aligned_zeros(array.shape), array)
 
     def batch(self, arrays: Sequence[Array]) -> Batch | None:
-        pairs = [(np.zeros_like(array), array) for array in arrays]
+        pairs = [(aligned_zeros(array.shape), array) for array in arrays]
         return Batch([partial(np.copyto, *pair) for pair in pairs], lambda tokens: None)
 
 

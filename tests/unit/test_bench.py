@@ -4,12 +4,13 @@ import sys
 from math import prod
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from hvdlite.bench import keras_training, launch, measure, report, tables
 from hvdlite.bench.__main__ import _check, _parser, main
 from hvdlite.bench.collectives import DEFAULT_SIZES, effort_of
-from hvdlite.bench.machine import last_level_cache
+from hvdlite.bench.machine import aligned_zeros, last_level_cache
 from hvdlite.bench.measure import Effort
 from hvdlite.bench.models import resnet50_shapes
 from hvdlite.bench.others import Taken, shares
@@ -291,6 +292,17 @@ def test_cores_are_shared_fairly(affinities, rank, cores):
 
 def test_the_last_level_cache_has_a_size():
     assert last_level_cache() >= 256 << 10
+
+
+@pytest.mark.parametrize("shape", [1, 1000, 1 << 20, (3, 5), ()])
+def test_arrays_begin_with_a_cache_line(shape):
+    array = aligned_zeros(shape)
+    assert array.dtype == np.float32
+    assert array.shape == np.empty(shape).shape
+    assert array.ctypes.data % 64 == 0
+    assert array.flags.c_contiguous
+    assert array.flags.writeable
+    assert not array.any()
 
 
 def test_sums_can_only_be_right_if_every_rank_took_part():
