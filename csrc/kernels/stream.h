@@ -15,7 +15,7 @@ namespace hvdlite::kernels {
 // see the bytes late, even after a later release store: see end_streaming.
 void stream_copy(void* out, const void* in, std::size_t bytes);
 
-// The same by ordinary stores.
+// The same by ordinary stores, which other threads see in order as any; where there are no vectors, memcpy.
 void vector_copy(void* out, const void* in, std::size_t bytes);
 
 // memcpy; but where `out` lies less than a line further on in its page than `in` does in its own, as NumPy's large arrays do (they

@@ -37,7 +37,7 @@ def cache_flusher() -> Callable[[], None]:
 
 
 def aligned_zeros(shape: int | tuple[int, ...]) -> npt.NDArray[np.float32]:
-    """float32 zeros that begin with a cache line, as torch's tensors do.
+    """Zeros, of float32, that begin with a cache line, as torch's tensors do.
 
     Where NumPy's arrays begin is luck, and to copy between two of them takes up to twenty times as long where the one begins a
     little further on in its page than the other (docs/benchmarks.md).

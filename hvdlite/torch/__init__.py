@@ -10,6 +10,7 @@
 Nothing here is compiled against torch: any version from 2.1 on will do, and it can be upgraded freely.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 try:
@@ -97,6 +98,7 @@ from hvdlite.torch.state import (
 )
 
 if TYPE_CHECKING:
+    from hvdlite.torch import sync_batch_norm as sync_batch_norm
     from hvdlite.torch.sync_batch_norm import SyncBatchNorm
 
 __all__ = [
@@ -177,12 +179,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # The only name that needs torch's compiler, whose import takes as long as torch's.
-    if name == "SyncBatchNorm":
-        from hvdlite.torch.sync_batch_norm import SyncBatchNorm
-
-        globals()[name] = SyncBatchNorm
-        return SyncBatchNorm
+    # The only names that need torch's compiler, whose import takes as long as torch's.
+    if name in ("SyncBatchNorm", "sync_batch_norm"):
+        module = import_module("hvdlite.torch.sync_batch_norm")
+        return module if name == "sync_batch_norm" else module.SyncBatchNorm
     raise AttributeError(f"module 'hvdlite.torch' has no attribute {name!r}")
 
 

@@ -74,6 +74,7 @@ def test_the_door_opens_without_torchs_compiler():
         import hvdlite.torch as hvd
         assert "SyncBatchNorm" in dir(hvd)
         assert ("torch._dynamo" in sys.modules) == before
+        assert hvd.sync_batch_norm.SyncBatchNorm is hvd.SyncBatchNorm
         assert isinstance(hvd.SyncBatchNorm(3), torch.nn.Module)
         from hvdlite.torch import SyncBatchNorm
         assert SyncBatchNorm is hvd.SyncBatchNorm

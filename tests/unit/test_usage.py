@@ -30,7 +30,7 @@ def values(rank, count=1000):
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("count", [1, 20_000])
 def test_a_late_rank_is_waited_for_and_named(size, count):
-    steps, delay = 5, 0.1  # much longer than an allreduce on a busy machine under a sanitizer
+    steps, delay = 5, 0.2  # much longer than an allreduce on a busy machine under a sanitizer
 
     def body(rank):
         for _ in range(steps):
@@ -47,8 +47,8 @@ def test_a_late_rank_is_waited_for_and_named(size, count):
         if number == LATE:
             assert counters["waiting_ns"] < 0.5 * total
         else:
-            assert counters["waiting_ns"] > 0.5 * total
-            assert counters["exposed_ns"] > 0.5 * total
+            assert counters["waiting_ns"] > 0.7 * total
+            assert counters["exposed_ns"] > 0.7 * total
             assert waited[LATE] > 0.7 * counters["waiting_ns"]
         assert counters["moving_ns"] < 0.5 * total, "waiting is not moving"
         assert counters["exposed_moving_ns"] <= counters["exposed_ns"]
@@ -136,10 +136,10 @@ def test_what_the_program_does_not_wait_for_is_not_exposed():
         return rank.engine.counters()
 
     on_time, late = run_ranks(2, body)
-    assert on_time["waiting_ns"] > 30 * MS
+    assert on_time["waiting_ns"] > 60 * MS
     for counters in (on_time, late):
         assert counters["moving_ns"] > 0
-        assert counters["exposed_ns"] < 30 * MS
+        assert counters["exposed_ns"] < 1 * MS
 
 
 def test_each_blocked_thread_counts():
@@ -158,7 +158,7 @@ def test_each_blocked_thread_counts():
             return rank.engine.counters()
 
         on_time, _ = in_threads(ranks, body)
-    assert on_time["exposed_ns"] > 3 * 100 * MS
+    assert on_time["exposed_ns"] > 3 * 130 * MS
     assert on_time["waiting_ns"] < 0.7 * on_time["exposed_ns"]
 
 
