@@ -5,7 +5,7 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
-from support import beside
+from support import beside, warm
 from support.gpu import ROUTES
 from support.in_step import child_plugin
 from support.parallel import ParallelFile, ParallelItem, is_parallel, share_jobs
@@ -31,6 +31,10 @@ def pytest_configure(config: pytest.Config) -> None:
     plugin = child_plugin(config)
     if plugin is not None:
         config.pluginmanager.register(plugin, "hvdlite-in-step")
+    else:
+        nursery = warm.open_nursery()
+        if nursery is not None:
+            config.add_cleanup(lambda: warm.close_nursery(nursery))
     if config.option.outcomes is not None:
         config.pluginmanager.register(beside.Outcomes(config.option.outcomes), "hvdlite-outcomes")
 

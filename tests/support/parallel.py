@@ -11,6 +11,7 @@ A file may declare
     WATCHDOG = 300.0                   seconds for one test
     ENVIRONMENT = {"NAME": "value"}    variables of its processes
     ALONE = True                       a job of its own: it leaves a broken engine behind, changes the process, measures memory
+    FRESH = True                       a job of its own of fresh processes, not forked from warm ones (support/warm.py)
 
 Its tests marked `slow` are an item of their own, so that -m selects them here.
 
@@ -24,12 +25,12 @@ import ast
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support import gpu
+from support import gpu, warm
 from support.in_step import GRACE_SECONDS, RESULTS, result_file
 from support.job import Job, JobResult
 
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 TESTS = Path(__file__).parents[1]
 DEADLINE_SECONDS = 600.0
 DEFAULT_RANKS = {"parallel": (1, 2, 3, 4), "adapters": (2, 3), "gpu": (1, 2, 3)}
-DECLARATIONS = ("RANKS", "DEADLINE", "ENVIRONMENT", "ALONE", "ROUTES", "STAND_INS")
+DECLARATIONS = ("RANKS", "DEADLINE", "ENVIRONMENT", "ALONE", "FRESH", "ROUTES", "STAND_INS")
 TAIL_LINES = {"failed": 150, "other": 60}
 
 
@@ -57,13 +58,14 @@ class ParallelFile(pytest.File):
         declared = _declarations(tree)
         folder = self.path.relative_to(TESTS).parts[0]
         ranks = declared.get("RANKS", DEFAULT_RANKS[folder])
+        imported = warm.imports_of(tree)
         wanted = self.config.getoption("--ranks")
         for n in ranks:
             if wanted and n not in wanted:
                 continue
             for variant in self._variants(declared, n, n == ranks[0]) if folder == "gpu" else [gpu.Variant()]:
                 for slow, names in _test_names(tree).items():
-                    yield self._item(n, variant, slow, names, declared)
+                    yield self._item(n, variant, slow, names, declared, imported)
 
     def _variants(self, declared: Mapping[str, Any], ranks: int, first: bool) -> list[gpu.Variant]:
         wanted = self.config.getoption("--routes")
@@ -71,7 +73,7 @@ class ParallelFile(pytest.File):
         return list(gpu.variants(ranks, routes, declared.get("STAND_INS", ()), first))
 
     def _item(
-        self, ranks: int, variant: gpu.Variant, slow: bool, names: set[str], declared: Mapping[str, Any]
+        self, ranks: int, variant: gpu.Variant, slow: bool, names: set[str], declared: Mapping[str, Any], imported: set[str]
     ) -> "ParallelItem":
         words = [f"ranks={ranks}", *filter(None, [variant.label, "slow" if slow else ""])]
         item = ParallelItem.from_parent(self, name=", ".join(words))
@@ -79,7 +81,9 @@ class ParallelFile(pytest.File):
         item.slow = slow
         item.deadline = declared.get("DEADLINE", DEADLINE_SECONDS)
         item.environment = {**declared.get("ENVIRONMENT", {}), **variant.environment}
-        item.alone = declared.get("ALONE", False)
+        item.fresh = declared.get("FRESH", False)
+        item.alone = declared.get("ALONE", False) or item.fresh
+        item.frameworks = warm.frameworks_of(imported, item.environment)
         item.impossible = variant.impossible
         for marker in [*["slow"] * slow, *variant.markers]:
             item.add_marker(marker)
@@ -134,6 +138,8 @@ class ParallelItem(pytest.Item):
     deadline = DEADLINE_SECONDS
     environment: Mapping[str, str] = {}
     alone = False
+    fresh = False
+    frameworks: Set[str] = frozenset()  # that it imports
     impossible: str | None = None  # why it cannot run on this machine
     company: "Company | Beside"  # the files that may share its job, or who runs them all
     seconds: float | None = None  # that it took, where it ran beside other tests
@@ -183,9 +189,10 @@ class Company:
     def run(self, item: ParallelItem) -> str | None:
         """Waits for an item's end; says why if all of its tests were skipped, and raises ChildrenFailed if one failed."""
         if self._run is None or self._run.over:
-            files = [item.path, *(other.path for other in self._waiting if other is not item)]
+            items = [item, *(other for other in self._waiting if other is not item)]
             options = ["-m", "slow" if item.slow else "not slow", *self._keyword]
-            self._run = Run(files, item.ranks, options, item.environment)
+            frameworks = None if item.fresh else frozenset().union(*(each.frameworks for each in items))
+            self._run = Run([each.path for each in items], item.ranks, options, item.environment, frameworks=frameworks)
         self._waiting.remove(item)
         return self._run.verdict(item.path, item.deadline)
 
@@ -210,6 +217,7 @@ class Run:
         environment: Mapping[str, str] | None = None,
         hosts: "EmulatedHosts | None" = None,
         mpirun_args: Sequence[str] = (),
+        frameworks: Set[str] | None = None,
     ) -> None:
         self.over = False
         self._files = list(files)
@@ -219,7 +227,7 @@ class Run:
         # A file that cannot be imported is not in the way of the others.
         arguments += ["--rootdir", str(TESTS.parent), "--continue-on-collection-errors", *options]
         changes = {**(environment or {}), RESULTS: str(self._folder)}
-        self._job = Job(arguments, ranks, self._folder, changes, mpirun_args, hosts)
+        self._job = Job(arguments, ranks, self._folder, changes, mpirun_args, hosts, frameworks)
 
     def verdict(self, file: Path, deadline: float) -> str | None:
         """Waits for a file's end, at most `deadline` seconds from now; says why if all of its tests were skipped.
