@@ -1,14 +1,14 @@
 """Plain ``pytest`` runs everything: files of tests/parallel and tests/adapters are started under mpirun from here."""
 
 import gc
-from collections.abc import Generator
 from pathlib import Path
 
 import pytest
-from support import beside, warm
+from support import warm
 from support.gpu import ROUTES
 from support.in_step import child_plugin
-from support.parallel import ParallelFile, ParallelItem, is_parallel, share_jobs
+from support.parallel import ParallelFile, is_parallel, share_jobs
+from support.workers import Shared, choose_workers
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -24,19 +24,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=ROUTES,
         help="run tests of GPU tensors by these routes only: nccl, staged",
     )
-    beside.add_options(parser)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    choose_workers(config)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     plugin = child_plugin(config)
     if plugin is not None:
         config.pluginmanager.register(plugin, "hvdlite-in-step")
-    else:
-        nursery = warm.open_nursery()
-        if nursery is not None:
-            config.add_cleanup(lambda: warm.close_nursery(nursery))
-    if config.option.outcomes is not None:
-        config.pluginmanager.register(beside.Outcomes(config.option.outcomes), "hvdlite-outcomes")
+        return
+    warm.open_nursery(config)
+    if getattr(config.option, "numprocesses", None):
+        config.pluginmanager.register(Shared(config), "hvdlite-shared")
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
@@ -46,19 +48,8 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    share_jobs(session)
-    beside.run_beside(session)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A file that ran beside other tests took so long there, and not here."""
-    report = yield
-    if isinstance(item, ParallelItem) and item.seconds is not None and call.when == "call":
-        report.duration = item.seconds
-    return report
+    if not session.config.pluginmanager.has_plugin("hvdlite-in-step"):
+        share_jobs(session)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -22,6 +22,7 @@ A file of tests/gpu runs in several variants (support/gpu.py), and may declare
 """
 
 import ast
+import functools
 import json
 import shutil
 import tempfile
@@ -35,7 +36,6 @@ from support.in_step import GRACE_SECONDS, RESULTS, result_file
 from support.job import Job, JobResult
 
 if TYPE_CHECKING:
-    from support.beside import Beside
     from support.hosts import EmulatedHosts
 
 TESTS = Path(__file__).parents[1]
@@ -50,11 +50,22 @@ def is_parallel(path: Path) -> bool:
     return path.is_relative_to(TESTS) and path.relative_to(TESTS).parts[0] in DEFAULT_RANKS
 
 
+def company_of(node: str, root: Path) -> str:
+    """What a test has to stay together with: its file, or the files that may share its job."""
+    file, _, name = node.partition("::")
+    path = root / file
+    if not is_parallel(path):
+        return file
+    declared = _declarations(_with_shared_tests(path))
+    place = path if declared.get("ALONE") or declared.get("FRESH") else path.parent
+    return "::".join([str(place), name, *sorted(f"{key}={value}" for key, value in declared.get("ENVIRONMENT", {}).items())])
+
+
 class ParallelFile(pytest.File):
     """A file of parallel tests; it is read but not imported here."""
 
     def collect(self) -> Iterator["ParallelItem"]:
-        tree = _with_shared_tests(ast.parse(self.path.read_text()), self.path.parent)
+        tree = _with_shared_tests(self.path)
         declared = _declarations(tree)
         folder = self.path.relative_to(TESTS).parts[0]
         ranks = declared.get("RANKS", DEFAULT_RANKS[folder])
@@ -82,7 +93,6 @@ class ParallelFile(pytest.File):
         item.deadline = declared.get("DEADLINE", DEADLINE_SECONDS)
         item.environment = {**declared.get("ENVIRONMENT", {}), **variant.environment}
         item.fresh = declared.get("FRESH", False)
-        item.alone = declared.get("ALONE", False) or item.fresh
         item.frameworks = warm.frameworks_of(imported, item.environment)
         item.impossible = variant.impossible
         for marker in [*["slow"] * slow, *variant.markers]:
@@ -92,10 +102,12 @@ class ParallelFile(pytest.File):
         return item
 
 
-def _with_shared_tests(tree: ast.Module, folder: Path) -> ast.Module:
-    """The file after what it imports, with a star, from modules beside it: tests that several files have in common."""
+@functools.cache
+def _with_shared_tests(path: Path) -> ast.Module:
+    """A file after what it imports, with a star, from modules beside it: tests that several files have in common."""
+    tree = ast.parse(path.read_text())
     shared = [node.module for node in tree.body if isinstance(node, ast.ImportFrom) and node.names[0].name == "*"]
-    bodies = [ast.parse((folder / f"{module}.py").read_text()).body for module in shared]
+    bodies = [ast.parse(path.with_name(f"{module}.py").read_text()).body for module in shared]
     return ast.Module([statement for body in [*bodies, tree.body] for statement in body], [])
 
 
@@ -137,16 +149,10 @@ class ParallelItem(pytest.Item):
     slow = False
     deadline = DEADLINE_SECONDS
     environment: Mapping[str, str] = {}
-    alone = False
     fresh = False
     frameworks: Set[str] = frozenset()  # that it imports
     impossible: str | None = None  # why it cannot run on this machine
-    company: "Company | Beside"  # the files that may share its job, or who runs them all
-    seconds: float | None = None  # that it took, where it ran beside other tests
-
-    def key(self) -> tuple[Any, ...]:
-        """The same for items that may share a job."""
-        return (self.path if self.alone else self.path.parent, self.ranks, self.slow, *sorted(self.environment.items()))
+    company: "Company"  # the files that may share its job
 
     def runtest(self) -> None:
         if self.impossible is not None:
@@ -166,11 +172,11 @@ class ParallelItem(pytest.Item):
 
 def share_jobs(session: pytest.Session) -> None:
     """Brings the selected items that may share a job together, at the place of the first of them."""
-    together: dict[Any, list[pytest.Item]] = {}
+    together: dict[str, list[pytest.Item]] = {}
     for item in session.items:
-        together.setdefault(item.key() if isinstance(item, ParallelItem) else item, []).append(item)
-    for key, items in together.items():
-        if isinstance(key, tuple):
+        together.setdefault(company_of(item.nodeid, session.config.rootpath), []).append(item)
+    for items in together.values():
+        if isinstance(items[0], ParallelItem):
             company = Company(items, session.config.getoption("keyword"))
             session.config.add_cleanup(company.end)
             for item in items:
@@ -223,7 +229,7 @@ class Run:
         self._files = list(files)
         self._ranks = ranks
         self._folder = Path(tempfile.mkdtemp(prefix="hvdlite-test-"))
-        arguments = ["-m", "pytest", *map(str, files), "-p", "no:cacheprovider", "-q", "--tb=short", "-rs"]
+        arguments = ["-m", "pytest", *map(str, files), "-p", "no:cacheprovider", "-n", "0", "-q", "--tb=short", "-rs"]
         # A file that cannot be imported is not in the way of the others.
         arguments += ["--rootdir", str(TESTS.parent), "--continue-on-collection-errors", *options]
         changes = {**(environment or {}), RESULTS: str(self._folder)}

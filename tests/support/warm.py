@@ -9,17 +9,21 @@ door, so that imports are tested (`FRESH = True`, support/parallel.py).
 """
 
 import ast
+import contextlib
 import fcntl
 import hashlib
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
+
+import pytest
 
 NURSERY = "HVDTEST_NURSERY"  # in the environment: the folder of the zygotes' sockets
 ZYGOTE = Path(__file__).with_name("zygote.py")
@@ -31,20 +35,37 @@ FRAMEWORKS = ("torch", "tensorflow", "keras", "jax", "sklearn")
 READ_LATER = ("HVDLITE_", "HOROVOD_", "HVDTEST_", "FAKE_GPU", "OMPI_", "PMIX_", "PRTE_", "PYTEST_")
 
 
-def open_nursery() -> Path | None:
-    """Makes the folder, in the pytest that is first; nothing in those that it starts."""
+def open_nursery(config: pytest.Config) -> None:
+    """Makes the folder, in the pytest that is first; those that it starts tell it there what processor time they have used."""
     if NURSERY in os.environ:
-        return None
+        config.add_cleanup(lambda: _tell_seconds(Path(os.environ[NURSERY])))
+        return
     folder = Path(tempfile.mkdtemp(prefix="hvdlite-warm-"))
     (folder / "owner").write_text(str(os.getpid()))
     os.environ[NURSERY] = str(folder)
-    return folder
+    config.add_cleanup(lambda: _close(folder))
 
 
-def close_nursery(folder: Path) -> None:
+def _close(folder: Path) -> None:
     """Removes it; the zygotes end with this process."""
     os.environ.pop(NURSERY, None)
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _tell_seconds(folder: Path) -> None:
+    (folder / f"{os.getpid()}.seconds").write_text(str(sum(os.times()[:4])))
+
+
+def processor_seconds() -> float:
+    """What this process, those that used its nursery, and the zygotes have used; the zygotes end for that."""
+    folder = Path(os.environ[NURSERY])
+    _tell_seconds(folder)
+    for log in folder.glob("*.log"):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as zygote, contextlib.suppress(OSError):
+            zygote.connect(str(log.with_suffix("")))
+            zygote.sendall(b'"end"\n')
+            zygote.recv(1)  # comes back when it has ended
+    return sum(float(file.read_text()) for file in folder.glob("*.seconds"))
 
 
 def imports_of(tree: ast.AST) -> set[str]:

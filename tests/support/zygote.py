@@ -32,6 +32,7 @@ from typing import Any
 
 PR_SET_PDEATHSIG = 1
 STREAMS = 3
+END = "end"  # the request of support/warm.py that ends the zygote
 
 
 def main() -> None:
@@ -47,6 +48,8 @@ def main() -> None:
     request = Server(path, owner).serve()
     if request is not None:
         become(request)
+    else:
+        path.with_name(f"{os.getpid()}.seconds").write_text(str(sum(os.times()[:4])))
 
 
 def _die_with_parent_of(owner: int) -> None:
@@ -65,29 +68,34 @@ class Server:
         self._listener.listen(64)
         unfinished.rename(path)  # in one step: who sees the socket can connect to it
         self._owner = os.pidfd_open(owner)
+        self._over = False
         self._children: dict[int, tuple[int, socket.socket]] = {}  # by descriptor of the process: its id, its stub
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._selector.register(self._owner, selectors.EVENT_READ, self._end)
 
     def serve(self) -> dict[str, Any] | None:
         """Until a child is made, where it returns the request; in the zygote it returns nothing, at the end."""
-        while self._owner >= 0:
+        while not self._over:
             key, _ = self._selector.select()[0]  # one at a time: it may take away what the next one is about
             request = key.data(key.fileobj)
             if request is not None:
                 return request
         return None
 
-    def _end(self, _owner: int) -> None:
+    def _end(self, _owner: int = -1) -> None:
         for pid, _stub in self._children.values():
             os.kill(pid, signal.SIGKILL)
-        self._owner = -1
+            os.waitpid(pid, 0)
+        self._over = True
 
     def _accept(self, listener: socket.socket) -> dict[str, Any] | None:
         stub, _ = listener.accept()
         request = _receive(stub)
         if request is None:
             stub.close()
+            return None
+        if request == END:
+            self._end()
             return None
         sys.stdout.flush()
         sys.stderr.flush()
@@ -133,8 +141,8 @@ class Server:
         self._selector.close()
 
 
-def _receive(stub: socket.socket) -> dict[str, Any] | None:
-    """A line of JSON, with three descriptors; nothing where the stub has ended meanwhile."""
+def _receive(stub: socket.socket) -> Any:
+    """A line of JSON, with three descriptors, or END; nothing where the stub has ended meanwhile."""
     descriptors = array.array("i")
     message, ancillary, _, _ = stub.recvmsg(1 << 16, socket.CMSG_LEN(STREAMS * descriptors.itemsize))
     for _level, _kind, data in ancillary:
@@ -146,7 +154,8 @@ def _receive(stub: socket.socket) -> dict[str, Any] | None:
                 os.close(descriptor)
             return None
         message += more
-    return {**json.loads(message), "streams": list(descriptors)}
+    request = json.loads(message)
+    return request if request == END else {**request, "streams": list(descriptors)}
 
 
 def _tell(stub: socket.socket, what: dict[str, int]) -> None:

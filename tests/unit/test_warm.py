@@ -179,11 +179,11 @@ def test_a_rank_does_not_outlive(victim, tmp_path, monkeypatch):
 
 def test_zygotes_end_with_the_pytest_that_was_first(tmp_path):
     program = textwrap.dedent(f"""
-        import os, sys
+        import argparse, os, sys
         sys.path.insert(0, {str(Path(__file__).parents[1])!r})
         from support import warm
         from support.job import job_environment
-        folder = warm.open_nursery()
+        warm.open_nursery(argparse.Namespace(add_cleanup=lambda function: None))
         print(*warm.zygotes([], job_environment()))
         os._exit(0)
     """)
