@@ -19,7 +19,7 @@ from support.cases import (
     random_contribution,
     random_sizes,
 )
-from support.simulation import (
+from support.simulation import (  # noqa: F401
     ALLGATHER,
     ALLREDUCE,
     ALLTOALL,
@@ -31,11 +31,12 @@ from support.simulation import (
     TILE_BYTES,
     Buffer,
     allreduce,
+    error_classes,
     reducescatter,
     run,
 )
 
-from hvdlite import _engine, errors
+from hvdlite import _engine
 from hvdlite.dtypes import DType, numpy_dtype
 
 FILES = {
@@ -49,11 +50,6 @@ FILES = {
 RANKS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17)
 
 FLOAT_SUM = Reduction(DType.FLOAT32, Op.SUM)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def error_classes():
-    errors.install(_engine.set_error_classes)
 
 
 def contributions(ranks: int, count: int, reduction: Reduction, salt: int = 0) -> list[np.ndarray]:

@@ -8,10 +8,10 @@ import itertools
 import numpy as np
 import pytest
 from support.cases import REDUCTIONS, Op, Reduction, assert_same_bits, contribution, expected, random_contribution
-from support.simulation import ALLREDUCE, SEGMENT_BYTES, Buffer, allreduce, divisor_of, simulate
+from support.simulation import ALLREDUCE, SEGMENT_BYTES, Buffer, allreduce, divisor_of, error_classes, simulate  # noqa: F401
 from support.thread_ranks import SUM, engines, in_threads
 
-from hvdlite import _engine, errors
+from hvdlite import _engine
 from hvdlite.dtypes import DType
 
 FLOAT_SUM = Reduction(DType.FLOAT32, Op.SUM)
@@ -29,11 +29,6 @@ LAYOUTS = {
     "9x2": [rank // 2 for rank in range(18)],  # so many that the exchange is a ring
 }
 each_layout = pytest.mark.parametrize("hosts", LAYOUTS.values(), ids=LAYOUTS)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def error_classes():
-    errors.install(_engine.set_error_classes)
 
 
 def contributions(ranks: int, count: int, reduction: Reduction, salt: int = 0) -> list[np.ndarray]:
