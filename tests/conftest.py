@@ -9,6 +9,7 @@ from support import beside
 from support.gpu import ROUTES
 from support.in_step import child_plugin
 from support.parallel import ParallelFile, ParallelItem, is_parallel, share_jobs
+from support.seeds import say_seed
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -50,8 +51,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A file that ran beside other tests took so long there, and not here."""
+    """A failed test says with which seed; a file that ran beside other tests took so long there, and not here."""
     report = yield
+    if report.failed:
+        say_seed(item, call, report)
     if isinstance(item, ParallelItem) and item.seconds is not None and call.when == "call":
         report.duration = item.seconds
     return report

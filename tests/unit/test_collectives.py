@@ -19,6 +19,7 @@ from support.cases import (
     random_contribution,
     random_sizes,
 )
+from support.seeds import seeds
 from support.simulation import (  # noqa: F401
     ALLGATHER,
     ALLREDUCE,
@@ -335,7 +336,7 @@ def test_broadcast(algorithm, ranks):
 @pytest.mark.parametrize("algorithm", _engine.algorithms(ALLTOALL))
 @pytest.mark.parametrize("ranks", [*RANKS, 40])
 def test_alltoall(algorithm, ranks):
-    for seed in range(3):
+    for seed in seeds(range(3)):
         sizes = np.array([random_sizes(ranks, 100 * seed + sender, largest=30) for sender in range(ranks)])
         inputs = [contribution(rank, int(sizes[rank].sum()), DType.UINT8, Op.MAX, seed) for rank in range(ranks)]
         outputs = [Buffer.of(int(sizes[:, rank].sum()), DType.UINT8) for rank in range(ranks)]
@@ -352,7 +353,7 @@ def test_alltoall(algorithm, ranks):
 @pytest.mark.parametrize("algorithm", _engine.algorithms(BARRIER))
 @pytest.mark.parametrize("ranks", [*RANKS, 100])
 def test_barrier(algorithm, ranks):
-    for seed in range(5):
+    for seed in seeds(range(5)):
         run(BARRIER, algorithm, [0] * ranks, [0] * ranks, [0], seed=seed)
 
 

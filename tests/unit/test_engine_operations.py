@@ -6,6 +6,7 @@ import random
 import numpy as np
 import pytest
 from support.agreement import ways  # noqa: F401
+from support.seeds import seeds
 from support.thread_ranks import (
     ABSENT,
     ADD_SET,
@@ -184,7 +185,7 @@ def test_a_joined_root_is_an_error_on_the_others():
     run_ranks(2, body)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", seeds(range(12)))
 def test_random_schedules(seed):
     """Any mix of operations and process sets, submitted in a different order by each rank."""
     plan = random.Random(seed)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from support.fake_gpu import fake_gpus  # noqa: F401
 from support.fusion import Conversion, convert, opened
+from support.seeds import seeds
 
 from hvdlite import _engine, errors
 from hvdlite.bench.fusion import Fusion, Move
@@ -42,7 +43,7 @@ class Tensors:
 
 
 @pytest.mark.parametrize("number", [1, 100, 400])
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", seeds([1, 2]))
 def test_tensors_travel_as_float16_and_back(fake_gpus, number, seed):  # noqa: F811
     """The streams of the fake take their time, in an order that only events decide."""
     fake_gpus.set(seed=seed)

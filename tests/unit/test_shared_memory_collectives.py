@@ -7,6 +7,7 @@ import random
 import numpy as np
 import pytest
 from support.cases import Op, Reduction, assert_same_bits, contribution, expected, random_contribution, random_sizes
+from support.seeds import seeds
 from support.simulation import (  # noqa: F401
     ALLGATHER,
     ALLREDUCE,
@@ -152,7 +153,7 @@ class Program:
         self.add(BARRIER, [None] * self.ranks, self.buffers([0] * self.ranks), [])
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", seeds(range(12)))
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
 def test_operations_of_all_kinds_share_a_channel(ranks, seed):
     """Several in flight, in an order of events of their own: tile counts carry over, turns are kept."""
@@ -165,7 +166,7 @@ def test_operations_of_all_kinds_share_a_channel(ranks, seed):
 @pytest.mark.parametrize("ranks", [2, 3, 5])
 def test_many_schedules(ranks):
     """A few operations, under many orders of events."""
-    for seed in range(60):
+    for seed in seeds(range(60)):
         program = Program(ranks, seed % 4, length=6)
         simulate(ranks, program.steps, seed=seed, tile_bytes=256)
         for check in program.checks:

@@ -5,6 +5,7 @@ import random
 import numpy as np
 import pytest
 from support.cases import Op, Reduction, assert_same_bits, contribution, expected, random_contribution
+from support.seeds import seeds
 from support.simulation import ALLREDUCE, REAL_TILE, TILES, Buffer, allreduce, divisor_of, error_classes, run  # noqa: F401
 from support.thread_ranks import Rank, run_ranks
 
@@ -90,7 +91,7 @@ def test_scattered_parts(ranks, tile_bytes):
 def test_parts_without_input_or_output(ranks, prescale):
     """Of a rank that has joined all are missing, of others some; a prescale that harms the identity takes the detour."""
     counts = [3, 90, 1, 0, 260, 17]
-    for seed in range(6):
+    for seed in seeds(range(6)):
         draw = random.Random(seed)
         every = [(rank, part) for rank in range(ranks) for part in range(len(counts))]
         joined = {place for place in every if place[0] == seed % ranks}
