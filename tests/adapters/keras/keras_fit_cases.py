@@ -110,7 +110,7 @@ def test_backward_passes_per_step(hvd):
 
 
 @on_two_ranks
-@pytest.mark.skipif(KERAS_3, reason="see test_backward_passes_per_step")
+@pytest.mark.skipif(KERAS_3, reason="for Keras 3 there is test_backward_passes_per_step")
 @pytest.mark.parametrize("average", [False, True])
 def test_backward_passes_per_step_of_keras_2(hvd, average):
     """Two batches in one, whose mean loss has the mean of their gradients."""
@@ -146,7 +146,7 @@ def test_accumulated_gradients_are_reduced_once(hvd, monkeypatch):
 
 
 @on_two_ranks
-@pytest.mark.skipif(BACKEND != "jax", reason="others have state")
+@pytest.mark.skipif(BACKEND != "jax", reason="only Keras on JAX has stateless_apply")
 @pytest.mark.parametrize("jit", [True, False])
 def test_a_loop_of_the_user_with_stateless_apply(hvd, jit):
     import jax

@@ -146,7 +146,7 @@ def stepped(model, optimizer, inputs, targets):
 def test_fully_sharded_parameters():
     fsdp = pytest.importorskip("torch.distributed.fsdp")
     if not hasattr(fsdp, "fully_shard"):
-        pytest.skip("this torch has none")
+        pytest.skip("this torch has no fully_shard")
     from torch.distributed.device_mesh import init_device_mesh
 
     model = network()
@@ -171,7 +171,7 @@ def test_sharded_optimizer():
 def test_checkpoints(tmp_path):
     checkpoint = pytest.importorskip("torch.distributed.checkpoint")
     if not hasattr(checkpoint, "save"):
-        pytest.skip("this torch has none")
+        pytest.skip("this torch saves checkpoints in another way")
     folder = WORLD.bcast(str(tmp_path))
     checkpoint.save({"weight": value(0)}, checkpoint_id=folder)
     loaded = {"weight": torch.zeros(3, 2, dtype=torch.float64)}
