@@ -149,7 +149,9 @@ def test_other_memory_is_left_alone(make):
 
 
 @pytest.mark.parametrize(
-    "value", [np.ma.ones(3), np.float32(1), [1.0], np.ones(3, ">f4"), np.ones(3, object), memoryview(b"abc"), None], ids=repr
+    "value",
+    [np.ma.ones(3), np.float32(1), [1.0], np.ones(3, ">f4"), np.ones(3, object), memoryview(b"abc"), None],
+    ids=["masked", "scalar", "list", "big endian", "objects", "memoryview", "None"],
 )
 def test_what_only_looks_like_an_array_is_left_to_the_general_way(value):
     with engines(1) as (rank,):
@@ -292,7 +294,7 @@ def test_the_write_is_counted():
 @pytest.mark.parametrize(
     "wrong",
     [{"exchange": datetime_CAPI}, {"exchange": "text"}, {"codes": "text"}, {"exchange": None, "dtypes": 3}, None],
-    ids=repr,
+    ids=["another capsule", "text for exchange", "text for codes", "a number for dtypes", "None"],
 )
 def test_what_describes_no_type_is_refused(wrong):
     plain = plain_of(torch.ones(1))
