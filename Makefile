@@ -84,8 +84,9 @@ sanitize: asan tsan
 # rest of the tree. libstdc++ is preloaded too, or the sanitizer misses the exceptions of libraries that Python opens.
 ASAN_TREE := build/asan/tree
 # Unit tests in which no native code of ours runs, or only in processes that they start: they take minutes and would find nothing.
-PYTHON_ALONE := beside build docs docstrings failures_page horovod_names horovod_run launcher launcher_hosts launcher_lines \
-  launcher_output launcher_tools matrix migrating parallel_support timeline_report tuning_files tuning_report tuning_search
+PYTHON_ALONE := build docs docstrings failures_page horovod_names horovod_run launcher launcher_hosts launcher_lines \
+  launcher_output launcher_tools matrix migrating parallel_support seeds timeline_report tuning_files tuning_report \
+  tuning_search
 asan: venv $(VENV)/.tools
 	HVDLITE_SANITIZE=address,undefined $(BIN)/python setup.py --quiet build --build-lib $(ASAN_TREE) --build-temp build/asan/cmake
 	for entry in $(filter-out build dist hvdlite %.egg-info,$(wildcard *)); do \

@@ -1,6 +1,7 @@
 """Plain ``pytest`` runs everything: files of tests/parallel and tests/adapters are started under mpirun from here."""
 
 import gc
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from support import warm
 from support.gpu import ROUTES
 from support.in_step import child_plugin
 from support.parallel import ParallelFile, is_parallel, share_jobs
+from support.seeds import say_seed
 from support.workers import Shared, choose_workers
 
 
@@ -50,6 +52,17 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 def pytest_collection_finish(session: pytest.Session) -> None:
     if not session.config.pluginmanager.has_plugin("hvdlite-in-step"):
         share_jobs(session)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failed test says with which seed."""
+    report = yield
+    if report.failed:
+        say_seed(item, call, report)
+    return report
 
 
 @pytest.fixture(scope="module", autouse=True)
