@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.job import job_environment
+from support.warm import NURSERY
 
 TESTS = Path(__file__).parents[1]
 PREAMBLE = """
@@ -38,7 +39,10 @@ def run_files(tmp_path: Path) -> Callable[..., tuple[int, str]]:
         for name, text in (unit or {}).items():
             (tmp_path / "tests" / "unit" / f"test_{name}.py").write_text(textwrap.dedent(text))
         command = [sys.executable, "-m", "pytest", "-rs", "-p", "no:cacheprovider", "-n", str(workers), *options]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=job_environment(), timeout=300)
+        environment = job_environment()
+        if workers:  # the first pytest of a run, which ends its zygotes
+            del environment[NURSERY]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment, timeout=300)
         return done.returncode, done.stdout
 
     return run_files

@@ -46,6 +46,11 @@ def open_nursery(config: pytest.Config) -> None:
     config.add_cleanup(lambda: _close(folder))
 
 
+def is_first() -> bool:
+    """Has this process made the nursery?"""
+    return (Path(os.environ[NURSERY]) / "owner").read_text() == str(os.getpid())
+
+
 def _close(folder: Path) -> None:
     """Removes it; the zygotes end with this process."""
     os.environ.pop(NURSERY, None)
@@ -57,7 +62,10 @@ def _tell_seconds(folder: Path) -> None:
 
 
 def processor_seconds() -> float:
-    """What this process, those that used its nursery, and the zygotes have used; the zygotes end for that."""
+    """What this process, those that used its nursery, and the zygotes have used; the zygotes end for that.
+
+    It is for the pytest that was first.
+    """
     folder = Path(os.environ[NURSERY])
     _tell_seconds(folder)
     for log in folder.glob("*.log"):

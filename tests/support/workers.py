@@ -90,7 +90,8 @@ class Shared:
             self._say()
 
     def pytest_terminal_summary(self) -> None:
-        self._reporter.write_line(f"processor time: {warm.processor_seconds():.0f} s, with all processes of the run")
+        if warm.is_first():
+            self._reporter.write_line(f"processor time: {warm.processor_seconds():.0f} s, with all processes of the run")
 
     def _say(self) -> None:
         self._said = time.monotonic()

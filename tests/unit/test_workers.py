@@ -57,6 +57,6 @@ def test_the_files_of_a_job_stay_together():
 
     assert company("adapters/torch/test_ops.py") == company("adapters/torch/test_state.py")
     assert company("adapters/torch/test_ops.py") != company("adapters/torch/test_ops.py", 3)
-    assert company("adapters/torch/test_ops.py") != company("adapters/torch/test_alone.py"), "a job of its own"
+    assert company("adapters/tensorflow/test_tf_ops.py") != company("adapters/tensorflow/test_tf_bench.py"), "a job of its own"
     assert company("adapters/keras/test_keras_torch.py") != company("adapters/keras/test_keras_jax.py"), "other variables"
     assert company_of("tests/unit/test_a.py::test_b[x::y]", TESTS.parent) == "tests/unit/test_a.py"
