@@ -5,7 +5,7 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
-from support import warm
+from support import slices, warm
 from support.gpu import ROUTES
 from support.in_step import child_plugin
 from support.parallel import ParallelFile, is_parallel, share_jobs
@@ -26,6 +26,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=ROUTES,
         help="run tests of GPU tensors by these routes only: nccl, staged",
     )
+    slices.add_options(parser)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -49,6 +50,11 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
     return ParallelFile.from_parent(parent, path=module_path)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    slices.select(config, items)
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     if not session.config.pluginmanager.has_plugin("hvdlite-in-step"):
         share_jobs(session)
@@ -62,6 +68,7 @@ def pytest_runtest_makereport(
     report = yield
     if report.failed:
         say_seed(item, call, report)
+        slices.write_failed(item, report)
     return report
 
 
