@@ -108,7 +108,8 @@ def _pytest(tree: Path, arguments: Sequence[str]) -> tuple[int, list[str]]:
     file = BUILD / "failed.txt"
     file.write_text("")
     environment = {**os.environ, "PYTHONPATH": str(tree)}
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--write-failed", str(file), *arguments]
+    options = ["--rootdir", str(tree), "--confcutdir", str(tree), "-p", "no:cacheprovider", "--write-failed", str(file)]
+    command = [sys.executable, "-m", "pytest", *options, *arguments]
     code = subprocess.run(command, cwd=tree, env=environment, check=False).returncode
     return code, sorted(set(file.read_text().splitlines()))
 
