@@ -37,7 +37,9 @@ END = "end"  # the request of support/warm.py that ends the zygote
 
 def main() -> None:
     path, owner, modules = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3].split(",")
-    _die_with_parent_of(owner)
+    if not Path(f"/proc/{owner}").exists():
+        raise SystemExit("the pytest that wanted this process is gone")
+    sys.path[0] = __file__  # not the folder of this file, whose modules would stand in for others; the program's comes here
     for module in modules:
         importlib.import_module(module)
     threads = len(os.listdir("/proc/self/task"))
@@ -50,11 +52,6 @@ def main() -> None:
         become(request)
     else:
         path.with_name(f"{os.getpid()}.seconds").write_text(str(sum(os.times()[:4])))
-
-
-def _die_with_parent_of(owner: int) -> None:
-    if not Path(f"/proc/{owner}").exists():
-        raise SystemExit("who wanted this process is gone")
 
 
 class Server:
