@@ -1,13 +1,13 @@
 """Once the ranks of a host know a training step, they agree on all of it in shared memory: nobody sends a message."""
 
-import time
-
 import pytest
 import torch
 from reference import mse, network, part_of, sgd, whole_batch
+from support.rest import announced
 from support.world import WORLD
 
 from hvdlite.errors import MismatchError
+from hvdlite.runtime import RUNTIME
 
 WARM_UP = 3  # steps: the first compares the models, and makes the plan and its places
 
@@ -52,7 +52,7 @@ def asked_in_turn(hvd, late, count, name):
         WORLD.Barrier()
     handle = hvd.allreduce_async(torch.ones(count), name=name, op=hvd.Sum)
     if not late:
-        time.sleep(0.02)  # it is announced meanwhile
+        assert announced(RUNTIME.engine, name)
         WORLD.Barrier()
     return hvd.synchronize(handle).tolist()
 
