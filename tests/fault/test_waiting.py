@@ -83,7 +83,7 @@ def test_a_rank_that_is_stopped_with_the_lock_of_a_ledger_costs_the_others_no_pr
 
 
 def test_no_ring_is_lost():
-    """Each time one rank sleeps as the other submits: a ring that was lost would be found out by the time limit of the sleep."""
+    """Each time one rank sleeps as the other submits: where a ring is lost, the time limit of the sleep finds the news."""
     rounds = 200
     result = run_job(
         f"""

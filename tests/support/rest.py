@@ -50,8 +50,6 @@ def outlasts(engine: Any, seconds: float) -> bool:
     return eventually(lambda: engine.counters()["sleep_limits_us"] >= enough)
 
 
-def announced(engine: Any, name: str) -> bool:
-    """Does the operation of this name come to wait for other ranks?"""
-    return eventually(
-        lambda: any(f"'{name}'" in line and "announced, waiting" in line for line in engine.flight_record().splitlines())
-    )
+def awaits_others(engine: Any, since: dict[str, int]) -> bool:
+    """Has the engine, since it had these counters, announced something that other ranks have not asked for?"""
+    return engine.counters()["waiting_ns"] > since["waiting_ns"]

@@ -3,7 +3,8 @@
 import pytest
 import torch
 from reference import mse, network, part_of, sgd, whole_batch
-from support.rest import announced
+from support.limits import eventually
+from support.rest import awaits_others
 from support.world import WORLD
 
 from hvdlite.errors import MismatchError
@@ -50,9 +51,10 @@ def asked_in_turn(hvd, late, count, name):
     """The result of an allreduce of so many ones that some ranks ask for when the others have done so."""
     if late:
         WORLD.Barrier()
+    before = RUNTIME.engine.counters()
     handle = hvd.allreduce_async(torch.ones(count), name=name, op=hvd.Sum)
     if not late:
-        assert announced(RUNTIME.engine, name)
+        assert eventually(lambda: awaits_others(RUNTIME.engine, before))
         WORLD.Barrier()
     return hvd.synchronize(handle).tolist()
 
