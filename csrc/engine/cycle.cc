@@ -80,6 +80,7 @@ Cycle::Cycle(transport::Transport& transport, SharedState& shared, collectives::
 }
 
 bool Cycle::pass(bool flush, bool thorough) {
+  ++shared_.counters.passes;
   return guard([&] { return pass_once(flush, thorough); });
 }
 

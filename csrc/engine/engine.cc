@@ -198,6 +198,7 @@ bool Engine::wait_for(const CompletionPtr& completion, Clock::time_point deadlin
       transport_->ring(transport_->rank());  // whoever drives shall look at what we wait for
       const auto rest = std::chrono::duration_cast<microseconds>(deadline - Clock::now());
       shared_.event.wait(seen, std::clamp(rest, microseconds(0), kStandAside));
+      if (completion->is_done() && shared_.event.value() == seen) count_unrung_find();
     }
     over = !drove && Clock::now() >= deadline;
   }
@@ -248,13 +249,14 @@ bool Engine::pass_or_pause(Stillness* still, Clock::time_point deadline, microse
   const bool thorough = still->sleeps || passes_++ % kPassesBetweenMessages == 0;
   if (cycle_.pass(true, thorough)) {
     if (still->sleeps) transport_->unlisten();
+    if (still->unrung) count_unrung_find();
     *still = {};
     return cycle_.moved_at() < deadline;
   }
   const Clock::time_point now = Clock::now();
   if (still->sleeps) {
     const auto rest = std::chrono::duration_cast<microseconds>(deadline - now);
-    transport_->wait(seen, std::min({rest, limit, sleep_limit(cycle_.outlook())}));
+    still->unrung = sleep(seen, cycle_.outlook(), std::min(rest, limit));
     return now < deadline;
   }
   if (!still->since) still->since = now;
@@ -285,6 +287,21 @@ microseconds Engine::sleep_limit(const Outlook& outlook) const {
   if (outlook.moving_data || !bells_reach_all_) limit = std::min(limit, grown);
   if (outlook.due.count() > 0) limit = std::min(limit, outlook.due);
   return limit;
+}
+
+// At the doorbell, at most so long. True: nobody rang, though a ring was to tell of whatever there may be to do now.
+bool Engine::sleep(std::uint32_t seen, const Outlook& outlook, microseconds most) {
+  const auto limit = std::max(microseconds(0), std::min(sleep_limit(outlook), most));
+  Counters& counters = shared_.counters;
+  counters.sleeps.fetch_add(1, std::memory_order_relaxed);
+  counters.sleep_limits_us.fetch_add(limit.count(), std::memory_order_relaxed);
+  transport_->wait(seen, limit);
+  const bool rung = transport_->listen() != seen;
+  transport_->unlisten();
+  if (rung) counters.rung_sleeps.fetch_add(1, std::memory_order_relaxed);
+  const bool looks_itself =
+      outlook.moving_data || outlook.gpu_at_work || outlook.due.count() > 0 || !bells_reach_all_;
+  return !rung && !looks_itself;
 }
 
 std::unique_ptr<ArenaDraft> Engine::create_arena(std::int32_t set, const std::string& kind,
@@ -334,6 +351,7 @@ void Engine::run() {
   Clock::time_point moved_at = Clock::now();
   bool moved = false;
   bool moving_data = false;
+  bool unrung = false;
   while (!stop_.load(std::memory_order_acquire)) {
     const std::uint32_t kicked = kick_.value();
     if (waiting_callers_.load(std::memory_order_seq_cst) > 0 || !try_take_token()) {
@@ -346,6 +364,7 @@ void Engine::run() {
     const bool listens = !moved && !spins;
     const std::uint32_t seen = listens ? transport_->listen() : 0;
     moved = cycle_.pass(false, true);
+    if (std::exchange(unrung, false) && moved) count_unrung_find();
     const Outlook outlook = cycle_.outlook();
     give_token_back();
     moving_data = outlook.moving_data;
@@ -355,7 +374,7 @@ void Engine::run() {
     } else if (moved) {
       transport_->unlisten();
     } else {
-      transport_->wait(seen, sleep_limit(outlook));
+      unrung = sleep(seen, outlook, microseconds::max());
     }
   }
 }

@@ -111,6 +111,7 @@ class Engine {
   struct Stillness {
     std::optional<base::Clock::time_point> since;
     bool sleeps = false;  // so long that it sleeps between passes
+    bool unrung = false;  // what sleep() said at last
   };
 
   void require_accepting() const;
@@ -144,6 +145,10 @@ class Engine {
   bool said_goodbye() { return shared_.failure.happened() || cycle_.say_goodbye(); }
   bool seen_by_all() { return cycle_.failure_seen_by_all(); }
   base::microseconds sleep_limit(const Outlook& outlook) const;
+  bool sleep(std::uint32_t seen, const Outlook& outlook, base::microseconds most);
+  void count_unrung_find() {
+    shared_.counters.unrung_finds.fetch_add(1, std::memory_order_relaxed);
+  }
   void require_usable() const;
 
   std::unique_ptr<transport::Transport> transport_;

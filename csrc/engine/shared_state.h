@@ -115,7 +115,7 @@ class SetDirectory {
   std::map<std::int32_t, Info> sets_;
 };
 
-// What is counted; all but `submitted` is the token holder's to change.
+// What is counted; a Tally is the token holder's to change.
 struct Counters {
   std::atomic<std::int64_t> submitted{0};
   Tally completed, failed;
@@ -127,6 +127,9 @@ struct Counters {
   Tally riding_ops;
   Tally open_results;
   Tally nccl_ops, staged_ops;
+  // How it waits. Who sleeps at the doorbell, or waits for another thread, does so without the token.
+  Tally passes;
+  std::atomic<std::int64_t> sleeps{0}, sleep_limits_us{0}, rung_sleeps{0}, unrung_finds{0};
 };
 
 // Where the knobs say that the GPU's libraries are.

@@ -15,6 +15,7 @@ from hvdlite._version import __version__
 from hvdlite.bench import (
     collectives,
     cuda_collectives,
+    guard,
     keras_training,
     kernels,
     launch,
@@ -42,22 +43,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(words)
     try:
         if options.command == "table":
-            print(tables.tables(_read(options.lines)))
+            records = _read(options.lines)
+            guarded = any(record["record"] == "guard_run" for record in records)
+            print(guard.table(records) if guarded else tables.tables(records))
         elif options.command == "plot":
             _draw(_read(options.lines), options.picture)
         elif options.command == "kernels":
             return _kernels(options)
+        elif options.command == "guard":
+            return _guard(options)
         else:
             _check(parser, options)
             _job(parser, options, words)
-    except (launch.LaunchError, OSError, WrongSum, HvdliteError) as error:
+    except (launch.LaunchError, guard.GuardError, OSError, WrongSum, HvdliteError) as error:
         print(f"hvdlite.bench: {error}", file=sys.stderr)
-        return 1
+        return 1 if options.command != "guard" else _NO_COMPARISON
     return 0
 
 
 _WAYS = {"torch": training.WAYS, "keras": keras_training.WAYS}
 _BELOW_TARGET = 3  # the status for the shell
+_SLOWER, _NO_COMPARISON = 1, 2
 _ROUNDS = 4  # of jobs, where not all ways can share one
 
 # --- arguments --------------------------------------------------------------------------------------------------------
@@ -135,6 +141,15 @@ def _parser() -> argparse.ArgumentParser:
     job.add_argument("--gpu", type=int, default=kernel_plan.gpu, help="its number")
     job.add_argument("--output", type=Path, metavar="FILE", help="for the measurements, as lines of JSON")
     job.add_argument("--targets", action="store_true", help="list what is below its target, and end with 3 if anything is")
+
+    guarding = guard.GuardPlan()
+    job = commands.add_parser("guard", help="is this build slower than another one?", formatter_class=told)
+    job.add_argument("--against", type=Path, required=True, metavar="DIR", help="a checkout of hvdlite that is built")
+    job.add_argument("--pairs", type=int, default=guarding.pairs, help="fresh jobs of each build, at least 10")
+    job.add_argument("--seconds", type=float, default=guarding.seconds, help="for each figure in a job, about")
+    job.add_argument("--tolerance", type=float, default=guarding.tolerance, help="times as slow as the other it may be")
+    job.add_argument("--any-load", action="store_true", help="count jobs during which the machine had other work, too")
+    job.add_argument("--output", type=Path, metavar="FILE", help="for the measurements, as lines of JSON")
 
     table = commands.add_parser("table", help="print an output file as tables in markdown")
     table.add_argument("lines", metavar="FILE.jsonl", type=Path)
@@ -231,6 +246,21 @@ def _kernels(options: argparse.Namespace) -> int:
     if missed:
         print("\nBelow target:\n" + "\n".join(f"- {line}" for line in missed), flush=True)
     return _BELOW_TARGET if missed else 0
+
+
+# --- guard ------------------------------------------------------------------------------------------------------------
+
+
+def _guard(options: argparse.Namespace) -> int:
+    if options.pairs < guard.FEWEST_PAIRS:
+        raise guard.GuardError(f"--pairs {options.pairs}: fewer than {guard.FEWEST_PAIRS} say nothing")
+    plan = guard.GuardPlan(options.pairs, options.seconds, options.tolerance, options.any_load)
+    builds = [guard.check_build(folder) for folder in (Path(__file__).parents[2], options.against)]
+    records = guard.compare(builds, plan, guard.jobs(plan), lambda line: print(line, file=sys.stderr, flush=True))
+    if options.output:
+        options.output.write_text("".join(report.to_line(record) + "\n" for record in records))
+    print(guard.table(records), flush=True)
+    return _SLOWER if guard.slower(records, plan.tolerance) else 0
 
 
 # --- a job ------------------------------------------------------------------------------------------------------------

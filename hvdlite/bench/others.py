@@ -10,7 +10,7 @@ from typing import NamedTuple
 from hvdlite.bench.report import Record
 from hvdlite.bench.world import World
 
-__all__ = ["Others", "Taken", "shares"]
+__all__ = ["Others", "Taken", "machine_seconds", "shares"]
 
 _STAT = Path("/proc/stat")
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -38,6 +38,12 @@ def _now() -> Taken:
         int(ticks) / _TICKS for ticks in _STAT.read_text().split(maxsplit=9)[1:9]
     )
     return Taken(time.monotonic() * (os.cpu_count() or 1), user + nice + system, stolen, time.process_time())
+
+
+def machine_seconds() -> tuple[float, float]:
+    """What the processors had to give so far, and what processes and other guests took of it."""
+    now = _now()
+    return now.there, now.busy + now.stolen
 
 
 def shares(taken: Iterable[tuple[str, Taken]]) -> tuple[float, float]:

@@ -31,7 +31,7 @@ SCRIPT = """
 
 
 def test_survivors_have_their_last_commit():
-    result = run_job(SCRIPT, 3, timeout=120)
+    result = run_job(SCRIPT, 3)
     assert result.returncode == 0, result.report()
     for rank in (0, 2):
         # Steps 0 to 4 are committed, step 5 went well and step 6 had no rank 1 any more.

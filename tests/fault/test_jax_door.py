@@ -32,7 +32,7 @@ SCRIPT = """
 
 @pytest.mark.parametrize("alone", [False, True])
 def test_a_rank_that_leaves_ends_the_wait_of_the_other(alone):
-    job = run_job(SCRIPT.format(alone=alone), 2, env={"JAX_PLATFORMS": "cpu"}, timeout=120)
+    job = run_job(SCRIPT.format(alone=alone), 2, env={"JAX_PLATFORMS": "cpu"})
     assert job.returncode == 0, job.report()
     assert "failed with AbortedError" in job.stdout[0], job.report()
     assert "rank 1" in job.stdout[0]
@@ -68,6 +68,6 @@ ELASTIC = """
 
 
 def test_elastic_training_with_keras_knows_a_lost_rank():
-    job = run_job(ELASTIC, 2, env={"JAX_PLATFORMS": "cpu", "KERAS_BACKEND": "jax"}, timeout=180)
+    job = run_job(ELASTIC, 2, env={"JAX_PLATFORMS": "cpu", "KERAS_BACKEND": "jax"})
     assert job.returncode == 0, job.report()
     assert "failed with UnsupportedError because of AbortedError in epoch 1" in job.stdout[0], job.report()

@@ -4,13 +4,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from pathlib import Path
 
 import pytest
 from support.job import job_environment
-from support.limits import eventually, limit
+from support.limits import DEADLINE, eventually
 
 import hvdlite
 from hvdlite.errors import PeerLostError
@@ -183,25 +182,23 @@ def test_ranks_that_do_not_start_in_time(tmp_path):
     slow = tmp_path / "mpirun"
     slow.write_text('#!/bin/sh\n[ "$1" = --version ] && { echo "mpirun (Open MPI) 5.0.1"; exit; }\nexec sleep 600\n')
     slow.chmod(0o755)
-    began = time.monotonic()
     done = run(tmp_path, "", "--mpirun", str(slow), "--start-timeout", "1", n=2)
     assert done.returncode != 0
     assert "ranks 0, 1 had not started after 1 seconds" in done.stderr
-    assert time.monotonic() - began < limit(5.0)
 
 
 # --- interruptions --------------------------------------------------------------------------------------------------------
 
 MARK = "HVDTEST_LAUNCHER"
 HANGS = """
-import signal, subprocess, sys, time, hvdlite as hvd
+import signal, subprocess, hvdlite as hvd
 hvd.init()
 if {stubborn}:
     signal.signal(signal.SIGTERM, lambda *args: None)
 subprocess.Popen(["sleep", "600"])
 print("up", flush=True)
 while True:
-    time.sleep(1)
+    signal.pause()
 """
 
 
@@ -238,7 +235,7 @@ def test_nothing_is_left_of_a_job_that_is_interrupted(tmp_path, number, stubborn
         # Launcher, mpirun, and beside each rank its program and what that has started, which may still be about to run.
         assert eventually(lambda: len(marked(mark)) >= 8)
         process.send_signal(number)
-        rest = process.communicate(timeout=limit(15.0))[0]
+        rest = process.communicate(timeout=DEADLINE)[0]
         assert process.returncode == (-number if number == signal.SIGKILL else 128 + number)
         assert "Traceback" not in rest
         assert eventually(lambda: not marked(mark))

@@ -1,14 +1,16 @@
 """torch's streams and memory on a GPU: operations come in stream order, without the host waiting for the GPU.
 
-A sleeping kernel in front of what writes the input makes everything wrong that does not wait for it.
+A kernel in front of what writes the input, which takes a while, makes everything wrong that does not wait for it.
 """
 
 import contextlib
-import time
+import ctypes
+import threading
 
 import pytest
 import torch
 from kinds import TORCH
+from support.limits import DEADLINE, eventually
 from support.world import WORLD
 
 if TORCH is None or TORCH.device.type != "cuda":
@@ -20,10 +22,27 @@ COUNT = 1 << 20
 TURNS = range(10)
 
 
-def sleep(seconds):
-    """Keeps the current stream busy for about so long."""
-    cycles_in_a_second = 1_800_000_000
-    torch.cuda._sleep(int(seconds * cycles_in_a_second))
+def busy(millions):
+    """Keeps the current stream busy for so many million cycles of the GPU, of which it has about 1800 in a second."""
+    torch.cuda._sleep(1_000_000 * millions)
+
+
+@contextlib.contextmanager
+def held():
+    """The GPU gets to nothing that the current stream is given within the block, which must not wait for any of it."""
+    go_on = torch.zeros(1, dtype=torch.int32).pin_memory()
+    late = threading.Timer(DEADLINE, go_on.fill_, [1])  # or who waits would wait for ever
+    late.start()
+    wait = ctypes.CDLL("libcuda.so.1").cuStreamWaitValue32_v2  # until the word is 1 or more
+    stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+    try:
+        assert wait(stream, ctypes.c_uint64(go_on.data_ptr()), ctypes.c_uint32(1), ctypes.c_uint(0)) == 0
+        yield
+        assert late.is_alive(), "somebody waited for the GPU"
+    finally:
+        late.cancel()
+        go_on.fill_(1)
+        torch.cuda.synchronize()  # before the word is freed
 
 
 def summed(turn):
@@ -50,7 +69,7 @@ def test_an_input_that_is_still_being_written(hvd, in_place, where):
         tensor = torch.zeros(COUNT, device=DEVICE)
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            sleep(0.02)
+            busy(36)
             tensor.fill_(mine(turn))
             handle = call(tensor, op=hvd.Sum, name=f"written.{where}.{in_place}")
         # The result is asked for, and used, on the stream that is current here.
@@ -63,7 +82,7 @@ def test_a_result_used_on_another_stream(hvd):
     other = torch.cuda.Stream()
     for turn in TURNS:
         tensor = torch.zeros(COUNT, device=DEVICE)
-        sleep(0.02)
+        busy(36)
         tensor.fill_(mine(turn))
         handle = hvd.allreduce_async(tensor, op=hvd.Sum, name="other")
         with torch.cuda.stream(other):
@@ -86,17 +105,11 @@ def test_other_collectives_wait_for_their_input(hvd, kind):
     for turn in TURNS:
         rows = 1 if kind == "allgather" else SIZE
         tensor = torch.zeros(rows, COUNT // 8, device=DEVICE)
-        sleep(0.02)
+        busy(36)
         tensor.fill_(mine(turn))
         result = getattr(hvd, kind)(tensor, name=f"waits.{kind}", **options)
         assert torch.equal(result[:, 0].cpu(), wanted(turn))
         assert torch.equal(result[:, -1].cpu(), wanted(turn))
-
-
-def ended(event):
-    """Has the GPU come to the event? And a moment to say no."""
-    time.sleep(0.01)
-    return event.query()
 
 
 def test_nobody_waits_for_the_gpu(hvd, route):
@@ -109,17 +122,13 @@ def test_nobody_waits_for_the_gpu(hvd, route):
         hvd.allreduce(tensors[0].fill_(1.0), op=hvd.Sum, name="hot.single")
     torch.cuda.synchronize()
     WORLD.Barrier()
-    sleep(3.0)
-    passed = torch.cuda.Event()
-    passed.record()
-    for tensor in tensors:
-        tensor.fill_(RANK + 1.0)
-    single = hvd.allreduce(tensors[0], op=hvd.Sum, name="hot.single")
-    group = hvd.grouped_allreduce_(tensors, op=hvd.Sum, name="hot")
-    early = not ended(passed)
+    with held():
+        for tensor in tensors:
+            tensor.fill_(RANK + 1.0)
+        single = hvd.allreduce(tensors[0], op=hvd.Sum, name="hot.single")
+        group = hvd.grouped_allreduce_(tensors, op=hvd.Sum, name="hot")
     for tensor in [single, *group]:
         assert_all(tensor, sum(range(1, SIZE + 1)))
-    assert early, "hvdlite waited for the GPU"
 
 
 def test_a_step_of_training_does_not_wait_for_the_gpu(hvd, route):
@@ -132,16 +141,10 @@ def test_a_step_of_training_does_not_wait_for_the_gpu(hvd, route):
     for turn in range(4):
         torch.cuda.synchronize()
         WORLD.Barrier()
-        if turn == 3:  # the first ones make communicators, buffers and kernels
-            sleep(3.0)
-            passed = torch.cuda.Event()
-            passed.record()
-        optimizer.zero_grad()
-        model(inputs).square().mean().backward()
-        optimizer.step()
-    early = not ended(passed)
-    torch.cuda.synchronize()
-    assert early, "training waited for the GPU"
+        with held() if turn == 3 else contextlib.nullcontext():  # the first ones make communicators, buffers and kernels
+            optimizer.zero_grad()
+            model(inputs).square().mean().backward()
+            optimizer.step()
 
 
 @pytest.mark.parametrize("finish", [True, False], ids=["synchronized", "dropped"])
@@ -151,7 +154,7 @@ def test_memory_that_is_given_back_in_flight(hvd, finish):
     for turn in range(200):
         tensor = torch.full((COUNT // 16,), mine(turn % 10), device=DEVICE)
         if turn % 20 == 0:
-            sleep(0.005)
+            busy(9)
         handle = hvd.allreduce_async(tensor, op=hvd.Sum, name=f"given.back.{turn % 8}.{finish}")
         del tensor
         torch.full((COUNT // 16,), float("nan"), device=DEVICE)
@@ -173,10 +176,13 @@ def test_handles_that_nobody_waits_for(hvd):
     for turn in range(50):
         hvd.allreduce_async(torch.full((COUNT,), mine(turn), device=DEVICE), op=hvd.Sum, name=f"dropped.{turn}")
     assert_all(hvd.allreduce(torch.full((COUNT,), mine(3), device=DEVICE), op=hvd.Sum, name="kept"), summed(3))
-    deadline = time.monotonic() + 20.0
-    while torch.cuda.memory_allocated() > before + 8 * 4 * COUNT and time.monotonic() < deadline:
+
+    def given_back():
         hvd.allreduce(torch.ones(1, device=DEVICE), name="gives.back")
-    assert torch.cuda.memory_allocated() <= before + 8 * 4 * COUNT
+        left = WORLD.allgather(torch.cuda.memory_allocated() - before)  # on all ranks, which go on together
+        return max(left) <= 8 * 4 * COUNT
+
+    assert eventually(given_back)
 
 
 def test_memory_does_not_grow(hvd):
@@ -231,6 +237,6 @@ def test_a_graph_around_the_collectives(hvd):
         made.copy_(source * 2 + 1)
     for turn in TURNS:
         source.fill_(mine(turn))
-        sleep(0.01)
+        busy(18)
         graph.replay()
         assert_all(hvd.allreduce(made, op=hvd.Sum, name="around"), 2 * summed(turn) + SIZE)

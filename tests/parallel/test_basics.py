@@ -3,12 +3,12 @@
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from mpi4py import MPI
+from support.limits import when_waiting
 from support.world import WORLD, on_all_ranks
 
 RANK, SIZE = WORLD.rank, WORLD.size
@@ -152,8 +152,11 @@ def test_handles_of_an_earlier_life_are_refused(ended):
 def test_barrier_holds_until_the_last_rank(hvd, tmp_path):
     folder = Path(WORLD.bcast(str(tmp_path)))
     for last in range(SIZE):
-        if last == RANK:
-            time.sleep(0.1)  # most likely the others wait by now
+        if last != RANK:
+            when_waiting(lambda last=last: WORLD.send(None, last))
+        else:
+            for _ in range(SIZE - 1):
+                WORLD.recv()
             (folder / f"{last} has come").touch()
         hvd.barrier()
         assert (folder / f"{last} has come").exists()

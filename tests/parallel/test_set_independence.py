@@ -6,10 +6,10 @@ assertion here depends on how fast anything is.
 
 import itertools
 import threading
-import time
 
 import numpy as np
 import pytest
+from support.limits import eventually
 from support.set_cases import added
 from support.world import REPEATS, WORLD
 
@@ -32,8 +32,7 @@ def pairs(hvd):
 
 def wait_for_word():
     """Receives rank 0's message, and leaves the processor to the others until it comes."""
-    while not WORLD.iprobe(source=0):
-        time.sleep(0.001)
+    assert eventually(lambda: WORLD.iprobe(source=0))
     WORLD.recv(source=0)
 
 

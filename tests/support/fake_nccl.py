@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-import time
 from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_void_p
 from typing import Any
 
 from support.fake_gpu import DeviceArray, FakeGpus, Stream
+from support.limits import eventually
 
 IN_PROGRESS = 7
 INVALID_USAGE = 5
@@ -95,13 +95,11 @@ class Comm:
         assert self.nccl.ncclCommGetAsyncError(self.handle, byref(error)) == 0
         return error.value
 
-    def settle(self, timeout: float = 60.0) -> None:
+    def settle(self) -> None:
         """Looks until what was called is over."""
-        limit = time.monotonic() + timeout
-        while (state := self.state()) == IN_PROGRESS:
-            if time.monotonic() > limit:
-                raise TimeoutError("NCCL is still at it")
-            time.sleep(0.001)
+        if not eventually(lambda: self.state() != IN_PROGRESS):
+            raise TimeoutError("NCCL is still at it")
+        state = self.state()
         if state:
             raise NcclError("the communicator", state, self.nccl.ncclGetLastError(self.handle).decode())
 

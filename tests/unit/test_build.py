@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.gpu import count_gpus
+from support.limits import DEADLINE
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -193,7 +194,7 @@ def test_what_is_installed_has_no_fakes():
 @pytest.mark.parametrize("script", sorted((ROOT / "tools").glob("*.sh")), ids=lambda path: path.name)
 def test_scripts_say_how_they_are_used(script):
     for words, code in ((["--help"], 0), (["--no-such-option"], 2)):
-        done = subprocess.run(["bash", str(script), *words], capture_output=True, text=True, check=False, timeout=30)
+        done = subprocess.run(["bash", str(script), *words], capture_output=True, text=True, check=False, timeout=DEADLINE)
         assert done.returncode == code
         assert f"usage: tools/{script.name}" in done.stdout + done.stderr
 
@@ -201,7 +202,7 @@ def test_scripts_say_how_they_are_used(script):
 def gpu_check(*words, **variables):
     command = ["bash", str(ROOT / "tools" / "gpu_check.sh"), *words]
     env = {**os.environ, **variables}
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=env)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=DEADLINE, env=env)
 
 
 def test_the_gpu_check_lists_its_steps():
@@ -293,13 +294,30 @@ def test_the_gpu_check_says_what_is_below_target(stubbed_check):
     assert "- pack: too slow" in report
 
 
-def test_steps_without_time_have_not_failed(stubbed_check):
-    """The report has the command that runs them."""
-    sleeping = 'case "$*" in *"bench kernels"*) echo begun; exec sleep 60 ;; esac'
-    code, report, errors = stubbed_check(sleeping, "--only", "kernels,tests-1,collectives", "--budget", "8")
+def test_steps_without_time_have_not_failed(stubbed_check, tmp_path):
+    """The report has the command that runs them. Time goes by while a step is stopped, and at no other time."""
+    clock = tmp_path / "clock.sh"
+    clock.write_text(
+        """unset SECONDS  # with that it is a variable as others
+SECONDS=0
+timeout() {
+  local seconds=$2
+  [[ "$*" == *step_kernels* ]] && seconds=1
+  command timeout "$1" "$seconds" "${@:3}"
+}
+mv() {
+  command mv "$@"
+  grep -q "kernels | not ended" "${@: -1}" && SECONDS=8
+  return 0
+}
+"""
+    )
+    sleeping = 'case "$*" in *"bench kernels"*) echo begun; exec sleep 600 ;; esac'
+    words = ("--only", "kernels,tests-1,collectives", "--budget", "8")
+    code, report, errors = stubbed_check(sleeping, *words, BASH_ENV=str(clock))
     assert code == 3, errors
     assert "| build | passed |" in report
-    assert "| kernels | not ended: only " in report
+    assert "| kernels | not ended: only 8 of its " in report
     assert "| tests-1 | not begun: the 8 s of --budget were over | 0 |" in report
     assert "tools/gpu_check.sh --only kernels,tests-1,collectives\n" in report
     assert "failed:" not in report

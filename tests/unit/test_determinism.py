@@ -1,10 +1,10 @@
 """Bits: equal on all ranks always; equal from run to run for groups, and for everything with `deterministic`."""
 
 import random
-import time
 
 import numpy as np
 import pytest
+from support.limits import dawdle
 from support.thread_ranks import ALLREDUCE, AVERAGE, Rank, run_ranks
 
 RUNS = 20
@@ -26,7 +26,7 @@ def one_run(size: int, seed: int, group: str, config: dict[str, object]) -> list
             options = {"group": group, "group_size": len(COUNTS), "group_index": i} if group else {}
             handles.append(rank.start(ALLREDUCE, f"t{i}", inputs[i], outputs[i], op=AVERAGE, **options))
             if local.random() < 0.4:
-                time.sleep(local.random() * 0.003)
+                dawdle(local.randrange(2000))
         for handle in handles:
             rank.engine.wait(handle)
         return b"".join(output.tobytes() for output in outputs)

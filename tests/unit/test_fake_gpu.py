@@ -231,10 +231,10 @@ def test_a_wait_is_for_the_record_of_its_time(fake_gpus):
         fake_gpus.call("cuEventRecord", event, first.handle)
         fake_gpus.call("cuEventSynchronize", event)
         fake_gpus.call("cuStreamWaitEvent", second.handle, event, 0)
-        first.busy(30)
+        first.busy(600)
         fake_gpus.call("cuEventRecord", event, first.handle)
         assert fake_gpus.cuda.cuEventQuery(event) == 600
-        second.synchronize()  # would last half a minute, if it were for the later record
+        second.synchronize()  # would last ten minutes, if it were for the later record
         fake_gpus.call("cuEventDestroy_v2", event)
     fake_gpus.break_down(0)  # or the end of the test waited for it
     assert fake_gpus.cuda.cuEventQuery(event) == 400
@@ -242,7 +242,7 @@ def test_a_wait_is_for_the_record_of_its_time(fake_gpus):
 
 def test_an_error_ends_all_waiting(fake_gpus):
     stream = fake_gpus.stream()
-    stream.busy(60)
+    stream.busy(600)
     fake_gpus.break_down(0, 719)
     with pytest.raises(DriverError) as caught:
         stream.synchronize()

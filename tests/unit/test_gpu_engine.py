@@ -1,12 +1,12 @@
 """Operations on GPU memory, with ranks as threads on fake GPUs: each collective, both ways from rank to rank."""
 
-import time
-
 import numpy as np
 import pytest
 from support import fake_gpu, thread_ranks
 from support.fake_gpu import fake_gpus  # noqa: F401
 from support.gpu_ranks import WIRE_BFLOAT16, WIRE_FLOAT16, gpu_engines, run_gpu_ranks
+from support.limits import eventually
+from support.rest import awaits_others
 from support.thread_ranks import (
     ABSENT,
     ALLGATHER,
@@ -253,8 +253,11 @@ def test_a_value_that_nobody_has(fake_gpus, route):  # noqa: F811
 def test_joined_ranks_take_part(fake_gpus, route):  # noqa: F811
     """Also one that has never had a tensor on a GPU: it makes the link with the others."""
 
+    joined = []
+
     def body(rank):
         if rank.rank == 1:
+            joined.append((rank.engine, rank.engine.counters()))
             assert rank.host.join() == 2
             return
         np.testing.assert_array_equal(rank.allreduce("x", np.full(4, rank.rank + 1.0, np.float32)), 4)
@@ -263,8 +266,10 @@ def test_joined_ranks_take_part(fake_gpus, route):  # noqa: F811
         np.testing.assert_array_equal(rank.allgather("g", np.full(2, rank.rank, np.int8)), [0, 0, 2, 2])
         result = rank.reducescatter("r", np.arange(6, dtype=np.float32))
         np.testing.assert_array_equal(result, np.arange(6)[2 * rank.rank : 2 * rank.rank + 2] * 2)
-        if rank.rank == 2:
-            time.sleep(0.2)  # it joins last
+        if rank.rank == 2:  # it joins last
+            assert eventually(lambda: len(joined) == 2 and all(awaits_others(*other) for other in joined))
+        else:
+            joined.append((rank.engine, rank.engine.counters()))
         assert rank.host.join() == 2
 
     run_gpu_ranks(fake_gpus, 3, body, {"gpu_route": route})

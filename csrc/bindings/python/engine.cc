@@ -439,6 +439,11 @@ nb::dict Engine::counters() {
   result["open_results"] = counters.open_results;
   result["nccl_ops"] = counters.nccl_ops;
   result["staged_ops"] = counters.staged_ops;
+  result["passes"] = counters.passes;
+  result["sleeps"] = counters.sleeps;
+  result["sleep_limits_us"] = counters.sleep_limits_us;
+  result["rung_sleeps"] = counters.rung_sleeps;
+  result["unrung_finds"] = counters.unrung_finds;
   result["time_ns"] = counters.time_ns;
   result["bytes"] = counters.bytes;
   result["bus_bytes"] = counters.bus_bytes;

@@ -306,6 +306,9 @@ typedef struct hvdlite_counters {
   int64_t open_results; /* allreduces whose result other ranks stored where it lies */
   int64_t nccl_ops;     /* fused operations on GPU memory through NCCL */
   int64_t staged_ops;   /* and through host memory */
+  /* How the engine waits: passes; sleeps at the doorbell, and for how many microseconds at most altogether; those that a ring
+   * ended; and waits that found something at their time limit which they should have been woken for. */
+  int64_t passes, sleeps, sleep_limits_us, rung_sleeps, unrung_finds;
   /* What operations cost (csrc/engine/usage.h); docs/stats.md defines each. Times in nanoseconds. */
   int64_t time_ns; /* since the engine was made */
   int64_t bytes, bus_bytes;

@@ -1,18 +1,19 @@
 """Collectives inside compiled JAX programs."""
 
 import threading
-import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.cases import REDUCTIONS, SHAPES, Op, Reduction
+from support.limits import eventually
 from support.world import REPEATS, WORLD, check, distinct, inputs, on_all_ranks
 
 from hvdlite.dtypes import DType
 from hvdlite.jax import call, ffi, grouped_allreduce, grouped_broadcast
 from hvdlite.requests import Kind
+from hvdlite.runtime import RUNTIME
 from hvdlite.xla import Group, failure_in
 
 RANKS = (2, 3)
@@ -170,7 +171,13 @@ def test_a_waiting_call_leaves_python_to_others(hvd):
     """Rank 0 takes part only when a thread of the last rank, which waits for it, has run Python code."""
     step = jax.jit(lambda x: grouped_allreduce([x], name="wait", op=hvd.Sum)[0])
     if ODD:
-        thread = threading.Thread(target=lambda: (time.sleep(0.1), WORLD.send("go", 0)))
+        before = RUNTIME.engine.counters()["submitted"]
+
+        def go():
+            assert eventually(lambda: RUNTIME.engine.counters()["submitted"] > before)
+            WORLD.send("go", 0)
+
+        thread = threading.Thread(target=go)
         thread.start()
     if RANK == 0:
         WORLD.recv(source=SIZE - 1)

@@ -1,12 +1,12 @@
 """Equal runs give equal bits, whatever the timing: what is fused with what is fixed."""
 
 import random
-import time
 from itertools import chain
 
 import pytest
 import torch
 from reference import assert_same_bits, mse, network, part_of, sgd, whole_batch
+from support.limits import dawdle
 
 RANKS = (3, 4)
 
@@ -17,7 +17,7 @@ def train(hvd, delays, dtype, **options):
     if delays is not None:
         timing = random.Random(f"{delays} {hvd.rank()}")
         for param in model.parameters():
-            param.register_post_accumulate_grad_hook(lambda _: time.sleep(timing.choice((0, 0, 0.0005, 0.002))))
+            param.register_post_accumulate_grad_hook(lambda _: dawdle(timing.choice((0, 0, 100, 1000))))
     optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters(), **options)
     for step in range(6):
         optimizer.zero_grad()

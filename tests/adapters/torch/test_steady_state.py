@@ -1,13 +1,14 @@
 """Once the ranks of a host know a training step, they agree on all of it in shared memory: nobody sends a message."""
 
-import time
-
 import pytest
 import torch
 from reference import mse, network, part_of, sgd, whole_batch
+from support.limits import eventually
+from support.rest import awaits_others
 from support.world import WORLD
 
 from hvdlite.errors import MismatchError
+from hvdlite.runtime import RUNTIME
 
 WARM_UP = 3  # steps: the first compares the models, and makes the plan and its places
 
@@ -50,9 +51,10 @@ def asked_in_turn(hvd, late, count, name):
     """The result of an allreduce of so many ones that some ranks ask for when the others have done so."""
     if late:
         WORLD.Barrier()
+    before = RUNTIME.engine.counters()
     handle = hvd.allreduce_async(torch.ones(count), name=name, op=hvd.Sum)
     if not late:
-        time.sleep(0.02)  # it is announced meanwhile
+        assert eventually(lambda: awaits_others(RUNTIME.engine, before))
         WORLD.Barrier()
     return hvd.synchronize(handle).tolist()
 

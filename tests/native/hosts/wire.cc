@@ -79,16 +79,21 @@ void Wire::add_port(const char* namespace_path) {
   const int home = check(open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC), "/proc/self/ns/net");
   const int there = check(open(namespace_path, O_RDONLY | O_CLOEXEC), namespace_path);
   check(setns(there, CLONE_NEWNET), "setns");
-  Port port;
-  port.device = check(open("/dev/net/tun", O_RDWR | O_NONBLOCK | O_CLOEXEC), "/dev/net/tun");
+  const int device = check(open("/dev/net/tun", O_RDWR | O_NONBLOCK | O_CLOEXEC), "/dev/net/tun");
   ifreq request = request_for("eth0");
   request.ifr_flags = IFF_TAP | IFF_NO_PI | IFF_VNET_HDR;
-  check(ioctl(port.device, TUNSETIFF, &request), "TUNSETIFF");
-  check(ioctl(port.device, TUNSETOFFLOAD, TUN_F_CSUM | TUN_F_TSO4 | TUN_F_TSO6), "TUNSETOFFLOAD");
+  check(ioctl(device, TUNSETIFF, &request), "TUNSETIFF");
+  check(ioctl(device, TUNSETOFFLOAD, TUN_F_CSUM | TUN_F_TSO4 | TUN_F_TSO6), "TUNSETOFFLOAD");
   configure("eth0", static_cast<unsigned char>(ports_.size() + 1));
   check(setns(home, CLONE_NEWNET), "setns");
   close(there);
   close(home);
+  add_device(device);
+}
+
+void Wire::add_device(int device) {
+  Port port;
+  port.device = device;
   ports_.push_back(std::move(port));
   for (Port& each : ports_) each.latest.resize(ports_.size());
   buffer_.resize(kLargestFrame);

@@ -20,7 +20,11 @@
 
 namespace hosts {
 
+#ifdef HOSTS_CLOCK
+using Clock = HOSTS_CLOCK;
+#else
 using Clock = std::chrono::steady_clock;
+#endif
 
 struct Shape {
   double rate_mbit = 0;  // of each host's link, both ways; 0: unlimited
@@ -40,6 +44,8 @@ class Wire {
   bool carry(int other, Clock::time_point end);
 
  private:
+  friend class WireTest;  // tests/native/wire_test.cc
+
   struct Port {
     int device = -1;
     Clock::time_point sends_until{};  // its link is busy until then
@@ -56,6 +62,7 @@ class Wire {
     }
   };
 
+  void add_device(int device);
   bool take(std::size_t from);
   void send(std::size_t from, std::size_t to, Clock::time_point sent, Clock::duration link_time,
             std::size_t bytes);
