@@ -1,14 +1,11 @@
-"""Stalls: the inspector by a clock of its own (tests/native/stall_tests), and engines that wait for one that does not come."""
+"""Stalls: engines that wait for one that does not come."""
 
 import re
-import subprocess
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
-from support import fake_gpu
 from support.limits import eventually
 from support.thread_ranks import AVERAGE, engines, in_threads, run_ranks
 
@@ -16,20 +13,8 @@ import hvdlite
 from hvdlite import watchdog
 from hvdlite.errors import HorovodInternalError, InvalidArgumentError, NotInitializedError, PeerLostError
 
-SOURCE = Path(__file__).parents[1] / "native" / "stall_tests" / "stall_tests.cc"
-NAMES = re.findall(r"^TEST\((\w+)\)", SOURCE.read_text(), re.MULTILINE)
-
 WARNING = 3
 KNOBS = {"deadlock_timeout": 0.0, "log_level": WARNING, "log_timestamps": 0, "stall_shutdown_time_seconds": 0.0}
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_inspector(name):
-    folder = fake_gpu.folder()
-    if folder is None:
-        pytest.skip(str(fake_gpu.missing()))
-    done = subprocess.run([str(folder / "stall_tests"), name], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
 
 
 class Heard:
