@@ -143,7 +143,6 @@ class Engine {
   bool drained() { return shared_.failure.happened() || cycle_.drained(); }
   bool said_goodbye() { return shared_.failure.happened() || cycle_.say_goodbye(); }
   bool seen_by_all() { return cycle_.failure_seen_by_all(); }
-  base::microseconds sleep_limit(const Outlook& outlook) const;
   void require_usable() const;
 
   std::unique_ptr<transport::Transport> transport_;
