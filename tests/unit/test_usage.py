@@ -33,6 +33,13 @@ def until(condition):
         time.sleep(0.001)
 
 
+def await_waiting(engines, submitted):
+    """All of these have submitted so many operations, and their counters say that the last one waits."""
+    until(lambda: all(each.counters()["submitted"] == submitted for each in engines))
+    before = [each.counters()["waiting_ns"] for each in engines]
+    until(lambda: all(each.counters()["waiting_ns"] > b for each, b in zip(engines, before, strict=True)))
+
+
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("blocking", [True, False], ids=["waited for", "polled"])
 def test_a_late_rank_is_charged_with_all_the_waiting(size, blocking):
@@ -43,10 +50,7 @@ def test_a_late_rank_is_charged_with_all_the_waiting(size, blocking):
         exposed = rank.engine.counters()["exposed_ns"]
         for step in range(steps):
             if rank.rank == LATE:
-                others = [each.engine for each in ranks if each.rank != LATE]
-                before = [each.counters()["waiting_ns"] for each in others]
-                until(lambda: all(each.counters()["submitted"] > step + 1 for each in others))
-                until(lambda before=before: all(e.counters()["waiting_ns"] > b for e, b in zip(others, before, strict=True)))
+                await_waiting([each.engine for each in ranks if each.rank != LATE], step + 2)
             output = np.empty(1000)
             array = values(rank)
             handle = rank.start(ALLREDUCE, "x", array, output)
