@@ -112,6 +112,7 @@ bool TilePipeline::puts_tile_past(std::size_t tile) const {
   return channel().streams_tile(*class_, channel().tiles_of_class(*class_) + tile);
 }
 
+// By the machine's clock: this measures memory, of which an engine's time knows nothing.
 template <typename Step>
 void TilePipeline::timed(std::size_t tile, Step step) {
   if (!times_) {

@@ -335,7 +335,7 @@ void Cycle::fuse_and_execute(ProcessSet& set, const std::vector<Agreed>& agreed,
 // A verdict is carried out when what was in the ledger has become messages: the coordinator may then see more.
 void Cycle::defer_verdict(ProcessSet& set, Verdict message) {
   set.accord->to_close = true;
-  set.accord->verdicts.emplace_back(Clock::now() + kVerdictDelay, std::move(message));
+  set.accord->verdicts.emplace_back(shared_.time.now() + kVerdictDelay, std::move(message));
 }
 
 void Cycle::carry_out_verdicts(Clock::time_point now) {

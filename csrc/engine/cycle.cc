@@ -111,7 +111,7 @@ bool Cycle::pass_once(bool flush, bool thorough) {
 
 Outlook Cycle::outlook() const {
   Outlook outlook;
-  outlook.idle = std::chrono::duration_cast<base::microseconds>(Clock::now() - moved_at_);
+  outlook.idle = std::chrono::duration_cast<base::microseconds>(shared_.time.now() - moved_at_);
   outlook.moving_data = !executor_.idle();
   outlook.gpu_at_work = !executor_.settled();
   for (const auto& [id, set] : sets_) {
@@ -126,8 +126,9 @@ Outlook Cycle::outlook() const {
   if (try_again) {
     outlook.due = std::clamp(outlook.idle / kLooksPerWait, kTryAgain, kTryAgainLater);
   } else if (const auto due = shared_.queue.due(patience_)) {
-    outlook.due = std::max(base::microseconds(1),
-                           std::chrono::duration_cast<base::microseconds>(*due - Clock::now()));
+    outlook.due =
+        std::max(base::microseconds(1),
+                 std::chrono::duration_cast<base::microseconds>(*due - shared_.time.now()));
   }
   return outlook;
 }

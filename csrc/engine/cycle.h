@@ -17,6 +17,7 @@
 #include "engine/executor.h"
 #include "engine/heartbeat.h"
 #include "engine/messages.h"
+#include "engine/pacing.h"
 #include "engine/process_set.h"
 #include "engine/shared_state.h"
 #include "engine/stall.h"
@@ -27,16 +28,6 @@ namespace hvdlite::engine {
 // The text that users of Horovod search their logs for.
 inline constexpr const char* kShutDown = "Horovod has been shut down";
 inline constexpr const char* kShutDownHere = "this rank has shut down. Horovod has been shut down";
-
-// What the token holder may expect after a pass that did nothing.
-struct Outlook {
-  bool moving_data = false;    // operations are in flight
-  bool gpu_at_work = false;    // a GPU has not done all it was given
-  bool negotiating = false;    // something submitted here is not agreed
-  bool watching = false;       // a deadlock is being looked into
-  base::microseconds idle{0};  // how long nothing has happened
-  base::microseconds due{0};   // > 0: queued entries will be announced then
-};
 
 class Cycle {
  public:
@@ -234,7 +225,7 @@ class Cycle {
   bool said_goodbye_ = false;
   std::uint64_t seen_activity_ = 0;
   std::vector<Entry> taken_;  // empty: memory for what the queue gives
-  base::Clock::time_point moved_at_ = base::Clock::now();
+  base::Clock::time_point moved_at_ = shared_.time.now();
 
   std::unique_ptr<DeadlockDetector> detector_;  // on rank 0
   std::unique_ptr<Heartbeat> heartbeat_;        // on leaders of hosts, where there are several

@@ -117,7 +117,7 @@ bool DeviceLane::look_after() {
     HandedOver& oldest = handed_over_.front();
     bool done = false;
     naming(*oldest.request, [&] {
-      const Clock::time_point now = Clock::now();
+      const Clock::time_point now = context_.shared.time.now();
       if (link_.route() == DeviceLink::Route::kNccl && now - looked_at_ > kLookInterval) {
         looked_at_ = now;
         static_cast<void>(link_.busy());
@@ -143,7 +143,7 @@ void DeviceLane::report_not_finite(const FiniteCheck& check) {
   }
   if (count == 0) return;
   // Training that has diverged would fill the disk.
-  const Clock::time_point now = Clock::now();
+  const Clock::time_point now = context_.shared.time.now();
   if (now - counted_since_ > kReportInterval) {
     counted_since_ = now;
     lines_ = 0;

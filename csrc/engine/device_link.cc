@@ -170,7 +170,7 @@ bool DeviceLink::poll_own() {
   if (own_known_) return false;
   try {
     if (comm_->busy()) {
-      if (!complained_ && base::seconds_between(since_, Clock::now()) > kLongSeconds) {
+      if (!complained_ && base::seconds_between(since_, context_.time.now()) > kLongSeconds) {
         complained_ = true;
         say(LogLevel::kWarning,
             "NCCL's communicator is still not up after " + std::to_string(int(kLongSeconds)) +

@@ -25,6 +25,7 @@
 
 #include "base/config.h"
 #include "base/log.h"
+#include "base/time_source.h"
 #include "collectives/select.h"
 #include "device/devices.h"
 #include "engine/device_route.h"
@@ -38,6 +39,7 @@ struct LinkContext {
   device::Devices& devices;
   const base::Config& config;
   const base::Logger& log;
+  base::TimeSource time;
   const collectives::Selection& selection;  // of algorithms that need messages only
 };
 
@@ -120,7 +122,7 @@ class DeviceLink {
   Route route_ = Route::kComingUp;
   RouteChoice choice_;
   std::string why_refused_;
-  base::Clock::time_point since_ = base::Clock::now();
+  base::Clock::time_point since_ = context_.time.now();
   bool complained_ = false;
 
   RouteCard card_;

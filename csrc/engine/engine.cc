@@ -20,19 +20,6 @@ namespace {
 
 // While callers drive, the engine thread looks in only this often.
 constexpr microseconds kStandAside{20'000};
-// Longest sleeps; a ring of the doorbell ends them early.
-constexpr microseconds kSleepIdle{250'000};
-constexpr microseconds kSleepIdleNoBell{50'000};
-constexpr microseconds kSleepNegotiating{10'000};
-constexpr microseconds kSleepNegotiatingNoBell{200};
-constexpr microseconds kSleepPatientNoBell{5'000};
-constexpr microseconds kSleepMovingData{200};
-// NCCL's errors are looked for this often while the GPU is at work.
-constexpr microseconds kSleepGpu{2'000};
-constexpr microseconds kFirstSleep{20};
-// Without a bell a long wait is a wait for a slow rank: to look less often by this share of the time waited is not felt. Nor is
-// it by a rank that has had nothing to do for so long, and is not waited for: who submits rings its own engine.
-constexpr double kIdleShare = 0.04;
 // An algorithm that waits for a flag polls for so long inside one pass: a few times what it takes a cache line to come over.
 constexpr microseconds kInnerSpin{3};
 // A caller that polls looks for control messages this often.
@@ -168,7 +155,7 @@ void Engine::order(std::int64_t handle, void* stream) const {
 
 bool Engine::wait(const Batch& batch, microseconds limit) {
   require_usable();
-  const Clock::time_point start = Clock::now();
+  const Clock::time_point start = shared_.time.now();
   const std::int64_t moving_before = shared_.usage.moving(start);
   Clock::time_point ended = start;
   bool done = true;
@@ -177,7 +164,7 @@ bool Engine::wait(const Batch& batch, microseconds limit) {
     const Timeline::Waiting waiting(shared_.timeline, batch[i].record);
     done = wait_for(batch.at(i), start + limit, &ended);
   }
-  shared_.usage.blocked(start, done ? ended : Clock::now(), moving_before);
+  shared_.usage.blocked(start, done ? ended : shared_.time.now(), moving_before);
   return done;
 }
 
@@ -196,13 +183,13 @@ bool Engine::wait_for(const CompletionPtr& completion, Clock::time_point deadlin
       give_token_back();
     } else if (!completion->is_done()) {
       transport_->ring(transport_->rank());  // whoever drives shall look at what we wait for
-      const auto rest = std::chrono::duration_cast<microseconds>(deadline - Clock::now());
+      const auto rest = std::chrono::duration_cast<microseconds>(deadline - shared_.time.now());
       shared_.event.wait(seen, std::clamp(rest, microseconds(0), kStandAside));
       if (completion->is_done() && shared_.event.value() == seen) count_unrung_find();
     }
-    over = !drove && Clock::now() >= deadline;
+    over = !drove && shared_.time.now() >= deadline;
   }
-  if (!drove) *ended = Clock::now();
+  if (!drove) *ended = shared_.time.now();
   shared_.waits.leave(completion->is_done(), *ended);
   const bool others_wait = waiting_callers_.fetch_sub(1, std::memory_order_seq_cst) > 1;
   // What is left is the engine thread's again.
@@ -253,7 +240,7 @@ bool Engine::pass_or_pause(Stillness* still, Clock::time_point deadline, microse
     *still = {};
     return cycle_.moved_at() < deadline;
   }
-  const Clock::time_point now = Clock::now();
+  const Clock::time_point now = shared_.time.now();
   if (still->sleeps) {
     const auto rest = std::chrono::duration_cast<microseconds>(deadline - now);
     still->unrung = sleep(seen, cycle_.outlook(), std::min(rest, limit));
@@ -270,28 +257,10 @@ bool Engine::pass_or_pause(Stillness* still, Clock::time_point deadline, microse
   return now < deadline;
 }
 
-microseconds Engine::sleep_limit(const Outlook& outlook) const {
-  // Back-off: sleep as long again as this wait has lasted, within the limits.
-  const auto grown = std::max(kFirstSleep, outlook.idle);
-  const auto patient = microseconds(
-      static_cast<std::int64_t>(static_cast<double>(outlook.idle.count()) * kIdleShare));
-  microseconds limit =
-      bells_reach_all_ ? kSleepIdle : std::clamp(patient, kSleepPatientNoBell, kSleepIdleNoBell);
-  if (outlook.negotiating || outlook.watching) {
-    limit = bells_reach_all_ ? kSleepNegotiating
-                             : std::clamp(patient, kSleepNegotiatingNoBell, kSleepPatientNoBell);
-  }
-  // A message under way may need both sides' progress without either ringing.
-  if (outlook.gpu_at_work) limit = std::min(limit, kSleepGpu);
-  if (outlook.moving_data) limit = kSleepMovingData;
-  if (outlook.moving_data || !bells_reach_all_) limit = std::min(limit, grown);
-  if (outlook.due.count() > 0) limit = std::min(limit, outlook.due);
-  return limit;
-}
-
 // At the doorbell, at most so long. True: nobody rang, though a ring was to tell of whatever there may be to do now.
 bool Engine::sleep(std::uint32_t seen, const Outlook& outlook, microseconds most) {
-  const auto limit = std::max(microseconds(0), std::min(sleep_limit(outlook), most));
+  const auto limit =
+      std::max(microseconds(0), std::min(longest_sleep(outlook, bells_reach_all_), most));
   Counters& counters = shared_.counters;
   counters.sleeps.fetch_add(1, std::memory_order_relaxed);
   counters.sleep_limits_us.fetch_add(limit.count(), std::memory_order_relaxed);
@@ -348,7 +317,7 @@ std::unique_ptr<ArenaDraft> Engine::create_arena(std::int32_t set, const std::st
 void Engine::run() {
   base::name_this_thread("hvdlite");
   base::sharpen_timers();
-  Clock::time_point moved_at = Clock::now();
+  Clock::time_point moved_at = shared_.time.now();
   bool moved = false;
   bool moving_data = false;
   bool unrung = false;
@@ -360,7 +329,7 @@ void Engine::run() {
     }
     // While it listens, those who ring it pay for it: not before a pass that will probably find something to do.
     const bool spins =
-        moving_data && waiting_.core_to_spare && Clock::now() - moved_at < waiting_.spin;
+        moving_data && waiting_.core_to_spare && shared_.time.now() - moved_at < waiting_.spin;
     const bool listens = !moved && !spins;
     const std::uint32_t seen = listens ? transport_->listen() : 0;
     moved = cycle_.pass(false, true);
@@ -368,7 +337,7 @@ void Engine::run() {
     const Outlook outlook = cycle_.outlook();
     give_token_back();
     moving_data = outlook.moving_data;
-    if (moved) moved_at = Clock::now();
+    if (moved) moved_at = shared_.time.now();
     if (!listens) {
       base::spin_pause();
     } else if (moved) {
@@ -396,9 +365,9 @@ void Engine::take_token_or_wait() {
 
 // With the token.
 void Engine::drive_until(bool (Engine::*done)(), double seconds) {
-  const Clock::time_point deadline = Clock::now() + base::from_seconds(seconds);
+  const Clock::time_point deadline = shared_.time.now() + base::from_seconds(seconds);
   Stillness still;
-  while (!(this->*done)() && Clock::now() < deadline) {
+  while (!(this->*done)() && shared_.time.now() < deadline) {
     pass_or_pause(&still, deadline, microseconds(1000));
   }
 }

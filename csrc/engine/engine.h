@@ -144,7 +144,6 @@ class Engine {
   bool drained() { return shared_.failure.happened() || cycle_.drained(); }
   bool said_goodbye() { return shared_.failure.happened() || cycle_.say_goodbye(); }
   bool seen_by_all() { return cycle_.failure_seen_by_all(); }
-  base::microseconds sleep_limit(const Outlook& outlook) const;
   bool sleep(std::uint32_t seen, const Outlook& outlook, base::microseconds most);
   void count_unrung_find() {
     shared_.counters.unrung_finds.fetch_add(1, std::memory_order_relaxed);

@@ -39,12 +39,13 @@ Executor::Executor(transport::Transport& transport, collectives::Selection selec
       started_(std::move(started)),
       finished_(std::move(finished)),
       watcher_([this] { transport_.ring(transport_.rank()); }),
-      device_context_{{transport_, shared_.devices, shared_.config, shared_.log, unforced_},
-                      shared_,
-                      pool_,
-                      watcher_,
-                      started_,
-                      finished_} {}
+      device_context_{
+          {transport_, shared_.devices, shared_.config, shared_.log, shared_.time, unforced_},
+          shared_,
+          pool_,
+          watcher_,
+          started_,
+          finished_} {}
 
 Executor::~Executor() { close(false); }
 

@@ -19,11 +19,11 @@ constexpr std::uint64_t kStages = 8;
 
 }  // namespace
 
-FlightRecorder::FlightRecorder(std::size_t capacity)
-    : capacity_(capacity), ring_(std::make_unique<Record[]>(capacity)) {}
+FlightRecorder::FlightRecorder(std::size_t capacity, base::TimeSource time)
+    : time_(time), capacity_(capacity), ring_(std::make_unique<Record[]>(capacity)) {}
 
 void FlightRecorder::submitted(std::span<const Entry> entries) {
-  const base::Clock::time_point now = base::coarse_now();
+  const base::Clock::time_point now = time_.coarse_now();
   const std::lock_guard lock(mutex_);
   for (std::size_t i = 0; i < entries.size(); ++i) {
     const std::uint64_t number = next_++;
@@ -44,14 +44,14 @@ void FlightRecorder::reached(std::uint64_t number, Stage stage) {
   if (word / kStages != number) return;  // overwritten by a later one
   const std::uint64_t next = number * kStages + static_cast<std::uint64_t>(stage);
   if (record.word.compare_exchange_strong(word, next, std::memory_order_relaxed)) {
-    record.last.store(base::coarse_now(), std::memory_order_relaxed);
+    record.last.store(time_.coarse_now(), std::memory_order_relaxed);
   }
 }
 
 std::string FlightRecorder::text(std::size_t most) const {
   const std::lock_guard lock(mutex_);
   std::string text;
-  const base::Clock::time_point now = base::coarse_now();
+  const base::Clock::time_point now = time_.coarse_now();
   const std::uint64_t kept = std::min<std::uint64_t>({next_ - 1, capacity_, most});
   for (std::uint64_t number = next_ - kept; number < next_; ++number) {
     const Record& record = ring_[number % capacity_];

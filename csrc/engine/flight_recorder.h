@@ -14,14 +14,14 @@
 #include <span>
 #include <string>
 
-#include "base/thread.h"
+#include "base/time_source.h"
 #include "engine/entry.h"
 
 namespace hvdlite::engine {
 
 class FlightRecorder {
  public:
-  explicit FlightRecorder(std::size_t capacity);
+  FlightRecorder(std::size_t capacity, base::TimeSource time);
 
   enum class Stage : std::uint8_t { kSubmitted, kAnnounced, kAgreed, kStarted, kDone, kFailed };
   // Numbers the entries: their completions' `record`, also their number in log lines.
@@ -43,6 +43,7 @@ class FlightRecorder {
     RequestPtr request;
   };
 
+  const base::TimeSource time_;
   mutable std::mutex mutex_;
   const std::size_t capacity_;
   std::uint64_t next_ = 1;

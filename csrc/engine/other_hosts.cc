@@ -18,7 +18,7 @@ void Cycle::begin_heartbeat() {
   }
   if (others.empty()) return;
   received_.resize(static_cast<std::size_t>(transport_.size()));
-  heartbeat_ = std::make_unique<Heartbeat>(others, timeout, Clock::now());
+  heartbeat_ = std::make_unique<Heartbeat>(others, timeout, shared_.time.now());
 }
 
 void Cycle::keep_in_touch(Clock::time_point now) {
@@ -67,7 +67,7 @@ void Cycle::tell_other_hosts(int lost, const std::string& how) {
 }
 
 void Cycle::handle(int source, Alive&) {
-  if (heartbeat_) heartbeat_->heard(transport_.host_of(source), Clock::now());
+  if (heartbeat_) heartbeat_->heard(transport_.host_of(source), shared_.time.now());
 }
 
 }  // namespace hvdlite::engine

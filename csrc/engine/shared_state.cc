@@ -29,7 +29,7 @@ device::Settings device_settings(const base::Config& config, const base::Logger&
           .log = log};
 }
 
-WaitRegistry::WaitRegistry() : serial_(next_serial()) {}
+WaitRegistry::WaitRegistry(base::TimeSource time) : time_(time), serial_(next_serial()) {}
 
 void WaitRegistry::may_submit() {
   thread_local std::uint64_t known_to = 0;
@@ -61,7 +61,7 @@ std::optional<std::vector<CompletionPtr>> WaitRegistry::all_waiting() {
   std::vector<CompletionPtr> awaited;
   std::erase_if(threads_, [](const auto& item) { return item.second.life.expired(); });
   for (const auto& [id, thread] : threads_) {
-    if (!thread.waits_for || thread.until < base::Clock::now()) return std::nullopt;
+    if (!thread.waits_for || thread.until < time_.now()) return std::nullopt;
     awaited.push_back(thread.waits_for);
   }
   if (awaited.empty()) return std::nullopt;

@@ -13,7 +13,7 @@
 
 #include "base/config.h"
 #include "base/log.h"
-#include "base/thread.h"
+#include "base/time_source.h"
 #include "device/devices.h"
 #include "engine/arenas.h"
 #include "engine/flight_recorder.h"
@@ -75,7 +75,7 @@ class FirstFailure {
 // for as long as one of them runs it may still submit what others lack.
 class WaitRegistry {
  public:
-  WaitRegistry();
+  explicit WaitRegistry(base::TimeSource time);
   // The calling thread submits.
   void may_submit();
   void enter(const CompletionPtr& completion);
@@ -90,6 +90,7 @@ class WaitRegistry {
     CompletionPtr waits_for;
     base::Clock::time_point until = base::Clock::time_point::max();
   };
+  const base::TimeSource time_;
   const std::uint64_t serial_;  // tells registries apart, also one made where another was
   std::mutex mutex_;
   std::map<std::thread::id, Thread> threads_;
@@ -137,13 +138,17 @@ device::Settings device_settings(const base::Config& config, const base::Logger&
 
 struct SharedState {
   SharedState(const base::Config& knobs, base::Logger logger, TimelineOwner owner,
-              std::shared_ptr<OutputCache> output_cache)
+              std::shared_ptr<OutputCache> output_cache, base::TimeSource clock = {})
       : config(knobs),
         log(logger),
+        time(clock),
         devices(device_settings(knobs, logger)),
-        recorder(knobs.flight_recorder_size),
-        timeline(owner),
-        usage(owner.size),
+        queue(clock),
+        recorder(knobs.flight_recorder_size, clock),
+        timeline(owner, clock),
+        usage(owner.size, clock),
+        waits(clock),
+        excuse(clock),
         outputs(std::move(output_cache)) {}
 
   // Operations come to a stage, together.
@@ -161,6 +166,7 @@ struct SharedState {
 
   const base::Config config;
   const base::Logger log;
+  const base::TimeSource time;
   device::Devices devices;  // outlives all below that may hold GPU memory
   TensorQueue queue;
   HandleTable handles;

@@ -116,7 +116,7 @@ void Cycle::inspect_stalls(Clock::time_point now) {
 }
 
 void Cycle::handle(int source, Inquiry& message) {
-  const Clock::time_point now = Clock::now();
+  const Clock::time_point now = shared_.time.now();
   Whereabouts answer;
   answer.number = message.number;
   answer.unexcused = shared_.excuse.over_for(now);

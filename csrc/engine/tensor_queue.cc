@@ -64,9 +64,9 @@ bool TensorQueue::push(std::span<Entry> entries) {
             "(synchronize) or give the tensors different names");
   }
   const bool was_empty = entries_.empty();
-  if (was_empty) first_ = base::Clock::now();
+  if (was_empty) first_ = time_.now();
   if (!entries.empty() && entries.back().completion->watcher != nullptr) {
-    last_watched_ = was_empty ? first_ : base::Clock::now();
+    last_watched_ = was_empty ? first_ : time_.now();
   }
   for (const Entry& entry : entries) bytes_ += entry.request->bytes();
   entries_.insert(entries_.end(), std::make_move_iterator(entries.begin()),
@@ -78,7 +78,7 @@ void TensorQueue::take(bool flush, std::size_t enough_bytes, const Patience& pat
                        std::vector<Entry>* into, base::Clock::time_point* since) {
   const std::lock_guard lock(mutex_);
   if (entries_.empty()) return;
-  if (!flush && bytes_ < enough_bytes && base::Clock::now() < end_of(patience)) return;
+  if (!flush && bytes_ < enough_bytes && time_.now() < end_of(patience)) return;
   *since = first_;
   bytes_ = 0;
   last_watched_.reset();

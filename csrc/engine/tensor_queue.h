@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "base/thread.h"
+#include "base/time_source.h"
 #include "engine/entry.h"
 
 namespace hvdlite::engine {
@@ -45,6 +45,7 @@ struct Patience {
 
 class TensorQueue {
  public:
+  explicit TensorQueue(base::TimeSource time) : time_(time) {}
   // Takes the entries, all or nothing. True if the queue was empty, so that somebody has to be told.
   bool push(std::span<Entry> entries);
   // Moves the queued entries into an empty vector, whose memory is used for later ones, once they are due: asked for at once
@@ -60,6 +61,7 @@ class TensorQueue {
  private:
   base::Clock::time_point end_of(const Patience& patience) const;
 
+  const base::TimeSource time_;
   mutable std::mutex mutex_;
   std::vector<Entry> entries_;
   std::size_t bytes_ = 0;

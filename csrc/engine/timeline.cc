@@ -20,7 +20,7 @@ constexpr std::chrono::milliseconds kPause{50};
 
 void Timeline::start(const std::string& path, std::size_t max_bytes, bool cycles) {
   const std::lock_guard control(control_);
-  auto writer = std::make_unique<TimelineWriter>(path, max_bytes, owner_);
+  auto writer = std::make_unique<TimelineWriter>(path, max_bytes, owner_, time_);
   end();
   writer_ = std::move(writer);
   stopping_ = false;
@@ -88,7 +88,7 @@ void Timeline::write_until_stopped() {
 
 void Timeline::submitted(std::span<const Entry> entries) {
   if (!on()) return;
-  const base::Clock::time_point now = base::Clock::now();
+  const base::Clock::time_point now = time_.now();
   std::vector<TimelineEvent> events(entries.size());
   for (std::size_t i = 0; i < entries.size(); ++i) {
     events[i].kind = TimelineEvent::Kind::kSubmitted;
@@ -101,7 +101,7 @@ void Timeline::submitted(std::span<const Entry> entries) {
 
 void Timeline::reached(std::span<const Entry> entries, Stage stage) {
   if (!on()) return;
-  const base::Clock::time_point now = base::Clock::now();
+  const base::Clock::time_point now = time_.now();
   const std::uint32_t fused =
       stage == Stage::kStarted ? fused_.fetch_add(1, std::memory_order_relaxed) + 1 : 0;
   std::vector<TimelineEvent> events;
@@ -121,13 +121,13 @@ void Timeline::announcing() {
   if (!on() || !cycles_.load(std::memory_order_relaxed)) return;
   std::array<TimelineEvent, 1> event;
   event[0].kind = TimelineEvent::Kind::kCycle;
-  event[0].time = base::Clock::now();
+  event[0].time = time_.now();
   note(event);
 }
 
 Timeline::Waiting::Waiting(Timeline& timeline, std::uint64_t number)
     : timeline_(timeline), number_(number), on_(timeline.on()) {
-  if (on_) since_ = base::Clock::now();
+  if (on_) since_ = timeline_.time_.now();
 }
 
 Timeline::Waiting::~Waiting() {
@@ -137,7 +137,7 @@ Timeline::Waiting::~Waiting() {
   event[0].number = number_;
   event[0].thread = static_cast<std::int32_t>(syscall(SYS_gettid));
   event[0].since = since_;
-  event[0].time = base::Clock::now();
+  event[0].time = timeline_.time_.now();
   timeline_.note(event);
 }
 

@@ -18,7 +18,7 @@
 #include <thread>
 #include <vector>
 
-#include "base/thread.h"
+#include "base/time_source.h"
 #include "engine/entry.h"
 #include "engine/flight_recorder.h"
 #include "engine/timeline_writer.h"
@@ -29,7 +29,7 @@ class Timeline {
  public:
   using Stage = FlightRecorder::Stage;
 
-  explicit Timeline(TimelineOwner owner) : owner_(owner) {}
+  Timeline(TimelineOwner owner, base::TimeSource time) : owner_(owner), time_(time) {}
   ~Timeline() { stop(); }
   Timeline(const Timeline&) = delete;
   Timeline& operator=(const Timeline&) = delete;
@@ -68,6 +68,7 @@ class Timeline {
   void write_until_stopped();
 
   const TimelineOwner owner_;
+  const base::TimeSource time_;
   std::atomic<bool> on_{false};
   std::atomic<bool> cycles_{false};
   std::atomic<std::uint32_t> fused_{0};

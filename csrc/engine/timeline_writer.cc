@@ -104,8 +104,9 @@ std::string span_name(Stage stage, Stage next, const Request& request) {
 
 }  // namespace
 
-TimelineWriter::TimelineWriter(std::string path, std::size_t max_bytes, TimelineOwner owner)
-    : path_(std::move(path)), max_bytes_(max_bytes), owner_(owner) {
+TimelineWriter::TimelineWriter(std::string path, std::size_t max_bytes, TimelineOwner owner,
+                               base::TimeSource time)
+    : path_(std::move(path)), max_bytes_(max_bytes), owner_(owner), time_(time) {
   open_file(path_);
   header();
   flush();
@@ -128,7 +129,7 @@ void TimelineWriter::open_file(const std::string& path) {
 void TimelineWriter::header() {
   const auto wall = std::chrono::duration<double, std::micro>(
       std::chrono::system_clock::now().time_since_epoch());
-  const double offset = wall.count() - microseconds_of(Clock::now());
+  const double offset = wall.count() - microseconds_of(time_.now());
   const std::string pid = "\"ph\":\"M\",\"pid\":" + std::to_string(owner_.rank);
   add("{\"name\":\"process_name\"," + pid + ",\"args\":{\"name\":\"rank " +
       std::to_string(owner_.rank) + "\",\"start_time_since_epoch_in_micros\":" +
@@ -209,7 +210,7 @@ void TimelineWriter::write(const std::vector<TimelineEvent>& events, std::uint64
   }
   if (dropped > 0) {
     dropped_ += dropped;
-    mark("DROPPED", Clock::now(), "\"events\":" + std::to_string(dropped_));
+    mark("DROPPED", time_.now(), "\"events\":" + std::to_string(dropped_));
   }
   flush();
 }

@@ -12,7 +12,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "base/thread.h"
+#include "base/time_source.h"
 #include "engine/flight_recorder.h"
 #include "engine/request.h"
 
@@ -39,7 +39,8 @@ struct TimelineEvent {
 
 class TimelineWriter {
  public:
-  TimelineWriter(std::string path, std::size_t max_bytes, TimelineOwner owner);
+  TimelineWriter(std::string path, std::size_t max_bytes, TimelineOwner owner,
+                 base::TimeSource time);
   ~TimelineWriter();
   TimelineWriter(const TimelineWriter&) = delete;
   TimelineWriter& operator=(const TimelineWriter&) = delete;
@@ -74,6 +75,7 @@ class TimelineWriter {
   const std::string path_;
   const std::size_t max_bytes_;
   const TimelineOwner owner_;
+  const base::TimeSource time_;
   int file_ = -1;
   std::size_t written_ = 0;  // of the file, up to its closing bracket
   std::string text_;         // not written yet

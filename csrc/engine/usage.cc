@@ -36,8 +36,10 @@ std::int64_t BusyTime::nanoseconds(std::int64_t word, Time now) {
   return (word & 1) == 0 ? word / 2 : (word >> 1) + count_of(now);
 }
 
-Usage::Usage(int ranks)
-    : ranks_(static_cast<std::size_t>(ranks)), late_(std::make_unique<Late[]>(ranks_)) {}
+Usage::Usage(int ranks, base::TimeSource time)
+    : time_(time),
+      ranks_(static_cast<std::size_t>(ranks)),
+      late_(std::make_unique<Late[]>(ranks_)) {}
 
 void Usage::taken(std::span<const Entry> entries, Time since) {
   move(entries, kNegotiating, since);
@@ -115,7 +117,7 @@ Usage::Numbers Usage::numbers() const {
   const std::int64_t negotiating = negotiating_.word();
   const std::int64_t waiting = waiting_.word();
   const std::int64_t moving = moving_.word();
-  const Time now = base::Clock::now();
+  const Time now = time_.now();
   numbers.time_ns = count_of(now - made_);
   numbers.bytes = bytes_;
   numbers.bus_bytes = bus_bytes_;

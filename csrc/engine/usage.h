@@ -14,7 +14,7 @@
 #include <span>
 #include <vector>
 
-#include "base/thread.h"
+#include "base/time_source.h"
 #include "base/types.h"
 #include "engine/entry.h"
 #include "engine/flight_recorder.h"
@@ -59,12 +59,12 @@ class Usage {
   using Time = base::Clock::time_point;
   using Stage = FlightRecorder::Stage;
 
-  explicit Usage(int ranks);
+  Usage(int ranks, base::TimeSource time);
 
   // --- the token holder's ---
   // The time, as read once in this pass.
   Time now() { return now_ ? *now_ : read_clock(); }
-  Time read_clock() { return *(now_ = base::Clock::now()); }
+  Time read_clock() { return *(now_ = time_.now()); }
   void forget_now() { now_.reset(); }
   // The cycle has got these entries, the first of which was submitted then.
   void taken(std::span<const Entry> entries, Time since);
@@ -103,7 +103,8 @@ class Usage {
 
   void move(std::span<const Entry> entries, Where to, std::optional<Time> since);
 
-  const Time made_ = base::Clock::now();
+  const base::TimeSource time_;
+  const Time made_ = time_.now();
   const std::size_t ranks_;
   const std::unique_ptr<Late[]> late_;
   std::optional<Time> now_;

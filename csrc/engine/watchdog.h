@@ -10,7 +10,7 @@
 #include <optional>
 #include <string>
 
-#include "base/thread.h"
+#include "base/time_source.h"
 
 namespace hvdlite::engine {
 
@@ -37,9 +37,10 @@ class Watchdog {
 // For how long this rank asked not to be waited for impatiently (hvdlite.stall_limit).
 class Excuse {
  public:
+  explicit Excuse(base::TimeSource time) : time_(time) {}
   // From now on; 0: no longer.
   void set(double seconds) {
-    until_.store(base::Clock::now() + base::from_seconds(seconds), std::memory_order_relaxed);
+    until_.store(time_.now() + base::from_seconds(seconds), std::memory_order_relaxed);
   }
   // Seconds since it ended, negative while it lasts, infinity if there was none.
   double over_for(base::Clock::time_point now) const {
@@ -49,6 +50,7 @@ class Excuse {
   }
 
  private:
+  const base::TimeSource time_;
   std::atomic<base::Clock::time_point> until_{base::Clock::time_point()};
 };
 

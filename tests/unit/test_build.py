@@ -188,7 +188,7 @@ def test_what_is_installed_has_no_fakes():
     installed = script.read_text()
     assert "libhvdlite_core.so" in installed
     assert "fake" not in installed
-    assert "device_tests" not in installed
+    assert "native_tests" not in installed
 
 
 @pytest.mark.parametrize("script", sorted((ROOT / "tools").glob("*.sh")), ids=lambda path: path.name)

@@ -1,4 +1,7 @@
-"""A rank that dies at a random moment: the others get right results or an error that names it, soon, and nobody hangs."""
+"""A rank that dies at a random moment: the others get right results or an error that names it, and nobody hangs.
+
+How soon, and every moment between two passes, is in tests/sim (moments, endings); here threads choose others.
+"""
 
 import random
 import threading
@@ -6,12 +9,12 @@ import time
 
 import numpy as np
 import pytest
-from support.limits import limit
 from support.seeds import seeds
 from support.thread_ranks import ALLGATHER, ALLREDUCE, BARRIER, BROADCAST, Rank, engines, in_threads
 
 from hvdlite.errors import HvdliteError, PeerLostError
 
+DEADLINE = 120.0  # only turns a hang into a failure
 WAYS = {
     "memory": ({}, False),
     "messages": ({"shared_memory": "off"}, False),
@@ -74,32 +77,28 @@ def work(rank: Rank, schedule: Schedule) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("seed", seeds(range(25)))
+@pytest.mark.parametrize("seed", seeds(range(15)))
 def test_a_rank_that_dies_at_any_moment_is_named_and_nobody_hangs(seed, way):
     config, several_hosts = WAYS[way]
     schedule = Schedule(seed)
     ready = threading.Barrier(schedule.size + 1)
-    killed: list[float] = []
 
-    def body(rank: Rank) -> float:
-        ready.wait(60)
+    def body(rank: Rank) -> None:
+        ready.wait(DEADLINE)
         with pytest.raises(HvdliteError) as caught:
             work(rank, schedule)
         if rank.rank != schedule.victim:
             assert isinstance(caught.value, PeerLostError), caught.value
             assert f"rank {schedule.victim}" in str(caught.value)
             assert f"rank {schedule.victim}" in rank.engine.failure_cause
-        return time.monotonic()
 
     def kill(rank: Rank) -> None:
-        ready.wait(60)
+        ready.wait(DEADLINE)
         time.sleep(schedule.delay)
-        killed.append(time.monotonic())
         rank.fabric.kill(schedule.victim)
 
     with engines(schedule.size, {**schedule.config, **config}, schedule.hosts if several_hosts else None) as ranks:
         killer = threading.Thread(target=kill, args=(ranks[0],), daemon=True)
         killer.start()
-        ends = in_threads(ranks, body, 60)
+        in_threads(ranks, body, DEADLINE)
         killer.join()
-        assert max(ends) - killed[0] < limit(1.0)

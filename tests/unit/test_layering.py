@@ -153,6 +153,14 @@ def test_the_native_code_reads_no_environment(path):
     assert not re.search(r"\bgetenv\b", path.read_text())
 
 
+ENGINE = [path for path in SOURCES if path.parent.name == "engine" and path.name != "c_api_fusion.cc"]  # which measures kernels
+
+
+@pytest.mark.parametrize("path", ENGINE, ids=lambda path: path.name)
+def test_the_engine_reads_no_clock_but_the_one_it_was_given(path):
+    assert not re.search(r"(Clock|steady_clock)::now\(|(?<!\.)\bcoarse_now\(", path.read_text())
+
+
 def test_importing_hvdlite_loads_neither_mpi_nor_framework_nor_engine():
     program = (
         (

@@ -1,31 +1,18 @@
-// stall_tests TEST: the stall inspector by a clock of its own. Exit status 0: the test holds; 1: it does not.
+// The stall inspector by a clock of its own.
+#include "engine/stall.h"
+
 #include <algorithm>
-#include <cstdio>
 #include <functional>
 #include <map>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
-#include "engine/stall.h"
+#include "harness.h"
 
+namespace hvdlite::engine::stall_test {
 namespace {
 
-using namespace hvdlite::engine;
 using Time = StallInspector::Time;
-
-std::map<std::string, void (*)()>& tests() {
-  static std::map<std::string, void (*)()> instance;
-  return instance;
-}
-
-#define TEST(name)                                                  \
-  void name();                                                      \
-  const bool name##_is_known = tests().emplace(#name, name).second; \
-  void name()
-
-#define EXPECT(condition) \
-  if (!(condition)) throw std::runtime_error(std::to_string(__LINE__) + ": " #condition)
 
 bool has(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
@@ -369,18 +356,4 @@ TEST(a_verdict_has_a_length) {
 }
 
 }  // namespace
-
-int main(int count, char** arguments) {
-  const auto test = count == 2 ? tests().find(arguments[1]) : tests().end();
-  if (test == tests().end()) {
-    fprintf(stderr, "usage: stall_tests TEST\n");
-    return 2;
-  }
-  try {
-    test->second();
-  } catch (const std::exception& error) {
-    fprintf(stderr, "%s\n", error.what());
-    return 1;
-  }
-  return 0;
-}
+}  // namespace hvdlite::engine::stall_test

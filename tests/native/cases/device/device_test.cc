@@ -1,23 +1,10 @@
-// device_tests TEST LIBFAKECUDA LIBFAKENCCL: runs one test. Exit status 0: it holds; 1: it does not.
-#include <dlfcn.h>
-
-#include <cstdio>
-#include <cstring>
-
+// The controls of the fakes, which lie where the build has put them.
 #include "device_test.h"
+
+#include <dlfcn.h>
 
 namespace device_test {
 namespace {
-
-struct Libraries {
-  std::string cuda;
-  std::string nccl;
-};
-
-Libraries& libraries() {
-  static Libraries instance;
-  return instance;
-}
 
 void* find_in(const std::string& path, const char* name) {
   void* library = dlopen(path.c_str(), RTLD_NOW);
@@ -33,17 +20,15 @@ Function* find(const char* name) {
 
 }  // namespace
 
-std::map<std::string, void (*)()>& tests() {
-  static std::map<std::string, void (*)()> instance;
-  return instance;
+const std::string& cuda_library() {
+  static const std::string path = FAKE_CUDA;
+  return path;
 }
 
-void failed(const char* file, int line, const std::string& what) {
-  throw Failure(std::string(file) + ":" + std::to_string(line) + ": " + what);
+const std::string& nccl_library() {
+  static const std::string path = FAKE_NCCL;
+  return path;
 }
-
-const std::string& cuda_library() { return libraries().cuda; }
-const std::string& nccl_library() { return libraries().nccl; }
 
 void* control(const char* name) { return find_in(cuda_library(), name); }
 
@@ -123,18 +108,3 @@ int Word::after(cuda::Stream stream, const void* device_word) {
 }
 
 }  // namespace device_test
-
-int main(int count, char** arguments) {
-  if (count != 4 || device_test::tests().count(arguments[1]) == 0) {
-    std::fprintf(stderr, "usage: device_tests TEST LIBFAKECUDA LIBFAKENCCL\n");
-    return 2;
-  }
-  device_test::libraries() = {arguments[2], arguments[3]};
-  try {
-    device_test::tests()[arguments[1]]();
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "%s\n", error.what());
-    return 1;
-  }
-  return 0;
-}

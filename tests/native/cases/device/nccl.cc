@@ -47,7 +47,7 @@ struct Member {
 };
 
 void settle(std::vector<Member*> members) {
-  for (int i = 0; i < 2000; ++i) {
+  for (int i = 0; i < 60'000; ++i) {
     bool busy = false;
     for (Member* member : members) busy = member->comm->busy() || busy;
     if (!busy) return;

@@ -1,11 +1,9 @@
-// What the tests of csrc/device share: a test is a function that runs in a process of its own, on the fake driver.
-// Thread: main's. Owns: nothing. Blocks: as the tests do. Throws: Failure, which ends the process with 1.
+// What the tests of csrc/device share: the fake driver and the fake NCCL, which each has in its process to itself.
+// Thread: main's. Owns: nothing. Blocks: as the tests do. Throws: what fails a case.
 #pragma once
 
 #include <functional>
-#include <map>
 #include <memory>
-#include <stdexcept>
 #include <string>
 
 #include "base/error.h"
@@ -13,6 +11,7 @@
 #include "device/driver.h"
 #include "device/gpu.h"
 #include "device/nccl.h"
+#include "harness.h"
 
 namespace device_test {
 
@@ -20,20 +19,9 @@ namespace device = hvdlite::device;
 namespace cuda = hvdlite::device::cuda;
 using hvdlite::base::Error;
 using hvdlite::base::ErrorCode;
+using native_test::failed;
 
-std::map<std::string, void (*)()>& tests();
-
-struct Registration {
-  Registration(const char* name, void (*test)()) { tests()[name] = test; }
-};
-
-struct Failure : std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
-
-[[noreturn]] void failed(const char* file, int line, const std::string& what);
-
-// The fakes' libraries, from the command line, and their controls.
+// The fakes' libraries, and their controls.
 const std::string& cuda_library();
 const std::string& nccl_library();
 void* control(const char* name);
@@ -77,26 +65,8 @@ struct Word {
 
 }  // namespace device_test
 
-#define TEST(name)                                                                   \
-  static void test_##name();                                                         \
-  static const ::device_test::Registration registration_##name(#name, &test_##name); \
-  static void test_##name()
-
-#define EXPECT(condition)                                                                \
-  do {                                                                                   \
-    if (!(condition)) ::device_test::failed(__FILE__, __LINE__, "expected " #condition); \
-  } while (false)
-
-#define EXPECT_HAS(text, part)                                                      \
-  do {                                                                              \
-    const std::string has_text = (text);                                            \
-    if (has_text.find(part) == std::string::npos) {                                 \
-      ::device_test::failed(__FILE__, __LINE__, "no \"" part "\" in: " + has_text); \
-    }                                                                               \
-  } while (false)
-
 #define EXPECT_NO_LEAKS()                                                                       \
   do {                                                                                          \
     const std::string left = ::device_test::leaks();                                            \
-    if (!left.empty()) ::device_test::failed(__FILE__, __LINE__, "left on the GPUs:\n" + left); \
+    if (!left.empty()) ::native_test::failed(__FILE__, __LINE__, "left on the GPUs:\n" + left); \
   } while (false)
