@@ -157,7 +157,11 @@ def causes(result: JobResult) -> list[str]:
 @pytest.mark.parametrize(
     ("job", "operation", "missing"),
     [
-        ("late", "gradient", r"allreduce of '\S*gradient' in process set 0" + MISSING + r"has not submitted it: .* never_ending"),
+        (
+            "late",
+            "gradient",
+            r"allreduce of '\S*gradient' in process set 0" + MISSING + r"has not submitted it: .* never_ending",
+        ),
         ("stopped", "gradient", r"allreduce of '\S*gradient' in process set 0" + MISSING + r"does not answer: it is stopped"),
         ("middle", "large", r"allreduce of '\S*large\d+' in process set 0" + MISSING + r"does not answer: it is stopped"),
     ],

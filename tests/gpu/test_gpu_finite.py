@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from support.world import WORLD
 
-RANKS = (1, 2)
+RANKS = (2,)
+MORE_RANKS = (1,)
 STAND_INS = ("fakes",)
 ENVIRONMENT = {"HVDLITE_CHECK_FINITE": "1"}
 RANK, SIZE = WORLD.rank, WORLD.size

@@ -6,7 +6,8 @@ import pytest
 from tensorflow_cases import *  # noqa: F403
 from tensorflow_cases import operations
 
-RANKS = (1, 2)
+RANKS = (2,)
+MORE_RANKS = (1,)
 ROUTES = ("staged",)
 STAND_INS = ("fakes",)
 ALONE = True

@@ -13,7 +13,8 @@ from support.limits import eventually
 from support.set_cases import added
 from support.world import REPEATS, WORLD
 
-RANKS = (3, 4)
+RANKS = (3,)
+MORE_RANKS = (4,)
 RANK, SIZE = WORLD.rank, WORLD.size
 PAIRS = [[0, 1], [1, 2], [0, 2]]
 LARGE = 300_000  # elements: more than a tile of shared memory, so that it moves in several steps

@@ -10,7 +10,8 @@ from support.world import WORLD
 from hvdlite.timeline import __main__ as program
 from hvdlite.timeline import files
 
-RANKS = (1, 2, 3)
+RANKS = (2, 3)
+MORE_RANKS = (1,)
 
 
 @pytest.fixture

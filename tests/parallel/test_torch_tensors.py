@@ -7,7 +7,8 @@ from support.world import REPEATS, WORLD
 torch = pytest.importorskip("torch")
 
 RANK, SIZE = WORLD.rank, WORLD.size
-RANKS = (1, 2, 3)
+RANKS = (2, 3)
+MORE_RANKS = (1,)
 DTYPES = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16]
 DTYPES += [torch.float32, torch.float64, torch.complex64, torch.complex128]
 DTYPES += [getattr(torch, name) for name in ("uint16", "uint32", "uint64") if hasattr(torch, name)]

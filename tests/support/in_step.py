@@ -105,6 +105,14 @@ class InStep:
         elif report.skipped:
             self._skip(place, report.longrepr)
 
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Marks what a file declares as SLOW, before pytest selects by marks."""
+        for item in items:
+            module = item.getparent(pytest.Module).obj
+            if item.name.partition("[")[0] in getattr(module, "SLOW", ()):
+                item.add_marker("slow")
+
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Files without tests have ended here; so have those whose tests differ between the ranks."""
         names: list[list[str]] = [[] for _ in self._files]

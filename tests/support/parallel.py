@@ -7,10 +7,12 @@ fails, its job ends and the files after it get a new one. The children's side is
 A file may declare
 
     RANKS = (2, 3)                     the numbers of ranks it runs with
+    MORE_RANKS = (1, 4)                those that it runs with besides, as tests marked slow
     DEADLINE = 900.0                   seconds for the whole file
     WATCHDOG = 300.0                   seconds for one test
     ENVIRONMENT = {"NAME": "value"}    variables of its processes
     ALONE = True                       a job of its own: it leaves a broken engine behind, changes the process, measures memory
+    SLOW = ("test_name", ...)          tests that are marked slow, where the file imports them
     FRESH = True                       a job of its own of fresh processes, not forked from warm ones (support/warm.py)
 
 Its tests marked `slow` are an item of their own, so that -m selects them here.
@@ -40,8 +42,9 @@ if TYPE_CHECKING:
 
 TESTS = Path(__file__).parents[1]
 DEADLINE_SECONDS = 600.0
-DEFAULT_RANKS = {"parallel": (1, 2, 3, 4), "adapters": (2, 3), "gpu": (1, 2, 3)}
-DECLARATIONS = ("RANKS", "DEADLINE", "ENVIRONMENT", "ALONE", "FRESH", "ROUTES", "STAND_INS")
+# By folder: RANKS and MORE_RANKS of files that declare neither.
+DEFAULT_RANKS = {"parallel": ((2, 3), (1, 4)), "adapters": ((2,), (3,)), "gpu": ((2,), (1, 3))}
+DECLARATIONS = ("RANKS", "MORE_RANKS", "SLOW", "DEADLINE", "ENVIRONMENT", "ALONE", "FRESH", "ROUTES", "STAND_INS")
 TAIL_LINES = {"failed": 150, "other": 60}
 
 
@@ -68,15 +71,19 @@ class ParallelFile(pytest.File):
         tree = _with_shared_tests(self.path)
         declared = _declarations(tree)
         folder = self.path.relative_to(TESTS).parts[0]
-        ranks = declared.get("RANKS", DEFAULT_RANKS[folder])
+        usual = (declared["RANKS"], ()) if "RANKS" in declared else DEFAULT_RANKS[folder]
+        ranks, more = usual[0], declared.get("MORE_RANKS", usual[1])
         imported = warm.imports_of(tree)
         wanted = self.config.getoption("--ranks")
-        for n in ranks:
+        for n in [*ranks, *more]:
             if wanted and n not in wanted:
                 continue
             for variant in self._variants(declared, n, n == ranks[0]) if folder == "gpu" else [gpu.Variant()]:
-                for slow, names in _test_names(tree).items():
-                    yield self._item(n, variant, slow, names, declared, imported)
+                for slow, names in _test_names(tree, declared.get("SLOW", ())).items():
+                    item = self._item(n, variant, slow, names, declared, imported)
+                    if slow or n in more:
+                        item.add_marker("slow")
+                    yield item
 
     def _variants(self, declared: Mapping[str, Any], ranks: int, first: bool) -> list[gpu.Variant]:
         wanted = self.config.getoption("--routes")
@@ -95,7 +102,7 @@ class ParallelFile(pytest.File):
         item.fresh = declared.get("FRESH", False)
         item.frameworks = warm.frameworks_of(imported, item.environment)
         item.impossible = variant.impossible
-        for marker in [*["slow"] * slow, *variant.markers]:
+        for marker in variant.markers:
             item.add_marker(marker)
         # So that -k with the name of a test selects its file; the expression goes on to the children.
         item.extra_keyword_matches.update(names)
@@ -121,7 +128,7 @@ def _declarations(tree: ast.Module) -> dict[str, Any]:
     return found
 
 
-def _test_names(tree: ast.Module) -> dict[bool, set[str]]:
+def _test_names(tree: ast.Module, declared_slow: Sequence[str]) -> dict[bool, set[str]]:
     """Names of the tests that are not slow, and of those that are; a test with both kinds of parameters is in both."""
     tests = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name.startswith("test")]
     assigned = [
@@ -129,7 +136,9 @@ def _test_names(tree: ast.Module) -> dict[bool, set[str]]:
     ]
     all_slow = any(_mentions_slow(value) for value in assigned)
     fast = {test.name for test in tests if not all_slow and not any(_is_slow(mark) for mark in test.decorator_list)}
+    fast -= set(declared_slow)
     slow = {test.name for test in tests if all_slow or any(_mentions_slow(mark) for mark in test.decorator_list)}
+    slow |= set(declared_slow)
     # A file without tests, or one that skips itself, is started all the same, to say so.
     return {False: fast, True: slow} if fast and slow else {True: slow} if slow else {False: fast}
 
@@ -146,7 +155,7 @@ class ParallelItem(pytest.Item):
     """One file with one number of ranks."""
 
     ranks = 1
-    slow = False
+    slow = False  # does it run the file's slow tests, or the others?
     deadline = DEADLINE_SECONDS
     environment: Mapping[str, str] = {}
     fresh = False

@@ -1,7 +1,6 @@
 """Negotiation in shared memory: every interleaving of small cases (csrc/engine/c_api_explore.cc says what is checked)."""
 
 import pytest
-from support.limits import SANITIZED
 
 from hvdlite import _engine
 from hvdlite.errors import InternalError, InvalidArgumentError, install
@@ -9,9 +8,7 @@ from hvdlite.errors import InternalError, InvalidArgumentError, install
 install(_engine.set_error_classes)
 
 # Many hundred thousand states.
-large = pytest.mark.skipif(
-    SANITIZED, reason="takes minutes under the address sanitizer, and runs nothing that small cases do not"
-)
+large = pytest.mark.slow
 
 CASES = [
     # one tensor, the same order, opposite orders, the same tensor again

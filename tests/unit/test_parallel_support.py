@@ -152,6 +152,19 @@ def test_a_file_of_slow_tests_only_is_not_started_for_others(run):
     assert "1 deselected" in text
 
 
+def test_more_ranks_and_tests_that_a_file_declares_slow_are_slow(run):
+    declared = 'RANKS = (2,)\nMORE_RANKS = (3,)\nSLOW = ("test_slow",)\n'
+    tests = "def test_fast():\n    assert RANK < 0, 'fast ran'\ndef test_slow():\n    assert RANK < 0, 'slow ran'\n"
+    code, text = run(declared + tests, "-vv", "-m", "not slow")
+    assert code == 1
+    assert "1 failed, 3 deselected" in text
+    assert "fast ran" in text
+    assert "slow ran" not in text
+    code, text = run(declared + tests, "-vv", "-m", "slow")
+    assert [f"::ranks={name} FAILED" in text for name in ("2, slow", "3", "3, slow")] == [True] * 3, text
+    assert "slow ran" in text
+
+
 # --- files that share a job ---------------------------------------------------------------------------------------------
 
 SAYS_WHERE = """

@@ -117,8 +117,9 @@ def test_parts_without_input_or_output(ranks, prescale):
                 )
 
 
-def test_ten_thousand_small_parts():
-    scattered([32] * 10_000, FLOAT_SUM, 2, in_place=True, tile_bytes=REAL_TILE)
+@pytest.mark.parametrize("count", [1000, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_thousands_of_small_parts(count):
+    scattered([32] * count, FLOAT_SUM, 2, in_place=True, tile_bytes=REAL_TILE)
 
 
 def test_neighbours_in_memory_are_walked_as_one():

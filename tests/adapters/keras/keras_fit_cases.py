@@ -30,6 +30,27 @@ from support.world import WORLD, on_all_ranks
 
 from hvdlite import Compression, InvalidArgumentError, Max, MismatchError, Sum, UnsupportedError
 
+# What goes the same way on every backend. Each change runs it on torch, which is the quickest; the others are slow there.
+SLOW = (
+    "test_steps_that_are_not_compiled",
+    "test_options",
+    "test_groups_of_variables",
+    "test_backward_passes_per_step",
+    "test_backward_passes_per_step_of_keras_2",
+    "test_only_the_process_set_trains_together",
+    "test_two_models_with_layers_of_the_same_names",
+    "test_layers_that_this_rank_has_numbered_differently",
+    "test_saved_models_are_plain_and_go_on",
+    "test_files_of_the_older_format",
+    "test_custom_optimizers_are_saved_under_their_own_name",
+    "test_wrapping_again_replaces_and_keeps_the_state",
+    "test_warmup_and_schedule",
+    "test_momentum_is_corrected_when_the_rate_changes",
+    "test_the_best_checkpoint_is_written_by_rank_0",
+    "test_tensorflow_is_not_imported_where_keras_does_not_run_on_it",
+    "test_the_working_folder_stays_clean",
+)
+
 # --- the same training as one process with the whole batch ----------------------------------------------------------
 
 OPTIMIZERS = {

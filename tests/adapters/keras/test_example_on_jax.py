@@ -6,4 +6,5 @@ from keras_example import *  # noqa: F403 - the tests of all backends
 pytest.importorskip("jax")
 
 RANKS = (2,)
+pytestmark = pytest.mark.slow
 ENVIRONMENT = {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"}

@@ -6,6 +6,7 @@ from keras_example import *  # noqa: F403 - the tests of all backends
 pytest.importorskip("tensorflow")
 
 RANKS = (2,)
+pytestmark = pytest.mark.slow
 ENVIRONMENT = {"KERAS_BACKEND": "tensorflow"}
 
 

@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 
 RANKS = (2,)
 ENVIRONMENT = {"KERAS_BACKEND": "torch"}
+SLOW = ()
 
 
 class OwnStep(keras.Model):

@@ -19,7 +19,8 @@ from tf_reference import (
 
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
 
-RANKS = (2, 3)
+RANKS = (2,)
+MORE_RANKS = (3,)
 STEPS = 4
 MODES = ("eager", "graph")
 
