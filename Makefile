@@ -25,7 +25,7 @@ MPI_ENV := OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
 # The mpirun that fits: the environment's own where the build chose an MPI wheel, or else the machine's.
 MPIRUN = $(shell test -x $(BIN)/mpirun && echo $(BIN)/mpirun || echo mpirun)
 
-.PHONY: venv develop demo test test-all failures test-matrix sanitize asan tsan fuzz lint tidy arm64 format clean
+.PHONY: venv develop demo test test-all slice test-loaded failures test-matrix sanitize asan tsan fuzz lint tidy arm64 format clean
 
 venv: $(VENV)/.native
 
@@ -67,7 +67,17 @@ test: venv
 	$(BIN)/python -m pytest $(PYTEST_OPTIONS)
 
 test-all: venv
-	$(BIN)/python -m pytest -m ''
+	$(BIN)/python -m pytest -m '' $(PYTEST_OPTIONS)
+
+# Of the tests marked slow those that CI runs for HEAD; `SLICE_OPTIONS=--show` lists them.
+slice: venv
+	cd tests && ../$(BIN)/python -m support.slices $(SLICE_OPTIONS)
+
+# The tests as a busy machine runs them: on one processor, with two loops beside them that take all they can get.
+test-loaded: venv
+	core=$$($(BIN)/python -c 'import os; print(min(os.sched_getaffinity(0)))'); \
+	taskset -c $$core sh -c 'while :; do :; done' & one=$$!; taskset -c $$core sh -c 'while :; do :; done' & two=$$!; \
+	trap "kill $$one $$two" EXIT; taskset -c $$core $(BIN)/python -m pytest $(PYTEST_OPTIONS)
 
 # The table in docs/failures.md, from a run of all its cases: a few minutes.
 failures: venv
@@ -84,8 +94,9 @@ sanitize: asan tsan
 # rest of the tree. libstdc++ is preloaded too, or the sanitizer misses the exceptions of libraries that Python opens.
 ASAN_TREE := build/asan/tree
 # Unit tests in which no native code of ours runs, or only in processes that they start: they take minutes and would find nothing.
-PYTHON_ALONE := beside build docs docstrings failures_page horovod_names horovod_run launcher launcher_hosts launcher_lines \
-  launcher_output launcher_tools matrix migrating parallel_support timeline_report tuning_files tuning_report tuning_search
+PYTHON_ALONE := build docs docstrings failures_page horovod_names horovod_run launcher launcher_hosts launcher_lines \
+  launcher_output launcher_tools matrix migrating parallel_support seeds timeline_report tuning_files tuning_report \
+  tuning_search
 asan: venv $(VENV)/.tools
 	HVDLITE_SANITIZE=address,undefined $(BIN)/python setup.py --quiet build --build-lib $(ASAN_TREE) --build-temp build/asan/cmake
 	for entry in $(filter-out build dist hvdlite %.egg-info,$(wildcard *)); do \

@@ -5,10 +5,12 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
-from support import beside
+from support import slices, warm
 from support.gpu import ROUTES
 from support.in_step import child_plugin
-from support.parallel import ParallelFile, ParallelItem, is_parallel, share_jobs
+from support.parallel import ParallelFile, is_parallel, share_jobs
+from support.seeds import say_seed
+from support.workers import Shared, choose_workers
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -24,15 +26,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=ROUTES,
         help="run tests of GPU tensors by these routes only: nccl, staged",
     )
-    beside.add_options(parser)
+    slices.add_options(parser)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    choose_workers(config)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     plugin = child_plugin(config)
     if plugin is not None:
         config.pluginmanager.register(plugin, "hvdlite-in-step")
-    if config.option.outcomes is not None:
-        config.pluginmanager.register(beside.Outcomes(config.option.outcomes), "hvdlite-outcomes")
+        return
+    warm.open_nursery(config)
+    if getattr(config.option, "numprocesses", None):
+        config.pluginmanager.register(Shared(config), "hvdlite-shared")
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
@@ -41,19 +50,25 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
     return ParallelFile.from_parent(parent, path=module_path)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    slices.select(config, items)
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
-    share_jobs(session)
-    beside.run_beside(session)
+    if not session.config.pluginmanager.has_plugin("hvdlite-in-step"):
+        share_jobs(session)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A file that ran beside other tests took so long there, and not here."""
+    """A failed test says with which seed."""
     report = yield
-    if isinstance(item, ParallelItem) and item.seconds is not None and call.when == "call":
-        report.duration = item.seconds
+    if report.failed:
+        say_seed(item, call, report)
+        slices.write_failed(item, report)
     return report
 
 

@@ -73,7 +73,7 @@ def test_ranks_that_mpi_takes_for_lone_ones_share_a_window(tmp_path):
     """As Open MPI does under srun, where Slurm's PMIx is much older than its own."""
     compiler = Path(find_mpirun()).with_name("mpicc")
     if not compiler.exists():
-        pytest.skip("no mpicc beside mpirun")
+        pytest.skip("no mpicc beside mpirun (Debian: apt install libopenmpi-dev)")
     (tmp_path / "lone.c").write_text(LONE)
     subprocess.run([compiler, "-shared", "-fPIC", "-o", tmp_path / "lone.so", tmp_path / "lone.c"], check=True)
     preload = f"import ctypes\nctypes.CDLL({str(tmp_path / 'lone.so')!r}, ctypes.RTLD_GLOBAL)"

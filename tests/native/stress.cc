@@ -14,6 +14,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -356,16 +357,39 @@ void wake_each_other(unsigned seed) {
   other.join();
 }
 
+// The seed of the round under way, for when the process dies of it or is ended because it hangs.
+std::atomic<unsigned> seed_under_way{0};
+
+void name_seed() {
+  const unsigned seed = seed_under_way;
+  std::fprintf(stderr, "stress: seed %u (again: hvdlite_stress 10 %u)\n", seed, seed);
+}
+
+void on_signal(int signal) {
+  name_seed();
+  std::signal(signal, SIG_DFL);
+  std::raise(signal);
+}
+
 }  // namespace
 }  // namespace stress
+
+// Of the sanitizers, where one is built in.
+extern "C" __attribute__((visibility("default"))) void __sanitizer_set_death_callback(void (*)())
+    __attribute__((weak));
 
 int main(int argc, char** argv) {
   const double seconds = argc > 1 ? std::atof(argv[1]) : 10.0;
   unsigned seed = argc > 2 ? static_cast<unsigned>(std::atoi(argv[2])) : 1;
+  if (__sanitizer_set_death_callback != nullptr) {
+    __sanitizer_set_death_callback(stress::name_seed);
+  }
+  for (const int signal : {SIGABRT, SIGTERM}) std::signal(signal, stress::on_signal);
   const auto start = std::chrono::steady_clock::now();
   int rounds = 0;
   while (std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() <
          seconds) {
+    stress::seed_under_way = seed;
     stress::wake_each_other(seed);
     stress::run_round(seed++);
     ++rounds;

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from support.cases import random_sizes
+from support.seeds import seeds
 from support.world import REPEATS, WORLD, distinct, shuffled
 
 from hvdlite.dtypes import DType
@@ -24,7 +25,7 @@ def test_every_dtype(hvd, dtype):
         np.testing.assert_array_equal(out, wanted)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(range(6)))
 def test_first_dimensions_may_differ(hvd, seed):
     for repeat in REPEATS:
         shapes = [(rows, 5, 2) for rows in random_sizes(SIZE, seed + repeat)]

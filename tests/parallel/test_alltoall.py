@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from support.cases import random_sizes
+from support.seeds import seeds
 from support.world import REPEATS, WORLD, distinct, shuffled
 
 from hvdlite.dtypes import DType
@@ -30,7 +31,7 @@ def test_even_parts_of_every_dtype(hvd, dtype):
         assert out.dtype == wanted.dtype
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(range(6)))
 def test_uneven_splits(hvd, seed):
     for repeat in REPEATS:
         splits = [random_sizes(SIZE, 100 * seed + 10 * repeat + rank) for rank in range(SIZE)]

@@ -1,12 +1,25 @@
-"""What mpirun starts: sends this rank's output to files and becomes ``python <arguments>``.
+"""What mpirun starts: sends this rank's output to files and becomes ``python <arguments>``, or the stub of a warm interpreter.
 
 Usage: python child.py FOLDER ARGUMENTS...
+
+Where WARM is set, a zygote (support/zygote.py) forks the process that runs the program. This one, which mpirun knows, hands
+over what mpirun gave it, passes on signals, and ends as that one does. If it is killed, the zygote kills the other.
 """
 
+import array
+import contextlib
+import json
 import os
+import resource
+import select
+import signal
+import socket
 import sys
 
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
+WARM = "HVDTEST_WARM"  # in the environment of warm jobs: the sockets of their zygotes, with colons between
+PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
+LIMITS = (resource.RLIMIT_CORE, resource.RLIMIT_NOFILE, resource.RLIMIT_STACK, resource.RLIMIT_AS, resource.RLIMIT_MEMLOCK)
 
 
 def main() -> None:
@@ -16,7 +29,64 @@ def main() -> None:
         file = os.open(f"{folder}/rank{rank}.{stream}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(file, descriptor)
         os.close(file)
+    if WARM in os.environ:
+        zygotes = os.environ.pop(WARM).split(":")
+        _hand_over(zygotes[int(rank) % len(zygotes)], arguments, f"{folder}/rank{rank}.pid")
     os.execv(sys.executable, [sys.executable, *arguments])
+
+
+def _hand_over(zygote: str, arguments: list[str], pid_file: str) -> None:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.connect(zygote)
+    umask = os.umask(0)
+    os.umask(umask)
+    request = {
+        "arguments": arguments,
+        "environment": dict(os.environ),
+        "folder": os.getcwd(),
+        "affinity": sorted(os.sched_getaffinity(0)),
+        "limits": {limit: resource.getrlimit(limit) for limit in LIMITS},
+        "umask": umask,
+        "nice": os.nice(0),
+        "ignores_interrupt": signal.getsignal(signal.SIGINT) == signal.SIG_IGN,
+    }
+    message = json.dumps(request).encode() + b"\n"
+    sent = connection.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1, 2]))])
+    connection.sendall(message[sent:])
+    pid = _answer(connection)["pid"]
+    with open(f"{pid_file}.unfinished", "w") as file:
+        file.write(str(pid))
+    os.rename(f"{pid_file}.unfinished", pid_file)
+    for number in PASSED_ON:
+        signal.signal(number, lambda number, frame: _pass_on(pid, number))
+    # A fresh rank ends when its mpirun is gone, by what MPI does about that; this one's MPI is in the other process.
+    mpirun = os.pidfd_open(os.getppid())
+    if connection in select.select([connection, mpirun], [], [])[0]:
+        _end(_answer(connection)["status"])
+    sys.exit("mpirun is gone")
+
+
+def _pass_on(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it has ended, which its zygote tells next
+        os.kill(pid, number)
+
+
+def _answer(connection: socket.socket) -> dict[str, int]:
+    """A line of the zygote; it never sends a second one before something else has happened."""
+    text = connection.recv(1000)
+    if not text:
+        sys.exit("the zygote of this rank has ended; what it wrote is in the log beside its socket")
+    return json.loads(text)
+
+
+def _end(status: int) -> None:
+    """As the rank did: with its code, or by its signal."""
+    if status >= 0:
+        os._exit(status)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if -status not in (signal.SIGKILL, signal.SIGSTOP):
+        signal.signal(-status, signal.SIG_DFL)
+    os.kill(os.getpid(), -status)
 
 
 if __name__ == "__main__":

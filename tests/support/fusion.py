@@ -1,10 +1,11 @@
-"""The fusion kernels as tests call them: compiled for the host, on ordinary memory (tests/native/fusion_host)."""
+"""The fusion kernels as tests call them: compiled for the host, on its memory (tests/native/fusion_host), or on fake GPUs."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from ctypes import POINTER, c_char_p, c_double, c_int, c_int32, c_int64, c_size_t, c_void_p
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,8 @@ import numpy.typing as npt
 from support import fake_gpu
 from support.cases import Op
 
+from hvdlite import config
+from hvdlite.bench.fusion import Fusion
 from hvdlite.dtypes import DType
 
 Array = npt.NDArray[Any]
@@ -148,3 +151,13 @@ def convert(
     target.check()
     assert source.bytes.tobytes() == values.tobytes()
     return target.bytes.copy()
+
+
+@contextmanager
+def opened(**others: Any) -> Iterator[Fusion]:
+    """The kernels of the first fake GPU."""
+    fusion = Fusion(config.Config(fake_gpu.knobs(**others)))
+    try:
+        yield fusion
+    finally:
+        fusion.close()

@@ -152,12 +152,12 @@ def emulated_hosts(
 def _obstacle() -> str:
     """Why this machine cannot have emulated hosts, as far as can be told without trying."""
     if os.geteuid() != 0:
-        return "only root can make network namespaces"
+        return "only root can make network namespaces (in a container: with CAP_SYS_ADMIN and CAP_NET_ADMIN)"
     for tool in ("nsenter", "c++"):
         if shutil.which(tool) is None:
-            return f"there is no {tool} on PATH"
+            return f"there is no {tool} on PATH (Debian: apt install util-linux g++)"
     if not Path("/dev/net/tun").exists():
-        return "the switch needs /dev/net/tun"
+        return "the switch needs /dev/net/tun (modprobe tun; for a container --device /dev/net/tun)"
     try:
         find_mpirun()
     except FileNotFoundError as error:

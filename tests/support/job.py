@@ -1,5 +1,6 @@
 """Starts programs under mpirun with a deadline and one pair of output files for each rank."""
 
+import functools
 import importlib.util
 import os
 import shutil
@@ -10,10 +11,13 @@ import tempfile
 import textwrap
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from support import warm
+from support.child import WARM
 
 if TYPE_CHECKING:
     from support.hosts import EmulatedHosts
@@ -70,6 +74,7 @@ def find_mpirun() -> str:
     return found
 
 
+@functools.cache
 def launcher_is_hydra() -> bool:
     """Is mpirun MPICH's? It ends a job at once when a rank dies; Open MPI's leaves the others a quarter of a second."""
     version = subprocess.run([find_mpirun(), "--version"], capture_output=True, text=True, check=False)
@@ -92,7 +97,8 @@ def job_environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
 class Job:
     """``python *arguments`` as n ranks, on these hosts or here; the ranks' output goes to files in `folder`.
 
-    It runs from the start; call `end` in every case.
+    It runs from the start; call `end` in every case. `frameworks` are what the ranks are to have imported already, where they
+    are forked from warm interpreters (support/warm.py); without, they are fresh processes.
     """
 
     def __init__(
@@ -103,11 +109,16 @@ class Job:
         env: Mapping[str, str] | None = None,
         mpirun_args: Sequence[str] = (),
         hosts: "EmulatedHosts | None" = None,
+        frameworks: Collection[str] | None = None,
     ) -> None:
         self._folder = folder
         self._mark = uuid.uuid4().hex
-        self._command = [find_mpirun(), "-n", str(n), *mpirun_args, sys.executable, str(CHILD), str(folder), *arguments]
+        child = [sys.executable, "-I", "-S", str(CHILD), str(folder)]
+        self._command = [find_mpirun(), "-n", str(n), *mpirun_args, *child, *arguments]
         self._environment = {**job_environment(env), MARK: self._mark}
+        # MPICH's ranks talk to their launcher through a descriptor of their own, which a warm interpreter does not have.
+        if frameworks is not None and hosts is None and not launcher_is_hydra():
+            self._environment[WARM] = ":".join(warm.zygotes(frameworks, self._environment))
         if hosts is not None:
             self._command = hosts.on_front(self._command, self._environment, folder)
         self._launches = 0
@@ -144,7 +155,7 @@ class Job:
 
     def running(self) -> list[int]:
         """The job's processes that there are, mpirun among them, by process id."""
-        return _marked(self._mark)
+        return _marked(self._mark) + _warm(self._folder)
 
     def end(self, timed_out: bool = False) -> JobResult:
         """Kills what is left of the job: mpirun, and ranks, which have process groups of their own."""
@@ -152,7 +163,7 @@ class Job:
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
-        for pid in _marked(self._mark):
+        for pid in self.running():
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
@@ -179,9 +190,10 @@ def run_python(
     env: Mapping[str, str] | None = None,
     mpirun_args: Sequence[str] = (),
     hosts: "EmulatedHosts | None" = None,
+    frameworks: Collection[str] | None = None,
 ) -> JobResult:
     """Runs ``python *arguments`` as a `Job` and waits for its end, at most `timeout` seconds."""
-    job = Job(arguments, n, folder, env, mpirun_args, hosts)
+    job = Job(arguments, n, folder, env, mpirun_args, hosts, frameworks)
     ended = False
     try:
         ended = job.wait(timeout)
@@ -198,6 +210,7 @@ def run_job(
     env: Mapping[str, str] | None = None,
     mpirun_args: Sequence[str] = (),
     hosts: "EmulatedHosts | None" = None,
+    frameworks: Collection[str] | None = None,
 ) -> JobResult:
     """Runs a script as n ranks of one job and waits for its end, at most `timeout` seconds.
 
@@ -209,6 +222,7 @@ def run_job(
         env: changes to the environment.
         mpirun_args: for mpirun, after ``-n``.
         hosts: where mpirun runs; here without.
+        frameworks: of the warm interpreters that the ranks are forked from; without, the ranks are fresh processes.
     """
     with tempfile.TemporaryDirectory(prefix="hvdlite-job-") as name:
         folder = Path(name)
@@ -217,7 +231,7 @@ def run_job(
             program.write_text(textwrap.dedent(script))
         else:
             program = script
-        return run_python([str(program), *args], n, timeout, folder, env, mpirun_args, hosts)
+        return run_python([str(program), *args], n, timeout, folder, env, mpirun_args, hosts, frameworks)
 
 
 def _marked(mark: str) -> list[int]:
@@ -232,6 +246,19 @@ def _marked(mark: str) -> list[int]:
             continue
         if wanted in variables:
             found.append(int(entry.name))
+    return found
+
+
+def _warm(folder: Path) -> list[int]:
+    """Ranks that a zygote has forked: they have its variables in /proc, without the mark."""
+    found = []
+    for file in folder.glob("rank*.pid"):
+        try:
+            command = Path("/proc", file.read_text(), "cmdline").read_bytes()
+        except OSError:  # ended meanwhile
+            continue
+        if str(warm.ZYGOTE).encode() in command:
+            found.append(int(file.read_text()))
     return found
 
 

@@ -11,6 +11,7 @@ A file may declare
     WATCHDOG = 300.0                   seconds for one test
     ENVIRONMENT = {"NAME": "value"}    variables of its processes
     ALONE = True                       a job of its own: it leaves a broken engine behind, changes the process, measures memory
+    FRESH = True                       a job of its own of fresh processes, not forked from warm ones (support/warm.py)
 
 Its tests marked `slow` are an item of their own, so that -m selects them here.
 
@@ -21,26 +22,26 @@ A file of tests/gpu runs in several variants (support/gpu.py), and may declare
 """
 
 import ast
+import functools
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support import gpu
+from support import gpu, warm
 from support.in_step import GRACE_SECONDS, RESULTS, result_file
 from support.job import Job, JobResult
 
 if TYPE_CHECKING:
-    from support.beside import Beside
     from support.hosts import EmulatedHosts
 
 TESTS = Path(__file__).parents[1]
 DEADLINE_SECONDS = 600.0
 DEFAULT_RANKS = {"parallel": (1, 2, 3, 4), "adapters": (2, 3), "gpu": (1, 2, 3)}
-DECLARATIONS = ("RANKS", "DEADLINE", "ENVIRONMENT", "ALONE", "ROUTES", "STAND_INS")
+DECLARATIONS = ("RANKS", "DEADLINE", "ENVIRONMENT", "ALONE", "FRESH", "ROUTES", "STAND_INS")
 TAIL_LINES = {"failed": 150, "other": 60}
 
 
@@ -49,21 +50,33 @@ def is_parallel(path: Path) -> bool:
     return path.is_relative_to(TESTS) and path.relative_to(TESTS).parts[0] in DEFAULT_RANKS
 
 
+def company_of(node: str, root: Path) -> str:
+    """What a test has to stay together with: its file, or the files that may share its job."""
+    file, _, name = node.partition("::")
+    path = root / file
+    if not is_parallel(path):
+        return file
+    declared = _declarations(_with_shared_tests(path))
+    place = path if declared.get("ALONE") or declared.get("FRESH") else path.parent
+    return "::".join([str(place), name, *sorted(f"{key}={value}" for key, value in declared.get("ENVIRONMENT", {}).items())])
+
+
 class ParallelFile(pytest.File):
     """A file of parallel tests; it is read but not imported here."""
 
     def collect(self) -> Iterator["ParallelItem"]:
-        tree = _with_shared_tests(ast.parse(self.path.read_text()), self.path.parent)
+        tree = _with_shared_tests(self.path)
         declared = _declarations(tree)
         folder = self.path.relative_to(TESTS).parts[0]
         ranks = declared.get("RANKS", DEFAULT_RANKS[folder])
+        imported = warm.imports_of(tree)
         wanted = self.config.getoption("--ranks")
         for n in ranks:
             if wanted and n not in wanted:
                 continue
             for variant in self._variants(declared, n, n == ranks[0]) if folder == "gpu" else [gpu.Variant()]:
                 for slow, names in _test_names(tree).items():
-                    yield self._item(n, variant, slow, names, declared)
+                    yield self._item(n, variant, slow, names, declared, imported)
 
     def _variants(self, declared: Mapping[str, Any], ranks: int, first: bool) -> list[gpu.Variant]:
         wanted = self.config.getoption("--routes")
@@ -71,7 +84,7 @@ class ParallelFile(pytest.File):
         return list(gpu.variants(ranks, routes, declared.get("STAND_INS", ()), first))
 
     def _item(
-        self, ranks: int, variant: gpu.Variant, slow: bool, names: set[str], declared: Mapping[str, Any]
+        self, ranks: int, variant: gpu.Variant, slow: bool, names: set[str], declared: Mapping[str, Any], imported: set[str]
     ) -> "ParallelItem":
         words = [f"ranks={ranks}", *filter(None, [variant.label, "slow" if slow else ""])]
         item = ParallelItem.from_parent(self, name=", ".join(words))
@@ -79,7 +92,8 @@ class ParallelFile(pytest.File):
         item.slow = slow
         item.deadline = declared.get("DEADLINE", DEADLINE_SECONDS)
         item.environment = {**declared.get("ENVIRONMENT", {}), **variant.environment}
-        item.alone = declared.get("ALONE", False)
+        item.fresh = declared.get("FRESH", False)
+        item.frameworks = warm.frameworks_of(imported, item.environment)
         item.impossible = variant.impossible
         for marker in [*["slow"] * slow, *variant.markers]:
             item.add_marker(marker)
@@ -88,10 +102,12 @@ class ParallelFile(pytest.File):
         return item
 
 
-def _with_shared_tests(tree: ast.Module, folder: Path) -> ast.Module:
-    """The file after what it imports, with a star, from modules beside it: tests that several files have in common."""
+@functools.cache
+def _with_shared_tests(path: Path) -> ast.Module:
+    """A file after what it imports, with a star, from modules beside it: tests that several files have in common."""
+    tree = ast.parse(path.read_text())
     shared = [node.module for node in tree.body if isinstance(node, ast.ImportFrom) and node.names[0].name == "*"]
-    bodies = [ast.parse((folder / f"{module}.py").read_text()).body for module in shared]
+    bodies = [ast.parse(path.with_name(f"{module}.py").read_text()).body for module in shared]
     return ast.Module([statement for body in [*bodies, tree.body] for statement in body], [])
 
 
@@ -133,14 +149,10 @@ class ParallelItem(pytest.Item):
     slow = False
     deadline = DEADLINE_SECONDS
     environment: Mapping[str, str] = {}
-    alone = False
+    fresh = False
+    frameworks: Set[str] = frozenset()  # that it imports
     impossible: str | None = None  # why it cannot run on this machine
-    company: "Company | Beside"  # the files that may share its job, or who runs them all
-    seconds: float | None = None  # that it took, where it ran beside other tests
-
-    def key(self) -> tuple[Any, ...]:
-        """The same for items that may share a job."""
-        return (self.path if self.alone else self.path.parent, self.ranks, self.slow, *sorted(self.environment.items()))
+    company: "Company"  # the files that may share its job
 
     def runtest(self) -> None:
         if self.impossible is not None:
@@ -160,11 +172,11 @@ class ParallelItem(pytest.Item):
 
 def share_jobs(session: pytest.Session) -> None:
     """Brings the selected items that may share a job together, at the place of the first of them."""
-    together: dict[Any, list[pytest.Item]] = {}
+    together: dict[str, list[pytest.Item]] = {}
     for item in session.items:
-        together.setdefault(item.key() if isinstance(item, ParallelItem) else item, []).append(item)
-    for key, items in together.items():
-        if isinstance(key, tuple):
+        together.setdefault(company_of(item.nodeid, session.config.rootpath), []).append(item)
+    for items in together.values():
+        if isinstance(items[0], ParallelItem):
             company = Company(items, session.config.getoption("keyword"))
             session.config.add_cleanup(company.end)
             for item in items:
@@ -183,9 +195,10 @@ class Company:
     def run(self, item: ParallelItem) -> str | None:
         """Waits for an item's end; says why if all of its tests were skipped, and raises ChildrenFailed if one failed."""
         if self._run is None or self._run.over:
-            files = [item.path, *(other.path for other in self._waiting if other is not item)]
+            items = [item, *(other for other in self._waiting if other is not item)]
             options = ["-m", "slow" if item.slow else "not slow", *self._keyword]
-            self._run = Run(files, item.ranks, options, item.environment)
+            frameworks = None if item.fresh else frozenset().union(*(each.frameworks for each in items))
+            self._run = Run([each.path for each in items], item.ranks, options, item.environment, frameworks=frameworks)
         self._waiting.remove(item)
         return self._run.verdict(item.path, item.deadline)
 
@@ -210,16 +223,17 @@ class Run:
         environment: Mapping[str, str] | None = None,
         hosts: "EmulatedHosts | None" = None,
         mpirun_args: Sequence[str] = (),
+        frameworks: Set[str] | None = None,
     ) -> None:
         self.over = False
         self._files = list(files)
         self._ranks = ranks
         self._folder = Path(tempfile.mkdtemp(prefix="hvdlite-test-"))
-        arguments = ["-m", "pytest", *map(str, files), "-p", "no:cacheprovider", "-q", "--tb=short", "-rs"]
+        arguments = ["-m", "pytest", *map(str, files), "-p", "no:cacheprovider", "-n", "0", "-q", "--tb=short", "-rs"]
         # A file that cannot be imported is not in the way of the others.
         arguments += ["--rootdir", str(TESTS.parent), "--continue-on-collection-errors", *options]
         changes = {**(environment or {}), RESULTS: str(self._folder)}
-        self._job = Job(arguments, ranks, self._folder, changes, mpirun_args, hosts)
+        self._job = Job(arguments, ranks, self._folder, changes, mpirun_args, hosts, frameworks)
 
     def verdict(self, file: Path, deadline: float) -> str | None:
         """Waits for a file's end, at most `deadline` seconds from now; says why if all of its tests were skipped.

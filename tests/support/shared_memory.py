@@ -55,7 +55,9 @@ def _may_mount() -> bool:
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
-needs_mount = pytest.mark.skipif(not _may_mount(), reason="takes the right to mount a file system in a private namespace")
+needs_mount = pytest.mark.skipif(
+    not _may_mount(), reason="takes the right to mount in a private namespace (root, in a container with CAP_SYS_ADMIN)"
+)
 
 
 @contextmanager

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pytest
 from support.cases import Op, Reduction, assert_same_bits
 
-from hvdlite import _engine
+from hvdlite import _engine, config, errors
 from hvdlite.dtypes import DType, numpy_dtype
 
 __all__ = [
@@ -21,11 +22,14 @@ __all__ = [
     "BARRIER",
     "BROADCAST",
     "MIXED_ISA",
+    "REAL_TILE",
     "REDUCESCATTER",
     "SEGMENT_BYTES",
+    "TILES",
     "TILE_BYTES",
     "Buffer",
     "allreduce",
+    "error_classes",
     "reducescatter",
     "run",
     "simulate",
@@ -35,10 +39,19 @@ __all__ = [
 ALLREDUCE, ALLGATHER, BROADCAST, ALLTOALL, REDUCESCATTER, BARRIER = range(6)
 SEGMENT_BYTES = 64  # so small that a few hundred elements make many rounds
 TILE_BYTES = 256
+# So small that nothing but the line of a flag is small enough for fewer steps, an odd one, and one with all modes.
+TILES = (256, 320, 4096)
+REAL_TILE = config.from_environment({}).tile_bytes
 STEP_KNOBS = {"dtype", "op", "prescale", "postscale", "divisor", "root", "parts"}
 GUARD = 64
 HIERARCHICAL = "hierarchical"  # makes sense with several hosts
 MIXED_ISA = -1  # another instruction set on each rank: results must not depend on it
+
+
+@pytest.fixture(scope="module", autouse=True)
+def error_classes():
+    """The engine raises what users see."""
+    errors.install(_engine.set_error_classes)
 
 
 @dataclass

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.job import job_environment
+from support.warm import NURSERY
 
 TESTS = Path(__file__).parents[1]
 PREAMBLE = """
@@ -28,15 +29,20 @@ def run_files(tmp_path: Path) -> Callable[..., tuple[int, str]]:
     shutil.copy(TESTS / "conftest.py", tmp_path / "tests")
     (tmp_path / "tests" / "parallel").mkdir()
     (tmp_path / "tests" / "unit").mkdir()
-    (tmp_path / "pytest.ini").write_text("[pytest]\ntestpaths = tests\nmarkers =\n  measures:\n  slow:\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\ntestpaths = tests\nmarkers =\n  slow:\n")
 
-    def run_files(texts: Mapping[str, str], *options: str, unit: Mapping[str, str] | None = None) -> tuple[int, str]:
+    def run_files(
+        texts: Mapping[str, str], *options: str, unit: Mapping[str, str] | None = None, workers: int = 0
+    ) -> tuple[int, str]:
         for name, text in texts.items():
             (tmp_path / "tests" / "parallel" / f"test_{name}.py").write_text(PREAMBLE + textwrap.dedent(text))
         for name, text in (unit or {}).items():
             (tmp_path / "tests" / "unit" / f"test_{name}.py").write_text(textwrap.dedent(text))
-        command = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", *options]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=job_environment(), timeout=300)
+        command = [sys.executable, "-m", "pytest", "-rs", "-p", "no:cacheprovider", "-n", str(workers), *options]
+        environment = job_environment()
+        if workers:  # the first pytest of a run, which ends its zygotes
+            del environment[NURSERY]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment, timeout=300)
         return done.returncode, done.stdout
 
     return run_files

@@ -1,57 +1,15 @@
-"""Arenas: tensors in memory that all ranks map, over engines that are threads of one process."""
-
-import gc
-from contextlib import contextmanager
-from pathlib import Path
+"""Arenas: tensors in memory that all ranks map, over engines that are threads of one process; their sums."""
 
 import numpy as np
 import pytest
+from support.arenas import SIZE, arena_ops, open_arenas, ranks_with_arenas, reduce, view
 from support.cases import Op, Reduction, assert_same_bits, expected, random_contribution
-from support.thread_ranks import ABSENT, ALLGATHER, ALLREDUCE, AVERAGE, MAX, SUM, engines, in_threads, outcomes_of
+from support.thread_ranks import ABSENT, ALLREDUCE, AVERAGE, SUM, engines, in_threads, outcomes_of
 
-from hvdlite import _engine
 from hvdlite.dtypes import DType, code_of_name, numpy_dtype
-from hvdlite.errors import HorovodInternalError, InvalidArgumentError, SystemFailure, UnsupportedError
+from hvdlite.errors import InvalidArgumentError
 
-SIZE = 4096
 SIZES = (1, 2, 3, 5)
-
-
-def mappings() -> int:
-    return sum("hvdlite-arena" in line for line in Path("/proc/self/maps").read_text().splitlines())
-
-
-def open_arenas(ranks, nbytes=SIZE, kind="memfd", process_set=0):
-    """An open arena for each of these ranks, which are the members of the set."""
-    arenas = [rank.engine.create_arena(process_set, nbytes, kind) for rank in ranks]
-    for arena in arenas:
-        arena.open([other.address for other in arenas])
-    for arena in arenas:
-        arena.hide()
-    return arenas
-
-
-@contextmanager
-def ranks_with_arenas(size, nbytes=SIZE, config=None, kind="memfd"):
-    with engines(size, config) as ranks:
-        arenas = open_arenas(ranks, nbytes, kind)
-        for rank, arena in zip(ranks, arenas, strict=True):
-            rank.arena = arena
-        yield ranks
-
-
-def view(rank, count, dtype=np.float32, offset=0):
-    return np.frombuffer(rank.arena, dtype, count, offset)
-
-
-def reduce(rank, name, array, **options):
-    """An allreduce in place, of what lies in the rank's arena unless `arena` says otherwise."""
-    options = {"op": SUM, "arena": rank.arena.id, **options}
-    return rank.engine.wait(rank.start(ALLREDUCE, name, array, array, **options))
-
-
-def arena_ops(rank):
-    return rank.engine.counters()["arena_ops"]
 
 
 @pytest.mark.parametrize("kind", ["memfd", "shm"])
@@ -242,65 +200,6 @@ def test_an_arena_of_a_process_set():
             ranks[0].engine.create_arena(ids[0], 64)
 
 
-def test_what_an_arena_refuses():
-    with ranks_with_arenas(2) as ranks:
-        rank = ranks[0]
-        array, outside = view(rank, 100), np.zeros(100, np.float32)
-
-        def refused(match, kind=ALLREDUCE, source=array, target=array, **options):
-            with pytest.raises(InvalidArgumentError, match=match):
-                rank.start(kind, "x", source, target, **{"op": SUM, "arena": rank.arena.id, **options})
-
-        refused("no open arena", arena=rank.arena.id + 1)
-        refused("does not lie in arena", source=outside, target=outside)
-        refused("reduced in place", target=view(rank, 100, offset=1024))
-        refused("only allreduces with Sum or Average", op=MAX)
-        refused("positive prescale", prescale=-1.0)
-        refused("only allreduces", kind=ALLGATHER)
-        end = rank.engine.submit
-        address = array.ctypes.data + SIZE - 64
-        with pytest.raises(InvalidArgumentError, match="does not lie in arena"):
-            end(ALLREDUCE, "x", int(code_of_name("float32")), (17,), address, address, arena=rank.arena.id)
-        with pytest.raises(InvalidArgumentError, match="at least one byte"):
-            rank.engine.create_arena(0, 0)
-        with pytest.raises(InvalidArgumentError, match="unknown kind"):
-            rank.engine.create_arena(0, 64, "tmp")
-
-        rank.arena.close()
-        assert rank.arena.id == 0
-        refused("no open arena", arena=ranks[1].arena.id)
-
-
-def test_what_opening_refuses():
-    with engines(2) as ranks:
-        small, large = ranks[0].engine.create_arena(0, 64), ranks[1].engine.create_arena(0, 128)
-        with pytest.raises(InvalidArgumentError, match="differ in size: 128 bytes of member 1, 64 here"):
-            small.open([small.address, large.address])
-        with pytest.raises(InvalidArgumentError, match="one address for each of the 2 members"):
-            small.open([small.address])
-        with pytest.raises(ValueError, match="no address"):
-            small.open([small.address, b"x"])
-        gone = ranks[1].engine.create_arena(0, 64)
-        address = gone.address
-        del gone
-        with pytest.raises(SystemFailure):
-            small.open([small.address, address])
-        assert small.id == 0
-
-
-def test_no_arena_without_shared_memory_or_across_hosts():
-    with engines(2, {"shared_memory": "off"}) as ranks, pytest.raises(UnsupportedError, match="HVDLITE_SHARED_MEMORY=off"):
-        ranks[0].engine.create_arena(0, 64)
-    with engines(2, {"shared_memory": "shm"}) as ranks, pytest.raises(UnsupportedError, match="rules out an arena in memfd"):
-        ranks[0].engine.create_arena(0, 64)
-    fabric = _engine.Fabric(2, [0, 1])
-    apart = [_engine.Engine.create_inproc(fabric, rank, {"log_level": 5}) for rank in range(2)]
-    with pytest.raises(UnsupportedError, match="several hosts"):
-        apart[0].create_arena(0, 64)
-    for engine in apart:
-        engine.shutdown()
-
-
 def test_a_forced_algorithm_serves_arenas_too():
     with ranks_with_arenas(3, config={"allreduce_algorithm": "ring"}) as ranks:
 
@@ -316,54 +215,6 @@ def test_a_forced_algorithm_serves_arenas_too():
         engines(1, {"allreduce_algorithm": "push"}),
     ):
         pass
-
-
-def test_the_memory_lives_as_long_as_a_tensor_and_no_longer():
-    gc.collect()
-    before = mappings()
-    with ranks_with_arenas(2) as ranks:
-        array = view(ranks[0], 100)
-        array[:] = 7
-        assert mappings() == before + 4  # each rank maps both parts
-    for rank in ranks:  # shut down: the others' parts are let go
-        assert mappings() <= before + 2
-        del rank.arena
-    assert np.all(array == 7)
-    gc.collect()
-    assert mappings() == before + 1
-    del array, ranks, rank
-    gc.collect()
-    assert mappings() == before
-
-
-def test_an_arena_that_is_closed_in_flight_stays_until_the_operation_ends():
-    with ranks_with_arenas(2) as ranks:
-
-        def body(rank):
-            array = view(rank, 1000)
-            array[:] = rank.rank + 1
-            handle = rank.start(ALLREDUCE, "x", array, array, op=SUM, arena=rank.arena.id)
-            rank.arena.close()
-            rank.engine.wait(handle)
-            return array.tolist()
-
-        assert in_threads(ranks, body) == [[3.0] * 1000] * 2
-
-
-def test_a_rank_that_dies_between_two_operations_fails_the_next():
-    with ranks_with_arenas(3, config={"failure_linger": 0.2}) as ranks:
-
-        def body(rank):
-            array = view(rank, 100)
-            reduce(rank, "x", array)
-            if rank.rank == 2:
-                rank.fabric.kill(2)
-                return None
-            with pytest.raises(HorovodInternalError, match="rank 2"):
-                reduce(rank, "x", array)
-            return None
-
-        in_threads(ranks, body)
 
 
 def test_a_prepared_group_notices_where_its_tensors_lie():

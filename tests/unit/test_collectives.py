@@ -19,7 +19,8 @@ from support.cases import (
     random_contribution,
     random_sizes,
 )
-from support.simulation import (
+from support.seeds import seeds
+from support.simulation import (  # noqa: F401
     ALLGATHER,
     ALLREDUCE,
     ALLTOALL,
@@ -31,11 +32,12 @@ from support.simulation import (
     TILE_BYTES,
     Buffer,
     allreduce,
+    error_classes,
     reducescatter,
     run,
 )
 
-from hvdlite import _engine, errors
+from hvdlite import _engine
 from hvdlite.dtypes import DType, numpy_dtype
 
 FILES = {
@@ -49,11 +51,6 @@ FILES = {
 RANKS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17)
 
 FLOAT_SUM = Reduction(DType.FLOAT32, Op.SUM)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def error_classes():
-    errors.install(_engine.set_error_classes)
 
 
 def contributions(ranks: int, count: int, reduction: Reduction, salt: int = 0) -> list[np.ndarray]:
@@ -339,7 +336,7 @@ def test_broadcast(algorithm, ranks):
 @pytest.mark.parametrize("algorithm", _engine.algorithms(ALLTOALL))
 @pytest.mark.parametrize("ranks", [*RANKS, 40])
 def test_alltoall(algorithm, ranks):
-    for seed in range(3):
+    for seed in seeds(range(3)):
         sizes = np.array([random_sizes(ranks, 100 * seed + sender, largest=30) for sender in range(ranks)])
         inputs = [contribution(rank, int(sizes[rank].sum()), DType.UINT8, Op.MAX, seed) for rank in range(ranks)]
         outputs = [Buffer.of(int(sizes[:, rank].sum()), DType.UINT8) for rank in range(ranks)]
@@ -356,7 +353,7 @@ def test_alltoall(algorithm, ranks):
 @pytest.mark.parametrize("algorithm", _engine.algorithms(BARRIER))
 @pytest.mark.parametrize("ranks", [*RANKS, 100])
 def test_barrier(algorithm, ranks):
-    for seed in range(5):
+    for seed in seeds(range(5)):
         run(BARRIER, algorithm, [0] * ranks, [0] * ranks, [0], seed=seed)
 
 

@@ -7,6 +7,7 @@ import time
 import numpy as np
 import pytest
 from support.limits import limit
+from support.seeds import seeds
 from support.thread_ranks import ALLGATHER, ALLREDUCE, BARRIER, BROADCAST, Rank, engines, in_threads
 
 from hvdlite.errors import HvdliteError, PeerLostError
@@ -73,7 +74,7 @@ def work(rank: Rank, schedule: Schedule) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", seeds(range(25)))
 def test_a_rank_that_dies_at_any_moment_is_named_and_nobody_hangs(seed, way):
     config, several_hosts = WAYS[way]
     schedule = Schedule(seed)

@@ -1,6 +1,7 @@
 """The fusion kernels' source compiled for the host: values, alignments, many tensors, and not a byte beside them.
 
-What a GPU makes of the same source is for tests/gpu; what stands around the kernels is tested in test_kernel_images.py.
+What a GPU makes of the same source is for tests/gpu; what stands around the kernels is tested in test_kernel_images.py
+and test_kernel_launches.py.
 """
 
 import mmap

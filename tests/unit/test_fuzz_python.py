@@ -6,11 +6,12 @@ from random import Random
 
 import numpy as np
 import pytest
+from support.seeds import seeds
 
 from hvdlite import objects
 from hvdlite.errors import HvdliteError, InternalError, InvalidArgumentError
 
-SEEDS = range(20)
+SEEDS = seeds(range(20))
 AWKWARD = (-(1 << 63), -1, 0, 1, 2, (1 << 31) - 1, 1 << 31, 1 << 40, 1 << 62, (1 << 63) - 1)
 
 

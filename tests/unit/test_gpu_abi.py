@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 NATIVE = ROOT / "tests" / "native"
 SITE = Path(sysconfig.get_paths()["purelib"]) / "nvidia"
+WHEELS = {"cuda.h": "nvidia-cuda-runtime-cu12", "nccl.h": "nvidia-nccl-cu12"}
 
 
 def header_folder(name: str) -> Path:
@@ -21,7 +22,7 @@ def header_folder(name: str) -> Path:
     places += sorted(SITE.glob("*/include"))
     found = next((place for place in places if (place / name).exists()), None)
     if found is None:
-        pytest.skip(f"no {name} in CUDA_HOME, /usr/local/cuda or NVIDIA's wheels")
+        pytest.skip(f"no {name} in CUDA_HOME, /usr/local/cuda or NVIDIA's wheels (pip install {WHEELS[name]})")
     return found
 
 
@@ -29,7 +30,7 @@ def compile_check(program: str, *folders: Path) -> str:
     """What the compiler says of a program that only has to compile; empty if it does."""
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
     if compiler is None:
-        pytest.skip("no C++ compiler")
+        pytest.skip("no C++ compiler here (Debian: apt install g++)")
     system = [option for folder in folders for option in ("-isystem", str(folder))]
     command = [*compiler.split(), "-std=c++20", "-fsyntax-only", f"-I{ROOT / 'csrc'}", f"-I{NATIVE}", *system]
     run = subprocess.run([*command, "-x", "c++", "-"], input=program, capture_output=True, text=True, timeout=120, check=False)

@@ -8,6 +8,7 @@ import pytest
 from support import fake_gpu
 from support.fake_gpu import fake_gpus  # noqa: F401
 from support.gpu_ranks import gpu_engines, run_gpu_ranks
+from support.seeds import seeds
 from support.thread_ranks import ALLGATHER, ALLREDUCE, AVERAGE, BROADCAST, REDUCESCATTER, SUM, in_threads, outcomes_of
 
 from hvdlite.errors import HvdliteError
@@ -15,7 +16,7 @@ from hvdlite.errors import HvdliteError
 pytestmark = pytest.mark.skipif(fake_gpu.missing() is not None, reason=str(fake_gpu.missing()))
 
 ROUTES = ["nccl", "staged"]
-SEEDS = range(25)
+SEEDS = seeds(range(25))
 
 
 @pytest.mark.parametrize("route", ROUTES)

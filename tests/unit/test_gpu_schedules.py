@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from support.fake_gpu import LeakCheck, missing
 from support.gpu_ranks import run_gpu_ranks
+from support.seeds import seeds
 from support.thread_ranks import ALLGATHER, ALLREDUCE, ALLTOALL, BROADCAST, MAX, REDUCESCATTER, SUM
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
@@ -141,7 +142,7 @@ def play_all(rank, seed, steps):
 
 
 @pytest.mark.parametrize("route", ROUTES)
-@pytest.mark.parametrize("seed", range(1, 9))
+@pytest.mark.parametrize("seed", seeds(range(1, 9)))
 def test_random_programs(seed, route):
     steps = program(seed, 3, 40)
     with LeakCheck() as gpus:

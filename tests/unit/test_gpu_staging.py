@@ -7,6 +7,7 @@ import pytest
 from support import fake_gpu
 from support.fake_gpu import fake_gpus  # noqa: F401
 from support.gpu_ranks import gpu_engines
+from support.seeds import seeds
 from support.thread_ranks import ABSENT, ALLREDUCE, SUM, in_threads
 
 pytestmark = pytest.mark.skipif(fake_gpu.missing() is not None, reason=str(fake_gpu.missing()))
@@ -73,7 +74,7 @@ def test_hosts_send_what_a_link_must_carry(fake_gpus):  # noqa: F811
     assert sum(sent) <= 4 * 2 * COUNT * 4 * 1.05  # operations, hosts, bytes
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(range(4)))
 def test_copies_that_come_in_another_order_on_each_rank(fake_gpus, seed):  # noqa: F811
     """A rank without a value waits for nothing, another for a busy GPU: turns go by the agreed order all the same."""
     size, steps = 3, 30

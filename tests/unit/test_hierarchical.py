@@ -8,10 +8,11 @@ import itertools
 import numpy as np
 import pytest
 from support.cases import REDUCTIONS, Op, Reduction, assert_same_bits, contribution, expected, random_contribution
-from support.simulation import ALLREDUCE, SEGMENT_BYTES, Buffer, allreduce, divisor_of, simulate
+from support.seeds import seeds
+from support.simulation import ALLREDUCE, SEGMENT_BYTES, Buffer, allreduce, divisor_of, error_classes, simulate  # noqa: F401
 from support.thread_ranks import SUM, engines, in_threads
 
-from hvdlite import _engine, errors
+from hvdlite import _engine
 from hvdlite.dtypes import DType
 
 FLOAT_SUM = Reduction(DType.FLOAT32, Op.SUM)
@@ -29,11 +30,6 @@ LAYOUTS = {
     "9x2": [rank // 2 for rank in range(18)],  # so many that the exchange is a ring
 }
 each_layout = pytest.mark.parametrize("hosts", LAYOUTS.values(), ids=LAYOUTS)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def error_classes():
-    errors.install(_engine.set_error_classes)
 
 
 def contributions(ranks: int, count: int, reduction: Reduction, salt: int = 0) -> list[np.ndarray]:
@@ -116,7 +112,7 @@ def test_buffers_in_parts_some_without_a_result(hosts, dtype):
     assert np.all(outputs[2][2].array.view(np.uint8) == 0xA5), "a result that nobody wanted was written"
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(range(6)))
 @pytest.mark.parametrize("hosts", [LAYOUTS["2x2"], LAYOUTS["2+1+1"]], ids=["2x2", "2+1+1"])
 def test_several_operations_at_a_time(hosts, seed):
     """The reduce of the next overlaps the publish of the last; messages and turns must not mix."""
@@ -143,7 +139,7 @@ def test_several_operations_at_a_time(hosts, seed):
 def test_results_may_overtake_a_member_that_owns_nothing(hosts):
     """Preempted between its two stages, it finds its host reduced and published, and has to end both."""
     inputs = contributions(len(hosts), 2, FLOAT_SUM)
-    for seed in range(500):
+    for seed in seeds(range(500)):
         result = allreduce("hierarchical", inputs, FLOAT_SUM, hosts=hosts, seed=seed)[0]
         expected(inputs, FLOAT_SUM).check(result)
 

@@ -4,6 +4,7 @@ import random
 
 import numpy as np
 import pytest
+from support.seeds import seeds
 from support.thread_ranks import ALLREDUCE, AVERAGE, MAX, SUM, engines, in_threads
 
 SIZE = 4
@@ -31,7 +32,7 @@ def right(op: int, askers: set[int], uncounted: set[int]) -> float:
 @pytest.mark.parametrize("hosts", [None, [0, 0, 1, 1]], ids=["one host", "two hosts"])
 def test_asked_before_joining(hosts, count):
     def body(rank):
-        for seed in range(ROUNDS):
+        for seed in seeds(range(ROUNDS)):
             operations = plan(seed)
             uncounted = set(random.Random(-1 - seed).sample(range(SIZE), seed % (SIZE + 1)))
             mine = [operation for operation in operations if rank.rank in operation[2]]

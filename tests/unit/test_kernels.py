@@ -6,182 +6,38 @@ left) or in wrapping integers; every instruction set must give the bits of the s
 
 import itertools
 import timeit
-from typing import NamedTuple
 
-import ml_dtypes
 import numpy as np
 import pytest
-from support.cases import REDUCTIONS as ALL_REDUCTIONS
 from support.cases import Op, Reduction, case_id
+from support.kernels import (
+    ACCUMULATE,
+    ACCUMULATORS,
+    COMBINE,
+    COUNTS,
+    FILL_IDENTITY,
+    LOAD,
+    OFFSETS,
+    REDUCTIONS,
+    SCALAR,
+    STORE,
+    Call,
+    Placed,
+    assert_equal,
+    assert_exact,
+    assert_scalar_bits,
+    bits_of,
+    each_half,
+    each_isa,
+    finished,
+    identity,
+    reduced,
+    sample,
+    scaled,
+)
 
 from hvdlite import _engine, errors
 from hvdlite.dtypes import DType, numpy_dtype
-
-errors.install(_engine.set_error_classes)
-
-LOAD, ACCUMULATE, COMBINE, STORE, FILL_IDENTITY = range(5)
-SCALAR = 0
-ISA_NAMES = ("scalar", "avx2", "avx512")
-ISAS = [isa for isa in range(len(ISA_NAMES)) if _engine.isa_supported(isa)]
-each_isa = pytest.mark.parametrize("isa", ISAS, ids=[ISA_NAMES[isa] for isa in ISAS])
-
-# Around every register width; from 1024 on, stores are aligned first.
-COUNTS = (0, 1, 2, 3, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 1000, 1023, 1024, 1025, 1040, 1100, 1301)
-
-# Misaligned by how many bytes: out, lhs, rhs. Elements aligned and registers not, elements not aligned, all alike.
-OFFSETS = ((0, 0, 0), (1, 3, 5), (16, 48, 8), (63, 1, 2), (8, 0, 24), (40, 40, 40))
-
-REDUCTIONS = [reduction for reduction in ALL_REDUCTIONS if not reduction.dtype.is_complex]
-
-ACCUMULATORS = {
-    **{reduction: reduction.dtype for reduction in REDUCTIONS},
-    **{Reduction(dtype, op): DType.FLOAT32 for dtype in (DType.FLOAT16, DType.BFLOAT16) for op in Op},
-    **{Reduction(dtype, Op.AVERAGE): DType.INT64 for dtype in DType if dtype <= DType.INT32},
-}
-
-
-class Placed:
-    """An array at a chosen misalignment, with guard bytes around it that must stay as they are."""
-
-    GUARD = 64
-
-    def __init__(self, values: np.ndarray, offset: int) -> None:
-        self._raw = np.full(values.nbytes + 3 * self.GUARD + offset, 0xA5, dtype=np.uint8)
-        self._start = -self._raw.ctypes.data % self.GUARD + self.GUARD + offset
-        self._end = self._start + values.nbytes
-        self.values[...] = values
-
-    @property
-    def bytes(self) -> np.ndarray:
-        return self._raw[self._start : self._end]
-
-    @property
-    def address(self) -> int:
-        return self._raw.ctypes.data + self._start
-
-    @property
-    def values(self) -> np.ndarray:
-        return self.bytes
-
-    def guards_intact(self) -> bool:
-        return bool(np.all(self._raw[: self._start] == 0xA5) and np.all(self._raw[self._end :] == 0xA5))
-
-
-class Call(NamedTuple):
-    """One kernel of one instruction set for one reduction."""
-
-    which: int
-    isa: int
-    reduction: Reduction
-    factor: float = 1.0
-    divisor: int = 1
-
-    def __call__(
-        self,
-        out_dtype: DType,
-        lhs: np.ndarray,
-        rhs: np.ndarray | None = None,
-        old: np.ndarray | None = None,
-        offsets: tuple[int, int, int] = (0, 0, 0),
-    ) -> np.ndarray:
-        """A new array of the kernel's results; ``old`` is what the output holds before."""
-        nothing = np.zeros(lhs.size, dtype=numpy_dtype(out_dtype))
-        out = Placed((nothing if old is None else old).view(np.uint8), offsets[0])
-        left = Placed(lhs.view(np.uint8), offsets[1])
-        right = left if rhs is None else Placed(rhs.view(np.uint8), offsets[2])
-        dtype, op = self.reduction.dtype, self.reduction.op
-        _engine.test_kernel(
-            self.which, self.isa, dtype, op, out.address, left.address, right.address, lhs.size, self.factor, self.divisor
-        )
-        assert out.guards_intact(), f"{self} wrote outside its {lhs.size} elements"
-        assert left.values.tobytes() == lhs.tobytes(), f"{self} changed its input"
-        return out.values.copy().view(numpy_dtype(out_dtype))
-
-
-# --- inputs and expected values ------------------------------------------------------------------------------------------
-
-
-def sample(dtype: DType, count: int, seed: int) -> np.ndarray:
-    """Values of all sizes: integers over their whole range, floats with some infinities, NaNs, zeros and subnormals."""
-    draw = np.random.default_rng([int(dtype), count, seed])
-    kind = numpy_dtype(dtype)
-    if dtype is DType.BOOL:
-        return draw.random(count) < 0.5
-    if not dtype.is_float:
-        limits = np.iinfo(kind)
-        values = draw.integers(limits.min, limits.max, count, dtype=kind, endpoint=True)
-        return np.where(draw.random(count) < 0.5, values, values % np.array(50, kind)).astype(kind)
-    special = np.array([np.inf, -np.inf, np.nan, 0.0, -0.0, 65504.0, 5.9e-8, -1e-40, 1e-310, 3e38])
-    values = draw.standard_normal(count) * 2.0 ** draw.integers(-10, 10, count)
-    with np.errstate(over="ignore"):
-        return np.where(draw.random(count) < 0.2, special[draw.integers(0, special.size, count)], values).astype(kind)
-
-
-def scaled(values: np.ndarray, accumulator: DType, factor: float) -> np.ndarray:
-    """The elements in the accumulator's type, times the factor."""
-    kind = numpy_dtype(accumulator)
-    if factor == 1.0 or accumulator is DType.BOOL:
-        return values.astype(kind)
-    if accumulator.is_float:
-        return (values.astype(np.float64) * np.float64(kind.type(factor))).astype(kind)
-    return saturated([float(value) * factor for value in values.tolist()], kind)
-
-
-def saturated(values: list[float], kind: np.dtype) -> np.ndarray:
-    """Truncated toward zero and clipped to the integer type; NaN is 0."""
-    limits = np.iinfo(kind)
-    whole = [0 if value != value else int(min(max(value, -1e30), 1e30)) for value in values]
-    return np.array([min(max(value, limits.min), limits.max) for value in whole], dtype=kind)
-
-
-def reduced(op: Op, lhs: np.ndarray, rhs: np.ndarray) -> np.ndarray:
-    """The op of two arrays of accumulators, rounded to their type."""
-    kind = lhs.dtype
-    if kind == np.bool_:
-        return lhs & rhs if op in (Op.MIN, Op.PRODUCT) else lhs | rhs
-    if kind == np.float32:
-        lhs, rhs = lhs.astype(np.float64), rhs.astype(np.float64)
-    operator = {Op.PRODUCT: np.multiply, Op.MIN: np.minimum, Op.MAX: np.maximum}.get(op, np.add)
-    result: np.ndarray = operator(lhs, rhs).astype(kind)
-    return result
-
-
-def finished(values: np.ndarray, dtype: DType, factor: float, divisor: int) -> np.ndarray:
-    """Accumulators divided, scaled and rounded to the element type."""
-    kind = numpy_dtype(dtype)
-    if dtype is DType.BOOL:
-        return values
-    if dtype.is_float:
-        return scaled(values, DType.FLOAT64 if dtype is DType.FLOAT64 else DType.FLOAT32, factor / divisor).astype(kind)
-    if factor != 1.0:
-        return saturated([float(value) * factor / divisor for value in values.tolist()], kind)
-    limits = np.iinfo(kind)
-    quotients = [abs(value) // divisor * (1 if value >= 0 else -1) for value in values.tolist()]
-    return np.array([min(max(value, limits.min), limits.max) for value in quotients], dtype=kind)
-
-
-def bits_of(array: np.ndarray) -> np.ndarray:
-    return array.view(f"u{array.itemsize}")
-
-
-def assert_equal(actual: np.ndarray, expected: np.ndarray, what: object) -> None:
-    """Equal values of one type, a NaN where a NaN is expected."""
-    assert actual.dtype == expected.dtype
-    same = (actual == expected) | ((actual != actual) & (expected != expected))
-    assert same.all(), f"{what}: element {np.argmin(same)} is {actual[np.argmin(same)]!r}, not {expected[np.argmin(same)]!r}"
-
-
-def assert_exact(actual: np.ndarray, expected: np.ndarray, what: object = "") -> None:
-    """The same bits, the signs of zeros too; a NaN where a NaN is expected."""
-    assert actual.dtype == expected.dtype
-    same = (bits_of(actual) == bits_of(expected)) | ((actual != actual) & (expected != expected))
-    assert same.all(), f"{what}: element {np.argmin(same)} is {actual[np.argmin(same)]!r}, not {expected[np.argmin(same)]!r}"
-
-
-def assert_scalar_bits(actual: np.ndarray, call: Call, scalar: np.ndarray) -> None:
-    same = bits_of(actual) == bits_of(scalar)
-    assert same.all(), f"{call}: element {np.argmin(same)} has other bits than scalar's"
-
 
 # --- every instruction set, reduction, count and alignment ---------------------------------------------------------------
 
@@ -214,21 +70,6 @@ def test_kernels(isa, reduction):
                 assert_exact(actual, expected, (call, count, offsets))
             if isa != SCALAR:
                 assert_scalar_bits(actual, call, call._replace(isa=SCALAR)(out_dtype, left, right, old))
-
-
-def identity(reduction: Reduction, count: int) -> np.ndarray:
-    kind = numpy_dtype(ACCUMULATORS[reduction])
-    if kind == np.bool_:
-        value = reduction.op in (Op.MIN, Op.PRODUCT)
-    elif reduction.op in (Op.SUM, Op.AVERAGE):
-        value = -0.0 if kind.kind == "f" else 0
-    elif reduction.op is Op.PRODUCT:
-        value = 1
-    elif kind.kind == "f":
-        value = np.inf if reduction.op is Op.MIN else -np.inf
-    else:
-        value = np.iinfo(kind).max if reduction.op is Op.MIN else np.iinfo(kind).min
-    return np.full(count, value, dtype=kind)
 
 
 @each_isa
@@ -277,85 +118,6 @@ def test_in_place(isa, reduction, offset):
         assert_equal(run(LOAD, lhs, [None, None], factors[0]), separate, f"load in place {factors}")
         separate = Call(ACCUMULATE, isa, reduction, factors[0])(dtype, lhs, None, lhs)
         assert_equal(run(ACCUMULATE, lhs, [None, None], factors[0]), separate, f"accumulate in place {factors}")
-
-
-# --- 16-bit floats -------------------------------------------------------------------------------------------------------
-
-HALVES = [DType.FLOAT16, DType.BFLOAT16]
-each_half = pytest.mark.parametrize("dtype", HALVES, ids=case_id)
-ALL_PATTERNS = np.arange(2**16, dtype=np.uint16)
-
-
-@each_isa
-@each_half
-def test_every_half_widens(isa, dtype):
-    halves = ALL_PATTERNS.view(numpy_dtype(dtype))
-    call = Call(LOAD, isa, Reduction(dtype, Op.SUM))
-    widened = call(DType.FLOAT32, halves)
-    assert_exact(widened, halves.astype(np.float32))
-    assert widened.tobytes() == call._replace(isa=SCALAR)(DType.FLOAT32, halves).tobytes()
-
-
-@each_isa
-@each_half
-def test_every_half_survives_widening_and_rounding(isa, dtype):
-    halves = ALL_PATTERNS.view(numpy_dtype(dtype))
-    reduction = Reduction(dtype, Op.SUM)
-    back = Call(STORE, isa, reduction)(dtype, Call(LOAD, isa, reduction)(DType.FLOAT32, halves)).view(np.uint16)
-    quiet = np.uint16(1 << (9 if dtype is DType.FLOAT16 else 6))
-    with np.errstate(invalid="ignore"):  # ml_dtypes reports signalling NaNs
-        assert np.array_equal(back, np.where(np.isnan(halves), ALL_PATTERNS | quiet, ALL_PATTERNS))
-
-
-@each_isa
-@each_half
-def test_rounding_around_every_half(isa, dtype):
-    """Every half, the ties between neighbours, and the float32 on either side of both; both signs, zero and overflow."""
-    kind = numpy_dtype(dtype)
-    halves = ALL_PATTERNS.view(kind)
-    with np.errstate(invalid="ignore"):
-        finite = np.sort(halves[np.isfinite(halves)].astype(np.float64))
-    step = finite[-1] - finite[-2]
-    ties = np.concatenate([(finite[:-1] + finite[1:]) / 2, [finite[-1] + step / 2, finite[0] - step / 2]])
-    exact = np.concatenate([finite, ties]).astype(np.float32)
-    with np.errstate(all="ignore"):
-        values = np.concatenate([exact, np.nextafter(exact, np.float32(np.inf)), np.nextafter(exact, np.float32(-np.inf))])
-        expected = values.astype(kind)
-    assert_exact(Call(STORE, isa, Reduction(dtype, Op.SUM))(dtype, values), expected)
-
-
-@each_isa
-@each_half
-def test_rounding_of_random_floats(isa, dtype):
-    values = np.random.default_rng(7).integers(0, 2**32, 2**18, dtype=np.uint32).view(np.float32)
-    call = Call(STORE, isa, Reduction(dtype, Op.SUM))
-    rounded = call(dtype, values)
-    with np.errstate(all="ignore"):
-        assert_exact(rounded, values.astype(numpy_dtype(dtype)))
-    assert rounded.tobytes() == call._replace(isa=SCALAR)(dtype, values).tobytes()
-
-
-@each_isa
-def test_overflow_of_float16_is_infinite(isa):
-    call = Call(STORE, isa, Reduction(DType.FLOAT16, Op.SUM))
-    values = np.array([65504, 65519.996, 65520, 1e30, -65519.996, -65520, np.inf] * 9, dtype=np.float32)
-    expected = np.array([65504, 65504, np.inf, np.inf, -65504, -np.inf, np.inf] * 9, dtype=np.float16)
-    assert_exact(call(DType.FLOAT16, values), expected)
-
-
-@each_isa
-@each_half
-def test_sums_are_rounded_once(isa, dtype):
-    """512 bfloat16 ones are 512, not 256, and an Average of the largest float16 does not overflow on the way."""
-    reduction = Reduction(dtype, Op.AVERAGE)
-    kind = numpy_dtype(dtype)
-    for value, ranks in ((1.0, 4096), (float(ml_dtypes.finfo(kind).max) if dtype is DType.FLOAT16 else 1e30, 64)):
-        mine = np.full(33, value, dtype=kind)
-        total = Call(LOAD, isa, reduction)(DType.FLOAT32, mine)
-        for _ in range(ranks - 1):
-            total = Call(ACCUMULATE, isa, reduction)(DType.FLOAT32, mine, None, total)
-        assert np.all(total == np.float32(mine[0]) * ranks)
-        assert np.all(Call(STORE, isa, reduction, 1.0, ranks)(dtype, total) == mine)
 
 
 # --- fold: all of a reduction in one pass --------------------------------------------------------------------------------
@@ -440,124 +202,6 @@ def test_fold_by_a_nan_is_nan(isa, dtype, op):
         out = np.zeros_like(ones)
         _engine.test_fold(isa, dtype, op, [out.ctypes.data], [ones.ctypes.data] * 2, out.size, *scaling)
         assert np.isnan(out).all()
-
-
-# --- special values ------------------------------------------------------------------------------------------------------
-
-
-@each_isa
-@pytest.mark.parametrize("dtype", [dtype for dtype in DType if dtype.is_float], ids=case_id)
-@pytest.mark.parametrize("op", [Op.MIN, Op.MAX], ids=["min", "max"])
-def test_extremes_order_zeros_pass_on_nan_and_commute(isa, dtype, op):
-    accumulator = ACCUMULATORS[Reduction(dtype, op)]
-    kind = numpy_dtype(accumulator)
-    special = np.array([0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan, -np.nan, 1e-40, -1e-40], dtype=kind)
-    lhs, rhs = (np.ascontiguousarray(grid.ravel()) for grid in np.meshgrid(special, special))
-    call = Call(COMBINE, isa, Reduction(dtype, op))
-    result = call(accumulator, lhs, rhs)
-    assert result.tobytes() == call(accumulator, rhs, lhs).tobytes()
-    assert np.array_equal(result, (np.minimum if op is Op.MIN else np.maximum)(lhs, rhs), equal_nan=True)
-    zeros = (lhs == 0) & (rhs == 0)
-    signs = np.signbit(lhs) | np.signbit(rhs) if op is Op.MIN else np.signbit(lhs) & np.signbit(rhs)
-    assert np.array_equal(np.signbit(result)[zeros], signs[zeros])
-
-
-@each_isa
-def test_nan_and_infinity_through_sums(isa):
-    reduction = Reduction(DType.FLOAT32, Op.SUM)
-    lhs = np.array([np.inf, np.inf, np.nan, 1, -0.0, -0.0, 3e38] * 5, dtype=np.float32)
-    rhs = np.array([1, -np.inf, 1, np.nan, -0.0, 0.0, 3e38] * 5, dtype=np.float32)
-    expected = np.array([np.inf, np.nan, np.nan, np.nan, -0.0, 0.0, np.inf] * 5, dtype=np.float32)
-    assert_exact(Call(COMBINE, isa, reduction)(DType.FLOAT32, lhs, rhs), expected)
-
-
-@each_isa
-@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.FLOAT64], ids=case_id)
-@pytest.mark.parametrize("op", Op, ids=str)
-def test_nans_do_not_depend_on_the_order_of_operands(isa, dtype, op):
-    """Else two ranks that add in opposite orders would end with different bits."""
-    bits = np.random.default_rng(8).integers(0, 2**32, (2, 999 * 2), dtype=np.uint32)
-    bits[bits % 4 == 0] |= 0x7FF80000  # many NaNs, quiet and signalling, of either sign
-    lhs, rhs = (row.view(numpy_dtype(dtype)) for row in bits)
-    call = Call(COMBINE, isa, Reduction(dtype, op))
-    result = call(dtype, lhs, rhs)
-    assert result.tobytes() == call(dtype, rhs, lhs).tobytes()
-    assert result.tobytes() == call._replace(isa=SCALAR)(dtype, lhs, rhs).tobytes()
-    if op not in (Op.MIN, Op.MAX):
-        nans = np.isnan(result)
-        assert nans.any()
-        assert np.all(bits_of(result)[nans] == bits_of(np.array([np.nan], dtype=result.dtype)))
-
-
-@each_isa
-def test_a_product_is_not_contracted_with_a_sum(isa):
-    """Fused, 1/3 * 3 - 1 would not be zero."""
-    reduction = Reduction(DType.FLOAT32, Op.SUM)
-    threes, minus_ones = np.full(67, 3, np.float32), np.full(67, -1, np.float32)
-    total = Call(ACCUMULATE, isa, reduction, 1 / 3)(DType.FLOAT32, threes, None, minus_ones)
-    assert np.all(total == 0)
-
-
-# --- integers and bool ---------------------------------------------------------------------------------------------------
-
-INTEGERS = [dtype for dtype in DType if dtype <= DType.INT64]
-each_integer = pytest.mark.parametrize("dtype", INTEGERS, ids=case_id)
-
-
-@each_isa
-@each_integer
-@pytest.mark.parametrize("factor", [0.5, -1.0, 1e300, -1e300, float("nan"), float("inf")])
-def test_scaled_integers_truncate_and_saturate(isa, dtype, factor):
-    kind = numpy_dtype(dtype)
-    limits = np.iinfo(kind)
-    values = np.array([limits.min, limits.max, 0, 1, 2, 3, 7, limits.max // 2] * 5, dtype=kind)
-    with np.errstate(all="ignore"):
-        expected = saturated((values.astype(np.float64) * factor).tolist(), kind)
-    reduction = Reduction(dtype, Op.SUM)
-    assert np.array_equal(Call(LOAD, isa, reduction, factor)(dtype, values), expected)
-    assert np.array_equal(Call(STORE, isa, reduction, factor)(dtype, values), expected)
-
-
-@each_isa
-@each_integer
-def test_integer_average_does_not_wrap(isa, dtype):
-    kind = numpy_dtype(dtype)
-    limits = np.iinfo(kind)
-    reduction = Reduction(dtype, Op.AVERAGE)
-    accumulator = ACCUMULATORS[reduction]
-    ranks = 2 if accumulator is dtype else 100
-    largest = limits.max // ranks if accumulator is dtype else limits.max
-    values = np.array([largest, limits.min // ranks if accumulator is dtype else limits.min, 1, 5] * 9, dtype=kind)
-    total = Call(LOAD, isa, reduction)(accumulator, values)
-    for _ in range(ranks - 1):
-        total = Call(ACCUMULATE, isa, reduction)(accumulator, values, None, total)
-    assert np.array_equal(Call(STORE, isa, reduction, 1.0, ranks)(dtype, total), values)
-
-
-@each_isa
-@pytest.mark.parametrize("dtype", [dtype for dtype in INTEGERS if dtype <= DType.INT32], ids=case_id)
-def test_wide_accumulator_saturates(isa, dtype):
-    kind = numpy_dtype(dtype)
-    limits = np.iinfo(kind)
-    total = np.array([2**62, -(2**62), limits.max + 1, limits.min - 1, limits.max, limits.min] * 7, dtype=np.int64)
-    expected = np.clip(total, limits.min, limits.max).astype(kind)
-    assert np.array_equal(Call(STORE, isa, Reduction(dtype, Op.AVERAGE))(dtype, total), expected)
-
-
-@each_isa
-@pytest.mark.parametrize("op", [Op.SUM, Op.MAX, Op.MIN, Op.PRODUCT], ids=str)
-def test_any_nonzero_byte_is_true(isa, op):
-    reduction = Reduction(DType.BOOL, op)
-    lhs = np.tile(np.array([0, 1, 2, 128, 255], dtype=np.uint8), 40)
-    rhs = np.roll(np.repeat(np.array([0, 1, 2, 128, 255], dtype=np.uint8), 40), 7)
-    expected = reduced(op, lhs != 0, rhs != 0).view(np.uint8)
-    for factor in (1.0, 0.25):
-        loaded = Call(LOAD, isa, reduction, factor)(DType.BOOL, lhs).view(np.uint8)
-        assert np.array_equal(loaded, lhs != 0)
-        total = Call(ACCUMULATE, isa, reduction, factor)(DType.BOOL, rhs, None, loaded).view(np.uint8)
-        assert np.array_equal(total, expected)
-    combined = Call(COMBINE, isa, reduction)(DType.BOOL, lhs, rhs).view(np.uint8)
-    assert np.array_equal(Call(STORE, isa, reduction)(DType.BOOL, combined).view(np.uint8), expected)
 
 
 # --- look-ups and refusals -----------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from support.seeds import seeds
 from support.thread_ranks import engines
 
 from hvdlite.errors import HorovodInternalError, SystemFailure
@@ -164,7 +165,7 @@ def test_an_address_has_to_exist(pair):
             open_first(arenas, addresses)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(range(20)))
 def test_addresses_with_changed_bytes_open_nothing(pair, seed):
     """Seeded: some bytes of a valid address are others."""
     random = Random(seed)

@@ -157,7 +157,7 @@ def test_the_page_is_whole_and_says_what_was_found(tmp_path):
     assert "grad0" in text
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here (Debian: apt install chromium)")
 def test_a_browser_draws_it(tmp_path):
     target = tmp_path / "page.html"
     assert program.main(["report", str(_files(tmp_path)), "-o", str(target)]) == 0

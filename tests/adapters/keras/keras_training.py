@@ -1,4 +1,4 @@
-"""A small model, its data, and the same training by one process and by all ranks."""
+"""A small model, its data and optimizers, and the same training by one process and by all ranks."""
 
 import functools
 from collections.abc import Callable
@@ -6,12 +6,25 @@ from typing import Any
 
 import keras
 import numpy as np
+import pytest
 from support.world import WORLD
 
 ROWS = 4  # of a rank in each step
 STEPS = 4
 EPOCHS = 2
 BACKEND = keras.backend.backend()
+KERAS_3 = not keras.__version__.startswith("2.")
+needs_keras_3 = pytest.mark.skipif(not KERAS_3, reason="Keras 2 has no gradient accumulation")
+on_two_ranks = pytest.mark.skipif(WORLD.size > 2, reason="three ranks show nothing more")
+SGD = {"learning_rate": 0.1, "momentum": 0.9}
+
+
+def sgd(**options):
+    return keras.optimizers.SGD(**{**SGD, **options})
+
+
+def adam():
+    return keras.optimizers.Adam(0.01)
 
 
 def make_model(seed: int = 0, dtype: str | None = None) -> keras.Model:

@@ -5,9 +5,10 @@ import functools
 import keras
 import numpy as np
 import pytest
-from keras_cases import *  # noqa: F403 - the tests of all backends
-from keras_cases import KERAS_3
+from keras_fit_cases import *  # noqa: F403 - tests of all backends
+from keras_model_cases import *  # noqa: F403 - the others
 from keras_training import (
+    KERAS_3,
     ROWS,
     assert_close,
     assert_same_everywhere,

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from support.seeds import seeds
 
 tf = pytest.importorskip("tensorflow")
 
@@ -104,7 +105,7 @@ CASES = {
 def test_like_the_whole_batch(hvd, case):
     rows, space, options, mode = case
     both = Case(hvd, **options)
-    for seed in range(3):
+    for seed in seeds(range(3)):
         moving = both.step(ROWS[rows](hvd.size()), space, seed, 1e-11, mode)
     assert_same_bits(moving)
 
@@ -112,7 +113,7 @@ def test_like_the_whole_batch(hvd, case):
 def test_mixed_precision(hvd):
     """Statistics are float32 and float64; only the output is rounded to the dtype of the computation."""
     case = Case(hvd, "float16", policy="mixed_float16")
-    for seed in range(2):
+    for seed in seeds(range(2)):
         case.step(ROWS["uneven"](hvd.size()), (3,), seed, 4e-3, tf.function)
     assert case.norm.gamma.dtype == "float32"
 

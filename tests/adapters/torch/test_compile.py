@@ -39,7 +39,7 @@ def test_compiled_models(hvd, how):
 @pytest.mark.parametrize("how", ["model", "blocks"])
 def test_models_compiled_to_native_code(hvd, how):
     if shutil.which("g++") is None:
-        pytest.skip("torch.compile needs a C++ compiler")
+        pytest.skip("no C++ compiler for torch.compile here (Debian: apt install g++)")
     pair = Pair(hvd, sgd)
     train(pair, compiled(pair.model, how, "inductor"), STEPS, passes=2)
 
@@ -92,7 +92,7 @@ def test_compiled_autograd(hvd):
     """It does not say when backward is over, so that at the latest step() reduces."""
     autograd = pytest.importorskip("torch._dynamo.compiled_autograd")
     if not hasattr(autograd, "_enable"):
-        pytest.skip("this torch has another way of switching it on")
+        pytest.skip("this torch switches compiled autograd on in another way")
     pair = Pair(hvd, sgd)
     for step in range(3):  # each of them compiles
         part, whole = pair.parts(step)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.seeds import seeds
 
 from hvdlite.agreement import difference
 from hvdlite.torch.buckets import cut_buckets, split_evenly
@@ -27,7 +28,7 @@ def test_cut_buckets(kinds, sizes, expected):
     assert cut_buckets(kinds, sizes, limit=100, first_limit=20) == expected
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", seeds(range(5)))
 def test_every_tensor_is_in_one_bucket_of_its_kind(seed):
     generator = torch.Generator().manual_seed(seed)
     kinds = torch.randint(0, 3, (50,), generator=generator).tolist()

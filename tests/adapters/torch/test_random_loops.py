@@ -6,6 +6,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 from reference import FEATURES, STEPS, assert_close, assert_same_bits, grads_of, part_of, whole_batch
+from support.seeds import seeds
 from torch.utils.checkpoint import checkpoint
 
 
@@ -161,7 +162,7 @@ def compare(models):
     assert_close(list(ours.parameters()), list(alone.parameters()), 1e-9)
 
 
-@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 40))])
+@pytest.mark.parametrize("seed", seeds([*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 40))]))
 def test_random_loops(hvd, seed):
     choose = random.Random(seed)
     op = choose.choice(["Average", "Sum"])

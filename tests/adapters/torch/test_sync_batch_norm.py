@@ -8,6 +8,7 @@ import reference
 import torch
 from mpi4py import MPI
 from reference import Pair, assert_close, assert_same_bits, mse, sgd
+from support.seeds import seeds
 
 from hvdlite.runtime import RUNTIME
 
@@ -86,7 +87,7 @@ ROWS = ["even", "uneven", "one empty", "one row"]
 @pytest.mark.parametrize("space", [(), (7,), (4, 3), (2, 3, 2)], ids=["0d", "1d", "2d", "3d"])
 def test_like_the_whole_batch(hvd, rows, space):
     case = Case(hvd, rows_of_ranks(hvd.size(), rows), space)
-    for seed in range(3):
+    for seed in seeds(range(3)):
         case.step(seed, 1e-12)
 
 
@@ -97,7 +98,7 @@ def test_like_the_whole_batch(hvd, rows, space):
 )
 def test_options(hvd, options):
     case = Case(hvd, rows_of_ranks(hvd.size(), "uneven"), (3, 2), **options)
-    for seed in range(3):
+    for seed in seeds(range(3)):
         case.step(seed, 1e-12)
 
 
@@ -106,7 +107,7 @@ def test_options(hvd, options):
 def test_narrow_dtypes(hvd, dtype, rows):
     """Statistics are float32 whatever the input is; only the output is rounded to its dtype."""
     case = Case(hvd, rows_of_ranks(hvd.size(), rows), (4, 3), dtype)
-    for seed in range(3):
+    for seed in seeds(range(3)):
         case.step(seed, {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}[dtype])
     assert_close([case.norm.running_var.double()], [case.twin.running_var], 1e-6)
 
@@ -209,7 +210,7 @@ def test_in_a_process_set(hvd):
     subset = hvd.add_process_set(members) if hvd.size() > 2 else hvd.global_process_set
     if hvd.rank() in members:
         case = Case(hvd, [2, 5], (3,), process_set=subset)
-        for seed in range(2):
+        for seed in seeds(range(2)):
             case.step(seed, 1e-12)
         copied = pickle.loads(pickle.dumps(copy.deepcopy(case.norm)))
         assert copied.process_set is subset

@@ -1,0 +1,41 @@
+"""Engines as threads whose ranks have an arena in common, and arrays and allreduces in it."""
+
+from contextlib import contextmanager
+
+import numpy as np
+from support.thread_ranks import ALLREDUCE, SUM, engines
+
+SIZE = 4096
+
+
+def open_arenas(ranks, nbytes=SIZE, kind="memfd", process_set=0):
+    """An open arena for each of these ranks, which are the members of the set."""
+    arenas = [rank.engine.create_arena(process_set, nbytes, kind) for rank in ranks]
+    for arena in arenas:
+        arena.open([other.address for other in arenas])
+    for arena in arenas:
+        arena.hide()
+    return arenas
+
+
+@contextmanager
+def ranks_with_arenas(size, nbytes=SIZE, config=None, kind="memfd"):
+    with engines(size, config) as ranks:
+        arenas = open_arenas(ranks, nbytes, kind)
+        for rank, arena in zip(ranks, arenas, strict=True):
+            rank.arena = arena
+        yield ranks
+
+
+def view(rank, count, dtype=np.float32, offset=0):
+    return np.frombuffer(rank.arena, dtype, count, offset)
+
+
+def reduce(rank, name, array, **options):
+    """An allreduce in place, of what lies in the rank's arena unless `arena` says otherwise."""
+    options = {"op": SUM, "arena": rank.arena.id, **options}
+    return rank.engine.wait(rank.start(ALLREDUCE, name, array, array, **options))
+
+
+def arena_ops(rank):
+    return rank.engine.counters()["arena_ops"]

@@ -1,0 +1,192 @@
+"""The reduction kernels as tests call them, inputs of all kinds, and numpy's results of one operation at a time."""
+
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from support.cases import REDUCTIONS as ALL_REDUCTIONS
+from support.cases import Op, Reduction, case_id
+
+from hvdlite import _engine, errors
+from hvdlite.dtypes import DType, numpy_dtype
+
+errors.install(_engine.set_error_classes)
+
+LOAD, ACCUMULATE, COMBINE, STORE, FILL_IDENTITY = range(5)
+SCALAR = 0
+ISA_NAMES = ("scalar", "avx2", "avx512")
+ISAS = [isa for isa in range(len(ISA_NAMES)) if _engine.isa_supported(isa)]
+each_isa = pytest.mark.parametrize("isa", ISAS, ids=[ISA_NAMES[isa] for isa in ISAS])
+
+# Around every register width; from 1024 on, stores are aligned first.
+COUNTS = (0, 1, 2, 3, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 1000, 1023, 1024, 1025, 1040, 1100, 1301)
+
+# Misaligned by how many bytes: out, lhs, rhs. Elements aligned and registers not, elements not aligned, all alike.
+OFFSETS = ((0, 0, 0), (1, 3, 5), (16, 48, 8), (63, 1, 2), (8, 0, 24), (40, 40, 40))
+
+REDUCTIONS = [reduction for reduction in ALL_REDUCTIONS if not reduction.dtype.is_complex]
+
+ACCUMULATORS = {
+    **{reduction: reduction.dtype for reduction in REDUCTIONS},
+    **{Reduction(dtype, op): DType.FLOAT32 for dtype in (DType.FLOAT16, DType.BFLOAT16) for op in Op},
+    **{Reduction(dtype, Op.AVERAGE): DType.INT64 for dtype in DType if dtype <= DType.INT32},
+}
+
+
+class Placed:
+    """An array at a chosen misalignment, with guard bytes around it that must stay as they are."""
+
+    GUARD = 64
+
+    def __init__(self, values: np.ndarray, offset: int) -> None:
+        self._raw = np.full(values.nbytes + 3 * self.GUARD + offset, 0xA5, dtype=np.uint8)
+        self._start = -self._raw.ctypes.data % self.GUARD + self.GUARD + offset
+        self._end = self._start + values.nbytes
+        self.values[...] = values
+
+    @property
+    def bytes(self) -> np.ndarray:
+        return self._raw[self._start : self._end]
+
+    @property
+    def address(self) -> int:
+        return self._raw.ctypes.data + self._start
+
+    @property
+    def values(self) -> np.ndarray:
+        return self.bytes
+
+    def guards_intact(self) -> bool:
+        return bool(np.all(self._raw[: self._start] == 0xA5) and np.all(self._raw[self._end :] == 0xA5))
+
+
+class Call(NamedTuple):
+    """One kernel of one instruction set for one reduction."""
+
+    which: int
+    isa: int
+    reduction: Reduction
+    factor: float = 1.0
+    divisor: int = 1
+
+    def __call__(
+        self,
+        out_dtype: DType,
+        lhs: np.ndarray,
+        rhs: np.ndarray | None = None,
+        old: np.ndarray | None = None,
+        offsets: tuple[int, int, int] = (0, 0, 0),
+    ) -> np.ndarray:
+        """A new array of the kernel's results; ``old`` is what the output holds before."""
+        nothing = np.zeros(lhs.size, dtype=numpy_dtype(out_dtype))
+        out = Placed((nothing if old is None else old).view(np.uint8), offsets[0])
+        left = Placed(lhs.view(np.uint8), offsets[1])
+        right = left if rhs is None else Placed(rhs.view(np.uint8), offsets[2])
+        dtype, op = self.reduction.dtype, self.reduction.op
+        _engine.test_kernel(
+            self.which, self.isa, dtype, op, out.address, left.address, right.address, lhs.size, self.factor, self.divisor
+        )
+        assert out.guards_intact(), f"{self} wrote outside its {lhs.size} elements"
+        assert left.values.tobytes() == lhs.tobytes(), f"{self} changed its input"
+        return out.values.copy().view(numpy_dtype(out_dtype))
+
+
+def sample(dtype: DType, count: int, seed: int) -> np.ndarray:
+    """Values of all sizes: integers over their whole range, floats with some infinities, NaNs, zeros and subnormals."""
+    draw = np.random.default_rng([int(dtype), count, seed])
+    kind = numpy_dtype(dtype)
+    if dtype is DType.BOOL:
+        return draw.random(count) < 0.5
+    if not dtype.is_float:
+        limits = np.iinfo(kind)
+        values = draw.integers(limits.min, limits.max, count, dtype=kind, endpoint=True)
+        return np.where(draw.random(count) < 0.5, values, values % np.array(50, kind)).astype(kind)
+    special = np.array([np.inf, -np.inf, np.nan, 0.0, -0.0, 65504.0, 5.9e-8, -1e-40, 1e-310, 3e38])
+    values = draw.standard_normal(count) * 2.0 ** draw.integers(-10, 10, count)
+    with np.errstate(over="ignore"):
+        return np.where(draw.random(count) < 0.2, special[draw.integers(0, special.size, count)], values).astype(kind)
+
+
+def scaled(values: np.ndarray, accumulator: DType, factor: float) -> np.ndarray:
+    """The elements in the accumulator's type, times the factor."""
+    kind = numpy_dtype(accumulator)
+    if factor == 1.0 or accumulator is DType.BOOL:
+        return values.astype(kind)
+    if accumulator.is_float:
+        return (values.astype(np.float64) * np.float64(kind.type(factor))).astype(kind)
+    return saturated([float(value) * factor for value in values.tolist()], kind)
+
+
+def saturated(values: list[float], kind: np.dtype) -> np.ndarray:
+    """Truncated toward zero and clipped to the integer type; NaN is 0."""
+    limits = np.iinfo(kind)
+    whole = [0 if value != value else int(min(max(value, -1e30), 1e30)) for value in values]
+    return np.array([min(max(value, limits.min), limits.max) for value in whole], dtype=kind)
+
+
+def reduced(op: Op, lhs: np.ndarray, rhs: np.ndarray) -> np.ndarray:
+    """The op of two arrays of accumulators, rounded to their type."""
+    kind = lhs.dtype
+    if kind == np.bool_:
+        return lhs & rhs if op in (Op.MIN, Op.PRODUCT) else lhs | rhs
+    if kind == np.float32:
+        lhs, rhs = lhs.astype(np.float64), rhs.astype(np.float64)
+    operator = {Op.PRODUCT: np.multiply, Op.MIN: np.minimum, Op.MAX: np.maximum}.get(op, np.add)
+    result: np.ndarray = operator(lhs, rhs).astype(kind)
+    return result
+
+
+def finished(values: np.ndarray, dtype: DType, factor: float, divisor: int) -> np.ndarray:
+    """Accumulators divided, scaled and rounded to the element type."""
+    kind = numpy_dtype(dtype)
+    if dtype is DType.BOOL:
+        return values
+    if dtype.is_float:
+        return scaled(values, DType.FLOAT64 if dtype is DType.FLOAT64 else DType.FLOAT32, factor / divisor).astype(kind)
+    if factor != 1.0:
+        return saturated([float(value) * factor / divisor for value in values.tolist()], kind)
+    limits = np.iinfo(kind)
+    quotients = [abs(value) // divisor * (1 if value >= 0 else -1) for value in values.tolist()]
+    return np.array([min(max(value, limits.min), limits.max) for value in quotients], dtype=kind)
+
+
+def bits_of(array: np.ndarray) -> np.ndarray:
+    return array.view(f"u{array.itemsize}")
+
+
+def assert_equal(actual: np.ndarray, expected: np.ndarray, what: object) -> None:
+    """Equal values of one type, a NaN where a NaN is expected."""
+    assert actual.dtype == expected.dtype
+    same = (actual == expected) | ((actual != actual) & (expected != expected))
+    assert same.all(), f"{what}: element {np.argmin(same)} is {actual[np.argmin(same)]!r}, not {expected[np.argmin(same)]!r}"
+
+
+def assert_exact(actual: np.ndarray, expected: np.ndarray, what: object = "") -> None:
+    """The same bits, the signs of zeros too; a NaN where a NaN is expected."""
+    assert actual.dtype == expected.dtype
+    same = (bits_of(actual) == bits_of(expected)) | ((actual != actual) & (expected != expected))
+    assert same.all(), f"{what}: element {np.argmin(same)} is {actual[np.argmin(same)]!r}, not {expected[np.argmin(same)]!r}"
+
+
+def assert_scalar_bits(actual: np.ndarray, call: Call, scalar: np.ndarray) -> None:
+    same = bits_of(actual) == bits_of(scalar)
+    assert same.all(), f"{call}: element {np.argmin(same)} has other bits than scalar's"
+
+
+def identity(reduction: Reduction, count: int) -> np.ndarray:
+    kind = numpy_dtype(ACCUMULATORS[reduction])
+    if kind == np.bool_:
+        value = reduction.op in (Op.MIN, Op.PRODUCT)
+    elif reduction.op in (Op.SUM, Op.AVERAGE):
+        value = -0.0 if kind.kind == "f" else 0
+    elif reduction.op is Op.PRODUCT:
+        value = 1
+    elif kind.kind == "f":
+        value = np.inf if reduction.op is Op.MIN else -np.inf
+    else:
+        value = np.iinfo(kind).max if reduction.op is Op.MIN else np.iinfo(kind).min
+    return np.full(count, value, dtype=kind)
+
+
+HALVES = [DType.FLOAT16, DType.BFLOAT16]
+each_half = pytest.mark.parametrize("dtype", HALVES, ids=case_id)

@@ -1,0 +1,122 @@
+"""The tests marked slow, in slices: each change runs one of them in CI, chosen by its commit's hash, so that none rots.
+
+Usage, in tests/: python -m support.slices [--show]
+
+It runs the slice of HEAD. What fails there is run again on the parent commit, in a checkout and a build of its own: what fails
+on both is told and does not block this change, for which it is no news. The exit status is 1 if something fails on HEAD alone.
+"""
+
+import argparse
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SLICES = 8
+BUILD = ROOT / "build" / "slice"
+
+
+def add_options(parser: pytest.Parser) -> None:
+    """Options of pytest."""
+    parser.addoption("--slice", type=int, help="run the tests of this slice only (support/slices.py), with -m slow or -m ''")
+    parser.addoption("--write-failed", type=Path, help="a file to which the names of tests that fail are added")
+
+
+def slice_of(node: str, slices: int = SLICES) -> int:
+    """In which slice a test is, from 0; the same on every machine."""
+    return int.from_bytes(hashlib.sha256(node.encode()).digest()[:8], "big") % slices
+
+
+def slice_of_commit(commit: str, slices: int = SLICES) -> int:
+    """Which slice CI runs for a commit, from its hash in hexadecimal digits."""
+    return int(commit[:12], 16) % slices
+
+
+def select(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves the tests of the slice that --slice names."""
+    chosen = config.getoption("--slice")
+    if chosen is not None:
+        others = [item for item in items if slice_of(item.nodeid) != chosen]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if slice_of(item.nodeid) == chosen]
+
+
+def write_failed(item: pytest.Item, report: pytest.TestReport) -> None:
+    """Adds the name of a test that fails to the file of --write-failed."""
+    path = item.config.getoption("--write-failed")
+    if path is not None:
+        with path.open("a") as file:
+            file.write(f"{report.nodeid}\n")
+
+
+def verdict(failed: Iterable[str], also_on_parent: Iterable[str]) -> tuple[str, int]:
+    """The report on the tests that fail on HEAD, and the exit status."""
+    old = sorted(set(failed) & set(also_on_parent))
+    new = sorted(set(failed) - set(old))
+    lines = [f"fails on the parent commit as well, so it does not block: {node}" for node in old]
+    lines += [f"fails since this commit: {node}" for node in new]
+    return "\n".join(lines), int(bool(new))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the slice of HEAD; returns the exit status."""
+    parser = argparse.ArgumentParser(description="Run the slice of the slow tests that CI runs for HEAD.")
+    parser.add_argument("--show", action="store_true", help="only list its tests")
+    options = parser.parse_args(arguments)
+    chosen = slice_of_commit(_git("rev-parse", "HEAD"))
+    print(f"slice {chosen} of {SLICES} (0 to {SLICES - 1}) of the tests marked slow", flush=True)
+    command = ["-m", "slow", "--slice", str(chosen)]
+    if options.show:
+        return _pytest(ROOT, [*command, "--collect-only", "-q"])[0]
+    code, failed = _pytest(ROOT, command)
+    if not failed:
+        return 0 if code == pytest.ExitCode.NO_TESTS_COLLECTED else code
+    text, code = verdict(failed, _failed_on_parent(failed))
+    print(text, flush=True)
+    return code
+
+
+def _failed_on_parent(nodes: Sequence[str]) -> list[str]:
+    """Which of these fail on the parent commit, too; none where there is no parent or it does not build."""
+    if not _git("rev-parse", "--quiet", "--verify", "HEAD^", check=False):
+        print("there is no parent commit to run them on")
+        return []
+    print("running on the parent commit what failed", flush=True)
+    checkout = BUILD / "parent"
+    shutil.rmtree(checkout, ignore_errors=True)
+    _git("worktree", "prune")
+    _git("worktree", "add", "--detach", str(checkout), "HEAD^")
+    try:
+        build = ["setup.py", "--quiet", "build_ext", "--inplace", "--build-temp", "build/dev", "--build-lib", "build/dev/stage"]
+        if subprocess.run([sys.executable, *build], cwd=checkout, check=False).returncode:
+            print("the parent commit does not build")
+            return []
+        return _pytest(checkout, ["-m", "", "-n", "0", *nodes])[1]
+    finally:
+        _git("worktree", "remove", "--force", str(checkout))
+
+
+def _pytest(tree: Path, arguments: Sequence[str]) -> tuple[int, list[str]]:
+    """Its exit status and the tests that failed."""
+    BUILD.mkdir(parents=True, exist_ok=True)
+    file = BUILD / "failed.txt"
+    file.write_text("")
+    environment = {**os.environ, "PYTHONPATH": str(tree)}
+    options = ["--rootdir", str(tree), "--confcutdir", str(tree), "-p", "no:cacheprovider", "--write-failed", str(file)]
+    command = [sys.executable, "-m", "pytest", *options, *arguments]
+    code = subprocess.run(command, cwd=tree, env=environment, check=False).returncode
+    return code, sorted(set(file.read_text().splitlines()))
+
+
+def _git(*arguments: str, check: bool = True) -> str:
+    return subprocess.run(["git", *arguments], cwd=ROOT, check=check, capture_output=True, text=True).stdout.strip()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

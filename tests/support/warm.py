@@ -1,0 +1,138 @@
+"""Warm interpreters: jobs whose ranks are forked from a process that has imported their frameworks (support/zygote.py).
+
+Zygotes are started when the first job wants them, and end with the pytest that was first; those that it starts find the zygotes
+through NURSERY in their environment. There is one for each set of modules and of variables that act at import, and of each two,
+with different seeds of Python's hashes: ranks that go through a set in their own order shall not agree by chance.
+
+Fresh interpreters stay for tests whose subject is how processes start and end (tests/fault, tests/hosts), and for one file a
+door, so that imports are tested (`FRESH = True`, support/parallel.py).
+"""
+
+import ast
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Set
+from pathlib import Path
+
+import pytest
+
+NURSERY = "HVDTEST_NURSERY"  # in the environment: the folder of the zygotes' sockets
+ZYGOTE = Path(__file__).with_name("zygote.py")
+HASH_SEEDS = ("1", "2")
+START_SECONDS = 300.0
+ALWAYS = ("numpy", "ml_dtypes", "pytest", "mpi4py", "cloudpickle")
+FRAMEWORKS = ("torch", "tensorflow", "keras", "jax", "sklearn")
+# What the program reads itself: it differs between jobs of one zygote.
+READ_LATER = ("HVDLITE_", "HOROVOD_", "HVDTEST_", "FAKE_GPU", "OMPI_", "PMIX_", "PRTE_", "PYTEST_")
+
+
+def open_nursery(config: pytest.Config) -> None:
+    """Makes the folder, in the pytest that is first; those that it starts tell it there what processor time they have used."""
+    if NURSERY in os.environ:
+        config.add_cleanup(lambda: _tell_seconds(Path(os.environ[NURSERY])))
+        return
+    folder = Path(tempfile.mkdtemp(prefix="hvdlite-warm-"))
+    (folder / "owner").write_text(str(os.getpid()))
+    os.environ[NURSERY] = str(folder)
+    config.add_cleanup(lambda: _close(folder))
+
+
+def is_first() -> bool:
+    """Has this process made the nursery?"""
+    return (Path(os.environ[NURSERY]) / "owner").read_text() == str(os.getpid())
+
+
+def _close(folder: Path) -> None:
+    """Removes it; the zygotes end with this process."""
+    os.environ.pop(NURSERY, None)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _tell_seconds(folder: Path) -> None:
+    (folder / f"{os.getpid()}.seconds").write_text(str(sum(os.times()[:4])))
+
+
+def processor_seconds() -> float:
+    """What this process, those that used its nursery, and the zygotes have used; the zygotes end for that.
+
+    It is for the pytest that was first.
+    """
+    folder = Path(os.environ[NURSERY])
+    _tell_seconds(folder)
+    for log in folder.glob("*.log"):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as zygote, contextlib.suppress(OSError):
+            zygote.connect(str(log.with_suffix("")))
+            zygote.sendall(b'"end"\n')
+            zygote.recv(1)  # comes back when it has ended
+    return sum(float(file.read_text()) for file in folder.glob("*.seconds"))
+
+
+def imports_of(tree: ast.AST) -> set[str]:
+    """The words of the modules that a test file or a program imports, as far as its own lines tell."""
+    modules: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            modules |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            modules |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.importorskip":
+            modules |= {ast.literal_eval(node.args[0])}
+    return {word for module in modules for word in module.split(".")[:2]}
+
+
+def frameworks_of(imports: Set[str], environment: Mapping[str, str]) -> set[str]:
+    """The frameworks among the words of these imports, and those of the variable that chooses Keras' backend."""
+    backend = environment.get("KERAS_BACKEND")
+    return {name for name in FRAMEWORKS if name in imports} | ({"keras", backend} if backend else set())
+
+
+def zygotes(frameworks: Iterable[str], environment: Mapping[str, str]) -> list[str]:
+    """Sockets of the zygotes for ranks with this environment, started where they are not there yet.
+
+    Raises:
+        RuntimeError: a zygote did not start; the message has what it wrote.
+    """
+    folder = Path(os.environ[NURSERY])
+    modules = [*ALWAYS, *(name for name in FRAMEWORKS if name in set(frameworks))]
+    fixed = {name: value for name, value in sorted(environment.items()) if not name.startswith(READ_LATER)}
+    key = hashlib.sha256(json.dumps([modules, fixed]).encode()).hexdigest()[:12]
+    sockets = [folder / f"{key}.{seed}" for seed in HASH_SEEDS]
+    with (folder / f"{key}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        started = {path: _start(path, modules, {**fixed, "PYTHONHASHSEED": seed})
+                   for path, seed in zip(sockets, HASH_SEEDS, strict=True) if not path.exists()}  # fmt: skip
+        for path, process in started.items():
+            _wait_for(path, process)
+    return [str(path) for path in sockets]
+
+
+def _start(path: Path, modules: Iterable[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    owner = (path.parent / "owner").read_text()
+    with Path(f"{path}.log").open("w") as log:
+        return subprocess.Popen(
+            [sys.executable, str(ZYGOTE), str(path), owner, ",".join(modules)],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C is for pytest, which ends its jobs
+        )
+
+
+def _wait_for(path: Path, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while not path.exists():
+        if process.poll() is not None or time.monotonic() > deadline:
+            process.kill()
+            log = Path(f"{path}.log").read_text(errors="replace")
+            raise RuntimeError(f"the zygote {path.name} did not start:\n{log}")
+        time.sleep(0.01)

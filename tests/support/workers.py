@@ -1,0 +1,107 @@
+"""Two pytests share the tests of a run (pytest-xdist): one begins with jobs of several ranks, one with tests of one process.
+
+Most tests of one process use one processor, and while a job of several ranks runs, its pytest only waits for it. So the first
+worker takes from the front of the queue, where the jobs are, and the second one from the end, until they meet. What has to stay
+together is one piece of the queue: the tests of a file, and the files that share a job (support/parallel.py).
+
+Runs of whole folders are shared if there are two processors. Runs of named files are not, and ``-n 0`` does without.
+"""
+
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from support import warm
+from support.parallel import company_of, is_parallel
+
+WORKERS = 2
+EVERY_SECONDS = 20.0  # between the lines of progress in a log
+
+
+def choose_workers(config: pytest.Config) -> None:
+    """Sets the number of workers where the command line does not."""
+    if hasattr(config, "workerinput"):  # a worker itself
+        return
+    option = config.option
+    folders = all(os.path.isdir(argument) for argument in config.args)
+    wanted = folders and not option.collectonly and not option.usepdb and len(os.sched_getaffinity(0)) >= WORKERS
+    if getattr(option, "numprocesses", 0) is None and wanted:
+        option.numprocesses = WORKERS
+
+
+class Shared:
+    """The plugin of the pytest whose tests workers run: hands the tests out, and says how far they are."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._root = config.rootpath
+        self._config = config
+        self._all: list[str] = []
+        self._ended: set[str] = set()
+        self._failed = 0
+        self._began = self._said = time.monotonic()
+
+    @pytest.hookimpl
+    def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:
+        from xdist.scheduler import LoadScopeScheduling
+
+        shared = self
+
+        class FromBothEnds(LoadScopeScheduling):  # type: ignore[misc]
+            """A queue in the order of the collection."""
+
+            def _split_scope(self, nodeid: str) -> str:
+                return company_of(nodeid, config.rootpath)
+
+            def _assign_work_unit(self, node: Any) -> None:
+                if node.gateway.id != "gw0":
+                    self.workqueue.move_to_end(next(reversed(self.workqueue)), last=False)
+                super()._assign_work_unit(node)
+
+            def schedule(self) -> None:
+                super().schedule()
+                shared.expect(self.collection or ())
+
+        config.option.loadscopereorder = False
+        return FromBothEnds(config, log)
+
+    @property
+    def _reporter(self) -> Any:
+        return self._config.pluginmanager.get_plugin("terminalreporter")
+
+    def expect(self, nodes: Sequence[str]) -> None:
+        """Takes over the tests of the whole run."""
+        self._all = list(nodes)
+
+    def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
+        """Instead of thousands of dots there is a line from time to time, and one for each failure."""
+        if self._reporter.verbosity > 0 or not isinstance(report, pytest.TestReport) or report.failed:
+            return None
+        return ("passed" if report.passed and report.when == "call" else "skipped" if report.skipped else "", "", "")
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._failed += 1
+            self._reporter.write_line(f" {report.nodeid} ({report.when})", red=True)
+        if report.when == "teardown":
+            self._ended.add(report.nodeid)
+        if time.monotonic() - self._said > EVERY_SECONDS and self._reporter.verbosity <= 0:
+            self._say()
+
+    def pytest_terminal_summary(self) -> None:
+        if warm.is_first():
+            self._reporter.write_line(f"processor time: {warm.processor_seconds():.0f} s, with all processes of the run")
+
+    def _say(self) -> None:
+        self._said = time.monotonic()
+        minutes, seconds = divmod(int(self._said - self._began), 60)
+        jobs, tests = (self._counts(parallel) for parallel in (True, False))
+        failed = f", {self._failed} failed" if self._failed else ""
+        self._reporter.write_line(
+            f"{minutes:2}:{seconds:02}  {jobs} files on several ranks, {tests} tests of one process{failed}"
+        )
+
+    def _counts(self, parallel: bool) -> str:
+        chosen = {node for node in self._all if is_parallel(self._root / node.split("::")[0]) is parallel}
+        return f"{len(chosen & self._ended)} of {len(chosen)}"

@@ -1,0 +1,215 @@
+"""A process that has imported the frameworks and forks a rank for each stub that asks for one (support/child.py).
+
+Usage: python zygote.py SOCKET OWNER MODULES, where OWNER is the process id that it ends with, and MODULES a list with commas.
+
+Importing torch or TensorFlow takes seconds, and a suite starts hundreds of ranks. A forked child becomes the rank instead: it
+takes over from the stub what mpirun gave it (arguments, environment, folder, output, affinity, limits, umask, priority), and
+runs the program as the interpreter would. It differs from a fresh process in its parent and in what is imported already, in
+nothing else: unit/test_warm.py compares the two. What acts at import or at the start of Python (most variables) belongs to the
+zygote: support/warm.py starts one for each set of them.
+
+The zygote has one thread, or it would fork a process with locks that nobody releases. It watches each stub and each child:
+a stub that ends takes its child along, as a killed rank does; a child that ends tells its stub how.
+"""
+
+import array
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import random
+import resource
+import runpy
+import selectors
+import signal
+import socket
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+PR_SET_PDEATHSIG = 1
+STREAMS = 3
+END = "end"  # the request of support/warm.py that ends the zygote
+
+
+def main() -> None:
+    path, owner, modules = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3].split(",")
+    if not Path(f"/proc/{owner}").exists():
+        raise SystemExit("the pytest that wanted this process is gone")
+    sys.path[0] = __file__  # not the folder of this file, whose modules would stand in for others; the program's comes here
+    for module in modules:
+        importlib.import_module(module)
+    threads = len(os.listdir("/proc/self/task"))
+    if threads > 1:
+        raise SystemExit(f"importing {', '.join(modules)} has left {threads} threads, so that this process must not fork")
+    gc.collect()
+    gc.freeze()  # what children never write to they share
+    request = Server(path, owner).serve()
+    if request is not None:
+        become(request)
+    else:
+        path.with_name(f"{os.getpid()}.seconds").write_text(str(sum(os.times()[:4])))
+
+
+class Server:
+    """Forks a child for each request; the child leaves `serve` with the request that it is for."""
+
+    def __init__(self, path: Path, owner: int) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        unfinished = Path(f"{path}.unfinished")
+        self._listener.bind(str(unfinished))
+        self._listener.listen(64)
+        unfinished.rename(path)  # in one step: who sees the socket can connect to it
+        self._owner = os.pidfd_open(owner)
+        self._over = False
+        self._children: dict[int, tuple[int, socket.socket]] = {}  # by descriptor of the process: its id, its stub
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._selector.register(self._owner, selectors.EVENT_READ, self._end)
+
+    def serve(self) -> dict[str, Any] | None:
+        """Until a child is made, where it returns the request; in the zygote it returns nothing, at the end."""
+        while not self._over:
+            key, _ = self._selector.select()[0]  # one at a time: it may take away what the next one is about
+            request = key.data(key.fileobj)
+            if request is not None:
+                return request
+        return None
+
+    def _end(self, _owner: int = -1) -> None:
+        for pid, _stub in self._children.values():
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        self._over = True
+
+    def _accept(self, listener: socket.socket) -> dict[str, Any] | None:
+        stub, _ = listener.accept()
+        request = _receive(stub)
+        if request is None:
+            stub.close()
+            return None
+        if request == END:
+            self._end()
+            return None
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pid = os.fork()
+        if pid == 0:
+            self._forget()
+            stub.close()
+            return request
+        for descriptor in request["streams"]:
+            os.close(descriptor)
+        process = os.pidfd_open(pid)
+        self._children[process] = (pid, stub)
+        self._selector.register(process, selectors.EVENT_READ, self._child_ended)
+        self._selector.register(stub, selectors.EVENT_READ, self._stub_ended)
+        _tell(stub, {"pid": pid})
+        return None
+
+    def _child_ended(self, process: int) -> None:
+        pid, stub = self._children.pop(process)
+        _, status = os.waitpid(pid, 0)
+        self._selector.unregister(process)
+        os.close(process)
+        if stub.fileno() >= 0:
+            self._selector.unregister(stub)
+            _tell(stub, {"status": os.waitstatus_to_exitcode(status)})
+            stub.close()
+
+    def _stub_ended(self, stub: socket.socket) -> None:
+        """It says nothing after its request, so that what comes is its end. Its child's end is seen next."""
+        self._selector.unregister(stub)
+        stub.close()
+        for pid, other in self._children.values():
+            if other is stub:
+                os.kill(pid, signal.SIGKILL)
+
+    def _forget(self) -> None:
+        """In the child: closes all descriptors of the server, so that only what the imports opened stays open."""
+        for process, (_, stub) in self._children.items():
+            os.close(process)
+            stub.close()
+        os.close(self._owner)
+        self._listener.close()
+        self._selector.close()
+
+
+def _receive(stub: socket.socket) -> Any:
+    """A line of JSON, with three descriptors, or END; nothing where the stub has ended meanwhile."""
+    descriptors = array.array("i")
+    message, ancillary, _, _ = stub.recvmsg(1 << 16, socket.CMSG_LEN(STREAMS * descriptors.itemsize))
+    for _level, _kind, data in ancillary:
+        descriptors.frombytes(data)
+    while not message.endswith(b"\n"):
+        more = stub.recv(1 << 16)
+        if not more:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            return None
+        message += more
+    request = json.loads(message)
+    return request if request == END else {**request, "streams": list(descriptors)}
+
+
+def _tell(stub: socket.socket, what: dict[str, int]) -> None:
+    with contextlib.suppress(BrokenPipeError):  # its end is seen next
+        stub.sendall(json.dumps(what).encode() + b"\n")
+
+
+# --- in the child ----------------------------------------------------------------------------------------------------
+
+
+def become(request: dict[str, Any]) -> None:
+    """Makes this process the rank, and runs its program to the end."""
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+        raise OSError(ctypes.get_errno(), "prctl")
+    os.setpgid(0, 0)  # as mpirun's own children are
+    for place, descriptor in enumerate(request["streams"]):
+        os.dup2(descriptor, place)
+    for descriptor in request["streams"]:
+        os.close(descriptor)
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.chdir(request["folder"])
+    os.umask(request["umask"])
+    os.nice(request["nice"] - os.nice(0))
+    os.sched_setaffinity(0, request["affinity"])
+    for number, limits in request["limits"].items():
+        resource.setrlimit(int(number), limits)
+    signal.signal(signal.SIGINT, signal.SIG_IGN if request["ignores_interrupt"] else signal.default_int_handler)
+    _seed()
+    _run(request["arguments"])
+
+
+def _seed() -> None:
+    """Random numbers that nobody seeded differ between processes, also those of torch, which are the same in fresh ones: a
+    broadcast that is missing shows. Python has seeded its own when it forked."""
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(random.getrandbits(63))
+
+
+def _run(arguments: list[str]) -> None:
+    """As ``python *arguments`` does."""
+    if arguments[0] == "-m":
+        sys.argv[:] = arguments[1:]
+        sys.path[0] = os.getcwd()
+        runpy._run_module_as_main(arguments[1])
+        return
+    program = Path(arguments[0])
+    sys.argv[:] = arguments
+    sys.path[0] = str(program.parent.resolve())
+    module = types.ModuleType("__main__")
+    module.__file__ = str(program)
+    module.__dict__["__builtins__"] = __builtins__
+    sys.modules["__main__"] = module
+    exec(compile(program.read_bytes(), str(program), "exec"), module.__dict__)
+
+
+if __name__ == "__main__":
+    main()

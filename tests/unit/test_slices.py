@@ -1,0 +1,70 @@
+"""Slices of the slow tests: each test is in one, each commit runs one, and what failed before does not block."""
+
+import subprocess
+import sys
+
+import pytest
+from support import slices
+from support.parallel import TESTS
+
+
+def test_each_test_is_in_one_slice_and_slices_are_about_equal():
+    nodes = [f"tests/unit/test_a.py::test_b[{number}]" for number in range(4000)]
+    sizes = [sum(slices.slice_of(node) == place for node in nodes) for place in range(slices.SLICES)]
+    assert sum(sizes) == len(nodes)
+    assert min(sizes) > 0.8 * len(nodes) / slices.SLICES
+
+
+def test_commits_choose_all_slices():
+    assert slices.slice_of_commit("0" * 40) == 0
+    assert {slices.slice_of_commit(f"{number:012x}{'f' * 28}") for number in range(slices.SLICES)} == set(range(slices.SLICES))
+
+
+def test_pytest_runs_the_slice_alone_and_names_what_fails(tmp_path):
+    (tmp_path / "conftest.py").write_text((TESTS / "conftest.py").read_text())
+    (tmp_path / "support").symlink_to(TESTS / "support")
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    (tmp_path / "test_it.py").write_text(
+        "import pytest\n@pytest.mark.parametrize('number', range(64))\ndef test_it(number):\n    assert number % 2\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-n", "0", "-q", "--slice", "3", "--write-failed", "failed"]
+    subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=120, check=False)
+    inside = [number for number in range(64) if slices.slice_of(f"test_it.py::test_it[{number}]") == 3]
+    names = [f"test_it.py::test_it[{number}]" for number in inside if number % 2 == 0]
+    assert len(names) > 1
+    assert (tmp_path / "failed").read_text().splitlines() == names
+
+
+@pytest.mark.parametrize(("on_parent", "status"), [(["a", "b"], 0), (["b"], 1), ([], 1)])
+def test_what_fails_on_the_parent_does_not_block(on_parent, status):
+    text, code = slices.verdict(["b", "a"], on_parent)
+    assert code == status
+    assert text.splitlines() == [
+        *(f"fails on the parent commit as well, so it does not block: {node}" for node in on_parent),
+        *(f"fails since this commit: {node}" for node in sorted({"a", "b"} - set(on_parent))),
+    ]
+
+
+def test_the_parent_is_a_checkout_of_its_own(tmp_path, monkeypatch):
+    """What fails since HEAD, and what did before, in a small repository."""
+    run = {"cwd": tmp_path, "check": True, "capture_output": True}
+    (tmp_path / "setup.py").write_text("")
+    (tmp_path / "conftest.py").write_text(
+        f"import pytest, sys\nsys.path.append({str(TESTS)!r})\n"
+        "from support.slices import add_options as pytest_addoption, write_failed\n"
+        "@pytest.hookimpl(wrapper=True)\ndef pytest_runtest_makereport(item):\n"
+        "    report = yield\n    if report.failed:\n        write_failed(item, report)\n    return report\n"
+    )
+    test = "def test_old():\n    assert False\ndef test_new():\n    assert {}\n"
+    subprocess.run(["git", "init", "-q"], **run)
+    for value in (True, False):
+        (tmp_path / "test_it.py").write_text(test.format(value))
+        subprocess.run(["git", "add", "."], **run)
+        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "-m", "a"], **run)
+    monkeypatch.setattr(slices, "ROOT", tmp_path)
+    monkeypatch.setattr(slices, "BUILD", tmp_path / "build")
+    code, failed = slices._pytest(tmp_path, [])
+    assert code == 1
+    assert failed == ["test_it.py::test_new", "test_it.py::test_old"]
+    assert slices._failed_on_parent(failed) == ["test_it.py::test_old"]
+    assert not (tmp_path / "build" / "parent").exists()
