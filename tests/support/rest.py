@@ -22,8 +22,8 @@ def rests(engine: Any, microseconds: int, caller: int | None = None) -> bool:
     Args:
         engine: of any rank.
         microseconds: that the sleeps last on average.
-        caller: the native id of the thread that waits and drives it, which then sleeps itself. If there is none, the engine looks
-            once after each sleep for something to do.
+        caller: the native id of the thread that waits and drives it, and then sleeps itself. If there is none, the engine
+            looks once after each sleep for something to do.
     """
     since = engine.counters()
 
