@@ -63,7 +63,7 @@ def test_without_a_shared_page_waiting_still_costs_little():
         else:
             waiter = threading.Thread(target=hvd.allreduce, args=(np.ones(10),), kwargs={"name": "x"})
             waiter.start()
-            assert rests(RUNTIME.engine, 2_000)
+            assert rests(RUNTIME.engine, 2_000, waiter.native_id)
             MPI.COMM_WORLD.send(None, 0)
             waiter.join()
         print("rested", flush=True)

@@ -18,16 +18,16 @@ def test_an_idle_engine_and_a_wait_for_a_straggler_use_no_processor(binding):
 
         hvd.init()
         hvd.allreduce(np.ones(1000), name="x")
-        assert rests(RUNTIME.engine, 200_000, called=False)
+        assert rests(RUNTIME.engine, 200_000)
         world = MPI.COMM_WORLD
         if hvd.rank() == 0:  # the straggler, whose engine is idle
-            assert rests(RUNTIME.engine, 200_000, called=False)
+            assert rests(RUNTIME.engine, 200_000)
             world.recv(source=1)
             hvd.allreduce(np.ones(1000), name="x")
         else:
             waiter = threading.Thread(target=hvd.allreduce, args=(np.ones(1000),), kwargs={"name": "x"})
             waiter.start()
-            assert rests(RUNTIME.engine, 5_000)
+            assert rests(RUNTIME.engine, 5_000, waiter.native_id)
             world.send(None, 0)
             waiter.join()
         print("rested", flush=True)
@@ -69,7 +69,7 @@ def test_a_rank_that_is_stopped_with_the_lock_of_a_ledger_costs_the_others_no_pr
         else:
             waiter = threading.Thread(target=hvd.allreduce, args=(np.ones(1000),), kwargs={"name": "x"})
             waiter.start()
-            assert rests(RUNTIME.engine, 5_000)
+            assert rests(RUNTIME.engine, 5_000, waiter.native_id)
             assert RUNTIME.engine.counters()["agreed_in_memory"] == 1, "it waits for the lock"
             world.send(None, 0)
             waiter.join()
@@ -189,10 +189,10 @@ def test_a_forked_child_is_inert_and_says_so():
 def test_ranks_on_few_cores_spin_nobody_off_his():
     """With more ranks than cores, and with two ranks that the scheduler has put on one, who waits soon gives its core away.
 
-    Who kept on looking for the end of a time slice, which is a millisecond and more, would look many thousand times.
+    Who went on looking until its time slice is over, which is a millisecond and more, would look some thousand times.
     """
     program = """
-        import os, statistics
+        import os
         import numpy as np
         import hvdlite as hvd
         from hvdlite.runtime import RUNTIME
@@ -203,15 +203,13 @@ def test_ranks_on_few_cores_spin_nobody_off_his():
         one = hvd.broadcast_object(min(os.sched_getaffinity(0)), 0)
         for thread in os.listdir("/proc/self/task"):
             os.sched_setaffinity(int(thread), {one})
-        passes = []
-        for _ in range(200):
-            before = RUNTIME.engine.counters()["passes"]
+        before, calls = RUNTIME.engine.counters()["passes"], 200
+        for _ in range(calls):
             assert (hvd.allreduce(value, name="x", op=hvd.Sum) == total).all()
-            passes.append(RUNTIME.engine.counters()["passes"] - before)
-        print(statistics.median(passes), flush=True)
+        print((RUNTIME.engine.counters()["passes"] - before) / calls, flush=True)
     """
     for ranks in (2, 4):
         result = run_job(program, ranks, mpirun_args=["--bind-to", "none"])
         assert result.returncode == 0, result.report()
         assert len(result.stdout) == ranks
-        assert all(0 < float(text) < 1000 for text in result.stdout.values()), result.report()
+        assert all(0 < float(text) < 500 for text in result.stdout.values()), result.report()

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from support.limits import eventually
+from support.limits import eventually, waits_in_engine
 
 _TESTS = Path(__file__).parents[1]
 ENVIRONMENT = {"PYTHONPATH": os.pathsep.join([str(_TESTS.parent), str(_TESTS)])}
@@ -14,7 +14,7 @@ _SLICE_US = 100_000
 _SPINS = 2000
 
 
-def rests(engine: Any, microseconds: int, called: bool = True) -> bool:
+def rests(engine: Any, microseconds: int, caller: int | None = None) -> bool:
     """Does the engine come to rest? Then it sleeps for so long or longer each time, and nobody wakes it.
 
     What that costs is a share of a processor that hardly depends on the machine.
@@ -22,7 +22,8 @@ def rests(engine: Any, microseconds: int, called: bool = True) -> bool:
     Args:
         engine: of any rank.
         microseconds: that the sleeps last on average.
-        called: does a caller wait? If not, it looks once after each sleep for something to do.
+        caller: the native id of the thread that waits and drives it, and then sleeps itself. If there is none, the engine
+            looks once after each sleep for something to do.
     """
     since = engine.counters()
 
@@ -35,10 +36,10 @@ def rests(engine: Any, microseconds: int, called: bool = True) -> bool:
         if sleeps < _ENOUGH:
             return False
         since = now
-        spins = _SPINS * (1 + limits // _SLICE_US) if called else 0
+        spins = _SPINS * (1 + limits // _SLICE_US) if caller else 0
         return rung == 0 and passes <= sleeps + 1 + spins and limits >= microseconds * sleeps
 
-    return eventually(over)
+    return eventually(over) and (caller is None or eventually(lambda: waits_in_engine(caller)))
 
 
 def outlasts(engine: Any, seconds: float) -> bool:

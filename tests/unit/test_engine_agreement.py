@@ -3,12 +3,13 @@
 import itertools
 import random
 import threading
-import time
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 from support.agreement import ways  # noqa: F401
+from support.limits import DEADLINE, eventually
+from support.rest import awaits_others
 from support.thread_ranks import ADD_SET, ALLGATHER, ALLREDUCE, ALLTOALL, AVERAGE, BROADCAST, MAX, SUM, Rank, engines, run_ranks
 
 from hvdlite.errors import InvalidArgumentError, MismatchError, UnsupportedError
@@ -52,11 +53,12 @@ class RankZeroLast:
 
     def step(self, rank: Rank, submit: Callable[[], list[int]]) -> list[int]:
         if rank.rank == 0:
-            self._barrier.wait(60)
-            time.sleep(0.02)  # a message needs less; if one needs more, this step shows nothing
+            self._barrier.wait(DEADLINE)
+        before = rank.engine.counters()
         handles = submit()
         if rank.rank != 0:
-            self._barrier.wait(60)
+            assert eventually(lambda: awaits_others(rank.engine, before))
+            self._barrier.wait(DEADLINE)
         return handles
 
 

@@ -2,11 +2,10 @@
 
 import random
 import threading
-import time
 
 import numpy as np
 import pytest
-from support.limits import interrupted
+from support.limits import eventually, interrupted
 from support.requests import F32, F64, address, allreduce
 from support.thread_ranks import ALLGATHER, ALLREDUCE, AVERAGE, MAX, SUM, Rank, engines, in_threads, outcomes_of, run_ranks
 
@@ -181,8 +180,7 @@ def test_run_after_a_failure_of_the_job():
         array = np.ones(2, np.float32)
         kept = []
         if rank.rank:
-            while ranks[0].engine.counters()["submitted"] == 0:
-                time.sleep(0.001)
+            assert eventually(lambda: ranks[0].engine.counters()["submitted"])
             rank.engine.publish_failure("raised: for the test")
             return
         for _ in range(2):  # under way, and refused

@@ -2,12 +2,11 @@
 
 import signal
 import threading
-import time
 from functools import partial
 
 import numpy as np
 import pytest
-from support.limits import interrupted
+from support.limits import DEADLINE, eventually, interrupted, waits_in_engine, when_waiting
 from support.requests import address, allreduce
 from support.thread_ranks import ABSENT, engines, in_threads, outcomes_of, run_ranks
 
@@ -83,7 +82,7 @@ def test_ctrl_c_that_comes_while_the_last_operation_ends_loses_no_outcome():
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGUSR1, handler)
-    main = threading.main_thread().ident
+    main = threading.main_thread()
     try:
         with engines(2) as ranks:
             first, second = (rank.engine for rank in ranks)
@@ -92,8 +91,9 @@ def test_ctrl_c_that_comes_while_the_last_operation_ends_loses_no_outcome():
                 handle = first.submit_many([allreduce(f"e{step}", arrays[0])])[0]
 
                 def other(step=step):
-                    time.sleep(0.02)  # the signal comes within the slice in which the operation ends
-                    signal.pthread_kill(main, signal.SIGUSR1)
+                    # The signal comes within the slice in which the operation ends.
+                    assert eventually(lambda: waits_in_engine(main.native_id))
+                    signal.pthread_kill(main.ident, signal.SIGUSR1)
                     second.run(allreduce(f"e{step}", arrays[1]))
 
                 thread = threading.Thread(target=other)
@@ -104,7 +104,7 @@ def test_ctrl_c_that_comes_while_the_last_operation_ends_loses_no_outcome():
                     thread.start()
                     wait(handle)
 
-                with pytest.raises(KeyboardInterrupt):  # on a slow machine perhaps before the wait
+                with pytest.raises(KeyboardInterrupt):
                     waits()
                 thread.join()
                 assert outcomes_of(first, [handle]) == [2]
@@ -117,11 +117,14 @@ def test_shutdown_ends_waiting_for_many():
         array = np.ones(2, np.float32)
         handles = ranks[0].engine.submit_many([allreduce("never", array)])
 
+        waits = threading.Event()
+
         def body(rank):
             if rank.rank:
-                time.sleep(0.2)
+                assert waits.wait(DEADLINE)
                 rank.engine.shutdown()
                 return None
+            when_waiting(waits.set)
             return outcomes_of(rank.engine, handles)
 
         (error,) = in_threads(ranks, body)[0]
