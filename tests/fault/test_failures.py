@@ -1,5 +1,6 @@
-"""A rank fails in every way, at every place, under both launchers: the others say why, in time, and nothing stays behind.
+"""A rank fails in every way under both launchers: the others say why, with the last operations, and nothing stays behind.
 
+How soon, and all that does not depend on processes and launchers, is shown in virtual time (tests/sim, endings).
 docs/failures.md shows the same cases as they came out in one run (`make failures`).
 """
 
@@ -9,7 +10,6 @@ import subprocess
 import pytest
 from support.failure_cases import CASES, MODES, Case, Outcome, run_cases
 from support.job import find_mpirun
-from support.limits import limit
 from support.shared_memory import nothing_left_behind
 
 from hvdlite.config import KNOBS
@@ -27,9 +27,6 @@ CAUSES = {
     "host lost": r"rank [12] \(host h1, pid \d+\) ",  # either of those there
     "link cut": WHO.rstrip(),
 }
-# Seconds in which the others have said it.
-BOUNDS = {"raise": 5.0, "host lost": 15.0, "link cut": 15.0, "SIGSTOP": 8.0}
-DEATH = 2.0
 # Where the engine lives, so that there are operations to tell of.
 RECORDED = ("negotiation", "collective", "computing")
 HAS_STALL_LIMIT = any(knob.name == "stall_shutdown_time_seconds" for knob in KNOBS)
@@ -75,23 +72,28 @@ def test_the_others_say_why_and_nothing_stays(case: Case, outcomes: dict[Case, O
     check_code(outcome)
     if (case.ending, case.place) in (("exit 0", "shutdown"), ("exit 3", "shutdown")):
         return  # all had done their part
+    spoke = False
     for rank in case.survivors:
-        heard = [one[rank] for one in (outcome.said, outcome.raised) if rank in one]
-        if known_to_the_launcher_alone(case) and not heard:
-            continue  # it was ended at once
-        assert heard, outcome.report()
-        assert min(seconds for seconds, _ in heard) < limit(BOUNDS.get(case.ending, DEATH)), outcome.report()
-        known = any(re.search(CAUSES[case.ending], text) for _, text in heard)
-        assert known or (known_to_the_launcher_alone(case) and "SIGTERM ends this rank" in heard[0][1]), outcome.report()
+        heard = [text for one in (outcome.said, outcome.raised) if rank in one for _, text in [one[rank]]]
+        known = any(re.search(CAUSES[case.ending], text) for text in heard)
+        spoke = spoke or bool(heard)
+        if the_launcher_ends_all(case):
+            assert known or all("SIGTERM ends this rank" in text for text in heard), outcome.report()
+            continue
+        assert known, outcome.report()
         if case.place in RECORDED:
             assert rank in outcome.records, outcome.report()
         if case.mode == "ulfm" and case.place in ("init", *RECORDED) and not ended_all_the_same(case):
             assert rank in outcome.raised, outcome.report()
+    assert spoke or (the_launcher_ends_all(case) and case.hosts), outcome.report()
 
 
-def known_to_the_launcher_alone(case: Case) -> bool:
-    """A death on another host, without fault tolerance: Open MPI aborts the ranks that had a connection to the dead one."""
-    return case.mode == "mpirun" and bool(case.hosts) and case.ending in ("os._exit 4", "SIGKILL", "host lost")
+def the_launcher_ends_all(case: Case) -> bool:
+    """A death without fault tolerance: mpirun ends the others a quarter of a second later, on a busy machine before they know.
+
+    On another host they know nothing before: Open MPI aborts the ranks that had a connection to the dead one.
+    """
+    return case.mode == "mpirun" and case.ending in ("os._exit 4", "SIGKILL", "SIGSEGV", "host lost")
 
 
 def ended_all_the_same(case: Case) -> bool:

@@ -1,6 +1,6 @@
 """Ranks that do not come, in real jobs side by side: what is said of them, and that processes that are stopped are told apart.
 
-Who is named when, what excuses do, and that nothing is said where it is switched off is shown in virtual time (tests/sim, stalls).
+Who is named when, what excuses do, and that nothing is said where it is switched off is shown in virtual time (tests/sim).
 Here each step waits for the one before it: what a rank waits for is read in what the other has written.
 """
 
@@ -147,7 +147,8 @@ def test_a_slow_rank_is_named_with_its_line_and_its_coming_is_told(results):
 
 
 GAVE_UP = r"PeerLostError: rank 0 \(host \S+, pid \d+\) gave up after 3\.0 s \(HVDLITE_STALL_SHUTDOWN_TIME_SECONDS\): "
-MISSING = r".* (has|have) " + WAITED
+OF_GRADIENT = r"allreduce of '\S*gradient' in process set 0.* (has|have) " + WAITED
+OF_LARGE = r"allreduce of '\S*large\d+' in process set 0.* (has|have) " + WAITED
 
 
 def causes(result: JobResult) -> list[str]:
@@ -160,10 +161,10 @@ def causes(result: JobResult) -> list[str]:
         (
             "late",
             "gradient",
-            r"allreduce of '\S*gradient' in process set 0" + MISSING + r"has not submitted it: .* never_ending",
+            OF_GRADIENT + r"has not submitted it: .* never_ending",
         ),
-        ("stopped", "gradient", r"allreduce of '\S*gradient' in process set 0" + MISSING + r"does not answer: it is stopped"),
-        ("middle", "large", r"allreduce of '\S*large\d+' in process set 0" + MISSING + r"does not answer: it is stopped"),
+        ("stopped", "gradient", OF_GRADIENT + r"does not answer: it is stopped"),
+        ("middle", "large", OF_LARGE + r"does not answer: it is stopped"),
     ],
     ids=["late", "stopped", "middle"],
 )
