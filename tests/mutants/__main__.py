@@ -111,7 +111,7 @@ def _judge(tree: Tree, mutant: Mutant, results: Results, clean: Results, past: b
         failure = tree.build() if mutant.is_native else _built(tree)
         if failure:
             return found("unbuilt", error=failure)
-        verdict = run_tests(tree.root, tests, max(LEAST_DEADLINE, TIMES_LONGER * usual))
+        verdict = run_tests(tree.root, tests, max(LEAST_DEADLINE, TIMES_LONGER * usual), _log_of(tree, mutant.name))
     finally:
         tree.restore(mutant.file)
     found("survived" if verdict.passed else "killed", verdict)
@@ -122,11 +122,15 @@ def _without_mutant(tree: Tree, test: str, clean: Results) -> dict[str, object]:
     known = clean.known.get(test)
     if known is None or known["tree"] != tree.digest or not known["passed"]:
         _built(tree)
-        verdict = run_tests(tree.root, [test], CLEAN_DEADLINE)
+        verdict = run_tests(tree.root, [test], CLEAN_DEADLINE, _log_of(tree, "clean"))
         facts = {"passed": verdict.passed, "by": verdict.by, "error": verdict.error, "tests": verdict.tests}
         clean.add(test, tree=tree.digest, seconds=round(verdict.seconds, 1), **facts)
         print(f"  without any mutant: {test}: {verdict.tests} passed in {verdict.seconds:.0f} s {verdict.by}", flush=True)
     return clean.known[test]
+
+
+def _log_of(tree: Tree, name: str) -> Path:
+    return FOLDER / f"{tree.root.name}.logs" / f"{name}.log"
 
 
 def _built(tree: Tree) -> str:

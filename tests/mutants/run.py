@@ -38,8 +38,15 @@ class Verdict:
     tests: int
 
 
-def run_tests(tree: Path, tests: Sequence[str], deadline: float) -> Verdict:
-    """Runs them one after another, up to the first that fails, and ends whatever is left at the deadline."""
+def run_tests(tree: Path, tests: Sequence[str], deadline: float, log: Path) -> Verdict:
+    """Runs them one after another, up to the first that fails, and ends whatever is left at the deadline.
+
+    Args:
+        tree: the root of the copy.
+        tests: arguments for pytest.
+        deadline: in seconds.
+        log: gets what is written.
+    """
     mark = uuid.uuid4().hex
     command = [sys.executable, "-m", "pytest", "-x", "-q", "--in-turn", "-p", "no:cacheprovider", "--tb=short", *tests]
     environment = {
@@ -50,7 +57,7 @@ def run_tests(tree: Path, tests: Sequence[str], deadline: float) -> Verdict:
         "COLUMNS": "400",
     }
     started = time.monotonic()
-    log = tree.with_name(f"{tree.name}.log")
+    log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as output:
         process = subprocess.Popen(
             command,
