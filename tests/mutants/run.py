@@ -17,6 +17,7 @@ MARK = "HVDTEST_MUTANT"  # in the environment of every process of a run, so that
 GRACE_SECONDS = 30.0  # for pytest to end its jobs, once it is interrupted
 LONGEST_TEXT = 300
 KILLED_BY_TIME = "nothing had ended at the deadline"
+_RAISED = re.compile(r"^E   +(\S.*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -121,15 +122,22 @@ def first_failure(text: str) -> tuple[str, str]:
     summary = re.search(r"^(FAILED|ERROR) (\S+(?:\[.*?\])?(?:::ranks=[^-\n]*\S)?)(?: - (.*))?$", text, re.MULTILINE)
     if summary is None:
         return "", ""
-    by, error = summary.group(2), summary.group(3) or ""
-    within = re.search(r"^=== rank \d+ of \d+, failed: (?!nothing)([^,\n]+)", text, re.MULTILINE)
-    if within:
-        by += f" ({within.group(1).strip()})"
-    raised = re.findall(r"^E   +(\S.*)$", text[: summary.start()], re.MULTILINE)
-    # What a job's ranks wrote comes as it is; of one process pytest's summary has the first line.
-    if within and raised:
-        error = raised[-1]
-    return by, error or (raised[-1] if raised else _last_line(text[: summary.start()]))
+    by, error, before = summary.group(2), summary.group(3) or "", text[: summary.start()]
+    if "::ranks=" in by:  # what the ranks wrote comes first
+        within, error = _failure_of_ranks(before, error)
+        by += f" ({within})" if within else ""
+    raised = _RAISED.findall(before)
+    return by, error or (raised[-1] if raised else _last_line(before))
+
+
+def _failure_of_ranks(report: str, summary: str) -> tuple[str, str]:
+    """The same of the report of a job (support/parallel.py): a test that failed on a rank, or else in which one hung."""
+    said = re.search(r"^(\S.*) \(\w+\) failed:$|^=== rank \d+ of \d+, failed: (?!nothing)([^,\n]+)", report, re.MULTILINE)
+    if said is None:
+        hung = re.search(r"\bin (test_\w+)$", report, re.MULTILINE)
+        return (hung.group(1), f"{summary}; a rank hung there") if hung else ("", summary)
+    raised = _RAISED.findall(report[said.start() :].split("\n=== ")[0])
+    return said.group(1) or said.group(2), raised[-1] if raised else summary
 
 
 def _under_way(text: str) -> str:

@@ -69,15 +69,31 @@ FAILED tests/unit/test_a.py::test_b[x-y z] - assert 1 == 2
 FAILED tests/unit/test_a.py::test_c - assert 3 == 4
 """
     assert first_failure(alone) == ("tests/unit/test_a.py::test_b[x-y z]", "assert 1 == 2")
-    ranks = """
+    summary = "FAILED tests/parallel/test_a.py::ranks=2 - mpirun ended with 1 after 3.0 s\n"
+    failed = f"""
 mpirun goes on after 3.0 s
 === rank 1 of 2, failed: test_b[0] (call)
 E   AssertionError: first
 E   ValueError: second
-=========================== short test summary info ============================
-FAILED tests/parallel/test_a.py::ranks=2 - support.parallel.ChildrenFailed: mpirun goes on after 3.0 s
-"""
-    assert first_failure(ranks) == ("tests/parallel/test_a.py::ranks=2 (test_b[0] (call))", "ValueError: second")
+=== rank 0 of 2, failed: nothing
+E   another
+{summary}"""
+    assert first_failure(failed) == ("tests/parallel/test_a.py::ranks=2 (test_b[0] (call))", "ValueError: second")
+    ended = f"""
+=== rank 1 of 2, ended early
+test_b[x] (call) failed:
+E   AssertionError: first
+=== rank 0 of 2, ended early
+Timeout (0:00:08)!
+  File "tests/parallel/test_a.py", line 60 in test_c
+{summary}"""
+    assert first_failure(ended) == ("tests/parallel/test_a.py::ranks=2 (test_b[x])", "AssertionError: first")
+    hung = f"""
+=== rank 0 of 2, ended early
+  File "tests/parallel/test_a.py", line 60 in test_c
+{summary}"""
+    by, error = first_failure(hung)
+    assert (by, error) == ("tests/parallel/test_a.py::ranks=2 (test_c)", "mpirun ended with 1 after 3.0 s; a rank hung there")
     assert first_failure("3 passed in 1.0s") == ("", "")
 
 
