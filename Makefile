@@ -25,7 +25,7 @@ MPI_ENV := OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
 # The mpirun that fits: the environment's own where the build chose an MPI wheel, or else the machine's.
 MPIRUN = $(shell test -x $(BIN)/mpirun && echo $(BIN)/mpirun || echo mpirun)
 
-.PHONY: venv develop demo test test-all slice test-loaded failures test-matrix sanitize asan tsan fuzz lint tidy arm64 format clean
+.PHONY: venv develop demo test test-all slice test-loaded mutants failures test-matrix sanitize asan tsan fuzz lint tidy arm64 format clean
 
 venv: $(VENV)/.native
 
@@ -82,6 +82,10 @@ test-loaded: venv
 # The table in docs/failures.md, from a run of all its cases: a few minutes.
 failures: venv
 	cd tests && ../$(BIN)/python -m support.failure_report
+
+# Do the tests notice small defects? Hours, resumable, no part of CI (tests/mutants/README.md has the options).
+mutants: venv $(VENV)/.tools
+	cd tests && ../$(BIN)/python -m mutants $(MUTANTS)
 
 # One wheel against many versions of Python, frameworks and MPIs, each in an environment of its own (tests/matrix). CELL is
 # one cell's name, or `rotating` for the one that the commit's hash picks; what ran goes into docs/compatibility.md.

@@ -101,6 +101,18 @@ def test_a_name_that_worked_before_can_fail_and_work_again(hvd):
         assert hvd.allreduce(np.ones(4 + repeat), name="u", op=hvd.Sum).tolist() == [SIZE] * (4 + repeat)
 
 
+def test_a_difference_in_a_process_set_names_ranks_of_the_job(ended):
+    if SIZE == 2:
+        pytest.skip("takes two ranks in a set and one outside")
+    subset = ended.ProcessSet(list(range(1, SIZE)))
+    ended.init(process_sets=[subset])
+    if RANK in subset.ranks:
+        with pytest.raises(ended.MismatchError) as error:
+            ended.allreduce(np.ones(2 + ODD), name="s", process_set=subset)
+        others = "rank 1" if SIZE == 3 else "ranks 1, 2"
+        assert f"shape differs: [2] on {others}, [3] on rank {LAST}" in str(error.value)
+
+
 def test_others_in_flight_are_not_disturbed(hvd):
     good = [hvd.allreduce_async(np.full(100, float(i)), name=f"good{i}", op=hvd.Sum) for i in range(10)]
     bad = hvd.allreduce_async(np.ones(2 + ODD), name="bad")

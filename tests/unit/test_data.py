@@ -3,6 +3,7 @@
 import gc
 import logging
 import threading
+import time
 
 import pytest
 
@@ -101,8 +102,16 @@ def test_no_more_is_read_than_has_room():
     iterator = iter(loader)
     assert next(iterator) == 0
     running = next(iter(loader._passes))
-    with running._changed:
-        assert running._changed.wait_for(lambda: len(running._ready) == room, timeout=60)
+
+    def reader_waits():
+        with running._changed:
+            return bool(running._changed._waiters)
+
+    deadline = time.monotonic() + 60
+    while not reader_waits():  # for room: now it goes no further by itself
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    assert len(running._ready) == room
     assert len(loader.read) == room + 1
     assert next(iterator) == 1
     iterator.close()

@@ -94,6 +94,17 @@ def test_changed_hosts_interrupt_once(updates, skip_sync):
     state.commit()
 
 
+def test_a_note_that_comes_late_changes_nothing():
+    state = alone(epoch=1)
+    state.on_hosts_updated(5, HostUpdateResult.removed)
+    state.on_hosts_updated(3, HostUpdateResult.added)
+    with pytest.raises(HostsUpdatedInterrupt) as caught:
+        state.commit()
+    assert caught.value.skip_sync is True
+    state.on_hosts_updated(4, HostUpdateResult.added)
+    state.commit()
+
+
 def test_rank_0_decides_about_hosts():
     state = ObjectState(lambda _: (0, 7, HostUpdateResult.added), lambda: 1)
     with pytest.raises(HostsUpdatedInterrupt):

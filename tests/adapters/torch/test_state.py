@@ -25,6 +25,8 @@ class Everything(torch.nn.Module):
         self.register_buffer("bytes", torch.randint(0, 255, (3,), dtype=torch.uint8))
         self.register_buffer("nothing", torch.empty(0))
         self.register_buffer("spaced", torch.randn(6)[::2])
+        self.register_buffer("turned_mask", (torch.rand(5, 7) < 0.5).t())
+        self.turned_spectrum = torch.nn.Parameter(torch.randn(3, 2, dtype=torch.complex64).t())
         self.tied = self.half
 
 

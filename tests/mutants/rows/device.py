@@ -1,0 +1,103 @@
+"""GPUs: events, buffers, NCCL, and the way of a tensor through host memory."""
+
+from mutants import guards
+from mutants.mutant import Mutant
+
+ROWS = (
+    Mutant(
+        "gpu-ready-unawaited",
+        "an operation does not wait until its inputs are ready",
+        "csrc/engine/device_operation.cc",
+        "    last->order(stream, gpu());\n",
+        "",
+        guards.GPU_STREAMS,
+    ),
+    Mutant(
+        "gpu-foreign-done",
+        "what was copied back to another GPU is said to be done when the home GPU is",
+        "csrc/engine/device_operation.cc",
+        "is_foreign(entry) ? link_.relay(done, entry.request->device) : done;",
+        "done;",
+        guards.GPU_STREAMS,
+    ),
+    Mutant(
+        "gpu-staged-too-early",
+        "the host sends what it copies from a GPU before the copy has come",
+        "csrc/engine/staged_operation.cc",
+        "if (arrived_ && !arrived_->finished()) return false;",
+        "",
+        guards.GPU_STAGED,
+    ),
+    Mutant(
+        "gpu-staged-outputs",
+        "results are brought back without waiting for what the outputs are still used for",
+        "csrc/engine/staged_operation.cc",
+        "  order_inputs(stream);  // the outputs may be written after them, also where nothing was fetched\n",
+        "",
+        guards.GPU_STAGED,
+    ),
+    Mutant(
+        "gpu-buffer-in-use",
+        "a buffer's next user does not wait for its last one",
+        "csrc/device/buffers.cc",
+        "if (from->free_after) from->free_after->order(stream);",
+        "",
+        guards.GPU_MEMORY,
+    ),
+    Mutant(
+        "gpu-lent-in-use",
+        "a lent buffer's next user does not wait for the operations on it",
+        "csrc/device/buffers.cc",
+        "for (const EventPtr& event : from->also_after) event->order(stream);",
+        "",
+        guards.GPU_MEMORY,
+    ),
+    Mutant(
+        "gpu-pinned-in-use",
+        "the host writes to page-locked memory that the GPU still reads",
+        "csrc/device/buffers.cc",
+        "if (!idle && kind == Kind::kPinned) continue;  // the host will write at once",
+        "",
+        guards.GPU_MEMORY,
+    ),
+    Mutant(
+        "gpu-capture-allowed",
+        "a stream that is being captured into a graph is not refused",
+        "csrc/device/gpu.cc",
+        "if (!implicit && status == cuda::kCaptureStatusNone) return;",
+        "if (!implicit) return;",
+        guards.GPU_STREAMS,
+    ),
+    Mutant(
+        "nccl-root-is-rank",
+        "a broadcast by NCCL takes the root's rank in the job for its place in the set",
+        "csrc/engine/nccl_operation.cc",
+        "const int root = set_.index_of(first_request().root);",
+        "const int root = first_request().root;",
+        guards.GPU,
+    ),
+    Mutant(
+        "nccl-average-of-joined",
+        "NCCL's own average, over all ranks, is taken where fewer count",
+        "csrc/engine/nccl_recipe.cc",
+        "if (average && floats && unscaled && divisor == ranks) {",
+        "if (average && floats && unscaled) {",
+        guards.GPU,
+    ),
+    Mutant(
+        "nccl-postscale",
+        "what NCCL has added is not scaled afterwards",
+        "csrc/engine/nccl_recipe.cc",
+        ".factor = request.postscale,",
+        ".factor = 1.0,",
+        guards.GPU,
+    ),
+    Mutant(
+        "nccl-error-unheard",
+        "an error that NCCL reports later is not asked for",
+        "csrc/device/nccl.cc",
+        '  nccl_->check(state, "NCCL", comm_);\n',
+        "",
+        guards.GPU_FAILURES,
+    ),
+)
