@@ -49,7 +49,7 @@ def run_tests(tree: Path, tests: Sequence[str], deadline: float, log: Path) -> V
         log: gets what is written.
     """
     mark = uuid.uuid4().hex
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "--in-turn", "-p", "no:cacheprovider", "--tb=short", *tests]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", "--tb=short", *tests]
     environment = {
         **os.environ,
         MARK: mark,
