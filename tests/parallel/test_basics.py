@@ -11,6 +11,7 @@ from mpi4py import MPI
 from support.limits import when_waiting
 from support.world import WORLD, on_all_ranks
 
+FRESH = True
 RANK, SIZE = WORLD.rank, WORLD.size
 
 

@@ -1,15 +1,20 @@
 """Runs a program written for Horovod on two ranks: mpirun -n 2 python -m hvdlite.horovod script.py."""
 
+import ast
 from pathlib import Path
 
+from support import warm
 from support.job import JobResult, run_python
 
 SCRIPTS = Path(__file__).with_name("scripts")
 TIMEOUT = 240.0
 
 
-def run(folder: Path, *arguments: str, env: dict[str, str] | None = None) -> JobResult:
-    job = run_python(["-m", "hvdlite.horovod", *arguments], 2, TIMEOUT, folder, env)
-    for file in folder.glob("rank*.std*"):  # the next job of the test has its own
+def run(folder: Path, *arguments: str, env: dict[str, str] | None = None, fresh: bool = False) -> JobResult:
+    """Runs the script that comes first in `arguments`; warm ranks have imported its frameworks, unless they are to be fresh."""
+    imports = warm.imports_of(ast.parse(Path(arguments[0]).read_text()))
+    frameworks = None if fresh else warm.frameworks_of(imports, env or {})
+    job = run_python(["-m", "hvdlite.horovod", *arguments], 2, TIMEOUT, folder, env, frameworks=frameworks)
+    for file in folder.glob("rank*.*"):  # the next job of the test has its own
         file.unlink()
     return job

@@ -4,6 +4,9 @@ import pytest
 from reference import Pair, adam, mse
 
 
+FRESH = True
+
+
 def test_shutdown_and_init(hvd):
     pair = Pair(hvd, adam)
     for step in range(6):
