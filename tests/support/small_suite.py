@@ -38,7 +38,7 @@ def run_files(tmp_path: Path) -> Callable[..., tuple[int, str]]:
             (tmp_path / "tests" / "parallel" / f"test_{name}.py").write_text(PREAMBLE + textwrap.dedent(text))
         for name, text in (unit or {}).items():
             (tmp_path / "tests" / "unit" / f"test_{name}.py").write_text(textwrap.dedent(text))
-        command = [sys.executable, "-m", "pytest", "-rs", "-p", "no:cacheprovider", "-n", str(workers), *options]
+        command = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "-n", str(workers), *options]
         environment = job_environment()
         if workers:  # the first pytest of a run, which ends its zygotes
             del environment[NURSERY]
