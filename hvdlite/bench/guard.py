@@ -68,6 +68,8 @@ FIGURES: Mapping[str, Figure] = {
     "small": Figure("pair", "an allreduce of 4 B in place"),
     "large": Figure("pair", "an allreduce of 16 MiB in place"),
     "gradients": Figure("pair", "60 gradients, submitted one by one"),
+    "many": Figure("pair", "100 tensors of 64 B, submitted one by one"),
+    "grouped": Figure("pair", "the same in one call"),
     "mismatch": Figure("pair", "until ranks are told of a mismatch"),
     "idle": Figure("pair", "processor time of an idle rank", share=True),
     "waiting": Figure("pair", "the same while one waits for another", share=True),
