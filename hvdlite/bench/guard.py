@@ -23,7 +23,21 @@ from hvdlite.bench.report import Record, format_seconds
 from hvdlite.bench.tables import markdown
 from hvdlite.launcher import mpirun
 
-__all__ = ["FEWEST_PAIRS", "FIGURES", "GuardError", "GuardPlan", "Run", "compare", "interval", "jobs", "slower", "table"]
+__all__ = [
+    "FEWEST_PAIRS",
+    "FIGURES",
+    "Figure",
+    "GuardError",
+    "GuardPlan",
+    "OtherLoad",
+    "Run",
+    "check_build",
+    "compare",
+    "interval",
+    "jobs",
+    "slower",
+    "table",
+]
 
 FEWEST_PAIRS = 10
 _QUIET = 0.02  # of the processors that others may have during a job
@@ -54,6 +68,8 @@ FIGURES: Mapping[str, Figure] = {
     "small": Figure("pair", "an allreduce of 4 B in place"),
     "large": Figure("pair", "an allreduce of 16 MiB in place"),
     "gradients": Figure("pair", "60 gradients, submitted one by one"),
+    "many": Figure("pair", "100 tensors of 64 B, submitted one by one"),
+    "grouped": Figure("pair", "the same in one call"),
     "mismatch": Figure("pair", "until ranks are told of a mismatch"),
     "idle": Figure("pair", "processor time of an idle rank", share=True),
     "waiting": Figure("pair", "the same while one waits for another", share=True),
@@ -175,15 +191,20 @@ def _record(name: str, ours: Sequence[float], theirs: Sequence[float]) -> Record
     }
 
 
-def table(records: Sequence[Record]) -> str:
-    """The comparison as a table in markdown, and what follows."""
+def table(records: Sequence[Record], figures: Mapping[str, Figure] = FIGURES) -> str:
+    """The comparison as a table in markdown, and what follows.
+
+    Args:
+        records: of `compare`.
+        figures: what was measured.
+    """
     run = next(record for record in records if record["record"] == "guard_run")
     too_slow = slower(records, run["tolerance"])
     rows = []
     for record in records:
         if record["record"] != "guard":
             continue
-        figure = FIGURES[record["figure"]]
+        figure = figures[record["figure"]]
         form = "{:.3%}".format if figure.share else format_seconds
         low, high = record["interval"]
         medians = (form(statistics.median(record[whose])) for whose in ("ours", "theirs"))
@@ -223,23 +244,31 @@ def jobs(plan: GuardPlan) -> Callable[[Path], Run]:
     program = mpirun.find()
 
     def measure(build: Path) -> Run:
-        before = machine_seconds()
-        own = _children_seconds()
+        others = OtherLoad()
         figures: dict[str, float] = {}
         for kind, (ranks, bind) in _JOBS.items():
             command = mpirun_command(program, ranks, bind, os.geteuid() == 0)
             figures |= _job(command, kind, build, plan.seconds)
-        there, busy = (late - early for late, early in zip(machine_seconds(), before, strict=True))
-        return Run(figures, max(0.0, busy - (_children_seconds() - own)) / there)
+        return Run(figures, others.share())
 
     return measure
 
 
-def _children_seconds() -> float:
-    """The processor time of this process and of all that it has started and seen the end of."""
-    return sum(
-        usage.ru_utime + usage.ru_stime for usage in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    )
+class OtherLoad:
+    """What else the machine does from now on: neither this process nor what it starts and sees the end of."""
+
+    def __init__(self) -> None:
+        self._begun = self._taken()
+
+    def share(self) -> float:
+        """Of the processors."""
+        there, busy, own = (late - early for late, early in zip(self._taken(), self._begun, strict=True))
+        return max(0.0, busy - own) / there
+
+    @staticmethod
+    def _taken() -> tuple[float, float, float]:
+        usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        return *machine_seconds(), sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 def _job(command: Sequence[str], kind: str, build: Path, seconds: float) -> Figures:

@@ -21,7 +21,7 @@ import hvdlite as hvd
 
 _WORLD = MPI.COMM_WORLD
 _BATCH = 20  # calls between two looks at the clock
-_SMALL, _LARGE = 1, 4 << 20  # elements
+_SMALL, _TINY, _LARGE = 1, 16, 4 << 20  # elements
 _GRADIENTS = [64, 4096, 256, 65_536, 64, 262_144] * 10
 _LEAST = 5  # samples
 
@@ -56,6 +56,10 @@ def _gradients(arrays: list[Any]) -> None:
         array.fill(1.0)
 
 
+def _grouped(arrays: list[Any]) -> None:
+    hvd.grouped_allreduce_(arrays, name="group", op=hvd.Average)
+
+
 def _mismatch() -> None:
     try:
         hvd.allreduce(np.ones(3 + hvd.rank()), name="differs")
@@ -78,10 +82,13 @@ def _processor_share(seconds: float, waits: bool) -> float:
 def pair(seconds: float, folder: Path) -> dict[str, float]:
     """Two ranks, each on a core."""
     small, large, gradients = _filled(_SMALL), _filled(_LARGE), [_filled(count) for count in _GRADIENTS]
+    tiny = [_filled(_TINY) for _ in range(100)]
     figures = {
         "small": _time(seconds, _BATCH, lambda: hvd.allreduce_(small, name="small", op=hvd.Average)),
         "large": _time(seconds, 1, lambda: hvd.allreduce_(large, name="large", op=hvd.Average)),
         "gradients": _time(seconds, 1, lambda: _gradients(gradients)),
+        "many": _time(seconds, 1, lambda: _gradients(tiny)),
+        "grouped": _time(seconds, 1, lambda: _grouped(tiny)),
         "mismatch": _time(seconds / 4, 1, _mismatch),
     }
     for name, waits in (("idle", False), ("waiting", True)):

@@ -53,7 +53,7 @@ def test_without_a_shared_page_waiting_still_costs_little():
         from mpi4py import MPI
         import hvdlite as hvd
         from hvdlite.runtime import RUNTIME
-        from support.rest import rests
+        from support.rest import rests_with
 
         hvd.init()
         hvd.allreduce(np.ones(10), name="x")
@@ -63,7 +63,7 @@ def test_without_a_shared_page_waiting_still_costs_little():
         else:
             waiter = threading.Thread(target=hvd.allreduce, args=(np.ones(10),), kwargs={"name": "x"})
             waiter.start()
-            assert rests(RUNTIME.engine, 2_000, waiter.native_id)
+            assert rests_with(waiter, RUNTIME.engine, 2_000)
             MPI.COMM_WORLD.send(None, 0)
             waiter.join()
         print("rested", flush=True)

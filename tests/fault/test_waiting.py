@@ -14,7 +14,7 @@ def test_an_idle_engine_and_a_wait_for_a_straggler_use_no_processor(binding):
         from mpi4py import MPI
         import hvdlite as hvd
         from hvdlite.runtime import RUNTIME
-        from support.rest import rests
+        from support.rest import rests, rests_with
 
         hvd.init()
         hvd.allreduce(np.ones(1000), name="x")
@@ -27,7 +27,7 @@ def test_an_idle_engine_and_a_wait_for_a_straggler_use_no_processor(binding):
         else:
             waiter = threading.Thread(target=hvd.allreduce, args=(np.ones(1000),), kwargs={"name": "x"})
             waiter.start()
-            assert rests(RUNTIME.engine, 5_000, waiter.native_id)
+            assert rests_with(waiter, RUNTIME.engine, 5_000)
             world.send(None, 0)
             waiter.join()
         print("rested", flush=True)
@@ -49,7 +49,7 @@ def test_a_rank_that_is_stopped_with_the_lock_of_a_ledger_costs_the_others_no_pr
         from mpi4py import MPI
         import hvdlite as hvd
         from hvdlite.runtime import RUNTIME
-        from support.rest import rests
+        from support.rest import looks_seldom
 
         hvd.init()
         hvd.allreduce(np.ones(1000), name="x")
@@ -69,7 +69,7 @@ def test_a_rank_that_is_stopped_with_the_lock_of_a_ledger_costs_the_others_no_pr
         else:
             waiter = threading.Thread(target=hvd.allreduce, args=(np.ones(1000),), kwargs={"name": "x"})
             waiter.start()
-            assert rests(RUNTIME.engine, 5_000, waiter.native_id)
+            assert looks_seldom(RUNTIME.engine, 5_000)
             assert RUNTIME.engine.counters()["agreed_in_memory"] == 1, "it waits for the lock"
             world.send(None, 0)
             waiter.join()

@@ -114,7 +114,8 @@ def test_cuda_tensors_without_a_gpu():
             assert group["hvdlite"]["percent_of_memcpy"] > 0
             assert len({len(record["rounds"]) for record in group.values()}) == 1
     assert set(measured(records, case="gradients", tensors=161)) == set(measured(records, case="small_submit")) == {"hvdlite"}
-    assert gpu.waits > 50
+    waited = measured(records, case="allreduce", cache="waited", bytes=4).values()
+    assert gpu.waits >= sum(record["samples"] * record["calls"] for record in waited)
     text = tables.tables([{**RUN, "ranks": 2}, *records])
     assert "in the memory of GPUs (no GPU at all)" in text
     assert "64 KiB queued" in text
@@ -141,10 +142,6 @@ def test_submission():
     backwards = measured(records, case="backward", tensors=30)
     assert backwards.keys() == set(submission.BACKWARDS)
     assert len({len(record["rounds"]) for record in backwards.values()}) == 1
-    # All gradients of a bucket are described at once: the least of many samples shows it on a busy machine too.
-    ours = measured(records, case="submission_submit")
-    assert ours["hvdlite-prepared"]["min"] < ours["hvdlite-engine"]["min"] < ours["hvdlite"]["min"]
-    assert ours["hvdlite-grouped"]["min"] < ours["hvdlite"]["min"]
 
 
 def test_a_chosen_peer_through_the_door_for_numpy():

@@ -1,8 +1,10 @@
 """How an engine waits, by its counters and not by the clock. Programs of jobs ask, too: run_job(..., env=ENVIRONMENT)."""
 
 import os
+import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from support.limits import eventually, waits_in_engine
 
@@ -14,32 +16,61 @@ _SLICE_US = 100_000
 _SPINS = 2000
 
 
-def rests(engine: Any, microseconds: int, caller: int | None = None) -> bool:
-    """Does the engine come to rest? Then it sleeps for so long or longer each time, and nobody wakes it.
+class _Seen(NamedTuple):
+    """What an engine did between two looks at its counters."""
 
-    What that costs is a share of a processor that hardly depends on the machine.
+    passes: int
+    sleeps: int
+    sleep_limits_us: int
+    rung_sleeps: int
 
-    Args:
-        engine: of any rank.
-        microseconds: that the sleeps last on average.
-        caller: the native id of the thread that waits and drives it, and then sleeps itself. If there is none, the engine
-            looks once after each sleep for something to do.
-    """
+
+def _comes_to(engine: Any, rest: Callable[[_Seen], bool]) -> bool:
     since = engine.counters()
 
     def over() -> bool:
         nonlocal since
         now = engine.counters()
-        passes, sleeps, limits, rung = (
-            now[name] - since[name] for name in ("passes", "sleeps", "sleep_limits_us", "rung_sleeps")
-        )
-        if sleeps < _ENOUGH:
+        seen = _Seen(*(now[name] - since[name] for name in _Seen._fields))
+        if seen.sleeps < _ENOUGH:
             return False
         since = now
-        spins = _SPINS * (1 + limits // _SLICE_US) if caller else 0
-        return rung == 0 and passes <= sleeps + 1 + spins and limits >= microseconds * sleeps
+        return rest(seen)
 
-    return eventually(over) and (caller is None or eventually(lambda: waits_in_engine(caller)))
+    return eventually(over)
+
+
+def rests(engine: Any, microseconds: int) -> bool:
+    """Does an engine that nobody calls come to rest? Then its sleeps last so long or longer on average, and nobody ends them.
+
+    After each it looks once for something to do: what that costs is a share of a processor that hardly depends on the machine.
+    """
+    return _comes_to(
+        engine,
+        lambda seen: (
+            seen.rung_sleeps == 0 and seen.passes <= seen.sleeps + 1 and seen.sleep_limits_us >= microseconds * seen.sleeps
+        ),
+    )
+
+
+def looks_seldom(engine: Any, microseconds: int) -> bool:
+    """Does an engine for which a caller waits come to sleep so long on average between its looks for something to do?
+
+    The caller looks now and then for signals, too, and more often for a moment after that.
+    """
+    return _comes_to(
+        engine,
+        lambda seen: (
+            seen.passes <= seen.sleeps + 1 + _SPINS * (1 + seen.sleep_limits_us // _SLICE_US)
+            and seen.sleep_limits_us >= microseconds * seen.sleeps
+        ),
+    )
+
+
+def rests_with(caller: threading.Thread, engine: Any, microseconds: int) -> bool:
+    """Does the engine look seldom, and does this thread, which waits and drives it, sleep meanwhile and undisturbed?"""
+    asleep = eventually(lambda: waits_in_engine(caller.native_id or 0))
+    return asleep and looks_seldom(engine, microseconds) and _comes_to(engine, lambda seen: seen.rung_sleeps == 0)
 
 
 def outlasts(engine: Any, seconds: float) -> bool:

@@ -4,6 +4,7 @@ import json
 import random
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -96,6 +97,16 @@ def test_a_machine_that_is_never_quiet_ends_it():
     assert len(asked) == 21
     records, _ = compared(made_up(1e-3, loads=lambda number: 0.5)[0], any_load=True)
     assert (records[0]["repeated"], records[0]["load"]) == (0, 0.5)
+
+
+def test_what_a_job_takes_itself_is_no_other_load(monkeypatch):
+    machine = iter([(100.0, 50.0), (110.0, 56.0), (120.0, 57.0)])  # there, busy
+    seconds = iter([1.0, 2.0, 1.5, 6.5, 2.5, 7.5])  # of this process and of its children
+    monkeypatch.setattr(guard, "machine_seconds", lambda: next(machine))
+    monkeypatch.setattr(guard.resource, "getrusage", lambda who: SimpleNamespace(ru_utime=next(seconds), ru_stime=0.5))
+    others = guard.OtherLoad()
+    assert others.share() == pytest.approx((6 - 5) / 10)
+    assert others.share() == 0, "more than the machine has counted"
 
 
 # --- the command --------------------------------------------------------------------------------------------------------
