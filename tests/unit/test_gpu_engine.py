@@ -275,6 +275,15 @@ def test_joined_ranks_take_part(fake_gpus, route):  # noqa: F811
     run_gpu_ranks(fake_gpus, 3, body, {"gpu_route": route})
 
 
+def test_a_joined_rank_may_ask_not_to_be_counted(fake_gpus, route):  # noqa: F811
+    def body(rank):
+        if rank.rank != 1:
+            np.testing.assert_array_equal(rank.allreduce("x", np.full(4, rank.rank + 1.0, np.float32), op=AVERAGE), 2)
+        rank.host.join(root=1)  # join(average="contributing")
+
+    run_gpu_ranks(fake_gpus, 3, body, {"gpu_route": route})
+
+
 def test_overlapping_process_sets(fake_gpus, route):  # noqa: F811
     """Each has its own link, and ranks come to them in different orders."""
 

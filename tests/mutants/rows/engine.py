@@ -286,14 +286,6 @@ ROWS = (
         (*guards.AGREEMENT, "tests/parallel/test_reducescatter.py"),
     ),
     Mutant(
-        "fused-result-lost",
-        "a fused buffer is unpacked into the first tensors only",
-        "csrc/engine/host_operation.cc",
-        "if (entries()[i].output != nullptr) copy(entries()[i].output, buffer_.data() + offset, bytes);",
-        "if (i == 0 && entries()[i].output != nullptr) copy(entries()[i].output, buffer_.data() + offset, bytes);",
-        (*guards.FUSION, "tests/parallel/test_algorithms.py"),
-    ),
-    Mutant(
         "usage-late-rank",
         "the rank before the one that came last is said to have been late",
         "csrc/engine/cycle.cc",

@@ -70,14 +70,6 @@ ROWS = (
         ("tests/adapters/tensorflow/test_tf_sync_batch_norm.py",),
     ),
     Mutant(
-        "tf-xla-unordered",
-        "two calls of one XLA program may run in any order",
-        "hvdlite/tensorflow/xla.py",
-        "    setattr(graph, _LAST, handed_on)\n",
-        "",
-        ("tests/adapters/tensorflow/test_tf_xla.py",),
-    ),
-    Mutant(
         "tf-called-twice",
         "an op of a function that is called twice has one name in both calls",
         "csrc/bindings/tensorflow/kernel.cc",

@@ -156,12 +156,4 @@ ROWS = (
         "                    pass\n                raise",
         ("tests/adapters/torch/test_adasum_optimizer.py",),
     ),
-    Mutant(
-        "torch-place-forgotten",
-        "an absent gradient's place in the arena is not used for the result",
-        "hvdlite/torch/flights.py",
-        "free = None if slot.place is None else slot.place.take()",
-        "free = None",
-        ("tests/adapters/torch/test_views.py",),
-    ),
 )

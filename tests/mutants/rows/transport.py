@@ -13,14 +13,6 @@ ROWS = (
         guards.MPI,
     ),
     Mutant(
-        "mpi-control-tag",
-        "data travel under the tag of control messages where theirs is the first",
-        "csrc/transport/mpi_transport.cc",
-        "return mpi_->isend(start + offset, count, peer, static_cast<int>(tag) + 1, comm_, request);",
-        "return mpi_->isend(start + offset, count, peer, static_cast<int>(tag), comm_, request);",
-        guards.MPI,
-    ),
-    Mutant(
         "frames-not-cut",
         "the last frame of a message may carry more than was announced",
         "csrc/transport/frames.h",
@@ -51,14 +43,6 @@ ROWS = (
         "madvise(data, range.bytes, MADV_REMOVE);",
         "",
         (*guards.OPEN_RESULTS, *guards.OUTPUTS),
-    ),
-    Mutant(
-        "results-unjoined",
-        "free memory of results is not joined with what lies before it",
-        "csrc/transport/result_memory.cc",
-        "if (place != free_.begin() && (place - 1)->offset",
-        "if (place == free_.end() && (place - 1)->offset",
-        guards.OPEN_RESULTS,
     ),
     Mutant(
         "results-shared-by-child",
