@@ -68,6 +68,6 @@ ELASTIC = """
 
 
 def test_elastic_training_with_keras_knows_a_lost_rank():
-    job = run_job(ELASTIC, 2, env={"JAX_PLATFORMS": "cpu", "KERAS_BACKEND": "jax"})
+    job = run_job(ELASTIC, 2, env={"JAX_PLATFORMS": "cpu", "KERAS_BACKEND": "jax"}, frameworks={"jax", "keras"})
     assert job.returncode == 0, job.report()
     assert "failed with UnsupportedError because of AbortedError in epoch 1" in job.stdout[0], job.report()

@@ -93,6 +93,7 @@ def test_a_survivor_that_catches_the_error_ends_when_it_wants_to():
 BENCH = ["collectives", "--cases", "allreduce", "--sizes", "1K", "--cache", "warm", "--seconds", "1"]
 
 
+@pytest.mark.slow
 def test_the_benchmark_starts_its_own_ranks_with_either_binding(tmp_path):
     output = tmp_path / "run.jsonl"
     words = [*BENCH, "-n", "2", "--bind", "both", "--peers", "hvdlite,mpi4py", "--output", str(output)]

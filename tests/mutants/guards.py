@@ -4,30 +4,39 @@ Few and quick ones: a row runs all of its files where nothing notices.
 """
 
 # The engine.
-AGREEMENT = ("tests/unit/test_engine.py",)
-MISMATCH = ("tests/unit/test_engine.py", "tests/parallel/test_mismatch.py")
+AGREEMENT = ("tests/unit/test_engine_agreement.py", "tests/unit/test_engine_operations.py")
+MISMATCH = ("tests/unit/test_engine_agreement.py", "tests/parallel/test_mismatch.py")
 SETS = ("tests/unit/test_set_changes.py", "tests/parallel/test_process_sets.py")
-LEDGER = ("tests/unit/test_ledger.py", "tests/unit/test_engine.py")
+LEDGER = ("tests/unit/test_ledger.py", *AGREEMENT)
 JOIN = ("tests/unit/test_join_order.py", "tests/parallel/test_join.py")
-GROUPS = ("tests/unit/test_engine.py", "tests/parallel/test_grouped.py")
-FUSION = ("tests/unit/test_engine.py", "tests/unit/test_determinism.py", "tests/parallel/test_grouped.py")
+GROUPS = (*AGREEMENT, "tests/unit/test_prepared_groups.py", "tests/parallel/test_grouped.py")
+FUSION = (*AGREEMENT, "tests/unit/test_determinism.py", "tests/parallel/test_grouped.py")
 RIDING = ("tests/unit/test_riding_payloads.py", "tests/parallel/test_allreduce.py")
-SUBMISSION = ("tests/unit/test_submit.py", "tests/unit/test_engine.py")
-STALLS = ("tests/unit/test_stall.py",)
-HEARTBEAT = ("tests/unit/test_heartbeat.py",)
-FAILURES = ("tests/unit/test_engine.py", "tests/unit/test_leaving.py", "tests/unit/test_deaths.py")
-USAGE = ("tests/unit/test_usage.py", "tests/parallel/test_stats.py")
+SUBMISSION = ("tests/unit/test_submit.py", "tests/unit/test_prepared_groups.py", *AGREEMENT)
+STALLS = ("tests/unit/test_native_cases.py", "tests/sim/test_sim.py", "tests/unit/test_stall.py")
+HEARTBEAT = ("tests/unit/test_native_cases.py", "tests/sim/test_sim.py")
+FAILURES = (
+    "tests/unit/test_engine_failures.py",
+    "tests/sim/test_sim.py",
+    "tests/unit/test_leaving.py",
+    "tests/unit/test_deaths.py",
+)
+USAGE = ("tests/unit/test_usage.py", "tests/sim/test_sim.py", "tests/parallel/test_stats.py")
 TIMELINE = ("tests/unit/test_timeline_files.py", "tests/parallel/test_timeline.py")
 OUTPUTS = ("tests/unit/test_output_cache.py", "tests/parallel/test_outputs.py")
-RECEIVED = ("tests/unit/test_security.py", "tests/unit/test_engine.py")
+RECEIVED = ("tests/unit/test_security.py", "tests/unit/test_engine_operations.py")
 
 # Algorithms and kernels.
 ALGORITHMS = ("tests/unit/test_collectives.py",)
-IN_SHARED_MEMORY = ("tests/unit/test_shared_memory_collectives.py", "tests/unit/test_collectives.py")
+IN_SHARED_MEMORY = (
+    "tests/unit/test_shared_memory_collectives.py",
+    "tests/unit/test_shared_memory_parts.py",
+    "tests/unit/test_collectives.py",
+)
 BETWEEN_HOSTS = ("tests/unit/test_hierarchical.py", "tests/unit/test_collectives.py")
-IN_ARENAS = ("tests/unit/test_arena.py",)
+IN_ARENAS = ("tests/unit/test_arena.py", "tests/unit/test_arena_lives.py")
 ADASUM = ("tests/unit/test_adasum.py",)
-KERNELS = ("tests/unit/test_kernels.py",)
+KERNELS = ("tests/unit/test_kernels.py", "tests/unit/test_kernel_values.py")
 COPIES = ("tests/unit/test_stream_copy.py",)
 
 # Transport, and GPUs (fakes).
@@ -38,17 +47,17 @@ OPEN_RESULTS = ("tests/unit/test_open_results.py",)
 GPU = ("tests/unit/test_gpu_engine.py", "tests/unit/test_gpu_schedules.py")
 GPU_STREAMS = ("tests/unit/test_gpu_engine_streams.py", "tests/unit/test_gpu_engine.py")
 GPU_STAGED = ("tests/unit/test_gpu_staging.py", "tests/unit/test_gpu_engine_streams.py", "tests/unit/test_gpu_engine.py")
-GPU_MEMORY = ("tests/unit/test_device.py", "tests/unit/test_gpu_engine_streams.py", "tests/unit/test_gpu_schedules.py")
-GPU_FAILURES = ("tests/unit/test_device.py", "tests/unit/test_gpu_engine_failures.py")
+GPU_MEMORY = ("tests/unit/test_native_cases.py", "tests/unit/test_gpu_engine_streams.py", "tests/unit/test_gpu_schedules.py")
+GPU_FAILURES = ("tests/unit/test_native_cases.py", "tests/unit/test_gpu_engine_failures.py")
 
 # The native module.
-BINDING = ("tests/unit/test_binding.py", "tests/unit/test_submit.py")
-SHORT_WAY = ("tests/unit/test_short_way.py",)
+BINDING = ("tests/unit/test_binding.py", "tests/unit/test_submit.py", "tests/unit/test_wait_many.py")
+SHORT_WAY = ("tests/unit/test_short_way.py", "tests/unit/test_short_way_started.py")
 HOOKS = ("tests/unit/test_gradient_hooks.py", "tests/unit/test_bucket_launch.py")
 
 # The doors.
 TORCH_TRAINING = ("tests/adapters/torch/test_training.py",)
-TORCH_PASSES = ("tests/adapters/torch/test_passes.py",)
+TORCH_PASSES = ("tests/adapters/torch/test_passes.py", "tests/adapters/torch/test_nested_passes.py")
 TORCH_OPTIONS = ("tests/adapters/torch/test_options.py",)
 TORCH_UNUSED = ("tests/adapters/torch/test_unused.py",)
 TORCH_SPARSE = ("tests/adapters/torch/test_sparse.py",)

@@ -3,9 +3,9 @@
 import gc
 import logging
 import threading
-import time
 
 import pytest
+from support.limits import eventually
 
 from hvdlite.data import AsyncDataLoaderMixin, BaseDataLoader
 
@@ -107,10 +107,7 @@ def test_no_more_is_read_than_has_room():
         with running._changed:
             return bool(running._changed._waiters)
 
-    deadline = time.monotonic() + 60
-    while not reader_waits():  # for room: now it goes no further by itself
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    assert eventually(reader_waits)  # for room: now it goes no further by itself
     assert len(running._ready) == room
     assert len(loader.read) == room + 1
     assert next(iterator) == 1

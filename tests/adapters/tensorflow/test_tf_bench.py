@@ -31,6 +31,7 @@ def measured(*words):
     return found
 
 
+@pytest.mark.slow
 def test_fit_and_a_tape():
     found = measured("training", "--framework", "keras", "--models", "convnet", "--seconds", "1", "--peers", "hvdlite")
     assert [(record["loop"], record["peer"]) for record in found] == [("fit", "hvdlite"), ("tape", "hvdlite")]

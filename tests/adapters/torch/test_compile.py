@@ -88,6 +88,7 @@ def test_compiled_steps(hvd, what):
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.slow
 def test_compiled_autograd(hvd):
     """It does not say when backward is over, so that at the latest step() reduces."""
     autograd = pytest.importorskip("torch._dynamo.compiled_autograd")
