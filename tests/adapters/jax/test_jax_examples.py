@@ -4,7 +4,6 @@ import pytest
 from mpi4py import MPI
 from support.examples import load
 
-
 FRESH = True
 
 

@@ -3,7 +3,6 @@
 import pytest
 from reference import Pair, adam, mse
 
-
 FRESH = True
 
 
