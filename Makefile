@@ -94,13 +94,16 @@ test-matrix:
 
 sanitize: asan tsan
 
-# The unit tests on native code with the address and undefined-behaviour sanitizers: a second package beside links to the
+# Tests of native code with the address and undefined-behaviour sanitizers: a second package beside links to the
 # rest of the tree. libstdc++ is preloaded too, or the sanitizer misses the exceptions of libraries that Python opens.
 ASAN_TREE := build/asan/tree
-# Unit tests in which no native code of ours runs, or only in processes that they start: they take minutes and would find nothing.
-PYTHON_ALONE := build docs docstrings failures_page horovod_names horovod_run launcher launcher_hosts launcher_lines \
-  launcher_output launcher_tools matrix migrating parallel_support seeds timeline_report tuning_files tuning_report \
-  tuning_search
+# The files of tests/unit that enter native code with memory or threads; tests/sim does too.
+UNDER_ASAN := adasum arena arena_lives backends_cuda backends_numpy backends_torch binding bucket_launch c_abi collectives deaths \
+  determinism engine_agreement engine_failures engine_operations fusion_kernels gpu_engine gpu_engine_failures \
+  gpu_engine_streams gpu_faults gpu_schedules gpu_staging gpu_submit gradient_hooks handles hashes hierarchical join_order \
+  kernel_values kernels leaving native_cases open_results output_cache prepared_groups riding_payloads security set_changes \
+  shared_memory_collectives shared_memory_parts short_way short_way_started stream_copy submit tile_stores timeline_files token \
+  usage wait_many xla
 asan: venv $(VENV)/.tools
 	HVDLITE_SANITIZE=address,undefined $(BIN)/python setup.py --quiet build --build-lib $(ASAN_TREE) --build-temp build/asan/cmake
 	for entry in $(filter-out build dist hvdlite %.egg-info,$(wildcard *)); do \
