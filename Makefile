@@ -111,7 +111,7 @@ asan: venv $(VENV)/.tools
 	cd $(ASAN_TREE) && PYTHONPATH="$(CURDIR)/$(ASAN_TREE)" \
 	  LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so.6)" \
 	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
-	  "$(CURDIR)/$(BIN)/python" -m pytest tests/unit tests/sim -p no:cacheprovider $(PYTHON_ALONE:%=--ignore=tests/unit/test_%.py)
+	  "$(CURDIR)/$(BIN)/python" -m pytest -n 2 -p no:cacheprovider tests/sim $(UNDER_ASAN:%=tests/unit/test_%.py)
 
 # Threads as ranks under the thread sanitizer, without Python. Its shadow memory needs the address layout not to be random. Each
 # file is compiled by itself here: it must not come to rely on what the others of its batch include (CMakeLists.txt).
