@@ -21,11 +21,6 @@ _FUTEX = {"x86_64": "202", "aarch64": "98"}.get(platform.machine())
 _WAIT_AND_FLAGS = 0x80 | 0x100  # FUTEX_WAIT is 0
 
 
-def limit(promised: float) -> float:
-    """Seconds to allow for what takes at most `promised` on a machine that has nothing else to do."""
-    return 10.0 * promised
-
-
 def eventually(condition: Callable[[], object]) -> bool:
     """Does the condition come true?"""
     deadline = time.monotonic() + DEADLINE
