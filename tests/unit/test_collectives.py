@@ -96,7 +96,7 @@ def test_allreduce_of_every_count(algorithm, ranks):
 
 
 @each_allreduce
-@pytest.mark.parametrize("ranks", [2, 3, 4, 7])
+@pytest.mark.parametrize("ranks", [2, 3, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (4, 7))])
 def test_allreduce_of_large_buffers(algorithm, ranks):
     """Segments of a realistic size, several rounds of them, a buffer that starts at an odd element."""
     count = 40_000 * ranks + 17

@@ -26,7 +26,7 @@ def one_run(size: int, seed: int, group: str, config: dict[str, object]) -> list
             options = {"group": group, "group_size": len(COUNTS), "group_index": i} if group else {}
             handles.append(rank.start(ALLREDUCE, f"t{i}", inputs[i], outputs[i], op=AVERAGE, **options))
             if local.random() < 0.4:
-                dawdle(local.randrange(2000))
+                dawdle(local.randrange(100))
         for handle in handles:
             rank.engine.wait(handle)
         return b"".join(output.tobytes() for output in outputs)

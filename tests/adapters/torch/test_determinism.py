@@ -18,7 +18,7 @@ def train(hvd, delays, dtype, **options):
     if delays is not None:
         timing = random.Random(f"{delays} {hvd.rank()}")
         for param in model.parameters():
-            param.register_post_accumulate_grad_hook(lambda _: dawdle(timing.choice((0, 0, 100, 1000))))
+            param.register_post_accumulate_grad_hook(lambda _: dawdle(timing.choice((0, 0, 10, 100))))
     optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters(), **options)
     for step in range(6):
         optimizer.zero_grad()
