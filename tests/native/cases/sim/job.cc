@@ -236,6 +236,7 @@ void Rank::close() {
   if (std::exchange(closed_, true)) return;
   cycle_.end_all({base::ErrorCode::kAborted, engine::kShutDownHere});
   cycle_.close();
+  shared_.outputs->close();
 }
 
 Time Rank::next() const {
