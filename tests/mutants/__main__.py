@@ -111,10 +111,15 @@ def _judge(tree: Tree, mutant: Mutant, results: Results, clean: Results, past: b
         failure = tree.build() if mutant.is_native else _built(tree)
         if failure:
             return found("unbuilt", error=failure)
-        verdict = run_tests(tree.root, tests, max(LEAST_DEADLINE, TIMES_LONGER * usual), _log_of(tree, mutant.name))
+        deadline, log = max(LEAST_DEADLINE, TIMES_LONGER * usual), _log_of(tree, mutant.name)
+        verdict = run_tests(tree.root, tests, deadline, log)
+        if verdict.passed or not verdict.by:
+            return found("survived" if verdict.passed else "killed", verdict)
+        # A busy machine fails a test now and then, but seldom in the same file twice.
+        again = run_tests(tree.root, [verdict.by.split("::")[0]], deadline, log.with_suffix(".again.log"))
     finally:
         tree.restore(mutant.file)
-    found("survived" if verdict.passed else "killed", verdict)
+    return found("unsteady" if again.passed else "killed", verdict)
 
 
 def _without_mutant(tree: Tree, test: str, clean: Results) -> dict[str, object]:
