@@ -136,7 +136,7 @@ class InStep:
         module = item.getparent(pytest.Module).obj
         limit = getattr(module, "WATCHDOG", WATCHDOG_SECONDS)
         if self._leftovers is None:
-            self._leftovers = Leftovers()
+            self._leftovers = Leftovers(self._comm.rank)
         before = len(failed)
         with self._lock:
             self._in_test = True

@@ -4,17 +4,17 @@ import os
 import sys
 from typing import Any
 
-TORCH_SEED = 67280421310721  # that of a new process
+TORCH_SEED = 67280421310721  # that of a new process, for rank 0
 KNOBS = ("HVDLITE_", "HOROVOD_", "KERAS_", "TF_CONFIG", "XLA_FLAGS")
 
 
 class Leftovers:
     """The state of the process before a file; `take_away` tells what the file has changed."""
 
-    def __init__(self) -> None:
-        # The ranks have the same random numbers again, wherever the file before left them.
+    def __init__(self, rank: int) -> None:
+        # Each rank has its own random numbers again, wherever the file before left them: a broadcast that is missing shows.
         if "torch" in sys.modules:
-            sys.modules["torch"].manual_seed(TORCH_SEED)
+            sys.modules["torch"].manual_seed(TORCH_SEED + rank)
         self._before = _state()
 
     def take_away(self) -> list[str]:

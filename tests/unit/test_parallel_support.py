@@ -152,6 +152,18 @@ def test_a_file_of_slow_tests_only_is_not_started_for_others(run):
     assert "1 deselected" in text
 
 
+def test_random_numbers_that_nobody_seeds_differ_between_ranks(run):
+    pytest.importorskip("torch")
+    code, text = run("""
+        import numpy, random, torch
+        def test_a():
+            drawn = [random.random(), numpy.random.random(), float(torch.rand(1))]
+            first, second = MPI.COMM_WORLD.allgather(drawn)
+            assert not set(first) & set(second)
+    """)
+    assert code == 0, text
+
+
 def test_more_ranks_and_tests_that_a_file_declares_slow_are_slow(run):
     declared = 'RANKS = (2,)\nMORE_RANKS = (3,)\nSLOW = ("test_slow",)\n'
     tests = "def test_fast():\n    assert RANK < 0, 'fast ran'\ndef test_slow():\n    assert RANK < 0, 'slow ran'\n"
