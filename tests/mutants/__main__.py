@@ -18,8 +18,8 @@ from mutants.run import Verdict, run_tests
 from mutants.tree import ROOT, Tree, files_of_commit, files_of_working_tree
 
 FOLDER = ROOT / "build" / "mutants"
-# Seconds, and times the seconds without the mutant: on a busy machine tests of a few seconds were seen to take minutes. Most jobs
-# that hang are found out by the tests' own watchdogs before.
+# Seconds, and times the seconds without the mutant: on a busy machine tests of a few seconds were seen to take minutes. Most
+# jobs that hang are found out by the tests' own watchdogs before.
 LEAST_DEADLINE = 900.0
 TIMES_LONGER = 10.0
 CLEAN_DEADLINE = 1800.0
