@@ -5,8 +5,10 @@ import torch
 from support.seeds import seeds
 
 from hvdlite.agreement import difference
+from hvdlite.torch.agreement import Settings
 from hvdlite.torch.buckets import cut_buckets, split_evenly
-from hvdlite.torch.slots import is_dense
+from hvdlite.torch.plan import make_buckets
+from hvdlite.torch.slots import Slot, is_dense
 
 RANKS = (1,)
 
@@ -65,3 +67,23 @@ def test_difference():
     assert difference([one, two, one], [0, 2, 5]) == "b is float32 [3] on ranks 0, 5, but entry 3 is missing on rank 2"
     three = [("op", "Average"), ("a", "float64 [2]"), ("b", "float32 [3]")]
     assert difference([one, three], [0, 1]) == "a is float32 [2] on rank 0, but a is float64 [2] on rank 1"
+
+
+def test_frozen_parameters_hold_up_nobody(hvd):
+    """A bucket with one of them would not be complete before the end of the pass."""
+    params = [torch.nn.Parameter(torch.ones(3), requires_grad=place != 1) for place in range(3)]
+    slots = [Slot(f"p{place}", param) for place, param in enumerate(params)]
+    settings = Settings(
+        prefix="plan",
+        op=hvd.Average,
+        predivide=1.0,
+        compression=hvd.Compression.none,
+        passes_per_step=1,
+        average_passes=False,
+        sparse_as_dense=False,
+        process_set=hvd.global_process_set,
+        gradient_as_bucket_view=None,
+    )
+    for groups in (None, 1, [["p0", "p1", "p2"]]):
+        buckets = make_buckets(settings, slots, groups, 1)
+        assert [[slot.name for slot in bucket.slots] for bucket in buckets] == [["p2", "p0"], ["p1"]]
