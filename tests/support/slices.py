@@ -71,7 +71,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     chosen = slice_of_commit(_git("rev-parse", "HEAD"))
     print(f"slice {chosen} of {SLICES} (0 to {SLICES - 1}) of the tests marked slow", flush=True)
-    command = ["-m", "slow", "--slice", str(chosen)]
+    command = ["-m", "slow", f"--slice={chosen}"]  # with "=": pytest would take the value for a path before it knows the option
     if options.show:
         return _pytest(ROOT, [*command, "--collect-only", "-q"])[0]
     code, failed = _pytest(ROOT, command)
@@ -108,7 +108,7 @@ def _pytest(tree: Path, arguments: Sequence[str]) -> tuple[int, list[str]]:
     file = BUILD / "failed.txt"
     file.write_text("")
     environment = {**os.environ, "PYTHONPATH": str(tree)}
-    options = ["--rootdir", str(tree), "--confcutdir", str(tree), "-p", "no:cacheprovider", "--write-failed", str(file)]
+    options = ["--rootdir", str(tree), "--confcutdir", str(tree), "-p", "no:cacheprovider", f"--write-failed={file}"]
     command = [sys.executable, "-m", "pytest", *options, *arguments]
     code = subprocess.run(command, cwd=tree, env=environment, check=False).returncode
     return code, sorted(set(file.read_text().splitlines()))

@@ -1,7 +1,6 @@
 """Slices of the slow tests: each test is in one, each commit runs one, and what failed before does not block."""
 
 import subprocess
-import sys
 
 import pytest
 from support import slices
@@ -20,19 +19,22 @@ def test_commits_choose_all_slices():
     assert {slices.slice_of_commit(f"{number:012x}{'f' * 28}") for number in range(slices.SLICES)} == set(range(slices.SLICES))
 
 
-def test_pytest_runs_the_slice_alone_and_names_what_fails(tmp_path):
-    (tmp_path / "conftest.py").write_text((TESTS / "conftest.py").read_text())
-    (tmp_path / "support").symlink_to(TESTS / "support")
-    (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    (tmp_path / "test_it.py").write_text(
+def test_pytest_runs_the_slice_alone_and_names_what_fails(tmp_path, monkeypatch):
+    """In a project whose conftest.py lies in tests/, as here."""
+    tests = tmp_path / "tests"
+    tests.mkdir()
+    (tests / "conftest.py").write_text((TESTS / "conftest.py").read_text())
+    (tests / "support").symlink_to(TESTS / "support")
+    (tmp_path / "pytest.ini").write_text("[pytest]\ntestpaths = tests\n")
+    (tests / "test_it.py").write_text(
         "import pytest\n@pytest.mark.parametrize('number', range(64))\ndef test_it(number):\n    assert number % 2\n"
     )
-    command = [sys.executable, "-m", "pytest", "-n", "0", "-q", "--slice", "3", "--write-failed", "failed"]
-    subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=120, check=False)
-    inside = [number for number in range(64) if slices.slice_of(f"test_it.py::test_it[{number}]") == 3]
-    names = [f"test_it.py::test_it[{number}]" for number in inside if number % 2 == 0]
+    monkeypatch.setattr(slices, "BUILD", tmp_path / "build")
+    code, failed = slices._pytest(tmp_path, ["--slice=3", "-n", "0"])
+    inside = [number for number in range(64) if slices.slice_of(f"tests/test_it.py::test_it[{number}]") == 3]
+    names = [f"tests/test_it.py::test_it[{number}]" for number in inside if number % 2 == 0]
     assert len(names) > 1
-    assert (tmp_path / "failed").read_text().splitlines() == names
+    assert (code, failed) == (1, sorted(names))
 
 
 @pytest.mark.parametrize(("on_parent", "status"), [(["a", "b"], 0), (["b"], 1), ([], 1)])
