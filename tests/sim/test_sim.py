@@ -11,4 +11,4 @@ from support import native_cases
 
 @pytest.mark.parametrize("name", native_cases.names("sim."))
 def test_case(name):
-    native_cases.run(name)
+    native_cases.run(name, leaks=True)  # of ranks that fail

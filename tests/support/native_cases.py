@@ -28,14 +28,20 @@ def names(prefix: str = "") -> tuple[str, ...]:
     return tuple(done.stdout.split())
 
 
-def run(name: str, **settings: object) -> None:
-    """Runs a case in a process of its own. settings: of the fake GPUs (support/fake_gpu.py)."""
+def run(name: str, leaks: bool = False, **settings: object) -> None:
+    """Runs a case in a process of its own.
+
+    Args:
+        name: of the case.
+        leaks: memory may be lost, as an engine that fails loses results to which a transfer may still write.
+        settings: of the fake GPUs (support/fake_gpu.py).
+    """
     found = program()
     if found is None:
         pytest.skip("the native tests are not built (make develop)")
     done = subprocess.run(
         [str(found), "run", name],
-        env=fake_gpu.environment(**settings),
+        env={**fake_gpu.environment(**settings), "ASAN_OPTIONS": f"detect_leaks={int(not leaks)}"},
         capture_output=True,
         text=True,
         timeout=DEADLINE,
