@@ -4,6 +4,7 @@ Few and quick ones: a row runs all of its files where nothing notices.
 """
 
 # The engine.
+CACHE = ("tests/unit/test_response_cache.py", "tests/unit/test_engine.py")
 AGREEMENT = ("tests/unit/test_engine.py",)
 MISMATCH = ("tests/unit/test_engine.py", "tests/parallel/test_mismatch.py")
 SETS = ("tests/unit/test_set_changes.py", "tests/parallel/test_process_sets.py")
