@@ -6,6 +6,7 @@ Few and quick ones: a row runs all of its files where nothing notices.
 # The engine.
 AGREEMENT = ("tests/unit/test_engine_agreement.py", "tests/unit/test_engine_operations.py")
 MISMATCH = ("tests/unit/test_engine_agreement.py", "tests/parallel/test_mismatch.py")
+CACHE = ("tests/unit/test_response_cache.py", "tests/unit/test_engine_agreement.py")
 SETS = ("tests/unit/test_set_changes.py", "tests/parallel/test_process_sets.py")
 LEDGER = ("tests/unit/test_ledger.py", *AGREEMENT)
 JOIN = ("tests/unit/test_join_order.py", "tests/parallel/test_join.py")

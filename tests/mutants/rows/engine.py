@@ -34,7 +34,7 @@ ROWS = (
         "csrc/engine/response_cache.cc",
         "if (!mine || !(*mine == request)) return std::nullopt;",
         "if (!mine) return std::nullopt;",
-        guards.AGREEMENT,
+        guards.CACHE,
     ),
     Mutant(
         "cache-slot-refilled",
@@ -42,7 +42,7 @@ ROWS = (
         "csrc/engine/coordinator.cc",
         "if (line.filled > seen) {",
         "if (line.filled > seen + 1) {",
-        guards.AGREEMENT,
+        guards.CACHE,
     ),
     Mutant(
         "cache-evicts-settled",
@@ -50,7 +50,7 @@ ROWS = (
         "csrc/engine/coordinator.cc",
         "if (tallies_.contains(victim) || settled_names_.contains(victim)) continue;",
         "if (tallies_.contains(victim)) continue;",
-        guards.AGREEMENT,
+        guards.CACHE,
     ),
     Mutant(
         "coordinator-last-leaver",

@@ -13,11 +13,11 @@ ROWS = (
         (*guards.JAX, "tests/unit/test_xla.py"),
     ),
     Mutant(
-        "xla-place-in-group",
-        "all members of a compiled program's group say that they are its first",
+        "xla-root",
+        "a compiled program broadcasts from rank 0 whatever the root",
         "csrc/bindings/xla/call.cc",
-        "request.group_index = static_cast<std::int32_t>(tensor.index);",
-        "request.group_index = 0;",
+        "  request.root = group.root;\n",
+        "  request.root = 0;\n",
         guards.JAX,
     ),
     Mutant(
