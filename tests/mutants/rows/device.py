@@ -66,7 +66,7 @@ ROWS = (
         "csrc/device/gpu.cc",
         "if (!implicit && status == cuda::kCaptureStatusNone) return;",
         "if (!implicit) return;",
-        ("tests/unit/test_device.py", *guards.GPU_STREAMS),
+        ("tests/unit/test_native_cases.py", *guards.GPU_STREAMS),
     ),
     Mutant(
         "nccl-root-is-rank",
