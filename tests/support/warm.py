@@ -22,8 +22,10 @@ import tempfile
 import time
 from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import pytest
+if TYPE_CHECKING:  # tests/smoke starts jobs where there is no pytest
+    import pytest
 
 NURSERY = "HVDTEST_NURSERY"  # in the environment: the folder of the zygotes' sockets
 ZYGOTE = Path(__file__).with_name("zygote.py")
@@ -35,7 +37,7 @@ FRAMEWORKS = ("torch", "tensorflow", "keras", "jax", "sklearn")
 READ_LATER = ("HVDLITE_", "HOROVOD_", "HVDTEST_", "FAKE_GPU", "OMPI_", "PMIX_", "PRTE_", "PYTEST_")
 
 
-def open_nursery(config: pytest.Config) -> None:
+def open_nursery(config: "pytest.Config") -> None:
     """Makes the folder, in the pytest that is first; those that it starts tell it there what processor time they have used."""
     if NURSERY in os.environ:
         config.add_cleanup(lambda: _tell_seconds(Path(os.environ[NURSERY])))
