@@ -1,6 +1,7 @@
 """What parallel tests share: all ranks' inputs, orders that differ by rank, and comparisons that do not use hvdlite."""
 
 import random
+import time
 import zlib
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -11,7 +12,26 @@ from support.cases import Expected, Reduction, assert_same_bits, contribution, e
 
 from hvdlite.dtypes import DType
 
-WORLD = MPI.COMM_WORLD.Dup()
+
+class PatientComm(MPI.Intracomm):
+    """Its ranks sleep until all have come: MPI's own waits take the processor from ranks that are still at work."""
+
+    def allgather(self, value: Any) -> list[Any]:
+        self._meet()
+        return super().allgather(value)
+
+    def Barrier(self) -> None:  # noqa: N802 - as mpi4py calls it
+        self._meet()
+
+    barrier = Barrier
+
+    def _meet(self) -> None:
+        request = self.Ibarrier()
+        while not request.Test():
+            time.sleep(0.0002)
+
+
+WORLD = PatientComm(MPI.COMM_WORLD.Dup())
 REPEATS = range(3)  # a miss, a hit, a hit after something else
 
 T = TypeVar("T")

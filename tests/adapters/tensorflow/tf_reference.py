@@ -2,9 +2,8 @@
 
 import numpy as np
 import tensorflow as tf
-from mpi4py import MPI
+from support.world import WORLD
 
-WORLD = MPI.COMM_WORLD
 ROWS = 4  # of the batch, for each rank
 FEATURES = 6
 CLASSES = 3

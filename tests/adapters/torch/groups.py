@@ -3,10 +3,9 @@
 import pytest
 import torch
 import torch.distributed as dist
-from mpi4py import MPI
 from reference import assert_close
+from support.world import WORLD
 
-WORLD = MPI.COMM_WORLD
 RANK, SIZE = WORLD.rank, WORLD.size
 EVERYONE = list(range(SIZE))
 

@@ -1,7 +1,7 @@
 """Training on all ranks' parts of a batch, beside one process (each rank, for itself) on the whole batch."""
 
 import torch
-from mpi4py import MPI
+from support.world import WORLD
 
 ROWS = 4  # of the batch, for each rank
 STEPS = 20  # of a training; rounding errors and stale state have grown visible by then
@@ -43,7 +43,7 @@ def mse(model, inputs, targets):
 def assert_same_bits(tensors):
     """All ranks hold the same bits; compared through mpi4py, not through hvdlite."""
     mine = [None if tensor is None else tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in tensors]
-    everyone = MPI.COMM_WORLD.allgather([None if bits is None else bits.cpu().numpy().tobytes() for bits in mine])
+    everyone = WORLD.allgather([None if bits is None else bits.cpu().numpy().tobytes() for bits in mine])
     for rank, theirs in enumerate(everyone):
         differing = [place for place, pair in enumerate(zip(theirs, everyone[0], strict=True)) if pair[0] != pair[1]]
         assert not differing, f"tensors {differing} differ between rank 0 and rank {rank}"
