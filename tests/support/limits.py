@@ -62,12 +62,13 @@ def interrupted(call: Callable[[], object], begun: Callable[[], bool] = lambda: 
         begun: asked in another thread; the signal is sent when the call waits in the engine and this says yes.
     """
     over = threading.Event()
+    seen: list[bool] = []
 
     def handler(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
     def send() -> None:
-        eventually(lambda: over.is_set() or (begun() and waits_in_engine(main.native_id)))
+        seen.append(eventually(lambda: over.is_set() or (begun() and waits_in_engine(main.native_id))))
         if not over.is_set():
             signal.pthread_kill(main.ident, signal.SIGALRM)
 
@@ -85,6 +86,7 @@ def interrupted(call: Callable[[], object], begun: Callable[[], bool] = lambda: 
         over.set()
         thread.join()
         signal.signal(signal.SIGALRM, before)
+    assert seen == [True], "the call was never seen to wait in the engine after it had begun"
 
 
 def dawdle(turns: int) -> None:

@@ -26,6 +26,7 @@ import selectors
 import signal
 import socket
 import sys
+import threading
 import types
 from pathlib import Path
 from typing import Any
@@ -168,6 +169,7 @@ def become(request: dict[str, Any]) -> None:
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
         raise OSError(ctypes.get_errno(), "prctl")
     os.setpgid(0, 0)  # as mpirun's own children are
+    threading.main_thread()._native_id = threading.get_native_id()  # Python before 3.13 keeps that of the parent
     for place, descriptor in enumerate(request["streams"]):
         os.dup2(descriptor, place)
     for descriptor in request["streams"]:

@@ -39,6 +39,7 @@ STATE = """
         "interrupt": signal.getsignal(signal.SIGINT) is signal.default_int_handler,
         "descriptors": {name: where for name, where in sorted(opened.items())},
         "threads": threading.active_count(), "main thread": threading.current_thread() is threading.main_thread(),
+        "its id": threading.main_thread().native_id == os.getpid(),
         "flags": str(sys.flags).replace(f"hash_randomization={sys.flags.hash_randomization}", ""),
         "buffered": [sys.stdout.line_buffering, sys.stderr.line_buffering, sys.stdout.encoding],
         "is root of imports": "support" in sys.modules,
