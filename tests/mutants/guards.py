@@ -6,7 +6,7 @@ Few and quick ones: a row runs all of its files where nothing notices.
 # The engine.
 CACHE = ("tests/unit/test_response_cache.py", "tests/unit/test_engine.py")
 AGREEMENT = ("tests/unit/test_engine.py",)
-MISMATCH = ("tests/unit/test_engine.py", "tests/parallel/test_mismatch.py")
+MISMATCH = ("tests/parallel/test_mismatch.py", "tests/unit/test_engine.py")
 SETS = ("tests/unit/test_set_changes.py", "tests/parallel/test_process_sets.py")
 LEDGER = ("tests/unit/test_ledger.py", "tests/unit/test_engine.py")
 JOIN = ("tests/unit/test_join_order.py", "tests/parallel/test_join.py")
@@ -49,7 +49,7 @@ HOOKS = ("tests/unit/test_gradient_hooks.py", "tests/unit/test_bucket_launch.py"
 
 # The doors.
 TORCH_TRAINING = ("tests/adapters/torch/test_training.py",)
-TORCH_PASSES = ("tests/adapters/torch/test_passes.py",)
+TORCH_PASSES = ("tests/adapters/torch/test_late_additions.py", "tests/adapters/torch/test_passes.py")
 TORCH_OPTIONS = ("tests/adapters/torch/test_options.py",)
 TORCH_UNUSED = ("tests/adapters/torch/test_unused.py",)
 TORCH_SPARSE = ("tests/adapters/torch/test_sparse.py",)
