@@ -58,7 +58,11 @@ HOOKS = ("tests/unit/test_gradient_hooks.py", "tests/unit/test_bucket_launch.py"
 
 # The doors.
 TORCH_TRAINING = ("tests/adapters/torch/test_training.py",)
-TORCH_PASSES = ("tests/adapters/torch/test_passes.py", "tests/adapters/torch/test_nested_passes.py")
+TORCH_PASSES = (
+    "tests/adapters/torch/test_late_additions.py",
+    "tests/adapters/torch/test_passes.py",
+    "tests/adapters/torch/test_nested_passes.py",
+)
 TORCH_OPTIONS = ("tests/adapters/torch/test_options.py",)
 TORCH_UNUSED = ("tests/adapters/torch/test_unused.py",)
 TORCH_SPARSE = ("tests/adapters/torch/test_sparse.py",)

@@ -38,9 +38,8 @@ READ_LATER = ("HVDLITE_", "HOROVOD_", "HVDTEST_", "FAKE_GPU", "OMPI_", "PMIX_", 
 
 
 def open_nursery(config: "pytest.Config") -> None:
-    """Makes the folder, in the pytest that is first; those that it starts tell it there what processor time they have used."""
+    """Makes the folder, in the pytest that is first."""
     if NURSERY in os.environ:
-        config.add_cleanup(lambda: _tell_seconds(Path(os.environ[NURSERY])))
         return
     folder = Path(tempfile.mkdtemp(prefix="hvdlite-warm-"))
     (folder / "owner").write_text(str(os.getpid()))
@@ -59,23 +58,18 @@ def _close(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _tell_seconds(folder: Path) -> None:
-    (folder / f"{os.getpid()}.seconds").write_text(str(sum(os.times()[:4])))
-
-
 def processor_seconds() -> float:
-    """What this process, those that used its nursery, and the zygotes have used; the zygotes end for that.
+    """What this process, those that it has waited for, and the zygotes with their ranks have used; the zygotes end for that.
 
     It is for the pytest that was first.
     """
     folder = Path(os.environ[NURSERY])
-    _tell_seconds(folder)
     for log in folder.glob("*.log"):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as zygote, contextlib.suppress(OSError):
             zygote.connect(str(log.with_suffix("")))
             zygote.sendall(b'"end"\n')
             zygote.recv(1)  # comes back when it has ended
-    return sum(float(file.read_text()) for file in folder.glob("*.seconds"))
+    return sum(os.times()[:4]) + sum(float(file.read_text()) for file in folder.glob("*.seconds"))
 
 
 def imports_of(tree: ast.AST) -> set[str]:
