@@ -1,6 +1,7 @@
 """The response cache while it is full: lines are known, new and given to other names in one list of decisions."""
 
 import random
+import time
 
 import numpy as np
 import pytest
@@ -21,10 +22,14 @@ def test_known_and_new_names_in_one_list(size):
             own.shuffle(chosen)  # announcements of several ranks arrive in any order
             inputs = {i: np.full(3, 100 * step + 10 * i + rank.rank, np.int64) for i in chosen}
             outputs = {i: np.empty_like(inputs[i]) for i in chosen}
-            handles = [rank.start(ALLREDUCE, f"n{i}", inputs[i], outputs[i], op=SUM) for i in chosen]
+            handles = []
+            for i in chosen:
+                handles.append(rank.start(ALLREDUCE, f"n{i}", inputs[i], outputs[i], op=SUM))
+                if own.random() < 0.5:  # so that one rank asks last for a known name, and another for a new one
+                    time.sleep(0.001 * own.random())
             for handle in handles:
                 rank.engine.wait(handle)
             for i in chosen:
                 assert (outputs[i] == size * (100 * step + 10 * i) + size * (size - 1) // 2).all()
 
-    run_ranks(size, body, {"cache_capacity": NAMES // 2 + 1, "shared_memory": "off"})
+    run_ranks(size, body, {"cache_capacity": NAMES // 2 + 1, "shared_memory": "off", "cycle_time_ms": 0.0})
