@@ -1,10 +1,10 @@
 """The response cache while it is full: lines are known, new and given to other names in one list of decisions."""
 
 import random
-import time
 
 import numpy as np
 import pytest
+from support.limits import dawdle
 from support.thread_ranks import ALLREDUCE, SUM, Rank, run_ranks
 
 NAMES = 6
@@ -26,7 +26,7 @@ def test_known_and_new_names_in_one_list(size):
             for i in chosen:
                 handles.append(rank.start(ALLREDUCE, f"n{i}", inputs[i], outputs[i], op=SUM))
                 if own.random() < 0.5:  # so that one rank asks last for a known name, and another for a new one
-                    time.sleep(0.001 * own.random())
+                    dawdle(own.randrange(100))
             for handle in handles:
                 rank.engine.wait(handle)
             for i in chosen:
