@@ -9,23 +9,11 @@ MISMATCH = ("tests/unit/test_engine_agreement.py", "tests/parallel/test_mismatch
 CACHE = ("tests/unit/test_response_cache.py", "tests/unit/test_engine_agreement.py")
 SETS = ("tests/unit/test_set_changes.py", "tests/parallel/test_process_sets.py")
 LEDGER = ("tests/unit/test_ledger.py", *AGREEMENT)
-JOIN = ("tests/unit/test_join_order.py", "tests/parallel/test_join.py")
-GROUPS = (*AGREEMENT, "tests/unit/test_prepared_groups.py", "tests/parallel/test_grouped.py")
-FUSION = (*AGREEMENT, "tests/unit/test_determinism.py", "tests/parallel/test_grouped.py")
 RIDING = ("tests/unit/test_riding_payloads.py", "tests/parallel/test_allreduce.py")
-SUBMISSION = ("tests/unit/test_submit.py", "tests/unit/test_prepared_groups.py", *AGREEMENT)
 STALLS = ("tests/unit/test_native_cases.py", "tests/sim/test_sim.py", "tests/unit/test_stall.py")
 HEARTBEAT = ("tests/unit/test_native_cases.py", "tests/sim/test_sim.py")
-FAILURES = (
-    "tests/unit/test_engine_failures.py",
-    "tests/sim/test_sim.py",
-    "tests/unit/test_leaving.py",
-    "tests/unit/test_deaths.py",
-)
-USAGE = ("tests/unit/test_usage.py", "tests/sim/test_sim.py", "tests/parallel/test_stats.py")
 TIMELINE = ("tests/unit/test_timeline_files.py", "tests/parallel/test_timeline.py")
 OUTPUTS = ("tests/unit/test_output_cache.py", "tests/parallel/test_outputs.py")
-RECEIVED = ("tests/unit/test_security.py", "tests/unit/test_engine_operations.py")
 
 # Algorithms and kernels.
 ALGORITHMS = ("tests/unit/test_collectives.py",)
@@ -34,25 +22,19 @@ IN_SHARED_MEMORY = (
     "tests/unit/test_shared_memory_parts.py",
     "tests/unit/test_collectives.py",
 )
-BETWEEN_HOSTS = ("tests/unit/test_hierarchical.py", "tests/unit/test_collectives.py")
 IN_ARENAS = ("tests/unit/test_arena.py", "tests/unit/test_arena_lives.py")
 ADASUM = ("tests/unit/test_adasum.py",)
 KERNELS = ("tests/unit/test_kernels.py", "tests/unit/test_kernel_values.py")
-COPIES = ("tests/unit/test_stream_copy.py",)
 
 # Transport, and GPUs (fakes).
 MPI = ("tests/fault/test_transport.py",)
-ENDINGS = ("tests/fault/test_endings.py",)
-WAITING = ("tests/unit/test_token.py", "tests/fault/test_waiting.py")
 OPEN_RESULTS = ("tests/unit/test_open_results.py",)
 GPU = ("tests/unit/test_gpu_engine.py", "tests/unit/test_gpu_schedules.py")
 GPU_STREAMS = ("tests/unit/test_gpu_engine_streams.py", "tests/unit/test_gpu_engine.py")
 GPU_STAGED = ("tests/unit/test_gpu_staging.py", "tests/unit/test_gpu_engine_streams.py", "tests/unit/test_gpu_engine.py")
 GPU_MEMORY = ("tests/unit/test_native_cases.py", "tests/unit/test_gpu_engine_streams.py", "tests/unit/test_gpu_schedules.py")
-GPU_FAILURES = ("tests/unit/test_native_cases.py", "tests/unit/test_gpu_engine_failures.py")
 
 # The native module.
-BINDING = ("tests/unit/test_binding.py", "tests/unit/test_submit.py", "tests/unit/test_wait_many.py")
 SHORT_WAY = ("tests/unit/test_short_way.py", "tests/unit/test_short_way_started.py")
 HOOKS = ("tests/unit/test_gradient_hooks.py", "tests/unit/test_bucket_launch.py")
 
@@ -66,7 +48,6 @@ TORCH_PASSES = (
 TORCH_OPTIONS = ("tests/adapters/torch/test_options.py",)
 TORCH_UNUSED = ("tests/adapters/torch/test_unused.py",)
 TORCH_SPARSE = ("tests/adapters/torch/test_sparse.py",)
-TORCH_WRAPPING = ("tests/adapters/torch/test_wrapping.py",)
 TORCH_STATE = ("tests/adapters/torch/test_state.py",)
 TORCH_BATCH_NORM = ("tests/adapters/torch/test_sync_batch_norm.py",)
 TORCH_GRADIENTS = ("tests/adapters/torch/test_gradients.py",)

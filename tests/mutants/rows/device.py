@@ -92,12 +92,4 @@ ROWS = (
         ".factor = 1.0,",
         guards.GPU,
     ),
-    Mutant(
-        "nccl-error-unheard",
-        "an error that NCCL reports later is not asked for",
-        "csrc/device/nccl.cc",
-        '  nccl_->check(state, "NCCL", comm_);\n',
-        "",
-        guards.GPU_FAILURES,
-    ),
 )

@@ -29,14 +29,6 @@ ROWS = (
         guards.KERAS,
     ),
     Mutant(
-        "keras-broadcast-root",
-        "a variable's value is taken from rank 0 whatever the root",
-        "hvdlite/keras/variables.py",
-        'ops.broadcast_async(read(variable), root_rank, f"keras.variable.{place}", process_set)',
-        'ops.broadcast_async(read(variable), 0, f"keras.variable.{place}", process_set)',
-        guards.KERAS,
-    ),
-    Mutant(
         "keras-metric-sum",
         "the metrics of an epoch are added up over the ranks, not averaged",
         "hvdlite/keras/callbacks.py",
@@ -45,27 +37,11 @@ ROWS = (
         guards.KERAS,
     ),
     Mutant(
-        "keras-warmup-epochs",
-        "the warmup begins one batch late",
-        "hvdlite/keras/callbacks.py",
-        "epoch += 1.0 / (self.steps_per_epoch or 1)  # so that the epoch's last batch has a round number",
-        "epoch += 0.0  # so that the epoch's last batch has a round number",
-        guards.KERAS,
-    ),
-    Mutant(
         "keras-momentum",
         "what an optimizer with momentum has accumulated is not scaled with the rate",
         "hvdlite/keras/callbacks.py",
         "slot.assign(slot * (after / before))",
         "slot.assign(slot * 1.0)",
-        guards.KERAS,
-    ),
-    Mutant(
-        "keras-best-everywhere",
-        "every rank writes the best model",
-        "hvdlite/keras/callbacks.py",
-        "        if basics.rank() == 0:\n            super().on_epoch_end(epoch, logs)",
-        "        if basics.rank() >= 0:\n            super().on_epoch_end(epoch, logs)",
         guards.KERAS,
     ),
 )

@@ -60,12 +60,4 @@ ROWS = (
         "if wishes.hosts and wishes.np > slots and wishes.oversubscribe is None:",
         ("tests/unit/test_launcher.py", "tests/unit/test_launcher_lines.py"),
     ),
-    Mutant(
-        "launcher-orphans",
-        "what a killed launcher's ranks run goes on",
-        "hvdlite/launcher/rank.py",
-        "            self._channel.connection = None\n            self._stop()",
-        "            self._channel.connection = None",
-        ("tests/fault/test_launcher_jobs.py",),
-    ),
 )

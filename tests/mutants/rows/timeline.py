@@ -13,14 +13,6 @@ ROWS = (
         guards.TIMELINE,
     ),
     Mutant(
-        "timeline-negotiation",
-        "the time in which ranks agree is shown as waiting for other tensors",
-        "csrc/engine/timeline_writer.cc",
-        '    case Stage::kAnnounced:\n      return "NEGOTIATE_" + operation;',
-        '    case Stage::kAnnounced:\n      return "WAIT_FOR_OTHER_TENSOR_DATA";',
-        guards.TIMELINE,
-    ),
-    Mutant(
         "timeline-old-half",
         "the older half of a trace is not read",
         "hvdlite/timeline/files.py",

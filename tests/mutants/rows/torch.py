@@ -37,14 +37,6 @@ ROWS = (
         guards.TORCH_PASSES,
     ),
     Mutant(
-        "torch-no-sync-forgotten",
-        "gradients that no_sync() has kept back are not reduced at the next pass",
-        "hvdlite/torch/reducer.py",
-        "self._local_gradients |= self._local",
-        "self._local_gradients = self._local",
-        guards.TORCH_PASSES,
-    ),
-    Mutant(
         "torch-postscale",
         "gradients that were divided before the sum are not multiplied after it",
         "hvdlite/torch/plan.py",
@@ -83,14 +75,6 @@ ROWS = (
         "(form.dtype, form.device, form.flags, slot.param.requires_grad)",
         "(form.dtype, form.device, form.flags)",
         (*guards.TORCH_UNUSED, "tests/adapters/torch/test_plan.py"),
-    ),
-    Mutant(
-        "torch-shapes-uncompared",
-        "ranks' parameters are compared without their shapes",
-        "hvdlite/torch/agreement.py",
-        "text = f\"{str(param.dtype).removeprefix('torch.')} {list(param.shape)}\"",
-        "text = f\"{str(param.dtype).removeprefix('torch.')} {param.dim()}\"",
-        guards.TORCH_WRAPPING,
     ),
     Mutant(
         "torch-broadcast-copy",
@@ -147,13 +131,5 @@ ROWS = (
         "factor = call.prescale * call.postscale * ((call.process_set.size() or 1) if call.op == Sum else 1)",
         "factor = float((call.process_set.size() or 1) if call.op == Sum else 1)",
         guards.TORCH_GRADIENTS,
-    ),
-    Mutant(
-        "torch-adasum-failed-step",
-        "a step that Adasum could not combine is not taken back",
-        "hvdlite/torch/adasum.py",
-        "                    slot.param.copy_(before)\n                raise",
-        "                    pass\n                raise",
-        ("tests/adapters/torch/test_adasum_optimizer.py",),
     ),
 )
