@@ -75,7 +75,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.show:
         return _pytest(ROOT, [*command, "--collect-only", "-q"])[0]
     code, failed = _pytest(ROOT, command)
-    if not failed:
+    if code != pytest.ExitCode.TESTS_FAILED or not failed:  # it went well, or something else than a test is at fault
         return 0 if code == pytest.ExitCode.NO_TESTS_COLLECTED else code
     text, code = verdict(failed, _failed_on_parent(failed))
     print(text, flush=True)

@@ -43,7 +43,6 @@ ALLOWED = {
     "unit/test_parallel_support.py": "has tests that hang on purpose, and is about the watchdog",
     "unit/test_stall.py": "waits until something holds",
     "unit/test_token.py": "asks for the token at moments that it draws",
-    "unit/test_usage.py": "waits until something holds",
     "unit/test_workers.py": "has two tests that wait for each other, with a deadline",
     "native/fuzz_main.cc": "runs for as long as it is told",
     "native/stress.cc": "runs for as long as it is told",

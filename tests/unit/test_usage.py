@@ -3,11 +3,10 @@
 How long each takes is shown in virtual time (tests/sim, usage).
 """
 
-import time
-
 import numpy as np
 import pytest
 from support import thread_ranks
+from support.limits import eventually
 from support.thread_ranks import ALLREDUCE, REDUCESCATTER, engines, in_threads, run_ranks
 
 LATE = 1  # the rank that comes late where one does
@@ -27,10 +26,7 @@ def values(rank, count=1000):
 
 def until(condition):
     """The condition comes true by what other threads do."""
-    end = time.monotonic() + DEADLINE
-    while not condition():
-        assert time.monotonic() < end, "it never comes true"
-        time.sleep(0.001)
+    assert eventually(condition), "it never comes true"
 
 
 def await_waiting(engines, submitted):
