@@ -39,6 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if plugin is not None:
         config.pluginmanager.register(plugin, "hvdlite-in-step")
         return
+    slices.configure(config)
     warm.open_nursery(config)
     if getattr(config.option, "numprocesses", None):
         config.pluginmanager.register(Shared(config), "hvdlite-shared")
@@ -68,7 +69,6 @@ def pytest_runtest_makereport(
     report = yield
     if report.failed:
         say_seed(item, call, report)
-        slices.write_failed(item, report)
     return report
 
 

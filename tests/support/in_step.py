@@ -44,8 +44,9 @@ class InStep:
 
     def __init__(self, folder: Path, files: Sequence[str]) -> None:
         from mpi4py import MPI
+        from support.patient_comm import PatientComm
 
-        self._comm = MPI.COMM_WORLD.Dup()
+        self._comm = PatientComm(MPI.COMM_WORLD.Dup())
         self._folder = folder
         self._lock = threading.Lock()
         self._in_test = False
@@ -65,17 +66,6 @@ class InStep:
         with self._lock:
             if self._in_test:
                 faulthandler.dump_traceback_later(GRACE_SECONDS, exit=True, file=self._log)
-
-    def _exchange(self, numbers: Sequence[int]) -> list[list[int]]:
-        """All ranks' numbers, waiting without taking the processor from ranks still at work."""
-        import numpy as np
-
-        mine = np.array(numbers, dtype=np.int64)
-        everyone = np.empty((self._comm.size, len(numbers)), dtype=np.int64)
-        request = self._comm.Iallgather(mine, everyone)
-        while not request.Test():
-            time.sleep(0.0005)
-        return everyone.tolist()
 
     def _place(self, node: str) -> int | None:
         """Of the file that a node id lies in, among the job's."""
@@ -118,7 +108,7 @@ class InStep:
         names: list[list[str]] = [[] for _ in self._files]
         for item in session.items:
             names[self._place(item.nodeid)].append(item.nodeid)
-        found = self._exchange([zlib.crc32("\n".join(of_file).encode()) for of_file in names])
+        found = self._comm.allgather([zlib.crc32("\n".join(of_file).encode()) for of_file in names])
         for place, hashes in enumerate(zip(*found, strict=True)):
             if len(set(hashes)) > 1:
                 self._fail(place, f"{self._files[place]} (collection)", "the ranks collected different tests")
@@ -162,7 +152,7 @@ class InStep:
         return outcome
 
     def _compare(self, item: pytest.Item, failures: int, what: str) -> None:
-        ranks = [rank for rank, (count,) in enumerate(self._exchange([failures])) if count]
+        ranks = [rank for rank, count in enumerate(self._comm.allgather(failures)) if count]
         if ranks:
             self._results[self._place(item.nodeid)]["ends_job"] = True
             item.session.shouldstop = f"{item.name} {what} on ranks {ranks}"

@@ -47,12 +47,23 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> None:
         items[:] = [item for item in items if slice_of(item.nodeid) == chosen]
 
 
-def write_failed(item: pytest.Item, report: pytest.TestReport) -> None:
-    """Adds the name of a test that fails to the file of --write-failed."""
-    path = item.config.getoption("--write-failed")
-    if path is not None:
-        with path.open("a") as file:
-            file.write(f"{report.nodeid}\n")
+class FailedTests:
+    """The plugin that adds the name of each test that fails to the file of --write-failed."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            with self._path.open("a") as file:
+                file.write(f"{report.nodeid}\n")
+
+
+def configure(config: pytest.Config) -> None:
+    """Registers it, once: reports of pytest-xdist's workers come to the pytest that started them, also those of a worker's death."""
+    path = config.getoption("--write-failed")
+    if path is not None and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(FailedTests(path))
 
 
 def verdict(failed: Iterable[str], also_on_parent: Iterable[str]) -> tuple[str, int]:
@@ -93,8 +104,7 @@ def _failed_on_parent(nodes: Sequence[str]) -> list[str]:
     _git("worktree", "prune")
     _git("worktree", "add", "--detach", str(checkout), "HEAD^")
     try:
-        build = ["setup.py", "--quiet", "build_ext", "--inplace", "--build-temp", "build/dev", "--build-lib", "build/dev/stage"]
-        if subprocess.run([sys.executable, *build], cwd=checkout, check=False).returncode:
+        if subprocess.run(["make", "develop", f"VENV={sys.prefix}"], cwd=checkout, check=False).returncode:
             print("the parent commit does not build")
             return []
         return _pytest(checkout, ["-m", "", "-n", "0", *nodes])[1]

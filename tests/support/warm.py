@@ -120,7 +120,6 @@ def _start(path: Path, modules: Iterable[str], environment: Mapping[str, str]) -
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C is for pytest, which ends its jobs
         )
 
 

@@ -1,7 +1,6 @@
 """What parallel tests share: all ranks' inputs, orders that differ by rank, and comparisons that do not use hvdlite."""
 
 import random
-import time
 import zlib
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -9,26 +8,9 @@ from typing import Any, TypeVar
 import numpy as np
 from mpi4py import MPI
 from support.cases import Expected, Reduction, assert_same_bits, contribution, expected
+from support.patient_comm import PatientComm
 
 from hvdlite.dtypes import DType
-
-
-class PatientComm(MPI.Intracomm):
-    """Its ranks sleep until all have come: MPI's own waits take the processor from ranks that are still at work."""
-
-    def allgather(self, value: Any) -> list[Any]:
-        self._meet()
-        return super().allgather(value)
-
-    def Barrier(self) -> None:  # noqa: N802 - as mpi4py calls it
-        self._meet()
-
-    barrier = Barrier
-
-    def _meet(self) -> None:
-        request = self.Ibarrier()
-        while not request.Test():
-            time.sleep(0.0002)
 
 
 WORLD = PatientComm(MPI.COMM_WORLD.Dup())

@@ -38,6 +38,9 @@ END = "end"  # the request of support/warm.py that ends the zygote
 
 def main() -> None:
     path, owner, modules = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3].split(",")
+    # Ctrl-C is for pytest, which ends its jobs. A session of its own would be more: Linux shares the processor by sessions, and
+    # a job's ranks come from two zygotes.
+    os.setpgid(0, 0)
     if not Path(f"/proc/{owner}").exists():
         raise SystemExit("the pytest that wanted this process is gone")
     sys.path[0] = __file__  # not the folder of this file, whose modules would stand in for others; the program's comes here

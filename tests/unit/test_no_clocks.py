@@ -20,7 +20,7 @@ ALLOWED = {
     "support/job.py": "ends jobs that hang",
     "support/in_step.py": "looks whether the other ranks of a job live",
     "support/warm.py": "waits until an interpreter is up, with a deadline",
-    "support/world.py": "waits for the other ranks without taking the processor from them",
+    "support/patient_comm.py": "waits for the other ranks without taking the processor from them",
     "support/workers.py": "says from time to time how far the tests are",
     "support/guard_hosts.py": "compares the times of two builds, and is no test",
     "matrix/__main__.py": "prints how long a cell took",

@@ -50,14 +50,12 @@ def test_what_fails_on_the_parent_does_not_block(on_parent, status):
 def test_the_parent_is_a_checkout_of_its_own(tmp_path, monkeypatch):
     """What fails since HEAD, and what did before, in a small repository."""
     run = {"cwd": tmp_path, "check": True, "capture_output": True}
-    (tmp_path / "setup.py").write_text("")
+    (tmp_path / "Makefile").write_text("develop:\n\ttest -x $(VENV)/bin/python && touch built\n")
     (tmp_path / "conftest.py").write_text(
-        f"import pytest, sys\nsys.path.append({str(TESTS)!r})\n"
-        "from support.slices import add_options as pytest_addoption, write_failed\n"
-        "@pytest.hookimpl(wrapper=True)\ndef pytest_runtest_makereport(item):\n"
-        "    report = yield\n    if report.failed:\n        write_failed(item, report)\n    return report\n"
+        f"import sys\nsys.path.append({str(TESTS)!r})\n"
+        "from support.slices import add_options as pytest_addoption, configure as pytest_configure\n"
     )
-    test = "def test_old():\n    assert False\ndef test_new():\n    assert {}\n"
+    test = "import os\ndef test_old():\n    os._exit(1)\ndef test_new():\n    assert os.path.exists('built') and {}\n"
     subprocess.run(["git", "init", "-q"], **run)
     for value in (True, False):
         (tmp_path / "test_it.py").write_text(test.format(value))
@@ -65,6 +63,8 @@ def test_the_parent_is_a_checkout_of_its_own(tmp_path, monkeypatch):
         subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "-m", "a"], **run)
     monkeypatch.setattr(slices, "ROOT", tmp_path)
     monkeypatch.setattr(slices, "BUILD", tmp_path / "build")
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-n 1")  # a worker that a test takes along is a failure of that test
+    (tmp_path / "built").touch()
     code, failed = slices._pytest(tmp_path, [])
     assert code == 1
     assert failed == ["test_it.py::test_new", "test_it.py::test_old"]
