@@ -1,4 +1,4 @@
-"""A communicator of MPI whose ranks sleep while they wait: MPI's own waits take the processor from ranks that are still at work.
+"""A communicator whose ranks sleep while they wait: MPI's own waits take the processor from ranks that are still at work.
 
 Ranks of a test are often more than the cores. Where each spins in MPI's blocking collectives, those that the others wait for
 may get no time for minutes.

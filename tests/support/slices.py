@@ -60,7 +60,7 @@ class FailedTests:
 
 
 def configure(config: pytest.Config) -> None:
-    """Registers it, once: reports of pytest-xdist's workers come to the pytest that started them, also those of a worker's death."""
+    """Registers it in the pytest that starts the workers: their reports come to it, and those of their deaths."""
     path = config.getoption("--write-failed")
     if path is not None and not hasattr(config, "workerinput"):
         config.pluginmanager.register(FailedTests(path))
@@ -107,7 +107,7 @@ def _failed_on_parent(nodes: Sequence[str]) -> list[str]:
         if subprocess.run(["make", "develop", f"VENV={sys.prefix}"], cwd=checkout, check=False).returncode:
             print("the parent commit does not build")
             return []
-        return _pytest(checkout, ["-m", "", "-n", "0", *nodes])[1]
+        return _pytest(checkout, ["-m", "", "-n", "1", *nodes])[1]  # a test that ends its process does not end this run
     finally:
         _git("worktree", "remove", "--force", str(checkout))
 

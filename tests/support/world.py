@@ -12,7 +12,6 @@ from support.patient_comm import PatientComm
 
 from hvdlite.dtypes import DType
 
-
 WORLD = PatientComm(MPI.COMM_WORLD.Dup())
 REPEATS = range(3)  # a miss, a hit, a hit after something else
 
