@@ -31,7 +31,8 @@ struct Unit {
 class Accord {
  public:
   Accord(std::byte* memory, int members, int index, std::uint32_t serial)
-      : ledger_(memory, Ledger::Capacity{}, members, index, serial) {}
+      : closings_of(static_cast<std::size_t>(members), 0),
+        ledger_(memory, Ledger::Capacity{}, members, index, serial) {}
 
   // The keys that a request may have in the ledger: of itself, and of its group.
   static void add_keys(const Request& request, std::vector<std::uint64_t>& keys);
@@ -90,8 +91,13 @@ class Accord {
   // These keys are decided. What would still be diverted of them nobody would ever take out of the table again.
   void divert_no_more(std::vector<std::uint64_t> decided);
   bool to_close = false;
-  // Verdicts, and when they are carried out: until then what was in the ledger has arrived in messages.
-  std::vector<std::pair<base::Clock::time_point, Verdict>> verdicts;
+  // Times that the log has said here that the ledger was closed, and whether the coordinator has still to hear of the last one.
+  std::uint64_t closings = 0;
+  bool tells_closing = false;
+  // The coordinator's: how many of them each member has told, and verdicts that wait until all have told the last one. What the
+  // ledger held has then come in messages.
+  std::vector<std::uint64_t> closings_of;
+  std::vector<Verdict> verdicts;
   bool try_again = false;  // the lock or the log was not to be had
   bool joins = false;      // join was called here, and has not been announced
 

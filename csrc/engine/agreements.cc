@@ -17,8 +17,6 @@ namespace {
 
 // How often to read the log and lock again, when it grows in between.
 constexpr int kRounds = 4;
-// From the closing of a ledger to the moment when all its contents have arrived in messages.
-constexpr base::microseconds kVerdictDelay{100'000};
 // A ledger stays closed while the coordinator counts more requests than that.
 constexpr std::size_t kMostOpenRequests = 1024;
 
@@ -281,6 +279,8 @@ bool Cycle::read_ledger(ProcessSet& set, std::vector<Entry>& taken) {
         break;
       case Ledger::Kind::kClosed:
         go_by_message(set, accord.take_all());
+        ++accord.closings;
+        accord.tells_closing = !said_goodbye_;
         break;
       case Ledger::Kind::kList:
         break;
@@ -332,25 +332,24 @@ void Cycle::fuse_and_execute(ProcessSet& set, const std::vector<Agreed>& agreed,
   }
 }
 
-// A verdict is carried out when what was in the ledger has become messages: the coordinator may then see more.
+// The coordinator fails what it knows of. So the ledger is closed first, and what was in it comes in messages.
 void Cycle::defer_verdict(ProcessSet& set, Verdict message) {
   set.accord->to_close = true;
-  set.accord->verdicts.emplace_back(shared_.time.now() + kVerdictDelay, std::move(message));
+  set.accord->verdicts.push_back(std::move(message));
 }
 
-void Cycle::carry_out_verdicts(Clock::time_point now) {
-  for (auto& [id, set] : sets_) {
-    if (!set->accord || !set->coordinator) continue;
-    auto& verdicts = set->accord->verdicts;
-    while (!verdicts.empty() && verdicts.front().first <= now) {
-      const Verdict verdict = std::move(verdicts.front().second);
-      verdicts.erase(verdicts.begin());
-      std::vector<std::string> names;
-      for (const std::string& name : verdict.names) {
-        if (set->coordinator->knows(name)) names.push_back(name);
-      }
-      set->coordinator->fail(names, {base::ErrorCode::kTimeout, verdict.text});
-    }
+void Cycle::carry_out_verdicts(ProcessSet& set) {
+  Accord& accord = *set.accord;
+  Ledger& ledger = accord.ledger();
+  if (accord.verdicts.empty() || accord.to_close || ledger.is_open() || ledger.has_news()) return;
+  for (std::size_t member = 0; member < set.members->size(); ++member) {
+    const bool there = !left_.contains((*set.members)[member]);
+    if (there && accord.closings_of[member] < accord.closings) return;
+  }
+  for (const Verdict& verdict : std::exchange(accord.verdicts, {})) {
+    std::vector<std::string> names = verdict.names;  // but for what has ended meanwhile
+    std::erase_if(names, [&](const std::string& name) { return !set.coordinator->knows(name); });
+    set.coordinator->fail(names, {base::ErrorCode::kTimeout, verdict.text});
   }
 }
 

@@ -157,7 +157,8 @@ bool Cycle::announce(bool flush) {
     const SetId id = set.id;
     if (set.accord) any = agree(set) || any;
     // What was agreed may have removed it.
-    if (find_set(id) == nullptr || set.to_announce.empty()) return;
+    if (find_set(id) == nullptr) return;
+    if (set.to_announce.empty() && !(set.accord && set.accord->tells_closing)) return;
     announce_pending(set);
     any = true;
   });
@@ -201,6 +202,10 @@ void Cycle::announce_pending(ProcessSet& set) {
   Announcement message;
   message.set = set.id;
   message.seen = set.seen;
+  if (set.accord) {
+    message.closings = set.accord->closings;
+    set.accord->tells_closing = false;
+  }
   for (const std::string& name : std::exchange(set.to_announce, {})) {
     const auto found = set.pending.find(name);
     // A name may be there twice: of an operation that has ended meanwhile, and of the next one under that name.
@@ -227,7 +232,9 @@ bool Cycle::coordinate() {
   if (said_goodbye_) return false;  // the others know that nothing more is decided here
   bool any = false;
   for_each_set([&](ProcessSet& set) {
-    if (set.coordinator && set.coordinator->has_decisions()) any = send_decisions(set) || any;
+    if (!set.coordinator) return;
+    if (set.accord) carry_out_verdicts(set);
+    if (set.coordinator->has_decisions()) any = send_decisions(set) || any;
   });
   return any;
 }

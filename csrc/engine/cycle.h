@@ -104,7 +104,7 @@ class Cycle {
   void fuse_and_execute(ProcessSet& set, const std::vector<Agreed>& agreed,
                         std::vector<Entry> entries);
   void defer_verdict(ProcessSet& set, Verdict message);
-  void carry_out_verdicts(base::Clock::time_point now);
+  void carry_out_verdicts(ProcessSet& set);
   bool leave_ledgers();
   void abandon_ledgers();
 

@@ -52,6 +52,7 @@ std::vector<std::uint32_t> get_slots(Reader& reader) {
 void put(Writer& writer, const Announcement& message) {
   put_set(writer, message.set);
   writer.put(message.seen);
+  writer.put(message.closings);
   put_slots(writer, message.slots);
   writer.put(static_cast<std::uint32_t>(message.requests.size()));
   for (const RequestPtr& request : message.requests) request->encode(writer);
@@ -60,6 +61,7 @@ void put(Writer& writer, const Announcement& message) {
 void get(Reader& reader, Announcement& message) {
   message.set = get_set(reader);
   message.seen = reader.get<std::uint64_t>();
+  message.closings = reader.get<std::uint64_t>();
   message.slots = get_slots(reader);
   for (auto count = reader.get<std::uint32_t>(); count > 0; --count) {
     message.requests.push_back(std::make_shared<const Request>(Request::decode(reader)));

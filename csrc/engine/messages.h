@@ -17,6 +17,7 @@ namespace hvdlite::engine {
 struct Announcement {
   SetId set;
   std::uint64_t seen = 0;
+  std::uint64_t closings = 0;  // of the ledger: what the member had in it then has been announced
   std::vector<std::uint32_t> slots;  // known to the response cache; a bit each on the wire
   std::vector<RequestPtr> requests;  // in full
 };

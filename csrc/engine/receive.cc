@@ -1,5 +1,7 @@
 // Step 1 of the cycle: control messages, which are checked before they are believed (the rest of Cycle is cycle.cc).
 
+#include <algorithm>
+
 #include "engine/check_received.h"
 #include "engine/cycle.h"
 
@@ -47,7 +49,10 @@ void Cycle::handle(int source, Announcement& message) {
   for (RequestPtr& request : message.requests) {
     count(set->coordinator->announce(member, std::move(request), message.seen));
   }
-  if (set->accord && set->coordinator->needs_messages()) set->accord->to_close = true;
+  if (!set->accord) return;
+  std::uint64_t& closings = set->accord->closings_of[static_cast<std::size_t>(member)];
+  closings = std::max(closings, message.closings);
+  if (set->coordinator->needs_messages()) set->accord->to_close = true;
 }
 
 void Cycle::handle(int source, ResponseList& message) {

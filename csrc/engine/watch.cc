@@ -26,7 +26,6 @@ void Cycle::watch() {
   if (shared_.failure.happened()) return;
   inspect_stalls(now);
   if (shared_.failure.happened() || shared_.config.deadlock_timeout <= 0) return;
-  carry_out_verdicts(now);
   report_if_blocked(now);
   act_on_deadlocks(now);
 }
@@ -143,7 +142,7 @@ void Cycle::handle(int source, Verdict& message) {
   HVD_CHECK(source == 0);
   ProcessSet* set = find_set(message.set);
   if (set == nullptr || !set->coordinator) return;
-  if (set->accord) {
+  if (set->accord && set->accord->ledger().exists()) {
     defer_verdict(*set, std::move(message));
   } else {
     set->coordinator->fail(message.names, {base::ErrorCode::kTimeout, message.text});

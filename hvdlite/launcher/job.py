@@ -24,6 +24,9 @@ from hvdlite.launcher.rank import HEADER, Segments
 __all__ = ["Job", "Outcome"]
 
 _TERM_SECONDS = 8.0  # that mpirun gets to end the job
+# On a busy machine Open MPI's mpirun now and then gives up before it has started any rank, and says this.
+_NOT_LAUNCHED = "listener thread failed to start"
+_LAUNCHES = 3  # at most
 _REST_SECONDS = 5.0  # that ranks get to hand over their last output once mpirun has ended
 
 
@@ -89,6 +92,7 @@ class Job:
         self._endings: dict[int, Ending] = {}
         self._folder = ""
         self._asked_to_end = 0
+        self._not_launched = False
         self._problem = ""
 
     def interrupt(self, number: int) -> None:
@@ -109,12 +113,16 @@ class Job:
             listener.bind(path)
             listener.listen(self._size + 16)
             self._selector.register(listener, selectors.EVENT_READ, listener)
-            process = self._start(path)
-            try:
-                self._follow(process)
-            finally:
-                self._end(process)
+            launches = 0
+            while launches == 0 or (launches < _LAUNCHES and self._shall_launch_again()):
+                launches += 1
+                process = self._start(path)
+                try:
+                    self._follow(process)
+                finally:
+                    self._end(process)
         finally:
+            self._output.close()
             listener.close()
             self._selector.close()
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -147,6 +155,14 @@ class Job:
             assert stream is not None
             self._selector.register(stream, selectors.EVENT_READ, (kind, _LauncherStream()))
         return process
+
+    def _shall_launch_again(self) -> bool:
+        """Has mpirun failed for a reason that may be gone, and before any rank?"""
+        again = self._not_launched and not self._peers and not self._started and not self._asked_to_end
+        self._not_launched = False
+        if again:
+            self._output.say(f"hvdlite run: {self._line.words[0]} has started no rank; it is started again")
+        return again
 
     def _follow(self, process: "subprocess.Popen[bytes]") -> None:
         """Until mpirun has ended and all that ranks have said is here."""
@@ -234,6 +250,7 @@ class Job:
     def _from_launcher(self, kind: str, line: str) -> None:
         marked = parse_marked(line.rstrip("\n"))
         if marked is None:
+            self._not_launched = self._not_launched or _NOT_LAUNCHED in line
             self._output.launcher(kind, line)
         elif marked[0] in "hx":
             self._record(marked[0], marked[3])
@@ -270,7 +287,6 @@ class Job:
             if peer.pidfd is not None:
                 self._await_end(peer.pidfd)
                 os.close(peer.pidfd)
-        self._output.close()
 
     def _await_end(self, pidfd: int) -> None:
         """Lets what runs beside a rank end its program, and kills it if it does not."""

@@ -8,7 +8,7 @@ import uuid
 from pathlib import Path
 
 import pytest
-from support.job import job_environment
+from support.job import find_mpirun, job_environment
 from support.limits import DEADLINE, eventually
 
 import hvdlite
@@ -155,6 +155,24 @@ def test_a_program_that_cannot_be_started():
     )
     assert done.returncode == 127
     assert done.stderr.rstrip().endswith("/no/such/program cannot be started: No such file or directory")
+
+
+def test_an_mpirun_that_has_started_no_rank_is_started_again(tmp_path):
+    """As Open MPI's gives up now and then on a busy machine."""
+    weak, real = tmp_path / "mpirun", find_mpirun()
+    weak.write_text(
+        f'#!/bin/sh\n[ "$1" = --version ] && exec {real} --version\n'
+        f'echo once >> {tmp_path}/launches; [ $(wc -l < {tmp_path}/launches) -gt "$FAILURES" ] && exec {real} "$@"\n'
+        'echo "PRRTE: listener thread failed to start" >&2; exit 213\n'
+    )
+    weak.chmod(0o755)
+    done = run(tmp_path, "print('here')", "--mpirun", str(weak), n=2, FAILURES="2")
+    assert (done.returncode, done.stdout.count("here")) == (0, 2), done.stderr
+    assert done.stderr.count("has started no rank; it is started again") == 2
+    (tmp_path / "launches").unlink()
+    done = run(tmp_path, "print('here')", "--mpirun", str(weak), n=2, FAILURES="3")
+    assert (done.returncode, done.stdout) == (213, "")
+    assert f"{weak} ended with 213 before any rank" in done.stderr
 
 
 def test_an_mpirun_of_another_mpi_is_found_out_by_the_ranks(tmp_path):

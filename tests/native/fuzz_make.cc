@@ -43,6 +43,7 @@ engine::Announcement make_announcement(Draw& draw) {
   engine::Announcement message;
   message.set = make_set(draw);
   message.seen = draw.below(4);
+  message.closings = draw.below(3);
   for (std::uint32_t more = draw.below(4); more > 0; --more) {
     const std::uint32_t last = message.slots.empty() ? 0 : message.slots.back() + 1;
     message.slots.push_back(last + draw.below(40));

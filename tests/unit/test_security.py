@@ -180,5 +180,6 @@ def test_addresses_with_changed_bytes_open_nothing(pair, seed):
         except (HorovodInternalError, SystemFailure, ValueError):
             continue
         same = Address(bytes(changed))
-        assert (same.path, same.device, same.inode) == (addresses[1].path, addresses[1].device, addresses[1].inode)
+        assert (same.device, same.inode) == (addresses[1].device, addresses[1].inode)
+        assert os.path.samefile(same.path, addresses[1].path)  # a thread of this process has it under another number
         arenas[0].close()

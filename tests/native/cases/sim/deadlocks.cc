@@ -133,6 +133,25 @@ TEST(those_who_wait_for_nobody_in_it_are_left_alone) {
   }
 }
 
+// The machine gives a rank no time from this moment or that: what it has announced comes late to whoever carries out the verdict.
+TEST(a_rank_that_is_slow_at_any_moment_is_told_as_well) {
+  for (const Shape& shape : kShapes) {
+    std::uint64_t moments = 1;
+    for (std::uint64_t moment = 0; moment < moments; ++moment) {
+      Job job(shape, usual());
+      job.begin([&](Rank& rank) -> Program {
+        EXPECT((co_await rank.barrier()).ok());
+        const base::Status status = co_await rank.allreduce("x" + std::to_string(rank.number()));
+        EXPECT(status.code == base::ErrorCode::kTimeout);
+        EXPECT((co_await rank.barrier("after")).ok());
+      });
+      job.at_turn(moment, [&] { job.rank(static_cast<int>(moment % 3)).stop(0.5); });
+      job.run(60);
+      if (moment == 0) moments = job.turns();
+    }
+  }
+}
+
 TEST(switched_off_they_wait) {
   base::Config config = usual();
   config.deadlock_timeout = 0;
