@@ -56,6 +56,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     slices.select(config, items)
 
 
+@pytest.hookimpl(tryfirst=True)  # before a worker of pytest-xdist tells the order: tests are called by their number in it
 def pytest_collection_finish(session: pytest.Session) -> None:
     if not session.config.pluginmanager.has_plugin("hvdlite-in-step"):
         share_jobs(session)
