@@ -203,7 +203,8 @@ def log(tmp_path):
     return read
 
 
-def test_files_share_a_job_with_their_like(run_files, log):
+@pytest.mark.parametrize("workers", [0, 1])
+def test_files_share_a_job_with_their_like(run_files, log, workers):
     declared = {
         "a": "",
         "alone": "ALONE = True",
@@ -213,7 +214,7 @@ def test_files_share_a_job_with_their_like(run_files, log):
         "warm": "ENVIRONMENT = {'WORD': 'hot'}",
         "z": "DEADLINE = 900.0",
     }
-    code, text = run_files({name: line + SAYS_WHERE for name, line in declared.items()}, "-vv")
+    code, text = run_files({name: line + SAYS_WHERE for name, line in declared.items()}, "-vv", workers=workers)
     assert code == 0, text
     assert "7 passed" in text
     pids = {name: pid for name, (pid, _) in log().items()}
