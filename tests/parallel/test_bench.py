@@ -51,7 +51,7 @@ def check_times(records):
 
 
 def test_collectives():
-    words = ["--seconds", "2", "--cases", "idle,allreduce,small", "--sizes", "4,64K", "--tensors", "50"]
+    words = ["--seconds", "0.3", "--cases", "idle,allreduce,small", "--sizes", "4,64K", "--tensors", "50"]
     records = records_of("collectives", *words)
     assert records[0]["record"] == "run"
     assert records[0]["arguments"] == " ".join(["collectives", *words])
@@ -99,7 +99,7 @@ def test_cuda_tensors_without_a_gpu():
     gpu, world, records = HostInPlaceOfGpu(), World(), []
     try:
         cuda_collectives.run(
-            world, cuda_collectives.CudaPlan(sizes=[4, 64 << 10], tensors=20, seconds=1.0), records.extend, gpu
+            world, cuda_collectives.CudaPlan(sizes=[4, 64 << 10], tensors=20, seconds=0.2), records.extend, gpu
         )
     finally:
         world.close()
@@ -123,7 +123,7 @@ def test_cuda_tensors_without_a_gpu():
 
 def test_gradients():
     records = records_of(
-        "collectives", "--seconds", "1", "--cases", "gradients", "--peers", "hvdlite,hvdlite-grouped,hvdlite-prepared,mpi4py"
+        "collectives", "--seconds", "0.2", "--cases", "gradients", "--peers", "hvdlite,hvdlite-grouped,hvdlite-prepared,mpi4py"
     )
     check_times(records)
     whole = measured(records, case="gradients", tensors=161, bytes=4 * 25_557_032)
@@ -134,7 +134,7 @@ def test_gradients():
 
 def test_submission():
     pytest.importorskip("torch")
-    records = records_of("submission", "--seconds", "2", "--tensors", "30")
+    records = records_of("submission", "--seconds", "0.3", "--tensors", "30")
     assert present(records) == {*submission.PEERS, "hooks"}
     check_times(records)
     assert measured(records, case="submission", tensors=30).keys() == set(submission.PEERS)
@@ -145,14 +145,14 @@ def test_submission():
 
 
 def test_a_chosen_peer_through_the_door_for_numpy():
-    records = records_of("collectives", "--seconds", "1", "--sizes", "1K", "--cases", "allreduce", "--peers", "hvdlite-numpy")
+    records = records_of("collectives", "--seconds", "0.1", "--sizes", "1K", "--cases", "allreduce", "--peers", "hvdlite-numpy")
     assert present(records) == {"hvdlite-numpy"}
     assert measured(records, cache="warm").keys() == {"hvdlite-numpy", "memcpy", "rewrite"}
 
 
 def test_training():
     pytest.importorskip("torch")
-    records = records_of("training", "--seconds", "2", "--models", "linear200", "--peers", ",".join(WAYS))
+    records = records_of("training", "--seconds", "0.3", "--models", "linear200", "--peers", ",".join(WAYS))
     ways = {name for name, way in WAYS.items() if way.missing() is None}
     assert {"none", "hvdlite", "hvdlite-view", "ddp"} <= ways <= present(records)
     check_times(records)
@@ -166,7 +166,7 @@ def test_training():
 
 def test_what_is_only_measured_if_asked_for():
     pytest.importorskip("torch")
-    records = records_of("training", "--seconds", "1", "--models", "linear200", "--zero-grad", "none")
+    records = records_of("training", "--seconds", "0.1", "--models", "linear200", "--zero-grad", "none")
     assert measured(records, case="training").keys() == {
         name for name, way in WAYS.items() if way.missing() is None and name != "hvdlite-view"
     }

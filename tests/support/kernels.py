@@ -1,5 +1,6 @@
 """The reduction kernels as tests call them, inputs of all kinds, and numpy's results of one operation at a time."""
 
+import functools
 from typing import NamedTuple
 
 import numpy as np
@@ -91,8 +92,18 @@ class Call(NamedTuple):
         return out.values.copy().view(numpy_dtype(out_dtype))
 
 
+@functools.cache
 def sample(dtype: DType, count: int, seed: int) -> np.ndarray:
-    """Values of all sizes: integers over their whole range, floats with some infinities, NaNs, zeros and subnormals."""
+    """Values of all sizes: integers over their whole range, floats with some infinities, NaNs, zeros and subnormals.
+
+    Every caller gets the same array, which cannot be written to.
+    """
+    values = _draw_sample(dtype, count, seed)
+    values.flags.writeable = False
+    return values
+
+
+def _draw_sample(dtype: DType, count: int, seed: int) -> np.ndarray:
     draw = np.random.default_rng([int(dtype), count, seed])
     kind = numpy_dtype(dtype)
     if dtype is DType.BOOL:
@@ -119,9 +130,15 @@ def scaled(values: np.ndarray, accumulator: DType, factor: float) -> np.ndarray:
 
 def saturated(values: list[float], kind: np.dtype) -> np.ndarray:
     """Truncated toward zero and clipped to the integer type; NaN is 0."""
-    limits = np.iinfo(kind)
+    low, high = _limits(kind)
     whole = [0 if value != value else int(min(max(value, -1e30), 1e30)) for value in values]
-    return np.array([min(max(value, limits.min), limits.max) for value in whole], dtype=kind)
+    return np.array([min(max(value, low), high) for value in whole], dtype=kind)
+
+
+def _limits(kind: np.dtype) -> tuple[int, int]:
+    """Of an integer type, as integers of Python: NumPy works them out anew each time they are asked for."""
+    limits = np.iinfo(kind)
+    return int(limits.min), int(limits.max)
 
 
 def reduced(op: Op, lhs: np.ndarray, rhs: np.ndarray) -> np.ndarray:
@@ -145,9 +162,9 @@ def finished(values: np.ndarray, dtype: DType, factor: float, divisor: int) -> n
         return scaled(values, DType.FLOAT64 if dtype is DType.FLOAT64 else DType.FLOAT32, factor / divisor).astype(kind)
     if factor != 1.0:
         return saturated([float(value) * factor / divisor for value in values.tolist()], kind)
-    limits = np.iinfo(kind)
+    low, high = _limits(kind)
     quotients = [abs(value) // divisor * (1 if value >= 0 else -1) for value in values.tolist()]
-    return np.array([min(max(value, limits.min), limits.max) for value in quotients], dtype=kind)
+    return np.array([min(max(value, low), high) for value in quotients], dtype=kind)
 
 
 def bits_of(array: np.ndarray) -> np.ndarray:

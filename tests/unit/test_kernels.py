@@ -4,6 +4,7 @@ Expected values are numpy's, computed one operation at a time in float64 (exact 
 left) or in wrapping integers; every instruction set must give the bits of the scalar one.
 """
 
+import functools
 import itertools
 import re
 from pathlib import Path
@@ -131,6 +132,7 @@ MANY = (256, 257, 513, 1023, 1025, 1301, 4097, 5003)
 SCALINGS = ((1.0, 1.0, 1), (1.0, 1.0, 3), (1.0, 0.25, 1), (-1 / 3, 1.0, 1), (1.7, -0.3, 5))  # prescale, postscale, divisor
 
 
+@functools.cache
 def raw_sample(dtype: DType, count: int, seed: int) -> np.ndarray:
     """`sample`, but a bool is any byte and floats are often NaNs of any payload, quiet or signalling."""
     values = sample(dtype, count, seed)
