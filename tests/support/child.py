@@ -8,6 +8,7 @@ over what mpirun gave it, passes on signals, and ends as that one does. If it is
 
 import array
 import contextlib
+import io
 import json
 import os
 import resource
@@ -52,8 +53,10 @@ def _hand_over(zygote: str, arguments: list[str], pid_file: str) -> None:
     }
     message = json.dumps(request).encode() + b"\n"
     sent = connection.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1, 2]))])
-    connection.sendall(message[sent:])
-    pid = _answer(connection)["pid"]
+    if sent < len(message):  # the rank may have run and ended already, and its zygote hears nothing any more
+        connection.sendall(message[sent:])
+    answers = connection.makefile("rb", buffering=0)  # unbuffered: select sees the next one
+    pid = _answer(answers)["pid"]
     with open(f"{pid_file}.unfinished", "w") as file:
         file.write(str(pid))
     os.rename(f"{pid_file}.unfinished", pid_file)
@@ -62,7 +65,7 @@ def _hand_over(zygote: str, arguments: list[str], pid_file: str) -> None:
     # A fresh rank ends when its mpirun is gone, by what MPI does about that; this one's MPI is in the other process.
     mpirun = os.pidfd_open(os.getppid())
     if connection in select.select([connection, mpirun], [], [])[0]:
-        _end(_answer(connection)["status"])
+        _end(_answer(answers)["status"])
     sys.exit("mpirun is gone")
 
 
@@ -71,9 +74,9 @@ def _pass_on(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
-def _answer(connection: socket.socket) -> dict[str, int]:
-    """A line of the zygote; it never sends a second one before something else has happened."""
-    text = connection.recv(1000)
+def _answer(answers: io.RawIOBase) -> dict[str, int]:
+    """A line of the zygote."""
+    text = answers.readline()
     if not text:
         sys.exit("the zygote of this rank has ended; what it wrote is in the log beside its socket")
     return json.loads(text)
