@@ -1,9 +1,10 @@
 """What a rank learns that waits inside a compiled JAX program while another one leaves."""
 
 import pytest
+from support.installed import need
 from support.job import run_job
 
-pytest.importorskip("jax")
+need("jax")
 
 SCRIPT = """
     import jax

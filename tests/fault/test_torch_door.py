@@ -3,9 +3,10 @@
 import socket
 
 import pytest
+from support.installed import need
 from support.job import run_job
 
-pytest.importorskip("torch")
+need("torch")
 
 SCRIPT = """
     import os

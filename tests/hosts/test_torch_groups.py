@@ -1,9 +1,9 @@
 """torch.distributed on ranks of several hosts: they meet in a store across them, and groups cross them too."""
 
-import pytest
 from support.hosts import emulated_hosts
+from support.installed import need
 
-pytest.importorskip("torch")
+need("torch")
 
 PROGRAM = """
     import torch

@@ -4,9 +4,9 @@ import re
 
 import pytest
 from shim_job import SCRIPTS, run
+from support.installed import need
 
-pytest.importorskip("tensorflow")
-pytest.importorskip("sklearn")
+need("tensorflow", "sklearn")
 
 
 def test_a_loop_with_the_tape(tmp_path):

@@ -5,8 +5,9 @@ import textwrap
 
 import pytest
 from shim_job import SCRIPTS, run
+from support.installed import need
 
-pytest.importorskip("torch")
+need("torch")
 
 
 def test_digits(tmp_path):
