@@ -36,6 +36,8 @@ MPI_ENVIRONMENT = {
     "OMPI_MCA_rmaps_base_oversubscribe": "1",
     # This component sleeps for a second in MPI_Init where it finds no network of its own.
     "OMPI_MCA_btl": "^ofi",
+    # Its waits give the processor to the tests that run beside this job.
+    "OMPI_MCA_mpi_yield_when_idle": "1",
     "OMP_NUM_THREADS": "1",
 }
 

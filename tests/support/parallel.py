@@ -45,6 +45,8 @@ DEADLINE_SECONDS = 600.0
 # By folder: RANKS and MORE_RANKS of files that declare neither.
 DEFAULT_RANKS = {"parallel": ((2, 3), (1, 4)), "adapters": ((2,), (3,)), "gpu": ((2,), (1, 3))}
 DECLARATIONS = ("RANKS", "MORE_RANKS", "SLOW", "DEADLINE", "ENVIRONMENT", "ALONE", "FRESH", "ROUTES", "STAND_INS")
+# A wait that spins takes the processor from the tests beside this job; it still spins first, and then sleeps.
+SPIN = {"HVDLITE_SPIN_US": "50"}
 TAIL_LINES = {"failed": 150, "other": 60}
 
 
@@ -241,7 +243,7 @@ class Run:
         arguments = ["-m", "pytest", *map(str, files), "-p", "no:cacheprovider", "-n", "0", "-q", "--tb=short", "-rs"]
         # A file that cannot be imported is not in the way of the others.
         arguments += ["--rootdir", str(TESTS.parent), "--continue-on-collection-errors", *options]
-        changes = {**(environment or {}), RESULTS: str(self._folder)}
+        changes = {**SPIN, **(environment or {}), RESULTS: str(self._folder)}
         self._job = Job(arguments, ranks, self._folder, changes, mpirun_args, hosts, frameworks)
 
     def verdict(self, file: Path, deadline: float) -> str | None:

@@ -68,7 +68,13 @@ if WORLD.size > 2:
     CASES = [("clipnorm", "auto"), CASES[-1]]
 
 
-@pytest.mark.parametrize(("name", "jit"), CASES)
+# Compiling costs seconds a case: where that is so, the plainer optimizers are among the slow tests.
+PLAIN = ("adam", "clipnorm") if BACKEND != "torch" and WORLD.size == 2 else ()
+
+
+@pytest.mark.parametrize(
+    ("name", "jit"), [pytest.param(*case, marks=[pytest.mark.slow] if case[0] in PLAIN else []) for case in CASES]
+)
 def test_training_is_that_of_one_process(hvd, name, jit):
     wanted = train_alone(OPTIMIZERS[name], jit_compile=jit)
     model = train_together(hvd, hvd.DistributedOptimizer(OPTIMIZERS[name]()), jit_compile=jit)
