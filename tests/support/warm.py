@@ -12,6 +12,7 @@ import ast
 import contextlib
 import fcntl
 import hashlib
+import importlib.util
 import json
 import os
 import shutil
@@ -33,6 +34,7 @@ HASH_SEEDS = ("1", "2")
 START_SECONDS = 300.0
 ALWAYS = ("numpy", "ml_dtypes", "pytest", "mpi4py", "cloudpickle")
 FRAMEWORKS = ("torch", "tensorflow", "keras", "jax", "sklearn")
+TAKE_SECONDS = {"torch", "tensorflow", "keras"}  # to import
 # What the program reads itself: it differs between jobs of one zygote.
 READ_LATER = ("HVDLITE_", "HOROVOD_", "HVDTEST_", "FAKE_GPU", "OMPI_", "PMIX_", "PRTE_", "PYTEST_")
 
@@ -98,7 +100,10 @@ def zygotes(frameworks: Iterable[str], environment: Mapping[str, str]) -> list[s
         RuntimeError: a zygote did not start; the message has what it wrote.
     """
     folder = Path(os.environ[NURSERY])
-    modules = [*ALWAYS, *(name for name in FRAMEWORKS if name in set(frameworks))]
+    wanted = set(frameworks)
+    if wanted & TAKE_SECONDS and importlib.util.find_spec("sklearn") is not None:
+        wanted.add("sklearn")  # one zygote for those who want it and those who do not
+    modules = [*ALWAYS, *(name for name in FRAMEWORKS if name in wanted)]
     fixed = {name: value for name, value in sorted(environment.items()) if not name.startswith(READ_LATER)}
     key = hashlib.sha256(json.dumps([modules, fixed]).encode()).hexdigest()[:12]
     sockets = [folder / f"{key}.{seed}" for seed in HASH_SEEDS]
