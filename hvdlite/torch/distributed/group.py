@@ -240,8 +240,16 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         return self._allgather("all_gather", outputs, inputs, opts)
 
     def allgather_coalesced(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> HvdliteWork:
-        """`allgather` of several tensors, together."""
-        return self._allgather("all_gather_coalesced", outputs, inputs, opts)
+        """`allgather` of several tensors, together: ``outputs[rank][i]`` gets tensor ``i`` of that rank."""
+        label = "all_gather_coalesced"
+        self._check_count(label, outputs, "lists")
+        for rank, parts in enumerate(outputs):
+            if len(parts) != len(inputs):
+                raise InvalidArgumentError(
+                    f"torch.distributed.{label}: {len(parts)} outputs for what rank {rank} sends, but {len(inputs)} inputs; "
+                    "every rank's list has one output for each input"
+                )
+        return self._allgather(label, [list(parts) for parts in zip(*outputs, strict=True)], inputs, opts)
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> HvdliteWork:
         """Gives all ranks every rank's tensor, one after the other in one output."""
@@ -405,8 +413,8 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
             f"torch.distributed.{label}: backend 'hvdlite' cannot reduce with {op}; it has SUM, AVG, MIN, MAX and PRODUCT"
         )
 
-    def _check_count(self, label: str, tensors: Sequence[Tensor]) -> None:
-        if len(tensors) != self._size:
+    def _check_count(self, label: str, given: Sequence[Tensor | list[Tensor]], what: str = "tensors") -> None:
+        if len(given) != self._size:
             raise InvalidArgumentError(
-                f"torch.distributed.{label}: a list of {len(tensors)} tensors for {self._size} ranks; pass one for each"
+                f"torch.distributed.{label}: a list of {len(given)} {what} for {self._size} ranks; pass one for each"
             )

@@ -95,6 +95,28 @@ def test_all_gather():
     check(uneven, [torch.full((rank + 1,), float(rank)) for rank in EVERYONE])
 
 
+@pytest.mark.filterwarnings("ignore:.*all_gather_coalesced")
+def test_all_gather_coalesced():
+    """A list for each rank, of what it sends: three tensors, which are not as many as the ranks."""
+
+    def row(rank):
+        return torch.full((rank + 1,), rank + 0.5, dtype=torch.float64)
+
+    outputs = [[torch.zeros_like(value(rank)), torch.zeros_like(row(rank)), torch.empty(0).double()] for rank in EVERYONE]
+    mine = [value(RANK), row(RANK), torch.empty(0).double()]
+    for asynchronous in (False, True):
+        future = dist.all_gather_coalesced(outputs, mine, async_op=asynchronous)  # a future, unlike the other functions
+        if asynchronous:
+            future.wait()
+        for rank, (first, second, _) in enumerate(outputs):
+            check([first, second], [value(rank), row(rank)])
+            first.zero_()
+    with pytest.raises(ValueError, match=rf"a list of {SIZE + 1} lists for {SIZE} ranks"):
+        dist.all_gather_coalesced([*outputs, outputs[0]], mine)
+    with pytest.raises(ValueError, match="2 outputs for what rank 1 sends, but 3 inputs"):
+        dist.all_gather_coalesced([outputs[0], outputs[1][:2], *outputs[2:]], mine)
+
+
 def test_all_gather_into_tensor():
     output = torch.zeros(SIZE * 3, 2, dtype=torch.float64)
     for _ in waited(dist.all_gather_into_tensor, output, value(RANK)):
