@@ -4,6 +4,7 @@ import atexit
 import logging
 import math
 import os
+import re
 import threading
 import time
 from collections import deque
@@ -255,10 +256,12 @@ class Runtime:
         """Would peers wait for this process if it ended now?"""
         return self._armed and os.getpid() == self._pid
 
-    def record(self) -> str:
-        """The last operations of this process. A rank that ends because of another has printed them already."""
+    def in_flight(self) -> str:
+        """The operations of this process that have not ended. A rank that ends because of another has printed them already."""
         engine = self.engine
-        return "" if engine is None or engine.failure_cause else engine.flight_record()
+        if engine is None or engine.failure_cause:
+            return ""
+        return "".join(line for line in engine.flight_record().splitlines(keepends=True) if not _ENDED.search(line))
 
     def announce(self, cause: str) -> None:
         """Tells the peers why this process ends.
@@ -383,6 +386,9 @@ class Runtime:
             for outcome in outcomes:
                 if isinstance(outcome, HvdliteError):
                     self.keep_after(outcome, memory)
+
+
+_ENDED = re.compile(r", (done|failed) \([\d.]+ s ago\)$")  # of a line in a flight record
 
 
 def _after(record: str) -> str:

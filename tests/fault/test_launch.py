@@ -66,6 +66,31 @@ def test_an_exception_before_init_does_not_leave_the_others_waiting():
     assert "comm='nonsense'" in job.stderr[1]
 
 
+@pytest.mark.parametrize("in_flight", [False, True])
+def test_a_rank_that_raises_shows_what_it_has_in_flight_and_nothing_else(in_flight):
+    job = run_job(
+        f"""
+        import numpy as np
+        import hvdlite as hvd
+
+        hvd.init()
+        for step in range(5):
+            hvd.allreduce(np.ones(2), name="done")
+        if hvd.rank() == 1:
+            if {in_flight}:
+                handle = hvd.allreduce_async(np.ones(2), name="open")
+            raise ValueError("the data is bad")
+        hvd.barrier()
+        """,
+        2,
+    )
+    traceback, _, rest = job.stderr[1].partition("ValueError: the data is bad\n")
+    assert "Traceback" in traceback, job.report()
+    assert "'done'" not in job.stderr[1]
+    assert ("this rank has in flight:\n" in rest) == in_flight
+    assert rest.count("allreduce of 'open'") == in_flight
+
+
 def test_a_survivor_that_catches_the_error_ends_when_it_wants_to():
     job = run_job(
         """

@@ -51,8 +51,10 @@ def main() -> None:
         raise SystemExit(f"importing {', '.join(modules)} has left {threads} threads, so that this process must not fork")
     gc.collect()
     gc.freeze()  # what children never write to they share
-    request = Server(path, owner).serve()
+    server = Server(path, owner)
+    request = server.serve()
     if request is not None:
+        del server
         become(request)
     else:
         path.with_name(f"{os.getpid()}.seconds").write_text(str(sum(os.times()[:4])))
@@ -70,6 +72,7 @@ class Server:
         unfinished.rename(path)  # in one step: who sees the socket can connect to it
         self._owner = os.pidfd_open(owner)
         self._over = False
+        self._asker: socket.socket | None = None  # waits for the end
         self._children: dict[int, tuple[int, socket.socket]] = {}  # by descriptor of the process: its id, its stub
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._selector.register(self._owner, selectors.EVENT_READ, self._end)
@@ -96,6 +99,7 @@ class Server:
             stub.close()
             return None
         if request == END:
+            self._asker = stub  # closed with this process, when the time it took is written
             self._end()
             return None
         sys.stdout.flush()
