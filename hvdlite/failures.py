@@ -19,8 +19,8 @@ class Announcer(Protocol):
     def is_armed(self) -> bool:
         """Are there peers that would wait for this process?"""
 
-    def in_flight(self) -> str:
-        """The operations of this process that have not ended, unless they have been printed."""
+    def record(self, error: BaseException) -> str:
+        """The operations of this process that tell more about its end by this error, unless they have been printed."""
 
     def announce(self, cause: str) -> None:
         """Tells the peers why this process ends."""
@@ -46,9 +46,9 @@ def _leave(announcer: Announcer, kind: type[BaseException], error: BaseException
     try:
         _flush()
         text = str(error)
-        in_flight = announcer.in_flight()
-        if in_flight:
-            print(f"hvdlite: the peers will be told; this rank has in flight:\n{in_flight}", file=sys.stderr)
+        record = announcer.record(error)
+        if record:
+            print(f"hvdlite: the peers will be told; last operations of this rank:\n{record}", file=sys.stderr)
         _flush()  # now, as the launcher may end this process when a peer that has been told goes first
         announcer.announce(f"raised {kind.__name__}: {text}" if text else f"raised {kind.__name__}")
     finally:

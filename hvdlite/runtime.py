@@ -256,12 +256,17 @@ class Runtime:
         """Would peers wait for this process if it ended now?"""
         return self._armed and os.getpid() == self._pid
 
-    def in_flight(self) -> str:
-        """The operations of this process that have not ended. A rank that ends because of another has printed them already."""
+    def record(self, error: BaseException) -> str:
+        """The operations of this process that have not ended; where there are none and the error is ours, the last three.
+
+        A rank that ends because of another has printed its operations already.
+        """
         engine = self.engine
         if engine is None or engine.failure_cause:
             return ""
-        return "".join(line for line in engine.flight_record().splitlines(keepends=True) if not _ENDED.search(line))
+        lines = engine.flight_record().splitlines(keepends=True)
+        in_flight = [line for line in lines if not _ENDED.search(line)]
+        return "".join(in_flight or (lines[-3:] if isinstance(error, HvdliteError) else []))
 
     def announce(self, cause: str) -> None:
         """Tells the peers why this process ends.

@@ -87,7 +87,7 @@ def test_a_rank_that_raises_shows_what_it_has_in_flight_and_nothing_else(in_flig
     traceback, _, rest = job.stderr[1].partition("ValueError: the data is bad\n")
     assert "Traceback" in traceback, job.report()
     assert "'done'" not in job.stderr[1]
-    assert ("this rank has in flight:\n" in rest) == in_flight
+    assert ("last operations of this rank:\n" in rest) == in_flight
     assert rest.count("allreduce of 'open'") == in_flight
 
 
