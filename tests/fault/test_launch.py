@@ -66,12 +66,15 @@ def test_an_exception_before_init_does_not_leave_the_others_waiting():
     assert "comm='nonsense'" in job.stderr[1]
 
 
-@pytest.mark.parametrize("in_flight", [False, True])
-def test_a_rank_that_raises_shows_what_it_has_in_flight_and_nothing_else(in_flight):
+@pytest.mark.parametrize(
+    ("error", "in_flight", "shown"), [("ValueError", 0, 0), ("ValueError", 1, 1), ("errors.HvdliteError", 0, 3)]
+)
+def test_a_rank_that_raises_shows_what_it_has_in_flight_or_the_last_three_for_an_error_of_ours(error, in_flight, shown):
     job = run_job(
         f"""
         import numpy as np
         import hvdlite as hvd
+        from hvdlite import errors
 
         hvd.init()
         for step in range(5):
@@ -79,16 +82,17 @@ def test_a_rank_that_raises_shows_what_it_has_in_flight_and_nothing_else(in_flig
         if hvd.rank() == 1:
             if {in_flight}:
                 handle = hvd.allreduce_async(np.ones(2), name="open")
-            raise ValueError("the data is bad")
+            raise {error}("the data is bad")
         hvd.barrier()
         """,
         2,
     )
-    traceback, _, rest = job.stderr[1].partition("ValueError: the data is bad\n")
+    traceback, _, rest = job.stderr[1].partition("Error: the data is bad\n")
     assert "Traceback" in traceback, job.report()
-    assert "'done'" not in job.stderr[1]
-    assert ("last operations of this rank:\n" in rest) == in_flight
+    assert ("last operations of this rank:\n" in rest) == (shown > 0)
+    assert rest.count("  #") == shown
     assert rest.count("allreduce of 'open'") == in_flight
+    assert job.stderr[1].count("'done'") == shown - in_flight
 
 
 def test_a_survivor_that_catches_the_error_ends_when_it_wants_to():

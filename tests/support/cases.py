@@ -249,10 +249,7 @@ def _expected_integers(
     present: list[np.ndarray], reduction: Reduction, prescale: float, postscale: float, divisor: int
 ) -> Expected:
     if prescale == postscale == 1.0 and divisor == 1:  # NumPy's integers wrap around as well
-        reduce = {Op.SUM: np.add, Op.AVERAGE: np.add, Op.PRODUCT: np.multiply, Op.MIN: np.minimum, Op.MAX: np.maximum}[
-            reduction.op
-        ]
-        value = reduce.reduce(present, dtype=present[0].dtype)
+        value = ufunc_of(reduction.op).reduce(present, dtype=present[0].dtype)
         return Expected(value, np.zeros(value.shape))
     columns: Iterable[tuple[int, ...]] = zip(*(_scaled(array, prescale) for array in present), strict=True)
     match reduction.op:
@@ -272,6 +269,11 @@ def _expected_integers(
     bits = 8 * dtype.itemsize
     wrapped = np.array([value % 2**bits for value in exact], dtype=np.uint64).astype(f"uint{bits}").view(dtype)
     return Expected(wrapped, np.zeros(wrapped.shape))
+
+
+def ufunc_of(op: Op) -> np.ufunc:
+    """NumPy's function for two operands of a Sum, an Average (which adds up), a Product, a Min or a Max."""
+    return {Op.PRODUCT: np.multiply, Op.MIN: np.minimum, Op.MAX: np.maximum}.get(op, np.add)
 
 
 def _scaled(array: np.ndarray, prescale: float) -> list[int]:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 from support.cases import REDUCTIONS as ALL_REDUCTIONS
-from support.cases import Op, Reduction, case_id
+from support.cases import Op, Reduction, case_id, ufunc_of
 
 from hvdlite import _engine, errors
 from hvdlite.dtypes import DType, numpy_dtype
@@ -148,8 +148,7 @@ def reduced(op: Op, lhs: np.ndarray, rhs: np.ndarray) -> np.ndarray:
         return lhs & rhs if op in (Op.MIN, Op.PRODUCT) else lhs | rhs
     if kind == np.float32:
         lhs, rhs = lhs.astype(np.float64), rhs.astype(np.float64)
-    operator = {Op.PRODUCT: np.multiply, Op.MIN: np.minimum, Op.MAX: np.maximum}.get(op, np.add)
-    result: np.ndarray = operator(lhs, rhs).astype(kind)
+    result: np.ndarray = ufunc_of(op)(lhs, rhs).astype(kind)
     return result
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from support import fake_gpu, thread_ranks
+from support.cases import ufunc_of
 from support.fake_gpu import fake_gpus  # noqa: F401
 from support.gpu_ranks import WIRE_BFLOAT16, WIRE_FLOAT16, gpu_engines, run_gpu_ranks
 from support.limits import eventually
@@ -59,8 +60,7 @@ def expected(inputs, op, dtype):
     if op == AVERAGE:
         total = stacked.astype(complex if dtype.startswith("complex") else np.float64).sum(0) / len(inputs)
         return total.astype(dtype) if np.dtype(dtype).kind in "fc" else np.trunc(total).astype(dtype)
-    how = {SUM: np.add, MIN: np.minimum, MAX: np.maximum, PRODUCT: np.multiply}[op]
-    return how.reduce(stacked, axis=0, dtype=dtype)
+    return ufunc_of(op).reduce(stacked, axis=0, dtype=dtype)
 
 
 DTYPES = [

@@ -92,6 +92,12 @@ class Pair:
         whole = whole_batch(step, self.hvd.size(), dtype, rows)
         return part_of(whole, self.hvd.rank(), rows), whole
 
+    def backward(self, *batch):
+        """A pass of each through its part of a batch, of `mse`. batch: as `parts` takes it."""
+        part, whole = self.parts(*batch)
+        mse(self.model, *part).backward()
+        mse(self.twin, *whole).backward()
+
     def zero(self, **options):
         self.optimizer.zero_grad(**options)
         self.twin_optimizer.zero_grad(**options)

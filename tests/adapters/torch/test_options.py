@@ -265,9 +265,7 @@ def test_synchronize_by_hand(hvd, passes, skipping):
     for step in range(STEPS):
         pair.zero()
         for number in range(passes):
-            part, whole = pair.parts(10 * step + number)
-            mse(pair.model, *part).backward()
-            mse(pair.twin, *whole).backward()
+            pair.backward(10 * step + number)
         pair.optimizer.synchronize()
         for model, divisor in ((pair.model, hvd.size()), (pair.twin, 1)):
             for param in model.parameters():
@@ -298,9 +296,7 @@ def test_zero_grad_between_backward_and_step(hvd, set_to_none):
     """Horovod refuses this (AssertionError); it is a step that is not taken, on all ranks."""
     pair = Pair(hvd, sgd)
     for step in range(STEPS):
-        part, whole = pair.parts(step)
-        mse(pair.model, *part).backward()
-        mse(pair.twin, *whole).backward()
+        pair.backward(step)
         if step % 3:
             pair.check_grads()
             pair.step()

@@ -52,9 +52,7 @@ def test_gradients_changed_between_passes_stay_changed(hvd):
     for step in range(STEPS):
         pair.zero()
         for passes in range(2):
-            part, whole = pair.parts(10 * step + passes)
-            mse(pair.model, *part).backward()
-            mse(pair.twin, *whole).backward()
+            pair.backward(10 * step + passes)
             for model in (pair.model, pair.twin):
                 with torch.no_grad():
                     torch.nn.utils.clip_grad_norm_(model.parameters(), 0.2)
@@ -168,9 +166,7 @@ def test_backward_passes_per_step(hvd, passes_per_step, compressed):
     for step in range(STEPS):
         pair.zero()
         for passes in range(passes_per_step):
-            part, whole = pair.parts(10 * step + passes)
-            mse(pair.model, *part).backward()
-            mse(pair.twin, *whole).backward()
+            pair.backward(10 * step + passes)
             if passes < passes_per_step - 1:
                 mine = torch.cat([grad.flatten() for grad in grads_of(pair.model)])
                 theirs = torch.cat([grad.flatten() for grad in grads_of(pair.twin)])
@@ -204,9 +200,7 @@ def test_step_before_all_passes(hvd):
     for step in range(STEPS):
         pair.zero()
         for passes in range(2):
-            part, whole = pair.parts(10 * step + passes)
-            mse(pair.model, *part).backward()
-            mse(pair.twin, *whole).backward()
+            pair.backward(10 * step + passes)
         pair.step()
         pair.check_grads()
     pair.check_weights()
@@ -219,9 +213,7 @@ def test_set_backward_passes_per_step(hvd):
         assert pair.optimizer.backward_passes_per_step == passes_per_step
         pair.zero()
         for passes in range(passes_per_step):
-            part, whole = pair.parts(10 * step + passes)
-            mse(pair.model, *part).backward()
-            mse(pair.twin, *whole).backward()
+            pair.backward(10 * step + passes)
         pair.check_grads()
         pair.step()
     pair.check_weights()
