@@ -49,7 +49,7 @@ def _hand_over(zygote: str, arguments: list[str], pid_file: str) -> None:
         "limits": {limit: resource.getrlimit(limit) for limit in LIMITS},
         "umask": umask,
         "nice": os.nice(0),
-        "ignores_interrupt": signal.getsignal(signal.SIGINT) == signal.SIG_IGN,
+        "ignored": [number for number in PASSED_ON if signal.getsignal(number) == signal.SIG_IGN],
     }
     message = json.dumps(request).encode() + b"\n"
     sent = connection.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1, 2]))])

@@ -33,6 +33,8 @@ from typing import Any
 
 PR_SET_PDEATHSIG = 1
 STREAMS = 3
+# What starts a process may have it ignore these: nohup the first, a shell the next two for what it runs in the background.
+INHERITED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 END = "end"  # the request of support/warm.py that ends the zygote
 
 
@@ -189,7 +191,9 @@ def become(request: dict[str, Any]) -> None:
     os.sched_setaffinity(0, request["affinity"])
     for number, limits in request["limits"].items():
         resource.setrlimit(int(number), limits)
-    signal.signal(signal.SIGINT, signal.SIG_IGN if request["ignores_interrupt"] else signal.default_int_handler)
+    for number in INHERITED:
+        usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+        signal.signal(number, signal.SIG_IGN if number in request["ignored"] else usual)
     _seed()
     _run(request["arguments"])
 
