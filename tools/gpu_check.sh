@@ -112,6 +112,7 @@ TEXT
 }
 
 command -v "$python" >/dev/null || { echo "gpu_check.sh: there is no $python" >&2 && exit 2; }
+python=$(realpath -s "$(command -v "$python")") # the steps run in another folder; -s, because a virtual environment's is a link
 if [[ ! $fakes ]] && ! count_gpus >/dev/null 2>"$logs/gpus"; then
   echo "gpu_check.sh: no GPU: $(tail -n 1 "$logs/gpus"). --fakes runs what can do without one." >&2
   printf '# GPU report\n\nNo GPU: %s\n' "$(tail -n 1 "$logs/gpus")" >"$out"

@@ -1,6 +1,7 @@
 #include "device/piece_layout.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <limits>
 
@@ -25,6 +26,11 @@ std::uint64_t count_of(const Piece& piece, const FusionPlan& plan, bool unpack) 
   return unpack && piece.tensor == nullptr ? 0 : std::uint64_t{piece.count} * plan.units;
 }
 
+// Tiles are powers of two: a list of a thousand pieces is gone through before every launch, and divisions would be most of that.
+std::uint64_t tiles_of(std::uint64_t count, std::uint64_t tile_units) {
+  return (count + tile_units - 1) >> std::countr_zero(tile_units);
+}
+
 std::uint64_t number_of(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer); }
 
 }  // namespace
@@ -38,6 +44,7 @@ bool describe_pieces(std::span<const Piece> pieces, const FusionPlan& plan, bool
   const std::uint64_t full = kBlocksEach * static_cast<std::uint64_t>(std::max(multiprocessors, 1));
   while (tile < kLargeTile && total > tile * full) tile *= 2;
   const std::uint64_t tile_units = tile / wide;
+  HVD_CHECK(std::has_single_bit(tile_units));
 
   bool fits = pieces.size() <= kInlinePieces;
   std::uint64_t tiles = 0;
@@ -52,7 +59,7 @@ bool describe_pieces(std::span<const Piece> pieces, const FusionPlan& plan, bool
       arguments->count[i] = static_cast<std::uint32_t>(count);
       arguments->first_tile[i] = static_cast<std::uint32_t>(tiles);
     }
-    tiles += (count + tile_units - 1) / tile_units;
+    tiles += tiles_of(count, tile_units);
   }
   HVD_CHECK(tiles <= std::numeric_limits<std::int32_t>::max());
   arguments->table = 0;
@@ -76,7 +83,7 @@ void write_table(std::span<const Piece> pieces, const FusionPlan& plan, const Ar
     const std::uint64_t count = count_of(pieces[i], plan, arguments.unpack != 0);
     *row = {number_of(pieces[i].tensor), std::uint64_t{pieces[i].offset} * plan.units, count,
             tiles};
-    const std::uint64_t own = (count + arguments.tile_units - 1) / arguments.tile_units;
+    const std::uint64_t own = tiles_of(count, arguments.tile_units);
     piece_of_tile = std::fill_n(piece_of_tile, own, static_cast<std::uint32_t>(i));
     tiles += own;
   }

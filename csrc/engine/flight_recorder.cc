@@ -1,8 +1,8 @@
 #include "engine/flight_recorder.h"
 
 #include <algorithm>
-#include <cstdio>
 
+#include "base/text.h"
 #include "engine/validate.h"
 
 namespace hvdlite::engine {
@@ -56,16 +56,14 @@ std::string FlightRecorder::text(std::size_t most) const {
   for (std::uint64_t number = next_ - kept; number < next_; ++number) {
     const Record& record = ring_[number % capacity_];
     const std::uint64_t stage = record.word.load(std::memory_order_relaxed) % kStages;
-    char times[96];
-    snprintf(times, sizeof(times), "submitted %.3f s ago, ",
-             base::seconds_between(record.submitted, now));
-    char since[64];
-    snprintf(since, sizeof(since), " (%.3f s ago)",
-             base::seconds_between(record.last.load(std::memory_order_relaxed), now));
+    const auto ago = [now](base::Clock::time_point time) {
+      return base::to_text(base::seconds_between(time, now), 3) + " s ago";
+    };
     const Request& request = *record.request;
     text += "  #" + std::to_string(number) + " " + describe(request) + ", " +
-            std::string(base::name_of(request.dtype)) + format_shape(request.shape) + ": " + times +
-            kStageNames[stage] + since + "\n";
+            std::string(base::name_of(request.dtype)) + format_shape(request.shape) +
+            ": submitted " + ago(record.submitted) + ", " + kStageNames[stage] + " (" +
+            ago(record.last.load(std::memory_order_relaxed)) + ")\n";
   }
   return text;
 }

@@ -1,7 +1,6 @@
 // Step 6 of the cycle, across hosts: signs of life, and what their absence means (the rest of Cycle is cycle.cc).
 
-#include <cstdio>
-
+#include "base/text.h"
 #include "engine/cycle.h"
 
 namespace hvdlite::engine {
@@ -41,9 +40,7 @@ void Cycle::host_lost(int host) {
     left_.insert(peer);  // not told: it would have to be waited for
     ranks += (ranks.empty() ? "" : ", ") + transport_.describe_peer(peer);
   }
-  char seconds[32];
-  snprintf(seconds, sizeof(seconds), "%g", shared_.config.peer_timeout);
-  const std::string cause = std::string("has heard nothing for ") + seconds +
+  const std::string cause = "has heard nothing for " + base::to_text(shared_.config.peer_timeout) +
                             " s (HVDLITE_PEER_TIMEOUT) from the host of " + ranks +
                             ": the host is down, its link is cut, or its first rank is stopped";
   broadcast_failure(cause);

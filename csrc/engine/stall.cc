@@ -1,8 +1,8 @@
 #include "engine/stall.h"
 
 #include <algorithm>
-#include <cstdio>
 
+#include "base/text.h"
 #include "engine/request.h"
 
 namespace hvdlite::engine {
@@ -27,9 +27,7 @@ constexpr std::size_t kNamed = 3, kRanksNamed = 8;
 constexpr std::size_t kMostText = 2800;
 
 std::string in_seconds(double seconds) {
-  char text[32];
-  snprintf(text, sizeof(text), seconds < 10 ? "%.1f s" : "%.0f s", seconds);
-  return text;
+  return base::to_text(seconds, seconds < 10 ? 1 : 0) + " s";
 }
 
 const Stalled* find(std::span<const Stalled> stalled, std::uint64_t record) {

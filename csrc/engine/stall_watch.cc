@@ -1,8 +1,9 @@
 // What step 6 of the cycle does about stalls: collects what is old, asks, answers, and gives up (the rest of Cycle is cycle.cc).
 
 #include <algorithm>
-#include <fstream>
+#include <string_view>
 
+#include "base/text.h"
 #include "engine/cycle.h"
 
 namespace hvdlite::engine {
@@ -18,13 +19,12 @@ constexpr double kWatchdogShare = 0.6;
 
 // The letter that the kernel gives the state of a process; 0 where it says nothing.
 char state_of_process(int pid) {
-  std::ifstream status("/proc/" + std::to_string(pid) + "/status");
-  for (std::string line; std::getline(status, line);) {
-    if (line.rfind("State:", 0) != 0) continue;
-    const std::size_t at = line.find_first_not_of(" \t", 6);
-    return at != std::string::npos ? line[at] : '\0';
-  }
-  return '\0';
+  constexpr std::string_view kField = "\nState:";
+  const std::string status = base::read_file("/proc/" + std::to_string(pid) + "/status");
+  const std::size_t field = status.find(kField);
+  if (field == std::string::npos) return '\0';
+  const std::size_t at = status.find_first_not_of(" \t", field + kField.size());
+  return at != std::string::npos ? status[at] : '\0';
 }
 
 std::string describe_process(int pid) {

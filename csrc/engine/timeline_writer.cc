@@ -7,9 +7,9 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
-#include <fstream>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "engine/validate.h"
 
 namespace hvdlite::engine {
@@ -28,11 +28,7 @@ double microseconds_of(Clock::time_point time) {
   return std::chrono::duration<double, std::micro>(time.time_since_epoch()).count();
 }
 
-std::string number(double value) {
-  std::array<char, 40> text;
-  std::snprintf(text.data(), text.size(), "%.3f", value);
-  return text.data();
-}
+std::string number(double value) { return base::to_text(value, 3); }
 
 // As a JSON string, with its quotes.
 std::string quoted(const std::string& text) {
@@ -51,13 +47,6 @@ std::string quoted(const std::string& text) {
     }
   }
   return result + '"';
-}
-
-std::string first_line_of(const char* path) {
-  std::ifstream file(path);
-  std::string line;
-  std::getline(file, line);
-  return line;
 }
 
 std::string host_name() {
@@ -140,7 +129,7 @@ void TimelineWriter::header() {
   add("{\"name\":\"hvdlite\"," + pid + ",\"args\":{\"rank\":" + std::to_string(owner_.rank) +
       ",\"size\":" + std::to_string(owner_.size) + ",\"host\":" + quoted(host_name()) +
       ",\"process\":" + std::to_string(getpid()) +
-      ",\"boot_id\":" + quoted(first_line_of("/proc/sys/kernel/random/boot_id")) +
+      ",\"boot_id\":" + quoted(base::first_line_of("/proc/sys/kernel/random/boot_id")) +
       ",\"clock_to_epoch_us\":" + number(offset) + ",\"version\":\"" HVDLITE_VERSION "\"}}");
   for (const auto& [name, lane] : lanes_) name_lane(lane, name);
   for (const auto& [thread, lane] : callers_) name_lane(lane, caller_name(thread));

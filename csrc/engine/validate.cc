@@ -2,7 +2,8 @@
 
 #include <algorithm>
 #include <array>
-#include <sstream>
+
+#include "base/text.h"
 
 namespace hvdlite::engine {
 namespace {
@@ -24,10 +25,8 @@ std::string shape_to_compare(const Request& request) {
 }
 
 std::string factors(const Request& request) {
-  std::ostringstream text;
-  text.precision(17);
-  text << "prescale " << request.prescale << ", postscale " << request.postscale;
-  return text.str();
+  return "prescale " + base::to_text(request.prescale) + ", postscale " +
+         base::to_text(request.postscale);
 }
 
 std::string group_of(const Request& request) {

@@ -6,13 +6,13 @@
 #include <algorithm>
 #include <cstring>
 #include <exception>
-#include <fstream>
 #include <map>
 #include <set>
 #include <string>
 #include <utility>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "transport/control_page.h"
 #include "transport/mapped_window.h"
 #include "transport/mpi_transport.h"
@@ -46,9 +46,7 @@ Introduction introduce(int leader) {
   me.leader = leader;
   me.pid = getpid();
   gethostname(me.host, sizeof(me.host) - 1);
-  std::string boot;
-  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
-  boot.copy(me.boot, sizeof(me.boot) - 1);
+  base::first_line_of("/proc/sys/kernel/random/boot_id").copy(me.boot, sizeof(me.boot) - 1);
   return me;
 }
 

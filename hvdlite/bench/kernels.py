@@ -8,6 +8,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,16 +25,22 @@ __all__ = ["CASES", "KernelPlan", "missed", "run", "table"]
 
 @dataclass(frozen=True)
 class _Case:
-    target: DType  # from float32, into the buffer
+    source: DType  # of the tensors
+    target: DType  # in the buffer
     factor: float
+    shift: int = 0  # elements from a place in the buffer that is aligned
 
 
 CASES = {
-    "copy": _Case(DType.FLOAT32, 1.0),
-    "scale": _Case(DType.FLOAT32, 0.5),
-    "float16": _Case(DType.FLOAT16, 0.5),
-    "bfloat16": _Case(DType.BFLOAT16, 0.5),
+    "copy": _Case(DType.FLOAT32, DType.FLOAT32, 1.0),
+    "scale": _Case(DType.FLOAT32, DType.FLOAT32, 0.5),
+    "float16": _Case(DType.FLOAT32, DType.FLOAT16, 0.5),
+    "bfloat16": _Case(DType.FLOAT32, DType.BFLOAT16, 0.5),
+    "shifted": _Case(DType.FLOAT32, DType.FLOAT32, 0.5, shift=1),
+    "int32": _Case(DType.INT32, DType.INT32, 2.0),
+    "int8": _Case(DType.INT8, DType.INT8, 2.0),
 }
+_USUAL = ("copy", "scale", "float16", "bfloat16")
 
 _ALIGN = 64  # elements: where each tensor begins in the buffer
 _SPREAD = 256 << 20  # bytes that launches go through in turn, so that no cache holds them
@@ -60,7 +67,7 @@ class KernelPlan:
         gpu: which one.
     """
 
-    cases: Sequence[str] = tuple(CASES)
+    cases: Sequence[str] = _USUAL
     sizes: Sequence[int] = tuple(1 << power for power in range(10, 29, 2))
     tensors: Sequence[int] = (1, 16, 160, 1000)
     launches: int = 50
@@ -75,71 +82,74 @@ def run(config: Config, plan: KernelPlan, sink: Callable[[Sequence[report.Record
         UnsupportedError: there is no GPU, or no kernels for it.
         WrongSum: a result is wrong.
     """
-    settings = [_Shape(size, number) for size in plan.sizes for number in plan.tensors if number * 4 <= size]
+    shapes = [(size, number) for size in plan.sizes for number in plan.tensors if number * 4 <= size]
     fusion = Fusion(config, plan.gpu)
     try:
         sink([{"record": "gpu", "gpu": fusion.gpu, "kernels": fusion.origin}])
-        space = max((shape.stride * shape.sets for shape in settings), default=0)
+        settings = [_Setting(fusion, case, *shape) for shape in shapes for case in plan.cases]
+        space = max((setting.space for setting in settings), default=0)
         tensors, buffer = fusion.memory(space), fusion.memory(space)
-        for shape in settings:
-            for case in plan.cases:
-                sink(list(_measure(_Setting(fusion, case, shape, tensors, buffer), plan)))
+        for setting in settings:
+            setting.place(tensors, buffer)
+            sink(list(_measure(setting, plan)))
     finally:
         fusion.close()
 
 
-class _Shape:
-    """Equally large tensors of float32, in places of their own, as often as is needed to leave the caches."""
+class _Setting:
+    """What one case does to equally large tensors in places of their own, as often as is needed to leave the caches."""
 
-    def __init__(self, size: int, number: int) -> None:
-        self.size, self.number = size, number
-        self.count = size // 4 // number
+    def __init__(self, fusion: Fusion, name: str, size: int, number: int) -> None:
+        self.fusion, self.name, self.case, self.size, self.number = fusion, name, CASES[name], size, number
+        wide = self.case.source.itemsize  # the buffer's elements are no wider
+        self.count = size // wide // number
         self.aligned = math.ceil(self.count / _ALIGN) * _ALIGN
         self.elements = self.aligned * number
-        self.stride = 4 * self.elements
+        self.stride = wide * self.elements
         self.sets = max(1, min(_MOST_SETS, _SPREAD // (2 * self.stride)))
+        self.moved = (wide + self.case.target.itemsize) * self.count * number
+        self.tensors = self.buffer = 0
 
+    @property
+    def space(self) -> int:
+        """Bytes of the tensors, and of the buffer."""
+        return self.stride * self.sets + self.case.shift * self.case.target.itemsize
 
-class _Setting:
-    """What one case does to tensors of a shape, in memory for all."""
-
-    def __init__(self, fusion: Fusion, case: str, shape: _Shape, tensors: int, buffer: int) -> None:
-        self.fusion, self.name, self.case, self.shape = fusion, case, CASES[case], shape
-        self.tensors, self.buffer = tensors, buffer
-        self.moved = (4 + self.case.target.itemsize) * shape.count * shape.number
+    def place(self, tensors: int, buffer: int) -> None:
+        """In this memory."""
+        self.tensors, self.buffer = tensors, buffer + self.case.shift * self.case.target.itemsize
 
     def move(self, unpack: bool) -> Move:
         """One launch."""
-        wire, shape = self.case.target, self.shape
-        source, target = (wire, DType.FLOAT32) if unpack else (DType.FLOAT32, wire)
+        tensor, wire = self.case.source, self.case.target
+        source, target = (wire, tensor) if unpack else (tensor, wire)
         return Move(
-            [self.tensors + 4 * shape.aligned * i for i in range(shape.number)],
-            [(shape.aligned * i, shape.count) for i in range(shape.number)],
+            [self.tensors + tensor.itemsize * self.aligned * i for i in range(self.number)],
+            [(self.aligned * i, self.count) for i in range(self.number)],
             self.buffer,
             source,
             target,
             unpack,
             1 / self.case.factor if unpack else self.case.factor,
-            sets=shape.sets,
-            tensor_stride=shape.stride,
-            buffer_stride=shape.stride,
+            sets=self.sets,
+            tensor_stride=self.stride,
+            buffer_stride=self.stride,
         )
 
     def check(self) -> None:
         """Small integers go there and back."""
-        shape = self.shape
-        wanted = np.resize(np.arange(1, 250, dtype=np.float32), shape.elements)
+        wanted = np.resize(np.arange(1, 60), self.elements).astype(self.case.source.name.lower())
         self._write(wanted)
         self.fusion.run(self.move(False))
         self._write(np.zeros_like(wanted))
         self.fusion.run(self.move(True))
         found = np.empty_like(wanted)
         self.fusion.copy(found.ctypes.data, self.tensors, found.nbytes)
-        theirs, ours = (values.reshape(shape.number, -1)[:, : shape.count] for values in (wanted, found))
+        theirs, ours = (values.reshape(self.number, -1)[:, : self.count] for values in (wanted, found))
         if not np.array_equal(theirs, ours):
             raise WrongSum(f"the fusion kernels of the case {self.name} give wrong results")
 
-    def _write(self, values: npt.NDArray[np.float32]) -> None:
+    def _write(self, values: npt.NDArray[Any]) -> None:
         self.fusion.copy(self.tensors, values.ctypes.data, values.nbytes)
 
     def launch(self, unpack: bool) -> Callable[[int], Times]:
@@ -149,8 +159,7 @@ class _Setting:
 
     def copy(self, launches: int) -> Times:
         """The driver's copy that moves as many bytes as the kernel."""
-        shape = self.shape
-        return self.fusion.copy(self.buffer, self.tensors, self.moved // 2, launches, shape.sets, shape.stride)
+        return self.fusion.copy(self.buffer, self.tensors, self.moved // 2, launches, self.sets, self.stride)
 
 
 def _measure(setting: _Setting, plan: KernelPlan) -> Iterator[report.Record]:
@@ -162,8 +171,8 @@ def _measure(setting: _Setting, plan: KernelPlan) -> Iterator[report.Record]:
             "record": "kernel",
             "case": setting.name,
             "way": way,
-            "bytes": setting.shape.size,
-            "tensors": setting.shape.number,
+            "bytes": setting.size,
+            "tensors": setting.number,
             "moved": setting.moved,
             **times,
             **{f"copy_{name}": value for name, value in ceiling.items()},

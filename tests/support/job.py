@@ -122,7 +122,8 @@ class Job:
         self._environment = {**job_environment(env), MARK: self._mark}
         # MPICH's ranks talk to their launcher through a descriptor of their own, which a warm interpreter does not have.
         if frameworks is not None and hosts is None and not launcher_is_hydra():
-            self._environment[WARM] = ":".join(warm.zygotes(frameworks, self._environment))
+            sockets = warm.zygotes(frameworks, self._environment)
+            self._environment |= {WARM: ":".join(sockets)} if sockets else {}
         if hosts is not None:
             self._command = hosts.on_front(self._command, self._environment, folder)
         self._launches = 0

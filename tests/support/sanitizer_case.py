@@ -12,7 +12,7 @@ def main() -> None:
     hvd.init()
     for dtype in (np.float32, np.float16, np.float64, np.int32, np.int64, np.uint8):
         for offset in (0, 1, 3):
-            values = [np.arange(offset + count).astype(dtype) % 100 for count in COUNTS]
+            values = [(np.arange(offset + count) % 100).astype(dtype) for count in COUNTS]
             arrays = [DriverArray.of(array).tail(offset) for array in values]
             for factors in ({}, {"prescale_factor": 2.0, "postscale_factor": 0.5}):
                 name = f"{np.dtype(dtype).name}.{offset}.{len(factors)}"

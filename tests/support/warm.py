@@ -5,7 +5,8 @@ through NURSERY in their environment. There is one for each set of modules and o
 with different seeds of Python's hashes: ranks that go through a set in their own order shall not agree by chance.
 
 Fresh interpreters stay for tests whose subject is how processes start and end (tests/fault, tests/hosts), and for one file a
-door, so that imports are tested (`FRESH = True`, support/parallel.py).
+door, so that imports are tested (`FRESH = True`, support/parallel.py). Where importing the frameworks leaves threads, as it
+does with torch's CUDA builds, all of their ranks are fresh: slower, and the last lines of pytest say so.
 """
 
 import ast
@@ -24,6 +25,8 @@ import time
 from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from support.zygote import MUST_NOT_FORK
 
 if TYPE_CHECKING:  # tests/smoke starts jobs where there is no pytest
     import pytest
@@ -96,24 +99,37 @@ def frameworks_of(imports: Set[str], environment: Mapping[str, str]) -> set[str]
 def zygotes(frameworks: Iterable[str], environment: Mapping[str, str]) -> list[str]:
     """Sockets of the zygotes for ranks with this environment, started where they are not there yet.
 
+    Frameworks that are not installed are left out: the ranks will say so. None where the imports leave threads, so that ranks
+    have to be fresh processes.
+
     Raises:
         RuntimeError: a zygote did not start; the message has what it wrote.
     """
     folder = Path(os.environ[NURSERY])
-    wanted = set(frameworks)
+    wanted = {name for name in frameworks if importlib.util.find_spec(name) is not None}
     if wanted & TAKE_SECONDS and importlib.util.find_spec("sklearn") is not None:
         wanted.add("sklearn")  # one zygote for those who want it and those who do not
     modules = [*ALWAYS, *(name for name in FRAMEWORKS if name in wanted)]
     fixed = {name: value for name, value in sorted(environment.items()) if not name.startswith(READ_LATER)}
     key = hashlib.sha256(json.dumps([modules, fixed]).encode()).hexdigest()[:12]
     sockets = [folder / f"{key}.{seed}" for seed in HASH_SEEDS]
+    refusal = folder / f"{key}.refusal"
     with (folder / f"{key}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        if refusal.exists():
+            return []
         started = {path: _start(path, modules, {**fixed, "PYTHONHASHSEED": seed})
                    for path, seed in zip(sockets, HASH_SEEDS, strict=True) if not path.exists()}  # fmt: skip
-        for path, process in started.items():
-            _wait_for(path, process)
+        starts = [_has_started(path, process) for path, process in started.items()]
+        if not all(starts):
+            shutil.copy(f"{sockets[0]}.log", refusal)
+            return []
     return [str(path) for path in sockets]
+
+
+def refusals() -> list[str]:
+    """Why some ranks of this run were fresh processes that were not asked to be."""
+    return sorted({file.read_text().strip() for file in Path(os.environ[NURSERY]).glob("*.refusal")})
 
 
 def _start(path: Path, modules: Iterable[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
@@ -128,11 +144,15 @@ def _start(path: Path, modules: Iterable[str], environment: Mapping[str, str]) -
         )
 
 
-def _wait_for(path: Path, process: subprocess.Popen[bytes]) -> None:
+def _has_started(path: Path, process: subprocess.Popen[bytes]) -> bool:
+    """Waits for its socket; false if it must not fork."""
     deadline = time.monotonic() + START_SECONDS
     while not path.exists():
         if process.poll() is not None or time.monotonic() > deadline:
+            if process.poll() == MUST_NOT_FORK:
+                return False
             process.kill()
             log = Path(f"{path}.log").read_text(errors="replace")
             raise RuntimeError(f"the zygote {path.name} did not start:\n{log}")
         time.sleep(0.01)
+    return True

@@ -91,6 +91,8 @@ class Shared:
 
     def pytest_terminal_summary(self) -> None:
         if warm.is_first():
+            for reason in warm.refusals():
+                self._reporter.write_line(f"fresh processes instead of warm ones, which takes longer: {reason}")
             self._reporter.write_line(f"processor time: {warm.processor_seconds():.0f} s, with all processes of the run")
 
     def _say(self) -> None:

@@ -35,6 +35,7 @@ PR_SET_PDEATHSIG = 1
 STREAMS = 3
 # What starts a process may have it ignore these: nohup the first, a shell the next two for what it runs in the background.
 INHERITED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
+MUST_NOT_FORK = 77  # the exit code where imports have left threads
 END = "end"  # the request of support/warm.py that ends the zygote
 
 
@@ -50,7 +51,9 @@ def main() -> None:
         importlib.import_module(module)
     threads = len(os.listdir("/proc/self/task"))
     if threads > 1:
-        raise SystemExit(f"importing {', '.join(modules)} has left {threads} threads, so that this process must not fork")
+        names = (Path(f"/proc/self/task/{thread}/comm").read_text().strip() for thread in os.listdir("/proc/self/task"))
+        print(f"importing {', '.join(modules)} leaves {threads} threads ({', '.join(names)}), and such a process must not fork")
+        raise SystemExit(MUST_NOT_FORK)
     gc.collect()
     gc.freeze()  # what children never write to they share
     server = Server(path, owner)

@@ -153,6 +153,14 @@ def test_the_native_code_reads_no_environment(path):
     assert not re.search(r"\bgetenv\b", path.read_text())
 
 
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(NATIVE)))
+def test_the_native_code_asks_no_locale(path):
+    """csrc/base/text.h says why."""
+    text = path.read_text()
+    assert not set(includes(text)) & {f"<{name}>" for name in ("iostream", "sstream", "fstream", "iomanip", "locale", "regex")}
+    assert not re.search(r'printf\([^;]*"[^"]*%[-+ #0-9.*l]*[aefgAEFG]', text)
+
+
 ENGINE = [path for path in SOURCES if path.parent.name == "engine" and path.name != "c_api_fusion.cc"]  # which measures kernels
 
 

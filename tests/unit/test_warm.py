@@ -215,13 +215,24 @@ def test_what_cannot_be_imported_is_told(tmp_path, monkeypatch):
         warm.zygotes([], job_environment())
 
 
-def test_modules_that_leave_threads_are_refused(tmp_path, monkeypatch):
+def test_ranks_are_fresh_where_imports_leave_threads(tmp_path, monkeypatch):
     (tmp_path / "threaded.py").write_text(
         "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
     )
+    (tmp_path / "owner").write_text(str(os.getpid()))
+    monkeypatch.setenv(warm.NURSERY, str(tmp_path))
     monkeypatch.setattr(warm, "ALWAYS", ("threaded",))
-    with pytest.raises(RuntimeError, match="importing threaded has left 2 threads"):
-        warm.zygotes([], {**job_environment(), "PYTHONPATH": str(tmp_path)})
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    for _ in range(2):
+        job = ranks("import sys\nprint('threaded' in sys.modules)\n", set(), n=1)
+        assert (job.stdout[0], job.returncode) == ("False\n", 0), job.report()
+    (reason,) = warm.refusals()
+    assert reason.startswith("importing threaded leaves 2 threads ("), reason
+
+
+def test_a_framework_that_is_not_installed_is_not_imported(monkeypatch):
+    monkeypatch.setattr(warm, "FRAMEWORKS", (*warm.FRAMEWORKS, "no_such_framework"))
+    assert warm.zygotes(["no_such_framework"], job_environment()) == warm.zygotes([], job_environment())
 
 
 def test_variables_that_act_at_import_have_zygotes_of_their_own():

@@ -2,7 +2,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <sstream>
+#include <algorithm>
+#include <string_view>
 
 #include "binding.h"
 #include "request.h"
@@ -38,8 +39,12 @@ std::vector<std::string> algorithms(int kind) {
     throw nb::value_error(("no operation has the number " + std::to_string(kind)).c_str());
   }
   std::vector<std::string> names;
-  std::istringstream stream(joined);
-  for (std::string name; std::getline(stream, name, ',');) names.push_back(name);
+  const std::string_view all = joined;
+  for (std::size_t begin = 0; begin < all.size();) {
+    const std::size_t end = std::min(all.find(',', begin), all.size());
+    names.emplace_back(all.substr(begin, end - begin));
+    begin = end + 1;
+  }
   return names;
 }
 

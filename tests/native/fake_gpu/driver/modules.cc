@@ -132,10 +132,10 @@ FAKE_EXPORT Result cuLaunchKernel(fake::cuda::Function function, unsigned grid_x
 
 // For tests: the image that fake NVRTC would make of all kernels there are.
 FAKE_EXPORT const char* fake_image() {
-  static const std::string& image = [&]() -> const std::string& {
+  static const std::string* const image = [] {
     auto* text = new std::string(fake::kImageMark);
     for (const auto& kernel : fake::host_kernels()) *text += std::string(kernel.name) + "\n";
-    return *text;
+    return text;
   }();
-  return image.c_str();
+  return image->c_str();
 }

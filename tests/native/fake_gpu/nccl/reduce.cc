@@ -69,6 +69,8 @@ T prepare(T value, int op, std::size_t ranks) {
 template <typename T>
 void reduce_as(const std::vector<const void*>& from, void* to, std::size_t count, int op) {
   const std::size_t ranks = from.size();
+  // As NCCL 2.28 does now and then: the last one of an odd number is not written.
+  if (ranks == 1 && op == nccl::kAvg && sizeof(T) == 2 && from[0] != to) count -= count % 2;
   const auto at = [&](std::size_t rank, std::size_t i) {
     T value;
     std::memcpy(&value, static_cast<const char*>(from[rank]) + i * sizeof(T), sizeof(T));
