@@ -30,6 +30,7 @@ from test_training import (  # noqa: F401
 )
 from test_unused import test_ranks_that_run_out_of_data_join  # noqa: F401
 
+MORE_RANKS = (3,)  # one rank has nobody to average with
 STAND_INS = ("host", "fakes, slow")
 RANK, SIZE = WORLD.rank, WORLD.size
 
