@@ -5,8 +5,8 @@ through NURSERY in their environment. There is one for each set of modules and o
 with different seeds of Python's hashes: ranks that go through a set in their own order shall not agree by chance.
 
 Fresh interpreters stay for tests whose subject is how processes start and end (tests/fault, tests/hosts), and for one file a
-door, so that imports are tested (`FRESH = True`, support/parallel.py). Where importing the frameworks leaves threads, as it
-does with torch's CUDA builds, all of their ranks are fresh: slower, and the last lines of pytest say so.
+door, so that imports are tested (`FRESH = True`, support/parallel.py). Where importing the frameworks leaves threads, as the
+allocator of pyarrow does, which some import, all of their ranks are fresh: slower, and the last lines of pytest say so.
 """
 
 import ast
