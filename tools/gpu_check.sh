@@ -14,7 +14,7 @@ usage: tools/gpu_check.sh [options]
   --work FOLDER     where it builds and keeps logs, for a second run too; a temporary folder without it
   --only STEP,...   these steps only, and what they need
   --quick           fewer numbers of ranks, smaller measurements
-  --budget SECONDS  for all steps together; 530 without it
+  --budget SECONDS  for all steps together; 900 without it
   --fakes           no GPU: the steps that can run on the fakes of tests/native/fake_gpu
   --dry-run         list the steps and end
 
@@ -41,7 +41,7 @@ STEPS=(
 
 # --- options -----------------------------------------------------------------------------------------------------------
 
-out=gpu_report.md wheels='' python=python3 work='' only='' budget=530 quick='' fakes='' dry=''
+out=gpu_report.md wheels='' python=python3 work='' only='' budget=900 quick='' fakes='' dry=''
 while (($#)); do
   case $1 in
     --out | --wheels | --python | --work | --only | --budget)
