@@ -4,7 +4,6 @@ import atexit
 import logging
 import math
 import os
-import re
 import threading
 import time
 from collections import deque
@@ -45,6 +44,8 @@ _LOST = (PeerLostError, OperationTimeoutError)
 _LAST_WORDS = 0.2
 # Seconds in which the watchdog's thread ends once the engine has.
 _WATCHDOG_ENDS = 1.0
+# Operations that have ended, of which a rank tells where an error of ours ends it and none is in flight.
+_ENDED_SHOWN = 3
 # Seconds by which a rank that ends because of another lets that one go first.
 _AFTER_CULPRIT = 0.4
 
@@ -264,9 +265,7 @@ class Runtime:
         engine = self.engine
         if engine is None or engine.failure_cause:
             return ""
-        lines = engine.flight_record().splitlines(keepends=True)
-        in_flight = [line for line in lines if not _ENDED.search(line)]
-        return "".join(in_flight or (lines[-3:] if isinstance(error, HvdliteError) else []))
+        return engine.flight_record(_ENDED_SHOWN if isinstance(error, HvdliteError) else 0)
 
     def announce(self, cause: str) -> None:
         """Tells the peers why this process ends.
@@ -391,9 +390,6 @@ class Runtime:
             for outcome in outcomes:
                 if isinstance(outcome, HvdliteError):
                     self.keep_after(outcome, memory)
-
-
-_ENDED = re.compile(r", (done|failed) \([\d.]+ s ago\)$")  # of a line in a flight record
 
 
 def _after(record: str) -> str:

@@ -355,9 +355,13 @@ void hvdlite_log_error(int rank, int size, const char* subsystem, const char* te
   });
 }
 
-char* hvdlite_flight_record(hvdlite_engine* engine) {
+char* hvdlite_flight_record(hvdlite_engine* engine, int64_t ended) {
   char* text = nullptr;
-  guarded([&] { text = copy_text(alive(engine).flight_record()); });
+  guarded([&] {
+    const auto& recorder = alive(engine).recorder();
+    text = copy_text(ended < 0 ? recorder.text()
+                               : recorder.in_flight(static_cast<std::size_t>(ended)));
+  });
   return text;
 }
 

@@ -12,8 +12,8 @@ using Stage = FlightRecorder::Stage;
 
 namespace {
 
-// Operations of the flight recorder that a failure prints.
-constexpr std::size_t kRecordsInLog = 16;
+// Operations that have ended, of which a failure tells where this rank has none in flight.
+constexpr std::size_t kEndedInLog = 3;
 
 }  // namespace
 
@@ -238,7 +238,9 @@ void Cycle::fail_all(const Status& why) {
         shared_.reached({&entry, 1}, FlightRecorder::Stage::kAnnounced);
       });
     }
-    const std::string record = shared_.recorder.text(kRecordsInLog);
+    const std::string record = shared_.config.log_level <= LogLevel::kInfo
+                                   ? shared_.recorder.text()
+                                   : shared_.recorder.in_flight(kEndedInLog);
     shared_.log.write(
         LogLevel::kError, "control",
         why.message + (record.empty() ? "" : "\nlast operations of this rank:\n" + record));

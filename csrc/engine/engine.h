@@ -82,9 +82,7 @@ class Engine {
   // Fails this rank; what it has in flight ends with the cause, too.
   void publish_failure(const std::string& cause);
   std::string failure_cause() const;
-  std::string flight_record() const {
-    return shared_.recorder.text(shared_.config.flight_recorder_size);
-  }
+  const FlightRecorder& recorder() const { return shared_.recorder; }
   // A trace of this rank's operations. Error(InvalidArgument) if the file cannot be made.
   void start_timeline(const std::string& path, std::size_t max_bytes, bool cycles) {
     require_accepting();

@@ -48,14 +48,22 @@ void FlightRecorder::reached(std::uint64_t number, Stage stage) {
   }
 }
 
-std::string FlightRecorder::text(std::size_t most) const {
+std::string FlightRecorder::in_flight(std::size_t ended) const {
+  const std::string unended = text(kUnended, 0);
+  if (!unended.empty() || ended == 0) return unended;
+  const std::uint64_t kept = std::min<std::uint64_t>(newest(), capacity_);
+  return text(kEverything, kept - std::min<std::uint64_t>(kept, ended));
+}
+
+std::string FlightRecorder::text(bool unended_only, std::uint64_t skipped) const {
   const std::lock_guard lock(mutex_);
   std::string text;
   const base::Clock::time_point now = time_.coarse_now();
-  const std::uint64_t kept = std::min<std::uint64_t>({next_ - 1, capacity_, most});
-  for (std::uint64_t number = next_ - kept; number < next_; ++number) {
+  const std::uint64_t kept = std::min<std::uint64_t>(next_ - 1, capacity_);
+  for (std::uint64_t number = next_ - kept + skipped; number < next_; ++number) {
     const Record& record = ring_[number % capacity_];
     const std::uint64_t stage = record.word.load(std::memory_order_relaxed) % kStages;
+    if (unended_only && stage >= static_cast<std::uint64_t>(Stage::kDone)) continue;
     const auto ago = [now](base::Clock::time_point time) {
       return base::to_text(base::seconds_between(time, now), 3) + " s ago";
     };

@@ -32,16 +32,21 @@ class FlightRecorder {
     const std::lock_guard lock(mutex_);
     return next_ - 1;
   }
-  // Lines of text on the last `most` operations, oldest first.
-  std::string text(std::size_t most) const;
+  // A line of text for each operation that is remembered, oldest first.
+  std::string text() const { return text(kEverything, 0); }
+  // Of those that have not ended; where there are none, of the last `ended` ones.
+  std::string in_flight(std::size_t ended) const;
 
  private:
+  static constexpr bool kEverything = false, kUnended = true;
   struct Record {
     std::atomic<std::uint64_t> word{0};  // 8 * number + stage
     std::atomic<base::Clock::time_point> last{base::Clock::time_point()};
     base::Clock::time_point submitted;
     RequestPtr request;
   };
+  // skipped: the first so many of them are left out.
+  std::string text(bool unended_only, std::uint64_t skipped) const;
 
   const base::TimeSource time_;
   mutable std::mutex mutex_;

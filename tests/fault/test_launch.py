@@ -87,12 +87,12 @@ def test_a_rank_that_raises_shows_what_it_has_in_flight_or_the_last_three_for_an
         """,
         2,
     )
-    traceback, _, rest = job.stderr[1].partition("Error: the data is bad\n")
-    assert "Traceback" in traceback, job.report()
-    assert ("last operations of this rank:\n" in rest) == (shown > 0)
-    assert rest.count("  #") == shown
-    assert rest.count("allreduce of 'open'") == in_flight
-    assert job.stderr[1].count("'done'") == shown - in_flight
+    record, _, error = job.stderr[1].partition("Traceback")
+    assert error.endswith("Error: the data is bad\n"), job.report()
+    assert ("last operations of this rank:\n" in record) == (shown > 0)
+    assert record.count("  #") == shown
+    assert record.count("allreduce of 'open'") == in_flight
+    assert record.count("'done'") == shown - in_flight
 
 
 def test_a_survivor_that_catches_the_error_ends_when_it_wants_to():

@@ -414,8 +414,8 @@ void Engine::publish_failure(const char* cause) {
 
 nb::str Engine::failure_cause() { return text(hvdlite_failure_cause(engine_)); }
 
-nb::str Engine::flight_record() {
-  const std::unique_ptr<char, decltype(&hvdlite_free)> record(hvdlite_flight_record(engine_),
+nb::str Engine::flight_record(std::int64_t ended) {
+  const std::unique_ptr<char, decltype(&hvdlite_free)> record(hvdlite_flight_record(engine_, ended),
                                                               &hvdlite_free);
   return text(record.get());
 }

@@ -97,7 +97,7 @@ class Engine {
   void excuse(double seconds);
   void publish_failure(const char* cause);
   nb::str failure_cause();
-  nb::str flight_record();
+  nb::str flight_record(std::int64_t ended);
   nb::dict counters();
   nb::tuple lateness();
   void shutdown();

@@ -165,7 +165,7 @@ void register_engine(nb::module_& module) {
            "For so long the others wait for this rank without a warning; 0: no longer.")
       .def("publish_failure", &Engine::publish_failure, "cause"_a)
       .def_prop_ro("failure_cause", &Engine::failure_cause)
-      .def("flight_record", &Engine::flight_record)
+      .def("flight_record", &Engine::flight_record, "ended"_a = -1)
       .def("counters", &Engine::counters)
       .def("lateness", &Engine::lateness)
       .def("shutdown", &Engine::shutdown);

@@ -19,6 +19,8 @@
 namespace hvdlite::python {
 namespace {
 
+// Operations that have ended, of which it tells where none is in flight.
+constexpr std::int64_t kEndedInLog = 3;
 // Launchers follow with SIGKILL, Open MPI's after a second.
 constexpr int kPatienceMs = 500;
 
@@ -48,7 +50,7 @@ void say() {
     return;
   }
   if (*hvdlite_failure_cause(engine) == '\0') {  // else all has been said
-    char* const record = hvdlite_flight_record(engine);
+    char* const record = hvdlite_flight_record(engine, kEndedInLog);
     log("", std::string("\nlast operations of this rank:\n") + (record != nullptr ? record : ""));
     hvdlite_free(record);
   }

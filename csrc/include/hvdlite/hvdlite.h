@@ -289,8 +289,9 @@ HVDLITE_API void hvdlite_stream_copy(void* to, const void* from, int64_t bytes);
  * knows is copied as text; empty if none. */
 HVDLITE_API int hvdlite_publish_failure(hvdlite_engine* engine, const char* cause);
 HVDLITE_API const char* hvdlite_failure_cause(hvdlite_engine* engine);
-/* The last operations of this rank as lines of text; free with hvdlite_free. */
-HVDLITE_API char* hvdlite_flight_record(hvdlite_engine* engine);
+/* The operations of this rank that have not ended as lines of text, and where there are none, the last `ended` ones; all that it
+ * remembers where that is negative. Free with hvdlite_free. */
+HVDLITE_API char* hvdlite_flight_record(hvdlite_engine* engine, int64_t ended);
 HVDLITE_API void hvdlite_free(void* text);
 /* An error of this rank, as the engine logs its own: one write(2) of one line, with the time. Any thread, without an engine too. */
 HVDLITE_API void hvdlite_log_error(int rank, int size, const char* subsystem, const char* text);

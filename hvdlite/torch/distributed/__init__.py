@@ -9,7 +9,7 @@ and on NVIDIA GPUs.
 Rank, size and store come from hvdlite, which is initialised if it is not yet (`hvdlite.torch.distributed.rendezvous`).
 Where the four variables or an `init_method` are given torch does as ever; the ranks must be MPI's then. The collectives
 (`hvdlite.torch.distributed.group`) are hvdlite's, with its error texts; a group is a process set of its own. Not there:
-point-to-point messages, bitwise reductions; each says so.
+point-to-point messages, which say so.
 
 On a GPU `Work.wait` does not wait for it but puts the current stream after the operation, as torch's NCCL backend does.
 """
@@ -19,6 +19,7 @@ import torch.distributed as dist
 if not dist.is_available():
     raise ImportError("hvdlite.torch.distributed needs a torch that was built with torch.distributed; this one was not")
 
+from hvdlite.torch.distributed import callbacks
 from hvdlite.torch.distributed.group import HvdliteProcessGroup, create_group
 from hvdlite.torch.distributed.rendezvous import install
 
@@ -28,3 +29,4 @@ BACKEND = "hvdlite"
 
 dist.Backend.register_backend(BACKEND, create_group, extended_api=True, devices=["cpu", "cuda"])
 install(BACKEND)
+callbacks.install()

@@ -2,13 +2,15 @@
 
 torch's collectives have no names: all ranks of a group call them in one order. So they are numbered in each group, and the
 number and torch's name for the operation are part of the tensor's name; ranks that call different things find nobody who asks
-for the same, and deadlock detection says who waits for what.
+for the same, and deadlock detection says who waits for what. What callbacks start is numbered by callbacks.py. A group that has
+the name of one that was destroyed has another generation: an operation that is left of that one meets none of this one's.
 
 The methods have two names where torch renamed them in 2.13; earlier versions ask for the other. Over 400 lines because there is
 a method for each of torch's functions.
 """
 
-import threading
+import functools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, NoReturn
@@ -21,6 +23,8 @@ from hvdlite import basics, ops, submission
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
 from hvdlite.handles import Handle
 from hvdlite.process_sets import ProcessSet, global_process_set, process_set_among
+from hvdlite.runtime import RUNTIME
+from hvdlite.torch.distributed.callbacks import Place, current_place, origin
 from hvdlite.torch.distributed.rendezvous import check_place
 from hvdlite.torch.distributed.tensors import check_same_size, deal_out, flat_of
 from hvdlite.torch.distributed.work import HvdliteWork
@@ -37,6 +41,12 @@ _OPS = (
     (ReduceOp.MAX, ops.Max),
     (ReduceOp.PRODUCT, ops.Product),
 )
+# Reductions that the engine does not have: all ranks' tensors are gathered, and each rank reduces them.
+_BITWISE = ((ReduceOp.BAND, torch.bitwise_and), (ReduceOp.BOR, torch.bitwise_or), (ReduceOp.BXOR, torch.bitwise_xor))
+
+
+# How many groups of these ranks there have been since hvdlite.init(); all members make them in one order.
+_generations: Counter[tuple[int, ...]] = Counter()
 
 
 def create_group(options: Any, backend_options: Any) -> "HvdliteProcessGroup":
@@ -63,7 +73,11 @@ def create_group(options: Any, backend_options: Any) -> "HvdliteProcessGroup":
     else:
         check_place(options.group_rank, options.group_size)
         process_set = global_process_set
-    return HvdliteProcessGroup(process_set, options.group_rank, options.group_size, options.group_id, options.timeout)
+    if not _generations:
+        RUNTIME.at_stop.append(_generations.clear)
+    _generations[tuple(ranks)] += 1
+    key = f"{options.group_id}.{_generations[tuple(ranks)]}"
+    return HvdliteProcessGroup(process_set, options.group_rank, options.group_size, options.group_id, key, options.timeout)
 
 
 # The stubs of each version of torch declare other overloads.
@@ -77,15 +91,15 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
     `HvdliteWork`, whose `wait` raises what went wrong. Wrong arguments raise `InvalidArgumentError` (a ValueError) at the call.
     """
 
-    def __init__(self, process_set: ProcessSet, rank: int, size: int, name: str, timeout: timedelta) -> None:
+    def __init__(self, process_set: ProcessSet, rank: int, size: int, name: str, key: str, timeout: timedelta) -> None:
         super().__init__(rank, size)
         self._process_set = process_set
         self._size = size
         self._place = rank
         self._name = name
         self._timeout = timeout
-        self._lock = threading.Lock()
-        self._number = 0  # of the last operation
+        self._key = key  # its name and generation
+        self._program = Place(key)
         self._closed = False
 
     # --- what torch asks of every group -----------------------------------------------------------------------------
@@ -132,6 +146,13 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def _allreduce(self, label: str, tensors: list[Tensor], opts: Any) -> HvdliteWork:
         if len(tensors) == 1 and tensors[0].layout is torch.sparse_coo:
             return self._allreduce_sparse(tensors[0], opts)
+        if combine := self._bitwise(label, opts.reduceOp, tensors):
+
+            def copy(reduced: list[Tensor]) -> None:
+                for tensor, result in zip(tensors, reduced, strict=True):
+                    deal_out(label, result, [tensor])
+
+            return self._combine(label, combine, tensors, tensors, copy, opts)
         op, factor = self._reduction(label, opts.reduceOp)
         start: Callable[[str], Handle]
         if len(tensors) == 1:
@@ -160,6 +181,13 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def reduce(self, tensors: list[Tensor], opts: Any) -> HvdliteWork:
         """Reduces to the root, in place; the other ranks' tensors stay as they are."""
         (tensor,) = tensors
+        if combine := self._bitwise("reduce", opts.reduceOp, tensors):
+
+            def copy(reduced: list[Tensor]) -> None:
+                if opts.rootRank == self._place:
+                    deal_out("reduce", reduced[0], tensors)
+
+            return self._combine("reduce", combine, tensors, tensors, copy, opts)
         op, factor = self._reduction("reduce", opts.reduceOp)
         reduce = ops.allreduce_async_ if opts.rootRank == self._place else ops.allreduce_async
         return self._start(
@@ -176,12 +204,14 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         if len({part.numel() for part in parts}) == 1:
             return self._reduce_rows("reduce_scatter", [output], [flat], opts)
         # hvdlite's reducescatter has rows of one size.
-        op, factor = self._reduction("reduce_scatter", opts.reduceOp)
         start = sum(part.numel() for part in parts[: self._place])
 
         def finish(reduced: Tensor) -> None:
             deal_out("reduce_scatter", reduced.narrow(0, start, output.numel()), [output])
 
+        if combine := self._bitwise("reduce_scatter", opts.reduceOp, [flat]):
+            return self._combine("reduce_scatter", combine, [flat], [output], lambda reduced: finish(reduced[0]), opts)
+        op, factor = self._reduction("reduce_scatter", opts.reduceOp)
         return self._start(
             "reduce_scatter",
             lambda name: ops.allreduce_async_(flat, None, name, op, factor, 1.0, self._process_set),
@@ -203,7 +233,6 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def _reduce_rows(self, label: str, outputs: list[Tensor], inputs: list[Tensor], opts: Any) -> HvdliteWork:
-        op, factor = self._reduction(label, opts.reduceOp)
         rows = []
         for output, source in zip(outputs, inputs, strict=True):
             if source.numel() != output.numel() * self._size:
@@ -212,6 +241,14 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
                     f"{output.numel()} elements take {output.numel() * self._size}"
                 )
             rows.append(source.detach().reshape(self._size, output.numel()))
+        if combine := self._bitwise(label, opts.reduceOp, rows):
+
+            def take(reduced: list[Tensor]) -> None:
+                for output, result in zip(outputs, reduced, strict=True):
+                    deal_out(label, result.reshape(self._size, output.numel())[self._place], [output])
+
+            return self._combine(label, combine, rows, outputs, take, opts)
+        op, factor = self._reduction(label, opts.reduceOp)
         scattered = op in (ops.Sum, ops.Average)
 
         def start(name: str) -> Handle:
@@ -392,14 +429,48 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         what = f"torch.distributed.{label} in group {self._name!r} (ranks {self._process_set.ranks})"
         if self._closed:
             raise InvalidArgumentError(f"{what}: the group was destroyed")
-        with self._lock:
-            # Counted only if it was submitted: a refused call does not use up a number that the other ranks need.
-            handle = submit(f"torch.{self._name}.{self._number + 1}.{label}")
-            self._number += 1
+        place = current_place() or self._program
+        with place.lock:
+            number = place.next(self._key)
+            handle = submit(f"torch.{self._key}.{number}.{label}")
+            place.use(self._key)
         timeout = getattr(opts, "timeout", None)
         # torch's options say -1 ms where the caller said nothing.
         chosen = timeout if isinstance(timeout, timedelta) and timeout > timedelta(0) else self._timeout
-        return HvdliteWork(what, handle, outputs, finish, chosen)
+        return HvdliteWork(what, handle, outputs, finish, chosen, lambda future: origin(future, self._key, number))
+
+    def _bitwise(self, label: str, op: Any, tensors: list[Tensor]) -> Callable[[Tensor, Tensor], Tensor] | None:
+        """What combines two tensors, for an operator of bits.
+
+        Raises:
+            InvalidArgumentError: a tensor's elements are no integers and no bools.
+        """
+        combine = next((combine for theirs, combine in _BITWISE if op == theirs), None)
+        for tensor in tensors if combine else ():
+            if tensor.is_floating_point() or tensor.is_complex():
+                raise InvalidArgumentError(
+                    f"torch.distributed.{label}: BAND, BOR and BXOR are for integers and bools, not {tensor.dtype}"
+                )
+        return combine
+
+    def _combine(
+        self,
+        label: str,
+        combine: Callable[[Tensor, Tensor], Tensor],
+        inputs: list[Tensor],
+        outputs: list[Tensor],
+        take: Callable[[list[Tensor]], None],
+        opts: Any,
+    ) -> HvdliteWork:
+        """Gathers all ranks' tensors and combines those of all ranks, flat, for `take`."""
+        flat = [source.detach().reshape(1, -1) for source in inputs]
+
+        def finish(gathered: list[Tensor]) -> None:
+            take([functools.reduce(combine, rows) for rows in gathered])
+
+        return self._start(
+            label, lambda name: ops.grouped_allgather_async(flat, name, self._process_set), outputs, finish, opts
+        )
 
     def _reduction(self, label: str, op: Any) -> tuple[int, float]:
         """The operator and prescale factor of hvdlite for one of torch."""
@@ -410,7 +481,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         if factor is not None:
             return ops.Sum, float(factor)
         raise UnsupportedError(
-            f"torch.distributed.{label}: backend 'hvdlite' cannot reduce with {op}; it has SUM, AVG, MIN, MAX and PRODUCT"
+            f"torch.distributed.{label}: backend 'hvdlite' cannot reduce with {op}; it has all of torch's but this one"
         )
 
     def _check_count(self, label: str, given: Sequence[Tensor | list[Tensor]], what: str = "tensors") -> None:

@@ -45,6 +45,7 @@ class HvdliteWork(Work):
         outputs: the caller's tensors that hold the result in the end.
         finish: puts what the handle gives into them, if they do not hold it already.
         timeout: the group's.
+        numbered: told the future, so that what its callbacks start has numbers (callbacks.py).
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class HvdliteWork(Work):
         outputs: list[torch.Tensor],
         finish: Callable[[Any], None] | None,
         timeout: timedelta,
+        numbered: Callable[[_Future], None],
     ) -> None:
         super().__init__()
         self._what = what
@@ -61,6 +63,7 @@ class HvdliteWork(Work):
         self._outputs = outputs
         self._finish = finish
         self._timeout = timeout
+        self._numbered = numbered
         self._lock = threading.Lock()  # of the thread that waits
         self._done = False
         self._error: BaseException | None = None
@@ -157,6 +160,7 @@ class HvdliteWork(Work):
             begun: _Future = torch.futures.Future(devices=[torch.device("cuda", index) for index in devices])
             # An exception that is set on a future stays unseen by C++; one that a callback raises does not.
             self._future = begun.then(self._outcome)
+            self._numbered(self._future)
             if self._has_ended():
                 self._begin(begun)
             else:

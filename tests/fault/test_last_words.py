@@ -1,0 +1,98 @@
+"""However a program ends, its own last words are there, once, and nothing of ours comes after them."""
+
+import pytest
+from support.job import run_job
+
+PLAIN = ""
+# torch's hook for exceptions takes what others print, ours too, and prints it itself when they have returned.
+OURS = "import torch.distributed, hvdlite.torch.distributed; torch.distributed.init_process_group('hvdlite')"
+GLOO = (
+    "import torch.distributed; torch.distributed.init_process_group('gloo', init_method='file://' + sys.argv[1], "
+    "rank=hvd.rank(), world_size=2)"
+)
+BESIDE = {"plain": PLAIN, "backend hvdlite": OURS, "gloo": GLOO}
+
+PROGRAM = """
+import os, sys, threading
+import numpy as np
+import hvdlite as hvd
+
+hvd.init()
+{beside}
+hvd.allreduce(np.ones(2), name="before")
+if hvd.rank() == 1:
+    {end}
+hvd.allreduce(np.ones(2), name="after")
+"""
+
+
+def job_that_ends(end, tmp_path, beside=PLAIN):
+    text = PROGRAM.format(beside=beside, end=end)
+    return run_job(text, 2, args=[str(tmp_path / "store")], frameworks={"torch"} if beside else None)
+
+
+def without_prefix(text):
+    """Without what torch puts before each line."""
+    return text.replace("[rank1]: ", "")
+
+
+@pytest.mark.parametrize("beside", BESIDE)
+@pytest.mark.parametrize("end", ["raise ValueError('the real reason')", "raise KeyboardInterrupt('the real reason')"])
+def test_an_exception_is_shown_once_and_last(end, beside, tmp_path):
+    job = job_that_ends(end, tmp_path, BESIDE[beside])
+    kind = end.split()[1].split("(")[0]
+    said = without_prefix(job.stderr[1])
+    assert said.endswith(f"{kind}: the real reason\n"), job.report()
+    assert said.count("Traceback") == said.count("the real reason") - said.count("raise") == 1, job.report()
+    assert f"raised {kind}: the real reason" in job.stderr[0], job.report()
+    assert job.returncode != 0
+
+
+def test_both_ranks_raise(tmp_path):
+    job = run_job(PROGRAM.format(beside=OURS, end="pass") + "raise ValueError(f'reason {hvd.rank()}')", 2, frameworks={"torch"})
+    for rank in (0, 1):
+        assert f"[rank{rank}]: ValueError: reason {rank}\n" in job.stderr[rank], job.report()
+
+
+def test_a_non_daemon_thread_that_waits_keeps_no_rank_alive(tmp_path):
+    job = job_that_ends(
+        "threading.Thread(target=threading.Event().wait).start(); raise ValueError('the real reason')", tmp_path
+    )
+    assert not job.timed_out, job.report()
+    assert job.stderr[1].endswith("ValueError: the real reason\n"), job.report()
+
+
+def test_sys_exit_with_a_text(tmp_path):
+    job = job_that_ends("sys.exit('the real reason')", tmp_path)
+    assert job.stderr[1].count("the real reason\n") == 1, job.report()
+    assert job.returncode != 0
+    assert "rank 1" in job.stderr[0], job.report()
+
+
+def test_a_thread_that_raises_ends_itself_alone(tmp_path):
+    job = job_that_ends(
+        "thread = threading.Thread(target=lambda: 1 / 0); thread.start(); thread.join()", tmp_path, BESIDE["backend hvdlite"]
+    )
+    assert job.returncode == 0, job.report()
+    assert job.stderr[1].count("ZeroDivisionError: division by zero") == 1, job.report()
+
+
+def test_an_exception_at_exit(tmp_path):
+    """Python shows it and ends well, and so does the job."""
+    job = job_that_ends("import atexit; atexit.register(lambda: 1 / 0)", tmp_path)
+    assert job.returncode == 0, job.report()
+    assert job.stderr[1].count("ZeroDivisionError: division by zero") == 1, job.report()
+
+
+def test_a_crash_under_faulthandler(tmp_path):
+    job = job_that_ends("import faulthandler; faulthandler.enable(); os.abort()", tmp_path)
+    assert job.stderr[1].count("Fatal Python error: Aborted") == 1, job.report()
+    assert "rank 1" in job.stderr[0], job.report()
+
+
+def test_an_exception_that_the_program_shows_itself_does_not_end_it(tmp_path):
+    """It calls the hook, as some loggers do, and goes on."""
+    end = "exec('try:\\n    1 / 0\\nexcept ZeroDivisionError:\\n    sys.excepthook(*sys.exc_info())')"
+    job = job_that_ends(end, tmp_path, BESIDE["backend hvdlite"])
+    assert job.returncode == 0, job.report()
+    assert job.stderr[1].count("ZeroDivisionError: division by zero") == 1, job.report()
