@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from hvdlite.backends import DeviceArray
     from hvdlite.basics import (
         ccl_built,
+        child_environment,
         cross_rank,
         cross_size,
         cuda_built,
@@ -131,6 +132,7 @@ __all__ = [
     "broadcast_async_",
     "broadcast_object",
     "ccl_built",
+    "child_environment",
     "cross_rank",
     "cross_size",
     "cuda_built",

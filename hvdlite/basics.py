@@ -8,12 +8,14 @@ from typing import Any
 from hvdlite import config as knobs
 from hvdlite import gpu, requests
 from hvdlite import process_sets as sets
+from hvdlite.config import child_environment
 from hvdlite.errors import InvalidArgumentError, SystemFailure, UnsupportedError
 from hvdlite.runtime import RUNTIME, load_native
 
 __all__ = [
     "HorovodBasics",
     "ccl_built",
+    "child_environment",
     "cross_rank",
     "cross_size",
     "cuda_built",
@@ -57,7 +59,8 @@ def init(comm: Any = None, process_sets: Sequence[sets.ProcessSet] | str | None 
     Raises:
         InvalidArgumentError: a knob has a bad value or differs between ranks, this process is not a member of `comm`,
             or a process set is invalid or a duplicate. hvdlite is then not initialised.
-        SystemFailure: MPI cannot be loaded, or the launcher and MPI disagree about the number of processes.
+        SystemFailure: MPI cannot be loaded, the launcher and MPI disagree about the number of processes, or another process is
+            this rank already, and this one only has its variables (`child_environment`).
         NotInitializedError: this is a forked child of an initialised process.
         ImportError: the native module is missing.
     """

@@ -23,6 +23,7 @@ __all__ = [
     "Knob",
     "LauncherClaim",
     "cache_folder",
+    "child_environment",
     "cuda_toolkits",
     "disagreements",
     "environment",
@@ -32,6 +33,8 @@ __all__ = [
     "lacks_torch_variables",
     "launcher_claim",
     "oneccl_folders",
+    "outside_of_jobs",
+    "rank_by_launcher",
     "set_unless_set",
     "to_markdown",
     "to_native",
@@ -786,6 +789,51 @@ def launcher_claim(environ: Mapping[str, str] | None = None) -> LauncherClaim | 
         text = environ.get(variable, "")
         if text.isdigit() and (not companion or companion in environ):
             return LauncherClaim(variable, int(text), launcher)
+    return None
+
+
+# What Open MPI 4 gives to ranks, by the ends of the names; others of this kind are settings, as the MPI operator makes them.
+_LEFT_BY_ORTE = (
+    *("app_num", "bound_at_launch", "ess_", "hnp_uri", "jobid", "jobfam_session_dir", "launch", "local_daemon_uri"),
+    *("num_nodes", "num_restarts", "precondition_transports", "tmpdir_base", "top_session_dir", "output_filename"),
+)
+_LEFT_BY_MPI = (
+    *("OMPI_COMM_WORLD_", "OMPI_UNIVERSE", "OMPI_WORLD_", "OMPI_FILE_LOCATION", "OMPI_MCA_num_procs", "OMPI_MCA_ess_"),
+    *("OMPI_MCA_initial_wdir", "OMPI_APP_CTX", "OMPI_NUM_APP_CTX", "OMPI_FIRST_RANKS"),
+    *(f"OMPI_MCA_orte_{name}" for name in _LEFT_BY_ORTE),
+    *("PMIX_", "PMI_", "PRTE_LAUNCHED", "HYDI_", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_"),
+)
+_LEFT_BY_OTHERS = (
+    *("SLURM_STEP", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_GTIDS", "SLURM_SRUN", "TORCHELASTIC_RUN_ID"),
+    *(f"HOROVOD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")),
+)
+
+
+def outside_of_jobs(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment without what an mpirun or a single process of MPI has left in it, which would confuse the next mpirun."""
+    environ = os.environ if environ is None else environ
+    return {name: value for name, value in environ.items() if not name.startswith(_LEFT_BY_MPI)}
+
+
+def child_environment() -> dict[str, str]:
+    """The environment for a program that a rank starts and that is to be no rank: without the launcher's variables.
+
+    A program that inherits those passes for its rank a second time, and `hvdlite.init` refuses it; with this one it is a job of
+    one process: ``subprocess.run([...], env=hvdlite.child_environment())``.
+    """
+    return {name: value for name, value in outside_of_jobs().items() if not name.startswith(_LEFT_BY_OTHERS)}
+
+
+def rank_by_launcher() -> str | None:
+    """What is the same for all processes that have this rank's variables, and for no others; None where nothing tells it.
+
+    Hydra (MPICH) does not: it hands its ranks a descriptor, which their children do not have.
+    """
+    environ = os.environ
+    if "PMIX_NAMESPACE" in environ and "PMIX_RANK" in environ:
+        return f"{environ['PMIX_NAMESPACE']}.{environ['PMIX_RANK']}"
+    if all(name in environ for name in ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID")):
+        return ".".join(environ[name] for name in ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID"))
     return None
 
 

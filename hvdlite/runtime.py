@@ -108,6 +108,7 @@ class Runtime:
     def start(self, comm: Any, dynamic: bool) -> None:
         """Initialises MPI where needed and makes the engine; `hvdlite.init` says what may go wrong. Collective."""
         load_native()
+        startup.claim_rank()
         mpi = startup.load_mpi(self._may_finalize)
         self._guard_exit(alone=mpi.COMM_WORLD.size == 1)
         startup.check_launch(mpi, knobs.launcher_claim())
@@ -246,6 +247,7 @@ class Runtime:
     def _forget(self) -> None:
         """In a forked child: there is no engine any more; the topology stays readable."""
         self.forked = self.forked or self.engine is not None
+        startup.give_claim_back()
         self.engine = None
         self._lock = threading.RLock()
         self.parked.clear()

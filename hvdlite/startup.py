@@ -4,11 +4,13 @@ Each step that can go wrong on one rank alone is followed by an exchange, so tha
 """
 
 import atexit
+import errno
 import logging
 import operator
 import os
 import shutil
 import socket
+import struct
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -25,7 +27,65 @@ if TYPE_CHECKING:
 else:
     _StreamHandler = logging.StreamHandler  # takes no subscript before Python 3.11
 
-__all__ = ["agree", "check_launch", "choose_communicator", "configure_logging", "load_mpi", "place_of"]
+__all__ = [
+    "agree",
+    "check_launch",
+    "choose_communicator",
+    "claim_rank",
+    "configure_logging",
+    "give_claim_back",
+    "load_mpi",
+    "place_of",
+]
+
+
+_claims: list[socket.socket] = []  # this process's, for as long as it lives
+
+
+def claim_rank() -> None:
+    """Makes this process the one of its rank: the first that asks is, until it ends.
+
+    A name in Linux's abstract socket space holds the claim, which the system takes back at the end. Children that the process
+    forks get the socket, too: `give_claim_back` is for them.
+
+    Raises:
+        SystemFailure: another process is this rank. Programs that a rank starts inherit the variables by which MPI knows it.
+    """
+    rank = knobs.rank_by_launcher()
+    if _claims or rank is None:
+        return
+    claim = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    address = f"\0hvdlite-rank-{os.getuid()}-{rank}"
+    try:
+        claim.bind(address)
+        claim.listen(1)
+    except OSError as error:
+        claim.close()
+        if error.errno != errno.EADDRINUSE:
+            raise
+        raise SystemFailure(
+            f"this process (pid {os.getpid()}) has the launcher's variables of a rank that another process is already"
+            f"{_describe_owner(address)}: a child process inherits them. If it imports the script again (spawned workers do), "
+            "keep what only a rank does, init() among it, under `if __name__ == '__main__':`. If it is a program that works "
+            "alone, start it with subprocess.run([...], env=hvdlite.child_environment())"
+        ) from None
+    _claims.append(claim)
+
+
+def _describe_owner(address: str) -> str:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asker:
+        try:
+            asker.connect(address)
+            pid = struct.unpack("3i", asker.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))[0]
+        except OSError:  # it ends just now
+            return ""
+    return f" (pid {pid})"
+
+
+def give_claim_back() -> None:
+    """In a forked child, which is not the rank."""
+    while _claims:
+        _claims.pop().close()
 
 
 def load_mpi(may_finalize: Callable[[bool], bool]) -> Any:

@@ -21,6 +21,7 @@ from hvdlite.bench.launch import mpirun_command
 from hvdlite.bench.others import machine_seconds
 from hvdlite.bench.report import Record, format_seconds
 from hvdlite.bench.tables import markdown
+from hvdlite.config import outside_of_jobs
 from hvdlite.launcher import mpirun
 
 __all__ = [
@@ -277,7 +278,7 @@ def _job(command: Sequence[str], kind: str, build: Path, seconds: float) -> Figu
     Raises:
         GuardError: it has written none, hangs, or imports another hvdlite.
     """
-    inherited = mpirun.own_environment()
+    inherited = outside_of_jobs()
     paths = [str(build), *filter(None, [inherited.get("PYTHONPATH")])]
     with tempfile.TemporaryDirectory(prefix="hvdlite-guard-") as folder:
         words = [sys.executable, "-c", _START, str(_PROGRAM), kind, str(seconds), folder]

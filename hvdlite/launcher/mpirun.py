@@ -6,13 +6,14 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hvdlite.config import outside_of_jobs
 from hvdlite.errors import SystemFailure
 
-__all__ = ["Loaded", "Mpirun", "ask_mpi4py", "ask_mpirun", "choose", "find", "identify", "own_environment"]
+__all__ = ["Loaded", "Mpirun", "ask_mpi4py", "ask_mpirun", "choose", "find", "identify"]
 
 _NAMES = {"openmpi": "Open MPI", "mpich": "MPICH", "intel": "Intel MPI"}
 _SECONDS = 60.0
@@ -79,30 +80,11 @@ def identify(path: str, text: str) -> Mpirun | None:
     return Mpirun(path, family, tuple(map(int, number[0].split("."))) if number else ())
 
 
-# What Open MPI 4 gives to ranks, by the ends of the names; others of this kind are settings, as the MPI operator makes them.
-_LEFT_BY_ORTE = (
-    *("app_num", "bound_at_launch", "ess_", "hnp_uri", "jobid", "jobfam_session_dir", "launch", "local_daemon_uri"),
-    *("num_nodes", "num_restarts", "precondition_transports", "tmpdir_base", "top_session_dir", "output_filename"),
-)
-
-
-def own_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment without what an mpirun or a single process of MPI has left in it, which would confuse the next mpirun."""
-    environ = os.environ if environ is None else environ
-    left = (
-        *("OMPI_COMM_WORLD_", "OMPI_UNIVERSE", "OMPI_WORLD_", "OMPI_FILE_LOCATION", "OMPI_MCA_num_procs", "OMPI_MCA_ess_"),
-        *("OMPI_MCA_initial_wdir", "OMPI_APP_CTX", "OMPI_NUM_APP_CTX", "OMPI_FIRST_RANKS"),
-        *(f"OMPI_MCA_orte_{name}" for name in _LEFT_BY_ORTE),
-        *("PMIX_", "PMI_", "PRTE_LAUNCHED", "HYDI_", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-    )
-    return {name: value for name, value in environ.items() if not name.startswith(left)}
-
-
 def _run(command: list[str]) -> "subprocess.CompletedProcess[str]":
     """Outside of any job, with nothing to read, for a few seconds at most."""
     return subprocess.run(
         command,
-        env=own_environment(),
+        env=outside_of_jobs(),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

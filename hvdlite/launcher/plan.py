@@ -1,13 +1,12 @@
 """From what a user asks for to a command line: which launcher, how many ranks, where."""
 
-import os
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hvdlite.config import launcher_claim
+from hvdlite.config import launcher_claim, outside_of_jobs
 from hvdlite.errors import InvalidArgumentError, SystemFailure
 from hvdlite.launcher import mpirun as mpi
 from hvdlite.launcher.command import Line, Wishes, mpirun_line, names_binding, srun_line
@@ -40,7 +39,7 @@ class Plan:
 
 def environment() -> dict[str, str]:
     """This process's environment, less what other launchers have left in it."""
-    return mpi.own_environment(os.environ)
+    return outside_of_jobs()
 
 
 def refuse_nested(what: str) -> None:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from hvdlite.launcher.mpirun import own_environment
+from hvdlite.config import outside_of_jobs
 
 __all__ = ["CUDA", "ENGINE", "FRAMEWORK", "MPI", "SMOKE", "ProbeError", "probe"]
 
@@ -107,7 +107,7 @@ def probe(program: str, arguments: Sequence[str] = (), seconds: float = 120.0) -
     """
     command = [sys.executable, "-c", _SAY + program, *arguments]
     process = subprocess.Popen(
-        command, env=own_environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command, env=outside_of_jobs(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     late = False
     try:
