@@ -95,7 +95,7 @@ def short_version(description: str) -> str:
 
 def loaded_libraries(maps: str) -> tuple[str, ...]:
     """The MPI libraries among the files of a process, from the text of /proc/self/maps."""
-    found = re.findall(r"(/\S*/libmpi(?:ch|_abi)?\.so[.\d]*)$", maps, re.MULTILINE)
+    found = re.findall(r"^[^/\n]*(/.*/libmpi(?:ch|_abi)?\.so[.\d]*)$", maps, re.MULTILINE)
     return tuple(dict.fromkeys(found))
 
 

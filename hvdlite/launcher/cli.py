@@ -3,17 +3,15 @@
 import argparse
 import os
 import shlex
-import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hvdlite._version import __version__
 from hvdlite.errors import HvdliteError
 from hvdlite.launcher import flags, plan
 from hvdlite.launcher.command import Wishes
-from hvdlite.launcher.job import Job, Outcome
+from hvdlite.launcher.job import GRACE_SECONDS, Job, Outcome, told_to_end
 from hvdlite.launcher.output import Output
 
 __all__ = ["SUBCOMMANDS", "Subcommand", "main", "make_parser", "report"]
@@ -97,6 +95,13 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
     )
     add("--tcp", action="store_true", help="keeps NCCL off InfiniBand (NCCL_IB_DISABLE=1)")
     add("--start-timeout", type=float, metavar="SECONDS", help="ends the job if not all ranks have started by then")
+    add(
+        "--grace",
+        type=float,
+        metavar="SECONDS",
+        default=GRACE_SECONDS,
+        help="how long programs may go on after Ctrl-C or SIGTERM, for instance to save what they have; 30 without it",
+    )
     add("--output-filename", metavar="FOLDER", help="also writes what each rank prints to FOLDER/rank.N/stdout and stderr")
     add("--no-tag-output", action="store_true", help="prints lines without [rank]<stream> in front")
     add("-prefix-timestamp", "--prefix-output-with-timestamp", action="store_true", help="puts the time in front of each line")
@@ -134,8 +139,8 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         return 0
     output = Output(chosen.size, not arguments.no_tag_output, arguments.prefix_output_with_timestamp, arguments.output_filename)
-    job = Job(chosen.line, command, chosen.size, wishes.environ, output, chosen.bind, arguments.start_timeout)
-    with _signals(job) as received:
+    job = Job(chosen.line, command, chosen.size, wishes.environ, output, chosen.bind, arguments.start_timeout, arguments.grace)
+    with told_to_end(job) as received:
         outcome = job.run()
     report(outcome, output)
     return 128 + received[0] if received else outcome.status
@@ -176,24 +181,6 @@ def program_of(words: Sequence[str]) -> list[str]:
     elif command and command[0].endswith(".py") and not os.access(command[0], os.X_OK):
         command.insert(0, sys.executable)
     return command
-
-
-@contextmanager
-def _signals(job: Job) -> Iterator[list[int]]:
-    """Ends the job where this process is told to end; gives the signals that came."""
-    received: list[int] = []
-
-    def handler(number: int, frame: object) -> None:
-        received.append(number)
-        job.interrupt(number)
-
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, handler) for number in numbers}
-    try:
-        yield received
-    finally:
-        for number, previous in before.items():
-            signal.signal(number, previous)
 
 
 def report(outcome: Outcome, output: Output) -> None:

@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from hvdlite.errors import InvalidArgumentError
 from hvdlite.launcher.hosts import Host, format_hosts, is_local, total_slots
 from hvdlite.launcher.mpirun import Mpirun
+from hvdlite.launcher.rank import ASKS
 
 __all__ = ["PASSED", "Line", "Wishes", "mpirun_line", "names_binding", "passed_names", "srun_line"]
 
@@ -68,11 +69,13 @@ class Line:
         words: the launcher and its arguments.
         variables: those that it takes besides the present ones.
         remedy: what to look after if it ends before any rank has started; "" where there is nothing to add.
+        forwards: does it forward signals by which ranks on other hosts are asked to end (`hvdlite.launcher.rank.ASKS`)?
     """
 
     words: tuple[str, ...]
     variables: Mapping[str, str]
     remedy: str = ""
+    forwards: bool = False
 
     def shell(self, command: Sequence[str]) -> str:
         """As one types it."""
@@ -122,6 +125,12 @@ def _open_mpi(mpirun: Mpirun, wishes: Wishes) -> Line:
         words += ["--bind-to", "none", "--map-by", "slot"]
     # Without a list of hosts Open MPI counts this one's cores as slots, and starts no more ranks than that by itself.
     words += ["--oversubscribe"] if wishes.oversubscribe or not (wishes.hosts or wishes.allocated) else []
+    if wishes.remote:
+        words += [
+            "--prtemca" if five else "--mca",
+            "ess_base_forward_signals",
+            ",".join(str(int(each)) for each in ASKS.values()),
+        ]
     ssh = _ssh_options(wishes)
     if ssh:
         words += ["--prtemca", "plm_ssh_args", ssh] if five else ["--mca", "plm_rsh_args", ssh]
@@ -132,7 +141,7 @@ def _open_mpi(mpirun: Mpirun, wishes: Wishes) -> Line:
     if wishes.remote:
         for name in passed_names(wishes):
             words += ["-x", name]
-    return Line((*words, *wishes.mpi_args), dict(wishes.variables))
+    return Line((*words, *wishes.mpi_args), dict(wishes.variables), forwards=wishes.remote)
 
 
 def _hydra(mpirun: Mpirun, wishes: Wishes) -> Line:

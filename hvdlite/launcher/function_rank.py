@@ -1,5 +1,6 @@
 """A rank of ``hvdlite.run``: takes the function from the folder, calls it, and leaves there what came of it."""
 
+import contextlib
 import importlib
 import os
 import pickle
@@ -11,7 +12,7 @@ from typing import Any
 
 from hvdlite.launcher.rank import rank_of
 
-__all__ = ["CALL", "load_outcome", "main", "pickler"]
+__all__ = ["CALL", "load_outcome", "main", "make_exception", "pickler"]
 
 CALL = "call.pkl"
 
@@ -46,13 +47,35 @@ def _store(folder: str, rank: int, text: str | None, data: bytes) -> None:
 
 
 def _as_it_arrives(error: BaseException) -> bytes:
-    """The exception as bytes; None where it does not survive the way, as of classes whose __init__ asks for more."""
-    try:
-        data = pickler()[0](error)
-        pickle.loads(data)
-        return data
-    except Exception:
-        return pickle.dumps(None)
+    """The exception as bytes; None where it does not survive the way.
+
+    An exception is pickled as a call of its class with what `BaseException` was given. Classes whose ``__init__`` asks for more
+    are made without it.
+    """
+    for each in (error, _WithoutInit(error)):
+        with contextlib.suppress(Exception):
+            data = pickler()[0](each)
+            pickle.loads(data)
+            return data
+    return pickle.dumps(None)
+
+
+class _WithoutInit:
+    """Is pickled as the exception that it holds."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return make_exception, (type(self._error), self._error.args, vars(self._error))
+
+
+def make_exception(kind: type[BaseException], args: tuple[Any, ...], attributes: dict[str, Any]) -> BaseException:
+    """An exception of a class, without a call of its ``__init__``."""
+    error = kind.__new__(kind, *args)
+    error.args = args
+    vars(error).update(attributes)
+    return error
 
 
 def main(folder: str) -> None:

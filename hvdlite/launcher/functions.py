@@ -6,9 +6,8 @@ The function and what comes back travel in files of a private folder; whatever r
 import os
 import pickle
 import shlex
-import shutil
+import signal
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,8 +15,9 @@ from typing import Any, TypeVar
 from hvdlite.errors import InvalidArgumentError, PeerLostError, SystemFailure
 from hvdlite.launcher import plan
 from hvdlite.launcher.command import Wishes
+from hvdlite.launcher.folder import private_folder
 from hvdlite.launcher.function_rank import CALL, load_outcome, pickler
-from hvdlite.launcher.job import Job, Outcome
+from hvdlite.launcher.job import Job, Outcome, told_to_end
 from hvdlite.launcher.output import Output
 
 __all__ = ["RankTraceback", "run"]
@@ -120,16 +120,20 @@ def run(
     if verbose:
         for line in (*chosen.notes, chosen.line.shell(["..."])):
             print(f"hvdlite: {line}", file=sys.stderr)
-    private = tempfile.mkdtemp(prefix="hvdlite-call-", dir=folder)  # for this user only
-    try:
+    with private_folder("call", folder) as private:
         Path(private, CALL).write_bytes(sent)
         root = str(Path(__file__).parents[2])
         command = [executable or sys.executable, "-c", _START, private, root]
         output = Output(chosen.size, tag_output, folder=output_filename)
-        outcome = Job(chosen.line, command, chosen.size, wishes.environ, output, chosen.bind, start_timeout).run()
-        return _results(private, chosen.size, outcome)
-    finally:
-        shutil.rmtree(private, ignore_errors=True)
+        job = Job(chosen.line, command, chosen.size, wishes.environ, output, chosen.bind, start_timeout)
+        # Ctrl-C is an exception of the caller's, who may go on; what ends a process is this one's end, once the job has ended.
+        ends = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) == signal.SIG_DFL]
+        with told_to_end(job, ends) as received:
+            outcome = job.run()
+        if not received:
+            return _results(private, chosen.size, outcome)
+    os.kill(os.getpid(), received[0])
+    raise SystemFailure(f"run(): ended by {signal.Signals(received[0]).name}")
 
 
 def _names(given: str | Sequence[str] | None) -> tuple[str, ...]:

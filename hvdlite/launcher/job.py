@@ -9,20 +9,22 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from hvdlite.errors import SystemFailure
 from hvdlite.launcher import rank as rank_program
 from hvdlite.launcher.command import Line
+from hvdlite.launcher.folder import private_folder
 from hvdlite.launcher.output import Ending, Output, first_failure, last_words, parse_marked
-from hvdlite.launcher.rank import HEADER, Segments
+from hvdlite.launcher.rank import ASKS, HEADER, Segments
 
-__all__ = ["Job", "Outcome"]
+__all__ = ["GRACE_SECONDS", "Job", "Outcome", "told_to_end"]
 
+GRACE_SECONDS = 30.0  # that programs get to end where the job is told to
 _TERM_SECONDS = 8.0  # that mpirun gets to end the job
 # On a busy machine Open MPI's mpirun now and then gives up before it has started any rank, and says this.
 _NOT_LAUNCHED = "listener thread failed to start"
@@ -71,6 +73,7 @@ class Job:
         output: what is printed goes there.
         bind: does each rank get its share of the cores?
         start_timeout: seconds until all ranks must have started, or None.
+        grace: seconds that programs get to end where the job is told to.
     """
 
     def __init__(
@@ -82,7 +85,9 @@ class Job:
         output: Output,
         bind: bool = True,
         start_timeout: float | None = None,
+        grace: float = GRACE_SECONDS,
     ) -> None:
+        self._grace = grace
         self._size, self._output, self._start_timeout = size, output, start_timeout
         self._line, self._command, self._bind = line, command, bind
         self._environ = {**environ, **line.variables}
@@ -91,13 +96,13 @@ class Job:
         self._started: dict[int, tuple[str, int]] = {}
         self._endings: dict[int, Ending] = {}
         self._folder = ""
-        self._asked_to_end = 0
+        self._asked_to_end: list[int] = []  # the signals that ask for it
         self._not_launched = False
         self._problem = ""
 
     def interrupt(self, number: int) -> None:
-        """Asks the job to end; safe in a signal handler. A second call kills it."""
-        self._asked_to_end += 1
+        """Asks the programs to end, by SIGINT or SIGTERM; safe in a signal handler. A second call kills the job."""
+        self._asked_to_end.append(number)
 
     def run(self) -> Outcome:
         """Runs the job to its end.
@@ -106,7 +111,10 @@ class Job:
             SystemFailure: mpirun cannot be started.
             KeyboardInterrupt: as it came; the job has been ended.
         """
-        self._folder = tempfile.mkdtemp(prefix="hvdlite-run-")  # for this user only
+        with private_folder("run") as self._folder:
+            return self._run()
+
+    def _run(self) -> Outcome:
         listener = socket.socket(socket.AF_UNIX)
         try:
             path = os.path.join(self._folder, "s")
@@ -125,7 +133,6 @@ class Job:
             self._output.close()
             listener.close()
             self._selector.close()
-            shutil.rmtree(self._folder, ignore_errors=True)
         return self._outcome(process.returncode)
 
     def _start(self, path: str) -> "subprocess.Popen[bytes]":
@@ -136,6 +143,7 @@ class Job:
             str(Path(rank_program.__file__).resolve()),
             path,
             "bind" if self._bind else "none",
+            str(self._grace),
         ]
         words = [*self._line.words, *program, *self._command]
         follow_us = _end_with_us()
@@ -180,9 +188,24 @@ class Job:
                 self._give_up_start()
             if self._asked_to_end and not asked:
                 asked = now
-                process.terminate()
-            if asked and (self._asked_to_end > 1 or now > asked + _TERM_SECONDS):
+                if not self._ask_programs(process):
+                    process.terminate()
+            all_ended = bool(self._started) and len(self._endings) == len(self._started)
+            if asked and not ended and (all_ended or len(self._asked_to_end) > 1 or now > asked + self._grace + _TERM_SECONDS):
                 return
+
+    def _ask_programs(self, process: "subprocess.Popen[bytes]") -> bool:
+        """Sends every rank's program the signal; false if not all have started, or some are out of reach."""
+        some_elsewhere = len([peer for peer in self._peers if peer.rank is not None]) < self._size
+        if len(self._started) < self._size or (some_elsewhere and not self._line.forwards):
+            return False
+        asked = signal.SIGINT if self._asked_to_end[0] == signal.SIGINT else signal.SIGTERM
+        for peer in self._peers:
+            with contextlib.suppress(OSError):  # it has ended
+                peer.connection.send(bytes([asked]))
+        if some_elsewhere:
+            process.send_signal(ASKS[asked])
+        return True
 
     def _give_up_start(self) -> None:
         missing = [rank for rank in range(self._size) if rank not in self._started]
@@ -190,7 +213,7 @@ class Job:
             f"{'rank' if len(missing) == 1 else 'ranks'} {', '.join(map(str, missing))} had not started after "
             f"{self._start_timeout:g} seconds: the hosts may be unreachable, or busy (--start-timeout gives them longer)"
         )
-        self.interrupt(0)
+        self.interrupt(signal.SIGTERM)
 
     def _open(self) -> bool:
         """Does anything still speak to us, besides new ranks?"""
@@ -274,7 +297,7 @@ class Job:
         if process.poll() is None:
             process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
-                process.wait(1.0 if self._asked_to_end > 1 else _TERM_SECONDS)
+                process.wait(1.0 if len(self._asked_to_end) > 1 else _TERM_SECONDS)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -298,7 +321,7 @@ class Job:
     def _outcome(self, launcher_status: int) -> Outcome:
         status = launcher_status if launcher_status >= 0 else 128 - launcher_status
         failure = first_failure(self._endings.values(), self._started, lambda rank: self._output.tail(rank, "e"))
-        interrupted = self._asked_to_end > 0
+        interrupted = bool(self._asked_to_end)
         if self._problem:
             return Outcome(status or 1, interrupted=True, problem=self._problem)
         if failure is not None:
@@ -313,6 +336,29 @@ class Job:
             place = ", ".join(f"{rank} (host {self._started[rank][0]})" for rank in sorted(silent))
             return Outcome(status or 1, problem=f"nothing is known of the end of rank {place}: its host may be lost")
         return Outcome(status, interrupted=interrupted)
+
+
+@contextlib.contextmanager
+def told_to_end(job: Job, numbers: Sequence[int] = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)) -> Iterator[list[int]]:
+    """Asks the job to end where this process is told to end; gives the signals that came.
+
+    What is ignored stays so, as nohup and a shell's ``&`` have it; signals are the main thread's.
+    """
+    received: list[int] = []
+
+    def handler(number: int, frame: object) -> None:
+        received.append(number)
+        job.interrupt(number)
+
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        heard = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
+        before = {number: signal.signal(number, handler) for number in heard}
+    try:
+        yield received
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, previous)
 
 
 def _end_with_us() -> Callable[[], object]:

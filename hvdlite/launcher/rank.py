@@ -1,8 +1,12 @@
 """Runs beside each rank: starts its program, sends what it prints to the launcher, and says how it ended.
 
-mpirun starts this file by its path, in an isolated Python (``python -I -S rank.py SOCKET bind|none command...``), so it imports
-nothing but the standard library. Where the launcher's socket is there (on its own host) everything goes through that, which
-also tells when the launcher is gone. Elsewhere each line goes marked through mpirun's own output.
+mpirun starts this file by its path, in an isolated Python (``python -I -S rank.py SOCKET bind|none GRACE command...``), so it
+imports nothing but the standard library. Where the launcher's socket is there (on its own host) everything goes through that,
+which also tells when the launcher is gone. Elsewhere each line goes marked through mpirun's own output.
+
+Where the launcher is told to end, it asks for that here: by the number of a signal on the socket, or on other hosts by a signal
+that mpirun forwards (`ASKS`). The program gets the signal and GRACE seconds. This process then stays until the launcher lets
+go, also if the program has ended: mpirun would end the ranks that still save what they have.
 """
 
 import contextlib
@@ -20,15 +24,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["HEADER", "MARK", "Segments", "core_share", "cores", "first_of", "local_place", "rank_of"]
+__all__ = ["ASKS", "HEADER", "MARK", "Segments", "core_share", "cores", "first_of", "local_place", "rank_of"]
 
-HEADER = struct.Struct(
-    "!cI"
-)  # kind of a message on the socket (h: hello, o: stdout, e: stderr, x: exit), length of what follows
+# The kind of a message on the socket (h: hello, o: stdout, e: stderr, x: exit), and the length of what follows.
+HEADER = struct.Struct("!cI")
+# By what is asked for: what Open MPI's mpirun forwards for it. It goes to the program, too, which ignores these unless it has a
+# handler.
+ASKS = {signal.SIGINT: signal.SIGWINCH, signal.SIGTERM: signal.SIGURG}
 MARK = "\x1e"  # starts a line that goes through mpirun: MARK kind ending rank MARK text
 _ENDINGS = {"\n": "n", "\r": "r", "": "u"}
 _LONGEST = 1 << 16  # characters without an end of line that are kept
-_GRACE_SECONDS = 3.0  # from SIGTERM to SIGKILL
+_GRACE_SECONDS = 3.0  # from SIGTERM to SIGKILL, where mpirun or the launcher's end ends the rank
 _LAST_OUTPUT_SECONDS = 1.0  # for pipes that a child of the program keeps open after its end
 
 _RANK = ("OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
@@ -204,16 +210,21 @@ def _die_with_parent() -> None:
 class _Supervisor:
     """Runs one program to its end."""
 
-    def __init__(self, channel: "_Socket | _Lines", command: Sequence[str], environ: Mapping[str, str]) -> None:
+    def __init__(self, channel: "_Socket | _Lines", command: Sequence[str], environ: Mapping[str, str], grace: float) -> None:
         self._channel = channel
+        self._grace = grace
+        self._is_remote = channel.connection is None
         self._told_to_stop = 0.0  # when
+        self._kills_at = 0.0
+        self._held = False  # by the launcher, which has asked for the end
         self._killed = False
         self._parent = os.getppid()
         self._wakeup, writer = os.pipe()
         os.set_blocking(writer, False)
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
-            signal.signal(number, self._signalled)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, *ASKS.values()):
+            if signal.getsignal(number) != signal.SIG_IGN:  # nohup's, for one
+                signal.signal(number, self._signalled)
         self._signals: list[int] = []
         self.process = subprocess.Popen(
             command,
@@ -234,9 +245,7 @@ class _Supervisor:
             for kind, stream in (("o", self.process.stdout), ("e", self.process.stderr)):
                 assert stream is not None
                 selector.register(stream, selectors.EVENT_READ, kind)
-            selector.register(self._wakeup, selectors.EVENT_READ, "wake")
-            if self._channel.connection is not None:
-                selector.register(self._channel.connection, selectors.EVENT_READ, "launcher")
+            self._register(selector)
             ended = 0.0
             while True:
                 for key, _ in selector.select(0.1 if ended or self._told_to_stop else 1.0):
@@ -248,13 +257,32 @@ class _Supervisor:
                     return self.process.returncode
                 self._attend_to_stopping()
 
+    def await_launcher(self) -> None:
+        """Stays while it is held, as long as programs may use."""
+        with selectors.DefaultSelector() as selector:
+            self._register(selector)
+            while self._held and time.monotonic() < self._kills_at + _LAST_OUTPUT_SECONDS:
+                for key, _ in selector.select(0.1):
+                    self._handle(selector, key)
+                self._attend_to_stopping()
+
+    def _register(self, selector: selectors.BaseSelector) -> None:
+        selector.register(self._wakeup, selectors.EVENT_READ, "wake")
+        if self._channel.connection is not None:
+            selector.register(self._channel.connection, selectors.EVENT_READ, "launcher")
+
     def _handle(self, selector: selectors.BaseSelector, key: selectors.SelectorKey) -> None:
         if key.data == "wake":
             os.read(key.fd, 512)
-        elif key.data == "launcher":  # which says nothing: it is gone
-            selector.unregister(key.fileobj)
+        elif key.data == "launcher":
+            order = os.read(key.fd, 1)
+            if order:
+                self._stop(order[0], self._grace, held=True)
+                return
+            selector.unregister(key.fileobj)  # it is gone
             self._channel.connection = None
-            self._stop()
+            self._held = False
+            self._stop(signal.SIGTERM, _GRACE_SECONDS)
         else:
             data = os.read(key.fd, 1 << 16)
             self._channel.output(key.data, data)
@@ -262,23 +290,28 @@ class _Supervisor:
                 selector.unregister(key.fileobj)
 
     def _attend_to_stopping(self) -> None:
-        numbers = [number for number in self._signals if number != signal.SIGCHLD]
-        self._signals.clear()
-        # Whoever ends us as the leader of a process group ends the group, and the program is in it.
-        if numbers and not self._told_to_stop:
-            self._told_to_stop = time.monotonic()
-            if os.getpgid(0) != os.getpid():
-                self._send(numbers[0])
-        if os.getppid() != self._parent and not self._told_to_stop:
-            self._stop()
-        if self._told_to_stop and not self._killed and time.monotonic() > self._told_to_stop + _GRACE_SECONDS:
+        numbers, self._signals = [number for number in self._signals if number != signal.SIGCHLD], []
+        for asked, forwarded in ASKS.items():
+            if forwarded in numbers and self._is_remote:
+                self._stop(asked, self._grace, held=True)
+        numbers = [number for number in numbers if number not in ASKS.values()]
+        if numbers:
+            # Whoever ends us as the leader of a process group ends the group, and the program is in it.
+            self._stop(numbers[0] if os.getpgid(0) != os.getpid() else 0, _GRACE_SECONDS)
+        if os.getppid() != self._parent:
+            self._held = False
+            self._stop(signal.SIGTERM, _GRACE_SECONDS)
+        if self._told_to_stop and not self._killed and time.monotonic() > self._kills_at:
             self._killed = True
             self._send(signal.SIGKILL)
 
-    def _stop(self) -> None:
+    def _stop(self, number: int, grace: float, held: bool = False) -> None:
+        """Sends the program a signal (0: it has it already) and gives it so many seconds; what came first counts."""
+        self._held = held
         if not self._told_to_stop:
             self._told_to_stop = time.monotonic()
-            self._send(signal.SIGTERM)
+            self._kills_at = self._told_to_stop + grace
+            self._send(number)
 
     def _send(self, number: int) -> None:
         if self.process.poll() is None:
@@ -307,9 +340,9 @@ def main(arguments: Sequence[str]) -> None:
     """Starts the program, runs it to its end, and ends as it did.
 
     Args:
-        arguments: the launcher's socket, ``bind`` or ``none``, and the program's command line.
+        arguments: the launcher's socket, ``bind`` or ``none``, seconds of grace, and the program's command line.
     """
-    path, bind, *command = arguments
+    path, bind, grace, *command = arguments
     environ = dict(os.environ)
     environ.setdefault("PYTHONUNBUFFERED", "1")  # to a pipe Python would write in large pieces, which a killed rank loses
     rank = rank_of(environ)
@@ -317,7 +350,7 @@ def main(arguments: Sequence[str]) -> None:
     channel = _connect(path, rank)
     _take_place(environ, bind == "bind")
     try:
-        supervisor = _Supervisor(channel, command, environ)
+        supervisor = _Supervisor(channel, command, environ, float(grace))
     except OSError as error:
         channel.send("h", json.dumps({"rank": rank, "host": host, "pid": 0}).encode())
         channel.output("e", f"{command[0]} cannot be started: {error.strerror}\n".encode())
@@ -328,6 +361,7 @@ def main(arguments: Sequence[str]) -> None:
     for kind in "oe":
         channel.output(kind, b"")
     channel.send("x", json.dumps({"rank": rank, "code": code, "stopped": supervisor.stopped}).encode())
+    supervisor.await_launcher()
     if supervisor.stopped and os.getpgid(0) == os.getpid():  # what the program has started, and left behind
         os.killpg(0, signal.SIGKILL)
     _end_as(code)

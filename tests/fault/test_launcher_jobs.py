@@ -1,31 +1,15 @@
-"""hvdlite run and hvdlite.run with real ranks: output, failures, interruptions, results."""
+"""hvdlite run and hvdlite.run with real ranks: output, failures, results."""
 
 import os
 import signal
 import subprocess
-import sys
-import uuid
-from pathlib import Path
 
 import pytest
-from support.job import find_mpirun, job_environment
-from support.limits import DEADLINE, eventually
+from support.job import find_mpirun
+from support.launched import OURS, TIMEOUT, command, environment, in_a_program
 
 import hvdlite
 from hvdlite.errors import PeerLostError
-
-TIMEOUT = 180.0
-# The launcher itself sets what root and more ranks than cores take.
-OURS = ("OMPI_ALLOW_RUN_AS_ROOT", "PRTE_MCA_rmaps_default_mapping_policy", "OMPI_MCA_rmaps_base_oversubscribe")
-
-
-def environment(**changes):
-    kept = {name: value for name, value in job_environment().items() if not name.startswith(OURS)}
-    return {**kept, **changes}
-
-
-def command(*words):
-    return [sys.executable, "-m", "hvdlite", "run", *words]
 
 
 def run(tmp_path, program, *words, n=3, **changes):
@@ -205,75 +189,7 @@ def test_ranks_that_do_not_start_in_time(tmp_path):
     assert "ranks 0, 1 had not started after 1 seconds" in done.stderr
 
 
-# --- interruptions --------------------------------------------------------------------------------------------------------
-
-MARK = "HVDTEST_LAUNCHER"
-HANGS = """
-import signal, subprocess, hvdlite as hvd
-hvd.init()
-if {stubborn}:
-    signal.signal(signal.SIGTERM, lambda *args: None)
-subprocess.Popen(["sleep", "600"])
-print("up", flush=True)
-while True:
-    signal.pause()
-"""
-
-
-def marked(mark):
-    """The processes of a job, which have this in their environment."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and f"{MARK}={mark}".encode() in (entry / "environ").read_bytes().split(b"\0"):
-                found.append(int(entry.name))
-        except OSError:
-            continue
-    return found
-
-
-@pytest.mark.parametrize(
-    ("number", "stubborn"), [(signal.SIGINT, False), (signal.SIGINT, True), (signal.SIGTERM, True), (signal.SIGKILL, True)]
-)
-def test_nothing_is_left_of_a_job_that_is_interrupted(tmp_path, number, stubborn):
-    script = tmp_path / "program.py"
-    script.write_text(HANGS.format(stubborn=stubborn))
-    mark = uuid.uuid4().hex
-    process = subprocess.Popen(
-        command("-n", "2", "python", str(script)),
-        env=environment(**{MARK: mark, "TMPDIR": str(tmp_path)}),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    try:
-        lines = [process.stdout.readline() for _ in range(2)]
-        assert sorted(lines) == ["[0]<stdout>: up\n", "[1]<stdout>: up\n"]
-        # Launcher, mpirun, and beside each rank its program and what that has started, which may still be about to run.
-        assert eventually(lambda: len(marked(mark)) >= 8)
-        process.send_signal(number)
-        rest = process.communicate(timeout=DEADLINE)[0]
-        assert process.returncode == (-number if number == signal.SIGKILL else 128 + number)
-        assert "Traceback" not in rest
-        assert eventually(lambda: not marked(mark))
-        assert not list(tmp_path.glob("hvdlite-run-*"))
-    finally:
-        process.kill()
-        process.communicate()
-        for pid in marked(mark):
-            os.kill(pid, signal.SIGKILL)
-
-
 # --- hvdlite.run ----------------------------------------------------------------------------------------------------------
-
-
-def in_a_program(tmp_path, text, **changes):
-    script = tmp_path / "caller.py"
-    script.write_text(text)
-    return subprocess.run(
-        [sys.executable, str(script)], env=environment(**changes), capture_output=True, text=True, timeout=TIMEOUT
-    )
 
 
 def test_a_function_of_a_program_runs_on_ranks_and_gives_their_results(tmp_path):
@@ -328,6 +244,22 @@ def test_what_a_rank_raises_is_raised_in_the_caller(unprepared, capfd):
         hvdlite.run(raises_on_rank_1, np=3)
     assert "rank 1 (host " in str(caught.value.__cause__)
     assert "in raises_on_rank_1" in str(caught.value.__cause__)
+
+
+class Refused(Exception):
+    def __init__(self, path, code):
+        super().__init__(f"{path} was refused with {code}")
+        self.path, self.code = path, code
+
+
+def raises_an_exception_of_two_arguments():
+    raise Refused("data.bin", 403)
+
+
+def test_an_exception_whose_class_takes_several_arguments(unprepared, capfd):
+    with pytest.raises(Refused, match=r"data\.bin was refused with 403") as caught:
+        hvdlite.run(raises_an_exception_of_two_arguments, np=1)
+    assert (caught.value.path, caught.value.code) == ("data.bin", 403)
 
 
 def test_a_rank_that_is_killed(unprepared, capfd):

@@ -18,17 +18,22 @@ def hosts():
         yield up
 
 
-def run(hosts, tmp_path, program, *words, **changes):
-    """Runs `hvdlite run` on the front with two ranks on each host; its daemons start where ssh would log in."""
+def command(hosts, tmp_path, program, environ, *words):
+    """What goes to the front, and `hvdlite run` there with two ranks on each host; its daemons start where ssh would log in."""
     script = tmp_path / "program.py"
     script.write_text(program)
-    environ = {**job_environment(), **changes}
     *enter, _, flag, name, agent = hosts.on_front(["mpirun"], environ, tmp_path)
     options = [word for word in MPIRUN_OPTIONS if word not in ("--bind-to", "none")]
     arguments = ["-H", "h0:2,h1:2", "--mpi-args", shlex.join([flag, name, agent, *options]), *words]
+    return enter, [sys.executable, "-m", "hvdlite", "run", *arguments, "python", str(script)]
+
+
+def run(hosts, tmp_path, program, *words, **changes):
+    environ = {**job_environment(), **changes}
+    enter, ours = command(hosts, tmp_path, program, environ, *words)
     for _ in range(LAUNCHES):
         done = subprocess.run(
-            [*enter, sys.executable, "-m", "hvdlite", "run", *arguments, "python", str(script)],
+            [*enter, *ours],
             env=environ,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -75,3 +80,53 @@ hvd.allreduce(numpy.ones(2))
     assert last.startswith("rank 3 (host h1, pid ")
     assert "ValueError: the data is bad" in last
     assert "PeerLostError" not in last
+
+
+@pytest.mark.parametrize(("number", "kind"), [("INT", "KeyboardInterrupt"), ("TERM", "signal")])
+def test_ranks_on_all_hosts_have_time_to_save(hosts, tmp_path, number, kind):
+    """mpirun forwards the launcher's wish to end; rank 0 saves when all others have done so, and are still there."""
+    program = """
+import os, signal, sys, hvdlite as hvd
+hvd.init()
+
+def save(kind):
+    if hvd.rank() == 0:
+        for rank in (1, 2, 3):
+            assert hvd.broadcast_object(None, root_rank=rank) == rank
+    else:
+        for rank in (1, 2, 3):
+            hvd.broadcast_object(hvd.rank() if rank == hvd.rank() else None, root_rank=rank)
+    print("saved by", kind, flush=True)
+    sys.exit(3)
+
+signal.signal(signal.SIGTERM, lambda *args: save("signal"))
+print("up", flush=True)
+try:
+    while True:
+        signal.pause()
+except KeyboardInterrupt:
+    save("KeyboardInterrupt")
+"""
+    environ = job_environment()
+    enter, ours = command(hosts, tmp_path, program, environ)
+    # A shell's `&` has SIGINT ignored, which would stay so.
+    heard = (
+        "import os, signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    line = f"{shlex.join([sys.executable, '-c', heard, *ours])} & pid=$!; read go; kill -{number} $pid; wait $pid; echo ends with $?"
+    with subprocess.Popen(
+        [*enter, "bash", "-c", line],
+        env=environ,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        up = 0
+        while up < 4:
+            said = process.stdout.readline()
+            assert said
+            up += said.endswith("up\n")
+        rest = process.communicate("go\n", timeout=TIMEOUT)[0]
+    assert rest.count(f"saved by {kind}\n") == 4, rest
+    assert rest.endswith(f"ends with {130 if number == 'INT' else 143}\n")

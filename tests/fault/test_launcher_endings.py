@@ -1,0 +1,182 @@
+"""Jobs of hvdlite run and hvdlite.run that are told to end: programs get a signal and time, and nothing is left."""
+
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+from support.launched import command, environment, in_a_program
+from support.limits import DEADLINE, eventually
+
+MARK = "HVDTEST_LAUNCHER"
+HANGS = """
+import signal, subprocess, hvdlite as hvd
+hvd.init()
+if {stubborn}:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *args: None)
+subprocess.Popen(["sleep", "600"])
+print("up", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+def marked(mark):
+    """The processes of a job, which have this in their environment."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and f"{MARK}={mark}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+def await_ranks(process):
+    assert sorted(process.stdout.readline() for _ in range(2)) == ["[0]<stdout>: up\n", "[1]<stdout>: up\n"]
+
+
+@pytest.mark.parametrize(
+    ("number", "stubborn"), [(signal.SIGINT, False), (signal.SIGINT, True), (signal.SIGTERM, True), (signal.SIGKILL, True)]
+)
+def test_nothing_is_left_of_a_job_that_is_interrupted(tmp_path, number, stubborn):
+    script = tmp_path / "program.py"
+    script.write_text(HANGS.format(stubborn=stubborn))
+    mark = uuid.uuid4().hex
+    process = subprocess.Popen(
+        command("-n", "2", "--grace", "1", "python", str(script)),
+        env=environment(**{MARK: mark, "TMPDIR": str(tmp_path)}),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        await_ranks(process)
+        # Launcher, mpirun, and beside each rank its program and what that has started, which may still be about to run.
+        assert eventually(lambda: len(marked(mark)) >= 8)
+        process.send_signal(number)
+        rest = process.communicate(timeout=DEADLINE)[0]
+        assert process.returncode == (-number if number == signal.SIGKILL else 128 + number)
+        assert rest.count("]<stderr>: KeyboardInterrupt\n") == (2 if number == signal.SIGINT and not stubborn else 0), rest
+        assert eventually(lambda: not marked(mark))
+        assert not list(tmp_path.glob("hvdlite-run-*"))
+    finally:
+        process.kill()
+        process.communicate()
+        for pid in marked(mark):
+            os.kill(pid, signal.SIGKILL)
+
+
+SAVES = """
+import os, signal, sys, hvdlite as hvd
+hvd.init()
+
+def save():
+    if hvd.rank() == 0:
+        open(sys.argv[1]).close()  # a pipe: waits until the test opens it, too
+    print("saved", flush=True)
+    os._exit(3)
+
+signal.signal(signal.SIGTERM, lambda *args: save())
+print("up", flush=True)
+try:
+    while True:
+        signal.pause()
+except KeyboardInterrupt:
+    save()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_every_rank_has_time_to_save(tmp_path, number):
+    """Ctrl-C is a KeyboardInterrupt in the script, SIGTERM is SIGTERM; mpirun ends nobody because another has ended."""
+    script, go_on = tmp_path / "program.py", tmp_path / "go_on"
+    script.write_text(SAVES)
+    os.mkfifo(go_on)
+    process = subprocess.Popen(
+        command("-n", "2", "python", str(script), str(go_on)),
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        await_ranks(process)
+        process.send_signal(number)
+        assert process.stdout.readline() == "[1]<stdout>: saved\n"
+        go_on.open("w").close()
+        assert "[0]<stdout>: saved\n" in process.communicate(timeout=DEADLINE)[0]
+        assert process.returncode == 128 + number
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_what_is_ignored_stays_ignored(tmp_path):
+    """As nohup has it; the job goes on until another signal ends it."""
+    script = tmp_path / "program.py"
+    script.write_text(SAVES)
+    process = subprocess.Popen(
+        ["nohup", *command("-n", "2", "python", str(script), os.devnull)],
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        await_ranks(process)
+        process.send_signal(signal.SIGHUP)
+        process.send_signal(signal.SIGTERM)
+        assert process.communicate(timeout=DEADLINE)[0].count("saved\n") == 2
+        assert process.returncode == 128 + signal.SIGTERM
+    finally:
+        process.kill()
+        process.communicate()
+
+
+DRIVER = """
+import signal, sys, hvdlite
+
+def waits():
+    print("up", flush=True)
+    while True:
+        signal.pause()
+
+hvdlite.run(waits, np=2)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_driver_that_is_ended_leaves_nothing(tmp_path, number):
+    """After SIGKILL the next one removes it."""
+    script = tmp_path / "driver.py"
+    script.write_text(DRIVER)
+    process = subprocess.Popen(
+        [sys.executable, str(script)],
+        env=environment(TMPDIR=str(tmp_path)),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        await_ranks(process)
+        process.send_signal(number)
+        process.communicate(timeout=DEADLINE)
+        assert process.returncode == -number
+    finally:
+        process.kill()
+        process.communicate()
+    if number == signal.SIGKILL:
+        assert len(list(tmp_path.glob("hvdlite-*"))) == 1
+        done = in_a_program(tmp_path, "import hvdlite; hvdlite.run(print, ('x',), np=1)", TMPDIR=str(tmp_path))
+        assert done.returncode == 0, done.stderr
+    assert not list(tmp_path.glob("hvdlite-*"))
