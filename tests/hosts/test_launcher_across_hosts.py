@@ -113,7 +113,8 @@ except KeyboardInterrupt:
     heard = (
         "import os, signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); os.execv(sys.argv[1], sys.argv[1:])"
     )
-    line = f"{shlex.join([sys.executable, '-c', heard, *ours])} & pid=$!; read go; kill -{number} $pid; wait $pid; echo ends with $?"
+    launcher = shlex.join([sys.executable, "-c", heard, *ours])
+    line = f"{launcher} & pid=$!; read go; kill -{number} $pid; wait $pid; echo ends with $?"
     with subprocess.Popen(
         [*enter, "bash", "-c", line],
         env=environ,

@@ -39,7 +39,8 @@ def words(mpirun, **wishes):
         (
             FOUR,
             {"np": 4, "hosts": TWO, "environ": ENVIRON, "ssh_port": 2222, "interfaces": ("eth0", "eth1")},
-            "/opt/ompi4/bin/mpirun -n 4 --host a:2,b:2 --bind-to none --map-by slot --mca ess_base_forward_signals 28,23 --mca plm_rsh_args '-p 2222' "
+            "/opt/ompi4/bin/mpirun -n 4 --host a:2,b:2 --bind-to none --map-by slot --mca ess_base_forward_signals 28,23 "
+            "--mca plm_rsh_args '-p 2222' "
             "--mca oob_tcp_if_include eth0,eth1 --mca btl_tcp_if_include eth0,eth1 "
             "-x HVDLITE_CYCLE_TIME -x OMP_NUM_THREADS -x PATH python train.py 'a b'",
         ),
@@ -56,14 +57,16 @@ def words(mpirun, **wishes):
                 "variables": {"NCCL_DEBUG": "INFO WARN"},
             },
             "env 'NCCL_DEBUG=INFO WARN' /opt/ompi5/bin/mpirun -n 3 --host a:2,b:2 --bind-to none --map-by slot "
-            """--prtemca ess_base_forward_signals 28,23 --prtemca plm_ssh_args '-p 2222 -i '"'"'/k ey'"'"'' --prtemca prte_if_include eth0 """
+            "--prtemca ess_base_forward_signals 28,23 "
+            """--prtemca plm_ssh_args '-p 2222 -i '"'"'/k ey'"'"'' --prtemca prte_if_include eth0 """
             "--mca btl_tcp_if_include eth0 -x HVDLITE_CYCLE_TIME -x MINE -x NCCL_DEBUG -x OMP_NUM_THREADS -x PATH "
             "python train.py 'a b'",
         ),
         (
             FIVE,
             {"np": 8, "allocated": TWO, "oversubscribe": True, "mpi_args": ("--bind-to", "core"), "environ": {}},
-            "/opt/ompi5/bin/mpirun -n 8 --oversubscribe --prtemca ess_base_forward_signals 28,23 --bind-to core python train.py 'a b'",
+            "/opt/ompi5/bin/mpirun -n 8 --oversubscribe --prtemca ess_base_forward_signals 28,23 "
+            "--bind-to core python train.py 'a b'",
         ),
         (HYDRA, {"np": 4, "root": True}, "/opt/mpich/bin/mpiexec -n 4 -bind-to none python train.py 'a b'"),
         (
