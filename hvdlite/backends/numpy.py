@@ -37,6 +37,10 @@ class NumpyBackend:
             raise InvalidArgumentError("a masked array cannot be sent: its mask would be lost; pass .filled(value)")
         if isinstance(value, np.ndarray | np.generic):
             return np.asarray(value)
+        if value is None:
+            raise InvalidArgumentError(
+                "None is no tensor: pass a tensor on every rank, or send any object with broadcast_object or allgather_object"
+            )
         _refuse_device_memory(value)
         if hasattr(value, "__dlpack__"):
             return np.from_dlpack(value)

@@ -156,6 +156,11 @@ def test_of_a_type_that_may_be_in_cuda_memory_each_value_is_asked():
     assert backend_of(Sometimes("host")) is BACKEND
 
 
+def test_none_is_refused():
+    with pytest.raises(InvalidArgumentError, match="None is no tensor: pass a tensor on every rank, or send any object with"):
+        BACKEND.adopt(None)
+
+
 def test_masked_arrays_are_refused():
     with pytest.raises(InvalidArgumentError, match="masked array"):
         BACKEND.adopt(np.ma.masked_array([1.0], [True]))

@@ -40,8 +40,10 @@ def test_loaded_libraries():
         "7f01 r-xp 00001000 08:01 1  /env/lib/libmpi.so.40\n"
         "7f02 r--p 00000000 08:01 2  /env/lib/libmpi_extra.so.1\n"
         "7f03 r--p 00000000 08:01 3  /usr/lib/libmpich.so.12\n"
+        "7f04 r--p 00000000 08:01 4  /home/a user/my env/lib/libmpi.so.12\n"
     )
-    assert _native.loaded_libraries(maps) == ("/env/lib/libmpi.so.40", "/usr/lib/libmpich.so.12")
+    found = ("/env/lib/libmpi.so.40", "/usr/lib/libmpich.so.12", "/home/a user/my env/lib/libmpi.so.12")
+    assert _native.loaded_libraries(maps) == found
 
 
 def test_built_shims(tmp_path):
