@@ -37,35 +37,36 @@ def install_excepthook(announcer: Announcer) -> None:
     calls the hook for an exception that it has caught.
     """
     previous = sys.excepthook
+    # Not part of threading's interface: what Python does first when all hooks have returned, the last one that was registered
+    # before the others. What atexit has comes after the threads that are not daemons, and they may wait for what never comes.
+    register = getattr(threading, "_register_atexit", atexit.register)
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        interactive = hasattr(sys, "ps1") or sys.flags.interactive
-        ends = _nobody_catches(error) and announcer.is_armed() and not interactive
+        ends = error is _uncaught() and announcer.is_armed()
         if ends:
             _flush()
             if record := announcer.record(error):
                 print(f"hvdlite: last operations of this rank:\n{record}", file=sys.stderr)
         previous(kind, error, trace)
         if ends:
-            # Not part of threading's interface: the first thing that Python does when all hooks have returned. What atexit has
-            # comes after the threads that are not daemons, and they may wait for what never comes.
-            leave = partial(_leave, announcer, kind, error)
-            getattr(threading, "_register_atexit", atexit.register)(leave)
+            register(partial(_leave, announcer, error))
 
     sys.excepthook = hook
 
 
-def _nobody_catches(error: BaseException) -> bool:
-    """Is it the one with which Python ends? It says so before it calls the hook."""
-    return error is getattr(sys, "last_exc", getattr(sys, "last_value", None))  # last_exc came with Python 3.12
+def _uncaught() -> BaseException | None:
+    """The exception with which Python ends; it says so before it calls the hook."""
+    if hasattr(sys, "ps1") or sys.flags.interactive:
+        return None
+    return getattr(sys, "last_exc", getattr(sys, "last_value", None))  # last_exc came with Python 3.12
 
 
-def _leave(announcer: Announcer, kind: type[BaseException], error: BaseException) -> None:
+def _leave(announcer: Announcer, error: BaseException) -> None:
     """Announces the exception and ends the process at once: MPI_Finalize would wait for the peers."""
     try:
         _flush()  # now, as the launcher may end this process when a peer that has been told goes first
-        text = str(error)
-        announcer.announce(f"raised {kind.__name__}: {text}" if text else f"raised {kind.__name__}")
+        kind, text = type(error).__name__, str(error)
+        announcer.announce(f"raised {kind}: {text}" if text else f"raised {kind}")
     finally:
         end_process()
 
