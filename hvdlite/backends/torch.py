@@ -26,6 +26,7 @@ from hvdlite.backends.base import (
     Plain,
     require_own_elements,
 )
+from hvdlite.backends.graphs import keep_out_of_graphs
 from hvdlite.dtypes import DType, code_of_name, dlpack_codes
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
 
@@ -178,3 +179,6 @@ def make_backend() -> TorchBackend:
     if torch is None:
         raise InvalidArgumentError("torch has not been imported")
     return TorchBackend(torch)
+
+
+keep_out_of_graphs()

@@ -1,12 +1,12 @@
 """Hooks on a parameter: before and after backward adds to its gradient."""
 
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 from hvdlite._engine import GradientHook
 
-__all__ = ["AtEnd", "fetch_ahead", "install", "keep_out_of_graphs"]
+__all__ = ["AtEnd", "fetch_ahead", "install"]
 
 
 class AtEnd:
@@ -66,18 +66,3 @@ def fetch_ahead(expected: Sequence[tuple[Sequence[object], Sequence[Any]]]) -> N
         if hooks:
             hooks[0].fetch_ahead(following)
             following = [*lists, *hooks, *others]
-
-
-@cache
-def keep_out_of_graphs() -> None:
-    """Has ``torch.compile`` run hvdlite's code as it is, wherever compiled code calls ``backward()`` or ``step()``.
-
-    Both end the graph, but what they call would be looked at again, our hooks among it. ``torch.compiler.disable`` around
-    each of these would cost time in each call; the list of folders that torch.compile leaves alone costs none.
-    """
-    import torch._dynamo as dynamo  # not at our import: it is slow, and has been imported once there is an optimizer
-
-    rules: Any = getattr(dynamo, "trace_rules", None)
-    if not hasattr(rules, "add"):  # before torch 2.3
-        rules = dynamo.skipfiles  # type: ignore[attr-defined]
-    rules.add("hvdlite")

@@ -27,7 +27,6 @@ from hvdlite.torch.adasum import AdasumStep
 from hvdlite.torch.agreement import Settings
 from hvdlite.torch.arguments import checked_op, name_groups, name_parameters
 from hvdlite.torch.gpu import reachable
-from hvdlite.torch.hooks import keep_out_of_graphs
 from hvdlite.torch.plan import Groups
 from hvdlite.torch.reducer import Reducer
 from hvdlite.usage import optimizer_stepped
@@ -172,7 +171,6 @@ class _Wrapping:
 
     def connect(self, optimizer: torch.optim.Optimizer, named: Sequence[tuple[str, torch.Tensor]], groups: Groups) -> None:
         """Hooks the parameters and the step."""
-        keep_out_of_graphs()
         prefix = self.settings.prefix
         if self.settings.op == Adasum:
             self.adasum = AdasumStep(self.settings)

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 
 from hvdlite import ops
+from hvdlite.backends.graphs import keep_out_of_graphs
 from hvdlite.errors import HorovodInternalError
 from hvdlite.keras.backends import Reduction
 from hvdlite.requests import Max
 from hvdlite.torch.gpu import reachable
-from hvdlite.torch.hooks import keep_out_of_graphs
 
 __all__ = ["TorchKerasBackend", "make_backend"]
 
