@@ -45,6 +45,8 @@ TORCH_PASSES = (
     "tests/adapters/torch/test_passes.py",
     "tests/adapters/torch/test_nested_passes.py",
 )
+TORCH_RESTART = ("tests/adapters/torch/test_restart.py",)
+TORCH_CALLBACKS = ("tests/adapters/torch/test_future_callbacks.py",)
 TORCH_OPTIONS = ("tests/adapters/torch/test_options.py",)
 TORCH_UNUSED = ("tests/adapters/torch/test_unused.py",)
 TORCH_SPARSE = ("tests/adapters/torch/test_sparse.py",)

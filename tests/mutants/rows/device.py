@@ -80,8 +80,16 @@ ROWS = (
         "nccl-average-of-joined",
         "NCCL's own average, over all ranks, is taken where fewer count",
         "csrc/engine/nccl_recipe.cc",
-        "if (average && floats && unscaled && divisor == ranks) {",
-        "if (average && floats && unscaled) {",
+        "if (average && floats && unscaled && divisor == ranks && ranks > 1) {",
+        "if (average && floats && unscaled && ranks > 1) {",
+        guards.GPU,
+    ),
+    Mutant(
+        "nccl-average-of-one",
+        "NCCL's own average is taken for one rank, too, of which it forgets the last element",
+        "csrc/engine/nccl_recipe.cc",
+        " && divisor == ranks && ranks > 1) {",
+        " && divisor == ranks) {",
         guards.GPU,
     ),
     Mutant(

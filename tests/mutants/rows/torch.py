@@ -132,4 +132,20 @@ ROWS = (
         "factor = float((call.process_set.size() or 1) if call.op == Sum else 1)",
         guards.TORCH_GRADIENTS,
     ),
+    Mutant(
+        "torch-group-generation",
+        "a group has the names of the destroyed one before it",
+        "hvdlite/torch/distributed/group.py",
+        'key = f"{options.group_id}.{_generations[tuple(ranks)]}"',
+        'key = f"{options.group_id}.1"',
+        guards.TORCH_RESTART,
+    ),
+    Mutant(
+        "torch-callback-numbers",
+        "what a callback starts is numbered with the program's",
+        "hvdlite/torch/distributed/group.py",
+        "place = current_place() or self._program",
+        "place = self._program",
+        guards.TORCH_CALLBACKS,
+    ),
 )
