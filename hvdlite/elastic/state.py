@@ -1,11 +1,11 @@
 """What a training function works on, so that it can be put back to an earlier point and be the same on all ranks."""
 
-import copy
 import queue
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import IntFlag
 from typing import TYPE_CHECKING, Any
 
+from hvdlite.elastic.kept import Inventory, StateHandler, has_state_dict
 from hvdlite.errors import HostsUpdatedInterrupt, InvalidArgumentError
 
 __all__ = ["HostUpdateResult", "ObjectState", "State"]
@@ -97,7 +97,9 @@ class State:
 class ObjectState(State):
     """Keeps Python objects, which are its attributes.
 
-    They are copied (``copy.deepcopy``) when they are saved and restored, and pickled by `sync`.
+    An object with ``state_dict()`` and ``load_state_dict()`` stays the object it is, also where attributes only refer to it,
+    and whatever refers to it goes on doing so: its ``state_dict()`` is saved, restored and sent. Everything else is copied
+    (``copy.deepcopy``) when it is saved and restored, and pickled by `sync`.
 
     Args:
         bcast_object: as for `State`.
@@ -108,38 +110,63 @@ class ObjectState(State):
         InvalidArgumentError: a name is one of the state's own methods.
     """
 
+    _saved: Sequence[Inventory] = ()
+    _names: Sequence[str] = ()
+
     def __init__(self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int], **kwargs: Any) -> None:
         super().__init__(bcast_object, get_rank)
         for name in kwargs:
             if hasattr(ObjectState, name):
                 raise InvalidArgumentError(f"a {type(self).__name__} has a method {name!r}: give the attribute another name")
-        self._saved_state = kwargs
-        self._set_attributes()
+        self._set_attributes(kwargs)
+        self._names = tuple(kwargs)
         ObjectState.save(self)
 
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any: ...
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Another object that stays what it is takes the place of an attribute's value, and is saved."""
+        super().__setattr__(name, value)
+        if name in self._names and (has_state_dict(value) or self._handler_of(value) is not None):
+            for inventory in self._saved:
+                inventory.forget(name)
+            self._saved = [*self._saved, self._inventory([name])]
+            self._saved[-1].save()
+
     def save(self) -> None:
         """Copies the attributes, for `restore`."""
-        self._saved_state = copy.deepcopy(self._present())
+        inventory = self._inventory(self._names)
+        inventory.save()
+        self._saved = [inventory]
 
     def restore(self) -> None:
         """Sets the attributes to copies of what was saved last."""
-        self._set_attributes()
-        self._saved_state = copy.deepcopy(self._saved_state)
+        for inventory in self._saved:
+            self._set_attributes(inventory.restore())
 
     def sync(self) -> None:
-        """Sets the attributes to what they are on rank 0 at present, and saves them. Collective over all ranks."""
-        if self._saved_state:
-            self._saved_state = self._bcast_object(self._present())
-            self._set_attributes()
+        """Sets the attributes to what they are on rank 0 at present, and saves them. Collective over all ranks.
+
+        Raises:
+            MismatchError: this rank's attributes refer to other objects that stay what they are than those of rank 0.
+            Whatever `bcast_object` raises.
+
+        """
+        if self._names:
+            self._set_attributes(self._inventory(self._names).sync(self._bcast_object, self._rank()))
             ObjectState.save(self)
 
-    def _present(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self._saved_state}
+    def _handler_of(self, value: Any) -> StateHandler | None:
+        """For subclasses: how an object is kept in place that has no ``state_dict()``, or is to be kept otherwise."""
+        return None
 
-    def _set_attributes(self) -> None:
-        for name, value in self._saved_state.items():
-            setattr(self, name, value)
+    def _inventory(self, names: Iterable[str]) -> Inventory:
+        known = {id(handler.value): handler for inventory in self._saved for handler in inventory.handlers}
+        attributes = {name: getattr(self, name) for name in names}
+        return Inventory(attributes, lambda value: known.get(id(value)) or self._handler_of(value))
+
+    def _set_attributes(self, values: dict[str, Any]) -> None:
+        for name, value in values.items():
+            super().__setattr__(name, value)

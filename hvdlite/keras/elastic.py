@@ -9,6 +9,7 @@ import numpy as np
 from hvdlite import elastic
 from hvdlite.basics import rank
 from hvdlite.elastic import ObjectState
+from hvdlite.elastic.kept import StateHandler, has_variables, is_variable
 from hvdlite.errors import InvalidArgumentError
 from hvdlite.keras.backends import current_backend
 from hvdlite.keras.variables import broadcast_variables, build_optimizer, is_built, read, variables_of
@@ -35,6 +36,9 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 class KerasState(ObjectState):
     """Keeps a model, its optimizer, and Python objects, which are its attributes.
 
+    Other models, layers, optimizers, metrics and variables stay the objects they are, wherever attributes refer to them; their
+    variables are saved, restored and sent.
+
     Args:
         model: built, so that all its variables exist.
         optimizer: the model's, unless another one is given.
@@ -50,39 +54,43 @@ class KerasState(ObjectState):
             raise InvalidArgumentError(
                 "KerasState needs a model whose variables exist: give it its input shape, or call it on a batch first"
             )
-        self.model = model
-        self.optimizer = model.optimizer if optimizer is None else optimizer
-        if self.optimizer is None:
+        optimizer = model.optimizer if optimizer is None else optimizer
+        if optimizer is None:
             raise InvalidArgumentError("KerasState needs an optimizer: compile the model with one, or pass it")
-        build_optimizer(model, self.optimizer)
-        self._saved: list[Any] = []
-        super().__init__(broadcast_object, rank, **kwargs)
-        self._save_variables()
+        build_optimizer(model, optimizer)
+        super().__init__(broadcast_object, rank, model=model, optimizer=optimizer, **kwargs)
+
+    def _handler_of(self, value: Any) -> StateHandler | None:
+        return _VariablesHandler(value) if has_variables(value) else None
+
+
+class _VariablesHandler(StateHandler):
+    """Of what has variables, or is one."""
 
     def save(self) -> None:
-        """Copies variables and attributes, for `restore`."""
-        self._save_variables()
-        super().save()
+        self._saved = [np.array(read(variable)) for variable in self._variables()]
 
     def restore(self) -> None:
-        """Sets variables and attributes to copies of what was saved last."""
-        for variable, value in zip(self._variables(), self._saved, strict=True):
+        variables = self._variables()
+        if len(variables) != len(self._saved):
+            raise InvalidArgumentError(
+                f"{type(self.value).__name__} of an elastic state had {len(self._saved)} variables when it was saved, and has "
+                f"{len(variables)} now: build it before it is saved"
+            )
+        for variable, value in zip(variables, self._saved, strict=True):
             variable.assign(value)
-        super().restore()
 
     def sync(self) -> None:
-        """Sets variables and attributes to what they are on rank 0 at present, and saves them. Collective over all ranks."""
         broadcast_variables(self._variables(), root_rank=0)
-        self._save_variables()
-        super().sync()
+        self.save()
 
     def _variables(self) -> list[Any]:
-        if hasattr(self.model, "jax_state_sync"):
-            self.model.jax_state_sync()
-        return [*self.model.weights, *variables_of(self.optimizer)]
-
-    def _save_variables(self) -> None:
-        self._saved = [np.array(read(variable)) for variable in self._variables()]
+        if hasattr(self.value, "jax_state_sync"):
+            self.value.jax_state_sync()
+        if is_variable(self.value):
+            return [self.value]
+        # Random seeds, which are no weights, stay each rank's.
+        return list(self.value.weights if hasattr(self.value, "weights") else variables_of(self.value))
 
 
 class CommitStateCallback(_Callback):

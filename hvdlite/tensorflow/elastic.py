@@ -10,6 +10,7 @@ import tensorflow as tf
 from hvdlite import elastic, xla
 from hvdlite.basics import rank
 from hvdlite.elastic import ObjectState
+from hvdlite.elastic.kept import StateHandler, has_variables, is_variable
 from hvdlite.errors import (
     AbortedError,
     HorovodInternalError,
@@ -64,6 +65,9 @@ def loss_in(error: Exception) -> HorovodInternalError | None:
 class TensorFlowState(ObjectState):
     """Keeps variables, and Python objects, which are its attributes.
 
+    Other variables, modules, and Keras's models, layers, optimizers and metrics stay the objects they are, wherever attributes
+    refer to them; their variables are saved, restored and sent.
+
     Args:
         variables: ``tf.Variable``, of v1 or of Keras; None: the global variables of the v1 graph.
         session: of ``tf.compat.v1``, in v1 graphs; None: the default session.
@@ -82,42 +86,75 @@ class TensorFlowState(ObjectState):
         self.session = None if tf.executing_eagerly() else session or tf.compat.v1.get_default_session()
         if self.session is None and not tf.executing_eagerly():
             raise InvalidArgumentError("TensorFlowState needs a session in a v1 graph: pass it, or make it the default one")
-        self._saved_values: list[Any] = []
-        self._sync_operation: Any = None
+        self._handler = _VariablesHandler(self.variables, self.session)
+        self._handler.save()
         super().__init__(broadcast_object, rank, **kwargs)
-        self._save_values()
 
     def save(self) -> None:
         """Copies variables and attributes, for `restore`."""
-        self._save_values()
+        self._handler.save()
         super().save()
 
     def restore(self) -> None:
         """Sets variables and attributes to copies of what was saved last."""
-        for variable, value in zip(self.variables, self._saved_values, strict=True):
-            if self.session is None:
-                variable.assign(value)
-            else:
-                variable.load(value, self.session)
+        self._handler.restore()
         super().restore()
 
     def sync(self) -> None:
         """Sets variables and attributes to what they are on rank 0 at present, and saves them. Collective over all ranks."""
-        if self.session is None:
-            broadcast_variables(self.variables, root_rank=0)
-        else:
-            if self._sync_operation is None:
-                with self.session.graph.as_default():
-                    self._sync_operation = broadcast_variables(self.variables, root_rank=0)
-            self.session.run(self._sync_operation)
-        self._save_values()
+        self._handler.sync()
         super().sync()
 
-    def _save_values(self) -> None:
-        if self.session is None:
-            self._saved_values = [np.array(variable.numpy()) for variable in self.variables]
+    def _handler_of(self, value: Any) -> StateHandler | None:
+        if not (has_variables(value) or isinstance(value, tf.Module)):
+            return None
+        return _VariablesHandler(value, self.session)
+
+
+class _VariablesHandler(StateHandler):
+    """Of a list of variables, a single one, or what has some: a module, or a model, layer, optimizer or metric of Keras."""
+
+    def __init__(self, value: Any, session: Any) -> None:
+        super().__init__(value)
+        self._session = session
+        self._sync_operation: Any = None
+
+    def save(self) -> None:
+        variables = self._variables()
+        if self._session is None:
+            self._saved = [np.array(variable.numpy()) for variable in variables]
         else:
-            self._saved_values = self.session.run(self.variables)
+            self._saved = self._session.run(variables)
+
+    def restore(self) -> None:
+        variables = self._variables()
+        if len(variables) != len(self._saved):
+            raise InvalidArgumentError(
+                f"{type(self.value).__name__} of an elastic state had {len(self._saved)} variables when it was saved, and has "
+                f"{len(variables)} now: build it before it is saved"
+            )
+        for variable, value in zip(variables, self._saved, strict=True):
+            if self._session is None:
+                variable.assign(value)
+            else:
+                variable.load(value, self._session)
+
+    def sync(self) -> None:
+        variables = self._variables()
+        if self._session is None:
+            broadcast_variables(variables, root_rank=0)
+        else:
+            if self._sync_operation is None:
+                with self._session.graph.as_default():
+                    self._sync_operation = broadcast_variables(variables, root_rank=0)
+            self._session.run(self._sync_operation)
+        self.save()
+
+    def _variables(self) -> list[Any]:
+        if isinstance(self.value, list):
+            return self.value
+        found = [self.value] if is_variable(self.value) else self.value.variables
+        return [of_tensorflow(variable) for variable in (found() if callable(found) else found)]
 
 
 def __getattr__(name: str) -> Any:

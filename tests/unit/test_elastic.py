@@ -1,5 +1,7 @@
 """States and the loop around a training function, in one process that plays rank 0 or another."""
 
+import pickle
+
 import pytest
 
 from hvdlite import elastic
@@ -50,21 +52,110 @@ def test_what_changes_before_the_first_commit_is_restored_too():
     assert state.history == []
 
 
+def two_ranks(of_rank):
+    """The states of rank 0 and rank 1, which is synchronised after rank 0; `of_rank` gives a rank's attributes."""
+    sent = []
+
+    def bcast(obj):
+        sent[:] = sent[:1] if sent else [pickle.dumps(obj)]
+        return pickle.loads(sent[0])
+
+    return [ObjectState(bcast, lambda rank=rank: rank, **of_rank(rank)) for rank in (0, 1)]
+
+
 def test_sync_takes_what_rank_0_has_at_present():
-    from_rank_0 = {"epoch": 5, "history": ["root"]}
-    state = ObjectState(lambda _: from_rank_0, lambda: 1, epoch=1, history=[])
+    root, state = two_ranks(lambda rank: {"epoch": rank, "history": []})
+    root.epoch = 5  # loaded from a file, say
+    root.history.append("root")
     state.epoch = 2
-    state.sync()
-    assert (state.epoch, state.history) == (5, ["root"])
+    for each in (root, state):
+        each.sync()
+        assert (each.epoch, each.history) == (5, ["root"])
     state.epoch = 6
     state.history.append("mine")
     state.restore()
     assert (state.epoch, state.history) == (5, ["root"])
-    sent = []
-    state = ObjectState(lambda obj: sent.append(obj) or obj, lambda: 0, epoch=1)
-    state.epoch = 2  # loaded from a file, say
-    state.sync()
-    assert (sent, state.epoch) == ([{"epoch": 2}], 2)
+
+
+class Engine:
+    """Has a state of its own."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def state_dict(self):
+        return {"value": self.value}
+
+    def load_state_dict(self, state):
+        self.value = state["value"]
+
+
+class Driver(Engine):
+    """Drives others, which its state holds, as that of some schedulers does. One of them drives it in turn."""
+
+    def state_dict(self):
+        return vars(self)
+
+    def load_state_dict(self, state):
+        vars(self).update(state)
+
+
+class Trainer:
+    """Refers to others, and has no state of its own."""
+
+    def __init__(self, rank):
+        self.engine = Engine([rank])
+        self.driver = Driver(rank)
+        self.driver.driven = [(self.engine,), Driver(10 + rank)]
+        self.driver.driven[1].back = self.driver
+        self.step = self.driver.driven[1].load_state_dict
+        self.count = rank
+
+    def everything(self):
+        inner = self.driver.driven[1]
+        return self.engine, self.driver, inner, self.driver.driven[0][0], inner.back, self.step.__self__
+
+    def values(self):
+        return [self.count, self.engine.value, self.driver.value, self.driver.driven[1].value]
+
+
+def test_what_has_a_state_of_its_own_stays_what_it_is():
+    trainers = [Trainer(0), Trainer(1)]
+    states = two_ranks(lambda rank: {"trainer": trainers[rank], "all": {"engines": [trainers[rank].engine]}})
+    for state, trainer in zip(states, trainers, strict=True):
+        before = trainer.everything()
+        trainer.driver.value += 20
+        trainer.engine.value.append(7)
+        state.sync()
+        expected = [0, [0, 7], 20, 10]
+        for _ in range(2):
+            assert all(new is old for new, old in zip(state.trainer.everything(), before, strict=True))
+            assert state.all["engines"][0] is before[0]
+            assert state.trainer.values() == expected
+            state.trainer.count = trainer.driver.value = 99
+            state.trainer.engine.value.append(8)
+            trainer.driver.driven = None
+            state.restore()
+
+
+def test_another_object_takes_the_place_of_one_that_stays():
+    state = alone(engine=Engine(1), epoch=1)
+    state.epoch = 2
+    state.engine = other = Engine(3)
+    other.value = 4
+    state.restore()
+    assert (state.engine, other.value, state.epoch) == (other, 3, 1)
+    state.engine = None
+    state.commit()
+    state.restore()
+    assert state.engine is None
+
+
+def test_ranks_with_other_objects_that_stay():
+    states = two_ranks(lambda rank: {"engines": [Engine(rank)] * (1 - rank), "driver": Driver(rank)})
+    states[0].sync()
+    with pytest.raises(MismatchError, match="state of rank 1 refers to Driver, but that of rank 0 to Driver, Engine"):
+        states[1].sync()
 
 
 def test_the_interface():

@@ -7,12 +7,15 @@ import torch
 
 from hvdlite.basics import rank
 from hvdlite.elastic import ObjectState
+from hvdlite.elastic.kept import StateHandler
 from hvdlite.torch.elastic.sampler import ElasticSampler
 from hvdlite.torch.state import allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters
 
 __all__ = [
+    "GeneratorStateHandler",
     "ModelStateHandler",
     "OptimizerStateHandler",
+    "ParameterStateHandler",
     "SamplerStateHandler",
     "StateHandler",
     "TorchState",
@@ -22,10 +25,11 @@ __all__ = [
 
 
 class TorchState(ObjectState):
-    """Keeps models, optimizers, samplers and any other objects, which are its attributes.
+    """Keeps models, optimizers, samplers, schedulers and any other objects, which are its attributes.
 
-    Models, optimizers (wrapped or not) and samplers stay the objects they are; their ``state_dict()`` is saved and
-    restored, on the device where they are. Other objects are kept as `hvdlite.elastic.ObjectState` does.
+    Models, optimizers (wrapped or not), samplers, single parameters, generators and whatever else has ``state_dict()`` and
+    ``load_state_dict()`` (schedulers, GradScaler, averaged models, loaders) stay the objects they are, on the device where they
+    are, also where a list or another object refers to them. Everything else is kept as `hvdlite.elastic.ObjectState` does.
 
     Args:
         model: a module, or None.
@@ -38,77 +42,14 @@ class TorchState(ObjectState):
     """
 
     def __init__(self, model: Any = None, optimizer: Any = None, **kwargs: Any) -> None:
-        self._handlers: dict[str, StateHandler] = {}
-        kwargs.update(model=model, optimizer=optimizer)
-        handlers = {name: handler for name, value in kwargs.items() if (handler := _handler_of(value)) is not None}
-        super().__init__(broadcast_object, rank, **{name: kwargs[name] for name in kwargs if name not in handlers})
-        for name, handler in handlers.items():
-            setattr(self, name, handler.value)
-        self._handlers = handlers
+        super().__init__(broadcast_object, rank, model=model, optimizer=optimizer, **kwargs)
 
-    def save(self) -> None:
-        """Copies all there is, for `restore`."""
-        for handler in self._handlers.values():
-            handler.save()
-        super().save()
-
-    def restore(self) -> None:
-        """Goes back to what was saved last on this rank. Where there is a sampler, `sync` must follow."""
-        for handler in self._handlers.values():
-            handler.restore()
-        super().restore()
-
-    def sync(self) -> None:
-        """Gives all ranks the state of rank 0, and the samplers what any rank has processed; then saves it. Collective."""
-        for handler in self._handlers.values():
-            handler.sync()
-        super().sync()
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Another model (optimizer, sampler) takes the place of the one of this name, and is saved."""
-        if name != "_handlers" and name in self._handlers:
-            self._handlers[name].set_value(value)
-        super().__setattr__(name, value)
-
-
-class StateHandler:
-    """How one kind of object is kept. `save`, `restore` and `sync` are a subclass's.
-
-    Args:
-        value: the object; a subclass saves it at once.
-
-    Attributes:
-        value: the object.
-
-    """
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def save(self) -> None:
-        """Keeps the object's present state, for `restore`."""
-        raise NotImplementedError
-
-    def restore(self) -> None:
-        """Puts the object back to the state that was saved last."""
-        raise NotImplementedError
-
-    def sync(self) -> None:
-        """Gives the object the same state on all ranks, and saves it. Collective over all ranks."""
-        raise NotImplementedError
-
-    def set_value(self, value: Any) -> None:
-        """Keeps another object from now on."""
-        self.value = value
-        self.save()
+    def _handler_of(self, value: Any) -> StateHandler | None:
+        return next((handler(value) for kind, handler in _registry if isinstance(value, kind)), None)
 
 
 class _StateDictHandler(StateHandler):
-    """Of objects with ``state_dict()`` and ``load_state_dict()``."""
-
-    def __init__(self, value: Any) -> None:
-        super().__init__(value)
-        self.save()
+    """Of objects whose ``state_dict()`` holds tensors and plain values."""
 
     def save(self) -> None:
         self._saved = copy.deepcopy(self.value.state_dict())
@@ -147,10 +88,47 @@ class SamplerStateHandler(_StateDictHandler):
         self.save()
 
 
+class ParameterStateHandler(StateHandler):
+    """Of single parameters, which others (a model, an optimizer) refer to."""
+
+    def save(self) -> None:
+        """Copies the elements."""
+        self._saved = self.value.detach().clone()
+
+    def restore(self) -> None:
+        """Puts back the elements."""
+        with torch.no_grad():
+            self.value.copy_(self._saved)
+
+    def sync(self) -> None:
+        """Gives all ranks the elements of rank 0's, and saves them."""
+        broadcast_parameters([self.value], root_rank=0)
+        self.save()
+
+
+class GeneratorStateHandler(StateHandler):
+    """Of generators of random numbers, which loaders refer to."""
+
+    def save(self) -> None:
+        """Keeps the place in the sequence."""
+        self._saved = self.value.get_state()
+
+    def restore(self) -> None:
+        """Goes back to that place."""
+        self.value.set_state(self._saved)
+
+    def sync(self) -> None:
+        """Gives all ranks the place of rank 0's, and saves it."""
+        self.value.set_state(broadcast_object(self.value.get_state()))
+        self.save()
+
+
 _registry: list[tuple[type, type[StateHandler]]] = [
     (torch.nn.Module, ModelStateHandler),
     (torch.optim.Optimizer, OptimizerStateHandler),
     (ElasticSampler, SamplerStateHandler),
+    (torch.nn.Parameter, ParameterStateHandler),
+    (torch.Generator, GeneratorStateHandler),
 ]
 
 
@@ -163,7 +141,3 @@ def set_handler_registry(registry: list[tuple[type, type[StateHandler]]]) -> Non
     """Replaces the pairs of `get_handler_registry`, for states made from now on."""
     global _registry
     _registry = registry
-
-
-def _handler_of(value: Any) -> StateHandler | None:
-    return next((handler(value) for kind, handler in _registry if isinstance(value, kind)), None)

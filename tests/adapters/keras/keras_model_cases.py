@@ -271,8 +271,17 @@ def test_values(hvd):
 def test_elastic_state(hvd):
     model = make_model(seed=WORLD.rank)
     model.compile(optimizer=hvd.DistributedOptimizer(adam()), loss="mse")
-    state = hvd.elastic.KerasState(model, epoch=WORLD.rank, batch=0)
+    teacher, mean = make_model(seed=10 + WORLD.rank), keras.metrics.Mean()
+    mean.update_state(float(WORLD.rank))
+    state = hvd.elastic.KerasState(model, epoch=WORLD.rank, batch=0, others=[teacher, {"mean": mean}])
     state.sync()
+    assert state.others[0] is teacher
+    assert state.others[1]["mean"] is mean
+    assert_same_everywhere(teacher.get_weights())
+    assert float(mean.result()) == 0
+    mean.update_state(7.0)
+    state.restore()
+    assert float(mean.result()) == 0
     assert_same_everywhere(state_of(model))
     assert state.epoch == 0
     callbacks = [

@@ -93,8 +93,14 @@ def descend(network, step):
 
 def test_state_of_variables(hvd):
     network = Network(seed=RANK)
-    state = TensorFlowState(network.variables, epoch=RANK)
+    other, model = tf.Variable([5.0 + RANK]), tf.keras.Sequential([tf.keras.Input((3,)), tf.keras.layers.Dense(2)])
+    state = TensorFlowState(network.variables, epoch=RANK, others=[other, model])
     state.sync()
+    other.assign([0.0])
+    state.restore()
+    assert [mine is old for mine, old in zip(state.others, [other, model], strict=True)] == [True, True]
+    assert other.numpy() == [5.0]
+    assert_same_bits(model.weights)
     assert state.epoch == 0
     assert_close(network.variables, Network(seed=0).variables, 0)
     descend(network, 0)

@@ -1,5 +1,7 @@
 """TorchState and ElasticSampler: commit, restore, sync, and the share of each rank."""
 
+import operator
+
 import pytest
 import torch
 from mpi4py import MPI
@@ -100,6 +102,62 @@ def test_sync_gives_all_ranks_the_state_of_rank_0(hvd, wrapped):
     train(hvd, model, optimizer, range(2))
     if wrapped:
         assert_same_bits(list(model.parameters()))
+
+
+class Warmup(torch.optim.lr_scheduler.LRScheduler):
+    """Hands over to another scheduler, which its state dict refers to as it is."""
+
+    def __init__(self, optimizer, after):
+        self.after = after
+        super().__init__(optimizer)
+
+    def get_lr(self):
+        return [0.5 * group["lr"] for group in self.optimizer.param_groups]
+
+
+class Smoothed:
+    """Refers to parameters and to a scheduler, and has no state dict."""
+
+    def __init__(self, model, schedulers):
+        self.params = list(model.parameters())
+        self.average = [param.detach().clone() for param in self.params]
+        self.schedulers = schedulers
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_schedulers_and_all_that_has_a_state_dict_stay_what_they_are(hvd, wrapped):
+    model, optimizer = training(hvd, hvd.rank(), wrapped)
+    warmup = Warmup(optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.1 * (1 + hvd.rank())))
+    train(hvd, model, optimizer, range(1))
+    schedulers = [warmup, warmup.after]
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0 ** (3 + hvd.rank()))
+    generator = torch.Generator().manual_seed(hvd.rank())
+    averaged = torch.optim.swa_utils.AveragedModel(model)
+    kept = {"averaged": averaged, "scaler": scaler, "warmup": warmup, "generator": generator}
+    smoothed = Smoothed(model, schedulers)
+    state = TorchState(model, optimizer, smoothed=smoothed, schedulers=schedulers, **kept)
+    for put_back in (state.sync, state.restore, state.restore):
+        for param in [*model.parameters(), *averaged.parameters()]:
+            param.data += put_back == state.restore  # which a sync takes from rank 0 as it is
+        put_back()
+        assert all(getattr(state, name) is value for name, value in kept.items())
+        assert state.schedulers == schedulers == state.smoothed.schedulers
+        assert all(map(operator.is_, state.smoothed.params, model.parameters()))
+        assert all(scheduler.optimizer is optimizer for scheduler in schedulers)
+        everything = [*model.parameters(), *averaged.state_dict().values(), *state.smoothed.average]
+        assert_same_bits([tensor.detach() for tensor in everything])
+        lr = optimizer.param_groups[0]["lr"]
+        schedulers[1].step()
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * lr)
+        assert scaler.get_scale() == 8
+        drawn = torch.rand(3, generator=state.generator)
+        assert torch.equal(drawn, torch.rand(3, generator=torch.Generator().manual_seed(0)))
+        scaler.load_state_dict({**scaler.state_dict(), "scale": 4.0 + hvd.rank()})
+        warmup.after = None
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    state.warmup = [scheduler]
+    state.sync()
+    assert state.warmup == [scheduler]
 
 
 def test_another_model_takes_the_first_ones_place(hvd):

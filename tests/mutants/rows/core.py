@@ -39,9 +39,9 @@ ROWS = (
     Mutant(
         "elastic-shallow",
         "a state that was restored is the saved one itself, and changes with it",
-        "hvdlite/elastic/state.py",
-        "        self._set_attributes()\n        self._saved_state = copy.deepcopy(self._saved_state)",
-        "        self._set_attributes()",
+        "hvdlite/elastic/kept.py",
+        "self._load(_copy(self._tree, self._kept, self._kept))",
+        "self._load(self._tree)",
         guards.ELASTIC,
     ),
     Mutant(

@@ -1,0 +1,180 @@
+"""Objects that a state keeps in place: others refer to them, so that a copy would be trained, or driven, in their stead.
+
+A scheduler refers to its optimizer, a list of schedulers to each of them. Such objects keep their identity and their place in
+what refers to them, and only their state is copied, restored and sent.
+"""
+
+import copy
+import gc
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hvdlite.errors import MismatchError
+
+__all__ = ["Inventory", "StateHandler", "has_state_dict", "has_variables", "is_variable"]
+
+# What copies share with the original anyway, and what refers to nothing.
+_SHARED = (type, types.ModuleType, types.FunctionType, types.CodeType, str, bytes, int, float, complex, type(None))
+
+
+class StateHandler:
+    """How one kind of object is kept in place. `save`, `restore` and `sync` are a subclass's; `save` is called first.
+
+    Args:
+        value: the object.
+
+    Attributes:
+        value: the object.
+
+    """
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def save(self) -> None:
+        """Keeps the object's present state, for `restore`."""
+        raise NotImplementedError
+
+    def restore(self) -> None:
+        """Puts the object back to the state that was saved last."""
+        raise NotImplementedError
+
+    def sync(self) -> None:
+        """Gives the object the same state on all ranks, and saves it. Collective over all ranks."""
+        raise NotImplementedError
+
+
+def has_state_dict(value: Any) -> bool:
+    """Does the object keep a state of its own, by ``state_dict()`` and ``load_state_dict()``?"""
+    kind = type(value)
+    return all(callable(getattr(kind, name, None)) for name in ("state_dict", "load_state_dict")) and kind is not type
+
+
+def is_variable(value: Any) -> bool:
+    """Is this a variable of TensorFlow or Keras?"""
+    kind = type(value)
+    return hasattr(kind, "assign") and hasattr(kind, "dtype")
+
+
+def has_variables(value: Any) -> bool:
+    """Is this a variable, or a model, layer, optimizer or metric of Keras, which has some?"""
+    kind = type(value)
+    return is_variable(value) or (hasattr(kind, "variables") and hasattr(kind, "from_config") and kind is not type)
+
+
+class _Stand:
+    """Stands for an object that is kept in place, in what is sent."""
+
+    def __getattr__(self, name: str) -> "_Method":
+        if name.startswith("__"):  # pickle asks for some that are not there
+            raise AttributeError(name)
+        return _Method(self, name)
+
+
+class _Method:
+    """Stands for a bound method of such an object."""
+
+    def __init__(self, stand: _Stand, name: str) -> None:
+        self._stand = stand
+        self._name = name
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return getattr(memo[id(self._stand)], self._name)
+
+
+class Inventory:
+    """Attributes, and the objects to be kept in place among all that these refer to.
+
+    Args:
+        attributes: by name.
+        handler_of: makes the handler of an object that has one, or returns None. Others are kept by their ``state_dict()``, if
+            they have that, or copied with what refers to them.
+
+    """
+
+    def __init__(self, attributes: dict[str, Any], handler_of: Callable[[Any], StateHandler | None]) -> None:
+        self._handlers: list[StateHandler] = []
+        self._stateful: list[Any] = []
+        self._tree: tuple[dict[str, Any], list[Any]] = (attributes, [])  # the attributes, and the states of `_stateful`
+        self._find(handler_of)
+
+    @property
+    def handlers(self) -> Sequence[StateHandler]:
+        """Of the objects that have one, in the order in which they were found."""
+        return self._handlers
+
+    def _find(self, handler_of: Callable[[Any], StateHandler | None]) -> None:
+        """Looks at all that copies of the attributes would be copies of, in an order that equal attributes have alike."""
+        states = self._tree[1]
+        pending: list[Any] = [self._tree[0]]
+        seen = {id(self._tree[0])}
+        for tree in pending:  # which holds all that was seen, so that no id is given anew
+            for value in gc.get_referents(tree):
+                if id(value) in seen or isinstance(value, _SHARED):
+                    continue
+                seen.add(id(value))
+                handler = handler_of(value)
+                if handler is not None:
+                    self._handlers.append(handler)
+                elif has_state_dict(value):
+                    self._stateful.append(value)
+                    states.append(value.state_dict())
+                    pending.append(states[-1])
+                else:
+                    pending.append(value)
+
+    @property
+    def _kept(self) -> list[Any]:
+        return [*(handler.value for handler in self._handlers), *self._stateful]
+
+    def save(self) -> None:
+        """Copies all there is, once."""
+        for handler in self._handlers:
+            handler.save()
+        self._tree = _copy(self._tree, self._kept, self._kept)
+
+    def forget(self, name: str) -> None:
+        """Another value has taken the place of this attribute."""
+        self._tree[0].pop(name, None)
+
+    def restore(self) -> dict[str, Any]:
+        """Puts what is kept in place back to what was saved, and returns copies of the attributes as they were saved."""
+        for handler in self._handlers:
+            handler.restore()
+        return self._load(_copy(self._tree, self._kept, self._kept))
+
+    def _load(self, tree: tuple[dict[str, Any], list[Any]]) -> dict[str, Any]:
+        attributes, states = tree
+        for value, state in zip(self._stateful, states, strict=True):
+            value.load_state_dict(state)
+        return attributes
+
+    def sync(self, bcast_object: Callable[[Any], Any], rank: int) -> dict[str, Any]:
+        """Gives what is kept in place the state that it has on rank 0, and returns the attributes of rank 0. Collective.
+
+        Raises:
+            MismatchError: there are other objects to keep in place than on rank 0.
+
+        """
+        kept = self._kept
+        kinds = [type(value).__name__ for value in kept]
+        stands = [_Stand() for _ in kept]
+        theirs = bcast_object((_copy(self._tree, kept, stands) if rank == 0 else None, stands, kinds))
+        if kinds != theirs[2]:
+            raise MismatchError(
+                f"the elastic state of rank {rank} refers to {_listed(kinds)}, but that of rank 0 to {_listed(theirs[2])}: "
+                "objects with a state of their own stay what they are on each rank, so make the same ones on every rank"
+            )
+        for handler in self._handlers:
+            handler.sync()
+        return self._load(_copy(theirs[0], theirs[1], kept))
+
+
+def _copy(tree: Any, kept: Sequence[Any], replacements: Sequence[Any]) -> Any:
+    """A deep copy, with the replacements in the place of what is kept."""
+    return copy.deepcopy(tree, {id(value): other for value, other in zip(kept, replacements, strict=True)})
+
+
+def _listed(kinds: Sequence[str]) -> str:
+    return ", ".join(kinds) or "none with a state of its own"
