@@ -13,7 +13,7 @@ from hvdlite.objects import allgather_object
 from hvdlite.process_sets import ProcessSet
 from hvdlite.requests import OP_NAMES
 from hvdlite.torch.gpu import CPU, gpu_of
-from hvdlite.torch.slots import Slot
+from hvdlite.torch.slots import Slot, declared_dtype
 
 __all__ = ["Agreed", "Settings", "agree"]
 
@@ -85,10 +85,12 @@ class Agreed:
 
     Attributes:
         sparse: for the parameters (by place) whose gradient is sparse on some rank, the number of sparse dimensions.
+        dtypes: for the parameters (by place) that take gradients of any dtype, what they have on all ranks.
         kept: do all ranks keep their gradients from step to step?
     """
 
     sparse: dict[int, int]
+    dtypes: dict[int, torch.dtype]
     kept: bool
 
 
@@ -112,17 +114,23 @@ def agree(settings: Settings, slots: Sequence[Slot], groups: Hashable, generatio
     digest = hashlib.sha256(repr(description).encode()).hexdigest()
     sparse = {place: dims for place, slot in enumerate(slots) if (dims := _sparse_dim(slot)) is not None}
     name = f"{settings.prefix}.plan{generation}"
-    everyone = allgather_object((digest, sparse, kept), name, settings.process_set)
-    if len({digest for digest, _, _ in everyone}) > 1:
+    dtypes = {place: dtype for place, slot in enumerate(slots) if (dtype := _chosen_dtype(slot)) is not None}
+    everyone = allgather_object((digest, sparse, dtypes, kept), name, settings.process_set)
+    if len({digest for digest, *_ in everyone}) > 1:
         descriptions = allgather_object(description, f"{name}.differs", settings.process_set)
         ranks = settings.process_set.ranks or range(len(descriptions))
         raise MismatchError(
             f"DistributedOptimizer ({settings.prefix}) in process set {settings.process_set.process_set_id}: "
             f"{difference(descriptions, list(ranks))}; build the same model and optimizer on every rank"
         )
+    widest: dict[int, torch.dtype] = {}
+    for _, _, found, _ in everyone:
+        for place, dtype in sorted(found.items()):
+            widest[place] = torch.promote_types(dtype, widest.get(place, dtype))
     return Agreed(
-        sparse={place: dims for _, found, _ in everyone for place, dims in sorted(found.items())},
-        kept=all(kept for _, _, kept in everyone),
+        sparse={place: dims for _, found, _, _ in everyone for place, dims in sorted(found.items())},
+        dtypes=widest,
+        kept=all(kept for *_, kept in everyone),
     )
 
 
@@ -138,9 +146,18 @@ def _shape_of(slot: Slot, gpus: list[int]) -> str:
     text = f"{str(param.dtype).removeprefix('torch.')} {list(param.shape)}"
     if not param.is_contiguous():
         text += f" with strides {list(param.stride())}"
+    declared = declared_dtype(param)
+    if declared is not param.dtype:
+        text += f" with gradients of dtype {'any' if declared is None else str(declared).removeprefix('torch.')}"
     if gpu != CPU:
         text += f" on another GPU (this rank's number {gpus.index(gpu) + 1})" if gpus.index(gpu) else " on a GPU"
     return text + ("" if param.requires_grad else " (frozen)")
+
+
+def _chosen_dtype(slot: Slot) -> torch.dtype | None:
+    """Of a gradient that may have any: what this rank's has."""
+    grad = slot.param.grad
+    return grad.dtype if grad is not None and slot.dirty and declared_dtype(slot.param) is None else None
 
 
 def _sparse_dim(slot: Slot) -> int | None:

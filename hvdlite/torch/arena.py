@@ -45,14 +45,14 @@ class Place:
 
     __slots__ = ("_dtype", "_memory", "_shape", "_streamed", "_strides", "_tenant", "address", "arena")
 
-    def __init__(self, arena: int, memory: memoryview, address: int, param: torch.Tensor, streamed: bool) -> None:
+    def __init__(self, arena: int, memory: memoryview, address: int, slot: Slot, streamed: bool) -> None:
         self.arena = arena
         self.address = address
         self._memory = memory
-        self._dtype = param.dtype
-        self._shape = tuple(param.shape)
-        self._strides = param.stride()
-        self._streamed = streamed and not param.is_complex()  # whose conjugation may be due
+        self._dtype = slot.dtype
+        self._shape = tuple(slot.param.shape)
+        self._strides = slot.param.stride()
+        self._streamed = streamed and not slot.dtype.is_complex  # whose conjugation may be due
         self._tenant: weakref.ref[memoryview] | None = None
 
     def take(self) -> torch.Tensor | None:
@@ -114,21 +114,20 @@ def make_places(name: str, slots: "Iterable[tuple[Slot, WireForm]]", process_set
         The arena, which is to be closed when the places are used no more, or None, and why there is none.
 
     """
-    chosen = [slot for slot, form in slots if _is_worth_it(slot.param, form)]
-    begins, nbytes = _lay_out([slot.param.nbytes for slot in chosen])
-    if not nbytes:
+    chosen = [(slot, form.nbytes) for slot, form in slots if _is_worth_it(slot.param, form)]
+    begins, total = _lay_out([nbytes for _, nbytes in chosen])
+    if not total:
         return None, f"none of at least {SMALLEST} bytes is reduced where it lies"
     if RUNTIME.config.allreduce_algorithm != "auto":
         return None, f"HVDLITE_ALLREDUCE_ALGORITHM={RUNTIME.config.allreduce_algorithm} has no use for it"
-    arena, reason = make_arena(nbytes, name, process_set)
+    arena, reason = make_arena(total, name, process_set)
     if arena is None:
         return None, reason
     memory = memoryview(arena)
     address = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
-    streamed = _is_streamed(nbytes, process_set)
-    for slot, begin in zip(chosen, begins, strict=True):
-        piece = memory[begin : begin + slot.param.nbytes]
-        slot.place = Place(arena.id, piece, address + begin, slot.param, streamed)
+    streamed = _is_streamed(total, process_set)
+    for (slot, nbytes), begin in zip(chosen, begins, strict=True):
+        slot.place = Place(arena.id, memory[begin : begin + nbytes], address + begin, slot, streamed)
     return arena, ""
 
 
@@ -141,7 +140,7 @@ def _is_streamed(nbytes: int, process_set: ProcessSet) -> bool:
 
 
 def _is_worth_it(param: torch.Tensor, form: WireForm) -> bool:
-    return form.reduced_in_place and form.device == CPU and param.requires_grad and param.nbytes >= max(SMALLEST, 1)
+    return form.reduced_in_place and form.device == CPU and param.requires_grad and form.nbytes >= max(SMALLEST, 1)
 
 
 def _lay_out(sizes: Sequence[int]) -> tuple[list[int], int]:

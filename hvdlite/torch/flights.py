@@ -17,7 +17,7 @@ from hvdlite.errors import HvdliteError, InvalidArgumentError
 from hvdlite.requests import Kind, Request, tensor_name
 from hvdlite.runtime import RUNTIME
 from hvdlite.torch.gpu import CPU, StreamsOfBucket, gpu_of
-from hvdlite.torch.slots import Slot, WireForm
+from hvdlite.torch.slots import Slot, WireForm, declared_dtype
 from hvdlite.torch.sparse import join_rows, rows_of
 
 if TYPE_CHECKING:
@@ -142,8 +142,9 @@ class Bucket(Protocol):
 
 
 def has_moved(bucket: Bucket) -> bool:
-    """Is the first parameter on another device than the gradients were?"""
-    return gpu_of(bucket.slots[0].param) != bucket.device
+    """Is the first parameter on another device, or are its gradients of another dtype, than when the bucket was made?"""
+    slot = bucket.slots[0]
+    return gpu_of(slot.param) != bucket.device or declared_dtype(slot.param) not in (slot.dtype, None)
 
 
 class DenseBucket(BucketState):
@@ -171,7 +172,7 @@ class DenseBucket(BucketState):
         self._process_set = process_set
         self._prescale = prescale
         self._postscale = postscale
-        dtypes = {slot.param.dtype for slot, _ in members}
+        dtypes = {slot.dtype for slot, _ in members}
         self._gatherer: Gatherer | None = None
         if len(dtypes) == 1 and all(form.is_plain for _, form in members):  # as most are: reduced in place and row-major
             plain = plain_of(members[0][0].param.detach()) if self.device == CPU else None
@@ -239,6 +240,7 @@ class DenseBucket(BucketState):
             elif form.fits(grad):
                 wire = grad
             else:
+                slot.require_dtype(grad)
                 with torch.no_grad():
                     wire, context = form.encode(grad)
             pointers.append(wire.data_ptr())
@@ -269,7 +271,7 @@ class DenseBucket(BucketState):
                 slot.replace(grad, form.decode(wire, context).to_sparse(slot.sparse_dim))
             elif wire is not grad:
                 value = form.decode(wire, context)
-                if grad.layout is torch.strided:
+                if grad.layout is torch.strided and grad.dtype is value.dtype:
                     grad.copy_(value)
                 else:
                     slot.replace(grad, value)
@@ -327,8 +329,10 @@ class SparseBucket(BucketState):
         grad = slot.param.grad if slot.dirty else None
         if slot.dirty and grad is None:
             slot.forget()  # somebody has reset it
+        if grad is not None:
+            slot.require_dtype(grad)
         with torch.no_grad():
-            indices, values = rows_of(grad, slot.param, slot.sparse_dim or 1)
+            indices, values = rows_of(grad, slot.param, slot.dtype, slot.sparse_dim or 1)
         suffix = f"@{turn + 1}" if turn else ""
         backend = backend_of(values)
         items: list[Item] = []

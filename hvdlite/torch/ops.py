@@ -206,7 +206,7 @@ def sparse_allreduce_async(
     if op not in (Average, Sum):
         raise InvalidArgumentError("sparse_allreduce_async reduces with op=Average or op=Sum")
     tensor = tensor.detach()
-    indices, values = rows_of(tensor, tensor, tensor.sparse_dim())
+    indices, values = rows_of(tensor, tensor, tensor.dtype, tensor.sparse_dim())
     handle = ops.grouped_allgather_async([indices, values], name, process_set)
     divisor = (process_set.size() or 1) if op == Average else 1
 

@@ -67,6 +67,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
       as you wrote it. Inside `no_sync`, and before the last of `backward_passes_per_step` passes, gradients stay this rank's.
     - A parameter unused on some ranks gets the average with zeros; unused on all, its ``.grad`` stays None.
     - Where no backward has run before ``step()``, gradients that you computed otherwise are reduced there.
+    - Gradients have the dtype that torch gives them (``grad_dtype``), and are reduced in it.
     - With a closure (LBFGS) the optimizer sees the loss of all ranks, reduced like the gradients.
     - With op=Adasum nothing of this happens in ``backward()``: ``step()`` goes by this rank's gradients, and what it has
       changed is combined.

@@ -32,7 +32,7 @@ def make_buckets(settings: Settings, slots: Sequence[Slot], groups: Groups, gene
             ranks = (settings.process_set.size() or 1) if settings.op == Average else 1
             buckets.append(SparseBucket(slot, ranks * settings.divisor, set_id))
         else:
-            forms[slot] = WireForm(slot.param, settings.compression)
+            forms[slot] = WireForm(slot.param, slot.dtype, settings.compression)
     prescale, postscale = 1.0 / settings.predivide, settings.predivide / settings.divisor
     for number, members in enumerate(_cut(forms, groups)):
         label = f"{settings.prefix}.plan{generation}.bucket{number}"

@@ -34,7 +34,7 @@ from hvdlite.torch.gpu import CPU
 from hvdlite.torch.hooks import AtEnd, fetch_ahead, install
 from hvdlite.torch.passes import NO_TASK, TOO_MANY_PASSES, EndOfTask, current_task, is_nested, when_task_ends
 from hvdlite.torch.plan import Groups, make_buckets
-from hvdlite.torch.slots import Slot
+from hvdlite.torch.slots import Slot, declared_dtype
 
 if TYPE_CHECKING:
     from hvdlite._engine import Arena, Engine
@@ -260,7 +260,7 @@ class Reducer(PassState):
             self._leave_flights()
             self._engine = engine
         elif any(has_moved(bucket) for bucket in self._buckets or ()):
-            self._drop_plan()  # the model was moved to another device, as on all ranks
+            self._drop_plan()  # the model was moved to another device or dtype, as on all ranks
 
     # --- the end of a pass: PassListener ----------------------------------------------------------------------------------
 
@@ -348,6 +348,8 @@ class Reducer(PassState):
         agreed = agree(self.settings, slots, repr(self._groups), self._generation, self._keeps)
         for place, dimensions in agreed.sparse.items():
             slots[place].sparse_dim = dimensions
+        for place, slot in enumerate(slots):
+            slot.dtype = declared_dtype(slot.param) or agreed.dtypes.get(place, slot.param.dtype)
         self._buckets = make_buckets(self.settings, slots, self._groups, self._generation)
         wanted = self.settings.gradient_as_bucket_view
         if wanted or (wanted is None and agreed.kept):

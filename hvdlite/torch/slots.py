@@ -16,7 +16,7 @@ from hvdlite.torch.gpu import CPU, gpu_of
 if TYPE_CHECKING:
     from hvdlite.torch.arena import Place
 
-__all__ = ["Slot", "WireForm", "is_dense"]
+__all__ = ["Slot", "WireForm", "declared_dtype", "is_dense"]
 
 
 def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
@@ -30,6 +30,12 @@ def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
                 return False
             expected *= extent
     return True
+
+
+def declared_dtype(param: torch.Tensor) -> torch.dtype | None:
+    """What dtype autograd gives a parameter's gradient; None: whatever comes."""
+    dtype: torch.dtype | None = getattr(param, "grad_dtype", param.dtype)  # before torch 2.10 there is no choice
+    return dtype
 
 
 _STRIDED = torch.strided
@@ -57,6 +63,7 @@ class WireForm:
     __slots__ = (
         "_compression",
         "_contiguous",
+        "_dtype",
         "_pairs",
         "_param",
         "_reduced_in_place",
@@ -69,25 +76,26 @@ class WireForm:
         "shape",
     )
 
-    def __init__(self, param: torch.Tensor, compression: Any) -> None:
-        """Raises InvalidArgumentError if the engine has no type for the gradient."""
+    def __init__(self, param: torch.Tensor, dtype: torch.dtype, compression: Any) -> None:
+        """Raises InvalidArgumentError if the engine has no type for the gradient, whose dtype is `dtype`."""
         self._param = param
+        self._dtype = dtype
         self.device = gpu_of(param)
         self.memory = torch.device("cpu") if self.device == CPU else param.device
         self._compression = None if is_none(compression) else compression
         self.flags = 0
-        if self.device != CPU and param.dtype in _COMPRESSED and isinstance(compression, type):
+        if self.device != CPU and dtype in _COMPRESSED and isinstance(compression, type):
             self.flags = _WIRE_FLAGS.get(compression, 0)
             self._compression = None if self.flags else self._compression
         self._contiguous = param.is_contiguous()
-        plain = self._compression is None and not param.is_complex()
+        plain = self._compression is None and not dtype.is_complex
         stays = self.device != CPU or param.device.type == "cpu"
         in_place = plain and stays and is_dense(param.shape, param.stride())
-        self._reduced_in_place = param.dtype if in_place else None
+        self._reduced_in_place = dtype if in_place else None
         self._pairs = False
-        self._wire_dtype, self.shape = param.dtype, tuple(param.shape)
+        self._wire_dtype, self.shape = dtype, tuple(param.shape)
         if not plain:  # what travels is for the compression to say, so ask it
-            sample, _ = self._compress(torch.zeros(param.shape, dtype=param.dtype, device=self.memory))
+            sample, _ = self._compress(torch.zeros(param.shape, dtype=dtype, device=self.memory))
             self._pairs = sample.is_complex()
             self._wire_dtype, self.shape = sample.dtype, tuple(sample.shape)
             if self._pairs:
@@ -121,7 +129,7 @@ class WireForm:
             grad = grad.to_dense()
         if self._reduced_in_place is not None:
             return self.blank().copy_(grad), None
-        wire, context = self._compress(grad.to(device=self.memory, dtype=self._param.dtype))
+        wire, context = self._compress(grad.to(device=self.memory, dtype=self._dtype))
         if self._pairs:
             wire = torch.view_as_real(wire.resolve_conj())
         if wire.dtype is not self._wire_dtype or wire.shape != self.shape:
@@ -144,20 +152,20 @@ class WireForm:
         return torch.empty(self.shape, dtype=self._wire_dtype, device=self.memory)
 
     def decode(self, wire: torch.Tensor, context: Any) -> torch.Tensor:
-        """The reduced gradient with the parameter's shape and dtype, in the memory where it was reduced."""
+        """The reduced gradient with the parameter's shape and the gradient's dtype, in the memory where it was reduced."""
         if self._reduced_in_place is not None:
             return wire
         if self._pairs:
             wire = torch.view_as_complex(wire)
         if self._compression is not None:
             wire = self._compression.decompress(wire, context)
-        return wire.to(self._param.dtype)
+        return wire.to(self._dtype)
 
     def context_of_blank(self) -> Any:
         """What `decode` needs to know of a result in memory from `blank`."""
         if self._compression is None:
             return None
-        return self._compress(torch.zeros(self._param.shape, dtype=self._param.dtype, device=self.memory))[1]
+        return self._compress(torch.zeros(self._param.shape, dtype=self._dtype, device=self.memory))[1]
 
 
 class Slot(GradientState):
@@ -176,12 +184,14 @@ class Slot(GradientState):
         place: in the arena, if there is one for this gradient.
         fresh: is ``param.grad`` a tensor that autograd has made (or is about to make), and that was offered no place yet?
 
-    All but the name are members of the native class, whose hooks look at them. Its `forget` is told that the user has reset
-    the gradient: ``param.grad`` is None or all zeros. Zeros where there was a gradient of this rank alone are reduced like it:
-    other ranks may have none, and all have to have the same in the end, zeros or None.
+        dtype: of the gradient on all ranks, since there is a plan.
+
+    All but name and dtype are members of the native class, whose hooks look at them. Its `forget` is told that the user has
+    reset the gradient: ``param.grad`` is None or all zeros. Zeros where there was a gradient of this rank alone are reduced
+    like it: other ranks may have none, and all have to have the same in the end, zeros or None.
     """
 
-    __slots__ = ("name",)
+    __slots__ = ("dtype", "name")
     param: torch.Tensor
     aside: torch.Tensor | None
     place: "Place | None"
@@ -190,6 +200,20 @@ class Slot(GradientState):
     def __init__(self, name: str, param: torch.Tensor) -> None:
         self.name = name
         self.param = param
+        self.dtype = declared_dtype(param) or param.dtype
+
+    def require_dtype(self, grad: torch.Tensor) -> None:
+        """Refuses a gradient that loses digits in the dtype of the plan.
+
+        Raises:
+            InvalidArgumentError: it is of another dtype than the gradients were when the plan was made.
+
+        """
+        if grad.dtype is not self.dtype and torch.promote_types(grad.dtype, self.dtype) is not self.dtype:
+            raise InvalidArgumentError(
+                f"the gradient of parameter {self.name!r} is {grad.dtype} now, and is reduced as {self.dtype}, as it was at "
+                "first: choose grad_dtype and the model's dtype before the first backward(), on all ranks alike"
+            )
 
     def is_zero(self) -> bool:
         """Is ``param.grad`` as the user's reset has left it?"""
@@ -249,7 +273,7 @@ class Slot(GradientState):
         """Makes ready for a reduced gradient that this rank had no part in: nothing is aside then.
 
         Args:
-            value: the parameter's shape and dtype, there or in host memory, not used by anyone else.
+            value: the parameter's shape and the gradient's dtype, there or in host memory, not used by anyone else.
 
         Returns:
             The same in the layout and on the device of this rank's gradients.

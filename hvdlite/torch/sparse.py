@@ -11,23 +11,26 @@ from hvdlite.torch.gpu import is_reachable
 __all__ = ["join_rows", "rows_of"]
 
 
-def rows_of(grad: torch.Tensor | None, like: torch.Tensor, sparse_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+def rows_of(
+    grad: torch.Tensor | None, like: torch.Tensor, dtype: torch.dtype, sparse_dim: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The indices (int64, one row per value) and values of a gradient, where the engine reaches them; none for None.
 
     Args:
         grad: sparse (coordinates) or dense.
-        like: a tensor of the gradient's shape, dtype and device.
+        like: a tensor of the gradient's shape and device.
+        dtype: of the values.
         sparse_dim: how many leading dimensions the indices count.
     """
     device = like.device if is_reachable(like.device) else torch.device("cpu")
     if grad is None:
         indices = torch.empty((0, sparse_dim), dtype=torch.int64, device=device)
-        values = torch.empty((0, *like.shape[sparse_dim:]), dtype=like.dtype, device=device)
+        values = torch.empty((0, *like.shape[sparse_dim:]), dtype=dtype, device=device)
     else:
         if grad.layout is torch.strided:
             grad = grad.to_sparse(sparse_dim)
         grad = grad.coalesce()
-        indices, values = grad.indices().t().to(device), grad.values().to(device=device, dtype=like.dtype)
+        indices, values = grad.indices().t().to(device), grad.values().to(device=device, dtype=dtype)
     if grad is not None and not len(indices):
         indices, values = indices.new_full((1, sparse_dim), -1), values.new_zeros((1, *values.shape[1:]))
     return indices.contiguous(), values.contiguous()
@@ -39,7 +42,7 @@ def join_rows(indices: torch.Tensor, values: torch.Tensor, like: torch.Tensor, d
     Args:
         indices: int64, one row for each of `values`.
         values: the rows.
-        like: a tensor of the result's shape, dtype and device.
+        like: a tensor of the result's shape and device.
         divisor: what the sums are divided by.
 
     """

@@ -94,7 +94,7 @@ def test_items_of_any_kind_are_sent():
 def test_a_gradient_fits_only_on_the_device_of_the_plan():
     from hvdlite.torch.slots import WireForm
 
-    form = WireForm(torch.ones(3), None)
+    form = WireForm(torch.ones(3), torch.float32, None)
     assert form.fits(torch.ones(3))
     assert not form.fits(torch.ones(3, device="meta"))
 

@@ -166,7 +166,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         op, _ = self._reduction("all_reduce", opts.reduceOp)
         if op not in (ops.Sum, ops.Average):
             raise UnsupportedError("torch.distributed.all_reduce: a sparse tensor is reduced with SUM or AVG only")
-        rows = rows_of(tensor.detach(), tensor, tensor.sparse_dim())
+        rows = rows_of(tensor.detach(), tensor, tensor.dtype, tensor.sparse_dim())
         divisor = self._size if op == ops.Average else 1
 
         def finish(gathered: list[Tensor]) -> None:
