@@ -15,6 +15,7 @@ from hvdlite.requests import Adasum
 from hvdlite.torch.agreement import Settings, agree
 from hvdlite.torch.gpu import reachable
 from hvdlite.torch.slots import Slot
+from hvdlite.torch.steps import is_inner_step
 
 __all__ = ["AdasumStep"]
 
@@ -35,17 +36,21 @@ class AdasumStep:
         self._slots += [Slot(name, param) for name, param in named]
         self._agreed = False
 
-    def before_step(self, *_: Any) -> None:
+    def before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """Remembers where the step begins."""
+        if is_inner_step(optimizer):
+            return
         self._start = [(slot, slot.param.detach().clone()) for slot in self._slots if slot.param.requires_grad]
 
-    def after_step(self, *_: Any) -> None:
+    def after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """Replaces the step of this rank by that of all. Collective over the process set.
 
         Raises:
             MismatchError, HorovodInternalError: the parameters are as they were in front of the step.
 
         """
+        if is_inner_step(optimizer):
+            return
         start, self._start = self._start, []
         with torch.no_grad():
             try:

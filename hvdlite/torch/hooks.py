@@ -42,6 +42,10 @@ def install(param: Any, before: Callable[[Any], None], after: Callable[[Any], No
     for hook in (before, after):
         if isinstance(hook, partial):  # native ones say so themselves
             hook.__torch_unserializable__ = True  # type: ignore[attr-defined]  # no warning when the tensor is saved
+    for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+        present = getattr(param, name)
+        if present is not None:
+            setattr(param, name, present)  # torch.utils.swap_tensors leaves lists that autograd does not know of any more
     hooks = [param.register_hook(before), param.register_post_accumulate_grad_hook(after)]
     if frozen:
         param.requires_grad_(False)

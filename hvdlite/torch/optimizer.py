@@ -29,6 +29,7 @@ from hvdlite.torch.arguments import checked_op, name_groups, name_parameters
 from hvdlite.torch.gpu import reachable
 from hvdlite.torch.plan import Groups
 from hvdlite.torch.reducer import Reducer
+from hvdlite.torch.steps import KnownParameters, is_inner_step, reach_steps
 from hvdlite.usage import optimizer_stepped
 
 if TYPE_CHECKING:
@@ -146,7 +147,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     optimizer.__class__ = type(base.__name__, (_Distributed, base), members)
     optimizer._hvdlite = wrapping  # type: ignore[attr-defined]
     if process_set.included():
-        wrapping.count_steps(optimizer)
+        wrapping.hook_steps(optimizer)
     if process_set.included() and ((process_set.size() or 1) > 1 or settings.average_passes):
         wrapping.connect(optimizer, named, named_groups)
     return optimizer
@@ -166,32 +167,40 @@ class _Wrapping:
         self.adasum: AdasumStep | None = None
         self.passes_per_step = settings.passes_per_step
         self.skipping = False
-        self._step_hooks: list[Any] = []
+        self._known = KnownParameters()
+        self._undo: list[Callable[[], None]] = []
         self._finalizer: Any = None
         self._added = 0
 
     def connect(self, optimizer: torch.optim.Optimizer, named: Sequence[tuple[str, torch.Tensor]], groups: Groups) -> None:
         """Hooks the parameters and the step."""
         prefix = self.settings.prefix
+        self._known.add(named)
+        self._undo.append(optimizer.register_step_pre_hook(self.check_parameters).remove)
         if self.settings.op == Adasum:
             self.adasum = AdasumStep(self.settings)
             self.adasum.add((f"{prefix}.{name}", param) for name, param in named)
-            self._step_hooks += [
-                optimizer.register_step_pre_hook(self.adasum.before_step),
-                optimizer.register_step_post_hook(self.adasum.after_step),
+            self._undo += [
+                optimizer.register_step_pre_hook(self.adasum.before_step).remove,
+                optimizer.register_step_post_hook(self.adasum.after_step).remove,
             ]
             return
         self.reducer = Reducer(self.settings)
         if isinstance(groups, tuple):
             groups = tuple(tuple(f"{prefix}.{name}" for name in names) for names in groups)
         self.reducer.add([(f"{prefix}.{name}", param) for name, param in named], groups)
-        self._step_hooks.append(optimizer.register_step_pre_hook(self.before_step))
+        self._undo.append(optimizer.register_step_pre_hook(self.before_step).remove)
         self._finalizer = weakref.finalize(optimizer, self.reducer.close)
         self._finalizer.atexit = False
 
-    def count_steps(self, optimizer: torch.optim.Optimizer) -> None:
-        """Has `hvdlite.stats` know of each step."""
-        self._step_hooks.append(optimizer.register_step_post_hook(_stepped))
+    def hook_steps(self, optimizer: torch.optim.Optimizer) -> None:
+        """Has hooks called around each step, by one of which `hvdlite.stats` knows of it."""
+        self._undo.append(reach_steps(optimizer, type(optimizer)))
+        self._undo.append(optimizer.register_step_post_hook(_stepped).remove)
+
+    def check_parameters(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """Called in front of every step, which has to be that of the parameters whose gradients are reduced."""
+        self._known.check(optimizer, self.settings.prefix)
 
     def undo(self, optimizer: "_Distributed") -> None:
         """Takes the wrapping off again."""
@@ -199,8 +208,8 @@ class _Wrapping:
             self.reducer.settle_family()
             self._finalizer.detach()
             self.reducer.close()
-        for hook in self._step_hooks:
-            hook.remove()
+        for undo in self._undo:
+            undo()
         optimizer.__class__ = self.base  # type: ignore[assignment]
         del optimizer._hvdlite
 
@@ -208,6 +217,7 @@ class _Wrapping:
         """Reduces more parameters."""
         named = [(f"{self.settings.prefix}.added{self._added}.{place}", param) for place, param in enumerate(params)]
         self._added += 1
+        self._known.add(named)
         if self.reducer is not None:
             self.reducer.settle_family()
             self.reducer.add(named)
@@ -219,7 +229,7 @@ class _Wrapping:
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Called in front of every step, also where a scheduler has kept the original class's step."""
         reducer = self.reducer
-        if reducer is None:
+        if reducer is None or is_inner_step(optimizer):
             return None
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if callable(closure):

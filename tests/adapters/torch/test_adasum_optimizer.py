@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from foreign_optimizers import hooked_lookahead, lookahead, shrinking
 from reference import STEPS, adam, assert_close, assert_same_bits, mse, network, part_of, sgd, whole_batch
 
 RANKS = (2,)
@@ -42,7 +43,7 @@ class Simulation:
                     param.copy_(start + change)
 
 
-@pytest.mark.parametrize("make_optimizer", [sgd, adam])
+@pytest.mark.parametrize("make_optimizer", [sgd, adam, lookahead, hooked_lookahead, shrinking])
 @pytest.mark.parametrize("passes", [1, 2])
 def test_it_is_the_sum_of_the_steps(hvd, make_optimizer, passes):
     model, simulation = network(), Simulation(make_optimizer, hvd.size())
