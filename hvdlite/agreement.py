@@ -23,7 +23,7 @@ def difference(descriptions: Sequence[Sequence[tuple[str, Any]]], ranks: Sequenc
                 name, what = description[place]
                 text = f"{name} is {what}"
             else:
-                text = f"entry {place + 1} is missing"
+                text = "missing"
             found.setdefault(text, []).append(rank)
         if len(found) > 1:
             return ", but ".join(f"{text} on {format_ranks(whose)}" for text, whose in found.items())

@@ -194,6 +194,11 @@ def synchronize(handle: Handle) -> Any:
 
 
 def _checked(handle: Any) -> Handle:
+    if callable(handle):
+        raise InvalidArgumentError(
+            f"{handle!r} is no handle but a function: call what sparse_allreduce_async returned, without arguments, to wait "
+            "for the result"
+        )
     if not isinstance(handle, Handle):
         raise InvalidArgumentError(f"{handle!r} is no handle: pass the object that the function ending in _async returned")
     return handle

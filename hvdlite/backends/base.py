@@ -88,6 +88,8 @@ class Plain(NamedTuple):
         dtypes: the codes of those with Python's buffer protocol, by their attribute ``dtype``.
         exchange: of others, the capsule in ``__dlpack_c_exchange_api__``.
         codes: a table of `hvdlite.dtypes.dlpack_codes` for it; other dtypes are not plain.
+        mode: a dict, a key and its usual value: while there is another object, any value may stand for more than its memory; or
+            None.
     """
 
     new_like: Callable[[Any], Any] | None
@@ -98,6 +100,7 @@ class Plain(NamedTuple):
     dtypes: dict[Any, int] | None
     exchange: object
     codes: bytes
+    mode: tuple[dict[str, Any], str, object] | None
 
 
 def require_own_elements(tensor: str, shape: Sequence[int], strides: Sequence[int], copy: str) -> None:

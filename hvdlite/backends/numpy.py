@@ -70,7 +70,7 @@ class NumpyBackend:
         """Arrays have the buffer protocol."""
         if kind is not np.ndarray:
             return None
-        return Plain(np.empty_like, self.empty_like, RECYCLED_FROM, None, None, self._codes, None, b"")
+        return Plain(np.empty_like, self.empty_like, RECYCLED_FROM, None, None, self._codes, None, b"", None)
 
     def export(self, tensor: Array, any_layout: bool) -> Exported:
         """Describes the array; `any_layout` makes no difference, the only layout used is row-major."""

@@ -30,7 +30,7 @@ from hvdlite.backends.graphs import keep_out_of_graphs
 from hvdlite.dtypes import DType, code_of_name, dlpack_codes
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
 
-__all__ = ["TorchBackend", "make_backend"]
+__all__ = ["TorchBackend", "make_backend", "without_memory"]
 
 
 class TorchBackend:
@@ -53,9 +53,16 @@ class TorchBackend:
         codes = dlpack_codes(dtype for dtype in DType if not dtype.is_complex)
         self._exchange = None if capsule is None else (capsule, codes)
         self._increment_version = getattr(torch.autograd.graph, "increment_version", None)
+        self._forward_ad = torch.autograd.forward_ad
+        self._mode = (vars(self._forward_ad), "_current_level", -1)
 
     def adopt(self, value: Any) -> Any:
         """The tensor without its gradient history, sharing its memory."""
+        if self._forward_ad._current_level >= 0 and self._forward_ad.unpack_dual(value).tangent is not None:
+            raise UnsupportedError(
+                "a dual tensor of torch.autograd.forward_ad cannot be sent: collectives have no forward-mode derivative, and "
+                "its tangent would be lost. Send primal and tangent (unpack_dual), or use reverse mode"
+            )
         if value.layout is not self._strided:
             raise UnsupportedError(
                 f"a torch tensor of layout {value.layout} cannot be sent as it is; pass .to_dense() of it, or its "
@@ -84,10 +91,16 @@ class TorchBackend:
         if layout is None or tensor.is_neg() or tensor.is_conj():
             layout = ROW_MAJOR
             tensor = tensor.resolve_conj().resolve_neg().clone(memory_format=self._torch.contiguous_format)
+        try:
+            pointer = tensor.data_ptr()
+        except RuntimeError as error:
+            raise without_memory() from error
+        if not pointer and tensor.numel():
+            raise without_memory()
         if tensor.is_cpu:
-            return Exported(tensor.data_ptr(), tensor.shape, code, CPU, layout, tensor)
+            return Exported(pointer, tensor.shape, code, CPU, layout, tensor)
         device = tensor.device.index
-        return Exported(tensor.data_ptr(), tensor.shape, code, device, layout, tensor, self._stream_of(device))
+        return Exported(pointer, tensor.shape, code, device, layout, tensor, self._stream_of(device))
 
     def plain(self, kind: type) -> Plain | None:
         """Tensors, not those of a subclass, where torch tells native code of their memory (from 2.10 on).
@@ -98,7 +111,8 @@ class TorchBackend:
         if kind is not self._tensor or self._exchange is None:
             return None
         capsule, codes = self._exchange
-        return Plain(None, self.empty_like, RECYCLED_FROM, self._increment_version, "is_neg", None, capsule, codes)
+        written = self._increment_version
+        return Plain(None, self.empty_like, RECYCLED_FROM, written, "is_neg", None, capsule, codes, self._mode)
 
     def _is_on_nvidia(self, tensor: Any) -> bool:
         return bool(tensor.is_cuda) and self._torch.version.hip is None
@@ -167,6 +181,15 @@ class TorchBackend:
     def cast(self, tensor: Any, dtype_name: str) -> Any:
         """A converted copy."""
         return tensor.to(self._dtypes[dtype_name])
+
+
+def without_memory() -> UnsupportedError:
+    """The error for what ``torch.func`` makes of tensors."""
+    return UnsupportedError(
+        "this torch tensor has no memory of its own, as inside of torch.func.vmap, jvp, grad and their kin (also vectorized "
+        "jacobians and batched gradients): a collective sends memory. Call it outside of the transformed function, or use "
+        "torch.autograd"
+    )
 
 
 def make_backend() -> TorchBackend:

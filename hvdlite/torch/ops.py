@@ -9,7 +9,7 @@ are `hvdlite.ops`' own). What flows back follows Horovod's convention, which eve
 
 The backward of a function is itself a collective: it has to run on all ranks, in the same order unless the function was
 given a name. It can be differentiated in turn (``create_graph=True``), each step by the convention of the collective it
-calls; only Min, Max and Product can be differentiated once.
+calls; only Product can be differentiated once.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from hvdlite import ops
 from hvdlite.compression import Compression
@@ -25,6 +24,7 @@ from hvdlite.errors import InvalidArgumentError, UnsupportedError
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.requests import OP_NAMES, Average, Max, Min, Product, Sum, resolve_op
 from hvdlite.runtime import RUNTIME
+from hvdlite.torch.derivatives import only_once, require_values
 from hvdlite.torch.sparse import join_rows, rows_of
 
 __all__ = [
@@ -66,6 +66,7 @@ def _needs_grad(*tensors: torch.Tensor) -> bool:
 
 
 def _apply(function: type[torch.autograd.Function], call: _Call, tensors: Sequence[torch.Tensor]) -> Any:
+    require_values(*tensors)
     outputs = function.apply(call, *tensors)  # type: ignore[no-untyped-call]
     return list(outputs) if call.grouped else outputs[0]
 
@@ -97,7 +98,6 @@ class _Select(torch.autograd.Function):
         return tuple(outputs)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         call: _Call = ctx.call
         if call.prescale != 1.0 or call.postscale != 1.0:
@@ -105,7 +105,19 @@ class _Select(torch.autograd.Function):
         saved = ctx.saved_tensors
         totals = _reduce(_Call(None, call.process_set, call.grouped), call.grad_name, grads)
         pairs = zip(saved[: len(grads)], saved[len(grads) :], strict=True)
-        return (None, *(total * _slope(call, *pair) for total, pair in zip(totals, pairs, strict=True)))
+        with torch.no_grad():  # where Min and Max have a slope it stays the same in the neighbourhood
+            slopes = [_slope(call, *pair) for pair in pairs]
+        products = [total * slope for total, slope in zip(totals, slopes, strict=True)]
+        if call.op != Product:
+            return (None, *products)
+        name = "an unnamed tensor" if call.name is None else repr(call.name)
+        return (
+            None,
+            *only_once(
+                products,
+                f"allreduce of {name} with op=Product can be differentiated once only; allgather the tensors and multiply them",
+            ),
+        )
 
 
 def _reduce(call: _Call, name: str | None, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -185,7 +197,7 @@ def grouped_allreduce(
 
 def sparse_allreduce_async(
     tensor: torch.Tensor, name: str | None, op: int, process_set: ProcessSet = global_process_set
-) -> Callable[[], torch.Tensor]:
+) -> Callable[[], torch.Tensor | None]:
     """Starts the reduction of a sparse tensor: every rank gets all ranks' rows. Collective over `process_set`.
 
     Args:
@@ -195,7 +207,8 @@ def sparse_allreduce_async(
         process_set: the ranks that take part.
 
     Returns:
-        A function without arguments that waits, and returns the coalesced result (a new tensor without gradient).
+        A function without arguments that waits, and returns the coalesced result (a new tensor without gradient); None if it
+        was called before. It is no handle: `synchronize` and `poll` do not take it.
 
     Raises:
         InvalidArgumentError: the tensor is not sparse, or op is another one.
@@ -210,8 +223,11 @@ def sparse_allreduce_async(
     handle = ops.grouped_allgather_async([indices, values], name, process_set)
     divisor = (process_set.size() or 1) if op == Average else 1
 
-    def finish() -> torch.Tensor:
-        all_indices, all_values = handle.synchronize()
+    def finish() -> torch.Tensor | None:
+        rows = handle.synchronize()
+        if rows is None:
+            return None
+        all_indices, all_values = rows
         return join_rows(all_indices, all_values, tensor, divisor)
 
     return finish
@@ -299,6 +315,7 @@ def broadcast(
     """
     if not _needs_grad(tensor):
         return ops.broadcast(tensor, root_rank, name, process_set)
+    require_values(tensor)
     return _Broadcast.apply(_Call(name, process_set), root_rank, tensor)  # type: ignore[no-untyped-call]
 
 
@@ -337,6 +354,7 @@ def alltoall(
     """
     if not _needs_grad(tensor):
         return ops.alltoall(tensor, splits, name, process_set)
+    require_values(tensor)
     output, received = _Alltoall.apply(_Call(name, process_set), splits, tensor)  # type: ignore[no-untyped-call]
     return output if splits is None else (output, received)
 

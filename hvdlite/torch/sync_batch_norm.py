@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 
@@ -20,6 +19,7 @@ from hvdlite.errors import InvalidArgumentError
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.requests import Sum
 from hvdlite.runtime import RUNTIME
+from hvdlite.torch.derivatives import only_once, require_values
 from hvdlite.torch.gpu import reachable
 
 __all__ = ["SyncBatchNorm"]
@@ -51,8 +51,12 @@ class SyncBatchNorm(_BatchNorm):
             there is a single value for each channel on all ranks together. Or this rank is not in the process set.
         MismatchError, HorovodInternalError: (on call and backward) as for `hvdlite.allgather`.
         NotInitializedError: (on call) `init` has not been called.
+        UnsupportedError: (on backward) a gradient that went through the layer in training is differentiated again, or (on call)
+            the input has a tangent of forward mode, or is what ``torch.func`` makes of a tensor.
 
     """
+
+    place = ""  # in the model that was converted, for errors
 
     def __init__(
         self,
@@ -84,9 +88,10 @@ class SyncBatchNorm(_BatchNorm):
 
         """
         replaced: dict[torch.nn.Module, SyncBatchNorm] = {}
-        for layer in module.modules():
+        for name, layer in module.named_modules():
             if isinstance(layer, _BatchNorm):
                 replaced[layer] = cls._in_place_of(layer, process_set)
+                replaced[layer].place = repr(name) if name else ""
         for parent in list(module.modules()):
             for name, child in parent._modules.items():
                 if child in replaced:
@@ -133,6 +138,7 @@ class SyncBatchNorm(_BatchNorm):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # collectives are nothing to trace
     def _normalise(self, input: torch.Tensor) -> torch.Tensor:
+        require_values(input)
         name = f"sync_batch_norm.{self.num_features}"
         with torch.no_grad():
             own = _Own(input)
@@ -144,7 +150,8 @@ class SyncBatchNorm(_BatchNorm):
                 )
             if self.training and self.track_running_stats:
                 self._update_running(whole)
-        call = _Call(f"{name}.backward", self.process_set, whole.count)
+        layer = f"{self.place or repr(self)} of {self.num_features} channels"
+        call = _Call(f"{name}.backward", self.process_set, whole.count, layer)
         arguments = (call, own, whole, self.eps, input, self.weight, self.bias)
         result: torch.Tensor = _Normalise.apply(*arguments)  # type: ignore[no-untyped-call]
         return result
@@ -232,6 +239,7 @@ class _Call:
     name: str
     process_set: ProcessSet
     count: int
+    layer: str  # for errors
 
 
 class _Normalise(torch.autograd.Function):
@@ -258,8 +266,18 @@ class _Normalise(torch.autograd.Function):
         return output.mul_(_per_channel(scale, dim)).add_(_per_channel(offset, dim)).to(input.dtype)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        with torch.no_grad():
+            gradients = _Normalise._gradients(ctx, grad)
+        return only_once(
+            gradients,
+            f"SyncBatchNorm layer {ctx.call.layer} can be differentiated once only, and a gradient that went through it (made "
+            "with create_graph=True, for a gradient penalty, say) is differentiated again: put a norm there that has no "
+            "statistics of the batch (GroupNorm, LayerNorm), or this layer into evaluation mode",
+        )
+
+    @staticmethod
+    def _gradients(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         call: _Call = ctx.call
         input, weight, mean, invstd = ctx.saved_tensors
         _, _, _, _, wants_input, wants_weight, wants_bias = ctx.needs_input_grad

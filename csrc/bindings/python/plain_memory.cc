@@ -78,11 +78,16 @@ bool is_aligned(const void* data, std::size_t item_bytes) {
 
 PlainType::PlainType(nb::handle type, nb::handle plain) : type_(nb::borrow(type)) {
   PyObject *new_like = nullptr, *empty_like = nullptr, *mark_written = nullptr, *unless = nullptr;
-  PyObject *dtypes = nullptr, *exchange = nullptr, *codes = nullptr;
-  if (PyArg_ParseTuple(plain.ptr(), "OOLOOOOS:plain", &new_like, &empty_like, &recycled_from_,
-                       &mark_written, &unless, &dtypes, &exchange, &codes) == 0) {
+  PyObject *dtypes = nullptr, *exchange = nullptr, *codes = nullptr, *mode = nullptr;
+  if (PyArg_ParseTuple(plain.ptr(), "OOLOOOOSO:plain", &new_like, &empty_like, &recycled_from_,
+                       &mark_written, &unless, &dtypes, &exchange, &codes, &mode) == 0) {
     throw nb::python_error();
   }
+  if (mode != Py_None && (PyTuple_Check(mode) == 0 || PyTuple_GET_SIZE(mode) != 3 ||
+                          PyDict_Check(PyTuple_GET_ITEM(mode, 0)) == 0)) {
+    throw nb::type_error("plain: mode is no dict, key and value");
+  }
+  mode_ = nb::borrow(mode);
   new_like_ = nb::borrow(new_like);
   empty_like_ = nb::borrow(empty_like);
   mark_written_ = nb::borrow(mark_written);
@@ -104,6 +109,15 @@ PlainType::PlainType(nb::handle type, nb::handle plain) : type_(nb::borrow(type)
 bool PlainType::excludes(nb::handle array) const {
   if (unless_.is_none()) return false;
   return checked(PyObject_CallMethodNoArgs(array.ptr(), unless_.ptr())).ptr() != Py_False;
+}
+
+bool PlainType::in_special_mode() const {
+  if (mode_.is_none()) return false;
+  PyObject* const mode = mode_.ptr();
+  PyObject* const value =
+      PyDict_GetItemWithError(PyTuple_GET_ITEM(mode, 0), PyTuple_GET_ITEM(mode, 1));
+  if (value == nullptr && PyErr_Occurred() != nullptr) throw nb::python_error();
+  return value != PyTuple_GET_ITEM(mode, 2);
 }
 
 // A framework takes less time to adopt a tensor than to make one: of a tiny allreduce's result that was the dearest part. What

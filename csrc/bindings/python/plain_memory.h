@@ -23,6 +23,8 @@ class PlainType {
   nb::handle type() const { return type_; }
   // Is this one of the few values of the type whose memory is not their value? Throws what the value's method raises.
   bool excludes(nb::handle array) const;
+  // Is the framework in a mode in which any value of the type may stand for more than its memory?
+  bool in_special_mode() const;
   // Are tensors of so many bytes made in memory of the engine's?
   bool recycles(std::int64_t bytes) const { return bytes >= recycled_from_; }
   // Another array with the shape and dtype of this one, whose memory is `of`. Throws what the framework raises, and
@@ -42,6 +44,7 @@ class PlainType {
   nb::object new_like_, empty_like_;  // the first may be None for types with an exchange table
   long long recycled_from_ = 0;
   nb::object mark_written_, unless_;  // may be None
+  nb::object mode_;                   // a dict, a key and its usual value; or None
   nb::object dtypes_;                 // of types with the buffer protocol, or None
   nb::object exchange_, codes_;       // keep what the next two point to
   const ExchangeApi* api_ = nullptr;

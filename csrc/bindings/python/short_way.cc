@@ -104,7 +104,7 @@ const PlainType* Engine::plain_type_of(nb::handle array) {
 bool Engine::read_memory(hvdlite_request& request, Operands& operands, nb::handle input,
                          bool in_place) {
   const PlainType* type = plain_type_of(input);
-  if (type == nullptr || type->excludes(input)) return false;
+  if (type == nullptr || type->in_special_mode() || type->excludes(input)) return false;
   operands.type = type;
   const PlainMemory& from = operands.from.emplace(*type, input, in_place);
   if (!from.usable()) return false;

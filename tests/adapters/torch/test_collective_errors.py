@@ -3,6 +3,7 @@
 import pytest
 import torch
 from mpi4py import MPI
+from torch.autograd import forward_ad
 
 WORLD = MPI.COMM_WORLD
 RANK, SIZE = WORLD.rank, WORLD.size
@@ -128,6 +129,51 @@ def test_refused_at_the_call(hvd, case):
             call(hvd)
         assert isinstance(error.value, RuntimeError), "what Horovod's errors are"
     assert hvd.allreduce(torch.ones(2), op=hvd.Sum, name="after").tolist() == [SIZE] * 2
+
+
+COLLECTIVES = {
+    "allreduce": lambda hvd, x: hvd.allreduce(x),
+    "allreduce_": lambda hvd, x: hvd.allreduce_(x),
+    "allreduce_async": lambda hvd, x: hvd.synchronize(hvd.allreduce_async(x)),
+    "grouped_allreduce_": lambda hvd, x: hvd.grouped_allreduce_([x])[0],
+    "allgather": lambda hvd, x: hvd.allgather(x),
+    "grouped_allgather": lambda hvd, x: hvd.grouped_allgather([x])[0],
+    "broadcast": lambda hvd, x: hvd.broadcast(x, 0),
+    "broadcast_": lambda hvd, x: hvd.broadcast_(x, 0),
+    "alltoall": lambda hvd, x: hvd.alltoall(x),
+    "reducescatter": lambda hvd, x: hvd.reducescatter(x),
+    "SyncBatchNorm": lambda hvd, x: hvd.SyncBatchNorm(1)(x[:, None]),
+}
+
+
+@pytest.mark.parametrize("needs_grad", [False, True])
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_what_forward_mode_and_torch_func_make_of_tensors_is_refused(hvd, name, needs_grad):
+    if needs_grad and name.endswith(("_", "async")):
+        pytest.skip("takes no part in autograd")
+
+    def call(x):
+        return COLLECTIVES[name](hvd, x * 1 + value.sum() * 0)
+
+    value = (torch.arange(12.0) + RANK).requires_grad_(needs_grad)
+    with forward_ad.dual_level(), pytest.raises(NotImplementedError, match=r"a dual tensor .* Send primal and tangent"):
+        call(forward_ad.make_dual(value.detach(), torch.ones(12)))
+    with pytest.raises(NotImplementedError, match=r"inside of torch\.func\.vmap, jvp, grad .* Call it outside"):
+        torch.func.vmap(call)(torch.ones(2, 12))
+    with pytest.raises(NotImplementedError, match=r"inside of torch\.func|a dual tensor"):
+        torch.func.jvp(call, (value.detach(),), (torch.ones(12),))
+    with pytest.raises(NotImplementedError, match=r"inside of torch\.func"):
+        torch.func.grad(lambda x: call(x).sum())(value.detach())
+    with forward_ad.dual_level():  # without a tangent all is as usual
+        assert len(call(value.detach())) >= 2
+
+
+def test_a_derivative_in_batches_is_refused(hvd):
+    value = (torch.ones(SIZE) + RANK).requires_grad_()
+    with pytest.raises(NotImplementedError, match=r"vectorized jacobians and batched gradients"):
+        torch.autograd.functional.jacobian(hvd.allreduce, value, vectorize=True)
+    whole = torch.autograd.functional.jacobian(hvd.allreduce, value)
+    assert torch.equal(whole, torch.eye(SIZE))
 
 
 def rows(count):

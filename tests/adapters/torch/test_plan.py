@@ -64,7 +64,7 @@ def test_is_dense():
 def test_difference():
     one = [("op", "Average"), ("a", "float32 [2]"), ("b", "float32 [3]")]
     two = [("op", "Average"), ("a", "float32 [2]")]
-    assert difference([one, two, one], [0, 2, 5]) == "b is float32 [3] on ranks 0, 5, but entry 3 is missing on rank 2"
+    assert difference([one, two, one], [0, 2, 5]) == "b is float32 [3] on ranks 0, 5, but missing on rank 2"
     three = [("op", "Average"), ("a", "float64 [2]"), ("b", "float32 [3]")]
     assert difference([one, three], [0, 1]) == "a is float32 [2] on rank 0, but a is float64 [2] on rank 1"
 

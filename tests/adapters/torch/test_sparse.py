@@ -139,6 +139,10 @@ def test_sparse_allreduce_async(hvd, op, name):
         finish = hvd.sparse_allreduce_async(tensors[hvd.rank()], name, getattr(hvd, op))
         total = sum(tensor.to_dense() for tensor in tensors)
         assert_close([finish()], [total / hvd.size() if op == "Average" else total], 1e-6)
+    assert finish() is None
+    for misused in (hvd.synchronize, hvd.poll):
+        with pytest.raises(ValueError, match="is no handle but a function: call what sparse_allreduce_async returned"):
+            misused(finish)
     with pytest.raises(ValueError, match=r"of layout torch\.sparse_coo"):
         hvd.sparse_allreduce_async(torch.ones(2), "dense", hvd.Sum)
 

@@ -10,6 +10,7 @@ from mpi4py import MPI
 from reference import Pair, assert_close, assert_same_bits, mse, sgd
 from support.seeds import seeds
 
+from hvdlite.errors import UnsupportedError
 from hvdlite.runtime import RUNTIME
 
 WORLD = MPI.COMM_WORLD
@@ -268,6 +269,25 @@ def test_a_converted_network_trains_like_one_process(hvd, how):
         pair.step()
     pair.check_weights()
     assert_close([b.double() for b in pair.model.buffers()], [b.double() for b in pair.twin.buffers()], 1e-10)
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_a_gradient_penalty_is_refused_by_the_layers_name(hvd, last):
+    """Also where what flows back into the layer does not depend on anything."""
+    net = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3))
+    critic = hvd.SyncBatchNorm.convert_sync_batchnorm(net if last else torch.nn.Sequential(net, torch.nn.Tanh()))
+    inputs = torch.randn(5, 4, generator=torch.Generator().manual_seed(hvd.rank())).requires_grad_()
+    (slope,) = torch.autograd.grad(critic(inputs).sum(), inputs, create_graph=True)
+    with pytest.raises(UnsupportedError, match=f"SyncBatchNorm layer '{'1' if last else '0.1'}' of 3 channels can be .* once"):
+        slope.norm().backward()
+    critic.eval()
+    (slope,) = torch.autograd.grad(critic(inputs).sum(), inputs, create_graph=True)
+    slope.norm().backward()
+    assert net[0].weight.grad is not None
+    bare = hvd.SyncBatchNorm(4)
+    (slope,) = torch.autograd.grad(bare(inputs).square().sum(), inputs, create_graph=True)
+    with pytest.raises(UnsupportedError, match=r"SyncBatchNorm layer SyncBatchNorm\(4, eps"):
+        slope.sum().backward()
 
 
 def test_conversion_of_a_layer(hvd):

@@ -1,0 +1,51 @@
+"""What autograd may be asked of a collective that has no answer: refused where it would be silently wrong otherwise."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from hvdlite.backends import backend_of
+from hvdlite.backends.torch import without_memory
+from hvdlite.errors import UnsupportedError
+
+__all__ = ["only_once", "require_values"]
+
+
+def require_values(*tensors: torch.Tensor) -> None:
+    """Refuses what autograd's forward mode and ``torch.func`` make of tensors, before a collective has begun.
+
+    Raises:
+        UnsupportedError: a tensor has a tangent, or a transformed function is running.
+
+    """
+    if torch._C._are_functorch_transforms_active():
+        raise without_memory()
+    for tensor in tensors:
+        backend_of(tensor).adopt(tensor)
+
+
+class _Refuse(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, text: str, *tensors: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        ctx.text = text
+        return tuple(None if tensor is None else tensor.view_as(tensor) for tensor in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        raise UnsupportedError(ctx.text)
+
+
+def only_once(gradients: Sequence[torch.Tensor | None], text: str) -> tuple[torch.Tensor | None, ...]:
+    """What a backward returns that cannot be differentiated in turn.
+
+    Args:
+        gradients: computed without gradient recording.
+        text: of the UnsupportedError that differentiating them raises.
+
+    """
+    if not torch.is_grad_enabled():
+        return tuple(gradients)
+    sources = [None if gradient is None else gradient.detach().requires_grad_() for gradient in gradients]
+    refused: tuple[torch.Tensor | None, ...] = _Refuse.apply(text, *sources)  # type: ignore[no-untyped-call]
+    return refused
