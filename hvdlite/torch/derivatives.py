@@ -1,15 +1,16 @@
 """What autograd may be asked of a collective that has no answer: refused where it would be silently wrong otherwise."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from hvdlite.backends import backend_of
 from hvdlite.backends.torch import without_memory
 from hvdlite.errors import UnsupportedError
 
-__all__ = ["only_once", "require_values"]
+__all__ = ["only_once", "require_no_tangents", "require_values"]
 
 
 def require_values(*tensors: torch.Tensor) -> None:
@@ -23,6 +24,23 @@ def require_values(*tensors: torch.Tensor) -> None:
         raise without_memory()
     for tensor in tensors:
         backend_of(tensor).adopt(tensor)
+
+
+def require_no_tangents(gradients: Iterable[tuple[str, torch.Tensor | None]]) -> None:
+    """Refuses gradients, with their parameters' names, that have a tangent of forward mode, which is not reduced.
+
+    Raises:
+        UnsupportedError: one has.
+
+    """
+    if forward_ad._current_level < 0:
+        return
+    for name, grad in gradients:
+        if grad is not None and forward_ad.unpack_dual(grad).tangent is not None:  # type: ignore[no-untyped-call]
+            raise UnsupportedError(
+                f"the gradient of parameter {name!r} has a tangent of torch.autograd.forward_ad, which is this rank's alone: "
+                "call backward() inside of no_sync(), and reduce gradient and tangent (unpack_dual) by hand"
+            )
 
 
 class _Refuse(torch.autograd.Function):

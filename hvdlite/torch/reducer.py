@@ -29,6 +29,7 @@ from hvdlite.errors import HvdliteError
 from hvdlite.runtime import RUNTIME
 from hvdlite.torch.agreement import Settings, agree
 from hvdlite.torch.arena import make_places
+from hvdlite.torch.derivatives import require_no_tangents
 from hvdlite.torch.flights import Bucket, DenseBucket, Flight, has_moved
 from hvdlite.torch.gpu import CPU
 from hvdlite.torch.hooks import AtEnd, fetch_ahead, install
@@ -270,6 +271,7 @@ class Reducer(PassState):
             self._finish_pass()
             if self._owed:
                 self._reduce(strict=True)
+                require_no_tangents((slot.name, slot.param.grad) for slot in self._slots.values())
             else:
                 self._unsettled = False
 

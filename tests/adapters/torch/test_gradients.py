@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from mpi4py import MPI
+from torch.autograd import forward_ad
 
 from hvdlite.errors import UnsupportedError
 
@@ -191,3 +192,25 @@ def test_a_rank_whose_tensor_needs_no_gradient(hvd):
         assert mine.grad.tolist() == [sum(rank + 1.0 for rank in range(1, hvd.size()))] * 2
     else:
         hvd.allreduce(torch.zeros(2, dtype=torch.float64), op=hvd.Sum, name="part.grad")
+
+
+def test_a_tangent_of_a_gradient_is_refused(hvd):
+    """Forward mode over reverse mode, as for products with the Hessian: what is beside the gradient would stay this rank's."""
+    param = torch.nn.Parameter(values(6, 3))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([param], lr=1.0), [("weight", param)])
+
+    def backward():
+        scale = forward_ad.make_dual(values(7, 3), values(8, 3))
+        ((param * scale) ** 2).sum().backward(create_graph=True)
+        return forward_ad.unpack_dual(param.grad).tangent
+
+    with forward_ad.dual_level():
+        with pytest.raises(UnsupportedError, match=r"gradient of parameter 'optimizer\d+\.weight' has a tangent"):
+            backward()
+        optimizer.zero_grad()
+        with optimizer.no_sync():
+            tangent = backward()
+        assert len(hvd.allreduce(tangent.detach())) == 3
+        optimizer.zero_grad()
+        (param * 2).sum().backward()
+    assert param.grad.tolist() == [2, 2, 2]
