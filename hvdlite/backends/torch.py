@@ -161,8 +161,8 @@ class TorchBackend:
         tensor.record_stream(self._torch.cuda.current_stream(tensor.device))
 
     def copy_back(self, dense: Any, tensor: Any) -> None:
-        """Copies all elements, outside autograd."""
-        with self._torch.no_grad():
+        """Copies all elements, outside autograd; tensors of inference mode can be written to in that only."""
+        with self._torch.inference_mode() if tensor.is_inference() else self._torch.no_grad():
             tensor.copy_(dense)
 
     def mark_written(self, tensor: Any) -> None:

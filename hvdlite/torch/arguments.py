@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from hvdlite.checks import check_predivide
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
@@ -12,7 +13,7 @@ from hvdlite.process_sets import ProcessSet
 from hvdlite.requests import Adasum, Average, Sum, resolve_op
 from hvdlite.torch.plan import Groups
 
-__all__ = ["checked_op", "name_groups", "name_parameters"]
+__all__ = ["checked_op", "name_groups", "name_parameters", "require_initialized"]
 
 
 def checked_op(op: int, predivide: float, average_passes: bool, process_set: ProcessSet) -> int:
@@ -49,6 +50,7 @@ def name_parameters(
         for place, param in enumerate(group["params"])
     }
     if named_parameters is None:
+        require_initialized(found.values())
         return list(found.values())
     given = list(named_parameters)
     if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in given):
@@ -70,7 +72,23 @@ def name_parameters(
             "named_parameters was specified, but one or more model parameters were not named. In the optimizer's parameter "
             f"groups they are (group.place): {', '.join(missing)}"
         )
+    require_initialized(named.values())
     return list(named.values())
+
+
+def require_initialized(named: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Refuses parameters and buffers of lazy layers that have no shape yet.
+
+    Raises:
+        InvalidArgumentError: there are some.
+
+    """
+    lazy = [repr(name) for name, tensor in named if is_lazy(tensor)]
+    if lazy:
+        raise InvalidArgumentError(
+            f"{', '.join(lazy)}: of a lazy layer that has seen no batch yet, so that there is nothing to send. Put one through "
+            "the model first, on all ranks (in evaluation mode, so that no statistics change)"
+        )
 
 
 def name_groups(groups: Any, named: Sequence[tuple[str, torch.Tensor]]) -> Groups:

@@ -11,6 +11,7 @@ from hvdlite.errors import InvalidArgumentError
 from hvdlite.objects import allgather_object, broadcast_object
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.runtime import RUNTIME
+from hvdlite.torch.arguments import require_initialized
 from hvdlite.torch.gpu import CPU, gpu_of, number_of, reachable
 
 __all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
@@ -29,7 +30,8 @@ def broadcast_parameters(params: Any, root_rank: int, process_set: ProcessSet = 
         process_set: the ranks that take part; the root is one of them.
 
     Raises:
-        InvalidArgumentError: params is something else, or holds something else than tensors.
+        InvalidArgumentError: params is something else, or holds something else than tensors, or parameters of lazy layers that
+            have seen no batch yet.
         MismatchError, HorovodInternalError: as for `hvdlite.broadcast`.
 
     """
@@ -48,7 +50,9 @@ def _named_tensors(params: Any) -> list[tuple[str, torch.Tensor]]:
             raise InvalidArgumentError(
                 f"broadcast_parameters takes tensors, not {pair!r}; for other objects there is broadcast_object"
             )
-    return [(f"{name}", tensor) for name, tensor in pairs if tensor is not None]
+    named = [(f"{name}", tensor) for name, tensor in pairs if tensor is not None]
+    require_initialized(named)
+    return named
 
 
 def _broadcast_tensors(named: Iterable[tuple[str, torch.Tensor]], root_rank: int, process_set: ProcessSet) -> None:
@@ -56,7 +60,7 @@ def _broadcast_tensors(named: Iterable[tuple[str, torch.Tensor]], root_rank: int
     started = []
     with torch.no_grad():
         for name, tensor in named:
-            near = reachable(tensor.detach())
+            near = reachable(tensor.detach()).resolve_conj().resolve_neg()
             if near.is_complex() or near.dtype.itemsize == 1:
                 near = near.contiguous()
                 sent = near.reshape(-1).view(torch.uint8)  # shares memory: it is contiguous

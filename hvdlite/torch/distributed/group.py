@@ -26,7 +26,7 @@ from hvdlite.process_sets import ProcessSet, global_process_set, process_set_amo
 from hvdlite.runtime import RUNTIME
 from hvdlite.torch.distributed.callbacks import Place, current_place, origin
 from hvdlite.torch.distributed.rendezvous import check_place
-from hvdlite.torch.distributed.tensors import check_same_size, deal_out, flat_of
+from hvdlite.torch.distributed.tensors import check_same_size, deal_out, flat_of, writing
 from hvdlite.torch.distributed.work import HvdliteWork
 from hvdlite.torch.sparse import join_rows, rows_of
 
@@ -171,7 +171,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
         def finish(gathered: list[Tensor]) -> None:
             indices, values = gathered
-            with torch.no_grad():
+            with writing([tensor]):
                 tensor.copy_(join_rows(indices, values, tensor, divisor))
 
         return self._start(

@@ -6,7 +6,7 @@ import torch
 
 from hvdlite.errors import InvalidArgumentError
 
-__all__ = ["check_same_size", "deal_out", "flat_of"]
+__all__ = ["check_same_size", "deal_out", "flat_of", "writing"]
 
 Tensor = torch.Tensor
 
@@ -29,6 +29,11 @@ def flat_of(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
 
 
+def writing(outputs: Sequence[Tensor]) -> torch.no_grad | torch.inference_mode:
+    """The mode in which any thread may write to these: tensors of inference mode can be written to in that only."""
+    return torch.inference_mode() if any(output.is_inference() for output in outputs) else torch.no_grad()
+
+
 def deal_out(label: str, received: Tensor, outputs: Sequence[Tensor]) -> None:
     """Copies what was received into the outputs, in order.
 
@@ -40,6 +45,6 @@ def deal_out(label: str, received: Tensor, outputs: Sequence[Tensor]) -> None:
         raise InvalidArgumentError(
             f"torch.distributed.{label}: the ranks sent {received.numel()} elements, but the outputs have {sizes}"
         )
-    with torch.no_grad():
+    with writing(outputs):
         for output, piece in zip(outputs, torch.split(received.reshape(-1), sizes), strict=True):
             output.copy_(piece.view(output.shape))

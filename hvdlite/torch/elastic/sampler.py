@@ -32,6 +32,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
 
     Attributes:
         epoch: set by `set_epoch`.
+        processed_num: how many samples were processed, on all ranks.
         processed_indices: samples recorded in this epoch, on this rank; after a sync of the state, on all ranks.
         remaining_indices: the samples that are dealt out, in the order of the dataset.
         indices: this rank's share, in the order of the last iteration that has begun.
@@ -91,14 +92,28 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         return {"epoch": self.epoch, "processed_indices": set(self.processed_indices)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes on where a `state_dict` was taken, with the present ranks."""
+        """Goes on where a `state_dict` was taken, with the present ranks; Horovod's, which has a number, will do as well.
+
+        Raises:
+            InvalidArgumentError: this is something else.
+
+        """
+        if "epoch" not in state_dict or not {"processed_indices", "processed_num"} & state_dict.keys():
+            raise InvalidArgumentError(
+                "an ElasticSampler's state has 'epoch', and 'processed_indices' or Horovod's 'processed_num'; this one has "
+                f"{list(state_dict)}"
+            )
         self.epoch = state_dict["epoch"]
-        self.processed_indices = set(state_dict["processed_indices"])
+        processed = state_dict.get("processed_indices")
+        if processed is None:
+            processed = self._in_order(range(len(self.dataset)))[: state_dict["processed_num"]]
+        self.processed_indices = set(processed)
         self.reset()
 
     def reset(self) -> None:
         """Deals out what is not processed to the present ranks; the next iteration gives this rank's share."""
         self.rank, self.num_replicas = rank(), size()
+        self._processed_before = len(self.processed_indices)
         self.remaining_indices = [index for index in range(len(self.dataset)) if index not in self.processed_indices]
         self.num_samples = -(-len(self.remaining_indices) // self.num_replicas)
         self.total_size = self.num_samples * self.num_replicas
@@ -106,11 +121,20 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         """This rank's share."""
-        order = list(self.remaining_indices)
-        if self.shuffle:
-            random.Random(self.seed + self.epoch).shuffle(order)
+        order = self._in_order(self.remaining_indices)
         self.indices = [order[place % len(order)] for place in range(self.rank, self.total_size, self.num_replicas)]
         return iter(self.indices)
+
+    def _in_order(self, indices: Iterable[int]) -> list[int]:
+        order = list(indices)
+        if self.shuffle:
+            random.Random(self.seed + self.epoch).shuffle(order)
+        return order
+
+    @property
+    def processed_num(self) -> int:
+        """How many samples were processed on all ranks, if each has recorded as many as this one since they were dealt out."""
+        return self._processed_before + (len(self.processed_indices) - self._processed_before) * self.num_replicas
 
     def __len__(self) -> int:
         """The number of samples in this rank's share."""

@@ -117,6 +117,17 @@ def test_all_gather():
 
 
 @pytest.mark.filterwarnings("ignore:.*all_gather_coalesced")
+def test_tensors_of_inference_mode_and_a_future():
+    """The future's thread puts the results where they belong; it is not in that mode."""
+    with torch.inference_mode():
+        outputs = [torch.empty(3, 2, dtype=torch.float64) for _ in EVERYONE]
+        turned = value(RANK).t()
+        works = [dist.all_gather(outputs, value(RANK), async_op=True), dist.all_reduce(turned, async_op=True)]
+    for work in works:
+        work.get_future().wait()
+    check([*outputs, turned], [*values(), values().sum(0).t()])
+
+
 def test_all_gather_coalesced():
     """A list for each rank, of what it sends: three tensors, which are not as many as the ranks."""
 

@@ -8,7 +8,7 @@ from mpi4py import MPI
 from reference import adam, assert_same_bits, mse, network, part_of, whole_batch
 
 from hvdlite.elastic import HostUpdateResult
-from hvdlite.errors import HorovodInternalError, HostsUpdatedInterrupt, UnsupportedError
+from hvdlite.errors import HorovodInternalError, HostsUpdatedInterrupt, InvalidArgumentError, UnsupportedError
 from hvdlite.torch.elastic import ElasticSampler, TorchState
 from hvdlite.torch.elastic.state import StateHandler, get_handler_registry, set_handler_registry
 
@@ -279,6 +279,23 @@ def test_the_state_of_a_sampler_can_be_kept_in_a_file(hvd):
     assert other.processed_indices == set(range(hvd.rank(), 10, hvd.size())[:3])
     other.record_indices([9])
     assert kept["processed_indices"] == set(range(hvd.rank(), 10, hvd.size())[:3])
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_the_state_of_horovods_sampler(hvd, shuffle):
+    """It has a number, of samples in the order in which they are dealt out."""
+    first = ElasticSampler(range(23), shuffle, seed=3)
+    first.set_epoch(2)
+    loader = torch.utils.data.DataLoader(range(23), batch_size=2, sampler=first)
+    done = next(iter(loader)).tolist()
+    first.record_batch(0, 2)
+    assert first.processed_num == 2 * hvd.size()
+    second = ElasticSampler(range(23), shuffle, seed=3)
+    second.load_state_dict({"epoch": 2, "processed_num": first.processed_num})
+    assert second.processed_indices == set().union(*WORLD.allgather(done))
+    assert second.processed_num == first.processed_num
+    with pytest.raises(InvalidArgumentError, match=r"'processed_num'; this one has \['epoch', 'indices'\]"):
+        second.load_state_dict({"epoch": 1, "indices": []})
 
 
 def test_batches_that_are_not_there(hvd):

@@ -7,6 +7,8 @@ import torch
 from mpi4py import MPI
 from reference import adam, assert_same_bits, mse, network, sgd, whole_batch
 
+WORLD = MPI.COMM_WORLD
+
 
 class Everything(torch.nn.Module):
     """Parameters and buffers of many kinds, different on each rank."""
@@ -32,6 +34,24 @@ class Everything(torch.nn.Module):
 
 def values_of(model):
     return [value.clone() for _, value in sorted(model.state_dict().items())]
+
+
+def test_broadcast_parameters_of_views_that_stand_for_other_values(hvd):
+    """Conjugates and their imaginary parts, whose memory holds something else."""
+    own = torch.randn(3, 2, dtype=torch.complex64, generator=torch.Generator().manual_seed(hvd.rank()))
+    sent = {"conjugate": own.conj(), "negative": own.clone().conj().imag}
+    expected = WORLD.bcast([tensor.clone() for tensor in sent.values()])
+    hvd.broadcast_parameters(sent, 0)
+    assert all(map(torch.equal, sent.values(), expected))
+
+
+def test_lazy_layers_are_refused_by_name(hvd):
+    lazy = torch.nn.Sequential(torch.nn.LazyLinear(3), torch.nn.Linear(3, 2), torch.nn.LazyBatchNorm1d())
+    with pytest.raises(ValueError, match=r"'0\.bias', '0\.weight', '2.*: of a lazy layer that has seen no batch yet"):
+        hvd.broadcast_parameters(lazy.state_dict(), 0)
+    for named in (None, lazy.named_parameters()):
+        with pytest.raises(ValueError, match=r"'0\.(weight|0)', .*: of a lazy layer that has seen no batch yet"):
+            hvd.DistributedOptimizer(torch.optim.SGD(lazy.parameters(), lr=0.1), named)
 
 
 @pytest.mark.parametrize("form", ["state_dict", "named", "list", "pairs", "generator"])
