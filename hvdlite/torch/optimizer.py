@@ -175,7 +175,7 @@ class _Wrapping:
     def connect(self, optimizer: torch.optim.Optimizer, named: Sequence[tuple[str, torch.Tensor]], groups: Groups) -> None:
         """Hooks the parameters and the step."""
         prefix = self.settings.prefix
-        self._known.add(named)
+        self._known.add(param for _, param in named)
         self._undo.append(optimizer.register_step_pre_hook(self.check_parameters).remove)
         if self.settings.op == Adasum:
             self.adasum = AdasumStep(self.settings)
@@ -217,7 +217,7 @@ class _Wrapping:
         """Reduces more parameters."""
         named = [(f"{self.settings.prefix}.added{self._added}.{place}", param) for place, param in enumerate(params)]
         self._added += 1
-        self._known.add(named)
+        self._known.add(param for _, param in named)
         if self.reducer is not None:
             self.reducer.settle_family()
             self.reducer.add(named)

@@ -35,7 +35,7 @@ from hvdlite.torch.gpu import CPU
 from hvdlite.torch.hooks import AtEnd, fetch_ahead, install
 from hvdlite.torch.passes import NO_TASK, TOO_MANY_PASSES, EndOfTask, current_task, is_nested, when_task_ends
 from hvdlite.torch.plan import Groups, make_buckets
-from hvdlite.torch.slots import Slot, declared_dtype
+from hvdlite.torch.slots import Slot, declared_dtype, require_hooks
 
 if TYPE_CHECKING:
     from hvdlite._engine import Arena, Engine
@@ -317,6 +317,8 @@ class Reducer(PassState):
         self._owed = self._unsettled = True
         self._launch_rest()
         self._land(strict)
+        if strict and any(bucket.missing for bucket in self._buckets or ()):
+            require_hooks(self._slots.values(), self.settings.prefix)
 
     def _land(self, strict: bool) -> None:
         """Waits for everything in flight, and reduces what was added to gradients after they were launched."""
@@ -456,6 +458,7 @@ class Reducer(PassState):
         if self._local_gradients:
             self._reduce(strict=True)
             return
+        require_hooks(self._slots.values(), self.settings.prefix)  # if all have lost theirs, no pass is noticed
         unreduced = [slot for slot in self._slots.values() if not slot.filled and slot.param.grad is not None]
         written = [slot for slot in unreduced if not (slot.dirty or slot.is_zero())]
         for slot in unreduced:

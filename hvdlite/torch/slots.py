@@ -1,7 +1,7 @@
 """One parameter's gradient: where it stands between backward() and step(), and the memory in which it is reduced."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +16,7 @@ from hvdlite.torch.gpu import CPU, gpu_of
 if TYPE_CHECKING:
     from hvdlite.torch.arena import Place
 
-__all__ = ["Slot", "WireForm", "declared_dtype", "is_dense"]
+__all__ = ["Slot", "WireForm", "declared_dtype", "is_dense", "require_hooks"]
 
 
 def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
@@ -185,13 +185,14 @@ class Slot(GradientState):
         fresh: is ``param.grad`` a tensor that autograd has made (or is about to make), and that was offered no place yet?
 
         dtype: of the gradient on all ranks, since there is a plan.
+        implementation: what stood behind the parameter, and got its hooks, when this was made.
 
-    All but name and dtype are members of the native class, whose hooks look at them. Its `forget` is told that the user has
-    reset the gradient: ``param.grad`` is None or all zeros. Zeros where there was a gradient of this rank alone are reduced
-    like it: other ranks may have none, and all have to have the same in the end, zeros or None.
+    All but name, dtype and implementation are members of the native class, whose hooks look at them. Its `forget` is told
+    that the user has reset the gradient: ``param.grad`` is None or all zeros. Zeros where there was a gradient of this rank
+    alone are reduced like it: other ranks may have none, and all have to have the same in the end, zeros or None.
     """
 
-    __slots__ = ("dtype", "name")
+    __slots__ = ("dtype", "implementation", "name")
     param: torch.Tensor
     aside: torch.Tensor | None
     place: "Place | None"
@@ -200,6 +201,7 @@ class Slot(GradientState):
     def __init__(self, name: str, param: torch.Tensor) -> None:
         self.name = name
         self.param = param
+        self.implementation = param._cdata
         self.dtype = declared_dtype(param) or param.dtype
 
     def require_dtype(self, grad: torch.Tensor) -> None:
@@ -282,3 +284,19 @@ class Slot(GradientState):
         if self.sparse_dim is not None and value.layout is torch.strided:
             return value.to_sparse(self.sparse_dim)
         return value.to(self.param.device)
+
+
+def require_hooks(slots: Iterable[Slot], label: str) -> None:
+    """Refuses parameters that ``torch.utils.swap_tensors`` has put behind our back into another tensor's place in autograd.
+
+    Raises:
+        InvalidArgumentError: there are some; their hooks, and their gradients' reduction, are gone.
+
+    """
+    swapped = [repr(slot.name) for slot in slots if slot.param._cdata != slot.implementation]
+    if swapped:
+        raise InvalidArgumentError(
+            f"parameters of {label} were swapped with other tensors, which took their hooks along, so that their gradients are "
+            f"not reduced: {', '.join(swapped)}. Wrap the optimizer again after torch.utils.swap_tensors, on all ranks alike "
+            "(module.to() calls it if torch.__future__.set_swap_module_params_on_conversion says so)"
+        )

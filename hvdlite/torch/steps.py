@@ -6,7 +6,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from itertools import chain
-from operator import attrgetter, itemgetter
+from operator import is_, itemgetter
 from typing import Any
 
 import torch
@@ -61,47 +61,40 @@ def is_inner_step(optimizer: torch.optim.Optimizer) -> bool:
     return steps > 1
 
 
-_groups_params = itemgetter("params")
-_memory_of = attrgetter("_cdata")  # of the object behind a tensor, which autograd calls the hooks of
+_params_of = itemgetter("params")
 
 
 class KnownParameters:
     """The parameters that an optimizer is known to have, to find out those that it was given behind our back."""
 
     def __init__(self) -> None:
-        self._known: dict[torch.Tensor, tuple[str, int]] = {}
-        self._present: list[int] = []
+        self._known: set[torch.Tensor] = set()
+        self._present: list[torch.Tensor] = []
 
-    def add(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
+    def add(self, params: Iterable[torch.Tensor]) -> None:
         """The optimizer has these too."""
-        self._known.update((param, (name, _memory_of(param))) for name, param in named)
-        self._present = []  # to be looked at
-
-    def _look(self, optimizer: torch.optim.Optimizer) -> list[int]:
-        return list(map(_memory_of, chain.from_iterable(map(_groups_params, optimizer.param_groups))))
+        self._known.update(params)
 
     def check(self, optimizer: torch.optim.Optimizer, label: str) -> None:
         """Sees that all of the optimizer's parameters are known. Those that were taken away concern nobody.
 
         Raises:
-            InvalidArgumentError: one is not, or was swapped, so that its hooks are gone.
+            InvalidArgumentError: one is not.
 
         """
-        present = self._look(optimizer)
-        if present == self._present:
+        present = list(chain.from_iterable(map(_params_of, optimizer.param_groups)))
+        if len(present) == len(self._present) and all(map(is_, present, self._present)):
             return
-        changes = []
-        for group_place, group in enumerate(optimizer.param_groups):
-            for place, param in enumerate(group["params"]):
-                name, memory = self._known.get(param, ("", 0))
-                if not name:
-                    changes.append(f"a tensor of shape {list(param.shape)} is new in group {group_place}, place {place}")
-                elif memory != _memory_of(param):
-                    changes.append(f"{name!r} was swapped with another tensor (torch.utils.swap_tensors), without its hooks")
-        if changes:
+        new = [
+            f"a tensor of shape {list(param.shape)} is new in group {group_place}, place {place}"
+            for group_place, group in enumerate(optimizer.param_groups)
+            for place, param in enumerate(group["params"])
+            if param not in self._known
+        ]
+        if new:
             raise InvalidArgumentError(
                 f"the parameters of {label} were changed, and DistributedOptimizer has not reduced all their gradients: "
-                f"{'; '.join(changes[:4])}{f'; and {len(changes) - 4} more' if len(changes) > 4 else ''}. On all ranks alike, "
+                f"{'; '.join(new[:4])}{f'; and {len(new) - 4} more' if len(new) > 4 else ''}. On all ranks alike, "
                 "use optimizer.add_param_group(), or wrap the optimizer again after the change"
             )
         self._present = present

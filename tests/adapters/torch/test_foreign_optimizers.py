@@ -55,16 +55,10 @@ def another_group(groups):
     groups.append({**groups[0], "params": [torch.nn.Parameter(torch.ones(3))]})
 
 
-def swapped(groups):
-    param = groups[1]["params"][0]
-    torch.utils.swap_tensors(param, torch.nn.Parameter(torch.ones_like(param)))
-
-
 CHANGES = {
     appended: r"a tensor of shape \[3\] is new in group 1, place 2\. On all ranks alike, use optimizer\.add_param_group",
     replaced: r"shape \[8, 8\] is new in group 1, place 0; a tensor of shape \[8\] is new in group 1, place 1\.",
     another_group: r"shape \[3\] is new in group 2, place 0",
-    swapped: "'2.weight' was swapped with another tensor",
 }
 
 
@@ -91,6 +85,33 @@ def test_parameters_given_behind_the_wrapper(hvd, change, op):
     sum((param.sum() * (1 + hvd.rank()) for param in params), torch.zeros(())).backward()
     pair.optimizer.step()
     assert_same_bits(params)
+
+
+@pytest.mark.parametrize("all_of_them", [False, True])
+@pytest.mark.parametrize("kept_back", [False, True])
+def test_swapped_parameters_have_lost_their_hooks(hvd, kept_back, all_of_them):
+    pair = Pair(hvd, sgd)
+    pair.backward(0)
+    pair.step()
+    params = list(pair.model.parameters())
+    for param in params if all_of_them else params[3:4]:
+        torch.utils.swap_tensors(param, torch.nn.Parameter(param.detach().clone()))
+    pair.zero()
+
+    def step():
+        with pair.optimizer.no_sync() if kept_back else contextlib.nullcontext():
+            pair.backward(1)
+        pair.optimizer.step()
+
+    with pytest.raises(InvalidArgumentError, match=r"parameters of optimizer\d+ were swapped .*2\.bias'.* Wrap the optimizer"):
+        step()
+    hvd.DistributedOptimizer(pair.optimizer, pair.model.named_parameters())
+    for step in range(2, 4):
+        pair.zero()
+        pair.backward(step)
+        pair.check_grads()
+        pair.step()
+    pair.check_weights()
 
 
 def test_parameters_taken_away_or_put_elsewhere_are_fine(hvd):
