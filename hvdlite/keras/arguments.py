@@ -19,6 +19,7 @@ __all__ = [
     "checked_layers",
     "checked_op",
     "chosen_groups",
+    "is_optimizer",
     "scaled",
     "scales_loss",
 ]
@@ -26,10 +27,15 @@ __all__ = [
 KERAS_3 = int(keras.__version__.split(".")[0]) >= 3
 
 
-def check_optimizer(optimizer: Any) -> None:
-    """Raises InvalidArgumentError unless it is an optimizer of the Keras that is imported as ``keras``."""
+def is_optimizer(value: Any) -> bool:
+    """Is it an optimizer of the Keras that is imported as ``keras``?"""
     kinds = (keras.optimizers.Optimizer,) if KERAS_3 else (keras.optimizers.Optimizer, keras.optimizers.legacy.Optimizer)
-    if not isinstance(optimizer, kinds):
+    return isinstance(value, kinds)
+
+
+def check_optimizer(optimizer: Any) -> None:
+    """Raises InvalidArgumentError unless it is one."""
+    if not is_optimizer(optimizer):
         kind = type(optimizer)
         raise InvalidArgumentError(
             f"DistributedOptimizer wraps an optimizer of Keras {keras.__version__} (the module keras), got a "

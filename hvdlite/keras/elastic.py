@@ -11,7 +11,9 @@ from hvdlite.basics import rank
 from hvdlite.elastic import ObjectState
 from hvdlite.errors import InvalidArgumentError
 from hvdlite.keras.backends import current_backend
-from hvdlite.keras.variables import broadcast_variables, build_optimizer, is_built, read, variables_of
+from hvdlite.keras.batches import BatchCount
+from hvdlite.keras.model_state import build_optimizer, build_optimizers_alike, is_built, optimizers_of, state_variables
+from hvdlite.keras.variables import broadcast_variables, read
 from hvdlite.objects import broadcast_object
 
 if TYPE_CHECKING:
@@ -33,11 +35,11 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class KerasState(ObjectState):
-    """Keeps a model, its optimizer, and Python objects, which are its attributes.
+    """Keeps a model, its optimizers, and Python objects, which are its attributes.
 
     Args:
-        model: built, so that all its variables exist.
-        optimizer: the model's, unless another one is given.
+        model: built, so that all its variables exist. All optimizers among its attributes and its layers' are kept.
+        optimizer: kept in the place of the one that the model was compiled with.
         **kwargs: names and first values of other attributes, such as ``epoch=0, batch=0``.
 
     Raises:
@@ -55,7 +57,7 @@ class KerasState(ObjectState):
         if self.optimizer is None:
             raise InvalidArgumentError("KerasState needs an optimizer: compile the model with one, or pass it")
         build_optimizer(model, self.optimizer)
-        self._saved: list[Any] = []
+        self._saved: dict[int, Any] = {}  # values by the variable's id
         super().__init__(broadcast_object, rank, **kwargs)
         self._save_variables()
 
@@ -66,12 +68,15 @@ class KerasState(ObjectState):
 
     def restore(self) -> None:
         """Sets variables and attributes to copies of what was saved last."""
-        for variable, value in zip(self._variables(), self._saved, strict=True):
-            variable.assign(value)
+        for variable in self._variables():
+            value = self._saved.get(id(variable))
+            # The first step makes slots, whose value before it is zero.
+            variable.assign(np.zeros_like(read(variable)) if value is None else value)
         super().restore()
 
     def sync(self) -> None:
         """Sets variables and attributes to what they are on rank 0 at present, and saves them. Collective over all ranks."""
+        build_optimizers_alike(self.model, self._optimizers())
         broadcast_variables(self._variables(), root_rank=0)
         self._save_variables()
         super().sync()
@@ -79,10 +84,13 @@ class KerasState(ObjectState):
     def _variables(self) -> list[Any]:
         if hasattr(self.model, "jax_state_sync"):
             self.model.jax_state_sync()
-        return [*self.model.weights, *variables_of(self.optimizer)]
+        return state_variables(self.model, self._optimizers().values())
+
+    def _optimizers(self) -> dict[str, Any]:
+        return {**optimizers_of(self.model), "optimizer": self.optimizer}
 
     def _save_variables(self) -> None:
-        self._saved = [np.array(read(variable)) for variable in self._variables()]
+        self._saved = {id(variable): np.array(read(variable)) for variable in self._variables()}
 
 
 class CommitStateCallback(_Callback):
@@ -90,7 +98,7 @@ class CommitStateCallback(_Callback):
 
     Args:
         state: the state.
-        batches_per_commit: how many.
+        batches_per_commit: how many; with ``steps_per_execution`` above 1 at the end of the execution in which they end.
 
     """
 
@@ -99,15 +107,20 @@ class CommitStateCallback(_Callback):
         self.state = state
         self.batches_per_commit = batches_per_commit
         self.batches_remaining = batches_per_commit
+        self._batches = BatchCount()
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Counts anew, so that all ranks count alike."""
         self.batches_remaining = self.batches_per_commit
 
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Counts the epoch's batches from its first."""
+        self._batches.begin_epoch()
+
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Commits when it is time."""
-        self.batches_remaining -= 1
-        if self.batches_remaining == 0:
+        self.batches_remaining -= self._batches.since_last(batch, self.params)
+        if self.batches_remaining <= 0:
             self.state.commit()
             self.batches_remaining = self.batches_per_commit
 

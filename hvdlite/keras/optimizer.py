@@ -220,7 +220,8 @@ def wrap(
         # Keras's own accumulation gives the mean of the passes.
         factor = 1.0 if average_aggregated_gradients else float(backward_passes_per_step)
     settings = Settings(
-        prefix=f"keras_{name or 'optimizer'}{next(_serials[tuple(process_set.ranks or ())])}",
+        name=name or "optimizer",
+        serial=next(_serials[tuple(process_set.ranks or ())]),
         reduction=Reduction(
             op=op,
             prescale=1.0 / gradient_predivide_factor,

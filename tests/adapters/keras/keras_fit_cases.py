@@ -333,6 +333,22 @@ def test_a_difference_between_the_models_is_named(hvd):
     on_all_ranks(str(caught.value))
 
 
+@on_two_ranks
+def test_ranks_that_have_wrapped_other_numbers_of_optimizers_are_told(hvd):
+    optimizer = hvd.DistributedOptimizer(sgd())
+    if WORLD.rank == 0:
+        optimizer = hvd.DistributedOptimizer(sgd())
+    model = make_model()
+    gradients = [keras.ops.zeros(each.shape) if KERAS_3 else each * 0 for each in model.trainable_variables]
+    with pytest.raises(
+        MismatchError, match=r"in use is number \d+ of those.* on rank 0, but .* number \d+ .* on rank 1"
+    ) as caught:
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+    on_all_ranks(str(caught.value))
+    if WORLD.rank:
+        hvd.DistributedOptimizer(sgd())  # so that the next tests' are counterparts again
+
+
 def test_arguments(hvd):
     for wrong, text in (
         ({"op": Max}, "only supports Average and Sum"),
