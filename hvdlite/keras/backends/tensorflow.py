@@ -10,6 +10,7 @@ from hvdlite.errors import HorovodInternalError, UnsupportedError
 from hvdlite.keras.backends import Reduction
 from hvdlite.tensorflow.elastic import loss_in
 from hvdlite.tensorflow.gradients import allreduce_gradients
+from hvdlite.tensorflow.tensors import as_tensor
 
 __all__ = ["TensorFlowKerasBackend", "make_backend"]
 
@@ -69,7 +70,7 @@ class TensorFlowKerasBackend:
     ) -> Any:
         """As `KerasBackend.allreduce`; in a graph, too."""
         return hvd.allreduce(
-            tf.convert_to_tensor(value),
+            as_tensor("allreduce", value, name),
             name=name,
             op=op,
             prescale_factor=prescale_factor,
@@ -79,15 +80,15 @@ class TensorFlowKerasBackend:
 
     def allgather(self, value: Any, name: str | None) -> Any:
         """As `KerasBackend.allgather`; in a graph, too."""
-        return hvd.allgather(tf.convert_to_tensor(value), name=name)
+        return hvd.allgather(as_tensor("allgather", value, name), name=name)
 
     def broadcast(self, value: Any, root_rank: int, name: str | None) -> Any:
         """As `KerasBackend.broadcast`; in a graph, too."""
-        return hvd.broadcast(tf.convert_to_tensor(value), root_rank, name=name)
+        return hvd.broadcast(as_tensor("broadcast", value, name), root_rank, name=name)
 
     def reducescatter(self, value: Any, name: str | None, op: int) -> Any:
         """As `KerasBackend.reducescatter`; in a graph, too."""
-        return hvd.reducescatter(tf.convert_to_tensor(value), name=name, op=op)
+        return hvd.reducescatter(as_tensor("reducescatter", value, name), name=name, op=op)
 
 
 def make_backend() -> TensorFlowKerasBackend:
