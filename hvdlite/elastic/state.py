@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from enum import IntFlag
 from typing import TYPE_CHECKING, Any
 
-from hvdlite.errors import HostsUpdatedInterrupt, InvalidArgumentError
+from hvdlite.errors import HostsUpdatedInterrupt, InvalidArgumentError, MismatchError
 
 __all__ = ["HostUpdateResult", "ObjectState", "State"]
 
@@ -131,11 +131,19 @@ class ObjectState(State):
         self._saved_state = copy.deepcopy(self._saved_state)
 
     def sync(self) -> None:
-        """Sets the attributes to what they are on rank 0 at present, and saves them. Collective over all ranks."""
-        if self._saved_state:
-            self._saved_state = self._bcast_object(self._present())
-            self._set_attributes()
-            ObjectState.save(self)
+        """Sets the attributes to what they are on rank 0 at present, and saves them. Collective over all ranks.
+
+        Raises:
+            MismatchError: (on ranks that differ from rank 0) the state has other attributes there.
+        """
+        mine, self._saved_state = sorted(self._saved_state), self._bcast_object(self._present())
+        if mine != sorted(self._saved_state):
+            raise MismatchError(
+                f"{type(self).__name__}.sync(): the state has the attributes {sorted(self._saved_state)} on rank 0, but {mine} "
+                f"on rank {self._rank()}; make it with the same names on every rank"
+            )
+        self._set_attributes()
+        ObjectState.save(self)
 
     def _present(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self._saved_state}

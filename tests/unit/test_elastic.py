@@ -67,6 +67,14 @@ def test_sync_takes_what_rank_0_has_at_present():
     assert (sent, state.epoch) == ([{"epoch": 2}], 2)
 
 
+@pytest.mark.parametrize("mine", [{}, {"batch": 0}, {"epoch": 0, "batch": 0}], ids=str)
+def test_sync_refuses_other_attributes_than_those_of_rank_0(mine):
+    state = ObjectState(lambda _: {"epoch": 5}, lambda: 3, **mine)
+    text = rf"the attributes \['epoch'\] on rank 0, but {sorted(mine)!r} on rank 3".replace("but [", r"but \[")
+    with pytest.raises(MismatchError, match=text):
+        state.sync()
+
+
 def test_the_interface():
     state = State(lambda obj: obj, lambda: 0)
     for method in (state.save, state.restore, state.sync, state.commit):
