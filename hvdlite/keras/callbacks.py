@@ -13,7 +13,7 @@ from hvdlite.errors import InvalidArgumentError, MismatchError
 from hvdlite.keras.batches import BatchCount
 from hvdlite.keras.model_state import build_optimizer, build_optimizers_alike, is_built, optimizers_of, state_variables
 from hvdlite.keras.optimizer import is_distributed
-from hvdlite.keras.variables import broadcast_variables, facts_of, read
+from hvdlite.keras.variables import broadcast_variables, facts_of, identity_of, read
 from hvdlite.objects import allgather_object
 from hvdlite.usage import mark_step
 
@@ -48,10 +48,10 @@ __all__ = [
 class BroadcastGlobalVariablesCallback(_Callback):
     """Gives all ranks the root's model and optimizers at the start of each ``fit``: ranks that start alike go on alike.
 
-    That is the weights, and the variables of all optimizers that the model or one of its layers has as an attribute (in a
-    list or a dict too): iterations, slots, averages of weights. Slots that only one rank has yet, from a checkpoint say, are
-    made on the others. Random seeds stay each rank's own, so that masks and augmentation differ between ranks, and so do
-    metrics.
+    That is the weights, and what the model or one of its layers has as an attribute (in a list or a dict too): all optimizers
+    with their iterations, slots and averages of weights; on TensorFlow a ``tf.Variable``, on torch buffers of modules. Slots
+    that only one rank has yet, from a checkpoint say, are made on the others. Random seeds stay each rank's own, so that
+    masks and augmentation differ between ranks, and so do metrics.
 
     All this happens before the first batch, with what exists by then. On TensorFlow a model that was made without the shape
     of its input gets its variables from its first batch, and so do legacy optimizers of Keras 2 get their slots; then all is
@@ -101,18 +101,18 @@ class BroadcastGlobalVariablesCallback(_Callback):
             return
         self._first_batch = False
         variables = self._variables()
-        if any(allgather_object(any(id(each) not in self._sent for each in variables), "keras.new_variables")):
+        if any(allgather_object(any(identity_of(each) not in self._sent for each in variables), "keras.new_variables")):
             self._broadcast(variables)
 
     def _variables(self) -> list[Any]:
         """Those of the model and its optimizers that all ranks are to have the same of."""
         local = {id(variable) for variable in self._local}
         variables = state_variables(self.model, optimizers_of(self.model).values())
-        return [each for each in variables if id(each) not in local and id(getattr(each, "value", each)) not in local]
+        return [each for each in variables if identity_of(each) not in local and id(getattr(each, "value", each)) not in local]
 
     def _broadcast(self, variables: list[Any]) -> None:
         broadcast_variables(variables, self.root_rank)
-        self._sent = {id(variable) for variable in variables}
+        self._sent = {identity_of(variable) for variable in variables}
         self.broadcast_done = True
 
 

@@ -13,7 +13,7 @@ from hvdlite.errors import InvalidArgumentError
 from hvdlite.keras.backends import current_backend
 from hvdlite.keras.batches import BatchCount
 from hvdlite.keras.model_state import build_optimizer, build_optimizers_alike, is_built, optimizers_of, state_variables
-from hvdlite.keras.variables import broadcast_variables, read
+from hvdlite.keras.variables import broadcast_variables, identity_of, read
 from hvdlite.objects import broadcast_object
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class KerasState(ObjectState):
         if self.optimizer is None:
             raise InvalidArgumentError("KerasState needs an optimizer: compile the model with one, or pass it")
         build_optimizer(model, self.optimizer)
-        self._saved: dict[int, Any] = {}  # values by the variable's id
+        self._saved: dict[int, Any] = {}  # values by `identity_of`
         super().__init__(broadcast_object, rank, **kwargs)
         self._save_variables()
 
@@ -69,7 +69,7 @@ class KerasState(ObjectState):
     def restore(self) -> None:
         """Sets variables and attributes to copies of what was saved last."""
         for variable in self._variables():
-            value = self._saved.get(id(variable))
+            value = self._saved.get(identity_of(variable))
             # The first step makes slots, whose value before it is zero.
             variable.assign(np.zeros_like(read(variable)) if value is None else value)
         super().restore()
@@ -90,7 +90,7 @@ class KerasState(ObjectState):
         return {**optimizers_of(self.model), "optimizer": self.optimizer}
 
     def _save_variables(self) -> None:
-        self._saved = {id(variable): np.array(read(variable)) for variable in self._variables()}
+        self._saved = {identity_of(variable): np.array(read(variable)) for variable in self._variables()}
 
 
 class CommitStateCallback(_Callback):

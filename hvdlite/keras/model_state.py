@@ -4,14 +4,16 @@ Neither random seeds nor metrics are among it. A rank's seeds make the masks and
 which are to differ from the other ranks'. Metrics tell of its own part, and begin anew in each epoch.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from hvdlite.agreement import difference, only_on
 from hvdlite.errors import MismatchError
 from hvdlite.keras.arguments import KERAS_3, is_optimizer
+from hvdlite.keras.attributes import held_by
+from hvdlite.keras.backends import current_backend
 from hvdlite.keras.optimizer import is_distributed
-from hvdlite.keras.variables import variables_of
+from hvdlite.keras.variables import identity_of, variables_of
 from hvdlite.objects import allgather_object
 
 __all__ = ["build_optimizer", "build_optimizers_alike", "is_built", "optimizers_of", "state_variables"]
@@ -19,35 +21,14 @@ __all__ = ["build_optimizer", "build_optimizers_alike", "is_built", "optimizers_
 
 def state_variables(model: Any, optimizers: Iterable[Any]) -> list[Any]:
     """The variables of a model and of optimizers, each once."""
-    variables = [*model.weights, *(variable for optimizer in optimizers for variable in variables_of(optimizer))]
-    return list({id(variable): variable for variable in variables}.values())
+    variables = [*model.weights, *current_backend().other_variables(model)]
+    variables += [variable for optimizer in optimizers for variable in variables_of(optimizer)]
+    return list({identity_of(variable): variable for variable in variables}.values())
 
 
 def optimizers_of(model: Any) -> dict[str, Any]:
-    """The optimizers among the attributes of a model and of its layers, in lists and dicts too, by where they are.
-
-    That of ``compile()`` is ``"optimizer"``. The order is the same on all ranks that have the same ones.
-    """
-    found: dict[str, Any] = {}
-    known: set[int] = set()  # ids of what has been found and looked through
-    for place, layer in enumerate(model._flatten_layers()):
-        attributes = sorted(vars(layer).items(), key=lambda entry: (entry[0].startswith("_"), entry[0]))
-        found.update(_optimizers_in(attributes, known, "" if layer is model else f"layer {place}: "))
-    return found
-
-
-def _optimizers_in(entries: Iterable[tuple[str, Any]], known: set[int], path: str) -> Iterator[tuple[str, Any]]:
-    """Those among (name, value), and in the lists and dicts among them."""
-    for name, value in entries:
-        found = is_optimizer(value)
-        if id(value) in known or not (found or isinstance(value, dict | list | tuple)):
-            continue
-        known.add(id(value))
-        if found:
-            yield path + name, value
-        else:
-            inside = value.items() if isinstance(value, dict) else enumerate(value)
-            yield from _optimizers_in([(f"[{key!r}]", each) for key, each in inside], known, path + name)
+    """The optimizers among the attributes of a model and of its layers, by where they are; that of ``compile()`` is first."""
+    return held_by(model, is_optimizer)
 
 
 def is_built(model: Any) -> bool:

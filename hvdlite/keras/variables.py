@@ -1,6 +1,7 @@
 """Variables of models and optimizers, of any Keras on any backend: as arrays, and the same on all ranks."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import keras
@@ -14,10 +15,12 @@ from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.runtime import RUNTIME
 
 __all__ = [
+    "Held",
     "broadcast_global_variables",
     "broadcast_variables",
     "dtype_of",
     "facts_of",
+    "identity_of",
     "read",
     "variables_of",
 ]
@@ -64,8 +67,42 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int, process_set: P
             variable.assign(value)
 
 
+@dataclass(frozen=True)
+class Held:
+    """A tensor of torch that a module holds and Keras knows nothing of, with what variables of Keras have.
+
+    Attributes:
+        name: in the model.
+        tensor: of which the values are overwritten in place.
+
+    """
+
+    name: str
+    tensor: Any
+
+    @property
+    def dtype(self) -> str:
+        """The name of its dtype."""
+        return str(self.tensor.dtype).removeprefix("torch.")
+
+    @property
+    def shape(self) -> Sequence[int]:
+        """Its extents."""
+        return tuple(self.tensor.shape)
+
+    def assign(self, value: Any) -> None:
+        """Overwrites it."""
+        self.tensor.data.copy_(keras.ops.convert_to_tensor(value))
+
+
+def identity_of(variable: Any) -> int:
+    """What tells variables apart as long as the model holds them."""
+    return id(getattr(variable, "tensor", variable))
+
+
 def read(value: Any) -> npt.NDArray[Any]:
     """A variable or an eager tensor as a contiguous array, which may share its memory."""
+    value = getattr(value, "tensor", value)
     array = keras.ops.convert_to_numpy(value) if hasattr(keras, "ops") else keras.backend.get_value(value)
     return np.asarray(array, order="C")
 

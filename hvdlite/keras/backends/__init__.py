@@ -119,6 +119,14 @@ class KerasBackend(Protocol):
     def reducescatter(self, value: Any, name: str | None, op: int) -> Any:
         """Reduces a value and leaves each rank with its part of the rows; arguments and result as for `allreduce`."""
 
+    def other_variables(self, model: Any) -> list[Any]:
+        """What a model holds of the framework's own kind and Keras does not count among its weights, without random seeds.
+
+        Returns:
+            Objects for `hvdlite.keras.variables`, in an order that is the same on all ranks: ``tf.Variable``, or
+            `hvdlite.keras.variables.Held`.
+        """
+
     def loss_in(self, error: Exception) -> HorovodInternalError | None:
         """The error of hvdlite behind one of the framework, if it means that a rank is lost (`hvdlite.elastic.LossIn`)."""
 

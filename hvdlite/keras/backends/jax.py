@@ -68,6 +68,10 @@ class JaxKerasBackend:
             reduced[place] = reduction.compression.decompress(output, context)
         return reduced
 
+    def other_variables(self, model: Any) -> list[Any]:
+        """As `KerasBackend.other_variables`: arrays do not change."""
+        return []
+
     def loss_in(self, error: Exception) -> HorovodInternalError | None:
         """As `KerasBackend.loss_in`."""
         return xla.loss_in(error)

@@ -7,6 +7,8 @@ import tensorflow as tf
 
 import hvdlite.tensorflow as hvd
 from hvdlite.errors import HorovodInternalError, UnsupportedError
+from hvdlite.keras.arguments import KERAS_3
+from hvdlite.keras.attributes import held_by
 from hvdlite.keras.backends import Reduction
 from hvdlite.tensorflow.elastic import loss_in
 from hvdlite.tensorflow.gradients import allreduce_gradients
@@ -48,6 +50,13 @@ class TensorFlowKerasBackend:
             groups=groups,
             process_set=reduction.process_set,
         )
+
+    def other_variables(self, model: Any) -> list[Any]:
+        """As `KerasBackend.other_variables`; Keras 2 counts them. Those of strings and resources are left out."""
+        if not KERAS_3:
+            return []
+        found = held_by(model, lambda value: isinstance(value, tf.Variable)).values()
+        return [variable for variable in found if variable.dtype.is_numpy_compatible and variable.dtype != tf.string]
 
     def loss_in(self, error: Exception) -> HorovodInternalError | None:
         """As `KerasBackend.loss_in`."""

@@ -10,6 +10,7 @@ import torch
 from hvdlite import ops
 from hvdlite.errors import HorovodInternalError
 from hvdlite.keras.backends import Reduction
+from hvdlite.keras.variables import Held
 from hvdlite.requests import Max
 from hvdlite.torch.gpu import reachable
 from hvdlite.torch.hooks import keep_out_of_graphs
@@ -61,6 +62,18 @@ class TorchKerasBackend:
             output.to(variable.value.device) if someone else None
             for output, variable, someone in zip(reduced, variables, anyone, strict=True)
         ]
+
+    def other_variables(self, model: Any) -> list[Any]:
+        """As `KerasBackend.other_variables`: buffers of torch's modules, and parameters that Keras has not made its own."""
+        # By their memory: torch makes parameters of the tensors of Keras's variables.
+        known = {variable.value.data_ptr() for variable in (*model.variables, *model.metrics_variables)}
+        found = []
+        for place, layer in enumerate(model._flatten_layers()):
+            for name, tensor in (*layer.named_parameters(), *layer.named_buffers()):
+                if tensor.numel() and tensor.data_ptr() not in known:
+                    known.add(tensor.data_ptr())
+                    found.append(Held(name if layer is model else f"layer {place}: {name}", tensor))
+        return found
 
     def loss_in(self, error: Exception) -> HorovodInternalError | None:
         """As `KerasBackend.loss_in`."""

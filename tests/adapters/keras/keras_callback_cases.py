@@ -96,6 +96,32 @@ def test_all_optimizers_of_a_model_are_broadcast_with_slots_that_one_rank_has(hv
     assert_same_everywhere(model.get_weights())
 
 
+@on_two_ranks
+@pytest.mark.skipif(
+    BACKEND == "jax" or not KERAS_3, reason="only Keras 3 on TensorFlow and torch has variables it does not count"
+)
+def test_variables_that_keras_does_not_count_are_broadcast(hvd):
+    model = make_model(seed=WORLD.rank)
+    model.compile(optimizer=hvd.DistributedOptimizer(sgd()), loss="mse")
+    if BACKEND == "tensorflow":
+        import tensorflow as tf
+
+        model.beta = tf.Variable(WORLD.rank + 2.0)
+        model.layers[0].own = [tf.Variable([WORLD.rank]), tf.Variable("words")]
+        held = [model.beta, model.layers[0].own[0]]
+    else:
+        import torch
+
+        model.norm = torch.nn.BatchNorm1d(3)
+        model.layers[0].register_buffer("own", torch.tensor([WORLD.rank]))
+        held = [model.norm.module.running_mean, model.norm.module.weight.data, model.layers[0].own]
+        held[0] += WORLD.rank + 2.0
+        held[1] += WORLD.rank
+    begin_fit(hvd, model)
+    assert_same_everywhere([keras_array(each) for each in held])
+    assert keras_array(held[0]).max() == 2.0
+
+
 class Pair(keras.Model):
     """Is not built itself before its first batch, and its layers are."""
 
