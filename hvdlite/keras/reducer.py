@@ -2,7 +2,7 @@
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -78,6 +78,7 @@ class Reducer:
         settings: how.
         accumulated: the variables of the accumulated gradients that come next (Keras 3).
         aggregation: adds up the gradients of several steps (Keras 2); None: there is nothing to add up.
+        wrap_alike: wraps another optimizer with the same arguments.
 
     """
 
@@ -85,6 +86,7 @@ class Reducer:
         self.settings = settings
         self.accumulated: Sequence[Any] = ()
         self.aggregation: Any = None
+        self.wrap_alike: Callable[[Any], Any]
         self._backend = backend
         process_set = settings.reduction.process_set
         self._active = bool(process_set.included()) and (process_set.size() or 1) > 1

@@ -44,6 +44,7 @@ SLOW = (
     "test_files_of_the_older_format",
     "test_custom_optimizers_are_saved_under_their_own_name",
     "test_wrapping_again_replaces_and_keeps_the_state",
+    "test_optimizers_made_from_a_wrapped_one_are_wrapped_alike",
     "test_warmup_and_schedule",
     "test_momentum_is_corrected_when_the_rate_changes",
     "test_the_best_checkpoint_is_written_by_rank_0",

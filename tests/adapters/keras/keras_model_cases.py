@@ -99,6 +99,24 @@ def test_wrapping_again_replaces_and_keeps_the_state(hvd):
     assert_same_everywhere(state_of(model))
 
 
+@on_two_ranks
+def test_optimizers_made_from_a_wrapped_one_are_wrapped_alike(hvd):
+    optimizer = hvd.DistributedOptimizer(sgd(), op=Sum, name="mine")
+    config = optimizer.get_config()
+    made = [
+        optimizer.from_config(config),
+        type(optimizer).from_config(config),
+        type(optimizer)(learning_rate=0.1, momentum=0.9),
+    ]
+    assert len({type(each)._hvdlite.settings.prefix for each in (optimizer, *made)}) == 4
+    for each in made:
+        settings = type(each)._hvdlite.settings
+        assert (settings.name, settings.reduction.op, each.__class__) == ("mine", Sum, type(sgd()))
+    model = model_with_state(made[0])
+    assert_same_everywhere(state_of(model))
+    assert_close(model.get_weights(), model_with_state(hvd.DistributedOptimizer(sgd(), op=Sum)).get_weights(), 0)
+
+
 # --- values and elastic state ----------------------------------------------------------------------------------------
 
 
