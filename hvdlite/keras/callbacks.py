@@ -4,13 +4,13 @@ import warnings
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-import keras
 import numpy as np
 
 from hvdlite import basics
 from hvdlite.agreement import compare, only_on
 from hvdlite.errors import InvalidArgumentError, MismatchError
 from hvdlite.keras.batches import BatchCount
+from hvdlite.keras.library import keras
 from hvdlite.keras.model_state import build_optimizer, build_optimizers_alike, is_built, optimizers_of, state_variables
 from hvdlite.keras.optimizer import is_distributed
 from hvdlite.keras.variables import broadcast_variables, facts_of, identity_of, read

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import keras
 import numpy as np
 
 from hvdlite import elastic
@@ -12,6 +11,7 @@ from hvdlite.elastic import ObjectState
 from hvdlite.errors import InvalidArgumentError
 from hvdlite.keras.backends import current_backend
 from hvdlite.keras.batches import BatchCount
+from hvdlite.keras.library import keras
 from hvdlite.keras.model_state import build_optimizer, build_optimizers_alike, is_built, optimizers_of, state_variables
 from hvdlite.keras.variables import broadcast_variables, identity_of, read
 from hvdlite.objects import broadcast_object

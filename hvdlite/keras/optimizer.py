@@ -10,13 +10,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-import keras
-
 from hvdlite.checks import check_compression, check_passes, check_process_set
 from hvdlite.compression import Compression
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
 from hvdlite.keras import arguments
 from hvdlite.keras.backends import Reduction, current_backend
+from hvdlite.keras.library import keras
 from hvdlite.keras.reducer import Reducer, Settings
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.requests import Average

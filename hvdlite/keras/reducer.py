@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-import keras
-
 from hvdlite.agreement import compare, name_of
 from hvdlite.errors import MismatchError, UnsupportedError
 from hvdlite.keras.backends import KerasBackend, Reduction
+from hvdlite.keras.library import keras
 from hvdlite.keras.variables import facts_of
 from hvdlite.requests import OP_NAMES
 

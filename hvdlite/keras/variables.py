@@ -4,13 +4,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-import keras
 import numpy as np
 import numpy.typing as npt
 
 from hvdlite import ops
 from hvdlite.agreement import name_of, require_same_variables
 from hvdlite.errors import UnsupportedError
+from hvdlite.keras.library import keras
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.runtime import RUNTIME
 

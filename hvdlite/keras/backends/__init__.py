@@ -10,9 +10,8 @@ from functools import cache
 from importlib import import_module
 from typing import Any, Protocol
 
-import keras
-
 from hvdlite.errors import HorovodInternalError, UnsupportedError
+from hvdlite.keras.library import keras
 from hvdlite.process_sets import ProcessSet
 
 __all__ = ["KerasBackend", "Reduction", "current_backend"]

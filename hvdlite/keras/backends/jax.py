@@ -5,13 +5,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import keras
 import numpy as np
 
 from hvdlite import ops, xla
 from hvdlite.errors import HorovodInternalError, InvalidArgumentError, UnsupportedError
 from hvdlite.jax import call, grouped_allreduce, grouped_broadcast, require_cpu
 from hvdlite.keras.backends import Reduction
+from hvdlite.keras.library import keras
 from hvdlite.requests import Kind
 from hvdlite.xla import Group
 

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
-import keras
 import numpy as np
 import torch
 
 from hvdlite import ops
 from hvdlite.errors import HorovodInternalError
 from hvdlite.keras.backends import Reduction
+from hvdlite.keras.library import keras
 from hvdlite.keras.variables import Held
 from hvdlite.requests import Max
 from hvdlite.torch.gpu import reachable
