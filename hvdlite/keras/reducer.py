@@ -119,7 +119,7 @@ class Reducer:
         local = self._local_ids()
         places = [place for place, variable in enumerate(variables) if id(variable) not in local]
         shared = [variables[place] for place in places]
-        self._meet(shared)
+        self._meet(shared, [gradients[place] for place in places])
         reduced = self._backend.reduce_gradients(
             [gradients[place] for place in places],
             shared,
@@ -158,18 +158,23 @@ class Reducer:
         found = [[places[id(variable)] for variable in group if id(variable) in places] for group in groups]
         return [members for members in found if members]
 
-    def _meet(self, variables: Sequence[Any]) -> None:
+    def _meet(self, variables: Sequence[Any], gradients: Sequence[Any]) -> None:
         """Compares variables that the optimizer has not seen before across ranks, and names their gradients."""
-        new = [variable for variable in variables if id(variable) not in self._names]
-        if not new:
+        unknown = [place for place, variable in enumerate(variables) if id(variable) not in self._names]
+        if not unknown:
             return
+        new = [variables[place] for place in unknown]
         settings, process_set = self.settings, self.settings.reduction.process_set
         self._backend.check_supported()
         _refuse_overwritten(new)
         common = settings.describe()
         # By the order of use, so that optimizers that are not each other's counterparts come together and are told apart.
         exchange = f"keras_optimizers.first_step{next(_meetings[tuple(process_set.ranks or ())])}"
-        labels, differing = compare([*common, *facts_of(new)], exchange, process_set)
+        facts = facts_of(new)
+        if self._backend.traces_steps:
+            lacking = [" without a gradient" if gradients[place] is None else "" for place in unknown]
+            facts = [(name, what + without) for (name, what), without in zip(facts, lacking, strict=True)]
+        labels, differing = compare([*common, *facts], exchange, process_set)
         if differing:
             raise MismatchError(
                 f"DistributedOptimizer in process set {process_set.process_set_id}: {differing}; build the same model and "

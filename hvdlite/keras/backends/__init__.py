@@ -48,6 +48,10 @@ class KerasBackend(Protocol):
     def name(self) -> str:
         """As Keras calls it: ``"tensorflow"``, ``"torch"`` or ``"jax"``."""
 
+    @property
+    def traces_steps(self) -> bool:
+        """Is it known when a step is traced which gradients are None, so that all ranks have None in the same places?"""
+
     def check_supported(self) -> None:
         """Called when an optimizer is wrapped.
 
@@ -71,7 +75,7 @@ class KerasBackend(Protocol):
 
         Args:
             gradients: of the backend's type, sparse ones (``tf.IndexedSlices``) among them, not modified; None where the
-                loss does not depend on the variable. All ranks have None in the same places, but for eager torch.
+                loss does not depend on the variable. If `traces_steps`, all ranks have None in the same places.
             variables: those that the gradients belong to.
             names: for the engine, unique among what can be in flight.
             groups: places in `gradients`: each of the lists is agreed on and sent together, places in no list by

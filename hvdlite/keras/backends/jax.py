@@ -25,6 +25,7 @@ class JaxKerasBackend:
     """
 
     name = "jax"
+    traces_steps = True
 
     def check_supported(self) -> None:
         """Refuses devices other than CPUs, and ``keras.distribution``, which would divide what mpirun has divided already."""

@@ -21,6 +21,7 @@ class TensorFlowKerasBackend:
     """All of it is `hvdlite.tensorflow`'s."""
 
     name = "tensorflow"
+    traces_steps = True
 
     def check_supported(self) -> None:
         """Refuses strategies, which would divide among themselves what mpirun has divided among the ranks."""

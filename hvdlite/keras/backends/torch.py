@@ -25,6 +25,7 @@ class TorchKerasBackend:
     """
 
     name = "torch"
+    traces_steps = False
 
     def check_supported(self) -> None:
         """Nothing stands in the way: Keras knows none of torch's ways of distributing a model."""

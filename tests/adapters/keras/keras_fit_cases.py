@@ -335,6 +335,19 @@ def test_a_difference_between_the_models_is_named(hvd):
 
 
 @on_two_ranks
+@pytest.mark.skipif(BACKEND == "torch", reason="on torch a gradient that some ranks lack counts as zeros")
+def test_a_gradient_that_one_rank_lacks_is_named(hvd):
+    optimizer, model = hvd.DistributedOptimizer(sgd()), make_model()
+    gradients = [keras.ops.zeros(each.shape) if KERAS_3 else each * 0 for each in model.trainable_variables]
+    if WORLD.rank == 1:
+        gradients[1] = None
+    text = r"bias.* is float32 \[5\] on rank 0, but .*bias.* is float32 \[5\] without a gradient on rank 1"
+    with pytest.raises(MismatchError, match=text) as caught:
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+    on_all_ranks(str(caught.value))
+
+
+@on_two_ranks
 def test_ranks_that_have_wrapped_other_numbers_of_optimizers_are_told(hvd):
     optimizer = hvd.DistributedOptimizer(sgd())
     if WORLD.rank == 0:
