@@ -1,11 +1,90 @@
-"""In what the ranks' descriptions of something differ, in words."""
+"""What the ranks must have in common: the exchange that compares it, and in words in what they differ."""
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
 from hvdlite.config import format_ranks
+from hvdlite.dtypes import code_of_name
+from hvdlite.errors import MismatchError
+from hvdlite.objects import allgather_object
+from hvdlite.process_sets import ProcessSet, global_process_set
 
-__all__ = ["difference"]
+__all__ = ["compare", "difference", "name_of", "only_on", "require_same_variables"]
+
+
+def compare(
+    facts: Sequence[tuple[str, Any]], exchange: str, process_set: ProcessSet = global_process_set
+) -> tuple[list[str], str]:
+    """Compares what the ranks have at each place of a list. Collective over the process set.
+
+    Args:
+        facts: (label, what it is) in order. Only the latter is compared: names may be numbered differently on each rank.
+        exchange: name of the exchange, the same on all ranks.
+        process_set: the ranks that take part.
+
+    Returns:
+        The first rank's labels; and the first difference in words, the same on all ranks, or "" where there is none.
+
+    """
+    labels = [label for label, _ in facts]
+    digest = hashlib.sha256(repr([what for _, what in facts]).encode()).hexdigest()
+    everyone = allgather_object((digest, labels), exchange, process_set)
+    first: list[str] = everyone[0][1]
+    if len({digest for digest, _ in everyone}) == 1:
+        return first, ""
+    shared = [*first, *labels[len(first) :]]
+    mine = [(label, what) for label, (_, what) in zip(shared, facts, strict=False)]
+    everyones = allgather_object(mine, f"{exchange}.differs", process_set)
+    return first, difference(everyones, process_set.ranks or range(len(everyones)))
+
+
+def name_of(variable: Any) -> str:
+    """What the user knows a variable of TensorFlow or Keras by."""
+    return str(getattr(variable, "path", variable.name))
+
+
+def require_same_variables(
+    operation: str, variables: Sequence[tuple[str, str, Sequence[int]]], process_set: ProcessSet = global_process_set
+) -> None:
+    """Sees that the ranks are about to broadcast the same variables. Collective over the process set.
+
+    Args:
+        operation: for messages, and the name of the exchange.
+        variables: of each its name, which may differ between ranks, and its dtype and shape.
+        process_set: the ranks that take part.
+
+    Raises:
+        MismatchError: the ranks have different numbers of variables, or of different shapes or dtypes.
+        InvalidArgumentError: (on all ranks) a variable is of a dtype that cannot be sent.
+
+    """
+    facts = [(name, f"{dtype} {list(shape)}") for name, dtype, shape in variables]
+    names, differing = compare(facts, f"{operation}.variables", process_set)
+    if differing:
+        raise MismatchError(
+            f"{operation} in process set {process_set.process_set_id}: {differing}; pass the same variables in the same order "
+            "on every rank (build the same model and the same optimizer there first)"
+        )
+    for name, (_, dtype, _) in zip(names, variables, strict=True):
+        code_of_name(dtype, f"variable {name!r} given to {operation}")
+
+
+def only_on(names: Sequence[Sequence[str]], ranks: Sequence[int]) -> str:
+    """Which names some ranks lack, in words; "" where all have the same.
+
+    Args:
+        names: of each rank, in any order.
+        ranks: the ranks' numbers.
+
+    """
+    missing = []
+    for name in sorted({name for mine in names for name in mine}):
+        having = [rank for rank, mine in zip(ranks, names, strict=True) if name in mine]
+        lacking = [rank for rank, mine in zip(ranks, names, strict=True) if name not in mine]
+        if lacking:
+            missing.append(f"{name!r} is on {format_ranks(having)}, but not on {format_ranks(lacking)}")
+    return "; ".join(missing)
 
 
 def difference(descriptions: Sequence[Sequence[tuple[str, Any]]], ranks: Sequence[int]) -> str:

@@ -1,4 +1,4 @@
-"""What the optimizers of all doors ask of their arguments, said before anything is changed."""
+"""What optimizers and collectives of several doors ask of their arguments, said before anything is changed."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from hvdlite.errors import InvalidArgumentError
 from hvdlite.process_sets import ProcessSet
 from hvdlite.requests import Average
 
-__all__ = ["check_compression", "check_passes", "check_predivide", "check_process_set"]
+__all__ = ["check_compression", "check_given", "check_passes", "check_predivide", "check_process_set"]
 
 
 def check_passes(passes: int) -> None:
@@ -36,3 +36,10 @@ def check_process_set(process_set: ProcessSet) -> None:
         raise InvalidArgumentError(f"process_set must be a ProcessSet, got {process_set!r}: pass it to hvdlite.add_process_set")
     if process_set.process_set_id is None:
         raise InvalidArgumentError(f"{process_set} has not been registered: pass it to hvdlite.add_process_set first")
+
+
+def check_given(operation: str, value: Any, name: str | None) -> None:
+    """Raises InvalidArgumentError if a collective is given None for a tensor."""
+    if value is None:
+        what = operation if name is None else f"{operation} of {name!r}"
+        raise InvalidArgumentError(f"{what}: None is no tensor; a rank that has nothing to give passes zeros")

@@ -38,6 +38,7 @@ __all__ = [
     "set_unless_set",
     "to_markdown",
     "to_native",
+    "uses_legacy_keras",
 ]
 
 Value = int | float | bool | str
@@ -881,6 +882,11 @@ def lacks_torch_variables(knows_rank: bool, knows_size: bool) -> bool:
     """Would torch.distributed's ``env://`` miss a variable, its caller knowing the rank, the size, or neither?"""
     needed = ["MASTER_ADDR", "MASTER_PORT"] + ["RANK"] * (not knows_rank) + ["WORLD_SIZE"] * (not knows_size)
     return not all(os.environ.get(variable) for variable in needed)
+
+
+def uses_legacy_keras() -> bool:
+    """Is ``tf.keras`` the package tf_keras? TensorFlow reads the variable just so."""
+    return os.environ.get("TF_USE_LEGACY_KERAS") in ("1", "true", "True")
 
 
 def to_markdown() -> str:

@@ -50,7 +50,8 @@ class Stats:
         exposed_moving_seconds: the part of it in which data moved. In the rest other ranks were waited for.
         last_to_ask: of each rank, how many operations it was the last to ask for, as far as this rank took part in them.
         waited_for_seconds: `waiting_seconds` by rank: each moment is charged to the rank whose asking ended it.
-        last_step: the same of the last step alone; None before the first two have ended, and in differences.
+        last_step: the same of the last step alone, or of those that `mark_step` counted with it; None before the first two have
+            ended, and in differences.
     """
 
     rank: int
@@ -188,20 +189,23 @@ def gather_stats(process_set: ProcessSet = global_process_set) -> tuple[Stats, .
     return tuple(allgather_object(stats(), process_set=process_set))
 
 
-def mark_step() -> None:
+def mark_step(steps: int = 1) -> None:
     """Says that a step of the program ends here, for `Stats.steps` and `Stats.last_step`. Local.
 
     torch's `DistributedOptimizer` does so at each ``step()``, until the program calls this itself: from then on only its own
     calls count, as where two optimizers make one step.
 
+    Args:
+        steps: how many steps have ended since the last call, where a framework takes several at once.
+
     Raises:
         NotInitializedError: `init` has not been called.
     """
-    engine, steps = RUNTIME.require(), RUNTIME.steps
-    if not steps.by_program:
-        steps.by_program = True
-        steps.marks = (None, None)
-    _mark(engine)
+    engine, marked = RUNTIME.require(), RUNTIME.steps
+    if not marked.by_program:
+        marked.by_program = True
+        marked.marks = (None, None)
+    _mark(engine, steps)
 
 
 def optimizer_stepped() -> None:
@@ -211,11 +215,11 @@ def optimizer_stepped() -> None:
         _mark(engine)
 
 
-def _mark(engine: Any) -> None:
-    steps = RUNTIME.steps
-    steps.count += 1
-    steps.marks = (steps.marks[1], _read(engine))
-    for watch in tuple(steps.watchers):
+def _mark(engine: Any, steps: int = 1) -> None:
+    marked = RUNTIME.steps
+    marked.count += steps
+    marked.marks = (marked.marks[1], _read(engine))
+    for watch in tuple(marked.watchers):
         watch()
 
 

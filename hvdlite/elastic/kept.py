@@ -154,13 +154,19 @@ class Inventory:
         """Gives what is kept in place the state that it has on rank 0, and returns the attributes of rank 0. Collective.
 
         Raises:
-            MismatchError: there are other objects to keep in place than on rank 0.
+            MismatchError: the attributes have other names, or there are other objects to keep in place, than on rank 0.
 
         """
         kept = self._kept
         kinds = [type(value).__name__ for value in kept]
         stands = [_Stand() for _ in kept]
-        theirs = bcast_object((_copy(self._tree, kept, stands) if rank == 0 else None, stands, kinds))
+        names = sorted(self._tree[0])
+        theirs = bcast_object((_copy(self._tree, kept, stands) if rank == 0 else None, stands, kinds, names))
+        if names != theirs[3]:
+            raise MismatchError(
+                f"the elastic state has the attributes {theirs[3]} on rank 0, but {names} on rank {rank}; make it with the "
+                "same names on every rank"
+            )
         if kinds != theirs[2]:
             raise MismatchError(
                 f"the elastic state of rank {rank} refers to {_listed(kinds)}, but that of rank 0 to {_listed(theirs[2])}: "

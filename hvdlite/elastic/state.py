@@ -150,13 +150,13 @@ class ObjectState(State):
         """Sets the attributes to what they are on rank 0 at present, and saves them. Collective over all ranks.
 
         Raises:
-            MismatchError: this rank's attributes refer to other objects that stay what they are than those of rank 0.
+            MismatchError: this rank's attributes have other names than those of rank 0, or refer to other objects that stay
+                what they are.
             Whatever `bcast_object` raises.
 
         """
-        if self._names:
-            self._set_attributes(self._inventory(self._names).sync(self._bcast_object, self._rank()))
-            ObjectState.save(self)
+        self._set_attributes(self._inventory(self._names).sync(self._bcast_object, self._rank()))
+        ObjectState.save(self)
 
     def _handler_of(self, value: Any) -> StateHandler | None:
         """For subclasses: how an object is kept in place that has no ``state_dict()``, or is to be kept otherwise."""

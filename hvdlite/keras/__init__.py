@@ -7,17 +7,9 @@
     model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.Adam(1e-3 * hvd.size())), loss="mse")
     model.fit(x, y, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)], verbose=hvd.rank() == 0)
 
-One adapter serves Keras 3 on its three backends and Keras 2. It imports the framework that Keras runs on, and no other.
+One adapter serves Keras 3 on its three backends, Keras 2, and tf_keras where ``TF_USE_LEGACY_KERAS=1`` makes it ``tf.keras``.
+It imports the framework that Keras runs on, and no other.
 """
-
-try:
-    import keras as _keras
-except ImportError as error:
-    raise ImportError(f"hvdlite.keras needs Keras, which cannot be imported ({error}): pip install keras") from error
-if tuple(int(part) for part in _keras.__version__.split(".")[:2]) < (2, 13):
-    raise ImportError(
-        f"hvdlite.keras needs Keras 2.13 or newer, and this is {_keras.__version__}: upgrade Keras (and TensorFlow)"
-    )
 
 from hvdlite import (
     Adasum,

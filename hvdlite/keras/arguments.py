@@ -4,10 +4,9 @@ import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import keras
-
 from hvdlite.checks import check_predivide
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
+from hvdlite.keras.library import keras
 from hvdlite.keras.reducer import Groups
 from hvdlite.requests import Average, Sum, resolve_op
 
@@ -19,6 +18,7 @@ __all__ = [
     "checked_layers",
     "checked_op",
     "chosen_groups",
+    "is_optimizer",
     "scaled",
     "scales_loss",
 ]
@@ -26,14 +26,20 @@ __all__ = [
 KERAS_3 = int(keras.__version__.split(".")[0]) >= 3
 
 
-def check_optimizer(optimizer: Any) -> None:
-    """Raises InvalidArgumentError unless it is an optimizer of the Keras that is imported as ``keras``."""
+def is_optimizer(value: Any) -> bool:
+    """Is it an optimizer of the Keras that this process trains with?"""
     kinds = (keras.optimizers.Optimizer,) if KERAS_3 else (keras.optimizers.Optimizer, keras.optimizers.legacy.Optimizer)
-    if not isinstance(optimizer, kinds):
+    return isinstance(value, kinds)
+
+
+def check_optimizer(optimizer: Any) -> None:
+    """Raises InvalidArgumentError unless it is one."""
+    if not is_optimizer(optimizer):
         kind = type(optimizer)
+        legacy = keras.__name__ == "keras" and kind.__module__.startswith("tf_keras.")
         raise InvalidArgumentError(
-            f"DistributedOptimizer wraps an optimizer of Keras {keras.__version__} (the module keras), got a "
-            f"{kind.__module__}.{kind.__qualname__}"
+            f"DistributedOptimizer wraps an optimizer of Keras {keras.__version__} (the module {keras.__name__}), got a "
+            f"{kind.__module__}.{kind.__qualname__}" + ("; for tf_keras set TF_USE_LEGACY_KERAS=1" if legacy else "")
         )
 
 

@@ -4,13 +4,16 @@ import warnings
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-import keras
 import numpy as np
 
-from hvdlite import basics, ops
-from hvdlite.errors import InvalidArgumentError
+from hvdlite import basics
+from hvdlite.agreement import compare, only_on
+from hvdlite.errors import InvalidArgumentError, MismatchError
+from hvdlite.keras.batches import BatchCount
+from hvdlite.keras.library import keras
+from hvdlite.keras.model_state import build_optimizer, build_optimizers_alike, is_built, optimizers_of, state_variables
 from hvdlite.keras.optimizer import is_distributed
-from hvdlite.keras.variables import broadcast_variables, build_optimizer, is_built, read, variables_of
+from hvdlite.keras.variables import broadcast_variables, facts_of, identity_of, read
 from hvdlite.objects import allgather_object
 from hvdlite.usage import mark_step
 
@@ -43,16 +46,25 @@ __all__ = [
 
 
 class BroadcastGlobalVariablesCallback(_Callback):
-    """Gives all ranks the root's model and optimizer, once: when they start alike training goes on alike.
+    """Gives all ranks the root's model and optimizers at the start of each ``fit``: ranks that start alike go on alike.
 
-    This happens before the first batch, where all variables exist by then. On TensorFlow a model that was made without the
-    shape of its input gets them from its first batch, and so do legacy optimizers of Keras 2 get their slots; then it happens
-    after the first batch, as in Horovod: the first step is one from different weights, of which the root's outcome counts.
+    That is the weights, and what the model or one of its layers has as an attribute (in a list or a dict too): all optimizers
+    with their iterations, slots and averages of weights; on TensorFlow a ``tf.Variable``, on torch buffers of modules. Slots
+    that only one rank has yet, from a checkpoint say, are made on the others. Random seeds stay each rank's own, so that
+    masks and augmentation differ between ranks, and so do metrics.
+
+    All this happens before the first batch, with what exists by then. On TensorFlow a model that was made without the shape
+    of its input gets its variables from its first batch, and so do legacy optimizers of Keras 2 get their slots; then all is
+    broadcast again after the first batch, as in Horovod: the first step is one from different weights, of which the root's
+    outcome counts. With ``steps_per_execution`` above 1, so many steps are.
 
     Args:
         root_rank: the rank that has the right values, from a checkpoint say.
         device: accepted for Horovod's sake; not used.
         local_variables: variables that stay this rank's, such as the weights of local layers (`PartialDistributedOptimizer`).
+
+    Raises:
+        MismatchError: (when ``fit`` begins, or after its first batch) the ranks' models or optimizers are not alike.
 
     """
 
@@ -62,45 +74,62 @@ class BroadcastGlobalVariablesCallback(_Callback):
         self.root_rank = root_rank
         self.broadcast_done = False
         self._local: list[Any] = list(local_variables or ())
+        self._sent: set[int] = set()  # ids of the variables that have been broadcast in this fit
+        self._first_batch = True
 
     def register_local_var(self, var: Any) -> None:
         """Leaves a variable out of the broadcast."""
         self._local.append(var)
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Broadcasts, if all ranks have the same number of variables."""
+        """Broadcasts, if all ranks have the same variables."""
         _warn_unless_distributed(self.model)
-        if self.broadcast_done:
-            return
-        variables = self._variables() if is_built(self.model) else []
-        counts = allgather_object(len(variables), "keras.ready")
-        if len(set(counts)) == 1 and variables:
+        self.broadcast_done, self._first_batch = False, True
+        self._sent = set()
+        model, optimizers = self.model, optimizers_of(self.model)
+        build_optimizers_alike(model, optimizers)
+        if is_built(model):
+            build_optimizer(model, model.optimizer)
+        variables = self._variables()
+        _, differing = compare(facts_of(variables), "keras.ready")
+        if not differing:
             self._broadcast(variables)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Broadcasts, if that has not been possible before."""
-        if not self.broadcast_done:
-            self._broadcast(self._variables())
+        """Broadcasts, if the first batch has made variables on any rank."""
+        if not self._first_batch:
+            return
+        self._first_batch = False
+        variables = self._variables()
+        if any(allgather_object(any(identity_of(each) not in self._sent for each in variables), "keras.new_variables")):
+            self._broadcast(variables)
 
     def _variables(self) -> list[Any]:
-        """Those of the model and its optimizer, which is built with it."""
-        model, optimizer = self.model, self.model.optimizer
-        build_optimizer(model, optimizer)
+        """Those of the model and its optimizers that all ranks are to have the same of."""
         local = {id(variable) for variable in self._local}
-        variables = [*model.weights, *variables_of(optimizer)]  # random seeds, which are no weights, stay each rank's
-        return [each for each in variables if id(each) not in local and id(getattr(each, "value", each)) not in local]
+        variables = state_variables(self.model, optimizers_of(self.model).values())
+        return [each for each in variables if identity_of(each) not in local and id(getattr(each, "value", each)) not in local]
 
     def _broadcast(self, variables: list[Any]) -> None:
         broadcast_variables(variables, self.root_rank)
+        self._sent = {identity_of(variable) for variable in variables}
         self.broadcast_done = True
 
 
 class MarkStepCallback(_Callback):
     """Counts batches of training as the steps of `hvdlite.stats`. Local; see `hvdlite.mark_step`."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._batches = BatchCount()
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Counts the epoch's batches from its first."""
+        self._batches.begin_epoch()
+
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Marks the end of a step. With ``steps_per_execution`` above 1 Keras calls it for so many batches together."""
-        mark_step()
+        """Marks the end of a step, or of all steps of an execution."""
+        mark_step(self._batches.since_last(batch, self.params))
 
 
 class MetricAverageCallback(_Callback):
@@ -119,18 +148,30 @@ class MetricAverageCallback(_Callback):
         del device
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Averages whatever is a number. All ranks have the same metrics, and all of them validate in the same epochs."""
-        started = {
-            metric: ops.allreduce_async(np.array(float(value)), name=f"keras.metric.{metric}")
-            for metric, value in sorted((logs or {}).items())
-            if np.ndim(value) == 0
-        }
-        for metric, handle in started.items():
-            logs[metric] = float(handle.synchronize())
+        """Averages whatever is a number. Collective over all ranks.
+
+        Raises:
+            MismatchError: the ranks have different metrics, or some of them have validated in this epoch and others have not.
+
+        """
+        mine = {name: float(value) for name, value in (logs or {}).items() if np.ndim(value) == 0}
+        everyone = allgather_object(mine, "keras.metrics")
+        differing = only_on([list(theirs) for theirs in everyone], range(len(everyone)))
+        if differing:
+            raise MismatchError(
+                f"MetricAverageCallback in epoch {epoch}: the ranks' logs hold different metrics: {differing}; compile the "
+                "same metrics and validate in the same epochs on every rank, and put callbacks that only some ranks have "
+                "behind MetricAverageCallback"
+            )
+        for name in mine:
+            logs[name] = float(np.mean([theirs[name] for theirs in everyone]))
 
 
 class LearningRateScheduleCallback(_Callback):
     """Sets the learning rate to ``initial_lr * multiplier(epoch)`` from `start_epoch` on, until `end_epoch`.
+
+    With ``steps_per_execution`` above 1 the batches of an execution have the rate of its first batch. An epoch ends with the
+    rate of its last batch in any case.
 
     Args:
         initial_lr: the rate that is multiplied.
@@ -165,7 +206,7 @@ class LearningRateScheduleCallback(_Callback):
         self.end_epoch = end_epoch
         self.staircase = staircase
         self.momentum_correction = momentum_correction
-        self.steps_per_epoch = steps_per_epoch
+        self.steps_per_epoch = self._given_steps = steps_per_epoch
         self.current_epoch = 0
         self.multiplier: Callable[[float], float]
         if callable(multiplier):
@@ -176,7 +217,7 @@ class LearningRateScheduleCallback(_Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Finds out how many steps an epoch has."""
-        if not self.staircase and not self.steps_per_epoch:
+        if not self.staircase and not self._given_steps:
             self.steps_per_epoch = self.params.get("steps")
             if not self.steps_per_epoch:
                 raise InvalidArgumentError(
@@ -190,7 +231,7 @@ class LearningRateScheduleCallback(_Callback):
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Sets the rate."""
-        if self.current_epoch < self.start_epoch or (self.end_epoch is not None and self.current_epoch >= self.end_epoch):
+        if not self._in_range():
             return
         if not self.staircase:
             self._set(self.current_epoch + batch / (self.steps_per_epoch or 1))
@@ -198,9 +239,15 @@ class LearningRateScheduleCallback(_Callback):
             self._set(self.current_epoch)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Logs the rate as ``lr``."""
+        """Sets the rate of the epoch's last batch, and logs it as ``lr``."""
+        if not self.staircase and self._in_range():
+            steps = self.steps_per_epoch or 1
+            self._set(self.current_epoch + (steps - 1) / steps)
         if logs is not None:
             logs["lr"] = self._rate()
+
+    def _in_range(self) -> bool:
+        return self.start_epoch <= self.current_epoch and (self.end_epoch is None or self.current_epoch < self.end_epoch)
 
     def _rate(self) -> float:
         return float(read(self.model.optimizer.learning_rate))

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import keras
 import numpy as np
 
 from hvdlite import elastic
@@ -11,8 +10,12 @@ from hvdlite.basics import rank
 from hvdlite.elastic import ObjectState
 from hvdlite.elastic.kept import StateHandler, has_variables, is_variable
 from hvdlite.errors import InvalidArgumentError
+from hvdlite.keras.arguments import is_optimizer
 from hvdlite.keras.backends import current_backend
-from hvdlite.keras.variables import broadcast_variables, build_optimizer, is_built, read, variables_of
+from hvdlite.keras.batches import BatchCount
+from hvdlite.keras.library import keras
+from hvdlite.keras.model_state import build_optimizer, build_optimizers_alike, is_built, optimizers_of, state_variables
+from hvdlite.keras.variables import broadcast_variables, identity_of, read, variables_of
 from hvdlite.objects import broadcast_object
 
 if TYPE_CHECKING:
@@ -34,14 +37,14 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class KerasState(ObjectState):
-    """Keeps a model, its optimizer, and Python objects, which are its attributes.
+    """Keeps a model, its optimizers, and Python objects, which are its attributes.
 
     Other models, layers, optimizers, metrics and variables stay the objects they are, wherever attributes refer to them; their
     variables are saved, restored and sent.
 
     Args:
-        model: built, so that all its variables exist.
-        optimizer: the model's, unless another one is given.
+        model: built, so that all its variables exist. All optimizers among its attributes and its layers' are kept.
+        optimizer: kept in the place of the one that the model was compiled with.
         **kwargs: names and first values of other attributes, such as ``epoch=0, batch=0``.
 
     Raises:
@@ -61,36 +64,81 @@ class KerasState(ObjectState):
         super().__init__(broadcast_object, rank, model=model, optimizer=optimizer, **kwargs)
 
     def _handler_of(self, value: Any) -> StateHandler | None:
+        if value is self.model:
+            return _VariablesHandler(value, self.optimizer)
+        with_model = [*optimizers_of(self.model).values(), self.optimizer]
+        if any(value is each for each in with_model):
+            return _KeptWithModel(value)
         return _VariablesHandler(value) if has_variables(value) else None
 
 
 class _VariablesHandler(StateHandler):
-    """Of what has variables, or is one."""
+    """Of what has variables, or is one; of a model together with its optimizers.
+
+    Args:
+        value: the object.
+        optimizer: kept in the place of the one that a model was compiled with.
+
+    """
+
+    def __init__(self, value: Any, optimizer: Any = None) -> None:
+        super().__init__(value)
+        self._optimizer = optimizer
+        self._saved: dict[int, Any] = {}  # values by `identity_of`
 
     def save(self) -> None:
-        self._saved = [np.array(read(variable)) for variable in self._variables()]
+        self._saved = {identity_of(variable): np.array(read(variable)) for variable in self._variables()}
 
     def restore(self) -> None:
-        variables = self._variables()
-        if len(variables) != len(self._saved):
-            raise InvalidArgumentError(
-                f"{type(self.value).__name__} of an elastic state had {len(self._saved)} variables when it was saved, and has "
-                f"{len(variables)} now: build it before it is saved"
-            )
-        for variable, value in zip(variables, self._saved, strict=True):
-            variable.assign(value)
+        slots = {identity_of(variable) for each in self._optimizers().values() for variable in variables_of(each)}
+        for variable in self._variables():
+            value = self._saved.get(identity_of(variable))
+            if value is None and identity_of(variable) not in slots:
+                raise InvalidArgumentError(
+                    f"{type(self.value).__name__} of an elastic state has a variable that it had not when it was saved: build "
+                    "it before"
+                )
+            # The first step makes slots, whose value before it is zero.
+            variable.assign(np.zeros_like(read(variable)) if value is None else value)
 
     def sync(self) -> None:
+        if self._is_model:
+            build_optimizers_alike(self.value, self._optimizers())
         broadcast_variables(self._variables(), root_rank=0)
         self.save()
+
+    @property
+    def _is_model(self) -> bool:
+        return isinstance(self.value, keras.Model)
+
+    def _optimizers(self) -> dict[str, Any]:
+        if is_optimizer(self.value):
+            return {"": self.value}
+        own = {} if self._optimizer is None else {"optimizer": self._optimizer}
+        return {**optimizers_of(self.value), **own} if self._is_model else {}
 
     def _variables(self) -> list[Any]:
         if hasattr(self.value, "jax_state_sync"):
             self.value.jax_state_sync()
         if is_variable(self.value):
             return [self.value]
+        if self._is_model:
+            return state_variables(self.value, self._optimizers().values())
         # Random seeds, which are no weights, stay each rank's.
         return list(self.value.weights if hasattr(self.value, "weights") else variables_of(self.value))
+
+
+class _KeptWithModel(StateHandler):
+    """Of an optimizer whose variables the model's handler keeps."""
+
+    def save(self) -> None:
+        pass
+
+    def restore(self) -> None:
+        pass
+
+    def sync(self) -> None:
+        pass
 
 
 class CommitStateCallback(_Callback):
@@ -98,7 +146,7 @@ class CommitStateCallback(_Callback):
 
     Args:
         state: the state.
-        batches_per_commit: how many.
+        batches_per_commit: how many; with ``steps_per_execution`` above 1 at the end of the execution in which they end.
 
     """
 
@@ -107,15 +155,20 @@ class CommitStateCallback(_Callback):
         self.state = state
         self.batches_per_commit = batches_per_commit
         self.batches_remaining = batches_per_commit
+        self._batches = BatchCount()
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Counts anew, so that all ranks count alike."""
         self.batches_remaining = self.batches_per_commit
 
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Counts the epoch's batches from its first."""
+        self._batches.begin_epoch()
+
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Commits when it is time."""
-        self.batches_remaining -= 1
-        if self.batches_remaining == 0:
+        self.batches_remaining -= self._batches.since_last(batch, self.params)
+        if self.batches_remaining <= 0:
             self.state.commit()
             self.batches_remaining = self.batches_per_commit
 

@@ -3,9 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import keras
-
 from hvdlite.compression import Compression
+from hvdlite.keras.library import keras
 from hvdlite.keras.optimizer import wrap
 from hvdlite.process_sets import global_process_set
 from hvdlite.requests import Average

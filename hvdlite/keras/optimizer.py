@@ -4,18 +4,18 @@ The optimizer stays the object it is; only its class is swapped for one that red
 Keras applies them. So its slots and its iterations survive, and it is saved as what it was.
 """
 
+import functools
 import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
-
-import keras
 
 from hvdlite.checks import check_compression, check_passes, check_process_set
 from hvdlite.compression import Compression
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
 from hvdlite.keras import arguments
 from hvdlite.keras.backends import Reduction, current_backend
+from hvdlite.keras.library import keras
 from hvdlite.keras.reducer import Reducer, Settings
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.requests import Average
@@ -220,7 +220,8 @@ def wrap(
         # Keras's own accumulation gives the mean of the passes.
         factor = 1.0 if average_aggregated_gradients else float(backward_passes_per_step)
     settings = Settings(
-        prefix=f"keras_{name or 'optimizer'}{next(_serials[tuple(process_set.ranks or ())])}",
+        name=name or "optimizer",
+        serial=next(_serials[tuple(process_set.ranks or ())]),
         reduction=Reduction(
             op=op,
             prescale=1.0 / gradient_predivide_factor,
@@ -234,6 +235,19 @@ def wrap(
         scale_local=bool(scale_local_gradients),
     )
     reducer = Reducer(settings, backend)
+    reducer.wrap_alike = functools.partial(
+        wrap,
+        name=name,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        gradient_predivide_factor=gradient_predivide_factor,
+        op=op,
+        backward_passes_per_step=backward_passes_per_step,
+        average_aggregated_gradients=average_aggregated_gradients,
+        groups=groups,
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+    )
     if not arguments.KERAS_3 and backward_passes_per_step > 1:
         from hvdlite.tensorflow.aggregation import LocalAggregation
 
@@ -272,13 +286,19 @@ class _Distributed(_Optimizer):
     _hvdlite: Reducer
     _hvdlite_base: type[Any]
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Makes an optimizer that is wrapped like the one whose class this is, as ``from_config`` of that one does."""
+        super().__init__(*args, **kwargs)
+        self._hvdlite.wrap_alike(self)
+
     def register_local_var(self, var: Any) -> None:
         """Keeps the gradient of a variable on this rank."""
         self._hvdlite.add_local([var])
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # The first thing that Keras's loss scalers do to the optimizer they are put around.
-        if (name == "loss_scale_factor" and value is None) or (name == "_is_wrapped_by_loss_scale_optimizer" and value):
+        # The first thing that Keras's loss scalers do to the optimizer they are put around; its own __init__ may do so, too.
+        scaled = name == "loss_scale_factor" and value is None and hasattr(self, name)
+        if scaled or (name == "_is_wrapped_by_loss_scale_optimizer" and value):
             raise UnsupportedError(
                 "a LossScaleOptimizer around hvdlite's DistributedOptimizer would look for an overflow on this rank alone, and "
                 "the ranks would part. Put it inside: DistributedOptimizer(keras.mixed_precision.LossScaleOptimizer(opt)), or "

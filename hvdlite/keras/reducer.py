@@ -1,20 +1,23 @@
 """Reduces the gradients of one wrapped optimizer: which go to the other ranks, under which names, and in which groups."""
 
-import hashlib
-from collections.abc import Iterable, Sequence
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-import keras
-
-from hvdlite.agreement import difference
+from hvdlite.agreement import compare, name_of
 from hvdlite.errors import MismatchError, UnsupportedError
 from hvdlite.keras.backends import KerasBackend, Reduction
-from hvdlite.objects import allgather_object
+from hvdlite.keras.library import keras
+from hvdlite.keras.variables import facts_of
 from hvdlite.requests import OP_NAMES
 
 __all__ = ["Groups", "Reducer", "Settings"]
+
+# The exchanges so far by the ranks of their process set, which make them in the same order.
+_meetings: defaultdict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
 
 # The user's groups: so many of about equal length, or lists of variables.
 Groups = int | tuple[tuple[Any, ...], ...] | None
@@ -25,7 +28,8 @@ class Settings:
     """How a wrapped optimizer treats its gradients.
 
     Attributes:
-        prefix: unique name of the optimizer, the same on all ranks.
+        name: the user's, for messages.
+        serial: how many optimizers this process had wrapped for the process set before; the same on all ranks.
         reduction: of the gradients that are reduced.
         groups: what is agreed on and sent together.
         factor: multiplies all gradients, reduced or not.
@@ -33,17 +37,25 @@ class Settings:
 
     """
 
-    prefix: str
+    name: str
+    serial: int
     reduction: Reduction
     groups: Groups
     factor: float
     scale_local: bool
+
+    @property
+    def prefix(self) -> str:
+        """Unique name of the optimizer, the same on all ranks."""
+        return f"keras_{self.name}{self.serial}"
 
     def describe(self) -> list[tuple[str, Any]]:
         """What must be equal on all ranks, by name."""
         reduction = self.reduction
         compression = reduction.compression
         return [
+            ("the optimizer in use", f"number {self.serial + 1} of those that were wrapped"),
+            ("its name", self.name),
             ("op", OP_NAMES[reduction.op]),
             ("the factor before", reduction.prescale),
             ("the factor after", reduction.postscale * self.factor),
@@ -65,6 +77,7 @@ class Reducer:
         settings: how.
         accumulated: the variables of the accumulated gradients that come next (Keras 3).
         aggregation: adds up the gradients of several steps (Keras 2); None: there is nothing to add up.
+        wrap_alike: wraps another optimizer with the same arguments.
 
     """
 
@@ -72,6 +85,7 @@ class Reducer:
         self.settings = settings
         self.accumulated: Sequence[Any] = ()
         self.aggregation: Any = None
+        self.wrap_alike: Callable[[Any], Any]
         self._backend = backend
         process_set = settings.reduction.process_set
         self._active = bool(process_set.included()) and (process_set.size() or 1) > 1
@@ -105,7 +119,7 @@ class Reducer:
         local = self._local_ids()
         places = [place for place, variable in enumerate(variables) if id(variable) not in local]
         shared = [variables[place] for place in places]
-        self._meet(shared)
+        self._meet(shared, [gradients[place] for place in places])
         reduced = self._backend.reduce_gradients(
             [gradients[place] for place in places],
             shared,
@@ -144,46 +158,36 @@ class Reducer:
         found = [[places[id(variable)] for variable in group if id(variable) in places] for group in groups]
         return [members for members in found if members]
 
-    def _meet(self, variables: Sequence[Any]) -> None:
+    def _meet(self, variables: Sequence[Any], gradients: Sequence[Any]) -> None:
         """Compares variables that the optimizer has not seen before across ranks, and names their gradients."""
-        new = [variable for variable in variables if id(variable) not in self._names]
-        if not new:
+        unknown = [place for place, variable in enumerate(variables) if id(variable) not in self._names]
+        if not unknown:
             return
+        new = [variables[place] for place in unknown]
         settings, process_set = self.settings, self.settings.reduction.process_set
         self._backend.check_supported()
         _refuse_overwritten(new)
-        mine = [_name_of(variable) for variable in new]
-        shapes = [_shape_of(variable) for variable in new]
-        digest = hashlib.sha256(repr((settings.describe(), shapes)).encode()).hexdigest()
-        exchange = f"{settings.prefix}.variables{len(self._known)}"
-        everyone = allgather_object((digest, mine), exchange, process_set)
-        names = everyone[0][1]
-        if len({digest for digest, _ in everyone}) > 1:
-            labels = [*names, *(f"variable {place}" for place in range(len(names), len(shapes)))]
-            description = [*settings.describe(), *zip(labels, shapes, strict=False)]
-            descriptions = allgather_object(description, f"{exchange}.differs", process_set)
+        common = settings.describe()
+        # By the order of use, so that optimizers that are not each other's counterparts come together and are told apart.
+        exchange = f"keras_optimizers.first_step{next(_meetings[tuple(process_set.ranks or ())])}"
+        facts = facts_of(new)
+        if self._backend.traces_steps:
+            lacking = [" without a gradient" if gradients[place] is None else "" for place in unknown]
+            facts = [(name, what + without) for (name, what), without in zip(facts, lacking, strict=True)]
+        labels, differing = compare([*common, *facts], exchange, process_set)
+        if differing:
             raise MismatchError(
-                f"DistributedOptimizer ({settings.prefix}) in process set {process_set.process_set_id}: "
-                f"{difference(descriptions, process_set.ranks or range(len(descriptions)))}; build the same model and "
-                "optimizer on every rank"
+                f"DistributedOptimizer in process set {process_set.process_set_id}: {differing}; build the same model and "
+                "optimizer on every rank, and call DistributedOptimizer and load_model in the same order there"
             )
-        for name, variable in zip(names, new, strict=True):
+        for name, variable in zip(labels[len(common) :], new, strict=True):
             self._names[id(variable)] = f"{settings.prefix}.{len(self._known)}.{name}"
             self._known.append(variable)
 
 
-def _name_of(variable: Any) -> str:
-    return str(getattr(variable, "path", variable.name))
-
-
-def _shape_of(variable: Any) -> str:
-    dtype = variable.dtype if isinstance(variable.dtype, str) else variable.dtype.name
-    return f"{dtype} {list(variable.shape)}"
-
-
 def _refuse_overwritten(variables: Sequence[Any]) -> None:
     """Variables whose "gradient" is their next value are those of float8 training: scales, which are no sums."""
-    found = [_name_of(variable) for variable in variables if getattr(variable, "overwrite_with_gradient", False)]
+    found = [name_of(variable) for variable in variables if getattr(variable, "overwrite_with_gradient", False)]
     if found:
         raise UnsupportedError(
             f"DistributedOptimizer cannot reduce what Keras {keras.__version__} overwrites variables with (of float8 layers, "

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from hvdlite.checks import check_given
 from hvdlite.compression import Compression
 from hvdlite.keras.backends import current_backend
 from hvdlite.requests import Average, resolve_op
@@ -36,20 +37,24 @@ def allreduce(
         InvalidArgumentError, UnsupportedError, MismatchError, HorovodInternalError: as for `hvdlite.allreduce`; with
             TensorFlow, ``tf.errors`` where an operation of its own is run.
     """
+    check_given("allreduce", value, name)
     op = resolve_op(op, average)
     return current_backend().allreduce(value, name, op, prescale_factor, postscale_factor, compression)
 
 
 def allgather(value: Any, name: str | None = None) -> Any:
     """Concatenates all ranks' values along the first dimension, in rank order; as `allreduce` and `hvdlite.allgather`."""
+    check_given("allgather", value, name)
     return current_backend().allgather(value, name)
 
 
 def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
     """Gives all ranks the value of the rank `root_rank`; as `allreduce` and `hvdlite.broadcast`."""
+    check_given("broadcast", value, name)
     return current_backend().broadcast(value, root_rank, name)
 
 
 def reducescatter(value: Any, name: str | None = None, op: int = Average) -> Any:
     """Reduces a value and leaves each rank with its part of the rows; as `allreduce` and `hvdlite.reducescatter`."""
+    check_given("reducescatter", value, name)
     return current_backend().reducescatter(value, name, op)

@@ -1,19 +1,29 @@
 """Variables of models and optimizers, of any Keras on any backend: as arrays, and the same on all ranks."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
-import keras
 import numpy as np
 import numpy.typing as npt
 
 from hvdlite import ops
-from hvdlite.errors import MismatchError, UnsupportedError
-from hvdlite.objects import allgather_object
+from hvdlite.agreement import name_of, require_same_variables
+from hvdlite.errors import UnsupportedError
+from hvdlite.keras.library import keras
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.runtime import RUNTIME
 
-__all__ = ["broadcast_global_variables", "broadcast_variables", "build_optimizer", "is_built", "read", "variables_of"]
+__all__ = [
+    "Held",
+    "broadcast_global_variables",
+    "broadcast_variables",
+    "dtype_of",
+    "facts_of",
+    "identity_of",
+    "read",
+    "variables_of",
+]
 
 
 def broadcast_global_variables(root_rank: int) -> NoReturn:
@@ -40,19 +50,16 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int, process_set: P
 
     Raises:
         MismatchError: the ranks have different numbers of variables, or of different shapes or dtypes.
+        InvalidArgumentError: (on all ranks) a variable is of a dtype that cannot be sent, such as string.
         InvalidArgumentError, HorovodInternalError: as for `hvdlite.broadcast`.
     """
     variables = list(variables)
-    counts = allgather_object(len(variables), "keras.variables", process_set)
-    if len(set(counts)) > 1:
-        raise MismatchError(
-            f"broadcast_variables in process set {process_set.process_set_id}: the ranks have {counts} variables; build the "
-            "same model and the same optimizer on every rank before they are broadcast"
-        )
+    arrays = [read(variable) for variable in variables]
+    described = [(name_of(each), dtype_of(each), array.shape) for each, array in zip(variables, arrays, strict=True)]
+    require_same_variables("broadcast_variables", described, process_set)
     is_root = RUNTIME.require_topology().rank == root_rank
     started = [
-        ops.broadcast_async(read(variable), root_rank, f"keras.variable.{place}", process_set)
-        for place, variable in enumerate(variables)
+        ops.broadcast_async(array, root_rank, f"keras.variable.{place}", process_set) for place, array in enumerate(arrays)
     ]
     for variable, handle in zip(variables, started, strict=True):
         value = handle.synchronize()
@@ -60,8 +67,42 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int, process_set: P
             variable.assign(value)
 
 
+@dataclass(frozen=True)
+class Held:
+    """A tensor of torch that a module holds and Keras knows nothing of, with what variables of Keras have.
+
+    Attributes:
+        name: in the model.
+        tensor: of which the values are overwritten in place.
+
+    """
+
+    name: str
+    tensor: Any
+
+    @property
+    def dtype(self) -> str:
+        """The name of its dtype."""
+        return str(self.tensor.dtype).removeprefix("torch.")
+
+    @property
+    def shape(self) -> Sequence[int]:
+        """Its extents."""
+        return tuple(self.tensor.shape)
+
+    def assign(self, value: Any) -> None:
+        """Overwrites it."""
+        self.tensor.data.copy_(keras.ops.convert_to_tensor(value))
+
+
+def identity_of(variable: Any) -> int:
+    """What tells variables apart as long as the model holds them."""
+    return id(getattr(variable, "tensor", variable))
+
+
 def read(value: Any) -> npt.NDArray[Any]:
     """A variable or an eager tensor as a contiguous array, which may share its memory."""
+    value = getattr(value, "tensor", value)
     array = keras.ops.convert_to_numpy(value) if hasattr(keras, "ops") else keras.backend.get_value(value)
     return np.asarray(array, order="C")
 
@@ -72,12 +113,11 @@ def variables_of(optimizer: Any) -> Sequence[Any]:
     return list(found() if callable(found) else found)
 
 
-def is_built(model: Any) -> bool:
-    """Have all variables of the model been made?"""
-    return bool(model.built) and all(layer.built for layer in getattr(model, "layers", ()))
+def dtype_of(variable: Any) -> str:
+    """The name of its dtype."""
+    return variable.dtype if isinstance(variable.dtype, str) else str(variable.dtype.name)
 
 
-def build_optimizer(model: Any, optimizer: Any) -> None:
-    """Makes the optimizer's slots for the model, which is built, where they are missing; legacy ones make theirs later."""
-    if hasattr(optimizer, "build") and not getattr(optimizer, "built", False):
-        optimizer.build(model.trainable_variables)
+def facts_of(variables: Iterable[Any]) -> list[tuple[str, str]]:
+    """Each variable's name, and what must be the same on all ranks."""
+    return [(name_of(variable), f"{dtype_of(variable)} {list(variable.shape)}") for variable in variables]

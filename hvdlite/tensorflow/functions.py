@@ -7,7 +7,9 @@ import numpy as np
 import tensorflow as tf
 
 from hvdlite import objects, ops
-from hvdlite.errors import UnsupportedError
+from hvdlite.agreement import name_of, require_same_variables
+from hvdlite.dtypes import code_of_name
+from hvdlite.errors import InvalidArgumentError, UnsupportedError
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.tensorflow import collective_ops
 from hvdlite.tensorflow.autograph import as_written
@@ -46,8 +48,10 @@ def broadcast_variables(
         In a graph the operation that does it; eagerly, where it is done at once, None.
 
     Raises:
-        InvalidArgumentError: this rank or the root is not a member of the process set, or a dtype cannot be sent.
-        MismatchError, HorovodInternalError: (eagerly) as for `hvdlite.broadcast`.
+        InvalidArgumentError: this rank or the root is not a member of the process set, something is no variable, or a dtype
+            cannot be sent, such as string.
+        MismatchError: (eagerly) the ranks have different numbers of variables, or of different shapes or dtypes.
+        HorovodInternalError: (eagerly) as for `hvdlite.broadcast`.
         tf.errors.OpError: (when the graph runs) the collective failed.
 
     """
@@ -80,20 +84,37 @@ def broadcast_(
 def _broadcast(variables: Iterable[Any], root_rank: int, name: str, process_set: ProcessSet) -> list[tf.Operation]:
     """In a graph the assignments; eagerly nothing, as they are done."""
     set_id = member_of(process_set, root_rank)
-    targets = [of_tensorflow(variable) for variable in variables]
+    kept = list(variables)
+    targets = [_require_variable(name, place, variable) for place, variable in enumerate(kept)]
+    labels, dtypes = [name_of(variable) for variable in kept], [target.dtype.base_dtype.name for target in targets]
     names = [f"{name}_{place + 1}of{len(targets)}" for place in range(len(targets))]
     if tf.executing_eagerly():
         # As arrays, all of which are in flight at once; TensorFlow would wait for each operation.
         arrays = [np.asarray(target.numpy()) for target in targets]
+        shapes = [array.shape for array in arrays]
+        require_same_variables(name, list(zip(labels, dtypes, shapes, strict=True)), process_set)
         flights = [ops.broadcast_async_(array, root_rank, own, process_set) for array, own in zip(arrays, names, strict=True)]
         for target, flight in zip(targets, flights, strict=True):
             target.assign(flight.synchronize())
         return []
+    for label, dtype in zip(labels, dtypes, strict=True):
+        code_of_name(dtype, f"variable {label!r} given to {name}")
     values = [
         collective_ops.broadcast(tf.identity(target), root_rank=root_rank, name=collective_name(own), set_id=set_id)
         for target, own in zip(targets, names, strict=True)
     ]
     return [tf.compat.v1.assign(target, value).op for target, value in zip(targets, values, strict=True)]
+
+
+def _require_variable(name: str, place: int, variable: Any) -> Any:
+    """The ``tf.Variable``; raises InvalidArgumentError if it is none."""
+    target = of_tensorflow(variable)
+    if not hasattr(target, "assign"):
+        raise InvalidArgumentError(
+            f"{name} takes variables, and number {place + 1} of those given is a {type(variable).__name__}; pass tensors to "
+            "broadcast() one by one (of a ragged one .flat_values and .row_lengths())"
+        )
+    return target
 
 
 def broadcast_global_variables(root_rank: int) -> Any:

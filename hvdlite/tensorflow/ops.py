@@ -25,6 +25,7 @@ from hvdlite.tensorflow import collective_ops
 from hvdlite.tensorflow.autograph import as_written
 from hvdlite.tensorflow.names import collective_name
 from hvdlite.tensorflow.sparse import allreduce_slices
+from hvdlite.tensorflow.tensors import as_tensor
 
 __all__ = [
     "allgather",
@@ -79,7 +80,7 @@ def allreduce(
         A new tensor (or IndexedSlices) of the same shape and dtype.
 
     Raises:
-        InvalidArgumentError: an argument is wrong, or this rank is not a member of the process set.
+        InvalidArgumentError: an argument is wrong (None, a ragged tensor, strings), or this rank is not in the process set.
         UnsupportedError: IndexedSlices with another op.
         tf.errors.OpError: (when it runs) the collective failed.
 
@@ -97,7 +98,7 @@ def allreduce(
                 set_id=set_id,
             )
     with _on(device_dense):
-        tensor = tf.convert_to_tensor(tensor)
+        tensor = as_tensor("allreduce", tensor, name)
         sent, context = compression.compress(tensor)
         output = collective_ops.allreduce(
             sent,
@@ -146,7 +147,7 @@ def grouped_allreduce(
     if not dense:
         return outputs
     with _on(device_dense):
-        members = [tf.convert_to_tensor(tensors[place]) for place in dense]
+        members = [as_tensor("grouped_allreduce", tensors[place], name) for place in dense]
         sent, contexts = zip(*(compression.compress(member) for member in members), strict=True)
         reduced = collective_ops.grouped_allreduce(
             list(sent),
@@ -182,7 +183,7 @@ def allgather(
 
     """
     set_id = process_set.require_member(Kind.ALLGATHER)
-    tensor = tf.convert_to_tensor(tensor)
+    tensor = as_tensor("allgather", tensor, name)
     name = collective_name(name, _default("allgather", tensor), ignore_name_scope)
     return collective_ops.allgather(tensor, name=name, set_id=set_id)
 
@@ -196,7 +197,7 @@ def grouped_allgather(
 ) -> list[tf.Tensor]:
     """`allgather` of a list of tensors that are agreed on and sent together; `name` is the group's."""
     set_id = process_set.require_member(Kind.ALLGATHER)
-    members = [tf.convert_to_tensor(tensor) for tensor in tensors]
+    members = [as_tensor("grouped_allgather", tensor, name) for tensor in tensors]
     if not members:
         return []
     name = collective_name(name, _default("grouped_allgather", members[0]), ignore_name_scope)
@@ -229,7 +230,7 @@ def broadcast(
 
     """
     set_id = member_of(process_set, root_rank)
-    tensor = tf.convert_to_tensor(tensor)
+    tensor = as_tensor("broadcast", tensor, name)
     name = collective_name(name, _default("broadcast", tensor), ignore_name_scope)
     return collective_ops.broadcast(tensor, root_rank=root_rank, name=name, set_id=set_id)
 
@@ -261,7 +262,7 @@ def alltoall(
 
     """
     set_id = process_set.require_member(Kind.ALLTOALL)
-    tensor = tf.convert_to_tensor(tensor)
+    tensor = as_tensor("alltoall", tensor, name)
     name = collective_name(name, _default("alltoall", tensor), ignore_name_scope)
     output, received = collective_ops.alltoall(tensor, splits, name=name, set_id=set_id)
     return output if splits is None else (output, received)
@@ -304,7 +305,7 @@ def reducescatter(
     op = resolve_op(op, None)
     set_id = process_set.require_member(Kind.REDUCESCATTER)
     with _on(device_dense):
-        tensor = _dense_only("reducescatter", tensor)
+        tensor = _dense_only("reducescatter", tensor, name)
         sent, context = compression.compress(tensor)
         output = collective_ops.reducescatter(
             sent,
@@ -415,7 +416,7 @@ def _default(operation: str, tensor: tf.Tensor) -> str:
     return "" if tf.executing_eagerly() else f"{operation}.{getattr(tensor, 'name', 'constant')}"
 
 
-def _dense_only(operation: str, tensor: Any) -> tf.Tensor:
+def _dense_only(operation: str, tensor: Any, name: str | None = None) -> tf.Tensor:
     if isinstance(tensor, tf.IndexedSlices):
         raise UnsupportedError(f"{operation} takes no IndexedSlices: pass tf.convert_to_tensor(slices)")
-    return tf.convert_to_tensor(tensor)
+    return as_tensor(operation, tensor, name)

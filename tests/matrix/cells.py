@@ -62,6 +62,7 @@ CELLS = (
     Cell("tf-2.15", ("tensorflow-cpu==2.15.*",), _TF),
     Cell("tf-2.18", ("tensorflow-cpu==2.18.*", "keras==3.6.*"), _TF),
     Cell("tf-2.21", ("tensorflow-cpu==2.21.*", "keras==3.15.*"), _TF),
+    Cell("tf-2.21-legacy", ("tensorflow-cpu==2.21.*", "tf_keras==2.21.*"), ("tf_keras",)),
     Cell("torch-2.1", ("torch==2.1.2", "numpy==1.26.*", "keras==3.6.*"), ("torch", "keras-torch"), large=True),
     Cell("torch-2.13", ("torch==2.13.*", "keras==3.15.*"), ("torch", "keras-torch")),
     Cell("torch-newest", ("torch>2.13.99", "numpy"), ("torch",), large=True),

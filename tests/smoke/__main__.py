@@ -20,6 +20,7 @@ PROGRAMS = {
     "torch": ("with_torch.py",),
     "tensorflow": ("with_tensorflow.py",),
     "keras-tensorflow": ("with_keras.py", "tensorflow"),
+    "tf_keras": ("with_keras.py", "tf_keras"),
     "keras-torch": ("with_keras.py", "torch"),
     "jax": ("with_jax.py",),
     "keras-jax": ("with_keras.py", "jax"),

@@ -1,15 +1,16 @@
-"""Keras: `fit` with DistributedOptimizer against one process on the whole batch. Argument: the backend of Keras 3."""
+"""Keras: `fit` with DistributedOptimizer against one process on the whole batch. Argument: Keras 3's backend, or tf_keras."""
 
 import os
 import sys
 
-os.environ["KERAS_BACKEND"] = sys.argv[1]
+os.environ["KERAS_BACKEND"] = sys.argv[1].replace("tf_keras", "tensorflow")
+os.environ["TF_USE_LEGACY_KERAS"] = str(int(sys.argv[1] == "tf_keras"))
 
-import keras
 import numpy as np
 from checks import FEATURES, ROWS, assert_close, assert_same_bits, mine, refused, samples
 
 import hvdlite.keras as hvd
+from hvdlite.keras.library import keras
 
 
 def sgd() -> keras.optimizers.Optimizer:

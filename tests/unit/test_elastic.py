@@ -1,6 +1,7 @@
 """States and the loop around a training function, in one process that plays rank 0 or another."""
 
 import pickle
+import re
 
 import pytest
 
@@ -156,6 +157,15 @@ def test_ranks_with_other_objects_that_stay():
     states[0].sync()
     with pytest.raises(MismatchError, match="state of rank 1 refers to Driver, but that of rank 0 to Driver, Engine"):
         states[1].sync()
+
+
+@pytest.mark.parametrize("mine", [{}, {"batch": 0}, {"epoch": 0, "batch": 0}], ids=str)
+def test_sync_refuses_other_attributes_than_those_of_rank_0(mine):
+    root, state = two_ranks(lambda rank: mine if rank else {"epoch": 5})
+    root.sync()
+    text = re.escape(f"the attributes ['epoch'] on rank 0, but {sorted(mine)!r} on rank 1")
+    with pytest.raises(MismatchError, match=text):
+        state.sync()
 
 
 def test_the_interface():

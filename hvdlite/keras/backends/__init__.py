@@ -10,9 +10,8 @@ from functools import cache
 from importlib import import_module
 from typing import Any, Protocol
 
-import keras
-
 from hvdlite.errors import HorovodInternalError, UnsupportedError
+from hvdlite.keras.library import keras
 from hvdlite.process_sets import ProcessSet
 
 __all__ = ["KerasBackend", "Reduction", "current_backend"]
@@ -49,6 +48,10 @@ class KerasBackend(Protocol):
     def name(self) -> str:
         """As Keras calls it: ``"tensorflow"``, ``"torch"`` or ``"jax"``."""
 
+    @property
+    def traces_steps(self) -> bool:
+        """Is it known when a step is traced which gradients are None, so that all ranks have None in the same places?"""
+
     def check_supported(self) -> None:
         """Called when an optimizer is wrapped.
 
@@ -72,7 +75,7 @@ class KerasBackend(Protocol):
 
         Args:
             gradients: of the backend's type, sparse ones (``tf.IndexedSlices``) among them, not modified; None where the
-                loss does not depend on the variable. All ranks have None in the same places, but for eager torch.
+                loss does not depend on the variable. If `traces_steps`, all ranks have None in the same places.
             variables: those that the gradients belong to.
             names: for the engine, unique among what can be in flight.
             groups: places in `gradients`: each of the lists is agreed on and sent together, places in no list by
@@ -118,6 +121,14 @@ class KerasBackend(Protocol):
 
     def reducescatter(self, value: Any, name: str | None, op: int) -> Any:
         """Reduces a value and leaves each rank with its part of the rows; arguments and result as for `allreduce`."""
+
+    def other_variables(self, model: Any) -> list[Any]:
+        """What a model holds of the framework's own kind and Keras does not count among its weights, without random seeds.
+
+        Returns:
+            Objects for `hvdlite.keras.variables`, in an order that is the same on all ranks: ``tf.Variable``, or
+            `hvdlite.keras.variables.Held`.
+        """
 
     def loss_in(self, error: Exception) -> HorovodInternalError | None:
         """The error of hvdlite behind one of the framework, if it means that a rank is lost (`hvdlite.elastic.LossIn`)."""

@@ -5,13 +5,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import keras
 import numpy as np
 
 from hvdlite import ops, xla
 from hvdlite.errors import HorovodInternalError, InvalidArgumentError, UnsupportedError
 from hvdlite.jax import call, grouped_allreduce, grouped_broadcast, require_cpu
 from hvdlite.keras.backends import Reduction
+from hvdlite.keras.library import keras
 from hvdlite.requests import Kind
 from hvdlite.xla import Group
 
@@ -25,6 +25,7 @@ class JaxKerasBackend:
     """
 
     name = "jax"
+    traces_steps = True
 
     def check_supported(self) -> None:
         """Refuses devices other than CPUs, and ``keras.distribution``, which would divide what mpirun has divided already."""
@@ -67,6 +68,10 @@ class JaxKerasBackend:
         for (place, _, context), output in zip(sent, outputs, strict=True):
             reduced[place] = reduction.compression.decompress(output, context)
         return reduced
+
+    def other_variables(self, model: Any) -> list[Any]:
+        """As `KerasBackend.other_variables`: arrays do not change."""
+        return []
 
     def loss_in(self, error: Exception) -> HorovodInternalError | None:
         """As `KerasBackend.loss_in`."""

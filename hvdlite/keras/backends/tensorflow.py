@@ -7,9 +7,12 @@ import tensorflow as tf
 
 import hvdlite.tensorflow as hvd
 from hvdlite.errors import HorovodInternalError, UnsupportedError
+from hvdlite.keras.arguments import KERAS_3
+from hvdlite.keras.attributes import held_by
 from hvdlite.keras.backends import Reduction
 from hvdlite.tensorflow.elastic import loss_in
 from hvdlite.tensorflow.gradients import allreduce_gradients
+from hvdlite.tensorflow.tensors import as_tensor
 
 __all__ = ["TensorFlowKerasBackend", "make_backend"]
 
@@ -18,6 +21,7 @@ class TensorFlowKerasBackend:
     """All of it is `hvdlite.tensorflow`'s."""
 
     name = "tensorflow"
+    traces_steps = True
 
     def check_supported(self) -> None:
         """Refuses strategies, which would divide among themselves what mpirun has divided among the ranks."""
@@ -48,6 +52,13 @@ class TensorFlowKerasBackend:
             process_set=reduction.process_set,
         )
 
+    def other_variables(self, model: Any) -> list[Any]:
+        """As `KerasBackend.other_variables`; Keras 2 counts them. Those of strings and resources are left out."""
+        if not KERAS_3:
+            return []
+        found = held_by(model, lambda value: isinstance(value, tf.Variable)).values()
+        return [variable for variable in found if variable.dtype.is_numpy_compatible and variable.dtype != tf.string]
+
     def loss_in(self, error: Exception) -> HorovodInternalError | None:
         """As `KerasBackend.loss_in`."""
         return loss_in(error)
@@ -69,7 +80,7 @@ class TensorFlowKerasBackend:
     ) -> Any:
         """As `KerasBackend.allreduce`; in a graph, too."""
         return hvd.allreduce(
-            tf.convert_to_tensor(value),
+            as_tensor("allreduce", value, name),
             name=name,
             op=op,
             prescale_factor=prescale_factor,
@@ -79,15 +90,15 @@ class TensorFlowKerasBackend:
 
     def allgather(self, value: Any, name: str | None) -> Any:
         """As `KerasBackend.allgather`; in a graph, too."""
-        return hvd.allgather(tf.convert_to_tensor(value), name=name)
+        return hvd.allgather(as_tensor("allgather", value, name), name=name)
 
     def broadcast(self, value: Any, root_rank: int, name: str | None) -> Any:
         """As `KerasBackend.broadcast`; in a graph, too."""
-        return hvd.broadcast(tf.convert_to_tensor(value), root_rank, name=name)
+        return hvd.broadcast(as_tensor("broadcast", value, name), root_rank, name=name)
 
     def reducescatter(self, value: Any, name: str | None, op: int) -> Any:
         """As `KerasBackend.reducescatter`; in a graph, too."""
-        return hvd.reducescatter(tf.convert_to_tensor(value), name=name, op=op)
+        return hvd.reducescatter(as_tensor("reducescatter", value, name), name=name, op=op)
 
 
 def make_backend() -> TensorFlowKerasBackend:

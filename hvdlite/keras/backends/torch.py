@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-import keras
 import numpy as np
 import torch
 
@@ -11,6 +10,8 @@ from hvdlite import ops
 from hvdlite.backends.graphs import keep_out_of_graphs
 from hvdlite.errors import HorovodInternalError
 from hvdlite.keras.backends import Reduction
+from hvdlite.keras.library import keras
+from hvdlite.keras.variables import Held
 from hvdlite.requests import Max
 from hvdlite.torch.gpu import reachable
 
@@ -24,6 +25,7 @@ class TorchKerasBackend:
     """
 
     name = "torch"
+    traces_steps = False
 
     def check_supported(self) -> None:
         """Nothing stands in the way: Keras knows none of torch's ways of distributing a model."""
@@ -61,6 +63,18 @@ class TorchKerasBackend:
             output.to(variable.value.device) if someone else None
             for output, variable, someone in zip(reduced, variables, anyone, strict=True)
         ]
+
+    def other_variables(self, model: Any) -> list[Any]:
+        """As `KerasBackend.other_variables`: buffers of torch's modules, and parameters that Keras has not made its own."""
+        # By their memory: torch makes parameters of the tensors of Keras's variables.
+        known = {variable.value.data_ptr() for variable in (*model.variables, *model.metrics_variables)}
+        found = []
+        for place, layer in enumerate(model._flatten_layers()):
+            for name, tensor in (*layer.named_parameters(), *layer.named_buffers()):
+                if tensor.numel() and tensor.data_ptr() not in known:
+                    known.add(tensor.data_ptr())
+                    found.append(Held(name if layer is model else f"layer {place}: {name}", tensor))
+        return found
 
     def loss_in(self, error: Exception) -> HorovodInternalError | None:
         """As `KerasBackend.loss_in`."""

@@ -44,6 +44,7 @@ SLOW = (
     "test_files_of_the_older_format",
     "test_custom_optimizers_are_saved_under_their_own_name",
     "test_wrapping_again_replaces_and_keeps_the_state",
+    "test_optimizers_made_from_a_wrapped_one_are_wrapped_alike",
     "test_warmup_and_schedule",
     "test_momentum_is_corrected_when_the_rate_changes",
     "test_the_best_checkpoint_is_written_by_rank_0",
@@ -331,6 +332,35 @@ def test_a_difference_between_the_models_is_named(hvd):
     with pytest.raises(MismatchError, match=r"odd/kernel.* is float32 \[3, 2\] on rank.*0.* but .*\[3, 3\] on rank") as caught:
         fit(model, *map(part, data()), ROWS, epochs=1)
     on_all_ranks(str(caught.value))
+
+
+@on_two_ranks
+@pytest.mark.skipif(BACKEND == "torch", reason="on torch a gradient that some ranks lack counts as zeros")
+def test_a_gradient_that_one_rank_lacks_is_named(hvd):
+    optimizer, model = hvd.DistributedOptimizer(sgd()), make_model()
+    gradients = [keras.ops.zeros(each.shape) if KERAS_3 else each * 0 for each in model.trainable_variables]
+    if WORLD.rank == 1:
+        gradients[1] = None
+    text = r"bias.* is float32 \[5\] on rank 0, but .*bias.* is float32 \[5\] without a gradient on rank 1"
+    with pytest.raises(MismatchError, match=text) as caught:
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+    on_all_ranks(str(caught.value))
+
+
+@on_two_ranks
+def test_ranks_that_have_wrapped_other_numbers_of_optimizers_are_told(hvd):
+    optimizer = hvd.DistributedOptimizer(sgd())
+    if WORLD.rank == 0:
+        optimizer = hvd.DistributedOptimizer(sgd())
+    model = make_model()
+    gradients = [keras.ops.zeros(each.shape) if KERAS_3 else each * 0 for each in model.trainable_variables]
+    with pytest.raises(
+        MismatchError, match=r"in use is number \d+ of those.* on rank 0, but .* number \d+ .* on rank 1"
+    ) as caught:
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+    on_all_ranks(str(caught.value))
+    if WORLD.rank:
+        hvd.DistributedOptimizer(sgd())  # so that the next tests' are counterparts again
 
 
 def test_arguments(hvd):

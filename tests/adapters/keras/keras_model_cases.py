@@ -1,4 +1,4 @@
-"""Tests of hvdlite.keras for all backends: saved models, callbacks, values, elastic state; files beside this one choose one."""
+"""Tests of hvdlite.keras for all backends: saved models, values, elastic state; files beside this one choose the backend."""
 
 import json
 import os
@@ -14,7 +14,6 @@ from keras_training import (
     EPOCHS,
     KERAS_3,
     ROWS,
-    STEPS,
     adam,
     assert_close,
     assert_same_everywhere,
@@ -22,24 +21,19 @@ from keras_training import (
     fit,
     keras_array,
     make_model,
+    model_with_state,
     on_two_ranks,
     part,
     sgd,
     state_of,
     train_alone,
+    variables_of,
 )
 from support.world import WORLD
 
 from hvdlite import Average, Compression, InvalidArgumentError, Max, Sum
 
 # --- saving and loading ----------------------------------------------------------------------------------------------
-
-
-def model_with_state(optimizer):
-    model = make_model()
-    model.compile(optimizer=optimizer, loss=keras.losses.MeanSquaredError())  # Keras cannot load "mse" from an .h5 file
-    fit(model, *map(part, data()), ROWS, epochs=1)
-    return model
 
 
 @on_two_ranks
@@ -105,141 +99,22 @@ def test_wrapping_again_replaces_and_keeps_the_state(hvd):
     assert_same_everywhere(state_of(model))
 
 
-# --- callbacks -------------------------------------------------------------------------------------------------------
-
-
 @on_two_ranks
-def test_the_broadcast_comes_before_the_first_step_and_brings_the_optimizer(hvd):
-    model = make_model(seed=WORLD.rank)
-    model.compile(optimizer=hvd.DistributedOptimizer(adam()), loss="mse")
-    if WORLD.rank == 0:  # as after loading a checkpoint
-        alone = model_with_state(adam())
-        model.set_weights(alone.get_weights())
-        model.optimizer.build(model.trainable_variables)
-        for own, other in zip(model.optimizer.variables, alone.optimizer.variables, strict=True):
-            own.assign(other)
-    started = WORLD.bcast(state_of(model) if WORLD.rank == 0 else None)
-    seen = []
-
-    class Look(keras.callbacks.Callback):
-        def on_train_batch_begin(self, batch, logs=None):
-            seen.append(state_of(self.model))
-
-    fit(model, *map(part, data()), ROWS, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0), Look()])
-    assert_close(seen[0], started, 0)
+def test_optimizers_made_from_a_wrapped_one_are_wrapped_alike(hvd):
+    optimizer = hvd.DistributedOptimizer(sgd(), op=Sum, name="mine")
+    config = optimizer.get_config()
+    made = [
+        optimizer.from_config(config),
+        type(optimizer).from_config(config),
+        type(optimizer)(learning_rate=0.1, momentum=0.9),
+    ]
+    assert len({type(each)._hvdlite.settings.prefix for each in (optimizer, *made)}) == 4
+    for each in made:
+        settings = type(each)._hvdlite.settings
+        assert (settings.name, settings.reduction.op, each.__class__) == ("mine", Sum, type(sgd()))
+    model = model_with_state(made[0])
     assert_same_everywhere(state_of(model))
-
-
-@on_two_ranks
-def test_local_variables_are_not_broadcast(hvd):
-    model = make_model(seed=WORLD.rank)
-    model.compile(optimizer=hvd.DistributedOptimizer(sgd()), loss="mse")
-    own = model.get_weights()
-    callback = hvd.callbacks.BroadcastGlobalVariablesCallback(0, local_variables=model.layers[0].weights[:1])
-    callback.register_local_var(model.layers[0].weights[1])
-    callback.set_model(model)
-    callback.on_train_begin()
-    assert_close(model.get_weights()[:2], own[:2], 0)
-    assert_same_everywhere(model.get_weights()[2:])
-
-
-@on_two_ranks
-@pytest.mark.skipif(not KERAS_3, reason="Keras 2 has no variables for seeds")
-def test_random_layers_go_on_differing_between_ranks(hvd):
-    dropout = keras.layers.Dropout(0.5, seed=WORLD.rank)
-    model = keras.Sequential([keras.layers.Input((3,)), dropout, keras.layers.Dense(1)])
-    model.compile(optimizer=hvd.DistributedOptimizer(sgd()), loss="mse")
-    fit(model, *map(part, data()), ROWS, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
-    assert len(set(WORLD.allgather(keras_array(dropout.seed_generator.state).tobytes()))) == WORLD.size
-    assert_same_everywhere(model.get_weights())
-
-
-@on_two_ranks
-def test_metrics_are_averaged_for_history_and_later_callbacks(hvd):
-    model = make_model()
-    model.compile(optimizer=hvd.DistributedOptimizer(sgd()), loss="mse", metrics=["mae"])
-    own, seen = [], []
-
-    class Note(keras.callbacks.Callback):
-        def __init__(self, where):
-            super().__init__()
-            self.where = where
-
-        def on_epoch_end(self, epoch, logs=None):
-            self.where.append(dict(logs))
-
-    validation = (part(data()[0])[:ROWS], part(data()[1])[:ROWS])
-    callbacks = [Note(own), hvd.callbacks.MetricAverageCallback(), Note(seen)]
-    history = fit(model, *map(part, data()), ROWS, callbacks=callbacks, validation_data=validation).history
-    assert set(history) == {"loss", "mae", "val_loss", "val_mae"}
-    for epoch, logs in enumerate(own):
-        everyone = WORLD.allgather(logs)
-        assert len({entry["val_loss"] for entry in everyone}) == WORLD.size
-        for name in logs:
-            mean = np.mean([entry[name] for entry in everyone])
-            np.testing.assert_allclose([history[name][epoch], seen[epoch][name]], mean, rtol=1e-6)
-
-
-@on_two_ranks
-def test_warmup_and_schedule(hvd):
-    model = make_model()
-    model.compile(optimizer=hvd.DistributedOptimizer(sgd(momentum=0.0)), loss="mse")
-    rates = []
-
-    class Note(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            rates.append(float(keras_array(self.model.optimizer.learning_rate)))
-
-    warmup = hvd.callbacks.LearningRateWarmupCallback(0.4, warmup_epochs=2)
-    decay = hvd.callbacks.LearningRateScheduleCallback(0.4, 0.5, start_epoch=2)
-    history = fit(model, *map(part, data()), ROWS, epochs=4, callbacks=[warmup, decay, Note()]).history
-    ranks, total = WORLD.size, 2 * STEPS
-    ramp = [0.4 / ranks * ((step + 1) * (ranks - 1) / total + 1) for step in range(total)]
-    np.testing.assert_allclose(rates, [*ramp, *[0.4] * STEPS, *[0.2] * STEPS], rtol=1e-6)
-    np.testing.assert_allclose(history["lr"], [ramp[STEPS - 1], 0.4, 0.4, 0.2], rtol=1e-6)
-
-
-@on_two_ranks
-def test_momentum_is_corrected_when_the_rate_changes(hvd):
-    """One step at rate r, then one at 2r, against the formula of SGD with the momentum doubled in the second."""
-    model = make_model()
-    model.compile(optimizer=sgd(learning_rate=0.1, momentum=0.5), loss="mse")
-    x, y = part(data()[0], 0)[:ROWS], part(data()[1], 0)[:ROWS]
-    weights = [model.get_weights()]
-
-    class Note(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            weights.append(self.model.get_weights())
-
-    callbacks = [hvd.callbacks.LearningRateScheduleCallback(0.1, lambda epoch: 1 + epoch), Note()]
-    fit(model, x, y, ROWS, epochs=2, callbacks=callbacks)
-    again = make_model()
-    again.compile(optimizer=keras.optimizers.SGD(0.2), loss="mse")
-    again.set_weights(weights[1])
-    fit(again, x, y, ROWS, epochs=1)
-    for start, first, second, plain in zip(*weights, again.get_weights(), strict=True):
-        np.testing.assert_allclose(second, plain + (0.5 * 2) * (first - start), rtol=1e-4, atol=1e-6)
-
-
-@on_two_ranks
-def test_the_best_checkpoint_is_written_by_rank_0(hvd, tmp_path):
-    file = tmp_path / "best.keras"
-    model = make_model()
-    model.compile(optimizer=hvd.DistributedOptimizer(sgd()), loss="mse")
-    checkpoint = hvd.callbacks.BestModelCheckpoint(monitor="loss", filepath=str(file))
-    fit(model, *map(part, data()), ROWS, callbacks=[hvd.callbacks.MetricAverageCallback(), checkpoint])
-    assert file.exists() == (WORLD.rank == 0)
-    if WORLD.rank == 0:
-        with pytest.raises(InvalidArgumentError, match="no place to write to"):
-            hvd.callbacks.BestModelCheckpoint().on_train_begin()
-
-
-@on_two_ranks
-def test_an_optimizer_that_is_not_wrapped_is_noticed(hvd):
-    model = make_model()
-    model.compile(optimizer=sgd(), loss="mse")
-    with pytest.warns(UserWarning, match="does not reduce gradients"):
-        fit(model, *map(part, data()), ROWS, epochs=1, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+    assert_close(model.get_weights(), model_with_state(hvd.DistributedOptimizer(sgd(), op=Sum)).get_weights(), 0)
 
 
 # --- values and elastic state ----------------------------------------------------------------------------------------
@@ -301,6 +176,25 @@ def test_elastic_state(hvd):
     assert state.epoch == EPOCHS
     with pytest.raises(InvalidArgumentError, match="a model whose variables exist"):
         hvd.elastic.KerasState(keras.Sequential([keras.layers.Dense(1)]))
+
+
+@on_two_ranks
+def test_elastic_state_of_a_model_with_two_optimizers(hvd):
+    """One of them has its slots on rank 0 only when the state is made, as from a checkpoint."""
+    model = make_model(seed=WORLD.rank)
+    model.compile(optimizer=hvd.DistributedOptimizer(sgd()), loss="mse")
+    model.critic = hvd.DistributedOptimizer(adam())
+    if WORLD.rank == 0:
+        model.critic.build(model.layers[1].trainable_variables)
+    state = hvd.elastic.KerasState(model)
+    state.sync()
+    kept = [np.array(keras_array(variable)) for variable in variables_of(model.critic)]
+    assert len(kept) > 4
+    assert_same_everywhere(kept)
+    for variable in variables_of(model.critic):
+        variable.assign(keras_array(variable) + 1)
+    state.restore()
+    assert_close([keras_array(variable) for variable in variables_of(model.critic)], kept, 0)
 
 
 @pytest.mark.skipif(BACKEND == "tensorflow" or WORLD.rank > 0, reason="nothing to leave out, or another rank looks")

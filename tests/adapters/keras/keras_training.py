@@ -68,10 +68,23 @@ def train_together(hvd: Any, optimizer: Any, epochs: int = EPOCHS, **compiled: A
     return model
 
 
+def model_with_state(optimizer: Any) -> keras.Model:
+    """A model after an epoch, on this rank's part."""
+    model = make_model()
+    model.compile(optimizer=optimizer, loss=keras.losses.MeanSquaredError())  # Keras cannot load "mse" from an .h5 file
+    fit(model, *map(part, data()), ROWS, epochs=1)
+    return model
+
+
+def variables_of(optimizer: Any) -> list[Any]:
+    """All of an optimizer's variables."""
+    variables = optimizer.variables
+    return list(variables() if callable(variables) else variables)
+
+
 def state_of(model: keras.Model) -> list[np.ndarray]:
     """Weights and the optimizer's variables."""
-    variables = model.optimizer.variables
-    return model.get_weights() + [np.asarray(keras_array(v)) for v in (variables() if callable(variables) else variables)]
+    return model.get_weights() + [np.asarray(keras_array(variable)) for variable in variables_of(model.optimizer)]
 
 
 def keras_array(value: Any) -> np.ndarray:

@@ -5,20 +5,24 @@ import functools
 import keras
 import numpy as np
 import pytest
-from keras_fit_cases import *  # noqa: F403 - tests of all backends
-from keras_model_cases import *  # noqa: F403 - the others
+from keras_callback_cases import *  # noqa: F403 - tests of all backends
+from keras_fit_cases import *  # noqa: F403 - others
+from keras_model_cases import *  # noqa: F403 - the rest
 from keras_training import (
     KERAS_3,
     ROWS,
+    STEPS,
     assert_close,
     assert_same_everywhere,
     data,
     fit,
+    keras_array,
     make_model,
     part,
     state_of,
     train_alone,
     train_together,
+    variables_of,
 )
 from support.world import WORLD
 
@@ -62,6 +66,48 @@ def test_training_steps_of_the_user_and_models_that_are_built_late(hvd, way):
     callback = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
     fit(model, part(data()[0]), part(data()[1]), ROWS, callbacks=[callback])
     assert_same_everywhere(state_of(model))
+
+
+class Adversaries(keras.Model):
+    """Two networks with an optimizer each, as in Keras's guide to GANs; not built itself."""
+
+    def __init__(self, hvd):
+        super().__init__()
+        self.networks = [make_model(seed=WORLD.rank), make_model(seed=WORLD.rank + 7)]
+        self.critic_optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.01, use_ema=True))
+
+    def call(self, x):
+        return self.networks[0](x) + self.networks[1](x)
+
+    def train_step(self, batch):
+        for network, optimizer in zip(self.networks, (self.optimizer, self.critic_optimizer), strict=True):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self(batch[0]) - batch[1]) ** 2)
+            variables = network.trainable_variables
+            optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        return {"loss": loss}
+
+
+def test_two_optimizers_of_a_model_resumed_on_rank_0(hvd):
+    model = Adversaries(hvd)
+    model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.Adam(0.01)), run_eagerly=True)
+    optimizers = (model.optimizer, model.critic_optimizer)
+    if WORLD.rank == 0:
+        for network, optimizer in zip(model.networks, optimizers, strict=True):
+            optimizer.build(network.trainable_variables)
+            for variable in variables_of(optimizer):
+                variable.assign(keras_array(variable) + 1)
+    seen = []
+
+    class Look(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            seen.append([keras_array(v) for v in (*model.weights, *(v for o in optimizers for v in variables_of(o)))])
+
+    callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), Look()]
+    fit(model, part(data()[0]), part(data()[1]), ROWS, epochs=1, callbacks=callbacks)
+    for state in (seen[0], seen[-1]):
+        assert_same_everywhere(state)
+    assert [int(keras_array(optimizer.iterations)) for optimizer in optimizers] == [1 + STEPS] * 2
 
 
 @pytest.mark.parametrize("compiled", [{}, {"autograph": False}, {"jit_compile": True}], ids=str)

@@ -3,8 +3,9 @@
 import keras
 import numpy as np
 import pytest
-from keras_fit_cases import *  # noqa: F403 - tests of all backends
-from keras_model_cases import *  # noqa: F403 - the others
+from keras_callback_cases import *  # noqa: F403 - tests of all backends
+from keras_fit_cases import *  # noqa: F403 - others
+from keras_model_cases import *  # noqa: F403 - the rest
 from keras_training import ROWS, assert_same_everywhere, data, make_model, part
 from support.world import WORLD
 

@@ -5,6 +5,7 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
+from support.world import on_all_ranks  # noqa: E402
 from tf_reference import WORLD, Network, assert_close, assert_same_bits, part_of, whole_batch  # noqa: E402
 
 from hvdlite.elastic import HostUpdateResult  # noqa: E402
@@ -67,10 +68,50 @@ def test_variables_of_keras_and_of_tensorflow_1(hvd):
 
 
 def test_other_variables_are_a_mismatch(hvd):
-    with pytest.raises(MismatchError, match="'broadcast_variables_1of1' in process set 0: shape differs"):
-        hvd.broadcast_variables([tf.Variable(tf.ones([2 + RANK]))], 0)
+    common = tf.Variable(1.0, name="common")
+    for variables, text in (
+        (
+            [common, tf.Variable(tf.ones([2 + RANK]), name="kernel")],
+            r"kernel:0 is float32 \[2\] on rank 0, but kernel:0 is float32 \[3\]",
+        ),
+        (
+            [common, tf.Variable(RANK or 0.0, name="epoch")],
+            r"epoch:0 is float32 \[\] on rank 0, but epoch:0 is int32 \[\] on rank 1",
+        ),
+        ([common] * (2 - RANK), r"common:0 is float32 \[\] on rank 0, but missing on rank 1"),
+    ):
+        with pytest.raises(MismatchError, match=f"^broadcast_variables in process set 0: {text}") as caught:
+            hvd.broadcast_variables(variables, 0)
+        on_all_ranks(str(caught.value))
     with pytest.raises(InvalidArgumentError, match=f"invalid root rank {SIZE}"):
         hvd.broadcast_variables([], SIZE)
+
+
+@pytest.mark.parametrize("mode", [lambda function: function, tf.function], ids=["eager", "graph"])
+def test_what_cannot_be_broadcast_is_named(hvd, mode):
+    words = tf.Variable(["a", "b"], name="words")
+    number = tf.Variable(float(RANK), name="number")
+    ragged = tf.ragged.constant([[1.0, 2.0], [3.0]])
+    for call, text in (
+        (lambda: hvd.broadcast_variables([number, words], 0), "'words:0' given to broadcast_variables of dtype string"),
+        (
+            lambda: hvd.broadcast_variables([number, ragged], 0),
+            "takes variables, and number 2 of those given is a RaggedTensor",
+        ),
+        (lambda: hvd.broadcast_variables([None], 0), "number 1 of those given is a NoneType"),
+        (lambda: hvd.broadcast(None, 0), "broadcast: None is no tensor"),
+        (lambda: hvd.allreduce(None, name="loss"), "allreduce of 'loss': None is no tensor"),
+        (lambda: hvd.grouped_allreduce([number, None], name="losses"), "grouped_allreduce of 'losses': None is no tensor"),
+        (lambda: hvd.allgather(ragged, name="rows"), "allgather of 'rows': a RaggedTensor cannot be sent; pass .to_tensor"),
+        (lambda: hvd.alltoall(tf.sparse.from_dense([[1.0]]), name="s"), "alltoall of 's': a SparseTensor cannot be sent"),
+        (
+            lambda: hvd.reducescatter(tf.constant(["a"]), name="s"),
+            "given to reducescatter of 's' of dtype string cannot be sent",
+        ),
+    ):
+        with pytest.raises(InvalidArgumentError, match=text):
+            mode(call)()
+    assert number.numpy() == RANK
 
 
 def test_objects(hvd):

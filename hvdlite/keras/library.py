@@ -1,0 +1,19 @@
+"""The Keras that this process trains with: ``keras``, or ``tf_keras`` where TensorFlow's ``tf.keras`` is that one."""
+
+import importlib
+from typing import Any
+
+from hvdlite.config import uses_legacy_keras
+
+__all__ = ["keras"]
+
+_NAME = "tf_keras" if uses_legacy_keras() else "keras"
+try:
+    keras: Any = importlib.import_module(_NAME)
+except ImportError as error:
+    why = " (TF_USE_LEGACY_KERAS asks for tf_keras)" if uses_legacy_keras() else ""
+    raise ImportError(f"hvdlite.keras needs Keras, which cannot be imported ({error}){why}: pip install {_NAME}") from error
+if tuple(int(part) for part in keras.__version__.split(".")[:2]) < (2, 13):
+    raise ImportError(
+        f"hvdlite.keras needs Keras 2.13 or newer, and this is {keras.__version__}: upgrade Keras (and TensorFlow)"
+    )
