@@ -69,9 +69,11 @@ def build_optimizers_alike(model: Any, optimizers: dict[str, Any]) -> None:
 
 
 def _kind_of(optimizer: Any) -> str:
+    """What has to be the same on all ranks; those outside of a process set need not wrap for it."""
     inner = getattr(optimizer, "inner_optimizer", None)
-    name = f"{optimizer.__class__.__name__}" + ("" if inner is None else f" around {inner.__class__.__name__}")
-    return name + (", wrapped" if is_distributed(optimizer) else "")
+    name = optimizer.__class__.__name__ + ("" if inner is None else f" around {inner.__class__.__name__}")
+    everywhere = is_distributed(optimizer) and optimizer._hvdlite.settings.reduction.process_set.process_set_id == 0
+    return f"{name}, wrapped" if everywhere else name
 
 
 def _slots_of(optimizer: Any, weights: Sequence[Any]) -> list[int] | None:

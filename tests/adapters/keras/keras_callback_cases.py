@@ -157,6 +157,12 @@ def test_models_with_different_optimizers_are_refused(hvd):
         with pytest.raises(MismatchError, match=f"the ranks' models hold different optimizers: {text}") as caught:
             begin_fit(hvd, model)
         on_all_ranks(str(caught.value))
+    first = hvd.add_process_set([0])
+    model = make_model(seed=WORLD.rank)
+    model.compile(optimizer=hvd.DistributedOptimizer(sgd(), process_set=first) if WORLD.rank == 0 else sgd(), loss="mse")
+    begin_fit(hvd, model)
+    assert_same_everywhere(state_of(model))
+    assert hvd.remove_process_set(first)
 
 
 @on_two_ranks
