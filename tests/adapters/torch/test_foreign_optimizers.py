@@ -65,6 +65,9 @@ CHANGES = {
 @pytest.mark.parametrize("op", ["Average", "Adasum"])
 @pytest.mark.parametrize("change", CHANGES)
 def test_parameters_given_behind_the_wrapper(hvd, change, op):
+    if op == "Adasum" and hvd.size() & (hvd.size() - 1):
+        pytest.skip("the number of ranks is no power of two")
+
     def make(params):
         first, second, *others = list(params)
         return sgd([{"params": [first, second]}, {"params": others[:2]}])
