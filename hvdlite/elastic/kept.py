@@ -63,6 +63,14 @@ def has_variables(value: Any) -> bool:
     return is_variable(value) or (hasattr(kind, "variables") and hasattr(kind, "from_config") and kind is not type)
 
 
+def _copies_itself(value: Any) -> bool:
+    """Does a class of Python's say itself what a copy is? It may be the same object, or lack what this one refers to."""
+    kind = type(value)
+    return any(
+        isinstance(getattr(kind, name, None), types.FunctionType) for name in ("__deepcopy__", "__reduce__", "__reduce_ex__")
+    )
+
+
 class _Stand:
     """Stands for an object that is kept in place, in what is sent."""
 
@@ -108,12 +116,12 @@ class Inventory:
         """Looks at all that copies of the attributes would be copies of, in an order that equal attributes have alike."""
         states = self._tree[1]
         pending: list[Any] = [self._tree[0]]
-        seen = {id(self._tree[0])}
-        for tree in pending:  # which holds all that was seen, so that no id is given anew
+        seen = {id(self._tree[0]): self._tree[0]}  # and held, so that no id is given anew
+        for tree in pending:
             for value in gc.get_referents(tree):
                 if id(value) in seen or isinstance(value, _SHARED):
                     continue
-                seen.add(id(value))
+                seen[id(value)] = value
                 handler = handler_of(value)
                 if handler is not None:
                     self._handlers.append(handler)
@@ -121,7 +129,7 @@ class Inventory:
                     self._stateful.append(value)
                     states.append(value.state_dict())
                     pending.append(states[-1])
-                else:
+                elif not _copies_itself(value):
                     pending.append(value)
 
     @property

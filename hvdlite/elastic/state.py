@@ -164,7 +164,7 @@ class ObjectState(State):
 
     def _inventory(self, names: Iterable[str]) -> Inventory:
         known = {id(handler.value): handler for inventory in self._saved for handler in inventory.handlers}
-        attributes = {name: getattr(self, name) for name in names}
+        attributes = {name: getattr(self, name) for name in sorted(names)}  # in one order on all ranks
         return Inventory(attributes, lambda value: known.get(id(value)) or self._handler_of(value))
 
     def _set_attributes(self, values: dict[str, Any]) -> None:

@@ -139,6 +139,23 @@ def test_what_has_a_state_of_its_own_stays_what_it_is():
             state.restore()
 
 
+class Shared:
+    """Is never copied, nor looked into."""
+
+    def __init__(self):
+        self.engine = Engine(1)
+
+    def __deepcopy__(self, memo):
+        return self
+
+
+def test_what_copies_itself_is_left_alone():
+    state = alone(shared=Shared(), epoch=1)
+    state.shared.engine.value = 2
+    state.restore()
+    assert state.shared.engine.value == 2
+
+
 def test_another_object_takes_the_place_of_one_that_stays():
     state = alone(engine=Engine(1), epoch=1)
     state.epoch = 2
