@@ -48,7 +48,7 @@ def reach_steps(optimizer: Any, kind: Any) -> Callable[[], None]:
         return hooked(reference(), *args, **kwargs)
 
     optimizer.step = step
-    return functools.partial(setattr, optimizer, "step", own)
+    return lambda: setattr(reference(), "step", own)
 
 
 def is_inner_step(optimizer: torch.optim.Optimizer) -> bool:
