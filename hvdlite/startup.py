@@ -4,13 +4,14 @@ Each step that can go wrong on one rank alone is followed by an exchange, so tha
 """
 
 import atexit
+import contextlib
 import errno
+import hashlib
 import logging
 import operator
 import os
 import shutil
 import socket
-import struct
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -45,8 +46,9 @@ _claims: list[socket.socket] = []  # this process's, for as long as it lives
 def claim_rank() -> None:
     """Makes this process the one of its rank: the first that asks is, until it ends.
 
-    A name in Linux's abstract socket space holds the claim, which the system takes back at the end. Children that the process
-    forks get the socket, too: `give_claim_back` is for them.
+    A name in Linux's abstract socket space is the claim, which the system takes back at the end; nobody can connect to it. A
+    second name has the process id, for those that come too late. Children that the process forks get the sockets, too:
+    `give_claim_back` is for them.
 
     Raises:
         SystemFailure: another process is this rank. Programs that a rank starts inherit the variables by which MPI knows it.
@@ -54,32 +56,40 @@ def claim_rank() -> None:
     rank = knobs.rank_by_launcher()
     if _claims or rank is None:
         return
-    claim = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    address = f"\0hvdlite-rank-{os.getuid()}-{rank}"
+    job_and_rank = hashlib.sha256(rank.encode()).hexdigest()[:32]  # a name has 107 bytes, and this one that of the host in it
+    name = f"hvdlite-rank-{os.getuid()}-{job_and_rank}"
     try:
-        claim.bind(address)
-        claim.listen(1)
+        _claims.append(_named(name))
+        _claims.append(_named(f"{name}-pid-{os.getpid()}"))
     except OSError as error:
-        claim.close()
         if error.errno != errno.EADDRINUSE:
             raise
         raise SystemFailure(
             f"this process (pid {os.getpid()}) has the launcher's variables of a rank that another process is already"
-            f"{_describe_owner(address)}: a child process inherits them. If it imports the script again (spawned workers do), "
-            "keep what only a rank does, init() among it, under `if __name__ == '__main__':`. If it is a program that works "
-            "alone, start it with subprocess.run([...], env=hvdlite.child_environment())"
+            f"{_owner_of(name)}: a child process inherits them. If it imports the script again (spawned workers do), keep what "
+            "only a rank does, init() among it, under `if __name__ == '__main__':`. If it is a program that works alone, start "
+            "it with subprocess.run([...], env=hvdlite.child_environment())"
         ) from None
-    _claims.append(claim)
 
 
-def _describe_owner(address: str) -> str:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asker:
-        try:
-            asker.connect(address)
-            pid = struct.unpack("3i", asker.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))[0]
-        except OSError:  # it ends just now
-            return ""
-    return f" (pid {pid})"
+def _named(name: str) -> socket.socket:
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        made.bind(f"\0{name}")
+    except OSError:
+        made.close()
+        raise
+    return made
+
+
+def _owner_of(name: str) -> str:
+    """The process id behind a claim, in words; nothing where it has just come or gone."""
+    with contextlib.suppress(OSError), open("/proc/net/unix") as sockets:
+        for line in sockets:
+            _, found, pid = line.strip().rpartition(f"@{name}-pid-")
+            if found:
+                return f" (pid {pid})"
+    return ""
 
 
 def give_claim_back() -> None:

@@ -32,6 +32,11 @@ class StateHandler:
     def __init__(self, value: Any) -> None:
         self.value = value
 
+    def set_value(self, value: Any) -> None:
+        """Another object takes its place, and is saved; as Horovod's handlers have it."""
+        self.value = value
+        self.save()
+
     def save(self) -> None:
         """Keeps the object's present state, for `restore`."""
         raise NotImplementedError

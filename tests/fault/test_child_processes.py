@@ -106,4 +106,4 @@ def test_a_forked_child_does_not_keep_the_claim():
         2,
     )
     assert job.returncode == 0, job.report()
-    assert job.stdout == {0: "0 1\n", 1: "0 1\n"}, job.report()
+    assert job.stdout == {0: "0 2\n", 1: "0 2\n"}, job.report()
