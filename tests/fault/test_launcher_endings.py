@@ -37,8 +37,17 @@ def marked(mark):
     return found
 
 
+def await_lines(process, *lines):
+    """Reads what is printed until all of these have come, in any order and among others."""
+    missing = {f"{line}\n" for line in lines}
+    while missing:
+        said = process.stdout.readline()
+        assert said, f"{missing} did not come"
+        missing.discard(said)
+
+
 def await_ranks(process):
-    assert sorted(process.stdout.readline() for _ in range(2)) == ["[0]<stdout>: up\n", "[1]<stdout>: up\n"]
+    await_lines(process, "[0]<stdout>: up", "[1]<stdout>: up")
 
 
 @pytest.mark.parametrize(
@@ -110,7 +119,7 @@ def test_every_rank_has_time_to_save(tmp_path, number):
     try:
         await_ranks(process)
         process.send_signal(number)
-        assert process.stdout.readline() == "[1]<stdout>: saved\n"
+        await_lines(process, "[1]<stdout>: saved")
         go_on.open("w").close()
         assert "[0]<stdout>: saved\n" in process.communicate(timeout=DEADLINE)[0]
         assert process.returncode == 128 + number
