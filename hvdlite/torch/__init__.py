@@ -77,7 +77,6 @@ from hvdlite import (
     stop_timeline,
     synchronize,
 )
-from hvdlite.backends.graphs import keep_out_of_graphs as _keep_out_of_graphs
 from hvdlite.torch import compression, elastic, functions, mpi_ops  # noqa: F401 - so that hvd.mpi_ops needs no import of its own
 from hvdlite.torch.ops import (
     allgather,
@@ -101,8 +100,6 @@ from hvdlite.torch.state import (
 if TYPE_CHECKING:
     from hvdlite.torch import sync_batch_norm as sync_batch_norm
     from hvdlite.torch.sync_batch_norm import SyncBatchNorm
-
-_keep_out_of_graphs()
 
 __all__ = [
     "Adasum",

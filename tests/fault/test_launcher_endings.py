@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import uuid
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,25 @@ def marked(mark):
     return found
 
 
+@contextmanager
+def started(words, stderr=subprocess.STDOUT, **changes):
+    """A process with these words, whose ranks are up; it is killed in the end."""
+    process = subprocess.Popen(
+        words,
+        env=environment(**changes),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+    )
+    try:
+        await_lines(process, "[0]<stdout>: up", "[1]<stdout>: up")
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
 def await_lines(process, *lines):
     """Reads what is printed until all of these have come, in any order and among others."""
     missing = {f"{line}\n" for line in lines}
@@ -46,10 +66,6 @@ def await_lines(process, *lines):
         missing.discard(said)
 
 
-def await_ranks(process):
-    await_lines(process, "[0]<stdout>: up", "[1]<stdout>: up")
-
-
 @pytest.mark.parametrize(
     ("number", "stubborn"), [(signal.SIGINT, False), (signal.SIGINT, True), (signal.SIGTERM, True), (signal.SIGKILL, True)]
 )
@@ -57,27 +73,18 @@ def test_nothing_is_left_of_a_job_that_is_interrupted(tmp_path, number, stubborn
     script = tmp_path / "program.py"
     script.write_text(HANGS.format(stubborn=stubborn))
     mark = uuid.uuid4().hex
-    process = subprocess.Popen(
-        command("-n", "2", "--grace", "1", "python", str(script)),
-        env=environment(**{MARK: mark, "TMPDIR": str(tmp_path)}),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
     try:
-        await_ranks(process)
-        # Launcher, mpirun, and beside each rank its program and what that has started, which may still be about to run.
-        assert eventually(lambda: len(marked(mark)) >= 8)
-        process.send_signal(number)
-        rest = process.communicate(timeout=DEADLINE)[0]
-        assert process.returncode == (-number if number == signal.SIGKILL else 128 + number)
-        assert rest.count("]<stderr>: KeyboardInterrupt\n") == (2 if number == signal.SIGINT and not stubborn else 0), rest
-        assert eventually(lambda: not marked(mark))
-        assert not list(tmp_path.glob("hvdlite-run-*"))
+        words = command("-n", "2", "--grace", "1", "python", str(script))
+        with started(words, **{MARK: mark, "TMPDIR": str(tmp_path)}) as process:
+            # Launcher, mpirun, and beside each rank its program and what that has started, which may still be about to run.
+            assert eventually(lambda: len(marked(mark)) >= 8)
+            process.send_signal(number)
+            rest = process.communicate(timeout=DEADLINE)[0]
+            assert process.returncode == (-number if number == signal.SIGKILL else 128 + number)
+            assert rest.count("]<stderr>: KeyboardInterrupt\n") == (2 if number == signal.SIGINT and not stubborn else 0), rest
+            assert eventually(lambda: not marked(mark))
+            assert not list(tmp_path.glob("hvdlite-run-*"))
     finally:
-        process.kill()
-        process.communicate()
         for pid in marked(mark):
             os.kill(pid, signal.SIGKILL)
 
@@ -108,47 +115,24 @@ def test_every_rank_has_time_to_save(tmp_path, number):
     script, go_on = tmp_path / "program.py", tmp_path / "go_on"
     script.write_text(SAVES)
     os.mkfifo(go_on)
-    process = subprocess.Popen(
-        command("-n", "2", "python", str(script), str(go_on)),
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    try:
-        await_ranks(process)
+    with started(command("-n", "2", "python", str(script), str(go_on))) as process:
         process.send_signal(number)
         await_lines(process, "[1]<stdout>: saved")
         go_on.open("w").close()
         assert "[0]<stdout>: saved\n" in process.communicate(timeout=DEADLINE)[0]
         assert process.returncode == 128 + number
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def test_what_is_ignored_stays_ignored(tmp_path):
     """As nohup has it; the job goes on until another signal ends it."""
     script = tmp_path / "program.py"
     script.write_text(SAVES)
-    process = subprocess.Popen(
-        ["nohup", *command("-n", "2", "python", str(script), os.devnull)],
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    try:
-        await_ranks(process)
+    words = ["nohup", *command("-n", "2", "python", str(script), os.devnull)]
+    with started(words, subprocess.DEVNULL) as process:
         process.send_signal(signal.SIGHUP)
         process.send_signal(signal.SIGTERM)
         assert process.communicate(timeout=DEADLINE)[0].count("saved\n") == 2
         assert process.returncode == 128 + signal.SIGTERM
-    finally:
-        process.kill()
-        process.communicate()
 
 
 DRIVER = """
@@ -168,22 +152,10 @@ def test_a_driver_that_is_ended_leaves_nothing(tmp_path, number):
     """After SIGKILL the next one removes it."""
     script = tmp_path / "driver.py"
     script.write_text(DRIVER)
-    process = subprocess.Popen(
-        [sys.executable, str(script)],
-        env=environment(TMPDIR=str(tmp_path)),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    try:
-        await_ranks(process)
+    with started([sys.executable, str(script)], subprocess.DEVNULL, TMPDIR=str(tmp_path)) as process:
         process.send_signal(number)
         process.communicate(timeout=DEADLINE)
         assert process.returncode == -number
-    finally:
-        process.kill()
-        process.communicate()
     if number == signal.SIGKILL:
         assert len(list(tmp_path.glob("hvdlite-*"))) == 1
         done = in_a_program(tmp_path, "import hvdlite; hvdlite.run(print, ('x',), np=1)", TMPDIR=str(tmp_path))

@@ -7,7 +7,6 @@ import numpy as np
 import torch
 
 from hvdlite import ops
-from hvdlite.backends.graphs import keep_out_of_graphs
 from hvdlite.errors import HorovodInternalError
 from hvdlite.keras.backends import Reduction
 from hvdlite.keras.library import keras
@@ -29,7 +28,6 @@ class TorchKerasBackend:
 
     def check_supported(self) -> None:
         """Nothing stands in the way: Keras knows none of torch's ways of distributing a model."""
-        keep_out_of_graphs()
 
     def reduce_gradients(
         self,

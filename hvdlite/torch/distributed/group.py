@@ -147,12 +147,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         if len(tensors) == 1 and tensors[0].layout is torch.sparse_coo:
             return self._allreduce_sparse(tensors[0], opts)
         if combine := self._bitwise(label, opts.reduceOp, tensors):
-
-            def copy(reduced: list[Tensor]) -> None:
-                for tensor, result in zip(tensors, reduced, strict=True):
-                    deal_out(label, result, [tensor])
-
-            return self._combine(label, combine, tensors, tensors, copy, opts)
+            return self._combine(label, combine, tensors, tensors, lambda whole: whole, opts)
         op, factor = self._reduction(label, opts.reduceOp)
         start: Callable[[str], Handle]
         if len(tensors) == 1:
@@ -182,12 +177,8 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         """Reduces to the root, in place; the other ranks' tensors stay as they are."""
         (tensor,) = tensors
         if combine := self._bitwise("reduce", opts.reduceOp, tensors):
-
-            def copy(reduced: list[Tensor]) -> None:
-                if opts.rootRank == self._place:
-                    deal_out("reduce", reduced[0], tensors)
-
-            return self._combine("reduce", combine, tensors, tensors, copy, opts)
+            pick = (lambda whole: whole) if opts.rootRank == self._place else None
+            return self._combine("reduce", combine, tensors, tensors, pick, opts)
         op, factor = self._reduction("reduce", opts.reduceOp)
         reduce = ops.allreduce_async_ if opts.rootRank == self._place else ops.allreduce_async
         return self._start(
@@ -206,17 +197,17 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         # hvdlite's reducescatter has rows of one size.
         start = sum(part.numel() for part in parts[: self._place])
 
-        def finish(reduced: Tensor) -> None:
-            deal_out("reduce_scatter", reduced.narrow(0, start, output.numel()), [output])
+        def own(reduced: Tensor) -> Tensor:
+            return reduced.narrow(0, start, output.numel())
 
         if combine := self._bitwise("reduce_scatter", opts.reduceOp, [flat]):
-            return self._combine("reduce_scatter", combine, [flat], [output], lambda reduced: finish(reduced[0]), opts)
+            return self._combine("reduce_scatter", combine, [flat], [output], own, opts)
         op, factor = self._reduction("reduce_scatter", opts.reduceOp)
         return self._start(
             "reduce_scatter",
             lambda name: ops.allreduce_async_(flat, None, name, op, factor, 1.0, self._process_set),
             [output],
-            finish,
+            lambda reduced: deal_out("reduce_scatter", own(reduced), [output]),
             opts,
         )
 
@@ -241,13 +232,12 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
                     f"{output.numel()} elements take {output.numel() * self._size}"
                 )
             rows.append(source.detach().reshape(self._size, output.numel()))
+
+        def own(whole: Tensor) -> Tensor:
+            return whole.reshape(self._size, whole.numel() // self._size)[self._place]
+
         if combine := self._bitwise(label, opts.reduceOp, rows):
-
-            def take(reduced: list[Tensor]) -> None:
-                for output, result in zip(outputs, reduced, strict=True):
-                    deal_out(label, result.reshape(self._size, output.numel())[self._place], [output])
-
-            return self._combine(label, combine, rows, outputs, take, opts)
+            return self._combine(label, combine, rows, outputs, own, opts)
         op, factor = self._reduction(label, opts.reduceOp)
         scattered = op in (ops.Sum, ops.Average)
 
@@ -459,14 +449,17 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         combine: Callable[[Tensor, Tensor], Tensor],
         inputs: list[Tensor],
         outputs: list[Tensor],
-        take: Callable[[list[Tensor]], None],
+        pick: Callable[[Tensor], Tensor] | None,
         opts: Any,
     ) -> HvdliteWork:
-        """Gathers all ranks' tensors and combines those of all ranks, flat, for `take`."""
+        """Gathers all ranks' tensors and combines them; `pick` gives this rank's part of a flat result, None: it gets none."""
         flat = [source.detach().reshape(1, -1) for source in inputs]
 
         def finish(gathered: list[Tensor]) -> None:
-            take([functools.reduce(combine, rows) for rows in gathered])
+            if pick is None:
+                return
+            for rows, output in zip(gathered, outputs, strict=True):
+                deal_out(label, pick(functools.reduce(combine, rows)), [output])
 
         return self._start(
             label, lambda name: ops.grouped_allgather_async(flat, name, self._process_set), outputs, finish, opts
