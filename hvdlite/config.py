@@ -314,6 +314,14 @@ KNOBS: tuple[Knob, ...] = (
         must_agree=False,
     ),
     Knob(
+        "flight_recorder_folder",
+        "str",
+        "",
+        "The folder of the file in which a rank lists them after a failure, where they are more than it prints. Empty: the "
+        "folder for temporary files. off: no file.",
+        must_agree=False,
+    ),
+    Knob(
         "output_cache_bytes",
         "bytes",
         256 << 20,
@@ -828,13 +836,20 @@ def child_environment() -> dict[str, str]:
 def rank_by_launcher() -> str | None:
     """What is the same for all processes that have this rank's variables, and for no others; None where nothing tells it.
 
-    Hydra (MPICH) does not: it hands its ranks a descriptor, which their children do not have.
+    Hydra (MPICH) gives each rank an open socket. Programs that a rank starts have its number in their variables, but most do
+    not have the socket: empty for those.
     """
     environ = os.environ
     if "PMIX_NAMESPACE" in environ and "PMIX_RANK" in environ:
         return f"{environ['PMIX_NAMESPACE']}.{environ['PMIX_RANK']}"
     if all(name in environ for name in ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID")):
         return ".".join(environ[name] for name in ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID"))
+    if "PMI_FD" in environ:
+        try:
+            opened = os.readlink(f"/proc/self/fd/{environ['PMI_FD']}")
+        except OSError:
+            return ""
+        return opened if opened.startswith("socket:") else ""
     return None
 
 

@@ -147,7 +147,8 @@ class Runtime:
             from hvdlite import autotune
 
             config = autotune.at_init(autotune.Job(mpi, chosen, load_native().Engine, shim), config, logger)
-        self.engine = load_native().Engine.create_mpi(shim, mpi._addressof(chosen), knobs.to_native(gpu.resolve(config)))
+        resolved = gpu.resolve(config).replace(flight_recorder_folder=startup.folder_of_records(config))
+        self.engine = load_native().Engine.create_mpi(shim, mpi._addressof(chosen), knobs.to_native(resolved))
         self.engine.make_current()
         from hvdlite.backends import plain_of
         from hvdlite.handles import native_type

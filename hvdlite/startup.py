@@ -13,6 +13,7 @@ import os
 import shutil
 import socket
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,7 @@ __all__ = [
     "choose_communicator",
     "claim_rank",
     "configure_logging",
+    "folder_of_records",
     "give_claim_back",
     "load_mpi",
     "place_of",
@@ -54,8 +56,10 @@ def claim_rank() -> None:
         SystemFailure: another process is this rank. Programs that a rank starts inherit the variables by which MPI knows it.
     """
     rank = knobs.rank_by_launcher()
-    if _claims or rank is None:
+    if _claims or rank is None or (not rank and _mpi_has_begun()):
         return
+    if not rank:
+        raise _not_the_rank("")
     job_and_rank = hashlib.sha256(rank.encode()).hexdigest()[:32]  # a name has 107 bytes, and this one that of the host in it
     name = f"hvdlite-rank-{os.getuid()}-{job_and_rank}"
     try:
@@ -64,12 +68,22 @@ def claim_rank() -> None:
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             raise
-        raise SystemFailure(
-            f"this process (pid {os.getpid()}) has the launcher's variables of a rank that another process is already"
-            f"{_owner_of(name)}: a child process inherits them. If it imports the script again (spawned workers do), keep what "
-            "only a rank does, init() among it, under `if __name__ == '__main__':`. If it is a program that works alone, start "
-            "it with subprocess.run([...], env=hvdlite.child_environment())"
-        ) from None
+        raise _not_the_rank(_owner_of(name)) from None
+
+
+def _mpi_has_begun() -> bool:
+    """In this process, which the launcher has taken for its rank, then. MPICH closes the socket when it ends."""
+    module = sys.modules.get("mpi4py.MPI")
+    return module is not None and bool(module.Is_initialized())
+
+
+def _not_the_rank(owner: str) -> SystemFailure:
+    return SystemFailure(
+        f"this process (pid {os.getpid()}) has the launcher's variables of a rank that another process is already{owner}: a "
+        "child process inherits them. If it imports the script again (spawned workers do), keep what only a rank does, init() "
+        "among it, under `if __name__ == '__main__':`. If it is a program that works alone, start it with "
+        "subprocess.run([...], env=hvdlite.child_environment())"
+    )
 
 
 def _named(name: str) -> socket.socket:
@@ -269,6 +283,12 @@ def place_of(MPI: Any, comm: Any, config: Config) -> Place:  # noqa: N803 - the 
 def _machine() -> str:
     """Equal on all ranks of a machine (merge_hosts in csrc/transport/mpi_env.cc says why MPI is not asked)."""
     return f"{boot_id()} {socket.gethostname()}"
+
+
+def folder_of_records(config: Config) -> str:
+    """Where the engine may write the operations that it remembers; empty: nowhere."""
+    chosen = config.flight_recorder_folder
+    return "" if chosen == "off" else chosen or tempfile.gettempdir()
 
 
 _LEVELS = {

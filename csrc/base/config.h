@@ -27,6 +27,7 @@ struct Config {
   double failure_linger = 1.5;
   double peer_timeout = 10.0;
   std::size_t flight_recorder_size = 64;
+  std::string flight_recorder_folder;  // empty: no files
   std::size_t output_cache_bytes = std::size_t{256} << 20;
   bool shared_outputs = true;
   bool deterministic = false;

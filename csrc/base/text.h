@@ -1,4 +1,4 @@
-// Numbers as text, and small files of the kernel's.
+// Numbers as text.
 // Thread: any. Owns: nothing. Blocks: no. Throws: nothing.
 //
 // The engine uses neither iostreams nor printf for fractions. Both look at the program's locale: under a German one a trace would
@@ -14,8 +14,5 @@ namespace hvdlite::base {
 std::string to_text(double number);
 // With so many digits behind the point: "0.500".
 std::string to_text(double number, int decimals);
-// What is in a file of /proc; empty where it cannot be read.
-std::string read_file(const std::string& path);
-std::string first_line_of(const std::string& path);
 
 }  // namespace hvdlite::base

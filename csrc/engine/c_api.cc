@@ -61,6 +61,7 @@ base::Config to_config(const hvdlite_config* from) {
   config.failure_linger = from->failure_linger;
   config.peer_timeout = from->peer_timeout;
   config.flight_recorder_size = static_cast<std::size_t>(from->flight_recorder_size);
+  config.flight_recorder_folder = or_empty(from->flight_recorder_folder);
   config.output_cache_bytes = static_cast<std::size_t>(from->output_cache_bytes);
   config.shared_outputs = from->shared_outputs != 0;
   config.deterministic = from->deterministic != 0;
@@ -171,6 +172,7 @@ void hvdlite_config_init(hvdlite_config* config) {
                            defaults.failure_linger,
                            defaults.peer_timeout,
                            static_cast<int64_t>(defaults.flight_recorder_size),
+                           "",
                            static_cast<int64_t>(defaults.output_cache_bytes),
                            defaults.shared_outputs,
                            defaults.deterministic,
@@ -359,8 +361,8 @@ char* hvdlite_flight_record(hvdlite_engine* engine, int64_t ended) {
   char* text = nullptr;
   guarded([&] {
     const auto& recorder = alive(engine).recorder();
-    text = copy_text(ended < 0 ? recorder.text()
-                               : recorder.in_flight(static_cast<std::size_t>(ended)));
+    text =
+        copy_text(ended < 0 ? recorder.text() : recorder.report(static_cast<std::size_t>(ended)));
   });
   return text;
 }

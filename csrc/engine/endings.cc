@@ -240,7 +240,7 @@ void Cycle::fail_all(const Status& why) {
     }
     const std::string record = shared_.config.log_level <= LogLevel::kInfo
                                    ? shared_.recorder.text()
-                                   : shared_.recorder.in_flight(kEndedInLog);
+                                   : shared_.recorder.report(kEndedInLog);
     shared_.log.write(
         LogLevel::kError, "control",
         why.message + (record.empty() ? "" : "\nlast operations of this rank:\n" + record));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/files.h"
 #include "base/text.h"
 #include "engine/validate.h"
 
@@ -19,8 +20,13 @@ constexpr std::uint64_t kStages = 8;
 
 }  // namespace
 
-FlightRecorder::FlightRecorder(std::size_t capacity, base::TimeSource time)
-    : time_(time), capacity_(capacity), ring_(std::make_unique<Record[]>(capacity)) {}
+FlightRecorder::FlightRecorder(Settings settings, base::TimeSource time)
+    : time_(time),
+      capacity_(settings.capacity),
+      file_prefix_(settings.folder.empty() ? ""
+                                           : settings.folder + "/hvdlite-operations-rank" +
+                                                 std::to_string(settings.rank) + "-"),
+      ring_(std::make_unique<Record[]>(settings.capacity)) {}
 
 void FlightRecorder::submitted(std::span<const Entry> entries) {
   const base::Clock::time_point now = time_.coarse_now();
@@ -46,6 +52,17 @@ void FlightRecorder::reached(std::uint64_t number, Stage stage) {
   if (record.word.compare_exchange_strong(word, next, std::memory_order_relaxed)) {
     record.last.store(time_.coarse_now(), std::memory_order_relaxed);
   }
+}
+
+std::string FlightRecorder::report(std::size_t ended) const {
+  std::string shown = in_flight(ended);
+  if (shown.empty() || file_prefix_.empty()) return shown;
+  const std::string all = text();
+  if (std::ranges::count(all, '\n') <= std::ranges::count(shown, '\n')) return shown;
+  std::string path = file_prefix_;
+  const std::string problem = base::write_new_file(path, ".txt", all);
+  return shown + "  and those before: " +
+         (problem.empty() ? path : "not kept (" + path + ": " + problem + ")") + "\n";
 }
 
 std::string FlightRecorder::in_flight(std::size_t ended) const {

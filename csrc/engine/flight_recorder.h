@@ -21,7 +21,12 @@ namespace hvdlite::engine {
 
 class FlightRecorder {
  public:
-  FlightRecorder(std::size_t capacity, base::TimeSource time);
+  struct Settings {
+    std::size_t capacity = 0;
+    std::string folder;  // for the files of `report`; empty: none
+    int rank = 0;
+  };
+  FlightRecorder(Settings settings, base::TimeSource time);
 
   enum class Stage : std::uint8_t { kSubmitted, kAnnounced, kAgreed, kStarted, kDone, kFailed };
   // Numbers the entries: their completions' `record`, also their number in log lines.
@@ -34,8 +39,9 @@ class FlightRecorder {
   }
   // A line of text for each operation that is remembered, oldest first.
   std::string text() const { return text(kEverything, 0); }
-  // Of those that have not ended; where there are none, of the last `ended` ones.
-  std::string in_flight(std::size_t ended) const;
+  // What is printed when something fails: a line for each operation that has not ended; where there are none, for each of the
+  // last `ended` ones. Where that leaves some out, a file has them all, and the last line names it.
+  std::string report(std::size_t ended) const;
 
  private:
   static constexpr bool kEverything = false, kUnended = true;
@@ -48,9 +54,12 @@ class FlightRecorder {
   // skipped: the first so many of them are left out.
   std::string text(bool unended_only, std::uint64_t skipped) const;
 
+  std::string in_flight(std::size_t ended) const;
+
   const base::TimeSource time_;
   mutable std::mutex mutex_;
   const std::size_t capacity_;
+  const std::string file_prefix_;  // empty: no files
   std::uint64_t next_ = 1;
   const std::unique_ptr<Record[]> ring_;
 };

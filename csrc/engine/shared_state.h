@@ -144,7 +144,7 @@ struct SharedState {
         time(clock),
         devices(device_settings(knobs, logger)),
         queue(clock),
-        recorder(knobs.flight_recorder_size, clock),
+        recorder({knobs.flight_recorder_size, knobs.flight_recorder_folder, owner.rank}, clock),
         timeline(owner, clock),
         usage(owner.size, clock),
         waits(clock),

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <string_view>
 
-#include "base/text.h"
+#include "base/files.h"
 #include "engine/cycle.h"
 
 namespace hvdlite::engine {

@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "base/files.h"
 #include "base/text.h"
 #include "engine/validate.h"
 

@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "base/text.h"
+#include "base/files.h"
 #include "transport/control_page.h"
 #include "transport/mapped_window.h"
 #include "transport/mpi_transport.h"

@@ -1,9 +1,9 @@
-"""Processes that a rank starts: they have its launcher's variables, and are not the rank."""
+"""Processes that a rank starts: they have its launcher's variables, and are not the rank.
 
-import pytest
-from support.job import launcher_is_hydra, run_job
+MPICH's launcher also gives its ranks an open socket, which programs have only where ``close_fds=False`` says so.
+"""
 
-pytestmark = pytest.mark.skipif(launcher_is_hydra(), reason="hydra's ranks have a descriptor, which their children do not get")
+from support.job import run_job
 
 
 def test_a_program_that_a_rank_starts_is_refused_and_the_job_goes_on():
@@ -15,7 +15,7 @@ def test_a_program_that_a_rank_starts_is_refused_and_the_job_goes_on():
         hvd.init()
         if hvd.rank() == 1:
             program = "import hvdlite; hvdlite.init(); print('is a rank', hvdlite.rank())"
-            done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+            done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, close_fds=False)
             print(done.returncode, done.stdout, done.stderr)
         print("sum", hvd.allreduce(np.ones(1) + hvd.rank(), op=hvd.Sum))
         """,
@@ -80,9 +80,9 @@ def test_who_never_calls_init_owns_nothing():
         import subprocess, sys
         import hvdlite
         script = "import hvdlite as hvd; from hvdlite import startup; startup.claim_rank(); print('had it')"
-        subprocess.run([sys.executable, "-c", script], check=True)
+        subprocess.run([sys.executable, "-c", script], check=True, close_fds=False)
         script = "import hvdlite as hvd; hvd.init(); print(hvd.rank(), hvd.size()); hvd.barrier()"
-        subprocess.run([sys.executable, "-c", script], check=True)
+        subprocess.run([sys.executable, "-c", script], check=True, close_fds=False)
         """,
         2,
     )

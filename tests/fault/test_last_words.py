@@ -48,6 +48,25 @@ def test_an_exception_is_shown_once_and_last(end, beside, tmp_path):
     assert job.returncode != 0
 
 
+# What runs a script and shows its exceptions itself, on stdout.
+RUNNERS = {
+    "pytest": "import pytest; sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', script]))",
+    "IPython": "from IPython import start_ipython; sys.exit(start_ipython(['--colors=nocolor', '--no-confirm-exit', script]))",
+}
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_an_exception_under_a_runner_of_scripts(runner, tmp_path):
+    script = tmp_path / "test_script.py"
+    script.write_text(PROGRAM.format(beside=PLAIN, end="raise ValueError('the real ' + 'reason')"))
+    text = f"import os, sys; os.environ['IPYTHONDIR'] = os.path.dirname(script := {str(script)!r}); {RUNNERS[runner]}"
+    job = run_job(text, 2)
+    assert not job.timed_out, job.report()
+    assert job.returncode != 0
+    assert job.stdout[1].count("ValueError: the real reason") >= 1, job.report()
+    assert "rank 1 (host" in job.stdout[0], job.report()
+
+
 def test_a_non_daemon_thread_that_waits_keeps_no_rank_alive(tmp_path):
     job = job_that_ends(
         "threading.Thread(target=threading.Event().wait).start(); raise ValueError('the real reason')", tmp_path

@@ -69,7 +69,9 @@ def test_an_exception_before_init_does_not_leave_the_others_waiting():
 @pytest.mark.parametrize(
     ("error", "in_flight", "shown"), [("ValueError", 0, 0), ("ValueError", 1, 1), ("errors.HvdliteError", 0, 3)]
 )
-def test_a_rank_that_raises_shows_what_it_has_in_flight_or_the_last_three_for_an_error_of_ours(error, in_flight, shown):
+def test_a_rank_that_raises_shows_what_it_has_in_flight_or_the_last_three_for_an_error_of_ours(
+    error, in_flight, shown, tmp_path
+):
     job = run_job(
         f"""
         import numpy as np
@@ -86,6 +88,7 @@ def test_a_rank_that_raises_shows_what_it_has_in_flight_or_the_last_three_for_an
         hvd.barrier()
         """,
         2,
+        env={"HVDLITE_FLIGHT_RECORDER_FOLDER": str(tmp_path)},
     )
     record, _, error = job.stderr[1].partition("Traceback")
     assert error.endswith("Error: the data is bad\n"), job.report()
@@ -93,6 +96,12 @@ def test_a_rank_that_raises_shows_what_it_has_in_flight_or_the_last_three_for_an
     assert record.count("  #") == shown
     assert record.count("allreduce of 'open'") == in_flight
     assert record.count("'done'") == shown - in_flight
+    files = [file for file in tmp_path.iterdir() if "rank1" in file.name]
+    assert len(files) == (shown > 0)
+    for file in files:
+        assert f"and those before: {file}\n" in record
+        assert file.read_text().count("allreduce of 'done'") == 5
+        assert file.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_survivor_that_catches_the_error_ends_when_it_wants_to():

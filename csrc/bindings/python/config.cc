@@ -35,6 +35,7 @@ const Field kFields[] = {
     HVDLITE_FIELD(failure_linger),
     HVDLITE_FIELD(peer_timeout),
     HVDLITE_FIELD(flight_recorder_size),
+    HVDLITE_FIELD(flight_recorder_folder),
     HVDLITE_FIELD(output_cache_bytes),
     HVDLITE_FIELD(shared_outputs),
     HVDLITE_FIELD(deterministic),

@@ -83,6 +83,7 @@ typedef struct hvdlite_config {
   double failure_linger;              /* seconds a failing rank waits for its peers to learn why */
   double peer_timeout;                /* seconds of silence after which a host is lost; 0: never */
   int64_t flight_recorder_size;       /* operations remembered per rank */
+  const char* flight_recorder_folder; /* for files that list them after a failure; empty: none */
   int64_t output_cache_bytes;         /* memory of results that is kept for later ones */
   int32_t shared_outputs;             /* bool: results lie where other ranks store into them */
   int32_t deterministic;              /* bool */
@@ -289,8 +290,9 @@ HVDLITE_API void hvdlite_stream_copy(void* to, const void* from, int64_t bytes);
  * knows is copied as text; empty if none. */
 HVDLITE_API int hvdlite_publish_failure(hvdlite_engine* engine, const char* cause);
 HVDLITE_API const char* hvdlite_failure_cause(hvdlite_engine* engine);
-/* The operations of this rank that have not ended as lines of text, and where there are none, the last `ended` ones; all that it
- * remembers where that is negative. Free with hvdlite_free. */
+/* The operations of this rank that have not ended as lines of text, and where there are none, the last `ended` ones. Where that
+ * leaves some out, the last line names a file of flight_recorder_folder that has them all. A negative `ended` gives all that it
+ * remembers, without a file. Free with hvdlite_free. */
 HVDLITE_API char* hvdlite_flight_record(hvdlite_engine* engine, int64_t ended);
 HVDLITE_API void hvdlite_free(void* text);
 /* An error of this rank, as the engine logs its own: one write(2) of one line, with the time. Any thread, without an engine too. */

@@ -1,0 +1,35 @@
+// Small files.
+// Thread: any. Owns: what `File` holds. Blocks: on the file system. Throws: nothing.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+namespace hvdlite::base {
+
+// An open file, closed at the end.
+class File {
+ public:
+  explicit File(int descriptor) : descriptor_(descriptor) {}
+  ~File();
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
+  int get() const { return descriptor_; }
+
+ private:
+  int descriptor_;
+};
+
+bool read_all(int file, void* to, std::size_t bytes);
+bool write_all(int file, const void* from, std::size_t bytes);
+// errno in words.
+std::string reason();
+
+// What is in a file of /proc; empty where it cannot be read.
+std::string read_file(const std::string& path);
+std::string first_line_of(const std::string& path);
+// Makes a file that nobody else may read; its path is `path`, a word of the system's, and the suffix. `path` becomes that path.
+// The reason if it failed, or "".
+std::string write_new_file(std::string& path, const std::string& suffix, const std::string& text);
+
+}  // namespace hvdlite::base
