@@ -403,6 +403,16 @@ KNOBS: tuple[Knob, ...] = (
         must_agree=False,
     ),
     Knob(
+        "start_check",
+        "choice",
+        "auto",
+        "What an optimizer does where the ranks' parameters differ after its first update, as they do if nobody has broadcast "
+        "them. error: raise MismatchError; warn: log a warning; broadcast: log one, and give all ranks the first rank's; off: "
+        "do not compare them; auto: error, but warn where the program imports horovod.",
+        choices=("auto", "error", "broadcast", "warn", "off"),
+        native=False,
+    ),
+    Knob(
         "tuning_file",
         "str",
         "",

@@ -3,6 +3,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/digest.h"
 #include "engine/arenas.h"
 #include "engine/c_api.h"
 #include "engine/engine.h"
@@ -59,4 +60,8 @@ void hvdlite_arena_destroy(hvdlite_arena* arena) { delete arena; }
 void hvdlite_stream_copy(void* to, const void* from, int64_t bytes) {
   hvdlite::kernels::stream_copy(to, from, static_cast<std::size_t>(bytes));
   hvdlite::kernels::end_streaming();
+}
+
+uint64_t hvdlite_digest(const void* memory, int64_t bytes) {
+  return hvdlite::base::digest(memory, static_cast<std::size_t>(bytes));
 }

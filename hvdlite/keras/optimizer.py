@@ -17,9 +17,11 @@ from hvdlite.keras import arguments
 from hvdlite.keras.backends import Reduction, current_backend
 from hvdlite.keras.library import keras
 from hvdlite.keras.reducer import Reducer, Settings
+from hvdlite.keras.start_check import follow_fits
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.requests import Average
 from hvdlite.runtime import RUNTIME
+from hvdlite.start_check import mode_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,6 +65,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
     auto_scale_loss: bool = True,
+    start_check: str | None = None,
 ) -> Any:
     """Makes an optimizer train on the gradients of all ranks, in ``fit`` and in training steps of your own.
 
@@ -99,6 +102,10 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         process_set: the ranks that train together. On a rank outside of it nothing is reduced.
         scale_local_gradients: divide gradients that `register_local_var` keeps on this rank by the number of ranks.
         auto_scale_loss: see above; as in ``compile(auto_scale_loss=...)``.
+        start_check: what happens where the ranks' variables, or their optimizers', differ after the first batch of ``fit``
+            (or in front of the second update that is made eagerly), since nobody has broadcast them: "error", a MismatchError;
+            "warn", a line in the log; "broadcast", the same, and all ranks get the first rank's; "off": they are not compared.
+            None: what the knob HVDLITE_START_CHECK says.
 
     Returns:
         The same optimizer with a method ``register_local_var(variable)``, or the LossScaleOptimizer around it.
@@ -125,6 +132,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         groups=arguments.chosen_groups(num_groups, groups),
         process_set=process_set,
         scale_local_gradients=scale_local_gradients,
+        start_check=start_check,
     )
 
 
@@ -145,6 +153,7 @@ def PartialDistributedOptimizer(  # noqa: N802 - Horovod's name
     scale_local_gradients: bool = True,
     *,
     auto_scale_loss: bool = True,
+    start_check: str | None = None,
 ) -> Any:
     """`DistributedOptimizer` that keeps some layers' gradients on each rank, so that these layers differ between ranks.
 
@@ -165,6 +174,7 @@ def PartialDistributedOptimizer(  # noqa: N802 - Horovod's name
             `BroadcastGlobalVariablesCallback` as `local_variables` too.
         scale_local_gradients: divide these gradients by the number of ranks, as an average with zeros would.
         auto_scale_loss: as for `DistributedOptimizer`.
+        start_check: likewise.
 
     Raises:
         InvalidArgumentError: `local_layers` holds something else than layers; or as for `DistributedOptimizer`.
@@ -186,6 +196,7 @@ def PartialDistributedOptimizer(  # noqa: N802 - Horovod's name
         process_set=process_set,
         scale_local_gradients=scale_local_gradients,
         auto_scale_loss=auto_scale_loss,
+        start_check=start_check,
     )
     wrapped._hvdlite.add_local(layers=layers)
     return wrapped
@@ -204,6 +215,7 @@ def wrap(
     groups: int | Sequence[Iterable[Any]] | None,
     process_set: ProcessSet,
     scale_local_gradients: bool,
+    start_check: str | None = None,
 ) -> Any:
     """`DistributedOptimizer` without a look at the policy; arguments and errors are those."""
     arguments.check_optimizer(optimizer)
@@ -233,8 +245,10 @@ def wrap(
         groups=arguments.checked_groups(groups),
         factor=factor,
         scale_local=bool(scale_local_gradients),
+        start_check=mode_of(start_check, "DistributedOptimizer"),
     )
-    reducer = Reducer(settings, backend)
+    reducer = Reducer(settings, backend, optimizer)
+    follow_fits()
     reducer.wrap_alike = functools.partial(
         wrap,
         name=name,
@@ -247,6 +261,7 @@ def wrap(
         groups=groups,
         process_set=process_set,
         scale_local_gradients=scale_local_gradients,
+        start_check=start_check,
     )
     if not arguments.KERAS_3 and backward_passes_per_step > 1:
         from hvdlite.tensorflow.aggregation import LocalAggregation

@@ -11,6 +11,7 @@ from hvdlite.agreement import compare, name_of
 from hvdlite.errors import MismatchError, UnsupportedError
 from hvdlite.keras.backends import KerasBackend, Reduction
 from hvdlite.keras.library import keras
+from hvdlite.keras.start_check import KerasCheck
 from hvdlite.keras.variables import facts_of
 from hvdlite.requests import OP_NAMES
 
@@ -34,6 +35,7 @@ class Settings:
         groups: what is agreed on and sent together.
         factor: multiplies all gradients, reduced or not.
         scale_local: are gradients that are not reduced divided by the number of ranks?
+        start_check: what is done where the ranks train different models: a mode of `hvdlite.start_check`.
 
     """
 
@@ -43,6 +45,7 @@ class Settings:
     groups: Groups
     factor: float
     scale_local: bool
+    start_check: str
 
     @property
     def prefix(self) -> str:
@@ -63,6 +66,7 @@ class Settings:
             ("sparse_as_dense", reduction.sparse_as_dense),
             ("groups", self.groups if isinstance(self.groups, int) else self.groups and len(self.groups)),
             ("scale_local_gradients", self.scale_local),
+            ("start_check", self.start_check),
         ]
 
 
@@ -78,10 +82,11 @@ class Reducer:
         accumulated: the variables of the accumulated gradients that come next (Keras 3).
         aggregation: adds up the gradients of several steps (Keras 2); None: there is nothing to add up.
         wrap_alike: wraps another optimizer with the same arguments.
+        check: of the ranks' models.
 
     """
 
-    def __init__(self, settings: Settings, backend: KerasBackend) -> None:
+    def __init__(self, settings: Settings, backend: KerasBackend, optimizer: Any) -> None:
         self.settings = settings
         self.accumulated: Sequence[Any] = ()
         self.aggregation: Any = None
@@ -93,6 +98,7 @@ class Reducer:
         self._known: list[Any] = []  # the variables, so that an id is not another one's later
         self._local: list[Any] = []
         self._local_layers: list[Any] = []
+        self.check = KerasCheck(settings, optimizer, self._known, lambda: bool(self._local_ids()))
 
     def add_local(self, variables: Iterable[Any] = (), layers: Iterable[Any] = ()) -> None:
         """Keeps gradients of these variables, and of the layers' whenever they are built, on this rank."""
@@ -120,6 +126,8 @@ class Reducer:
         places = [place for place, variable in enumerate(variables) if id(variable) not in local]
         shared = [variables[place] for place in places]
         self._meet(shared, [gradients[place] for place in places])
+        if self._backend.is_eager(gradients):
+            self.check.before_update([gradients[place] for place in places])
         reduced = self._backend.reduce_gradients(
             [gradients[place] for place in places],
             shared,
@@ -183,6 +191,7 @@ class Reducer:
         for name, variable in zip(labels[len(common) :], new, strict=True):
             self._names[id(variable)] = f"{settings.prefix}.{len(self._known)}.{name}"
             self._known.append(variable)
+        self.check.begin()
 
 
 def _refuse_overwritten(variables: Sequence[Any]) -> None:

@@ -14,6 +14,7 @@ from hvdlite.tensorflow.arguments import Reduction
 from hvdlite.tensorflow.autograph import as_written
 from hvdlite.tensorflow.gradients import Gradient
 from hvdlite.tensorflow.names import normalise
+from hvdlite.tensorflow.start_check import compare_before_reduction
 from hvdlite.tensorflow.variables import identity_of
 
 __all__ = ["DistributedGradientTape", "LocalSources", "PartialDistributedGradientTape", "gradient_names"]
@@ -120,7 +121,10 @@ class _DistributedGradientTape:
         flat = tf.nest.flatten(sources)
         own = self._hvdlite_plain().gradient(target, flat, output_gradients, unconnected_gradients)
         names = gradient_names(flat, use_generic_names)
-        return tf.nest.pack_sequence_as(sources, self._hvdlite_local.reduce(self._hvdlite_reduction, own, flat, names))
+        shared = [source for source in flat if source not in self._hvdlite_local]
+        compare_before_reduction(shared, target, self._hvdlite_reduction.process_set)
+        reduced = self._hvdlite_local.reduce(self._hvdlite_reduction, own, flat, names)
+        return tf.nest.pack_sequence_as(sources, reduced)
 
     @as_written
     def get_local_and_global_gradients(

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 
 from hvdlite.compression import NoneCompressor
-from hvdlite.ops import allreduce_async
-from hvdlite.requests import Adasum
+from hvdlite.ops import allreduce_, allreduce_async
+from hvdlite.requests import Adasum, Sum
 from hvdlite.torch.agreement import Settings, agree
 from hvdlite.torch.gpu import reachable
 from hvdlite.torch.slots import Slot
+from hvdlite.torch.start_check import leaves_of_gradients, make_check
 from hvdlite.torch.steps import is_inner_step
 
 __all__ = ["AdasumStep"]
@@ -23,8 +24,10 @@ __all__ = ["AdasumStep"]
 class AdasumStep:
     """The hooks in front of and after the steps of one optimizer."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, optimizer: torch.optim.Optimizer) -> None:
         self._settings = settings
+        self._check = make_check(optimizer, settings, lambda: [(slot.name, slot.param) for slot in self._slots])
+        self._check.updated = True  # before the first step, the parameters are compared as well as after it
         self._codec: Any = settings.compression or NoneCompressor
         self._slots: list[Slot] = []
         self._generation = 0
@@ -37,9 +40,15 @@ class AdasumStep:
         self._agreed = False
 
     def before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """Remembers where the step begins."""
+        """Remembers where the step begins. Collective over the process set in front of the first steps.
+
+        Raises:
+            MismatchError, HorovodInternalError: the ranks have different parameters, or a rank failed.
+
+        """
         if is_inner_step(optimizer):
             return
+        self._agree()
         self._start = [(slot, slot.param.detach().clone()) for slot in self._slots if slot.param.requires_grad]
 
     def after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -54,7 +63,6 @@ class AdasumStep:
         start, self._start = self._start, []
         with torch.no_grad():
             try:
-                self._agree()
                 changes = self._combine(start)
             except BaseException:
                 for slot, before in start:
@@ -66,8 +74,14 @@ class AdasumStep:
     def _agree(self) -> None:
         if not self._agreed:
             self._generation += 1
-            agree(self._settings, self._slots, None, self._generation)
+            agreed = agree(self._settings, self._slots, None, self._generation, unchecked=self._check.pending)
+            if agreed.unchecked:
+                self._check.begin_anew()
             self._agreed = True
+        if self._check.pending:
+            self._check.see(leaves_of_gradients(slot.param for slot in self._slots))
+            rows = allreduce_(self._check.begin(), name=self._check.name, op=Sum, process_set=self._settings.process_set)
+            self._check.end(rows)
 
     def _combine(self, start: list[tuple[Slot, torch.Tensor]]) -> list[torch.Tensor]:
         flights = []

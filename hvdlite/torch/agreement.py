@@ -32,6 +32,7 @@ class Settings:
         sparse_as_dense: are sparse gradients reduced as dense ones?
         process_set: the ranks that train together.
         gradient_as_bucket_view: do gradients lie in an arena? None: if they are kept from step to step.
+        start_check: what is done where the ranks train different models: a mode of `hvdlite.start_check`.
 
     """
 
@@ -44,6 +45,7 @@ class Settings:
     sparse_as_dense: bool
     process_set: ProcessSet
     gradient_as_bucket_view: bool | None
+    start_check: str
 
     @property
     def divisor(self) -> int:
@@ -61,6 +63,7 @@ class Settings:
             "average_aggregated_gradients": self.average_passes,
             "sparse_as_dense": self.sparse_as_dense,
             "gradient_as_bucket_view": self.gradient_as_bucket_view,
+            "start_check": self.start_check,
         }
 
     def require_compatible(self, other: "Settings", name: str) -> None:
@@ -87,14 +90,18 @@ class Agreed:
         sparse: for the parameters (by place) whose gradient is sparse on some rank, the number of sparse dimensions.
         dtypes: for the parameters (by place) that take gradients of any dtype, what they have on all ranks.
         kept: do all ranks keep their gradients from step to step?
+        unchecked: has some rank not compared its parameters with those of the others?
     """
 
     sparse: dict[int, int]
     dtypes: dict[int, torch.dtype]
     kept: bool
+    unchecked: bool
 
 
-def agree(settings: Settings, slots: Sequence[Slot], groups: Hashable, generation: int, kept: bool = False) -> Agreed:
+def agree(
+    settings: Settings, slots: Sequence[Slot], groups: Hashable, generation: int, kept: bool = False, unchecked: bool = False
+) -> Agreed:
     """Checks that all ranks reduce the same parameters in the same way. Collective over the process set.
 
     Args:
@@ -103,6 +110,7 @@ def agree(settings: Settings, slots: Sequence[Slot], groups: Hashable, generatio
         groups: the user's grouping, as names.
         generation: how often this was done, the same on all ranks.
         kept: does this rank keep its gradients from step to step? Ranks may differ.
+        unchecked: has this rank not compared its parameters with those of the others? Ranks may differ.
 
     Raises:
         MismatchError: they do not; the same text on all ranks says which rank has what.
@@ -115,7 +123,7 @@ def agree(settings: Settings, slots: Sequence[Slot], groups: Hashable, generatio
     sparse = {place: dims for place, slot in enumerate(slots) if (dims := _sparse_dim(slot)) is not None}
     name = f"{settings.prefix}.plan{generation}"
     dtypes = {place: dtype for place, slot in enumerate(slots) if (dtype := _chosen_dtype(slot)) is not None}
-    everyone = allgather_object((digest, sparse, dtypes, kept), name, settings.process_set)
+    everyone = allgather_object((digest, sparse, dtypes, kept, unchecked), name, settings.process_set)
     if len({digest for digest, *_ in everyone}) > 1:
         descriptions = allgather_object(description, f"{name}.differs", settings.process_set)
         ranks = settings.process_set.ranks or range(len(descriptions))
@@ -124,13 +132,14 @@ def agree(settings: Settings, slots: Sequence[Slot], groups: Hashable, generatio
             f"{difference(descriptions, list(ranks))}; build the same model and optimizer on every rank"
         )
     widest: dict[int, torch.dtype] = {}
-    for _, _, found, _ in everyone:
+    for _, _, found, *_ in everyone:
         for place, dtype in sorted(found.items()):
             widest[place] = torch.promote_types(dtype, widest.get(place, dtype))
     return Agreed(
-        sparse={place: dims for _, found, _, _ in everyone for place, dims in sorted(found.items())},
+        sparse={place: dims for _, found, *_ in everyone for place, dims in sorted(found.items())},
         dtypes=widest,
-        kept=all(kept for *_, kept in everyone),
+        kept=all(kept for *_, kept, _ in everyone),
+        unchecked=any(unchecked for *_, unchecked in everyone),
     )
 
 

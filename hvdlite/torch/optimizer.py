@@ -23,6 +23,7 @@ from hvdlite.errors import InvalidArgumentError
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.requests import Adasum, Average
 from hvdlite.runtime import RUNTIME
+from hvdlite.start_check import mode_of
 from hvdlite.torch.adasum import AdasumStep
 from hvdlite.torch.agreement import Settings
 from hvdlite.torch.arguments import checked_op, name_groups, name_parameters
@@ -57,6 +58,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     *,
     average_aggregated_gradients: bool = False,
     gradient_as_bucket_view: bool | None = None,
+    start_check: str | None = None,
 ) -> Any:
     """Makes an optimizer train on the gradients of all ranks.
 
@@ -99,6 +101,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             kept; whatever you put into ``.grad`` yourself is reduced where it is. None: where it pays, which is where
             ``zero_grad(set_to_none=False)`` was called on all ranks before the first reduction; True: yes, with a warning
             where it cannot be (several hosts, no shared memory); False: no.
+        start_check: what happens where the ranks' parameters, or their optimizers' states, differ after the first update, since
+            nobody has broadcast them: "error", a MismatchError; "warn", a line in the log; "broadcast", the same, and all ranks
+            get the first rank's; "off": they are not compared. None: what the knob HVDLITE_START_CHECK says.
 
     Returns:
         The same optimizer, with these methods added: ``synchronize()``, ``skip_synchronize()``, ``no_sync()`` and
@@ -138,6 +143,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         sparse_as_dense=sparse_as_dense,
         process_set=process_set,
         gradient_as_bucket_view=gradient_as_bucket_view,
+        start_check=mode_of(start_check, "DistributedOptimizer"),
     )
     if isinstance(optimizer, _Distributed):
         optimizer._hvdlite.undo(optimizer)
@@ -178,14 +184,15 @@ class _Wrapping:
         self._known.add(param for _, param in named)
         self._undo.append(optimizer.register_step_pre_hook(self.check_parameters).remove)
         if self.settings.op == Adasum:
-            self.adasum = AdasumStep(self.settings)
+            self.adasum = AdasumStep(self.settings, optimizer)
             self.adasum.add((f"{prefix}.{name}", param) for name, param in named)
             self._undo += [
                 optimizer.register_step_pre_hook(self.adasum.before_step).remove,
                 optimizer.register_step_post_hook(self.adasum.after_step).remove,
             ]
             return
-        self.reducer = Reducer(self.settings)
+        self.reducer = Reducer(self.settings, optimizer)
+        self._undo.append(optimizer.register_step_post_hook(self.reducer.note_step).remove)
         if isinstance(groups, tuple):
             groups = tuple(tuple(f"{prefix}.{name}" for name in names) for names in groups)
         self.reducer.add([(f"{prefix}.{name}", param) for name, param in named], groups)

@@ -26,6 +26,8 @@ import torch
 
 from hvdlite._engine import GradientHook, PassState
 from hvdlite.errors import HvdliteError
+from hvdlite.ops import allreduce_async_
+from hvdlite.requests import Sum
 from hvdlite.runtime import RUNTIME
 from hvdlite.torch.agreement import Settings, agree
 from hvdlite.torch.arena import make_places
@@ -36,9 +38,11 @@ from hvdlite.torch.hooks import AtEnd, fetch_ahead, install
 from hvdlite.torch.passes import NO_TASK, TOO_MANY_PASSES, EndOfTask, current_task, is_nested, when_task_ends
 from hvdlite.torch.plan import Groups, make_buckets
 from hvdlite.torch.slots import Slot, declared_dtype, require_hooks
+from hvdlite.torch.start_check import leaves_of_gradients, make_check
 
 if TYPE_CHECKING:
     from hvdlite._engine import Arena, Engine
+    from hvdlite.handles import Handle
 
 __all__ = ["Reducer", "owner_of"]
 
@@ -57,11 +61,13 @@ def owner_of(param: torch.Tensor) -> "Reducer | None":
 class Reducer(PassState):
     """The gradients of one wrapped optimizer. It keeps no reference to the optimizer."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, optimizer: torch.optim.Optimizer) -> None:
         self.settings = settings
         self.passes_per_step = settings.passes_per_step
         self.suspended = 0  # > 0 inside no_sync()
         self._slots: dict[int, Slot] = {}
+        slots = self._slots.values()
+        self.check = make_check(optimizer, settings, lambda: [(slot.name, slot.param) for slot in slots])
         self._hooks: dict[int, list[Any]] = {}
         # Autograd has a thread for each GPU, so the hooks of parameters on several devices run at the same time.
         self._lock: threading.RLock | None = None
@@ -87,6 +93,7 @@ class Reducer(PassState):
         # What is in flight or owed.
         self._engine: Engine | None = None
         self._flights: deque[Flight] = deque()
+        self._compared: Handle | None = None  # the start check's sum
         self._owed = False  # a pass is over but not all its buckets were launched
         self._unsettled = False
         self._local_gradients = False  # passes were not reduced yet
@@ -349,7 +356,9 @@ class Reducer(PassState):
         slots = list(self._slots.values())
         self._install_hooks(())  # parameters that were moved may be on several devices now
         self._generation += 1
-        agreed = agree(self.settings, slots, repr(self._groups), self._generation, self._keeps)
+        agreed = agree(self.settings, slots, repr(self._groups), self._generation, self._keeps, unchecked=self.check.pending)
+        if agreed.unchecked:
+            self.check.begin_anew()
         for place, dimensions in agreed.sparse.items():
             slots[place].sparse_dim = dimensions
         for place, slot in enumerate(slots):
@@ -384,11 +393,16 @@ class Reducer(PassState):
                 everything or any(slot.dirty or slot.param.requires_grad for slot in bucket.slots)
             ):
                 self._launch(bucket, wake=False)
+        if self.check.pending and self._compared is None:
+            rows = self.check.begin()
+            self._compared = allreduce_async_(rows, name=self.check.name, op=Sum, process_set=self.settings.process_set)
         self._owed = self._local_gradients = self._given_up = False
         self._turn += 1
 
     def _launch(self, bucket: Bucket, wake: bool) -> None:
         assert self._engine is not None  # since the pass began
+        if self.check.pending and self.check.watching and self._compared is None:
+            self.check.see(leaves_of_gradients(slot.param for slot in bucket.slots if slot.dirty))
         bucket.launch(self._engine, self._turn % _TURNS, wake, self._stamp, self._flights.append)
 
     def _wait(self, strict: bool) -> None:
@@ -407,9 +421,19 @@ class Reducer(PassState):
                 error = flight.land(strict)
                 failure = failure or error
                 self._flights.popleft()
+            try:
+                self._end_check()
+            except HvdliteError as error:
+                failure = failure or error
         self._unsettled = False
         if failure is not None:
             raise failure
+
+    def _end_check(self) -> None:
+        if self._compared is not None:
+            rows = self._compared.synchronize()
+            self._compared = None
+            self.check.end(rows)
 
     def _leave_flights(self) -> None:
         """Nobody waits for what is in flight any more; the runtime keeps the memory as long as the engine may use it."""
@@ -418,6 +442,7 @@ class Reducer(PassState):
             flight = self._flights[0]
             RUNTIME.park(self._engine, flight.in_flight(), flight, flight.streams)
             self._flights.popleft()
+        self._compared = None
 
     def settle(self) -> None:
         """Makes good what the end of the last pass did not do. Does nothing if all is well."""
@@ -467,6 +492,10 @@ class Reducer(PassState):
         self._reduce(strict=True)
         for slot in written:
             slot.filled = False  # what is there at the next step is the user's again
+
+    def note_step(self, *_: Any) -> None:
+        """The optimizer has taken a step."""
+        self.check.updated = True
 
     def set_passes_per_step(self, passes: int) -> None:
         """Changes how many passes are added up before a reduction; those made so far do not count."""

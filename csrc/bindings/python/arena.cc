@@ -61,6 +61,13 @@ void register_arena(nb::module_& module) {
       },
       "to"_a, "source"_a, "nbytes"_a, nb::call_guard<nb::gil_scoped_release>(),
       "Copies memory, by address, past the caches.");
+  module.def(
+      "digest",
+      [](std::uintptr_t address, std::int64_t nbytes) {
+        return hvdlite_digest(reinterpret_cast<const void*>(address), nbytes);
+      },
+      "address"_a, "nbytes"_a, nb::call_guard<nb::gil_scoped_release>(),
+      "64 bits that tell memory of other content from this.");
 }
 
 }  // namespace hvdlite::python

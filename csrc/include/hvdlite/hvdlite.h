@@ -284,6 +284,8 @@ HVDLITE_API void hvdlite_arena_close(hvdlite_arena* arena);
 HVDLITE_API void hvdlite_arena_destroy(hvdlite_arena* arena);
 /* A copy that leaves nothing of `to` in the caches, for large memory that nobody reads soon. They do not overlap. */
 HVDLITE_API void hvdlite_stream_copy(void* to, const void* from, int64_t bytes);
+/* 64 bits that tell memory of other content from this, on machines of one byte order. */
+HVDLITE_API uint64_t hvdlite_digest(const void* memory, int64_t bytes);
 
 /* Failures. publish tells all peers why this rank is about to end (its exception text), ends all that this rank has in flight
  * with the same text (HVDLITE_E_ABORTED), and waits, at most the linger time, until the peers know. The first cause this rank

@@ -52,6 +52,9 @@ class KerasBackend(Protocol):
     def traces_steps(self) -> bool:
         """Is it known when a step is traced which gradients are None, so that all ranks have None in the same places?"""
 
+    def is_eager(self, tensors: Sequence[Any]) -> bool:
+        """Have these tensors values, outside of any program that is being traced?"""
+
     def check_supported(self) -> None:
         """Called when an optimizer is wrapped.
 

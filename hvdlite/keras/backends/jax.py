@@ -27,6 +27,10 @@ class JaxKerasBackend:
     name = "jax"
     traces_steps = True
 
+    def is_eager(self, tensors: Sequence[Any]) -> bool:
+        """As `KerasBackend.is_eager`."""
+        return not any(isinstance(tensor, jax.core.Tracer) for tensor in tensors)
+
     def check_supported(self) -> None:
         """Refuses devices other than CPUs, and ``keras.distribution``, which would divide what mpirun has divided already."""
         require_cpu()

@@ -23,6 +23,10 @@ class TensorFlowKerasBackend:
     name = "tensorflow"
     traces_steps = True
 
+    def is_eager(self, tensors: Sequence[Any]) -> bool:
+        """As `KerasBackend.is_eager`."""
+        return bool(tf.executing_eagerly())
+
     def check_supported(self) -> None:
         """Refuses strategies, which would divide among themselves what mpirun has divided among the ranks."""
         if tf.distribute.has_strategy():

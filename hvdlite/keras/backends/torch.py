@@ -26,6 +26,10 @@ class TorchKerasBackend:
     name = "torch"
     traces_steps = False
 
+    def is_eager(self, tensors: Sequence[Any]) -> bool:
+        """As `KerasBackend.is_eager`."""
+        return True
+
     def check_supported(self) -> None:
         """Nothing stands in the way: Keras knows none of torch's ways of distributing a model."""
 

@@ -4,7 +4,9 @@ import os
 
 import pytest
 
-pytest.register_assert_rewrite("keras_callback_cases", "keras_fit_cases", "keras_model_cases", "keras_training")
+pytest.register_assert_rewrite(
+    "keras_callback_cases", "keras_fit_cases", "keras_model_cases", "keras_start_cases", "keras_training"
+)
 
 if os.environ.get("KERAS_BACKEND") == "tensorflow":  # in a rank, before anything has run
     import tensorflow as tf

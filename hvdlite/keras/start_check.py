@@ -1,0 +1,144 @@
+"""Keras's side of the comparison of the ranks (`hvdlite.start_check`).
+
+In ``fit`` it comes after a batch, behind all callbacks: steps may be programs that XLA has compiled, a broadcast may come after
+the first batch, and the values of JAX's variables are the model's only between two batches. Where a program applies gradients
+eagerly in a loop of its own, it comes in front of the second update.
+"""
+
+import functools
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hvdlite.agreement import name_of
+from hvdlite.keras.attributes import held_by
+from hvdlite.keras.library import keras
+from hvdlite.keras.variables import broadcast_variables, read, variables_of
+from hvdlite.ops import allreduce_
+from hvdlite.process_sets import ProcessSet
+from hvdlite.requests import Sum
+from hvdlite.start_check import Leaf, StartCheck
+
+if TYPE_CHECKING:
+    from hvdlite.keras.reducer import Settings
+
+__all__ = ["KerasCheck", "follow_fits"]
+
+
+class _TrainedByKeras:
+    """The variables whose gradients an optimizer reduces, and its own."""
+
+    remedy = (
+        "Broadcast what one rank has: give fit() the callback hvd.callbacks.BroadcastGlobalVariablesCallback(0), or call "
+        "hvd.broadcast_variables([*model.variables, *optimizer.variables], root_rank=0) after the first step of your own loop"
+    )
+    evidence = "results"
+    moment = "after the first update"
+    sharding = "Give each rank a part of it: dataset.shard(hvd.size(), hvd.rank()), or x[hvd.rank()::hvd.size()] of arrays"
+
+    def __init__(
+        self, optimizer: Any, variables: Sequence[Any], has_local: Callable[[], bool], process_set: ProcessSet
+    ) -> None:
+        self._optimizer = weakref.ref(optimizer)
+        self._variables = variables
+        self._has_local = has_local
+        self._process_set = process_set
+
+    def parameters(self) -> Iterable[Leaf]:
+        """See `Trained.parameters`."""
+        return _leaves_of(self._variables)
+
+    def state(self) -> Iterable[Leaf]:
+        """See `Trained.state`; none where some of it belongs to variables of this rank alone."""
+        return _leaves_of(self._own_variables())
+
+    def broadcast(self, root_rank: int) -> None:
+        """See `Trained.broadcast`."""
+        broadcast_variables([*self._variables, *self._own_variables()], root_rank, self._process_set)
+
+    def _own_variables(self) -> Sequence[Any]:
+        optimizer = self._optimizer()
+        return () if optimizer is None or self._has_local() else variables_of(optimizer)
+
+
+class KerasCheck:
+    """The check of one wrapped optimizer."""
+
+    def __init__(self, settings: "Settings", optimizer: Any, variables: Sequence[Any], has_local: Callable[[], bool]) -> None:
+        """`variables` are those that the optimizer has met so far; `has_local`: are there others that this rank alone has?"""
+        self._process_set = settings.reduction.process_set
+        trained = _TrainedByKeras(optimizer, variables, has_local, self._process_set)
+        label = f"DistributedOptimizer ({settings.prefix})"
+        self._check = StartCheck(settings.start_check, label, settings.prefix, self._process_set, trained)
+        self._check.updated = True  # rounds begin after the first update
+        self._in_fit = False
+        self._updates = 0
+
+    def begin(self) -> None:
+        """The optimizer reduces gradients."""
+        if self._check.pending:
+            _pending.add(self)
+
+    def after_batch(self, logs: Any) -> None:
+        """A round, after a batch of ``fit``. What the batch came to on this rank stands for its gradients."""
+        self._in_fit = True
+        if self._check.watching and logs:
+            results = np.array([float(read(value)) for value in dict(logs).values() if np.ndim(value) == 0], np.float64)
+            self._check.see([Leaf.of_array("", results)] if np.isfinite(results).all() and results.any() else ())
+        self._round()
+
+    def before_update(self, gradients: Iterable[Any]) -> None:
+        """A round, in front of an update that the program makes eagerly, outside of ``fit``."""
+        self._updates += 1
+        if self._in_fit or self._updates == 1 or not self._check.pending:
+            return
+        if self._check.watching:
+            arrays = [read(getattr(gradient, "values", gradient)) for gradient in gradients if gradient is not None]
+            self._check.see(Leaf.of_array("", array) for array in arrays if array.any())
+        self._round()
+
+    def _round(self) -> None:
+        check = self._check
+        try:
+            check.end(allreduce_(check.begin(), name=check.name, op=Sum, process_set=self._process_set))
+        finally:
+            if not check.pending:
+                _pending.discard(self)
+
+
+# Of the optimizers that have reduced gradients.
+_pending: "weakref.WeakSet[KerasCheck]" = weakref.WeakSet()
+
+
+def follow_fits() -> None:
+    """Has the checks of a model's optimizers made after each batch of its ``fit``, as long as they are pending."""
+    kind = keras.callbacks.CallbackList
+    original = kind.on_train_batch_end
+    if hasattr(original, "_hvdlite"):
+        return
+
+    @functools.wraps(original)
+    def on_train_batch_end(self: Any, batch: Any, logs: Any = None) -> Any:
+        result = original(self, batch, logs)
+        if _pending:
+            _after_batch(self, logs)
+        return result
+
+    on_train_batch_end._hvdlite = True  # type: ignore[attr-defined]
+    kind.on_train_batch_end = on_train_batch_end
+
+
+def _after_batch(callbacks: Any, logs: Any) -> None:
+    model = getattr(callbacks, "_model", None) or callbacks.model
+    wrapped = held_by(model, lambda value: hasattr(type(value), "_hvdlite")).values()
+    checks = [optimizer._hvdlite.check for optimizer in wrapped if optimizer._hvdlite.check in _pending]
+    if checks:
+        _ = callbacks.model  # where Keras 3 runs on JAX, this gives the variables their values
+    for check in checks:
+        check.after_batch(logs)
+
+
+def _leaves_of(variables: Iterable[Any]) -> list[Leaf]:
+    return [Leaf.of_array(name_of(variable), read(variable)) for variable in variables]

@@ -1,0 +1,286 @@
+"""Do the ranks train one model? An optimizer's ranks compare it once, soon after the first update.
+
+Where nobody broadcasts the parameters, each rank trains a model of its own on the average of gradients that belong to no model,
+and nothing fails. So the ranks compare digests of their parameters, and of the optimizer's state where all have the same kind
+of it. They also look at the gradients of the first reductions: if those are equal to the last bit, all ranks read the same
+data.
+
+**How it travels.** Beside each of the first reductions of an optimizer, which all its ranks make, goes one small sum: a row of
+numbers for each rank, filled in by that rank, while the others add zeros. A rank that has joined adds zeros everywhere, and
+abstains. All ranks see all rows, so they decide alike what they do next: nothing depends on what one rank alone knows.
+"""
+
+import logging
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from hvdlite._engine import digest
+from hvdlite.config import format_ranks
+from hvdlite.errors import InvalidArgumentError, MismatchError
+from hvdlite.ops import allreduce
+from hvdlite.process_sets import ProcessSet
+from hvdlite.requests import Max, Min, Sum
+from hvdlite.runtime import RUNTIME
+
+__all__ = ["Leaf", "StartCheck", "Trained", "mode_of"]
+
+Rows = npt.NDArray[np.int64]
+
+_MODES = ("error", "broadcast", "warn", "off")
+_WATCHED = 3  # reductions whose gradients have to be equal on all ranks for a warning
+_SAMPLE = 4096  # bytes of each of them that are looked at
+_ROUNDING = 64  # so many units of the last place of a tensor's largest number count as rounding
+
+_PRESENT, _UPDATED, _PARAMETERS, _LAYOUT, _STATE, _GRADIENTS, _COLUMNS = range(7)
+
+
+def mode_of(argument: str | None, function: str) -> str:
+    """What is to be done: by the argument, or else by the knob.
+
+    Raises:
+        InvalidArgumentError: there is no such mode.
+    """
+    if argument is not None and argument not in _MODES:
+        raise InvalidArgumentError(f"{function}(start_check={argument!r}): it is None or one of {', '.join(map(repr, _MODES))}")
+    mode = argument or RUNTIME.config.start_check
+    if mode != "auto":
+        return mode
+    shim = sys.modules.get("hvdlite.horovod")
+    return "warn" if shim is not None and sys.modules.get("horovod") is shim else "error"
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One tensor of what is compared.
+
+    Attributes:
+        name: what the user knows it by.
+        shape: its extents.
+        memory: gives its bytes in host memory, in the order of its elements.
+        numbers: gives its elements as float64, in the same order.
+        epsilon: of its dtype, the distance from 1 to the next number; 0 for integers.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    memory: Callable[[], npt.NDArray[np.uint8]]
+    numbers: Callable[[], npt.NDArray[np.float64]]
+    epsilon: float
+
+    @classmethod
+    def of_array(cls, name: str, array: npt.NDArray[Any]) -> "Leaf":
+        """A NumPy array of a dtype that NumPy itself has, or ml_dtypes."""
+        flat = np.ascontiguousarray(array).reshape(-1)
+        kind = flat.dtype.kind
+        real = flat.view(flat.real.dtype) if kind == "c" else flat
+        if kind in "fc":
+            epsilon = float(np.finfo(real.dtype).eps)
+        else:
+            epsilon = 2.0**-7 if kind == "V" and flat.dtype.itemsize == 2 else 0.0  # bfloat16, whose kind ml_dtypes leaves open
+        return cls(name, array.shape, lambda: flat.view(np.uint8), lambda: real.astype(np.float64), epsilon)
+
+    def digest(self, most: int | None = None) -> int:
+        """Of its content, or of so many bytes of it."""
+        memory = self.memory()[:most]
+        return int(digest(memory.ctypes.data, memory.nbytes))
+
+
+class Trained(Protocol):
+    """What an optimizer trains, as a door knows it.
+
+    Attributes:
+        remedy: what to write so that the ranks start alike.
+        sharding: how ranks come to read different data.
+        evidence: what `StartCheck.see` was shown of the data, in words.
+        moment: when the comparison is made, in words.
+    """
+
+    remedy: str
+    sharding: str
+    evidence: str
+    moment: str
+
+    def parameters(self) -> Iterable[Leaf]:
+        """The parameters, the same ones in the same order on all ranks."""
+
+    def state(self) -> Iterable[Leaf]:
+        """What the optimizer remembers of them; ranks may have different kinds of it."""
+
+    def broadcast(self, root_rank: int) -> None:
+        """Gives all ranks the root's parameters and state. Collective over the process set."""
+
+
+class StartCheck:
+    """The comparison of one optimizer's ranks, a round of it beside each of the first reductions.
+
+    Attributes:
+        pending: are there more rounds to come? Equal on all ranks.
+        updated: has this rank's optimizer taken a step?
+    """
+
+    def __init__(self, mode: str, label: str, name: str, process_set: ProcessSet, trained: Trained) -> None:
+        """`label` is for messages; `name` is unique, and the same on all ranks."""
+        self.pending = mode != "off"
+        self.updated = False
+        self._mode = mode
+        self._label = f"{label} in process set {process_set.process_set_id}"
+        self._name = f"{name}.start_check"
+        self._process_set = process_set
+        self._trained = trained
+        self._ranks: Sequence[int] = process_set.ranks or range(process_set.size() or 1)
+        self._place = process_set.rank() or 0
+        self._rounds = 0
+        self._somebody_updated = False
+        self._compared = False
+        self._all_alike = True  # were the gradients of all rounds so far equal?
+        self._gradients = 0  # the sum of their digests, in this round
+
+    @property
+    def name(self) -> str:
+        """Of the sum of this round."""
+        return f"{self._name}{self._rounds}"
+
+    @property
+    def watching(self) -> bool:
+        """Is the check to `see` the gradients of this round?"""
+        return self._all_alike and self._rounds < _WATCHED
+
+    def see(self, gradients: Iterable[Leaf]) -> None:
+        """Looks at gradients of this rank, in any order, before they are reduced. Those that are all zeros are left out."""
+        for leaf in gradients:
+            self._gradients = (self._gradients + leaf.digest(_SAMPLE)) % (1 << 64)
+
+    def begin(self) -> Rows:
+        """What this rank adds to the sum of the round, whose gradients have been seen."""
+        rows: Rows = self._rows(_COLUMNS, np.int64)
+        mine = rows[self._place]
+        mine[_PRESENT] = 1
+        mine[_UPDATED] = self.updated
+        if not self._compared and (self.updated or self._somebody_updated):
+            state = list(self._trained.state())
+            mine[_PARAMETERS] = _signed(_digest_of(leaf.digest() for leaf in self._trained.parameters()))
+            layout = "\n".join(f"{leaf.name} {list(leaf.shape)}" for leaf in state).encode()
+            mine[_LAYOUT] = _signed(Leaf.of_array("", np.frombuffer(layout, np.uint8)).digest()) if state else 0
+            mine[_STATE] = _signed(_digest_of(leaf.digest() for leaf in state))
+        if self._gradients:
+            mine[_GRADIENTS] = _signed(self._gradients)
+        self._gradients = 0
+        return rows
+
+    def end(self, rows: Rows) -> None:
+        """The round's sum is there. Collective over the process set, but for ranks that have joined, where the ranks differ.
+
+        Raises:
+            MismatchError: they differ, and the mode is error.
+        """
+        watched = self.watching
+        self._rounds += 1
+        present = [place for place in range(len(rows)) if rows[place, _PRESENT]]
+        found = rows[present]
+        if watched:
+            self._look_at_gradients(found[:, _GRADIENTS])
+        hashed = bool(found[:, _PARAMETERS].all())
+        self._somebody_updated = self._somebody_updated or bool(found[:, _UPDATED].any())
+        if hashed and not self._compared:
+            self._compared = True
+            self.pending = self.watching  # also where the next line raises
+            self._compare(found, present)
+        self.pending = self.watching or not self._compared
+
+    def begin_anew(self) -> None:
+        """Some rank has not compared its parameters, so all do it again."""
+        if not self.pending:
+            self.pending, self._compared = self._mode != "off", False
+
+    def _look_at_gradients(self, digests: Rows) -> None:
+        self._all_alike = len(digests) > 1 and bool(digests[0]) and bool((digests == digests[0]).all())
+        if self._all_alike and self._rounds == _WATCHED and self._place == 0:
+            self._warn(
+                f"every rank computed the same {self._trained.evidence} in each of the first {_WATCHED} steps: do they all "
+                f"read the same data? {self._trained.sharding}"
+            )
+
+    def _compare(self, found: Rows, present: list[int]) -> None:
+        if len(set(found[:, _PARAMETERS])) > 1:
+            self._differ("parameter", self._trained.parameters, present)
+        elif found[0, _LAYOUT] and len(set(found[:, _LAYOUT])) == 1 and len(set(found[:, _STATE])) > 1:
+            self._differ("state of the optimizer", self._trained.state, present)
+
+    def _differ(self, what: str, leaves_of: Callable[[], Iterable[Leaf]], present: list[int]) -> None:
+        leaves = list(leaves_of())
+        rows = self._rows(len(leaves), np.int64)
+        rows[self._place] = [_signed(leaf.digest()) for leaf in leaves]
+        digests = self._summed(rows, "differs")[present]
+        places = [place for place in range(len(leaves)) if len(set(digests[:, place])) > 1]
+        for place in places:
+            if text := self._beyond_rounding(leaves[place], present):
+                more = f" (and {len(places) - 1} more)" if len(places) > 1 else ""
+                self._report(f"the {what} {leaves[place].name!r}{more} differs: {text}", self._ranks[present[0]])
+                return
+        if self._place == present[0]:
+            self._warn(
+                f"{self._trained.moment}, the ranks differ within rounding, as processors of two kinds make it, in "
+                f"{len(places)} of {len(leaves)} tensors (the {what} {leaves[places[0]].name!r} is the first); they may part "
+                "in time"
+            )
+
+    def _beyond_rounding(self, leaf: Leaf, present: list[int]) -> str:
+        """The element that differs most, in words; empty where that is rounding."""
+        numbers = leaf.numbers()
+        low, high = (
+            allreduce(numbers, op=op, name=f"{self._name}.{name}", process_set=self._process_set)
+            for op, name in ((Min, "low"), (Max, "high"))
+        )
+        with np.errstate(invalid="ignore"):
+            spread = np.where(low == high, 0.0, high - low)
+            scale = np.fmax(np.abs(low), np.abs(high)).max(initial=0.0)
+        if spread.max(initial=0.0) <= _ROUNDING * leaf.epsilon * scale:
+            return ""
+        place = int(np.nan_to_num(spread, nan=np.inf).argmax())
+        rows = self._rows(1, np.float64)
+        rows[self._place, 0] = numbers[place]
+        values = self._summed(rows, "values")[present, 0]
+        whose: dict[str, list[int]] = {}
+        for rank, value in zip((self._ranks[place] for place in present), values.tolist(), strict=True):
+            whose.setdefault(f"{value:.9g}", []).append(rank)
+        held = ", but ".join(f"{value} on {format_ranks(ranks)}" for value, ranks in whose.items())
+        element = (
+            [int(index) for index in np.unravel_index(place, leaf.shape)] if len(numbers) == np.prod(leaf.shape) else place
+        )
+        return f"element {element} is {held}" if leaf.shape else f"it is {held}"
+
+    def _report(self, difference: str, root_rank: int) -> None:
+        text = f"the ranks do not train one model: {self._trained.moment}, {difference}. "
+        if self._mode == "error":
+            raise MismatchError(
+                f"{self._label}: {text}{self._trained.remedy}. If the ranks are meant to differ, say start_check='off', or set "
+                "HVDLITE_START_CHECK=off"
+            )
+        if self._mode == "broadcast":
+            self._trained.broadcast(root_rank)
+            text += f"All ranks have got those of rank {root_rank} now. "
+        if self._ranks[self._place] == root_rank:
+            self._warn(text + self._trained.remedy)
+
+    def _warn(self, text: str) -> None:
+        logging.getLogger("hvdlite").warning(f"{self._label}: {text}")
+
+    def _rows(self, columns: int, dtype: Any) -> Any:
+        return np.zeros((len(self._ranks), columns), dtype)
+
+    def _summed(self, rows: Any, what: str) -> Any:
+        return allreduce(rows, op=Sum, name=f"{self._name}.{what}", process_set=self._process_set)
+
+
+def _digest_of(digests: Iterable[int]) -> int:
+    return Leaf.of_array("", np.array([*digests, 1], np.uint64)).digest()
+
+
+def _signed(value: int) -> int:
+    """The same 64 bits as an int64, and never 0, which says that there is nothing."""
+    return (value - (1 << 64) if value >= 1 << 63 else value) or 1

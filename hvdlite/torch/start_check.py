@@ -1,0 +1,103 @@
+"""What torch's optimizers train, for the comparison of the ranks (`hvdlite.start_check`)."""
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from hvdlite.requests import Adasum
+from hvdlite.start_check import Leaf, StartCheck
+from hvdlite.torch.agreement import Settings
+from hvdlite.torch.functions import broadcast_optimizer_state, broadcast_parameters
+
+__all__ = ["Named", "TrainedByTorch", "leaves_of_gradients", "make_check"]
+
+Named = Sequence[tuple[str, torch.Tensor]]
+
+
+class TrainedByTorch:
+    """The parameters of some slots, and what an optimizer remembers of them. It keeps no reference to the optimizer."""
+
+    remedy = (
+        "Before the first step, broadcast what one rank has: hvd.broadcast_parameters(model.state_dict(), root_rank=0) and "
+        "hvd.broadcast_optimizer_state(optimizer, root_rank=0)"
+    )
+    sharding = (
+        "In PyTorch, give the DataLoader a sampler: torch.utils.data.distributed.DistributedSampler(dataset, "
+        "num_replicas=hvd.size(), rank=hvd.rank())"
+    )
+
+    evidence = "gradient"
+
+    def __init__(self, optimizer: torch.optim.Optimizer, settings: Settings, parameters: Callable[[], Named]) -> None:
+        self.moment = "before the first update" if settings.op == Adasum else "after the first update"
+        self._optimizer = weakref.ref(optimizer)
+        self._settings = settings
+        self._parameters = parameters
+
+    def _named(self) -> list[tuple[str, torch.Tensor]]:
+        prefix = f"{self._settings.prefix}."
+        return [(name.removeprefix(prefix), param) for name, param in self._parameters()]
+
+    def parameters(self) -> Iterable[Leaf]:
+        """See `Trained.parameters`."""
+        return [_leaf(name, param) for name, param in self._named()]
+
+    def state(self) -> Iterable[Leaf]:
+        """See `Trained.state`."""
+        optimizer = None if self._settings.op == Adasum else self._optimizer()  # with Adasum each rank has its own
+        state: Any = {} if optimizer is None else optimizer.state
+        return [
+            _leaf(f"{key} of {name}", value if isinstance(value, torch.Tensor) else torch.tensor(value))
+            for name, param in self._named()
+            for key, value in sorted(state.get(param, {}).items(), key=lambda item: str(item[0]))
+            if isinstance(value, int | float) or (isinstance(value, torch.Tensor) and value.layout is torch.strided)
+        ]
+
+    def broadcast(self, root_rank: int) -> None:
+        """See `Trained.broadcast`."""
+        process_set = self._settings.process_set
+        broadcast_parameters(self._named(), root_rank, process_set)
+        optimizer = self._optimizer()
+        if optimizer is not None:
+            broadcast_optimizer_state(optimizer, root_rank, process_set=process_set)
+
+
+def make_check(optimizer: torch.optim.Optimizer, settings: Settings, parameters: Callable[[], Named]) -> StartCheck:
+    """The check of one optimizer's ranks; `parameters` gives those that it trains by then."""
+    return StartCheck(
+        settings.start_check,
+        f"DistributedOptimizer ({settings.prefix})",
+        settings.prefix,
+        settings.process_set,
+        TrainedByTorch(optimizer, settings, parameters),
+    )
+
+
+def leaves_of_gradients(params: Iterable[torch.Tensor]) -> Iterator[Leaf]:
+    """The gradients of parameters, but for those that are all zeros."""
+    for param in params:
+        grad = param.grad
+        if grad is not None:
+            values = grad.detach() if grad.layout is torch.strided else grad.detach()._values()
+            if bool(values.count_nonzero()):
+                yield _leaf("", values)
+
+
+def _leaf(name: str, tensor: torch.Tensor) -> Leaf:
+    tensor = tensor.detach()
+
+    def on_host() -> torch.Tensor:
+        return tensor.resolve_conj().resolve_neg().cpu().contiguous()
+
+    def numbers() -> Any:
+        values = torch.view_as_real(on_host()) if tensor.is_complex() else on_host()
+        return values.to(torch.float64).reshape(-1).numpy()
+
+    def memory() -> Any:
+        return on_host().reshape(-1).view(torch.uint8).numpy() if tensor.numel() else np.empty(0, np.uint8)
+
+    floating = tensor.is_floating_point() or tensor.is_complex()
+    return Leaf(name, tuple(tensor.shape), memory, numbers, torch.finfo(tensor.dtype).eps if floating else 0.0)

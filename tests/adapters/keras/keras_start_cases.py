@@ -1,0 +1,76 @@
+"""The ranks compare their models after the first batch: cases of all backends."""
+
+import logging
+
+import keras
+import numpy as np
+import pytest
+from keras_training import BACKEND, ROWS, adam, assert_same_everywhere, data, fit, make_model, part, sgd
+from support.world import WORLD
+
+from hvdlite.errors import MismatchError
+
+
+def lines(caplog):
+    return [record.getMessage() for record in caplog.records if record.name == "hvdlite"]
+
+
+def train(hvd, make=sgd, seed=WORLD.rank, rank=None, callbacks=(), **options):
+    model = make_model(seed)
+    model.compile(optimizer=hvd.DistributedOptimizer(make(), **options), loss="mse")
+    fit(model, *(part(array, rank) for array in data()), ROWS, callbacks=list(callbacks))
+    return model
+
+
+def test_models_that_nobody_has_broadcast_are_an_error(hvd):
+    with pytest.raises(
+        MismatchError, match=r"one model: after the first update, the parameter '.*kernel.*' \(and \d more\)"
+    ) as raised:
+        train(hvd, adam)
+    for rank in range(WORLD.size):
+        assert f" on rank {rank}" in str(raised.value)
+    assert "hvd.callbacks.BroadcastGlobalVariablesCallback(0)" in str(raised.value)
+
+
+def test_the_check_broadcasts_them_where_it_is_told_to(hvd, caplog):
+    with caplog.at_level(logging.WARNING, "hvdlite"):
+        model = train(hvd, adam, start_check="broadcast")
+    assert_same_everywhere(model.get_weights())
+    assert sum("All ranks have got those of rank 0 now" in line for line in lines(caplog)) == (WORLD.rank == 0)
+
+
+@pytest.mark.parametrize("same_data", [False, True])
+def test_models_that_somebody_has_broadcast(hvd, same_data, caplog):
+    callback = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+    with caplog.at_level(logging.WARNING, "hvdlite"):
+        train(hvd, adam, rank=0 if same_data else None, callbacks=[callback])
+    found = lines(caplog)
+    assert len(found) == (same_data and WORLD.rank == 0)
+    assert all("every rank computed the same results" in line and "dataset.shard" in line for line in found)
+
+
+def test_a_broadcast_after_the_first_batch_is_soon_enough(hvd):
+    """As Horovod's callback does it."""
+
+    class Late(keras.callbacks.Callback):
+        done = False
+
+        def on_train_batch_end(self, batch, logs=None):
+            if not self.done:
+                hvd.broadcast_variables([*self.model.weights, *self.model.optimizer.variables], 0)
+            self.done = True
+
+    assert_same_everywhere(train(hvd, adam, callbacks=[Late()]).get_weights())
+
+
+@pytest.mark.skipif(BACKEND == "jax", reason="assigning to variables outside of a program is the same on all backends")
+def test_a_loop_of_ones_own_is_compared_before_its_second_update(hvd):
+    model = make_model(WORLD.rank)
+    optimizer = hvd.DistributedOptimizer(sgd())
+    gradients = [keras.ops.ones(variable.shape) * (WORLD.rank + 1.0) for variable in model.trainable_variables]
+    optimizer.apply_gradients(list(zip(gradients, model.trainable_variables, strict=True)))
+    before = model.get_weights()
+    with pytest.raises(MismatchError, match="after the first update, the parameter"):
+        optimizer.apply_gradients(list(zip(gradients, model.trainable_variables, strict=True)))
+    for now, then in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(now, then)

@@ -1,0 +1,86 @@
+"""The ranks compare a tape's variables once they have been updated, eagerly and in functions."""
+
+import logging
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from hvdlite.errors import MismatchError
+
+RANKS = (2,)
+
+
+class Line:
+    """A model whose weights are `start`, with a step on data that `rank` reads."""
+
+    def __init__(self, hvd, start, how, rank):
+        self.weights = tf.Variable(tf.fill([3, 1], start), name="weights")
+        self.bias = tf.Variable([start], name="bias")
+        self.hvd = hvd
+        self.generator = np.random.default_rng(rank)
+        self.step = {"eager": self._step, "function": tf.function(self._step)}[how]
+
+    def _step(self, inputs):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((inputs @ self.weights + self.bias - 1.0) ** 2)
+        gradients = self.hvd.DistributedGradientTape(tape).gradient(loss, [self.weights, self.bias])
+        for variable, gradient in zip([self.weights, self.bias], gradients, strict=True):
+            variable.assign_sub(0.1 * gradient)
+
+    def train(self, steps):
+        for _ in range(steps):
+            self.step(tf.constant(self.generator.standard_normal((4, 3)), tf.float32))
+
+
+def lines(caplog):
+    return [record.getMessage() for record in caplog.records if record.name == "hvdlite"]
+
+
+@pytest.mark.parametrize("how", ["eager", "function"])
+def test_variables_that_nobody_has_broadcast_are_an_error(hvd, how):
+    model = Line(hvd, hvd.rank() + 1.0, how, hvd.rank())
+    model.train(1)
+    weights = model.weights.numpy()
+    with pytest.raises((MismatchError, tf.errors.OpError)) as raised:
+        model.train(1)
+    text = str(raised.value)
+    assert (
+        "the ranks do not train one model: after the first update, the parameter 'weights:0' (and 1 more) differs: element"
+        in text
+    )
+    assert " on rank 0, but " in text
+    assert " on rank 1. Broadcast what one rank has" in text
+    np.testing.assert_array_equal(model.weights.numpy(), weights)  # nothing was applied
+
+
+@pytest.mark.parametrize("how", ["eager", "function"])
+def test_a_broadcast_after_the_first_step_is_soon_enough(hvd, how, caplog):
+    model = Line(hvd, hvd.rank() + 1.0, how, hvd.rank())
+    with caplog.at_level(logging.WARNING, "hvdlite"):
+        model.train(1)
+        hvd.broadcast_variables([model.weights, model.bias], 0)
+        model.train(4)
+    assert lines(caplog) == []
+
+
+def test_passes_without_an_update_are_not_compared(hvd):
+    """The variable is broadcast after three of them."""
+    variable = tf.Variable([hvd.rank() + 1.0])
+    for passes in range(5):
+        with tf.GradientTape() as tape:
+            loss = variable * variable
+        (gradient,) = hvd.DistributedGradientTape(tape).gradient(loss, [variable])
+        if passes == 2:
+            hvd.broadcast_variables([variable], 0)
+    np.testing.assert_array_equal(gradient, [2.0])
+
+
+@pytest.mark.parametrize("how", ["eager", "function"])
+@pytest.mark.parametrize("same_data", [True, False])
+def test_equal_losses_on_all_ranks_are_a_warning(hvd, how, same_data, caplog):
+    model = Line(hvd, 1.0, how, 0 if same_data else hvd.rank())
+    with caplog.at_level(logging.WARNING, "hvdlite"):
+        model.train(5)
+    found = [line for line in lines(caplog) if "every rank computed the same loss in each of the first 3 steps" in line]
+    assert len(found) == (same_data and hvd.rank() == 0)
