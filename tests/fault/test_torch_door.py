@@ -10,6 +10,7 @@ need("torch")
 
 SCRIPT = """
     import os
+    import tempfile
     import torch
     import torch.distributed as dist
     import hvdlite
@@ -28,11 +29,12 @@ SCRIPT = """
                 pass
         return {inode for inode in inodes if f"socket:[{inode}]" in mine}
 
-    if os.environ.get("INIT_FIRST"):
+    tempfile.tempdir = os.environ["HVDTEST_FOLDER"]
+    if os.environ.get("HVDTEST_INIT_FIRST"):
         hvdlite.init()
         before = listening()
-    dist.init_process_group("hvdlite", **eval(os.environ.get("OPTIONS", "{}")))
-    if os.environ.get("INIT_FIRST"):
+    dist.init_process_group("hvdlite")
+    if os.environ.get("HVDTEST_INIT_FIRST"):
         assert listening() <= before, "a port was opened"
     for life in range(2):
         tensor = torch.tensor([dist.get_rank() + 1.0])
@@ -49,14 +51,15 @@ SCRIPT = """
 
 @pytest.mark.parametrize("first", ["", "1"])
 def test_a_script_needs_nothing_but_mpirun(tmp_path, first):
-    job = run_job(SCRIPT, 2, env={"INIT_FIRST": first, "TMPDIR": str(tmp_path)})
+    frameworks = {"torch"} if first else None  # fresh processes once: they import what a user's do
+    job = run_job(SCRIPT, 2, env={"HVDTEST_INIT_FIRST": first, "HVDTEST_FOLDER": str(tmp_path)}, frameworks=frameworks)
     assert job.returncode == 0, job.report()
     assert [job.stdout[rank].split("\n")[0] for rank in (0, 1)] == [f"rank {rank} of 2: 3.0" for rank in (0, 1)], job.report()
     assert not list(tmp_path.glob("**/hvdlite-store-*")), "the store's file was left behind"
 
 
 def test_one_process_without_mpirun_is_a_group_of_one(tmp_path):
-    job = run_job(SCRIPT, 1, env={"TMPDIR": str(tmp_path)})
+    job = run_job(SCRIPT, 1, env={"HVDTEST_FOLDER": str(tmp_path)}, frameworks={"torch"})
     assert job.returncode == 0, job.report()
     assert "rank 0 of 1: 1.0" in job.stdout[0]
 
@@ -70,8 +73,8 @@ def test_variables_that_are_set_are_followed():
         import hvdlite.torch.distributed
 
         rank = int(os.environ["OMPI_COMM_WORLD_RANK"]) if "OMPI_COMM_WORLD_RANK" in os.environ else int(os.environ["PMI_RANK"])
-        os.environ.update(RANK=str((rank + int(os.environ["SHIFT"])) % 2), WORLD_SIZE="2", MASTER_ADDR="localhost")
-        os.environ["MASTER_PORT"] = os.environ["PORT"]
+        os.environ.update(RANK=str((rank + int(os.environ["HVDTEST_SHIFT"])) % 2), WORLD_SIZE="2", MASTER_ADDR="localhost")
+        os.environ["MASTER_PORT"] = os.environ["HVDTEST_PORT"]
         dist.init_process_group("hvdlite")
         tensor = torch.ones(1)
         dist.all_reduce(tensor)
@@ -82,7 +85,7 @@ def test_variables_that_are_set_are_followed():
         with socket.socket() as free:
             free.bind(("localhost", 0))
             port = str(free.getsockname()[1])
-        job = run_job(script, 2, env={"SHIFT": shift, "PORT": port})
+        job = run_job(script, 2, env={"HVDTEST_SHIFT": shift, "HVDTEST_PORT": port}, frameworks={"torch"})
         if shift == "0":
             assert job.returncode == 0, job.report()
             assert all(f"sum 2.0, rank {rank}" in job.stdout[rank] for rank in (0, 1)), job.report()
@@ -104,7 +107,7 @@ def test_a_rank_that_raises_is_named_by_the_others():
             raise ValueError("no such file: data.bin")
         model(torch.ones(2, 4)).sum().backward()
     """
-    job = run_job(script, 2)
+    job = run_job(script, 2, frameworks={"torch"})
     assert job.returncode != 0
     assert not job.timed_out
     assert "raised ValueError: no such file: data.bin" in job.stderr[0], job.report()

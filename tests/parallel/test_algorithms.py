@@ -1,5 +1,7 @@
 """Every algorithm by force, through the whole stack: a knob picks it, and the results are those of any other."""
 
+import functools
+
 import numpy as np
 import pytest
 from support.cases import Op, Reduction
@@ -31,6 +33,15 @@ OTHER_KNOBS = [
 REDUCTIONS = [Reduction(DType.FLOAT32, Op.SUM), Reduction(DType.BFLOAT16, Op.AVERAGE), Reduction(DType.INT16, Op.MIN)]
 
 
+COUNTS = (0, 1, SIZE + 1, 257, 20_000)
+
+
+@functools.cache
+def everyones(repeat):
+    """All ranks' inputs by reduction and count, which every knob gets."""
+    return {(reduction, count): inputs(reduction, (count,), repeat) for reduction in REDUCTIONS for count in COUNTS}
+
+
 @pytest.fixture
 def forced(hvd, monkeypatch):
     """Initialises anew with a variable set; as usual again after the test."""
@@ -51,8 +62,7 @@ def forced(hvd, monkeypatch):
 def test_all_collectives(forced, variable, value):
     hvd = forced(variable, value)
     for repeat in REPEATS:
-        counts = (0, 1, SIZE + 1, 257, 20_000)
-        everyone = {(r, count): inputs(r, (count,), repeat) for r in REDUCTIONS for count in counts}
+        everyone = everyones(repeat)
         handles = {
             key: hvd.allreduce_async(arrays[RANK], name=f"{key[0]}.{key[1]}", op=int(key[0].op))
             for key, arrays in shuffled(list(everyone.items()), repeat)

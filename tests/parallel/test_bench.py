@@ -5,13 +5,14 @@ import json
 import os
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support.world import WORLD
 
-from hvdlite.bench import cuda_collectives, oneccl, submission, tables, team
+from hvdlite.bench import cuda_collectives, oneccl, submission, tables, team, training
 from hvdlite.bench.__main__ import main
 from hvdlite.bench.peers import PEERS
 from hvdlite.bench.training import WAYS
@@ -150,6 +151,12 @@ def test_a_chosen_peer_through_the_door_for_numpy():
     assert measured(records, cache="warm").keys() == {"hvdlite-numpy", "memcpy", "rewrite"}
 
 
+@pytest.fixture
+def short_samples(monkeypatch):
+    monkeypatch.setattr(training, "_EFFORT", replace(training._EFFORT, sample_seconds=0.01))
+
+
+@pytest.mark.usefixtures("short_samples")
 def test_training():
     pytest.importorskip("torch")
     records = records_of("training", "--seconds", "0.3", "--models", "linear200", "--peers", ",".join(WAYS))
@@ -164,6 +171,7 @@ def test_training():
             assert ("overhead_percent" in record) == (way != "none")
 
 
+@pytest.mark.usefixtures("short_samples")
 def test_what_is_only_measured_if_asked_for():
     pytest.importorskip("torch")
     records = records_of("training", "--seconds", "0.1", "--models", "linear200", "--zero-grad", "none")

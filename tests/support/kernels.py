@@ -41,24 +41,16 @@ class Placed:
 
     def __init__(self, values: np.ndarray, offset: int) -> None:
         self._raw = np.full(values.nbytes + 3 * self.GUARD + offset, 0xA5, dtype=np.uint8)
-        self._start = -self._raw.ctypes.data % self.GUARD + self.GUARD + offset
+        address: int = self._raw.ctypes.data
+        self._start = -address % self.GUARD + self.GUARD + offset
         self._end = self._start + values.nbytes
+        self.address = address + self._start
+        self.values = self._raw[self._start : self._end]
         self.values[...] = values
 
-    @property
-    def bytes(self) -> np.ndarray:
-        return self._raw[self._start : self._end]
-
-    @property
-    def address(self) -> int:
-        return self._raw.ctypes.data + self._start
-
-    @property
-    def values(self) -> np.ndarray:
-        return self.bytes
-
     def guards_intact(self) -> bool:
-        return bool(np.all(self._raw[: self._start] == 0xA5) and np.all(self._raw[self._end :] == 0xA5))
+        around = self._raw[: self._start].tobytes() + self._raw[self._end :].tobytes()
+        return around == b"\xa5" * len(around)
 
 
 class Call(NamedTuple):
@@ -125,14 +117,18 @@ def scaled(values: np.ndarray, accumulator: DType, factor: float) -> np.ndarray:
         return values.astype(kind)
     if accumulator.is_float:
         return (values.astype(np.float64) * np.float64(kind.type(factor))).astype(kind)
-    return saturated([float(value) * factor for value in values.tolist()], kind)
+    return saturated(values.astype(np.float64) * factor, kind)
 
 
-def saturated(values: list[float], kind: np.dtype) -> np.ndarray:
+def saturated(values: np.ndarray, kind: np.dtype) -> np.ndarray:
     """Truncated toward zero and clipped to the integer type; NaN is 0."""
     low, high = _limits(kind)
-    whole = [0 if value != value else int(min(max(value, -1e30), 1e30)) for value in values]
-    return np.array([min(max(value, low), high) for value in whole], dtype=kind)
+    result = np.zeros(values.shape, kind)
+    result[values <= low] = low
+    result[values >= high] = high  # of 64 bits: from the next power of two on, which is what their largest rounds to
+    inside = (values > low) & (values < high)
+    result[inside] = values[inside].astype(kind)
+    return result
 
 
 def _limits(kind: np.dtype) -> tuple[int, int]:
@@ -160,7 +156,7 @@ def finished(values: np.ndarray, dtype: DType, factor: float, divisor: int) -> n
     if dtype.is_float:
         return scaled(values, DType.FLOAT64 if dtype is DType.FLOAT64 else DType.FLOAT32, factor / divisor).astype(kind)
     if factor != 1.0:
-        return saturated([float(value) * factor / divisor for value in values.tolist()], kind)
+        return saturated(values.astype(np.float64) * factor / divisor, kind)
     low, high = _limits(kind)
     quotients = [abs(value) // divisor * (1 if value >= 0 else -1) for value in values.tolist()]
     return np.array([min(max(value, low), high) for value in quotients], dtype=kind)

@@ -76,12 +76,13 @@ class ParallelFile(pytest.File):
         usual = (declared["RANKS"], ()) if "RANKS" in declared else DEFAULT_RANKS[folder]
         ranks, more = usual[0], declared.get("MORE_RANKS", usual[1])
         imported = warm.imports_of(tree)
+        tests = _test_names(tree, declared.get("SLOW", ()))
         wanted = self.config.getoption("--ranks")
         for n in [*ranks, *more]:
             if wanted and n not in wanted:
                 continue
             for variant in self._variants(declared, n, n == ranks[0]) if folder == "gpu" else [gpu.Variant()]:
-                for slow, names in _test_names(tree, declared.get("SLOW", ())).items():
+                for slow, names in tests.items():
                     item = self._item(n, variant, slow, names, declared, imported)
                     if slow or n in more:
                         item.add_marker("slow")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-PAUSE_SECONDS = 0.0002
+PAUSES_SECONDS = (0.0002, 0.005)  # the first, and the longest: each is twice the one before
 
 
 class PatientComm(MPI.Intracomm):
@@ -38,5 +38,7 @@ class PatientComm(MPI.Intracomm):
 
 
 def _sleep_until_done(request: MPI.Request) -> None:
+    pause, longest = PAUSES_SECONDS
     while not request.Test():
-        time.sleep(PAUSE_SECONDS)
+        time.sleep(pause)
+        pause = min(2 * pause, longest)

@@ -60,23 +60,22 @@ class Buffer:
 
     memory: np.ndarray
     array: np.ndarray
+    start: int  # where the array begins in the memory
 
     @classmethod
     def of(cls, count: int, dtype: DType, offset: int = 0) -> "Buffer":
         size = count * dtype.itemsize
-        memory = np.full(size + 2 * GUARD + offset, 0xA5, dtype=np.uint8)
-        array = memory[GUARD + offset : GUARD + offset + size].view(numpy_dtype(dtype))
-        return cls(memory, array)
+        start = GUARD + offset
+        memory = np.full(size + GUARD + start, 0xA5, dtype=np.uint8)
+        return cls(memory, memory[start : start + size].view(numpy_dtype(dtype)), start)
 
     @property
     def address(self) -> int:
         return self.array.ctypes.data
 
     def check_guards(self) -> None:
-        size = self.array.nbytes
-        start = self.array.ctypes.data - self.memory.ctypes.data
-        outside = np.concatenate([self.memory[:start], self.memory[start + size :]])
-        assert np.all(outside == 0xA5), "bytes around a buffer were overwritten"
+        outside = self.memory[: self.start].tobytes() + self.memory[self.start + self.array.nbytes :].tobytes()
+        assert outside == b"\xa5" * len(outside), "bytes around a buffer were overwritten"
 
 
 def run(kind: int, algorithm: str, inputs: Sequence[int], outputs: Sequence[int], counts: Sequence[int], **knobs) -> None:

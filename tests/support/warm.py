@@ -91,9 +91,9 @@ def imports_of(tree: ast.AST) -> set[str]:
 
 
 def frameworks_of(imports: Set[str], environment: Mapping[str, str]) -> set[str]:
-    """The frameworks among the words of these imports, and those of the variable that chooses Keras' backend."""
+    """The frameworks among the words of these imports; where a variable chooses Keras' backend, Keras and that one."""
     backend = environment.get("KERAS_BACKEND")
-    return {name for name in FRAMEWORKS if name in imports} | ({"keras", backend} if backend else set())
+    return {"keras", backend} if backend else {name for name in FRAMEWORKS if name in imports}
 
 
 def zygotes(frameworks: Iterable[str], environment: Mapping[str, str]) -> list[str]:

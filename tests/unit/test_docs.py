@@ -1,6 +1,7 @@
 """The documentation against the code: what it names exists, and what it quotes is what is there."""
 
 import ast
+import functools
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -90,6 +91,7 @@ def layer_of(path: str) -> int:
     return max((len(layer), place) for place, layer in enumerate(LAYERS) if path.startswith(layer))[1]
 
 
+@functools.cache
 def python_names(path: Path) -> set[str]:
     """Functions and classes at the top of a module, and methods with their class in front."""
     names = set()
@@ -104,7 +106,8 @@ def python_names(path: Path) -> set[str]:
 def is_defined(name: str, path: Path) -> bool:
     if path.suffix == ".py":
         return name in python_names(path)
-    return re.search(rf"^(?!\s*(?://|return\b)).*(?<![\w:.>]){re.escape(name)}\(", path.read_text(), re.MULTILINE) is not None
+    text, pattern = path.read_text(), rf"^(?!\s*(?://|return\b)).*(?<![\w:.>]){re.escape(name)}\("
+    return f"{name}(" in text and re.search(pattern, text, re.MULTILINE) is not None
 
 
 SOURCES = sorted([*(ROOT / "hvdlite").rglob("*.py"), *(ROOT / "csrc").rglob("*.cc")])

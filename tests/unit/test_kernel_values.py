@@ -169,7 +169,7 @@ def test_scaled_integers_truncate_and_saturate(isa, dtype, factor):
     limits = np.iinfo(kind)
     values = np.array([limits.min, limits.max, 0, 1, 2, 3, 7, limits.max // 2] * 5, dtype=kind)
     with np.errstate(all="ignore"):
-        expected = saturated((values.astype(np.float64) * factor).tolist(), kind)
+        expected = saturated(values.astype(np.float64) * factor, kind)
     reduction = Reduction(dtype, Op.SUM)
     assert np.array_equal(Call(LOAD, isa, reduction, factor)(dtype, values), expected)
     assert np.array_equal(Call(STORE, isa, reduction, factor)(dtype, values), expected)

@@ -73,7 +73,7 @@ def scattered(
 @pytest.mark.parametrize("tile_bytes", TILES)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
 def test_scattered_parts(ranks, tile_bytes):
-    lists = ([5], [1, 1, 1], [0, 3, 0, 0, 500, 1, 0], [700, 13, 1, 64, 64, 2000, 31], [2] * 300)
+    lists = ([5], [1, 1, 1], [0, 3, 0, 0, 500, 1, 0], [700, 13, 1, 64, 64, 2000, 31], [2] * 100)
     reductions = (
         FLOAT_SUM,
         Reduction(DType.FLOAT16, Op.AVERAGE),

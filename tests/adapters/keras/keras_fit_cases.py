@@ -48,7 +48,6 @@ SLOW = (
     "test_warmup_and_schedule",
     "test_momentum_is_corrected_when_the_rate_changes",
     "test_the_best_checkpoint_is_written_by_rank_0",
-    "test_tensorflow_is_not_imported_where_keras_does_not_run_on_it",
     "test_the_working_folder_stays_clean",
 )
 

@@ -1,6 +1,7 @@
 """A small model, its data and optimizers, and the same training by one process and by all ranks."""
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -9,10 +10,16 @@ import numpy as np
 import pytest
 from support.world import WORLD
 
+from hvdlite.keras.backends import current_backend
+
 ROWS = 4  # of a rank in each step
 STEPS = 4
 EPOCHS = 2
 BACKEND = keras.backend.backend()
+current_backend()
+TENSORFLOW_IS_IMPORTED = "tensorflow" in sys.modules
+if BACKEND != "tensorflow":  # Keras seeds it all the same, where it finds it; importing it takes seconds
+    sys.modules["tensorflow"] = None
 KERAS_3 = not keras.__version__.startswith("2.")
 needs_keras_3 = pytest.mark.skipif(not KERAS_3, reason="Keras 2 has no gradient accumulation")
 on_two_ranks = pytest.mark.skipif(WORLD.size > 2, reason="three ranks show nothing more")
@@ -52,11 +59,12 @@ def fit(model: keras.Model, x: np.ndarray, y: np.ndarray, rows: int, **options: 
 
 @functools.cache
 def train_alone(make_optimizer: Callable[[], Any], epochs: int = EPOCHS, **compiled: Any) -> list[np.ndarray]:
-    """The weights after one process has trained on all data."""
+    """The weights after one process, which is rank 0, has trained on all data."""
     model = make_model()
-    model.compile(optimizer=make_optimizer(), loss="mse", **compiled)
-    fit(model, *data(), ROWS * WORLD.size, epochs=epochs)
-    return model.get_weights()
+    model.compile(optimizer=make_optimizer(), loss="mse", **compiled)  # on all ranks, or Keras numbers later ones differently
+    if WORLD.rank == 0:
+        fit(model, *data(), ROWS * WORLD.size, epochs=epochs)
+    return WORLD.bcast(model.get_weights())
 
 
 def train_together(hvd: Any, optimizer: Any, epochs: int = EPOCHS, **compiled: Any) -> keras.Model:

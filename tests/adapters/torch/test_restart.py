@@ -8,8 +8,6 @@ import torch.distributed as dist
 from reference import Pair, adam, mse
 from support.world import WORLD
 
-FRESH = True
-
 
 def test_shutdown_and_init(hvd):
     pair = Pair(hvd, adam)
