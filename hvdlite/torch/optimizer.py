@@ -139,18 +139,24 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         process_set=process_set,
         gradient_as_bucket_view=gradient_as_bucket_view,
     )
-    if isinstance(optimizer, _Distributed):
+    if isinstance(optimizer, _DistributedOptimizer):
         optimizer._hvdlite.undo(optimizer)
-    wrapping = _Wrapping(settings, type(optimizer))
+    wrapping = _Wrapping(settings, type(optimizer), {param: name for name, param in named})
     base = type(optimizer)
     members = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
-    optimizer.__class__ = type(base.__name__, (_Distributed, base), members)
+    optimizer.__class__ = type(base.__name__, (_DistributedOptimizer, base), members)
     optimizer._hvdlite = wrapping  # type: ignore[attr-defined]
     if process_set.included():
         wrapping.hook_steps(optimizer)
     if process_set.included() and ((process_set.size() or 1) > 1 or settings.average_passes):
         wrapping.connect(optimizer, named, named_groups)
     return optimizer
+
+
+_STEP_AFTER_SYNCHRONIZE = (
+    "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(). Here nothing is "
+    "reduced twice, as by Horovod; write `with optimizer.skip_synchronize():` around step(), or leave synchronize() out"
+)
 
 
 def _stepped(*_: Any) -> None:
@@ -160,13 +166,15 @@ def _stepped(*_: Any) -> None:
 class _Wrapping:
     """What a wrapped optimizer has beside its own attributes."""
 
-    def __init__(self, settings: Settings, base: type[torch.optim.Optimizer]) -> None:
+    def __init__(self, settings: Settings, base: type[torch.optim.Optimizer], names: dict[torch.Tensor, str]) -> None:
         self.settings = settings
         self.base = base
+        self.names = names
         self.reducer: Reducer | None = None  # None where there is nobody to reduce with, and with Adasum
         self.adasum: AdasumStep | None = None
         self.passes_per_step = settings.passes_per_step
         self.skipping = False
+        self.synchronized = False  # since the last step, by the program
         self._known = KnownParameters()
         self._undo: list[Callable[[], None]] = []
         self._finalizer: Any = None
@@ -202,7 +210,7 @@ class _Wrapping:
         """Called in front of every step, which has to be that of the parameters whose gradients are reduced."""
         self._known.check(optimizer, self.settings.prefix)
 
-    def undo(self, optimizer: "_Distributed") -> None:
+    def undo(self, optimizer: "_DistributedOptimizer") -> None:
         """Takes the wrapping off again."""
         if self.reducer is not None:
             self.reducer.settle_family()
@@ -217,6 +225,7 @@ class _Wrapping:
         """Reduces more parameters."""
         named = [(f"{self.settings.prefix}.added{self._added}.{place}", param) for place, param in enumerate(params)]
         self._added += 1
+        self.names.update((param, name.removeprefix(f"{self.settings.prefix}.")) for name, param in named)
         self._known.add(param for _, param in named)
         if self.reducer is not None:
             self.reducer.settle_family()
@@ -238,7 +247,10 @@ class _Wrapping:
         if self.skipping:
             reducer.settle_family()
         else:
+            if self.synchronized and RUNTIME.config.horovod_rules:
+                warnings.warn(_STEP_AFTER_SYNCHRONIZE, stacklevel=3)
             reducer.complete()
+        self.synchronized = False
         reducer.next_step()
         return None
 
@@ -266,10 +278,15 @@ class _Wrapping:
         return loss
 
 
-class _Distributed(_Optimizer):
+class _DistributedOptimizer(_Optimizer):
     """The methods that a wrapped optimizer has beside its own."""
 
     _hvdlite: _Wrapping
+
+    @property
+    def _parameter_names(self) -> dict[torch.Tensor, str]:
+        """The names of its parameters, as programs ask Horovod's optimizer for them."""
+        return self._hvdlite.names
 
     @property
     def backward_passes_per_step(self) -> int:
@@ -298,6 +315,7 @@ class _Distributed(_Optimizer):
         """
         if self._hvdlite.reducer is not None:
             self._hvdlite.reducer.complete()
+            self._hvdlite.synchronized = True
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
