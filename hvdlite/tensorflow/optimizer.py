@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvdlite.compression import Compression
-from hvdlite.errors import InvalidArgumentError
+from hvdlite.errors import InvalidArgumentError, UnsupportedError
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.requests import Adasum, Average
 from hvdlite.tensorflow.aggregation import LocalAggregation
@@ -125,6 +125,14 @@ class _DistributedOptimizer:
     """Goes in front of an optimizer's class: gradients are reduced when they are computed."""
 
     _hvdlite: _Wrapping
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if cls.__module__ != __name__ and not issubclass(cls, tf.compat.v1.train.Optimizer):
+            raise UnsupportedError(
+                f"{cls.__qualname__} derives from Horovod's _DistributedOptimizer, here for isinstance() only: give "
+                "an optimizer to DistributedOptimizer, and derive from that optimizer's class"
+            )
 
     @property
     def _optimizer(self) -> Any:

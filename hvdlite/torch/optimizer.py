@@ -19,7 +19,7 @@ import torch
 from hvdlite import ops
 from hvdlite.checks import check_compression, check_passes, check_process_set
 from hvdlite.compression import Compression
-from hvdlite.errors import InvalidArgumentError
+from hvdlite.errors import InvalidArgumentError, UnsupportedError
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.requests import Adasum, Average
 from hvdlite.runtime import RUNTIME
@@ -282,6 +282,14 @@ class _DistributedOptimizer(_Optimizer):
     """The methods that a wrapped optimizer has beside its own."""
 
     _hvdlite: _Wrapping
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if not issubclass(cls, torch.optim.Optimizer):
+            raise UnsupportedError(
+                f"{cls.__qualname__} derives from Horovod's _DistributedOptimizer, here for isinstance() only: give "
+                "an optimizer to DistributedOptimizer, and derive from that optimizer's class"
+            )
 
     @property
     def _parameter_names(self) -> dict[torch.Tensor, str]:

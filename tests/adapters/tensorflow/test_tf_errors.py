@@ -108,6 +108,8 @@ def test_names_that_programs_borrow(hvd):
     optimizer = hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.1))
     assert isinstance(optimizer, hvd._DistributedOptimizer)
     assert optimizer._optimizer is optimizer
+    with pytest.raises(errors.UnsupportedError, match="Own derives from Horovod's _DistributedOptimizer"):
+        type("Own", (hvd._DistributedOptimizer,), {})
 
 
 def test_names_that_are_refused_say_what_to_use(hvd):
