@@ -7,7 +7,7 @@ from typing import Any
 from hvdlite.config import format_ranks
 from hvdlite.dtypes import code_of_name
 from hvdlite.errors import MismatchError
-from hvdlite.objects import allgather_object
+from hvdlite.objects import exchange_object
 from hvdlite.process_sets import ProcessSet, global_process_set
 
 __all__ = ["compare", "difference", "name_of", "only_on", "require_same_variables"]
@@ -29,13 +29,13 @@ def compare(
     """
     labels = [label for label, _ in facts]
     digest = hashlib.sha256(repr([what for _, what in facts]).encode()).hexdigest()
-    everyone = allgather_object((digest, labels), exchange, process_set)
+    everyone = exchange_object((digest, labels), exchange, process_set)
     first: list[str] = everyone[0][1]
     if len({digest for digest, _ in everyone}) == 1:
         return first, ""
     shared = [*first, *labels[len(first) :]]
     mine = [(label, what) for label, (_, what) in zip(shared, facts, strict=False)]
-    everyones = allgather_object(mine, f"{exchange}.differs", process_set)
+    everyones = exchange_object(mine, f"{exchange}.differs", process_set)
     return first, difference(everyones, process_set.ranks or range(len(everyones)))
 
 

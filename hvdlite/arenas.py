@@ -7,7 +7,7 @@ ranks' parts until the arena is closed, or hvdlite is shut down.
 from typing import TYPE_CHECKING
 
 from hvdlite.errors import HvdliteError
-from hvdlite.objects import allgather_object
+from hvdlite.objects import exchange_object
 from hvdlite.process_sets import ProcessSet
 from hvdlite.requests import Kind
 from hvdlite.runtime import RUNTIME
@@ -38,11 +38,11 @@ def make_arena(nbytes: int, name: str, process_set: ProcessSet) -> "tuple[Arena 
     reason = ""
     for kind in _KINDS:
         arena, problem = _create(process_set, nbytes, kind)
-        parts = allgather_object((arena and arena.address, problem), f"{name}.{kind}", process_set)
+        parts = exchange_object((arena and arena.address, problem), f"{name}.{kind}", process_set)
         reason = _first_problem(process_set, [problem for _, problem in parts])
         if arena is not None and not reason:
             problem = _open(arena, [address for address, _ in parts])
-        opened = allgather_object(problem, f"{name}.{kind}.opened", process_set)
+        opened = exchange_object(problem, f"{name}.{kind}.opened", process_set)
         if arena is not None:
             arena.hide()
         reason = reason or _first_problem(process_set, opened)

@@ -460,10 +460,11 @@ KNOBS: tuple[Knob, ...] = (
         "timeline",
         "str",
         "",
-        "The file into which rank 0 traces its operations, for Chrome's and Perfetto's viewers; rank 3 takes the name with "
-        ".rank3 before its ending. Empty traces nothing until start_timeline().",
+        "The file into which a rank traces its operations, for Chrome's and Perfetto's viewers; where several ranks are given "
+        "the same, rank 3 takes the name with .rank3 before its ending. Empty traces nothing until start_timeline().",
         horovod="HOROVOD_TIMELINE",
         from_horovod=lambda text: "" if text == "DYNAMIC" else text,
+        must_agree=False,
         native=False,
     ),
     Knob(
@@ -473,6 +474,7 @@ KNOBS: tuple[Knob, ...] = (
         "Marks in the timeline whenever the rank announces operations.",
         horovod="HOROVOD_TIMELINE_MARK_CYCLES",
         from_horovod=_horovod_bool,
+        must_agree=False,
         native=False,
     ),
     Knob(
@@ -481,6 +483,7 @@ KNOBS: tuple[Knob, ...] = (
         64 << 20,
         "The most that one rank's timeline takes on the disk; beyond it the oldest half is dropped.",
         low=4096,
+        must_agree=False,
         native=False,
     ),
     Knob(
@@ -513,10 +516,19 @@ KNOBS: tuple[Knob, ...] = (
         "dynamic_process_sets",
         "bool",
         False,
-        "Allows add_process_set and remove_process_set after initialisation.",
+        "Allows add_process_set and remove_process_set after initialisation where horovod_rules forbids them.",
         horovod="HOROVOD_DYNAMIC_PROCESS_SETS",
         from_horovod=_horovod_bool,
         native=False,
+    ),
+    Knob(
+        "horovod_rules",
+        "bool",
+        False,
+        "Refuses what Horovod refuses though hvdlite can do it: to add or remove process sets after initialisation without "
+        "dynamic_process_sets, to make a second set of the same ranks, and to run anything but allreduce while ranks have "
+        "joined; and warns of a step() after synchronize() outside of skip_synchronize(). 1 where programs import horovod "
+        "(docs/shim.md), so that they meet the errors they know.",
     ),
     Knob(
         "log_level",
@@ -586,7 +598,16 @@ KNOBS: tuple[Knob, ...] = (
     ),
 )
 
-_NATIVE_NAMES = {"cycle_time": "cycle_time_ms"}
+_NATIVE_NAMES = {"cycle_time": "cycle_time_ms", "horovod_rules": "join_refuses_others"}
+
+# What the module horovod, which programs of Horovod import, has taken for defaults in this process.
+_PREFERRED: dict[str, Value] = {}
+
+
+def prefer(**defaults: Value) -> None:
+    """Gives knobs other defaults in this process; variables still count."""
+    _PREFERRED.update(defaults)
+
 
 _BY_TOPOLOGY = "the algorithm follows from the topology"
 _NO_MODEL = "settings are compared with each other, no model of their cost is made"
@@ -685,7 +706,7 @@ def from_environment(environ: Mapping[str, str] | None = None) -> Config:
     values: dict[str, Value] = {}
     origins: dict[str, str] = {}
     for knob in KNOBS:
-        values[knob.name] = knob.default
+        values[knob.name] = _PREFERRED.get(knob.name, knob.default)
         for variable in (knob.horovod, knob.variable):
             text = environ.get(variable, "").strip() if variable else ""
             if not variable or not text:  # set to nothing is not set
@@ -870,6 +891,24 @@ def is_first_process(environ: Mapping[str, str] | None = None) -> bool:
     """Is this rank 0 by its launcher's word, or without a launcher? For what one rank says before MPI is initialised."""
     environ = os.environ if environ is None else environ
     return next((environ[name] for name in _RANK_VARIABLES if name in environ), "0") == "0"
+
+
+def rank_and_size_by_launcher(environ: Mapping[str, str] | None = None) -> tuple[int, int]:
+    """The rank and the number of ranks by the launcher's word, before or without `hvdlite.init`; ``(0, 1)`` without a launcher.
+
+    Raises:
+        InvalidArgumentError: one of the two variables is set and the other is not.
+    """
+    environ = os.environ if environ is None else environ
+    for launcher in ("HOROVOD_", "OMPI_COMM_WORLD_", "MV2_COMM_WORLD_", "PMI_"):
+        names = [launcher + "RANK", launcher + "SIZE"]
+        found = [name for name in names if name in environ]
+        if len(found) == 1:
+            lacking = next(name for name in names if name not in environ)
+            raise InvalidArgumentError(f"{found[0]} is set and {lacking} is not: unset it, or let one launcher set both")
+        if found:
+            return int(environ[names[0]]), int(environ[names[1]])
+    return 0, 1
 
 
 def cache_folder(environ: Mapping[str, str] | None = None) -> str:

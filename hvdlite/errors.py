@@ -24,8 +24,10 @@ __all__ = [
     "PeerLostError",
     "SystemFailure",
     "UnsupportedError",
+    "UnsupportedNameError",
     "error_class",
     "install",
+    "missing_name",
     "tensorflow_status",
 ]
 
@@ -114,6 +116,23 @@ class UnsupportedError(HvdliteError, NotImplementedError):
     """Something hvdlite does not do; the text says what to do instead."""
 
     code = ErrorCode.UNSUPPORTED
+
+
+class UnsupportedNameError(UnsupportedError, AttributeError):
+    """A name of Horovod's that a module of hvdlite does not have; ``hasattr`` says False, and the text what to use instead."""
+
+
+def missing_name(module: str, name: str, remedies: Mapping[str, str]) -> AttributeError:
+    """What a module's ``__getattr__`` raises.
+
+    Args:
+        module: its name.
+        name: the name it lacks.
+        remedies: what to use instead of names of Horovod.
+    """
+    if name in remedies:
+        return UnsupportedNameError(f"{module} does not offer Horovod's {name}: {remedies[name]}")
+    return AttributeError(f"module {module!r} has no attribute {name!r}")
 
 
 class HostsUpdatedInterrupt(RuntimeError):

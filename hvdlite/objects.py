@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hvdlite import submission
 from hvdlite.errors import InternalError, InvalidArgumentError
-from hvdlite.ops import allgather, broadcast_
+from hvdlite.ops import broadcast_
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.runtime import RUNTIME
 
-__all__ = ["allgather_object", "broadcast_object"]
+__all__ = ["allgather_object", "broadcast_object", "exchange_object"]
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -73,11 +74,22 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
             here), or an argument is wrong.
         MismatchError, HorovodInternalError: as for `hvdlite.allgather`.
     """
+    return _collect(obj, name, process_set, without_joined=False)
+
+
+def exchange_object(obj: Any, name: str, process_set: ProcessSet) -> list[Any]:
+    """`allgather_object` for what hvdlite itself has to know; it runs whatever the knob horovod_rules forbids."""
+    return _collect(obj, name, process_set, without_joined=True)
+
+
+def _collect(obj: Any, name: str | None, process_set: ProcessSet, without_joined: bool) -> list[Any]:
     state, payload = _dumps(obj)
     # With the rank: those that have joined send nothing.
     header = np.array([[state, payload.size, RUNTIME.require_topology().rank]], dtype=np.int64)
-    headers = allgather(header, _part(name, "header"), process_set)
-    data = memoryview(allgather(payload, _part(name, "data"), process_set))
+    headers = submission.gather(header, _part(name, "header"), process_set, blocking=True, without_joined=without_joined)
+    data = memoryview(
+        submission.gather(payload, _part(name, "data"), process_set, blocking=True, without_joined=without_joined)
+    )
     sent = _cut(headers.tolist(), data)
     failed = [f"rank {rank} {_text(part)}" for state, rank, part in sent if state == _FAILED]
     if failed:

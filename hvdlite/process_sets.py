@@ -162,6 +162,8 @@ def process_set_ids_and_ranks() -> dict[int, list[int]]:
 def add_process_set(process_set: "ProcessSet | Sequence[int]") -> ProcessSet:
     """Registers a set while hvdlite runs. Collective over all ranks, members or not, with the same set on all.
 
+    Several sets may have the same ranks: each has operations of its own.
+
     Args:
         process_set: an unregistered `ProcessSet` of ranks, or the ranks.
 
@@ -169,8 +171,8 @@ def add_process_set(process_set: "ProcessSet | Sequence[int]") -> ProcessSet:
         The set, with its id.
 
     Raises:
-        InvalidArgumentError: dynamic process sets are not allowed, the ranks are no ranks of this job, or there is a
-            set with these members already.
+        InvalidArgumentError: the ranks are no ranks of this job, or this object is registered already. With the knob
+            horovod_rules also where the knob dynamic_process_sets is off, or there is a set with these members.
         MismatchError: the ranks of the job asked for different sets, or some wait in `join`.
         UnsupportedError: the set is made from a communicator.
     """
@@ -183,8 +185,11 @@ def add_process_set(process_set: "ProcessSet | Sequence[int]") -> ProcessSet:
             "via a list of ranks. (hvdlite.init registers those made from a communicator)"
         )
     _check_ranks(added.ranks)
-    if added.process_set_id is not None or _number_of(added.ranks) is not None:
-        raise InvalidArgumentError(f"Attempted to add a duplicate process set: {added}")
+    if added.process_set_id is not None or _is_refused_duplicate(added.ranks):
+        raise InvalidArgumentError(
+            f"Attempted to add a duplicate process set: {added} (use the set that there is; hvdlite.ProcessSet(ranks) makes an "
+            "object for a second one, which the knob HVDLITE_HOROVOD_RULES=0 allows)"
+        )
     _register(added)
     return added
 
@@ -225,7 +230,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         False, and nothing is done, for the global set and for one that is not registered.
 
     Raises:
-        InvalidArgumentError: dynamic process sets are not allowed, or this is no process set.
+        InvalidArgumentError: this is no process set, or dynamic process sets are not allowed (see `add_process_set`).
         MismatchError: the ranks of the job named different sets, or some wait in `join`. The set stays.
         OperationTimeoutError: an operation on the set waits for a rank that removes the set already. The set stays.
     """
@@ -244,11 +249,15 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 
 def _require_dynamic(doing: str) -> None:
-    if not RUNTIME.config.dynamic_process_sets:
+    if RUNTIME.config.horovod_rules and not RUNTIME.config.dynamic_process_sets:
         raise InvalidArgumentError(
             f"Set HOROVOD_DYNAMIC_PROCESS_SETS=1 to allow {doing} process sets after Horovod initialization. (or "
             'HVDLITE_DYNAMIC_PROCESS_SETS=1, or call hvdlite.init(process_sets="dynamic"))'
         )
+
+
+def _is_refused_duplicate(ranks: list[int]) -> bool:
+    return bool(RUNTIME.config.horovod_rules) and _number_of(ranks) is not None
 
 
 def _check_ranks(ranks: list[int]) -> None:
@@ -265,7 +274,7 @@ def _register(process_set: ProcessSet) -> None:
 
 
 def _number_of(ranks: list[int]) -> int | None:
-    """The id of the registered set with these members."""
+    """The id of the registered set with these members, of several the lowest."""
     return next((number for number, members in process_set_ids_and_ranks().items() if members == ranks), None)
 
 
@@ -305,10 +314,10 @@ def register_initial(comm: Any, listed: Sequence[ProcessSet]) -> None:
     for index, entry in enumerate(listed):
         proposals = [entries[index] for entries in everyone]
         for members in _distinct(index, entry, proposals):
-            if members in seen:
+            if RUNTIME.config.horovod_rules and members in seen:
                 raise InvalidArgumentError(
                     "Horovod could not be initialized because process_sets entry number "
-                    f"{index} is a duplicate: {ProcessSet(members)}"
+                    f"{index} is a duplicate: {ProcessSet(members)} (leave it out, or set HVDLITE_HOROVOD_RULES=0)"
                 )
             _check_ranks(members)
             seen.append(members)

@@ -139,7 +139,7 @@ class Runtime:
         config, shim, problem = self._prepare(dynamic)
         bounded = config.stall_shutdown_time_seconds > 0 and not config.stall_check_disable
         peers.set_limits(config.stall_shutdown_time_seconds if bounded else math.inf, config.peer_timeout or math.inf)
-        startup.agree(peers, config, problem)
+        everyone = startup.agree(peers, config, problem)
         logger = startup.configure_logging(config, chosen.rank, chosen.size)
         for line in (*config.notes, *config.warnings) if chosen.rank == 0 else config.warnings:
             logger.warning(line)
@@ -161,7 +161,8 @@ class Runtime:
         self.config = config
         self.communicator = chosen
         if config.timeline:
-            self.start_timeline(config.timeline, config.timeline_mark_cycles)
+            shared = [values["timeline"] for values in everyone].count(config.timeline) > 1
+            self.start_timeline(config.timeline, config.timeline_mark_cycles, shared)
 
     def _prepare(self, dynamic: bool) -> tuple[Config, str, HvdliteError | None]:
         """The knobs, the path of the shim for the loaded MPI, and what is wrong with this rank."""
@@ -289,11 +290,14 @@ class Runtime:
             engine.publish_failure(cause)
         time.sleep(_LAST_WORDS)
 
-    def start_timeline(self, path: str, mark_cycles: bool) -> None:
-        """Traces this rank's operations into a file of its own; `hvdlite.start_timeline` says more."""
+    def start_timeline(self, path: str, mark_cycles: bool, shared: bool = True) -> None:
+        """Traces this rank's operations into a file of its own; `hvdlite.start_timeline` says more.
+
+        shared: other ranks were given this path too, so that all but rank 0 put their rank into the name.
+        """
         engine, rank = self.require(), self.require_topology().rank
         file = Path(path)
-        if rank:
+        if rank and shared:
             file = file.with_name(f"{file.stem}.rank{rank}{file.suffix}")
         engine.start_timeline(str(file), self.config.timeline_max_bytes, mark_cycles)
 

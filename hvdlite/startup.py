@@ -14,13 +14,13 @@ import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hvdlite import _native
 from hvdlite import config as knobs
 from hvdlite._version import __version__
-from hvdlite.config import Config, LauncherClaim
+from hvdlite.config import Config, LauncherClaim, Value
 from hvdlite.errors import ErrorCode, HvdliteError, InvalidArgumentError, SystemFailure, error_class
 from hvdlite.tuning.place import Place, boot_id, cpu_name
 
@@ -222,13 +222,16 @@ def _own_mpirun() -> str | None:
     return shutil.which("mpirun", path=sys.prefix + "/bin")
 
 
-def agree(comm: Any, config: Config | None, problem: HvdliteError | None) -> None:
+def agree(comm: Any, config: Config | None, problem: HvdliteError | None) -> list[Mapping[str, Value]]:
     """Collective over the job: fails on all ranks with one text if one could not start or the knobs differ.
 
     Args:
         comm: the processes of the job: what has an ``allgather`` of objects.
         config: this rank's knobs, or None if they could not be read.
         problem: why this rank cannot start, or None.
+
+    Returns:
+        The knobs of all ranks.
 
     Raises:
         InvalidArgumentError: the must-agree knobs or versions of hvdlite differ.
@@ -255,6 +258,7 @@ def agree(comm: Any, config: Config | None, problem: HvdliteError | None) -> Non
             lines.append("set it to one value on all ranks (mpirun -x NAME hands it on to other hosts)")
     if lines:
         raise error_class(code)("hvdlite could not be initialized: " + "; ".join(lines))
+    return [values for _, _, values in everyone]
 
 
 def place_of(MPI: Any, comm: Any, config: Config) -> Place:  # noqa: N803 - the module's own name

@@ -148,11 +148,11 @@ def broadcast(tensor: Any, root_rank: int, name: str | None, process_set: Proces
     return _submit(engine, Kind.BROADCAST, name, part, (Sum, int(root_rank), set_id, 1.0, 1.0), blocking)
 
 
-def gather(tensor: Any, name: str | None, process_set: ProcessSet, blocking: bool) -> Any:
-    """Submits an allgather."""
+def gather(tensor: Any, name: str | None, process_set: ProcessSet, blocking: bool, without_joined: bool = False) -> Any:
+    """Submits an allgather. without_joined: it runs without ranks that have joined also where horovod_rules forbids that."""
     engine, set_id = enter(Kind.ALLGATHER, process_set)
     part = _new_shape(engine, (Kind.ALLGATHER, name, set_id), tensor)
-    return _submit(engine, Kind.ALLGATHER, name, part, (Sum, 0, set_id, 1.0, 1.0), blocking)
+    return _submit(engine, Kind.ALLGATHER, name, part, (Sum, int(without_joined), set_id, 1.0, 1.0), blocking)
 
 
 def gather_group(tensors: Sequence[Any], name: str | None, process_set: ProcessSet, blocking: bool) -> Any:

@@ -50,6 +50,7 @@ struct Config {
   std::size_t gpu_cache_bytes = std::size_t{1} << 30;
   bool nccl_float32_sums = false;
   bool check_finite = false;
+  bool join_refuses_others = false;
 };
 
 }  // namespace hvdlite::base

@@ -84,6 +84,7 @@ base::Config to_config(const hvdlite_config* from) {
   config.gpu_cache_bytes = static_cast<std::size_t>(from->gpu_cache_bytes);
   config.nccl_float32_sums = from->nccl_float32_sums != 0;
   config.check_finite = from->check_finite != 0;
+  config.join_refuses_others = from->join_refuses_others != 0;
   return config;
 }
 
@@ -194,7 +195,8 @@ void hvdlite_config_init(hvdlite_config* config) {
                            "auto",
                            static_cast<int64_t>(defaults.gpu_cache_bytes),
                            defaults.nccl_float32_sums,
-                           defaults.check_finite};
+                           defaults.check_finite,
+                           defaults.join_refuses_others};
 }
 
 int hvdlite_fabric_create(int size, const int32_t* hosts, hvdlite_fabric** out) {

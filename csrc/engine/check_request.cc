@@ -164,11 +164,6 @@ void check_process_set_ranks(Request& request, const SetDirectory& sets, int wor
       refuse(request, "duplicate rank " + std::to_string(rank));
     }
   }
-  const std::vector<int> members(request.splits.begin(), request.splits.end());
-  if (const auto existing = sets.find_by_members(members)) {
-    refuse(request, "Attempted to add a duplicate process set: set " + std::to_string(*existing) +
-                        " has the same ranks");
-  }
 }
 
 // A GPU that reads across the border of a number fails for good, and NCCL does not look. A complex one is two of its parts.

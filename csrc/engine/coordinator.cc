@@ -39,10 +39,12 @@ constexpr int kEvictionTries = 64;
 
 }  // namespace
 
-Coordinator::Coordinator(SetId set, std::vector<int> members, std::size_t cache_capacity)
+Coordinator::Coordinator(SetId set, std::vector<int> members, std::size_t cache_capacity,
+                         bool join_refuses_others)
     : set_(set),
       members_(std::move(members)),
       capacity_(std::min<std::size_t>(cache_capacity, kMostSlots)),
+      join_refuses_others_(join_refuses_others),
       joined_(members_.size(), false),
       uncounted_(members_.size(), false) {}
 
@@ -139,6 +141,9 @@ Coordinator::Settled Coordinator::settle(Tally tally) {
   const int size = static_cast<int>(members_.size());
   if (tally.hits == size && left_.ok()) return {lines_[tally.slot].response, {}, true};
   Response response = validate(tally.requests, members_);
+  if (join_refuses_others_ && response.error.ok()) {
+    response.error = refuse_without_joined(tally.requests, members_);
+  }
   response.divisor = divisor_of(tally);
   if (!left_.ok()) {
     response.error = {left_.code, describe(*response.request) + ": " + left_.message};

@@ -26,7 +26,9 @@ struct Decision {
 
 class Coordinator {
  public:
-  Coordinator(SetId set, std::vector<int> members, std::size_t cache_capacity);
+  // join_refuses_others: while members have joined, allreduce alone runs.
+  Coordinator(SetId set, std::vector<int> members, std::size_t cache_capacity,
+              bool join_refuses_others);
 
   // Member `member` asks, in full or by a slot of the response cache, having processed the response lists up to `seen`. The
   // request, or null where that is void.
@@ -92,6 +94,7 @@ class Coordinator {
   SetId set_;
   std::vector<int> members_;
   std::size_t capacity_;
+  bool join_refuses_others_;
   std::uint64_t sequence_ = 0;
   std::unordered_map<std::string, Tally> tallies_;
   std::unordered_map<std::string, Group> groups_;

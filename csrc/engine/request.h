@@ -35,7 +35,7 @@ struct Request {
   Wire wire = Wire::kSame;
   bool absent = false;  // no value on this rank: contribute the identity, take the result
   // broadcast: global rank; remove_process_set: the id; add_process_set: 1 if only the new set's members ask;
-  // join: 1 if an Average is not to count this rank
+  // join: 1 if an Average is not to count this rank; allgather: 1 if it may always run without those that have joined
   std::int32_t root = 0;
   std::int32_t device =
       -1;  // this rank's GPU; that others have theirs at another number is no difference

@@ -82,8 +82,8 @@ void Cycle::insert_set(SetId id, std::vector<int> members) {
   set->members = std::make_shared<const std::vector<int>>(std::move(members));
   set->index = set->index_of(transport_.rank());
   if (set->index == 0) {
-    set->coordinator =
-        std::make_unique<Coordinator>(id, *set->members, shared_.config.cache_capacity);
+    set->coordinator = std::make_unique<Coordinator>(
+        id, *set->members, shared_.config.cache_capacity, shared_.config.join_refuses_others);
   }
   if (const Region* first = share_memory(*set, set->shared)) make_accord(*set, *first);
   const std::size_t size = set->members->size();

@@ -85,14 +85,6 @@ std::optional<SetDirectory::Info> SetDirectory::find(std::int32_t id) const {
   return found->second;
 }
 
-std::optional<std::int32_t> SetDirectory::find_by_members(const std::vector<int>& members) const {
-  const std::lock_guard lock(mutex_);
-  for (const auto& [id, info] : sets_) {
-    if (*info.members == members) return id;
-  }
-  return std::nullopt;
-}
-
 std::vector<std::int32_t> SetDirectory::ids() const {
   const std::lock_guard lock(mutex_);
   std::vector<std::int32_t> ids;

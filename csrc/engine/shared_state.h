@@ -108,7 +108,6 @@ class SetDirectory {
   void add(Info info);
   void remove(std::int32_t id);
   std::optional<Info> find(std::int32_t id) const;
-  std::optional<std::int32_t> find_by_members(const std::vector<int>& members) const;
   std::vector<std::int32_t> ids() const;
 
  private:

@@ -234,8 +234,8 @@ void TimelineWriter::follow(const TimelineEvent& event) {
   switch (event.kind) {
     case TimelineEvent::Kind::kSubmitted: {
       const Request& request = *event.request;
-      open_[event.number] = {event.request, Stage::kSubmitted, event.time,
-                             lane_of(display_name(request)), 0};
+      open_[event.number] = {event.request, Stage::kSubmitted, event.time, lane_of(request.name),
+                             0};
       return;
     }
     case TimelineEvent::Kind::kReached: {
@@ -262,6 +262,11 @@ void TimelineWriter::reach(Open& open, const TimelineEvent& event) {
   if (open.fused != 0) arguments += ",\"fused_op\":" + std::to_string(open.fused);
   if (event.stage == Stage::kFailed) {
     arguments += ",\"failed\":true";
+  }
+  if (open.stage == Stage::kSubmitted && event.stage == Stage::kDone) {
+    // Its data travelled with the agreement, or both were one step in shared memory.
+    span(span_name(Stage::kAnnounced, Stage::kAgreed, *open.request), open.lane, open.since,
+         event.time, "\"operation\":" + std::to_string(event.number));
   }
   span(span_name(open.stage, event.stage, *open.request), open.lane, open.since, event.time,
        arguments);

@@ -14,6 +14,7 @@ using base::moves_data;
 using base::OpKind;
 using base::ReduceOp;
 using base::reduces;
+using base::Status;
 
 std::string shape_to_compare(const Request& request) {
   if (!rows_may_differ(request.kind)) return format_shape(request.shape);
@@ -99,8 +100,8 @@ std::string differences(const Field& field, const std::vector<RequestPtr>& reque
   return result;
 }
 
-base::Status check(const std::vector<RequestPtr>& requests, const std::vector<int>& members,
-                   const Request& first) {
+Status check(const std::vector<RequestPtr>& requests, const std::vector<int>& members,
+             const Request& first) {
   for (const Field& field : kFields) {
     if (!field.applies(first.kind)) continue;
     const std::string text = differences(field, requests, members);
@@ -177,6 +178,27 @@ Response validate(const std::vector<RequestPtr>& requests, const std::vector<int
   }
   response.request = std::make_shared<const Request>(std::move(agreed));
   return response;
+}
+
+Status refuse_without_joined(const std::vector<RequestPtr>& requests,
+                             const std::vector<int>& members) {
+  const auto given = std::find_if(requests.begin(), requests.end(),
+                                  [](const RequestPtr& r) { return r != nullptr; });
+  const Request& first = **given;
+  const bool may_run = first.kind == OpKind::kAllgather && first.root != 0;
+  if (!moves_data(first.kind) || first.kind == OpKind::kAllreduce || may_run) return {};
+  std::vector<int> joined;
+  for (std::size_t i = 0; i < members.size(); ++i) {
+    if (!requests[i]) joined.push_back(members[i]);
+  }
+  if (joined.empty()) return {};
+  std::string name(base::name_of(first.kind));
+  name[0] = static_cast<char>(name[0] - 'a' + 'A');
+  return {ErrorCode::kMismatch,
+          describe(first) + ": " + name + " is not supported with Join at this time, as in " +
+              "Horovod: " + format_ranks(joined) + (joined.size() == 1 ? " has" : " have") +
+              " joined without asking for it; ask before any rank joins, or set "
+              "HVDLITE_HOROVOD_RULES=0 to run it on the ranks that still train"};
 }
 
 std::string format_ranks(std::vector<int> ranks) {

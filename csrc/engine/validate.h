@@ -14,6 +14,10 @@ namespace hvdlite::engine {
 // set, what differs on which ranks, and the remedy.
 Response validate(const std::vector<RequestPtr>& requests, const std::vector<int>& members);
 
+// As in Horovod, where ranks have joined that have not asked: not ok for what is no allreduce, for all ranks. Arguments as above.
+base::Status refuse_without_joined(const std::vector<RequestPtr>& requests,
+                                   const std::vector<int>& members);
+
 // {0, 1, 2, 5} -> "ranks 0-2, 5"; {3} -> "rank 3".
 std::string format_ranks(std::vector<int> ranks);
 // {2, 3} -> "[2, 3]".

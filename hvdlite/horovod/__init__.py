@@ -8,10 +8,10 @@
 names (`hvdlite.horovod.finder` has the rule, docs/shim.md the list). Nothing is imported before a script asks for it.
 """
 
-from hvdlite._version import __version__ as _own_version
 from hvdlite.horovod.runner import run
 
 __all__ = ["__version__", "run"]
 
-# Programs compare it to learn what they may call: the interface is that of Horovod 0.28.1.
-__version__ = f"0.28.1+hvdlite.{_own_version}"
+# Programs compare it to learn what they may call, and take it apart at its dots: three numbers, those of the Horovod whose
+# interface this is. hvdlite's own version is hvdlite.__version__.
+__version__ = "0.28.1"

@@ -28,8 +28,10 @@ REASONS = {
     "_keras": "it is internal to Horovod; use horovod.keras or horovod.tensorflow.keras",
     "mxnet": f"MXNet is not developed any more; {_OTHER_DOOR}",
     "ray": f"hvdlite has no executor for Ray; {_MPIRUN}",
-    "runner": "horovod.run() and horovod.runner.run() are all there is; the command is hvdlite run",
+    "runner": "of it there are run() and a few helpers (docs/shim.md); the command is hvdlite run",
     "spark": f"hvdlite has no estimators for Spark; {_MPIRUN}",
+    "tensorflow.gradient_aggregation": "it is internal to Horovod; pass backward_passes_per_step to DistributedOptimizer",
+    "tensorflow.gradient_aggregation_eager": "it is internal to Horovod; pass backward_passes_per_step to DistributedOptimizer",
     "tensorflow.data": "hvdlite starts no tf.data service; shard the dataset by rank() and size()",
     "torch.mpi_lib_v2": "it is Horovod's native library; use horovod.torch.mpi_ops",
 }

@@ -1,4 +1,5 @@
-"""``import hvdlite.horovod.install``: from here on, in this process, ``import horovod.torch`` gives `hvdlite.torch`.
+"""``import hvdlite.horovod.install``: from here on, in this process, ``import horovod.torch`` gives `hvdlite.torch`, and the
+knob horovod_rules is on.
 
 It goes before the first import of Horovod. Processes that multiprocessing starts afresh (data loaders with spawn or
 forkserver), which import the main program again, know it too.
@@ -13,7 +14,7 @@ from multiprocessing import spawn
 from typing import Any
 
 import hvdlite.horovod
-from hvdlite.config import is_first_process
+from hvdlite.config import is_first_process, prefer
 from hvdlite.horovod.finder import HorovodFinder
 
 __all__: list[str] = []
@@ -37,6 +38,7 @@ def _install() -> None:
     if other is not None and other.origin is not None and is_first_process() and multiprocessing.parent_process() is None:
         logging.getLogger("hvdlite").warning("hvdlite serves horovod here; the one in %s is not used", other.origin)
     sys.meta_path.insert(0, HorovodFinder())
+    prefer(horovod_rules=True)
     _reach_new_interpreters()
 
 

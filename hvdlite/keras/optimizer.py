@@ -368,20 +368,46 @@ class _Keras3(_Distributed):
 class _Keras2(_Distributed):
     """Keras 2 applies all gradients through `apply_gradients`."""
 
+    @property
+    def _agg_helper(self) -> Any:
+        """What adds up gradients, whose ``counter`` programs ask Horovod's optimizer for."""
+        return self._hvdlite.aggregation
+
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
-        """Reduces the gradients, unless the caller says that this was done."""
+        """Reduces the gradients, unless `_compute_gradients` has, or the caller says that this was done.
+
+        ``iterations`` counts passes, also those after which nothing is applied, as with Horovod.
+        """
         pairs = list(grads_and_vars)
+        gradients, variables = [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
+        is_computed = self._hvdlite.take_computed(gradients)
         done = kwargs.get("skip_gradients_aggregation") or not kwargs.get("experimental_aggregate_gradients", True)
-        if not pairs or done:
+        if not pairs or (done and not is_computed):
             return super().apply_gradients(pairs, *args, **kwargs)
-        gradients, variables = (list(members) for members in zip(*pairs, strict=True))
+        reduced = gradients if is_computed else self._reduced(gradients, variables)
+        apply = functools.partial(super().apply_gradients, zip(reduced, variables, strict=True), *args, **kwargs)
         aggregation = self._hvdlite.aggregation
         if aggregation is None:
-            reduced = self._hvdlite.reduce(gradients, variables)
-            return super().apply_gradients(zip(reduced, variables, strict=True), *args, **kwargs)
+            return apply()
         import tensorflow as tf  # Keras 2 has no other backend
 
-        summed = aggregation.add(gradients, variables)
-        apply = super().apply_gradients
-        # As an operation without a value, since a step that is not complete has none.
-        return aggregation.apply(summed, lambda: tf.group(apply(zip(summed, variables, strict=True), *args, **kwargs)))
+        # As operations without a value, since a step that is not complete has none.
+        return aggregation.apply(
+            reduced, lambda: tf.group(apply()), lambda: tf.group(self.iterations.assign_add(1, read_value=False))
+        )
+
+    def _compute_gradients(self, loss: Any, var_list: Any, grad_loss: Any = None, tape: Any = None) -> list[tuple[Any, Any]]:
+        """The gradients as `apply_gradients` is to use them. Not public, but programs and Keras's older optimizers call it."""
+        base: Any = super()
+        if hasattr(base, "_compute_gradients"):
+            pairs = base._compute_gradients(loss, var_list, grad_loss, tape)
+        else:
+            pairs = base.compute_gradients(loss, var_list, tape)
+        gradients, variables = [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
+        computed = self._hvdlite.computed = self._reduced(gradients, variables)
+        return list(zip(computed, variables, strict=True))
+
+    def _reduced(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
+        """Reduced over the ranks, or added up until they are to be."""
+        aggregation = self._hvdlite.aggregation
+        return self._hvdlite.reduce(gradients, variables) if aggregation is None else aggregation.add(gradients, variables)

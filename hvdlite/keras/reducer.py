@@ -1,6 +1,7 @@
 """Reduces the gradients of one wrapped optimizer: which go to the other ranks, under which names, and in which groups."""
 
 import itertools
+import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -80,6 +81,7 @@ class Reducer:
     Attributes:
         settings: how.
         accumulated: the variables of the accumulated gradients that come next (Keras 3).
+        computed: the gradients that were computed last and need no reduction any more (Keras 2).
         aggregation: adds up the gradients of several steps (Keras 2); None: there is nothing to add up.
         wrap_alike: wraps another optimizer with the same arguments.
         check: of the ranks' models.
@@ -89,6 +91,7 @@ class Reducer:
     def __init__(self, settings: Settings, backend: KerasBackend, optimizer: Any) -> None:
         self.settings = settings
         self.accumulated: Sequence[Any] = ()
+        self.computed: Sequence[Any] = ()
         self.aggregation: Any = None
         self.wrap_alike: Callable[[Any], Any]
         self._backend = backend
@@ -104,6 +107,11 @@ class Reducer:
         """Keeps gradients of these variables, and of the layers' whenever they are built, on this rank."""
         self._local += variables
         self._local_layers += layers
+
+    def take_computed(self, gradients: Sequence[Any]) -> bool:
+        """Are these the gradients that were computed last? They are asked about once."""
+        computed, self.computed = self.computed, ()
+        return len(computed) > 0 and len(computed) == len(gradients) and all(map(operator.is_, computed, gradients))
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """The gradients as the optimizer is to use them. Collective over the process set.

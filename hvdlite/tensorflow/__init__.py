@@ -65,6 +65,7 @@ from hvdlite import (
     stats,
     stop_timeline,
 )
+from hvdlite.errors import missing_name
 from hvdlite.tensorflow import compression, elastic, functions, mpi_ops, util  # noqa: F401 - so that hvd.mpi_ops needs no import of its own
 from hvdlite.tensorflow.functions import (
     BroadcastGlobalVariablesHook,
@@ -75,6 +76,7 @@ from hvdlite.tensorflow.functions import (
     broadcast_object_fn,
     broadcast_variables,
 )
+from hvdlite.tensorflow.mpi_ops import _allreduce  # noqa: F401
 from hvdlite.tensorflow.ops import (
     allgather,
     allreduce,
@@ -91,8 +93,9 @@ from hvdlite.tensorflow.ops import (
     reducescatter,
     size_op,
 )
-from hvdlite.tensorflow.optimizer import DistributedOptimizer
-from hvdlite.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
+from hvdlite.tensorflow.optimizer import DistributedOptimizer, _DistributedAdasumOptimizer, _DistributedOptimizer  # noqa: F401
+from hvdlite.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape, _DistributedGradientTape  # noqa: F401
+from hvdlite.tensorflow.util import _cache, _executing_eagerly, _make_subgraph, gpu_available, refs_to_vars, vars_to_refs  # noqa: F401
 
 if TYPE_CHECKING:
     from hvdlite.tensorflow.sync_batch_norm import SyncBatchNormalization
@@ -164,10 +167,26 @@ __all__ = [
 ]
 
 
+# Not public in Horovod, but within reach there.
+_REMEDIES = {
+    "LocalGradientAggregationHelper": "pass backward_passes_per_step to DistributedOptimizer",
+    "_allreduce_cond": "call allreduce, on the ranks of the process set only",
+    "_grouped_allreduce": "call grouped_allreduce with op=hvd.Sum",
+    "_grouped_allreduce_cond": "call grouped_allreduce, on the ranks of the process set only",
+    "_grouped_reducescatter": "call grouped_reducescatter with op=hvd.Sum",
+    "_make_allreduce_grads_fn": "reduce gradients with grouped_allreduce, or let DistributedGradientTape do it",
+    "_make_cached_allreduce_grads_fn": "reduce gradients with grouped_allreduce, or let DistributedGradientTape do it",
+    "_reducescatter": "call reducescatter with op=hvd.Sum",
+    "check_num_rank_power_of_2": "use num_rank_is_power_2 of horovod.common.util",
+    "handle_average_backwards_compatibility": "use get_average_backwards_compatibility_fun of horovod.common.util",
+    "split_list": "import it from horovod.common.util",
+}
+
+
 def __getattr__(name: str) -> Any:
     # The only name that needs Keras, whose import takes long.
     if name == "SyncBatchNormalization":
         from hvdlite.tensorflow.sync_batch_norm import SyncBatchNormalization
 
         return SyncBatchNormalization
-    raise AttributeError(f"module 'hvdlite.tensorflow' has no attribute {name!r}")
+    raise missing_name(__name__, name, _REMEDIES)

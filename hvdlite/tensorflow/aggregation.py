@@ -40,6 +40,11 @@ class LocalAggregation:
         self._count: Any = None
         self._sums: dict[int, Any] = {}
 
+    @property
+    def counter(self) -> Any:
+        """The variable that counts the passes since the last reduction; None before the first pass."""
+        return self._count
+
     def add(self, gradients: Sequence[Gradient], variables: Sequence[Any]) -> list[Gradient]:
         """Adds the gradients of one pass.
 
@@ -69,15 +74,15 @@ class LocalAggregation:
         found = dict(zip(places, outputs, strict=True))
         return [found.get(place) for place in range(len(gradients))]
 
-    def apply(self, gradients: Sequence[Gradient], apply: Callable[[], Any]) -> Any:
-        """Calls a function if these gradients, or what they were made from, come from the last pass."""
+    def apply(self, gradients: Sequence[Gradient], apply: Callable[[], Any], otherwise: Callable[[], Any] = tf.no_op) -> Any:
+        """Calls a function if these gradients, or what they were made from, come from the last pass, and another one if not."""
         if self._passes == 1:
             return apply()
         if self._count is None:
             raise InvalidArgumentError("with backward_passes_per_step > 1 call compute_gradients before apply_gradients")
         with tf.control_dependencies([gradient for gradient in gradients if gradient is not None]):
             finished = tf.equal(self._count.read_value(), 0)
-        return tf.cond(finished, apply, tf.no_op)
+        return tf.cond(finished, apply, otherwise)
 
     def _finish(self, values: list[tf.Tensor], sums: list[Any], variables: list[Any]) -> list[tf.Tensor]:
         totals = [value / tf.cast(self._passes, value.dtype) if self._average else value for value in values]

@@ -168,6 +168,9 @@ def allgather(
 ) -> tf.Tensor:
     """Concatenates the ranks' tensors along the first dimension, in rank order. Collective over `process_set`.
 
+    The gradient gives each rank its rows of the *average* of the ranks' incoming gradients: Horovod's convention, the gradient
+    of the sum of all ranks' losses divided by their number.
+
     Args:
         tensor: of shape [n, ...]; n may differ between ranks, everything else and the dtype is the same on all.
         name: as for `allreduce`.
@@ -213,6 +216,9 @@ def broadcast(
     process_set: ProcessSet = global_process_set,
 ) -> tf.Tensor:
     """Gives all ranks the root's tensor. Collective over `process_set`.
+
+    The gradient gives the root the *average* of the ranks' incoming gradients, and the others zeros: Horovod's convention, the
+    gradient of the sum of all ranks' losses divided by their number.
 
     Args:
         tensor: shape and dtype the same on all ranks.
@@ -281,6 +287,9 @@ def reducescatter(
     postscale_factor: float = 1.0,
 ) -> tf.Tensor:
     """Reduces a tensor over the ranks and gives each a part of the rows. Collective over `process_set`.
+
+    The gradient gathers the ranks' incoming gradients, times both factors, and with Sum times the number of ranks: Horovod's
+    convention, the gradient of the sum of all ranks' losses times their number.
 
     Args:
         tensor: of shape [n, ...]; shape and dtype the same on all ranks. Where n is no multiple of the number of ranks, the

@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvdlite.compression import Compression
-from hvdlite.errors import InvalidArgumentError
+from hvdlite.errors import InvalidArgumentError, UnsupportedError
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.requests import Adasum, Average
 from hvdlite.tensorflow.aggregation import LocalAggregation
@@ -90,12 +90,12 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             "Provided optimizer doesn't inherit from either legacy TensorFlow or Keras optimizer: "
             f"{optimizer!r} is a {type(optimizer).__name__}"
         )
-    if isinstance(optimizer, _Distributed):
+    if isinstance(optimizer, _DistributedOptimizer):
         raise InvalidArgumentError(f"{type(optimizer).__name__} is wrapped already: call DistributedOptimizer once")
     if op == Adasum and average_aggregated_gradients:
         raise InvalidArgumentError("average_aggregated_gradients needs op=Average or op=Sum: divide the loss instead")
     base = type(optimizer)
-    mixin = _DistributedAdasum if op == Adasum else _Distributed
+    mixin = _DistributedAdasumOptimizer if op == Adasum else _DistributedOptimizer
     reduction = Reduction(op, gradient_predivide_factor, compression, sparse_as_dense, groups or num_groups, process_set)
     local = LocalSources(scale_local_gradients, process_set)
     aggregation = LocalAggregation(
@@ -121,10 +121,23 @@ class _Wrapping:
     aggregation: LocalAggregation
 
 
-class _Distributed:
+class _DistributedOptimizer:
     """Goes in front of an optimizer's class: gradients are reduced when they are computed."""
 
     _hvdlite: _Wrapping
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if cls.__module__ != __name__ and not issubclass(cls, tf.compat.v1.train.Optimizer):
+            raise UnsupportedError(
+                f"{cls.__qualname__} derives from Horovod's _DistributedOptimizer, here for isinstance() only: give "
+                "an optimizer to DistributedOptimizer, and derive from that optimizer's class"
+            )
+
+    @property
+    def _optimizer(self) -> Any:
+        """What was wrapped, as programs ask Horovod's: this same object."""
+        return self
 
     @staticmethod
     def _hvdlite_reduce(
@@ -157,7 +170,7 @@ class _Distributed:
         return super().apply_gradients(pairs, global_step, name)  # type: ignore[misc]
 
 
-class _DistributedAdasum(_Distributed):
+class _DistributedAdasumOptimizer(_DistributedOptimizer):
     """Each rank takes its own step, and what the steps have changed is reduced with Adasum."""
 
     @staticmethod

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-__all__ = ["refs_to_vars", "vars_to_refs"]
+__all__ = ["gpu_available", "refs_to_vars", "vars_to_refs"]
 
 _cache = functools.cache
 
@@ -19,6 +19,16 @@ def _executing_eagerly() -> bool:
 def _make_subgraph(f: Callable[..., Any]) -> Any:
     """The function as a ``tf.function``."""
     return tf.function(f)
+
+
+def gpu_available(ext_base_name: str = "tensorflow", verbose: bool = False) -> bool:
+    """Does TensorFlow see a GPU?
+
+    Args:
+        ext_base_name: not looked at; `horovod.common.util.gpu_available` asks other frameworks.
+        verbose: likewise.
+    """
+    return bool(tf.config.list_physical_devices("GPU"))
 
 
 def vars_to_refs(vars: Any) -> Any:

@@ -144,6 +144,7 @@ def _follow(trace: Trace) -> None:
             operation.agreed = end
         elif "bytes" in event["args"] and "failed" not in event["args"]:
             operation.kind, operation.data = name, (begin, end)
+            operation.name = operation.name.removeprefix(f"{name.lower()}.")  # rows are called as Horovod calls them
             operation.num_bytes = event["args"]["bytes"]
             operation.fused_op = event["args"].get("fused_op", 0)
             trace.operations[number] = operation

@@ -77,6 +77,7 @@ from hvdlite import (
     stop_timeline,
     synchronize,
 )
+from hvdlite.errors import missing_name
 from hvdlite.torch import compression, elastic, functions, mpi_ops  # noqa: F401 - so that hvd.mpi_ops needs no import of its own
 from hvdlite.torch.ops import (
     allgather,
@@ -178,12 +179,19 @@ __all__ = [
 ]
 
 
+# Not public in Horovod, but within reach there.
+_REMEDIES = {
+    "_check_has_gpu": "use torch.cuda.is_available()",
+    "check_extension": "import it from horovod.common.util",
+}
+
+
 def __getattr__(name: str) -> Any:
     # The only names that need torch's compiler, whose import takes as long as torch's.
     if name in ("SyncBatchNorm", "sync_batch_norm"):
         module = import_module("hvdlite.torch.sync_batch_norm")
         return module if name == "sync_batch_norm" else module.SyncBatchNorm
-    raise AttributeError(f"module 'hvdlite.torch' has no attribute {name!r}")
+    raise missing_name(__name__, name, _REMEDIES)
 
 
 def __dir__() -> list[str]:

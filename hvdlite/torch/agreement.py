@@ -9,7 +9,7 @@ import torch
 
 from hvdlite.agreement import difference
 from hvdlite.errors import InvalidArgumentError, MismatchError
-from hvdlite.objects import allgather_object
+from hvdlite.objects import exchange_object
 from hvdlite.process_sets import ProcessSet
 from hvdlite.requests import OP_NAMES
 from hvdlite.torch.gpu import CPU, gpu_of
@@ -123,9 +123,9 @@ def agree(
     sparse = {place: dims for place, slot in enumerate(slots) if (dims := _sparse_dim(slot)) is not None}
     name = f"{settings.prefix}.plan{generation}"
     dtypes = {place: dtype for place, slot in enumerate(slots) if (dtype := _chosen_dtype(slot)) is not None}
-    everyone = allgather_object((digest, sparse, dtypes, kept, unchecked), name, settings.process_set)
+    everyone = exchange_object((digest, sparse, dtypes, kept, unchecked), name, settings.process_set)
     if len({digest for digest, *_ in everyone}) > 1:
-        descriptions = allgather_object(description, f"{name}.differs", settings.process_set)
+        descriptions = exchange_object(description, f"{name}.differs", settings.process_set)
         ranks = settings.process_set.ranks or range(len(descriptions))
         raise MismatchError(
             f"DistributedOptimizer ({settings.prefix}) in process set {settings.process_set.process_set_id}: "

@@ -19,7 +19,7 @@ import torch
 from hvdlite import ops
 from hvdlite.checks import check_compression, check_passes, check_process_set
 from hvdlite.compression import Compression
-from hvdlite.errors import InvalidArgumentError
+from hvdlite.errors import InvalidArgumentError, UnsupportedError
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.requests import Adasum, Average
 from hvdlite.runtime import RUNTIME
@@ -145,18 +145,24 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         gradient_as_bucket_view=gradient_as_bucket_view,
         start_check=mode_of(start_check, "DistributedOptimizer"),
     )
-    if isinstance(optimizer, _Distributed):
+    if isinstance(optimizer, _DistributedOptimizer):
         optimizer._hvdlite.undo(optimizer)
-    wrapping = _Wrapping(settings, type(optimizer))
+    wrapping = _Wrapping(settings, type(optimizer), {param: name for name, param in named})
     base = type(optimizer)
     members = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
-    optimizer.__class__ = type(base.__name__, (_Distributed, base), members)
+    optimizer.__class__ = type(base.__name__, (_DistributedOptimizer, base), members)
     optimizer._hvdlite = wrapping  # type: ignore[attr-defined]
     if process_set.included():
         wrapping.hook_steps(optimizer)
     if process_set.included() and ((process_set.size() or 1) > 1 or settings.average_passes):
         wrapping.connect(optimizer, named, named_groups)
     return optimizer
+
+
+_STEP_AFTER_SYNCHRONIZE = (
+    "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(). Here nothing is "
+    "reduced twice, as by Horovod; write `with optimizer.skip_synchronize():` around step(), or leave synchronize() out"
+)
 
 
 def _stepped(*_: Any) -> None:
@@ -166,13 +172,15 @@ def _stepped(*_: Any) -> None:
 class _Wrapping:
     """What a wrapped optimizer has beside its own attributes."""
 
-    def __init__(self, settings: Settings, base: type[torch.optim.Optimizer]) -> None:
+    def __init__(self, settings: Settings, base: type[torch.optim.Optimizer], names: dict[torch.Tensor, str]) -> None:
         self.settings = settings
         self.base = base
+        self.names = names
         self.reducer: Reducer | None = None  # None where there is nobody to reduce with, and with Adasum
         self.adasum: AdasumStep | None = None
         self.passes_per_step = settings.passes_per_step
         self.skipping = False
+        self.synchronized = False  # since the last step, by the program
         self._known = KnownParameters()
         self._undo: list[Callable[[], None]] = []
         self._finalizer: Any = None
@@ -209,7 +217,7 @@ class _Wrapping:
         """Called in front of every step, which has to be that of the parameters whose gradients are reduced."""
         self._known.check(optimizer, self.settings.prefix)
 
-    def undo(self, optimizer: "_Distributed") -> None:
+    def undo(self, optimizer: "_DistributedOptimizer") -> None:
         """Takes the wrapping off again."""
         if self.reducer is not None:
             self.reducer.settle_family()
@@ -224,6 +232,7 @@ class _Wrapping:
         """Reduces more parameters."""
         named = [(f"{self.settings.prefix}.added{self._added}.{place}", param) for place, param in enumerate(params)]
         self._added += 1
+        self.names.update((param, name.removeprefix(f"{self.settings.prefix}.")) for name, param in named)
         self._known.add(param for _, param in named)
         if self.reducer is not None:
             self.reducer.settle_family()
@@ -245,7 +254,10 @@ class _Wrapping:
         if self.skipping:
             reducer.settle_family()
         else:
+            if self.synchronized and RUNTIME.config.horovod_rules:
+                warnings.warn(_STEP_AFTER_SYNCHRONIZE, stacklevel=3)
             reducer.complete()
+        self.synchronized = False
         reducer.next_step()
         return None
 
@@ -273,10 +285,23 @@ class _Wrapping:
         return loss
 
 
-class _Distributed(_Optimizer):
+class _DistributedOptimizer(_Optimizer):
     """The methods that a wrapped optimizer has beside its own."""
 
     _hvdlite: _Wrapping
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if not issubclass(cls, torch.optim.Optimizer):
+            raise UnsupportedError(
+                f"{cls.__qualname__} derives from Horovod's _DistributedOptimizer, here for isinstance() only: give "
+                "an optimizer to DistributedOptimizer, and derive from that optimizer's class"
+            )
+
+    @property
+    def _parameter_names(self) -> dict[torch.Tensor, str]:
+        """The names of its parameters, as programs ask Horovod's optimizer for them."""
+        return self._hvdlite.names
 
     @property
     def backward_passes_per_step(self) -> int:
@@ -305,6 +330,7 @@ class _Distributed(_Optimizer):
         """
         if self._hvdlite.reducer is not None:
             self._hvdlite.reducer.complete()
+            self._hvdlite.synchronized = True
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:

@@ -33,7 +33,7 @@ def hvd():
     if kinds.TORCH is None:
         import hvdlite
 
-        hvdlite.init(process_sets="dynamic")
+        hvdlite.init()
         return hvdlite
     import torch
 
@@ -41,7 +41,7 @@ def hvd():
     import hvdlite.torch.arena
     from hvdlite.runtime import RUNTIME
 
-    hvdlite.torch.init(process_sets="dynamic")
+    hvdlite.torch.init()
     RUNTIME.config = RUNTIME.config.replace(bucket_bytes=400, first_bucket_bytes=100)
     hvdlite.torch.arena.SMALLEST = 0
     torch.set_num_threads(1)

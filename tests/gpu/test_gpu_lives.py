@@ -59,7 +59,7 @@ def test_ranks_that_join(hvd, kind, op):
 def test_a_rank_that_joins_before_it_has_used_its_gpu(hvd, kind):
     """It takes part all the same, with the neutral element."""
     hvd.shutdown()
-    hvd.init(process_sets="dynamic")
+    hvd.init()
     if RANK > 0 or SIZE == 1:
         out = kind.door.allreduce(kind.tensor(np.full(5, RANK + 1.0)), op=kind.door.Sum, name="first")
         wanted = sum(rank + 1.0 for rank in range(1 if SIZE > 1 else 0, SIZE))
@@ -74,7 +74,7 @@ def test_shut_down_and_started_again(hvd, kind, taken):
         hvd.shutdown()
         # What was made in an earlier life is still there.
         np.testing.assert_array_equal(kind.host(out), np.full(1000, sum(turn + rank for rank in range(SIZE))))
-        hvd.init(process_sets="dynamic")
+        hvd.init()
 
 
 def test_results_outlive_their_operation(kind):

@@ -69,7 +69,7 @@ void coordinate(const Message& message) {
   const auto* announcement = std::get_if<Announcement>(&message);
   if (announcement == nullptr) return;
   const std::vector<int> members = {0, 1, 2};
-  Coordinator coordinator(announcement->set, members, 16);
+  Coordinator coordinator(announcement->set, members, 16, false);
   for (int member = 0; member < 3; ++member) {
     accepts([&] {
       for (const std::uint32_t slot : announcement->slots) {

@@ -8,6 +8,7 @@ import pytest
 from support.world import REPEATS, WORLD
 
 from hvdlite.dtypes import code_of_name, numpy_dtype
+from hvdlite.objects import exchange_object
 
 RANK, SIZE = WORLD.rank, WORLD.size
 
@@ -54,6 +55,33 @@ def test_other_operations_go_on_without_the_joined(hvd):
         assert out.tolist() == [float(len(present))] * 2
         hvd.barrier()
         hvd.join()
+
+
+def test_by_horovods_rules_allreduce_alone_goes_on_without_the_joined(ended, monkeypatch):
+    if SIZE == 1:
+        pytest.skip("nobody could have joined")
+    monkeypatch.setenv("HVDLITE_HOROVOD_RULES", "1")
+    ended.init()
+    mine = np.full(3, RANK + 1.0)
+    calls = {
+        "Allgather": lambda: ended.allgather(np.full(2, RANK)),
+        "Broadcast": lambda: ended.broadcast(np.full(2, RANK), SIZE - 1),
+        "Alltoall": lambda: ended.alltoall(np.full(SIZE, RANK)),
+        "Reducescatter": lambda: ended.reducescatter(np.full(SIZE, 1.0 * RANK)),
+    }
+    for repeat in REPEATS:
+        assert ended.allgather(np.full(1, RANK + repeat)).tolist() == [rank + repeat for rank in range(SIZE)]
+        if RANK > 0:
+            for name, call in calls.items():
+                with pytest.raises(
+                    ended.MismatchError, match=f"{name} is not supported with Join at this time.*rank 0 has joined"
+                ):
+                    call()
+            wanted = sum(rank + 1.0 for rank in range(1, SIZE))
+            assert ended.allreduce(mine, op=ended.Sum).tolist() == [wanted] * 3
+            # What hvdlite itself has to know, at the first step of an optimizer say.
+            assert exchange_object(RANK, f"known{repeat}", ended.global_process_set) == list(range(1, SIZE))
+        ended.join()
 
 
 def test_a_broadcast_from_a_joined_root_is_the_users_error(hvd):

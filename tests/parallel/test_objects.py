@@ -116,7 +116,7 @@ def test_in_a_process_set(hvd):
     if SIZE < 3:
         pytest.skip("needs a rank outside of the set")
     hvd.shutdown()
-    hvd.init(process_sets="dynamic")
+    hvd.init()
     members = list(range(1, SIZE))
     subset = hvd.add_process_set(members)
     if RANK in members:

@@ -13,13 +13,17 @@ RANK, SIZE = WORLD.rank, WORLD.size
 
 
 @pytest.fixture
-def dynamic(hvd):
-    """hvdlite with dynamic process sets; initialised as usual again after the test."""
-    hvd.shutdown()
-    hvd.init(process_sets="dynamic")
-    yield hvd
-    hvd.shutdown()
-    hvd.init()
+def fresh(ended):
+    """hvdlite initialised for the test, so that ids count from 1; and as usual again after it."""
+    ended.init()
+    return ended
+
+
+@pytest.fixture
+def horovods(ended, monkeypatch):
+    """hvdlite shut down, with the rules that Horovod has."""
+    monkeypatch.setenv("HVDLITE_HOROVOD_RULES", "1")
+    return ended
 
 
 def subsets():
@@ -76,8 +80,8 @@ def test_overlapping_sets_work_in_any_order(ended):
             assert handles[each.process_set_id].synchronize().tolist() == [wanted] * 1000
 
 
-def test_every_collective_on_a_subset(dynamic):
-    hvd = dynamic
+def test_every_collective_on_a_subset(fresh):
+    hvd = fresh
     for members in subsets():
         each = hvd.add_process_set(members)
         n = len(members)
@@ -106,18 +110,18 @@ def test_every_collective_on_a_subset(dynamic):
         assert each.process_set_id is None
 
 
-def test_a_root_outside_the_set_is_refused(dynamic):
+def test_a_root_outside_the_set_is_refused(fresh):
     if SIZE == 1:
         pytest.skip("needs a rank outside")
-    each = dynamic.add_process_set([0])
+    each = fresh.add_process_set([0])
     if RANK == 0:
         with pytest.raises(ValueError, match="invalid root rank 1 for provided process set"):
-            dynamic.broadcast(np.ones(1), 1, process_set=each)
-    dynamic.remove_process_set(each)
+            fresh.broadcast(np.ones(1), 1, process_set=each)
+    fresh.remove_process_set(each)
 
 
-def test_add_and_remove(dynamic):
-    hvd = dynamic
+def test_add_and_remove(fresh):
+    hvd = fresh
     if SIZE == 1:
         pytest.skip("the only set is the global one")
     for _ in REPEATS:
@@ -127,8 +131,6 @@ def test_add_and_remove(dynamic):
         known = hvd.process_sets.process_set_ids_and_ranks()
         assert known == {0: list(range(SIZE)), first.process_set_id: first.ranks, second.process_set_id: [SIZE - 1]}
         on_all_ranks(str(known))
-        with pytest.raises(ValueError, match="Attempted to add a duplicate process set"):
-            hvd.add_process_set([SIZE - 1])
         # An id that is used again for other members counts its unnamed operations anew.
         if first.included():
             hvd.allreduce(np.ones(1), process_set=first)
@@ -145,8 +147,8 @@ def test_add_and_remove(dynamic):
     assert not hvd.remove_process_set(hvd.global_process_set)
 
 
-def test_other_operations_go_on_while_sets_come_and_go(dynamic):
-    hvd = dynamic
+def test_other_operations_go_on_while_sets_come_and_go(fresh):
+    hvd = fresh
     handles = [hvd.allreduce_async(np.full(100, 1.0), name=f"n{i}", op=hvd.Sum) for i in range(10)]
     added = [hvd.add_process_set(members) for members in subsets()]
     handles += [hvd.allreduce_async(np.full(100, 1.0), name=f"m{i}", op=hvd.Sum) for i in range(10)]
@@ -157,46 +159,73 @@ def test_other_operations_go_on_while_sets_come_and_go(dynamic):
 
 
 @pytest.mark.parametrize("ranks", [[], [0, 0], [-1], [99]], ids=str)
-def test_what_is_no_set_is_refused(dynamic, ranks):
+def test_what_is_no_set_is_refused(fresh, ranks):
     with pytest.raises(ValueError, match="a process set holds at least one rank"):
-        dynamic.add_process_set(ranks)
+        fresh.add_process_set(ranks)
     with pytest.raises(ValueError, match="list of process ranks or an mpi4py Comm"):
-        dynamic.ProcessSet(["a"])
+        fresh.ProcessSet(["a"])
 
 
-def test_ranks_that_add_different_sets_are_told(dynamic):
+def test_ranks_that_add_different_sets_are_told(fresh):
     if SIZE == 1:
         pytest.skip("one rank agrees with itself")
-    with pytest.raises(dynamic.MismatchError, match=r"process set differs: ranks \[0\] on rank 0") as caught:
-        dynamic.add_process_set([RANK])
+    with pytest.raises(fresh.MismatchError, match=r"process set differs: ranks \[0\] on rank 0") as caught:
+        fresh.add_process_set([RANK])
     on_all_ranks(str(caught.value))
-    assert list(dynamic.process_sets.process_set_ids_and_ranks()) == [0]
-    each = dynamic.add_process_set([0])
-    assert dynamic.remove_process_set(each)
+    assert list(fresh.process_sets.process_set_ids_and_ranks()) == [0]
+    each = fresh.add_process_set([0])
+    assert fresh.remove_process_set(each)
 
 
-def test_changes_need_permission(ended):
-    each = ended.ProcessSet([0])
-    ended.init(process_sets=[each] if SIZE > 1 else [])
+def test_sets_of_the_same_ranks_go_on_independently(fresh):
+    everyone = list(range(SIZE))
+    first, second, all_again = (fresh.add_process_set(ranks) for ranks in ([0], [0], everyone))
+    assert [each.process_set_id for each in (first, second, all_again)] == [1, 2, 3]
+    for repeat in REPEATS:
+        sets = [each for each in (fresh.global_process_set, all_again) if each.included()]
+        handles = [
+            fresh.allreduce_async(np.full(9, RANK + place + 1.0), name="same", op=fresh.Sum, process_set=each)
+            for place, each in shuffled(list(enumerate(sets)), RANK + repeat)
+        ]
+        total = sum(rank + 1.0 for rank in everyone)
+        assert sorted(handle.synchronize()[0] for handle in handles) == [total, total + SIZE]
+        if RANK == 0:
+            handles = [fresh.allreduce_async(np.ones(2), name="x", process_set=each) for each in (second, first)]
+            assert [handle.synchronize().tolist() for handle in handles] == [[1.0, 1.0]] * 2
+    assert fresh.remove_process_set(first)
+    assert (first.included(), second.included()) == (None, RANK == 0)
+    if RANK == 0:
+        assert fresh.allreduce(np.ones(1), process_set=second).tolist() == [1.0]
+    assert fresh.remove_process_set(second)
+    assert fresh.remove_process_set(all_again)
+
+
+def test_by_horovods_rules_changes_need_permission(horovods):
+    each = horovods.ProcessSet([0])
+    horovods.init(process_sets=[each] if SIZE > 1 else [])
     with pytest.raises(ValueError, match="Set HOROVOD_DYNAMIC_PROCESS_SETS=1 to allow adding process sets after Horovod init"):
-        ended.add_process_set([SIZE - 1])
+        horovods.add_process_set([SIZE - 1])
     with pytest.raises(ValueError, match="Set HOROVOD_DYNAMIC_PROCESS_SETS=1 to allow removing process sets after Horovod"):
-        ended.remove_process_set(each)
-    ended.init(process_sets="dynamic")  # a second init gives it
+        horovods.remove_process_set(each)
+    horovods.init(process_sets="dynamic")  # a second init gives it
     if SIZE > 1:
-        assert ended.remove_process_set(each)
-        assert ended.remove_process_set(ended.add_process_set([SIZE - 1]))
+        with pytest.raises(
+            ValueError, match=r"Attempted to add a duplicate process set: .*ranks=\[0\].*HVDLITE_HOROVOD_RULES=0"
+        ):
+            horovods.add_process_set([0])
+        assert horovods.remove_process_set(each)
+        assert horovods.remove_process_set(horovods.add_process_set([SIZE - 1]))
 
 
-def test_horovods_variable_is_permission(ended, monkeypatch):
+def test_horovods_variable_is_permission(horovods, monkeypatch):
     monkeypatch.setenv("HOROVOD_DYNAMIC_PROCESS_SETS", "1")
-    first = ended.ProcessSet([0])
-    ended.init(process_sets=[first] if SIZE > 1 else [])
+    first = horovods.ProcessSet([0])
+    horovods.init(process_sets=[first] if SIZE > 1 else [])
     if SIZE > 1:
-        second = ended.add_process_set([SIZE - 1])
+        second = horovods.add_process_set([SIZE - 1])
         assert (first.process_set_id, second.process_set_id) == (1, 2)
-        assert ended.remove_process_set(first)
-        assert ended.remove_process_set(second)
+        assert horovods.remove_process_set(first)
+        assert horovods.remove_process_set(second)
 
 
 WRONG = {
@@ -222,52 +251,52 @@ def test_wrong_arguments_of_init(ended):
         assert not ended.is_initialized()
 
 
-def test_a_set_that_was_removed_can_be_added_again(dynamic):
+def test_a_set_that_was_removed_can_be_added_again(fresh):
     if SIZE == 1:
         pytest.skip("the only set is the global one")
-    each = dynamic.ProcessSet(np.arange(SIZE - 1))
+    each = fresh.ProcessSet(np.arange(SIZE - 1))
     for _ in REPEATS:
-        assert dynamic.add_process_set(each) is each
+        assert fresh.add_process_set(each) is each
         assert str(each) == f"ProcessSet(process_set_id=1, ranks={list(range(SIZE - 1))}, mpi_comm=None)"
         with pytest.raises(ValueError, match=re.escape(f"Attempted to add a duplicate process set: {each}")):
-            dynamic.add_process_set(each)
+            fresh.add_process_set(each)
         if each.included():
-            assert dynamic.allreduce(np.ones(1), op=dynamic.Sum, process_set=each).tolist() == [SIZE - 1]
-        assert dynamic.remove_process_set(each) is True
-        assert dynamic.remove_process_set(each) is False
+            assert fresh.allreduce(np.ones(1), op=fresh.Sum, process_set=each).tolist() == [SIZE - 1]
+        assert fresh.remove_process_set(each) is True
+        assert fresh.remove_process_set(each) is False
         assert str(each) == f"ProcessSet(process_set_id=None, ranks={list(range(SIZE - 1))}, mpi_comm=None)"
         assert (each.size(), each.rank(), each.included()) == (None, None, None)
 
 
-def test_ids_are_used_again_in_the_order_in_which_they_were_freed(dynamic):
+def test_ids_are_used_again_in_the_order_in_which_they_were_freed(fresh):
     if SIZE < 3:
         pytest.skip("there are too few sets")
     members = [[0], [1], [2], [0, 1], [0, 2], [1, 2]]
-    sets = [dynamic.add_process_set(each) for each in members[:4]]
+    sets = [fresh.add_process_set(each) for each in members[:4]]
     for place in (2, 0, 3):
-        dynamic.remove_process_set(sets[place])
-    sets = [dynamic.add_process_set(each) for each in (*members[4:], members[0], members[2])]
+        fresh.remove_process_set(sets[place])
+    sets = [fresh.add_process_set(each) for each in (*members[4:], members[0], members[2])]
     assert [each.process_set_id for each in sets] == [3, 1, 4, 5]
     for each in sets:
         if each.included():
-            total = dynamic.allreduce(np.full(2, RANK + 1), op=dynamic.Sum, process_set=each)
+            total = fresh.allreduce(np.full(2, RANK + 1), op=fresh.Sum, process_set=each)
             assert total.tolist() == [sum(each.ranks) + each.size()] * 2
 
 
 @pytest.mark.parametrize("kind", ["allreduce_async", "allgather_async", "grouped_reducescatter_async"])
-def test_a_removal_lets_what_is_in_flight_end(dynamic, kind):
+def test_a_removal_lets_what_is_in_flight_end(fresh, kind):
     """Were it not so, a member that removes first would drop what another has begun."""
     if SIZE < 3:
         pytest.skip("a pair would be all ranks")
     for step in range(10):
-        each = dynamic.add_process_set([1, 2])
+        each = fresh.add_process_set([1, 2])
         handles = []
         for number in range(3 if each.included() else 0):
             value = np.full(2000, RANK + 1.0 + step)
-            options = {} if kind == "allgather_async" else {"op": dynamic.Sum}
+            options = {} if kind == "allgather_async" else {"op": fresh.Sum}
             given = [value, value] if kind.startswith("grouped") else value
-            handles.append(getattr(dynamic, kind)(given, name=f"x{number}", process_set=each, **options))
-        assert dynamic.remove_process_set(each)
+            handles.append(getattr(fresh, kind)(given, name=f"x{number}", process_set=each, **options))
+        assert fresh.remove_process_set(each)
         for handle in handles:
             output = handle.synchronize()
             if kind == "allgather_async":
@@ -276,15 +305,15 @@ def test_a_removal_lets_what_is_in_flight_end(dynamic, kind):
                 assert (np.concatenate(output) if isinstance(output, list) else output).tolist() == [5.0 + 2 * step] * 2000
 
 
-def test_arguments_that_are_no_sets(dynamic):
+def test_arguments_that_are_no_sets(fresh):
     with pytest.raises(ValueError, match=r"remove_process_set\(\[0\]\): pass the object that add_process_set returned"):
-        dynamic.remove_process_set([0])
+        fresh.remove_process_set([0])
     for wrong in (None, 0, [0]):
         with pytest.raises(ValueError, match=r"is no ProcessSet; hvdlite\.add_process_set returns one"):
-            dynamic.barrier(process_set=wrong)
+            fresh.barrier(process_set=wrong)
     for wrong in (5, "all", [1.0], None):
         with pytest.raises(ValueError, match="initialized with a list of process ranks or an mpi4py Comm object"):
-            dynamic.ProcessSet(wrong)
+            fresh.ProcessSet(wrong)
 
 
 def test_copies_of_the_global_set_are_the_global_set(hvd):
@@ -295,12 +324,16 @@ def test_copies_of_the_global_set_are_the_global_set(hvd):
     assert hvd.allreduce(np.ones(1), op=hvd.Sum, process_set=copy.copy(everyone)).tolist() == [SIZE]
 
 
-def test_duplicates_given_to_init(ended):
+def test_duplicates_given_to_init(horovods, monkeypatch):
     for given in ([[0], [0]], [list(range(SIZE))]):
-        sets = [ended.ProcessSet(ranks) for ranks in given]
+        sets = [horovods.ProcessSet(ranks) for ranks in given]
         with pytest.raises(ValueError, match=r"process_sets entry number \d is a duplicate"):
-            ended.init(process_sets=sets)
-        assert not ended.is_initialized()
+            horovods.init(process_sets=sets)
+        assert not horovods.is_initialized()
+    monkeypatch.delenv("HVDLITE_HOROVOD_RULES")
+    sets = [horovods.ProcessSet(ranks) for ranks in ([0], [0], range(SIZE))]
+    horovods.init(process_sets=sets)
+    assert [each.process_set_id for each in sets] == [1, 2, 3]
 
 
 def test_sets_that_differ_between_ranks_stop_init_everywhere(ended):

@@ -17,7 +17,7 @@ SUBSETS = [list(ranks) for count in range(1, SIZE) for ranks in itertools.combin
 def sets(hvd):
     """A registered set for each proper subset of the ranks, by its ranks."""
     hvd.shutdown()
-    hvd.init(process_sets="dynamic")
+    hvd.init()
     with added(hvd, *SUBSETS) as registered:
         yield dict(zip(map(tuple, SUBSETS), registered, strict=True))
     hvd.shutdown()

@@ -24,7 +24,7 @@ LARGE = 300_000  # elements: more than a tile of shared memory, so that it moves
 def pairs(hvd):
     """The sets {0, 1}, {1, 2} and {0, 2}."""
     hvd.shutdown()
-    hvd.init(process_sets="dynamic")
+    hvd.init()
     with added(hvd, *PAIRS) as registered:
         yield registered
     hvd.shutdown()

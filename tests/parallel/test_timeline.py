@@ -61,3 +61,44 @@ def test_the_trace_adds_no_messages(hvd, folder):
     hvd.start_timeline(str(folder / "t.json"))
     assert sent() <= without
     hvd.stop_timeline()
+
+
+def rows_of(trace):
+    """Of each row of a trace the names of its spans."""
+    events = json.loads(trace.read_text())
+    named = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    spans = [event for event in events if event["ph"] == "X"]
+    return {name: [span["name"] for span in spans if span["tid"] == row] for row, name in named.items()}
+
+
+def test_rows_and_spans_have_horovods_names(hvd, folder):
+    hvd.start_timeline(str(folder / "names.json"))
+    for elements in (3, 300_000):
+        hvd.allreduce(np.full(elements, WORLD.rank + 1.0), name=f"of {elements}")
+    hvd.allgather(np.full(2, WORLD.rank), name="rows")
+    hvd.stop_timeline()
+    rows = rows_of(folder / (f"names.rank{WORLD.rank}.json" if WORLD.rank else "names.json"))
+    wanted = {"allreduce.of 3": "ALLREDUCE", "allreduce.of 300000": "ALLREDUCE", "allgather.rows": "ALLGATHER"}
+    for name, operation in wanted.items():
+        assert {f"NEGOTIATE_{operation}", operation} <= set(rows[name])
+
+
+@pytest.mark.parametrize("variable", ["HVDLITE_TIMELINE", "HOROVOD_TIMELINE"])
+def test_each_rank_may_be_given_a_file_of_its_own(folder, ended, monkeypatch, variable):
+    """Ranks with the same path put their rank into it, others take theirs as it is, and a rank without one traces nothing."""
+    own = folder / f"own{WORLD.rank}.json"
+    shared = folder / "shared.json"
+    for given, written in ((own, own), (shared, shared.with_name(f"shared.rank{WORLD.rank}.json") if WORLD.rank else shared)):
+        monkeypatch.setenv(variable, str(given))
+        ended.init()
+        ended.allreduce(np.full(4, WORLD.rank + 1.0), name="x")
+        ended.shutdown()
+        assert "allreduce.x" in rows_of(written)
+    lonely = folder / "lonely.json"
+    monkeypatch.setenv(variable, str(lonely) if WORLD.rank == WORLD.size - 1 else "")
+    ended.init()
+    ended.allreduce(np.full(4, WORLD.rank + 2.0), name="y")
+    ended.shutdown()
+    WORLD.Barrier()
+    assert "allreduce.y" in rows_of(lonely)
+    assert not lonely.with_name(f"lonely.rank{WORLD.size - 1}.json").exists()

@@ -9,7 +9,6 @@ from support.agreement import ways  # noqa: F401
 from support.seeds import seeds
 from support.thread_ranks import (
     ABSENT,
-    ADD_SET,
     ALLGATHER,
     ALLREDUCE,
     ALLTOALL,
@@ -146,9 +145,17 @@ def test_process_sets_come_and_go_and_ids_are_reused():
         else:
             with pytest.raises(InvalidArgumentError, match="rank 1 is not a member"):
                 rank.allreduce("a", np.ones(1), process_set=first)
-        with pytest.raises(InvalidArgumentError, match="duplicate process set"):
-            rank.start(ADD_SET, "again", splits=[2, 0])
+        again = rank.add_process_set([2, 0])
+        assert again not in (first, second)
+        if rank.rank != 1:
+            values = [np.full(1, rank.rank + place, np.float64) for place in range(2)]
+            sets = zip(values, (again, first), strict=True)
+            handles = [rank.start(ALLREDUCE, "a", value, value, process_set=each) for value, each in sets]
+            for handle in reversed(handles):
+                rank.engine.wait(handle)
+            assert [value.tolist() for value in values] == [[2.0], [4.0]]
         rank.remove_process_set(first)
+        rank.remove_process_set(again)
         third = rank.add_process_set([0, 1])
         assert third == first
         assert rank.engine.process_set_ranks(third) == [0, 1]

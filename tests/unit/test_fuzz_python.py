@@ -73,9 +73,8 @@ def test_damaged_pickles_are_this_ranks_error(monkeypatch, seed):
 def test_the_text_of_a_failure_is_shown_whatever_its_bytes(monkeypatch):
     text = b"could not \xff\xfe pickle"
     rows = [[1, len(text), 0]]
-    monkeypatch.setattr(
-        objects, "allgather", lambda array, *_: np.array(rows) if array.ndim == 2 else np.frombuffer(text, np.uint8)
-    )
+    gathered = {2: np.array(rows), 1: np.frombuffer(text, np.uint8)}
+    monkeypatch.setattr(objects.submission, "gather", lambda array, *_, **__: gathered[array.ndim])
     monkeypatch.setattr(objects.RUNTIME, "require_topology", lambda: type("Topology", (), {"rank": 1}))
     with pytest.raises(HvdliteError, match="rank 0 could not"):
         objects.allgather_object(1)

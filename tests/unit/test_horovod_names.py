@@ -1,9 +1,12 @@
 """Every name that programs import from Horovod is there, and the small functions do what they say."""
 
 import importlib
+import operator
+import queue
 import subprocess
 import sys
 import textwrap
+import threading
 
 import pytest
 
@@ -28,7 +31,7 @@ NAMES = {
     "torch": f"{BASICS} {PROCESS_SETS} {COLLECTIVES} {FUNCTIONS} Compression DistributedOptimizer SyncBatchNorm elastic",
     "torch.mpi_ops": f"{BASICS} {PROCESS_SETS} {COLLECTIVES} Compression is_homogeneous _basics",
     "torch.functions": FUNCTIONS,
-    "torch.optimizer": "DistributedOptimizer",
+    "torch.optimizer": "DistributedOptimizer _DistributedOptimizer",
     "torch.sync_batch_norm": "SyncBatchNorm",
     "torch.elastic": "run ElasticSampler TorchState",
     "torch.elastic.sampler": "ElasticSampler",
@@ -36,6 +39,8 @@ NAMES = {
     "torch.compression": "Compressor NoneCompressor FP16Compressor Compression",
     "horovod": "run __version__",
     "horovod.runner": "run",
+    "horovod.runner.common.util.env": "get_env_rank_and_size",
+    "horovod.runner.util.threads": "execute_function_multithreaded in_thread on_event",
     "horovod.common.basics": "HorovodBasics",
     "horovod.common.elastic": "State ObjectState run_fn",
     "horovod.common.process_sets": PROCESS_SETS,
@@ -206,3 +211,74 @@ def test_cache(util):
     for _ in range(2):
         cached(1, verbose=True)
     assert calls == [((1,), {"verbose": True})]
+
+
+def test_the_version_is_three_numbers():
+    version = importlib.import_module("hvdlite.horovod").__version__
+    assert tuple(map(int, version.split("."))) == (0, 28, 1)
+    assert importlib.import_module("hvdlite.horovod.common.util").is_version_greater_equal_than(version, "0.28.0")
+
+
+def test_names_that_are_refused_say_what_to_use():
+    door = pytest.importorskip("torch") and importlib.import_module("hvdlite.torch")
+    for name, remedy in {"_check_has_gpu": "torch.cuda.is_available", "check_extension": "horovod.common.util"}.items():
+        assert not hasattr(door, name)
+        with pytest.raises(AttributeError, match=f"hvdlite.torch does not offer Horovod's {name}: .*{remedy}") as caught:
+            getattr(door, name)
+        assert isinstance(caught.value, NotImplementedError)
+
+
+def test_an_optimizer_that_derives_from_horovods_is_refused():
+    optimizer = pytest.importorskip("torch") and importlib.import_module("hvdlite.torch.optimizer")
+    with pytest.raises(NotImplementedError, match="Scheduled derives from Horovod's _DistributedOptimizer"):
+        type("Scheduled", (optimizer._DistributedOptimizer,), {})
+
+
+# --- horovod.runner.util.threads --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def threads():
+    return importlib.import_module("hvdlite.horovod.runner.util.threads")
+
+
+def test_a_function_in_a_thread(threads):
+    found = []
+    threads.in_thread(found.append, (3,), name="adder", daemon=False).join()
+    assert found == [3]
+    assert threads.in_thread(lambda: 1 / 0, silent=True).join() is None
+    with pytest.raises(ValueError, match=r"in_thread: args must be a tuple, got list; one argument is \(argument,\)"):
+        threads.in_thread(found.append, [3])
+
+
+def test_a_function_on_an_event(threads):
+    event, stop, found = threading.Event(), threading.Event(), []
+    waiting = threads.on_event(event, found.append, (4,))
+    stopped = threads.on_event(threading.Event(), found.append, (5,), stop=stop, check_stop_interval_s=0.001, daemon=False)
+    late = threads.on_event(event, found.append, (6,), stop=stop, check_stop_interval_s=0.001)
+    stop.set()
+    stopped.join()
+    late.join()
+    event.set()
+    waiting.join()
+    assert found == [4]
+    for wrong in (
+        lambda: threads.on_event(None, found.append),
+        lambda: threads.on_event(event, found.append, [1]),
+        lambda: threads.on_event(event, found.append, daemon=False),
+    ):
+        with pytest.raises(ValueError, match="on_event: "):
+            wrong()
+
+
+def test_a_function_in_many_threads(threads):
+    arguments = [[number, number + 1] for number in range(9)]
+    for at_once in (1, 4, 1000):
+        found = threads.execute_function_multithreaded(operator.mul, arguments, max_concurrent_executions=at_once)
+        assert found == {number: number * (number + 1) for number in range(9)}
+    assert threads.execute_function_multithreaded(operator.mul, []) == {}
+    with pytest.raises(ZeroDivisionError):
+        threads.execute_function_multithreaded(operator.truediv, [[1, 2], [1, 0]])
+    done = queue.SimpleQueue()
+    assert threads.execute_function_multithreaded(done.put, [[1], [2], [3]], False, 2) is None
+    assert sorted(done.get() for _ in range(3)) == [1, 2, 3]

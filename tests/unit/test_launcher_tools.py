@@ -272,10 +272,18 @@ def test_other_hosts_need_a_shared_folder():
     [
         ({"hosts": "a", "hostfile": "b"}, InvalidArgumentError, "hosts and hostfile"),
         ({"use_gloo": True, "use_mpi": True}, ValueError, "use_gloo and use_mpi"),
-        ({"use_gloo": True}, UnsupportedError, "MPI only"),
         ({"min_np": 2, "slots": 3}, UnsupportedError, r"horovod\.run\(min_num_proc, slots\) is not offered"),
     ],
 )
 def test_what_horovod_run_refuses(arguments, error, said):
     with pytest.raises(error, match=said):
         horovod_run(print, **arguments)
+
+
+def test_horovod_run_on_gloo_warns_and_runs_on_mpi(monkeypatch):
+    asked = {}
+    monkeypatch.setattr(functions, "run", lambda *args, **kwargs: asked.update(kwargs, args=args) or ["of rank 0", "of rank 1"])
+    with pytest.warns(UserWarning, match="hvdlite runs over MPI, and does so here; leave the argument out") as caught:
+        assert horovod_run(print, (1,), np=2, use_gloo=True) == ["of rank 0", "of rank 1"]
+    assert caught[0].filename == __file__
+    assert asked["args"] == (print, (1,), None, 2)

@@ -306,7 +306,7 @@ def test_each_file_begins_with_a_new_engine(run_files):
         import numpy as np
         import hvdlite
         def test_unequal_numbers_of_unnamed_operations():
-            hvdlite.init(process_sets="dynamic")
+            hvdlite.init()
             hvdlite.add_process_set([0])
             if RANK == 0:
                 hvdlite.poll(hvdlite.allreduce_async(np.ones(1)))

@@ -58,6 +58,7 @@ const Field kFields[] = {
     HVDLITE_FIELD(gpu_cache_bytes),
     HVDLITE_FIELD(nccl_float32_sums),
     HVDLITE_FIELD(check_finite),
+    HVDLITE_FIELD(join_refuses_others),
 };
 #undef HVDLITE_FIELD
 

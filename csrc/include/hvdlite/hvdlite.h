@@ -107,6 +107,8 @@ typedef struct hvdlite_config {
   int64_t gpu_cache_bytes;   /* memory of GPU buffers that is kept for later ones, for each GPU */
   int32_t nccl_float32_sums; /* bool: 16-bit floats travel as float32 in NCCL */
   int32_t check_finite; /* bool: a log line names results of GPU allreduces that are not finite */
+  int32_t
+      join_refuses_others; /* bool: while ranks have joined, allreduce alone runs, as in Horovod */
 } hvdlite_config;
 
 typedef struct hvdlite_topology {
@@ -120,7 +122,8 @@ typedef struct hvdlite_request {
   int32_t op;
   int32_t
       root; /* broadcast: rank in the global process set; add_process_set: 1 if the new set's members alone ask;
-               join: 1 if an Average is not to count this rank */
+               join: 1 if an Average is not to count this rank; allgather: 1 if it runs without
+            those that have joined, whatever join_refuses_others says */
   int32_t process_set; /* id */
   int32_t device;
   int32_t layout; /* 0 row-major; other values only have to agree across ranks */

@@ -1,5 +1,6 @@
 """``horovod.runner``: `run` starts a function on several ranks. The command ``horovodrun`` is ``hvdlite run`` here."""
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -61,7 +62,7 @@ def run(
         disable_cache: switches the response cache off.
         output_filename: a folder for copies of what each rank prints.
         verbose: says how ranks are started.
-        use_gloo: refused.
+        use_gloo: has no effect but a warning: ranks run over MPI.
         use_mpi: is the case in any case.
         mpi_args: further arguments for mpirun.
         network_interface: the older name of the next.
@@ -80,7 +81,9 @@ def run(
     if use_gloo and use_mpi:
         raise InvalidArgumentError("horovod.run: use_gloo and use_mpi cannot both be given")
     if use_gloo:
-        raise UnsupportedError("horovod.run(use_gloo=True) is not offered: hvdlite runs over MPI only; leave the argument out")
+        warnings.warn(
+            "horovod.run(use_gloo=True): hvdlite runs over MPI, and does so here; leave the argument out", stacklevel=2
+        )
     elastic = {
         "min_num_proc": min_num_proc if min_num_proc is not None else min_np,
         "max_num_proc": max_num_proc if max_num_proc is not None else max_np,

@@ -167,6 +167,58 @@ def test_legacy_optimizers(hvd):
     assert_same_everywhere(state_of(model))
 
 
+keras_2 = pytest.mark.skipif(KERAS_3, reason="for optimizers of Keras 2, as Horovod's are")
+
+
+def gradients_of(variables, number=0):
+    """This rank's: rank + 1 + number times (1, 2, ...)."""
+    return [tf.fill(each.shape, (WORLD.rank + 1.0 + number) * place) for place, each in enumerate(variables, 1)]
+
+
+def losses(variables):
+    return lambda: tf.add_n([tf.reduce_sum(v * g) for v, g in zip(variables, gradients_of(variables), strict=True)])
+
+
+@keras_2
+@pytest.mark.parametrize("legacy", [False, True])
+def test_computed_gradients_are_reduced_once(hvd, legacy):
+    """Sum would show it if `apply_gradients` added them up again; what it is given otherwise it reduces."""
+    variables = [tf.Variable([0.0, 0.0]), tf.Variable(0.0)]
+    make = keras.optimizers.legacy.SGD if legacy else keras.optimizers.SGD
+    optimizer = hvd.DistributedOptimizer(make(1.0), op=hvd.Sum)
+    total = sum(rank + 1.0 for rank in range(WORLD.size))
+    pairs = optimizer._compute_gradients(losses(variables), variables)
+    assert [variable is mine for (_, variable), mine in zip(pairs, variables, strict=True)] == [True, True]
+    assert [np.ravel(gradient)[0] for gradient, _ in pairs] == [total, 2 * total]
+    optimizer.apply_gradients(pairs)
+    assert [np.ravel(variable)[0] for variable in variables] == [-total, -2 * total]
+    optimizer.apply_gradients(zip(gradients_of(variables), variables, strict=True))
+    assert [np.ravel(variable)[0] for variable in variables] == [-2 * total, -4 * total]
+    optimizer.minimize(losses(variables), variables)
+    assert [np.ravel(variable)[0] for variable in variables] == [-3 * total, -6 * total]
+
+
+@keras_2
+@pytest.mark.parametrize("traced", [False, True])
+def test_passes_are_counted_as_horovod_counts_them(hvd, traced):
+    variables = [tf.Variable([0.0, 0.0])]
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), backward_passes_per_step=2, op=hvd.Sum)
+    assert optimizer._agg_helper.counter is None
+    optimizer.build(variables)
+
+    def pass_once():
+        pairs = optimizer._compute_gradients(losses(variables), variables)
+        optimizer.apply_gradients(pairs)
+
+    step = tf.function(pass_once) if traced else pass_once
+    total = sum(rank + 1.0 for rank in range(WORLD.size))
+    for number in range(1, 6):
+        step()
+        assert variables[0].numpy().tolist() == [-(number // 2) * 2 * total] * 2
+        assert int(optimizer._agg_helper.counter) == number % 2
+        assert int(optimizer.iterations) == number
+
+
 def test_strategies_are_refused(hvd):
     with tf.distribute.OneDeviceStrategy("/cpu:0").scope(), pytest.raises(UnsupportedError, match="leave the strategy out"):
         hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))

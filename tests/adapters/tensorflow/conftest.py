@@ -21,5 +21,5 @@ if RESULTS in os.environ and importlib.util.find_spec("tensorflow"):  # in a ran
 
 @pytest.fixture(scope="module")
 def hvd():
-    hvdlite.tensorflow.init(process_sets="dynamic")
+    hvdlite.tensorflow.init()
     return hvdlite.tensorflow

@@ -85,4 +85,28 @@ ROWS = (
         "",
         guards.SHIM,
     ),
+    Mutant(
+        "shim-rules",
+        "programs that import horovod do not meet the errors of Horovod's rules",
+        "hvdlite/horovod/install.py",
+        "    prefer(horovod_rules=True)\n",
+        "",
+        guards.SHIM,
+    ),
+    Mutant(
+        "timeline-own-path",
+        "a rank with a path of its own for its timeline puts its rank into it all the same",
+        "hvdlite/runtime.py",
+        "if rank and shared:",
+        "if rank:",
+        ("tests/parallel/test_timeline.py",),
+    ),
+    Mutant(
+        "join-own-exchange",
+        "what hvdlite exchanges for itself is refused while ranks have joined",
+        "hvdlite/objects.py",
+        "return _collect(obj, name, process_set, without_joined=True)",
+        "return _collect(obj, name, process_set, without_joined=False)",
+        ("tests/parallel/test_join.py",),
+    ),
 )

@@ -4,12 +4,16 @@ import json
 import os
 import pathlib
 import tempfile
+import warnings
 
+import horovod
 import horovod.torch as hvd
 import torch
 from horovod.common.exceptions import HorovodInternalError
 from horovod.common.process_sets import ProcessSet
 from horovod.common.util import env, gpu_available, split_list
+from horovod.runner.common.util.env import get_env_rank_and_size
+from horovod.runner.util.threads import in_thread
 from horovod.torch.compression import Compression
 from horovod.torch.functions import broadcast_object
 from horovod.torch.mpi_ops import Sum, _basics, allreduce_async_, poll, synchronize
@@ -28,6 +32,8 @@ try:
     hvd.add_process_set([1])
 except ValueError as error:
     assert "HOROVOD_DYNAMIC_PROCESS_SETS=1" in str(error)
+else:
+    raise AssertionError("a process set was added without permission")
 
 # handles
 x = torch.arange(4.0) + rank
@@ -60,6 +66,14 @@ for _ in range(3):
     torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
     with optimizer.skip_synchronize():
         optimizer.step()
+model(torch.randn(5, 3)).square().mean().backward()
+optimizer.synchronize()
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    optimizer.step()
+assert ["without optimizer.skip_synchronize() context" in str(each.message) for each in caught] == [True]
+assert {name: tuple(param.shape) for param, name in optimizer._parameter_names.items()} == {"weight": (1, 3), "bias": (1,)}
+assert isinstance(optimizer, horovod.torch.optimizer._DistributedOptimizer)
 weights = hvd.allgather(model.weight.detach(), name="w")
 assert torch.equal(weights[0], weights[1])
 
@@ -81,13 +95,28 @@ with tempfile.TemporaryDirectory() as folder:
 # helpers
 with env(SOME_SETTING="1"):
     assert os.environ["SOME_SETTING"] == "1"
+assert get_env_rank_and_size() == (rank, size)
+seen = []
+in_thread(seen.append, (rank,)).join()
+assert seen == [rank]
+assert [int(part) for part in horovod.__version__.split(".")] == [0, 28, 1]
 assert split_list([1, 2, 3], 2) == [[1, 2], [3]]
 assert gpu_available("torch") == torch.cuda.is_available()
 
+late = DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1))
 if rank == 0:
     hvd.join()
 else:
+    model(torch.ones(5, 3)).mean().backward()  # its first step, of which rank 0 has none
+    late.step()
     assert hvd.allreduce(torch.tensor(4.0), name="tail", op=hvd.Sum).item() == 4.0
+    for call in (lambda: hvd.allgather(torch.ones(2)), lambda: hvd.broadcast(torch.ones(2), 1)):
+        try:
+            call()
+        except HorovodInternalError as error:
+            assert "is not supported with Join at this time" in str(error)
+        else:
+            raise AssertionError("only allreduce goes on while ranks have joined")
     hvd.join()
 hvd.barrier()
 print(f"rank {rank} has done all")

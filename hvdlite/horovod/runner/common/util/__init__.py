@@ -1,0 +1,1 @@
+"""``horovod.runner.common.util``: helpers of Horovod's launchers that programs borrow."""
