@@ -408,7 +408,7 @@ KNOBS: tuple[Knob, ...] = (
         "auto",
         "What an optimizer does where the ranks' parameters differ after its first update, as they do if nobody has broadcast "
         "them. error: raise MismatchError; warn: log a warning; broadcast: log one, and give all ranks the first rank's; off: "
-        "do not compare them; auto: error, but warn where the program imports horovod.",
+        "do not compare them; auto: error, or warn where horovod_rules is on.",
         choices=("auto", "error", "broadcast", "warn", "off"),
         native=False,
     ),

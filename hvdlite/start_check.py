@@ -11,7 +11,6 @@ abstains. All ranks see all rows, so they decide alike what they do next: nothin
 """
 
 import logging
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -47,11 +46,11 @@ def mode_of(argument: str | None, function: str) -> str:
     """
     if argument is not None and argument not in _MODES:
         raise InvalidArgumentError(f"{function}(start_check={argument!r}): it is None or one of {', '.join(map(repr, _MODES))}")
-    mode = argument or RUNTIME.config.start_check
+    config = RUNTIME.config
+    mode = argument or config.start_check
     if mode != "auto":
         return mode
-    shim = sys.modules.get("hvdlite.horovod")
-    return "warn" if shim is not None and sys.modules.get("horovod") is shim else "error"
+    return "warn" if config.horovod_rules else "error"
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,9 @@ class Reducer:
         self._known: list[Any] = []  # the variables, so that an id is not another one's later
         self._local: list[Any] = []
         self._local_layers: list[Any] = []
-        self.check = KerasCheck(settings, optimizer, self._known, lambda: bool(self._local_ids()))
+        self.check: KerasCheck | None = None  # where there is nobody to compare with
+        if self._active:
+            self.check = KerasCheck(settings, optimizer, self._known, lambda: bool(self._local_ids()))
 
     def add_local(self, variables: Iterable[Any] = (), layers: Iterable[Any] = ()) -> None:
         """Keeps gradients of these variables, and of the layers' whenever they are built, on this rank."""
@@ -134,7 +136,7 @@ class Reducer:
         places = [place for place, variable in enumerate(variables) if id(variable) not in local]
         shared = [variables[place] for place in places]
         self._meet(shared, [gradients[place] for place in places])
-        if self._backend.is_eager(gradients):
+        if self.check is not None and self._backend.is_eager(gradients):
             self.check.before_update([gradients[place] for place in places])
         reduced = self._backend.reduce_gradients(
             [gradients[place] for place in places],
@@ -199,7 +201,8 @@ class Reducer:
         for name, variable in zip(labels[len(common) :], new, strict=True):
             self._names[id(variable)] = f"{settings.prefix}.{len(self._known)}.{name}"
             self._known.append(variable)
-        self.check.begin()
+        if self.check is not None:
+            self.check.begin()
 
 
 def _refuse_overwritten(variables: Sequence[Any]) -> None:
