@@ -95,7 +95,7 @@ class KerasCheck:
         if self._in_fit or self._updates == 1 or not self._check.pending:
             return
         if self._check.watching:
-            arrays = [read(getattr(gradient, "values", gradient)) for gradient in gradients if gradient is not None]
+            arrays = [read(_values_of(gradient)) for gradient in gradients if gradient is not None]
             self._check.see(Leaf.of_array("", array) for array in arrays if array.any())
         self._round()
 
@@ -138,6 +138,11 @@ def _after_batch(callbacks: Any, logs: Any) -> None:
         _ = callbacks.model  # where Keras 3 runs on JAX, this gives the variables their values
     for check in checks:
         check.after_batch(logs)
+
+
+def _values_of(gradient: Any) -> Any:
+    values = getattr(gradient, "values", None)  # of a tensor a method, of TensorFlow's IndexedSlices some rows
+    return gradient if values is None or callable(values) else values
 
 
 def _leaves_of(variables: Iterable[Any]) -> list[Leaf]:

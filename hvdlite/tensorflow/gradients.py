@@ -42,6 +42,7 @@ def allreduce_gradients(
     sparse_as_dense: bool = False,
     groups: Sequence[Sequence[int]] | None = None,
     process_set: ProcessSet = global_process_set,
+    scoped: bool = True,
 ) -> list[Gradient]:
     """Reduces the gradients of one step. Collective over `process_set`.
 
@@ -56,6 +57,7 @@ def allreduce_gradients(
         sparse_as_dense: make IndexedSlices dense? Under XLA, which knows no tensors of varying size, they always are.
         groups: places in `gradients`: what is in one list is agreed on and sent together. A place is in one list at most.
         process_set: the ranks that take part.
+        scoped: as for `hvdlite.tensorflow.names.collective_name`.
 
     Returns:
         The reduced gradients, None where there was None. On a rank outside of `process_set` what was given.
@@ -75,7 +77,7 @@ def allreduce_gradients(
         if isinstance(gradient, tf.IndexedSlices) and not (sparse_as_dense or in_xla_context()):
             reduced[place] = allreduce_slices(
                 gradient,
-                name=collective_name(name),
+                name=collective_name(name, scoped=scoped),
                 op=op,
                 factor=prescale_factor * postscale_factor,
                 compression=compression,
@@ -87,7 +89,7 @@ def allreduce_gradients(
         sent, contexts = zip(*(compression.compress(dense[place]) for place in places), strict=True)
         outputs = _reduce_together(
             list(sent),
-            name=collective_name(names[places[0]]),
+            name=collective_name(names[places[0]], scoped=scoped),
             op=op,
             prescale=prescale_factor,
             postscale=postscale_factor,

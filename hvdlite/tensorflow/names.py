@@ -27,20 +27,22 @@ def normalise(name: str) -> str:
     return re.sub(r"[^a-zA-Z0-9_.\-/]", "_", name)
 
 
-def collective_name(name: str | None, default: str = "", ignore_scope: bool = False) -> str:
+def collective_name(name: str | None, default: str = "", ignore_scope: bool = False, scoped: bool = True) -> str:
     """The name of an operation that is about to be made, for `hvdlite.tensorflow.collective_ops`.
 
     Args:
         name: the user's, or None.
         default: stands in for it in graphs.
         ignore_scope: use the user's name alone. It must then be the only one in flight.
+        scoped: is the name scope a part of the name? It is not where the name is known to be the same on all ranks, and the
+            scope may be numbered by what this rank has made before, as Keras's are.
     """
     if tf.executing_eagerly():
         return name or ""
     if name is not None and ignore_scope:
         return name
     functions, graph = _functions()
-    parts = (*functions, tf.get_current_name_scope(), normalise(default if name is None else name))
+    parts = (*functions, tf.get_current_name_scope() if scoped else "", normalise(default if name is None else name))
     full = "/".join(part for part in parts if part)
     taken = _taken.setdefault(graph, Counter())
     taken[full] += 1

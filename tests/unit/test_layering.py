@@ -32,7 +32,7 @@ CORE = {
     "process_sets",
     "runtime",
 }
-CORE |= {"autotune", "metrics", "startup", "submission", "usage", "watchdog"}
+CORE |= {"autotune", "metrics", "start_check", "startup", "submission", "usage", "watchdog"}
 LIBRARY = PURE | CORE | {"backends"}
 DOORS = {"torch", "tensorflow", "jax", "keras"}
 ALLOWED = {

@@ -54,6 +54,7 @@ class TensorFlowKerasBackend:
             sparse_as_dense=reduction.sparse_as_dense,
             groups=groups,
             process_set=reduction.process_set,
+            scoped=False,  # the names are those of the first rank, and Keras numbers its scopes
         )
 
     def other_variables(self, model: Any) -> list[Any]:

@@ -59,10 +59,12 @@ def fit(model: keras.Model, x: np.ndarray, y: np.ndarray, rows: int, **options: 
 
 @functools.cache
 def train_alone(make_optimizer: Callable[[], Any], epochs: int = EPOCHS, **compiled: Any) -> list[np.ndarray]:
-    """The weights after one process, which is rank 0, has trained on all data."""
+    """The weights after one process, which is rank 0, has trained on all data. From then on Keras numbers optimizers there
+    otherwise than on the other ranks.
+    """
     model = make_model()
-    model.compile(optimizer=make_optimizer(), loss="mse", **compiled)  # on all ranks, or Keras numbers later ones differently
     if WORLD.rank == 0:
+        model.compile(optimizer=make_optimizer(), loss="mse", **compiled)
         fit(model, *data(), ROWS * WORLD.size, epochs=epochs)
     return WORLD.bcast(model.get_weights())
 

@@ -37,11 +37,11 @@ ROWS = (
         guards.CACHE,
     ),
     Mutant(
-        "ledger-unread",
-        "a rank announces in the ledger without having read all of its log",
-        "csrc/engine/agreements.cc",
-        "if (ledger.up_to_date()) return true;",
-        "return true;",
+        "ledger-absent",
+        "a rank that announces nothing of its own is counted among those that contribute",
+        "csrc/engine/ledger.cc",
+        "if (!absent) ++cell->contributors;",
+        "++cell->contributors;",
         guards.LEDGER,
     ),
     Mutant(

@@ -58,6 +58,6 @@ ROWS = (
         "hvdlite/keras/callbacks.py",
         "slot.assign(slot * (after / before))",
         "slot.assign(slot * 1.0)",
-        guards.KERAS,
+        guards.KERAS_ON_TORCH,
     ),
 )
