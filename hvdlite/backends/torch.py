@@ -144,7 +144,7 @@ class TorchBackend:
     def wrap(self, data: memoryview, shape: Sequence[int], like: Any) -> Any:
         """A tensor over the engine's bytes."""
         if 0 in shape:
-            return self._torch.empty(tuple(shape), dtype=like.dtype)
+            return self._torch.empty(tuple(shape), dtype=like.dtype, device="cpu")
         return self._torch.frombuffer(data, dtype=like.dtype).reshape(tuple(shape))
 
     def empty_on_gpu(self, shape: Sequence[int], like: Any, new_memory: NewGpuMemory) -> tuple[Any, int]:
@@ -172,7 +172,7 @@ class TorchBackend:
 
     def integers(self, values: Sequence[int]) -> Any:
         """An int32 tensor, in host memory: who asks how many rows came asks there."""
-        return self._torch.tensor(list(values), dtype=self._torch.int32)
+        return self._torch.tensor(list(values), dtype=self._torch.int32, device="cpu")
 
     def dtype_name(self, tensor: Any) -> str:
         """The dtype's name without torch in front."""

@@ -94,8 +94,8 @@ def _references(param: torch.Tensor) -> int:
 
 
 def _count_unshared() -> int:
-    param = torch.zeros(1)
-    param.grad = torch.zeros(1)
+    param = torch.zeros(1, device="cpu")
+    param.grad = torch.zeros(1, device="cpu")
     return _references(param)
 
 

@@ -247,7 +247,7 @@ class _Allgather(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         call: _Call = ctx.call
         name = None if call.name is None else f"{call.name}.rows"
-        rows = ops.allgather(torch.tensor([ctx.rows]), name, call.process_set)
+        rows = ops.allgather(torch.tensor([ctx.rows], device="cpu"), name, call.process_set)
         place = call.process_set.rank() or 0
         starts = rows[:place].sum(0).tolist()
         averages = _reduce(_Call(None, call.process_set, call.grouped, Average), call.grad_name, grads)
@@ -327,9 +327,8 @@ class _Alltoall(torch.autograd.Function):
     def forward(ctx: Any, call: _Call, splits: Any, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         output, received = ops.alltoall_async(tensor, splits, call.name, call.process_set).synchronize()
         ctx.call = call
-        ctx.received = torch.as_tensor(received).tolist()
+        ctx.received = received.tolist()
         ctx.rows = len(tensor)
-        received = torch.as_tensor(received)
         ctx.mark_non_differentiable(received)
         return output, received
 

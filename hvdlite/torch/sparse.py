@@ -50,7 +50,8 @@ def join_rows(indices: torch.Tensor, values: torch.Tensor, like: torch.Tensor, d
         placed = (indices >= 0).all(1)
         if not placed.all():
             indices, values = indices[placed], values[placed]
-        total = torch.sparse_coo_tensor(indices.t(), values, like.shape, check_invariants=False).coalesce()
+        where = values.device
+        total = torch.sparse_coo_tensor(indices.t(), values, like.shape, device=where, check_invariants=False).coalesce()
         if divisor != 1:
             total = total / divisor
         return total.to(like.device)

@@ -50,7 +50,7 @@ class TrainedByTorch:
         optimizer = None if self._settings.op == Adasum else self._optimizer()  # with Adasum each rank has its own
         state: Any = {} if optimizer is None else optimizer.state
         return [
-            _leaf(f"{key} of {name}", value if isinstance(value, torch.Tensor) else torch.tensor(value))
+            _leaf(f"{key} of {name}", value if isinstance(value, torch.Tensor) else torch.tensor(value, device="cpu"))
             for name, param in self._named()
             for key, value in sorted(state.get(param, {}).items(), key=lambda item: str(item[0]))
             if isinstance(value, int | float) or (isinstance(value, torch.Tensor) and value.layout is torch.strided)
@@ -80,10 +80,11 @@ def leaves_of_gradients(params: Iterable[torch.Tensor]) -> Iterator[Leaf]:
     """The gradients of parameters, but for those that are all zeros."""
     for param in params:
         grad = param.grad
-        if grad is not None:
-            values = grad.detach() if grad.layout is torch.strided else grad.detach()._values()
-            if bool(values.count_nonzero()):
-                yield _leaf("", values)
+        if grad is None:
+            continue
+        parts = [grad.detach()] if grad.layout is torch.strided else [grad.detach()._values(), grad.detach()._indices()]
+        if bool(parts[0].count_nonzero()):
+            yield from (_leaf("", part) for part in parts)
 
 
 def _leaf(name: str, tensor: torch.Tensor) -> Leaf:

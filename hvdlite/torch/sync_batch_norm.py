@@ -213,7 +213,7 @@ class _Own:
 
     def with_others(self, name: str, process_set: ProcessSet) -> _Whole:
         """The statistics of all ranks. Collective over `process_set`."""
-        count = torch.tensor([self._count], dtype=torch.float64)
+        count = torch.tensor([self._count], dtype=torch.float64, device="cpu")
         own = [self.center + self._offset, self._squares - self._count * self._offset.square()]
         channels = len(self.center)
         if self.center.is_cpu:

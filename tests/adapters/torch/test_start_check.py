@@ -47,7 +47,7 @@ def test_different_parameters_are_an_error_that_names_them_and_the_ranks(hvd, ma
     with pytest.raises(MismatchError) as raised:
         train(hvd, model, optimizer, 1)
     text = str(raised.value)
-    assert "the ranks do not train one model. after the first update, the parameter '0.weight'" in text
+    assert "the ranks do not train one model: after the first update, the parameter '0.weight'" in text
     values = hvd.allgather(model[0].weight.detach()[1, 2][None], name="values").tolist()
     for rank, value in enumerate(values):
         assert f"{value:.9g} on rank {rank}" in text
