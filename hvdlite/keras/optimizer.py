@@ -306,6 +306,14 @@ class _Distributed(_Optimizer):
         super().__init__(*args, **kwargs)
         self._hvdlite.wrap_alike(self)
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickles and copies as the plain optimizer."""
+        reduced: Any = super().__reduce_ex__(protocol)
+        function, args, *rest = reduced
+        if getattr(function, "__self__", None) is type(self):  # a class method of Keras's, of our class
+            function = getattr(self._hvdlite_base, function.__name__)
+        return (function, tuple(self._hvdlite_base if arg is type(self) else arg for arg in args), *rest)
+
     def register_local_var(self, var: Any) -> None:
         """Keeps the gradient of a variable on this rank."""
         self._hvdlite.add_local([var])

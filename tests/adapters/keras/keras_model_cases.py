@@ -1,7 +1,9 @@
 """Tests of hvdlite.keras for all backends: saved models, values, elastic state; files beside this one choose the backend."""
 
+import copy
 import json
 import os
+import pickle
 import sys
 import zipfile
 
@@ -115,6 +117,15 @@ def test_optimizers_made_from_a_wrapped_one_are_wrapped_alike(hvd):
     model = model_with_state(made[0])
     assert_same_everywhere(state_of(model))
     assert_close(model.get_weights(), model_with_state(hvd.DistributedOptimizer(sgd(), op=Sum)).get_weights(), 0)
+
+
+@on_two_ranks
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda optimizer: pickle.loads(pickle.dumps(optimizer))])
+def test_copies_and_pickles_are_of_the_plain_optimizer(hvd, copied):
+    plain = copied(sgd())
+    wrapped = copied(hvd.DistributedOptimizer(sgd()))
+    assert type(wrapped) is type(plain)
+    assert wrapped.get_config() == plain.get_config()
 
 
 # --- values and elastic state ----------------------------------------------------------------------------------------
