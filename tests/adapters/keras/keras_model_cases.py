@@ -122,10 +122,10 @@ def test_optimizers_made_from_a_wrapped_one_are_wrapped_alike(hvd):
 @on_two_ranks
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda optimizer: pickle.loads(pickle.dumps(optimizer))])
 def test_copies_and_pickles_are_of_the_plain_optimizer(hvd, copied):
-    plain = copied(sgd())
-    wrapped = copied(hvd.DistributedOptimizer(sgd()))
-    assert type(wrapped) is type(plain)
-    assert wrapped.get_config() == plain.get_config()
+    optimizer = hvd.DistributedOptimizer(sgd())
+    found = copied(optimizer)
+    assert type(found) is type(sgd())
+    assert found.get_config() == optimizer.get_config()
 
 
 # --- values and elastic state ----------------------------------------------------------------------------------------
