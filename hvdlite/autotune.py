@@ -27,7 +27,7 @@ from hvdlite.dtypes import DType
 from hvdlite.errors import HvdliteError, InternalError, InvalidArgumentError
 from hvdlite.requests import Average, Kind, Request
 from hvdlite.tuning import files
-from hvdlite.tuning.parameters import parameters
+from hvdlite.tuning.parameters import TUNABLE, parameters
 from hvdlite.tuning.place import Place
 from hvdlite.tuning.report import Report, changes, format_settings, to_csv, to_evidence, to_text
 from hvdlite.tuning.search import Rules, Settings, Value, drive, search
@@ -155,7 +155,8 @@ def tune(job: Job, place: Place, knobs: Config, seconds: float, any_bits: bool =
     """
     searched, left_out = parameters(place.shape(), knobs, any_bits)
     if not searched:
-        why = f"variables set all that may be tuned ({', '.join(sorted(knobs.origins.values()))})"
+        chosen = sorted(variable for name, variable in knobs.origins.items() if name in TUNABLE)
+        why = f"variables set all that may be tuned ({', '.join(chosen)})"
         why = "one rank alone exchanges nothing" if place.shape().ranks < 2 else why
         kept = f"; --any-bits would also try {', '.join(left_out)}" if left_out else ""
         raise InvalidArgumentError(f"there is nothing to tune: {why}{kept}")
