@@ -77,7 +77,7 @@ def test_outputs_are_not_written_before_the_stream_is_done_with_them(fake_gpus, 
             array = rank.array(np.full(50, rank.rank, np.float32))
             output = rank.array(np.full(50, 7.0, np.float32))
             copy = rank.empty_like(output)
-            rank.stream.busy(0.005)
+            rank.stream.busy(0.03)  # so long a write that does not wait has to go wrong
             copy.copy(output, rank.stream)
             if step % 2:
                 rank.wait(rank.start(ALLREDUCE, "x", array, output))
