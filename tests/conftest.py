@@ -1,6 +1,7 @@
 """Plain ``pytest`` runs everything: files of tests/parallel and tests/adapters are started under mpirun from here."""
 
 import gc
+import signal
 from collections.abc import Generator
 from pathlib import Path
 
@@ -35,6 +36,8 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as jobs in the background begin; some tests send it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     plugin = child_plugin(config)
     if plugin is not None:
         config.pluginmanager.register(plugin, "hvdlite-in-step")

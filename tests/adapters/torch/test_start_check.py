@@ -143,6 +143,7 @@ def test_joined_ranks_abstain(hvd):
     train(hvd, model, optimizer, 1)
     if hvd.rank() != last:
         train(hvd, model, optimizer)
+        assert not optimizer._hvdlite.reducer.check.pending
     hvd.join()
 
 
