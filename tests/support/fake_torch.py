@@ -85,6 +85,11 @@ class _Engine:
         if not isinstance(outcomes[-1], HvdliteError):
             outcomes[-1] = self._waited(outcomes[-1])
 
+    def start_allreduce(self, *arguments: Any) -> None:
+        """Of what is in host memory, such as the start check's rows, too: the handle would be one of the engine behind this."""
+
+    start_allreduces = start_allreduce
+
     def wait_many(self, *arguments: Any) -> Any:
         all_well = self._engine.wait_many(*arguments)
         self._waited(None)
