@@ -121,8 +121,8 @@ def install(number: int) -> None:
     kind: Any = backend.TorchBackend
     export = kind.export
 
-    def export_as_on_gpu(self: Any, tensor: torch.Tensor, any_layout: bool) -> Any:
-        exported = export(self, tensor, any_layout)
+    def export_as_on_gpu(self: Any, tensor: torch.Tensor, *arguments: bool) -> Any:
+        exported = export(self, tensor, *arguments)
         return exported._replace(device=number, stream=current(number))
 
     kind.export = export_as_on_gpu
