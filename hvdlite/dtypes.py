@@ -1,4 +1,4 @@
-"""The element types the engine knows: the numbers and names of csrc/base/types.h.
+"""The element types the engine knows: the numbers and names of csrc/base/types.h. Elements of others can only be moved.
 
 bfloat16 is no NumPy type of its own: it is recognised by name when some other package (ml_dtypes) brought it, and
 never imported from here.
@@ -13,7 +13,7 @@ import numpy as np
 
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
 
-__all__ = ["DType", "code_of_name", "dlpack_codes", "numpy_dtype"]
+__all__ = ["DType", "code_of_name", "dlpack_codes", "elements_of", "numpy_dtype"]
 
 
 class DType(IntEnum):
@@ -78,6 +78,35 @@ def code_of_name(name: str, what: str = "tensor") -> DType:
         raise InvalidArgumentError(
             f"a {what} of dtype {name} cannot be sent: hvdlite knows {', '.join(_BY_NAME)}; convert it first"
         ) from None
+
+
+# What stands for elements of so many bytes that the engine moves and knows nothing else of.
+_STAND_INS = {1: DType.UINT8, 2: DType.UINT16, 4: DType.UINT32, 8: DType.UINT64, 16: DType.COMPLEX128}
+_FIRST_OTHER = 1 << 30  # layouts from here on stand for dtypes, as in csrc/engine/validate.cc
+
+
+def elements_of(name: str, itemsize: int, any_dtype: bool, what: str) -> tuple[int, int]:
+    """What a request says of the elements of a row-major tensor.
+
+    Args:
+        name: of the dtype.
+        itemsize: bytes of an element.
+        any_dtype: may the engine not know the dtype, since it only moves the elements? They then go by another dtype of their
+            size, and the layout, a hash of the name, tells the engine when ranks have different ones.
+        what: as for `code_of_name`.
+
+    Returns:
+        The code of the element type, and the layout.
+
+    Raises:
+        InvalidArgumentError: as `code_of_name`; also if any dtype will do, but not with elements of this size.
+    """
+    if not any_dtype or name in _BY_NAME or itemsize not in _STAND_INS:
+        return int(code_of_name(name, what)), 0
+    mark = 2166136261  # FNV-1a
+    for letter in name.encode():
+        mark = (mark ^ letter) * 16777619 % (1 << 32)
+    return int(_STAND_INS[itemsize]), _FIRST_OTHER + mark % _FIRST_OTHER
 
 
 def numpy_dtype(code: int) -> np.dtype[Any]:

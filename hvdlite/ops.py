@@ -1,10 +1,14 @@
 """The collectives, written once for the tensors of every framework (`hvdlite.backends`).
 
-Two rules hold for all of them:
+Three rules hold for all of them:
 
 *Names.* Ranks find each other's tensors by name. Named calls may come in any order on any rank; calls without a name
 are numbered, so those of one kind on one process set must come in the same order on all its ranks. A name can be in
 flight only once per rank and process set (``ValueError`` otherwise) and be used again afterwards.
+
+*Dtypes.* Broadcast, allgather and alltoall compute nothing: they move elements of 1, 2, 4, 8 or 16 bytes of any dtype, such as
+float8 and ``datetime64``, but no text, records, Python objects and quantized tensors. Reductions take those of
+`hvdlite.dtypes`.
 
 *Errors.* A wrong argument raises `InvalidArgumentError` (a ``ValueError``) or `UnsupportedError` at the call, before
 anything is sent. What the ranks disagree about raises `MismatchError` on all of them when the result is asked for, with

@@ -47,6 +47,7 @@ __all__ = [
 ]
 
 _KEEP = RUNTIME.keep_unfinished
+_ANY_DTYPE = (Kind.BROADCAST, Kind.ALLGATHER, Kind.ALLTOALL)  # nothing is computed: bytes move
 
 
 def enter(kind: int, process_set: ProcessSet) -> "tuple[Engine, int]":
@@ -226,7 +227,7 @@ def _same_shape(engine: "Engine", call: _Call, tensor: Any, in_place: bool) -> _
     backend = backend_of(tensor)
     try:
         adopted = backend.adopt_writable(tensor) if in_place else backend.adopt(tensor)
-        source = backend.export(adopted, True)
+        source = backend.export(adopted, True, call[0] in _ANY_DTYPE)
         pointer, _, _, device, _, owner, _ = source
         if device == SOME_GPU:
             source = _on_its_gpu(engine, source)
@@ -261,7 +262,7 @@ def _new_shape(engine: "Engine", call: _Call, tensor: Any) -> _Part:
     """An output that the engine allocates, for allgather, alltoall and reducescatter."""
     backend = backend_of(tensor)
     try:
-        source = backend.export(backend.adopt(tensor), False)
+        source = backend.export(backend.adopt(tensor), False, call[0] in _ANY_DTYPE)
         if source.device == SOME_GPU:
             source = _on_its_gpu(engine, source)
     except (InvalidArgumentError, UnsupportedError) as error:

@@ -28,7 +28,7 @@ __all__ = [
 CPU = -1  # the engine's device number for host memory
 SOME_GPU = -2  # of memory on a GPU that the backend cannot name: the engine finds it by the address
 
-# Memory layouts; the engine only checks that all ranks have the same one.
+# Memory layouts; the engine only checks that all ranks have the same one. Those of `hvdlite.dtypes.elements_of` are row-major.
 ROW_MAJOR = 0
 CHANNELS_LAST = 2
 CHANNELS_LAST_3D = 3
@@ -61,7 +61,7 @@ class Exported(NamedTuple):
         shape: extents as the user sees them, whatever the layout.
         dtype: code of the element type (`hvdlite.dtypes.DType`).
         device: `CPU`, the number of a GPU, or `SOME_GPU`.
-        layout: `ROW_MAJOR` or another code above.
+        layout: `ROW_MAJOR`, another code above, or what stands for a dtype that the engine does not know.
         owner: the tensor whose memory this is. If it is not the user's tensor it is a private dense copy of it.
         stream: on a GPU, the raw handle of the CUDA stream in whose order the memory is ready; 0 is the legacy default stream.
     """
@@ -145,15 +145,16 @@ class TensorBackend(Protocol):
             InvalidArgumentError: the value cannot be written to.
         """
 
-    def export(self, tensor: Any, any_layout: bool) -> Exported:
+    def export(self, tensor: Any, any_layout: bool, any_dtype: bool = False) -> Exported:
         """Describes the tensor's memory, or that of a dense private copy.
 
         Args:
             tensor: what `adopt` or `adopt_writable` gave.
             any_layout: may the memory be dense in another order than row-major?
+            any_dtype: may the elements be of a dtype that the engine does not know, since they are only moved?
 
         Raises:
-            InvalidArgumentError: the engine does not know the dtype.
+            InvalidArgumentError: the engine does not know the dtype, and has to; or its elements cannot be moved as bytes.
         """
 
     def plain(self, kind: type) -> Plain | None:

@@ -11,8 +11,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from hvdlite.backends.base import ROW_MAJOR, SOME_GPU, Exported, NewGpuMemory
-from hvdlite.dtypes import code_of_name
+from hvdlite.backends.base import SOME_GPU, Exported, NewGpuMemory
+from hvdlite.dtypes import elements_of
 from hvdlite.errors import InternalError, InvalidArgumentError, UnsupportedError
 
 __all__ = ["BACKEND", "CudaArrayBackend", "DeviceArray"]
@@ -100,10 +100,10 @@ class CudaArrayBackend:
     def plain(self, kind: type) -> None:
         """Their values are on a GPU."""
 
-    def export(self, tensor: DeviceArray, any_layout: bool) -> Exported:
+    def export(self, tensor: DeviceArray, any_layout: bool, any_dtype: bool = False) -> Exported:
         """Describes the array. The interface does not tell which GPU it is on; its address does."""
-        code = int(code_of_name(tensor.dtype.name, "CUDA array"))
-        return Exported(tensor.pointer, tensor.shape, code, SOME_GPU, ROW_MAJOR, tensor, tensor.stream)
+        code, layout = elements_of(tensor.dtype.name, tensor.dtype.itemsize, any_dtype, "CUDA array")
+        return Exported(tensor.pointer, tensor.shape, code, SOME_GPU, layout, tensor, tensor.stream)
 
     def empty_like(self, owner: DeviceArray, new_memory: NewGpuMemory) -> tuple[DeviceArray, int]:
         """An array in memory of the engine."""

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from hvdlite.backends.base import ROW_MAJOR, Exported, NewGpuMemory, require_own_elements
-from hvdlite.dtypes import code_of_name, numpy_dtype
+from hvdlite.dtypes import code_of_name, elements_of, numpy_dtype
 from hvdlite.errors import InternalError, InvalidArgumentError
 
 __all__ = ["CupyBackend", "make_backend"]
@@ -42,16 +42,18 @@ class CupyBackend:
     def plain(self, kind: type) -> None:
         """Their values are on a GPU."""
 
-    def export(self, tensor: Any, any_layout: bool) -> Exported:
+    def export(self, tensor: Any, any_layout: bool, any_dtype: bool = False) -> Exported:
         """Describes the array; `any_layout` makes no difference, the only layout used is row-major."""
-        code = self._codes.get(tensor.dtype)
+        code, layout = self._codes.get(tensor.dtype), ROW_MAJOR
         if code is None:
-            code = self._codes.setdefault(tensor.dtype, int(code_of_name(tensor.dtype.name, "CuPy array")))
+            code, layout = elements_of(tensor.dtype.name, tensor.dtype.itemsize, any_dtype, "CuPy array")
+            if layout == ROW_MAJOR:
+                self._codes[tensor.dtype] = code
         if not tensor.flags.c_contiguous:
             with tensor.device:
                 tensor = self._cupy.ascontiguousarray(tensor)
         device = int(tensor.device.id)
-        return Exported(tensor.data.ptr, tensor.shape, code, device, ROW_MAJOR, tensor, self._stream(device))
+        return Exported(tensor.data.ptr, tensor.shape, code, device, layout, tensor, self._stream(device))
 
     def _stream(self, device: int) -> int:
         with self._cupy.cuda.Device(device):

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hvdlite.backends.base import CPU, RECYCLED_FROM, ROW_MAJOR, Exported, NewGpuMemory, NewMemory, Plain
-from hvdlite.dtypes import DType, code_of_name, numpy_dtype
+from hvdlite.dtypes import DType, code_of_name, elements_of, numpy_dtype
 from hvdlite.errors import InternalError, InvalidArgumentError, UnsupportedError
 
 __all__ = ["BACKEND", "NumpyBackend"]
@@ -16,6 +16,10 @@ Array = npt.NDArray[Any]
 
 _DLPACK_HOST_DEVICES = (1, 3, 11)  # CPU, and host memory pinned for CUDA or ROCm
 _DLPACK_CUDA_DEVICES = (2, 13)  # CUDA, and its managed memory
+
+# Dtypes whose elements may be moved as bytes: not text, records and objects.
+_NUMBERS = "fcMm"
+_OF_A_PACKAGE = 2  # `numpy.dtype.isbuiltin` of a dtype that is not NumPy's own, such as those of ml_dtypes
 
 
 class NumpyBackend:
@@ -72,7 +76,7 @@ class NumpyBackend:
             return None
         return Plain(np.empty_like, self.empty_like, RECYCLED_FROM, None, None, self._codes, None, b"", None)
 
-    def export(self, tensor: Array, any_layout: bool) -> Exported:
+    def export(self, tensor: Array, any_layout: bool, any_dtype: bool = False) -> Exported:
         """Describes the array; `any_layout` makes no difference, the only layout used is row-major."""
         code = self._codes.get(tensor.dtype)
         if code is not None:
@@ -80,10 +84,13 @@ class NumpyBackend:
             if flags.carray or (flags.c_contiguous and flags.aligned):  # the first asks for both and for writable, at once
                 return Exported(tensor, tensor.shape, code, CPU, ROW_MAJOR, tensor, 0)
         dtype = tensor.dtype.newbyteorder("=")
-        code = self._codes.setdefault(dtype, int(code_of_name(dtype.name, "NumPy array")))
+        any_dtype = any_dtype and (dtype.kind in _NUMBERS or dtype.isbuiltin == _OF_A_PACKAGE)
+        code, layout = elements_of(dtype.name, dtype.itemsize, any_dtype, "NumPy array")
+        if layout == ROW_MAJOR:
+            self._codes.setdefault(dtype, code)
         if not (tensor.dtype.isnative and tensor.flags.c_contiguous and tensor.flags.aligned):
             tensor = np.array(tensor, dtype=dtype, order="C", copy=True, subok=False)
-        return Exported(tensor, tensor.shape, code, CPU, ROW_MAJOR, tensor, 0)
+        return Exported(tensor, tensor.shape, code, CPU, layout, tensor, 0)
 
     def empty_like(self, owner: Array, new_memory: NewMemory) -> tuple[Array, Array]:
         """A new C-contiguous array."""

@@ -27,7 +27,7 @@ from hvdlite.backends.base import (
     require_own_elements,
 )
 from hvdlite.backends.graphs import keep_out_of_graphs
-from hvdlite.dtypes import DType, code_of_name, dlpack_codes
+from hvdlite.dtypes import DType, code_of_name, dlpack_codes, elements_of
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
 
 __all__ = ["TorchBackend", "make_backend", "without_memory"]
@@ -82,14 +82,15 @@ class TorchBackend:
             require_own_elements("an expanded torch tensor", adopted.shape, adopted.stride(), "clone")
         return adopted
 
-    def export(self, tensor: Any, any_layout: bool) -> Exported:
-        """Describes the tensor's memory; a tensor that is not dense is copied."""
-        code = self._codes.get(tensor.dtype)
+    def export(self, tensor: Any, any_layout: bool, any_dtype: bool = False) -> Exported:
+        """Describes the tensor's memory; a tensor that is not dense is copied. Of a quantized one the scale would be lost."""
+        code, row_major = self._codes.get(tensor.dtype), ROW_MAJOR
         if code is None:
-            code = int(code_of_name(str(tensor.dtype).removeprefix("torch."), "torch tensor"))
-        layout = ROW_MAJOR if tensor.is_contiguous() else self._layout(tensor, any_layout)
+            any_layout, any_dtype = False, any_dtype and not tensor.is_quantized
+            code, row_major = elements_of(self.dtype_name(tensor), tensor.dtype.itemsize, any_dtype, "torch tensor")
+        layout = row_major if tensor.is_contiguous() else self._layout(tensor, any_layout)
         if layout is None or tensor.is_neg() or tensor.is_conj():
-            layout = ROW_MAJOR
+            layout = row_major
             tensor = tensor.resolve_conj().resolve_neg().clone(memory_format=self._torch.contiguous_format)
         try:
             pointer = tensor.data_ptr()

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from hvdlite.errors import InvalidArgumentError
 from hvdlite.requests import Average, Kind
 from hvdlite.runtime import RUNTIME
 from hvdlite.torch.agreement import Settings
@@ -17,11 +18,16 @@ Groups = Sequence[Sequence[str]] | int | None  # lists of parameters' names, a n
 def make_buckets(settings: Settings, slots: Sequence[Slot], groups: Groups, generation: int) -> list[Bucket]:
     """Cuts the parameters into buckets and gives each slot its bucket and its form on the wire.
 
+    Frozen parameters of dtypes that cannot be reduced, such as float8, are in no bucket.
+
     Args:
         settings: of the optimizer.
         slots: the parameters in the order of the model; gradients are expected in the opposite order.
         groups: what the user wants to be reduced together.
         generation: number of the plan; the buckets' labels differ from those of earlier plans.
+
+    Raises:
+        InvalidArgumentError: a parameter that trains has gradients of such a dtype.
 
     """
     set_id = settings.process_set.require_member(Kind.ALLREDUCE)
@@ -32,7 +38,11 @@ def make_buckets(settings: Settings, slots: Sequence[Slot], groups: Groups, gene
             ranks = (settings.process_set.size() or 1) if settings.op == Average else 1
             buckets.append(SparseBucket(slot, ranks * settings.divisor, set_id))
         else:
-            forms[slot] = WireForm(slot.param, slot.dtype, settings.compression)
+            try:
+                forms[slot] = WireForm(slot.param, slot.dtype, settings.compression)
+            except InvalidArgumentError:
+                if slot.param.requires_grad:
+                    raise
     prescale, postscale = 1.0 / settings.predivide, settings.predivide / settings.divisor
     for number, members in enumerate(_cut(forms, groups)):
         label = f"{settings.prefix}.plan{generation}.bucket{number}"

@@ -75,6 +75,7 @@ class Reducer(PassState):
         self._borrowers: weakref.WeakSet[Reducer] = weakref.WeakSet()
         # The plan, made when gradients are reduced for the first time.
         self._buckets: Sequence[Bucket] | None = None
+        self._left_out: list[Slot] = []  # in no bucket, as long as they are frozen
         self._groups: Groups = None
         self._generation = 0
         self._arena: Arena | None = None  # where the gradients have places
@@ -267,8 +268,10 @@ class Reducer(PassState):
             self._drop_plan()
             self._leave_flights()
             self._engine = engine
-        elif any(has_moved(bucket) for bucket in self._buckets or ()):
-            self._drop_plan()  # the model was moved to another device or dtype, as on all ranks
+        elif any(has_moved(bucket) for bucket in self._buckets or ()) or any(
+            slot.param.requires_grad for slot in self._left_out
+        ):
+            self._drop_plan()  # the model was moved to another device or dtype, or its base thawed, as on all ranks
 
     # --- the end of a pass: PassListener ----------------------------------------------------------------------------------
 
@@ -368,6 +371,8 @@ class Reducer(PassState):
         if wanted or (wanted is None and agreed.kept):
             self._make_places()
         expected = [slot for bucket in self._buckets for slot in bucket.slots]
+        planned = set(expected)
+        self._left_out = [slot for slot in slots if slot not in planned]
         fetch_ahead([((slot, slot.param), self._hooks[id(slot.param)]) for slot in expected])
 
     def _make_places(self) -> None:

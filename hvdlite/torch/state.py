@@ -56,17 +56,12 @@ def _named_tensors(params: Any) -> list[tuple[str, torch.Tensor]]:
 
 
 def _broadcast_tensors(named: Iterable[tuple[str, torch.Tensor]], root_rank: int, process_set: ProcessSet) -> None:
-    """Broadcasts all tensors at once, as bytes where the engine has no such dtype."""
+    """Broadcasts all tensors at once."""
     started = []
     with torch.no_grad():
         for name, tensor in named:
-            near = reachable(tensor.detach()).resolve_conj().resolve_neg()
-            if near.is_complex() or near.dtype.itemsize == 1:
-                near = near.contiguous()
-                sent = near.reshape(-1).view(torch.uint8)  # shares memory: it is contiguous
-            else:
-                sent = near
-            started.append((tensor, near, ops.broadcast_async_(sent, root_rank, name, process_set)))
+            near = reachable(tensor.detach())
+            started.append((tensor, near, ops.broadcast_async_(near, root_rank, name, process_set)))
         for tensor, near, handle in started:
             handle.synchronize()
             if near.data_ptr() != tensor.data_ptr():

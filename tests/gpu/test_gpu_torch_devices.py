@@ -37,6 +37,22 @@ class Spread(torch.nn.Module):
         return self.third(middle.cpu()).to(DEVICE)
 
 
+def test_elements_that_cannot_be_reduced_are_moved(hvd):
+    def value(rank):
+        return torch.arange(6 * SIZE, dtype=torch.uint8).add(rank).view(torch.float8_e5m2).view(2 * SIZE, 3).to(DEVICE)
+
+    def check(found, expected):
+        assert (found.dtype, found.device) == (expected.dtype, expected.device)
+        assert torch.equal(found.view(torch.uint8), expected.view(torch.uint8))
+
+    everyone = [value(rank) for rank in range(SIZE)]
+    for root in range(SIZE):
+        check(hvd.broadcast(value(WORLD.rank), root, "new"), everyone[root])
+        check(hvd.broadcast_(value(WORLD.rank), root, "in place"), everyone[root])
+    check(hvd.allgather(value(WORLD.rank), "rows"), torch.cat(everyone))
+    check(hvd.alltoall(value(WORLD.rank)), torch.cat([rows[2 * WORLD.rank : 2 * WORLD.rank + 2] for rows in everyone]))
+
+
 @pytest.mark.parametrize("options", [{}, {"backward_passes_per_step": 2}, {"groups": 2}], ids=["plain", "passes", "groups"])
 def test_a_model_of_which_a_part_is_in_host_memory(hvd, options, taken):
     """Both parts are reduced, each where it is, and no bucket has members of both."""

@@ -85,6 +85,11 @@ class _Engine:
         if not isinstance(outcomes[-1], HvdliteError):
             outcomes[-1] = self._waited(outcomes[-1])
 
+    def start_allreduce(self, *arguments: Any) -> None:
+        """Of what is in host memory, such as the start check's rows, too: the handle would be one of the engine behind this."""
+
+    start_allreduces = start_allreduce
+
     def wait_many(self, *arguments: Any) -> Any:
         all_well = self._engine.wait_many(*arguments)
         self._waited(None)
@@ -116,8 +121,8 @@ def install(number: int) -> None:
     kind: Any = backend.TorchBackend
     export = kind.export
 
-    def export_as_on_gpu(self: Any, tensor: torch.Tensor, any_layout: bool) -> Any:
-        exported = export(self, tensor, any_layout)
+    def export_as_on_gpu(self: Any, tensor: torch.Tensor, *arguments: bool) -> Any:
+        exported = export(self, tensor, *arguments)
         return exported._replace(device=number, stream=current(number))
 
     kind.export = export_as_on_gpu

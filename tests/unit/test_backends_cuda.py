@@ -4,6 +4,7 @@ import gc
 import subprocess
 import sys
 
+import ml_dtypes
 import numpy as np
 import pytest
 from support import driver_arrays, fake_cupy, fake_gpu
@@ -11,7 +12,7 @@ from support import driver_arrays, fake_cupy, fake_gpu
 from hvdlite import backends
 from hvdlite.backends import DeviceArray, backend_of
 from hvdlite.backends.base import ROW_MAJOR, SOME_GPU
-from hvdlite.dtypes import DType
+from hvdlite.dtypes import DType, elements_of
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
 
 if fake_gpu.missing():
@@ -108,6 +109,17 @@ def test_arrays_of_cupy_are_converted_and_named(cupy):
     assert backend.integers([1, 2]).tolist() == [1, 2]
     with pytest.raises(InvalidArgumentError, match=r"a CuPy array of dtype (complex256|clongdouble) cannot be sent"):
         backend.export(cupy.asarray(np.ones(1, np.clongdouble)), any_layout=True)
+
+
+@pytest.mark.parametrize("name", ["float8_e5m2", "int4"])
+def test_elements_of_other_dtypes_can_be_moved(cupy, name):
+    array = cupy.asarray(np.zeros(3, getattr(ml_dtypes, name)))
+    backend = backend_of(array)
+    for _ in range(2):
+        exported = backend.export(array, any_layout=True, any_dtype=True)
+        assert (exported.dtype, exported.layout) == elements_of(name, 1, any_dtype=True, what="array")
+        with pytest.raises(InvalidArgumentError, match=f"a CuPy array of dtype {name} cannot be sent"):
+            backend.export(array, any_layout=True)
 
 
 # --- __cuda_array_interface__ ----------------------------------------------------------------------------------------

@@ -78,6 +78,22 @@ def test_ddp_synchronizes_buffers(world):  # noqa: F811
     assert states == [4] * SIZE
 
 
+def test_ddp_with_a_float8_base(world):  # noqa: F811
+    """Weights and buffers of a dtype that cannot be reduced come from rank 0, before each pass too."""
+    model = torch.nn.Linear(4, 2).double()
+    model.base = torch.nn.Parameter(torch.full((2, 4), 1.0 + RANK).to(torch.float8_e4m3fn), requires_grad=False)
+    model.register_buffer("scale", torch.full((3,), 2.0 + RANK).to(torch.float8_e5m2))
+    parallel = DistributedDataParallel(model)
+    assert model.base.float().unique().tolist() == [1.0]
+    model.scale.copy_(torch.full((3,), 4.0 + RANK))
+    parallel(value(RANK, (3, 4))).sum().backward()
+    assert model.scale.float().tolist() == [4.0] * 3
+    assert_same_bits([model.weight.grad])
+    parts = [torch.zeros(3, dtype=torch.float8_e5m2) for _ in range(SIZE)]
+    dist.all_gather(parts, torch.full((3,), 1.0 + RANK).to(torch.float8_e5m2))
+    assert [part.float().tolist() for part in parts] == [[1.0 + rank] * 3 for rank in range(SIZE)]
+
+
 def test_a_comm_hook(world):  # noqa: F811
     """DDP hands a bucket to user code, which waits for a future."""
     model = DistributedDataParallel(network())
