@@ -192,9 +192,9 @@ class StartCheck:
         self.pending = self.watching or not self._compared
 
     def begin_anew(self) -> None:
-        """Some rank has not compared its parameters, so all do it again."""
-        if not self.pending:
-            self.pending, self._compared = self._mode != "off", False
+        """Some rank has not compared its parameters, so all do it, from the first round on."""
+        self.pending, self._compared, self._somebody_updated = True, False, False
+        self._rounds, self._all_alike, self._gradients = 0, True, 0
 
     def _look_at_gradients(self, digests: Rows) -> None:
         self._all_alike = len(digests) > 1 and bool(digests[0]) and bool((digests == digests[0]).all())

@@ -47,7 +47,11 @@ class NumpyBackend:
             )
         _refuse_device_memory(value)
         if hasattr(value, "__dlpack__"):
-            return np.from_dlpack(value)
+            try:
+                return np.from_dlpack(value)
+            except RuntimeError:  # NumPy takes no dtype this way that it does not have itself, such as JAX's bfloat16
+                if not hasattr(value, "__array__"):
+                    raise
         try:
             return np.asarray(value)
         except (TypeError, ValueError) as error:

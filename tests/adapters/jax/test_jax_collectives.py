@@ -209,3 +209,13 @@ def test_what_is_refused(hvd, monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     with pytest.raises(hvd.UnsupportedError, match="JAX_PLATFORMS=cpu"):
         grouped_allreduce([jnp.ones(2)], name="t")
+
+
+def test_arrays_outside_of_programs_that_numpy_has_no_dtype_for(hvd):
+    """bfloat16 is reduced; float8 is moved."""
+    total = hvd.allreduce(jnp.full((3,), RANK + 1, jnp.bfloat16), op=hvd.Sum, name="bfloat16")
+    assert total.dtype == jnp.bfloat16
+    assert total.tolist() == [SIZE * (SIZE + 1) / 2] * 3
+    moved = hvd.broadcast(jnp.full((3,), RANK + 1, jnp.float8_e4m3fn), SIZE - 1, name="float8")
+    assert moved.dtype == jnp.float8_e4m3fn
+    assert moved.tolist() == [SIZE] * 3

@@ -196,6 +196,17 @@ def test_an_optimizer_that_gets_parameters_later_is_not_compared_again(hvd):
     train(hvd, model, optimizer, 1)
 
 
+def test_ranks_that_have_compared_before_do_so_again_with_those_that_have_not(hvd):
+    """As where a rank comes back with a new process."""
+    model = differing(hvd)
+    optimizer = wrapped(hvd, model)
+    if hvd.rank() == 0:
+        check = optimizer._hvdlite.reducer.check
+        check.pending, check._rounds, check._compared = False, 3, True
+    with pytest.raises(MismatchError, match=r"the parameter '0.weight'"):
+        train(hvd, model, optimizer)
+
+
 def test_ranks_with_other_modes(hvd):
     model = network()
     with pytest.raises(MismatchError, match=r"start_check is warn on rank 0, but start_check is off on rank"):
