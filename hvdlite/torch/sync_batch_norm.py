@@ -19,8 +19,9 @@ from hvdlite.errors import InvalidArgumentError
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.requests import Sum
 from hvdlite.runtime import RUNTIME
-from hvdlite.torch.derivatives import only_once, require_values
+from hvdlite.torch.derivatives import require_values
 from hvdlite.torch.gpu import reachable
+from hvdlite.torch.ops import allreduce
 
 __all__ = ["SyncBatchNorm"]
 
@@ -31,7 +32,8 @@ class SyncBatchNorm(_BatchNorm):
     Collective over `process_set` in training, and in evaluation where there are no running statistics: one allgather
     forward and one allreduce backward for each call, in the same order on all ranks. The batches may differ in size and
     may be empty on some ranks. What flows back into the input is the gradient of the sum of all ranks' losses;
-    gradients of weight and bias are this rank's part, for `DistributedOptimizer` to reduce.
+    gradients of weight and bias are this rank's part, for `DistributedOptimizer` to reduce. Gradients can be differentiated
+    again (``create_graph=True`` on all ranks, for a gradient penalty, say), which takes two allreduces more.
 
     Input and output are ``[N, C]`` or ``[N, C, ...]``, of any floating dtype, on any device and in any memory format;
     statistics are float32, or float64 for float64 input. Those of an NVIDIA GPU stay there.
@@ -51,12 +53,9 @@ class SyncBatchNorm(_BatchNorm):
             there is a single value for each channel on all ranks together. Or this rank is not in the process set.
         MismatchError, HorovodInternalError: (on call and backward) as for `hvdlite.allgather`.
         NotInitializedError: (on call) `init` has not been called.
-        UnsupportedError: (on backward) a gradient that went through the layer in training is differentiated again, or (on call)
-            the input has a tangent of forward mode, or is what ``torch.func`` makes of a tensor.
+        UnsupportedError: (on call) the input has a tangent of forward mode, or is what ``torch.func`` makes of a tensor.
 
     """
-
-    place = ""  # in the model that was converted, for errors
 
     def __init__(
         self,
@@ -88,10 +87,9 @@ class SyncBatchNorm(_BatchNorm):
 
         """
         replaced: dict[torch.nn.Module, SyncBatchNorm] = {}
-        for name, layer in module.named_modules():
+        for layer in module.modules():
             if isinstance(layer, _BatchNorm):
                 replaced[layer] = cls._in_place_of(layer, process_set)
-                replaced[layer].place = repr(name) if name else ""
         for parent in list(module.modules()):
             for name, child in parent._modules.items():
                 if child in replaced:
@@ -150,9 +148,8 @@ class SyncBatchNorm(_BatchNorm):
                 )
             if self.training and self.track_running_stats:
                 self._update_running(whole)
-        layer = f"{self.place or repr(self)} of {self.num_features} channels"
-        call = _Call(f"{name}.backward", self.process_set, whole.count, layer)
-        arguments = (call, own, whole, self.eps, input, self.weight, self.bias)
+        call = _Call(f"{name}.backward", self.process_set, whole.count, self.eps)
+        arguments = (call, own, whole, input, self.weight, self.bias)
         result: torch.Tensor = _Normalise.apply(*arguments)  # type: ignore[no-untyped-call]
         return result
 
@@ -239,7 +236,7 @@ class _Call:
     name: str
     process_set: ProcessSet
     count: int
-    layer: str  # for errors
+    eps: float
 
 
 class _Normalise(torch.autograd.Function):
@@ -249,13 +246,12 @@ class _Normalise(torch.autograd.Function):
         call: _Call,
         own: _Own,
         whole: _Whole,
-        eps: float,
         input: torch.Tensor,
         weight: torch.Tensor | None,
         bias: torch.Tensor | None,
     ) -> torch.Tensor:
         output, dim = own.centered, input.dim()
-        scale = invstd = (whole.var + eps).rsqrt().to(output)
+        scale = invstd = (whole.var + call.eps).rsqrt().to(output)
         if weight is not None:
             scale = invstd * weight
         offset = (own.center - whole.mean).to(output) * scale
@@ -267,27 +263,22 @@ class _Normalise(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        with torch.no_grad():
-            gradients = _Normalise._gradients(ctx, grad)
-        return only_once(
-            gradients,
-            f"SyncBatchNorm layer {ctx.call.layer} can be differentiated once only, and a gradient that went through it (made "
-            "with create_graph=True, for a gradient penalty, say) is differentiated again: put a norm there that has no "
-            "statistics of the batch (GroupNorm, LayerNorm), or this layer into evaluation mode",
-        )
+        if torch.is_grad_enabled():  # create_graph=True
+            return _Normalise._differentiable_gradients(ctx, grad)
+        return _Normalise._gradients(ctx, grad)
 
     @staticmethod
     def _gradients(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         call: _Call = ctx.call
         input, weight, mean, invstd = ctx.saved_tensors
-        _, _, _, _, wants_input, wants_weight, wants_bias = ctx.needs_input_grad
+        _, _, _, wants_input, wants_weight, wants_bias = ctx.needs_input_grad
         dtype, dim = _statistics_dtype(input), input.dim()
         centered = input - _per_channel(mean, dim)
         grads, products = _sums(grad, dtype), _sums(grad * centered, dtype)
         for_weight = (products * invstd).to(weight.dtype) if wants_weight else None
         for_bias = grads.to(weight.dtype) if wants_bias else None
         if not wants_input:
-            return (None, None, None, None, None, for_weight, for_bias)
+            return (None, None, None, None, for_weight, for_bias)
         sums = ops.allreduce(
             reachable(torch.stack([grads, products])).double(), name=call.name, op=Sum, process_set=call.process_set
         )
@@ -295,4 +286,35 @@ class _Normalise(torch.autograd.Function):
         scale = invstd if weight is None else invstd * weight
         for_input = centered.mul_(_per_channel(-mean_product * invstd.square(), dim)).sub_(_per_channel(mean_grad, dim))
         for_input = for_input.add_(grad).mul_(_per_channel(scale, dim)).to(input.dtype)
-        return (None, None, None, None, for_input, for_weight, for_bias)
+        return (None, None, None, for_input, for_weight, for_bias)
+
+    @staticmethod
+    def _differentiable_gradients(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """The same, by operations that can be differentiated in turn, from the input on: all ranks' statistics depend on it."""
+        call: _Call = ctx.call
+        input, weight, _, _ = ctx.saved_tensors
+        dtype, dim = _statistics_dtype(input), input.dim()
+        values, flowing = input.to(dtype), grad.to(dtype)
+
+        def mean_of_all(what: str, *own: torch.Tensor) -> torch.Tensor:
+            sums = allreduce(
+                reachable(torch.stack(own)).double(), name=f"{call.name}.{what}", op=Sum, process_set=call.process_set
+            )
+            mean: torch.Tensor = (sums / max(call.count, 1)).to(values)
+            return mean
+
+        centered = values - _per_channel(mean_of_all("mean", _sums(values, dtype))[0], dim)
+        invstd = (mean_of_all("var", _sums(centered.square(), dtype))[0] + call.eps).rsqrt()
+        normal = centered * _per_channel(invstd, dim)
+        grads, products = _sums(flowing, dtype), _sums(flowing * normal, dtype)
+        mean_grad, mean_product = mean_of_all("gradients", grads, products)
+        scale = invstd if weight is None else invstd * weight
+        rest = flowing - _per_channel(mean_grad, dim) - normal * _per_channel(mean_product, dim)
+        for_input = (rest * _per_channel(scale, dim)).to(input.dtype)
+        _, _, _, wants_input, wants_weight, wants_bias = ctx.needs_input_grad
+        return (
+            *(None, None, None),
+            for_input if wants_input else None,
+            products.to(weight.dtype) if wants_weight else None,
+            grads.to(weight.dtype) if wants_bias else None,
+        )

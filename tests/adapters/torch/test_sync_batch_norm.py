@@ -1,6 +1,7 @@
 """SyncBatchNorm on the ranks' parts beside torch's BatchNorm on the whole batch."""
 
 import copy
+import functools
 import pickle
 
 import pytest
@@ -10,7 +11,6 @@ from mpi4py import MPI
 from reference import Pair, assert_close, assert_same_bits, mse, sgd
 from support.seeds import seeds
 
-from hvdlite.errors import UnsupportedError
 from hvdlite.runtime import RUNTIME
 
 WORLD = MPI.COMM_WORLD
@@ -271,23 +271,27 @@ def test_a_converted_network_trains_like_one_process(hvd, how):
     assert_close([b.double() for b in pair.model.buffers()], [b.double() for b in pair.twin.buffers()], 1e-10)
 
 
-@pytest.mark.parametrize("last", [False, True])
-def test_a_gradient_penalty_is_refused_by_the_layers_name(hvd, last):
-    """Also where what flows back into the layer does not depend on anything."""
-    net = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3))
-    critic = hvd.SyncBatchNorm.convert_sync_batchnorm(net if last else torch.nn.Sequential(net, torch.nn.Tanh()))
-    inputs = torch.randn(5, 4, generator=torch.Generator().manual_seed(hvd.rank())).requires_grad_()
-    (slope,) = torch.autograd.grad(critic(inputs).sum(), inputs, create_graph=True)
-    with pytest.raises(UnsupportedError, match=f"SyncBatchNorm layer '{'1' if last else '0.1'}' of 3 channels can be .* once"):
-        slope.norm().backward()
-    critic.eval()
-    (slope,) = torch.autograd.grad(critic(inputs).sum(), inputs, create_graph=True)
-    slope.norm().backward()
-    assert net[0].weight.grad is not None
-    bare = hvd.SyncBatchNorm(4)
-    (slope,) = torch.autograd.grad(bare(inputs).square().sum(), inputs, create_graph=True)
-    with pytest.raises(UnsupportedError, match=r"SyncBatchNorm layer SyncBatchNorm\(4, eps"):
-        slope.sum().backward()
+@pytest.mark.parametrize("layers", ["inside", "last", "twice", "plain"])
+def test_a_gradient_penalty(hvd, layers):
+    """As one process has it: the gradients are differentiated again, through the statistics of all ranks."""
+    torch.manual_seed(5)
+    norm = functools.partial(torch.nn.BatchNorm1d, 3, dtype=torch.float64, affine=layers != "plain")
+    first, tanh, end = torch.nn.Linear(4, 3, dtype=torch.float64), torch.nn.Tanh(), torch.nn.Linear(3, 1, dtype=torch.float64)
+    twin = torch.nn.Sequential(first, norm(), *{"last": [], "twice": [tanh, norm(), tanh, end]}.get(layers, [tanh, end]))
+    critic = hvd.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(twin))
+    batches = [torch.randn(3 + rank, 4, dtype=torch.float64) for rank in range(hvd.size())]
+
+    def penalty(model, inputs):
+        inputs = inputs.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(model(inputs).pow(3).sum(), inputs, create_graph=True)
+        return (slope.norm(dim=1) - 1).square().sum()
+
+    penalty(critic, batches[hvd.rank()]).backward()
+    penalty(twin, torch.cat(batches)).backward()
+    for param, expected in zip(critic.parameters(), twin.parameters(), strict=True):
+        mine = torch.zeros_like(param) if param.grad is None else param.grad
+        wanted = torch.zeros_like(expected) if expected.grad is None else expected.grad
+        assert_close([hvd.allreduce(mine, op=hvd.Sum, name="penalty")], [wanted], 1e-9)
 
 
 def test_conversion_of_a_layer(hvd):
