@@ -67,6 +67,44 @@ def test_an_exception_under_a_runner_of_scripts(runner, tmp_path):
     assert "rank 1 (host" in job.stdout[0], job.report()
 
 
+LIGHTNING = """
+import lightning, torch
+import hvdlite.torch as hvd
+
+hvd.init()
+hvd.allreduce(torch.ones(2), name="before")
+
+class Model(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 1)
+
+    def training_step(self, batch, index):
+        if hvd.rank() == 1:
+            raise ValueError("the real " + "reason")
+        return self.layer(batch).sum()
+
+    def configure_optimizers(self):
+        return hvd.DistributedOptimizer(torch.optim.SGD(self.parameters(), 0.1), start_check="off")
+
+data = torch.utils.data.DataLoader(torch.ones(8, 2), batch_size=4)
+options = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
+lightning.Trainer(max_epochs=1, accelerator="cpu", devices=1, **options).fit(Model(), data)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("beside", ["plain", "backend hvdlite"])
+def test_an_exception_in_a_step_of_lightning(beside):
+    job = run_job(LIGHTNING.replace("hvd.init()", f"hvd.init(); {BESIDE[beside]}"), 2)
+    assert not job.timed_out, job.report()
+    said = without_prefix(job.stderr[1])
+    assert said.endswith("ValueError: the real reason\n"), job.report()
+    assert said.count("Traceback") == 1, job.report()
+    assert "raised ValueError: the real reason" in job.stderr[0], job.report()
+    assert job.returncode != 0
+
+
 def test_a_non_daemon_thread_that_waits_keeps_no_rank_alive(tmp_path):
     job = job_that_ends(
         "threading.Thread(target=threading.Event().wait).start(); raise ValueError('the real reason')", tmp_path
