@@ -21,7 +21,7 @@ import numpy.typing as npt
 from hvdlite._engine import digest
 from hvdlite.config import format_ranks
 from hvdlite.errors import InvalidArgumentError, MismatchError
-from hvdlite.ops import allreduce
+from hvdlite.ops import allreduce, allreduce_
 from hvdlite.process_sets import ProcessSet
 from hvdlite.requests import Max, Min, Sum
 from hvdlite.runtime import RUNTIME
@@ -190,6 +190,14 @@ class StartCheck:
             self.pending = self.watching  # also where the next line raises
             self._compare(found, present)
         self.pending = self.watching or not self._compared
+
+    def round(self) -> None:
+        """`begin`, the sum and `end` in one, where all ranks wait for it. Collective over the process set.
+
+        Raises:
+            MismatchError: as `end`.
+        """
+        self.end(allreduce_(self.begin(), name=self.name, op=Sum, process_set=self._process_set))
 
     def begin_anew(self) -> None:
         """Some rank has not compared its parameters, so all do it, from the first round on."""

@@ -16,9 +16,7 @@ from hvdlite.agreement import name_of
 from hvdlite.keras.attributes import held_by
 from hvdlite.keras.library import keras
 from hvdlite.keras.variables import broadcast_variables, read, variables_of
-from hvdlite.ops import allreduce_
 from hvdlite.process_sets import ProcessSet
-from hvdlite.requests import Sum
 from hvdlite.start_check import Leaf, StartCheck
 
 if TYPE_CHECKING:
@@ -68,10 +66,10 @@ class KerasCheck:
 
     def __init__(self, settings: "Settings", optimizer: Any, variables: Sequence[Any], has_local: Callable[[], bool]) -> None:
         """`variables` are those that the optimizer has met so far; `has_local`: are there others that this rank alone has?"""
-        self._process_set = settings.reduction.process_set
-        trained = _TrainedByKeras(optimizer, variables, has_local, self._process_set)
+        process_set = settings.reduction.process_set
+        trained = _TrainedByKeras(optimizer, variables, has_local, process_set)
         label = f"DistributedOptimizer ({settings.prefix})"
-        self._check = StartCheck(settings.start_check, label, settings.prefix, self._process_set, trained)
+        self._check = StartCheck(settings.start_check, label, settings.prefix, process_set, trained)
         self._check.updated = True  # rounds begin after the first update
         self._in_fit = False
         self._updates = 0
@@ -100,11 +98,10 @@ class KerasCheck:
         self._round()
 
     def _round(self) -> None:
-        check = self._check
         try:
-            check.end(allreduce_(check.begin(), name=check.name, op=Sum, process_set=self._process_set))
+            self._check.round()
         finally:
-            if not check.pending:
+            if not self._check.pending:
                 _pending.discard(self)
 
 

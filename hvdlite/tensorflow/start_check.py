@@ -16,9 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvdlite.agreement import name_of
-from hvdlite.ops import allreduce_
 from hvdlite.process_sets import ProcessSet
-from hvdlite.requests import Sum
 from hvdlite.start_check import Leaf, StartCheck, mode_of
 from hvdlite.tensorflow.functions import broadcast_variables
 from hvdlite.tensorflow.variables import of_tensorflow
@@ -98,7 +96,6 @@ class _TapeCheck:
         name = f"gradient_tape{next(_serials[tuple(process_set.ranks or ())])}"
         self._trained = _TrainedByTape(variables, process_set)
         self._check = StartCheck(mode, f"DistributedGradientTape ({name})", name, process_set, self._trained)
-        self._process_set = process_set
         self._lock = threading.Lock()
         self._first: list[int] = []
         self._rounds = 0
@@ -139,7 +136,7 @@ class _TapeCheck:
         if check.watching and np.isfinite(found).all() and found.any():
             check.see([Leaf.of_array("", found)])
         try:
-            check.end(allreduce_(check.begin(), name=check.name, op=Sum, process_set=self._process_set))
+            check.round()
         finally:
             self.pending = check.pending and self._rounds < _MOST_ROUNDS
             if not self.pending:

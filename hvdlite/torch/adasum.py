@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from hvdlite.compression import NoneCompressor
-from hvdlite.ops import allreduce_, allreduce_async
-from hvdlite.requests import Adasum, Sum
+from hvdlite.ops import allreduce_async
+from hvdlite.requests import Adasum
 from hvdlite.torch.agreement import Settings, agree
 from hvdlite.torch.gpu import reachable
 from hvdlite.torch.slots import Slot
@@ -80,8 +80,7 @@ class AdasumStep:
             self._agreed = True
         if self._check.pending:
             self._check.see(leaves_of_gradients(slot.param for slot in self._slots))
-            rows = allreduce_(self._check.begin(), name=self._check.name, op=Sum, process_set=self._settings.process_set)
-            self._check.end(rows)
+            self._check.round()
 
     def _combine(self, start: list[tuple[Slot, torch.Tensor]]) -> list[torch.Tensor]:
         flights = []
