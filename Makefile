@@ -25,7 +25,7 @@ MPI_ENV := OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
 # The mpirun that fits: the environment's own where the build chose an MPI wheel, or else the machine's.
 MPIRUN = $(shell test -x $(BIN)/mpirun && echo $(BIN)/mpirun || echo mpirun)
 
-.PHONY: venv develop demo test test-all slice test-loaded mutants failures test-matrix sanitize asan tsan fuzz lint tidy arm64 format clean
+.PHONY: venv develop demo test test-all slice test-loaded mutants failures test-matrix clients sanitize asan tsan fuzz lint tidy arm64 format clean
 
 venv: $(VENV)/.native
 
@@ -91,6 +91,10 @@ mutants: venv $(VENV)/.tools
 # one cell's name, or `rotating` for the one that the commit's hash picks; what ran goes into docs/compatibility.md.
 test-matrix:
 	$(PYTHON) tests/matrix $(CELL)
+
+# Programs of others, from PyPI, each in an environment of its own (tests/clients); what came out goes into docs/clients.md.
+clients:
+	$(PYTHON) tests/clients $(CLIENTS)
 
 sanitize: asan tsan
 

@@ -126,13 +126,13 @@ class _DistributedOptimizer:
 
     _hvdlite: _Wrapping
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        if cls.__module__ != __name__ and not issubclass(cls, tf.compat.v1.train.Optimizer):
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        if not issubclass(cls, tf.compat.v1.train.Optimizer):
             raise UnsupportedError(
                 f"{cls.__qualname__} derives from Horovod's _DistributedOptimizer, here for isinstance() only: give "
                 "an optimizer to DistributedOptimizer, and derive from that optimizer's class"
             )
+        return super().__new__(cls)
 
     @property
     def _optimizer(self) -> Any:

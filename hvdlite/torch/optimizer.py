@@ -290,13 +290,14 @@ class _DistributedOptimizer(_Optimizer):
 
     _hvdlite: _Wrapping
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        # A class that derives from this one may be made, as Lightning 1.9 does for a proxy; an object of it may not.
         if not issubclass(cls, torch.optim.Optimizer):
             raise UnsupportedError(
                 f"{cls.__qualname__} derives from Horovod's _DistributedOptimizer, here for isinstance() only: give "
                 "an optimizer to DistributedOptimizer, and derive from that optimizer's class"
             )
+        return super().__new__(cls)
 
     @property
     def _parameter_names(self) -> dict[torch.Tensor, str]:

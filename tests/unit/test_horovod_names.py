@@ -231,7 +231,7 @@ def test_names_that_are_refused_say_what_to_use():
 def test_an_optimizer_that_derives_from_horovods_is_refused():
     optimizer = pytest.importorskip("torch") and importlib.import_module("hvdlite.torch.optimizer")
     with pytest.raises(NotImplementedError, match="Scheduled derives from Horovod's _DistributedOptimizer"):
-        type("Scheduled", (optimizer._DistributedOptimizer,), {})
+        type("Scheduled", (optimizer._DistributedOptimizer,), {})(None)
 
 
 # --- horovod.runner.util.threads --------------------------------------------------------------------------------------------

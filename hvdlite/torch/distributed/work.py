@@ -118,8 +118,8 @@ class HvdliteWork(Work):
 
     def _timed_out(self, seconds: float) -> OperationTimeoutError:
         return OperationTimeoutError(
-            f"{self._what} has not ended within {seconds:g} s: a rank of the group is late or has not called it; see what that "
-            "rank does, or give init_process_group or new_group a longer timeout"
+            f"{self._what} has not ended within the timeout of {seconds:g} s: a rank of the group is late or has not called "
+            "it; see what that rank does, or give init_process_group or new_group a longer timeout"
         )
 
     def is_completed(self) -> bool:

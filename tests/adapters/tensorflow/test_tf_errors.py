@@ -109,7 +109,7 @@ def test_names_that_programs_borrow(hvd):
     assert isinstance(optimizer, hvd._DistributedOptimizer)
     assert optimizer._optimizer is optimizer
     with pytest.raises(errors.UnsupportedError, match="Own derives from Horovod's _DistributedOptimizer"):
-        type("Own", (hvd._DistributedOptimizer,), {})
+        type("Own", (hvd._DistributedOptimizer,), {})(optimizer)
 
 
 def test_names_that_are_refused_say_what_to_use(hvd):

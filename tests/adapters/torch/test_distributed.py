@@ -283,7 +283,7 @@ def test_timeouts(hvd):
     tensor = torch.ones(2)
     if RANK == 0:
         work = dist.all_reduce(tensor, async_op=True)
-        with pytest.raises(hvd.HorovodInternalError, match=r"all_reduce in group '0' \(ranks .*\) has not ended within 0\.2 s"):
+        with pytest.raises(hvd.HorovodInternalError, match=r"all_reduce in group '0' .* within the timeout of 0\.2 s"):
             work.wait(timedelta(seconds=0.2))
         assert not work.is_completed()
     WORLD.Barrier()
@@ -295,7 +295,7 @@ def test_timeouts(hvd):
     hasty = dist.new_group(timeout=timedelta(seconds=0.2))
     if RANK == 0:
         work = dist.all_reduce(tensor, group=hasty, async_op=True)
-        with pytest.raises(RuntimeError, match=r"has not ended within 0\.2 s"):
+        with pytest.raises(RuntimeError, match=r"has not ended within the timeout of 0\.2 s"):
             work.get_future().wait()
     WORLD.Barrier()
     if RANK != 0:

@@ -74,6 +74,10 @@ with warnings.catch_warnings(record=True) as caught:
 assert ["without optimizer.skip_synchronize() context" in str(each.message) for each in caught] == [True]
 assert {name: tuple(param.shape) for param, name in optimizer._parameter_names.items()} == {"weight": (1, 3), "bias": (1,)}
 assert isinstance(optimizer, horovod.torch.optimizer._DistributedOptimizer)
+# what Lightning 1.9 makes: a class beside the optimizer's first base
+proxy = type("Proxy", (object,), {})()
+proxy.__class__ = type("LightningAdam", (proxy.__class__, type(optimizer).__bases__[0]), {})
+proxy.synchronize = optimizer.synchronize
 weights = hvd.allgather(model.weight.detach(), name="w")
 assert torch.equal(weights[0], weights[1])
 
