@@ -17,7 +17,7 @@ from hvdlite.keras import arguments
 from hvdlite.keras.backends import Reduction, current_backend
 from hvdlite.keras.library import keras
 from hvdlite.keras.reducer import Reducer, Settings
-from hvdlite.keras.start_check import follow_fits
+from hvdlite.keras.start_check import follow_batches
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.requests import Average
 from hvdlite.runtime import RUNTIME
@@ -103,7 +103,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         scale_local_gradients: divide gradients that `register_local_var` keeps on this rank by the number of ranks.
         auto_scale_loss: see above; as in ``compile(auto_scale_loss=...)``.
         start_check: what happens where the ranks' variables, or their optimizers', differ after the first batch of ``fit``
-            (or in front of the second update that is made eagerly), since nobody has broadcast them: "error", a MismatchError;
+            (or in front of the second update of a loop of one's own; docs/sharp_edges.md): "error", a MismatchError;
             "warn", a line in the log; "broadcast", the same, and all ranks get the first rank's; "off": they are not compared.
             None: what the knob HVDLITE_START_CHECK says.
 
@@ -248,7 +248,7 @@ def wrap(
         start_check=mode_of(start_check, "DistributedOptimizer"),
     )
     reducer = Reducer(settings, backend, optimizer)
-    follow_fits()
+    follow_batches()
     reducer.wrap_alike = functools.partial(
         wrap,
         name=name,

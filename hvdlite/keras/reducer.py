@@ -1,5 +1,6 @@
 """Reduces the gradients of one wrapped optimizer: which go to the other ranks, under which names, and in which groups."""
 
+import contextlib
 import itertools
 import operator
 from collections import defaultdict
@@ -136,15 +137,15 @@ class Reducer:
         places = [place for place, variable in enumerate(variables) if id(variable) not in local]
         shared = [variables[place] for place in places]
         self._meet(shared, [gradients[place] for place in places])
+        mine = [gradients[place] for place in places]
+        comparison: Any = contextlib.nullcontext()
         if self.check is not None and self._backend.is_eager(gradients):
-            self.check.before_update([gradients[place] for place in places])
-        reduced = self._backend.reduce_gradients(
-            [gradients[place] for place in places],
-            shared,
-            [self._names[id(variable)] for variable in shared],
-            self._places_of_groups(shared),
-            settings.reduction,
-        )
+            self.check.before_update(mine)
+        elif self.check is not None and not self.check.after_batches:
+            comparison = self._backend.compare_when_run(mine, shared, settings.reduction, settings.start_check)
+        with comparison:
+            names = [self._names[id(variable)] for variable in shared]
+            reduced = self._backend.reduce_gradients(mine, shared, names, self._places_of_groups(shared), settings.reduction)
         for place, gradient in zip(places, reduced, strict=True):
             scaled[place] = gradient
         self._scale(scaled, places, settings.factor)

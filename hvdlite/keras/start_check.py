@@ -1,8 +1,9 @@
 """Keras's side of the comparison of the ranks (`hvdlite.start_check`).
 
 In ``fit`` it comes after a batch, behind all callbacks: steps may be programs that XLA has compiled, a broadcast may come after
-the first batch, and the values of JAX's variables are the model's only between two batches. Where a program applies gradients
-eagerly in a loop of its own, it comes in front of the second update.
+the first batch, and the values of JAX's variables are the model's only between two batches. Where a program calls
+``train_on_batch`` it comes in front of the second call, and where it applies gradients eagerly in a loop of its own in front of
+the second update. Programs that are traced are the backend's business (`KerasBackend.compare_when_run`).
 """
 
 import functools
@@ -22,7 +23,7 @@ from hvdlite.start_check import Leaf, StartCheck
 if TYPE_CHECKING:
     from hvdlite.keras.reducer import Settings
 
-__all__ = ["KerasCheck", "follow_fits"]
+__all__ = ["KerasCheck", "follow_batches"]
 
 
 class _TrainedByKeras:
@@ -62,7 +63,12 @@ class _TrainedByKeras:
 
 
 class KerasCheck:
-    """The check of one wrapped optimizer."""
+    """The check of one wrapped optimizer.
+
+    Attributes:
+        after_batches: is Keras to make the steps, so that rounds come after batches?
+        results: of the last batch that the program itself has asked for, by name.
+    """
 
     def __init__(self, settings: "Settings", optimizer: Any, variables: Sequence[Any], has_local: Callable[[], bool]) -> None:
         """`variables` are those that the optimizer has met so far; `has_local`: are there others that this rank alone has?"""
@@ -71,31 +77,41 @@ class KerasCheck:
         label = f"DistributedOptimizer ({settings.prefix})"
         self._check = StartCheck(settings.start_check, label, settings.prefix, process_set, trained)
         self._check.updated = True  # rounds begin after the first update
-        self._in_fit = False
+        self.after_batches = False
+        self.results: dict[Any, Any] | None = None
         self._updates = 0
-
-    def begin(self) -> None:
-        """The optimizer reduces gradients."""
+        self._begun = False
         if self._check.pending:
             _pending.add(self)
 
-    def after_batch(self, logs: Any) -> None:
-        """A round, after a batch of ``fit``. What the batch came to on this rank stands for its gradients."""
-        self._in_fit = True
+    def begin(self) -> None:
+        """The optimizer reduces gradients."""
+        self._begun = True
+
+    def after_batch(self, logs: dict[Any, Any] | None) -> None:
+        """A round, after a batch of Keras. What the batch came to on this rank, by name, stands for its gradients."""
+        if not self._begun:
+            return
         if self._check.watching and logs:
-            results = np.array([float(read(value)) for value in dict(logs).values() if np.ndim(value) == 0], np.float64)
+            results = np.array([float(read(value)) for value in logs.values() if np.ndim(value) == 0], np.float64)
             self._check.see([Leaf.of_array("", results)] if np.isfinite(results).all() and results.any() else ())
         self._round()
 
     def before_update(self, gradients: Iterable[Any]) -> None:
-        """A round, in front of an update that the program makes eagerly, outside of ``fit``."""
+        """A round, in front of an update that the program makes eagerly in a loop of its own."""
         self._updates += 1
-        if self._in_fit or self._updates == 1 or not self._check.pending:
+        if self.after_batches or self._updates == 1 or not self._check.pending:
             return
         if self._check.watching:
             arrays = [read(_values_of(gradient)) for gradient in gradients if gradient is not None]
             self._check.see(Leaf.of_array("", array) for array in arrays if array.any())
         self._round()
+
+    def before_batch(self) -> None:
+        """A round, in front of a batch that the program has asked for, if there was one before."""
+        self.after_batches = True
+        if self.results is not None:
+            self.after_batch(self.results)
 
     def _round(self) -> None:
         try:
@@ -105,36 +121,57 @@ class KerasCheck:
                 _pending.discard(self)
 
 
-# Of the optimizers that have reduced gradients.
+# Those that still have rounds to make.
 _pending: "weakref.WeakSet[KerasCheck]" = weakref.WeakSet()
 
 
-def follow_fits() -> None:
-    """Has the checks of a model's optimizers made after each batch of its ``fit``, as long as they are pending."""
-    kind = keras.callbacks.CallbackList
-    original = kind.on_train_batch_end
-    if hasattr(original, "_hvdlite"):
+def follow_batches() -> None:
+    """Has the checks of a model's optimizers made after the batches that Keras trains it on, as long as they are pending."""
+    if hasattr(keras.Model.train_on_batch, "_hvdlite"):
         return
+    kind = keras.callbacks.CallbackList
+    begin, end, single = kind.on_train_begin, kind.on_train_batch_end, keras.Model.train_on_batch
 
-    @functools.wraps(original)
+    @functools.wraps(begin)
+    def on_train_begin(self: Any, logs: Any = None) -> Any:
+        for check in _checks_of(_model_of(self)):
+            check.after_batches = True
+        return begin(self, logs)
+
+    @functools.wraps(end)
     def on_train_batch_end(self: Any, batch: Any, logs: Any = None) -> Any:
-        result = original(self, batch, logs)
-        if _pending:
-            _after_batch(self, logs)
+        result = end(self, batch, logs)
+        checks = _checks_of(_model_of(self))
+        if checks:
+            _ = self.model  # where Keras 3 runs on JAX, this gives the variables their values
+        for check in checks:
+            check.after_batch(logs)
         return result
 
-    on_train_batch_end._hvdlite = True  # type: ignore[attr-defined]
-    kind.on_train_batch_end = on_train_batch_end
+    @functools.wraps(single)
+    def train_on_batch(self: Any, *args: Any, **kwargs: Any) -> Any:
+        checks = _checks_of(self)
+        for check in checks:
+            check.before_batch()
+        results = single(self, *args, **kwargs)
+        for check in checks:
+            check.results = dict(enumerate(results.values() if isinstance(results, dict) else np.ravel(results)))
+        return results
+
+    train_on_batch._hvdlite = True  # type: ignore[attr-defined]
+    kind.on_train_begin, kind.on_train_batch_end = on_train_begin, on_train_batch_end
+    keras.Model.train_on_batch = train_on_batch
 
 
-def _after_batch(callbacks: Any, logs: Any) -> None:
-    model = getattr(callbacks, "_model", None) or callbacks.model
+def _model_of(callbacks: Any) -> Any:
+    return getattr(callbacks, "_model", None) or callbacks.model
+
+
+def _checks_of(model: Any) -> list[KerasCheck]:
+    if not _pending:
+        return []
     wrapped = held_by(model, lambda value: hasattr(type(value), "_hvdlite")).values()
-    checks = [optimizer._hvdlite.check for optimizer in wrapped if optimizer._hvdlite.check in _pending]
-    if checks:
-        _ = callbacks.model  # where Keras 3 runs on JAX, this gives the variables their values
-    for check in checks:
-        check.after_batch(logs)
+    return [optimizer._hvdlite.check for optimizer in wrapped if optimizer._hvdlite.check in _pending]
 
 
 def _values_of(gradient: Any) -> Any:

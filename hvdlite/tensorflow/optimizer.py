@@ -1,6 +1,7 @@
 """`DistributedOptimizer` for optimizers of ``tf.compat.v1.train``; those of Keras are handed to `hvdlite.keras`."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tensorflow as tf
@@ -9,10 +10,12 @@ from hvdlite.compression import Compression
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.requests import Adasum, Average
+from hvdlite.start_check import mode_of
 from hvdlite.tensorflow.aggregation import LocalAggregation
 from hvdlite.tensorflow.arguments import Reduction
 from hvdlite.tensorflow.autograph import as_written
 from hvdlite.tensorflow.gradients import Gradient
+from hvdlite.tensorflow.start_check import OPTIMIZER, Reducer, after_comparison
 from hvdlite.tensorflow.tape import LocalSources, gradient_names
 
 __all__ = ["DistributedOptimizer"]
@@ -34,6 +37,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     groups: Any = None,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
+    start_check: str | None = None,
 ) -> Any:
     """Lets an optimizer reduce gradients over the ranks before it applies them.
 
@@ -58,6 +62,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         groups: in how many groups the gradients are reduced, or lists of variables that are reduced together.
         process_set: the ranks that take part. On others the gradients are this rank's own.
         scale_local_gradients: divide gradients of local variables by the number of ranks?
+        start_check: what follows if the ranks' variables differ after the first update (docs/sharp_edges.md): "error",
+            "broadcast", "warn" or "off"; None leaves it to the knob.
 
     Returns:
         The optimizer.
@@ -84,6 +90,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             groups=groups,
             process_set=process_set,
             scale_local_gradients=scale_local_gradients,
+            start_check=start_check,
         )
     if not isinstance(optimizer, tf.compat.v1.train.Optimizer):
         raise InvalidArgumentError(
@@ -102,10 +109,10 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         backward_passes_per_step,
         average_aggregated_gradients,
         sparse_as_dense,
-        lambda gradients, variables: mixin._hvdlite_reduce(reduction, local, gradients, variables),
+        lambda gradients, variables: optimizer._hvdlite_reduce(gradients, variables),
     )
     optimizer.__class__ = type(base.__name__, (mixin, base), {"__doc__": base.__doc__, "__module__": base.__module__})
-    optimizer._hvdlite = _Wrapping(reduction, local, aggregation)
+    optimizer._hvdlite = _Wrapping(reduction, local, aggregation, mode_of(start_check, "DistributedOptimizer"))
     return optimizer
 
 
@@ -119,6 +126,12 @@ class _Wrapping:
     reduction: Reduction
     local: LocalSources
     aggregation: LocalAggregation
+    start_check: str
+
+    def compared(self, gradients: Sequence[Gradient], variables: Sequence[Any], reducer: Reducer) -> Any:
+        """A context: what is made in it comes after the ranks have compared their variables."""
+        shared = [variable for variable in variables if variable not in self.local]
+        return after_comparison(shared, gradients, self.reduction.process_set, self.start_check, reducer)
 
 
 class _DistributedOptimizer:
@@ -139,11 +152,10 @@ class _DistributedOptimizer:
         """What was wrapped, as programs ask Horovod's: this same object."""
         return self
 
-    @staticmethod
-    def _hvdlite_reduce(
-        reduction: Reduction, local: LocalSources, gradients: list[Gradient], variables: list[Any]
-    ) -> list[Gradient]:
-        return local.reduce(reduction, gradients, variables, gradient_names(variables))
+    def _hvdlite_reduce(self, gradients: list[Gradient], variables: list[Any]) -> list[Gradient]:
+        wrapping = self._hvdlite
+        with wrapping.compared(gradients, variables, OPTIMIZER):
+            return wrapping.local.reduce(wrapping.reduction, gradients, variables, gradient_names(variables))
 
     def register_local_var(self, var: Any) -> None:
         """The gradient of this variable stays this rank's own."""
@@ -170,19 +182,21 @@ class _DistributedOptimizer:
         return super().apply_gradients(pairs, global_step, name)  # type: ignore[misc]
 
 
+_ADASUM = replace(OPTIMIZER, prefix="v1_adasum_optimizer", steps_alone=True)
+
+
 class _DistributedAdasumOptimizer(_DistributedOptimizer):
     """Each rank takes its own step, and what the steps have changed is reduced with Adasum."""
 
-    @staticmethod
-    def _hvdlite_reduce(
-        reduction: Reduction, local: LocalSources, gradients: list[Gradient], variables: list[Any]
-    ) -> list[Gradient]:
+    def _hvdlite_reduce(self, gradients: list[Gradient], variables: list[Any]) -> list[Gradient]:
+        local = self._hvdlite.local
         pairs = zip(gradients, variables, strict=True)
         return [local.finish(gradient) if variable in local else gradient for gradient, variable in pairs]
 
     def _hvdlite_update(self, pairs: list[tuple[Gradient, Any]], global_step: Any, name: str | None) -> Any:
         shared = [variable for gradient, variable in pairs if gradient is not None and variable not in self._hvdlite.local]
-        before = [tf.identity(variable.read_value()) for variable in shared]
+        with self._hvdlite.compared([gradient for gradient, _ in pairs], shared, _ADASUM):
+            before = [tf.identity(variable.read_value()) for variable in shared]
         with tf.control_dependencies(before):
             update = super()._hvdlite_update(pairs, global_step, name)
         with tf.control_dependencies([] if update is None else [update]):

@@ -1,75 +1,131 @@
-"""The tape's side of the comparison of the ranks (`hvdlite.start_check`), in front of its reductions, eager or in graphs.
+"""TensorFlow's side of the comparison of the ranks (`hvdlite.start_check`), in front of reductions, eager or in graphs.
 
-A tape knows the variables, but not the optimizer. So the variables have been updated once their values have changed since the
-first reduction, and their optimizer's state is not compared. Programs of XLA, which cannot call Python, and graphs of
-TensorFlow 1 are left alone.
+Who reduces gradients knows the variables, but not when they are updated. So they have been updated once their values have
+changed since the first reduction, and their optimizer's state is not compared. Programs of XLA, which cannot call Python, are
+left alone.
 """
 
+import contextlib
 import itertools
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from hvdlite.agreement import name_of
+from hvdlite.errors import UnsupportedError
 from hvdlite.process_sets import ProcessSet
-from hvdlite.start_check import Leaf, StartCheck, mode_of
+from hvdlite.start_check import Leaf, StartCheck
 from hvdlite.tensorflow.functions import broadcast_variables
 from hvdlite.tensorflow.variables import of_tensorflow
 from hvdlite.tensorflow.xla import in_xla_context
 
-__all__ = ["compare_before_reduction"]
+__all__ = ["OPTIMIZER", "TAPE", "Reducer", "after_comparison"]
 
-_serials: defaultdict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)  # as for optimizers
+_serials: defaultdict[tuple[str, tuple[int, ...]], Iterator[int]] = defaultdict(itertools.count)  # as for optimizers
+_flags = itertools.count()
 _CHECKS = "_hvdlite_checks"  # of a list's first variable, which lives as long as what is compared
 _MOST_ROUNDS = 100  # without an update that changes something
 
 
-def compare_before_reduction(sources: Sequence[Any], target: Any, process_set: ProcessSet) -> None:
+@dataclass(frozen=True)
+class Reducer:
+    """What reduces gradients, in the words of messages.
+
+    Attributes:
+        function: that has made it.
+        prefix: of names.
+        remedy: what to write so that the ranks start alike.
+        evidence: what tells whether all ranks read the same data.
+        steps_alone: does each rank update the variables before they are reduced, so that they are to be compared before that?
+    """
+
+    function: str
+    prefix: str
+    remedy: str
+    evidence: str
+    steps_alone: bool = False
+
+
+TAPE = Reducer(
+    "DistributedGradientTape",
+    "gradient_tape",
+    "Broadcast what one rank has, after the first step, which makes the optimizer's variables: "
+    "hvd.broadcast_variables(model.variables, root_rank=0) and hvd.broadcast_variables(optimizer.variables, root_rank=0)",
+    "loss",
+)
+OPTIMIZER = Reducer(
+    "DistributedOptimizer",
+    "v1_optimizer",
+    "Broadcast what one rank has: give the session hvd.BroadcastGlobalVariablesHook(0), or run "
+    "hvd.broadcast_global_variables(0) in it after the initializer",
+    "gradients",
+)
+
+
+def after_comparison(
+    sources: Sequence[Any], evidence: Any, process_set: ProcessSet, mode: str, reducer: Reducer
+) -> contextlib.AbstractContextManager[Any]:
     """Compares the ranks if it is time; in a graph, has that done whenever the graph runs.
 
-    What the graph assigns to the variables afterwards waits for it, since it reads them: TensorFlow sees to that. So does what
-    does not depend on gradients, such as weight decay.
+    What is to come after it in a graph of TensorFlow 1 has to be made in the context that this returns. What a ``tf.function``
+    assigns to the variables afterwards waits for it, since it reads them: TensorFlow sees to that. So does what does not depend
+    on gradients, such as weight decay.
 
     Args:
         sources: the variables. If one of them is something else, nothing is compared.
-        target: what they are the gradients of; its value tells whether all ranks read the same data.
+        evidence: tensors of this rank, whose values tell whether all ranks read the same data.
         process_set: the ranks that train together.
+        mode: what follows if they differ, by `hvdlite.start_check.mode_of`.
+        reducer: what is about to reduce the gradients of the variables.
+
+    Returns:
+        A context: what is made in it waits for the comparison.
+
+    Raises:
+        MismatchError: the ranks differ.
+        UnsupportedError: a graph of TensorFlow 1, and the mode is broadcast.
 
     """
-    check = _check_of(sources, process_set)
+    check = _check_of(sources, process_set, mode, reducer)
     if check is None:
-        return
-    numbers = _numbers_in(target)
+        return contextlib.nullcontext()
+    numbers = _numbers_in(evidence)
     if tf.executing_eagerly():
         if check.pending:
             check.round(*(tensor.numpy() for tensor in (*numbers, *check.variables)))
-        return
+        return contextlib.nullcontext()
+
+    # A variable that has a value once there are no more rounds to come: nobody has to initialise it.
+    over = tf.raw_ops.VarHandleOp(dtype=tf.bool, shape=[], shared_name=check.flag)
+
+    def end() -> Any:
+        with tf.control_dependencies([tf.raw_ops.AssignVariableOp(resource=over, value=True)]):
+            return tf.constant(True)
 
     def round_of_graph() -> Any:
-        return tf.numpy_function(
-            check.round_of_graph, [*numbers, *(variable.read_value() for variable in check.variables)], tf.bool
-        )
+        values = [*numbers, *(variable.read_value() for variable in check.variables)]
+        return tf.cond(tf.numpy_function(check.round_of_graph, values, tf.bool), end, lambda: tf.constant(False))
 
-    tf.cond(check.pending_in_graphs, round_of_graph, lambda: tf.constant(False))
+    is_over = tf.cond(tf.raw_ops.VarIsInitializedOp(resource=over), lambda: tf.constant(True), round_of_graph)
+    wait: contextlib.AbstractContextManager[Any] = tf.control_dependencies([is_over])
+    return wait
 
 
-class _TrainedByTape:
-    """The variables that a tape gives the gradients of."""
+class _TrainedInTensorFlow:
+    """The variables whose gradients are reduced."""
 
-    remedy = (
-        "Broadcast what one rank has, after the first step, which makes the optimizer's variables: "
-        "hvd.broadcast_variables(model.variables, root_rank=0) and hvd.broadcast_variables(optimizer.variables, root_rank=0)"
-    )
-    evidence = "loss"
-    moment = "after the first update"
     sharding = "Give each rank a part of it: dataset.shard(hvd.size(), hvd.rank())"
 
-    def __init__(self, variables: Sequence[Any], process_set: ProcessSet) -> None:
+    def __init__(self, reducer: Reducer, variables: Sequence[Any], process_set: ProcessSet) -> None:
+        self.remedy = reducer.remedy
+        self.evidence = reducer.evidence
+        self.moment = "before the first update" if reducer.steps_alone else "after the first update"
         self._variables = variables
         self._process_set = process_set
         self.values: Sequence[Any] = ()  # of the variables, in this round
@@ -88,20 +144,20 @@ class _TrainedByTape:
             broadcast_variables(self._variables, root_rank, self._process_set)
 
 
-class _TapeCheck:
-    """The check of the variables that one tape after another gives the gradients of."""
+class _Check:
+    """The check of the variables whose gradients are reduced together, by one tape after another say."""
 
-    def __init__(self, mode: str, variables: Sequence[Any], process_set: ProcessSet) -> None:
+    def __init__(self, mode: str, variables: Sequence[Any], process_set: ProcessSet, reducer: Reducer) -> None:
         self.pending = mode != "off"
-        name = f"gradient_tape{next(_serials[tuple(process_set.ranks or ())])}"
-        self._trained = _TrainedByTape(variables, process_set)
-        self._check = StartCheck(mode, f"DistributedGradientTape ({name})", name, process_set, self._trained)
+        name = f"{reducer.prefix}{next(_serials[reducer.prefix, tuple(process_set.ranks or ())])}"
+        self._trained = _TrainedInTensorFlow(reducer, variables, process_set)
+        self._check = StartCheck(mode, f"{reducer.function} ({name})", name, process_set, self._trained)
+        self._check.updated = reducer.steps_alone
         self._lock = threading.Lock()
         self._first: list[int] = []
         self._rounds = 0
         self.variables = [of_tensorflow(variable) for variable in variables]
-        with tf.init_scope():
-            self.pending_in_graphs = tf.Variable(self.pending, trainable=False)
+        self.flag = f"hvdlite_start_check{next(_flags)}"  # unique in this process
 
     def round(self, *numbers: Any) -> None:
         """What the ranks do together, all of them in the same reductions; a graph may have several at a time.
@@ -120,10 +176,14 @@ class _TapeCheck:
     def round_of_graph(self, *numbers: Any) -> bool:
         """`round`, from one of TensorFlow's threads. A thread of our own makes the calls: of one that has called it and lives
         the engine believes that it may call again, and it would not see a deadlock.
+
+        Returns:
+            True if no more rounds are to come.
+
         """
         with ThreadPoolExecutor(1) as thread:
             thread.submit(self.round, *numbers).result()
-        return True
+        return not self.pending
 
     def _round(self, numbers: Sequence[Any]) -> None:
         check = self._check
@@ -139,25 +199,31 @@ class _TapeCheck:
             check.round()
         finally:
             self.pending = check.pending and self._rounds < _MOST_ROUNDS
-            if not self.pending:
-                self.pending_in_graphs.assign(False)
 
 
-def _check_of(sources: Sequence[Any], process_set: ProcessSet) -> _TapeCheck | None:
-    if not process_set.included() or (process_set.size() or 1) == 1 or in_xla_context():
+def _outside_of_version_1() -> bool:
+    return bool(tf.compat.v1.executing_eagerly_outside_functions())
+
+
+def _check_of(sources: Sequence[Any], process_set: ProcessSet, mode: str, reducer: Reducer) -> _Check | None:
+    if mode == "off" or not process_set.included() or (process_set.size() or 1) == 1 or in_xla_context():
         return None
     variables = [of_tensorflow(source) for source in sources]
     if not variables or not all(isinstance(variable, tf.Variable) for variable in variables):
         return None
-    if not tf.compat.v1.executing_eagerly_outside_functions():
-        return None
-    checks: dict[Any, _TapeCheck] = variables[0].__dict__.setdefault(_CHECKS, {})
-    key = (process_set.process_set_id, *map(id, variables))
+    if mode == "broadcast" and not _outside_of_version_1():
+        raise UnsupportedError(
+            f"{reducer.function}: start_check='broadcast' cannot assign to variables of TensorFlow 1's graphs. {reducer.remedy}"
+        )
+    checks: dict[Any, _Check] = variables[0].__dict__.setdefault(_CHECKS, {})
+    key = (reducer.prefix, process_set.process_set_id, *map(id, variables))
     if key not in checks:
-        checks[key] = _TapeCheck(mode_of(None, "DistributedGradientTape"), sources, process_set)
+        checks[key] = _Check(mode, sources, process_set, reducer)
     return checks[key]
 
 
-def _numbers_in(target: Any) -> list[Any]:
-    found = [tf.convert_to_tensor(each) for each in tf.nest.flatten(target) if isinstance(each, tf.Tensor)]
+def _numbers_in(evidence: Any) -> list[Any]:
+    flat = tf.nest.flatten(evidence)
+    found = [each.values if isinstance(each, tf.IndexedSlices) else each for each in flat]
+    found = [tf.convert_to_tensor(each) for each in found if isinstance(each, tf.Tensor)]
     return [tensor for tensor in found if tensor.dtype.is_floating or tensor.dtype.is_integer]

@@ -9,12 +9,13 @@ from hvdlite.compression import Compression
 from hvdlite.errors import InvalidArgumentError
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.requests import Average
+from hvdlite.start_check import mode_of
 from hvdlite.tensorflow import collective_ops
 from hvdlite.tensorflow.arguments import Reduction
 from hvdlite.tensorflow.autograph import as_written
 from hvdlite.tensorflow.gradients import Gradient
 from hvdlite.tensorflow.names import normalise
-from hvdlite.tensorflow.start_check import compare_before_reduction
+from hvdlite.tensorflow.start_check import TAPE, after_comparison
 from hvdlite.tensorflow.variables import identity_of
 
 __all__ = ["DistributedGradientTape", "LocalSources", "PartialDistributedGradientTape", "gradient_names"]
@@ -85,6 +86,7 @@ class _DistributedGradientTape:
 
     _hvdlite_reduction: Reduction
     _hvdlite_local: LocalSources
+    _hvdlite_start_check: str
 
     def register_local_source(self, source: Any) -> None:
         """The gradient of this variable (or tensor) stays this rank's own."""
@@ -122,8 +124,8 @@ class _DistributedGradientTape:
         own = self._hvdlite_plain().gradient(target, flat, output_gradients, unconnected_gradients)
         names = gradient_names(flat, use_generic_names)
         shared = [source for source in flat if source not in self._hvdlite_local]
-        compare_before_reduction(shared, target, self._hvdlite_reduction.process_set)
-        reduced = self._hvdlite_local.reduce(self._hvdlite_reduction, own, flat, names)
+        with after_comparison(shared, target, self._hvdlite_reduction.process_set, self._hvdlite_start_check, TAPE):
+            reduced = self._hvdlite_local.reduce(self._hvdlite_reduction, own, flat, names)
         return tf.nest.pack_sequence_as(sources, reduced)
 
     @as_written
@@ -165,6 +167,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
     groups: Any = None,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
+    start_check: str | None = None,
 ) -> Any:
     """A tape that records what the given one does, and whose `gradient` is reduced over the ranks.
 
@@ -180,6 +183,8 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
         groups: in how many groups the gradients are reduced, or lists of variables that are reduced together.
         process_set: the ranks that take part. On others the gradients are this rank's own.
         scale_local_gradients: divide gradients of local sources by the number of ranks?
+        start_check: what follows if the ranks' variables differ after the first update (docs/sharp_edges.md): "error",
+            "broadcast", "warn" or "off"; None leaves it to the knob.
 
     Returns:
         An object of the tape's class with the methods `gradient`, `register_local_source` and
@@ -199,6 +204,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
         op, gradient_predivide_factor, compression, sparse_as_dense, groups or num_groups, process_set
     )
     tape._hvdlite_local = LocalSources(scale_local_gradients, process_set)
+    tape._hvdlite_start_check = mode_of(start_check, "DistributedGradientTape")
     return tape
 
 
@@ -216,6 +222,7 @@ def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
     process_set: ProcessSet = global_process_set,
     local_layers: Any = None,
     scale_local_gradients: bool = True,
+    start_check: str | None = None,
 ) -> Any:
     """A `DistributedGradientTape` that leaves the gradients of some layers to this rank.
 
@@ -232,6 +239,7 @@ def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
         process_set: as there.
         local_layers: a built Keras layer or a list of them, whose trainable weights each rank has for itself.
         scale_local_gradients: as there.
+        start_check: as there.
 
     Raises:
         InvalidArgumentError: an argument is wrong, or a layer is not built yet.
@@ -249,6 +257,7 @@ def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
         groups,
         process_set,
         scale_local_gradients,
+        start_check,
     )
     for layer in tf.nest.flatten(local_layers) if local_layers is not None else ():
         if not getattr(layer, "built", False):

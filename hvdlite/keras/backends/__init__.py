@@ -5,6 +5,7 @@ runs on that backend, so none imports a framework that the user has not chosen.
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -88,6 +89,14 @@ class KerasBackend(Protocol):
         Returns:
             The results in order, with shapes and dtypes of the gradients, the same bits on all ranks. None where the
             gradient is None on all ranks.
+        """
+
+    def compare_when_run(
+        self, gradients: Sequence[Any], variables: Sequence[Any], reduction: Reduction, start_check: str
+    ) -> AbstractContextManager[Any]:
+        """Where a program that is traced applies gradients in a loop of its own: a context, for the reduction of these
+        gradients, in front of which the program compares the ranks' variables whenever it runs (`hvdlite.start_check`).
+        Nothing is compared where such a program cannot call Python.
         """
 
     def scale(self, gradient: Any, factor: float) -> Any:

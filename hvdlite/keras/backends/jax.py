@@ -1,6 +1,8 @@
 """Keras on JAX: steps are compiled programs, unless ``run_eagerly`` is set; on CPUs only."""
 
+import contextlib
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -80,6 +82,12 @@ class JaxKerasBackend:
     def loss_in(self, error: Exception) -> HorovodInternalError | None:
         """As `KerasBackend.loss_in`."""
         return xla.loss_in(error)
+
+    def compare_when_run(
+        self, gradients: Sequence[Any], variables: Sequence[Any], reduction: Reduction, start_check: str
+    ) -> AbstractContextManager[Any]:
+        """As `KerasBackend.compare_when_run`; a traced step of one's own has no variables, but takes and gives their values."""
+        return contextlib.nullcontext()
 
     def scale(self, gradient: Any, factor: float) -> Any:
         """As `KerasBackend.scale`."""

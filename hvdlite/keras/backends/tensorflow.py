@@ -1,6 +1,7 @@
 """Keras on TensorFlow, Keras 2 included: in graphs, compiled by XLA or not, and eagerly."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import tensorflow as tf
@@ -12,9 +13,13 @@ from hvdlite.keras.attributes import held_by
 from hvdlite.keras.backends import Reduction
 from hvdlite.tensorflow.elastic import loss_in
 from hvdlite.tensorflow.gradients import allreduce_gradients
+from hvdlite.tensorflow.start_check import TAPE, Reducer, after_comparison
 from hvdlite.tensorflow.tensors import as_tensor
 
 __all__ = ["TensorFlowKerasBackend", "make_backend"]
+
+
+_LOOP = Reducer("DistributedOptimizer", "keras_loop", TAPE.remedy, "gradients")
 
 
 class TensorFlowKerasBackend:
@@ -56,6 +61,12 @@ class TensorFlowKerasBackend:
             process_set=reduction.process_set,
             scoped=False,  # the names are those of the first rank, and Keras numbers its scopes
         )
+
+    def compare_when_run(
+        self, gradients: Sequence[Any], variables: Sequence[Any], reduction: Reduction, start_check: str
+    ) -> AbstractContextManager[Any]:
+        """As `KerasBackend.compare_when_run`; programs of XLA cannot call Python."""
+        return after_comparison(variables, gradients, reduction.process_set, start_check, _LOOP)
 
     def other_variables(self, model: Any) -> list[Any]:
         """As `KerasBackend.other_variables`; Keras 2 counts them. Those of strings and resources are left out."""

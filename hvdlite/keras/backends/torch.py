@@ -1,6 +1,8 @@
 """Keras on torch: gradients are plain tensors that exist when the optimizer is called."""
 
+import contextlib
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -81,6 +83,12 @@ class TorchKerasBackend:
     def loss_in(self, error: Exception) -> HorovodInternalError | None:
         """As `KerasBackend.loss_in`."""
         return None  # they are hvdlite's own
+
+    def compare_when_run(
+        self, gradients: Sequence[Any], variables: Sequence[Any], reduction: Reduction, start_check: str
+    ) -> AbstractContextManager[Any]:
+        """As `KerasBackend.compare_when_run`; gradients are never traced."""
+        return contextlib.nullcontext()
 
     def scale(self, gradient: Any, factor: float) -> Any:
         """As `KerasBackend.scale`."""

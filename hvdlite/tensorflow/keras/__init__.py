@@ -116,6 +116,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     scale_local_gradients: bool = True,
     *,
     auto_scale_loss: bool = True,
+    start_check: str | None = None,
 ) -> Any:
     """`hvdlite.keras.DistributedOptimizer`, with the arguments in the order of ``horovod.tensorflow.keras``."""
     return _keras.DistributedOptimizer(
@@ -134,4 +135,5 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         process_set=process_set,
         scale_local_gradients=scale_local_gradients,
         auto_scale_loss=auto_scale_loss,
+        start_check=start_check,
     )

@@ -74,3 +74,52 @@ def test_a_loop_of_ones_own_is_compared_before_its_second_update(hvd):
         optimizer.apply_gradients(list(zip(gradients, model.trainable_variables, strict=True)))
     for now, then in zip(model.get_weights(), before, strict=True):
         np.testing.assert_array_equal(now, then)
+
+
+def test_batches_that_the_program_asks_for_are_compared_before_the_second(hvd):
+    model = make_model(WORLD.rank)
+    model.compile(optimizer=hvd.DistributedOptimizer(adam()), loss="mse")
+    x, y = (part(array)[:ROWS] for array in data())
+    model.train_on_batch(x, y)
+    with pytest.raises(MismatchError, match=r"after the first update, the parameter '.*kernel.*' \(and \d more\)"):
+        model.train_on_batch(x, y)
+
+
+@pytest.mark.parametrize("same_data", [False, True])
+def test_batches_that_the_program_asks_for_after_a_broadcast(hvd, same_data, caplog):
+    model = make_model(0 if same_data else WORLD.rank)
+    model.compile(optimizer=hvd.DistributedOptimizer(adam()), loss="mse")
+    x, y = (part(array, 0 if same_data else None)[:ROWS] for array in data())
+    with caplog.at_level(logging.WARNING, "hvdlite"):
+        for step in range(5):
+            model.train_on_batch(x, y)
+            if step == 0:
+                hvd.broadcast_variables([*model.weights, *model.optimizer.variables], 0)
+    assert_same_everywhere(model.get_weights())
+    assert sum("every rank computed the same results" in line for line in lines(caplog)) == (same_data and WORLD.rank == 0)
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="only there does a program trace a loop that has variables")
+@pytest.mark.parametrize("broadcast", [False, True])
+def test_a_traced_loop_of_ones_own(hvd, broadcast):
+    import tensorflow as tf
+
+    model = make_model(WORLD.rank)
+    optimizer = hvd.DistributedOptimizer(sgd())
+    optimizer.build(model.trainable_variables)
+
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x) - y) ** 2)
+        optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables, strict=True))
+
+    x, y = (part(array)[:ROWS] for array in data())
+    step(x, y)
+    if broadcast:
+        hvd.broadcast_variables(model.weights, 0)
+        step(x, y)
+        assert_same_everywhere(model.get_weights())
+    else:
+        with pytest.raises(tf.errors.OpError, match=r"after the first update, the parameter .*kernel"):
+            step(x, y)

@@ -77,10 +77,11 @@ SIGNATURES = {
     "DistributedOptimizer": (
         "optimizer, name=None, use_locking=False, device_dense='', device_sparse='', compression=none, sparse_as_dense=False, "
         "backward_passes_per_step=1, op=Average, gradient_predivide_factor=1.0, average_aggregated_gradients=False, "
-        "num_groups=0, groups=None, process_set=everyone, scale_local_gradients=True"
+        "num_groups=0, groups=None, process_set=everyone, scale_local_gradients=True, "
+        "start_check=None"
     ),
-    "DistributedGradientTape": f"{_TAPE}, scale_local_gradients=True",
-    "PartialDistributedGradientTape": f"{_TAPE}, local_layers=None, scale_local_gradients=True",
+    "DistributedGradientTape": f"{_TAPE}, scale_local_gradients=True, start_check=None",
+    "PartialDistributedGradientTape": f"{_TAPE}, local_layers=None, scale_local_gradients=True, start_check=None",
     "keras.DistributedOptimizer": (
         "optimizer, name=None, device_dense='', device_sparse='', compression=none, sparse_as_dense=False, "
         "gradient_predivide_factor=1.0, op=Average, backward_passes_per_step=1, average_aggregated_gradients=False, "

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from hvdlite.errors import MismatchError
+import hvdlite
+from hvdlite import errors
 
 RANKS = (2,)
 
@@ -42,7 +43,7 @@ def test_variables_that_nobody_has_broadcast_are_an_error(hvd, how):
     model = Line(hvd, hvd.rank() + 1.0, how, hvd.rank())
     model.train(1)
     weights = model.weights.numpy()
-    with pytest.raises((MismatchError, tf.errors.OpError)) as raised:
+    with pytest.raises((errors.MismatchError, tf.errors.OpError)) as raised:
         model.train(1)
     text = str(raised.value)
     assert (
@@ -74,6 +75,68 @@ def test_passes_without_an_update_are_not_compared(hvd):
         if passes == 2:
             hvd.broadcast_variables([variable], 0)
     np.testing.assert_array_equal(gradient, [2.0])
+
+
+def train_in_a_session(hvd, steps, op=hvdlite.Average, broadcast=False, **options):
+    """A TensorFlow 1 program; gives the weights after each step."""
+    tf1 = tf.compat.v1
+    with tf.Graph().as_default():
+        weights = tf1.get_variable("weights", initializer=[[hvd.rank() + 1.0], [2.0]])
+        loss = tf.reduce_mean((tf.constant([[1.0, hvd.rank()]]) @ weights) ** 2)
+        optimizer = hvd.DistributedOptimizer(tf1.train.GradientDescentOptimizer(0.1), op=op, **options)
+        train = optimizer.minimize(loss, var_list=[weights])
+        broadcasts = hvd.broadcast_global_variables(0)
+        found = []
+        with tf1.Session() as session:
+            session.run([tf1.global_variables_initializer(), tf1.local_variables_initializer()])
+            if broadcast:
+                session.run(broadcasts)
+            for _ in range(steps):
+                session.run(train)
+                found.append(session.run(weights))
+        return found
+
+
+@pytest.mark.parametrize("op", [hvdlite.Average, hvdlite.Adasum])
+def test_a_graph_of_tensorflow_1(hvd, op):
+    steps_before = 0 if op == hvdlite.Adasum else 1
+    train_in_a_session(hvd, steps_before, op)
+    with pytest.raises(tf.errors.OpError) as raised:
+        train_in_a_session(hvd, steps_before + 1, op)
+    text = str(raised.value)
+    assert (
+        f"{'before' if op == hvdlite.Adasum else 'after'} the first update, the parameter 'weights:0' differs: element" in text
+    )
+    assert "give the session hvd.BroadcastGlobalVariablesHook(0)" in text
+
+
+def test_a_graph_of_tensorflow_1_whose_variables_are_broadcast(hvd, caplog):
+    with caplog.at_level(logging.WARNING, "hvdlite"):
+        one, *others = hvd.allgather_object(train_in_a_session(hvd, 4, broadcast=True))
+    for other in others:
+        np.testing.assert_array_equal(one, other)
+    assert lines(caplog) == []
+
+
+def test_passes_that_are_added_up_in_a_graph_of_tensorflow_1(hvd):
+    """The variables change in the second step, and are compared in the fourth."""
+    train_in_a_session(hvd, 3, backward_passes_per_step=2)
+    with pytest.raises(tf.errors.OpError, match="after the first update"):
+        train_in_a_session(hvd, 4, backward_passes_per_step=2)
+
+
+def test_what_a_graph_of_tensorflow_1_may_ask_for(hvd):
+    train_in_a_session(hvd, 3, start_check="off")
+    with pytest.raises(errors.UnsupportedError, match=r"start_check='broadcast' cannot assign.*BroadcastGlobalVariablesHook"):
+        train_in_a_session(hvd, 0, start_check="broadcast")
+
+
+def test_an_optimizer_of_tensorflow_1_in_eager_mode(hvd):
+    variable = tf.Variable([hvd.rank() + 1.0], name="start")
+    optimizer = hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.1))
+    optimizer.minimize(lambda: variable * variable, var_list=[variable])
+    with pytest.raises(errors.MismatchError, match="after the first update, the parameter 'start:0' differs"):
+        optimizer.minimize(lambda: variable * variable, var_list=[variable])
 
 
 @pytest.mark.parametrize("how", ["eager", "function"])
