@@ -3,7 +3,8 @@ on any backend, with all ranks in one MPI job:
 
     python tests/clients/torch_distributed.py hvdlite gloo [--only TEST ...]
 
-prints what became of each test on each backend, and fails if one fails on the first that does not fail on the others.
+prints what became of each test on each backend, and fails if one fails on the first that does not fail on the others, but for
+those of what hvdlite's backend does not have (docs/clients.md).
 
 torch starts new processes for each test, as ranks of nobody. Here the ranks of one job run the tests one after the other, each
 with a process group of its own. A test that fails ends the job, since its ranks no longer agree; the next job goes on behind
@@ -24,6 +25,8 @@ from datetime import timedelta
 from pathlib import Path
 
 RANKS = 3
+# Point-to-point messages; and torch itself refuses monitored_barrier for every backend but gloo.
+NOT_THERE = ("test_send_recv", "test_isend", "test_irecv", "test_batch_isend_irecv", "test_monitored_barrier_gloo")
 SILENCE = 180.0  # seconds without a result after which a job counts as hanging
 
 
@@ -158,7 +161,7 @@ def main():
     alone = sorted(failed[0] - set.union(*failed[1:])) if len(failed) > 1 else []
     for name in alone:
         print(f"fails on {options.backends[0]} only: {name}")
-    sys.exit(bool(alone))
+    sys.exit(not all(name.startswith(NOT_THERE) for name in alone))
 
 
 if __name__ == "__main__":

@@ -38,8 +38,9 @@ START_SECONDS = 300.0
 ALWAYS = ("numpy", "ml_dtypes", "pytest", "mpi4py", "cloudpickle")
 FRAMEWORKS = ("torch", "tensorflow", "keras", "jax", "sklearn")
 TAKE_SECONDS = {"torch", "tensorflow", "keras"}  # to import
-# What the program reads itself: it differs between jobs of one zygote.
-READ_LATER = ("HVDLITE_", "HOROVOD_", "HVDTEST_", "FAKE_GPU", "OMPI_", "PMIX_", "PRTE_", "PYTEST_")
+# What the program reads itself: it differs between jobs of one zygote. KMP_: scikit-learn sets those when it is imported, here
+# or in the zygote.
+READ_LATER = ("KMP_", "HVDLITE_", "HOROVOD_", "HVDTEST_", "FAKE_GPU", "OMPI_", "PMIX_", "PRTE_", "PYTEST_")
 
 
 def open_nursery(config: "pytest.Config") -> None:
@@ -109,6 +110,9 @@ def zygotes(frameworks: Iterable[str], environment: Mapping[str, str]) -> list[s
     wanted = {name for name in frameworks if importlib.util.find_spec(name) is not None}
     if wanted & TAKE_SECONDS and importlib.util.find_spec("sklearn") is not None:
         wanted.add("sklearn")  # one zygote for those who want it and those who do not
+    if "keras" in wanted and "KERAS_BACKEND" not in environment and importlib.util.find_spec("tensorflow") is not None:
+        wanted.add("tensorflow")  # which Keras takes by itself
+        environment = {**environment, "KERAS_BACKEND": "tensorflow"}
     modules = [*ALWAYS, *(name for name in FRAMEWORKS if name in wanted)]
     fixed = {name: value for name, value in sorted(environment.items()) if not name.startswith(READ_LATER)}
     key = hashlib.sha256(json.dumps([modules, fixed]).encode()).hexdigest()[:12]
