@@ -19,7 +19,7 @@ def test_a_loop_with_the_tape(tmp_path):
 
 
 def test_compile_and_fit(tmp_path):
-    job = run(tmp_path, str(SCRIPTS / "tensorflow2_keras_digits.py"), str(tmp_path), fresh=True)
+    job = run(tmp_path, str(SCRIPTS / "tensorflow2_keras_digits.py"), str(tmp_path))
     assert job.returncode == 0, job.report()
     accuracies = [float(text) for text in re.findall(r"accuracy: ([\d.]+)", job.stdout[0])]
     assert len(accuracies) == 5
