@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "engine/negotiation/fusion_planner.h"
+
 namespace hvdlite::engine {
 
 using base::Clock;

@@ -13,14 +13,14 @@
 #include <span>
 #include <string>
 
-#include "engine/deadlock.h"
-#include "engine/executor.h"
-#include "engine/heartbeat.h"
-#include "engine/messages.h"
+#include "engine/execution/executor.h"
+#include "engine/intake/shared_state.h"
+#include "engine/membership/deadlock.h"
+#include "engine/membership/heartbeat.h"
+#include "engine/membership/stall.h"
+#include "engine/model/messages.h"
+#include "engine/negotiation/process_set.h"
 #include "engine/pacing.h"
-#include "engine/process_set.h"
-#include "engine/shared_state.h"
-#include "engine/stall.h"
 #include "transport/transport.h"
 
 namespace hvdlite::engine {

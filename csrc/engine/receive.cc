@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "engine/check_received.h"
 #include "engine/cycle.h"
+#include "engine/negotiation/check_received.h"
 
 namespace hvdlite::engine {
 

@@ -1,7 +1,7 @@
 """Collectives over simulated ranks, with the checks that every test of one wants.
 
 The ranks' state machines are stepped by one thread in a seeded order, some completions are reported late, and a deadlock
-is an error that says "stuck" (csrc/engine/c_api_simulate.cc). Outputs lie between guard bytes, inputs must come out
+is an error that says "stuck" (csrc/c_api/simulate.cc). Outputs lie between guard bytes, inputs must come out
 unchanged, and all ranks must have the same bits.
 """
 

@@ -1,4 +1,4 @@
-"""Negotiation in shared memory: every interleaving of small cases (csrc/engine/c_api_explore.cc says what is checked)."""
+"""Negotiation in shared memory: every interleaving of small cases (csrc/c_api/explore.cc says what is checked)."""
 
 import pytest
 

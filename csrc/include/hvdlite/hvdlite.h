@@ -317,7 +317,7 @@ typedef struct hvdlite_counters {
   /* How the engine waits: passes; sleeps at the doorbell, and for how many microseconds at most altogether; those that a ring
    * ended; and waits that found something at their time limit which they should have been woken for. */
   int64_t passes, sleeps, sleep_limits_us, rung_sleeps, unrung_finds;
-  /* What operations cost (csrc/engine/usage.h); docs/stats.md defines each. Times in nanoseconds. */
+  /* What operations cost (csrc/engine/observe/usage.h); docs/stats.md defines each. Times in nanoseconds. */
   int64_t time_ns; /* since the engine was made */
   int64_t bytes, bus_bytes;
   int64_t negotiating_ns, waiting_ns, moving_ns;
@@ -329,8 +329,8 @@ HVDLITE_API int hvdlite_get_counters(hvdlite_engine* engine, hvdlite_counters* o
 HVDLITE_API int hvdlite_get_lateness(hvdlite_engine* engine, int64_t* operations,
                                      int64_t* nanoseconds, int32_t count);
 
-/* A trace of this rank's operations in Chrome's format (csrc/engine/timeline.h), from now until stop or another start. The file,
- * of at most max_bytes / 2, has a predecessor path.old of the same size. mark_cycles: bool. */
+/* A trace of this rank's operations in Chrome's format (csrc/engine/observe/timeline.h), from now until stop or another start.
+ * The file, of at most max_bytes / 2, has a predecessor path.old of the same size. mark_cycles: bool. */
 HVDLITE_API int hvdlite_timeline_start(hvdlite_engine* engine, const char* path, int64_t max_bytes,
                                        int mark_cycles);
 HVDLITE_API int hvdlite_timeline_stop(hvdlite_engine* engine);
@@ -411,7 +411,7 @@ typedef struct hvdlite_simulated {
 HVDLITE_API int hvdlite_simulate(int ranks, const int* hosts, uint64_t seed, int isa,
                                  int64_t segment_bytes, int64_t tile_bytes, int deterministic,
                                  int num_steps, const hvdlite_simulated* steps);
-/* Every interleaving of a small negotiation in shared memory (engine/ledger.h): a program for each of up to 3 members, and how
+/* Every interleaving of a small negotiation in shared memory (ledger.h): a program for each of up to 3 members, and how
  * often a verdict may close the ledger. Letters ask for a tensor (capitals with another content), + joins, . leaves; member 0
  * coordinates. broken_rule: 0, or the number of a rule of the ledger to break. An internal error tells what went wrong; states: how many different states there are. */
 HVDLITE_API int hvdlite_explore_ledger(const char* const* programs, int members, int closings,

@@ -1,5 +1,5 @@
 // The stall inspector by a clock of its own.
-#include "engine/stall.h"
+#include "engine/membership/stall.h"
 
 #include <algorithm>
 #include <functional>

@@ -1,0 +1,16 @@
+// How ranks and shapes read in messages to users.
+// Thread: pure functions, any. Owns: nothing. Blocks: no. Throws: std::bad_alloc.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace hvdlite::engine {
+
+// {0, 1, 2, 5} -> "ranks 0-2, 5"; {3} -> "rank 3".
+std::string format_ranks(std::vector<int> ranks);
+// {2, 3} -> "[2, 3]".
+std::string format_shape(const std::vector<std::int64_t>& shape);
+
+}  // namespace hvdlite::engine
