@@ -1,5 +1,4 @@
-// The C ABI of hvdlite.h over Engine (operations are in operations.cc, the parts for tests in kernels.cc, explore.cc and
-// simulate.cc).
+// The C ABI of hvdlite.h over Engine (operations are in operations.cc).
 
 #include "c_api/c_api.h"
 

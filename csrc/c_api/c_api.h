@@ -46,6 +46,9 @@ inline Engine& alive(hvdlite_engine* handle) {
   return *handle->engine;
 }
 
+// Of the name, texts and lists of `from`, which it borrows. Error(InvalidArgument) for codes that stand for nothing.
+RequestView view_of(const hvdlite_request& from);
+
 // Runs work() and returns HVDLITE_OK, or the code of what it threw with the text kept for the
 // caller.
 template <typename Work>

@@ -1,4 +1,4 @@
-// The part of the C ABI that exposes the fusion kernels of one GPU, for hvdlite.bench and tests.
+// The part of the C ABI that exposes the fusion kernels of one GPU, for hvdlite.bench.
 
 #include <chrono>
 #include <string>

@@ -13,10 +13,10 @@ using hvdlite::engine::Completion;
 using hvdlite::engine::Engine;
 using hvdlite::engine::guarded;
 using hvdlite::engine::Output;
-using hvdlite::engine::Request;
 using hvdlite::engine::RequestView;
 using hvdlite::engine::require;
 using hvdlite::engine::Submission;
+using hvdlite::engine::view_of;
 using hvdlite::engine::Watcher;
 using hvdlite::engine::Wire;
 namespace base = hvdlite::base;
@@ -55,7 +55,9 @@ Wire wire_of(std::int32_t flags) {
   return half ? Wire::kFloat16 : brain ? Wire::kBFloat16 : Wire::kSame;
 }
 
-RequestView view_of(const hvdlite_request& from) {
+}  // namespace
+
+RequestView hvdlite::engine::view_of(const hvdlite_request& from) {
   RequestView view;
   if (from.name != nullptr) view.name = from.name;
   view.kind = checked<base::OpKind>(from.kind, base::kNumOpKinds, "unknown kind of operation");
@@ -81,6 +83,8 @@ RequestView view_of(const hvdlite_request& from) {
   if (from.num_splits > 0) view.splits = {from.splits, static_cast<size_t>(from.num_splits)};
   return view;
 }
+
+namespace {
 
 Submission submission_of(const hvdlite_request& request) {
   return {view_of(request), request.input, request.output};
@@ -127,15 +131,6 @@ int hvdlite_submit_then(hvdlite_engine* engine, const hvdlite_request* requests,
     require(count > 0, "nothing to submit");
     auto watcher = std::make_unique<Watcher>(Watcher{.then = then, .data = data});
     submit(alive(engine), requests, count, true, handles, std::move(watcher));
-  });
-}
-
-int hvdlite_request_hashes(const hvdlite_request* request, uint64_t* name, uint64_t* content) {
-  return guarded([&] {
-    Request built = view_of(*request).copy({request->process_set, 0});
-    built.seal();
-    *name = built.name_hash;
-    *content = built.content_hash;
   });
 }
 

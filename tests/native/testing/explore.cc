@@ -1,12 +1,5 @@
-// hvdlite_explore_ledger: every interleaving of a small negotiation.
-//
-// Members with short programs, the ledger they share, and a coordinator are stepped in all possible orders, as long as that
-// leads to states not seen before. A step is what really happens at once: one announcement (in one hold of the lock), one
-// entry of the log read, one message delivered. What members and coordinator do is what Cycle and Coordinator do, reduced to
-// masks.
-//
-// Checked in every state: all members do the same in the same order. In every state without a next step: whatever every
-// member asked for was done by every member, and the table holds what is asked for and nothing else.
+#include "testing/explore.h"
+
 #include <algorithm>
 #include <cstring>
 #include <functional>
@@ -19,7 +12,11 @@
 #include "c_api/c_api.h"
 #include "engine/negotiation/ledger.h"
 
-namespace hvdlite::engine {
+namespace hvdlite::testing {
+
+using engine::Ledger;
+using engine::require;
+
 namespace {
 
 constexpr int kKeys = 4;
@@ -469,22 +466,18 @@ class Explorer {
 };
 
 }  // namespace
-}  // namespace hvdlite::engine
 
-int hvdlite_explore_ledger(const char* const* programs, int members, int closings, int broken_rule,
-                           int64_t* states) {
-  using namespace hvdlite::engine;
-  return guarded([&] {
-    require(members >= 1 && members <= kMost, "between 1 and 3 members can be explored");
-    std::vector<std::string> texts;
-    for (int m = 0; m < members; ++m) {
-      texts.emplace_back(programs[m]);
-      for (const char letter : texts.back()) {
-        require(letter == '+' || letter == '.' || (letter >= 'a' && letter < 'a' + kKeys) ||
-                    (letter >= 'A' && letter < 'A' + kKeys),
-                std::string("a program consists of a-d, A-D, + and ., not '") + letter + "'");
-      }
+std::int64_t explore_ledger(const std::vector<std::string>& programs, int closings,
+                            int broken_rule) {
+  require(!programs.empty() && programs.size() <= kMost, "between 1 and 3 members can be explored");
+  for (const std::string& program : programs) {
+    for (const char letter : program) {
+      require(letter == '+' || letter == '.' || (letter >= 'a' && letter < 'a' + kKeys) ||
+                  (letter >= 'A' && letter < 'A' + kKeys),
+              std::string("a program consists of a-d, A-D, + and ., not '") + letter + "'");
     }
-    *states = Explorer(std::move(texts), closings, broken_rule).run();
-  });
+  }
+  return Explorer(programs, closings, broken_rule).run();
 }
+
+}  // namespace hvdlite::testing

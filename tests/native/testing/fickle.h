@@ -14,7 +14,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "transport/forwarding.h"
+#include "testing/forwarding.h"
 
 namespace hvdlite::transport {
 

@@ -1,12 +1,5 @@
-// hvdlite_simulate: whole collectives of simulated ranks, stepped by one thread.
-//
-// Every rank gets an endpoint of one in-process fabric, a channel through its window, and the state
-// machines of one or several collectives, a few of them in flight at a time. A seeded generator
-// picks who starts or advances something next, starves some ranks for a while, interrupts a rank in
-// the middle of a step for some of the others', and reports some completions late, so that channels
-// and windows run out of step as they do on a real machine. The same seed gives the same schedule. A
-// collective that cannot go on is found, not waited for: if nothing moved during a full round in
-// which every unfinished rank was asked and no completion was withheld, nothing ever will.
+#include "testing/simulate.h"
+
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -20,10 +13,10 @@
 
 #include "c_api/c_api.h"
 #include "collectives/registry.h"
-#include "transport/fickle.h"
+#include "testing/fickle.h"
 #include "transport/inproc.h"
 
-namespace hvdlite::engine {
+namespace hvdlite::testing {
 
 namespace {
 
@@ -34,19 +27,8 @@ using collectives::Collective;
 using collectives::Comm;
 using collectives::Tuning;
 
-using Step = hvdlite_simulated;
-
-// The arguments of hvdlite_simulate.
-struct Simulation {
-  int ranks;
-  std::uint64_t seed;
-  int isa;  // negative: another one on each rank
-  std::int64_t segment_bytes;
-  std::int64_t tile_bytes;
-  bool deterministic;
-  std::vector<int> hosts;  // of each rank; empty: one for all
-  std::span<const Step> steps;
-};
+using engine::require;
+using Step = SimulatedStep;
 
 std::size_t size_from(std::int64_t value, const char* what) {
   if (value >= 0) return static_cast<std::size_t>(value);
@@ -108,13 +90,14 @@ std::unique_ptr<Collective> start(const Step& step, Comm comm, const Tuning& tun
   const int ranks = comm.size();
   const std::size_t pointers =
       static_cast<std::size_t>(step.parts) * static_cast<std::size_t>(rank);
-  const void* const* const inputs = step.inputs + pointers;
-  void* const* const outputs = step.outputs + pointers;
+  const void* const* const inputs = step.inputs.data() + pointers;
+  void* const* const outputs = step.outputs.data() + pointers;
   switch (static_cast<OpKind>(step.kind)) {
     case OpKind::kAllreduce: {
       collectives::AllreduceArgs args{{}, reduction_of(step), {}};
       for (int i = 0; i < step.parts; ++i) {
-        args.parts.push_back({inputs[i], outputs[i], size_from(step.counts[i], "a count")});
+        args.parts.push_back({inputs[i], outputs[i],
+                              size_from(step.counts[static_cast<std::size_t>(i)], "a count")});
       }
       if (open.data != nullptr) {
         collectives::AllreducePart& part = args.parts.front();
@@ -126,7 +109,8 @@ std::unique_ptr<Collective> start(const Step& step, Comm comm, const Tuning& tun
       }
       const auto& algorithm = find_algorithm(collectives::allreduce_algorithms(), step.algorithm);
       for (int r = 0; algorithm.in_arena && r < ranks; ++r) {
-        args.mapped.push_back(static_cast<std::byte*>(step.outputs[step.parts * r]));
+        args.mapped.push_back(
+            static_cast<std::byte*>(step.outputs[static_cast<std::size_t>(step.parts * r)]));
       }
       return algorithm.make(std::move(comm), std::move(args), tuning);
     }
@@ -334,11 +318,12 @@ class Scheduler {
         !find_algorithm(collectives::allreduce_algorithms(), step.algorithm).in_arena;
     const bool wants =
         run_.seed % 2 == 1 || (run_.seed / 2 + static_cast<std::uint64_t>(number)) % 3 != 0;
-    if (!suits || !wants || !memory || step.outputs[number] == nullptr) return open;
+    if (!suits || !wants || !memory || step.outputs[static_cast<std::size_t>(number)] == nullptr)
+      return open;
     open.bytes =
         size_from(step.counts[0], "a count") * base::size_of(static_cast<base::DType>(step.dtype));
     open.data = static_cast<std::byte*>(memory->get(open.bytes));
-    open.wanted = step.outputs[number];
+    open.wanted = step.outputs[static_cast<std::size_t>(number)];
     return open;
   }
 
@@ -380,6 +365,8 @@ class Scheduler {
 
 void check(const Simulation& run) {
   require(run.ranks >= 1, "ranks must be at least 1, but is " + std::to_string(run.ranks));
+  require(run.hosts.empty() || run.hosts.size() == static_cast<std::size_t>(run.ranks),
+          "simulate needs the number of a host for each rank, or none");
   require(run.isa <= static_cast<int>(kernels::Isa::kAvx512),
           "isa " + std::to_string(run.isa) + " is not one of 0 scalar, 1 avx2, 2 avx512");
   for (const Step& step : run.steps) {
@@ -388,11 +375,13 @@ void check(const Simulation& run) {
                 step.op <= static_cast<int>(base::ReduceOp::kProduct),
             "unknown kind " + std::to_string(step.kind) + ", dtype " + std::to_string(step.dtype) +
                 " or op " + std::to_string(step.op));
-    require(step.algorithm != nullptr, "the algorithm is null");
     require(step.parts >= 1, "parts must be at least 1, but is " + std::to_string(step.parts));
-    require(step.inputs != nullptr && step.outputs != nullptr, "inputs or outputs is null");
-    require(static_cast<OpKind>(step.kind) == OpKind::kBarrier || step.counts != nullptr,
-            "counts is null");
+    const auto expected =
+        static_cast<std::size_t>(run.ranks) * static_cast<std::size_t>(step.parts);
+    require(step.inputs.size() == expected && step.outputs.size() == expected,
+            "simulate needs one input and one output address for each part of each rank");
+    require(static_cast<OpKind>(step.kind) == OpKind::kBarrier || !step.counts.empty(),
+            "no counts are given");
     require(step.root >= 0 && step.root < run.ranks, "root " + std::to_string(step.root) +
                                                          " is not one of the ranks 0-" +
                                                          std::to_string(run.ranks - 1));
@@ -400,65 +389,42 @@ void check(const Simulation& run) {
 }
 
 template <typename Args>
-std::string names_of(std::span<const collectives::Algorithm<Args>> algorithms) {
-  std::string names;
+std::vector<std::string> names_of(std::span<const collectives::Algorithm<Args>> algorithms) {
+  std::vector<std::string> names;
   for (const auto& algorithm : algorithms) {
-    if (!algorithm.can_be_forced()) continue;
-    names += (names.empty() ? "" : ",") + std::string(algorithm.name);
+    if (algorithm.can_be_forced()) names.emplace_back(algorithm.name);
   }
   return names;
 }
 
-const char* names_of(OpKind kind) {
-  static const std::string allreduce = names_of(collectives::allreduce_algorithms());
-  static const std::string allgather = names_of(collectives::allgatherv_algorithms());
-  static const std::string broadcast = names_of(collectives::broadcast_algorithms());
-  static const std::string alltoall = names_of(collectives::alltoallv_algorithms());
-  static const std::string reducescatter = names_of(collectives::reducescatter_algorithms());
-  static const std::string barrier = names_of(collectives::barrier_algorithms());
-  switch (kind) {
+}  // namespace
+
+void simulate(const Simulation& run) {
+  check(run);
+  Scheduler(run).run();
+}
+
+std::vector<std::string> algorithms(int kind) {
+  switch (static_cast<OpKind>(kind)) {
     case OpKind::kAllreduce:
-      return allreduce.c_str();
+      return names_of(collectives::allreduce_algorithms());
     case OpKind::kAllgather:
-      return allgather.c_str();
+      return names_of(collectives::allgatherv_algorithms());
     case OpKind::kBroadcast:
-      return broadcast.c_str();
+      return names_of(collectives::broadcast_algorithms());
     case OpKind::kAlltoall:
-      return alltoall.c_str();
+      return names_of(collectives::alltoallv_algorithms());
     case OpKind::kReducescatter:
-      return reducescatter.c_str();
+      return names_of(collectives::reducescatter_algorithms());
     case OpKind::kBarrier:
-      return barrier.c_str();
+      return names_of(collectives::barrier_algorithms());
     case OpKind::kJoin:
     case OpKind::kAddProcessSet:
     case OpKind::kRemoveProcessSet:
       break;
   }
-  return nullptr;
+  throw Error(ErrorCode::kInvalidArgument,
+              "no operation that moves data has the number " + std::to_string(kind));
 }
 
-}  // namespace
-
-}  // namespace hvdlite::engine
-
-using hvdlite::base::OpKind;
-
-int hvdlite_simulate(int ranks, const int* hosts, uint64_t seed, int isa, int64_t segment_bytes,
-                     int64_t tile_bytes, int deterministic, int num_steps,
-                     const hvdlite_simulated* steps) {
-  return hvdlite::engine::guarded([&] {
-    hvdlite::engine::Simulation run{
-        ranks,      seed,
-        isa,        segment_bytes,
-        tile_bytes, deterministic != 0,
-        {},         {steps, static_cast<std::size_t>(std::max(num_steps, 0))}};
-    hvdlite::engine::check(run);
-    if (hosts != nullptr) run.hosts.assign(hosts, hosts + ranks);
-    hvdlite::engine::Scheduler(run).run();
-  });
-}
-
-const char* hvdlite_algorithms(int kind) {
-  if (kind < 0 || kind >= hvdlite::base::kNumOpKinds) return nullptr;
-  return hvdlite::engine::names_of(static_cast<OpKind>(kind));
-}
+}  // namespace hvdlite::testing
