@@ -4,6 +4,7 @@
 #include <array>
 
 #include "engine/engine.h"
+#include "engine/model/text.h"
 
 namespace hvdlite::engine {
 

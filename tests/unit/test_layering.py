@@ -82,10 +82,6 @@ BELOW_EXECUTOR = {"host", "gpu"}
 UPWARD = {
     ("negotiation/agreements.cc", "engine/cycle.h"): "the ledger is no port of Negotiation yet",
     ("negotiation/set_changes.cc", "engine/cycle.h"): "Cycle owns the process sets",
-    ("membership/endings.cc", "engine/cycle.h"): "Membership is no machine yet",
-    ("membership/other_hosts.cc", "engine/cycle.h"): "the same",
-    ("membership/stall_watch.cc", "engine/cycle.h"): "the same",
-    ("membership/watch.cc", "engine/cycle.h"): "the same",
 }
 
 MODULES = sorted(PACKAGE.rglob("*.py"))

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "engine/membership/hashing.h"
 #include "engine/model/text.h"
 
 namespace hvdlite::engine {
@@ -40,10 +41,11 @@ void DeadlockDetector::report(int rank, BlockedReport report) {
   reports_[rank] = std::move(report);
 }
 
-std::vector<int> DeadlockDetector::missing(const OpenOperation& operation) const {
+std::vector<int> DeadlockDetector::missing(const OpenOperation& operation,
+                                           const Roster& roster) const {
   std::vector<int> ranks;
   const auto& others = operation.not_asking;
-  for (const int member : members_of_(operation.set)) {
+  for (const int member : roster.members_of(operation.set)) {
     if (std::find(others.begin(), others.end(), member) != others.end()) continue;
     const auto report = reports_.find(member);
     if (report == reports_.end() || !takes_part(report->second.open, operation)) {
@@ -53,12 +55,13 @@ std::vector<int> DeadlockDetector::missing(const OpenOperation& operation) const
   return ranks;
 }
 
-bool DeadlockDetector::is_stuck(const BlockedReport& report, const std::set<int>& among) const {
+bool DeadlockDetector::is_stuck(const BlockedReport& report, const std::set<int>& among,
+                                const Roster& roster) const {
   bool waits = false;
   for (const OpenOperation& operation : report.open) {
     if (!operation.waited_for) continue;
     waits = true;
-    const std::vector<int> ranks = missing(operation);
+    const std::vector<int> ranks = missing(operation, roster);
     if (std::none_of(ranks.begin(), ranks.end(), [&](int rank) { return among.contains(rank); })) {
       return false;
     }
@@ -66,13 +69,13 @@ bool DeadlockDetector::is_stuck(const BlockedReport& report, const std::set<int>
   return waits;
 }
 
-std::set<int> DeadlockDetector::find_stuck() const {
+std::set<int> DeadlockDetector::find_stuck(const Roster& roster) const {
   std::set<int> stuck;
   for (const auto& [rank, report] : reports_) stuck.insert(rank);
   for (bool changed = true; changed;) {
     changed = false;
     for (auto rank = stuck.begin(); rank != stuck.end();) {
-      if (is_stuck(reports_.at(*rank), stuck)) {
+      if (is_stuck(reports_.at(*rank), stuck, roster)) {
         ++rank;
       } else {
         rank = stuck.erase(rank);
@@ -83,9 +86,10 @@ std::set<int> DeadlockDetector::find_stuck() const {
   return stuck;
 }
 
-DeadlockDetector::Actions DeadlockDetector::tick(base::Clock::time_point now) {
+DeadlockDetector::Actions DeadlockDetector::tick(base::Clock::time_point now,
+                                                 const Roster& roster) {
   Actions actions;
-  std::set<int> stuck = find_stuck();
+  std::set<int> stuck = find_stuck(roster);
   std::map<int, std::uint64_t> versions;
   for (const int rank : stuck) versions[rank] = reports_.at(rank).version;
   if (stuck != suspects_ || versions != suspect_versions_) {
@@ -104,7 +108,7 @@ DeadlockDetector::Actions DeadlockDetector::tick(base::Clock::time_point now) {
     return actions;
   }
   if (!unanswered_.empty()) return actions;
-  actions.verdicts = judge(suspects_);
+  actions.verdicts = judge(suspects_, roster);
   for (const int rank : suspects_) reports_.erase(rank);
   suspects_.clear();
   suspect_versions_.clear();
@@ -112,7 +116,8 @@ DeadlockDetector::Actions DeadlockDetector::tick(base::Clock::time_point now) {
   return actions;
 }
 
-std::vector<Verdict> DeadlockDetector::judge(const std::set<int>& stuck) const {
+std::vector<Verdict> DeadlockDetector::judge(const std::set<int>& stuck,
+                                             const Roster& roster) const {
   std::string text =
       "deadlock: ranks wait for operations that other ranks, themselves waiting, have not "
       "submitted:";
@@ -120,7 +125,7 @@ std::vector<Verdict> DeadlockDetector::judge(const std::set<int>& stuck) const {
   for (const int rank : stuck) {
     std::string waits;
     for (const OpenOperation& operation : reports_.at(rank).open) {
-      const std::vector<int> lacking = missing(operation);
+      const std::vector<int> lacking = missing(operation, roster);
       if (lacking.empty()) continue;
       doomed[operation.set].insert(operation.name);
       if (!operation.waited_for) continue;
@@ -137,6 +142,23 @@ std::vector<Verdict> DeadlockDetector::judge(const std::set<int>& stuck) const {
     verdicts.push_back({set, std::vector<std::string>(names.begin(), names.end()), text});
   }
   return verdicts;
+}
+
+void DeadlockDetector::add_to(base::Hasher& hasher) const {
+  hasher.add(reports_.size());
+  for (const auto& [rank, report] : reports_) {
+    hasher.add_signed(rank);
+    add_message(hasher, report);
+  }
+  hasher.add(suspect_versions_.size());
+  for (const auto& [rank, version] : suspect_versions_) {
+    hasher.add_signed(rank);
+    hasher.add(version);
+  }
+  add_time(hasher, since_);
+  hasher.add(probe_);
+  hasher.add(probing_ ? 1 : 0);
+  add_ranks(hasher, unanswered_);
 }
 
 }  // namespace hvdlite::engine

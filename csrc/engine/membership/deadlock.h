@@ -1,5 +1,5 @@
 // Finds ranks that wait for each other for ever. Pure: reports in, probes and verdicts out.
-// Thread: the holder of the progress token of rank 0. Owns: the last report of each rank. Blocks: no. Throws: nothing.
+// Thread: one at a time. Owns: the last report of each rank. Blocks: no. Throws: nothing.
 //
 // A rank is blocked when every thread of it that ever waits now sleeps on an operation that is not agreed. Of the blocked ranks
 // those are stuck whose every awaited operation lacks a stuck rank (the greatest such set). Since reports travel, a finding
@@ -7,22 +7,21 @@
 // report. Operations of unequal kind, misspelt names and missing tensors all end up here.
 #pragma once
 
-#include <functional>
 #include <map>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "base/thread.h"
+#include "engine/membership/roster.h"
 #include "engine/model/messages.h"
 
 namespace hvdlite::engine {
 
 class DeadlockDetector {
  public:
-  // members_of: the global ranks of a set. patience: how long a finding must hold before it is probed.
-  DeadlockDetector(std::function<std::vector<int>(SetId)> members_of, base::microseconds patience)
-      : members_of_(std::move(members_of)), patience_(patience) {}
+  // patience: how long a finding must hold before it is probed.
+  explicit DeadlockDetector(base::microseconds patience) : patience_(patience) {}
 
   void report(int rank, BlockedReport report);
 
@@ -31,17 +30,19 @@ class DeadlockDetector {
     std::uint64_t number = 0;
     std::vector<Verdict> verdicts;  // what can never complete, by process set
   };
-  Actions tick(base::Clock::time_point now);
+  Actions tick(base::Clock::time_point now, const Roster& roster);
   // Is there anything to tick for?
   bool watching() const { return !reports_.empty(); }
 
- private:
-  std::set<int> find_stuck() const;
-  std::vector<int> missing(const OpenOperation& operation) const;
-  bool is_stuck(const BlockedReport& report, const std::set<int>& among) const;
-  std::vector<Verdict> judge(const std::set<int>& stuck) const;
+  void add_to(base::Hasher& hasher) const;
 
-  std::function<std::vector<int>(SetId)> members_of_;
+ private:
+  std::set<int> find_stuck(const Roster& roster) const;
+  std::vector<int> missing(const OpenOperation& operation, const Roster& roster) const;
+  bool is_stuck(const BlockedReport& report, const std::set<int>& among,
+                const Roster& roster) const;
+  std::vector<Verdict> judge(const std::set<int>& stuck, const Roster& roster) const;
+
   base::microseconds patience_;
   std::map<int, BlockedReport> reports_;  // of blocked ranks
   std::set<int> suspects_;

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "engine/membership/hashing.h"
+
 namespace hvdlite::engine {
 
 using base::Clock;
@@ -43,6 +45,16 @@ Heartbeat::Actions Heartbeat::tick(Clock::time_point now) {
     if (now - when > timeout_) actions.silent.push_back(host);
   }
   return actions;
+}
+
+void Heartbeat::add_to(base::Hasher& hasher) const {
+  hasher.add(heard_.size());
+  for (const auto& [host, when] : heard_) {
+    hasher.add_signed(host);
+    add_time(hasher, when);
+  }
+  add_time(hasher, looked_);
+  add_time(hasher, sent_);
 }
 
 }  // namespace hvdlite::engine

@@ -1,5 +1,5 @@
 // Which other hosts still answer: when to give them a sign of life, and which of them has given none for too long. Pure.
-// Thread: the holder of the progress token. Owns: when each host was heard last. Blocks: no. Throws: nothing.
+// Thread: one at a time. Owns: when each host was heard last. Blocks: no. Throws: nothing.
 //
 // The leaders of the hosts (their lowest ranks) send each other a message at intervals, without asking for an answer: an engine
 // makes passes while its program computes, so who is busy still sends. Everything else that comes from a host is a sign of its
@@ -10,6 +10,7 @@
 #include <map>
 #include <vector>
 
+#include "base/hash.h"
 #include "base/thread.h"
 
 namespace hvdlite::engine {
@@ -29,9 +30,11 @@ class Heartbeat {
   };
   Actions tick(base::Clock::time_point now);
 
+  void add_to(base::Hasher& hasher) const;
+
  private:
-  const base::microseconds timeout_;
-  const base::microseconds interval_;
+  base::microseconds timeout_;
+  base::microseconds interval_;
   std::map<int, base::Clock::time_point> heard_;  // by leader
   base::Clock::time_point looked_;
   base::Clock::time_point sent_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/text.h"
+#include "engine/membership/hashing.h"
 #include "engine/model/request.h"
 
 namespace hvdlite::engine {
@@ -81,15 +82,18 @@ double StallInspector::age(std::uint64_t record, Time now) const {
   return found != submitted_.end() ? seconds_between(found->first, now) : 0.0;
 }
 
-StallInspector::Actions StallInspector::look(Time now, std::span<const Stalled> stalled) {
+StallInspector::Actions StallInspector::look(Time now, std::span<const Stalled> stalled,
+                                             const Roster& roster, const StateOf& state_of) {
   Actions actions;
   end_episodes(now, stalled, actions);
-  if (!inquiry_ && !begin(now, stalled, true, actions)) begin(now, stalled, false, actions);
+  if (!inquiry_ && !begin(now, stalled, true, roster, actions)) {
+    begin(now, stalled, false, roster, actions);
+  }
   if (!inquiry_) return actions;
   const bool answered = std::ranges::all_of(
       inquiry_->answers, [](const auto& answer) { return answer.second.has_value(); });
   if (answered || seconds_between(inquiry_->since, now) >= patience()) {
-    conclude(now, stalled, actions);
+    conclude(now, stalled, {roster, state_of}, actions);
   }
   return actions;
 }
@@ -118,9 +122,9 @@ bool StallInspector::is_told(std::uint64_t record) const {
 }
 
 bool StallInspector::begin(Time now, std::span<const Stalled> stalled, bool last,
-                           Actions& actions) {
+                           const Roster& roster, Actions& actions) {
   if (limit(last) <= 0 || now < next_[last ? 1 : 0]) return false;
-  const double late = limit(last) + std::min(kStagger * job_.rank, kLongestStagger);
+  const double late = limit(last) + std::min(kStagger * rank_, kLongestStagger);
   std::vector<const Stalled*> chosen;
   bool any = false;
   for (const Stalled& each : stalled) {
@@ -142,11 +146,11 @@ bool StallInspector::begin(Time now, std::span<const Stalled> stalled, bool last
   for (const Stalled* each : chosen) {
     const Request& request = *each->request;
     question.operations.push_back({each->record, request.set, request.name, describe(request),
-                                   each->under_way, job_.others(request)});
+                                   each->under_way, roster.needed_for(request)});
     actions.inquiry.operations.push_back({request.set, request.name});
     actions.inquiry.where = actions.inquiry.where || last || !is_told(each->record);
     for (const int rank : question.operations.back().others) {
-      if (!job_.has_left(rank)) question.answers.emplace(rank, std::nullopt);
+      if (!roster.has_left(rank)) question.answers.emplace(rank, std::nullopt);
     }
   }
   for (const auto& [rank, answer] : question.answers) actions.ask.push_back(rank);
@@ -167,7 +171,7 @@ void StallInspector::hear(int rank, Whereabouts answer) {
 
 bool StallInspector::claim(int rank, SetId set, bool last, Time now) {
   const auto of_set = [&](const auto& each) { return each.set == set; };
-  const bool asks = inquiry_ && inquiry_->last == last && job_.rank < rank &&
+  const bool asks = inquiry_ && inquiry_->last == last && rank_ < rank &&
                     std::ranges::any_of(inquiry_->operations, of_set);
   // Whoever has told of a stall in the set goes on with it.
   const bool told = !last && !episodes_.empty() && !in_hand(set, last, now);
@@ -222,14 +226,15 @@ std::vector<StallInspector::Group> StallInspector::group(Time now, const Questio
   return groups;
 }
 
-void StallInspector::conclude(Time now, std::span<const Stalled> stalled, Actions& actions) {
+void StallInspector::conclude(Time now, std::span<const Stalled> stalled, const Names& names,
+                              Actions& actions) {
   const Question question = std::move(*inquiry_);
   inquiry_.reset();
   const std::vector<Group> groups = group(now, question, stalled);
   std::string verdict;
   for (const Group& each : groups) {
     if (question.last) {
-      verdict += (verdict.empty() ? "" : "; ") + tell(each, question);
+      verdict += (verdict.empty() ? "" : "; ") + tell(each, question, names);
       continue;
     }
     auto told = std::ranges::find(episodes_, each.missing, &Episode::missing);
@@ -239,7 +244,7 @@ void StallInspector::conclude(Time now, std::span<const Stalled> stalled, Action
         ending = "; all ranks give up after " + in_seconds(limits_.give_up) +
                  " (HVDLITE_STALL_SHUTDOWN_TIME_SECONDS)";
       }
-      actions.warnings.push_back("stall: " + tell(each, question) + ending);
+      actions.warnings.push_back("stall: " + tell(each, question, names) + ending);
       told = episodes_.insert(episodes_.end(),
                               {each.missing, {}, list(each), now - from_seconds(each.age)});
     }
@@ -261,7 +266,7 @@ std::string StallInspector::list(const Group& group) {
   return text;
 }
 
-std::string StallInspector::tell(const Group& group, const Question& question) const {
+std::string StallInspector::tell(const Group& group, const Question& question, const Names& names) {
   const bool many = group.operations.size() > 1;
   std::string text = list(group) + (many ? " have" : " has") + " waited " + in_seconds(group.age);
   if (group.missing.empty()) {
@@ -271,7 +276,7 @@ std::string StallInspector::tell(const Group& group, const Question& question) c
   }
   const std::size_t named = std::min(group.missing.size(), kRanksNamed);
   for (std::size_t i = 0; i < named; ++i) {
-    text += (i > 0 ? ", and for " : " for ") + where_is(group.missing[i], many, question);
+    text += (i > 0 ? ", and for " : " for ") + where_is(group.missing[i], many, question, names);
   }
   if (named < group.missing.size()) {
     text += ", and for " + std::to_string(group.missing.size() - named) + " more ranks";
@@ -279,17 +284,67 @@ std::string StallInspector::tell(const Group& group, const Question& question) c
   return text;
 }
 
-std::string StallInspector::where_is(int rank, bool many, const Question& question) const {
-  std::string text = job_.describe(rank) + ", which ";
+std::string StallInspector::where_is(int rank, bool many, const Question& question,
+                                     const Names& names) {
+  std::string text = names.roster.describe(rank) + ", which ";
   const auto answer = question.answers.find(rank);
   if (answer == question.answers.end()) return text + "has left";
   if (!answer->second) {
-    const std::string state = job_.state_of(rank);
+    const std::string state = names.state_of(rank);
     return text + "does not answer" + (state.empty() ? "" : ": " + state);
   }
   const std::string& where = answer->second->text;
   return text + "has not submitted " + (many ? "them" : "it") +
          (where.empty() ? "" : ": " + shortened(where, kMostText / kNamed));
+}
+
+void StallInspector::add_to(base::Hasher& hasher) const {
+  add_time(hasher, looked_at_.value_or(Time()));
+  hasher.add(submitted_.size());
+  for (const auto& [when, number] : submitted_) {
+    add_time(hasher, when);
+    hasher.add(number);
+  }
+  hasher.add(activity_);
+  add_time(hasher, moved_at_);
+  hasher.add(numbers_);
+  if (inquiry_) add_to(hasher, *inquiry_);
+  for (const Time time : next_) add_time(hasher, time);
+  hasher.add(episodes_.size());
+  for (const Episode& episode : episodes_) {
+    add_ranks(hasher, episode.missing);
+    hasher.add(episode.records.size());
+    for (const std::uint64_t record : episode.records) hasher.add(record);
+    hasher.add_text(episode.text);
+    add_time(hasher, episode.since);
+  }
+  hasher.add(in_hand_.size());
+  for (const auto& [what, until] : in_hand_) {
+    hasher.add_pair(what.first.id, static_cast<std::int32_t>(what.first.epoch));
+    hasher.add(what.second ? 1 : 0);
+    add_time(hasher, until);
+  }
+  hasher.add(unexplained_.size());
+  for (const std::uint64_t record : unexplained_) hasher.add(record);
+}
+
+void StallInspector::add_to(base::Hasher& hasher, const Question& question) {
+  hasher.add_pair(question.last ? 1 : 0, question.moving ? 1 : 0);
+  hasher.add(question.number);
+  hasher.add(question.all);
+  add_time(hasher, question.since);
+  hasher.add(question.operations.size());
+  for (const Asked& asked : question.operations) {
+    hasher.add(asked.record);
+    hasher.add(asked.under_way ? 1 : 0);
+    hasher.add_text(asked.text);
+    add_ranks(hasher, asked.others);
+  }
+  hasher.add(question.answers.size());
+  for (const auto& [rank, answer] : question.answers) {
+    hasher.add_pair(rank, answer ? 1 : 0);
+    if (answer) add_message(hasher, *answer);
+  }
 }
 
 }  // namespace hvdlite::engine

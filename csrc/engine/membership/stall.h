@@ -1,6 +1,6 @@
 // Notices operations that do not come on, finds out for which ranks they wait and where those are, and gives up in the end.
 // Pure: what is open, answers and the time in; questions, lines and a verdict out.
-// Thread: the holder of the progress token. Owns: what it knows of stalls, and the question under way. Blocks: no.
+// Thread: one at a time. Owns: what it knows of stalls, and the question under way. Blocks: no.
 // Throws: nothing.
 //
 // A deadlock is found in a second or two (deadlock.h). This is for a rank that computes, hangs or is stopped while others wait,
@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "base/thread.h"
+#include "engine/membership/roster.h"
 #include "engine/model/messages.h"
 
 namespace hvdlite::engine {
@@ -46,16 +47,7 @@ class StallInspector {
     double give_up = 0;
     double least() const;
   };
-  // What it wants to know of the job.
-  struct Job {
-    int rank = 0;
-    std::function<std::vector<int>(const Request&)> others;  // ranks that it needs besides this one
-    std::function<bool(int)> has_left;
-    std::function<std::string(int)> describe;  // "rank 1 (host a, pid 17)"
-    std::function<std::string(int)>
-        state_of;  // what is seen from here of a rank that does not answer, or ""
-  };
-  StallInspector(Limits limits, Job job) : limits_(limits), job_(std::move(job)) {}
+  StallInspector(Limits limits, int rank) : limits_(limits), rank_(rank) {}
 
   // Is it time to look? Between two looks nothing has to be told.
   bool due(Time now) const;
@@ -76,10 +68,15 @@ class StallInspector {
     std::vector<std::string> news;  // of stalls that are over
     std::string verdict;            // not empty: everything is to end, for this cause
   };
-  Actions look(Time now, std::span<const Stalled> stalled);
+  // What is seen from here of a rank that does not answer, or "".
+  using StateOf = std::function<std::string(int)>;
+  Actions look(Time now, std::span<const Stalled> stalled, const Roster& roster,
+               const StateOf& state_of);
   void hear(int rank, Whereabouts answer);
   // A rank asks of an operation in this set for which this rank waits, too. True if this one looks after it already.
   bool claim(int rank, SetId set, bool last, Time now);
+
+  void add_to(base::Hasher& hasher) const;
 
  private:
   // One operation that is asked for.
@@ -116,20 +113,27 @@ class StallInspector {
   };
 
   void end_episodes(Time now, std::span<const Stalled> stalled, Actions& actions);
-  bool begin(Time now, std::span<const Stalled> stalled, bool last, Actions& actions);
-  void conclude(Time now, std::span<const Stalled> stalled, Actions& actions);
+  // How ranks are called in a text, and what is seen of them.
+  struct Names {
+    const Roster& roster;
+    const StateOf& state_of;
+  };
+  bool begin(Time now, std::span<const Stalled> stalled, bool last, const Roster& roster,
+             Actions& actions);
+  void conclude(Time now, std::span<const Stalled> stalled, const Names& names, Actions& actions);
   std::vector<Group> group(Time now, const Question& question, std::span<const Stalled> stalled);
   bool in_hand(SetId set, bool last, Time now) const;
   bool is_told(std::uint64_t record) const;
   bool is_missing(const Question& question, std::size_t index, int rank) const;
   double limit(bool last) const { return last ? limits_.give_up : limits_.warn; }
   double patience() const;
-  std::string tell(const Group& group, const Question& question) const;
-  std::string where_is(int rank, bool many, const Question& question) const;
+  static std::string tell(const Group& group, const Question& question, const Names& names);
+  static std::string where_is(int rank, bool many, const Question& question, const Names& names);
   static std::string list(const Group& group);
+  static void add_to(base::Hasher& hasher, const Question& question);
 
-  const Limits limits_;
-  const Job job_;
+  Limits limits_;
+  int rank_;
   std::optional<Time> looked_at_;
   std::deque<std::pair<Time, std::uint64_t>> submitted_;  // numbers given out up to each time
   std::uint64_t activity_ = 0;

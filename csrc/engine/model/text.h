@@ -1,4 +1,4 @@
-// How ranks and shapes read in messages to users.
+// What messages to users have in common, and how ranks and shapes read there.
 // Thread: pure functions, any. Owns: nothing. Blocks: no. Throws: std::bad_alloc.
 #pragma once
 
@@ -7,6 +7,10 @@
 #include <vector>
 
 namespace hvdlite::engine {
+
+// The text that users of Horovod search their logs for.
+inline constexpr const char* kShutDown = "Horovod has been shut down";
+inline constexpr const char* kShutDownHere = "this rank has shut down. Horovod has been shut down";
 
 // {0, 1, 2, 5} -> "ranks 0-2, 5"; {3} -> "rank 3".
 std::string format_ranks(std::vector<int> ranks);

@@ -281,7 +281,7 @@ bool Cycle::read_ledger(ProcessSet& set, std::vector<Entry>& taken) {
       case Ledger::Kind::kClosed:
         go_by_message(set, accord.take_all());
         ++accord.closings;
-        accord.tells_closing = !said_goodbye_;
+        accord.tells_closing = !membership_.said_goodbye();
         break;
       case Ledger::Kind::kList:
         break;
@@ -344,7 +344,7 @@ void Cycle::carry_out_verdicts(ProcessSet& set) {
   Ledger& ledger = accord.ledger();
   if (accord.verdicts.empty() || accord.to_close || ledger.is_open() || ledger.has_news()) return;
   for (std::size_t member = 0; member < set.members->size(); ++member) {
-    const bool there = !left_.contains((*set.members)[member]);
+    const bool there = !membership_.roster().has_left((*set.members)[member]);
     if (there && accord.closings_of[member] < accord.closings) return;
   }
   for (const Verdict& verdict : std::exchange(accord.verdicts, {})) {

@@ -90,6 +90,7 @@ void Cycle::insert_set(SetId id, std::vector<int> members) {
   const collectives::SharedChannel* channel = set->shared.channel.get();
   const bool shares_memory = size == 1 || (channel && channel->size() == static_cast<int>(size));
   shared_.sets.add({id, set->members, set->index, shares_memory});
+  membership_.add_set(id, set->members);
   sets_[id.id] = std::move(set);
 }
 
@@ -190,6 +191,7 @@ void Cycle::remove_set(std::int32_t id) {
   if (found == sets_.end()) return;
   HVD_CHECK(!found->second->has_pending());
   shared_.sets.remove(id);
+  membership_.remove_set(found->second->id);
   shared_.numbering.forget(found->second->id);
   executor_.forget(found->second->id);
   for (Region& region : regions_) {

@@ -63,10 +63,9 @@ ROWS = (
     Mutant(
         "stall-others-of-set",
         "a rank outside of the operation's process set is asked, too",
-        "csrc/engine/membership/stall_watch.cc",
-        "    for (const int member : *set->members) {\n      if (member != transport_.rank() && request.asks(member))",
-        "    for (int member = 0; member < transport_.size(); ++member) {\n"
-        "      if (member != transport_.rank() && request.asks(member))",
+        "csrc/engine/membership/roster.cc",
+        "for (const int member : members_of(request.set))",
+        "for (int member = 0; member < size(); ++member)",
         guards.STALLS,
     ),
     Mutant(

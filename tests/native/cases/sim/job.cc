@@ -7,6 +7,7 @@
 #include <numeric>
 #include <sstream>
 
+#include "engine/model/text.h"
 #include "engine/negotiation/ledger.h"
 #include "engine/pacing.h"
 #include "harness.h"
