@@ -16,7 +16,7 @@ FRAMEWORKS := 'torch==2.13.0' 'tensorflow-cpu==2.21.0' \
   'keras==3.15.1; python_version>="3.11"' 'jax==0.10.2; python_version>="3.11"'
 
 BUILD_INPUTS := setup.py pyproject.toml CMakeLists.txt hvdlite/_version.py $(wildcard _build/*.py)
-NATIVE_INPUTS := $(shell find csrc -type f)
+NATIVE_INPUTS := $(shell find csrc tests/native -type f)
 CXX_FILES = $(shell find csrc tests -name '*.h' -o -name '*.cc' -o -name '*.cu')
 
 # Any number of ranks on any number of cores, also for root (in a container).
@@ -43,7 +43,7 @@ $(VENV)/.installed: $(BUILD_INPUTS) | $(VENV)/.frameworks
 
 # Native code that changed since is built again without pip.
 $(VENV)/.native: $(VENV)/.installed $(NATIVE_INPUTS)
-	test -z "$$(find csrc -type f -newer $(VENV)/.installed)" || $(MAKE) develop
+	test -z "$$(find csrc tests/native -type f -newer $(VENV)/.installed)" || $(MAKE) develop
 	touch $@
 
 # What building without pip's isolation needs.

@@ -65,7 +65,7 @@ class CMakeBuild(build_ext):
         stamp.write_text(text)
 
     def _for_tests(self) -> bool:
-        """Is this a build to test from, in the source tree or with sanitizers? A wheel needs no fake GPUs."""
+        """Is this a build to test from, in the source tree or with sanitizers? A wheel needs none of tests/native."""
         return bool(self.editable_mode or self.inplace or os.environ.get("HVDLITE_SANITIZE"))
 
     def _install(self, folder: Path, prefix: Path) -> None:

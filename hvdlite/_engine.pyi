@@ -306,34 +306,8 @@ def cuda_version(libraries: str) -> tuple[int, int]:
 def nccl_version(libraries: str) -> int:
     """NCCL's version code (22703 for 2.27.3); raises UnsupportedError."""
 
-def dtype_names() -> list[str]:
-    """Names of the dtype codes, in order (a test compares them with hvdlite.dtypes)."""
-
 def config_fields() -> dict[str, Any]:
     """The engine's knobs and their native defaults (a test compares them with hvdlite.config)."""
-
-def explore_ledger(programs: Sequence[str], closings: int = 0, broken_rule: int = 0) -> int: ...
-def request_hashes(request: tuple[Any, ...]) -> tuple[int, int]:
-    """The hashes of a request, a tuple of Engine.submit's arguments: of set and name, and of the content to agree on."""
-
-def algorithms(kind: int) -> list[str]: ...
-def isa_supported(isa: int) -> bool: ...
-def accumulator_of(dtype: int, op: int) -> int: ...
-def try_stores(ordinary: Sequence[float], streaming: Sequence[float], kinds: Sequence[int]) -> list[bool]: ...
-def test_kernel(
-    which: int, isa: int, dtype: int, op: int, out: int, lhs: int, rhs: int, n: int, factor: float = 1.0, divisor: int = 1
-) -> None: ...
-def test_fold(
-    isa: int,
-    dtype: int,
-    op: int,
-    outputs: Sequence[int],
-    inputs: Sequence[int],
-    n: int,
-    prescale: float = 1.0,
-    postscale: float = 1.0,
-    divisor: int = 1,
-) -> None: ...
 
 class HandleState:
     """The members of `hvdlite.handles.Handle`. It is derived from: calls _leave if let go with operations in flight."""
@@ -419,42 +393,4 @@ def launch(
 
     The handle is added to the list, the gradients are dirty no longer, and the bucket is launched in the pass `stamp`: all
     of that or, if this raises, nothing.
-    """
-
-class SimulatedStep:
-    """One collective for simulate()."""
-
-    @property
-    def algorithm(self) -> str: ...
-    def __init__(
-        self,
-        kind: int,
-        algorithm: str,
-        inputs: Sequence[int],
-        outputs: Sequence[int],
-        counts: Sequence[int],
-        dtype: int = 10,
-        op: int = 1,
-        prescale: float = 1.0,
-        postscale: float = 1.0,
-        divisor: int = 1,
-        root: int = 0,
-        parts: int = 1,
-    ) -> None:
-        """Addresses are those of each rank's parts, rank by rank."""
-
-def simulate(
-    ranks: int,
-    steps: Sequence[SimulatedStep],
-    seed: int = 0,
-    isa: int = 0,
-    segment_bytes: int = 262144,
-    tile_bytes: int = 262144,
-    deterministic: bool = False,
-    hosts: Sequence[int] = [],
-) -> None:
-    """Steps the state machines of `ranks` ranks to completion in this thread, in an order drawn from seed.
-
-    The collectives are started one after the other, a few at a time. isa < 0 gives ranks different instruction sets. hosts: the
-    number of each rank's host; without, all are on one.
     """

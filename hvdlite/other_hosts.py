@@ -2,7 +2,8 @@
 
 The first ranks of the hosts, their leaders, send each other empty messages now and then, each from a thread of its own, since
 its program may compute. Who is silent is asked by whoever waits (peers.py), and has been heard before: there is none of this
-before all processes know each other. csrc/engine/heartbeat.h is the same between engines, which do not depend on the GIL.
+before all processes know each other. csrc/engine/membership/heartbeat.h is the same between engines, which do not depend on
+the GIL.
 """
 
 import threading

@@ -1,6 +1,6 @@
 """What communication costs this rank: `stats`, a snapshot of counters, whose difference is what an interval cost.
 
-The native engine counts (csrc/engine/usage.h); docs/stats.md says how to read the numbers.
+The native engine counts (csrc/engine/observe/usage.h); docs/stats.md says how to read the numbers.
 """
 
 from dataclasses import dataclass, fields

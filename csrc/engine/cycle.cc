@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <numeric>
 
+#include "engine/model/text.h"
+#include "engine/negotiation/fusion_planner.h"
+
 namespace hvdlite::engine {
 
 using base::Clock;
@@ -45,6 +48,21 @@ Patience patience_of(double cycle_time_ms, int ranks) {
   return {.since_first = cycle, .since_last = ranks > 1 ? cycle / kPausesInCycle : nothing};
 }
 
+Roster roster_of(const transport::Transport& transport) {
+  std::vector<Roster::Rank> ranks;
+  ranks.reserve(static_cast<std::size_t>(transport.size()));
+  for (int rank = 0; rank < transport.size(); ++rank) {
+    ranks.push_back({transport.host_of(rank), transport.describe_peer(rank)});
+  }
+  return {transport.rank(), std::move(ranks)};
+}
+
+Membership::Limits limits_of(const base::Config& config) {
+  return {.deadlock = config.deadlock_timeout,
+          .stall = {config.stall_check_time_seconds, config.stall_shutdown_time_seconds},
+          .peer = config.peer_timeout};
+}
+
 }  // namespace
 
 Cycle::Cycle(transport::Transport& transport, SharedState& shared, collectives::Selection selection)
@@ -59,7 +77,9 @@ Cycle::Cycle(transport::Transport& transport, SharedState& shared, collectives::
           [this](std::span<const Entry> entries) { shared_.reached(entries, Stage::kStarted); },
           [this](std::span<const Entry> entries, const Status& status) {
             finish(entries, status);
-          }) {
+          }),
+      membership_(roster_of(transport), limits_of(shared.config), shared.time.now()),
+      facts_(make_facts()) {
   if (transport_.window() != nullptr) {
     regions_.resize(static_cast<std::size_t>(transport_.window()->regions()));
   }
@@ -67,16 +87,6 @@ Cycle::Cycle(transport::Transport& transport, SharedState& shared, collectives::
   std::iota(world.begin(), world.end(), 0);
   create_set(world);
   agrees_in_memory_ = sets_.begin()->second->accord != nullptr;
-  begin_heartbeat();
-  inspector_ = make_inspector();
-  if (transport.rank() == 0) {
-    detector_ = std::make_unique<DeadlockDetector>(
-        [this](SetId id) {
-          const ProcessSet* set = find_set(id);
-          return set != nullptr ? *set->members : std::vector<int>{};
-        },
-        base::from_seconds(shared.config.deadlock_timeout / 2));
-  }
 }
 
 bool Cycle::pass(bool flush, bool thorough) {
@@ -104,7 +114,8 @@ bool Cycle::pass_once(bool flush, bool thorough) {
     if (!executor_.idle()) shared_.usage.forget_now();  // what moves data may have taken long
     moved_at_ = shared_.usage.now();
   }
-  watch();
+  const Clock::time_point now = shared_.usage.now();
+  if (membership_.due(now)) apply(membership_.look(now, *facts_));
   shared_.counters.data_bytes_sent.store(static_cast<std::int64_t>(transport_.bytes_sent()));
   return moved;
 }
@@ -117,8 +128,7 @@ Outlook Cycle::outlook() const {
   for (const auto& [id, set] : sets_) {
     outlook.negotiating = outlook.negotiating || set->has_pending();
   }
-  outlook.watching = blocked_ || (detector_ && detector_->watching()) || !unanswered_.empty() ||
-                     (inspector_ && inspector_->asking());
+  outlook.watching = membership_.watching();
   bool try_again = false;
   for (const auto& [id, set] : sets_) {
     try_again = try_again || (set->accord && set->accord->try_again);
@@ -172,7 +182,7 @@ void Cycle::admit(Entry entry) {
   if (set == nullptr) {
     refusal = {ErrorCode::kInvalidArgument,
                describe(request) + ": the process set has been removed"};
-  } else if (said_goodbye_) {
+  } else if (membership_.said_goodbye()) {
     refusal = {ErrorCode::kAborted, describe(request) + ": " + kShutDownHere};
   } else if (!set->broken.ok()) {
     refusal = {set->broken.code, describe(request) + ": " + set->broken.message};
@@ -229,7 +239,8 @@ void Cycle::announce_pending(ProcessSet& set) {
 // --- steps 3 and 4: decide, and follow what was decided -------------------------------------------------------------
 
 bool Cycle::coordinate() {
-  if (said_goodbye_) return false;  // the others know that nothing more is decided here
+  // The others know that nothing more is decided here.
+  if (membership_.said_goodbye()) return false;
   bool any = false;
   for_each_set([&](ProcessSet& set) {
     if (!set.coordinator) return;
@@ -266,7 +277,7 @@ bool Cycle::send_decisions(ProcessSet& set) {
     set.accord->divert_no_more(std::move(keys));
   }
   for (const int member : *set.members) {
-    if (member != transport_.rank() && !left_.contains(member)) send(member, list);
+    if (member != transport_.rank() && !membership_.roster().has_left(member)) send(member, list);
   }
   if (list.in_ledger) {
     set.accord->lists.push_back(std::move(list));
@@ -374,12 +385,6 @@ void Cycle::send(int peer, const Message& message) {
   ++shared_.counters.control_messages_sent;
   shared_.counters.control_bytes_sent += static_cast<std::int64_t>(bytes.size());
   transport_.send_message(peer, std::move(bytes));
-}
-
-void Cycle::send_to_all(const Message& message) {
-  for (int peer = 0; peer < transport_.size(); ++peer) {
-    if (peer != transport_.rank() && !left_.contains(peer)) send(peer, message);
-  }
 }
 
 }  // namespace hvdlite::engine

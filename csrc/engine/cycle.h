@@ -1,9 +1,9 @@
 // The engine proper: whoever holds the progress token calls pass() until there is nothing to do.
-// Thread: the holder of the progress token only. Owns: the process sets, the executor, the negotiation. Blocks: never.
+// Thread: the holder of the progress token only. Owns: process sets, executor, negotiation, membership. Blocks: never.
 // Throws: nothing; an error of the transport or a bug of ours fails the whole engine with its text (SharedState::failure).
 //
 // One pass is six steps: receive control messages; announce what callers submitted; coordinate (on a set's rank 0, decide);
-// follow the decisions; advance operations; watch for lost peers and deadlock.
+// follow the decisions; advance operations; let Membership look for lost ranks, stalls and deadlocks.
 #pragma once
 
 #include <deque>
@@ -13,21 +13,15 @@
 #include <span>
 #include <string>
 
-#include "engine/deadlock.h"
-#include "engine/executor.h"
-#include "engine/heartbeat.h"
-#include "engine/messages.h"
+#include "engine/execution/executor.h"
+#include "engine/intake/shared_state.h"
+#include "engine/membership/membership.h"
+#include "engine/model/messages.h"
+#include "engine/negotiation/process_set.h"
 #include "engine/pacing.h"
-#include "engine/process_set.h"
-#include "engine/shared_state.h"
-#include "engine/stall.h"
 #include "transport/transport.h"
 
 namespace hvdlite::engine {
-
-// The text that users of Horovod search their logs for.
-inline constexpr const char* kShutDown = "Horovod has been shut down";
-inline constexpr const char* kShutDownHere = "this rank has shut down. Horovod has been shut down";
 
 class Cycle {
  public:
@@ -47,7 +41,7 @@ class Cycle {
   bool drained();
   // Failing of its own accord: what this rank has in flight ends, every peer is told why; true once all of them know.
   void raise_failure(const std::string& cause);
-  bool failure_seen_by_all() const { return failure_unseen_.empty(); }
+  bool failure_seen_by_all() const { return membership_.failure_seen_by_all(); }
   // The last step: after it no function may be called.
   void close() { executor_.close(transport_.close()); }
   // Ends everything this rank has in flight with this error.
@@ -80,7 +74,6 @@ class Cycle {
   bool announce(bool flush);
   bool coordinate();
   void follow(ProcessSet& set, const ResponseList& list);
-  void watch();
 
   // Agreements in shared memory.
   bool agree(ProcessSet& set);
@@ -108,27 +101,33 @@ class Cycle {
   bool leave_ledgers();
   void abandon_ledgers();
 
+  // What Membership wants done, in its order.
+  void apply(Membership::Actions actions);
+  void carry_out(Membership::Send& action);
+  void carry_out(Membership::Announce& action);
+  void carry_out(Membership::Warn& action);
+  void carry_out(Membership::Fail& action);
+  void carry_out(Membership::Left& action);
+  void carry_out(Membership::Undecided& action);
+  void carry_out(Membership::Log& action);
+
   void handle(int source, Announcement& message);
   void handle(int source, ResponseList& message);
-  void handle(int source, Failure& message);
-  void handle(int source, FailureSeen& message);
   void handle(int source, Goodbye& message);
-  void handle(int source, GoodbyeSeen& message);
-  void handle(int source, BlockedReport& message);
-  void handle(int source, Probe& message);
   void handle(int source, Verdict& message);
-  void handle(int source, Alive& message);
-  void handle(int source, Inquiry& message);
-  void handle(int source, Whereabouts& message);
+  // The rest is Membership's.
+  template <typename Content>
+  void handle(int source, Content& message) {
+    apply(membership_.hear(source, std::move(message), shared_.time.now(), *facts_));
+  }
 
   void send(int peer, const Message& message);
-  void send_to_all(const Message& message);
   // Sends to a rank that is there, or hands the message to our own handler.
   template <typename Content>
   void deliver(int rank, Content message) {
     if (rank == transport_.rank()) {
       handle(rank, message);
-    } else if (!left_.contains(rank)) {
+    } else if (!membership_.roster().has_left(rank)) {
       send(rank, message);
     }
   }
@@ -173,34 +172,13 @@ class Cycle {
   static std::vector<Entry> take_pending(ProcessSet& set);
   void fail_pending(ProcessSet& set, const base::Status& why);
   void fail_undecided(ProcessSet& set, const base::Status& why);
-  void goodbye_was_seen(int coordinator);
   void finish(std::span<const Entry> entries, const base::Status& status);
   void fail(const Entry& entry, const base::Status& status);
-  void broadcast_failure(const std::string& cause);
-  // end_all with the first cause; fail_all tells the user, too.
-  void give_up(const base::Status& why);
-  void fail_all(const base::Status& why);
+  void tell_user(const base::Status& why);
   void hear_who_knows();
-  void engine_failed(base::ErrorCode code, const std::string& text);
-  void peer_failed(int rank, const std::string& text);
-  void look_for_lost_peers();
-  // Other hosts (other_hosts.cc).
-  void begin_heartbeat();
-  void keep_in_touch(base::Clock::time_point now);
-  void host_lost(int host);
-  void tell_other_hosts(int lost, const std::string& how);
-  void report_if_blocked(base::Clock::time_point now);
-  BlockedReport blocked_report();
-  std::uint64_t version() const;
-  void act_on_deadlocks(base::Clock::time_point now);
 
-  // Stalls.
-  std::unique_ptr<StallInspector> make_inspector();
-  void inspect_stalls(base::Clock::time_point now);
-  std::vector<Stalled> stalled(base::Clock::time_point now);
-  template <typename Visit>
-  void for_each_unfinished(Visit visit) const;
-  void answer_inquiries(base::Clock::time_point now);
+  class Facts;  // facts.cc
+  std::unique_ptr<Membership::Facts> make_facts();
 
   transport::Transport& transport_;
   SharedState& shared_;
@@ -210,6 +188,8 @@ class Cycle {
   const bool
       agreement_is_barrier_;  // all members have come to it, which is all there is to a barrier
   Executor executor_;
+  Membership membership_;
+  const std::unique_ptr<Membership::Facts> facts_;
   std::map<std::int32_t, std::unique_ptr<ProcessSet>> sets_;
   std::vector<Region> regions_;    // of the host's window
   bool agrees_in_memory_ = false;  // the set of all ranks does
@@ -218,32 +198,9 @@ class Cycle {
   std::deque<std::int32_t> free_set_ids_;
   std::vector<Entry> held_removals_;  // until what this rank has in flight on the set has ended
   std::map<std::uint32_t, std::vector<std::pair<int, Message>>> early_;  // by epoch
-  std::set<int> left_;
-  std::set<int> failure_unseen_;
-  std::set<int>
-      goodbye_unseen_;  // coordinators that may have decided what this rank, leaving, still waits for
-  bool said_goodbye_ = false;
   std::uint64_t seen_activity_ = 0;
   std::vector<Entry> taken_;  // empty: memory for what the queue gives
   base::Clock::time_point moved_at_ = shared_.time.now();
-
-  std::unique_ptr<DeadlockDetector> detector_;  // on rank 0
-  std::unique_ptr<Heartbeat> heartbeat_;        // on leaders of hosts, where there are several
-  std::vector<std::uint64_t> received_;         // from each rank, when last looked
-  base::Clock::time_point last_watch_;
-  base::Clock::time_point blocked_since_;
-  std::uint64_t blocked_version_ = 0;
-  bool blocked_ = false;
-  bool reported_ = false;
-
-  // A question about a stall whose answer waits for the watchdog.
-  struct Unanswered {
-    int rank = 0;
-    base::Clock::time_point until;
-    Whereabouts answer;
-  };
-  std::unique_ptr<StallInspector> inspector_;  // unless it is switched off, or the rank alone
-  std::vector<Unanswered> unanswered_;
 };
 
 }  // namespace hvdlite::engine

@@ -2,6 +2,7 @@
 // Cycle is cycle.cc).
 
 #include "engine/cycle.h"
+#include "engine/model/text.h"
 
 namespace hvdlite::engine {
 
@@ -47,6 +48,74 @@ void Cycle::finish(std::span<const Entry> entries, const Status& status) {
   shared_.event.bump();
 }
 
+// --- what Membership has to be done ---------------------------------------------------------------------------------------
+
+void Cycle::apply(Membership::Actions actions) {
+  for (Membership::Action& action : actions) {
+    std::visit([&](auto& each) { carry_out(each); }, action);
+  }
+}
+
+void Cycle::carry_out(Membership::Send& action) {
+  if (action.to == transport_.rank()) {
+    std::visit([&](auto& content) { handle(action.to, content); }, action.message);
+  } else {
+    send(action.to, action.message);
+  }
+}
+
+void Cycle::carry_out(Membership::Announce& action) {
+  try {
+    transport_.announce_failure(action.cause);
+    for (const int rank : action.ranks) send(rank, Failure{action.cause});
+  } catch (const std::exception& error) {
+    shared_.log.write(LogLevel::kError, "control",
+                      std::string("could not tell the other ranks: ") + error.what());
+  }
+}
+
+void Cycle::carry_out(Membership::Warn& action) {
+  try {
+    for (const int rank : action.ranks) send(rank, Failure{action.cause});
+  } catch (const base::Error& error) {
+    shared_.log.write(LogLevel::kError, "control",
+                      std::string("could not tell the other hosts: ") + error.what());
+  }
+}
+
+void Cycle::carry_out(Membership::Fail& action) {
+  if (!action.told) tell_user(action.why);
+  if (shared_.failure.record(action.why)) abandon_ledgers();
+  end_all(shared_.failure.status());
+}
+
+void Cycle::carry_out(Membership::Left& action) {
+  for (auto& [id, set] : sets_) {
+    const int member = set->index_of(action.rank);
+    if (member < 0 || !set->is_member()) continue;
+    if (set->coordinator) set->coordinator->leave(member, action.why);
+    if (set->accord) set->accord->to_close = true;
+    if (set->coordinator_rank() == action.rank) {
+      set->broken = action.why;
+      fail_pending(*set, action.why);
+    }
+  }
+}
+
+void Cycle::carry_out(Membership::Undecided& action) {
+  for (auto& [id, set] : sets_) {
+    if (set->coordinator_rank() == action.coordinator) {
+      fail_pending(*set, {ErrorCode::kAborted, kShutDownHere});
+    }
+  }
+}
+
+void Cycle::carry_out(Membership::Log& action) {
+  shared_.log.write(action.level, "control", action.text);
+}
+
+// --- how this rank ends ---------------------------------------------------------------------------------------------------
+
 void Cycle::handle(int source, Goodbye& message) {
   // What the leaver took part in, and the lists it sent, come before its leaving.
   for_each_set([&](ProcessSet& set) {
@@ -54,45 +123,13 @@ void Cycle::handle(int source, Goodbye& message) {
   });
   // What is decided with the leaver it has to learn, while it still counts as one who is told.
   coordinate();
-  left_.insert(source);
-  if (heartbeat_) heartbeat_->forget(source);
-  if (detector_) detector_->report(source, BlockedReport{});
-  const Status why = {
-      ErrorCode::kAborted,
-      transport_.describe_peer(source) +
-          " has left: its program ended or called shutdown(), and it takes part in nothing more. " +
-          kShutDown + " on that rank"};
-  for (auto& [id, set] : sets_) {
-    const int member = set->index_of(source);
-    if (member < 0 || !set->is_member()) continue;
-    if (set->coordinator) set->coordinator->leave(member, why);
-    if (set->accord) set->accord->to_close = true;
-    if (set->coordinator_rank() == source) {
-      set->broken = why;
-      fail_pending(*set, why);
-    }
-  }
-  if (message.answer) send(source, GoodbyeSeen{});
-  goodbye_was_seen(source);
-}
-
-void Cycle::handle(int source, GoodbyeSeen&) { goodbye_was_seen(source); }
-
-// Its lists came before this: what it has not decided with this rank by now it never will.
-void Cycle::goodbye_was_seen(int coordinator) {
-  if (goodbye_unseen_.erase(coordinator) == 0) return;
-  for (auto& [id, set] : sets_) {
-    if (set->coordinator_rank() == coordinator) {
-      fail_pending(*set, {ErrorCode::kAborted, kShutDownHere});
-    }
-  }
+  apply(membership_.hear(source, message, shared_.time.now(), *facts_));
 }
 
 bool Cycle::say_goodbye() {
   return guard([&] {
-    if (said_goodbye_) return true;
+    if (membership_.said_goodbye()) return true;
     if (!leave_ledgers()) return false;
-    said_goodbye_ = true;
     leave();
     return true;
   });
@@ -104,56 +141,35 @@ void Cycle::leave() {
   finish(shared_.queue.take_all(), why);
   finish(std::exchange(held_removals_, {}), why);
   // What was announced may be decided already, and then the others wait for this rank's part in it.
+  std::set<int> undecided;
   for (auto& [id, set] : sets_) {
     if (!set->is_member()) continue;
     const int coordinator = set->coordinator_rank();
-    if (coordinator == transport_.rank() || left_.contains(coordinator)) {
+    if (coordinator == transport_.rank() || membership_.roster().has_left(coordinator)) {
       fail_pending(*set, why);
     } else {
       fail_undecided(*set, why);
-      if (!set->pending.empty()) goodbye_unseen_.insert(coordinator);
+      if (!set->pending.empty()) undecided.insert(coordinator);
     }
   }
   transport_.announce_leaving();
-  for (int peer = 0; peer < transport_.size(); ++peer) {
-    if (peer == transport_.rank() || left_.contains(peer)) continue;
-    send(peer, Goodbye{goodbye_unseen_.contains(peer)});
-  }
+  apply(membership_.leave(std::move(undecided)));
 }
 
 bool Cycle::drained() {
   return guard([&] {
-    return goodbye_unseen_.empty() && executor_.idle() && executor_.settled() &&
+    return membership_.goodbyes_answered() && executor_.idle() && executor_.settled() &&
            transport_.messages_flushed();
   });
 }
 
-void Cycle::handle(int source, Failure& message) {
-  peer_failed(source, message.cause);
-  send(source, FailureSeen{});
-}
-
-// Only who has failed is told so, and then hear_who_knows takes it.
-void Cycle::handle(int, FailureSeen&) {}
-
-// After a failure no message counts any more, but for who else knows of one. A rank that has failed itself need not be told.
+// After a failure.
 void Cycle::hear_who_knows() {
   int source = 0;
   std::vector<std::byte> bytes;
   while (transport_.receive_message(&source, &bytes)) {
-    const Message message = decode(bytes);
-    const bool fails = std::holds_alternative<Failure>(message);
-    if (fails) send(source, FailureSeen{});
-    if (fails || std::holds_alternative<FailureSeen>(message) ||
-        std::holds_alternative<Goodbye>(message)) {
-      failure_unseen_.erase(source);
-    }
+    apply(membership_.hear_late(source, decode(bytes)));
   }
-}
-
-void Cycle::peer_failed(int rank, const std::string& text) {
-  left_.insert(rank);
-  fail_all({ErrorCode::kPeerLost, transport_.describe_peer(rank) + " " + text + ". " + kShutDown});
 }
 
 void Cycle::below_failed(const std::exception& error) {
@@ -161,46 +177,25 @@ void Cycle::below_failed(const std::exception& error) {
   // MPI says that somebody is lost, but not who.
   if (known != nullptr && known->code() == ErrorCode::kPeerLost) {
     try {
-      look_for_lost_peers();
+      apply(membership_.look_for_lost(*facts_));
     } catch (const std::exception&) {
       // Then the error itself is the cause.
     }
   }
   if (shared_.failure.happened()) return;
   if (known != nullptr) {
-    engine_failed(known->code(), error.what());
+    apply(membership_.fail(known->code(), error.what()));
   } else {
-    engine_failed(ErrorCode::kInternal, std::string("hvdlite's engine failed: ") + error.what());
+    apply(membership_.fail(ErrorCode::kInternal,
+                           std::string("hvdlite's engine failed: ") + error.what()));
   }
 }
 
 void Cycle::raise_failure(const std::string& cause) {
   guard([&] {
-    for (int peer = 0; peer < transport_.size(); ++peer) {
-      if (peer != transport_.rank() && !left_.contains(peer)) failure_unseen_.insert(peer);
-    }
-    broadcast_failure(cause);
-    give_up({ErrorCode::kAborted,
-             transport_.describe_peer(transport_.rank()) + " " + cause + ". " + kShutDown});
+    apply(membership_.raise(cause));
     return true;
   });
-}
-
-// An error below us: this rank can go on no more, and the others must not wait for it.
-void Cycle::engine_failed(ErrorCode code, const std::string& text) {
-  broadcast_failure("failed: " + text);
-  fail_all(
-      {code, transport_.describe_peer(transport_.rank()) + " failed: " + text + ". " + kShutDown});
-}
-
-void Cycle::broadcast_failure(const std::string& cause) {
-  try {
-    transport_.announce_failure(cause);
-    send_to_all(Failure{cause});
-  } catch (const std::exception& error) {
-    shared_.log.write(LogLevel::kError, "control",
-                      std::string("could not tell the other ranks: ") + error.what());
-  }
 }
 
 std::vector<Entry> Cycle::take_pending(ProcessSet& set) {
@@ -229,28 +224,22 @@ void Cycle::fail_pending(ProcessSet& set, const Status& why) {
   }
 }
 
-void Cycle::fail_all(const Status& why) {
-  if (!shared_.failure.happened()) {
-    // Only now, for nobody else asks: recording it at each announcement in a ledger would cost every operation.
-    for (const auto& [id, set] : sets_) {
-      if (!set->accord) continue;
-      set->accord->for_each_announced([&](const Entry& entry) {
-        shared_.reached({&entry, 1}, FlightRecorder::Stage::kAnnounced);
-      });
-    }
-    const std::string record = shared_.config.log_level <= LogLevel::kInfo
-                                   ? shared_.recorder.text()
-                                   : shared_.recorder.report(kEndedInLog);
-    shared_.log.write(
-        LogLevel::kError, "control",
-        why.message + (record.empty() ? "" : "\nlast operations of this rank:\n" + record));
+// Of the first failure.
+void Cycle::tell_user(const Status& why) {
+  if (shared_.failure.happened()) return;
+  // Only now, for nobody else asks: recording it at each announcement in a ledger would cost every operation.
+  for (const auto& [id, set] : sets_) {
+    if (!set->accord) continue;
+    set->accord->for_each_announced([&](const Entry& entry) {
+      shared_.reached({&entry, 1}, FlightRecorder::Stage::kAnnounced);
+    });
   }
-  give_up(why);
-}
-
-void Cycle::give_up(const Status& why) {
-  if (shared_.failure.record(why)) abandon_ledgers();
-  end_all(shared_.failure.status());
+  const std::string record = shared_.config.log_level <= LogLevel::kInfo
+                                 ? shared_.recorder.text()
+                                 : shared_.recorder.report(kEndedInLog);
+  shared_.log.write(
+      LogLevel::kError, "control",
+      why.message + (record.empty() ? "" : "\nlast operations of this rank:\n" + record));
 }
 
 void Cycle::end_all(const Status& why) {

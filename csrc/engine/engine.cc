@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "engine/model/text.h"
 #include "kernels/kernels.h"
 
 namespace hvdlite::engine {

@@ -17,10 +17,11 @@
 #include <thread>
 
 #include "engine/cycle.h"
-#include "engine/device_memory.h"
-#include "engine/interner.h"
-#include "engine/prepared.h"
-#include "engine/shared_state.h"
+#include "engine/intake/check_request.h"
+#include "engine/intake/device_memory.h"
+#include "engine/intake/interner.h"
+#include "engine/intake/prepared.h"
+#include "engine/intake/shared_state.h"
 #include "transport/transport.h"
 
 namespace hvdlite::engine {
@@ -113,13 +114,10 @@ class Engine {
   };
 
   void require_accepting() const;
-  SetDirectory::Info set_of(const RequestView& view) const;
-  RequestPtr check(const RequestView& view, const SetDirectory::Info& set);
-  // The arena that the view names, which gets the tensor's offset there; a tensor of no bytes lies in none.
-  std::shared_ptr<const transport::Arena> locate(RequestView& view, const SetDirectory::Info& set,
-                                                 const void* input, const void* output) const;
+  RequestPtr check(const RequestView& view, const SetDirectory::Info& set) {
+    return check_request(view, set, shared_.sets, topology_.size, shared_.devices);
+  }
   PreparedGroup::Asked ask(const RequestView& view, const SetDirectory::Info& set);
-  void check_memory(const Request& request, const void* input, const void* output);
   // set: what is known already of a process set that these submissions are on.
   void intern(std::span<const Submission> submissions, SetDirectory::Info set,
               std::span<Entry> entries);

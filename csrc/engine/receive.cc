@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "engine/check_received.h"
 #include "engine/cycle.h"
+#include "engine/negotiation/check_received.h"
 
 namespace hvdlite::engine {
 
@@ -25,6 +25,17 @@ bool Cycle::receive() {
     if (shared_.failure.happened()) break;
   }
   return any;
+}
+
+void Cycle::handle(int source, Verdict& message) {
+  HVD_CHECK(source == 0);
+  ProcessSet* set = find_set(message.set);
+  if (set == nullptr || !set->coordinator) return;
+  if (set->accord && set->accord->ledger().exists()) {
+    defer_verdict(*set, std::move(message));
+  } else {
+    set->coordinator->fail(message.names, {base::ErrorCode::kTimeout, message.text});
+  }
 }
 
 void Cycle::keep_for_later(SetId id, int source, const Message& message) {
@@ -108,7 +119,7 @@ void Cycle::check_absence(const ProcessSet& set, const Response& first,
 
 // Does this rank take part in what it has not asked for?
 bool Cycle::has_joined(const ProcessSet& set) const {
-  return set.pending.contains(kJoinName) || said_goodbye_;
+  return set.pending.contains(kJoinName) || membership_.said_goodbye();
 }
 
 }  // namespace hvdlite::engine

@@ -4,6 +4,7 @@
 #include <array>
 
 #include "engine/engine.h"
+#include "engine/model/text.h"
 
 namespace hvdlite::engine {
 
@@ -29,10 +30,10 @@ void Engine::intern(std::span<const Submission> submissions, SetDirectory::Info 
   ReadyEvents ready(shared_.devices);
   for (std::size_t i = 0; i < entries.size(); ++i) {
     RequestView view = submissions[i].request;
-    if (!set.members || view.set != set.id.id) set = set_of(view);
+    if (!set.members || view.set != set.id.id) set = set_of(view, shared_.sets, topology_.rank);
     Entry& entry = entries[i];
     if (view.arena != 0) {
-      entry.arena = locate(view, set, submissions[i].input, submissions[i].output);
+      entry.arena = locate(view, set, *shared_.arenas, submissions[i].input, submissions[i].output);
     }
     if (view.unnamed) {
       entry.request = check(view, set);
@@ -44,7 +45,8 @@ void Engine::intern(std::span<const Submission> submissions, SetDirectory::Info 
         interner_.remember(entry.request);
       }
     }
-    check_memory(*entry.request, submissions[i].input, submissions[i].output);
+    check_memory(*entry.request, submissions[i].input, submissions[i].output, shared_.devices,
+                 known_addresses_);
     if (entry.request->on_gpu()) entry.ready = ready.at(*entry.request, view.stream);
     entry.input = view.absent ? nullptr : submissions[i].input;
     entry.output = submissions[i].output;
@@ -63,7 +65,7 @@ void Engine::submit(std::span<const Submission> submissions, bool wake, std::int
     return;
   }
   const base::OpKind kind = first->request.kind;
-  const SetDirectory::Info info = set_of(first->request);
+  const SetDirectory::Info info = set_of(first->request, shared_.sets, topology_.rank);
   const SetId set = info.id;
   const std::size_t size = submissions.size();
   const auto lock = shared_.numbering.begin();
@@ -153,9 +155,10 @@ std::int64_t Engine::prepare(std::span<const Submission> submissions) {
   NamesInFlight names;
   for (const Submission& submission : submissions) {
     RequestView view = submission.request;
-    const SetDirectory::Info set = set_of(view);
+    const SetDirectory::Info set = set_of(view, shared_.sets, topology_.rank);
     PreparedGroup::Member member;
-    if (view.arena != 0 && locate(view, set, submission.output, submission.output)) {
+    if (view.arena != 0 &&
+        locate(view, set, *shared_.arenas, submission.output, submission.output)) {
       if (group->arena != 0 && group->arena != view.arena) {
         throw Error(ErrorCode::kInvalidArgument,
                     "a prepared group can have places in one arena only, not in " +
@@ -229,7 +232,7 @@ std::int64_t Engine::submit_prepared(std::int64_t id, std::span<void* const> dat
     const PreparedGroup::Asked& asked = placed ? member.in_arena : member.anywhere;
     if (placed) entry.arena = arena;
     entry.request = has_value ? asked.present : asked.absent;
-    check_memory(*entry.request, data[i], data[i]);
+    check_memory(*entry.request, data[i], data[i], shared_.devices, known_addresses_);
     if (first.on_gpu()) entry.ready = ready.at(first, stream);
     entry.input = has_value ? data[i] : nullptr;
     entry.output = data[i];

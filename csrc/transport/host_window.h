@@ -6,7 +6,7 @@
 // collectives/shared_channel.h. In each region every rank of the host has flags of its own and two tiles, so small that the
 // tiles in use stay in the caches. A rank's flags and tiles lie together, apart from those of others, and are first touched
 // by that rank, so that they lie in its NUMA node's memory. Beside them each region has memory for all: a head, and a ledger
-// (engine/ledger.h).
+// (engine/negotiation/ledger.h).
 #pragma once
 
 #include <algorithm>
@@ -77,7 +77,7 @@ class HostWindow {
       shape.tile_bytes = std::max(affordable, kSmallestTile);
       return shape;
     }
-    // Of a payload that rides with its announcement (engine/accord.h). All read all of them, so the more ranks the smaller.
+    // Of a payload that rides with its announcement (accord.h). All read all of them, so the more ranks the smaller.
     std::size_t riding_bytes() const {
       const std::size_t share = kRidingOfAll / static_cast<std::size_t>(ranks);
       return std::max(std::min(share, tile_bytes / 8) / base::kCacheLine, std::size_t{1}) *

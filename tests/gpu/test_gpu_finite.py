@@ -9,7 +9,7 @@ MORE_RANKS = (1,)
 STAND_INS = ("fakes",)
 ENVIRONMENT = {"HVDLITE_CHECK_FINITE": "1"}
 RANK, SIZE = WORLD.rank, WORLD.size
-LINES_IN_INTERVAL = 8  # kLinesInInterval of csrc/engine/device_lane.cc
+LINES_IN_INTERVAL = 8  # kLinesInInterval of csrc/engine/execution/gpu/device_lane.cc
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,7 @@
 #include <functional>
 #include <string>
 
-#include "engine/ledger.h"
+#include "engine/negotiation/ledger.h"
 #include "fuzz_job.h"
 #include "fuzz_make.h"
 #include "fuzz_messages.h"

@@ -6,7 +6,7 @@
 
 #include "fuzz_job.h"
 
-#include "engine/ledger.h"
+#include "engine/negotiation/ledger.h"
 #include "fuzz_make.h"
 #include "transport/inproc.h"
 

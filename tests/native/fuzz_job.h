@@ -13,7 +13,7 @@
 #include "fuzz_draw.h"
 #include "fuzz_messages.h"
 #include "kernels/kernels.h"
-#include "transport/forwarding.h"
+#include "testing/forwarding.h"
 
 namespace hvdlite::fuzz {
 

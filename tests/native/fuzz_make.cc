@@ -2,7 +2,7 @@
 
 #include <numeric>
 
-#include "engine/arenas.h"
+#include "engine/intake/arenas.h"
 #include "fuzz_messages.h"
 
 namespace hvdlite::fuzz {

@@ -4,7 +4,7 @@
 
 #include <span>
 
-#include "engine/messages.h"
+#include "engine/model/messages.h"
 #include "fuzz_draw.h"
 
 namespace hvdlite::fuzz {

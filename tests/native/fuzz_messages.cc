@@ -11,9 +11,9 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "engine/coordinator.h"
-#include "engine/fusion_planner.h"
-#include "engine/messages.h"
+#include "engine/model/messages.h"
+#include "engine/negotiation/coordinator.h"
+#include "engine/negotiation/fusion_planner.h"
 #include "fuzz_make.h"
 #include "transport/frames.h"
 

@@ -13,15 +13,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from ctypes import POINTER, byref, c_char_p, c_double, c_float, c_int, c_long, c_size_t, c_uint, c_ulonglong, c_void_p
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
-
-import hvdlite
+from support import native
 
 Array = npt.NDArray[Any]
 
@@ -74,21 +72,14 @@ class DriverError(Exception):
         self.code = code
 
 
-def folder() -> Path | None:
-    """Where the build that this package came from has put the fakes: that of the source tree, or of `make asan`."""
-    tree = Path(hvdlite.__file__).parents[1]
-    built = (tree / "build" / "dev" / "fake_gpu", tree.parent / "cmake" / "fake_gpu")
-    return next((path for path in built if all((path / name).exists() for name in LIBRARIES.values())), None)
-
-
 def missing() -> str | None:
     """Why there are no fake GPUs here; None where there are."""
-    return None if folder() else "the fake GPUs are not built (make develop)"
+    return None if native.folder() else "the fake GPUs are not built (make develop)"
 
 
 def libraries() -> dict[str, str]:
     """The paths by short name: cuda, nccl, nvrtc."""
-    found = folder()
+    found = native.folder()
     assert found is not None, missing()
     return {name: str(found / file) for name, file in LIBRARIES.items()}
 

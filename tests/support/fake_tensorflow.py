@@ -8,7 +8,7 @@ import ctypes
 import functools
 from typing import Any
 
-from support import fake_gpu
+from support import fake_gpu, native
 
 # What kernels are told of TensorFlow's stream, for `lie`.
 LIES = 5
@@ -19,7 +19,7 @@ WAITS = False  # is the work by which streams are tried waited for, so that they
 
 
 def _path() -> str:
-    found = fake_gpu.folder()
+    found = native.folder()
     assert found is not None, fake_gpu.missing()
     return str(found / "libfaketensorflow.so")
 

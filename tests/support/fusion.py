@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from support import fake_gpu
+from support import fake_gpu, native
 from support.cases import Op
 
 from hvdlite import config
@@ -66,7 +66,7 @@ def missing() -> str | None:
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    folder = fake_gpu.folder()
+    folder = native.folder()
     assert folder is not None, missing()
     library = ctypes.CDLL(str(folder / "libfusion_host.so"))
     library.fusion_host_move.argtypes = [

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from support.cases import REDUCTIONS as ALL_REDUCTIONS
 from support.cases import Op, Reduction, case_id, ufunc_of
+from support.testing import native
 
 from hvdlite import _engine, errors
 from hvdlite.dtypes import DType, numpy_dtype
@@ -16,7 +17,7 @@ errors.install(_engine.set_error_classes)
 LOAD, ACCUMULATE, COMBINE, STORE, FILL_IDENTITY = range(5)
 SCALAR = 0
 ISA_NAMES = ("scalar", "avx2", "avx512")
-ISAS = [isa for isa in range(len(ISA_NAMES)) if _engine.isa_supported(isa)]
+ISAS = [isa for isa in range(len(ISA_NAMES)) if native.isa_supported(isa)]
 each_isa = pytest.mark.parametrize("isa", ISAS, ids=[ISA_NAMES[isa] for isa in ISAS])
 
 # Around every register width; from 1024 on, stores are aligned first.
@@ -76,7 +77,7 @@ class Call(NamedTuple):
         left = Placed(lhs.view(np.uint8), offsets[1])
         right = left if rhs is None else Placed(rhs.view(np.uint8), offsets[2])
         dtype, op = self.reduction.dtype, self.reduction.op
-        _engine.test_kernel(
+        native.test_kernel(
             self.which, self.isa, dtype, op, out.address, left.address, right.address, lhs.size, self.factor, self.divisor
         )
         assert out.guards_intact(), f"{self} wrote outside its {lhs.size} elements"

@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support import fake_gpu
+from support import fake_gpu, native
 
 # Only turns a hang into a failure.
 DEADLINE = 300.0
@@ -13,7 +13,7 @@ DEADLINE = 300.0
 
 def program() -> Path | None:
     """Where the build has put it; None where there is none."""
-    folder = fake_gpu.folder()
+    folder = native.folder()
     path = folder / "native_tests" if folder else None
     return path if path and path.exists() else None
 

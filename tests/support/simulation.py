@@ -1,7 +1,7 @@
 """Collectives over simulated ranks, with the checks that every test of one wants.
 
 The ranks' state machines are stepped by one thread in a seeded order, some completions are reported late, and a deadlock
-is an error that says "stuck" (csrc/engine/c_api_simulate.cc). Outputs lie between guard bytes, inputs must come out
+is an error that says "stuck" (tests/native/testing/simulate.cc). Outputs lie between guard bytes, inputs must come out
 unchanged, and all ranks must have the same bits.
 """
 
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 from support.cases import Op, Reduction, assert_same_bits
+from support.testing import native
 
 from hvdlite import _engine, config, errors
 from hvdlite.dtypes import DType, numpy_dtype
@@ -81,13 +82,13 @@ class Buffer:
 def run(kind: int, algorithm: str, inputs: Sequence[int], outputs: Sequence[int], counts: Sequence[int], **knobs) -> None:
     step = {name: knobs.pop(name) for name in list(knobs) if name in STEP_KNOBS}
     ranks = len(inputs) // step.get("parts", 1)
-    simulate(ranks, [_engine.SimulatedStep(kind, algorithm, inputs, outputs, counts, **step)], **knobs)
+    simulate(ranks, [native.SimulatedStep(kind, algorithm, inputs, outputs, counts, **step)], **knobs)
 
 
-def simulate(ranks: int, steps: Sequence[_engine.SimulatedStep], **knobs) -> None:
+def simulate(ranks: int, steps: Sequence[native.SimulatedStep], **knobs) -> None:
     if any(step.algorithm == HIERARCHICAL for step in steps):
         knobs = {"hosts": some_hosts(ranks)} | knobs
-    _engine.simulate(ranks, steps, **({"segment_bytes": SEGMENT_BYTES, "tile_bytes": TILE_BYTES, "isa": MIXED_ISA} | knobs))
+    native.simulate(ranks, steps, **({"segment_bytes": SEGMENT_BYTES, "tile_bytes": TILE_BYTES, "isa": MIXED_ISA} | knobs))
 
 
 def some_hosts(ranks: int) -> list[int]:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from support.limits import DEADLINE, interrupted
 from support.rest import outlasts
+from support.testing import native
 from support.thread_ranks import ALLGATHER, ALLREDUCE, SUM, engines, in_threads, run_ranks
 
 from hvdlite import _engine, errors
@@ -25,7 +26,7 @@ def allgather(engine, name, array, dtype=DType.FLOAT32):
 
 
 def test_dtype_names_are_those_of_the_package():
-    assert _engine.dtype_names() == [dtype.label for dtype in DType]
+    assert native.dtype_names() == [dtype.label for dtype in DType]
 
 
 @pytest.mark.parametrize("dtype", list(DType), ids=lambda d: d.label)
@@ -201,6 +202,6 @@ def test_errors_are_runtime_errors_until_classes_are_installed():
 
 
 def test_simulate_checks_the_number_of_addresses():
-    step = _engine.SimulatedStep(ALLREDUCE, "ring", [0], [0], [0])
+    step = native.SimulatedStep(ALLREDUCE, "ring", [0], [0], [0])
     with pytest.raises(ValueError, match="one output address for each part of each rank"):
-        _engine.simulate(2, [step])
+        native.simulate(2, [step])

@@ -1,5 +1,6 @@
 """The build: which MPI it decides for, with faked compiler wrappers on a faked PATH; what is distributed; the GPU check."""
 
+import ctypes
 import os
 import re
 import shlex
@@ -12,6 +13,8 @@ from pathlib import Path
 import pytest
 from support.gpu import count_gpus
 from support.limits import DEADLINE
+
+from hvdlite import _engine
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -180,8 +183,8 @@ def test_the_source_distribution_has_the_kernels_and_the_tools(tmp_path):
     assert not [name for name in names if name.endswith(".so")]
 
 
-def test_what_is_installed_has_no_fakes():
-    """They are built for tests, and CMake's own list of what goes into a wheel does not name them."""
+def test_what_is_installed_has_no_native_code_of_the_tests():
+    """CMake's own list of what goes into a wheel names none."""
     script = ROOT / "build" / "dev" / "cmake_install.cmake"
     if not script.exists():
         pytest.skip("needs the build folder of `make develop`")
@@ -189,6 +192,17 @@ def test_what_is_installed_has_no_fakes():
     assert "libhvdlite_core.so" in installed
     assert "fake" not in installed
     assert "native_tests" not in installed
+    assert "hvdlite_testing" not in installed
+
+
+def test_the_core_exports_no_function_for_tests():
+    """What tests call is in hvdlite_testing. `dlsym` finds what is exported."""
+    core = ctypes.CDLL(str(Path(_engine.__file__).with_name("libhvdlite_core.so")))
+    assert hasattr(core, "hvdlite_submit")
+    header = (ROOT / "csrc" / "include" / "hvdlite" / "hvdlite.h").read_text()
+    for word in ("simulate", "explore", "test_kernel", "algorithms"):
+        assert not hasattr(core, f"hvdlite_{word}")
+        assert word not in header
 
 
 @pytest.mark.parametrize("script", sorted((ROOT / "tools").glob("*.sh")), ids=lambda path: path.name)

@@ -36,8 +36,8 @@ from support.simulation import (  # noqa: F401
     reducescatter,
     run,
 )
+from support.testing import native
 
-from hvdlite import _engine
 from hvdlite.dtypes import DType, numpy_dtype
 
 FILES = {
@@ -62,9 +62,9 @@ def describe(reduction: Reduction, count: int, **knobs) -> str:
 
 
 PUSH = "push"  # chosen by where a tensor lies, so that no knob names it
-each_allreduce = pytest.mark.parametrize("algorithm", [*_engine.algorithms(ALLREDUCE), PUSH])
-each_reducescatter = pytest.mark.parametrize("algorithm", _engine.algorithms(REDUCESCATTER))
-each_broadcast = pytest.mark.parametrize("algorithm", _engine.algorithms(BROADCAST))
+each_allreduce = pytest.mark.parametrize("algorithm", [*native.algorithms(ALLREDUCE), PUSH])
+each_reducescatter = pytest.mark.parametrize("algorithm", native.algorithms(REDUCESCATTER))
+each_broadcast = pytest.mark.parametrize("algorithm", native.algorithms(BROADCAST))
 each_ranks = pytest.mark.parametrize("ranks", RANKS)
 
 
@@ -132,7 +132,7 @@ def test_the_schedule_does_not_change_the_bits(algorithm, ranks):
 def test_instruction_sets_do_not_change_the_bits(algorithm, ranks):
     for dtype in (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16, DType.FLOAT64):
         inputs = [random_contribution(rank, 997, dtype, 4) for rank in range(ranks)]
-        sets = [isa for isa in range(3) if _engine.isa_supported(isa)]
+        sets = [isa for isa in range(3) if native.isa_supported(isa)]
         reduction = Reduction(dtype, Op.AVERAGE)
         results = [allreduce(algorithm, inputs, reduction, isa=isa)[0] for isa in [MIXED_ISA, *sets]]
         assert_same_bits(results, f"{reduction} with other instruction sets")
@@ -195,7 +195,7 @@ def test_factors(algorithm, ranks):
 
 
 @each_allreduce
-@pytest.mark.parametrize("isa", [isa for isa in range(3) if _engine.isa_supported(isa)])
+@pytest.mark.parametrize("isa", [isa for isa in range(3) if native.isa_supported(isa)])
 @pytest.mark.parametrize("ranks", [2, 3, 5, 8])
 def test_nan_and_infinity_have_the_same_bits_everywhere(algorithm, ranks, isa):
     """A NaN carries bits of its own, and the order of operands decides which survive."""
@@ -297,7 +297,7 @@ def test_reducescatter_with_absent_ranks_and_factors(algorithm, ranks):
 # --- collectives that only move bytes ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("algorithm", _engine.algorithms(ALLGATHER))
+@pytest.mark.parametrize("algorithm", native.algorithms(ALLGATHER))
 @each_ranks
 def test_allgather(algorithm, ranks):
     sizes = [random_sizes(ranks, seed) for seed in range(4)]
@@ -333,7 +333,7 @@ def test_broadcast(algorithm, ranks):
             assert np.array_equal(output.array, value), f"rank {rank}, root {root}, {count} bytes"
 
 
-@pytest.mark.parametrize("algorithm", _engine.algorithms(ALLTOALL))
+@pytest.mark.parametrize("algorithm", native.algorithms(ALLTOALL))
 @pytest.mark.parametrize("ranks", [*RANKS, 40])
 def test_alltoall(algorithm, ranks):
     for seed in seeds(range(3)):
@@ -350,7 +350,7 @@ def test_alltoall(algorithm, ranks):
             assert np.array_equal(output.array, np.concatenate(parts)), f"rank {rank}, seed {seed}"
 
 
-@pytest.mark.parametrize("algorithm", _engine.algorithms(BARRIER))
+@pytest.mark.parametrize("algorithm", native.algorithms(BARRIER))
 @pytest.mark.parametrize("ranks", [*RANKS, 100])
 def test_barrier(algorithm, ranks):
     for seed in seeds(range(5)):
@@ -360,7 +360,7 @@ def test_barrier(algorithm, ranks):
 @pytest.mark.parametrize("kind", FILES, ids=FILES.values())
 @pytest.mark.parametrize("ranks", [1, 2, 5])
 def test_nothing_at_null_pointers(kind, ranks):
-    for algorithm in _engine.algorithms(kind):
+    for algorithm in native.algorithms(kind):
         run(kind, algorithm, [0] * ranks, [0] * ranks, [0] * ranks * ranks)
 
 
@@ -373,7 +373,7 @@ def test_one_algorithm_a_file(kind):
     prefix = FILES[kind] + "_"
     # The stream is what two algorithms share; push is taken for what lies in an arena and adasum for its op, never by name.
     files = {path.stem.removeprefix(prefix) for path in folder.glob(prefix + "*.cc")} - {"stream", "push", "adasum"}
-    assert files == set(_engine.algorithms(kind))
+    assert files == set(native.algorithms(kind))
 
 
 def test_an_unknown_algorithm_lists_the_known():

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.fake_gpu import LIBRARIES, DriverError, LeakCheck, environment, fake_gpus, folder, missing
+from support.fake_gpu import LIBRARIES, DriverError, LeakCheck, environment, fake_gpus, missing
+from support.native import folder
 
 __all__ = ["fake_gpus"]
 

@@ -12,8 +12,8 @@ import pytest
 from support import fusion
 from support.cases import REDUCTIONS, Op, Reduction
 from support.fusion import Conversion, Guarded, Way, convert, move
+from support.testing import native
 
-from hvdlite import _engine
 from hvdlite.dtypes import DType, numpy_dtype
 
 if fusion.missing():
@@ -104,16 +104,14 @@ def test_a_float_has_the_bits_that_the_processor_gives_it(dtype):
     with np.errstate(invalid="ignore"):
         values.view(f"u{dtype.itemsize}")[np.isnan(values)] |= quiet
     reduction = Reduction(dtype, Op.SUM)
-    accumulator = DType(_engine.accumulator_of(dtype, Op.SUM))
+    accumulator = DType(native.accumulator_of(dtype, Op.SUM))
     for factor, divisor in ((1.0, 1), (0.37, 1), (-2.5, 3)):
         loaded = np.zeros(values.size, numpy_dtype(accumulator))
-        _engine.test_kernel(
-            LOAD, SCALAR, dtype, reduction.op, loaded.ctypes.data, values.ctypes.data, 0, values.size, factor, 1
-        )
+        native.test_kernel(LOAD, SCALAR, dtype, reduction.op, loaded.ctypes.data, values.ctypes.data, 0, values.size, factor, 1)
         packed = convert(values, Conversion(dtype, accumulator, factor))
         assert packed.tobytes() == loaded.tobytes()
         stored = np.zeros_like(values)
-        _engine.test_kernel(
+        native.test_kernel(
             STORE, SCALAR, dtype, reduction.op, stored.ctypes.data, loaded.ctypes.data, 0, values.size, factor, divisor
         )
         assert convert(loaded, Conversion(accumulator, dtype, factor, divisor), unpack=True).tobytes() == stored.tobytes()
@@ -122,15 +120,15 @@ def test_a_float_has_the_bits_that_the_processor_gives_it(dtype):
 @pytest.mark.parametrize("dtype", INTEGERS, **label)
 def test_an_integer_has_the_value_that_the_processor_gives_it(dtype):
     values = random_bits(dtype, 4099)
-    accumulator = DType(_engine.accumulator_of(dtype, Op.AVERAGE))
+    accumulator = DType(native.accumulator_of(dtype, Op.AVERAGE))
     for factor, divisor in ((1.0, 1), (1.0, 7), (0.37, 1), (-2.5, 3), (1e30, 1), (float("nan"), 1)):
         loaded = np.zeros(values.size, numpy_dtype(accumulator))
-        _engine.test_kernel(LOAD, SCALAR, dtype, Op.AVERAGE, loaded.ctypes.data, values.ctypes.data, 0, values.size, factor, 1)
+        native.test_kernel(LOAD, SCALAR, dtype, Op.AVERAGE, loaded.ctypes.data, values.ctypes.data, 0, values.size, factor, 1)
         assert convert(values, Conversion(dtype, accumulator, factor)).tobytes() == loaded.tobytes()
         sums = random_bits(accumulator, 4099, seed=1)
         sums[::3] = loaded[::3]
         stored = np.zeros_like(values)
-        _engine.test_kernel(
+        native.test_kernel(
             STORE, SCALAR, dtype, Op.AVERAGE, stored.ctypes.data, sums.ctypes.data, 0, values.size, factor, divisor
         )
         assert convert(sums, Conversion(accumulator, dtype, factor, divisor), unpack=True).tobytes() == stored.tobytes()
@@ -310,11 +308,11 @@ def test_one_large_tensor_is_moved_by_as_many_blocks_as_many_small_ones():
 @pytest.mark.parametrize("reduction", REDUCTIONS, ids=str)
 def test_an_absent_tensor_gives_the_identity(reduction):
     dtype, op = reduction.dtype, reduction.op
-    accumulator = DType(_engine.accumulator_of(dtype, op))
+    accumulator = DType(native.accumulator_of(dtype, op))
     for target in {dtype, accumulator}:
         wanted = np.zeros(2500, numpy_dtype(target))
         if target is accumulator:
-            _engine.test_kernel(FILL_IDENTITY, SCALAR, dtype, op, wanted.ctypes.data, 0, 0, wanted.size, 1.0, 1)
+            native.test_kernel(FILL_IDENTITY, SCALAR, dtype, op, wanted.ctypes.data, 0, 0, wanted.size, 1.0, 1)
         else:
             bound = np.iinfo(wanted.dtype) if target <= DType.INT64 else None
             least, most = (bound.min, bound.max) if bound else (-np.inf, np.inf)

@@ -6,9 +6,9 @@ import statistics
 import struct
 
 import pytest
+from support.testing import native
 
 from hvdlite import _engine
-from hvdlite._engine import request_hashes
 from hvdlite.errors import InvalidArgumentError, install
 from hvdlite.requests import Request
 
@@ -71,7 +71,7 @@ def test_hashes_are_equal_exactly_where_the_contents_are():
     hashes: dict[tuple, int] = {}
     for _ in range(30_000):
         request = random_request(rng)
-        name_hash, content_hash = request_hashes(request)
+        name_hash, content_hash = native.request_hashes(request)
         name = (request.process_set, request.name)
         content = request._replace(name="", input_ptr=0, output_ptr=0, process_set=0, flags=0)
         assert by_name.setdefault(name_hash, name) == name
@@ -83,19 +83,19 @@ def test_hashes_are_equal_exactly_where_the_contents_are():
 
 @pytest.mark.parametrize("change", CHANGES, ids=str)
 def test_every_field_to_agree_on_counts(change):
-    assert request_hashes(PLAIN._replace(**change))[1] != request_hashes(PLAIN)[1]
+    assert native.request_hashes(PLAIN._replace(**change))[1] != native.request_hashes(PLAIN)[1]
 
 
 def test_what_ranks_need_not_agree_on_does_not_count():
     rest = {"input_ptr": 64, "output_ptr": 128, "flags": 1}
-    assert request_hashes(PLAIN._replace(**rest)) == request_hashes(PLAIN)
-    moved = request_hashes(PLAIN._replace(name="x", process_set=3))
-    assert moved[1] == request_hashes(PLAIN)[1]
+    assert native.request_hashes(PLAIN._replace(**rest)) == native.request_hashes(PLAIN)
+    moved = native.request_hashes(PLAIN._replace(name="x", process_set=3))
+    assert moved[1] == native.request_hashes(PLAIN)[1]
 
 
 def test_the_name_hash_is_that_of_set_and_name():
     names = ["w" * length for length in range(1, 40)] + ["v" + "w" * length for length in range(40)]
-    seen = {request_hashes(PLAIN._replace(name=name, process_set=number))[0] for name in names for number in range(3)}
+    seen = {native.request_hashes(PLAIN._replace(name=name, process_set=number))[0] for name in names for number in range(3)}
     assert len(seen) == 3 * len(names)
 
 
@@ -117,7 +117,7 @@ def flips_of_double(bit: int) -> float:
 )
 def test_a_changed_bit_changes_half_of_the_hash(which, changed):
     """Avalanche: of 64 bits about 32 flip, whichever bit of the content did, and each as often as the others."""
-    variants = [request_hashes(changed(bit))[which] for bit in range(62)]
+    variants = [native.request_hashes(changed(bit))[which] for bit in range(62)]
     pairs = [first ^ second for first, second in itertools.pairwise(variants) if first != second]
     flips = [difference.bit_count() for difference in pairs]
     assert statistics.mean(flips) == pytest.approx(32, abs=2.5)  # the deviation of a mean of 60 is 0.5
@@ -129,6 +129,6 @@ def test_a_changed_bit_changes_half_of_the_hash(which, changed):
 
 def test_a_bad_request_has_no_hashes():
     with pytest.raises(InvalidArgumentError, match="unknown dtype"):
-        request_hashes(PLAIN._replace(dtype=99))
+        native.request_hashes(PLAIN._replace(dtype=99))
     with pytest.raises(TypeError, match="lacks its argument 'shape'"):
-        request_hashes((0, "a", 1))
+        native.request_hashes((0, "a", 1))

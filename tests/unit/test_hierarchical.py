@@ -10,9 +10,9 @@ import pytest
 from support.cases import REDUCTIONS, Op, Reduction, assert_same_bits, contribution, expected, random_contribution
 from support.seeds import seeds
 from support.simulation import ALLREDUCE, SEGMENT_BYTES, Buffer, allreduce, divisor_of, error_classes, simulate  # noqa: F401
+from support.testing import native
 from support.thread_ranks import SUM, engines, in_threads
 
-from hvdlite import _engine
 from hvdlite.dtypes import DType
 
 FLOAT_SUM = Reduction(DType.FLOAT32, Op.SUM)
@@ -87,7 +87,7 @@ def test_buffers_in_parts_some_without_a_result(hosts, dtype):
     outputs = [[Buffer.of(size, dtype, offset=2 * rank * dtype.itemsize) for rank in range(ranks)] for size in sizes]
     # Rank 1 has joined; rank 2 wants no result of part 2.
     drops = {(1, part) for part in range(parts)} | {(2, 2)}
-    step = _engine.SimulatedStep(
+    step = native.SimulatedStep(
         ALLREDUCE,
         "hierarchical",
         [0 if rank == 1 else inputs[part][rank].ctypes.data for rank in range(ranks) for part in range(parts)],
@@ -120,7 +120,7 @@ def test_several_operations_at_a_time(hosts, seed):
     inputs = [contributions(ranks, count, FLOAT_SUM, salt) for salt, count in enumerate(counts)]
     outputs = [[Buffer.of(count, DType.FLOAT32) for _ in range(ranks)] for count in counts]
     steps = [
-        _engine.SimulatedStep(
+        native.SimulatedStep(
             ALLREDUCE,
             "hierarchical",
             [array.ctypes.data for array in given],

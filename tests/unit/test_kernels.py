@@ -37,8 +37,9 @@ from support.kernels import (
     sample,
     scaled,
 )
+from support.testing import native
 
-from hvdlite import _engine, errors
+from hvdlite import errors
 from hvdlite.dtypes import DType, numpy_dtype
 
 # --- every instruction set, reduction, count and alignment ---------------------------------------------------------------
@@ -106,7 +107,7 @@ def test_in_place(isa, reduction, offset):
         place = Placed(out.view(np.uint8), offset)
         others = [None if array is None else Placed(array.view(np.uint8), 0) for array in inputs]
         left, right = (place.address if other is None else other.address for other in others)
-        _engine.test_kernel(which, isa, dtype, op, place.address, left, right, out.size, *factors)
+        native.test_kernel(which, isa, dtype, op, place.address, left, right, out.size, *factors)
         assert place.guards_intact()
         return place.values.copy().view(out.dtype)
 
@@ -173,7 +174,7 @@ def test_fold(isa, reduction):
             apart = [Placed(np.zeros_like(inputs[0]).view(np.uint8), next(offsets)) for _ in range(num_out - in_place)]
             shared = sources[num_in - in_place :]
             outputs = [*shared, *apart] if num_in % 2 else [*apart, *shared]
-            _engine.test_fold(
+            native.test_fold(
                 isa, dtype, op, [out.address for out in outputs], [source.address for source in sources], count, *scaling
             )
             what = (reduction, scaling, num_in, num_out, in_place, count)
@@ -192,7 +193,7 @@ def test_fold_rounds_once(isa, dtype):
     kind = numpy_dtype(dtype)
     inputs = [np.full(999, value, dtype=kind) for value in (512, *8 * [1])]
     out = np.zeros(999, dtype=kind)
-    _engine.test_fold(isa, dtype, Op.SUM, [out.ctypes.data], [values.ctypes.data for values in inputs], out.size)
+    native.test_fold(isa, dtype, Op.SUM, [out.ctypes.data], [values.ctypes.data for values in inputs], out.size)
     assert np.all(out == kind.type(520))
 
 
@@ -205,7 +206,7 @@ def test_fold_by_a_nan_is_nan(isa, dtype, op):
     factor = np.array([0x7FFFFFFFFFFFFFFF], dtype=np.uint64).view(np.float64).item()
     for scaling in ((factor, 1.0, 1), (1.0, factor, 2)):
         out = np.zeros_like(ones)
-        _engine.test_fold(isa, dtype, op, [out.ctypes.data], [ones.ctypes.data] * 2, out.size, *scaling)
+        native.test_fold(isa, dtype, op, [out.ctypes.data], [ones.ctypes.data] * 2, out.size, *scaling)
         assert np.isnan(out).all()
 
 
@@ -214,15 +215,15 @@ def test_fold_by_a_nan_is_nan(isa, dtype, op):
 
 @pytest.mark.parametrize("reduction", REDUCTIONS, ids=str)
 def test_accumulator_of(reduction):
-    assert _engine.accumulator_of(reduction.dtype, reduction.op) == ACCUMULATORS[reduction]
+    assert native.accumulator_of(reduction.dtype, reduction.op) == ACCUMULATORS[reduction]
 
 
 @each_isa
 def test_no_elements_need_no_buffers(isa):
     for reduction, which in itertools.product(REDUCTIONS, range(5)):
-        _engine.test_kernel(which, isa, reduction.dtype, reduction.op, 0, 0, 0, 0)
+        native.test_kernel(which, isa, reduction.dtype, reduction.op, 0, 0, 0, 0)
     for reduction in REDUCTIONS:
-        _engine.test_fold(isa, reduction.dtype, reduction.op, [0], [0, 0], 0)
+        native.test_fold(isa, reduction.dtype, reduction.op, [0], [0, 0], 0)
 
 
 @each_isa
@@ -230,7 +231,7 @@ def test_no_elements_need_no_buffers(isa):
 @pytest.mark.parametrize(("dtype", "real"), [(DType.COMPLEX64, DType.FLOAT32), (DType.COMPLEX128, DType.FLOAT64)], ids=case_id)
 def test_complex_numbers_are_pairs_of_floats(isa, op, dtype, real):
     pairs, floats = Reduction(dtype, op), Reduction(real, op)
-    assert _engine.accumulator_of(dtype, int(op)) == dtype
+    assert native.accumulator_of(dtype, int(op)) == dtype
     for count in COUNTS:
         lhs, rhs = (sample(real, 2 * count, seed) for seed in (1, 2))
         for which, factor, divisor in ((LOAD, 0.7, 1), (ACCUMULATE, 0.7, 1), (COMBINE, 1.0, 1), (STORE, 3.0, 7)):
@@ -243,9 +244,9 @@ def test_complex_numbers_are_pairs_of_floats(isa, op, dtype, real):
             assert_exact(found.view(numpy_dtype(real)), wanted, f"{pairs} {which} {count}")
         out = np.zeros(count, numpy_dtype(dtype))
         inputs = [array.view(numpy_dtype(dtype)).ctypes.data for array in (lhs, rhs, lhs)]
-        _engine.test_fold(isa, dtype, int(op), [out.ctypes.data], inputs, count, 0.5, 2.0, 3)
+        native.test_fold(isa, dtype, int(op), [out.ctypes.data], inputs, count, 0.5, 2.0, 3)
         wanted = np.zeros(2 * count, numpy_dtype(real))
-        _engine.test_fold(isa, real, int(op), [wanted.ctypes.data], inputs, 2 * count, 0.5, 2.0, 3)
+        native.test_fold(isa, real, int(op), [wanted.ctypes.data], inputs, 2 * count, 0.5, 2.0, 3)
         assert_exact(out.view(numpy_dtype(real)), wanted, f"{pairs} fold {count}")
         identity = Call(4, isa, pairs)(dtype, lhs.view(numpy_dtype(dtype)))
         assert_exact(identity.view(numpy_dtype(real)), np.full(2 * count, -0.0, numpy_dtype(real)))
@@ -254,19 +255,19 @@ def test_complex_numbers_are_pairs_of_floats(isa, op, dtype, real):
 @pytest.mark.parametrize("dtype", DType, ids=case_id)
 def test_adasum_has_no_kernels(dtype):
     with pytest.raises(errors.UnsupportedError, match=rf"Adasum of {dtype.label} is not supported.*use Average"):
-        _engine.accumulator_of(dtype, 2)
+        native.accumulator_of(dtype, 2)
 
 
 @pytest.mark.parametrize("op", [Op.MIN, Op.MAX, Op.PRODUCT])
 @pytest.mark.parametrize("dtype", [DType.COMPLEX64, DType.COMPLEX128], ids=case_id)
 def test_complex_numbers_have_sums_only(dtype, op):
     with pytest.raises(errors.UnsupportedError, match=rf"{op.name.title()} of {dtype.label} .*Sum and Average only"):
-        _engine.accumulator_of(dtype, int(op))
+        native.accumulator_of(dtype, int(op))
 
 
 def test_average_of_bool_is_refused():
     with pytest.raises(errors.UnsupportedError, match=r"Average of bool is not supported.*Max \(any\) or Min \(all\)"):
-        _engine.test_kernel(LOAD, SCALAR, DType.BOOL, Op.AVERAGE, 0, 0, 0, 0)
+        native.test_kernel(LOAD, SCALAR, DType.BOOL, Op.AVERAGE, 0, 0, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -283,7 +284,7 @@ def test_average_of_bool_is_refused():
 )
 def test_bad_arguments_are_refused(arguments, what):
     with pytest.raises(errors.InvalidArgumentError, match=what):
-        _engine.test_kernel(*arguments)
+        native.test_kernel(*arguments)
 
 
 @pytest.mark.parametrize(
@@ -299,4 +300,4 @@ def test_bad_arguments_are_refused(arguments, what):
 )
 def test_bad_folds_are_refused(arguments, what):
     with pytest.raises(errors.InvalidArgumentError, match=what):
-        _engine.test_fold(SCALAR, DType.INT8, Op.SUM, *arguments)
+        native.test_fold(SCALAR, DType.INT8, Op.SUM, *arguments)

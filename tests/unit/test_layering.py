@@ -61,9 +61,27 @@ NATIVE_ALLOWED = {
     "device": {"base", "cuda"},
     "cuda": set(),
     "collectives": {"base", "kernels", "transport"},
-    "engine": {"base", "kernels", "transport", "device", "collectives", "hvdlite"},
+    "engine": {"base", "kernels", "transport", "device", "collectives"},
+    "c_api": {"base", "kernels", "transport", "device", "collectives", "engine", "hvdlite"},
     "include": set(),
     "bindings": {"hvdlite"},
+}
+
+# What each room of csrc/engine may include of the others. What lies beside the rooms, Engine and Cycle, may include all.
+ROOMS = {
+    "model": set(),
+    "observe": {"model"},
+    "intake": {"model", "observe"},
+    "negotiation": {"model", "observe"},
+    "membership": {"model"},
+    "execution": {"model", "observe", "intake", "negotiation"},
+}
+# In execution the executor is above the two kinds of operations, which know nothing of each other.
+BELOW_EXECUTOR = {"host", "gpu"}
+# Methods of Cycle in the rooms of the machines that they shall become.
+UPWARD = {
+    ("negotiation/agreements.cc", "engine/cycle.h"): "the ledger is no port of Negotiation yet",
+    ("negotiation/set_changes.cc", "engine/cycle.h"): "Cycle owns the process sets",
 }
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -148,6 +166,44 @@ def test_includes_point_down(path):
             assert layer == "bindings"
 
 
+def upward_in_engine(path, text):
+    """The includes of a file of csrc/engine/ that point upward among its rooms; path: its path there."""
+    room, *inner = Path(path).parts
+    found = []
+    for name in re.findall(r'"engine/([^"]+)"', "\n".join(includes(text))):
+        there, *inside = Path(name).parts
+        in_room = room not in ROOMS or there in ROOMS[room] | {room}
+        beside = there == room == "execution" and inner[0] in BELOW_EXECUTOR
+        if not in_room or (beside and (inside[0] in BELOW_EXECUTOR - {inner[0]} or inside[0] == "executor.h")):
+            found.append(f"engine/{name}")
+    return found
+
+
+ENGINE = [path for path in SOURCES if path.is_relative_to(NATIVE / "engine")]
+
+
+def test_the_rooms_of_the_engine_are_those_of_the_table():
+    assert {path.name for path in (NATIVE / "engine").iterdir() if path.is_dir()} == ROOMS.keys()
+    assert {path.name for path in (NATIVE / "engine" / "execution").iterdir() if path.is_dir()} == BELOW_EXECUTOR
+
+
+def test_includes_point_down_within_the_engine():
+    names = {path: path.relative_to(NATIVE / "engine").as_posix() for path in ENGINE}
+    found = {(name, include) for path, name in names.items() for include in upward_in_engine(name, path.read_text())}
+    assert found == UPWARD.keys()
+
+
+def test_an_upward_include_is_seen():
+    text = '#include "engine/model/request.h"\n#include "engine/execution/gpu/device_lane.h"\n#include "engine/cycle.h"\n'
+    assert (
+        upward_in_engine("engine.cc", text) == upward_in_engine("execution/executor.h", '#include "engine/model/text.h"') == []
+    )
+    assert upward_in_engine("membership/stall.cc", text) == ["engine/execution/gpu/device_lane.h", "engine/cycle.h"]
+    assert upward_in_engine("execution/gpu/device_link.cc", text) == ["engine/cycle.h"]
+    assert upward_in_engine("execution/host/host_operation.h", text) == ["engine/execution/gpu/device_lane.h", "engine/cycle.h"]
+    assert upward_in_engine("execution/gpu/nccl_operation.h", '#include "engine/execution/executor.h"') != []
+
+
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(NATIVE)))
 def test_the_native_code_reads_no_environment(path):
     assert not re.search(r"\bgetenv\b", path.read_text())
@@ -159,9 +215,6 @@ def test_the_native_code_asks_no_locale(path):
     text = path.read_text()
     assert not set(includes(text)) & {f"<{name}>" for name in ("iostream", "sstream", "fstream", "iomanip", "locale", "regex")}
     assert not re.search(r'printf\([^;]*"[^"]*%[-+ #0-9.*l]*[aefgAEFG]', text)
-
-
-ENGINE = [path for path in SOURCES if path.parent.name == "engine" and path.name != "c_api_fusion.cc"]  # which measures kernels
 
 
 @pytest.mark.parametrize("path", ENGINE, ids=lambda path: path.name)

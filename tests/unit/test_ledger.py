@@ -1,6 +1,7 @@
-"""Negotiation in shared memory: every interleaving of small cases (csrc/engine/c_api_explore.cc says what is checked)."""
+"""Negotiation in shared memory: every interleaving of small cases (tests/native/testing/explore.h says what is checked)."""
 
 import pytest
+from support.testing import native
 
 from hvdlite import _engine
 from hvdlite.errors import InternalError, InvalidArgumentError, install
@@ -50,15 +51,15 @@ CASES = [
 
 @pytest.mark.parametrize(("programs", "closings"), CASES, ids=lambda value: str(value))
 def test_every_interleaving_agrees(programs, closings):
-    states = _engine.explore_ledger(programs, closings)
+    states = native.explore_ledger(programs, closings)
     assert states > len("".join(programs))  # it did walk
 
 
 def test_a_letter_that_means_nothing_is_refused():
     with pytest.raises(InvalidArgumentError, match="not 'x'"):
-        _engine.explore_ledger(["x", "a"])
+        native.explore_ledger(["x", "a"])
     with pytest.raises(InvalidArgumentError, match="3 members"):
-        _engine.explore_ledger(["a"] * 4)
+        native.explore_ledger(["a"] * 4)
 
 
 @pytest.mark.parametrize(
@@ -72,6 +73,6 @@ def test_a_letter_that_means_nothing_is_refused():
     ],
 )
 def test_every_rule_is_needed(broken_rule, programs):
-    _engine.explore_ledger(programs, 1)
+    native.explore_ledger(programs, 1)
     with pytest.raises(InternalError, match=r"ledger is wrong|kInLedger"):
-        _engine.explore_ledger(programs, 1, broken_rule)
+        native.explore_ledger(programs, 1, broken_rule)

@@ -24,9 +24,9 @@ from support.simulation import (  # noqa: F401
     error_classes,
     simulate,
 )
+from support.testing import native
 from support.thread_ranks import Rank, engines, in_threads, run_ranks
 
-from hvdlite import _engine
 from hvdlite.dtypes import DType
 from hvdlite.errors import PeerLostError, UnsupportedError
 
@@ -69,7 +69,7 @@ class Program:
     def __init__(self, ranks: int, seed: int, length: int = 24) -> None:
         self.ranks = ranks
         self.draw = random.Random(seed)
-        self.steps: list[_engine.SimulatedStep] = []
+        self.steps: list[native.SimulatedStep] = []
         self.checks: list = []
         self.kept: list = []
         makers = (self.allreduce, self.reducescatter, self.allgather, self.broadcast, self.alltoall, self.barrier)
@@ -78,12 +78,12 @@ class Program:
 
     def add(self, kind: int, inputs: list, outputs: list[Buffer], counts: list[int], **knobs) -> None:
         # Messages in between must not disturb the counts.
-        others = [name for name in _engine.algorithms(kind) if name not in ("shm", HIERARCHICAL)]
+        others = [name for name in native.algorithms(kind) if name not in ("shm", HIERARCHICAL)]
         algorithms = ["shm"] * 4 + others
         self.kept += [inputs, outputs]
         addresses = [0 if array is None else array.ctypes.data for array in inputs]
         places = [buffer.address for buffer in outputs]
-        self.steps.append(_engine.SimulatedStep(kind, self.draw.choice(algorithms), addresses, places, counts, **knobs))
+        self.steps.append(native.SimulatedStep(kind, self.draw.choice(algorithms), addresses, places, counts, **knobs))
         for buffer in outputs:
             self.checks.append(buffer.check_guards)
 

@@ -1,6 +1,6 @@
 """How it is found out which stores write tiles best (csrc/collectives/tile_stores.h)."""
 
-from hvdlite import _engine
+from support.testing import native
 
 NEAR = 0.2, 0.4  # nanoseconds a byte, with ordinary and with streaming stores
 FAR = 1.6, 0.3
@@ -12,7 +12,7 @@ def try_stores(*phases: tuple[int, tuple[float, float]], kinds: list[int] | None
     """Phases: so many tiles with these costs."""
     ordinary = [costs[0] for tiles, costs in phases for _ in range(tiles)]
     streaming = [costs[1] for tiles, costs in phases for _ in range(tiles)]
-    return _engine.try_stores(ordinary, streaming, kinds or [1] * len(ordinary))
+    return native.try_stores(ordinary, streaming, kinds or [1] * len(ordinary))
 
 
 def test_each_place_gets_its_stores_after_the_first_trial():

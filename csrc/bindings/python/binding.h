@@ -22,7 +22,6 @@ void register_termination(nb::module_& module);
 void register_handles(nb::module_& module);
 void register_gradients(nb::module_& module);
 void register_launch(nb::module_& module);
-void register_testing(nb::module_& module);
 
 // What a function of CPython's has made. Throws what it raised instead.
 inline nb::object checked(PyObject* made) {

@@ -18,5 +18,4 @@ NB_MODULE(_engine, module) {
   python::register_termination(module);
   python::register_gradients(module);
   python::register_launch(module);
-  python::register_testing(module);
 }

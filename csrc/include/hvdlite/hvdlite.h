@@ -317,7 +317,7 @@ typedef struct hvdlite_counters {
   /* How the engine waits: passes; sleeps at the doorbell, and for how many microseconds at most altogether; those that a ring
    * ended; and waits that found something at their time limit which they should have been woken for. */
   int64_t passes, sleeps, sleep_limits_us, rung_sleeps, unrung_finds;
-  /* What operations cost (csrc/engine/usage.h); docs/stats.md defines each. Times in nanoseconds. */
+  /* What operations cost (csrc/engine/observe/usage.h); docs/stats.md defines each. Times in nanoseconds. */
   int64_t time_ns; /* since the engine was made */
   int64_t bytes, bus_bytes;
   int64_t negotiating_ns, waiting_ns, moving_ns;
@@ -329,8 +329,8 @@ HVDLITE_API int hvdlite_get_counters(hvdlite_engine* engine, hvdlite_counters* o
 HVDLITE_API int hvdlite_get_lateness(hvdlite_engine* engine, int64_t* operations,
                                      int64_t* nanoseconds, int32_t count);
 
-/* A trace of this rank's operations in Chrome's format (csrc/engine/timeline.h), from now until stop or another start. The file,
- * of at most max_bytes / 2, has a predecessor path.old of the same size. mark_cycles: bool. */
+/* A trace of this rank's operations in Chrome's format (csrc/engine/observe/timeline.h), from now until stop or another start.
+ * The file, of at most max_bytes / 2, has a predecessor path.old of the same size. mark_cycles: bool. */
 HVDLITE_API int hvdlite_timeline_start(hvdlite_engine* engine, const char* path, int64_t max_bytes,
                                        int mark_cycles);
 HVDLITE_API int hvdlite_timeline_stop(hvdlite_engine* engine);
@@ -342,24 +342,8 @@ HVDLITE_API int hvdlite_watchdog_tell(hvdlite_engine* engine, const char* text);
 /* For so many seconds from now on the others wait for this rank without a warning, and do not give up; 0: no longer. */
 HVDLITE_API int hvdlite_stall_excuse(hvdlite_engine* engine, double seconds);
 
-/* --- for tests and teaching: kernels alone, and whole collectives of simulated ranks stepped by one thread ------------ */
-/* The hashes by which ranks compare requests: of set and name, and of the content that ranks must agree on. */
-HVDLITE_API int hvdlite_request_hashes(const hvdlite_request* request, uint64_t* name,
-                                       uint64_t* content);
-/* which: 0 load 1 accumulate 2 combine 3 store 4 fill_identity; isa 0 scalar 1 avx2 2 avx512. Buffers as in kernels.h. */
-HVDLITE_API int hvdlite_test_kernel(int which, int isa, int dtype, int op, void* out,
-                                    const void* lhs, const void* rhs, size_t n, double factor,
-                                    int64_t divisor);
-HVDLITE_API int hvdlite_test_fold(int isa, int dtype, int op, void* const* out, int num_out,
-                                  const void* const* in, int num_in, size_t n, double prescale,
-                                  double postscale, int64_t divisor);
-/* Which of n tiles of one class would be written past the caches (1) where handling each costs so many nanoseconds a byte written
- * with ordinary and with streaming stores; kinds: equal for tiles that can be compared (collectives/tile_stores.h). */
-HVDLITE_API int hvdlite_try_stores(size_t n, const double* ordinary, const double* streaming,
-                                   const uint64_t* kinds, uint8_t* streamed);
-HVDLITE_API int hvdlite_isa_supported(int isa);
-HVDLITE_API int hvdlite_accumulator_of(int dtype, int op, int* out);
-/* The fusion kernels of one GPU, alone, in a stream of their own; for hvdlite.bench too. Libraries as the knobs name them;
+/* --- the GPU's fusion kernels by themselves, for hvdlite.bench ----------------------------------------------------------- */
+/* The kernels of one GPU, in a stream of their own. Libraries as the knobs name them;
  * kernel_cache: a folder or "". Memory lives until close. */
 typedef struct hvdlite_fusion hvdlite_fusion;
 typedef struct hvdlite_fusion_move {
@@ -390,34 +374,6 @@ HVDLITE_API int hvdlite_fusion_run(hvdlite_fusion* fusion, const hvdlite_fusion_
 HVDLITE_API int hvdlite_fusion_copy(hvdlite_fusion* fusion, void* to, const void* from,
                                     int64_t bytes, int32_t launches, int32_t sets, int64_t stride,
                                     double* gpu_us, double* host_us);
-/* One collective of simulated ranks. counts: allreduce one entry for each part of the buffer; reducescatter and allgather one
- * for each rank (elements, bytes); broadcast {bytes}; alltoall ranks*ranks bytes, row = sender; barrier none. inputs, outputs: `parts`
- * pointers for each rank, rank by rank; only allreduce may have more than 1 part. A null input contributes the identity. */
-typedef struct hvdlite_simulated {
-  int kind;
-  const char* algorithm;
-  int dtype, op;
-  double prescale, postscale;
-  int64_t divisor;
-  int root;
-  int parts;
-  const int64_t* counts;
-  const void* const* inputs;
-  void* const* outputs;
-} hvdlite_simulated;
-/* Runs the collectives one after the other, a few at a time, over an in-process fabric whose ranks share memory in tiles of
- * tile_bytes; a seeded generator picks who advances next. isa < 0 gives ranks different instruction sets. hosts: the number of
- * each rank's host, null: one for all; only the ranks of a host share memory. */
-HVDLITE_API int hvdlite_simulate(int ranks, const int* hosts, uint64_t seed, int isa,
-                                 int64_t segment_bytes, int64_t tile_bytes, int deterministic,
-                                 int num_steps, const hvdlite_simulated* steps);
-/* Every interleaving of a small negotiation in shared memory (engine/ledger.h): a program for each of up to 3 members, and how
- * often a verdict may close the ledger. Letters ask for a tensor (capitals with another content), + joins, . leaves; member 0
- * coordinates. broken_rule: 0, or the number of a rule of the ledger to break. An internal error tells what went wrong; states: how many different states there are. */
-HVDLITE_API int hvdlite_explore_ledger(const char* const* programs, int members, int closings,
-                                       int broken_rule, int64_t* states);
-/* Names of the algorithms of a kind that a knob can force, separated by commas (static storage); null for an unknown kind. */
-HVDLITE_API const char* hvdlite_algorithms(int kind);
 
 #ifdef __cplusplus
 }

@@ -7,7 +7,7 @@ ROWS = (
     Mutant(
         "gpu-ready-unawaited",
         "an operation does not wait until its inputs are ready",
-        "csrc/engine/device_operation.cc",
+        "csrc/engine/execution/gpu/device_operation.cc",
         "    last->order(stream, gpu());\n",
         "",
         guards.GPU_STREAMS,
@@ -15,7 +15,7 @@ ROWS = (
     Mutant(
         "gpu-foreign-done",
         "what was copied back to another GPU is said to be done when the home GPU is",
-        "csrc/engine/device_operation.cc",
+        "csrc/engine/execution/gpu/device_operation.cc",
         "is_foreign(entry) ? link_.relay(done, entry.request->device) : done;",
         "done;",
         guards.GPU_STREAMS,
@@ -23,7 +23,7 @@ ROWS = (
     Mutant(
         "gpu-staged-too-early",
         "the host sends what it copies from a GPU before the copy has come",
-        "csrc/engine/staged_operation.cc",
+        "csrc/engine/execution/gpu/staged_operation.cc",
         "if (arrived_ && !arrived_->finished()) return false;",
         "",
         guards.GPU_STAGED,
@@ -31,7 +31,7 @@ ROWS = (
     Mutant(
         "gpu-staged-outputs",
         "results are brought back without waiting for what the outputs are still used for",
-        "csrc/engine/staged_operation.cc",
+        "csrc/engine/execution/gpu/staged_operation.cc",
         "  order_inputs(stream);  // the outputs may be written after them, also where nothing was fetched\n",
         "",
         guards.GPU_STAGED,
@@ -71,7 +71,7 @@ ROWS = (
     Mutant(
         "nccl-root-is-rank",
         "a broadcast by NCCL takes the root's rank in the job for its place in the set",
-        "csrc/engine/nccl_operation.cc",
+        "csrc/engine/execution/gpu/nccl_operation.cc",
         "const int root = set_.index_of(first_request().root);",
         "const int root = first_request().root;",
         guards.GPU,
@@ -79,7 +79,7 @@ ROWS = (
     Mutant(
         "nccl-average-of-joined",
         "NCCL's own average, over all ranks, is taken where fewer count",
-        "csrc/engine/nccl_recipe.cc",
+        "csrc/engine/execution/gpu/nccl_recipe.cc",
         "if (average && floats && unscaled && divisor == ranks && ranks > 1) {",
         "if (average && floats && unscaled && ranks > 1) {",
         guards.GPU,
@@ -87,7 +87,7 @@ ROWS = (
     Mutant(
         "nccl-average-of-one",
         "NCCL's own average is taken for one rank, too, of which it forgets the last element",
-        "csrc/engine/nccl_recipe.cc",
+        "csrc/engine/execution/gpu/nccl_recipe.cc",
         " && divisor == ranks && ranks > 1) {",
         " && divisor == ranks) {",
         guards.GPU,
@@ -95,7 +95,7 @@ ROWS = (
     Mutant(
         "nccl-postscale",
         "what NCCL has added is not scaled afterwards",
-        "csrc/engine/nccl_recipe.cc",
+        "csrc/engine/execution/gpu/nccl_recipe.cc",
         ".factor = request.postscale,",
         ".factor = 1.0,",
         guards.GPU,

@@ -7,7 +7,7 @@ ROWS = (
     Mutant(
         "timeline-unescaped",
         "a tensor's name with quotes breaks the file",
-        "csrc/engine/timeline_writer.cc",
+        "csrc/engine/observe/timeline_writer.cc",
         "if (c == '\"' || c == '\\\\') {",
         "if (c == '\\\\') {",
         guards.TIMELINE,

@@ -1,5 +1,5 @@
 // Who is accused of silence, and who is not, by a clock of its own: a rank with the other hosts 1 and 2 and a timeout of 10 s.
-#include "engine/heartbeat.h"
+#include "engine/membership/heartbeat.h"
 
 #include <vector>
 

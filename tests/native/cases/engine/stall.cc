@@ -1,5 +1,5 @@
 // The stall inspector by a clock of its own.
-#include "engine/stall.h"
+#include "engine/membership/stall.h"
 
 #include <algorithm>
 #include <functional>
@@ -21,24 +21,14 @@ bool has(const std::string& text, const std::string& part) {
 // A job of four ranks, of which this is one, with a limit of 10 s for warnings and of 100 s for giving up.
 struct Rank {
   explicit Rank(int rank, StallInspector::Limits limits = {10, 100})
-      : inspector(limits, {.rank = rank,
-                           .others =
-                               [rank](const Request&) {
-                                 std::vector<int> others;
-                                 for (int each = 0; each < 4; ++each) {
-                                   if (each != rank) others.push_back(each);
-                                 }
-                                 return others;
-                               },
-                           .has_left = [this](int each) { return each == left; },
-                           .describe = [](int each) { return "rank " + std::to_string(each); },
-                           .state_of = [](int each) { return each == 3 ? "it is stopped" : ""; }}) {
-  }
+      : roster(rank, {{0, "rank 0"}, {1, "rank 1"}, {2, "rank 2"}, {3, "rank 3"}}),
+        inspector(limits, rank) {}
 
   void submit(const std::string& name, int set = 0) {
     ++newest;
     Request& request = requests[newest];
     request.set = {set, 1};
+    roster.add_set(request.set, std::make_shared<const std::vector<int>>(std::vector{0, 1, 2, 3}));
     request.name = name;
     at(now, true);
   }
@@ -58,7 +48,8 @@ struct Rank {
         const double age = inspector.age(record, time);
         if (age >= inspector.least_age() / 2) stalled.push_back({record, &request, under_way, age});
       }
-      auto actions = inspector.look(time, stalled);
+      auto actions = inspector.look(time, stalled, roster,
+                                    [](int each) { return each == 3 ? "it is stopped" : ""; });
       if (!actions.ask.empty()) {
         asked = actions.ask;
         questions.push_back(actions.inquiry);
@@ -93,7 +84,6 @@ struct Rank {
     };
   }
 
-  int left = -1;
   bool under_way = false;
   double now = 0;
   std::uint64_t newest = 0, activity = 1;
@@ -104,6 +94,7 @@ struct Rank {
   std::vector<std::string> warnings, news;
   std::string verdict;
   double gave_up_at = 0;
+  Roster roster;
   StallInspector inspector;
 };
 
@@ -188,7 +179,7 @@ TEST(who_is_silent_is_missing) {
 
 TEST(who_has_left_an_operation_under_way_is_missing) {
   Rank rank(0);
-  rank.left = 2;
+  rank.roster.leave(2);
   rank.under_way = true;
   rank.lacking({});
   rank.submit("a");

@@ -1,5 +1,5 @@
 // The counters of time by a clock that is stepped (what whole engines count is in sim/usage.cc).
-#include "engine/usage.h"
+#include "engine/observe/usage.h"
 
 #include "harness.h"
 

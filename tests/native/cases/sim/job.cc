@@ -7,7 +7,8 @@
 #include <numeric>
 #include <sstream>
 
-#include "engine/ledger.h"
+#include "engine/model/text.h"
+#include "engine/negotiation/ledger.h"
 #include "engine/pacing.h"
 #include "harness.h"
 #include "kernels/kernels.h"

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "transport/forwarding.h"
+#include "testing/forwarding.h"
 #include "transport/inproc.h"
 
 namespace hvdlite::sim {

@@ -1,0 +1,416 @@
+// The C ABI of hvdlite.h over Engine (operations are in operations.cc).
+
+#include "c_api/c_api.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <new>
+
+#include "hvdlite/hvdlite.h"
+#include "transport/inproc.h"
+#include "transport/mpi_env.h"
+
+using hvdlite::base::Error;
+using hvdlite::base::ErrorCode;
+using hvdlite::engine::guarded;
+using hvdlite::engine::require;
+
+struct hvdlite_fabric {
+  std::shared_ptr<hvdlite::transport::Fabric> fabric;
+  int size;
+};
+
+namespace hvdlite::engine {
+namespace {
+
+std::string& last_error() {
+  thread_local std::string text;
+  return text;
+}
+
+Topology topology_of(const transport::MpiWorld& world) {
+  return {world.rank,       world.size,       world.local_rank,    world.local_size,
+          world.cross_rank, world.cross_size, world.is_homogeneous};
+}
+
+std::string or_auto(const char* text) { return text != nullptr ? text : "auto"; }
+std::string or_empty(const char* text) { return text != nullptr ? text : ""; }
+
+base::Config to_config(const hvdlite_config* from) {
+  base::Config config;
+  if (from == nullptr) return config;
+  require(from->struct_size == sizeof(hvdlite_config),
+          "hvdlite_config was compiled for another version of hvdlite");
+  config.fusion_threshold = static_cast<std::size_t>(from->fusion_threshold);
+  config.cycle_time_ms = from->cycle_time_ms;
+  config.cache_capacity = static_cast<std::size_t>(from->cache_capacity);
+  config.segment_bytes = static_cast<std::size_t>(from->segment_bytes);
+  config.recursive_doubling_max_bytes =
+      static_cast<std::size_t>(from->recursive_doubling_max_bytes);
+  config.tile_bytes = static_cast<std::size_t>(from->tile_bytes);
+  config.streaming_bytes = static_cast<std::size_t>(from->streaming_bytes);
+  config.message_split_bytes = static_cast<std::size_t>(from->message_split_bytes);
+  config.remote_message_bytes = static_cast<std::size_t>(from->remote_message_bytes);
+  config.spin_us = from->spin_us;
+  config.deadlock_timeout = from->deadlock_timeout;
+  config.stall_check_time_seconds = from->stall_check_time_seconds;
+  config.stall_shutdown_time_seconds = from->stall_shutdown_time_seconds;
+  config.failure_linger = from->failure_linger;
+  config.peer_timeout = from->peer_timeout;
+  config.flight_recorder_size = static_cast<std::size_t>(from->flight_recorder_size);
+  config.flight_recorder_folder = or_empty(from->flight_recorder_folder);
+  config.output_cache_bytes = static_cast<std::size_t>(from->output_cache_bytes);
+  config.shared_outputs = from->shared_outputs != 0;
+  config.deterministic = from->deterministic != 0;
+  config.log_level = static_cast<base::LogLevel>(from->log_level);
+  config.log_timestamps = from->log_timestamps != 0;
+  config.shared_memory = or_auto(from->shared_memory);
+  config.tile_stores = or_auto(from->tile_stores);
+  config.kernel_isa = or_auto(from->kernel_isa);
+  config.allreduce_algorithm = or_auto(from->allreduce_algorithm);
+  config.reducescatter_algorithm = or_auto(from->reducescatter_algorithm);
+  config.allgatherv_algorithm = or_auto(from->allgatherv_algorithm);
+  config.broadcast_algorithm = or_auto(from->broadcast_algorithm);
+  config.alltoallv_algorithm = or_auto(from->alltoallv_algorithm);
+  config.barrier_algorithm = or_auto(from->barrier_algorithm);
+  config.gpu_route = or_auto(from->gpu_route);
+  config.cuda_library = or_empty(from->cuda_library);
+  config.nccl_library = or_empty(from->nccl_library);
+  config.nvrtc_library = or_empty(from->nvrtc_library);
+  config.kernel_cache = or_empty(from->kernel_cache);
+  config.gpu_cache_bytes = static_cast<std::size_t>(from->gpu_cache_bytes);
+  config.nccl_float32_sums = from->nccl_float32_sums != 0;
+  config.check_finite = from->check_finite != 0;
+  config.join_refuses_others = from->join_refuses_others != 0;
+  return config;
+}
+
+int adopt(std::unique_ptr<Engine> engine, hvdlite_engine** out) {
+  *out = new hvdlite_engine{.engine = std::move(engine)};
+  return 0;
+}
+
+char* copy_text(const std::string& text) {
+  auto* copy = static_cast<char*>(std::malloc(text.size() + 1));
+  if (copy == nullptr) throw std::bad_alloc();
+  std::memcpy(copy, text.c_str(), text.size() + 1);
+  return copy;
+}
+
+}  // namespace
+
+void set_last_error(const std::string& message) { last_error() = message; }
+
+namespace {
+
+constexpr const char* kNotInitialized = "Horovod has not been initialized; use hvd.init().";
+
+// The engine of this process, for those that are not handed one.
+class CurrentEngine {
+ public:
+  void set(hvdlite_engine* engine) {
+    if (engine != nullptr) ++engine->references;
+    {
+      const std::lock_guard lock(mutex_);
+      std::swap(engine, engine_);
+    }
+    hvdlite_engine_destroy(engine);
+  }
+  hvdlite_engine* get() {
+    const std::lock_guard lock(mutex_);
+    if (engine_ != nullptr) ++engine_->references;
+    return engine_;
+  }
+  bool is(const hvdlite_engine* engine) {
+    const std::lock_guard lock(mutex_);
+    return engine_ == engine;
+  }
+
+ private:
+  std::mutex mutex_;
+  hvdlite_engine* engine_ = nullptr;
+};
+
+CurrentEngine& current_engine() {
+  static CurrentEngine engine;
+  return engine;
+}
+
+}  // namespace
+
+}  // namespace hvdlite::engine
+
+using namespace hvdlite::engine;  // the functions below are the outermost layer
+
+int hvdlite_abi_version(void) { return HVDLITE_ABI_VERSION; }
+const char* hvdlite_version(void) { return HVDLITE_VERSION; }
+const char* hvdlite_last_error(void) { return last_error().c_str(); }
+
+const char* hvdlite_dtype_name(int dtype) {
+  if (dtype < 0 || dtype >= hvdlite::base::kNumDTypes) return nullptr;
+  return hvdlite::base::name_of(static_cast<hvdlite::base::DType>(dtype)).data();
+}
+
+void hvdlite_config_init(hvdlite_config* config) {
+  const hvdlite::base::Config defaults;
+  *config = hvdlite_config{sizeof(hvdlite_config),
+                           static_cast<int64_t>(defaults.fusion_threshold),
+                           defaults.cycle_time_ms,
+                           static_cast<int64_t>(defaults.cache_capacity),
+                           static_cast<int64_t>(defaults.segment_bytes),
+                           static_cast<int64_t>(defaults.recursive_doubling_max_bytes),
+                           static_cast<int64_t>(defaults.tile_bytes),
+                           static_cast<int64_t>(defaults.streaming_bytes),
+                           static_cast<int64_t>(defaults.message_split_bytes),
+                           static_cast<int64_t>(defaults.remote_message_bytes),
+                           defaults.spin_us,
+                           defaults.deadlock_timeout,
+                           defaults.stall_check_time_seconds,
+                           defaults.stall_shutdown_time_seconds,
+                           defaults.failure_linger,
+                           defaults.peer_timeout,
+                           static_cast<int64_t>(defaults.flight_recorder_size),
+                           "",
+                           static_cast<int64_t>(defaults.output_cache_bytes),
+                           defaults.shared_outputs,
+                           defaults.deterministic,
+                           static_cast<int32_t>(defaults.log_level),
+                           defaults.log_timestamps,
+                           "auto",
+                           "auto",
+                           "auto",
+                           "auto",
+                           "auto",
+                           "auto",
+                           "auto",
+                           "auto",
+                           "auto",
+                           "auto",
+                           "libcuda.so.1",
+                           "",
+                           "",
+                           "auto",
+                           static_cast<int64_t>(defaults.gpu_cache_bytes),
+                           defaults.nccl_float32_sums,
+                           defaults.check_finite,
+                           defaults.join_refuses_others};
+}
+
+int hvdlite_fabric_create(int size, const int32_t* hosts, hvdlite_fabric** out) {
+  return guarded([&] {
+    require(size > 0, "a fabric needs at least one rank");
+    hvdlite::transport::FabricShape shape;
+    shape.size = size;
+    shape.ledger_bytes = hvdlite::engine::Ledger::bytes({});
+    if (hosts != nullptr) shape.hosts.assign(hosts, hosts + size);
+    *out = new hvdlite_fabric{hvdlite::transport::make_fabric(shape), size};
+  });
+}
+
+void hvdlite_fabric_destroy(hvdlite_fabric* fabric) { delete fabric; }
+
+int hvdlite_fabric_kill(hvdlite_fabric* fabric, int rank) {
+  return guarded([&] { hvdlite::transport::kill(*fabric->fabric, rank); });
+}
+
+int hvdlite_engine_create_inproc(hvdlite_fabric* fabric, int rank, const hvdlite_config* config,
+                                 hvdlite_engine** out) {
+  return guarded([&] {
+    require(fabric != nullptr, "no fabric");
+    require(rank >= 0 && rank < fabric->size, "rank outside the fabric");
+    const hvdlite::base::Config knobs = to_config(config);
+    auto transport =
+        hvdlite::transport::connect(fabric->fabric, rank, knobs.shared_memory != "off");
+    std::vector<int> leaders(static_cast<std::size_t>(fabric->size));
+    for (int peer = 0; peer < fabric->size; ++peer) {
+      leaders[static_cast<std::size_t>(peer)] = transport->host_of(peer);
+    }
+    const hvdlite::base::Waiting waiting = hvdlite::transport::choose_waiting(
+        knobs, hvdlite::base::allowed_cpus().count(), fabric->size);
+    adopt(std::make_unique<Engine>(std::move(transport),
+                                   topology_of(hvdlite::transport::place(leaders, rank)), knobs,
+                                   waiting),
+          out);
+  });
+}
+
+int hvdlite_engine_create_mpi(const char* shim_path, const void* comm_address,
+                              const hvdlite_config* config, hvdlite_engine** out) {
+  return guarded([&] {
+    require(shim_path != nullptr && shim_path[0] != '\0', "no MPI shim was given");
+    require(comm_address != nullptr, "no communicator was given");
+    const hvdlite::base::Config knobs = to_config(config);
+    hvdlite::transport::MpiWorld world = hvdlite::transport::open_mpi(
+        shim_path, comm_address, knobs, hvdlite::engine::Ledger::bytes({}));
+    const Topology topology = topology_of(world);
+    adopt(std::make_unique<Engine>(std::move(world.transport), topology, knobs, world.waiting),
+          out);
+  });
+}
+
+int hvdlite_engine_shutdown(hvdlite_engine* engine) {
+  return guarded([&] {
+    Engine& ending = alive(engine);
+    if (current_engine().is(engine)) hvdlite_set_current_engine(nullptr);
+    ending.shutdown();
+  });
+}
+
+void hvdlite_set_current_engine(hvdlite_engine* engine) { current_engine().set(engine); }
+
+hvdlite_engine* hvdlite_current_engine(void) {
+  hvdlite_engine* engine = current_engine().get();
+  if (engine == nullptr) set_last_error(kNotInitialized);
+  return engine;
+}
+
+void hvdlite_engine_destroy(hvdlite_engine* engine) {
+  if (engine == nullptr) return;
+  // A forked child owns a copy of an engine whose thread and transport are its parent's: leave it alone.
+  if (!engine->engine->usable_in_this_process()) return;
+  if (engine->references.fetch_sub(1, std::memory_order_acq_rel) == 1) delete engine;
+}
+
+int hvdlite_engine_topology(const hvdlite_engine* engine, hvdlite_topology* out) {
+  return guarded([&] {
+    require(engine != nullptr, "no engine");
+    const Topology& topology = engine->engine->topology();
+    *out = {topology.rank,       topology.size,       topology.local_rank,    topology.local_size,
+            topology.cross_rank, topology.cross_size, topology.is_homogeneous};
+  });
+}
+
+int hvdlite_process_set_ranks(hvdlite_engine* engine, int32_t id, int32_t* ranks, int32_t capacity,
+                              int32_t* count) {
+  return guarded([&] {
+    const auto set = alive(engine).sets().find(id);
+    require(set.has_value(), "Process set provided does not exist, or has not been registered");
+    *count = static_cast<int32_t>(set->members->size());
+    for (int32_t i = 0; i < *count && i < capacity; ++i) {
+      ranks[i] = (*set->members)[static_cast<size_t>(i)];
+    }
+  });
+}
+
+int hvdlite_process_set_ids(hvdlite_engine* engine, int32_t* ids, int32_t capacity,
+                            int32_t* count) {
+  return guarded([&] {
+    const std::vector<int32_t> known = alive(engine).sets().ids();
+    *count = static_cast<int32_t>(known.size());
+    for (int32_t i = 0; i < *count && i < capacity; ++i) ids[i] = known[static_cast<size_t>(i)];
+  });
+}
+
+int hvdlite_timeline_start(hvdlite_engine* engine, const char* path, int64_t max_bytes,
+                           int mark_cycles) {
+  return guarded([&] {
+    require(path != nullptr && max_bytes > 0, "a timeline needs a path and room");
+    hvdlite::engine::alive(engine).start_timeline(path, static_cast<size_t>(max_bytes),
+                                                  mark_cycles != 0);
+  });
+}
+
+int hvdlite_timeline_stop(hvdlite_engine* engine) {
+  return guarded([&] { hvdlite::engine::alive(engine).stop_timeline(); });
+}
+
+int hvdlite_watchdog_wait(hvdlite_engine* engine, int* asked) {
+  return guarded([&] {
+    require(engine != nullptr && asked != nullptr, "no engine, or nowhere to put the answer");
+    *asked = engine->engine->watchdog().wait() ? 1 : 0;
+  });
+}
+
+int hvdlite_watchdog_tell(hvdlite_engine* engine, const char* text) {
+  return guarded([&] {
+    require(engine != nullptr && text != nullptr, "no engine, or no text");
+    engine->engine->watchdog().tell(text);
+  });
+}
+
+int hvdlite_stall_excuse(hvdlite_engine* engine, double seconds) {
+  return guarded([&] {
+    require(seconds >= 0 && seconds <= 1e9, "an excuse lasts between 0 and 1e9 seconds");
+    alive(engine).excuse(seconds);
+  });
+}
+
+int hvdlite_publish_failure(hvdlite_engine* engine, const char* cause) {
+  return guarded([&] { alive(engine).publish_failure(cause != nullptr ? cause : "failed"); });
+}
+
+const char* hvdlite_failure_cause(hvdlite_engine* engine) {
+  thread_local std::string text;
+  text.clear();
+  guarded([&] { text = alive(engine).failure_cause(); });
+  return text.c_str();
+}
+
+void hvdlite_free(void* text) { std::free(text); }
+
+void hvdlite_log_error(int rank, int size, const char* subsystem, const char* text) {
+  guarded([&] {
+    require(subsystem != nullptr && text != nullptr, "nothing to log");
+    hvdlite::base::Logger(hvdlite::base::LogLevel::kError, true, rank, size)
+        .write(hvdlite::base::LogLevel::kError, subsystem, text);
+  });
+}
+
+char* hvdlite_flight_record(hvdlite_engine* engine, int64_t ended) {
+  char* text = nullptr;
+  guarded([&] {
+    const auto& recorder = alive(engine).recorder();
+    text =
+        copy_text(ended < 0 ? recorder.text() : recorder.report(static_cast<std::size_t>(ended)));
+  });
+  return text;
+}
+
+int hvdlite_get_counters(hvdlite_engine* engine, hvdlite_counters* out) {
+  return guarded([&] {
+    const Counters& counters = alive(engine).counters();
+    const Usage::Numbers usage = alive(engine).usage().numbers();
+    *out = {counters.submitted,
+            counters.completed,
+            counters.failed,
+            counters.control_messages_sent,
+            counters.control_bytes_sent,
+            counters.fused_ops,
+            counters.cache_hits,
+            counters.cache_misses,
+            counters.agreed_in_memory,
+            counters.data_bytes_sent,
+            counters.arena_ops,
+            counters.riding_ops,
+            counters.open_results,
+            counters.nccl_ops,
+            counters.staged_ops,
+            counters.passes,
+            counters.sleeps,
+            counters.sleep_limits_us,
+            counters.rung_sleeps,
+            counters.unrung_finds,
+            usage.time_ns,
+            usage.bytes,
+            usage.bus_bytes,
+            usage.negotiating_ns,
+            usage.waiting_ns,
+            usage.moving_ns,
+            usage.exposed_ns,
+            usage.exposed_moving_ns};
+  });
+}
+
+int hvdlite_get_lateness(hvdlite_engine* engine, int64_t* operations, int64_t* nanoseconds,
+                         int32_t count) {
+  return guarded([&] {
+    require(operations != nullptr && nanoseconds != nullptr, "lateness needs room");
+    const Usage::Lateness lateness = alive(engine).usage().lateness();
+    require(static_cast<std::size_t>(count) == lateness.operations.size(),
+            "lateness has one number for each rank of the job");
+    std::copy(lateness.operations.begin(), lateness.operations.end(), operations);
+    std::copy(lateness.nanoseconds.begin(), lateness.nanoseconds.end(), nanoseconds);
+  });
+}

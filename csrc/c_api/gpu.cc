@@ -1,0 +1,33 @@
+// The part of the C ABI about memory on GPUs that a binding asks for.
+
+#include "c_api/c_api.h"
+
+using hvdlite::engine::alive;
+using hvdlite::engine::guarded;
+
+namespace hvdlite::engine {
+
+// The operations on it are known to its pool; what its user has done besides is in order with the legacy default stream.
+void take_back(hvdlite_block& block) noexcept {
+  try {
+    block.gpu_memory.free_after(block.gpu->record(nullptr));
+  } catch (
+      ...) {  // the GPU is lost, or a graph is being captured: when the memory is free cannot be told
+    block.gpu_memory.abandon();
+  }
+}
+
+}  // namespace hvdlite::engine
+
+int hvdlite_gpu_block_create(hvdlite_engine* engine, int32_t gpu, size_t bytes, void* stream,
+                             hvdlite_block** out) {
+  return guarded([&] {
+    hvdlite::device::Buffer memory = alive(engine).new_gpu_output(gpu, bytes, stream);
+    *out = new hvdlite_block{
+        .memory = {}, .gpu_memory = std::move(memory), .gpu = alive(engine).gpu(gpu), .lent = true};
+  });
+}
+
+int hvdlite_gpu_of_address(hvdlite_engine* engine, const void* address, int32_t* gpu) {
+  return guarded([&] { *gpu = alive(engine).gpu_of_address(address); });
+}

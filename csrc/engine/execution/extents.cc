@@ -1,0 +1,60 @@
+#include "engine/execution/extents.h"
+
+namespace hvdlite::engine {
+
+using base::OpKind;
+
+namespace {
+
+// Rows are dealt out as evenly as possible, the first ranks getting one more (Horovod's rule).
+std::vector<std::int64_t> deal_rows(std::int64_t rows, int ranks) {
+  std::vector<std::int64_t> dealt(static_cast<std::size_t>(ranks), rows / ranks);
+  for (std::int64_t i = 0; i < rows % ranks; ++i) ++dealt[static_cast<std::size_t>(i)];
+  return dealt;
+}
+
+}  // namespace
+
+Extents::Extents(const FusedOp& fused, int rank, int ranks)
+    : row_elements(static_cast<std::size_t>(fused.first().row_elements())),
+      element_bytes(base::size_of(fused.first().dtype)) {
+  const auto me = static_cast<std::size_t>(rank);
+  const auto size = static_cast<std::size_t>(ranks);
+  switch (fused.first().kind) {
+    case OpKind::kAllgather:
+      rows = fused.sizes;
+      break;
+    case OpKind::kAlltoall:
+      for (std::size_t peer = 0; peer < size; ++peer) {
+        sent.push_back(fused.sizes[me * size + peer]);
+        rows.push_back(fused.sizes[peer * size + me]);
+      }
+      break;
+    case OpKind::kReducescatter:
+      rows = deal_rows(fused.first().shape[0], ranks);
+      out_rows = rows[me];
+      return;
+    default:
+      HVD_CHECK(false);  // the shape of the others' results is their input's
+  }
+  out_rows = std::accumulate(rows.begin(), rows.end(), std::int64_t{0});
+}
+
+std::unique_ptr<Output> Extents::output(const Request& request) const {
+  auto output = std::make_unique<Output>();
+  output->shape = request.shape;
+  output->shape[0] = out_rows;
+  output->bytes = out_bytes();
+  if (request.kind == OpKind::kAlltoall) output->received_splits = rows;
+  return output;
+}
+
+std::vector<std::size_t> Extents::scaled(const std::vector<std::int64_t>& rows,
+                                         std::size_t factor) {
+  std::vector<std::size_t> result;
+  result.reserve(rows.size());
+  for (const std::int64_t count : rows) result.push_back(static_cast<std::size_t>(count) * factor);
+  return result;
+}
+
+}  // namespace hvdlite::engine

@@ -1,0 +1,48 @@
+// What an allgather, alltoall or reducescatter moves on this rank: rows and elements of each peer, and the shape of the result.
+// Thread: pure. Owns: its lists. Blocks: no. Throws: std::bad_alloc.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <numeric>
+#include <vector>
+
+#include "engine/model/entry.h"
+#include "engine/model/fused_op.h"
+
+namespace hvdlite::engine {
+
+struct Extents {
+  // Of the operation on the member `rank` of `ranks`.
+  Extents(const FusedOp& fused, int rank, int ranks);
+
+  // allgather: rows of each member; alltoall: rows that this rank gets from each; reducescatter: rows that each member gets.
+  std::vector<std::int64_t> rows;
+  std::vector<std::int64_t> sent;  // alltoall: rows that this rank sends to each
+  std::int64_t out_rows = 0;       // of this rank's result
+  std::size_t row_elements = 0;
+  std::size_t element_bytes = 0;
+
+  std::size_t row_bytes() const { return row_elements * element_bytes; }
+  std::size_t out_bytes() const { return static_cast<std::size_t>(out_rows) * row_bytes(); }
+  std::size_t out_elements() const { return static_cast<std::size_t>(out_rows) * row_elements; }
+  // These rows, of each peer, in other units.
+  std::vector<std::size_t> elements(const std::vector<std::int64_t>& of) const {
+    return scaled(of, row_elements);
+  }
+  std::vector<std::size_t> bytes(const std::vector<std::int64_t>& of) const {
+    return scaled(of, row_bytes());
+  }
+  // The result of this rank's entry, still without memory.
+  std::unique_ptr<Output> output(const Request& request) const;
+
+ private:
+  static std::vector<std::size_t> scaled(const std::vector<std::int64_t>& rows, std::size_t factor);
+};
+
+inline std::size_t total_of(const std::vector<std::size_t>& counts) {
+  return std::accumulate(counts.begin(), counts.end(), std::size_t{0});
+}
+
+}  // namespace hvdlite::engine

@@ -1,0 +1,185 @@
+#include "engine/execution/gpu/device_lane.h"
+
+#include <algorithm>
+
+namespace hvdlite::engine {
+
+using base::Clock;
+using base::ErrorCode;
+using base::Status;
+
+namespace {
+
+// NCCL is asked for errors this often.
+constexpr base::microseconds kLookInterval{1'000};
+// On results that are not finite, so many lines come in so long, and name so many tensors.
+constexpr std::chrono::seconds kReportInterval{10};
+constexpr int kLinesInInterval = 8;
+constexpr std::size_t kNamesInLine = 8;
+
+}  // namespace
+
+void DeviceLane::enqueue(FusedOp fused, std::vector<Entry> entries, std::uint32_t tag) {
+  waiting_.push_back({std::move(fused), std::move(entries), tag});
+}
+
+bool DeviceLane::idle() const {
+  return waiting_.empty() && running_.empty() && link_.route() != DeviceLink::Route::kComingUp;
+}
+
+bool DeviceLane::advance() {
+  bool moved = false;
+  if (link_.route() == DeviceLink::Route::kComingUp && !waiting_.empty()) {
+    naming(waiting_.front().fused.first(), [&] { moved = link_.advance(); });
+  }
+  moved = start() || moved;
+  moved = step() || moved;
+  return look_after() || moved;
+}
+
+bool DeviceLane::takes_nccl(const FusedOp& fused) const {
+  return link_.route() == DeviceLink::Route::kNccl &&
+         NcclOperation::serves(fused, link_, static_cast<int>(set_->members->size()));
+}
+
+std::unique_ptr<DeviceOperation> DeviceLane::make(Waiting next) {
+  SharedState& shared = context_.shared;
+  const bool check_finite = shared.config.check_finite;
+  if (takes_nccl(next.fused)) {
+    ++shared.counters.nccl_ops;
+    nccl_is_running_ = true;
+    return std::make_unique<NcclOperation>(std::move(next.fused), std::move(next.entries), link_,
+                                           *set_, check_finite);
+  }
+  ++shared.counters.staged_ops;
+  collectives::Comm comm(context_.link.transport, set_->members, set_->index, next.tag, set_->id,
+                         set_->shared.sharing());
+  return std::make_unique<StagedOperation>(
+      std::move(next.fused), std::move(next.entries), link_, std::move(comm),
+      StagedOperation::Context{*set_, context_.pool, context_.link.selection, context_.watcher,
+                               check_finite});
+}
+
+bool DeviceLane::start() {
+  bool started = false;
+  while (!waiting_.empty() && link_.route() != DeviceLink::Route::kComingUp &&
+         running_.size() < kMaxRunning && (running_.empty() || running_bytes_ < kMaxRunningBytes)) {
+    if (nccl_is_running_ && takes_nccl(waiting_.front().fused)) break;
+    Waiting next = std::move(waiting_.front());
+    waiting_.pop_front();
+    started = true;
+    if (link_.route() == DeviceLink::Route::kRefused) {
+      context_.finished(next.entries, {ErrorCode::kUnsupported,
+                                       describe(next.fused.first()) +
+                                           ": no way between the GPUs: " + link_.why_refused()});
+      continue;
+    }
+    context_.started(next.entries);
+    DeviceOperation& operation = *running_.emplace_back(make(std::move(next)));
+    running_bytes_ += operation.bytes();
+    naming(operation.first_request(), [&] { operation.start(); });
+    // Most of those through NCCL are handed over at once, and the next can follow.
+    step();
+  }
+  return started;
+}
+
+bool DeviceLane::step() {
+  bool finished = false;
+  bool one_awaits = false;
+  for (auto operation = running_.begin(); operation != running_.end();) {
+    bool done = false;
+    if (!one_awaits || !(*operation)->awaits_turn()) {
+      naming((*operation)->first_request(), [&] { done = (*operation)->advance(); });
+      one_awaits = one_awaits || (*operation)->awaits_turn();
+    }
+    if (!done) {
+      ++operation;
+      continue;
+    }
+    running_bytes_ -= (*operation)->bytes();
+    if ((*operation)->is_nccl()) nccl_is_running_ = false;
+    HandedOver& left = (*operation)->handed_over();
+    if (left.event) {
+      if (left.check.flags) context_.watcher.watch(left.event);
+      handed_over_.push_back(std::move(left));
+    }
+    context_.finished((*operation)->entries(), Status{});
+    operation = running_.erase(operation);
+    finished = true;
+  }
+  return finished;
+}
+
+bool DeviceLane::look_after() {
+  bool moved = false;
+  while (!handed_over_.empty()) {
+    HandedOver& oldest = handed_over_.front();
+    bool done = false;
+    naming(*oldest.request, [&] {
+      const Clock::time_point now = context_.shared.time.now();
+      if (link_.route() == DeviceLink::Route::kNccl && now - looked_at_ > kLookInterval) {
+        looked_at_ = now;
+        static_cast<void>(link_.busy());
+      }
+      done = oldest.event->finished();
+    });
+    if (!done) break;
+    if (oldest.check.flags) report_not_finite(oldest.check);
+    handed_over_.pop_front();
+    moved = true;
+  }
+  return moved;
+}
+
+void DeviceLane::report_not_finite(const FiniteCheck& check) {
+  const auto* flags = static_cast<const std::int32_t*>(check.flags.data());
+  std::string names;
+  std::size_t count = 0;
+  for (std::size_t i = 0; i < check.requests.size(); ++i) {
+    if (flags[i] == 0) continue;
+    if (count++ < kNamesInLine)
+      names += (names.empty() ? "'" : ", '") + display_name(*check.requests[i]) + "'";
+  }
+  if (count == 0) return;
+  // Training that has diverged would fill the disk.
+  const Clock::time_point now = context_.shared.time.now();
+  if (now - counted_since_ > kReportInterval) {
+    counted_since_ = now;
+    lines_ = 0;
+  }
+  if (lines_++ >= kLinesInInterval) {
+    ++unreported_;
+    return;
+  }
+  if (count > kNamesInLine) names += " and " + std::to_string(count - kNamesInLine) + " more";
+  context_.shared.log.write(base::LogLevel::kWarning, "device",
+                            "infinite or NaN in the allreduced " + names + " in process set " +
+                                std::to_string(set_->id.id) + " (HVDLITE_CHECK_FINITE" +
+                                (unreported_ > 0 ? "; " + std::to_string(unreported_) +
+                                                       " FusedOps since the last such line"
+                                                 : std::string()) +
+                                ")");
+  unreported_ = 0;
+}
+
+void DeviceLane::park(const Status& why) {
+  link_.abort();
+  for (auto& operation : running_) {
+    operation->abandon();
+    context_.finished(operation->entries(), why);
+  }
+  for (Waiting& waiting : waiting_) context_.finished(waiting.entries, why);
+  waiting_.clear();
+  const device::EventPtr last = handed_over_.empty() ? nullptr : link_.last_event();
+  for (HandedOver& left : handed_over_) {
+    if (last) {
+      left.check.flags.free_after(last);
+    } else {
+      left.check.flags.abandon();
+    }
+  }
+  handed_over_.clear();
+}
+
+}  // namespace hvdlite::engine

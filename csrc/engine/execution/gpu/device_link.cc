@@ -1,0 +1,273 @@
+#include "engine/execution/gpu/device_link.h"
+
+#include <algorithm>
+
+namespace hvdlite::engine {
+
+using base::Clock;
+using base::Error;
+using base::LogLevel;
+
+namespace {
+
+// A communicator that takes longer to come up is worth a line.
+constexpr double kLongSeconds = 30;
+constexpr int kReportChannel = 0;
+constexpr int kVerdictChannel = 1;
+
+}  // namespace
+
+DeviceLink::DeviceLink(const LinkContext& context, std::shared_ptr<const ProcessSet> set,
+                       const std::array<std::uint32_t, kTags>& tags, int home)
+    : context_(context), set_(std::move(set)), tags_(tags), home_wanted_(home) {}
+
+// Only a rank that has joined can fail here: where an operation was submitted its GPU is open.
+void DeviceLink::open_home() {
+  int gpu = home_wanted_;
+  card_.knob = knob_of(context_.config.gpu_route);
+  card_.float32_sums = context_.config.nccl_float32_sums ? 1 : 0;
+  try {
+    if (gpu < 0) {
+      const int local = context_.transport.local_rank_of(context_.transport.rank());
+      gpu = local % context_.devices.driver().devices();
+    }
+    home_ = &context_.devices.device(gpu);
+    stream_.emplace(home_->gpu);
+    return_stream_.emplace(home_->gpu);
+  } catch (const Error& error) {
+    if (home_ != nullptr) throw;  // the GPU is there, but something is wrong with it
+    put_text(card_.why, error.what());
+    return;
+  }
+  card_.has_gpu = 1;
+  card_.gpu = home_->gpu->uuid();
+  if (card_.knob == RouteCard::kStaged) return;
+  try {
+    nccl_ = context_.devices.nccl();
+    card_.nccl_version = nccl_->version();
+  } catch (const Error& error) {
+    put_text(card_.why, error.what());
+  }
+}
+
+collectives::Comm DeviceLink::comm_for(std::size_t tag) const {
+  return {context_.transport, set_->members, set_->index, tags_[tag], set_->id};
+}
+
+void DeviceLink::exchange_cards() {
+  cards_.resize(set_->members->size());
+  collectives::AllgathervArgs args;
+  args.input = &card_;
+  args.output = cards_.data();
+  args.bytes.assign(cards_.size(), sizeof(RouteCard));
+  collective_ = collectives::start_allgatherv(comm_for(0), std::move(args), context_.selection);
+}
+
+bool DeviceLink::advance() {
+  switch (step_) {
+    case Step::kOpening:
+      open_home();
+      exchange_cards();
+      step_ = Step::kCards;
+      return true;
+    case Step::kCards:
+      if (!collective_->advance()) return false;
+      choice_ = choose_route(cards_, *set_->members);
+      if (choice_.refused) {
+        settle(Route::kRefused, choice_.why);
+      } else if (choice_.nccl) {
+        invite();
+      } else {
+        settle(Route::kStaged, choice_.why);
+      }
+      return true;
+    case Step::kInvitation:
+      if (!collective_->advance()) return false;
+      if (invitation_.ok == 0) {
+        fall_back(get_text(invitation_.why));
+      } else {
+        join();
+      }
+      return true;
+    case Step::kJoining: {
+      bool moved = poll_own();
+      moved = poll_reports() || moved;
+      return poll_verdict() || moved;
+    }
+    case Step::kReporting: {
+      // The last messages leave.
+      const auto gone = [&](transport::Ticket& ticket) { return context_.transport.test(ticket); };
+      const bool all_left = std::ranges::all_of(leaving_, gone);
+      if (!all_left || !std::ranges::all_of(arriving_, gone)) return false;
+      if (verdict_.ok != 0) {
+        settle(Route::kNccl, choice_.why);
+      } else {
+        fall_back(get_text(verdict_.why));
+      }
+      return true;
+    }
+    case Step::kDone:
+      break;
+  }
+  return false;
+}
+
+void DeviceLink::invite() {
+  if (rank() == 0) {
+    try {
+      invitation_.id = nccl_->unique_id();
+      invitation_.ok = 1;
+    } catch (const Error& error) {
+      put_text(invitation_.why,
+               context_.transport.describe_peer((*set_->members)[0]) + ": " + error.what());
+    }
+  }
+  collectives::BroadcastArgs args;
+  args.data = &invitation_;
+  args.bytes = sizeof(invitation_);
+  collective_ = collectives::start_broadcast(comm_for(1), args, context_.selection);
+  step_ = Step::kInvitation;
+}
+
+void DeviceLink::join() {
+  step_ = Step::kJoining;
+  collective_.reset();
+  collectives::Comm comm = comm_for(2);
+  if (rank() == 0) {
+    reports_.resize(set_->members->size());
+    arriving_.resize(reports_.size());
+    for (int peer = 1; peer < size(); ++peer) {
+      const auto place = static_cast<std::size_t>(peer);
+      arriving_[place] = comm.recv(peer, kReportChannel, &reports_[place], sizeof(Report));
+    }
+  } else {
+    arriving_.push_back(comm.recv(0, kVerdictChannel, &verdict_, sizeof(verdict_)));
+  }
+  try {
+    comm_ =
+        std::make_unique<device::NcclComm>(nccl_, home_->gpu, invitation_.id, size(), set_->index);
+  } catch (const Error& error) {
+    report(false, error.what());
+  }
+}
+
+// Once: whether this rank's communicator is up.
+void DeviceLink::report(bool ok, const std::string& why) {
+  own_known_ = true;
+  if (!ok) comm_.reset();  // aborts it
+  mine_.ok = ok ? 1 : 0;
+  put_text(mine_.why,
+           ok ? std::string()
+              : context_.transport.describe_peer(context_.transport.rank()) + ": " + why);
+  if (rank() == 0) {
+    reports_[0] = mine_;
+  } else {
+    leaving_.push_back(comm_for(2).send(0, kReportChannel, &mine_, sizeof(mine_)));
+  }
+}
+
+bool DeviceLink::poll_own() {
+  if (own_known_) return false;
+  try {
+    if (comm_->busy()) {
+      if (!complained_ && base::seconds_between(since_, context_.time.now()) > kLongSeconds) {
+        complained_ = true;
+        say(LogLevel::kWarning,
+            "NCCL's communicator is still not up after " + std::to_string(int(kLongSeconds)) +
+                " seconds; NCCL_DEBUG=INFO shows what it waits for, and HVDLITE_GPU_ROUTE=staged "
+                "does without it");
+      }
+      return false;
+    }
+    report(true, "");
+  } catch (const Error& error) {
+    report(false, error.what());
+  }
+  return true;
+}
+
+// On member 0: the verdict is known when all are up, or one has failed.
+bool DeviceLink::poll_reports() {
+  if (rank() != 0 || verdict_known_) return false;
+  bool all = own_known_;
+  const Report* failed = own_known_ && mine_.ok == 0 ? &mine_ : nullptr;
+  for (std::size_t peer = 1; peer < reports_.size(); ++peer) {
+    const bool here = context_.transport.test(arriving_[peer]);
+    all = all && here;
+    if (here && reports_[peer].ok == 0 && failed == nullptr) failed = &reports_[peer];
+  }
+  if (!all && failed == nullptr) return false;
+  verdict_ = failed != nullptr ? *failed : mine_;
+  collectives::Comm comm = comm_for(2);
+  for (int peer = 1; peer < size(); ++peer) {
+    leaving_.push_back(comm.send(peer, kVerdictChannel, &verdict_, sizeof(verdict_)));
+  }
+  verdict_sent_ = true;
+  return true;
+}
+
+bool DeviceLink::poll_verdict() {
+  if (!verdict_known_) {
+    if (rank() == 0 ? !verdict_sent_ : !context_.transport.test(arriving_.front())) return false;
+    verdict_known_ = true;
+  }
+  if (!own_known_) report(false, "another rank's communicator failed");
+  if (verdict_.ok == 0) comm_.reset();
+  step_ = Step::kReporting;
+  return true;
+}
+
+void DeviceLink::settle(Route route, const std::string& why) {
+  collective_.reset();
+  step_ = Step::kDone;
+  route_ = route;
+  if (route == Route::kRefused) {
+    why_refused_ = why;
+    return;
+  }
+  if (rank() != 0) return;
+  const std::string gpu = home_ != nullptr ? " (" + home_->gpu->name() + " here)" : "";
+  say(choice_.falls_back ? LogLevel::kWarning : LogLevel::kInfo,
+      route == Route::kNccl ? "GPU operations go through " + why + gpu
+                            : "GPU operations go through host memory" + gpu + ": " + why);
+}
+
+// NCCL was chosen, but did not come up.
+void DeviceLink::fall_back(const std::string& why) {
+  const bool demanded = std::ranges::any_of(
+      cards_, [](const RouteCard& card) { return card.knob == RouteCard::kNccl; });
+  choice_.falls_back = true;
+  settle(demanded ? Route::kRefused : Route::kStaged, "NCCL failed to start on " + why);
+}
+
+void DeviceLink::say(LogLevel level, const std::string& text) const {
+  context_.log.write(level, "device", "process set " + std::to_string(set_->id.id) + ": " + text);
+}
+
+device::EventPtr DeviceLink::relay(const device::EventPtr& event, int gpu) {
+  device::Device& device = context_.devices.device(gpu);
+  const auto found = relays_.try_emplace(gpu, device.gpu).first;
+  event->order(found->second.get(), *device.gpu);
+  return device.gpu->record(found->second.get());
+}
+
+void DeviceLink::finish() {
+  if (comm_) comm_->finish();
+  comm_.reset();
+}
+
+void DeviceLink::abort() {
+  if (comm_) comm_->abort();
+}
+
+device::EventPtr DeviceLink::last_event() const {
+  if (!return_stream_) return nullptr;
+  try {
+    home_->gpu->record(stream())->order(return_stream());
+    return home_->gpu->record(return_stream());
+  } catch (const Error&) {
+    return nullptr;
+  }
+}
+
+}  // namespace hvdlite::engine

@@ -1,0 +1,180 @@
+#include "engine/execution/gpu/device_operation.h"
+
+#include <algorithm>
+
+namespace hvdlite::engine {
+
+namespace cuda = device::cuda;
+
+namespace {
+
+// Of pieces in the fusion buffer.
+constexpr std::size_t kBoundary = 128;
+
+std::size_t aligned(std::size_t elements, std::size_t element_bytes) {
+  const std::size_t grain = kBoundary / element_bytes;
+  return (elements + grain - 1) / grain * grain;
+}
+
+}  // namespace
+
+// Kernels may still run: what they use is free after them, or for ever taken if that cannot be known.
+void DeviceOperation::abandon() {
+  for (const Entry& entry : entries()) {
+    if (entry.request && entry.completion->output) {
+      buffers_.push_back(std::move(entry.completion->output->gpu_block));
+    }
+  }
+  buffers_.push_back(std::move(handed_over_.check.flags));
+  const device::EventPtr last = link_.last_event();
+  for (device::Buffer& buffer : buffers_) {
+    if (last) {
+      buffer.free_after(last);
+    } else {
+      buffer.abandon();
+    }
+  }
+}
+
+// The entries of a batch share an event.
+void DeviceOperation::order_inputs(cuda::Stream stream) const {
+  if (gathered_) gathered_->order(stream);
+  const device::Event* last = nullptr;
+  for (const Entry& entry : entries()) {
+    if (!entry.ready || entry.ready.get() == last) continue;
+    last = entry.ready.get();
+    last->order(stream, gpu());
+  }
+}
+
+void DeviceOperation::gather() {
+  places_.resize(entries().size());
+  if (!has_gpu()) return;
+  order_inputs(link_.stream());
+  bool foreign = false;
+  for (std::size_t i = 0; i < entries().size(); ++i) {
+    const Entry& entry = entries()[i];
+    Place& place = places_[i];
+    place = {entry.input, entry.output};
+    if (!is_foreign(entry)) continue;
+    const std::size_t bytes = entry.request->bytes();
+    void* copy = device_memory(bytes, link_.stream());
+    if (entry.input != nullptr) {
+      gpu().copy(copy, entry.input, bytes, link_.stream());
+      place.input = copy;
+    }
+    if (entry.output != nullptr) place.output = copy;
+    foreign = true;
+  }
+  if (foreign) gathered_ = gpu().record(link_.stream());
+}
+
+void* DeviceOperation::make_output(const Extents& extents, cuda::Stream stream) {
+  const Entry& entry = entries()[0];
+  if (!entry.request) return nullptr;
+  auto output = extents.output(*entry.request);
+  output->device = entry.request->device;
+  device::Device& device = link_.device(output->device);
+  const std::size_t bytes = std::max<std::size_t>(output->bytes, 1);
+  output->gpu_block = device.memory->get(bytes, stream);
+  void* data = output->gpu_block.data();
+  entries()[0].completion->output = std::move(output);
+  return places_[0].output = is_foreign(entry) ? device_memory(bytes, stream) : data;
+}
+
+void* DeviceOperation::device_memory(std::size_t bytes, cuda::Stream stream) {
+  return buffers_.emplace_back(link_.home()->memory->get(std::max<std::size_t>(bytes, 1), stream))
+      .data();
+}
+
+void* DeviceOperation::pinned_memory(std::size_t bytes) {
+  return buffers_
+      .emplace_back(link_.home()->pinned->get(std::max<std::size_t>(bytes, 1), link_.stream()))
+      .data();
+}
+
+void DeviceOperation::hand_over(cuda::Stream stream) {
+  if (!has_gpu()) return;
+  for (std::size_t i = 0; i < entries().size(); ++i) {
+    const Entry& entry = entries()[i];
+    if (!entry.request || !is_foreign(entry) || places_[i].output == nullptr) continue;
+    const auto& made = entry.completion->output;
+    const std::size_t bytes = made ? made->bytes : entry.request->bytes();
+    void* to = made ? made->data() : entry.output;
+    if (bytes > 0) gpu().copy(to, places_[i].output, bytes, stream);
+  }
+  collect_flags(stream);
+  const device::EventPtr done = gpu().record(stream);
+  for (device::Buffer& buffer : buffers_) buffer.free_after(done);
+  buffers_.clear();
+  for (Entry& entry : entries()) {
+    if (!entry.request) continue;
+    entry.completion->event = is_foreign(entry) ? link_.relay(done, entry.request->device) : done;
+    if (entry.completion->output) {
+      entry.completion->output->gpu_block.free_after(entry.completion->event);
+    }
+    // Where these lie in memory that the engine has lent, it is free after this, too.
+    device::Device& of = is_foreign(entry) ? link_.device(entry.request->device) : *link_.home();
+    of.memory->used(entry.input, entry.completion->event);
+    of.memory->used(entry.output, entry.completion->event);
+  }
+  handed_over_.event = done;
+  handed_over_.request = fused().parts.front().request;
+}
+
+std::vector<device::Piece> DeviceOperation::pieces(bool outputs, std::size_t element_bytes) const {
+  std::vector<device::Piece> pieces;
+  pieces.reserve(places_.size());
+  std::size_t offset = 0;
+  for (std::size_t i = 0; i < places_.size(); ++i) {
+    const auto count = static_cast<std::size_t>(fused().parts[i].request->elements());
+    void* tensor = outputs ? places_[i].output : const_cast<void*>(places_[i].input);
+    offset = aligned(offset, element_bytes);
+    pieces.push_back({tensor, offset, count});
+    offset += count;
+  }
+  return pieces;
+}
+
+std::vector<device::Piece> DeviceOperation::inputs(std::size_t element_bytes) const {
+  return pieces(false, element_bytes);
+}
+
+std::vector<device::Piece> DeviceOperation::outputs(std::size_t element_bytes) const {
+  return pieces(true, element_bytes);
+}
+
+std::size_t DeviceOperation::buffer_elements(std::size_t element_bytes) const {
+  std::size_t end = 0;
+  for (const Agreed& part : fused().parts) {
+    end = aligned(end, element_bytes) + static_cast<std::size_t>(part.request->elements());
+  }
+  return end;
+}
+
+bool DeviceOperation::lacks_all_inputs() const {
+  return std::ranges::all_of(places_, [](const Place& place) { return place.input == nullptr; });
+}
+
+bool DeviceOperation::lacks_all_outputs() const {
+  return std::ranges::all_of(places_, [](const Place& place) { return place.output == nullptr; });
+}
+
+std::int32_t* DeviceOperation::make_flags(cuda::Stream stream) {
+  if (!watches_finite_ || !has_gpu()) return nullptr;
+  const std::size_t bytes = entries().size() * sizeof(std::int32_t);
+  flags_ = static_cast<std::int32_t*>(device_memory(bytes, stream));
+  gpu().fill(flags_, 0, bytes, stream);
+  return flags_;
+}
+
+void DeviceOperation::collect_flags(cuda::Stream stream) {
+  if (flags_ == nullptr) return;
+  FiniteCheck& check = handed_over_.check;
+  const std::size_t bytes = entries().size() * sizeof(std::int32_t);
+  check.flags = link_.home()->pinned->get(bytes, stream);
+  gpu().copy(check.flags.data(), flags_, bytes, stream);
+  for (const Agreed& part : fused().parts) check.requests.push_back(part.request);
+}
+
+}  // namespace hvdlite::engine

@@ -1,0 +1,99 @@
+#include "engine/execution/gpu/device_route.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "device/nccl.h"
+#include "engine/model/text.h"
+
+namespace hvdlite::engine {
+
+namespace {
+
+template <typename Holds>
+std::vector<int> members_where(std::span<const RouteCard> cards, const std::vector<int>& members,
+                               Holds holds) {
+  std::vector<int> found;
+  for (std::size_t i = 0; i < cards.size(); ++i) {
+    if (holds(cards[i])) found.push_back(members[i]);
+  }
+  return found;
+}
+
+// "" if NCCL may serve these members; certain: it surely cannot.
+std::string obstacle(std::span<const RouteCard> cards, const std::vector<int>& members,
+                     bool* certain) {
+  *certain = true;
+  const auto lacking =
+      members_where(cards, members, [](const RouteCard& card) { return card.has_gpu == 0; });
+  if (!lacking.empty()) return format_ranks(lacking) + " cannot use a GPU";
+  for (std::size_t i = 0; i < cards.size(); ++i) {
+    if (cards[i].nccl_version == 0) {
+      return format_ranks({members[i]}) + " has no NCCL (" + get_text(cards[i].why) + ")";
+    }
+  }
+  *certain = false;
+  for (std::size_t i = 1; i < cards.size(); ++i) {
+    if (cards[i].nccl_version != cards[0].nccl_version) {
+      return "NCCL is " + device::nccl_version_text(cards[0].nccl_version) + " on " +
+             format_ranks({members[0]}) + " but " +
+             device::nccl_version_text(cards[i].nccl_version) + " on " + format_ranks({members[i]});
+    }
+    for (std::size_t other = 0; other < i; ++other) {
+      if (std::memcmp(&cards[i].gpu, &cards[other].gpu, sizeof(cards[i].gpu)) == 0) {
+        return format_ranks({members[other], members[i]}) + " share one GPU";
+      }
+    }
+  }
+  return "";
+}
+
+}  // namespace
+
+RouteCard::Knob knob_of(const std::string& gpu_route) {
+  if (gpu_route == "nccl") return RouteCard::kNccl;
+  return gpu_route == "staged" ? RouteCard::kStaged : RouteCard::kAuto;
+}
+
+void put_text(std::span<char> room, const std::string& text) {
+  const std::size_t length = std::min(text.size(), room.size() - 1);
+  std::copy_n(text.begin(), length, room.begin());
+  room[length] = '\0';
+}
+
+std::string get_text(std::span<const char> room) {
+  return {room.begin(), std::find(room.begin(), room.end(), '\0')};
+}
+
+RouteChoice choose_route(std::span<const RouteCard> cards, const std::vector<int>& members) {
+  RouteChoice choice;
+  const auto asks = [&](RouteCard::Knob knob) {
+    return members_where(cards, members, [&](const RouteCard& card) { return card.knob == knob; });
+  };
+  const std::vector<int> for_nccl = asks(RouteCard::kNccl);
+  const std::vector<int> for_staged = asks(RouteCard::kStaged);
+  choice.float32_sums = std::any_of(cards.begin(), cards.end(),
+                                    [](const RouteCard& card) { return card.float32_sums != 0; });
+  if (!for_nccl.empty() && !for_staged.empty()) {
+    choice.refused = true;
+    choice.why = "HVDLITE_GPU_ROUTE is nccl on " + format_ranks(for_nccl) + " but staged on " +
+                 format_ranks(for_staged) + "; set it alike on every rank";
+    return choice;
+  }
+  if (!for_staged.empty()) {
+    choice.why = "HVDLITE_GPU_ROUTE=staged on " + format_ranks(for_staged);
+    return choice;
+  }
+  bool certain = false;
+  choice.why = obstacle(cards, members, &certain);
+  choice.nccl = choice.why.empty() || (!for_nccl.empty() && !certain);
+  if (choice.nccl) {
+    choice.why = "NCCL " + device::nccl_version_text(cards.front().nccl_version);
+    return choice;
+  }
+  choice.refused = !for_nccl.empty();
+  choice.falls_back = !choice.refused;
+  return choice;
+}
+
+}  // namespace hvdlite::engine

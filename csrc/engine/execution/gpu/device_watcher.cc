@@ -1,0 +1,72 @@
+#include "engine/execution/gpu/device_watcher.h"
+
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <thread>
+
+#include "base/error.h"
+#include "base/thread.h"
+
+namespace hvdlite::engine {
+
+namespace {
+
+// For the thread to come back from the driver when the engine ends.
+constexpr std::chrono::milliseconds kEndingPatience{200};
+
+}  // namespace
+
+struct DeviceWatcher::State {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<device::EventPtr> events;
+  std::function<void()> ring;  // none: nobody listens any more
+  bool ended = false;
+
+  void run() {
+    base::name_this_thread("hvdlite-gpu");
+    std::unique_lock lock(mutex);
+    for (;;) {
+      changed.wait(lock, [&] { return !events.empty() || !ring; });
+      if (!ring) break;
+      device::EventPtr next = std::move(events.front());
+      events.pop_front();
+      lock.unlock();
+      try {
+        next->synchronize();
+      } catch (const base::Error&) {  // whoever polls for it gets the same error
+      }
+      next.reset();
+      lock.lock();
+      if (ring) ring();
+    }
+    events.clear();
+    ended = true;
+    changed.notify_all();
+  }
+};
+
+void DeviceWatcher::watch(device::EventPtr event) {
+  if (!state_) {
+    state_ = std::make_shared<State>();
+    state_->ring = ring_;
+    std::thread([state = state_] { state->run(); }).detach();
+  }
+  const std::lock_guard lock(state_->mutex);
+  state_->events.push_back(std::move(event));
+  state_->changed.notify_all();
+}
+
+void DeviceWatcher::stop() {
+  if (!state_) return;
+  std::unique_lock lock(state_->mutex);
+  state_->ring = nullptr;
+  state_->changed.notify_all();
+  state_->changed.wait_for(lock, kEndingPatience, [&] { return state_->ended; });
+  lock.unlock();
+  state_.reset();
+}
+
+}  // namespace hvdlite::engine

@@ -1,0 +1,233 @@
+#include "engine/execution/gpu/nccl_operation.h"
+
+#include <algorithm>
+
+#include "kernels/kernels.h"
+
+namespace hvdlite::engine {
+
+using base::OpKind;
+namespace nccl = device::nccl;
+
+namespace {
+
+std::int64_t divisor_of(const Agreed& agreed, int ranks) {
+  return agreed.divisor > 0 ? agreed.divisor : ranks;
+}
+
+std::byte* at(void* memory, std::size_t offset) { return static_cast<std::byte*>(memory) + offset; }
+const std::byte* at(const void* memory, std::size_t offset) {
+  return static_cast<const std::byte*>(memory) + offset;
+}
+
+bool all_equal(const std::vector<std::size_t>& counts) {
+  return std::ranges::all_of(counts, [&](std::size_t count) { return count == counts.front(); });
+}
+
+}  // namespace
+
+bool NcclOperation::serves(const FusedOp& fused, const DeviceLink& link, int ranks) {
+  const Request& first = fused.first();
+  return !reduces(first.kind) ||
+         nccl_recipe(first, divisor_of(fused.parts.front(), ranks), ranks, link.float32_sums());
+}
+
+NcclOperation::NcclOperation(FusedOp fused_op, std::vector<Entry> own, DeviceLink& over,
+                             const ProcessSet& set, bool check_finite)
+    : DeviceOperation(std::move(fused_op), std::move(own), over), set_(set) {
+  const Request& first = first_request();
+  watch_finite(check_finite && first.kind == OpKind::kAllreduce && kernels::is_float(first.dtype));
+}
+
+Recipe NcclOperation::recipe() const {
+  const Agreed& agreed = fused().parts.front();
+  const bool float32_sums = link().float32_sums();
+  return *nccl_recipe(*agreed.request, divisor_of(agreed, ranks()), ranks(), float32_sums);
+}
+
+void NcclOperation::start() {
+  if (has_no_value()) return;
+  const device::Current current(gpu());
+  gather();
+  moves_ = true;
+  switch (first_request().kind) {
+    case OpKind::kAllreduce:
+      allreduce();
+      break;
+    case OpKind::kAllgather:
+      allgather();
+      break;
+    case OpKind::kBroadcast:
+      broadcast();
+      break;
+    case OpKind::kAlltoall:
+      alltoall();
+      break;
+    case OpKind::kReducescatter:
+      reducescatter();
+      break;
+    default:
+      HVD_CHECK(false);  // these have no tensors
+  }
+}
+
+bool NcclOperation::advance() {
+  if (!moves_) return true;
+  if (link().busy()) return false;
+  const device::Current current(gpu());
+  if (unpack_from_ != nullptr) {
+    kernels().unpack(unpack_to_, unpack_from_, recipe().unpack, make_flags(stream()), stream());
+  }
+  hand_over(stream());
+  return true;
+}
+
+void NcclOperation::check(nccl::Result result, const char* function) {
+  link().comm().nccl().check(result, function, comm());
+}
+
+template <typename Calls>
+void NcclOperation::grouped(Calls calls) {
+  check(nccl().GroupStart(), "ncclGroupStart");
+  try {
+    calls();
+  } catch (...) {
+    nccl().GroupEnd();
+    throw;
+  }
+  check(nccl().GroupEnd(), "ncclGroupEnd");
+}
+
+void NcclOperation::allreduce() {
+  const Recipe how = recipe();
+  const std::size_t element_bytes = base::size_of(how.wire);
+  const std::size_t count = buffer_elements(element_bytes);
+  if (count == 0) return;
+  const Place& only = place(0);
+  const bool as_it_is = how.plain && entries().size() == 1 && only.input != nullptr &&
+                        only.output != nullptr && !watches_finite();
+  const void* from = only.input;
+  void* to = only.output;
+  if (!as_it_is) {
+    to = device_memory(count * element_bytes, stream());
+    from = to;
+    kernels().pack(inputs(element_bytes), to, how.pack, nullptr, stream());
+    unpack_from_ = to;
+    unpack_to_ = outputs(element_bytes);
+  }
+  check(nccl().AllReduce(from, to, count * how.parts, how.type, how.op, comm(), stream()),
+        "ncclAllReduce");
+}
+
+void NcclOperation::reducescatter() {
+  const Extents extents(fused(), set_.index, ranks());
+  void* output = make_output(extents, stream());
+  const auto count = static_cast<std::size_t>(first_request().elements());
+  if (count == 0) return;
+  const Recipe how = recipe();
+  const std::vector<std::size_t> counts = extents.elements(extents.rows);
+  const std::size_t own_bytes = extents.out_elements() * base::size_of(how.wire);
+  if (how.plain && output != nullptr) {
+    reduce_rows(place(0).input, output, counts, how);
+    return;
+  }
+  void* packed = device_memory(count * base::size_of(how.wire), stream());
+  void* reduced = device_memory(own_bytes, stream());
+  kernels().pack(inputs(base::size_of(how.wire)), packed, how.pack, nullptr, stream());
+  reduce_rows(packed, reduced, counts, how);
+  if (output == nullptr) return;
+  unpack_from_ = reduced;
+  unpack_to_ = {{output, 0, extents.out_elements()}};
+}
+
+// Every member's rows of `from`, added up, to that member's `to`.
+void NcclOperation::reduce_rows(const void* from, void* to, const std::vector<std::size_t>& counts,
+                                const Recipe& how) {
+  if (all_equal(counts)) {
+    check(nccl().ReduceScatter(from, to, counts.front() * how.parts, how.type, how.op, comm(),
+                               stream()),
+          "ncclReduceScatter");
+    return;
+  }
+  grouped([&] {
+    std::size_t offset = 0;
+    for (int peer = 0; peer < ranks(); ++peer) {
+      const std::size_t count = counts[static_cast<std::size_t>(peer)];
+      if (count == 0) continue;
+      check(nccl().Reduce(at(from, offset), to, count * how.parts, how.type, how.op, peer, comm(),
+                          stream()),
+            "ncclReduce");
+      offset += count * base::size_of(how.wire);
+    }
+  });
+}
+
+void NcclOperation::allgather() {
+  const Extents extents(fused(), set_.index, ranks());
+  void* output = make_output(extents, stream());
+  if (extents.out_bytes() == 0) return;
+  if (output == nullptr) output = device_memory(extents.out_bytes(), stream());
+  const std::vector<std::size_t> bytes = extents.bytes(extents.rows);
+  const void* input = place(0).input;
+  if (all_equal(bytes)) {
+    check(nccl().AllGather(input, output, bytes.front(), nccl::kUInt8, comm(), stream()),
+          "ncclAllGather");
+    return;
+  }
+  grouped([&] {
+    std::size_t offset = 0;
+    for (int peer = 0; peer < ranks(); ++peer) {
+      const std::size_t count = bytes[static_cast<std::size_t>(peer)];
+      if (count == 0) continue;
+      std::byte* part = at(output, offset);
+      const void* from = peer == set_.index ? input : part;
+      check(nccl().Broadcast(from, part, count, nccl::kUInt8, peer, comm(), stream()),
+            "ncclBroadcast");
+      offset += count;
+    }
+  });
+}
+
+void NcclOperation::broadcast() {
+  const std::size_t bytes = first_request().bytes();
+  if (bytes == 0) return;
+  const int root = set_.index_of(first_request().root);
+  void* output = place(0).output;
+  if (output == nullptr) output = device_memory(bytes, stream());  // this rank has joined
+  const void* input = root == set_.index ? place(0).input : output;
+  check(nccl().Broadcast(input, output, bytes, nccl::kUInt8, root, comm(), stream()),
+        "ncclBroadcast");
+}
+
+void NcclOperation::alltoall() {
+  const Extents extents(fused(), set_.index, ranks());
+  void* output = make_output(extents, stream());
+  const void* input = place(0).input;
+  const std::vector<std::size_t> sent = extents.bytes(extents.sent);
+  const std::vector<std::size_t> received = extents.bytes(extents.rows);
+  std::size_t from = 0;
+  std::size_t to = 0;
+  const auto exchange = [&](int peer, std::size_t sends, std::size_t receives) {
+    if (peer == set_.index) {
+      if (sends > 0) gpu().copy(at(output, to), at(input, from), sends, stream());
+      return;
+    }
+    if (sends > 0) {
+      check(nccl().Send(at(input, from), sends, nccl::kUInt8, peer, comm(), stream()), "ncclSend");
+    }
+    if (receives > 0) {
+      check(nccl().Recv(at(output, to), receives, nccl::kUInt8, peer, comm(), stream()),
+            "ncclRecv");
+    }
+  };
+  grouped([&] {
+    for (int peer = 0; peer < ranks(); ++peer) {
+      const auto index = static_cast<std::size_t>(peer);
+      exchange(peer, sent[index], received[index]);
+      from += sent[index];
+      to += received[index];
+    }
+  });
+}
+
+}  // namespace hvdlite::engine

@@ -1,0 +1,116 @@
+#include "engine/execution/gpu/nccl_recipe.h"
+
+#include "kernels/kernels.h"
+
+namespace hvdlite::engine {
+
+using base::DType;
+using base::ReduceOp;
+namespace nccl = device::nccl;
+
+namespace {
+
+nccl::DataType type_of(DType wire) {
+  switch (wire) {
+    case DType::kInt8:
+      return nccl::kInt8;
+    case DType::kUInt8:
+    case DType::kBool:
+      return nccl::kUInt8;
+    case DType::kInt32:
+      return nccl::kInt32;
+    case DType::kUInt32:
+      return nccl::kUInt32;
+    case DType::kInt64:
+      return nccl::kInt64;
+    case DType::kUInt64:
+      return nccl::kUInt64;
+    case DType::kFloat16:
+      return nccl::kFloat16;
+    case DType::kBFloat16:
+      return nccl::kBFloat16;
+    case DType::kFloat64:
+    case DType::kComplex128:
+      return nccl::kFloat64;
+    default:
+      return nccl::kFloat32;
+  }
+}
+
+bool is_complex(DType dtype) { return dtype == DType::kComplex64 || dtype == DType::kComplex128; }
+
+// Bytes 0 and 1: a Sum is "any", a Product "all", as in our kernels.
+ReduceOp op_for(DType dtype, ReduceOp op) {
+  if (dtype != DType::kBool) return op;
+  return op == ReduceOp::kSum || op == ReduceOp::kMax ? ReduceOp::kMax : ReduceOp::kMin;
+}
+
+nccl::RedOp nccl_op(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kMin:
+      return nccl::kMin;
+    case ReduceOp::kMax:
+      return nccl::kMax;
+    case ReduceOp::kProduct:
+      return nccl::kProd;
+    default:
+      return nccl::kSum;
+  }
+}
+
+// What the elements are while they are added: as they are, or what our kernels add them in.
+DType wire_for(const Request& request, bool sums, bool float32_sums) {
+  const bool average = request.op == ReduceOp::kAverage;
+  switch (request.dtype) {
+    case DType::kBool:
+      return DType::kUInt8;
+    case DType::kInt8:
+    case DType::kUInt8:
+    case DType::kInt32:
+    case DType::kUInt32:
+      return average ? DType::kInt64 : request.dtype;
+    case DType::kFloat16:
+    case DType::kBFloat16:
+      return float32_sums && sums ? DType::kFloat32 : request.dtype;
+    default:
+      return request.wire_dtype();
+  }
+}
+
+}  // namespace
+
+std::optional<Recipe> nccl_recipe(const Request& request, std::int64_t divisor, int ranks,
+                                  bool float32_sums) {
+  const bool floats = kernels::is_float(request.dtype) || is_complex(request.dtype);
+  const bool average = request.op == ReduceOp::kAverage;
+  const bool sums = average || request.op == ReduceOp::kSum;
+  if (request.op == ReduceOp::kAdasum) return std::nullopt;
+  // NCCL has no integers of 16 bits, and sums that wrap at 32 would not be ours.
+  if (base::size_of(request.dtype) == 2 && !floats) return std::nullopt;
+  Recipe recipe;
+  const DType dtype = request.dtype == DType::kBool ? DType::kUInt8 : request.dtype;
+  const DType wire = wire_for(request, sums, float32_sums);
+  recipe.wire = wire;
+  recipe.type = type_of(wire);
+  recipe.parts = is_complex(wire) ? 2 : 1;
+  const ReduceOp op = op_for(request.dtype, request.op);
+  recipe.op = nccl_op(op);
+  recipe.pack = {.from = dtype, .to = wire, .factor = request.prescale, .divisor = 1, .op = op};
+  recipe.unpack = {.from = wire, .to = dtype, .factor = request.postscale, .divisor = 1, .op = op};
+  const bool unscaled = request.prescale == 1.0 && request.postscale == 1.0;
+  // One rank's average is its sum. NCCL has a kernel for it all the same, which for 16-bit floats leaves the last element of some odd
+  // numbers of them unwritten (2.28.9 on an H200: 8481, out of place; also when it is called by itself).
+  if (average && floats && unscaled && divisor == ranks && ranks > 1) {
+    recipe.op = nccl::kAvg;
+  } else if (average && wire == DType::kFloat16) {
+    // Divided before it is added: the sum of values whose mean fits need not fit.
+    recipe.pack.factor = request.prescale / static_cast<double>(divisor);
+  } else if (average) {
+    recipe.unpack.divisor = divisor;
+  }
+  recipe.plain = dtype == wire && recipe.pack.factor == 1.0 && recipe.unpack.factor == 1.0 &&
+                 recipe.unpack.divisor == 1;
+  return recipe;
+}
+
+}  // namespace hvdlite::engine

@@ -1,0 +1,211 @@
+#include "engine/execution/gpu/staged_operation.h"
+
+#include <numeric>
+
+#include "kernels/kernels.h"
+
+namespace hvdlite::engine {
+
+using base::OpKind;
+using base::ReduceOp;
+
+StagedOperation::StagedOperation(FusedOp fused_op, std::vector<Entry> own, DeviceLink& over,
+                                 collectives::Comm comm, const Context& context)
+    : DeviceOperation(std::move(fused_op), std::move(own), over),
+      comm_(std::move(comm)),
+      context_(context) {
+  const Request& first = first_request();
+  watch_finite(context.check_finite && first.kind == OpKind::kAllreduce &&
+               kernels::is_float(first.dtype));
+}
+
+void StagedOperation::start() {
+  if (has_no_value()) {
+    stage_ = Stage::kFinished;
+    return;
+  }
+  gather();
+  fetch();
+  if (!fetched_) return;
+  arrived_ = gpu().record(link().stream());
+  context_.watcher.watch(arrived_);
+}
+
+bool StagedOperation::advance() {
+  if (stage_ == Stage::kArriving) {
+    if (arrived_ && !arrived_->finished()) return false;
+    move();
+    stage_ = Stage::kMoving;
+  }
+  if (stage_ == Stage::kMoving) {
+    if (!collective_->advance()) return false;
+    collective_.reset();
+    if (has_gpu()) bring_back();
+    stage_ = Stage::kFinished;
+  }
+  return true;
+}
+
+std::byte* StagedOperation::host_memory(std::size_t bytes) {
+  if (has_gpu()) return static_cast<std::byte*>(pinned_memory(bytes));
+  return plain_.emplace_back(context_.pool.get(bytes)).data();
+}
+
+void StagedOperation::fetch_bytes(std::byte* to, const void* from, std::size_t bytes) {
+  if (bytes == 0) return;
+  gpu().copy(to, from, bytes, link().stream());
+  fetched_ = true;
+}
+
+// A single tensor that crosses as it is needs no packing; nor does it where nobody has to look at it.
+bool StagedOperation::is_packed() const {
+  return entries().size() > 1 || first_request().wire != Wire::kSame || watches_finite();
+}
+
+// --- arriving -------------------------------------------------------------------------------------------------------
+
+void StagedOperation::fetch() {
+  const Request& first = first_request();
+  const void* own = place(0).input;
+  switch (first.kind) {
+    case OpKind::kAllreduce:
+      input_ = output_ = host_memory(buffer_bytes());
+      fetch_reduction();
+      break;
+    case OpKind::kBroadcast:
+      input_ = output_ = host_memory(first.bytes());
+      if (comm_.rank() == context_.set.index_of(first.root)) {
+        fetch_bytes(input_, own, first.bytes());
+      }
+      break;
+    case OpKind::kAllgather: {
+      extents_ = std::make_unique<Extents>(fused(), comm_.rank(), comm_.size());
+      output_ = host_memory(extents_->out_bytes());
+      const std::vector<std::size_t> bytes = extents_->bytes(extents_->rows);
+      input_ =
+          output_ + std::accumulate(bytes.begin(), bytes.begin() + comm_.rank(), std::size_t{0});
+      fetch_bytes(input_, own, bytes[static_cast<std::size_t>(comm_.rank())]);
+      break;
+    }
+    case OpKind::kAlltoall: {
+      extents_ = std::make_unique<Extents>(fused(), comm_.rank(), comm_.size());
+      const std::size_t sent = total_of(extents_->bytes(extents_->sent));
+      input_ = host_memory(sent);
+      output_ = host_memory(extents_->out_bytes());
+      fetch_bytes(input_, own, sent);
+      break;
+    }
+    case OpKind::kReducescatter:
+      extents_ = std::make_unique<Extents>(fused(), comm_.rank(), comm_.size());
+      output_ = host_memory(extents_->out_bytes());
+      if (own != nullptr) {
+        input_ = host_memory(first.bytes());
+        fetch_bytes(input_, own, first.bytes());
+      }
+      break;
+    default:
+      HVD_CHECK(false);  // these have no tensors
+  }
+}
+
+void StagedOperation::fetch_reduction() {
+  if (lacks_all_inputs()) {
+    input_ = nullptr;
+    return;
+  }
+  const std::size_t bytes = buffer_bytes();
+  if (bytes == 0) return;
+  if (!is_packed()) {
+    fetch_bytes(input_, place(0).input, bytes);
+    return;
+  }
+  const Request& first = first_request();
+  const device::Conversion cast = {
+      .from = first.dtype, .to = first.wire_dtype(), .factor = 1.0, .divisor = 1, .op = first.op};
+  packed_ = device_memory(bytes, link().stream());
+  kernels().pack(inputs(wire_bytes()), packed_, cast, nullptr, link().stream());
+  fetch_bytes(input_, packed_, bytes);
+}
+
+// --- moving ---------------------------------------------------------------------------------------------------------
+
+void StagedOperation::move() {
+  const Request& first = first_request();
+  switch (first.kind) {
+    case OpKind::kAllreduce:
+      move_allreduce();
+      break;
+    case OpKind::kBroadcast:
+      collective_ = collectives::start_broadcast(
+          comm_, {output_, first.bytes(), context_.set.index_of(first.root)}, context_.selection);
+      break;
+    case OpKind::kAllgather:
+      collective_ = collectives::start_allgatherv(
+          comm_, {input_, output_, extents_->bytes(extents_->rows)}, context_.selection);
+      break;
+    case OpKind::kAlltoall:
+      collective_ = collectives::start_alltoallv(
+          comm_,
+          {input_, output_, extents_->bytes(extents_->sent), extents_->bytes(extents_->rows)},
+          context_.selection);
+      break;
+    default:
+      collective_ =
+          collectives::start_reducescatter(comm_,
+                                           {input_, output_, extents_->elements(extents_->rows),
+                                            reduction_of(fused().parts.front(), comm_.size())},
+                                           context_.selection);
+  }
+}
+
+// As one tensor; but Adasum looks at each by itself.
+void StagedOperation::move_allreduce() {
+  collectives::AllreduceArgs args;
+  args.reduction = reduction_of(fused().parts.front(), comm_.size());
+  args.reduction.dtype = first_request().wire_dtype();
+  if (args.reduction.op == ReduceOp::kAdasum) {
+    for (const device::Piece& piece : inputs(wire_bytes())) {
+      const std::size_t offset = piece.offset * wire_bytes();
+      const bool given = input_ != nullptr && piece.tensor != nullptr;
+      args.parts.push_back({given ? input_ + offset : nullptr, output_ + offset, piece.count});
+    }
+  } else {
+    args.parts = {{input_, output_, buffer_elements(wire_bytes())}};
+  }
+  collective_ = collectives::start_allreduce(comm_, std::move(args), context_.selection);
+}
+
+// --- returning ------------------------------------------------------------------------------------------------------
+
+void StagedOperation::bring_back() {
+  const Request& first = first_request();
+  const device::cuda::Stream stream = link().return_stream();
+  const device::Current current(gpu());
+  order_inputs(stream);  // the outputs may be written after them, also where nothing was fetched
+  const auto bring = [&](void* to, std::size_t bytes) {
+    if (to != nullptr && bytes > 0) gpu().copy(to, output_, bytes, stream);
+  };
+  if (extents_) {
+    make_output(*extents_, stream);
+    bring(place(0).output, extents_->out_bytes());
+  } else if (first.kind == OpKind::kBroadcast) {
+    const Place& own = place(0);
+    if (comm_.rank() != context_.set.index_of(first.root)) {
+      bring(own.output, first.bytes());
+    } else if (own.output != own.input && first.bytes() > 0) {
+      gpu().copy(own.output, own.input, first.bytes(), stream);
+    }
+  } else if (!is_packed()) {
+    bring(place(0).output, buffer_bytes());
+  } else if (buffer_bytes() > 0 && !lacks_all_outputs()) {
+    const std::size_t bytes = buffer_bytes();
+    if (packed_ == nullptr) packed_ = device_memory(bytes, stream);
+    bring(packed_, bytes);
+    const device::Conversion cast = {
+        .from = first.wire_dtype(), .to = first.dtype, .factor = 1.0, .divisor = 1, .op = first.op};
+    kernels().unpack(outputs(wire_bytes()), packed_, cast, make_flags(stream), stream);
+  }
+  hand_over(stream);
+}
+
+}  // namespace hvdlite::engine

@@ -1,0 +1,66 @@
+// An operation on GPU memory through host memory: where ranks share a GPU, NCCL is missing, or cannot do it.
+// Thread, Blocks, Throws: as device_operation.h says. Owns: besides, the collective that moves the copies.
+//
+//   arriving    pack (if there are several tensors, or narrower ones cross), copy to page-locked memory, an event
+//   moving      once it has come: the collective of host memory, which does all scaling
+//   returning   copy back, unpack, and the operation's event
+//
+// A rank that has joined and has no GPU takes part with ordinary memory. Members that share memory for this (process_set.h) move
+// data through it; they take turns there in the order in which operations begin to move, which is the lane's (device_lane.h).
+#pragma once
+
+#include <memory>
+
+#include "engine/execution/fusion_buffer.h"
+#include "engine/execution/gpu/device_operation.h"
+#include "engine/execution/gpu/device_watcher.h"
+
+namespace hvdlite::engine {
+
+class StagedOperation final : public DeviceOperation {
+ public:
+  // What it needs besides, which outlives it.
+  struct Context {
+    const ProcessSet& set;
+    BufferPool& pool;
+    const collectives::Selection& selection;
+    DeviceWatcher& watcher;
+    bool check_finite = false;
+  };
+  StagedOperation(FusedOp fused, std::vector<Entry> entries, DeviceLink& link,
+                  collectives::Comm comm, const Context& context);
+  void start() override;
+  bool advance() override;
+  bool is_nccl() const override { return false; }
+  bool awaits_turn() const override { return stage_ == Stage::kArriving; }
+
+ private:
+  enum class Stage { kArriving, kMoving, kFinished };
+
+  void fetch();
+  void move();
+  void bring_back();
+  void fetch_reduction();
+  void move_allreduce();
+  // Host memory for copies from and to the GPU.
+  std::byte* host_memory(std::size_t bytes);
+  // A copy of `bytes` at `from` on the GPU, which will have come with the event.
+  void fetch_bytes(std::byte* to, const void* from, std::size_t bytes);
+  bool is_packed() const;
+  std::size_t wire_bytes() const { return base::size_of(first_request().wire_dtype()); }
+  std::size_t buffer_bytes() const { return buffer_elements(wire_bytes()) * wire_bytes(); }
+
+  collectives::Comm comm_;
+  Context context_;
+  Stage stage_ = Stage::kArriving;
+  bool fetched_ = false;  // something is on its way
+  device::EventPtr arrived_;
+  std::byte* input_ = nullptr;  // host memory; null: this rank gives nothing
+  std::byte* output_ = nullptr;
+  void* packed_ = nullptr;  // GPU memory, of the tensors one after the other in the wire dtype
+  std::unique_ptr<Extents> extents_;
+  std::vector<BufferPool::Buffer> plain_;
+  std::unique_ptr<collectives::Collective> collective_;
+};
+
+}  // namespace hvdlite::engine

@@ -1,0 +1,186 @@
+#include "engine/execution/host/host_operation.h"
+
+#include <cstring>
+
+#include "kernels/stream.h"
+
+namespace hvdlite::engine {
+
+using base::OpKind;
+using base::ReduceOp;
+
+namespace {
+
+void copy(void* to, const void* from, std::size_t bytes) {
+  if (bytes > 0 && to != from) kernels::plain_copy(to, from, bytes);
+}
+
+}  // namespace
+
+void HostOperation::start() {
+  if (has_no_value()) return;
+  switch (first_request().kind) {
+    case OpKind::kAllreduce:
+      start_allreduce();
+      break;
+    case OpKind::kAllgather:
+      start_allgather();
+      break;
+    case OpKind::kBroadcast:
+      start_broadcast();
+      break;
+    case OpKind::kAlltoall:
+      start_alltoall();
+      break;
+    case OpKind::kReducescatter:
+      start_reducescatter();
+      break;
+    case OpKind::kBarrier:
+      collective_ = collectives::start_barrier(comm_, context_.selection);
+      break;
+    case OpKind::kJoin:
+    case OpKind::kAddProcessSet:
+    case OpKind::kRemoveProcessSet:
+      HVD_CHECK(false);  // these move no data: the cycle settles them itself
+  }
+  if (collective_->result_is_open()) ++context_.counters.open_results;
+}
+
+bool HostOperation::advance() {
+  if (collective_ && !collective_->advance()) return false;
+  if (packed_) unpack();
+  collective_.reset();
+  return true;
+}
+
+// The memory stays with the parked operation: the transport may still write to it.
+void HostOperation::abandon() {
+  for (const Entry& entry : entries()) {
+    if (entry.request && entry.completion->output) entry.completion->output->block.abandon();
+  }
+}
+
+void HostOperation::start_allreduce() {
+  const ReduceOp op = first_request().op;
+  if (collectives::takes_scattered(bytes(), op, comm_, context_.selection)) {
+    start_scattered_allreduce();
+  } else if (fused().parts.size() > 1) {
+    start_fused_allreduce();
+  } else {
+    start_single_allreduce();
+  }
+}
+
+// Straight from and to the tensors; those of a rank that has joined are null. Members that agreed on an arena all have one, and
+// none has joined.
+void HostOperation::start_scattered_allreduce() {
+  collectives::AllreduceArgs args;
+  args.parts.reserve(fused().parts.size());
+  for (std::size_t i = 0; i < fused().parts.size(); ++i) {
+    args.parts.push_back({entries()[i].input, entries()[i].output,
+                          static_cast<std::size_t>(fused().parts[i].request->elements())});
+  }
+  args.reduction = reduction_of(fused().parts.front(), comm_.size());
+  if (first_request().arena != 0) args.mapped = entries().front().arena->bases();
+  collective_ = collectives::start_allreduce(comm_, std::move(args), context_.selection);
+}
+
+void HostOperation::start_fused_allreduce() {
+  const Request& first = first_request();
+  buffer_ = context_.pool.get(bytes());
+  packed_ = true;
+  std::size_t offset = 0;
+  for (std::size_t i = 0; i < fused().parts.size(); ++i) {
+    const std::size_t bytes = fused().parts[i].request->bytes();
+    if (entries()[i].input != nullptr) {
+      copy(buffer_.data() + offset, entries()[i].input, bytes);
+    } else {
+      std::memset(buffer_.data() + offset, 0,
+                  bytes);  // the planner fuses absent values into sums only
+    }
+    offset += bytes;
+  }
+  collectives::AllreduceArgs args;
+  args.parts = {{buffer_.data(), buffer_.data(), bytes() / base::size_of(first.dtype)}};
+  args.reduction = reduction_of(fused().parts.front(), comm_.size());
+  collective_ = collectives::start_allreduce(comm_, args, context_.selection);
+}
+
+void HostOperation::unpack() {
+  std::size_t offset = 0;
+  for (std::size_t i = 0; i < fused().parts.size(); ++i) {
+    const std::size_t bytes = fused().parts[i].request->bytes();
+    if (entries()[i].output != nullptr) copy(entries()[i].output, buffer_.data() + offset, bytes);
+    offset += bytes;
+  }
+  buffer_ = BufferPool::Buffer();
+}
+
+void HostOperation::start_single_allreduce() {
+  const Request& request = first_request();
+  void* output = entries()[0].output;
+  if (output == nullptr) {  // joined: the result is nobody's here
+    buffer_ = context_.pool.get(request.bytes());
+    output = buffer_.data();
+  }
+  collectives::AllreduceArgs args;
+  args.parts = {{entries()[0].input, output, static_cast<std::size_t>(request.elements())}};
+  args.reduction = reduction_of(fused().parts.front(), comm_.size());
+  collective_ = collectives::start_allreduce(comm_, args, context_.selection);
+}
+
+void* HostOperation::allocate_output(const Extents& extents) {
+  if (!entries()[0].request) {
+    buffer_ = context_.pool.get(extents.out_bytes());
+    return buffer_.data();
+  }
+  auto output = extents.output(*entries()[0].request);
+  output->block = context_.outputs.get(extents.out_bytes());
+  return (entries()[0].completion->output = std::move(output))->block.data();
+}
+
+void HostOperation::start_allgather() {
+  const Extents extents(fused(), comm_.rank(), comm_.size());
+  collectives::AllgathervArgs args;
+  args.bytes = extents.bytes(extents.rows);
+  args.input = entries()[0].input;
+  args.output = allocate_output(extents);
+  collective_ = collectives::start_allgatherv(comm_, std::move(args), context_.selection);
+}
+
+void HostOperation::start_broadcast() {
+  const Request& request = first_request();
+  collectives::BroadcastArgs args;
+  args.bytes = request.bytes();
+  args.root = context_.set.index_of(request.root);
+  args.data = entries()[0].output;
+  if (args.data == nullptr) {
+    buffer_ = context_.pool.get(args.bytes);
+    args.data = buffer_.data();
+  } else if (args.root == comm_.rank()) {
+    copy(args.data, entries()[0].input, args.bytes);
+  }
+  collective_ = collectives::start_broadcast(comm_, args, context_.selection);
+}
+
+void HostOperation::start_alltoall() {
+  const Extents extents(fused(), comm_.rank(), comm_.size());
+  collectives::AlltoallvArgs args;
+  args.send_bytes = extents.bytes(extents.sent);
+  args.recv_bytes = extents.bytes(extents.rows);
+  args.input = entries()[0].input;
+  args.output = allocate_output(extents);
+  collective_ = collectives::start_alltoallv(comm_, std::move(args), context_.selection);
+}
+
+void HostOperation::start_reducescatter() {
+  const Extents extents(fused(), comm_.rank(), comm_.size());
+  collectives::ReducescatterArgs args;
+  args.counts = extents.elements(extents.rows);
+  args.input = entries()[0].input;
+  args.output = allocate_output(extents);
+  args.reduction = reduction_of(fused().parts.front(), comm_.size());
+  collective_ = collectives::start_reducescatter(comm_, std::move(args), context_.selection);
+}
+
+}  // namespace hvdlite::engine

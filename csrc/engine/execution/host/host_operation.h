@@ -1,0 +1,56 @@
+// An operation on host memory: packs if the algorithm needs it, runs its collective, unpacks.
+// Thread, Owns, Blocks, Throws: as operation.h says.
+#pragma once
+
+#include <memory>
+
+#include "collectives/select.h"
+#include "engine/execution/extents.h"
+#include "engine/execution/fusion_buffer.h"
+#include "engine/execution/operation.h"
+#include "engine/intake/shared_state.h"
+#include "engine/negotiation/process_set.h"
+
+namespace hvdlite::engine {
+
+class HostOperation final : public Operation {
+ public:
+  // What it needs besides, which outlives it.
+  struct Context {
+    const ProcessSet& set;
+    BufferPool& pool;
+    OutputCache& outputs;
+    const collectives::Selection& selection;
+    Counters& counters;
+  };
+  HostOperation(FusedOp fused, std::vector<Entry> entries, collectives::Comm comm,
+                const Context& context)
+      : Operation(std::move(fused), std::move(entries)),
+        comm_(std::move(comm)),
+        context_(context) {}
+
+  void start() override;
+  bool advance() override;
+  void abandon() override;
+
+ private:
+  void start_allreduce();
+  void start_scattered_allreduce();
+  void start_fused_allreduce();
+  void start_single_allreduce();
+  void start_allgather();
+  void start_broadcast();
+  void start_alltoall();
+  void start_reducescatter();
+  void unpack();
+  // Memory for the result of entry 0 (or scratch if this rank has joined).
+  void* allocate_output(const Extents& extents);
+
+  collectives::Comm comm_;
+  Context context_;
+  BufferPool::Buffer buffer_;
+  bool packed_ = false;  // the result lies in buffer_ and has to be copied out
+  std::unique_ptr<collectives::Collective> collective_;
+};
+
+}  // namespace hvdlite::engine

@@ -1,0 +1,79 @@
+#include "engine/intake/arenas.h"
+
+#include <string>
+#include <utility>
+
+#include "base/error.h"
+
+namespace hvdlite::engine {
+
+using base::Error;
+using base::ErrorCode;
+
+std::shared_ptr<const transport::Arena> ArenaDirectory::find(std::int64_t id) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = arenas_.find(id);
+  return found != arenas_.end() ? found->second : nullptr;
+}
+
+void ArenaDirectory::add(std::shared_ptr<const transport::Arena> arena) {
+  const std::lock_guard lock(mutex_);
+  if (closed_) throw Error(ErrorCode::kAborted, "this rank has shut down: no arena can be opened");
+  const std::int64_t id = arena->id();
+  HVD_CHECK(arenas_.emplace(id, std::move(arena)).second);
+}
+
+void ArenaDirectory::remove(std::int64_t id) {
+  std::shared_ptr<const transport::Arena> removed;  // unmapped without the lock
+  const std::lock_guard lock(mutex_);
+  const auto found = arenas_.find(id);
+  if (found == arenas_.end()) return;
+  removed = std::move(found->second);
+  arenas_.erase(found);
+}
+
+void ArenaDirectory::close() {
+  const std::lock_guard lock(mutex_);
+  closed_ = true;
+  arenas_.clear();
+}
+
+ArenaDraft::ArenaDraft(std::shared_ptr<ArenaDirectory> directory, base::SetId set, int members,
+                       int index, std::int64_t id, transport::SharedMemory::Kind kind,
+                       std::size_t bytes)
+    : directory_(std::move(directory)), set_(set), members_(members), index_(index) {
+  transport::ArenaPart part = transport::ArenaPart::create(kind, bytes);
+  memory_ = std::move(part.memory);
+  address_ = {id, bytes, part.address};
+}
+
+void ArenaDraft::open(const std::vector<Address>& addresses) {
+  if (opened_ != 0) throw Error(ErrorCode::kInvalidArgument, "this arena is open already");
+  if (addresses.size() != static_cast<std::size_t>(members_)) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "an arena needs one address for each of the " + std::to_string(members_) +
+                    " members of its process set, not " + std::to_string(addresses.size()));
+  }
+  std::vector<std::shared_ptr<transport::SharedMemory>> parts;
+  for (int member = 0; member < members_; ++member) {
+    const Address& theirs = addresses[static_cast<std::size_t>(member)];
+    if (theirs.bytes != address_.bytes) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  "the parts of an arena differ in size: " + std::to_string(theirs.bytes) +
+                      " bytes of member " + std::to_string(member) + ", " +
+                      std::to_string(address_.bytes) + " here");
+    }
+    parts.push_back(member == index_ ? memory_
+                                     : transport::SharedMemory::open(theirs.memory, theirs.bytes));
+  }
+  const std::int64_t id = addresses.front().id;
+  directory_->add(std::make_shared<const transport::Arena>(id, set_, std::move(parts), index_));
+  opened_ = id;
+}
+
+void ArenaDraft::close() {
+  if (opened_ != 0) directory_->remove(opened_);
+  opened_ = 0;
+}
+
+}  // namespace hvdlite::engine

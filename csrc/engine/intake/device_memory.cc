@@ -1,0 +1,44 @@
+#include "engine/intake/device_memory.h"
+
+#include <algorithm>
+#include <cinttypes>
+#include <cstdio>
+
+namespace hvdlite::engine {
+
+void KnownAddresses::check(device::Devices& devices, const Request& request, const void* address) {
+  if (address == nullptr) return;
+  const std::uint64_t page = reinterpret_cast<std::uintptr_t>(address) >> kPageBits;
+  const std::uint64_t word =
+      (page << kGpuBits) | (static_cast<std::uint64_t>(request.device + 1) & 0xffff);
+  std::atomic<std::uint64_t>& known = known_[page % kPlaces];
+  if (known.load(std::memory_order_relaxed) == word) return;
+  const int gpu = device::gpu_of_address(devices.driver(), address);
+  if (gpu == request.device) {
+    known.store(word, std::memory_order_relaxed);
+    return;
+  }
+  char text[32];
+  std::snprintf(text, sizeof(text), "0x%" PRIxPTR, reinterpret_cast<std::uintptr_t>(address));
+  throw base::Error(
+      base::ErrorCode::kInvalidArgument,
+      describe(request) + ": its memory at " + text + " is not on GPU " +
+          std::to_string(request.device) + " but " +
+          (gpu < 0 ? std::string("in host memory") : "on GPU " + std::to_string(gpu)) +
+          "; give the device that the tensor is on");
+}
+
+const device::EventPtr& ReadyEvents::at(const Request& request, void* stream) {
+  const auto found = std::ranges::find_if(recorded_, [&](const Recorded& one) {
+    return one.gpu == request.device && one.stream == stream;
+  });
+  if (found != recorded_.end()) return found->event;
+  naming(request, [&] {
+    const device::Gpu& gpu = *devices_.device(request.device).gpu;
+    recorded_.push_back(
+        {request.device, stream, gpu.record(static_cast<device::cuda::Stream>(stream))});
+  });
+  return recorded_.back().event;
+}
+
+}  // namespace hvdlite::engine

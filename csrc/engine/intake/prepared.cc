@@ -1,0 +1,32 @@
+#include "engine/intake/prepared.h"
+
+#include <atomic>
+
+namespace hvdlite::engine {
+
+std::int64_t PreparedGroups::add(PreparedGroupPtr group) {
+  static std::atomic<std::int64_t> last{0};
+  const std::int64_t id = ++last;
+  const std::lock_guard lock(mutex_);
+  groups_.emplace(id, std::move(group));
+  return id;
+}
+
+PreparedGroupPtr PreparedGroups::find(std::int64_t id) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = groups_.find(id);
+  if (found == groups_.end()) {
+    throw base::Error(base::ErrorCode::kInvalidArgument,
+                      "prepared group " + std::to_string(id) +
+                          " is unknown: it was released, or prepared before the last shutdown; "
+                          "prepare it again");
+  }
+  return found->second;
+}
+
+void PreparedGroups::release(std::int64_t id) {
+  const std::lock_guard lock(mutex_);
+  groups_.erase(id);
+}
+
+}  // namespace hvdlite::engine

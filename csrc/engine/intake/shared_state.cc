@@ -1,0 +1,96 @@
+#include "engine/intake/shared_state.h"
+
+namespace hvdlite::engine {
+namespace {
+
+// A wait interrupted for less than this is one wait.
+constexpr base::microseconds kInterruption{200'000};
+
+// Dies with its thread; a registry notices by a weak pointer. Its first use in a thread may wait for whoever loads a library, so
+// it comes before the registry's lock.
+const std::shared_ptr<int>& thread_life() {
+  thread_local const std::shared_ptr<int> life = std::make_shared<int>(0);
+  return life;
+}
+
+std::uint64_t next_serial() {
+  static std::atomic<std::uint64_t> last{0};
+  return ++last;
+}
+
+}  // namespace
+
+device::Settings device_settings(const base::Config& config, const base::Logger& log) {
+  return {.cuda = device::parse_candidates(config.cuda_library),
+          .nccl = device::parse_candidates(config.nccl_library),
+          .nvrtc = device::parse_candidates(config.nvrtc_library),
+          .kernel_cache = config.kernel_cache,
+          .keep_bytes = config.gpu_cache_bytes,
+          .log = log};
+}
+
+WaitRegistry::WaitRegistry(base::TimeSource time) : time_(time), serial_(next_serial()) {}
+
+void WaitRegistry::may_submit() {
+  thread_local std::uint64_t known_to = 0;
+  if (known_to == serial_) return;
+  known_to = serial_;
+  const std::shared_ptr<int>& life = thread_life();
+  const std::lock_guard lock(mutex_);
+  threads_[std::this_thread::get_id()].life = life;
+}
+
+void WaitRegistry::enter(const CompletionPtr& completion) {
+  const std::shared_ptr<int>& life = thread_life();
+  const std::lock_guard lock(mutex_);
+  Thread& thread = threads_[std::this_thread::get_id()];
+  thread.life = life;
+  thread.waits_for = completion;
+  thread.until = base::Clock::time_point::max();
+}
+
+void WaitRegistry::leave(bool done, base::Clock::time_point now) {
+  const std::lock_guard lock(mutex_);
+  Thread& thread = threads_[std::this_thread::get_id()];
+  if (done) thread.waits_for.reset();
+  thread.until = now + kInterruption;
+}
+
+std::optional<std::vector<CompletionPtr>> WaitRegistry::all_waiting() {
+  const std::lock_guard lock(mutex_);
+  std::vector<CompletionPtr> awaited;
+  std::erase_if(threads_, [](const auto& item) { return item.second.life.expired(); });
+  for (const auto& [id, thread] : threads_) {
+    if (!thread.waits_for || thread.until < time_.now()) return std::nullopt;
+    awaited.push_back(thread.waits_for);
+  }
+  if (awaited.empty()) return std::nullopt;
+  return awaited;
+}
+
+void SetDirectory::add(Info info) {
+  const std::lock_guard lock(mutex_);
+  sets_[info.id.id] = std::move(info);
+}
+
+void SetDirectory::remove(std::int32_t id) {
+  const std::lock_guard lock(mutex_);
+  sets_.erase(id);
+}
+
+std::optional<SetDirectory::Info> SetDirectory::find(std::int32_t id) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = sets_.find(id);
+  if (found == sets_.end()) return std::nullopt;
+  return found->second;
+}
+
+std::vector<std::int32_t> SetDirectory::ids() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::int32_t> ids;
+  ids.reserve(sets_.size());
+  for (const auto& [id, info] : sets_) ids.push_back(id);
+  return ids;
+}
+
+}  // namespace hvdlite::engine

@@ -1,0 +1,175 @@
+// What the callers' side (engine.cc) and the token holder's side (cycle.cc) of one engine share; each part locks itself.
+// Thread: any. Owns: everything below. Blocks: no.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/config.h"
+#include "base/log.h"
+#include "base/time_source.h"
+#include "device/devices.h"
+#include "engine/intake/arenas.h"
+#include "engine/intake/handle_table.h"
+#include "engine/intake/numbering.h"
+#include "engine/intake/tensor_queue.h"
+#include "engine/observe/counters.h"
+#include "engine/observe/flight_recorder.h"
+#include "engine/observe/timeline.h"
+#include "engine/observe/usage.h"
+#include "engine/observe/watchdog.h"
+
+namespace hvdlite::engine {
+
+// A number that threads of this process can sleep on.
+class Event {
+ public:
+  std::uint32_t value() const { return value_.load(std::memory_order_seq_cst); }
+  void bump() {
+    value_.fetch_add(1, std::memory_order_seq_cst);
+    if (sleepers_.load(std::memory_order_seq_cst) > 0) {
+      base::futex_wake_all(value_, base::FutexScope::kProcess);
+    }
+  }
+  // Sleeps until bumped past `seen`, at most limit.
+  void wait(std::uint32_t seen, base::microseconds limit) {
+    sleepers_.fetch_add(1, std::memory_order_seq_cst);
+    base::futex_wait(value_, seen, limit, base::FutexScope::kProcess);
+    sleepers_.fetch_sub(1, std::memory_order_seq_cst);
+  }
+
+ private:
+  std::atomic<std::uint32_t> value_{0};
+  std::atomic<int> sleepers_{0};
+};
+
+// The first cause of failure; later ones are not recorded.
+class FirstFailure {
+ public:
+  bool happened() const { return happened_.load(std::memory_order_acquire); }
+  // True if this was the first.
+  bool record(const base::Status& status) {
+    const std::lock_guard lock(mutex_);
+    if (happened_.load(std::memory_order_relaxed)) return false;
+    status_ = status;
+    happened_.store(true, std::memory_order_release);
+    return true;
+  }
+  base::Status status() const {
+    const std::lock_guard lock(mutex_);
+    return status_;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::atomic<bool> happened_{false};
+  base::Status status_;
+};
+
+// Which threads of this rank wait, and for what: a rank is blocked when every thread that ever submitted or waited now waits,
+// for as long as one of them runs it may still submit what others lack.
+class WaitRegistry {
+ public:
+  explicit WaitRegistry(base::TimeSource time);
+  // The calling thread submits.
+  void may_submit();
+  void enter(const CompletionPtr& completion);
+  // now: about so late. done false: the wait was only interrupted (to look at signals, say) and is counted on for a moment.
+  void leave(bool done, base::Clock::time_point now);
+  // The awaited operations if all known (living) threads wait, otherwise nothing.
+  std::optional<std::vector<CompletionPtr>> all_waiting();
+
+ private:
+  struct Thread {
+    std::weak_ptr<int> life;  // expires with the thread
+    CompletionPtr waits_for;
+    base::Clock::time_point until = base::Clock::time_point::max();
+  };
+  const base::TimeSource time_;
+  const std::uint64_t serial_;  // tells registries apart, also one made where another was
+  std::mutex mutex_;
+  std::map<std::thread::id, Thread> threads_;
+};
+
+// The process sets as callers see them, to check requests before anything is sent.
+class SetDirectory {
+ public:
+  struct Info {
+    SetId id;
+    std::shared_ptr<const std::vector<int>> members;
+    int index = -1;
+    bool shares_memory = false;  // all members have a channel through the host's window
+  };
+  void add(Info info);
+  void remove(std::int32_t id);
+  std::optional<Info> find(std::int32_t id) const;
+  std::vector<std::int32_t> ids() const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<std::int32_t, Info> sets_;
+};
+
+// Where the knobs say that the GPU's libraries are.
+device::Settings device_settings(const base::Config& config, const base::Logger& log);
+
+struct SharedState {
+  SharedState(const base::Config& knobs, base::Logger logger, TimelineOwner owner,
+              std::shared_ptr<OutputCache> output_cache, base::TimeSource clock = {})
+      : config(knobs),
+        log(logger),
+        time(clock),
+        devices(device_settings(knobs, logger)),
+        queue(clock),
+        recorder({knobs.flight_recorder_size, knobs.flight_recorder_folder, owner.rank}, clock),
+        timeline(owner, clock),
+        usage(owner.size, clock),
+        waits(clock),
+        excuse(clock),
+        outputs(std::move(output_cache)) {}
+
+  // Operations come to a stage, together.
+  void submitted(std::span<const Entry> entries) {
+    recorder.submitted(entries);
+    timeline.submitted(entries);
+  }
+  void reached(std::span<const Entry> entries, FlightRecorder::Stage stage) {
+    for (const Entry& entry : entries) {
+      if (entry.request) recorder.reached(entry.completion->record, stage);
+    }
+    timeline.reached(entries, stage);
+    usage.reached(entries, stage);
+  }
+
+  const base::Config config;
+  const base::Logger log;
+  const base::TimeSource time;
+  device::Devices devices;  // outlives all below that may hold GPU memory
+  TensorQueue queue;
+  HandleTable handles;
+  FlightRecorder recorder;
+  Timeline timeline;
+  Usage usage;
+  WaitRegistry waits;
+  Watchdog watchdog;
+  Excuse excuse;
+  std::atomic<std::int64_t> watched{0};  // operations in flight whose end a callback is told
+  SetDirectory sets;
+  Numbering numbering;
+  const std::shared_ptr<ArenaDirectory> arenas =
+      std::make_shared<ArenaDirectory>();  // drafts outlive the engine
+  FirstFailure failure;
+  const std::shared_ptr<OutputCache> outputs;  // shared with the arrays over its blocks
+  Counters counters;
+  // The token holder's, until it has given the token back.
+  std::vector<std::unique_ptr<Watcher>> to_tell;
+  Event event;  // bumped when an operation ended or the progress token was given back
+};
+
+}  // namespace hvdlite::engine

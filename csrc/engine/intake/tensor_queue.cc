@@ -1,0 +1,113 @@
+#include "engine/intake/tensor_queue.h"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+namespace hvdlite::engine {
+
+std::size_t NamesInFlight::find(const Request& request) const {
+  std::size_t place = home(request.name_hash);
+  for (; places_[place].request != nullptr; place = after(place)) {
+    const Place& here = places_[place];
+    if (here.hash == request.name_hash && here.request->set == request.set &&
+        here.request->name == request.name) {
+      break;
+    }
+  }
+  return place;
+}
+
+bool NamesInFlight::insert(const Request& request) {
+  if (2 * (used_ + 1) > places_.size()) grow();
+  Place& place = places_[find(request)];
+  if (place.request != nullptr) return false;
+  place = {request.name_hash, &request};
+  ++used_;
+  return true;
+}
+
+void NamesInFlight::erase(const Request& request) {
+  std::size_t gap = find(request);
+  if (places_[gap].request == nullptr) return;
+  --used_;
+  // Whoever probed past the gap moves into it, or would not be found: all up to the next free place whose way from home
+  // leads over the gap.
+  for (std::size_t place = after(gap); places_[place].request != nullptr; place = after(place)) {
+    const std::size_t mask = places_.size() - 1;
+    const std::size_t way = (place - home(places_[place].hash)) & mask;
+    if (way < ((place - gap) & mask)) continue;
+    places_[gap] = places_[place];
+    gap = place;
+  }
+  places_[gap] = {};
+}
+
+void NamesInFlight::grow() {
+  std::vector<Place> before(2 * places_.size());
+  before.swap(places_);
+  for (const Place& place : before) {
+    if (place.request != nullptr) places_[find(*place.request)] = place;
+  }
+}
+
+bool TensorQueue::push(std::span<Entry> entries) {
+  const std::lock_guard lock(mutex_);
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    const Request& request = *entries[i].request;
+    if (names_.insert(request)) continue;
+    for (std::size_t j = 0; j < i; ++j) names_.erase(*entries[j].request);
+    throw base::Error(
+        base::ErrorCode::kInvalidArgument,
+        describe(request) +
+            ": an operation of this name is still in flight on this rank; wait for it "
+            "(synchronize) or give the tensors different names");
+  }
+  const bool was_empty = entries_.empty();
+  if (was_empty) first_ = time_.now();
+  if (!entries.empty() && entries.back().completion->watcher != nullptr) {
+    last_watched_ = was_empty ? first_ : time_.now();
+  }
+  for (const Entry& entry : entries) bytes_ += entry.request->bytes();
+  entries_.insert(entries_.end(), std::make_move_iterator(entries.begin()),
+                  std::make_move_iterator(entries.end()));
+  return was_empty;
+}
+
+void TensorQueue::take(bool flush, std::size_t enough_bytes, const Patience& patience,
+                       std::vector<Entry>* into, base::Clock::time_point* since) {
+  const std::lock_guard lock(mutex_);
+  if (entries_.empty()) return;
+  if (!flush && bytes_ < enough_bytes && time_.now() < end_of(patience)) return;
+  *since = first_;
+  bytes_ = 0;
+  last_watched_.reset();
+  entries_.swap(*into);
+}
+
+std::vector<Entry> TensorQueue::take_all() {
+  std::vector<Entry> all;
+  base::Clock::time_point since;
+  take(true, 0, {}, &all, &since);
+  return all;
+}
+
+std::optional<base::Clock::time_point> TensorQueue::due(const Patience& patience) const {
+  const std::lock_guard lock(mutex_);
+  if (entries_.empty()) return std::nullopt;
+  return end_of(patience);
+}
+
+base::Clock::time_point TensorQueue::end_of(const Patience& patience) const {
+  const base::Clock::time_point end = first_ + patience.since_first;
+  return last_watched_ ? std::min(end, *last_watched_ + patience.since_last) : end;
+}
+
+void TensorQueue::forget(std::span<const Entry> entries) {
+  const std::lock_guard lock(mutex_);
+  for (const Entry& entry : entries) {
+    if (entry.request) names_.erase(*entry.request);
+  }
+}
+
+}  // namespace hvdlite::engine

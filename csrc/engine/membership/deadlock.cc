@@ -1,0 +1,164 @@
+#include "engine/membership/deadlock.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "engine/membership/hashing.h"
+#include "engine/model/text.h"
+
+namespace hvdlite::engine {
+namespace {
+
+Request as_request(const OpenOperation& operation) {
+  Request request;
+  request.set = operation.set;
+  request.kind = operation.kind;
+  request.name = operation.name;
+  return request;
+}
+
+// Has a rank with these open operations done its part of `wanted`?
+bool takes_part(const std::vector<OpenOperation>& open, const OpenOperation& wanted) {
+  bool named = false;
+  int in_group = 0;
+  for (const OpenOperation& operation : open) {
+    if (operation.set != wanted.set) continue;
+    if (operation.kind == base::OpKind::kJoin && wanted.kind != base::OpKind::kJoin) return true;
+    named = named || operation.name == wanted.name;
+    if (!wanted.group.empty() && operation.group == wanted.group) ++in_group;
+  }
+  return named && (wanted.group.empty() || in_group >= wanted.group_size);
+}
+
+}  // namespace
+
+void DeadlockDetector::report(int rank, BlockedReport report) {
+  if (report.probe != 0 && report.probe == probe_) unanswered_.erase(rank);
+  if (!report.blocked) {
+    reports_.erase(rank);
+    return;
+  }
+  reports_[rank] = std::move(report);
+}
+
+std::vector<int> DeadlockDetector::missing(const OpenOperation& operation,
+                                           const Roster& roster) const {
+  std::vector<int> ranks;
+  const auto& others = operation.not_asking;
+  for (const int member : roster.members_of(operation.set)) {
+    if (std::find(others.begin(), others.end(), member) != others.end()) continue;
+    const auto report = reports_.find(member);
+    if (report == reports_.end() || !takes_part(report->second.open, operation)) {
+      ranks.push_back(member);
+    }
+  }
+  return ranks;
+}
+
+bool DeadlockDetector::is_stuck(const BlockedReport& report, const std::set<int>& among,
+                                const Roster& roster) const {
+  bool waits = false;
+  for (const OpenOperation& operation : report.open) {
+    if (!operation.waited_for) continue;
+    waits = true;
+    const std::vector<int> ranks = missing(operation, roster);
+    if (std::none_of(ranks.begin(), ranks.end(), [&](int rank) { return among.contains(rank); })) {
+      return false;
+    }
+  }
+  return waits;
+}
+
+std::set<int> DeadlockDetector::find_stuck(const Roster& roster) const {
+  std::set<int> stuck;
+  for (const auto& [rank, report] : reports_) stuck.insert(rank);
+  for (bool changed = true; changed;) {
+    changed = false;
+    for (auto rank = stuck.begin(); rank != stuck.end();) {
+      if (is_stuck(reports_.at(*rank), stuck, roster)) {
+        ++rank;
+      } else {
+        rank = stuck.erase(rank);
+        changed = true;
+      }
+    }
+  }
+  return stuck;
+}
+
+DeadlockDetector::Actions DeadlockDetector::tick(base::Clock::time_point now,
+                                                 const Roster& roster) {
+  Actions actions;
+  std::set<int> stuck = find_stuck(roster);
+  std::map<int, std::uint64_t> versions;
+  for (const int rank : stuck) versions[rank] = reports_.at(rank).version;
+  if (stuck != suspects_ || versions != suspect_versions_) {
+    suspects_ = std::move(stuck);
+    suspect_versions_ = std::move(versions);
+    since_ = now;
+    probing_ = false;
+  }
+  if (suspects_.empty()) return actions;
+  if (!probing_) {
+    if (now - since_ < patience_) return actions;
+    probing_ = true;
+    actions.number = ++probe_;
+    unanswered_ = suspects_;
+    actions.probe.assign(suspects_.begin(), suspects_.end());
+    return actions;
+  }
+  if (!unanswered_.empty()) return actions;
+  actions.verdicts = judge(suspects_, roster);
+  for (const int rank : suspects_) reports_.erase(rank);
+  suspects_.clear();
+  suspect_versions_.clear();
+  probing_ = false;
+  return actions;
+}
+
+std::vector<Verdict> DeadlockDetector::judge(const std::set<int>& stuck,
+                                             const Roster& roster) const {
+  std::string text =
+      "deadlock: ranks wait for operations that other ranks, themselves waiting, have not "
+      "submitted:";
+  std::map<SetId, std::set<std::string>> doomed;
+  for (const int rank : stuck) {
+    std::string waits;
+    for (const OpenOperation& operation : reports_.at(rank).open) {
+      const std::vector<int> lacking = missing(operation, roster);
+      if (lacking.empty()) continue;
+      doomed[operation.set].insert(operation.name);
+      if (!operation.waited_for) continue;
+      waits += (waits.empty() ? " " : " and ") + describe(as_request(operation));
+      if (!operation.group.empty()) waits += " (group '" + operation.group + "')";
+      waits += ", missing on " + format_ranks(lacking);
+    }
+    text += " rank " + std::to_string(rank) + " waits for" + waits + ";";
+  }
+  text += " submit the same operations under the same names on every rank of the process set";
+  std::vector<Verdict> verdicts;
+  verdicts.reserve(doomed.size());
+  for (auto& [set, names] : doomed) {
+    verdicts.push_back({set, std::vector<std::string>(names.begin(), names.end()), text});
+  }
+  return verdicts;
+}
+
+void DeadlockDetector::add_to(base::Hasher& hasher) const {
+  hasher.add(reports_.size());
+  for (const auto& [rank, report] : reports_) {
+    hasher.add_signed(rank);
+    add_message(hasher, report);
+  }
+  hasher.add(suspect_versions_.size());
+  for (const auto& [rank, version] : suspect_versions_) {
+    hasher.add_signed(rank);
+    hasher.add(version);
+  }
+  add_time(hasher, since_);
+  hasher.add(probe_);
+  hasher.add(probing_ ? 1 : 0);
+  add_ranks(hasher, unanswered_);
+}
+
+}  // namespace hvdlite::engine

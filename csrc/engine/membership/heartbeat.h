@@ -1,0 +1,43 @@
+// Which other hosts still answer: when to give them a sign of life, and which of them has given none for too long. Pure.
+// Thread: one at a time. Owns: when each host was heard last. Blocks: no. Throws: nothing.
+//
+// The leaders of the hosts (their lowest ranks) send each other a message at intervals, without asking for an answer: an engine
+// makes passes while its program computes, so who is busy still sends. Everything else that comes from a host is a sign of its
+// life too, for behind large data a small message waits. A rank that did not get to look for long was itself away (stopped, or
+// its machine asleep) and accuses nobody of that time.
+#pragma once
+
+#include <map>
+#include <vector>
+
+#include "base/hash.h"
+#include "base/thread.h"
+
+namespace hvdlite::engine {
+
+class Heartbeat {
+ public:
+  // hosts: the leaders of the other hosts. timeout: the longest silence.
+  Heartbeat(const std::vector<int>& hosts, base::microseconds timeout, base::Clock::time_point now);
+
+  void heard(int host, base::Clock::time_point now);
+  // It has left in good order, and need not be heard again.
+  void forget(int host) { heard_.erase(host); }
+
+  struct Actions {
+    std::vector<int> send;    // leaders that a sign of life is due to
+    std::vector<int> silent;  // hosts that have given none for too long
+  };
+  Actions tick(base::Clock::time_point now);
+
+  void add_to(base::Hasher& hasher) const;
+
+ private:
+  base::microseconds timeout_;
+  base::microseconds interval_;
+  std::map<int, base::Clock::time_point> heard_;  // by leader
+  base::Clock::time_point looked_;
+  base::Clock::time_point sent_;
+};
+
+}  // namespace hvdlite::engine

@@ -1,0 +1,199 @@
+// Who is here, as one rank sees it: who has left, failed, is silent, holds the others up or waits for ever.
+// Thread: one at a time. Owns: the roster and what finds stalls, deadlocks and silent hosts. Blocks: never.
+// Throws: Error(Internal) on messages that no correct rank sends, and what the facts throw.
+//
+// A pure machine: time, messages and facts go in, actions come out, to be carried out in their order. It calls no transport and
+// knows no thread; it can be copied, and its digest tells states apart.
+//
+//   what another rank says --> hear() ----------------+
+//   what this rank does -----> leave, raise, fail ----+--> Actions: send, announce, warn, fail, left, undecided, log
+//   the time, and Facts -----> look() ----------------+
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <set>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "base/thread.h"
+#include "engine/membership/deadlock.h"
+#include "engine/membership/heartbeat.h"
+#include "engine/membership/roster.h"
+#include "engine/membership/stall.h"
+#include "engine/model/messages.h"
+
+namespace hvdlite::engine {
+
+class Membership {
+ public:
+  using Time = base::Clock::time_point;
+
+  // Seconds; 0: never.
+  struct Limits {
+    double deadlock = 0;
+    StallInspector::Limits stall;
+    double peer = 0;  // silence of another host
+  };
+
+  // --- what comes out ---
+  // A message to a rank, which may be this one.
+  struct Send {
+    int to = 0;
+    Message message;
+  };
+  // This rank is about to fail for this cause: its host sees it in shared memory, a Failure tells these ranks.
+  struct Announce {
+    std::string cause;
+    std::vector<int> ranks;
+  };
+  // A Failure for these ranks, which do not see for themselves what has happened.
+  struct Warn {
+    std::string cause;
+    std::vector<int> ranks;
+  };
+  // Everything here ends with this. told: the user knows already.
+  struct Fail {
+    base::Status why;
+    bool told = false;
+  };
+  // The rank takes part in nothing more: what needs it fails with this.
+  struct Left {
+    int rank = 0;
+    base::Status why;
+  };
+  // What this rank, leaving, still waited for of this coordinator is never decided.
+  struct Undecided {
+    int coordinator = 0;
+  };
+  struct Log {
+    base::LogLevel level = base::LogLevel::kInfo;
+    std::string text;
+  };
+  using Action = std::variant<Send, Announce, Warn, Fail, Left, Undecided, Log>;
+  using Actions = std::vector<Action>;
+
+  // --- what it asks of its rank, as of now ---
+  class Facts {
+   public:
+    virtual ~Facts() = default;
+    // Has a rank of this host ended without leaving, or announced a failure? If so its rank, and what it said (or how it went).
+    virtual bool find_lost(int* rank, std::string* how) = 0;
+    // Changes whenever something of this rank has arrived.
+    virtual std::uint64_t received_from(int rank) = 0;
+    // Changes while anything moves.
+    virtual std::uint64_t activity() = 0;
+    // Changes whenever this rank submitted something or something of it ended.
+    virtual std::uint64_t version() = 0;
+    // Do all callers wait? Is a callback told of the end of an operation that is in flight?
+    virtual bool all_wait() = 0;
+    virtual bool callbacks_wait() = 0;
+    // Does this rank wait for other ranks alone, and for what?
+    virtual BlockedReport blocked() = 0;
+    // The number of the operation submitted last, as the flight recorder counts.
+    virtual std::uint64_t newest() = 0;
+    // Calls visit(request, number, under way) for each operation of this rank that has been taken from the queue.
+    using Visit = std::function<void(const Request&, std::uint64_t, bool)>;
+    virtual void for_each_unfinished(const Visit& visit) = 0;
+    virtual bool has_joined(SetId set) = 0;
+    // As Whereabouts::unexcused.
+    virtual double unexcused(Time now) = 0;
+    // Asks the thread that can tell where this rank's program is; false: there is none. Then what it has told, once it has.
+    virtual bool ask_where() = 0;
+    virtual std::optional<std::string> take_where() = 0;
+    // What is seen from here of the process of a rank that does not answer, or "".
+    virtual std::string state_of(int rank) = 0;
+  };
+
+  Membership(Roster roster, const Limits& limits, Time now);
+
+  const Roster& roster() const { return roster_; }
+  void add_set(SetId id, Roster::Members members) { roster_.add_set(id, std::move(members)); }
+  void remove_set(SetId id) { roster_.remove_set(id); }
+
+  // --- what this rank does ---
+  // It takes part in nothing more. undecided: coordinators that may have decided what it still waits for.
+  Actions leave(std::set<int> undecided);
+  bool said_goodbye() const { return said_goodbye_; }
+  bool goodbyes_answered() const { return goodbye_unseen_.empty(); }
+  // It fails of its own accord, and wants to know when all others have heard of it.
+  Actions raise(const std::string& cause);
+  bool failure_seen_by_all() const { return failure_unseen_.empty(); }
+  // An error below: this rank can go on no more, and the others must not wait for it.
+  Actions fail(base::ErrorCode code, const std::string& text);
+
+  // --- what others say ---
+  Actions hear(int source, Failure message, Time now, Facts& facts);
+  Actions hear(int source, FailureSeen message, Time now, Facts& facts);
+  Actions hear(int source, Goodbye message, Time now, Facts& facts);
+  Actions hear(int source, GoodbyeSeen message, Time now, Facts& facts);
+  Actions hear(int source, Alive message, Time now, Facts& facts);
+  Actions hear(int source, BlockedReport message, Time now, Facts& facts);
+  Actions hear(int source, Probe message, Time now, Facts& facts);
+  Actions hear(int source, Inquiry message, Time now, Facts& facts);
+  Actions hear(int source, Whereabouts message, Time now, Facts& facts);
+  // Once this rank has failed no message counts any more, but for who else knows of a failure.
+  Actions hear_late(int source, const Message& message);
+
+  // --- what the time brings ---
+  bool due(Time now) const;
+  Actions look(Time now, Facts& facts);
+  // The part of it that an error below is a reason for.
+  Actions look_for_lost(Facts& facts);
+  // Is something looked into, so that a pass should come soon?
+  bool watching() const;
+
+  std::uint64_t digest() const;
+
+ private:
+  // Since when all callers wait without any change, and whether rank 0 has been told.
+  struct Blocked {
+    bool blocked = false;
+    bool reported = false;
+    std::uint64_t version = 0;
+    Time since;
+  };
+  // A question about a stall whose answer waits for the watchdog.
+  struct Unanswered {
+    int rank = 0;
+    Time until;
+    Whereabouts answer;
+  };
+
+  // membership.cc
+  std::string me(const std::string& what) const;
+  void fail(base::Status why, Actions& actions);
+  void lose(int rank, const std::string& how, Actions& actions);
+  void lose_host(int host, Actions& actions);
+  void goodbye_was_seen(int coordinator, Actions& actions);
+  void warn_other_hosts(int lost, const std::string& how, Actions& actions);
+  void find_lost(Facts& facts, Actions& actions);
+  void keep_in_touch(Time now, Facts& facts, Actions& actions);
+  // waiting.cc
+  void report_if_blocked(Time now, Facts& facts, Actions& actions);
+  void tell(int rank, BlockedReport report, Actions& actions);
+  void look_for_deadlocks(Time now, Facts& facts, Actions& actions);
+  void inspect_stalls(Time now, Facts& facts, Actions& actions);
+  void give_answers(Time now, Facts& facts, Actions& actions);
+  std::vector<Stalled> stalled(Time now, Facts& facts) const;
+
+  Roster roster_;
+  Limits limits_;
+  bool said_goodbye_ = false;
+  bool failed_ = false;
+  std::set<int> failure_unseen_;
+  std::set<int> goodbye_unseen_;  // coordinators
+  Time looked_at_;
+  std::optional<Heartbeat> heartbeat_;  // on leaders of hosts, where there are several
+  std::vector<std::uint64_t>
+      received_;  // from each rank, when last looked; empty without heartbeat_
+  std::optional<DeadlockDetector> detector_;  // on rank 0
+  Blocked blocked_;
+  std::optional<StallInspector> inspector_;  // unless it is switched off, or the rank alone
+  std::vector<Unanswered> unanswered_;
+};
+
+}  // namespace hvdlite::engine

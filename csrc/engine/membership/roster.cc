@@ -1,0 +1,46 @@
+#include "engine/membership/roster.h"
+
+namespace hvdlite::engine {
+
+std::vector<int> Roster::others() const {
+  std::vector<int> ranks;
+  for (int rank = 0; rank < size(); ++rank) {
+    if (rank != me_ && !has_left(rank)) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+void Roster::leave(int rank) {
+  Rank& one = ranks_[static_cast<std::size_t>(rank)];
+  if (one.left) return;
+  one.left = true;
+  ++epoch_;
+}
+
+const std::vector<int>& Roster::members_of(SetId id) const {
+  static const std::vector<int> none;
+  const auto found = sets_.find(id);
+  return found != sets_.end() ? *found->second : none;
+}
+
+std::vector<int> Roster::needed_for(const Request& request) const {
+  std::vector<int> ranks;
+  for (const int member : members_of(request.set)) {
+    if (member != me_ && request.asks(member)) ranks.push_back(member);
+  }
+  return ranks;
+}
+
+void Roster::add_to(base::Hasher& hasher) const {
+  hasher.add_pair(me_, size());
+  hasher.add(epoch_);
+  for (const Rank& rank : ranks_) hasher.add_pair(rank.host, rank.left ? 1 : 0);
+  hasher.add(sets_.size());
+  for (const auto& [id, members] : sets_) {
+    hasher.add_pair(id.id, static_cast<std::int32_t>(id.epoch));
+    hasher.add(members->size());
+    for (const int member : *members) hasher.add_signed(member);
+  }
+}
+
+}  // namespace hvdlite::engine

@@ -1,0 +1,57 @@
+// Who takes part in the job, as one rank sees it: the ranks and their hosts, the process sets, and who has left.
+// Thread: one at a time. Owns: the lists. Blocks: no. Throws: std::bad_alloc.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/hash.h"
+#include "engine/model/request.h"
+
+namespace hvdlite::engine {
+
+class Roster {
+ public:
+  using Members = std::shared_ptr<const std::vector<int>>;  // ascending
+
+  struct Rank {
+    int host = 0;             // its host's lowest rank, the leader
+    std::string description;  // "rank 1 (host a, pid 17)"
+    bool left = false;        // in good order, or lost
+  };
+  // me: this rank; ranks: all of the job, in order.
+  Roster(int me, std::vector<Rank> ranks) : me_(me), ranks_(std::move(ranks)) {}
+
+  int rank() const { return me_; }
+  int size() const { return static_cast<int>(ranks_.size()); }
+  // Changes with those that take part.
+  std::uint64_t epoch() const { return epoch_; }
+  int host_of(int rank) const { return at(rank).host; }
+  const std::string& describe(int rank) const { return at(rank).description; }
+  bool has_left(int rank) const { return at(rank).left; }
+  // This rank is not among them.
+  std::vector<int> others() const;
+  void leave(int rank);
+
+  void add_set(SetId id, Members members) { sets_[id] = std::move(members); }
+  void remove_set(SetId id) { sets_.erase(id); }
+  // Empty for a set that there is not.
+  const std::vector<int>& members_of(SetId id) const;
+  // The ranks that have to ask for it besides this one, also those that have left.
+  std::vector<int> needed_for(const Request& request) const;
+
+  void add_to(base::Hasher& hasher) const;
+
+ private:
+  const Rank& at(int rank) const { return ranks_[static_cast<std::size_t>(rank)]; }
+
+  int me_;
+  std::vector<Rank> ranks_;
+  std::uint64_t epoch_ = 0;
+  std::map<SetId, Members> sets_;
+};
+
+}  // namespace hvdlite::engine

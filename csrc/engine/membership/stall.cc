@@ -1,0 +1,350 @@
+#include "engine/membership/stall.h"
+
+#include <algorithm>
+
+#include "base/text.h"
+#include "engine/membership/hashing.h"
+#include "engine/model/request.h"
+
+namespace hvdlite::engine {
+
+using base::from_seconds;
+using base::seconds_between;
+
+namespace {
+
+// Looks for each limit, and the bounds of the time between two.
+constexpr double kLooksPerLimit = 50;
+constexpr double kShortestPause = 0.02, kLongestPause = 1.0;
+// How much later than the rank before it each rank begins to ask.
+constexpr double kStagger = 0.05, kLongestStagger = 3.0;
+// A rank is silent if it has not answered for so long.
+constexpr double kShortestPatience = 1.0, kLongestPatience = 3.0;
+// How long after its next question is due a rank that looks after a stall is relied on.
+constexpr double kGrace = 5.0;
+// Operations that a line names, and ranks.
+constexpr std::size_t kNamed = 3, kRanksNamed = 8;
+// So much of a verdict fits everywhere it is told (transport/control_page.h).
+constexpr std::size_t kMostText = 2800;
+
+std::string in_seconds(double seconds) {
+  return base::to_text(seconds, seconds < 10 ? 1 : 0) + " s";
+}
+
+const Stalled* find(std::span<const Stalled> stalled, std::uint64_t record) {
+  const auto found =
+      std::ranges::find_if(stalled, [&](const Stalled& each) { return each.record == record; });
+  return found != stalled.end() ? &*found : nullptr;
+}
+
+std::string shortened(std::string text, std::size_t most) {
+  if (text.size() <= most) return text;
+  text.resize(most);
+  return text + " ...";
+}
+
+}  // namespace
+
+double StallInspector::Limits::least() const {
+  if (warn <= 0) return give_up;
+  return give_up > 0 ? std::min(warn, give_up) : warn;
+}
+
+bool StallInspector::due(Time now) const {
+  if (!looked_at_) return true;
+  const double pause =
+      asking() ? kShortestPause
+               : std::clamp(limits_.least() / kLooksPerLimit, kShortestPause, kLongestPause);
+  return seconds_between(*looked_at_, now) >= pause;
+}
+
+double StallInspector::patience() const {
+  return std::clamp(limits_.least() / 2, kShortestPatience, kLongestPatience);
+}
+
+void StallInspector::note(Time now, std::uint64_t newest, std::uint64_t activity) {
+  looked_at_ = now;
+  // Answers are activity, too.
+  if (activity != activity_ && !asking()) moved_at_ = now;
+  activity_ = activity;
+  if (submitted_.empty() || newest != submitted_.back().second) {
+    submitted_.emplace_back(now, newest);
+  }
+  const double oldest = std::max(limits_.warn, limits_.give_up) + kLongestStagger;
+  while (submitted_.size() > 1 && seconds_between(submitted_[1].first, now) > oldest) {
+    submitted_.pop_front();
+  }
+}
+
+double StallInspector::age(std::uint64_t record, Time now) const {
+  const auto found =
+      std::ranges::lower_bound(submitted_, record, {}, &std::pair<Time, std::uint64_t>::second);
+  return found != submitted_.end() ? seconds_between(found->first, now) : 0.0;
+}
+
+StallInspector::Actions StallInspector::look(Time now, std::span<const Stalled> stalled,
+                                             const Roster& roster, const StateOf& state_of) {
+  Actions actions;
+  end_episodes(now, stalled, actions);
+  if (!inquiry_ && !begin(now, stalled, true, roster, actions)) {
+    begin(now, stalled, false, roster, actions);
+  }
+  if (!inquiry_) return actions;
+  const bool answered = std::ranges::all_of(
+      inquiry_->answers, [](const auto& answer) { return answer.second.has_value(); });
+  if (answered || seconds_between(inquiry_->since, now) >= patience()) {
+    conclude(now, stalled, {roster, state_of}, actions);
+  }
+  return actions;
+}
+
+void StallInspector::end_episodes(Time now, std::span<const Stalled> stalled, Actions& actions) {
+  std::erase_if(episodes_, [&](const Episode& episode) {
+    if (std::ranges::any_of(episode.records,
+                            [&](std::uint64_t record) { return find(stalled, record); })) {
+      return false;
+    }
+    actions.news.push_back("went on after " + in_seconds(seconds_between(episode.since, now)) +
+                           ": " + episode.text);
+    return true;
+  });
+  if (stalled.empty()) unexplained_.clear();
+}
+
+bool StallInspector::in_hand(SetId set, bool last, Time now) const {
+  const auto found = in_hand_.find({set, last});
+  return found != in_hand_.end() && now < found->second;
+}
+
+bool StallInspector::is_told(std::uint64_t record) const {
+  return std::ranges::any_of(
+      episodes_, [&](const Episode& episode) { return episode.records.contains(record); });
+}
+
+bool StallInspector::begin(Time now, std::span<const Stalled> stalled, bool last,
+                           const Roster& roster, Actions& actions) {
+  if (limit(last) <= 0 || now < next_[last ? 1 : 0]) return false;
+  const double late = limit(last) + std::min(kStagger * rank_, kLongestStagger);
+  std::vector<const Stalled*> chosen;
+  bool any = false;
+  for (const Stalled& each : stalled) {
+    if (in_hand(each.request->set, last, now)) continue;
+    any = any || each.age >= late;
+    if (each.age >= limit(last) / 2) chosen.push_back(&each);
+  }
+  if (!any) return false;
+  std::ranges::sort(chosen, {}, &Stalled::record);
+
+  Question& question = inquiry_.emplace(Question());  // the argument is for Clang 14
+  question.number = ++numbers_;
+  question.last = last;
+  question.since = now;
+  question.all = chosen.size();
+  question.moving = seconds_between(moved_at_, now) < limit(last) / 2;
+  chosen.resize(std::min(chosen.size(), Inquiry::kMost));
+  actions.inquiry = {.number = question.number, .last = last, .patience = patience()};
+  for (const Stalled* each : chosen) {
+    const Request& request = *each->request;
+    question.operations.push_back({each->record, request.set, request.name, describe(request),
+                                   each->under_way, roster.needed_for(request)});
+    actions.inquiry.operations.push_back({request.set, request.name});
+    actions.inquiry.where = actions.inquiry.where || last || !is_told(each->record);
+    for (const int rank : question.operations.back().others) {
+      if (!roster.has_left(rank)) question.answers.emplace(rank, std::nullopt);
+    }
+  }
+  for (const auto& [rank, answer] : question.answers) actions.ask.push_back(rank);
+  return true;
+}
+
+void StallInspector::hear(int rank, Whereabouts answer) {
+  if (!inquiry_ || inquiry_->number != answer.number) return;  // too late
+  const auto found = inquiry_->answers.find(rank);
+  if (found == inquiry_->answers.end()) return;
+  for (const std::uint32_t index : answer.in_hand) {
+    if (index >= inquiry_->operations.size()) continue;
+    in_hand_[{inquiry_->operations[index].set, inquiry_->last}] =
+        inquiry_->since + from_seconds((inquiry_->last ? 0 : limits_.warn) + kGrace);
+  }
+  found->second = std::move(answer);
+}
+
+bool StallInspector::claim(int rank, SetId set, bool last, Time now) {
+  const auto of_set = [&](const auto& each) { return each.set == set; };
+  const bool asks = inquiry_ && inquiry_->last == last && rank_ < rank &&
+                    std::ranges::any_of(inquiry_->operations, of_set);
+  // Whoever has told of a stall in the set goes on with it.
+  const bool told = !last && !episodes_.empty() && !in_hand(set, last, now);
+  if (asks || told) return true;
+  in_hand_[{set, last}] = now + from_seconds((last ? 0 : limits_.warn) + kGrace);
+  return false;
+}
+
+bool StallInspector::is_missing(const Question& question, std::size_t index, int rank) const {
+  const auto answer = question.answers.find(rank);
+  if (answer == question.answers.end() || !answer->second)
+    return true;  // it has left, or is silent
+  return !question.operations[index].under_way &&
+         std::ranges::count(answer->second->lacks, static_cast<std::uint32_t>(index)) > 0;
+}
+
+// What the answers say, by the ranks that are missing. Sets when to ask again.
+std::vector<StallInspector::Group> StallInspector::group(Time now, const Question& question,
+                                                         std::span<const Stalled> stalled) {
+  const double most = limit(question.last);
+  double pause = question.last ? std::min(most, kGrace) : most;
+  std::vector<Group> groups;
+  for (std::size_t i = 0; i < question.operations.size(); ++i) {
+    const Asked& asked = question.operations[i];
+    const Stalled* still = find(stalled, asked.record);
+    if (still == nullptr || in_hand(asked.set, question.last, now)) continue;
+    std::vector<int> missing;
+    bool excused = false;
+    for (const int rank : asked.others) {
+      if (!is_missing(question, i, rank)) continue;
+      const auto answer = question.answers.find(rank);
+      const bool answers = answer != question.answers.end() && answer->second;
+      const double waited = answers ? std::min(still->age, answer->second->unexcused) : still->age;
+      if (answers && waited < most) {
+        excused = true;
+        pause = std::clamp(most - waited, kShortestPause, pause);
+      } else {
+        missing.push_back(rank);
+      }
+    }
+    if (missing.empty() && (excused || (asked.under_way && question.moving) ||
+                            unexplained_.insert(asked.record).second)) {
+      continue;
+    }
+    auto same = std::ranges::find(groups, missing, &Group::missing);
+    if (same == groups.end()) same = groups.insert(groups.end(), Group{missing, {}, 0, 0});
+    same->operations.push_back(&asked);
+    same->age = std::max(same->age, still->age);
+  }
+  if (!groups.empty()) groups[0].more = question.all - question.operations.size();
+  next_[question.last ? 1 : 0] = now + from_seconds(pause);
+  return groups;
+}
+
+void StallInspector::conclude(Time now, std::span<const Stalled> stalled, const Names& names,
+                              Actions& actions) {
+  const Question question = std::move(*inquiry_);
+  inquiry_.reset();
+  const std::vector<Group> groups = group(now, question, stalled);
+  std::string verdict;
+  for (const Group& each : groups) {
+    if (question.last) {
+      verdict += (verdict.empty() ? "" : "; ") + tell(each, question, names);
+      continue;
+    }
+    auto told = std::ranges::find(episodes_, each.missing, &Episode::missing);
+    if (told == episodes_.end()) {
+      std::string ending;
+      if (limits_.give_up > 0) {
+        ending = "; all ranks give up after " + in_seconds(limits_.give_up) +
+                 " (HVDLITE_STALL_SHUTDOWN_TIME_SECONDS)";
+      }
+      actions.warnings.push_back("stall: " + tell(each, question, names) + ending);
+      told = episodes_.insert(episodes_.end(),
+                              {each.missing, {}, list(each), now - from_seconds(each.age)});
+    }
+    for (const Asked* asked : each.operations) told->records.insert(asked->record);
+  }
+  if (verdict.empty()) return;
+  actions.verdict = "gave up after " + in_seconds(limits_.give_up) +
+                    " (HVDLITE_STALL_SHUTDOWN_TIME_SECONDS): " + shortened(verdict, kMostText);
+}
+
+std::string StallInspector::list(const Group& group) {
+  std::string text;
+  const std::size_t named = std::min(group.operations.size(), kNamed);
+  for (std::size_t i = 0; i < named; ++i) {
+    text += (i > 0 ? ", " : "") + shortened(group.operations[i]->text, 200);
+  }
+  const std::size_t more = group.operations.size() - named + group.more;
+  if (more > 0) text += " and " + std::to_string(more) + " more operations";
+  return text;
+}
+
+std::string StallInspector::tell(const Group& group, const Question& question, const Names& names) {
+  const bool many = group.operations.size() > 1;
+  std::string text = list(group) + (many ? " have" : " has") + " waited " + in_seconds(group.age);
+  if (group.missing.empty()) {
+    return text + (group.operations[0]->under_way
+                       ? ": under way on all ranks, but no data move"
+                       : ", though no rank lacks " + std::string(many ? "them" : "it"));
+  }
+  const std::size_t named = std::min(group.missing.size(), kRanksNamed);
+  for (std::size_t i = 0; i < named; ++i) {
+    text += (i > 0 ? ", and for " : " for ") + where_is(group.missing[i], many, question, names);
+  }
+  if (named < group.missing.size()) {
+    text += ", and for " + std::to_string(group.missing.size() - named) + " more ranks";
+  }
+  return text;
+}
+
+std::string StallInspector::where_is(int rank, bool many, const Question& question,
+                                     const Names& names) {
+  std::string text = names.roster.describe(rank) + ", which ";
+  const auto answer = question.answers.find(rank);
+  if (answer == question.answers.end()) return text + "has left";
+  if (!answer->second) {
+    const std::string state = names.state_of(rank);
+    return text + "does not answer" + (state.empty() ? "" : ": " + state);
+  }
+  const std::string& where = answer->second->text;
+  return text + "has not submitted " + (many ? "them" : "it") +
+         (where.empty() ? "" : ": " + shortened(where, kMostText / kNamed));
+}
+
+void StallInspector::add_to(base::Hasher& hasher) const {
+  add_time(hasher, looked_at_.value_or(Time()));
+  hasher.add(submitted_.size());
+  for (const auto& [when, number] : submitted_) {
+    add_time(hasher, when);
+    hasher.add(number);
+  }
+  hasher.add(activity_);
+  add_time(hasher, moved_at_);
+  hasher.add(numbers_);
+  if (inquiry_) add_to(hasher, *inquiry_);
+  for (const Time time : next_) add_time(hasher, time);
+  hasher.add(episodes_.size());
+  for (const Episode& episode : episodes_) {
+    add_ranks(hasher, episode.missing);
+    hasher.add(episode.records.size());
+    for (const std::uint64_t record : episode.records) hasher.add(record);
+    hasher.add_text(episode.text);
+    add_time(hasher, episode.since);
+  }
+  hasher.add(in_hand_.size());
+  for (const auto& [what, until] : in_hand_) {
+    hasher.add_pair(what.first.id, static_cast<std::int32_t>(what.first.epoch));
+    hasher.add(what.second ? 1 : 0);
+    add_time(hasher, until);
+  }
+  hasher.add(unexplained_.size());
+  for (const std::uint64_t record : unexplained_) hasher.add(record);
+}
+
+void StallInspector::add_to(base::Hasher& hasher, const Question& question) {
+  hasher.add_pair(question.last ? 1 : 0, question.moving ? 1 : 0);
+  hasher.add(question.number);
+  hasher.add(question.all);
+  add_time(hasher, question.since);
+  hasher.add(question.operations.size());
+  for (const Asked& asked : question.operations) {
+    hasher.add(asked.record);
+    hasher.add(asked.under_way ? 1 : 0);
+    hasher.add_text(asked.text);
+    add_ranks(hasher, asked.others);
+  }
+  hasher.add(question.answers.size());
+  for (const auto& [rank, answer] : question.answers) {
+    hasher.add_pair(rank, answer ? 1 : 0);
+    if (answer) add_message(hasher, *answer);
+  }
+}
+
+}  // namespace hvdlite::engine

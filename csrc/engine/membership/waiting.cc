@@ -1,0 +1,179 @@
+// What Membership does about ranks that wait: reports and verdicts of deadlocks, questions and answers about stalls (the rest is
+// membership.cc).
+
+#include <algorithm>
+
+#include "engine/membership/membership.h"
+#include "engine/model/text.h"
+
+namespace hvdlite::engine {
+
+using base::ErrorCode;
+using base::LogLevel;
+
+namespace {
+
+// Behind a callback a program may go on or wait, and nobody sees which. It is taken to wait when nothing has been submitted and
+// nothing has ended here for so many times the usual patience: longer than any step computes between two of its gradients.
+constexpr double kUnseen = 300;
+// Of the time for which the other rank waits for an answer, the part in which the watchdog has to give it.
+constexpr double kWatchdogShare = 0.6;
+
+}  // namespace
+
+bool Membership::watching() const {
+  return blocked_.blocked || (detector_ && detector_->watching()) || !unanswered_.empty() ||
+         (inspector_ && inspector_->asking());
+}
+
+// --- deadlocks --------------------------------------------------------------------------------------------------------
+
+void Membership::tell(int rank, BlockedReport report, Actions& actions) {
+  if (rank == roster_.rank()) {
+    if (detector_) detector_->report(rank, std::move(report));
+  } else if (!roster_.has_left(rank)) {
+    actions.emplace_back(Send{rank, std::move(report)});
+  }
+}
+
+void Membership::report_if_blocked(Time now, Facts& facts, Actions& actions) {
+  const bool told = facts.callbacks_wait();
+  const bool blocked = (told || facts.all_wait()) && roster_.size() > 1;
+  const std::uint64_t version = facts.version();
+  if (blocked != blocked_.blocked || version != blocked_.version) {
+    const bool reported = blocked_.reported;
+    blocked_ = {blocked, false, version, now};
+    if (!reported) return;
+    BlockedReport over;
+    over.version = version;
+    tell(0, std::move(over), actions);
+    return;
+  }
+  const double patience = limits_.deadlock / 2 * (told ? kUnseen : 1);
+  if (!blocked || blocked_.reported || base::seconds_between(blocked_.since, now) < patience) {
+    return;
+  }
+  BlockedReport found = facts.blocked();
+  if (!found.blocked) return;
+  blocked_.reported = true;
+  tell(0, std::move(found), actions);
+}
+
+void Membership::look_for_deadlocks(Time now, Facts& facts, Actions& actions) {
+  if (!detector_ || !detector_->watching()) return;
+  DeadlockDetector::Actions found = detector_->tick(now, roster_);
+  for (const int rank : found.probe) {
+    if (rank == roster_.rank()) {
+      BlockedReport still = facts.blocked();
+      still.probe = found.number;
+      detector_->report(rank, std::move(still));
+    } else if (!roster_.has_left(rank)) {
+      actions.emplace_back(Send{rank, Probe{found.number}});
+    }
+  }
+  for (Verdict& verdict : found.verdicts) {
+    const std::vector<int>& members = roster_.members_of(verdict.set);
+    if (members.empty() || roster_.has_left(members.front())) continue;
+    actions.emplace_back(Send{members.front(), std::move(verdict)});
+  }
+}
+
+Membership::Actions Membership::hear(int source, BlockedReport message, Time, Facts&) {
+  if (detector_) detector_->report(source, std::move(message));
+  return {};
+}
+
+Membership::Actions Membership::hear(int source, Probe message, Time, Facts& facts) {
+  HVD_CHECK(source == 0);
+  Actions actions;
+  BlockedReport still = facts.blocked();
+  still.probe = message.number;
+  tell(source, std::move(still), actions);
+  return actions;
+}
+
+// --- stalls -----------------------------------------------------------------------------------------------------------
+
+std::vector<Stalled> Membership::stalled(Time now, Facts& facts) const {
+  std::vector<Stalled> old;
+  // Who has joined waits as long as the others have work: what counts is how long nothing has come of it.
+  const double idle = inspector_->still_for(now);
+  facts.for_each_unfinished([&](const Request& request, std::uint64_t record, bool under_way) {
+    double age = inspector_->age(record, now);
+    if (request.kind == base::OpKind::kJoin) age = std::min(age, idle);
+    if (age < inspector_->least_age() / 2) return;
+    old.push_back({record, &request, under_way, age});
+  });
+  return old;
+}
+
+void Membership::inspect_stalls(Time now, Facts& facts, Actions& actions) {
+  if (!unanswered_.empty()) give_answers(now, facts, actions);
+  if (!inspector_ || !inspector_->due(now)) return;
+  inspector_->note(now, facts.newest(), facts.activity());
+  StallInspector::Actions found = inspector_->look(
+      now, stalled(now, facts), roster_, [&facts](int rank) { return facts.state_of(rank); });
+  for (const int rank : found.ask) {
+    if (!roster_.has_left(rank)) actions.emplace_back(Send{rank, found.inquiry});
+  }
+  for (std::string& line : found.warnings) {
+    actions.emplace_back(Log{LogLevel::kWarning, std::move(line)});
+  }
+  for (const std::string& line : found.news) {
+    actions.emplace_back(Log{LogLevel::kInfo, "stall: " + line});
+  }
+  if (found.verdict.empty()) return;
+  actions.emplace_back(Announce{found.verdict, roster_.others()});
+  // The text that the others make of it.
+  fail({ErrorCode::kPeerLost, me(found.verdict)}, actions);
+}
+
+Membership::Actions Membership::hear(int source, Inquiry message, Time now, Facts& facts) {
+  Actions actions;
+  Whereabouts answer;
+  answer.number = message.number;
+  answer.unexcused = facts.unexcused(now);
+  for (std::uint32_t place = 0; place < message.operations.size(); ++place) {
+    const Inquiry::Operation& asked = message.operations[place];
+    bool waits = false;
+    facts.for_each_unfinished([&](const Request& request, std::uint64_t, bool) {
+      waits = waits || (request.set == asked.set && request.name == asked.name);
+    });
+    if (waits) {
+      if (inspector_ && inspector_->claim(source, asked.set, message.last, now)) {
+        answer.in_hand.push_back(place);
+      }
+    } else if (!facts.has_joined(asked.set)) {
+      answer.lacks.push_back(place);
+    }
+  }
+  const bool asks_where = message.where && !answer.lacks.empty();
+  if (asks_where && facts.ask_where()) {
+    const Time until = now + base::from_seconds(message.patience * kWatchdogShare);
+    unanswered_.push_back({source, until, std::move(answer)});
+  } else if (!roster_.has_left(source)) {
+    actions.emplace_back(Send{source, std::move(answer)});
+  }
+  return actions;
+}
+
+Membership::Actions Membership::hear(int source, Whereabouts message, Time, Facts&) {
+  if (inspector_) inspector_->hear(source, std::move(message));
+  return {};
+}
+
+void Membership::give_answers(Time now, Facts& facts, Actions& actions) {
+  const std::optional<std::string> where = facts.take_where();
+  std::erase_if(unanswered_, [&](Unanswered& each) {
+    if (!where && now < each.until) return false;
+    each.answer.text = where
+                           ? where->substr(0, Whereabouts::kMostText)
+                           : "where its program is cannot be told: native code holds Python's GIL";
+    if (!roster_.has_left(each.rank)) {
+      actions.emplace_back(Send{each.rank, std::move(each.answer)});
+    }
+    return true;
+  });
+}
+
+}  // namespace hvdlite::engine

@@ -1,0 +1,161 @@
+#include "engine/model/output_cache.h"
+
+#include <sys/mman.h>
+
+#include <bit>
+#include <cstdint>
+#include <cstdlib>
+#include <new>
+
+#include "base/cache_line.h"
+#include "base/thread.h"
+
+namespace hvdlite::engine {
+namespace {
+
+constexpr std::size_t kHugePage = std::size_t{2} << 20;
+constexpr std::size_t kAlignment =
+    base::kCacheLine;                     // frameworks copy what is not aligned to a cache line
+constexpr int kTriesForTheLock = 10'000;  // a hundred times what anybody holds it for
+
+// Page-aligned memory; from a huge page on it begins with one, which makes the first touch up to 500 times rarer.
+void* map(std::size_t bytes) {
+  const std::size_t spare = bytes >= kHugePage ? kHugePage : 0;
+  void* mapped =
+      mmap(nullptr, bytes + spare, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapped == MAP_FAILED) throw std::bad_alloc();
+  if (spare == 0) return mapped;
+  auto* start = static_cast<std::byte*>(mapped);
+  const std::size_t head = (~reinterpret_cast<std::uintptr_t>(start) + 1) % kHugePage;
+  if (head > 0) munmap(start, head);
+  munmap(start + head + bytes, spare - head);
+  madvise(start + head, bytes, MADV_HUGEPAGE);  // where the kernel has none, small pages do
+  return start + head;
+}
+
+}  // namespace
+
+OutputCache::~OutputCache() { close(); }
+
+void OutputCache::unmap(const Kept& memory) const noexcept {
+  if (memory.shared) {
+    shared_->give_back(memory.data);
+  } else {
+    munmap(memory.data, memory.capacity);
+  }
+}
+
+OutputCache::Block::~Block() {
+  if (data_ == nullptr) return;
+  if (home_) {
+    home_->give_back({data_, capacity_, shared_});
+  } else {
+    std::free(data_);
+  }
+}
+
+// Steps of an eighth of a power of two, so that little is wasted and sizes that differ a little share.
+std::size_t OutputCache::capacity_for(std::size_t bytes) {
+  const std::size_t step = std::bit_floor(bytes) / 8;
+  return (bytes + step - 1) / step * step;
+}
+
+OutputCache::Block OutputCache::get(std::size_t bytes, bool open) {
+  Block block;
+  if (bytes < kSmallest) {
+    block.data_ = std::aligned_alloc(kAlignment, (bytes / kAlignment + 1) * kAlignment);
+    if (block.data_ == nullptr) throw std::bad_alloc();
+    return block;
+  }
+  const std::size_t wanted = capacity_for(bytes);
+  block.home_ = shared_from_this();
+  block.shared_ = open && shared_ && wanted <= most_shared_;
+  if (block.shared_ && take(wanted, block)) {
+    shared_->use(block.data_, true);
+    return block;
+  }
+  if (block.shared_) {
+    expect_one_more();
+    block.capacity_ = wanted;
+    block.data_ = shared_->get(wanted);
+    if (block.data_ != nullptr) return block;
+    expect_one_less();
+    block.shared_ = false;
+  }
+  if (take(wanted, block)) return block;
+  expect_one_more();
+  block.capacity_ = wanted;
+  block.data_ = map(wanted);
+  return block;
+}
+
+bool OutputCache::take(std::size_t wanted, Block& block) {
+  const std::lock_guard lock(mutex_);
+  auto best = kept_.end();
+  for (auto candidate = kept_.begin(); candidate != kept_.end(); ++candidate) {
+    if (candidate->shared != block.shared_ || candidate->capacity < wanted ||
+        candidate->capacity > wanted + wanted / 4) {
+      continue;
+    }
+    // Of equal ones the last returned, whose lines are warm.
+    if (best == kept_.end() || candidate->capacity <= best->capacity) best = candidate;
+  }
+  if (best == kept_.end()) return false;
+  block.data_ = best->data;
+  block.capacity_ = best->capacity;
+  kept_bytes_ -= best->capacity;
+  kept_.erase(best);
+  return true;
+}
+
+void OutputCache::expect_one_more() {
+  const std::lock_guard lock(mutex_);
+  kept_.reserve(++mapped_);  // so that nothing can fail when blocks come back
+}
+
+void OutputCache::expect_one_less() {
+  const std::lock_guard lock(mutex_);
+  --mapped_;
+}
+
+void OutputCache::give_back(Kept memory) noexcept {
+  for (;;) {
+    Kept unwanted = memory;
+    std::unique_lock lock(mutex_, std::try_to_lock);
+    for (int tries = kTriesForTheLock; !lock.owns_lock() && tries > 0; --tries) {
+      base::spin_pause();
+      lock.try_lock();
+    }
+    if (lock.owns_lock() && memory.capacity <= keep_bytes_) {
+      if (kept_bytes_ + memory.capacity <= keep_bytes_) {
+        if (memory.shared) shared_->use(memory.data, false);
+        kept_.push_back(memory);
+        kept_bytes_ += memory.capacity;
+        return;
+      }
+      unwanted = kept_.front();  // there is one: the sum is not zero
+      kept_.erase(kept_.begin());
+      kept_bytes_ -= unwanted.capacity;
+    }
+    if (lock.owns_lock()) {
+      --mapped_;
+      lock.unlock();
+    }
+    unmap(unwanted);
+    if (unwanted.data == memory.data) return;
+  }
+}
+
+void OutputCache::close() {
+  std::vector<Kept> last;
+  {
+    const std::lock_guard lock(mutex_);
+    last = kept_;
+    kept_.clear();  // its reserve stays
+    mapped_ -= last.size();
+    kept_bytes_ = keep_bytes_ = 0;
+  }
+  for (const Kept& memory : last) unmap(memory);
+}
+
+}  // namespace hvdlite::engine

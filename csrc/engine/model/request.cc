@@ -1,0 +1,213 @@
+#include "engine/model/request.h"
+
+#include <algorithm>
+
+#include "base/hash.h"
+
+namespace hvdlite::engine {
+
+using base::Reader;
+using base::Writer;
+
+namespace {
+
+// Modulo 2^64: whoever takes a request has refused what is too large before.
+std::int64_t product(std::span<const std::int64_t> extents) {
+  std::uint64_t result = 1;
+  for (const std::int64_t extent : extents) result *= static_cast<std::uint64_t>(extent);
+  return static_cast<std::int64_t>(result);
+}
+
+std::uint64_t hash_of_group(SetId set, std::string_view group) {
+  base::Hasher hasher;
+  hasher.add(hash_of_name(set, group));
+  hasher.add(1);  // a group is not the tensor of that name
+  return hasher.value();
+}
+
+}  // namespace
+
+bool has_possible_size(std::span<const std::int64_t> shape, base::DType dtype) {
+  std::int64_t bytes = static_cast<std::int64_t>(base::size_of(dtype));
+  for (const std::int64_t extent : shape) {
+    if (extent < 0) return false;
+    // As if none were 0: rows of nothing have a size as well.
+    if (extent > 0 && bytes > kMostBytes / extent) return false;
+    if (extent > 0) bytes *= extent;
+  }
+  return true;
+}
+
+std::int64_t Request::row_elements() const {
+  return product(std::span(shape).subspan(shape.empty() ? 0 : 1));
+}
+
+std::size_t RequestView::bytes() const {
+  return static_cast<std::size_t>(product(shape)) * base::size_of(dtype);
+}
+
+std::uint64_t hash_of_name(SetId set, std::string_view name) {
+  base::Hasher hasher;
+  hasher.add_pair(set.id, static_cast<std::int32_t>(set.epoch));
+  hasher.add_text(name);
+  return hasher.value();
+}
+
+bool Request::asks(int rank) const {
+  return kind != base::OpKind::kAddProcessSet || root == 0 ||
+         std::find(splits.begin(), splits.end(), rank) != splits.end();
+}
+
+base::DType Request::wire_dtype() const {
+  if (wire == Wire::kFloat16) return base::DType::kFloat16;
+  if (wire == Wire::kBFloat16) return base::DType::kBFloat16;
+  return dtype;
+}
+
+void Request::seal() {
+  name_hash = hash_of_name(set, name);
+  group_hash = group.empty() ? 0 : hash_of_group(set, group);
+  count = product(shape);
+  base::Hasher of_content;
+  of_content.add((std::uint64_t{static_cast<std::uint8_t>(wire)} << 24) |
+                 (std::uint64_t{static_cast<std::uint8_t>(kind)} << 16) |
+                 (std::uint64_t{static_cast<std::uint8_t>(dtype)} << 8) |
+                 static_cast<std::uint8_t>(op));
+  of_content.add_pair(root, on_gpu() ? 0 : -1);
+  of_content.add_signed(layout);
+  of_content.add_double(prescale);
+  of_content.add_double(postscale);
+  of_content.add_text(group);
+  of_content.add_pair(group_size, group_index);
+  for (const std::vector<std::int64_t>* list : {&shape, &splits}) {
+    of_content.add(list->size());
+    for (const std::int64_t extent : *list) of_content.add_signed(extent);
+  }
+  of_content.add_signed(arena);
+  of_content.add_signed(arena_offset);
+  content_hash = of_content.value();
+}
+
+bool RequestView::describes(const Request& request, SetId on) const {
+  return name == request.name && on == request.set && kind == request.kind &&
+         dtype == request.dtype && op == request.op && wire == request.wire &&
+         absent == request.absent && root == request.root && device == request.device &&
+         layout == request.layout && prescale == request.prescale &&
+         postscale == request.postscale && group_size == request.group_size &&
+         group_index == request.group_index && group == request.group && arena == request.arena &&
+         arena_offset == request.arena_offset && std::ranges::equal(shape, request.shape) &&
+         std::ranges::equal(splits, request.splits);
+}
+
+Request RequestView::copy(SetId on) const {
+  Request request;
+  request.set = on;
+  request.kind = kind;
+  request.dtype = dtype;
+  request.op = op;
+  request.wire = wire;
+  request.absent = absent;
+  request.root = root;
+  request.device = device;
+  request.layout = layout;
+  request.prescale = prescale;
+  request.postscale = postscale;
+  request.group_size = group_size;
+  request.group_index = group_index;
+  request.name = name;
+  request.group = group;
+  request.shape.assign(shape.begin(), shape.end());
+  request.splits.assign(splits.begin(), splits.end());
+  request.arena = arena;
+  request.arena_offset = arena_offset;
+  return request;
+}
+
+void Request::encode(Writer& writer) const {
+  writer.put(set.id);
+  writer.put(set.epoch);
+  writer.put(static_cast<std::uint8_t>(kind));
+  writer.put(static_cast<std::uint8_t>(dtype));
+  writer.put(static_cast<std::uint8_t>(op));
+  writer.put(static_cast<std::uint8_t>(wire));
+  writer.put(static_cast<std::uint8_t>(absent));
+  writer.put(root);
+  writer.put(device);
+  writer.put(layout);
+  writer.put(prescale);
+  writer.put(postscale);
+  writer.put(group_size);
+  writer.put(group_index);
+  writer.put_string(name);
+  writer.put_string(group);
+  writer.put_vector(shape);
+  writer.put_vector(splits);
+  writer.put(arena);
+  writer.put(arena_offset);
+}
+
+Request Request::decode(Reader& reader) {
+  Request request;
+  request.set.id = reader.get<std::int32_t>();
+  request.set.epoch = reader.get<std::uint32_t>();
+  request.kind = reader.get_enum<base::OpKind>(base::kNumOpKinds, "kind of operation");
+  request.dtype = reader.get_enum<base::DType>(base::kNumDTypes, "dtype");
+  request.op = reader.get_enum<base::ReduceOp>(base::kNumReduceOps, "reduce op");
+  request.wire = reader.get_enum<Wire>(kNumWires, "wire dtype");
+  request.absent = reader.get<std::uint8_t>() != 0;
+  request.root = reader.get<std::int32_t>();
+  request.device = reader.get<std::int32_t>();
+  request.layout = reader.get<std::int32_t>();
+  request.prescale = reader.get<double>();
+  request.postscale = reader.get<double>();
+  request.group_size = reader.get<std::int32_t>();
+  request.group_index = reader.get<std::int32_t>();
+  request.name = reader.get_string();
+  request.group = reader.get_string();
+  request.shape = reader.get_vector<std::int64_t>();
+  request.splits = reader.get_vector<std::int64_t>();
+  request.arena = reader.get<std::int64_t>();
+  request.arena_offset = reader.get<std::int64_t>();
+  if (!has_possible_size(request.shape, request.dtype)) {
+    throw base::Error(base::ErrorCode::kInternal,
+                      "a control message holds a shape that no tensor has");
+  }
+  request.seal();
+  return request;
+}
+
+std::string display_name(const Request& request) {
+  const std::string prefix = std::string(base::name_of(request.kind)) + ".";
+  return request.name.starts_with(prefix) ? request.name.substr(prefix.size()) : request.name;
+}
+
+std::string describe(const Request& request) {
+  return std::string(base::name_of(request.kind)) + " of '" + display_name(request) +
+         "' in process set " + std::to_string(request.set.id);
+}
+
+void Response::encode(Writer& writer) const {
+  request->encode(writer);
+  writer.put(static_cast<std::uint8_t>(error.code));
+  writer.put_string(error.message);
+  writer.put(slot);
+  writer.put(contributors);
+  writer.put(divisor);
+  writer.put(value);
+  writer.put_vector(sizes);
+}
+
+Response Response::decode(Reader& reader) {
+  Response response;
+  response.request = std::make_shared<const Request>(Request::decode(reader));
+  response.error.code = reader.get_enum<base::ErrorCode>(base::kNumErrorCodes, "error code");
+  response.error.message = reader.get_string();
+  response.slot = reader.get<std::int32_t>();
+  response.contributors = reader.get<std::int32_t>();
+  response.divisor = reader.get<std::int32_t>();
+  response.value = reader.get<std::int32_t>();
+  response.sizes = reader.get_vector<std::int64_t>();
+  return response;
+}
+
+}  // namespace hvdlite::engine

@@ -1,0 +1,20 @@
+// What messages to users have in common, and how ranks and shapes read there.
+// Thread: pure functions, any. Owns: nothing. Blocks: no. Throws: std::bad_alloc.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace hvdlite::engine {
+
+// The text that users of Horovod search their logs for.
+inline constexpr const char* kShutDown = "Horovod has been shut down";
+inline constexpr const char* kShutDownHere = "this rank has shut down. Horovod has been shut down";
+
+// {0, 1, 2, 5} -> "ranks 0-2, 5"; {3} -> "rank 3".
+std::string format_ranks(std::vector<int> ranks);
+// {2, 3} -> "[2, 3]".
+std::string format_shape(const std::vector<std::int64_t>& shape);
+
+}  // namespace hvdlite::engine

@@ -1,0 +1,351 @@
+#include "engine/negotiation/coordinator.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "engine/negotiation/check_received.h"
+#include "engine/negotiation/response_cache.h"
+#include "engine/negotiation/validate.h"
+
+namespace hvdlite::engine {
+
+using base::OpKind;
+using base::Status;
+
+namespace {
+
+bool cacheable(OpKind kind) {
+  return kind != OpKind::kJoin && kind != OpKind::kAddProcessSet &&
+         kind != OpKind::kRemoveProcessSet;
+}
+
+RequestPtr name_only(SetId set, OpKind kind, const std::string& name) {
+  Request request;
+  request.set = set;
+  request.kind = kind;
+  request.name = name;
+  request.seal();
+  return std::make_shared<const Request>(std::move(request));
+}
+
+// Of a tally, which has one at least.
+const RequestPtr& first_given(const std::vector<RequestPtr>& requests) {
+  return *std::find_if(requests.begin(), requests.end(),
+                       [](const RequestPtr& request) { return request != nullptr; });
+}
+
+// How far from the least recent end to look for a cache line that nobody is using.
+constexpr int kEvictionTries = 64;
+
+}  // namespace
+
+Coordinator::Coordinator(SetId set, std::vector<int> members, std::size_t cache_capacity,
+                         bool join_refuses_others)
+    : set_(set),
+      members_(std::move(members)),
+      capacity_(std::min<std::size_t>(cache_capacity, kMostSlots)),
+      join_refuses_others_(join_refuses_others),
+      joined_(members_.size(), false),
+      uncounted_(members_.size(), false) {}
+
+RequestPtr Coordinator::announce(int member, RequestPtr request, std::uint64_t seen) {
+  check_received(*request, set_, members_);
+  HVD_CHECK(seen <= sequence_);
+  const auto failed = failed_at_.find(request->name);
+  if (failed != failed_at_.end() && seen < failed->second) {
+    return nullptr;  // crossed the failure; the member gave up on it
+  }
+  const std::size_t decided = decided_.size();
+  if (request->kind == OpKind::kJoin) {
+    join(member, request);
+  } else {
+    add(member, request);
+    settle_if_complete(request->name);
+  }
+  if (decided_.size() > decided) last_ = member;
+  return request;
+}
+
+RequestPtr Coordinator::announce_slot(int member, std::uint32_t slot, std::uint64_t seen) {
+  HVD_CHECK(slot < lines_.size() && seen <= sequence_);
+  const CacheLine& line = lines_[slot];
+  if (line.filled > seen) {
+    return nullptr;  // refilled meanwhile; the member will see that and announce in full
+  }
+  const std::string& name = line.response->request->name;
+  const auto failed = failed_at_.find(name);
+  if (failed != failed_at_.end() && seen < failed->second) return nullptr;
+  RequestPtr request = line.requests[static_cast<std::size_t>(member)];
+  Tally& tally = add(member, request);
+  ++tally.hits;
+  tally.slot = slot;
+  const std::size_t decided = decided_.size();
+  settle_if_complete(name);
+  if (decided_.size() > decided) last_ = member;
+  return request;
+}
+
+bool Coordinator::knows(const std::string& name) const {
+  if (tallies_.contains(name) || (name == kJoinName && joined_count_ > 0)) return true;
+  return std::any_of(groups_.begin(), groups_.end(), [&](const auto& group) {
+    return std::any_of(group.second.ready.begin(), group.second.ready.end(),
+                       [&](const Settled& s) { return s.response->request->name == name; });
+  });
+}
+
+std::vector<RequestPtr> Coordinator::open() const {
+  std::vector<RequestPtr> requests;
+  requests.reserve(tallies_.size());
+  for (const auto& [name, tally] : tallies_) {
+    requests.push_back(first_given(tally.requests));
+  }
+  for (const auto& [label, group] : groups_) {
+    for (const Settled& settled : group.ready) {
+      requests.push_back(settled.response->request);
+    }
+  }
+  return requests;
+}
+
+Coordinator::Tally& Coordinator::add(int member, RequestPtr request) {
+  HVD_CHECK(request != nullptr);
+  Tally& tally = tallies_[request->name];
+  if (tally.requests.empty()) tally.requests.resize(members_.size());
+  RequestPtr& place = tally.requests[static_cast<std::size_t>(member)];
+  HVD_CHECK(place == nullptr);
+  // Members that ask for the same share one object, so that the common case compares pointers only.
+  const auto other = std::find_if(tally.requests.begin(), tally.requests.end(),
+                                  [](const auto& r) { return r != nullptr; });
+  if (other != tally.requests.end() && *other != request && **other == *request) request = *other;
+  place = std::move(request);
+  ++tally.count;
+  return tally;
+}
+
+void Coordinator::settle_if_complete(const std::string& name) {
+  const auto found = tallies_.find(name);
+  const Tally& counted = found->second;
+  const Request& asked = *first_given(counted.requests);
+  int missing = static_cast<int>(members_.size()) - counted.count;
+  const bool some_need_not = joined_count_ > 0 || asked.kind == OpKind::kAddProcessSet;
+  for (std::size_t i = 0; missing > 0 && some_need_not && i < members_.size(); ++i) {
+    if (!counted.requests[i] && (joined_[i] || !asked.asks(members_[i]))) --missing;
+  }
+  if (missing > 0 && left_.ok()) return;
+  Tally tally = std::move(found->second);
+  tallies_.erase(found);
+  decide(settle(std::move(tally)));
+}
+
+Coordinator::Settled Coordinator::settle(Tally tally) {
+  const int size = static_cast<int>(members_.size());
+  if (tally.hits == size && left_.ok()) return {lines_[tally.slot].response, {}, true};
+  Response response = validate(tally.requests, members_);
+  if (join_refuses_others_ && response.error.ok()) {
+    response.error = refuse_without_joined(tally.requests, members_);
+  }
+  response.divisor = divisor_of(tally);
+  if (!left_.ok()) {
+    response.error = {left_.code, describe(*response.request) + ": " + left_.message};
+  }
+  const bool keep = response.error.ok() && tally.count == size && cacheable(response.request->kind);
+  auto shared = std::make_shared<const Response>(std::move(response));
+  return {std::move(shared), keep ? std::move(tally.requests) : std::vector<RequestPtr>(), false};
+}
+
+// Who asked before joining counts; who joined without having asked counts unless it said otherwise.
+std::int32_t Coordinator::divisor_of(const Tally& tally) const {
+  std::int32_t uncounted = 0;
+  for (std::size_t i = 0; joined_count_ > 0 && i < members_.size(); ++i) {
+    if (uncounted_[i] && !tally.requests[i]) ++uncounted;
+  }
+  return uncounted == 0 ? 0 : static_cast<std::int32_t>(members_.size()) - uncounted;
+}
+
+void Coordinator::decide(Settled settled) {
+  const Request& request = *settled.response->request;
+  settled_names_.insert(request.name);
+  if (!request.in_group()) {
+    decided_.push_back(std::move(settled));
+  } else {
+    decide_in_group(std::move(settled));
+  }
+}
+
+void Coordinator::decide_in_group(Settled settled) {
+  const std::string label = settled.response->request->group;
+  const int size = settled.response->request->group_size;
+  Group& group = groups_[label];
+  ++group.settled;
+  const bool first_failure = !settled.response->error.ok() && group.error.ok();
+  if (first_failure) {
+    group.error = settled.response->error;
+    decided_.push_back(std::move(settled));
+    for (const Settled& member : std::exchange(group.ready, {})) {
+      decide_failure(member.response->request, group.error);
+    }
+  } else if (!group.error.ok()) {
+    decide_failure(settled.response->request, group.error);
+  } else {
+    group.ready.push_back(std::move(settled));
+  }
+  if (group.settled < size) return;
+  std::sort(group.ready.begin(), group.ready.end(), [](const Settled& a, const Settled& b) {
+    return a.response->request->group_index < b.response->request->group_index;
+  });
+  for (Settled& member : group.ready) decided_.push_back(std::move(member));
+  groups_.erase(label);
+}
+
+void Coordinator::decide_failure(RequestPtr request, Status why) {
+  Response response;
+  response.request = std::move(request);
+  response.error = std::move(why);
+  decided_.push_back({std::make_shared<const Response>(std::move(response)), {}, false});
+}
+
+void Coordinator::join(int member, const RequestPtr& request) {
+  const auto index = static_cast<std::size_t>(member);
+  HVD_CHECK(!joined_[index]);
+  joined_[index] = true;
+  uncounted_[index] = request->root != 0;
+  ++joined_count_;
+  // Also those of the last one to join: members may have asked for them, and joined then.
+  std::vector<std::string> names;
+  names.reserve(tallies_.size());
+  for (const auto& [name, tally] : tallies_) names.push_back(name);
+  std::sort(names.begin(), names.end());
+  for (const std::string& name : names) settle_if_complete(name);
+  if (!left_.ok() || joined_count_ == static_cast<int>(members_.size())) {
+    end_join(request, members_[index]);
+  }
+}
+
+void Coordinator::end_join(RequestPtr request, int last, Status error) {
+  Response response;
+  response.request = std::move(request);
+  response.value = last;
+  response.error = std::move(error);
+  if (!left_.ok()) {
+    response.error = {left_.code, describe(*response.request) + ": " + left_.message};
+  }
+  joined_.assign(members_.size(), false);
+  uncounted_.assign(members_.size(), false);
+  joined_count_ = 0;
+  decided_.push_back({std::make_shared<const Response>(std::move(response)), {}, false});
+}
+
+void Coordinator::leave(int, const Status& why) {
+  if (left_.ok()) left_ = why;
+  std::vector<std::string> names;
+  names.reserve(tallies_.size());
+  for (const auto& [name, tally] : tallies_) names.push_back(name);
+  for (const auto& [label, group] : groups_) {
+    for (const Settled& member : group.ready) names.push_back(member.response->request->name);
+  }
+  fail(names, why);
+  if (joined_count_ > 0) end_join(name_only(set_, OpKind::kJoin, kJoinName), -1);
+}
+
+void Coordinator::fail(const std::vector<std::string>& names, const Status& why) {
+  // The text of a verdict names the operations; that of a leaving does not.
+  const auto of = [&](const Request& request) {
+    return left_.ok() ? why : Status{why.code, describe(request) + ": " + why.message};
+  };
+  for (const std::string& name : names) {
+    if (name == kJoinName && joined_count_ > 0) {
+      failed_at_[name] = sequence_ + 1;
+      end_join(name_only(set_, OpKind::kJoin, kJoinName), -1, why);
+      continue;
+    }
+    RequestPtr request;
+    const auto tally = tallies_.find(name);
+    if (tally != tallies_.end()) {
+      for (const RequestPtr& asked : tally->second.requests) {
+        if (asked) request = asked;
+      }
+      tallies_.erase(tally);
+    }
+    if (!request) request = name_only(set_, OpKind::kAllreduce, name);
+    // A group that lost a member cannot be completed: its settled members fail with it.
+    for (auto group = groups_.begin(); group != groups_.end();) {
+      const bool member =
+          group->first == request->group ||
+          std::any_of(group->second.ready.begin(), group->second.ready.end(),
+                      [&](const Settled& s) { return s.response->request->name == name; });
+      if (!member) {
+        ++group;
+        continue;
+      }
+      for (const Settled& settled : group->second.ready) {
+        const RequestPtr& other = settled.response->request;
+        if (other->name != name) decide_failure(other, of(*other));
+      }
+      group = groups_.erase(group);
+    }
+    failed_at_[name] = sequence_ + 1;
+    decide_failure(request, of(*request));
+  }
+}
+
+std::vector<Decision> Coordinator::collect() {
+  std::vector<Decision> decisions;
+  if (decided_.empty()) return decisions;
+  ++sequence_;
+  for (Settled& settled : std::exchange(decided_, {})) {
+    settled_names_.erase(settled.response->request->name);
+    if (settled.hit) {
+      touch(lines_[static_cast<std::size_t>(settled.response->slot)]);
+    } else if (!settled.requests.empty()) {
+      remember(settled);
+    }
+    decisions.push_back({std::move(settled.response), settled.hit});
+  }
+  return decisions;
+}
+
+void Coordinator::remember(Settled& settled) {
+  const std::string& name = settled.response->request->name;
+  std::uint32_t slot = 0;
+  if (!slot_for(name, &slot)) return;
+  CacheLine& line = lines_[slot];
+  if (line.response) slot_by_name_.erase(line.response->request->name);
+  auto response = std::make_shared<Response>(*settled.response);
+  response->slot = static_cast<std::int32_t>(slot);
+  settled.response = response;
+  line.response = std::move(response);
+  line.requests = std::move(settled.requests);
+  line.filled = sequence_;
+  slot_by_name_[line.response->request->name] = slot;
+  touch(line);
+}
+
+// The name's own line, a new one, or the least recent one whose name is not being negotiated.
+bool Coordinator::slot_for(const std::string& name, std::uint32_t* slot) {
+  const auto own = slot_by_name_.find(name);
+  if (own != slot_by_name_.end()) {
+    *slot = own->second;
+    return true;
+  }
+  if (lines_.size() < capacity_) {
+    *slot = static_cast<std::uint32_t>(lines_.size());
+    lines_.emplace_back();
+    lines_.back().recency = recency_.insert(recency_.begin(), *slot);
+    return true;
+  }
+  int tries = kEvictionTries;
+  for (auto candidate = recency_.rbegin(); candidate != recency_.rend() && tries > 0;
+       ++candidate, --tries) {
+    const std::string& victim = lines_[*candidate].response->request->name;
+    if (tallies_.contains(victim) || settled_names_.contains(victim)) continue;
+    *slot = *candidate;
+    return true;
+  }
+  return false;
+}
+
+void Coordinator::touch(CacheLine& line) {
+  recency_.splice(recency_.begin(), recency_, line.recency);
+}
+
+}  // namespace hvdlite::engine

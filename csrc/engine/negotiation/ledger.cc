@@ -1,0 +1,284 @@
+#include "engine/negotiation/ledger.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "base/cache_line.h"
+#include "base/error.h"
+#include "base/thread.h"
+
+namespace hvdlite::engine {
+namespace {
+
+// A key of 0 marks an empty cell.
+constexpr std::uint64_t as_key(std::uint64_t hash) { return hash != 0 ? hash : 1; }
+
+// What lies in memory that several processes write is not taken on trust: a loop over it ends, an index out of it is masked.
+[[noreturn]] void damaged(const char* how) {
+  throw base::Error(base::ErrorCode::kInternal,
+                    std::string("the shared memory in which ranks agree is damaged: ") + how);
+}
+
+// Tries before the processor is offered to others, in case one of them holds the lock.
+constexpr int kTriesBeforeYield = 64;
+
+}  // namespace
+
+// What is written often lies on lines of its own.
+struct Ledger::Header {
+  alignas(
+      base::kCacheLine) std::atomic<std::uint32_t> serial;  // of the ledger that uses this memory
+  std::uint64_t first_sequence;
+  alignas(base::kCacheLine) std::atomic<std::uint32_t> locked;
+  // These two change only with the lock.
+  std::atomic<std::uint32_t> open;
+  std::uint32_t used;                                         // cells
+  alignas(base::kCacheLine) std::atomic<std::uint64_t> tail;  // entries that may be read
+  struct alignas(base::kCacheLine) Position {
+    std::atomic<std::uint64_t> read;  // entries that this member has read
+  } positions[kMaxMembers];
+};
+
+struct Ledger::Cell {
+  std::uint64_t key;
+  std::uint64_t content;
+  std::uint64_t announced;  // a bit for each member
+  std::uint16_t contributors;
+  std::uint16_t riders;
+  std::uint32_t diverted;
+};
+
+std::size_t Ledger::bytes(Capacity capacity) {
+  return sizeof(Header) + base::round_up_to_cache_lines(capacity.entries * sizeof(Entry)) +
+         base::round_up_to_cache_lines(capacity.cells * sizeof(Cell));
+}
+
+Ledger::Ledger(std::byte* memory, Capacity capacity, int members, int index, std::uint32_t serial)
+    : header_(reinterpret_cast<Header*>(memory)),
+      entries_(reinterpret_cast<Entry*>(memory + sizeof(Header))),
+      cells_(
+          reinterpret_cast<Cell*>(memory + sizeof(Header) +
+                                  base::round_up_to_cache_lines(capacity.entries * sizeof(Entry)))),
+      capacity_(capacity),
+      index_(index),
+      everyone_(members == kMaxMembers ? ~std::uint64_t{0} : (std::uint64_t{1} << members) - 1),
+      serial_(serial) {
+  HVD_CHECK(members >= 1 && members <= kMaxMembers && serial != 0);
+}
+
+void Ledger::create(std::uint64_t sequence, std::span<const std::uint64_t> keys) {
+  std::memset(static_cast<void*>(cells_), 0, capacity_.cells * sizeof(Cell));
+  header_->locked.store(0, std::memory_order_relaxed);
+  header_->open.store(0, std::memory_order_relaxed);
+  header_->used = 0;
+  header_->tail.store(0, std::memory_order_relaxed);
+  for (Header::Position& position : header_->positions) {
+    position.read.store(0, std::memory_order_relaxed);
+  }
+  header_->first_sequence = sequence;
+  reopen(keys);
+  header_->serial.store(serial_, std::memory_order_release);
+}
+
+bool Ledger::exists() const { return header_->serial.load(std::memory_order_acquire) == serial_; }
+
+std::uint64_t Ledger::first_sequence() const { return header_->first_sequence; }
+
+// --- the log --------------------------------------------------------------------------------------------------------
+
+std::uint64_t Ledger::news() const { return header_->tail.load(std::memory_order_acquire); }
+
+Ledger::Entry Ledger::front() const {
+  // Nobody may append what overtakes a reader.
+  if (news() - read_ > capacity_.entries) damaged("its log is longer than it can be");
+  const Entry entry = entries_[read_ & (capacity_.entries - 1)];
+  if (entry.kind > Kind::kList) damaged("its log holds an entry of no kind");
+  if (entry.by >= kMaxMembers || ((everyone_ >> entry.by) & 1) == 0) {
+    damaged("its log holds an entry of no member");
+  }
+  return entry;
+}
+
+void Ledger::pop() {
+  ++read_;
+  header_->positions[index_].read.store(read_, std::memory_order_release);
+}
+
+void Ledger::append(Entry entry) {
+  entry.by = static_cast<std::uint8_t>(index_);
+  entries_[tail_ & (capacity_.entries - 1)] = entry;
+  ++tail_;
+}
+
+// --- the lock -------------------------------------------------------------------------------------------------------
+
+bool Ledger::try_lock(int tries) {
+  for (int i = 0;; ++i) {
+    if (header_->locked.load(std::memory_order_relaxed) == 0 &&
+        header_->locked.exchange(1, std::memory_order_acquire) == 0) {
+      tail_ = tail_at_lock_ = header_->tail.load(std::memory_order_relaxed);
+      return true;
+    }
+    if (i >= tries) return false;
+    if (i < kTriesBeforeYield) {
+      base::spin_pause();
+    } else {
+      sched_yield();
+    }
+  }
+}
+
+void Ledger::unlock() {
+  if (appended()) {
+    // A hold's completions become visible together: they are fused, and on all members alike.
+    entries_[(tail_ - 1) & (capacity_.entries - 1)].last = 1;
+    header_->tail.store(tail_, std::memory_order_release);
+  }
+  header_->locked.store(0, std::memory_order_release);
+}
+
+bool Ledger::up_to_date() const { return read_ == tail_at_lock_; }
+
+bool Ledger::has_room(std::uint32_t entries) const {
+  return tail_ + entries - slowest_reader(tail_) <= capacity_.entries;
+}
+
+bool Ledger::all_have_read(std::uint64_t entries) const {
+  return slowest_reader(entries) == entries;
+}
+
+// Entries that all members have read, at most `most`.
+std::uint64_t Ledger::slowest_reader(std::uint64_t most) const {
+  std::uint64_t slowest = most;
+  for (int member = 0; (everyone_ >> member) != 0; ++member) {
+    slowest = std::min(slowest, header_->positions[member].read.load(std::memory_order_acquire));
+    if (member + 1 == kMaxMembers) break;
+  }
+  return slowest;
+}
+
+// --- announcements --------------------------------------------------------------------------------------------------
+
+Ledger::Answer Ledger::announce(std::uint64_t hash, std::uint64_t content, bool absent,
+                                bool rides) {
+  const std::uint64_t key = as_key(hash);
+  if (!is_open()) return Answer::kByMessage;
+  const std::uint64_t me = std::uint64_t{1} << index_;
+  Cell* cell = find(key);
+  if (cell->key == 0) {
+    if (header_->used >= capacity_.cells / 2) return Answer::kByMessage;
+    ++header_->used;
+    *cell = {key, content, 0, 0, 0, 0};
+  } else if (cell->diverted != 0) {
+    return Answer::kByMessage;
+  } else if (cell->content != content) {
+    cell->diverted = 1;
+    append({.key = key, .kind = Kind::kDiverted});
+    return Answer::kByMessage;
+  }
+  HVD_CHECK((cell->announced & me) == 0);
+  cell->announced |= me;
+  if (!absent) ++cell->contributors;
+  if (rides) ++cell->riders;
+  if (cell->announced != everyone_) return Answer::kWaits;
+  const bool rode = cell->riders == std::popcount(everyone_);
+  append({.key = key,
+          .kind = Kind::kComplete,
+          .contributors = cell->contributors,
+          .rode = rode ? std::uint16_t{1} : std::uint16_t{0}});
+  erase(cell);
+  return Answer::kComplete;
+}
+
+void Ledger::divert(std::uint64_t hash) {
+  const std::uint64_t key = as_key(hash);
+  if (!is_open()) return;
+  const Cell* cell = find(key);
+  const bool told = cell->key != 0 && cell->diverted == 0;
+  if (!fits(1)) {
+    close();
+  } else {
+    mark_diverted(key);
+    if (told) append({.key = key, .kind = Kind::kDiverted});
+  }
+}
+
+void Ledger::mark_diverted(std::uint64_t hash) {
+  const std::uint64_t key = as_key(hash);
+  Cell* cell = find(key);
+  if (cell->key == 0) {
+    ++header_->used;
+    *cell = {key, 0, 0, 0, 0, 0};
+  }
+  cell->diverted = 1;
+}
+
+void Ledger::append_list(std::uint64_t number, std::span<const std::uint64_t> decided) {
+  for (const std::uint64_t hash : decided) {
+    Cell* cell = find(as_key(hash));
+    if (cell->key != 0) erase(cell);
+  }
+  append({.key = number, .kind = Kind::kList});
+}
+
+void Ledger::close() {
+  if (!is_open()) return;
+  header_->open.store(0, std::memory_order_relaxed);
+  wipe();
+  append({.kind = Kind::kClosed});
+}
+
+void Ledger::reopen(std::span<const std::uint64_t> keys) {
+  if (is_open() || !fits(keys.size())) return;
+  header_->open.store(1, std::memory_order_relaxed);
+  for (const std::uint64_t key : keys) mark_diverted(key);
+}
+
+// Announcements leave room for as many diverted keys; the table never fills up.
+bool Ledger::fits(std::size_t keys) const {
+  return header_->used + keys <= capacity_.cells - capacity_.cells / 8;
+}
+
+bool Ledger::is_open() const { return header_->open.load(std::memory_order_relaxed) != 0; }
+
+std::uint32_t Ledger::used() const { return header_->used; }
+
+// --- the table: open addressing, linear probing ---------------------------------------------------------------------
+
+Ledger::Cell* Ledger::find(std::uint64_t key) const {
+  const std::uint64_t mask = capacity_.cells - 1;
+  std::uint64_t place = key & mask;
+  for (std::uint32_t left = capacity_.cells; left > 0; --left) {
+    if (cells_[place].key == 0 || cells_[place].key == key) return &cells_[place];
+    place = (place + 1) & mask;
+  }
+  damaged("its table has no free cell");
+}
+
+// Closes the gap: whatever lies behind and could have been found only through it moves up.
+void Ledger::erase(Cell* cell) {
+  const std::uint64_t mask = capacity_.cells - 1;
+  auto gap = static_cast<std::uint64_t>(cell - cells_);
+  const auto start = gap;
+  for (std::uint64_t place = (gap + 1) & mask; cells_[place].key != 0; place = (place + 1) & mask) {
+    if (place == start) damaged("its table has no free cell");
+    const std::uint64_t home = cells_[place].key & mask;
+    if (((place - home) & mask) < ((place - gap) & mask)) continue;
+    cells_[gap] = cells_[place];
+    gap = place;
+  }
+  cells_[gap].key = 0;
+  --header_->used;
+}
+
+void Ledger::wipe() {
+  std::memset(static_cast<void*>(cells_), 0, capacity_.cells * sizeof(Cell));
+  header_->used = 0;
+}
+
+}  // namespace hvdlite::engine

@@ -1,0 +1,246 @@
+#include "engine/negotiation/validate.h"
+
+#include <algorithm>
+#include <array>
+
+#include "base/text.h"
+#include "engine/model/text.h"
+
+namespace hvdlite::engine {
+namespace {
+
+using base::changes_sets;
+using base::ErrorCode;
+using base::moves_data;
+using base::OpKind;
+using base::ReduceOp;
+using base::reduces;
+using base::Status;
+
+// Names of dtypes that the engine has no code for, by which it finds them again in `Request::layout`; others have a number.
+constexpr const char* kOtherDTypes[] = {"float8_e4m3fn",
+                                        "float8_e5m2",
+                                        "float8_e8m0fnu",
+                                        "float8_e4m3fnuz",
+                                        "float8_e5m2fnuz",
+                                        "float8_e4m3",
+                                        "float8_e3m4",
+                                        "float8_e4m3b11fnuz",
+                                        "float6_e2m3fn",
+                                        "float6_e3m2fn",
+                                        "float4_e2m1fn",
+                                        "float4_e2m1fn_x2",
+                                        "int1",
+                                        "int2",
+                                        "int4",
+                                        "uint1",
+                                        "uint2",
+                                        "uint4",
+                                        "complex32",
+                                        "float128",
+                                        "datetime64[s]",
+                                        "datetime64[us]",
+                                        "datetime64[ns]"};
+constexpr std::int32_t kFirstOther = 1 << 30;
+
+// As hvdlite/dtypes.py computes it: FNV-1a.
+constexpr std::int32_t mark_of(std::string_view name) {
+  std::uint32_t hash = 2166136261U;
+  for (const char letter : name) hash = (hash ^ static_cast<std::uint8_t>(letter)) * 16777619U;
+  return kFirstOther | static_cast<std::int32_t>(hash % kFirstOther);
+}
+
+std::string dtype_to_compare(const Request& request) {
+  if (request.layout < kFirstOther) return std::string(base::name_of(request.dtype));
+  for (const char* name : kOtherDTypes) {
+    if (mark_of(name) == request.layout) return name;
+  }
+  return "dtype number " + std::to_string(request.layout) + " (of " +
+         std::to_string(base::size_of(request.dtype)) + " bytes)";
+}
+
+std::string shape_to_compare(const Request& request) {
+  if (!rows_may_differ(request.kind)) return format_shape(request.shape);
+  std::string text = "[*";
+  for (std::size_t i = 1; i < request.shape.size(); ++i) {
+    text += ", " + std::to_string(request.shape[i]);
+  }
+  return text + "]";
+}
+
+std::string factors(const Request& request) {
+  return "prescale " + base::to_text(request.prescale) + ", postscale " +
+         base::to_text(request.postscale);
+}
+
+std::string group_of(const Request& request) {
+  if (request.group.empty()) return "no group";
+  return "member " + std::to_string(request.group_index) + " of " +
+         std::to_string(request.group_size) + " of group '" + request.group + "'";
+}
+
+// A field that must agree: what it is called, how it reads, and what a user does about a difference.
+struct Field {
+  const char* name;
+  bool (*applies)(OpKind kind);
+  std::string (*text)(const Request& request);
+  const char* remedy;
+};
+
+constexpr std::array<Field, 11> kFields = {{
+    {"kind of operation", [](OpKind) { return true; },
+     [](const Request& r) { return std::string(base::name_of(r.kind)); },
+     "call the same operation on every rank or use different names"},
+    {"dtype", moves_data, dtype_to_compare, "give them one dtype or different names"},
+    {"wire dtype", moves_data,
+     [](const Request& r) { return std::string(base::name_of(r.wire_dtype())); },
+     "compress the tensor alike on every rank"},
+    {"shape", moves_data, shape_to_compare, "give them one shape or different names"},
+    {"reduce op", reduces, [](const Request& r) { return std::string(base::name_of(r.op)); },
+     "pass the same op on every rank"},
+    {"scaling", reduces, factors,
+     "pass the same prescale_factor and postscale_factor on every rank"},
+    {"root rank", [](OpKind kind) { return kind == OpKind::kBroadcast; },
+     [](const Request& r) { return "root " + std::to_string(r.root); },
+     "pass the same root_rank on every rank"},
+    {"device", moves_data,
+     [](const Request& r) { return std::string(r.device < 0 ? "CPU" : "GPU"); },
+     "keep the tensor on the CPU on every rank or on a GPU on every rank"},
+    {"memory layout", moves_data,
+     [](const Request& r) {
+       return r.layout == 0 ? std::string("row-major") : "layout " + std::to_string(r.layout);
+     },
+     "make the tensor contiguous (or channels_last) on every rank"},
+    {"group", [](OpKind) { return true; }, group_of,
+     "build the same groups in the same order on every rank"},
+    {"process set", changes_sets,
+     [](const Request& r) {
+       return r.kind == OpKind::kRemoveProcessSet ? "id " + std::to_string(r.root)
+                                                  : "ranks " + format_shape(r.splits);
+     },
+     "pass the same process set on every rank"},
+}};
+
+// "" if all agree, otherwise "float32 on ranks 0-2, float16 on rank 3".
+std::string differences(const Field& field, const std::vector<RequestPtr>& requests,
+                        const std::vector<int>& members) {
+  std::vector<std::pair<std::string, std::vector<int>>> values;
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    if (!requests[i]) continue;
+    std::string text = field.text(*requests[i]);
+    auto found = std::find_if(values.begin(), values.end(),
+                              [&](const auto& value) { return value.first == text; });
+    if (found == values.end()) found = values.insert(values.end(), {text, {}});
+    found->second.push_back(members[i]);
+  }
+  if (values.size() < 2) return "";
+  std::string result;
+  for (const auto& [text, ranks] : values) {
+    if (!result.empty()) result += ", ";
+    result += text + " on " + format_ranks(ranks);
+  }
+  return result;
+}
+
+Status check(const std::vector<RequestPtr>& requests, const std::vector<int>& members,
+             const Request& first) {
+  for (const Field& field : kFields) {
+    if (!field.applies(first.kind)) continue;
+    const std::string text = differences(field, requests, members);
+    if (!text.empty()) {
+      return {ErrorCode::kMismatch,
+              describe(first) + ": " + field.name + " differs: " + text + "; " + field.remedy};
+    }
+  }
+  if (first.kind == OpKind::kBroadcast) {
+    const auto root = std::find(members.begin(), members.end(), first.root);
+    if (root != members.end() && !requests[static_cast<std::size_t>(root - members.begin())]) {
+      return {ErrorCode::kMismatch,
+              describe(first) + ": the root, rank " + std::to_string(first.root) +
+                  ", has joined and has nothing to send; choose a root that still trains"};
+    }
+  }
+  if (changes_sets(first.kind)) {
+    std::vector<int> joined;
+    for (std::size_t i = 0; i < members.size(); ++i) {
+      if (!requests[i] && first.asks(members[i])) joined.push_back(members[i]);
+    }
+    if (!joined.empty()) {
+      return {ErrorCode::kMismatch, describe(first) + ": " + format_ranks(joined) +
+                                        " did not ask for it but waits in join(); change process "
+                                        "sets on all ranks before any of them joins"};
+    }
+  }
+  return {};
+}
+
+std::vector<std::int64_t> collect_sizes(const std::vector<RequestPtr>& requests,
+                                        const Request& first) {
+  std::vector<std::int64_t> sizes;
+  for (const RequestPtr& request : requests) {
+    if (first.kind == OpKind::kAllgather) {
+      sizes.push_back(request ? request->shape[0] : 0);
+    } else if (request) {
+      sizes.insert(sizes.end(), request->splits.begin(), request->splits.end());
+    } else {
+      sizes.insert(sizes.end(), requests.size(), 0);
+    }
+  }
+  return sizes;
+}
+
+// A disagreement about the arena is none: what lies in one can be reduced like any other memory.
+bool in_one_arena(const std::vector<RequestPtr>& requests, const Request& first) {
+  return std::all_of(requests.begin(), requests.end(), [&](const RequestPtr& r) {
+    return r && r->arena == first.arena && r->arena_offset == first.arena_offset;
+  });
+}
+
+}  // namespace
+
+Response validate(const std::vector<RequestPtr>& requests, const std::vector<int>& members) {
+  Response response;
+  const auto given = std::find_if(requests.begin(), requests.end(),
+                                  [](const RequestPtr& r) { return r != nullptr; });
+  HVD_CHECK(given != requests.end());
+  Request agreed = **given;
+  agreed.absent = false;
+  for (const RequestPtr& request : requests) {
+    if (request && !request->absent) ++response.contributors;
+  }
+  const bool all_same = std::all_of(requests.begin(), requests.end(),
+                                    [&](const RequestPtr& r) { return r == *given; });
+  if (!all_same) response.error = check(requests, members, agreed);
+  if (!all_same && !in_one_arena(requests, agreed)) {
+    agreed.arena = agreed.arena_offset = 0;
+    agreed.seal();
+  }
+  if (response.error.ok() && rows_may_differ(agreed.kind)) {
+    response.sizes = collect_sizes(requests, agreed);
+  }
+  response.request = std::make_shared<const Request>(std::move(agreed));
+  return response;
+}
+
+Status refuse_without_joined(const std::vector<RequestPtr>& requests,
+                             const std::vector<int>& members) {
+  const auto given = std::find_if(requests.begin(), requests.end(),
+                                  [](const RequestPtr& r) { return r != nullptr; });
+  const Request& first = **given;
+  const bool may_run = first.kind == OpKind::kAllgather && first.root != 0;
+  if (!moves_data(first.kind) || first.kind == OpKind::kAllreduce || may_run) return {};
+  std::vector<int> joined;
+  for (std::size_t i = 0; i < members.size(); ++i) {
+    if (!requests[i]) joined.push_back(members[i]);
+  }
+  if (joined.empty()) return {};
+  std::string name(base::name_of(first.kind));
+  name[0] = static_cast<char>(name[0] - 'a' + 'A');
+  return {ErrorCode::kMismatch,
+          describe(first) + ": " + name + " is not supported with Join at this time, as in " +
+              "Horovod: " + format_ranks(joined) + (joined.size() == 1 ? " has" : " have") +
+              " joined without asking for it; ask before any rank joins, or set "
+              "HVDLITE_HOROVOD_RULES=0 to run it on the ranks that still train"};
+}
+
+}  // namespace hvdlite::engine

@@ -1,0 +1,96 @@
+#include "engine/observe/flight_recorder.h"
+
+#include <algorithm>
+
+#include "base/files.h"
+#include "base/text.h"
+#include "engine/model/text.h"
+
+namespace hvdlite::engine {
+namespace {
+
+constexpr const char* kStageNames[] = {"submitted, not yet announced",
+                                       "announced, waiting for other ranks",
+                                       "agreed, waiting to start",
+                                       "moving data",
+                                       "done",
+                                       "failed"};
+
+constexpr std::uint64_t kStages = 8;
+
+}  // namespace
+
+FlightRecorder::FlightRecorder(Settings settings, base::TimeSource time)
+    : time_(time),
+      capacity_(settings.capacity),
+      file_prefix_(settings.folder.empty() ? ""
+                                           : settings.folder + "/hvdlite-operations-rank" +
+                                                 std::to_string(settings.rank) + "-"),
+      ring_(std::make_unique<Record[]>(settings.capacity)) {}
+
+void FlightRecorder::submitted(std::span<const Entry> entries) {
+  const base::Clock::time_point now = time_.coarse_now();
+  const std::lock_guard lock(mutex_);
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    const std::uint64_t number = next_++;
+    entries[i].completion->record = number;
+    if (entries.size() - i > capacity_) continue;  // would be overwritten at once
+    Record& record = ring_[number % capacity_];
+    record.request = entries[i].request;
+    record.submitted = now;
+    record.last.store(now, std::memory_order_relaxed);
+    record.word.store(number * kStages, std::memory_order_release);
+  }
+}
+
+void FlightRecorder::reached(std::uint64_t number, Stage stage) {
+  if (capacity_ == 0) return;
+  Record& record = ring_[number % capacity_];
+  std::uint64_t word = record.word.load(std::memory_order_relaxed);
+  if (word / kStages != number) return;  // overwritten by a later one
+  const std::uint64_t next = number * kStages + static_cast<std::uint64_t>(stage);
+  if (record.word.compare_exchange_strong(word, next, std::memory_order_relaxed)) {
+    record.last.store(time_.coarse_now(), std::memory_order_relaxed);
+  }
+}
+
+std::string FlightRecorder::report(std::size_t ended) const {
+  std::string shown = in_flight(ended);
+  if (shown.empty() || file_prefix_.empty()) return shown;
+  const std::string all = text();
+  if (std::ranges::count(all, '\n') <= std::ranges::count(shown, '\n')) return shown;
+  std::string path = file_prefix_;
+  const std::string problem = base::write_new_file(path, ".txt", all);
+  return shown + "  and those before: " +
+         (problem.empty() ? path : "not kept (" + path + ": " + problem + ")") + "\n";
+}
+
+std::string FlightRecorder::in_flight(std::size_t ended) const {
+  const std::string unended = text(kUnended, 0);
+  if (!unended.empty() || ended == 0) return unended;
+  const std::uint64_t kept = std::min<std::uint64_t>(newest(), capacity_);
+  return text(kEverything, kept - std::min<std::uint64_t>(kept, ended));
+}
+
+std::string FlightRecorder::text(bool unended_only, std::uint64_t skipped) const {
+  const std::lock_guard lock(mutex_);
+  std::string text;
+  const base::Clock::time_point now = time_.coarse_now();
+  const std::uint64_t kept = std::min<std::uint64_t>(next_ - 1, capacity_);
+  for (std::uint64_t number = next_ - kept + skipped; number < next_; ++number) {
+    const Record& record = ring_[number % capacity_];
+    const std::uint64_t stage = record.word.load(std::memory_order_relaxed) % kStages;
+    if (unended_only && stage >= static_cast<std::uint64_t>(Stage::kDone)) continue;
+    const auto ago = [now](base::Clock::time_point time) {
+      return base::to_text(base::seconds_between(time, now), 3) + " s ago";
+    };
+    const Request& request = *record.request;
+    text += "  #" + std::to_string(number) + " " + describe(request) + ", " +
+            std::string(base::name_of(request.dtype)) + format_shape(request.shape) +
+            ": submitted " + ago(record.submitted) + ", " + kStageNames[stage] + " (" +
+            ago(record.last.load(std::memory_order_relaxed)) + ")\n";
+  }
+  return text;
+}
+
+}  // namespace hvdlite::engine

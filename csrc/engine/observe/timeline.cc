@@ -1,0 +1,144 @@
+#include "engine/observe/timeline.h"
+
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <array>
+#include <chrono>
+
+#include "engine/observe/timeline_writer.h"
+
+namespace hvdlite::engine {
+namespace {
+
+// More than a step of any model; beyond it, the disk is too slow.
+constexpr std::size_t kMostQueued = std::size_t{1} << 17;
+// What is noted can be read from the file after about this time.
+constexpr std::chrono::milliseconds kPause{50};
+
+}  // namespace
+
+void Timeline::start(const std::string& path, std::size_t max_bytes, bool cycles) {
+  const std::lock_guard control(control_);
+  auto writer = std::make_unique<TimelineWriter>(path, max_bytes, owner_, time_);
+  end();
+  writer_ = std::move(writer);
+  stopping_ = false;
+  dropped_ = 0;
+  cycles_.store(cycles, std::memory_order_relaxed);
+  thread_ = std::thread([this] { write_until_stopped(); });
+  on_.store(true, std::memory_order_release);
+}
+
+void Timeline::stop() {
+  const std::lock_guard control(control_);
+  end();
+}
+
+void Timeline::end() {
+  if (!writer_) return;
+  on_.store(false, std::memory_order_release);
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  wake_.notify_one();
+  thread_.join();
+  writer_.reset();
+}
+
+void Timeline::abandon() {
+  if (thread_.joinable()) thread_.detach();  // it does not exist here
+}
+
+void Timeline::note(std::span<TimelineEvent> events) {
+  bool first = false;
+  {
+    const std::lock_guard lock(mutex_);
+    if (queue_.size() + events.size() > kMostQueued) {
+      dropped_ += events.size();
+      return;
+    }
+    first = queue_.empty();
+    for (TimelineEvent& event : events) queue_.push_back(std::move(event));
+  }
+  if (first) wake_.notify_one();
+}
+
+void Timeline::write_until_stopped() {
+  base::name_this_thread("hvdlite-trace");
+  std::vector<TimelineEvent> events;
+  for (;;) {
+    bool stopping = false;
+    std::uint64_t dropped = 0;
+    {
+      std::unique_lock lock(mutex_);
+      wake_.wait(lock, [&] { return stopping_ || !queue_.empty(); });
+      // Lets a few more come: to write once is cheaper.
+      wake_.wait_for(lock, kPause, [&] { return stopping_; });
+      events.clear();
+      events.swap(queue_);
+      stopping = stopping_;
+      dropped = std::exchange(dropped_, 0);
+    }
+    writer_->write(events, dropped);
+    if (stopping) return;
+  }
+}
+
+void Timeline::submitted(std::span<const Entry> entries) {
+  if (!on()) return;
+  const base::Clock::time_point now = time_.now();
+  std::vector<TimelineEvent> events(entries.size());
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    events[i].kind = TimelineEvent::Kind::kSubmitted;
+    events[i].number = entries[i].completion->record;
+    events[i].time = now;
+    events[i].request = entries[i].request;
+  }
+  note(events);
+}
+
+void Timeline::reached(std::span<const Entry> entries, Stage stage) {
+  if (!on()) return;
+  const base::Clock::time_point now = time_.now();
+  const std::uint32_t fused =
+      stage == Stage::kStarted ? fused_.fetch_add(1, std::memory_order_relaxed) + 1 : 0;
+  std::vector<TimelineEvent> events;
+  events.reserve(entries.size());
+  for (const Entry& entry : entries) {
+    if (!entry.request) continue;
+    TimelineEvent& event = events.emplace_back();
+    event.stage = stage;
+    event.fused = fused;
+    event.number = entry.completion->record;
+    event.time = now;
+  }
+  note(events);
+}
+
+void Timeline::announcing() {
+  if (!on() || !cycles_.load(std::memory_order_relaxed)) return;
+  std::array<TimelineEvent, 1> event;
+  event[0].kind = TimelineEvent::Kind::kCycle;
+  event[0].time = time_.now();
+  note(event);
+}
+
+Timeline::Waiting::Waiting(Timeline& timeline, std::uint64_t number)
+    : timeline_(timeline), number_(number), on_(timeline.on()) {
+  if (on_) since_ = timeline_.time_.now();
+}
+
+Timeline::Waiting::~Waiting() {
+  if (!on_) return;
+  std::array<TimelineEvent, 1> event;
+  event[0].kind = TimelineEvent::Kind::kWait;
+  event[0].number = number_;
+  event[0].thread = static_cast<std::int32_t>(syscall(SYS_gettid));
+  event[0].since = since_;
+  event[0].time = timeline_.time_.now();
+  timeline_.note(event);
+}
+
+}  // namespace hvdlite::engine

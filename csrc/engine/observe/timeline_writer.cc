@@ -1,0 +1,292 @@
+#include "engine/observe/timeline_writer.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+
+#include "base/error.h"
+#include "base/files.h"
+#include "base/text.h"
+#include "engine/model/text.h"
+
+namespace hvdlite::engine {
+namespace {
+
+using base::Clock;
+using Stage = FlightRecorder::Stage;
+
+constexpr const char* kEnd = "\n]\n";
+// Tensors with a lane of their own; a program that makes up names without end must not fill the memory.
+constexpr std::int32_t kMostLanes = 1 << 14;
+// Callers' lanes come first.
+constexpr std::int32_t kFirstTensorLane = 1000;
+
+double microseconds_of(Clock::time_point time) {
+  return std::chrono::duration<double, std::micro>(time.time_since_epoch()).count();
+}
+
+std::string number(double value) { return base::to_text(value, 3); }
+
+// As a JSON string, with its quotes.
+std::string quoted(const std::string& text) {
+  std::string result = "\"";
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (c == '"' || c == '\\') {
+      result += '\\';
+      result += c;
+    } else if (byte < 0x20 || byte == 0x7f) {
+      std::array<char, 8> escaped;
+      std::snprintf(escaped.data(), escaped.size(), "\\u%04x", byte);
+      result += escaped.data();
+    } else {
+      result += c;
+    }
+  }
+  return result + '"';
+}
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  gethostname(name.data(), name.size() - 1);
+  return name.data();
+}
+
+// "ALLREDUCE"
+std::string upper_case(std::string_view name) {
+  std::string result(name);
+  for (char& c : result) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  return result;
+}
+
+std::string arguments_of(const Request& request) {
+  return "\"dtype\":" + quoted(std::string(base::name_of(request.dtype))) +
+         ",\"shape\":" + quoted(format_shape(request.shape)) +
+         ",\"bytes\":" + std::to_string(request.bytes()) +
+         ",\"process_set\":" + std::to_string(request.set.id);
+}
+
+std::string caller_name(std::int32_t thread) { return "caller, thread " + std::to_string(thread); }
+
+// How long an operation was in a stage is a span of this name. In shared memory ranks agree without announcing first, and a small
+// tensor is done as soon as they have.
+std::string span_name(Stage stage, Stage next, const Request& request) {
+  const std::string operation = upper_case(base::name_of(request.kind));
+  switch (stage) {
+    case Stage::kSubmitted:
+      if (next == Stage::kAnnounced) return "QUEUE";
+      return next == Stage::kDone ? operation : "NEGOTIATE_" + operation;
+    case Stage::kAnnounced:
+      return "NEGOTIATE_" + operation;
+    case Stage::kAgreed:
+      return "WAIT_FOR_OTHER_TENSOR_DATA";
+    case Stage::kStarted:
+    case Stage::kDone:
+    case Stage::kFailed:
+      break;
+  }
+  return operation;
+}
+
+}  // namespace
+
+TimelineWriter::TimelineWriter(std::string path, std::size_t max_bytes, TimelineOwner owner,
+                               base::TimeSource time)
+    : path_(std::move(path)), max_bytes_(max_bytes), owner_(owner), time_(time) {
+  open_file(path_);
+  header();
+  flush();
+}
+
+TimelineWriter::~TimelineWriter() {
+  if (file_ >= 0) close(file_);
+}
+
+void TimelineWriter::open_file(const std::string& path) {
+  file_ = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  if (file_ < 0) {
+    throw base::Error(base::ErrorCode::kInvalidArgument,
+                      "the timeline cannot be written to '" + path + "': " + std::strerror(errno) +
+                          "; give a file in a folder that exists");
+  }
+  written_ = 0;
+}
+
+void TimelineWriter::header() {
+  const auto wall = std::chrono::duration<double, std::micro>(
+      std::chrono::system_clock::now().time_since_epoch());
+  const double offset = wall.count() - microseconds_of(time_.now());
+  const std::string pid = "\"ph\":\"M\",\"pid\":" + std::to_string(owner_.rank);
+  add("{\"name\":\"process_name\"," + pid + ",\"args\":{\"name\":\"rank " +
+      std::to_string(owner_.rank) + "\",\"start_time_since_epoch_in_micros\":" +
+      std::to_string(static_cast<std::int64_t>(wall.count())) + "}}");
+  add("{\"name\":\"process_sort_index\"," + pid +
+      ",\"args\":{\"sort_index\":" + std::to_string(owner_.rank) + "}}");
+  // The clock is the host's since its start: ranks of one boot_id share it.
+  add("{\"name\":\"hvdlite\"," + pid + ",\"args\":{\"rank\":" + std::to_string(owner_.rank) +
+      ",\"size\":" + std::to_string(owner_.size) + ",\"host\":" + quoted(host_name()) +
+      ",\"process\":" + std::to_string(getpid()) +
+      ",\"boot_id\":" + quoted(base::first_line_of("/proc/sys/kernel/random/boot_id")) +
+      ",\"clock_to_epoch_us\":" + number(offset) + ",\"version\":\"" HVDLITE_VERSION "\"}}");
+  for (const auto& [name, lane] : lanes_) name_lane(lane, name);
+  for (const auto& [thread, lane] : callers_) name_lane(lane, caller_name(thread));
+}
+
+void TimelineWriter::add(const std::string& event) {
+  text_ += written_ == 0 && text_.empty() ? "[\n" : ",\n";
+  text_ += event;
+}
+
+// What is in the file ends with the bracket; the next text begins where that stood.
+void TimelineWriter::flush() {
+  if (file_ < 0 || text_.empty()) return;
+  const std::size_t size = text_.size();
+  text_ += kEnd;
+  std::size_t done = 0;
+  while (done < text_.size()) {
+    const ssize_t wrote = pwrite(file_, text_.data() + done, text_.size() - done,
+                                 static_cast<off_t>(written_ + done));
+    if (wrote < 0 && errno == EINTR) continue;
+    if (wrote <= 0) {
+      // The disk is full, say. What was there before is kept, and valid.
+      [[maybe_unused]] const int cut = ftruncate(file_, static_cast<off_t>(written_));
+      [[maybe_unused]] const ssize_t end =
+          pwrite(file_, kEnd, std::strlen(kEnd), static_cast<off_t>(written_));
+      close(file_);
+      file_ = -1;
+      return;
+    }
+    done += static_cast<std::size_t>(wrote);
+  }
+  written_ += size;
+  text_.clear();
+}
+
+// At every moment there is a valid file under the path.
+void TimelineWriter::rotate() {
+  close(file_);
+  file_ = -1;
+  const std::string next = path_ + ".new";
+  const std::string old = path_ + ".old";
+  try {
+    open_file(next);
+  } catch (const base::Error&) {
+    return;  // the folder is gone, or no longer ours: the trace ends
+  }
+  header();
+  flush();
+  if (renameat2(AT_FDCWD, next.c_str(), AT_FDCWD, path_.c_str(), RENAME_EXCHANGE) == 0) {
+    std::rename(next.c_str(), old.c_str());
+  } else {  // the file system cannot exchange
+    std::rename(path_.c_str(), old.c_str());
+    std::rename(next.c_str(), path_.c_str());
+  }
+}
+
+void TimelineWriter::write(const std::vector<TimelineEvent>& events, std::uint64_t dropped) {
+  if (file_ < 0) return;
+  for (const TimelineEvent& event : events) {
+    follow(event);
+    // Lines are about as long as this.
+    if (written_ + text_.size() > max_bytes_ / 2) {
+      flush();
+      if (file_ < 0) return;
+      rotate();
+    }
+  }
+  if (dropped > 0) {
+    dropped_ += dropped;
+    mark("DROPPED", time_.now(), "\"events\":" + std::to_string(dropped_));
+  }
+  flush();
+}
+
+void TimelineWriter::name_lane(std::int32_t lane, const std::string& name) {
+  add("{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":" + std::to_string(owner_.rank) +
+      ",\"tid\":" + std::to_string(lane) + ",\"args\":{\"name\":" + quoted(name) + "}}");
+}
+
+std::int32_t TimelineWriter::lane_of(const std::string& name) {
+  const auto found = lanes_.find(name);
+  if (found != lanes_.end()) return found->second;
+  const auto lane = kFirstTensorLane + static_cast<std::int32_t>(lanes_.size());
+  if (lane >= kFirstTensorLane + kMostLanes) return kFirstTensorLane + kMostLanes;
+  lanes_.emplace(name, lane);
+  name_lane(lane, name);
+  return lane;
+}
+
+std::int32_t TimelineWriter::lane_of_caller(std::int32_t thread) {
+  const auto found = callers_.find(thread);
+  if (found != callers_.end()) return found->second;
+  const auto lane = static_cast<std::int32_t>(callers_.size()) + 1;
+  if (lane >= kFirstTensorLane) return kFirstTensorLane - 1;
+  callers_.emplace(thread, lane);
+  name_lane(lane, caller_name(thread));
+  return lane;
+}
+
+void TimelineWriter::follow(const TimelineEvent& event) {
+  switch (event.kind) {
+    case TimelineEvent::Kind::kSubmitted: {
+      const Request& request = *event.request;
+      open_[event.number] = {event.request, Stage::kSubmitted, event.time, lane_of(request.name),
+                             0};
+      return;
+    }
+    case TimelineEvent::Kind::kReached: {
+      const auto found = open_.find(event.number);
+      if (found == open_.end()) return;  // submitted before the timeline began
+      reach(found->second, event);
+      if (event.stage >= Stage::kDone) open_.erase(found);
+      return;
+    }
+    case TimelineEvent::Kind::kCycle:
+      mark("CYCLE_START", event.time, "");
+      return;
+    case TimelineEvent::Kind::kWait: {
+      span("WAIT", lane_of_caller(event.thread), event.since, event.time,
+           "\"operation\":" + std::to_string(event.number));
+      return;
+    }
+  }
+}
+
+void TimelineWriter::reach(Open& open, const TimelineEvent& event) {
+  std::string arguments = "\"operation\":" + std::to_string(event.number);
+  if (event.stage == Stage::kDone) arguments += "," + arguments_of(*open.request);
+  if (open.fused != 0) arguments += ",\"fused_op\":" + std::to_string(open.fused);
+  if (event.stage == Stage::kFailed) {
+    arguments += ",\"failed\":true";
+  }
+  if (open.stage == Stage::kSubmitted && event.stage == Stage::kDone) {
+    // Its data travelled with the agreement, or both were one step in shared memory.
+    span(span_name(Stage::kAnnounced, Stage::kAgreed, *open.request), open.lane, open.since,
+         event.time, "\"operation\":" + std::to_string(event.number));
+  }
+  span(span_name(open.stage, event.stage, *open.request), open.lane, open.since, event.time,
+       arguments);
+  open.stage = event.stage;
+  open.since = event.time;
+  if (event.fused != 0) open.fused = event.fused;
+}
+
+void TimelineWriter::span(const std::string& name, std::int32_t lane, Clock::time_point from,
+                          Clock::time_point to, const std::string& arguments) {
+  const double begin = microseconds_of(from);
+  add("{\"name\":\"" + name + "\",\"ph\":\"X\",\"pid\":" + std::to_string(owner_.rank) +
+      ",\"tid\":" + std::to_string(lane) + ",\"ts\":" + number(begin) +
+      ",\"dur\":" + number(microseconds_of(to) - begin) + ",\"args\":{" + arguments + "}}");
+}
+
+void TimelineWriter::mark(const std::string& name, Clock::time_point time,
+                          const std::string& arguments) {
+  add("{\"name\":\"" + name + "\",\"ph\":\"i\",\"s\":\"p\",\"pid\":" + std::to_string(owner_.rank) +
+      ",\"tid\":0,\"ts\":" + number(microseconds_of(time)) + ",\"args\":{" + arguments + "}}");
+}
+
+}  // namespace hvdlite::engine

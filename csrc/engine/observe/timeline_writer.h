@@ -1,0 +1,88 @@
+// The file of a timeline: events become spans, spans become JSON in Chrome's trace event format.
+// Thread: one at a time. Owns: the file. Blocks: on the disk. Throws: Error(InvalidArgument) if the file cannot be made; a disk
+// that fills up later ends the trace, and the file says so.
+//
+// A rank is a process of the trace and a tensor one of its threads, with the spans of docs/timeline.md one after the other. A
+// caller that waits has a thread of its own.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "base/time_source.h"
+#include "engine/model/request.h"
+#include "engine/observe/flight_recorder.h"
+
+namespace hvdlite::engine {
+
+// Whose trace it is.
+struct TimelineOwner {
+  int rank = 0;
+  int size = 1;
+};
+
+// One thing that happened.
+struct TimelineEvent {
+  enum class Kind : std::uint8_t { kSubmitted, kReached, kCycle, kWait };
+  Kind kind = Kind::kReached;
+  FlightRecorder::Stage stage = FlightRecorder::Stage::kSubmitted;
+  std::int32_t thread = 0;        // of a wait: the caller's
+  std::uint32_t fused = 0;        // of kStarted: the number of the FusedOp
+  std::uint64_t number = 0;       // of the operation
+  base::Clock::time_point time;   // when; of a wait: its end
+  base::Clock::time_point since;  // of a wait
+  RequestPtr request;             // of kSubmitted
+};
+
+class TimelineWriter {
+ public:
+  TimelineWriter(std::string path, std::size_t max_bytes, TimelineOwner owner,
+                 base::TimeSource time);
+  ~TimelineWriter();
+  TimelineWriter(const TimelineWriter&) = delete;
+  TimelineWriter& operator=(const TimelineWriter&) = delete;
+
+  // dropped: events that came before these and are lost.
+  void write(const std::vector<TimelineEvent>& events, std::uint64_t dropped);
+
+ private:
+  // An operation under way.
+  struct Open {
+    RequestPtr request;
+    FlightRecorder::Stage stage = FlightRecorder::Stage::kSubmitted;
+    base::Clock::time_point since;
+    std::int32_t lane = 0;
+    std::uint32_t fused = 0;
+  };
+
+  void open_file(const std::string& path);
+  void header();
+  void rotate();
+  void flush();
+  std::int32_t lane_of(const std::string& name);
+  std::int32_t lane_of_caller(std::int32_t thread);
+  void name_lane(std::int32_t lane, const std::string& name);
+  void follow(const TimelineEvent& event);
+  void reach(Open& open, const TimelineEvent& event);
+  void span(const std::string& name, std::int32_t lane, base::Clock::time_point from,
+            base::Clock::time_point to, const std::string& arguments);
+  void mark(const std::string& name, base::Clock::time_point time, const std::string& arguments);
+  void add(const std::string& event);
+
+  const std::string path_;
+  const std::size_t max_bytes_;
+  const TimelineOwner owner_;
+  const base::TimeSource time_;
+  int file_ = -1;
+  std::size_t written_ = 0;  // of the file, up to its closing bracket
+  std::string text_;         // not written yet
+  std::unordered_map<std::uint64_t, Open> open_;
+  std::map<std::string, std::int32_t> lanes_;     // by name
+  std::map<std::int32_t, std::int32_t> callers_;  // of threads that wait
+  std::uint64_t dropped_ = 0;
+};
+
+}  // namespace hvdlite::engine

@@ -1,0 +1,141 @@
+#include "engine/observe/usage.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+namespace hvdlite::engine {
+
+using base::OpKind;
+
+namespace {
+
+std::int64_t count_of(base::Clock::duration time) {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(time).count();
+}
+
+std::int64_t count_of(base::Clock::time_point time) { return count_of(time.time_since_epoch()); }
+
+}  // namespace
+
+void BusyTime::change(std::int64_t more, Time now) {
+  const bool turns = would_turn(more);
+  count_ += more;
+  if (!turns) return;
+  const std::int64_t at = std::max(count_of(now), ended_);
+  const std::int64_t word = word_.load(std::memory_order_relaxed);
+  if (count_ > 0) {
+    word_.store(2 * (word / 2 - at) + 1, std::memory_order_relaxed);
+  } else {
+    ended_ = at;
+    word_.store(2 * ((word >> 1) + at), std::memory_order_relaxed);
+  }
+}
+
+std::int64_t BusyTime::nanoseconds(std::int64_t word, Time now) {
+  return (word & 1) == 0 ? word / 2 : (word >> 1) + count_of(now);
+}
+
+Usage::Usage(int ranks, base::TimeSource time)
+    : time_(time),
+      ranks_(static_cast<std::size_t>(ranks)),
+      late_(std::make_unique<Late[]>(ranks_)) {}
+
+void Usage::taken(std::span<const Entry> entries, Time since) {
+  move(entries, kNegotiating, since);
+}
+
+void Usage::reached(std::span<const Entry> entries, Stage stage) {
+  static constexpr Where kWhere[] = {kNegotiating, kWaiting, kAgreed, kMoving, kNowhere, kNowhere};
+  move(entries, kWhere[static_cast<std::size_t>(stage)], std::nullopt);
+}
+
+void Usage::move(std::span<const Entry> entries, Where to, std::optional<Time> since) {
+  std::int64_t more[kPlaces] = {};
+  for (const Entry& entry : entries) {
+    if (!entry.request) continue;
+    --more[std::exchange(entry.completion->usage, to)];
+    ++more[to];
+  }
+  const std::int64_t negotiating = more[kNegotiating] + more[kWaiting];
+  if (moving_.would_turn(more[kMoving])) {
+    moving_.change(more[kMoving], read_clock());
+  } else {
+    moving_.change(more[kMoving], {});
+  }
+  if (negotiating_.would_turn(negotiating)) {
+    negotiating_.change(negotiating, since ? *since : now());
+  } else {
+    negotiating_.change(negotiating, {});
+  }
+  if (waiting_.would_turn(more[kWaiting])) {
+    waiting_.change(more[kWaiting], now());
+  } else {
+    waiting_.change(more[kWaiting], {});
+  }
+}
+
+void Usage::came_last(int rank, std::size_t operations) {
+  if (rank < 0 || static_cast<std::size_t>(rank) >= ranks_) return;
+  Late& late = late_[static_cast<std::size_t>(rank)];
+  late.operations += static_cast<std::int64_t>(operations);
+  const std::int64_t waited = BusyTime::nanoseconds(waiting_.word(), now());
+  late.nanoseconds += waited - std::exchange(charged_, waited);
+}
+
+void Usage::moves(OpKind kind, std::size_t bytes, std::size_t ranks) {
+  std::size_t factor = 0;  // of bytes / ranks: what each rank's link has to carry at least
+  switch (kind) {
+    case OpKind::kAllreduce:
+      factor = 2 * (ranks - 1);
+      break;
+    case OpKind::kBroadcast:
+      factor = ranks > 1 ? ranks : 0;
+      break;
+    case OpKind::kAllgather:
+    case OpKind::kAlltoall:
+    case OpKind::kReducescatter:
+      factor = ranks - 1;
+      break;
+    default:
+      return;
+  }
+  bytes_ += static_cast<std::int64_t>(bytes);
+  bus_bytes_ += static_cast<std::int64_t>(bytes / ranks * factor + bytes % ranks * factor / ranks);
+}
+
+void Usage::blocked(Time from, Time to, std::int64_t moving_before) {
+  const std::int64_t all = count_of(to - from);
+  if (all <= 0) return;
+  exposed_ns_.fetch_add(all, std::memory_order_relaxed);
+  const std::int64_t meanwhile = std::min(moving(to) - moving_before, all);
+  if (meanwhile > 0) exposed_moving_ns_.fetch_add(meanwhile, std::memory_order_relaxed);
+}
+
+Usage::Numbers Usage::numbers() const {
+  Numbers numbers;
+  const std::int64_t negotiating = negotiating_.word();
+  const std::int64_t waiting = waiting_.word();
+  const std::int64_t moving = moving_.word();
+  const Time now = time_.now();
+  numbers.time_ns = count_of(now - made_);
+  numbers.bytes = bytes_;
+  numbers.bus_bytes = bus_bytes_;
+  numbers.negotiating_ns = BusyTime::nanoseconds(negotiating, now);
+  numbers.waiting_ns = BusyTime::nanoseconds(waiting, now);
+  numbers.moving_ns = BusyTime::nanoseconds(moving, now);
+  numbers.exposed_ns = exposed_ns_.load(std::memory_order_relaxed);
+  numbers.exposed_moving_ns = exposed_moving_ns_.load(std::memory_order_relaxed);
+  return numbers;
+}
+
+Usage::Lateness Usage::lateness() const {
+  Lateness lateness;
+  for (std::size_t rank = 0; rank < ranks_; ++rank) {
+    lateness.operations.push_back(late_[rank].operations);
+    lateness.nanoseconds.push_back(late_[rank].nanoseconds);
+  }
+  return lateness;
+}
+
+}  // namespace hvdlite::engine

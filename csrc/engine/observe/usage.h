@@ -1,0 +1,104 @@
+// What one rank's operations cost it: bytes, the time in each stage, the time callers were blocked, and for whom it waited.
+// Thread: as each function says; the numbers are read by any. Owns: the numbers. Blocks: no. Throws: nothing.
+//
+// Times are those during which at least one operation was in a stage (a union: operations that overlap count once). The clock is
+// read once in a pass that has something to tell, when data begin to move and when none move any more; a rank's blocking
+// call pays for no reading of its own.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "base/time_source.h"
+#include "base/types.h"
+#include "engine/model/entry.h"
+#include "engine/observe/counters.h"
+#include "engine/observe/flight_recorder.h"
+
+namespace hvdlite::engine {
+
+// The time during which at least one of something was going on.
+class BusyTime {
+ public:
+  using Time = base::Clock::time_point;
+
+  // So many more (or fewer) go on from now. The token holder's.
+  void change(std::int64_t more, Time now);
+  bool would_turn(std::int64_t more) const { return (count_ > 0) != (count_ + more > 0); }
+  // What nanoseconds() makes the time of, up to a reading of the clock made later. Any thread's.
+  std::int64_t word() const { return word_.load(std::memory_order_relaxed); }
+  static std::int64_t nanoseconds(std::int64_t word, Time now);
+
+ private:
+  std::int64_t count_ = 0;
+  std::int64_t ended_ = 0;  // when none went on any more: what begins "before" begins then
+  // One word, so that a reader needs no lock. None go on: twice the total. Otherwise twice (total - begin), plus 1.
+  std::atomic<std::int64_t> word_{0};
+};
+
+class Usage {
+ public:
+  using Time = base::Clock::time_point;
+  using Stage = FlightRecorder::Stage;
+
+  Usage(int ranks, base::TimeSource time);
+
+  // --- the token holder's ---
+  // The time, as read once in this pass.
+  Time now() { return now_ ? *now_ : read_clock(); }
+  Time read_clock() { return *(now_ = time_.now()); }
+  void forget_now() { now_.reset(); }
+  // The cycle has got these entries, the first of which was submitted then.
+  void taken(std::span<const Entry> entries, Time since);
+  void reached(std::span<const Entry> entries, Stage stage);
+  // So many operations are about to be agreed, as the last rank has asked for them. The time spent waiting since the last such
+  // call is charged to that rank.
+  void came_last(int rank, std::size_t operations);
+  // One FusedOp of this kind among so many ranks: bytes as docs/stats.md counts them.
+  void moves(base::OpKind kind, std::size_t bytes, std::size_t ranks);
+
+  // --- any thread's ---
+  // A caller was blocked from, to. moving_before: moving() at `from`.
+  void blocked(Time from, Time to, std::int64_t moving_before);
+  std::int64_t moving(Time now) const { return BusyTime::nanoseconds(moving_.word(), now); }
+
+  struct Numbers {
+    std::int64_t time_ns = 0;  // since this was made
+    std::int64_t bytes = 0, bus_bytes = 0;
+    std::int64_t negotiating_ns = 0, waiting_ns = 0, moving_ns = 0;
+    std::int64_t exposed_ns = 0, exposed_moving_ns = 0;
+  };
+  Numbers numbers() const;
+  // Of each rank: how many operations it was the last to ask for, and the nanoseconds charged to it.
+  struct Lateness {
+    std::vector<std::int64_t> operations, nanoseconds;
+  };
+  Lateness lateness() const;
+
+ private:
+  // Where an entry is, as Completion::usage.
+  enum Where : std::uint8_t { kNowhere, kNegotiating, kWaiting, kAgreed, kMoving };
+  static constexpr std::size_t kPlaces = 5;
+  struct Late {
+    Tally operations, nanoseconds;
+  };
+
+  void move(std::span<const Entry> entries, Where to, std::optional<Time> since);
+
+  const base::TimeSource time_;
+  const Time made_ = time_.now();
+  const std::size_t ranks_;
+  const std::unique_ptr<Late[]> late_;
+  std::optional<Time> now_;
+  std::int64_t charged_ = 0;  // of the time spent waiting
+  BusyTime negotiating_, waiting_, moving_;
+  Tally bytes_, bus_bytes_;
+  std::atomic<std::int64_t> exposed_ns_{0}, exposed_moving_ns_{0};
+};
+
+}  // namespace hvdlite::engine
