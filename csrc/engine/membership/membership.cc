@@ -113,13 +113,14 @@ Membership::Actions Membership::hear(int source, Failure message, Time, Facts&) 
 // Only who has failed is told so, and then hear_late takes it.
 Membership::Actions Membership::hear(int, FailureSeen, Time, Facts&) { return {}; }
 
-// A rank that has failed itself need not be told.
+// A rank that has failed itself need not be told. Who leaves waits for an answer: nothing is decided here any more.
 Membership::Actions Membership::hear_late(int source, const Message& message) {
   Actions actions;
   const bool fails = std::holds_alternative<Failure>(message);
   if (fails) actions.emplace_back(Send{source, FailureSeen{}});
-  if (fails || std::holds_alternative<FailureSeen>(message) ||
-      std::holds_alternative<Goodbye>(message)) {
+  const auto* goodbye = std::get_if<Goodbye>(&message);
+  if (goodbye != nullptr && goodbye->answer) actions.emplace_back(Send{source, GoodbyeSeen{}});
+  if (fails || goodbye != nullptr || std::holds_alternative<FailureSeen>(message)) {
     failure_unseen_.erase(source);
   }
   return actions;
