@@ -102,7 +102,8 @@ def after_comparison(
         return contextlib.nullcontext()
 
     # A variable that has a value once there are no more rounds to come: nobody has to initialise it.
-    over = tf.raw_ops.VarHandleOp(dtype=tf.bool, shape=[], shared_name=check.flag)
+    with tf.device("CPU:0"):
+        over = tf.raw_ops.VarHandleOp(dtype=tf.bool, shape=[], shared_name=check.flag)
 
     def end() -> Any:
         with tf.control_dependencies([tf.raw_ops.AssignVariableOp(resource=over, value=True)]):
