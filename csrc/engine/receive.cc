@@ -112,7 +112,7 @@ void Cycle::check_absence(const ProcessSet& set, const Response& first,
   try {
     check_fits(first, nullptr, has_joined(set), *set.members, set.index);
   } catch (const base::Error& error) {
-    finish(entries, {error.code(), error.what()});  // they are nobody's
+    finish(entries, {error.code(), error.what()});  // no table holds them
     throw;
   }
 }

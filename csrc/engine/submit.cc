@@ -130,7 +130,7 @@ void Engine::submit_named(std::span<const Submission> submissions, SetDirectory:
 // All or nothing.
 void Engine::enqueue(std::span<Entry> entries, bool wake) {
   shared_.submitted(entries);
-  // A thread whose callback is told need never wait: from what it does nothing can be concluded.
+  // A thread that gave a callback need never wait, so that it does not wait says nothing about it (deadlock detection).
   const bool told = !entries.empty() && entries.front().completion->watcher != nullptr;
   if (!told) shared_.waits.may_submit();
   const bool was_empty = shared_.queue.push(entries);

@@ -205,7 +205,7 @@ def _subcommands() -> tuple[Subcommand, ...]:
 
     return (
         Subcommand("run", "starts a program on several ranks", _add_run_flags, _run, _EPILOG),
-        Subcommand("doctor", "looks whether everything that hvdlite needs works here", doctor.add_flags, doctor.run),
+        Subcommand("doctor", "checks that everything hvdlite needs works on this machine", doctor.add_flags, doctor.run),
         Subcommand(
             "tune",
             "measures which knobs suit this machine, and keeps what beats the defaults",
@@ -213,7 +213,7 @@ def _subcommands() -> tuple[Subcommand, ...]:
             lambda arguments: tune.run(arguments, main),
             tune.EPILOG,
         ),
-        Subcommand("timeline", "makes something of the traces of a job", timeline.add_arguments, timeline.run),
+        Subcommand("timeline", "merges the traces of a job, and reports where its time went", timeline.add_arguments, timeline.run),
         Subcommand(
             "completion",
             "prints a script that completes this command in a shell",

@@ -51,7 +51,7 @@ def verdict(findings: Sequence[Finding]) -> str:
     """The last line of the report."""
     count = {status: sum(finding.status == status for finding in findings) for status in _MARKS}
     said = "something that is needed does not work" if count["fail"] else "everything that is needed works"
-    return f"{said}: {count['fail']} failed, {count['warn']} could be better, {count['ok']} are well"
+    return f"{said}: {count['fail']} failed, {count['warn']} could be better, {count['ok']} passed"
 
 
 def run(arguments: argparse.Namespace) -> int:

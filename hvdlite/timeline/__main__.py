@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The program; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="hvdlite timeline", description="Looks at the traces of a job.")
+    parser = argparse.ArgumentParser(prog="hvdlite timeline", description="Merges the traces of a job, and reports where its time went.")
     add_arguments(parser)
     return run(parser.parse_args(argv))
 

@@ -135,7 +135,7 @@ class Membership {
   Actions hear(int source, Probe message, Time now, Facts& facts);
   Actions hear(int source, Inquiry message, Time now, Facts& facts);
   Actions hear(int source, Whereabouts message, Time now, Facts& facts);
-  // Once this rank has failed no message counts any more, but for who else knows of a failure.
+  // For a rank that has failed: it only notes who else knows of the failure, and answers those that wait for an answer.
   Actions hear_late(int source, const Message& message);
 
   // --- what the time brings ---

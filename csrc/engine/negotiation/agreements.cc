@@ -24,7 +24,8 @@ constexpr std::size_t kMostOpenRequests = 1024;
 // Some milliseconds for the lock of a ledger that is closed for good: time enough for who holds it to get a processor.
 constexpr int kTriesToAbandon = 20 * Ledger::kTries;
 
-// What rides counts as data that move from here on: to tell that of less would take longer than to move them.
+// The recorder and the counters are told of inline payloads above this size only: for smaller ones that would take longer than
+// the operation itself.
 constexpr std::size_t kTinyBytes = 64;
 
 // May its payload ride with the announcement, if nothing else is under way?
@@ -133,7 +134,7 @@ bool Cycle::announce_in_ledger(ProcessSet& set) {
   try {
     accord.try_again = !accord.announce(by_message, rides, shared_.usage);
   } catch (const base::Error& error) {
-    finish(by_message, {error.code(), error.what()});  // they are nobody's
+    finish(by_message, {error.code(), error.what()});  // no table holds them
     throw;
   }
   const bool agreed = accord.ledger().appended();
@@ -229,7 +230,7 @@ bool Cycle::read_ledger(ProcessSet& set) {
   try {
     return read_ledger(set, taken);
   } catch (const base::Error& error) {
-    // They are nobody's otherwise, and their callers would wait for ever.
+    // No table holds them any more, and their callers would wait for ever.
     finish(taken, {error.code(), error.what()});
     throw;
   }
