@@ -74,6 +74,22 @@ ROWS = (
         "csrc/engine/membership/heartbeat.cc",
         "    for (auto& [host, when] : heard_) when = now;",
         "",
-        guards.HEARTBEAT,
+        guards.MEMBERSHIP,
+    ),
+    Mutant(
+        "goodbye-to-a-failed-coordinator",
+        "a coordinator that has failed does not answer who leaves",
+        "csrc/engine/membership/membership.cc",
+        "  if (goodbye != nullptr && goodbye->answer) actions.emplace_back(Send{source, GoodbyeSeen{}});",
+        "",
+        guards.MEMBERSHIP,
+    ),
+    Mutant(
+        "goodbye-unnoticed-by-heartbeat",
+        "a leader that has said goodbye is taken for silent",
+        "csrc/engine/membership/membership.cc",
+        "  if (heartbeat_) heartbeat_->forget(source);",
+        "",
+        guards.MEMBERSHIP,
     ),
 )

@@ -60,4 +60,20 @@ ROWS = (
         "slot.assign(slot * 1.0)",
         guards.KERAS_ON_TORCH,
     ),
+    Mutant(
+        "keras-single-batches",
+        "batches that the program asks for are not compared",
+        "hvdlite/keras/start_check.py",
+        "        if self.results is not None:",
+        "        if False:",
+        guards.KERAS,
+    ),
+    Mutant(
+        "keras-traced-loop",
+        "a traced loop of one's own is not compared",
+        "hvdlite/keras/reducer.py",
+        "elif self.check is not None and not self.check.after_batches:",
+        "elif self.check is not None and self.check.after_batches:",
+        guards.KERAS,
+    ),
 )

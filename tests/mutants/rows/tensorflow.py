@@ -53,4 +53,28 @@ ROWS = (
         "unsent = tf.concat([0 * shape[:1], shape[1:]], axis=0)",
         guards.TF_GRADIENTS,
     ),
+    Mutant(
+        "tf-start-check-once",
+        "in a graph the ranks compare nothing after the first round",
+        "hvdlite/tensorflow/start_check.py",
+        "        return not self.pending",
+        "        return True",
+        guards.TF_START,
+    ),
+    Mutant(
+        "tf-start-check-late",
+        "a graph of TensorFlow 1 reduces and applies gradients beside the comparison, not after it",
+        "hvdlite/tensorflow/start_check.py",
+        "tf.control_dependencies([is_over])",
+        "contextlib.nullcontext()",
+        guards.TF_START,
+    ),
+    Mutant(
+        "tf-adasum-start",
+        "with Adasum an optimizer of TensorFlow 1 is compared after its step, when the ranks differ",
+        "hvdlite/tensorflow/optimizer.py",
+        "steps_alone=True",
+        "steps_alone=False",
+        guards.TF_START,
+    ),
 )
