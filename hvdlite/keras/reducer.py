@@ -136,8 +136,8 @@ class Reducer:
         local = self._local_ids()
         places = [place for place, variable in enumerate(variables) if id(variable) not in local]
         shared = [variables[place] for place in places]
-        self._meet(shared, [gradients[place] for place in places])
         mine = [gradients[place] for place in places]
+        self._meet(shared, mine)
         comparison: Any = contextlib.nullcontext()
         if self.check is not None and self._backend.is_eager(gradients):
             self.check.before_update(mine)

@@ -213,7 +213,7 @@ def _subcommands() -> tuple[Subcommand, ...]:
             lambda arguments: tune.run(arguments, main),
             tune.EPILOG,
         ),
-        Subcommand("timeline", "merges the traces of a job, and reports where its time went", timeline.add_arguments, timeline.run),
+        Subcommand("timeline", "merges and explains the traces of a job", timeline.add_arguments, timeline.run),
         Subcommand(
             "completion",
             "prints a script that completes this command in a shell",

@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The program; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="hvdlite timeline", description="Merges the traces of a job, and reports where its time went.")
+    parser = argparse.ArgumentParser(prog="hvdlite timeline", description="Merges and explains the traces of a job.")
     add_arguments(parser)
     return run(parser.parse_args(argv))
 

@@ -16,10 +16,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "matrix"))
 
+import page
 from wheels import BUILD, BUILD_SECONDS, ROOT, Unavailable, call, find_python, find_wheel, make_environment
 
 PAGE = ROOT / "docs" / "clients.md"
-BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 PYTHON = "3.11"
 TORCH, TENSORFLOW = "torch==2.13.0", "tensorflow-cpu==2.21.0"
 RANKS = ("mpirun", "-n", "2", "python")
@@ -102,16 +102,11 @@ def _verdict(output: str) -> str:
 
 def record(name: str, client: Client, passed: bool, verdict: str) -> None:
     """Replaces this client's row in the table of docs/clients.md."""
-    text = PAGE.read_text()
-    before, _, rest = text.partition(BEGIN)
-    table, _, after = rest.partition(END)
-    rows = {match[1]: line for line in table.splitlines() if (match := re.match(r"\| `([^`]+)` \|", line))}
     environ = "".join(f"{variable}={value} " for variable, value in client.environ.items())
     command = f"{environ}{' '.join((*client.command, client.program, *client.arguments))}"
     result = verdict if passed else f"**fails** {verdict}".strip()
-    rows[name] = f"| `{name}` | {', '.join(client.requirements)} | `{command}` | {result} | {date.today().isoformat()} |"
-    head = ["| client | with | command | result | run on |", "|---|---|---|---|---|"]
-    PAGE.write_text("\n".join([before + BEGIN, *head, *(rows[each] for each in CLIENTS if each in rows), END]) + after)
+    row = f"{', '.join(client.requirements)} | `{command}` | {result} | {date.today().isoformat()}"
+    page.replace_rows(PAGE, ("client", "with", "command", "result", "run on"), {name: row}, CLIENTS)
 
 
 def main() -> int:

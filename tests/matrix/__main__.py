@@ -10,7 +10,6 @@ line that says so; a program that fails makes the whole run fail.
 
 import argparse
 import json
-import re
 import shutil
 import subprocess
 import sys
@@ -19,11 +18,11 @@ from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
+import page
 from cells import CELLS, ROTATION, Cell
 from wheels import BUILD, BUILD_SECONDS, INSTALL_SECONDS, ROOT, Unavailable, call, find_python, find_wheel, make_environment
 
 PAGE = ROOT / "docs" / "compatibility.md"
-BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 
 FACTS = """
 import importlib.metadata, json, platform, mpi4py
@@ -122,20 +121,14 @@ def _exists(version: str) -> bool:
 
 def record(results: list[Result]) -> None:
     """Replaces these cells' rows in the table of docs/compatibility.md; what was not run stays as it was."""
-    text = PAGE.read_text()
-    before, _, rest = text.partition(BEGIN)
-    table, _, after = rest.partition(END)
-    rows = {match[1]: line for line in table.splitlines() if (match := re.match(r"\| `([^`]+)` \|", line))}
-    rows.update({result.cell: _row(result) for result in results})
-    head = ["| cell | Python | MPI | with | programs | run on |", "|---|---|---|---|---|---|"]
-    ordered = [rows[cell.name] for cell in CELLS if cell.name in rows]
-    PAGE.write_text("\n".join([before + BEGIN, *head, *ordered, END]) + after)
+    head = ("cell", "Python", "MPI", "with", "programs", "run on")
+    page.replace_rows(PAGE, head, {result.cell: _row(result) for result in results}, [cell.name for cell in CELLS])
 
 
 def _row(result: Result) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())
     programs = ", ".join(name if passed else f"**{name} fails**" for name, passed in result.programs.items())
-    return f"| `{result.cell}` | {result.python} | {result.mpi} | {versions} | {programs} | {result.day} |"
+    return f"{result.python} | {result.mpi} | {versions} | {programs} | {result.day}"
 
 
 def main() -> int:

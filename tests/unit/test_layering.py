@@ -78,7 +78,7 @@ ROOMS = {
 }
 # In execution the executor is above the two kinds of operations, which know nothing of each other.
 BELOW_EXECUTOR = {"host", "gpu"}
-# Methods of Cycle in the rooms of the machines that they shall become.
+# These files hold methods of Cycle. They lie in the room of the machine that will take them over.
 UPWARD = {
     ("negotiation/agreements.cc", "engine/cycle.h"): "the ledger is no port of Negotiation yet",
     ("negotiation/set_changes.cc", "engine/cycle.h"): "Cycle owns the process sets",

@@ -56,20 +56,19 @@ def test_commits_take_turns_among_the_cells_that_this_machine_can_run(matrix, mo
 
 
 def test_rows_replace_those_of_their_cells_and_no_others(matrix, monkeypatch, tmp_path):
+    begin, end = matrix.page.BEGIN, matrix.page.END
     page = tmp_path / "compatibility.md"
-    page.write_text(
-        f"# Page\n\n{matrix.BEGIN}\n| `tf-2.15` | old |\n| `numpy-2` | old |\n| `gone` | old |\n{matrix.END}\n\nEnd.\n"
-    )
+    page.write_text(f"# Page\n\n{begin}\n| `tf-2.15` | old |\n| `numpy-2` | old |\n| `gone` | old |\n{end}\n\nEnd.\n")
     monkeypatch.setattr(matrix, "PAGE", page)
     programs = {"tensorflow": True, "keras-tensorflow": False}
     matrix.record([matrix.Result("tf-2.15", "3.11.7", "Open MPI v5.0.11", {"keras": "2.15.0"}, programs, "2026-01-02")])
     row = "| `tf-2.15` | 3.11.7 | Open MPI v5.0.11 | keras 2.15.0 | tensorflow, **keras-tensorflow fails** | 2026-01-02 |"
     lines = page.read_text().splitlines()
-    assert lines[lines.index("|---|---|---|---|---|---|") + 1 :] == [row, "| `numpy-2` | old |", matrix.END, "", "End."]
-    assert lines[:3] == ["# Page", "", matrix.BEGIN]
+    assert lines[lines.index("|---|---|---|---|---|---|") + 1 :] == [row, "| `numpy-2` | old |", end, "", "End."]
+    assert lines[:3] == ["# Page", "", begin]
 
 
 def test_the_page_claims_nothing_but_cells(matrix):
-    rows = re.findall(r"^\| `([^`]+)` \|", matrix.PAGE.read_text().partition(matrix.BEGIN)[2], re.MULTILINE)
+    rows = re.findall(r"^\| `([^`]+)` \|", matrix.PAGE.read_text().partition(matrix.page.BEGIN)[2], re.MULTILINE)
     assert rows
     assert set(rows) <= {cell.name for cell in matrix.CELLS}
