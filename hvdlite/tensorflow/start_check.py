@@ -149,7 +149,7 @@ class _Check:
     """The check of the variables whose gradients are reduced together, by one tape after another say."""
 
     def __init__(self, mode: str, variables: Sequence[Any], process_set: ProcessSet, reducer: Reducer) -> None:
-        self.pending = mode != "off"
+        self.pending = True
         name = f"{reducer.prefix}{next(_serials[reducer.prefix, tuple(process_set.ranks or ())])}"
         self._trained = _TrainedInTensorFlow(reducer, variables, process_set)
         self._check = StartCheck(mode, f"{reducer.function} ({name})", name, process_set, self._trained)
