@@ -288,6 +288,32 @@ class Engine:
         """Of each rank: how many operations it was the last to ask for, and the nanoseconds that this one waited until then."""
     def shutdown(self) -> None: ...
 
+@final
+class Job:
+    """The processes of a communicator where there is no engine."""
+
+    def __init__(self, shim_path: str, comm_address: int) -> None:
+        """Collective over the communicator, and waits for nobody: `wait` has to say True first."""
+    def wait(self, seconds: float) -> bool:
+        """True once all have come.
+
+        Raises:
+            PeerLostError: one of them has failed.
+            OperationTimeoutError: patience is at its end.
+        """
+    def set_limits(self, patience: float, silence: float) -> None:
+        """In seconds; 0 for none."""
+    def gather(self, mine: bytes, bounded: bool) -> None:
+        """Begins an allgather, which `wait` ends."""
+    def values(self, size: int) -> list[bytes]:
+        """What the last gather gave, by rank."""
+    def tell(self, cause: str) -> str:
+        """Tells those that wait here why this process ends; the words that they read."""
+    def kill_stopped(self) -> None:
+        """Ends the processes of this host that are stopped."""
+    def close(self) -> None:
+        """Before MPI ends: looks after nobody any more."""
+
 def speak_at_sigterm(rank: int, size: int, has_shut_down: bool = False) -> None:
     """From now on SIGTERM makes this process print its last operations before it ends, if nobody else handles it.
 

@@ -2,7 +2,6 @@
 
 import atexit
 import logging
-import math
 import os
 import threading
 import time
@@ -13,20 +12,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hvdlite import _native, failures, gpu, startup, watchdog
 from hvdlite import config as knobs
-from hvdlite import failures, gpu, startup, watchdog
 from hvdlite.config import Config
 from hvdlite.errors import (
     ErrorCode,
     HvdliteError,
     InvalidArgumentError,
     NotInitializedError,
-    OperationTimeoutError,
-    PeerLostError,
-    SystemFailure,
     install,
 )
-from hvdlite.peers import Peers
+from hvdlite.job import LOST, Job
 from hvdlite.topology import Topology
 
 if TYPE_CHECKING:
@@ -38,8 +34,6 @@ __all__ = ["RUNTIME", "Runtime", "Steps", "load_native"]
 
 # After these an operation's memory is free again; after any other failure the transport may still write to it.
 _HARMLESS = (ErrorCode.INVALID_ARGUMENT, ErrorCode.MISMATCH, ErrorCode.UNSUPPORTED, ErrorCode.TIMEOUT)
-# Of init() and of the end: a process of the job is gone, or does not answer, and MPI cannot be finalised any more.
-_LOST = (PeerLostError, OperationTimeoutError)
 # Seconds in which the peers of a rank that raised can print what they know: some launchers end a job at its first death.
 _LAST_WORDS = 0.2
 # Seconds in which the watchdog's thread ends once the engine has.
@@ -80,8 +74,8 @@ class Runtime:
         self.forked = False  # a child of the process that initialised: there is no engine here
         self._armed = False
         self._failed = False
-        self._peers: Peers | None = None
-        self._other_peers: list[Peers] = []  # of earlier jobs of other processes, in order
+        self._job: Job | None = None
+        self._other_jobs: list[Job] = []  # earlier ones of other processes, in order
         self._joining = False  # others may wait in init() for this process
         self._watchdog: threading.Thread | None = None
         self._excuses: list[float] = []  # when each stall_limit that was entered ends; of all threads
@@ -113,33 +107,34 @@ class Runtime:
         self._guard_exit(alone=mpi.COMM_WORLD.size == 1)
         startup.check_launch(mpi, knobs.launcher_claim())
         chosen = startup.choose_communicator(mpi, comm)
+        shim = _native.shim_path()
         if chosen.size > 1:
             load_native().speak_at_sigterm(chosen.rank, chosen.size)
         try:
-            self._join(mpi, chosen, self._meet(mpi, chosen), dynamic)
+            self._join(mpi, chosen, self._meet(mpi, chosen, shim), shim, dynamic)
         except HvdliteError as error:
             self._joining = False  # all have it, or will not come
-            self._failed = self._failed or isinstance(error, _LOST)
+            self._failed = self._failed or isinstance(error, LOST)
             raise
         self._joining = False
 
-    def _meet(self, mpi: Any, chosen: Any) -> Peers:
-        earlier = self._other_peers + ([] if self._peers is None else [self._peers])
-        self._peers, self._joining = None, True
-        self._peers = Peers(mpi, chosen)
+    def _meet(self, mpi: Any, chosen: Any, shim: str) -> Job:
+        earlier = self._other_jobs + ([] if self._job is None else [self._job])
+        self._job, self._joining = None, True
+        self._job = Job(load_native(), shim, mpi, chosen)
         # At the end all jobs are waited for in the order in which they began, of those with the same processes the last alone.
         # All of a job's processes must agree on that, also where only some of them were part of others in between.
-        same = [peers for peers in earlier if self._peers.are_those_of(peers)]
-        for peers in same:
-            peers.close()
-        self._other_peers = [peers for peers in earlier if peers not in same]
-        return self._peers
+        same = [job for job in earlier if self._job.has_ranks_of(job)]
+        for job in same:
+            job.close()
+        self._other_jobs = [job for job in earlier if job not in same]
+        return self._job
 
-    def _join(self, mpi: Any, chosen: Any, peers: Peers, dynamic: bool) -> None:
-        config, shim, problem = self._prepare(dynamic)
+    def _join(self, mpi: Any, chosen: Any, job: Job, shim: str, dynamic: bool) -> None:
+        config, problem = self._prepare(dynamic)
         bounded = config.stall_shutdown_time_seconds > 0 and not config.stall_check_disable
-        peers.set_limits(config.stall_shutdown_time_seconds if bounded else math.inf, config.peer_timeout or math.inf)
-        everyone = startup.agree(peers, config, problem)
+        job.set_limits(config.stall_shutdown_time_seconds if bounded else 0.0, config.peer_timeout)
+        everyone = startup.agree(job, config, problem)
         logger = startup.configure_logging(config, chosen.rank, chosen.size)
         for line in (*config.notes, *config.warnings) if chosen.rank == 0 else config.warnings:
             logger.warning(line)
@@ -164,20 +159,13 @@ class Runtime:
             shared = [values["timeline"] for values in everyone].count(config.timeline) > 1
             self.start_timeline(config.timeline, config.timeline_mark_cycles, shared)
 
-    def _prepare(self, dynamic: bool) -> tuple[Config, str, HvdliteError | None]:
-        """The knobs, the path of the shim for the loaded MPI, and what is wrong with this rank."""
-        config = knobs.from_environment({})
+    def _prepare(self, dynamic: bool) -> tuple[Config, HvdliteError | None]:
+        """The knobs, and what is wrong with them on this rank."""
         try:
-            from hvdlite._native import shim_path
-
             config = knobs.from_environment()
-            if dynamic:
-                config = config.replace(dynamic_process_sets=True)
-            return config, shim_path(), None
         except HvdliteError as error:
-            return config, "", error
-        except (ImportError, OSError) as error:
-            return config, "", SystemFailure(f"{error}")
+            return knobs.from_environment({}), error
+        return config.replace(dynamic_process_sets=True) if dynamic else config, None
 
     def _guard_exit(self, alone: bool) -> None:
         """From here on an exception, a fork or the end of the process is noticed."""
@@ -221,23 +209,23 @@ class Runtime:
         Args:
             ours: does the caller finalise? If not, mpi4py will do so; then the process has to end here if it must not.
         """
-        peers = self._peers
-        if peers is not None and not self._failed:
+        job = self._job
+        if job is not None and not self._failed:
             try:
                 if self._joining:
-                    peers.tell("has left during init(): its program ended")
+                    job.tell("has left during init(): its program ended")
                     self._failed = True
                 else:
-                    for each in (*self._other_peers, peers):
+                    for each in (*self._other_jobs, job):
                         each.farewell()
-            except _LOST as error:
+            except LOST as error:
                 self._failed = True
                 _log_at_exit(f"at the end of the program: {error}")
-        if self._failed and peers is not None:
+        if self._failed and job is not None:
             time.sleep(_AFTER_CULPRIT)
-            peers.end_the_stopped()
-        for watched in filter(None, (*self._other_peers, peers)):
-            watched.close()
+            job.kill_stopped()
+        for each in filter(None, (*self._other_jobs, job)):
+            each.close()
         if self._failed and not ours:
             failures.end_process()
         return not self._failed
@@ -276,16 +264,16 @@ class Runtime:
 
         A rank that ends because of another lets that one go first, so that the launcher names the right one.
         """
-        engine, peers = self.engine, self._peers
-        if (engine is not None and engine.failure_cause) or (peers is not None and peers.lost):
+        engine, job = self.engine, self._job
+        if (engine is not None and engine.failure_cause) or (job is not None and job.lost):
             time.sleep(_AFTER_CULPRIT)
-            if peers is not None:
-                peers.end_the_stopped()
+            if job is not None:
+                job.kill_stopped()
             return
         if engine is not None:
             cause += _after(engine.flight_record())
-        if peers is not None:
-            peers.tell(cause)  # to those that have no engine any more, or not yet
+        if job is not None:
+            job.tell(cause)  # to those that have no engine any more, or not yet
         if engine is not None:
             engine.publish_failure(cause)
         time.sleep(_LAST_WORDS)

@@ -1,27 +1,16 @@
 // What Membership asks of this rank: how its operations stand, and what the transport and the kernel see of others.
 
 #include <algorithm>
-#include <string_view>
 
-#include "base/files.h"
+#include "base/process.h"
 #include "engine/cycle.h"
 
 namespace hvdlite::engine {
 
 namespace {
 
-// The letter that the kernel gives the state of a process; 0 where it says nothing.
-char state_of_process(int pid) {
-  constexpr std::string_view kField = "\nState:";
-  const std::string status = base::read_file("/proc/" + std::to_string(pid) + "/status");
-  const std::size_t field = status.find(kField);
-  if (field == std::string::npos) return '\0';
-  const std::size_t at = status.find_first_not_of(" \t", field + kField.size());
-  return at != std::string::npos ? status[at] : '\0';
-}
-
 std::string describe_process(int pid) {
-  switch (pid > 0 ? state_of_process(pid) : '\0') {
+  switch (base::state_of_process(pid)) {
     case 'T':
       return "it is stopped (by SIGSTOP or SIGTSTP; SIGCONT lets it go on)";
     case 't':

@@ -10,6 +10,7 @@
 
 #include "base/cache_line.h"
 #include "base/error.h"
+#include "transport/transport.h"
 
 namespace hvdlite::transport {
 namespace {
@@ -85,7 +86,7 @@ std::string ControlPage::why_lost(int local_rank) const {
   const std::uint32_t last = theirs.state.load(std::memory_order_acquire);
   if (last == kFailed) return std::string(theirs.cause, strnlen(theirs.cause, kCauseBytes));
   if (last == kLeft) return "";
-  return "ended without a word: it was killed by a signal or called os._exit";
+  return kEndedWithoutWord;
 }
 
 base::CpuSet ControlPage::union_of_cpus() const {

@@ -2,7 +2,8 @@
  *
  * mpi_shim.cc includes mpi.h, is compiled once for each MPI found at build time, and fills the table; the core opens the shim
  * that fits the MPI mpi4py has loaded. Every function returns 0 or that MPI's error code (see error_text). The shim sets
- * MPI_ERRORS_RETURN on every communicator it makes, so nothing here aborts the job. Thread: the caller serialises calls. */
+ * MPI_ERRORS_RETURN on every communicator it makes, so nothing here aborts the job. Thread: the caller serialises calls, or MPI
+ * has the thread level multiple. */
 #ifndef HVDLITE_TRANSPORT_MPI_ABI_H_
 #define HVDLITE_TRANSPORT_MPI_ABI_H_
 
@@ -13,7 +14,7 @@
 extern "C" {
 #endif
 
-#define HVDLITE_MPI_ABI_VERSION 3
+#define HVDLITE_MPI_ABI_VERSION 4
 
 typedef struct hvdlite_mpi_comm {
   uint64_t bits;
@@ -36,6 +37,10 @@ typedef struct hvdlite_mpi {
   /* From the address of an MPI_Comm (mpi4py: MPI._addressof(comm)). */
   int (*comm_from_address)(const void* address, hvdlite_mpi_comm* out);
   int (*comm_dup)(hvdlite_mpi_comm comm, hvdlite_mpi_comm* out);
+  /* Without waiting for the others: *out becomes the communicator when test() of the request says that it is complete, and must
+   * stay where it is until then. comm_adopt makes it the shim's. */
+  int (*comm_idup)(hvdlite_mpi_comm comm, hvdlite_mpi_comm* out, hvdlite_mpi_request* request);
+  int (*comm_adopt)(hvdlite_mpi_comm comm);
   int (*comm_split_shared)(hvdlite_mpi_comm comm, int key,
                            hvdlite_mpi_comm* out); /* the ranks of this host */
   int (*comm_split)(hvdlite_mpi_comm comm, int color, int key, hvdlite_mpi_comm* out);
@@ -49,8 +54,9 @@ typedef struct hvdlite_mpi {
                hvdlite_mpi_request* out);
   int (*irecv)(void* data, int count, int peer, int tag, hvdlite_mpi_comm comm,
                hvdlite_mpi_request* out);
-  /* done 1: complete and freed; source and bytes as received. */
-  int (*test)(hvdlite_mpi_request* request, int* done, int* source, int* bytes);
+  /* done 1: complete and freed; source and bytes as received. comm: the request's. */
+  int (*test)(hvdlite_mpi_request* request, hvdlite_mpi_comm comm, int* done, int* source,
+              int* bytes);
   /* Asks MPI to withdraw the request; test() then tells when it is complete or withdrawn. */
   int (*cancel)(hvdlite_mpi_request* request);
 

@@ -1,6 +1,5 @@
 #include "transport/mpi_env.h"
 
-#include <dlfcn.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,6 +14,7 @@
 #include "base/files.h"
 #include "transport/control_page.h"
 #include "transport/mapped_window.h"
+#include "transport/mpi_library.h"
 #include "transport/mpi_transport.h"
 #include "transport/result_memory.h"
 #include "transport/shared_memory.h"
@@ -31,7 +31,6 @@ namespace {
 constexpr base::microseconds kSpin{10};
 constexpr base::microseconds kYield{40};
 constexpr base::microseconds kYieldWhereShared{75};
-constexpr int kSerialized = 2;
 
 // What each rank tells all others at init.
 struct Introduction {
@@ -48,43 +47,6 @@ Introduction introduce(int leader) {
   gethostname(me.host, sizeof(me.host) - 1);
   base::first_line_of("/proc/sys/kernel/random/boot_id").copy(me.boot, sizeof(me.boot) - 1);
   return me;
-}
-
-void check(const hvdlite_mpi* mpi, int error, const char* what) {
-  if (error == 0) return;
-  char text[512] = {};
-  mpi->error_text(error, text, sizeof(text));
-  throw Error(ErrorCode::kSystem, std::string("init: ") + what + " failed, MPI says: " + text);
-}
-
-const hvdlite_mpi* load_shim(const char* path) {
-  // The shim names no library: MPI's symbols are those mpi4py has already loaded.
-  void* library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) {
-    const char* why = dlerror();
-    throw Error(ErrorCode::kSystem,
-                std::string("cannot load hvdlite's MPI shim: ") + (why != nullptr ? why : path));
-  }
-  const auto table = reinterpret_cast<hvdlite_mpi_table_fn>(dlsym(library, "hvdlite_mpi_table"));
-  if (table == nullptr || table()->abi_version != HVDLITE_MPI_ABI_VERSION) {
-    throw Error(ErrorCode::kSystem,
-                std::string(path) + " belongs to another version of hvdlite; reinstall hvdlite");
-  }
-  return table();
-}
-
-void check_thread_level(const hvdlite_mpi* mpi) {
-  int initialized = 0, level = 0;
-  check(mpi, mpi->initialized(&initialized), "MPI_Initialized");
-  if (initialized == 0) throw Error(ErrorCode::kSystem, "init: MPI is not initialized");
-  check(mpi, mpi->query_thread(&level), "MPI_Query_thread");
-  if (level < kSerialized) {
-    throw Error(ErrorCode::kUnsupported,
-                "init: MPI was initialized with too low a thread level (single or funneled), "
-                "hvdlite needs serialized or "
-                "multiple; call hvdlite.init() before other code initializes MPI, or have it ask "
-                "for MPI_THREAD_MULTIPLE");
-  }
 }
 
 // The ranks of one host while they join.
@@ -225,8 +187,7 @@ MpiWorld place(const std::vector<int>& leaders, int rank) {
 
 MpiWorld open_mpi(const char* shim_path, const void* comm_address, const base::Config& config,
                   std::size_t ledger_bytes) {
-  const hvdlite_mpi* mpi = load_shim(shim_path);
-  check_thread_level(mpi);
+  const hvdlite_mpi* mpi = load_mpi(shim_path);
   hvdlite_mpi_comm given = {}, comm = {}, host = {};
   check(mpi, mpi->comm_from_address(comm_address, &given), "reading the communicator");
   check(mpi, mpi->comm_dup(given, &comm), "MPI_Comm_dup");

@@ -43,10 +43,6 @@ Handle unwrap(const Opaque& opaque) {
 
 MPI_Comm comm_of(hvdlite_mpi_comm comm) { return unwrap<MPI_Comm>(comm); }
 
-// The communicator last posted on: the one whose health a poll asks about. Those of engines that have ended are not
-// asked, for they may well have lost ranks since.
-MPI_Comm watched = MPI_COMM_NULL;
-
 int adopt(MPI_Comm comm, hvdlite_mpi_comm* out) {
   *out = wrap<hvdlite_mpi_comm>(comm);
   return MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
@@ -99,6 +95,20 @@ int comm_dup(hvdlite_mpi_comm comm, hvdlite_mpi_comm* out) {
   return error != MPI_SUCCESS ? error : adopt(result, out);
 }
 
+int comm_idup(hvdlite_mpi_comm comm, hvdlite_mpi_comm* out, hvdlite_mpi_request* request) {
+  // A handle lies at the lowest bytes of its bits, which wrap() and unwrap() copy.
+  static_assert(sizeof(MPI_Comm) <= sizeof(out->bits));
+  *out = wrap<hvdlite_mpi_comm>(MPI_COMM_NULL);
+  MPI_Request made = MPI_REQUEST_NULL;
+  const int error = MPI_Comm_idup(comm_of(comm), reinterpret_cast<MPI_Comm*>(&out->bits), &made);
+  *request = wrap<hvdlite_mpi_request>(made);
+  return error;
+}
+
+int comm_adopt(hvdlite_mpi_comm comm) {
+  return MPI_Comm_set_errhandler(comm_of(comm), MPI_ERRORS_RETURN);
+}
+
 int comm_split_shared(hvdlite_mpi_comm comm, int key, hvdlite_mpi_comm* out) {
   MPI_Comm result = MPI_COMM_NULL;
   const int error =
@@ -114,7 +124,6 @@ int comm_split(hvdlite_mpi_comm comm, int color, int key, hvdlite_mpi_comm* out)
 
 int comm_free(hvdlite_mpi_comm* comm) {
   MPI_Comm handle = comm_of(*comm);
-  if (handle == watched) watched = MPI_COMM_NULL;
   const int error = MPI_Comm_free(&handle);
   *comm = wrap<hvdlite_mpi_comm>(handle);
   return error;
@@ -139,14 +148,13 @@ int tag_upper_bound(hvdlite_mpi_comm comm, int* bound) {
 
 #if HVDLITE_SHIM_ULFM
 // Open MPI's MPI_Request_get_status does not look at failures, so a poll asks the communicator now and then.
-int health() {
+int health(MPI_Comm comm) {
   if (MPIX_Comm_is_revoked == nullptr || MPIX_Comm_get_failed == nullptr) return MPI_SUCCESS;
-  if (watched == MPI_COMM_NULL) return MPI_SUCCESS;
   int revoked = 0;
-  MPIX_Comm_is_revoked(watched, &revoked);
+  MPIX_Comm_is_revoked(comm, &revoked);
   if (revoked != 0) return MPIX_ERR_REVOKED;
   MPI_Group failed = MPI_GROUP_NULL;
-  if (MPIX_Comm_get_failed(watched, &failed) != MPI_SUCCESS) return MPI_SUCCESS;
+  if (MPIX_Comm_get_failed(comm, &failed) != MPI_SUCCESS) return MPI_SUCCESS;
   int count = 0;
   MPI_Group_size(failed, &count);
   if (failed != MPI_GROUP_EMPTY) MPI_Group_free(&failed);
@@ -173,13 +181,13 @@ int failed_rank(hvdlite_mpi_comm comm, const int* known, int count) {
   return found;
 }
 #else
-int health() { return MPI_SUCCESS; }
+int health(MPI_Comm) { return MPI_SUCCESS; }
 #endif
 
-int health_now_and_then() {
+int health_now_and_then(MPI_Comm comm) {
   constexpr unsigned kPollsBetween = 16;  // asking costs as much as a few polls
-  static unsigned polls = 0;
-  return ++polls % kPollsBetween == 0 ? health() : MPI_SUCCESS;
+  thread_local unsigned polls = 0;
+  return ++polls % kPollsBetween == 0 ? health(comm) : MPI_SUCCESS;
 }
 
 int error_class(int error) {
@@ -206,8 +214,7 @@ void error_text(int error, char* text, int capacity) {
 int isend(const void* data, int count, int peer, int tag, hvdlite_mpi_comm comm,
           hvdlite_mpi_request* out) {
   MPI_Request request = MPI_REQUEST_NULL;
-  watched = comm_of(comm);
-  const int error = MPI_Isend(data, count, MPI_BYTE, peer, tag, watched, &request);
+  const int error = MPI_Isend(data, count, MPI_BYTE, peer, tag, comm_of(comm), &request);
   *out = wrap<hvdlite_mpi_request>(request);
   return error;
 }
@@ -215,15 +222,14 @@ int isend(const void* data, int count, int peer, int tag, hvdlite_mpi_comm comm,
 int irecv(void* data, int count, int peer, int tag, hvdlite_mpi_comm comm,
           hvdlite_mpi_request* out) {
   MPI_Request request = MPI_REQUEST_NULL;
-  watched = comm_of(comm);
-  const int error = MPI_Irecv(data, count, MPI_BYTE, peer, tag, watched, &request);
+  const int error = MPI_Irecv(data, count, MPI_BYTE, peer, tag, comm_of(comm), &request);
   *out = wrap<hvdlite_mpi_request>(request);
   return error;
 }
 
 // Polls without freeing first: Open MPI frees a failed request inside MPI_Test and may abort when its late completion
 // arrives. A failed request is therefore left alone, and the caller keeps its buffer.
-int test(hvdlite_mpi_request* request, int* done, int* source, int* bytes) {
+int test(hvdlite_mpi_request* request, hvdlite_mpi_comm comm, int* done, int* source, int* bytes) {
   *done = 0;
   MPI_Request handle = unwrap<MPI_Request>(*request);
   MPI_Status status;
@@ -231,7 +237,7 @@ int test(hvdlite_mpi_request* request, int* done, int* source, int* bytes) {
   int flag = 0;
   int error = MPI_Request_get_status(handle, &flag, &status);
   if (error != MPI_SUCCESS) return error;
-  if (flag == 0) return health_now_and_then();
+  if (flag == 0) return health_now_and_then(comm_of(comm));
   if (status.MPI_ERROR != MPI_SUCCESS) return status.MPI_ERROR;
   error = MPI_Test(&handle, done, &status);
   *request = wrap<hvdlite_mpi_request>(handle);
@@ -287,6 +293,8 @@ hvdlite_mpi make_table() {
   table.library_version = library_version;
   table.comm_from_address = comm_from_address;
   table.comm_dup = comm_dup;
+  table.comm_idup = comm_idup;
+  table.comm_adopt = comm_adopt;
   table.comm_split_shared = comm_split_shared;
   table.comm_split = comm_split;
   table.comm_free = comm_free;

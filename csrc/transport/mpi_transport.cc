@@ -62,7 +62,7 @@ bool MpiTransport::close() {
     int done = 0, source = 0, bytes = 0;
     if (mpi_->cancel(&incoming.request) != 0) continue;
     for (int tries = 0; tries < 1000 && done == 0; ++tries) {
-      if (mpi_->test(&incoming.request, &done, &source, &bytes) != 0) break;
+      if (mpi_->test(&incoming.request, comm_, &done, &source, &bytes) != 0) break;
     }
     // What MPI may still write to must outlive us.
     if (done == 0) static_cast<void>(new std::vector<std::byte>(std::move(incoming.frame)));
@@ -142,7 +142,7 @@ bool MpiTransport::test(Ticket& ticket) {
   Posted& posted = posted_[ticket.id - 1];
   while (posted.next < posted.parts.size()) {
     int done = 0, source = 0, bytes = 0;
-    check(mpi_->test(&posted.parts[posted.next], &done, &source, &bytes), posted.peer,
+    check(mpi_->test(&posted.parts[posted.next], comm_, &done, &source, &bytes), posted.peer,
           posted.is_recv ? "receiving data" : "sending data");
     if (done == 0) return false;
     if (posted.is_recv) ++received_[static_cast<std::size_t>(posted.peer)];
@@ -177,7 +177,7 @@ void MpiTransport::send_message(int peer, std::vector<std::byte> message) {
 void MpiTransport::reap_outgoing() {
   for (auto outgoing = outgoing_.begin(); outgoing != outgoing_.end();) {
     int done = 0, source = 0, bytes = 0;
-    check(mpi_->test(&outgoing->request, &done, &source, &bytes), rank_,
+    check(mpi_->test(&outgoing->request, comm_, &done, &source, &bytes), rank_,
           "sending a control message");
     outgoing = done != 0 ? outgoing_.erase(outgoing) : std::next(outgoing);
   }
@@ -198,7 +198,7 @@ bool MpiTransport::receive_message(int* source, std::vector<std::byte>* message)
   if (!outgoing_.empty()) reap_outgoing();
   while (true) {
     int done = 0, from = 0, bytes = 0;
-    check(mpi_->test(&incoming_.front().request, &done, &from, &bytes), rank_,
+    check(mpi_->test(&incoming_.front().request, comm_, &done, &from, &bytes), rank_,
           "receiving control messages");
     if (done == 0) return false;
     Incoming incoming = std::move(incoming_.front());
@@ -281,6 +281,7 @@ bool MpiTransport::find_failed_by_mpi(int* rank, std::string* how) {
 
 std::string MpiTransport::describe_peer(int peer) const {
   const Peer& who = peers_[static_cast<std::size_t>(peer)];
+  if (who.pid == 0) return "rank " + std::to_string(peer);
   return "rank " + std::to_string(peer) + " (host " + who.host + ", pid " +
          std::to_string(who.pid) + ")";
 }

@@ -22,7 +22,7 @@ class MpiTransport : public Transport {
  public:
   struct Peer {
     std::string host;
-    int pid = 0;
+    int pid = 0;     // 0: host and pid are not known
     int leader = 0;  // the lowest rank of its host
     int local_rank = 0;
   };

@@ -13,6 +13,10 @@ namespace hvdlite::transport {
 
 class HostWindow;  // host_window.h
 
+// What is said of a rank whose process is gone, where nothing else is known.
+inline constexpr const char* kEndedWithoutWord =
+    "ended without a word: it was killed by a signal or called os._exit";
+
 // Names one posted send or receive; id 0 is "none". Spent by the test() that returns true.
 struct Ticket {
   std::uint64_t id = 0;

@@ -134,7 +134,7 @@ def test_whoever_waits_long_in_init_says_what_for():
         import logging, sys
         from mpi4py import MPI
         import hvdlite as hvd
-        from hvdlite import peers
+        from hvdlite import job
 
         class Tells(logging.Handler):
             def emit(self, record):
@@ -142,7 +142,7 @@ def test_whoever_waits_long_in_init_says_what_for():
                 MPI.COMM_WORLD.send(None, 1)
 
         if MPI.COMM_WORLD.rank == 0:
-            peers._WARN_AFTER = 0.3
+            job._WARN_AFTER = 0.3
             logging.getLogger("hvdlite").addHandler(Tells())
         else:
             MPI.COMM_WORLD.recv()

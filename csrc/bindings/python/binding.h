@@ -18,6 +18,7 @@ void register_result(nb::module_& module);
 void register_arena(nb::module_& module);
 void register_engine(nb::module_& module);
 void register_device(nb::module_& module);
+void register_job(nb::module_& module);
 void register_termination(nb::module_& module);
 void register_handles(nb::module_& module);
 void register_gradients(nb::module_& module);

@@ -15,6 +15,7 @@ NB_MODULE(_engine, module) {
   python::register_handles(module);
   python::register_engine(module);
   python::register_device(module);
+  python::register_job(module);
   python::register_termination(module);
   python::register_gradients(module);
   python::register_launch(module);

@@ -14,14 +14,16 @@ namespace {
 // Several signs of life may be late before the silence counts.
 constexpr int kSignsInTimeout = 5;
 constexpr microseconds kLongestInterval{2'000'000};
-// Looking is a matter of milliseconds; who has not for a good part of the timeout did not run.
+// Looking is a matter of milliseconds; who has not for a good part of the shortest silence did not run.
 constexpr int kAwayPart = 2;
 
 }  // namespace
 
-Heartbeat::Heartbeat(const std::vector<int>& hosts, microseconds timeout, Clock::time_point now)
+Heartbeat::Heartbeat(const std::vector<int>& hosts, microseconds timeout, microseconds shortest,
+                     Clock::time_point now)
     : timeout_(timeout),
-      interval_(std::min(timeout / kSignsInTimeout, kLongestInterval)),
+      shortest_(shortest),
+      interval_(std::min(shortest / kSignsInTimeout, kLongestInterval)),
       looked_(now),
       sent_(now) {
   for (const int host : hosts) heard_[host] = now;
@@ -34,7 +36,7 @@ void Heartbeat::heard(int host, Clock::time_point now) {
 
 Heartbeat::Actions Heartbeat::tick(Clock::time_point now) {
   Actions actions;
-  if (now - looked_ > timeout_ / kAwayPart) {
+  if (now - looked_ > shortest_ / kAwayPart) {
     for (auto& [host, when] : heard_) when = now;
   }
   looked_ = now;
@@ -42,9 +44,17 @@ Heartbeat::Actions Heartbeat::tick(Clock::time_point now) {
   if (due) sent_ = now;
   for (const auto& [host, when] : heard_) {
     if (due) actions.send.push_back(host);
-    if (now - when > timeout_) actions.silent.push_back(host);
   }
+  if (timeout_.count() > 0) actions.silent = silent_for(timeout_);
   return actions;
+}
+
+std::vector<int> Heartbeat::silent_for(microseconds silence) const {
+  std::vector<int> hosts;
+  for (const auto& [host, when] : heard_) {
+    if (looked_ - when > silence) hosts.push_back(host);
+  }
+  return hosts;
 }
 
 void Heartbeat::add_to(base::Hasher& hasher) const {

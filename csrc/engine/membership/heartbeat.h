@@ -17,8 +17,10 @@ namespace hvdlite::engine {
 
 class Heartbeat {
  public:
-  // hosts: the leaders of the other hosts. timeout: the longest silence.
-  Heartbeat(const std::vector<int>& hosts, base::microseconds timeout, base::Clock::time_point now);
+  // hosts: the leaders of the other hosts. timeout: the longest silence; zero: tick() finds nobody silent. shortest: the shortest
+  // silence that anybody asks for; signs of life are sent several times as often.
+  Heartbeat(const std::vector<int>& hosts, base::microseconds timeout, base::microseconds shortest,
+            base::Clock::time_point now);
 
   void heard(int host, base::Clock::time_point now);
   // It has left in good order, and need not be heard again.
@@ -29,11 +31,14 @@ class Heartbeat {
     std::vector<int> silent;  // hosts that have given none for too long
   };
   Actions tick(base::Clock::time_point now);
+  // Hosts that had been silent for longer than that at the last tick().
+  std::vector<int> silent_for(base::microseconds silence) const;
 
   void add_to(base::Hasher& hasher) const;
 
  private:
   base::microseconds timeout_;
+  base::microseconds shortest_;
   base::microseconds interval_;
   std::map<int, base::Clock::time_point> heard_;  // by leader
   base::Clock::time_point looked_;

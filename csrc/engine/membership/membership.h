@@ -1,5 +1,5 @@
 // Who is here, as one rank sees it: who has left, failed, is silent, holds the others up or waits for ever.
-// Thread: one at a time. Owns: the roster and what finds stalls, deadlocks and silent hosts. Blocks: never.
+// Thread: one at a time. Owns: what finds failures, stalls and deadlocks. Blocks: never.
 // Throws: Error(Internal) on messages that no correct rank sends, and what the facts throw.
 //
 // A pure machine: time, messages and facts go in, actions come out, to be carried out in their order. It calls no transport and
@@ -14,21 +14,18 @@
 #include <optional>
 #include <set>
 #include <string>
-#include <variant>
 #include <vector>
 
 #include "base/error.h"
-#include "base/log.h"
 #include "base/thread.h"
 #include "engine/membership/deadlock.h"
-#include "engine/membership/heartbeat.h"
-#include "engine/membership/roster.h"
+#include "engine/membership/failure_detector.h"
 #include "engine/membership/stall.h"
 #include "engine/model/messages.h"
 
 namespace hvdlite::engine {
 
-class Membership {
+class Membership : public MembershipActions {
  public:
   using Time = base::Clock::time_point;
 
@@ -39,51 +36,9 @@ class Membership {
     double peer = 0;  // silence of another host
   };
 
-  // --- what comes out ---
-  // A message to a rank, which may be this one.
-  struct Send {
-    int to = 0;
-    Message message;
-  };
-  // This rank is about to fail for this cause: its host sees it in shared memory, a Failure tells these ranks.
-  struct Announce {
-    std::string cause;
-    std::vector<int> ranks;
-  };
-  // A Failure for these ranks, which do not see for themselves what has happened.
-  struct Warn {
-    std::string cause;
-    std::vector<int> ranks;
-  };
-  // Everything here ends with this. told: the user knows already.
-  struct Fail {
-    base::Status why;
-    bool told = false;
-  };
-  // The rank takes part in nothing more: what needs it fails with this.
-  struct Left {
-    int rank = 0;
-    base::Status why;
-  };
-  // What this rank, leaving, still waited for of this coordinator is never decided.
-  struct Undecided {
-    int coordinator = 0;
-  };
-  struct Log {
-    base::LogLevel level = base::LogLevel::kInfo;
-    std::string text;
-  };
-  using Action = std::variant<Send, Announce, Warn, Fail, Left, Undecided, Log>;
-  using Actions = std::vector<Action>;
-
   // --- what it asks of its rank, as of now ---
-  class Facts {
+  class Facts : public FailureDetector::Facts {
    public:
-    virtual ~Facts() = default;
-    // Has a rank of this host ended without leaving, or announced a failure? If so its rank, and what it said (or how it went).
-    virtual bool find_lost(int* rank, std::string* how) = 0;
-    // Changes whenever something of this rank has arrived.
-    virtual std::uint64_t received_from(int rank) = 0;
     // Changes while anything moves.
     virtual std::uint64_t activity() = 0;
     // Changes whenever this rank submitted something or something of it ended.
@@ -110,9 +65,11 @@ class Membership {
 
   Membership(Roster roster, const Limits& limits, Time now);
 
-  const Roster& roster() const { return roster_; }
-  void add_set(SetId id, Roster::Members members) { roster_.add_set(id, std::move(members)); }
-  void remove_set(SetId id) { roster_.remove_set(id); }
+  const Roster& roster() const { return failures_.roster(); }
+  void add_set(SetId id, Roster::Members members) {
+    failures_.roster().add_set(id, std::move(members));
+  }
+  void remove_set(SetId id) { failures_.roster().remove_set(id); }
 
   // --- what this rank does ---
   // It takes part in nothing more. undecided: coordinators that may have decided what it still waits for.
@@ -121,7 +78,7 @@ class Membership {
   bool goodbyes_answered() const { return goodbye_unseen_.empty(); }
   // It fails of its own accord, and wants to know when all others have heard of it.
   Actions raise(const std::string& cause);
-  bool failure_seen_by_all() const { return failure_unseen_.empty(); }
+  bool failure_seen_by_all() const { return failures_.failure_seen_by_all(); }
   // An error below: this rank can go on no more, and the others must not wait for it.
   Actions fail(base::ErrorCode code, const std::string& text);
 
@@ -164,14 +121,7 @@ class Membership {
   };
 
   // membership.cc
-  std::string me(const std::string& what) const;
-  void fail(base::Status why, Actions& actions);
-  void lose(int rank, const std::string& how, Actions& actions);
-  void lose_host(int host, Actions& actions);
   void goodbye_was_seen(int coordinator, Actions& actions);
-  void warn_other_hosts(int lost, const std::string& how, Actions& actions);
-  void find_lost(Facts& facts, Actions& actions);
-  void keep_in_touch(Time now, Facts& facts, Actions& actions);
   // waiting.cc
   void report_if_blocked(Time now, Facts& facts, Actions& actions);
   void tell(int rank, BlockedReport report, Actions& actions);
@@ -180,16 +130,11 @@ class Membership {
   void give_answers(Time now, Facts& facts, Actions& actions);
   std::vector<Stalled> stalled(Time now, Facts& facts) const;
 
-  Roster roster_;
+  FailureDetector failures_;
   Limits limits_;
   bool said_goodbye_ = false;
-  bool failed_ = false;
-  std::set<int> failure_unseen_;
   std::set<int> goodbye_unseen_;  // coordinators
   Time looked_at_;
-  std::optional<Heartbeat> heartbeat_;  // on leaders of hosts, where there are several
-  std::vector<std::uint64_t>
-      received_;  // from each rank, when last looked; empty without heartbeat_
   std::optional<DeadlockDetector> detector_;  // on rank 0
   Blocked blocked_;
   std::optional<StallInspector> inspector_;  // unless it is switched off, or the rank alone

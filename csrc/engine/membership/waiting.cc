@@ -29,16 +29,16 @@ bool Membership::watching() const {
 // --- deadlocks --------------------------------------------------------------------------------------------------------
 
 void Membership::tell(int rank, BlockedReport report, Actions& actions) {
-  if (rank == roster_.rank()) {
+  if (rank == roster().rank()) {
     if (detector_) detector_->report(rank, std::move(report));
-  } else if (!roster_.has_left(rank)) {
+  } else if (!roster().has_left(rank)) {
     actions.emplace_back(Send{rank, std::move(report)});
   }
 }
 
 void Membership::report_if_blocked(Time now, Facts& facts, Actions& actions) {
   const bool told = facts.callbacks_wait();
-  const bool blocked = (told || facts.all_wait()) && roster_.size() > 1;
+  const bool blocked = (told || facts.all_wait()) && roster().size() > 1;
   const std::uint64_t version = facts.version();
   if (blocked != blocked_.blocked || version != blocked_.version) {
     const bool reported = blocked_.reported;
@@ -61,19 +61,19 @@ void Membership::report_if_blocked(Time now, Facts& facts, Actions& actions) {
 
 void Membership::look_for_deadlocks(Time now, Facts& facts, Actions& actions) {
   if (!detector_ || !detector_->watching()) return;
-  DeadlockDetector::Actions found = detector_->tick(now, roster_);
+  DeadlockDetector::Actions found = detector_->tick(now, roster());
   for (const int rank : found.probe) {
-    if (rank == roster_.rank()) {
+    if (rank == roster().rank()) {
       BlockedReport still = facts.blocked();
       still.probe = found.number;
       detector_->report(rank, std::move(still));
-    } else if (!roster_.has_left(rank)) {
+    } else if (!roster().has_left(rank)) {
       actions.emplace_back(Send{rank, Probe{found.number}});
     }
   }
   for (Verdict& verdict : found.verdicts) {
-    const std::vector<int>& members = roster_.members_of(verdict.set);
-    if (members.empty() || roster_.has_left(members.front())) continue;
+    const std::vector<int>& members = roster().members_of(verdict.set);
+    if (members.empty() || roster().has_left(members.front())) continue;
     actions.emplace_back(Send{members.front(), std::move(verdict)});
   }
 }
@@ -112,9 +112,9 @@ void Membership::inspect_stalls(Time now, Facts& facts, Actions& actions) {
   if (!inspector_ || !inspector_->due(now)) return;
   inspector_->note(now, facts.newest(), facts.activity());
   StallInspector::Actions found = inspector_->look(
-      now, stalled(now, facts), roster_, [&facts](int rank) { return facts.state_of(rank); });
+      now, stalled(now, facts), roster(), [&facts](int rank) { return facts.state_of(rank); });
   for (const int rank : found.ask) {
-    if (!roster_.has_left(rank)) actions.emplace_back(Send{rank, found.inquiry});
+    if (!roster().has_left(rank)) actions.emplace_back(Send{rank, found.inquiry});
   }
   for (std::string& line : found.warnings) {
     actions.emplace_back(Log{LogLevel::kWarning, std::move(line)});
@@ -123,9 +123,7 @@ void Membership::inspect_stalls(Time now, Facts& facts, Actions& actions) {
     actions.emplace_back(Log{LogLevel::kInfo, "stall: " + line});
   }
   if (found.verdict.empty()) return;
-  actions.emplace_back(Announce{found.verdict, roster_.others()});
-  // The text that the others make of it.
-  fail({ErrorCode::kPeerLost, me(found.verdict)}, actions);
+  failures_.give_up(ErrorCode::kPeerLost, found.verdict, actions);
 }
 
 Membership::Actions Membership::hear(int source, Inquiry message, Time now, Facts& facts) {
@@ -151,7 +149,7 @@ Membership::Actions Membership::hear(int source, Inquiry message, Time now, Fact
   if (asks_where && facts.ask_where()) {
     const Time until = now + base::from_seconds(message.patience * kWatchdogShare);
     unanswered_.push_back({source, until, std::move(answer)});
-  } else if (!roster_.has_left(source)) {
+  } else if (!roster().has_left(source)) {
     actions.emplace_back(Send{source, std::move(answer)});
   }
   return actions;
@@ -169,7 +167,7 @@ void Membership::give_answers(Time now, Facts& facts, Actions& actions) {
     each.answer.text = where
                            ? where->substr(0, Whereabouts::kMostText)
                            : "where its program is cannot be told: native code holds Python's GIL";
-    if (!roster_.has_left(each.rank)) {
+    if (!roster().has_left(each.rank)) {
       actions.emplace_back(Send{each.rank, std::move(each.answer)});
     }
     return true;

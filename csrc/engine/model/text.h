@@ -12,6 +12,10 @@ namespace hvdlite::engine {
 inline constexpr const char* kShutDown = "Horovod has been shut down";
 inline constexpr const char* kShutDownHere = "this rank has shut down. Horovod has been shut down";
 
+// What may be the matter with a host that gives no sign of life.
+inline constexpr const char* kSilentHost =
+    "the host is down, its link is cut, or its first rank is stopped";
+
 // {0, 1, 2, 5} -> "ranks 0-2, 5"; {3} -> "rank 3".
 std::string format_ranks(std::vector<int> ranks);
 // {2, 3} -> "[2, 3]".

@@ -62,7 +62,8 @@ enum { HVDLITE_DEVICE_CPU = -1 }; /* device: -1 is host memory, n >= 0 is GPU n 
 
 typedef struct hvdlite_engine hvdlite_engine;
 typedef struct hvdlite_fabric hvdlite_fabric; /* in-process ranks, for tests */
-typedef struct hvdlite_block hvdlite_block;   /* memory for a result */
+typedef struct hvdlite_job hvdlite_job;
+typedef struct hvdlite_block hvdlite_block; /* memory for a result */
 
 /* The knobs the engine reads; hvdlite/config.py holds their documentation. hvdlite_config_init fills in defaults. */
 typedef struct hvdlite_config {
@@ -179,6 +180,28 @@ HVDLITE_API int hvdlite_engine_create_inproc(hvdlite_fabric* fabric, int rank,
                                              const hvdlite_config* config, hvdlite_engine** out);
 HVDLITE_API int hvdlite_engine_create_mpi(const char* shim_path, const void* comm_address,
                                           const hvdlite_config* config, hvdlite_engine** out);
+/* The processes of a job where there is no engine: in init() before it is made, and from its shutdown to the end of MPI. Opening is
+ * collective over the communicator, but waits for nobody: hvdlite_job_wait does, here and after each hvdlite_job_gather, and fails
+ * where another process does meanwhile. Before the first wait is over nothing else may be called. One thread waits at a time.
+ *   wait         looks for at most so many seconds; *done is 1 once all have come
+ *   set_limits   seconds, 0 for none: patience for processes that are stopped or silent (and for any in a bounded gather), silence
+ *                of another host
+ *   gather       begins an allgather of bytes, which `wait` ends; hvdlite_job_value then gives the bytes of a rank, until the next
+ *   tell         why this process ends, to those that wait here; *words is the text that they read, for hvdlite_free
+ *   kill_stopped ends the processes of this host that are stopped
+ *   close        before MPI ends; nothing else may be called after it but hvdlite_job_destroy */
+HVDLITE_API int hvdlite_job_open(const char* shim_path, const void* comm_address,
+                                 hvdlite_job** out);
+HVDLITE_API int hvdlite_job_wait(hvdlite_job* job, double seconds, int* done);
+HVDLITE_API int hvdlite_job_set_limits(hvdlite_job* job, double patience, double silence);
+HVDLITE_API int hvdlite_job_gather(hvdlite_job* job, const void* data, int64_t bytes, int bounded);
+HVDLITE_API int hvdlite_job_value(hvdlite_job* job, int32_t rank, const void** data,
+                                  int64_t* bytes);
+HVDLITE_API int hvdlite_job_tell(hvdlite_job* job, const char* cause, char** words);
+HVDLITE_API int hvdlite_job_kill_stopped(hvdlite_job* job);
+HVDLITE_API void hvdlite_job_close(hvdlite_job* job);
+HVDLITE_API void hvdlite_job_destroy(hvdlite_job* job);
+
 /* Leaves the job: says goodbye to the peers, waits up to the linger time for pending operations, stops the thread. */
 HVDLITE_API int hvdlite_engine_shutdown(hvdlite_engine* engine);
 /* Gives a reference back: the one from creating the engine or from hvdlite_current_engine. The last one frees it, and shuts it

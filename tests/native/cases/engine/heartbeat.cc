@@ -19,7 +19,8 @@ struct Leader {
   Heartbeat::Actions look(long milliseconds) { return heartbeat.tick(time(milliseconds)); }
   void hear(int host, long milliseconds) { heartbeat.heard(host, time(milliseconds)); }
 
-  Heartbeat heartbeat{{1, 2}, base::microseconds(10'000'000), time(0)};
+  Heartbeat heartbeat{
+      {1, 2}, base::microseconds(10'000'000), base::microseconds(10'000'000), time(0)};
 };
 
 TEST(signs_of_life_are_due_at_intervals_to_everybody) {

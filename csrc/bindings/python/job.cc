@@ -1,0 +1,87 @@
+#include "job.h"
+
+#include <unistd.h>
+
+namespace hvdlite::python {
+
+using namespace nb::literals;
+
+Job::Job(const char* shim_path, std::uintptr_t comm_address) : creator_(getpid()) {
+  check(hvdlite_job_open(shim_path, reinterpret_cast<const void*>(comm_address), &job_));
+}
+
+// In a forked child the job's thread does not exist, and MPI is the parent's.
+Job::~Job() {
+  if (getpid() != creator_) return;
+  close();
+  hvdlite_job_destroy(job_);
+}
+
+bool Job::wait(double seconds) {
+  int done = 0, code = HVDLITE_OK;
+  std::string message;
+  {
+    const nb::gil_scoped_release released;
+    code = hvdlite_job_wait(job_, seconds, &done);
+    if (code != HVDLITE_OK) message = hvdlite_last_error();
+  }
+  if (code != HVDLITE_OK) raise_error(code, message);
+  return done != 0;
+}
+
+void Job::set_limits(double patience, double silence) {
+  check(hvdlite_job_set_limits(job_, patience, silence));
+}
+
+void Job::gather(nb::bytes mine, bool bounded) {
+  check(hvdlite_job_gather(job_, mine.data(), static_cast<std::int64_t>(mine.size()),
+                           bounded ? 1 : 0));
+}
+
+nb::list Job::values(std::int32_t size) {
+  nb::list values;
+  for (std::int32_t rank = 0; rank < size; ++rank) {
+    const void* data = nullptr;
+    std::int64_t bytes = 0;
+    check(hvdlite_job_value(job_, rank, &data, &bytes));
+    values.append(nb::bytes(data, static_cast<std::size_t>(bytes)));
+  }
+  return values;
+}
+
+nb::str Job::tell(const char* cause) {
+  char* words = nullptr;
+  {
+    const nb::gil_scoped_release released;
+    if (hvdlite_job_tell(job_, cause, &words) != HVDLITE_OK) words = nullptr;
+  }
+  nb::str told = text(words != nullptr ? words : "");
+  hvdlite_free(words);
+  return told;
+}
+
+void Job::kill_stopped() { check(hvdlite_job_kill_stopped(job_)); }
+
+void Job::close() {
+  const nb::gil_scoped_release released;
+  hvdlite_job_close(job_);
+}
+
+void register_job(nb::module_& module) {
+  nb::class_<Job>(module, "Job", nb::is_final(),
+                  "The processes of a communicator where there is no engine.")
+      .def(nb::init<const char*, std::uintptr_t>(), "shim_path"_a, "comm_address"_a,
+           "Collective over the communicator, and waits for nobody: wait() has to say True first.")
+      .def("wait", &Job::wait, "seconds"_a,
+           "True once all have come; raises if one of them fails meanwhile.")
+      .def("set_limits", &Job::set_limits, "patience"_a, "silence"_a, "In seconds; 0 for none.")
+      .def("gather", &Job::gather, "mine"_a, "bounded"_a,
+           "Begins an allgather of bytes, which wait() ends.")
+      .def("values", &Job::values, "size"_a, "What the last gather gave, by rank.")
+      .def("tell", &Job::tell, "cause"_a,
+           "Tells those that wait here why this process ends; the words that they read.")
+      .def("kill_stopped", &Job::kill_stopped, "Ends the processes of this host that are stopped.")
+      .def("close", &Job::close, "Before MPI ends: looks after nobody any more.");
+}
+
+}  // namespace hvdlite::python

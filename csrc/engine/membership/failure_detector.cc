@@ -1,0 +1,165 @@
+#include "engine/membership/failure_detector.h"
+
+#include "base/text.h"
+#include "engine/membership/hashing.h"
+#include "engine/model/text.h"
+
+namespace hvdlite::engine {
+
+using base::ErrorCode;
+
+namespace {
+
+// The leaders of the other hosts; none for a rank that leads none itself.
+std::vector<int> other_leaders(const Roster& roster) {
+  std::vector<int> leaders;
+  if (roster.host_of(roster.rank()) != roster.rank()) return leaders;
+  for (const int rank : roster.others()) {
+    if (roster.host_of(rank) == rank) leaders.push_back(rank);
+  }
+  return leaders;
+}
+
+}  // namespace
+
+FailureDetector::FailureDetector(Roster roster, Limits limits, Time now)
+    : roster_(std::move(roster)), limits_(limits) {
+  const std::vector<int> leaders = other_leaders(roster_);
+  if (limits_.shortest <= 0 || leaders.empty()) return;
+  received_.resize(static_cast<std::size_t>(roster_.size()));
+  heartbeat_.emplace(leaders, base::from_seconds(limits_.silence),
+                     base::from_seconds(limits_.shortest), now);
+}
+
+std::string FailureDetector::me(const std::string& what) const {
+  return roster_.describe(roster_.rank()) + " " + what + ". " + kShutDown;
+}
+
+// --- how this rank fails ----------------------------------------------------------------------------------------------
+
+void FailureDetector::raise(const std::string& cause, Actions& actions) {
+  for (const int peer : roster_.others()) failure_unseen_.insert(peer);
+  failed_ = true;
+  actions.emplace_back(Announce{cause, roster_.others()});
+  actions.emplace_back(Fail{{ErrorCode::kAborted, me(cause)}, /*told=*/true});
+}
+
+void FailureDetector::fail(ErrorCode code, const std::string& text, Actions& actions) {
+  give_up(code, "failed: " + text, actions);
+}
+
+void FailureDetector::give_up(ErrorCode code, const std::string& cause, Actions& actions) {
+  failed_ = true;
+  actions.emplace_back(Announce{cause, roster_.others()});
+  actions.emplace_back(Fail{{code, me(cause)}});  // the text that the others make of it
+}
+
+// --- how others do ----------------------------------------------------------------------------------------------------
+
+void FailureDetector::hear(int source, const Failure& message, Actions& actions) {
+  lose(source, message.cause, actions);
+  actions.emplace_back(Send{source, FailureSeen{}});
+}
+
+void FailureDetector::hear_sign_of_life(int source, Time now) {
+  if (heartbeat_) heartbeat_->heard(roster_.host_of(source), now);
+}
+
+// A rank that has failed itself need not be told. Who leaves waits for an answer: nothing is decided here any more.
+void FailureDetector::hear_late(int source, const Message& message, Actions& actions) {
+  const bool fails = std::holds_alternative<Failure>(message);
+  if (fails) actions.emplace_back(Send{source, FailureSeen{}});
+  const auto* goodbye = std::get_if<Goodbye>(&message);
+  if (goodbye != nullptr && goodbye->answer) actions.emplace_back(Send{source, GoodbyeSeen{}});
+  if (fails || goodbye != nullptr || std::holds_alternative<FailureSeen>(message)) {
+    failure_unseen_.erase(source);
+  }
+}
+
+void FailureDetector::leave(int rank) {
+  roster_.leave(rank);
+  if (heartbeat_) heartbeat_->forget(rank);
+}
+
+void FailureDetector::lose(int rank, const std::string& how, Actions& actions) {
+  roster_.leave(rank);
+  failed_ = true;
+  actions.emplace_back(
+      Fail{{ErrorCode::kPeerLost, roster_.describe(rank) + " " + how + ". " + kShutDown}});
+}
+
+void FailureDetector::find_lost(Facts& facts, Actions& actions) {
+  int rank = 0;
+  std::string how;
+  while (!failed_ && facts.find_lost(&rank, &how)) {
+    if (roster_.has_left(rank)) continue;
+    lose(rank, how, actions);
+    warn_other_hosts(rank, how, actions);
+  }
+}
+
+// What a rank's neighbours see by the memory they share nobody else sees.
+void FailureDetector::warn_other_hosts(int lost, const std::string& how, Actions& actions) {
+  const int here = roster_.host_of(roster_.rank());
+  if (roster_.host_of(lost) != here) return;
+  Warn warn{"has lost its neighbour: " + roster_.describe(lost) + " " + how, {}};
+  for (const int peer : roster_.others()) {
+    if (roster_.host_of(peer) != here) warn.ranks.push_back(peer);
+  }
+  actions.emplace_back(std::move(warn));
+}
+
+// --- hosts ------------------------------------------------------------------------------------------------------------
+
+// The leaders watch over each other for all ranks of their hosts.
+void FailureDetector::keep_in_touch(Time now, Facts& facts, Actions& actions) {
+  if (!heartbeat_) return;
+  for (int peer = 0; peer < roster_.size(); ++peer) {
+    std::uint64_t& before = received_[static_cast<std::size_t>(peer)];
+    const std::uint64_t received = facts.received_from(peer);
+    if (received != before) heartbeat_->heard(roster_.host_of(peer), now);
+    before = received;
+  }
+  const Heartbeat::Actions due = heartbeat_->tick(now);
+  for (const int leader : due.send) actions.emplace_back(Send{leader, Alive{}});
+  if (!due.silent.empty()) lose_host(due.silent.front(), actions);
+}
+
+std::string FailureDetector::ranks_of(int host) const {
+  std::string ranks;
+  for (int peer = 0; peer < roster_.size(); ++peer) {
+    if (roster_.host_of(peer) != host) continue;
+    ranks += (ranks.empty() ? "" : ", ") + roster_.describe(peer);
+  }
+  return ranks;
+}
+
+std::string FailureDetector::silent_for(double seconds) const {
+  std::string ranks;
+  if (!heartbeat_) return ranks;
+  for (const int host : heartbeat_->silent_for(base::from_seconds(seconds))) {
+    ranks += (ranks.empty() ? "" : ", ") + ranks_of(host);
+  }
+  return ranks;
+}
+
+void FailureDetector::lose_host(int host, Actions& actions) {
+  const std::string cause = "has heard nothing for " + base::to_text(limits_.silence) +
+                            " s (HVDLITE_PEER_TIMEOUT) from the host of " + ranks_of(host) + ": " +
+                            kSilentHost;
+  for (int peer = 0; peer < roster_.size(); ++peer) {
+    // Not told: it would have to be waited for.
+    if (roster_.host_of(peer) == host) roster_.leave(peer);
+  }
+  give_up(ErrorCode::kPeerLost, cause, actions);
+}
+
+void FailureDetector::add_to(base::Hasher& hasher) const {
+  roster_.add_to(hasher);
+  hasher.add(failed_ ? 1 : 0);
+  add_ranks(hasher, failure_unseen_);
+  if (heartbeat_) heartbeat_->add_to(hasher);
+  for (const std::uint64_t count : received_) hasher.add(count);
+}
+
+}  // namespace hvdlite::engine

@@ -1,0 +1,100 @@
+#include "job/driver.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/files.h"
+#include "base/thread.h"
+
+namespace hvdlite::job {
+
+using base::Clock;
+using base::microseconds;
+
+namespace {
+
+// Between two looks of whoever waits: longer and longer, so that a long wait costs next to no processor time.
+constexpr microseconds kFirstPause{10}, kLongestPause{20'000};
+
+// A process that cannot say which system it is in is alone there.
+std::string system_of_this_process(const std::string& host) {
+  const std::string boot = base::first_line_of("/proc/sys/kernel/random/boot_id");
+  struct stat namespace_of_pids = {};
+  if (boot.empty() || stat("/proc/self/ns/pid", &namespace_of_pids) != 0) {
+    return host + " alone " + std::to_string(getpid());
+  }
+  return boot + " " + std::to_string(namespace_of_pids.st_ino);
+}
+
+Card card_of_this_process(bool gives_signs) {
+  char host[64] = {};
+  gethostname(host, sizeof(host) - 1);
+  return {host, getpid(), system_of_this_process(host), gives_signs};
+}
+
+}  // namespace
+
+Driver::Driver(const char* shim_path, const void* comm_address)
+    : entrance_(std::make_unique<transport::MpiEntrance>(shim_path, comm_address)),
+      takes_threads_(entrance_->takes_threads()) {}
+
+bool Driver::pass() {
+  if (entrance_ != nullptr) {
+    if (!entrance_->open()) return false;
+    job_ = std::make_unique<Job>(entrance_->take(), base::TimeSource(),
+                                 card_of_this_process(takes_threads_), watch_processes);
+    entrance_.reset();
+  }
+  return job_->pass();
+}
+
+bool Driver::wait(microseconds limit) {
+  const Clock::time_point end = Clock::now() + limit;
+  for (microseconds pause = kFirstPause;; pause = std::min(pause * 3 / 2, kLongestPause)) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (pass()) return true;
+    }
+    const auto left = std::chrono::duration_cast<microseconds>(end - Clock::now());
+    if (left.count() <= 0) return false;
+    std::this_thread::sleep_for(std::min(pause, left));
+  }
+}
+
+void Driver::set_limits(Job::Limits limits) {
+  with([&](Job& job) { job.set_limits(limits); });
+  if (job_->gives_signs() && !thread_.joinable()) thread_ = std::thread([this] { give_signs(); });
+}
+
+void Driver::give_signs() {
+  base::name_this_thread("hvdlite-hosts");
+  std::unique_lock lock(mutex_);
+  while (!ending_.wait_for(lock, job_->look_interval(), [this] { return ended_; })) job_->look();
+}
+
+std::string Driver::tell(const std::string& cause) {
+  std::string words;
+  const auto told = [&](Job& job) {
+    if (words.empty()) words = job.tell(cause);
+    job.look();
+    return job.told();
+  };
+  while (!with(told)) std::this_thread::sleep_for(microseconds(1000));
+  return words;
+}
+
+void Driver::close() {
+  {
+    const std::lock_guard lock(mutex_);
+    ended_ = true;
+  }
+  ending_.notify_all();
+  if (thread_.joinable()) thread_.join();
+  job_.reset();
+  entrance_.reset();
+}
+
+}  // namespace hvdlite::job

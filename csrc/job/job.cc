@@ -1,0 +1,327 @@
+#include "job/job.h"
+
+#include <map>
+#include <numeric>
+
+#include "base/text.h"
+#include "base/wire.h"
+#include "engine/model/text.h"
+
+namespace hvdlite::job {
+
+using base::ErrorCode;
+using engine::FailureDetector;
+using engine::Roster;
+
+namespace {
+
+// A process that is seen to have ended may have done its part just before, or said why: both arrive within this time.
+constexpr base::microseconds kGrace{50'000};
+// Time for last words to leave this process.
+constexpr base::microseconds kDelivery{200'000};
+// Between two looks: a part of the time in which a sign of life is due, and at most this.
+constexpr int kLooksInSilence = 10;
+constexpr base::microseconds kLongestInterval{1'000'000};
+// Of a host's silence: an exchange that is bounded ends before that has its full length.
+constexpr double kSilencePart = 0.5;
+
+// What a message holds.
+enum class Kind : std::uint8_t { kPart, kControl };
+
+Bytes encode(const Part& part) {
+  base::Writer writer;
+  writer.put(Kind::kPart);
+  writer.put(part.exchange);
+  writer.put(part.round);
+  writer.put(static_cast<std::uint32_t>(part.values.size()));
+  for (const Bytes& value : part.values) writer.put_vector(value);
+  return writer.take();
+}
+
+Part decode_part(base::Reader& reader) {
+  Part part;
+  part.exchange = reader.get<std::uint32_t>();
+  part.round = reader.get<std::uint32_t>();
+  const auto count = reader.get<std::uint32_t>();
+  for (std::uint32_t i = 0; i < count; ++i) part.values.push_back(reader.get_vector<std::byte>());
+  return part;
+}
+
+Bytes encode(const Card& card) {
+  base::Writer writer;
+  writer.put_string(card.host);
+  writer.put(static_cast<std::int32_t>(card.pid));
+  writer.put_string(card.system);
+  writer.put(static_cast<std::uint8_t>(card.gives_signs ? 1 : 0));
+  return writer.take();
+}
+
+Card decode_card(const Bytes& bytes) {
+  base::Reader reader(bytes);
+  Card card;
+  card.host = reader.get_string();
+  card.pid = reader.get<std::int32_t>();
+  card.system = reader.get_string();
+  card.gives_signs = reader.get<std::uint8_t>() != 0;
+  return card;
+}
+
+// Of ranks that know each other by number alone.
+Roster strangers(const transport::Transport& transport) {
+  std::vector<Roster::Rank> ranks;
+  for (int rank = 0; rank < transport.size(); ++rank) {
+    ranks.push_back({rank, "rank " + std::to_string(rank)});
+  }
+  return {transport.rank(), std::move(ranks)};
+}
+
+Roster roster_of(int me, const std::vector<Card>& cards) {
+  std::map<std::string, int> leaders;
+  std::vector<Roster::Rank> ranks;
+  for (const Card& card : cards) {
+    const int rank = static_cast<int>(ranks.size());
+    const int leader = leaders.try_emplace(card.system, rank).first->second;
+    ranks.push_back({leader, "rank " + std::to_string(rank) + " (host " + card.host + ", pid " +
+                                 std::to_string(card.pid) + ")"});
+  }
+  return {me, std::move(ranks)};
+}
+
+}  // namespace
+
+class Job::Facts final : public FailureDetector::Facts {
+ public:
+  explicit Facts(Job& job) : job_(job) {}
+  bool find_lost(int* rank, std::string* how) override { return job_.find_lost(rank, how); }
+  std::uint64_t received_from(int rank) override { return job_.transport_->received_from(rank); }
+
+ private:
+  Job& job_;
+};
+
+Job::Job(std::unique_ptr<transport::Transport> transport, base::TimeSource time, Card mine,
+         WatchNeighbours watch)
+    : transport_(std::move(transport)),
+      time_(time),
+      watch_(std::move(watch)),
+      failures_(strangers(*transport_), {}, time_.now()),
+      ended_at_(static_cast<std::size_t>(transport_->size())),
+      exchange_(transport_->rank(), transport_->size()) {
+  begin(encode(mine), /*bounded=*/true);
+}
+
+void Job::begin(Bytes mine, bool bounded) {
+  under_way_ = true;
+  bounded_ = bounded;
+  began_ = time_.now();
+  const Exchange::Sends sends = exchange_.begin(std::move(mine));
+  guard([&] { send(sends); });
+}
+
+bool Job::pass() {
+  look();
+  if (!under_way_) return true;
+  if (exchange_.ended() && told()) {
+    under_way_ = false;
+    if (neighbours_ == nullptr) introduce();
+    return true;
+  }
+  const Time now = time_.now();
+  if (!lost()) mind_patience(now);
+  if (lost() && told()) throw base::Error(failure_.code, failure_.message);
+  return false;
+}
+
+void Job::introduce() {
+  std::vector<Card> cards;
+  for (const Bytes& value : exchange_.values()) cards.push_back(decode_card(value));
+  const int me = transport_->rank();
+  std::vector<int> pids;
+  all_give_signs_ = true;
+  for (const Card& card : cards) {
+    const bool here = card.system == cards[static_cast<std::size_t>(me)].system;
+    pids.push_back(here && static_cast<int>(pids.size()) != me ? card.pid : 0);
+    all_give_signs_ = all_give_signs_ && card.gives_signs;
+  }
+  neighbours_ = watch_(pids);
+  failures_ = FailureDetector(roster_of(me, cards), {}, time_.now());
+}
+
+void Job::set_limits(Limits limits) {
+  limits_ = limits;
+  if (!all_give_signs_ || lost()) return;
+  double shortest = limits.silence;
+  if (shortest <= 0 || (limits.patience > 0 && limits.patience < shortest)) {
+    shortest = limits.patience;
+  }
+  failures_ = FailureDetector(failures_.roster(), {limits.silence, shortest}, time_.now());
+}
+
+base::microseconds Job::look_interval() const {
+  double shortest = limits_.patience;
+  if (limits_.silence > 0 && (shortest <= 0 || limits_.silence < shortest)) {
+    shortest = limits_.silence;
+  }
+  return std::min(base::from_seconds(shortest) / kLooksInSilence, kLongestInterval);
+}
+
+// --- what others say and do -------------------------------------------------------------------------------------------
+
+template <typename Step>
+void Job::guard(Step step) {
+  if (lost()) return;  // MPI may abort where a request that has failed is touched again
+  try {
+    step();
+  } catch (const base::Error& error) {
+    Actions actions;
+    // MPI says that somebody is lost, but not who.
+    Facts facts(*this);
+    failures_.find_lost(facts, actions);
+    if (!failures_.failed()) failures_.fail(error.code(), error.what(), actions);
+    apply(actions);
+  }
+}
+
+void Job::look() {
+  guard([&] { receive(); });
+  guard([&] {
+    Actions actions;
+    Facts facts(*this);
+    failures_.find_lost(facts, actions);
+    if (!failures_.failed()) failures_.keep_in_touch(time_.now(), facts, actions);
+    apply(actions);
+  });
+}
+
+void Job::receive() {
+  int source = 0;
+  std::vector<std::byte> bytes;
+  while (transport_->receive_message(&source, &bytes)) hear(source, bytes);
+}
+
+void Job::hear(int source, const std::vector<std::byte>& bytes) {
+  base::Reader reader(bytes);
+  if (reader.get_enum<Kind>(2, "kind") == Kind::kPart) {
+    send(exchange_.hear(source, decode_part(reader)));
+    return;
+  }
+  const engine::Message message = engine::decode(std::span(bytes).subspan(sizeof(Kind)));
+  Actions actions;
+  if (const auto* failure = std::get_if<engine::Failure>(&message); failure && !lost()) {
+    failures_.hear(source, *failure, actions);
+  } else if (std::holds_alternative<engine::Alive>(message)) {
+    failures_.hear_sign_of_life(source, time_.now());
+  }
+  apply(actions);
+}
+
+// A rank of another host whose end MPI knows, or one of this host that the kernel no longer has.
+bool Job::find_lost(int* rank, std::string* how) {
+  if (transport_->find_lost_peer(rank, how)) return true;
+  for (int peer = 0; neighbours_ != nullptr && peer < transport_->size(); ++peer) {
+    if (failures_.roster().has_left(peer) || !neighbours_->has_ended(peer)) continue;
+    Time& since = ended_at_[static_cast<std::size_t>(peer)];
+    const Time now = time_.now();
+    if (since == Time()) since = now;
+    if (now - since < kGrace) continue;
+    *rank = peer;
+    *how = transport::kEndedWithoutWord;
+    return true;
+  }
+  return false;
+}
+
+// --- what is to be done about it --------------------------------------------------------------------------------------
+
+void Job::send(const Exchange::Sends& sends) {
+  for (const Exchange::Send& each : sends) transport_->send_message(each.to, encode(each.part));
+}
+
+void Job::apply(const Actions& actions) {
+  for (const auto& action : actions) {
+    std::visit([&](const auto& each) { carry_out(each); }, action);
+  }
+}
+
+void Job::carry_out(const FailureDetector::Send& action) {
+  base::Writer writer;
+  writer.put(Kind::kControl);
+  std::vector<std::byte> bytes = writer.take();
+  const std::vector<std::byte> content = engine::encode(action.message);
+  bytes.insert(bytes.end(), content.begin(), content.end());
+  transport_->send_message(action.to, std::move(bytes));
+}
+
+void Job::carry_out(const FailureDetector::Announce& action) {
+  tell_failure(action.cause, action.ranks);
+}
+
+void Job::carry_out(const FailureDetector::Warn& action) {
+  tell_failure(action.cause, action.ranks);
+}
+
+void Job::carry_out(const FailureDetector::Fail& action) {
+  if (lost()) return;
+  failure_ = action.why;
+  failed_at_ = time_.now();
+}
+
+void Job::tell_failure(const std::string& cause, const std::vector<int>& ranks) {
+  try {
+    for (const int rank : ranks) carry_out(FailureDetector::Send{rank, engine::Failure{cause}});
+  } catch (const base::Error&) {
+    // That rank is lost as well: the others learn of it as this one did.
+  }
+}
+
+std::string Job::tell(const std::string& cause) {
+  Actions actions;
+  failures_.raise(cause, actions);
+  apply(actions);
+  return failures_.me(cause);
+}
+
+bool Job::told() {
+  try {
+    if (transport_->messages_flushed()) return true;
+  } catch (const base::Error&) {
+    return true;
+  }
+  return lost() && time_.now() - failed_at_ > kDelivery;
+}
+
+// --- patience ---------------------------------------------------------------------------------------------------------
+
+void Job::mind_patience(Time now) {
+  if (limits_.patience <= 0 || base::seconds_between(began_, now) <= limits_.patience) return;
+  const std::string text = awaited();
+  if (text.empty()) return;
+  Actions actions;
+  failures_.give_up(ErrorCode::kTimeout,
+                    "gave up after HVDLITE_STALL_SHUTDOWN_TIME_SECONDS (" +
+                        base::to_text(limits_.patience) + " s), waiting for " + text,
+                    actions);
+  apply(actions);
+}
+
+// Whom this process will wait for no longer; nothing where it still does.
+std::string Job::awaited() const {
+  std::string stopped;
+  bool some_ended = false;
+  for (int peer = 0; neighbours_ != nullptr && peer < transport_->size(); ++peer) {
+    some_ended = some_ended || neighbours_->has_ended(peer);
+    if (neighbours_->is_stopped(peer)) stopped += (stopped.empty() ? "" : ", ") + describe(peer);
+  }
+  if (!stopped.empty()) return stopped + " (stopped by SIGSTOP, SIGTSTP or a debugger)";
+  const std::string silent = failures_.silent_for(limits_.patience * (bounded_ ? kSilencePart : 1));
+  if (!silent.empty()) return "the host of " + silent + ": " + engine::kSilentHost;
+  return bounded_ && !some_ended ? "other ranks" : "";
+}
+
+void Job::kill_the_stopped() {
+  for (int peer = 0; neighbours_ != nullptr && peer < transport_->size(); ++peer) {
+    if (neighbours_->is_stopped(peer)) neighbours_->kill(peer);
+  }
+}
+
+}  // namespace hvdlite::job

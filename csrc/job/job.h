@@ -1,0 +1,108 @@
+// The processes of a job where there is no engine: in init() before it is made, and from shutdown() to the end of MPI.
+// Thread: one at a time (driver.h). Owns: a transport of its own, what detects failures, and the exchange under way. Blocks: never.
+// Throws: pass() the failure for which the exchange cannot end: Error(PeerLost, Timeout, System).
+//
+// MPI's collectives wait for ever for a process that has failed. Here an exchange is made of control messages, and between two looks
+// at them this process looks after the others: at what they say, at the processes of its own host, at signs of life of the other
+// hosts. Its first exchange introduces the ranks to each other; before it has ended they are known by number alone.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/time_source.h"
+#include "engine/membership/failure_detector.h"
+#include "job/exchange.h"
+#include "job/neighbours.h"
+#include "transport/transport.h"
+
+namespace hvdlite::job {
+
+// What each rank tells of itself.
+struct Card {
+  std::string host;  // its name, for people
+  int pid = 0;
+  std::string system;        // equal for processes that see each other's process ids
+  bool gives_signs = false;  // it can send signs of life while its program computes
+};
+
+class Job {
+ public:
+  using Time = base::Clock::time_point;
+  using Actions = engine::FailureDetector::Actions;
+  using WatchNeighbours = std::function<std::unique_ptr<Neighbours>(const std::vector<int>& pids)>;
+
+  Job(std::unique_ptr<transport::Transport> transport, base::TimeSource time, Card mine,
+      WatchNeighbours watch);
+
+  // Seconds; 0: no limit. patience: for ranks that are stopped or silent, and for any in a bounded exchange. silence: for the next
+  // sign of life of another host.
+  struct Limits {
+    double patience = 0;
+    double silence = 0;
+  };
+  void set_limits(Limits limits);
+
+  // Begins an exchange; the one before must have ended. bounded: patience counts for ranks that have merely not come.
+  void begin(Bytes mine, bool bounded);
+  // Looks once; true when the exchange has ended.
+  bool pass();
+  std::vector<Bytes> values() const { return exchange_.values(); }
+
+  // The part of pass() that does not concern the exchange: to be called now and then between exchanges.
+  void look();
+  // Does anybody count on such looks, and how often?
+  bool gives_signs() const { return failures_.keeps_in_touch(); }
+  base::microseconds look_interval() const;
+
+  // Last words of this process, for those that wait here: gives them as the others read them.
+  std::string tell(const std::string& cause);
+  // The words have left this process, or cannot any more.
+  bool told();
+
+  // "rank 3 (host a, pid 17)"
+  const std::string& describe(int rank) const { return failures_.roster().describe(rank); }
+  bool lost() const { return failure_.code != base::ErrorCode::kOk; }
+  // Kills the processes of this host that are stopped: the job is over, and its launcher may wait for them.
+  void kill_the_stopped();
+
+ private:
+  class Facts;
+  // Runs a step; what it throws is a failure.
+  template <typename Step>
+  void guard(Step step);
+  void receive();
+  void hear(int source, const std::vector<std::byte>& bytes);
+  void introduce();
+  void send(const Exchange::Sends& sends);
+  void apply(const Actions& actions);
+  void carry_out(const engine::FailureDetector::Send& action);
+  void carry_out(const engine::FailureDetector::Announce& action);
+  void carry_out(const engine::FailureDetector::Warn& action);
+  void carry_out(const engine::FailureDetector::Fail& action);
+  template <typename Other>
+  void carry_out(const Other&) {}  // Membership's, which has an engine
+  void tell_failure(const std::string& cause, const std::vector<int>& ranks);
+  void mind_patience(Time now);
+  std::string awaited() const;
+  bool find_lost(int* rank, std::string* how);
+
+  std::unique_ptr<transport::Transport> transport_;
+  base::TimeSource time_;
+  WatchNeighbours watch_;
+  std::unique_ptr<Neighbours> neighbours_;  // null until the ranks know each other
+  bool all_give_signs_ = false;
+  engine::FailureDetector failures_;
+  std::vector<Time> ended_at_;  // when each rank was first seen to have ended
+  Exchange exchange_;
+  bool under_way_ = false;
+  bool bounded_ = true;
+  Time began_;
+  Limits limits_;
+  base::Status failure_;
+  Time failed_at_;
+};
+
+}  // namespace hvdlite::job

@@ -1,0 +1,34 @@
+#include "transport/mpi_entrance.h"
+
+#include <utility>
+#include <vector>
+
+#include "transport/mpi_library.h"
+#include "transport/mpi_transport.h"
+
+namespace hvdlite::transport {
+
+MpiEntrance::MpiEntrance(const char* shim_path, const void* comm_address)
+    : mpi_(load_mpi(shim_path)), takes_threads_(transport::takes_threads(mpi_)) {
+  check(mpi_, mpi_->comm_from_address(comm_address, &given_), "reading the communicator");
+  check(mpi_, mpi_->comm_rank(given_, &rank_), "MPI_Comm_rank");
+  check(mpi_, mpi_->comm_idup(given_, &comm_, &request_), "MPI_Comm_idup");
+}
+
+bool MpiEntrance::open() {
+  int done = 0, source = 0, bytes = 0;
+  check(mpi_, mpi_->test(&request_, given_, &done, &source, &bytes), "MPI_Comm_idup");
+  return done != 0;
+}
+
+std::unique_ptr<Transport> MpiEntrance::take() {
+  check(mpi_, mpi_->comm_adopt(comm_), "MPI_Comm_set_errhandler");
+  int size = 0;
+  check(mpi_, mpi_->comm_size(comm_, &size), "MPI_Comm_size");
+  std::vector<MpiTransport::Peer> peers(static_cast<std::size_t>(size));
+  for (int rank = 0; rank < size; ++rank) peers[static_cast<std::size_t>(rank)].leader = rank;
+  return std::make_unique<MpiTransport>(mpi_, comm_, rank_, std::move(peers), nullptr, nullptr,
+                                        false, MpiTransport::Limits{});
+}
+
+}  // namespace hvdlite::transport

@@ -1,0 +1,36 @@
+// A transport for control messages between the ranks of an MPI communicator, made without waiting for any of them.
+// Thread: one at a time. Owns: the duplicated communicator until take(). Blocks: never. Throws: Error(System, PeerLost) if MPI or
+// the shim refuses.
+#pragma once
+
+#include <memory>
+
+#include "transport/mpi_abi.h"
+#include "transport/transport.h"
+
+namespace hvdlite::transport {
+
+class MpiEntrance {
+ public:
+  // comm_address: of an MPI_Comm. All its ranks have to make one.
+  MpiEntrance(const char* shim_path, const void* comm_address);
+  MpiEntrance(const MpiEntrance&) = delete;
+  MpiEntrance& operator=(const MpiEntrance&) = delete;
+
+  // Have all ranks come? To be asked until it says so.
+  bool open();
+  // Once it is open: ranks without names, each as if alone on its host, and without shared memory.
+  std::unique_ptr<Transport> take();
+  // May one thread use it while another uses another communicator?
+  bool takes_threads() const { return takes_threads_; }
+  int rank() const { return rank_; }
+
+ private:
+  const hvdlite_mpi* mpi_;
+  bool takes_threads_;
+  hvdlite_mpi_comm given_ = {}, comm_ = {};
+  hvdlite_mpi_request request_ = {};
+  int rank_ = 0;
+};
+
+}  // namespace hvdlite::transport

@@ -1,0 +1,72 @@
+#include "transport/mpi_library.h"
+
+#include <dlfcn.h>
+
+#include <string>
+
+#include "base/error.h"
+
+namespace hvdlite::transport {
+
+using base::Error;
+using base::ErrorCode;
+
+void check(const hvdlite_mpi* mpi, int error, const char* what) {
+  if (error == 0) return;
+  char text[512] = {};
+  mpi->error_text(error, text, sizeof(text));
+  const bool lost = mpi->error_class(error) != 0;
+  throw Error(lost ? ErrorCode::kPeerLost : ErrorCode::kSystem,
+              std::string("init: ") + what + " failed, MPI says: " + text);
+}
+
+namespace {
+
+constexpr int kSerialized = 2, kMultiple = 3;
+
+int thread_level(const hvdlite_mpi* mpi) {
+  int level = 0;
+  check(mpi, mpi->query_thread(&level), "MPI_Query_thread");
+  return level;
+}
+
+const hvdlite_mpi* load_shim(const char* path) {
+  // The shim names no library: MPI's symbols are those mpi4py has already loaded.
+  void* library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) {
+    const char* why = dlerror();
+    throw Error(ErrorCode::kSystem,
+                std::string("cannot load hvdlite's MPI shim: ") + (why != nullptr ? why : path));
+  }
+  const auto table = reinterpret_cast<hvdlite_mpi_table_fn>(dlsym(library, "hvdlite_mpi_table"));
+  if (table == nullptr || table()->abi_version != HVDLITE_MPI_ABI_VERSION) {
+    throw Error(ErrorCode::kSystem,
+                std::string(path) + " belongs to another version of hvdlite; reinstall hvdlite");
+  }
+  return table();
+}
+
+void check_thread_level(const hvdlite_mpi* mpi) {
+  int initialized = 0;
+  check(mpi, mpi->initialized(&initialized), "MPI_Initialized");
+  if (initialized == 0) throw Error(ErrorCode::kSystem, "init: MPI is not initialized");
+  if (thread_level(mpi) < kSerialized) {
+    throw Error(ErrorCode::kUnsupported,
+                "init: MPI was initialized with too low a thread level (single or funneled), "
+                "hvdlite needs serialized or "
+                "multiple; call hvdlite.init() before other code initializes MPI, or have it ask "
+                "for MPI_THREAD_MULTIPLE");
+  }
+}
+
+}  // namespace
+
+const hvdlite_mpi* load_mpi(const char* shim_path) {
+  const hvdlite_mpi* mpi = load_shim(shim_path);
+  check_thread_level(mpi);
+  return mpi;
+}
+
+bool takes_threads(const hvdlite_mpi* mpi) { return thread_level(mpi) >= kMultiple; }
+
+}  // namespace hvdlite::transport
