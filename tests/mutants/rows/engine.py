@@ -79,7 +79,7 @@ ROWS = (
     Mutant(
         "goodbye-to-a-failed-coordinator",
         "a coordinator that has failed does not answer who leaves",
-        "csrc/engine/membership/membership.cc",
+        "csrc/engine/membership/failure_detector.cc",
         "  if (goodbye != nullptr && goodbye->answer) actions.emplace_back(Send{source, GoodbyeSeen{}});",
         "",
         guards.MEMBERSHIP,
@@ -87,9 +87,25 @@ ROWS = (
     Mutant(
         "goodbye-unnoticed-by-heartbeat",
         "a leader that has said goodbye is taken for silent",
-        "csrc/engine/membership/membership.cc",
-        "  if (heartbeat_) heartbeat_->forget(source);",
+        "csrc/engine/membership/failure_detector.cc",
+        "  if (heartbeat_) heartbeat_->forget(rank);",
         "",
+        guards.MEMBERSHIP,
+    ),
+    Mutant(
+        "job-no-grace",
+        "where there is no engine, who ends is lost at once, though its part or its words are on their way",
+        "csrc/job/job.cc",
+        "constexpr base::microseconds kGrace{50'000};",
+        "constexpr base::microseconds kGrace{0};",
+        guards.MEMBERSHIP,
+    ),
+    Mutant(
+        "job-exchange-mixes",
+        "a part of the next exchange is taken for one of this",
+        "csrc/job/exchange.cc",
+        "early_[{part.exchange, part.round}] = std::move(part.values);",
+        "early_[{number_, part.round}] = std::move(part.values);",
         guards.MEMBERSHIP,
     ),
 )

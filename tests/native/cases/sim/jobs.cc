@@ -204,16 +204,27 @@ TEST(a_death_at_any_moment_ends_the_wait) {
   }
 }
 
-// Its part came before its end was seen.
+// The kernel tells of its end before the last message that it sent is there.
 TEST(who_ends_after_its_part_is_not_accused) {
   Meeting meeting({0, 0});
   meeting.run(10);
   meeting.begin(0, value_of(0));
-  meeting.begin(1, value_of(1));
-  meeting.look(1);
   meeting.die(1);
+  meeting.look_all();
+  meeting.begin(1, value_of(1));
   meeting.run(10);
   EXPECT(!meeting[0].under_way && meeting[0].values[1] == value_of(1));
+}
+
+TEST(last_words_that_come_after_the_end_are_the_cause) {
+  Meeting meeting({0, 0});
+  meeting.run(10);
+  meeting.begin(0, value_of(0));
+  meeting.die(1);
+  meeting.look_all();
+  meeting[1].job->tell("raised ValueError: bad batch 17");
+  meeting.run(10);
+  EXPECT_HAS(meeting[0].failure.message, "raised ValueError: bad batch 17");
 }
 
 TEST(last_words_reach_all_that_wait) {
