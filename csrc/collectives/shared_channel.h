@@ -64,6 +64,9 @@ class SharedChannel {
     return window_->riding(region_, local_ranks_[static_cast<std::size_t>(index)],
                            static_cast<int>(number & 1));
   }
+  // How many have been read.
+  std::uint64_t rides() const { return rides_; }
+  void end_ride() { ++rides_; }
   std::byte* tile(int index, std::uint64_t number) const {
     return window_->tile(region_, local_ranks_[static_cast<std::size_t>(index)],
                          static_cast<int>(number & 1));
@@ -165,6 +168,7 @@ class SharedChannel {
   std::uint64_t next_turn_ = 0;
   std::uint64_t turn_ = 0;
   std::uint64_t tiles_;
+  std::uint64_t rides_ = 0;
   std::array<std::uint64_t, TileClass::kClasses> class_tiles_ = {};
   std::array<StoreTrials, TileClass::kClasses> trials_;
 };
