@@ -1,7 +1,6 @@
 // SetNegotiation in memory: what this rank does through the port of a process set (the rest is set_negotiation.cc). ledger.h
 // explains the protocol.
 
-#include <algorithm>
 #include <utility>
 
 #include "engine/negotiation/fusion_planner.h"
@@ -17,14 +16,6 @@ namespace {
 
 // How often to read the log and try again, when it grows in between.
 constexpr int kRounds = 4;
-// A port stays closed while the coordinator counts more requests than that.
-constexpr std::size_t kMostOpenRequests = 1024;
-
-std::vector<std::uint64_t> keys_of(const std::vector<RequestPtr>& requests) {
-  std::vector<std::uint64_t> keys;
-  for (const RequestPtr& request : requests) Accord::add_keys(*request, keys);
-  return keys;
-}
 
 }  // namespace
 
@@ -42,8 +33,7 @@ bool SetNegotiation::agree() {
 bool SetNegotiation::begin() {
   if (!port_->may_begin()) return await_decisions(accord_.take_all());
   if (coordinator_) {
-    port_->begin(coordinator_->sequence(), keys_of(coordinator_->open()));
-    wake_members();
+    begin_port();
     return true;
   }
   try_again_ = accord_.has_waiting();  // the coordinator is about to do so
@@ -109,22 +99,6 @@ void SetNegotiation::wake_members() {
   for (const int member : *set_.members) {
     if (member != all_.settings_.rank) all_.effects_.ring(member);
   }
-}
-
-// The coordinator's part: keeps apart what is counted in messages, closes the port when it must, and opens it again.
-bool SetNegotiation::keep_port() {
-  const bool closed_by_need = coordinator_->needs_messages() || !verdicts_.empty();
-  upkeep_.reopen = !port_->is_open() && !closed_by_need && !upkeep_.close;
-  if (upkeep_.divert.empty() && !upkeep_.close && !upkeep_.reopen) return false;
-  if (upkeep_.reopen) {
-    const std::vector<RequestPtr> open = coordinator_->open();
-    if (open.size() > kMostOpenRequests) return false;
-    upkeep_.counted = keys_of(open);
-  }
-  const Step step = port_->try_keep(upkeep_);
-  if (step == Step::kAppended) wake_members();
-  try_again_ = step == Step::kRefused || upkeep_.close || !upkeep_.divert.empty();
-  return step != Step::kRefused;
 }
 
 // Does what the log says, as far as it can be done.
@@ -233,38 +207,6 @@ void SetNegotiation::fuse_and_execute(const std::vector<Agreed>& agreed,
 
 void SetNegotiation::catch_up() {
   if (port_ && port_->exists()) read();
-}
-
-// The coordinator fails what it knows of. So the port is closed first, and what was announced there comes in messages.
-void SetNegotiation::hear(Verdict message) {
-  if (!coordinator_) return;
-  if (port_ && port_->exists()) {
-    upkeep_.close = true;
-    verdicts_.push_back(std::move(message));
-  } else {
-    coordinator_->fail(message.names, {base::ErrorCode::kTimeout, message.text});
-  }
-}
-
-void SetNegotiation::carry_out_verdicts() {
-  if (verdicts_.empty() || upkeep_.close || port_->is_open() || port_->has_news()) return;
-  for (std::size_t member = 0; member < set_.members->size(); ++member) {
-    const bool there = !all_.has_left((*set_.members)[member]);
-    if (there && closings_of_[member] < closings_) return;
-  }
-  for (const Verdict& verdict : std::exchange(verdicts_, {})) {
-    std::vector<std::string> names = verdict.names;  // but for what has ended meanwhile
-    std::erase_if(names, [&](const std::string& name) { return !coordinator_->knows(name); });
-    coordinator_->fail(names, {base::ErrorCode::kTimeout, verdict.text});
-  }
-}
-
-// These keys are decided. What would still be diverted of them nobody would ever take out of the table again.
-void SetNegotiation::divert_no_more(std::vector<std::uint64_t> decided) {
-  if (upkeep_.divert.empty()) return;
-  std::ranges::sort(decided);
-  std::erase_if(upkeep_.divert,
-                [&](std::uint64_t key) { return std::ranges::binary_search(decided, key); });
 }
 
 }  // namespace hvdlite::engine

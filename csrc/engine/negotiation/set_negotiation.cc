@@ -94,62 +94,6 @@ void SetNegotiation::announce_pending() {
   all_.deliver(set_.coordinator_rank(), std::move(message));
 }
 
-// --- the coordinator's part -------------------------------------------------------------------------------------------
-
-void SetNegotiation::hear(int source, Announcement message) {
-  HVD_CHECK(coordinator_ != nullptr);
-  const int member = set_.index_of(source);
-  HVD_CHECK(member >= 0);
-  const auto count = [&](const RequestPtr& accepted) {
-    if (accepted && port_) Accord::add_keys(*accepted, upkeep_.divert);
-  };
-  for (const std::uint32_t slot : message.slots) {
-    count(coordinator_->announce_slot(member, slot, message.seen));
-  }
-  for (RequestPtr& request : message.requests) {
-    count(coordinator_->announce(member, std::move(request), message.seen));
-  }
-  std::uint64_t& closings = closings_of_[static_cast<std::size_t>(member)];
-  closings = std::max(closings, message.closings);
-  if (port_ && coordinator_->needs_messages()) upkeep_.close = true;
-}
-
-bool SetNegotiation::coordinate() {
-  if (!coordinator_) return false;
-  carry_out_verdicts();
-  return coordinator_->has_decisions() && send_decisions();
-}
-
-bool SetNegotiation::send_decisions() {
-  ResponseList list;
-  list.set = set_.id;
-  list.in_ledger = port_ && port_->exists();
-  std::vector<std::uint64_t> keys;
-  if (port_) {
-    coordinator_->for_each_decided([&](const Request& each) { Accord::add_keys(each, keys); });
-  }
-  if (list.in_ledger) {
-    const Agreement::Step step = port_->try_list(coordinator_->sequence() + 1, keys);
-    if (step == Agreement::Step::kRefused) {
-      try_again_ = true;
-      return false;
-    }
-  }
-  divert_no_more(std::move(keys));
-  list.last = coordinator_->take_last();
-  list.decisions = coordinator_->collect();
-  for (const int member : *set_.members) {
-    if (member != all_.settings_.rank && !all_.has_left(member)) all_.effects_.send(member, list);
-  }
-  if (list.in_ledger) {
-    lists_.push_back(std::move(list));
-    read();
-  } else {
-    follow(list);
-  }
-  return true;
-}
-
 // --- what the coordinator has decided ---------------------------------------------------------------------------------
 
 void SetNegotiation::hear(int source, ResponseList message) {

@@ -1,12 +1,12 @@
 // How the members of one process set agree, as one of them does it: what of this rank is not agreed; and on the set's first member
-// the coordinator's part. What can be is agreed through a port in memory (agreements.cc), the rest in messages (set_negotiation.cc).
+// the coordinator's part (coordination.cc). What can be is agreed through a port in memory (agreements.cc), the rest in messages
+// (set_negotiation.cc).
 // Thread: the holder of the progress token. Owns: this rank's entries until they are agreed, and on the first member the
 // Coordinator. Blocks: no. Throws: Error(Internal) on what no correct member sends, and what the effects throw.
 #pragma once
 
 #include <deque>
 #include <memory>
-#include <set>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -98,7 +98,6 @@ class SetNegotiation {
   Entry take_entry(const std::string& name);
   void check_mine(const Response& response) const;
   void check_absence(const Response& first, std::span<const Entry> entries);
-  bool send_decisions();
   void came_last(int member, std::size_t operations);
   void execute(FusedOp fused, std::vector<Entry> entries);
 
@@ -110,8 +109,6 @@ class SetNegotiation {
   bool close_port();
   template <typename Try>
   bool after_reading(Try try_step);
-  bool keep_port();
-  bool place_list(const ResponseList& list);
   bool read();
   bool read(std::vector<Entry>& taken);
   void carry_out(const Agreement::Entry& entry, std::vector<Agreed>& agreed,
@@ -120,9 +117,14 @@ class SetNegotiation {
                    std::vector<Entry>& taken);
   Agreed agreed_in_memory(const RequestPtr& request, int contributors) const;
   void fuse_and_execute(const std::vector<Agreed>& agreed, std::vector<Entry> entries);
+  void wake_members();
+
+  // --- the coordinator's (coordination.cc) ---
+  bool send_decisions();
+  void begin_port();
+  bool keep_port();
   void carry_out_verdicts();
   void divert_no_more(std::vector<std::uint64_t> decided);
-  void wake_members();
 
   Negotiation& all_;
   const ProcessSet set_;
