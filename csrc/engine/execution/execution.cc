@@ -1,12 +1,10 @@
 #include "engine/execution/execution.h"
 
-#include <array>
-#include <cstring>
 #include <numeric>
 #include <utility>
 
+#include "collectives/allreduce_inline.h"
 #include "engine/negotiation/shared_agreement.h"
-#include "kernels/kernels.h"
 #include "transport/host_window.h"
 
 namespace hvdlite::engine {
@@ -35,13 +33,6 @@ std::size_t payload_of(const FusedOp& fused, const std::vector<Entry>& entries) 
   return bytes;
 }
 
-bool may_be_prepared(const collectives::SharedChannel& channel, const Request& request) {
-  const std::size_t bytes = request.bytes();
-  return request.kind == OpKind::kAllreduce && !request.absent &&
-         request.op != base::ReduceOp::kAdasum && !request.on_gpu() && request.arena == 0 &&
-         bytes > 0 && bytes <= channel.riding_bytes();
-}
-
 SharingSetPtr sharing(const ProcessSet& set, SharedRegions shared) {
   return std::make_shared<const SharingSet>(SharingSet{set, std::move(shared)});
 }
@@ -52,8 +43,7 @@ Execution::Execution(transport::Transport& transport, collectives::Selection sel
                      SharedState& shared)
     : transport_(transport),
       shared_(shared),
-      may_prepare_(selection.allreduce == "auto" || selection.allreduce == "shm"),
-      isa_(selection.tuning.isa),
+      selection_(selection),
       executor_(transport, std::move(selection), shared) {}
 
 std::unique_ptr<Agreement> Execution::add_set(const ProcessSet& set,
@@ -83,34 +73,31 @@ bool Execution::share_memory(SetId set) const {
   return known.size() == 1 || (channel != nullptr && channel->size() == known.size());
 }
 
+bool Execution::may_prepare(const collectives::SharedChannel& channel,
+                            const Request& request) const {
+  return request.kind == OpKind::kAllreduce && !request.absent && !request.on_gpu() &&
+         request.arena == 0 &&
+         collectives::prepares_allreduce(request.bytes(), request.op, channel, selection_);
+}
+
 bool Execution::prepare(SetId set, const Entry& entry) {
-  if (!may_prepare_) return false;
-  const SharingSetPtr& known = sets_.find(set)->second.host;
-  collectives::SharedChannel& channel = *known->shared.channel;
+  collectives::SharedChannel& channel = *sets_.find(set)->second.host->shared.channel;
   const Request& request = *entry.request;
-  if (!may_be_prepared(channel, request)) return false;
-  std::memcpy(channel.riding(channel.index(), channel.rides()), entry.input, request.bytes());
+  if (!may_prepare(channel, request)) return false;
+  collectives::prepare_inline(channel, entry.input, request.bytes());
   return true;
 }
 
-// All members' payloads are there: adds them in rank order, as the algorithms do, and ends the operation.
 void Execution::execute_prepared(SetId set, Entry& entry) {
   collectives::SharedChannel& channel = *sets_.find(set)->second.host->shared.channel;
   const Request& request = *entry.request;
-  HVD_CHECK(may_be_prepared(channel, request));
+  HVD_CHECK(may_prepare(channel, request));
   const int members = channel.size();
-  std::array<const void*, Ledger::kMaxMembers> inputs = {};
-  for (int member = 0; member < members; ++member) {
-    inputs[static_cast<std::size_t>(member)] = channel.riding(member, channel.rides());
-  }
   const bool moves = request.bytes() > kTinyBytes;
   if (moves) shared_.reached({&entry, 1}, FlightRecorder::Stage::kStarted);
-  const collectives::Reduction reduction = reduction_of(request, members);
-  const kernels::ReduceKernels& kernels = kernels::reduce_kernels(request.dtype, request.op, isa_);
-  kernels.fold(&entry.output, 1, inputs.data(), members,
-               static_cast<std::size_t>(request.elements()), reduction.prescale,
-               reduction.postscale, reduction.divisor);
-  channel.end_ride();
+  collectives::reduce_prepared(
+      channel, {entry.input, entry.output, static_cast<std::size_t>(request.elements())},
+      reduction_of(request, members), selection_.tuning.isa);
   entry.completion->contributors = members;
   // As if there were one member: no link had to carry it.
   shared_.usage.moves(request.kind, request.bytes(), moves ? static_cast<std::size_t>(members) : 1);

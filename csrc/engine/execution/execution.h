@@ -2,8 +2,9 @@
 // Thread: the holder of the progress token. Owns: what the sets share, the executor. Blocks: never, but close, for a moment.
 // Throws: what operation.h says.
 //
-// Small allreduces are prepared: before the members have agreed, each puts its payload where the others will look for it. If all
-// have, an operation needs no further exchange, and comes beside the executor's lanes: it is over as soon as it is agreed.
+// Small allreduces are prepared (collectives/allreduce_inline.h): before the members have agreed, each puts its payload where the
+// others will look for it. If all have, the operation needs no further exchange, and comes beside the executor's lanes: it is over
+// as soon as it is agreed.
 #pragma once
 
 #include <map>
@@ -48,10 +49,11 @@ class Execution {
   void close(bool memory_is_free) { executor_.close(memory_is_free); }
 
  private:
+  bool may_prepare(const collectives::SharedChannel& channel, const Request& request) const;
+
   transport::Transport& transport_;
   SharedState& shared_;
-  const bool may_prepare_;  // no algorithm is forced that this would bypass
-  const kernels::Isa isa_;
+  const collectives::Selection selection_;
   std::map<SetId, ExecutionSet> sets_;
   Executor executor_;
 };
