@@ -574,7 +574,7 @@ KNOBS: tuple[Knob, ...] = (
         choices=("auto", "scalar", "avx2", "avx512"),
         must_agree=False,
     ),
-    _algorithm("allreduce", "ring direct recursive_doubling shm hierarchical"),
+    _algorithm("allreduce", "ring direct recursive_doubling shm inline hierarchical"),
     _algorithm("reducescatter", "ring direct shm"),
     _algorithm("allgatherv", "ring shm"),
     _algorithm("broadcast", "binomial chain shm"),

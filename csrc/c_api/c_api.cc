@@ -8,6 +8,7 @@
 #include <mutex>
 #include <new>
 
+#include "engine/negotiation/ledger.h"
 #include "hvdlite/hvdlite.h"
 #include "transport/inproc.h"
 #include "transport/mpi_env.h"

@@ -15,6 +15,7 @@ std::unique_ptr<Collective> allreduce_recursive_doubling(Comm comm, AllreduceArg
                                                          const Tuning& tuning);
 std::unique_ptr<Collective> allreduce_push(Comm comm, AllreduceArgs args, const Tuning& tuning);
 std::unique_ptr<Collective> allreduce_shm(Comm comm, AllreduceArgs args, const Tuning& tuning);
+std::unique_ptr<Collective> allreduce_inline(Comm comm, AllreduceArgs args, const Tuning& tuning);
 std::unique_ptr<Collective> allreduce_hierarchical(Comm comm, AllreduceArgs args,
                                                    const Tuning& tuning);
 std::unique_ptr<Collective> allreduce_adasum(Comm comm, AllreduceArgs args, const Tuning& tuning);

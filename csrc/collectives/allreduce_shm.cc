@@ -15,10 +15,7 @@
 // and are added in float32. Tiles follow each other in two buffers of each rank (shared_collective.h, with the proof that
 // this is right, and cannot deadlock), so that they stay in the cache, and a rank fills one while others reduce another.
 //
-// Smaller buffers take fewer steps:
-//   direct   up to a few KiB: everybody puts all of its contribution into its buffer, and folds all slices itself. One
-//            wait instead of two, p times the additions.
-//   inline   up to WindowFlags::kInlineBytes: the same, and contributions ride in the line of the flag that announces them.
+// Small buffers take fewer steps in allreduce_inline.
 //
 // The buffer may be scattered over many parts: each step walks over the runs of its tile, straight from and to where the
 // user's tensors lie. Nothing is packed or unpacked.
@@ -37,14 +34,13 @@
 //
 // Cost for p ranks and S bytes, in bytes that each rank loads and stores: (2(p-1)/p fill + (p+3)/p reduce + 2(p-1)/p drain) S =
 // (5 - 1/p) S, where all results are open (2(p-1)/p fill + 2 reduce) S = (4 - 2/p) S; and two waits for the slowest, overlapped
-// with other tiles if there are several. direct: (p + 3) S and one wait. Bytes sent: none.
+// with other tiles if there are several. Bytes sent: none.
 //
 // In place: a rank's contribution to the others' slices is copied by its fill, that to its own is read by the pass that
 // overwrites it. Its output is touched by nobody else, but, if open, where its contribution was copied before.
 //
-// All ranks get the same bits because a slice is computed once (in direct and inline mode by everybody, from the same
-// contributions in the same order). Contributions are added in rank order in all modes, whatever the tile and the
-// slice in which an element lies: layout-independent, the bits of allreduce_direct.
+// All ranks get the same bits because a slice is computed once. Contributions are added in rank order, whatever the tile and the
+// slice in which an element lies: layout-independent, the bits of allreduce_direct and allreduce_inline.
 //
 // Source: tiles through double buffers, each slice reduced by its owner, are common practice for ranks of one host: Li,
 // Hoefler and Snir, NUMA-aware shared-memory collective communication for MPI (HPDC 2013).
@@ -64,32 +60,12 @@ namespace hvdlite::collectives {
 
 namespace {
 
-// Parts that follow each other in memory are one.
-std::vector<AllreducePart> merged(const std::vector<AllreducePart>& parts, std::size_t element) {
-  const auto follows = [&](const void* first, const void* second, std::size_t count) {
-    if (first == nullptr || second == nullptr) return first == second;
-    return static_cast<const std::byte*>(first) + count * element == second;
-  };
-  std::vector<AllreducePart> result;
-  result.reserve(parts.size());
-  for (const AllreducePart& part : parts) {
-    if (part.count == 0) continue;
-    if (!result.empty() && follows(result.back().input, part.input, result.back().count) &&
-        follows(result.back().output, part.output, result.back().count)) {
-      result.back().count += part.count;
-    } else {
-      result.push_back(part);
-    }
-  }
-  return result;
-}
-
 // How the buffer is cut into tiles, and a tile into slices; the same on all ranks.
 struct Cut {
   std::size_t count;  // elements
   std::size_t tiles;
-  std::size_t slices;  // 1: direct
-  std::size_t grain;   // elements of a cache line
+  std::size_t slices;
+  std::size_t grain;  // elements of a cache line
 
   Range tile(std::size_t index) const { return part_of(count, tiles, index, grain); }
   Range slice(std::size_t index, int member) const {
@@ -102,12 +78,11 @@ struct Cut {
 class AllreduceTiles final : public TilePipeline {
  public:
   AllreduceTiles(Comm comm, const Tuning& tuning, const TileReducer& reducer,
-                 std::vector<AllreducePart> parts, const Cut& cut, bool direct)
-      : TilePipeline(std::move(comm), tuning, /*reduces=*/!direct),
+                 std::vector<AllreducePart> parts, const Cut& cut)
+      : TilePipeline(std::move(comm), tuning, /*reduces=*/true),
         reducer_(reducer),
         parts_(std::move(parts)),
         cut_(cut),
-        direct_(direct),
         gathered_(static_cast<std::size_t>(size())),
         inputs_(static_cast<std::size_t>(size())),
         filling_(parts_, reducer.result_bytes()),
@@ -119,8 +94,8 @@ class AllreduceTiles final : public TilePipeline {
     for (const AllreducePart& part : parts_) {
       if (part.output != nullptr && part.input != part.output) out_of_place += part.count;
     }
-    if (!direct) set_result_bytes(out_of_place * reducer.result_bytes(), tuning);
-    if (direct || size() == 1 || streams() || parts_.size() != 1) return;
+    set_result_bytes(out_of_place * reducer.result_bytes(), tuning);
+    if (size() == 1 || streams() || parts_.size() != 1) return;
     place_ = channel().place_of_result(parts_.front().output, cut.count * reducer.result_bytes());
   }
 
@@ -129,10 +104,6 @@ class AllreduceTiles final : public TilePipeline {
  private:
   void fill(std::size_t tile) override {
     const Range whole = cut_.tile(tile);
-    if (direct_) {
-      contribute(tile, whole);
-      return;
-    }
     if (tile == 0) channel().tell_result(first_tile(), place_);
     const Range mine = cut_.slice(tile, me());
     contribute(tile, {whole.offset, mine.offset - whole.offset});
@@ -200,16 +171,6 @@ class AllreduceTiles final : public TilePipeline {
 
   void drain(std::size_t tile) override {
     if (place_ != 0) return;  // the others have stored it there
-    if (direct_) {
-      const Range whole = cut_.tile(tile);
-      gather(tile, whole.offset);
-      draining_.walk(whole, [&](const void*, void* output, std::size_t offset, std::size_t n) {
-        if (output == nullptr) return;
-        collect(offset);
-        reducer_.fold(&output, 1, inputs_.data(), size(), n);
-      });
-      return;
-    }
     for (int owner = 0; owner < size(); ++owner) {
       if (owner == me()) continue;
       const Range slice = cut_.slice(tile, owner);
@@ -243,7 +204,6 @@ class AllreduceTiles final : public TilePipeline {
   TileReducer reducer_;
   std::vector<AllreducePart> parts_;
   Cut cut_;
-  bool direct_;
   std::vector<const std::byte*> gathered_;  // by member
   std::vector<const void*> inputs_;         // of one fold, by member
   std::uint64_t place_ = 0;                 // of the result in memory that the others map, as told
@@ -256,60 +216,6 @@ class AllreduceTiles final : public TilePipeline {
   PartCursor draining_;
 };
 
-class AllreduceInline final : public SharedCollective {
- public:
-  AllreduceInline(Comm comm, const Tuning& tuning, const TileReducer& reducer,
-                  std::vector<AllreducePart> parts, std::size_t count)
-      : SharedCollective(std::move(comm), tuning),
-        reducer_(reducer),
-        parts_(std::move(parts)),
-        count_(count) {}
-
- private:
-  bool step() override {
-    const InlineTile tile(channel().tiles());
-    if (!published_) return published_ = publish(tile);
-    if (!tile.all_arrived(channel())) return false;
-    fold(tile);
-    tile.done(channel());
-    finish(1);
-    return true;
-  }
-
-  bool publish(const InlineTile& tile) {
-    std::byte payload[InlineTile::kBytes];
-    PartCursor cursor(parts_, reducer_.result_bytes());
-    cursor.walk({0, count_}, [&](const void* input, void*, std::size_t offset, std::size_t n) {
-      reducer_.contribute(payload + offset * reducer_.contribution_bytes(), input, n);
-    });
-    if (!tile.publish(channel(), payload, count_ * reducer_.contribution_bytes())) return false;
-    ring_others();
-    return true;
-  }
-
-  void fold(const InlineTile& tile) {
-    std::vector<const void*> inputs(static_cast<std::size_t>(size()));
-    PartCursor cursor(parts_, reducer_.result_bytes());
-    cursor.walk({0, count_}, [&](const void*, void* output, std::size_t offset, std::size_t n) {
-      if (output == nullptr) return;
-      for (int member = 0; member < size(); ++member) {
-        inputs[static_cast<std::size_t>(member)] =
-            tile.payload(channel(), member) + offset * reducer_.contribution_bytes();
-      }
-      reducer_.fold(&output, 1, inputs.data(), size(), n);
-    });
-  }
-
-  TileReducer reducer_;
-  std::vector<AllreducePart> parts_;
-  std::size_t count_;
-  bool published_ = false;
-};
-
-// Up to here one wait less is worth p-fold additions. A share of the tile, so that small tiles (of many ranks, of tests) behave
-// like large ones.
-std::size_t direct_bytes(std::size_t tile_bytes) { return tile_bytes / 64; }
-
 }  // namespace
 
 std::unique_ptr<Collective> allreduce_shm(Comm comm, AllreduceArgs args, const Tuning& tuning) {
@@ -319,19 +225,13 @@ std::unique_ptr<Collective> allreduce_shm(Comm comm, AllreduceArgs args, const T
   const std::size_t count = args.count();
   const std::size_t bytes = count * element;
   const int members = comm.shared()->size();
-  std::vector<AllreducePart> parts = merged(args.parts, reducer.result_bytes());
-  if (members > 1 && count > 0 && bytes <= InlineTile::kBytes) {
-    return std::make_unique<AllreduceInline>(std::move(comm), tuning, reducer, std::move(parts),
-                                             count);
-  }
+  std::vector<AllreducePart> parts = merged_parts(args.parts, reducer.result_bytes());
   const std::size_t tile_bytes = comm.shared()->tile_bytes();
-  const bool direct = members > 1 && bytes <= direct_bytes(tile_bytes);
   Cut cut{count, 0, static_cast<std::size_t>(members),
           std::max<std::size_t>(base::kCacheLine / element, 1)};
   const std::size_t lines = pipelined_tile(bytes, tile_bytes) / (cut.grain * element);
   cut.tiles = pieces_in(count, lines * cut.grain);
-  return std::make_unique<AllreduceTiles>(std::move(comm), tuning, reducer, std::move(parts), cut,
-                                          direct);
+  return std::make_unique<AllreduceTiles>(std::move(comm), tuning, reducer, std::move(parts), cut);
 }
 
 }  // namespace hvdlite::collectives

@@ -13,6 +13,10 @@
 
 namespace hvdlite::collectives {
 
+// The same buffer: parts that follow each other in memory are one, and none is empty.
+std::vector<AllreducePart> merged_parts(const std::vector<AllreducePart>& parts,
+                                        std::size_t element_bytes);
+
 class PartCursor {
  public:
   PartCursor(const std::vector<AllreducePart>& parts, std::size_t element_bytes)

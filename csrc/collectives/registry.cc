@@ -14,6 +14,7 @@ constexpr Algorithm<AllreduceArgs> kAllreduce[] = {
     {"direct", allreduce_direct},
     {"recursive_doubling", allreduce_recursive_doubling},
     {.name = "shm", .make = allreduce_shm, .scattered = true, .runs_on = shares_memory},
+    {.name = "inline", .make = allreduce_inline, .scattered = true, .runs_on = shares_memory},
     {.name = "push",
      .make = allreduce_push,
      .scattered = true,

@@ -45,7 +45,7 @@ std::string_view collective_name();
 
 // All algorithms of a collective.
 std::span<const Algorithm<AllreduceArgs>>
-allreduce_algorithms();  // ring direct recursive_doubling shm push hierarchical adasum
+allreduce_algorithms();  // ring direct recursive_doubling shm inline push hierarchical adasum
 std::span<const Algorithm<ReducescatterArgs>> reducescatter_algorithms();  // ring direct shm
 std::span<const Algorithm<AllgathervArgs>> allgatherv_algorithms();        // ring shm
 std::span<const Algorithm<BroadcastArgs>> broadcast_algorithms();          // binomial chain shm

@@ -13,9 +13,14 @@ namespace hvdlite::collectives {
 namespace {
 
 constexpr std::string_view kAuto = "auto";
-constexpr std::string_view kShared = "shm";  // where all ranks share memory, for everything
+constexpr std::string_view kShared = "shm";     // where all ranks share memory, for everything
+constexpr std::string_view kInline = "inline";  // but for small allreduces
 constexpr std::string_view kInArena = "push";
 constexpr std::string_view kAdasum = "adasum";  // serves that op, whatever size and knob
+
+// Up to this part of a tile one wait less is worth p-fold additions. A share, so that small tiles (of many ranks, of tests) behave
+// like large ones.
+constexpr std::size_t kInlineShare = 64;
 
 std::string knob_of(std::string_view collective) {
   std::string knob = "HVDLITE_" + std::string(collective) + "_ALGORITHM";
@@ -101,7 +106,15 @@ std::string_view forced_or(const std::string& forced, std::string_view automatic
 }  // namespace
 
 Shape shape_of(const Comm& comm) {
-  return {comm.size(), shares_memory(comm), shares_memory_on_hosts(comm)};
+  const bool shared = shares_memory(comm);
+  return {comm.size(), shared, shares_memory_on_hosts(comm),
+          shared ? comm.shared()->tile_bytes() / kInlineShare : 0};
+}
+
+bool prepares_allreduce(std::size_t bytes, base::ReduceOp op, const SharedChannel& channel,
+                        const Selection& selection) {
+  const bool allowed = selection.allreduce == kAuto || selection.allreduce == kInline;
+  return allowed && op != base::ReduceOp::kAdasum && bytes > 0 && bytes <= channel.prepared_bytes();
 }
 
 bool takes_scattered(std::size_t bytes, base::ReduceOp op, const Comm& comm,
@@ -112,7 +125,9 @@ bool takes_scattered(std::size_t bytes, base::ReduceOp op, const Comm& comm,
 }
 
 std::string_view chosen_allreduce(std::size_t bytes, Shape shape, const Selection& selection) {
-  if (shape.shared) return forced_or(selection.allreduce, kShared);
+  if (shape.shared) {
+    return forced_or(selection.allreduce, bytes <= shape.inline_bytes ? kInline : kShared);
+  }
   if (shape.shared_on_hosts) return forced_or(selection.allreduce, "hierarchical");
   std::string_view automatic = "ring";
   // With 2 ranks there is one addition an element, and all algorithms give the same bits.

@@ -44,6 +44,7 @@ struct Shape {
   int ranks = 1;
   bool shared = false;           // all of them share memory
   bool shared_on_hosts = false;  // they are on several hosts, and those of each host share memory
+  std::size_t inline_bytes = 0;  // up to here an allreduce in the memory that all share is inline
 };
 Shape shape_of(const Comm& comm);
 
@@ -52,6 +53,10 @@ Shape shape_of(const Comm& comm);
 std::string_view chosen_allreduce(std::size_t bytes, Shape shape, const Selection& selection);
 std::string_view chosen_reducescatter(std::size_t bytes, Shape shape, const Selection& selection);
 std::string_view chosen_broadcast(std::size_t bytes, Shape shape, const Selection& selection);
+
+// May the members that share this channel prepare an allreduce of so many bytes (allreduce_inline.h)?
+bool prepares_allreduce(std::size_t bytes, base::ReduceOp op, const SharedChannel& channel,
+                        const Selection& selection);
 
 // Would start_allreduce take a buffer of many parts as it is? If not it has to be packed into one.
 bool takes_scattered(std::size_t bytes, base::ReduceOp op, const Comm& comm,

@@ -59,11 +59,15 @@ class SharedChannel {
   transport::WindowFlags& flags(int index) const {
     return window_->flags(region_, local_ranks_[static_cast<std::size_t>(index)]);
   }
-  std::size_t riding_bytes() const { return window_->riding_bytes(); }
-  std::byte* riding(int index, std::uint64_t number) const {
-    return window_->riding(region_, local_ranks_[static_cast<std::size_t>(index)],
-                           static_cast<int>(number & 1));
+  // Where a member puts payload `number` before the members have agreed (allreduce_inline.h).
+  std::size_t prepared_bytes() const { return window_->prepared_bytes(); }
+  std::byte* prepared(int index, std::uint64_t number) const {
+    return window_->prepared(region_, local_ranks_[static_cast<std::size_t>(index)],
+                             static_cast<int>(number & 1));
   }
+  // How many of these this rank has folded.
+  std::uint64_t folded() const { return folded_; }
+  void count_folded() { ++folded_; }
   std::byte* tile(int index, std::uint64_t number) const {
     return window_->tile(region_, local_ranks_[static_cast<std::size_t>(index)],
                          static_cast<int>(number & 1));
@@ -165,6 +169,7 @@ class SharedChannel {
   std::uint64_t next_turn_ = 0;
   std::uint64_t turn_ = 0;
   std::uint64_t tiles_;
+  std::uint64_t folded_ = 0;
   std::array<std::uint64_t, TileClass::kClasses> class_tiles_ = {};
   std::array<StoreTrials, TileClass::kClasses> trials_;
 };

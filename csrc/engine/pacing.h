@@ -3,6 +3,7 @@
 #pragma once
 
 #include "base/thread.h"
+#include "engine/intake/tensor_queue.h"
 
 namespace hvdlite::engine {
 
@@ -18,5 +19,11 @@ struct Outlook {
 
 // A ring of the doorbell ends the sleep early. bells_reach_all: every rank can ring this one.
 base::microseconds longest_sleep(const Outlook& outlook, bool bells_reach_all);
+
+// Something could not be done because another rank was at it, and nothing has happened for so long: it is tried again after that.
+base::microseconds pause_before_trying_again(base::microseconds idle);
+
+// How long what has been submitted waits for company in a job of so many ranks.
+Patience patience_of(double cycle_time_ms, int ranks);
 
 }  // namespace hvdlite::engine

@@ -77,16 +77,17 @@ class HostWindow {
       shape.tile_bytes = std::max(affordable, kSmallestTile);
       return shape;
     }
-    // Of a payload that rides with its announcement (accord.h). All read all of them, so the more ranks the smaller.
-    std::size_t riding_bytes() const {
-      const std::size_t share = kRidingOfAll / static_cast<std::size_t>(ranks);
+    // Of a payload that is there before the ranks have agreed (collectives/allreduce_inline.h). All read all of them, so the
+    // more ranks the smaller.
+    std::size_t prepared_bytes() const {
+      const std::size_t share = kPreparedOfAll / static_cast<std::size_t>(ranks);
       return std::max(std::min(share, tile_bytes / 8) / base::kCacheLine, std::size_t{1}) *
              base::kCacheLine;
     }
     // Of one rank's flags, payloads and tiles in all regions.
     std::size_t rank_bytes() const {
       const std::size_t small =
-          static_cast<std::size_t>(regions) * (sizeof(WindowFlags) + 2 * riding_bytes());
+          static_cast<std::size_t>(regions) * (sizeof(WindowFlags) + 2 * prepared_bytes());
       return (small + kPage - 1) / kPage * kPage +
              static_cast<std::size_t>(regions) * 2 * tile_bytes;
     }
@@ -105,14 +106,14 @@ class HostWindow {
   int local_rank() const { return local_rank_; }
   int regions() const { return shape_.regions; }
   std::size_t tile_bytes() const { return shape_.tile_bytes; }
-  std::size_t riding_bytes() const { return shape_.riding_bytes(); }
+  std::size_t prepared_bytes() const { return shape_.prepared_bytes(); }
 
   WindowFlags& flags(int region, int local_rank) const {
     return reinterpret_cast<WindowFlags*>(of_rank(local_rank))[region];
   }
-  std::byte* riding(int region, int local_rank, int which) const {
+  std::byte* prepared(int region, int local_rank, int which) const {
     return of_rank(local_rank) + static_cast<std::size_t>(shape_.regions) * sizeof(WindowFlags) +
-           static_cast<std::size_t>(2 * region + which) * shape_.riding_bytes();
+           static_cast<std::size_t>(2 * region + which) * shape_.prepared_bytes();
   }
   std::byte* tile(int region, int local_rank, int which) const {
     return of_rank(local_rank) + shape_.rank_bytes() -
@@ -132,7 +133,7 @@ class HostWindow {
 
  private:
   static constexpr std::size_t kPage = 4096;
-  static constexpr std::size_t kRidingOfAll = 64 * 1024;
+  static constexpr std::size_t kPreparedOfAll = 64 * 1024;
   static constexpr std::size_t kSmallestTile = 16 * 1024;
 
   std::byte* common(int region) const {

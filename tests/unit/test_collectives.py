@@ -241,7 +241,7 @@ def test_the_average_of_large_int8_does_not_overflow(algorithm):
     expected(inputs, reduction).check(allreduce(algorithm, inputs, reduction)[0])
 
 
-@pytest.mark.parametrize("algorithm", ["direct", "recursive_doubling", "shm", PUSH])
+@pytest.mark.parametrize("algorithm", ["direct", "recursive_doubling", "shm", "inline", PUSH])
 @pytest.mark.parametrize("ranks", [3, 4, 6, 8])
 def test_bits_do_not_depend_on_the_layout(algorithm, ranks):
     """The same values at other places of longer buffers, cut differently: fusion must not show."""
@@ -377,7 +377,7 @@ def test_one_algorithm_a_file(kind):
 
 
 def test_an_unknown_algorithm_lists_the_known():
-    known = "ring, direct, recursive_doubling, shm, push, hierarchical, adasum"
+    known = "ring, direct, recursive_doubling, shm, inline, push, hierarchical, adasum"
     with pytest.raises(ValueError, match=f"unknown allreduce algorithm 'rign'; known: {known}"):
         run(ALLREDUCE, "rign", [0], [0], [0])
 

@@ -1,4 +1,4 @@
-"""Allreduces whose payload rides with its announcement: how large they may be, and that their bits are those of any other."""
+"""Prepared allreduces, whose payload rides with the announcement: up to which size, and that their bits are those of others."""
 
 import numpy as np
 import pytest
@@ -28,6 +28,43 @@ def test_they_ride_up_to_a_limit(size):
     for rode, results in run_ranks(size, body):
         assert rode == [1, 0, 1]
         assert all((result == size * (size + 1) // 2).all() for result in results)
+
+
+@pytest.mark.parametrize(("algorithm", "rides"), [("inline", True), ("shm", False), ("ring", False)])
+def test_an_algorithm_that_is_forced_decides_whether_they_do(algorithm, rides):
+    """Inline serves every size: what is too large to ride, it exchanges when all have agreed."""
+
+    def body(rank):
+        small = rank.allreduce("small", np.full(16, rank.rank + 1, np.float32))
+        rode = rank.engine.counters()["riding_ops"]
+        large = rank.allreduce("large", np.arange(LONG, dtype=np.float32) * (rank.rank + 1))
+        return rode, rank.engine.counters()["riding_ops"], small, large
+
+    for rode, rode_later, small, large in run_ranks(3, body, config={"allreduce_algorithm": algorithm}):
+        assert rode == rode_later == int(rides)
+        assert (small == 6).all()
+        assert (large == np.arange(LONG) * 6).all()
+
+
+def test_what_not_all_have_prepared_is_exchanged_when_all_have_agreed():
+    """A rank with something else under way prepares nothing."""
+
+    def body(rank):
+        other = np.ones(4, np.float32)
+        if rank.rank == 1:
+            handle = rank.start(ALLREDUCE, "other", other, other)
+        result = rank.allreduce("x", np.full(8, rank.rank + 1, np.float32))
+        rode = rank.engine.counters()["riding_ops"]
+        if rank.rank == 0:
+            handle = rank.start(ALLREDUCE, "other", other, other)
+        rank.engine.wait(handle)
+        return rode, result, other
+
+    found = run_ranks(2, body)
+    assert found[0][0] == 0  # rank 0 had nothing else before
+    for _, result, other in found:
+        assert (result == 3).all()
+        assert (other == 2).all()
 
 
 def test_only_what_is_alone_rides():

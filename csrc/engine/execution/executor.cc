@@ -7,16 +7,8 @@ namespace {
 
 // Tag layout, from the low end: channel, operation number (modulo), process set.
 constexpr int kSetBits = 10;
-
-// The set as operations know it, with what they share: memory for host tensors, or that for GPUs'.
-std::shared_ptr<const ProcessSet> describe_set(const ProcessSet& set, const SharedRegions& shared) {
-  auto copy = std::make_shared<ProcessSet>();
-  copy->id = set.id;
-  copy->members = set.members;
-  copy->index = set.index;
-  copy->shared = shared;
-  return copy;
-}
+// Memory kept for fusion buffers, in fusion thresholds: enough for the operations usually in flight.
+constexpr std::size_t kPoolThresholds = 4;
 
 // Forced algorithms are for tensors in host memory: for those of GPUs the size decides.
 collectives::Selection unforced(const collectives::Selection& selection) {
@@ -30,22 +22,18 @@ collectives::Selection unforced(const collectives::Selection& selection) {
 }  // namespace
 
 Executor::Executor(transport::Transport& transport, collectives::Selection selection,
-                   SharedState& shared, std::size_t pool_bytes, Started started, Finished finished)
+                   SharedState& shared)
     : transport_(transport),
       selection_(std::move(selection)),
       unforced_(unforced(selection_)),
       shared_(shared),
-      pool_(pool_bytes),
-      started_(std::move(started)),
-      finished_(std::move(finished)),
+      pool_(kPoolThresholds * shared.config.fusion_threshold),
       watcher_([this] { transport_.ring(transport_.rank()); }),
       device_context_{
           {transport_, shared_.devices, shared_.config, shared_.log, shared_.time, unforced_},
           shared_,
           pool_,
-          watcher_,
-          started_,
-          finished_} {}
+          watcher_} {}
 
 Executor::~Executor() { close(false); }
 
@@ -63,36 +51,35 @@ void Executor::close(bool memory_is_free) {
   parked_lanes_.clear();
 }
 
-std::uint32_t Executor::next_tag(ProcessSet& set) const {
+std::uint32_t Executor::next_tag(ExecutionSet& set) const {
   const int operation_bits = transport_.tag_bits() - collectives::kChannelBits - kSetBits;
   const auto operation = set.next_operation++ & ((std::uint32_t{1} << operation_bits) - 1);
-  const auto slot = static_cast<std::uint32_t>(set.id.id) & ((std::uint32_t{1} << kSetBits) - 1);
+  const auto slot = static_cast<std::uint32_t>(set.id().id) & ((std::uint32_t{1} << kSetBits) - 1);
   return ((slot << operation_bits) | operation) << collectives::kChannelBits;
 }
 
-void Executor::enqueue(ProcessSet& set, FusedOp fused, std::vector<Entry> entries) {
+void Executor::enqueue(ExecutionSet& set, FusedOp fused, std::vector<Entry> entries) {
   if (fused.first().on_gpu()) {
     DeviceLane& lane = device_lane(set, entries);
     lane.enqueue(std::move(fused), std::move(entries), next_tag(set));
     return;
   }
-  Lane& lane = lanes_[set.id];
-  if (!lane.set) lane.set = describe_set(set, set.shared);
+  Lane& lane = lanes_[set.id()];
+  if (!lane.set) lane.set = set.host;
   lane.waiting.push_back({std::move(fused), std::move(entries), next_tag(set)});
 }
 
 // The first operation on a GPU, which comes at the same place on all members, makes it.
-DeviceLane& Executor::device_lane(ProcessSet& set, const std::vector<Entry>& entries) {
-  auto lane = device_lanes_.find(set.id);
+DeviceLane& Executor::device_lane(ExecutionSet& set, const std::vector<Entry>& entries) {
+  auto lane = device_lanes_.find(set.id());
   if (lane == device_lanes_.end()) {
     std::array<std::uint32_t, DeviceLink::kTags> tags{};
     for (std::uint32_t& tag : tags) tag = next_tag(set);
     const auto own =
         std::ranges::find_if(entries, [](const Entry& entry) { return entry.request != nullptr; });
     const int home = own != entries.end() ? own->request->device : -1;
-    auto made =
-        std::make_unique<DeviceLane>(device_context_, describe_set(set, set.staging), tags, home);
-    lane = device_lanes_.emplace(set.id, std::move(made)).first;
+    auto made = std::make_unique<DeviceLane>(device_context_, set.gpu, tags, home);
+    lane = device_lanes_.emplace(set.id(), std::move(made)).first;
   }
   return *lane->second;
 }
@@ -147,7 +134,7 @@ bool Executor::start(Lane& lane) {
          (lane.running.empty() || lane.running_bytes < kMaxRunningBytes)) {
     Waiting next = std::move(lane.waiting.front());
     lane.waiting.pop_front();
-    started_(next.entries);
+    shared_.reached(next.entries, FlightRecorder::Stage::kStarted);
     const collectives::Comm comm(transport_, lane.set->members, lane.set->index, next.tag,
                                  lane.set->id, lane.set->shared.sharing());
     lane.running.push_back(std::make_unique<HostOperation>(
@@ -171,7 +158,7 @@ bool Executor::step(Lane& lane) {
       continue;
     }
     lane.running_bytes -= (*operation)->bytes();
-    finished_((*operation)->entries(), base::Status{});
+    shared_.finish((*operation)->entries(), base::Status{});
     operation = lane.running.erase(operation);
     finished = true;
   }
@@ -182,11 +169,11 @@ void Executor::park_all(const base::Status& why, bool lost) {
   for (auto& [id, lane] : lanes_) {
     for (auto& operation : lane.running) {
       operation->abandon();
-      finished_(operation->entries(), why);
+      shared_.finish(operation->entries(), why);
       parked_.push_back(std::move(operation));
     }
     for (Waiting& waiting : lane.waiting) {
-      finished_(waiting.entries, why);
+      shared_.finish(waiting.entries, why);
     }
   }
   lanes_.clear();

@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <deque>
-#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -23,15 +22,10 @@ namespace hvdlite::engine {
 
 class Executor {
  public:
-  // Of the entries of one operation; those without a request are not this rank's.
-  using Finished = DeviceLane::Finished;
-  using Started = DeviceLane::Started;
-
-  Executor(transport::Transport& transport, collectives::Selection selection, SharedState& shared,
-           std::size_t pool_bytes, Started started, Finished finished);
+  Executor(transport::Transport& transport, collectives::Selection selection, SharedState& shared);
   ~Executor();
 
-  void enqueue(ProcessSet& set, FusedOp fused, std::vector<Entry> entries);
+  void enqueue(ExecutionSet& set, FusedOp fused, std::vector<Entry> entries);
   // Starts what may start and advances what is in flight; true if anything finished or started.
   bool advance();
   bool idle() const;
@@ -62,14 +56,13 @@ class Executor {
   };
   // The operations of one process set.
   struct Lane {
-    std::shared_ptr<const ProcessSet>
-        set;  // a copy of what operations need: the set may be removed meanwhile
+    SharingSetPtr set;
     std::deque<Waiting> waiting;
     std::deque<std::unique_ptr<Operation>> running;
     std::size_t running_bytes = 0;
   };
-  std::uint32_t next_tag(ProcessSet& set) const;
-  DeviceLane& device_lane(ProcessSet& set, const std::vector<Entry>& entries);
+  std::uint32_t next_tag(ExecutionSet& set) const;
+  DeviceLane& device_lane(ExecutionSet& set, const std::vector<Entry>& entries);
   bool start(Lane& lane);
   bool step(Lane& lane);
   bool advance_devices();
@@ -79,8 +72,6 @@ class Executor {
   const collectives::Selection unforced_;  // for tensors of GPUs
   SharedState& shared_;
   BufferPool pool_;
-  Started started_;
-  Finished finished_;
   DeviceWatcher watcher_;
   const DeviceLane::Context device_context_;
   std::map<SetId, Lane> lanes_;

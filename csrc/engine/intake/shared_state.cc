@@ -93,4 +93,26 @@ std::vector<std::int32_t> SetDirectory::ids() const {
   return ids;
 }
 
+void SharedState::finish(std::span<const Entry> entries, const base::Status& status) {
+  reached(entries, status.ok() ? FlightRecorder::Stage::kDone : FlightRecorder::Stage::kFailed);
+  queue.forget(entries);
+  std::int64_t ended = 0;
+  for (const Entry& entry : entries) {
+    if (!entry.request) continue;
+    ++ended;
+    Completion& completion = *entry.completion;
+    if (!status.ok()) {
+      completion.failure = std::make_unique<const base::Status>(
+          base::Status{status.code, status.message, entry.request->set});
+    }
+    if (completion.watcher != nullptr) {
+      --watched;
+      if (--completion.watcher->awaited == 0) to_tell.emplace_back(completion.watcher);
+    }
+    completion.done.store(1, std::memory_order_release);
+  }
+  (status.ok() ? counters.completed : counters.failed) += ended;
+  event.bump();
+}
+
 }  // namespace hvdlite::engine

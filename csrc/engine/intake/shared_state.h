@@ -147,6 +147,9 @@ struct SharedState {
     usage.reached(entries, stage);
   }
 
+  // They have ended; those without a request are not this rank's. The token holder's.
+  void finish(std::span<const Entry> entries, const base::Status& status);
+
   const base::Config config;
   const base::Logger log;
   const base::TimeSource time;

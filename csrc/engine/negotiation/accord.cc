@@ -1,6 +1,5 @@
 #include "engine/negotiation/accord.h"
 
-#include <algorithm>
 #include <iterator>
 #include <utility>
 
@@ -11,9 +10,6 @@ namespace hvdlite::engine {
 using base::OpKind;
 
 namespace {
-
-// Announcements in one hold of the lock, so that nobody waits long for it.
-constexpr std::size_t kMostAtOnce = 512;
 
 // Operations that equal requests describe completely.
 bool covers(OpKind kind) {
@@ -49,15 +45,17 @@ void Accord::add_keys(const Request& request, std::vector<std::uint64_t>& keys) 
   if (keys.size() < 2 || keys[keys.size() - 2] != key) keys.push_back(key);
 }
 
+void Accord::wait(const Agreement::Unit& unit, std::vector<Entry> entries) {
+  units_.push_back(unit);
+  waiting_.push_back(std::move(entries));
+}
+
 bool Accord::admit(Entry& entry) {
   const Request& request = *entry.request;
   if (!covers(request.kind)) return false;
   if (!request.in_group()) {
-    Unit& unit = waiting_.emplace_back();
-    unit.key = request.name_hash;
-    unit.content = request.content_hash;
-    unit.absent = request.absent;
-    unit.entries.push_back(std::move(entry));
+    wait({request.name_hash, request.content_hash, request.absent}, {});
+    waiting_.back().push_back(std::move(entry));
     return true;
   }
   const std::uint64_t key = request.group_hash;
@@ -73,39 +71,15 @@ bool Accord::admit(Entry& entry) {
   if (group.size() < size) return true;
   if (!std::ranges::is_sorted(group, in_order)) std::ranges::sort(group, in_order);
   // Which members are absent is part of the content: a difference is for the coordinator to settle.
-  waiting_.push_back({key, content_of(group), false, std::move(group)});
+  const std::uint64_t content = content_of(group);
+  wait({key, content}, std::move(group));
   groups_.erase(key);
   return true;
 }
 
-bool Accord::announce(std::vector<Entry>& by_message, bool rides, Usage& usage) {
-  const std::size_t count = std::min(waiting_.size(), kMostAtOnce);
-  if (!ledger_.has_room(static_cast<std::uint32_t>(count))) return false;
-  for (std::size_t i = 0; i < count; ++i) {
-    Unit& unit = waiting_[i];
-    if (ledger_.announce(unit.key, unit.content, unit.absent, rides) ==
-        Ledger::Answer::kByMessage) {
-      append(by_message, std::move(unit.entries));
-    } else {
-      usage.reached(unit.entries, Usage::Stage::kAnnounced);
-      announced_.emplace(unit.key, std::move(unit.entries));
-    }
-  }
-  waiting_.erase(waiting_.begin(), waiting_.begin() + static_cast<std::ptrdiff_t>(count));
-  return waiting_.empty();
-}
-
 const Entry* Accord::only_one() const {
   const bool alone = waiting_.size() == 1 && announced_.empty();
-  return alone && waiting_.front().entries.size() == 1 ? &waiting_.front().entries.front()
-                                                       : nullptr;
-}
-
-void Accord::divert_no_more(std::vector<std::uint64_t> decided) {
-  if (to_divert.empty()) return;
-  std::ranges::sort(decided);
-  std::erase_if(to_divert,
-                [&](std::uint64_t key) { return std::ranges::binary_search(decided, key); });
+  return alone && waiting_.front().size() == 1 ? &waiting_.front().front() : nullptr;
 }
 
 std::vector<Entry> Accord::take(std::uint64_t key) {
@@ -113,10 +87,18 @@ std::vector<Entry> Accord::take(std::uint64_t key) {
   return found.empty() ? std::vector<Entry>() : std::move(found.mapped());
 }
 
+std::vector<Entry> Accord::take_waiting(std::size_t place) {
+  std::vector<Entry> entries = std::move(waiting_[place]);
+  waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(place));
+  units_.erase(units_.begin() + static_cast<std::ptrdiff_t>(place));
+  return entries;
+}
+
 std::vector<Entry> Accord::take_all() {
   std::vector<Entry> all;
   for (auto& [key, entries] : std::exchange(announced_, {})) append(all, std::move(entries));
-  for (Unit& unit : std::exchange(waiting_, {})) append(all, std::move(unit.entries));
+  for (std::vector<Entry>& entries : std::exchange(waiting_, {})) append(all, std::move(entries));
+  units_.clear();
   while (!groups_.empty()) append(all, give_up_group(groups_.begin()->first));
   return all;
 }
@@ -141,11 +123,8 @@ std::vector<Entry> Accord::withdraw(const Request& decided, bool by_name) {
   for (const auto& [held, entries] : announced_) {
     if (by_name && matches(held, entries)) return take(held);
   }
-  for (auto unit = waiting_.begin(); unit != waiting_.end(); ++unit) {
-    if (!matches(unit->key, unit->entries)) continue;
-    std::vector<Entry> entries = std::move(unit->entries);
-    waiting_.erase(unit);
-    return entries;
+  for (std::size_t i = 0; i < units_.size(); ++i) {
+    if (matches(units_[i].key, waiting_[i])) return take_waiting(i);
   }
   for (const auto& [held, entries] : groups_) {
     if (matches(held, entries)) return give_up_group(held);

@@ -41,6 +41,11 @@ class Coordinator {
   std::vector<RequestPtr> open() const;
 
   bool has_decisions() const { return !decided_.empty(); }
+  // Calls visit(const Request&) for all that collect() would give.
+  template <typename Visit>
+  void for_each_decided(Visit visit) const {
+    for (const Settled& settled : decided_) visit(*settled.response->request);
+  }
   // Everything decided since the last call in the order to execute; it is response list number sequence().
   std::vector<Decision> collect();
   // The member with whose request the latest of them was decided, -1 if it was without one. Asked before collect().

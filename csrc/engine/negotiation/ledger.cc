@@ -49,7 +49,7 @@ struct Ledger::Cell {
   std::uint64_t content;
   std::uint64_t announced;  // a bit for each member
   std::uint16_t contributors;
-  std::uint16_t riders;
+  std::uint16_t preparers;
   std::uint32_t diverted;
 };
 
@@ -148,10 +148,6 @@ bool Ledger::has_room(std::uint32_t entries) const {
   return tail_ + entries - slowest_reader(tail_) <= capacity_.entries;
 }
 
-bool Ledger::all_have_read(std::uint64_t entries) const {
-  return slowest_reader(entries) == entries;
-}
-
 // Entries that all members have read, at most `most`.
 std::uint64_t Ledger::slowest_reader(std::uint64_t most) const {
   std::uint64_t slowest = most;
@@ -165,7 +161,7 @@ std::uint64_t Ledger::slowest_reader(std::uint64_t most) const {
 // --- announcements --------------------------------------------------------------------------------------------------
 
 Ledger::Answer Ledger::announce(std::uint64_t hash, std::uint64_t content, bool absent,
-                                bool rides) {
+                                bool prepared) {
   const std::uint64_t key = as_key(hash);
   if (!is_open()) return Answer::kByMessage;
   const std::uint64_t me = std::uint64_t{1} << index_;
@@ -184,13 +180,13 @@ Ledger::Answer Ledger::announce(std::uint64_t hash, std::uint64_t content, bool 
   HVD_CHECK((cell->announced & me) == 0);
   cell->announced |= me;
   if (!absent) ++cell->contributors;
-  if (rides) ++cell->riders;
+  if (prepared) ++cell->preparers;
   if (cell->announced != everyone_) return Answer::kWaits;
-  const bool rode = cell->riders == std::popcount(everyone_);
+  const bool by_all = cell->preparers == std::popcount(everyone_);
   append({.key = key,
           .kind = Kind::kComplete,
           .contributors = cell->contributors,
-          .rode = rode ? std::uint16_t{1} : std::uint16_t{0}});
+          .prepared = by_all ? std::uint16_t{1} : std::uint16_t{0}});
   erase(cell);
   return Answer::kComplete;
 }

@@ -43,6 +43,8 @@
 #include <cstdint>
 #include <span>
 
+#include "engine/negotiation/agreement.h"
+
 namespace hvdlite::engine {
 
 class Ledger {
@@ -67,21 +69,11 @@ class Ledger {
   std::uint64_t first_sequence() const;
 
   // --- the log ---
-  enum class Kind : std::uint8_t { kComplete, kDiverted, kClosed, kList };
-  struct Entry {
-    std::uint64_t key = 0;  // of the unit; of a list its number
-    Kind kind = Kind::kComplete;
-    std::uint8_t by = 0;  // the member that appended it: of a complete unit the last to ask
-    std::uint16_t contributors = 0;  // of a complete unit
-    std::uint16_t rode = 0;          // 1: of a complete unit: all members' payloads rode along
-    std::uint16_t last = 0;          // 1: the last of those completed in one hold of the lock
-  };
+  using Kind = Agreement::Kind;
+  using Entry = Agreement::Entry;
   bool has_news() const { return news() > read_; }
   Entry front() const;
   void pop();
-  std::uint64_t read() const { return read_; }  // entries
-  // Have all members read so many?
-  bool all_have_read(std::uint64_t entries) const;
 
   // --- the lock: bounded tries, false if somebody else holds it ---
   static constexpr int kTries = 200;
@@ -95,8 +87,8 @@ class Ledger {
   bool up_to_date() const;
   bool has_room(std::uint32_t entries) const;
   enum class Answer : std::uint8_t { kWaits, kComplete, kByMessage };
-  // Needs up_to_date() and room for one entry. rides: the payload has been put where the others will look for it.
-  Answer announce(std::uint64_t key, std::uint64_t content, bool absent, bool rides);
+  // Needs up_to_date() and room for one entry. prepared: as Agreement::Unit.
+  Answer announce(std::uint64_t key, std::uint64_t content, bool absent, bool prepared);
 
   // The coordinator (close: also who leaves). Each needs room for one entry, whatever the number of keys. A table that grows too
   // full with diverted keys closes the ledger, and too many keys keep it closed.

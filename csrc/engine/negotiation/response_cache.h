@@ -4,7 +4,7 @@
 // The coordinator assigns slots and decides what is replaced; members only follow its responses, which all of them process
 // in one order, so a slot means the same everywhere as of the same response sequence number. A member tells that number with
 // its slots; the coordinator ignores a slot that was refilled later than that, and the member, seeing the line replaced while
-// its announcement was under way, announces again in full (Cycle::remember).
+// its announcement was under way, announces again in full (SetNegotiation::remember).
 #pragma once
 
 #include <cstdint>

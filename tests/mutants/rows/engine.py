@@ -47,9 +47,9 @@ ROWS = (
     Mutant(
         "riding-postscale",
         "an allreduce whose payload rides with its announcement is not scaled afterwards",
-        "csrc/engine/negotiation/agreements.cc",
-        "reduction.postscale, reduction.divisor);\n  entry.completion",
-        "1.0, reduction.divisor);\n  entry.completion",
+        "csrc/collectives/allreduce_inline.cc",
+        "reduction.postscale, reduction.divisor);\n  channel.count_folded",
+        "1.0, reduction.divisor);\n  channel.count_folded",
         guards.RIDING,
     ),
     Mutant(

@@ -40,10 +40,11 @@ struct MemberState {
   std::uint8_t lists = 0;  // delivered
   std::uint8_t done[kHistory] = {}, done_count = 0;
   std::uint8_t sent[kHistory] = {}, sent_count = 0,
-               received_count = 0;                 // messages to the coordinator
-  std::uint8_t read = 0;                           // entries of the log
-  std::uint8_t payloads = 0, payload[kKeys] = {};  // read; where the own one is
-  std::uint8_t agreed = 0;                         // things done because the log said so
+               received_count = 0;                   // messages to the coordinator
+  std::uint8_t read = 0;                             // entries of the log
+  std::uint8_t payloads = 0, payload[kKeys] = {};    // read; under which number the own one was put
+  std::uint8_t place[2] = {kNoPayload, kNoPayload};  // numbers of what lies in its two places
+  std::uint8_t agreed = 0;                           // things done because the log said so
 };
 
 struct CoordinatorState {
@@ -155,12 +156,7 @@ class Explorer {
       case Ledger::Kind::kComplete:
         HVD_CHECK(member.asked[key] == kInLedger);
         ++member.agreed;
-        if (entry.rode != 0) {
-          if (member.payload[key] != member.payloads) {
-            fail("a payload is not where it is looked for");
-          }
-          ++member.payloads;
-        }
+        if (entry.prepared != 0) read_payloads(member, member.payload[key]);
         did(member, 2 * key);
         member.asked[key] = kNotAsked;
         break;
@@ -180,6 +176,16 @@ class Explorer {
     ledger.pop();
     member.read = static_cast<std::uint8_t>(member.read + 1);
     return true;
+  }
+
+  // As Execution::execute_prepared: all members' payloads lie under the number that comes next here.
+  void read_payloads(MemberState& member, std::uint8_t own) {
+    const std::uint8_t number = member.payloads++;
+    for (int m = 0; m < size_; ++m) {
+      if (own != number || state_.members[m].place[number & 1] != number) {
+        fail("a payload is not where it is looked for");
+      }
+    }
   }
 
   void follow(MemberState& member, int list) {
@@ -213,7 +219,7 @@ class Explorer {
     Ledger& ledger = ledgers_[static_cast<std::size_t>(m)];
     const char letter = program_at(m);
     if (letter == '\0' || member.joined != 0 || member.left != 0) return false;
-    // As Cycle::announce_join: what it has in the ledger goes by message before its join.
+    // As SetNegotiation::announce_join: what it has in the ledger goes by message before its join.
     if (letter == '+' && in_ledger(member) > 0) return close_up_to_date(m);
     if (letter == '+' || letter == '.') {
       if (letter == '.' && !leave(m)) return false;
@@ -229,14 +235,15 @@ class Explorer {
       ledger.unlock();
       return false;
     }
-    // As Accord::only_one: a payload rides if its member has nothing else in the ledger.
-    const bool rides = in_ledger(member) == 0;
+    // As Accord::only_one: a member prepares what it announces if it has nothing else in the ledger.
+    const bool prepares = in_ledger(member) == 0;
+    if (prepares) member.place[member.payloads & 1] = member.payloads;
     const Ledger::Answer answer = ledger.announce(static_cast<std::uint64_t>(key) + 1,
-                                                  is_other(letter) ? 2 : 1, false, rides);
+                                                  is_other(letter) ? 2 : 1, false, prepares);
     ledger.unlock();
     ++member.next;
     member.asked[key] = kInLedger;
-    member.payload[key] = rides ? member.payloads : kNoPayload;
+    member.payload[key] = prepares ? member.payloads : kNoPayload;
     if (answer == Ledger::Answer::kByMessage) send(member, key);
     return true;
   }

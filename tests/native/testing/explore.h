@@ -3,7 +3,7 @@
 //
 // Members with short programs, the ledger they share, and a coordinator are stepped in all possible orders, as long as that
 // leads to states not seen before. A step is what really happens at once: one announcement (in one hold of the lock), one
-// entry of the log read, one message delivered. What members and coordinator do is what Cycle and Coordinator do, reduced to
+// entry of the log read, one message delivered. What members and coordinator do is what SetNegotiation and Coordinator do, reduced to
 // masks.
 //
 // Checked in every state: all members do the same in the same order. In every state without a next step: whatever every

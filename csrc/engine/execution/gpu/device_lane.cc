@@ -69,12 +69,13 @@ bool DeviceLane::start() {
     waiting_.pop_front();
     started = true;
     if (link_.route() == DeviceLink::Route::kRefused) {
-      context_.finished(next.entries, {ErrorCode::kUnsupported,
-                                       describe(next.fused.first()) +
-                                           ": no way between the GPUs: " + link_.why_refused()});
+      context_.shared.finish(
+          next.entries,
+          {ErrorCode::kUnsupported,
+           describe(next.fused.first()) + ": no way between the GPUs: " + link_.why_refused()});
       continue;
     }
-    context_.started(next.entries);
+    context_.shared.reached(next.entries, FlightRecorder::Stage::kStarted);
     DeviceOperation& operation = *running_.emplace_back(make(std::move(next)));
     running_bytes_ += operation.bytes();
     naming(operation.first_request(), [&] { operation.start(); });
@@ -104,7 +105,7 @@ bool DeviceLane::step() {
       if (left.check.flags) context_.watcher.watch(left.event);
       handed_over_.push_back(std::move(left));
     }
-    context_.finished((*operation)->entries(), Status{});
+    context_.shared.finish((*operation)->entries(), Status{});
     operation = running_.erase(operation);
     finished = true;
   }
@@ -167,9 +168,9 @@ void DeviceLane::park(const Status& why) {
   link_.abort();
   for (auto& operation : running_) {
     operation->abandon();
-    context_.finished(operation->entries(), why);
+    context_.shared.finish(operation->entries(), why);
   }
-  for (Waiting& waiting : waiting_) context_.finished(waiting.entries, why);
+  for (Waiting& waiting : waiting_) context_.shared.finish(waiting.entries, why);
   waiting_.clear();
   const device::EventPtr last = handed_over_.empty() ? nullptr : link_.last_event();
   for (HandedOver& left : handed_over_) {

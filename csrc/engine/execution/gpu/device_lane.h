@@ -10,7 +10,6 @@
 
 #include <algorithm>
 #include <deque>
-#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -18,25 +17,22 @@
 #include "engine/execution/gpu/device_link.h"
 #include "engine/execution/gpu/nccl_operation.h"
 #include "engine/execution/gpu/staged_operation.h"
+#include "engine/execution/sharing.h"
 #include "engine/intake/shared_state.h"
 
 namespace hvdlite::engine {
 
 class DeviceLane {
  public:
-  using Finished = std::function<void(std::span<const Entry> entries, const base::Status& status)>;
-  using Started = std::function<void(std::span<const Entry> entries)>;
   // What all lanes of an engine have in common, which outlives them.
   struct Context {
     LinkContext link;
     SharedState& shared;
     BufferPool& pool;
     DeviceWatcher& watcher;
-    const Started& started;
-    const Finished& finished;
   };
 
-  DeviceLane(const Context& context, std::shared_ptr<const ProcessSet> set,
+  DeviceLane(const Context& context, SharingSetPtr set,
              const std::array<std::uint32_t, DeviceLink::kTags>& tags, int home)
       : context_(context), set_(std::move(set)), link_(context_.link, set_, tags, home) {}
 
@@ -71,7 +67,7 @@ class DeviceLane {
   bool takes_nccl(const FusedOp& fused) const;
 
   const Context& context_;
-  const std::shared_ptr<const ProcessSet> set_;
+  const SharingSetPtr set_;
   DeviceLink link_;
   std::deque<Waiting> waiting_;
   std::deque<std::unique_ptr<DeviceOperation>> running_;

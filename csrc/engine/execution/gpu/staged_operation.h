@@ -5,7 +5,7 @@
 //   moving      once it has come: the collective of host memory, which does all scaling
 //   returning   copy back, unpack, and the operation's event
 //
-// A rank that has joined and has no GPU takes part with ordinary memory. Members that share memory for this (process_set.h) move
+// A rank that has joined and has no GPU takes part with ordinary memory. Members that share memory for this (sharing.h) move
 // data through it; they take turns there in the order in which operations begin to move, which is the lane's (device_lane.h).
 #pragma once
 

@@ -9,7 +9,7 @@
 #include "engine/execution/fusion_buffer.h"
 #include "engine/execution/operation.h"
 #include "engine/intake/shared_state.h"
-#include "engine/negotiation/process_set.h"
+#include "engine/model/process_set.h"
 
 namespace hvdlite::engine {
 

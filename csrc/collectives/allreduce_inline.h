@@ -1,0 +1,19 @@
+// What a member may do of an allreduce_inline before all members have agreed on it, and what is left when all have done so
+// (allreduce_inline.cc explains why that is right).
+// Thread: the holder of the progress token. Owns: nothing. Blocks: no. Throws: Error(Unsupported) for an element type and op that
+// no kernel serves.
+#pragma once
+
+#include <cstddef>
+
+#include "collectives/collective.h"
+
+namespace hvdlite::collectives {
+
+// Puts this member's payload, which has at most channel.prepared_bytes(), where the others will look for it.
+void prepare_inline(SharedChannel& channel, const void* input, std::size_t bytes);
+// All members have: reduces their payloads into the part's output.
+void reduce_prepared(SharedChannel& channel, const AllreducePart& part, const Reduction& reduction,
+                     kernels::Isa isa);
+
+}  // namespace hvdlite::collectives

@@ -1,0 +1,47 @@
+#include "engine/carrier.h"
+
+namespace hvdlite::engine {
+
+using base::LogLevel;
+
+void Carrier::send(int rank, const Message& message) {
+  std::vector<std::byte> bytes = encode(message);
+  ++shared_.counters.control_messages_sent;
+  shared_.counters.control_bytes_sent += static_cast<std::int64_t>(bytes.size());
+  transport_.send_message(rank, std::move(bytes));
+}
+
+std::unique_ptr<Agreement> Carrier::add_set(const ProcessSet& set, const Regions::Grant& regions) {
+  std::unique_ptr<Agreement> port = execution_.add_set(set, regions);
+  shared_.sets.add({set.id, set.members, set.index, execution_.share_memory(set.id)});
+  membership_.add_set(set.id, set.members);
+  return port;
+}
+
+void Carrier::remove_set(SetId set) {
+  shared_.sets.remove(set.id);
+  shared_.numbering.forget(set);
+  membership_.remove_set(set);
+  execution_.remove_set(set);
+}
+
+void Carrier::announce(const Membership::Announce& action) {
+  try {
+    transport_.announce_failure(action.cause);
+    for (const int rank : action.ranks) send(rank, Failure{action.cause});
+  } catch (const std::exception& error) {
+    shared_.log.write(LogLevel::kError, "control",
+                      std::string("could not tell the other ranks: ") + error.what());
+  }
+}
+
+void Carrier::warn(const Membership::Warn& action) {
+  try {
+    for (const int rank : action.ranks) send(rank, Failure{action.cause});
+  } catch (const base::Error& error) {
+    shared_.log.write(LogLevel::kError, "control",
+                      std::string("could not tell the other hosts: ") + error.what());
+  }
+}
+
+}  // namespace hvdlite::engine

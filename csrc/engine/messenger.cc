@@ -1,0 +1,110 @@
+#include "engine/messenger.h"
+
+#include <type_traits>
+
+#include "engine/model/text.h"
+
+namespace hvdlite::engine {
+
+using base::ErrorCode;
+using base::LogLevel;
+using base::Status;
+
+namespace {
+
+// Operations that have ended, of which a failure tells where this rank has none in flight.
+constexpr std::size_t kEndedInLog = 3;
+
+}  // namespace
+
+// --- messages ---------------------------------------------------------------------------------------------------------
+
+bool Messenger::receive() {
+  bool any = false;
+  int source = 0;
+  std::vector<std::byte> bytes;
+  while (transport_.receive_message(&source, &bytes)) {
+    any = true;
+    try {
+      Message message = decode(bytes);
+      hear(source, message);
+    } catch (const base::Error& error) {
+      throw base::Error(error.code(), "a message of " + transport_.describe_peer(source) +
+                                          " cannot be followed: " + error.what());
+    }
+    if (shared_.failure.happened()) break;
+  }
+  return any;
+}
+
+void Messenger::hear(int source, Message& message) {
+  std::visit([&](auto& content) { hear(source, content); }, message);
+}
+
+template <typename Content>
+void Messenger::hear(int source, Content& message) {
+  if constexpr (std::is_same_v<Content, Goodbye>) negotiation_.catch_up();
+  apply(membership_.hear(source, std::move(message), shared_.time.now(), facts_));
+}
+
+// After a failure.
+void Messenger::receive_late() {
+  int source = 0;
+  std::vector<std::byte> bytes;
+  while (transport_.receive_message(&source, &bytes)) {
+    apply(membership_.hear_late(source, decode(bytes)));
+  }
+}
+
+// --- what Membership wants done ---------------------------------------------------------------------------------------
+
+void Messenger::apply(Membership::Actions actions) {
+  for (Membership::Action& action : actions) {
+    std::visit([&](auto& each) { carry_out(each); }, action);
+  }
+}
+
+void Messenger::carry_out(Membership::Send& action) {
+  if (action.to == transport_.rank()) {
+    hear(action.to, action.message);
+  } else {
+    carrier_.send(action.to, action.message);
+  }
+}
+
+void Messenger::carry_out(const Membership::Undecided& action) {
+  negotiation_.fail_undecided(action.coordinator, {ErrorCode::kAborted, kShutDownHere});
+}
+
+void Messenger::carry_out(const Membership::Fail& action) {
+  if (!action.told) tell_user(action.why);
+  if (shared_.failure.record(action.why)) negotiation_.abandon();
+  end_all(shared_.failure.status());
+}
+
+// Of the first failure.
+void Messenger::tell_user(const Status& why) {
+  if (shared_.failure.happened()) return;
+  // Only now, for nobody else asks: recording it at each announcement in memory would cost every operation.
+  negotiation_.for_each_set([&](const SetNegotiation& set) {
+    set.for_each_announced_in_memory([&](const Entry& entry) {
+      shared_.reached({&entry, 1}, FlightRecorder::Stage::kAnnounced);
+    });
+  });
+  const std::string record = shared_.config.log_level <= LogLevel::kInfo
+                                 ? shared_.recorder.text()
+                                 : shared_.recorder.report(kEndedInLog);
+  shared_.log.write(
+      LogLevel::kError, "control",
+      why.message + (record.empty() ? "" : "\nlast operations of this rank:\n" + record));
+}
+
+// --- endings ----------------------------------------------------------------------------------------------------------
+
+void Messenger::end_all(const Status& why) {
+  execution_.park_all(why, shared_.failure.happened());
+  negotiation_.end_all(why);
+  shared_.finish(shared_.queue.take_all(), why);
+}
+
+}  // namespace hvdlite::engine

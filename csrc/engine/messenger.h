@@ -1,0 +1,63 @@
+// Takes what other ranks say to the machine that it concerns, and does what Membership makes of it.
+// Thread: the holder of the progress token. Owns: nothing. Blocks: no. Throws: what the machines and the transport throw.
+#pragma once
+
+#include <string>
+
+#include "engine/carrier.h"
+#include "engine/membership/membership.h"
+#include "engine/negotiation/negotiation.h"
+#include "transport/transport.h"
+
+namespace hvdlite::engine {
+
+class Messenger {
+ public:
+  Messenger(transport::Transport& transport, SharedState& shared, Execution& execution,
+            Membership& membership, Membership::Facts& facts, Negotiation& negotiation,
+            Carrier& carrier)
+      : transport_(transport),
+        shared_(shared),
+        execution_(execution),
+        membership_(membership),
+        facts_(facts),
+        negotiation_(negotiation),
+        carrier_(carrier) {}
+
+  // All that has arrived; true if anything has.
+  bool receive();
+  // After a failure.
+  void receive_late();
+  // In their order.
+  void apply(Membership::Actions actions);
+  // Ends everything this rank has in flight with this error.
+  void end_all(const base::Status& why);
+
+ private:
+  // Negotiation hears three kinds of messages, Membership all others.
+  void hear(int source, Message& message);
+  void hear(int source, Announcement& message) { negotiation_.hear(source, std::move(message)); }
+  void hear(int source, ResponseList& message) { negotiation_.hear(source, std::move(message)); }
+  void hear(int source, Verdict& message) { negotiation_.hear(source, std::move(message)); }
+  template <typename Content>
+  void hear(int source, Content& message);
+
+  void carry_out(Membership::Send& action);
+  void carry_out(const Membership::Announce& action) { carrier_.announce(action); }
+  void carry_out(const Membership::Warn& action) { carrier_.warn(action); }
+  void carry_out(const Membership::Fail& action);
+  void carry_out(const Membership::Left& action) { negotiation_.left(action.rank, action.why); }
+  void carry_out(const Membership::Undecided& action);
+  void carry_out(const Membership::Log& action) { carrier_.log(action); }
+  void tell_user(const base::Status& why);
+
+  transport::Transport& transport_;
+  SharedState& shared_;
+  Execution& execution_;
+  Membership& membership_;
+  Membership::Facts& facts_;
+  Negotiation& negotiation_;
+  Carrier& carrier_;
+};
+
+}  // namespace hvdlite::engine

@@ -1,0 +1,133 @@
+// SetNegotiation on the set's first member, which coordinates (the rest is set_negotiation.cc).
+
+#include <algorithm>
+#include <utility>
+
+#include "engine/negotiation/negotiation.h"
+#include "engine/negotiation/set_negotiation.h"
+
+namespace hvdlite::engine {
+
+using Step = Agreement::Step;
+
+namespace {
+
+// A port stays closed while the coordinator counts more requests than that.
+constexpr std::size_t kMostOpenRequests = 1024;
+
+std::vector<std::uint64_t> keys_of(const std::vector<RequestPtr>& requests) {
+  std::vector<std::uint64_t> keys;
+  for (const RequestPtr& request : requests) Accord::add_keys(*request, keys);
+  return keys;
+}
+
+}  // namespace
+
+void SetNegotiation::hear(int source, Announcement message) {
+  HVD_CHECK(coordinator_ != nullptr);
+  const int member = set_.index_of(source);
+  HVD_CHECK(member >= 0);
+  const auto count = [&](const RequestPtr& accepted) {
+    if (accepted && port_) Accord::add_keys(*accepted, upkeep_.divert);
+  };
+  for (const std::uint32_t slot : message.slots) {
+    count(coordinator_->announce_slot(member, slot, message.seen));
+  }
+  for (RequestPtr& request : message.requests) {
+    count(coordinator_->announce(member, std::move(request), message.seen));
+  }
+  std::uint64_t& closings = closings_of_[static_cast<std::size_t>(member)];
+  closings = std::max(closings, message.closings);
+  if (port_ && coordinator_->needs_messages()) upkeep_.close = true;
+}
+
+bool SetNegotiation::coordinate() {
+  if (!coordinator_) return false;
+  carry_out_verdicts();
+  return coordinator_->has_decisions() && send_decisions();
+}
+
+bool SetNegotiation::send_decisions() {
+  ResponseList list;
+  list.set = set_.id;
+  list.in_ledger = port_ && port_->exists();
+  std::vector<std::uint64_t> keys;
+  if (port_) {
+    coordinator_->for_each_decided([&](const Request& each) { Accord::add_keys(each, keys); });
+  }
+  if (list.in_ledger) {
+    const Step step = port_->try_list(coordinator_->sequence() + 1, keys);
+    if (step == Step::kRefused) {
+      try_again_ = true;
+      return false;
+    }
+  }
+  divert_no_more(std::move(keys));
+  list.last = coordinator_->take_last();
+  list.decisions = coordinator_->collect();
+  for (const int member : *set_.members) {
+    if (member != all_.settings_.rank && !all_.has_left(member)) all_.effects_.send(member, list);
+  }
+  if (list.in_ledger) {
+    lists_.push_back(std::move(list));
+    read();
+  } else {
+    follow(list);
+  }
+  return true;
+}
+
+void SetNegotiation::begin_port() {
+  port_->begin(coordinator_->sequence(), keys_of(coordinator_->open()));
+  wake_members();
+}
+
+// Keeps apart what is counted in messages, closes the port when it must, and opens it again.
+bool SetNegotiation::keep_port() {
+  const bool closed_by_need = coordinator_->needs_messages() || !verdicts_.empty();
+  upkeep_.reopen = !port_->is_open() && !closed_by_need && !upkeep_.close;
+  if (upkeep_.divert.empty() && !upkeep_.close && !upkeep_.reopen) return false;
+  if (upkeep_.reopen) {
+    const std::vector<RequestPtr> open = coordinator_->open();
+    if (open.size() > kMostOpenRequests) return false;
+    upkeep_.counted = keys_of(open);
+  }
+  const Step step = port_->try_keep(upkeep_);
+  if (step == Step::kAppended) wake_members();
+  try_again_ = step == Step::kRefused || upkeep_.close || !upkeep_.divert.empty();
+  return step != Step::kRefused;
+}
+
+// The coordinator fails what it knows of. So the port is closed first, and what was announced there comes in messages.
+void SetNegotiation::hear(Verdict message) {
+  if (!coordinator_) return;
+  if (port_ && port_->exists()) {
+    upkeep_.close = true;
+    verdicts_.push_back(std::move(message));
+  } else {
+    coordinator_->fail(message.names, {base::ErrorCode::kTimeout, message.text});
+  }
+}
+
+void SetNegotiation::carry_out_verdicts() {
+  if (verdicts_.empty() || upkeep_.close || port_->is_open() || port_->has_news()) return;
+  for (std::size_t member = 0; member < set_.members->size(); ++member) {
+    const bool there = !all_.has_left((*set_.members)[member]);
+    if (there && closings_of_[member] < closings_) return;
+  }
+  for (const Verdict& verdict : std::exchange(verdicts_, {})) {
+    std::vector<std::string> names = verdict.names;  // but for what has ended meanwhile
+    std::erase_if(names, [&](const std::string& name) { return !coordinator_->knows(name); });
+    coordinator_->fail(names, {base::ErrorCode::kTimeout, verdict.text});
+  }
+}
+
+// These keys are decided. What would still be diverted of them nobody would ever take out of the table again.
+void SetNegotiation::divert_no_more(std::vector<std::uint64_t> decided) {
+  if (upkeep_.divert.empty()) return;
+  std::ranges::sort(decided);
+  std::erase_if(upkeep_.divert,
+                [&](std::uint64_t key) { return std::ranges::binary_search(decided, key); });
+}
+
+}  // namespace hvdlite::engine

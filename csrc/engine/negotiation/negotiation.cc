@@ -1,0 +1,181 @@
+#include "engine/negotiation/negotiation.h"
+
+#include <numeric>
+
+#include "engine/model/text.h"
+
+namespace hvdlite::engine {
+
+using base::ErrorCode;
+using base::OpKind;
+using base::Status;
+
+Negotiation::Negotiation(const Settings& settings, int ranks, Regions regions, Counters& counters,
+                         Effects& effects)
+    : settings_(settings),
+      counters_(counters),
+      effects_(effects),
+      regions_(std::move(regions)),
+      left_(static_cast<std::size_t>(ranks), false) {
+  std::vector<int> all(static_cast<std::size_t>(ranks));
+  std::iota(all.begin(), all.end(), 0);
+  create_set(std::move(all));
+  agrees_in_memory_ = sets_.begin()->second->agrees_in_memory();
+}
+
+SetNegotiation* Negotiation::find(SetId id) {
+  const auto found = sets_.find(id.id);
+  return found != sets_.end() && found->second->set().id == id ? found->second.get() : nullptr;
+}
+
+const SetNegotiation* Negotiation::find(std::int32_t set) const {
+  const auto found = sets_.find(set);
+  return found != sets_.end() ? found->second.get() : nullptr;
+}
+
+// --- what this rank asks ----------------------------------------------------------------------------------------------
+
+void Negotiation::admit(Entry& entry) {
+  const Request& request = *entry.request;
+  SetNegotiation* set = find(request.set);
+  const Status why_not = refusal(set, request);
+  if (!why_not.ok()) {
+    finish({&entry, 1}, why_not);
+  } else if (request.kind != OpKind::kRemoveProcessSet || !hold_removal(entry)) {
+    set->admit(entry);
+  }
+}
+
+Status Negotiation::refusal(const SetNegotiation* set, const Request& request) const {
+  if (set == nullptr) {
+    return {ErrorCode::kInvalidArgument, describe(request) + ": the process set has been removed"};
+  }
+  if (said_goodbye_) return {ErrorCode::kAborted, describe(request) + ": " + kShutDownHere};
+  return set->refusal(request);
+}
+
+bool Negotiation::advance() {
+  bool any = resume_removals();
+  visit_sets([&](SetNegotiation& set) { any = set.announce() || any; });
+  return coordinate() || any;
+}
+
+bool Negotiation::coordinate() {
+  if (said_goodbye_) return false;  // the others know that nothing more is decided here
+  bool any = false;
+  visit_sets([&](SetNegotiation& set) { any = set.coordinate() || any; });
+  return any;
+}
+
+// --- messages ---------------------------------------------------------------------------------------------------------
+
+template <typename Content>
+void Negotiation::deliver(int rank, Content message) {
+  if (rank == settings_.rank) {
+    hear(rank, std::move(message));
+  } else if (!has_left(rank)) {
+    effects_.send(rank, std::move(message));
+  }
+}
+template void Negotiation::deliver(int rank, Announcement message);
+
+template <typename Content>
+void Negotiation::keep_for_later(int source, Content message) {
+  const std::uint32_t epoch = message.set.epoch;
+  if (epoch > last_epoch_) early_[epoch].emplace_back(source, std::move(message));
+}
+
+void Negotiation::hear(int source, Announcement message) {
+  SetNegotiation* set = find(message.set);
+  if (set == nullptr) {
+    keep_for_later(source, std::move(message));
+  } else {
+    set->hear(source, std::move(message));
+  }
+}
+
+void Negotiation::hear(int source, ResponseList message) {
+  SetNegotiation* set = find(message.set);
+  if (set == nullptr) {
+    keep_for_later(source, std::move(message));
+  } else {
+    set->hear(source, std::move(message));
+  }
+}
+
+void Negotiation::hear(int source, Verdict message) {
+  HVD_CHECK(source == 0);
+  if (SetNegotiation* set = find(message.set)) set->hear(std::move(message));
+}
+
+// --- endings ----------------------------------------------------------------------------------------------------------
+
+void Negotiation::finish(std::span<const Entry> entries, const Status& status) {
+  for (const Entry& entry : entries) {
+    if (status.ok() || !entry.request || entry.request->kind != OpKind::kRemoveProcessSet) continue;
+    const auto kept = sets_.find(entry.request->root);
+    if (kept != sets_.end()) kept->second->removing(false);
+  }
+  effects_.finish(entries, status);
+}
+
+void Negotiation::catch_up() {
+  // What the leaver took part in, and the lists it sent, come before its leaving.
+  visit_sets([](SetNegotiation& set) { set.catch_up(); });
+  // What is decided with the leaver it has to learn, while it still counts as one who is told.
+  coordinate();
+}
+
+void Negotiation::left(int rank, const Status& why) {
+  left_[static_cast<std::size_t>(rank)] = true;
+  for (auto& [id, set] : sets_) set->left(rank, why);
+}
+
+bool Negotiation::close() {
+  bool all = true;
+  visit_sets([&](SetNegotiation& set) { all = set.close() && all; });
+  return all;
+}
+
+std::set<int> Negotiation::leave(const Status& why) {
+  said_goodbye_ = true;
+  finish(std::exchange(held_removals_, {}), why);
+  // What was announced may be decided already, and then the others wait for this rank's part in it.
+  std::set<int> undecided;
+  for (auto& [id, set] : sets_) {
+    if (set->leave(why)) undecided.insert(set->set().coordinator_rank());
+  }
+  return undecided;
+}
+
+void Negotiation::fail_undecided(int coordinator, const Status& why) {
+  for (auto& [id, set] : sets_) {
+    if (set->set().coordinator_rank() == coordinator) set->fail_pending(why);
+  }
+}
+
+void Negotiation::abandon() {
+  for (auto& [id, set] : sets_) set->abandon();
+}
+
+void Negotiation::end_all(const Status& why) {
+  for (auto& [id, set] : sets_) finish(set->take_pending(), why);
+  finish(std::exchange(held_removals_, {}), why);
+}
+
+// --- questions --------------------------------------------------------------------------------------------------------
+
+bool Negotiation::has_pending() const {
+  return std::ranges::any_of(sets_, [](const auto& each) { return each.second->has_pending(); });
+}
+
+bool Negotiation::tries_again() const {
+  return std::ranges::any_of(sets_, [](const auto& each) { return each.second->tries_again(); });
+}
+
+bool Negotiation::has_joined(SetId id) const {
+  const SetNegotiation* set = find(id.id);
+  return set != nullptr && set->set().id == id && set->has_joined();
+}
+
+}  // namespace hvdlite::engine

@@ -1,0 +1,50 @@
+#include "engine/negotiation/regions.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+namespace hvdlite::engine {
+
+Regions::Regions(int count, std::vector<int> host_of, int rank, bool everywhere)
+    : uses_(static_cast<std::size_t>(count)),
+      host_of_(std::move(host_of)),
+      host_(host_of_[static_cast<std::size_t>(rank)]),
+      everywhere_(everywhere) {}
+
+Regions::Grant Regions::take(std::int32_t set, const std::vector<int>& members) {
+  std::map<int, int> members_on;
+  int most = 0;
+  for (const int member : members) {
+    most = std::max(most, ++members_on[host_of_[static_cast<std::size_t>(member)]]);
+  }
+  const bool on_several = members_on.size() > 1;
+  if (most < 2 || (on_several && !everywhere_)) return {};
+  std::vector<std::size_t> free;
+  for (std::size_t i = 0; i < uses_.size(); ++i) {
+    if (uses_[i].set < 0) free.push_back(i);
+  }
+  if (free.size() < (on_several ? 2 : 1)) return {};
+  Grant grant;
+  grant.first = take_one(free[0], set, members);
+  if (on_several) grant.second = take_one(free[1], set, members);
+  return grant;
+}
+
+Regions::Region Regions::take_one(std::size_t number, std::int32_t set,
+                                  const std::vector<int>& members) {
+  Use& use = uses_[number];
+  const Region region = {static_cast<int>(number), use.users};
+  use.set = set;
+  use.users += static_cast<std::uint64_t>(std::ranges::count_if(
+      members, [&](int member) { return host_of_[static_cast<std::size_t>(member)] == host_; }));
+  return region;
+}
+
+void Regions::give_back(std::int32_t set) {
+  for (Use& use : uses_) {
+    if (use.set == set) use.set = -1;
+  }
+}
+
+}  // namespace hvdlite::engine

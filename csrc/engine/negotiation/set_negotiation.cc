@@ -1,0 +1,276 @@
+#include "engine/negotiation/set_negotiation.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "engine/model/text.h"
+#include "engine/negotiation/check_received.h"
+#include "engine/negotiation/fusion_planner.h"
+#include "engine/negotiation/negotiation.h"
+
+namespace hvdlite::engine {
+
+using base::ErrorCode;
+using base::OpKind;
+using base::Status;
+
+SetNegotiation::SetNegotiation(Negotiation& all, ProcessSet set, std::unique_ptr<Agreement> port)
+    : all_(all), set_(std::move(set)), port_(std::move(port)) {
+  if (set_.index != 0) return;
+  coordinator_ = std::make_unique<Coordinator>(
+      set_.id, *set_.members, all_.settings_.cache_capacity, all_.settings_.join_refuses_others);
+  closings_of_.resize(set_.members->size());
+}
+
+// --- what this rank asks ----------------------------------------------------------------------------------------------
+
+Status SetNegotiation::refusal(const Request& request) const {
+  const auto refuse = [&](ErrorCode code, const std::string& why) {
+    return Status{code, describe(request) + ": " + why};
+  };
+  if (!broken_.ok()) return refuse(broken_.code, broken_.message);
+  if (!pending_.empty() && pending_.contains(kJoinName)) {
+    return refuse(ErrorCode::kInvalidArgument,
+                  "this rank has joined the process set and must wait for join() to return");
+  }
+  if (being_removed_) {
+    return refuse(ErrorCode::kInvalidArgument,
+                  "this rank is removing the process set; call remove_process_set after "
+                  "everything else on it");
+  }
+  return {};
+}
+
+void SetNegotiation::admit(Entry& entry) {
+  if (port_ && entry.request->kind == OpKind::kJoin) {
+    joins_ = true;
+    pending_.emplace(kJoinName, Pending{std::move(entry)});
+  } else if (!port_ || !accord_.admit(entry)) {
+    await_decision(std::move(entry));
+  }
+}
+
+void SetNegotiation::await_decision(Entry entry) {
+  const std::string& name = entry.request->name;
+  to_announce_.push_back(name);
+  pending_.emplace(name, Pending{std::move(entry)});
+}
+
+bool SetNegotiation::await_decisions(std::vector<Entry> entries) {
+  for (Entry& entry : entries) await_decision(std::move(entry));
+  return !entries.empty();
+}
+
+bool SetNegotiation::announce() {
+  const bool moved = port_ && agree();
+  if (to_announce_.empty() && !tells_closing_) return moved;
+  announce_pending();
+  return true;
+}
+
+void SetNegotiation::announce_pending() {
+  Announcement message;
+  message.set = set_.id;
+  message.seen = seen_;
+  message.closings = closings_;
+  tells_closing_ = false;
+  for (const std::string& name : std::exchange(to_announce_, {})) {
+    const auto found = pending_.find(name);
+    // A name may be there twice: of an operation that has ended meanwhile, and of the next one under that name.
+    if (found == pending_.end() || found->second.announced) continue;
+    Pending& pending = found->second;
+    pending.announced = true;
+    all_.effects_.reached({&pending.entry, 1}, Effects::Stage::kAnnounced);
+    const auto slot = cache_.find(*pending.entry.request);
+    pending.by_slot = slot.has_value();
+    if (slot) {
+      message.slots.push_back(*slot);
+    } else {
+      message.requests.push_back(pending.entry.request);
+    }
+  }
+  all_.counters_.cache_hits += static_cast<std::int64_t>(message.slots.size());
+  all_.counters_.cache_misses += static_cast<std::int64_t>(message.requests.size());
+  all_.deliver(set_.coordinator_rank(), std::move(message));
+}
+
+// --- what the coordinator has decided ---------------------------------------------------------------------------------
+
+void SetNegotiation::hear(int source, ResponseList message) {
+  HVD_CHECK(source == set_.coordinator_rank() && set_.is_member());
+  HVD_CHECK(!message.in_ledger || port_ != nullptr);
+  for (const Response& response : message.responses) {
+    check_received(response, set_.id, *set_.members);
+  }
+  auto full = message.responses.begin();
+  for (const std::int32_t slot : message.slots) {
+    if (slot < 0) {
+      message.decisions.push_back({std::make_shared<const Response>(std::move(*full++)), false});
+    } else {
+      Response placeholder;
+      placeholder.slot = slot;
+      message.decisions.push_back({std::make_shared<const Response>(std::move(placeholder)), true});
+    }
+  }
+  if (message.in_ledger) {
+    lists_.push_back(std::move(message));
+  } else {
+    follow(message);
+  }
+}
+
+void SetNegotiation::follow(const ResponseList& list) {
+  ++seen_;
+  came_last(list.last, list.decisions.size());
+  std::vector<ResponsePtr> responses;
+  std::vector<Agreed> agreed;
+  responses.reserve(list.decisions.size());
+  agreed.reserve(list.decisions.size());
+  for (const Decision& decision : list.decisions) {
+    const ResponsePtr& response = responses.emplace_back(remember(decision));
+    const bool failed = !response->error.ok();
+    agreed.push_back({response->request, response->contributors, failed, response->divisor});
+    if (port_) await_decisions(accord_.withdraw(*response->request, failed));
+    if (!failed) check_mine(*response);
+  }
+  for (const std::vector<std::uint32_t>& places :
+       plan_fusion(agreed, all_.settings_.fusion_threshold, set_.size())) {
+    FusedOp fused;
+    for (const std::uint32_t place : places) fused.parts.push_back(agreed[place]);
+    follow_fused(responses[places.front()], std::move(fused));
+  }
+}
+
+// Keeps this rank's response cache in step with the coordinator's, and gives the full response.
+ResponsePtr SetNegotiation::remember(const Decision& decision) {
+  if (decision.hit) return cache_.at(static_cast<std::uint32_t>(decision.response->slot));
+  const Response& response = *decision.response;
+  if (response.slot < 0) return decision.response;
+  HVD_CHECK(static_cast<std::size_t>(response.slot) < all_.settings_.cache_capacity);
+  const auto mine = pending_.find(response.request->name);
+  const std::string lost = cache_.put(
+      static_cast<std::uint32_t>(response.slot), decision.response,
+      mine != pending_.end() && mine->second.announced ? mine->second.entry.request : nullptr);
+  const auto replaced = pending_.find(lost);
+  if (!lost.empty() && replaced != pending_.end() && replaced->second.by_slot) {
+    // Our announcement by slot crossed the replacement of that slot: the coordinator ignored it.
+    replaced->second.announced = false;
+    replaced->second.by_slot = false;
+    to_announce_.push_back(lost);
+  }
+  return decision.response;
+}
+
+// Before anything is done for it: does the decision fit what this rank asked for? The memory of its tensors is as large as its own
+// request says.
+void SetNegotiation::check_mine(const Response& response) const {
+  const auto found = pending_.find(response.request->name);
+  check_fits(response, found != pending_.end() ? &found->second.entry : nullptr, has_joined(),
+             *set_.members, set_.index);
+  if (response.request->kind == OpKind::kRemoveProcessSet) {
+    HVD_CHECK(all_.may_remove(response.request->root));
+  }
+}
+
+// Some of the entries are not this rank's: has it joined, or did a list name an operation twice?
+void SetNegotiation::check_absence(const Response& first, std::span<const Entry> entries) {
+  try {
+    check_fits(first, nullptr, has_joined(), *set_.members, set_.index);
+  } catch (const base::Error& error) {
+    all_.finish(entries, {error.code(), error.what()});  // no table holds them
+    throw;
+  }
+}
+
+// Does this rank take part in what it has not asked for?
+bool SetNegotiation::has_joined() const {
+  return pending_.contains(kJoinName) || all_.said_goodbye_;
+}
+
+// Without a request if it is not ours: this rank has joined, or an error concerns an operation it never submitted.
+Entry SetNegotiation::take_entry(const std::string& name) {
+  const auto found = pending_.find(name);
+  if (found == pending_.end()) return all_.take_held_removal(set_.id, name);
+  Entry entry = std::move(found->second.entry);
+  pending_.erase(found);
+  all_.effects_.reached({&entry, 1}, Effects::Stage::kAgreed);
+  return entry;
+}
+
+// Only allreduces without error are fused; the rest, all that need more of the response, come by themselves.
+void SetNegotiation::follow_fused(const ResponsePtr& first, FusedOp fused) {
+  std::vector<Entry> entries;
+  entries.reserve(fused.parts.size());
+  bool all_mine = true;
+  for (const Agreed& part : fused.parts) {
+    entries.push_back(take_entry(part.request->name));
+    all_mine = all_mine && entries.back().request;
+  }
+  if (!all_mine && first->error.ok()) check_absence(*first, entries);
+  const OpKind kind = first->request->kind;
+  if (!first->error.ok()) {
+    if (entries[0].request) all_.finish(entries, first->error);
+  } else if (kind == OpKind::kJoin || changes_sets(kind)) {
+    all_.settle(*first, entries[0]);
+  } else {
+    fused.sizes = first->sizes;
+    execute(std::move(fused), std::move(entries));
+  }
+}
+
+void SetNegotiation::execute(FusedOp fused, std::vector<Entry> entries) {
+  if (set_.id.id == 0 && fused.first().on_gpu()) all_.share_staging();
+  all_.effects_.execute(set_.id, std::move(fused), std::move(entries));
+}
+
+// The members are about to agree on so many operations, as this member has come to ask for them; -1: nobody has.
+void SetNegotiation::came_last(int member, std::size_t operations) {
+  if (set_.size() == 1 || member < 0) return;
+  HVD_CHECK(member < set_.size());
+  all_.effects_.came_last((*set_.members)[static_cast<std::size_t>(member)], operations);
+}
+
+// --- endings ----------------------------------------------------------------------------------------------------------
+
+void SetNegotiation::left(int rank, const Status& why) {
+  const int member = set_.index_of(rank);
+  if (member < 0 || !set_.is_member()) return;
+  if (coordinator_) coordinator_->leave(member, why);
+  if (port_) upkeep_.close = true;
+  if (set_.coordinator_rank() == rank) {
+    broken_ = why;
+    fail_pending(why);
+  }
+}
+
+bool SetNegotiation::leave(const Status& why) {
+  if (!set_.is_member()) return false;
+  const int coordinator = set_.coordinator_rank();
+  decltype(pending_) decidable;
+  if (coordinator != all_.settings_.rank && !all_.has_left(coordinator)) {
+    for (auto at = pending_.begin(); at != pending_.end();) {
+      const auto each = at++;
+      if (each->second.announced) decidable.insert(pending_.extract(each));
+    }
+  }
+  fail_pending(why);
+  pending_ = std::move(decidable);
+  return !pending_.empty();
+}
+
+std::vector<Entry> SetNegotiation::take_pending() {
+  std::vector<Entry> entries = accord_.take_all();
+  for (auto& [name, pending] : std::exchange(pending_, {})) {
+    entries.push_back(std::move(pending.entry));
+  }
+  to_announce_.clear();
+  return entries;
+}
+
+void SetNegotiation::fail_pending(const Status& why) {
+  for (Entry& entry : take_pending()) {
+    all_.finish({&entry, 1}, {why.code, describe(*entry.request) + ": " + why.message});
+  }
+}
+
+}  // namespace hvdlite::engine

@@ -1,0 +1,19 @@
+// What the machines of an engine are told of the job as they are made: from the transport and the knobs.
+// Thread: any. Owns: nothing. Blocks: no. Throws: std::bad_alloc.
+#pragma once
+
+#include "base/config.h"
+#include "collectives/select.h"
+#include "engine/membership/membership.h"
+#include "engine/negotiation/negotiation.h"
+#include "transport/transport.h"
+
+namespace hvdlite::engine {
+
+Roster roster_of(const transport::Transport& transport);
+Membership::Limits limits_of(const base::Config& config);
+Regions regions_of(transport::Transport& transport);
+Negotiation::Settings settings_of(const transport::Transport& transport, const base::Config& config,
+                                  const collectives::Selection& selection);
+
+}  // namespace hvdlite::engine

@@ -1,0 +1,90 @@
+#include "engine/system_facts.h"
+
+#include <algorithm>
+#include <set>
+
+#include "base/process.h"
+
+namespace hvdlite::engine {
+
+namespace {
+
+std::string describe_process(int pid) {
+  switch (base::state_of_process(pid)) {
+    case 'T':
+      return "it is stopped (by SIGSTOP or SIGTSTP; SIGCONT lets it go on)";
+    case 't':
+      return "it is stopped by a debugger";
+    case 'D':
+      return "it sleeps in the kernel and cannot be interrupted, as on a disk or file server that "
+             "is gone";
+    case 'Z':
+      return "it has ended, and nobody has asked how";
+    case 'R':
+    case 'S':
+      return "it runs, but its engine does not";
+    default:
+      return "";
+  }
+}
+
+}  // namespace
+
+std::string SystemFacts::state_of(int rank) {
+  return describe_process(transport_.process_of(rank));
+}
+
+BlockedReport SystemFacts::blocked() {
+  BlockedReport report;
+  report.version = version();
+  const std::int64_t watched = shared_.watched;
+  const auto seen = shared_.waits.all_waiting();
+  report.blocked = (seen || watched > 0) && !shared_.queue.due({}).has_value();
+  if (!report.blocked) return report;
+  auto awaited = seen.value_or(std::vector<CompletionPtr>());
+  std::erase_if(awaited, [](const CompletionPtr& each) { return each->watcher != nullptr; });
+  const auto is_awaited = [&](const CompletionPtr& completion) {
+    return completion->watcher != nullptr ||
+           std::find(awaited.begin(), awaited.end(), completion) != awaited.end();
+  };
+  std::int64_t found = 0;
+  // Who waits to remove a set waits for all that it has submitted there.
+  std::set<std::int32_t> removing;
+  for (const Entry& entry : negotiation_.held_removals()) {
+    const SetNegotiation* set = negotiation_.find(entry.request->root);
+    if (!is_awaited(entry.completion) || set == nullptr || !set->has_pending()) continue;
+    removing.insert(entry.request->root);
+    ++found;
+  }
+  negotiation_.for_each_set([&](const SetNegotiation& set) {
+    set.for_each_pending([&](const Entry& entry) {
+      const Request& request = *entry.request;
+      const bool awaited_itself = is_awaited(entry.completion);
+      const bool waited_for = awaited_itself || removing.contains(request.set.id);
+      found += awaited_itself ? 1 : 0;
+      std::vector<std::int32_t> not_asking;
+      for (const int member : *set.set().members) {
+        if (!request.asks(member)) not_asking.push_back(member);
+      }
+      report.open.push_back({request.set, request.kind, request.name, request.group,
+                             request.group_size, waited_for, std::move(not_asking)});
+    });
+  });
+  // A caller that waits for data on its way, or has just been served, is not blocked by another rank's silence.
+  report.blocked = found == watched + static_cast<std::int64_t>(awaited.size());
+  if (!report.blocked) report.open.clear();
+  return report;
+}
+
+void SystemFacts::for_each_unfinished(const Visit& visit) {
+  const auto open = [&](const Entry& entry) {
+    visit(*entry.request, entry.completion->record, false);
+  };
+  negotiation_.for_each_set([&](const SetNegotiation& set) { set.for_each_pending(open); });
+  std::ranges::for_each(negotiation_.held_removals(), open);
+  execution_.for_each([&](const Entry& entry) {
+    if (entry.request) visit(*entry.request, entry.completion->record, true);
+  });
+}
+
+}  // namespace hvdlite::engine

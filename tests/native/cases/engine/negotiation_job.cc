@@ -1,0 +1,207 @@
+#include "engine/negotiation_job.h"
+
+#include <algorithm>
+
+namespace hvdlite::engine::negotiation_test {
+
+using base::OpKind;
+
+namespace {
+
+Negotiation::Settings settings_of(int rank) {
+  return {.rank = rank,
+          .fusion_threshold = 1 << 20,
+          .cache_capacity = 8,
+          .join_refuses_others = false,
+          .agreement_is_barrier = true};
+}
+
+std::string text_of(const FusedOp& fused, const std::vector<Entry>& entries, int members) {
+  std::string text;
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    text += (i > 0 ? "+" : "") + std::string(entries[i].request ? "" : "-") +
+            fused.parts[i].request->name;
+  }
+  const int contributors = fused.parts.front().contributors;
+  return contributors == members ? text : text + "/" + std::to_string(contributors);
+}
+
+}  // namespace
+
+Request allreduce(const std::string& name, std::int64_t count, SetId set) {
+  Request request;
+  request.set = set;
+  request.name = name;
+  request.shape = {count};
+  return request;
+}
+
+// --- a rank -----------------------------------------------------------------------------------------------------------
+
+Rank::Rank(Job& job, int number)
+    : job_(job),
+      number_(number),
+      negotiation_(std::make_unique<Negotiation>(
+          settings_of(number), static_cast<int>(job.hosts().size()),
+          Regions(job.regions(), job.hosts(), number, job.regions() > 0), counters, *this)) {}
+
+CompletionPtr Rank::ask(Request request) {
+  request.seal();
+  Entry entry;
+  entry.request = std::make_shared<const Request>(std::move(request));
+  entry.completion = std::make_shared<Completion>();
+  const CompletionPtr completion = entry.completion;
+  negotiation_->admit(entry);
+  return completion;
+}
+
+CompletionPtr Rank::ask(const std::string& name, std::int64_t count, SetId set) {
+  return ask(allreduce(name, count, set));
+}
+
+CompletionPtr Rank::ask_group(const std::string& group, const std::vector<std::string>& names) {
+  CompletionPtr completion;
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    Request request = allreduce(names[i]);
+    request.group = group;
+    request.group_size = static_cast<std::int32_t>(names.size());
+    request.group_index = static_cast<std::int32_t>(i);
+    completion = ask(std::move(request));
+  }
+  return completion;
+}
+
+CompletionPtr Rank::join() {
+  Request request = allreduce(kJoinName);
+  request.kind = OpKind::kJoin;
+  request.shape = {};
+  return ask(std::move(request));
+}
+
+CompletionPtr Rank::add_set(const std::vector<std::int64_t>& members) {
+  Request request = allreduce("add");
+  request.kind = OpKind::kAddProcessSet;
+  request.shape = {};
+  request.splits = members;
+  return ask(std::move(request));
+}
+
+CompletionPtr Rank::remove_set(std::int32_t id) {
+  Request request = allreduce("remove");
+  request.kind = OpKind::kRemoveProcessSet;
+  request.shape = {};
+  request.root = id;
+  return ask(std::move(request));
+}
+
+void Rank::leave() {
+  while (!negotiation_->close()) job_.run();
+  negotiation_->leave({base::ErrorCode::kAborted, "this rank has left"});
+}
+
+void Rank::send(int rank, const Message& message) {
+  ++sent;
+  job_.wire(number_, rank).push_back(decode(encode(message)));
+}
+
+void Rank::execute(SetId set, FusedOp fused, std::vector<Entry> entries) {
+  did.push_back(text_of(fused, entries, negotiation_->find(set.id)->set().size()));
+  finish(entries, {});
+}
+
+void Rank::execute_prepared(SetId, Entry& entry) {
+  did.push_back(entry.request->name + "!");
+  finish({&entry, 1}, {});
+}
+
+void Rank::finish(std::span<const Entry> entries, const base::Status& status) {
+  for (const Entry& entry : entries) {
+    if (!entry.request) continue;
+    EXPECT(!entry.completion->is_done());
+    if (!status.ok()) failed[entry.request->name] = status.message;
+    entry.completion->done.store(1);
+  }
+}
+
+std::unique_ptr<Agreement> Rank::add_set(const ProcessSet& set, const Regions::Grant& regions) {
+  sets.push_back(set.id);
+  if (!regions.first || regions.second || !set.is_member()) return nullptr;
+  return std::make_unique<PlainAgreement>(job_.table(set.id, set.size()), set.index,
+                                          job_.departures(regions.first->number),
+                                          regions.first->departures, trouble);
+}
+
+// --- the job ----------------------------------------------------------------------------------------------------------
+
+Job::Job(std::vector<int> hosts, int regions) : hosts_(std::move(hosts)), regions_(regions) {
+  for (int rank = 0; rank < static_cast<int>(hosts_.size()); ++rank) {
+    ranks_.push_back(std::make_unique<Rank>(*this, rank));
+  }
+}
+
+std::shared_ptr<PlainTable> Job::table(SetId set, int members) {
+  std::shared_ptr<PlainTable>& table = tables_[set];
+  if (!table) table = std::make_shared<PlainTable>();
+  table->members = members;
+  return table;
+}
+
+Departures Job::departures(int region) {
+  Departures& departures = departures_[region];
+  if (!departures) departures = std::make_shared<std::uint64_t>(0);
+  return departures;
+}
+
+std::vector<std::pair<int, int>> Job::busy() const {
+  std::vector<std::pair<int, int>> found;
+  for (const auto& [wire, messages] : wires_) {
+    if (!messages.empty()) found.push_back(wire);
+  }
+  return found;
+}
+
+void Job::deliver(std::pair<int, int> wire) {
+  Message message = std::move(wires_[wire].front());
+  wires_[wire].pop_front();
+  Rank& rank = (*this)[wire.second];
+  if (rank.ended) return;
+  std::visit(
+      [&](auto& content) {
+        using Content = std::decay_t<decltype(content)>;
+        if constexpr (std::is_same_v<Content, Announcement> ||
+                      std::is_same_v<Content, ResponseList>) {
+          rank.negotiation().hear(wire.first, std::move(content));
+        } else {
+          EXPECT(false);
+        }
+      },
+      message);
+}
+
+void Job::pass(int rank) {
+  if (!(*this)[rank].ended) (*this)[rank].negotiation().advance();
+}
+
+void Job::run() {
+  // Enough for all cases: each pass moves something, or is one of the last.
+  for (int round = 0; round < 64; ++round) {
+    for (int rank = 0; rank < size(); ++rank) pass(rank);
+    for (const auto& wire : busy()) deliver(wire);
+  }
+}
+
+void Job::left(int rank) {
+  (*this)[rank].ended = true;
+  for (const auto& one : ranks_) {
+    if (one->ended) continue;
+    one->negotiation().catch_up();
+    one->negotiation().left(
+        rank, {base::ErrorCode::kAborted, "rank " + std::to_string(rank) + " has left"});
+  }
+}
+
+void Job::verdict(int coordinator, const std::vector<std::string>& names) {
+  (*this)[coordinator].negotiation().hear(0, Verdict{{0, 1}, names, "these wait for each other"});
+}
+
+}  // namespace hvdlite::engine::negotiation_test

@@ -1,0 +1,109 @@
+// A job of Negotiations alone: no engine, no transport, no thread. What they want done goes into books and onto wires.
+// Thread: one. Owns: the ranks and what is on its way. Blocks: no. Throws: what Negotiation throws.
+#pragma once
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine/negotiation/negotiation.h"
+#include "engine/plain_agreement.h"
+
+namespace hvdlite::engine::negotiation_test {
+
+class Job;
+
+class Rank final : public Effects {
+ public:
+  Rank(Job& job, int number);
+
+  // --- what its callers do ---
+  CompletionPtr ask(Request request);
+  CompletionPtr ask(const std::string& name, std::int64_t count = 4, SetId set = {0, 1});
+  CompletionPtr ask_group(const std::string& group, const std::vector<std::string>& names);
+  CompletionPtr join();
+  CompletionPtr add_set(const std::vector<std::int64_t>& members);
+  CompletionPtr remove_set(std::int32_t id);
+  void leave();
+
+  Negotiation& negotiation() { return *negotiation_; }
+  int number() const { return number_; }
+
+  // What it did, in order: "x", "x+y" for what is fused, "x/1" with one contributor, "x!" as prepared, "-x" if it has joined.
+  std::vector<std::string> did;
+  std::map<std::string, std::string> failed;  // by name: the text
+  std::vector<SetId> sets;                    // that it knows
+  Counters counters;
+  Trouble trouble;
+  bool prepares = false;
+  bool busy = false;  // what it executes takes until this is over
+  bool ended = false;
+  int sent = 0, rung = 0;
+
+  // --- Effects ---
+  void send(int rank, const Message& message) override;
+  void ring(int) override { ++rung; }
+  void execute(SetId set, FusedOp fused, std::vector<Entry> entries) override;
+  bool prepare(SetId, const Entry&) override { return prepares; }
+  void execute_prepared(SetId set, Entry& entry) override;
+  void finish(std::span<const Entry> entries, const base::Status& status) override;
+  bool idle(SetId) override { return !busy; }
+  std::unique_ptr<Agreement> add_set(const ProcessSet& set, const Regions::Grant& regions) override;
+  void remove_set(SetId set) override { std::erase(sets, set); }
+  void share_staging(SetId, const Regions::Grant&) override {}
+  void joined(SetId) override {}
+  void reached(std::span<const Entry>, Stage) override {}
+  void announced_in_memory(std::span<const Entry>) override {}
+  void before_announcing() override {}
+  void came_last(int rank, std::size_t) override { last = rank; }
+  int last = -1;  // whose request was the last one needed
+
+ private:
+  Job& job_;
+  int number_;
+  std::unique_ptr<Negotiation> negotiation_;
+};
+
+class Job {
+ public:
+  // hosts: what stands for each rank's host; regions of each host's window, 0: no memory is shared.
+  explicit Job(std::vector<int> hosts, int regions = 2);
+
+  Rank& operator[](int rank) { return *ranks_[static_cast<std::size_t>(rank)]; }
+  int size() const { return static_cast<int>(ranks_.size()); }
+  const std::vector<int>& hosts() const { return hosts_; }
+  int regions() const { return regions_; }
+
+  // Wires that carry something, each in its order; the next message of one arrives.
+  std::vector<std::pair<int, int>> busy() const;
+  void deliver(std::pair<int, int> wire);
+  // One rank's pass, without messages.
+  void pass(int rank);
+  // Passes and messages until nothing moves any more.
+  void run();
+  // It ends without a word: nothing of it comes any more.
+  void die(int rank) { (*this)[rank].ended = true; }
+  // The others learn that it has left.
+  void left(int rank);
+  void verdict(int coordinator, const std::vector<std::string>& names);
+
+  // What members share of a set, and of a region.
+  std::shared_ptr<PlainTable> table(SetId set, int members);
+  Departures departures(int region);
+  std::deque<Message>& wire(int from, int to) { return wires_[{from, to}]; }
+
+ private:
+  std::vector<int> hosts_;
+  int regions_;
+  std::map<SetId, std::shared_ptr<PlainTable>> tables_;
+  std::map<int, Departures> departures_;
+  std::map<std::pair<int, int>, std::deque<Message>> wires_;
+  std::vector<std::unique_ptr<Rank>> ranks_;
+};
+
+Request allreduce(const std::string& name, std::int64_t count = 4, SetId set = {0, 1});
+
+}  // namespace hvdlite::engine::negotiation_test

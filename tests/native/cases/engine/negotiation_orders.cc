@@ -1,0 +1,139 @@
+// Negotiation by itself, in many orders of what happens: jobs of its machines, stepped as drawn.
+#include <map>
+#include <random>
+
+#include "engine/negotiation_job.h"
+#include "harness.h"
+
+namespace hvdlite::engine::negotiation_test {
+namespace {
+
+using Did = std::vector<std::string>;
+
+const std::vector<int> kOneHost = {0, 0}, kThree = {0, 0, 0}, kApart = {0, 1};
+
+// Letters ask for a tensor (capitals with another content), + joins, > and < add and remove a set of all. Each rank asks for them
+// in its order, for one name when the last of that name has ended.
+class Programs {
+ public:
+  Programs(Job& job, std::vector<std::string> programs, std::uint64_t seed)
+      : job_(job), programs_(std::move(programs)), draw_(seed), ranks_(programs_.size()) {}
+
+  // What happens next is drawn: a rank asks, makes a pass, has a step refused; a message arrives. Then all goes on to its end.
+  void run() {
+    for (int step = 0; step < 150; ++step) {
+      const auto rank = static_cast<std::size_t>(draw(programs_.size()));
+      const auto wires = job_.busy();
+      const auto what = draw(8);
+      if (what < 2) {
+        ask(rank);
+      } else if (what < 4 && !wires.empty()) {
+        job_.deliver(wires[draw(wires.size())]);
+      } else {
+        job_[static_cast<int>(rank)].prepares = draw(2) == 0;
+        job_[static_cast<int>(rank)].trouble.refuse = draw(4) == 0 ? 1 : 0;
+        job_.pass(static_cast<int>(rank));
+      }
+    }
+    for (bool any = true; any;) {
+      job_.run();
+      any = false;
+      for (std::size_t rank = 0; rank < programs_.size(); ++rank) any = ask(rank) || any;
+    }
+  }
+  void expect_all_ended() const {
+    for (std::size_t rank = 0; rank < programs_.size(); ++rank) {
+      EXPECT(ranks_[rank].next == programs_[rank].size());
+      for (const auto& [name, completion] : ranks_[rank].asked) EXPECT(completion->is_done());
+    }
+  }
+
+ private:
+  struct Asking {
+    std::size_t next = 0;
+    std::map<char, CompletionPtr> asked;
+  };
+
+  std::uint64_t draw(std::uint64_t most) { return draw_() % most; }
+  bool ask(std::size_t rank) {
+    Asking& asking = ranks_[rank];
+    if (asking.next == programs_[rank].size()) return false;
+    const char letter = programs_[rank][asking.next];
+    const bool other = letter >= 'A' && letter <= 'Z';
+    const char name = other ? static_cast<char>(letter - 'A' + 'a') : letter;
+    const auto under_way = [&](char each) {
+      return asking.asked.contains(each) && !asking.asked[each]->is_done();
+    };
+    if (under_way(name) || under_way('+') || under_way('>') || under_way('<')) return false;
+    ++asking.next;
+    asking.asked[name] = ask(job_[static_cast<int>(rank)], name, other);
+    return true;
+  }
+  static CompletionPtr ask(Rank& rank, char name, bool other) {
+    if (name == '+') return rank.join();
+    if (name == '<') return rank.remove_set(1);
+    if (name == '>') return rank.add_set({0, 1});
+    return rank.ask(std::string(1, name), other ? 5 : 4);
+  }
+
+  Job& job_;
+  std::vector<std::string> programs_;
+  std::mt19937_64 draw_;
+  std::vector<Asking> ranks_;
+};
+
+// A joined rank does the same without values.
+Did without_absence(Did did) {
+  for (std::string& each : did) std::erase(each, '-');
+  return did;
+}
+
+void expect_agreement_in_many_orders(const std::vector<int>& hosts,
+                                     const std::vector<std::string>& programs) {
+  for (std::uint64_t seed = 0; seed < 300; ++seed) {
+    Job job(hosts);
+    Programs running(job, programs, seed);
+    running.run();
+    running.expect_all_ended();
+    for (int rank = 1; rank < job.size(); ++rank) {
+      EXPECT_OR(without_absence(job[rank].did) == without_absence(job[0].did),
+                "order " + std::to_string(seed));
+      EXPECT(job[rank].sets == job[0].sets && job[rank].failed == job[0].failed);
+    }
+    const PlainTable& table = *job.table({0, 1}, job.size());
+    EXPECT(!table.exists || (table.open && table.cells.empty()));
+  }
+}
+
+TEST(in_many_orders_all_do_the_same_in_one_order) {
+  for (const std::vector<int>& hosts : {kOneHost, kApart}) {
+    expect_agreement_in_many_orders(hosts, {"abcd", "dbca"});
+    expect_agreement_in_many_orders(hosts, {"abaab", "baaba"});
+  }
+  expect_agreement_in_many_orders(kThree, {"abc", "bca", "cab"});
+}
+
+TEST(in_many_orders_a_mismatch_fails_alike_and_diverts_no_longer_than_it_must) {
+  for (const std::vector<int>& hosts : {kOneHost, kApart}) {
+    expect_agreement_in_many_orders(hosts, {"aAb", "aab"});
+    expect_agreement_in_many_orders(hosts, {"bAa", "abA"});
+  }
+  expect_agreement_in_many_orders(kThree, {"aab", "aAb", "baa"});
+}
+
+TEST(in_many_orders_ranks_join_and_go_on) {
+  for (const std::vector<int>& hosts : {kOneHost, kApart}) {
+    expect_agreement_in_many_orders(hosts, {"a+ab", "ba+ba"});
+    expect_agreement_in_many_orders(hosts, {"+a", "cd+a"});
+  }
+  expect_agreement_in_many_orders(kThree, {"+ab", "c+ba", "dc+ab"});
+}
+
+TEST(in_many_orders_sets_come_and_go) {
+  for (const std::vector<int>& hosts : {kOneHost, kApart}) {
+    expect_agreement_in_many_orders(hosts, {"a>b<c>", "b>a<c>"});
+  }
+}
+
+}  // namespace
+}  // namespace hvdlite::engine::negotiation_test
