@@ -1,4 +1,4 @@
-"""The native module: what crosses from Python, and the short ways."""
+"""The native module: what crosses from Python, and calls with plain tensors."""
 
 from mutants import guards
 from mutants.mutant import Mutant
@@ -6,11 +6,11 @@ from mutants.mutant import Mutant
 ROWS = (
     Mutant(
         "short-average-ignored",
-        "the short way ignores the argument `average`",
-        "csrc/bindings/python/short_way.cc",
+        "a call with a plain tensor ignores the argument `average`",
+        "csrc/bindings/python/plain_calls.cc",
         "return average.is_none() && (op.is_none() || read_int(op, request.op)) &&",
         "return (op.is_none() || read_int(op, request.op)) &&",
-        (*guards.SHORT_WAY, "tests/parallel/test_allreduce.py"),
+        (*guards.PLAIN_CALLS, "tests/parallel/test_allreduce.py"),
     ),
     Mutant(
         "hook-counts-twice",
