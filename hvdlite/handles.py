@@ -51,10 +51,8 @@ class Handle(Work):
 
     def __new__(cls, *_arguments: object) -> "Handle":
         """A handle of the native type."""
-        from hvdlite._engine import Work
-
-        handle: Handle = Work.__new__(native_type())
-        return handle
+        kind = native_type()
+        return kind.__new__(kind)
 
     def __init__(self, finish: Finish | Sequence[Finish], grouped: bool, on_gpu: Sequence[OnGpu] = ()) -> None:
         self._finish = finish
@@ -144,8 +142,10 @@ def native_type() -> type[Handle]:
 
     class NativeHandle(Handle, Work):
         __slots__ = ("__weakref__",)
+        __new__ = Work.__new__  # type: ignore[assignment]
 
-    return NativeHandle
+    kind: type[Handle] = NativeHandle
+    return kind
 
 
 def poll(handle: Handle) -> bool:

@@ -1,10 +1,11 @@
 """From tensors to requests: what all collectives of `hvdlite.ops` have in common.
 
 Each function checks its arguments, describes the tensors through their backends and submits the requests. A blocking call
-waits for the handle and returns the output; any other returns the `Handle`, whose finishing steps make the outputs. Plain
+waits for the work and returns the output; any other returns a `Handle`, whose finishing steps make the outputs. Plain
 tensors are described natively (csrc/bindings/python/plain_calls.cc).
 """
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -354,9 +355,12 @@ def _submit(
     )  # fmt: skip
     if device != CPU:
         request = (*request, 0, 0, stream)
+    if blocking:  # the result is used in the stream in whose order the memory was given
+        work = engine.submit((request,), finish, False)
+        return finish(work.result(math.inf, () if device == CPU else (stream,)))
     handle = Handle(finish, False, () if device == CPU else ((backend, source),))
-    engine.submit((request,), None, not blocking, handle)
-    return handle.synchronize() if blocking else handle
+    engine.submit((request,), None, True, handle)
+    return handle
 
 
 def _submit_group(
