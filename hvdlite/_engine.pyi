@@ -54,6 +54,50 @@ class Result:
     def data(self) -> memoryview:
         """The engine-allocated output as writable bytes that free themselves (numpy.frombuffer makes an array of it)."""
 
+class Work:
+    """What is in flight after one submission. It keeps its memory.
+
+    A work that is let go with operations in flight is kept by the engine until they have ended. After a failure that leaves
+    memory in use, its memory is kept for good.
+    """
+
+    _finish: Any  # the memory; `hvdlite.handles.Handle` says more of these
+    _engine: Engine | None
+    _on_gpu: Any
+    _error: Any
+    _grouped: bool
+    @property
+    def number(self) -> int:
+        """What the engine calls it; 0 before the submission."""
+    @property
+    def size(self) -> int:
+        """How many operations it has."""
+    def poll(self) -> bool:
+        """Have all operations ended, well or badly?"""
+    def wait(self, limit: float = float("inf"), streams: Sequence[int] = ()) -> None:
+        """Waits until they have, driving progress, and handles signals.
+
+        After `limit` seconds TimeoutError leaves them in flight, as does any other exception. streams: CUDA streams whose later
+        work comes after them, where they are in GPU memory.
+        """
+    def results(self) -> list[Any]:
+        """How each operation ended, once all have: a Result or the failure. Always the same list.
+
+        It has None where nobody wanted the results when they were there.
+        """
+    def result(self, limit: float = float("inf"), streams: Sequence[int] = ()) -> Result:
+        """Waits for the only operation: its Result, or raises its failure."""
+    def _land(self, limit: float) -> Any:
+        """Waits for operations on plain tensors that the engine has described, for so many seconds at most.
+
+        Returns:
+            The output, or a list of a group's; the same if asked again. Or NotImplemented: the work is another one, or an
+            operation failed.
+
+        Raises:
+            TimeoutError: the time is over; nothing has changed.
+        """
+
 @final
 class Arena:
     """One rank's part of memory that all members of a process set map; a writable buffer of its bytes."""
@@ -95,60 +139,60 @@ class Engine:
         """(rank, size, local_rank, local_size, cross_rank, cross_size, is_homogeneous)."""
     def submit(
         self,
-        kind: int,
-        name: str | None,
-        dtype: int,
-        shape: Sequence[int],
-        input_ptr: int,
-        output_ptr: int,
-        op: int = 1,
-        root: int = 0,
-        process_set: int = 0,
-        prescale: float = 1.0,
-        postscale: float = 1.0,
-        group: str = "",
-        group_size: int = 0,
-        group_index: int = 0,
-        splits: Sequence[int] = (),
-        device: int = -1,
-        layout: int = 0,
-        flags: int = 0,
-        arena: int = 0,
-        stream: int = 0,
+        requests: Sequence[tuple[Any, ...]],
+        memory: object = None,
         wake: bool = True,
-    ) -> int:
-        """Submits one request and returns its handle (> 0)."""
-    def submit_many(
-        self, requests: Sequence[tuple[Any, ...]], wake: bool = True, handles: list[int] | None = None
-    ) -> list[int]:
-        """Submits requests atomically; each is a tuple of submit's arguments (without wake) in order.
+        work: Work | None = None,
+    ) -> Work:
+        """Submits requests, all or nothing, and returns the work that is in flight then.
 
-        Adds their handles to the list, a new one if none is given, and returns it. No signal handler runs in between.
+        Each is a tuple, as `hvdlite.requests.Request`, whose trailing items may be missing. A pointer may also be a
+        C-contiguous object with the buffer protocol, which the caller keeps until the end. A request without a name is named
+        by its number among the unnamed ones of its kind on its set, which is used up if the requests are accepted; unnamed
+        requests without a group whose group_size is their number form one.
 
-        A pointer may also be a C-contiguous object with the buffer protocol, which the caller keeps until the end. A request
-        without a name is named by its number among the unnamed ones of its kind on its set, which is used up if the requests
-        are accepted; unnamed requests without a group whose group_size is their number form one.
+        Args:
+            requests: if there are none, nothing is submitted, and the work may be given for a later submission.
+            memory: what a new work keeps.
+            wake: nobody is about to wait.
+            work: that is in flight then; without, a new one. No signal handler runs between the submission and this.
         """
-    def run(
-        self, request: tuple[Any, ...], memory: object = None, keep: Callable[[Any, int, int], None] | None = None
-    ) -> Result:
-        """Submits one request, a tuple as for submit_many, and waits for it as wait does.
+    def prepare(self, requests: Sequence[tuple[Any, ...]]) -> int:
+        """Checks allreduces that will be submitted together many times, and returns the group's id.
 
-        If its memory may be in use after an exception, keep(memory, handle, code) is called first: with the handle if a
-        signal left the operation in flight, or with 0 and the code of the failure, also where the caller's stream could not be
-        put after the operation.
+        They are tuples as for submit, whose pointers do not count, except that the output pointer of one that names an
+        arena is its place there; what is submitted from elsewhere is reduced like any other tensor.
         """
-    def connect(
+    def submit_prepared(
         self,
-        plain_of: Callable[[Any], Plain | None],
-        keep: Callable[[Any, int, int], None],
-        handle_type: type[Any] | None = None,
-    ) -> None:
-        """Makes the functions below work: what they have to know of types, `keep` as in run, and the type of handles.
+        group: int,
+        pointers: Sequence[int],
+        absent: Sequence[int] = (),
+        wake: bool = True,
+        streams: Sequence[int] = (),
+        memory: object = None,
+    ) -> Work:
+        """Submits a prepared group in place, with one pointer for each request.
 
-        That is derived from HandleState; without one nothing is started.
+        absent: numbers of the requests for which this rank has no value. streams: of GPU memory, those in whose order it is
+        used again; the first is that of the submission.
         """
-    def allreduce_now(
+    def release_prepared(self, group: int) -> None: ...
+    def wait_many(self, works: Sequence[Work], outcomes: list[int | HvdliteError], streams: Sequence[int] = ()) -> bool:
+        """Waits for all operations of these works, as Work.wait does, and takes what became of them.
+
+        Adds for each operation the number of its contributors, or its failure. Returns whether all went well. For operations
+        without output of the engine's. No signal handler runs between the end and this: an exception leaves all in flight.
+        """
+    @property
+    def parked(self) -> int:
+        """How many operations are in flight whose work was let go.
+
+        The engine keeps their memory until they have ended and something else is submitted.
+        """
+    def connect(self, plain_of: Callable[[Any], Plain | None], work_type: type[Work] | None = None) -> None:
+        """Makes the functions below work: what they have to know of types, and the type of works, if any are to be started."""
+    def allreduce(
         self,
         tensor: Any,
         average: bool | None,
@@ -158,31 +202,18 @@ class Engine:
         postscale_factor: float,
         process_set: ProcessSet,
         in_place: bool,
+        blocking: bool,
     ) -> Any:
-        """The result of a blocking allreduce of a plain tensor: the tensor if in place.
+        """The output of an allreduce of a plain tensor, which is the tensor if in place; if not blocking, the work in flight.
+
+        The work is made without its __init__. It keeps both tensors until the operation has ended; its `_finish` gives the
+        output, after telling the framework of a tensor that was written to.
 
         None, and nothing was submitted, where anything about the call is unusual: an argument is wrong or of an uncommon type,
         or the engine cannot use the tensor's memory (it is not dense in row-major order, not aligned, not writable, not on the
         host, or of another dtype).
         """
-    def start_allreduce(
-        self,
-        tensor: Any,
-        average: bool | None,
-        name: str | None,
-        op: int | None,
-        prescale_factor: float,
-        postscale_factor: float,
-        process_set: ProcessSet,
-        in_place: bool,
-    ) -> Any:
-        """Starts the same without waiting: the operation's handle, or None.
-
-        The handle is made, without its __init__, before anything is submitted, and then is told the operation's number. It
-        keeps both tensors until the operation has ended; its only `_finish` gives the output, after telling the framework of a
-        tensor that was written to.
-        """
-    def start_allreduces(
+    def allreduce_group(
         self,
         tensors: Sequence[Any],
         name: str | None,
@@ -193,69 +224,11 @@ class Engine:
         in_place: bool,
         wake: bool,
     ) -> Any:
-        """Starts those of a list or tuple as one group, of this name, and returns one handle; or None.
-
-        wake: as in submit_many.
-        """
-    def land(self, handle: Any, limit: float) -> Any:
-        """Waits for the operations of a handle from the two above, for so many seconds at most.
-
-        Returns:
-            The output, or a list of a group's, and the handle has the outcomes, so that a caller who is interrupted just then
-            loses nothing. Or NotImplemented, and nothing has changed: the handle is another one, its operations were waited
-            for, one failed, or it has several and there is a limit.
-
-        Raises:
-            TimeoutError: the time is over; nothing has changed.
-        """
-    def broadcast_now(self, tensor: Any, root_rank: int, name: str | None, process_set: ProcessSet, in_place: bool) -> Any:
-        """The same of a broadcast."""
-    def prepare(self, requests: Sequence[tuple[Any, ...]]) -> int:
-        """Checks allreduces that will be submitted together many times, and returns the group's id.
-
-        They are tuples as for submit_many, whose pointers do not count, except that the output pointer of one that names an
-        arena is its place there; what is submitted from elsewhere is reduced like any other tensor.
-        """
-    def submit_prepared(
-        self, group: int, pointers: Sequence[int], absent: Sequence[int] = (), wake: bool = True, stream: int = 0
-    ) -> int:
-        """Submits a prepared group in place, with one pointer for each request, and returns one handle for it.
-
-        absent: numbers of the requests for which this rank has no value.
-        """
-    def release_prepared(self, group: int) -> None: ...
-    def poll(self, handle: int) -> bool: ...
-    def wait(
-        self,
-        handle: int,
-        limit: float = float("inf"),
-        streams: Sequence[int] = (),
-    ) -> Result:
-        """Waits, driving progress, handles signals, releases the handle, and raises if the operation failed.
-
-        After `limit` seconds TimeoutError leaves it in flight. streams: CUDA streams whose later work comes after the
-        operation, where it is in GPU memory.
-        """
-    def wait_into(
-        self,
-        outcomes: list[Result | HvdliteError],
-        handle: int,
-        limit: float = float("inf"),
-        streams: Sequence[int] = (),
-        place: int = ...,
-    ) -> None:
-        """Waits as wait does, and adds to the list what that returns, or the failure that it raises.
-
-        Does nothing if another thread has put the outcome at that place in the list. No signal
-        handler runs between that and the handle's release: an exception leaves the operation in flight.
-        """
-    def wait_many(self, handles: Sequence[int], outcomes: list[int | HvdliteError], streams: Sequence[int] = ()) -> bool:
-        """Waits for all operations behind these handles and releases them, in the same way.
-
-        Adds for each operation the number of its contributors, or its failure. Returns whether all went well. For operations
-        without output of the engine's.
-        """
-    def release(self, handle: int) -> None: ...
+        """Submits those of a list or tuple as one group of this name, and returns the work in flight; or None."""
+    def broadcast(
+        self, tensor: Any, root_rank: int, name: str | None, process_set: ProcessSet, in_place: bool, blocking: bool
+    ) -> Any:
+        """As allreduce."""
     def new_output(self, nbytes: int) -> memoryview:
         """Memory for a result, as writable bytes; large blocks are recycled when nobody uses them any more."""
     def new_gpu_output(self, gpu: int, stream: int, nbytes: int) -> GpuMemory:
@@ -335,9 +308,6 @@ def nccl_version(libraries: str) -> int:
 def config_fields() -> dict[str, Any]:
     """The engine's knobs and their native defaults (a test compares them with hvdlite.config)."""
 
-class HandleState:
-    """The members of `hvdlite.handles.Handle`. It is derived from: calls _leave if let go with operations in flight."""
-
 class GradientState:
     """The state of one parameter's gradient (hvdlite.torch.slots.Slot)."""
 
@@ -412,11 +382,11 @@ def launch(
     sent: Sent,
     absent: Sequence[int],
     wake: bool,
-    stream: int,
-    handles: list[int],
+    streams: Sequence[int],
+    works: list[Work],
 ) -> None:
     """Submits a bucket's prepared group as `Engine.submit_prepared`.
 
-    The handle is added to the list, the gradients are dirty no longer, and the bucket is launched in the pass `stamp`: all
-    of that or, if this raises, nothing.
+    The work, which keeps what was sent, is added to the list, the gradients are dirty no longer, and the bucket is launched
+    in the pass `stamp`: all of that or, if this raises, nothing.
     """

@@ -10,7 +10,9 @@ from hvdlite.errors import HvdliteError, InvalidArgumentError
 from hvdlite.runtime import RUNTIME
 
 if TYPE_CHECKING:
-    from hvdlite._engine import Engine, Result
+    from hvdlite._engine import Engine, Result, Work
+else:
+    Work = object  # that of the native type is added later
 
 __all__ = ["Finish", "Handle", "OnGpu", "native_type", "poll", "synchronize"]
 
@@ -20,28 +22,30 @@ Finish = Callable[["Result"], Any]
 OnGpu = tuple[TensorBackend, Exported] | None
 
 
-class Handle:
+class Handle(Work):
     """One operation in flight, or a group of them. Give it to `poll` and `synchronize`, or use the methods.
 
-    It stands for a number (``int(handle)``), as in Horovod, and compares and hashes as one. It holds the tensors:
-    dropped before the operation ended, it leaves them to the runtime, which holds them until then. It is made before the
-    operation is submitted, and the submission itself gives it the number: if Ctrl-C raises just then, the handle is dropped
-    with the number and the tensors.
+    It stands for a number (``int(handle)``), as in Horovod, and compares and hashes as one. It is a `hvdlite._engine.Work`,
+    which keeps the tensors: dropped before the operation ended, it is kept by the engine until then. So Ctrl-C may come at
+    any time.
 
     On a GPU an operation has ended when its work was handed to the GPU. `synchronize` does not wait for the GPU: it puts the
     caller's current stream after that work, and the stream of the submission, in whose order the memory is used again.
 
-    The members are those of a native class, which `native_type` adds: the engine makes most handles itself
-    (``start_allreduce``), without `__init__`, and ends their operations (``land``).
+    The members are those of the native class, which `native_type` adds: where tensors are described natively
+    (``Engine.allreduce``), the engine makes the handle itself, without `__init__`, and the outputs (``_land``).
+
+    Args:
+        finish: the step of the operation, or those of a group.
+        grouped: is it a group, whose output is a list?
+        on_gpu: of each operation, or nothing where all are in host memory.
     """
 
     if not TYPE_CHECKING:
         __slots__ = ()  # the members are there only in the native type
-    _engine: "Engine"
-    _numbers: Sequence[int]
-    _outcomes: "Sequence[Result | HvdliteError]"  # of those waited for, in order
-    _finish: Sequence[Finish] | None  # None: done with
-    _on_gpu: Sequence[OnGpu]  # of each number, or nothing where all are in host memory
+    _engine: "Engine | None"  # None: nothing was submitted
+    _finish: Finish | Sequence[Finish] | None  # None: done with
+    _on_gpu: Sequence[OnGpu] | None
     _error: HvdliteError | None
     _grouped: bool
 
@@ -50,35 +54,23 @@ class Handle:
         kind = native_type()
         return kind.__new__(kind)
 
-    def __init__(
-        self,
-        engine: "Engine",
-        numbers: Sequence[int],
-        finish: Sequence[Finish],
-        grouped: bool,
-        on_gpu: Sequence[OnGpu] = (),
-    ) -> None:
-        self._engine = engine
-        self._numbers = numbers
-        self._outcomes = ()  # a list when it is needed, since a program may hold many handles
+    def __init__(self, finish: Finish | Sequence[Finish], grouped: bool, on_gpu: Sequence[OnGpu] = ()) -> None:
         self._finish = finish
         self._grouped = grouped
         self._on_gpu = on_gpu
-        self._error = None
 
     def poll(self) -> bool:
         """Has the operation ended, well or badly? True as well once it was synchronised."""
-        waiting = self._in_flight()
-        if not waiting:
+        if self._finish is None or self._engine is None:
             return True
         self._check_alive()
-        return all(map(self._engine.poll, waiting))
+        return super().poll()
 
     def synchronize(self, timeout: float = math.inf) -> Any:
         """Waits for the operation and returns its output.
 
         Args:
-            timeout: how many seconds to wait for it at most (for each one of a group).
+            timeout: how many seconds to wait at most.
 
         Returns:
             What the function without ``_async`` returns; ``(output, received_splits)`` for alltoall; a list for a
@@ -89,52 +81,37 @@ class Handle:
             HorovodInternalError: the operation failed otherwise; the text starts with the first cause.
             TimeoutError: the time is over; the operation stays in flight, and the handle may be waited for again.
         """
+        # Whatever is raised here, by Ctrl-C for one, leaves this handle able to be synchronised again.
         if RUNTIME.engine is self._engine:
-            output = self._engine.land(self, timeout)
+            output = self._land(timeout)
             if output is not NotImplemented:
-                self._finish, self._outcomes = None, ()
+                self._finish = None
                 return output
         if self._error is not None:
             raise self._error
-        finish = self._finish
+        finish: Any = self._finish
         if finish is None:
             return None
-        numbers = self._numbers
-        outcomes: Any = self._outcomes
-        if not outcomes:
-            outcomes = self._outcomes = []
-        # Whatever is raised from here on, by Ctrl-C for one, leaves this handle able to be synchronised again.
-        if len(outcomes) < len(numbers):
+        if self._engine is not None:
             self._check_alive()
-            for place in range(len(outcomes), len(numbers)):
-                streams = self._streams(place) if self._on_gpu else ()
-                self._engine.wait_into(outcomes, numbers[place], limit=timeout, streams=streams, place=place)
-        for outcome in outcomes:
-            if isinstance(outcome, HvdliteError):
-                RUNTIME.keep_after(outcome, finish)
-                self._error = self._error or outcome
+            self.wait(timeout, self._streams())
+        results = self.results()
+        self._error = next((result for result in results if isinstance(result, HvdliteError)), None)
         if self._error is not None:
-            self._finish, self._outcomes = None, ()
+            self._finish = None
             raise self._error
-        if self._grouped:
-            output = [make(outcome) for make, outcome in zip(finish, outcomes, strict=True)]
-        else:
-            output = finish[0](outcomes[0])
-        self._finish, self._outcomes = None, ()
+        output = [make(result) for make, result in zip(finish, results, strict=True)] if self._grouped else finish(results[0])
+        self._finish = None
         return output
 
-    def _in_flight(self) -> Sequence[int]:
-        """The numbers of those that nobody has waited for."""
-        return () if self._finish is None else self._numbers[len(self._outcomes) :]
-
-    def _streams(self, index: int) -> tuple[int, ...]:
-        """The streams that come after an operation: the current one, and that of the submission if it is another."""
-        place = self._on_gpu[index]
-        if place is None:
-            return ()
-        backend, exported = place
-        now = backend.stream_now(exported)
-        return (now,) if now == exported.stream else (now, exported.stream)
+    def _streams(self) -> Sequence[int]:
+        """The streams that come after it: the current ones, and those of the submission."""
+        streams: dict[int, None] = {}
+        for place in self._on_gpu or ():
+            if place is not None:
+                backend, exported = place
+                streams[backend.stream_now(exported)] = streams[exported.stream] = None
+        return tuple(streams)
 
     def _check_alive(self) -> None:
         """Refuses to touch an engine that this process no longer has."""
@@ -143,7 +120,7 @@ class Handle:
             raise InvalidArgumentError("this handle is from before hvdlite.shutdown(); its operation ended then")
 
     def __int__(self) -> int:
-        return self._numbers[0] if self._numbers else 0
+        return self.number
 
     __index__ = __int__
 
@@ -154,28 +131,21 @@ class Handle:
         return self is other or (isinstance(other, int) and other == int(self))
 
     def __repr__(self) -> str:
-        state = "in flight" if self._in_flight() else "ended"
+        state = "ended" if self._finish is None or self._engine is None else "in flight"
         return f"<hvdlite.Handle {int(self)}, {state}>"
-
-    def _leave(self) -> None:
-        """Called where the handle is let go with operations in flight: the runtime keeps their memory until they end."""
-        numbers = self._in_flight()
-        if not self._on_gpu:
-            RUNTIME.park(self._engine, numbers, self._finish)
-            return
-        for number, place in zip(numbers, self._on_gpu[len(self._outcomes) :], strict=True):
-            RUNTIME.park(self._engine, [number], self._finish, () if place is None else (place[1].stream,))
 
 
 @cache
 def native_type() -> type[Handle]:
     """The type of all handles. Loads the native module, which importing hvdlite does not."""
-    from hvdlite._engine import HandleState
+    from hvdlite._engine import Work
 
-    class NativeHandle(HandleState, Handle):
+    class NativeHandle(Handle, Work):
         __slots__ = ("__weakref__",)
+        __new__ = Work.__new__  # type: ignore[assignment]
 
-    return NativeHandle
+    kind: type[Handle] = NativeHandle
+    return kind
 
 
 def poll(handle: Handle) -> bool:

@@ -17,9 +17,8 @@ one text; the engine stays usable. A rank that dies or raises makes the others r
 The functions ending in ``_async`` return a `Handle` at once; a tensor must not be written to until its handle was
 synchronised. Those ending in an underscore write the result into their argument.
 
-Allreduces and blocking broadcasts first try the short way: native code that does all of it for a tensor whose memory can
-be used as it is (csrc/bindings/python/short_way.cc). What that leaves alone goes through `hvdlite.submission`, which also makes
-the handles of what the short way has started.
+Allreduces and broadcasts of tensors whose memory can be used as it is are described natively
+(csrc/bindings/python/plain_calls.cc), all others by `hvdlite.submission`.
 
 Over 400 lines because every function spells out Horovod's signature; what they share is in `hvdlite.submission`.
 """
@@ -110,8 +109,8 @@ def allreduce(
     """
     if is_none(compression):
         engine = RUNTIME.engine
-        if engine is not None and not RUNTIME.parked:
-            output = engine.allreduce_now(tensor, average, name, op, prescale_factor, postscale_factor, process_set, False)
+        if engine is not None:
+            output = engine.allreduce(tensor, average, name, op, prescale_factor, postscale_factor, process_set, False, True)
             if output is not None:
                 return output
     op = resolve_op(op, average)
@@ -144,8 +143,8 @@ def allreduce_(
 ) -> Any:
     """`allreduce` in place: the result is written into the tensor, which is returned. It must be writable."""
     engine = RUNTIME.engine
-    if engine is not None and not RUNTIME.parked:
-        output = engine.allreduce_now(tensor, average, name, op, prescale_factor, postscale_factor, process_set, True)
+    if engine is not None:
+        output = engine.allreduce(tensor, average, name, op, prescale_factor, postscale_factor, process_set, True, True)
         if output is not None:
             return output
     op = resolve_op(op, average)
@@ -303,11 +302,6 @@ def broadcast(tensor: Any, root_rank: int, name: str | None = None, process_set:
     Raises:
         InvalidArgumentError, UnsupportedError, MismatchError, HorovodInternalError: see the module's rule on errors.
     """
-    engine = RUNTIME.engine
-    if engine is not None and not RUNTIME.parked:
-        output = engine.broadcast_now(tensor, root_rank, name, process_set, False)
-        if output is not None:
-            return output
     return submission.broadcast(tensor, root_rank, name, process_set, in_place=False, blocking=True)
 
 
@@ -321,11 +315,6 @@ def broadcast_async(
 
 def broadcast_(tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
     """`broadcast` in place: the root's values are written into the tensor, which is returned. It must be writable."""
-    engine = RUNTIME.engine
-    if engine is not None and not RUNTIME.parked:
-        output = engine.broadcast_now(tensor, root_rank, name, process_set, True)
-        if output is not None:
-            return output
     return submission.broadcast(tensor, root_rank, name, process_set, in_place=True, blocking=True)
 
 
@@ -496,4 +485,4 @@ def join(device: int = -1, *, process_set: ProcessSet = global_process_set, aver
         raise InvalidArgumentError(f'join(average={average!r}): pass "all" or "contributing"')
     engine, set_id = submission.enter(Kind.JOIN, process_set)
     request = Request(Kind.JOIN, "join", root=int(average == "contributing"), process_set=set_id)
-    return engine.run(request).last_joined_rank
+    return engine.submit((request,), wake=False).result().last_joined_rank

@@ -215,7 +215,7 @@ def process_set_among(ranks: Sequence[int]) -> ProcessSet:
         # Named: the other ranks do not count this operation.
         name = tensor_name(Kind.ADD_PROCESS_SET, f"among {members}")
         request = Request(Kind.ADD_PROCESS_SET, name, root=1, splits=members)
-        number = engine.run(request).process_set
+        number = engine.submit((request,), wake=False).result().process_set
     _keep(found, number, members)
     return found
 
@@ -287,7 +287,7 @@ def _keep(process_set: ProcessSet, number: int, ranks: list[int]) -> None:
 
 def _change(request: Request) -> "Result":
     """Adds or removes a set."""
-    return RUNTIME.require().run(request)
+    return RUNTIME.require().submit((request,), wake=False).result()
 
 
 # --- at init and shutdown -------------------------------------------------------------------------------------------

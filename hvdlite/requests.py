@@ -75,7 +75,7 @@ KIND_NAMES = (
 
 
 class Request(NamedTuple):
-    """The arguments of the engine's ``submit``, in its order (and without ``wake``)."""
+    """One request, as the engine's ``submit`` takes it: a tuple in this order."""
 
     kind: int
     name: str | None  # None: named by its number among the unnamed ones of its kind on its set

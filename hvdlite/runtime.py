@@ -5,8 +5,7 @@ import logging
 import os
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,9 +15,7 @@ from hvdlite import _native, failures, gpu, startup, watchdog
 from hvdlite import config as knobs
 from hvdlite.config import Config
 from hvdlite.errors import (
-    ErrorCode,
     HvdliteError,
-    InvalidArgumentError,
     NotInitializedError,
     install,
 )
@@ -32,8 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["RUNTIME", "Runtime", "Steps", "load_native"]
 
-# After these an operation's memory is free again; after any other failure the transport may still write to it.
-_HARMLESS = (ErrorCode.INVALID_ARGUMENT, ErrorCode.MISMATCH, ErrorCode.UNSUPPORTED, ErrorCode.TIMEOUT)
 # Seconds in which the peers of a rank that raised can print what they know: some launchers end a job at its first death.
 _LAST_WORDS = 0.2
 # Seconds in which the watchdog's thread ends once the engine has.
@@ -79,9 +74,7 @@ class Runtime:
         self._joining = False  # others may wait in init() for this process
         self._watchdog: threading.Thread | None = None
         self._excuses: list[float] = []  # when each stall_limit that was entered ends; of all threads
-        # Memory of operations in flight whose handles were dropped.
-        self.parked: deque[tuple[Engine, list[int], object, Sequence[int]]] = deque()
-        self._kept: list[object] = []
+        self._kept: list[Engine] = []  # for good
         self.steps = Steps()
         self.at_stop: list[Callable[[], None]] = []  # called while there is still an engine
 
@@ -148,7 +141,7 @@ class Runtime:
         from hvdlite.backends import plain_of
         from hvdlite.handles import native_type
 
-        self.engine.connect(plain_of, self.keep_unfinished, native_type())
+        self.engine.connect(plain_of, native_type())
         self.topology = Topology(*self.engine.topology)
         if chosen.size > 1:
             self._watchdog = watchdog.start(self.engine)
@@ -190,11 +183,9 @@ class Runtime:
                 load_native().speak_at_sigterm(self.communicator.rank, self.communicator.size, has_shut_down=True)
             self.topology = None
             self.communicator = None
-            parked = list(self.parked)
-            self.parked.clear()
             if engine.failure_cause:
-                # The transport may still use the memory, and MPI_Finalize may wait for the dead.
-                self._kept.append((engine, parked))
+                # The transport may still use its memory, and MPI_Finalize may wait for the dead.
+                self._kept.append(engine)
                 self._failed = True
             else:
                 self._armed = False
@@ -240,7 +231,6 @@ class Runtime:
         startup.give_claim_back()
         self.engine = None
         self._lock = threading.RLock()
-        self.parked.clear()
         self.at_stop.clear()
 
     # --- what failures.Announcer asks for ---------------------------------------------------------------------------
@@ -314,8 +304,6 @@ class Runtime:
         engine = self.engine
         if engine is None:
             raise self._refusal()
-        if self.parked:
-            self.sweep()
         return engine
 
     def require_topology(self) -> Topology:
@@ -336,55 +324,6 @@ class Runtime:
                 "parent. Start workers that need hvdlite with mpirun."
             )
         return NotInitializedError()
-
-    def park(self, engine: "Engine", numbers: Sequence[int], memory: object, streams: Sequence[int] = ()) -> None:
-        """Keeps memory alive until these operations have ended; called when a Handle is dropped early.
-
-        Args:
-            engine: that has the operations.
-            numbers: the operations.
-            memory: what keeps it.
-            streams: the CUDA streams in whose order memory on a GPU is used again when it is let go.
-        """
-        if self.forked:
-            return
-        if engine is not self.engine and engine.failure_cause:
-            self._kept.append(memory)  # as `stop` keeps what was parked until then
-        else:
-            self.parked.append((engine, list(numbers), memory, streams))
-
-    def keep_after(self, error: HvdliteError, memory: object) -> None:
-        """Keeps memory for good if the transport may still touch it after this failure."""
-        if error.code not in _HARMLESS:
-            self._kept.append(memory)
-
-    def keep_unfinished(self, memory: object, number: int, code: int, streams: Sequence[int] = ()) -> None:
-        """Keeps the memory of a blocking operation that was left: in flight under its number, or failed with a code."""
-        if number and self.engine is not None:
-            self.park(self.engine, [number], memory, streams)
-        elif code not in _HARMLESS:
-            self._kept.append(memory)
-
-    def sweep(self) -> None:
-        """Lets go of parked memory whose operations have ended."""
-        for entry in tuple(self.parked):
-            engine, numbers, memory, streams = entry
-            try:
-                if engine is self.engine and not all(map(engine.poll, numbers)):
-                    continue
-                self.parked.remove(entry)  # only now: Ctrl-C may raise anywhere here
-            except (InvalidArgumentError, ValueError):  # another thread sweeps too, and has let go of it
-                continue
-            if engine is not self.engine:
-                continue  # its operations ended with it
-            outcomes: list[int | HvdliteError] = []
-            try:
-                engine.wait_many(numbers, outcomes, streams)
-            except HvdliteError as lost:  # the GPU is, perhaps; whoever calls now has nothing to do with it
-                outcomes = [lost]
-            for outcome in outcomes:
-                if isinstance(outcome, HvdliteError):
-                    self.keep_after(outcome, memory)
 
 
 def _after(record: str) -> str:

@@ -1,10 +1,11 @@
 """From tensors to requests: what all collectives of `hvdlite.ops` have in common.
 
 Each function checks its arguments, describes the tensors through their backends and submits the requests. A blocking call
-waits and returns the output, in one go with the submission where it can; any other returns a `Handle`, whose finishing
-steps make the outputs.
+waits for the work and returns the output; any other returns a `Handle`, whose finishing steps make the outputs. Plain
+tensors are described natively (csrc/bindings/python/plain_calls.cc).
 """
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -46,7 +47,6 @@ __all__ = [
     "start_reduce",
 ]
 
-_KEEP = RUNTIME.keep_unfinished
 _ANY_DTYPE = (Kind.BROADCAST, Kind.ALLGATHER, Kind.ALLTOALL)  # nothing is computed: bytes move
 
 
@@ -103,10 +103,12 @@ def start_reduce(
     process_set: ProcessSet,
     in_place: bool,
 ) -> Handle:
-    """Submits an allreduce that nobody waits for yet, by the short way where it can."""
+    """Submits an allreduce that nobody waits for yet."""
     engine = RUNTIME.engine
-    if engine is not None and not RUNTIME.parked:
-        started: Handle | None = engine.start_allreduce(tensor, average, name, op, prescale, postscale, process_set, in_place)
+    if engine is not None:
+        started: Handle | None = engine.allreduce(
+            tensor, average, name, op, prescale, postscale, process_set, in_place, blocking=False
+        )
         if started is not None:
             return started
     op = resolve_op(op, average)
@@ -124,10 +126,10 @@ def reduce_group(
     in_place: bool,
     blocking: bool,
 ) -> Any:
-    """Submits a group of allreduces, by the short way where it can."""
-    short = RUNTIME.engine
-    if short is not None and not RUNTIME.parked:
-        started = short.start_allreduces(tensors, name, op, prescale, postscale, process_set, in_place, not blocking)
+    """Submits a group of allreduces."""
+    known = RUNTIME.engine
+    if known is not None:
+        started = known.allreduce_group(tensors, name, op, prescale, postscale, process_set, in_place, not blocking)
         if started is not None:
             return started.synchronize() if blocking else started
     engine, set_id = enter(Kind.ALLREDUCE, process_set)
@@ -138,6 +140,11 @@ def reduce_group(
 
 def broadcast(tensor: Any, root_rank: int, name: str | None, process_set: ProcessSet, in_place: bool, blocking: bool) -> Any:
     """Submits a broadcast."""
+    known = RUNTIME.engine
+    if known is not None:
+        done = known.broadcast(tensor, root_rank, name, process_set, in_place, blocking)
+        if done is not None:
+            return done
     engine, set_id = enter(Kind.BROADCAST, process_set)
     if root_rank not in (process_set.ranks or ()):
         call = (Kind.BROADCAST, name, set_id)
@@ -348,12 +355,11 @@ def _submit(
     )  # fmt: skip
     if device != CPU:
         request = (*request, 0, 0, stream)
-    if blocking:
-        return finish(engine.run(request, finish, _KEEP if device == CPU else partial(_KEEP, streams=(stream,))))
-    on_gpu = () if device == CPU else ((backend, source),)
-    numbers: list[int] = []
-    handle = Handle(engine, numbers, (finish,), False, on_gpu)
-    engine.submit_many((request,), True, numbers)
+    if blocking:  # the result is used in the stream in whose order the memory was given
+        work = engine.submit((request,), finish, False)
+        return finish(work.result(math.inf, () if device == CPU else (stream,)))
+    handle = Handle(finish, False, () if device == CPU else ((backend, source),))
+    engine.submit((request,), None, True, handle)
     return handle
 
 
@@ -373,7 +379,6 @@ def _submit_group(
         requests.append((kind, member, dtype, shape, pointer, output, *common, *place))
         on_gpu.append(None if device == CPU else (backend, source))
     finish = [part[-1] for part in parts]
-    numbers: list[int] = []
-    handle = Handle(engine, numbers, finish, True, on_gpu if any(on_gpu) else ())
-    engine.submit_many(requests, not blocking, numbers)
+    handle = Handle(finish, True, on_gpu if any(on_gpu) else ())
+    engine.submit(requests, None, not blocking, handle)
     return handle.synchronize() if blocking else handle

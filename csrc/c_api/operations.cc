@@ -1,6 +1,8 @@
 // The part of the C ABI about operations: submit, wait, results and the memory they lie in.
 
+#include <algorithm>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -8,8 +10,10 @@
 
 using hvdlite::base::Error;
 using hvdlite::engine::alive;
+using hvdlite::engine::Ask;
 using hvdlite::engine::Batch;
 using hvdlite::engine::Completion;
+using hvdlite::engine::CompletionPtr;
 using hvdlite::engine::Engine;
 using hvdlite::engine::guarded;
 using hvdlite::engine::Output;
@@ -86,135 +90,114 @@ RequestView hvdlite::engine::view_of(const hvdlite_request& from) {
 
 namespace {
 
-Submission submission_of(const hvdlite_request& request) {
+Ask ask_of(const hvdlite_request& request) {
   return {view_of(request), request.input, request.output};
 }
 
-std::vector<Submission> submissions_of(const hvdlite_request* requests, size_t count) {
-  std::vector<Submission> submissions;
-  submissions.reserve(count);
-  for (size_t i = 0; i < count; ++i) submissions.push_back(submission_of(requests[i]));
-  return submissions;
+std::vector<Ask> asks_of(const hvdlite_request* requests, size_t count) {
+  std::vector<Ask> asks;
+  asks.reserve(count);
+  for (size_t i = 0; i < count; ++i) asks.push_back(ask_of(requests[i]));
+  return asks;
 }
 
-void submit(Engine& engine, const hvdlite_request* requests, size_t count, bool wake,
-            int64_t* handles, std::unique_ptr<Watcher> watcher) {
-  if (count == 1) {
-    const Submission one = submission_of(requests[0]);
-    engine.submit({&one, 1}, wake, handles, std::move(watcher));
-    return;
+std::int64_t submit(Engine& engine, const hvdlite_submission& what) {
+  require(what.count > 0, "nothing to submit");
+  std::unique_ptr<Watcher> watcher;
+  if (what.then != nullptr) {
+    watcher = std::make_unique<Watcher>(Watcher{.then = what.then, .data = what.then_data});
   }
-  engine.submit(submissions_of(requests, count), wake, handles, std::move(watcher));
+  Submission native;
+  native.wake = what.wake != 0 || watcher;
+  if (what.group != 0) {
+    native.group = what.group;
+    native.data = {what.data, what.count};
+    if (what.absent != nullptr) native.absent = {what.absent, what.count};
+    native.stream = what.stream;
+    return engine.submit(native, std::move(watcher));
+  }
+  if (what.count == 1) {
+    const Ask one = ask_of(what.requests[0]);
+    native.asks = {&one, 1};
+    return engine.submit(native, std::move(watcher));
+  }
+  const std::vector<Ask> many = asks_of(what.requests, what.count);
+  native.asks = many;
+  return engine.submit(native, std::move(watcher));
 }
 
-// The completion behind a handle of one operation.
-Completion& single(const Batch& batch) {
-  require(batch.size == 1, "the handle is that of a prepared group: wait for it with wait_many");
-  require(batch[0].is_done(), "the operation has not ended yet; wait for it first");
-  return batch[0];
+Completion& ended(const Batch& batch, size_t index) {
+  require(index < batch.size, "a work has " + std::to_string(batch.size) + " operations");
+  require(batch[index].is_done(), "the operation has not ended yet; wait for it first");
+  return batch[index];
 }
 
-void throw_failure(const Completion& completion) {
-  if (completion.failure) throw Error(completion.failure->code, completion.failure->message);
+hvdlite_result result_of(const Completion& completion) {
+  static const Output none;
+  const Output& output = completion.output ? *completion.output : none;
+  const base::Status* const failure = completion.failure.get();
+  return {failure != nullptr ? static_cast<int32_t>(failure->code) : HVDLITE_OK,
+          failure != nullptr ? failure->message.c_str() : nullptr,
+          failure != nullptr ? -1 : completion.contributors,
+          completion.value,
+          completion.value,
+          static_cast<int32_t>(output.shape.size()),
+          output.shape.data(),
+          static_cast<int32_t>(output.received_splits.size()),
+          output.received_splits.data(),
+          static_cast<int64_t>(output.bytes),
+          output.data(),
+          output.device};
 }
 
 }  // namespace
 
-int hvdlite_submit(hvdlite_engine* engine, const hvdlite_request* requests, size_t count, int wake,
-                   int64_t* handles) {
-  return guarded([&] { submit(alive(engine), requests, count, wake != 0, handles, nullptr); });
-}
-
-int hvdlite_submit_then(hvdlite_engine* engine, const hvdlite_request* requests, size_t count,
-                        hvdlite_done_fn then, void* data, int64_t* handles) {
-  return guarded([&] {
-    require(count > 0, "nothing to submit");
-    auto watcher = std::make_unique<Watcher>(Watcher{.then = then, .data = data});
-    submit(alive(engine), requests, count, true, handles, std::move(watcher));
-  });
+int hvdlite_submit(hvdlite_engine* engine, const hvdlite_submission* what, int64_t* work) {
+  return guarded([&] { *work = submit(alive(engine), *what); });
 }
 
 int hvdlite_prepare(hvdlite_engine* engine, const hvdlite_request* requests, size_t count,
                     int64_t* group) {
-  return guarded([&] { *group = alive(engine).prepare(submissions_of(requests, count)); });
-}
-
-int hvdlite_submit_prepared(hvdlite_engine* engine, int64_t group, void* const* data,
-                            const bool* absent, size_t count, void* stream, int wake,
-                            int64_t* handle) {
-  return guarded([&] {
-    const std::span<const bool> lacking =
-        absent != nullptr ? std::span<const bool>(absent, count) : std::span<const bool>();
-    *handle = alive(engine).submit_prepared(group, {data, count}, lacking, stream, wake != 0);
-  });
+  return guarded([&] { *group = alive(engine).prepare(asks_of(requests, count)); });
 }
 
 int hvdlite_release_prepared(hvdlite_engine* engine, int64_t group) {
   return guarded([&] { alive(engine).release_prepared(group); });
 }
 
-int hvdlite_order(hvdlite_engine* engine, int64_t handle, void* stream) {
-  return guarded([&] { alive(engine).order(handle, stream); });
+int hvdlite_order(hvdlite_engine* engine, int64_t work, void* stream) {
+  return guarded([&] { alive(engine).order(work, stream); });
 }
 
-int hvdlite_poll(hvdlite_engine* engine, int64_t handle, int* done) {
-  return guarded([&] { *done = alive(engine).poll(handle) ? 1 : 0; });
+int hvdlite_poll(hvdlite_engine* engine, int64_t work, int* done) {
+  return guarded([&] { *done = alive(engine).poll(work) ? 1 : 0; });
 }
 
-int hvdlite_wait(hvdlite_engine* engine, int64_t handle, double timeout_s, int* done) {
+int hvdlite_wait(hvdlite_engine* engine, const int64_t* works, size_t count, double timeout_s,
+                 int* done) {
   return guarded([&] {
-    const Batch batch = alive(engine).completions(handle);
-    *done = engine->engine->wait(batch, base::from_seconds(timeout_s)) ? 1 : 0;
-    if (*done == 0) return;
-    for (size_t i = 0; i < batch.size; ++i) throw_failure(batch[i]);
+    CompletionPtr failed;
+    *done = alive(engine).wait({works, count}, base::from_seconds(timeout_s), &failed) ? 1 : 0;
+    if (*done != 0 && failed) throw Error(failed->failure->code, failed->failure->message);
   });
 }
 
-int hvdlite_outcomes(hvdlite_engine* engine, int64_t handle, int32_t* contributors, size_t capacity,
-                     size_t* count) {
+int hvdlite_results(hvdlite_engine* engine, int64_t work, hvdlite_result* results, size_t capacity,
+                    size_t* count) {
   return guarded([&] {
-    const Batch batch = alive(engine).completions(handle);
+    const Batch batch = alive(engine).completions(work);
     *count = batch.size;
-    for (size_t i = 0; i < batch.size && i < capacity; ++i) {
-      require(batch[i].is_done(), "the operations have not ended yet; wait for them first");
-      contributors[i] = batch[i].failure ? -1 : batch[i].contributors;
+    for (size_t i = 0; i < std::min(batch.size, capacity); ++i) {
+      results[i] = result_of(ended(batch, i));
     }
   });
 }
 
-int hvdlite_outcome_error(hvdlite_engine* engine, int64_t handle, size_t index) {
-  return guarded([&] {
-    const Batch batch = alive(engine).completions(handle);
-    require(index < batch.size, "a handle has " + std::to_string(batch.size) + " operations");
-    require(batch[index].is_done(), "the operation has not ended yet; wait for it first");
-    throw_failure(batch[index]);
-  });
-}
-
-int hvdlite_result_get(hvdlite_engine* engine, int64_t handle, hvdlite_result* out) {
-  return guarded([&] {
-    const Batch batch = alive(engine).completions(handle);
-    const Completion& completion = single(batch);
-    static const Output none;
-    const Output& output = completion.output ? *completion.output : none;
-    *out = {completion.contributors,
-            completion.value,
-            completion.value,
-            static_cast<int32_t>(output.shape.size()),
-            output.shape.data(),
-            static_cast<int32_t>(output.received_splits.size()),
-            output.received_splits.data(),
-            static_cast<int64_t>(output.bytes),
-            output.data(),
-            output.device};
-  });
-}
-
-hvdlite_block* hvdlite_result_take_block(hvdlite_engine* engine, int64_t handle) {
+hvdlite_block* hvdlite_result_take_block(hvdlite_engine* engine, int64_t work, size_t index) {
   hvdlite_block* block = nullptr;
   guarded([&] {
-    const Batch batch = alive(engine).completions(handle);
-    Completion& completion = single(batch);
+    const Batch batch = alive(engine).completions(work);
+    const Completion& completion = ended(batch, index);
     if (!completion.output || completion.output->data() == nullptr) return;
     Output& output = *completion.output;
     block = new hvdlite_block{.memory = std::move(output.block)};
@@ -226,8 +209,8 @@ hvdlite_block* hvdlite_result_take_block(hvdlite_engine* engine, int64_t handle)
   return block;
 }
 
-int hvdlite_release(hvdlite_engine* engine, int64_t handle) {
-  return guarded([&] { alive(engine).release(handle); });
+int hvdlite_release(hvdlite_engine* engine, int64_t work) {
+  return guarded([&] { alive(engine).release(work); });
 }
 
 int hvdlite_block_create(hvdlite_engine* engine, size_t bytes, hvdlite_block** out) {

@@ -32,11 +32,25 @@ struct Topology {
 };
 
 // What a caller asks for, with the memory it concerns.
-struct Submission {
+struct Ask {
   RequestView request;
   const void* input = nullptr;
   void* output = nullptr;
 };
+
+// What a caller submits in one go: requests, or the group that they were prepared as, in place.
+struct Submission {
+  std::span<const Ask> asks;
+  std::int64_t group = 0;  // instead: a prepared group, and with it the three below
+  std::span<void* const> data;
+  // For which requests this rank has no value, but takes the result; empty: for none.
+  std::span<const bool> absent;
+  void* stream = nullptr;  // on a GPU
+  bool wake = true;        // nobody is about to wait
+};
+
+// While callers drive, the engine thread looks in only this often.
+inline constexpr base::microseconds kStandAside{20'000};
 
 class Engine {
  public:
@@ -48,23 +62,19 @@ class Engine {
 
   const Topology& topology() const { return topology_; }
 
-  // All or nothing; a handle for each, in order. Throws Error(InvalidArgument, Unsupported) for what no rank could do,
-  // Error(Aborted, PeerLost...) once the engine has failed or shut down. wake: nobody is about to wait.
+  // All or nothing; one handle for all. Throws Error(InvalidArgument, Unsupported) for what no rank could do,
+  // Error(Aborted, PeerLost...) once the engine has failed or shut down.
   // Those without a name are of one kind on one set, and get theirs here: each by its number or, where they form a group (its
   // size given, but no label), all by one. The watcher is told by whoever drives, without the token, so that it may wait.
-  void submit(std::span<const Submission> submissions, bool wake, std::int64_t* handles,
-              std::unique_ptr<Watcher> watcher = nullptr);
+  std::int64_t submit(const Submission& what, std::unique_ptr<Watcher> watcher = nullptr);
   // Checks allreduces that will be submitted together many times, and gives their group an id. The memory counts where a
   // request names an arena: it is the tensor's place there, and whenever the tensor lies elsewhere it names none.
-  std::int64_t prepare(std::span<const Submission> submissions);
-  // Submits a prepared group in place and gives one handle for it. absent[i]: this rank has no value for request i, but
-  // takes the result (empty: it has all). Throws as submit.
-  std::int64_t submit_prepared(std::int64_t id, std::span<void* const> data,
-                               std::span<const bool> absent, void* stream, bool wake);
+  std::int64_t prepare(std::span<const Ask> asks);
   void release_prepared(std::int64_t id) { prepared_.release(id); }
   bool poll(std::int64_t handle) const;
-  // True when all of them (a handle's completions) are done. A caller drives progress meanwhile.
-  bool wait(const Batch& batch, base::microseconds limit);
+  // True when all operations behind these handles are done; then *failed is the first that failed, or null. A caller drives
+  // progress meanwhile.
+  bool wait(std::span<const std::int64_t> handles, base::microseconds limit, CompletionPtr* failed);
   // What the CUDA stream does from now on comes after the operations behind the handle, which are done. Throws the engine's
   // failure, if there was one: what it cut short has left garbage.
   void order(std::int64_t handle, void* stream) const;
@@ -118,12 +128,19 @@ class Engine {
     return check_request(view, set, shared_.sets, topology_.size, shared_.devices);
   }
   PreparedGroup::Asked ask(const RequestView& view, const SetDirectory::Info& set);
-  // set: what is known already of a process set that these submissions are on.
-  void intern(std::span<const Submission> submissions, SetDirectory::Info set,
-              std::span<Entry> entries);
-  void submit_named(std::span<const Submission> submissions, SetDirectory::Info set, bool wake,
-                    std::int64_t* handles, std::unique_ptr<Watcher> watcher);
+  // set: what is known already of a process set that these are on.
+  void intern(std::span<const Ask> asks, SetDirectory::Info set, std::span<Entry> entries);
+  PreparedGroup::Member prepare_member(const Ask& ask, std::int64_t* arena);
+  void fill(const PreparedGroup& group, const Submission& what, std::span<Entry> entries);
+  std::int64_t submit_named(std::span<const Ask> asks, SetDirectory::Info set, bool wake,
+                            std::unique_ptr<Watcher> watcher);
+  std::int64_t submit_unnamed(std::span<const Ask> asks, const Ask& first, bool wake,
+                              std::unique_ptr<Watcher> watcher);
+  std::int64_t submit_group(const Submission& what, std::unique_ptr<Watcher> watcher);
+  std::int64_t launch(std::span<Entry> entries, bool wake, std::unique_ptr<Watcher> watcher);
   void enqueue(std::span<Entry> entries, bool wake);
+  bool wait_for_all(const Batch& batch, base::Clock::time_point deadline,
+                    base::Clock::time_point* ended);
   // Until the deadline, which is not over; *ended: when it ended, if it is done.
   bool wait_for(const CompletionPtr& completion, base::Clock::time_point deadline,
                 base::Clock::time_point* ended);

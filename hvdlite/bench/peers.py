@@ -204,7 +204,7 @@ class _HvdliteEngine(_Hvdlite):
         starts = []
         for place, array in enumerate(arrays):
             name, address = tensor_name(Kind.ALLREDUCE, f"bench.engine.{len(arrays)}.{place}"), array.ctypes.data
-            starts.append(partial(engine.submit, int(Kind.ALLREDUCE), name, dtype, array.shape, address, address))
+            starts.append(partial(engine.submit, (Request(Kind.ALLREDUCE, name, dtype, array.shape, address, address),)))
         return Batch(starts, lambda handles: engine.wait_many(handles, []))
 
 

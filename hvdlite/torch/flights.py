@@ -21,7 +21,7 @@ from hvdlite.torch.slots import Slot, WireForm, declared_dtype
 from hvdlite.torch.sparse import join_rows, rows_of
 
 if TYPE_CHECKING:
-    from hvdlite._engine import Engine
+    from hvdlite._engine import Engine, Work
 
 __all__ = ["Bucket", "DenseBucket", "Flight", "Item", "SparseBucket", "has_moved"]
 
@@ -34,7 +34,7 @@ class Flight:
     """The requests of one launched bucket.
 
     Attributes:
-        handles: the engine's; none before it is launched.
+        handles: the engine's works, which keep the memory too; none before it is launched.
         items: the requests.
         outcomes: of the items, in order, as far as they have been waited for: what the bucket needs of a result, or an error.
         streams: on a GPU, the CUDA streams in whose order the memory is used again; the launching one is the first.
@@ -47,14 +47,14 @@ class Flight:
 
     def __init__(self, bucket: "Bucket", items: Items, streams: Sequence[int] = ()) -> None:
         self.bucket = bucket
-        self.handles: list[int] = []
+        self.handles: list[Work] = []
         self.items = items
         self.streams = streams
         self.outcomes: list[Any] = []
         self.landed = 0
         self.in_place = False
 
-    def in_flight(self) -> list[int]:
+    def in_flight(self) -> "list[Work]":
         """The handles that nobody has waited for. One is that of all items, or each item has one."""
         return self.handles[len(self.outcomes) :]
 
@@ -83,7 +83,6 @@ class Flight:
                 value = land(item, outcome, strict)
             except HvdliteError as error:
                 failure = failure or error
-                RUNTIME.keep_after(error, self)
                 if not slot.dirty:
                     slot.merge()
             except Exception:  # of a user's compression: it would be raised again, and nothing behind it would ever land
@@ -221,7 +220,7 @@ class DenseBucket(BucketState):
             sent, absent = self._gather()
         flight = Flight(self, sent, streams)
         begin(flight)
-        launch(engine, self, stamp, group, sent, absent, wake, streams[0] if streams else 0, flight.handles)
+        launch(engine, self, stamp, group, sent, absent, wake, streams, flight.handles)
 
     def _gather(self) -> tuple[Sent, list[int]]:
         """What to send, whatever the gradients are, and which are absent."""
@@ -355,18 +354,21 @@ class SparseBucket(BucketState):
         self._indices = None
         flight = Flight(self, items, streams)
         begin(flight)
+        work = engine.submit((), items)  # of nothing yet: the flight has it before anything is submitted
+        flight.handles.append(work)
         try:
-            engine.submit_many(requests, wake, flight.handles)
+            engine.submit(requests, None, wake, work)
         finally:
-            if flight.handles:
+            if work.number:
                 slot.dirty = False
                 self.launched = stamp
 
     def wait(self, engine: "Engine", flight: Flight) -> None:
         """One after the other: each result has memory of its own."""
         streams = () if self.device == CPU else self._streams.after(flight.streams)
-        for handle in flight.in_flight():
-            engine.wait_into(flight.outcomes, handle, streams=streams)
+        (work,) = flight.handles
+        work.wait(streams=streams)
+        flight.outcomes = work.results()
 
     def land(self, item: Item, outcome: Any, strict: bool) -> torch.Tensor | None:
         """The indices land first, then the values, which make the gradient. The outcome: the engine's result."""

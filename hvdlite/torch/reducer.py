@@ -441,12 +441,8 @@ class Reducer(PassState):
             self.check.end(rows)
 
     def _leave_flights(self) -> None:
-        """Nobody waits for what is in flight any more; the runtime keeps the memory as long as the engine may use it."""
-        while self._flights:
-            assert self._engine is not None  # it has them
-            flight = self._flights[0]
-            RUNTIME.park(self._engine, flight.in_flight(), flight, flight.streams)
-            self._flights.popleft()
+        """Nobody waits for what is in flight any more; the engine keeps the memory as long as it may use it."""
+        self._flights.clear()
         self._compared = None
 
     def settle(self) -> None:

@@ -8,6 +8,7 @@ from support.world import WORLD, on_all_ranks
 
 from hvdlite import MismatchError
 from hvdlite.dtypes import code_of_name
+from hvdlite.requests import Request
 from hvdlite.runtime import RUNTIME
 
 STAND_INS = ("fakes",)
@@ -56,7 +57,7 @@ def test_a_gpu_that_is_not_there(kind):
     address = np.ones(4, np.float32)
     dtype = int(code_of_name("float32"))
     with pytest.raises(ValueError, match=r"GPU 77"):
-        engine.submit(ALLREDUCE, "nowhere", dtype, (4,), address.ctypes.data, address.ctypes.data, device=77)
+        engine.submit([Request(ALLREDUCE, "nowhere", dtype, (4,), address.ctypes.data, address.ctypes.data, device=77)])
 
 
 def test_what_the_engine_does_not_do(kind):

@@ -35,7 +35,7 @@ GPU_STAGED = ("tests/unit/test_gpu_staging.py", "tests/unit/test_gpu_engine_stre
 GPU_MEMORY = ("tests/unit/test_native_cases.py", "tests/unit/test_gpu_engine_streams.py", "tests/unit/test_gpu_schedules.py")
 
 # The native module.
-SHORT_WAY = ("tests/unit/test_short_way.py", "tests/unit/test_short_way_started.py")
+PLAIN_CALLS = ("tests/unit/test_plain_calls.py", "tests/unit/test_plain_calls_started.py")
 HOOKS = ("tests/unit/test_gradient_hooks.py", "tests/unit/test_bucket_launch.py")
 
 # The doors.

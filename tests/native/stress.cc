@@ -49,8 +49,7 @@ void check_result(const Round& round, const Step& step, hvdlite_engine* engine, 
   } else if (step.kind == kBroadcast) {
     for (const float value : output) expect(value == 1.0F, "wrong broadcast result");
   } else if (step.kind == kAllgather) {
-    hvdlite_result result;
-    expect(hvdlite_result_get(engine, handle, &result) == HVDLITE_OK, "no result");
+    const hvdlite_result result = result_of(engine, handle);
     const auto* data = static_cast<const float*>(result.data);
     for (int member = 0; member < members; ++member) {
       for (int i = 0; i < step.count; ++i) {
@@ -121,18 +120,22 @@ void group_caller(const Round& round, int rank) {
       absent[i] = (step + i) % round.size == rank;
       std::fill_n(static_cast<float*>(data[i]), count, static_cast<float>(rank + 1));
     }
-    int64_t handle = 0;
-    expect(hvdlite_submit_prepared(engine, group, data, absent, kGroupSize, nullptr, step % 2,
-                                   &handle) == HVDLITE_OK,
-           "submit_prepared refused");
+    hvdlite_submission what{};
+    what.count = kGroupSize;
+    what.group = group;
+    what.data = data;
+    what.absent = absent;
+    what.wake = step % 2;
+    const int64_t handle = submit(engine, what);
+    expect(handle > 0, "a prepared group was refused");
     expect(wait(engine, handle) == HVDLITE_OK, "prepared group failed");
-    int32_t contributors[kGroupSize];
+    hvdlite_result results[kGroupSize];
     size_t size = 0;
-    expect(hvdlite_outcomes(engine, handle, contributors, kGroupSize, &size) == HVDLITE_OK &&
+    expect(hvdlite_results(engine, handle, results, kGroupSize, &size) == HVDLITE_OK &&
                size == kGroupSize,
-           "no outcomes");
+           "no results");
     for (int i = 0; i < kGroupSize; ++i) {
-      expect(contributors[i] == round.size - 1, "wrong number of contributors");
+      expect(results[i].contributors == round.size - 1, "wrong number of contributors");
       const int absentee = (step + i) % round.size;
       const float sum = sum_of(round.size) - static_cast<float>(absentee + 1);
       expect(static_cast<float*>(data[i])[count - 1] == sum, "wrong result of a prepared group");
@@ -176,9 +179,13 @@ void next_of_chain(void* data) {
   const int64_t count = 1;
   hvdlite_request request = request_for(kAllreduce, "", 0, count, &chain.value, &chain.value);
   request.name = nullptr;
-  expect(hvdlite_submit_then(chain.engine, &request, 1, next_of_chain, &chain, &chain.handle) ==
-             HVDLITE_OK,
-         "submit_then refused");
+  hvdlite_submission what{};
+  what.requests = &request;
+  what.count = 1;
+  what.then = next_of_chain;
+  what.then_data = &chain;
+  expect(hvdlite_submit(chain.engine, &what, &chain.handle) == HVDLITE_OK,
+         "a submission of the chain was refused");
 }
 
 void chain_caller(Chain& chain) {
@@ -227,9 +234,7 @@ void run_rank(const Round& round, int rank, unsigned seed) {
   int pair_set = 0;
   if (round.size > 2) {
     expect(wait(engine, handle) == HVDLITE_OK, "add_process_set failed");
-    hvdlite_result result;
-    expect(hvdlite_result_get(engine, handle, &result) == HVDLITE_OK, "no result");
-    pair_set = result.process_set;
+    pair_set = result_of(engine, handle).process_set;
     hvdlite_release(engine, handle);
   }
   // Until the engine has stopped: the last callback may be returning still when its chain is over.

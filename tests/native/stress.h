@@ -53,9 +53,12 @@ hvdlite_request request_for(Kind kind, const std::string& name, int process_set,
                             const int64_t& count, const void* input, void* output);
 // The handle; -1 if it was refused.
 int64_t submit(hvdlite_engine* engine, const hvdlite_request& request);
+int64_t submit(hvdlite_engine* engine, const hvdlite_submission& what);
 int64_t submit(hvdlite_engine* engine, Kind kind, const std::string& name, int process_set,
                int64_t count, const void* input, void* output);
 // The operation's code once it has ended.
-int wait(hvdlite_engine* engine, int64_t handle);
+int wait(hvdlite_engine* engine, int64_t work);
+// Of a work of one operation.
+hvdlite_result result_of(hvdlite_engine* engine, int64_t work);
 
 }  // namespace stress

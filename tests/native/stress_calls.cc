@@ -31,8 +31,16 @@ hvdlite_request request_for(Kind kind, const std::string& name, int process_set,
 }
 
 int64_t submit(hvdlite_engine* engine, const hvdlite_request& request) {
-  int64_t handle = 0;
-  return hvdlite_submit(engine, &request, 1, 1, &handle) == HVDLITE_OK ? handle : -1;
+  hvdlite_submission what{};
+  what.requests = &request;
+  what.count = 1;
+  what.wake = 1;
+  return submit(engine, what);
+}
+
+int64_t submit(hvdlite_engine* engine, const hvdlite_submission& what) {
+  int64_t work = 0;
+  return hvdlite_submit(engine, &what, &work) == HVDLITE_OK ? work : -1;
 }
 
 int64_t submit(hvdlite_engine* engine, Kind kind, const std::string& name, int process_set,
@@ -40,11 +48,19 @@ int64_t submit(hvdlite_engine* engine, Kind kind, const std::string& name, int p
   return submit(engine, request_for(kind, name, process_set, count, input, output));
 }
 
-int wait(hvdlite_engine* engine, int64_t handle) {
+int wait(hvdlite_engine* engine, int64_t work) {
   int done = 0;
   int code = HVDLITE_OK;
-  while (done == 0 && code == HVDLITE_OK) code = hvdlite_wait(engine, handle, 0.05, &done);
+  while (done == 0 && code == HVDLITE_OK) code = hvdlite_wait(engine, &work, 1, 0.05, &done);
   return code;
+}
+
+hvdlite_result result_of(hvdlite_engine* engine, int64_t work) {
+  hvdlite_result result;
+  size_t count = 0;
+  expect(hvdlite_results(engine, work, &result, 1, &count) == HVDLITE_OK && count == 1,
+         "no result");
+  return result;
 }
 
 }  // namespace stress

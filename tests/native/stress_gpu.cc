@@ -183,9 +183,8 @@ void GpuThread::finish(const Slot& slot, const Step& step) const {
   const int members = round.members(step);
   const bool gathered = step.kind == kAllgather;
   if (gathered) {
-    hvdlite_result result;
-    expect(hvdlite_result_get(engine, slot.handle, &result) == HVDLITE_OK, "no result");
-    hvdlite_block* block = hvdlite_result_take_block(engine, slot.handle);
+    const hvdlite_result result = result_of(engine, slot.handle);
+    hvdlite_block* block = hvdlite_result_take_block(engine, slot.handle, 0);
     expect(block != nullptr && hvdlite_block_device(block) == rank, "no block on the GPU");
     expect(hvdlite_block_copy(block, slot.output.get(), static_cast<std::size_t>(result.num_bytes),
                               reader.get()) == HVDLITE_OK,
@@ -283,10 +282,15 @@ void gpu_group_caller(const Round& round, int rank) {
           std::vector<float>(static_cast<std::size_t>(count), static_cast<float>(rank + step)),
           stream);
     }
-    int64_t handle = 0;
-    expect(hvdlite_submit_prepared(engine, group, data.data(), absent, kGroupSize, stream.get(),
-                                   step % 2, &handle) == HVDLITE_OK,
-           "submit_prepared refused");
+    hvdlite_submission what{};
+    what.count = kGroupSize;
+    what.group = group;
+    what.data = data.data();
+    what.absent = absent;
+    what.stream = stream.get();
+    what.wake = step % 2;
+    const int64_t handle = submit(engine, what);
+    expect(handle > 0, "a prepared group on a GPU was refused");
     expect(wait(engine, handle) == HVDLITE_OK, "a prepared group on a GPU failed");
     order(engine, handle, stream);
     expect(hvdlite_release(engine, handle) == HVDLITE_OK, "release failed");

@@ -34,7 +34,7 @@ def view(rank, count, dtype=np.float32, offset=0):
 def reduce(rank, name, array, **options):
     """An allreduce in place, of what lies in the rank's arena unless `arena` says otherwise."""
     options = {"op": SUM, "arena": rank.arena.id, **options}
-    return rank.engine.wait(rank.start(ALLREDUCE, name, array, array, **options))
+    return rank.start(ALLREDUCE, name, array, array, **options).result()
 
 
 def arena_ops(rank):

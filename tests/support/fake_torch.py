@@ -64,36 +64,26 @@ class _Result:
             _current(self._gpu).synchronize()
 
 
-class _Engine:
-    """The engine, after whose waits the current stream is waited for."""
+def _wait_for_the_gpu(gpu: int) -> None:
+    """After each wait of the engine's the current stream is waited for."""
+    from hvdlite._engine import Engine, Work
 
-    def __init__(self, engine: Any, gpu: int) -> None:
-        self._engine, self._gpu = engine, gpu
+    wait, results, wait_many = Work.wait, Work.results, Engine.wait_many
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
+    def wait_and_more(work: Work, *arguments: Any, **options: Any) -> None:
+        wait(work, *arguments, **options)
+        _current(gpu).synchronize()
 
-    def _waited(self, result: Any) -> Any:
-        _current(self._gpu).synchronize()
-        return _Result(result, self._gpu)
-
-    def run(self, *arguments: Any) -> Any:
-        return self._waited(self._engine.run(*arguments))
-
-    def wait_into(self, outcomes: list[Any], *arguments: Any, **options: Any) -> None:
-        self._engine.wait_into(outcomes, *arguments, **options)
-        if not isinstance(outcomes[-1], HvdliteError):
-            outcomes[-1] = self._waited(outcomes[-1])
-
-    def start_allreduce(self, *arguments: Any) -> None:
-        """Of what is in host memory, such as the start check's rows, too: the handle would be one of the engine behind this."""
-
-    start_allreduces = start_allreduce
-
-    def wait_many(self, *arguments: Any) -> Any:
-        all_well = self._engine.wait_many(*arguments)
-        self._waited(None)
+    def wait_for_many(*arguments: Any) -> bool:
+        all_well = wait_many(*arguments)
+        _current(gpu).synchronize()
         return all_well
+
+    def results_there(work: Work) -> list[Any]:
+        return [result if isinstance(result, HvdliteError) else _Result(result, gpu) for result in results(work)]
+
+    classes: tuple[Any, Any] = (Work, Engine)
+    classes[0].wait, classes[0].results, classes[1].wait_many = wait_and_more, results_there, wait_for_many
 
 
 def install(number: int) -> None:
@@ -102,7 +92,6 @@ def install(number: int) -> None:
     import torch
 
     import hvdlite.backends.torch as backend
-    from hvdlite.runtime import Runtime
     from hvdlite.torch import agreement, flights, gpu, slots, state
 
     settings = {"host_memory": number + 1, "delay_percent": 3}  # trainings have many operations
@@ -131,12 +120,4 @@ def install(number: int) -> None:
     kind.use_in_current_stream = lambda self, tensor: None
     backend.RECYCLED_FROM = 1 << 62  # results of any size are torch's own
 
-    start = Runtime.start
-
-    def start_here(self: Any, *arguments: Any) -> None:
-        start(self, *arguments)
-        self.engine = _Engine(self.engine, number)
-
-    Runtime.start = start_here  # type: ignore[method-assign]
-    launch = flights.launch
-    flights.launch = lambda engine, *arguments: launch(engine._engine, *arguments)
+    _wait_for_the_gpu(number)

@@ -23,6 +23,7 @@ from support.thread_ranks import (
 
 from hvdlite import _engine
 from hvdlite.dtypes import code_of_name
+from hvdlite.requests import Request
 
 WIRE_FLOAT16, WIRE_BFLOAT16 = 2, 4
 
@@ -68,11 +69,11 @@ class GpuRank:
             **options,
         }
 
-    def start(self, *arguments: Any, **options: Any) -> int:
-        return self.engine.submit(**self.request(*arguments, **options))
+    def start(self, *arguments: Any, **options: Any) -> _engine.Work:
+        return self.engine.submit((Request(**self.request(*arguments, **options)),))
 
-    def wait(self, handle: int, stream: Stream | None = None) -> _engine.Result:
-        return self.engine.wait(handle, streams=((stream or self.stream).handle,))
+    def wait(self, work: _engine.Work, stream: Stream | None = None) -> _engine.Result:
+        return work.result(streams=((stream or self.stream).handle,))
 
     def allreduce(self, name: str, values: Any, in_place: bool = False, **options: Any) -> Array:
         array = self.array(values)

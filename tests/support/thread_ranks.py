@@ -14,6 +14,7 @@ import numpy.typing as npt
 from hvdlite import _engine
 from hvdlite.dtypes import code_of_name
 from hvdlite.errors import HvdliteError, install
+from hvdlite.requests import Request
 
 Array = npt.NDArray[Any]
 
@@ -38,12 +39,18 @@ class Rank:
         self._kept: list[Array | None] = []  # the engine borrows memory until an operation is done
 
     def start(
-        self, kind: int, name: str | None, array: Array | None = None, output: Array | None = None, **options: Any
-    ) -> int:
+        self,
+        kind: int,
+        name: str | None,
+        array: Array | None = None,
+        output: Array | None = None,
+        wake: bool = True,
+        **options: Any,
+    ) -> _engine.Work:
         """Submits one operation; `array` is the input, `output` defaults to none (engine-allocated or no result)."""
         array = np.zeros((), np.uint8) if array is None else array
         self._kept += [array, output]
-        return self.engine.submit(
+        request = Request(
             kind,
             name,
             int(code_of_name(array.dtype.name)),
@@ -52,42 +59,51 @@ class Rank:
             0 if output is None else output.ctypes.data,
             **options,
         )
+        return self.engine.submit((request,), wake=wake)
 
     def allreduce(self, name: str | None, array: Array, **options: Any) -> Array:
         output = np.empty_like(array)
-        self.engine.wait(self.start(ALLREDUCE, name, array, output, **options))
+        self.start(ALLREDUCE, name, array, output, **options).result()
         return output
 
     def allgather(self, name: str | None, array: Array, **options: Any) -> Array:
-        return self.take(self.engine.wait(self.start(ALLGATHER, name, array, **options)), array.dtype)
+        return self.take(self.start(ALLGATHER, name, array, **options).result(), array.dtype)
 
     def broadcast(self, name: str, array: Array, root: int, **options: Any) -> Array:
         output = np.empty_like(array)
-        self.engine.wait(self.start(BROADCAST, name, array, output, root=root, **options))
+        self.start(BROADCAST, name, array, output, root=root, **options).result()
         return output
 
     def barrier(self, name: str = "barrier", **options: Any) -> None:
-        self.engine.wait(self.start(BARRIER, name, **options))
+        self.start(BARRIER, name, **options).result()
 
     def join(self, **options: Any) -> int:
-        return self.engine.wait(self.start(JOIN, "join", **options)).last_joined_rank
+        return self.start(JOIN, "join", **options).result().last_joined_rank
 
     def add_process_set(self, ranks: list[int]) -> int:
         handle = self.start(ADD_SET, "add_process_set", splits=ranks)
-        return self.engine.wait(handle).process_set
+        return handle.result().process_set
 
     def remove_process_set(self, process_set: int) -> None:
-        self.engine.wait(self.start(REMOVE_SET, "remove_process_set", root=process_set))
+        self.start(REMOVE_SET, "remove_process_set", root=process_set).result()
 
     @staticmethod
     def take(result: _engine.Result, dtype: Any) -> Array:
         return np.frombuffer(result.data, dtype).reshape(result.shape)
 
 
-def outcomes_of(engine: _engine.Engine, handles: Sequence[int], streams: Sequence[int] = ()) -> list[int | HvdliteError]:
-    """Waits for them: the contributors or the failure of each operation."""
+def run_request(engine: _engine.Engine, request: tuple[Any, ...]) -> _engine.Result:
+    """Submits one request and waits for it."""
+    return engine.submit((request,), wake=False).result()
+
+
+def outcomes_of(
+    engine: _engine.Engine, works: _engine.Work | Sequence[_engine.Work], streams: Sequence[int] = ()
+) -> list[int | HvdliteError]:
+    """Waits for one or more: the contributors or the failure of each operation."""
+    works = [works] if isinstance(works, _engine.Work) else works
     outcomes: list[int | HvdliteError] = []
-    all_well = engine.wait_many(handles, outcomes, streams)
+    all_well = engine.wait_many(works, outcomes, streams)
     assert all_well == (not any(isinstance(outcome, HvdliteError) for outcome in outcomes))
     return outcomes
 

@@ -137,7 +137,7 @@ def test_engines_fuse_and_keep_tensors_apart(hosts):
                 for place in places
             ]
             for handle in handles:
-                rank.engine.wait(handle)
+                handle.result()
             outputs.append(results)
         return outputs
 

@@ -8,6 +8,7 @@ from support.thread_ranks import ABSENT, ALLREDUCE, AVERAGE, SUM, engines, in_th
 
 from hvdlite.dtypes import DType, code_of_name, numpy_dtype
 from hvdlite.errors import InvalidArgumentError
+from hvdlite.requests import Request
 
 SIZES = (1, 2, 3, 5)
 
@@ -52,12 +53,12 @@ def test_a_group_at_odd_places_of_the_arena(dtype, op):
                 view(rank, count, numpy_dtype(dtype), offset) if count else np.empty(0, numpy_dtype(dtype))
                 for count, offset in zip(counts, offsets, strict=True)
             ]
-            handles = []
+            requests = []
             for place, array in enumerate(arrays):
                 array[:] = values(rank.rank, place)
                 # numpy has no bfloat16 of its own, hence the code
-                handles.append(
-                    rank.engine.submit(
+                requests.append(
+                    Request(
                         ALLREDUCE,
                         f"g{place}",
                         int(code_of_name(dtype.label)),
@@ -71,8 +72,7 @@ def test_a_group_at_odd_places_of_the_arena(dtype, op):
                         arena=rank.arena.id,
                     )
                 )
-            for handle in handles:
-                rank.engine.wait(handle)
+            outcomes_of(rank.engine, rank.engine.submit(requests))
             touched = np.zeros(SIZE, bool)
             for count, offset in zip(counts, offsets, strict=True):
                 touched[offset : offset + count * dtype.itemsize] = True
@@ -172,7 +172,7 @@ def test_private_tensors_and_arena_tensors_in_flight_together():
                     arena = rank.arena.id if place % 2 else 0
                     handles.append(rank.start(ALLREDUCE, f"t{place}", array, array, op=SUM, arena=arena))
                 for handle in handles:
-                    rank.engine.wait(handle)
+                    handle.result()
                 for place in range(16):
                     array = inside[place // 2] if place % 2 else outside[place // 2]
                     assert np.all(array == 6 + 4 * (place + turn)), f"tensor {place} in round {turn}"

@@ -11,6 +11,7 @@ from support.thread_ranks import ALLGATHER, ALLREDUCE, MAX, SUM, engines, in_thr
 from hvdlite import _engine
 from hvdlite.dtypes import code_of_name
 from hvdlite.errors import HorovodInternalError, InvalidArgumentError, SystemFailure, UnsupportedError
+from hvdlite.requests import Request
 
 
 def mappings() -> int:
@@ -32,10 +33,11 @@ def test_what_an_arena_refuses():
         refused("only allreduces with Sum or Average", op=MAX)
         refused("positive prescale", prescale=-1.0)
         refused("only allreduces", kind=ALLGATHER)
-        end = rank.engine.submit
         address = array.ctypes.data + SIZE - 64
         with pytest.raises(InvalidArgumentError, match="does not lie in arena"):
-            end(ALLREDUCE, "x", int(code_of_name("float32")), (17,), address, address, arena=rank.arena.id)
+            rank.engine.submit(
+                [Request(ALLREDUCE, "x", int(code_of_name("float32")), (17,), address, address, arena=rank.arena.id)]
+            )
         with pytest.raises(InvalidArgumentError, match="at least one byte"):
             rank.engine.create_arena(0, 0)
         with pytest.raises(InvalidArgumentError, match="unknown kind"):
@@ -102,7 +104,7 @@ def test_an_arena_that_is_closed_in_flight_stays_until_the_operation_ends():
             array[:] = rank.rank + 1
             handle = rank.start(ALLREDUCE, "x", array, array, op=SUM, arena=rank.arena.id)
             rank.arena.close()
-            rank.engine.wait(handle)
+            handle.result()
             return array.tolist()
 
         assert in_threads(ranks, body) == [[3.0] * 1000] * 2

@@ -8,7 +8,7 @@ import pytest
 from support.limits import DEADLINE, interrupted
 from support.rest import outlasts
 from support.testing import native
-from support.thread_ranks import ALLGATHER, ALLREDUCE, SUM, engines, in_threads, run_ranks
+from support.thread_ranks import ALLGATHER, ALLREDUCE, SUM, engines, in_threads, run_ranks, run_request
 
 from hvdlite import _engine, errors
 from hvdlite.dtypes import DType
@@ -22,7 +22,7 @@ def alone():
 
 
 def allgather(engine, name, array, dtype=DType.FLOAT32):
-    return engine.wait(engine.submit(ALLGATHER, name, int(dtype), array.shape, array.ctypes.data, 0))
+    return run_request(engine, (ALLGATHER, name, int(dtype), array.shape, array, 0))
 
 
 def test_dtype_names_are_those_of_the_package():
@@ -32,7 +32,7 @@ def test_dtype_names_are_those_of_the_package():
 @pytest.mark.parametrize("dtype", list(DType), ids=lambda d: d.label)
 def test_output_has_the_bytes_of_its_dtype(alone, dtype):
     array = np.arange(6 * dtype.itemsize, dtype=np.uint8).reshape(3, 2, dtype.itemsize)
-    result = alone.wait(alone.submit(ALLGATHER, "a", int(dtype), (3, 2), array.ctypes.data, 0))
+    result = run_request(alone, (ALLGATHER, "a", int(dtype), (3, 2), array, 0))
     assert result.shape == (3, 2)
     assert bytes(result.data) == array.tobytes()
 
@@ -58,65 +58,62 @@ def test_empty_output(alone):
 
 def test_results_without_data_give_an_empty_view(alone):
     value = np.ones(3, np.float32)
-    handle = alone.submit(ALLREDUCE, "a", DType.FLOAT32, value.shape, value.ctypes.data, value.ctypes.data)
-    result = alone.wait(handle)
+    result = run_request(alone, (ALLREDUCE, "a", DType.FLOAT32, value.shape, value, value))
     assert (result.contributors, result.received_splits, result.data.nbytes) == (1, (), 0)
 
 
-def test_waiting_releases_the_handle(alone):
-    value = np.ones(3, np.float32)
-    handle = alone.submit(ALLREDUCE, "a", DType.FLOAT32, value.shape, value.ctypes.data, value.ctypes.data)
-    alone.wait(handle)
-    with pytest.raises(errors.InvalidArgumentError):
-        alone.wait(handle)
+def test_results_are_asked_for_after_the_end_and_stay_the_same():
+    values = [np.ones(3, np.float32) for _ in range(2)]
+    with engines(2) as ranks:
+        work = ranks[0].engine.submit([(ALLREDUCE, "a", DType.FLOAT32, (3,), values[0], values[0])])
+        with pytest.raises(ValueError, match="not ended yet"):
+            work.results()
+        run_request(ranks[1].engine, (ALLREDUCE, "a", DType.FLOAT32, (3,), values[1], values[1]))
+        work.wait()
+        (result,) = work.results()
+        assert work.result() is result
+        assert work.results() is work.results()
 
 
 def test_a_wait_with_a_limit_leaves_the_handle():
     values = [np.full(4, rank + 1, np.float32) for rank in range(2)]
-    outcomes = []
 
     def submit(rank):
         data = values[rank.rank].ctypes.data
-        return rank.engine.submit(ALLREDUCE, "late", DType.FLOAT32, (4,), data, data, SUM)
+        return rank.engine.submit([(ALLREDUCE, "late", DType.FLOAT32, (4,), data, data, SUM)])
 
     with engines(2) as ranks:
         handle = submit(ranks[0])
         for limit in (0.0, 0.25):  # in less than a slice, and in several
             with pytest.raises(TimeoutError):
-                ranks[0].engine.wait(handle, limit)
-            with pytest.raises(TimeoutError):
-                ranks[0].engine.wait_into(outcomes, handle, limit)
-        assert not outcomes
+                handle.result(limit)
 
         def late():
             assert outlasts(ranks[0].engine, 0.25)  # several slices again
-            ranks[1].engine.wait(submit(ranks[1]))
+            submit(ranks[1]).result()
 
         thread = threading.Thread(target=late)
         thread.start()
-        ranks[0].engine.wait(handle, limit=DEADLINE)
+        handle.result(limit=DEADLINE)
         thread.join()
     assert all((array == 3).all() for array in values)
 
 
-def test_an_outcome_is_put_into_a_list():
+def test_a_work_tells_its_operations_apart():
     values = [np.full(4, rank + 1, np.float32) for rank in range(2)]
 
     def body(rank):
-        data = values[rank.rank].ctypes.data
-        good = rank.engine.submit(ALLREDUCE, "good", DType.FLOAT32, (4,), data, data, SUM)
-        bad = rank.engine.submit(ALLREDUCE, "bad", DType.FLOAT32, (4 - rank.rank,), data, data, SUM)
-        outcomes = []
-        for handle in (good, bad):
-            rank.engine.wait_into(outcomes, handle)
-            with pytest.raises(errors.InvalidArgumentError, match="unknown"):
-                rank.engine.wait_into(outcomes, handle)
-        for place, handle in enumerate((good, bad)):
-            rank.engine.wait_into(outcomes, handle, place=place)  # another thread has been here
-        result, error = outcomes
-        assert result.contributors == 2
+        array = values[rank.rank]
+        work = rank.engine.submit(
+            [(ALLREDUCE, "bad", DType.FLOAT32, (4 - rank.rank,), array, array, SUM), (ALLGATHER, "good", 0, (2,), array, 0)]
+        )
+        work.wait()
+        error, result = work.results()
+        assert (result.contributors, result.shape) == (2, (4,))
         assert isinstance(error, errors.MismatchError)
         assert "'bad'" in str(error)
+        with pytest.raises(ValueError, match="of one operation"):
+            work.result()
 
     run_ranks(2, body)
 
@@ -126,24 +123,22 @@ def test_ctrl_c_interrupts_a_wait_and_leaves_the_handle():
 
     def submit(rank):
         data = values[rank.rank].ctypes.data
-        return rank.engine.submit(ALLREDUCE, "late", DType.FLOAT32, (4,), data, data, SUM)
+        return rank.engine.submit([(ALLREDUCE, "late", DType.FLOAT32, (4,), data, data, SUM)])
 
     with engines(2) as ranks:
         handle = submit(ranks[0])
-        interrupted(lambda: ranks[0].engine.wait(handle))
+        interrupted(handle.result)
         other = submit(ranks[1])
-        in_threads(ranks, lambda rank: rank.engine.wait(other if rank.rank else handle))
+        in_threads(ranks, lambda rank: (other if rank.rank else handle).result())
     assert (values[0] == 3).all()
     assert (values[1] == 3).all()
 
 
-def test_many_requests_have_the_arguments_of_submit(alone):
+def test_trailing_items_of_a_request_may_be_missing(alone):
     first, second = np.ones(3, np.float32), np.full((2, 2), 2, np.float64)
     plain = (ALLREDUCE, "a", DType.FLOAT32, (3,), first.ctypes.data, first.ctypes.data)
     full = (ALLREDUCE, "b", DType.FLOAT64, [2, 2], second.ctypes.data, second.ctypes.data, SUM, 0, 0, 2.0, 0.25)
-    handles = alone.submit_many([plain, (*full, "", 0, 0, (), -1, 0, 0)], wake=False)
-    for handle in handles:
-        alone.wait(handle)
+    alone.submit([plain, (*full, "", 0, 0, (), -1, 0, 0)], wake=False).wait()
     assert (first == 1).all()
     assert (second == 1).all()
 
@@ -152,8 +147,8 @@ def test_many_requests_are_submitted_together_or_not_at_all(alone):
     value = np.ones(3, np.float32)
     good = (ALLREDUCE, "a", DType.FLOAT32, (3,), value.ctypes.data, value.ctypes.data)
     with pytest.raises(errors.InvalidArgumentError):
-        alone.submit_many([good, (ALLREDUCE, "b", 99, (3,), value.ctypes.data, value.ctypes.data)])
-    alone.wait(alone.submit(*good))  # the name is free
+        alone.submit([good, (ALLREDUCE, "b", 99, (3,), value.ctypes.data, value.ctypes.data)])
+    run_request(alone, good)  # the name is free
 
 
 @pytest.mark.parametrize(
@@ -169,7 +164,7 @@ def test_many_requests_are_submitted_together_or_not_at_all(alone):
 )
 def test_malformed_requests_are_type_errors(alone, request_, text):
     with pytest.raises(TypeError, match=text):
-        alone.submit_many([request_])
+        alone.submit([request_])
 
 
 @pytest.mark.parametrize(

@@ -128,7 +128,7 @@ def test_a_gradient_is_sent_from_where_it_is(kind, told):
     bucket, handles = BucketState(), [7]
     with engines(1) as (alone,):
         group = alone.engine.prepare([(ALLREDUCE, "g", FLOAT32, grad.shape, 0, 0, SUM, 0, 0, 1.0, 2.0)])
-        launch(alone.engine, bucket, 3, group, sent, (), False, 0, handles)
+        launch(alone.engine, bucket, 3, group, sent, (), False, (), handles)
         assert (slot.dirty, bucket.launched, len(handles), handles[0]) == (False, 3, 2, 7)
         assert outcomes_of(alone.engine, handles[1:]) == [1]
     assert torch.equal(grad.detach(), 2 * before)
@@ -143,9 +143,9 @@ def test_what_is_refused_is_not_sent():
     with engines(1) as (alone,):
         group = alone.engine.prepare([(ALLREDUCE, "one", FLOAT32, (3,), 0, 0)])
         with pytest.raises(InvalidArgumentError, match="has 1 requests, but 2 addresses"):
-            launch(alone.engine, bucket, 3, group, sent, (), False, 0, handles)
+            launch(alone.engine, bucket, 3, group, sent, (), False, (), handles)
         with pytest.raises(TypeError, match="no BucketState"):
-            launch(alone.engine, "a bucket", 3, group, sent, (), False, 0, handles)
+            launch(alone.engine, "a bucket", 3, group, sent, (), False, (), handles)
         assert alone.engine.counters()["submitted"] == 0
     assert (bucket.launched, handles) == (0, [])
     assert all(slot.dirty for slot in slots)

@@ -18,7 +18,7 @@ CORE.hvdlite_current_engine.restype = ctypes.c_void_p
 CORE.hvdlite_last_error.restype = ctypes.c_char_p
 THEN = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 FLOAT32 = 10
-MISMATCH, TIMEOUT, NOT_INITIALIZED = 2, 4, 6
+INVALID_ARGUMENT, MISMATCH, TIMEOUT, NOT_INITIALIZED = 1, 2, 4, 6
 
 
 class Request(ctypes.Structure):
@@ -41,6 +41,38 @@ class Request(ctypes.Structure):
     )
 
 
+class Submission(ctypes.Structure):
+    """The struct hvdlite_submission."""
+
+    _fields_ = (
+        ("requests", ctypes.POINTER(Request)),
+        ("count", ctypes.c_size_t),
+        ("group", ctypes.c_int64),
+        ("data", ctypes.c_void_p),
+        ("absent", ctypes.c_void_p),
+        ("stream", ctypes.c_void_p),
+        ("wake", ctypes.c_int32),
+        ("then", THEN),
+        ("then_data", ctypes.c_void_p),
+    )
+
+
+class Result(ctypes.Structure):
+    """The struct hvdlite_result."""
+
+    _fields_ = (
+        ("code", ctypes.c_int32),
+        ("error", ctypes.c_char_p),
+        *((name, ctypes.c_int32) for name in ("contributors", "last_joined_rank", "process_set", "ndim")),
+        ("shape", ctypes.c_void_p),
+        ("num_received_splits", ctypes.c_int32),
+        ("received_splits", ctypes.c_void_p),
+        ("num_bytes", ctypes.c_int64),
+        ("data", ctypes.c_void_p),
+        ("device", ctypes.c_int32),
+    )
+
+
 class Call:
     """One submission of float32 vectors with a callback, by a rank made current for it."""
 
@@ -59,7 +91,7 @@ class Call:
         self.times = 0
         self._then = THEN(self._tell)
         count = len(arrays)
-        self.handles = (ctypes.c_int64 * count)()
+        self.work = ctypes.c_int64()
         requests = (Request * count)()
         shapes = [(ctypes.c_int64 * 1)(array.shape[0]) for array in arrays]
         for i, (array, name) in enumerate(zip(arrays, names, strict=True)):
@@ -74,7 +106,8 @@ class Call:
         with self.current:
             rank.engine.make_current()
             self.engine = ctypes.c_void_p(CORE.hvdlite_current_engine())
-        self.code = CORE.hvdlite_submit_then(self.engine, requests, count, self._then, None, self.handles)
+        what = Submission(requests=requests, count=count, then=self._then)
+        self.code = CORE.hvdlite_submit(self.engine, ctypes.byref(what), ctypes.byref(self.work))
 
     def _tell(self, _data: object) -> None:
         self.times += 1
@@ -84,16 +117,19 @@ class Call:
         """Waits to be told, then the code of each operation."""
         assert self.told.wait(60)
         done = ctypes.c_int()
-        codes = [
-            CORE.hvdlite_wait(self.engine, ctypes.c_int64(handle), ctypes.c_double(0), ctypes.byref(done))
-            for handle in self.handles
-        ]
+        first = CORE.hvdlite_wait(self.engine, ctypes.byref(self.work), 1, ctypes.c_double(0), ctypes.byref(done))
         assert done.value == 1
+        results, count = (Result * len(self.arrays))(), ctypes.c_size_t()
+        assert CORE.hvdlite_results(self.engine, self.work, results, len(results), ctypes.byref(count)) == 0
+        assert count.value == len(results)
+        codes = [result.code for result in results]
+        assert first == next(filter(None, codes), 0)
+        assert [result.error is None for result in results] == [code == 0 for code in codes]
+        assert all((result.contributors == -1) == bool(result.code) for result in results)
         return codes
 
     def close(self) -> None:
-        for handle in self.handles:
-            CORE.hvdlite_release(self.engine, ctypes.c_int64(handle))
+        CORE.hvdlite_release(self.engine, self.work)
         CORE.hvdlite_engine_destroy(self.engine)
 
 
@@ -122,8 +158,7 @@ def test_a_callback_comes_when_work_is_handed_to_a_gpu(fake_gpus, route):  # noq
         call = Call(rank.host, ALLREDUCE, arrays, ["a", "b"])
         assert call.outcome() == [0, 0]
         assert call.times == 1
-        for handle in call.handles:
-            assert CORE.hvdlite_order(call.engine, ctypes.c_int64(handle), ctypes.c_void_p(rank.stream.handle)) == 0
+        assert CORE.hvdlite_order(call.engine, call.work, ctypes.c_void_p(rank.stream.handle)) == 0
         for array in arrays:
             np.testing.assert_array_equal(array.numpy(), 3)
         call.close()
@@ -244,9 +279,9 @@ def test_unnamed_operations_count_anew_after_a_join():
         for _ in range(1 + rank.rank):
             handle = rank.start(ALLREDUCE, None, array := values(rank, 2), array)
             if rank.rank == 0:
-                rank.engine.wait(handle)
+                handle.result()
         if rank.rank == 1:
-            rank.engine.wait(handle)
+            handle.result()
         rank.join()
         assert rank.allreduce(None, values(rank, 2))[0] == 3
 
@@ -261,7 +296,7 @@ def test_unnamed_operations_of_one_call_are_alike():
             (ALLGATHER, None, FLOAT32, (1,), values(rank, 1), 0),
         ]
         with pytest.raises(hvdlite.InvalidArgumentError, match="of one kind on one process set"):
-            rank.engine.submit_many(requests)
+            rank.engine.submit(requests)
 
 
 def test_a_prepared_operation_needs_a_name():
@@ -276,12 +311,22 @@ def test_the_current_engine_ends_with_its_shutdown_but_stays_for_those_who_have_
         rank.engine.shutdown()
         assert CORE.hvdlite_current_engine() is None
         assert b"use hvd.init()" in CORE.hvdlite_last_error()
-        handle = ctypes.c_int64()
+        work = ctypes.c_int64()
         request = Request(kind=ALLREDUCE, dtype=FLOAT32, op=SUM, device=-1, name=b"late", prescale=1, postscale=1)
         array = values(rank, 1)
         request.input = request.output = array.ctypes.data
-        assert CORE.hvdlite_submit(held, ctypes.byref(request), 1, 1, ctypes.byref(handle)) == NOT_INITIALIZED
+        what = Submission(requests=ctypes.pointer(request), count=1, wake=1)
+        assert CORE.hvdlite_submit(held, ctypes.byref(what), ctypes.byref(work)) == NOT_INITIALIZED
         CORE.hvdlite_engine_destroy(held)
+
+
+def test_a_submission_of_nothing_is_refused():
+    with engines(1) as (rank,):
+        rank.engine.make_current()
+        engine, work = ctypes.c_void_p(CORE.hvdlite_current_engine()), ctypes.c_int64()
+        assert CORE.hvdlite_submit(engine, ctypes.byref(Submission()), ctypes.byref(work)) == INVALID_ARGUMENT
+        assert b"nothing to submit" in CORE.hvdlite_last_error()
+        CORE.hvdlite_engine_destroy(engine)
 
 
 def test_results_are_aligned_for_frameworks():

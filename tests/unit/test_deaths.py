@@ -66,7 +66,7 @@ def work(rank: Rank, schedule: Schedule) -> None:
             handle = rank.start(kind, name, array, output, process_set=ids[where], root=members[-1])
             running.append((handle, kind, members, count, output))
         for handle, kind, members, count, output in running:
-            result = rank.engine.wait(handle)
+            result = handle.result()
             values = [member + 1 + number for member in members]
             if kind == ALLREDUCE:
                 assert (output == sum(values)).all()

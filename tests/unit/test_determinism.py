@@ -28,7 +28,7 @@ def one_run(size: int, seed: int, group: str, config: dict[str, object]) -> list
             if local.random() < 0.4:
                 dawdle(local.randrange(100))
         for handle in handles:
-            rank.engine.wait(handle)
+            handle.result()
         return b"".join(output.tobytes() for output in outputs)
 
     return run_ranks(size, body, config)

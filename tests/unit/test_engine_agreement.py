@@ -29,7 +29,7 @@ def test_names_may_come_in_any_order(size, ways):  # noqa: F811
             outputs = {name: np.empty_like(inputs[name]) for name in names}
             handles = [rank.start(ALLREDUCE, name, inputs[name], outputs[name]) for name in order]
             for handle in handles:
-                rank.engine.wait(handle)
+                handle.result()
             for index, name in enumerate(names):
                 assert (outputs[name] == size * (size + 1) / 2 * (step + 1) * (index + 1)).all()
         return rank.engine.counters()
@@ -75,9 +75,9 @@ def test_after_a_mismatch_ranks_agree_in_memory_again_also_if_rank_0_asks_last(w
             (handle,) = order.step(rank, lambda a=array, o=output: [rank.start(ALLREDUCE, "w", a, o)])
             if step == 0:
                 with pytest.raises(MismatchError):
-                    rank.engine.wait(handle)
+                    handle.result()
             else:
-                rank.engine.wait(handle)
+                handle.result()
                 assert (output == 3).all()
             sent.append(rank.engine.counters()["control_messages_sent"])
         return sent
@@ -97,7 +97,7 @@ def test_operations_that_go_by_message_leave_nothing_in_the_ledger(ways):  # noq
         for _ in range(batches):
             handles = order.step(rank, lambda: [rank.start(ALLGATHER, None, row) for _ in range(many)])
             for handle in handles:
-                assert Rank.take(rank.engine.wait(handle), np.uint8).ravel().tolist() == [0, 1]
+                assert Rank.take(handle.result(), np.uint8).ravel().tolist() == [0, 1]
         before = rank.engine.counters()["control_messages_sent"]
         for i in range(10):
             assert (rank.allreduce(f"after{i}", np.full(2, rank.rank + 1, np.float32)) == 3).all()
@@ -116,7 +116,7 @@ def test_a_cache_smaller_than_the_names_in_use_stays_right(size):
             inputs = [np.full(3, i * 10 + rank.rank, np.int64) for i in range(30)]
             outputs = [np.empty_like(a) for a in inputs]
             for handle in [rank.start(ALLREDUCE, f"n{i}", inputs[i], outputs[i]) for i in order]:
-                rank.engine.wait(handle)
+                handle.result()
             for i in range(30):
                 assert (outputs[i] == i * 10 * size + size * (size - 1) // 2).all()
 
@@ -188,7 +188,7 @@ def test_a_mismatch_is_an_error_on_every_rank_and_the_engine_goes_on(field):
             this_kind = options.pop("kind", kind)
             output = None if this_kind == ALLGATHER else np.empty_like(array)
             with pytest.raises(MismatchError) as caught:
-                rank.engine.wait(rank.start(this_kind, "layer.weight", array, output, **options))
+                rank.start(this_kind, "layer.weight", array, output, **options).result()
             messages.append(str(caught.value))
             assert (rank.allreduce("after", np.ones(2, np.int32)) == 3).all()
         return messages
@@ -210,7 +210,7 @@ def test_a_mismatch_in_a_group_fails_the_whole_group_and_only_that():
             ]
             for handle in handles:
                 with pytest.raises(MismatchError, match="'p1'"):
-                    rank.engine.wait(handle)
+                    handle.result()
         assert (rank.allreduce("p0", np.ones(2, np.float32)) == 2).all()
 
     run_ranks(2, body)
@@ -238,8 +238,8 @@ def test_local_mistakes_are_refused_before_anything_is_sent():
         with pytest.raises(InvalidArgumentError, match="ranks are 0 to 1"):
             rank.start(ADD_SET, "add_process_set", splits=[0, 9])
         other = ranks[1].start(ALLREDUCE, "twice", array, np.empty_like(array))
-        rank.engine.wait(handle)
-        ranks[1].engine.wait(other)
+        handle.result()
+        other.result()
 
 
 def test_long_names_and_many_tensors_cross_in_long_messages():
@@ -249,7 +249,7 @@ def test_long_names_and_many_tensors_cross_in_long_messages():
         inputs = [np.full(1, i * (rank.rank + 1.0)) for i in range(300)]
         handles = [rank.start(ALLREDUCE, n, a, o) for n, a, o in zip(names, inputs, outputs, strict=True)]
         for handle in handles:
-            rank.engine.wait(handle)
+            handle.result()
         assert [o[0] for o in outputs] == [3.0 * i for i in range(300)]
 
     run_ranks(2, body)

@@ -17,7 +17,7 @@ from hvdlite.errors import AbortedError, HorovodInternalError, OperationTimeoutE
 
 def wait_fails(rank: Rank, handle: int, error: type[Exception]) -> str:
     with pytest.raises(error) as caught:
-        rank.engine.wait(handle)
+        handle.result()
     return str(caught.value)
 
 
@@ -144,7 +144,7 @@ def test_the_rank_that_fails_ends_what_its_other_threads_wait_for():
             waiting = pool.submit(wait_fails, ranks[1], handles[0], AbortedError)
             ranks[1].engine.publish_failure("raised ValueError: bad batch")
             assert re.search("rank 1 .*raised ValueError: bad batch.*Horovod has been shut down", waiting.result())
-        assert ranks[1].engine.poll(handles[1])
+        assert handles[1].poll()
         assert ranks[0].engine.failure_cause == ranks[1].engine.failure_cause
         with pytest.raises(AbortedError, match="bad batch"):
             ranks[1].start(ALLREDUCE, "later", np.ones(1), np.ones(1))

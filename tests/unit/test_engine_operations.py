@@ -43,11 +43,11 @@ def test_every_kind_of_operation(size):
             for root in range(size):
                 assert (rank.broadcast(f"bcast{root}", np.full(5, me * 10, np.uint8), root) == root * 10).all()
             send = np.array([[me, peer] for peer in range(size) for _ in range(peer + 1)], np.int32)
-            result = rank.engine.wait(rank.start(ALLTOALL, "a2a", send, splits=[peer + 1 for peer in range(size)]))
+            result = rank.start(ALLTOALL, "a2a", send, splits=[peer + 1 for peer in range(size)]).result()
             assert result.received_splits == (me + 1,) * size
             assert Rank.take(result, np.int32).tolist() == [[r, me] for r in range(size) for _ in range(me + 1)]
             piece = Rank.take(
-                rank.engine.wait(rank.start(REDUCESCATTER, "rs", np.arange(size + 1, dtype=np.float64) * (me + 1))),
+                rank.start(REDUCESCATTER, "rs", np.arange(size + 1, dtype=np.float64) * (me + 1)).result(),
                 np.float64,
             )
             mine = [0, 1] if me == 0 else [me + 1]
@@ -70,7 +70,7 @@ def test_a_group_is_one_fused_operation_whatever_the_order():
                 rank.start(ALLREDUCE, f"g{i}", inputs[i], outputs[i], group="g", group_size=6, group_index=i) for i in order
             ]
             for handle in handles:
-                rank.engine.wait(handle)
+                handle.result()
             counts.append(rank.engine.counters()["fused_ops"] - before)
             assert all((outputs[i] == 6 * (i + 1)).all() for i in range(6))
         return counts
@@ -84,11 +84,11 @@ def test_an_absent_value_counts_as_nothing_but_is_received():
         for op, expected in ((SUM, 1 + 3), (AVERAGE, 4 / 3), (MAX, 3), (MIN, 1), (PRODUCT, 3)):
             output = np.full(3, -1, np.float32)
             flags = ABSENT if rank.rank == 1 else 0
-            result = rank.engine.wait(rank.start(ALLREDUCE, f"op{op}", value, output, op=op, flags=flags))
+            result = rank.start(ALLREDUCE, f"op{op}", value, output, op=op, flags=flags).result()
             assert result.contributors == 2
             np.testing.assert_allclose(output, expected, rtol=1e-6)
         output = np.full(3, -1, np.float32)
-        result = rank.engine.wait(rank.start(ALLREDUCE, "nobody", value, output, flags=ABSENT))
+        result = rank.start(ALLREDUCE, "nobody", value, output, flags=ABSENT).result()
         assert result.contributors == 0
         assert (output == -1).all()
 
@@ -110,7 +110,7 @@ def test_overlapping_process_sets_progress_in_every_local_order(size):
             outputs = {i: np.empty_like(inputs[i]) for i in mine}
             handles = {i: rank.start(ALLREDUCE, f"x{i}", inputs[i], outputs[i], process_set=sets[i]) for i in order}
             for i in reversed(order):
-                rank.engine.wait(handles[i])
+                handles[i].result()
                 assert (outputs[i] == sum(pairs[i]) + 2 + 2 * number).all()
 
     run_ranks(size, body)
@@ -129,7 +129,7 @@ def test_every_order_of_three_overlapping_sets_on_three_ranks():
             inputs = {i: np.full(50_000, rank.rank, np.float32) for i in mine}
             handles = [rank.start(ALLREDUCE, "x", inputs[i], outputs[i], process_set=sets[i]) for i in order]
             for handle in handles:
-                rank.engine.wait(handle)
+                handle.result()
             assert all((outputs[i] == sum(pairs[i])).all() for i in mine)
 
     run_ranks(3, body)
@@ -152,7 +152,7 @@ def test_process_sets_come_and_go_and_ids_are_reused():
             sets = zip(values, (again, first), strict=True)
             handles = [rank.start(ALLREDUCE, "a", value, value, process_set=each) for value, each in sets]
             for handle in reversed(handles):
-                rank.engine.wait(handle)
+                handle.result()
             assert [value.tolist() for value in values] == [[2.0], [4.0]]
         rank.remove_process_set(first)
         rank.remove_process_set(again)
@@ -225,7 +225,7 @@ def test_random_schedules(seed):
                 running.append((handle, kind, members, count, array, output, root))
             local.shuffle(running)
             for handle, kind, members, count, _, output, root in running:
-                result = rank.engine.wait(handle)
+                result = handle.result()
                 if kind == ALLREDUCE:
                     assert (output == sum(m + 1 for m in members)).all()
                 elif kind == BROADCAST:

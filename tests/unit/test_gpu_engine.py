@@ -326,7 +326,7 @@ def test_prepared_groups(fake_gpus, route):  # noqa: F811
         )
         total = 6.0
         for step in range(3):
-            handle = rank.engine.submit_prepared(group, [array.ptr for array in arrays], stream=rank.stream.handle)
+            handle = rank.engine.submit_prepared(group, [array.ptr for array in arrays], streams=(rank.stream.handle,))
             assert thread_ranks.outcomes_of(rank.engine, [handle], streams=(rank.stream.handle,)) == [3, 3, 3]
             for array in arrays:
                 np.testing.assert_array_equal(array.numpy(), total)
@@ -334,7 +334,7 @@ def test_prepared_groups(fake_gpus, route):  # noqa: F811
             assert step < 2 or rank.counters()[COUNTERS[route]] == 3
         host = np.ones(3, np.float32)
         with pytest.raises(InvalidArgumentError, match=r"is not on GPU \d but in host memory"):
-            rank.engine.submit_prepared(group, [host.ctypes.data] * 3, stream=rank.stream.handle)
+            rank.engine.submit_prepared(group, [host.ctypes.data] * 3, streams=(rank.stream.handle,))
 
     run_gpu_ranks(fake_gpus, 3, body, {"gpu_route": route})
 
@@ -372,7 +372,7 @@ def test_poll_says_when_it_is_handed_over(fake_gpus, route):  # noqa: F811
     def body(rank):
         array = rank.array(np.ones(3, np.float32))
         handle = rank.start(ALLREDUCE, "x", array, array)
-        while not rank.engine.poll(handle):
+        while not handle.poll():
             pass
         rank.wait(handle)
         np.testing.assert_array_equal(array.numpy(), 2)

@@ -256,7 +256,7 @@ def test_shutdown_waits_for_the_gpu(fake_gpus, route):  # noqa: F811
             rank.stream.busy(0.3)
             handle = rank.start(ALLREDUCE, "last", array, array)
             if route == "nccl":
-                rank.engine.wait(handle)
+                handle.result()
             else:
                 rank.host.barrier()  # agreed everywhere
             rank.engine.shutdown()

@@ -1,6 +1,7 @@
 """The order of streams: inputs are read when they are ready, results when they are there, and nobody waits on the host."""
 
 import random
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,10 +9,12 @@ import pytest
 from support import fake_gpu
 from support.fake_gpu import fake_gpus  # noqa: F401
 from support.gpu_ranks import gpu_engines, run_gpu_ranks
+from support.limits import eventually
 from support.seeds import seeds
 from support.thread_ranks import ALLGATHER, ALLREDUCE, AVERAGE, BROADCAST, REDUCESCATTER, SUM, in_threads, outcomes_of
 
 from hvdlite.errors import HvdliteError
+from hvdlite.requests import Request
 
 pytestmark = pytest.mark.skipif(fake_gpu.missing() is not None, reason=str(fake_gpu.missing()))
 
@@ -168,37 +171,56 @@ def test_lent_memory_is_free_after_the_operations_on_it(fake_gpus, route, use): 
     run_gpu_ranks(fake_gpus, 2, body, {"gpu_route": route})
 
 
-def test_a_blocking_call_keeps_its_memory_when_the_streams_cannot_be_ordered(fake_gpus):  # noqa: F811
-    """Whichever call of the driver fails: where something was submitted, the memory is kept."""
+class Memory:
+    """Stands for what keeps tensors."""
+
+
+def test_memory_stays_when_the_streams_cannot_be_ordered(fake_gpus):  # noqa: F811
+    """Whichever call of the driver fails: what was submitted is kept when the work is let go."""
     raised = []
     for nth in range(1, 30):
         with gpu_engines(fake_gpus, 1, {"gpu_route": "nccl"}) as (rank,):
             rank.allreduce("first", np.ones(3, np.float32))
             array = rank.array(np.ones(3, np.float32))
-            request = rank.request(ALLREDUCE, "x", array, array)
-            fields = ("kind", "name", "dtype", "shape", "input_ptr", "output_ptr")
-            words = [*(request[field] for field in fields), SUM, 0, 0, 1.0, 1.0, "", 0, 0, (), request["device"], 0, 0, 0]
-            kept: list[tuple[object, int, int]] = []
-
-            def keep(*facts, kept=kept):
-                kept.append(facts)
-
+            request = Request(**rank.request(ALLREDUCE, "x", array, array))
+            memory = Memory()
+            kept = weakref.ref(memory)
             before = fake_gpus.calls("cuStreamWaitEvent")
             fake_gpus.fail("cuStreamWaitEvent", nth, 999)
             try:
-                rank.engine.run((*words, request["stream"]), "the memory", keep)
+                rank.engine.submit((request,), memory, False).result(streams=(rank.stream.handle,))
             except HvdliteError as error:
                 raised.append(str(error))
-                assert len(kept) == 1, raised
-                assert kept[0][:2] == ("the memory", 0)
             else:
-                assert not kept
+                del memory
+                assert kept() is None
             called = fake_gpus.calls("cuStreamWaitEvent") - before
             fake_gpus.fail("cuStreamWaitEvent", 0, 0)
+            memory = None
+            assert (kept() is not None) == (called >= nth), raised
         if called < nth:
             break
     assert raised
     assert not raised[-1].startswith("allreduce"), "the last call is that of the caller's stream"
+
+
+def test_a_lost_gpu_keeps_the_memory_of_a_dropped_work_and_disturbs_nobody(fake_gpus):  # noqa: F811
+    with gpu_engines(fake_gpus, 1, {"gpu_route": "nccl"}) as (rank,):
+        array = rank.array(np.ones(3, np.float32))
+        memories = [Memory(), Memory()]
+        kept = [weakref.ref(memory) for memory in memories]
+        for index, memory in enumerate(memories):
+            request = Request(**rank.request(ALLREDUCE, f"x{index}", array, array))
+            work = rank.engine.submit((request,), memory)
+            assert eventually(work.poll)
+            memories[index] = memory = None
+            del work
+            if index == 1:
+                fake_gpus.fail("cuStreamWaitEvent", 1, 999)
+            rank.host.allreduce("other", np.ones(2))
+            fake_gpus.fail("cuStreamWaitEvent", 0, 0)
+        assert rank.engine.parked == 0
+        assert [memory() is not None for memory in kept] == [False, True]
 
 
 @pytest.mark.parametrize("route", ROUTES)
@@ -288,7 +310,7 @@ def test_nothing_else_waits_for_a_communicator_that_comes_up(fake_gpus):  # noqa
             if rank.rank < 2:
                 result = rank.allreduce(f"some.{step}", values, op=SUM, process_set=some)
                 np.testing.assert_array_equal(result, 2 * step + 1)
-        assert not rank.engine.poll(slow)
+        assert not slow.poll()
         rank.host.barrier("seen")
         if rank.rank == 0:
             fake_gpus.set(nccl_start_ms=0)

@@ -89,7 +89,7 @@ class Player:
         handle = self.rank.host.start(step.kind, step.name, array, output, **options)
 
         def finish():
-            result = self.rank.engine.wait(handle)
+            result = handle.result()
             self.compare(step, output if makes else self.rank.host.take(result, array.dtype))
 
         return finish

@@ -109,8 +109,8 @@ def test_a_prepared_group_with_an_array_that_begins_in_the_middle_of_a_number(fa
         requests = [(ALLREDUCE, f"x{place}", int(DType.FLOAT32), (4,), 0, 0, SUM) for place in range(2)]
         group = rank.engine.prepare([(*request, 0, 0, 1.0, 1.0, "g", 2, i, (), 0) for i, request in enumerate(requests)])
         with pytest.raises(InvalidArgumentError, match=r"'x1' .*which is no multiple of the 4 bytes"):
-            rank.engine.submit_prepared(group, [array.ptr, array.ptr + 18], stream=rank.stream.handle)
-        handle = rank.engine.submit_prepared(group, [array.ptr, array.ptr + 16], stream=rank.stream.handle)
+            rank.engine.submit_prepared(group, [array.ptr, array.ptr + 18], streams=(rank.stream.handle,))
+        handle = rank.engine.submit_prepared(group, [array.ptr, array.ptr + 16], streams=(rank.stream.handle,))
         assert outcomes_of(rank.engine, [handle], streams=(rank.stream.handle,)) == [1, 1]
         np.testing.assert_array_equal(array.numpy(), 1)
 
@@ -138,7 +138,7 @@ def test_a_stream_that_is_being_captured(fake_gpus):  # noqa: F811
         ]
         keys = ("kind", "name", "dtype", "shape", "input_ptr", "output_ptr", "op")
         with pytest.raises(UnsupportedError, match=r"'x1' .*being captured into a CUDA graph"):
-            rank.engine.submit_many(
+            rank.engine.submit(
                 [(*[r[key] for key in keys], 0, 0, 1.0, 1.0, "", 0, 0, (), 0, 0, 0, 0, r["stream"]) for r in requests]
             )
         captured.capture(0)

@@ -192,7 +192,7 @@ def test_engines_on_several_hosts_use_it_where_the_set_spans_hosts():
                     wanted = len(members) * (np.arange(count) % 50 + place) + sum(members)
                     handles.append((handle, output, wanted.astype(np.float32)))
             for handle, output, wanted in handles:
-                rank.engine.wait(handle)
+                handle.result()
                 np.testing.assert_array_equal(output, wanted)
             for process_set in ids[1:]:
                 rank.remove_process_set(process_set)

@@ -45,7 +45,7 @@ def test_asked_before_joining(hosts, count):
                 flights.append((rank.start(ALLREDUCE, name, array, array, op=op), array, op, askers))
             rank.join(root=int(rank.rank in uncounted))
             for handle, array, op, askers in flights:
-                rank.engine.wait(handle)
+                handle.result()
                 np.testing.assert_allclose(array, right(op, askers, uncounted), rtol=1e-15, err_msg=f"{seed} {op} {askers}")
 
     with engines(SIZE, hosts=hosts) as ranks:

@@ -36,7 +36,7 @@ def test_what_is_under_way_ends_alike(config, hosts, leaver):
                     pass
                 rank.engine.shutdown()
             try:
-                rank.engine.wait(handle)
+                handle.result()
             except AbortedError:
                 return "aborted"
             assert (output == 6).all()

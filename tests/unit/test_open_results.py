@@ -25,7 +25,7 @@ def where(array):
 
 
 def reduce_into(rank, output, array, name=None, **options):
-    rank.engine.wait(rank.start(ALLREDUCE, name, array, output, op=SUM, **options))
+    rank.start(ALLREDUCE, name, array, output, op=SUM, **options).result()
     rank._kept.clear()
     return output
 
@@ -136,7 +136,7 @@ def test_only_where_it_helps():
             for place, (array, output) in enumerate(zip(pair, outputs, strict=True))
         ]
         for handle in handles:
-            rank.engine.wait(handle)
+            handle.result()
         assert np.array_equal(outputs[0], total(rank.size, MIB))
         large = contribution(rank.rank, 4 * MIB)
         assert np.array_equal(reduce_into(rank, new_result(rank.engine, large), large, "large"), total(rank.size, 4 * MIB))
@@ -287,7 +287,7 @@ def test_after_a_failure_results_lie_elsewhere():
         handle = ranks[0].start(ALLREDUCE, "x", np.ones(1), np.ones(1))
         ranks[1].engine.publish_failure("raised ValueError: bad batch")
         with pytest.raises(HorovodInternalError, match="bad batch"):
-            engine.wait(handle, limit=10.0)
+            handle.result(limit=10.0)
         assert "hvdlite-results" not in where(new_result(engine, np.empty(MIB, np.float32)))
 
 

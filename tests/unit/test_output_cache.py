@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import pytest
 from support.mappings import is_mapped
-from support.thread_ranks import ALLGATHER, BARRIER, SUM, engines, run_ranks
+from support.thread_ranks import ALLGATHER, BARRIER, SUM, engines, run_ranks, run_request
 
 from hvdlite.backends.numpy import BACKEND
 from hvdlite.errors import NotInitializedError
@@ -123,7 +123,7 @@ def test_results_made_by_the_engine_are_recycled_too():
         array = np.full(MIB, rank.rank, np.float32)
         places = set()
         for _ in range(4):
-            result = rank.engine.wait(rank.start(ALLGATHER, "g", array))
+            result = rank.start(ALLGATHER, "g", array).result()
             gathered = np.frombuffer(result.data, np.float32)
             assert (gathered.reshape(2, MIB) == [[0], [1]]).all()
             places.add(address(gathered))
@@ -135,11 +135,10 @@ def test_results_made_by_the_engine_are_recycled_too():
 
 def test_a_result_that_nobody_takes_is_recycled(engine):
     array = np.ones(MIB, np.float32)
-    handle = engine.submit(ALLGATHER, "g", 10, array.shape, address(array), 0, SUM)
-    while not engine.poll(handle):
-        pass
-    engine.wait(engine.submit(BARRIER, "b", 0, (), 0, 0))  # the engine has nothing more to do with the first
-    engine.release(handle)
+    work = engine.submit([(ALLGATHER, "g", 10, array.shape, address(array), 0, SUM)])
+    work.wait()
+    run_request(engine, (BARRIER, "b", 0, (), 0, 0))  # the engine has nothing more to do with the first
+    del work
     place = address(new_array(engine, 4 * MIB))
     assert address(new_array(engine, 4 * MIB)) == place
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from support.requests import F32, address, allreduce
-from support.thread_ranks import BROADCAST, engines, outcomes_of, run_ranks
+from support.thread_ranks import BROADCAST, engines, outcomes_of, run_ranks, run_request
 
 from hvdlite.errors import ErrorCode, HvdliteError, InvalidArgumentError, MismatchError, NotInitializedError
 
@@ -58,7 +58,7 @@ def test_a_prepared_group_meets_plain_requests():
             allreduce(f"m{index}", array, group="g", group_size=2, group_index=index) for index, array in enumerate(arrays)
         ]
         if rank.rank:
-            handles = rank.engine.submit_many(requests)
+            handles = rank.engine.submit(requests)
         else:
             handles = [rank.engine.submit_prepared(rank.engine.prepare(requests), [address(array) for array in arrays])]
         assert outcomes_of(rank.engine, handles) == [2, 2]
@@ -131,12 +131,12 @@ def test_a_prepared_group_in_flight_cannot_be_submitted_again():
         places = [address(array) for array in arrays]
         group = rank.engine.prepare([allreduce(f"f{index}", array) for index, array in enumerate(arrays)])
         if rank.rank:  # waits until the other has tried
-            rank.engine.run(allreduce("go.0", arrays[0][:0]))
+            run_request(rank.engine, allreduce("go.0", arrays[0][:0]))
         handle = rank.engine.submit_prepared(group, places)
         if not rank.rank:
             with pytest.raises(InvalidArgumentError, match=r"'f0' .*still in flight"):
                 rank.engine.submit_prepared(group, places)
-            rank.engine.run(allreduce("go.0", arrays[0][:0]))
+            run_request(rank.engine, allreduce("go.0", arrays[0][:0]))
         assert outcomes_of(rank.engine, [handle]) == [2, 2, 2]
 
     run_ranks(2, body)

@@ -28,7 +28,7 @@ def test_known_and_new_names_in_one_list(size):
                 if own.random() < 0.5:  # so that one rank asks last for a known name, and another for a new one
                     dawdle(own.randrange(100))
             for handle in handles:
-                rank.engine.wait(handle)
+                handle.result()
             for i in chosen:
                 assert (outputs[i] == size * (100 * step + 10 * i) + size * (size - 1) // 2).all()
 

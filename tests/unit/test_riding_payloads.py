@@ -73,7 +73,7 @@ def test_only_what_is_alone_rides():
         outputs = [np.empty_like(array) for array in arrays]
         handles = [rank.start(ALLREDUCE, f"x{i}", arrays[i], outputs[i], wake=False) for i in range(2)]
         for handle in handles:
-            rank.engine.wait(handle)
+            handle.result()
         return rank.engine.counters()["riding_ops"], outputs
 
     for rode, outputs in run_ranks(2, body, config={"cycle_time_ms": 10_000.0}):

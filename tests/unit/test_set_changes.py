@@ -35,7 +35,7 @@ def test_what_was_submitted_before_a_removal_ends_well(kind):
                 handles.append(rank.start(kind, f"x{number}", value, given, process_set=process_set))
             rank.remove_process_set(process_set)
             for number, handle in enumerate(handles):
-                result = rank.engine.wait(handle)
+                result = handle.result()
                 if kind == ALLREDUCE:
                     assert (outputs[number] == 3 + 2 * (step + number)).all()
                 else:
@@ -58,16 +58,16 @@ def test_a_removal_waits_for_the_operations_of_its_set_and_admits_no_more():
             with pytest.raises(InvalidArgumentError, match=r"'late' in process set 1.*this rank is removing the process set"):
                 rank.allreduce("late", value, process_set=process_set)
             rank.allreduce("global", value[:0], process_set=0)  # other sets are not held up
-            assert not rank.engine.poll(removal)  # rank 1 submits 'early' after this
+            assert not removal.poll()  # rank 1 submits 'early' after this
             submitted.set()
-            rank.engine.wait(removal)
-            assert rank.engine.poll(early)
-            rank.engine.wait(early)
+            removal.result()
+            assert early.poll()
+            early.result()
         else:
             rank.allreduce("global", value[:0], process_set=0)
             submitted.wait()
             if rank.rank == 1:
-                rank.engine.wait(rank.start(ALLREDUCE, "early", value, output, process_set=process_set))
+                rank.start(ALLREDUCE, "early", value, output, process_set=process_set).result()
             rank.remove_process_set(process_set)
         if rank.rank < 2:
             assert (output == 3).all()
@@ -84,10 +84,10 @@ def test_a_removal_that_waits_for_ever_fails_on_all_ranks_and_the_set_stays():
         if rank.rank == 0:  # rank 1 never submits it
             missing = rank.start(ALLREDUCE, "missing", value, np.empty(2), process_set=process_set)
         with pytest.raises(OperationTimeoutError) as caught:
-            rank.engine.wait(start_removal(rank, process_set))
+            start_removal(rank, process_set).result()
         if missing is not None:
             with pytest.raises(OperationTimeoutError):
-                rank.engine.wait(missing)
+                missing.result()
         rank.barrier("everybody has failed")
         if rank.rank < 2:
             assert (rank.allreduce("after", value, process_set=process_set) == 3).all()
@@ -112,7 +112,7 @@ def test_a_removal_that_waits_ends_with_the_rank_that_it_waits_for(ending):
             ranks[1].engine.shutdown()
         for handle in handles:
             with pytest.raises(PeerLostError if ending == "fails" else AbortedError, match="rank 1"):
-                ranks[0].engine.wait(handle)
+                handle.result()
 
 
 def test_removals_that_name_different_sets_fail_and_the_sets_stay():
@@ -141,7 +141,7 @@ def test_sets_do_not_change_behind_the_back_of_a_joined_rank():
             return rank.join()
 
         in_threads([ranks[0], ranks[2]], others)
-        ranks[1].engine.wait(joins[0])
+        joins[0].result()
         assert all(rank.engine.process_set_ids() == [0, number] for rank in ranks)
         in_threads(ranks, lambda rank: rank.remove_process_set(number))
 

@@ -206,7 +206,7 @@ def test_tiles_written_either_way_carry_the_same(tile_stores, hosts):
             for count, every in values.items():
                 mine = every[rank.rank].copy()
                 result = mine if step % 2 else np.empty_like(mine)
-                rank.engine.wait(rank.start(ALLREDUCE, f"x{count}.{step}", mine, result))
+                rank.start(ALLREDUCE, f"x{count}.{step}", mine, result).result()
                 assert np.array_equal(result, every.sum(axis=0)), (step, count)
 
     with engines(3, {"tile_stores": tile_stores}, hosts) as ranks:

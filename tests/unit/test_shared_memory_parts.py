@@ -157,7 +157,7 @@ def test_fused_tensors_go_from_and_to_where_they_lie():
                 for n in range(30)
             ]
             for handle in handles:
-                rank.engine.wait(handle)
+                handle.result()
             for n in range(30):
                 contributors = [r for r in range(rank.size) if not (n % 7 == 0 and r == 1)]
                 assert (outputs[n] == sum((r + 1) * (n + 1) + step for r in contributors)).all(), f"tensor {n}"

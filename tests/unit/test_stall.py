@@ -44,7 +44,7 @@ def test_who_is_excused_is_not_spoken_of(capfd):
         if rank.rank == 0:
             text = hear()
             said.set()
-        rank.engine.wait(handle)
+        handle.result()
         assert sums.tolist() == [6.0] * 3
         return text
 

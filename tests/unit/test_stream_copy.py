@@ -31,7 +31,7 @@ def test_copies_wherever_the_arrays_are_in_their_pages(ahead):
             source = memory[begin:][:length]
             source[...] = np.random.default_rng(length).integers(0, 255, length)
             at = 4 * page + begin + ahead
-            rank.engine.wait(rank.start(ALLREDUCE, f"copy{step}", source, memory[at:][:length]))
+            rank.start(ALLREDUCE, f"copy{step}", source, memory[at:][:length]).result()
             assert np.array_equal(memory[at : at + length], source), (begin, length)
             assert (memory[begin + length : at] == 0xA5).all()
             assert (memory[at + length :] == 0xA5).all()

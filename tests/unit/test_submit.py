@@ -1,15 +1,29 @@
 """The callers' side of the engine: requests seen before, names and handles, submit and wait in one, bad arguments."""
 
+import gc
 import random
 import threading
+import weakref
 
 import numpy as np
 import pytest
-from support.limits import eventually, interrupted
+from support.limits import eventually
 from support.requests import F32, F64, address, allreduce
-from support.thread_ranks import ALLGATHER, ALLREDUCE, AVERAGE, MAX, SUM, Rank, engines, in_threads, outcomes_of, run_ranks
+from support.thread_ranks import (
+    ALLGATHER,
+    ALLREDUCE,
+    AVERAGE,
+    MAX,
+    SUM,
+    Rank,
+    engines,
+    in_threads,
+    outcomes_of,
+    run_ranks,
+    run_request,
+)
 
-from hvdlite.errors import ErrorCode, InvalidArgumentError, MismatchError, PeerLostError
+from hvdlite.errors import InvalidArgumentError, MismatchError, PeerLostError
 
 # --- requests seen before ---------------------------------------------------------------------------------------------
 
@@ -27,7 +41,7 @@ def test_a_name_seen_before_is_taken_at_what_it_asks_now():
                 op, factor = rng.choice([SUM, MAX, AVERAGE]), rng.choice([1.0, 2.0])
                 request = allreduce(name, array, op, prescale=factor)
                 chosen.append((request, array, {SUM: 3, MAX: 2, AVERAGE: 1.5}[op] * factor))
-            handles = rank.engine.submit_many([request for request, _, _ in chosen], False)
+            handles = rank.engine.submit([request for request, _, _ in chosen], wake=False)
             assert outcomes_of(rank.engine, handles) == [2, 2, 2]
             for _, array, expected in chosen:
                 assert (array == expected).all()
@@ -44,7 +58,7 @@ def test_more_names_than_are_remembered(count):
         requests = [allreduce(f"n{index}", values[index : index + 1], prescale=float(index % 3 + 1)) for index in range(count)]
         for step in range(1, 3):
             random.Random(step).shuffle(requests)
-            outcomes_of(engine, engine.submit_many(requests, False))
+            outcomes_of(engine, engine.submit(requests, wake=False))
         assert (values == np.arange(count) * (np.arange(count) % 3 + 1.0) ** 2).all()
 
 
@@ -55,12 +69,12 @@ def test_a_remembered_request_is_checked_against_the_memory_and_the_set_of_today
         for _ in range(2):  # the set's id is reused
             number = rank.add_process_set(members)
             if rank.rank in members:
-                rank.engine.run(allreduce("x", array, process_set=number))
+                run_request(rank.engine, allreduce("x", array, process_set=number))
                 with pytest.raises(InvalidArgumentError, match="no input memory was given"):
-                    rank.engine.run((*allreduce("x", array, process_set=number)[:4], 0, 0, SUM, 0, number))
+                    run_request(rank.engine, (*allreduce("x", array, process_set=number)[:4], 0, 0, SUM, 0, number))
             rank.remove_process_set(number)
             with pytest.raises(InvalidArgumentError, match="does not exist"):
-                rank.engine.run(allreduce("x", array, process_set=number))
+                run_request(rank.engine, allreduce("x", array, process_set=number))
             members = [1, 2]
         return int(array[0])
 
@@ -79,35 +93,33 @@ def test_names_in_flight_are_exact():
             order = list(arrays)
             rng.shuffle(order)
             if rank.rank:  # until then the other's operations cannot end
-                rank.engine.run(allreduce("go", go))
+                run_request(rank.engine, allreduce("go", go))
             for name in order:
-                handles[name] = rank.engine.submit_many([allreduce(name, arrays[name])], False)[0]
+                handles[name] = rank.engine.submit([allreduce(name, arrays[name])], wake=False)
             for name in [] if rank.rank else rng.sample(order, 100):
                 with pytest.raises(InvalidArgumentError, match=f"'{name}' .*still in flight"):
-                    rank.engine.submit_many([allreduce("new", np.ones(1)), allreduce(name, arrays[name])], False)
+                    rank.engine.submit([allreduce("new", np.ones(1)), allreduce(name, arrays[name])], wake=False)
             if not rank.rank:
-                rank.engine.run(allreduce("go", go))
+                run_request(rank.engine, allreduce("go", go))
             outcomes_of(rank.engine, list(handles.values()))
             assert all(array[0] == 2 ** (step + 1) for array in arrays.values())
 
     run_ranks(2, body)
 
 
-def test_old_handles_name_nothing():
+def test_numbers_of_works_are_used_once():
     with engines(1) as ranks:
         engine = ranks[0].engine
         array = np.ones(1, np.float32)
         seen = set()
         for _ in range(50):
-            handles = engine.submit_many([allreduce(f"x{index}", array) for index in range(5)], False)
-            assert min(handles) > 0
-            assert not seen & set(handles)
-            seen |= set(handles)
-            outcomes_of(engine, handles)
-        for handle in [*seen, 0, -1, 1 << 40, 1 << 62]:
-            with pytest.raises(InvalidArgumentError, match="is unknown: it was already synchronized or never existed"):
-                engine.poll(handle)
-            engine.release(handle)  # harmless
+            works = [engine.submit([allreduce(f"x{index}", array)], wake=False) for index in range(5)]
+            numbers = {work.number for work in works}
+            assert min(numbers) > 0
+            assert not seen & numbers
+            seen |= numbers
+            outcomes_of(engine, works)
+        assert len(seen) == 250
 
 
 def test_the_flight_record_holds_the_last_operations_of_a_large_batch():
@@ -115,7 +127,7 @@ def test_the_flight_record_holds_the_last_operations_of_a_large_batch():
         engine = ranks[0].engine
         values = np.ones(20, np.float32)
         outcomes_of(
-            engine, engine.submit_many([allreduce(f"n{index}", values[index : index + 1]) for index in range(20)], False)
+            engine, engine.submit([allreduce(f"n{index}", values[index : index + 1]) for index in range(20)], wake=False)
         )
         lines = engine.flight_record().splitlines()
         assert [line.split()[0] for line in lines] == [f"#{number}" for number in range(13, 21)]
@@ -130,63 +142,53 @@ def test_run_submits_and_waits(size):
     def body(rank):
         for step in range(5):
             array = np.full(3, rank.rank + step, np.int64)
-            result = rank.engine.run(allreduce("r", array))
+            result = run_request(rank.engine, allreduce("r", array))
             assert result.contributors == size
             assert (array == size * (size - 1) // 2 + size * step).all()
         rows = np.full((rank.rank + 1, 2), rank.rank, np.float32)
-        result = rank.engine.run((ALLGATHER, "g", F32, rows.shape, address(rows), 0))
+        result = run_request(rank.engine, (ALLGATHER, "g", F32, rows.shape, address(rows), 0))
         gathered = Rank.take(result, np.float32)
         assert gathered[:, 0].tolist() == [r for r in range(size) for _ in range(r + 1)]
 
     run_ranks(size, body)
 
 
-def test_run_hands_over_what_a_signal_leaves_in_flight():
-    arrays = [np.full(4, rank + 1.0) for rank in range(2)]
-    kept = []
-    with engines(2) as ranks:
-        memory = object()
-        first = ranks[0].engine
-        interrupted(
-            lambda: first.run(allreduce("late", arrays[0]), memory, lambda *what: kept.append(what)),
-            begun=lambda: first.counters()["submitted"] == 1,
-        )
-        ((held, handle, code),) = kept
-        assert held is memory
-        assert code == 0
-        assert not ranks[0].engine.poll(handle)
-        other = ranks[1].engine.submit_many([allreduce("late", arrays[1])])[0]
-        in_threads(ranks, lambda rank: rank.engine.wait(other if rank.rank else handle))
-    assert (arrays[0] == 3).all()
+class Memory:
+    """Stands for what keeps tensors."""
 
 
-def test_run_hands_over_the_memory_of_what_failed_under_way_but_not_of_what_was_refused():
+def test_a_submission_that_is_refused_or_failed_under_way_keeps_nothing():
     def body(rank):
-        kept = []
+        memory = Memory()
         array = np.ones(2 + rank.rank, np.float32)
         with pytest.raises(MismatchError):
-            rank.engine.run(allreduce("m", array), array, lambda *what: kept.append(what))
-        assert kept == [(array, 0, ErrorCode.MISMATCH)] or (kept[0][0] is array and kept[0][1:] == (0, ErrorCode.MISMATCH))
+            rank.engine.submit([allreduce("m", array)], memory, False).result()
         with pytest.raises(InvalidArgumentError, match="no input memory"):
-            rank.engine.run((ALLREDUCE, "m", F32, (2,), 0, 0), array, lambda *what: kept.append(what))
-        assert len(kept) == 1
+            rank.engine.submit([(ALLREDUCE, "m", F32, (2,), 0, 0)], memory, False)
+        gone = weakref.ref(memory)
+        del memory
+        assert gone() is None
         return True
 
     assert run_ranks(2, body) == [True, True]
 
 
-def test_run_after_a_failure_of_the_job():
+def test_after_a_failure_of_the_job_the_memory_of_what_was_under_way_is_kept_for_good():
     def body(rank):
         array = np.ones(2, np.float32)
-        kept = []
         if rank.rank:
             assert eventually(lambda: ranks[0].engine.counters()["submitted"])
             rank.engine.publish_failure("raised: for the test")
             return
-        for _ in range(2):  # under way, and refused
-            with pytest.raises(PeerLostError):
-                rank.engine.run(allreduce("never", array), array, lambda *what: kept.append(what[1:]))
-        assert kept == [(0, ErrorCode.PEER_LOST)]
+        under_way, refused = memories = [Memory(), Memory()]
+        gone = [weakref.ref(memory) for memory in memories]
+        with pytest.raises(PeerLostError):
+            rank.engine.submit([allreduce("never", array)], under_way, False).result()
+        with pytest.raises(PeerLostError):
+            rank.engine.submit([allreduce("never", array)], refused, False)
+        del under_way, refused, memories
+        gc.collect()
+        assert [memory() is None for memory in gone] == [False, True]
 
     with engines(2) as ranks:
         in_threads(ranks, body)
@@ -197,7 +199,7 @@ def test_run_is_for_many_threads_at_once():
         def work(thread):
             for step in range(30):
                 array = np.full(2, rank.rank + step, np.float32)
-                rank.engine.run(allreduce(f"t{thread}", array))
+                run_request(rank.engine, allreduce(f"t{thread}", array))
                 if not (array == 1 + 2 * step).all():
                     wrong.append((thread, step))
 
@@ -216,18 +218,18 @@ def test_a_pointer_may_be_a_buffer():
     with engines(1) as ranks:
         engine = ranks[0].engine
         array, out = np.arange(4.0), np.zeros(4)
-        engine.run((ALLREDUCE, "b", F64, (4,), array, out, SUM, 0, 0, 2.0))
+        run_request(engine, (ALLREDUCE, "b", F64, (4,), array, out, SUM, 0, 0, 2.0))
         assert (out == 2 * np.arange(4)).all()
-        engine.run((ALLREDUCE, "b", F64, (2,), memoryview(array)[2:], out, SUM))
+        run_request(engine, (ALLREDUCE, "b", F64, (2,), memoryview(array)[2:], out, SUM))
         assert out.tolist() == [2, 3, 4, 6]
         fixed = np.ones(4)
         fixed.flags.writeable = False
-        engine.run((ALLREDUCE, "b", F64, (4,), fixed, out, SUM))
+        run_request(engine, (ALLREDUCE, "b", F64, (4,), fixed, out, SUM))
         assert (out == 1).all()
         with pytest.raises(TypeError, match="bad 'output_ptr'"):
-            engine.run((ALLREDUCE, "b", F64, (4,), array, fixed, SUM))
+            run_request(engine, (ALLREDUCE, "b", F64, (4,), array, fixed, SUM))
         with pytest.raises(TypeError, match="bad 'input_ptr'"):
-            engine.run((ALLREDUCE, "b", F64, (2,), array[::2], out, SUM))
+            run_request(engine, (ALLREDUCE, "b", F64, (2,), array[::2], out, SUM))
 
 
 @pytest.mark.parametrize(
@@ -246,4 +248,4 @@ def test_a_pointer_may_be_a_buffer():
 )
 def test_a_bad_argument_is_named(request_, text):
     with engines(1) as ranks, pytest.raises(TypeError, match=text):
-        ranks[0].engine.run(request_)
+        run_request(ranks[0].engine, request_)

@@ -52,7 +52,7 @@ def test_it_is_linked_to_the_core_beside_it_and_to_no_tensorflow():
     assert re.search(r"RU?N?PATH.*\[\$ORIGIN\]", dynamic)
     symbols = subprocess.run(["nm", "-D", "--undefined-only", LIBRARY], capture_output=True, text=True, check=True).stdout
     assert not re.findall(r"\bTF_\w+|tensorflow|tsl", symbols)
-    assert re.search(r"\bhvdlite_submit_then\b", symbols)
+    assert re.search(r"\bhvdlite_submit\b", symbols)
 
 
 def test_statuses_are_those_of_the_table():

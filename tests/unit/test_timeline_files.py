@@ -95,8 +95,7 @@ def test_tensors_of_one_fused_op_share_its_number(tmp_path):
             )
             for index, array in enumerate(arrays)
         ]
-        for handle in rank.engine.submit_many(requests):
-            rank.engine.wait(handle)
+        rank.engine.submit(requests).wait()
         rank.allreduce("alone", np.full(20_000, 1.0, np.float32))
 
     for trace in traced(tmp_path, 2, body):

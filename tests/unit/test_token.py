@@ -30,7 +30,7 @@ class LongWait:
 
     current = threading.Lock()
 
-    def __init__(self, rank: Rank, handle: int, seconds: float = FOR_EVER) -> None:
+    def __init__(self, rank: Rank, handle: _engine.Work, seconds: float = FOR_EVER) -> None:
         self.code: int | None = None
         self.done = False
         with self.current:
@@ -39,9 +39,10 @@ class LongWait:
         self._thread = threading.Thread(target=self._run, args=(handle, seconds), daemon=True)
         self._thread.start()
 
-    def _run(self, handle: int, seconds: float) -> None:
+    def _run(self, handle: _engine.Work, seconds: float) -> None:
         done = ctypes.c_int()
-        self.code = CORE.hvdlite_wait(self._engine, ctypes.c_int64(handle), ctypes.c_double(seconds), ctypes.byref(done))
+        work = ctypes.c_int64(handle.number)
+        self.code = CORE.hvdlite_wait(self._engine, ctypes.byref(work), 1, ctypes.c_double(seconds), ctypes.byref(done))
         self.done = bool(done.value)
 
     def end(self) -> int | None:
@@ -60,7 +61,7 @@ def comes_through(call: Callable[[], None]) -> None:
     assert not thread.is_alive(), "it waits for what the other thread waits for"
 
 
-def start(rank: Rank, name: str) -> int:
+def start(rank: Rank, name: str) -> _engine.Work:
     array = np.full(2, rank.rank + 1, np.float64)
     return rank.start(ALLREDUCE, name, array, array.copy())
 
@@ -121,15 +122,15 @@ def test_a_wait_heeds_its_deadline_while_other_operations_move():
         flood = deque(copy(i) for i in range(200))
         short, copied, end = LongWait(rank, never, 0.05), 0, time.monotonic() + DEADLINE
         while short.code is None and time.monotonic() < end:
-            if rank.engine.poll(flood[0]):
-                rank.engine.wait(flood.popleft())
+            if flood[0].poll():
+                flood.popleft().result()
                 copied += 1
                 flood.append(copy(200 + copied))
         assert short.end() == 0
         assert not short.done
-        assert not rank.engine.poll(never)
+        assert not never.poll()
         for handle in flood:
-            rank.engine.wait(handle)
+            handle.result()
 
     with engines(2, {"fusion_threshold": 1, "deadlock_timeout": 0.0}) as ranks:
         in_threads(ranks, wait)

@@ -51,8 +51,8 @@ def test_a_late_rank_is_charged_with_all_the_waiting(size, blocking):
             array = values(rank)
             handle = rank.start(ALLREDUCE, "x", array, output)
             if not blocking:
-                until(lambda handle=handle: rank.engine.poll(handle))
-            rank.engine.wait(handle)
+                until(lambda handle=handle: handle.poll())
+            handle.result()
             assert output[0] == size * (size + 1) / 2
         counters = rank.engine.counters()
         return counters, counters["exposed_ns"] - exposed, *rank.engine.lateness()
@@ -95,12 +95,10 @@ def test_bytes_are_exact(size, ways):
             spent(rank, lambda: rank.allreduce("sum", mine)),
             spent(rank, lambda: rank.broadcast("root", mine, size - 1)),
             spent(rank, lambda: rank.allgather("all", rows)),
-            spent(rank, lambda: take(rank.engine.wait(rank.start(REDUCESCATTER, "part", dealt)), dealt.dtype)),
+            spent(rank, lambda: take(rank.start(REDUCESCATTER, "part", dealt).result(), dealt.dtype)),
             spent(
                 rank,
-                lambda: take(
-                    rank.engine.wait(rank.start(thread_ranks.ALLTOALL, "deal", dealt, splits=[2] * size)), dealt.dtype
-                ),
+                lambda: take(rank.start(thread_ranks.ALLTOALL, "deal", dealt, splits=[2] * size).result(), dealt.dtype),
             ),
             spent(rank, lambda: rank.allreduce("tiny", mine[:1])),
             spent(rank, lambda: rank.barrier("b")),

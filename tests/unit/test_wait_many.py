@@ -2,37 +2,45 @@
 
 import signal
 import threading
-from functools import partial
 
 import numpy as np
 import pytest
 from support.limits import DEADLINE, eventually, interrupted, waits_in_engine, when_waiting
 from support.requests import address, allreduce
-from support.thread_ranks import ABSENT, engines, in_threads, outcomes_of, run_ranks
+from support.thread_ranks import ABSENT, engines, in_threads, outcomes_of, run_ranks, run_request
 
-from hvdlite.errors import AbortedError, InvalidArgumentError
+from hvdlite._engine import Work
+from hvdlite.errors import AbortedError
 
 
 def test_waiting_for_many_tells_them_apart():
     def body(rank):
         arrays = [np.full(3 + (index == 2) * rank.rank, rank.rank, np.float32) for index in range(5)]
-        handles = rank.engine.submit_many([allreduce(f"w{index}", array) for index, array in enumerate(arrays)])
+        handles = [rank.engine.submit([allreduce(f"w{index}", array)]) for index, array in enumerate(arrays)]
         order = [3, 2, 0, 4, 1]
         outcomes = outcomes_of(rank.engine, [handles[index] for index in order])
         assert "'w2'" in str(outcomes.pop(1))
         assert outcomes == [2, 2, 2, 2]
-        for handle in handles:
-            with pytest.raises(InvalidArgumentError, match="is unknown"):
-                rank.engine.wait(handle)
+        assert all(handle.poll() for handle in handles)
+        assert [handle.results() for handle in handles] == [[None]] * 5  # of which the outcomes were taken
 
     run_ranks(2, body)
 
 
 def test_nothing_to_wait_for():
     with engines(1) as ranks:
-        assert outcomes_of(ranks[0].engine, []) == []
-        with pytest.raises(InvalidArgumentError, match="handle 5 is unknown"):
-            outcomes_of(ranks[0].engine, [5])
+        engine = ranks[0].engine
+        assert outcomes_of(engine, []) == []
+        with pytest.raises(TypeError, match="no work"):
+            engine.wait_many([5], [])
+
+
+def test_works_of_several_engines_are_not_waited_for_together():
+    with engines(2) as ranks:
+        works = [rank.engine.submit([allreduce("x", np.ones(2))]) for rank in ranks]
+        with pytest.raises(ValueError, match="several engines"):
+            ranks[0].engine.wait_many(works, [])
+        in_threads(ranks, lambda rank: works[rank.rank].result())
 
 
 def test_a_prepared_handle_is_polled_as_a_whole_and_not_waited_for_as_one():
@@ -42,20 +50,21 @@ def test_a_prepared_handle_is_polled_as_a_whole_and_not_waited_for_as_one():
         arrays = [np.ones(1, np.float32) for _ in range(2)]
         group = rank.engine.prepare([allreduce(f"q{index}", array) for index, array in enumerate(arrays)])
         if rank.rank:
-            rank.engine.run(allreduce("q0", arrays[0]))
-            rank.engine.run(allreduce("between", np.ones(1)))
+            run_request(rank.engine, allreduce("q0", arrays[0]))
+            run_request(rank.engine, allreduce("between", np.ones(1)))
             polled.wait()
-            rank.engine.run(allreduce("q1", arrays[1]))
+            run_request(rank.engine, allreduce("q1", arrays[1]))
             return
         handle = rank.engine.submit_prepared(group, [address(array) for array in arrays])
-        rank.engine.run(allreduce("between", np.ones(1)))
-        half_done = rank.engine.poll(handle)
+        run_request(rank.engine, allreduce("between", np.ones(1)))
+        half_done = handle.poll()
         polled.set()
         assert not half_done
-        while not rank.engine.poll(handle):
+        while not handle.poll():
             pass
-        with pytest.raises(InvalidArgumentError, match="prepared group: wait for it with wait_many"):
-            rank.engine.wait(handle)
+        with pytest.raises(ValueError, match="of one operation"):
+            handle.result()
+        assert [result.contributors for result in handle.results()] == [2, 2]
 
     run_ranks(2, body)
 
@@ -65,11 +74,11 @@ def test_ctrl_c_interrupts_waiting_for_many_and_leaves_all_handles():
     requests = [[allreduce(f"k{index}", array) for index, array in enumerate(mine)] for mine in arrays]
     with engines(2) as ranks:
         first, second = (rank.engine for rank in ranks)
-        handles = first.submit_many(requests[0][:2])
+        handles = [first.submit(requests[0][:2])]
         handles.append(first.submit_prepared(first.prepare(requests[0][2:]), [request[4] for request in requests[0][2:]]))
-        done = second.submit_many(requests[1][:1])  # the first of them ends, the others do not
+        done = [second.submit(requests[1][:1])]  # the first of them ends, the others do not
         interrupted(lambda: outcomes_of(first, handles))
-        done += second.submit_many(requests[1][1:])
+        done.append(second.submit(requests[1][1:]))
         in_threads(ranks, lambda rank: outcomes_of(rank.engine, done if rank.rank else handles))
     for index in range(4):
         assert (arrays[0][index] == 2 * index + 3).all()
@@ -88,17 +97,17 @@ def test_ctrl_c_that_comes_while_the_last_operation_ends_loses_no_outcome():
             first, second = (rank.engine for rank in ranks)
             arrays = [np.ones(2), np.ones(2)]
             for step in range(6):
-                handle = first.submit_many([allreduce(f"e{step}", arrays[0])])[0]
+                handle = first.submit([allreduce(f"e{step}", arrays[0])])
 
                 def other(step=step):
                     # The signal comes within the slice in which the operation ends.
                     assert eventually(lambda: waits_in_engine(main.native_id))
                     signal.pthread_kill(main.ident, signal.SIGUSR1)
-                    second.run(allreduce(f"e{step}", arrays[1]))
+                    run_request(second, allreduce(f"e{step}", arrays[1]))
 
                 thread = threading.Thread(target=other)
 
-                ways = (first.wait, partial(first.wait_into, []), lambda handle: outcomes_of(first, [handle]))
+                ways = (Work.wait, Work.result, lambda work: outcomes_of(first, work))
 
                 def waits(thread=thread, handle=handle, wait=ways[step % 3]):
                     thread.start()
@@ -115,7 +124,7 @@ def test_ctrl_c_that_comes_while_the_last_operation_ends_loses_no_outcome():
 def test_shutdown_ends_waiting_for_many():
     with engines(2) as ranks:
         array = np.ones(2, np.float32)
-        handles = ranks[0].engine.submit_many([allreduce("never", array)])
+        handles = ranks[0].engine.submit([allreduce("never", array)])
 
         waits = threading.Event()
 

@@ -5,25 +5,15 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <new>
+#include <utility>
 
 #include "config.h"
+#include "work.h"
 
 namespace hvdlite::python {
 
 namespace {
-
-// How long one wait runs before Python looks for signals: Ctrl-C must act within half a second.
-constexpr double kSliceSeconds = 0.1;
-
-// Runs a blocking call without the GIL; its error text belongs to this thread and is copied before anything else runs.
-template <typename Call>
-Outcome without_gil(Call call) {
-  nb::gil_scoped_release release;
-  Outcome outcome;
-  outcome.code = call();
-  if (outcome.code != HVDLITE_OK) outcome.message = hvdlite_last_error();
-  return outcome;
-}
 
 void check_outcome(const Outcome& outcome) {
   if (outcome.code != HVDLITE_OK) raise_error(outcome.code, outcome.message);
@@ -51,17 +41,6 @@ std::vector<std::int32_t> list_of(Call call) {
       return values;
     }
     values.resize(static_cast<std::size_t>(count) + values.size());
-  }
-}
-
-// keep(memory, handle, code), for memory that may be in use. If that raises, as a signal's handler may at its first instruction,
-// nobody frees the memory.
-void keep_in_use(nb::handle keep, nb::handle memory, std::int64_t handle, int code) {
-  try {
-    keep(memory, handle, code);
-  } catch (...) {
-    memory.inc_ref();
-    throw;
   }
 }
 
@@ -118,225 +97,6 @@ nb::tuple Engine::topology() const {
   return nb::make_tuple(topology.rank, topology.size, topology.local_rank, topology.local_size,
                         topology.cross_rank, topology.cross_size, topology.is_homogeneous != 0);
 }
-
-// The GIL stays held: submitting takes a short lock that no thread holds while it wants the GIL, and giving the GIL away
-// could cost this thread a whole switch interval.
-std::int64_t Engine::submit(const hvdlite_request& request, bool wake) {
-  std::int64_t handle = 0;
-  check(hvdlite_submit(engine_, &request, 1, wake ? 1 : 0, &handle));
-  return handle;
-}
-
-void Engine::submit_many(nb::handle requests, bool wake, nb::list handles) {
-  const Requests natives = Requests::of_sequence(requests);
-  std::vector<std::int64_t> numbers(natives.size());
-  check(hvdlite_submit(engine_, natives.data(), natives.size(), wake ? 1 : 0, numbers.data()));
-  for (const std::int64_t number : numbers) handles.append(number);
-}
-
-std::int64_t Engine::prepare(nb::handle requests) {
-  const Requests natives = Requests::of_sequence(requests);
-  std::int64_t group = 0;
-  check(hvdlite_prepare(engine_, natives.data(), natives.size(), &group));
-  return group;
-}
-
-std::int64_t Engine::submit_prepared(std::int64_t group, std::span<const std::int64_t> pointers,
-                                     nb::handle absent, bool wake, std::uintptr_t stream) {
-  const Int64List lacking(absent);
-  std::unique_ptr<bool[]> is_absent;
-  if (lacking.size() > 0) is_absent = std::make_unique<bool[]>(pointers.size());
-  for (std::int32_t i = 0; i < lacking.size(); ++i) {
-    const std::int64_t index = lacking.data()[i];
-    if (index < 0 || index >= static_cast<std::int64_t>(pointers.size())) {
-      throw nb::index_error("absent: the group has no request of that number");
-    }
-    is_absent[static_cast<std::size_t>(index)] = true;
-  }
-  static_assert(sizeof(void*) == sizeof(std::int64_t));
-  std::int64_t handle = 0;
-  check(hvdlite_submit_prepared(engine_, group, reinterpret_cast<void* const*>(pointers.data()),
-                                is_absent.get(), pointers.size(), reinterpret_cast<void*>(stream),
-                                wake ? 1 : 0, &handle));
-  return handle;
-}
-
-void Engine::release_prepared(std::int64_t group) {
-  check(hvdlite_release_prepared(engine_, group));
-}
-
-bool Engine::poll(std::int64_t handle) {
-  int done = 0;
-  check(hvdlite_poll(engine_, handle, &done));
-  return done != 0;
-}
-
-// Waits in slices until the operations behind all handles have ended; between slices Python looks for signals, and raises
-// what their handlers raise, and TimeoutError once the limit (in seconds) is over. The outcome is the last handle's if all
-// ended, otherwise why one of them never will.
-Outcome Engine::wait_in_slices(const std::int64_t* handles, std::size_t count, double limit) {
-  using Clock = std::chrono::steady_clock;
-  const Clock::time_point start = limit < kNoLimit ? Clock::now() : Clock::time_point();
-  double left = limit;
-  std::size_t next = 0;
-  for (;;) {
-    int done = 1;
-    Outcome outcome = without_gil([&] {
-      int code = HVDLITE_OK;
-      for (; next < count && done != 0; next += done != 0 ? 1 : 0) {
-        code = hvdlite_wait(engine_, handles[next], std::min(left, kSliceSeconds), &done);
-        if (done == 0 && code != HVDLITE_OK) break;
-      }
-      return code;
-    });
-    outcome.ended = next == count;
-    // Also at the end: a handler that Python runs as soon as we return would raise between the wait and what follows it,
-    // and the outcome would be lost.
-    if (PyErr_CheckSignals() != 0) throw nb::python_error();
-    if (outcome.ended || outcome.code != HVDLITE_OK) return outcome;
-    if (limit < kNoLimit) {
-      left = limit - std::chrono::duration<double>(Clock::now() - start).count();
-    }
-    if (left <= 0) {
-      PyErr_SetString(PyExc_TimeoutError, "the operation has not ended in time");
-      throw nb::python_error();
-    }
-  }
-}
-
-// What these streams do from now on comes after the operations behind the handle, where they are on a GPU.
-void Engine::order(std::int64_t handle, nb::handle streams) {
-  const Int64List list(streams);
-  for (std::int32_t i = 0; i < list.size(); ++i) {
-    check(hvdlite_order(engine_, handle, reinterpret_cast<void*>(list.data()[i])));
-  }
-}
-
-// The outcome of one operation, once it has ended. If its memory may be in use after an exception, hand_over(handle, code) is
-// called first: see Engine.run.
-template <typename HandOver>
-Outcome Engine::end(std::int64_t handle, double limit, HandOver hand_over) {
-  Outcome outcome;
-  try {
-    outcome = wait_in_slices(&handle, 1, limit);
-  } catch (nb::python_error&) {
-    hand_over(handle, HVDLITE_OK);
-    throw;
-  }
-  if (outcome.code != HVDLITE_OK) hand_over(std::int64_t{0}, outcome.code);
-  if (!outcome.ended) raise_error(outcome.code, outcome.message);
-  return outcome;
-}
-
-// What collect() makes of an operation that has ended. Releases the handle however this ends; what raises has copied its message.
-template <typename Collect>
-auto Engine::finish(std::int64_t handle, const Outcome& outcome, Collect collect) {
-  struct Releaser {
-    Engine* engine;
-    std::int64_t handle;
-    ~Releaser() { hvdlite_release(engine->engine_, handle); }
-  } releaser{this, handle};
-  check_outcome(outcome);
-  return collect();
-}
-
-Result Engine::wait(std::int64_t handle, double limit, nb::handle streams) {
-  return result_of(handle, end(handle, limit, [](std::int64_t, int) {}), streams);
-}
-
-Result Engine::result_of(std::int64_t handle, const Outcome& outcome, nb::handle streams) {
-  return finish(handle, outcome, [&] {
-    order(handle, streams);
-    return collect_result(engine_, handle);
-  });
-}
-
-// What may raise comes first; then nothing does until the outcome is in its list and the operation released.
-void Engine::wait_into(nb::list outcomes, std::int64_t handle, double limit, nb::handle streams,
-                       std::size_t place) {
-  if (nb::len(outcomes) > place) return;
-  const Outcome outcome = wait_in_slices(&handle, 1, limit);
-  if (nb::len(outcomes) > place) return;
-  if (!outcome.ended) raise_error(outcome.code, outcome.message);
-  nb::object what;
-  if (outcome.code == HVDLITE_OK) {
-    order(handle, streams);
-    what = nb::cast(collect_result(engine_, handle));
-  } else {
-    poll(handle);  // an operation that failed is known; if none is, that is raised
-    what = make_error(outcome.code, outcome.message);
-  }
-  outcomes.append(what);
-  hvdlite_release(engine_, handle);
-}
-
-bool Engine::wait_many(nb::handle handles, nb::list outcomes, nb::handle streams) {
-  const Int64List numbers(handles);
-  const std::span all(numbers.data(), static_cast<std::size_t>(numbers.size()));
-  const Outcome outcome = wait_in_slices(all.data(), all.size());
-  if (!outcome.ended) raise_error(outcome.code, outcome.message);
-  bool all_well = true;
-  nb::list what;
-  std::vector<std::int32_t> contributors(1);
-  for (const std::int64_t handle : all) {
-    order(handle, streams);
-    std::size_t members = 0;
-    const auto ask = [&] {
-      check(hvdlite_outcomes(engine_, handle, contributors.data(), contributors.size(), &members));
-    };
-    ask();
-    if (members > contributors.size()) {
-      contributors.resize(members);
-      ask();
-    }
-    for (std::size_t member = 0; member < members; ++member) {
-      if (contributors[member] >= 0) {
-        what.append(contributors[member]);
-        continue;
-      }
-      const int code = hvdlite_outcome_error(engine_, handle, member);
-      what.append(make_error(code, hvdlite_last_error()));
-      all_well = false;
-    }
-  }
-  outcomes.extend(what);
-  for (const std::int64_t handle : all) hvdlite_release(engine_, handle);
-  return all_well;
-}
-
-Result Engine::run(nb::handle request, nb::handle memory, nb::handle keep) {
-  const Requests native = Requests::of_tuple(request);
-  // The result is used in the stream in whose order the memory was given.
-  const hvdlite_request& request_of = *native.data();
-  nb::object streams = nb::tuple();
-  if (request_of.device >= 0) {
-    streams = nb::make_tuple(reinterpret_cast<std::uintptr_t>(request_of.stream));
-  }
-  const std::int64_t handle = submit(request_of, false);
-  const Outcome outcome = end(handle, kNoLimit, [&](std::int64_t in_flight, int code) {
-    if (!keep.is_none()) keep_in_use(keep, memory, in_flight, code);
-  });
-  return finish(handle, outcome, [&] {
-    try {
-      order(handle, streams);
-    } catch (...) {
-      // The GPU may be at work, and when it has come to the end nobody can tell: the memory is kept for good.
-      if (!keep.is_none()) keep_in_use(keep, memory, 0, HVDLITE_E_SYSTEM);
-      throw;
-    }
-    return collect_result(engine_, handle);
-  });
-}
-
-void Engine::run_through(const hvdlite_request& request, nb::handle input, nb::handle output) {
-  const std::int64_t handle = submit(request, false);
-  const Outcome outcome = end(handle, kNoLimit, [&](std::int64_t in_flight, int code) {
-    keep_in_use(keep_, nb::make_tuple(input, output), in_flight, code);
-  });
-  finish(handle, outcome, [] {});
-}
-
-void Engine::release(std::int64_t handle) { check(hvdlite_release(engine_, handle)); }
 
 nb::object Engine::new_output(std::size_t bytes) {
   hvdlite_block* block = nullptr;
@@ -467,6 +227,11 @@ nb::tuple Engine::lateness() {
 
 void Engine::shutdown() {
   check_outcome(without_gil([&] { return hvdlite_engine_shutdown(engine_); }));
+  has_shut_down_ = true;
+  // The operations have ended; after a failure the transport may still use their memory.
+  std::vector<nb::object> parked = std::exchange(parked_, {});
+  if (*hvdlite_failure_cause(engine_) == '\0') return;
+  for (const nb::object& work : parked) Py_XINCREF(work_of(work).memory);
 }
 
 }  // namespace hvdlite::python

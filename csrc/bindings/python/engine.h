@@ -1,6 +1,6 @@
 // The engine as a Python object: the C ABI with Python's rules about ownership, signals and exceptions.
 // Thread: any, with the GIL held on entry; released while a call waits. Owns: its native engine.
-// Blocks: create_mpi, wait, wait_into, wait_many, land, run, allreduce_now, broadcast_now, publish_failure and shutdown.
+// Blocks: create_mpi, wait_in_slices, wait_many, blocking plain calls, publish_failure and shutdown.
 // Throws: the classes of hvdlite.errors.
 #pragma once
 
@@ -42,6 +42,16 @@ struct Outcome {
   bool ended = false;  // of a wait: have all operations ended?
 };
 
+// Runs a blocking call without the GIL; its error text belongs to this thread and is copied before anything else runs.
+template <typename Call>
+Outcome without_gil(Call call) {
+  nb::gil_scoped_release release;
+  Outcome outcome;
+  outcome.code = call();
+  if (outcome.code != HVDLITE_OK) outcome.message = hvdlite_last_error();
+  return outcome;
+}
+
 // Seconds a wait may take.
 inline constexpr double kNoLimit = std::numeric_limits<double>::infinity();
 
@@ -55,35 +65,42 @@ class Engine {
 
   void make_current();
   nb::tuple topology() const;
-  std::int64_t submit(const hvdlite_request& request, bool wake);
-  // Adds the handles to the list.
-  void submit_many(nb::handle requests, bool wake, nb::list handles);
-  Result run(nb::handle request, nb::handle memory, nb::handle keep);
-  // The short way (short_way.cc), which works from then on: plain_of tells the Plain of a value's type, keep is called as
-  // run's; handle_type is derived from HandleState, or None: then nothing is started. Not while anybody is on it.
-  void connect(nb::handle plain_of, nb::handle keep, nb::handle handle_type);
-  nb::object allreduce_now(nb::handle tensor, nb::handle average, nb::handle name, nb::handle op,
-                           nb::handle prescale, nb::handle postscale, nb::handle process_set,
-                           bool in_place);
-  nb::object start_allreduce(nb::handle tensor, nb::handle average, nb::handle name, nb::handle op,
-                             nb::handle prescale, nb::handle postscale, nb::handle process_set,
-                             bool in_place);
-  nb::object start_allreduces(nb::handle tensors, nb::handle name, nb::handle op,
-                              nb::handle prescale, nb::handle postscale, nb::handle process_set,
-                              bool in_place, bool wake);
-  nb::object land(nb::handle handle, double limit);
-  nb::object broadcast_now(nb::handle tensor, nb::handle root, nb::handle name,
-                           nb::handle process_set, bool in_place);
+  // Submits requests, and returns the work that is in flight then: this one, or a new one (None) that keeps the memory. If this
+  // throws nothing was submitted.
+  nb::object submit(nb::handle requests, nb::handle memory, bool wake, nb::handle work);
   std::int64_t prepare(nb::handle requests);
-  std::int64_t submit_prepared(std::int64_t group, std::span<const std::int64_t> pointers,
-                               nb::handle absent, bool wake, std::uintptr_t stream);
+  // The same of a prepared group, whose tensors lie at these addresses. streams: those in whose order the memory is given and
+  // used again, the first for the submission.
+  nb::object submit_prepared(std::int64_t group, std::span<const std::int64_t> pointers,
+                             nb::handle absent, bool wake, nb::handle streams, nb::handle memory);
   void release_prepared(std::int64_t group);
-  bool poll(std::int64_t handle);
-  Result wait(std::int64_t handle, double limit, nb::handle streams);
-  void wait_into(nb::list outcomes, std::int64_t handle, double limit, nb::handle streams,
-                 std::size_t place);
-  bool wait_many(nb::handle handles, nb::list outcomes, nb::handle streams);
-  void release(std::int64_t handle);
+  bool wait_many(nb::handle works, nb::list outcomes, nb::handle streams);
+
+  // Calls with plain tensors (plain_calls.cc), which work from then on: plain_of tells the Plain of a value's type; work_type is
+  // derived from Work, or None: then nothing is started. Not while anybody is in such a call.
+  void connect(nb::handle plain_of, nb::handle work_type);
+  nb::object allreduce(nb::handle tensor, nb::handle average, nb::handle name, nb::handle op,
+                       nb::handle prescale, nb::handle postscale, nb::handle process_set,
+                       bool in_place, bool blocking);
+  nb::object allreduce_group(nb::handle tensors, nb::handle name, nb::handle op,
+                             nb::handle prescale, nb::handle postscale, nb::handle process_set,
+                             bool in_place, bool wake);
+  nb::object broadcast(nb::handle tensor, nb::handle root, nb::handle name, nb::handle process_set,
+                       bool in_place, bool blocking);
+
+  // For Work. Waits in slices until all operations of these works have ended; between slices Python looks for signals, and raises
+  // what their handlers raise, and TimeoutError once the limit (in seconds) is over.
+  Outcome wait_in_slices(const std::int64_t* works, std::size_t count, double limit);
+  // What these streams do from now on comes after the operations, where they are on a GPU.
+  void order(std::int64_t work, nb::handle streams);
+  // A work that was let go in flight is this engine's, until its operations have ended and something else is submitted.
+  void park(nb::handle work) noexcept;
+  // How many operations such works have.
+  std::size_t parked() const;
+  hvdlite_engine* get() const { return engine_; }
+  // False in a forked child.
+  bool is_here() const;
+
   nb::object new_output(std::size_t bytes);
   GpuMemory new_gpu_output(std::int32_t gpu, std::uintptr_t stream, std::size_t bytes);
   std::int32_t gpu_of_address(std::uintptr_t address);
@@ -104,33 +121,27 @@ class Engine {
 
  private:
   explicit Engine(hvdlite_engine* engine);
-  Outcome wait_in_slices(const std::int64_t* handles, std::size_t count, double limit = kNoLimit);
-  template <typename HandOver>
-  Outcome end(std::int64_t handle, double limit, HandOver hand_over);
-  Result result_of(std::int64_t handle, const Outcome& outcome, nb::handle streams);
-  template <typename Collect>
-  auto finish(std::int64_t handle, const Outcome& outcome, Collect collect);
-  void order(std::int64_t handle, nb::handle streams);
-  nb::object run_now(hvdlite_request& request, const char* kind, nb::handle name, nb::handle input,
-                     bool in_place);
-  // What a request of the short way needs of one tensor, which has to stay until it is submitted.
+  std::int64_t start(const hvdlite_submission& what);
+  void sweep();
+  nb::object start_work(const hvdlite_submission& what, nb::object work, nb::object streams);
+  void run_to_the_end(const hvdlite_submission& what, nb::handle input, nb::handle output);
+  nb::object run_plain(hvdlite_request& request, const char* kind, nb::handle name,
+                       nb::handle input, bool in_place, bool blocking);
+  // What a request of a plain tensor needs of it, which has to stay until it is submitted.
   struct Operands {
     const PlainType* type = nullptr;
     nb::object output;
     std::optional<PlainMemory> from, to;
   };
   bool read_memory(hvdlite_request& request, Operands& operands, nb::handle input, bool in_place);
-  template <typename Act>
-  nb::object with_memory(hvdlite_request& request, const char* kind, nb::handle name,
-                         nb::handle input, bool in_place, Act act);
-  // Submits one operation and waits for it. Its memory is that of these two.
-  void run_through(const hvdlite_request& request, nb::handle input, nb::handle output);
   // Null for values that are not plain.
   const PlainType* plain_type_of(nb::handle array);
 
   hvdlite_engine* engine_;
   pid_t creator_;
-  nb::object plain_of_, keep_, handle_type_;
+  bool has_shut_down_ = false;
+  std::vector<nb::object> parked_;
+  nb::object plain_of_, work_type_;
   std::deque<PlainType> plain_types_;  // those seen so far; they stay where they are
 };
 

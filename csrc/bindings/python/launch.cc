@@ -173,12 +173,12 @@ class Gatherer {
 
 // Python runs signal handlers, which may raise, between any two things it does, but not within this: either the gradients are in
 // flight and the list says so, or they are this rank's as before.
-void launch(Engine& engine, nb::handle bucket, long long stamp, std::int64_t group,
-            const Sent& sent, nb::handle absent, bool wake, std::uintptr_t stream,
-            nb::list handles) {
+void launch(Engine& engine, nb::handle bucket, long long stamp, std::int64_t group, nb::handle sent,
+            nb::handle absent, bool wake, nb::handle streams, nb::list works) {
   BucketState& state = bucket_state(bucket);
-  handles.append(engine.submit_prepared(group, sent.pointers(), absent, wake, stream));
-  sent.hand_over();
+  const auto& native = nb::cast<const Sent&>(sent);
+  works.append(engine.submit_prepared(group, native.pointers(), absent, wake, streams, sent));
+  native.hand_over();
   state.launched = stamp;
 }
 
@@ -217,12 +217,11 @@ void register_launch(nb::module_& module) {
            "slots"_a, "type"_a, "plain"_a.none(), "dtype"_a, "strided"_a, "device"_a, "code"_a)
       .def("gather", &Gatherer::gather,
            "What to send, if all gradients can be reduced where they are; otherwise None.");
-  module.def(
-      "launch", &launch, "engine"_a, "bucket"_a, "stamp"_a, "group"_a, "sent"_a, "absent"_a,
-      "wake"_a, "stream"_a, "handles"_a,
-      "Submits a bucket's prepared group. The handle is added to the list, the gradients are "
-      "dirty no longer, and the bucket is launched in the pass `stamp`: all of that or, if "
-      "this raises, nothing.");
+  module.def("launch", &launch, "engine"_a, "bucket"_a, "stamp"_a, "group"_a, "sent"_a, "absent"_a,
+             "wake"_a, "streams"_a, "works"_a,
+             "Submits a bucket's prepared group. The work is added to the list, the gradients are "
+             "dirty no longer, and the bucket is launched in the pass `stamp`: all of that or, if "
+             "this raises, nothing.");
 }
 
 }  // namespace hvdlite::python

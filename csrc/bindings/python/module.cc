@@ -12,7 +12,8 @@ NB_MODULE(_engine, module) {
   python::register_config(module);
   python::register_result(module);
   python::register_arena(module);
-  python::register_handles(module);
+  python::register_work(module);
+  python::register_last_step(module);
   python::register_engine(module);
   python::register_device(module);
   python::register_job(module);

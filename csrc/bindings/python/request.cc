@@ -190,11 +190,4 @@ Requests Requests::of_sequence(nb::handle sequence) {
   return requests;
 }
 
-Requests Requests::of_tuple(nb::handle tuple) {
-  Requests requests;
-  requests.add(tuple);
-  requests.set_pointers();
-  return requests;
-}
-
 }  // namespace hvdlite::python

@@ -25,14 +25,12 @@ class Int64List {
   std::int32_t size_ = 0;
 };
 
-// Requests made of tuples of Engine.submit's arguments in order (without wake); trailing ones may be missing, the defaults
-// are those of _engine.pyi. A pointer may also be an object with the buffer protocol. The tuples must outlive this.
+// Requests made of tuples, whose items are those of hvdlite.requests.Request; trailing ones may be missing, the defaults
+// are those there. A pointer may also be an object with the buffer protocol. The tuples must outlive this.
 class Requests {
  public:
   // A sequence of tuples.
   static Requests of_sequence(nb::handle sequence);
-  // One tuple.
-  static Requests of_tuple(nb::handle tuple);
   Requests(Requests&&) = default;
   const hvdlite_request* data() const { return natives_.data(); }
   std::size_t size() const { return natives_.size(); }

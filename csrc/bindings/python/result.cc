@@ -48,9 +48,8 @@ nb::object as_memoryview(OwnedBytes bytes) {
   return nb::steal(view);
 }
 
-Result collect_result(hvdlite_engine* engine, std::int64_t handle) {
-  hvdlite_result native{};
-  check(hvdlite_result_get(engine, handle, &native));
+Result take_result(hvdlite_engine* engine, std::int64_t work, std::size_t place,
+                   const hvdlite_result& native) {
   Result result;
   result.contributors = native.contributors;
   result.last_joined_rank = native.last_joined_rank;
@@ -60,7 +59,7 @@ Result collect_result(hvdlite_engine* engine, std::int64_t handle) {
     result.received_splits.assign(native.received_splits,
                                   native.received_splits + native.num_received_splits);
   }
-  result.output.block.reset(hvdlite_result_take_block(engine, handle));
+  result.output.block.reset(hvdlite_result_take_block(engine, work, place));
   result.output.size = static_cast<std::size_t>(native.num_bytes);
   result.device = native.device;
   return result;

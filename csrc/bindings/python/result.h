@@ -39,7 +39,8 @@ struct Result {
   nb::object data;  // over the output, once somebody has asked for it
 };
 
-// Copies the result of a successful operation and takes its output over.
-Result collect_result(hvdlite_engine* engine, std::int64_t handle);
+// Copies the result of the operation at this place of a work, a successful one, and takes its output over.
+Result take_result(hvdlite_engine* engine, std::int64_t work, std::size_t place,
+                   const hvdlite_result& native);
 
 }  // namespace hvdlite::python

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <memory>
 
+#include "ending.h"
 #include "gpu_stream.h"
 #include "outputs.h"
 #include "requests.h"
@@ -11,25 +12,10 @@
 namespace hvdlite::tensorflow {
 namespace {
 
-constexpr double kLongWait = 3600;  // seconds; an operation that cannot end is ended by the engine
-
 bool has_input(Kind kind) { return kind != Kind::kBarrier && kind != Kind::kJoin; }
 // Like the input, which it may take the memory of.
 bool has_output_like_input(Kind kind) {
   return kind == Kind::kAllreduce || kind == Kind::kBroadcast;
-}
-
-// After these an operation's memory is free again.
-bool is_harmless(int code) {
-  return code == HVDLITE_OK || code == HVDLITE_E_INVALID_ARGUMENT || code == HVDLITE_E_MISMATCH ||
-         code == HVDLITE_E_UNSUPPORTED || code == HVDLITE_E_TIMEOUT;
-}
-
-int wait(hvdlite_engine* engine, std::int64_t handle) {
-  for (int done = 0;;) {
-    const int code = hvdlite_wait(engine, handle, kLongWait, &done);
-    if (done != 0 || code != HVDLITE_OK) return code;
-  }
 }
 
 void free_block(void*, std::size_t, void* block) {
@@ -50,10 +36,7 @@ Call::Call(const Kernel& kernel, TF_OpKernelContext* context, DoneCallback done)
       done_(std::move(done)),
       engine_(hvdlite_current_engine()),
       count_(kernel.requests().size()) {
-  if (count_ > 1) {
-    more_parts_.resize(count_);
-    more_handles_.resize(count_);
-  }
+  if (count_ > 1) more_parts_.resize(count_);
 }
 
 Call::~Call() {
@@ -71,9 +54,7 @@ void Call::run(const Kernel& kernel, TF_OpKernelContext* context) {
   Call call(kernel, context, DoneCallback());
   Requests requests(kernel, context);
   if (!call.describe(requests)) return;
-  const int code =
-      hvdlite_submit(call.engine_, requests.data(), call.count_, /*wake=*/0, call.handles());
-  if (code != HVDLITE_OK) {
+  if (const int code = call.submit(requests, /*wake=*/false); code != HVDLITE_OK) {
     fail_with_last_error(context, code);
     return;
   }
@@ -85,11 +66,20 @@ void Call::start(const Kernel& kernel, TF_OpKernelContext* context, DoneCallback
   Requests requests(kernel, context);
   if (!call->describe(requests)) return finish(std::move(call));
   Call* in_flight = call.release();
-  const int code = hvdlite_submit_then(in_flight->engine_, requests.data(), in_flight->count_,
-                                       &Call::ended, in_flight, in_flight->handles());
+  const int code = in_flight->submit(requests, /*wake=*/true, &Call::ended);
   if (code == HVDLITE_OK) return;  // it may have ended by now: it is not ours any more
   fail_with_last_error(context, code);
   finish(std::unique_ptr<Call>(in_flight));
+}
+
+int Call::submit(Requests& requests, bool wake, hvdlite_done_fn then) {
+  hvdlite_submission what{};
+  what.requests = requests.data();
+  what.count = count_;
+  what.wake = wake ? 1 : 0;
+  what.then = then;
+  what.then_data = this;
+  return hvdlite_submit(engine_, &what, &work_);
 }
 
 void Call::ended(void* data) {
@@ -181,31 +171,34 @@ bool Call::describe_splits(Requests& requests) {
 // --- from results to tensors ----------------------------------------------------------------------------------------
 
 void Call::collect() {
+  const int code = wait_for_end(engine_, work_);
+  if (code != HVDLITE_OK) fail_with_last_error(context_, code);
+  const int ordered =
+      kernel_.is_on_gpu() ? hvdlite_order(engine_, work_, stream_) : int{HVDLITE_OK};
+  if (ordered != HVDLITE_OK && code == HVDLITE_OK) fail_with_last_error(context_, ordered);
+  memory_in_use_ = !memory_is_free(code) || !memory_is_free(ordered);
+  give_outputs(code == HVDLITE_OK && ordered == HVDLITE_OK);
+  hvdlite_release(engine_, work_);
+}
+
+// Of a call that failed there are none; but one of its operations may have left memory in use.
+void Call::give_outputs(bool all_well) {
+  hvdlite_result one{};
+  std::vector<hvdlite_result> more(count_ > 1 ? count_ : 0);
+  hvdlite_result* const results = more.empty() ? &one : more.data();
+  std::size_t count = 0;
+  if (hvdlite_results(engine_, work_, results, count_, &count) != HVDLITE_OK) return;
   const Status status;
-  for (std::size_t i = 0; i < count_; ++i) {
-    const std::int64_t handle = handles()[i];
-    int code = wait(engine_, handle);
-    if (kernel_.is_on_gpu()) {
-      const int ordered = hvdlite_order(engine_, handle, stream_);
-      if (code == HVDLITE_OK) code = ordered;
-    }
-    if (code == HVDLITE_OK && status.ok()) {
-      give_output(i, status);
-    } else if (code != HVDLITE_OK && !failed_) {
-      failed_ = true;
-      fail_with_last_error(context_, code);
-    }
-    memory_in_use_ = memory_in_use_ || !is_harmless(code);
-    hvdlite_release(engine_, handle);
+  for (std::size_t i = 0; i < count; ++i) {
+    memory_in_use_ = memory_in_use_ || !memory_is_free(results[i].code);
+    if (all_well && status.ok()) give_output(i, results[i], status);
   }
   if (!status.ok()) api().OpKernelContext_Failure(context_, status);
 }
 
-void Call::give_output(std::size_t index, TF_Status* status) {
+void Call::give_output(std::size_t index, const hvdlite_result& result, TF_Status* status) {
   const Kind kind = kernel_.kind();
   if (has_output_like_input(kind) || kind == Kind::kBarrier) return;
-  hvdlite_result result{};
-  hvdlite_result_get(engine_, handles()[index], &result);
   if (kind == Kind::kJoin) {
     give_integers(context_, 0, nullptr, 0, &result.last_joined_rank, status);
     return;
@@ -222,7 +215,7 @@ void Call::give_output(std::size_t index, TF_Status* status) {
 void Call::give_rows(std::size_t index, const hvdlite_result& result, TF_Status* status) {
   const int place = static_cast<int>(index);
   const DataType dtype = kernel_.dtype(index);
-  hvdlite_block* block = hvdlite_result_take_block(engine_, handles()[index]);
+  hvdlite_block* block = hvdlite_result_take_block(engine_, work_, index);
   Part& at = part(index);
   if (block != nullptr && result.num_bytes > 0 && !kernel_.is_on_gpu()) {
     at.output = wrap(block, dtype, result);

@@ -36,7 +36,6 @@ class Call {
   };
 
   Part& part(std::size_t index) { return more_parts_.empty() ? one_part_ : more_parts_[index]; }
-  std::int64_t* handles() { return more_handles_.empty() ? &one_handle_ : more_handles_.data(); }
 
   // False if the op has failed.
   bool describe(Requests& requests);
@@ -44,8 +43,11 @@ class Call {
   bool describe_splits(Requests& requests);
   bool place_on_gpu(Requests& requests);
 
+  // The engine's code. wake: nobody is about to wait; with `then`, that is told of the end.
+  int submit(Requests& requests, bool wake, hvdlite_done_fn then = nullptr);
   void collect();
-  void give_output(std::size_t index, TF_Status* status);
+  void give_outputs(bool all_well);
+  void give_output(std::size_t index, const hvdlite_result& result, TF_Status* status);
   void give_rows(std::size_t index, const hvdlite_result& result, TF_Status* status);
 
   static void ended(void* call);
@@ -57,15 +59,13 @@ class Call {
   hvdlite_engine* engine_;
   void* stream_ = nullptr;  // TensorFlow's, where the tensors are in GPU memory
   std::size_t count_;
-  bool failed_ = false;
   bool memory_in_use_ =
       false;  // the transport may still write to the tensors: they are never freed
   TF_Tensor* splits_ = nullptr;
   // One tensor, the usual case, needs no memory beyond the object.
   Part one_part_;
-  std::int64_t one_handle_ = 0;
   std::vector<Part> more_parts_;
-  std::vector<std::int64_t> more_handles_;
+  std::int64_t work_ = 0;
 };
 
 }  // namespace hvdlite::tensorflow

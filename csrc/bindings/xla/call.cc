@@ -3,12 +3,11 @@
 #include <charconv>
 #include <utility>
 
+#include "ending.h"
+
 namespace hvdlite::xla {
 
 namespace {
-
-// A wait is repeated until the operations have ended; an engine that fails ends them.
-constexpr double kWaitSeconds = 3600.0;
 
 // The numbers of a line, one space between them, and then the rest of it.
 class Reader {
@@ -125,25 +124,16 @@ Outcome Call::submit() {
   std::vector<hvdlite_request> requests;
   requests.reserve(tensors_.size());
   for (const Tensor& tensor : tensors_) requests.push_back(request(tensor));
-  std::vector<std::int64_t> handles(tensors_.size());
-  const int code = hvdlite_submit(engine_, requests.data(), requests.size(), 0, handles.data());
-  if (code == HVDLITE_OK) handles_ = std::move(handles);
-  return outcome_of(code);
+  hvdlite_submission what{};
+  what.requests = requests.data();
+  what.count = requests.size();
+  return outcome_of(hvdlite_submit(engine_, &what, &work_));
 }
 
 Outcome Call::finish() {
-  Outcome first;
-  for (const std::int64_t handle : handles_) {
-    Outcome outcome;
-    int done = 0;
-    while (done == 0 && !outcome.failed()) {
-      outcome = outcome_of(hvdlite_wait(engine_, handle, kWaitSeconds, &done));
-    }
-    if (!first.failed()) first = std::move(outcome);
-    hvdlite_release(engine_, handle);
-  }
-  handles_.clear();
-  return first;
+  const Outcome outcome = outcome_of(wait_for_end(engine_, work_));
+  hvdlite_release(engine_, work_);
+  return outcome;
 }
 
 }  // namespace hvdlite::xla

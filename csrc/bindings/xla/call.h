@@ -61,7 +61,7 @@ class Call {
   std::vector<Group> groups_;
   std::vector<Tensor> tensors_;
   std::vector<std::int64_t> dimensions_;
-  std::vector<std::int64_t> handles_;
+  std::int64_t work_ = 0;  // what was submitted
 };
 
 }  // namespace hvdlite::xla

@@ -8,7 +8,8 @@ constexpr std::int64_t kMaxSlots = std::int64_t{1} << kSlotBits;
 
 }  // namespace
 
-std::int64_t HandleTable::take_slot(Batch batch) {
+std::int64_t HandleTable::add(Batch batch) {
+  const std::lock_guard lock(mutex_);
   if (first_free_ == slots_.size()) {
     if (static_cast<std::int64_t>(slots_.size()) + 1 >= kMaxSlots) {
       throw base::Error(
@@ -24,16 +25,6 @@ std::int64_t HandleTable::take_slot(Batch batch) {
   first_free_ = slot.next_free;
   slot.batch = std::move(batch);
   return slot.generation * kMaxSlots + number + 1;
-}
-
-std::int64_t HandleTable::add(Batch batch) {
-  const std::lock_guard lock(mutex_);
-  return take_slot(std::move(batch));
-}
-
-void HandleTable::add(std::span<const Entry> entries, std::int64_t* handles) {
-  const std::lock_guard lock(mutex_);
-  for (const Entry& entry : entries) *handles++ = take_slot({entry.completion, 1});
 }
 
 const HandleTable::Slot* HandleTable::slot_of(std::int64_t handle) const {

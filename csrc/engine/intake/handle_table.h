@@ -9,14 +9,13 @@
 
 #include <cstdint>
 #include <mutex>
-#include <span>
 #include <vector>
 
 #include "engine/model/entry.h"
 
 namespace hvdlite::engine {
 
-// The completions behind one handle: of one operation, or of a prepared group, which lie in one array.
+// The completions behind one handle: those of one submission, which lie in one array.
 struct Batch {
   CompletionPtr first;
   std::size_t size = 0;
@@ -26,9 +25,8 @@ struct Batch {
 
 class HandleTable {
  public:
+  // Of at least one.
   std::int64_t add(Batch batch);
-  // A handle for each entry, in order.
-  void add(std::span<const Entry> entries, std::int64_t* handles);
   Batch find(std::int64_t handle) const;
   void release(std::int64_t handle);
 
@@ -38,7 +36,6 @@ class HandleTable {
     std::int64_t generation = 0;
     std::uint32_t next_free = 0;
   };
-  std::int64_t take_slot(Batch batch);
   // The slot a handle names; null if it names nothing.
   const Slot* slot_of(std::int64_t handle) const;
 

@@ -14,7 +14,7 @@ extern "C" {
 #endif
 
 #define HVDLITE_API __attribute__((visibility("default")))
-#define HVDLITE_ABI_VERSION 1
+#define HVDLITE_ABI_VERSION 2
 
 enum {
   HVDLITE_OK = 0,
@@ -151,12 +151,34 @@ typedef struct hvdlite_request {
       arena; /* id of the open arena in which input and output (the same) lie; 0: none. Allreduce with Sum or Average only */
 } hvdlite_request;
 
+typedef void (*hvdlite_done_fn)(void* data);
+/* What is submitted in one go: `count` requests, or a prepared group of that many with an address for each of them. */
+typedef struct hvdlite_submission {
+  const hvdlite_request* requests; /* unless group */
+  size_t count;
+  int64_t group;     /* 0, or the requests as hvdlite_prepare compiled them */
+  void* const* data; /* of a group: where the tensors are */
+  const bool*
+      absent;   /* of a group: null, or whether this rank lacks a value and only takes the result */
+  void* stream; /* of a group on a GPU: as that of a request */
+  int32_t
+      wake; /* 0: the caller is about to wait, so that no other thread need be woken. Without effect with `then` */
+  /* Null, or called once with `then_data` when all have ended: at any time after the number was written (also before hvdlite_submit
+   * returns), by the engine's thread or one that waits. It may submit, wait and release; while it runs its thread makes no
+   * progress, so it should be short. It is not called if the submission fails. */
+  hvdlite_done_fn then;
+  void* then_data;
+} hvdlite_submission;
+
+/* How one operation ended. The texts and lists are valid until the work is released. */
 typedef struct hvdlite_result {
+  int32_t code;             /* HVDLITE_OK, or why it failed; then contributors is -1 */
+  const char* error;        /* the text of that; null if it did not fail */
   int32_t contributors;     /* ranks that gave a value (not absent, not joined) */
   int32_t last_joined_rank; /* join: global rank */
   int32_t process_set;      /* add_process_set: the new id */
   int32_t ndim; /* shape of the engine-allocated output (allgather, alltoall, reducescatter) */
-  const int64_t* shape; /* valid until the handle is released */
+  const int64_t* shape;
   int32_t num_received_splits;
   const int64_t* received_splits;
   int64_t num_bytes; /* of data */
@@ -213,49 +235,37 @@ HVDLITE_API hvdlite_engine* hvdlite_current_engine(void);
 HVDLITE_API void hvdlite_set_current_engine(hvdlite_engine* engine);
 HVDLITE_API int hvdlite_engine_topology(const hvdlite_engine* engine, hvdlite_topology* out);
 
-/* Submits count requests at once; handles[i] > 0 names request i. Nothing is submitted if one is refused. wake 0 says
- * that the caller is about to wait, so that no other thread need be woken. */
-HVDLITE_API int hvdlite_submit(hvdlite_engine* engine, const hvdlite_request* requests,
-                               size_t count, int wake, int64_t* handles);
-/* The same, and then(data) is called once, when all of them have ended: at any time after the handles were written (also
- * before this returns), by the engine's thread or one that waits. It may submit, wait and release; while it runs its thread makes no
- * progress, so it should be short. It is not called if this fails. */
-typedef void (*hvdlite_done_fn)(void* data);
-HVDLITE_API int hvdlite_submit_then(hvdlite_engine* engine, const hvdlite_request* requests,
-                                    size_t count, hvdlite_done_fn then, void* data,
-                                    int64_t* handles);
-/* *done becomes 1 when the operation ended, well or badly. */
-HVDLITE_API int hvdlite_poll(hvdlite_engine* engine, int64_t handle, int* done);
-/* Waits up to timeout_s seconds, driving progress; *done 0 after a timeout. A failed operation returns its code. */
-HVDLITE_API int hvdlite_wait(hvdlite_engine* engine, int64_t handle, double timeout_s, int* done);
-/* Valid once done, of one operation: the result; the handle must be released afterwards (also after a failure). */
-HVDLITE_API int hvdlite_result_get(hvdlite_engine* engine, int64_t handle, hvdlite_result* out);
-/* The engine-allocated output, once; null if there is none or it was taken. */
-HVDLITE_API hvdlite_block* hvdlite_result_take_block(hvdlite_engine* engine, int64_t handle);
-HVDLITE_API int hvdlite_release(hvdlite_engine* engine, int64_t handle);
+/* Submits all or nothing. What is in flight from then on is one work, which *work > 0 names until it is released. */
+HVDLITE_API int hvdlite_submit(hvdlite_engine* engine, const hvdlite_submission* what,
+                               int64_t* work);
+/* *done becomes 1 when all its operations have ended, well or badly. */
+HVDLITE_API int hvdlite_poll(hvdlite_engine* engine, int64_t work, int* done);
+/* Waits up to timeout_s seconds for all operations of all these works, driving progress; *done 0 after a timeout. Once they have
+ * ended it returns the code of the first that failed. */
+HVDLITE_API int hvdlite_wait(hvdlite_engine* engine, const int64_t* works, size_t count,
+                             double timeout_s, int* done);
+/* Of a work that has ended: *count operations, and how each ended, in the order of the submission (room for capacity). */
+HVDLITE_API int hvdlite_results(hvdlite_engine* engine, int64_t work, hvdlite_result* results,
+                                size_t capacity, size_t* count);
+/* The output that the engine allocated for one of them, once; null if there is none or it was taken. */
+HVDLITE_API hvdlite_block* hvdlite_result_take_block(hvdlite_engine* engine, int64_t work,
+                                                     size_t index);
+/* Needed once for each work, after its end. */
+HVDLITE_API int hvdlite_release(hvdlite_engine* engine, int64_t work);
 
 /* GPU memory. An operation on it is done when its work has been handed to the GPU, in a stream of the engine's own: whatever
- * uses the result has to come after it. order makes all that `stream` does from now on do so, without waiting; every handle
- * behind which there is GPU memory needs it, once done and before release, for the stream that uses the results and for the
+ * uses the result has to come after it. order makes all that `stream` does from now on do so, without waiting; every work
+ * with GPU memory needs it, once done and before release, for the stream that uses the results and for the
  * one in whose order the memory will be reused. For host memory it does nothing. */
-HVDLITE_API int hvdlite_order(hvdlite_engine* engine, int64_t handle, void* stream);
+HVDLITE_API int hvdlite_order(hvdlite_engine* engine, int64_t work, void* stream);
 
 /* Prepared groups: allreduces in place that are submitted together many times. prepare checks them once and gives
  * an id. Their memory is ignored, but for those that name an arena: output is the tensor's place there, and a tensor that is
- * submitted from elsewhere is reduced like any other. The id is valid until it is released, the engine shuts down or the process set is removed. submit_prepared
- * takes one address for each (absent: null, or whether this rank lacks a value and only takes the result) and gives one
- * handle for all; hvdlite_wait then waits for all and returns the first failure. */
+ * submitted from elsewhere is reduced like any other. The id is valid until it is released, the engine shuts down or the process
+ * set is removed. */
 HVDLITE_API int hvdlite_prepare(hvdlite_engine* engine, const hvdlite_request* requests,
                                 size_t count, int64_t* group);
-HVDLITE_API int hvdlite_submit_prepared(hvdlite_engine* engine, int64_t group, void* const* data,
-                                        const bool* absent, size_t count, void* stream, int wake,
-                                        int64_t* handle);
 HVDLITE_API int hvdlite_release_prepared(hvdlite_engine* engine, int64_t group);
-/* Once all behind a handle is done: *count operations, and the contributors of each, -1 if it failed (room for capacity). */
-HVDLITE_API int hvdlite_outcomes(hvdlite_engine* engine, int64_t handle, int32_t* contributors,
-                                 size_t capacity, size_t* count);
-/* The code of one of them, with its text as last error. */
-HVDLITE_API int hvdlite_outcome_error(hvdlite_engine* engine, int64_t handle, size_t index);
 
 /* Memory for results, which the engine makes or a caller asks for; it may outlive the engine. Large blocks are recycled:
  * free gives them back, from any thread, and up to output_cache_bytes of them are kept until shutdown. */

@@ -38,7 +38,7 @@ std::vector<std::string> dtype_names() {
 }
 
 nb::tuple request_hashes(nb::handle request) {
-  const python::Requests requests = python::Requests::of_tuple(request);
+  const python::Requests requests = python::Requests::of_sequence(nb::make_tuple(request));
   engine::Request built;
   raising([&] {
     built = engine::view_of(*requests.data()).copy({requests.data()->process_set, 0});
@@ -151,7 +151,7 @@ NB_MODULE(hvdlite_testing, module) {
   module.doc() = "What unit tests reach of the engine without a job.";
   module.def("dtype_names", &dtype_names, "Names of the dtype codes, in order.");
   module.def("request_hashes", &request_hashes, "request"_a,
-             "The hashes of a request, a tuple of Engine.submit's arguments: of set and name, and "
+             "The hashes of a request, a tuple as Engine.submit takes it: of set and name, and "
              "of the content that ranks must agree on.");
   module.def(
       "explore_ledger",

@@ -1,8 +1,10 @@
-"""The short way to a result, or to an operation in flight: which calls take it, and what it leaves to the general way."""
+"""Calls with tensors that native code describes: to a result, or to a work in flight, and what is left to the general way."""
 
 import copy
+import math
 import os
 import pickle
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime_CAPI  # a capsule of something else
 from pathlib import Path
@@ -11,13 +13,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from support.dlpack import needs_exchange
-from support.limits import SANITIZED, interrupted
-from support.short_way import WORLD_OF_TWO, Started, broadcast, kept_nothing, misaligned, read_only, reduce, start
+from support.limits import SANITIZED, eventually, interrupted
+from support.plain_calls import WORLD_OF_TWO, Started, broadcast, misaligned, read_only, reduce, started
 from support.thread_ranks import AVERAGE, SUM, engines, in_threads, run_ranks
 
 from hvdlite.backends import plain_of
 from hvdlite.dtypes import DType, code_of_name, dlpack_codes, numpy_dtype
-from hvdlite.errors import ErrorCode, InvalidArgumentError, MismatchError
+from hvdlite.errors import InvalidArgumentError, MismatchError, PeerLostError
 
 torch = pytest.importorskip("torch")
 
@@ -142,7 +144,7 @@ TENSORS = {
 def test_other_memory_is_left_alone(make):
     with engines(1) as (rank,):
         assert reduce(rank.engine, "x", make()) is None
-        assert start(rank.engine, "x", make()) is None
+        assert started(rank.engine, "x", make()) is None
         assert broadcast(rank.engine, "x", make(), 0) is None
         assert rank.engine.counters()["submitted"] == 0
         assert (reduce(rank.engine, "x", make(), in_place=False) is not None) == (make is read_only)  # which may be read
@@ -156,7 +158,7 @@ def test_other_memory_is_left_alone(make):
 def test_what_only_looks_like_an_array_is_left_to_the_general_way(value):
     with engines(1) as (rank,):
         assert reduce(rank.engine, "x", value, in_place=False) is None
-        assert start(rank.engine, "x", value, in_place=False) is None
+        assert started(rank.engine, "x", value, in_place=False) is None
         assert rank.engine.counters()["submitted"] == 0
 
 
@@ -185,9 +187,9 @@ UNUSUAL = {
 def test_unusual_arguments_are_left_to_the_general_way(unusual):
     call = {"average": None, "name": "x", "op": SUM, "prescale": 1.0, "postscale": 1.0, "process_set": WORLD_OF_TWO, **unusual}
     with engines(1) as (rank,):
-        rank.engine.connect(plain_of, kept_nothing, Started)
-        assert rank.engine.allreduce_now(np.ones(3, np.float32), *call.values(), True) is None
-        assert rank.engine.start_allreduce(np.ones(3, np.float32), *call.values(), True) is None
+        rank.engine.connect(plain_of, Started)
+        assert rank.engine.allreduce(np.ones(3, np.float32), *call.values(), True, True) is None
+        assert rank.engine.allreduce(np.ones(3, np.float32), *call.values(), True, False) is None
         assert rank.engine.counters()["submitted"] == 0
 
 
@@ -210,55 +212,93 @@ def test_without_an_op_it_is_an_average():
 
 def test_an_engine_that_was_told_of_no_types_leaves_all_to_the_general_way():
     with engines(1) as (rank,):
-        assert rank.engine.allreduce_now(np.ones(3), None, "x", SUM, 1.0, 1.0, WORLD_OF_TWO, True) is None
-        assert rank.engine.start_allreduce(np.ones(3), None, "x", SUM, 1.0, 1.0, WORLD_OF_TWO, True) is None
+        assert rank.engine.allreduce(np.ones(3), None, "x", SUM, 1.0, 1.0, WORLD_OF_TWO, True, True) is None
+        assert rank.engine.allreduce(np.ones(3), None, "x", SUM, 1.0, 1.0, WORLD_OF_TWO, True, False) is None
 
 
 def test_an_output_of_another_size_is_refused():
     plain = plain_of(np.ones(1))._replace(new_like=lambda array: np.ones(4))
     with engines(1) as (rank,):
-        rank.engine.connect(lambda value: plain, kept_nothing, Started)
-        assert rank.engine.allreduce_now(np.ones(3), None, "x", SUM, 1.0, 1.0, WORLD_OF_TWO, False) is None
-        assert rank.engine.start_allreduce(np.ones(3), None, "x", SUM, 1.0, 1.0, WORLD_OF_TWO, False) is None
+        rank.engine.connect(lambda value: plain, Started)
+        assert rank.engine.allreduce(np.ones(3), None, "x", SUM, 1.0, 1.0, WORLD_OF_TWO, False, True) is None
+        assert rank.engine.allreduce(np.ones(3), None, "x", SUM, 1.0, 1.0, WORLD_OF_TWO, False, False) is None
         assert rank.engine.counters()["submitted"] == 0
 
 
 def test_errors_name_the_operation():
     def body(rank):
-        kept = []
         array = np.ones(2 + rank.rank, np.float32)
+        references = sys.getrefcount(array)
         with pytest.raises(MismatchError, match="allreduce of 'm'"):
-            reduce(rank.engine, "m", array, keep=lambda *what: kept.append(what))
-        (((source, output), handle, code),) = kept
-        assert source is output is array
-        assert (handle, code) == (0, ErrorCode.MISMATCH)
+            reduce(rank.engine, "m", array)
         with pytest.raises(InvalidArgumentError, match="process set 7"):
             reduce(rank.engine, "m", array, process_set=SimpleNamespace(member_id=7))
+        assert sys.getrefcount(array) == references  # nothing is in use after such failures
 
     run_ranks(2, body)
 
 
-def test_what_a_signal_leaves_in_flight_is_handed_over():
-    arrays = [np.full(4, rank + 1.0) for rank in range(2)]
-    kept = []
+def test_what_a_signal_leaves_in_flight_is_kept_until_it_has_ended():
+    source, other = np.full(4, 1.0), np.full(4, 2.0)
+    made = []
+
+    def new_like(array):
+        made.append(np.full_like(array, -1))
+        return made[-1]
+
+    plain = plain_of(source)._replace(new_like=new_like)
     with engines(2) as ranks:
         first = ranks[0].engine
+        first.connect(lambda value: plain)
         interrupted(
-            lambda: reduce(first, "late", arrays[0], in_place=False, keep=lambda *what: kept.append(what)),
+            lambda: first.allreduce(source, None, "late", SUM, 1.0, 1.0, WORLD_OF_TWO, False, True),
             begun=lambda: first.counters()["submitted"] == 1,
         )
-        (((source, output), handle, code),) = kept
-        assert source is arrays[0]
-        assert output is not source
-        assert code == 0
-        assert not first.poll(handle)
-        in_threads(
-            ranks,
-            lambda rank: reduce(rank.engine, "late", arrays[1]) if rank.rank else rank.engine.wait(handle),
-        )
+        (output,) = made
+        assert first.parked == 1
+        references = sys.getrefcount(output)
+        assert reduce(ranks[1].engine, "late", other) is other
+
+        def is_let_go():
+            in_threads(ranks, lambda rank: rank.barrier())  # whoever submits lets go of what has ended
+            return first.parked == 0
+
+        assert eventually(is_let_go)
+        assert sys.getrefcount(output) == references - 1
     assert (output == 3).all()
-    assert (arrays[1] == 3).all()
-    assert (arrays[0] == 1).all()
+    assert (other == 3).all()
+    assert (source == 1).all()
+
+
+def test_the_memory_of_what_failed_with_the_job_is_kept_for_good():
+    array = np.ones(2)
+    references = sys.getrefcount(array)
+
+    def body(rank):
+        if rank.rank:
+            assert eventually(lambda: ranks[0].engine.counters()["submitted"])
+            rank.engine.publish_failure("raised: for the test")
+            return
+        for _ in range(2):  # under way, and refused
+            with pytest.raises(PeerLostError):
+                reduce(rank.engine, "never", array)
+
+    with engines(2) as ranks:
+        in_threads(ranks, body)
+    assert sys.getrefcount(array) == references + 2  # as input and as output, of the one that was under way
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_broadcast_may_be_started(in_place):
+    def body(rank):
+        array = np.full(3, rank.rank + 1.0)
+        work = broadcast(rank.engine, "b", array, 1, in_place, blocking=False)
+        output = work._land(math.inf)
+        assert (output is array) == in_place
+        assert in_place or (array == rank.rank + 1).all()
+        return output.tolist()
+
+    assert run_ranks(2, body) == [[2.0] * 3] * 2
 
 
 @needs_exchange
@@ -299,6 +339,6 @@ def test_the_write_is_counted():
 def test_what_describes_no_type_is_refused(wrong):
     plain = plain_of(torch.ones(1))
     with engines(1) as (rank,):
-        rank.engine.connect(lambda value: (1, 2) if wrong is None else plain._replace(**wrong), kept_nothing)
+        rank.engine.connect(lambda value: (1, 2) if wrong is None else plain._replace(**wrong))
         with pytest.raises((ValueError, TypeError, SystemError)):
-            rank.engine.allreduce_now(torch.ones(1), None, "x", SUM, 1.0, 1.0, WORLD_OF_TWO, True)
+            rank.engine.allreduce(torch.ones(1), None, "x", SUM, 1.0, 1.0, WORLD_OF_TWO, True, True)

@@ -1,14 +1,15 @@
-// The short way of allreduces and of blocking broadcasts: from what the user passed to the result, or to operations in flight,
-// in one call, for tensors whose memory can be used as it is. Whatever is unusual about a call gives None here, and goes the
-// general way (hvdlite/submission.py), which knows what to do or to say. Much of the time of a tiny allreduce is Python's, and
-// where processes share a core all wait for it.
+// Allreduces and broadcasts of plain tensors, whose memory can be used as it is: native code reads the user's very arguments and
+// describes the tensors, in place of hvdlite/submission.py. What is described is submitted and waited for like anything else.
+// Whatever is unusual about a call gives None here, and submission.py knows what to do or to say. Much of the time of a tiny
+// allreduce is Python's, and where processes share a core all wait for it.
 
 #include <deque>
 #include <string>
 #include <vector>
 
 #include "engine.h"
-#include "handles.h"
+#include "last_step.h"
+#include "work.h"
 
 namespace hvdlite::python {
 
@@ -81,11 +82,10 @@ nb::object step_of(const PlainType& type, nb::handle output, nb::handle input, b
 
 }  // namespace
 
-void Engine::connect(nb::handle plain_of, nb::handle keep, nb::handle handle_type) {
-  if (!handle_type.is_none()) check_handle_type(handle_type);
-  handle_type_ = handle_type.is_none() ? nb::object() : nb::borrow(handle_type);
+void Engine::connect(nb::handle plain_of, nb::handle work_type) {
+  if (!work_type.is_none()) check_work_type(work_type);
+  work_type_ = work_type.is_none() ? nb::object() : nb::borrow(work_type);
   plain_of_ = nb::borrow(plain_of);
-  keep_ = nb::borrow(keep);
   plain_types_.clear();
 }
 
@@ -127,54 +127,55 @@ bool Engine::read_memory(hvdlite_request& request, Operands& operands, nb::handl
   return true;
 }
 
-// Adds what is left, the name and the memory, and does something with the complete request. kind: as the names of its operations
-// begin. The request holds only inside of `act`.
-template <typename Act>
-nb::object Engine::with_memory(hvdlite_request& request, const char* kind, nb::handle name,
-                               nb::handle input, bool in_place, Act act) {
+// Adds what is left, the name and the memory, and submits the complete request. kind: as the names of its operations begin.
+nb::object Engine::run_plain(hvdlite_request& request, const char* kind, nb::handle name,
+                             nb::handle input, bool in_place, bool blocking) {
   std::string full_name;
   Operands operands;
-  if (!read_name(name, kind, full_name) || !read_memory(request, operands, input, in_place)) {
+  if ((!blocking && !work_type_.is_valid()) || !read_name(name, kind, full_name) ||
+      !read_memory(request, operands, input, in_place)) {
     return nb::none();
   }
   request.name = full_name.c_str();
-  return act(*operands.type, operands.output);
+  hvdlite_submission what{};
+  what.requests = &request;
+  what.count = 1;
+  what.wake = blocking ? 0 : 1;
+  if (!blocking) {
+    nb::object step = step_of(*operands.type, operands.output, input, in_place);
+    return start_work(what, new_work(work_type_, std::move(step), false), {});
+  }
+  run_to_the_end(what, input, operands.output);
+  if (in_place) operands.type->tell_written(operands.output);
+  return std::move(operands.output);
 }
 
-nb::object Engine::allreduce_now(nb::handle tensor, nb::handle average, nb::handle name,
-                                 nb::handle op, nb::handle prescale, nb::handle postscale,
-                                 nb::handle process_set, bool in_place) {
+nb::object Engine::allreduce(nb::handle tensor, nb::handle average, nb::handle name, nb::handle op,
+                             nb::handle prescale, nb::handle postscale, nb::handle process_set,
+                             bool in_place, bool blocking) {
   hvdlite_request request{};
   if (!read_allreduce(request, average, op, prescale, postscale, process_set)) return nb::none();
-  return run_now(request, kAllreduceName, name, tensor, in_place);
+  return run_plain(request, kAllreduceName, name, tensor, in_place, blocking);
 }
 
-nb::object Engine::start_allreduce(nb::handle tensor, nb::handle average, nb::handle name,
-                                   nb::handle op, nb::handle prescale, nb::handle postscale,
-                                   nb::handle process_set, bool in_place) {
+nb::object Engine::broadcast(nb::handle tensor, nb::handle root, nb::handle name,
+                             nb::handle process_set, bool in_place, bool blocking) {
   hvdlite_request request{};
-  if (!handle_type_.is_valid() ||
-      !read_allreduce(request, average, op, prescale, postscale, process_set)) {
-    return nb::none();
-  }
-  const auto start = [&](const PlainType& type, const nb::object& output) {
-    const nb::object step = step_of(type, output, tensor, in_place);
-    nb::object handle =
-        new_handle(handle_type_, nb::find(*this), checked(PyTuple_Pack(1, step.ptr())), false);
-    const std::int64_t number = submit(request, true);
-    set_numbers(handle, &number, 1);
-    return handle;
-  };
-  return with_memory(request, kAllreduceName, name, tensor, in_place, start);
+  request.kind = HVDLITE_BROADCAST;
+  request.op = HVDLITE_SUM;
+  request.prescale = request.postscale = 1.0;
+  const bool usual = read_int(root, request.root) && read_set(process_set, request.process_set) &&
+                     has_rank(process_set, root);
+  return usual ? run_plain(request, "broadcast.", name, tensor, in_place, blocking) : nb::none();
 }
 
-nb::object Engine::start_allreduces(nb::handle tensors, nb::handle name, nb::handle op,
-                                    nb::handle prescale, nb::handle postscale,
-                                    nb::handle process_set, bool in_place, bool wake) {
+nb::object Engine::allreduce_group(nb::handle tensors, nb::handle name, nb::handle op,
+                                   nb::handle prescale, nb::handle postscale,
+                                   nb::handle process_set, bool in_place, bool wake) {
   hvdlite_request common{};
   std::string group;
   const bool usual = PyList_CheckExact(tensors.ptr()) || PyTuple_CheckExact(tensors.ptr());
-  if (!usual || !handle_type_.is_valid() || !read_name(name, kAllreduceName, group) ||
+  if (!usual || !work_type_.is_valid() || !read_name(name, kAllreduceName, group) ||
       !read_allreduce(common, nb::none(), op, prescale, postscale, process_set)) {
     return nb::none();
   }
@@ -185,7 +186,7 @@ nb::object Engine::start_allreduces(nb::handle tensors, nb::handle name, nb::han
   std::vector<hvdlite_request> requests(count, common);
   std::vector<std::string> names(group.empty() ? 0 : count);
   std::deque<Operands> memory(count);
-  const nb::object steps = checked(PyTuple_New(static_cast<Py_ssize_t>(count)));
+  nb::object steps = checked(PyTuple_New(static_cast<Py_ssize_t>(count)));
   for (std::size_t i = 0; i < count; ++i) {
     hvdlite_request& request = requests[i];
     const auto place = static_cast<Py_ssize_t>(i);
@@ -200,51 +201,11 @@ nb::object Engine::start_allreduces(nb::handle tensors, nb::handle name, nb::han
     nb::object step = step_of(*memory[i].type, memory[i].output, tensor, in_place);
     PyTuple_SET_ITEM(steps.ptr(), place, step.release().ptr());
   }
-  nb::object handle = new_handle(handle_type_, nb::find(*this), steps, true);
-  std::vector<std::int64_t> numbers(count);
-  python::check(hvdlite_submit(engine_, requests.data(), count, wake ? 1 : 0, numbers.data()));
-  set_numbers(handle, numbers.data(), count);
-  return handle;
-}
-
-nb::object Engine::land(nb::handle handle, double limit) {
-  if (!ShortFlight::is_in(handle)) return nb::borrow(Py_NotImplemented);
-  const ShortFlight flight(handle);
-  const std::vector<std::int64_t>& numbers = flight.numbers();
-  // The limit of a group is for each one.
-  if (numbers.size() > 1 && limit < kNoLimit) return nb::borrow(Py_NotImplemented);
-  const Outcome outcome = wait_in_slices(numbers.data(), numbers.size(), limit);
-  bool well = outcome.ended && outcome.code == HVDLITE_OK;
-  for (std::size_t i = 0; well && i + 1 < numbers.size(); ++i) {
-    int done = 0;
-    well = hvdlite_wait(engine_, numbers[i], 0.0, &done) == HVDLITE_OK && done != 0;
-  }
-  // Another thread may have waited too, and have been here first.
-  if (!well || !ShortFlight::is_in(handle)) return nb::borrow(Py_NotImplemented);
-  nb::object output = flight.land();
-  for (const std::int64_t number : numbers) hvdlite_release(engine_, number);
-  return output;
-}
-
-nb::object Engine::broadcast_now(nb::handle tensor, nb::handle root, nb::handle name,
-                                 nb::handle process_set, bool in_place) {
-  hvdlite_request request{};
-  request.kind = HVDLITE_BROADCAST;
-  request.op = HVDLITE_SUM;
-  request.prescale = request.postscale = 1.0;
-  const bool usual = read_int(root, request.root) && read_set(process_set, request.process_set) &&
-                     has_rank(process_set, root);
-  return usual ? run_now(request, "broadcast.", name, tensor, in_place) : nb::none();
-}
-
-nb::object Engine::run_now(hvdlite_request& request, const char* kind, nb::handle name,
-                           nb::handle input, bool in_place) {
-  return with_memory(request, kind, name, input, in_place,
-                     [&](const PlainType& type, const nb::object& output) {
-                       run_through(request, input, output);
-                       if (in_place) type.tell_written(output);
-                       return output;
-                     });
+  hvdlite_submission what{};
+  what.requests = requests.data();
+  what.count = count;
+  what.wake = wake ? 1 : 0;
+  return start_work(what, new_work(work_type_, std::move(steps), true), {});
 }
 
 }  // namespace hvdlite::python

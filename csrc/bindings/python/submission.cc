@@ -1,0 +1,207 @@
+// How operations get into the engine and to their end: one submission, one wait, and the works that nobody waits for any more.
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <new>
+#include <utility>
+#include <vector>
+
+#include "engine.h"
+#include "work.h"
+
+namespace hvdlite::python {
+
+namespace {
+
+// How long one wait runs before Python looks for signals: Ctrl-C must act within half a second.
+constexpr double kSliceSeconds = 0.1;
+
+// The streams of requests on GPUs, each once; null if there are none.
+nb::object streams_of(const Requests& requests) {
+  nb::object streams;
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    const hvdlite_request& request = requests.data()[i];
+    if (request.device < 0) continue;
+    const nb::object stream = nb::cast(reinterpret_cast<std::uintptr_t>(request.stream));
+    if (!streams.is_valid()) streams = nb::list();
+    if (!nb::cast<bool>(streams.attr("__contains__")(stream))) streams.attr("append")(stream);
+  }
+  return streams;
+}
+
+}  // namespace
+
+// The GIL stays held: submitting takes a short lock that no thread holds while it wants the GIL, and giving the GIL away
+// could cost this thread a whole switch interval.
+std::int64_t Engine::start(const hvdlite_submission& what) {
+  if (!parked_.empty()) sweep();
+  std::int64_t number = 0;
+  check(hvdlite_submit(engine_, &what, &number));
+  return number;
+}
+
+// From the submission on until the work knows of it no code of Python's runs, so no signal comes in between.
+nb::object Engine::start_work(const hvdlite_submission& what, nb::object work, nb::object streams) {
+  Work& its = work_of(work);
+  const nb::object self = nb::find(*this);
+  const std::int64_t number = start(what);
+  set_in_flight(its, self, number, what.count, std::move(streams));
+  return work;
+}
+
+nb::object Engine::submit(nb::handle requests, nb::handle memory, bool wake, nb::handle work) {
+  const Requests natives = Requests::of_sequence(requests);
+  nb::object its = work.is_none() ? new_work({}, nb::borrow(memory), false) : nb::borrow(work);
+  if (work_of(its).stage != Work::Stage::kNew)
+    throw nb::value_error("the work was submitted before");
+  if (natives.size() == 0) return its;
+  hvdlite_submission what{};
+  what.requests = natives.data();
+  what.count = natives.size();
+  what.wake = wake ? 1 : 0;
+  return start_work(what, std::move(its), streams_of(natives));
+}
+
+std::int64_t Engine::prepare(nb::handle requests) {
+  const Requests natives = Requests::of_sequence(requests);
+  std::int64_t group = 0;
+  check(hvdlite_prepare(engine_, natives.data(), natives.size(), &group));
+  return group;
+}
+
+nb::object Engine::submit_prepared(std::int64_t group, std::span<const std::int64_t> pointers,
+                                   nb::handle absent, bool wake, nb::handle streams,
+                                   nb::handle memory) {
+  const Int64List lacking(absent);
+  std::unique_ptr<bool[]> is_absent;
+  if (lacking.size() > 0) is_absent = std::make_unique<bool[]>(pointers.size());
+  for (std::int32_t i = 0; i < lacking.size(); ++i) {
+    const std::int64_t index = lacking.data()[i];
+    if (index < 0 || index >= static_cast<std::int64_t>(pointers.size())) {
+      throw nb::index_error("absent: the group has no request of that number");
+    }
+    is_absent[static_cast<std::size_t>(index)] = true;
+  }
+  static_assert(sizeof(void*) == sizeof(std::int64_t));
+  const Int64List in_order(streams);
+  hvdlite_submission what{};
+  what.count = pointers.size();
+  what.group = group;
+  what.data = reinterpret_cast<void* const*>(pointers.data());
+  what.absent = is_absent.get();
+  what.stream = in_order.size() > 0 ? reinterpret_cast<void*>(in_order.data()[0]) : nullptr;
+  what.wake = wake ? 1 : 0;
+  return start_work(what, new_work({}, nb::borrow(memory), false), nb::borrow(streams));
+}
+
+void Engine::release_prepared(std::int64_t group) {
+  check(hvdlite_release_prepared(engine_, group));
+}
+
+// The outcome is that of all works if they have ended, otherwise why one of them never will.
+Outcome Engine::wait_in_slices(const std::int64_t* works, std::size_t count, double limit) {
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point start = limit < kNoLimit ? Clock::now() : Clock::time_point();
+  double left = limit;
+  for (;;) {
+    int done = 0;
+    Outcome outcome = without_gil(
+        [&] { return hvdlite_wait(engine_, works, count, std::min(left, kSliceSeconds), &done); });
+    outcome.ended = done != 0;
+    // Also at the end: a handler that Python runs as soon as we return would raise between the wait and what follows it,
+    // and the outcome would be lost.
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    if (outcome.ended || outcome.code != HVDLITE_OK) return outcome;
+    if (limit < kNoLimit) {
+      left = limit - std::chrono::duration<double>(Clock::now() - start).count();
+    }
+    if (left <= 0) {
+      PyErr_SetString(PyExc_TimeoutError, "the operation has not ended in time");
+      throw nb::python_error();
+    }
+  }
+}
+
+void Engine::order(std::int64_t work, nb::handle streams) {
+  const Int64List list(streams);
+  for (std::int32_t i = 0; i < list.size(); ++i) {
+    check(hvdlite_order(engine_, work, reinterpret_cast<void*>(list.data()[i])));
+  }
+}
+
+bool Engine::wait_many(nb::handle works, nb::list outcomes, nb::handle streams) {
+  const nb::object all = checked(PySequence_Tuple(works.ptr()));
+  std::vector<Work*> natives;
+  for (const nb::handle work : nb::borrow<nb::tuple>(all)) natives.push_back(&work_of(work));
+  wait_for(natives, kNoLimit, streams);
+  return take_contributors(natives, outcomes);
+}
+
+// Submits an operation and waits for it. Its memory is that of these two. It becomes a Python object only where something went
+// wrong: that keeps the memory, in flight or for good, as any work does.
+void Engine::run_to_the_end(const hvdlite_submission& what, nb::handle input, nb::handle output) {
+  const std::int64_t number = start(what);
+  const auto as_work = [&] {
+    nb::object work = new_work({}, nb::make_tuple(input, output), false);
+    set_in_flight(work_of(work), nb::find(*this), number, 1, {});
+    return work;
+  };
+  Outcome outcome;
+  try {
+    outcome = wait_in_slices(&number, 1, kNoLimit);
+  } catch (nb::python_error&) {
+    as_work();
+    throw;
+  }
+  if (outcome.code != HVDLITE_OK) {
+    const nb::object work = as_work();
+    if (outcome.ended) set_ended(work_of(work));
+    raise_error(outcome.code, outcome.message);
+  }
+  hvdlite_release(engine_, number);
+}
+
+// --- works that were let go in flight -----------------------------------------------------------------------------------
+
+bool Engine::is_here() const { return getpid() == creator_; }
+
+// Runs no code of Python's. Where the engine has ended, so have the operations; but after a failure the transport may still use
+// their memory.
+void Engine::park(nb::handle work) noexcept {
+  if (!is_here()) return;
+  try {
+    if (!has_shut_down_) return parked_.push_back(nb::borrow(work));
+  } catch (const std::bad_alloc&) {
+  }
+  if (!has_shut_down_ || *hvdlite_failure_cause(engine_) != '\0') Py_XINCREF(work_of(work).memory);
+}
+
+std::size_t Engine::parked() const {
+  std::size_t operations = 0;
+  for (const nb::object& work : parked_) operations += work_of(work).size;
+  return operations;
+}
+
+// Lets go of those whose operations have ended. What is let go may run any code, this included.
+void Engine::sweep() {
+  std::vector<nb::object> all = std::exchange(parked_, {});
+  for (nb::object& each : all) {
+    Work& work = work_of(each);
+    int done = 0;
+    if (hvdlite_poll(engine_, work.number, &done) == HVDLITE_OK && done == 0) {
+      parked_.push_back(std::move(each));
+      continue;
+    }
+    set_ended(work);
+    // Its memory is used again in the order of its streams.
+    const Int64List streams(work.streams != nullptr ? nb::handle(work.streams) : nb::tuple());
+    for (std::int32_t i = 0; i < streams.size(); ++i) {
+      void* const stream = reinterpret_cast<void*>(streams.data()[i]);
+      // The GPU is lost, perhaps; whoever calls now has nothing to do with it.
+      if (hvdlite_order(engine_, work.number, stream) != HVDLITE_OK) Py_XINCREF(work.memory);
+    }
+  }
+}
+
+}  // namespace hvdlite::python
