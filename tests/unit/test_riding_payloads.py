@@ -57,7 +57,7 @@ def test_what_not_all_have_prepared_is_exchanged_when_all_have_agreed():
         rode = rank.engine.counters()["riding_ops"]
         if rank.rank == 0:
             handle = rank.start(ALLREDUCE, "other", other, other)
-        handle.wait()
+        handle.result()
         return rode, result, other
 
     found = run_ranks(2, body)

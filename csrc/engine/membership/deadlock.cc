@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "engine/membership/hashing.h"
+#include "engine/model/hashing.h"
 #include "engine/model/text.h"
 
 namespace hvdlite::engine {

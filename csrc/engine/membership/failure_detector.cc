@@ -1,7 +1,7 @@
 #include "engine/membership/failure_detector.h"
 
 #include "base/text.h"
-#include "engine/membership/hashing.h"
+#include "engine/model/hashing.h"
 #include "engine/model/text.h"
 
 namespace hvdlite::engine {

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "engine/membership/hashing.h"
+#include "engine/model/hashing.h"
 
 namespace hvdlite::engine {
 

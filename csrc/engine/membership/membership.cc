@@ -1,6 +1,6 @@
 #include "engine/membership/membership.h"
 
-#include "engine/membership/hashing.h"
+#include "engine/model/hashing.h"
 #include "engine/model/text.h"
 
 namespace hvdlite::engine {

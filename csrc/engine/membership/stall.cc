@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "base/text.h"
-#include "engine/membership/hashing.h"
+#include "engine/model/hashing.h"
 #include "engine/model/request.h"
 
 namespace hvdlite::engine {

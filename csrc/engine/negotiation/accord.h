@@ -13,6 +13,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/hash.h"
 #include "engine/model/entry.h"
 #include "engine/negotiation/agreement.h"
 
@@ -58,6 +59,8 @@ class Accord {
   // The coordinator has decided this request. Gives the unit it belongs to, if that is held here: what the coordinator has not
   // decided of it goes by message. by_name: this rank's may differ from the decided one in everything but the name.
   std::vector<Entry> withdraw(const Request& decided, bool by_name);
+
+  void add_to(base::Hasher& hasher) const;
 
  private:
   // Announcements in one step, so that nobody is kept from it for long.

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/hash.h"
 #include "engine/model/request.h"
 
 namespace hvdlite::engine {
@@ -51,6 +52,7 @@ class Coordinator {
   // The member with whose request the latest of them was decided, -1 if it was without one. Asked before collect().
   int take_last() { return std::exchange(last_, -1); }
   std::uint64_t sequence() const { return sequence_; }
+  void add_to(base::Hasher& hasher) const;
 
  private:
   struct Tally {

@@ -3,7 +3,7 @@
 // Throws: Error(Internal) on messages that no correct rank sends, and what the effects throw.
 //
 // A machine apart from transport and threads: entries and messages go in, and what is to be done comes out through Effects, in
-// its order. Where members share memory they agree through a port, an Agreement.
+// its order. Where members share memory they agree through a port, an Agreement. Its digest tells states apart.
 //
 //   what callers ask ---------> admit() --------+
 //   what another rank says ---> hear() ---------+--> Effects: send, ring, execute, finish, add_set, remove_set
@@ -80,6 +80,8 @@ class Negotiation {
   }
   // Removals that wait until what this rank has in flight on the set has ended.
   const std::vector<Entry>& held_removals() const { return held_removals_; }
+  // Tells states apart that may go on differently. The port's state is not in it.
+  std::uint64_t digest() const;
 
  private:
   friend class SetNegotiation;

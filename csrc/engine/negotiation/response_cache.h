@@ -13,6 +13,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/hash.h"
 #include "engine/model/request.h"
 
 namespace hvdlite::engine {
@@ -24,6 +25,8 @@ class ResponseCache {
   const ResponsePtr& at(std::uint32_t slot) const;
   // Fills the slot; mine is what this rank asked (null if it had joined). Returns the name that lost its line, or "".
   std::string put(std::uint32_t slot, ResponsePtr response, RequestPtr mine);
+
+  void add_to(base::Hasher& hasher) const;
 
  private:
   struct Line {

@@ -78,6 +78,7 @@ class SetNegotiation {
   void for_each_announced_in_memory(Visit visit) const {
     accord_.for_each_announced(visit);
   }
+  void add_to(base::Hasher& hasher) const;
 
  private:
   // An entry of this rank that goes by message.

@@ -48,8 +48,8 @@ ROWS = (
         "riding-postscale",
         "an allreduce whose payload rides with its announcement is not scaled afterwards",
         "csrc/collectives/allreduce_inline.cc",
-        "reduction.postscale, reduction.divisor);\n  channel.count_folded",
-        "1.0, reduction.divisor);\n  channel.count_folded",
+        "part.count, reduction.prescale, reduction.postscale,",
+        "part.count, reduction.prescale, 1.0,",
         guards.RIDING,
     ),
     Mutant(

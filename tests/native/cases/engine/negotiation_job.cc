@@ -1,6 +1,9 @@
 #include "engine/negotiation_job.h"
 
 #include <algorithm>
+#include <numeric>
+
+#include "engine/model/hashing.h"
 
 namespace hvdlite::engine::negotiation_test {
 
@@ -86,6 +89,12 @@ CompletionPtr Rank::add_set(const std::vector<std::int64_t>& members) {
   return ask(std::move(request));
 }
 
+std::vector<std::int64_t> Rank::all() const {
+  std::vector<std::int64_t> ranks(job_.hosts().size());
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
 CompletionPtr Rank::remove_set(std::int32_t id) {
   Request request = allreduce("remove");
   request.kind = OpKind::kRemoveProcessSet;
@@ -94,9 +103,13 @@ CompletionPtr Rank::remove_set(std::int32_t id) {
   return ask(std::move(request));
 }
 
-void Rank::leave() {
-  while (!negotiation_->close()) job_.run();
+bool Rank::leave() {
+  if (!negotiation_->close()) return false;
   negotiation_->leave({base::ErrorCode::kAborted, "this rank has left"});
+  for (int rank = 0; rank < static_cast<int>(job_.hosts().size()); ++rank) {
+    if (rank != number_) job_.wire(number_, rank).push_back(Goodbye{});
+  }
+  return true;
 }
 
 void Rank::send(int rank, const Message& message) {
@@ -171,6 +184,13 @@ void Job::deliver(std::pair<int, int> wire) {
         if constexpr (std::is_same_v<Content, Announcement> ||
                       std::is_same_v<Content, ResponseList>) {
           rank.negotiation().hear(wire.first, std::move(content));
+        } else if constexpr (std::is_same_v<Content, Goodbye>) {
+          rank.negotiation().catch_up();
+          rank.negotiation().left(wire.first, {base::ErrorCode::kAborted,
+                                               "rank " + std::to_string(wire.first) + " has left"});
+          this->wire(wire.second, wire.first).push_back(GoodbyeSeen{});
+        } else if constexpr (std::is_same_v<Content, GoodbyeSeen>) {
+          rank.negotiation().fail_undecided(wire.first, {base::ErrorCode::kAborted, "left"});
         } else {
           EXPECT(false);
         }
@@ -190,18 +210,24 @@ void Job::run() {
   }
 }
 
-void Job::left(int rank) {
-  (*this)[rank].ended = true;
-  for (const auto& one : ranks_) {
-    if (one->ended) continue;
-    one->negotiation().catch_up();
-    one->negotiation().left(
-        rank, {base::ErrorCode::kAborted, "rank " + std::to_string(rank) + " has left"});
-  }
-}
-
 void Job::verdict(int coordinator, const std::vector<std::string>& names) {
   (*this)[coordinator].negotiation().hear(0, Verdict{{0, 1}, names, "these wait for each other"});
+}
+
+std::uint64_t Job::digest() const {
+  base::Hasher hasher;
+  for (const auto& rank : ranks_) {
+    hasher.add(rank->negotiation().digest());
+    hasher.add_pair(rank->ended ? 1 : 0, rank->trouble.dies_in_step ? 1 : 0);
+    for (const std::string& each : rank->did) hasher.add_text(each);
+    for (const auto& [name, text] : rank->failed) hasher.add_text(name);
+  }
+  for (const auto& [set, table] : tables_) table->add_to(hasher);
+  for (const auto& [wire, messages] : wires_) {
+    if (!messages.empty()) hasher.add_pair(wire.first, wire.second);
+    for (const Message& message : messages) add_message(hasher, message);
+  }
+  return hasher.value();
 }
 
 }  // namespace hvdlite::engine::negotiation_test

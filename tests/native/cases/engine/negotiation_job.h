@@ -14,6 +14,12 @@
 
 namespace hvdlite::engine::negotiation_test {
 
+// Each rank's host.
+inline const std::vector<int> kOneHost = {0, 0}, kThree = {0, 0, 0}, kApart = {0, 1};
+
+// What a rank did, in order: "x", "x+y" for what is fused, "x/1" with one contributor, "x!" as prepared, "-x" if it has joined.
+using Did = std::vector<std::string>;
+
 class Job;
 
 class Rank final : public Effects {
@@ -27,13 +33,15 @@ class Rank final : public Effects {
   CompletionPtr join();
   CompletionPtr add_set(const std::vector<std::int64_t>& members);
   CompletionPtr remove_set(std::int32_t id);
-  void leave();
+  // False: to be tried again.
+  bool leave();
 
   Negotiation& negotiation() { return *negotiation_; }
+  // All ranks of the job.
+  std::vector<std::int64_t> all() const;
   int number() const { return number_; }
 
-  // What it did, in order: "x", "x+y" for what is fused, "x/1" with one contributor, "x!" as prepared, "-x" if it has joined.
-  std::vector<std::string> did;
+  Did did;
   std::map<std::string, std::string> failed;  // by name: the text
   std::vector<SetId> sets;                    // that it knows
   Counters counters;
@@ -86,14 +94,13 @@ class Job {
   void run();
   // It ends without a word: nothing of it comes any more.
   void die(int rank) { (*this)[rank].ended = true; }
-  // The others learn that it has left.
-  void left(int rank);
   void verdict(int coordinator, const std::vector<std::string>& names);
 
   // What members share of a set, and of a region.
   std::shared_ptr<PlainTable> table(SetId set, int members);
   Departures departures(int region);
   std::deque<Message>& wire(int from, int to) { return wires_[{from, to}]; }
+  std::uint64_t digest() const;
 
  private:
   std::vector<int> hosts_;

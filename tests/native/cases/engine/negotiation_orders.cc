@@ -8,10 +8,6 @@
 namespace hvdlite::engine::negotiation_test {
 namespace {
 
-using Did = std::vector<std::string>;
-
-const std::vector<int> kOneHost = {0, 0}, kThree = {0, 0, 0}, kApart = {0, 1};
-
 // Letters ask for a tensor (capitals with another content), + joins, > and < add and remove a set of all. Each rank asks for them
 // in its order, for one name when the last of that name has ended.
 class Programs {
@@ -31,8 +27,10 @@ class Programs {
         job_.deliver(wires[draw(wires.size())]);
       } else {
         job_[static_cast<int>(rank)].prepares = draw(2) == 0;
-        job_[static_cast<int>(rank)].trouble.refuse = draw(4) == 0 ? 1 : 0;
+        int& allow = job_[static_cast<int>(rank)].trouble.allow;
+        allow = draw(4) == 0 ? static_cast<int>(draw(2)) : Trouble::kAll;
         job_.pass(static_cast<int>(rank));
+        allow = Trouble::kAll;
       }
     }
     for (bool any = true; any;) {

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/hash.h"
 #include "engine/negotiation/agreement.h"
 #include "harness.h"
 
@@ -28,6 +29,25 @@ struct PlainTable {
   std::uint64_t first_sequence = 0;
   std::map<std::uint64_t, Cell> cells;
   std::vector<Agreement::Entry> log;
+  std::map<int, std::size_t> read;  // entries of the log, by each member
+
+  void add_to(base::Hasher& hasher) const {
+    hasher.add_pair((exists ? 2 : 0) + (open ? 1 : 0), held ? 1 : 0);
+    hasher.add(first_sequence);
+    for (const auto& [key, cell] : cells) {
+      hasher.add(key);
+      hasher.add(cell.content);
+      hasher.add_pair(cell.contributors, 2 * cell.prepared + (cell.diverted ? 1 : 0));
+      for (const int member : cell.announced) hasher.add_signed(member);
+    }
+    hasher.add(log.size());
+    for (const Agreement::Entry& entry : log) {
+      hasher.add(entry.key);
+      hasher.add_pair(static_cast<int>(entry.kind),
+                      16 * entry.by + 2 * entry.last + entry.prepared);
+    }
+    for (const auto& [member, entries] : read) hasher.add(entries);
+  }
 };
 
 // Of one region of a window: how many have left it (Regions::Region::departures).
@@ -35,7 +55,8 @@ using Departures = std::shared_ptr<std::uint64_t>;
 
 // What a test does to one member's steps.
 struct Trouble {
-  int refuse = 0;             // so many more
+  static constexpr int kAll = -1;
+  int allow = kAll;           // so many more, and refuse all others
   bool dies_in_step = false;  // the next one
 };
 
@@ -59,9 +80,9 @@ class PlainAgreement final : public Agreement {
   bool exists() const override { return table_->exists; }
   std::uint64_t first_sequence() const override { return table_->first_sequence; }
 
-  bool has_news() const override { return read_ < table_->log.size(); }
-  Entry front() const override { return table_->log.at(read_); }
-  void pop() override { ++read_; }
+  bool has_news() const override { return read() < table_->log.size(); }
+  Entry front() const override { return table_->log.at(read()); }
+  void pop() override { ++table_->read[index_]; }
 
   Step try_announce(std::span<Unit> units) override {
     return step(/*up_to_date=*/true, [&] {
@@ -95,12 +116,12 @@ class PlainAgreement final : public Agreement {
   }
 
  private:
+  std::size_t read() const { return table_->read[index_]; }
+
   template <typename Change>
   Step step(bool up_to_date, Change change) {
-    if (table_->held || trouble_.refuse > 0) {
-      --trouble_.refuse;
-      return Step::kRefused;
-    }
+    if (table_->held || trouble_.allow == 0) return Step::kRefused;
+    if (trouble_.allow > 0) --trouble_.allow;
     if (up_to_date && has_news()) return Step::kUnread;
     if (trouble_.dies_in_step) {
       table_->held = true;
@@ -159,7 +180,6 @@ class PlainAgreement final : public Agreement {
   Departures departures_;
   std::uint64_t awaited_;
   Trouble& trouble_;
-  std::size_t read_ = 0;
 };
 
 }  // namespace hvdlite::engine::negotiation_test
