@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <span>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -127,7 +126,7 @@ std::int64_t submit(Engine& engine, const hvdlite_submission& what) {
 }
 
 Completion& ended(const Batch& batch, size_t index) {
-  require(index < batch.size, "a work has " + std::to_string(batch.size) + " operations");
+  require(index < batch.size, "a work has no operation of that number");
   require(batch[index].is_done(), "the operation has not ended yet; wait for it first");
   return batch[index];
 }

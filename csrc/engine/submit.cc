@@ -191,13 +191,13 @@ void Engine::fill(const PreparedGroup& group, const Submission& what, std::span<
 // Complete but for their completions, which get one handle.
 std::int64_t Engine::launch(std::span<Entry> entries, bool wake, std::unique_ptr<Watcher> watcher) {
   const std::size_t size = entries.size();
-  const CompletionPtr first = new_completions(size);
+  CompletionPtr first = new_completions(size);
   for (std::size_t i = 0; i < size; ++i) {
     entries[i].completion = {first, first.get() + i};
     entries[i].completion->watcher = watcher.get();
   }
   if (watcher) watcher->awaited = size;
-  const std::int64_t handle = shared_.handles.add({first, size});
+  const std::int64_t handle = shared_.handles.add({std::move(first), size});
   const std::int64_t watched = watcher ? static_cast<std::int64_t>(size) : 0;
   shared_.watched += watched;
   try {
