@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <span>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -101,7 +100,7 @@ std::vector<Ask> asks_of(const hvdlite_request* requests, size_t count) {
   return asks;
 }
 
-std::int64_t submit(Engine& engine, const hvdlite_submission& what) {
+void submit(Engine& engine, const hvdlite_submission& what, std::int64_t* work) {
   require(what.count > 0, "nothing to submit");
   std::unique_ptr<Watcher> watcher;
   if (what.then != nullptr) {
@@ -114,20 +113,20 @@ std::int64_t submit(Engine& engine, const hvdlite_submission& what) {
     native.data = {what.data, what.count};
     if (what.absent != nullptr) native.absent = {what.absent, what.count};
     native.stream = what.stream;
-    return engine.submit(native, std::move(watcher));
+    return engine.submit(native, work, std::move(watcher));
   }
   if (what.count == 1) {
     const Ask one = ask_of(what.requests[0]);
     native.asks = {&one, 1};
-    return engine.submit(native, std::move(watcher));
+    return engine.submit(native, work, std::move(watcher));
   }
   const std::vector<Ask> many = asks_of(what.requests, what.count);
   native.asks = many;
-  return engine.submit(native, std::move(watcher));
+  engine.submit(native, work, std::move(watcher));
 }
 
 Completion& ended(const Batch& batch, size_t index) {
-  require(index < batch.size, "a work has " + std::to_string(batch.size) + " operations");
+  require(index < batch.size, "a work has no operation of that number");
   require(batch[index].is_done(), "the operation has not ended yet; wait for it first");
   return batch[index];
 }
@@ -153,7 +152,7 @@ hvdlite_result result_of(const Completion& completion) {
 }  // namespace
 
 int hvdlite_submit(hvdlite_engine* engine, const hvdlite_submission* what, int64_t* work) {
-  return guarded([&] { *work = submit(alive(engine), *what); });
+  return guarded([&] { submit(alive(engine), *what, work); });
 }
 
 int hvdlite_prepare(hvdlite_engine* engine, const hvdlite_request* requests, size_t count,

@@ -62,11 +62,12 @@ class Engine {
 
   const Topology& topology() const { return topology_; }
 
-  // All or nothing; one handle for all. Throws Error(InvalidArgument, Unsupported) for what no rank could do,
-  // Error(Aborted, PeerLost...) once the engine has failed or shut down.
+  // All or nothing. *handle becomes that of all, before the watcher can be told. Throws Error(InvalidArgument, Unsupported) for what
+  // no rank could do, Error(Aborted, PeerLost...) once the engine has failed or shut down.
   // Those without a name are of one kind on one set, and get theirs here: each by its number or, where they form a group (its
   // size given, but no label), all by one. The watcher is told by whoever drives, without the token, so that it may wait.
-  std::int64_t submit(const Submission& what, std::unique_ptr<Watcher> watcher = nullptr);
+  void submit(const Submission& what, std::int64_t* handle,
+              std::unique_ptr<Watcher> watcher = nullptr);
   // Checks allreduces that will be submitted together many times, and gives their group an id. The memory counts where a
   // request names an arena: it is the tensor's place there, and whenever the tensor lies elsewhere it names none.
   std::int64_t prepare(std::span<const Ask> asks);
@@ -132,12 +133,16 @@ class Engine {
   void intern(std::span<const Ask> asks, SetDirectory::Info set, std::span<Entry> entries);
   PreparedGroup::Member prepare_member(const Ask& ask, std::int64_t* arena);
   void fill(const PreparedGroup& group, const Submission& what, std::span<Entry> entries);
-  std::int64_t submit_named(std::span<const Ask> asks, SetDirectory::Info set, bool wake,
-                            std::unique_ptr<Watcher> watcher);
-  std::int64_t submit_unnamed(std::span<const Ask> asks, const Ask& first, bool wake,
-                              std::unique_ptr<Watcher> watcher);
-  std::int64_t submit_group(const Submission& what, std::unique_ptr<Watcher> watcher);
-  std::int64_t launch(std::span<Entry> entries, bool wake, std::unique_ptr<Watcher> watcher);
+  // What submissions have beside the operations.
+  struct Launch {
+    bool wake;
+    std::int64_t* handle;
+    std::unique_ptr<Watcher> watcher;
+  };
+  void submit_named(std::span<const Ask> asks, SetDirectory::Info set, Launch launching);
+  void submit_unnamed(std::span<const Ask> asks, const Ask& first, Launch launching);
+  void submit_group(const Submission& what, Launch launching);
+  void launch(std::span<Entry> entries, Launch launching);
   void enqueue(std::span<Entry> entries, bool wake);
   bool wait_for_all(const Batch& batch, base::Clock::time_point deadline,
                     base::Clock::time_point* ended);

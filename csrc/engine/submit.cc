@@ -88,18 +88,20 @@ void Engine::intern(std::span<const Ask> asks, SetDirectory::Info set, std::span
   }
 }
 
-std::int64_t Engine::submit(const Submission& what, std::unique_ptr<Watcher> watcher) {
+void Engine::submit(const Submission& what, std::int64_t* handle,
+                    std::unique_ptr<Watcher> watcher) {
   require_accepting();
-  if (what.group != 0) return submit_group(what, std::move(watcher));
+  Launch launching{what.wake, handle, std::move(watcher)};
+  if (what.group != 0) return submit_group(what, std::move(launching));
   const auto unnamed = std::find_if(what.asks.begin(), what.asks.end(), is_unnamed);
-  return unnamed == what.asks.end()
-             ? submit_named(what.asks, {}, what.wake, std::move(watcher))
-             : submit_unnamed(what.asks, *unnamed, what.wake, std::move(watcher));
+  if (unnamed != what.asks.end()) {
+    return submit_unnamed(what.asks, *unnamed, std::move(launching));
+  }
+  submit_named(what.asks, {}, std::move(launching));
 }
 
 // Some have no name, of which this is the first.
-std::int64_t Engine::submit_unnamed(std::span<const Ask> asks, const Ask& first, bool wake,
-                                    std::unique_ptr<Watcher> watcher) {
+void Engine::submit_unnamed(std::span<const Ask> asks, const Ask& first, Launch launching) {
   const base::OpKind kind = first.request.kind;
   const SetDirectory::Info info = set_of(first.request, shared_.sets, topology_.rank);
   const SetId set = info.id;
@@ -111,9 +113,9 @@ std::int64_t Engine::submit_unnamed(std::span<const Ask> asks, const Ask& first,
     named.request.name = name;
     named.request.group = {};
     named.request.unnamed = true;
-    const std::int64_t handle = submit_named({&named, 1}, info, wake, std::move(watcher));
+    submit_named({&named, 1}, info, std::move(launching));
     shared_.numbering.use(set, kind, 1);
-    return handle;
+    return;
   }
   const bool grouped =
       first.request.group.empty() && first.request.group_size == static_cast<std::int32_t>(size);
@@ -134,21 +136,19 @@ std::int64_t Engine::submit_unnamed(std::span<const Ask> asks, const Ask& first,
     view.group = label;
     view.unnamed = true;
   }
-  const std::int64_t handle = submit_named(named, info, wake, std::move(watcher));
+  submit_named(named, info, std::move(launching));
   shared_.numbering.use(set, kind, used);
-  return handle;
 }
 
-std::int64_t Engine::submit_named(std::span<const Ask> asks, SetDirectory::Info set, bool wake,
-                                  std::unique_ptr<Watcher> watcher) {
+void Engine::submit_named(std::span<const Ask> asks, SetDirectory::Info set, Launch launching) {
   std::array<Entry, 1> one;
   std::vector<Entry> many(asks.size() > 1 ? asks.size() : 0);
   const std::span<Entry> entries = many.empty() ? std::span<Entry>(one) : std::span<Entry>(many);
   intern(asks, std::move(set), entries);
-  return launch(entries, wake, std::move(watcher));
+  launch(entries, std::move(launching));
 }
 
-std::int64_t Engine::submit_group(const Submission& what, std::unique_ptr<Watcher> watcher) {
+void Engine::submit_group(const Submission& what, Launch launching) {
   const PreparedGroupPtr group = prepared_.find(what.group);
   const std::size_t size = group->members.size();
   const Request& first = *group->members.front().anywhere.present;
@@ -166,7 +166,7 @@ std::int64_t Engine::submit_group(const Submission& what, std::unique_ptr<Watche
   }
   std::vector<Entry> entries(size);
   fill(*group, what, entries);
-  return launch(entries, what.wake, std::move(watcher));
+  launch(entries, std::move(launching));
 }
 
 void Engine::fill(const PreparedGroup& group, const Submission& what, std::span<Entry> entries) {
@@ -188,16 +188,17 @@ void Engine::fill(const PreparedGroup& group, const Submission& what, std::span<
   }
 }
 
-// Complete but for their completions, which get one handle.
-std::int64_t Engine::launch(std::span<Entry> entries, bool wake, std::unique_ptr<Watcher> watcher) {
+// Complete but for their completions, which get one handle. Once they are in the queue a callback may come, and look for it.
+void Engine::launch(std::span<Entry> entries, Launch launching) {
+  auto& [wake, handle, watcher] = launching;
   const std::size_t size = entries.size();
-  const CompletionPtr first = new_completions(size);
+  CompletionPtr first = new_completions(size);
   for (std::size_t i = 0; i < size; ++i) {
     entries[i].completion = {first, first.get() + i};
     entries[i].completion->watcher = watcher.get();
   }
   if (watcher) watcher->awaited = size;
-  const std::int64_t handle = shared_.handles.add({first, size});
+  *handle = shared_.handles.add({std::move(first), size});
   const std::int64_t watched = watcher ? static_cast<std::int64_t>(size) : 0;
   shared_.watched += watched;
   try {
@@ -205,10 +206,9 @@ std::int64_t Engine::launch(std::span<Entry> entries, bool wake, std::unique_ptr
     [[maybe_unused]] const Watcher* theirs = watcher.release();  // it is its operations' now
   } catch (...) {
     shared_.watched -= watched;
-    shared_.handles.release(handle);
+    shared_.handles.release(*handle);
     throw;
   }
-  return handle;
 }
 
 // All or nothing.

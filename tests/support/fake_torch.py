@@ -68,7 +68,7 @@ def _wait_for_the_gpu(gpu: int) -> None:
     """After each wait of the engine's the current stream is waited for."""
     from hvdlite._engine import Engine, Work
 
-    wait, results, wait_many = Work.wait, Work.results, Engine.wait_many
+    wait, result, results, wait_many = Work.wait, Work.result, Work.results, Engine.wait_many
 
     def wait_and_more(work: Work, *arguments: Any, **options: Any) -> None:
         wait(work, *arguments, **options)
@@ -79,11 +79,17 @@ def _wait_for_the_gpu(gpu: int) -> None:
         _current(gpu).synchronize()
         return all_well
 
-    def results_there(work: Work) -> list[Any]:
-        return [result if isinstance(result, HvdliteError) else _Result(result, gpu) for result in results(work)]
+    def result_there(work: Work, *arguments: Any, **options: Any) -> _Result:
+        there = _Result(result(work, *arguments, **options), gpu)
+        _current(gpu).synchronize()
+        return there
 
-    classes: tuple[Any, Any] = (Work, Engine)
-    classes[0].wait, classes[0].results, classes[1].wait_many = wait_and_more, results_there, wait_for_many
+    def results_there(work: Work) -> list[Any]:
+        return [each if isinstance(each, HvdliteError) else _Result(each, gpu) for each in results(work)]
+
+    work: Any = Work
+    work.wait, work.result, work.results = wait_and_more, result_there, results_there
+    Engine.wait_many = wait_for_many  # type: ignore[method-assign,assignment]
 
 
 def install(number: int) -> None:

@@ -88,7 +88,7 @@ class Call:
     ) -> None:
         self.arrays = arrays
         self.told = threading.Event()
-        self.times = 0
+        self.times = self.number_when_told = 0
         self._then = THEN(self._tell)
         count = len(arrays)
         self.work = ctypes.c_int64()
@@ -111,11 +111,13 @@ class Call:
 
     def _tell(self, _data: object) -> None:
         self.times += 1
+        self.number_when_told = self.work.value
         self.told.set()
 
     def outcome(self) -> list[int]:
         """Waits to be told, then the code of each operation."""
         assert self.told.wait(60)
+        assert self.number_when_told == self.work.value > 0
         done = ctypes.c_int()
         first = CORE.hvdlite_wait(self.engine, ctypes.byref(self.work), 1, ctypes.c_double(0), ctypes.byref(done))
         assert done.value == 1
@@ -147,6 +149,15 @@ def test_a_callback_comes_once_when_all_have_ended():
 
     with engines(3) as ranks:
         in_threads(ranks, body)
+
+
+def test_a_callback_that_comes_at_once_finds_the_number_of_the_work():
+    """The thread that submits may be the last to learn that all is over."""
+    with engines(1, {"cycle_time_ms": 0.0}) as (rank,):
+        for step in range(300):
+            call = Call(rank, ALLREDUCE, [values(rank, 1)], [f"x{step}"])
+            assert call.outcome() == [0]
+            call.close()
 
 
 @pytest.mark.parametrize("route", ["nccl", "staged"])
