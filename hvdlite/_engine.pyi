@@ -324,55 +324,21 @@ class GradientState:
     dirty: bool
     filled: bool
     fresh: bool
-    _zeroed: Any
-    _zeroed_version: int
     def forget(self) -> None:
         """The user has reset the gradient."""
     def is_zero(self) -> bool:
         """Is .grad as the reset has left it?"""
     def move_in(self) -> None:
         """Offers the gradient its place, once."""
+    def claim(self) -> None:
+        """What is in .grad is gradient of this rank alone, whoever put it there."""
 
-class PassDriver:
-    """What the hooks of one optimizer's parameters do, pass by pass; hvdlite.torch.reducer.Reducer has what it asks for."""
+class Passes:
+    """What is counted of the backward passes of one optimizer."""
 
-    def __init__(self, current_task: Callable[[], int], is_nested: Callable[[bool], bool]) -> None: ...
-    def task_ended(self, stamp: int) -> None:
-        """The pass is over: backward() returns when this has."""
-    def task_left(self, stamp: int) -> None:
-        """A nested task is over; the task around it is current now."""
-    def task_lost(self, stamp: int) -> None:
-        """The task is gone without calling back: sends what others may wait for, and does not wait itself."""
-    def reduce(self, strict: bool) -> None:
-        """Reduces all gradients of this rank that were not, and waits for those in flight."""
-    def settle(self) -> None:
-        """Makes good what the end of the last pass did not do. Does nothing if all is well."""
-    def set_plan(self, buckets: list[Any]) -> None:
-        """Counts gradients in these buckets (hvdlite.torch.flights.Bucket)."""
-    def drop_plan(self) -> None:
-        """There are no buckets any more."""
-    def launched(self, bucket: int) -> None:
-        """The bucket is launched in this pass."""
-    def settled(self) -> None:
-        """Nothing is in flight any more."""
-    def forget_additions(self) -> None:
-        """What was added after a launch is not reduced by itself."""
-    def begin_by_hand(self) -> None:
-        """A pass begins without a backward."""
-    def start_step(self) -> None:
-        """Counts passes and reductions anew."""
-    def reset(self) -> None:
-        """The gradients were reset, also those that were not reduced."""
-    @property
-    def buckets(self) -> list[Any]:
-        """Those of the plan; none without one."""
-    lock: Any
-    """Keeps hooks of several threads apart; None: they have one thread."""
     passes_per_step: int
     suspended: int
     """How many no_sync() we are in."""
-    @property
-    def planned(self) -> bool: ...
     @property
     def running(self) -> bool:
         """Do hooks of a pass run?"""
@@ -385,6 +351,42 @@ class PassDriver:
     @property
     def turn(self) -> int:
         """Reductions since the last step or reset."""
+    def launched(self, bucket: int) -> None:
+        """The bucket is launched in this pass."""
+    def settled(self) -> None:
+        """Nothing is in flight any more."""
+    def forget_additions(self) -> None:
+        """What was added after a launch is not reduced by itself."""
+    def begin_by_hand(self) -> None:
+        """A pass begins without a backward."""
+    def start_step(self) -> None:
+        """Counts passes and reductions anew."""
+    def reset(self) -> None:
+        """The gradients were reset, also those that were not reduced."""
+
+class PassDriver(Passes):
+    """What the hooks of one optimizer's parameters do; hvdlite.torch.reducer.Reducer has what it asks for."""
+
+    def __init__(self, current_task: Callable[[], int], is_nested: Callable[[bool], bool]) -> None: ...
+    @property
+    def buckets(self) -> list[Any]:
+        """Those of the plan; none without one."""
+    lock: Any
+    """Keeps hooks of several threads apart; None: they have one thread."""
+    def task_ended(self, stamp: int) -> None:
+        """The pass is over: backward() returns when this has."""
+    def task_left(self, stamp: int) -> None:
+        """A nested task is over; the task around it is current now."""
+    def task_lost(self, stamp: int) -> None:
+        """The task is gone without calling back: sends what others may wait for, and does not wait itself."""
+    def reduce(self, strict: bool) -> None:
+        """Reduces all gradients of this rank that were not, and waits for those in flight."""
+    def settle(self) -> None:
+        """Makes good what the end of the last pass did not do. Does nothing if all is well."""
+    def set_plan(self, made: list[Any]) -> None:
+        """Counts gradients in these buckets (hvdlite.torch.flights.Bucket)."""
+    def drop_plan(self) -> None:
+        """There are no buckets any more."""
 
 @final
 class GradientHook:

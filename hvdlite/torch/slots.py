@@ -173,16 +173,17 @@ class Slot(GradientState):
     All but name, dtype and implementation are members of the native class, whose hooks look at them. Its `forget` is told
     that the user has reset the gradient: ``param.grad`` is None or all zeros. Zeros where there was a gradient of this rank
     alone are reduced like it: other ranks may have none, and all have to have the same in the end, zeros or None. `is_zero`
-    says whether ``param.grad`` is still as the reset has left it, and `move_in` offers a fresh gradient its place, once.
+    says whether ``param.grad`` is still as the reset has left it, `move_in` offers a fresh gradient its place, once. `claim`
+    says that what is there is gradient of this rank alone, whoever put it there.
     """
 
     __slots__ = ("dtype", "implementation", "name")
     param: torch.Tensor
     aside: torch.Tensor | None
     place: "Place | None"
-    _zeroed: torch.Tensor | None
 
     def __init__(self, name: str, param: torch.Tensor) -> None:
+        super().__init__()
         self.name = name
         self.param = param
         self.implementation = param._cdata
@@ -200,12 +201,6 @@ class Slot(GradientState):
                 f"the gradient of parameter {self.name!r} is {grad.dtype} now, and is reduced as {self.dtype}, as it was at "
                 "first: choose grad_dtype and the model's dtype before the first backward(), on all ranks alike"
             )
-
-    def claim(self) -> None:
-        """What is in ``param.grad`` is gradient of this rank alone, whoever put it there."""
-        self.dirty = True
-        self.fresh = False
-        self._zeroed = None  # as in `forget`
 
     def set_aside(self, grad: torch.Tensor) -> None:
         """Keeps the increment that backward is about to make apart from `grad`, the finished ``param.grad``."""

@@ -96,7 +96,7 @@ def test_what_is_missing_is_launched_at_the_end_and_the_plan_made_then(case):
     assert case.log == [("launch", 0, False), "check", ("wait", True), "hooks", "tangents"]
     assert [slot.bucket for slot in case.slots] == [0, 0]
     case.driver.drop_plan()
-    assert ([slot.bucket for slot in case.slots], case.driver.buckets, case.driver.planned) == ([-1, -1], [], False)
+    assert ([slot.bucket for slot in case.slots], case.driver.buckets) == ([-1, -1], [])
 
 
 def test_what_a_lost_pass_owes_is_sent_and_waited_for_later(case):
@@ -202,11 +202,11 @@ def test_an_error_in_a_hook_is_raised(case):
     case.driver._use_engine = lambda: 1 // 0
     with pytest.raises(ZeroDivisionError):
         case.on_after[0]("tensor")
-    with pytest.raises(AttributeError, match="no parameter"):
+    with pytest.raises(AttributeError, match="no attribute 'grad'"):
         GradientHook(case.driver, GradientState(), False)("increment")
-    with pytest.raises(TypeError, match="no PassDriver"):
+    with pytest.raises(RuntimeError):
         GradientHook("a driver", case.slots[0], False)
-    with pytest.raises(TypeError, match="no GradientState"):
+    with pytest.raises(RuntimeError):
         GradientHook(case.driver, "a slot", False)
     with pytest.raises(TypeError, match="one tensor"):
         case.on_after[0]()

@@ -10,25 +10,25 @@
 
 namespace hvdlite::python {
 
-// hvdlite.torch.slots.Slot says what the members mean. A null object reads as None.
-struct GradientState {
-  PyObject_HEAD PyObject* param;
-  PyObject* aside;
-  PyObject* place;
-  PyObject* sparse_dim;
-  PyObject* zeroed;
-  long long zeroed_version;
-  Gradient gradient;
+// hvdlite.torch.slots.Slot says what the members mean.
+struct GradientState : Gradient {
+  nb::object param = nb::none(), aside = nb::none(), place = nb::none(), sparse_dim = nb::none();
+  nb::object zeroed = nb::none();  // what the user's reset has left in .grad
+  long long zeroed_version = 0;
 
   // The parameter's .grad. Throws if there is no parameter: __init__ was not reached, or the slot is being cleared.
   nb::object grad() const;
   // Is this .grad as the user's reset has left it?
   bool is_as_reset(nb::handle grad) const;
+  // The user has reset the gradient.
   void forget();
+  // Offers a fresh gradient its place, once.
   void move_in();
-};
+  // What is in .grad is gradient of this rank alone, whoever put it there.
+  void claim();
 
-// The state in an object of hvdlite.torch's. Throws TypeError if it is none.
-GradientState& gradient_state(nb::handle slot);
+  int traverse(visitproc visit, void* arg) const;
+  void clear();
+};
 
 }  // namespace hvdlite::python

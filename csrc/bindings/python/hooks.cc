@@ -3,6 +3,7 @@
 // types they set Python's error and return null.
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 
 #include "native_types.h"
 #include "pass_driver.h"
@@ -35,10 +36,23 @@ struct FetchAhead {
 struct GradientHook {
   PyObject_HEAD vectorcallfunc call;
   PassDriver* driver;
-  GradientState* slot;
-  PyObject* reducer;  // keeps the driver, which is a part of it
+  GradientState* state;
+  PyObject *reducer, *slot;  // the Python objects of these two, which keep them
   FetchAhead fetch_ahead;
 };
+
+// What a function that throws returns, for a function of CPython's: a new reference, or null with Python's error set.
+template <typename Function>
+PyObject* guarded(Function function) {
+  try {
+    return function().release().ptr();
+  } catch (nb::python_error& error) {
+    error.restore();
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+  return nullptr;
+}
 
 template <void (PassDriver::*kEvent)(GradientState&)>
 PyObject* call_hook(PyObject* self, PyObject* const* /*tensor*/, std::size_t count,
@@ -50,7 +64,7 @@ PyObject* call_hook(PyObject* self, PyObject* const* /*tensor*/, std::size_t cou
     return nullptr;
   }
   return guarded([hook] {
-    (hook->driver->*kEvent)(*hook->slot);
+    (hook->driver->*kEvent)(*hook->state);
     return nb::none();
   });
 }
@@ -65,15 +79,15 @@ PyObject* new_hook(PyTypeObject* type, PyObject* args, PyObject* keywords) {
     return nullptr;
   }
   return guarded([&] {
-    if (!nb::isinstance<PassDriver>(reducer)) throw nb::type_error("this is no PassDriver");
-    GradientState& state = gradient_state(slot);
+    PassDriver& driver = nb::cast<PassDriver&>(nb::handle(reducer));
+    GradientState& state = nb::cast<GradientState&>(nb::handle(slot));
     nb::object made = checked(type->tp_alloc(type, 0));
     auto* hook = reinterpret_cast<GradientHook*>(made.ptr());
     hook->call = is_after != 0 ? call_hook<&PassDriver::after> : call_hook<&PassDriver::before>;
-    hook->driver = &nb::cast<PassDriver&>(nb::handle(reducer));
-    hook->slot = &state;
+    hook->driver = &driver;
+    hook->state = &state;
     hook->reducer = Py_NewRef(reducer);
-    Py_INCREF(slot);
+    hook->slot = Py_NewRef(slot);
     return made;
   });
 }
@@ -106,7 +120,7 @@ int visit_hook(PyObject* self, visitproc visit, void* arg) {
   auto* hook = reinterpret_cast<GradientHook*>(self);
   Py_VISIT(Py_TYPE(self));
   Py_VISIT(hook->reducer);
-  Py_VISIT(reinterpret_cast<PyObject*>(hook->slot));
+  Py_VISIT(hook->slot);
   return 0;
 }
 

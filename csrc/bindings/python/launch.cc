@@ -40,6 +40,17 @@ nb::object answer(nb::handle object, PyObject* method) {
   return checked(PyObject_CallMethodNoArgs(object.ptr(), method));
 }
 
+// A slot, and its state in it.
+struct SlotRef {
+  nb::object object;
+  GradientState* state;
+
+  // Throws if it is none.
+  explicit SlotRef(nb::object slot)
+      : object(std::move(slot)), state(&nb::cast<GradientState&>(object)) {}
+  GradientState* operator->() const { return state; }
+};
+
 // What was sent of a bucket, in order. The memory of a gradient that is reduced where it is is its own.
 class Sent {
  public:
@@ -48,13 +59,13 @@ class Sent {
     pointers_.reserve(count);
   }
   // A gradient that is reduced where it is, or an item with memory of its own.
-  void add(nb::handle slot, nb::object grad, std::int64_t pointer) {
-    items_.push_back({nb::borrow(slot), std::move(grad), {}});
+  void add(const SlotRef& slot, nb::object grad, std::int64_t pointer) {
+    items_.push_back({slot, std::move(grad), {}});
     pointers_.push_back(pointer);
   }
-  void add(nb::tuple item) {
+  void add(const SlotRef& slot, nb::tuple item) {
     pointers_.push_back(nb::cast<std::int64_t>(answer(item[2], gather_names->data_ptr)));
-    items_.push_back({item[0], item[1], std::move(item)});
+    items_.push_back({slot, item[1], std::move(item)});
   }
   const std::vector<std::int64_t>& pointers() const { return pointers_; }
   std::size_t size() const { return items_.size(); }
@@ -62,13 +73,14 @@ class Sent {
   nb::object item(Py_ssize_t place) const {
     if (place < 0 || static_cast<std::size_t>(place) >= items_.size()) throw nb::index_error();
     const Item& item = items_[static_cast<std::size_t>(place)];
-    return item.whole.is_valid() ? item.whole
-                                 : nb::make_tuple(item.slot, item.grad, item.grad, nb::none());
+    return item.whole.is_valid()
+               ? item.whole
+               : nb::make_tuple(item.slot.object, item.grad, item.grad, nb::none());
   }
 
   // They are the engine's now.
   void hand_over() const {
-    for (const Item& item : items_) gradient_state(item.slot).gradient.dirty = false;
+    for (const Item& item : items_) item.slot->dirty = false;
   }
 
   // The numbers of items, from the first on, that failed or whose results have to be put where they belong. The others are
@@ -82,7 +94,7 @@ class Sent {
       if (reduced && nb::cast<int>(outcome) == 0)
         continue;  // as in one process, there is no gradient
       if (reduced && items_[i].is_there()) {
-        gradient_state(items_[i].slot).gradient.filled = true;
+        items_[i].slot->filled = true;
       } else {
         places.append(i);
       }
@@ -92,7 +104,7 @@ class Sent {
 
   int traverse(visitproc visit, void* arg) const {
     for (const Item& item : items_) {
-      Py_VISIT(item.slot.ptr());
+      Py_VISIT(item.slot.object.ptr());
       Py_VISIT(item.grad.ptr());
       Py_VISIT(item.whole.ptr());
     }
@@ -102,14 +114,14 @@ class Sent {
 
  private:
   struct Item {
-    nb::object slot, grad;
+    SlotRef slot;
+    nb::object grad;
     nb::object whole;  // null: (slot, grad, grad, None)
 
     // Was the gradient reduced where it is, and is it all that the parameter has?
     bool is_there() const {
       if (whole.is_valid() && (grad.is_none() || !grad.is(whole[2]))) return false;
-      const GradientState& state = gradient_state(slot);
-      return is_none(state.aside) && is_none(state.sparse_dim) && state.grad().is(grad);
+      return slot->aside.is_none() && slot->sparse_dim.is_none() && slot->grad().is(grad);
     }
   };
   std::vector<Item> items_;
@@ -126,8 +138,7 @@ class Gatherer {
            nb::object strided, nb::object wire_of)
       : strided_(std::move(strided)), wire_of_(std::move(wire_of)) {
     for (std::size_t i = 0; i < slots.size(); ++i) {
-      gradient_state(slots[i]);
-      members_.push_back({slots[i], forms[i], forms[i].attr("dtype_in_place"),
+      members_.push_back({SlotRef(slots[i]), forms[i], forms[i].attr("dtype_in_place"),
                           forms[i].attr("memory"), nb::cast<int>(forms[i].attr("dtype")),
                           nb::cast<bool>(forms[i].attr("is_contiguous"))});
     }
@@ -140,24 +151,24 @@ class Gatherer {
     sent.reserve(members_.size());
     for (std::size_t i = 0; i < members_.size(); ++i) {
       const Member& member = members_[i];
-      GradientState& slot = gradient_state(member.slot);
-      nb::object grad = slot.gradient.dirty ? slot.grad() : nb::none();
+      const SlotRef& slot = member.slot;
+      nb::object grad = slot->dirty ? slot->grad() : nb::none();
       if (grad.is_none()) {
-        if (slot.gradient.dirty) slot.forget();  // somebody has reset it
+        if (slot->dirty) slot->forget();  // somebody has reset it
         absent.append(i);
       } else if (const auto pointer = address_of(member, grad)) {
-        sent.add(member.slot, std::move(grad), *pointer);
+        sent.add(slot, std::move(grad), *pointer);
         continue;
       }
-      const nb::tuple made = nb::cast<nb::tuple>(wire_of_(member.slot, member.form, grad));
-      sent.add(nb::make_tuple(member.slot, grad, made[0], made[1]));
+      const nb::tuple made = nb::cast<nb::tuple>(wire_of_(slot.object, member.form, grad));
+      sent.add(slot, nb::make_tuple(slot.object, grad, made[0], made[1]));
     }
     return sent;
   }
 
   int traverse(visitproc visit, void* arg) const {
     for (const Member& member : members_) {
-      Py_VISIT(member.slot.ptr());
+      Py_VISIT(member.slot.object.ptr());
       Py_VISIT(member.form.ptr());
     }
     return 0;
@@ -166,7 +177,8 @@ class Gatherer {
 
  private:
   struct Member {
-    nb::object slot, form;
+    SlotRef slot;
+    nb::object form;
     nb::object dtype_in_place;  // torch's; None: it never is reduced where it is
     nb::object device;          // torch's
     int dtype;                  // the engine's code
@@ -193,8 +205,8 @@ class Gatherer {
 
   static bool lies_right(const Member& member, const nb::object& grad) {
     if (member.contiguous) return answer(grad, gather_names->is_contiguous).ptr() == Py_True;
-    const nb::handle param = gradient_state(member.slot).param;
-    return answer(grad, gather_names->stride).equal(answer(param, gather_names->stride));
+    return answer(grad, gather_names->stride)
+        .equal(answer(member.slot->param, gather_names->stride));
   }
 
   std::vector<Member> members_;
@@ -208,7 +220,7 @@ void launch(Engine& engine, PassDriver& reducer, int bucket, std::int64_t group,
             nb::handle absent, bool wake, std::uintptr_t stream, nb::list handles) {
   handles.append(engine.submit_prepared(group, sent.pointers(), absent, wake, stream));
   sent.hand_over();
-  reducer.passes.launched(bucket);
+  reducer.launched(bucket);
 }
 
 }  // namespace

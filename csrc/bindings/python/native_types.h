@@ -7,7 +7,6 @@
 #include <structmember.h>
 
 #include <cstddef>
-#include <exception>
 
 #include "binding.h"
 
@@ -26,21 +25,6 @@ class Owned {
  private:
   PyObject* object_;
 };
-
-// What a function that throws returns, for a function of CPython's: a new reference, or null with Python's error set.
-template <typename Function>
-PyObject* guarded(Function function) {
-  try {
-    return function().release().ptr();
-  } catch (nb::python_error& error) {
-    error.restore();
-  } catch (const nb::builtin_exception& error) {
-    PyErr_SetString(PyExc_TypeError, error.what());
-  } catch (const std::exception& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what());
-  }
-  return nullptr;
-}
 
 // Is this member None? A null one reads as None.
 inline bool is_none(PyObject* member) { return member == nullptr || member == Py_None; }

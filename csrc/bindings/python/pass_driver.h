@@ -11,7 +11,7 @@
 
 namespace hvdlite::python {
 
-class PassDriver {
+class PassDriver : public Passes {
  public:
   // current_task tells the number of the graph task that this thread runs, is_nested(leaving) whether it runs inside another.
   PassDriver(nb::object current_task, nb::object is_nested);
@@ -36,26 +36,24 @@ class PassDriver {
   void settle();
 
   // The plan: buckets with `slots` and `device`.
-  void set_plan(nb::list buckets);
+  void set_plan(nb::list made);
   void drop_plan();
-  const nb::list& buckets() const { return buckets_; }
-  nb::object lock() const { return lock_; }
-  void set_lock(nb::object lock) { lock_ = std::move(lock); }
+
+  nb::list buckets;              // of the plan
+  nb::object lock = nb::none();  // Python's; None: there is none
 
   int traverse(visitproc visit, void* arg) const;
   void clear();
 
-  Passes passes;
-
  private:
   template <typename... Args>
   nb::object ask(const char* method, Args... args);
-  Passes::Task current_task() const;
+  Task current_task() const;
   bool is_nested(bool leaving) const;
   void count(GradientState& slot);
-  void enter(Passes::Task task, GradientState& slot);
-  void begin(GradientState& slot);
-  void watch(Passes::Task task, bool nested);
+  void change_task(Task task, GradientState& slot);
+  void begin_pass(GradientState& slot);
+  void watch(Task task, bool nested);
   bool concerns_somebody(int bucket) const;
   bool is_dirty(int bucket) const;
   void launch(int bucket, bool wake);
@@ -64,8 +62,6 @@ class PassDriver {
   void number_slots(int bucket, int number);
 
   nb::object current_task_, is_nested_;
-  nb::object lock_;  // None: there is none
-  nb::list buckets_;
 };
 
 }  // namespace hvdlite::python

@@ -22,14 +22,14 @@ Passes::Before Passes::before(Gradient& gradient, Found found, bool has_aside) {
 
 Passes::After Passes::after(Gradient& gradient) {
   if (gradient.stamp == stamp_) {  // one more part of it
-    if (gradient.bucket >= 0 && is_launched(gradient.bucket)) {
+    if (knows(gradient.bucket) && is_launched(gradient.bucket)) {
       gradient.dirty = added_later_ = true;
     }
     return After::kNothing;
   }
   gradient.stamp = stamp_;
   gradient.dirty = true;
-  if (!eager_ || gradient.bucket < 0) return After::kNothing;
+  if (!eager_ || !knows(gradient.bucket)) return After::kNothing;
   return --at(gradient.bucket).missing == 0 ? After::kComplete : After::kCounted;
 }
 

@@ -91,8 +91,8 @@ class Passes {
   void set_plan(std::vector<Bucket> buckets);
   void drop_plan();
   bool planned() const { return planned_; }
-  const Bucket& bucket(int number) const { return at(number); }
-  int buckets() const { return static_cast<int>(buckets_.size()); }
+  bool on_gpu(int bucket) const { return at(bucket).on_gpu; }
+  int bucket_count() const { return static_cast<int>(buckets_.size()); }
   void start_step() { turn_ = backwards_ = 0; }
   // The gradients were reset, also those that were not reduced.
   void reset();
@@ -101,6 +101,7 @@ class Passes {
   int suspended = 0;  // > 0 inside no_sync()
 
  private:
+  bool knows(int bucket) const { return static_cast<std::size_t>(bucket) < buckets_.size(); }
   const Bucket& at(int bucket) const { return buckets_[static_cast<std::size_t>(bucket)]; }
   Bucket& at(int bucket) { return buckets_[static_cast<std::size_t>(bucket)]; }
 

@@ -40,8 +40,8 @@ ROWS = (
         "landed-but-aside",
         "a gradient that was reduced in two parts lands without the part that was set aside",
         "csrc/bindings/python/launch.cc",
-        "return is_none(state.aside) && is_none(state.sparse_dim)",
-        "return is_none(state.sparse_dim)",
+        "return slot->aside.is_none() && slot->sparse_dim.is_none()",
+        "return slot->sparse_dim.is_none()",
         (*guards.HOOKS, "tests/adapters/torch/test_passes.py"),
     ),
 )

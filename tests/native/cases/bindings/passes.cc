@@ -1,9 +1,8 @@
 // Passes by itself: what one optimizer's gradients go through, told event by event; and every order of small passes.
 #include "bindings/python/passes.h"
 
-#include <functional>
-#include <numeric>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "harness.h"
@@ -73,7 +72,7 @@ struct Job {
 
   void reduce() {
     passes.owe();
-    for (int bucket = 0; bucket < passes.buckets(); ++bucket) {
+    for (int bucket = 0; bucket < passes.bucket_count(); ++bucket) {
       if (!passes.is_launched(bucket)) launch(bucket);
     }
     passes.rest_is_launched();
@@ -84,7 +83,7 @@ struct Job {
     passes.settled();
     if (!passes.added_later()) return;
     passes.begin_additions();
-    for (int bucket = 0; bucket < passes.buckets(); ++bucket) {
+    for (int bucket = 0; bucket < passes.bucket_count(); ++bucket) {
       if (dirty(bucket)) launch(bucket);
     }
     passes.additions_are_launched();
@@ -130,7 +129,7 @@ TEST(without_a_plan_nothing_is_launched_before_the_pass_is_over) {
   job.add(0);
   EXPECT((job.launches == std::vector{0, 0}));
   job.passes.drop_plan();
-  EXPECT(!job.passes.planned() && job.passes.buckets() == 0);
+  EXPECT(!job.passes.planned() && job.passes.bucket_count() == 0);
 }
 
 TEST(a_gradient_in_parts_counts_once) {
