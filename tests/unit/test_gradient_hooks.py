@@ -129,19 +129,19 @@ def test_a_nested_pass_ends_with_the_one_around_it(case):
 
 
 def test_a_frozen_bucket_without_gradients_is_not_launched(case):
-    other = slot_of()
-    case.driver.set_plan([case.driver.bucket, Bucket(slots=[other], device=CPU)])
-    other.param.requires_grad = False
+    frozen, unused = slot_of(), slot_of()
+    case.driver.set_plan([case.driver.bucket, *(Bucket(slots=[slot], device=CPU) for slot in (frozen, unused))])
+    frozen.param.requires_grad = False
     case.on_after[0]("tensor")
     case.driver.task_ended(1)
-    assert [entry[1] for entry in case.log if entry[0] == "launch"] == [0]
+    assert [entry[1] for entry in case.log if entry[0] == "launch"] == [0, 2]
     case.driver.suspended = 1  # what is kept back another rank may have of it
     case.on_after[0]("tensor")
     case.driver.task_ended(2)
     assert case.driver.local_gradients
     case.driver.begin_by_hand()
     case.driver.reduce(True)
-    assert [entry[1] for entry in case.log if entry[0] == "launch"] == [0, 0, 1]
+    assert [entry[1] for entry in case.log if entry[0] == "launch"] == [0, 2, 0, 1, 2]
 
 
 def test_too_many_passes_are_refused_unless_the_gradients_were_reset(case):
