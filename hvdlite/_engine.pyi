@@ -312,42 +312,83 @@ class GradientState:
     """The state of one parameter's gradient (hvdlite.torch.slots.Slot)."""
 
     param: Any
-    bucket: Any
     aside: Any
     place: Any
     sparse_dim: int | None
+    bucket: int
     stamp: int
     dirty: bool
     filled: bool
     fresh: bool
-    _zeroed: Any
-    _zeroed_version: int
     def forget(self) -> None:
         """The user has reset the gradient."""
+    def is_zero(self) -> bool:
+        """Is .grad as the reset has left it?"""
+    def move_in(self) -> None:
+        """Offers the gradient its place, once."""
+    def claim(self) -> None:
+        """What is in .grad is gradient of this rank alone, whoever put it there."""
 
-class BucketState:
-    """What the hooks look at of a bucket (hvdlite.torch.flights.Bucket)."""
+class Passes:
+    """What is counted of the backward passes of one optimizer."""
 
-    missing: int
-    launched: int
-    device: int
+    passes_per_step: int
+    suspended: int
+    """How many no_sync() we are in."""
+    @property
+    def running(self) -> bool:
+        """Do hooks of a pass run?"""
+    @property
+    def unsettled(self) -> bool:
+        """Is something owed or in flight?"""
+    @property
+    def local_gradients(self) -> bool:
+        """Were passes not reduced yet?"""
+    @property
+    def turn(self) -> int:
+        """Reductions since the last step or reset."""
+    def launched(self, bucket: int) -> None:
+        """The bucket is launched in this pass."""
+    def settled(self) -> None:
+        """Nothing is in flight any more."""
+    def forget_additions(self) -> None:
+        """What was added after a launch is not reduced by itself."""
+    def begin_by_hand(self) -> None:
+        """A pass begins without a backward."""
+    def start_step(self) -> None:
+        """Counts passes and reductions anew."""
+    def reset(self) -> None:
+        """The gradients were reset, also those that were not reduced."""
 
-class PassState:
-    """What the hooks look at of the pass that is running (hvdlite.torch.reducer.Reducer)."""
+class PassDriver(Passes):
+    """What the hooks of one optimizer's parameters do; hvdlite.torch.reducer.Reducer has what it asks for."""
 
-    _current_task: Callable[[], int]
-    _task: int
-    _stamp: int
-    _eager: bool
-    _unsettled: bool
+    def __init__(self, current_task: Callable[[], int], is_nested: Callable[[bool], bool]) -> None: ...
+    @property
+    def buckets(self) -> list[Any]:
+        """Those of the plan; none without one."""
+    lock: Any
+    """Keeps hooks of several threads apart; None: they have one thread."""
+    def task_ended(self, stamp: int) -> None:
+        """The pass is over: backward() returns when this has."""
+    def task_left(self, stamp: int) -> None:
+        """A nested task is over; the task around it is current now."""
+    def task_lost(self, stamp: int) -> None:
+        """The task is gone without calling back: sends what others may wait for, and does not wait itself."""
+    def reduce(self, strict: bool) -> None:
+        """Reduces all gradients of this rank that were not, and waits for those in flight."""
+    def settle(self) -> None:
+        """Makes good what the end of the last pass did not do. Does nothing if all is well."""
+    def set_plan(self, made: list[Any]) -> None:
+        """Counts gradients in these buckets (hvdlite.torch.flights.Bucket)."""
+    def drop_plan(self) -> None:
+        """There are no buckets any more."""
 
 @final
 class GradientHook:
-    """A hook of one parameter: does the usual case of Reducer._before or _after, and calls `otherwise` for any other."""
+    """A hook of one parameter, which autograd calls before or after it adds to the gradient."""
 
-    def __init__(
-        self, pass_state: PassState, slot: GradientState, otherwise: Callable[[Any, Any], None], after: bool
-    ) -> None: ...
+    def __init__(self, reducer: PassDriver, slot: GradientState, after: bool) -> None: ...
     def fetch_ahead(self, objects: Sequence[object], /) -> None:
         """When the hook is called, it has the processor fetch these, which will be read soon. It keeps only addresses."""
     def __call__(self, tensor: Any, /) -> None: ...
@@ -356,28 +397,39 @@ class GradientHook:
 class Sent:
     """What was sent of a bucket: a sequence of hvdlite.torch.flights.Item."""
 
-    def __init__(self, items: list[Any], pointers: Sequence[int]) -> None: ...
     def __len__(self) -> int: ...
     def __getitem__(self, place: int) -> Any: ...
     def __iter__(self) -> Iterator[Any]: ...
-    def all_are_there(self) -> bool:
-        """Was every gradient reduced where it is, and is it still there? Then they are filled."""
+    def to_land(self, first: int, outcomes: Sequence[Any]) -> list[int]:
+        """The numbers of items, from the first on, that failed or whose results have to be put where they belong.
+
+        The others are filled. outcomes: as `Engine.wait_many` gives them.
+        """
 
 @final
 class Gatherer:
-    """Finds out where the gradients of a bucket are, of one whose gradients are usually all reduced where they are."""
+    """Finds out where the gradients of a bucket are, or has torch make what is to be sent for them."""
 
     def __init__(
-        self, slots: list[Any], type: type, plain: Plain | None, dtype: Any, strided: Any, device: Any, code: int
+        self,
+        slots: Sequence[Any],
+        forms: Sequence[Any],
+        type: type,
+        plain: Plain | None,
+        strided: Any,
+        wire_of: Callable[[Any, Any, Any], tuple[Any, Any]],
     ) -> None:
-        """plain: of tensors of this type; dtype, strided, device: torch's; code: the engine's dtype."""
-    def gather(self) -> Sent | None:
-        """What to send, if all gradients can be reduced where they are; otherwise None."""
+        """plain: of tensors of this type; strided: torch's layout.
+
+        wire_of(slot, form, grad) gives memory to send in the place of a gradient, or of none, and what decoding needs.
+        """
+    def gather(self, absent: list[int]) -> Sent:
+        """What to send; adds the numbers of members without a gradient to the list."""
 
 def launch(
     engine: Engine,
-    bucket: BucketState,
-    stamp: int,
+    reducer: PassDriver,
+    bucket: int,
     group: int,
     sent: Sent,
     absent: Sequence[int],
@@ -388,5 +440,5 @@ def launch(
     """Submits a bucket's prepared group as `Engine.submit_prepared`.
 
     The work, which keeps what was sent, is added to the list, the gradients are dirty no longer, and the bucket is launched
-    in the pass `stamp`: all of that or, if this raises, nothing.
+    in the pass: all of that or, if this raises, nothing.
     """

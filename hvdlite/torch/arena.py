@@ -140,7 +140,7 @@ def _is_streamed(nbytes: int, process_set: ProcessSet) -> bool:
 
 
 def _is_worth_it(param: torch.Tensor, form: WireForm) -> bool:
-    return form.reduced_in_place and form.device == CPU and param.requires_grad and form.nbytes >= max(SMALLEST, 1)
+    return form.dtype_in_place is not None and form.device == CPU and param.requires_grad and form.nbytes >= max(SMALLEST, 1)
 
 
 def _lay_out(sizes: Sequence[int]) -> tuple[list[int], int]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from hvdlite import submission
-from hvdlite._engine import BucketState, Gatherer, Sent, launch
+from hvdlite._engine import Gatherer, PassDriver, Sent, launch
 from hvdlite.backends import Exported, backend_of, plain_of
 from hvdlite.errors import HvdliteError, InvalidArgumentError
 from hvdlite.requests import Kind, Request, tensor_name
@@ -39,11 +39,10 @@ class Flight:
         outcomes: of the items, in order, as far as they have been waited for: what the bucket needs of a result, or an error.
         streams: on a GPU, the CUDA streams in whose order the memory is used again; the launching one is the first.
         landed: how many items are done with.
-        in_place: did all go well, and may all gradients be where they have to be already?
 
     """
 
-    __slots__ = ("bucket", "handles", "in_place", "items", "landed", "outcomes", "streams")
+    __slots__ = ("bucket", "handles", "items", "landed", "outcomes", "streams")
 
     def __init__(self, bucket: "Bucket", items: Items, streams: Sequence[int] = ()) -> None:
         self.bucket = bucket
@@ -52,7 +51,6 @@ class Flight:
         self.streams = streams
         self.outcomes: list[Any] = []
         self.landed = 0
-        self.in_place = False
 
     def in_flight(self) -> "list[Work]":
         """The handles that nobody has waited for. One is that of all items, or each item has one."""
@@ -69,13 +67,15 @@ class Flight:
             The first error of all items, or None.
 
         """
-        if self.in_place and isinstance(self.items, Sent) and self.items.all_are_there():
-            self.landed = len(self.items)
-            return None
         failure: HvdliteError | None = None
         land = self.bucket.land
-        for place in range(self.landed, len(self.outcomes)):
-            item, outcome = self.items[place], self.outcomes[place]
+        # Most gradients of a dense bucket were reduced where they are, and are there.
+        items = self.items
+        places = (
+            items.to_land(self.landed, self.outcomes) if isinstance(items, Sent) else range(self.landed, len(self.outcomes))
+        )
+        for place in places:
+            item, outcome = items[place], self.outcomes[place]
             slot, value = item[0], None
             try:
                 if isinstance(outcome, HvdliteError):
@@ -86,10 +86,10 @@ class Flight:
                 if not slot.dirty:
                     slot.merge()
             except Exception:  # of a user's compression: it would be raised again, and nothing behind it would ever land
-                self.landed += 1
+                self.landed = place + 1
                 raise
             # What comes before may be done twice. Here Python looks for no signal; a merge that Ctrl-C prevents settle() makes.
-            self.landed += 1
+            self.landed = place + 1
             if value is not None:
                 slot.aside, slot.param.grad = slot.param.grad, value
                 slot.merge()
@@ -102,27 +102,26 @@ class Bucket(Protocol):
     Attributes:
         slots: the members, in the order that all ranks have.
         device: where the gradients are: the engine's number of a GPU, or of host memory.
-        missing: how many gradients of this pass are not there yet.
-        launched: the last pass in which the bucket was launched.
 
     """
 
     slots: list[Slot]
     device: int
-    missing: int
-    launched: int
 
     def see_stream(self) -> None:
         """On a GPU: a gradient of this pass has been made in the current stream."""
 
-    def launch(self, engine: "Engine", turn: int, wake: bool, stamp: int, begin: Callable[[Flight], None]) -> None:
+    def launch(
+        self, engine: "Engine", reducer: PassDriver, number: int, turn: int, wake: bool, begin: Callable[[Flight], None]
+    ) -> None:
         """Submits the gradients, in a flight that `begin` is given first.
 
         Args:
             engine: that is to reduce them.
+            reducer: is told that the bucket is launched.
+            number: of the bucket in the reducer's plan.
             turn: counts the passes of one step, whose names differ.
             wake: is this within a pass? Then nobody waits for the engine soon.
-            stamp: the number of the pass.
             begin: remembers the flight.
         """
 
@@ -146,7 +145,7 @@ def has_moved(bucket: Bucket) -> bool:
     return gpu_of(slot.param) != bucket.device or declared_dtype(slot.param) not in (slot.dtype, None)
 
 
-class DenseBucket(BucketState):
+class DenseBucket:
     """Gradients of one dtype that the engine fuses, always in the same layout. The engine knows them as a prepared group."""
 
     def __init__(
@@ -161,23 +160,16 @@ class DenseBucket(BucketState):
         self.slots: list[Slot] = [slot for slot, _ in members]
         self.device = members[0][1].device
         self._streams = StreamsOfBucket(self.device)
-        self.missing = len(members)
-        self.launched = 0
         self._label = label
         self.members = members
-        self._members = [(slot, slot.param, form) for slot, form in members]
         self._forms = dict(members)
         self._op = op
         self._process_set = process_set
         self._prescale = prescale
         self._postscale = postscale
-        dtypes = {slot.dtype for slot, _ in members}
-        self._gatherer: Gatherer | None = None
-        if len(dtypes) == 1 and all(form.is_plain for _, form in members):  # as most are: reduced in place and row-major
-            plain = plain_of(members[0][0].param.detach()) if self.device == CPU else None
-            self._gatherer = Gatherer(
-                self.slots, torch.Tensor, plain, dtypes.pop(), torch.strided, members[0][1].memory, members[0][1].dtype
-            )
+        plain = plain_of(members[0][0].param.detach()) if self.device == CPU else None
+        forms = [form for _, form in members]
+        self._gatherer = Gatherer(self.slots, forms, torch.Tensor, plain, torch.strided, _wire_of)
         self._groups: list[int] = []  # prepared, one for each of the passes of a step
 
     def _prepare(self, engine: "Engine", turn: int) -> int:
@@ -195,13 +187,13 @@ class DenseBucket(BucketState):
                     prescale=self._prescale,
                     postscale=self._postscale,
                     group=self._label + suffix,
-                    group_size=len(self._members),
+                    group_size=len(self.members),
                     group_index=index,
                     device=form.device,
                     flags=form.flags,
                     arena=0 if slot.place is None else slot.place.arena,
                 )
-                for index, (slot, _, form) in enumerate(self._members)
+                for index, (slot, form) in enumerate(self.members)
             ]
             self._groups.append(engine.prepare(requests))
         return self._groups[turn]
@@ -210,41 +202,17 @@ class DenseBucket(BucketState):
         """See `Bucket.see_stream`."""
         self._streams.see()
 
-    def launch(self, engine: "Engine", turn: int, wake: bool, stamp: int, begin: Callable[[Flight], None]) -> None:
+    def launch(
+        self, engine: "Engine", reducer: PassDriver, number: int, turn: int, wake: bool, begin: Callable[[Flight], None]
+    ) -> None:
         """Submits all members, those without a gradient as absent."""
         streams = () if self.device == CPU else self._streams.gather(wake)
         group = self._groups[turn] if turn < len(self._groups) else self._prepare(engine, turn)
-        sent = None if self._gatherer is None else self._gatherer.gather()
         absent: list[int] = []
-        if sent is None:
-            sent, absent = self._gather()
+        sent = self._gatherer.gather(absent)
         flight = Flight(self, sent, streams)
         begin(flight)
-        launch(engine, self, stamp, group, sent, absent, wake, streams, flight.handles)
-
-    def _gather(self) -> tuple[Sent, list[int]]:
-        """What to send, whatever the gradients are, and which are absent."""
-        pointers: list[int] = []
-        absent: list[int] = []
-        items: list[Item] = []
-        for slot, param, form in self._members:
-            grad = param.grad if slot.dirty else None
-            context = None
-            if grad is None:
-                if slot.dirty:
-                    slot.forget()  # somebody has reset it
-                absent.append(len(items))
-                free = None if slot.place is None else slot.place.take()
-                wire = form.blank() if free is None else free
-            elif form.fits(grad):
-                wire = grad
-            else:
-                slot.require_dtype(grad)
-                with torch.no_grad():
-                    wire, context = form.encode(grad)
-            pointers.append(wire.data_ptr())
-            items.append((slot, grad, wire, context))
-        return Sent(items, pointers), absent
+        launch(engine, reducer, number, group, sent, absent, wake, streams, flight.handles)
 
     def wait(self, engine: "Engine", flight: Flight) -> None:
         """Once for all members."""
@@ -254,13 +222,11 @@ class DenseBucket(BucketState):
                 streams = self._streams.after(flight.streams)
                 if streams[0] != flight.streams[0]:
                     _use_in_current_stream(flight.items)
-            flight.in_place = engine.wait_many(flight.handles, flight.outcomes, streams)
+            engine.wait_many(flight.handles, flight.outcomes, streams)
 
     def land(self, item: Item, outcome: Any, strict: bool) -> torch.Tensor | None:
-        """The outcome: how many ranks had a gradient."""
+        """The outcome: how many ranks had a gradient, at least one."""
         slot, grad, wire, context = item
-        if outcome == 0:
-            return None  # used on no rank: as in one process, there is no gradient
         slot.filled = True
         form = self._forms[slot]
         if grad is None:
@@ -285,6 +251,16 @@ class DenseBucket(BucketState):
         self._groups.clear()
 
 
+def _wire_of(slot: Slot, form: WireForm, grad: torch.Tensor | None) -> tuple[torch.Tensor, Any]:
+    """Memory to send for a gradient that cannot be reduced where it is, or for none; and what decoding needs."""
+    if grad is None:
+        free = None if slot.place is None else slot.place.take()
+        return (form.blank() if free is None else free), None
+    slot.require_dtype(grad)
+    with torch.no_grad():
+        return form.encode(grad)
+
+
 def _use_in_current_stream(items: Items) -> None:
     """Memory that was made for the launching stream is about to be used in the current one."""
     for _, grad, wire, _ in items:
@@ -304,15 +280,13 @@ def _is_there(slot: Slot, grad: torch.Tensor, strict: bool) -> bool:
     return False
 
 
-class SparseBucket(BucketState):
+class SparseBucket:
     """One parameter whose gradient is sparse: every rank gets all ranks' rows and adds them up."""
 
     def __init__(self, slot: Slot, divisor: int, process_set: int) -> None:
         self.slots: list[Slot] = [slot]
         self.device = gpu_of(slot.param)
         self._streams = StreamsOfBucket(self.device)
-        self.missing = 1
-        self.launched = 0
         self._divisor = divisor
         self._process_set = process_set
         self._indices: torch.Tensor | None = None  # landed before the values
@@ -321,7 +295,9 @@ class SparseBucket(BucketState):
         """See `Bucket.see_stream`."""
         self._streams.see()
 
-    def launch(self, engine: "Engine", turn: int, wake: bool, stamp: int, begin: Callable[[Flight], None]) -> None:
+    def launch(
+        self, engine: "Engine", reducer: PassDriver, number: int, turn: int, wake: bool, begin: Callable[[Flight], None]
+    ) -> None:
         """Submits the indices and the values of this rank's rows, of which there may be none."""
         streams = () if self.device == CPU else self._streams.gather(wake)
         slot = self.slots[0]
@@ -361,7 +337,7 @@ class SparseBucket(BucketState):
         finally:
             if work.number:
                 slot.dirty = False
-                self.launched = stamp
+                reducer.launched(number)
 
     def wait(self, engine: "Engine", flight: Flight) -> None:
         """One after the other: each result has memory of its own."""

@@ -1,10 +1,9 @@
 """Hooks on a parameter: before and after backward adds to its gradient."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
-from hvdlite._engine import GradientHook
+from hvdlite._engine import GradientHook, GradientState, PassDriver
 
 __all__ = ["AtEnd", "fetch_ahead", "install"]
 
@@ -23,13 +22,13 @@ class AtEnd:
         self._action()
 
 
-def install(param: Any, before: Callable[[Any], None], after: Callable[[Any], None]) -> list[Any]:
+def install(param: Any, reducer: PassDriver, slot: GradientState) -> list[Any]:
     """Hooks both ends of the accumulation, of frozen parameters too: they may be thawed later.
 
     Args:
         param: the parameter. One that cannot have a gradient gets no hooks.
-        before: called with the increment, also where autograd.grad only looks at it.
-        after: called with the parameter.
+        reducer: whose hooks they are.
+        slot: the state of its gradient.
 
     Returns:
         What `remove` can be called on.
@@ -39,14 +38,14 @@ def install(param: Any, before: Callable[[Any], None], after: Callable[[Any], No
         return []
     frozen = not param.requires_grad
     param.requires_grad_(True)
-    for hook in (before, after):
-        if isinstance(hook, partial):  # native ones say so themselves
-            hook.__torch_unserializable__ = True  # type: ignore[attr-defined]  # no warning when the tensor is saved
     for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
         present = getattr(param, name)
         if present is not None:
             setattr(param, name, present)  # torch.utils.swap_tensors leaves lists that autograd does not know of any more
-    hooks = [param.register_hook(before), param.register_post_accumulate_grad_hook(after)]
+    hooks = [
+        param.register_hook(GradientHook(reducer, slot, False)),  # also where autograd.grad only looks at the increment
+        param.register_post_accumulate_grad_hook(GradientHook(reducer, slot, True)),
+    ]
     if frozen:
         param.requires_grad_(False)
     return hooks

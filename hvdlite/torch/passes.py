@@ -12,22 +12,23 @@ when the task is over. Three things make this less than obvious:
 
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from types import CodeType
-from typing import Protocol
 
 import torch
 from torch.autograd import Variable
 
-__all__ = ["NO_TASK", "TOO_MANY_PASSES", "EndOfTask", "PassListener", "current_task", "is_nested", "when_task_ends"]
+from hvdlite._engine import PassDriver
+from hvdlite.errors import HvdliteError
 
-NO_TASK = -1
+__all__ = ["TOO_MANY_PASSES", "EndOfTask", "current_task", "is_nested", "when_task_ends"]
 
 TOO_MANY_PASSES = (
     "Gradients were computed more than backward_passes_per_step times before call to step(). Increase "
     "backward_passes_per_step to accumulate gradients locally."
 )
 
-current_task: Callable[[], int] = torch._C._current_graph_task_id  # NO_TASK outside of backward
+current_task: Callable[[], int] = torch._C._current_graph_task_id  # -1 outside of backward
 
 # Python frames that start a graph task, and the frame through which a task calls a Python autograd Function.
 _ENTRANCES: frozenset[CodeType] = frozenset({torch.autograd.backward.__code__, torch.autograd.grad.__code__})
@@ -42,7 +43,7 @@ def is_nested(leaving: bool = False) -> bool:
     Args:
         leaving: the current task's inner task is just being destroyed, and its frames are still on the stack.
     """
-    frame = sys._getframe(1)
+    frame = sys._getframe()
     entrances = 0
     needed = 2 if leaving else 1
     while frame is not None:
@@ -66,29 +67,16 @@ def when_task_ends(callback: Callable[[], None]) -> bool:
     return True
 
 
-class PassListener(Protocol):
-    """Who is told about the end of tasks (the reducer)."""
-
-    def task_ended(self, end: "EndOfTask") -> None:
-        """An outermost task is over and all its hooks have run. What this raises, backward() raises."""
-
-    def task_left(self, end: "EndOfTask") -> None:
-        """A nested task is over; the task around it is current now."""
-
-    def task_lost(self, end: "EndOfTask") -> None:
-        """The task is gone without calling back. Must not raise: it is called where Python ignores exceptions."""
-
-
 class EndOfTask:
-    """The callback given to one graph task. Once it waits it tells the listener exactly one of three things."""
+    """The callback given to one graph task. Once it waits it tells the reducer exactly one of three things."""
 
-    __slots__ = ("_over", "_waiting", "listener", "nested", "serial")
+    __slots__ = ("_nested", "_over", "_reducer", "_stamp", "_waiting")
 
-    def __init__(self, listener: PassListener, serial: int, nested: bool) -> None:
+    def __init__(self, reducer: PassDriver, stamp: int, nested: bool) -> None:
         self._waiting = self._over = False
-        self.listener = listener
-        self.serial = serial  # of the pass it belongs to
-        self.nested = nested
+        self._reducer = reducer
+        self._stamp = stamp  # of the pass it belongs to
+        self._nested = nested
 
     def wait(self) -> None:
         """Waits for the end of the current task, if that tells of it; otherwise nothing is told."""
@@ -96,14 +84,15 @@ class EndOfTask:
             self._waiting = True
 
     def __call__(self) -> None:
-        """The task is over."""
+        """The task is over, and all its hooks have run. What the reducer raises, backward() raises."""
         self._waiting = False
         self._over = True
-        if not self.nested:
-            self.listener.task_ended(self)
+        if not self._nested:
+            self._reducer.task_ended(self._stamp)
 
     def __del__(self) -> None:
-        if getattr(self, "_waiting", False):  # nothing is there if Ctrl-C came before __init__
-            self.listener.task_lost(self)
-        elif getattr(self, "_over", False) and self.nested:
-            self.listener.task_left(self)
+        with suppress(HvdliteError):  # settle() meets the same error where it can be raised
+            if getattr(self, "_waiting", False):  # nothing is there if Ctrl-C came before __init__
+                self._reducer.task_lost(self._stamp)
+            elif getattr(self, "_over", False) and self._nested:
+                self._reducer.task_left(self._stamp)

@@ -16,7 +16,7 @@ Groups = Sequence[Sequence[str]] | int | None  # lists of parameters' names, a n
 
 
 def make_buckets(settings: Settings, slots: Sequence[Slot], groups: Groups, generation: int) -> list[Bucket]:
-    """Cuts the parameters into buckets and gives each slot its bucket and its form on the wire.
+    """Cuts the parameters into buckets, each with its form on the wire.
 
     Frozen parameters of dtypes that cannot be reduced, such as float8, are in no bucket.
 
@@ -48,9 +48,6 @@ def make_buckets(settings: Settings, slots: Sequence[Slot], groups: Groups, gene
         label = f"{settings.prefix}.plan{generation}.bucket{number}"
         pairs = [(slot, forms[slot]) for slot in members]
         buckets.append(DenseBucket(label, pairs, settings.op, set_id, prescale, postscale))
-    for bucket in buckets:
-        for slot in bucket.slots:
-            slot.bucket = bucket
     return buckets
 
 

@@ -55,6 +55,8 @@ class WireForm:
         device: where the memory is: the engine's number of a GPU, or of host memory.
         flags: of the request.
         memory: torch's name for that device.
+        dtype_in_place: that of gradients which are reduced where they are; None if all are copied.
+        is_contiguous: do those lie in the usual order of elements? Otherwise they lie as their parameter does.
         dtype: code of the element type that travels.
         shape: extents of what travels.
         nbytes: size of what travels.
@@ -62,15 +64,15 @@ class WireForm:
 
     __slots__ = (
         "_compression",
-        "_contiguous",
         "_dtype",
         "_pairs",
         "_param",
-        "_reduced_in_place",
         "_wire_dtype",
         "device",
         "dtype",
+        "dtype_in_place",
         "flags",
+        "is_contiguous",
         "memory",
         "nbytes",
         "shape",
@@ -87,11 +89,11 @@ class WireForm:
         if self.device != CPU and dtype in _COMPRESSED and isinstance(compression, type):
             self.flags = _WIRE_FLAGS.get(compression, 0)
             self._compression = None if self.flags else self._compression
-        self._contiguous = param.is_contiguous()
+        self.is_contiguous = param.is_contiguous()
         plain = self._compression is None and not dtype.is_complex
         stays = self.device != CPU or param.device.type == "cpu"
         in_place = plain and stays and is_dense(param.shape, param.stride())
-        self._reduced_in_place = dtype if in_place else None
+        self.dtype_in_place = dtype if in_place else None
         self._pairs = False
         self._wire_dtype, self.shape = dtype, tuple(param.shape)
         if not plain:  # what travels is for the compression to say, so ask it
@@ -103,31 +105,11 @@ class WireForm:
         self.dtype = int(code_of_name(str(self._wire_dtype).removeprefix("torch."), "gradient"))
         self.nbytes = math.prod(self.shape) * self._wire_dtype.itemsize
 
-    @property
-    def reduced_in_place(self) -> bool:
-        """Are gradients of the usual kind reduced where they are?"""
-        return self._reduced_in_place is not None
-
-    @property
-    def is_plain(self) -> bool:
-        """Are they, and is their order of elements the usual one?"""
-        return self.reduced_in_place and self._contiguous
-
-    def fits(self, grad: torch.Tensor) -> bool:
-        """Can the gradient be reduced where it is?"""
-        return (
-            grad.dtype is self._reduced_in_place
-            and grad.layout is _STRIDED
-            and grad.device == self.memory  # the parameter may have been moved since
-            and (grad.is_contiguous() if self._contiguous else grad.stride() == self._param.stride())
-            and not grad.is_neg()
-        )
-
     def encode(self, grad: torch.Tensor) -> tuple[torch.Tensor, Any]:
         """A dense copy to reduce, for a gradient that does not fit, and what `decode` needs to know."""
         if grad.layout is not _STRIDED:
             grad = grad.to_dense()
-        if self._reduced_in_place is not None:
+        if self.dtype_in_place is not None:
             return self.blank().copy_(grad), None
         wire, context = self._compress(grad.to(device=self.memory, dtype=self._dtype))
         if self._pairs:
@@ -147,13 +129,13 @@ class WireForm:
 
     def blank(self) -> torch.Tensor:
         """Memory of the right form for a result, with nothing in it."""
-        if self._reduced_in_place is not None and not self._contiguous:
+        if self.dtype_in_place is not None and not self.is_contiguous:
             return torch.empty_strided(self.shape, self._param.stride(), dtype=self._wire_dtype, device=self.memory)
         return torch.empty(self.shape, dtype=self._wire_dtype, device=self.memory)
 
     def decode(self, wire: torch.Tensor, context: Any) -> torch.Tensor:
         """The reduced gradient with the parameter's shape and the gradient's dtype, in the memory where it was reduced."""
-        if self._reduced_in_place is not None:
+        if self.dtype_in_place is not None:
             return wire
         if self._pairs:
             wire = torch.view_as_complex(wire)
@@ -176,6 +158,7 @@ class Slot(GradientState):
     something finished, that is set aside, so that only the increment is reduced; afterwards the two are added up.
 
     Attributes:
+        bucket: the number of its bucket in the plan; -1: none.
         dirty: does ``param.grad`` hold gradient of this rank alone?
         filled: has ``param.grad`` been reduced since it was last reset?
         aside: the finished gradient that was set aside.
@@ -189,16 +172,18 @@ class Slot(GradientState):
 
     All but name, dtype and implementation are members of the native class, whose hooks look at them. Its `forget` is told
     that the user has reset the gradient: ``param.grad`` is None or all zeros. Zeros where there was a gradient of this rank
-    alone are reduced like it: other ranks may have none, and all have to have the same in the end, zeros or None.
+    alone are reduced like it: other ranks may have none, and all have to have the same in the end, zeros or None. `is_zero`
+    says whether ``param.grad`` is still as the reset has left it, `move_in` offers a fresh gradient its place, once. `claim`
+    says that what is there is gradient of this rank alone, whoever put it there.
     """
 
     __slots__ = ("dtype", "implementation", "name")
     param: torch.Tensor
     aside: torch.Tensor | None
     place: "Place | None"
-    _zeroed: torch.Tensor | None
 
     def __init__(self, name: str, param: torch.Tensor) -> None:
+        super().__init__()
         self.name = name
         self.param = param
         self.implementation = param._cdata
@@ -216,25 +201,6 @@ class Slot(GradientState):
                 f"the gradient of parameter {self.name!r} is {grad.dtype} now, and is reduced as {self.dtype}, as it was at "
                 "first: choose grad_dtype and the model's dtype before the first backward(), on all ranks alike"
             )
-
-    def is_zero(self) -> bool:
-        """Is ``param.grad`` as the user's reset has left it?"""
-        return self._is_as_reset(self.param.grad)
-
-    def _is_as_reset(self, grad: torch.Tensor | None) -> bool:
-        return grad is self._zeroed and (grad is None or grad._version == self._zeroed_version)
-
-    def claim(self) -> None:
-        """What is in ``param.grad`` is gradient of this rank alone, whoever put it there."""
-        self.dirty = True
-        self.fresh = False
-        self._zeroed = None  # as in `forget`
-
-    def move_in(self) -> None:
-        """Offers the gradient its place, once. Without a plan there are no places yet; it may come later."""
-        if self.fresh and self.place is not None:
-            self.fresh = False
-            self.place.move_in(self.param)
 
     def set_aside(self, grad: torch.Tensor) -> None:
         """Keeps the increment that backward is about to make apart from `grad`, the finished ``param.grad``."""

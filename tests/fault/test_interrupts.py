@@ -160,7 +160,7 @@ def gradients():
 
 reducer = owner_of(params[0][1])
 def has_begun():
-    return not accumulates or reducer._running or reducer._unsettled
+    return not accumulates or reducer.running or reducer.unsettled
 
 one_pass()
 wanted = gradients()

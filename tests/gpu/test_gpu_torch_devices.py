@@ -67,7 +67,7 @@ def test_a_model_of_which_a_part_is_in_host_memory(hvd, options, taken):
                 mse(pair.twin, *whole).backward()
             assert_close([grad.cpu() for grad in grads_of(pair.model)], [grad.cpu() for grad in grads_of(pair.twin)], 1e-10)
             pair.step()
-    buckets = pair.optimizer._hvdlite.reducer._buckets
+    buckets = pair.optimizer._hvdlite.reducer.buckets
     devices = [{form.device for _, form in bucket.members} for bucket in buckets]
     assert all(len(each) == 1 for each in devices)
     assert set.union(*devices) == {-1, GPU}
@@ -102,7 +102,7 @@ def test_a_model_that_is_moved_after_its_first_steps(hvd, options, taken):
                 assert_close(grads_of(pair.model), grads_of(pair.twin), 1e-10)
                 pair.step()
         reducer = pair.optimizer._hvdlite.reducer
-        assert {bucket.device for bucket in reducer._buckets} == {GPU if to_gpu else -1}
+        assert {bucket.device for bucket in reducer.buckets} == {GPU if to_gpu else -1}
     assert_same_bits(list(pair.model.parameters()))
 
 
@@ -147,6 +147,6 @@ def test_the_engine_compresses_gradients_on_a_gpu(hvd, name, taken):
     assert_close(found, exact, 1e-2)
     assert any((one - other).abs().max() > 1e-5 for one, other in zip(found, exact, strict=True)), "nothing was narrowed"
     assert_same_bits(found)
-    forms = [form for bucket in pair.optimizer._hvdlite.reducer._buckets for _, form in bucket.members]
+    forms = [form for bucket in pair.optimizer._hvdlite.reducer.buckets for _, form in bucket.members]
     flag = {"fp16": Flag.WIRE_FLOAT16, "bf16": Flag.WIRE_BFLOAT16}[name]
-    assert all(form.flags == flag and form.reduced_in_place for form in forms)
+    assert all(form.flags == flag and form.dtype_in_place is not None for form in forms)

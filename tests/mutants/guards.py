@@ -36,6 +36,7 @@ GPU_MEMORY = ("tests/unit/test_native_cases.py", "tests/unit/test_gpu_engine_str
 
 # The native module.
 PLAIN_CALLS = ("tests/unit/test_plain_calls.py", "tests/unit/test_plain_calls_started.py")
+PASSES = ("tests/unit/test_native_cases.py", "tests/unit/test_gradient_hooks.py")
 HOOKS = ("tests/unit/test_gradient_hooks.py", "tests/unit/test_bucket_launch.py")
 
 # The doors.

@@ -9,94 +9,131 @@ import pytest
 from support.dlpack import needs_exchange
 from support.thread_ranks import ALLREDUCE, SUM, engines, outcomes_of
 
-from hvdlite._engine import BucketState, Gatherer, GradientState, Sent, launch
+from hvdlite._engine import Gatherer, GradientState, PassDriver, launch
 from hvdlite.backends import plain_of
 from hvdlite.dtypes import DType
-from hvdlite.errors import InvalidArgumentError
+from hvdlite.errors import HvdliteError, InvalidArgumentError
 
 torch = pytest.importorskip("torch")
 
 FLOAT32 = int(DType.FLOAT32)
 
 
-class Bucket(BucketState):
-    """Has attributes and can be referred to weakly, as what hvdlite.torch derives from it."""
-
-
 class Gradient:
-    """The same."""
+    """Can be referred to weakly, and has attributes."""
 
 
 def dirty_slot(grad):
     slot = GradientState()
-    slot.param, slot.dirty = SimpleNamespace(grad=grad), True
+    slot.param, slot.dirty = SimpleNamespace(grad=grad, stride=lambda: (1, 2)), True
     return slot
 
 
-def items_of(slots):
-    return [(slot, slot.param.grad, slot.param.grad, None) for slot in slots]
+class Launching(PassDriver):
+    """Launches its bucket at the end of a pass unless it is launched already."""
+
+    def __init__(self, slots):
+        super().__init__(lambda: 0, lambda leaving: False)
+        self.set_plan([SimpleNamespace(slots=slots, device=-1)])
+        self.begin_by_hand()
+        self.launches = 0
+
+    def _launch(self, number, wake):
+        self.launches += 1
+
+    def _wait(self, strict):
+        self.settled()
+
+    def _begin_check(self):
+        """There is none."""
+
+
+def form(**other):
+    return SimpleNamespace(**{"dtype_in_place": "float", "memory": "here", "dtype": FLOAT32, "is_contiguous": True, **other})
 
 
 def tensor(address, **other):
     usual = {"dtype": "float", "layout": "strided", "device": "here", "is_contiguous": lambda: True, "is_neg": lambda: False}
-    return SimpleNamespace(**{**usual, "data_ptr": lambda: address, **other})
+    return SimpleNamespace(**{**usual, "stride": lambda: (1, 2), "data_ptr": lambda: address, **other})
 
 
-def test_a_bucket_is_gathered_or_left_as_it_is():
-    slots = [dirty_slot(tensor(0)), dirty_slot(tensor(1))]
-    gatherer = Gatherer(slots, torch.Tensor, None, "float", "strided", "here", FLOAT32)
-    for wrong in (
-        {"dtype": "half"},
-        {"layout": "sparse"},
-        {"device": "there"},
-        {"is_contiguous": lambda: False},
-        {"is_neg": lambda: True},
-    ):
-        slots[1].param.grad = tensor(1, **wrong)
-        assert gatherer.gather() is None
-    slots[1].param.grad = None
-    assert gatherer.gather() is None
-    slots[1].param.grad, slots[1].dirty = tensor(1), False
-    assert gatherer.gather() is None
-    slots[1].dirty = True
-    sent = gatherer.gather()
-    assert list(sent) == items_of(slots)
-    assert (len(sent), sent[1]) == (2, items_of(slots)[1])
+def gathered(slots, forms=None, plain=None, strided="strided", wire_of=None):
+    absent = []
+    forms = forms or [form() for _ in slots]
+    return Gatherer(slots, forms, torch.Tensor, plain, strided, wire_of or (lambda *_: (tensor(9), "context"))).gather(
+        absent
+    ), absent
+
+
+def test_gradients_are_sent_from_where_they_are():
+    slots = [dirty_slot(tensor(0)), dirty_slot(tensor(1, is_contiguous=lambda: False))]
+    sent, absent = gathered(slots, [form(), form(is_contiguous=False)])
+    assert list(sent) == [(slot, slot.param.grad, slot.param.grad, None) for slot in slots]
+    assert (len(sent), sent[1][0], absent) == (2, slots[1], [])
     assert all(slot.dirty for slot in slots)  # nothing is sent yet
-    assert sent.all_are_there()
-    assert all(slot.filled for slot in slots)
-    slots[1].aside = "a part of it"
-    assert not sent.all_are_there()
-    slots[1].aside = None
-    slots[1].param.grad = tensor(1)  # replaced
-    assert not sent.all_are_there()
-
-
-def test_items_of_any_kind_are_sent():
-    slots = [dirty_slot(tensor(0)), dirty_slot(None)]
-    items = [*items_of(slots[:1]), (slots[1], None, "memory", "context")]
-    sent = Sent(items, [0, 1])
-    assert list(sent) == items
-    assert not sent.all_are_there()
-    assert Sent(items[:1], [0]).all_are_there()
-    with pytest.raises(ValueError, match="one pointer"):
-        Sent(items, [0])
-    with pytest.raises(ValueError, match="four parts"):
-        Sent([(slots[0], None, None)], [0])
-    with pytest.raises(TypeError, match="no GradientState"):
-        Sent([("a slot", None, None, None)], [0])
-    with pytest.raises(TypeError, match="no GradientState"):
-        Gatherer(["a slot"], torch.Tensor, None, torch.float32, torch.strided, torch.device("cpu"), FLOAT32)
     with pytest.raises(IndexError):
         sent[2]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "form_of_it"),
+    [
+        ({"dtype": "half"}, form()),
+        ({"layout": "sparse"}, form()),
+        ({"device": "there"}, form()),
+        ({"is_contiguous": lambda: False}, form()),
+        ({"is_neg": lambda: True}, form()),
+        ({"stride": lambda: (2, 1)}, form(is_contiguous=False)),
+        ({}, form(dtype_in_place=None)),
+    ],
+)
+def test_what_cannot_be_sent_from_where_it_is_torch_makes_anew(wrong, form_of_it):
+    slots = [dirty_slot(tensor(0)), dirty_slot(tensor(1, **wrong))]
+    wire, asked = tensor(5), []
+
+    def wire_of(*arguments):
+        asked.append(arguments)
+        return wire, "context"
+
+    sent, absent = gathered(slots, [form(), form_of_it], wire_of=wire_of)
+    grad = slots[1].param.grad
+    assert (sent[1], absent, asked) == ((slots[1], grad, wire, "context"), [], [(slots[1], form_of_it, grad)])
+
+
+def test_members_without_a_gradient_are_absent():
+    slots = [dirty_slot(tensor(0)), dirty_slot(None), dirty_slot(tensor(2))]
+    slots[1].aside, slots[2].dirty = "reduced before it was reset", False
+    sent, absent = gathered(slots)
+    assert absent == [1, 2]
+    assert [item[1:] for item in sent][1:] == [(None, sent[1][2], "context"), (None, sent[2][2], "context")]
+    assert (slots[1].dirty, slots[1].aside) == (False, None)
+    with pytest.raises(RuntimeError):
+        Gatherer(["a slot"], [form()], torch.Tensor, None, "strided", print)
+
+
+def test_only_what_is_not_there_has_to_be_landed():
+    slots = [dirty_slot(tensor(number)) for number in range(7)]
+    forms = [form() for _ in slots]
+    forms[1] = form(dtype_in_place=None)
+    slots[2].dirty = slots[3].dirty = False
+    sent, _ = gathered(slots, forms)
+    slots[4].aside, slots[5].sparse_dim, slots[6].param.grad = "a part of it", 1, tensor(6)
+    assert sent.to_land(0, [1, 2, 0, 1, 2, 2, 2]) == [1, 3, 4, 5, 6]
+    assert [slot.filled for slot in slots] == [True] + 6 * [False]
+    slots[0].filled = False
+    assert sent.to_land(3, [1, 2, 0, 1, 2, 2, 2]) == [3, 4, 5, 6]
+    assert not slots[0].filled
+    assert sent.to_land(0, []) == []  # it was not submitted
+    assert sent.to_land(0, [HvdliteError("it failed"), 2, 0, 0, 2, 2, 2])[0] == 0
 
 
 def test_a_gradient_fits_only_on_the_device_of_the_plan():
     from hvdlite.torch.slots import WireForm
 
-    form = WireForm(torch.ones(3), torch.float32, None)
-    assert form.fits(torch.ones(3))
-    assert not form.fits(torch.ones(3, device="meta"))
+    forms = [WireForm(torch.ones(3), torch.float32, None)]
+    for grad, is_found in ((torch.ones(3), True), (torch.ones(3, device="meta"), False)):
+        sent, _ = gathered([dirty_slot(grad)], forms, strided=torch.strided)
+        assert (sent[0][2] is grad) == is_found
 
 
 GRADIENTS = {
@@ -120,16 +157,17 @@ def test_a_gradient_is_sent_from_where_it_is(kind, told):
     slot = dirty_slot(grad)
     plain = plain_of(torch.ones(1)) if told == "natively" else None
     assert (plain is not None) == (told == "natively")
-    sent = Gatherer([slot], torch.Tensor, plain, torch.float32, torch.strided, torch.device("cpu"), FLOAT32).gather()
-    assert (sent is not None) == is_found
-    if sent is None:
+    forms = [form(dtype_in_place=torch.float32, memory=torch.device("cpu"))]
+    sent, _ = gathered([slot], forms, plain, torch.strided)
+    assert (sent[0][2] is grad) == is_found
+    if not is_found:
         return
     before = grad.detach().clone()
-    bucket, handles = BucketState(), [7]
+    driver, handles = Launching([slot]), [7]
     with engines(1) as (alone,):
         group = alone.engine.prepare([(ALLREDUCE, "g", FLOAT32, grad.shape, 0, 0, SUM, 0, 0, 1.0, 2.0)])
-        launch(alone.engine, bucket, 3, group, sent, (), False, (), handles)
-        assert (slot.dirty, bucket.launched, len(handles), handles[0]) == (False, 3, 2, 7)
+        launch(alone.engine, driver, 0, group, sent, (), False, (), handles)
+        assert (slot.dirty, len(handles), handles[0]) == (False, 2, 7)
         assert outcomes_of(alone.engine, handles[1:]) == [1]
     assert torch.equal(grad.detach(), 2 * before)
     grad.data.copy_(before)
@@ -137,28 +175,43 @@ def test_a_gradient_is_sent_from_where_it_is(kind, told):
 
 def test_what_is_refused_is_not_sent():
     grads = [np.ones(3, np.float32), np.ones(3, np.float32)]
-    slots = [dirty_slot(grad) for grad in grads]
-    sent = Sent(items_of(slots), [grad.ctypes.data for grad in grads])
-    bucket, handles = BucketState(), []
+    slots = [dirty_slot(tensor(grad.ctypes.data)) for grad in grads]
+    sent, _ = gathered(slots)
+    driver, handles = Launching(slots), []
     with engines(1) as (alone,):
         group = alone.engine.prepare([(ALLREDUCE, "one", FLOAT32, (3,), 0, 0)])
         with pytest.raises(InvalidArgumentError, match="has 1 requests, but 2 addresses"):
-            launch(alone.engine, bucket, 3, group, sent, (), False, (), handles)
-        with pytest.raises(TypeError, match="no BucketState"):
-            launch(alone.engine, "a bucket", 3, group, sent, (), False, (), handles)
+            launch(alone.engine, driver, 0, group, sent, (), False, (), handles)
+        with pytest.raises(TypeError, match="incompatible function arguments"):
+            launch(alone.engine, "a driver", 0, group, sent, (), False, (), handles)
         assert alone.engine.counters()["submitted"] == 0
-    assert (bucket.launched, handles) == (0, [])
+    assert handles == []
     assert all(slot.dirty for slot in slots)
+    driver.reduce(False)
+    assert driver.launches == 1
+
+
+def test_what_is_launched_is_not_launched_again():
+    grad = np.ones(3, np.float32)
+    slots = [dirty_slot(tensor(grad.ctypes.data))]
+    sent, _ = gathered(slots)
+    driver, handles = Launching(slots), []
+    with engines(1) as (alone,):
+        group = alone.engine.prepare([(ALLREDUCE, "one", FLOAT32, (3,), 0, 0)])
+        launch(alone.engine, driver, 0, group, sent, (), False, (), handles)
+        assert outcomes_of(alone.engine, handles) == [1]
+    driver.reduce(False)
+    assert driver.launches == 0
 
 
 def test_a_bucket_that_nobody_uses_goes():
     """Although its gatherer, the slots and what was sent refer to each other."""
-    bucket, slot = Bucket(), dirty_slot(None)
-    grad = Gradient()
-    slot.bucket, slot.param.grad = bucket, grad
-    bucket.gatherer = Gatherer([slot], torch.Tensor, None, torch.float32, torch.strided, torch.device("cpu"), FLOAT32)
-    grad.sent = Sent([(slot, grad, grad, None)], [0])
-    gone = [weakref.ref(bucket), weakref.ref(grad)]
-    del bucket, slot, grad
+    slot, grad = dirty_slot(None), Gradient()
+    vars(grad).update(vars(tensor(0)))
+    slot.param.grad = grad
+    grad.gatherer = Gatherer([slot], [form()], torch.Tensor, None, "strided", print)
+    grad.sent = grad.gatherer.gather([])
+    gone = weakref.ref(grad)
+    del slot, grad
     gc.collect()
-    assert [each() for each in gone] == [None, None]
+    assert gone() is None

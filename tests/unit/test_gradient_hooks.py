@@ -1,112 +1,280 @@
-"""The native hooks: the usual case is done without Python, any other is left to `otherwise` with nothing changed."""
+"""The native hooks and what they ask for of hvdlite.torch; what passes are is in native/cases/bindings/passes.cc."""
 
 import importlib
+import threading
 import weakref
 from collections import OrderedDict
 from types import SimpleNamespace
 
 import pytest
 
-from hvdlite._engine import BucketState, GradientHook, GradientState, PassState
+from hvdlite._engine import GradientHook, GradientState, PassDriver
 
-CPU = -1
-
-
-def make(after, task=7):
-    state, slot, bucket, left = PassState(), GradientState(), BucketState(), []
-    state._current_task = lambda: task
-    state._task, state._stamp, state._eager = 7, 3, True
-    bucket.device, bucket.missing = CPU, 2
-    slot.param, slot.bucket = SimpleNamespace(grad=None), bucket
-    hook = GradientHook(state, slot, lambda *args: left.append(args), after)
-    return SimpleNamespace(state=state, slot=slot, bucket=bucket, left=left, hook=hook)
+CPU, GPU = -1, 0
+OUTER, INNER = 7, 8
 
 
-def test_a_gradient_is_counted():
-    case = make(after=True)
-    case.hook("tensor")
-    assert (case.slot.dirty, case.slot.stamp, case.bucket.missing, case.left) == (True, 3, 1, [])
+class Bucket(SimpleNamespace):
+    """Can be referred to weakly."""
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda case: setattr(case.bucket, "missing", 1),
-        lambda case: setattr(case.bucket, "device", 0),
-        lambda case: setattr(case.slot, "stamp", 3),
-        lambda case: setattr(case.state, "_task", 8),
-        lambda case: (setattr(case.slot, "fresh", True), setattr(case.slot, "place", "a place")),
-        lambda case: setattr(case.slot, "bucket", None),
-    ],
-    ids=["last of its bucket", "on a GPU", "again", "another task", "to be moved", "no bucket"],
-)
-def test_the_rest_is_left_to_python(change):
-    case = make(after=True)
-    change(case)
-    before = (case.slot.dirty, case.slot.stamp, case.bucket.missing)
-    case.hook("tensor")
-    assert case.left == [(case.slot, "tensor")]
-    assert (case.slot.dirty, case.slot.stamp, case.bucket.missing) == before
+def noted(name):
+    return lambda self: self.log.append(name)
 
 
-def test_before_a_gradient():
-    case = make(after=False)
-    case.hook("increment")
-    assert case.slot.fresh
-    case.slot.param.grad = SimpleNamespace(_version=4)
-    case.slot.dirty = True
-    case.hook("increment")  # backward adds to what is not reduced yet
-    case.slot.dirty = False
-    case.slot.forget()
-    case.hook("increment")  # zeros are there, as the reset has left them
-    assert not case.left
-    case.slot.param.grad._version = 5
-    case.hook("increment")  # something finished
-    case.state._unsettled = True
-    case.slot.param.grad._version = 4
-    case.hook("increment")
-    assert len(case.left) == 2
+class Driver(PassDriver):
+    """Notes what it is asked for. Its buckets are launched, and their gradients reduced, at once."""
+
+    def __init__(self, slots, device=CPU):
+        super().__init__(lambda: self.task, lambda leaving: self.nested)
+        self.task, self.nested, self.log = OUTER, False, []
+        self.bucket = Bucket(slots=slots, device=device, see_stream=lambda: self.log.append("see stream"))
+
+    def plan(self):
+        self.set_plan([self.bucket])
+
+    _plan = plan
+
+    def _launch(self, number, wake):
+        self.log.append(("launch", number, wake))
+        for slot in self.buckets[number].slots:
+            slot.dirty = False
+        self.launched(number)
+
+    def _set_aside(self, slot, grad):
+        self.log.append(("set aside", grad))
+        slot.aside, slot.param.grad = grad, None
+
+    def _refuse_pass(self, slot):
+        raise AssertionError("too many passes")
+
+    def _watch(self, stamp, nested):
+        self.log.append(("watch", stamp, nested))
+
+    def _wait(self, strict):
+        self.log.append(("wait", strict))
+        self.settled()
+
+    _use_engine, _begin_check, _merge_rest = noted("engine"), noted("check"), noted("merge")
+    _require_hooks, _require_no_tangents, restore = noted("hooks"), noted("tangents"), noted("restore")
 
 
-def test_an_error_in_a_hook_is_raised():
-    case = make(after=True)
-    case.state._current_task = lambda: 1 // 0
+def slot_of(grad=None):
+    slot = GradientState()
+    slot.param = SimpleNamespace(grad=grad, requires_grad=True)
+    return slot
+
+
+@pytest.fixture
+def case():
+    slots = [slot_of(), slot_of()]
+    driver = Driver(slots)
+    on_before = [GradientHook(driver, slot, False) for slot in slots]
+    on_after = [GradientHook(driver, slot, True) for slot in slots]
+    return SimpleNamespace(driver=driver, log=driver.log, slots=slots, on_before=on_before, on_after=on_after)
+
+
+def test_a_pass_from_its_first_gradient_to_its_end(case):
+    case.driver.plan()
+    case.on_after[0]("tensor")
+    assert case.log == ["engine", ("watch", 1, False)]
+    assert (case.slots[0].dirty, case.slots[0].stamp, case.slots[1].dirty) == (True, 1, False)
+    case.on_after[1]("tensor")
+    assert case.log[2:] == [("launch", 0, True)]
+    case.log.clear()
+    case.driver.task_ended(1)
+    assert case.log == ["check", ("wait", True), "tangents"]
+    case.driver.task_ended(1)  # it is over already
+    assert len(case.log) == 3
+    assert (case.driver.turn, case.driver.running, case.driver.unsettled) == (1, False, False)
+
+
+def test_what_is_missing_is_launched_at_the_end_and_the_plan_made_then(case):
+    case.on_after[0]("tensor")
+    case.log.clear()
+    case.driver.task_ended(1)
+    assert case.log == [("launch", 0, False), "check", ("wait", True), "hooks", "tangents"]
+    assert [slot.bucket for slot in case.slots] == [0, 0]
+    case.driver.drop_plan()
+    assert ([slot.bucket for slot in case.slots], case.driver.buckets) == ([-1, -1], [])
+
+
+def test_what_a_lost_pass_owes_is_sent_and_waited_for_later(case):
+    case.driver.plan()
+    case.on_after[0]("tensor")
+    case.log.clear()
+    case.driver.task_lost(1)
+    assert case.log == [("launch", 0, False), "check"]
+    assert case.driver.unsettled
+    case.slots[1].param.grad = None
+    case.on_before[1]("increment")
+    assert case.log[2:] == ["restore", ("wait", False), "merge"]
+    assert not case.driver.unsettled
+
+
+def test_a_nested_pass_ends_with_the_one_around_it(case):
+    case.driver.plan()
+    case.driver.task, case.driver.nested = INNER, True
+    case.on_after[0]("tensor")
+    case.on_after[1]("tensor")
+    assert case.log == ["engine", ("watch", 1, True)]
+    case.driver.task, case.driver.nested = OUTER, False
+    case.driver.task_left(1)
+    assert case.log[2:] == [("watch", 1, False)]
+    case.driver.task_left(1)
+    assert len(case.log) == 3  # this one is known
+    case.driver.task = -1
+    case.driver.task_left(1)  # there is none around it
+    assert case.log[3:] == [("launch", 0, False), "check"]
+
+
+def test_a_frozen_bucket_without_gradients_is_not_launched(case):
+    frozen, unused = slot_of(), slot_of()
+    case.driver.set_plan([case.driver.bucket, *(Bucket(slots=[slot], device=CPU) for slot in (frozen, unused))])
+    frozen.param.requires_grad = False
+    case.on_after[0]("tensor")
+    case.driver.task_ended(1)
+    assert [entry[1] for entry in case.log if entry[0] == "launch"] == [0, 2]
+    case.driver.suspended = 1  # what is kept back another rank may have of it
+    case.on_after[0]("tensor")
+    case.driver.task_ended(2)
+    assert case.driver.local_gradients
+    case.driver.begin_by_hand()
+    case.driver.reduce(True)
+    assert [entry[1] for entry in case.log if entry[0] == "launch"] == [0, 2, 0, 1, 2]
+
+
+def test_too_many_passes_are_refused_unless_the_gradients_were_reset(case):
+    case.driver.passes_per_step = 2
+    for stamp in (1, 2, 3):  # the third finds nothing that is finished
+        case.on_after[0]("tensor")
+        case.driver.task_ended(stamp)
+    case.slots[0].aside = "a part of it"
+    case.on_after[0]("tensor")
+    case.driver.task_ended(4)
+    with pytest.raises(AssertionError, match="too many"):
+        case.on_after[0]("tensor")
+    assert case.slots[0].dirty
+
+
+def test_gradients_on_a_gpu_are_seen_in_their_streams():
+    slot = slot_of()
+    driver = Driver([slot], GPU)
+    driver.plan()
+    GradientHook(driver, slot, True)("tensor")
+    assert driver.log[2:] == ["see stream", ("launch", 0, True)]
+
+
+def test_before_a_gradient(case):
+    slot, before = case.slots[0], case.on_before[0]
+    before("increment")
+    assert slot.fresh
+    grad = slot.param.grad = SimpleNamespace(_version=4)
+    slot.fresh, slot.dirty = False, True
+    before("increment")  # backward adds to what is not reduced yet
+    slot.dirty = False
+    slot.forget()
+    assert slot.is_zero()
+    before("increment")  # zeros are there, as the reset has left them
+    assert (case.log, slot.fresh) == ([], False)
+    grad._version = 5
+    assert not slot.is_zero()
+    before("increment")  # something finished
+    assert (case.log, slot.aside, slot.fresh) == ([("set aside", grad)], grad, True)
+    before("increment")  # the program has set it to None
+    assert (slot.aside, slot.fresh) == (None, True)
+
+
+def test_a_fresh_gradient_is_offered_its_place_once(case):
+    offered = []
+    slot = case.slots[0]
+    slot.place = SimpleNamespace(move_in=offered.append)
+    case.on_after[0]("tensor")
+    assert offered == []
+    case.on_before[1]("increment")
+    slot.fresh = True
+    case.on_after[0]("tensor")
+    case.on_after[0]("tensor")
+    assert offered == [slot.param]
+
+
+def test_an_error_in_a_hook_is_raised(case):
+    case.driver._use_engine = lambda: 1 // 0
     with pytest.raises(ZeroDivisionError):
-        case.hook("tensor")
-    with pytest.raises(AttributeError, match="no parameter"):
-        GradientHook(case.state, GradientState(), print, False)("increment")
+        case.on_after[0]("tensor")
+    with pytest.raises(AttributeError, match="no attribute 'grad'"):
+        GradientHook(case.driver, GradientState(), False)("increment")
+    with pytest.raises(RuntimeError):
+        GradientHook("a driver", case.slots[0], False)
+    with pytest.raises(RuntimeError):
+        GradientHook(case.driver, "a slot", False)
+    with pytest.raises(TypeError, match="one tensor"):
+        case.on_after[0]()
 
 
-@pytest.mark.parametrize("was_counted", [False, True])
-def test_what_backward_has_added_stays_when_the_hook_raises(was_counted):
-    case = make(after=True)
-    case.bucket.missing = 1  # launched by Python
-
-    def interrupted(slot, tensor):
-        if was_counted:
-            slot.stamp = case.state._stamp
+def test_what_backward_has_added_stays_when_the_hook_raises(case):
+    def interrupted(*_):
         raise KeyboardInterrupt
 
-    hook = GradientHook(case.state, case.slot, interrupted, True)
+    case.driver._use_engine = interrupted
     with pytest.raises(KeyboardInterrupt):
-        hook("tensor")
-    assert case.slot.dirty != was_counted  # if it was, it may be in flight already
+        case.on_after[0]("tensor")
+    assert (case.slots[0].dirty, case.slots[0].stamp) == (True, 0)
+    del case.driver._use_engine
+    case.driver.plan()
+    case.on_after[0]("tensor")
+    case.slots[0].dirty = False  # it is in flight
+    case.driver._launch = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        case.on_after[1]("tensor")
+    assert not case.slots[0].dirty
+    assert case.slots[1].dirty
 
 
-def test_a_hook_fetches_ahead_what_may_be_gone():
-    case, other = make(after=False), make(after=True)
-    other.hook.fetch_ahead(())
-    lists = [OrderedDict({number: case.hook}) for number in range(40)]  # more than it takes
+def test_hooks_of_several_threads_take_turns(case):
+    case.driver.plan()
+    case.driver.lock = threading.RLock()
+    held = []
+
+    def tried():
+        thread = threading.Thread(target=lambda: held.append(not case.driver.lock.acquire(blocking=False)))
+        thread.start()
+        thread.join()
+
+    case.driver._use_engine = tried
+    case.on_after[0]("tensor")
+    case.driver.task = INNER
+    case.driver._watch = lambda *_: 1 // 0
+    with pytest.raises(ZeroDivisionError):
+        case.on_after[1]("tensor")
+    assert held == [True, True]
+    tried()
+    assert held[2:] == [False]
+
+
+def test_reducers_that_nobody_uses_go(case):
+    gone = [weakref.ref(case.driver), weakref.ref(case.driver.bucket)]
+    case.driver.plan()
+    case.driver.hooks = [*case.on_before, *case.on_after]
+    vars(case).clear()
+    importlib.import_module("gc").collect()
+    assert [each() for each in gone] == [None, None]
+
+
+def test_a_hook_fetches_ahead_what_may_be_gone(case):
+    hook, other = case.on_before[0], case.on_after[1]
+    other.fetch_ahead(())
+    lists = [OrderedDict({number: hook}) for number in range(40)]  # more than it takes
     gone = weakref.ref(lists[0])
-    case.hook.fetch_ahead([*lists, other.hook, case.slot, case.hook])
-    other.hook.fetch_ahead((case.hook, lists[0]))
+    hook.fetch_ahead([*lists, other, case.slots[0], hook])
+    other.fetch_ahead((hook, lists[0]))
     del lists
     assert gone() is None
-    case.hook("increment")
-    other.hook("tensor")
-    assert (case.slot.fresh, other.slot.stamp) == (True, 3)
+    hook("increment")
+    other("tensor")
+    assert (case.slots[0].fresh, case.slots[1].stamp) == (True, 1)
     with pytest.raises(TypeError, match="no sequence"):
-        case.hook.fetch_ahead(3)
+        hook.fetch_ahead(3)
 
 
 def test_hooks_fetch_ahead_what_those_of_the_next_gradient_read():
@@ -115,6 +283,9 @@ def test_hooks_fetch_ahead_what_those_of_the_next_gradient_read():
     told = []
 
     class Hook:
+        def __init__(self, *_):
+            pass
+
         def fetch_ahead(self, objects):
             told.append((self, objects))
 
@@ -122,10 +293,10 @@ def test_hooks_fetch_ahead_what_those_of_the_next_gradient_read():
             raise AssertionError("there is no backward")
 
     params = [torch.ones(1, requires_grad=True) for _ in range(4)]
-    handles = [hooks.install(param, Hook(), Hook()) for param in params]
-    assert len(handles[1]) == 2
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hooks, "GradientHook", Hook)
+        handles = [hooks.install(param, None, None) for param in params]
+        assert len(handles[1]) == 2
         params[2]._backward_hooks.clear()  # somebody has
         params[2]._post_accumulate_grad_hooks.clear()
         hooks.fetch_ahead([((param,), its) for param, its in zip(params, handles, strict=True)] + [((), [])])

@@ -79,6 +79,9 @@ ROOMS = {
 # In execution the executor is above the two kinds of operations, which know nothing of each other.
 BELOW_EXECUTOR = {"host", "gpu"}
 
+# These files of the bindings know nothing but the standard library.
+PURE_NATIVE = {"bindings/python/passes.h": set(), "bindings/python/passes.cc": {"passes.h"}}
+
 MODULES = sorted(PACKAGE.rglob("*.py"))
 SOURCES = sorted(path for suffix in ("*.h", "*.cc", "*.cu") for path in NATIVE.rglob(suffix))
 
@@ -159,6 +162,13 @@ def test_includes_point_down(path):
             assert path.name.startswith("mpi_")
         if name == "Python.h" or first == "nanobind":
             assert layer == "bindings"
+
+
+@pytest.mark.parametrize("name", PURE_NATIVE)
+def test_a_pure_machine_includes_nothing_of_python(name):
+    found = includes((NATIVE / name).read_text())
+    assert {include[1:-1] for include in found if include.startswith('"')} == PURE_NATIVE[name]
+    assert not [include for include in found if ".h>" in include]
 
 
 def upward_in_engine(path, text):

@@ -23,6 +23,8 @@ void register_termination(nb::module_& module);
 void register_work(nb::module_& module);
 void register_last_step(nb::module_& module);
 void register_gradients(nb::module_& module);
+void register_pass_driver(nb::module_& module);
+void register_hooks(nb::module_& module);
 void register_launch(nb::module_& module);
 
 // What a function of CPython's has made. Throws what it raised instead.

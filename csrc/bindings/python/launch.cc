@@ -1,15 +1,18 @@
 // The way of a bucket's gradients into the engine and back: what memory they are in, that it is sent, and whether it is still
-// theirs. The usual case of methods in hvdlite/torch/flights.py, to the letter: of DenseBucket.launch and of Flight.land.
+// theirs. What needs torch to make or to look at is left to hvdlite/torch/flights.py.
+// Thread: with the GIL held. Owns: references. Blocks: where a CUDA stream does. Throws: the classes of hvdlite.errors, and what
+// Python raises.
 
 #include <nanobind/stl/optional.h>
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include "engine.h"
-#include "gradients.h"
 #include "native_types.h"
+#include "pass_driver.h"
 
 namespace hvdlite::python {
 
@@ -23,6 +26,7 @@ struct GatherNames {
   PyObject* layout = PyUnicode_InternFromString("layout");
   PyObject* device = PyUnicode_InternFromString("device");
   PyObject* is_contiguous = PyUnicode_InternFromString("is_contiguous");
+  PyObject* stride = PyUnicode_InternFromString("stride");
   PyObject* is_neg = PyUnicode_InternFromString("is_neg");
   PyObject* data_ptr = PyUnicode_InternFromString("data_ptr");
 };
@@ -36,32 +40,32 @@ nb::object answer(nb::handle object, PyObject* method) {
   return checked(PyObject_CallMethodNoArgs(object.ptr(), method));
 }
 
+// A slot, and its state in it.
+struct SlotRef {
+  nb::object object;
+  GradientState* state;
+
+  // Throws if it is none.
+  explicit SlotRef(nb::object slot)
+      : object(std::move(slot)), state(&nb::cast<GradientState&>(object)) {}
+  GradientState* operator->() const { return state; }
+};
+
 // What was sent of a bucket, in order. The memory of a gradient that is reduced where it is is its own.
 class Sent {
  public:
-  Sent() = default;
-  // items: of flights.Item.
-  Sent(const nb::list& items, nb::handle pointers) {
-    const Int64List addresses(pointers);
-    if (static_cast<std::size_t>(addresses.size()) != items.size()) {
-      throw nb::value_error("each item has one pointer");
-    }
-    for (const nb::handle item : items) {
-      const auto tuple = nb::cast<nb::tuple>(item);
-      if (tuple.size() != 4) throw nb::value_error("an item has four parts");
-      gradient_state(tuple[0]);
-      items_.push_back({tuple[0], tuple[1], tuple});
-    }
-    pointers_.assign(addresses.data(), addresses.data() + addresses.size());
-  }
-
   void reserve(std::size_t count) {
     items_.reserve(count);
     pointers_.reserve(count);
   }
-  void add(nb::handle slot, nb::object grad, std::int64_t pointer) {
-    items_.push_back({nb::borrow(slot), std::move(grad), {}});
+  // A gradient that is reduced where it is, or an item with memory of its own.
+  void add(const SlotRef& slot, nb::object grad, std::int64_t pointer) {
+    items_.push_back({slot, std::move(grad), {}});
     pointers_.push_back(pointer);
+  }
+  void add(const SlotRef& slot, nb::tuple item) {
+    pointers_.push_back(nb::cast<std::int64_t>(answer(item[2], gather_names->data_ptr)));
+    items_.push_back({slot, item[1], std::move(item)});
   }
   const std::vector<std::int64_t>& pointers() const { return pointers_; }
   std::size_t size() const { return items_.size(); }
@@ -69,31 +73,38 @@ class Sent {
   nb::object item(Py_ssize_t place) const {
     if (place < 0 || static_cast<std::size_t>(place) >= items_.size()) throw nb::index_error();
     const Item& item = items_[static_cast<std::size_t>(place)];
-    return item.whole.is_valid() ? item.whole
-                                 : nb::make_tuple(item.slot, item.grad, item.grad, nb::none());
+    return item.whole.is_valid()
+               ? item.whole
+               : nb::make_tuple(item.slot.object, item.grad, item.grad, nb::none());
   }
 
   // They are the engine's now.
   void hand_over() const {
-    for (const Item& item : items_) gradient_state(item.slot).dirty = 0;
+    for (const Item& item : items_) item.slot->dirty = false;
   }
 
-  bool all_are_there() const {
-    for (const Item& item : items_) {
-      if (item.whole.is_valid() && (item.grad.is_none() || !item.grad.is(item.whole[2]))) {
-        return false;
+  // The numbers of items, from the first on, that failed or whose results have to be put where they belong. The others are
+  // filled, but for those that no rank had a gradient for. outcomes: as Engine.wait_many gives them; none if Ctrl-C came before
+  // anything was submitted.
+  nb::list to_land(std::size_t first, const nb::list& outcomes) const {
+    nb::list places;
+    for (std::size_t i = first; i < std::min(items_.size(), outcomes.size()); ++i) {
+      const nb::object outcome = outcomes[i];
+      const bool reduced = PyLong_Check(outcome.ptr());
+      if (reduced && nb::cast<int>(outcome) == 0)
+        continue;  // as in one process, there is no gradient
+      if (reduced && items_[i].is_there()) {
+        items_[i].slot->filled = true;
+      } else {
+        places.append(i);
       }
-      GradientState& slot = gradient_state(item.slot);
-      if (!is_none(slot.aside) || !is_none(slot.sparse_dim)) return false;
-      if (!checked(grad_of(slot)).is(item.grad)) return false;
-      slot.filled = 1;
     }
-    return true;
+    return places;
   }
 
   int traverse(visitproc visit, void* arg) const {
     for (const Item& item : items_) {
-      Py_VISIT(item.slot.ptr());
+      Py_VISIT(item.slot.object.ptr());
       Py_VISIT(item.grad.ptr());
       Py_VISIT(item.whole.ptr());
     }
@@ -103,102 +114,115 @@ class Sent {
 
  private:
   struct Item {
-    nb::object slot, grad;
+    SlotRef slot;
+    nb::object grad;
     nb::object whole;  // null: (slot, grad, grad, None)
+
+    // Was the gradient reduced where it is, and is it all that the parameter has?
+    bool is_there() const {
+      if (whole.is_valid() && (grad.is_none() || !grad.is(whole[2]))) return false;
+      return slot->aside.is_none() && slot->sparse_dim.is_none() && slot->grad().is(grad);
+    }
   };
   std::vector<Item> items_;
   std::vector<std::int64_t> pointers_;
 };
 
-// Finds out where the gradients of a bucket are, of one whose gradients are usually all reduced where they are.
+// Finds out where the gradients of a bucket are, or has torch make what is to be sent for them.
 class Gatherer {
  public:
-  // plain: what native code may know of tensors of this type, or None. dtype, strided, device: torch's; code: the engine's
-  // dtype.
-  Gatherer(nb::list slots, nb::handle type, nb::handle plain, nb::object dtype, nb::object strided,
-           nb::object device, int code)
-      : slots_(std::move(slots)),
-        dtype_(std::move(dtype)),
-        strided_(std::move(strided)),
-        device_(std::move(device)),
-        code_(code) {
-    for (const nb::handle slot : slots_) gradient_state(slot);
+  // slots and forms: of the members, in order; a form is a WireForm, of which this reads how it is reduced in place.
+  // type, plain: what native code may know of tensors of this type, or None. strided: torch's layout.
+  // wire_of(slot, form, grad): memory to send in the place of a gradient, or of none, and what decoding needs.
+  Gatherer(const nb::list& slots, const nb::list& forms, nb::handle type, nb::handle plain,
+           nb::object strided, nb::object wire_of)
+      : strided_(std::move(strided)), wire_of_(std::move(wire_of)) {
+    for (std::size_t i = 0; i < slots.size(); ++i) {
+      members_.push_back({SlotRef(slots[i]), forms[i], forms[i].attr("dtype_in_place"),
+                          forms[i].attr("memory"), nb::cast<int>(forms[i].attr("dtype")),
+                          nb::cast<bool>(forms[i].attr("is_contiguous"))});
+    }
     if (!plain.is_none()) plain_.emplace(type, plain);
   }
 
-  // Nothing if one of them is not to be reduced where it is.
-  std::optional<Sent> gather() const {
+  // What to send of all members. Adds the numbers of those without a gradient to the list.
+  Sent gather(nb::list absent) const {
     Sent sent;
-    sent.reserve(slots_.size());
-    for (const nb::handle slot : slots_) {
-      const GradientState& state = gradient_state(slot);
-      if (state.dirty == 0) return std::nullopt;
-      nb::object grad = checked(grad_of(state));
-      if (grad.is_none()) return std::nullopt;
-      const std::optional<std::int64_t> pointer = address_of(grad);
-      if (!pointer) return std::nullopt;
-      sent.add(slot, std::move(grad), *pointer);
+    sent.reserve(members_.size());
+    for (std::size_t i = 0; i < members_.size(); ++i) {
+      const Member& member = members_[i];
+      const SlotRef& slot = member.slot;
+      nb::object grad = slot->dirty ? slot->grad() : nb::none();
+      if (grad.is_none()) {
+        if (slot->dirty) slot->forget();  // somebody has reset it
+        absent.append(i);
+      } else if (const auto pointer = address_of(member, grad)) {
+        sent.add(slot, std::move(grad), *pointer);
+        continue;
+      }
+      const nb::tuple made = nb::cast<nb::tuple>(wire_of_(slot.object, member.form, grad));
+      sent.add(slot, nb::make_tuple(slot.object, grad, made[0], made[1]));
     }
     return sent;
   }
 
   int traverse(visitproc visit, void* arg) const {
-    Py_VISIT(slots_.ptr());
+    for (const Member& member : members_) {
+      Py_VISIT(member.slot.object.ptr());
+      Py_VISIT(member.form.ptr());
+    }
     return 0;
   }
-  void clear() { slots_ = nb::list(); }
+  void clear() { std::exchange(members_, {}); }
 
  private:
-  // As WireForm.fits says, of a form that is reduced in place and contiguous.
-  std::optional<std::int64_t> address_of(const nb::object& grad) const {
-    if (plain_ && grad.type().is(plain_->type())) {
+  struct Member {
+    SlotRef slot;
+    nb::object form;
+    nb::object dtype_in_place;  // torch's; None: it never is reduced where it is
+    nb::object device;          // torch's
+    int dtype;                  // the engine's code
+    bool contiguous;            // or else it lies as its parameter does
+  };
+
+  // Of a gradient that can be reduced where it is.
+  std::optional<std::int64_t> address_of(const Member& member, const nb::object& grad) const {
+    if (member.dtype_in_place.is_none()) return {};
+    if (plain_ && member.contiguous && grad.type().is(plain_->type())) {
       const PlainMemory memory(*plain_, grad, true);
-      if (!memory.usable() || memory.dtype() != code_ || plain_->excludes(grad)) return {};
+      if (!memory.usable() || memory.dtype() != member.dtype || plain_->excludes(grad)) return {};
       return reinterpret_cast<std::int64_t>(memory.data());
     }
-    const bool fits = attribute(grad, gather_names->dtype).is(dtype_) &&
+    const bool fits = attribute(grad, gather_names->dtype).is(member.dtype_in_place) &&
                       attribute(grad, gather_names->layout).is(strided_) &&
-                      attribute(grad, gather_names->device).equal(device_) &&
-                      answer(grad, gather_names->is_contiguous).ptr() == Py_True &&
+                      // The parameter may have been moved since.
+                      attribute(grad, gather_names->device).equal(member.device) &&
+                      lies_right(member, grad) &&
                       answer(grad, gather_names->is_neg).ptr() == Py_False;
     if (!fits) return {};
     return nb::cast<std::int64_t>(answer(grad, gather_names->data_ptr));
   }
 
-  nb::list slots_;
+  static bool lies_right(const Member& member, const nb::object& grad) {
+    if (member.contiguous) return answer(grad, gather_names->is_contiguous).ptr() == Py_True;
+    return answer(grad, gather_names->stride)
+        .equal(answer(member.slot->param, gather_names->stride));
+  }
+
+  std::vector<Member> members_;
   std::optional<PlainType> plain_;
-  nb::object dtype_, strided_, device_;
-  int code_;
+  nb::object strided_, wire_of_;
 };
 
 // Python runs signal handlers, which may raise, between any two things it does, but not within this: either the gradients are in
 // flight and the list says so, or they are this rank's as before.
-void launch(Engine& engine, nb::handle bucket, long long stamp, std::int64_t group, nb::handle sent,
+void launch(Engine& engine, PassDriver& reducer, int bucket, std::int64_t group, nb::handle sent,
             nb::handle absent, bool wake, nb::handle streams, nb::list works) {
-  BucketState& state = bucket_state(bucket);
   const auto& native = nb::cast<const Sent&>(sent);
   works.append(engine.submit_prepared(group, native.pointers(), absent, wake, streams, sent));
   native.hand_over();
-  state.launched = stamp;
+  reducer.launched(bucket);
 }
-
-// For Python's garbage collector.
-template <typename Object>
-int traverse(PyObject* self, visitproc visit, void* arg) {
-  Py_VISIT(Py_TYPE(self));
-  return nb::inst_ready(self) ? nb::inst_ptr<Object>(self)->traverse(visit, arg) : 0;
-}
-
-template <typename Object>
-int clear(PyObject* self) {
-  nb::inst_ptr<Object>(self)->clear();
-  return 0;
-}
-
-template <typename Object>
-PyType_Slot collected[] = {{Py_tp_traverse, reinterpret_cast<void*>(traverse<Object>)},
-                           {Py_tp_clear, reinterpret_cast<void*>(clear<Object>)},
-                           {0, nullptr}};
 
 }  // namespace
 
@@ -206,22 +230,24 @@ void register_launch(nb::module_& module) {
   gather_names = new GatherNames;
   nb::class_<Sent>(module, "Sent", nb::is_final(), nb::type_slots(collected<Sent>),
                    "What was sent of a bucket: a sequence of flights.Item.")
-      .def(nb::init<const nb::list&, nb::handle>(), "items"_a, "pointers"_a)
       .def("__len__", &Sent::size)
       .def("__getitem__", &Sent::item, "place"_a)
-      .def("all_are_there", &Sent::all_are_there,
-           "Was every gradient reduced where it is, and is it still there? Then they are filled.");
+      .def("to_land", &Sent::to_land, "first"_a, "outcomes"_a,
+           "The numbers of items that failed or whose results have to be put where they belong. "
+           "The others are filled.");
   nb::class_<Gatherer>(module, "Gatherer", nb::is_final(), nb::type_slots(collected<Gatherer>),
                        "Finds out where the gradients of a bucket are.")
-      .def(nb::init<nb::list, nb::handle, nb::handle, nb::object, nb::object, nb::object, int>(),
-           "slots"_a, "type"_a, "plain"_a.none(), "dtype"_a, "strided"_a, "device"_a, "code"_a)
-      .def("gather", &Gatherer::gather,
-           "What to send, if all gradients can be reduced where they are; otherwise None.");
-  module.def("launch", &launch, "engine"_a, "bucket"_a, "stamp"_a, "group"_a, "sent"_a, "absent"_a,
-             "wake"_a, "streams"_a, "works"_a,
-             "Submits a bucket's prepared group. The work is added to the list, the gradients are "
-             "dirty no longer, and the bucket is launched in the pass `stamp`: all of that or, if "
-             "this raises, nothing.");
+      .def(nb::init<const nb::list&, const nb::list&, nb::handle, nb::handle, nb::object,
+                    nb::object>(),
+           "slots"_a, "forms"_a, "type"_a, "plain"_a.none(), "strided"_a, "wire_of"_a)
+      .def("gather", &Gatherer::gather, "absent"_a,
+           "What to send; adds the numbers of members without a gradient to the list.");
+  module.def(
+      "launch", &launch, "engine"_a, "reducer"_a, "bucket"_a, "group"_a, "sent"_a, "absent"_a,
+      "wake"_a, "streams"_a, "works"_a,
+      "Submits a bucket's prepared group. The work is added to the list, the gradients are "
+      "dirty no longer, and the bucket is launched in the pass: all of that or, if this raises, "
+      "nothing.");
 }
 
 }  // namespace hvdlite::python

@@ -3,6 +3,7 @@
 // Thread: with the GIL held. Owns: what each says. Blocks: no. Throws: nb::python_error where it says so.
 #pragma once
 
+#include <Python.h>
 #include <structmember.h>
 
 #include <cstddef>
@@ -61,5 +62,23 @@ PyTypeObject* add_type(nb::module_& module, const char* name, unsigned flags, Py
   }
   return reinterpret_cast<PyTypeObject*>(type);
 }
+
+// Slots for a class of nanobind's whose objects have references: its traverse() and clear() are for Python's garbage collector.
+template <typename Object>
+int traverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  return nb::inst_ready(self) ? nb::inst_ptr<Object>(self)->traverse(visit, arg) : 0;
+}
+
+template <typename Object>
+int clear(PyObject* self) {
+  if (nb::inst_ready(self)) nb::inst_ptr<Object>(self)->clear();
+  return 0;
+}
+
+template <typename Object>
+PyType_Slot collected[] = {{Py_tp_traverse, reinterpret_cast<void*>(traverse<Object>)},
+                           {Py_tp_clear, reinterpret_cast<void*>(clear<Object>)},
+                           {0, nullptr}};
 
 }  // namespace hvdlite::python

@@ -1,0 +1,283 @@
+#include "pass_driver.h"
+
+#include <utility>
+#include <vector>
+
+#include "native_types.h"
+
+namespace hvdlite::python {
+
+using namespace nb::literals;
+
+namespace {
+
+// Holds a lock of Python's, if there is one.
+class Locked {
+ public:
+  explicit Locked(nb::handle lock) : lock_(lock) {
+    if (!lock_.is_none()) lock_.attr("acquire")();
+  }
+  ~Locked() {
+    if (!lock_.is_none()) Py_XDECREF(PyObject_CallMethod(lock_.ptr(), "release", nullptr));
+  }
+  Locked(const Locked&) = delete;
+  Locked& operator=(const Locked&) = delete;
+
+ private:
+  nb::handle lock_;
+};
+
+Passes::Found found(const GradientState& slot, nb::handle grad) {
+  if (grad.is_none()) return Passes::Found::kNothing;
+  return slot.dirty || slot.is_as_reset(grad) ? Passes::Found::kUnreduced
+                                              : Passes::Found::kFinished;
+}
+
+// Is it so of any gradient of a bucket?
+template <typename Predicate>
+bool any_of(nb::handle bucket, Predicate is_so) {
+  for (const nb::handle slot : bucket.attr("slots")) {
+    if (is_so(nb::cast<const GradientState&>(slot))) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+PassDriver::PassDriver(nb::object current_task, nb::object is_nested)
+    : current_task_(std::move(current_task)), is_nested_(std::move(is_nested)) {}
+
+// A method of the class that is derived from this one.
+template <typename... Args>
+nb::object PassDriver::ask(const char* method, Args... args) {
+  return nb::find(*this).attr(method)(args...);
+}
+
+Passes::Task PassDriver::current_task() const {
+  const nb::object task = checked(PyObject_CallNoArgs(current_task_.ptr()));
+  const Task number = PyLong_AsLongLong(task.ptr());
+  if (number == -1 && PyErr_Occurred() != nullptr) throw nb::python_error();
+  return number;
+}
+
+bool PassDriver::is_nested(bool leaving) const { return nb::cast<bool>(is_nested_(leaving)); }
+
+// --- hooks ----------------------------------------------------------------------------------------------------------
+
+void PassDriver::before(GradientState& slot) {
+  const Locked locked(lock);
+  if (unsettled()) settle();
+  const nb::object grad = slot.grad();
+  switch (Passes::before(slot, found(slot, grad), !slot.aside.is_none())) {
+    case Before::kNothing:
+      return;
+    case Before::kForget:
+      slot.forget();
+      break;
+    case Before::kSetAside:
+      ask("_set_aside", nb::find(slot), grad);
+      break;
+  }
+  slot.fresh = true;
+}
+
+// What is raised before the gradient was counted (Ctrl-C) does not take back what backward has added to it.
+void PassDriver::after(GradientState& slot) {
+  const Locked locked(lock);
+  const long long stamp = slot.stamp;
+  try {
+    count(slot);
+  } catch (...) {
+    if (slot.stamp == stamp) slot.dirty = true;
+    throw;
+  }
+}
+
+void PassDriver::count(GradientState& slot) {
+  const Task task = current_task();
+  if (!is_current(task)) change_task(task, slot);
+  slot.move_in();
+  const After change = Passes::after(slot);
+  if (change == After::kNothing) return;
+  const int bucket = slot.bucket;
+  if (on_gpu(bucket)) buckets[bucket].attr("see_stream")();
+  if (change == After::kComplete) launch(bucket, true);
+}
+
+// A hook runs in another graph task than the last hook did.
+void PassDriver::change_task(Task task, GradientState& slot) {
+  if (goes_on(task)) return;
+  const bool nested = is_nested(false);
+  if (was_left(nested)) settle();
+  if (!running()) begin_pass(slot);
+  watch(task, nested);
+}
+
+// The first gradient of a pass is there.
+void PassDriver::begin_pass(GradientState& slot) {
+  if (is_one_too_many()) {
+    if (!slot.aside.is_none()) ask("_refuse_pass", nb::find(slot));
+    start_step();  // the gradients were reset without telling us
+  }
+  ask("_use_engine");
+  begin();
+}
+
+void PassDriver::watch(Task task, bool nested) {
+  enter(task, nested);
+  ask("_watch", stamp(), nested);  // where nothing is told, settle() does what is to be done
+}
+
+// --- the end of a pass ----------------------------------------------------------------------------------------------
+
+void PassDriver::task_ended(long long stamp) {
+  if (!is_of(stamp)) return;
+  finish();
+  if (!owes()) return settled();
+  reduce(true);
+  ask("_require_no_tangents");
+}
+
+void PassDriver::task_left(long long stamp) {
+  if (!is_of(stamp)) return;
+  const Task task = current_task();
+  if (task == kNoTask) return task_lost(stamp);
+  if (!goes_on(task)) watch(task, is_nested(true));
+}
+
+void PassDriver::task_lost(long long stamp) {
+  if (!is_of(stamp)) return;
+  finish();
+  if (!owes()) return;
+  if (!planned()) ask("_plan");  // which does wait, but otherwise the others could not go on
+  launch_rest();
+}
+
+// --- the reduction --------------------------------------------------------------------------------------------------
+
+void PassDriver::reduce(bool strict) {
+  if (!planned()) ask("_plan");
+  owe();
+  launch_rest();
+  land(strict);
+  if (strict && any_missing()) ask("_require_hooks");
+}
+
+bool PassDriver::is_dirty(int bucket) const {
+  return any_of(buckets[bucket], [](const GradientState& slot) { return slot.dirty; });
+}
+
+// May some rank have a gradient for the bucket? One that was frozen since may have it from a pass that was kept back.
+bool PassDriver::concerns_somebody(int bucket) const {
+  return may_be_anywhere() || any_of(buckets[bucket], [](const GradientState& slot) {
+           return slot.dirty || nb::cast<bool>(slot.param.attr("requires_grad"));
+         });
+}
+
+void PassDriver::launch(int bucket, bool wake) { ask("_launch", bucket, wake); }
+
+void PassDriver::launch_rest() {
+  for (int bucket = 0; bucket < bucket_count(); ++bucket) {
+    if (!is_launched(bucket) && concerns_somebody(bucket)) launch(bucket, false);
+  }
+  ask("_begin_check");
+  rest_is_launched();
+}
+
+// Waits for everything in flight, and reduces what was added to gradients after they were launched.
+void PassDriver::land(bool strict) {
+  ask("_wait", strict);
+  if (!added_later()) return;
+  begin_additions();
+  for (int bucket = 0; bucket < bucket_count(); ++bucket) {
+    if (is_dirty(bucket)) launch(bucket, false);
+  }
+  additions_are_launched();
+  ask("_wait", strict);
+}
+
+void PassDriver::settle() {
+  if (running()) finish();
+  ask("restore");
+  if (!unsettled()) return;
+  if (owes()) {
+    reduce(false);
+  } else {
+    land(false);
+  }
+  ask("_merge_rest");
+}
+
+// --- the plan -------------------------------------------------------------------------------------------------------
+
+// Ctrl-C comes between neither of these two and what a gradient knows of its bucket.
+void PassDriver::set_plan(nb::list made) {
+  drop_plan();
+  std::vector<Bucket> counts;
+  for (const nb::handle bucket : made) {
+    counts.push_back({.members = static_cast<int>(nb::len(nb::object(bucket.attr("slots")))),
+                      .on_gpu = nb::cast<int>(bucket.attr("device")) != HVDLITE_DEVICE_CPU});
+  }
+  buckets = std::move(made);
+  Passes::set_plan(std::move(counts));
+  for (int bucket = 0; bucket < bucket_count(); ++bucket) number_slots(bucket, bucket);
+}
+
+void PassDriver::drop_plan() {
+  for (int bucket = 0; bucket < bucket_count(); ++bucket) number_slots(bucket, -1);
+  buckets = nb::list();
+  Passes::drop_plan();
+}
+
+void PassDriver::number_slots(int bucket, int number) {
+  for (const nb::handle slot : buckets[bucket].attr("slots")) {
+    nb::cast<GradientState&>(slot).bucket = number;
+  }
+}
+
+int PassDriver::traverse(visitproc visit, void* arg) const {
+  Py_VISIT(current_task_.ptr());
+  Py_VISIT(is_nested_.ptr());
+  Py_VISIT(buckets.ptr());
+  Py_VISIT(lock.ptr());
+  return 0;
+}
+
+// The rest stays: a hook may be called until it is gone.
+void PassDriver::clear() {
+  buckets = nb::list();
+  Passes::drop_plan();
+}
+
+void register_pass_driver(nb::module_& module) {
+  nb::class_<Passes>(module, "Passes", "What is counted of backward passes.")
+      .def("launched", &Passes::launched, "bucket"_a, "The bucket is launched in this pass.")
+      .def("settled", &Passes::settled, "Nothing is in flight any more.")
+      .def("forget_additions", &Passes::forget_additions,
+           "What was added after a launch is not reduced by itself.")
+      .def("begin_by_hand", &Passes::begin_by_hand, "A pass begins without a backward.")
+      .def("start_step", &Passes::start_step, "Counts passes and reductions anew.")
+      .def("reset", &Passes::reset, "The gradients were reset, also those not reduced.")
+      .def_prop_ro("running", &Passes::running)
+      .def_prop_ro("unsettled", &Passes::unsettled)
+      .def_prop_ro("turn", &Passes::turn)
+      .def_prop_ro("local_gradients", &Passes::local_gradients)
+      .def_rw("passes_per_step", &Passes::passes_per_step)
+      .def_rw("suspended", &Passes::suspended);
+  nb::class_<PassDriver, Passes>(module, "PassDriver", nb::type_slots(collected<PassDriver>),
+                                 "What the hooks of one optimizer's parameters do.")
+      .def(nb::init<nb::object, nb::object>(), "current_task"_a, "is_nested"_a)
+      .def("task_ended", &PassDriver::task_ended, "stamp"_a, "The pass is over.")
+      .def("task_left", &PassDriver::task_left, "stamp"_a, "A nested task is over.")
+      .def("task_lost", &PassDriver::task_lost, "stamp"_a, "The task never called back.")
+      .def("reduce", &PassDriver::reduce, "strict"_a,
+           "Reduces all gradients of this rank that were not, and waits for those in flight.")
+      .def("settle", &PassDriver::settle,
+           "Makes good what the end of the last pass did not do. Does nothing if all is well.")
+      .def("set_plan", &PassDriver::set_plan, "made"_a, "Counts gradients in these buckets.")
+      .def("drop_plan", &PassDriver::drop_plan, "There are no buckets any more.")
+      .def_ro("buckets", &PassDriver::buckets)
+      .def_rw("lock", &PassDriver::lock, nb::for_setter(nb::arg("value").none()));
+}
+
+}  // namespace hvdlite::python
