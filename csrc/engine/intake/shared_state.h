@@ -1,4 +1,4 @@
-// What the callers' side (submit.cc, wait.cc) and the token holder's side (cycle.cc) of one engine share; each part locks itself.
+// What the callers' side (submit.cc, engine_wait.cc) and the token holder's side (cycle.cc) of one engine share; each part locks itself.
 // Thread: any. Owns: everything below. Blocks: no.
 #pragma once
 
