@@ -50,6 +50,7 @@ class CMakeBuild(build_ext):
             f"-DPython_EXECUTABLE={sys.executable}",
             f"-DHVDLITE_MPI_SHIMS={';'.join(shim.cmake_entry() for shim in shims)}",
             f"-DHVDLITE_SANITIZE={os.environ.get('HVDLITE_SANITIZE', '')}",
+            f"-DHVDLITE_TRACE={os.environ.get('HVDLITE_TRACE', 'OFF')}",
             f"-DHVDLITE_NVCC={os.environ.get('HVDLITE_NVCC', '')}",
             f"-DHVDLITE_BUILD_FAKES={'ON' if self._for_tests() else 'OFF'}",
         ]

@@ -94,7 +94,6 @@ class SetNegotiation {
   void announce_pending();
   void follow(const ResponseList& list);
   void follow_fused(const ResponsePtr& first, FusedOp fused);
-  void settle(const Response& response, Entry& entry);
   ResponsePtr remember(const Decision& decision);
   Entry take_entry(const std::string& name);
   void check_mine(const Response& response) const;
