@@ -44,7 +44,7 @@ class Job:
 
     def __init__(self, native: Any, shim: str, MPI: Any, comm: Any) -> None:  # noqa: N803 - the module's own name
         self.lost = False
-        self._mpi, self._comm = MPI, comm
+        self._mpi, self._group = MPI, comm.group  # the program may free the communicator
         self._native = native.Job(shim, MPI._addressof(comm))
         # MPI asks for the attributes of this communicator before it ends, whoever ends it.
         MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=lambda *_: self.close()), self)
@@ -52,7 +52,7 @@ class Job:
 
     def has_ranks_of(self, other: "Job") -> bool:
         """Are these the same processes, in the same order?"""
-        return bool(self._mpi.Group.Compare(self._comm.group, other._comm.group) == self._mpi.IDENT)
+        return bool(self._mpi.Group.Compare(self._group, other._group) == self._mpi.IDENT)
 
     def set_limits(self, patience: float, silence: float) -> None:
         """How long this process waits from now on, in seconds; 0 for ever.
@@ -67,7 +67,7 @@ class Job:
         """The values of all, by rank. They are pickled."""
         self._native.gather(pickle.dumps(value), bounded=True)
         self._wait(bounded=True)
-        return [pickle.loads(each) for each in self._native.values(self._comm.size)]
+        return [pickle.loads(each) for each in self._native.values(self._group.size)]
 
     def farewell(self) -> None:
         """Waits until all have come here, however long that takes, and costs next to no processor time meanwhile."""
