@@ -103,6 +103,7 @@ void SetNegotiation::hear(Verdict message) {
   if (!coordinator_) return;
   if (port_ && port_->exists()) {
     upkeep_.close = true;
+    coordinator_->doom(message.names);
     verdicts_.push_back(std::move(message));
   } else {
     coordinator_->fail(message.names, {base::ErrorCode::kTimeout, message.text});
@@ -116,9 +117,7 @@ void SetNegotiation::carry_out_verdicts() {
     if (there && closings_of_[member] < closings_) return;
   }
   for (const Verdict& verdict : std::exchange(verdicts_, {})) {
-    std::vector<std::string> names = verdict.names;  // but for what has ended meanwhile
-    std::erase_if(names, [&](const std::string& name) { return !coordinator_->knows(name); });
-    coordinator_->fail(names, {base::ErrorCode::kTimeout, verdict.text});
+    coordinator_->fail_doomed(verdict.names, {base::ErrorCode::kTimeout, verdict.text});
   }
 }
 

@@ -123,6 +123,7 @@ Coordinator::Tally& Coordinator::add(int member, RequestPtr request) {
 }
 
 void Coordinator::settle_if_complete(const std::string& name) {
+  if (doomed_.contains(name)) return;
   const auto found = tallies_.find(name);
   const Tally& counted = found->second;
   const Request& asked = *first_given(counted.requests);
@@ -286,6 +287,15 @@ void Coordinator::fail(const std::vector<std::string>& names, const Status& why)
     failed_at_[name] = sequence_ + 1;
     decide_failure(request, of(*request));
   }
+}
+
+void Coordinator::fail_doomed(const std::vector<std::string>& names, const Status& why) {
+  std::vector<std::string> known;
+  for (const std::string& name : names) {
+    doomed_.erase(name);
+    if (knows(name)) known.push_back(name);
+  }
+  fail(known, why);
 }
 
 std::vector<Decision> Coordinator::collect() {

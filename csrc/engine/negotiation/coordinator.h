@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <list>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -33,6 +34,12 @@ class Coordinator {
   void leave(int member, const base::Status& why);
   // Takes these operations out of the books and fails them everywhere (the verdict of deadlock detection).
   void fail(const std::vector<std::string>& names, const base::Status& why);
+
+  // The same is about to be done: until then nothing is decided of them, whoever asks. One that fails could let a member ask for
+  // another, which would be done here, with those that were told that it never will be.
+  void doom(const std::vector<std::string>& names) { doomed_.insert(names.begin(), names.end()); }
+  // Fails them, but for what has ended meanwhile.
+  void fail_doomed(const std::vector<std::string>& names, const base::Status& why);
 
   // Must everything go through messages, because somebody has joined or left?
   bool needs_messages() const { return joined_count_ > 0 || !left_.ok(); }
@@ -104,6 +111,7 @@ class Coordinator {
   std::unordered_set<std::string> settled_names_;
   // Announcements made before this response list was known are void.
   std::unordered_map<std::string, std::uint64_t> failed_at_;
+  std::set<std::string> doomed_;
   std::vector<bool> joined_;
   std::vector<bool> uncounted_;  // joined, and an Average is not to count them
   int joined_count_ = 0;

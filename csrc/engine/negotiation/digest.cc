@@ -66,6 +66,8 @@ void Coordinator::add_to(base::Hasher& hasher) const {
   });
   for (const Settled& settled : decided_) add_settled(hasher, settled);
   add_table(hasher, failed_at_, [](base::Hasher& each, std::uint64_t number) { each.add(number); });
+  hasher.add(doomed_.size());
+  for (const std::string& name : doomed_) hasher.add_text(name);
   for (std::size_t i = 0; i < members_.size(); ++i) {
     hasher.add_pair(joined_[i] ? 1 : 0, uncounted_[i] ? 1 : 0);
   }

@@ -93,6 +93,14 @@ ROWS = (
         guards.MEMBERSHIP,
     ),
     Mutant(
+        "verdict-overtaken",
+        "what a verdict names is done if the last member asks for it before the verdict is carried out",
+        "csrc/engine/negotiation/coordination.cc",
+        "    coordinator_->doom(message.names);\n",
+        "",
+        guards.MEMBERSHIP,
+    ),
+    Mutant(
         "job-no-grace",
         "where there is no engine, who ends is lost at once, though its part or its words are on their way",
         "csrc/job/job.cc",

@@ -329,6 +329,22 @@ TEST(a_verdict_fails_what_was_announced_in_memory_and_nothing_else) {
   EXPECT(messages(job) == before);  // it is open again
 }
 
+// As where a rank held the removal of a set back until another operation had failed by the same verdict.
+TEST(what_a_verdict_names_fails_though_the_last_member_asks_for_it_before) {
+  Job job(kThree);
+  job.run();
+  for (const int rank : {1, 2}) job[rank].ask("x");
+  job.run();
+  job.verdict(0, {"x"});
+  for (int time = 0; time < 4; ++time) job.pass(0);
+  job[0].ask("x");
+  job.run();
+  for (int rank = 0; rank < 3; ++rank) {
+    EXPECT(job[rank].failed["x"] == "these wait for each other");
+    EXPECT(job[rank].did.empty());
+  }
+}
+
 TEST(who_leaves_ends_what_needs_it_on_all_others) {
   Job job(kThree);
   job.run();
