@@ -25,7 +25,7 @@ MPI_ENV := OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
 # The mpirun that fits: the environment's own where the build chose an MPI wheel, or else the machine's.
 MPIRUN = $(shell test -x $(BIN)/mpirun && echo $(BIN)/mpirun || echo mpirun)
 
-.PHONY: venv develop demo test test-all slice test-loaded mutants failures test-matrix clients sanitize asan tsan fuzz lint tidy arm64 format clean
+.PHONY: venv develop demo test test-all slice trace test-loaded mutants failures test-matrix clients sanitize asan tsan fuzz lint tidy arm64 format clean
 
 venv: $(VENV)/.native
 
@@ -72,6 +72,10 @@ test-all: venv
 # Of the tests marked slow those that CI runs for HEAD; `SLICE_OPTIONS=--show` lists them.
 slice: venv
 	cd tests && ../$(BIN)/python -m support.slices $(SLICE_OPTIONS)
+
+# A package beside build/dev's that notes which native functions run, for tests/unit/test_gradient_path.py.
+trace: $(VENV)/.tools
+	HVDLITE_TRACE=ON $(BIN)/python setup.py --quiet build --build-lib build/trace/tree --build-temp build/trace/cmake
 
 # The tests as a busy machine runs them: on one processor, with two loops beside them that take all they can get.
 test-loaded: venv

@@ -4,10 +4,8 @@ Python's functions are noted by a profile function, native ones by tests/native/
 one of them comes last and does more. The row "waiting" of the page has what an engine may do between two looks at its work.
 """
 
-import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -87,9 +85,7 @@ def native_files(noted: str) -> set[str]:
 
 @pytest.mark.slow
 def test_the_page_lists_the_files_that_a_steady_gradient_crosses(tmp_path):
-    command = [sys.executable, "setup.py", "--quiet", "build", "--build-lib", str(TREE), "--build-temp", str(BUILD / "cmake")]
-    traced = {**os.environ, "HVDLITE_TRACE": "ON"}
-    built = subprocess.run(command, cwd=ROOT, env=traced, text=True, capture_output=True, check=False)
+    built = subprocess.run(["make", "trace"], cwd=ROOT, text=True, capture_output=True, check=False)
     assert built.returncode == 0, built.stdout + built.stderr
     env = {"LD_PRELOAD": str(RECORD), "RECORD": str(RECORD), "PYTHONPATH": str(TREE)}
     job = run_job(STEP, 2, args=[str(tmp_path)], env=env)
