@@ -280,8 +280,8 @@ class Job:
         """Begins an allgather, which `wait` ends."""
     def values(self, size: int) -> list[bytes]:
         """What the last gather gave, by rank."""
-    def tell(self, cause: str) -> str:
-        """Tells those that wait here why this process ends; the words that they read."""
+    def tell(self, cause: str) -> None:
+        """Tells those that wait here why this process ends."""
     def kill_stopped(self) -> None:
         """Ends the processes of this host that are stopped."""
     def close(self) -> None:

@@ -6,8 +6,6 @@ csrc/job does the work; here is what it needs of Python: objects as bytes, Ctrl-
 import logging
 import pickle
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from hvdlite.errors import OperationTimeoutError, PeerLostError
@@ -92,17 +90,12 @@ class Job:
 
     def _wait(self, bounded: bool) -> None:
         began, warned = time.monotonic(), False
-        with self._noting_losses():
+        try:
             while not self._native.wait(_SLICE):
                 waited = time.monotonic() - began
                 if bounded and not warned and waited > _WARN_AFTER:
                     warned = True
                     logging.getLogger("hvdlite").warning("init() has waited %.3g s %s", waited, _WHAT_FOR)
-
-    @contextmanager
-    def _noting_losses(self) -> Iterator[None]:
-        try:
-            yield
         except LOST:
             self.lost = True
             raise

@@ -93,16 +93,16 @@ int adopt(std::unique_ptr<Engine> engine, hvdlite_engine** out) {
   return 0;
 }
 
-}  // namespace
-
-void set_last_error(const std::string& message) { last_error() = message; }
-
 char* copy_text(const std::string& text) {
   auto* copy = static_cast<char*>(std::malloc(text.size() + 1));
   if (copy == nullptr) throw std::bad_alloc();
   std::memcpy(copy, text.c_str(), text.size() + 1);
   return copy;
 }
+
+}  // namespace
+
+void set_last_error(const std::string& message) { last_error() = message; }
 
 namespace {
 

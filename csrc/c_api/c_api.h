@@ -36,9 +36,6 @@ void take_back(hvdlite_block& block) noexcept;
 // The text that hvdlite_last_error() gives on this thread.
 void set_last_error(const std::string& text);
 
-// For the caller, who gives it to hvdlite_free.
-char* copy_text(const std::string& text);
-
 // The caller's fault unless the condition holds.
 inline void require(bool condition, std::string_view text) {
   if (!condition) throw base::Error(base::ErrorCode::kInvalidArgument, std::string(text));

@@ -52,8 +52,8 @@ int hvdlite_job_value(hvdlite_job* job, int32_t rank, const void** data, int64_t
   });
 }
 
-int hvdlite_job_tell(hvdlite_job* job, const char* cause, char** words) {
-  return guarded([&] { *words = hvdlite::engine::copy_text(job->driver.tell(cause)); });
+int hvdlite_job_tell(hvdlite_job* job, const char* cause) {
+  return guarded([&] { job->driver.tell(cause); });
 }
 
 int hvdlite_job_kill_stopped(hvdlite_job* job) {

@@ -75,15 +75,13 @@ void Driver::give_signs() {
   while (!ending_.wait_for(lock, job_->look_interval(), [this] { return ended_; })) job_->look();
 }
 
-std::string Driver::tell(const std::string& cause) {
-  std::string words;
-  const auto told = [&](Job& job) {
-    if (words.empty()) words = job.tell(cause);
+void Driver::tell(const std::string& cause) {
+  with([&](Job& job) { job.tell(cause); });
+  const auto told = [](Job& job) {
     job.look();
     return job.told();
   };
   while (!with(told)) std::this_thread::sleep_for(microseconds(1000));
-  return words;
 }
 
 void Driver::close() {

@@ -35,7 +35,7 @@ class Driver {
   }
   void set_limits(Job::Limits limits);
   // Says it to those that wait here, and waits until the words have left this process, for a moment at most.
-  std::string tell(const std::string& cause);
+  void tell(const std::string& cause);
   // Before MPI ends: looks no more, and no other function may be called.
   void close();
 

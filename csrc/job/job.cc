@@ -1,7 +1,7 @@
 #include "job/job.h"
 
+#include <algorithm>
 #include <map>
-#include <numeric>
 
 #include "base/text.h"
 #include "base/wire.h"
@@ -150,19 +150,20 @@ void Job::introduce() {
 void Job::set_limits(Limits limits) {
   limits_ = limits;
   if (!all_give_signs_ || lost()) return;
-  double shortest = limits.silence;
-  if (shortest <= 0 || (limits.patience > 0 && limits.patience < shortest)) {
-    shortest = limits.patience;
+  failures_ =
+      FailureDetector(failures_.roster(), {limits.silence, shortest_silence()}, time_.now());
+}
+
+// Of those that anybody asks for, in seconds; 0: nobody does.
+double Job::shortest_silence() const {
+  if (limits_.silence <= 0 || limits_.patience <= 0) {
+    return std::max(limits_.silence, limits_.patience);
   }
-  failures_ = FailureDetector(failures_.roster(), {limits.silence, shortest}, time_.now());
+  return std::min(limits_.silence, limits_.patience);
 }
 
 base::microseconds Job::look_interval() const {
-  double shortest = limits_.patience;
-  if (limits_.silence > 0 && (shortest <= 0 || limits_.silence < shortest)) {
-    shortest = limits_.silence;
-  }
-  return std::min(base::from_seconds(shortest) / kLooksInSilence, kLongestInterval);
+  return std::min(base::from_seconds(shortest_silence()) / kLooksInSilence, kLongestInterval);
 }
 
 // --- what others say and do -------------------------------------------------------------------------------------------

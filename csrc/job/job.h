@@ -85,6 +85,7 @@ class Job {
   template <typename Other>
   void carry_out(const Other&) {}  // Membership's, which has an engine
   void tell_failure(const std::string& cause, const std::vector<int>& ranks);
+  double shortest_silence() const;
   void mind_patience(Time now);
   std::string awaited() const;
   bool find_lost(int* rank, std::string* how);

@@ -45,4 +45,26 @@ nb::object make_error(int code, const std::string& message);
 // Raises what a function of the C ABI reported on this thread, unless it succeeded.
 void check(int code);
 
+// What a call that ran without the GIL gave.
+struct Outcome {
+  int code = HVDLITE_OK;
+  std::string message;
+  bool ended = false;  // of a wait: have all operations ended?
+};
+
+// Runs a blocking call without the GIL; its error text belongs to this thread and is copied before anything else runs.
+template <typename Call>
+Outcome without_gil(Call call) {
+  nb::gil_scoped_release release;
+  Outcome outcome;
+  outcome.code = call();
+  if (outcome.code != HVDLITE_OK) outcome.message = hvdlite_last_error();
+  return outcome;
+}
+
+// Raises what such a call reported, unless it succeeded.
+inline void check_outcome(const Outcome& outcome) {
+  if (outcome.code != HVDLITE_OK) raise_error(outcome.code, outcome.message);
+}
+
 }  // namespace hvdlite::python

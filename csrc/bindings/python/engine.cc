@@ -15,10 +15,6 @@ namespace hvdlite::python {
 
 namespace {
 
-void check_outcome(const Outcome& outcome) {
-  if (outcome.code != HVDLITE_OK) raise_error(outcome.code, outcome.message);
-}
-
 template <typename Value>
 nb::list as_list(const std::vector<Value>& values) {
   nb::object list = checked(PyList_New(static_cast<Py_ssize_t>(values.size())));

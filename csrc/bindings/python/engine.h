@@ -35,23 +35,6 @@ class Fabric {
   hvdlite_fabric* fabric_ = nullptr;
 };
 
-// What a call that ran without the GIL gave.
-struct Outcome {
-  int code = HVDLITE_OK;
-  std::string message;
-  bool ended = false;  // of a wait: have all operations ended?
-};
-
-// Runs a blocking call without the GIL; its error text belongs to this thread and is copied before anything else runs.
-template <typename Call>
-Outcome without_gil(Call call) {
-  nb::gil_scoped_release release;
-  Outcome outcome;
-  outcome.code = call();
-  if (outcome.code != HVDLITE_OK) outcome.message = hvdlite_last_error();
-  return outcome;
-}
-
 // Seconds a wait may take.
 inline constexpr double kNoLimit = std::numeric_limits<double>::infinity();
 

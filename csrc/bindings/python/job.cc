@@ -18,14 +18,8 @@ Job::~Job() {
 }
 
 bool Job::wait(double seconds) {
-  int done = 0, code = HVDLITE_OK;
-  std::string message;
-  {
-    const nb::gil_scoped_release released;
-    code = hvdlite_job_wait(job_, seconds, &done);
-    if (code != HVDLITE_OK) message = hvdlite_last_error();
-  }
-  if (code != HVDLITE_OK) raise_error(code, message);
+  int done = 0;
+  check_outcome(without_gil([&] { return hvdlite_job_wait(job_, seconds, &done); }));
   return done != 0;
 }
 
@@ -49,15 +43,8 @@ nb::list Job::values(std::int32_t size) {
   return values;
 }
 
-nb::str Job::tell(const char* cause) {
-  char* words = nullptr;
-  {
-    const nb::gil_scoped_release released;
-    if (hvdlite_job_tell(job_, cause, &words) != HVDLITE_OK) words = nullptr;
-  }
-  nb::str told = text(words != nullptr ? words : "");
-  hvdlite_free(words);
-  return told;
+void Job::tell(const char* cause) {
+  check_outcome(without_gil([&] { return hvdlite_job_tell(job_, cause); }));
 }
 
 void Job::kill_stopped() { check(hvdlite_job_kill_stopped(job_)); }
@@ -78,8 +65,7 @@ void register_job(nb::module_& module) {
       .def("gather", &Job::gather, "mine"_a, "bounded"_a,
            "Begins an allgather of bytes, which wait() ends.")
       .def("values", &Job::values, "size"_a, "What the last gather gave, by rank.")
-      .def("tell", &Job::tell, "cause"_a,
-           "Tells those that wait here why this process ends; the words that they read.")
+      .def("tell", &Job::tell, "cause"_a, "Tells those that wait here why this process ends.")
       .def("kill_stopped", &Job::kill_stopped, "Ends the processes of this host that are stopped.")
       .def("close", &Job::close, "Before MPI ends: looks after nobody any more.");
 }

@@ -20,7 +20,7 @@ class Job {
   void set_limits(double patience, double silence);
   void gather(nb::bytes mine, bool bounded);
   nb::list values(std::int32_t size);
-  nb::str tell(const char* cause);
+  void tell(const char* cause);
   void kill_stopped();
   void close();
 

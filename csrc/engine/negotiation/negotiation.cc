@@ -85,7 +85,8 @@ void Negotiation::keep_for_later(int source, Content message) {
   if (epoch > last_epoch_) early_[epoch].emplace_back(source, std::move(message));
 }
 
-void Negotiation::hear(int source, Announcement message) {
+template <typename Content>
+void Negotiation::hear_in_set(int source, Content message) {
   SetNegotiation* set = find(message.set);
   if (set == nullptr) {
     keep_for_later(source, std::move(message));
@@ -94,13 +95,12 @@ void Negotiation::hear(int source, Announcement message) {
   }
 }
 
+void Negotiation::hear(int source, Announcement message) {
+  hear_in_set(source, std::move(message));
+}
+
 void Negotiation::hear(int source, ResponseList message) {
-  SetNegotiation* set = find(message.set);
-  if (set == nullptr) {
-    keep_for_later(source, std::move(message));
-  } else {
-    set->hear(source, std::move(message));
-  }
+  hear_in_set(source, std::move(message));
 }
 
 void Negotiation::hear(int source, Verdict message) {

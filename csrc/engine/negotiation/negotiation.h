@@ -99,6 +99,8 @@ class Negotiation {
   // Keeps a message for a set that this rank is about to learn of; one for a set that is gone is dropped.
   template <typename Content>
   void keep_for_later(int source, Content message);
+  template <typename Content>
+  void hear_in_set(int source, Content message);
 
   bool coordinate();
 

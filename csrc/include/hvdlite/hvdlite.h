@@ -209,7 +209,7 @@ HVDLITE_API int hvdlite_engine_create_mpi(const char* shim_path, const void* com
  *   set_limits   seconds, 0 for none: patience for processes that are stopped or silent (and for any in a bounded gather), silence
  *                of another host
  *   gather       begins an allgather of bytes, which `wait` ends; hvdlite_job_value then gives the bytes of a rank, until the next
- *   tell         why this process ends, to those that wait here; *words is the text that they read, for hvdlite_free
+ *   tell         why this process ends, to those that wait here
  *   kill_stopped ends the processes of this host that are stopped
  *   close        before MPI ends; nothing else may be called after it but hvdlite_job_destroy */
 HVDLITE_API int hvdlite_job_open(const char* shim_path, const void* comm_address,
@@ -219,7 +219,7 @@ HVDLITE_API int hvdlite_job_set_limits(hvdlite_job* job, double patience, double
 HVDLITE_API int hvdlite_job_gather(hvdlite_job* job, const void* data, int64_t bytes, int bounded);
 HVDLITE_API int hvdlite_job_value(hvdlite_job* job, int32_t rank, const void** data,
                                   int64_t* bytes);
-HVDLITE_API int hvdlite_job_tell(hvdlite_job* job, const char* cause, char** words);
+HVDLITE_API int hvdlite_job_tell(hvdlite_job* job, const char* cause);
 HVDLITE_API int hvdlite_job_kill_stopped(hvdlite_job* job);
 HVDLITE_API void hvdlite_job_close(hvdlite_job* job);
 HVDLITE_API void hvdlite_job_destroy(hvdlite_job* job);
