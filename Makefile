@@ -25,7 +25,7 @@ MPI_ENV := OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
 # The mpirun that fits: the environment's own where the build chose an MPI wheel, or else the machine's.
 MPIRUN = $(shell test -x $(BIN)/mpirun && echo $(BIN)/mpirun || echo mpirun)
 
-.PHONY: venv develop demo test test-all slice trace test-loaded mutants failures test-matrix clients sanitize asan tsan fuzz lint tidy arm64 format clean
+.PHONY: venv develop demo test test-all slice trace test-loaded mutants failures knobs test-matrix clients sanitize asan tsan fuzz lint tidy arm64 format clean
 
 venv: $(VENV)/.native
 
@@ -86,6 +86,11 @@ test-loaded: venv
 # The table in docs/failures.md, from a run of all its cases: a few minutes.
 failures: venv
 	cd tests && ../$(BIN)/python -m support.failure_report
+
+# What follows from the table of hvdlite/knobs.py: the page, and the engine's list.
+knobs: venv
+	$(BIN)/python -m hvdlite.knobs > docs/knobs.md
+	$(BIN)/python -m hvdlite.knobs native > csrc/include/hvdlite/knobs.inc
 
 # Do the tests notice small defects? Hours, resumable, no part of CI (tests/mutants/README.md has the options).
 mutants: venv $(VENV)/.tools

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 from hvdlite import _native
 from hvdlite import config as knobs
 from hvdlite._version import __version__
-from hvdlite.config import Config, LauncherClaim, Value
+from hvdlite.config import Config, LauncherClaim
 from hvdlite.errors import ErrorCode, HvdliteError, InvalidArgumentError, SystemFailure, error_class
+from hvdlite.knobs import Value
 from hvdlite.tuning.place import Place, boot_id, cpu_name
 
 if TYPE_CHECKING:

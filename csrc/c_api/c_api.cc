@@ -36,55 +36,22 @@ Topology topology_of(const transport::MpiWorld& world) {
           world.cross_rank, world.cross_size, world.is_homogeneous};
 }
 
-std::string or_auto(const char* text) { return text != nullptr ? text : "auto"; }
-std::string or_empty(const char* text) { return text != nullptr ? text : ""; }
+void take(std::size_t& knob, std::int64_t value) { knob = static_cast<std::size_t>(value); }
+void take(double& knob, double value) { knob = value; }
+void take(bool& knob, std::int32_t value) { knob = value != 0; }
+void take(base::LogLevel& knob, std::int32_t value) { knob = static_cast<base::LogLevel>(value); }
+void take(std::string& knob, const char* value) {
+  if (value != nullptr) knob = value;
+}
 
 base::Config to_config(const hvdlite_config* from) {
   base::Config config;
   if (from == nullptr) return config;
   require(from->struct_size == sizeof(hvdlite_config),
           "hvdlite_config was compiled for another version of hvdlite");
-  config.fusion_threshold = static_cast<std::size_t>(from->fusion_threshold);
-  config.cycle_time_ms = from->cycle_time_ms;
-  config.cache_capacity = static_cast<std::size_t>(from->cache_capacity);
-  config.segment_bytes = static_cast<std::size_t>(from->segment_bytes);
-  config.recursive_doubling_max_bytes =
-      static_cast<std::size_t>(from->recursive_doubling_max_bytes);
-  config.tile_bytes = static_cast<std::size_t>(from->tile_bytes);
-  config.streaming_bytes = static_cast<std::size_t>(from->streaming_bytes);
-  config.message_split_bytes = static_cast<std::size_t>(from->message_split_bytes);
-  config.remote_message_bytes = static_cast<std::size_t>(from->remote_message_bytes);
-  config.spin_us = from->spin_us;
-  config.deadlock_timeout = from->deadlock_timeout;
-  config.stall_check_time_seconds = from->stall_check_time_seconds;
-  config.stall_shutdown_time_seconds = from->stall_shutdown_time_seconds;
-  config.failure_linger = from->failure_linger;
-  config.peer_timeout = from->peer_timeout;
-  config.flight_recorder_size = static_cast<std::size_t>(from->flight_recorder_size);
-  config.flight_recorder_folder = or_empty(from->flight_recorder_folder);
-  config.output_cache_bytes = static_cast<std::size_t>(from->output_cache_bytes);
-  config.shared_outputs = from->shared_outputs != 0;
-  config.deterministic = from->deterministic != 0;
-  config.log_level = static_cast<base::LogLevel>(from->log_level);
-  config.log_timestamps = from->log_timestamps != 0;
-  config.shared_memory = or_auto(from->shared_memory);
-  config.tile_stores = or_auto(from->tile_stores);
-  config.kernel_isa = or_auto(from->kernel_isa);
-  config.allreduce_algorithm = or_auto(from->allreduce_algorithm);
-  config.reducescatter_algorithm = or_auto(from->reducescatter_algorithm);
-  config.allgatherv_algorithm = or_auto(from->allgatherv_algorithm);
-  config.broadcast_algorithm = or_auto(from->broadcast_algorithm);
-  config.alltoallv_algorithm = or_auto(from->alltoallv_algorithm);
-  config.barrier_algorithm = or_auto(from->barrier_algorithm);
-  config.gpu_route = or_auto(from->gpu_route);
-  config.cuda_library = or_empty(from->cuda_library);
-  config.nccl_library = or_empty(from->nccl_library);
-  config.nvrtc_library = or_empty(from->nvrtc_library);
-  config.kernel_cache = or_empty(from->kernel_cache);
-  config.gpu_cache_bytes = static_cast<std::size_t>(from->gpu_cache_bytes);
-  config.nccl_float32_sums = from->nccl_float32_sums != 0;
-  config.check_finite = from->check_finite != 0;
-  config.join_refuses_others = from->join_refuses_others != 0;
+#define HVDLITE_KNOB(type, name, value) take(config.name, from->name);
+#include "hvdlite/knobs.inc"
+#undef HVDLITE_KNOB
   return config;
 }
 
@@ -155,48 +122,10 @@ const char* hvdlite_dtype_name(int dtype) {
 }
 
 void hvdlite_config_init(hvdlite_config* config) {
-  const hvdlite::base::Config defaults;
-  *config = hvdlite_config{sizeof(hvdlite_config),
-                           static_cast<int64_t>(defaults.fusion_threshold),
-                           defaults.cycle_time_ms,
-                           static_cast<int64_t>(defaults.cache_capacity),
-                           static_cast<int64_t>(defaults.segment_bytes),
-                           static_cast<int64_t>(defaults.recursive_doubling_max_bytes),
-                           static_cast<int64_t>(defaults.tile_bytes),
-                           static_cast<int64_t>(defaults.streaming_bytes),
-                           static_cast<int64_t>(defaults.message_split_bytes),
-                           static_cast<int64_t>(defaults.remote_message_bytes),
-                           defaults.spin_us,
-                           defaults.deadlock_timeout,
-                           defaults.stall_check_time_seconds,
-                           defaults.stall_shutdown_time_seconds,
-                           defaults.failure_linger,
-                           defaults.peer_timeout,
-                           static_cast<int64_t>(defaults.flight_recorder_size),
-                           "",
-                           static_cast<int64_t>(defaults.output_cache_bytes),
-                           defaults.shared_outputs,
-                           defaults.deterministic,
-                           static_cast<int32_t>(defaults.log_level),
-                           defaults.log_timestamps,
-                           "auto",
-                           "auto",
-                           "auto",
-                           "auto",
-                           "auto",
-                           "auto",
-                           "auto",
-                           "auto",
-                           "auto",
-                           "auto",
-                           "libcuda.so.1",
-                           "",
-                           "",
-                           "auto",
-                           static_cast<int64_t>(defaults.gpu_cache_bytes),
-                           defaults.nccl_float32_sums,
-                           defaults.check_finite,
-                           defaults.join_refuses_others};
+  config->struct_size = sizeof(hvdlite_config);
+#define HVDLITE_KNOB(type, name, value) config->name = value;
+#include "hvdlite/knobs.inc"
+#undef HVDLITE_KNOB
 }
 
 int hvdlite_fabric_create(int size, const int32_t* hosts, hvdlite_fabric** out) {

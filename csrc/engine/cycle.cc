@@ -15,7 +15,7 @@ using base::Status;
 Cycle::Cycle(transport::Transport& transport, SharedState& shared, collectives::Selection selection)
     : transport_(transport),
       shared_(shared),
-      patience_(patience_of(shared.config.cycle_time_ms, transport.size())),
+      patience_(patience_of(shared.config.cycle_time, transport.size())),
       execution_(transport, selection, shared),
       membership_(roster_of(transport), limits_of(shared.config), shared.time.now()),
       carrier_(transport, shared, membership_, execution_),

@@ -34,7 +34,7 @@ Negotiation::Settings settings_of(const transport::Transport& transport, const b
   return {.rank = transport.rank(),
           .fusion_threshold = config.fusion_threshold,
           .cache_capacity = config.cache_capacity,
-          .join_refuses_others = config.join_refuses_others,
+          .join_refuses_others = config.horovod_rules,
           .agreement_is_barrier = selection.barrier == "auto"};
 }
 

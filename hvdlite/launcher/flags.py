@@ -8,8 +8,8 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hvdlite.config import KNOBS, MEANINGLESS, Knob
 from hvdlite.errors import InvalidArgumentError
+from hvdlite.knobs import KNOBS, MEANINGLESS, Knob
 
 __all__ = ["HOROVODRUN", "REFUSED", "Flag", "add_to", "settings"]
 

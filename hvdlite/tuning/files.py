@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from hvdlite import config
-from hvdlite.config import KNOBS
 from hvdlite.errors import InvalidArgumentError
+from hvdlite.knobs import KNOBS
 from hvdlite.tuning.parameters import TUNABLE
 from hvdlite.tuning.place import Place
 from hvdlite.tuning.search import Settings, Value

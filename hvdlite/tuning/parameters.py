@@ -7,7 +7,8 @@ algorithm depends; the rules here are for all process sets that a job may have, 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hvdlite.config import KNOBS, Config
+from hvdlite.config import Config
+from hvdlite.knobs import KNOBS
 from hvdlite.tuning.search import Parameter, Value
 
 __all__ = ["TUNABLE", "Shape", "keeps_bits", "parameters"]

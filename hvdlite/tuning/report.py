@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hvdlite.config import KNOBS
+from hvdlite.knobs import KNOBS
 from hvdlite.tuning.place import Place
 from hvdlite.tuning.search import Comparison, Outcome, Settings, Value
 

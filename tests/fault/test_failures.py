@@ -12,7 +12,7 @@ from support.failure_cases import CASES, MODES, Case, Outcome, run_cases
 from support.job import find_mpirun
 from support.shared_memory import nothing_left_behind
 
-from hvdlite.config import KNOBS
+from hvdlite.knobs import KNOBS
 
 WHO = r"rank 1 \(host \S+, pid \d+\) "
 DIED = WHO + "ended without a word"

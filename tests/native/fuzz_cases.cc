@@ -81,7 +81,7 @@ class Pair {
     shape.ledger_bytes = engine::Ledger::bytes({});
     fabric_ = transport::make_fabric(shape);
     base::Config config;
-    config.cycle_time_ms = 0;
+    config.cycle_time = 0;
     for (int number = 0; number < 2; ++number) {
       ranks_.emplace_back(std::make_unique<FuzzedTransport>(
                               transport::connect(fabric_, number, shares), middleman_),

@@ -164,7 +164,7 @@ void run_job(Draw& draw) {
   if (places == 2) shape.hosts = size == 2 ? std::vector<int>{0, 1} : std::vector<int>{0, 0, 1};
   const auto fabric = transport::make_fabric(shape);
   base::Config config;
-  config.cycle_time_ms = 0;
+  config.cycle_time = 0;
   config.log_level = base::LogLevel::kOff;
   if (draw.one_in(2)) config.fusion_threshold = 5000;
   if (draw.one_in(3)) config.cache_capacity = 6;

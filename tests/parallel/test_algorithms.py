@@ -7,13 +7,13 @@ import pytest
 from support.cases import Op, Reduction
 from support.world import REPEATS, WORLD, check, distinct, inputs, shuffled
 
-from hvdlite import config
 from hvdlite.dtypes import DType
+from hvdlite.knobs import KNOBS
 
 RANK, SIZE = WORLD.rank, WORLD.size
 CHOICES = [
     (knob.variable, choice)
-    for knob in config.KNOBS
+    for knob in KNOBS
     if knob.name.endswith("_algorithm")
     for choice in knob.choices[1:]
     if choice != "hierarchical"  # needs several hosts: tests/hosts

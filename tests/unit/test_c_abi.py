@@ -153,7 +153,7 @@ def test_a_callback_comes_once_when_all_have_ended():
 
 def test_a_callback_that_comes_at_once_finds_the_number_of_the_work():
     """The thread that submits may be the last to learn that all is over."""
-    with engines(1, {"cycle_time_ms": 0.0}) as (rank,):
+    with engines(1, {"cycle_time": 0.0}) as (rank,):
         for step in range(300):
             call = Call(rank, ALLREDUCE, [values(rank, 1)], [f"x{step}"])
             assert call.outcome() == [0]

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from support.testing import native
 
-from hvdlite import config
-from hvdlite.config import KNOBS, from_environment, launcher_claim
+from hvdlite import config, knobs
+from hvdlite.config import from_environment, launcher_claim
 from hvdlite.errors import InvalidArgumentError
+from hvdlite.knobs import KNOBS, MEANINGLESS
 
 ROOT = Path(__file__).parents[2]
 BY_NAME = {knob.name: knob for knob in KNOBS}
@@ -135,7 +136,7 @@ def test_a_misspelt_variable_of_horovod_is_listed_with_the_right_one():
 def test_nothing_is_said_of_a_variable_that_asks_for_nothing_else(variable):
     name, _, text = variable.partition("=")
     assert not from_environment({name: text}).notes
-    known = name in config.MEANINGLESS
+    known = name in MEANINGLESS
     assert bool(from_environment({name: "gloo"}).notes) == known
 
 
@@ -153,8 +154,8 @@ HOROVODS = """
 
 def test_every_variable_of_horovod_works_or_is_said_not_to():
     aliases = {knob.horovod for knob in KNOBS if knob.horovod}
-    assert aliases | config.MEANINGLESS.keys() == {f"HOROVOD_{name}" for name in HOROVODS.split()}
-    assert not aliases & config.MEANINGLESS.keys()
+    assert aliases | MEANINGLESS.keys() == {f"HOROVOD_{name}" for name in HOROVODS.split()}
+    assert not aliases & MEANINGLESS.keys()
 
 
 def test_a_misspelt_variable_of_ours_is_a_warning():
@@ -167,7 +168,7 @@ def test_the_table_is_well_formed():
     assert len(BY_NAME) == len(KNOBS)
     for knob in KNOBS:
         assert knob.doc.endswith(".")
-        assert knob.horovod is None or knob.horovod not in config.MEANINGLESS
+        assert knob.horovod is None or knob.horovod not in MEANINGLESS
         assert knob.kind != "choice" or knob.default in knob.choices
 
 
@@ -182,13 +183,15 @@ def test_disagreements_name_knob_values_and_ranks():
 def test_native_values():
     native = config.to_native(from_environment({"HVDLITE_LOG_LEVEL": "error"}))
     assert native["log_level"] == 4
-    assert native["cycle_time_ms"] == 0.2
+    assert native["cycle_time"] == 0.2
     assert "bucket_bytes" not in native
 
 
 def test_native_fields_and_defaults_are_those_of_the_engine():
     engine = pytest.importorskip("hvdlite._engine")
     assert config.to_native(from_environment({})) == engine.config_fields()
+    listed = ROOT / "csrc" / "include" / "hvdlite" / "knobs.inc"
+    assert listed.read_text() == knobs.to_inc(), "run: make knobs"
 
 
 @pytest.mark.parametrize(
@@ -200,10 +203,10 @@ def test_algorithm_choices_are_those_of_the_registry(kind, name):
 
 
 def test_the_page_of_knobs_is_up_to_date():
-    page = config.to_markdown()
+    page = knobs.to_markdown()
     for knob in KNOBS:
         assert f"| `{knob.variable}` |" in page
-    assert (ROOT / "docs" / "knobs.md").read_text() == page, "run: python -m hvdlite.config > docs/knobs.md"
+    assert (ROOT / "docs" / "knobs.md").read_text() == page, "run: make knobs"
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def one_run(size: int, seed: int, group: str, config: dict[str, object]) -> list
 @pytest.mark.parametrize("memory", ["auto", "off"])  # the algorithms for messages are others
 @pytest.mark.parametrize("how", ["group", "deterministic"])
 def test_bits_are_equal_on_all_ranks_and_from_run_to_run(size, how, memory):
-    config = {"segment_bytes": 1024, "recursive_doubling_max_bytes": 256, "cycle_time_ms": 1.0, "shared_memory": memory}
+    config = {"segment_bytes": 1024, "recursive_doubling_max_bytes": 256, "cycle_time": 1.0, "shared_memory": memory}
     if how == "deterministic":
         config["deterministic"] = 1
     seen = set()

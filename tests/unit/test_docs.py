@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from support.thread_ranks import ALLREDUCE, Rank, engines, in_threads
 
-from hvdlite.config import KNOBS, launcher_claim
+from hvdlite.config import launcher_claim
 from hvdlite.dtypes import code_of_name
 from hvdlite.errors import ERRORS, HvdliteError, NotInitializedError
+from hvdlite.knobs import KNOBS
 from hvdlite.requests import Adasum, Average
 from hvdlite.startup import check_launch
 

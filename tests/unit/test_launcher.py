@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from support.job import job_environment
 
-from hvdlite.config import KNOBS
 from hvdlite.errors import InvalidArgumentError
+from hvdlite.knobs import KNOBS
 from hvdlite.launcher import cli, flags
 
 # --- flags --------------------------------------------------------------------------------------------------------------

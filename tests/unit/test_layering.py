@@ -13,7 +13,7 @@ PACKAGE = ROOT / "hvdlite"
 NATIVE = ROOT / "csrc"
 
 # What each part of the package may import of the package, besides itself.
-PURE = {"_version", "config", "dtypes", "errors", "gpu", "requests", "timeline", "topology", "tuning", "xla"}
+PURE = {"_version", "config", "dtypes", "errors", "gpu", "knobs", "requests", "timeline", "topology", "tuning", "xla"}
 CORE = {
     "_engine",
     "agreement",
@@ -66,6 +66,8 @@ NATIVE_ALLOWED = {
     "include": set(),
     "bindings": {"hvdlite"},
 }
+
+TABLE = '"hvdlite/knobs.inc"'  # the list of knobs, of which the struct of every layer is made
 
 # What each room of csrc/engine may include of the others. What lies beside the rooms, Engine and Cycle, may include all.
 ROOMS = {
@@ -155,7 +157,9 @@ def test_includes_point_down(path):
     for include in includes(text):
         name = include[1:-1]
         first = name.split("/")[0] if "/" in name else ""
-        if include.startswith('"') and first in {*NATIVE_ALLOWED, "hvdlite"}:
+        if include == TABLE:
+            assert layer in ("base", "c_api", "include", "bindings"), f"{layer} takes knobs from base/config.h"
+        elif include.startswith('"') and first in {*NATIVE_ALLOWED, "hvdlite"}:
             assert first in NATIVE_ALLOWED[layer] | {layer}, f"{layer} includes {name}"
         if name == "mpi.h":
             assert layer == "transport"

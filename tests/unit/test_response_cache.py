@@ -32,4 +32,4 @@ def test_known_and_new_names_in_one_list(size):
             for i in chosen:
                 assert (outputs[i] == size * (100 * step + 10 * i) + size * (size - 1) // 2).all()
 
-    run_ranks(size, body, {"cache_capacity": NAMES // 2 + 1, "shared_memory": "off", "cycle_time_ms": 0.0})
+    run_ranks(size, body, {"cache_capacity": NAMES // 2 + 1, "shared_memory": "off", "cycle_time": 0.0})

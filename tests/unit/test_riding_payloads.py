@@ -76,7 +76,7 @@ def test_only_what_is_alone_rides():
             handle.result()
         return rank.engine.counters()["riding_ops"], outputs
 
-    for rode, outputs in run_ranks(2, body, config={"cycle_time_ms": 10_000.0}):
+    for rode, outputs in run_ranks(2, body, config={"cycle_time": 10_000.0}):
         assert rode == 0
         assert all((output == 3).all() for output in outputs)
 

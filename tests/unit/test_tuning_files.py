@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from hvdlite.config import KNOBS, from_environment
+from hvdlite.config import from_environment
 from hvdlite.errors import InvalidArgumentError
+from hvdlite.knobs import KNOBS
 from hvdlite.tuning import files
 from hvdlite.tuning.parameters import TUNABLE, Shape, keeps_bits, parameters
 from hvdlite.tuning.place import Place

@@ -17,50 +17,11 @@ struct Field {
   Member member;
 };
 
-#define HVDLITE_FIELD(name) {#name, &hvdlite_config::name}
 const Field kFields[] = {
-    HVDLITE_FIELD(fusion_threshold),
-    HVDLITE_FIELD(cycle_time_ms),
-    HVDLITE_FIELD(cache_capacity),
-    HVDLITE_FIELD(segment_bytes),
-    HVDLITE_FIELD(recursive_doubling_max_bytes),
-    HVDLITE_FIELD(tile_bytes),
-    HVDLITE_FIELD(streaming_bytes),
-    HVDLITE_FIELD(message_split_bytes),
-    HVDLITE_FIELD(remote_message_bytes),
-    HVDLITE_FIELD(spin_us),
-    HVDLITE_FIELD(deadlock_timeout),
-    HVDLITE_FIELD(stall_check_time_seconds),
-    HVDLITE_FIELD(stall_shutdown_time_seconds),
-    HVDLITE_FIELD(failure_linger),
-    HVDLITE_FIELD(peer_timeout),
-    HVDLITE_FIELD(flight_recorder_size),
-    HVDLITE_FIELD(flight_recorder_folder),
-    HVDLITE_FIELD(output_cache_bytes),
-    HVDLITE_FIELD(shared_outputs),
-    HVDLITE_FIELD(deterministic),
-    HVDLITE_FIELD(log_level),
-    HVDLITE_FIELD(log_timestamps),
-    HVDLITE_FIELD(shared_memory),
-    HVDLITE_FIELD(tile_stores),
-    HVDLITE_FIELD(kernel_isa),
-    HVDLITE_FIELD(allreduce_algorithm),
-    HVDLITE_FIELD(reducescatter_algorithm),
-    HVDLITE_FIELD(allgatherv_algorithm),
-    HVDLITE_FIELD(broadcast_algorithm),
-    HVDLITE_FIELD(alltoallv_algorithm),
-    HVDLITE_FIELD(barrier_algorithm),
-    HVDLITE_FIELD(gpu_route),
-    HVDLITE_FIELD(cuda_library),
-    HVDLITE_FIELD(nccl_library),
-    HVDLITE_FIELD(nvrtc_library),
-    HVDLITE_FIELD(kernel_cache),
-    HVDLITE_FIELD(gpu_cache_bytes),
-    HVDLITE_FIELD(nccl_float32_sums),
-    HVDLITE_FIELD(check_finite),
-    HVDLITE_FIELD(join_refuses_others),
+#define HVDLITE_KNOB(type, name, value) {#name, &hvdlite_config::name},
+#include "hvdlite/knobs.inc"
+#undef HVDLITE_KNOB
 };
-#undef HVDLITE_FIELD
 
 template <typename Value>
 constexpr const char* kTypeName = std::is_same_v<Value, std::int64_t>   ? "a 64-bit integer"

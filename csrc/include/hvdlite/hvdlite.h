@@ -65,51 +65,23 @@ typedef struct hvdlite_fabric hvdlite_fabric; /* in-process ranks, for tests */
 typedef struct hvdlite_job hvdlite_job;
 typedef struct hvdlite_block hvdlite_block; /* memory for a result */
 
-/* The knobs the engine reads; hvdlite/config.py holds their documentation. hvdlite_config_init fills in defaults. */
+/* The knobs that the engine reads, one field for each line of knobs.inc. hvdlite_config_init fills in the defaults. A text that
+ * is null counts as its default. */
 typedef struct hvdlite_config {
-  size_t struct_size;       /* sizeof(hvdlite_config) of the caller */
-  int64_t fusion_threshold; /* bytes */
-  double cycle_time_ms;
-  int64_t cache_capacity; /* responses per process set */
-  int64_t segment_bytes;
-  int64_t recursive_doubling_max_bytes;
-  int64_t tile_bytes;              /* largest piece of shared memory through which data pass */
-  int64_t streaming_bytes;         /* results so large are written past the caches; 0: never */
-  int64_t message_split_bytes;     /* largest single MPI message */
-  int64_t remote_message_bytes;    /* the same between hosts */
-  double spin_us;                  /* < 0: decide from the cores the ranks of this host may use */
-  double deadlock_timeout;         /* seconds; 0 switches the detection off */
-  double stall_check_time_seconds; /* a warning says for whom an operation waits; 0: never */
-  double stall_shutdown_time_seconds; /* so old an operation ends the job; 0: never */
-  double failure_linger;              /* seconds a failing rank waits for its peers to learn why */
-  double peer_timeout;                /* seconds of silence after which a host is lost; 0: never */
-  int64_t flight_recorder_size;       /* operations remembered per rank */
-  const char* flight_recorder_folder; /* for files that list them after a failure; empty: none */
-  int64_t output_cache_bytes;         /* memory of results that is kept for later ones */
-  int32_t shared_outputs;             /* bool: results lie where other ranks store into them */
-  int32_t deterministic;              /* bool */
-  int32_t log_level;                  /* 0 trace 1 debug 2 info 3 warning 4 error 5 off */
-  int32_t log_timestamps;             /* bool */
-  const char* shared_memory;          /* auto memfd shm off */
-  const char* tile_stores;            /* auto ordinary streaming: how shared memory is written */
-  const char* kernel_isa;             /* auto scalar avx2 avx512 */
-  const char* allreduce_algorithm;    /* auto or a name of the registry; likewise below */
-  const char* reducescatter_algorithm;
-  const char* allgatherv_algorithm;
-  const char* broadcast_algorithm;
-  const char* alltoallv_algorithm;
-  const char* barrier_algorithm;
-  const char* gpu_route; /* auto nccl staged: how GPU tensors get from rank to rank */
-  const char*
-      cuda_library; /* where to look for each, separated by colons; "+NAME": only if it is in the process already */
-  const char* nccl_library;
-  const char* nvrtc_library;
-  const char* kernel_cache;  /* folder for compiled kernels; empty: none are kept */
-  int64_t gpu_cache_bytes;   /* memory of GPU buffers that is kept for later ones, for each GPU */
-  int32_t nccl_float32_sums; /* bool: 16-bit floats travel as float32 in NCCL */
-  int32_t check_finite; /* bool: a log line names results of GPU allreduces that are not finite */
-  int32_t
-      join_refuses_others; /* bool: while ranks have joined, allreduce alone runs, as in Horovod */
+  size_t struct_size; /* sizeof(hvdlite_config) of the caller */
+#define HVDLITE_FIELD_count int64_t
+#define HVDLITE_FIELD_number double
+#define HVDLITE_FIELD_flag int32_t
+#define HVDLITE_FIELD_text const char*
+#define HVDLITE_FIELD_level int32_t
+#define HVDLITE_KNOB(type, name, value) HVDLITE_FIELD_##type name;
+#include "hvdlite/knobs.inc"
+#undef HVDLITE_KNOB
+#undef HVDLITE_FIELD_count
+#undef HVDLITE_FIELD_number
+#undef HVDLITE_FIELD_flag
+#undef HVDLITE_FIELD_text
+#undef HVDLITE_FIELD_level
 } hvdlite_config;
 
 typedef struct hvdlite_topology {

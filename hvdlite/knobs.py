@@ -1,0 +1,699 @@
+"""The table of knobs: name, kind, default and meaning of each, and which variables of Horovod mean nothing here.
+
+`hvdlite.config` reads them from the environment. ``python -m hvdlite.knobs`` prints docs/knobs.md, and
+``python -m hvdlite.knobs native`` prints the engine's list (csrc/include/hvdlite/knobs.inc), from which the C struct, its
+defaults and the bindings' fields follow; `make knobs` writes both. Over 400 lines because the table stays in one piece.
+"""
+
+import math
+import sys
+import textwrap
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+__all__ = ["AS_IT_IS", "KNOBS", "LOG_LEVELS", "MEANINGLESS", "NOT_ASKING", "Knob", "Value", "to_inc", "to_markdown"]
+
+Value = int | float | bool | str
+
+_SIZE_SUFFIXES = {
+    "": 1,
+    "b": 1,
+    "k": 1 << 10,
+    "kib": 1 << 10,
+    "m": 1 << 20,
+    "mib": 1 << 20,
+    "g": 1 << 30,
+    "gib": 1 << 30,
+}
+_TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "off")
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One row of the table.
+
+    Attributes:
+        name: the Python name; the variable is ``HVDLITE_`` and this in capitals.
+        kind: ``bytes``, ``int``, ``float``, ``bool``, ``str`` or ``choice``.
+        default: the value without any variable.
+        doc: one sentence.
+        unit: of a number; empty for counts.
+        low: smallest value allowed, or None.
+        choices: what a ``choice`` may be.
+        horovod: Horovod's variable for the same thing, or None.
+        from_horovod: reads that variable's spelling, where it differs.
+        must_agree: must all ranks have one value?
+        native: does the engine read it?
+    """
+
+    name: str
+    kind: str
+    default: Value
+    doc: str
+    unit: str = ""
+    low: float | None = None
+    choices: tuple[str, ...] = ()
+    horovod: str | None = None
+    from_horovod: Callable[[str], Value] | None = None
+    must_agree: bool = True
+    native: bool = True
+
+    @property
+    def variable(self) -> str:
+        """The environment variable, such as ``HVDLITE_FUSION_THRESHOLD``."""
+        return f"HVDLITE_{self.name.upper()}"
+
+    @property
+    def accepted(self) -> str:
+        """What a value may be, in words."""
+        bound = "" if self.low is None else f" of at least {_number(self.low)}"
+        unit = f" {self.unit}" if self.unit else ""
+        if self.kind == "choice":
+            return f"one of {', '.join(self.choices)}"
+        if self.kind == "bool":
+            return "0 or 1 (also false/true, no/yes, off/on)"
+        if self.kind == "str":
+            return "text"
+        if self.kind == "bytes":
+            return f"a whole number of bytes{bound}, also with the suffix KiB, MiB or GiB"
+        return f"a {'whole ' if self.kind == 'int' else ''}number{unit and ' of' + unit}{bound}"
+
+    def parse(self, text: str) -> Value:
+        """The value a text stands for.
+
+        Raises:
+            ValueError: the text is not of the accepted form (the caller says which variable held it).
+        """
+        value = _PARSERS[self.kind](text.strip())
+        if self.kind == "choice" and value not in self.choices:
+            raise ValueError(text)
+        if self.low is not None and not self.low <= float(value) < math.inf:
+            raise ValueError(text)
+        return value
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if value == int(value) else str(value)
+
+
+def _parse_bytes(text: str) -> int:
+    digits = text.rstrip("BbGgIiKkMm ")
+    suffix = text[len(digits) :].strip().lower()
+    if suffix not in _SIZE_SUFFIXES:
+        raise ValueError(text)
+    return int(digits) * _SIZE_SUFFIXES[suffix]
+
+
+def _parse_bool(text: str) -> bool:
+    lowered = text.lower()
+    if lowered not in _TRUE + _FALSE:
+        raise ValueError(text)
+    return lowered in _TRUE
+
+
+_PARSERS: Mapping[str, Callable[[str], Value]] = {
+    "bytes": _parse_bytes,
+    "int": int,
+    "float": float,
+    "bool": _parse_bool,
+    "str": str,
+    "choice": str.lower,
+}
+
+
+def _horovod_bool(text: str) -> bool:
+    return int(text) > 0
+
+
+def _horovod_log_level(text: str) -> str:
+    lowered = text.strip().lower()
+    level = "error" if lowered == "fatal" else lowered
+    if level not in LOG_LEVELS:
+        raise ValueError(text)
+    return level
+
+
+def _algorithm(collective: str, names: str) -> Knob:
+    sized = ", and by the size where they send messages" if collective in ("allreduce", "reducescatter", "broadcast") else ""
+    return Knob(
+        f"{collective}_algorithm",
+        "choice",
+        "auto",
+        f"Forces one algorithm for every {collective}; auto goes by where the ranks are{sized}.",
+        choices=("auto", *names.split()),
+    )
+
+
+KNOBS: tuple[Knob, ...] = (
+    Knob(
+        "fusion_threshold",
+        "bytes",
+        64 << 20,
+        "The most bytes of small tensors that are reduced together as one fused operation; 0 fuses nothing.",
+        low=0,
+        horovod="HOROVOD_FUSION_THRESHOLD",
+    ),
+    Knob(
+        "cycle_time",
+        "float",
+        0.2,
+        "The longest extra time the engine spends gathering more tensors before it sends a batch.",
+        unit="milliseconds",
+        low=0,
+        horovod="HOROVOD_CYCLE_TIME",
+        must_agree=False,
+    ),
+    Knob(
+        "cache_capacity",
+        "int",
+        1024,
+        "How many agreed responses each process set remembers, so that known tensors need one bit; 0 remembers none.",
+        low=0,
+        horovod="HOROVOD_CACHE_CAPACITY",
+    ),
+    Knob("segment_bytes", "bytes", 256 << 10, "The pipelined piece that a collective on large data sends at once.", low=1),
+    Knob(
+        "recursive_doubling_max_bytes",
+        "bytes",
+        16 << 10,
+        "Up to here auto minds latency (recursive doubling; reducescatter: direct), above it bandwidth (ring).",
+        low=0,
+    ),
+    Knob(
+        "tile_bytes",
+        "bytes",
+        512 << 10,
+        "The most that passes at once through a rank's part of shared memory; less where many ranks share a host, whose parts "
+        "together take 32 MiB.",
+        low=16 << 10,
+    ),
+    Knob(
+        "streaming_bytes",
+        "bytes",
+        64 << 20,
+        "From so many bytes on, on all ranks together, what an operation among ranks of one host returns (unless it was "
+        "reduced in place), and gradients that move into their arena, are written past the caches; 0: never.",
+        low=0,
+        must_agree=False,
+    ),
+    Knob(
+        "message_split_bytes",
+        "bytes",
+        1 << 30,
+        "The largest single MPI message; longer ones are sent in pieces (MPI counts are 32-bit).",
+        low=1,
+    ),
+    Knob(
+        "remote_message_bytes",
+        "bytes",
+        32 << 10,
+        "The largest single MPI message between hosts: MPI sends messages up to some size (over TCP Open MPI's limit is 64 "
+        "KiB) without asking the receiver first, which would take two more latencies.",
+        low=1,
+    ),
+    Knob(
+        "spin_us",
+        "float",
+        -1.0,
+        "How long a wait spins before it sleeps; -1 decides from the cores the ranks of this host may use.",
+        unit="microseconds",
+        low=-1,
+        must_agree=False,
+    ),
+    Knob(
+        "deadlock_timeout",
+        "float",
+        1.0,
+        "How long all ranks may wait for each other's different tensors before they all fail; 0 never checks.",
+        unit="seconds",
+        low=0,
+    ),
+    Knob(
+        "stall_check_time_seconds",
+        "float",
+        60.0,
+        "How long a rank waits for an operation before one log line names the ranks that are missing, and where each of them "
+        "is; 0 never warns.",
+        unit="seconds",
+        low=0,
+        horovod="HOROVOD_STALL_CHECK_TIME_SECONDS",
+        must_agree=False,
+    ),
+    Knob(
+        "stall_shutdown_time_seconds",
+        "float",
+        1800.0,
+        "How long a rank waits for an operation before all ranks give up with an error; 0 waits for ever. stall_limit() makes "
+        "them wait longer for one rank.",
+        unit="seconds",
+        low=0,
+        horovod="HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
+        must_agree=False,
+    ),
+    Knob(
+        "stall_check_disable",
+        "bool",
+        False,
+        "Switches the stall check off: no rank is warned of, and none is given up.",
+        horovod="HOROVOD_STALL_CHECK_DISABLE",
+        from_horovod=_horovod_bool,
+        must_agree=False,
+        native=False,
+    ),
+    Knob(
+        "failure_linger",
+        "float",
+        1.5,
+        "The longest time a failing rank stays alive until its peers know the cause.",
+        unit="seconds",
+        low=0,
+    ),
+    Knob(
+        "peer_timeout",
+        "float",
+        10.0,
+        "How long a host of the job may be silent before it counts as lost, and the job as failed; 0 never checks.",
+        unit="seconds",
+        low=0,
+    ),
+    Knob(
+        "flight_recorder_size",
+        "int",
+        64,
+        "How many past operations each rank remembers for the report after a failure.",
+        low=0,
+        must_agree=False,
+    ),
+    Knob(
+        "flight_recorder_folder",
+        "str",
+        "",
+        "The folder of the file in which a rank lists them after a failure, where they are more than it prints. Empty: the "
+        "folder for temporary files. off: no file.",
+        must_agree=False,
+    ),
+    Knob(
+        "output_cache_bytes",
+        "bytes",
+        256 << 20,
+        "How much memory of results that nobody uses any more is kept for later ones; 0 keeps none.",
+        low=0,
+        must_agree=False,
+    ),
+    Knob(
+        "shared_outputs",
+        "bool",
+        True,
+        "Results of allreduces from 1 MiB up to where HVDLITE_STREAMING_BYTES begins lie in memory that all ranks of the host "
+        "map, so that each stores what it has reduced straight into the others'.",
+    ),
+    Knob(
+        "gpu_route",
+        "choice",
+        "auto",
+        "How tensors in GPU memory get from rank to rank: auto takes NCCL where every rank of the process set has it and a "
+        "GPU of its own, and otherwise goes through host memory (staged).",
+        choices=("auto", "nccl", "staged"),
+    ),
+    Knob(
+        "gpu_cache_bytes",
+        "bytes",
+        1 << 30,
+        "How much memory of the engine's buffers on a GPU is kept for later ones, for each GPU; 0 keeps none.",
+        low=0,
+        must_agree=False,
+    ),
+    Knob(
+        "nccl_float32_sums",
+        "bool",
+        False,
+        "Sends float16 and bfloat16 as float32 through NCCL, which otherwise rounds each partial sum to 16 bits.",
+    ),
+    Knob(
+        "tensorflow_gpu_streams",
+        "bool",
+        False,
+        "Reduces TensorFlow's tensors on GPUs where they are, in the order of TensorFlow's own stream, if a test shows that it "
+        "can be found; otherwise, and without this knob, they go through host memory.",
+        native=False,
+    ),
+    Knob(
+        "check_finite",
+        "bool",
+        False,
+        "Looks for infinities and NaNs in the results of allreduces on GPUs, and names their tensors in the log.",
+        must_agree=False,
+    ),
+    Knob(
+        "cuda_library",
+        "str",
+        "libcuda.so.1",
+        "Where the CUDA driver is looked for: names or paths, separated by colons.",
+        must_agree=False,
+    ),
+    Knob(
+        "nccl_library",
+        "str",
+        "",
+        "Where NCCL is looked for, as cuda_library; a + in front: only if the process has loaded it already. Empty: in the "
+        "process, in NVIDIA's wheel, on the system.",
+        must_agree=False,
+    ),
+    Knob(
+        "nvrtc_library",
+        "str",
+        "",
+        "Where NVIDIA's run-time compiler is looked for, as nccl_library; empty: also in a CUDA toolkit.",
+        must_agree=False,
+    ),
+    Knob(
+        "kernel_cache",
+        "str",
+        "auto",
+        "The folder in which kernels compiled for a GPU are kept; auto: hvdlite in the user's cache folder; off keeps none.",
+        must_agree=False,
+    ),
+    Knob(
+        "start_check",
+        "choice",
+        "auto",
+        "What an optimizer does where the ranks' parameters differ after its first update, as they do if nobody has broadcast "
+        "them. error: raise MismatchError; warn: log a warning; broadcast: log one, and give all ranks the first rank's; off: "
+        "do not compare them; auto: error, or warn where horovod_rules is on.",
+        choices=("auto", "error", "broadcast", "warn", "off"),
+        native=False,
+    ),
+    Knob(
+        "tuning_file",
+        "str",
+        "",
+        "What `hvdlite tune` has found: knobs that no variable sets take the values in this file, which rank 0 reads, where it "
+        "was made for this machine and shape of job. auto: the file for them in the user's cache folder. Empty: none.",
+        native=False,
+    ),
+    Knob(
+        "autotune",
+        "bool",
+        False,
+        "Where there is no tuning for this machine and job, init() measures one first, keeps it in the file of tuning_file "
+        "(auto, if none is named), and takes it.",
+        horovod="HOROVOD_AUTOTUNE",
+        from_horovod=_horovod_bool,
+        native=False,
+    ),
+    Knob(
+        "autotune_seconds",
+        "float",
+        30.0,
+        "About how long init() measures if HVDLITE_AUTOTUNE is set.",
+        unit="seconds",
+        low=1,
+        native=False,
+    ),
+    Knob(
+        "autotune_warmup_samples",
+        "int",
+        2,
+        "How many samples of each setting are thrown away before a comparison.",
+        low=0,
+        horovod="HOROVOD_AUTOTUNE_WARMUP_SAMPLES",
+        native=False,
+    ),
+    Knob(
+        "autotune_log",
+        "str",
+        "",
+        "The file into which rank 0 writes a line of CSV for each comparison that it has measured.",
+        horovod="HOROVOD_AUTOTUNE_LOG",
+        native=False,
+    ),
+    Knob(
+        "timeline",
+        "str",
+        "",
+        "The file into which a rank traces its operations, for Chrome's and Perfetto's viewers; where several ranks are given "
+        "the same, rank 3 takes the name with .rank3 before its ending. Empty traces nothing until start_timeline().",
+        horovod="HOROVOD_TIMELINE",
+        from_horovod=lambda text: "" if text == "DYNAMIC" else text,
+        must_agree=False,
+        native=False,
+    ),
+    Knob(
+        "timeline_mark_cycles",
+        "bool",
+        False,
+        "Marks in the timeline whenever the rank announces operations.",
+        horovod="HOROVOD_TIMELINE_MARK_CYCLES",
+        from_horovod=_horovod_bool,
+        must_agree=False,
+        native=False,
+    ),
+    Knob(
+        "timeline_max_bytes",
+        "bytes",
+        64 << 20,
+        "The most that one rank's timeline takes on the disk; beyond it the oldest half is dropped.",
+        low=4096,
+        must_agree=False,
+        native=False,
+    ),
+    Knob(
+        "metrics_file",
+        "str",
+        "",
+        "The file into which each rank writes hvdlite.stats() for Prometheus's node_exporter; {rank} stands for the rank, and "
+        "without it rank 3 takes the name with .rank3 before its ending. Empty writes none.",
+        must_agree=False,
+        native=False,
+    ),
+    Knob(
+        "metrics_interval",
+        "float",
+        15.0,
+        "The time from one writing of metrics_file to the next.",
+        unit="seconds",
+        low=0.1,
+        must_agree=False,
+        native=False,
+    ),
+    Knob(
+        "deterministic",
+        "bool",
+        False,
+        "Uses only algorithms whose bits do not depend on how tensors were fused, so sums in host memory repeat exactly from "
+        "run to run. It does not reach NCCL.",
+    ),
+    Knob(
+        "dynamic_process_sets",
+        "bool",
+        False,
+        "Allows add_process_set and remove_process_set after initialisation where horovod_rules forbids them.",
+        horovod="HOROVOD_DYNAMIC_PROCESS_SETS",
+        from_horovod=_horovod_bool,
+        native=False,
+    ),
+    Knob(
+        "horovod_rules",
+        "bool",
+        False,
+        "Refuses what Horovod refuses though hvdlite can do it: to add or remove process sets after initialisation without "
+        "dynamic_process_sets, to make a second set of the same ranks, and to run anything but allreduce while ranks have "
+        "joined; and warns of a step() after synchronize() outside of skip_synchronize(). 1 where programs import horovod "
+        "(docs/shim.md), so that they meet the errors they know.",
+    ),
+    Knob(
+        "log_level",
+        "choice",
+        "warning",
+        "The least severe log line that is written.",
+        choices=LOG_LEVELS,
+        horovod="HOROVOD_LOG_LEVEL",
+        from_horovod=_horovod_log_level,
+        must_agree=False,
+    ),
+    Knob(
+        "log_timestamps",
+        "bool",
+        True,
+        "Starts each log line with date and time.",
+        horovod="HOROVOD_LOG_HIDE_TIME",
+        from_horovod=lambda text: not _horovod_bool(text),
+        must_agree=False,
+    ),
+    Knob(
+        "shared_memory",
+        "choice",
+        "auto",
+        "Where ranks of one host exchange tensors, wake and watch each other: auto tries a memfd, then /dev/shm, "
+        "then does without; off takes MPI's messages for all.",
+        choices=("auto", "memfd", "shm", "off"),
+    ),
+    Knob(
+        "tile_stores",
+        "choice",
+        "auto",
+        "How ranks of one host write to the memory that they share: with ordinary stores, which leave data in the writer's "
+        "cache, or streaming ones, which are faster between cores that share none; auto tries both now and then.",
+        choices=("auto", "ordinary", "streaming"),
+        must_agree=False,
+    ),
+    Knob(
+        "kernel_isa",
+        "choice",
+        "auto",
+        "Forces the instruction set of the reduction kernels (all give the same bits); auto takes the widest.",
+        choices=("auto", "scalar", "avx2", "avx512"),
+        must_agree=False,
+    ),
+    _algorithm("allreduce", "ring direct recursive_doubling shm inline hierarchical"),
+    _algorithm("reducescatter", "ring direct shm"),
+    _algorithm("allgatherv", "ring shm"),
+    _algorithm("broadcast", "binomial chain shm"),
+    _algorithm("alltoallv", "pairwise shm"),
+    _algorithm("barrier", "dissemination shm"),
+    Knob(
+        "bucket_bytes",
+        "bytes",
+        25 << 20,
+        "The size of a fused gradient bucket of torch's DistributedOptimizer.",
+        low=1,
+        native=False,
+    ),
+    Knob(
+        "first_bucket_bytes",
+        "bytes",
+        1 << 20,
+        "The size of the first gradient bucket, small so that communication starts early in backward.",
+        low=1,
+        native=False,
+    ),
+)
+
+_BY_TOPOLOGY = "the algorithm follows from the topology"
+_NO_MODEL = "settings are compared with each other, no model of their cost is made"
+_NO_GLOO = "Gloo is not used"
+_BY_MPIRUN = "jobs are started by mpirun, and their ranks stay the same"
+_NO_SPARK = "there are no Spark estimators; start the job with mpirun"
+
+# Variables of Horovod that mean nothing here, with the reason (or what to use).
+MEANINGLESS: Mapping[str, str] = {
+    "HOROVOD_HIERARCHICAL_ALLREDUCE": f"{_BY_TOPOLOGY}; HVDLITE_ALLREDUCE_ALGORITHM forces one",
+    "HOROVOD_HIERARCHICAL_ALLGATHER": "allgather exchanges messages between all ranks of several hosts",
+    "HOROVOD_TORUS_ALLREDUCE": _BY_TOPOLOGY,
+    "HOROVOD_BATCH_D2D_MEMCOPIES": "the tensors of a fused operation on GPUs are always packed in one launch",
+    "HOROVOD_NUM_NCCL_STREAMS": "each process set has one stream for NCCL, in which that takes as much of the GPU as it likes",
+    "HOROVOD_DISABLE_GROUP_FUSION": "a group is fused with nothing else, in pieces of at most HVDLITE_FUSION_THRESHOLD",
+    "HOROVOD_ENABLE_ASYNC_COMPLETION": "an operation on GPUs is over once it is in a stream, and nobody waits for the GPU",
+    "HOROVOD_ENABLE_XLA_OPS": "allreduce works under XLA without it",
+    "HOROVOD_ADASUM_MPI_CHUNK_SIZE": "HVDLITE_MESSAGE_SPLIT_BYTES bounds the messages of all operations",
+    "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE": "nothing is measured while a job trains",
+    "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES": _NO_MODEL,
+    "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE": _NO_MODEL,
+    "HOROVOD_DISABLE_NVTX_RANGES": "there are no NVTX ranges",
+    "HOROVOD_THREAD_AFFINITY": "the engine thread runs on the cores of its rank; bind ranks with mpirun",
+    "HOROVOD_MPI_THREADS_DISABLE": "MPI is always asked for MPI_THREAD_MULTIPLE",
+    "HOROVOD_CONTROLLER": "MPI is the only controller",
+    "HOROVOD_CPU_OPERATIONS": "hvdlite's own algorithms over MPI are the only ones",
+    "HOROVOD_CCL_CACHE": "oneCCL is not used",
+    "HOROVOD_GLOO_IFACE": _NO_GLOO,
+    "HOROVOD_GLOO_RENDEZVOUS_ADDR": _NO_GLOO,
+    "HOROVOD_GLOO_RENDEZVOUS_PORT": _NO_GLOO,
+    "HOROVOD_GLOO_TIMEOUT_SECONDS": _NO_GLOO,
+    "HOROVOD_ELASTIC": _BY_MPIRUN,
+    "HOROVOD_ELASTIC_TIMEOUT": _BY_MPIRUN,
+    "HOROVOD_START_TIMEOUT": _BY_MPIRUN,
+    "HOROVOD_SPARK_PYTHONPATH": _NO_SPARK,
+    "HOROVOD_SPARK_START_TIMEOUT": _NO_SPARK,
+    "HOROVOD_SPARK_USE_LOCAL_RANK_GPU_INDEX": _NO_SPARK,
+    "HOROVOD_SPARK_WORK_DIR": _NO_SPARK,
+}
+
+# Values of these that ask for what hvdlite does anyway. Of all others that is 0.
+AS_IT_IS: Mapping[str, str] = {
+    "HOROVOD_CONTROLLER": "mpi",
+    "HOROVOD_CPU_OPERATIONS": "mpi",
+}
+
+# Patterns of variables that ask for nothing: a launcher says by them who is who (here MPI does), or they were meant for the
+# build of Horovod and are still set in its images.
+NOT_ASKING = tuple(
+    f"HOROVOD_{name}"
+    for name in (
+        *("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE", "HOSTNAME", "SECRET_KEY"),
+        *("WITH_*", "WITHOUT_*", "GPU", "GPU_*", "ALLOW_MIXED_GPU_IMPL", "CUDA_HOME", "NCCL_*", "ROCM_HOME", "BUILD_*"),
+        *("CMAKE", "SKIP_COMPILE", "DEBUG", "NVTX_INCLUDE", "VERSION"),
+    )
+)
+
+
+def to_markdown() -> str:
+    """The page docs/knobs.md."""
+    lines = [
+        "# Knobs",
+        "",
+        "Generated by `python -m hvdlite.knobs`; edit the table in `hvdlite/knobs.py` instead.",
+        "",
+        "A knob is an environment variable, read when hvdlite is initialised. Where a Horovod variable is named it is",
+        "accepted too; the `HVDLITE_*` one wins. *Agree* says whether all ranks must have the same value; if they do",
+        "not, `init()` fails on every rank and says who has which.",
+        "",
+        "| variable | Horovod's | default | accepted | agree | meaning |",
+        "|---|---|---|---|---|---|",
+    ]
+    for knob in KNOBS:
+        default = int(knob.default) if knob.kind == "bool" else knob.default
+        lines.append(
+            f"| `{knob.variable}` | {f'`{knob.horovod}`' if knob.horovod else ''} | {default} | {knob.accepted} "
+            f"| {'yes' if knob.must_agree else 'no'} | {knob.doc} |"
+        )
+    lines += [
+        "",
+        "`HOROVOD_LOG_HIDE_TIME=1` is `HVDLITE_LOG_TIMESTAMPS=0`, and Horovod's log level `fatal` is `error`.",
+        "",
+        "## Variables of Horovod without effect",
+        "",
+        "Rank 0 logs one warning that lists those it finds, together with any `HOROVOD_*` that Horovod does not know either.",
+        "Nothing is said of a variable that is 0 or empty, nor where it asks for what hvdlite does anyway "
+        f"({', '.join(f'`{name}={value}`' for name, value in AS_IT_IS.items())}).",
+        "Variables for Horovod's build and those set by its launcher are not looked at: "
+        f"{', '.join(f'`{pattern}`' for pattern in NOT_ASKING)}.",
+        "",
+        "| variable | why |",
+        "|---|---|",
+    ]
+    lines += [f"| `{name}` | {reason} |" for name, reason in MEANINGLESS.items()]
+    return "\n".join(lines) + "\n"
+
+
+_NATIVE_TYPES = {"bytes": "count", "int": "count", "float": "number", "bool": "flag", "str": "text", "choice": "text"}
+
+
+def to_inc() -> str:
+    """The file csrc/include/hvdlite/knobs.inc: the knobs that the engine reads, with their defaults."""
+    levels = ", ".join(f"{number} {name}" for number, name in enumerate(LOG_LEVELS))
+    lines = _comment(
+        "Generated by `python -m hvdlite.knobs native`; edit the table in hvdlite/knobs.py instead. HVDLITE_KNOB(type, name, "
+        f"default): a type is count (int64_t), number (double), flag (0 or 1), text, or level (of the log: {levels})."
+    )
+    for knob in KNOBS:
+        if knob.native:
+            lines += ["", *_comment(f"{knob.unit}: {knob.doc}" if knob.unit else knob.doc), _native_line(knob)]
+    return "\n".join(lines) + "\n"
+
+
+def _native_line(knob: Knob) -> str:
+    kind, default = _NATIVE_TYPES[knob.kind], knob.default
+    if knob.name == "log_level":
+        kind, default = "level", LOG_LEVELS.index(str(default))
+    elif isinstance(default, str):
+        default = f'"{default}"'
+    return f"HVDLITE_KNOB({kind}, {knob.name}, {int(default) if kind == 'flag' else default})"
+
+
+def _comment(text: str) -> list[str]:
+    return textwrap.wrap(text + " */", 120, initial_indent="/* ", subsequent_indent=" * ")
+
+
+if __name__ == "__main__":
+    print(to_inc() if sys.argv[1:] == ["native"] else to_markdown(), end="")
