@@ -10,86 +10,16 @@ from typing import TYPE_CHECKING, Any
 from hvdlite._version import __version__
 
 if TYPE_CHECKING:
-    from hvdlite.backends import DeviceArray
-    from hvdlite.basics import (
-        ccl_built,
-        child_environment,
-        cross_rank,
-        cross_size,
-        cuda_built,
-        ddl_built,
-        gloo_built,
-        gloo_enabled,
-        init,
-        is_homogeneous,
-        is_initialized,
-        local_rank,
-        local_size,
-        mpi_built,
-        mpi_enabled,
-        mpi_threads_supported,
-        nccl_built,
-        rank,
-        rocm_built,
-        shutdown,
-        size,
-        stall_limit,
-        start_timeline,
-        stop_timeline,
-    )
-    from hvdlite.compression import Compression
-    from hvdlite.errors import (
-        AbortedError,
-        HorovodInternalError,
-        HvdliteError,
-        InternalError,
-        InvalidArgumentError,
-        MismatchError,
-        NotInitializedError,
-        OperationTimeoutError,
-        PeerLostError,
-        SystemFailure,
-        UnsupportedError,
-    )
-    from hvdlite.handles import Handle
-    from hvdlite.launcher.functions import run
-    from hvdlite.objects import allgather_object, broadcast_object
-    from hvdlite.ops import (
-        Adasum,
-        Average,
-        Max,
-        Min,
-        Product,
-        Sum,
-        allgather,
-        allgather_async,
-        allreduce,
-        allreduce_,
-        allreduce_async,
-        allreduce_async_,
-        alltoall,
-        alltoall_async,
-        barrier,
-        broadcast,
-        broadcast_,
-        broadcast_async,
-        broadcast_async_,
-        grouped_allgather,
-        grouped_allgather_async,
-        grouped_allreduce,
-        grouped_allreduce_,
-        grouped_allreduce_async,
-        grouped_allreduce_async_,
-        grouped_reducescatter,
-        grouped_reducescatter_async,
-        join,
-        poll,
-        reducescatter,
-        reducescatter_async,
-        synchronize,
-    )
-    from hvdlite.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
-    from hvdlite.usage import Stats, gather_stats, mark_step, stats
+    from hvdlite.backends import *
+    from hvdlite.basics import *
+    from hvdlite.compression import *
+    from hvdlite.errors import *
+    from hvdlite.handles import *
+    from hvdlite.launcher.functions import *
+    from hvdlite.objects import *
+    from hvdlite.ops import *
+    from hvdlite.process_sets import *
+    from hvdlite.usage import *
 
 __all__ = [
     "AbortedError",

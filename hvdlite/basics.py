@@ -13,7 +13,6 @@ from hvdlite.errors import InvalidArgumentError, SystemFailure, UnsupportedError
 from hvdlite.runtime import RUNTIME, load_native
 
 __all__ = [
-    "HorovodBasics",
     "ccl_built",
     "child_environment",
     "cross_rank",

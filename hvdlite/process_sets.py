@@ -11,15 +11,7 @@ from hvdlite.runtime import RUNTIME
 if TYPE_CHECKING:
     from hvdlite._engine import Result
 
-__all__ = [
-    "ProcessSet",
-    "add_process_set",
-    "global_process_set",
-    "process_set_among",
-    "process_set_ids_and_ranks",
-    "remove_process_set",
-    "set_of_ranks",
-]
+__all__ = ["ProcessSet", "add_process_set", "global_process_set", "remove_process_set"]
 
 
 class ProcessSet:

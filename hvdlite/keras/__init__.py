@@ -11,92 +11,21 @@ One adapter serves Keras 3 on its three backends, Keras 2, and tf_keras where ``
 It imports the framework that Keras runs on, and no other.
 """
 
-from hvdlite import (
-    Adasum,
-    Average,
-    Compression,
-    ProcessSet,
-    Sum,
-    add_process_set,
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gather_stats,
-    global_process_set,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    mark_step,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    remove_process_set,
-    rocm_built,
-    shutdown,
-    size,
-    stall_limit,
-    start_timeline,
-    stats,
-    stop_timeline,
-)
-from hvdlite.keras import callbacks, elastic
+from hvdlite import basics, process_sets, usage
+from hvdlite.basics import *
+from hvdlite.compression import Compression
+from hvdlite.keras import callbacks, elastic, values
 from hvdlite.keras.models import load_model
 from hvdlite.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
-from hvdlite.keras.values import allgather, allreduce, broadcast, reducescatter
+from hvdlite.keras.values import *
 from hvdlite.keras.variables import broadcast_global_variables, broadcast_variables
+from hvdlite.process_sets import *
+from hvdlite.requests import Adasum, Average, Sum
+from hvdlite.usage import *
 
-__all__ = [
-    "Adasum",
-    "Average",
-    "Compression",
-    "DistributedOptimizer",
-    "PartialDistributedOptimizer",
-    "ProcessSet",
-    "Sum",
-    "add_process_set",
-    "allgather",
-    "allreduce",
-    "broadcast",
-    "broadcast_global_variables",
-    "broadcast_variables",
-    "callbacks",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
-    "elastic",
-    "gather_stats",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
-    "load_model",
-    "local_rank",
-    "local_size",
-    "mark_step",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "rank",
-    "reducescatter",
-    "remove_process_set",
-    "rocm_built",
-    "shutdown",
-    "size",
-    "stall_limit",
-    "start_timeline",
-    "stats",
-    "stop_timeline",
-]
+__all__ = ["Adasum", "Average", "Compression", "Sum", "callbacks", "elastic", "load_model"]
+__all__ += ["DistributedOptimizer", "PartialDistributedOptimizer", "broadcast_global_variables", "broadcast_variables"]
+__all__ += basics.__all__
+__all__ += process_sets.__all__
+__all__ += usage.__all__
+__all__ += values.__all__

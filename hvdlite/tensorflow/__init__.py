@@ -26,145 +26,31 @@ except ImportError as error:
         f"hvdlite.tensorflow needs TensorFlow, which cannot be imported ({error}): pip install tensorflow"
     ) from error
 
-from hvdlite import (
-    Adasum,
-    Average,
-    Compression,
-    Max,
-    Min,
-    ProcessSet,
-    Product,
-    Sum,
-    add_process_set,
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gather_stats,
-    global_process_set,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    mark_step,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    remove_process_set,
-    rocm_built,
-    shutdown,
-    size,
-    stall_limit,
-    start_timeline,
-    stats,
-    stop_timeline,
-)
+from hvdlite import basics, process_sets, usage
+from hvdlite.basics import *
+from hvdlite.compression import Compression
 from hvdlite.errors import missing_name
-from hvdlite.tensorflow import compression, elastic, functions, mpi_ops, util  # noqa: F401 - so that hvd.mpi_ops needs no import of its own
-from hvdlite.tensorflow.functions import (
-    BroadcastGlobalVariablesHook,
-    allgather_object,
-    broadcast_,
-    broadcast_global_variables,
-    broadcast_object,
-    broadcast_object_fn,
-    broadcast_variables,
-)
+from hvdlite.process_sets import *
+from hvdlite.requests import Adasum, Average, Max, Min, Product, Sum
+from hvdlite.tensorflow import compression, elastic, functions, mpi_ops, ops, util  # noqa: F401 - so that hvd.mpi_ops needs no import of its own
+from hvdlite.tensorflow.functions import *
 from hvdlite.tensorflow.mpi_ops import _allreduce  # noqa: F401
-from hvdlite.tensorflow.ops import (
-    allgather,
-    allreduce,
-    alltoall,
-    broadcast,
-    grouped_allgather,
-    grouped_allreduce,
-    grouped_reducescatter,
-    join,
-    local_rank_op,
-    local_size_op,
-    process_set_included_op,
-    rank_op,
-    reducescatter,
-    size_op,
-)
+from hvdlite.tensorflow.ops import *
 from hvdlite.tensorflow.optimizer import DistributedOptimizer, _DistributedAdasumOptimizer, _DistributedOptimizer  # noqa: F401
 from hvdlite.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape, _DistributedGradientTape  # noqa: F401
 from hvdlite.tensorflow.util import _cache, _executing_eagerly, _make_subgraph, gpu_available, refs_to_vars, vars_to_refs  # noqa: F401
+from hvdlite.usage import *
 
 if TYPE_CHECKING:
     from hvdlite.tensorflow.sync_batch_norm import SyncBatchNormalization
 
-__all__ = [
-    "Adasum",
-    "Average",
-    "BroadcastGlobalVariablesHook",
-    "Compression",
-    "DistributedGradientTape",
-    "DistributedOptimizer",
-    "Max",
-    "Min",
-    "PartialDistributedGradientTape",
-    "ProcessSet",
-    "Product",
-    "Sum",
-    "SyncBatchNormalization",
-    "add_process_set",
-    "allgather",
-    "allgather_object",
-    "allreduce",
-    "alltoall",
-    "broadcast",
-    "broadcast_",
-    "broadcast_global_variables",
-    "broadcast_object",
-    "broadcast_object_fn",
-    "broadcast_variables",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
-    "elastic",
-    "gather_stats",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
-    "grouped_allgather",
-    "grouped_allreduce",
-    "grouped_reducescatter",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
-    "join",
-    "local_rank",
-    "local_rank_op",
-    "local_size",
-    "local_size_op",
-    "mark_step",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "process_set_included_op",
-    "rank",
-    "rank_op",
-    "reducescatter",
-    "remove_process_set",
-    "rocm_built",
-    "shutdown",
-    "size",
-    "size_op",
-    "stall_limit",
-    "start_timeline",
-    "stats",
-    "stop_timeline",
-]
+__all__ = ["Adasum", "Average", "Compression", "Max", "Min", "Product", "Sum", "elastic"]
+__all__ += ["DistributedGradientTape", "DistributedOptimizer", "PartialDistributedGradientTape", "SyncBatchNormalization"]
+__all__ += basics.__all__
+__all__ += functions.__all__
+__all__ += ops.__all__
+__all__ += process_sets.__all__
+__all__ += usage.__all__
 
 
 # Not public in Horovod, but within reach there.

@@ -38,7 +38,6 @@ __all__ = [
     "join",
     "local_rank_op",
     "local_size_op",
-    "member_of",
     "process_set_included_op",
     "rank_op",
     "reducescatter",

@@ -18,165 +18,31 @@ try:
 except ImportError as error:
     raise ImportError(f"hvdlite.torch needs PyTorch, which cannot be imported ({error}): pip install torch") from error
 
-from hvdlite import (
-    Adasum,
-    Average,
-    Compression,
-    Handle,
-    HorovodInternalError,
-    Max,
-    Min,
-    ProcessSet,
-    Product,
-    Sum,
-    add_process_set,
-    allgather_async,
-    allreduce_,
-    allreduce_async,
-    allreduce_async_,
-    alltoall_async,
-    barrier,
-    broadcast_,
-    broadcast_async,
-    broadcast_async_,
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gather_stats,
-    global_process_set,
-    gloo_built,
-    gloo_enabled,
-    grouped_allgather_async,
-    grouped_allreduce_,
-    grouped_allreduce_async,
-    grouped_allreduce_async_,
-    grouped_reducescatter_async,
-    init,
-    is_homogeneous,
-    is_initialized,
-    join,
-    local_rank,
-    local_size,
-    mark_step,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    poll,
-    rank,
-    reducescatter_async,
-    remove_process_set,
-    rocm_built,
-    shutdown,
-    size,
-    stall_limit,
-    start_timeline,
-    stats,
-    stop_timeline,
-    synchronize,
-)
-from hvdlite.errors import missing_name
-from hvdlite.torch import compression, elastic, functions, mpi_ops  # noqa: F401 - so that hvd.mpi_ops needs no import of its own
-from hvdlite.torch.ops import (
-    allgather,
-    allreduce,
-    alltoall,
-    broadcast,
-    grouped_allgather,
-    grouped_allreduce,
-    grouped_reducescatter,
-    reducescatter,
-    sparse_allreduce_async,
-)
+from hvdlite import basics, process_sets, usage
+from hvdlite import ops as plain_ops
+from hvdlite.basics import *
+from hvdlite.compression import Compression
+from hvdlite.errors import HorovodInternalError, missing_name
+from hvdlite.handles import Handle
+from hvdlite.ops import *
+from hvdlite.process_sets import *
+from hvdlite.torch import compression, elastic, functions, mpi_ops, ops, state  # noqa: F401 - so that hvd.mpi_ops needs no import of its own
+from hvdlite.torch.ops import *  # after hvdlite.ops: these have gradients
 from hvdlite.torch.optimizer import DistributedOptimizer
-from hvdlite.torch.state import (
-    allgather_object,
-    broadcast_object,
-    broadcast_optimizer_state,
-    broadcast_parameters,
-)
+from hvdlite.torch.state import *
+from hvdlite.usage import *
 
 if TYPE_CHECKING:
     from hvdlite.torch import sync_batch_norm as sync_batch_norm
     from hvdlite.torch.sync_batch_norm import SyncBatchNorm
 
-__all__ = [
-    "Adasum",
-    "Average",
-    "Compression",
-    "DistributedOptimizer",
-    "Handle",
-    "HorovodInternalError",
-    "Max",
-    "Min",
-    "ProcessSet",
-    "Product",
-    "Sum",
-    "SyncBatchNorm",
-    "add_process_set",
-    "allgather",
-    "allgather_async",
-    "allgather_object",
-    "allreduce",
-    "allreduce_",
-    "allreduce_async",
-    "allreduce_async_",
-    "alltoall",
-    "alltoall_async",
-    "barrier",
-    "broadcast",
-    "broadcast_",
-    "broadcast_async",
-    "broadcast_async_",
-    "broadcast_object",
-    "broadcast_optimizer_state",
-    "broadcast_parameters",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
-    "elastic",
-    "gather_stats",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
-    "grouped_allgather",
-    "grouped_allgather_async",
-    "grouped_allreduce",
-    "grouped_allreduce_",
-    "grouped_allreduce_async",
-    "grouped_allreduce_async_",
-    "grouped_reducescatter",
-    "grouped_reducescatter_async",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
-    "join",
-    "local_rank",
-    "local_size",
-    "mark_step",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "poll",
-    "rank",
-    "reducescatter",
-    "reducescatter_async",
-    "remove_process_set",
-    "rocm_built",
-    "shutdown",
-    "size",
-    "sparse_allreduce_async",
-    "stall_limit",
-    "start_timeline",
-    "stats",
-    "stop_timeline",
-    "synchronize",
-]
+__all__ = ["Compression", "DistributedOptimizer", "Handle", "HorovodInternalError", "SyncBatchNorm", "elastic"]
+__all__ += basics.__all__
+__all__ += ops.__all__
+__all__ += plain_ops.__all__
+__all__ += process_sets.__all__
+__all__ += state.__all__
+__all__ += usage.__all__
 
 
 # Not public in Horovod, but within reach there.

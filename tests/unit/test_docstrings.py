@@ -61,7 +61,12 @@ def test_lists_of_names_are_complete(name):
 
 
 # Public inside the package, offered to nobody else.
-INTERNAL = {"process_sets": {"register_initial", "bind_existing", "forget_all"}}
+INTERNAL = {
+    "basics": {"HorovodBasics"},
+    "process_sets": {
+        *("bind_existing", "forget_all", "process_set_among", "process_set_ids_and_ranks", "register_initial", "set_of_ranks"),
+    },
+}
 
 COLLECTIVES = ("allreduce", "allgather", "broadcast", "alltoall", "reducescatter")
 
