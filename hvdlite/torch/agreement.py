@@ -33,6 +33,7 @@ class Settings:
         process_set: the ranks that train together.
         gradient_as_bucket_view: do gradients lie in an arena? None: if they are kept from step to step.
         start_check: what is done where the ranks train different models: a mode of `hvdlite.start_check`.
+        shard: does each rank keep a part of the optimizer's state?
 
     """
 
@@ -46,6 +47,7 @@ class Settings:
     process_set: ProcessSet
     gradient_as_bucket_view: bool | None
     start_check: str
+    shard: bool
 
     @property
     def divisor(self) -> int:
@@ -64,6 +66,7 @@ class Settings:
             "sparse_as_dense": self.sparse_as_dense,
             "gradient_as_bucket_view": self.gradient_as_bucket_view,
             "start_check": self.start_check,
+            "shard": self.shard,
         }
 
     def require_compatible(self, other: "Settings", name: str) -> None:

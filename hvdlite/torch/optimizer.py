@@ -6,6 +6,7 @@ working, and it pickles as what it was.
 """
 
 import copyreg
+import functools
 import itertools
 import warnings
 import weakref
@@ -30,6 +31,7 @@ from hvdlite.torch.arguments import checked_op, name_groups, name_parameters
 from hvdlite.torch.gpu import reachable
 from hvdlite.torch.plan import Groups
 from hvdlite.torch.reducer import Reducer
+from hvdlite.torch.sharding import ShardedState, check_kind
 from hvdlite.torch.steps import KnownParameters, is_inner_step, reach_steps
 from hvdlite.usage import optimizer_stepped
 
@@ -59,6 +61,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     average_aggregated_gradients: bool = False,
     gradient_as_bucket_view: bool | None = None,
     start_check: str | None = None,
+    shard: bool = False,
 ) -> Any:
     """Makes an optimizer train on the gradients of all ranks.
 
@@ -104,6 +107,11 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         start_check: what happens where the ranks' parameters, or their optimizers' states, differ after the first update, since
             nobody has broadcast them: "error", a MismatchError; "warn", a line in the log; "broadcast", the same, and all ranks
             get the first rank's; "off": they are not compared. None: what the knob HVDLITE_START_CHECK says.
+        shard: does each of n ranks keep one n-th of the optimizer's state? Gradients and parameters stay whole, and the
+            weights are those of an optimizer that is not sharded, bit for bit. Those of torch whose step is elementwise (SGD,
+            the Adam family, RMSprop, Adagrad and so on) step slices; all others, such as Muon and Adafactor, whole parameters,
+            each on one rank. Then ``step()`` is collective, and so is ``state_dict()``, which returns the whole state on every
+            rank; ``load_state_dict()`` takes a whole one, of any number of ranks. docs/sharding.md has the rest.
 
     Returns:
         The same optimizer, with these methods added: ``synchronize()``, ``skip_synchronize()``, ``no_sync()`` and
@@ -112,7 +120,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
     Raises:
         InvalidArgumentError: an argument is wrong.
-        UnsupportedError: op is Adasum, and the number of ranks no power of two.
+        UnsupportedError: op is Adasum, and the number of ranks no power of two; or shard does not go with this optimizer.
         NotInitializedError: `init` has not been called.
 
     Later, ``backward()``, ``step()`` and ``synchronize()`` can raise MismatchError (the ranks' parameters differ),
@@ -128,6 +136,12 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     check_compression(compression)
     if not (gradient_as_bucket_view is None or isinstance(gradient_as_bucket_view, bool)):
         raise InvalidArgumentError(f"gradient_as_bucket_view must be True, False or None, got {gradient_as_bucket_view!r}")
+    if not isinstance(shard, bool):
+        raise InvalidArgumentError(f"shard must be True or False, got {shard!r}")
+    if shard:
+        if op == Adasum:
+            raise UnsupportedError("shard=True does not go with op=Adasum, with which each rank has a state of its own")
+        check_kind(type(optimizer))
     if num_groups:
         warnings.warn("Parameter `num_groups` has been replaced by `groups`.", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
@@ -144,6 +158,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         process_set=process_set,
         gradient_as_bucket_view=gradient_as_bucket_view,
         start_check=mode_of(start_check, "DistributedOptimizer"),
+        shard=shard,
     )
     if isinstance(optimizer, _DistributedOptimizer):
         optimizer._hvdlite.undo(optimizer)
@@ -169,6 +184,19 @@ def _stepped(*_: Any) -> None:
     optimizer_stepped()
 
 
+def _restoring(step: Any, sharded: ShardedState) -> Any:
+    """A step after which the parameters are whole, also if it raises."""
+
+    @functools.wraps(step)
+    def restoring(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return step(*args, **kwargs)
+        finally:
+            sharded.restore()
+
+    return restoring
+
+
 class _Wrapping:
     """What a wrapped optimizer has beside its own attributes."""
 
@@ -178,6 +206,7 @@ class _Wrapping:
         self.names = names
         self.reducer: Reducer | None = None  # None where there is nobody to reduce with, and with Adasum
         self.adasum: AdasumStep | None = None
+        self.sharded: ShardedState | None = None  # None where the state is whole
         self.passes_per_step = settings.passes_per_step
         self.skipping = False
         self.synchronized = False  # since the last step, by the program
@@ -205,8 +234,21 @@ class _Wrapping:
             groups = tuple(tuple(f"{prefix}.{name}" for name in names) for names in groups)
         self.reducer.add([(f"{prefix}.{name}", param) for name, param in named], groups)
         self._undo.append(optimizer.register_step_pre_hook(self.before_step).remove)
+        if self.settings.shard and (self.settings.process_set.size() or 1) > 1:
+            self._shard(optimizer, named)
         self._finalizer = weakref.finalize(optimizer, self.reducer.close)
         self._finalizer.atexit = False
+
+    def _shard(self, optimizer: torch.optim.Optimizer, named: Sequence[tuple[str, torch.Tensor]]) -> None:
+        """Splits the state. Nothing may come between the step and its hooks, which swap parameters for parts of them."""
+        self.sharded = ShardedState(self.settings, self.base)
+        self.sharded.add(named)
+        self._undo.append(optimizer.register_step_pre_hook(self.sharded.before_step).remove)
+        after = optimizer.register_step_post_hook(self.sharded.after_step)
+        optimizer._optimizer_step_post_hooks.move_to_end(after.id, last=False)  # type: ignore[attr-defined]
+        self._undo.append(after.remove)
+        kind: Any = type(optimizer)
+        kind.step = _restoring(kind.step, self.sharded)
 
     def hook_steps(self, optimizer: torch.optim.Optimizer) -> None:
         """Has hooks called around each step, by one of which `hvdlite.stats` knows of it."""
@@ -223,6 +265,8 @@ class _Wrapping:
             self.reducer.settle_family()
             self._finalizer.detach()
             self.reducer.close()
+        if self.sharded is not None:
+            optimizer.state = self.sharded.gather_state(optimizer)
         for undo in self._undo:
             undo()
         optimizer.__class__ = self.base  # type: ignore[assignment]
@@ -239,6 +283,8 @@ class _Wrapping:
             self.reducer.add(named)
         if self.adasum is not None:
             self.adasum.add(named)
+        if self.sharded is not None:
+            self.sharded.add((self.names[param], param) for _, param in named)
 
     def before_step(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -377,8 +423,46 @@ class _DistributedOptimizer(_Optimizer):
         super().add_param_group(param_group)
         self._hvdlite.add_parameters(self.param_groups[-1]["params"])
 
+    def register_step_pre_hook(self, hook: Any) -> Any:
+        """As in torch. The hook sees whole gradients, also where the state is sharded."""
+        handle = super().register_step_pre_hook(hook)
+        sharded = self._hvdlite.sharded
+        if sharded is not None:
+            hooks: Any = self._optimizer_step_pre_hooks
+            hooks.move_to_end(next(key for key, known in hooks.items() if known == sharded.before_step))
+        return handle
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """The whole state, as of the plain optimizer. With shard=True it is collective over the process set.
+
+        Raises:
+            InvalidArgumentError: a state was loaded on some ranks only (with shard=True).
+
+        """
+        sharded = self._hvdlite.sharded
+        if sharded is None:
+            return super().state_dict(*args, **kwargs)
+        with sharded.whole_state(self):
+            return super().state_dict(*args, **kwargs)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes a whole state, saved at any number of ranks. With shard=True each rank keeps its part from the next step on."""
+        super().load_state_dict(state_dict)
+        if self._hvdlite.sharded is not None:
+            self._hvdlite.sharded.unsliced = True
+
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickles and copies as the plain optimizer."""
+        """Pickles and copies as the plain optimizer.
+
+        Raises:
+            UnsupportedError: the state is sharded, so this rank has no more than its part.
+
+        """
+        if self._hvdlite.sharded is not None:
+            raise UnsupportedError(
+                "an optimizer with shard=True cannot be pickled or copied, since this rank has a part of its state only: save "
+                "optimizer.state_dict(), which is collective"
+            )
         reduced: Any = super().__reduce_ex__(protocol)
         function, args, *rest = reduced
         if function is copyreg.__newobj__:  # type: ignore[attr-defined]  # which insists on our class; what it does is this

@@ -47,7 +47,8 @@ class TrainedByTorch:
 
     def state(self) -> Iterable[Leaf]:
         """See `Trained.state`."""
-        optimizer = None if self._settings.op == Adasum else self._optimizer()  # with Adasum each rank has its own
+        own = self._settings.op == Adasum or self._settings.shard  # then each rank has a state, or a part, of its own
+        optimizer = None if own else self._optimizer()
         state: Any = {} if optimizer is None else optimizer.state
         return [
             _leaf(f"{key} of {name}", value if isinstance(value, torch.Tensor) else torch.tensor(value, device="cpu"))

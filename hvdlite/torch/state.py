@@ -102,7 +102,8 @@ def broadcast_optimizer_state(
         raise InvalidArgumentError(f"broadcast_optimizer_state takes a torch.optim.Optimizer, got {type(optimizer)}")
     is_root = RUNTIME.require_topology().rank == root_rank
     tensors: list[torch.Tensor] = []
-    structure = _without_tensors(optimizer.state_dict(), tensors) if is_root else None
+    state = _state_of(optimizer, root_rank, process_set)
+    structure = _without_tensors(state, tensors) if is_root else None
     structure = broadcast_object(structure, root_rank, "optimizer_state", process_set)
     if not is_root:
         _make_tensors(structure, tensors, _Homes(optimizer, structure))
@@ -110,6 +111,24 @@ def broadcast_optimizer_state(
     _broadcast_tensors(named, root_rank, process_set)
     if not is_root:
         _load(optimizer, structure, tensors)
+        if (sharded := _sharded_state(optimizer)) is not None:
+            sharded.unsliced = True
+
+
+def _sharded_state(optimizer: torch.optim.Optimizer) -> Any:
+    """See `hvdlite.torch.sharding`; None where every rank has the whole state."""
+    return getattr(getattr(optimizer, "_hvdlite", None), "sharded", None)
+
+
+def _state_of(optimizer: torch.optim.Optimizer, root_rank: int, process_set: ProcessSet) -> dict[str, Any] | None:
+    """The root's whole state, on the root. A sharded one is gathered from all ranks, unless the root has just loaded it."""
+    is_root = RUNTIME.require_topology().rank == root_rank
+    sharded = _sharded_state(optimizer)
+    if sharded is None:
+        return optimizer.state_dict() if is_root else None
+    if broadcast_object(sharded.unsliced, root_rank, "optimizer_state.is_whole", process_set):
+        return optimizer._hvdlite.base.state_dict(optimizer) if is_root else None  # type: ignore[attr-defined]
+    return optimizer.state_dict()
 
 
 def _without_tensors(tree: Any, tensors: list[torch.Tensor]) -> Any:

@@ -84,6 +84,7 @@ def test_frozen_parameters_hold_up_nobody(hvd):
         process_set=hvd.global_process_set,
         gradient_as_bucket_view=None,
         start_check="off",
+        shard=False,
     )
     for groups in (None, 1, [["p0", "p1", "p2"]]):
         buckets = make_buckets(settings, slots, groups, 1)

@@ -1,0 +1,398 @@
+"""Sharded optimizer state: a rank steps its part of the parameters, and all gather what the others have stepped.
+
+Every rank has whole parameters and whole, averaged gradients, so what a program does between ``backward()`` and ``step()``
+means what it means without sharding. Only the state of the optimizer, such as Adam's two moments, is split: of n ranks each
+keeps one n-th. Source: Rajbhandari and others, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020,
+stage 1.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from hvdlite.errors import InvalidArgumentError, MismatchError, UnsupportedError
+from hvdlite.handles import Handle
+from hvdlite.objects import exchange_object
+from hvdlite.ops import allgather, allgather_async
+from hvdlite.torch.agreement import Settings
+from hvdlite.torch.gpu import reachable
+from hvdlite.torch.steps import is_inner_step
+
+__all__ = ["ShardedState", "check_kind", "cut_evenly", "deal_out"]
+
+# Their steps treat each element by itself, so a slice of a parameter is stepped as the whole would be, bit for bit.
+_ELEMENTWISE = ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adadelta", "Adagrad", "RMSprop", "Rprop", "ASGD")
+_REFUSED = {
+    "LBFGS": "its step combines all parameters into one direction",
+    "SparseAdam": "its gradients are sparse, and so is what it updates",
+}
+PIECE_BYTES = 4 << 20  # of parameters that are gathered at once; two pieces are under way at a time
+_IN_FLIGHT = 2
+# Parameters are cut at multiples of so many elements. torch's kernels treat whole vectors, and then the rest of a tensor, which
+# they may round otherwise: so each element stays what it is in the whole parameter.
+_ALIGNMENT = 64
+
+Bounds = tuple[int, ...]  # rank r owns the elements from bounds[r] to bounds[r + 1], in the order of memory
+
+
+def check_kind(kind: type[torch.optim.Optimizer]) -> None:
+    """Refuses optimizers whose state cannot be split.
+
+    Raises:
+        UnsupportedError: this is one of them.
+
+    """
+    for name, reason in _REFUSED.items():
+        refused = getattr(torch.optim, name, None)
+        if refused is not None and issubclass(kind, refused):
+            raise UnsupportedError(f"shard=True does not go with {name}: {reason}. Leave shard out, or take another optimizer")
+
+
+def cut_evenly(sizes: Sequence[int], ranks: int) -> list[Bounds]:
+    """Cuts parameters, laid end to end, into about equal parts, one a rank. For optimizers whose steps are elementwise."""
+    total = sum(sizes)
+    cuts = [total * rank // ranks for rank in range(ranks + 1)]
+    bounds, begin = [], 0
+    for size in sizes:
+        inside = [min(max(cut - begin, 0), size) for cut in cuts]
+        bounds.append(tuple(cut if cut == size else cut // _ALIGNMENT * _ALIGNMENT for cut in inside))
+        begin += size
+    return bounds
+
+
+def deal_out(sizes: Sequence[int], ranks: int) -> list[Bounds]:
+    """Gives each parameter to one rank, the largest first, always to the rank that has the least. For all other optimizers."""
+    load = [0] * ranks
+    bounds: list[Bounds] = [()] * len(sizes)
+    for place in sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True):
+        owner = load.index(min(load))
+        load[owner] += sizes[place]
+        bounds[place] = (0,) * (owner + 1) + (sizes[place],) * (ranks - owner)
+    return bounds
+
+
+def _order_of_memory(tensor: torch.Tensor) -> list[int]:
+    return sorted(range(tensor.dim()), key=tensor.stride().__getitem__, reverse=True)
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements in the order of memory, as a view of the same memory, which has neither gaps nor overlaps."""
+    return tensor.detach().permute(_order_of_memory(tensor)).view(-1)
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    return tensor.permute(_order_of_memory(tensor)).is_contiguous()
+
+
+@dataclass(eq=False)
+class _Sharded:
+    """A parameter, and which rank owns what of it.
+
+    Attributes:
+        name: for messages.
+        param: whole, on every rank.
+        bounds: see `Bounds`.
+        place: of this rank in the process set.
+    """
+
+    name: str
+    param: torch.Tensor
+    bounds: Bounds
+    place: int
+
+    def __post_init__(self) -> None:
+        self.start, self.stop = self.bounds[self.place : self.place + 2]
+        ends = pairwise(self.bounds)
+        self.owners = [place for place, (start, stop) in enumerate(ends) if start < stop] or [0]  # the places of their ranks
+        self.is_mine = self.place in self.owners  # all of it, or a part
+        self.is_split = len(self.owners) > 1
+
+    def own_part(self, tensor: torch.Tensor) -> torch.Tensor:
+        """This rank's part of a tensor of the parameter's shape; a copy if the tensor lies otherwise in memory."""
+        return tensor.detach().permute(_order_of_memory(self.param)).reshape(-1)[self.start : self.stop]
+
+
+@dataclass(frozen=True)
+class _Split:
+    """Stands for a tensor of an optimizer's state of which each owner of the parameter has its part."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+# For each rank, the stretches that it contributes: parameter, start and stop.
+_Piece = list[list[tuple[_Sharded, int, int]]]
+
+
+class ShardedState:
+    """The part of one optimizer's state that this rank keeps, and the hooks around its steps.
+
+    During a step the parameters *are* this rank's parts: their ``data`` and ``grad`` are swapped for slices of the same memory,
+    and those of which it owns nothing are in no parameter group. So the optimizer's own code makes state for these parts only.
+    """
+
+    def __init__(self, settings: Settings, kind: type[torch.optim.Optimizer]) -> None:
+        self.unsliced = True  # may the state hold more than this rank's part, since something was loaded?
+        self._settings = settings
+        ranks = settings.process_set.size() or 1
+        self._ranks, self._place = ranks, settings.process_set.rank() or 0
+        elementwise = kind in [getattr(torch.optim, name, None) for name in _ELEMENTWISE]
+        self._cut: Callable[[Sequence[int], int], list[Bounds]] = cut_evenly if elementwise else deal_out
+        self._sharded: list[_Sharded] = []
+        self._active: list[_Sharded] = []  # in this step
+        self._swapped: list[tuple[_Sharded, torch.Tensor, torch.Tensor]] = []  # with their data and gradients
+        self._groups: list[tuple[dict[str, Any], list[torch.Tensor]]] = []  # with all their parameters
+        self._pieces: tuple[list[_Sharded], list[_Piece]] = ([], [])  # of these active parameters
+
+    def add(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Takes charge of more parameters; those from before keep their owners.
+
+        Raises:
+            InvalidArgumentError: a parameter's elements overlap in memory, or have gaps between them.
+
+        """
+        new = list(named)
+        for name, param in new:
+            if not _is_dense(param):
+                raise InvalidArgumentError(
+                    f"shard=True: parameter {name!r} of strides {list(param.stride())} has elements that overlap or lie apart "
+                    "in memory; make it contiguous first"
+                )
+        bounds = self._cut([param.numel() for _, param in new], self._ranks)
+        self._sharded += [_Sharded(name, param, own, self._place) for (name, param), own in zip(new, bounds, strict=True)]
+
+    # --- a step ---------------------------------------------------------------------------------------------------------
+
+    def before_step(
+        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Swaps parameters for this rank's parts. The last hook in front of the step, since others look at whole gradients.
+
+        Raises:
+            UnsupportedError: a gradient is sparse.
+
+        """
+        if is_inner_step(optimizer):
+            return None
+        self.restore()
+        changed = _evaluate_closure(args, kwargs)
+        self.localize(optimizer)
+        self._active = [sharded for sharded in self._sharded if sharded.param.grad is not None]
+        for sharded in self._active:
+            if _grad_of(sharded).layout is not torch.strided:
+                raise UnsupportedError(
+                    f"shard=True: the gradient of {sharded.name!r} is sparse, and only dense ones can be split. Make the layer "
+                    "with sparse=False"
+                )
+        for sharded in self._active:
+            if sharded.is_split and sharded.is_mine:
+                self._swap(sharded)
+        absent = {id(sharded.param) for sharded in self._active if not sharded.is_mine}
+        for group in optimizer.param_groups:
+            self._groups.append((group, group["params"]))
+            group["params"] = [param for param in group["params"] if id(param) not in absent]
+        return changed
+
+    def _swap(self, sharded: _Sharded) -> None:
+        param, grad = sharded.param, _grad_of(sharded)
+        own, own_grad = sharded.own_part(param), sharded.own_part(grad)
+        self._swapped.append((sharded, param.data, grad))
+        param.grad = None  # it has to have the parameter's shape
+        param.data = own
+        param.grad = own_grad
+
+    def restore(self) -> None:
+        """Gives parameters back what they had before the step; it also comes after a step that has raised."""
+        while self._swapped:
+            sharded, data, grad = self._swapped.pop()
+            sharded.param.grad = None
+            sharded.param.data = data
+            sharded.param.grad = grad
+        while self._groups:
+            group, params = self._groups.pop()
+            group["params"] = params
+
+    def after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """Gathers what the ranks have stepped. Collective over the process set. The first hook after the step.
+
+        Raises:
+            MismatchError: another rank has stepped other parameters, or none.
+            HorovodInternalError: a rank failed; some parameters are as they were before the step.
+
+        """
+        if is_inner_step(optimizer):
+            return
+        self.restore()
+        if self._pieces[0] != self._active:
+            self._pieces = (self._active, self._cut_pieces(self._active))
+        under_way: deque[tuple[_Piece, Handle]] = deque()
+        with torch.no_grad():
+            for number, piece in enumerate(self._pieces[1]):
+                parts = [_flat(sharded.param)[start:stop] for sharded, start, stop in piece[self._place]]
+                mine = parts[0] if len(parts) == 1 else torch.cat(parts) if parts else self._nothing_like(piece)
+                name = f"{self._settings.prefix}.shard{number}"
+                under_way.append((piece, allgather_async(reachable(mine), name, self._settings.process_set)))
+                if len(under_way) == _IN_FLIGHT:
+                    self._take_over(*under_way.popleft())
+            while under_way:
+                self._take_over(*under_way.popleft())
+
+    def _cut_pieces(self, active: Sequence[_Sharded]) -> list[_Piece]:
+        """In each piece every rank sends about as much as the others. One piece has one dtype and device."""
+        kinds: dict[tuple[torch.dtype, torch.device], list[_Sharded]] = {}
+        for sharded in active:
+            kinds.setdefault((sharded.param.dtype, sharded.param.device), []).append(sharded)
+        pieces: list[_Piece] = []
+        for members in kinds.values():
+            most = max(1, PIECE_BYTES // self._ranks // members[0].param.element_size())
+            of_ranks = [_cut_stretches(members, place, most) for place in range(self._ranks)]
+            count = max(map(len, of_ranks))
+            pieces += [[chunks[number] if number < len(chunks) else [] for chunks in of_ranks] for number in range(count)]
+        return pieces
+
+    def _nothing_like(self, piece: _Piece) -> torch.Tensor:
+        param = next(stretches for stretches in piece if stretches)[0][0].param
+        return torch.empty(0, dtype=param.dtype, device=param.device)
+
+    def _take_over(self, piece: _Piece, handle: Handle) -> None:
+        """Copies what the others have stepped into the parameters."""
+        gathered = handle.synchronize()
+        expected = sum(stop - start for stretches in piece for _, start, stop in stretches)
+        if gathered.numel() != expected:
+            raise MismatchError(
+                f"DistributedOptimizer ({self._settings.prefix}) with shard=True: the ranks have stepped {gathered.numel()} "
+                f"elements where {expected} are due, from {_first_name(piece)} on. All ranks must step the same parameters, "
+                "and none may have joined: with hvd.join() leave shard out"
+            )
+        place = 0
+        for rank, stretches in enumerate(piece):
+            for sharded, start, stop in stretches:
+                if rank != self._place:
+                    _flat(sharded.param)[start:stop].copy_(gathered[place : place + stop - start])
+                place += stop - start
+
+    # --- the state ------------------------------------------------------------------------------------------------------
+
+    def localize(self, optimizer: torch.optim.Optimizer) -> None:
+        """Drops from the state what other ranks own. Until then a state that was loaded is whole."""
+        if not self.unsliced:
+            return
+        for sharded in self._sharded:
+            if not sharded.is_mine:
+                optimizer.state.pop(sharded.param, None)
+            elif sharded.is_split and sharded.param in optimizer.state:
+                state = optimizer.state[sharded.param]
+                for key, value in state.items():
+                    if isinstance(value, torch.Tensor) and value.shape == sharded.param.shape:
+                        state[key] = sharded.own_part(value).clone()
+        self.unsliced = False
+
+    @contextmanager
+    def whole_state(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+        """Inside, the optimizer has the state of all parameters. Collective over the process set."""
+        own = optimizer.state
+        optimizer.state = self.gather_state(optimizer)
+        try:
+            yield
+        finally:
+            optimizer.state = own
+
+    def gather_state(self, optimizer: torch.optim.Optimizer) -> defaultdict[torch.Tensor, Any]:
+        """The state of all parameters, as an optimizer that is not sharded would have it. Collective over the process set.
+
+        Raises:
+            InvalidArgumentError: of a parameter some owners have state and others have none; on all ranks.
+
+        """
+        self.restore()
+        self.localize(optimizer)
+        mine: dict[int, dict[Any, Any]] = {}
+        for number, sharded in enumerate(self._sharded):
+            state = optimizer.state.get(sharded.param)
+            if state is not None and sharded.is_mine:
+                mine[number] = {key: _described(sharded, value) for key, value in state.items()}
+        name = f"{self._settings.prefix}.state_dict"
+        everyone = exchange_object(mine, name, self._settings.process_set)
+        whole: defaultdict[torch.Tensor, Any] = defaultdict(dict)
+        for number, sharded in enumerate(self._sharded):
+            having = [place for place in sharded.owners if number in everyone[place]]
+            if not having:
+                continue
+            if having != sharded.owners:
+                self._refuse_gaps(sharded, having)
+            described = everyone[having[0]][number]
+            state = optimizer.state.get(sharded.param, {}) if number in mine else {}
+            whole[sharded.param] = {
+                key: self._gather(sharded, state.get(key), value, name) if isinstance(value, _Split) else value
+                for key, value in described.items()
+            }
+        return whole
+
+    def _refuse_gaps(self, sharded: _Sharded, having: list[int]) -> None:
+        ranks = self._settings.process_set.ranks or range(self._ranks)
+        lacking = [str(ranks[place]) for place in sharded.owners if place not in having]
+        raise InvalidArgumentError(
+            f"DistributedOptimizer ({self._settings.prefix}) with shard=True: the state of {sharded.name!r} is missing on rank "
+            f"{', '.join(lacking)}, which owns a part of it. Load a state on all ranks, or on one and call "
+            "hvd.broadcast_optimizer_state before the next step"
+        )
+
+    def _gather(self, sharded: _Sharded, own: torch.Tensor | None, split: _Split, name: str) -> torch.Tensor:
+        param = sharded.param
+        mine = torch.empty(0, dtype=split.dtype, device=param.device) if own is None else _flat(own)
+        gathered: torch.Tensor = allgather(reachable(mine), f"{name}.part", self._settings.process_set).to(param.device)
+        if split.shape != tuple(param.shape):
+            return gathered.reshape(split.shape)
+        whole = torch.empty_like(param, dtype=split.dtype, requires_grad=False)
+        _flat(whole).copy_(gathered)
+        return whole
+
+
+def _grad_of(sharded: _Sharded) -> torch.Tensor:
+    assert sharded.param.grad is not None
+    return sharded.param.grad
+
+
+def _cut_stretches(members: Sequence[_Sharded], place: int, most: int) -> list[list[tuple[_Sharded, int, int]]]:
+    """What one rank owns of parameters, in chunks of `most` elements."""
+    chunks: list[list[tuple[_Sharded, int, int]]] = []
+    room = 0
+    for sharded in members:
+        start, stop = sharded.bounds[place : place + 2]
+        while start < stop:
+            if not room:
+                chunks.append([])
+                room = most
+            length = min(room, stop - start)
+            chunks[-1].append((sharded, start, start + length))
+            start += length
+            room -= length
+    return chunks
+
+
+def _first_name(piece: _Piece) -> str:
+    return repr(next(stretches for stretches in piece if stretches)[0][0].name)
+
+
+def _described(sharded: _Sharded, value: Any) -> Any:
+    """What the other ranks are told of a value of the state: it itself, or that they have, or get, parts of a tensor."""
+    if not isinstance(value, torch.Tensor) or value.dim() == 0:
+        return value
+    if sharded.is_split and value.shape == (sharded.stop - sharded.start,):
+        return _Split(value.dtype, tuple(sharded.param.shape))
+    return value if sharded.is_split else _Split(value.dtype, tuple(value.shape))
+
+
+def _evaluate_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Calls a closure while parameters are whole, and gives the step one that returns the loss: it calls it once, at first."""
+    closure = args[1] if len(args) > 1 else kwargs.get("closure")
+    if not callable(closure):
+        return None
+    with torch.enable_grad():
+        loss = closure()
+    return ((args[0], lambda: loss, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": lambda: loss})
