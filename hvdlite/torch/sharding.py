@@ -6,7 +6,7 @@ keeps one n-th. Source: Rajbhandari and others, "ZeRO: Memory Optimizations Towa
 stage 1.
 """
 
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,14 +16,15 @@ from typing import Any
 import torch
 
 from hvdlite.errors import InvalidArgumentError, MismatchError, UnsupportedError
-from hvdlite.handles import Handle
 from hvdlite.objects import exchange_object
-from hvdlite.ops import allgather, allgather_async
+from hvdlite.ops import allgather, broadcast_async_
+from hvdlite.requests import Adasum
 from hvdlite.torch.agreement import Settings
+from hvdlite.torch.buckets import cut_buckets
 from hvdlite.torch.gpu import reachable
 from hvdlite.torch.steps import is_inner_step
 
-__all__ = ["ShardedState", "check_kind", "cut_evenly", "deal_out"]
+__all__ = ["ShardedState", "check_shard", "cut_evenly", "deal_out"]
 
 # Their steps treat each element by itself, so a slice of a parameter is stepped as the whole would be, bit for bit.
 _ELEMENTWISE = ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adadelta", "Adagrad", "RMSprop", "Rprop", "ASGD")
@@ -31,8 +32,8 @@ _REFUSED = {
     "LBFGS": "its step combines all parameters into one direction",
     "SparseAdam": "its gradients are sparse, and so is what it updates",
 }
-PIECE_BYTES = 4 << 20  # of parameters that are gathered at once; two pieces are under way at a time
-_IN_FLIGHT = 2
+PACKED_BYTES = 1 << 20  # of smaller parts of parameters, which one rank sends together
+LEAST_BYTES = 64 << 10  # of a part that is sent by itself, from where it is to where it belongs
 # Parameters are cut at multiples of so many elements. torch's kernels treat whole vectors, and then the rest of a tensor, which
 # they may round otherwise: so each element stays what it is in the whole parameter.
 _ALIGNMENT = 64
@@ -40,13 +41,20 @@ _ALIGNMENT = 64
 Bounds = tuple[int, ...]  # rank r owns the elements from bounds[r] to bounds[r + 1], in the order of memory
 
 
-def check_kind(kind: type[torch.optim.Optimizer]) -> None:
-    """Refuses optimizers whose state cannot be split.
+def check_shard(shard: Any, op: int, kind: type[torch.optim.Optimizer]) -> None:
+    """Checks the argument `shard`.
 
     Raises:
-        UnsupportedError: this is one of them.
+        InvalidArgumentError: it is no bool.
+        UnsupportedError: the state of such an optimizer cannot be split.
 
     """
+    if not isinstance(shard, bool):
+        raise InvalidArgumentError(f"shard must be True or False, got {shard!r}")
+    if not shard:
+        return
+    if op == Adasum:
+        raise UnsupportedError("shard=True does not go with op=Adasum, with which each rank has a state of its own")
     for name, reason in _REFUSED.items():
         refused = getattr(torch.optim, name, None)
         if refused is not None and issubclass(kind, refused):
@@ -112,6 +120,10 @@ class _Sharded:
         self.is_mine = self.place in self.owners  # all of it, or a part
         self.is_split = len(self.owners) > 1
 
+    def bytes_of(self, owner: int) -> int:
+        """The size of what the rank of this place owns."""
+        return (self.bounds[owner + 1] - self.bounds[owner]) * self.param.element_size()
+
     def own_part(self, tensor: torch.Tensor) -> torch.Tensor:
         """This rank's part of a tensor of the parameter's shape; a copy if the tensor lies otherwise in memory."""
         return tensor.detach().permute(_order_of_memory(self.param)).reshape(-1)[self.start : self.stop]
@@ -125,8 +137,21 @@ class _Split:
     shape: tuple[int, ...]
 
 
-# For each rank, the stretches that it contributes: parameter, start and stop.
-_Piece = list[list[tuple[_Sharded, int, int]]]
+@dataclass(frozen=True)
+class _Transfer:
+    """Parts of parameters, of one dtype and device, that their owner sends to all others at once."""
+
+    owner: int
+    parts: list[_Sharded]
+
+    @property
+    def name(self) -> str:
+        """The same on all ranks."""
+        return f"{self.parts[0].name}.of{self.owner}"
+
+    def memory(self) -> list[torch.Tensor]:
+        """Where they are, on any rank."""
+        return [_flat(sharded.param)[sharded.bounds[self.owner] : sharded.bounds[self.owner + 1]] for sharded in self.parts]
 
 
 class ShardedState:
@@ -147,7 +172,7 @@ class ShardedState:
         self._active: list[_Sharded] = []  # in this step
         self._swapped: list[tuple[_Sharded, torch.Tensor, torch.Tensor]] = []  # with their data and gradients
         self._groups: list[tuple[dict[str, Any], list[torch.Tensor]]] = []  # with all their parameters
-        self._pieces: tuple[list[_Sharded], list[_Piece]] = ([], [])  # of these active parameters
+        self._transfers: tuple[list[_Sharded], list[_Transfer]] = ([], [])  # of these active parameters
 
     def add(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Takes charge of more parameters; those from before keep their owners.
@@ -218,63 +243,52 @@ class ShardedState:
             group["params"] = params
 
     def after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """Gathers what the ranks have stepped. Collective over the process set. The first hook after the step.
+        """Gives all ranks what each has stepped. Collective over the process set. The first hook after the step.
 
         Raises:
-            MismatchError: another rank has stepped other parameters, or none.
-            HorovodInternalError: a rank failed; some parameters are as they were before the step.
+            MismatchError: a rank that owns parameters has joined.
+            HorovodInternalError: a rank failed, or has stepped other parameters; some parameters are as before the step.
 
         """
         if is_inner_step(optimizer):
             return
         self.restore()
-        if self._pieces[0] != self._active:
-            self._pieces = (self._active, self._cut_pieces(self._active))
-        under_way: deque[tuple[_Piece, Handle]] = deque()
-        with torch.no_grad():
-            for number, piece in enumerate(self._pieces[1]):
-                parts = [_flat(sharded.param)[start:stop] for sharded, start, stop in piece[self._place]]
-                mine = parts[0] if len(parts) == 1 else torch.cat(parts) if parts else self._nothing_like(piece)
-                name = f"{self._settings.prefix}.shard{number}"
-                under_way.append((piece, allgather_async(reachable(mine), name, self._settings.process_set)))
-                if len(under_way) == _IN_FLIGHT:
-                    self._take_over(*under_way.popleft())
-            while under_way:
-                self._take_over(*under_way.popleft())
-
-    def _cut_pieces(self, active: Sequence[_Sharded]) -> list[_Piece]:
-        """In each piece every rank sends about as much as the others. One piece has one dtype and device."""
-        kinds: dict[tuple[torch.dtype, torch.device], list[_Sharded]] = {}
-        for sharded in active:
-            kinds.setdefault((sharded.param.dtype, sharded.param.device), []).append(sharded)
-        pieces: list[_Piece] = []
-        for members in kinds.values():
-            most = max(1, PIECE_BYTES // self._ranks // members[0].param.element_size())
-            of_ranks = [_cut_stretches(members, place, most) for place in range(self._ranks)]
-            count = max(map(len, of_ranks))
-            pieces += [[chunks[number] if number < len(chunks) else [] for chunks in of_ranks] for number in range(count)]
-        return pieces
-
-    def _nothing_like(self, piece: _Piece) -> torch.Tensor:
-        param = next(stretches for stretches in piece if stretches)[0][0].param
-        return torch.empty(0, dtype=param.dtype, device=param.device)
-
-    def _take_over(self, piece: _Piece, handle: Handle) -> None:
-        """Copies what the others have stepped into the parameters."""
-        gathered = handle.synchronize()
-        expected = sum(stop - start for stretches in piece for _, start, stop in stretches)
-        if gathered.numel() != expected:
+        if self._transfers[0] != self._active:
+            self._transfers = (self._active, self._plan_transfers(self._active))
+        try:
+            with torch.no_grad():
+                self._send(self._transfers[1])
+        except MismatchError as error:
             raise MismatchError(
-                f"DistributedOptimizer ({self._settings.prefix}) with shard=True: the ranks have stepped {gathered.numel()} "
-                f"elements where {expected} are due, from {_first_name(piece)} on. All ranks must step the same parameters, "
-                "and none may have joined: with hvd.join() leave shard out"
-            )
-        place = 0
-        for rank, stretches in enumerate(piece):
-            for sharded, start, stop in stretches:
-                if rank != self._place:
-                    _flat(sharded.param)[start:stop].copy_(gathered[place : place + stop - start])
-                place += stop - start
+                f"with shard=True all ranks must step the same parameters, and none may have joined: {error}. In a program "
+                "that calls hvd.join(), leave shard out"
+            ) from error
+
+    def _send(self, transfers: list[_Transfer]) -> None:
+        process_set = self._settings.process_set
+        ranks = process_set.ranks or range(self._ranks)
+        started = []
+        for transfer in transfers:
+            memory = transfer.memory()
+            sent = reachable(memory[0] if len(memory) == 1 else torch.cat(memory))
+            name = f"{self._settings.prefix}.{transfer.name}"
+            started.append((transfer, memory, sent, broadcast_async_(sent, ranks[transfer.owner], name, process_set)))
+        for transfer, memory, sent, handle in started:
+            handle.synchronize()
+            if transfer.owner != self._place and sent.data_ptr() != memory[0].data_ptr():
+                for part, received in zip(memory, torch.split(sent, [part.numel() for part in memory]), strict=True):
+                    part.copy_(received)
+
+    def _plan_transfers(self, active: Sequence[_Sharded]) -> list[_Transfer]:
+        """Larger parts by themselves, and the smaller ones of an owner together."""
+        parts = [(sharded, owner) for sharded in active for owner in sharded.owners]
+        sizes = [sharded.bytes_of(owner) for sharded, owner in parts]
+        small = [place for place, size in enumerate(sizes) if size < LEAST_BYTES]
+        kinds = [(parts[place][1], parts[place][0].param.dtype, parts[place][0].param.device) for place in small]
+        packed = cut_buckets(kinds, [sizes[place] for place in small], PACKED_BYTES, PACKED_BYTES)
+        together = [[small[each] for each in places] for places in packed]
+        together += [[place] for place, size in enumerate(sizes) if size >= LEAST_BYTES]
+        return [_Transfer(parts[places[0]][1], [parts[place][0] for place in places]) for places in together]
 
     # --- the state ------------------------------------------------------------------------------------------------------
 
@@ -356,27 +370,6 @@ class ShardedState:
 def _grad_of(sharded: _Sharded) -> torch.Tensor:
     assert sharded.param.grad is not None
     return sharded.param.grad
-
-
-def _cut_stretches(members: Sequence[_Sharded], place: int, most: int) -> list[list[tuple[_Sharded, int, int]]]:
-    """What one rank owns of parameters, in chunks of `most` elements."""
-    chunks: list[list[tuple[_Sharded, int, int]]] = []
-    room = 0
-    for sharded in members:
-        start, stop = sharded.bounds[place : place + 2]
-        while start < stop:
-            if not room:
-                chunks.append([])
-                room = most
-            length = min(room, stop - start)
-            chunks[-1].append((sharded, start, start + length))
-            start += length
-            room -= length
-    return chunks
-
-
-def _first_name(piece: _Piece) -> str:
-    return repr(next(stretches for stretches in piece if stretches)[0][0].name)
 
 
 def _described(sharded: _Sharded, value: Any) -> Any:
