@@ -132,3 +132,19 @@ def test_numpy_allreduce(hvd, capsys):
     mean = sum(10.0 * rank for rank in range(hvd.size())) / hvd.size()
     assert f"rank {hvd.rank()} of {hvd.size()}" in said
     assert f"average [{mean:.0f}." in said
+
+
+def test_fsdp_trains_as_one_process(hvd, capsys):
+    pytest.importorskip("torch.distributed.fsdp", reason="needs torch's fully_shard")
+    small = ["--steps", "6", "--batch-size", "2", "--length", "16", "--width", "32", "--layers", "2", "--report-every", "3"]
+    loss, alone = load("torch_fsdp").main([*small, "--compare"])
+    said = capsys.readouterr().out
+    if hvd.rank() == 0:
+        assert abs(loss - alone) < 1e-4
+        assert f"step 6: loss {loss:.4f} on {hvd.size()} rank(s), of one process {alone:.4f}" in said
+        here, everything = (int(word.replace(",", "")) for word in said.split("; ")[1].split(" parameters")[0].split(" of "))
+        assert here < everything
+    else:
+        assert alone is None
+        assert not said
+    assert len(set(MPI.COMM_WORLD.allgather(loss))) == 1

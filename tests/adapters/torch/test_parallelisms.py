@@ -59,7 +59,7 @@ class Transformer(torch.nn.Module):
         x = self.embedding(words)
         for block in self.blocks:
             x = block(x)
-        return self.head(x)
+        return self.head(x.flatten(0, 1))
 
 
 def batch(step, groups):
@@ -69,7 +69,7 @@ def batch(step, groups):
 
 
 def loss_of(model, inputs, targets):
-    return torch.nn.functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+    return torch.nn.functional.cross_entropy(model(inputs), targets.flatten())
 
 
 def train(model, part=0, groups=1, rows=2, clip=True):
