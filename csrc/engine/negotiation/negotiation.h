@@ -21,7 +21,7 @@
 #include <vector>
 
 #include "engine/negotiation/set_negotiation.h"
-#include "engine/observe/counters.h"
+#include "engine/observe/usage.h"
 
 namespace hvdlite::engine {
 
@@ -61,7 +61,8 @@ class Negotiation {
   std::set<int> leave(const base::Status& why);
   // What this rank, having left, still waits for of this coordinator is never decided.
   void fail_undecided(int coordinator, const base::Status& why);
-  // This rank fails: what its users are told has failed shall not be agreed by a rank that comes later.
+  // This rank fails. Its users are told so of all that it has asked for; the port closes, so that no other rank completes any of it
+  // later.
   void abandon();
   // Ends all that is not agreed.
   void end_all(const base::Status& why);
