@@ -25,23 +25,28 @@ void Carrier::remove_set(SetId set) {
   execution_.remove_set(set);
 }
 
-void Carrier::announce(const Membership::Announce& action) {
+// What fails in it is logged, for this rank fails anyhow.
+template <typename Tell>
+void Carrier::try_to_tell(const std::string& whom, Tell tell) {
   try {
-    transport_.announce_failure(action.cause);
-    for (const int rank : action.ranks) send(rank, Failure{action.cause});
+    tell();
   } catch (const std::exception& error) {
     shared_.log.write(LogLevel::kError, "control",
-                      std::string("could not tell the other ranks: ") + error.what());
+                      "could not tell the other " + whom + ": " + error.what());
   }
 }
 
-void Carrier::warn(const Membership::Warn& action) {
-  try {
+void Carrier::announce(const Membership::Announce& action) {
+  try_to_tell("ranks", [&] {
+    transport_.announce_failure(action.cause);
     for (const int rank : action.ranks) send(rank, Failure{action.cause});
-  } catch (const base::Error& error) {
-    shared_.log.write(LogLevel::kError, "control",
-                      std::string("could not tell the other hosts: ") + error.what());
-  }
+  });
+}
+
+void Carrier::warn(const Membership::Warn& action) {
+  try_to_tell("hosts", [&] {
+    for (const int rank : action.ranks) send(rank, Failure{action.cause});
+  });
 }
 
 }  // namespace hvdlite::engine

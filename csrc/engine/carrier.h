@@ -53,7 +53,7 @@ class Carrier final : public Effects {
   }
 
   // --- Membership's ---
-  // Tells ranks why this one fails. An error is logged: it fails anyhow.
+  // Tells ranks why this one fails, and the other hosts that a rank of this one is lost.
   void announce(const Membership::Announce& action);
   void warn(const Membership::Warn& action);
   void log(const Membership::Log& action) {
@@ -61,6 +61,9 @@ class Carrier final : public Effects {
   }
 
  private:
+  template <typename Tell>
+  void try_to_tell(const std::string& whom, Tell tell);
+
   transport::Transport& transport_;
   SharedState& shared_;
   Membership& membership_;
