@@ -2,8 +2,6 @@
 
 namespace hvdlite::engine {
 
-using base::LogLevel;
-
 void Carrier::send(int rank, const Message& message) {
   std::vector<std::byte> bytes = encode(message);
   ++shared_.counters.control_messages_sent;
@@ -23,30 +21,6 @@ void Carrier::remove_set(SetId set) {
   shared_.numbering.forget(set);
   membership_.remove_set(set);
   execution_.remove_set(set);
-}
-
-// What fails in it is logged, for this rank fails anyhow.
-template <typename Tell>
-void Carrier::try_to_tell(const std::string& whom, Tell tell) {
-  try {
-    tell();
-  } catch (const std::exception& error) {
-    shared_.log.write(LogLevel::kError, "control",
-                      "could not tell the other " + whom + ": " + error.what());
-  }
-}
-
-void Carrier::announce(const Membership::Announce& action) {
-  try_to_tell("ranks", [&] {
-    transport_.announce_failure(action.cause);
-    for (const int rank : action.ranks) send(rank, Failure{action.cause});
-  });
-}
-
-void Carrier::warn(const Membership::Warn& action) {
-  try_to_tell("hosts", [&] {
-    for (const int rank : action.ranks) send(rank, Failure{action.cause});
-  });
 }
 
 }  // namespace hvdlite::engine

@@ -88,7 +88,6 @@ bool SetNegotiation::send_decisions() {
 
 void SetNegotiation::begin_port() {
   port_->begin(coordinator_->sequence(), keys_of(coordinator_->open()));
-  attend();
   wake_members();
 }
 
