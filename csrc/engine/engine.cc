@@ -23,8 +23,10 @@ namespace {
 // Time for messages to leave at shutdown.
 constexpr double kFlushSeconds = 1.0;
 
-// A caller that polls looks for control messages this often.
+// A caller that polls looks for control messages after so many passes, if it has nothing else to do, and after so many in any case.
+// They are rare where the ranks share memory, and to ask MPI for them may take as long as a small operation.
 constexpr std::uint32_t kPassesBetweenMessages = 8;
+constexpr std::uint32_t kMostPassesBetweenMessages = 64;
 
 // Of those that have ended; null if none failed.
 CompletionPtr first_failure(const Batch& batch) {
@@ -191,12 +193,18 @@ void Engine::drive(const CompletionPtr& completion, Clock::time_point deadline) 
   }
 }
 
+bool Engine::is_time_for_messages(const Stillness& still) {
+  const std::uint32_t pause = still.since ? kPassesBetweenMessages : kMostPassesBetweenMessages;
+  const bool due = ++passes_ >= pause || still.sleeps;
+  if (due) passes_ = 0;
+  return due;
+}
+
 // With the token: one pass. If there was nothing to do a pause of at most limit, of a kind that depends on how long nothing has
 // moved: spin, yield, sleep. False once the deadline is over. While things move the cycle reads the clock, and nobody else.
 bool Engine::pass_or_pause(Stillness* still, Clock::time_point deadline, microseconds limit) {
   const std::uint32_t seen = still->sleeps ? transport_->listen() : 0;
-  const bool thorough = still->sleeps || passes_++ % kPassesBetweenMessages == 0;
-  if (cycle_.pass(true, thorough)) {
+  if (cycle_.pass(true, is_time_for_messages(*still))) {
     if (still->sleeps) transport_->unlisten();
     if (still->unrung) count_unrung_find();
     *still = {};
