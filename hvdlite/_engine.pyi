@@ -397,6 +397,9 @@ class GradientHook:
 class Sent:
     """What was sent of a bucket: a sequence of hvdlite.torch.flights.Item."""
 
+    @property
+    def absent(self) -> list[int]:
+        """The numbers of members without a gradient here."""
     def __len__(self) -> int: ...
     def __getitem__(self, place: int) -> Any: ...
     def __iter__(self) -> Iterator[Any]: ...
@@ -423,8 +426,8 @@ class Gatherer:
 
         wire_of(slot, form, grad) gives memory to send in the place of a gradient, or of none, and what decoding needs.
         """
-    def gather(self, absent: list[int]) -> Sent:
-        """What to send; adds the numbers of members without a gradient to the list."""
+    def gather(self) -> Sent:
+        """What to send."""
 
 def launch(
     engine: Engine,
@@ -432,7 +435,6 @@ def launch(
     bucket: int,
     group: int,
     sent: Sent,
-    absent: Sequence[int],
     wake: bool,
     streams: Sequence[int],
     works: list[Work],

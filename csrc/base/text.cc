@@ -17,4 +17,8 @@ std::string to_text(double number, int decimals) {
   return {text.data(), end.ptr};
 }
 
+std::string describe_rank(int rank, const std::string& host, int pid) {
+  return "rank " + std::to_string(rank) + " (host " + host + ", pid " + std::to_string(pid) + ")";
+}
+
 }  // namespace hvdlite::base

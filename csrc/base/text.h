@@ -1,4 +1,4 @@
-// Numbers as text.
+// Numbers, and ranks, as text.
 // Thread: any. Owns: nothing. Blocks: no. Throws: nothing.
 //
 // The engine uses neither iostreams nor printf for fractions. Both look at the program's locale: under a German one a trace would
@@ -14,5 +14,7 @@ namespace hvdlite::base {
 std::string to_text(double number);
 // With so many digits behind the point: "0.500".
 std::string to_text(double number, int decimals);
+// "rank 3 (host a, pid 17)"
+std::string describe_rank(int rank, const std::string& host, int pid);
 
 }  // namespace hvdlite::base

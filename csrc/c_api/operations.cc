@@ -131,22 +131,28 @@ Completion& ended(const Batch& batch, size_t index) {
   return batch[index];
 }
 
+void describe(const Output& output, hvdlite_result& result) {
+  result.ndim = static_cast<int32_t>(output.shape.size());
+  result.shape = output.shape.data();
+  result.num_received_splits = static_cast<int32_t>(output.received_splits.size());
+  result.received_splits = output.received_splits.data();
+  result.num_bytes = static_cast<int64_t>(output.bytes);
+  result.data = output.data();
+  result.device = output.device;
+}
+
 hvdlite_result result_of(const Completion& completion) {
-  static const Output none;
-  const Output& output = completion.output ? *completion.output : none;
-  const base::Status* const failure = completion.failure.get();
-  return {failure != nullptr ? static_cast<int32_t>(failure->code) : HVDLITE_OK,
-          failure != nullptr ? failure->message.c_str() : nullptr,
-          failure != nullptr ? -1 : completion.contributors,
-          completion.value,
-          completion.value,
-          static_cast<int32_t>(output.shape.size()),
-          output.shape.data(),
-          static_cast<int32_t>(output.received_splits.size()),
-          output.received_splits.data(),
-          static_cast<int64_t>(output.bytes),
-          output.data(),
-          output.device};
+  hvdlite_result result{};
+  result.contributors = completion.contributors;
+  if (const base::Status* const failure = completion.failure.get()) {
+    result.code = static_cast<int32_t>(failure->code);
+    result.error = failure->message.c_str();
+    result.contributors = -1;
+  }
+  result.last_joined_rank = result.process_set = completion.value;
+  result.device = HVDLITE_DEVICE_CPU;
+  if (const Output* const output = completion.output.get()) describe(*output, result);
+  return result;
 }
 
 }  // namespace

@@ -2,8 +2,6 @@
 
 namespace hvdlite::engine {
 
-using base::LogLevel;
-
 void Carrier::send(int rank, const Message& message) {
   std::vector<std::byte> bytes = encode(message);
   ++shared_.counters.control_messages_sent;
@@ -23,25 +21,6 @@ void Carrier::remove_set(SetId set) {
   shared_.numbering.forget(set);
   membership_.remove_set(set);
   execution_.remove_set(set);
-}
-
-void Carrier::announce(const Membership::Announce& action) {
-  try {
-    transport_.announce_failure(action.cause);
-    for (const int rank : action.ranks) send(rank, Failure{action.cause});
-  } catch (const std::exception& error) {
-    shared_.log.write(LogLevel::kError, "control",
-                      std::string("could not tell the other ranks: ") + error.what());
-  }
-}
-
-void Carrier::warn(const Membership::Warn& action) {
-  try {
-    for (const int rank : action.ranks) send(rank, Failure{action.cause});
-  } catch (const base::Error& error) {
-    shared_.log.write(LogLevel::kError, "control",
-                      std::string("could not tell the other hosts: ") + error.what());
-  }
 }
 
 }  // namespace hvdlite::engine

@@ -1,10 +1,9 @@
-// Carries out what the machines want: of the transport, of the execution, and of what callers see.
+// Carries out what Negotiation wants: of the transport, of the execution, and of what callers see.
 // Thread: the holder of the progress token. Owns: nothing. Blocks: no. Throws: what the transport and the execution throw.
 #pragma once
 
 #include <memory>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "engine/execution/execution.h"
@@ -21,7 +20,6 @@ class Carrier final : public Effects {
           Execution& execution)
       : transport_(transport), shared_(shared), membership_(membership), execution_(execution) {}
 
-  // --- Negotiation's ---
   void send(int rank, const Message& message) override;
   void ring(int rank) override { transport_.ring(rank); }
   void execute(SetId set, FusedOp fused, std::vector<Entry> entries) override {
@@ -50,14 +48,6 @@ class Carrier final : public Effects {
   void before_announcing() override { static_cast<void>(shared_.usage.now()); }
   void came_last(int rank, std::size_t operations) override {
     shared_.usage.came_last(rank, operations);
-  }
-
-  // --- Membership's ---
-  // Tells ranks why this one fails. An error is logged: it fails anyhow.
-  void announce(const Membership::Announce& action);
-  void warn(const Membership::Warn& action);
-  void log(const Membership::Log& action) {
-    shared_.log.write(action.level, "control", action.text);
   }
 
  private:

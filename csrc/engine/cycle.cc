@@ -74,7 +74,7 @@ bool Cycle::take_queued(bool flush) {
   shared_.queue.take(flush, shared_.config.fusion_threshold, patience_, &entries, &since);
   const bool any = !entries.empty();
   if (any) {
-    shared_.timeline.announcing();
+    if (shared_.tracing) shared_.timeline.announcing();
     shared_.usage.taken(entries, since);
   }
   for (Entry& entry : entries) negotiation_.admit(entry);

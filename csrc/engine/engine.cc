@@ -1,13 +1,15 @@
 #include "engine/engine.h"
 
+#include <sched.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdint>
+#include <utility>
 
 #include "engine/model/text.h"
-#include "kernels/kernels.h"
+#include "engine/set_up.h"
 
 namespace hvdlite::engine {
 
@@ -18,50 +20,20 @@ using base::microseconds;
 
 namespace {
 
-// An algorithm that waits for a flag polls for so long inside one pass: a few times what it takes a cache line to come over.
-constexpr microseconds kInnerSpin{3};
 // Time for messages to leave at shutdown.
 constexpr double kFlushSeconds = 1.0;
 
-collectives::TileStores stores_of(const std::string& knob) {
-  using collectives::TileStores;
-  if (knob == "ordinary") return TileStores::kOrdinary;
-  return knob == "streaming" ? TileStores::kStreaming : TileStores::kAuto;
-}
+// A caller that polls looks for control messages after so many passes, if it has nothing else to do, and after so many in any case.
+// They are rare where the ranks share memory, and to ask MPI for them may take as long as a small operation.
+constexpr std::uint32_t kPassesBetweenMessages = 8;
+constexpr std::uint32_t kMostPassesBetweenMessages = 64;
 
-collectives::Selection selection_of(const base::Config& config, const base::Waiting& waiting) {
-  collectives::Selection selection;
-  selection.allreduce = config.allreduce_algorithm;
-  selection.reducescatter = config.reducescatter_algorithm;
-  selection.allgatherv = config.allgatherv_algorithm;
-  selection.broadcast = config.broadcast_algorithm;
-  selection.alltoallv = config.alltoallv_algorithm;
-  selection.barrier = config.barrier_algorithm;
-  selection.deterministic = config.deterministic;
-  selection.tuning.deterministic = config.deterministic;
-  selection.recursive_doubling_max_bytes = config.recursive_doubling_max_bytes;
-  selection.tuning.segment_bytes = config.segment_bytes;
-  selection.tuning.streaming_bytes = config.streaming_bytes;
-  selection.tuning.tile_stores = stores_of(config.tile_stores);
-  if (waiting.spin.count() > 0) selection.tuning.spin = base::spin_pauses_in(kInnerSpin);
-  selection.tuning.isa = kernels::best_isa();
-  if (config.kernel_isa != "auto") {
-    bool known = false;
-    for (const kernels::Isa isa :
-         {kernels::Isa::kScalar, kernels::Isa::kAvx2, kernels::Isa::kAvx512}) {
-      if (config.kernel_isa != kernels::name_of(isa)) continue;
-      known = true;
-      selection.tuning.isa = isa;
-    }
-    if (!known || !kernels::isa_supported(selection.tuning.isa)) {
-      throw Error(ErrorCode::kInvalidArgument,
-                  "kernel_isa '" + config.kernel_isa +
-                      "' is not available on this processor; the widest one here is '" +
-                      kernels::name_of(kernels::best_isa()) + "'");
-    }
+// Of those that have ended; null if none failed.
+CompletionPtr first_failure(const Batch& batch) {
+  for (std::size_t i = 0; i < batch.size; ++i) {
+    if (batch[i].failure) return batch.at(i);
   }
-  collectives::check_selection(selection);
-  return selection;
+  return nullptr;
 }
 
 void* make_fork_canary() {
@@ -71,17 +43,6 @@ void* make_fork_canary() {
   madvise(memory, page, MADV_WIPEONFORK);
   *static_cast<volatile char*>(memory) = 1;
   return memory;
-}
-
-std::shared_ptr<OutputCache> make_output_cache(transport::Transport& transport,
-                                               const base::Config& config) {
-  const transport::HostWindow* const window = transport.window();
-  if (window == nullptr || !config.shared_outputs || config.output_cache_bytes == 0) {
-    return std::make_shared<OutputCache>(config.output_cache_bytes);
-  }
-  const std::size_t largest =
-      transport::ResultMemory::largest(config.streaming_bytes, window->ranks());
-  return std::make_shared<OutputCache>(config.output_cache_bytes, window->results(), largest);
 }
 
 }  // namespace
@@ -120,51 +81,166 @@ void Engine::require_usable() const {
   }
 }
 
-// --- callers --------------------------------------------------------------------------------------------------------
+// --- a caller waits, and drives progress meanwhile -------------------------------------------------------------------
 
-OutputCache::Block Engine::new_output(std::size_t bytes) const {
-  require_usable();
-  // After a failure a rank that does not know of it yet may still store into results of the last operations.
-  return shared_.outputs->get(bytes, /*open=*/!shared_.failure.happened());
+bool Engine::poll(std::int64_t handle) const {
+  const Batch batch = shared_.handles.find(handle);
+  for (std::size_t i = 0; i < batch.size; ++i) {
+    if (!batch[i].is_done()) return false;
+  }
+  return true;
 }
 
-std::unique_ptr<ArenaDraft> Engine::create_arena(std::int32_t set, const std::string& kind,
-                                                 std::size_t bytes) {
+void Engine::order(std::int64_t handle, void* stream) const {
+  const Batch batch = shared_.handles.find(handle);
+  const device::Event* last = nullptr;  // tensors that were fused share one
+  for (std::size_t i = 0; i < batch.size; ++i) {
+    if (!batch[i].is_done()) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  "the operations have not ended yet; wait for them first");
+    }
+    const device::Event* event = batch[i].event.get();
+    if (event == nullptr || event == last) continue;
+    if (shared_.failure.happened()) {
+      const base::Status first = shared_.failure.status();
+      throw Error(first.code, first.message);
+    }
+    event->order(static_cast<device::cuda::Stream>(stream));
+    last = event;
+  }
+}
+
+bool Engine::wait(std::span<const std::int64_t> handles, microseconds limit,
+                  CompletionPtr* failed) {
   require_usable();
-  const auto info = shared_.sets.find(set);
-  if (!info || info->index < 0) {
-    throw Error(ErrorCode::kInvalidArgument,
-                "process set " + std::to_string(set) +
-                    " does not exist or does not include this rank: no arena can be made for it");
+  const Clock::time_point start = shared_.time.now();
+  const std::int64_t moving_before = shared_.usage.moving(start);
+  Clock::time_point ended = start;
+  bool done = true;
+  for (std::size_t i = 0; i < handles.size() && done; ++i) {
+    const Batch batch = completions(handles[i]);
+    done = wait_for_all(batch, start + limit, &ended);
+    if (done && !*failed) *failed = first_failure(batch);
   }
-  if (bytes == 0) throw Error(ErrorCode::kInvalidArgument, "an arena needs at least one byte");
-  const std::string& allowed = shared_.config.shared_memory;
-  if (allowed != "auto" && allowed != kind) {
-    throw Error(ErrorCode::kUnsupported,
-                "HVDLITE_SHARED_MEMORY=" + allowed + " rules out an arena in " + kind);
+  shared_.usage.blocked(start, done ? ended : shared_.time.now(), moving_before);
+  return done;
+}
+
+bool Engine::wait_for_all(const Batch& batch, Clock::time_point deadline,
+                          Clock::time_point* ended) {
+  for (std::size_t i = 0; i < batch.size; ++i) {
+    if (batch[i].is_done()) continue;
+    std::optional<Timeline::Waiting> traced;
+    if (shared_.tracing) traced.emplace(shared_.timeline, batch[i].record);
+    if (!wait_for(batch.at(i), deadline, ended)) return false;
   }
-  for (const int member : *info->members) {
-    if (transport_->host_of(member) == transport_->host_of(topology_.rank)) continue;
-    throw Error(ErrorCode::kUnsupported, "the ranks of process set " + std::to_string(set) +
-                                             " are on several hosts and cannot share an arena");
+  return true;
+}
+
+bool Engine::wait_for(const CompletionPtr& completion, Clock::time_point deadline,
+                      Clock::time_point* ended) {
+  bool drove = false;  // to the end, so that the cycle knows when that was
+  waiting_callers_.fetch_add(1, std::memory_order_seq_cst);
+  shared_.waits.enter(completion);
+  bool over = false;
+  while (!completion->is_done() && !closed_.load(std::memory_order_acquire) && !over) {
+    const std::uint32_t seen = shared_.event.value();
+    if (!claimed() && try_take_token()) {
+      drive(completion, deadline);
+      drove = completion->is_done();
+      if (drove) *ended = cycle_.moved_at();
+      give_token_back();
+    } else if (!completion->is_done()) {
+      // Whoever holds the token may sleep at the doorbell, with our operation not yet announced: the ring has it make a pass.
+      transport_->ring(transport_->rank());
+      const auto rest = std::chrono::duration_cast<microseconds>(deadline - shared_.time.now());
+      shared_.event.wait(seen, std::clamp(rest, microseconds(0), kStandAside));
+      if (completion->is_done() && shared_.event.value() == seen) count_unrung_find();
+    }
+    over = !drove && shared_.time.now() >= deadline;
   }
-  if (!info->shares_memory) {
-    throw Error(ErrorCode::kUnsupported,
-                "the ranks of process set " + std::to_string(set) +
-                    " have no channel through shared memory (the machine gives none, or too many "
-                    "process sets use it already), without which an arena is of no use");
+  if (!drove) *ended = shared_.time.now();
+  shared_.waits.leave(completion->is_done(), *ended);
+  const bool others_wait = waiting_callers_.fetch_sub(1, std::memory_order_seq_cst) > 1;
+  // What is left is the engine thread's again.
+  const Counters& counters = shared_.counters;
+  const bool work_left =
+      counters.submitted.load(std::memory_order_relaxed) != counters.completed + counters.failed;
+  if (!others_wait && work_left) kick_.bump();
+  if (!completion->is_done() && closed_.load(std::memory_order_acquire)) {
+    throw Error(ErrorCode::kAborted, kShutDownHere);
   }
-  const bool memfd = kind == "memfd";
-  if (!memfd && kind != "shm") {
-    throw Error(ErrorCode::kInvalidArgument,
-                "unknown kind of shared memory '" + kind + "'; known: memfd, shm");
+  return completion->is_done();
+}
+
+void Engine::give_token_back() {
+  auto to_tell = std::exchange(shared_.to_tell, {});
+  token_.store(false, std::memory_order_release);
+  shared_.event.bump();
+  tell(std::move(to_tell));
+}
+
+// Without the token: what a watcher does may need progress.
+void Engine::tell(std::vector<std::unique_ptr<Watcher>> watchers) {
+  for (const auto& watcher : watchers) watcher->then(watcher->data);
+}
+
+// With the token: passes until the completion is done, a watcher is to be told, or somebody has more need of the token.
+void Engine::drive(const CompletionPtr& completion, Clock::time_point deadline) {
+  Stillness still;
+  while (completion->done.load(std::memory_order_acquire) == 0 && shared_.to_tell.empty() &&
+         !claimed() && pass_or_pause(&still, deadline, microseconds::max())) {
   }
-  // Ids of different ranks never meet, and no rank uses one twice.
-  const std::int64_t id = (std::int64_t{topology_.rank} << 32) | (arenas_created_.fetch_add(1) + 1);
-  using Kind = transport::SharedMemory::Kind;
-  return std::make_unique<ArenaDraft>(shared_.arenas, info->id,
-                                      static_cast<int>(info->members->size()), info->index, id,
-                                      memfd ? Kind::kMemfd : Kind::kShm, bytes);
+}
+
+bool Engine::is_time_for_messages(const Stillness& still) {
+  const std::uint32_t pause = still.since ? kPassesBetweenMessages : kMostPassesBetweenMessages;
+  const bool due = ++passes_ >= pause || still.sleeps;
+  if (due) passes_ = 0;
+  return due;
+}
+
+// With the token: one pass. If there was nothing to do a pause of at most limit, of a kind that depends on how long nothing has
+// moved: spin, yield, sleep. False once the deadline is over. While things move the cycle reads the clock, and nobody else.
+bool Engine::pass_or_pause(Stillness* still, Clock::time_point deadline, microseconds limit) {
+  const std::uint32_t seen = still->sleeps ? transport_->listen() : 0;
+  if (cycle_.pass(true, is_time_for_messages(*still))) {
+    if (still->sleeps) transport_->unlisten();
+    if (still->unrung) count_unrung_find();
+    *still = {};
+    return cycle_.moved_at() < deadline;
+  }
+  const Clock::time_point now = shared_.time.now();
+  if (still->sleeps) {
+    const auto rest = std::chrono::duration_cast<microseconds>(deadline - now);
+    still->unrung = sleep(seen, cycle_.outlook(), std::min(rest, limit));
+    return now < deadline;
+  }
+  if (!still->since) still->since = now;
+  const auto lasted = now - *still->since;
+  still->sleeps = lasted >= waiting_.spin + waiting_.yield;
+  if (lasted < waiting_.spin) {
+    base::spin_pause();
+  } else if (!still->sleeps) {
+    sched_yield();
+  }
+  return now < deadline;
+}
+
+// At the doorbell, at most so long. True: nobody rang, though a ring was to tell of whatever there may be to do now.
+bool Engine::sleep(std::uint32_t seen, const Outlook& outlook, microseconds most) {
+  const auto limit =
+      std::max(microseconds(0), std::min(longest_sleep(outlook, bells_reach_all_), most));
+  Counters& counters = shared_.counters;
+  counters.sleeps.fetch_add(1, std::memory_order_relaxed);
+  counters.sleep_limits_us.fetch_add(limit.count(), std::memory_order_relaxed);
+  transport_->wait(seen, limit);
+  const bool rung = transport_->listen() != seen;
+  transport_->unlisten();
+  if (rung) counters.rung_sleeps.fetch_add(1, std::memory_order_relaxed);
+  const bool looks_itself =
+      outlook.moving_data || outlook.gpu_at_work || outlook.due.count() > 0 || !bells_reach_all_;
+  return !rung && !looks_itself;
 }
 
 // --- the engine thread ----------------------------------------------------------------------------------------------

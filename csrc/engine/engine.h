@@ -155,6 +155,7 @@ class Engine {
   static void tell(std::vector<std::unique_ptr<Watcher>> watchers);
   void drive(const CompletionPtr& completion, base::Clock::time_point deadline);
   void drive_until(bool (Engine::*done)(), double seconds);
+  bool is_time_for_messages(const Stillness& still);
   bool pass_or_pause(Stillness* still, base::Clock::time_point deadline, base::microseconds limit);
   void take_token_or_wait();
   bool claimed() const { return claims_.load(std::memory_order_relaxed) > 0; }
@@ -183,7 +184,7 @@ class Engine {
   std::atomic<std::int64_t> arenas_created_{0};
   std::atomic<bool> token_{false};
   std::atomic<int> claims_{0};  // threads that wait for the token before all others
-  std::uint32_t passes_ = 0;    // of callers that do not sleep; the token holder's
+  std::uint32_t passes_ = 0;    // of callers, since they looked for messages; the token holder's
   std::atomic<int> waiting_callers_{0};
   std::atomic<bool> stop_{false};
   std::atomic<bool> shut_down_{false};

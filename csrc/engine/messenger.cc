@@ -72,6 +72,30 @@ void Messenger::carry_out(Membership::Send& action) {
   }
 }
 
+// What fails in it is logged, for this rank fails anyhow.
+template <typename Tell>
+void Messenger::try_to_tell(const std::string& whom, Tell tell) {
+  try {
+    tell();
+  } catch (const std::exception& error) {
+    shared_.log.write(LogLevel::kError, "control",
+                      "could not tell the other " + whom + ": " + error.what());
+  }
+}
+
+void Messenger::carry_out(const Membership::Announce& action) {
+  try_to_tell("ranks", [&] {
+    transport_.announce_failure(action.cause);
+    for (const int rank : action.ranks) carrier_.send(rank, Failure{action.cause});
+  });
+}
+
+void Messenger::carry_out(const Membership::Warn& action) {
+  try_to_tell("hosts", [&] {
+    for (const int rank : action.ranks) carrier_.send(rank, Failure{action.cause});
+  });
+}
+
 void Messenger::carry_out(const Membership::Undecided& action) {
   negotiation_.fail_undecided(action.coordinator, {ErrorCode::kAborted, kShutDownHere});
 }

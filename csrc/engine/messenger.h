@@ -43,12 +43,17 @@ class Messenger {
   void hear(int source, Content& message);
 
   void carry_out(Membership::Send& action);
-  void carry_out(const Membership::Announce& action) { carrier_.announce(action); }
-  void carry_out(const Membership::Warn& action) { carrier_.warn(action); }
+  // Why this rank fails, to others; and to other hosts that a rank of this one is lost.
+  void carry_out(const Membership::Announce& action);
+  void carry_out(const Membership::Warn& action);
   void carry_out(const Membership::Fail& action);
   void carry_out(const Membership::Left& action) { negotiation_.left(action.rank, action.why); }
   void carry_out(const Membership::Undecided& action);
-  void carry_out(const Membership::Log& action) { carrier_.log(action); }
+  void carry_out(const Membership::Log& action) {
+    shared_.log.write(action.level, "control", action.text);
+  }
+  template <typename Tell>
+  void try_to_tell(const std::string& whom, Tell tell);
   void tell_user(const base::Status& why);
 
   transport::Transport& transport_;

@@ -2,9 +2,69 @@
 
 #include <vector>
 
+#include "kernels/kernels.h"
 #include "transport/host_window.h"
 
 namespace hvdlite::engine {
+
+namespace {
+
+// An algorithm that waits for a flag polls for so long inside one pass: a few times what it takes a cache line to come over.
+constexpr base::microseconds kInnerSpin{3};
+
+collectives::TileStores stores_of(const std::string& knob) {
+  using collectives::TileStores;
+  if (knob == "ordinary") return TileStores::kOrdinary;
+  return knob == "streaming" ? TileStores::kStreaming : TileStores::kAuto;
+}
+
+}  // namespace
+
+collectives::Selection selection_of(const base::Config& config, const base::Waiting& waiting) {
+  collectives::Selection selection;
+  selection.allreduce = config.allreduce_algorithm;
+  selection.reducescatter = config.reducescatter_algorithm;
+  selection.allgatherv = config.allgatherv_algorithm;
+  selection.broadcast = config.broadcast_algorithm;
+  selection.alltoallv = config.alltoallv_algorithm;
+  selection.barrier = config.barrier_algorithm;
+  selection.deterministic = config.deterministic;
+  selection.tuning.deterministic = config.deterministic;
+  selection.recursive_doubling_max_bytes = config.recursive_doubling_max_bytes;
+  selection.tuning.segment_bytes = config.segment_bytes;
+  selection.tuning.streaming_bytes = config.streaming_bytes;
+  selection.tuning.tile_stores = stores_of(config.tile_stores);
+  if (waiting.spin.count() > 0) selection.tuning.spin = base::spin_pauses_in(kInnerSpin);
+  selection.tuning.isa = kernels::best_isa();
+  if (config.kernel_isa != "auto") {
+    bool known = false;
+    for (const kernels::Isa isa :
+         {kernels::Isa::kScalar, kernels::Isa::kAvx2, kernels::Isa::kAvx512}) {
+      if (config.kernel_isa != kernels::name_of(isa)) continue;
+      known = true;
+      selection.tuning.isa = isa;
+    }
+    if (!known || !kernels::isa_supported(selection.tuning.isa)) {
+      throw base::Error(base::ErrorCode::kInvalidArgument,
+                        "kernel_isa '" + config.kernel_isa +
+                            "' is not available on this processor; the widest one here is '" +
+                            kernels::name_of(kernels::best_isa()) + "'");
+    }
+  }
+  collectives::check_selection(selection);
+  return selection;
+}
+
+std::shared_ptr<OutputCache> make_output_cache(transport::Transport& transport,
+                                               const base::Config& config) {
+  const transport::HostWindow* const window = transport.window();
+  if (window == nullptr || !config.shared_outputs || config.output_cache_bytes == 0) {
+    return std::make_shared<OutputCache>(config.output_cache_bytes);
+  }
+  const std::size_t largest =
+      transport::ResultMemory::largest(config.streaming_bytes, window->ranks());
+  return std::make_shared<OutputCache>(config.output_cache_bytes, window->results(), largest);
+}
 
 Roster roster_of(const transport::Transport& transport) {
   std::vector<Roster::Rank> ranks;

@@ -1,15 +1,19 @@
-// What the machines of an engine are told of the job as they are made: from the transport and the knobs.
-// Thread: any. Owns: nothing. Blocks: no. Throws: std::bad_alloc.
+// What the parts of an engine are told of the job as they are made: from the transport and the knobs.
+// Thread: any. Owns: nothing. Blocks: no. Throws: std::bad_alloc; Error(InvalidArgument) for a knob that asks for what is not here.
 #pragma once
 
 #include "base/config.h"
 #include "collectives/select.h"
 #include "engine/membership/membership.h"
+#include "engine/model/output_cache.h"
 #include "engine/negotiation/negotiation.h"
 #include "transport/transport.h"
 
 namespace hvdlite::engine {
 
+collectives::Selection selection_of(const base::Config& config, const base::Waiting& waiting);
+std::shared_ptr<OutputCache> make_output_cache(transport::Transport& transport,
+                                               const base::Config& config);
 Roster roster_of(const transport::Transport& transport);
 Membership::Limits limits_of(const base::Config& config);
 Regions regions_of(transport::Transport& transport);

@@ -1,4 +1,5 @@
-// The callers' side of Engine up to the queue: from what a caller states to entries and handles.
+// The callers' side of Engine up to the queue: from what a caller states to entries and handles; and the memory that a caller is
+// given.
 
 #include <algorithm>
 #include <array>
@@ -171,7 +172,8 @@ void Engine::submit_group(const Submission& what, Launch launching) {
 
 void Engine::fill(const PreparedGroup& group, const Submission& what, std::span<Entry> entries) {
   const auto arena = group.arena != 0 ? shared_.arenas->find(group.arena) : nullptr;
-  ReadyEvents ready(shared_.devices);
+  const bool on_gpu =
+      group.members.front().anywhere.present->on_gpu();  // then all are, on that one
   for (std::size_t i = 0; i < entries.size(); ++i) {
     const bool has_value = what.absent.empty() || !what.absent[i];
     const PreparedGroup::Member& member = group.members[i];
@@ -181,11 +183,16 @@ void Engine::fill(const PreparedGroup& group, const Submission& what, std::span<
     const PreparedGroup::Asked& asked = placed ? member.in_arena : member.anywhere;
     if (placed) entry.arena = arena;
     entry.request = has_value ? asked.present : asked.absent;
-    check_memory(*entry.request, data, data, shared_.devices, known_addresses_);
-    if (entry.request->on_gpu()) entry.ready = ready.at(*entry.request, what.stream);
     entry.input = has_value ? data : nullptr;
     entry.output = data;
+    // All else was checked as the group was prepared.
+    if (on_gpu || data == nullptr) {
+      check_memory(*entry.request, data, data, shared_.devices, known_addresses_);
+    }
   }
+  if (!on_gpu) return;
+  const auto ready = ReadyEvents(shared_.devices).at(*entries.front().request, what.stream);
+  for (Entry& entry : entries) entry.ready = ready;
 }
 
 // Complete but for their completions, which get one handle. Once they are in the queue a callback may come, and look for it.
@@ -268,6 +275,66 @@ std::int64_t Engine::prepare(std::span<const Ask> asks) {
     check_member(*member.anywhere.present, *group->members.front().anywhere.present, names);
   }
   return prepared_.add(std::move(group));
+}
+
+// --- memory for callers ---------------------------------------------------------------------------------------------
+
+OutputCache::Block Engine::new_output(std::size_t bytes) const {
+  require_usable();
+  // After a failure a rank that does not know of it yet may still store into results of the last operations.
+  return shared_.outputs->get(bytes, /*open=*/!shared_.failure.happened());
+}
+
+device::Buffer Engine::new_gpu_output(int gpu, std::size_t bytes, void* stream) {
+  device::Buffer memory =
+      shared_.devices.device(gpu).memory->get(bytes, static_cast<device::cuda::Stream>(stream));
+  memory.lend();
+  return memory;
+}
+
+int Engine::gpu_of_address(const void* address) {
+  const device::Driver& driver = shared_.devices.driver();
+  if (address != nullptr) return device::gpu_of_address(driver, address);
+  return topology_.local_rank % driver.devices();
+}
+
+std::unique_ptr<ArenaDraft> Engine::create_arena(std::int32_t set, const std::string& kind,
+                                                 std::size_t bytes) {
+  require_usable();
+  const auto info = shared_.sets.find(set);
+  if (!info || info->index < 0) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "process set " + std::to_string(set) +
+                    " does not exist or does not include this rank: no arena can be made for it");
+  }
+  if (bytes == 0) throw Error(ErrorCode::kInvalidArgument, "an arena needs at least one byte");
+  const std::string& allowed = shared_.config.shared_memory;
+  if (allowed != "auto" && allowed != kind) {
+    throw Error(ErrorCode::kUnsupported,
+                "HVDLITE_SHARED_MEMORY=" + allowed + " rules out an arena in " + kind);
+  }
+  for (const int member : *info->members) {
+    if (transport_->host_of(member) == transport_->host_of(topology_.rank)) continue;
+    throw Error(ErrorCode::kUnsupported, "the ranks of process set " + std::to_string(set) +
+                                             " are on several hosts and cannot share an arena");
+  }
+  if (!info->shares_memory) {
+    throw Error(ErrorCode::kUnsupported,
+                "the ranks of process set " + std::to_string(set) +
+                    " have no channel through shared memory (the machine gives none, or too many "
+                    "process sets use it already), without which an arena is of no use");
+  }
+  const bool memfd = kind == "memfd";
+  if (!memfd && kind != "shm") {
+    throw Error(ErrorCode::kInvalidArgument,
+                "unknown kind of shared memory '" + kind + "'; known: memfd, shm");
+  }
+  // Ids of different ranks never meet, and no rank uses one twice.
+  const std::int64_t id = (std::int64_t{topology_.rank} << 32) | (arenas_created_.fetch_add(1) + 1);
+  using Kind = transport::SharedMemory::Kind;
+  return std::make_unique<ArenaDraft>(shared_.arenas, info->id,
+                                      static_cast<int>(info->members->size()), info->index, id,
+                                      memfd ? Kind::kMemfd : Kind::kShm, bytes);
 }
 
 }  // namespace hvdlite::engine

@@ -81,8 +81,7 @@ Roster roster_of(int me, const std::vector<Card>& cards) {
   for (const Card& card : cards) {
     const int rank = static_cast<int>(ranks.size());
     const int leader = leaders.try_emplace(card.system, rank).first->second;
-    ranks.push_back({leader, "rank " + std::to_string(rank) + " (host " + card.host + ", pid " +
-                                 std::to_string(card.pid) + ")"});
+    ranks.push_back({leader, base::describe_rank(rank, card.host, card.pid)});
   }
   return {me, std::move(ranks)};
 }

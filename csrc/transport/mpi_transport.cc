@@ -5,6 +5,7 @@
 #include <climits>
 
 #include "base/error.h"
+#include "base/text.h"
 
 namespace hvdlite::transport {
 
@@ -282,8 +283,7 @@ bool MpiTransport::find_failed_by_mpi(int* rank, std::string* how) {
 std::string MpiTransport::describe_peer(int peer) const {
   const Peer& who = peers_[static_cast<std::size_t>(peer)];
   if (who.pid == 0) return "rank " + std::to_string(peer);
-  return "rank " + std::to_string(peer) + " (host " + who.host + ", pid " +
-         std::to_string(who.pid) + ")";
+  return base::describe_rank(peer, who.host, who.pid);
 }
 
 int MpiTransport::process_of(int peer) const {

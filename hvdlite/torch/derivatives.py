@@ -29,12 +29,12 @@ def require_values(*tensors: torch.Tensor) -> None:
 def require_no_tangents(gradients: Iterable[tuple[str, torch.Tensor | None]]) -> None:
     """Refuses gradients, with their parameters' names, that have a tangent of forward mode, which is not reduced.
 
+    Asked only within forward mode.
+
     Raises:
         UnsupportedError: one has.
 
     """
-    if forward_ad._current_level < 0:
-        return
     for name, grad in gradients:
         if grad is not None and forward_ad.unpack_dual(grad).tangent is not None:  # type: ignore[no-untyped-call]
             raise UnsupportedError(

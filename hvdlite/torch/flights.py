@@ -34,7 +34,7 @@ class Flight:
     """The requests of one launched bucket.
 
     Attributes:
-        handles: the engine's works, which keep the memory too; none before it is launched.
+        handles: the engine's work for all items, which keeps the memory too; none before it is launched.
         items: the requests.
         outcomes: of the items, in order, as far as they have been waited for: what the bucket needs of a result, or an error.
         streams: on a GPU, the CUDA streams in whose order the memory is used again; the launching one is the first.
@@ -51,10 +51,6 @@ class Flight:
         self.streams = streams
         self.outcomes: list[Any] = []
         self.landed = 0
-
-    def in_flight(self) -> "list[Work]":
-        """The handles that nobody has waited for. One is that of all items, or each item has one."""
-        return self.handles[len(self.outcomes) :]
 
     def land(self, strict: bool) -> HvdliteError | None:
         """Puts all results where they belong. Called without gradient recording, after `Bucket.wait`.
@@ -102,11 +98,13 @@ class Bucket(Protocol):
     Attributes:
         slots: the members, in the order that all ranks have.
         device: where the gradients are: the engine's number of a GPU, or of host memory.
+        home: torch's name for the parameters' device.
 
     """
 
     slots: list[Slot]
     device: int
+    home: torch.device
 
     def see_stream(self) -> None:
         """On a GPU: a gradient of this pass has been made in the current stream."""
@@ -142,7 +140,7 @@ class Bucket(Protocol):
 def has_moved(bucket: Bucket) -> bool:
     """Is the first parameter on another device, or are its gradients of another dtype, than when the bucket was made?"""
     slot = bucket.slots[0]
-    return gpu_of(slot.param) != bucket.device or declared_dtype(slot.param) not in (slot.dtype, None)
+    return slot.param.device != bucket.home or declared_dtype(slot.param) not in (slot.dtype, None)
 
 
 class DenseBucket:
@@ -159,6 +157,7 @@ class DenseBucket:
     ) -> None:
         self.slots: list[Slot] = [slot for slot, _ in members]
         self.device = members[0][1].device
+        self.home = self.slots[0].param.device
         self._streams = StreamsOfBucket(self.device)
         self._label = label
         self.members = members
@@ -208,15 +207,14 @@ class DenseBucket:
         """Submits all members, those without a gradient as absent."""
         streams = () if self.device == CPU else self._streams.gather(wake)
         group = self._groups[turn] if turn < len(self._groups) else self._prepare(engine, turn)
-        absent: list[int] = []
-        sent = self._gatherer.gather(absent)
+        sent = self._gatherer.gather()
         flight = Flight(self, sent, streams)
         begin(flight)
-        launch(engine, reducer, number, group, sent, absent, wake, streams, flight.handles)
+        launch(engine, reducer, number, group, sent, wake, streams, flight.handles)
 
     def wait(self, engine: "Engine", flight: Flight) -> None:
         """Once for all members."""
-        if flight.in_flight():
+        if flight.handles and not flight.outcomes:
             streams: Sequence[int] = ()
             if self.device != CPU:
                 streams = self._streams.after(flight.streams)
@@ -286,6 +284,7 @@ class SparseBucket:
     def __init__(self, slot: Slot, divisor: int, process_set: int) -> None:
         self.slots: list[Slot] = [slot]
         self.device = gpu_of(slot.param)
+        self.home = slot.param.device
         self._streams = StreamsOfBucket(self.device)
         self._divisor = divisor
         self._process_set = process_set

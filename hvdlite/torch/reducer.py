@@ -20,6 +20,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.autograd import forward_ad
 
 from hvdlite._engine import PassDriver
 from hvdlite.errors import HvdliteError
@@ -168,8 +169,8 @@ class Reducer(PassDriver):
         EndOfTask(self, stamp, nested).wait()
 
     def _use_engine(self) -> None:
-        engine = RUNTIME.require()
-        if engine is not self._engine:  # the first one, or hvdlite was shut down and initialised again
+        if self._engine is None or RUNTIME.engine is not self._engine:
+            engine = RUNTIME.require()  # the first one, or hvdlite was shut down and initialised again
             self._drop_plan()
             self._leave_flights()
             self._engine = engine
@@ -288,7 +289,8 @@ class Reducer(PassDriver):
         require_hooks(self._slots.values(), self.settings.prefix)
 
     def _require_no_tangents(self) -> None:
-        require_no_tangents((slot.name, slot.param.grad) for slot in self._slots.values())
+        if forward_ad._current_level >= 0:  # inside of forward mode
+            require_no_tangents((slot.name, slot.param.grad) for slot in self._slots.values())
 
     # --- for the optimizer ------------------------------------------------------------------------------------------------
 

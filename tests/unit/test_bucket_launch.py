@@ -58,18 +58,16 @@ def tensor(address, **other):
 
 
 def gathered(slots, forms=None, plain=None, strided="strided", wire_of=None):
-    absent = []
     forms = forms or [form() for _ in slots]
-    return Gatherer(slots, forms, torch.Tensor, plain, strided, wire_of or (lambda *_: (tensor(9), "context"))).gather(
-        absent
-    ), absent
+    wire_of = wire_of or (lambda *_: (tensor(9), "context"))
+    return Gatherer(slots, forms, torch.Tensor, plain, strided, wire_of).gather()
 
 
 def test_gradients_are_sent_from_where_they_are():
     slots = [dirty_slot(tensor(0)), dirty_slot(tensor(1, is_contiguous=lambda: False))]
-    sent, absent = gathered(slots, [form(), form(is_contiguous=False)])
+    sent = gathered(slots, [form(), form(is_contiguous=False)])
     assert list(sent) == [(slot, slot.param.grad, slot.param.grad, None) for slot in slots]
-    assert (len(sent), sent[1][0], absent) == (2, slots[1], [])
+    assert (len(sent), sent[1][0], sent.absent) == (2, slots[1], [])
     assert all(slot.dirty for slot in slots)  # nothing is sent yet
     with pytest.raises(IndexError):
         sent[2]
@@ -95,16 +93,16 @@ def test_what_cannot_be_sent_from_where_it_is_torch_makes_anew(wrong, form_of_it
         asked.append(arguments)
         return wire, "context"
 
-    sent, absent = gathered(slots, [form(), form_of_it], wire_of=wire_of)
+    sent = gathered(slots, [form(), form_of_it], wire_of=wire_of)
     grad = slots[1].param.grad
-    assert (sent[1], absent, asked) == ((slots[1], grad, wire, "context"), [], [(slots[1], form_of_it, grad)])
+    assert (sent[1], sent.absent, asked) == ((slots[1], grad, wire, "context"), [], [(slots[1], form_of_it, grad)])
 
 
 def test_members_without_a_gradient_are_absent():
     slots = [dirty_slot(tensor(0)), dirty_slot(None), dirty_slot(tensor(2))]
     slots[1].aside, slots[2].dirty = "reduced before it was reset", False
-    sent, absent = gathered(slots)
-    assert absent == [1, 2]
+    sent = gathered(slots)
+    assert sent.absent == [1, 2]
     assert [item[1:] for item in sent][1:] == [(None, sent[1][2], "context"), (None, sent[2][2], "context")]
     assert (slots[1].dirty, slots[1].aside) == (False, None)
     with pytest.raises(RuntimeError):
@@ -116,7 +114,7 @@ def test_only_what_is_not_there_has_to_be_landed():
     forms = [form() for _ in slots]
     forms[1] = form(dtype_in_place=None)
     slots[2].dirty = slots[3].dirty = False
-    sent, _ = gathered(slots, forms)
+    sent = gathered(slots, forms)
     slots[4].aside, slots[5].sparse_dim, slots[6].param.grad = "a part of it", 1, tensor(6)
     assert sent.to_land(0, [1, 2, 0, 1, 2, 2, 2]) == [1, 3, 4, 5, 6]
     assert [slot.filled for slot in slots] == [True] + 6 * [False]
@@ -132,7 +130,7 @@ def test_a_gradient_fits_only_on_the_device_of_the_plan():
 
     forms = [WireForm(torch.ones(3), torch.float32, None)]
     for grad, is_found in ((torch.ones(3), True), (torch.ones(3, device="meta"), False)):
-        sent, _ = gathered([dirty_slot(grad)], forms, strided=torch.strided)
+        sent = gathered([dirty_slot(grad)], forms, strided=torch.strided)
         assert (sent[0][2] is grad) == is_found
 
 
@@ -158,7 +156,7 @@ def test_a_gradient_is_sent_from_where_it_is(kind, told):
     plain = plain_of(torch.ones(1)) if told == "natively" else None
     assert (plain is not None) == (told == "natively")
     forms = [form(dtype_in_place=torch.float32, memory=torch.device("cpu"))]
-    sent, _ = gathered([slot], forms, plain, torch.strided)
+    sent = gathered([slot], forms, plain, torch.strided)
     assert (sent[0][2] is grad) == is_found
     if not is_found:
         return
@@ -166,7 +164,7 @@ def test_a_gradient_is_sent_from_where_it_is(kind, told):
     driver, handles = Launching([slot]), [7]
     with engines(1) as (alone,):
         group = alone.engine.prepare([(ALLREDUCE, "g", FLOAT32, grad.shape, 0, 0, SUM, 0, 0, 1.0, 2.0)])
-        launch(alone.engine, driver, 0, group, sent, (), False, (), handles)
+        launch(alone.engine, driver, 0, group, sent, False, (), handles)
         assert (slot.dirty, len(handles), handles[0]) == (False, 2, 7)
         assert outcomes_of(alone.engine, handles[1:]) == [1]
     assert torch.equal(grad.detach(), 2 * before)
@@ -176,14 +174,14 @@ def test_a_gradient_is_sent_from_where_it_is(kind, told):
 def test_what_is_refused_is_not_sent():
     grads = [np.ones(3, np.float32), np.ones(3, np.float32)]
     slots = [dirty_slot(tensor(grad.ctypes.data)) for grad in grads]
-    sent, _ = gathered(slots)
+    sent = gathered(slots)
     driver, handles = Launching(slots), []
     with engines(1) as (alone,):
         group = alone.engine.prepare([(ALLREDUCE, "one", FLOAT32, (3,), 0, 0)])
         with pytest.raises(InvalidArgumentError, match="has 1 requests, but 2 addresses"):
-            launch(alone.engine, driver, 0, group, sent, (), False, (), handles)
+            launch(alone.engine, driver, 0, group, sent, False, (), handles)
         with pytest.raises(TypeError, match="incompatible function arguments"):
-            launch(alone.engine, "a driver", 0, group, sent, (), False, (), handles)
+            launch(alone.engine, "a driver", 0, group, sent, False, (), handles)
         assert alone.engine.counters()["submitted"] == 0
     assert handles == []
     assert all(slot.dirty for slot in slots)
@@ -194,11 +192,11 @@ def test_what_is_refused_is_not_sent():
 def test_what_is_launched_is_not_launched_again():
     grad = np.ones(3, np.float32)
     slots = [dirty_slot(tensor(grad.ctypes.data))]
-    sent, _ = gathered(slots)
+    sent = gathered(slots)
     driver, handles = Launching(slots), []
     with engines(1) as (alone,):
         group = alone.engine.prepare([(ALLREDUCE, "one", FLOAT32, (3,), 0, 0)])
-        launch(alone.engine, driver, 0, group, sent, (), False, (), handles)
+        launch(alone.engine, driver, 0, group, sent, False, (), handles)
         assert outcomes_of(alone.engine, handles) == [1]
     driver.reduce(False)
     assert driver.launches == 0
@@ -210,7 +208,7 @@ def test_a_bucket_that_nobody_uses_goes():
     vars(grad).update(vars(tensor(0)))
     slot.param.grad = grad
     grad.gatherer = Gatherer([slot], [form()], torch.Tensor, None, "strided", print)
-    grad.sent = grad.gatherer.gather([])
+    grad.sent = grad.gatherer.gather()
     gone = weakref.ref(grad)
     del slot, grad
     gc.collect()

@@ -78,8 +78,8 @@ ROOMS = {
     "membership": {"model"},
     "execution": {"model", "observe", "intake", "negotiation"},
 }
-# In execution the executor is above the two kinds of operations, which know nothing of each other.
-BELOW_EXECUTOR = {"host", "gpu"}
+# In execution Execution is above the two kinds of operations, which know nothing of each other.
+BELOW_EXECUTION = {"host", "gpu"}
 
 # These files of the bindings know nothing but the standard library.
 PURE_NATIVE = {"bindings/python/passes.h": set(), "bindings/python/passes.cc": {"passes.h"}}
@@ -182,8 +182,8 @@ def upward_in_engine(path, text):
     for name in re.findall(r'"engine/([^"]+)"', "\n".join(includes(text))):
         there, *inside = Path(name).parts
         in_room = room not in ROOMS or there in ROOMS[room] | {room}
-        beside = there == room == "execution" and inner[0] in BELOW_EXECUTOR
-        if not in_room or (beside and (inside[0] in BELOW_EXECUTOR - {inner[0]} or inside[0] == "executor.h")):
+        beside = there == room == "execution" and inner[0] in BELOW_EXECUTION
+        if not in_room or (beside and (inside[0] in BELOW_EXECUTION - {inner[0]} or inside[0] == "execution.h")):
             found.append(f"engine/{name}")
     return found
 
@@ -193,7 +193,7 @@ ENGINE = [path for path in SOURCES if path.is_relative_to(NATIVE / "engine")]
 
 def test_the_rooms_of_the_engine_are_those_of_the_table():
     assert {path.name for path in (NATIVE / "engine").iterdir() if path.is_dir()} == ROOMS.keys()
-    assert {path.name for path in (NATIVE / "engine" / "execution").iterdir() if path.is_dir()} == BELOW_EXECUTOR
+    assert {path.name for path in (NATIVE / "engine" / "execution").iterdir() if path.is_dir()} == BELOW_EXECUTION
 
 
 def test_includes_point_down_within_the_engine():
@@ -204,12 +204,12 @@ def test_includes_point_down_within_the_engine():
 def test_an_upward_include_is_seen():
     text = '#include "engine/model/request.h"\n#include "engine/execution/gpu/device_lane.h"\n#include "engine/cycle.h"\n'
     assert (
-        upward_in_engine("engine.cc", text) == upward_in_engine("execution/executor.h", '#include "engine/model/text.h"') == []
+        upward_in_engine("engine.cc", text) == upward_in_engine("execution/execution.h", '#include "engine/model/text.h"') == []
     )
     assert upward_in_engine("membership/stall.cc", text) == ["engine/execution/gpu/device_lane.h", "engine/cycle.h"]
     assert upward_in_engine("execution/gpu/device_link.cc", text) == ["engine/cycle.h"]
     assert upward_in_engine("execution/host/host_operation.h", text) == ["engine/execution/gpu/device_lane.h", "engine/cycle.h"]
-    assert upward_in_engine("execution/gpu/nccl_operation.h", '#include "engine/execution/executor.h"') != []
+    assert upward_in_engine("execution/gpu/nccl_operation.h", '#include "engine/execution/execution.h"') != []
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(NATIVE)))

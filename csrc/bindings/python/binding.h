@@ -1,9 +1,13 @@
-// What the files of the Python module `_engine` share: one register function for each concept, and how errors are raised.
+// What the files of the Python module `_engine` share: one register function for each concept, how errors are raised, and how types
+// are made with CPython's own interface.
 // Thread: with the GIL held. Owns: nothing. Blocks: no. Throws: nb::python_error.
 #pragma once
 
+#include <Python.h>
 #include <nanobind/nanobind.h>
+#include <structmember.h>
 
+#include <cstddef>
 #include <string>
 
 #include "hvdlite/hvdlite.h"
@@ -24,7 +28,6 @@ void register_work(nb::module_& module);
 void register_last_step(nb::module_& module);
 void register_gradients(nb::module_& module);
 void register_pass_driver(nb::module_& module);
-void register_hooks(nb::module_& module);
 void register_launch(nb::module_& module);
 
 // What a function of CPython's has made. Throws what it raised instead.
@@ -66,5 +69,77 @@ Outcome without_gil(Call call) {
 inline void check_outcome(const Outcome& outcome) {
   if (outcome.code != HVDLITE_OK) raise_error(outcome.code, outcome.message);
 }
+
+// --- types made with CPython's own interface, for objects of which there are many: nanobind's take more memory, and cannot have
+// members that Python's classes see as their own ---
+
+// A reference that is given back at the end of the scope.
+class Owned {
+ public:
+  explicit Owned(PyObject* object) : object_(object) {}
+  ~Owned() { Py_XDECREF(object_); }
+  Owned(const Owned&) = delete;
+  Owned& operator=(const Owned&) = delete;
+  PyObject* get() const { return object_; }
+  bool failed() const { return object_ == nullptr; }
+
+ private:
+  PyObject* object_;
+};
+
+// Is this member None? A null one reads as None.
+inline bool is_none(PyObject* member) { return member == nullptr || member == Py_None; }
+
+// tp_dealloc of a type with references that kRelease gives back: its tp_clear, unless that leaves some.
+template <int (*kRelease)(PyObject*)>
+void free_object(PyObject* self) {
+  PyTypeObject* type = Py_TYPE(self);
+  PyObject_GC_UnTrack(self);
+  kRelease(self);
+  type->tp_free(self);
+  Py_DECREF(type);
+}
+
+template <typename Function>
+void* slot_of(Function* function) {
+  return reinterpret_cast<void*>(function);
+}
+
+#define HVDLITE_MEMBER(type, struct_name, name, kind) \
+  {name, kind, offsetof(type, struct_name), 0, nullptr}
+
+// Flags of add_type: for a type without derived classes, and for one with.
+inline constexpr unsigned kFinal = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC;
+inline constexpr unsigned kBase = kFinal | Py_TPFLAGS_BASETYPE;
+
+// A type whose objects are `Object`s, in the module. Throws what Python raises.
+template <typename Object>
+PyTypeObject* add_type(nb::module_& module, const char* name, unsigned flags, PyType_Slot* slots) {
+  PyType_Spec spec = {name, static_cast<int>(sizeof(Object)), 0, flags, slots};
+  PyObject* type = PyType_FromSpec(&spec);
+  if (type == nullptr ||
+      PyModule_AddType(module.ptr(), reinterpret_cast<PyTypeObject*>(type)) != 0) {
+    throw nb::python_error();
+  }
+  return reinterpret_cast<PyTypeObject*>(type);
+}
+
+// Slots for a class of nanobind's whose objects have references: its traverse() and clear() are for Python's garbage collector.
+template <typename Object>
+int traverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  return nb::inst_ready(self) ? nb::inst_ptr<Object>(self)->traverse(visit, arg) : 0;
+}
+
+template <typename Object>
+int clear(PyObject* self) {
+  if (nb::inst_ready(self)) nb::inst_ptr<Object>(self)->clear();
+  return 0;
+}
+
+template <typename Object>
+PyType_Slot collected[] = {{Py_tp_traverse, reinterpret_cast<void*>(traverse<Object>)},
+                           {Py_tp_clear, reinterpret_cast<void*>(clear<Object>)},
+                           {0, nullptr}};
 
 }  // namespace hvdlite::python

@@ -1,12 +1,16 @@
+// The engine's life, and how operations get into it and to their end: one submission, one wait, and the works that nobody waits for
+// any more. What else Python asks of it is in engine_module.cc.
+
 #include "engine.h"
 
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
-#include <cstdint>
+#include <memory>
 #include <new>
 #include <utility>
+#include <vector>
 
 #include "config.h"
 #include "work.h"
@@ -15,48 +19,25 @@ namespace hvdlite::python {
 
 namespace {
 
-template <typename Value>
-nb::list as_list(const std::vector<Value>& values) {
-  nb::object list = checked(PyList_New(static_cast<Py_ssize_t>(values.size())));
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    PyList_SET_ITEM(list.ptr(), static_cast<Py_ssize_t>(i), nb::cast(values[i]).release().ptr());
-  }
-  return nb::borrow<nb::list>(list);
-}
+// How long one wait runs before Python looks for signals: Ctrl-C must act within half a second.
+constexpr double kSliceSeconds = 0.1;
 
-// Lists whose length is not known beforehand: asks again with more room until some is left over.
-template <typename Call>
-std::vector<std::int32_t> list_of(Call call) {
-  std::vector<std::int32_t> values(64);
-  for (;;) {
-    std::int32_t count = 0;
-    const auto room = static_cast<std::int32_t>(values.size());
-    check(call(values.data(), room, &count));
-    if (count < room) {
-      values.resize(static_cast<std::size_t>(count));
-      return values;
-    }
-    values.resize(static_cast<std::size_t>(count) + values.size());
+// The streams of requests on GPUs, each once; null if there are none.
+nb::object streams_of(const Requests& requests) {
+  nb::object streams;
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    const hvdlite_request& request = requests.data()[i];
+    if (request.device < 0) continue;
+    const nb::object stream = nb::cast(reinterpret_cast<std::uintptr_t>(request.stream));
+    if (!streams.is_valid()) streams = nb::list();
+    if (!nb::cast<bool>(streams.attr("__contains__")(stream))) streams.attr("append")(stream);
   }
+  return streams;
 }
 
 }  // namespace
 
-Fabric::Fabric(int size, nb::handle hosts) {
-  std::vector<std::int32_t> numbers;
-  if (!hosts.is_none()) {
-    const Int64List list(hosts);
-    numbers.assign(list.data(), list.data() + list.size());
-  }
-  if (!numbers.empty() && numbers.size() != static_cast<std::size_t>(size)) {
-    throw nb::value_error("hosts must have one number for each rank");
-  }
-  check(hvdlite_fabric_create(size, numbers.empty() ? nullptr : numbers.data(), &fabric_));
-}
-
-Fabric::~Fabric() { hvdlite_fabric_destroy(fabric_); }
-
-void Fabric::kill(int rank) { check(hvdlite_fabric_kill(fabric_, rank)); }
+// --- its life ---------------------------------------------------------------------------------------------------------
 
 Engine::Engine(hvdlite_engine* engine) : engine_(engine), creator_(getpid()) {}
 
@@ -85,142 +66,6 @@ Engine* Engine::create_mpi(const char* shim_path, std::uintptr_t comm_address, n
   return new Engine(engine);
 }
 
-void Engine::make_current() { hvdlite_set_current_engine(engine_); }
-
-nb::tuple Engine::topology() const {
-  hvdlite_topology topology{};
-  check(hvdlite_engine_topology(engine_, &topology));
-  return nb::make_tuple(topology.rank, topology.size, topology.local_rank, topology.local_size,
-                        topology.cross_rank, topology.cross_size, topology.is_homogeneous != 0);
-}
-
-nb::object Engine::new_output(std::size_t bytes) {
-  hvdlite_block* block = nullptr;
-  const auto create = [&] {
-    const nb::gil_scoped_release released;  // the system may have to make pages
-    return hvdlite_block_create(engine_, bytes, &block);
-  };
-  check(create());
-  OwnedBytes owned;
-  owned.block.reset(block);
-  owned.size = bytes;
-  return as_memoryview(std::move(owned));
-}
-
-GpuMemory Engine::new_gpu_output(std::int32_t gpu, std::uintptr_t stream, std::size_t bytes) {
-  hvdlite_block* block = nullptr;
-  const auto create = [&] {
-    const nb::gil_scoped_release released;  // the driver may wait for the GPU
-    return hvdlite_gpu_block_create(engine_, gpu, bytes, reinterpret_cast<void*>(stream), &block);
-  };
-  check(create());
-  GpuMemory memory;
-  memory.block.reset(block);
-  memory.size = bytes;
-  return memory;
-}
-
-std::int32_t Engine::gpu_of_address(std::uintptr_t address) {
-  std::int32_t gpu = HVDLITE_DEVICE_CPU;
-  check(hvdlite_gpu_of_address(engine_, reinterpret_cast<const void*>(address), &gpu));
-  return gpu;
-}
-
-std::vector<std::int32_t> Engine::process_set_ids() {
-  return list_of([&](std::int32_t* ids, std::int32_t room, std::int32_t* count) {
-    return hvdlite_process_set_ids(engine_, ids, room, count);
-  });
-}
-
-std::vector<std::int32_t> Engine::process_set_ranks(std::int32_t id) {
-  return list_of([&](std::int32_t* ranks, std::int32_t room, std::int32_t* count) {
-    return hvdlite_process_set_ranks(engine_, id, ranks, room, count);
-  });
-}
-
-Arena* Engine::create_arena(std::int32_t process_set, std::int64_t nbytes, const char* kind) {
-  hvdlite_arena* arena = nullptr;
-  check_outcome(without_gil(
-      [&] { return hvdlite_arena_create(engine_, process_set, kind, nbytes, &arena); }));
-  return new Arena(arena);
-}
-
-void Engine::start_timeline(const char* path, std::int64_t max_bytes, bool mark_cycles) {
-  check_outcome(without_gil(
-      [&] { return hvdlite_timeline_start(engine_, path, max_bytes, mark_cycles ? 1 : 0); }));
-}
-
-void Engine::stop_timeline() {
-  check_outcome(without_gil([&] { return hvdlite_timeline_stop(engine_); }));
-}
-
-bool Engine::await_question() {
-  int asked = 0;
-  check_outcome(without_gil([&] { return hvdlite_watchdog_wait(engine_, &asked); }));
-  return asked != 0;
-}
-
-void Engine::tell_whereabouts(const char* text) { check(hvdlite_watchdog_tell(engine_, text)); }
-
-void Engine::excuse(double seconds) { check(hvdlite_stall_excuse(engine_, seconds)); }
-
-void Engine::publish_failure(const char* cause) {
-  check_outcome(without_gil([&] { return hvdlite_publish_failure(engine_, cause); }));
-}
-
-nb::str Engine::failure_cause() { return text(hvdlite_failure_cause(engine_)); }
-
-nb::str Engine::flight_record(std::int64_t ended) {
-  const std::unique_ptr<char, decltype(&hvdlite_free)> record(hvdlite_flight_record(engine_, ended),
-                                                              &hvdlite_free);
-  return text(record.get());
-}
-
-nb::dict Engine::counters() {
-  hvdlite_counters counters{};
-  check(hvdlite_get_counters(engine_, &counters));
-  nb::dict result;
-  result["submitted"] = counters.submitted;
-  result["completed"] = counters.completed;
-  result["failed"] = counters.failed;
-  result["control_messages_sent"] = counters.control_messages_sent;
-  result["control_bytes_sent"] = counters.control_bytes_sent;
-  result["fused_ops"] = counters.fused_ops;
-  result["cache_hits"] = counters.cache_hits;
-  result["cache_misses"] = counters.cache_misses;
-  result["agreed_in_memory"] = counters.agreed_in_memory;
-  result["data_bytes_sent"] = counters.data_bytes_sent;
-  result["arena_ops"] = counters.arena_ops;
-  result["riding_ops"] = counters.riding_ops;
-  result["open_results"] = counters.open_results;
-  result["nccl_ops"] = counters.nccl_ops;
-  result["staged_ops"] = counters.staged_ops;
-  result["passes"] = counters.passes;
-  result["sleeps"] = counters.sleeps;
-  result["sleep_limits_us"] = counters.sleep_limits_us;
-  result["rung_sleeps"] = counters.rung_sleeps;
-  result["unrung_finds"] = counters.unrung_finds;
-  result["time_ns"] = counters.time_ns;
-  result["bytes"] = counters.bytes;
-  result["bus_bytes"] = counters.bus_bytes;
-  result["negotiating_ns"] = counters.negotiating_ns;
-  result["waiting_ns"] = counters.waiting_ns;
-  result["moving_ns"] = counters.moving_ns;
-  result["exposed_ns"] = counters.exposed_ns;
-  result["exposed_moving_ns"] = counters.exposed_moving_ns;
-  return result;
-}
-
-nb::tuple Engine::lateness() {
-  hvdlite_topology topology{};
-  check(hvdlite_engine_topology(engine_, &topology));
-  const auto size = static_cast<std::size_t>(topology.size);
-  std::vector<std::int64_t> operations(size);
-  std::vector<std::int64_t> nanoseconds(size);
-  check(hvdlite_get_lateness(engine_, operations.data(), nanoseconds.data(), topology.size));
-  return nb::make_tuple(as_list(operations), as_list(nanoseconds));
-}
-
 void Engine::shutdown() {
   check_outcome(without_gil([&] { return hvdlite_engine_shutdown(engine_); }));
   has_shut_down_ = true;
@@ -228,6 +73,171 @@ void Engine::shutdown() {
   std::vector<nb::object> parked = std::exchange(parked_, {});
   if (*hvdlite_failure_cause(engine_) == '\0') return;
   for (const nb::object& work : parked) Py_XINCREF(work_of(work).memory);
+}
+
+// --- operations -------------------------------------------------------------------------------------------------------
+
+// The GIL stays held: submitting takes a short lock that no thread holds while it wants the GIL, and giving the GIL away
+// could cost this thread a whole switch interval.
+std::int64_t Engine::start(const hvdlite_submission& what) {
+  if (!parked_.empty()) sweep();
+  std::int64_t number = 0;
+  check(hvdlite_submit(engine_, &what, &number));
+  return number;
+}
+
+// From the submission on until the work knows of it no code of Python's runs, so no signal comes in between.
+nb::object Engine::start_work(const hvdlite_submission& what, nb::object work, nb::object streams) {
+  Work& its = work_of(work);
+  const nb::object self = nb::find(*this);
+  const std::int64_t number = start(what);
+  set_in_flight(its, self, number, what.count, std::move(streams));
+  return work;
+}
+
+nb::object Engine::submit(nb::handle requests, nb::handle memory, bool wake, nb::handle work) {
+  const Requests natives = Requests::of_sequence(requests);
+  nb::object its = work.is_none() ? new_work({}, nb::borrow(memory), false) : nb::borrow(work);
+  if (work_of(its).stage != Work::Stage::kNew)
+    throw nb::value_error("the work was submitted before");
+  if (natives.size() == 0) return its;
+  hvdlite_submission what{};
+  what.requests = natives.data();
+  what.count = natives.size();
+  what.wake = wake ? 1 : 0;
+  return start_work(what, std::move(its), streams_of(natives));
+}
+
+std::int64_t Engine::prepare(nb::handle requests) {
+  const Requests natives = Requests::of_sequence(requests);
+  std::int64_t group = 0;
+  check(hvdlite_prepare(engine_, natives.data(), natives.size(), &group));
+  return group;
+}
+
+nb::object Engine::submit_prepared(std::int64_t group, std::span<const std::int64_t> pointers,
+                                   const bool* absent, bool wake, nb::handle streams,
+                                   nb::handle memory) {
+  static_assert(sizeof(void*) == sizeof(std::int64_t));
+  hvdlite_submission what{};
+  what.count = pointers.size();
+  what.group = group;
+  what.data = reinterpret_cast<void* const*>(pointers.data());
+  what.absent = absent;
+  if (nb::len(streams) > 0) {
+    what.stream = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(streams[0]));
+  }
+  what.wake = wake ? 1 : 0;
+  return start_work(what, new_work({}, nb::borrow(memory), false), nb::borrow(streams));
+}
+
+void Engine::release_prepared(std::int64_t group) {
+  check(hvdlite_release_prepared(engine_, group));
+}
+
+// The outcome is that of all works if they have ended, otherwise why one of them never will.
+Outcome Engine::wait_in_slices(const std::int64_t* works, std::size_t count, double limit) {
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point start = limit < kNoLimit ? Clock::now() : Clock::time_point();
+  double left = limit;
+  for (;;) {
+    int done = 0;
+    Outcome outcome = without_gil(
+        [&] { return hvdlite_wait(engine_, works, count, std::min(left, kSliceSeconds), &done); });
+    outcome.ended = done != 0;
+    // Also at the end: a handler that Python runs as soon as we return would raise between the wait and what follows it,
+    // and the outcome would be lost.
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    if (outcome.ended || outcome.code != HVDLITE_OK) return outcome;
+    if (limit < kNoLimit) {
+      left = limit - std::chrono::duration<double>(Clock::now() - start).count();
+    }
+    if (left <= 0) {
+      PyErr_SetString(PyExc_TimeoutError, "the operation has not ended in time");
+      throw nb::python_error();
+    }
+  }
+}
+
+void Engine::order(std::int64_t work, nb::handle streams) {
+  const Int64List list(streams);
+  for (std::int32_t i = 0; i < list.size(); ++i) {
+    check(hvdlite_order(engine_, work, reinterpret_cast<void*>(list.data()[i])));
+  }
+}
+
+bool Engine::wait_many(nb::handle works, nb::list outcomes, nb::handle streams) {
+  const nb::object all = checked(PySequence_Tuple(works.ptr()));
+  std::vector<Work*> natives;
+  for (const nb::handle work : nb::borrow<nb::tuple>(all)) natives.push_back(&work_of(work));
+  wait_for(natives, kNoLimit, streams);
+  return take_contributors(natives, outcomes);
+}
+
+// Submits an operation and waits for it. Its memory is that of these two. It becomes a Python object only where something went
+// wrong: that keeps the memory, in flight or for good, as any work does.
+void Engine::run_to_the_end(const hvdlite_submission& what, nb::handle input, nb::handle output) {
+  const std::int64_t number = start(what);
+  const auto as_work = [&] {
+    nb::object work = new_work({}, nb::make_tuple(input, output), false);
+    set_in_flight(work_of(work), nb::find(*this), number, 1, {});
+    return work;
+  };
+  Outcome outcome;
+  try {
+    outcome = wait_in_slices(&number, 1, kNoLimit);
+  } catch (nb::python_error&) {
+    as_work();
+    throw;
+  }
+  if (outcome.code != HVDLITE_OK) {
+    const nb::object work = as_work();
+    if (outcome.ended) set_ended(work_of(work));
+    raise_error(outcome.code, outcome.message);
+  }
+  hvdlite_release(engine_, number);
+}
+
+// --- works that were let go in flight -----------------------------------------------------------------------------------
+
+bool Engine::is_here() const { return getpid() == creator_; }
+
+// Runs no code of Python's. Where the engine has ended, so have the operations; but after a failure the transport may still use
+// their memory.
+void Engine::park(nb::handle work) noexcept {
+  if (!is_here()) return;
+  try {
+    if (!has_shut_down_) return parked_.push_back(nb::borrow(work));
+  } catch (const std::bad_alloc&) {
+  }
+  if (!has_shut_down_ || *hvdlite_failure_cause(engine_) != '\0') Py_XINCREF(work_of(work).memory);
+}
+
+std::size_t Engine::parked() const {
+  std::size_t operations = 0;
+  for (const nb::object& work : parked_) operations += work_of(work).size;
+  return operations;
+}
+
+// Lets go of those whose operations have ended. What is let go may run any code, this included.
+void Engine::sweep() {
+  std::vector<nb::object> all = std::exchange(parked_, {});
+  for (nb::object& each : all) {
+    Work& work = work_of(each);
+    int done = 0;
+    if (hvdlite_poll(engine_, work.number, &done) == HVDLITE_OK && done == 0) {
+      parked_.push_back(std::move(each));
+      continue;
+    }
+    set_ended(work);
+    // Its memory is used again in the order of its streams.
+    const Int64List streams(work.streams != nullptr ? nb::handle(work.streams) : nb::tuple());
+    for (std::int32_t i = 0; i < streams.size(); ++i) {
+      void* const stream = reinterpret_cast<void*>(streams.data()[i]);
+      // The GPU is lost, perhaps; whoever calls now has nothing to do with it.
+      if (hvdlite_order(engine_, work.number, stream) != HVDLITE_OK) Py_XINCREF(work.memory);
+    }
+  }
 }
 
 }  // namespace hvdlite::python

@@ -52,10 +52,10 @@ class Engine {
   // throws nothing was submitted.
   nb::object submit(nb::handle requests, nb::handle memory, bool wake, nb::handle work);
   std::int64_t prepare(nb::handle requests);
-  // The same of a prepared group, whose tensors lie at these addresses. streams: those in whose order the memory is given and
-  // used again, the first for the submission.
+  // The same of a prepared group, whose tensors lie at these addresses. absent: one for each, or null: this rank has all of them.
+  // streams: those in whose order the memory is given and used again, the first for the submission.
   nb::object submit_prepared(std::int64_t group, std::span<const std::int64_t> pointers,
-                             nb::handle absent, bool wake, nb::handle streams, nb::handle memory);
+                             const bool* absent, bool wake, nb::handle streams, nb::handle memory);
   void release_prepared(std::int64_t group);
   bool wait_many(nb::handle works, nb::list outcomes, nb::handle streams);
 

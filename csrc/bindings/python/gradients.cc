@@ -1,6 +1,15 @@
+// One parameter's gradient, and the hooks that autograd calls before and after it adds to it: native objects, of which each parameter
+// has two.
+// Thread: with the GIL held. Owns: each hook its reducer and its slot. Blocks: as PassDriver. Throws: of a gradient what gradients.h
+// says; hooks nothing: as CPython's own types they set Python's error and return null.
+
 #include "gradients.h"
 
-#include "native_types.h"
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+
+#include "pass_driver.h"
 
 namespace hvdlite::python {
 
@@ -60,6 +69,151 @@ void GradientState::clear() {
   for (nb::object* member : {&param, &aside, &place, &sparse_dim, &zeroed}) *member = nb::none();
 }
 
+// --- the hooks --------------------------------------------------------------------------------------------------------
+
+namespace {
+
+constexpr std::size_t kLine = 64;  // bytes that come together from memory
+
+// Memory that will be read soon, which the processor is to fetch while other things are done. Addresses only: if what lay there
+// is gone by then, nothing is gained and nothing lost. All zeros: nothing to fetch.
+struct FetchAhead {
+  static constexpr int kMost = 20;
+  int count;
+  const void* lines[kMost];
+
+  void operator()() const {
+    for (int i = 0; i < count; ++i) __builtin_prefetch(lines[i]);
+  }
+  void add(const void* memory, std::size_t bytes) {
+    const auto begin = reinterpret_cast<std::uintptr_t>(memory) / kLine;
+    const auto end = (reinterpret_cast<std::uintptr_t>(memory) + bytes + kLine - 1) / kLine;
+    for (auto line = begin; line < end && count < kMost; ++line) {
+      lines[count++] = reinterpret_cast<const void*>(line * kLine);
+    }
+  }
+};
+
+struct GradientHook {
+  PyObject_HEAD vectorcallfunc call;
+  PassDriver* driver;
+  GradientState* state;
+  PyObject *reducer, *slot;  // the Python objects of these two, which keep them
+  FetchAhead fetch_ahead;
+};
+
+// What a function that throws returns, for a function of CPython's: a new reference, or null with Python's error set.
+template <typename Function>
+PyObject* guarded(Function function) {
+  try {
+    return function().release().ptr();
+  } catch (nb::python_error& error) {
+    error.restore();
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+  return nullptr;
+}
+
+template <void (PassDriver::*kEvent)(GradientState&)>
+PyObject* call_hook(PyObject* self, PyObject* const* /*tensor*/, std::size_t count,
+                    PyObject* keywords) {
+  auto* hook = reinterpret_cast<GradientHook*>(self);
+  hook->fetch_ahead();
+  if (PyVectorcall_NARGS(count) != 1 || keywords != nullptr) {
+    PyErr_SetString(PyExc_TypeError, "a hook takes one tensor");
+    return nullptr;
+  }
+  return guarded([hook] {
+    (hook->driver->*kEvent)(*hook->state);
+    return nb::none();
+  });
+}
+
+PyObject* new_hook(PyTypeObject* type, PyObject* args, PyObject* keywords) {
+  const char* const expected[] = {"reducer", "slot", "after", nullptr};
+  PyObject* reducer = nullptr;
+  PyObject* slot = nullptr;
+  int is_after = 0;
+  if (PyArg_ParseTupleAndKeywords(args, keywords, "OOp", const_cast<char**>(expected), &reducer,
+                                  &slot, &is_after) == 0) {
+    return nullptr;
+  }
+  return guarded([&] {
+    PassDriver& driver = nb::cast<PassDriver&>(nb::handle(reducer));
+    GradientState& state = nb::cast<GradientState&>(nb::handle(slot));
+    nb::object made = checked(type->tp_alloc(type, 0));
+    auto* hook = reinterpret_cast<GradientHook*>(made.ptr());
+    hook->call = is_after != 0 ? call_hook<&PassDriver::after> : call_hook<&PassDriver::before>;
+    hook->driver = &driver;
+    hook->state = &state;
+    hook->reducer = Py_NewRef(reducer);
+    hook->slot = Py_NewRef(slot);
+    return made;
+  });
+}
+
+PyObject* fetch_ahead(PyObject* self, PyObject* objects) {
+  PyObject* const list = PySequence_Fast(objects, "the objects are no sequence");
+  if (list == nullptr) return nullptr;
+  FetchAhead ahead{};
+  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(list); ++i) {
+    PyObject* const object = PySequence_Fast_GET_ITEM(list, i);
+    if (PyDict_Check(object)) {
+      // As much as is read of one with an item or two: its items begin behind the table's head and index.
+      ahead.add(object, sizeof(PyDictObject));
+      ahead.add(reinterpret_cast<PyDictObject*>(object)->ma_keys, kLine);
+    } else if (Py_TYPE(object) == Py_TYPE(self)) {
+      const auto* other = reinterpret_cast<GradientHook*>(object);
+      const auto* end = other->fetch_ahead.lines + other->fetch_ahead.count;
+      ahead.add(other, static_cast<std::size_t>(reinterpret_cast<const std::byte*>(end) -
+                                                reinterpret_cast<const std::byte*>(other)));
+    } else {
+      ahead.add(object, static_cast<std::size_t>(Py_TYPE(object)->tp_basicsize));
+    }
+  }
+  Py_DECREF(list);
+  reinterpret_cast<GradientHook*>(self)->fetch_ahead = ahead;
+  Py_RETURN_NONE;
+}
+
+int visit_hook(PyObject* self, visitproc visit, void* arg) {
+  auto* hook = reinterpret_cast<GradientHook*>(self);
+  Py_VISIT(Py_TYPE(self));
+  Py_VISIT(hook->reducer);
+  Py_VISIT(hook->slot);
+  return 0;
+}
+
+// Not for the collector, for which the slot breaks a cycle: a hook may be called until it is gone.
+int release_hook(PyObject* self) {
+  auto* hook = reinterpret_cast<GradientHook*>(self);
+  Py_CLEAR(hook->reducer);
+  Py_CLEAR(hook->slot);
+  return 0;
+}
+
+PyMethodDef hook_methods[] = {{"fetch_ahead", fetch_ahead, METH_O,
+                               "Whenever the hook is called, it has the processor fetch these "
+                               "objects, which will be read soon. It keeps only addresses."},
+                              {}};
+
+PyMemberDef hook_members[] = {
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(GradientHook, call), READONLY, nullptr}, {}};
+
+PyType_Slot hook_slots[] = {{Py_tp_doc, const_cast<char*>("A hook of one parameter.")},
+                            {Py_tp_new, slot_of(new_hook)},
+                            {Py_tp_call, slot_of(PyVectorcall_Call)},
+                            {Py_tp_traverse, slot_of(visit_hook)},
+                            {Py_tp_dealloc, slot_of(free_object<release_hook>)},
+                            {Py_tp_members, hook_members},
+                            {Py_tp_methods, hook_methods},
+                            {0, nullptr}};
+
+constexpr unsigned kHook = kFinal | Py_TPFLAGS_HAVE_VECTORCALL;
+
+}  // namespace
+
 void register_gradients(nb::module_& module) {
   gradient_names = new GradientNames;
   const auto or_none = nb::for_setter(nb::arg("value").none());
@@ -82,6 +236,13 @@ void register_gradients(nb::module_& module) {
       .def("move_in", &GradientState::move_in, "Offers the gradient its place, once.")
       .def("claim", &GradientState::claim,
            "What is in .grad is gradient of this rank alone, whoever put it there.");
+  PyTypeObject* hook =
+      add_type<GradientHook>(module, "hvdlite._engine.GradientHook", kHook, hook_slots);
+  // torch warns when it saves a tensor with a hook, unless the hook says that it is not to be saved.
+  if (PyObject_SetAttrString(reinterpret_cast<PyObject*>(hook), "__torch_unserializable__",
+                             Py_True) != 0) {
+    throw nb::python_error();
+  }
 }
 
 }  // namespace hvdlite::python

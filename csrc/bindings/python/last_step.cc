@@ -2,8 +2,6 @@
 
 #include <cstddef>
 
-#include "native_types.h"
-
 namespace hvdlite::python {
 
 namespace {

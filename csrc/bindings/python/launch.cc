@@ -6,12 +6,12 @@
 #include <nanobind/stl/optional.h>
 
 #include <algorithm>
+#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include "engine.h"
-#include "native_types.h"
 #include "pass_driver.h"
 
 namespace hvdlite::python {
@@ -58,6 +58,11 @@ class Sent {
     items_.reserve(count);
     pointers_.reserve(count);
   }
+  // The next member has no gradient here.
+  void add_absent() {
+    if (!absent_) absent_ = std::make_unique<bool[]>(items_.capacity());
+    absent_[items_.size()] = true;
+  }
   // A gradient that is reduced where it is, or an item with memory of its own.
   void add(const SlotRef& slot, nb::object grad, std::int64_t pointer) {
     items_.push_back({slot, std::move(grad), {}});
@@ -68,6 +73,15 @@ class Sent {
     items_.push_back({slot, item[1], std::move(item)});
   }
   const std::vector<std::int64_t>& pointers() const { return pointers_; }
+  // Of each whether this rank lacks it; null: none.
+  const bool* absent() const { return absent_.get(); }
+  nb::list numbers_of_absent() const {
+    nb::list numbers;
+    for (std::size_t i = 0; absent_ && i < items_.size(); ++i) {
+      if (absent_[i]) numbers.append(i);
+    }
+    return numbers;
+  }
   std::size_t size() const { return items_.size(); }
 
   nb::object item(Py_ssize_t place) const {
@@ -126,6 +140,7 @@ class Sent {
   };
   std::vector<Item> items_;
   std::vector<std::int64_t> pointers_;
+  std::unique_ptr<bool[]> absent_;
 };
 
 // Finds out where the gradients of a bucket are, or has torch make what is to be sent for them.
@@ -145,17 +160,16 @@ class Gatherer {
     if (!plain.is_none()) plain_.emplace(type, plain);
   }
 
-  // What to send of all members. Adds the numbers of those without a gradient to the list.
-  Sent gather(nb::list absent) const {
+  // What to send of all members.
+  Sent gather() const {
     Sent sent;
     sent.reserve(members_.size());
-    for (std::size_t i = 0; i < members_.size(); ++i) {
-      const Member& member = members_[i];
+    for (const Member& member : members_) {
       const SlotRef& slot = member.slot;
       nb::object grad = slot->dirty ? slot->grad() : nb::none();
       if (grad.is_none()) {
         if (slot->dirty) slot->forget();  // somebody has reset it
-        absent.append(i);
+        sent.add_absent();
       } else if (const auto pointer = address_of(member, grad)) {
         sent.add(slot, std::move(grad), *pointer);
         continue;
@@ -217,9 +231,10 @@ class Gatherer {
 // Python runs signal handlers, which may raise, between any two things it does, but not within this: either the gradients are in
 // flight and the list says so, or they are this rank's as before.
 void launch(Engine& engine, PassDriver& reducer, int bucket, std::int64_t group, nb::handle sent,
-            nb::handle absent, bool wake, nb::handle streams, nb::list works) {
+            bool wake, nb::handle streams, nb::list works) {
   const auto& native = nb::cast<const Sent&>(sent);
-  works.append(engine.submit_prepared(group, native.pointers(), absent, wake, streams, sent));
+  works.append(
+      engine.submit_prepared(group, native.pointers(), native.absent(), wake, streams, sent));
   native.hand_over();
   reducer.launched(bucket);
 }
@@ -232,6 +247,8 @@ void register_launch(nb::module_& module) {
                    "What was sent of a bucket: a sequence of flights.Item.")
       .def("__len__", &Sent::size)
       .def("__getitem__", &Sent::item, "place"_a)
+      .def_prop_ro("absent", &Sent::numbers_of_absent,
+                   "The numbers of members without a gradient here.")
       .def("to_land", &Sent::to_land, "first"_a, "outcomes"_a,
            "The numbers of items that failed or whose results have to be put where they belong. "
            "The others are filled.");
@@ -240,11 +257,10 @@ void register_launch(nb::module_& module) {
       .def(nb::init<const nb::list&, const nb::list&, nb::handle, nb::handle, nb::object,
                     nb::object>(),
            "slots"_a, "forms"_a, "type"_a, "plain"_a.none(), "strided"_a, "wire_of"_a)
-      .def("gather", &Gatherer::gather, "absent"_a,
-           "What to send; adds the numbers of members without a gradient to the list.");
+      .def("gather", &Gatherer::gather, "What to send.");
   module.def(
-      "launch", &launch, "engine"_a, "reducer"_a, "bucket"_a, "group"_a, "sent"_a, "absent"_a,
-      "wake"_a, "streams"_a, "works"_a,
+      "launch", &launch, "engine"_a, "reducer"_a, "bucket"_a, "group"_a, "sent"_a, "wake"_a,
+      "streams"_a, "works"_a,
       "Submits a bucket's prepared group. The work is added to the list, the gradients are "
       "dirty no longer, and the bucket is launched in the pass: all of that or, if this raises, "
       "nothing.");

@@ -20,6 +20,5 @@ NB_MODULE(_engine, module) {
   python::register_termination(module);
   python::register_gradients(module);
   python::register_pass_driver(module);
-  python::register_hooks(module);
   python::register_launch(module);
 }

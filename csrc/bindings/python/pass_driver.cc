@@ -3,8 +3,6 @@
 #include <utility>
 #include <vector>
 
-#include "native_types.h"
-
 namespace hvdlite::python {
 
 using namespace nb::literals;

@@ -8,7 +8,6 @@
 #include "ending.h"
 #include "engine.h"
 #include "last_step.h"
-#include "native_types.h"
 #include "result.h"
 
 namespace hvdlite::python {
@@ -291,8 +290,10 @@ void wait_for(std::span<Work* const> works, double limit, nb::handle streams) {
   if (!outcome.ended && std::ranges::any_of(works, waits)) {
     raise_error(outcome.code, outcome.message);
   }
-  for (const Work* work : works) {
-    if (waits(work)) engine->order(work->number, streams);
+  if (nb::len(streams) > 0) {
+    for (const Work* work : works) {
+      if (waits(work)) engine->order(work->number, streams);
+    }
   }
   for (Work* work : works) {
     if (!waits(work)) continue;

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "collectives/allreduce_inline.h"
-#include "engine/negotiation/shared_agreement.h"
+#include "engine/negotiation/ledger.h"
 #include "transport/host_window.h"
 
 namespace hvdlite::engine {
@@ -33,6 +33,20 @@ std::size_t payload_of(const FusedOp& fused, const std::vector<Entry>& entries) 
   return bytes;
 }
 
+// Tag layout, from the low end: channel, operation number (modulo), process set.
+constexpr int kSetBits = 10;
+// Memory kept for fusion buffers, in fusion thresholds: enough for the operations usually in flight.
+constexpr std::size_t kPoolThresholds = 4;
+
+// Forced algorithms are for tensors in host memory: for those of GPUs the size decides.
+collectives::Selection unforced(const collectives::Selection& selection) {
+  collectives::Selection result;
+  result.deterministic = selection.deterministic;
+  result.recursive_doubling_max_bytes = selection.recursive_doubling_max_bytes;
+  result.tuning = selection.tuning;
+  return result;
+}
+
 SharingSetPtr sharing(const ProcessSet& set, SharedRegions shared) {
   return std::make_shared<const SharingSet>(SharingSet{set, std::move(shared)});
 }
@@ -42,15 +56,24 @@ SharingSetPtr sharing(const ProcessSet& set, SharedRegions shared) {
 Execution::Execution(transport::Transport& transport, collectives::Selection selection,
                      SharedState& shared)
     : transport_(transport),
+      selection_(std::move(selection)),
+      unforced_(unforced(selection_)),
       shared_(shared),
-      selection_(selection),
-      executor_(transport, std::move(selection), shared) {}
+      pool_(kPoolThresholds * shared.config.fusion_threshold),
+      watcher_([this] { transport_.ring(transport_.rank()); }),
+      device_context_{
+          {transport_, shared_.devices, shared_.config, shared_.log, shared_.time, unforced_},
+          shared_,
+          pool_,
+          watcher_} {}
+
+// --- process sets -----------------------------------------------------------------------------------------------------
 
 std::unique_ptr<Agreement> Execution::add_set(const ProcessSet& set,
                                               const Regions::Grant& regions) {
   // Tags of a reused id start elsewhere, away from what may still be in flight of its predecessor.
-  ExecutionSet& known = sets_[set.id] = {sharing(set, share(transport_, set, regions)),
-                                         sharing(set, {}), set.id.epoch * 1024};
+  Set& known = sets_[set.id] = {sharing(set, share(transport_, set, regions)), sharing(set, {}),
+                                set.id.epoch * 1024};
   const SharedRegions& shared = known.host->shared;
   if (!shared.channel || shared.hosts || set.size() > Ledger::kMaxMembers) return nullptr;
   return std::make_unique<SharedAgreement>(transport_.window()->ledger(regions.first->number),
@@ -63,8 +86,12 @@ void Execution::share_staging(SetId set, const Regions::Grant& regions) {
 }
 
 void Execution::remove_set(SetId set) {
-  executor_.forget(set);
   sets_.erase(set);
+  const auto found = device_lanes_.find(set);
+  if (found == device_lanes_.end()) return;
+  found->second->finish();
+  ending_.push_back(std::move(found->second));
+  device_lanes_.erase(found);
 }
 
 bool Execution::share_memory(SetId set) const {
@@ -72,6 +99,8 @@ bool Execution::share_memory(SetId set) const {
   const collectives::SharedChannel* channel = known.shared.channel.get();
   return known.size() == 1 || (channel != nullptr && channel->size() == known.size());
 }
+
+// --- operations -------------------------------------------------------------------------------------------------------
 
 bool Execution::may_prepare(const collectives::SharedChannel& channel,
                             const Request& request) const {
@@ -107,11 +136,153 @@ void Execution::execute_prepared(SetId set, Entry& entry) {
 }
 
 void Execution::execute(SetId set, FusedOp fused, std::vector<Entry> entries) {
-  ExecutionSet& known = sets_.at(set);
+  Set& known = sets_.at(set);
   ++shared_.counters.fused_ops;
   shared_.usage.moves(fused.first().kind, payload_of(fused, entries), known.host->members->size());
   if (fused.first().arena != 0) ++shared_.counters.arena_ops;
-  executor_.enqueue(known, std::move(fused), std::move(entries));
+  if (fused.first().on_gpu()) {
+    DeviceLane& lane = device_lane(known, entries);
+    lane.enqueue(std::move(fused), std::move(entries), next_tag(known));
+    return;
+  }
+  Lane& lane = lanes_[set];
+  if (!lane.set) lane.set = known.host;
+  lane.waiting.push_back({std::move(fused), std::move(entries), next_tag(known)});
+}
+
+std::uint32_t Execution::next_tag(Set& set) const {
+  const int operation_bits = transport_.tag_bits() - collectives::kChannelBits - kSetBits;
+  const auto operation = set.next_operation++ & ((std::uint32_t{1} << operation_bits) - 1);
+  const auto slot =
+      static_cast<std::uint32_t>(set.host->id.id) & ((std::uint32_t{1} << kSetBits) - 1);
+  return ((slot << operation_bits) | operation) << collectives::kChannelBits;
+}
+
+// The first operation on a GPU, which comes at the same place on all members, makes it.
+DeviceLane& Execution::device_lane(Set& set, const std::vector<Entry>& entries) {
+  auto lane = device_lanes_.find(set.host->id);
+  if (lane == device_lanes_.end()) {
+    std::array<std::uint32_t, DeviceLink::kTags> tags{};
+    for (std::uint32_t& tag : tags) tag = next_tag(set);
+    const auto own =
+        std::ranges::find_if(entries, [](const Entry& entry) { return entry.request != nullptr; });
+    const int home = own != entries.end() ? own->request->device : -1;
+    auto made = std::make_unique<DeviceLane>(device_context_, set.gpu, tags, home);
+    lane = device_lanes_.emplace(set.host->id, std::move(made)).first;
+  }
+  return *lane->second;
+}
+
+bool Execution::idle() const {
+  return lanes_.empty() &&
+         std::ranges::all_of(device_lanes_, [](const auto& lane) { return lane.second->idle(); });
+}
+
+bool Execution::idle(SetId set) const {
+  const auto found = device_lanes_.find(set);
+  return !lanes_.contains(set) && (found == device_lanes_.end() || found->second->idle());
+}
+
+bool Execution::settled() const {
+  return ending_.empty() && std::ranges::all_of(device_lanes_, [](const auto& lane) {
+           return lane.second->settled();
+         });
+}
+
+bool Execution::advance() {
+  bool moved = false;
+  for (auto lane = lanes_.begin(); lane != lanes_.end();) {
+    moved = start(lane->second) || moved;
+    moved = step(lane->second) || moved;
+    const bool empty = lane->second.waiting.empty() && lane->second.running.empty();
+    lane = empty ? lanes_.erase(lane) : std::next(lane);
+  }
+  if (!device_lanes_.empty() || !ending_.empty()) moved = advance_devices() || moved;
+  return moved;
+}
+
+bool Execution::advance_devices() {
+  bool moved = false;
+  for (auto& [id, lane] : device_lanes_) moved = lane->advance() || moved;
+  for (auto& lane : ending_) moved = lane->advance() || moved;
+  std::erase_if(ending_, [](const auto& lane) { return lane->settled(); });
+  return moved;
+}
+
+bool Execution::start(Lane& lane) {
+  bool started = false;
+  while (!lane.waiting.empty() && lane.running.size() < kMaxRunning &&
+         (lane.running.empty() || lane.running_bytes < kMaxRunningBytes)) {
+    Waiting next = std::move(lane.waiting.front());
+    lane.waiting.pop_front();
+    shared_.reached(next.entries, FlightRecorder::Stage::kStarted);
+    const collectives::Comm comm(transport_, lane.set->members, lane.set->index, next.tag,
+                                 lane.set->id, lane.set->shared.sharing());
+    lane.running.push_back(std::make_unique<HostOperation>(
+        std::move(next.fused), std::move(next.entries), comm,
+        HostOperation::Context{*lane.set, pool_, *shared_.outputs, selection_, shared_.counters}));
+    Operation& operation = *lane.running.back();
+    lane.running_bytes += operation.bytes();
+    naming(operation.first_request(), [&] { operation.start(); });
+    started = true;
+  }
+  return started;
+}
+
+bool Execution::step(Lane& lane) {
+  bool finished = false;
+  for (auto operation = lane.running.begin(); operation != lane.running.end();) {
+    bool done = false;
+    naming((*operation)->first_request(), [&] { done = (*operation)->advance(); });
+    if (!done) {
+      ++operation;
+      continue;
+    }
+    lane.running_bytes -= (*operation)->bytes();
+    shared_.finish((*operation)->entries(), base::Status{});
+    operation = lane.running.erase(operation);
+    finished = true;
+  }
+  return finished;
+}
+
+// --- endings ----------------------------------------------------------------------------------------------------------
+
+void Execution::park_all(const base::Status& why, bool lost) {
+  for (auto& [id, lane] : lanes_) {
+    for (auto& operation : lane.running) {
+      operation->abandon();
+      shared_.finish(operation->entries(), why);
+      parked_.push_back(std::move(operation));
+    }
+    for (Waiting& waiting : lane.waiting) shared_.finish(waiting.entries, why);
+  }
+  lanes_.clear();
+  const auto park = [&](std::unique_ptr<DeviceLane>& lane) {
+    if (!lost && lane->idle() && lane->settled()) return;
+    lane->park(why);
+    parked_lanes_.push_back(std::move(lane));
+  };
+  for (auto& [id, lane] : device_lanes_) park(lane);
+  for (auto& lane : ending_) park(lane);
+  std::erase_if(device_lanes_, [](const auto& item) { return item.second == nullptr; });
+  std::erase(ending_, nullptr);
+}
+
+Execution::~Execution() { close(false); }
+
+void Execution::close(bool memory_is_free) {
+  watcher_.stop();
+  for (auto& [id, lane] : device_lanes_) lane->finish();
+  device_lanes_.clear();
+  ending_.clear();
+  if (!memory_is_free && !(parked_.empty() && parked_lanes_.empty())) {
+    // Leaked on purpose: a transfer may still be under way into or out of them.
+    [[maybe_unused]] const auto* leaked = new auto(std::move(parked_));
+    [[maybe_unused]] const auto* lanes = new auto(std::move(parked_lanes_));
+  }
+  parked_.clear();
+  parked_lanes_.clear();
 }
 
 }  // namespace hvdlite::engine

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "engine/model/entry.h"
-#include "engine/model/fused_op.h"
 
 namespace hvdlite::engine {
 

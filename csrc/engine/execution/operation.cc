@@ -1,9 +1,55 @@
 #include "engine/execution/operation.h"
 
+#include <algorithm>
+#include <utility>
+
+#include "transport/host_window.h"
+
 namespace hvdlite::engine {
 
 using base::OpKind;
 using base::ReduceOp;
+
+namespace {
+
+// Tiles of one set's life fit below that; the epoch above makes those of the region's next user larger.
+constexpr int kEpochShift = 40;
+
+// Null if this rank is no member.
+std::shared_ptr<collectives::SharedChannel> make_channel(transport::Transport& transport,
+                                                         const ProcessSet& set,
+                                                         const Regions::Region& region) {
+  const int here = transport.host_of(transport.rank());
+  std::vector<int> local,
+      local_ranks;  // of the members on this host: places in the set, on the host
+  for (std::size_t i = 0; i < set.members->size(); ++i) {
+    const int member = (*set.members)[i];
+    if (transport.host_of(member) != here) continue;
+    local.push_back(static_cast<int>(i));
+    local_ranks.push_back(transport.local_rank_of(member));
+  }
+  const auto mine = std::ranges::find(local, set.index);
+  if (mine == local.end()) return nullptr;
+  const auto index = static_cast<int>(mine - local.begin());
+  return std::make_shared<collectives::SharedChannel>(
+      *transport.window(), region.number, std::move(local), std::move(local_ranks), index,
+      std::uint64_t{set.id.epoch} << kEpochShift, region.departures);
+}
+
+}  // namespace
+
+SharedRegions share(transport::Transport& transport, const ProcessSet& set,
+                    const Regions::Grant& regions) {
+  SharedRegions shared;
+  if (regions.first) shared.channel = make_channel(transport, set, *regions.first);
+  if (!regions.second) return shared;
+  shared.second_channel = make_channel(transport, set, *regions.second);
+  std::vector<int> host_of;
+  host_of.reserve(set.members->size());
+  for (const int member : *set.members) host_of.push_back(transport.host_of(member));
+  shared.hosts = std::make_shared<const collectives::HostMap>(host_of, set.index);
+  return shared;
+}
 
 collectives::Reduction reduction_of(const Request& request, std::int64_t divisor) {
   return {request.dtype, request.op, request.prescale, request.postscale,

@@ -1,18 +1,44 @@
-// One FusedOp under way. How depends on where its tensors lie: HostOperation (host_operation.h), NcclOperation and
-// StagedOperation (nccl_operation.h, staged_operation.h).
-// Thread: the holder of the progress token. Owns: what moves the data, buffers, and the outputs it makes until they are handed
-// to the completions. Blocks: never. Throws: what Transport, the kernels and the GPU's driver throw; then it must be parked
-// (kept), as somebody may still touch its memory.
+// One FusedOp under way, and what the members of its process set share for it: regions of their host's window. How it is done
+// depends on where its tensors lie: HostOperation (host_operation.h), NcclOperation and StagedOperation (nccl_operation.h,
+// staged_operation.h).
+// Thread: the holder of the progress token. Owns: the channels, whose end tells the regions' next users; of an operation what moves
+// the data, buffers, and the outputs it makes until they are handed to the completions. Blocks: never. Throws: what Transport, the
+// kernels and the GPU's driver throw; then it must be parked (kept), as somebody may still touch its memory.
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <vector>
 
 #include "collectives/collective.h"
+#include "collectives/comm.h"
+#include "collectives/host_map.h"
+#include "collectives/shared_channel.h"
 #include "engine/model/entry.h"
-#include "engine/model/fused_op.h"
+#include "engine/negotiation/regions.h"
+#include "transport/transport.h"
 
 namespace hvdlite::engine {
+
+// As collectives/comm.h has it; null where there is nothing, or nobody to share with.
+struct SharedRegions {
+  std::shared_ptr<collectives::SharedChannel> channel;
+  std::shared_ptr<collectives::SharedChannel> second_channel;
+  std::shared_ptr<const collectives::HostMap> hosts;
+
+  collectives::Sharing sharing() const {
+    return {channel.get(), second_channel.get(), hosts.get()};
+  }
+};
+
+SharedRegions share(transport::Transport& transport, const ProcessSet& set,
+                    const Regions::Grant& regions);
+
+// As operations see it.
+struct SharingSet : ProcessSet {
+  SharedRegions shared;
+};
+using SharingSetPtr = std::shared_ptr<const SharingSet>;
 
 // A lane has so many in flight: enough to fill the gaps of one with another, few enough to bound memory.
 inline constexpr std::size_t kMaxRunning = 16;

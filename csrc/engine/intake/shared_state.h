@@ -1,4 +1,4 @@
-// What the callers' side (submit.cc, engine_wait.cc) and the token holder's side (cycle.cc) of one engine share; each part locks itself.
+// What the callers' side (submit.cc, engine.cc) and the token holder's side (cycle.cc) of one engine share; each part locks itself.
 // Thread: any. Owns: everything below. Blocks: no.
 #pragma once
 
@@ -19,7 +19,6 @@
 #include "engine/intake/handle_table.h"
 #include "engine/intake/numbering.h"
 #include "engine/intake/tensor_queue.h"
-#include "engine/observe/counters.h"
 #include "engine/observe/flight_recorder.h"
 #include "engine/observe/timeline.h"
 #include "engine/observe/usage.h"
@@ -128,7 +127,7 @@ struct SharedState {
         devices(device_settings(knobs, logger)),
         queue(clock),
         recorder({knobs.flight_recorder_size, knobs.flight_recorder_folder, owner.rank}, clock),
-        timeline(owner, clock),
+        timeline(owner, clock, tracing),
         usage(owner.size, clock),
         waits(clock),
         excuse(clock),
@@ -137,13 +136,13 @@ struct SharedState {
   // Operations come to a stage, together.
   void submitted(std::span<const Entry> entries) {
     recorder.submitted(entries);
-    timeline.submitted(entries);
+    if (tracing) timeline.submitted(entries);
   }
   void reached(std::span<const Entry> entries, FlightRecorder::Stage stage) {
     for (const Entry& entry : entries) {
       if (entry.request) recorder.reached(entry.completion->record, stage);
     }
-    timeline.reached(entries, stage);
+    if (tracing) timeline.reached(entries, stage);
     usage.reached(entries, stage);
   }
 
@@ -157,6 +156,7 @@ struct SharedState {
   TensorQueue queue;
   HandleTable handles;
   FlightRecorder recorder;
+  std::atomic<bool> tracing{false};  // is a timeline being written?
   Timeline timeline;
   Usage usage;
   WaitRegistry waits;

@@ -17,8 +17,8 @@ namespace hvdlite::engine {
 
 class Heartbeat {
  public:
-  // hosts: the leaders of the other hosts. timeout: the longest silence; zero: tick() finds nobody silent. shortest: the shortest
-  // silence that anybody asks for; signs of life are sent several times as often.
+  // hosts: the leaders of the other hosts. timeout: tick() names the hosts that have been silent for longer; zero: none. shortest:
+  // silent_for() is asked for no shorter silence than this, so several signs of life are sent in so long a time.
   Heartbeat(const std::vector<int>& hosts, base::microseconds timeout, base::microseconds shortest,
             base::Clock::time_point now);
 

@@ -1,4 +1,5 @@
-// One rank's part in one operation, from the call to its end: what is asked, of which memory, and what becomes of it.
+// One rank's part in one operation, from the call to its end: what is asked, of which memory, and what becomes of it. And what
+// ranks have agreed to do, of which several may run as one.
 // Thread: an Entry has one owner at a time; of a Completion the token holder fills in the fields and then sets done, and
 // readers look at done (acquire) first. Owns: the output that the engine made. Blocks: no.
 #pragma once
@@ -60,6 +61,22 @@ struct Entry {
   CompletionPtr completion;
   std::shared_ptr<const transport::Arena> arena;  // the request's, if it names one
   device::EventPtr ready;  // of GPU memory: after it the input may be read and the output written
+};
+
+// One operation that all members agreed to do.
+struct Agreed {
+  RequestPtr request;
+  std::int32_t contributors = 0;  // members that gave a value
+  bool failed = false;            // agreed to be an error
+  std::int32_t divisor = 0;       // of an Average; 0: the number of members
+};
+
+// Executed as one collective; a single operation is a FusedOp too.
+struct FusedOp {
+  std::vector<Agreed> parts;
+  std::vector<std::int64_t> sizes;  // the response's, of an operation by itself
+
+  const Request& first() const { return *parts.front().request; }
 };
 
 }  // namespace hvdlite::engine

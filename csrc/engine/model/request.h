@@ -1,8 +1,9 @@
-// What one rank asks (Request) and what all ranks of a process set agreed (Response), with their wire form.
+// Process sets; what one rank asks of one (Request) and what all its ranks agreed (Response), with their wire form.
 // Thread: plain values; a Request is immutable once sealed. Owns: its strings and vectors. Blocks: no.
 // Throws: the decoders Error(Internal) on malformed bytes.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -17,6 +18,23 @@
 namespace hvdlite::engine {
 
 using base::SetId;
+
+// Who is in it, and at which place this rank is.
+struct ProcessSet {
+  SetId id;
+  std::shared_ptr<const std::vector<int>> members;  // global ranks, ascending
+  int index = -1;                                   // of this rank among them, -1: not a member
+
+  int size() const { return static_cast<int>(members->size()); }
+  bool is_member() const { return index >= 0; }
+  int coordinator_rank() const { return members->front(); }
+  // -1: not a member.
+  int index_of(int rank) const {
+    const auto found = std::ranges::lower_bound(*members, rank);
+    return found != members->end() && *found == rank ? static_cast<int>(found - members->begin())
+                                                     : -1;
+  }
+};
 
 // As what the elements of an allreduce of GPU memory cross between ranks: as they are, or as narrower floats.
 enum class Wire : std::uint8_t { kSame = 0, kFloat16 = 1, kBFloat16 = 2 };

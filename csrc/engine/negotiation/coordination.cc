@@ -39,12 +39,21 @@ void SetNegotiation::hear(int source, Announcement message) {
   std::uint64_t& closings = closings_of_[static_cast<std::size_t>(member)];
   closings = std::max(closings, message.closings);
   if (port_ && coordinator_->needs_messages()) upkeep_.close = true;
+  attend();
 }
 
-bool SetNegotiation::coordinate() {
-  if (!coordinator_) return false;
+bool SetNegotiation::send_decided() {
   carry_out_verdicts();
-  return coordinator_->has_decisions() && send_decisions();
+  const bool sent = coordinator_->has_decisions() && send_decisions();
+  attentive_ = !has_nothing_left();
+  return sent;
+}
+
+// What it counts waits for others; a port that is closed, or has not begun, does not.
+bool SetNegotiation::has_nothing_left() const {
+  if (coordinator_->has_decisions() || !verdicts_.empty()) return false;
+  return !port_ ||
+         (port_->exists() && port_->is_open() && upkeep_.divert.empty() && !upkeep_.close);
 }
 
 bool SetNegotiation::send_decisions() {
@@ -101,6 +110,7 @@ bool SetNegotiation::keep_port() {
 // The coordinator fails what it knows of. So the port is closed first, and what was announced there comes in messages.
 void SetNegotiation::hear(Verdict message) {
   if (!coordinator_) return;
+  attend();
   if (port_ && port_->exists()) {
     upkeep_.close = true;
     coordinator_->doom(message.names);

@@ -9,9 +9,8 @@
 #include <vector>
 
 #include "engine/model/entry.h"
-#include "engine/model/fused_op.h"
 #include "engine/model/messages.h"
-#include "engine/model/process_set.h"
+#include "engine/model/request.h"
 #include "engine/negotiation/agreement.h"
 #include "engine/negotiation/regions.h"
 #include "engine/observe/flight_recorder.h"

@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "engine/model/fused_op.h"
+#include "engine/model/entry.h"
 
 namespace hvdlite::engine {
 

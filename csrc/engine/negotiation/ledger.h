@@ -41,8 +41,10 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 
+#include "collectives/shared_channel.h"
 #include "engine/negotiation/agreement.h"
 
 namespace hvdlite::engine {
@@ -124,6 +126,45 @@ class Ledger {
   std::uint64_t read_ = 0;
   std::uint64_t tail_ = 0;  // while the lock is held
   std::uint64_t tail_at_lock_ = 0;
+};
+
+// An Agreement in the window that the ranks of a host share: steps of a Ledger, each in one hold of its lock. Owns a share of the
+// channel, whose end tells the next user of the region. try_abandon may take some milliseconds.
+class SharedAgreement final : public Agreement {
+ public:
+  // memory: of the channel's region, for a ledger. serial: as Ledger's.
+  SharedAgreement(std::byte* memory, std::shared_ptr<collectives::SharedChannel> channel,
+                  std::uint32_t serial);
+
+  bool may_begin() override { return channel_->is_free(); }
+  void begin(std::uint64_t sequence, std::span<const std::uint64_t> keys) override {
+    ledger_.create(sequence, keys);
+  }
+  bool exists() const override { return ledger_.exists(); }
+  std::uint64_t first_sequence() const override { return ledger_.first_sequence(); }
+
+  bool has_news() const override { return ledger_.has_news(); }
+  Entry front() const override { return ledger_.front(); }
+  void pop() override { ledger_.pop(); }
+
+  Step try_announce(std::span<Unit> units) override;
+  Step try_close() override { return close(/*up_to_date=*/true, Ledger::kTries); }
+  Step try_abandon() override { return close(/*up_to_date=*/false, kTriesToAbandon); }
+  bool is_open() const override { return ledger_.is_open(); }
+  Step try_list(std::uint64_t number, std::span<const std::uint64_t> decided) override;
+  Step try_keep(Upkeep& upkeep) override;
+
+ private:
+  // Some milliseconds for the lock of a ledger that is closed for good: time enough for who holds it to get a processor.
+  static constexpr int kTriesToAbandon = 20 * Ledger::kTries;
+
+  Step close(bool up_to_date, int tries);
+  // What `change` does to the ledger, with its lock. It gives false where the log has no room.
+  template <typename Change>
+  Step hold(Change change, bool up_to_date, int tries = Ledger::kTries);
+
+  std::shared_ptr<collectives::SharedChannel> channel_;
+  Ledger ledger_;
 };
 
 }  // namespace hvdlite::engine

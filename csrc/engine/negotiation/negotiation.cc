@@ -55,7 +55,7 @@ Status Negotiation::refusal(const SetNegotiation* set, const Request& request) c
 }
 
 bool Negotiation::advance() {
-  bool any = resume_removals();
+  bool any = !held_removals_.empty() && resume_removals();
   visit_sets([&](SetNegotiation& set) { any = set.announce() || any; });
   return coordinate() || any;
 }

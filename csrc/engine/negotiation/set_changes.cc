@@ -105,7 +105,6 @@ bool Negotiation::hold_removal(Entry& entry) {
 // True if any of those held need not be any more.
 bool Negotiation::resume_removals() {
   const std::size_t held = held_removals_.size();
-  if (held == 0) return false;
   for (Entry& entry : std::exchange(held_removals_, {})) admit(entry);
   return held_removals_.size() != held;
 }

@@ -237,6 +237,7 @@ void SetNegotiation::left(int rank, const Status& why) {
   if (member < 0 || !set_.is_member()) return;
   if (coordinator_) coordinator_->leave(member, why);
   if (port_) upkeep_.close = true;
+  attend();
   if (set_.coordinator_rank() == rank) {
     broken_ = why;
     fail_pending(why);

@@ -1,5 +1,5 @@
 // How the members of one process set agree, as one of them does it: what of this rank is not agreed; and on the set's first member
-// the coordinator's part (coordination.cc). What can be is agreed through a port in memory (agreements.cc), the rest in messages
+// the coordinator's part (coordination.cc). What can be is agreed through a port in memory (accord.cc), the rest in messages
 // (set_negotiation.cc).
 // Thread: the holder of the progress token. Owns: this rank's entries until they are agreed, and on the first member the
 // Coordinator. Blocks: no. Throws: Error(Internal) on what no correct member sends, and what the effects throw.
@@ -12,7 +12,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "engine/model/process_set.h"
+#include "engine/model/request.h"
 #include "engine/negotiation/accord.h"
 #include "engine/negotiation/coordinator.h"
 #include "engine/negotiation/effects.h"
@@ -39,7 +39,7 @@ class SetNegotiation {
   // Announces what is to be announced, and does what is agreed in memory. True if anything happened.
   bool announce();
   // The coordinator's: sends what is decided. True if anything was.
-  bool coordinate();
+  bool coordinate() { return attentive_ && send_decided(); }
 
   // --- what others say ---
   void hear(int source, Announcement message);
@@ -101,12 +101,11 @@ class SetNegotiation {
   void came_last(int member, std::size_t operations);
   void execute(FusedOp fused, std::vector<Entry> entries);
 
-  // --- the port (agreements.cc) ---
+  // --- the port (accord.cc) ---
   bool agree();
   bool begin();
   bool announce_join();
   bool announce_waiting();
-  bool close_port();
   template <typename Try>
   bool after_reading(Try try_step);
   bool read();
@@ -116,10 +115,14 @@ class SetNegotiation {
   void take_agreed(const Agreement::Entry& entry, std::vector<Agreed>& agreed,
                    std::vector<Entry>& taken);
   Agreed agreed_in_memory(const RequestPtr& request, int contributors) const;
-  void fuse_and_execute(const std::vector<Agreed>& agreed, std::vector<Entry> entries);
+  void fuse_and_execute(std::vector<Agreed> agreed, std::vector<Entry> entries);
   void wake_members();
 
   // --- the coordinator's (coordination.cc) ---
+  // Something has come that the coordinator may have to act on.
+  void attend() { attentive_ = coordinator_ != nullptr; }
+  bool has_nothing_left() const;
+  bool send_decided();
   bool send_decisions();
   void begin_port();
   bool keep_port();
@@ -145,8 +148,10 @@ class SetNegotiation {
 
   // On the set's first member.
   std::unique_ptr<Coordinator> coordinator_;
-  Agreement::Upkeep
-      upkeep_;  // keys that it has begun to count, and not decided; and must it be closed?
+  bool attentive_ =
+      false;  // it may have something to do; in steps that are all agreed in memory it has not
+  // Keys that it has begun to count, and not decided; and must the port be closed?
+  Agreement::Upkeep upkeep_;
   // How many closings each member has told, and verdicts that wait until all have told the last one. What was announced in memory
   // has then come in messages.
   std::vector<std::uint64_t> closings_of_;

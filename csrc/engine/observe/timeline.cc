@@ -87,7 +87,6 @@ void Timeline::write_until_stopped() {
 }
 
 void Timeline::submitted(std::span<const Entry> entries) {
-  if (!on()) return;
   const base::Clock::time_point now = time_.now();
   std::vector<TimelineEvent> events(entries.size());
   for (std::size_t i = 0; i < entries.size(); ++i) {
@@ -100,7 +99,6 @@ void Timeline::submitted(std::span<const Entry> entries) {
 }
 
 void Timeline::reached(std::span<const Entry> entries, Stage stage) {
-  if (!on()) return;
   const base::Clock::time_point now = time_.now();
   const std::uint32_t fused =
       stage == Stage::kStarted ? fused_.fetch_add(1, std::memory_order_relaxed) + 1 : 0;
@@ -118,7 +116,7 @@ void Timeline::reached(std::span<const Entry> entries, Stage stage) {
 }
 
 void Timeline::announcing() {
-  if (!on() || !cycles_.load(std::memory_order_relaxed)) return;
+  if (!cycles_.load(std::memory_order_relaxed)) return;
   std::array<TimelineEvent, 1> event;
   event[0].kind = TimelineEvent::Kind::kCycle;
   event[0].time = time_.now();
@@ -126,12 +124,9 @@ void Timeline::announcing() {
 }
 
 Timeline::Waiting::Waiting(Timeline& timeline, std::uint64_t number)
-    : timeline_(timeline), number_(number), on_(timeline.on()) {
-  if (on_) since_ = timeline_.time_.now();
-}
+    : timeline_(timeline), number_(number), since_(timeline.time_.now()) {}
 
 Timeline::Waiting::~Waiting() {
-  if (!on_) return;
   std::array<TimelineEvent, 1> event;
   event[0].kind = TimelineEvent::Kind::kWait;
   event[0].number = number_;

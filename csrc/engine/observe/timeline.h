@@ -3,7 +3,7 @@
 //
 //   callers, token holder ──► queue (one lock, a few stores) ──► writer thread: pairs of events become spans ──► file
 //
-// Off, which is the normal case, an event costs the load of one flag. On, nothing waits for the file: where the queue is full,
+// Whoever has an event looks first whether one is written: off, which is the normal case, it costs the load of one flag. On, nothing waits for the file: where the queue is full,
 // events are dropped and counted. The file ends with the closing bracket after every write, so it is valid JSON after a crash,
 // too. It is bounded: at half the limit it becomes FILE.old, in place of the one before, and a new one begins.
 #pragma once
@@ -29,7 +29,9 @@ class Timeline {
  public:
   using Stage = FlightRecorder::Stage;
 
-  Timeline(TimelineOwner owner, base::TimeSource time) : owner_(owner), time_(time) {}
+  // on: it keeps this true while a file is written.
+  Timeline(TimelineOwner owner, base::TimeSource time, std::atomic<bool>& on)
+      : owner_(owner), time_(time), on_(on) {}
   ~Timeline() { stop(); }
   Timeline(const Timeline&) = delete;
   Timeline& operator=(const Timeline&) = delete;
@@ -38,7 +40,6 @@ class Timeline {
   void start(const std::string& path, std::size_t max_bytes, bool cycles);
   // All that was noted until now is in the file when it returns.
   void stop();
-  bool on() const { return on_.load(std::memory_order_relaxed); }
 
   // The entries have their numbers from the flight recorder.
   void submitted(std::span<const Entry> entries);
@@ -56,8 +57,7 @@ class Timeline {
    private:
     Timeline& timeline_;
     const std::uint64_t number_;
-    const bool on_;
-    base::Clock::time_point since_;
+    const base::Clock::time_point since_;
   };
   // In a forked child, where the writer does not exist.
   void abandon();
@@ -69,7 +69,7 @@ class Timeline {
 
   const TimelineOwner owner_;
   const base::TimeSource time_;
-  std::atomic<bool> on_{false};
+  std::atomic<bool>& on_;
   std::atomic<bool> cycles_{false};
   std::atomic<std::uint32_t> fused_{0};
   std::mutex control_;  // one start or stop at a time

@@ -31,7 +31,7 @@ ROWS = (
     Mutant(
         "work-signal-at-the-end",
         "a signal that comes as the last operation ends is looked for when the wait has returned",
-        "csrc/bindings/python/submission.cc",
+        "csrc/bindings/python/engine.cc",
         "    if (PyErr_CheckSignals() != 0) throw nb::python_error();\n    if (outcome.ended",
         "    if (!outcome.ended && PyErr_CheckSignals() != 0) throw nb::python_error();\n    if (outcome.ended",
         ("tests/unit/test_wait_many.py",),

@@ -17,7 +17,7 @@
 #include "engine/execution/gpu/device_link.h"
 #include "engine/execution/gpu/nccl_operation.h"
 #include "engine/execution/gpu/staged_operation.h"
-#include "engine/execution/sharing.h"
+#include "engine/execution/operation.h"
 #include "engine/intake/shared_state.h"
 
 namespace hvdlite::engine {

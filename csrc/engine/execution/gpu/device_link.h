@@ -29,7 +29,7 @@
 #include "collectives/select.h"
 #include "device/devices.h"
 #include "engine/execution/gpu/device_route.h"
-#include "engine/model/process_set.h"
+#include "engine/model/request.h"
 
 namespace hvdlite::engine {
 

@@ -93,15 +93,15 @@ void HostOperation::start_fused_allreduce() {
   for (std::size_t i = 0; i < fused().parts.size(); ++i) {
     const std::size_t bytes = fused().parts[i].request->bytes();
     if (entries()[i].input != nullptr) {
-      copy(buffer_.data() + offset, entries()[i].input, bytes);
+      copy(buffer_->data() + offset, entries()[i].input, bytes);
     } else {
-      std::memset(buffer_.data() + offset, 0,
+      std::memset(buffer_->data() + offset, 0,
                   bytes);  // the planner fuses absent values into sums only
     }
     offset += bytes;
   }
   collectives::AllreduceArgs args;
-  args.parts = {{buffer_.data(), buffer_.data(), bytes() / base::size_of(first.dtype)}};
+  args.parts = {{buffer_->data(), buffer_->data(), bytes() / base::size_of(first.dtype)}};
   args.reduction = reduction_of(fused().parts.front(), comm_.size());
   collective_ = collectives::start_allreduce(comm_, args, context_.selection);
 }
@@ -110,10 +110,10 @@ void HostOperation::unpack() {
   std::size_t offset = 0;
   for (std::size_t i = 0; i < fused().parts.size(); ++i) {
     const std::size_t bytes = fused().parts[i].request->bytes();
-    if (entries()[i].output != nullptr) copy(entries()[i].output, buffer_.data() + offset, bytes);
+    if (entries()[i].output != nullptr) copy(entries()[i].output, buffer_->data() + offset, bytes);
     offset += bytes;
   }
-  buffer_ = BufferPool::Buffer();
+  buffer_.reset();
 }
 
 void HostOperation::start_single_allreduce() {
@@ -121,7 +121,7 @@ void HostOperation::start_single_allreduce() {
   void* output = entries()[0].output;
   if (output == nullptr) {  // joined: the result is nobody's here
     buffer_ = context_.pool.get(request.bytes());
-    output = buffer_.data();
+    output = buffer_->data();
   }
   collectives::AllreduceArgs args;
   args.parts = {{entries()[0].input, output, static_cast<std::size_t>(request.elements())}};
@@ -132,7 +132,7 @@ void HostOperation::start_single_allreduce() {
 void* HostOperation::allocate_output(const Extents& extents) {
   if (!entries()[0].request) {
     buffer_ = context_.pool.get(extents.out_bytes());
-    return buffer_.data();
+    return buffer_->data();
   }
   auto output = extents.output(*entries()[0].request);
   output->block = context_.outputs.get(extents.out_bytes());
@@ -156,7 +156,7 @@ void HostOperation::start_broadcast() {
   args.data = entries()[0].output;
   if (args.data == nullptr) {
     buffer_ = context_.pool.get(args.bytes);
-    args.data = buffer_.data();
+    args.data = buffer_->data();
   } else if (args.root == comm_.rank()) {
     copy(args.data, entries()[0].input, args.bytes);
   }

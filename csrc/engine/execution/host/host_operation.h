@@ -3,13 +3,14 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 
 #include "collectives/select.h"
 #include "engine/execution/extents.h"
 #include "engine/execution/fusion_buffer.h"
 #include "engine/execution/operation.h"
 #include "engine/intake/shared_state.h"
-#include "engine/model/process_set.h"
+#include "engine/model/request.h"
 
 namespace hvdlite::engine {
 
@@ -48,7 +49,7 @@ class HostOperation final : public Operation {
 
   collectives::Comm comm_;
   Context context_;
-  BufferPool::Buffer buffer_;
+  std::optional<BufferPool::Buffer> buffer_;
   bool packed_ = false;  // the result lies in buffer_ and has to be copied out
   std::unique_ptr<collectives::Collective> collective_;
 };

@@ -26,7 +26,8 @@ struct Schedule {
     std::mt19937 draw(seed);
     const int size = 2 + static_cast<int>(draw() % 3);
     victim = static_cast<int>(draw() % static_cast<std::uint32_t>(size));
-    // Its death is seen by a neighbour: what nobody sees takes the timeout between hosts (heartbeat.cc).
+    // Some rank shares the victim's host and sees its death at once. Without one, the others would only notice after the timeout
+    // between hosts (heartbeat.h).
     shape.hosts.resize(static_cast<std::size_t>(size));
     if (way.several_hosts) {
       shape.hosts.push_back(0);
