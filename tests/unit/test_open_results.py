@@ -174,7 +174,7 @@ def test_what_is_given_back_is_cut_and_joined_again():
         engine = ranks[0].engine
         draw = np.random.default_rng(5)
         live = {}
-        for step in range(300):
+        for step in range(150):
             if live and draw.random() < 0.5:
                 stamp = draw.choice(list(live))
                 assert (live.pop(stamp) == stamp % 251).all()
@@ -268,7 +268,7 @@ def test_forks_while_other_threads_make_results():
         for thread in threads:
             thread.start()
         try:
-            for _ in range(30):
+            for _ in range(10):
                 child = os.fork()
                 if not child:
                     os._exit(7)
