@@ -42,9 +42,11 @@ FRAMEWORKS = ("torch", "tensorflow", "keras", "jax", "sklearn")
 # The first optimizer of a process imports torch's compiler, which takes a second.
 MODULES = {"torch": ("torch", "torch._dynamo")}
 TAKE_SECONDS = {"torch", "tensorflow", "keras"}  # to import
-# What the program reads itself: it differs between jobs of one zygote. KMP_: scikit-learn sets those when it is imported, here
-# or in the zygote.
-READ_LATER = ("KMP_", "HVDLITE_", "HOROVOD_", "HVDTEST_", "FAKE_GPU", "OMPI_", "PMIX_", "PRTE_", "PYTEST_")
+# What the program reads itself: it differs between jobs of one zygote.
+READ_LATER = ("HVDLITE_", "HOROVOD_", "HVDTEST_", "FAKE_GPU", "OMPI_", "PMIX_", "PRTE_", "PYTEST_")
+# What scikit-learn, TensorFlow, JAX and torch set when they are imported, in the zygote as in a pytest whose tests import them.
+SET_BY_IMPORTS = ("KMP_", "TF2_BEHAVIOR", "TF_CPP_MIN_LOG_LEVEL", "TPU_", "ENABLE_RUNTIME_UPTIME_TELEMETRY", "HDF5_PLUGIN_PATH",
+                  "TORCHINDUCTOR_CACHE_DIR")  # fmt: skip
 
 
 def open_nursery(config: "pytest.Config") -> None:
@@ -119,7 +121,7 @@ def zygotes(frameworks: Iterable[str], environment: Mapping[str, str]) -> list[s
         wanted |= {name for name in ("keras", "tensorflow") if importlib.util.find_spec(name) is not None}
         environment = {**environment, "KERAS_BACKEND": "tensorflow"}
     modules = [*ALWAYS, *(module for name in FRAMEWORKS if name in wanted for module in MODULES.get(name, (name,)))]
-    fixed = {name: value for name, value in sorted(environment.items()) if not name.startswith(READ_LATER)}
+    fixed = {name: value for name, value in sorted(environment.items()) if not name.startswith(READ_LATER + SET_BY_IMPORTS)}
     key = hashlib.sha256(json.dumps([modules, fixed]).encode()).hexdigest()[:12]
     sockets = [folder / f"{key}.{seed}" for seed in HASH_SEEDS]
     refusal = folder / f"{key}.refusal"
