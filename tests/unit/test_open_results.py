@@ -7,6 +7,7 @@ import threading
 
 import numpy as np
 import pytest
+from support.limits import DEADLINE
 from support.mappings import mapping_at
 from support.thread_ranks import ABSENT, ALLREDUCE, SUM, engines, run_ranks
 
@@ -287,7 +288,7 @@ def test_after_a_failure_results_lie_elsewhere():
         handle = ranks[0].start(ALLREDUCE, "x", np.ones(1), np.ones(1))
         ranks[1].engine.publish_failure("raised ValueError: bad batch")
         with pytest.raises(HorovodInternalError, match="bad batch"):
-            handle.result(limit=10.0)
+            handle.result(limit=DEADLINE)
         assert "hvdlite-results" not in where(new_result(engine, np.empty(MIB, np.float32)))
 
 
