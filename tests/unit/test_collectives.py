@@ -76,11 +76,11 @@ each_ranks = pytest.mark.parametrize("ranks", RANKS)
 def test_allreduce_of_every_dtype_and_op(algorithm, ranks):
     for number, reduction in enumerate(REDUCTIONS):
         counts = counts_around(ranks, SEGMENT_BYTES // reduction.dtype.itemsize)
-        for turn, count in enumerate((counts[(ranks + number) % len(counts)], 5 * ranks + 13)):
-            in_place = bool((number + turn) % 2)
-            inputs = contributions(ranks, count, reduction, salt=turn)
-            results = allreduce(algorithm, inputs, reduction, in_place, seed=number)
-            expected(inputs, reduction).check(results[0], describe(reduction, count, in_place=in_place))
+        count = (counts[(ranks + number) // 2 % len(counts)], 5 * ranks + 13)[(ranks + number) % 2]
+        in_place = bool((ranks // 2 + number // 2) % 2)
+        inputs = contributions(ranks, count, reduction, salt=number)
+        results = allreduce(algorithm, inputs, reduction, in_place, seed=number)
+        expected(inputs, reduction).check(results[0], describe(reduction, count, in_place=in_place))
 
 
 @each_allreduce
@@ -112,7 +112,7 @@ def test_allreduce_of_large_buffers(algorithm, ranks):
 @pytest.mark.parametrize("ranks", [2, 3, 5, 8, 17])
 @pytest.mark.parametrize("dtype", [dtype for dtype in DType if dtype.is_float], ids=lambda dtype: dtype.label)
 def test_allreduce_of_random_floats_is_within_the_bound(algorithm, ranks, dtype):
-    for op, seed in itertools.product((Op.SUM, Op.AVERAGE), range(3)):
+    for op, seed in ((Op.SUM, 0), (Op.AVERAGE, 1), (Op.SUM, 3), (Op.AVERAGE, 2)):
         reduction = Reduction(dtype, op)
         inputs = [random_contribution(rank, 1031, dtype, seed) for rank in range(ranks)]
         results = allreduce(algorithm, inputs, reduction, in_place=bool(seed % 2), seed=seed)
