@@ -25,6 +25,9 @@ MPI_ENV := OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
 # The mpirun that fits: the environment's own where the build chose an MPI wheel, or else the machine's.
 MPIRUN = $(shell test -x $(BIN)/mpirun && echo $(BIN)/mpirun || echo mpirun)
 
+# The tests start hundreds of Pythons, each of which would compile the same files again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: venv develop demo test test-all slice trace test-loaded mutants failures knobs test-matrix clients sanitize asan tsan fuzz lint tidy arm64 format clean
 
 venv: $(VENV)/.native

@@ -94,8 +94,16 @@ def hvd():
 
 @pytest.fixture
 def ended(hvd):
-    """hvdlite shut down; initialised as usual again after the test."""
+    """hvdlite shut down, before the test and after it."""
     hvd.shutdown()
     yield hvd
     hvd.shutdown()
-    hvd.init()
+
+
+@pytest.fixture(autouse=True)
+def initialised_again(request: pytest.FixtureRequest) -> None:
+    """After tests that want it `ended` hvdlite is initialised as usual again, where a test wants that."""
+    if "hvd" in request.fixturenames and "ended" not in request.fixturenames:
+        hvd = request.getfixturevalue("hvd")
+        if not hvd.is_initialized():
+            hvd.init()

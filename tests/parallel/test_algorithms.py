@@ -42,25 +42,11 @@ def everyones(repeat):
     return {(reduction, count): inputs(reduction, (count,), repeat) for reduction in REDUCTIONS for count in COUNTS}
 
 
-@pytest.fixture
-def forced(hvd, monkeypatch):
-    """Initialises anew with a variable set; as usual again after the test."""
-
-    def start(variable, value):
-        hvd.shutdown()
-        monkeypatch.setenv(variable, value)
-        hvd.init()
-        return hvd
-
-    yield start
-    hvd.shutdown()
-    monkeypatch.undo()
-    hvd.init()
-
-
 @pytest.mark.parametrize(("variable", "value"), CHOICES + OTHER_KNOBS, ids=lambda text: text.removeprefix("HVDLITE_"))
-def test_all_collectives(forced, variable, value):
-    hvd = forced(variable, value)
+def test_all_collectives(ended, monkeypatch, variable, value):
+    hvd = ended
+    monkeypatch.setenv(variable, value)
+    hvd.init()
     for repeat in REPEATS:
         everyone = everyones(repeat)
         handles = {

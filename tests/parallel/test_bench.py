@@ -52,7 +52,7 @@ def check_times(records):
 
 
 def test_collectives():
-    words = ["--seconds", "0.3", "--cases", "idle,allreduce,small", "--sizes", "4,64K", "--tensors", "50"]
+    words = ["--seconds", "0.1", "--cases", "idle,allreduce,small", "--sizes", "4,64K", "--tensors", "50"]
     records = records_of("collectives", *words)
     assert records[0]["record"] == "run"
     assert records[0]["arguments"] == " ".join(["collectives", *words])
@@ -124,7 +124,7 @@ def test_cuda_tensors_without_a_gpu():
 
 def test_gradients():
     records = records_of(
-        "collectives", "--seconds", "0.2", "--cases", "gradients", "--peers", "hvdlite,hvdlite-grouped,hvdlite-prepared,mpi4py"
+        "collectives", "--seconds", "0.05", "--cases", "gradients", "--peers", "hvdlite,hvdlite-grouped,hvdlite-prepared,mpi4py"
     )
     check_times(records)
     whole = measured(records, case="gradients", tensors=161, bytes=4 * 25_557_032)
@@ -135,7 +135,7 @@ def test_gradients():
 
 def test_submission():
     pytest.importorskip("torch")
-    records = records_of("submission", "--seconds", "0.3", "--tensors", "30")
+    records = records_of("submission", "--seconds", "0.1", "--tensors", "30")
     assert present(records) == {*submission.PEERS, "hooks"}
     check_times(records)
     assert measured(records, case="submission", tensors=30).keys() == set(submission.PEERS)
@@ -159,7 +159,7 @@ def short_samples(monkeypatch):
 @pytest.mark.usefixtures("short_samples")
 def test_training():
     pytest.importorskip("torch")
-    records = records_of("training", "--seconds", "0.3", "--models", "linear200", "--peers", ",".join(WAYS))
+    records = records_of("training", "--seconds", "0.1", "--models", "linear200", "--peers", ",".join(WAYS))
     ways = {name for name, way in WAYS.items() if way.missing() is None}
     assert {"none", "hvdlite", "hvdlite-view", "ddp"} <= ways <= present(records)
     check_times(records)

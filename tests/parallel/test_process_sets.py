@@ -14,7 +14,7 @@ RANK, SIZE = WORLD.rank, WORLD.size
 
 @pytest.fixture
 def fresh(ended):
-    """hvdlite initialised for the test, so that ids count from 1; and as usual again after it."""
+    """hvdlite initialised for the test, so that ids count from 1."""
     ended.init()
     return ended
 
@@ -158,10 +158,10 @@ def test_other_operations_go_on_while_sets_come_and_go(fresh):
         assert handle.synchronize().tolist() == [SIZE] * 100
 
 
-@pytest.mark.parametrize("ranks", [[], [0, 0], [-1], [99]], ids=str)
-def test_what_is_no_set_is_refused(fresh, ranks):
-    with pytest.raises(ValueError, match="a process set holds at least one rank"):
-        fresh.add_process_set(ranks)
+def test_what_is_no_set_is_refused(fresh):
+    for ranks in ([], [0, 0], [-1], [99]):
+        with pytest.raises(ValueError, match="a process set holds at least one rank"):
+            fresh.add_process_set(ranks)
     with pytest.raises(ValueError, match="list of process ranks or an mpi4py Comm"):
         fresh.ProcessSet(["a"])
 

@@ -15,9 +15,9 @@ MORE_RANKS = (1,)
 
 
 @pytest.fixture
-def folder(hvd, tmp_path):
+def folder(tmp_path):
     """The same on all ranks."""
-    return Path(hvd.broadcast_object(str(tmp_path), 0))
+    return Path(WORLD.bcast(str(tmp_path)))
 
 
 def test_a_report_of_all_ranks(hvd, folder):

@@ -10,10 +10,10 @@ SCRIPTS = Path(__file__).with_name("scripts")
 TIMEOUT = 240.0
 
 
-def run(folder: Path, *arguments: str, env: dict[str, str] | None = None, fresh: bool = False) -> JobResult:
-    """Runs the script that comes first in `arguments`; warm ranks have imported its frameworks, unless they are to be fresh."""
+def run(folder: Path, *arguments: str, env: dict[str, str] | None = None) -> JobResult:
+    """Runs the script that comes first in `arguments`; its ranks have imported its frameworks."""
     imports = warm.imports_of(ast.parse(Path(arguments[0]).read_text()))
-    frameworks = None if fresh else warm.frameworks_of(imports, env or {})
+    frameworks = warm.frameworks_of(imports, env or {})
     job = run_python(["-m", "hvdlite.horovod", *arguments], 2, TIMEOUT, folder, env, frameworks=frameworks)
     for file in folder.glob("rank*.*"):  # the next job of the test has its own
         file.unlink()

@@ -43,12 +43,8 @@ def test_a_script_resumes_from_its_checkpoint(tmp_path):
 
 
 def test_features_and_a_variable_without_effect(tmp_path):
-    job = run(
-        tmp_path,
-        str(SCRIPTS / "pytorch_features.py"),
-        env={"HOROVOD_GLOO_IFACE": "eth0", "HOROVOD_CYCLE_TIME": "0.5"},
-        fresh=True,
-    )
+    env = {"HOROVOD_GLOO_IFACE": "eth0", "HOROVOD_CYCLE_TIME": "0.5"}
+    job = run(tmp_path, str(SCRIPTS / "pytorch_features.py"), env=env)
     assert job.returncode == 0, job.report()
     assert [job.stdout[rank] for rank in (0, 1)] == [f"rank {rank} has done all\n" for rank in (0, 1)]
     said = "these variables of Horovod have no effect here: HOROVOD_GLOO_IFACE (Gloo is not used)\n"

@@ -94,8 +94,9 @@ def job_environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
     }
     package = importlib.util.find_spec("hvdlite")
     places = [str(Path(package.origin).parent.parent)] if package is not None and package.origin else []
-    places += [inherited["PYTHONPATH"]] if inherited.get("PYTHONPATH") else []
-    ours = {"PYTHONPATH": os.pathsep.join(places), "HVDLITE_FLIGHT_RECORDER_FOLDER": "off"}  # ranks that fail leave no files
+    places += inherited["PYTHONPATH"].split(os.pathsep) if inherited.get("PYTHONPATH") else []
+    path = os.pathsep.join(dict.fromkeys(places))
+    ours = {"PYTHONPATH": path, "HVDLITE_FLIGHT_RECORDER_FOLDER": "off"}  # ranks that fail leave no files
     return {**inherited, **MPI_ENVIRONMENT, **ours, **(changes or {})}
 
 

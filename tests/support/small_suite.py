@@ -18,7 +18,6 @@ import pytest
 from mpi4py import MPI
 RANK = MPI.COMM_WORLD.rank
 RANKS = (2,)
-WATCHDOG = 5.0
 """
 
 

@@ -4,9 +4,11 @@ Zygotes are started when the first job wants them, and end with the pytest that 
 through NURSERY in their environment. There is one for each set of modules and of variables that act at import, and of each two,
 with different seeds of Python's hashes: ranks that go through a set in their own order shall not agree by chance.
 
-Fresh interpreters stay for tests whose subject is how processes start and end (tests/fault, tests/hosts), and for one file a
-door, so that imports are tested (`FRESH = True`, support/parallel.py). Where importing the frameworks leaves threads, as the
-allocator of pyarrow does, which some import, all of their ranks are fresh: slower, and the last lines of pytest say so.
+Fresh interpreters stay for tests whose subject is how processes start and end (tests/fault, tests/hosts), and for one job a
+door, so that imports are tested: parallel/test_basics.py, adapters/torch/test_compile_collectives.py (`FRESH = True`,
+support/parallel.py), the asynchronous case of unit/test_tf_library.py, the elastic case of fault/test_jax_door.py for JAX and
+Keras. Where importing the frameworks leaves threads, as the allocator of pyarrow does, which some import, all of their ranks
+are fresh: slower, and the last lines of pytest say so.
 """
 
 import ast
@@ -37,10 +39,14 @@ HASH_SEEDS = ("1", "2")
 START_SECONDS = 300.0
 ALWAYS = ("numpy", "ml_dtypes", "pytest", "mpi4py", "cloudpickle")
 FRAMEWORKS = ("torch", "tensorflow", "keras", "jax", "sklearn")
+# The first optimizer of a process imports torch's compiler, which takes a second.
+MODULES = {"torch": ("torch", "torch._dynamo")}
 TAKE_SECONDS = {"torch", "tensorflow", "keras"}  # to import
-# What the program reads itself: it differs between jobs of one zygote. KMP_: scikit-learn sets those when it is imported, here
-# or in the zygote.
-READ_LATER = ("KMP_", "HVDLITE_", "HOROVOD_", "HVDTEST_", "FAKE_GPU", "OMPI_", "PMIX_", "PRTE_", "PYTEST_")
+# What the program reads itself: it differs between jobs of one zygote.
+READ_LATER = ("HVDLITE_", "HOROVOD_", "HVDTEST_", "FAKE_GPU", "OMPI_", "PMIX_", "PRTE_", "PYTEST_")
+# What scikit-learn, TensorFlow, JAX and torch set when they are imported, in the zygote as in a pytest whose tests import them.
+SET_BY_IMPORTS = ("KMP_", "TF2_BEHAVIOR", "TF_CPP_MIN_LOG_LEVEL", "TPU_", "ENABLE_RUNTIME_UPTIME_TELEMETRY", "HDF5_PLUGIN_PATH",
+                  "TORCHINDUCTOR_CACHE_DIR")  # fmt: skip
 
 
 def open_nursery(config: "pytest.Config") -> None:
@@ -110,11 +116,12 @@ def zygotes(frameworks: Iterable[str], environment: Mapping[str, str]) -> list[s
     wanted = {name for name in frameworks if importlib.util.find_spec(name) is not None}
     if wanted & TAKE_SECONDS and importlib.util.find_spec("sklearn") is not None:
         wanted.add("sklearn")  # one zygote for those who want it and those who do not
-    if "keras" in wanted and "KERAS_BACKEND" not in environment and importlib.util.find_spec("tensorflow") is not None:
-        wanted.add("tensorflow")  # which Keras takes by itself
+    # Keras takes TensorFlow by itself, whose programs mostly take Keras: one zygote for all of them.
+    if wanted & {"keras", "tensorflow"} and environment.get("KERAS_BACKEND", "tensorflow") == "tensorflow":
+        wanted |= {name for name in ("keras", "tensorflow") if importlib.util.find_spec(name) is not None}
         environment = {**environment, "KERAS_BACKEND": "tensorflow"}
-    modules = [*ALWAYS, *(name for name in FRAMEWORKS if name in wanted)]
-    fixed = {name: value for name, value in sorted(environment.items()) if not name.startswith(READ_LATER)}
+    modules = [*ALWAYS, *(module for name in FRAMEWORKS if name in wanted for module in MODULES.get(name, (name,)))]
+    fixed = {name: value for name, value in sorted(environment.items()) if not name.startswith(READ_LATER + SET_BY_IMPORTS)}
     key = hashlib.sha256(json.dumps([modules, fixed]).encode()).hexdigest()[:12]
     sockets = [folder / f"{key}.{seed}" for seed in HASH_SEEDS]
     refusal = folder / f"{key}.refusal"

@@ -1,8 +1,9 @@
-"""Two pytests share the tests of a run (pytest-xdist): one begins with jobs of several ranks, one with tests of one process.
+"""Three pytests share the tests of a run (pytest-xdist): one begins with jobs of several ranks, two with tests of one process.
 
 Most tests of one process use one processor, and while a job of several ranks runs, its pytest only waits for it. So the first
-worker takes from the front of the queue, where the jobs are, and the second one from the end, until they meet. What has to stay
-together is one piece of the queue: the tests of a file, and the files that share a job (support/parallel.py).
+worker takes from the front of the queue, where the jobs are, and the others from the end, until they meet. Tests that wait, for
+what a failure ends and for deadlines, leave a processor to the third. What has to stay together is one piece of the queue: the
+tests of a file, and the files that share a job (support/parallel.py).
 
 Runs of whole folders are shared if there are two processors. Runs of named files are not, and ``-n 0`` does without.
 """
@@ -16,7 +17,8 @@ import pytest
 from support import warm
 from support.parallel import company_of, is_parallel
 
-WORKERS = 2
+WORKERS = 3
+PROCESSORS = 2  # without which one pytest runs all
 EVERY_SECONDS = 20.0  # between the lines of progress in a log
 
 
@@ -26,7 +28,7 @@ def choose_workers(config: pytest.Config) -> None:
         return
     option = config.option
     folders = all(os.path.isdir(argument) for argument in config.args)
-    wanted = folders and not option.collectonly and not option.usepdb and len(os.sched_getaffinity(0)) >= WORKERS
+    wanted = folders and not option.collectonly and not option.usepdb and len(os.sched_getaffinity(0)) >= PROCESSORS
     if getattr(option, "numprocesses", 0) is None and wanted:
         option.numprocesses = WORKERS
 

@@ -48,7 +48,7 @@ FILES = {
     REDUCESCATTER: "reducescatter",
     BARRIER: "barrier",
 }
-RANKS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17)
+RANKS = (1, 2, 3, 4, 5, pytest.param(6, marks=pytest.mark.slow), 7, 8, 9, pytest.param(16, marks=pytest.mark.slow), 17)
 
 FLOAT_SUM = Reduction(DType.FLOAT32, Op.SUM)
 
@@ -76,11 +76,11 @@ each_ranks = pytest.mark.parametrize("ranks", RANKS)
 def test_allreduce_of_every_dtype_and_op(algorithm, ranks):
     for number, reduction in enumerate(REDUCTIONS):
         counts = counts_around(ranks, SEGMENT_BYTES // reduction.dtype.itemsize)
-        for turn, count in enumerate((counts[(ranks + number) % len(counts)], 5 * ranks + 13)):
-            in_place = bool((number + turn) % 2)
-            inputs = contributions(ranks, count, reduction, salt=turn)
-            results = allreduce(algorithm, inputs, reduction, in_place, seed=number)
-            expected(inputs, reduction).check(results[0], describe(reduction, count, in_place=in_place))
+        count = (counts[(ranks + number) // 2 % len(counts)], 5 * ranks + 13)[(ranks + number) % 2]
+        in_place = bool((ranks // 2 + number // 2) % 2)
+        inputs = contributions(ranks, count, reduction, salt=number)
+        results = allreduce(algorithm, inputs, reduction, in_place, seed=number)
+        expected(inputs, reduction).check(results[0], describe(reduction, count, in_place=in_place))
 
 
 @each_allreduce
@@ -90,13 +90,13 @@ def test_allreduce_of_every_count(algorithm, ranks):
         for count in counts_around(ranks, SEGMENT_BYTES // reduction.dtype.itemsize):
             inputs = contributions(ranks, count, reduction)
             right = expected(inputs, reduction)
-            for in_place, seed in itertools.product((False, True), (1, 2)):
+            for in_place, seed in ((False, 1), (True, 2)):
                 results = allreduce(algorithm, inputs, reduction, in_place, seed=seed)
                 right.check(results[0], describe(reduction, count, in_place=in_place, seed=seed))
 
 
 @each_allreduce
-@pytest.mark.parametrize("ranks", [2, 3, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (4, 7))])
+@pytest.mark.parametrize("ranks", [3, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (2, 4, 7))])
 def test_allreduce_of_large_buffers(algorithm, ranks):
     """Segments of a realistic size, several rounds of them, a buffer that starts at an odd element."""
     count = 40_000 * ranks + 17
@@ -112,7 +112,7 @@ def test_allreduce_of_large_buffers(algorithm, ranks):
 @pytest.mark.parametrize("ranks", [2, 3, 5, 8, 17])
 @pytest.mark.parametrize("dtype", [dtype for dtype in DType if dtype.is_float], ids=lambda dtype: dtype.label)
 def test_allreduce_of_random_floats_is_within_the_bound(algorithm, ranks, dtype):
-    for op, seed in itertools.product((Op.SUM, Op.AVERAGE), range(3)):
+    for op, seed in ((Op.SUM, 0), (Op.AVERAGE, 1), (Op.SUM, 3), (Op.AVERAGE, 2)):
         reduction = Reduction(dtype, op)
         inputs = [random_contribution(rank, 1031, dtype, seed) for rank in range(ranks)]
         results = allreduce(algorithm, inputs, reduction, in_place=bool(seed % 2), seed=seed)
@@ -142,12 +142,12 @@ def test_instruction_sets_do_not_change_the_bits(algorithm, ranks):
 @pytest.mark.parametrize("ranks", [2, 3, 4, 7])
 def test_absent_ranks_contribute_the_identity(algorithm, ranks):
     for number, reduction in enumerate(REDUCTIONS):
-        for absent in ({0}, {ranks - 1}, set(range(1, ranks))):
-            inputs = contributions(ranks, 67, reduction)
-            given = [None if rank in absent else inputs[rank] for rank in range(ranks)]
-            results = allreduce(algorithm, given, reduction, in_place=bool(number % 2), divisor=1)
-            right = expected(given, reduction, divisor=1)
-            right.check(results[0], f"{reduction} without ranks {absent}")
+        absent = ({0}, {ranks - 1}, set(range(1, ranks)))[number % 3]
+        inputs = contributions(ranks, 67, reduction)
+        given = [None if rank in absent else inputs[rank] for rank in range(ranks)]
+        results = allreduce(algorithm, given, reduction, in_place=bool(number % 2), divisor=1)
+        right = expected(given, reduction, divisor=1)
+        right.check(results[0], f"{reduction} without ranks {absent}")
 
 
 @each_allreduce

@@ -41,7 +41,7 @@ def contributions(ranks: int, count: int, reduction: Reduction, salt: int = 0) -
 def test_every_layout_of_hosts(hosts, deterministic):
     ranks = len(hosts)
     for number, reduction in enumerate(REDUCTIONS):
-        for count in (1, ranks + 1, 61, 700 + number):
+        for count in (1, ranks + 1, 61, 700 + number)[number // 2 % 2 :: 2]:
             inputs = contributions(ranks, count, reduction)
             knobs = {"hosts": hosts, "deterministic": deterministic, "seed": number}
             results = allreduce("hierarchical", inputs, reduction, in_place=bool(number % 2), **knobs)

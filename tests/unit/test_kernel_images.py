@@ -210,7 +210,7 @@ def test_a_folder_that_cannot_be_used_costs_one_line(fake_gpus, tmp_path, capfd)
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("capability", [75, 90])
+@pytest.mark.parametrize("capability", [pytest.param(75, marks=pytest.mark.slow), 90])
 def test_the_real_nvrtc_makes_machine_code(fake_gpus, tmp_path, capability):  # noqa: F811
     fake_gpus.set(fat_binaries=1, capability=capability)
     without_built_in(fake_gpus)

@@ -6,7 +6,11 @@ from support import native_cases
 NAMES = [name for name in native_cases.names() if not name.startswith("sim.")]  # those are tests/sim
 
 
-@pytest.mark.parametrize("name", NAMES)
+# The largest spaces of states; smaller ones of their kinds are beside them.
+SLOW = {f"engine.negotiation_explored.{name}" for name in ("three_ranks_of_which_one_leaves", "two_verdicts_at_any_time")}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in NAMES])
 def test_case(name):
     native_cases.run(name)
 

@@ -7,6 +7,7 @@ import threading
 
 import numpy as np
 import pytest
+from support.limits import DEADLINE
 from support.mappings import mapping_at
 from support.thread_ranks import ABSENT, ALLREDUCE, SUM, engines, run_ranks
 
@@ -174,7 +175,7 @@ def test_what_is_given_back_is_cut_and_joined_again():
         engine = ranks[0].engine
         draw = np.random.default_rng(5)
         live = {}
-        for step in range(300):
+        for step in range(150):
             if live and draw.random() < 0.5:
                 stamp = draw.choice(list(live))
                 assert (live.pop(stamp) == stamp % 251).all()
@@ -268,7 +269,7 @@ def test_forks_while_other_threads_make_results():
         for thread in threads:
             thread.start()
         try:
-            for _ in range(30):
+            for _ in range(10):
                 child = os.fork()
                 if not child:
                     os._exit(7)
@@ -287,7 +288,7 @@ def test_after_a_failure_results_lie_elsewhere():
         handle = ranks[0].start(ALLREDUCE, "x", np.ones(1), np.ones(1))
         ranks[1].engine.publish_failure("raised ValueError: bad batch")
         with pytest.raises(HorovodInternalError, match="bad batch"):
-            handle.result(limit=10.0)
+            handle.result(limit=DEADLINE)
         assert "hvdlite-results" not in where(new_result(engine, np.empty(MIB, np.float32)))
 
 

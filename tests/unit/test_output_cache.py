@@ -177,7 +177,7 @@ def test_a_forked_child_lets_go_of_results_but_makes_none(engine):
     thread = threading.Thread(target=busy)
     thread.start()
     try:
-        for _ in range(20):
+        for _ in range(8):
             child = os.fork()
             if not child:
                 arrays.clear()

@@ -31,15 +31,14 @@ LOOP = """
 NONE = "def test_it():\n    assert False, 'without a draw'\n"
 
 
-@pytest.mark.parametrize("text", [PARAMETER, LOOP], ids=["parameter", "loop"])
 @pytest.mark.parametrize(("chosen", "failing"), [(None, 2), ("70", 70), ("3", None)], ids=str)
-def test_a_failure_names_its_seed(run_files, monkeypatch, text, chosen, failing):
+def test_a_failure_names_its_seed(run_files, monkeypatch, chosen, failing):
     if chosen is not None:
         monkeypatch.setenv(VARIABLE, chosen)
-    code, said = run_files({}, unit={"it": text})
+    code, said = run_files({}, unit={"parameter": PARAMETER, "loop": LOOP})
     assert code == int(failing is not None), said
     named = [line for line in said.splitlines() if VARIABLE in line]
-    assert named == ([] if failing is None else [f"seed={failing}: with {VARIABLE}={failing} the test has this one alone"])
+    assert named == ([] if failing is None else 2 * [f"seed={failing}: with {VARIABLE}={failing} the test has this one alone"])
 
 
 def test_a_failure_without_a_seed_names_none(run_files):

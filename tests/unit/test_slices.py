@@ -1,5 +1,6 @@
 """Slices of the slow tests: each test is in one, each commit runs one, and what failed before does not block."""
 
+import itertools
 import subprocess
 
 import pytest
@@ -7,11 +8,11 @@ from support import slices
 from support.parallel import TESTS
 
 
-def test_each_test_is_in_one_slice_and_slices_are_about_equal():
-    nodes = [f"tests/unit/test_a.py::test_b[{number}]" for number in range(4000)]
-    sizes = [sum(slices.slice_of(node) == place for node in nodes) for place in range(slices.SLICES)]
-    assert sum(sizes) == len(nodes)
-    assert min(sizes) > 0.8 * len(nodes) / slices.SLICES
+def test_each_test_is_in_one_slice_and_neighbours_are_in_different_ones():
+    tests = list(range(4003))
+    parts = [slices.dealt(tests, place) for place in range(slices.SLICES)]
+    assert sorted(test for part in parts for test in part) == tests
+    assert all(later - earlier == slices.SLICES for part in parts for earlier, later in itertools.pairwise(part))
 
 
 def test_commits_choose_all_slices():
@@ -27,12 +28,12 @@ def test_pytest_runs_the_slice_alone_and_names_what_fails(tmp_path, monkeypatch)
     (tests / "support").symlink_to(TESTS / "support")
     (tmp_path / "pytest.ini").write_text("[pytest]\ntestpaths = tests\n")
     (tests / "test_it.py").write_text(
-        "import pytest\n@pytest.mark.parametrize('number', range(64))\ndef test_it(number):\n    assert number % 2\n"
+        "import pytest\n@pytest.mark.parametrize('number', range(64))\ndef test_it(number):\n    assert number % 3 == 0\n"
     )
     monkeypatch.setattr(slices, "BUILD", tmp_path / "build")
     code, failed = slices._pytest(tmp_path, ["--slice=3", "-n", "0"])
-    inside = [number for number in range(64) if slices.slice_of(f"tests/test_it.py::test_it[{number}]") == 3]
-    names = [f"tests/test_it.py::test_it[{number}]" for number in inside if number % 2 == 0]
+    inside = slices.dealt(range(64), 3)
+    names = [f"tests/test_it.py::test_it[{number}]" for number in inside if number % 3]
     assert len(names) > 1
     assert (code, failed) == (1, sorted(names))
 

@@ -238,4 +238,5 @@ def test_a_framework_that_is_not_installed_is_not_imported(monkeypatch):
 def test_variables_that_act_at_import_have_zygotes_of_their_own():
     usual = job_environment()
     assert warm.zygotes([], {**usual, "HVDLITE_CYCLE_TIME": "3"}) == warm.zygotes([], {**usual, "HVDTEST_RESULTS": "there"})
+    assert warm.zygotes([], {**usual, "TF2_BEHAVIOR": "1"}) == warm.zygotes([], usual), "TensorFlow sets it itself"
     assert not set(warm.zygotes([], {**usual, "KERAS_BACKEND": "torch"})) & set(warm.zygotes([], usual))

@@ -1,4 +1,4 @@
-"""Two pytests share a run: both kinds of tests go at the same time, and what must stay together does."""
+"""Several pytests share a run: both kinds of tests go at the same time, and what must stay together does."""
 
 import re
 

@@ -4,8 +4,6 @@ import pytest
 from mpi4py import MPI
 from support.examples import load
 
-FRESH = True
-
 
 def test_digits_learns_the_same_everywhere(hvd, capsys):
     pytest.importorskip("sklearn")

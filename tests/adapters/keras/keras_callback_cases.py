@@ -232,7 +232,10 @@ def test_metrics_are_averaged_for_history_and_later_callbacks(hvd):
 
 @on_two_ranks
 @pytest.mark.skipif(BACKEND == "torch", reason="Keras on torch executes one step at a time")
-@pytest.mark.parametrize("together", [3, STEPS])
+@pytest.mark.parametrize(
+    "together",
+    [pytest.param(3, marks=[pytest.mark.slow] if BACKEND == "jax" else []), pytest.param(STEPS, marks=pytest.mark.slow)],
+)
 def test_callbacks_count_batches_where_several_are_executed_together(hvd, together):
     model = make_model()
     eagerly = BACKEND == "tensorflow"

@@ -37,17 +37,28 @@ SLOW = (
     "test_groups_of_variables",
     "test_backward_passes_per_step",
     "test_backward_passes_per_step_of_keras_2",
+    "test_mixed_precision_is_that_of_one_process",
     "test_only_the_process_set_trains_together",
     "test_two_models_with_layers_of_the_same_names",
     "test_layers_that_this_rank_has_numbered_differently",
+    "test_ranks_that_have_wrapped_other_numbers_of_optimizers_are_told",
     "test_saved_models_are_plain_and_go_on",
     "test_files_of_the_older_format",
     "test_custom_optimizers_are_saved_under_their_own_name",
     "test_wrapping_again_replaces_and_keeps_the_state",
     "test_optimizers_made_from_a_wrapped_one_are_wrapped_alike",
+    "test_elastic_state",
+    "test_elastic_state_of_a_model_with_two_optimizers",
+    "test_the_broadcast_comes_before_the_first_step_of_each_fit_and_brings_the_optimizer",
+    "test_layers_that_are_built_in_a_model_that_is_not_are_broadcast_before_its_first_step",
+    "test_models_with_different_optimizers_are_refused",
+    "test_local_variables_are_not_broadcast",
+    "test_random_layers_go_on_differing_between_ranks",
+    "test_metrics_are_averaged_for_history_and_later_callbacks",
     "test_warmup_and_schedule",
     "test_momentum_is_corrected_when_the_rate_changes",
     "test_the_best_checkpoint_is_written_by_rank_0",
+    "test_an_optimizer_that_is_not_wrapped_is_noticed",
     "test_the_working_folder_stays_clean",
 )
 
@@ -68,12 +79,13 @@ if WORLD.size > 2:
     CASES = [("clipnorm", "auto"), CASES[-1]]
 
 
-# Compiling costs seconds a case: where that is so, the plainer optimizers are among the slow tests.
-PLAIN = ("adam", "clipnorm") if BACKEND != "torch" and WORLD.size == 2 else ()
+# Compiling costs seconds a case: where that is so, only the last optimizer, which has most, is not among the slow tests. XLA
+# has a loop of its own in test_keras_tensorflow.py.
+QUICK = CASES if BACKEND == "torch" or WORLD.size > 2 else [(list(OPTIMIZERS)[-1], "auto")]
 
 
 @pytest.mark.parametrize(
-    ("name", "jit"), [pytest.param(*case, marks=[pytest.mark.slow] if case[0] in PLAIN else []) for case in CASES]
+    ("name", "jit"), [pytest.param(*case, marks=[] if case in QUICK else [pytest.mark.slow]) for case in CASES]
 )
 def test_training_is_that_of_one_process(hvd, name, jit):
     wanted = train_alone(OPTIMIZERS[name], jit_compile=jit)
@@ -174,7 +186,7 @@ def test_accumulated_gradients_are_reduced_once(hvd, monkeypatch):
 
 @on_two_ranks
 @pytest.mark.skipif(BACKEND != "jax", reason="only Keras on JAX has stateless_apply")
-@pytest.mark.parametrize("jit", [True, False])
+@pytest.mark.parametrize("jit", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_loop_of_the_user_with_stateless_apply(hvd, jit):
     import jax
 
@@ -263,7 +275,7 @@ def test_a_loss_scaler_around_the_wrapper_is_refused(hvd, mixed_float16):
 
 
 @on_two_ranks
-@pytest.mark.parametrize("scale", [True, False])
+@pytest.mark.parametrize("scale", [True, pytest.param(False, marks=[pytest.mark.slow] if BACKEND != "torch" else [])])
 def test_local_layers(hvd, scale):
     model = make_model()
     optimizer = hvd.PartialDistributedOptimizer(

@@ -39,7 +39,7 @@ def test_the_check_broadcasts_them_where_it_is_told_to(hvd, caplog):
     assert sum("All ranks have got those of rank 0 now" in line for line in lines(caplog)) == (WORLD.rank == 0)
 
 
-@pytest.mark.parametrize("same_data", [False, True])
+@pytest.mark.parametrize("same_data", [False, pytest.param(True, marks=[pytest.mark.slow] if BACKEND != "torch" else [])])
 def test_models_that_somebody_has_broadcast(hvd, same_data, caplog):
     callback = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
     with caplog.at_level(logging.WARNING, "hvdlite"):
@@ -85,7 +85,7 @@ def test_batches_that_the_program_asks_for_are_compared_before_the_second(hvd):
         model.train_on_batch(x, y)
 
 
-@pytest.mark.parametrize("same_data", [False, True])
+@pytest.mark.parametrize("same_data", [False, pytest.param(True, marks=[pytest.mark.slow] if BACKEND != "torch" else [])])
 def test_batches_that_the_program_asks_for_after_a_broadcast(hvd, same_data, caplog):
     model = make_model(0 if same_data else WORLD.rank)
     model.compile(optimizer=hvd.DistributedOptimizer(adam()), loss="mse")

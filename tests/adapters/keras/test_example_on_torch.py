@@ -6,5 +6,4 @@ from keras_example import *  # noqa: F403 - the tests of all backends
 pytest.importorskip("torch")
 
 RANKS = (2,)
-FRESH = True
 ENVIRONMENT = {"KERAS_BACKEND": "torch"}

@@ -111,7 +111,7 @@ def test_two_optimizers_of_a_model_resumed_on_rank_0(hvd):
     assert [int(keras_array(optimizer.iterations)) for optimizer in optimizers] == [1 + STEPS] * 2
 
 
-@pytest.mark.parametrize("compiled", [{}, {"autograph": False}, {"jit_compile": True}], ids=str)
+@pytest.mark.parametrize("compiled", [{}, pytest.param({"autograph": False}, marks=pytest.mark.slow), {"jit_compile": True}])
 def test_a_loop_of_the_user_in_a_tf_function(hvd, compiled):
     model = make_model()
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
@@ -134,7 +134,7 @@ def test_a_loop_of_the_user_in_a_tf_function(hvd, compiled):
     assert_same_everywhere(model.get_weights())
 
 
-@pytest.mark.parametrize("as_dense", [False, True])
+@pytest.mark.parametrize("as_dense", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_embeddings(hvd, as_dense):
     """Whose gradients are rows, different ones on each rank."""
     keras.utils.set_random_seed(0)

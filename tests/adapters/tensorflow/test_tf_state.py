@@ -19,7 +19,6 @@ from hvdlite.errors import (  # noqa: E402
 from hvdlite.tensorflow.elastic import TensorFlowKerasState, TensorFlowState, run  # noqa: E402
 
 RANKS = (2,)
-FRESH = True
 RANK, SIZE = WORLD.rank, WORLD.size
 LAST = SIZE - 1
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8", "bool")

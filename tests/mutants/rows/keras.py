@@ -18,7 +18,7 @@ ROWS = (
         "hvdlite/keras/reducer.py",
         "for name, variable in zip(labels[len(common) :], new, strict=True):",
         "for name, variable in zip(map(name_of, new), new, strict=True):",
-        guards.KERAS,
+        guards.KERAS_ON_TORCH,
     ),
     Mutant(
         "keras-broadcast-optimizer",
@@ -26,7 +26,7 @@ ROWS = (
         "hvdlite/keras/model_state.py",
         "variables += [variable for optimizer in optimizers for variable in variables_of(optimizer)]",
         "pass",
-        guards.KERAS,
+        guards.KERAS_ON_TORCH,
     ),
     Mutant(
         "keras-broadcast-one-optimizer",
@@ -50,7 +50,7 @@ ROWS = (
         "hvdlite/keras/callbacks.py",
         "logs[name] = float(np.mean([theirs[name] for theirs in everyone]))",
         "logs[name] = float(np.sum([theirs[name] for theirs in everyone]))",
-        guards.KERAS,
+        guards.KERAS_ON_TORCH,
     ),
     Mutant(
         "keras-momentum",
