@@ -88,6 +88,7 @@ if TYPE_CHECKING:
         reducescatter_async,
         synchronize,
     )
+    from hvdlite.point_to_point import P2POp, Received, batch, irecv, isend, recv, recv_object, send, send_object
     from hvdlite.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
     from hvdlite.usage import Stats, gather_stats, mark_step, stats
 
@@ -107,9 +108,11 @@ __all__ = [
     "MismatchError",
     "NotInitializedError",
     "OperationTimeoutError",
+    "P2POp",
     "PeerLostError",
     "ProcessSet",
     "Product",
+    "Received",
     "Stats",
     "Sum",
     "SystemFailure",
@@ -126,6 +129,7 @@ __all__ = [
     "alltoall",
     "alltoall_async",
     "barrier",
+    "batch",
     "broadcast",
     "broadcast_",
     "broadcast_async",
@@ -150,8 +154,10 @@ __all__ = [
     "grouped_reducescatter",
     "grouped_reducescatter_async",
     "init",
+    "irecv",
     "is_homogeneous",
     "is_initialized",
+    "isend",
     "join",
     "local_rank",
     "local_size",
@@ -162,11 +168,15 @@ __all__ = [
     "nccl_built",
     "poll",
     "rank",
+    "recv",
+    "recv_object",
     "reducescatter",
     "reducescatter_async",
     "remove_process_set",
     "rocm_built",
     "run",
+    "send",
+    "send_object",
     "shutdown",
     "size",
     "stall_limit",
@@ -177,7 +187,7 @@ __all__ = [
 ]
 
 _MODULES = (
-    *("errors", "basics", "process_sets", "handles", "ops", "objects", "compression", "usage"),
+    *("errors", "basics", "process_sets", "handles", "ops", "objects", "point_to_point", "compression", "usage"),
     *("backends", "launcher.functions"),
 )
 

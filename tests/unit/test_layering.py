@@ -28,6 +28,7 @@ CORE = {
     "handles",
     "objects",
     "ops",
+    "point_to_point",
     "process_sets",
     "runtime",
 }
@@ -74,6 +75,7 @@ ROOMS = {
     "intake": {"model", "observe"},
     "negotiation": {"model", "observe"},
     "membership": {"model"},
+    "point_to_point": {"model", "observe"},
     "execution": {"model", "observe", "intake", "negotiation"},
 }
 # In execution the executor is above the two kinds of operations, which know nothing of each other.

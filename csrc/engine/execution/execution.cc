@@ -44,7 +44,8 @@ Execution::Execution(transport::Transport& transport, collectives::Selection sel
     : transport_(transport),
       shared_(shared),
       selection_(selection),
-      executor_(transport, std::move(selection), shared) {}
+      executor_(transport, std::move(selection), shared),
+      transfers_(transport, shared) {}
 
 std::unique_ptr<Agreement> Execution::add_set(const ProcessSet& set,
                                               const Regions::Grant& regions) {
@@ -104,6 +105,16 @@ void Execution::execute_prepared(SetId set, Entry& entry) {
   ++shared_.counters.riding_ops;
   ++shared_.counters.fused_ops;
   shared_.finish({&entry, 1}, base::Status{});
+}
+
+bool Execution::advance() {
+  const bool moved = executor_.advance();
+  return (!transfers_.idle() && transfers_.advance()) || moved;
+}
+
+void Execution::park_all(const base::Status& why, bool lost) {
+  executor_.park_all(why, lost);
+  transfers_.park_all(why);
 }
 
 void Execution::execute(SetId set, FusedOp fused, std::vector<Entry> entries) {

@@ -1,5 +1,5 @@
-// What the ranks have agreed on is done here: the process sets' memory and their operations.
-// Thread: the holder of the progress token. Owns: what the sets share, the executor. Blocks: never, but close, for a moment.
+// What the ranks have agreed on is done here: the process sets' memory, their operations, and what two ranks send one another.
+// Thread: the holder of the progress token. Owns: what the sets share, the executor, transfers. Blocks: never, but close, for a moment.
 // Throws: what operation.h says.
 //
 // Small allreduces are prepared (collectives/allreduce_inline.h): before the members have agreed, each puts its payload where the
@@ -9,10 +9,12 @@
 
 #include <map>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "engine/execution/executor.h"
 #include "engine/execution/sharing.h"
+#include "engine/execution/transfers.h"
 #include "engine/intake/shared_state.h"
 #include "engine/negotiation/agreement.h"
 
@@ -36,16 +38,21 @@ class Execution {
   void execute_prepared(SetId set, Entry& entry);
   void execute(SetId set, FusedOp fused, std::vector<Entry> entries);
 
-  // As Executor has them.
-  bool advance() { return executor_.advance(); }
-  bool idle() const { return executor_.idle(); }
-  bool idle(SetId set) const { return executor_.idle(set); }
+  // What is sent to another rank, or comes from it, as Transfers has it.
+  void start_send(Entry entry, int to) { transfers_.send(std::move(entry), to); }
+  void start_receive(Entry entry, int from) { transfers_.receive(std::move(entry), from); }
+
+  // As Executor and Transfers have them.
+  bool advance();
+  bool idle() const { return executor_.idle() && transfers_.idle(); }
+  bool idle(SetId set) const { return executor_.idle(set) && transfers_.idle(set); }
   bool settled() const { return executor_.settled(); }
   template <typename Visit>
   void for_each(Visit visit) const {
     executor_.for_each(visit);
+    transfers_.for_each(visit);
   }
-  void park_all(const base::Status& why, bool lost) { executor_.park_all(why, lost); }
+  void park_all(const base::Status& why, bool lost);
   void close(bool memory_is_free) { executor_.close(memory_is_free); }
 
  private:
@@ -56,6 +63,7 @@ class Execution {
   const collectives::Selection selection_;
   std::map<SetId, ExecutionSet> sets_;
   Executor executor_;
+  Transfers transfers_;
 };
 
 }  // namespace hvdlite::engine

@@ -2,11 +2,11 @@
 
 #include <algorithm>
 
+#include "engine/execution/tags.h"
+
 namespace hvdlite::engine {
 namespace {
 
-// Tag layout, from the low end: channel, operation number (modulo), process set.
-constexpr int kSetBits = 10;
 // Memory kept for fusion buffers, in fusion thresholds: enough for the operations usually in flight.
 constexpr std::size_t kPoolThresholds = 4;
 
@@ -52,10 +52,7 @@ void Executor::close(bool memory_is_free) {
 }
 
 std::uint32_t Executor::next_tag(ExecutionSet& set) const {
-  const int operation_bits = transport_.tag_bits() - collectives::kChannelBits - kSetBits;
-  const auto operation = set.next_operation++ & ((std::uint32_t{1} << operation_bits) - 1);
-  const auto slot = static_cast<std::uint32_t>(set.id().id) & ((std::uint32_t{1} << kSetBits) - 1);
-  return ((slot << operation_bits) | operation) << collectives::kChannelBits;
+  return tag_of(transport_, set.id(), set.next_operation++);
 }
 
 void Executor::enqueue(ExecutionSet& set, FusedOp fused, std::vector<Entry> entries) {
