@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from hvdlite.launcher.functions import *
     from hvdlite.objects import *
     from hvdlite.ops import *
+    from hvdlite.point_to_point import *
     from hvdlite.process_sets import *
     from hvdlite.usage import *
 
@@ -37,9 +38,11 @@ __all__ = [
     "MismatchError",
     "NotInitializedError",
     "OperationTimeoutError",
+    "P2POp",
     "PeerLostError",
     "ProcessSet",
     "Product",
+    "Received",
     "Stats",
     "Sum",
     "SystemFailure",
@@ -56,6 +59,7 @@ __all__ = [
     "alltoall",
     "alltoall_async",
     "barrier",
+    "batch",
     "broadcast",
     "broadcast_",
     "broadcast_async",
@@ -80,8 +84,10 @@ __all__ = [
     "grouped_reducescatter",
     "grouped_reducescatter_async",
     "init",
+    "irecv",
     "is_homogeneous",
     "is_initialized",
+    "isend",
     "join",
     "local_rank",
     "local_size",
@@ -92,11 +98,15 @@ __all__ = [
     "nccl_built",
     "poll",
     "rank",
+    "recv",
+    "recv_object",
     "reducescatter",
     "reducescatter_async",
     "remove_process_set",
     "rocm_built",
     "run",
+    "send",
+    "send_object",
     "shutdown",
     "size",
     "stall_limit",
@@ -107,7 +117,7 @@ __all__ = [
 ]
 
 _MODULES = (
-    *("errors", "basics", "process_sets", "handles", "ops", "objects", "compression", "usage"),
+    *("errors", "basics", "process_sets", "handles", "ops", "objects", "point_to_point", "compression", "usage"),
     *("backends", "launcher.functions"),
 )
 

@@ -17,7 +17,7 @@ from hvdlite.ops import broadcast_
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.runtime import RUNTIME
 
-__all__ = ["allgather_object", "broadcast_object", "exchange_object"]
+__all__ = ["allgather_object", "broadcast_object", "exchange_object", "new_payload", "packed", "unpacked"]
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -46,16 +46,14 @@ def broadcast_object(
         MismatchError, HorovodInternalError: as for `hvdlite.broadcast`.
     """
     is_root = RUNTIME.require_topology().rank == root_rank
-    state, payload = _dumps(obj) if is_root else (_PICKLED, _nothing(0))
-    header = np.array([state, payload.size], dtype=np.int64)
+    header, payload, failure = packed(obj if is_root else None)
     broadcast_(header, root_rank, _part(name, "header"), process_set)
-    state, size = _read_header(header.tolist(), "broadcast_object", root_rank)
     if not is_root:
-        payload = _nothing(size)
+        payload = new_payload(header, "broadcast_object", root_rank)
     broadcast_(payload, root_rank, _part(name, "data"), process_set)
-    if state == _FAILED:
-        raise InvalidArgumentError(f"broadcast_object: rank {root_rank} {_text(payload.data)}")
-    return obj if is_root else _loads(payload.data, "broadcast_object", root_rank)
+    if is_root and failure is None:
+        return obj
+    return unpacked(header, payload, "broadcast_object", root_rank)
 
 
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
@@ -80,6 +78,32 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
 def exchange_object(obj: Any, name: str, process_set: ProcessSet) -> list[Any]:
     """`allgather_object` for what hvdlite itself has to know; it runs whatever the knob horovod_rules forbids."""
     return _collect(obj, name, process_set, without_joined=True)
+
+
+def packed(obj: Any) -> tuple[npt.NDArray[np.int64], Bytes, str | None]:
+    """What one rank sends of an object: a header, and the bytes; and why the object cannot be sent, which the bytes tell."""
+    state, payload = _dumps(obj)
+    return np.array([state, payload.size], np.int64), payload, _text(payload.data) if state == _FAILED else None
+
+
+def new_payload(header: npt.NDArray[np.int64], operation: str, sender: int) -> Bytes:
+    """Room for the bytes that the header of `packed` announces.
+
+    Raises:
+        InternalError: no rank sends such a header.
+    """
+    return _nothing(_read_header(header.tolist(), operation, sender)[1])
+
+
+def unpacked(header: npt.NDArray[np.int64], payload: Bytes, operation: str, sender: int) -> Any:
+    """The object that `packed` was given.
+
+    Raises:
+        InvalidArgumentError: the sender could not pickle it, or this rank cannot unpickle it.
+    """
+    if int(header[0]) == _FAILED:
+        raise InvalidArgumentError(f"{operation}: rank {sender} {_text(payload.data)}")
+    return _loads(payload.data, operation, sender)
 
 
 def _collect(obj: Any, name: str | None, process_set: ProcessSet, without_joined: bool) -> list[Any]:

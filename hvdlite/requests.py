@@ -51,6 +51,8 @@ class Kind:
     JOIN = 6
     ADD_PROCESS_SET = 7
     REMOVE_PROCESS_SET = 8
+    SEND = 9
+    RECV = 10
 
 
 class Flag:
@@ -71,6 +73,8 @@ KIND_NAMES = (
     "join",
     "add_process_set",
     "remove_process_set",
+    "send",
+    "recv",
 )
 
 
@@ -97,6 +101,7 @@ class Request(NamedTuple):
     flags: int = 0
     arena: int = 0
     stream: int = 0  # the CUDA stream in whose order GPU memory is ready
+    tag: int = 0  # of a send or a receive, whose other rank is the root
 
 
 def resolve_op(op: int | None, average: bool | None, stacklevel: int = 3) -> int:

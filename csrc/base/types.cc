@@ -18,8 +18,8 @@ std::string_view name_of(ReduceOp op) {
 
 std::string_view name_of(OpKind kind) {
   constexpr std::string_view kNames[kNumOpKinds] = {
-      "allreduce", "allgather", "broadcast",       "alltoall",          "reducescatter",
-      "barrier",   "join",      "add_process_set", "remove_process_set"};
+      "allreduce", "allgather",       "broadcast",          "alltoall", "reducescatter", "barrier",
+      "join",      "add_process_set", "remove_process_set", "send",     "recv"};
   const auto index = static_cast<std::size_t>(kind);
   return index < kNumOpKinds ? kNames[index] : "unknown kind";
 }

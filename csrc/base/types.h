@@ -1,4 +1,4 @@
-// The vocabulary every layer shares: element types, reduction operators, kinds of collective.
+// The vocabulary every layer shares: element types, reduction operators, kinds of operations.
 // Thread: plain values, any thread. Owns: nothing. Blocks: no. Throws: Error(InvalidArgument) from the parse functions only.
 #pragma once
 
@@ -50,8 +50,10 @@ enum class OpKind : std::uint8_t {
   kJoin = 6,
   kAddProcessSet = 7,
   kRemoveProcessSet = 8,
+  kSend = 9,
+  kRecv = 10,
 };
-inline constexpr int kNumOpKinds = 9;
+inline constexpr int kNumOpKinds = 11;
 
 constexpr bool reduces(OpKind kind) {
   return kind == OpKind::kAllreduce || kind == OpKind::kReducescatter;
@@ -65,6 +67,10 @@ constexpr bool moves_data(OpKind kind) {
 }
 constexpr bool changes_sets(OpKind kind) {
   return kind == OpKind::kAddProcessSet || kind == OpKind::kRemoveProcessSet;
+}
+// Between two ranks, which alone ask for it; all other kinds are collective.
+constexpr bool is_point_to_point(OpKind kind) {
+  return kind == OpKind::kSend || kind == OpKind::kRecv;
 }
 
 // Identifies a process set for good: ids are reused after remove_process_set, epochs are not.

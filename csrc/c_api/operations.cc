@@ -40,7 +40,9 @@ static_assert(is(OpKind::kAllreduce, HVDLITE_ALLREDUCE) &&
               is(OpKind::kReducescatter, HVDLITE_REDUCESCATTER) &&
               is(OpKind::kBarrier, HVDLITE_BARRIER) && is(OpKind::kJoin, HVDLITE_JOIN) &&
               is(OpKind::kAddProcessSet, HVDLITE_ADD_PROCESS_SET) &&
-              is(OpKind::kRemoveProcessSet, HVDLITE_REMOVE_PROCESS_SET));
+              is(OpKind::kRemoveProcessSet, HVDLITE_REMOVE_PROCESS_SET) &&
+              is(OpKind::kSend, HVDLITE_SEND) && is(OpKind::kRecv, HVDLITE_RECV));
+static_assert(hvdlite::engine::kAny == HVDLITE_ANY);
 static_assert(is(ReduceOp::kAverage, HVDLITE_AVERAGE) && is(ReduceOp::kSum, HVDLITE_SUM) &&
               is(ReduceOp::kAdasum, HVDLITE_ADASUM) && is(ReduceOp::kMin, HVDLITE_MIN) &&
               is(ReduceOp::kMax, HVDLITE_MAX) && is(ReduceOp::kProduct, HVDLITE_PRODUCT));
@@ -71,6 +73,7 @@ RequestView hvdlite::engine::view_of(const hvdlite_request& from) {
   view.absent = (from.flags & HVDLITE_FLAG_ABSENT) != 0;
   view.wire = wire_of(from.flags);
   view.root = from.root;
+  view.tag = from.tag;
   view.device = from.device;
   view.layout = from.layout;
   view.prescale = from.prescale;
@@ -149,7 +152,8 @@ hvdlite_result result_of(const Completion& completion) {
     result.error = failure->message.c_str();
     result.contributors = -1;
   }
-  result.last_joined_rank = result.process_set = completion.value;
+  result.last_joined_rank = result.process_set = result.source = completion.value;
+  result.tag = completion.contributors;
   result.device = HVDLITE_DEVICE_CPU;
   if (const Output* const output = completion.output.get()) describe(*output, result);
   return result;

@@ -13,6 +13,7 @@ std::unique_ptr<Agreement> Carrier::add_set(const ProcessSet& set, const Regions
   std::unique_ptr<Agreement> port = execution_.add_set(set, regions);
   shared_.sets.add({set.id, set.members, set.index, execution_.share_memory(set.id)});
   membership_.add_set(set.id, set.members);
+  point_to_point_.add_set(set);
   return port;
 }
 
@@ -20,6 +21,7 @@ void Carrier::remove_set(SetId set) {
   shared_.sets.remove(set.id);
   shared_.numbering.forget(set);
   membership_.remove_set(set);
+  point_to_point_.remove_set(set);
   execution_.remove_set(set);
 }
 

@@ -4,22 +4,29 @@
 
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "engine/execution/execution.h"
 #include "engine/intake/shared_state.h"
 #include "engine/membership/membership.h"
 #include "engine/negotiation/effects.h"
+#include "engine/point_to_point/point_to_point.h"
 #include "transport/transport.h"
 
 namespace hvdlite::engine {
 
-class Carrier final : public Effects {
+class Carrier final : public engine::Effects, public PointToPoint::Effects {
  public:
   Carrier(transport::Transport& transport, SharedState& shared, Membership& membership,
-          Execution& execution)
-      : transport_(transport), shared_(shared), membership_(membership), execution_(execution) {}
+          Execution& execution, PointToPoint& point_to_point)
+      : transport_(transport),
+        shared_(shared),
+        membership_(membership),
+        execution_(execution),
+        point_to_point_(point_to_point) {}
 
+  // --- Negotiation's, of which PointToPoint has some ---
   void send(int rank, const Message& message) override;
   void ring(int rank) override { transport_.ring(rank); }
   void execute(SetId set, FusedOp fused, std::vector<Entry> entries) override {
@@ -32,22 +39,33 @@ class Carrier final : public Effects {
   void finish(std::span<const Entry> entries, const base::Status& status) override {
     shared_.finish(entries, status);
   }
-  bool idle(SetId set) override { return execution_.idle(set); }
+  bool idle(SetId set) override { return execution_.idle(set) && !point_to_point_.waits(set); }
   std::unique_ptr<Agreement> add_set(const ProcessSet& set, const Regions::Grant& regions) override;
   void remove_set(SetId set) override;
   void share_staging(SetId set, const Regions::Grant& regions) override {
     execution_.share_staging(set, regions);
   }
   void joined(SetId set) override { shared_.numbering.joined(set); }
-  void reached(std::span<const Entry> entries, Stage stage) override {
+  void reached(std::span<const Entry> entries, FlightRecorder::Stage stage) override {
     shared_.reached(entries, stage);
   }
   void announced_in_memory(std::span<const Entry> entries) override {
-    shared_.usage.reached(entries, Stage::kAnnounced);
+    shared_.usage.reached(entries, FlightRecorder::Stage::kAnnounced);
   }
   void before_announcing() override { static_cast<void>(shared_.usage.now()); }
   void came_last(int rank, std::size_t operations) override {
     shared_.usage.came_last(rank, operations);
+  }
+
+  // --- PointToPoint's ---
+  // No time that collectives wait for a rank.
+  void posted(const Entry& entry) override {
+    shared_.recorder.reached(entry.completion->record, FlightRecorder::Stage::kAnnounced);
+    shared_.timeline.reached({&entry, 1}, FlightRecorder::Stage::kAnnounced);
+  }
+  void start_send(Entry entry, int to) override { execution_.start_send(std::move(entry), to); }
+  void start_receive(Entry entry, int from) override {
+    execution_.start_receive(std::move(entry), from);
   }
 
  private:
@@ -55,6 +73,7 @@ class Carrier final : public Effects {
   SharedState& shared_;
   Membership& membership_;
   Execution& execution_;
+  PointToPoint& point_to_point_;
 };
 
 }  // namespace hvdlite::engine

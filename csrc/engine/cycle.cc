@@ -12,17 +12,26 @@ using base::Clock;
 using base::ErrorCode;
 using base::Status;
 
+namespace {
+
+// A message between two ranks of at most so many bytes goes with what tells of it: to ask for it would take longer.
+constexpr std::size_t kWholeBytes = 8192;
+
+}  // namespace
+
 Cycle::Cycle(transport::Transport& transport, SharedState& shared, collectives::Selection selection)
     : transport_(transport),
       shared_(shared),
       patience_(patience_of(shared.config.cycle_time, transport.size())),
       execution_(transport, selection, shared),
       membership_(roster_of(transport), limits_of(shared.config), shared.time.now()),
-      carrier_(transport, shared, membership_, execution_),
+      carrier_(transport, shared, membership_, execution_, point_to_point_),
+      point_to_point_({transport.rank(), transport.size(), kWholeBytes}, carrier_),
       negotiation_(settings_of(transport, shared.config, selection), transport.size(),
                    regions_of(transport), shared.counters, carrier_),
-      facts_(transport, shared, negotiation_, execution_),
-      messenger_(transport, shared, execution_, membership_, facts_, negotiation_, carrier_) {}
+      facts_(transport, shared, negotiation_, point_to_point_, execution_),
+      messenger_(transport, shared, execution_, membership_, facts_, negotiation_, point_to_point_,
+                 carrier_) {}
 
 // --- a pass -----------------------------------------------------------------------------------------------------------
 
@@ -50,7 +59,8 @@ bool Cycle::pass_once(bool flush, bool thorough) {
     return false;
   }
   shared_.usage.forget_now();
-  bool moved = (thorough || !negotiation_.agrees_in_memory()) && messenger_.receive();
+  const bool listens = thorough || !negotiation_.agrees_in_memory() || point_to_point_.waits();
+  bool moved = listens && messenger_.receive();
   moved = take_queued(flush) || moved;
   moved = negotiation_.advance() || moved;
   moved = execution_.advance() || moved;
@@ -77,10 +87,21 @@ bool Cycle::take_queued(bool flush) {
     if (shared_.tracing) shared_.timeline.announcing();
     shared_.usage.taken(entries, since);
   }
-  for (Entry& entry : entries) negotiation_.admit(entry);
+  for (Entry& entry : entries) admit(entry);
   entries.clear();
   taken_ = std::move(entries);
   return any;
+}
+
+void Cycle::admit(Entry& entry) {
+  const Request& request = *entry.request;
+  if (!base::is_point_to_point(request.kind)) return negotiation_.admit(entry);
+  if (negotiation_.is_removing(request.set)) {
+    return shared_.finish({&entry, 1},
+                          {ErrorCode::kInvalidArgument, describe(request) + ": " + kBeingRemoved});
+  }
+  shared_.usage.moves(request.kind, request.bytes(), 1);
+  point_to_point_.admit(std::move(entry));
 }
 
 Outlook Cycle::outlook() const {
@@ -88,7 +109,7 @@ Outlook Cycle::outlook() const {
   outlook.idle = std::chrono::duration_cast<base::microseconds>(shared_.time.now() - moved_at_);
   outlook.moving_data = !execution_.idle();
   outlook.gpu_at_work = !execution_.settled();
-  outlook.negotiating = negotiation_.has_pending();
+  outlook.negotiating = negotiation_.has_pending() || point_to_point_.waits();
   outlook.watching = membership_.watching();
   if (negotiation_.tries_again()) {
     outlook.due = pause_before_trying_again(outlook.idle);
@@ -110,6 +131,7 @@ bool Cycle::say_goodbye() {
     const Status why = {ErrorCode::kAborted, kShutDownHere};
     shared_.finish(shared_.queue.take_all(), why);
     std::set<int> undecided = negotiation_.leave(why);
+    point_to_point_.leave(why);
     transport_.announce_leaving();
     messenger_.apply(membership_.leave(std::move(undecided)));
     return true;
@@ -118,8 +140,8 @@ bool Cycle::say_goodbye() {
 
 bool Cycle::drained() {
   return guard([&] {
-    return membership_.goodbyes_answered() && execution_.idle() && execution_.settled() &&
-           transport_.messages_flushed();
+    return membership_.goodbyes_answered() && !point_to_point_.is_cleared() && execution_.idle() &&
+           execution_.settled() && transport_.messages_flushed();
   });
 }
 

@@ -1,5 +1,5 @@
-// The engine proper: whoever holds the progress token calls pass() until there is nothing to do. It calls the three machines in
-// turn, Negotiation, Execution and Membership, and carries out what they want done.
+// The engine proper: whoever holds the progress token calls pass() until there is nothing to do. It calls the four machines in
+// turn, Negotiation, PointToPoint, Execution and Membership, and carries out what they want done.
 // Thread: the holder of the progress token only. Owns: the machines. Blocks: never.
 // Throws: nothing; an error of the transport or a bug of ours fails the whole engine with its text (SharedState::failure).
 #pragma once
@@ -50,6 +50,7 @@ class Cycle {
   void below_failed(const std::exception& error);
   bool pass_once(bool flush, bool thorough);
   bool take_queued(bool flush);
+  void admit(Entry& entry);
 
   transport::Transport& transport_;
   SharedState& shared_;
@@ -57,6 +58,7 @@ class Cycle {
   Execution execution_;
   Membership membership_;
   Carrier carrier_;
+  PointToPoint point_to_point_;
   Negotiation negotiation_;
   SystemFacts facts_;
   Messenger messenger_;

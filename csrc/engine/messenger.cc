@@ -1,6 +1,7 @@
 #include "engine/messenger.h"
 
 #include <type_traits>
+#include <utility>
 
 #include "engine/model/text.h"
 
@@ -39,6 +40,14 @@ bool Messenger::receive() {
 
 void Messenger::hear(int source, Message& message) {
   std::visit([&](auto& content) { hear(source, content); }, message);
+}
+
+void Messenger::hear(int source, Verdict& message) {
+  if (message.point_to_point) {
+    point_to_point_.hear(source, message);
+  } else {
+    negotiation_.hear(source, std::move(message));
+  }
 }
 
 template <typename Content>
@@ -96,6 +105,11 @@ void Messenger::carry_out(const Membership::Warn& action) {
   });
 }
 
+void Messenger::carry_out(const Membership::Left& action) {
+  negotiation_.left(action.rank, action.why);
+  point_to_point_.left(action.rank, action.why);
+}
+
 void Messenger::carry_out(const Membership::Undecided& action) {
   negotiation_.fail_undecided(action.coordinator, {ErrorCode::kAborted, kShutDownHere});
 }
@@ -128,6 +142,7 @@ void Messenger::tell_user(const Status& why) {
 void Messenger::end_all(const Status& why) {
   execution_.park_all(why, shared_.failure.happened());
   negotiation_.end_all(why);
+  point_to_point_.end_all(why);
   shared_.finish(shared_.queue.take_all(), why);
 }
 

@@ -15,13 +15,14 @@ class Messenger {
  public:
   Messenger(transport::Transport& transport, SharedState& shared, Execution& execution,
             Membership& membership, Membership::Facts& facts, Negotiation& negotiation,
-            Carrier& carrier)
+            PointToPoint& point_to_point, Carrier& carrier)
       : transport_(transport),
         shared_(shared),
         execution_(execution),
         membership_(membership),
         facts_(facts),
         negotiation_(negotiation),
+        point_to_point_(point_to_point),
         carrier_(carrier) {}
 
   // All that has arrived; true if anything has.
@@ -34,11 +35,16 @@ class Messenger {
   void end_all(const base::Status& why);
 
  private:
-  // Negotiation hears three kinds of messages, Membership all others.
+  // Negotiation hears three kinds of messages, PointToPoint five, Membership all others.
   void hear(int source, Message& message);
   void hear(int source, Announcement& message) { negotiation_.hear(source, std::move(message)); }
   void hear(int source, ResponseList& message) { negotiation_.hear(source, std::move(message)); }
-  void hear(int source, Verdict& message) { negotiation_.hear(source, std::move(message)); }
+  void hear(int source, Verdict& message);
+  void hear(int source, Offer& message) { point_to_point_.hear(source, std::move(message)); }
+  void hear(int source, Clearance& message) { point_to_point_.hear(source, message); }
+  void hear(int source, Coming& message) { point_to_point_.hear(source, message); }
+  void hear(int source, Withdrawal& message) { point_to_point_.hear(source, message); }
+  void hear(int source, Rejection& message) { point_to_point_.hear(source, message); }
   template <typename Content>
   void hear(int source, Content& message);
 
@@ -47,7 +53,7 @@ class Messenger {
   void carry_out(const Membership::Announce& action);
   void carry_out(const Membership::Warn& action);
   void carry_out(const Membership::Fail& action);
-  void carry_out(const Membership::Left& action) { negotiation_.left(action.rank, action.why); }
+  void carry_out(const Membership::Left& action);
   void carry_out(const Membership::Undecided& action);
   void carry_out(const Membership::Log& action) {
     shared_.log.write(action.level, "control", action.text);
@@ -62,6 +68,7 @@ class Messenger {
   Membership& membership_;
   Membership::Facts& facts_;
   Negotiation& negotiation_;
+  PointToPoint& point_to_point_;
   Carrier& carrier_;
 };
 

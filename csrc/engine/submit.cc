@@ -123,22 +123,27 @@ void Engine::submit_unnamed(std::span<const Ask> asks, const Ask& first, Launch 
   const std::string label(grouped ? shared_.numbering.name(set, kind, 0) : Numbering::Name());
   std::vector<Ask> named(asks.begin(), asks.end());
   std::vector<std::string> names(size);
-  std::uint64_t used = grouped ? 1 : 0;
+  std::array<std::uint64_t, base::kNumOpKinds> used{};
+  if (grouped) used[static_cast<std::size_t>(kind)] = 1;
   for (std::size_t i = 0; i < size; ++i) {
     RequestView& view = named[i].request;
     if (!is_unnamed(named[i])) continue;
-    if (view.kind != kind || view.set != set.id) {
+    const bool of_two = base::is_point_to_point(kind) && base::is_point_to_point(view.kind);
+    if ((view.kind != kind && !of_two) || view.set != set.id) {
       throw Error(ErrorCode::kInvalidArgument,
                   "the unnamed operations of one call must be of one kind on one process set");
     }
+    std::uint64_t& number = used[static_cast<std::size_t>(view.kind)];
     names[i] = grouped ? label + '_' + std::to_string(i + 1) + "of" + std::to_string(size)
-                       : std::string(shared_.numbering.name(set, kind, used++));
+                       : std::string(shared_.numbering.name(set, view.kind, number++));
     view.name = names[i];
     view.group = label;
     view.unnamed = true;
   }
   submit_named(named, info, std::move(launching));
-  shared_.numbering.use(set, kind, used);
+  for (std::size_t each = 0; each < used.size(); ++each) {
+    if (used[each] > 0) shared_.numbering.use(set, static_cast<base::OpKind>(each), used[each]);
+  }
 }
 
 void Engine::submit_named(std::span<const Ask> asks, SetDirectory::Info set, Launch launching) {

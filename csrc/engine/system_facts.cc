@@ -52,24 +52,26 @@ BlockedReport SystemFacts::blocked() {
   std::set<std::int32_t> removing;
   for (const Entry& entry : negotiation_.held_removals()) {
     const SetNegotiation* set = negotiation_.find(entry.request->root);
-    if (!is_awaited(entry.completion) || set == nullptr || !set->has_pending()) continue;
+    if (!is_awaited(entry.completion) || set == nullptr) continue;
+    if (!set->has_pending() && !point_to_point_.waits(set->set().id)) continue;
     removing.insert(entry.request->root);
     ++found;
   }
-  negotiation_.for_each_set([&](const SetNegotiation& set) {
-    set.for_each_pending([&](const Entry& entry) {
-      const Request& request = *entry.request;
-      const bool awaited_itself = is_awaited(entry.completion);
-      const bool waited_for = awaited_itself || removing.contains(request.set.id);
-      found += awaited_itself ? 1 : 0;
-      std::vector<std::int32_t> not_asking;
-      for (const int member : *set.set().members) {
-        if (!request.asks(member)) not_asking.push_back(member);
-      }
-      report.open.push_back({request.set, request.kind, request.name, request.group,
-                             request.group_size, waited_for, std::move(not_asking)});
-    });
-  });
+  const auto add = [&](const Entry& entry) {
+    const Request& request = *entry.request;
+    const bool awaited_itself = is_awaited(entry.completion);
+    const bool waited_for = awaited_itself || removing.contains(request.set.id);
+    found += awaited_itself ? 1 : 0;
+    std::vector<std::int32_t> not_asking;
+    for (const int member : *negotiation_.find(request.set.id)->set().members) {
+      if (!request.asks(member)) not_asking.push_back(member);
+    }
+    report.open.push_back({request.set, request.kind, request.name, request.group,
+                           request.group_size, waited_for, std::move(not_asking), request.root,
+                           request.tag});
+  };
+  negotiation_.for_each_set([&](const SetNegotiation& set) { set.for_each_pending(add); });
+  point_to_point_.for_each_unmatched(add);
   // A caller that waits for data on its way, or has just been served, is not blocked by another rank's silence.
   report.blocked = found == watched + static_cast<std::int64_t>(awaited.size());
   if (!report.blocked) report.open.clear();
@@ -82,6 +84,9 @@ void SystemFacts::for_each_unfinished(const Visit& visit) {
   };
   negotiation_.for_each_set([&](const SetNegotiation& set) { set.for_each_pending(open); });
   std::ranges::for_each(negotiation_.held_removals(), open);
+  point_to_point_.for_each_unmatched(open);
+  point_to_point_.for_each_cleared(
+      [&](const Entry& entry) { visit(*entry.request, entry.completion->record, true); });
   execution_.for_each([&](const Entry& entry) {
     if (entry.request) visit(*entry.request, entry.completion->record, true);
   });

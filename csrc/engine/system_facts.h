@@ -9,6 +9,7 @@
 #include "engine/intake/shared_state.h"
 #include "engine/membership/membership.h"
 #include "engine/negotiation/negotiation.h"
+#include "engine/point_to_point/point_to_point.h"
 #include "transport/transport.h"
 
 namespace hvdlite::engine {
@@ -16,8 +17,12 @@ namespace hvdlite::engine {
 class SystemFacts final : public Membership::Facts {
  public:
   SystemFacts(transport::Transport& transport, SharedState& shared, const Negotiation& negotiation,
-              const Execution& execution)
-      : transport_(transport), shared_(shared), negotiation_(negotiation), execution_(execution) {}
+              const PointToPoint& point_to_point, const Execution& execution)
+      : transport_(transport),
+        shared_(shared),
+        negotiation_(negotiation),
+        point_to_point_(point_to_point),
+        execution_(execution) {}
 
   bool find_lost(int* rank, std::string* how) override {
     return transport_.find_lost_peer(rank, how);
@@ -43,6 +48,7 @@ class SystemFacts final : public Membership::Facts {
   transport::Transport& transport_;
   SharedState& shared_;
   const Negotiation& negotiation_;
+  const PointToPoint& point_to_point_;
   const Execution& execution_;
 };
 

@@ -20,15 +20,18 @@ except ImportError as error:
 
 from hvdlite import basics, process_sets, usage
 from hvdlite import ops as plain_ops
+from hvdlite import point_to_point as messages
 from hvdlite.basics import *
 from hvdlite.compression import Compression
 from hvdlite.errors import HorovodInternalError, missing_name
 from hvdlite.handles import Handle
 from hvdlite.ops import *
+from hvdlite.point_to_point import *
 from hvdlite.process_sets import *
 from hvdlite.torch import compression, elastic, functions, mpi_ops, ops, state  # noqa: F401 - so that hvd.mpi_ops needs no import of its own
 from hvdlite.torch.ops import *  # after hvdlite.ops: these have gradients
 from hvdlite.torch.optimizer import DistributedOptimizer
+from hvdlite.torch.point_to_point import *  # type: ignore[assignment]  # after hvdlite.point_to_point: these have gradients
 from hvdlite.torch.state import *
 from hvdlite.usage import *
 
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Compression", "DistributedOptimizer", "Handle", "HorovodInternalError", "SyncBatchNorm", "elastic"]
 __all__ += basics.__all__
+__all__ += messages.__all__
 __all__ += ops.__all__
 __all__ += plain_ops.__all__
 __all__ += process_sets.__all__

@@ -242,6 +242,8 @@ void announcing_what_cannot_be() {
                        changed(OpKind::kAddProcessSet, [](Request& r) { r.splits = {0, 1000}; }));
   coordinator_fails_on("the end of the set of all ranks",
                        changed(OpKind::kRemoveProcessSet, [](Request& r) { r.root = 0; }));
+  coordinator_fails_on("a send, which two ranks alone do",
+                       changed(OpKind::kSend, [](Request& r) { r.root = 0; }));
   coordinator_fails_on("a root outside",
                        changed(OpKind::kBroadcast, [](Request& r) { r.root = 7; }));
   coordinator_fails_on("a sum of nothing summable", changed(OpKind::kAllreduce, [](Request& r) {
@@ -253,6 +255,8 @@ void announcing_what_cannot_be() {
   wild.slots = {4000};
   coordinator_fails_on("a slot that was never filled", wild);
   coordinator_fails_on("a verdict of rank 1", engine::Verdict{kWorld, {"x"}, "no"});
+  coordinator_fails_on("a verdict of rank 1 on a send", engine::Verdict{kWorld, {"x"}, "no", true});
+  coordinator_fails_on("a payload that was not asked for", engine::Coming{1});
 }
 
 // --- what a member may not be told ------------------------------------------------------------------------------------------

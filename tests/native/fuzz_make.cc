@@ -114,6 +114,31 @@ engine::Whereabouts make_whereabouts(Draw& draw) {
   return message;
 }
 
+engine::Message make_point_to_point(Draw& draw) {
+  const std::uint64_t number = draw.below(4);
+  switch (draw.below(5)) {
+    case 0:
+      return engine::Clearance{number};
+    case 1:
+      return engine::Coming{number};
+    case 2:
+      return engine::Withdrawal{number};
+    case 3:
+      return engine::Rejection{number, make_text(draw)};
+    default:
+      break;
+  }
+  engine::Offer offer;
+  offer.set = make_set(draw);
+  offer.number = number;
+  offer.tag = static_cast<std::int32_t>(draw.below(3));
+  offer.dtype = static_cast<base::DType>(draw.below(base::kNumDTypes));
+  offer.elements = draw.below(9);
+  offer.name = make_text(draw);
+  if (draw.one_in(2)) offer.payload.resize(offer.bytes());
+  return offer;
+}
+
 }  // namespace
 
 Request make_request(Draw& draw, SetId set) {
@@ -147,7 +172,7 @@ Request make_request(Draw& draw, SetId set) {
 }
 
 engine::Message make_message(Draw& draw) {
-  switch (draw.below(12)) {
+  switch (draw.below(13)) {
     case 0:
     case 1:
       return make_announcement(draw);
@@ -167,6 +192,8 @@ engine::Message make_message(Draw& draw) {
       return make_inquiry(draw);
     case 10:
       return make_whereabouts(draw);
+    case 11:
+      return make_point_to_point(draw);
     default:
       if (draw.one_in(2)) return engine::FailureSeen{};
       if (draw.one_in(2)) return engine::GoodbyeSeen{};

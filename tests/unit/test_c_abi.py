@@ -38,6 +38,7 @@ class Request(ctypes.Structure):
         ("splits", ctypes.POINTER(ctypes.c_int64)),
         ("stream", ctypes.c_void_p),
         ("arena", ctypes.c_int64),
+        ("tag", ctypes.c_int32),
     )
 
 
@@ -63,7 +64,7 @@ class Result(ctypes.Structure):
     _fields_ = (
         ("code", ctypes.c_int32),
         ("error", ctypes.c_char_p),
-        *((name, ctypes.c_int32) for name in ("contributors", "last_joined_rank", "process_set", "ndim")),
+        *((name, ctypes.c_int32) for name in ("contributors", "last_joined_rank", "process_set", "source", "tag", "ndim")),
         ("shape", ctypes.c_void_p),
         ("num_received_splits", ctypes.c_int32),
         ("received_splits", ctypes.c_void_p),

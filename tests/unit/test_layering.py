@@ -29,6 +29,7 @@ CORE = {
     "handles",
     "objects",
     "ops",
+    "point_to_point",
     "process_sets",
     "runtime",
 }
@@ -77,6 +78,7 @@ ROOMS = {
     "intake": {"model", "observe"},
     "negotiation": {"model", "observe"},
     "membership": {"model"},
+    "point_to_point": {"model", "observe"},
     "execution": {"model", "observe", "intake", "negotiation"},
 }
 # In execution Execution is above the two kinds of operations, which know nothing of each other.

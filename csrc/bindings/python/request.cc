@@ -165,6 +165,7 @@ void Requests::add(nb::handle tuple) {
   arguments.optional("flags", request.flags);
   arguments.optional("arena", request.arena);
   arguments.optional("stream", request.stream);
+  arguments.optional("tag", request.tag);
   if (arguments.has_next()) throw nb::type_error("a request has too many arguments");
 }
 

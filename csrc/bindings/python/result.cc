@@ -54,6 +54,8 @@ Result take_result(hvdlite_engine* engine, std::int64_t work, std::size_t place,
   result.contributors = native.contributors;
   result.last_joined_rank = native.last_joined_rank;
   result.process_set = native.process_set;
+  result.source = native.source;
+  result.tag = native.tag;
   if (native.ndim > 0) result.shape.assign(native.shape, native.shape + native.ndim);
   if (native.num_received_splits > 0) {
     result.received_splits.assign(native.received_splits,
@@ -81,6 +83,8 @@ void register_result(nb::module_& module) {
       .def_ro("contributors", &Result::contributors)
       .def_ro("last_joined_rank", &Result::last_joined_rank)
       .def_ro("process_set", &Result::process_set)
+      .def_ro("source", &Result::source)
+      .def_ro("tag", &Result::tag)
       .def_prop_ro("shape", [](const Result& self) { return as_tuple(self.shape); })
       .def_prop_ro("received_splits",
                    [](const Result& self) { return as_tuple(self.received_splits); })

@@ -32,6 +32,7 @@ struct Result {
   std::int32_t contributors = 0;
   std::int32_t last_joined_rank = -1;
   std::int32_t process_set = 0;
+  std::int32_t source = -1, tag = -1;  // of what a receive got
   std::vector<std::int64_t> shape;
   std::vector<std::int64_t> received_splits;
   std::int32_t device = HVDLITE_DEVICE_CPU;  // of the output

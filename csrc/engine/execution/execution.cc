@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "collectives/allreduce_inline.h"
+#include "engine/execution/tags.h"
 #include "engine/negotiation/ledger.h"
 #include "transport/host_window.h"
 
@@ -33,8 +34,6 @@ std::size_t payload_of(const FusedOp& fused, const std::vector<Entry>& entries) 
   return bytes;
 }
 
-// Tag layout, from the low end: channel, operation number (modulo), process set.
-constexpr int kSetBits = 10;
 // Memory kept for fusion buffers, in fusion thresholds: enough for the operations usually in flight.
 constexpr std::size_t kPoolThresholds = 4;
 
@@ -65,7 +64,8 @@ Execution::Execution(transport::Transport& transport, collectives::Selection sel
           {transport_, shared_.devices, shared_.config, shared_.log, shared_.time, unforced_},
           shared_,
           pool_,
-          watcher_} {}
+          watcher_},
+      transfers_(transport, shared) {}
 
 // --- process sets -----------------------------------------------------------------------------------------------------
 
@@ -151,11 +151,7 @@ void Execution::execute(SetId set, FusedOp fused, std::vector<Entry> entries) {
 }
 
 std::uint32_t Execution::next_tag(Set& set) const {
-  const int operation_bits = transport_.tag_bits() - collectives::kChannelBits - kSetBits;
-  const auto operation = set.next_operation++ & ((std::uint32_t{1} << operation_bits) - 1);
-  const auto slot =
-      static_cast<std::uint32_t>(set.host->id.id) & ((std::uint32_t{1} << kSetBits) - 1);
-  return ((slot << operation_bits) | operation) << collectives::kChannelBits;
+  return tag_of(transport_, set.host->id, set.next_operation++);
 }
 
 // The first operation on a GPU, which comes at the same place on all members, makes it.
@@ -174,13 +170,14 @@ DeviceLane& Execution::device_lane(Set& set, const std::vector<Entry>& entries) 
 }
 
 bool Execution::idle() const {
-  return lanes_.empty() &&
+  return lanes_.empty() && transfers_.idle() &&
          std::ranges::all_of(device_lanes_, [](const auto& lane) { return lane.second->idle(); });
 }
 
 bool Execution::idle(SetId set) const {
   const auto found = device_lanes_.find(set);
-  return !lanes_.contains(set) && (found == device_lanes_.end() || found->second->idle());
+  return !lanes_.contains(set) && transfers_.idle(set) &&
+         (found == device_lanes_.end() || found->second->idle());
 }
 
 bool Execution::settled() const {
@@ -198,6 +195,7 @@ bool Execution::advance() {
     lane = empty ? lanes_.erase(lane) : std::next(lane);
   }
   if (!device_lanes_.empty() || !ending_.empty()) moved = advance_devices() || moved;
+  if (!transfers_.idle()) moved = transfers_.advance() || moved;
   return moved;
 }
 
@@ -265,6 +263,7 @@ void Execution::park_all(const base::Status& why, bool lost) {
   };
   for (auto& [id, lane] : device_lanes_) park(lane);
   for (auto& lane : ending_) park(lane);
+  transfers_.park_all(why);
   std::erase_if(device_lanes_, [](const auto& item) { return item.second == nullptr; });
   std::erase(ending_, nullptr);
 }

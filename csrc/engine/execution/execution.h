@@ -1,4 +1,5 @@
-// Runs what was agreed: the memory that each process set shares, and its operations, in one order, several in flight at once.
+// Runs what was agreed: the memory that each process set shares, and its operations, in one order, several in flight at once; and
+// what two ranks send one another.
 // Thread: the holder of the progress token. Owns: what the sets share, all operations, and the parked ones of a failed engine.
 // Blocks: never, but close, for a moment. Throws: what operation.h says.
 //
@@ -15,10 +16,12 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "engine/execution/gpu/device_lane.h"
 #include "engine/execution/host/host_operation.h"
+#include "engine/execution/transfers.h"
 #include "engine/intake/shared_state.h"
 #include "engine/negotiation/agreement.h"
 #include "transport/transport.h"
@@ -45,6 +48,11 @@ class Execution {
   // All members have.
   void execute_prepared(SetId set, Entry& entry);
   void execute(SetId set, FusedOp fused, std::vector<Entry> entries);
+
+  // What is sent to another rank, or comes from it, as Transfers has it.
+  void start_send(Entry entry, int to) { transfers_.send(std::move(entry), to); }
+  void start_receive(Entry entry, int from) { transfers_.receive(std::move(entry), from); }
+
   // Starts what may start and advances what is in flight; true if anything finished or started.
   bool advance();
   bool idle() const;
@@ -59,6 +67,7 @@ class Execution {
       for (const auto& operation : lane.running) std::ranges::for_each(operation->entries(), visit);
     }
     for (const auto& [id, lane] : device_lanes_) lane->for_each(visit);
+    transfers_.for_each(visit);
   }
 
   // --- endings ---
@@ -108,6 +117,7 @@ class Execution {
   std::vector<std::unique_ptr<DeviceLane>> ending_;
   std::vector<std::unique_ptr<Operation>> parked_;
   std::vector<std::unique_ptr<DeviceLane>> parked_lanes_;
+  Transfers transfers_;
 };
 
 }  // namespace hvdlite::engine

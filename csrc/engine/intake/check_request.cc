@@ -164,6 +164,24 @@ void check_process_set_ranks(Request& request, const SetDirectory& sets, int wor
   }
 }
 
+void check_peer(const Request& request, const SetDirectory::Info& set) {
+  const bool sends = request.kind == OpKind::kSend;
+  const bool any = !sends && request.root == kAny;
+  if (!any && !std::binary_search(set.members->begin(), set.members->end(), request.root)) {
+    refuse(request, "the process set has no rank " + std::to_string(request.root) + " (it has " +
+                        format_ranks(*set.members) + "); ranks count in the whole job");
+  }
+  if (request.tag < (sends ? 0 : kAny)) {
+    refuse(request, "a tag is a number from 0 on");
+  }
+  if (request.on_gpu()) {
+    refuse(request,
+           "GPU memory cannot be sent to one rank or received from one yet; copy it to host memory "
+           "first",
+           ErrorCode::kUnsupported);
+  }
+}
+
 // A GPU that reads across the border of a number fails for good, and NCCL does not look. A complex one is two of its parts.
 void check_alignment(const Request& request, const void* memory) {
   if (!reduces(request.kind)) return;  // others move bytes
@@ -183,8 +201,10 @@ void check_alignment(const Request& request, const void* memory) {
 void check_memory(const Request& request, const void* input, const void* output,
                   device::Devices& devices, KnownAddresses& known) {
   const bool in = request.kind == OpKind::kAllreduce || request.kind == OpKind::kAllgather ||
-                  request.kind == OpKind::kAlltoall || request.kind == OpKind::kReducescatter;
-  const bool out = request.kind == OpKind::kAllreduce || request.kind == OpKind::kBroadcast;
+                  request.kind == OpKind::kAlltoall || request.kind == OpKind::kReducescatter ||
+                  request.kind == OpKind::kSend;
+  const bool out = request.kind == OpKind::kAllreduce || request.kind == OpKind::kBroadcast ||
+                   request.kind == OpKind::kRecv;
   if (request.bytes() == 0) return;
   if (in && input == nullptr && !request.absent) {
     refuse(request, "no input memory was given");
@@ -245,7 +265,11 @@ SetDirectory::Info set_of(const RequestView& view, const SetDirectory& sets, int
 RequestPtr check_request(const RequestView& view, const SetDirectory::Info& set,
                          const SetDirectory& sets, int world, device::Devices& devices) {
   Request request = view.copy(set.id);
-  if (request.on_gpu()) check_device(request, devices);
+  if (base::is_point_to_point(request.kind)) {
+    check_peer(request, set);
+  } else if (request.on_gpu()) {
+    check_device(request, devices);
+  }
   if (request.kind == OpKind::kJoin) request.name = kJoinName;
   if (request.name.empty()) refuse(request, "a prepared operation needs a name");
   check_shape(request);

@@ -14,11 +14,19 @@ Request as_request(const OpenOperation& operation) {
   request.set = operation.set;
   request.kind = operation.kind;
   request.name = operation.name;
+  request.root = operation.root;
+  request.tag = operation.tag;
   return request;
+}
+
+// Is any of those ranks enough that it asks for?
+bool takes_any(const OpenOperation& operation) {
+  return operation.kind == base::OpKind::kRecv && operation.root == kAny;
 }
 
 // Has a rank with these open operations done its part of `wanted`?
 bool takes_part(const std::vector<OpenOperation>& open, const OpenOperation& wanted) {
+  if (base::is_point_to_point(wanted.kind)) return false;  // it would be matched
   bool named = false;
   int in_group = 0;
   for (const OpenOperation& operation : open) {
@@ -62,7 +70,9 @@ bool DeadlockDetector::is_stuck(const BlockedReport& report, const std::set<int>
     if (!operation.waited_for) continue;
     waits = true;
     const std::vector<int> ranks = missing(operation, roster);
-    if (std::none_of(ranks.begin(), ranks.end(), [&](int rank) { return among.contains(rank); })) {
+    const auto is_among = [&](int rank) { return among.contains(rank); };
+    if (takes_any(operation) ? !std::ranges::all_of(ranks, is_among)
+                             : std::ranges::none_of(ranks, is_among)) {
       return false;
     }
   }
@@ -116,30 +126,45 @@ DeadlockDetector::Actions DeadlockDetector::tick(base::Clock::time_point now,
   return actions;
 }
 
-std::vector<Verdict> DeadlockDetector::judge(const std::set<int>& stuck,
-                                             const Roster& roster) const {
+std::vector<std::pair<int, Verdict>> DeadlockDetector::judge(const std::set<int>& stuck,
+                                                             const Roster& roster) const {
   std::string text =
       "deadlock: ranks wait for operations that other ranks, themselves waiting, have not "
       "submitted:";
-  std::map<SetId, std::set<std::string>> doomed;
+  std::map<std::pair<int, SetId>, std::set<std::string>> doomed;
+  bool pairs = false, others = false;
   for (const int rank : stuck) {
     std::string waits;
     for (const OpenOperation& operation : reports_.at(rank).open) {
       const std::vector<int> lacking = missing(operation, roster);
       if (lacking.empty()) continue;
-      doomed[operation.set].insert(operation.name);
+      const bool of_two = base::is_point_to_point(operation.kind);
+      // Who sends to a rank that computes, and does not wait for it, will be met.
+      const bool hopes =
+          std::ranges::any_of(lacking, [&](int each) { return !stuck.contains(each); });
+      if (of_two && hopes) continue;
+      doomed[{of_two ? rank : -1, operation.set}].insert(operation.name);
       if (!operation.waited_for) continue;
+      (of_two ? pairs : others) = true;
       waits += (waits.empty() ? " " : " and ") + describe(as_request(operation));
       if (!operation.group.empty()) waits += " (group '" + operation.group + "')";
       waits += ", missing on " + format_ranks(lacking);
     }
     text += " rank " + std::to_string(rank) + " waits for" + waits + ";";
   }
-  text += " submit the same operations under the same names on every rank of the process set";
-  std::vector<Verdict> verdicts;
+  if (others || !pairs) {
+    text += " submit the same operations under the same names on every rank of the process set";
+  }
+  if (pairs) {
+    text += std::string(others ? ", and" : "") +
+            " let each send and each receive find its counterpart (rank and tag) before both ranks "
+            "wait: start them with isend and irecv, or in one batch";
+  }
+  std::vector<std::pair<int, Verdict>> verdicts;
   verdicts.reserve(doomed.size());
-  for (auto& [set, names] : doomed) {
-    verdicts.push_back({set, std::vector<std::string>(names.begin(), names.end()), text});
+  for (auto& [whose, names] : doomed) {
+    verdicts.emplace_back(
+        whose.first, Verdict{whose.second, {names.begin(), names.end()}, text, whose.first >= 0});
   }
   return verdicts;
 }

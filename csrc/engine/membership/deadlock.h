@@ -2,7 +2,7 @@
 // Thread: one at a time. Owns: the last report of each rank. Blocks: no. Throws: nothing.
 //
 // A rank is blocked when every thread of it that ever waits now sleeps on an operation that is not agreed. Of the blocked ranks
-// those are stuck whose every awaited operation lacks a stuck rank (the greatest such set). Since reports travel, a finding
+// those are stuck whose every awaited operation lacks a stuck rank (the greatest such set), and a receive from any rank all of them. Since reports travel, a finding
 // is checked: it must hold for a while, then every stuck rank is probed and must answer that nothing has changed since its
 // report. Operations of unequal kind, misspelt names and missing tensors all end up here.
 #pragma once
@@ -10,6 +10,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/thread.h"
@@ -28,7 +29,8 @@ class DeadlockDetector {
   struct Actions {
     std::vector<int> probe;  // ranks to ask whether it is still so, with this number
     std::uint64_t number = 0;
-    std::vector<Verdict> verdicts;  // what can never complete, by process set
+    // What can never complete, by process set; of two ranks alone, by who asked for it: of all others -1.
+    std::vector<std::pair<int, Verdict>> verdicts;
   };
   Actions tick(base::Clock::time_point now, const Roster& roster);
   // Is there anything to tick for?
@@ -41,7 +43,8 @@ class DeadlockDetector {
   std::vector<int> missing(const OpenOperation& operation, const Roster& roster) const;
   bool is_stuck(const BlockedReport& report, const std::set<int>& among,
                 const Roster& roster) const;
-  std::vector<Verdict> judge(const std::set<int>& stuck, const Roster& roster) const;
+  std::vector<std::pair<int, Verdict>> judge(const std::set<int>& stuck,
+                                             const Roster& roster) const;
 
   base::microseconds patience_;
   std::map<int, BlockedReport> reports_;  // of blocked ranks

@@ -71,10 +71,11 @@ void Membership::look_for_deadlocks(Time now, Facts& facts, Actions& actions) {
       actions.emplace_back(Send{rank, Probe{found.number}});
     }
   }
-  for (Verdict& verdict : found.verdicts) {
+  for (auto& [rank, verdict] : found.verdicts) {
     const std::vector<int>& members = roster().members_of(verdict.set);
-    if (members.empty() || roster().has_left(members.front())) continue;
-    actions.emplace_back(Send{members.front(), std::move(verdict)});
+    if (members.empty()) continue;
+    const int to = verdict.point_to_point ? rank : members.front();
+    if (!roster().has_left(to)) actions.emplace_back(Send{to, std::move(verdict)});
   }
 }
 

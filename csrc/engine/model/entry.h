@@ -41,9 +41,9 @@ struct Watcher {
 struct Completion {
   std::uint64_t record = 0;  // its number in the flight recorder
   std::atomic<std::uint32_t> done{0};
-  std::int32_t contributors = 0;
-  std::int32_t value = -1;  // join: last rank; add_process_set: the new id
-  std::uint8_t usage = 0;   // the token holder's: where Usage counts it
+  std::int32_t contributors = 0;  // recv: the tag of what came
+  std::int32_t value = -1;        // join: last rank; add_process_set: the new id; recv: the sender
+  std::uint8_t usage = 0;         // the token holder's: where Usage counts it
   std::unique_ptr<const base::Status> failure;
   std::unique_ptr<Output> output;
   Watcher* watcher = nullptr;

@@ -1,6 +1,7 @@
 #include "engine/model/messages.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <string>
 
@@ -113,6 +114,8 @@ void put(Writer& writer, const BlockedReport& message) {
     writer.put_string(operation.name);
     writer.put_string(operation.group);
     writer.put(operation.group_size);
+    writer.put(operation.root);
+    writer.put(operation.tag);
     writer.put(static_cast<std::uint8_t>(operation.waited_for));
     writer.put(static_cast<std::uint32_t>(operation.not_asking.size()));
     for (const std::int32_t rank : operation.not_asking) writer.put(rank);
@@ -130,6 +133,8 @@ void get(Reader& reader, BlockedReport& message) {
     operation.name = reader.get_string();
     operation.group = reader.get_string();
     operation.group_size = reader.get<std::int32_t>();
+    operation.root = reader.get<std::int32_t>();
+    operation.tag = reader.get<std::int32_t>();
     operation.waited_for = reader.get<std::uint8_t>() != 0;
     for (auto left = reader.get<std::uint32_t>(); left > 0; --left) {
       operation.not_asking.push_back(reader.get<std::int32_t>());
@@ -143,6 +148,7 @@ void get(Reader& reader, Probe& message) { message.number = reader.get<std::uint
 
 void put(Writer& writer, const Verdict& message) {
   put_set(writer, message.set);
+  writer.put(static_cast<std::uint8_t>(message.point_to_point));
   writer.put(static_cast<std::uint32_t>(message.names.size()));
   for (const std::string& name : message.names) writer.put_string(name);
   writer.put_string(message.text);
@@ -150,6 +156,7 @@ void put(Writer& writer, const Verdict& message) {
 
 void get(Reader& reader, Verdict& message) {
   message.set = get_set(reader);
+  message.point_to_point = reader.get<std::uint8_t>() != 0;
   for (auto count = reader.get<std::uint32_t>(); count > 0; --count) {
     message.names.push_back(reader.get_string());
   }
@@ -222,6 +229,51 @@ void get(Reader& reader, Whereabouts& message) {
   for (char& letter : message.text) {
     if (static_cast<unsigned char>(letter) < ' ') letter = ' ';
   }
+}
+
+void put(Writer& writer, const Offer& message) {
+  put_set(writer, message.set);
+  writer.put(message.number);
+  writer.put(message.tag);
+  writer.put(static_cast<std::uint8_t>(message.dtype));
+  writer.put(message.layout);
+  writer.put(message.elements);
+  writer.put_string(message.name);
+  writer.put_vector(message.payload);
+}
+
+void get(Reader& reader, Offer& message) {
+  message.set = get_set(reader);
+  message.number = reader.get<std::uint64_t>();
+  message.tag = reader.get<std::int32_t>();
+  message.dtype = reader.get_enum<base::DType>(base::kNumDTypes, "dtype");
+  message.layout = reader.get<std::int32_t>();
+  message.elements = reader.get<std::int64_t>();
+  message.name = reader.get_string();
+  message.payload = reader.get_vector<std::byte>();
+  const std::array<std::int64_t, 1> shape = {message.elements};
+  if (message.tag < 0 || !has_possible_size(shape, message.dtype) ||
+      !(message.is_whole() || message.payload.empty())) {
+    throw base::Error(base::ErrorCode::kInternal, "a control message offers what no rank sends");
+  }
+}
+
+void put(Writer& writer, const Clearance& message) { writer.put(message.number); }
+void get(Reader& reader, Clearance& message) { message.number = reader.get<std::uint64_t>(); }
+
+void put(Writer& writer, const Coming& message) { writer.put(message.number); }
+void get(Reader& reader, Coming& message) { message.number = reader.get<std::uint64_t>(); }
+
+void put(Writer& writer, const Withdrawal& message) { writer.put(message.number); }
+void get(Reader& reader, Withdrawal& message) { message.number = reader.get<std::uint64_t>(); }
+
+void put(Writer& writer, const Rejection& message) {
+  writer.put(message.number);
+  writer.put_string(message.why);
+}
+void get(Reader& reader, Rejection& message) {
+  message.number = reader.get<std::uint64_t>();
+  message.why = reader.get_string();
 }
 
 // Decodes the alternative with this index.

@@ -58,6 +58,8 @@ struct OpenOperation {
   std::int32_t group_size = 0;
   bool waited_for = false;               // a caller of this rank sleeps until it is done
   std::vector<std::int32_t> not_asking;  // ranks of the set that it does not need (Request::asks)
+  std::int32_t root = 0;                 // send, recv: as Request's, as is the next
+  std::int32_t tag = 0;
   friend bool operator==(const OpenOperation&, const OpenOperation&) = default;
 };
 // Any rank -> rank 0: all callers of this rank sleep until other ranks submit something (or no longer do).
@@ -71,11 +73,12 @@ struct BlockedReport {
 struct Probe {
   std::uint64_t number = 0;
 };
-// Rank 0 -> a coordinator: these operations can never complete.
+// Rank 0 -> a coordinator, or who sends and receives: these operations can never complete.
 struct Verdict {
   SetId set;
   std::vector<std::string> names;
   std::string text;
+  bool point_to_point = false;  // they are the receiver's own
 };
 
 // A rank that has waited for too long -> those it waits for: have you asked for these, and where are you?
@@ -103,9 +106,41 @@ struct Whereabouts {
   std::string text{};    // where its program is, or ""
 };
 
-using Message =
-    std::variant<Announcement, ResponseList, Failure, FailureSeen, Goodbye, BlockedReport, Probe,
-                 Verdict, GoodbyeSeen, Inquiry, Whereabouts, Alive>;
+// Who sends -> who receives: a message for a receive that fits. Its number tells it from others of the sender.
+struct Offer {
+  SetId set;
+  std::uint64_t number = 0;
+  std::int32_t tag = 0;
+  base::DType dtype = base::DType::kFloat32;
+  std::int32_t layout = 0;
+  std::int64_t elements = 0;
+  std::string name;                // of the send, for messages to users
+  std::vector<std::byte> payload;  // all of it, or nothing: then it comes when it is asked for
+
+  std::size_t bytes() const { return static_cast<std::size_t>(elements) * base::size_of(dtype); }
+  bool is_whole() const { return payload.size() == bytes(); }
+};
+// Who receives -> who sends: there is a receive for that one, let the payload come.
+struct Clearance {
+  std::uint64_t number = 0;
+};
+// Who sends -> who receives: its payload is the next that comes from this rank.
+struct Coming {
+  std::uint64_t number = 0;
+};
+// Who sends -> who receives: it will never come.
+struct Withdrawal {
+  std::uint64_t number = 0;
+};
+// Who receives -> who sends: the receive for it is of something else.
+struct Rejection {
+  std::uint64_t number = 0;
+  std::string why;
+};
+
+using Message = std::variant<Announcement, ResponseList, Failure, FailureSeen, Goodbye,
+                             BlockedReport, Probe, Verdict, GoodbyeSeen, Inquiry, Whereabouts,
+                             Alive, Offer, Clearance, Coming, Withdrawal, Rejection>;
 
 std::vector<std::byte> encode(const Message& message);
 Message decode(std::span<const std::byte> bytes);

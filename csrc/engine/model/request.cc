@@ -25,6 +25,15 @@ std::uint64_t hash_of_group(SetId set, std::string_view group) {
   return hasher.value();
 }
 
+// " to rank 1 (tag 0)", of two ranks only.
+std::string describe_peer(const Request& request) {
+  if (!base::is_point_to_point(request.kind)) return "";
+  const std::string tag = request.tag == kAny ? "any tag" : "tag " + std::to_string(request.tag);
+  const std::string rank =
+      request.root == kAny ? "any rank" : "rank " + std::to_string(request.root);
+  return (request.kind == base::OpKind::kSend ? " to " : " from ") + rank + " (" + tag + ")";
+}
+
 }  // namespace
 
 bool has_possible_size(std::span<const std::int64_t> shape, base::DType dtype) {
@@ -54,6 +63,7 @@ std::uint64_t hash_of_name(SetId set, std::string_view name) {
 }
 
 bool Request::asks(int rank) const {
+  if (base::is_point_to_point(kind)) return root == kAny || root == rank;
   return kind != base::OpKind::kAddProcessSet || root == 0 ||
          std::find(splits.begin(), splits.end(), rank) != splits.end();
 }
@@ -91,8 +101,8 @@ void Request::seal() {
 bool RequestView::describes(const Request& request, SetId on) const {
   return name == request.name && on == request.set && kind == request.kind &&
          dtype == request.dtype && op == request.op && wire == request.wire &&
-         absent == request.absent && root == request.root && device == request.device &&
-         layout == request.layout && prescale == request.prescale &&
+         absent == request.absent && root == request.root && tag == request.tag &&
+         device == request.device && layout == request.layout && prescale == request.prescale &&
          postscale == request.postscale && group_size == request.group_size &&
          group_index == request.group_index && group == request.group && arena == request.arena &&
          arena_offset == request.arena_offset && std::ranges::equal(shape, request.shape) &&
@@ -108,6 +118,7 @@ Request RequestView::copy(SetId on) const {
   request.wire = wire;
   request.absent = absent;
   request.root = root;
+  request.tag = tag;
   request.device = device;
   request.layout = layout;
   request.prescale = prescale;
@@ -182,8 +193,8 @@ std::string display_name(const Request& request) {
 }
 
 std::string describe(const Request& request) {
-  return std::string(base::name_of(request.kind)) + " of '" + display_name(request) +
-         "' in process set " + std::to_string(request.set.id);
+  return std::string(base::name_of(request.kind)) + " of '" + display_name(request) + "'" +
+         describe_peer(request) + " in process set " + std::to_string(request.set.id);
 }
 
 void Response::encode(Writer& writer) const {

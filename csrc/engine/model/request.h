@@ -40,6 +40,9 @@ struct ProcessSet {
 enum class Wire : std::uint8_t { kSame = 0, kFloat16 = 1, kBFloat16 = 2 };
 inline constexpr int kNumWires = 3;
 
+// Of a receive: from whichever rank, with whichever tag.
+inline constexpr std::int32_t kAny = -1;
+
 // No tensor is larger; so sums of a few sizes do not overflow.
 inline constexpr std::int64_t kMostBytes = std::int64_t{1} << 60;
 // Can a tensor have this shape? No extent is negative, and the product of those that are not 0 is at most kMostBytes.
@@ -52,9 +55,10 @@ struct Request {
   base::ReduceOp op = base::ReduceOp::kSum;
   Wire wire = Wire::kSame;
   bool absent = false;  // no value on this rank: contribute the identity, take the result
-  // broadcast: global rank; remove_process_set: the id; add_process_set: 1 if only the new set's members ask;
+  // broadcast: global rank; send: the global rank of the receiver; recv: of the sender, or kAny; remove_process_set: the id; add_process_set: 1 if only the new set's members ask;
   // join: 1 if an Average is not to count this rank; allgather: 1 if it may always run without those that have joined
   std::int32_t root = 0;
+  std::int32_t tag = 0;  // send, recv: which message between the two ranks is meant; recv: or kAny
   std::int32_t device =
       -1;  // this rank's GPU; that others have theirs at another number is no difference
   std::int32_t layout = 0;
@@ -85,13 +89,14 @@ struct Request {
   // The dtype of what crosses between ranks.
   base::DType wire_dtype() const;
   bool in_group() const { return !group.empty() && group_size > 1; }
-  // Is this rank one of those that have to ask? Only for a new set whose members alone do is it not every rank of the set.
+  // Is this rank one of those that have to ask? Not every rank of the set is for a new set whose members alone do, and between
+  // two ranks.
   bool asks(int rank) const;
 
   // The last step of building a request: computes what follows from the rest. Nothing may change afterwards but `absent`.
   void seal();
   void encode(base::Writer& writer) const;
-  // Sealed.
+  // Sealed. What two ranks do crosses in messages of its own, so that there is no tag.
   static Request decode(base::Reader& reader);
   friend bool operator==(const Request&, const Request&) = default;
 };
@@ -110,6 +115,7 @@ struct RequestView {
   Wire wire = Wire::kSame;
   bool absent = false;
   std::int32_t root = 0;
+  std::int32_t tag = 0;
   std::int32_t device = -1;
   std::int32_t layout = 0;
   double prescale = 1.0;
@@ -136,7 +142,8 @@ struct RequestView {
 // Of set and name, as in Request::name_hash.
 std::uint64_t hash_of_name(SetId set, std::string_view name);
 
-// "allreduce of 'conv1.weight' in process set 0", the start of every message about an operation.
+// "allreduce of 'conv1.weight' in process set 0", the start of every message about an operation; of two ranks
+// "send of 'act' to rank 1 (tag 0) in process set 0".
 std::string describe(const Request& request);
 // The name without the kind the doors put in front.
 std::string display_name(const Request& request);

@@ -12,6 +12,10 @@ namespace hvdlite::engine {
 inline constexpr const char* kShutDown = "Horovod has been shut down";
 inline constexpr const char* kShutDownHere = "this rank has shut down. Horovod has been shut down";
 
+// Why nothing can be asked of a process set.
+inline constexpr const char* kBeingRemoved =
+    "this rank is removing the process set; call remove_process_set after everything else on it";
+
 // What may be the matter with a host that gives no sign of life.
 inline constexpr const char* kSilentHost =
     "the host is down, its link is cut, or its first rank is stopped";

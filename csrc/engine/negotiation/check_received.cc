@@ -134,6 +134,7 @@ void check_received(const Request& request, SetId set, const std::vector<int>& m
   const OpKind kind = request.kind;
   require(request.set == set, request, "was sent for another process set");
   require(!request.name.empty(), request, "has no name");
+  require(!base::is_point_to_point(kind), request, "is never agreed on");
   require(request.group_size >= 0 &&
               (request.group_size == 0 ||
                (request.group_index >= 0 && request.group_index < request.group_size)),

@@ -173,6 +173,11 @@ bool Negotiation::tries_again() const {
   return std::ranges::any_of(sets_, [](const auto& each) { return each.second->tries_again(); });
 }
 
+bool Negotiation::is_removing(SetId id) const {
+  const SetNegotiation* set = find(id.id);
+  return set != nullptr && set->set().id == id && set->is_being_removed();
+}
+
 bool Negotiation::has_joined(SetId id) const {
   const SetNegotiation* set = find(id.id);
   return set != nullptr && set->set().id == id && set->has_joined();

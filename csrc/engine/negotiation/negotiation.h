@@ -77,6 +77,8 @@ class Negotiation {
   // Do all ranks of the job agree in memory?
   bool agrees_in_memory() const { return agrees_in_memory_; }
   bool has_joined(SetId set) const;
+  // Does this rank wait for the set's removal? Then it asks for nothing more there.
+  bool is_removing(SetId set) const;
   const SetNegotiation* find(std::int32_t set) const;
   // Calls visit(const SetNegotiation&).
   template <typename Visit>

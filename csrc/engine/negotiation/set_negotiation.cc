@@ -34,9 +34,7 @@ Status SetNegotiation::refusal(const Request& request) const {
                   "this rank has joined the process set and must wait for join() to return");
   }
   if (being_removed_) {
-    return refuse(ErrorCode::kInvalidArgument,
-                  "this rank is removing the process set; call remove_process_set after "
-                  "everything else on it");
+    return refuse(ErrorCode::kInvalidArgument, kBeingRemoved);
   }
   return {};
 }

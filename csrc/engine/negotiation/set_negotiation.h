@@ -36,6 +36,7 @@ class SetNegotiation {
   void admit(Entry& entry);
   // This rank has asked that the set be removed, and submits no more to it.
   void removing(bool being_removed) { being_removed_ = being_removed; }
+  bool is_being_removed() const { return being_removed_; }
   // Announces what is to be announced, and does what is agreed in memory. True if anything happened.
   bool announce();
   // The coordinator's: sends what is decided. True if anything was.

@@ -89,6 +89,11 @@ void Usage::moves(OpKind kind, std::size_t bytes, std::size_t ranks) {
     case OpKind::kAllreduce:
       factor = 2 * (ranks - 1);
       break;
+    case OpKind::kSend:
+      factor = ranks;
+      break;
+    case OpKind::kRecv:
+      break;
     case OpKind::kBroadcast:
       factor = ranks > 1 ? ranks : 0;
       break;

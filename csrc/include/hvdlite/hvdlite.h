@@ -14,7 +14,7 @@ extern "C" {
 #endif
 
 #define HVDLITE_API __attribute__((visibility("default")))
-#define HVDLITE_ABI_VERSION 2
+#define HVDLITE_ABI_VERSION 3
 
 enum {
   HVDLITE_OK = 0,
@@ -39,8 +39,11 @@ enum {
   HVDLITE_BARRIER = 5,
   HVDLITE_JOIN = 6,
   HVDLITE_ADD_PROCESS_SET = 7,
-  HVDLITE_REMOVE_PROCESS_SET = 8
+  HVDLITE_REMOVE_PROCESS_SET = 8,
+  HVDLITE_SEND = 9,
+  HVDLITE_RECV = 10
 };
+enum { HVDLITE_ANY = -1 }; /* of a receive: whichever rank sends it, whichever tag it has */
 /* Reduce operators. */
 enum {
   HVDLITE_AVERAGE = 0,
@@ -94,7 +97,7 @@ typedef struct hvdlite_request {
   int32_t dtype;
   int32_t op;
   int32_t
-      root; /* broadcast: rank in the global process set; add_process_set: 1 if the new set's members alone ask;
+      root; /* broadcast: rank in the global process set; send: that of the receiver; recv: of the sender, or HVDLITE_ANY; add_process_set: 1 if the new set's members alone ask;
                join: 1 if an Average is not to count this rank; allgather: 1 if it runs without
             those that have joined, whatever join_refuses_others says */
   int32_t process_set; /* id */
@@ -121,6 +124,8 @@ typedef struct hvdlite_request {
       stream; /* on a GPU: the CUDA stream in whose order the input is ready, and the output may be written */
   int64_t
       arena; /* id of the open arena in which input and output (the same) lie; 0: none. Allreduce with Sum or Average only */
+  /* send and recv, which two ranks alone ask for and which match in the order of their submission: from 0 on, or HVDLITE_ANY */
+  int32_t tag;
 } hvdlite_request;
 
 typedef void (*hvdlite_done_fn)(void* data);
@@ -149,6 +154,7 @@ typedef struct hvdlite_result {
   int32_t contributors;     /* ranks that gave a value (not absent, not joined) */
   int32_t last_joined_rank; /* join: global rank */
   int32_t process_set;      /* add_process_set: the new id */
+  int32_t source, tag;      /* recv: of what has come */
   int32_t ndim; /* shape of the engine-allocated output (allgather, alltoall, reducescatter) */
   const int64_t* shape;
   int32_t num_received_splits;

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["Place", "current_place", "install", "origin"]
+__all__ = ["Place", "current_place", "install", "origin", "unnumbered"]
 
 
 class Place:
@@ -66,6 +66,10 @@ def current_place() -> Place | None:
 def origin(future: Any, group: str, path: str) -> None:
     """Says that a future is that of a group's collective with this number."""
     _PLACES[future] = Place(group, path)
+
+
+def unnumbered(_future: Any) -> None:
+    """The same of a future of two ranks alone: collectives that its callbacks start are numbered where they run."""
 
 
 def install() -> None:

@@ -4,6 +4,7 @@ torch's collectives have no names: all ranks of a group call them in one order. 
 number and torch's name for the operation are part of the tensor's name; ranks that call different things find nobody who asks
 for the same, and deadlock detection says who waits for what. What callbacks start is numbered by callbacks.py. A group that has
 the name of one that was destroyed has another generation: an operation that is left of that one meets none of this one's.
+Messages from rank to rank have no numbers: two ranks alone know of them.
 
 The methods have two names where torch renamed them in 2.13; earlier versions ask for the other. Over 400 lines because there is
 a method for each of torch's functions.
@@ -13,7 +14,7 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,9 +23,10 @@ from torch._C._distributed_c10d import AllreduceCoalescedOptions, AllreduceOptio
 from hvdlite import basics, ops, submission
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
 from hvdlite.handles import Handle
+from hvdlite.point_to_point import irecv, isend
 from hvdlite.process_sets import ProcessSet, global_process_set, process_set_among
 from hvdlite.runtime import RUNTIME
-from hvdlite.torch.distributed.callbacks import Place, current_place, origin
+from hvdlite.torch.distributed.callbacks import Place, current_place, origin, unnumbered
 from hvdlite.torch.distributed.rendezvous import check_place
 from hvdlite.torch.distributed.tensors import check_same_size, deal_out, flat_of, writing
 from hvdlite.torch.distributed.work import HvdliteWork
@@ -385,25 +387,36 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         """Ends when all ranks have called it."""
         return self._start("barrier", lambda name: submission.barrier(self._process_set, name, False), [], None, opts)
 
-    # --- not there --------------------------------------------------------------------------------------------------
+    # --- point to point ---------------------------------------------------------------------------------------------
 
-    def send(self, tensors: list[Tensor], rank: int, tag: int) -> NoReturn:
-        """Refuses."""
-        self._refuse_messages("send")
+    def send(self, tensors: list[Tensor], rank: int, tag: int) -> HvdliteWork:
+        """Sends a tensor to one rank of the group."""
+        (tensor,) = tensors
+        peer = (self._process_set.ranks or [])[rank]
+        self._require_open(what := self._describe("send", f" to rank {peer} (tag {tag})"))
+        handle = isend(tensor, peer, tag, None, self._process_set)
+        return HvdliteWork(what, handle, tensors, None, self._timeout, unnumbered)
 
-    def recv(self, tensors: list[Tensor], rank: int, tag: int) -> NoReturn:
-        """Refuses."""
-        self._refuse_messages("recv")
+    def recv(self, tensors: list[Tensor], rank: int, tag: int) -> HvdliteWork:
+        """Receives a tensor from one rank of the group."""
+        return self._receive(tensors, (self._process_set.ranks or [])[rank], tag)
 
-    def recv_anysource(self, tensors: list[Tensor], tag: int) -> NoReturn:
-        """Refuses."""
-        self._refuse_messages("recv")
+    def recv_anysource(self, tensors: list[Tensor], tag: int) -> HvdliteWork:
+        """Receives a tensor from whichever rank of the group sends one with the tag."""
+        return self._receive(tensors, None, tag)
 
-    def _refuse_messages(self, label: str) -> NoReturn:
-        raise UnsupportedError(
-            f"torch.distributed.{label}: backend 'hvdlite' has collectives only; send messages in a group of another backend "
-            "(torch.distributed.new_group(backend='gloo')) or with mpi4py"
-        )
+    def _receive(self, tensors: list[Tensor], source: int | None, tag: int) -> HvdliteWork:
+        (tensor,) = tensors
+        whom = "any rank" if source is None else f"rank {source}"
+        self._require_open(what := self._describe("recv", f" from {whom} (tag {tag})"))
+        handle = irecv(tensor, source, tag, None, self._process_set)
+
+        def finish(received: Any) -> None:
+            rank = received.source if source is None else source
+            work.source = (self._process_set.ranks or []).index(rank)
+
+        work = HvdliteWork(what, handle, tensors, finish, self._timeout, unnumbered)
+        return work
 
     # --- common to all ----------------------------------------------------------------------------------------------
 
@@ -416,9 +429,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         opts: Any,
     ) -> HvdliteWork:
         """Submits an operation under the next name."""
-        what = f"torch.distributed.{label} in group {self._name!r} (ranks {self._process_set.ranks})"
-        if self._closed:
-            raise InvalidArgumentError(f"{what}: the group was destroyed")
+        self._require_open(what := self._describe(label))
         place = current_place() or self._program
         with place.lock:
             number = place.next(self._key)
@@ -428,6 +439,13 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         # torch's options say -1 ms where the caller said nothing.
         chosen = timeout if isinstance(timeout, timedelta) and timeout > timedelta(0) else self._timeout
         return HvdliteWork(what, handle, outputs, finish, chosen, lambda future: origin(future, self._key, number))
+
+    def _describe(self, label: str, whom: str = "") -> str:
+        return f"torch.distributed.{label}{whom} in group {self._name!r} (ranks {self._process_set.ranks})"
+
+    def _require_open(self, what: str) -> None:
+        if self._closed:
+            raise InvalidArgumentError(f"{what}: the group was destroyed")
 
     def _bitwise(self, label: str, op: Any, tensors: list[Tensor]) -> Callable[[Tensor, Tensor], Tensor] | None:
         """What combines two tensors, for an operator of bits.

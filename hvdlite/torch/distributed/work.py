@@ -1,4 +1,4 @@
-"""What a collective of torch.distributed returns: a `Work` over a `Handle`.
+"""What a function of torch.distributed returns: a `Work` over a `Handle`.
 
 A caller that waits (`Work.wait`) waits inside hvdlite, drives the engine and gets hvdlite's own exceptions. C++ code (DDP's
 reducer) and callbacks want a future instead, which somebody has to complete: a thread of its own. One thread for all would not
@@ -37,7 +37,10 @@ _NO_TIMEOUT = timedelta(0)
 
 
 class HvdliteWork(Work):
-    """One collective in flight.
+    """One operation in flight.
+
+    Attributes:
+        source: of a receive that has ended, the sender's rank in the group.
 
     Args:
         what: the operation, its name and group, for error texts.
@@ -64,6 +67,7 @@ class HvdliteWork(Work):
         self._finish = finish
         self._timeout = timeout
         self._numbered = numbered
+        self.source = -1
         self._lock = threading.Lock()  # of the thread that waits
         self._done = False
         self._error: BaseException | None = None
@@ -146,6 +150,10 @@ class HvdliteWork(Work):
     def result(self) -> list[torch.Tensor]:
         """The tensors that hold the result, once it has ended."""
         return self._outputs
+
+    def _source_rank(self) -> int:
+        """As torch asks for `source`."""
+        return self.source
 
     def synchronize(self) -> None:
         """`wait`, as torch calls it in some places."""

@@ -308,17 +308,6 @@ def test_timeouts(hvd):
     ("call", "error", "text"),
     [
         (
-            lambda: dist.send(torch.ones(1), dst=(RANK + 1) % SIZE),
-            NotImplementedError,
-            "send: backend 'hvdlite' has collectives only",
-        ),
-        (
-            lambda: dist.recv(torch.ones(1), src=(RANK + 1) % SIZE),
-            NotImplementedError,
-            "recv: backend 'hvdlite' has collectives only",
-        ),
-        (lambda: dist.recv(torch.ones(1)), NotImplementedError, "recv: backend 'hvdlite' has collectives only"),
-        (
             lambda: dist.all_reduce(torch.ones(1), dist.ReduceOp.BXOR),
             ValueError,
             "BXOR are for integers and bools, not torch.float32",

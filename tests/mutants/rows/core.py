@@ -16,8 +16,8 @@ ROWS = (
         "objects-root-failure",
         "where the root cannot pickle its object the others get its text",
         "hvdlite/objects.py",
-        '    if state == _FAILED:\n        raise InvalidArgumentError(f"broadcast_object:',
-        '    if state == _FAILED and is_root:\n        raise InvalidArgumentError(f"broadcast_object:',
+        "    if int(header[0]) == _FAILED:",
+        "    if int(header[0]) > _FAILED:",
         guards.OBJECTS,
     ),
     Mutant(

@@ -41,7 +41,9 @@ void HostOperation::start() {
     case OpKind::kJoin:
     case OpKind::kAddProcessSet:
     case OpKind::kRemoveProcessSet:
-      HVD_CHECK(false);  // these move no data: the cycle settles them itself
+    case OpKind::kSend:
+    case OpKind::kRecv:
+      HVD_CHECK(false);  // the cycle settles these itself, or two ranks do
   }
   if (collective_->result_is_open()) ++context_.counters.open_results;
 }

@@ -196,12 +196,14 @@ class Job {
     std::visit(
         [&](auto& content) {
           using Content = std::decay_t<decltype(content)>;
+          Rank& rank = (*this)[to];
+          Membership& machine = rank.membership;
           if constexpr (std::is_same_v<Content, Verdict>) {
-            (*this)[to].verdicts.push_back(content);
-          } else if constexpr (!std::is_same_v<Content, Announcement> &&
-                               !std::is_same_v<Content, ResponseList>) {
-            Rank& rank = (*this)[to];
-            carry_out(to, rank.membership.hear(from, std::move(content), time(), rank.facts));
+            rank.verdicts.push_back(content);
+          } else if constexpr (requires {
+                                 machine.hear(from, std::move(content), time(), rank.facts);
+                               }) {
+            carry_out(to, machine.hear(from, std::move(content), time(), rank.facts));
           }
         },
         message);

@@ -1,0 +1,354 @@
+#include "engine/point_to_point/point_to_point.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "engine/model/hashing.h"
+#include "engine/model/text.h"
+
+namespace hvdlite::engine {
+
+using base::ErrorCode;
+using base::Status;
+
+namespace {
+
+bool fits(const Request& receive, int source, const Offer& offer) {
+  return (receive.root == kAny || receive.root == source) &&
+         (receive.tag == kAny || receive.tag == offer.tag);
+}
+
+void copy(const Entry& to, const void* from, std::size_t bytes) {
+  if (bytes > 0) std::memcpy(to.output, from, bytes);
+}
+
+std::string describe_content(base::DType dtype, std::int64_t elements) {
+  return std::to_string(elements) + " of " + std::string(base::name_of(dtype));
+}
+
+}  // namespace
+
+PointToPoint::PointToPoint(const Settings& settings, Effects& effects)
+    : settings_(settings),
+      effects_(effects),
+      heard_(static_cast<std::size_t>(settings.ranks)),
+      left_(static_cast<std::size_t>(settings.ranks)) {}
+
+// What came before this rank knew of the set stays where it is.
+void PointToPoint::add_set(const ProcessSet& set) {
+  newest_epoch_ = std::max(newest_epoch_, set.id.epoch);
+  InSet& known = sets_[set.id];
+  known.members = set.members;
+  std::erase_if(known.arrivals, [&](const Arrival& arrival) {
+    return !set.is_member() || set.index_of(arrival.source) < 0;
+  });
+}
+
+void PointToPoint::remove_set(SetId set) { sets_.erase(set); }
+
+PointToPoint::InSet* PointToPoint::find_for_message(SetId id) {
+  const auto known = sets_.find(id);
+  if (known != sets_.end()) return &known->second;
+  return id.epoch > newest_epoch_ ? &sets_[id] : nullptr;
+}
+
+// --- what this rank asks ----------------------------------------------------------------------------------------------
+
+void PointToPoint::admit(Entry entry) {
+  if (owed_) {
+    const Status owed = *std::exchange(owed_, std::nullopt);
+    effects_.finish({&entry, 1}, owed);
+  } else if (ended_) {
+    fail(entry, *ended_);
+  } else if (!sets_.contains(entry.request->set)) {
+    fail(entry, {ErrorCode::kInvalidArgument, "the process set has been removed"});
+  } else if (entry.request->kind == base::OpKind::kSend) {
+    send(std::move(entry));
+  } else {
+    effects_.posted(entry);
+    receive(std::move(entry), sets_.at(entry.request->set).posted.end());
+  }
+}
+
+void PointToPoint::send(Entry entry) {
+  const Request& request = *entry.request;
+  const int to = request.root;
+  if (has_left(to)) {
+    return fail(entry, {ErrorCode::kAborted,
+                        "that rank has left: its program ended or called "
+                        "shutdown(), and it takes part in nothing more"});
+  }
+  Offer offer{request.set,    ++last_number_, request.tag,           request.dtype,
+              request.layout, request.count,  display_name(request), {}};
+  effects_.posted(entry);
+  const bool whole = request.bytes() <= settings_.whole_bytes;
+  if (whole) {
+    const auto* start = static_cast<const std::byte*>(entry.input);
+    offer.payload.assign(start, start + request.bytes());
+  }
+  const std::uint64_t number = offer.number;
+  offered_.emplace(number, Sending{std::move(entry), to});
+  deliver(to, std::move(offer));
+  if (!whole) return;
+  const auto sent = offered_.extract(number);  // a receive of this rank may have refused it
+  if (!sent.empty()) effects_.finish({&sent.mapped().entry, 1}, Status{});
+}
+
+void PointToPoint::receive(Entry entry, std::deque<Entry>::iterator place) {
+  InSet& set = sets_.at(entry.request->set);
+  const auto found = std::ranges::find_if(set.arrivals, [&](const Arrival& each) {
+    return fits(*entry.request, each.source, each.offer);
+  });
+  if (found != set.arrivals.end()) {
+    const Arrival arrival = std::move(*found);
+    set.arrivals.erase(found);
+    return meet(std::move(entry), arrival.source, arrival.offer);
+  }
+  if (nobody_sends(set, *entry.request)) {
+    return fail(entry,
+                {ErrorCode::kAborted,
+                 "who could send it has left: its program ended or called shutdown(), and it "
+                 "takes part in nothing more"});
+  }
+  set.posted.insert(place, std::move(entry));
+  ++posted_;
+}
+
+// This rank may send to itself while it waits, from another thread, so it counts where any rank will do.
+bool PointToPoint::nobody_sends(const InSet& set, const Request& receive) const {
+  if (receive.root != kAny) return has_left(receive.root);
+  return set.members->size() > 1 && std::ranges::all_of(*set.members, [&](int member) {
+           return member == settings_.rank || has_left(member);
+         });
+}
+
+// --- messages ---------------------------------------------------------------------------------------------------------
+
+void PointToPoint::deliver(int rank, Message message) {
+  if (rank != settings_.rank) return effects_.send(rank, message);
+  std::visit(
+      [&](auto& content) {
+        if constexpr (requires { hear(rank, std::move(content)); }) hear(rank, std::move(content));
+      },
+      message);
+}
+
+void PointToPoint::hear(int source, Offer offer) {
+  InSet* const set = find_for_message(offer.set);
+  if (set == nullptr || ended_) return;  // who sends it learns that from elsewhere
+  HVD_CHECK(!set->members || (std::ranges::binary_search(*set->members, source) &&
+                              std::ranges::binary_search(*set->members, settings_.rank)));
+  std::uint64_t& heard = heard_[static_cast<std::size_t>(source)];
+  HVD_CHECK(offer.number > std::exchange(heard, offer.number));
+  const auto found = std::ranges::find_if(
+      set->posted, [&](const Entry& each) { return fits(*each.request, source, offer); });
+  if (found == set->posted.end()) {
+    set->arrivals.push_back({source, std::move(offer)});
+    return;
+  }
+  Entry receive = std::move(*found);
+  set->posted.erase(found);
+  --posted_;
+  meet(std::move(receive), source, offer);
+}
+
+void PointToPoint::meet(Entry receive, int source, const Offer& offer) {
+  const std::string why = why_unequal(receive, source, offer);
+  if (!why.empty()) {
+    effects_.finish({&receive, 1}, {ErrorCode::kMismatch, why});
+    return deliver(source, Rejection{offer.number, why});
+  }
+  receive.completion->value = source;
+  receive.completion->contributors = offer.tag;
+  effects_.reached({&receive, 1}, Stage::kAgreed);
+  if (offer.is_whole()) {
+    copy(receive, offer.payload.data(), offer.bytes());
+    effects_.finish({&receive, 1}, Status{});
+  } else if (source == settings_.rank) {
+    take_own(std::move(receive), offer.number);
+  } else {
+    cleared_.emplace(std::pair(source, offer.number), std::move(receive));
+    effects_.send(source, Clearance{offer.number});
+  }
+}
+
+void PointToPoint::take_own(Entry receive, std::uint64_t number) {
+  const auto found = offered_.find(number);
+  HVD_CHECK(found != offered_.end());
+  const Entry send = std::move(found->second.entry);
+  offered_.erase(found);
+  copy(receive, send.input, send.request->bytes());
+  effects_.finish({&receive, 1}, Status{});
+  effects_.finish({&send, 1}, Status{});
+}
+
+std::string PointToPoint::why_unequal(const Entry& receive, int source, const Offer& offer) const {
+  const Request& request = *receive.request;
+  if (request.dtype == offer.dtype && request.layout == offer.layout &&
+      request.count == offer.elements) {
+    return "";
+  }
+  const std::string sent = "rank " + std::to_string(source) + " sent '" + offer.name + "', " +
+                           describe_content(offer.dtype, offer.elements);
+  const std::string expected = "rank " + std::to_string(settings_.rank) + " receives " +
+                               describe_content(request.dtype, request.count);
+  const bool unknown = request.dtype == offer.dtype && request.count == offer.elements;
+  return describe(request) + ": " + sent + ", but " + expected +
+         (unknown ? " that is another dtype of that size" : "") +
+         "; give both tensors one dtype and one number of elements, or the messages different tags";
+}
+
+void PointToPoint::hear(int source, Clearance message) {
+  const auto found = offered_.find(message.number);
+  if (found == offered_.end()) return;  // a Withdrawal of it is on its way
+  HVD_CHECK(found->second.to == source);
+  effects_.reached({&found->second.entry, 1}, Stage::kAgreed);
+  effects_.send(source, Coming{message.number});
+  auto taken = offered_.extract(found);
+  effects_.start_send(std::move(taken.mapped().entry), source);
+}
+
+void PointToPoint::hear(int source, Coming message) {
+  auto found = cleared_.extract(std::pair(source, message.number));
+  HVD_CHECK(!found.empty());
+  effects_.start_receive(std::move(found.mapped()), source);
+}
+
+void PointToPoint::hear(int source, Withdrawal message) {
+  auto found = cleared_.extract(std::pair(source, message.number));
+  if (!found.empty()) {  // as if it had never been sent
+    Entry& entry = found.mapped();
+    return receive(std::move(entry), sets_.at(entry.request->set).posted.begin());
+  }
+  for (auto& [id, set] : sets_) {
+    std::erase_if(set.arrivals, [&](const Arrival& each) {
+      return each.source == source && each.offer.number == message.number;
+    });
+  }
+}
+
+void PointToPoint::hear(int source, const Rejection& message) {
+  const auto found = offered_.find(message.number);
+  if (found == offered_.end()) {
+    owed_ = {ErrorCode::kMismatch, "an earlier send was refused: " + message.why};
+    return;
+  }
+  HVD_CHECK(found->second.to == source);
+  const auto taken = offered_.extract(found);
+  effects_.finish({&taken.mapped().entry, 1}, {ErrorCode::kMismatch, message.why});
+}
+
+void PointToPoint::hear(int source, const Verdict& message) {
+  HVD_CHECK(source == 0);
+  const auto doomed = [&](const Entry& entry) {
+    return entry.request->set == message.set &&
+           std::ranges::find(message.names, entry.request->name) != message.names.end();
+  };
+  const Status why = {ErrorCode::kTimeout, message.text};
+  const auto set = sets_.find(message.set);
+  if (set != sets_.end()) fail_receives(set->second, why, doomed);
+  for (auto at = offered_.begin(); at != offered_.end();) {
+    const auto each = at++;
+    if (doomed(each->second.entry)) withdraw(each, why);
+  }
+}
+
+// --- endings ----------------------------------------------------------------------------------------------------------
+
+void PointToPoint::fail(const Entry& entry, const Status& why) {
+  effects_.finish({&entry, 1}, {why.code, describe(*entry.request) + ": " + why.message});
+}
+
+void PointToPoint::withdraw(Sendings::iterator sending, const Status& why) {
+  auto taken = offered_.extract(sending);
+  const auto& [entry, to] = taken.mapped();
+  fail(entry, why);
+  if (has_left(to)) return;
+  deliver(to, Withdrawal{taken.key()});
+}
+
+template <typename Condition>
+void PointToPoint::fail_receives(InSet& set, const Status& why, Condition condition) {
+  std::deque<Entry> kept;
+  for (Entry& entry : std::exchange(set.posted, {})) {
+    if (!condition(entry)) {
+      kept.push_back(std::move(entry));
+      continue;
+    }
+    --posted_;
+    fail(entry, why);
+  }
+  set.posted = std::move(kept);
+}
+
+void PointToPoint::left(int rank, const Status& why) {
+  left_[static_cast<std::size_t>(rank)] = true;
+  for (auto at = offered_.begin(); at != offered_.end();) {
+    const auto each = at++;
+    if (each->second.to == rank) withdraw(each, why);
+  }
+  for (auto& [id, set] : sets_) {
+    fail_receives(set, why, [&](const Entry& each) { return nobody_sends(set, *each.request); });
+  }
+}
+
+void PointToPoint::leave(const Status& why) {
+  ended_ = why;
+  while (!offered_.empty()) withdraw(offered_.begin(), why);
+  for (auto& [id, set] : sets_) {
+    fail_receives(set, why, [](const Entry&) { return true; });
+  }
+}
+
+void PointToPoint::end_all(const Status& why) {
+  if (!waits()) return;
+  for (const auto& [number, sending] : std::exchange(offered_, {})) {
+    effects_.finish({&sending.entry, 1}, why);
+  }
+  for (const auto& [key, entry] : std::exchange(cleared_, {})) effects_.finish({&entry, 1}, why);
+  for (auto& [id, set] : sets_) {
+    for (const Entry& entry : std::exchange(set.posted, {})) effects_.finish({&entry, 1}, why);
+  }
+  posted_ = 0;
+}
+
+// --- questions --------------------------------------------------------------------------------------------------------
+
+bool PointToPoint::waits(SetId id) const {
+  const auto set = sets_.find(id);
+  if (set != sets_.end() && !set->second.posted.empty()) return true;
+  const auto in_set = [&](const auto& entry) { return entry.request->set == id; };
+  return std::ranges::any_of(offered_,
+                             [&](const auto& each) { return in_set(each.second.entry); }) ||
+         std::ranges::any_of(cleared_, [&](const auto& each) { return in_set(each.second); });
+}
+
+std::uint64_t PointToPoint::digest() const {
+  base::Hasher hasher;
+  hasher.add_pair(owed_ ? 1 : 0, ended_ ? 1 : 0);
+  hasher.add(last_number_);
+  for (const bool gone : left_) hasher.add(gone ? 1 : 0);
+  const auto add = [&](const Entry& entry) { add_request(hasher, *entry.request); };
+  for (const auto& [number, sending] : offered_) {
+    hasher.add(number);
+    add(sending.entry);
+  }
+  for (const auto& [key, entry] : cleared_) {
+    hasher.add_pair(key.first, static_cast<std::int32_t>(key.second));
+    add(entry);
+  }
+  for (const auto& [id, set] : sets_) {
+    hasher.add_pair(id.id, static_cast<std::int32_t>(id.epoch));
+    hasher.add(set.posted.size());
+    std::ranges::for_each(set.posted, add);
+    hasher.add(set.arrivals.size());
+    for (const Arrival& arrival : set.arrivals) {
+      hasher.add_signed(arrival.source);
+      add_message(hasher, arrival.offer);
+    }
+  }
+  return hasher.value();
+}
+
+}  // namespace hvdlite::engine

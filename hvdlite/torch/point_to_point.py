@@ -1,0 +1,105 @@
+"""`hvdlite.send` and `hvdlite.recv` with gradients: the adjoint of a send is a receive, and the other way round.
+
+The other forms (``isend``, ``irecv``, ``batch``) are `hvdlite.point_to_point`'s own and take no part in autograd.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+
+from hvdlite import point_to_point
+from hvdlite.errors import UnsupportedError
+from hvdlite.process_sets import ProcessSet, global_process_set
+from hvdlite.torch.derivatives import only_once, require_values
+
+__all__ = ["recv", "send"]
+
+_ONCE = "a message between two ranks can be differentiated once only"
+
+
+class _Message(NamedTuple):
+    """What the gradient's way back has to know."""
+
+    peer: int
+    tag: int
+    name: str | None
+    process_set: ProcessSet
+
+    @property
+    def grad_name(self) -> str | None:
+        return None if self.name is None else f"{self.name}.grad"
+
+
+class _Send(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, message: _Message, tensor: torch.Tensor) -> torch.Tensor:
+        ctx.message = message
+        ctx.like = torch.empty_like(tensor, device="meta")
+        point_to_point.send(tensor, message.peer, message.tag, message.name, message.process_set)
+        return tensor.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *_: torch.Tensor) -> tuple[Any, ...]:
+        message: _Message = ctx.message
+        grad = torch.empty_like(ctx.like, device="cpu")
+        point_to_point.recv(grad, message.peer, message.tag, message.grad_name, message.process_set)
+        return (None, *only_once([grad], _ONCE))
+
+
+class _Recv(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, message: _Message, tensor: torch.Tensor) -> torch.Tensor:
+        ctx.message = message
+        output = torch.empty_like(tensor)
+        point_to_point.recv(output, message.peer, message.tag, message.name, message.process_set)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+        message: _Message = ctx.message
+        point_to_point.send(grads[0], message.peer, message.tag, message.grad_name, message.process_set)
+        return (None, None)
+
+
+def _takes_part(tensor: Any) -> bool:
+    return isinstance(tensor, torch.Tensor) and tensor.requires_grad and torch.is_grad_enabled()
+
+
+def send(
+    tensor: Any, dst: int, tag: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor | None:
+    """As `hvdlite.send`. A tensor that requires a gradient gets it back from the receiver.
+
+    Returns:
+        None; for a tensor that requires a gradient a zero, on which backward has to be called (by itself, or added to a loss):
+        it receives the gradient, and goes on from the tensor. The receiver has to give one (`recv`).
+    """
+    if not _takes_part(tensor):
+        point_to_point.send(tensor, dst, tag, name, process_set)
+        return None
+    require_values(tensor)
+    zero: torch.Tensor = _Send.apply(_Message(dst, tag, name, process_set), tensor)  # type: ignore[no-untyped-call]
+    return zero
+
+
+def recv(
+    tensor: Any,
+    src: int | None = None,
+    tag: int | None = 0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """As `hvdlite.recv`. With a tensor that requires a gradient, the gradient of what was received goes back to the sender.
+
+    Returns:
+        The tensor that was written to; for one that requires a gradient a new tensor, and that one stays as it is.
+
+    Raises:
+        UnsupportedError: such a tensor, from any rank or with any tag.
+    """
+    if not _takes_part(tensor):
+        return point_to_point.recv(tensor, src, tag, name, process_set)
+    if src is None or tag is None:
+        raise UnsupportedError("recv with a gradient needs the sender's rank and a tag: the gradient goes back to that rank")
+    require_values(tensor)
+    return _Recv.apply(_Message(src, tag, name, process_set), tensor)  # type: ignore[no-untyped-call]

@@ -1,0 +1,412 @@
+// What ranks send one another, in every order: small jobs of the machines alone are stepped in all possible orders of what their
+// ranks ask for, what arrives and how ranks end, as long as that leads to states not seen before.
+#include "engine/point_to_point/point_to_point.h"
+
+#include <deque>
+#include <memory>
+#include <unordered_set>
+
+#include "harness.h"
+
+namespace hvdlite::engine::point_to_point_test {
+namespace {
+
+constexpr SetId kWorld = {0, 1};
+constexpr std::size_t kWholeElements = 2;
+
+// One step of a rank's program.
+struct Step {
+  enum Kind : std::uint8_t { kSend, kRecv, kLeave };
+  Kind kind = kSend;
+  int peer = 0;
+  int tag = 0;
+  std::int64_t elements = 1;
+};
+Step send(int to, int tag = 0, std::int64_t elements = 1) {
+  return {Step::kSend, to, tag, elements};
+}
+// Too much to travel whole.
+Step send_large(int to, int tag = 0) { return send(to, tag, 5); }
+Step recv(int from, int tag = 0, std::int64_t elements = 1) {
+  return {Step::kRecv, from, tag, elements};
+}
+Step recv_large(int from, int tag = 0) { return recv(from, tag, 5); }
+constexpr Step kLeaves = {Step::kLeave};
+
+struct Plan {
+  std::vector<std::vector<Step>> programs;
+  int dies = -1;  // the rank that may, between its steps
+};
+
+class Job;
+
+struct Asked {
+  Step step;
+  CompletionPtr completion = std::make_shared<Completion>();
+  std::vector<float> memory;
+};
+
+class Rank final : public PointToPoint::Effects {
+ public:
+  Rank(Job& job, int number, int ranks)
+      : job_(job),
+        number_(number),
+        machine_({number, ranks, kWholeElements * sizeof(float)}, *this) {
+    auto members = std::make_shared<std::vector<int>>();
+    for (int rank = 0; rank < ranks; ++rank) members->push_back(rank);
+    machine_.add_set({kWorld, members, number});
+  }
+
+  void ask(const Step& step);
+  PointToPoint& machine() { return machine_; }
+
+  std::deque<Asked> asked;
+  bool ended = false, left = false;
+
+  // --- effects ---
+  void send(int rank, const Message& message) override;
+  void finish(std::span<const Entry> entries, const base::Status& status) override {
+    for (const Entry& entry : entries) {
+      EXPECT(!entry.completion->is_done());
+      if (!status.ok()) entry.completion->failure = std::make_unique<const base::Status>(status);
+      entry.completion->done.store(1);
+    }
+  }
+  void start_send(Entry entry, int to) override;
+  void start_receive(Entry entry, int from) override;
+  void posted(const Entry&) override {}
+  void reached(std::span<const Entry>, FlightRecorder::Stage) override {}
+
+ private:
+  Job& job_;
+  int number_;
+  PointToPoint machine_;
+};
+
+// What is between two ranks, in its order.
+struct Wire {
+  std::deque<Message> messages;
+  std::deque<std::vector<float>> payloads;
+  std::deque<Entry> receives;
+};
+
+class Job {
+ public:
+  explicit Job(const Plan& plan) : plan_(plan), next_(plan.programs.size()) {
+    const auto size = static_cast<int>(plan.programs.size());
+    for (int rank = 0; rank < size; ++rank) {
+      ranks.push_back(std::make_unique<Rank>(*this, rank, size));
+    }
+  }
+
+  // What may happen next: a rank's next step, a message that arrives, or a death.
+  struct Choice {
+    int rank = 0;
+    int to = -1;  // of a message
+    bool dies = false;
+  };
+  std::vector<Choice> choices() const {
+    std::vector<Choice> found;
+    for (int rank = 0; rank < size(); ++rank) {
+      const auto place = static_cast<std::size_t>(rank);
+      const Rank& each = *ranks[place];
+      if (!each.ended && next_[place] < plan_.programs[place].size()) found.push_back({rank});
+    }
+    for (const auto& [ends, wire] : wires) {
+      if (!wire.messages.empty()) found.push_back({ends.first, ends.second});
+    }
+    if (plan_.dies >= 0 && !rank(plan_.dies).ended) found.push_back({plan_.dies, -1, true});
+    return found;
+  }
+  void take(const Choice& choice) {
+    if (choice.dies) {
+      rank(choice.rank).ended = true;
+    } else if (choice.to >= 0) {
+      arrive(choice.rank, choice.to);
+    } else {
+      const auto place = static_cast<std::size_t>(choice.rank);
+      rank(choice.rank).ask(plan_.programs[place][next_[place]++]);
+    }
+  }
+
+  Rank& rank(int number) const { return *ranks[static_cast<std::size_t>(number)]; }
+  int size() const { return static_cast<int>(ranks.size()); }
+  // Payloads whose memory both ranks have given.
+  void move(Wire& wire) {
+    while (!wire.payloads.empty() && !wire.receives.empty()) {
+      const std::vector<float>& payload = wire.payloads.front();
+      const Entry& entry = wire.receives.front();
+      EXPECT(payload.size() == static_cast<std::size_t>(entry.request->count));
+      std::ranges::copy(payload, static_cast<float*>(entry.output));
+      entry.completion->done.store(1);
+      wire.payloads.pop_front();
+      wire.receives.pop_front();
+    }
+  }
+  std::uint64_t digest() const;
+  void check_end() const;
+
+  std::vector<std::unique_ptr<Rank>> ranks;
+  std::map<std::pair<int, int>, Wire> wires;
+
+ private:
+  void arrive(int from, int to);
+
+  const Plan& plan_;
+  std::vector<std::size_t> next_;
+};
+
+void Rank::ask(const Step& step) {
+  if (step.kind == Step::kLeave) {
+    machine_.leave({base::ErrorCode::kAborted, "this rank has left"});
+    left = true;
+    for (int rank = 0; rank < job_.size(); ++rank) {
+      if (rank != number_) job_.wires[{number_, rank}].messages.push_back(Goodbye{});
+    }
+    return;
+  }
+  Asked& mine = asked.emplace_back(step);
+  const bool sends = step.kind == Step::kSend;
+  // Each message of a rank has a value of its own.
+  const auto value = static_cast<float>(100 * (number_ + 1) + static_cast<int>(asked.size()));
+  mine.memory.assign(static_cast<std::size_t>(step.elements), sends ? value : -1);
+  Request request;
+  request.set = kWorld;
+  request.kind = sends ? base::OpKind::kSend : base::OpKind::kRecv;
+  request.root = step.peer;
+  request.tag = step.tag;
+  request.name = std::string(base::name_of(request.kind)) + "." + std::to_string(asked.size());
+  request.shape = {step.elements};
+  request.seal();
+  machine_.admit({std::make_shared<const Request>(request), mine.memory.data(), mine.memory.data(),
+                  mine.completion, nullptr, nullptr});
+}
+
+void Rank::send(int rank, const Message& message) {
+  job_.wires[{number_, rank}].messages.push_back(decode(encode(message)));
+}
+
+void Rank::start_send(Entry entry, int to) {
+  Wire& wire = job_.wires[{number_, to}];
+  const auto* start = static_cast<const float*>(entry.input);
+  wire.payloads.emplace_back(start, start + entry.request->count);
+  entry.completion->done.store(1);
+  job_.move(wire);
+}
+
+void Rank::start_receive(Entry entry, int from) {
+  Wire& wire = job_.wires[{from, number_}];
+  wire.receives.push_back(std::move(entry));
+  job_.move(wire);
+}
+
+void Job::arrive(int from, int to) {
+  Wire& wire = wires[{from, to}];
+  Message message = std::move(wire.messages.front());
+  wire.messages.pop_front();
+  Rank& rank = *ranks[static_cast<std::size_t>(to)];
+  if (rank.ended) return;
+  std::visit(
+      [&](auto& content) {
+        using Content = std::decay_t<decltype(content)>;
+        if constexpr (std::is_same_v<Content, Goodbye>) {
+          rank.machine().left(from, {base::ErrorCode::kAborted, "it has left"});
+        } else if constexpr (requires { rank.machine().hear(from, std::move(content)); }) {
+          rank.machine().hear(from, std::move(content));
+        } else {
+          EXPECT(false);
+        }
+      },
+      message);
+}
+
+std::uint64_t Job::digest() const {
+  base::Hasher hasher;
+  for (const auto& rank : ranks) {
+    hasher.add(rank->machine().digest());
+    hasher.add_pair(rank->ended ? 1 : 0, rank->left ? 1 : 0);
+    hasher.add(rank->asked.size());
+    for (const Asked& each : rank->asked) {
+      hasher.add_pair(each.completion->is_done() ? 1 : 0, each.completion->failure ? 1 : 0);
+      for (const float value : each.memory) hasher.add_double(value);
+    }
+  }
+  for (const auto& [ends, wire] : wires) {
+    hasher.add_pair(ends.first, ends.second);
+    hasher.add_pair(static_cast<std::int32_t>(wire.payloads.size()),
+                    static_cast<std::int32_t>(wire.receives.size()));
+    for (const Message& message : wire.messages) {
+      const auto bytes = encode(message);
+      hasher.add_text({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+    }
+  }
+  return hasher.value();
+}
+
+// Nothing more can happen: nobody waits, but for the dead, and what came from one rank with one tag came in its order.
+void Job::check_end() const {
+  for (const auto& rank : ranks) {
+    std::map<std::pair<int, int>, float> newest;  // by sender and tag
+    for (const Asked& each : rank->asked) {
+      if (rank->ended) continue;
+      const bool lost = plan_.dies >= 0;
+      EXPECT(each.completion->is_done() || lost);
+      if (each.step.kind != Step::kRecv || !each.completion->is_done() ||
+          each.completion->failure) {
+        continue;
+      }
+      const int source = each.completion->value, tag = each.completion->contributors;
+      EXPECT((each.step.peer == kAny || each.step.peer == source) &&
+             (each.step.tag == kAny || each.step.tag == tag));
+      for (const float value : each.memory) EXPECT(value == each.memory.front());
+      EXPECT(static_cast<int>(each.memory.front()) / 100 == source + 1);
+      float& last = newest[{source, tag}];
+      EXPECT(last < each.memory.front());
+      last = each.memory.front();
+    }
+  }
+}
+
+// Gives how many states there are. A state is come to again from the beginning: nothing is copied.
+std::size_t explore(const Plan& plan) {
+  std::unordered_set<std::uint64_t> seen;
+  std::vector<std::vector<Job::Choice>> open = {{}};
+  while (!open.empty()) {
+    const std::vector<Job::Choice> path = std::move(open.back());
+    open.pop_back();
+    const auto come_here = [&] {
+      auto job = std::make_unique<Job>(plan);
+      for (const Job::Choice& choice : path) job->take(choice);
+      return job;
+    };
+    const auto here = come_here();
+    const auto choices = here->choices();
+    if (choices.empty()) here->check_end();
+    for (const Job::Choice& choice : choices) {
+      const auto job = come_here();
+      job->take(choice);
+      if (!seen.insert(job->digest()).second) continue;
+      open.push_back(path);
+      open.back().push_back(choice);
+    }
+  }
+  return seen.size();
+}
+
+// At least: four fifths of those that there were when this was written.
+void expect_states(const Plan& plan, std::size_t least) {
+  const std::size_t states = explore(plan);
+  EXPECT_OR(states >= least, std::to_string(states));
+}
+
+TEST(both_directions_in_any_order) {
+  expect_states({{{send(1), recv(1), send_large(1), recv_large(1, 1)},
+                  {send_large(0, 1), send(0), recv(0), recv_large(0)}}},
+                127);
+  expect_states({{{recv_large(1), send_large(1, 2), recv(1, 1), send(1)},
+                  {recv(0), recv_large(0, 2), send(0, 1), send_large(0)}}},
+                153);
+}
+
+TEST(what_has_one_tag_is_not_overtaken) {
+  expect_states({{{send(1), send_large(1, 1), send(1), send(1, 1, 5)},
+                  {recv_large(0, 1), recv(0), recv_large(0, 1), recv(0)}}},
+                115);
+}
+
+TEST(from_any_rank_with_any_tag) {
+  expect_states({{{recv(kAny), recv_large(kAny, 1), recv(kAny), recv_large(kAny, kAny)},
+                  {send(0), send_large(0, 1)},
+                  {send_large(0, 1), send(0)}}},
+                360);
+}
+
+TEST(to_oneself) {
+  expect_states({{{send_large(0), recv_large(0), recv(0, 1), send(0, 1), send(1)}, {recv(0)}}}, 10);
+}
+
+TEST(who_leaves_leaves_nobody_waiting) {
+  expect_states({{{send_large(1), recv(1), kLeaves}, {recv_large(0), send(0), send_large(0, 1)}}},
+                164);
+  expect_states({{{send(1), kLeaves}, {recv(kAny), recv_large(kAny), send_large(0)}}}, 26);
+  expect_states(
+      {{{send_large(2), kLeaves}, {recv_large(kAny, 1), kLeaves}, {recv_large(kAny, kAny)}}}, 191);
+}
+
+TEST(what_does_not_fit_ends_on_both_sides) {
+  expect_states(
+      {{{send_large(1, 1), recv(1, 2), send(1)}, {recv(0, 1, 6), send_large(0, 2), recv(0, 0, 2)}}},
+      76);
+}
+
+TEST(a_rank_that_dies_at_any_moment_gives_nobody_half_a_message) {
+  expect_states({{{send_large(1), recv(1), send(1)}, {recv_large(0), send(0), recv(0)}}, 0}, 210);
+  expect_states({{{recv_large(kAny), recv_large(kAny)}, {send_large(0)}, {send_large(0)}}, 2}, 113);
+}
+
+// --- texts ------------------------------------------------------------------------------------------------------------
+
+// All that can happen, in one order.
+void run(Job& job) {
+  for (auto choices = job.choices(); !choices.empty(); choices = job.choices()) {
+    job.take(choices.front());
+  }
+}
+
+base::Status status_of(const Job& job, int rank, std::size_t place) {
+  const Completion& completion = *job.rank(rank).asked[place].completion;
+  EXPECT(completion.is_done());
+  return completion.failure ? *completion.failure : base::Status{};
+}
+
+TEST(a_mismatch_names_both_tensors_at_both_ends) {
+  const Plan plan{{{send_large(1)}, {recv(0, 0, 6)}}};
+  Job job(plan);
+  run(job);
+  for (const int rank : {0, 1}) {
+    const base::Status status = status_of(job, rank, 0);
+    EXPECT(status.code == base::ErrorCode::kMismatch);
+    EXPECT_HAS(status.message, "recv of '1' from rank 0 (tag 0) in process set 0");
+    EXPECT_HAS(status.message, "rank 0 sent '1', 5 of float32, but rank 1 receives 6 of float32");
+  }
+}
+
+TEST(who_has_sent_what_did_not_fit_is_told_at_its_next_call) {
+  const Plan plan{{{send(1)}, {recv(0, 0, 2)}}};
+  Job job(plan);
+  run(job);
+  EXPECT(status_of(job, 0, 0).ok());
+  EXPECT(status_of(job, 1, 0).code == base::ErrorCode::kMismatch);
+  job.rank(0).ask(send(1));
+  EXPECT(status_of(job, 0, 1).code == base::ErrorCode::kMismatch);
+  EXPECT_HAS(status_of(job, 0, 1).message, "rank 0 sent '1', 1 of float32");
+  job.rank(0).ask(send(1));
+  EXPECT(status_of(job, 0, 2).ok());
+}
+
+TEST(who_left_is_named_to_those_who_need_it) {
+  const Plan plan{{{send_large(1), recv(1)}, {kLeaves}}};
+  Job job(plan);
+  run(job);
+  EXPECT(status_of(job, 0, 0).code == base::ErrorCode::kAborted);
+  EXPECT_HAS(status_of(job, 0, 0).message, "send of '1' to rank 1 (tag 0) in process set 0: ");
+  job.rank(0).ask(recv(1));
+  EXPECT_HAS(status_of(job, 0, 2).message, "recv of '3' from rank 1 (tag 0)");
+}
+
+TEST(what_comes_for_a_set_that_is_still_to_be_made_waits_for_it) {
+  const Plan plan{{{}, {}}};
+  Job job(plan);
+  PointToPoint& machine = job.rank(0).machine();
+  const SetId set = {1, 2};
+  Offer offer{set, 1, 0, base::DType::kFloat32, 0, 1, "early", std::vector<std::byte>(4)};
+  machine.hear(1, offer);
+  machine.add_set({set, std::make_shared<std::vector<int>>(std::vector{0, 1}), 0});
+  machine.remove_set(set);
+  const std::uint64_t before = machine.digest();
+  machine.hear(1, offer);  // it is gone: dropped
+  EXPECT(machine.digest() == before);
+}
+
+}  // namespace
+}  // namespace hvdlite::engine::point_to_point_test
