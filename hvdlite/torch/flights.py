@@ -98,13 +98,11 @@ class Bucket(Protocol):
     Attributes:
         slots: the members, in the order that all ranks have.
         device: where the gradients are: the engine's number of a GPU, or of host memory.
-        home: torch's name for the parameters' device.
 
     """
 
     slots: list[Slot]
     device: int
-    home: torch.device
 
     def see_stream(self) -> None:
         """On a GPU: a gradient of this pass has been made in the current stream."""
@@ -140,7 +138,7 @@ class Bucket(Protocol):
 def has_moved(bucket: Bucket) -> bool:
     """Is the first parameter on another device, or are its gradients of another dtype, than when the bucket was made?"""
     slot = bucket.slots[0]
-    return slot.param.device != bucket.home or declared_dtype(slot.param) not in (slot.dtype, None)
+    return gpu_of(slot.param) != bucket.device or declared_dtype(slot.param) not in (slot.dtype, None)
 
 
 class DenseBucket:
@@ -157,7 +155,6 @@ class DenseBucket:
     ) -> None:
         self.slots: list[Slot] = [slot for slot, _ in members]
         self.device = members[0][1].device
-        self.home = self.slots[0].param.device
         self._streams = StreamsOfBucket(self.device)
         self._label = label
         self.members = members
@@ -284,7 +281,6 @@ class SparseBucket:
     def __init__(self, slot: Slot, divisor: int, process_set: int) -> None:
         self.slots: list[Slot] = [slot]
         self.device = gpu_of(slot.param)
-        self.home = slot.param.device
         self._streams = StreamsOfBucket(self.device)
         self._divisor = divisor
         self._process_set = process_set
