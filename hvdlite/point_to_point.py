@@ -17,7 +17,8 @@ Both tensors have one dtype and one number of elements; their shapes may differ.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -27,12 +28,16 @@ from hvdlite.errors import InvalidArgumentError, UnsupportedError
 from hvdlite.handles import Finish, Handle
 from hvdlite.objects import new_payload, packed, unpacked
 from hvdlite.process_sets import ProcessSet, global_process_set
-from hvdlite.requests import KIND_NAMES, Kind, Request, tensor_name
+from hvdlite.requests import KIND_NAMES, Kind, Sum, tensor_name
 from hvdlite.submission import enter
+
+if TYPE_CHECKING:
+    from hvdlite._engine import Result
 
 __all__ = ["P2POp", "Received", "batch", "irecv", "isend", "recv", "recv_object", "send", "send_object"]
 
 _ANY = -1  # of the engine: whichever rank, whichever tag
+_NUMBERS = 1 << 31  # ranks and tags are below
 
 
 class Received(NamedTuple):
@@ -83,12 +88,12 @@ def send(tensor: Any, dst: int, tag: int = 0, name: str | None = None, process_s
         MismatchError: the receiver asks for another dtype or number of elements.
         HorovodInternalError: the other rank has left or failed, or both wait for each other; the text says so.
     """
-    _start([P2POp(isend, tensor, dst, tag, name)], process_set, False, False).synchronize()
+    _run(Kind.SEND, tensor, dst, tag, name, process_set)
 
 
 def isend(tensor: Any, dst: int, tag: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set) -> Handle:
     """Starts `send` and returns its handle; the tensor must not be written to before that was synchronised."""
-    return _start([P2POp(isend, tensor, dst, tag, name)], process_set, False, True)
+    return _start(Kind.SEND, tensor, dst, tag, name, process_set)
 
 
 def recv(
@@ -113,7 +118,7 @@ def recv(
     Raises:
         InvalidArgumentError, UnsupportedError, MismatchError, HorovodInternalError: as for `send`.
     """
-    return _start([P2POp(irecv, tensor, src, tag, name)], process_set, False, False).synchronize()
+    return _run(Kind.RECV, tensor, src, tag, name, process_set)
 
 
 def irecv(
@@ -124,7 +129,7 @@ def irecv(
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """Starts `recv` and returns its handle; the tensor holds the message once that was synchronised."""
-    return _start([P2POp(irecv, tensor, src, tag, name)], process_set, False, True)
+    return _start(Kind.RECV, tensor, src, tag, name, process_set)
 
 
 def batch(operations: Sequence[P2POp], process_set: ProcessSet = global_process_set) -> Handle:
@@ -137,7 +142,15 @@ def batch(operations: Sequence[P2POp], process_set: ProcessSet = global_process_
     Returns:
         A handle that gives a list: None for a send, what `recv` returns for a receive.
     """
-    return _start(operations, process_set, True, True)
+    engine, set_id = enter(Kind.SEND, process_set)
+    described = []
+    for op, tensor, peer, tag, name in operations:
+        if op is not isend and op is not irecv:
+            raise InvalidArgumentError(f"P2POp: op={op!r} is neither isend nor irecv of hvdlite")
+        described.append(_describe(Kind.SEND if op is isend else Kind.RECV, tensor, peer, tag, name, set_id))
+    handle = Handle([finish for _, finish in described], True)
+    engine.submit([request for request, _ in described], None, True, handle)
+    return handle
 
 
 def send_object(obj: Any, dst: int, tag: int = 0, process_set: ProcessSet = global_process_set) -> None:
@@ -148,8 +161,7 @@ def send_object(obj: Any, dst: int, tag: int = 0, process_set: ProcessSet = glob
         HorovodInternalError: as for `send`.
     """
     header, payload, failure = packed(obj)
-    parts = [P2POp(isend, header, dst, tag), P2POp(isend, payload, dst, tag)]
-    _start(parts, process_set, True, False).synchronize()
+    batch([P2POp(isend, header, dst, tag), P2POp(isend, payload, dst, tag)], process_set).synchronize()
     if failure is not None:
         raise InvalidArgumentError(f"send_object: {failure}")
 
@@ -173,89 +185,73 @@ def recv_object(src: int | None = None, tag: int = 0, process_set: ProcessSet = 
     return Received(obj, source, tag) if src is None else obj
 
 
-def _start(operations: Sequence[P2POp], process_set: ProcessSet, grouped: bool, wake: bool) -> Handle:
-    """Submits them, and returns what is in flight. wake: nobody is about to wait."""
-    engine, set_id = enter(Kind.SEND, process_set)
-    described = [_describe(operation, set_id) for operation in operations]
-    finish = [step for _, step in described]
-    handle = Handle(finish if grouped else finish[0], grouped)
-    engine.submit([request for request, _ in described], None, wake, handle)
+# What the engine takes, and the last step.
+_Described = tuple[tuple[Any, ...], Finish]
+
+
+def _run(kind: int, tensor: Any, peer: int | None, tag: int | None, name: str | None, process_set: ProcessSet) -> Any:
+    """Submits one and waits for it."""
+    engine, set_id = enter(kind, process_set)
+    request, finish = _describe(kind, tensor, peer, tag, name, set_id)
+    return finish(engine.submit((request,), finish, False).result())
+
+
+def _start(kind: int, tensor: Any, peer: int | None, tag: int | None, name: str | None, process_set: ProcessSet) -> Handle:
+    """Submits one that nobody waits for yet."""
+    engine, set_id = enter(kind, process_set)
+    request, finish = _describe(kind, tensor, peer, tag, name, set_id)
+    handle = Handle(finish, False)
+    engine.submit((request,), None, True, handle)
     return handle
 
 
-def _describe(operation: P2POp, set_id: int) -> tuple[Request, Finish]:
-    op, tensor, peer, tag, name = operation
-    if op is not isend and op is not irecv:
-        raise InvalidArgumentError(f"P2POp: op={op!r} is neither isend nor irecv of hvdlite")
-    sends = op is isend
-    kind = Kind.SEND if sends else Kind.RECV
-    what = f"{KIND_NAMES[kind]} of {'an unnamed tensor' if name is None else repr(name)} in process set {set_id}"
-    root, number = _number(what, "rank", peer, not sends), _number(what, "tag", tag, not sends)
-    backend = backend_of(tensor)
+def _describe(kind: int, tensor: Any, peer: int | None, tag: int | None, name: str | None, set_id: int) -> _Described:
+    sends = kind == Kind.SEND
     try:
+        rank, number = _number("rank", peer, not sends), _number("tag", tag, not sends)
+        backend = backend_of(tensor)
         adopted = backend.adopt(tensor) if sends else backend.adopt_writable(tensor)
-        source = backend.export(adopted, False, True)
-        if source.device != CPU:
+        pointer, shape, dtype, device, layout, owner, _ = backend.export(adopted, False, True)
+        if device != CPU:
             raise UnsupportedError(
                 "it is on a GPU, and hvdlite sends from one rank to another in host memory only: copy it there"
             )
     except (InvalidArgumentError, UnsupportedError) as error:
-        raise type(error)(f"{what}: {error}") from None
-    own = None if name is None else tensor_name(kind, name)
-    request = Request(
-        kind,
-        own,
-        source.dtype,
-        source.shape,
-        input_ptr=source.pointer if sends else 0,
-        output_ptr=0 if sends else source.pointer,
-        root=root,
-        process_set=set_id,
-        layout=source.layout,
-        tag=number,
-    )
+        what = "an unnamed tensor" if name is None else repr(name)
+        raise type(error)(f"{KIND_NAMES[kind]} of {what} in process set {set_id}: {error}") from None
+    if name is not None:
+        name = tensor_name(kind, name)
     if sends:
-        return request, _Sent(source.owner)
-    return request, _Written(backend, tensor, adopted, source.owner, peer is None or tag is None)
+        source, target, finish = pointer, 0, partial(_sent, owner)
+    else:
+        source, target = 0, pointer
+        finish = partial(_received, backend, tensor, adopted, owner, rank == _ANY or number == _ANY)
+    request = (
+        kind, name, dtype, shape, source, target, Sum, rank, set_id, 1.0, 1.0, "", 0, 0, (), device, layout, 0, 0, 0, number
+    )  # fmt: skip
+    return request, finish
 
 
-def _number(what: str, argument: str, value: int | None, may_be_any: bool) -> int:
+def _number(argument: str, value: int | None, may_be_any: bool) -> int:
+    if type(value) is int and 0 <= value < _NUMBERS:
+        return value
     if value is None and may_be_any:
         return _ANY
-    if value is None or isinstance(value, bool) or not hasattr(value, "__index__") or not 0 <= int(value) < 1 << 31:
+    if value is None or isinstance(value, bool) or not hasattr(value, "__index__") or not 0 <= value.__index__() < _NUMBERS:
         raise InvalidArgumentError(
-            f"{what}: {argument} {value!r} is no number from 0 on" + (", nor None for any" if may_be_any else "")
+            f"{argument} {value!r} is no number from 0 on" + (", nor None for any" if may_be_any else "")
         )
-    return int(value)
+    return value.__index__()
 
 
-class _Sent:
-    """The last step of a send; keeps its memory."""
-
-    __slots__ = ("_owner",)
-
-    def __init__(self, owner: Any) -> None:
-        self._owner = owner
-
-    def __call__(self, _result: Any) -> None:
-        return None
+def _sent(_owner: Any, _result: "Result") -> None:
+    """The last step of a send, which keeps its memory."""
 
 
-class _Written:
+def _received(backend: TensorBackend, tensor: Any, adopted: Any, owner: Any, tells: bool, result: "Result") -> Any:
     """The last step of a receive."""
-
-    __slots__ = ("_adopted", "_backend", "_owner", "_tells", "_tensor")
-
-    def __init__(self, backend: TensorBackend, tensor: Any, adopted: Any, owner: Any, tells: bool) -> None:
-        self._backend = backend
-        self._tensor = tensor
-        self._adopted = adopted
-        self._owner = owner
-        self._tells = tells
-
-    def __call__(self, result: Any) -> Any:
-        if self._owner is self._adopted:
-            self._backend.mark_written(self._adopted)
-        else:
-            self._backend.copy_back(self._owner, self._adopted)
-        return Received(self._tensor, result.source, result.tag) if self._tells else self._tensor
+    if owner is adopted:
+        backend.mark_written(adopted)
+    else:
+        backend.copy_back(owner, adopted)
+    return Received(tensor, result.source, result.tag) if tells else tensor

@@ -18,6 +18,8 @@ namespace hvdlite::base {
 
 class Writer {
  public:
+  Writer() { buffer_.reserve(kUsual); }
+
   template <typename T>
     requires std::is_trivially_copyable_v<T>
   void put(const T& value) {
@@ -40,6 +42,9 @@ class Writer {
   std::size_t size() const { return buffer_.size(); }
 
  private:
+  static constexpr std::size_t kUsual =
+      256;  // most messages are smaller, and so take one allocation
+
   std::vector<std::byte> buffer_;
 };
 
