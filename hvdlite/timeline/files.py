@@ -19,6 +19,8 @@ Event = dict[str, Any]
 # Collectives that end on no rank before they have begun on all.
 _ALL_WAIT_FOR_ALL = ("ALLREDUCE", "ALLGATHER", "ALLTOALL", "REDUCESCATTER", "BARRIER")
 
+_OF_TWO_RANKS = ("SEND", "RECV")
+
 
 @dataclass
 class Operation:
@@ -151,10 +153,14 @@ def _follow(trace: Trace) -> None:
 
 
 def occurrences(trace: Trace) -> dict[tuple[str, str], list[Operation]]:
-    """The operations by kind and name, each list in the order of time."""
+    """The collectives by kind and name, each list in the order of time.
+
+    The names of messages between two ranks are each rank's own: nothing on another rank is found by them.
+    """
     found = defaultdict(list)
     for operation in trace.operations.values():
-        found[operation.kind, operation.name].append(operation)
+        if operation.kind not in _OF_TWO_RANKS:
+            found[operation.kind, operation.name].append(operation)
     return found
 
 

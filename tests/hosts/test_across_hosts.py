@@ -6,7 +6,7 @@ from support.hosts import emulated_hosts
 from support.parallel import run_in_step
 
 PARALLEL = Path(__file__).parents[1] / "parallel"
-FILES = ("grouped", "allgather", "broadcast", "reducescatter", "alltoall", "process_sets")
+FILES = ("grouped", "allgather", "broadcast", "reducescatter", "alltoall", "process_sets", "point_to_point")
 MIB = 1 << 20
 
 

@@ -43,6 +43,25 @@ def test_a_report_of_all_ranks(hvd, folder):
     hvd.barrier()
 
 
+def test_messages_between_two_ranks(hvd, folder):
+    trace = folder / "t.json"
+    hvd.start_timeline(str(trace))
+    right, left = (WORLD.rank + 1) % WORLD.size, (WORLD.rank - 1) % WORLD.size
+    for elements in (3, 3000):
+        got = hvd.irecv(np.empty(elements), left, name="in")
+        hvd.send(np.ones(elements), right, name="out")
+        got.synchronize()
+    hvd.stop_timeline()
+    hvd.barrier()
+    read = files.read(trace if WORLD.rank == 0 else trace.with_name(f"t.rank{WORLD.rank}.json"))
+    found = sorted((each.kind, each.name, each.num_bytes) for each in read.operations.values())
+    large = [("RECV", "in", 24000), ("SEND", "out", 24000)]
+    # The data of a small one goes with what tells of it. To oneself, all data does.
+    assert [each for each in found if each[2] == 24000] == (large if WORLD.size > 1 else found[1::2])
+    assert read.waits
+    hvd.barrier()
+
+
 def test_a_folder_that_is_not_there(hvd, tmp_path):
     with pytest.raises(ValueError, match=r"cannot be written to '.*/nowhere/t"):
         hvd.start_timeline(str(tmp_path / "nowhere" / "t.json"))

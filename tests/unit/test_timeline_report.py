@@ -105,6 +105,15 @@ def test_who_is_late(tmp_path):
     assert text.startswith("Rank 1 (host b) is the last to arrive and accounts for 100% of the time")
 
 
+def test_messages_between_two_ranks_are_matched_with_nothing(tmp_path):
+    """Their names say nothing to other ranks: that one rank's come later makes it no late rank."""
+    traces = job(tmp_path, [{}, {"late": 1500.0}])
+    for trace in traces:
+        for operation in trace.operations.values():
+            operation.kind = "SEND"
+    assert not list(files.matches(traces[0], traces[1], 0.0))
+
+
 def test_nothing_to_gain(tmp_path):
     assert "There is little to gain from communication" in advice(analyse(job(tmp_path, [{"wait": 100.0}] * 2)))[0]
 
