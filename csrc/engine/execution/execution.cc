@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "collectives/allreduce_inline.h"
-#include "engine/execution/tags.h"
 #include "engine/negotiation/ledger.h"
 #include "transport/host_window.h"
 

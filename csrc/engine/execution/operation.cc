@@ -14,6 +14,17 @@ namespace {
 
 // Tiles of one set's life fit below that; the epoch above makes those of the region's next user larger.
 constexpr int kEpochShift = 40;
+// A tag, from the low end: channel, operation number (modulo), process set.
+constexpr int kSetBits = 10;
+
+int operation_bits(const transport::Transport& transport) {
+  return transport.tag_bits() - collectives::kChannelBits - kSetBits;
+}
+
+// Operations have the numbers below this one.
+std::uint32_t last_operation(const transport::Transport& transport) {
+  return (std::uint32_t{1} << operation_bits(transport)) - 1;
+}
 
 // Null if this rank is no member.
 std::shared_ptr<collectives::SharedChannel> make_channel(transport::Transport& transport,
@@ -37,6 +48,16 @@ std::shared_ptr<collectives::SharedChannel> make_channel(transport::Transport& t
 }
 
 }  // namespace
+
+std::uint32_t tag_of(const transport::Transport& transport, SetId set, std::uint32_t operation) {
+  const auto slot = static_cast<std::uint32_t>(set.id) & ((std::uint32_t{1} << kSetBits) - 1);
+  return ((slot << operation_bits(transport)) | (operation % last_operation(transport)))
+         << collectives::kChannelBits;
+}
+
+std::uint32_t point_to_point_tag(const transport::Transport& transport) {
+  return last_operation(transport) << collectives::kChannelBits;
+}
 
 SharedRegions share(transport::Transport& transport, const ProcessSet& set,
                     const Regions::Grant& regions) {

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <vector>
 
@@ -43,6 +44,11 @@ using SharingSetPtr = std::shared_ptr<const SharingSet>;
 // A lane has so many in flight: enough to fill the gaps of one with another, few enough to bound memory.
 inline constexpr std::size_t kMaxRunning = 16;
 inline constexpr std::size_t kMaxRunningBytes = std::size_t{256} << 20;
+
+// The tag of an operation's messages. Two of a set that are in flight together have different ones.
+std::uint32_t tag_of(const transport::Transport& transport, SetId set, std::uint32_t operation);
+// That of all that ranks send one another, in the order in which both start it: no operation has it.
+std::uint32_t point_to_point_tag(const transport::Transport& transport);
 
 // How ranks combine what they gave for this request; an Average divides by `divisor`.
 collectives::Reduction reduction_of(const Request& request, std::int64_t divisor);

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "engine/execution/tags.h"
+#include "engine/execution/operation.h"
 
 namespace hvdlite::engine {
 
