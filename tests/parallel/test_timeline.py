@@ -32,7 +32,7 @@ def test_a_report_of_all_ranks(hvd, folder):
     read = files.read(mine)
     assert (read.rank, read.size) == (WORLD.rank, WORLD.size)
     assert sum(operation.kind == "ALLREDUCE" for operation in read.operations.values()) == 30
-    assert len(read.waits) == 30
+    assert len(read.waits) >= 30  # one that lasts long is written in pieces, between which signals are looked for
     if WORLD.rank == 0:
         page = folder / "page.html"
         assert program.main(["report", str(trace), "-o", str(page)]) == 0
