@@ -12,6 +12,7 @@ LEDGER = ("tests/unit/test_ledger.py", *AGREEMENT)
 RIDING = ("tests/unit/test_riding_payloads.py", "tests/parallel/test_allreduce.py")
 STALLS = ("tests/unit/test_native_cases.py", "tests/sim/test_sim.py", "tests/unit/test_stall.py")
 MEMBERSHIP = ("tests/unit/test_native_cases.py", "tests/sim/test_sim.py")
+MESSAGES = ("tests/unit/test_native_cases.py", "tests/sim/test_sim.py", "tests/parallel/test_point_to_point.py")
 TIMELINE = ("tests/unit/test_timeline_files.py", "tests/parallel/test_timeline.py")
 OUTPUTS = ("tests/unit/test_output_cache.py", "tests/parallel/test_outputs.py")
 
@@ -46,6 +47,7 @@ TORCH_PASSES = (
     "tests/adapters/torch/test_passes.py",
     "tests/adapters/torch/test_nested_passes.py",
 )
+TORCH_SHARDING = ("tests/adapters/torch/test_sharding.py",)
 TORCH_RESTART = ("tests/adapters/torch/test_restart.py",)
 TORCH_CALLBACKS = ("tests/adapters/torch/test_future_callbacks.py",)
 TORCH_OPTIONS = ("tests/adapters/torch/test_options.py",)

@@ -384,6 +384,20 @@ TEST(who_has_sent_what_did_not_fit_is_told_at_its_next_call) {
   EXPECT(status_of(job, 0, 2).ok());
 }
 
+TEST(a_receive_whose_message_was_withdrawn_is_the_first_again) {
+  const Plan plan{
+      {{send_large(2), kLeaves}, {send_large(2)}, {recv_large(kAny), recv_large(kAny)}}};
+  Job job(plan);
+  for (const Job::Choice& choice : {Job::Choice{2}, {2}, {0}, {0, 2}, {0}, {0, 2}}) {
+    job.take(choice);  // rank 0 leaves before it knows that rank 2 is ready
+  }
+  job.take({1});
+  run(job);
+  EXPECT(status_of(job, 2, 0).ok());
+  EXPECT(job.rank(2).asked[0].completion->value == 1);
+  EXPECT(!job.rank(2).asked[1].completion->is_done());
+}
+
 TEST(who_left_is_named_to_those_who_need_it) {
   const Plan plan{{{send_large(1), recv(1)}, {kLeaves}}};
   Job job(plan);
