@@ -9,9 +9,9 @@ from groups import RANK, SIZE, WORLD, check, world  # noqa: F401
 from reference import assert_close, assert_same_bits, part_of
 from torch.nn.parallel import DistributedDataParallel
 
-# 2-D meshes and the sub-groups in them need four.
-RANKS = (2,)
-MORE_RANKS = (4,)
+# Slow: most of the time is torch's own. test_distributed_training.py uses the same collectives in every run.
+RANKS = ()
+MORE_RANKS = (2, 4)  # meshes of two dimensions, and the groups in them, need four
 
 mesh_module = pytest.importorskip("torch.distributed.device_mesh")
 tensor = pytest.importorskip("torch.distributed.tensor")
