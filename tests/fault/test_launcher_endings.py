@@ -100,8 +100,8 @@ def save():
     os._exit(3)
 
 signal.signal(signal.SIGTERM, lambda *args: save())
-print("up", flush=True)
 try:
+    print("up", flush=True)  # from here on the signal may come
     while True:
         signal.pause()
 except KeyboardInterrupt:
