@@ -29,7 +29,7 @@ from hvdlite.handles import Finish, Handle
 from hvdlite.objects import new_payload, packed, unpacked
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.requests import KIND_NAMES, Kind, Sum, tensor_name
-from hvdlite.submission import enter
+from hvdlite.submission import enter, written
 
 if TYPE_CHECKING:
     from hvdlite._engine import Result
@@ -250,8 +250,5 @@ def _sent(_owner: Any, _result: "Result") -> None:
 
 def _received(backend: TensorBackend, tensor: Any, adopted: Any, owner: Any, tells: bool, result: "Result") -> Any:
     """The last step of a receive."""
-    if owner is adopted:
-        backend.mark_written(adopted)
-    else:
-        backend.copy_back(owner, adopted)
+    written(backend, tensor, adopted, None if owner is adopted else owner, result)
     return Received(tensor, result.source, result.tag) if tells else tensor

@@ -45,6 +45,7 @@ __all__ = [
     "reduce_scatter",
     "reduce_scatter_group",
     "start_reduce",
+    "written",
 ]
 
 _ANY_DTYPE = (Kind.BROADCAST, Kind.ALLGATHER, Kind.ALLTOALL)  # nothing is computed: bytes move
@@ -243,7 +244,7 @@ def _same_shape(engine: "Engine", call: _Call, tensor: Any, in_place: bool) -> _
         raise type(error)(f"{_describe(call)}: {error}") from None
     private = owner is not adopted
     if in_place:
-        step: Finish = partial(_written, backend, tensor, adopted, owner if private else None)
+        step: Finish = partial(written, backend, tensor, adopted, owner if private else None)
         if private and device != CPU:
             step = partial(_made_elsewhere, backend, source, owner, step)
         return backend, source, pointer, step
@@ -302,7 +303,8 @@ def _made_elsewhere(backend: TensorBackend, source: Exported, made: Any, step: F
     return step(result)
 
 
-def _written(backend: TensorBackend, tensor: Any, adopted: Any, dense: Any, _result: "Result") -> Any:
+def written(backend: TensorBackend, tensor: Any, adopted: Any, dense: Any, _result: "Result") -> Any:
+    """The last step of what is written into a tensor: copies it from dense memory, where it had to be there (else None)."""
     if dense is not None:
         backend.copy_back(dense, adopted)
     else:

@@ -32,7 +32,7 @@ from hvdlite.torch.plan import Groups
 from hvdlite.torch.reducer import Reducer
 from hvdlite.torch.sharded_methods import ShardedMethods, connect
 from hvdlite.torch.sharding import ShardedState, check_shard
-from hvdlite.torch.steps import KnownParameters, is_inner_step, reach_steps
+from hvdlite.torch.steps import KnownParameters, change_closure, is_inner_step, reach_steps
 from hvdlite.usage import optimizer_stepped
 
 if TYPE_CHECKING:
@@ -268,10 +268,9 @@ class _Wrapping:
         reducer = self.reducer
         if reducer is None or is_inner_step(optimizer):
             return None
-        closure = args[1] if len(args) > 1 else kwargs.get("closure")
-        if callable(closure):
-            wrapped = self._wrap_closure(reducer, closure)
-            return ((args[0], wrapped, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": wrapped})
+        changed = change_closure(args, kwargs, lambda closure: self._wrap_closure(reducer, closure))
+        if changed is not None:
+            return changed
         if self.skipping:
             reducer.settle_family()
         else:

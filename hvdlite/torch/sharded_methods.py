@@ -28,7 +28,7 @@ def connect(optimizer: torch.optim.Optimizer, sharded: ShardedState) -> list[Cal
         Functions that take the hooks off.
 
     """
-    before = optimizer.register_step_pre_hook(sharded.before_step)
+    before = sharded.last_hook = optimizer.register_step_pre_hook(sharded.before_step)
     after = optimizer.register_step_post_hook(sharded.after_step)
     hooks: Any = optimizer._optimizer_step_post_hooks
     hooks.move_to_end(after.id, last=False)
@@ -54,10 +54,9 @@ class ShardedMethods(_Optimizer):
     def register_step_pre_hook(self, hook: Any) -> Any:
         """As in torch: the hook sees whole gradients, as it is called before the parameters are swapped for parts of them."""
         handle = super().register_step_pre_hook(hook)
-        sharded, hooks = self._hvdlite.sharded, dict(self._optimizer_step_pre_hooks)
-        if sharded is not None:  # as it is while the optimizer is wrapped
-            for key in [key for key, known in hooks.items() if getattr(known, "__self__", None) is sharded]:
-                self._optimizer_step_pre_hooks.move_to_end(key)  # type: ignore[attr-defined]
+        sharded, hooks = self._hvdlite.sharded, self._optimizer_step_pre_hooks
+        if sharded is not None and sharded.last_hook is not None:  # not so while the optimizer is being wrapped
+            hooks.move_to_end(sharded.last_hook.id)  # type: ignore[attr-defined]
         return handle
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from hvdlite.requests import Adasum
 from hvdlite.torch.agreement import Settings
 from hvdlite.torch.buckets import cut_buckets
 from hvdlite.torch.gpu import reachable
-from hvdlite.torch.steps import is_inner_step
+from hvdlite.torch.steps import change_closure, is_inner_step
 
 __all__ = ["ShardedState", "check_shard", "cut_evenly", "deal_out"]
 
@@ -84,17 +84,14 @@ def deal_out(sizes: Sequence[int], ranks: int) -> list[Bounds]:
     return bounds
 
 
-def _order_of_memory(tensor: torch.Tensor) -> list[int]:
-    return sorted(range(tensor.dim()), key=tensor.stride().__getitem__, reverse=True)
+def _turned(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A view whose dimensions have the order of those of `like` in memory."""
+    return tensor.detach().permute(sorted(range(like.dim()), key=like.stride().__getitem__, reverse=True))
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
     """The elements in the order of memory, as a view of the same memory, which has neither gaps nor overlaps."""
-    return tensor.detach().permute(_order_of_memory(tensor)).view(-1)
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    return tensor.permute(_order_of_memory(tensor)).is_contiguous()
+    return _turned(tensor, tensor).view(-1)
 
 
 @dataclass(eq=False)
@@ -126,7 +123,7 @@ class _Sharded:
 
     def own_part(self, tensor: torch.Tensor) -> torch.Tensor:
         """This rank's part of a tensor of the parameter's shape; a copy if the tensor lies otherwise in memory."""
-        return tensor.detach().permute(_order_of_memory(self.param)).reshape(-1)[self.start : self.stop]
+        return _turned(tensor, self.param).reshape(-1)[self.start : self.stop]
 
 
 @dataclass(frozen=True)
@@ -162,10 +159,11 @@ class ShardedState:
     """
 
     def __init__(self, settings: Settings, kind: type[torch.optim.Optimizer]) -> None:
+        self.last_hook: Any = None  # the handle of `before_step`, which is the last hook in front of a step
         self.unsliced = True  # may the state hold more than this rank's part, since something was loaded?
         self._settings = settings
-        ranks = settings.process_set.size() or 1
-        self._ranks, self._place = ranks, settings.process_set.rank() or 0
+        self._ranks = settings.process_set.ranks or list(range(settings.process_set.size() or 1))
+        self._place = settings.process_set.rank() or 0  # of this rank among them
         elementwise = kind in [getattr(torch.optim, name, None) for name in _ELEMENTWISE]
         self._cut: Callable[[Sequence[int], int], list[Bounds]] = cut_evenly if elementwise else deal_out
         self._sharded: list[_Sharded] = []
@@ -183,12 +181,12 @@ class ShardedState:
         """
         new = list(named)
         for name, param in new:
-            if not _is_dense(param):
+            if not _turned(param, param).is_contiguous():
                 raise InvalidArgumentError(
                     f"shard=True: parameter {name!r} of strides {list(param.stride())} has elements that overlap or lie apart "
                     "in memory; make it contiguous first"
                 )
-        bounds = self._cut([param.numel() for _, param in new], self._ranks)
+        bounds = self._cut([param.numel() for _, param in new], len(self._ranks))
         self._sharded += [_Sharded(name, param, own, self._place) for (name, param), own in zip(new, bounds, strict=True)]
 
     # --- a step ---------------------------------------------------------------------------------------------------------
@@ -205,7 +203,7 @@ class ShardedState:
         if is_inner_step(optimizer):
             return None
         self.restore()
-        changed = _evaluate_closure(args, kwargs)
+        changed = change_closure(args, kwargs, _evaluated)
         self.localize(optimizer)
         self._active = [sharded for sharded in self._sharded if sharded.param.grad is not None]
         for sharded in self._active:
@@ -266,13 +264,12 @@ class ShardedState:
 
     def _send(self, transfers: list[_Transfer]) -> None:
         process_set = self._settings.process_set
-        ranks = process_set.ranks or range(self._ranks)
         started = []
         for transfer in transfers:
             memory = transfer.memory()
             sent = reachable(memory[0] if len(memory) == 1 else torch.cat(memory))
             name = f"{self._settings.prefix}.{transfer.name}"
-            started.append((transfer, memory, sent, broadcast_async_(sent, ranks[transfer.owner], name, process_set)))
+            started.append((transfer, memory, sent, broadcast_async_(sent, self._ranks[transfer.owner], name, process_set)))
         for transfer, memory, sent, handle in started:
             handle.synchronize()
             if transfer.owner != self._place and sent.data_ptr() != memory[0].data_ptr():
@@ -348,8 +345,7 @@ class ShardedState:
         return whole
 
     def _refuse_gaps(self, sharded: _Sharded, having: list[int]) -> None:
-        ranks = self._settings.process_set.ranks or range(self._ranks)
-        lacking = [str(ranks[place]) for place in sharded.owners if place not in having]
+        lacking = [str(self._ranks[place]) for place in sharded.owners if place not in having]
         raise InvalidArgumentError(
             f"DistributedOptimizer ({self._settings.prefix}) with shard=True: the state of {sharded.name!r} is missing on rank "
             f"{', '.join(lacking)}, which owns a part of it. Load a state on all ranks, or on one and call "
@@ -381,11 +377,8 @@ def _described(sharded: _Sharded, value: Any) -> Any:
     return value if sharded.is_split else _Split(value.dtype, tuple(value.shape))
 
 
-def _evaluate_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+def _evaluated(closure: Callable[[], Any]) -> Callable[[], Any]:
     """Calls a closure while parameters are whole, and gives the step one that returns the loss: it calls it once, at first."""
-    closure = args[1] if len(args) > 1 else kwargs.get("closure")
-    if not callable(closure):
-        return None
     with torch.enable_grad():
         loss = closure()
-    return ((args[0], lambda: loss, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": lambda: loss})
+    return lambda: loss

@@ -102,7 +102,7 @@ def broadcast_optimizer_state(
         raise InvalidArgumentError(f"broadcast_optimizer_state takes a torch.optim.Optimizer, got {type(optimizer)}")
     is_root = RUNTIME.require_topology().rank == root_rank
     tensors: list[torch.Tensor] = []
-    state = _state_of(optimizer, root_rank, process_set)
+    state = _state_of(optimizer, is_root, root_rank, process_set)
     structure = _without_tensors(state, tensors) if is_root else None
     structure = broadcast_object(structure, root_rank, "optimizer_state", process_set)
     if not is_root:
@@ -120,9 +120,10 @@ def _sharded_state(optimizer: torch.optim.Optimizer) -> Any:
     return getattr(getattr(optimizer, "_hvdlite", None), "sharded", None)
 
 
-def _state_of(optimizer: torch.optim.Optimizer, root_rank: int, process_set: ProcessSet) -> dict[str, Any] | None:
+def _state_of(
+    optimizer: torch.optim.Optimizer, is_root: bool, root_rank: int, process_set: ProcessSet
+) -> dict[str, Any] | None:
     """The root's whole state, on the root. A sharded one is gathered from all ranks, unless the root has just loaded it."""
-    is_root = RUNTIME.require_topology().rank == root_rank
     sharded = _sharded_state(optimizer)
     if sharded is None:
         return optimizer.state_dict() if is_root else None

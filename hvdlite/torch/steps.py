@@ -13,7 +13,7 @@ import torch
 
 from hvdlite.errors import InvalidArgumentError
 
-__all__ = ["KnownParameters", "is_inner_step", "reach_steps"]
+__all__ = ["KnownParameters", "change_closure", "is_inner_step", "reach_steps"]
 
 _STEP = torch.optim.Optimizer.profile_hook_step(lambda: None).__code__  # what calls the hooks around a step
 
@@ -59,6 +59,24 @@ def is_inner_step(optimizer: torch.optim.Optimizer) -> bool:
         steps += frame.f_code is _STEP and frame.f_locals.get("self") is optimizer
         frame = frame.f_back  # type: ignore[assignment]
     return steps > 1
+
+
+def change_closure(
+    args: tuple[Any, ...], kwargs: dict[str, Any], change: Callable[[Callable[[], Any]], Callable[[], Any]]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Gives a step another closure: what a hook in front of it returns. None where the step has no closure.
+
+    Args:
+        args: of the step, as the hook gets them: the first is the optimizer.
+        kwargs: of the step.
+        change: makes the other closure.
+
+    """
+    closure = args[1] if len(args) > 1 else kwargs.get("closure")
+    if not callable(closure):
+        return None
+    changed = change(closure)
+    return ((args[0], changed, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": changed})
 
 
 _params_of = itemgetter("params")

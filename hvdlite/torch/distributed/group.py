@@ -259,7 +259,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def broadcast(self, tensors: list[Tensor], opts: Any) -> HvdliteWork:
         """Gives all ranks the root's tensor, in place."""
         (tensor,) = tensors
-        root = (self._process_set.ranks or [])[opts.rootRank]
+        root = self._in_job(opts.rootRank)
         return self._start(
             "broadcast", lambda name: ops.broadcast_async_(tensor, root, name, self._process_set), tensors, None, opts
         )
@@ -392,14 +392,14 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def send(self, tensors: list[Tensor], rank: int, tag: int) -> HvdliteWork:
         """Sends a tensor to one rank of the group."""
         (tensor,) = tensors
-        peer = (self._process_set.ranks or [])[rank]
+        peer = self._in_job(rank)
         self._require_open(what := self._describe("send", f" to rank {peer} (tag {tag})"))
         handle = isend(tensor, peer, tag, None, self._process_set)
         return HvdliteWork(what, handle, tensors, None, self._timeout, unnumbered)
 
     def recv(self, tensors: list[Tensor], rank: int, tag: int) -> HvdliteWork:
         """Receives a tensor from one rank of the group."""
-        return self._receive(tensors, (self._process_set.ranks or [])[rank], tag)
+        return self._receive(tensors, self._in_job(rank), tag)
 
     def recv_anysource(self, tensors: list[Tensor], tag: int) -> HvdliteWork:
         """Receives a tensor from whichever rank of the group sends one with the tag."""
@@ -439,6 +439,10 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         # torch's options say -1 ms where the caller said nothing.
         chosen = timeout if isinstance(timeout, timedelta) and timeout > timedelta(0) else self._timeout
         return HvdliteWork(what, handle, outputs, finish, chosen, lambda future: origin(future, self._key, number))
+
+    def _in_job(self, rank: int) -> int:
+        """The rank in the whole job of one of this group."""
+        return (self._process_set.ranks or [])[rank]
 
     def _describe(self, label: str, whom: str = "") -> str:
         return f"torch.distributed.{label}{whom} in group {self._name!r} (ranks {self._process_set.ranks})"
