@@ -335,11 +335,12 @@ class SparseBucket:
                 reducer.launched(number)
 
     def wait(self, engine: "Engine", flight: Flight) -> None:
-        """One after the other: each result has memory of its own."""
-        streams = () if self.device == CPU else self._streams.after(flight.streams)
-        (work,) = flight.handles
-        work.wait(streams=streams)
-        flight.outcomes = work.results()
+        """Each result has memory of its own. A flight that Ctrl-C ended before it had its work has no outcomes."""
+        if flight.handles and not flight.outcomes:
+            streams = () if self.device == CPU else self._streams.after(flight.streams)
+            (work,) = flight.handles
+            work.wait(streams=streams)
+            flight.outcomes = work.results()
 
     def land(self, item: Item, outcome: Any, strict: bool) -> torch.Tensor | None:
         """The indices land first, then the values, which make the gradient. The outcome: the engine's result."""
