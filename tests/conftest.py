@@ -11,7 +11,7 @@ from support.gpu import ROUTES
 from support.in_step import child_plugin
 from support.parallel import ParallelFile, is_parallel, share_jobs
 from support.seeds import say_seed
-from support.workers import Shared, choose_workers
+from support.workers import Shared, choose_workers, in_order_of_the_queue
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -62,6 +62,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.hookimpl(tryfirst=True)  # before a worker of pytest-xdist tells the order: tests are called by their number in it
 def pytest_collection_finish(session: pytest.Session) -> None:
     if not session.config.pluginmanager.has_plugin("hvdlite-in-step"):
+        session.items[:] = in_order_of_the_queue(session.items)
         share_jobs(session)
 
 

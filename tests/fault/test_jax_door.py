@@ -71,6 +71,7 @@ ELASTIC = """
 """
 
 
+@pytest.mark.slow  # it imports JAX and Keras twice
 def test_elastic_training_with_keras_knows_a_lost_rank():
     job = run_job(ELASTIC, 2, env=ENVIRONMENT)  # fresh, for the doors of JAX and Keras (support/warm.py)
     assert job.returncode == 0, job.report()

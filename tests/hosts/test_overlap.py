@@ -47,6 +47,7 @@ PROGRAM = f"""
 """
 
 
+@pytest.mark.slow
 def test_most_of_the_communication_is_hidden():
     """Of 16 gradients of 1 MiB, in buckets of two, 14 are there before the backward of the last layer."""
     pytest.importorskip("torch")

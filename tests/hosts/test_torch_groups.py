@@ -1,5 +1,6 @@
 """torch.distributed on ranks of several hosts: they meet in a store across them, and groups cross them too."""
 
+import pytest
 from support.hosts import emulated_hosts
 from support.installed import need
 
@@ -25,6 +26,7 @@ PROGRAM = """
 """
 
 
+@pytest.mark.slow
 def test_a_group_across_hosts():
     with emulated_hosts(2) as hosts:
         job = hosts.run([2, 1], PROGRAM)

@@ -156,6 +156,7 @@ def short_samples(monkeypatch):
     monkeypatch.setattr(training, "_EFFORT", replace(training._EFFORT, sample_seconds=0.01))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("short_samples")
 def test_training():
     pytest.importorskip("torch")
@@ -171,6 +172,7 @@ def test_training():
             assert ("overhead_percent" in record) == (way != "none")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("short_samples")
 def test_what_is_only_measured_if_asked_for():
     pytest.importorskip("torch")

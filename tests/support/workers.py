@@ -2,8 +2,9 @@
 
 Most tests of one process use one processor, and while a job of several ranks runs, its pytest only waits for it. So the first
 worker takes from the front of the queue, where the jobs are, and the others from the end, until they meet. Tests that wait, for
-what a failure ends and for deadlines, leave a processor to the third. What has to stay together is one piece of the queue: the
-tests of a file, and the files that share a job (support/parallel.py).
+what a failure ends and for deadlines, leave a processor to the third: their files are spread over the queue, so that the run
+does not end with waiting. What has to stay together is one piece of the queue: the tests of a file, and the files that share a
+job (support/parallel.py).
 
 Runs of whole folders are shared if there are two processors. Runs of named files are not, and ``-n 0`` does without.
 """
@@ -11,14 +12,16 @@ Runs of whole folders are shared if there are two processors. Runs of named file
 import os
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 from support import warm
-from support.parallel import company_of, is_parallel
+from support.parallel import TESTS, company_of, is_parallel
 
 WORKERS = 3
 PROCESSORS = 2  # without which one pytest runs all
+WAITING = ("fault", "hosts")  # the folders whose tests mostly wait
 EVERY_SECONDS = 20.0  # between the lines of progress in a log
 
 
@@ -31,6 +34,24 @@ def choose_workers(config: pytest.Config) -> None:
     wanted = folders and not option.collectonly and not option.usepdb and len(os.sched_getaffinity(0)) >= PROCESSORS
     if getattr(option, "numprocesses", 0) is None and wanted:
         option.numprocesses = WORKERS
+
+
+def in_order_of_the_queue(items: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """First the tests on several ranks, then those of one process, where the files of tests that wait are evenly spread."""
+    parallel: list[pytest.Item] = []
+    files: dict[bool, dict[Path, list[pytest.Item]]] = {True: {}, False: {}}
+    for item in items:
+        if is_parallel(item.path):
+            parallel.append(item)
+        else:
+            files[_waits(item.path)].setdefault(item.path, []).append(item)
+    placed = [((number + 0.5) / len(kind), tests) for kind in files.values() for number, tests in enumerate(kind.values())]
+    placed.sort(key=lambda pair: pair[0])
+    return parallel + [item for _, tests in placed for item in tests]
+
+
+def _waits(path: Path) -> bool:
+    return path.is_relative_to(TESTS) and path.relative_to(TESTS).parts[0] in WAITING
 
 
 class Shared:

@@ -231,9 +231,8 @@ def test_the_real_nvrtc_makes_ptx_for_a_gpu_that_it_does_not_know(fake_gpus):  #
 
 
 @pytest.mark.skipif(not NVCC, reason="no nvcc here (it is in NVIDIA's CUDA toolkit)")
-@pytest.mark.parametrize(
-    "architecture", ["sm_90", *(pytest.param(each, marks=pytest.mark.slow) for each in ("sm_75", "sm_120"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ["sm_75", "sm_90", "sm_120"])
 def test_nvcc_keeps_the_kernels_in_registers(tmp_path, architecture):
     known = subprocess.run([NVCC, "--list-gpu-code"], capture_output=True, text=True, check=True).stdout.split()
     if architecture not in known:

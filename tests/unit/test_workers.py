@@ -1,9 +1,11 @@
 """Several pytests share a run: both kinds of tests go at the same time, and what must stay together does."""
 
 import re
+from types import SimpleNamespace
 
 from support.parallel import TESTS, company_of
 from support.small_suite import run_files
+from support.workers import in_order_of_the_queue
 
 __all__ = ["run_files"]
 
@@ -60,3 +62,12 @@ def test_the_files_of_a_job_stay_together():
     assert company("adapters/tensorflow/test_tf_ops.py") != company("adapters/tensorflow/test_tf_bench.py"), "a job of its own"
     assert company("adapters/keras/test_keras_torch.py") != company("adapters/keras/test_keras_jax.py"), "other variables"
     assert company_of("tests/unit/test_a.py::test_b[x::y]", TESTS.parent) == "tests/unit/test_a.py"
+
+
+def test_jobs_come_first_and_tests_that_wait_are_spread_over_the_others():
+    names = [f"{folder}/test_{letter}.py" for folder in ("fault", "parallel", "unit") for letter in "abcd"]
+    items = [SimpleNamespace(path=TESTS / name, number=number) for name in names for number in range(2)]
+    queue = in_order_of_the_queue(items)
+    assert [item.number for item in queue] == [0, 1] * 12
+    folders = [item.path.parent.name for item in queue[::2]]
+    assert folders == ["parallel"] * 4 + ["fault", "unit"] * 4

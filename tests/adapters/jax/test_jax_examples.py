@@ -5,6 +5,7 @@ from mpi4py import MPI
 from support.examples import load
 
 
+@pytest.mark.slow
 def test_digits_learns_the_same_everywhere(hvd, capsys):
     pytest.importorskip("sklearn")
     accuracy = load("jax_digits").main(["--epochs", "4"])

@@ -1,4 +1,4 @@
-"""Collectives inside compiled functions, in a process that has wrapped no optimizer."""
+"""Collectives inside compiled functions."""
 
 import torch
 import torch.distributed as dist
@@ -9,7 +9,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 RANKS = (2,)
 MORE_RANKS = (1,)
-FRESH = True  # torch's compiler has not been imported yet
 RANK, SIZE = WORLD.rank, WORLD.size
 SUM = sum(rank + 1.0 for rank in range(SIZE))
 
