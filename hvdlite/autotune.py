@@ -28,11 +28,11 @@ from hvdlite.errors import HvdliteError, InternalError, InvalidArgumentError
 from hvdlite.requests import Average, Kind, Request
 from hvdlite.tuning import files
 from hvdlite.tuning.parameters import TUNABLE, parameters
-from hvdlite.tuning.place import Place
+from hvdlite.tuning.place import JobPlace
 from hvdlite.tuning.report import Report, changes, format_settings, to_csv, to_evidence, to_text
 from hvdlite.tuning.search import Rules, Settings, Value, drive, search
 
-__all__ = ["CASES", "Engines", "Job", "at_init", "main", "tune"]
+__all__ = ["CASES", "Engines", "TuningRanks", "at_init", "main", "tune"]
 
 Array = NDArray[np.float32]
 
@@ -46,7 +46,7 @@ _KEPT = 2  # engines at a time: those of two settings that are compared
 
 
 @dataclass(frozen=True)
-class Job:
+class TuningRanks:
     """The ranks that measure.
 
     Attributes:
@@ -77,7 +77,7 @@ class Engines:
         knobs: what the settings change.
     """
 
-    def __init__(self, job: Job, knobs: Config) -> None:
+    def __init__(self, job: TuningRanks, knobs: Config) -> None:
         self._job = job
         # A trace or a report of each engine would be one too many.
         self._knobs = knobs.replace(log_level="error")
@@ -138,7 +138,7 @@ def _average(name: str, array: Array) -> Request:
     return Request(Kind.ALLREDUCE, name, int(DType.FLOAT32), array.shape, address, address, op=Average)
 
 
-def tune(job: Job, place: Place, knobs: Config, seconds: float, any_bits: bool = False) -> Report:
+def tune(job: TuningRanks, place: JobPlace, knobs: Config, seconds: float, any_bits: bool = False) -> Report:
     """Searches the settings for this job. Collective, with the same result on all ranks.
 
     Args:
@@ -190,7 +190,7 @@ def tune(job: Job, place: Place, knobs: Config, seconds: float, any_bits: bool =
 # --- at init ------------------------------------------------------------------------------------------------------------
 
 
-def at_init(job: Job, knobs: Config, logger: logging.Logger) -> Config:
+def at_init(job: TuningRanks, knobs: Config, logger: logging.Logger) -> Config:
     """The knobs with those of the tuning file, or where there is none for this job and HVDLITE_AUTOTUNE says so, measured now.
 
     Collective. What is measured is kept in the file if there was none.
@@ -210,7 +210,7 @@ def at_init(job: Job, knobs: Config, logger: logging.Logger) -> Config:
     return knobs.replace(**{name: value for name, value in (found or {}).items() if name not in origins})
 
 
-def _from_file(job: Job, name: str, place: Place, may_lack: bool, logger: logging.Logger) -> dict[str, Value] | None:
+def _from_file(job: TuningRanks, name: str, place: JobPlace, may_lack: bool, logger: logging.Logger) -> dict[str, Value] | None:
     """What rank 0's file says; None if there is none for this job."""
     settings: dict[str, Value] | None = None
     problem = ""
@@ -225,7 +225,7 @@ def _from_file(job: Job, name: str, place: Place, may_lack: bool, logger: loggin
     return settings
 
 
-def _read(name: str, place: Place, may_lack: bool, logger: logging.Logger) -> dict[str, Value] | None:
+def _read(name: str, place: JobPlace, may_lack: bool, logger: logging.Logger) -> dict[str, Value] | None:
     path = files.default_path(place) if name == "auto" else Path(name)
     if not path.exists() and (may_lack or name == "auto"):
         if not may_lack:
@@ -239,7 +239,7 @@ def _read(name: str, place: Place, may_lack: bool, logger: logging.Logger) -> di
     return settings
 
 
-def _measured(job: Job, name: str, place: Place, knobs: Config, logger: logging.Logger) -> dict[str, Value]:
+def _measured(job: TuningRanks, name: str, place: JobPlace, knobs: Config, logger: logging.Logger) -> dict[str, Value]:
     first = job.comm.rank == 0
     if first:
         logger.warning(
@@ -258,7 +258,7 @@ def _measured(job: Job, name: str, place: Place, knobs: Config, logger: logging.
     return report.settings
 
 
-def _keep(name: str, place: Place, report: Report, log: str, logger: logging.Logger) -> None:
+def _keep(name: str, place: JobPlace, report: Report, log: str, logger: logging.Logger) -> None:
     """For the next job; one that cannot be kept is no reason to end this job."""
     try:
         path = files.default_path(place) if name == "auto" else Path(name)
@@ -287,7 +287,7 @@ def main(words: Sequence[str] | None = None) -> int:
     options = parser.parse_args(words)
     mpi = startup.load_mpi(may_finalize=lambda ours: True)
     startup.check_launch(mpi, config.launcher_claim())
-    job = Job(mpi, mpi.COMM_WORLD, load_native().Engine, shim_path())
+    job = TuningRanks(mpi, mpi.COMM_WORLD, load_native().Engine, shim_path())
     problem = None
     try:
         knobs = config.from_environment()

@@ -73,7 +73,7 @@ class Runtime:
         self._other_jobs: list[Job] = []  # earlier ones of other processes, in order
         self._joining = False  # others may wait in init() for this process
         self._watchdog: threading.Thread | None = None
-        self._excuses: list[float] = []  # when each stall_limit that was entered ends; of all threads
+        self._exemptions: list[float] = []  # when each stall_limit that was entered ends; of all threads
         self._kept: list[Engine] = []  # for good
         self.steps = Steps()
         self.at_stop: list[Callable[[], None]] = []  # called while there is still an engine
@@ -134,7 +134,7 @@ class Runtime:
         if config.tuning_file or config.autotune:
             from hvdlite import autotune
 
-            config = autotune.at_init(autotune.Job(mpi, chosen, load_native().Engine, shim), config, logger)
+            config = autotune.at_init(autotune.TuningRanks(mpi, chosen, load_native().Engine, shim), config, logger)
         resolved = gpu.resolve(config).replace(flight_recorder_folder=startup.folder_of_records(config))
         self.engine = load_native().Engine.create_mpi(shim, mpi._addressof(chosen), knobs.to_native(resolved))
         self.engine.make_current()
@@ -284,14 +284,14 @@ class Runtime:
         """Makes the other ranks wait for this one so long; `hvdlite.stall_limit` says more."""
         engine = self.require()
         until = time.monotonic() + seconds
-        self._excuses.append(until)
-        engine.excuse(max(self._excuses) - time.monotonic())
+        self._exemptions.append(until)
+        engine.exempt_from_stalls(max(self._exemptions) - time.monotonic())
         try:
             yield
         finally:
-            self._excuses.remove(until)
+            self._exemptions.remove(until)
             if self.engine is engine:
-                engine.excuse(max(0.0, max(self._excuses, default=0.0) - time.monotonic()))
+                engine.exempt_from_stalls(max(0.0, max(self._exemptions, default=0.0) - time.monotonic()))
 
     # --- for operations ---------------------------------------------------------------------------------------------
 

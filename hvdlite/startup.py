@@ -23,7 +23,7 @@ from hvdlite._version import __version__
 from hvdlite.config import Config, LauncherClaim
 from hvdlite.errors import ErrorCode, HvdliteError, InvalidArgumentError, SystemFailure, error_class
 from hvdlite.knobs import Value
-from hvdlite.tuning.place import Place, boot_id, cpu_name
+from hvdlite.tuning.place import JobPlace, boot_id, cpu_name
 
 if TYPE_CHECKING:
     _StreamHandler = logging.StreamHandler[Any]
@@ -262,7 +262,7 @@ def agree(comm: Any, config: Config | None, problem: HvdliteError | None) -> lis
     return [values for _, _, values in everyone]
 
 
-def place_of(MPI: Any, comm: Any, config: Config) -> Place:  # noqa: N803 - the module's own name
+def place_of(MPI: Any, comm: Any, config: Config) -> JobPlace:  # noqa: N803 - the module's own name
     """The machine and the shape of the job, on all ranks alike. Collective.
 
     Args:
@@ -274,7 +274,7 @@ def place_of(MPI: Any, comm: Any, config: Config) -> Place:  # noqa: N803 - the 
     hosts: dict[str, tuple[str, list[set[int]]]] = {}
     for machine, cpu, cores in comm.allgather((_machine(), cpu_name(), os.sched_getaffinity(0))):
         hosts.setdefault(machine, (cpu, []))[1].append(cores)
-    return Place(
+    return JobPlace(
         tuple(cpu for cpu, _ in hosts.values()),
         tuple(len(set().union(*cores)) for _, cores in hosts.values()),
         tuple(len(cores) for _, cores in hosts.values()),

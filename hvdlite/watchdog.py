@@ -29,7 +29,7 @@ def start(engine: "Engine") -> threading.Thread:
 
 def _serve(engine: "Engine") -> None:
     while engine.await_question():
-        engine.tell_whereabouts(where_is_main())
+        engine.answer_question(where_is_main())
 
 
 def where_is_main() -> str:

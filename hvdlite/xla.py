@@ -18,11 +18,11 @@ from hvdlite.errors import (
 )
 from hvdlite.requests import Sum, member_names, tensor_name
 
-__all__ = ["Group", "describe", "failure_in", "loss_in"]
+__all__ = ["TensorGroup", "describe", "failure_in", "loss_in"]
 
 
 @dataclass(frozen=True)
-class Group:
+class TensorGroup:
     """Tensors that are agreed on and sent together.
 
     Attributes:
@@ -49,7 +49,7 @@ class Group:
     postscale: float = 1.0
 
 
-def describe(groups: Sequence[Group]) -> str:
+def describe(groups: Sequence[TensorGroup]) -> str:
     """The text for one call with the tensors of all groups, in order.
 
     Raises:
@@ -59,7 +59,7 @@ def describe(groups: Sequence[Group]) -> str:
     return "".join(line for group in groups for line in _lines(group))
 
 
-def _lines(group: Group) -> list[str]:
+def _lines(group: TensorGroup) -> list[str]:
     names = member_names(group.name, len(group.tensors)) if group.names is None else group.names
     if len(names) != len(group.tensors):
         raise InvalidArgumentError(f"group {group.name!r} has {len(group.tensors)} tensors, but {len(names)} names")

@@ -48,7 +48,7 @@ std::unique_ptr<Collective> allreduce_direct(Comm comm, AllreduceArgs args, cons
   const Pieces pieces = Pieces::of_buffer(
       buffer.count, comm.size(), direct_piece_limit(tuning, comm.size(), element_bytes),
       alignment_grain(buffer.count, comm.size(), element_bytes));
-  Reducer reducer(args.reduction, tuning.isa, buffer.input, buffer.count, pieces.largest());
+  ElementReducer reducer(args.reduction, tuning.isa, buffer.input, buffer.count, pieces.largest());
   return std::make_unique<DirectReduction>(
       DirectJob{comm, std::move(reducer), pieces, static_cast<std::byte*>(buffer.output),
                 /*gather=*/true, direct_lanes(pieces.rounds()), tuning.staging});

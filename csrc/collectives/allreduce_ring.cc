@@ -50,7 +50,7 @@ std::unique_ptr<Collective> allreduce_ring(Comm comm, AllreduceArgs args, const 
   const std::size_t grain =
       alignment_grain(buffer.count, comm.size(), base::size_of(args.reduction.dtype));
   const Pieces pieces = Pieces::of_buffer(buffer.count, comm.size(), limit, grain);
-  Reducer reducer(args.reduction, tuning.isa, buffer.input, buffer.count, pieces.largest());
+  ElementReducer reducer(args.reduction, tuning.isa, buffer.input, buffer.count, pieces.largest());
   return std::make_unique<RingReduction>(
       RingJob{comm, std::move(reducer), pieces, static_cast<std::byte*>(buffer.output),
               /*gather=*/true, ring_lanes(pieces.rounds()), tuning.staging});

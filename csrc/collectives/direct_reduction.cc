@@ -89,7 +89,7 @@ bool DirectLane::scatter() {
 void DirectLane::add_in_rank_order() {
   const int size = job_->comm.size();
   if (added_ == size) return;
-  const Reducer& reducer = job_->reducer;
+  const ElementReducer& reducer = job_->reducer;
   const Range piece = job_->pieces.piece(round_, job_->comm.rank());
   for (; added_ < size && has_arrived(added_); ++added_) {
     if (added_ == 0 || piece.count == 0) continue;

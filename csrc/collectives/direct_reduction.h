@@ -24,7 +24,7 @@ namespace hvdlite::collectives {
 // What all lanes of one operation share; outlives them.
 struct DirectJob {
   Comm comm;
-  Reducer reducer;
+  ElementReducer reducer;
   Pieces pieces;
   std::byte* output;
   bool gather;  // allreduce: hand the finished pieces out

@@ -28,12 +28,12 @@ namespace hvdlite::collectives {
 // Is the identity of the op, scaled by prescale as a T, still the identity (see above)?
 bool identity_survives(const Reduction& reduction);
 
-class Reducer {
+class ElementReducer {
  public:
   // own() will be asked for at most `limit` elements at a time, out of `count`.
-  Reducer(const Reduction& reduction, kernels::Isa isa, const void* input, std::size_t count,
-          std::size_t limit);
-  Reducer(Reducer&&) = default;  // not copied: input_ may point into copy_
+  ElementReducer(const Reduction& reduction, kernels::Isa isa, const void* input, std::size_t count,
+                 std::size_t limit);
+  ElementReducer(ElementReducer&&) = default;  // not copied: input_ may point into copy_
 
   std::size_t result_bytes() const { return result_bytes_; }  // of one element, as the next two
   std::size_t partial_bytes() const { return partial_bytes_; }

@@ -28,7 +28,7 @@ namespace hvdlite::collectives {
 // What all lanes of one operation share; outlives them.
 struct RingJob {
   Comm comm;
-  Reducer reducer;
+  ElementReducer reducer;
   Pieces pieces;
   std::byte* output;
   bool gather;  // allreduce: pass the finished pieces on

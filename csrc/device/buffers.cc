@@ -127,7 +127,7 @@ Buffer::~Buffer() {
 
 // What a pool keeps, oldest first.
 struct BufferPool::State {
-  struct Kept {
+  struct IdleBuffer {
     void* data;
     std::size_t capacity;
     EventPtr free_after;
@@ -150,14 +150,14 @@ struct BufferPool::State {
   const std::size_t keep_bytes;
   const std::shared_ptr<Freeing> freeing;
   std::mutex mutex;
-  std::vector<Kept> kept;
+  std::vector<IdleBuffer> kept;
   std::size_t kept_bytes = 0;
   std::size_t allocated = 0;  // buffers in existence that nobody has given up
   bool closed = false;
   std::map<std::uintptr_t, Lent> lent;  // by address
   std::atomic<std::size_t> num_lent{0};
 
-  std::vector<Kept>::iterator find(std::size_t wanted, std::size_t most);
+  std::vector<IdleBuffer>::iterator find(std::size_t wanted, std::size_t most);
   bool reuse(std::size_t wanted, std::size_t most, cuda::Stream stream, Buffer* buffer);
   void allocate(std::size_t capacity, cuda::Stream stream, Buffer* buffer);
   cuda::Result try_allocate(std::size_t capacity, void** data) const;
@@ -168,8 +168,8 @@ struct BufferPool::State {
 };
 
 // The smallest that is large enough and not too large; of equal ones the first that is idle, or else the oldest.
-std::vector<BufferPool::State::Kept>::iterator BufferPool::State::find(std::size_t wanted,
-                                                                       std::size_t most) {
+std::vector<BufferPool::State::IdleBuffer>::iterator BufferPool::State::find(std::size_t wanted,
+                                                                             std::size_t most) {
   auto best = kept.end();
   bool best_idle = false;
   for (auto candidate = kept.begin(); candidate != kept.end(); ++candidate) {

@@ -15,7 +15,7 @@
 
 namespace hvdlite::device {
 
-struct Settings {
+struct DeviceSettings {
   Candidates cuda;
   Candidates nccl;
   Candidates nvrtc;
@@ -27,7 +27,7 @@ struct Settings {
 // One GPU with what belongs to it.
 class Device {
  public:
-  Device(GpuPtr opened, const Settings& settings);
+  Device(GpuPtr opened, const DeviceSettings& settings);
   ~Device();
   Device(const Device&) = delete;
   Device& operator=(const Device&) = delete;
@@ -46,7 +46,7 @@ class Device {
 
 class Devices {
  public:
-  explicit Devices(Settings settings);
+  explicit Devices(DeviceSettings settings);
   ~Devices();
   const Driver& driver();
   // Error(InvalidArgument) if there is no such GPU.
@@ -60,7 +60,7 @@ class Devices {
  private:
   const DriverPtr& open_driver();  // with the lock held
 
-  const Settings settings_;
+  const DeviceSettings settings_;
   mutable std::mutex mutex_;
   DriverPtr driver_;
   NcclPtr nccl_;

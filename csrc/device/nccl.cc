@@ -18,7 +18,7 @@ namespace {
 constexpr base::microseconds kCommNap{500};
 
 // Everything the thread that ends a communicator needs, which may outlive who asked for it.
-struct Ending {
+struct CommunicatorTeardown {
   nccl::Functions call;
   GpuPtr gpu;
   nccl::Comm comm;
@@ -27,7 +27,7 @@ struct Ending {
 };
 
 // Waits until the communicator has come to the end of what was called last. False if it failed or takes too long.
-bool settle(const Ending& ending) {
+bool settle(const CommunicatorTeardown& ending) {
   const base::Clock::time_point limit = base::Clock::now() + ending.patience;
   for (;;) {
     nccl::Result state = nccl::kSuccess;
@@ -40,7 +40,7 @@ bool settle(const Ending& ending) {
 }
 
 // Destroying tells only ourselves; what peers must know was said by finalising.
-void run(const Ending& ending) noexcept {
+void run(const CommunicatorTeardown& ending) noexcept {
   ending.gpu->clean_up([&](const cuda::Functions&) {
     bool good = ending.in_order && settle(ending);
     if (good) {
@@ -145,7 +145,8 @@ void NcclComm::abort() { end(false, {}); }
 
 void NcclComm::end(bool in_order, base::microseconds patience) {
   if (comm_ == nullptr || !gpu_->in_own_process()) return;
-  Ending ending{nccl_->call(), gpu_, std::exchange(comm_, nullptr), in_order, patience};
+  CommunicatorTeardown ending{nccl_->call(), gpu_, std::exchange(comm_, nullptr), in_order,
+                              patience};
   const std::shared_ptr<Nccl::Endings> endings = nccl_->endings_;
   endings->begin();
   auto work = [ending = std::move(ending), endings]() mutable {

@@ -29,7 +29,7 @@ constexpr std::uint32_t kPassesBetweenMessages = 8;
 constexpr std::uint32_t kMostPassesBetweenMessages = 64;
 
 // Of those that have ended; null if none failed.
-CompletionPtr first_failure(const Batch& batch) {
+CompletionPtr first_failure(const CompletionArray& batch) {
   for (std::size_t i = 0; i < batch.size; ++i) {
     if (batch[i].failure) return batch.at(i);
   }
@@ -48,7 +48,7 @@ void* make_fork_canary() {
 }  // namespace
 
 Engine::Engine(std::unique_ptr<transport::Transport> transport, Topology topology,
-               const base::Config& config, const base::Waiting& waiting)
+               const base::Config& config, const base::WaitPolicy& waiting)
     : transport_(std::move(transport)),
       topology_(topology),
       shared_(config,
@@ -84,7 +84,7 @@ void Engine::require_usable() const {
 // --- a caller waits, and drives progress meanwhile -------------------------------------------------------------------
 
 bool Engine::poll(std::int64_t handle) const {
-  const Batch batch = shared_.handles.find(handle);
+  const CompletionArray batch = shared_.handles.find(handle);
   for (std::size_t i = 0; i < batch.size; ++i) {
     if (!batch[i].is_done()) return false;
   }
@@ -92,7 +92,7 @@ bool Engine::poll(std::int64_t handle) const {
 }
 
 void Engine::order(std::int64_t handle, void* stream) const {
-  const Batch batch = shared_.handles.find(handle);
+  const CompletionArray batch = shared_.handles.find(handle);
   const device::Event* last = nullptr;  // tensors that were fused share one
   for (std::size_t i = 0; i < batch.size; ++i) {
     if (!batch[i].is_done()) {
@@ -118,7 +118,7 @@ bool Engine::wait(std::span<const std::int64_t> handles, microseconds limit,
   Clock::time_point ended = start;
   bool done = true;
   for (std::size_t i = 0; i < handles.size() && done; ++i) {
-    const Batch batch = completions(handles[i]);
+    const CompletionArray batch = completions(handles[i]);
     done = wait_for_all(batch, start + limit, &ended);
     if (done && !*failed) *failed = first_failure(batch);
   }
@@ -126,11 +126,11 @@ bool Engine::wait(std::span<const std::int64_t> handles, microseconds limit,
   return done;
 }
 
-bool Engine::wait_for_all(const Batch& batch, Clock::time_point deadline,
+bool Engine::wait_for_all(const CompletionArray& batch, Clock::time_point deadline,
                           Clock::time_point* ended) {
   for (std::size_t i = 0; i < batch.size; ++i) {
     if (batch[i].is_done()) continue;
-    std::optional<Timeline::Waiting> traced;
+    std::optional<Timeline::WaitSpan> traced;
     if (shared_.tracing) traced.emplace(shared_.timeline, batch[i].record);
     if (!wait_for(batch.at(i), deadline, ended)) return false;
   }

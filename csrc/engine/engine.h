@@ -55,7 +55,7 @@ inline constexpr base::microseconds kStandAside{20'000};
 class Engine {
  public:
   Engine(std::unique_ptr<transport::Transport> transport, Topology topology,
-         const base::Config& config, const base::Waiting& waiting);
+         const base::Config& config, const base::WaitPolicy& waiting);
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -79,7 +79,7 @@ class Engine {
   // What the CUDA stream does from now on comes after the operations behind the handle, which are done. Throws the engine's
   // failure, if there was one: what it cut short has left garbage.
   void order(std::int64_t handle, void* stream) const;
-  Batch completions(std::int64_t handle) const { return shared_.handles.find(handle); }
+  CompletionArray completions(std::int64_t handle) const { return shared_.handles.find(handle); }
   void release(std::int64_t handle) { shared_.handles.release(handle); }
 
   // Memory for a result of a caller's own making; it may outlive the engine.
@@ -103,7 +103,7 @@ class Engine {
   void stop_timeline() { shared_.timeline.stop(); }
   // Where the binding's thread waits until another rank asks where this one is.
   Watchdog& watchdog() { return shared_.watchdog; }
-  void excuse(double seconds) { shared_.excuse.set(seconds); }
+  void exempt_from_stalls(double seconds) { shared_.stall_exemption.set(seconds); }
   const Counters& counters() const { return shared_.counters; }
   const Usage& usage() const { return shared_.usage; }
   const SetDirectory& sets() const { return shared_.sets; }
@@ -128,7 +128,7 @@ class Engine {
   RequestPtr check(const RequestView& view, const SetDirectory::Info& set) {
     return check_request(view, set, shared_.sets, topology_.size, shared_.devices);
   }
-  PreparedGroup::Asked ask(const RequestView& view, const SetDirectory::Info& set);
+  PreparedGroup::RequestPair ask(const RequestView& view, const SetDirectory::Info& set);
   // set: what is known already of a process set that these are on.
   void intern(std::span<const Ask> asks, SetDirectory::Info set, std::span<Entry> entries);
   PreparedGroup::Member prepare_member(const Ask& ask, std::int64_t* arena);
@@ -144,7 +144,7 @@ class Engine {
   void submit_group(const Submission& what, Launch launching);
   void launch(std::span<Entry> entries, Launch launching);
   void enqueue(std::span<Entry> entries, bool wake);
-  bool wait_for_all(const Batch& batch, base::Clock::time_point deadline,
+  bool wait_for_all(const CompletionArray& batch, base::Clock::time_point deadline,
                     base::Clock::time_point* ended);
   // Until the deadline, which is not over; *ended: when it ended, if it is done.
   bool wait_for(const CompletionPtr& completion, base::Clock::time_point deadline,
@@ -176,7 +176,7 @@ class Engine {
   Interner interner_;
   KnownAddresses known_addresses_;
   PreparedGroups prepared_;
-  const base::Waiting waiting_;
+  const base::WaitPolicy waiting_;
   bool bells_reach_all_ = true;
   Cycle cycle_;
   void* fork_canary_ = nullptr;  // a page that reads as zero in a forked child
@@ -189,7 +189,7 @@ class Engine {
   std::atomic<bool> stop_{false};
   std::atomic<bool> shut_down_{false};
   std::atomic<bool> closed_{false};  // nothing can end any more
-  Event kick_;                       // wakes the engine thread while it stands aside for callers
+  EventCount kick_;                  // wakes the engine thread while it stands aside for callers
   std::thread thread_;
 };
 

@@ -140,7 +140,7 @@ void Messenger::tell_user(const Status& why) {
 // --- endings ----------------------------------------------------------------------------------------------------------
 
 void Messenger::end_all(const Status& why) {
-  execution_.park_all(why, shared_.failure.happened());
+  execution_.retain_all(why, shared_.failure.happened());
   negotiation_.end_all(why);
   point_to_point_.end_all(why);
   shared_.finish(shared_.queue.take_all(), why);

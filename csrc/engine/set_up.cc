@@ -20,7 +20,7 @@ collectives::TileStores stores_of(const std::string& knob) {
 
 }  // namespace
 
-collectives::Selection selection_of(const base::Config& config, const base::Waiting& waiting) {
+collectives::Selection selection_of(const base::Config& config, const base::WaitPolicy& waiting) {
   collectives::Selection selection;
   selection.allreduce = config.allreduce_algorithm;
   selection.reducescatter = config.reducescatter_algorithm;

@@ -11,7 +11,7 @@
 
 namespace hvdlite::engine {
 
-collectives::Selection selection_of(const base::Config& config, const base::Waiting& waiting);
+collectives::Selection selection_of(const base::Config& config, const base::WaitPolicy& waiting);
 std::shared_ptr<OutputCache> make_output_cache(transport::Transport& transport,
                                                const base::Config& config);
 Roster roster_of(const transport::Transport& transport);

@@ -185,7 +185,7 @@ void Engine::fill(const PreparedGroup& group, const Submission& what, std::span<
     void* const data = what.data[i];
     Entry& entry = entries[i];
     const bool placed = arena && member.place != nullptr && data == member.place;
-    const PreparedGroup::Asked& asked = placed ? member.in_arena : member.anywhere;
+    const PreparedGroup::RequestPair& asked = placed ? member.in_arena : member.anywhere;
     if (placed) entry.arena = arena;
     entry.request = has_value ? asked.present : asked.absent;
     entry.input = has_value ? data : nullptr;
@@ -239,8 +239,8 @@ void Engine::enqueue(std::span<Entry> entries, bool wake) {
 
 // --- prepared groups ------------------------------------------------------------------------------------------------
 
-PreparedGroup::Asked Engine::ask(const RequestView& view, const SetDirectory::Info& set) {
-  PreparedGroup::Asked asked{check(view, set), nullptr};
+PreparedGroup::RequestPair Engine::ask(const RequestView& view, const SetDirectory::Info& set) {
+  PreparedGroup::RequestPair asked{check(view, set), nullptr};
   auto absent = std::make_shared<Request>(*asked.present);
   absent->absent = true;
   asked.absent = std::move(absent);

@@ -19,7 +19,7 @@ namespace hvdlite::job {
 using Bytes = std::vector<std::byte>;
 
 // What one rank sends to another in one round.
-struct Part {
+struct RoundMessage {
   std::uint32_t exchange = 0;
   std::uint32_t round = 0;
   std::vector<Bytes> values;  // of the sender, and of the ranks above it
@@ -27,17 +27,17 @@ struct Part {
 
 class Exchange {
  public:
-  struct Send {
+  struct RoutedMessage {
     int to = 0;
-    Part part;
+    RoundMessage part;
   };
-  using Sends = std::vector<Send>;
+  using Sends = std::vector<RoutedMessage>;
 
   Exchange(int rank, int size) : rank_(rank), size_(size) {}
 
   // The next exchange. The one before must have ended.
   Sends begin(Bytes mine);
-  Sends hear(int source, Part part);
+  Sends hear(int source, RoundMessage part);
   // All values have come. What this rank sent may still be on its way.
   bool ended() const { return values_.size() == static_cast<std::size_t>(size_); }
   // By rank; valid once it has ended.

@@ -26,11 +26,11 @@ constexpr base::microseconds kLongestInterval{1'000'000};
 constexpr double kSilencePart = 0.5;
 
 // What a message holds.
-enum class Kind : std::uint8_t { kPart, kControl };
+enum class MessageKind : std::uint8_t { kPart, kControl };
 
-Bytes encode(const Part& part) {
+Bytes encode(const RoundMessage& part) {
   base::Writer writer;
-  writer.put(Kind::kPart);
+  writer.put(MessageKind::kPart);
   writer.put(part.exchange);
   writer.put(part.round);
   writer.put(static_cast<std::uint32_t>(part.values.size()));
@@ -38,8 +38,8 @@ Bytes encode(const Part& part) {
   return writer.take();
 }
 
-Part decode_part(base::Reader& reader) {
-  Part part;
+RoundMessage decode_part(base::Reader& reader) {
+  RoundMessage part;
   part.exchange = reader.get<std::uint32_t>();
   part.round = reader.get<std::uint32_t>();
   const auto count = reader.get<std::uint32_t>();
@@ -201,11 +201,11 @@ void Job::receive() {
 
 void Job::hear(int source, const std::vector<std::byte>& bytes) {
   base::Reader reader(bytes);
-  if (reader.get_enum<Kind>(2, "kind") == Kind::kPart) {
+  if (reader.get_enum<MessageKind>(2, "kind") == MessageKind::kPart) {
     send(exchange_.hear(source, decode_part(reader)));
     return;
   }
-  const engine::Message message = engine::decode(std::span(bytes).subspan(sizeof(Kind)));
+  const engine::Message message = engine::decode(std::span(bytes).subspan(sizeof(MessageKind)));
   Actions actions;
   if (const auto* failure = std::get_if<engine::Failure>(&message); failure && !lost()) {
     failures_.hear(source, *failure, actions);
@@ -234,7 +234,8 @@ bool Job::find_lost(int* rank, std::string* how) {
 // --- what is to be done about it --------------------------------------------------------------------------------------
 
 void Job::send(const Exchange::Sends& sends) {
-  for (const Exchange::Send& each : sends) transport_->send_message(each.to, encode(each.part));
+  for (const Exchange::RoutedMessage& each : sends)
+    transport_->send_message(each.to, encode(each.part));
 }
 
 void Job::apply(const Actions& actions) {
@@ -245,7 +246,7 @@ void Job::apply(const Actions& actions) {
 
 void Job::carry_out(const FailureDetector::Send& action) {
   base::Writer writer;
-  writer.put(Kind::kControl);
+  writer.put(MessageKind::kControl);
   std::vector<std::byte> bytes = writer.take();
   const std::vector<std::byte> content = engine::encode(action.message);
   bytes.insert(bytes.end(), content.begin(), content.end());

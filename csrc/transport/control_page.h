@@ -37,8 +37,8 @@ class ControlPage {
   base::CpuSet union_of_cpus() const;
 
  private:
-  struct Slot;
-  Slot& slot(int local_rank) const;
+  struct RankPage;
+  RankPage& slot(int local_rank) const;
 
   std::unique_ptr<SharedMemory> memory_;
   int local_size_;

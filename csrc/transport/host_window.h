@@ -59,17 +59,17 @@ class HostWindow {
   // that both share, from where it comes faster.
   static constexpr std::size_t kUsualTile = 512 * 1024;
 
-  struct Shape {
+  struct Layout {
     int ranks = 1;  // of this host
     int regions = 8;
     std::size_t tile_bytes = kUsualTile;
     std::size_t ledger_bytes = 0;  // with the head
 
     // Tiles of at most largest_tile bytes, smaller where many ranks share a host, so that all together stay within budget.
-    static Shape for_ranks(int ranks, std::size_t ledger_bytes,
-                           std::size_t largest_tile = kUsualTile,
-                           std::size_t budget = std::size_t{32} << 20) {
-      Shape shape;
+    static Layout for_ranks(int ranks, std::size_t ledger_bytes,
+                            std::size_t largest_tile = kUsualTile,
+                            std::size_t budget = std::size_t{32} << 20) {
+      Layout shape;
       shape.ranks = ranks;
       shape.ledger_bytes = (sizeof(WindowHead) + ledger_bytes + kPage - 1) / kPage * kPage;
       const std::size_t tiles = 2 * static_cast<std::size_t>(ranks * shape.regions);
@@ -95,11 +95,11 @@ class HostWindow {
     std::size_t bytes() const {
       return ledgers_bytes() + static_cast<std::size_t>(ranks) * rank_bytes();
     }
-    friend bool operator==(const Shape&, const Shape&) = default;
+    friend bool operator==(const Layout&, const Layout&) = default;
   };
 
   // memory: shape.bytes() bytes on a page boundary, zero when the first rank sees them.
-  HostWindow(std::byte* memory, const Shape& shape, int local_rank)
+  HostWindow(std::byte* memory, const Layout& shape, int local_rank)
       : memory_(memory), shape_(shape), local_rank_(local_rank) {}
 
   int ranks() const { return shape_.ranks; }
@@ -145,7 +145,7 @@ class HostWindow {
   }
 
   std::byte* memory_;
-  Shape shape_;
+  Layout shape_;
   int local_rank_;
   std::shared_ptr<ResultMemory> results_;
 };

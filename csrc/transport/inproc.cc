@@ -21,7 +21,7 @@ using base::ErrorCode;
 
 namespace {
 
-using Operation = Fabric::Operation;
+using PostedTransfer = Fabric::PostedTransfer;
 using Mailbox = Fabric::Mailbox;
 using Parcel = Fabric::Parcel;
 using State = Fabric::State;
@@ -84,7 +84,7 @@ class Endpoint final : public Transport {
 
   bool test(Ticket& ticket) override {
     if (!ticket) return true;
-    Operation& operation = named(ticket);
+    PostedTransfer& operation = named(ticket);
     if (operation.state.load(std::memory_order_acquire) == State::kPending &&
         lost(operation.peer) && fabric_->cancel(operation)) {
       const int gone = fabric_->dead(rank_) ? rank_ : operation.peer;
@@ -146,7 +146,7 @@ class Endpoint final : public Transport {
 
   void announce_failure(const std::string& cause) override { fabric_->lose(rank_, cause); }
   bool close() override {
-    for (Operation& operation : operations_) {
+    for (PostedTransfer& operation : operations_) {
       if (operation.state.load(std::memory_order_acquire) == State::kPending) {
         fabric_->cancel(operation);
       }
@@ -174,7 +174,7 @@ class Endpoint final : public Transport {
 
  private:
   // The sender's half of a match: to the receive that waits for it, or else into the mailbox.
-  void hand_over(Operation& operation, int peer, std::uint32_t tag, const void* data,
+  void hand_over(PostedTransfer& operation, int peer, std::uint32_t tag, const void* data,
                  std::size_t bytes) {
     Mailbox& target = fabric_->box(peer);
     const std::lock_guard lock(target.mutex);
@@ -200,7 +200,8 @@ class Endpoint final : public Transport {
   }
 
   // The receiver's half. True if the sender waits for this moment.
-  bool take_over(Operation& operation, int peer, std::uint32_t tag, void* data, std::size_t bytes) {
+  bool take_over(PostedTransfer& operation, int peer, std::uint32_t tag, void* data,
+                 std::size_t bytes) {
     Mailbox& mine = fabric_->box(rank_);
     const std::lock_guard lock(mine.mutex);
     Stream& stream = mine.streams[operation.key];
@@ -212,7 +213,7 @@ class Endpoint final : public Transport {
     stream.parcels.pop_front();
     Fabric::drop_if_empty(mine, operation.key);
     const bool awaited = parcel.operation != nullptr;
-    Operation& sender = awaited ? *parcel.operation : operation;
+    PostedTransfer& sender = awaited ? *parcel.operation : operation;
     if (parcel.bytes != bytes) {
       reject(sender, operation, size_mismatch(peer, rank_, tag, parcel.bytes, bytes));
     }
@@ -222,7 +223,7 @@ class Endpoint final : public Transport {
     return awaited;
   }
 
-  Operation& named(const Ticket& ticket) {
+  PostedTransfer& named(const Ticket& ticket) {
     HVD_CHECK(ticket.id <= operations_.size());
     return operations_[ticket.id - 1];
   }
@@ -234,7 +235,7 @@ class Endpoint final : public Transport {
     }
     const Ticket ticket{free_.back()};
     free_.pop_back();
-    Operation& operation = named(ticket);
+    PostedTransfer& operation = named(ticket);
     operation.state.store(State::kPending, std::memory_order_relaxed);
     operation.mailbox = mailbox;
     operation.peer = peer;
@@ -244,7 +245,8 @@ class Endpoint final : public Transport {
   }
 
   // Both sides learn of a disagreement: the poster by the throw, the other by its next test().
-  [[noreturn]] static void reject(Operation& other, Operation& own, const std::string& text) {
+  [[noreturn]] static void reject(PostedTransfer& other, PostedTransfer& own,
+                                  const std::string& text) {
     other.fail(ErrorCode::kInternal, text);
     own.fail(ErrorCode::kInternal, text);
     throw Error(ErrorCode::kInternal, text);
@@ -269,7 +271,7 @@ class Endpoint final : public Transport {
   int rank_;
   HostWindow window_;
   bool use_window_;
-  std::deque<Operation> operations_;  // ticket id n names operations_[n - 1]
+  std::deque<PostedTransfer> operations_;  // ticket id n names operations_[n - 1]
   std::vector<std::uint64_t> free_;
   std::vector<bool> told_;  // whose loss find_lost_peer has told
   int told_count_ = 0;
@@ -285,7 +287,7 @@ Fabric::Fabric(const FabricShape& shape) : boxes_(static_cast<std::size_t>(shape
   }
   for (const auto& [host, leader] : leaders) {
     const auto ranks = static_cast<int>(std::count(hosts_.begin(), hosts_.end(), leader));
-    HostWindow::Shape window = HostWindow::Shape::for_ranks(ranks, shape.ledger_bytes);
+    HostWindow::Layout window = HostWindow::Layout::for_ranks(ranks, shape.ledger_bytes);
     if (shape.tile_bytes > 0) window.tile_bytes = shape.tile_bytes;
     const std::size_t bytes = window.bytes();
     void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

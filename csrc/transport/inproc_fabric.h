@@ -32,7 +32,7 @@ class Fabric {
   enum class State : int { kPending, kComplete, kFailed };
 
   // One posted send or receive. The poster owns it; until it is matched the mailbox points to it.
-  struct Operation {
+  struct PostedTransfer {
     std::atomic<State> state{State::kPending};
     int mailbox = 0;  // the receiver's rank: where it waits for its match
     int peer = 0;
@@ -51,7 +51,7 @@ class Fabric {
 
   // A send without its receive. An eager one has its own copy of the bytes and no operation.
   struct Parcel {
-    Operation* operation = nullptr;
+    PostedTransfer* operation = nullptr;
     const void* data = nullptr;
     std::size_t bytes = 0;
     std::vector<std::byte> copy;
@@ -59,7 +59,7 @@ class Fabric {
 
   // A receive without its send.
   struct Wish {
-    Operation* operation = nullptr;
+    PostedTransfer* operation = nullptr;
     void* data = nullptr;
     std::size_t bytes = 0;
   };
@@ -152,7 +152,7 @@ class Fabric {
   }
 
   // Takes an unmatched operation out of its mailbox; false if it was matched meanwhile.
-  bool cancel(Operation& operation) {
+  bool cancel(PostedTransfer& operation) {
     Mailbox& target = box(operation.mailbox);
     const std::lock_guard lock(target.mutex);
     const auto found = target.streams.find(operation.key);
@@ -175,7 +175,7 @@ class Fabric {
     void operator()(std::byte* memory) const { munmap(memory, bytes); }
   };
   struct Window {
-    HostWindow::Shape shape;
+    HostWindow::Layout shape;
     std::unique_ptr<std::byte, Unmap> memory;
     std::vector<std::shared_ptr<ResultMemory>> results;  // by local rank
   };
@@ -183,7 +183,7 @@ class Fabric {
   static std::vector<std::shared_ptr<ResultMemory>> share_results(int ranks);
 
   template <typename Entry>
-  static bool withdraw(std::deque<Entry>& entries, const Operation* operation) {
+  static bool withdraw(std::deque<Entry>& entries, const PostedTransfer* operation) {
     for (auto entry = entries.begin(); entry != entries.end(); ++entry) {
       if (entry->operation != operation) continue;
       entries.erase(entry);

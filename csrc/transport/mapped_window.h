@@ -14,7 +14,7 @@ class MappedWindow {
  public:
   // memory: shape.bytes() of it, not used yet. Reserves and touches what is this rank's (and, as the host's first rank, the
   // ledgers), so that no use of the window runs out of memory or finds its pages on another rank's NUMA node.
-  MappedWindow(std::unique_ptr<SharedMemory> memory, const HostWindow::Shape& shape,
+  MappedWindow(std::unique_ptr<SharedMemory> memory, const HostWindow::Layout& shape,
                int local_rank);
 
   HostWindow& window() { return window_; }

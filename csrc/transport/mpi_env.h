@@ -18,7 +18,7 @@ struct MpiWorld {
   std::unique_ptr<Transport> transport;
   int rank = 0, size = 1, local_rank = 0, local_size = 1, cross_rank = 0, cross_size = 1;
   bool is_homogeneous = true;
-  base::Waiting waiting;
+  base::WaitPolicy waiting;
 };
 
 // ledger_bytes: of each region of the window.
@@ -28,7 +28,7 @@ MpiWorld open_mpi(const char* shim_path, const void* comm_address, const base::C
 // How so many ranks that may run on so many processors together wait for each other. Polling pays for about as long as it takes
 // to fall asleep and be woken; where ranks share a processor it would take it from the very rank that is waited for, so each
 // lets others have it instead. Pure.
-base::Waiting choose_waiting(const base::Config& config, int cpus, int ranks);
+base::WaitPolicy choose_waiting(const base::Config& config, int cpus, int ranks);
 
 // The lowest rank of each rank's host. leaders: the same as MPI sees it. machines: names of the machines, "" where there is none. On
 // one host are ranks of which MPI says so, and those on one machine: MPI may not know, and takes each rank for alone under a

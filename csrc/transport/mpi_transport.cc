@@ -25,7 +25,7 @@ constexpr std::size_t kLargeBytes = 4096;
 }  // namespace
 
 MpiTransport::MpiTransport(const hvdlite_mpi* mpi, hvdlite_mpi_comm comm, int rank,
-                           std::vector<Peer> peers, std::unique_ptr<ControlPage> page,
+                           std::vector<RankLocation> peers, std::unique_ptr<ControlPage> page,
                            std::unique_ptr<MappedWindow> window, bool windows_everywhere,
                            Limits limits)
     : mpi_(mpi),
@@ -281,7 +281,7 @@ bool MpiTransport::find_failed_by_mpi(int* rank, std::string* how) {
 }
 
 std::string MpiTransport::describe_peer(int peer) const {
-  const Peer& who = peers_[static_cast<std::size_t>(peer)];
+  const RankLocation& who = peers_[static_cast<std::size_t>(peer)];
   if (who.pid == 0) return "rank " + std::to_string(peer);
   return base::describe_rank(peer, who.host, who.pid);
 }

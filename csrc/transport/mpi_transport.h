@@ -20,7 +20,7 @@ namespace hvdlite::transport {
 
 class MpiTransport : public Transport {
  public:
-  struct Peer {
+  struct RankLocation {
     std::string host;
     int pid = 0;     // 0: host and pid are not known
     int leader = 0;  // the lowest rank of its host
@@ -32,9 +32,9 @@ class MpiTransport : public Transport {
     std::size_t remote_bytes = std::size_t{32} << 10;  // to another host
   };
   // comm: ours alone. page, window: null where the host has none; windows_everywhere: no host has none.
-  MpiTransport(const hvdlite_mpi* mpi, hvdlite_mpi_comm comm, int rank, std::vector<Peer> peers,
-               std::unique_ptr<ControlPage> page, std::unique_ptr<MappedWindow> window,
-               bool windows_everywhere, Limits limits);
+  MpiTransport(const hvdlite_mpi* mpi, hvdlite_mpi_comm comm, int rank,
+               std::vector<RankLocation> peers, std::unique_ptr<ControlPage> page,
+               std::unique_ptr<MappedWindow> window, bool windows_everywhere, Limits limits);
   ~MpiTransport() override;
 
   int rank() const override { return rank_; }
@@ -107,7 +107,7 @@ class MpiTransport : public Transport {
   const hvdlite_mpi* mpi_;
   hvdlite_mpi_comm comm_;
   int rank_;
-  std::vector<Peer> peers_;
+  std::vector<RankLocation> peers_;
   std::unique_ptr<ControlPage> page_;
   Bell private_bell_ = {};  // where there is no page: for this process alone
   std::unique_ptr<MappedWindow> window_;

@@ -159,19 +159,20 @@ void* ResultMemory::get(std::size_t bytes) noexcept {
 std::optional<std::size_t> ResultMemory::cut(std::size_t bytes) {
   const std::size_t wanted = rounded(bytes);
   const std::size_t alignment = wanted < kHugePage ? kGrain : kHugePage;
-  const auto start_in = [&](const Range& room) {
+  const auto start_in = [&](const ByteRange& room) {
     return (room.offset + alignment - 1) / alignment * alignment;
   };
   const std::lock_guard lock(mutex_);
   // What is free lies between blocks, and what comes back is a range of its own before it is joined: nothing can fail then.
   blocks_.reserve(blocks_.size() + 1);
   free_.reserve(blocks_.size() + 3);
-  const auto room = std::ranges::find_if(free_, [&](const Range& free) {
+  const auto room = std::ranges::find_if(free_, [&](const ByteRange& free) {
     return start_in(free) + wanted <= free.offset + free.bytes;
   });
   if (room == free_.end()) return std::nullopt;
-  const Range range = {start_in(*room), wanted};
-  const Range behind = {range.offset + wanted, room->offset + room->bytes - range.offset - wanted};
+  const ByteRange range = {start_in(*room), wanted};
+  const ByteRange behind = {range.offset + wanted,
+                            room->offset + room->bytes - range.offset - wanted};
   room->bytes = range.offset - room->offset;
   const auto next = room->bytes == 0 ? free_.erase(room) : room + 1;
   if (behind.bytes > 0) free_.insert(next, behind);
@@ -193,7 +194,7 @@ void ResultMemory::use(const void* data, bool in_use) noexcept {
 
 void ResultMemory::give_back(void* data) noexcept {
   if (!is_owner()) return;
-  Range range = {};
+  ByteRange range = {};
   {
     const std::lock_guard lock(mutex_);
     const auto block = find(data);
@@ -206,9 +207,9 @@ void ResultMemory::give_back(void* data) noexcept {
   join(range);
 }
 
-void ResultMemory::join(const Range& range) noexcept {
-  const auto behind =
-      std::ranges::find_if(free_, [&](const Range& free) { return free.offset > range.offset; });
+void ResultMemory::join(const ByteRange& range) noexcept {
+  const auto behind = std::ranges::find_if(
+      free_, [&](const ByteRange& free) { return free.offset > range.offset; });
   const auto place = free_.insert(behind, range);
   const auto next = place + 1;
   if (next != free_.end() && place->offset + place->bytes == next->offset) {

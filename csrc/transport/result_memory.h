@@ -61,12 +61,12 @@ class ResultMemory {
   void give_back(void* data) noexcept;
 
  private:
-  struct Range {
+  struct ByteRange {
     std::size_t offset;
     std::size_t bytes;
   };
   struct Block {
-    Range range;
+    ByteRange range;
     std::size_t bytes;  // that were asked for
     bool in_use;
   };
@@ -75,7 +75,7 @@ class ResultMemory {
   bool is_owner() const;
   // Cuts a block from what is free; where it begins.
   std::optional<std::size_t> cut(std::size_t bytes);
-  void join(const Range& range) noexcept;
+  void join(const ByteRange& range) noexcept;
   std::vector<Block>::iterator find(const void* data);
   bool some_in_use() const;
   // In a child that was forked: false if there is no memory for it.
@@ -86,8 +86,8 @@ class ResultMemory {
   std::byte* const own_;
   const pid_t owner_;
   std::mutex mutex_;
-  std::vector<Block> blocks_;  // handed out
-  std::vector<Range> free_;    // by offset; neighbours are joined
+  std::vector<Block> blocks_;    // handed out
+  std::vector<ByteRange> free_;  // by offset; neighbours are joined
 };
 
 }  // namespace hvdlite::transport

@@ -13,7 +13,7 @@ from hvdlite.errors import InternalError, InvalidArgumentError
 __all__ = ["CupyBackend", "make_backend"]
 
 
-class _Stream(int):
+class _ExternalStream(int):
     """A raw handle that keeps CuPy's stream object, and with it the stream, alive: operations outlive the user's `with`."""
 
     owner: Any
@@ -58,7 +58,7 @@ class CupyBackend:
     def _stream(self, device: int) -> int:
         with self._cupy.cuda.Device(device):
             stream = self._cupy.cuda.get_current_stream()
-        handle = _Stream(stream.ptr)
+        handle = _ExternalStream(stream.ptr)
         handle.owner = stream
         return handle
 

@@ -14,11 +14,11 @@ from hvdlite.bench import report
 from hvdlite.bench.machine import aligned_zeros, cache_flusher, thread_seconds
 from hvdlite.bench.measure import Effort, Subject, measure
 from hvdlite.bench.models import resnet50_shapes
-from hvdlite.bench.peers import Array, Batch
+from hvdlite.bench.peers import Array, Submissions
 from hvdlite.bench.team import Team, check_batch, check_call
 from hvdlite.bench.world import World
 
-__all__ = ["CACHES", "CASES", "DEFAULT_SIZES", "SMALL_ELEMENTS", "Plan", "batches", "run"]
+__all__ = ["CACHES", "CASES", "DEFAULT_SIZES", "SMALL_ELEMENTS", "CollectivesPlan", "batches", "run"]
 
 CASES = ("idle", "allreduce", "gradients", "small")
 CACHES = ("warm", "cold")
@@ -31,7 +31,7 @@ _BATCH = Effort(sample_seconds=0, most_calls=1, block_seconds=0.5, most_samples=
 
 
 @dataclass(frozen=True)
-class Plan:
+class CollectivesPlan:
     """What is measured.
 
     Attributes:
@@ -54,7 +54,7 @@ class Plan:
 Sink = Callable[[Sequence[report.Record]], None]
 
 
-def run(world: World, plan: Plan, sink: Sink) -> None:
+def run(world: World, plan: CollectivesPlan, sink: Sink) -> None:
     """Measures, and gives what was measured side by side to `sink`, on all ranks. Collective.
 
     Raises:
@@ -83,7 +83,7 @@ def run(world: World, plan: Plan, sink: Sink) -> None:
 # --- arrays of all sizes ----------------------------------------------------------------------------------------------
 
 
-def _sizes(world: World, team: Team, plan: Plan, seconds: float, sink: Sink) -> None:
+def _sizes(world: World, team: Team, plan: CollectivesPlan, seconds: float, sink: Sink) -> None:
     deadline = time.monotonic() + seconds
     flush = cache_flusher()
     groups = [(nbytes, cache) for nbytes in sorted(plan.sizes) for cache in plan.caches]
@@ -169,7 +169,7 @@ def batches(
     sink([report.measurement(f"{case}_submit", name, rounds, 1, **more) for name, rounds in submits.items()])
 
 
-def _submitting(batch: Batch) -> Callable[[], float]:
+def _submitting(batch: Submissions) -> Callable[[], float]:
     return lambda: batch.submitted
 
 

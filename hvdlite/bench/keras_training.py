@@ -168,7 +168,7 @@ def _network(name: str) -> Any:
 # --- the loops --------------------------------------------------------------------------------------------------------
 
 
-class _Training:
+class _KerasTraining:
     """One network that is trained in one way.
 
     Attributes:
@@ -211,7 +211,7 @@ class _Training:
         return found
 
 
-class _Fit(_Training):
+class _Fit(_KerasTraining):
     """``model.fit``, through all batches in a call."""
 
     STEPS = _BATCHES
@@ -237,7 +237,7 @@ class _Fit(_Training):
         self._network.fit(self._inputs, self._labels, **self._options)
 
 
-class _Tape(_Training):
+class _Tape(_KerasTraining):
     """A ``tf.function`` with a tape, called on one batch after the other."""
 
     def _make(self) -> None:
@@ -279,5 +279,5 @@ class _Tape(_Training):
             self._world.barrier()
 
 
-def _make_training(world: World, way: str, model: Model, loop: str, data: _Data, strategy: Any) -> _Training:
+def _make_training(world: World, way: str, model: Model, loop: str, data: _Data, strategy: Any) -> _KerasTraining:
     return (_Fit if loop == "fit" else _Tape)(world, way, model, data, strategy)

@@ -18,8 +18,8 @@ from hvdlite.config import from_environment
 from hvdlite.errors import HvdliteError
 from hvdlite.launcher import mpirun, plan, probes
 from hvdlite.launcher.command import Wishes
-from hvdlite.launcher.job import Job
-from hvdlite.launcher.output import Output
+from hvdlite.launcher.job import LaunchedJob
+from hvdlite.launcher.output import RankOutput
 from hvdlite.launcher.rank import cores
 from hvdlite.launcher.slurm import read_allocation
 from hvdlite.tuning import files
@@ -337,11 +337,11 @@ def frameworks() -> Iterator[Finding]:
 def smoke(ranks: int = 2, seconds: float = SMOKE_SECONDS) -> Iterator[Finding]:
     """A small job of two ranks that add up an array."""
     with open(os.devnull, "w") as nowhere:
-        output = Output(ranks, stdout=nowhere, stderr=nowhere)
+        output = RankOutput(ranks, stdout=nowhere, stderr=nowhere)
         try:
             wishes = Wishes(np=0, root=os.geteuid() == 0, environ=plan.environment())
             chosen = plan.make(wishes, ranks, launcher="mpirun")
-            job = Job(chosen.line, [sys.executable, "-c", probes.SMOKE], ranks, wishes.environ, output)
+            job = LaunchedJob(chosen.line, [sys.executable, "-c", probes.SMOKE], ranks, wishes.environ, output)
             timer = threading.Timer(seconds, job.interrupt, [0])
             timer.start()
             try:

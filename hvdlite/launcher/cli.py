@@ -11,8 +11,8 @@ from hvdlite._version import __version__
 from hvdlite.errors import HvdliteError
 from hvdlite.launcher import flags, plan
 from hvdlite.launcher.command import Wishes
-from hvdlite.launcher.job import GRACE_SECONDS, Job, Outcome, told_to_end
-from hvdlite.launcher.output import Output
+from hvdlite.launcher.job import GRACE_SECONDS, JobOutcome, LaunchedJob, told_to_end
+from hvdlite.launcher.output import RankOutput
 
 __all__ = ["SUBCOMMANDS", "Subcommand", "main", "make_parser", "report"]
 
@@ -138,8 +138,12 @@ def _run(arguments: argparse.Namespace) -> int:
         print(chosen.line.shell(command), file=sys.stdout if arguments.dry_run else sys.stderr, flush=True)
     if arguments.dry_run:
         return 0
-    output = Output(chosen.size, not arguments.no_tag_output, arguments.prefix_output_with_timestamp, arguments.output_filename)
-    job = Job(chosen.line, command, chosen.size, wishes.environ, output, chosen.bind, arguments.start_timeout, arguments.grace)
+    output = RankOutput(
+        chosen.size, not arguments.no_tag_output, arguments.prefix_output_with_timestamp, arguments.output_filename
+    )
+    job = LaunchedJob(
+        chosen.line, command, chosen.size, wishes.environ, output, chosen.bind, arguments.start_timeout, arguments.grace
+    )
     with told_to_end(job) as received:
         outcome = job.run()
     report(outcome, output)
@@ -183,7 +187,7 @@ def program_of(words: Sequence[str]) -> list[str]:
     return command
 
 
-def report(outcome: Outcome, output: Output) -> None:
+def report(outcome: JobOutcome, output: RankOutput) -> None:
     """Says how a job ended that did not end well; the traceback of the rank that failed first comes last."""
     if outcome.problem:
         output.say(f"hvdlite run: {outcome.problem}")

@@ -10,7 +10,7 @@ from hvdlite.launcher.hosts import Host, format_hosts, is_local, total_slots
 from hvdlite.launcher.mpirun import Mpirun
 from hvdlite.launcher.rank import ASKS
 
-__all__ = ["PASSED", "Line", "Wishes", "mpirun_line", "names_binding", "passed_names", "srun_line"]
+__all__ = ["PASSED", "LauncherCommand", "Wishes", "mpirun_line", "names_binding", "passed_names", "srun_line"]
 
 # Variables that ranks on other hosts get: what tells programs how to compute, and where they find their libraries. The rest
 # (HOME, HOSTNAME, SSH_*...) belongs to the host.
@@ -62,7 +62,7 @@ class Wishes:
 
 
 @dataclass(frozen=True)
-class Line:
+class LauncherCommand:
     """A launcher's command line up to the program that it starts.
 
     Attributes:
@@ -100,7 +100,7 @@ def passed_names(wishes: Wishes) -> list[str]:
     )
 
 
-def mpirun_line(mpirun: Mpirun, wishes: Wishes) -> Line:
+def mpirun_line(mpirun: Mpirun, wishes: Wishes) -> LauncherCommand:
     """The line for Open MPI, MPICH or an MPI that is made from it.
 
     Raises:
@@ -116,7 +116,7 @@ def mpirun_line(mpirun: Mpirun, wishes: Wishes) -> Line:
     return replace(line, remedy=_BY_SSH) if wishes.remote else line
 
 
-def _open_mpi(mpirun: Mpirun, wishes: Wishes) -> Line:
+def _open_mpi(mpirun: Mpirun, wishes: Wishes) -> LauncherCommand:
     five = mpirun.version >= (5,)
     words = [mpirun.path, *(["--allow-run-as-root"] if wishes.root else []), "-n", str(wishes.np)]
     if wishes.hosts:
@@ -141,10 +141,10 @@ def _open_mpi(mpirun: Mpirun, wishes: Wishes) -> Line:
     if wishes.remote:
         for name in passed_names(wishes):
             words += ["-x", name]
-    return Line((*words, *wishes.mpi_args), dict(wishes.variables), forwards=wishes.remote)
+    return LauncherCommand((*words, *wishes.mpi_args), dict(wishes.variables), forwards=wishes.remote)
 
 
-def _hydra(mpirun: Mpirun, wishes: Wishes) -> Line:
+def _hydra(mpirun: Mpirun, wishes: Wishes) -> LauncherCommand:
     words = [mpirun.path, *(["-hosts", format_hosts(wishes.hosts)] if wishes.hosts else []), "-n", str(wishes.np)]
     variables = dict(wishes.variables)
     if not names_binding(wishes.mpi_args):
@@ -163,7 +163,7 @@ def _hydra(mpirun: Mpirun, wishes: Wishes) -> Line:
         words += ["-iface", wishes.interfaces[0]]
     if wishes.remote:
         words += ["-genvlist", ",".join(passed_names(wishes))]
-    return Line((*words, *wishes.mpi_args), variables)
+    return LauncherCommand((*words, *wishes.mpi_args), variables)
 
 
 _BY_SSH = "from here `ssh HOST true` has to work without a password, with Python and hvdlite at the same paths on each HOST"
@@ -175,7 +175,7 @@ def _ssh_options(wishes: Wishes) -> str:
     return shlex.join(words)
 
 
-def srun_line(srun: str, plugin: str, wishes: Wishes, nodes: int, inside_step: bool) -> Line:
+def srun_line(srun: str, plugin: str, wishes: Wishes, nodes: int, inside_step: bool) -> LauncherCommand:
     """The line for a job step of Slurm.
 
     Args:
@@ -203,4 +203,4 @@ def srun_line(srun: str, plugin: str, wishes: Wishes, nodes: int, inside_step: b
     variables = dict(wishes.variables)
     if wishes.interfaces:
         variables["OMPI_MCA_btl_tcp_if_include"] = ",".join(wishes.interfaces)
-    return Line((*words, *wishes.mpi_args), variables, "`--launcher mpirun` starts the ranks without srun's --mpi")
+    return LauncherCommand((*words, *wishes.mpi_args), variables, "`--launcher mpirun` starts the ranks without srun's --mpi")

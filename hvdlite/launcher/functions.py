@@ -17,8 +17,8 @@ from hvdlite.launcher import plan
 from hvdlite.launcher.command import Wishes
 from hvdlite.launcher.folder import private_folder
 from hvdlite.launcher.function_rank import CALL, load_outcome, pickler
-from hvdlite.launcher.job import Job, Outcome, told_to_end
-from hvdlite.launcher.output import Output
+from hvdlite.launcher.job import JobOutcome, LaunchedJob, told_to_end
+from hvdlite.launcher.output import RankOutput
 
 __all__ = ["RankTraceback", "run"]
 
@@ -124,8 +124,8 @@ def run(
         Path(private, CALL).write_bytes(sent)
         root = str(Path(__file__).parents[2])
         command = [executable or sys.executable, "-c", _START, private, root]
-        output = Output(chosen.size, tag_output, folder=output_filename)
-        job = Job(chosen.line, command, chosen.size, wishes.environ, output, chosen.bind, start_timeout)
+        output = RankOutput(chosen.size, tag_output, folder=output_filename)
+        job = LaunchedJob(chosen.line, command, chosen.size, wishes.environ, output, chosen.bind, start_timeout)
         # Ctrl-C is an exception of the caller's, who may go on; what ends a process is this one's end, once the job has ended.
         ends = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) == signal.SIG_DFL]
         with told_to_end(job, ends) as received:
@@ -162,7 +162,7 @@ def _packed(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
         raise InvalidArgumentError(f"run({name}): the function or its arguments cannot be pickled: {error}") from error
 
 
-def _results(folder: str, size: int, outcome: Outcome) -> list[Any]:
+def _results(folder: str, size: int, outcome: JobOutcome) -> list[Any]:
     if outcome.failure is not None:
         raise _error(folder, outcome)
     if outcome.problem or outcome.status:
@@ -181,7 +181,7 @@ def _results(folder: str, size: int, outcome: Outcome) -> list[Any]:
     return results
 
 
-def _error(folder: str, outcome: Outcome) -> BaseException:
+def _error(folder: str, outcome: JobOutcome) -> BaseException:
     """What the first rank that failed has raised, with its traceback as the cause."""
     failure = outcome.failure
     assert failure is not None

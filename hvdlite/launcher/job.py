@@ -17,12 +17,12 @@ from pathlib import Path
 
 from hvdlite.errors import SystemFailure
 from hvdlite.launcher import rank as rank_program
-from hvdlite.launcher.command import Line
+from hvdlite.launcher.command import LauncherCommand
 from hvdlite.launcher.folder import private_folder
-from hvdlite.launcher.output import Ending, Output, first_failure, last_words, parse_marked
+from hvdlite.launcher.output import RankExit, RankOutput, first_failure, last_words, parse_marked
 from hvdlite.launcher.rank import ASKS, HEADER, Segments
 
-__all__ = ["GRACE_SECONDS", "Job", "Outcome", "told_to_end"]
+__all__ = ["GRACE_SECONDS", "JobOutcome", "LaunchedJob", "told_to_end"]
 
 GRACE_SECONDS = 30.0  # that programs get to end where the job is told to
 _TERM_SECONDS = 8.0  # that mpirun gets to end the job
@@ -33,7 +33,7 @@ _REST_SECONDS = 5.0  # that ranks get to hand over their last output once mpirun
 
 
 @dataclass(frozen=True)
-class Outcome:
+class JobOutcome:
     """How a job ended.
 
     Attributes:
@@ -45,14 +45,14 @@ class Outcome:
     """
 
     status: int
-    failure: Ending | None = None
+    failure: RankExit | None = None
     words: tuple[str, ...] = ()
     interrupted: bool = False
     problem: str = ""
 
 
 @dataclass
-class _Peer:
+class _RankConnection:
     """The connection of one rank."""
 
     connection: socket.socket
@@ -62,7 +62,7 @@ class _Peer:
     streams: dict[str, Segments] = field(default_factory=lambda: {"o": Segments(), "e": Segments()})
 
 
-class Job:
+class LaunchedJob:
     """A job of so many ranks; `run` it once.
 
     Args:
@@ -78,11 +78,11 @@ class Job:
 
     def __init__(
         self,
-        line: Line,
+        line: LauncherCommand,
         command: Sequence[str],
         size: int,
         environ: Mapping[str, str],
-        output: Output,
+        output: RankOutput,
         bind: bool = True,
         start_timeout: float | None = None,
         grace: float = GRACE_SECONDS,
@@ -92,9 +92,9 @@ class Job:
         self._line, self._command, self._bind = line, command, bind
         self._environ = {**environ, **line.variables}
         self._selector = selectors.DefaultSelector()
-        self._peers: list[_Peer] = []
+        self._peers: list[_RankConnection] = []
         self._started: dict[int, tuple[str, int]] = {}
-        self._endings: dict[int, Ending] = {}
+        self._endings: dict[int, RankExit] = {}
         self._folder = ""
         self._asked_to_end: list[int] = []  # the signals that ask for it
         self._not_launched = False
@@ -104,7 +104,7 @@ class Job:
         """Asks the programs to end, by SIGINT or SIGTERM; safe in a signal handler. A second call kills the job."""
         self._asked_to_end.append(number)
 
-    def run(self) -> Outcome:
+    def run(self) -> JobOutcome:
         """Runs the job to its end.
 
         Raises:
@@ -114,7 +114,7 @@ class Job:
         with private_folder("run") as self._folder:
             return self._run()
 
-    def _run(self) -> Outcome:
+    def _run(self) -> JobOutcome:
         listener = socket.socket(socket.AF_UNIX)
         try:
             path = os.path.join(self._folder, "s")
@@ -223,7 +223,7 @@ class Job:
         for key, _ in self._selector.select(seconds):
             if isinstance(key.data, socket.socket):
                 self._welcome(key.data)
-            elif isinstance(key.data, _Peer):
+            elif isinstance(key.data, _RankConnection):
                 self._hear(key.data)
             else:
                 kind, stream = key.data
@@ -234,14 +234,14 @@ class Job:
                     self._selector.unregister(key.fileobj)
 
     def _welcome(self, listener: socket.socket) -> None:
-        peer = _Peer(listener.accept()[0])
+        peer = _RankConnection(listener.accept()[0])
         credentials = peer.connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         with contextlib.suppress(AttributeError, OSError):
             peer.pidfd = os.pidfd_open(int.from_bytes(credentials[:4], sys.byteorder))
         self._peers.append(peer)
         self._selector.register(peer.connection, selectors.EVENT_READ, peer)
 
-    def _hear(self, peer: _Peer) -> None:
+    def _hear(self, peer: _RankConnection) -> None:
         try:
             data = peer.connection.recv(1 << 16)
         except ConnectionResetError:
@@ -263,7 +263,7 @@ class Job:
             del peer.data[: HEADER.size + length]
             self._message(peer, kind.decode(), payload)
 
-    def _message(self, peer: _Peer, kind: str, payload: bytes) -> None:
+    def _message(self, peer: _RankConnection, kind: str, payload: bytes) -> None:
         if kind in "hx":
             peer.rank = self._record(kind, payload.decode())
         elif peer.rank is not None:
@@ -289,7 +289,7 @@ class Job:
                 shutil.rmtree(self._folder, ignore_errors=True)
         else:
             host, pid = self._started.get(number, ("?", 0))
-            self._endings.setdefault(number, Ending(number, host, pid, said["code"], said["stopped"]))
+            self._endings.setdefault(number, RankExit(number, host, pid, said["code"], said["stopped"]))
         return number
 
     def _end(self, process: "subprocess.Popen[bytes]") -> None:
@@ -318,28 +318,30 @@ class Job:
             if not selector.select(_REST_SECONDS):
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
 
-    def _outcome(self, launcher_status: int) -> Outcome:
+    def _outcome(self, launcher_status: int) -> JobOutcome:
         status = launcher_status if launcher_status >= 0 else 128 - launcher_status
         failure = first_failure(self._endings.values(), self._started, lambda rank: self._output.tail(rank, "e"))
         interrupted = bool(self._asked_to_end)
         if self._problem:
-            return Outcome(status or 1, interrupted=True, problem=self._problem)
+            return JobOutcome(status or 1, interrupted=True, problem=self._problem)
         if failure is not None:
             words = last_words(self._output.tail(failure.rank, "e"), self._output.tail(failure.rank, "o"))
-            return Outcome(failure.status, failure, tuple(words), interrupted)
+            return JobOutcome(failure.status, failure, tuple(words), interrupted)
         if status and not self._started:
             problem = f"{self._line.words[0]} ended with {status} before any rank"
             remedy = f": {self._line.remedy}" if self._line.remedy else ""
-            return Outcome(status, interrupted=interrupted, problem=problem + remedy)
+            return JobOutcome(status, interrupted=interrupted, problem=problem + remedy)
         silent = [rank for rank in self._started if rank not in self._endings]
         if silent and not interrupted:
             place = ", ".join(f"{rank} (host {self._started[rank][0]})" for rank in sorted(silent))
-            return Outcome(status or 1, problem=f"nothing is known of the end of rank {place}: its host may be lost")
-        return Outcome(status, interrupted=interrupted)
+            return JobOutcome(status or 1, problem=f"nothing is known of the end of rank {place}: its host may be lost")
+        return JobOutcome(status, interrupted=interrupted)
 
 
 @contextlib.contextmanager
-def told_to_end(job: Job, numbers: Sequence[int] = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)) -> Iterator[list[int]]:
+def told_to_end(
+    job: LaunchedJob, numbers: Sequence[int] = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+) -> Iterator[list[int]]:
     """Asks the job to end where this process is told to end; gives the signals that came.
 
     What is ignored stays so, as nohup and a shell's ``&`` have it; signals are the main thread's.

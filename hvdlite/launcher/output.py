@@ -11,7 +11,7 @@ from typing import TextIO
 
 from hvdlite.launcher.rank import MARK
 
-__all__ = ["Ending", "Output", "first_failure", "last_words", "parse_marked"]
+__all__ = ["RankExit", "RankOutput", "first_failure", "last_words", "parse_marked"]
 
 _TAIL_LINES = 400
 _LAST_LINES = 30
@@ -20,7 +20,7 @@ _ENDINGS = {"n": "\n", "r": "\r", "u": ""}
 _MARKED = re.compile(rf"{MARK}([hoex])([nru])(\d+){MARK}(.*)\Z", re.DOTALL)
 
 
-class Ending:
+class RankExit:
     """How a rank's program ended: its number, host and process id, code (negative: a signal), and whether it was told to."""
 
     def __init__(self, rank: int, host: str, pid: int, code: int, stopped: bool) -> None:
@@ -60,7 +60,7 @@ def parse_marked(line: str) -> tuple[str, str, int, str] | None:
     return (found[1], _ENDINGS[found[2]], int(found[3]), found[4]) if found else None
 
 
-class Output:
+class RankOutput:
     """Prints the ranks' lines and keeps the last ones.
 
     Args:
@@ -163,8 +163,8 @@ _BLAMED = re.compile(r"\brank (\d+) \(host ([^,()]*), pid (\d+)\) (raised|ended 
 
 
 def first_failure(
-    endings: Iterable[Ending], started: Mapping[int, tuple[str, int]], tail: Callable[[int], Sequence[str]]
-) -> Ending | None:
+    endings: Iterable[RankExit], started: Mapping[int, tuple[str, int]], tail: Callable[[int], Sequence[str]]
+) -> RankExit | None:
     """The rank whose failure made the others fail.
 
     A rank that reports the failure of another may well end before it, so such reports are followed to their origin. That may
@@ -188,8 +188,8 @@ def first_failure(
 
 
 def _blamed(
-    accuser: int, failed: Sequence[Ending], started: Mapping[int, tuple[str, int]], tail: Sequence[str]
-) -> Ending | None:
+    accuser: int, failed: Sequence[RankExit], started: Mapping[int, tuple[str, int]], tail: Sequence[str]
+) -> RankExit | None:
     """The rank that this one names as the cause in its traceback."""
     for line in last_words(tail, ()):
         if not _EXCEPTION.match(line):  # the log of a rank that failed by itself also tells what became of others
@@ -201,5 +201,5 @@ def _blamed(
                 continue
             own = next((ending for ending in failed if ending.rank == rank and not ending.stopped), None)
             if own is not None or deed == "raised":
-                return own or Ending(rank, *started[rank], code=1, stopped=False)
+                return own or RankExit(rank, *started[rank], code=1, stopped=False)
     return None

@@ -9,17 +9,17 @@ from pathlib import Path
 from hvdlite.config import launcher_claim, outside_of_jobs
 from hvdlite.errors import InvalidArgumentError, SystemFailure
 from hvdlite.launcher import mpirun as mpi
-from hvdlite.launcher.command import Line, Wishes, mpirun_line, names_binding, srun_line
+from hvdlite.launcher.command import LauncherCommand, Wishes, mpirun_line, names_binding, srun_line
 from hvdlite.launcher.hosts import Host, parse_hosts, read_hostfile, total_slots
 from hvdlite.launcher.slurm import Allocation, choose_plugin, read_allocation
 
-__all__ = ["LAUNCHERS", "Plan", "allocated_hosts", "environment", "make", "refuse_nested"]
+__all__ = ["LAUNCHERS", "LaunchPlan", "allocated_hosts", "environment", "make", "refuse_nested"]
 
 LAUNCHERS = ("auto", "mpirun", "srun")
 
 
 @dataclass(frozen=True)
-class Plan:
+class LaunchPlan:
     """How a job will be started.
 
     Attributes:
@@ -30,7 +30,7 @@ class Plan:
         notes: what was decided, and why.
     """
 
-    line: Line
+    line: LauncherCommand
     size: int
     bind: bool
     remote: bool
@@ -68,7 +68,7 @@ def make(
     launcher: str = "auto",
     mpirun: str = "",
     bind: str = "auto",
-) -> Plan:
+) -> LaunchPlan:
     """The plan for a job.
 
     Args:
@@ -95,11 +95,11 @@ def make(
     if launcher == "srun" or (launcher == "auto" and allocation is not None and not mpirun):
         line = _by_srun(wishes, allocation, required=launcher == "srun", notes=notes)
         if line is not None:
-            return Plan(line, size, False, wishes.remote, tuple(notes))
+            return LaunchPlan(line, size, False, wishes.remote, tuple(notes))
     program = mpi.find(mpirun)
     notes.append(f"{program.path} ({program.title}): {program.reason}")
     own_binding = bind == "auto" and not names_binding(wishes.mpi_args)
-    return Plan(mpirun_line(program, wishes), size, own_binding, wishes.remote, tuple(notes))
+    return LaunchPlan(mpirun_line(program, wishes), size, own_binding, wishes.remote, tuple(notes))
 
 
 def _default_size(named: Sequence[Host], allocated: Sequence[Host], allocation: Allocation | None) -> int:
@@ -112,7 +112,7 @@ def _default_size(named: Sequence[Host], allocated: Sequence[Host], allocation: 
     raise InvalidArgumentError("say how many ranks to start (-n; np=), or on which hosts (-H, --hostfile; hosts=, hostfile=)")
 
 
-def _by_srun(wishes: Wishes, allocation: Allocation | None, required: bool, notes: list[str]) -> Line | None:
+def _by_srun(wishes: Wishes, allocation: Allocation | None, required: bool, notes: list[str]) -> LauncherCommand | None:
     """The line for srun; None, with a note, where it cannot start this MPI and need not."""
     if allocation is None:
         raise InvalidArgumentError(

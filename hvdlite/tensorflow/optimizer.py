@@ -15,7 +15,7 @@ from hvdlite.tensorflow.aggregation import LocalAggregation
 from hvdlite.tensorflow.arguments import Reduction
 from hvdlite.tensorflow.autograph import as_written
 from hvdlite.tensorflow.gradients import Gradient
-from hvdlite.tensorflow.start_check import OPTIMIZER, Reducer, after_comparison
+from hvdlite.tensorflow.start_check import OPTIMIZER, ReducerWording, after_comparison
 from hvdlite.tensorflow.tape import LocalSources, gradient_names
 
 __all__ = ["DistributedOptimizer"]
@@ -128,7 +128,7 @@ class _Wrapping:
     aggregation: LocalAggregation
     start_check: str
 
-    def compared(self, gradients: Sequence[Gradient], variables: Sequence[Any], reducer: Reducer) -> Any:
+    def compared(self, gradients: Sequence[Gradient], variables: Sequence[Any], reducer: ReducerWording) -> Any:
         """A context: what is made in it comes after the ranks have compared their variables."""
         shared = [variable for variable in variables if variable not in self.local]
         return after_comparison(shared, gradients, self.reduction.process_set, self.start_check, reducer)

@@ -25,7 +25,7 @@ from hvdlite.tensorflow.functions import broadcast_variables
 from hvdlite.tensorflow.variables import of_tensorflow
 from hvdlite.tensorflow.xla import in_xla_context
 
-__all__ = ["OPTIMIZER", "TAPE", "Reducer", "after_comparison"]
+__all__ = ["OPTIMIZER", "TAPE", "ReducerWording", "after_comparison"]
 
 _serials: defaultdict[tuple[str, tuple[int, ...]], Iterator[int]] = defaultdict(itertools.count)  # as for optimizers
 _flags = itertools.count()
@@ -34,7 +34,7 @@ _MOST_ROUNDS = 100  # without an update that changes something
 
 
 @dataclass(frozen=True)
-class Reducer:
+class ReducerWording:
     """What reduces gradients, in the words of messages.
 
     Attributes:
@@ -52,14 +52,14 @@ class Reducer:
     steps_alone: bool = False
 
 
-TAPE = Reducer(
+TAPE = ReducerWording(
     "DistributedGradientTape",
     "gradient_tape",
     "Broadcast what one rank has, after the first step, which makes the optimizer's variables: "
     "hvd.broadcast_variables(model.variables, root_rank=0) and hvd.broadcast_variables(optimizer.variables, root_rank=0)",
     "loss",
 )
-OPTIMIZER = Reducer(
+OPTIMIZER = ReducerWording(
     "DistributedOptimizer",
     "v1_optimizer",
     "Broadcast what one rank has: give the session hvd.BroadcastGlobalVariablesHook(0), or run "
@@ -69,7 +69,7 @@ OPTIMIZER = Reducer(
 
 
 def after_comparison(
-    sources: Sequence[Any], evidence: Any, process_set: ProcessSet, mode: str, reducer: Reducer
+    sources: Sequence[Any], evidence: Any, process_set: ProcessSet, mode: str, reducer: ReducerWording
 ) -> contextlib.AbstractContextManager[Any]:
     """Compares the ranks if it is time; in a graph, has that done whenever the graph runs.
 
@@ -123,7 +123,7 @@ class _TrainedInTensorFlow:
 
     sharding = "Give each rank a part of it: dataset.shard(hvd.size(), hvd.rank())"
 
-    def __init__(self, reducer: Reducer, variables: Sequence[Any], process_set: ProcessSet) -> None:
+    def __init__(self, reducer: ReducerWording, variables: Sequence[Any], process_set: ProcessSet) -> None:
         self.remedy = reducer.remedy
         self.evidence = reducer.evidence
         self.moment = "before the first update" if reducer.steps_alone else "after the first update"
@@ -148,7 +148,7 @@ class _TrainedInTensorFlow:
 class _Check:
     """The check of the variables whose gradients are reduced together, by one tape after another say."""
 
-    def __init__(self, mode: str, variables: Sequence[Any], process_set: ProcessSet, reducer: Reducer) -> None:
+    def __init__(self, mode: str, variables: Sequence[Any], process_set: ProcessSet, reducer: ReducerWording) -> None:
         self.pending = True
         name = f"{reducer.prefix}{next(_serials[reducer.prefix, tuple(process_set.ranks or ())])}"
         self._trained = _TrainedInTensorFlow(reducer, variables, process_set)
@@ -206,7 +206,7 @@ def _outside_of_version_1() -> bool:
     return bool(tf.compat.v1.executing_eagerly_outside_functions())
 
 
-def _check_of(sources: Sequence[Any], process_set: ProcessSet, mode: str, reducer: Reducer) -> _Check | None:
+def _check_of(sources: Sequence[Any], process_set: ProcessSet, mode: str, reducer: ReducerWording) -> _Check | None:
     if mode == "off" or not process_set.included() or (process_set.size() or 1) == 1 or in_xla_context():
         return None
     variables = [of_tensorflow(source) for source in sources]

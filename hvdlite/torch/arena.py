@@ -4,8 +4,8 @@ A gradient in its place is reduced without a copy, because the ranks see each ot
 any other tensor, on all ranks, and nothing has to be told to anybody: so whatever a user does with ``.grad`` is right, and at
 worst not as fast.
 
-Autograd stores a fresh tensor where ``.grad`` is None. `Place.move_in` copies it to its place, once, and makes ``.grad`` the
-tensor there; from then on it stays for as long as the gradient is kept and zeroed in place. Where ``.grad`` is set to None in
+Autograd stores a fresh tensor where ``.grad`` is None. `ArenaPlace.move_in` copies it to its place, once, and makes ``.grad``
+the tensor there; from then on the gradient stays there while it is kept and zeroed in place. Where ``.grad`` is set to None in
 every step the copy does not pay: it moves as many bytes as `allreduce_shm` does to reduce the tensor where autograd has put it.
 
 A place is used anew only when no tensor lies there any more: one that the user has kept is the user's.
@@ -23,19 +23,19 @@ from hvdlite.arenas import make_arena
 from hvdlite.process_sets import ProcessSet
 from hvdlite.runtime import RUNTIME
 from hvdlite.torch.gpu import CPU
-from hvdlite.torch.slots import Slot, WireForm
+from hvdlite.torch.parameter_gradient import ParameterGradient, WireForm
 
 if TYPE_CHECKING:
     from hvdlite._engine import Arena
 
-__all__ = ["Place", "make_places"]
+__all__ = ["ArenaPlace", "make_places"]
 
 SMALLEST = 64 * 1024  # bytes of a gradient; to move a smaller one in costs more time than it saves
 _is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", lambda: False)  # older ones lack it
 _ALIGNMENT = 64  # bytes; the gradients of two parameters share no cache line
 
 
-class Place:
+class ArenaPlace:
     """Where one parameter's gradient may lie.
 
     Attributes:
@@ -45,14 +45,14 @@ class Place:
 
     __slots__ = ("_dtype", "_memory", "_shape", "_streamed", "_strides", "_tenant", "address", "arena")
 
-    def __init__(self, arena: int, memory: memoryview, address: int, slot: Slot, streamed: bool) -> None:
+    def __init__(self, arena: int, memory: memoryview, address: int, gradient: ParameterGradient, streamed: bool) -> None:
         self.arena = arena
         self.address = address
         self._memory = memory
-        self._dtype = slot.dtype
-        self._shape = tuple(slot.param.shape)
-        self._strides = slot.param.stride()
-        self._streamed = streamed and not slot.dtype.is_complex  # whose conjugation may be due
+        self._dtype = gradient.dtype
+        self._shape = tuple(gradient.param.shape)
+        self._strides = gradient.param.stride()
+        self._streamed = streamed and not gradient.dtype.is_complex  # whose conjugation may be due
         self._tenant: weakref.ref[memoryview] | None = None
 
     def take(self) -> torch.Tensor | None:
@@ -102,19 +102,21 @@ def _count_unshared() -> int:
 _UNSHARED = _count_unshared()  # references to a gradient that only its parameter holds
 
 
-def make_places(name: str, slots: "Iterable[tuple[Slot, WireForm]]", process_set: ProcessSet) -> "tuple[Arena | None, str]":
+def make_places(
+    name: str, gradients: "Iterable[tuple[ParameterGradient, WireForm]]", process_set: ProcessSet
+) -> "tuple[Arena | None, str]":
     """Gives a place to each larger gradient that is reduced where it lies. Collective over `process_set`.
 
     Args:
         name: of the exchange, unique.
-        slots: the parameters and their forms on the wire, in the order that all ranks have.
+        gradients: the parameters and their forms on the wire, in the order that all ranks have.
         process_set: the ranks that train together.
 
     Returns:
         The arena, which is to be closed when the places are used no more, or None, and why there is none.
 
     """
-    chosen = [(slot, form.nbytes) for slot, form in slots if _is_worth_it(slot.param, form)]
+    chosen = [(gradient, form.nbytes) for gradient, form in gradients if _is_worth_it(gradient.param, form)]
     begins, total = _lay_out([nbytes for _, nbytes in chosen])
     if not total:
         return None, f"none of at least {SMALLEST} bytes is reduced where it lies"
@@ -126,8 +128,8 @@ def make_places(name: str, slots: "Iterable[tuple[Slot, WireForm]]", process_set
     memory = memoryview(arena)
     address = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
     streamed = _is_streamed(total, process_set)
-    for (slot, nbytes), begin in zip(chosen, begins, strict=True):
-        slot.place = Place(arena.id, memory[begin : begin + nbytes], address + begin, slot, streamed)
+    for (gradient, nbytes), begin in zip(chosen, begins, strict=True):
+        gradient.place = ArenaPlace(arena.id, memory[begin : begin + nbytes], address + begin, gradient, streamed)
     return arena, ""
 
 

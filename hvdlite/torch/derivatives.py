@@ -43,7 +43,7 @@ def require_no_tangents(gradients: Iterable[tuple[str, torch.Tensor | None]]) ->
             )
 
 
-class _Refuse(torch.autograd.Function):
+class _RefuseDerivative(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, text: str, *tensors: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         ctx.text = text
@@ -65,5 +65,5 @@ def only_once(gradients: Sequence[torch.Tensor | None], text: str) -> tuple[torc
     if not torch.is_grad_enabled():
         return tuple(gradients)
     sources = [None if gradient is None else gradient.detach().requires_grad_() for gradient in gradients]
-    refused: tuple[torch.Tensor | None, ...] = _Refuse.apply(text, *sources)  # type: ignore[no-untyped-call]
+    refused: tuple[torch.Tensor | None, ...] = _RefuseDerivative.apply(text, *sources)  # type: ignore[no-untyped-call]
     return refused

@@ -22,13 +22,13 @@ class AtEnd:
         self._action()
 
 
-def install(param: Any, reducer: PassDriver, slot: GradientState) -> list[Any]:
+def install(param: Any, reducer: PassDriver, gradient: GradientState) -> list[Any]:
     """Hooks both ends of the accumulation, of frozen parameters too: they may be thawed later.
 
     Args:
         param: the parameter. One that cannot have a gradient gets no hooks.
         reducer: whose hooks they are.
-        slot: the state of its gradient.
+        gradient: the state of its gradient.
 
     Returns:
         What `remove` can be called on.
@@ -43,8 +43,8 @@ def install(param: Any, reducer: PassDriver, slot: GradientState) -> list[Any]:
         if present is not None:
             setattr(param, name, present)  # torch.utils.swap_tensors leaves lists that autograd does not know of any more
     hooks = [
-        param.register_hook(GradientHook(reducer, slot, False)),  # also where autograd.grad only looks at the increment
-        param.register_post_accumulate_grad_hook(GradientHook(reducer, slot, True)),
+        param.register_hook(GradientHook(reducer, gradient, False)),  # also where autograd.grad only looks at the increment
+        param.register_post_accumulate_grad_hook(GradientHook(reducer, gradient, True)),
     ]
     if frozen:
         param.requires_grad_(False)

@@ -25,7 +25,7 @@ from hvdlite.requests import Adasum, Average
 from hvdlite.runtime import RUNTIME
 from hvdlite.start_check import mode_of
 from hvdlite.torch.adasum import AdasumStep
-from hvdlite.torch.agreement import Settings
+from hvdlite.torch.agreement import ReducerSettings
 from hvdlite.torch.arguments import checked_op, name_groups, name_parameters
 from hvdlite.torch.gpu import reachable
 from hvdlite.torch.plan import Groups
@@ -142,7 +142,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         groups = num_groups if groups is None else groups
     named = name_parameters(optimizer, named_parameters)
     named_groups = name_groups(groups, named)
-    settings = Settings(
+    settings = ReducerSettings(
         prefix=f"optimizer{next(_serials[tuple(process_set.ranks or ())])}",
         op=op,
         predivide=float(gradient_predivide_factor),
@@ -184,7 +184,7 @@ def _stepped(*_: Any) -> None:
 class _Wrapping:
     """What a wrapped optimizer has beside its own attributes."""
 
-    def __init__(self, settings: Settings, base: type[torch.optim.Optimizer], names: dict[torch.Tensor, str]) -> None:
+    def __init__(self, settings: ReducerSettings, base: type[torch.optim.Optimizer], names: dict[torch.Tensor, str]) -> None:
         self.settings = settings
         self.base = base
         self.names = names

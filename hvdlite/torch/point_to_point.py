@@ -17,7 +17,7 @@ __all__ = ["recv", "send"]
 _ONCE = "a message between two ranks can be differentiated once only"
 
 
-class _Message(NamedTuple):
+class _Envelope(NamedTuple):
     """What the gradient's way back has to know."""
 
     peer: int
@@ -30,9 +30,9 @@ class _Message(NamedTuple):
         return None if self.name is None else f"{self.name}.grad"
 
 
-class _Send(torch.autograd.Function):
+class _SendFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, message: _Message, tensor: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, message: _Envelope, tensor: torch.Tensor) -> torch.Tensor:
         ctx.message = message
         ctx.like = torch.empty_like(tensor, device="meta")
         point_to_point.send(tensor, message.peer, message.tag, message.name, message.process_set)
@@ -40,15 +40,15 @@ class _Send(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *_: torch.Tensor) -> tuple[Any, ...]:
-        message: _Message = ctx.message
+        message: _Envelope = ctx.message
         grad = torch.empty_like(ctx.like, device="cpu")
         point_to_point.recv(grad, message.peer, message.tag, message.grad_name, message.process_set)
         return (None, *only_once([grad], _ONCE))
 
 
-class _Recv(torch.autograd.Function):
+class _RecvFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, message: _Message, tensor: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, message: _Envelope, tensor: torch.Tensor) -> torch.Tensor:
         ctx.message = message
         output = torch.empty_like(tensor)
         point_to_point.recv(output, message.peer, message.tag, message.name, message.process_set)
@@ -56,7 +56,7 @@ class _Recv(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
-        message: _Message = ctx.message
+        message: _Envelope = ctx.message
         point_to_point.send(grads[0], message.peer, message.tag, message.grad_name, message.process_set)
         return (None, None)
 
@@ -78,7 +78,7 @@ def send(
         point_to_point.send(tensor, dst, tag, name, process_set)
         return None
     require_values(tensor)
-    zero: torch.Tensor = _Send.apply(_Message(dst, tag, name, process_set), tensor)  # type: ignore[no-untyped-call]
+    zero: torch.Tensor = _SendFunction.apply(_Envelope(dst, tag, name, process_set), tensor)  # type: ignore[no-untyped-call]
     return zero
 
 
@@ -102,4 +102,4 @@ def recv(
     if src is None or tag is None:
         raise UnsupportedError("recv with a gradient needs the sender's rank and a tag: the gradient goes back to that rank")
     require_values(tensor)
-    return _Recv.apply(_Message(src, tag, name, process_set), tensor)  # type: ignore[no-untyped-call]
+    return _RecvFunction.apply(_Envelope(src, tag, name, process_set), tensor)  # type: ignore[no-untyped-call]

@@ -2,7 +2,7 @@
 
 The life of a pass (one backward, with whatever backwards are nested in it) is native code, `PassDriver`:
 
-1. Before backward adds to a gradient, what is finished there is set aside (see `Slot`).
+1. Before backward adds to a gradient, what is finished there is set reduced_part (see `ParameterGradient`).
 2. After it has, the gradient is counted in its bucket; a complete bucket is launched at once.
 3. When the pass is over buckets that are not complete are launched with their missing members absent, and all results are
    waited for. What has to be made good where this did not happen (backward raised, or there is no end of a task to be had) is
@@ -27,14 +27,14 @@ from hvdlite.errors import HvdliteError
 from hvdlite.ops import allreduce_async_
 from hvdlite.requests import Sum
 from hvdlite.runtime import RUNTIME
-from hvdlite.torch.agreement import Settings, agree
+from hvdlite.torch.agreement import ReducerSettings, agree
 from hvdlite.torch.arena import make_places
 from hvdlite.torch.derivatives import require_no_tangents
-from hvdlite.torch.flights import Bucket, DenseBucket, Flight, has_moved
 from hvdlite.torch.hooks import AtEnd, fetch_ahead, install
+from hvdlite.torch.in_flight import Bucket, DenseBucket, InFlightBucket, has_moved
+from hvdlite.torch.parameter_gradient import ParameterGradient, declared_dtype, require_hooks
 from hvdlite.torch.passes import TOO_MANY_PASSES, EndOfTask, current_task, is_nested, when_task_ends
 from hvdlite.torch.plan import Groups, make_buckets
-from hvdlite.torch.slots import Slot, declared_dtype, require_hooks
 from hvdlite.torch.start_check import leaves_of_gradients, make_check
 
 if TYPE_CHECKING:
@@ -60,26 +60,26 @@ class Reducer(PassDriver):
 
     buckets: list[Bucket]
 
-    def __init__(self, settings: Settings, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, settings: ReducerSettings, optimizer: torch.optim.Optimizer) -> None:
         super().__init__(current_task, is_nested)
         self.settings = settings
         self.passes_per_step = settings.passes_per_step
-        self._slots: dict[int, Slot] = {}
-        slots = self._slots.values()
-        self.check = make_check(optimizer, settings, lambda: [(slot.name, slot.param) for slot in slots])
+        self._gradients: dict[int, ParameterGradient] = {}
+        gradients = self._gradients.values()
+        self.check = make_check(optimizer, settings, lambda: [(gradient.name, gradient.param) for gradient in gradients])
         self._hooks: dict[int, list[Any]] = {}
         self._partners: list[Reducer] = []  # have taken over parameters that our optimizer steps too
         self._borrowers: weakref.WeakSet[Reducer] = weakref.WeakSet()
         # The plan, made when gradients are reduced for the first time.
-        self._left_out: list[Slot] = []  # in no bucket, as long as they are frozen
+        self._left_out: list[ParameterGradient] = []  # in no bucket, as long as they are frozen
         self._groups: Groups = None
         self._generation = 0
         self._arena: Arena | None = None  # where the gradients have places
         self._keeps = False  # were gradients zeroed at their last reset, and not set to None?
-        self._moved_aside: list[Slot] = []
-        # What is in flight.
+        self._holding: list[ParameterGradient] = []
+        # What is in launched.
         self._engine: Engine | None = None
-        self._flights: deque[Flight] = deque()
+        self._in_flight: deque[InFlightBucket] = deque()
         self._compared: Handle | None = None  # the start check's sum
 
     # --- parameters -------------------------------------------------------------------------------------------------------
@@ -102,27 +102,27 @@ class Reducer(PassDriver):
         for name, param, owner in added:
             if owner is not None:
                 owner._give_up(param, self)
-            self._slots[id(param)] = Slot(name, param)
+            self._gradients[id(param)] = ParameterGradient(name, param)
             _owners[id(param)] = weakref.ref(self)
         self._use_lock()
         for _, param, _ in added:
-            self._hooks[id(param)] = install(param, self, self._slots[id(param)])
+            self._hooks[id(param)] = install(param, self, self._gradients[id(param)])
         self._groups = self._groups if groups is None else groups
         self._drop_plan()
 
     def _use_lock(self) -> None:
         """Autograd has a thread for each GPU, so the hooks of parameters on several devices run at the same time."""
-        if self.lock is None and len({slot.param.device for slot in self._slots.values()}) > 1:
+        if self.lock is None and len({gradient.param.device for gradient in self._gradients.values()}) > 1:
             self.lock = threading.RLock()
 
     def holds(self, param: torch.Tensor) -> bool:
         """Is this reducer in charge of the parameter?"""
-        return id(param) in self._slots
+        return id(param) in self._gradients
 
     def _give_up(self, param: torch.Tensor, successor: "Reducer") -> None:
         self.settle()
         self._drop_plan()
-        del self._slots[id(param)]
+        del self._gradients[id(param)]
         for hook in self._hooks.pop(id(param)):
             hook.remove()
         if successor not in self._partners:
@@ -145,23 +145,23 @@ class Reducer(PassDriver):
                 hook.remove()
             _owners.pop(key, None)
         self._hooks.clear()
-        self._slots.clear()
-        self._leave_flights()
+        self._gradients.clear()
+        self._leave_in_flight()
         self._drop_plan()
 
     # --- what a pass asks for ---------------------------------------------------------------------------------------------
 
-    def _set_aside(self, slot: Slot, grad: torch.Tensor) -> None:
+    def _hold_reduced(self, gradient: ParameterGradient, grad: torch.Tensor) -> None:
         """Backward is about to add to something finished."""
-        if not self._moved_aside:
+        if not self._holding:
             when_task_ends(AtEnd(self.restore))
-        self._moved_aside.append(slot)  # first, so that Ctrl-C leaves nothing aside that nobody puts back
-        slot.set_aside(grad)
+        self._holding.append(gradient)  # first, so that Ctrl-C leaves nothing reduced_part that nobody puts back
+        gradient.hold_reduced(grad)
 
-    def _refuse_pass(self, slot: Slot) -> None:
+    def _refuse_pass(self, gradient: ParameterGradient) -> None:
         """There are too many passes before a step, by this gradient's increment."""
         with torch.no_grad():
-            slot.merge()
+            gradient.merge()
         raise AssertionError(TOO_MANY_PASSES)
 
     def _watch(self, stamp: int, nested: bool) -> None:
@@ -172,17 +172,19 @@ class Reducer(PassDriver):
         if self._engine is None or RUNTIME.engine is not self._engine:
             engine = RUNTIME.require()  # the first one, or hvdlite was shut down and initialised again
             self._drop_plan()
-            self._leave_flights()
+            self._leave_in_flight()
             self._engine = engine
-        elif any(has_moved(bucket) for bucket in self.buckets) or any(slot.param.requires_grad for slot in self._left_out):
+        elif any(has_moved(bucket) for bucket in self.buckets) or any(
+            gradient.param.requires_grad for gradient in self._left_out
+        ):
             self._drop_plan()  # the model was moved to another device or dtype, or its base thawed, as on all ranks
 
     def _drop_plan(self) -> None:
         for bucket in self.buckets:
             if self._engine is not None:
                 bucket.close(self._engine)
-            for slot in bucket.slots:
-                slot.place = None
+            for gradient in bucket.gradients:
+                gradient.place = None
         self.drop_plan()
         if self._arena is not None:
             self._arena.close()
@@ -190,24 +192,26 @@ class Reducer(PassDriver):
 
     def _plan(self) -> None:
         """Collective over the process set: checks that all ranks have the same parameters, and cuts them into buckets."""
-        slots = list(self._slots.values())
+        gradients = list(self._gradients.values())
         self._use_lock()  # parameters that were moved may be on several devices now
         self._generation += 1
-        agreed = agree(self.settings, slots, repr(self._groups), self._generation, self._keeps, unchecked=self.check.pending)
+        agreed = agree(
+            self.settings, gradients, repr(self._groups), self._generation, self._keeps, unchecked=self.check.pending
+        )
         if agreed.unchecked:
             self.check.begin_anew()
         for place, dimensions in agreed.sparse.items():
-            slots[place].sparse_dim = dimensions
-        for place, slot in enumerate(slots):
-            slot.dtype = declared_dtype(slot.param) or agreed.dtypes.get(place, slot.param.dtype)
-        self.set_plan(make_buckets(self.settings, slots, self._groups, self._generation))
+            gradients[place].sparse_dim = dimensions
+        for place, gradient in enumerate(gradients):
+            gradient.dtype = declared_dtype(gradient.param) or agreed.dtypes.get(place, gradient.param.dtype)
+        self.set_plan(make_buckets(self.settings, gradients, self._groups, self._generation))
         wanted = self.settings.gradient_as_bucket_view
         if wanted or (wanted is None and agreed.kept):
             self._make_places()
-        expected = [slot for bucket in self.buckets for slot in bucket.slots]
+        expected = [gradient for bucket in self.buckets for gradient in bucket.gradients]
         planned = set(expected)
-        self._left_out = [slot for slot in slots if slot not in planned]
-        fetch_ahead([((slot, slot.param), self._hooks[id(slot.param)]) for slot in expected])
+        self._left_out = [gradient for gradient in gradients if gradient not in planned]
+        fetch_ahead([((gradient, gradient.param), self._hooks[id(gradient.param)]) for gradient in expected])
 
     def _make_places(self) -> None:
         """Collective over the process set: gives the gradients places in an arena, if there can be one."""
@@ -215,9 +219,9 @@ class Reducer(PassDriver):
         members = [member for bucket in dense for member in bucket.members]
         name = f"{self.settings.prefix}.plan{self._generation}.arena"
         self._arena, reason = make_places(name, members, self.settings.process_set)
-        for slot in self._slots.values():
-            if slot.dirty:
-                slot.move_in()
+        for gradient in self._gradients.values():
+            if gradient.dirty:
+                gradient.move_in()
         if self._arena is None and self.settings.process_set.rank() == 0:
             level = logging.WARNING if self.settings.gradient_as_bucket_view else logging.INFO
             logging.getLogger("hvdlite").log(level, f"gradients of {self.settings.prefix} are no views of an arena: {reason}")
@@ -228,8 +232,8 @@ class Reducer(PassDriver):
         assert self._engine is not None  # since the pass began
         bucket = self.buckets[number]
         if self.check.pending and self.check.watching and self._compared is None:
-            self.check.see(leaves_of_gradients(slot.param for slot in bucket.slots if slot.dirty))
-        bucket.launch(self._engine, self, number, self.turn % _TURNS, wake, self._flights.append)
+            self.check.see(leaves_of_gradients(gradient.param for gradient in bucket.gradients if gradient.dirty))
+        bucket.launch(self._engine, self, number, self.turn % _TURNS, wake, self._in_flight.append)
 
     def _begin_check(self) -> None:
         if self.check.pending and self._compared is None:
@@ -237,21 +241,21 @@ class Reducer(PassDriver):
             self._compared = allreduce_async_(rows, name=self.check.name, op=Sum, process_set=self.settings.process_set)
 
     def _wait(self, strict: bool) -> None:
-        """Waits for everything in flight. Raises the first failure after all have ended."""
+        """Waits for everything in launched. Raises the first failure after all have ended."""
         engine = self._engine
         if engine is None or engine is not RUNTIME.engine:
-            self._leave_flights()
+            self._leave_in_flight()
             self.forget_additions()
             RUNTIME.require()
             return
         failure: HvdliteError | None = None
         with torch.no_grad():
-            while self._flights:
-                flight = self._flights[0]
-                flight.bucket.wait(engine, flight)  # Ctrl-C leaves it in flight, and unsettled
-                error = flight.land(strict)
+            while self._in_flight:
+                launched = self._in_flight[0]
+                launched.bucket.wait(engine, launched)  # Ctrl-C leaves it in launched, and unsettled
+                error = launched.store(strict)
                 failure = failure or error
-                self._flights.popleft()
+                self._in_flight.popleft()
             try:
                 self._end_check()
             except HvdliteError as error:
@@ -266,31 +270,31 @@ class Reducer(PassDriver):
             self._compared = None
             self.check.end(rows)
 
-    def _leave_flights(self) -> None:
-        """Nobody waits for what is in flight any more; the engine keeps the memory as long as it may use it."""
-        self._flights.clear()
+    def _leave_in_flight(self) -> None:
+        """Nobody waits for what is in launched any more; the engine keeps the memory as long as it may use it."""
+        self._in_flight.clear()
         self._compared = None
 
     def restore(self) -> None:
-        """Puts back what was set aside for increments that did not come."""
-        for slot in self._moved_aside:
-            if slot.param.grad is None:
-                slot.merge()
-        self._moved_aside.clear()
+        """Puts back what was set reduced_part for increments that did not come."""
+        for gradient in self._holding:
+            if gradient.param.grad is None:
+                gradient.merge()
+        self._holding.clear()
 
     def _merge_rest(self) -> None:
         """Adds up what Ctrl-C has left in two parts."""
         with torch.no_grad():
-            for slot in self._slots.values():
-                if slot.aside is not None and not slot.dirty:
-                    slot.merge()
+            for gradient in self._gradients.values():
+                if gradient.reduced_part is not None and not gradient.dirty:
+                    gradient.merge()
 
     def _require_hooks(self) -> None:
-        require_hooks(self._slots.values(), self.settings.prefix)
+        require_hooks(self._gradients.values(), self.settings.prefix)
 
     def _require_no_tangents(self) -> None:
         if forward_ad._current_level >= 0:  # inside of forward mode
-            require_no_tangents((slot.name, slot.param.grad) for slot in self._slots.values())
+            require_no_tangents((gradient.name, gradient.param.grad) for gradient in self._gradients.values())
 
     # --- for the optimizer ------------------------------------------------------------------------------------------------
 
@@ -305,7 +309,7 @@ class Reducer(PassDriver):
 
     def _complete(self) -> None:
         self.settle()
-        if not self._slots or (self.turn and not self.local_gradients):
+        if not self._gradients or (self.turn and not self.local_gradients):
             return
         self._use_engine()
         self.begin_by_hand()
@@ -313,14 +317,16 @@ class Reducer(PassDriver):
             self.reduce(strict=True)
             return
         self._require_hooks()  # if all have lost theirs, no pass is noticed
-        unreduced = [slot for slot in self._slots.values() if not slot.filled and slot.param.grad is not None]
-        written = [slot for slot in unreduced if not (slot.dirty or slot.is_zero())]
-        for slot in unreduced:
-            if slot.param.requires_grad or not slot.is_zero():  # a frozen one's zeros concern nobody
-                slot.claim()
+        unreduced = [
+            gradient for gradient in self._gradients.values() if not gradient.filled and gradient.param.grad is not None
+        ]
+        written = [gradient for gradient in unreduced if not (gradient.dirty or gradient.is_zero())]
+        for gradient in unreduced:
+            if gradient.param.requires_grad or not gradient.is_zero():  # a frozen one's zeros concern nobody
+                gradient.claim()
         self.reduce(strict=True)
-        for slot in written:
-            slot.filled = False  # what is there at the next step is the user's again
+        for gradient in written:
+            gradient.filled = False  # what is there at the next step is the user's again
 
     def note_step(self, *_: Any) -> None:
         """The optimizer has taken a step."""
@@ -348,7 +354,7 @@ class Reducer(PassDriver):
     def after_reset(self, keeps: bool) -> None:
         """The optimizer has reset its gradients: to zeros if it keeps them, else to None."""
         self._keeps = keeps
-        for slot in self._slots.values():
-            slot.forget()
+        for gradient in self._gradients.values():
+            gradient.forget()
         self.reset()
         self.next_step()

@@ -9,7 +9,7 @@ import torch
 
 from hvdlite.requests import Adasum
 from hvdlite.start_check import Leaf, StartCheck
-from hvdlite.torch.agreement import Settings
+from hvdlite.torch.agreement import ReducerSettings
 from hvdlite.torch.functions import broadcast_optimizer_state, broadcast_parameters
 
 __all__ = ["Named", "TrainedByTorch", "leaves_of_gradients", "make_check"]
@@ -18,7 +18,7 @@ Named = Sequence[tuple[str, torch.Tensor]]
 
 
 class TrainedByTorch:
-    """The parameters of some slots, and what an optimizer remembers of them. It keeps no reference to the optimizer."""
+    """The parameters of some gradients, and what an optimizer remembers of them. It keeps no reference to the optimizer."""
 
     remedy = (
         "Before the first step, broadcast what one rank has: hvd.broadcast_parameters(model.state_dict(), root_rank=0) and "
@@ -31,7 +31,7 @@ class TrainedByTorch:
 
     evidence = "gradient"
 
-    def __init__(self, optimizer: torch.optim.Optimizer, settings: Settings, parameters: Callable[[], Named]) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, settings: ReducerSettings, parameters: Callable[[], Named]) -> None:
         self.moment = "before the first update" if settings.op == Adasum else "after the first update"
         self._optimizer = weakref.ref(optimizer)
         self._settings = settings
@@ -66,7 +66,7 @@ class TrainedByTorch:
             broadcast_optimizer_state(optimizer, root_rank, process_set=process_set)
 
 
-def make_check(optimizer: torch.optim.Optimizer, settings: Settings, parameters: Callable[[], Named]) -> StartCheck:
+def make_check(optimizer: torch.optim.Optimizer, settings: ReducerSettings, parameters: Callable[[], Named]) -> StartCheck:
     """The check of one optimizer's ranks; `parameters` gives those that it trains by then."""
     return StartCheck(
         settings.start_check,

@@ -139,7 +139,7 @@ class SyncBatchNorm(_BatchNorm):
         require_values(input)
         name = f"sync_batch_norm.{self.num_features}"
         with torch.no_grad():
-            own = _Own(input)
+            own = _LocalValues(input)
             whole = own.with_others(f"{name}.forward", self.process_set)
             if whole.count == 1:
                 raise InvalidArgumentError(
@@ -148,7 +148,7 @@ class SyncBatchNorm(_BatchNorm):
                 )
             if self.training and self.track_running_stats:
                 self._update_running(whole)
-        call = _Call(f"{name}.backward", self.process_set, whole.count, self.eps)
+        call = _ForwardContext(f"{name}.backward", self.process_set, whole.count, self.eps)
         arguments = (call, own, whole, input, self.weight, self.bias)
         result: torch.Tensor = _Normalise.apply(*arguments)  # type: ignore[no-untyped-call]
         return result
@@ -189,7 +189,7 @@ class _Whole:
     count: int
 
 
-class _Own:
+class _LocalValues:
     """This rank's values, around a center of each channel that is near their mean.
 
     Attributes:
@@ -230,7 +230,7 @@ class _Own:
 
 
 @dataclass(frozen=True)
-class _Call:
+class _ForwardContext:
     """What a forward gives its backward beside tensors."""
 
     name: str
@@ -243,8 +243,8 @@ class _Normalise(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        call: _Call,
-        own: _Own,
+        call: _ForwardContext,
+        own: _LocalValues,
         whole: _Whole,
         input: torch.Tensor,
         weight: torch.Tensor | None,
@@ -269,7 +269,7 @@ class _Normalise(torch.autograd.Function):
 
     @staticmethod
     def _gradients(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        call: _Call = ctx.call
+        call: _ForwardContext = ctx.call
         input, weight, mean, invstd = ctx.saved_tensors
         _, _, _, wants_input, wants_weight, wants_bias = ctx.needs_input_grad
         dtype, dim = _statistics_dtype(input), input.dim()
@@ -291,7 +291,7 @@ class _Normalise(torch.autograd.Function):
     @staticmethod
     def _differentiable_gradients(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """The same, by operations that can be differentiated in turn, from the input on: all ranks' statistics depend on it."""
-        call: _Call = ctx.call
+        call: _ForwardContext = ctx.call
         input, weight, _, _ = ctx.saved_tensors
         dtype, dim = _statistics_dtype(input), input.dim()
         values, flowing = input.to(dtype), grad.to(dtype)

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from hvdlite._version import __version__
-from hvdlite.tuning.parameters import Shape
+from hvdlite.tuning.parameters import JobShape
 
-__all__ = ["Place", "boot_id", "cpu_name"]
+__all__ = ["JobPlace", "boot_id", "cpu_name"]
 
 
 @dataclass(frozen=True)
-class Place:
+class JobPlace:
     """The machine and the shape of a job: what a tuning holds for.
 
     Attributes:
@@ -38,9 +38,9 @@ class Place:
         plain = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
         return {**plain, "hvdlite": __version__}
 
-    def shape(self) -> Shape:
+    def shape(self) -> JobShape:
         """What decides which parameters matter."""
-        return Shape(self.ranks_per_host, self.shared_memory != "off", self.deterministic)
+        return JobShape(self.ranks_per_host, self.shared_memory != "off", self.deterministic)
 
 
 def boot_id() -> str:

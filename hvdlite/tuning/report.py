@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from hvdlite.knobs import KNOBS
-from hvdlite.tuning.place import Place
-from hvdlite.tuning.search import Comparison, Outcome, Settings, Value
+from hvdlite.tuning.place import JobPlace
+from hvdlite.tuning.search import Comparison, SearchResult, Settings, Value
 
 __all__ = ["Report", "changes", "format_settings", "to_csv", "to_evidence", "to_text"]
 
@@ -30,8 +30,8 @@ class Report:
         load: of the busiest host before, as processes that want to run for each core.
     """
 
-    place: Place
-    outcome: Outcome
+    place: JobPlace
+    outcome: SearchResult
     cases: Sequence[str]
     left_out: Sequence[str]
     same_bits: bool

@@ -15,13 +15,25 @@ import statistics
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["Comparison", "Outcome", "Parameter", "Rules", "Sample", "Search", "Settings", "Value", "chance", "drive", "search"]
+__all__ = [
+    "Comparison",
+    "Parameter",
+    "Rules",
+    "Sample",
+    "Search",
+    "SearchResult",
+    "Settings",
+    "Value",
+    "chance",
+    "drive",
+    "search",
+]
 
 Value = int | float | str
 Settings = Mapping[str, Value]
 # Seconds of each case, the same cases every time; None: the time is up.
 Sample = Sequence[float] | None
-Search = Generator[Settings, Sample, "Outcome"]
+Search = Generator[Settings, Sample, "SearchResult"]
 
 
 @dataclass(frozen=True)
@@ -103,7 +115,7 @@ class Comparison:
 
 
 @dataclass
-class Outcome:
+class SearchResult:
     """The result of a search.
 
     Attributes:
@@ -159,7 +171,7 @@ def search(parameters: Sequence[Parameter], defaults: Settings, rules: Rules | N
     return _search(parameters, defaults, rules)
 
 
-def drive(searching: Search, sample: Callable[[Settings], tuple[Sequence[float], float]], seconds: float) -> Outcome:
+def drive(searching: Search, sample: Callable[[Settings], tuple[Sequence[float], float]], seconds: float) -> SearchResult:
     """Runs a search.
 
     Args:
@@ -181,7 +193,7 @@ def drive(searching: Search, sample: Callable[[Settings], tuple[Sequence[float],
                 limits.pop(0)
             settings = searching.send(None if over else times)
     except StopIteration as end:
-        outcome: Outcome = end.value
+        outcome: SearchResult = end.value
         return outcome
 
 
@@ -243,7 +255,7 @@ class _Walk:
     def __init__(self, rules: Rules, start: dict[str, Value]) -> None:
         self._rules = rules
         self._known: set[tuple[tuple[str, Value], ...]] = {_key(start)}  # nothing is tried twice
-        self.outcome = Outcome(start, start)
+        self.outcome = SearchResult(start, start)
 
     def all(self, parameters: Sequence[Parameter]) -> Generator[Settings, Sample, None]:
         """Goes through the parameters until a whole sweep has changed nothing."""

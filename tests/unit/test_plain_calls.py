@@ -255,13 +255,13 @@ def test_what_a_signal_leaves_in_flight_is_kept_until_it_has_ended():
             begun=lambda: first.counters()["submitted"] == 1,
         )
         (output,) = made
-        assert first.parked == 1
+        assert first.dropped_in_flight == 1
         references = sys.getrefcount(output)
         assert reduce(ranks[1].engine, "late", other) is other
 
         def is_let_go():
             in_threads(ranks, lambda rank: rank.barrier())  # whoever submits lets go of what has ended
-            return first.parked == 0
+            return first.dropped_in_flight == 0
 
         assert eventually(is_let_go)
         assert sys.getrefcount(output) == references - 1

@@ -60,7 +60,7 @@ def test_a_work_that_landed_keeps_its_output_alone_and_gives_it_again(kind, in_p
         memory = weakref.ref(output)
         del tensor, output
         assert memory() is None
-        assert rank.engine.parked == 0
+        assert rank.engine.dropped_in_flight == 0
 
     run_ranks(2, body)
 
@@ -116,10 +116,10 @@ def test_a_work_that_is_let_go_in_flight_is_kept_until_its_operation_has_ended()
         del work
         gc.collect()
         assert place() is not None
-        assert ranks[0].engine.parked == 1
+        assert ranks[0].engine.dropped_in_flight == 1
         started(ranks[1].engine, "x", other)._land(math.inf)
         assert eventually(lambda: place().poll())
-        assert ranks[0].engine.parked == 1
+        assert ranks[0].engine.dropped_in_flight == 1
         started(ranks[0].engine, "next", np.ones(1))  # whoever submits lets go of it
         assert place() is None
         assert array.tolist() == [2, 2]

@@ -49,7 +49,7 @@ nb::object make_error(int code, const std::string& message);
 void check(int code);
 
 // What a call that ran without the GIL gave.
-struct Outcome {
+struct CallResult {
   int code = HVDLITE_OK;
   std::string message;
   bool ended = false;  // of a wait: have all operations ended?
@@ -57,16 +57,16 @@ struct Outcome {
 
 // Runs a blocking call without the GIL; its error text belongs to this thread and is copied before anything else runs.
 template <typename Call>
-Outcome without_gil(Call call) {
+CallResult without_gil(Call call) {
   nb::gil_scoped_release release;
-  Outcome outcome;
+  CallResult outcome;
   outcome.code = call();
   if (outcome.code != HVDLITE_OK) outcome.message = hvdlite_last_error();
   return outcome;
 }
 
 // Raises what such a call reported, unless it succeeded.
-inline void check_outcome(const Outcome& outcome) {
+inline void check_outcome(const CallResult& outcome) {
   if (outcome.code != HVDLITE_OK) raise_error(outcome.code, outcome.message);
 }
 

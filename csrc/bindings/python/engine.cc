@@ -70,7 +70,7 @@ void Engine::shutdown() {
   check_outcome(without_gil([&] { return hvdlite_engine_shutdown(engine_); }));
   has_shut_down_ = true;
   // The operations have ended; after a failure the transport may still use their memory.
-  std::vector<nb::object> parked = std::exchange(parked_, {});
+  std::vector<nb::object> parked = std::exchange(dropped_, {});
   if (*hvdlite_failure_cause(engine_) == '\0') return;
   for (const nb::object& work : parked) Py_XINCREF(work_of(work).memory);
 }
@@ -80,7 +80,7 @@ void Engine::shutdown() {
 // The GIL stays held: submitting takes a short lock that no thread holds while it wants the GIL, and giving the GIL away
 // could cost this thread a whole switch interval.
 std::int64_t Engine::start(const hvdlite_submission& what) {
-  if (!parked_.empty()) sweep();
+  if (!dropped_.empty()) sweep();
   std::int64_t number = 0;
   check(hvdlite_submit(engine_, &what, &number));
   return number;
@@ -136,13 +136,13 @@ void Engine::release_prepared(std::int64_t group) {
 }
 
 // The outcome is that of all works if they have ended, otherwise why one of them never will.
-Outcome Engine::wait_in_slices(const std::int64_t* works, std::size_t count, double limit) {
+CallResult Engine::wait_in_slices(const std::int64_t* works, std::size_t count, double limit) {
   using Clock = std::chrono::steady_clock;
   const Clock::time_point start = limit < kNoLimit ? Clock::now() : Clock::time_point();
   double left = limit;
   for (;;) {
     int done = 0;
-    Outcome outcome = without_gil(
+    CallResult outcome = without_gil(
         [&] { return hvdlite_wait(engine_, works, count, std::min(left, kSliceSeconds), &done); });
     outcome.ended = done != 0;
     // Also at the end: a handler that Python runs as soon as we return would raise between the wait and what follows it,
@@ -183,7 +183,7 @@ void Engine::run_to_the_end(const hvdlite_submission& what, nb::handle input, nb
     set_in_flight(work_of(work), nb::find(*this), number, 1, {});
     return work;
   };
-  Outcome outcome;
+  CallResult outcome;
   try {
     outcome = wait_in_slices(&number, 1, kNoLimit);
   } catch (nb::python_error&) {
@@ -204,29 +204,29 @@ bool Engine::is_here() const { return getpid() == creator_; }
 
 // Runs no code of Python's. Where the engine has ended, so have the operations; but after a failure the transport may still use
 // their memory.
-void Engine::park(nb::handle work) noexcept {
+void Engine::keep_dropped(nb::handle work) noexcept {
   if (!is_here()) return;
   try {
-    if (!has_shut_down_) return parked_.push_back(nb::borrow(work));
+    if (!has_shut_down_) return dropped_.push_back(nb::borrow(work));
   } catch (const std::bad_alloc&) {
   }
   if (!has_shut_down_ || *hvdlite_failure_cause(engine_) != '\0') Py_XINCREF(work_of(work).memory);
 }
 
-std::size_t Engine::parked() const {
+std::size_t Engine::dropped_in_flight() const {
   std::size_t operations = 0;
-  for (const nb::object& work : parked_) operations += work_of(work).size;
+  for (const nb::object& work : dropped_) operations += work_of(work).size;
   return operations;
 }
 
 // Lets go of those whose operations have ended. What is let go may run any code, this included.
 void Engine::sweep() {
-  std::vector<nb::object> all = std::exchange(parked_, {});
+  std::vector<nb::object> all = std::exchange(dropped_, {});
   for (nb::object& each : all) {
     Work& work = work_of(each);
     int done = 0;
     if (hvdlite_poll(engine_, work.number, &done) == HVDLITE_OK && done == 0) {
-      parked_.push_back(std::move(each));
+      dropped_.push_back(std::move(each));
       continue;
     }
     set_ended(work);

@@ -73,13 +73,13 @@ class Engine {
 
   // For Work. Waits in slices until all operations of these works have ended; between slices Python looks for signals, and raises
   // what their handlers raise, and TimeoutError once the limit (in seconds) is over.
-  Outcome wait_in_slices(const std::int64_t* works, std::size_t count, double limit);
+  CallResult wait_in_slices(const std::int64_t* works, std::size_t count, double limit);
   // What these streams do from now on comes after the operations, where they are on a GPU.
   void order(std::int64_t work, nb::handle streams);
   // A work that was let go in flight is this engine's, until its operations have ended and something else is submitted.
-  void park(nb::handle work) noexcept;
+  void keep_dropped(nb::handle work) noexcept;
   // How many operations such works have.
-  std::size_t parked() const;
+  std::size_t dropped_in_flight() const;
   hvdlite_engine* get() const { return engine_; }
   // False in a forked child.
   bool is_here() const;
@@ -93,8 +93,8 @@ class Engine {
   void start_timeline(const char* path, std::int64_t max_bytes, bool mark_cycles);
   void stop_timeline();
   bool await_question();
-  void tell_whereabouts(const char* text);
-  void excuse(double seconds);
+  void answer_question(const char* text);
+  void exempt_from_stalls(double seconds);
   void publish_failure(const char* cause);
   nb::str failure_cause();
   nb::str flight_record(std::int64_t ended);
@@ -123,7 +123,7 @@ class Engine {
   hvdlite_engine* engine_;
   pid_t creator_;
   bool has_shut_down_ = false;
-  std::vector<nb::object> parked_;
+  std::vector<nb::object> dropped_;
   nb::object plain_of_, work_type_;
   std::deque<PlainType> plain_types_;  // those seen so far; they stay where they are
 };

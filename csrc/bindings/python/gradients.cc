@@ -1,6 +1,6 @@
 // One parameter's gradient, and the hooks that autograd calls before and after it adds to it: native objects, of which each parameter
 // has two.
-// Thread: with the GIL held. Owns: each hook its reducer and its slot. Blocks: as PassDriver. Throws: of a gradient what gradients.h
+// Thread: with the GIL held. Owns: each hook its reducer and its gradient. Blocks: as PassDriver. Throws: of a gradient what gradients.h
 // says; hooks nothing: as CPython's own types they set Python's error and return null.
 
 #include "gradients.h"
@@ -42,7 +42,7 @@ void GradientState::forget() {
   Passes::forget(*this, !now.is_none());
   // The engine may write where a dirty one lies, which shows in no version.
   zeroed = dirty ? nb::none() : now;
-  aside = nb::none();
+  reduced_part = nb::none();
 }
 
 void GradientState::move_in() {
@@ -59,14 +59,15 @@ void GradientState::claim() {
 }
 
 int GradientState::traverse(visitproc visit, void* arg) const {
-  for (const nb::object* member : {&param, &aside, &place, &sparse_dim, &zeroed}) {
+  for (const nb::object* member : {&param, &reduced_part, &place, &sparse_dim, &zeroed}) {
     Py_VISIT(member->ptr());
   }
   return 0;
 }
 
 void GradientState::clear() {
-  for (nb::object* member : {&param, &aside, &place, &sparse_dim, &zeroed}) *member = nb::none();
+  for (nb::object* member : {&param, &reduced_part, &place, &sparse_dim, &zeroed})
+    *member = nb::none();
 }
 
 // --- the hooks --------------------------------------------------------------------------------------------------------
@@ -98,7 +99,7 @@ struct GradientHook {
   PyObject_HEAD vectorcallfunc call;
   PassDriver* driver;
   GradientState* state;
-  PyObject *reducer, *slot;  // the Python objects of these two, which keep them
+  PyObject *reducer, *gradient;  // the Python objects of these two, which keep them
   FetchAhead fetch_ahead;
 };
 
@@ -131,24 +132,24 @@ PyObject* call_hook(PyObject* self, PyObject* const* /*tensor*/, std::size_t cou
 }
 
 PyObject* new_hook(PyTypeObject* type, PyObject* args, PyObject* keywords) {
-  const char* const expected[] = {"reducer", "slot", "after", nullptr};
+  const char* const expected[] = {"reducer", "gradient", "after", nullptr};
   PyObject* reducer = nullptr;
-  PyObject* slot = nullptr;
+  PyObject* gradient = nullptr;
   int is_after = 0;
   if (PyArg_ParseTupleAndKeywords(args, keywords, "OOp", const_cast<char**>(expected), &reducer,
-                                  &slot, &is_after) == 0) {
+                                  &gradient, &is_after) == 0) {
     return nullptr;
   }
   return guarded([&] {
     PassDriver& driver = nb::cast<PassDriver&>(nb::handle(reducer));
-    GradientState& state = nb::cast<GradientState&>(nb::handle(slot));
+    GradientState& state = nb::cast<GradientState&>(nb::handle(gradient));
     nb::object made = checked(type->tp_alloc(type, 0));
     auto* hook = reinterpret_cast<GradientHook*>(made.ptr());
     hook->call = is_after != 0 ? call_hook<&PassDriver::after> : call_hook<&PassDriver::before>;
     hook->driver = &driver;
     hook->state = &state;
     hook->reducer = Py_NewRef(reducer);
-    hook->slot = Py_NewRef(slot);
+    hook->gradient = Py_NewRef(gradient);
     return made;
   });
 }
@@ -181,15 +182,15 @@ int visit_hook(PyObject* self, visitproc visit, void* arg) {
   auto* hook = reinterpret_cast<GradientHook*>(self);
   Py_VISIT(Py_TYPE(self));
   Py_VISIT(hook->reducer);
-  Py_VISIT(hook->slot);
+  Py_VISIT(hook->gradient);
   return 0;
 }
 
-// Not for the collector, for which the slot breaks a cycle: a hook may be called until it is gone.
+// Not for the collector, for which the gradient breaks a cycle: a hook may be called until it is gone.
 int release_hook(PyObject* self) {
   auto* hook = reinterpret_cast<GradientHook*>(self);
   Py_CLEAR(hook->reducer);
-  Py_CLEAR(hook->slot);
+  Py_CLEAR(hook->gradient);
   return 0;
 }
 
@@ -221,7 +222,7 @@ void register_gradients(nb::module_& module) {
                             "The state of one gradient.")
       .def(nb::init<>())
       .def_rw("param", &GradientState::param, or_none)
-      .def_rw("aside", &GradientState::aside, or_none)
+      .def_rw("reduced_part", &GradientState::reduced_part, or_none)
       .def_rw("place", &GradientState::place, or_none)
       .def_rw("sparse_dim", &GradientState::sparse_dim, or_none)
       .def_rw("bucket", &GradientState::bucket)

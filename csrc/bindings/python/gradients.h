@@ -1,4 +1,4 @@
-// One parameter's gradient as Python sees it: the type that hvdlite.torch derives its Slot from.
+// One parameter's gradient as Python sees it: the type that hvdlite.torch derives its ParameterGradient from.
 // Thread: with the GIL held, which nothing here gives away. Owns: references, as any Python object does. Blocks: no.
 // Throws: nb::python_error, what the tensor raised.
 //
@@ -10,13 +10,14 @@
 
 namespace hvdlite::python {
 
-// hvdlite.torch.slots.Slot says what the members mean.
+// hvdlite.torch.gradients.ParameterGradient says what the members mean.
 struct GradientState : Gradient {
-  nb::object param = nb::none(), aside = nb::none(), place = nb::none(), sparse_dim = nb::none();
+  nb::object param = nb::none(), reduced_part = nb::none(), place = nb::none(),
+             sparse_dim = nb::none();
   nb::object zeroed = nb::none();  // what the user's reset has left in .grad
   long long zeroed_version = 0;
 
-  // The parameter's .grad. Throws if there is no parameter: __init__ was not reached, or the slot is being cleared.
+  // The parameter's .grad. Throws if there is no parameter: __init__ was not reached, or the gradient is being cleared.
   nb::object grad() const;
   // Is this .grad as the user's reset has left it?
   bool is_as_reset(nb::handle grad) const;

@@ -25,17 +25,17 @@ class Locked {
   nb::handle lock_;
 };
 
-Passes::Found found(const GradientState& slot, nb::handle grad) {
+Passes::Found found(const GradientState& gradient, nb::handle grad) {
   if (grad.is_none()) return Passes::Found::kNothing;
-  return slot.dirty || slot.is_as_reset(grad) ? Passes::Found::kUnreduced
-                                              : Passes::Found::kFinished;
+  return gradient.dirty || gradient.is_as_reset(grad) ? Passes::Found::kUnreduced
+                                                      : Passes::Found::kFinished;
 }
 
 // Is it so of any gradient of a bucket?
 template <typename Predicate>
 bool any_of(nb::handle bucket, Predicate is_so) {
-  for (const nb::handle slot : bucket.attr("slots")) {
-    if (is_so(nb::cast<const GradientState&>(slot))) return true;
+  for (const nb::handle gradient : bucket.attr("gradients")) {
+    if (is_so(nb::cast<const GradientState&>(gradient))) return true;
   }
   return false;
 }
@@ -62,59 +62,59 @@ bool PassDriver::is_nested(bool leaving) const { return nb::cast<bool>(is_nested
 
 // --- hooks ----------------------------------------------------------------------------------------------------------
 
-void PassDriver::before(GradientState& slot) {
+void PassDriver::before(GradientState& gradient) {
   const Locked locked(lock);
   if (unsettled()) settle();
-  const nb::object grad = slot.grad();
-  switch (Passes::before(slot, found(slot, grad), !slot.aside.is_none())) {
+  const nb::object grad = gradient.grad();
+  switch (Passes::before(gradient, found(gradient, grad), !gradient.reduced_part.is_none())) {
     case Before::kNothing:
       return;
     case Before::kForget:
-      slot.forget();
+      gradient.forget();
       break;
-    case Before::kSetAside:
-      ask("_set_aside", nb::find(slot), grad);
+    case Before::kHoldReduced:
+      ask("_hold_reduced", nb::find(gradient), grad);
       break;
   }
-  slot.fresh = true;
+  gradient.fresh = true;
 }
 
 // What is raised before the gradient was counted (Ctrl-C) does not take back what backward has added to it.
-void PassDriver::after(GradientState& slot) {
+void PassDriver::after(GradientState& gradient) {
   const Locked locked(lock);
-  const long long stamp = slot.stamp;
+  const long long stamp = gradient.stamp;
   try {
-    count(slot);
+    count(gradient);
   } catch (...) {
-    if (slot.stamp == stamp) slot.dirty = true;
+    if (gradient.stamp == stamp) gradient.dirty = true;
     throw;
   }
 }
 
-void PassDriver::count(GradientState& slot) {
+void PassDriver::count(GradientState& gradient) {
   const Task task = current_task();
-  if (!is_current(task)) change_task(task, slot);
-  slot.move_in();
-  const After change = Passes::after(slot);
+  if (!is_current(task)) change_task(task, gradient);
+  gradient.move_in();
+  const After change = Passes::after(gradient);
   if (change == After::kNothing) return;
-  const int bucket = slot.bucket;
+  const int bucket = gradient.bucket;
   if (on_gpu(bucket)) buckets[bucket].attr("see_stream")();
   if (change == After::kComplete) launch(bucket, true);
 }
 
 // A hook runs in another graph task than the last hook did.
-void PassDriver::change_task(Task task, GradientState& slot) {
+void PassDriver::change_task(Task task, GradientState& gradient) {
   if (goes_on(task)) return;
   const bool nested = is_nested(false);
   if (was_left(nested)) settle();
-  if (!running()) begin_pass(slot);
+  if (!running()) begin_pass(gradient);
   watch(task, nested);
 }
 
 // The first gradient of a pass is there.
-void PassDriver::begin_pass(GradientState& slot) {
+void PassDriver::begin_pass(GradientState& gradient) {
   if (is_one_too_many()) {
-    if (!slot.aside.is_none()) ask("_refuse_pass", nb::find(slot));
+    if (!gradient.reduced_part.is_none()) ask("_refuse_pass", nb::find(gradient));
     start_step();  // the gradients were reset without telling us
   }
   ask("_use_engine");
@@ -162,13 +162,13 @@ void PassDriver::reduce(bool strict) {
 }
 
 bool PassDriver::is_dirty(int bucket) const {
-  return any_of(buckets[bucket], [](const GradientState& slot) { return slot.dirty; });
+  return any_of(buckets[bucket], [](const GradientState& gradient) { return gradient.dirty; });
 }
 
 // May some rank have a gradient for the bucket? One that was frozen since may have it from a pass that was kept back.
 bool PassDriver::concerns_somebody(int bucket) const {
-  return may_be_anywhere() || any_of(buckets[bucket], [](const GradientState& slot) {
-           return slot.dirty || nb::cast<bool>(slot.param.attr("requires_grad"));
+  return may_be_anywhere() || any_of(buckets[bucket], [](const GradientState& gradient) {
+           return gradient.dirty || nb::cast<bool>(gradient.param.attr("requires_grad"));
          });
 }
 
@@ -213,23 +213,23 @@ void PassDriver::set_plan(nb::list made) {
   drop_plan();
   std::vector<Bucket> counts;
   for (const nb::handle bucket : made) {
-    counts.push_back({.members = static_cast<int>(nb::len(nb::object(bucket.attr("slots")))),
+    counts.push_back({.members = static_cast<int>(nb::len(nb::object(bucket.attr("gradients")))),
                       .on_gpu = nb::cast<int>(bucket.attr("device")) != HVDLITE_DEVICE_CPU});
   }
   buckets = std::move(made);
   Passes::set_plan(std::move(counts));
-  for (int bucket = 0; bucket < bucket_count(); ++bucket) number_slots(bucket, bucket);
+  for (int bucket = 0; bucket < bucket_count(); ++bucket) number_gradients(bucket, bucket);
 }
 
 void PassDriver::drop_plan() {
-  for (int bucket = 0; bucket < bucket_count(); ++bucket) number_slots(bucket, -1);
+  for (int bucket = 0; bucket < bucket_count(); ++bucket) number_gradients(bucket, -1);
   buckets = nb::list();
   Passes::drop_plan();
 }
 
-void PassDriver::number_slots(int bucket, int number) {
-  for (const nb::handle slot : buckets[bucket].attr("slots")) {
-    nb::cast<GradientState&>(slot).bucket = number;
+void PassDriver::number_gradients(int bucket, int number) {
+  for (const nb::handle gradient : buckets[bucket].attr("gradients")) {
+    nb::cast<GradientState&>(gradient).bucket = number;
   }
 }
 

@@ -18,9 +18,9 @@ class PassDriver : public Passes {
 
   // --- hooks: called by autograd, for each parameter in each pass ---
   // Backward is about to add to this gradient (or would, if this is autograd.grad, which adds nothing).
-  void before(GradientState& slot);
+  void before(GradientState& gradient);
   // Backward has added to it.
-  void after(GradientState& slot);
+  void after(GradientState& gradient);
 
   // --- the end of a task, as EndOfTask in hvdlite/torch/passes.py tells it; stamp: of the pass in which it began to wait ---
   // The pass is over: backward() returns when this has.
@@ -35,7 +35,7 @@ class PassDriver : public Passes {
   // Makes good what the end of the last pass did not do. Does nothing if all is well.
   void settle();
 
-  // The plan: buckets with `slots` and `device`.
+  // The plan: buckets with `gradients` and `device`.
   void set_plan(nb::list made);
   void drop_plan();
 
@@ -50,16 +50,16 @@ class PassDriver : public Passes {
   nb::object ask(const char* method, Args... args);
   Task current_task() const;
   bool is_nested(bool leaving) const;
-  void count(GradientState& slot);
-  void change_task(Task task, GradientState& slot);
-  void begin_pass(GradientState& slot);
+  void count(GradientState& gradient);
+  void change_task(Task task, GradientState& gradient);
+  void begin_pass(GradientState& gradient);
   void watch(Task task, bool nested);
   bool concerns_somebody(int bucket) const;
   bool is_dirty(int bucket) const;
   void launch(int bucket, bool wake);
   void launch_rest();
   void land(bool strict);
-  void number_slots(int bucket, int number);
+  void number_gradients(int bucket, int number);
 
   nb::object current_task_, is_nested_;
 };

@@ -5,15 +5,15 @@
 
 namespace hvdlite::python {
 
-Passes::Before Passes::before(Gradient& gradient, Found found, bool has_aside) {
+Passes::Before Passes::before(Gradient& gradient, Found found, bool holds_reduced) {
   switch (found) {
     case Found::kNothing:
-      // Somebody has reset what is dirty or aside.
-      if (gradient.dirty || has_aside) return Before::kForget;
+      // Somebody has reset what is dirty or reduced_part.
+      if (gradient.dirty || holds_reduced) return Before::kForget;
       gradient.fresh = true;
       return Before::kNothing;
     case Found::kFinished:
-      return Before::kSetAside;
+      return Before::kHoldReduced;
     case Found::kUnreduced:
       break;
   }

@@ -4,7 +4,7 @@
 // A pure machine: it knows neither Python nor a framework nor the engine. It is told what happens and says what is to be done;
 // PassDriver does it. It can be copied. A pass is one backward with the backwards that are nested in it, each of them a task.
 //
-//   before() a gradient is added to, after() it --> kForget, kSetAside; kCounted, kComplete: launch the bucket
+//   before() a gradient is added to, after() it --> kForget, kHoldReduced; kCounted, kComplete: launch the bucket
 //   the end of a task: is_of(), finish() ---------> owes(): launch the rest, launched() for each, rest_is_launched()
 //   all results are there: settled() -------------> added_later(): launch the dirty ones once more
 #pragma once
@@ -14,7 +14,7 @@
 
 namespace hvdlite::python {
 
-// One parameter's gradient. hvdlite.torch.slots.Slot says what the members mean.
+// One parameter's gradient. hvdlite.torch.gradients.ParameterGradient says what the members mean.
 struct Gradient {
   int bucket = -1;      // its number; -1: in none
   long long stamp = 0;  // the last pass in which backward made it
@@ -38,12 +38,12 @@ class Passes {
   // What .grad holds when backward is about to add to it: nothing, what the reset or this rank has left, something finished.
   enum class Found { kNothing, kUnreduced, kFinished };
   // What is to be done first.
-  enum class Before { kNothing, kForget, kSetAside };
+  enum class Before { kNothing, kForget, kHoldReduced };
   // What has become of its bucket.
   enum class After { kNothing, kCounted, kComplete };
 
   // --- the hooks of one gradient; after() only in the current task ---
-  static Before before(Gradient& gradient, Found found, bool has_aside);
+  static Before before(Gradient& gradient, Found found, bool holds_reduced);
   After after(Gradient& gradient);
   // The user has reset it. Zeros that are left where something unreduced was are reduced like that.
   static void forget(Gradient& gradient, bool zeros_are_left);

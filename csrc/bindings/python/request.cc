@@ -75,9 +75,9 @@ bool convert(PyObject* from, const void*& to) {
 bool convert(PyObject* from, void*& to) { return convert_address(from, to, PyBUF_WRITABLE); }
 
 // Hands out the items of a tuple one by one, converted.
-class Arguments {
+class RequestTuple {
  public:
-  explicit Arguments(nb::handle tuple) : tuple_(tuple) {
+  explicit RequestTuple(nb::handle tuple) : tuple_(tuple) {
     if (!PyTuple_Check(tuple.ptr())) throw nb::type_error("each request must be a tuple");
     size_ = PyTuple_GET_SIZE(tuple.ptr());
   }
@@ -138,7 +138,7 @@ Int64List::Int64List(nb::handle sequence) {
 }
 
 void Requests::add(nb::handle tuple) {
-  Arguments arguments(tuple);
+  RequestTuple arguments(tuple);
   hvdlite_request& request = natives_.emplace_back();
   request.op = 1;
   request.device = HVDLITE_DEVICE_CPU;

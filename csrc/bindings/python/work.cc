@@ -31,14 +31,14 @@ std::vector<hvdlite_result> native_results(const Work& work) {
   return results;
 }
 
-struct Failure {
+struct FailedResult {
   std::size_t place;
   int code;
   std::string text;
 };
 
-std::vector<Failure> failures_in(const std::vector<hvdlite_result>& results) {
-  std::vector<Failure> failures;
+std::vector<FailedResult> failures_in(const std::vector<hvdlite_result>& results) {
+  std::vector<FailedResult> failures;
   for (std::size_t i = 0; i < results.size(); ++i) {
     if (results[i].code != HVDLITE_OK) failures.push_back({i, results[i].code, results[i].error});
   }
@@ -46,9 +46,10 @@ std::vector<Failure> failures_in(const std::vector<hvdlite_result>& results) {
 }
 
 // Making them runs code of Python's, and with it perhaps other threads.
-std::vector<nb::object> errors_of(const std::vector<Failure>& failures) {
+std::vector<nb::object> errors_of(const std::vector<FailedResult>& failures) {
   std::vector<nb::object> errors;
-  for (const Failure& failure : failures) errors.push_back(make_error(failure.code, failure.text));
+  for (const FailedResult& failure : failures)
+    errors.push_back(make_error(failure.code, failure.text));
   return errors;
 }
 
@@ -71,7 +72,7 @@ nb::object no_results(const Work& work) {
 }
 
 void fill_results(Work& work, const std::vector<hvdlite_result>& natives,
-                  const std::vector<Failure>& failures, std::vector<nb::object> errors,
+                  const std::vector<FailedResult>& failures, std::vector<nb::object> errors,
                   const nb::object& list) {
   std::size_t failed = 0;
   for (std::size_t i = 0; i < natives.size(); ++i) {
@@ -88,7 +89,7 @@ nb::object results(nb::handle self) {
   require_ended(work);
   if (work.stage == Stage::kEnded) {
     const std::vector<hvdlite_result> natives = native_results(work);
-    const std::vector<Failure> failures = failures_in(natives);
+    const std::vector<FailedResult> failures = failures_in(natives);
     std::vector<nb::object> errors = errors_of(failures);
     const nb::object list = checked(PyList_New(static_cast<Py_ssize_t>(work.size)));
     if (work.stage == Stage::kEnded) {  // no other thread has taken them meanwhile
@@ -148,7 +149,7 @@ nb::object land(nb::handle self, double limit) {
 // What was raised before stays raised: nothing here raises.
 void finalize_work(PyObject* self) {
   Work& work = *reinterpret_cast<Work*>(self);
-  if (work.stage == Stage::kInFlight) engine_of(work).park(self);
+  if (work.stage == Stage::kInFlight) engine_of(work).keep_dropped(self);
 }
 
 int visit_work(PyObject* self, visitproc visit, void* arg) {
@@ -285,7 +286,7 @@ void wait_for(std::span<Work* const> works, double limit, nb::handle streams) {
     numbers[count++] = work->number;
   }
   if (engine == nullptr) return;
-  const Outcome outcome = engine->wait_in_slices(numbers, count, limit);
+  const CallResult outcome = engine->wait_in_slices(numbers, count, limit);
   // If another thread has waited too, and has been here first, the engine does not know them any more.
   if (!outcome.ended && std::ranges::any_of(works, waits)) {
     raise_error(outcome.code, outcome.message);
@@ -310,7 +311,7 @@ bool take_contributors(std::span<Work* const> works, nb::list outcomes) {
   nb::list what;
   for (const Work* work : works) {
     const std::vector<hvdlite_result> natives = native_results(*work);
-    const std::vector<Failure> failures = failures_in(natives);
+    const std::vector<FailedResult> failures = failures_in(natives);
     const std::vector<nb::object> errors = errors_of(failures);
     std::size_t failed = 0;
     for (const hvdlite_result& native : natives) {

@@ -4,7 +4,7 @@
 // has taken their results. Blocks: wait, result and land. Throws: nb::python_error; the classes of hvdlite.errors.
 //
 // The memory of operations in flight must stay, whatever happens to the program: Ctrl-C raises between any two things that Python
-// does. So a work that is let go with operations in flight is kept by its engine until they have ended (Engine::park), and after a
+// does. So a work that is let go with operations in flight is kept by its engine until they have ended (Engine::keep_dropped), and after a
 // failure that leaves memory in use it is kept for good. None of this runs Python code, so no signal comes in between.
 #pragma once
 

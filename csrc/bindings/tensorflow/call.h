@@ -15,43 +15,45 @@
 
 namespace hvdlite::tensorflow {
 
-class Requests;
+class KernelRequests;
 
-class Call {
+class KernelCall {
  public:
   // Returns at the end.
   static void run(const Kernel& kernel, TF_OpKernelContext* context);
   // Returns at once; `done` is called at the end.
   static void start(const Kernel& kernel, TF_OpKernelContext* context, DoneCallback done);
 
-  Call(const Kernel& kernel, TF_OpKernelContext* context, DoneCallback done);
-  ~Call();
-  Call(const Call&) = delete;
-  Call& operator=(const Call&) = delete;
+  KernelCall(const Kernel& kernel, TF_OpKernelContext* context, DoneCallback done);
+  ~KernelCall();
+  KernelCall(const KernelCall&) = delete;
+  KernelCall& operator=(const KernelCall&) = delete;
 
  private:
-  struct Part {
+  struct TensorPair {
     TF_Tensor* input = nullptr;   // null where its memory became the output's
     TF_Tensor* output = nullptr;  // until the end null where the engine allocates it
   };
 
-  Part& part(std::size_t index) { return more_parts_.empty() ? one_part_ : more_parts_[index]; }
+  TensorPair& part(std::size_t index) {
+    return more_parts_.empty() ? one_part_ : more_parts_[index];
+  }
 
   // False if the op has failed.
-  bool describe(Requests& requests);
-  void describe_tensor(Requests& requests, std::size_t index, TF_Status* status);
-  bool describe_splits(Requests& requests);
-  bool place_on_gpu(Requests& requests);
+  bool describe(KernelRequests& requests);
+  void describe_tensor(KernelRequests& requests, std::size_t index, TF_Status* status);
+  bool describe_splits(KernelRequests& requests);
+  bool place_on_gpu(KernelRequests& requests);
 
   // The engine's code. wake: nobody is about to wait; with `then`, that is told of the end.
-  int submit(Requests& requests, bool wake, hvdlite_done_fn then = nullptr);
+  int submit(KernelRequests& requests, bool wake, hvdlite_done_fn then = nullptr);
   void collect();
   void give_outputs(bool all_well);
   void give_output(std::size_t index, const hvdlite_result& result, TF_Status* status);
   void give_rows(std::size_t index, const hvdlite_result& result, TF_Status* status);
 
   static void ended(void* call);
-  static void finish(std::unique_ptr<Call> call);
+  static void finish(std::unique_ptr<KernelCall> call);
 
   const Kernel& kernel_;
   TF_OpKernelContext* context_;
@@ -63,8 +65,8 @@ class Call {
       false;  // the transport may still write to the tensors: they are never freed
   TF_Tensor* splits_ = nullptr;
   // One tensor, the usual case, needs no memory beyond the object.
-  Part one_part_;
-  std::vector<Part> more_parts_;
+  TensorPair one_part_;
+  std::vector<TensorPair> more_parts_;
   std::int64_t work_ = 0;
 };
 

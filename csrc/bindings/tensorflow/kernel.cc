@@ -35,7 +35,7 @@ DTypePair pair_of(DataType dtype) {
   return {dtype, -1};  // the op's definition allows none of these
 }
 
-const char* prefix_of(Kind kind) {
+const char* prefix_of(KernelKind kind) {
   constexpr const char* kPrefixes[] = {"allreduce.",     "allgather.", "broadcast.", "alltoall.",
                                        "reducescatter.", "barrier.",   "join"};
   return kPrefixes[static_cast<int>(kind)];
@@ -135,24 +135,24 @@ class Kernel::Attributes {
   }
 
   TF_OpKernelConstruction* construction_;
-  Status status_;
+  TfStatus status_;
 };
 
-Kernel::Kernel(Kind kind, bool grouped, bool on_gpu, TF_OpKernelConstruction* construction)
+Kernel::Kernel(KernelKind kind, bool grouped, bool on_gpu, TF_OpKernelConstruction* construction)
     : kind_(kind), grouped_(grouped), on_gpu_(on_gpu) {
   const Attributes attributes(construction);
   parse_dtypes(attributes);
   parse_names(attributes);
-  const bool reduces = kind == Kind::kAllreduce || kind == Kind::kReducescatter;
+  const bool reduces = kind == KernelKind::kAllreduce || kind == KernelKind::kReducescatter;
   hvdlite_request request{};
   request.kind = static_cast<std::int32_t>(kind);
   request.op = reduces ? attributes.number("reduce_op") : HVDLITE_SUM;
   request.prescale = reduces ? attributes.factor("prescale_bits") : 1.0;
   request.postscale = reduces ? attributes.factor("postscale_bits") : 1.0;
-  request.root = kind == Kind::kBroadcast ? attributes.number("root_rank") : 0;
+  request.root = kind == KernelKind::kBroadcast ? attributes.number("root_rank") : 0;
   request.process_set = attributes.number("process_set");
   request.device = HVDLITE_DEVICE_CPU;
-  has_splits_ = kind == Kind::kAlltoall && attributes.flag("has_splits");
+  has_splits_ = kind == KernelKind::kAlltoall && attributes.flag("has_splits");
   blocks_ = attributes.flag("blocking");
   const std::size_t count = dtypes_.size();
   for (std::size_t i = 0; i < count; ++i) {
@@ -168,7 +168,7 @@ Kernel::Kernel(Kind kind, bool grouped, bool on_gpu, TF_OpKernelConstruction* co
 }
 
 void Kernel::parse_dtypes(const Attributes& attributes) {
-  if (kind_ == Kind::kBarrier || kind_ == Kind::kJoin) {
+  if (kind_ == KernelKind::kBarrier || kind_ == KernelKind::kJoin) {
     dtypes_.push_back(pair_of(4));  // of nothing
   } else if (grouped_) {
     for (const DataType dtype : attributes.types("T")) dtypes_.push_back(pair_of(dtype));
@@ -179,11 +179,11 @@ void Kernel::parse_dtypes(const Attributes& attributes) {
 
 // The keys of negotiation that hvdlite/requests.py makes: a rank may use another door.
 void Kernel::parse_names(const Attributes& attributes) {
-  if (kind_ == Kind::kJoin) {
+  if (kind_ == KernelKind::kJoin) {
     names_.emplace_back(prefix_of(kind_));
     return;
   }
-  if (kind_ == Kind::kBarrier) return;
+  if (kind_ == KernelKind::kBarrier) return;
   const std::string name = attributes.text("tensor_name");
   if (name.empty()) return;
   const std::string call = call_of(attributes.node_name());

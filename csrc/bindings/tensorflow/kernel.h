@@ -12,7 +12,7 @@
 namespace hvdlite::tensorflow {
 
 // Of those that ops are made for.
-enum class Kind : std::int32_t {
+enum class KernelKind : std::int32_t {
   kAllreduce = HVDLITE_ALLREDUCE,
   kAllgather = HVDLITE_ALLGATHER,
   kBroadcast = HVDLITE_BROADCAST,
@@ -30,11 +30,11 @@ struct DTypePair {
 class Kernel {
  public:
   // Says what is wrong with the construction, if something is. on_gpu: its tensors are in GPU memory.
-  Kernel(Kind kind, bool grouped, bool on_gpu, TF_OpKernelConstruction* construction);
+  Kernel(KernelKind kind, bool grouped, bool on_gpu, TF_OpKernelConstruction* construction);
   Kernel(const Kernel&) = delete;  // the requests point to the names
   Kernel& operator=(const Kernel&) = delete;
 
-  Kind kind() const { return kind_; }
+  KernelKind kind() const { return kind_; }
   // One for each tensor; they lack the shape, the addresses, and on a GPU which and in which stream.
   const std::vector<hvdlite_request>& requests() const { return requests_; }
   // TensorFlow's, of each tensor.
@@ -53,7 +53,7 @@ class Kernel {
   void parse_dtypes(const Attributes& attributes);
   void parse_names(const Attributes& attributes);
 
-  Kind kind_;
+  KernelKind kind_;
   bool grouped_;
   bool on_gpu_;
   bool has_splits_ = false;

@@ -32,20 +32,20 @@ OpDefinition& OpDefinition::attribute(const char* specification) {
   return *this;
 }
 
-OpDefinition& OpDefinition::input(const char* name, const char* type, Place place) {
+OpDefinition& OpDefinition::input(const char* name, const char* type, ArgumentMemory place) {
   api().OpDefinitionBuilderAddInput(builder_, (std::string(name) + ": " + type).c_str());
   arguments_.push_back({name, place});
   return *this;
 }
 
-OpDefinition& OpDefinition::output(const char* name, const char* type, Place place) {
+OpDefinition& OpDefinition::output(const char* name, const char* type, ArgumentMemory place) {
   api().OpDefinitionBuilderAddOutput(builder_, (std::string(name) + ": " + type).c_str());
   arguments_.push_back({name, place});
   return *this;
 }
 
 void OpDefinition::define() {
-  const Status status;
+  const TfStatus status;
   api().RegisterOpDefinition(std::exchange(builder_, nullptr), status);
 }
 
@@ -68,11 +68,11 @@ void OpDefinition::enroll_kernel(const KernelFunctions& kernel, CreateFunction c
                                           kernel.destroy)
             : api().NewKernelBuilder(name_.c_str(), device, create, kernel.compute, kernel.destroy);
   for (const auto& [name, place] : arguments_) {
-    if (all_on_host || place == Place::kHost) {
+    if (all_on_host || place == ArgumentMemory::kHost) {
       api().KernelBuilder_HostMemory(builder, name.c_str());
     }
   }
-  const Status status;
+  const TfStatus status;
   api().RegisterKernelBuilder(name_.c_str(), builder, status);
 }
 

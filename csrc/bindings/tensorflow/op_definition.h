@@ -22,15 +22,17 @@ struct KernelFunctions {
 };
 
 // Where a kernel that works in GPU memory has an argument.
-enum class Place { kDevice, kHost };
+enum class ArgumentMemory { kDevice, kHost };
 
 class OpDefinition {
  public:
   OpDefinition(std::string name, bool stateful, ShapeFunction shapes);
 
   OpDefinition& attribute(const char* specification);
-  OpDefinition& input(const char* name, const char* type, Place place = Place::kDevice);
-  OpDefinition& output(const char* name, const char* type, Place place = Place::kDevice);
+  OpDefinition& input(const char* name, const char* type,
+                      ArgumentMemory place = ArgumentMemory::kDevice);
+  OpDefinition& output(const char* name, const char* type,
+                       ArgumentMemory place = ArgumentMemory::kDevice);
   // What was said is handed to TensorFlow, which reports the op's problems when the library is loaded.
   void enroll(const KernelFunctions& kernel);
   // The same for an op that has a kernel for GPUs only.
@@ -39,7 +41,7 @@ class OpDefinition {
  private:
   struct Argument {
     std::string name;
-    Place place;
+    ArgumentMemory place;
   };
   friend void enroll_gpu_kernels(bool gpu_memory);
   void define();

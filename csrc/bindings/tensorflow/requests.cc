@@ -5,7 +5,7 @@
 
 namespace hvdlite::tensorflow {
 
-Requests::Requests(const Kernel& kernel, TF_OpKernelContext* context) {
+KernelRequests::KernelRequests(const Kernel& kernel, TF_OpKernelContext* context) {
   const std::vector<hvdlite_request>& requests = kernel.requests();
   if (requests.size() == 1) {
     one_ = requests[0];
@@ -24,7 +24,7 @@ Requests::Requests(const Kernel& kernel, TF_OpKernelContext* context) {
   }
 }
 
-void Requests::set_shape(std::size_t index, const TF_Tensor* tensor) {
+void KernelRequests::set_shape(std::size_t index, const TF_Tensor* tensor) {
   const int ndim = api().NumDims(tensor);
   std::int64_t* extents = extents_of_one_;
   if (!more_.empty()) {
@@ -36,7 +36,7 @@ void Requests::set_shape(std::size_t index, const TF_Tensor* tensor) {
   data()[index].shape = extents;
 }
 
-void Requests::set_splits(const TF_Tensor* tensor) {
+void KernelRequests::set_splits(const TF_Tensor* tensor) {
   constexpr DataType kInt32 = 3;
   const auto count = static_cast<std::size_t>(api().Dim(tensor, 0));
   const void* values = api().TensorData(tensor);

@@ -12,11 +12,11 @@
 
 namespace hvdlite::tensorflow {
 
-class Requests {
+class KernelRequests {
  public:
-  Requests(const Kernel& kernel, TF_OpKernelContext* context);
-  Requests(const Requests&) = delete;
-  Requests& operator=(const Requests&) = delete;
+  KernelRequests(const Kernel& kernel, TF_OpKernelContext* context);
+  KernelRequests(const KernelRequests&) = delete;
+  KernelRequests& operator=(const KernelRequests&) = delete;
 
   hvdlite_request& operator[](std::size_t index) { return data()[index]; }
   const hvdlite_request* data() const { return more_.empty() ? &one_ : more_.data(); }

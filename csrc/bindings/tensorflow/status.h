@@ -1,17 +1,17 @@
 // Errors of the engine and of TensorFlow's C API, on their way to the user.
-// Thread: any. Owns: Status a TF_Status. Blocks: no. Throws: nothing.
+// Thread: any. Owns: TfStatus a TF_Status. Blocks: no. Throws: nothing.
 #pragma once
 
 #include "tf_api.h"
 
 namespace hvdlite::tensorflow {
 
-class Status {
+class TfStatus {
  public:
-  Status() : status_(api().NewStatus()) {}
-  ~Status() { api().DeleteStatus(status_); }
-  Status(const Status&) = delete;
-  Status& operator=(const Status&) = delete;
+  TfStatus() : status_(api().NewStatus()) {}
+  ~TfStatus() { api().DeleteStatus(status_); }
+  TfStatus(const TfStatus&) = delete;
+  TfStatus& operator=(const TfStatus&) = delete;
 
   operator TF_Status*() const { return status_; }
   bool ok() const { return api().GetCode(status_) == kOk; }

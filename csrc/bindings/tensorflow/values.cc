@@ -56,7 +56,7 @@ Value is_in_set(hvdlite_engine* engine, std::int32_t process_set) {
 
 template <auto kEvaluate>
 void* create_value(TF_OpKernelConstruction* construction) {
-  const Status status;
+  const TfStatus status;
   std::int64_t process_set = 0;
   api().OpKernelConstruction_GetAttrInt64(construction, "process_set", &process_set, status);
   if (!status.ok()) api().OpKernelConstruction_Failure(construction, status);

@@ -31,8 +31,8 @@ void hand_on(const void* input, void* output) { std::memcpy(output, input, sizeo
 
 void collective(void** outputs, const void** inputs, const char* config, std::size_t size,
                 XlaStatus* status) {
-  xla::Call call;
-  xla::Outcome outcome = call.read({config, size});
+  xla::CollectiveCall call;
+  xla::CallStatus outcome = call.read({config, size});
   if (!outcome.failed()) {
     for (std::size_t i = 0; i < call.size(); ++i) call.place(i, inputs[i], outputs[i]);
     outcome = call.submit();

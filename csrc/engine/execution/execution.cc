@@ -29,7 +29,7 @@ std::size_t payload_of(const FusedOp& fused, const std::vector<Entry>& entries) 
     return entries.front().request ? entries.front().request->bytes() : 0;
   }
   std::size_t bytes = 0;
-  for (const Agreed& part : fused.parts) bytes += part.request->bytes();
+  for (const AgreedOperation& part : fused.parts) bytes += part.request->bytes();
   return bytes;
 }
 
@@ -210,7 +210,7 @@ bool Execution::start(Lane& lane) {
   bool started = false;
   while (!lane.waiting.empty() && lane.running.size() < kMaxRunning &&
          (lane.running.empty() || lane.running_bytes < kMaxRunningBytes)) {
-    Waiting next = std::move(lane.waiting.front());
+    QueuedOperation next = std::move(lane.waiting.front());
     lane.waiting.pop_front();
     shared_.reached(next.entries, FlightRecorder::Stage::kStarted);
     const collectives::Comm comm(transport_, lane.set->members, lane.set->index, next.tag,
@@ -245,24 +245,24 @@ bool Execution::step(Lane& lane) {
 
 // --- endings ----------------------------------------------------------------------------------------------------------
 
-void Execution::park_all(const base::Status& why, bool lost) {
+void Execution::retain_all(const base::Status& why, bool lost) {
   for (auto& [id, lane] : lanes_) {
     for (auto& operation : lane.running) {
       operation->abandon();
       shared_.finish(operation->entries(), why);
-      parked_.push_back(std::move(operation));
+      retained_.push_back(std::move(operation));
     }
-    for (Waiting& waiting : lane.waiting) shared_.finish(waiting.entries, why);
+    for (QueuedOperation& waiting : lane.waiting) shared_.finish(waiting.entries, why);
   }
   lanes_.clear();
-  const auto park = [&](std::unique_ptr<DeviceLane>& lane) {
+  const auto retain = [&](std::unique_ptr<DeviceLane>& lane) {
     if (!lost && lane->idle() && lane->settled()) return;
-    lane->park(why);
-    parked_lanes_.push_back(std::move(lane));
+    lane->abandon(why);
+    retained_lanes_.push_back(std::move(lane));
   };
-  for (auto& [id, lane] : device_lanes_) park(lane);
-  for (auto& lane : ending_) park(lane);
-  transfers_.park_all(why);
+  for (auto& [id, lane] : device_lanes_) retain(lane);
+  for (auto& lane : ending_) retain(lane);
+  transfers_.retain_all(why);
   std::erase_if(device_lanes_, [](const auto& item) { return item.second == nullptr; });
   std::erase(ending_, nullptr);
 }
@@ -274,13 +274,13 @@ void Execution::close(bool memory_is_free) {
   for (auto& [id, lane] : device_lanes_) lane->finish();
   device_lanes_.clear();
   ending_.clear();
-  if (!memory_is_free && !(parked_.empty() && parked_lanes_.empty())) {
+  if (!memory_is_free && !(retained_.empty() && retained_lanes_.empty())) {
     // Leaked on purpose: a transfer may still be under way into or out of them.
-    [[maybe_unused]] const auto* leaked = new auto(std::move(parked_));
-    [[maybe_unused]] const auto* lanes = new auto(std::move(parked_lanes_));
+    [[maybe_unused]] const auto* leaked = new auto(std::move(retained_));
+    [[maybe_unused]] const auto* lanes = new auto(std::move(retained_lanes_));
   }
-  parked_.clear();
-  parked_lanes_.clear();
+  retained_.clear();
+  retained_lanes_.clear();
 }
 
 }  // namespace hvdlite::engine

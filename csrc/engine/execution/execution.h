@@ -1,6 +1,6 @@
 // Runs what was agreed: the memory that each process set shares, and its operations, in one order, several in flight at once; and
 // what two ranks send one another.
-// Thread: the holder of the progress token. Owns: what the sets share, all operations, and the parked ones of a failed engine.
+// Thread: the holder of the progress token. Owns: what the sets share, all operations, and the retained ones of a failed engine.
 // Blocks: never, but close, for a moment. Throws: what operation.h says.
 //
 // Deadlock-free: the oldest unfinished operation of a lane is always in flight on every member that knows of it, and
@@ -63,7 +63,8 @@ class Execution {
   template <typename Visit>
   void for_each(Visit visit) const {
     for (const auto& [id, lane] : lanes_) {
-      for (const Waiting& waiting : lane.waiting) std::ranges::for_each(waiting.entries, visit);
+      for (const QueuedOperation& waiting : lane.waiting)
+        std::ranges::for_each(waiting.entries, visit);
       for (const auto& operation : lane.running) std::ranges::for_each(operation->entries(), visit);
     }
     for (const auto& [id, lane] : device_lanes_) lane->for_each(visit);
@@ -72,8 +73,8 @@ class Execution {
 
   // --- endings ---
   // Fails everything not finished and keeps its memory for good. lost: others cannot be relied on any more.
-  void park_all(const base::Status& why, bool lost);
-  // The transport is closed; memory_is_free: nothing touches parked operations any more.
+  void retain_all(const base::Status& why, bool lost);
+  // The transport is closed; memory_is_free: nothing touches retained operations any more.
   void close(bool memory_is_free);
 
  private:
@@ -84,15 +85,10 @@ class Execution {
     SharingSetPtr gpu;
     std::uint32_t next_operation = 0;  // the same on all members: part of the message tag
   };
-  struct Waiting {
-    FusedOp fused;
-    std::vector<Entry> entries;
-    std::uint32_t tag = 0;
-  };
   // The operations of one process set.
   struct Lane {
     SharingSetPtr set;
-    std::deque<Waiting> waiting;
+    std::deque<QueuedOperation> waiting;
     std::deque<std::unique_ptr<Operation>> running;
     std::size_t running_bytes = 0;
   };
@@ -107,7 +103,7 @@ class Execution {
   const collectives::Selection selection_;
   const collectives::Selection unforced_;  // for tensors of GPUs
   SharedState& shared_;
-  BufferPool pool_;
+  FusionBufferPool pool_;
   DeviceWatcher watcher_;
   const DeviceLane::Context device_context_;
   std::map<SetId, Set> sets_;
@@ -115,8 +111,8 @@ class Execution {
   std::map<SetId, std::unique_ptr<DeviceLane>> device_lanes_;
   // Of removed sets, until the GPU has done all.
   std::vector<std::unique_ptr<DeviceLane>> ending_;
-  std::vector<std::unique_ptr<Operation>> parked_;
-  std::vector<std::unique_ptr<DeviceLane>> parked_lanes_;
+  std::vector<std::unique_ptr<Operation>> retained_;
+  std::vector<std::unique_ptr<DeviceLane>> retained_lanes_;
   Transfers transfers_;
 };
 

@@ -40,8 +40,8 @@ Extents::Extents(const FusedOp& fused, int rank, int ranks)
   out_rows = std::accumulate(rows.begin(), rows.end(), std::int64_t{0});
 }
 
-std::unique_ptr<Output> Extents::output(const Request& request) const {
-  auto output = std::make_unique<Output>();
+std::unique_ptr<EngineOutput> Extents::output(const Request& request) const {
+  auto output = std::make_unique<EngineOutput>();
   output->shape = request.shape;
   output->shape[0] = out_rows;
   output->bytes = out_bytes();

@@ -34,7 +34,7 @@ struct Extents {
     return scaled(of, row_bytes());
   }
   // The result of this rank's entry, still without memory.
-  std::unique_ptr<Output> output(const Request& request) const;
+  std::unique_ptr<EngineOutput> output(const Request& request) const;
 
  private:
   static std::vector<std::size_t> scaled(const std::vector<std::int64_t>& rows, std::size_t factor);

@@ -77,7 +77,7 @@ collectives::Reduction reduction_of(const Request& request, std::int64_t divisor
           request.op == ReduceOp::kAverage ? divisor : 1};
 }
 
-collectives::Reduction reduction_of(const Agreed& agreed, int ranks) {
+collectives::Reduction reduction_of(const AgreedOperation& agreed, int ranks) {
   return reduction_of(*agreed.request, agreed.divisor > 0 ? agreed.divisor : ranks);
 }
 

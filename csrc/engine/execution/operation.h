@@ -3,7 +3,7 @@
 // staged_operation.h).
 // Thread: the holder of the progress token. Owns: the channels, whose end tells the regions' next users; of an operation what moves
 // the data, buffers, and the outputs it makes until they are handed to the completions. Blocks: never. Throws: what Transport, the
-// kernels and the GPU's driver throw; then it must be parked (kept), as somebody may still touch its memory.
+// kernels and the GPU's driver throw; then it must be retained (kept), as somebody may still touch its memory.
 #pragma once
 
 #include <cstddef>
@@ -53,7 +53,14 @@ std::uint32_t point_to_point_tag(const transport::Transport& transport);
 // How ranks combine what they gave for this request; an Average divides by `divisor`.
 collectives::Reduction reduction_of(const Request& request, std::int64_t divisor);
 // The same of what `ranks` members agreed on.
-collectives::Reduction reduction_of(const Agreed& agreed, int ranks);
+collectives::Reduction reduction_of(const AgreedOperation& agreed, int ranks);
+
+// A FusedOp that waits in its lane until the lane has room for it.
+struct QueuedOperation {
+  FusedOp fused;
+  std::vector<Entry> entries;
+  std::uint32_t tag = 0;
+};
 
 class Operation {
  public:

@@ -8,7 +8,7 @@ constexpr std::int64_t kMaxSlots = std::int64_t{1} << kSlotBits;
 
 }  // namespace
 
-std::int64_t HandleTable::add(Batch batch) {
+std::int64_t HandleTable::add(CompletionArray batch) {
   const std::lock_guard lock(mutex_);
   if (first_free_ == slots_.size()) {
     if (static_cast<std::int64_t>(slots_.size()) + 1 >= kMaxSlots) {
@@ -21,24 +21,24 @@ std::int64_t HandleTable::add(Batch batch) {
     slots_.back().next_free = first_free_ + 1;
   }
   const std::uint32_t number = first_free_;
-  Slot& slot = slots_[number];
+  Row& slot = slots_[number];
   first_free_ = slot.next_free;
   slot.batch = std::move(batch);
   return slot.generation * kMaxSlots + number + 1;
 }
 
-const HandleTable::Slot* HandleTable::slot_of(std::int64_t handle) const {
+const HandleTable::Row* HandleTable::slot_of(std::int64_t handle) const {
   const std::int64_t number = handle % kMaxSlots - 1;
   if (handle <= 0 || number < 0 || number >= static_cast<std::int64_t>(slots_.size())) {
     return nullptr;
   }
-  const Slot& slot = slots_[static_cast<std::size_t>(number)];
+  const Row& slot = slots_[static_cast<std::size_t>(number)];
   return slot.batch.size > 0 && slot.generation == handle / kMaxSlots ? &slot : nullptr;
 }
 
-Batch HandleTable::find(std::int64_t handle) const {
+CompletionArray HandleTable::find(std::int64_t handle) const {
   const std::lock_guard lock(mutex_);
-  const Slot* slot = slot_of(handle);
+  const Row* slot = slot_of(handle);
   if (slot == nullptr) {
     throw base::Error(base::ErrorCode::kInvalidArgument,
                       "handle " + std::to_string(handle) +
@@ -48,11 +48,11 @@ Batch HandleTable::find(std::int64_t handle) const {
 }
 
 void HandleTable::release(std::int64_t handle) {
-  Batch last;  // destroyed after the lock is gone
+  CompletionArray last;  // destroyed after the lock is gone
   const std::lock_guard lock(mutex_);
-  const Slot* found = slot_of(handle);
+  const Row* found = slot_of(handle);
   if (found == nullptr) return;
-  Slot& slot = slots_[static_cast<std::size_t>(found - slots_.data())];
+  Row& slot = slots_[static_cast<std::size_t>(found - slots_.data())];
   last = std::exchange(slot.batch, {});
   ++slot.generation;
   slot.next_free = first_free_;

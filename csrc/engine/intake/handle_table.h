@@ -16,7 +16,7 @@
 namespace hvdlite::engine {
 
 // The completions behind one handle: those of one submission, which lie in one array.
-struct Batch {
+struct CompletionArray {
   CompletionPtr first;
   std::size_t size = 0;
   Completion& operator[](std::size_t index) const { return first.get()[index]; }
@@ -26,21 +26,21 @@ struct Batch {
 class HandleTable {
  public:
   // Of at least one.
-  std::int64_t add(Batch batch);
-  Batch find(std::int64_t handle) const;
+  std::int64_t add(CompletionArray batch);
+  CompletionArray find(std::int64_t handle) const;
   void release(std::int64_t handle);
 
  private:
-  struct Slot {
-    Batch batch;  // of size 0: free
+  struct Row {
+    CompletionArray batch;  // of size 0: free
     std::int64_t generation = 0;
     std::uint32_t next_free = 0;
   };
   // The slot a handle names; null if it names nothing.
-  const Slot* slot_of(std::int64_t handle) const;
+  const Row* slot_of(std::int64_t handle) const;
 
   mutable std::mutex mutex_;
-  std::vector<Slot> slots_;
+  std::vector<Row> slots_;
   std::uint32_t first_free_ = 0;  // slots_.size(): none
 };
 

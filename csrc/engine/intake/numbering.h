@@ -36,12 +36,12 @@ class Numbering {
   void forget(base::SetId set);
 
  private:
-  struct Counters {
+  struct NextNumbers {
     std::uint64_t joins = 0;
     std::array<std::uint64_t, base::kNumOpKinds> next{};
   };
   std::mutex mutex_;
-  std::map<std::uint64_t, Counters> sets_;  // by epoch, which no two sets share
+  std::map<std::uint64_t, NextNumbers> sets_;  // by epoch, which no two sets share
 };
 
 }  // namespace hvdlite::engine

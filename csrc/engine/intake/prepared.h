@@ -15,13 +15,13 @@ namespace hvdlite::engine {
 // Allreduces in place on one process set.
 struct PreparedGroup {
   // As asked where this rank has a value, and where it has none.
-  struct Asked {
+  struct RequestPair {
     RequestPtr present;
     RequestPtr absent;
   };
   struct Member {
-    Asked anywhere;
-    Asked in_arena;               // where the tensor lies at `place`
+    RequestPair anywhere;
+    RequestPair in_arena;         // where the tensor lies at `place`
     const void* place = nullptr;  // null: it has none
   };
   std::vector<Member> members;

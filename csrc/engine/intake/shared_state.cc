@@ -20,7 +20,7 @@ std::uint64_t next_serial() {
 
 }  // namespace
 
-device::Settings device_settings(const base::Config& config, const base::Logger& log) {
+device::DeviceSettings device_settings(const base::Config& config, const base::Logger& log) {
   return {.cuda = device::parse_candidates(config.cuda_library),
           .nccl = device::parse_candidates(config.nccl_library),
           .nvrtc = device::parse_candidates(config.nvrtc_library),

@@ -27,7 +27,7 @@
 namespace hvdlite::engine {
 
 // A number that threads of this process can sleep on.
-class Event {
+class EventCount {
  public:
   std::uint32_t value() const { return value_.load(std::memory_order_seq_cst); }
   void bump() {
@@ -116,7 +116,7 @@ class SetDirectory {
 };
 
 // Where the knobs say that the GPU's libraries are.
-device::Settings device_settings(const base::Config& config, const base::Logger& log);
+device::DeviceSettings device_settings(const base::Config& config, const base::Logger& log);
 
 struct SharedState {
   SharedState(const base::Config& knobs, base::Logger logger, TimelineOwner owner,
@@ -130,7 +130,7 @@ struct SharedState {
         timeline(owner, clock, tracing),
         usage(owner.size, clock),
         waits(clock),
-        excuse(clock),
+        stall_exemption(clock),
         outputs(std::move(output_cache)) {}
 
   // Operations come to a stage, together.
@@ -161,7 +161,7 @@ struct SharedState {
   Usage usage;
   WaitRegistry waits;
   Watchdog watchdog;
-  Excuse excuse;
+  StallExemption stall_exemption;
   std::atomic<std::int64_t> watched{0};  // operations in flight whose end a callback is told
   SetDirectory sets;
   Numbering numbering;
@@ -172,7 +172,7 @@ struct SharedState {
   Counters counters;
   // The token holder's, until it has given the token back.
   std::vector<std::unique_ptr<Watcher>> to_tell;
-  Event event;  // bumped when an operation ended or the progress token was given back
+  EventCount event;  // bumped when an operation ended or the progress token was given back
 };
 
 }  // namespace hvdlite::engine

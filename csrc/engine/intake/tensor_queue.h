@@ -22,7 +22,7 @@ class NamesInFlight {
   void erase(const Request& request);
 
  private:
-  struct Place {
+  struct HashCell {
     std::uint64_t hash = 0;
     const Request* request = nullptr;  // null: free
   };
@@ -32,7 +32,8 @@ class NamesInFlight {
   std::size_t find(const Request& request) const;
   void grow();
 
-  std::vector<Place> places_ = std::vector<Place>(64);  // a power of two, at most half of them used
+  std::vector<HashCell> places_ =
+      std::vector<HashCell>(64);  // a power of two, at most half of them used
   std::size_t used_ = 0;
 };
 

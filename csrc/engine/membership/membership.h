@@ -54,11 +54,11 @@ class Membership : public MembershipActions {
     using Visit = std::function<void(const Request&, std::uint64_t, bool)>;
     virtual void for_each_unfinished(const Visit& visit) = 0;
     virtual bool has_joined(SetId set) = 0;
-    // As Whereabouts::unexcused.
-    virtual double unexcused(Time now) = 0;
+    // As StallReply::since_exemption.
+    virtual double since_exemption(Time now) = 0;
     // Asks the thread that can tell where this rank's program is; false: there is none. Then what it has told, once it has.
-    virtual bool ask_where() = 0;
-    virtual std::optional<std::string> take_where() = 0;
+    virtual bool ask_program() = 0;
+    virtual std::optional<std::string> take_answer() = 0;
     // What is seen from here of the process of a rank that does not answer, or "".
     virtual std::string state_of(int rank) = 0;
   };
@@ -91,7 +91,7 @@ class Membership : public MembershipActions {
   Actions hear(int source, BlockedReport message, Time now, Facts& facts);
   Actions hear(int source, Probe message, Time now, Facts& facts);
   Actions hear(int source, Inquiry message, Time now, Facts& facts);
-  Actions hear(int source, Whereabouts message, Time now, Facts& facts);
+  Actions hear(int source, StallReply message, Time now, Facts& facts);
   // For a rank that has failed: it only notes who else knows of the failure, and answers those that wait for an answer.
   Actions hear_late(int source, const Message& message);
 
@@ -117,7 +117,7 @@ class Membership : public MembershipActions {
   struct Unanswered {
     int rank = 0;
     Time until;
-    Whereabouts answer;
+    StallReply answer;
   };
 
   // membership.cc

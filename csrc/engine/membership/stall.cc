@@ -157,7 +157,7 @@ bool StallInspector::begin(Time now, std::span<const Stalled> stalled, bool last
   return true;
 }
 
-void StallInspector::hear(int rank, Whereabouts answer) {
+void StallInspector::hear(int rank, StallReply answer) {
   if (!inquiry_ || inquiry_->number != answer.number) return;  // too late
   const auto found = inquiry_->answers.find(rank);
   if (found == inquiry_->answers.end()) return;
@@ -189,35 +189,37 @@ bool StallInspector::is_missing(const Question& question, std::size_t index, int
 }
 
 // What the answers say, by the ranks that are missing. Sets when to ask again.
-std::vector<StallInspector::Group> StallInspector::group(Time now, const Question& question,
-                                                         std::span<const Stalled> stalled) {
+std::vector<StallInspector::StalledOperations> StallInspector::group(
+    Time now, const Question& question, std::span<const Stalled> stalled) {
   const double most = limit(question.last);
   double pause = question.last ? std::min(most, kGrace) : most;
-  std::vector<Group> groups;
+  std::vector<StalledOperations> groups;
   for (std::size_t i = 0; i < question.operations.size(); ++i) {
-    const Asked& asked = question.operations[i];
+    const PendingOperation& asked = question.operations[i];
     const Stalled* still = find(stalled, asked.record);
     if (still == nullptr || in_hand(asked.set, question.last, now)) continue;
     std::vector<int> missing;
-    bool excused = false;
+    bool exempted = false;
     for (const int rank : asked.others) {
       if (!is_missing(question, i, rank)) continue;
       const auto answer = question.answers.find(rank);
       const bool answers = answer != question.answers.end() && answer->second;
-      const double waited = answers ? std::min(still->age, answer->second->unexcused) : still->age;
+      const double waited =
+          answers ? std::min(still->age, answer->second->since_exemption) : still->age;
       if (answers && waited < most) {
-        excused = true;
+        exempted = true;
         pause = std::clamp(most - waited, kShortestPause, pause);
       } else {
         missing.push_back(rank);
       }
     }
-    if (missing.empty() && (excused || (asked.under_way && question.moving) ||
+    if (missing.empty() && (exempted || (asked.under_way && question.moving) ||
                             unexplained_.insert(asked.record).second)) {
       continue;
     }
-    auto same = std::ranges::find(groups, missing, &Group::missing);
-    if (same == groups.end()) same = groups.insert(groups.end(), Group{missing, {}, 0, 0});
+    auto same = std::ranges::find(groups, missing, &StalledOperations::missing);
+    if (same == groups.end())
+      same = groups.insert(groups.end(), StalledOperations{missing, {}, 0, 0});
     same->operations.push_back(&asked);
     same->age = std::max(same->age, still->age);
   }
@@ -230,9 +232,9 @@ void StallInspector::conclude(Time now, std::span<const Stalled> stalled, const 
                               Actions& actions) {
   const Question question = std::move(*inquiry_);
   inquiry_.reset();
-  const std::vector<Group> groups = group(now, question, stalled);
+  const std::vector<StalledOperations> groups = group(now, question, stalled);
   std::string verdict;
-  for (const Group& each : groups) {
+  for (const StalledOperations& each : groups) {
     if (question.last) {
       verdict += (verdict.empty() ? "" : "; ") + tell(each, question, names);
       continue;
@@ -248,14 +250,14 @@ void StallInspector::conclude(Time now, std::span<const Stalled> stalled, const 
       told = episodes_.insert(episodes_.end(),
                               {each.missing, {}, list(each), now - from_seconds(each.age)});
     }
-    for (const Asked* asked : each.operations) told->records.insert(asked->record);
+    for (const PendingOperation* asked : each.operations) told->records.insert(asked->record);
   }
   if (verdict.empty()) return;
   actions.verdict = "gave up after " + in_seconds(limits_.give_up) +
                     " (HVDLITE_STALL_SHUTDOWN_TIME_SECONDS): " + shortened(verdict, kMostText);
 }
 
-std::string StallInspector::list(const Group& group) {
+std::string StallInspector::list(const StalledOperations& group) {
   std::string text;
   const std::size_t named = std::min(group.operations.size(), kNamed);
   for (std::size_t i = 0; i < named; ++i) {
@@ -266,7 +268,8 @@ std::string StallInspector::list(const Group& group) {
   return text;
 }
 
-std::string StallInspector::tell(const Group& group, const Question& question, const Names& names) {
+std::string StallInspector::tell(const StalledOperations& group, const Question& question,
+                                 const Names& names) {
   const bool many = group.operations.size() > 1;
   std::string text = list(group) + (many ? " have" : " has") + " waited " + in_seconds(group.age);
   if (group.missing.empty()) {
@@ -334,7 +337,7 @@ void StallInspector::add_to(base::Hasher& hasher, const Question& question) {
   hasher.add(question.all);
   add_time(hasher, question.since);
   hasher.add(question.operations.size());
-  for (const Asked& asked : question.operations) {
+  for (const PendingOperation& asked : question.operations) {
     hasher.add(asked.record);
     hasher.add(asked.under_way ? 1 : 0);
     hasher.add_text(asked.text);

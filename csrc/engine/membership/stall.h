@@ -6,7 +6,7 @@
 // A deadlock is found in a second or two (deadlock.h). This is for a rank that computes, hangs or is stopped while others wait,
 // and for an operation under way whose data do not move. A rank that has waited for too long asks the others for what they lack:
 //
-//   an operation too old --> Inquiry to all it waits for --> Whereabouts of each, or silence --> who is missing: one line
+//   an operation too old --> Inquiry to all it waits for --> StallReply of each, or silence --> who is missing: one line
 //
 // A rank that is asked of an operation for which it waits itself leaves the stall to the one that asks (claim), so that one rank
 // writes the line. Each rank begins a little later than the one before it, and so those that waited equally long ask once.
@@ -72,7 +72,7 @@ class StallInspector {
   using StateOf = std::function<std::string(int)>;
   Actions look(Time now, std::span<const Stalled> stalled, const Roster& roster,
                const StateOf& state_of);
-  void hear(int rank, Whereabouts answer);
+  void hear(int rank, StallReply answer);
   // A rank asks of an operation in this set for which this rank waits, too. True if this one looks after it already.
   bool claim(int rank, SetId set, bool last, Time now);
 
@@ -80,7 +80,7 @@ class StallInspector {
 
  private:
   // One operation that is asked for.
-  struct Asked {
+  struct PendingOperation {
     std::uint64_t record = 0;
     SetId set;
     std::string name;
@@ -93,14 +93,14 @@ class StallInspector {
     bool last = false;  // whether to give up
     Time since;
     std::size_t all = 0;  // operations that are stalled, of which so many at most are asked for
-    std::vector<Asked> operations;
-    std::map<int, std::optional<Whereabouts>> answers;
+    std::vector<PendingOperation> operations;
+    std::map<int, std::optional<StallReply>> answers;
     bool moving = false;
   };
   // Operations that wait for the same ranks.
-  struct Group {
+  struct StalledOperations {
     std::vector<int> missing;
-    std::vector<const Asked*> operations;
+    std::vector<const PendingOperation*> operations;
     double age = 0;
     std::size_t more = 0;
   };
@@ -121,15 +121,17 @@ class StallInspector {
   bool begin(Time now, std::span<const Stalled> stalled, bool last, const Roster& roster,
              Actions& actions);
   void conclude(Time now, std::span<const Stalled> stalled, const Names& names, Actions& actions);
-  std::vector<Group> group(Time now, const Question& question, std::span<const Stalled> stalled);
+  std::vector<StalledOperations> group(Time now, const Question& question,
+                                       std::span<const Stalled> stalled);
   bool in_hand(SetId set, bool last, Time now) const;
   bool is_told(std::uint64_t record) const;
   bool is_missing(const Question& question, std::size_t index, int rank) const;
   double limit(bool last) const { return last ? limits_.give_up : limits_.warn; }
   double patience() const;
-  static std::string tell(const Group& group, const Question& question, const Names& names);
+  static std::string tell(const StalledOperations& group, const Question& question,
+                          const Names& names);
   static std::string where_is(int rank, bool many, const Question& question, const Names& names);
-  static std::string list(const Group& group);
+  static std::string list(const StalledOperations& group);
   static void add_to(base::Hasher& hasher, const Question& question);
 
   Limits limits_;

@@ -129,11 +129,11 @@ void Membership::inspect_stalls(Time now, Facts& facts, Actions& actions) {
 
 Membership::Actions Membership::hear(int source, Inquiry message, Time now, Facts& facts) {
   Actions actions;
-  Whereabouts answer;
+  StallReply answer;
   answer.number = message.number;
-  answer.unexcused = facts.unexcused(now);
+  answer.since_exemption = facts.since_exemption(now);
   for (std::uint32_t place = 0; place < message.operations.size(); ++place) {
-    const Inquiry::Operation& asked = message.operations[place];
+    const Inquiry::OperationName& asked = message.operations[place];
     bool waits = false;
     facts.for_each_unfinished([&](const Request& request, std::uint64_t, bool) {
       waits = waits || (request.set == asked.set && request.name == asked.name);
@@ -147,7 +147,7 @@ Membership::Actions Membership::hear(int source, Inquiry message, Time now, Fact
     }
   }
   const bool asks_where = message.where && !answer.lacks.empty();
-  if (asks_where && facts.ask_where()) {
+  if (asks_where && facts.ask_program()) {
     const Time until = now + base::from_seconds(message.patience * kWatchdogShare);
     unanswered_.push_back({source, until, std::move(answer)});
   } else if (!roster().has_left(source)) {
@@ -156,17 +156,17 @@ Membership::Actions Membership::hear(int source, Inquiry message, Time now, Fact
   return actions;
 }
 
-Membership::Actions Membership::hear(int source, Whereabouts message, Time, Facts&) {
+Membership::Actions Membership::hear(int source, StallReply message, Time, Facts&) {
   if (inspector_) inspector_->hear(source, std::move(message));
   return {};
 }
 
 void Membership::give_answers(Time now, Facts& facts, Actions& actions) {
-  const std::optional<std::string> where = facts.take_where();
+  const std::optional<std::string> where = facts.take_answer();
   std::erase_if(unanswered_, [&](Unanswered& each) {
     if (!where && now < each.until) return false;
     each.answer.text = where
-                           ? where->substr(0, Whereabouts::kMostText)
+                           ? where->substr(0, StallReply::kMostText)
                            : "where its program is cannot be told: native code holds Python's GIL";
     if (!roster().has_left(each.rank)) {
       actions.emplace_back(Send{each.rank, std::move(each.answer)});

@@ -18,7 +18,7 @@
 namespace hvdlite::engine {
 
 // The output that the engine made for an allgather, alltoall or reducescatter.
-struct Output {
+struct EngineOutput {
   std::vector<std::int64_t> shape;
   std::vector<std::int64_t> received_splits;  // alltoall
   std::size_t bytes = 0;
@@ -45,7 +45,7 @@ struct Completion {
   std::int32_t value = -1;        // join: last rank; add_process_set: the new id; recv: the sender
   std::uint8_t usage = 0;         // the token holder's: where Usage counts it
   std::unique_ptr<const base::Status> failure;
-  std::unique_ptr<Output> output;
+  std::unique_ptr<EngineOutput> output;
   Watcher* watcher = nullptr;
   device::EventPtr event;  // of GPU memory: after it the GPU has done what was handed to it
 
@@ -64,7 +64,7 @@ struct Entry {
 };
 
 // One operation that all members agreed to do.
-struct Agreed {
+struct AgreedOperation {
   RequestPtr request;
   std::int32_t contributors = 0;  // members that gave a value
   bool failed = false;            // agreed to be an error
@@ -73,7 +73,7 @@ struct Agreed {
 
 // Executed as one collective; a single operation is a FusedOp too.
 struct FusedOp {
-  std::vector<Agreed> parts;
+  std::vector<AgreedOperation> parts;
   std::vector<std::int64_t> sizes;  // the response's, of an operation by itself
 
   const Request& first() const { return *parts.front().request; }

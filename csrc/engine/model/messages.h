@@ -84,26 +84,27 @@ struct Verdict {
 // A rank that has waited for too long -> those it waits for: have you asked for these, and where are you?
 struct Inquiry {
   static constexpr std::size_t kMost = 64;
-  struct Operation {
+  struct OperationName {
     SetId set;
     std::string name;
-    friend bool operator==(const Operation&, const Operation&) = default;
+    friend bool operator==(const OperationName&, const OperationName&) = default;
   };
   std::uint64_t number = 0;
   bool last = false;    // the sender is about to give up
   bool where = false;   // who lacks one of them shall say where it is
   double patience = 1;  // seconds after which the sender takes no answer for one
-  std::vector<Operation> operations{};
+  std::vector<OperationName> operations{};
 };
 // The answer.
-struct Whereabouts {
+struct StallReply {
   static constexpr std::size_t kMostText = 4096;
   std::uint64_t number = 0;
   std::vector<std::uint32_t>
       lacks{};  // operations, by their place in the question, that this rank has not asked for
   std::vector<std::uint32_t> in_hand{};  // and those whose stall it looks after itself
-  double unexcused = 0;  // seconds since it last asked for patience was over (Excuse::over_for)
-  std::string text{};    // where its program is, or ""
+  double since_exemption =
+      0;  // seconds since it last asked for patience was over (StallExemption::over_for)
+  std::string text{};  // where its program is, or ""
 };
 
 // Who sends -> who receives: a message for a receive that fits. Its number tells it from others of the sender.
@@ -139,8 +140,8 @@ struct Rejection {
 };
 
 using Message = std::variant<Announcement, ResponseList, Failure, FailureSeen, Goodbye,
-                             BlockedReport, Probe, Verdict, GoodbyeSeen, Inquiry, Whereabouts,
-                             Alive, Offer, Clearance, Coming, Withdrawal, Rejection>;
+                             BlockedReport, Probe, Verdict, GoodbyeSeen, Inquiry, StallReply, Alive,
+                             Offer, Clearance, Coming, Withdrawal, Rejection>;
 
 std::vector<std::byte> encode(const Message& message);
 Message decode(std::span<const std::byte> bytes);

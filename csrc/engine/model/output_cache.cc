@@ -37,7 +37,7 @@ void* map(std::size_t bytes) {
 
 OutputCache::~OutputCache() { close(); }
 
-void OutputCache::unmap(const Kept& memory) const noexcept {
+void OutputCache::unmap(const FreeBlock& memory) const noexcept {
   if (memory.shared) {
     shared_->give_back(memory.data);
   } else {
@@ -118,9 +118,9 @@ void OutputCache::expect_one_less() {
   --mapped_;
 }
 
-void OutputCache::give_back(Kept memory) noexcept {
+void OutputCache::give_back(FreeBlock memory) noexcept {
   for (;;) {
-    Kept unwanted = memory;
+    FreeBlock unwanted = memory;
     std::unique_lock lock(mutex_, std::try_to_lock);
     for (int tries = kTriesForTheLock; !lock.owns_lock() && tries > 0; --tries) {
       base::spin_pause();
@@ -147,7 +147,7 @@ void OutputCache::give_back(Kept memory) noexcept {
 }
 
 void OutputCache::close() {
-  std::vector<Kept> last;
+  std::vector<FreeBlock> last;
   {
     const std::lock_guard lock(mutex_);
     last = kept_;
@@ -155,7 +155,7 @@ void OutputCache::close() {
     mapped_ -= last.size();
     kept_bytes_ = keep_bytes_ = 0;
   }
-  for (const Kept& memory : last) unmap(memory);
+  for (const FreeBlock& memory : last) unmap(memory);
 }
 
 }  // namespace hvdlite::engine

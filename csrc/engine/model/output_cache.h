@@ -74,7 +74,7 @@ class OutputCache : public std::enable_shared_from_this<OutputCache> {
   void close();
 
  private:
-  struct Kept {
+  struct FreeBlock {
     void* data;
     std::size_t capacity;
     bool shared;
@@ -84,15 +84,15 @@ class OutputCache : public std::enable_shared_from_this<OutputCache> {
   // Blocks that exist.
   void expect_one_more();
   void expect_one_less();
-  void give_back(Kept memory) noexcept;
-  void unmap(const Kept& memory) const noexcept;
+  void give_back(FreeBlock memory) noexcept;
+  void unmap(const FreeBlock& memory) const noexcept;
   static std::size_t capacity_for(std::size_t bytes);
 
   std::mutex mutex_;
   std::size_t keep_bytes_;
   std::size_t kept_bytes_ = 0;
-  std::size_t mapped_ = 0;  // blocks that exist, kept or in use
-  std::vector<Kept> kept_;  // by time of return, the oldest first
+  std::size_t mapped_ = 0;       // blocks that exist, kept or in use
+  std::vector<FreeBlock> kept_;  // by time of return, the oldest first
   const std::shared_ptr<transport::ResultMemory> shared_;
   const std::size_t most_shared_;
 };

@@ -28,7 +28,7 @@ class Agreement {
 
   // --- the log: this member's place in it ---
   enum class Kind : std::uint8_t { kComplete, kDiverted, kClosed, kList };
-  struct Entry {
+  struct LogEntry {
     std::uint64_t key = 0;  // of the unit; of a list its number
     Kind kind = Kind::kComplete;
     std::uint8_t by = 0;  // the member that appended it: of a complete unit the last to ask
@@ -37,7 +37,7 @@ class Agreement {
     std::uint16_t last = 0;          // 1: the last of those appended in one step
   };
   virtual bool has_news() const = 0;
-  virtual Entry front() const = 0;
+  virtual LogEntry front() const = 0;
   virtual void pop() = 0;
 
   // --- steps ---

@@ -17,7 +17,7 @@ constexpr std::size_t kMostOpenRequests = 1024;
 
 std::vector<std::uint64_t> keys_of(const std::vector<RequestPtr>& requests) {
   std::vector<std::uint64_t> keys;
-  for (const RequestPtr& request : requests) Accord::add_keys(*request, keys);
+  for (const RequestPtr& request : requests) LocalUnits::add_keys(*request, keys);
   return keys;
 }
 
@@ -28,7 +28,7 @@ void SetNegotiation::hear(int source, Announcement message) {
   const int member = set_.index_of(source);
   HVD_CHECK(member >= 0);
   const auto count = [&](const RequestPtr& accepted) {
-    if (accepted && port_) Accord::add_keys(*accepted, upkeep_.divert);
+    if (accepted && port_) LocalUnits::add_keys(*accepted, upkeep_.divert);
   };
   for (const std::uint32_t slot : message.slots) {
     count(coordinator_->announce_slot(member, slot, message.seen));
@@ -62,7 +62,7 @@ bool SetNegotiation::send_decisions() {
   list.in_ledger = port_ && port_->exists();
   std::vector<std::uint64_t> keys;
   if (port_) {
-    coordinator_->for_each_decided([&](const Request& each) { Accord::add_keys(each, keys); });
+    coordinator_->for_each_decided([&](const Request& each) { LocalUnits::add_keys(each, keys); });
   }
   if (list.in_ledger) {
     const Step step = port_->try_list(coordinator_->sequence() + 1, keys);

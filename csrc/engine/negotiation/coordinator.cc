@@ -68,7 +68,7 @@ RequestPtr Coordinator::announce(int member, RequestPtr request, std::uint64_t s
 
 RequestPtr Coordinator::announce_slot(int member, std::uint32_t slot, std::uint64_t seen) {
   HVD_CHECK(slot < lines_.size() && seen <= sequence_);
-  const CacheLine& line = lines_[slot];
+  const AssignedSlot& line = lines_[slot];
   if (line.filled > seen) {
     return nullptr;  // refilled meanwhile; the member will see that and announce in full
   }
@@ -76,7 +76,7 @@ RequestPtr Coordinator::announce_slot(int member, std::uint32_t slot, std::uint6
   const auto failed = failed_at_.find(name);
   if (failed != failed_at_.end() && seen < failed->second) return nullptr;
   RequestPtr request = line.requests[static_cast<std::size_t>(member)];
-  Tally& tally = add(member, request);
+  RequestTally& tally = add(member, request);
   ++tally.hits;
   tally.slot = slot;
   const std::size_t decided = decided_.size();
@@ -107,9 +107,9 @@ std::vector<RequestPtr> Coordinator::open() const {
   return requests;
 }
 
-Coordinator::Tally& Coordinator::add(int member, RequestPtr request) {
+Coordinator::RequestTally& Coordinator::add(int member, RequestPtr request) {
   HVD_CHECK(request != nullptr);
-  Tally& tally = tallies_[request->name];
+  RequestTally& tally = tallies_[request->name];
   if (tally.requests.empty()) tally.requests.resize(members_.size());
   RequestPtr& place = tally.requests[static_cast<std::size_t>(member)];
   HVD_CHECK(place == nullptr);
@@ -125,7 +125,7 @@ Coordinator::Tally& Coordinator::add(int member, RequestPtr request) {
 void Coordinator::settle_if_complete(const std::string& name) {
   if (doomed_.contains(name)) return;
   const auto found = tallies_.find(name);
-  const Tally& counted = found->second;
+  const RequestTally& counted = found->second;
   const Request& asked = *first_given(counted.requests);
   int missing = static_cast<int>(members_.size()) - counted.count;
   const bool some_need_not = joined_count_ > 0 || asked.kind == OpKind::kAddProcessSet;
@@ -133,12 +133,12 @@ void Coordinator::settle_if_complete(const std::string& name) {
     if (!counted.requests[i] && (joined_[i] || !asked.asks(members_[i]))) --missing;
   }
   if (missing > 0 && left_.ok()) return;
-  Tally tally = std::move(found->second);
+  RequestTally tally = std::move(found->second);
   tallies_.erase(found);
   decide(settle(std::move(tally)));
 }
 
-Coordinator::Settled Coordinator::settle(Tally tally) {
+Coordinator::Settled Coordinator::settle(RequestTally tally) {
   const int size = static_cast<int>(members_.size());
   if (tally.hits == size && left_.ok()) return {lines_[tally.slot].response, {}, true};
   Response response = validate(tally.requests, members_);
@@ -155,7 +155,7 @@ Coordinator::Settled Coordinator::settle(Tally tally) {
 }
 
 // Who asked before joining counts; who joined without having asked counts unless it said otherwise.
-std::int32_t Coordinator::divisor_of(const Tally& tally) const {
+std::int32_t Coordinator::divisor_of(const RequestTally& tally) const {
   std::int32_t uncounted = 0;
   for (std::size_t i = 0; joined_count_ > 0 && i < members_.size(); ++i) {
     if (uncounted_[i] && !tally.requests[i]) ++uncounted;
@@ -176,7 +176,7 @@ void Coordinator::decide(Settled settled) {
 void Coordinator::decide_in_group(Settled settled) {
   const std::string label = settled.response->request->group;
   const int size = settled.response->request->group_size;
-  Group& group = groups_[label];
+  PendingGroup& group = groups_[label];
   ++group.settled;
   const bool first_failure = !settled.response->error.ok() && group.error.ok();
   if (first_failure) {
@@ -318,7 +318,7 @@ void Coordinator::remember(Settled& settled) {
   const std::string& name = settled.response->request->name;
   std::uint32_t slot = 0;
   if (!slot_for(name, &slot)) return;
-  CacheLine& line = lines_[slot];
+  AssignedSlot& line = lines_[slot];
   if (line.response) slot_by_name_.erase(line.response->request->name);
   auto response = std::make_shared<Response>(*settled.response);
   response->slot = static_cast<std::int32_t>(slot);
@@ -354,7 +354,7 @@ bool Coordinator::slot_for(const std::string& name, std::uint32_t* slot) {
   return false;
 }
 
-void Coordinator::touch(CacheLine& line) {
+void Coordinator::touch(AssignedSlot& line) {
   recency_.splice(recency_.begin(), recency_, line.recency);
 }
 

@@ -2,7 +2,7 @@
 // Thread: the holder of the progress token. Owns: the tallies and its side of the response cache. Blocks: no.
 // Throws: Error(Internal) on announcements that no correct member sends.
 //
-// A name's life: announced by some members (Tally) -> announced by all that have not joined: settled -> if it belongs to a
+// A name's life: announced by some members (RequestTally) -> announced by all that have not joined: settled -> if it belongs to a
 // group, kept until the whole group is settled -> decided -> collected into the next response list.
 #pragma once
 
@@ -62,7 +62,7 @@ class Coordinator {
   void add_to(base::Hasher& hasher) const;
 
  private:
-  struct Tally {
+  struct RequestTally {
     std::vector<RequestPtr> requests;  // by member
     int count = 0;
     int hits = 0;  // members that came by slot
@@ -73,22 +73,22 @@ class Coordinator {
     std::vector<RequestPtr> requests;  // by member; empty: not to be cached
     bool hit = false;
   };
-  struct Group {
+  struct PendingGroup {
     std::vector<Settled> ready;
     int settled = 0;
     base::Status error;  // of the first member that failed; all others follow it
   };
-  struct CacheLine {
+  struct AssignedSlot {
     ResponsePtr response;
     std::vector<RequestPtr> requests;  // by member, shared where equal
     std::uint64_t filled = 0;          // number of the response list that told the members
     std::list<std::uint32_t>::iterator recency;
   };
 
-  Tally& add(int member, RequestPtr request);
-  std::int32_t divisor_of(const Tally& tally) const;
+  RequestTally& add(int member, RequestPtr request);
+  std::int32_t divisor_of(const RequestTally& tally) const;
   void settle_if_complete(const std::string& name);
-  Settled settle(Tally tally);
+  Settled settle(RequestTally tally);
   void decide(Settled settled);
   void decide_in_group(Settled settled);
   void join(int member, const RequestPtr& request);
@@ -97,15 +97,15 @@ class Coordinator {
   void decide_failure(RequestPtr request, base::Status why);
   void remember(Settled& settled);
   bool slot_for(const std::string& name, std::uint32_t* slot);
-  void touch(CacheLine& line);
+  void touch(AssignedSlot& line);
 
   SetId set_;
   std::vector<int> members_;
   std::size_t capacity_;
   bool join_refuses_others_;
   std::uint64_t sequence_ = 0;
-  std::unordered_map<std::string, Tally> tallies_;
-  std::unordered_map<std::string, Group> groups_;
+  std::unordered_map<std::string, RequestTally> tallies_;
+  std::unordered_map<std::string, PendingGroup> groups_;
   std::vector<Settled> decided_;
   // Settled but not collected: their cache lines must not be replaced before.
   std::unordered_set<std::string> settled_names_;
@@ -118,7 +118,7 @@ class Coordinator {
   base::Status left_;  // not ok once a member has left
   int last_ = -1;
 
-  std::vector<CacheLine> lines_;
+  std::vector<AssignedSlot> lines_;
   std::unordered_map<std::string, std::uint32_t> slot_by_name_;
   std::list<std::uint32_t> recency_;  // most recent first
 };

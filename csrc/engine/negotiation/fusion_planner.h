@@ -16,7 +16,7 @@ namespace hvdlite::engine {
 // with no other tensor: their layout does not depend on timing, so neither do the bits of their sums.
 // ranks: members of the process set (a Min, Max or Product is fused only if all of them give a value).
 // Gives the places in the list that make each FusedOp.
-std::vector<std::vector<std::uint32_t>> plan_fusion(std::span<const Agreed> agreed,
+std::vector<std::vector<std::uint32_t>> plan_fusion(std::span<const AgreedOperation> agreed,
                                                     std::size_t threshold, int ranks);
 
 }  // namespace hvdlite::engine

@@ -54,16 +54,16 @@ struct Ledger::Cell {
 };
 
 std::size_t Ledger::bytes(Capacity capacity) {
-  return sizeof(Header) + base::round_up_to_cache_lines(capacity.entries * sizeof(Entry)) +
+  return sizeof(Header) + base::round_up_to_cache_lines(capacity.entries * sizeof(LogEntry)) +
          base::round_up_to_cache_lines(capacity.cells * sizeof(Cell));
 }
 
 Ledger::Ledger(std::byte* memory, Capacity capacity, int members, int index, std::uint32_t serial)
     : header_(reinterpret_cast<Header*>(memory)),
-      entries_(reinterpret_cast<Entry*>(memory + sizeof(Header))),
-      cells_(
-          reinterpret_cast<Cell*>(memory + sizeof(Header) +
-                                  base::round_up_to_cache_lines(capacity.entries * sizeof(Entry)))),
+      entries_(reinterpret_cast<LogEntry*>(memory + sizeof(Header))),
+      cells_(reinterpret_cast<Cell*>(
+          memory + sizeof(Header) +
+          base::round_up_to_cache_lines(capacity.entries * sizeof(LogEntry)))),
       capacity_(capacity),
       index_(index),
       everyone_(members == kMaxMembers ? ~std::uint64_t{0} : (std::uint64_t{1} << members) - 1),
@@ -93,10 +93,10 @@ std::uint64_t Ledger::first_sequence() const { return header_->first_sequence; }
 
 std::uint64_t Ledger::news() const { return header_->tail.load(std::memory_order_acquire); }
 
-Ledger::Entry Ledger::front() const {
+Ledger::LogEntry Ledger::front() const {
   // Nobody may append what overtakes a reader.
   if (news() - read_ > capacity_.entries) damaged("its log is longer than it can be");
-  const Entry entry = entries_[read_ & (capacity_.entries - 1)];
+  const LogEntry entry = entries_[read_ & (capacity_.entries - 1)];
   if (entry.kind > Kind::kList) damaged("its log holds an entry of no kind");
   if (entry.by >= kMaxMembers || ((everyone_ >> entry.by) & 1) == 0) {
     damaged("its log holds an entry of no member");
@@ -109,7 +109,7 @@ void Ledger::pop() {
   header_->positions[index_].read.store(read_, std::memory_order_release);
 }
 
-void Ledger::append(Entry entry) {
+void Ledger::append(LogEntry entry) {
   entry.by = static_cast<std::uint8_t>(index_);
   entries_[tail_ & (capacity_.entries - 1)] = entry;
   ++tail_;

@@ -72,9 +72,9 @@ class Ledger {
 
   // --- the log ---
   using Kind = Agreement::Kind;
-  using Entry = Agreement::Entry;
+  using LogEntry = Agreement::LogEntry;
   bool has_news() const { return news() > read_; }
-  Entry front() const;
+  LogEntry front() const;
   void pop();
 
   // --- the lock: bounded tries, false if somebody else holds it ---
@@ -111,13 +111,13 @@ class Ledger {
   std::uint64_t slowest_reader(std::uint64_t most) const;
   Cell* find(std::uint64_t key) const;  // its cell, or the empty one where it belongs
   void erase(Cell* cell);
-  void append(Entry entry);
+  void append(LogEntry entry);
   void mark_diverted(std::uint64_t key);
   bool fits(std::size_t keys) const;
   void wipe();
 
   Header* header_;
-  Entry* entries_;
+  LogEntry* entries_;
   Cell* cells_;
   Capacity capacity_;
   int index_;
@@ -144,7 +144,7 @@ class SharedAgreement final : public Agreement {
   std::uint64_t first_sequence() const override { return ledger_.first_sequence(); }
 
   bool has_news() const override { return ledger_.has_news(); }
-  Entry front() const override { return ledger_.front(); }
+  LogEntry front() const override { return ledger_.front(); }
   void pop() override { ledger_.pop(); }
 
   Step try_announce(std::span<Unit> units) override;

@@ -29,11 +29,11 @@ class ResponseCache {
   void add_to(base::Hasher& hasher) const;
 
  private:
-  struct Line {
+  struct KnownResponse {
     ResponsePtr response;
     RequestPtr mine;
   };
-  std::vector<Line> lines_;
+  std::vector<KnownResponse> lines_;
   std::unordered_map<std::string, std::uint32_t> by_name_;
 };
 

@@ -43,7 +43,7 @@ void SetNegotiation::admit(Entry& entry) {
   if (port_ && entry.request->kind == OpKind::kJoin) {
     joins_ = true;
     pending_.emplace(kJoinName, Pending{std::move(entry)});
-  } else if (!port_ || !accord_.admit(entry)) {
+  } else if (!port_ || !local_units_.admit(entry)) {
     await_decision(std::move(entry));
   }
 }
@@ -121,14 +121,14 @@ void SetNegotiation::follow(const ResponseList& list) {
   ++seen_;
   came_last(list.last, list.decisions.size());
   std::vector<ResponsePtr> responses;
-  std::vector<Agreed> agreed;
+  std::vector<AgreedOperation> agreed;
   responses.reserve(list.decisions.size());
   agreed.reserve(list.decisions.size());
   for (const Decision& decision : list.decisions) {
     const ResponsePtr& response = responses.emplace_back(remember(decision));
     const bool failed = !response->error.ok();
     agreed.push_back({response->request, response->contributors, failed, response->divisor});
-    if (port_) await_decisions(accord_.withdraw(*response->request, failed));
+    if (port_) await_decisions(local_units_.withdraw(*response->request, failed));
     if (!failed) check_mine(*response);
   }
   for (const std::vector<std::uint32_t>& places :
@@ -200,7 +200,7 @@ void SetNegotiation::follow_fused(const ResponsePtr& first, FusedOp fused) {
   std::vector<Entry> entries;
   entries.reserve(fused.parts.size());
   bool all_mine = true;
-  for (const Agreed& part : fused.parts) {
+  for (const AgreedOperation& part : fused.parts) {
     entries.push_back(take_entry(part.request->name));
     all_mine = all_mine && entries.back().request;
   }
@@ -258,7 +258,7 @@ bool SetNegotiation::leave(const Status& why) {
 }
 
 std::vector<Entry> SetNegotiation::take_pending() {
-  std::vector<Entry> entries = accord_.take_all();
+  std::vector<Entry> entries = local_units_.take_all();
   for (auto& [name, pending] : std::exchange(pending_, {})) {
     entries.push_back(std::move(pending.entry));
   }

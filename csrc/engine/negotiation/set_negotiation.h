@@ -1,5 +1,5 @@
 // How the members of one process set agree, as one of them does it: what of this rank is not agreed; and on the set's first member
-// the coordinator's part (coordination.cc). What can be is agreed through a port in memory (accord.cc), the rest in messages
+// the coordinator's part (coordination.cc). What can be is agreed through a port in memory (local_units.cc), the rest in messages
 // (set_negotiation.cc).
 // Thread: the holder of the progress token. Owns: this rank's entries until they are agreed, and on the first member the
 // Coordinator. Blocks: no. Throws: Error(Internal) on what no correct member sends, and what the effects throw.
@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "engine/model/request.h"
-#include "engine/negotiation/accord.h"
 #include "engine/negotiation/coordinator.h"
 #include "engine/negotiation/effects.h"
+#include "engine/negotiation/local_units.h"
 #include "engine/negotiation/response_cache.h"
 
 namespace hvdlite::engine {
@@ -64,7 +64,7 @@ class SetNegotiation {
   std::vector<Entry> take_pending();
 
   // --- questions ---
-  bool has_pending() const { return !pending_.empty() || accord_.has_entries(); }
+  bool has_pending() const { return !pending_.empty() || local_units_.has_entries(); }
   bool has_joined() const;
   bool agrees_in_memory() const { return port_ != nullptr; }
   // Something could not be done because another rank was at it.
@@ -73,11 +73,11 @@ class SetNegotiation {
   template <typename Visit>
   void for_each_pending(Visit visit) const {
     for (const auto& [name, pending] : pending_) visit(pending.entry);
-    accord_.for_each(visit);
+    local_units_.for_each(visit);
   }
   template <typename Visit>
   void for_each_announced_in_memory(Visit visit) const {
-    accord_.for_each_announced(visit);
+    local_units_.for_each_announced(visit);
   }
   void add_to(base::Hasher& hasher) const;
 
@@ -102,7 +102,7 @@ class SetNegotiation {
   void came_last(int member, std::size_t operations);
   void execute(FusedOp fused, std::vector<Entry> entries);
 
-  // --- the port (accord.cc) ---
+  // --- the port (local_units.cc) ---
   bool agree();
   bool begin();
   bool announce_join();
@@ -111,12 +111,12 @@ class SetNegotiation {
   bool after_reading(Try try_step);
   bool read();
   bool read(std::vector<Entry>& taken);
-  void carry_out(const Agreement::Entry& entry, std::vector<Agreed>& agreed,
+  void carry_out(const Agreement::LogEntry& entry, std::vector<AgreedOperation>& agreed,
                  std::vector<Entry>& taken);
-  void take_agreed(const Agreement::Entry& entry, std::vector<Agreed>& agreed,
+  void take_agreed(const Agreement::LogEntry& entry, std::vector<AgreedOperation>& agreed,
                    std::vector<Entry>& taken);
-  Agreed agreed_in_memory(const RequestPtr& request, int contributors) const;
-  void fuse_and_execute(std::vector<Agreed> agreed, std::vector<Entry> entries);
+  AgreedOperation agreed_in_memory(const RequestPtr& request, int contributors) const;
+  void fuse_and_execute(std::vector<AgreedOperation> agreed, std::vector<Entry> entries);
   void wake_members();
 
   // --- the coordinator's (coordination.cc) ---
@@ -133,7 +133,7 @@ class SetNegotiation {
   Negotiation& all_;
   const ProcessSet set_;
   const std::unique_ptr<Agreement> port_;
-  Accord accord_;
+  LocalUnits local_units_;
   std::uint64_t seen_ = 0;  // response lists processed
   ResponseCache cache_;
   std::unordered_map<std::string, Pending> pending_;

@@ -80,14 +80,14 @@ std::string group_of(const Request& request) {
 }
 
 // A field that must agree: what it is called, how it reads, and what a user does about a difference.
-struct Field {
+struct ComparedField {
   const char* name;
   bool (*applies)(OpKind kind);
   std::string (*text)(const Request& request);
   const char* remedy;
 };
 
-constexpr std::array<Field, 11> kFields = {{
+constexpr std::array<ComparedField, 11> kFields = {{
     {"kind of operation", [](OpKind) { return true; },
      [](const Request& r) { return std::string(base::name_of(r.kind)); },
      "call the same operation on every rank or use different names"},
@@ -122,7 +122,7 @@ constexpr std::array<Field, 11> kFields = {{
 }};
 
 // "" if all agree, otherwise "float32 on ranks 0-2, float16 on rank 3".
-std::string differences(const Field& field, const std::vector<RequestPtr>& requests,
+std::string differences(const ComparedField& field, const std::vector<RequestPtr>& requests,
                         const std::vector<int>& members) {
   std::vector<std::pair<std::string, std::vector<int>>> values;
   for (std::size_t i = 0; i < requests.size(); ++i) {
@@ -144,7 +144,7 @@ std::string differences(const Field& field, const std::vector<RequestPtr>& reque
 
 Status check(const std::vector<RequestPtr>& requests, const std::vector<int>& members,
              const Request& first) {
-  for (const Field& field : kFields) {
+  for (const ComparedField& field : kFields) {
     if (!field.applies(first.kind)) continue;
     const std::string text = differences(field, requests, members);
     if (!text.empty()) {

@@ -123,10 +123,10 @@ void Timeline::announcing() {
   note(event);
 }
 
-Timeline::Waiting::Waiting(Timeline& timeline, std::uint64_t number)
+Timeline::WaitSpan::WaitSpan(Timeline& timeline, std::uint64_t number)
     : timeline_(timeline), number_(number), since_(timeline.time_.now()) {}
 
-Timeline::Waiting::~Waiting() {
+Timeline::WaitSpan::~WaitSpan() {
   std::array<TimelineEvent, 1> event;
   event[0].kind = TimelineEvent::Kind::kWait;
   event[0].number = number_;

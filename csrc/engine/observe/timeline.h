@@ -47,12 +47,12 @@ class Timeline {
   void reached(std::span<const Entry> entries, Stage stage);
   void announcing();
   // A caller waits, for as long as this object lives, for the operation of this number.
-  class Waiting {
+  class WaitSpan {
    public:
-    Waiting(Timeline& timeline, std::uint64_t number);
-    ~Waiting();
-    Waiting(const Waiting&) = delete;
-    Waiting& operator=(const Waiting&) = delete;
+    WaitSpan(Timeline& timeline, std::uint64_t number);
+    ~WaitSpan();
+    WaitSpan(const WaitSpan&) = delete;
+    WaitSpan& operator=(const WaitSpan&) = delete;
 
    private:
     Timeline& timeline_;

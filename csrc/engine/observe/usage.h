@@ -23,7 +23,7 @@
 namespace hvdlite::engine {
 
 // A number that the holder of the progress token alone changes, so that to add costs no locked instruction.
-class Tally {
+class SingleWriterCounter {
  public:
   void operator+=(std::int64_t more) {
     value_.store(value_.load(std::memory_order_relaxed) + more, std::memory_order_relaxed);
@@ -36,20 +36,20 @@ class Tally {
   std::atomic<std::int64_t> value_{0};
 };
 
-// What is counted; a Tally is the token holder's to change.
+// What is counted; a SingleWriterCounter is the token holder's to change.
 struct Counters {
   std::atomic<std::int64_t> submitted{0};
-  Tally completed, failed;
-  Tally control_messages_sent, control_bytes_sent;
-  Tally fused_ops, cache_hits, cache_misses;
-  Tally agreed_in_memory;
-  Tally data_bytes_sent;
-  Tally arena_ops;
-  Tally riding_ops;
-  Tally open_results;
-  Tally nccl_ops, staged_ops;
+  SingleWriterCounter completed, failed;
+  SingleWriterCounter control_messages_sent, control_bytes_sent;
+  SingleWriterCounter fused_ops, cache_hits, cache_misses;
+  SingleWriterCounter agreed_in_memory;
+  SingleWriterCounter data_bytes_sent;
+  SingleWriterCounter arena_ops;
+  SingleWriterCounter riding_ops;
+  SingleWriterCounter open_results;
+  SingleWriterCounter nccl_ops, staged_ops;
   // How it waits. Who sleeps at the doorbell, or waits for another thread, does so without the token.
-  Tally passes;
+  SingleWriterCounter passes;
   std::atomic<std::int64_t> sleeps{0}, sleep_limits_us{0}, rung_sleeps{0}, unrung_finds{0};
 };
 
@@ -115,8 +115,8 @@ class Usage {
   // Where an entry is, as Completion::usage.
   enum Where : std::uint8_t { kNowhere, kNegotiating, kWaiting, kAgreed, kMoving };
   static constexpr std::size_t kPlaces = 5;
-  struct Late {
-    Tally operations, nanoseconds;
+  struct LateTotals {
+    SingleWriterCounter operations, nanoseconds;
   };
 
   void move(std::span<const Entry> entries, Where to, std::optional<Time> since);
@@ -124,11 +124,11 @@ class Usage {
   const base::TimeSource time_;
   const Time made_ = time_.now();
   const std::size_t ranks_;
-  const std::unique_ptr<Late[]> late_;
+  const std::unique_ptr<LateTotals[]> late_;
   std::optional<Time> now_;
   std::int64_t charged_ = 0;  // of the time spent waiting
   BusyTime negotiating_, waiting_, moving_;
-  Tally bytes_, bus_bytes_;
+  SingleWriterCounter bytes_, bus_bytes_;
   std::atomic<std::int64_t> exposed_ns_{0}, exposed_moving_ns_{0};
 };
 

@@ -35,9 +35,9 @@ class Watchdog {
 };
 
 // For how long this rank asked not to be waited for impatiently (hvdlite.stall_limit).
-class Excuse {
+class StallExemption {
  public:
-  explicit Excuse(base::TimeSource time) : time_(time) {}
+  explicit StallExemption(base::TimeSource time) : time_(time) {}
   // From now on; 0: no longer.
   void set(double seconds) {
     until_.store(time_.now() + base::from_seconds(seconds), std::memory_order_relaxed);

@@ -351,7 +351,7 @@ HVDLITE_API int hvdlite_timeline_stop(hvdlite_engine* engine);
 HVDLITE_API int hvdlite_watchdog_wait(hvdlite_engine* engine, int* asked);
 HVDLITE_API int hvdlite_watchdog_tell(hvdlite_engine* engine, const char* text);
 /* For so many seconds from now on the others wait for this rank without a warning, and do not give up; 0: no longer. */
-HVDLITE_API int hvdlite_stall_excuse(hvdlite_engine* engine, double seconds);
+HVDLITE_API int hvdlite_stall_exempt(hvdlite_engine* engine, double seconds);
 
 /* --- the GPU's fusion kernels by themselves, for hvdlite.bench ----------------------------------------------------------- */
 /* The kernels of one GPU, in a stream of their own. Libraries as the knobs name them;

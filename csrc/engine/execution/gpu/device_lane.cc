@@ -42,7 +42,7 @@ bool DeviceLane::takes_nccl(const FusedOp& fused) const {
          NcclOperation::serves(fused, link_, static_cast<int>(set_->members->size()));
 }
 
-std::unique_ptr<DeviceOperation> DeviceLane::make(Waiting next) {
+std::unique_ptr<DeviceOperation> DeviceLane::make(QueuedOperation next) {
   SharedState& shared = context_.shared;
   const bool check_finite = shared.config.check_finite;
   if (takes_nccl(next.fused)) {
@@ -65,7 +65,7 @@ bool DeviceLane::start() {
   while (!waiting_.empty() && link_.route() != DeviceLink::Route::kComingUp &&
          running_.size() < kMaxRunning && (running_.empty() || running_bytes_ < kMaxRunningBytes)) {
     if (nccl_is_running_ && takes_nccl(waiting_.front().fused)) break;
-    Waiting next = std::move(waiting_.front());
+    QueuedOperation next = std::move(waiting_.front());
     waiting_.pop_front();
     started = true;
     if (link_.route() == DeviceLink::Route::kRefused) {
@@ -164,13 +164,13 @@ void DeviceLane::report_not_finite(const FiniteCheck& check) {
   unreported_ = 0;
 }
 
-void DeviceLane::park(const Status& why) {
+void DeviceLane::abandon(const Status& why) {
   link_.abort();
   for (auto& operation : running_) {
     operation->abandon();
     context_.shared.finish(operation->entries(), why);
   }
-  for (Waiting& waiting : waiting_) context_.shared.finish(waiting.entries, why);
+  for (QueuedOperation& waiting : waiting_) context_.shared.finish(waiting.entries, why);
   waiting_.clear();
   const device::EventPtr last = handed_over_.empty() ? nullptr : link_.last_event();
   for (HandedOver& left : handed_over_) {

@@ -1,6 +1,6 @@
 // The GPU operations of one process set: their order, the link they go over, and what the GPU has not done yet of them.
 // Thread: the holder of the progress token. Owns: the link, the operations. Blocks: never. Throws: what operation.h says, with
-// the name of the operation in front; then park it.
+// the name of the operation in front; then abandon it.
 //
 // An operation starts when all before it have started and, if it goes through NCCL, the one before has handed all its calls over.
 // One that goes through host memory moves data there when all before it have begun to: members take turns in the memory they share.
@@ -28,7 +28,7 @@ class DeviceLane {
   struct Context {
     LinkContext link;
     SharedState& shared;
-    BufferPool& pool;
+    FusionBufferPool& pool;
     DeviceWatcher& watcher;
   };
 
@@ -45,31 +45,26 @@ class DeviceLane {
   // Calls visit(const Entry&) for each entry that has not been handed over.
   template <typename Visit>
   void for_each(Visit visit) const {
-    for (const Waiting& waiting : waiting_) std::ranges::for_each(waiting.entries, visit);
+    for (const QueuedOperation& waiting : waiting_) std::ranges::for_each(waiting.entries, visit);
     for (const auto& operation : running_) std::ranges::for_each(operation->entries(), visit);
   }
   // Fails everything not finished; kernels that wait for a lost peer end.
-  void park(const base::Status& why);
+  void abandon(const base::Status& why);
   // In good order, at the end of the set or of the engine: nothing is enqueued any more.
   void finish() { link_.finish(); }
 
  private:
-  struct Waiting {
-    FusedOp fused;
-    std::vector<Entry> entries;
-    std::uint32_t tag = 0;
-  };
   bool start();
   bool step();
   bool look_after();
   void report_not_finite(const FiniteCheck& check);
-  std::unique_ptr<DeviceOperation> make(Waiting waiting);
+  std::unique_ptr<DeviceOperation> make(QueuedOperation waiting);
   bool takes_nccl(const FusedOp& fused) const;
 
   const Context& context_;
   const SharingSetPtr set_;
   DeviceLink link_;
-  std::deque<Waiting> waiting_;
+  std::deque<QueuedOperation> waiting_;
   std::deque<std::unique_ptr<DeviceOperation>> running_;
   std::size_t running_bytes_ = 0;
   bool nccl_is_running_ = false;  // the last of those running, which goes through NCCL

@@ -54,7 +54,7 @@ void DeviceOperation::gather() {
   bool foreign = false;
   for (std::size_t i = 0; i < entries().size(); ++i) {
     const Entry& entry = entries()[i];
-    Place& place = places_[i];
+    PartAddresses& place = places_[i];
     place = {entry.input, entry.output};
     if (!is_foreign(entry)) continue;
     const std::size_t bytes = entry.request->bytes();
@@ -146,18 +146,20 @@ std::vector<device::Piece> DeviceOperation::outputs(std::size_t element_bytes) c
 
 std::size_t DeviceOperation::buffer_elements(std::size_t element_bytes) const {
   std::size_t end = 0;
-  for (const Agreed& part : fused().parts) {
+  for (const AgreedOperation& part : fused().parts) {
     end = aligned(end, element_bytes) + static_cast<std::size_t>(part.request->elements());
   }
   return end;
 }
 
 bool DeviceOperation::lacks_all_inputs() const {
-  return std::ranges::all_of(places_, [](const Place& place) { return place.input == nullptr; });
+  return std::ranges::all_of(places_,
+                             [](const PartAddresses& place) { return place.input == nullptr; });
 }
 
 bool DeviceOperation::lacks_all_outputs() const {
-  return std::ranges::all_of(places_, [](const Place& place) { return place.output == nullptr; });
+  return std::ranges::all_of(places_,
+                             [](const PartAddresses& place) { return place.output == nullptr; });
 }
 
 std::int32_t* DeviceOperation::make_flags(cuda::Stream stream) {
@@ -174,7 +176,7 @@ void DeviceOperation::collect_flags(cuda::Stream stream) {
   const std::size_t bytes = entries().size() * sizeof(std::int32_t);
   check.flags = link_.home()->pinned->get(bytes, stream);
   gpu().copy(check.flags.data(), flags_, bytes, stream);
-  for (const Agreed& part : fused().parts) check.requests.push_back(part.request);
+  for (const AgreedOperation& part : fused().parts) check.requests.push_back(part.request);
 }
 
 }  // namespace hvdlite::engine

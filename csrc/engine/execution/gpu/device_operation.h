@@ -43,7 +43,7 @@ class DeviceOperation : public Operation {
 
  protected:
   // Where a part's tensors are for the set's GPU: they themselves, or copies of those on another GPU. Null: there is none.
-  struct Place {
+  struct PartAddresses {
     const void* input = nullptr;
     void* output = nullptr;
   };
@@ -52,7 +52,7 @@ class DeviceOperation : public Operation {
   bool has_gpu() const { return link_.home() != nullptr; }
   const device::Gpu& gpu() const { return *link_.home()->gpu; }
   device::FusionKernels& kernels() { return link_.home()->kernels(); }
-  const Place& place(std::size_t part) const { return places_[part]; }
+  const PartAddresses& place(std::size_t part) const { return places_[part]; }
 
   // The first step: the link's stream comes after what the inputs wait for, and they are on its GPU.
   void gather();
@@ -87,7 +87,7 @@ class DeviceOperation : public Operation {
   std::vector<device::Piece> pieces(bool outputs, std::size_t element_bytes) const;
 
   DeviceLink& link_;
-  std::vector<Place> places_;
+  std::vector<PartAddresses> places_;
   std::vector<device::Buffer> buffers_;
   device::EventPtr gathered_;  // after the copies of tensors on other GPUs; null: there are none
   std::int32_t* flags_ = nullptr;

@@ -50,7 +50,7 @@ std::string obstacle(std::span<const RouteCard> cards, const std::vector<int>& m
 
 }  // namespace
 
-RouteCard::Knob knob_of(const std::string& gpu_route) {
+RouteCard::Preference knob_of(const std::string& gpu_route) {
   if (gpu_route == "nccl") return RouteCard::kNccl;
   return gpu_route == "staged" ? RouteCard::kStaged : RouteCard::kAuto;
 }
@@ -67,7 +67,7 @@ std::string get_text(std::span<const char> room) {
 
 RouteChoice choose_route(std::span<const RouteCard> cards, const std::vector<int>& members) {
   RouteChoice choice;
-  const auto asks = [&](RouteCard::Knob knob) {
+  const auto asks = [&](RouteCard::Preference knob) {
     return members_where(cards, members, [&](const RouteCard& card) { return card.knob == knob; });
   };
   const std::vector<int> for_nccl = asks(RouteCard::kNccl);

@@ -14,7 +14,7 @@ namespace hvdlite::engine {
 
 // Of one member, as it crosses to the others.
 struct RouteCard {
-  enum Knob : std::int32_t { kAuto = 0, kNccl = 1, kStaged = 2 };
+  enum Preference : std::int32_t { kAuto = 0, kNccl = 1, kStaged = 2 };
   std::int32_t knob = kAuto;      // gpu_route
   std::int32_t has_gpu = 0;       // 0: it has joined, and no GPU could be opened
   std::int32_t nccl_version = 0;  // 0: there is none, and `why` says so
@@ -31,7 +31,7 @@ struct RouteChoice {
   std::string why;
 };
 
-RouteCard::Knob knob_of(const std::string& gpu_route);
+RouteCard::Preference knob_of(const std::string& gpu_route);
 // Text in the fixed room of a message.
 void put_text(std::span<char> room, const std::string& text);
 std::string get_text(std::span<const char> room);

@@ -189,7 +189,7 @@ void StagedOperation::bring_back() {
     make_output(*extents_, stream);
     bring(place(0).output, extents_->out_bytes());
   } else if (first.kind == OpKind::kBroadcast) {
-    const Place& own = place(0);
+    const PartAddresses& own = place(0);
     if (comm_.rank() != context_.set.index_of(first.root)) {
       bring(own.output, first.bytes());
     } else if (own.output != own.input && first.bytes() > 0) {

@@ -22,7 +22,7 @@ class StagedOperation final : public DeviceOperation {
   // What it needs besides, which outlives it.
   struct Context {
     const ProcessSet& set;
-    BufferPool& pool;
+    FusionBufferPool& pool;
     const collectives::Selection& selection;
     DeviceWatcher& watcher;
     bool check_finite = false;
@@ -59,7 +59,7 @@ class StagedOperation final : public DeviceOperation {
   std::byte* output_ = nullptr;
   void* packed_ = nullptr;  // GPU memory, of the tensors one after the other in the wire dtype
   std::unique_ptr<Extents> extents_;
-  std::vector<BufferPool::Buffer> plain_;
+  std::vector<FusionBufferPool::Lease> plain_;
   std::unique_ptr<collectives::Collective> collective_;
 };
 

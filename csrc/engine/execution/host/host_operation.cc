@@ -55,7 +55,7 @@ bool HostOperation::advance() {
   return true;
 }
 
-// The memory stays with the parked operation: the transport may still write to it.
+// The memory stays with the retained operation: the transport may still write to it.
 void HostOperation::abandon() {
   for (const Entry& entry : entries()) {
     if (entry.request && entry.completion->output) entry.completion->output->block.abandon();

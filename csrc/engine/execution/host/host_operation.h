@@ -19,7 +19,7 @@ class HostOperation final : public Operation {
   // What it needs besides, which outlives it.
   struct Context {
     const ProcessSet& set;
-    BufferPool& pool;
+    FusionBufferPool& pool;
     OutputCache& outputs;
     const collectives::Selection& selection;
     Counters& counters;
@@ -49,7 +49,7 @@ class HostOperation final : public Operation {
 
   collectives::Comm comm_;
   Context context_;
-  std::optional<BufferPool::Buffer> buffer_;
+  std::optional<FusionBufferPool::Lease> buffer_;
   bool packed_ = false;  // the result lies in buffer_ and has to be copied out
   std::unique_ptr<collectives::Collective> collective_;
 };

@@ -1,4 +1,4 @@
-#include "job/driver.h"
+#include "job/job_driver.h"
 
 #include <sys/stat.h>
 #include <unistd.h>
@@ -37,11 +37,11 @@ Card card_of_this_process(bool gives_signs) {
 
 }  // namespace
 
-Driver::Driver(const char* shim_path, const void* comm_address)
+JobDriver::JobDriver(const char* shim_path, const void* comm_address)
     : entrance_(std::make_unique<transport::MpiEntrance>(shim_path, comm_address)),
       takes_threads_(entrance_->takes_threads()) {}
 
-bool Driver::pass() {
+bool JobDriver::pass() {
   if (entrance_ != nullptr) {
     if (!entrance_->open()) return false;
     job_ = std::make_unique<Job>(entrance_->take(), base::TimeSource(),
@@ -51,7 +51,7 @@ bool Driver::pass() {
   return job_->pass();
 }
 
-bool Driver::wait(microseconds limit) {
+bool JobDriver::wait(microseconds limit) {
   const Clock::time_point end = Clock::now() + limit;
   for (microseconds pause = kFirstPause;; pause = std::min(pause * 3 / 2, kLongestPause)) {
     {
@@ -64,18 +64,18 @@ bool Driver::wait(microseconds limit) {
   }
 }
 
-void Driver::set_limits(Job::Limits limits) {
+void JobDriver::set_limits(Job::Limits limits) {
   with([&](Job& job) { job.set_limits(limits); });
   if (job_->gives_signs() && !thread_.joinable()) thread_ = std::thread([this] { give_signs(); });
 }
 
-void Driver::give_signs() {
+void JobDriver::give_signs() {
   base::name_this_thread("hvdlite-hosts");
   std::unique_lock lock(mutex_);
   while (!ending_.wait_for(lock, job_->look_interval(), [this] { return ended_; })) job_->look();
 }
 
-void Driver::tell(const std::string& cause) {
+void JobDriver::tell(const std::string& cause) {
   with([&](Job& job) { job.tell(cause); });
   const auto told = [](Job& job) {
     job.look();
@@ -84,7 +84,7 @@ void Driver::tell(const std::string& cause) {
   while (!with(told)) std::this_thread::sleep_for(microseconds(1000));
 }
 
-void Driver::close() {
+void JobDriver::close() {
   {
     const std::lock_guard lock(mutex_);
     ended_ = true;

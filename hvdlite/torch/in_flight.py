@@ -1,8 +1,8 @@
 """Buckets of gradients as requests to the engine, and what becomes of the results.
 
-A bucket is launched once in a pass: its gradients become requests that the engine accepts together. The `Flight` owns the
-memory that the engine reads and writes until each result has landed in its parameter's ``.grad``. It is there, and known to the
-reducer, before anything is submitted: Ctrl-C may raise between any two lines here, and the memory must not be lost then.
+A bucket is launched once in a pass: its gradients become requests that the engine accepts together. The `InFlightBucket` owns
+the memory that the engine reads and writes, until each result is stored in its parameter's ``.grad``. The reducer knows the
+`InFlightBucket` before anything is submitted: Ctrl-C may raise between any two lines here, and must not lose the memory.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,20 +17,20 @@ from hvdlite.errors import HvdliteError, InvalidArgumentError
 from hvdlite.requests import Kind, Request, tensor_name
 from hvdlite.runtime import RUNTIME
 from hvdlite.torch.gpu import CPU, StreamsOfBucket, gpu_of
-from hvdlite.torch.slots import Slot, WireForm, declared_dtype
+from hvdlite.torch.parameter_gradient import ParameterGradient, WireForm, declared_dtype
 from hvdlite.torch.sparse import join_rows, rows_of
 
 if TYPE_CHECKING:
     from hvdlite._engine import Engine, Work
 
-__all__ = ["Bucket", "DenseBucket", "Flight", "Item", "SparseBucket", "has_moved"]
+__all__ = ["Bucket", "DenseBucket", "InFlightBucket", "Item", "SparseBucket", "has_moved"]
 
-# One request: the slot, its gradient (None if this rank has none), the memory sent, and what decoding needs.
-Item = tuple[Slot, torch.Tensor | None, torch.Tensor, Any]
+# One request: the gradient, its gradient (None if this rank has none), the memory sent, and what decoding needs.
+Item = tuple[ParameterGradient, torch.Tensor | None, torch.Tensor, Any]
 Items = Sequence[Item] | Sent
 
 
-class Flight:
+class InFlightBucket:
     """The requests of one launched bucket.
 
     Attributes:
@@ -38,11 +38,11 @@ class Flight:
         items: the requests.
         outcomes: of the items, in order, as far as they have been waited for: what the bucket needs of a result, or an error.
         streams: on a GPU, the CUDA streams in whose order the memory is used again; the launching one is the first.
-        landed: how many items are done with.
+        stored: how many items are done with.
 
     """
 
-    __slots__ = ("bucket", "handles", "items", "landed", "outcomes", "streams")
+    __slots__ = ("bucket", "handles", "items", "outcomes", "stored", "streams")
 
     def __init__(self, bucket: "Bucket", items: Items, streams: Sequence[int] = ()) -> None:
         self.bucket = bucket
@@ -50,9 +50,9 @@ class Flight:
         self.items = items
         self.streams = streams
         self.outcomes: list[Any] = []
-        self.landed = 0
+        self.stored = 0
 
-    def land(self, strict: bool) -> HvdliteError | None:
+    def store(self, strict: bool) -> HvdliteError | None:
         """Puts all results where they belong. Called without gradient recording, after `Bucket.wait`.
 
         Args:
@@ -64,31 +64,31 @@ class Flight:
 
         """
         failure: HvdliteError | None = None
-        land = self.bucket.land
+        store = self.bucket.store
         # Most gradients of a dense bucket were reduced where they are, and are there.
         items = self.items
         places = (
-            items.to_land(self.landed, self.outcomes) if isinstance(items, Sent) else range(self.landed, len(self.outcomes))
+            items.to_store(self.stored, self.outcomes) if isinstance(items, Sent) else range(self.stored, len(self.outcomes))
         )
         for place in places:
             item, outcome = items[place], self.outcomes[place]
-            slot, value = item[0], None
+            gradient, value = item[0], None
             try:
                 if isinstance(outcome, HvdliteError):
                     raise outcome
-                value = land(item, outcome, strict)
+                value = store(item, outcome, strict)
             except HvdliteError as error:
                 failure = failure or error
-                if not slot.dirty:
-                    slot.merge()
-            except Exception:  # of a user's compression: it would be raised again, and nothing behind it would ever land
-                self.landed = place + 1
+                if not gradient.dirty:
+                    gradient.merge()
+            except Exception:  # of a user's compression: it would be raised again, and nothing behind it would ever store
+                self.stored = place + 1
                 raise
             # What comes before may be done twice. Here Python looks for no signal; a merge that Ctrl-C prevents settle() makes.
-            self.landed = place + 1
+            self.stored = place + 1
             if value is not None:
-                slot.aside, slot.param.grad = slot.param.grad, value
-                slot.merge()
+                gradient.reduced_part, gradient.param.grad = gradient.param.grad, value
+                gradient.merge()
         return failure
 
 
@@ -96,21 +96,21 @@ class Bucket(Protocol):
     """Gradients that are launched together.
 
     Attributes:
-        slots: the members, in the order that all ranks have.
+        gradients: the members, in the order that all ranks have.
         device: where the gradients are: the engine's number of a GPU, or of host memory.
 
     """
 
-    slots: list[Slot]
+    gradients: list[ParameterGradient]
     device: int
 
     def see_stream(self) -> None:
         """On a GPU: a gradient of this pass has been made in the current stream."""
 
     def launch(
-        self, engine: "Engine", reducer: PassDriver, number: int, turn: int, wake: bool, begin: Callable[[Flight], None]
+        self, engine: "Engine", reducer: PassDriver, number: int, turn: int, wake: bool, begin: Callable[[InFlightBucket], None]
     ) -> None:
-        """Submits the gradients, in a flight that `begin` is given first.
+        """Submits the gradients, in a launched that `begin` is given first.
 
         Args:
             engine: that is to reduce them.
@@ -118,27 +118,27 @@ class Bucket(Protocol):
             number: of the bucket in the reducer's plan.
             turn: counts the passes of one step, whose names differ.
             wake: is this within a pass? Then nobody waits for the engine soon.
-            begin: remembers the flight.
+            begin: remembers the launched.
         """
 
-    def wait(self, engine: "Engine", flight: Flight) -> None:
-        """Waits for all that the flight still waits for. If a signal interrupts it, it can be called again."""
+    def wait(self, engine: "Engine", launched: InFlightBucket) -> None:
+        """Waits for all that the launched still waits for. If a signal interrupts it, it can be called again."""
 
-    def land(self, item: Item, outcome: Any, strict: bool) -> torch.Tensor | None:
-        """Puts one result where it belongs; see `Flight.land`. If Ctrl-C interrupts it, it is called again.
+    def store(self, item: Item, outcome: Any, strict: bool) -> torch.Tensor | None:
+        """Puts one result where it belongs; see `InFlightBucket.store`. If Ctrl-C interrupts it, it is called again.
 
         Returns:
             A result that this rank had no part in, which is still to be added to what is finished.
         """
 
     def close(self, engine: "Engine") -> None:
-        """The plan is given up; what is in flight may still land."""
+        """The plan is given up; what is in launched may still store."""
 
 
 def has_moved(bucket: Bucket) -> bool:
     """Is the first parameter on another device, or are its gradients of another dtype, than when the bucket was made?"""
-    slot = bucket.slots[0]
-    return gpu_of(slot.param) != bucket.device or declared_dtype(slot.param) not in (slot.dtype, None)
+    gradient = bucket.gradients[0]
+    return gpu_of(gradient.param) != bucket.device or declared_dtype(gradient.param) not in (gradient.dtype, None)
 
 
 class DenseBucket:
@@ -147,13 +147,13 @@ class DenseBucket:
     def __init__(
         self,
         label: str,
-        members: Sequence[tuple[Slot, WireForm]],
+        members: Sequence[tuple[ParameterGradient, WireForm]],
         op: int,
         process_set: int,
         prescale: float,
         postscale: float,
     ) -> None:
-        self.slots: list[Slot] = [slot for slot, _ in members]
+        self.gradients: list[ParameterGradient] = [gradient for gradient, _ in members]
         self.device = members[0][1].device
         self._streams = StreamsOfBucket(self.device)
         self._label = label
@@ -165,7 +165,7 @@ class DenseBucket:
         self._postscale = postscale
         plain = plain_of(members[0][0].param.detach()) if self.device == CPU else None
         forms = [form for _, form in members]
-        self._gatherer = Gatherer(self.slots, forms, torch.Tensor, plain, torch.strided, _wire_of)
+        self._gatherer = Gatherer(self.gradients, forms, torch.Tensor, plain, torch.strided, _wire_of)
         self._groups: list[int] = []  # prepared, one for each of the passes of a step
 
     def _prepare(self, engine: "Engine", turn: int) -> int:
@@ -174,10 +174,10 @@ class DenseBucket:
             requests = [
                 Request(
                     Kind.ALLREDUCE,
-                    tensor_name(Kind.ALLREDUCE, slot.name + suffix),
+                    tensor_name(Kind.ALLREDUCE, gradient.name + suffix),
                     form.dtype,
                     form.shape,
-                    output_ptr=0 if slot.place is None else slot.place.address,
+                    output_ptr=0 if gradient.place is None else gradient.place.address,
                     op=self._op,
                     process_set=self._process_set,
                     prescale=self._prescale,
@@ -187,9 +187,9 @@ class DenseBucket:
                     group_index=index,
                     device=form.device,
                     flags=form.flags,
-                    arena=0 if slot.place is None else slot.place.arena,
+                    arena=0 if gradient.place is None else gradient.place.arena,
                 )
-                for index, (slot, form) in enumerate(self.members)
+                for index, (gradient, form) in enumerate(self.members)
             ]
             self._groups.append(engine.prepare(requests))
         return self._groups[turn]
@@ -199,44 +199,44 @@ class DenseBucket:
         self._streams.see()
 
     def launch(
-        self, engine: "Engine", reducer: PassDriver, number: int, turn: int, wake: bool, begin: Callable[[Flight], None]
+        self, engine: "Engine", reducer: PassDriver, number: int, turn: int, wake: bool, begin: Callable[[InFlightBucket], None]
     ) -> None:
         """Submits all members, those without a gradient as absent."""
         streams = () if self.device == CPU else self._streams.gather(wake)
         group = self._groups[turn] if turn < len(self._groups) else self._prepare(engine, turn)
         sent = self._gatherer.gather()
-        flight = Flight(self, sent, streams)
-        begin(flight)
-        launch(engine, reducer, number, group, sent, wake, streams, flight.handles)
+        launched = InFlightBucket(self, sent, streams)
+        begin(launched)
+        launch(engine, reducer, number, group, sent, wake, streams, launched.handles)
 
-    def wait(self, engine: "Engine", flight: Flight) -> None:
+    def wait(self, engine: "Engine", launched: InFlightBucket) -> None:
         """Once for all members."""
-        if flight.handles and not flight.outcomes:
+        if launched.handles and not launched.outcomes:
             streams: Sequence[int] = ()
             if self.device != CPU:
-                streams = self._streams.after(flight.streams)
-                if streams[0] != flight.streams[0]:
-                    _use_in_current_stream(flight.items)
-            engine.wait_many(flight.handles, flight.outcomes, streams)
+                streams = self._streams.after(launched.streams)
+                if streams[0] != launched.streams[0]:
+                    _use_in_current_stream(launched.items)
+            engine.wait_many(launched.handles, launched.outcomes, streams)
 
-    def land(self, item: Item, outcome: Any, strict: bool) -> torch.Tensor | None:
+    def store(self, item: Item, outcome: Any, strict: bool) -> torch.Tensor | None:
         """The outcome: how many ranks had a gradient, at least one."""
-        slot, grad, wire, context = item
-        slot.filled = True
-        form = self._forms[slot]
+        gradient, grad, wire, context = item
+        gradient.filled = True
+        form = self._forms[gradient]
         if grad is None:
-            return slot.receive(form.decode(wire, form.context_of_blank()))
-        if _is_there(slot, grad, strict):
-            if slot.sparse_dim is not None:
-                slot.replace(grad, form.decode(wire, context).to_sparse(slot.sparse_dim))
+            return gradient.receive(form.decode(wire, form.context_of_blank()))
+        if _is_there(gradient, grad, strict):
+            if gradient.sparse_dim is not None:
+                gradient.replace(grad, form.decode(wire, context).to_sparse(gradient.sparse_dim))
             elif wire is not grad:
                 value = form.decode(wire, context)
                 if grad.layout is torch.strided and grad.dtype is value.dtype:
                     grad.copy_(value)
                 else:
-                    slot.replace(grad, value)
-            if slot.aside is not None and not slot.dirty:
-                slot.merge()
+                    gradient.replace(grad, value)
+            if gradient.reduced_part is not None and not gradient.dirty:
+                gradient.merge()
         return None
 
     def close(self, engine: "Engine") -> None:
@@ -246,12 +246,12 @@ class DenseBucket:
         self._groups.clear()
 
 
-def _wire_of(slot: Slot, form: WireForm, grad: torch.Tensor | None) -> tuple[torch.Tensor, Any]:
+def _wire_of(gradient: ParameterGradient, form: WireForm, grad: torch.Tensor | None) -> tuple[torch.Tensor, Any]:
     """Memory to send for a gradient that cannot be reduced where it is, or for none; and what decoding needs."""
     if grad is None:
-        free = None if slot.place is None else slot.place.take()
+        free = None if gradient.place is None else gradient.place.take()
         return (form.blank() if free is None else free), None
-    slot.require_dtype(grad)
+    gradient.require_dtype(grad)
     with torch.no_grad():
         return form.encode(grad)
 
@@ -263,13 +263,13 @@ def _use_in_current_stream(items: Items) -> None:
             backend_of(wire).use_in_current_stream(wire)
 
 
-def _is_there(slot: Slot, grad: torch.Tensor, strict: bool) -> bool:
-    """Is the tensor that was sent still the parameter's gradient, or set aside as a part of it?"""
-    if slot.param.grad is grad or slot.aside is grad:
+def _is_there(gradient: ParameterGradient, grad: torch.Tensor, strict: bool) -> bool:
+    """Is the tensor that was sent still the parameter's gradient, or set reduced_part as a part of it?"""
+    if gradient.param.grad is grad or gradient.reduced_part is grad:
         return True
     if strict:
         raise InvalidArgumentError(
-            f"the gradient of parameter {slot.name!r} was replaced while it was being reduced: something that runs inside "
+            f"the gradient of parameter {gradient.name!r} was replaced while it was being reduced: something that runs inside "
             "backward() assigned to .grad. Do that after backward() has returned."
         )
     return False
@@ -278,31 +278,31 @@ def _is_there(slot: Slot, grad: torch.Tensor, strict: bool) -> bool:
 class SparseBucket:
     """One parameter whose gradient is sparse: every rank gets all ranks' rows and adds them up."""
 
-    def __init__(self, slot: Slot, divisor: int, process_set: int) -> None:
-        self.slots: list[Slot] = [slot]
-        self.device = gpu_of(slot.param)
+    def __init__(self, gradient: ParameterGradient, divisor: int, process_set: int) -> None:
+        self.gradients: list[ParameterGradient] = [gradient]
+        self.device = gpu_of(gradient.param)
         self._streams = StreamsOfBucket(self.device)
         self._divisor = divisor
         self._process_set = process_set
-        self._indices: torch.Tensor | None = None  # landed before the values
+        self._indices: torch.Tensor | None = None  # stored before the values
 
     def see_stream(self) -> None:
         """See `Bucket.see_stream`."""
         self._streams.see()
 
     def launch(
-        self, engine: "Engine", reducer: PassDriver, number: int, turn: int, wake: bool, begin: Callable[[Flight], None]
+        self, engine: "Engine", reducer: PassDriver, number: int, turn: int, wake: bool, begin: Callable[[InFlightBucket], None]
     ) -> None:
         """Submits the indices and the values of this rank's rows, of which there may be none."""
         streams = () if self.device == CPU else self._streams.gather(wake)
-        slot = self.slots[0]
-        grad = slot.param.grad if slot.dirty else None
-        if slot.dirty and grad is None:
-            slot.forget()  # somebody has reset it
+        gradient = self.gradients[0]
+        grad = gradient.param.grad if gradient.dirty else None
+        if gradient.dirty and grad is None:
+            gradient.forget()  # somebody has reset it
         if grad is not None:
-            slot.require_dtype(grad)
+            gradient.require_dtype(grad)
         with torch.no_grad():
-            indices, values = rows_of(grad, slot.param, slot.dtype, slot.sparse_dim or 1)
+            indices, values = rows_of(grad, gradient.param, gradient.dtype, gradient.sparse_dim or 1)
         suffix = f"@{turn + 1}" if turn else ""
         backend = backend_of(values)
         items: list[Item] = []
@@ -312,7 +312,7 @@ class SparseBucket:
             requests.append(
                 Request(
                     Kind.ALLGATHER,
-                    tensor_name(Kind.ALLGATHER, f"{slot.name}.{part}{suffix}"),
+                    tensor_name(Kind.ALLGATHER, f"{gradient.name}.{part}{suffix}"),
                     exported.dtype,
                     exported.shape,
                     exported.pointer,
@@ -321,29 +321,29 @@ class SparseBucket:
                     stream=exported.stream,
                 )
             )
-            items.append((slot, grad, exported.owner, exported))
+            items.append((gradient, grad, exported.owner, exported))
         self._indices = None
-        flight = Flight(self, items, streams)
-        begin(flight)
-        work = engine.submit((), items)  # of nothing yet: the flight has it before anything is submitted
-        flight.handles.append(work)
+        launched = InFlightBucket(self, items, streams)
+        begin(launched)
+        work = engine.submit((), items)  # of nothing yet: the launched has it before anything is submitted
+        launched.handles.append(work)
         try:
             engine.submit(requests, None, wake, work)
         finally:
             if work.number:
-                slot.dirty = False
+                gradient.dirty = False
                 reducer.launched(number)
 
-    def wait(self, engine: "Engine", flight: Flight) -> None:
+    def wait(self, engine: "Engine", launched: InFlightBucket) -> None:
         """One after the other: each result has memory of its own."""
-        streams = () if self.device == CPU else self._streams.after(flight.streams)
-        (work,) = flight.handles
+        streams = () if self.device == CPU else self._streams.after(launched.streams)
+        (work,) = launched.handles
         work.wait(streams=streams)
-        flight.outcomes = work.results()
+        launched.outcomes = work.results()
 
-    def land(self, item: Item, outcome: Any, strict: bool) -> torch.Tensor | None:
-        """The indices land first, then the values, which make the gradient. The outcome: the engine's result."""
-        slot, grad, sent, context = item
+    def store(self, item: Item, outcome: Any, strict: bool) -> torch.Tensor | None:
+        """The indices store first, then the values, which make the gradient. The outcome: the engine's result."""
+        gradient, grad, sent, context = item
         exported: Exported = context
         rows = submission.output_of(backend_of(sent), exported, RUNTIME.require(), outcome)
         if self._indices is None or not (rows.is_floating_point() or rows.is_complex()):
@@ -352,13 +352,13 @@ class SparseBucket:
         if grad is None:
             if not len(rows):
                 return None
-            slot.filled = True
-            return slot.receive(join_rows(self._indices, rows, slot.param, self._divisor))
-        if _is_there(slot, grad, strict):
-            slot.filled = True
-            slot.replace(grad, join_rows(self._indices, rows, slot.param, self._divisor))
-            if slot.aside is not None and not slot.dirty:
-                slot.merge()
+            gradient.filled = True
+            return gradient.receive(join_rows(self._indices, rows, gradient.param, self._divisor))
+        if _is_there(gradient, grad, strict):
+            gradient.filled = True
+            gradient.replace(grad, join_rows(self._indices, rows, gradient.param, self._divisor))
+            if gradient.reduced_part is not None and not gradient.dirty:
+                gradient.merge()
         return None
 
     def close(self, engine: "Engine") -> None:

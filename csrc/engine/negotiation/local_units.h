@@ -19,7 +19,7 @@
 
 namespace hvdlite::engine {
 
-class Accord {
+class LocalUnits {
  public:
   // The keys that a request may have there: of itself, and of its group.
   static void add_keys(const Request& request, std::vector<std::uint64_t>& keys);
@@ -81,8 +81,8 @@ class Accord {
 };
 
 template <typename Announced>
-Agreement::Step Accord::announce(Agreement& agreement, std::vector<Entry>& by_message,
-                                 Announced announced) {
+Agreement::Step LocalUnits::announce(Agreement& agreement, std::vector<Entry>& by_message,
+                                     Announced announced) {
   const std::size_t count = std::min(units_.size(), kMostAtOnce);
   const Agreement::Step step = agreement.try_announce(std::span(units_).first(count));
   if (step == Agreement::Step::kRefused || step == Agreement::Step::kUnread) return step;

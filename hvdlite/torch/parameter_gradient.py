@@ -14,9 +14,9 @@ from hvdlite.requests import Flag
 from hvdlite.torch.gpu import CPU, gpu_of
 
 if TYPE_CHECKING:
-    from hvdlite.torch.arena import Place
+    from hvdlite.torch.arena import ArenaPlace
 
-__all__ = ["Slot", "WireForm", "declared_dtype", "is_dense", "require_hooks"]
+__all__ = ["ParameterGradient", "WireForm", "declared_dtype", "is_dense", "require_hooks"]
 
 
 def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
@@ -150,18 +150,18 @@ class WireForm:
         return self._compress(torch.zeros(self._param.shape, dtype=self._dtype, device=self.memory))[1]
 
 
-class Slot(GradientState):
+class ParameterGradient(GradientState):
     """One parameter and the state of its gradient.
 
     ``param.grad`` holds at most one of two things at a time: what backward added on this rank and nobody has reduced yet
-    (then the slot is dirty), or what is finished (reduced, or written there by the user). If backward is about to add to
-    something finished, that is set aside, so that only the increment is reduced; afterwards the two are added up.
+    (then the gradient is dirty), or what is finished (reduced, or written there by the user). If backward is about to add to
+    something finished, that is set reduced_part, so that only the increment is reduced; afterwards the two are added up.
 
     Attributes:
         bucket: the number of its bucket in the plan; -1: none.
         dirty: does ``param.grad`` hold gradient of this rank alone?
         filled: has ``param.grad`` been reduced since it was last reset?
-        aside: the finished gradient that was set aside.
+        reduced_part: the finished gradient that was set reduced_part.
         stamp: the last pass in which backward produced this gradient.
         sparse_dim: sparse dimensions of the gradient, if it is sparse on any rank; otherwise None.
         place: in the arena, if there is one for this gradient.
@@ -179,8 +179,8 @@ class Slot(GradientState):
 
     __slots__ = ("dtype", "implementation", "name")
     param: torch.Tensor
-    aside: torch.Tensor | None
-    place: "Place | None"
+    reduced_part: torch.Tensor | None
+    place: "ArenaPlace | None"
 
     def __init__(self, name: str, param: torch.Tensor) -> None:
         super().__init__()
@@ -202,43 +202,43 @@ class Slot(GradientState):
                 "first: choose grad_dtype and the model's dtype before the first backward(), on all ranks alike"
             )
 
-    def set_aside(self, grad: torch.Tensor) -> None:
+    def hold_reduced(self, grad: torch.Tensor) -> None:
         """Keeps the increment that backward is about to make apart from `grad`, the finished ``param.grad``."""
-        if self.aside is not None:
+        if self.reduced_part is not None:
             raise InternalError(
                 f"backward adds to the gradient of parameter {self.name!r} while two earlier parts of it are not added up: "
                 "the parameter is used inside and outside of a reentrant checkpoint. Use no_sync() for all backward passes "
                 "of a step but the last, or torch.utils.checkpoint with use_reentrant=False."
             )
-        self.aside = grad
+        self.reduced_part = grad
         self.param.grad = None
 
     def merge(self) -> None:
-        """Adds ``param.grad`` to what was set aside. Called without gradient recording.
+        """Adds ``param.grad`` to what was set reduced_part. Called without gradient recording.
 
         Python looks for signals only before and after: Ctrl-C leaves nothing half done, and it can be called again.
         """
-        aside, grad = self.aside, self.param.grad
-        if aside is None:
+        reduced_part, grad = self.reduced_part, self.param.grad
+        if reduced_part is None:
             return
-        if grad is None or grad is aside:
-            self.param.grad, self.aside = aside, None
-        elif aside.layout is grad.layout is torch.strided:
-            self.param.grad, self.aside = aside, None
-            aside.add_(grad)
+        if grad is None or grad is reduced_part:
+            self.param.grad, self.reduced_part = reduced_part, None
+        elif reduced_part.layout is grad.layout is torch.strided:
+            self.param.grad, self.reduced_part = reduced_part, None
+            reduced_part.add_(grad)
         else:
-            total = aside + grad
-            self.param.grad, self.aside = total, None
+            total = reduced_part + grad
+            self.param.grad, self.reduced_part = total, None
 
     def replace(self, grad: torch.Tensor, value: torch.Tensor) -> None:
-        """Puts the reduced `value` where `grad` is: in ``param.grad`` or aside."""
-        if self.aside is grad:
-            self.aside = value
+        """Puts the reduced `value` where `grad` is: in ``param.grad`` or reduced_part."""
+        if self.reduced_part is grad:
+            self.reduced_part = value
         else:
             self.param.grad = value
 
     def receive(self, value: torch.Tensor) -> torch.Tensor:
-        """Makes ready for a reduced gradient that this rank had no part in: nothing is aside then.
+        """Makes ready for a reduced gradient that this rank had no part in: nothing is reduced_part then.
 
         Args:
             value: the parameter's shape and the gradient's dtype, there or in host memory, not used by anyone else.
@@ -252,14 +252,14 @@ class Slot(GradientState):
         return value.to(self.param.device)
 
 
-def require_hooks(slots: Iterable[Slot], label: str) -> None:
+def require_hooks(gradients: Iterable[ParameterGradient], label: str) -> None:
     """Refuses parameters that ``torch.utils.swap_tensors`` has put behind our back into another tensor's place in autograd.
 
     Raises:
         InvalidArgumentError: there are some; their hooks, and their gradients' reduction, are gone.
 
     """
-    swapped = [repr(slot.name) for slot in slots if slot.param._cdata != slot.implementation]
+    swapped = [repr(gradient.name) for gradient in gradients if gradient.param._cdata != gradient.implementation]
     if swapped:
         raise InvalidArgumentError(
             f"parameters of {label} were swapped with other tensors, which took their hooks along, so that their gradients are "

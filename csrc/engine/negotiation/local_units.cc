@@ -1,7 +1,7 @@
-// What this rank announces in memory: the books (Accord), and what SetNegotiation does through its set's port (the rest is
+// What this rank announces in memory: the books (LocalUnits), and what SetNegotiation does through its set's port (the rest is
 // set_negotiation.cc). ledger.h explains the protocol.
 
-#include "engine/negotiation/accord.h"
+#include "engine/negotiation/local_units.h"
 
 #include <iterator>
 #include <utility>
@@ -49,19 +49,19 @@ void append(std::vector<Entry>& to, std::vector<Entry>&& entries) {
 
 }  // namespace
 
-void Accord::add_keys(const Request& request, std::vector<std::uint64_t>& keys) {
+void LocalUnits::add_keys(const Request& request, std::vector<std::uint64_t>& keys) {
   keys.push_back(request.name_hash);
   if (!request.in_group()) return;
   const std::uint64_t key = request.group_hash;
   if (keys.size() < 2 || keys[keys.size() - 2] != key) keys.push_back(key);
 }
 
-void Accord::wait(const Agreement::Unit& unit, std::vector<Entry> entries) {
+void LocalUnits::wait(const Agreement::Unit& unit, std::vector<Entry> entries) {
   units_.push_back(unit);
   waiting_.push_back(std::move(entries));
 }
 
-bool Accord::admit(Entry& entry) {
+bool LocalUnits::admit(Entry& entry) {
   const Request& request = *entry.request;
   if (!covers(request.kind)) return false;
   if (!request.in_group()) {
@@ -88,24 +88,24 @@ bool Accord::admit(Entry& entry) {
   return true;
 }
 
-const Entry* Accord::only_one() const {
+const Entry* LocalUnits::only_one() const {
   const bool alone = waiting_.size() == 1 && announced_.empty();
   return alone && waiting_.front().size() == 1 ? &waiting_.front().front() : nullptr;
 }
 
-std::vector<Entry> Accord::take(std::uint64_t key) {
+std::vector<Entry> LocalUnits::take(std::uint64_t key) {
   auto found = announced_.extract(key);
   return found.empty() ? std::vector<Entry>() : std::move(found.mapped());
 }
 
-std::vector<Entry> Accord::take_waiting(std::size_t place) {
+std::vector<Entry> LocalUnits::take_waiting(std::size_t place) {
   std::vector<Entry> entries = std::move(waiting_[place]);
   waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(place));
   units_.erase(units_.begin() + static_cast<std::ptrdiff_t>(place));
   return entries;
 }
 
-std::vector<Entry> Accord::take_all() {
+std::vector<Entry> LocalUnits::take_all() {
   std::vector<Entry> all;
   for (auto& [key, entries] : std::exchange(announced_, {})) append(all, std::move(entries));
   for (std::vector<Entry>& entries : std::exchange(waiting_, {})) append(all, std::move(entries));
@@ -114,7 +114,7 @@ std::vector<Entry> Accord::take_all() {
   return all;
 }
 
-std::vector<Entry> Accord::give_up_group(std::uint64_t key) {
+std::vector<Entry> LocalUnits::give_up_group(std::uint64_t key) {
   auto found = groups_.extract(key);
   if (found.empty()) return {};
   std::vector<Entry> entries = std::move(found.mapped());
@@ -123,7 +123,7 @@ std::vector<Entry> Accord::give_up_group(std::uint64_t key) {
   return entries;
 }
 
-std::vector<Entry> Accord::withdraw(const Request& decided, bool by_name) {
+std::vector<Entry> LocalUnits::withdraw(const Request& decided, bool by_name) {
   const std::uint64_t key = decided.in_group() ? decided.group_hash : decided.name_hash;
   const auto matches = [&](std::uint64_t held, const std::vector<Entry>& entries) {
     return held == key || (by_name && std::ranges::any_of(entries, [&](const Entry& entry) {
@@ -151,31 +151,31 @@ bool SetNegotiation::agree() {
   bool moved = read();
   if (attentive_) moved = keep_port() || moved;
   if (joins_) return announce_join() || moved;
-  if (accord_.has_waiting()) moved = announce_waiting() || moved;
+  if (local_units_.has_waiting()) moved = announce_waiting() || moved;
   return moved;
 }
 
 // It begins when the last users of its memory have left. Before, everything goes through messages.
 bool SetNegotiation::begin() {
-  if (!port_->may_begin()) return await_decisions(accord_.take_all());
+  if (!port_->may_begin()) return await_decisions(local_units_.take_all());
   if (coordinator_) {
     begin_port();
     return true;
   }
-  try_again_ = accord_.has_waiting();  // the coordinator is about to do so
+  try_again_ = local_units_.has_waiting();  // the coordinator is about to do so
   return false;
 }
 
 // The coordinator must count what this rank asked for before it counts its join, or it would do that without this rank. So all
 // of it goes by message, and what is announced in memory is taken out: the port is closed, as by a rank that leaves.
 bool SetNegotiation::announce_join() {
-  if (accord_.has_announced()) {
+  if (local_units_.has_announced()) {
     if (!close()) return false;
     read();
-    try_again_ = accord_.has_announced();
+    try_again_ = local_units_.has_announced();
     if (try_again_) return false;
   }
-  await_decisions(accord_.take_all());
+  await_decisions(local_units_.take_all());
   to_announce_.emplace_back(kJoinName);
   joins_ = false;
   return true;
@@ -205,17 +205,17 @@ void SetNegotiation::abandon() {
 }
 
 bool SetNegotiation::announce_waiting() {
-  const Entry* one = accord_.only_one();
-  accord_.mark_prepared(one != nullptr && all_.effects_.prepare(set_.id, *one));
+  const Entry* one = local_units_.only_one();
+  local_units_.mark_prepared(one != nullptr && all_.effects_.prepare(set_.id, *one));
   all_.effects_.before_announcing();
   std::vector<Entry> by_message;
   const bool announced = after_reading([&] {
-    return accord_.announce(*port_, by_message, [&](const std::vector<Entry>& entries) {
+    return local_units_.announce(*port_, by_message, [&](const std::vector<Entry>& entries) {
       all_.effects_.announced_in_memory(entries);
     });
   });
   if (!announced) return false;
-  try_again_ = accord_.has_waiting();
+  try_again_ = local_units_.has_waiting();
   await_decisions(std::move(by_message));
   read();
   return true;
@@ -242,9 +242,9 @@ bool SetNegotiation::read() {
 // taken: entries that are agreed and not carried out yet.
 bool SetNegotiation::read(std::vector<Entry>& taken) {
   bool moved = false;
-  std::vector<Agreed> agreed;
+  std::vector<AgreedOperation> agreed;
   while (port_->has_news() && seen_ >= port_->first_sequence()) {
-    const Agreement::Entry entry = port_->front();
+    const Agreement::LogEntry entry = port_->front();
     const bool alone = entry.kind == Agreement::Kind::kList || entry.prepared != 0;
     if (entry.kind == Agreement::Kind::kList && lists_.empty()) break;  // it is on its way
     HVD_CHECK(agreed.empty() || !alone);
@@ -259,17 +259,17 @@ bool SetNegotiation::read(std::vector<Entry>& taken) {
   return moved;
 }
 
-void SetNegotiation::carry_out(const Agreement::Entry& entry, std::vector<Agreed>& agreed,
-                               std::vector<Entry>& taken) {
+void SetNegotiation::carry_out(const Agreement::LogEntry& entry,
+                               std::vector<AgreedOperation>& agreed, std::vector<Entry>& taken) {
   switch (entry.kind) {
     case Agreement::Kind::kComplete:
       take_agreed(entry, agreed, taken);
       break;
     case Agreement::Kind::kDiverted:
-      await_decisions(accord_.take(entry.key));
+      await_decisions(local_units_.take(entry.key));
       break;
     case Agreement::Kind::kClosed:
-      await_decisions(accord_.take_all());
+      await_decisions(local_units_.take_all());
       ++closings_;
       attend();
       tells_closing_ = !all_.said_goodbye_;
@@ -284,9 +284,9 @@ void SetNegotiation::carry_out(const Agreement::Entry& entry, std::vector<Agreed
   }
 }
 
-void SetNegotiation::take_agreed(const Agreement::Entry& entry, std::vector<Agreed>& agreed,
-                                 std::vector<Entry>& taken) {
-  std::vector<Entry> unit = accord_.take(entry.key);
+void SetNegotiation::take_agreed(const Agreement::LogEntry& entry,
+                                 std::vector<AgreedOperation>& agreed, std::vector<Entry>& taken) {
+  std::vector<Entry> unit = local_units_.take(entry.key);
   // Nothing is left of it here if this rank has learned of a failure, which ended all it had, before it came to read this.
   if (unit.empty()) return;
   came_last(entry.by, unit.size());
@@ -310,11 +310,13 @@ void SetNegotiation::take_agreed(const Agreement::Entry& entry, std::vector<Agre
 }
 
 // What the coordinator would have answered to so many equal requests. All members of a group have the same absent ones.
-Agreed SetNegotiation::agreed_in_memory(const RequestPtr& request, int contributors) const {
+AgreedOperation SetNegotiation::agreed_in_memory(const RequestPtr& request,
+                                                 int contributors) const {
   return {request, request->in_group() ? (request->absent ? 0 : set_.size()) : contributors};
 }
 
-void SetNegotiation::fuse_and_execute(std::vector<Agreed> agreed, std::vector<Entry> entries) {
+void SetNegotiation::fuse_and_execute(std::vector<AgreedOperation> agreed,
+                                      std::vector<Entry> entries) {
   all_.counters_.agreed_in_memory += static_cast<std::int64_t>(agreed.size());
   all_.effects_.reached(entries, Effects::Stage::kAgreed);
   if (agreed.size() == 1) return execute({std::move(agreed), {}}, std::move(entries));

@@ -16,13 +16,13 @@
 
 namespace hvdlite::job {
 
-class Driver {
+class JobDriver {
  public:
   // The job of the ranks of an MPI communicator. All of them have to make one, and wait() until they know each other.
-  Driver(const char* shim_path, const void* comm_address);
-  ~Driver() { close(); }
-  Driver(const Driver&) = delete;
-  Driver& operator=(const Driver&) = delete;
+  JobDriver(const char* shim_path, const void* comm_address);
+  ~JobDriver() { close(); }
+  JobDriver(const JobDriver&) = delete;
+  JobDriver& operator=(const JobDriver&) = delete;
 
   // Looks until the exchange under way has ended, at most so long; true if it has.
   bool wait(base::microseconds limit);
