@@ -12,7 +12,7 @@ using Step = Agreement::Step;
 
 namespace {
 
-// A port stays closed while the coordinator counts more requests than that.
+// While the coordinator counts more requests than this, a closed port stays closed.
 constexpr std::size_t kMostOpenRequests = 1024;
 
 std::vector<std::uint64_t> keys_of(const std::vector<RequestPtr>& requests) {
@@ -49,7 +49,7 @@ bool SetNegotiation::send_decided() {
   return sent;
 }
 
-// What it counts waits for others; a port that is closed, or has not begun, does not.
+// True if the coordinator only waits for other ranks. A port that is closed or has not begun still needs it.
 bool SetNegotiation::has_nothing_left() const {
   if (coordinator_->has_decisions() || !verdicts_.empty()) return false;
   return !port_ ||
@@ -91,7 +91,7 @@ void SetNegotiation::begin_port() {
   wake_members();
 }
 
-// Keeps apart what is counted in messages, closes the port when it must, and opens it again.
+// Diverts keys that are counted in messages, closes the port when it must, and opens it again.
 bool SetNegotiation::keep_port() {
   const bool closed_by_need = coordinator_->needs_messages() || !verdicts_.empty();
   upkeep_.reopen = !port_->is_open() && !closed_by_need && !upkeep_.close;
@@ -107,7 +107,8 @@ bool SetNegotiation::keep_port() {
   return step != Step::kRefused;
 }
 
-// The coordinator fails what it knows of. So the port is closed first, and what was announced there comes in messages.
+// The coordinator can fail only operations that it knows. So it first closes the port: then everything announced there comes in
+// messages.
 void SetNegotiation::hear(Verdict message) {
   if (!coordinator_) return;
   attend();
@@ -131,7 +132,7 @@ void SetNegotiation::carry_out_verdicts() {
   }
 }
 
-// These keys are decided. What would still be diverted of them nobody would ever take out of the table again.
+// These keys are decided. The coordinator must not divert them later, because nothing would remove their cells from the table.
 void SetNegotiation::divert_no_more(std::vector<std::uint64_t> decided) {
   if (upkeep_.divert.empty()) return;
   std::ranges::sort(decided);

@@ -1,4 +1,4 @@
-// The digests of Negotiation and its parts: equal for states that go on alike.
+// The digests of Negotiation and its parts. States that continue alike have equal digests.
 
 #include "engine/model/hashing.h"
 #include "engine/negotiation/negotiation.h"

@@ -1,5 +1,5 @@
-// What this rank announces in memory: the books (LocalUnits), and what SetNegotiation does through its set's port (the rest is
-// set_negotiation.cc). ledger.h explains the protocol.
+// What this rank announces in memory: its units (LocalUnits), and the steps of SetNegotiation through the set's port (its other
+// functions are in set_negotiation.cc). ledger.h explains the protocol.
 
 #include "engine/negotiation/local_units.h"
 
@@ -19,10 +19,10 @@ using Step = Agreement::Step;
 
 namespace {
 
-// How often to read the log and try again, when it grows in between.
+// How often to read the log and try again if the log grows in between.
 constexpr int kRounds = 4;
 
-// Operations that equal requests describe completely.
+// Kinds of operations that are fully described by equal requests.
 bool covers(OpKind kind) {
   return kind == OpKind::kAllreduce || kind == OpKind::kBroadcast ||
          kind == OpKind::kReducescatter || kind == OpKind::kBarrier;
@@ -81,7 +81,7 @@ bool LocalUnits::admit(Entry& entry) {
   group.push_back(std::move(entry));
   if (group.size() < size) return true;
   if (!std::ranges::is_sorted(group, in_order)) std::ranges::sort(group, in_order);
-  // Which members are absent is part of the content: a difference is for the coordinator to settle.
+  // The content includes which members of the group are absent. If that differs, the coordinator settles the group.
   const std::uint64_t content = content_of(group);
   wait({key, content}, std::move(group));
   groups_.erase(key);
@@ -155,19 +155,19 @@ bool SetNegotiation::agree() {
   return moved;
 }
 
-// It begins when the last users of its memory have left. Before, everything goes through messages.
+// The agreement begins when the last users of its memory have left. Until then everything goes through messages.
 bool SetNegotiation::begin() {
   if (!port_->may_begin()) return await_decisions(local_units_.take_all());
   if (coordinator_) {
     begin_port();
     return true;
   }
-  try_again_ = local_units_.has_waiting();  // the coordinator is about to do so
+  try_again_ = local_units_.has_waiting();  // the coordinator is about to begin
   return false;
 }
 
-// The coordinator must count what this rank asked for before it counts its join, or it would do that without this rank. So all
-// of it goes by message, and what is announced in memory is taken out: the port is closed, as by a rank that leaves.
+// The coordinator must count this rank's earlier requests before it counts its join. So this rank closes the port, as a rank that
+// leaves does; then all its announced entries go by message.
 bool SetNegotiation::announce_join() {
   if (local_units_.has_announced()) {
     if (!close()) return false;
@@ -181,7 +181,7 @@ bool SetNegotiation::announce_join() {
   return true;
 }
 
-// Makes a step that needs that this rank has read the log. False if that has to be tried again.
+// Makes a step that requires that this rank has read the log. Returns false if the step has to be tried again.
 template <typename Try>
 bool SetNegotiation::after_reading(Try try_step) {
   for (int round = 0; round < kRounds; ++round) {
@@ -227,26 +227,26 @@ void SetNegotiation::wake_members() {
   }
 }
 
-// Does what the log says, as far as it can be done.
+// Executes what the log says, as far as possible now.
 bool SetNegotiation::read() {
   std::vector<Entry> taken;
   try {
     return read(taken);
   } catch (const base::Error& error) {
-    // No table holds them any more, and their callers would wait for ever.
+    // No table holds these entries any more. Without this their callers would wait for ever.
     all_.finish(taken, {error.code(), error.what()});
     throw;
   }
 }
 
-// taken: entries that are agreed and not carried out yet.
+// taken: entries that are agreed and not executed yet.
 bool SetNegotiation::read(std::vector<Entry>& taken) {
   bool moved = false;
   std::vector<AgreedOperation> agreed;
   while (port_->has_news() && seen_ >= port_->first_sequence()) {
     const Agreement::LogEntry entry = port_->front();
     const bool alone = entry.kind == Agreement::Kind::kList || entry.prepared != 0;
-    if (entry.kind == Agreement::Kind::kList && lists_.empty()) break;  // it is on its way
+    if (entry.kind == Agreement::Kind::kList && lists_.empty()) break;  // the list is on its way
     HVD_CHECK(agreed.empty() || !alone);
     port_->pop();
     moved = true;
@@ -287,7 +287,7 @@ void SetNegotiation::carry_out(const Agreement::LogEntry& entry,
 void SetNegotiation::take_agreed(const Agreement::LogEntry& entry,
                                  std::vector<AgreedOperation>& agreed, std::vector<Entry>& taken) {
   std::vector<Entry> unit = local_units_.take(entry.key);
-  // Nothing is left of it here if this rank has learned of a failure, which ended all it had, before it came to read this.
+  // This rank has failed before it read this entry, and the failure has ended its units.
   if (unit.empty()) return;
   came_last(entry.by, unit.size());
   if (entry.prepared != 0) {
@@ -309,7 +309,7 @@ void SetNegotiation::take_agreed(const Agreement::LogEntry& entry,
   }
 }
 
-// What the coordinator would have answered to so many equal requests. All members of a group have the same absent ones.
+// The coordinator's answer to this many equal requests. All members of a group have the same absent ones.
 AgreedOperation SetNegotiation::agreed_in_memory(const RequestPtr& request,
                                                  int contributors) const {
   return {request, request->in_group() ? (request->absent ? 0 : set_.size()) : contributors};

@@ -17,7 +17,7 @@ using base::ReduceOp;
 using base::reduces;
 using base::Status;
 
-// Names of dtypes that the engine has no code for, by which it finds them again in `Request::layout`; others have a number.
+// Names of dtypes without an engine code. `Request::layout` identifies them by a hash of the name; other dtypes have a number.
 constexpr const char* kOtherDTypes[] = {"float8_e4m3fn",
                                         "float8_e5m2",
                                         "float8_e8m0fnu",
@@ -79,7 +79,7 @@ std::string group_of(const Request& request) {
          std::to_string(request.group_size) + " of group '" + request.group + "'";
 }
 
-// A field that must agree: what it is called, how it reads, and what a user does about a difference.
+// A field that must agree: its name, its text, and the remedy for a difference.
 struct ComparedField {
   const char* name;
   bool (*applies)(OpKind kind);
@@ -189,7 +189,7 @@ std::vector<std::int64_t> collect_sizes(const std::vector<RequestPtr>& requests,
   return sizes;
 }
 
-// A disagreement about the arena is none: what lies in one can be reduced like any other memory.
+// Members may differ in whether their tensor lies in an arena: an allreduce treats it as ordinary memory then.
 bool in_one_arena(const std::vector<RequestPtr>& requests, const Request& first) {
   return std::all_of(requests.begin(), requests.end(), [&](const RequestPtr& r) {
     return r && r->arena == first.arena && r->arena_offset == first.arena_offset;
