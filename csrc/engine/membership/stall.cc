@@ -13,18 +13,18 @@ using base::seconds_between;
 
 namespace {
 
-// Looks for each limit, and the bounds of the time between two.
+// The number of looks per limit, and the bounds of the time between two looks.
 constexpr double kLooksPerLimit = 50;
 constexpr double kShortestPause = 0.02, kLongestPause = 1.0;
-// How much later than the rank before it each rank begins to ask.
+// The delay with which each rank begins to ask after the rank before it.
 constexpr double kStagger = 0.05, kLongestStagger = 3.0;
-// A rank is silent if it has not answered for so long.
+// A rank counts as silent if it has not answered for this long.
 constexpr double kShortestPatience = 1.0, kLongestPatience = 3.0;
-// How long after its next question is due a rank that looks after a stall is relied on.
+// A rank that looks after a stall is trusted for this long after its next question is due.
 constexpr double kGrace = 5.0;
-// Operations that a line names, and ranks.
+// How many operations and ranks a line names.
 constexpr std::size_t kNamed = 3, kRanksNamed = 8;
-// So much of a verdict fits everywhere it is told (transport/control_page.h).
+// The longest verdict that fits everywhere (transport/control_page.h).
 constexpr std::size_t kMostText = 2800;
 
 std::string in_seconds(double seconds) {
@@ -64,7 +64,7 @@ double StallInspector::patience() const {
 
 void StallInspector::note(Time now, std::uint64_t newest, std::uint64_t activity) {
   looked_at_ = now;
-  // Answers are activity, too.
+  // Answers are activity, too, so they do not count while a question runs.
   if (activity != activity_ && !asking()) moved_at_ = now;
   activity_ = activity;
   if (submitted_.empty() || newest != submitted_.back().second) {
@@ -158,7 +158,7 @@ bool StallInspector::begin(Time now, std::span<const Stalled> stalled, bool last
 }
 
 void StallInspector::hear(int rank, StallReply answer) {
-  if (!inquiry_ || inquiry_->number != answer.number) return;  // too late
+  if (!inquiry_ || inquiry_->number != answer.number) return;  // it answers an earlier question
   const auto found = inquiry_->answers.find(rank);
   if (found == inquiry_->answers.end()) return;
   for (const std::uint32_t index : answer.in_hand) {
@@ -173,7 +173,7 @@ bool StallInspector::claim(int rank, SetId set, bool last, Time now) {
   const auto of_set = [&](const auto& each) { return each.set == set; };
   const bool asks = inquiry_ && inquiry_->last == last && rank_ < rank &&
                     std::ranges::any_of(inquiry_->operations, of_set);
-  // Whoever has told of a stall in the set goes on with it.
+  // The rank that has written a line about a stall in the set continues with it.
   const bool told = !last && !episodes_.empty() && !in_hand(set, last, now);
   if (asks || told) return true;
   in_hand_[{set, last}] = now + from_seconds((last ? 0 : limits_.warn) + kGrace);
@@ -183,12 +183,12 @@ bool StallInspector::claim(int rank, SetId set, bool last, Time now) {
 bool StallInspector::is_missing(const Question& question, std::size_t index, int rank) const {
   const auto answer = question.answers.find(rank);
   if (answer == question.answers.end() || !answer->second)
-    return true;  // it has left, or is silent
+    return true;  // the rank has left, or is silent
   return !question.operations[index].under_way &&
          std::ranges::count(answer->second->lacks, static_cast<std::uint32_t>(index)) > 0;
 }
 
-// What the answers say, by the ranks that are missing. Sets when to ask again.
+// Sorts the stalled operations by the ranks that are missing, and sets when to ask again.
 std::vector<StallInspector::StalledOperations> StallInspector::group(
     Time now, const Question& question, std::span<const Stalled> stalled) {
   const double most = limit(question.last);
