@@ -13,12 +13,11 @@ using base::OpKind;
 
 namespace {
 
-// The recorder and the counters are told of prepared payloads above this size only: for smaller ones that would take longer than
-// the operation itself.
+// The recorder and the counters ignore smaller prepared payloads: to record one would take longer than the operation itself.
 constexpr std::size_t kTinyBytes = 64;
 
-// Bytes that a FusedOp moves, as nccl-tests count them: the whole result of an allgather, of an alltoall what this rank sends, of
-// all others the input.
+// The payload of a FusedOp in bytes, as nccl-tests count it: of an allgather the whole result, of an alltoall what this rank
+// sends, of all others the input.
 std::size_t payload_of(const FusedOp& fused, const std::vector<Entry>& entries) {
   const Request& first = fused.first();
   if (first.kind == OpKind::kAllgather) {
@@ -33,10 +32,10 @@ std::size_t payload_of(const FusedOp& fused, const std::vector<Entry>& entries) 
   return bytes;
 }
 
-// Memory kept for fusion buffers, in fusion thresholds: enough for the operations usually in flight.
+// The pool keeps this many fusion thresholds of memory: enough for the operations that are usually in flight.
 constexpr std::size_t kPoolThresholds = 4;
 
-// Forced algorithms are for tensors in host memory: for those of GPUs the size decides.
+// A forced algorithm applies to host tensors only. For GPU tensors the size decides.
 collectives::Selection unforced(const collectives::Selection& selection) {
   collectives::Selection result;
   result.deterministic = selection.deterministic;
@@ -70,7 +69,7 @@ Execution::Execution(transport::Transport& transport, collectives::Selection sel
 
 std::unique_ptr<Agreement> Execution::add_set(const ProcessSet& set,
                                               const Regions::Grant& regions) {
-  // Tags of a reused id start elsewhere, away from what may still be in flight of its predecessor.
+  // A reused set id begins with other tags than its predecessor, whose messages may still be in flight.
   Set& known = sets_[set.id] = {sharing(set, share(transport_, set, regions)), sharing(set, {}),
                                 set.id.epoch * 1024};
   const SharedRegions& shared = known.host->shared;
@@ -127,7 +126,7 @@ void Execution::execute_prepared(SetId set, Entry& entry) {
       channel, {entry.input, entry.output, static_cast<std::size_t>(request.elements())},
       reduction_of(request, members), selection_.tuning.isa);
   entry.completion->contributors = members;
-  // As if there were one member: no link had to carry it.
+  // An operation that moved nothing counts as one with a single member: no link had to carry it.
   shared_.usage.moves(request.kind, request.bytes(), moves ? static_cast<std::size_t>(members) : 1);
   ++shared_.counters.riding_ops;
   ++shared_.counters.fused_ops;
@@ -153,7 +152,7 @@ std::uint32_t Execution::next_tag(Set& set) const {
   return tag_of(transport_, set.host->id, set.next_operation++);
 }
 
-// The first operation on a GPU, which comes at the same place on all members, makes it.
+// The set's first GPU operation makes the lane. That operation has the same place in the order on all members.
 DeviceLane& Execution::device_lane(Set& set, const std::vector<Entry>& entries) {
   auto lane = device_lanes_.find(set.host->id);
   if (lane == device_lanes_.end()) {
@@ -275,7 +274,7 @@ void Execution::close(bool memory_is_free) {
   device_lanes_.clear();
   ending_.clear();
   if (!memory_is_free && !(retained_.empty() && retained_lanes_.empty())) {
-    // Leaked on purpose: a transfer may still be under way into or out of them.
+    // Leaks the operations on purpose: a transfer may still use their memory.
     [[maybe_unused]] const auto* leaked = new auto(std::move(retained_));
     [[maybe_unused]] const auto* lanes = new auto(std::move(retained_lanes_));
   }

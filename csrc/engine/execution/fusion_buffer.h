@@ -1,5 +1,6 @@
-// Recycled page-aligned memory for fusion buffers and scratch outputs: fresh pages cost more than the data they carry.
-// Thread: the holder of the progress token. Owns: all memory it handed out that came back. Blocks: no. Throws: std::bad_alloc.
+// Page-aligned memory for fusion buffers and scratch outputs. The pool reuses memory, because to touch fresh pages costs more
+// time than to move the data.
+// Thread: the holder of the progress token. Owns: returned memory. Blocks: no. Throws: std::bad_alloc.
 #pragma once
 
 #include <cstddef>
@@ -42,7 +43,7 @@ class FusionBufferPool {
     std::size_t capacity_ = 0;
   };
 
-  // At least `bytes` bytes, uninitialised.
+  // Gives at least `bytes` bytes, uninitialised.
   Lease get(std::size_t bytes);
 
  private:

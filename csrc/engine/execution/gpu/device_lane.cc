@@ -10,9 +10,9 @@ using base::Status;
 
 namespace {
 
-// NCCL is asked for errors this often.
+// The time between two questions to NCCL about errors.
 constexpr base::microseconds kLookInterval{1'000};
-// On results that are not finite, so many lines come in so long, and name so many tensors.
+// The log gets at most this many lines about results that are not finite in this time, and each names at most this many tensors.
 constexpr std::chrono::seconds kReportInterval{10};
 constexpr int kLinesInInterval = 8;
 constexpr std::size_t kNamesInLine = 8;
@@ -79,7 +79,7 @@ bool DeviceLane::start() {
     DeviceOperation& operation = *running_.emplace_back(make(std::move(next)));
     running_bytes_ += operation.bytes();
     naming(operation.first_request(), [&] { operation.start(); });
-    // Most of those through NCCL are handed over at once, and the next can follow.
+    // Most NCCL operations are handed over at once, so that the next can follow.
     step();
   }
   return started;
@@ -143,7 +143,7 @@ void DeviceLane::report_not_finite(const FiniteCheck& check) {
       names += (names.empty() ? "'" : ", '") + display_name(*check.requests[i]) + "'";
   }
   if (count == 0) return;
-  // Training that has diverged would fill the disk.
+  // Without a limit, training that has diverged would fill the disk.
   const Clock::time_point now = context_.shared.time.now();
   if (now - counted_since_ > kReportInterval) {
     counted_since_ = now;

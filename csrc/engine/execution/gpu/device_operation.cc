@@ -8,7 +8,7 @@ namespace cuda = device::cuda;
 
 namespace {
 
-// Of pieces in the fusion buffer.
+// The alignment of pieces in the fusion buffer.
 constexpr std::size_t kBoundary = 128;
 
 std::size_t aligned(std::size_t elements, std::size_t element_bytes) {
@@ -18,7 +18,8 @@ std::size_t aligned(std::size_t elements, std::size_t element_bytes) {
 
 }  // namespace
 
-// Kernels may still run: what they use is free after them, or for ever taken if that cannot be known.
+// Kernels may still run. Their buffers become free after them; if the end of the kernels cannot be known, nobody frees the
+// buffers.
 void DeviceOperation::abandon() {
   for (const Entry& entry : entries()) {
     if (entry.request && entry.completion->output) {
@@ -36,7 +37,7 @@ void DeviceOperation::abandon() {
   }
 }
 
-// The entries of a batch share an event.
+// The entries of one submission share an event.
 void DeviceOperation::order_inputs(cuda::Stream stream) const {
   if (gathered_) gathered_->order(stream);
   const device::Event* last = nullptr;
@@ -113,7 +114,7 @@ void DeviceOperation::hand_over(cuda::Stream stream) {
     if (entry.completion->output) {
       entry.completion->output->gpu_block.free_after(entry.completion->event);
     }
-    // Where these lie in memory that the engine has lent, it is free after this, too.
+    // If these tensors lie in memory that the engine lent, that memory becomes free after this event as well.
     device::Device& of = is_foreign(entry) ? link_.device(entry.request->device) : *link_.home();
     of.memory->used(entry.input, entry.completion->event);
     of.memory->used(entry.output, entry.completion->event);

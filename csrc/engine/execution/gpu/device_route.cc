@@ -20,7 +20,7 @@ std::vector<int> members_where(std::span<const RouteCard> cards, const std::vect
   return found;
 }
 
-// "" if NCCL may serve these members; certain: it surely cannot.
+// Why NCCL cannot serve these members; "": it may. certain: the reason excludes NCCL, whatever the knobs say.
 std::string obstacle(std::span<const RouteCard> cards, const std::vector<int>& members,
                      bool* certain) {
   *certain = true;

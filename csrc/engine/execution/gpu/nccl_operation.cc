@@ -140,7 +140,7 @@ void NcclOperation::reducescatter() {
   unpack_to_ = {{output, 0, extents.out_elements()}};
 }
 
-// Every member's rows of `from`, added up, to that member's `to`.
+// Adds up each member's rows of `from`, and gives that member the sum at its `to`.
 void NcclOperation::reduce_rows(const void* from, void* to, const std::vector<std::size_t>& counts,
                                 const Recipe& how) {
   if (all_equal(counts)) {

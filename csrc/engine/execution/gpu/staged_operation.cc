@@ -57,7 +57,7 @@ void StagedOperation::fetch_bytes(std::byte* to, const void* from, std::size_t b
   fetched_ = true;
 }
 
-// A single tensor that crosses as it is needs no packing; nor does it where nobody has to look at it.
+// A single tensor that needs no conversion is not packed, unless its values must be checked.
 bool StagedOperation::is_packed() const {
   return entries().size() > 1 || first_request().wire != Wire::kSame || watches_finite();
 }
@@ -158,7 +158,7 @@ void StagedOperation::move() {
   }
 }
 
-// As one tensor; but Adasum looks at each by itself.
+// Reduces the fusion buffer as one tensor. Adasum has to see each tensor by itself.
 void StagedOperation::move_allreduce() {
   collectives::AllreduceArgs args;
   args.reduction = reduction_of(fused().parts.front(), comm_.size());
@@ -181,7 +181,8 @@ void StagedOperation::bring_back() {
   const Request& first = first_request();
   const device::cuda::Stream stream = link().return_stream();
   const device::Current current(gpu());
-  order_inputs(stream);  // the outputs may be written after them, also where nothing was fetched
+  order_inputs(
+      stream);  // the outputs may be written only after these, even if nothing was copied from them
   const auto bring = [&](void* to, std::size_t bytes) {
     if (to != nullptr && bytes > 0) gpu().copy(to, output_, bytes, stream);
   };
