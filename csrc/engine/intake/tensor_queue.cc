@@ -31,8 +31,8 @@ void NamesInFlight::erase(const Request& request) {
   std::size_t gap = find(request);
   if (places_[gap].request == nullptr) return;
   --used_;
-  // Whoever probed past the gap moves into it, or would not be found: all up to the next free place whose way from home
-  // leads over the gap.
+  // Deletion with backward shift (Knuth, TAOCP 3, 6.4, Algorithm R): up to the next free cell, each request whose search would
+  // pass over the gap moves into it.
   for (std::size_t place = after(gap); places_[place].request != nullptr; place = after(place)) {
     const std::size_t mask = places_.size() - 1;
     const std::size_t way = (place - home(places_[place].hash)) & mask;
