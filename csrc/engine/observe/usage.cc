@@ -84,7 +84,7 @@ void Usage::came_last(int rank, std::size_t operations) {
 }
 
 void Usage::moves(OpKind kind, std::size_t bytes, std::size_t ranks) {
-  std::size_t factor = 0;  // of bytes / ranks: what each rank's link has to carry at least
+  std::size_t factor = 0;  // of bytes / ranks: the least that each rank's link has to carry
   switch (kind) {
     case OpKind::kAllreduce:
       factor = 2 * (ranks - 1);
