@@ -23,7 +23,7 @@ SetId get_set(Reader& reader) {
   return set;
 }
 
-// Slots as a bit vector: the steady state announces most of the cache at once.
+// Slots travel as a bit vector, since a steady step announces most of the cache at once.
 void put_slots(Writer& writer, const std::vector<std::uint32_t>& slots) {
   std::vector<std::uint8_t> bits;
   if (!slots.empty()) bits.resize(*std::max_element(slots.begin(), slots.end()) / 8 + 1);
@@ -35,7 +35,7 @@ void put_slots(Writer& writer, const std::vector<std::uint32_t>& slots) {
 
 std::vector<std::uint32_t> get_slots(Reader& reader) {
   const auto bits = reader.get_vector<std::uint8_t>();
-  // Each bit set becomes a number: what arrives must not grow without limit on the way.
+  // Each set bit becomes a number, so the limit keeps a short message from using much memory.
   if (bits.size() > kMostSlots / 8) {
     throw base::Error(base::ErrorCode::kInternal, "a control message names " +
                                                       std::to_string(bits.size()) +
@@ -225,7 +225,7 @@ void get(Reader& reader, StallReply& message) {
   if (std::isnan(message.since_exemption) || message.text.size() > StallReply::kMostText) {
     throw base::Error(base::ErrorCode::kInternal, "a control message tells what cannot be");
   }
-  // It becomes part of a log line.
+  // The text becomes part of a log line.
   for (char& letter : message.text) {
     if (static_cast<unsigned char>(letter) < ' ') letter = ' ';
   }
@@ -276,7 +276,7 @@ void get(Reader& reader, Rejection& message) {
   message.why = reader.get_string();
 }
 
-// Decodes the alternative with this index.
+// Decodes the alternative of this index.
 template <std::size_t I = 0>
 Message decode_as(std::size_t index, Reader& reader) {
   if constexpr (I < std::variant_size_v<Message>) {
