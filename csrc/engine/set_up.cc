@@ -9,7 +9,7 @@ namespace hvdlite::engine {
 
 namespace {
 
-// An algorithm that waits for a flag polls for so long inside one pass: a few times what it takes a cache line to come over.
+// An algorithm that waits for a flag polls for this long inside one pass: a few times the transfer time of a cache line.
 constexpr base::microseconds kInnerSpin{3};
 
 collectives::TileStores stores_of(const std::string& knob) {

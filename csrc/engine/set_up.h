@@ -1,5 +1,6 @@
-// What the parts of an engine are told of the job as they are made: from the transport and the knobs.
-// Thread: any. Owns: nothing. Blocks: no. Throws: std::bad_alloc; Error(InvalidArgument) for a knob that asks for what is not here.
+// The settings of an engine's parts, made from the transport and the knobs.
+// Thread: any. Owns: nothing. Blocks: no. Throws: std::bad_alloc; Error(InvalidArgument) for a knob that this machine cannot
+// satisfy.
 #pragma once
 
 #include "base/config.h"

@@ -1,4 +1,5 @@
-// What Membership asks of this rank: how its operations stand, and what the transport and the kernel see of others.
+// The answers to Membership's questions: the state of this rank's operations, and what the transport and the kernel report of
+// other ranks.
 // Thread: the holder of the progress token. Owns: nothing. Blocks: no. Throws: what the transport throws.
 #pragma once
 
