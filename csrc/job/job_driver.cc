@@ -16,10 +16,10 @@ using base::microseconds;
 
 namespace {
 
-// Between two looks of whoever waits: longer and longer, so that a long wait costs next to no processor time.
+// The time between two looks of a waiting thread. It grows, so that a long wait uses almost no processor time.
 constexpr microseconds kFirstPause{10}, kLongestPause{20'000};
 
-// A process that cannot say which system it is in is alone there.
+// If a process cannot name its system, it counts as alone in it.
 std::string system_of_this_process(const std::string& host) {
   const std::string boot = base::first_line_of("/proc/sys/kernel/random/boot_id");
   struct stat namespace_of_pids = {};

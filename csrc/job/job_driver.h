@@ -1,7 +1,7 @@
-// Drives a Job where there is no engine that could: whoever waits looks again and again, and between waits a thread looks now and then
-// where ranks of other hosts count on signs of life.
-// Thread: any; one waits at a time. Owns: the Job, and the thread. Blocks: wait(); close() for the rest of a look.
-// Throws: what Job::pass throws.
+// Drives a Job while there is no engine. A waiting thread looks again and again. Between waits, a thread of the driver looks at
+// intervals, if ranks of other hosts rely on signs of life.
+// Thread: any; one waits at a time. Owns: the Job, and the thread. Blocks: wait(); close() for the rest of a look. Throws: what
+// Job::pass throws.
 #pragma once
 
 #include <condition_variable>
@@ -18,15 +18,15 @@ namespace hvdlite::job {
 
 class JobDriver {
  public:
-  // The job of the ranks of an MPI communicator. All of them have to make one, and wait() until they know each other.
+  // The job of an MPI communicator's ranks. All of them must make one, and wait() until they know each other.
   JobDriver(const char* shim_path, const void* comm_address);
   ~JobDriver() { close(); }
   JobDriver(const JobDriver&) = delete;
   JobDriver& operator=(const JobDriver&) = delete;
 
-  // Looks until the exchange under way has ended, at most so long; true if it has.
+  // Looks until the current exchange has ended, for at most `limit`. Returns true if it has ended.
   bool wait(base::microseconds limit);
-  // Runs use(job) while nobody looks. Not before the ranks know each other.
+  // Calls use(job) while no thread looks. Allowed after the ranks know each other.
   template <typename Use>
   auto with(Use use) {
     const std::lock_guard lock(mutex_);
@@ -34,16 +34,16 @@ class JobDriver {
     return use(*job_);
   }
   void set_limits(Job::Limits limits);
-  // Says it to those that wait here, and waits until the words have left this process, for a moment at most.
+  // Tells the waiting ranks why this process fails. Waits a moment for the text to leave this process.
   void tell(const std::string& cause);
-  // Before MPI ends: looks no more, and no other function may be called.
+  // Called before MPI ends: stops looking. Call no function after it.
   void close();
 
  private:
   bool pass();
   void give_signs();
 
-  std::mutex mutex_;  // guards the two below: one of them is null
+  std::mutex mutex_;  // guards the two members below, one of which is null
   std::unique_ptr<transport::MpiEntrance> entrance_;
   std::unique_ptr<Job> job_;
   bool takes_threads_;
