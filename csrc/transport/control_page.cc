@@ -82,7 +82,7 @@ std::string ControlPage::why_lost(int local_rank) const {
   if (state != kAlive) return "";
   struct flock lock = byte_of(local_rank);
   if (fcntl(memory_->descriptor(), F_GETLK, &lock) != 0 || lock.l_type != F_UNLCK) return "";
-  // It may have announced something in the instant before its lock went.
+  // The rank may have announced a state just before its lock was dropped.
   const std::uint32_t last = theirs.state.load(std::memory_order_acquire);
   if (last == kFailed) return std::string(theirs.cause, strnlen(theirs.cause, kCauseBytes));
   if (last == kLeft) return "";

@@ -1,6 +1,5 @@
-// An endpoint of the in-process fabric. Whichever of send and receive comes second performs the
-// match, in its own thread, under the lock of the receiver's mailbox, and copies the bytes there
-// and then; the other side learns of it through the operation's atomic state.
+// An endpoint of the in-process fabric. The second of a send and its receive performs the match: in its own thread, under the
+// lock of the receiver's mailbox, it copies the bytes. The other side learns of the match through the operation's atomic state.
 #include "transport/inproc.h"
 
 #include <cstring>
@@ -28,8 +27,8 @@ using State = Fabric::State;
 using Stream = Fabric::Stream;
 using Wish = Fabric::Wish;
 
-// Up to here a send completes at once, as MPI's eager messages do; above, when it is matched. So low
-// that tests with segments of a few dozen bytes see both.
+// A send of up to this size completes at once, as MPI's eager messages do; a larger send completes when it is matched. The limit
+// is so low that tests with segments of a few dozen bytes meet both cases.
 constexpr std::size_t kEagerBytes = 32;
 
 std::uint64_t key_of(int source, std::uint32_t tag) {
@@ -173,7 +172,7 @@ class Endpoint final : public Transport {
   }
 
  private:
-  // The sender's half of a match: to the receive that waits for it, or else into the mailbox.
+  // The sender's half of a match: gives the bytes to a waiting receive, or else puts them into the mailbox.
   void hand_over(PostedTransfer& operation, int peer, std::uint32_t tag, const void* data,
                  std::size_t bytes) {
     Mailbox& target = fabric_->box(peer);
@@ -199,7 +198,7 @@ class Endpoint final : public Transport {
     }
   }
 
-  // The receiver's half. True if the sender waits for this moment.
+  // The receiver's half. Returns true if the sender waits for the match.
   bool take_over(PostedTransfer& operation, int peer, std::uint32_t tag, void* data,
                  std::size_t bytes) {
     Mailbox& mine = fabric_->box(rank_);
@@ -244,7 +243,7 @@ class Endpoint final : public Transport {
     return ticket;
   }
 
-  // Both sides learn of a disagreement: the poster by the throw, the other by its next test().
+  // Both sides learn of a disagreement: the poster by the throw, the other side by its next test().
   [[noreturn]] static void reject(PostedTransfer& other, PostedTransfer& own,
                                   const std::string& text) {
     other.fail(ErrorCode::kInternal, text);
@@ -271,16 +270,16 @@ class Endpoint final : public Transport {
   int rank_;
   HostWindow window_;
   bool use_window_;
-  std::deque<PostedTransfer> operations_;  // ticket id n names operations_[n - 1]
+  std::deque<PostedTransfer> operations_;  // the ticket with id n names operations_[n - 1]
   std::vector<std::uint64_t> free_;
-  std::vector<bool> told_;  // whose loss find_lost_peer has told
+  std::vector<bool> told_;  // ranks whose loss find_lost_peer has reported
   int told_count_ = 0;
 };
 
 }  // namespace
 
 Fabric::Fabric(const FabricShape& shape) : boxes_(static_cast<std::size_t>(shape.size)) {
-  std::map<int, int> leaders;  // by the number of the host
+  std::map<int, int> leaders;  // by number of the host
   for (int rank = 0; rank < shape.size; ++rank) {
     const int host = shape.hosts.empty() ? 0 : shape.hosts[static_cast<std::size_t>(rank)];
     hosts_.push_back(leaders.emplace(host, rank).first->second);
@@ -306,7 +305,7 @@ std::vector<std::shared_ptr<ResultMemory>> Fabric::share_results(int ranks) {
     memory = SharedMemory::create(SharedMemory::Kind::kMemfd, "hvdlite-results",
                                   results.size() * FabricShape::kResultBytes, &address);
   } catch (const Error&) {
-    return results;  // they are private then
+    return results;  // then results are private
   }
   for (int rank = 0; rank < ranks; ++rank) {
     results[static_cast<std::size_t>(rank)] =

@@ -26,15 +26,15 @@ using base::ErrorCode;
 
 namespace {
 
-// A peer that runs answers within the spin. One that does not may have been put on this very processor, though there are enough:
-// if both spun for longer, each would wait for the other's spin to end.
+// A running peer answers within this time. A peer that does not answer may have been placed on this rank's processor, although
+// there are enough processors. If both span for longer, each would wait for the other's spin to end.
 constexpr base::microseconds kSpin{10};
 constexpr base::microseconds kYield{40};
 constexpr base::microseconds kYieldWhereShared{75};
 
-// What each rank tells all others at init.
+// What each rank tells all others in init().
 struct Introduction {
-  int leader = 0;  // the lowest rank of its host, as MPI sees it
+  int leader = 0;  // the lowest rank of its host, as MPI reports it
   int pid = 0;
   char host[64] = {};
   char boot[64] = {};  // of its kernel; "" if that is kept secret
@@ -49,16 +49,16 @@ Introduction introduce(int leader) {
   return me;
 }
 
-// The ranks of one host while they join.
+// The ranks of one host, while they join.
 struct HostRanks {
   const hvdlite_mpi* mpi;
   hvdlite_mpi_comm comm;
-  int rank, size;           // of the host
-  const std::string& kind;  // the knob shared_memory
+  int rank, size;           // on the host
+  const std::string& kind;  // of the knob shared_memory
 };
 
-// What make() builds over memory that all ranks of the host map; null on all of them alike, with the reason in why_not, if
-// any rank cannot have it. The leader makes the memory, the others open it.
+// Returns what make() builds over memory that all ranks of the host map. The leader makes the memory, the others open it. If one
+// rank cannot, the result is null on all of them, and why_not has the reason.
 template <typename Thing, typename Make>
 std::unique_ptr<Thing> share(const HostRanks& host, const char* name, std::size_t bytes,
                              std::string* why_not, Make make) {
@@ -76,7 +76,7 @@ std::unique_ptr<Thing> share(const HostRanks& host, const char* name, std::size_
     const auto attempt = [&](auto step) {
       try {
         if (problem.empty()) step();
-      } catch (const std::exception& error) {  // whatever it is, the others wait for the outcome
+      } catch (const std::exception& error) {  // any exception: the other ranks wait for the result
         problem = error.what();
       }
     };
@@ -84,7 +84,7 @@ std::unique_ptr<Thing> share(const HostRanks& host, const char* name, std::size_
       attempt([&] { memory = SharedMemory::create(kind, name, bytes, &address); });
     }
     check(host.mpi, host.mpi->bcast(&address, sizeof(address), 0, host.comm), "MPI_Bcast");
-    SharedMemory* const original = memory.get();  // the thing's from now on
+    SharedMemory* const original = memory.get();  // the object made below owns it now
     if (address.exists != 0) {
       if (host.rank > 0) attempt([&] { memory = SharedMemory::open(address, bytes); });
       attempt([&] { thing = make(std::move(memory)); });
@@ -100,7 +100,7 @@ std::unique_ptr<Thing> share(const HostRanks& host, const char* name, std::size_
                     [](const OpenedMemory& rank) { return rank.ok == 1; })) {
       return thing;
     }
-    // Where the leader has none, the others have nothing to say.
+    // If the leader has none, the other ranks have no reason to give.
     const auto told = std::find_if(all.begin(), all.end(),
                                    [](const OpenedMemory& rank) { return rank.why[0] != '\0'; });
     HVD_CHECK(told != all.end());
@@ -110,8 +110,8 @@ std::unique_ptr<Thing> share(const HostRanks& host, const char* name, std::size_
   return nullptr;
 }
 
-// The host's memory for results: address space for twice what each rank keeps, so that there is room beside that for what is in
-// use. Only in a memfd, whose size is not bound by /dev/shm's. Null: results are private, which costs bandwidth only.
+// The host's memory for results: address space for twice what each rank keeps, so that there is room for blocks in use. It needs
+// a memfd, because /dev/shm limits the size of its files. Null: results are private, which only costs bandwidth.
 std::shared_ptr<ResultMemory> share_results(const HostRanks& host, const base::Config& config) {
   std::uint64_t part = 0;
   const bool some_fit =
@@ -153,7 +153,7 @@ base::WaitPolicy choose_waiting(const base::Config& config, int cpus, int ranks)
 }
 
 std::vector<int> merge_hosts(std::vector<int> leaders, const std::vector<std::string>& machines) {
-  std::map<std::string, int> first;  // rank of each machine
+  std::map<std::string, int> first;  // first rank of each machine
   for (std::size_t r = 0; r < leaders.size(); ++r) {
     if (machines[r].empty()) continue;
     const int other = leaders[static_cast<std::size_t>(
@@ -175,7 +175,7 @@ MpiWorld place(const std::vector<int>& leaders, int rank) {
   const std::vector<int>& mine = hosts.at(leaders[static_cast<std::size_t>(rank)]);
   world.local_size = static_cast<int>(mine.size());
   world.local_rank = static_cast<int>(std::find(mine.begin(), mine.end(), rank) - mine.begin());
-  // The cross group: the ranks with this local rank, one on each host that has so many.
+  // The cross group: the ranks with this local rank, one on each host that has that many ranks.
   world.cross_size = 0;
   for (const auto& [leader, ranks] : hosts) {
     world.is_homogeneous = world.is_homogeneous && ranks.size() == mine.size();
@@ -224,7 +224,7 @@ MpiWorld open_mpi(const char* shim_path, const void* comm_address, const base::C
         return std::make_unique<ControlPage>(std::move(memory), local_size, local_rank);
       });
   std::unique_ptr<MappedWindow> window;
-  // A rank that is alone on its host needs none for itself, but for what it does together with the ranks of other hosts.
+  // A rank that is alone on its host needs no window for itself, but for hierarchical collectives with other hosts.
   if (page && some_share_a_host(leaders)) {
     const auto shape = HostWindow::Layout::for_ranks(local_size, ledger_bytes, config.tile_bytes);
     window = share<MappedWindow>(joining, "hvdlite-window", shape.bytes(), &why_no_window,
