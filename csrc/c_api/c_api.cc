@@ -75,7 +75,7 @@ namespace {
 
 constexpr const char* kNotInitialized = "Horovod has not been initialized; use hvd.init().";
 
-// The engine of this process, for those that are not handed one.
+// The engine of this process, for callers that have no pointer to it.
 class CurrentEngine {
  public:
   void set(hvdlite_engine* engine) {
@@ -198,7 +198,7 @@ hvdlite_engine* hvdlite_current_engine(void) {
 
 void hvdlite_engine_destroy(hvdlite_engine* engine) {
   if (engine == nullptr) return;
-  // A forked child owns a copy of an engine whose thread and transport are its parent's: leave it alone.
+  // A forked child has a copy of its parent's engine, whose thread and transport belong to the parent. Leave the copy alone.
   if (!engine->engine->usable_in_this_process()) return;
   if (engine->references.fetch_sub(1, std::memory_order_acq_rel) == 1) delete engine;
 }

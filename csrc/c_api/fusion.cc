@@ -33,7 +33,7 @@ using Clock = std::chrono::steady_clock;
 
 char* moved(void* base, std::int64_t bytes) { return static_cast<char*>(base) + bytes; }
 
-// Two events that, unlike those of a Gpu, keep the time.
+// Two events that record the time. (Those of a Gpu do not.)
 class Stopwatch {
  public:
   explicit Stopwatch(const hvdlite_fusion& fusion)

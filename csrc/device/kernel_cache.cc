@@ -14,7 +14,7 @@
 namespace hvdlite::device {
 namespace {
 
-// In front of every image, written and read on the same machine.
+// Precedes every image. The same machine writes and reads it.
 struct ImageHeader {
   char mark[8] = {'h', 'v', 'd', 'k', 'e', 'r', 'n', '1'};
   std::uint64_t key = 0;
@@ -36,7 +36,7 @@ bool ours_alone(const struct stat& status) {
   return (status.st_uid == geteuid() || status.st_uid == 0) && (status.st_mode & 022) == 0;
 }
 
-// mkdir -p, private. The reason why it is not there afterwards, or "".
+// mkdir -p, with private permissions. Returns why the folder does not exist afterwards, or "".
 std::string make_folder(const std::string& folder) {
   for (std::size_t slash = 1; slash != std::string::npos;) {
     slash = folder.find('/', slash + 1);
@@ -49,7 +49,7 @@ std::string make_folder(const std::string& folder) {
   return ours_alone(status) ? "" : folder + " belongs to, or may be written by, other users";
 }
 
-// Written beside its place and renamed into it, so nobody ever reads a half. The reason if it failed, or "".
+// Writes a temporary file and renames it, so that no process reads half a file. Returns why it failed, or "".
 std::string write_file(const std::string& path, const ImageHeader& header,
                        const std::string& image) {
   std::string part = path + ".XXXXXX";

@@ -17,7 +17,7 @@ namespace {
 
 constexpr base::microseconds kCommNap{500};
 
-// Everything the thread that ends a communicator needs, which may outlive who asked for it.
+// Everything that the thread needs which ends a communicator. It may outlive the NcclComm.
 struct CommunicatorTeardown {
   nccl::Functions call;
   GpuPtr gpu;
@@ -26,7 +26,7 @@ struct CommunicatorTeardown {
   base::microseconds patience;
 };
 
-// Waits until the communicator has come to the end of what was called last. False if it failed or takes too long.
+// Waits until the communicator's last call is complete. Returns false if that fails or takes too long.
 bool settle(const CommunicatorTeardown& ending) {
   const base::Clock::time_point limit = base::Clock::now() + ending.patience;
   for (;;) {
@@ -39,7 +39,7 @@ bool settle(const CommunicatorTeardown& ending) {
   }
 }
 
-// Destroying tells only ourselves; what peers must know was said by finalising.
+// Destroying a communicator is local. Finalising has told the peers all that they must know.
 void run(const CommunicatorTeardown& ending) noexcept {
   ending.gpu->clean_up([&](const cuda::Functions&) {
     bool good = ending.in_order && settle(ending);
@@ -58,12 +58,12 @@ void run(const CommunicatorTeardown& ending) noexcept {
 }  // namespace
 
 std::string nccl_version_text(int version) {
-  const int unit = version < 10000 ? 1000 : 10000;  // until 2.8 minor versions had one digit
+  const int unit = version < 10000 ? 1000 : 10000;  // until 2.8, minor versions had one digit
   return std::to_string(version / unit) + "." + std::to_string(version % unit / 100) + "." +
          std::to_string(version % 100);
 }
 
-// How many communicators are being ended.
+// The number of communicators that are being ended.
 struct Nccl::Endings {
   std::mutex mutex;
   std::condition_variable changed;
@@ -151,7 +151,7 @@ void NcclComm::end(bool in_order, base::microseconds patience) {
   endings->begin();
   auto work = [ending = std::move(ending), endings]() mutable {
     run(ending);
-    ending.gpu.reset();  // who waits for the end may count on it
+    ending.gpu.reset();  // released before waiters see the end
     endings->end();
   };
   try {
@@ -159,7 +159,7 @@ void NcclComm::end(bool in_order, base::microseconds patience) {
       base::name_this_thread("hvd-nccl-end");
       work();
     }).detach();
-  } catch (const std::system_error&) {  // no thread to be had
+  } catch (const std::system_error&) {  // no thread can be started
     work();
   }
 }

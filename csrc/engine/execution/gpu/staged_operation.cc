@@ -181,8 +181,8 @@ void StagedOperation::bring_back() {
   const Request& first = first_request();
   const device::cuda::Stream stream = link().return_stream();
   const device::Current current(gpu());
-  order_inputs(
-      stream);  // the outputs may be written only after these, even if nothing was copied from them
+  // The outputs may be written only after the inputs' events, even if nothing was copied from them.
+  order_inputs(stream);
   const auto bring = [&](void* to, std::size_t bytes) {
     if (to != nullptr && bytes > 0) gpu().copy(to, output_, bytes, stream);
   };
