@@ -91,7 +91,7 @@ class Work:
         """
     def result(self, limit: float = float("inf"), streams: Sequence[int] = ()) -> Result:
         """Waits for the only operation: its Result, or raises its failure."""
-    def _land(self, limit: float) -> Any:
+    def _outputs(self, limit: float) -> Any:
         """Waits for operations on plain tensors that the engine has described, for so many seconds at most.
 
         Returns:

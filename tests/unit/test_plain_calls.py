@@ -293,7 +293,7 @@ def test_a_broadcast_may_be_started(in_place):
     def body(rank):
         array = np.full(3, rank.rank + 1.0)
         work = broadcast(rank.engine, "b", array, 1, in_place, blocking=False)
-        output = work._land(math.inf)
+        output = work._outputs(math.inf)
         assert (output is array) == in_place
         assert in_place or (array == rank.rank + 1).all()
         return output.tolist()

@@ -1,4 +1,4 @@
-// The engine as Python sees it, and what it is asked beside operations.
+// The Python engine's methods that do not concern operations, and the definition of the type.
 
 #include <nanobind/stl/vector.h>
 
@@ -22,7 +22,7 @@ nb::list as_list(const std::vector<Value>& values) {
   return nb::borrow<nb::list>(list);
 }
 
-// Lists whose length is not known beforehand: asks again with more room until some is left over.
+// Reads a list of unknown length: asks again with more room until the list fits.
 template <typename Call>
 std::vector<std::int32_t> list_of(Call call) {
   std::vector<std::int32_t> values(64);

@@ -1,5 +1,5 @@
-// The way of a bucket's gradients into the engine and back: what memory they are in, that it is sent, and whether it is still
-// theirs. What needs torch to make or to look at is left to hvdlite/torch/in_flight.py.
+// Launches a bucket: collects its gradients' addresses, submits them, and checks afterwards whether the results lie in the
+// gradients. Steps that need torch are in hvdlite/torch/in_flight.py.
 // Thread: with the GIL held. Owns: references. Blocks: where a CUDA stream does. Throws: the classes of hvdlite.errors, and what
 // Python raises.
 
@@ -20,7 +20,7 @@ using namespace nb::literals;
 
 namespace {
 
-// The names of what is asked of a tensor, interned.
+// The names of tensor attributes, interned.
 struct GatherNames {
   PyObject* dtype = PyUnicode_InternFromString("dtype");
   PyObject* layout = PyUnicode_InternFromString("layout");
@@ -40,30 +40,30 @@ nb::object answer(nb::handle object, PyObject* method) {
   return checked(PyObject_CallMethodNoArgs(object.ptr(), method));
 }
 
-// A gradient, and its state in it.
+// A Python object, and the GradientState in it.
 struct GradientRef {
   nb::object object;
   GradientState* state;
 
-  // Throws if it is none.
+  // Throws if the object is no GradientState.
   explicit GradientRef(nb::object gradient)
       : object(std::move(gradient)), state(&nb::cast<GradientState&>(object)) {}
   GradientState* operator->() const { return state; }
 };
 
-// What was sent of a bucket, in order. The memory of a gradient that is reduced where it is is its own.
+// What was sent of a bucket, in order. A gradient that is reduced in place is sent from its own memory.
 class Sent {
  public:
   void reserve(std::size_t count) {
     items_.reserve(count);
     pointers_.reserve(count);
   }
-  // The next member has no gradient here.
+  // The next member has no gradient on this rank.
   void add_absent() {
     if (!absent_) absent_ = std::make_unique<bool[]>(items_.capacity());
     absent_[items_.size()] = true;
   }
-  // A gradient that is reduced where it is, or an item with memory of its own.
+  // Adds a gradient that is reduced in place, or an item with memory of its own.
   void add(const GradientRef& gradient, nb::object grad, std::int64_t pointer) {
     items_.push_back({gradient, std::move(grad), {}});
     pointers_.push_back(pointer);
@@ -73,7 +73,7 @@ class Sent {
     items_.push_back({gradient, item[1], std::move(item)});
   }
   const std::vector<std::int64_t>& pointers() const { return pointers_; }
-  // Of each whether this rank lacks it; null: none.
+  // A flag for each member: does this rank lack its gradient? Null: it lacks none.
   const bool* absent() const { return absent_.get(); }
   nb::list numbers_of_absent() const {
     nb::list numbers;
@@ -92,21 +92,21 @@ class Sent {
                : nb::make_tuple(item.gradient.object, item.grad, item.grad, nb::none());
   }
 
-  // They are the engine's now.
+  // Marks the gradients as sent.
   void hand_over() const {
     for (const Item& item : items_) item.gradient->dirty = false;
   }
 
-  // The numbers of items, from the first on, that failed or whose results have to be put where they belong. The others are
-  // filled, but for those that no rank had a gradient for. outcomes: as Engine.wait_many gives them; none if Ctrl-C came before
-  // anything was submitted.
+  // The numbers of items, from `first` on, that failed or whose results have to be copied to their gradients. Marks the others as
+  // filled, except those for which no rank had a gradient. outcomes: from Engine.wait_many; none if Ctrl-C came before the
+  // submission.
   nb::list to_store(std::size_t first, const nb::list& outcomes) const {
     nb::list places;
     for (std::size_t i = first; i < std::min(items_.size(), outcomes.size()); ++i) {
       const nb::object outcome = outcomes[i];
       const bool reduced = PyLong_Check(outcome.ptr());
       if (reduced && nb::cast<int>(outcome) == 0)
-        continue;  // as in one process, there is no gradient
+        continue;  // no rank had a gradient, so there is none, as in a program of one process
       if (reduced && items_[i].is_there()) {
         items_[i].gradient->filled = true;
       } else {
@@ -132,7 +132,7 @@ class Sent {
     nb::object grad;
     nb::object whole;  // null: (gradient, grad, grad, None)
 
-    // Was the gradient reduced where it is, and is it all that the parameter has?
+    // Was the gradient reduced in place, and is it the parameter's whole gradient?
     bool is_there() const {
       if (whole.is_valid() && (grad.is_none() || !grad.is(whole[2]))) return false;
       return gradient->reduced_part.is_none() && gradient->sparse_dim.is_none() &&
@@ -144,12 +144,12 @@ class Sent {
   std::unique_ptr<bool[]> absent_;
 };
 
-// Finds out where the gradients of a bucket are, or has torch make what is to be sent for them.
+// Finds the addresses of a bucket's gradients, or has torch make what is to be sent for them.
 class Gatherer {
  public:
-  // gradients and forms: of the members, in order; a form is a WireForm, of which this reads how it is reduced in place.
-  // type, plain: what native code may know of tensors of this type, or None. strided: torch's layout.
-  // wire_of(gradient, form, grad): memory to send in the place of a gradient, or of none, and what decoding needs.
+  // gradients and forms: of the members, in order. A form is a WireForm; this class reads how the gradient is reduced in place.
+  // type, plain: the tensors' type, and its Plain or None. strided: torch's layout. wire_of(gradient, form, grad): makes memory
+  // to send for a gradient, or for a missing one, and the context for decoding.
   Gatherer(const nb::list& gradients, const nb::list& forms, nb::handle type, nb::handle plain,
            nb::object strided, nb::object wire_of)
       : strided_(std::move(strided)), wire_of_(std::move(wire_of)) {
@@ -161,7 +161,7 @@ class Gatherer {
     if (!plain.is_none()) plain_.emplace(type, plain);
   }
 
-  // What to send of all members.
+  // Collects what to send for all members.
   Sent gather() const {
     Sent sent;
     sent.reserve(members_.size());
@@ -169,7 +169,7 @@ class Gatherer {
       const GradientRef& gradient = member.gradient;
       nb::object grad = gradient->dirty ? gradient->grad() : nb::none();
       if (grad.is_none()) {
-        if (gradient->dirty) gradient->forget();  // somebody has reset it
+        if (gradient->dirty) gradient->forget();  // the user has reset it
         sent.add_absent();
       } else if (const auto pointer = address_of(member, grad)) {
         sent.add(gradient, std::move(grad), *pointer);
@@ -194,13 +194,13 @@ class Gatherer {
   struct GatheredGradient {
     GradientRef gradient;
     nb::object form;
-    nb::object dtype_in_place;  // torch's; None: it never is reduced where it is
-    nb::object device;          // torch's
+    nb::object dtype_in_place;  // torch's dtype; None: the gradient is never reduced in place
+    nb::object device;          // torch's device
     int dtype;                  // the engine's code
-    bool contiguous;            // or else it lies as its parameter does
+    bool contiguous;            // false: it lies in memory as its parameter does
   };
 
-  // Of a gradient that can be reduced where it is.
+  // The address of a gradient that can be reduced in place.
   std::optional<std::int64_t> address_of(const GatheredGradient& member,
                                          const nb::object& grad) const {
     if (member.dtype_in_place.is_none()) return {};
@@ -211,7 +211,7 @@ class Gatherer {
     }
     const bool fits = attribute(grad, gather_names->dtype).is(member.dtype_in_place) &&
                       attribute(grad, gather_names->layout).is(strided_) &&
-                      // The parameter may have been moved since.
+                      // The user may have moved the parameter since.
                       attribute(grad, gather_names->device).equal(member.device) &&
                       lies_right(member, grad) &&
                       answer(grad, gather_names->is_neg).ptr() == Py_False;
@@ -230,8 +230,8 @@ class Gatherer {
   nb::object strided_, wire_of_;
 };
 
-// Python runs signal handlers, which may raise, between any two things it does, but not within this: either the gradients are in
-// flight and the list says so, or they are this rank's as before.
+// Between any two steps of Python code a signal handler may run and raise, but not within this function. So either the gradients
+// are in flight and the list says so, or they are this rank's as before.
 void launch(Engine& engine, PassDriver& reducer, int bucket, std::int64_t group, nb::handle sent,
             bool wake, nb::handle streams, nb::list works) {
   const auto& native = nb::cast<const Sent&>(sent);

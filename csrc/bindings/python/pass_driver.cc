@@ -31,7 +31,7 @@ Passes::Found found(const GradientState& gradient, nb::handle grad) {
                                                       : Passes::Found::kFinished;
 }
 
-// Is it so of any gradient of a bucket?
+// Does the predicate hold for any gradient of a bucket?
 template <typename Predicate>
 bool any_of(nb::handle bucket, Predicate is_so) {
   for (const nb::handle gradient : bucket.attr("gradients")) {
@@ -45,7 +45,7 @@ bool any_of(nb::handle bucket, Predicate is_so) {
 PassDriver::PassDriver(nb::object current_task, nb::object is_nested)
     : current_task_(std::move(current_task)), is_nested_(std::move(is_nested)) {}
 
-// A method of the class that is derived from this one.
+// Calls a method of the derived Python class.
 template <typename... Args>
 nb::object PassDriver::ask(const char* method, Args... args) {
   return nb::find(*this).attr(method)(args...);
@@ -79,7 +79,7 @@ void PassDriver::before(GradientState& gradient) {
   gradient.fresh = true;
 }
 
-// What is raised before the gradient was counted (Ctrl-C) does not take back what backward has added to it.
+// If Ctrl-C raises before the gradient is counted, backward has still added to it.
 void PassDriver::after(GradientState& gradient) {
   const Locked locked(lock);
   const long long stamp = gradient.stamp;
@@ -102,7 +102,7 @@ void PassDriver::count(GradientState& gradient) {
   if (change == After::kComplete) launch(bucket, true);
 }
 
-// A hook runs in another graph task than the last hook did.
+// The hook runs in another graph task than the last hook.
 void PassDriver::change_task(Task task, GradientState& gradient) {
   if (goes_on(task)) return;
   const bool nested = is_nested(false);
@@ -111,11 +111,11 @@ void PassDriver::change_task(Task task, GradientState& gradient) {
   watch(task, nested);
 }
 
-// The first gradient of a pass is there.
+// The first gradient of a pass has come.
 void PassDriver::begin_pass(GradientState& gradient) {
   if (is_one_too_many()) {
     if (!gradient.reduced_part.is_none()) ask("_refuse_pass", nb::find(gradient));
-    start_step();  // the gradients were reset without telling us
+    start_step();  // the user reset the gradients without a call that tells us
   }
   ask("_use_engine");
   begin();
@@ -123,7 +123,7 @@ void PassDriver::begin_pass(GradientState& gradient) {
 
 void PassDriver::watch(Task task, bool nested) {
   enter(task, nested);
-  ask("_watch", stamp(), nested);  // where nothing is told, settle() does what is to be done
+  ask("_watch", stamp(), nested);  // if nothing reports the end of the task, settle() does the work
 }
 
 // --- the end of a pass ----------------------------------------------------------------------------------------------
@@ -147,7 +147,8 @@ void PassDriver::task_lost(long long stamp) {
   if (!is_of(stamp)) return;
   finish();
   if (!owes()) return;
-  if (!planned()) ask("_plan");  // which does wait, but otherwise the others could not go on
+  if (!planned())
+    ask("_plan");  // planning waits for other ranks, but without it they could not continue
   launch_rest();
 }
 
@@ -157,7 +158,7 @@ void PassDriver::reduce(bool strict) {
   if (!planned()) ask("_plan");
   owe();
   launch_rest();
-  land(strict);
+  finish_launched(strict);
   if (strict && any_missing()) ask("_require_hooks");
 }
 
@@ -165,7 +166,7 @@ bool PassDriver::is_dirty(int bucket) const {
   return any_of(buckets[bucket], [](const GradientState& gradient) { return gradient.dirty; });
 }
 
-// May some rank have a gradient for the bucket? One that was frozen since may have it from a pass that was kept back.
+// May some rank have a gradient for the bucket? A parameter that is frozen now may have one from an unreduced pass.
 bool PassDriver::concerns_somebody(int bucket) const {
   return may_be_anywhere() || any_of(buckets[bucket], [](const GradientState& gradient) {
            return gradient.dirty || nb::cast<bool>(gradient.param.attr("requires_grad"));
@@ -182,8 +183,8 @@ void PassDriver::launch_rest() {
   rest_is_launched();
 }
 
-// Waits for everything in flight, and reduces what was added to gradients after they were launched.
-void PassDriver::land(bool strict) {
+// Waits for all launched buckets. Then reduces what was added to gradients after their launch.
+void PassDriver::finish_launched(bool strict) {
   ask("_wait", strict);
   if (!added_later()) return;
   begin_additions();
@@ -201,14 +202,14 @@ void PassDriver::settle() {
   if (owes()) {
     reduce(false);
   } else {
-    land(false);
+    finish_launched(false);
   }
   ask("_merge_rest");
 }
 
 // --- the plan -------------------------------------------------------------------------------------------------------
 
-// Ctrl-C comes between neither of these two and what a gradient knows of its bucket.
+// No signal handler runs between these two statements, so buckets and gradients always fit together.
 void PassDriver::set_plan(nb::list made) {
   drop_plan();
   std::vector<Bucket> counts;
@@ -241,7 +242,7 @@ int PassDriver::traverse(visitproc visit, void* arg) const {
   return 0;
 }
 
-// The rest stays: a hook may be called until it is gone.
+// Keeps the other references: a hook may be called until it is gone.
 void PassDriver::clear() {
   buckets = nb::list();
   Passes::drop_plan();

@@ -15,7 +15,7 @@ namespace {
 bool has_input(KernelKind kind) {
   return kind != KernelKind::kBarrier && kind != KernelKind::kJoin;
 }
-// Like the input, which it may take the memory of.
+// Is the output like the input, so that it may take over the input's memory?
 bool has_output_like_input(KernelKind kind) {
   return kind == KernelKind::kAllreduce || kind == KernelKind::kBroadcast;
 }
@@ -24,7 +24,7 @@ void free_block(void*, std::size_t, void* block) {
   hvdlite_block_free(static_cast<hvdlite_block*>(block));
 }
 
-// A tensor in the block's memory, which it owns. (TensorFlow copies what it finds aligned too little.)
+// Makes a tensor over the block's memory; the tensor owns it. (TensorFlow copies memory that is not aligned enough.)
 TF_Tensor* wrap(hvdlite_block* block, DataType dtype, const hvdlite_result& result) {
   return api().NewTensor(dtype, result.shape, result.ndim, hvdlite_block_data(block),
                          static_cast<std::size_t>(result.num_bytes), free_block, block);
@@ -69,7 +69,7 @@ void KernelCall::start(const Kernel& kernel, TF_OpKernelContext* context, DoneCa
   if (!call->describe(requests)) return finish(std::move(call));
   KernelCall* in_flight = call.release();
   const int code = in_flight->submit(requests, /*wake=*/true, &KernelCall::ended);
-  if (code == HVDLITE_OK) return;  // it may have ended by now: it is not ours any more
+  if (code == HVDLITE_OK) return;  // the call may have ended by now, and is not ours any more
   fail_with_last_error(context, code);
   finish(std::unique_ptr<KernelCall>(in_flight));
 }
@@ -90,7 +90,7 @@ void KernelCall::ended(void* data) {
   finish(std::move(call));
 }
 
-// TensorFlow may destroy the op's context as soon as it is told: everything is given back before.
+// TensorFlow may destroy the op's context as soon as `done` is called, so everything is released before.
 void KernelCall::finish(std::unique_ptr<KernelCall> call) {
   const DoneCallback done = std::move(call->done_);
   call.reset();
@@ -115,7 +115,7 @@ bool KernelCall::describe(KernelRequests& requests) {
   return status.ok() && (!kernel_.is_on_gpu() || place_on_gpu(requests));
 }
 
-// All tensors of an op are on one GPU. Those of no bytes have no address that would tell.
+// All tensors of an op are on one GPU. A tensor without bytes has no address to tell the GPU from.
 bool KernelCall::place_on_gpu(KernelRequests& requests) {
   const hvdlite_request* begin = requests.data();
   const auto* some = std::find_if(begin, begin + count_, [](const hvdlite_request& request) {
@@ -146,7 +146,7 @@ void KernelCall::describe_tensor(KernelRequests& requests, std::size_t index, TF
   requests.set_shape(index, at.input);
   request.input = api().TensorData(at.input);
   if (!has_output_like_input(kernel_.kind())) return;
-  // The input's memory becomes the output's if nobody else has a reference, this call included.
+  // The input's memory can become the output's if nothing else refers to it, not even this call.
   api().DeleteTensor(std::exchange(at.input, nullptr));
   int forwarded = -1;
   at.output = api().ForwardInputOrAllocateOutput(context_, &place, 1, place, request.shape,
@@ -183,7 +183,7 @@ void KernelCall::collect() {
   hvdlite_release(engine_, work_);
 }
 
-// Of a call that failed there are none; but one of its operations may have left memory in use.
+// A failed call has no outputs. But one of its operations may have left memory in use.
 void KernelCall::give_outputs(bool all_well) {
   hvdlite_result one{};
   std::vector<hvdlite_result> more(count_ > 1 ? count_ : 0);
@@ -212,8 +212,8 @@ void KernelCall::give_output(std::size_t index, const hvdlite_result& result, TF
   give_integers(context_, 1, &count, 1, rows.data(), status);
 }
 
-// The engine's output becomes TensorFlow's without a copy. Not in GPU memory: TensorFlow gives memory back when it has handed over
-// what uses it, which nobody but its own allocator takes into account.
+// TensorFlow takes over the engine's output without a copy. GPU memory is copied: TensorFlow frees GPU memory as soon as its last
+// use is enqueued, and only its own allocator handles that.
 void KernelCall::give_rows(std::size_t index, const hvdlite_result& result, TF_Status* status) {
   const int place = static_cast<int>(index);
   const DataType dtype = kernel_.dtype(index);

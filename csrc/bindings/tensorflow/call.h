@@ -1,9 +1,9 @@
-// One execution of a collective op: from TensorFlow's tensors to the engine's requests, and back.
-// Thread: made and started in the kernel's compute; an asynchronous one ends in a thread of the engine. Owns: references to its
-// tensors and to the engine, from the start to the end. Blocks: only run(). Throws: std::bad_alloc.
+// One execution of a collective op: makes the engine's requests from TensorFlow's tensors, and tensors from the results.
+// Thread: the kernel's compute makes and starts it; a thread of the engine ends an asynchronous one. Owns: references to its
+// tensors and to the engine, from start to end. Blocks: only run(). Throws: std::bad_alloc.
 //
-// In GPU memory it begins in the order of TensorFlow's stream and has ended when its work is handed to the GPU and TensorFlow's
-// stream comes after it: what TensorFlow does next with the result, and with the memory of the input, is in that stream.
+// In GPU memory it begins in the order of TensorFlow's stream. It ends when the GPU has its work and TensorFlow's stream is
+// ordered after that. TensorFlow uses the result, and reuses the input's memory, in this stream.
 #pragma once
 
 #include <cstdint>
@@ -31,21 +31,21 @@ class KernelCall {
 
  private:
   struct TensorPair {
-    TF_Tensor* input = nullptr;   // null where its memory became the output's
-    TF_Tensor* output = nullptr;  // until the end null where the engine allocates it
+    TF_Tensor* input = nullptr;   // null if the output took over its memory
+    TF_Tensor* output = nullptr;  // null until the end if the engine allocates it
   };
 
   TensorPair& part(std::size_t index) {
     return more_parts_.empty() ? one_part_ : more_parts_[index];
   }
 
-  // False if the op has failed.
+  // Returns false if the op has failed.
   bool describe(KernelRequests& requests);
   void describe_tensor(KernelRequests& requests, std::size_t index, TF_Status* status);
   bool describe_splits(KernelRequests& requests);
   bool place_on_gpu(KernelRequests& requests);
 
-  // The engine's code. wake: nobody is about to wait; with `then`, that is told of the end.
+  // Returns the engine's code. wake: wake the engine thread, because no thread is about to wait. then: is called at the end.
   int submit(KernelRequests& requests, bool wake, hvdlite_done_fn then = nullptr);
   void collect();
   void give_outputs(bool all_well);
@@ -59,12 +59,12 @@ class KernelCall {
   TF_OpKernelContext* context_;
   DoneCallback done_;
   hvdlite_engine* engine_;
-  void* stream_ = nullptr;  // TensorFlow's, where the tensors are in GPU memory
+  void* stream_ = nullptr;  // TensorFlow's, if the tensors are in GPU memory
   std::size_t count_;
-  bool memory_in_use_ =
-      false;  // the transport may still write to the tensors: they are never freed
+  // The transport may still write to the tensors, so they are never freed.
+  bool memory_in_use_ = false;
   TF_Tensor* splits_ = nullptr;
-  // One tensor, the usual case, needs no memory beyond the object.
+  // One tensor, the usual case, needs no further allocation.
   TensorPair one_part_;
   std::vector<TensorPair> more_parts_;
   std::int64_t work_ = 0;

@@ -55,7 +55,7 @@ void define(OpDefinition definition) {
                      has_tensors ? create<kKind, kGrouped, ArgumentMemory::kDevice> : nullptr});
 }
 
-// Stateless and stateful, of one tensor and of many.
+// Defines the stateless and the stateful op, for one tensor and for many.
 template <KernelKind kKind>
 void define_family(const std::string& name, std::initializer_list<const char*> attributes,
                    const ShapeFunctions& shapes_of) {

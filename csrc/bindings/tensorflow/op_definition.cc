@@ -12,7 +12,7 @@ struct Enrolled {
   KernelFunctions kernel;
 };
 
-// Those whose kernels for GPUs are still to be registered.
+// The ops whose GPU kernels are not registered yet.
 std::vector<Enrolled>& waiting() {
   static std::vector<Enrolled> ops;
   return ops;
@@ -22,7 +22,7 @@ std::vector<Enrolled>& waiting() {
 
 OpDefinition::OpDefinition(std::string name, bool stateful, ShapeFunction shapes)
     : name_(std::move(name)), builder_(api().NewOpDefinitionBuilder(name_.c_str())) {
-  // Whatever it is given, this function makes the op stateful.
+  // This function makes the op stateful, whatever its argument is.
   if (stateful) api().OpDefinitionBuilderSetIsStateful(builder_, true);
   api().OpDefinitionBuilderSetShapeInferenceFunction(builder_, shapes);
 }

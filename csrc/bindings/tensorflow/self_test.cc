@@ -39,7 +39,7 @@ void compute_probe_later(void*, TF_OpKernelContext* context,
     return;
   }
   std::thread([context, finish = std::move(*done)] {
-    // So that compute has returned, most likely, and its stack is used for something else.
+    // Time for compute to return, so that most likely its stack is used for something else.
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
     give_number(context, 1);
     finish();

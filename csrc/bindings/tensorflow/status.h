@@ -1,5 +1,5 @@
-// Errors of the engine and of TensorFlow's C API, on their way to the user.
-// Thread: any. Owns: TfStatus a TF_Status. Blocks: no. Throws: nothing.
+// Errors of the engine and of TensorFlow's C API, reported to the user.
+// Thread: any. Owns: TfStatus owns a TF_Status. Blocks: no. Throws: nothing.
 #pragma once
 
 #include "tf_api.h"
@@ -23,7 +23,7 @@ class TfStatus {
 
 // Makes the op fail.
 void fail(TF_OpKernelContext* context, StatusCode code, const char* message);
-// With the code of a failed call of hvdlite.h, and its text.
+// Fails the op with the code and the text of a failed call of hvdlite.h.
 void fail_with_last_error(TF_OpKernelContext* context, int code);
 
 }  // namespace hvdlite::tensorflow

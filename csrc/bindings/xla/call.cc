@@ -9,7 +9,7 @@ namespace hvdlite::xla {
 
 namespace {
 
-// The numbers of a line, one space between them, and then the rest of it.
+// Reads the numbers of a line, with one space between them, and then the rest of the line.
 class NumberReader {
  public:
   explicit NumberReader(std::string_view text)
@@ -41,7 +41,7 @@ class NumberReader {
   bool good_ = true;
 };
 
-// The number lets Python find the class of the error again (hvdlite/xla.py).
+// From this number Python finds the error's class again (hvdlite/xla.py).
 CallStatus failure(int code, const std::string& text) {
   return {code, "hvdlite error " + std::to_string(code) + ": " + text};
 }

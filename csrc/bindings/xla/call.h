@@ -1,6 +1,6 @@
-// What an XLA program asks for in one call: groups of allreduces and broadcasts, described by text, submitted together.
-// Thread: one at a time, with or without an interpreter's lock. Owns: a reference to the engine. Blocks: finish only.
-// Throws: no; what went wrong is an CallStatus.
+// One call of an XLA program: groups of allreduces and broadcasts, described by text and submitted together.
+// Thread: one at a time, with or without an interpreter's lock. Owns: a reference to the engine. Blocks: finish only. Throws:
+// nothing; a CallStatus reports errors.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace hvdlite::xla {
 
-// How something ended: an HVDLITE_E_* code, with the text to show if it failed.
+// The end of a call: an HVDLITE_E_* code, and the error's text.
 struct CallStatus {
   int code = HVDLITE_OK;
   std::string text;
@@ -30,14 +30,14 @@ class CollectiveCall {
   // Reads the description that hvdlite/xla.py wrote.
   CallStatus read(std::string_view description);
 
-  // The tensors of all groups, in order.
+  // The number of tensors in all groups.
   std::size_t size() const { return tensors_.size(); }
   std::span<const std::int64_t> shape(std::size_t index) const;
-  // Where a tensor lies and where its result goes, which may be the same place.
+  // Sets the address of a tensor, and the address for its result, which may be the same.
   void place(std::size_t index, const void* input, void* output);
 
   CallStatus submit();
-  // Waits for all that was submitted: the first failure, if any. Nothing of it is in flight afterwards.
+  // Waits for all submitted operations. Returns the first failure, if any. Afterwards none is in flight.
   CallStatus finish();
 
  private:

@@ -40,7 +40,7 @@ ROWS = (
         "hook-counts-twice",
         "a gradient that comes twice in one pass counts twice in its bucket",
         "csrc/bindings/python/passes.cc",
-        "if (gradient.stamp == stamp_) {  // one more part of it",
+        "if (gradient.stamp == stamp_) {  // another part of the same gradient",
         "if (gradient.stamp == stamp_ && is_launched(gradient.bucket)) {",
         (*guards.PASSES, "tests/adapters/torch/test_passes.py"),
     ),
