@@ -139,8 +139,8 @@ bool Engine::wait_for_all(const CompletionArray& batch, Clock::time_point deadli
 
 bool Engine::wait_for(const CompletionPtr& completion, Clock::time_point deadline,
                       Clock::time_point* ended) {
-  bool drove =
-      false;  // has this call driven to the end, so that the cycle knows the time of the end?
+  // Has this call driven to the end, so that the cycle knows the time of the end?
+  bool drove = false;
   waiting_callers_.fetch_add(1, std::memory_order_seq_cst);
   shared_.waits.enter(completion);
   bool over = false;

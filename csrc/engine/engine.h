@@ -185,8 +185,8 @@ class Engine {
   std::atomic<std::int64_t> arenas_created_{0};
   std::atomic<bool> token_{false};
   std::atomic<int> claims_{0};  // threads that must get the token before all others
-  std::uint32_t passes_ =
-      0;  // passes of callers since the last look for messages; for the token holder
+  // Passes of callers since the last look for messages; for the token holder.
+  std::uint32_t passes_ = 0;
   std::atomic<int> waiting_callers_{0};
   std::atomic<bool> stop_{false};
   std::atomic<bool> shut_down_{false};

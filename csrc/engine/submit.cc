@@ -176,8 +176,8 @@ void Engine::submit_group(const Submission& what, Launch launching) {
 
 void Engine::fill(const PreparedGroup& group, const Submission& what, std::span<Entry> entries) {
   const auto arena = group.arena != 0 ? shared_.arenas->find(group.arena) : nullptr;
-  const bool on_gpu =
-      group.members.front().anywhere.present->on_gpu();  // then all members are on that GPU
+  // Then all members are on that GPU.
+  const bool on_gpu = group.members.front().anywhere.present->on_gpu();
   for (std::size_t i = 0; i < entries.size(); ++i) {
     const bool has_value = what.absent.empty() || !what.absent[i];
     const PreparedGroup::Member& member = group.members[i];

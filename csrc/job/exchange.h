@@ -56,8 +56,8 @@ class Exchange {
   std::uint32_t number_ = 0;   // of the current exchange
   std::uint32_t round_ = 0;    // of the awaited message
   std::vector<Bytes> values_;  // of this rank, and of the ranks above it
-  std::map<std::pair<std::uint32_t, std::uint32_t>, std::vector<Bytes>>
-      early_;  // messages that came early, by exchange and round
+  // Messages that came early, by exchange and round.
+  std::map<std::pair<std::uint32_t, std::uint32_t>, std::vector<Bytes>> early_;
 };
 
 }  // namespace hvdlite::job

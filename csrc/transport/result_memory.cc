@@ -54,8 +54,8 @@ struct Forks {
   int pipe[2] = {-1, -1};
 
   static Forks& all() {
-    static auto* const forks =
-        new Forks;  // never destroyed, because a process may fork while it ends
+    // Never destroyed, because a process may fork while it ends.
+    static auto* const forks = new Forks;
     return *forks;
   }
 

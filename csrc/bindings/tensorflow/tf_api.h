@@ -115,8 +115,8 @@ struct Api {
 #define HVDLITE_TF_MEMBER(result, name, parameters) result(*name) parameters = nullptr;
   HVDLITE_TF_FUNCTIONS(HVDLITE_TF_MEMBER)
   HVDLITE_TF_OPTIONAL_FUNCTIONS(HVDLITE_TF_MEMBER)
-// Why there are no ops; empty if there are.
-#undef HVDLITE_TF_MEMBER std::string problem;
+#undef HVDLITE_TF_MEMBER
+  std::string problem;  // why there are no ops; empty if there are
 
   bool has_async_kernels() const {
     return NewAsyncKernelBuilder != nullptr && RunAsyncOpKernelDoneCallback != nullptr;

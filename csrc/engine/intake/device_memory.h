@@ -25,8 +25,8 @@ class KnownAddresses {
   static constexpr std::size_t kPlaces = 4096;
   static constexpr int kPageBits = 12;
   static constexpr int kGpuBits = 16;
-  std::array<std::atomic<std::uint64_t>, kPlaces>
-      known_{};  // page number, and GPU + 1 in the low bits
+  // Page number, and GPU + 1 in the low bits.
+  std::array<std::atomic<std::uint64_t>, kPlaces> known_{};
 };
 
 // One event for each GPU and stream of a submission.

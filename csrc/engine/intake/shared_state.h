@@ -168,8 +168,8 @@ struct SharedState {
   std::atomic<std::int64_t> watched{0};  // operations in flight whose end runs a callback
   SetDirectory sets;
   Numbering numbering;
-  const std::shared_ptr<ArenaDirectory> arenas =
-      std::make_shared<ArenaDirectory>();  // drafts outlive the engine
+  // Drafts outlive the engine.
+  const std::shared_ptr<ArenaDirectory> arenas = std::make_shared<ArenaDirectory>();
   FirstFailure failure;
   const std::shared_ptr<OutputCache> outputs;  // shared with the arrays that use its blocks
   Counters counters;

@@ -33,8 +33,8 @@ class NamesInFlight {
   std::size_t find(const Request& request) const;
   void grow();
 
-  std::vector<HashCell> places_ =
-      std::vector<HashCell>(64);  // a power of two; at most half of the cells are used
+  // A power of two; at most half of the cells are used.
+  std::vector<HashCell> places_ = std::vector<HashCell>(64);
   std::size_t used_ = 0;
 };
 

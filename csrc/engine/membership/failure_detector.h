@@ -92,8 +92,8 @@ class FailureDetector : public MembershipActions {
   bool failed_ = false;
   std::set<int> failure_unseen_;
   std::optional<Heartbeat> heartbeat_;  // on leaders of hosts, if there are several hosts
-  std::vector<std::uint64_t>
-      received_;  // from each rank, at the last look; empty without heartbeat_
+  // From each rank, at the last look; empty without heartbeat_.
+  std::vector<std::uint64_t> received_;
 };
 
 }  // namespace hvdlite::engine

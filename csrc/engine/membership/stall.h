@@ -147,8 +147,8 @@ class StallInspector {
   Time next_[2];  // the earliest time of the next question, by `last`
   std::vector<Episode> episodes_;
   std::map<std::pair<SetId, bool>, Time> in_hand_;  // until when another rank looks after a set
-  std::set<std::uint64_t>
-      unexplained_;  // operations for which no rank was missing: they are about to come, or never will
+  // Operations for which no rank was missing: they are about to come, or never will.
+  std::set<std::uint64_t> unexplained_;
 };
 
 }  // namespace hvdlite::engine

@@ -23,8 +23,8 @@ struct EngineOutput {
   std::vector<std::int64_t> received_splits;  // alltoall
   std::size_t bytes = 0;
   OutputCache::Block block;
-  device::Buffer
-      gpu_block;  // instead of `block`, if the input lies on a GPU; free after the operation's event
+  // Instead of `block`, if the input lies on a GPU; free after the operation's event.
+  device::Buffer gpu_block;
   std::int32_t device = -1;
 
   void* data() const { return device < 0 ? block.data() : gpu_block.data(); }

@@ -16,8 +16,8 @@ namespace hvdlite::engine {
 struct Announcement {
   SetId set;
   std::uint64_t seen = 0;
-  std::uint64_t closings =
-      0;  // of the ledger: the member has announced here all that it had in the ledger up to this closing
+  // Of the ledger: the member has announced here all that it had in the ledger up to this closing.
+  std::uint64_t closings = 0;
   std::vector<std::uint32_t> slots;  // known to the response cache; one bit each on the wire
   std::vector<RequestPtr> requests;  // in full
 };
@@ -26,12 +26,12 @@ struct Announcement {
 struct ResponseList {
   SetId set;
   bool in_ledger = false;  // its place in the order is where the ledger says, not where it arrives
-  std::int32_t last =
-      -1;  // the member whose request completed the latest decision; -1: no member's
-  std::vector<Decision>
-      decisions;  // of a hit, the wire carries response->slot only (slot_only after decoding)
-  std::vector<std::int32_t>
-      slots;  // after decoding: the slot of a hit; -1: the next of `responses`
+  // The member whose request completed the latest decision; -1: no member's.
+  std::int32_t last = -1;
+  // Of a hit, the wire carries response->slot only (slot_only after decoding).
+  std::vector<Decision> decisions;
+  // After decoding: the slot of a hit; -1: the next of `responses`.
+  std::vector<std::int32_t> slots;
   std::vector<Response> responses;  // after decoding
 };
 
@@ -104,8 +104,8 @@ struct Inquiry {
 struct StallReply {
   static constexpr std::size_t kMostText = 4096;
   std::uint64_t number = 0;
-  std::vector<std::uint32_t>
-      lacks{};  // operations, by their place in the question, that this rank has not asked for
+  // Operations, by their place in the question, that this rank has not asked for.
+  std::vector<std::uint32_t> lacks{};
   std::vector<std::uint32_t> in_hand{};  // operations whose stall this rank looks after itself
   double since_exemption = 0;  // seconds since its stall exemption ended (StallExemption::over_for)
   std::string text{};          // where its program is, or ""

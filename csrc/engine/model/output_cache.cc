@@ -14,8 +14,8 @@ namespace hvdlite::engine {
 namespace {
 
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
-constexpr std::size_t kAlignment =
-    base::kCacheLine;  // frameworks copy memory that is not aligned to a cache line
+// Frameworks copy memory that is not aligned to a cache line.
+constexpr std::size_t kAlignment = base::kCacheLine;
 constexpr int kTriesForTheLock = 10'000;  // a hundred times what any holder needs it for
 
 // Maps page-aligned memory. From the size of a huge page on it begins with one; then first touches cause up to 500 times fewer

@@ -66,8 +66,8 @@ struct Request {
   double postscale = 1.0;
   std::int32_t group_size = 0;
   std::int32_t group_index = 0;
-  std::string
-      name;  // the key of negotiation; the doors put the kind in front ("allreduce.conv1.weight")
+  // The key of negotiation; the doors put the kind in front ("allreduce.conv1.weight").
+  std::string name;
   std::string group;  // empty: none
   std::vector<std::int64_t> shape;
   std::vector<std::int64_t> splits;
@@ -76,8 +76,8 @@ struct Request {
   std::int64_t arena_offset = 0;
   // seal() computes these. Two ranks that ask for the same have the same values.
   std::uint64_t name_hash = 0;  // of the set (id and epoch) and the name
-  std::uint64_t content_hash =
-      0;  // of all other fields except `absent`, which may differ between ranks
+  // Of all other fields except `absent`, which may differ between ranks.
+  std::uint64_t content_hash = 0;
   std::uint64_t group_hash = 0;  // of the set and the group; 0: no group
   std::int64_t count = 0;        // of elements
 
@@ -169,8 +169,8 @@ struct Response {
   std::int32_t contributors = 0;  // members with a value
   std::int32_t divisor = 0;       // of an Average; 0: the number of members
   std::int32_t value = -1;        // join: the last rank that joined
-  std::vector<std::int64_t>
-      sizes;  // allgather: rows of each member; alltoall: splits, row = sender
+  // Allgather: rows of each member; alltoall: splits, row = sender.
+  std::vector<std::int64_t> sizes;
 
   void encode(base::Writer& writer) const;
   static Response decode(base::Reader& reader);

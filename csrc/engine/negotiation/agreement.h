@@ -34,8 +34,8 @@ class Agreement {
   struct LogEntry {
     std::uint64_t key = 0;  // the unit's key; of a response list its number
     Kind kind = Kind::kComplete;
-    std::uint8_t by =
-        0;  // the member that appended the entry; of a complete unit the last member to ask
+    // The member that appended the entry; of a complete unit the last member to ask.
+    std::uint8_t by = 0;
     std::uint16_t contributors = 0;  // of a complete unit: members with a value
     std::uint16_t prepared = 0;      // of a complete unit: 1 if all members have prepared it
     std::uint16_t last = 0;          // 1: the last entry that one step appended
@@ -56,8 +56,8 @@ class Agreement {
     std::uint64_t key = 0;      // hash of the name
     std::uint64_t content = 0;  // hash of everything that members must agree on
     bool absent = false;        // no value on this member
-    bool prepared =
-        false;  // this member has prepared it; the agreement only reports whether all members have
+    // This member has prepared it; the agreement only reports whether all members have.
+    bool prepared = false;
     bool by_message = false;  // output: the caller has to send it to the coordinator
   };
   // Needs that this member has read the whole log.
@@ -72,11 +72,11 @@ class Agreement {
   virtual Step try_list(std::uint64_t number, std::span<const std::uint64_t> decided) = 0;
   struct Upkeep {
     bool close = false;
-    std::vector<std::uint64_t>
-        divert;  // keys that the coordinator counts; no unit with such a key may complete here
+    // Keys that the coordinator counts; no unit with such a key may complete here.
+    std::vector<std::uint64_t> divert;
     bool reopen = false;
-    std::vector<std::uint64_t>
-        counted;  // when the port reopens: all keys that the coordinator counts
+    // When the port reopens: all keys that the coordinator counts.
+    std::vector<std::uint64_t> counted;
   };
   // Removes from `upkeep` the changes that this step has made.
   virtual Step try_keep(Upkeep& upkeep) = 0;

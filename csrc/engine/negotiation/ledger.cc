@@ -31,8 +31,8 @@ constexpr int kTriesBeforeYield = 64;
 
 // Fields that change often have cache lines of their own.
 struct Ledger::Header {
-  alignas(
-      base::kCacheLine) std::atomic<std::uint32_t> serial;  // of the ledger that uses this memory
+  // Of the ledger that uses this memory.
+  alignas(base::kCacheLine) std::atomic<std::uint32_t> serial;
   std::uint64_t first_sequence;
   alignas(base::kCacheLine) std::atomic<std::uint32_t> locked;
   // These two change only under the lock.

@@ -72,8 +72,8 @@ class LocalUnits {
   std::vector<Entry> give_up_group(std::uint64_t key);
 
   std::unordered_map<std::uint64_t, std::vector<Entry>> groups_;  // not complete, by key
-  std::unordered_map<std::uint64_t, std::int32_t>
-      sent_groups_;  // groups that go by message, and how many of their entries are still to come
+  // Groups that go by message, and how many of their entries are still to come.
+  std::unordered_map<std::uint64_t, std::int32_t> sent_groups_;
   // Units that wait to be announced, and each unit's entries in the order of the group.
   std::vector<Agreement::Unit> units_;
   std::vector<std::vector<Entry>> waiting_;
