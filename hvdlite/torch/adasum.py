@@ -1,7 +1,8 @@
-"""Adasum for an optimizer: each rank takes a step on its own gradients, and what the steps have changed is combined.
+"""Adasum for an optimizer: each rank takes a step on its own gradients, and Adasum combines the changes that the steps made.
 
-As in Horovod it is the change that Adasum combines, not the gradient, because what a good step is depends on the optimizer
-(momentum, or Adam's scale of each element). The optimizer's state stays this rank's.
+As in Horovod, it combines the changes and not the gradients, because a good step depends on the optimizer (momentum, or Adam's
+scale
+of each element). Each rank keeps its own optimizer state.
 """
 
 from collections.abc import Iterable
@@ -22,25 +23,25 @@ __all__ = ["AdasumStep"]
 
 
 class AdasumStep:
-    """The hooks in front of and after the steps of one optimizer."""
+    """The hooks before and after the steps of one optimizer."""
 
     def __init__(self, settings: ReducerSettings, optimizer: torch.optim.Optimizer) -> None:
         self._settings = settings
         self._check = make_check(optimizer, settings, lambda: [(gradient.name, gradient.param) for gradient in self._gradients])
-        self._check.updated = True  # before the first step, the parameters are compared as well as after it
+        self._check.updated = True  # before the first step, parameters are compared as well as after it
         self._codec: Any = settings.compression or NoneCompressor
         self._gradients: list[ParameterGradient] = []
         self._generation = 0
         self._agreed = False
-        self._start: list[tuple[ParameterGradient, torch.Tensor]] = []  # the parameters in front of the step
+        self._start: list[tuple[ParameterGradient, torch.Tensor]] = []  # the parameters before the step
 
     def add(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Takes charge of parameters, with unique names."""
+        """Adds parameters with unique names."""
         self._gradients += [ParameterGradient(name, param) for name, param in named]
         self._agreed = False
 
     def before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """Remembers where the step begins. Collective over the process set in front of the first steps.
+        """Copies the parameters before the step. Collective over the process set before the first steps.
 
         Raises:
             MismatchError, HorovodInternalError: the ranks have different parameters, or a rank failed.
@@ -54,10 +55,10 @@ class AdasumStep:
         ]
 
     def after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """Replaces the step of this rank by that of all. Collective over the process set.
+        """Replaces this rank's step by the combined step of all ranks. Collective over the process set.
 
         Raises:
-            MismatchError, HorovodInternalError: the parameters are as they were in front of the step.
+            MismatchError, HorovodInternalError: the parameters are as they were before the step.
 
         """
         if is_inner_step(optimizer):

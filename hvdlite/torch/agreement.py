@@ -1,4 +1,4 @@
-"""What the ranks must have in common before gradients are reduced, and the one exchange that makes sure of it."""
+"""The properties that all ranks must share before gradients are reduced, and the exchange that checks them."""
 
 import hashlib
 from collections.abc import Hashable, Sequence
@@ -31,8 +31,8 @@ class ReducerSettings:
         average_passes: is the result divided by their number?
         sparse_as_dense: are sparse gradients reduced as dense ones?
         process_set: the ranks that train together.
-        gradient_as_bucket_view: do gradients lie in an arena? None: if they are kept from step to step.
-        start_check: what is done where the ranks train different models: a mode of `hvdlite.start_check`.
+        gradient_as_bucket_view: do gradients lie in an arena? None: only if they are kept from step to step.
+        start_check: the reaction if ranks train different models: a mode of `hvdlite.start_check`.
         shard: does each rank keep a part of the optimizer's state?
 
     """
@@ -51,11 +51,11 @@ class ReducerSettings:
 
     @property
     def divisor(self) -> int:
-        """What the reduced gradients are divided by, beside the number of ranks."""
+        """The divisor of the reduced gradients, without the number of ranks."""
         return self.passes_per_step if self.average_passes else 1
 
     def describe(self) -> dict[str, Hashable]:
-        """What must be equal on all ranks, by the argument's name."""
+        """The settings that must be equal on all ranks, by the argument's name."""
         compression = self.compression
         return {
             "op": OP_NAMES[self.op],
@@ -70,10 +70,10 @@ class ReducerSettings:
         }
 
     def require_compatible(self, other: "ReducerSettings", name: str) -> None:
-        """Two optimizers have a parameter in common, whose gradient can be reduced in one way only.
+        """Checks the settings of two optimizers that share a parameter: its gradient can be reduced in one way only.
 
         Raises:
-            InvalidArgumentError: the two want different things.
+            InvalidArgumentError: the settings differ.
 
         """
         mine = (OP_NAMES[self.op], self.process_set.process_set_id)
@@ -87,11 +87,11 @@ class ReducerSettings:
 
 @dataclass(frozen=True)
 class AgreedGradients:
-    """What is known of all ranks' gradients.
+    """The properties of all ranks' gradients.
 
     Attributes:
         sparse: for the parameters (by place) whose gradient is sparse on some rank, the number of sparse dimensions.
-        dtypes: for the parameters (by place) that take gradients of any dtype, what they have on all ranks.
+        dtypes: for the parameters (by place) that accept gradients of any dtype, the dtype on all ranks.
         kept: do all ranks keep their gradients from step to step?
         unchecked: has some rank not compared its parameters with those of the others?
     """
@@ -116,7 +116,7 @@ def agree(
         settings: of the optimizer.
         gradients: its parameters.
         groups: the user's grouping, as names.
-        generation: how often this was done, the same on all ranks.
+        generation: the number of earlier agreements, the same on all ranks.
         kept: does this rank keep its gradients from step to step? Ranks may differ.
         unchecked: has this rank not compared its parameters with those of the others? Ranks may differ.
 
@@ -152,9 +152,9 @@ def agree(
 
 
 def _shape_of(gradient: ParameterGradient, gpus: list[int]) -> str:
-    """What all ranks must have the same of a parameter; `gpus` are those of the parameters so far.
+    """The properties of a parameter that must be equal on all ranks. `gpus` are the GPUs of the parameters so far.
 
-    Ranks have different GPUs, but what one has on one of them all must: it makes the buckets.
+    Ranks have different GPUs, but parameters that share a GPU on one rank must share one on all: buckets are made by GPU.
     """
     param = gradient.param
     gpu = gpu_of(param)
@@ -172,7 +172,7 @@ def _shape_of(gradient: ParameterGradient, gpus: list[int]) -> str:
 
 
 def _chosen_dtype(gradient: ParameterGradient) -> torch.dtype | None:
-    """Of a gradient that may have any: what this rank's has."""
+    """For a gradient of any dtype: the dtype on this rank."""
     grad = gradient.param.grad
     return grad.dtype if grad is not None and gradient.dirty and declared_dtype(gradient.param) is None else None
 

@@ -1,4 +1,4 @@
-"""Buckets of gradients as requests to the engine, and what becomes of the results.
+"""Launches buckets of gradients as requests to the engine, and stores the results.
 
 A bucket is launched once in a pass: its gradients become requests that the engine accepts together. The `InFlightBucket` owns
 the memory that the engine reads and writes, until each result is stored in its parameter's ``.grad``. The reducer knows the
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Bucket", "DenseBucket", "InFlightBucket", "Item", "SparseBucket", "has_moved"]
 
-# One request: the gradient, its gradient (None if this rank has none), the memory sent, and what decoding needs.
+# One request: the gradient's state, its tensor (None if this rank has none), the memory sent, and the context for decoding.
 Item = tuple[ParameterGradient, torch.Tensor | None, torch.Tensor, Any]
 Items = Sequence[Item] | Sent
 
@@ -34,11 +34,11 @@ class InFlightBucket:
     """The requests of one launched bucket.
 
     Attributes:
-        handles: the engine's work for all items, which keeps the memory too; none before it is launched.
+        handles: the engine's work for all items, which also keeps the memory; none before the launch.
         items: the requests.
-        outcomes: of the items, in order, as far as they have been waited for: what the bucket needs of a result, or an error.
-        streams: on a GPU, the CUDA streams in whose order the memory is used again; the launching one is the first.
-        stored: how many items are done with.
+        outcomes: of the items, in order, as far as their ends are known: the bucket's part of the result, or an error.
+        streams: on a GPU, the CUDA streams in whose order the memory is reused; the first is the launching stream.
+        stored: how many items are stored.
 
     """
 
@@ -53,11 +53,11 @@ class InFlightBucket:
         self.stored = 0
 
     def store(self, strict: bool) -> HvdliteError | None:
-        """Puts all results where they belong. Called without gradient recording, after `Bucket.wait`.
+        """Stores all results in their gradients. Called without gradient recording, after `Bucket.wait`.
 
         Args:
-            strict: must ``param.grad`` still be the tensor that was sent? If not strict, the result is dropped where the
-                user has replaced it.
+            strict: must ``param.grad`` still be the tensor that was sent? If not strict, the result is dropped
+                if the user has replaced it.
 
         Returns:
             The first error of all items, or None.
@@ -65,7 +65,7 @@ class InFlightBucket:
         """
         failure: HvdliteError | None = None
         store = self.bucket.store
-        # Most gradients of a dense bucket were reduced where they are, and are there.
+        # Most gradients of a dense bucket were reduced in place, so their results are stored already.
         items = self.items
         places = (
             items.to_store(self.stored, self.outcomes) if isinstance(items, Sent) else range(self.stored, len(self.outcomes))
@@ -81,10 +81,11 @@ class InFlightBucket:
                 failure = failure or error
                 if not gradient.dirty:
                     gradient.merge()
-            except Exception:  # of a user's compression: it would be raised again, and nothing behind it would ever store
+            except Exception:  # raised by a user's compression: to raise it again would leave all later items unstored
                 self.stored = place + 1
                 raise
-            # What comes before may be done twice. Here Python looks for no signal; a merge that Ctrl-C prevents settle() makes.
+            # The steps above may run twice. No signal handler runs between them and this line; settle() does a merge that
+            # Ctrl-C prevents.
             self.stored = place + 1
             if value is not None:
                 gradient.reduced_part, gradient.param.grad = gradient.param.grad, value
@@ -97,7 +98,7 @@ class Bucket(Protocol):
 
     Attributes:
         gradients: the members, in the order that all ranks have.
-        device: where the gradients are: the engine's number of a GPU, or of host memory.
+        device: of the gradients: the engine's number of a GPU, or of host memory.
 
     """
 
@@ -105,34 +106,34 @@ class Bucket(Protocol):
     device: int
 
     def see_stream(self) -> None:
-        """On a GPU: a gradient of this pass has been made in the current stream."""
+        """Called on a GPU: a gradient of this pass was made in the current stream."""
 
     def launch(
         self, engine: "Engine", reducer: PassDriver, number: int, turn: int, wake: bool, begin: Callable[[InFlightBucket], None]
     ) -> None:
-        """Submits the gradients, in a launched that `begin` is given first.
+        """Submits the gradients in an in-flight bucket, after passing that to `begin`.
 
         Args:
-            engine: that is to reduce them.
-            reducer: is told that the bucket is launched.
+            engine: reduces them.
+            reducer: counts the bucket as launched.
             number: of the bucket in the reducer's plan.
-            turn: counts the passes of one step, whose names differ.
-            wake: is this within a pass? Then nobody waits for the engine soon.
-            begin: remembers the launched.
+            turn: the number of the pass in its step; the passes of a step have different names.
+            wake: is this within a pass? Then no thread will soon wait for the engine.
+            begin: takes charge of the in-flight bucket.
         """
 
     def wait(self, engine: "Engine", launched: InFlightBucket) -> None:
-        """Waits for all that the launched still waits for. If a signal interrupts it, it can be called again."""
+        """Waits for all results that are still missing. If a signal handler interrupts it, call it again."""
 
     def store(self, item: Item, outcome: Any, strict: bool) -> torch.Tensor | None:
-        """Puts one result where it belongs; see `InFlightBucket.store`. If Ctrl-C interrupts it, it is called again.
+        """Stores one result; see `InFlightBucket.store`. If Ctrl-C interrupts it, it is called again.
 
         Returns:
-            A result that this rank had no part in, which is still to be added to what is finished.
+            A result to which this rank did not contribute, for the caller to add to the finished gradient.
         """
 
     def close(self, engine: "Engine") -> None:
-        """The plan is given up; what is in launched may still store."""
+        """Called when the plan is given up. Results in flight may still be stored."""
 
 
 def has_moved(bucket: Bucket) -> bool:
@@ -201,7 +202,7 @@ class DenseBucket:
     def launch(
         self, engine: "Engine", reducer: PassDriver, number: int, turn: int, wake: bool, begin: Callable[[InFlightBucket], None]
     ) -> None:
-        """Submits all members, those without a gradient as absent."""
+        """Submits all members; those without a gradient as absent."""
         streams = () if self.device == CPU else self._streams.gather(wake)
         group = self._groups[turn] if turn < len(self._groups) else self._prepare(engine, turn)
         sent = self._gatherer.gather()
@@ -210,7 +211,7 @@ class DenseBucket:
         launch(engine, reducer, number, group, sent, wake, streams, launched.handles)
 
     def wait(self, engine: "Engine", launched: InFlightBucket) -> None:
-        """Once for all members."""
+        """Waits once for all members."""
         if launched.handles and not launched.outcomes:
             streams: Sequence[int] = ()
             if self.device != CPU:
@@ -220,7 +221,7 @@ class DenseBucket:
             engine.wait_many(launched.handles, launched.outcomes, streams)
 
     def store(self, item: Item, outcome: Any, strict: bool) -> torch.Tensor | None:
-        """The outcome: how many ranks had a gradient, at least one."""
+        """The outcome is the number of ranks that had a gradient, at least one."""
         gradient, grad, wire, context = item
         gradient.filled = True
         form = self._forms[gradient]
@@ -240,14 +241,14 @@ class DenseBucket:
         return None
 
     def close(self, engine: "Engine") -> None:
-        """The engine may forget the groups."""
+        """Lets the engine forget the prepared groups."""
         for group in self._groups:
             engine.release_prepared(group)
         self._groups.clear()
 
 
 def _wire_of(gradient: ParameterGradient, form: WireForm, grad: torch.Tensor | None) -> tuple[torch.Tensor, Any]:
-    """Memory to send for a gradient that cannot be reduced where it is, or for none; and what decoding needs."""
+    """Memory to send for a gradient that cannot be reduced in place, or for a missing one; and the context for decoding."""
     if grad is None:
         free = None if gradient.place is None else gradient.place.take()
         return (form.blank() if free is None else free), None
@@ -257,14 +258,14 @@ def _wire_of(gradient: ParameterGradient, form: WireForm, grad: torch.Tensor | N
 
 
 def _use_in_current_stream(items: Items) -> None:
-    """Memory that was made for the launching stream is about to be used in the current one."""
+    """Memory that was made in the launching stream is about to be used in the current one."""
     for _, grad, wire, _ in items:
         if wire is not grad:
             backend_of(wire).use_in_current_stream(wire)
 
 
 def _is_there(gradient: ParameterGradient, grad: torch.Tensor, strict: bool) -> bool:
-    """Is the tensor that was sent still the parameter's gradient, or set reduced_part as a part of it?"""
+    """Is the tensor that was sent still the parameter's gradient, or its reduced part?"""
     if gradient.param.grad is grad or gradient.reduced_part is grad:
         return True
     if strict:
@@ -298,7 +299,7 @@ class SparseBucket:
         gradient = self.gradients[0]
         grad = gradient.param.grad if gradient.dirty else None
         if gradient.dirty and grad is None:
-            gradient.forget()  # somebody has reset it
+            gradient.forget()  # the user has reset it
         if grad is not None:
             gradient.require_dtype(grad)
         with torch.no_grad():
@@ -325,7 +326,7 @@ class SparseBucket:
         self._indices = None
         launched = InFlightBucket(self, items, streams)
         begin(launched)
-        work = engine.submit((), items)  # of nothing yet: the launched has it before anything is submitted
+        work = engine.submit((), items)  # a work without operations, so that the in-flight bucket has it before the submission
         launched.handles.append(work)
         try:
             engine.submit(requests, None, wake, work)
@@ -335,14 +336,14 @@ class SparseBucket:
                 reducer.launched(number)
 
     def wait(self, engine: "Engine", launched: InFlightBucket) -> None:
-        """One after the other: each result has memory of its own."""
+        """One result after the other: each has memory of its own."""
         streams = () if self.device == CPU else self._streams.after(launched.streams)
         (work,) = launched.handles
         work.wait(streams=streams)
         launched.outcomes = work.results()
 
     def store(self, item: Item, outcome: Any, strict: bool) -> torch.Tensor | None:
-        """The indices store first, then the values, which make the gradient. The outcome: the engine's result."""
+        """Stores the indices first, and then the values, which complete the gradient. The outcome is the engine's result."""
         gradient, grad, sent, context = item
         exported: Exported = context
         rows = submission.output_of(backend_of(sent), exported, RUNTIME.require(), outcome)
@@ -362,4 +363,4 @@ class SparseBucket:
         return None
 
     def close(self, engine: "Engine") -> None:
-        """Nothing was prepared."""
+        """Has prepared nothing."""

@@ -1,7 +1,7 @@
 """The collectives of `hvdlite.ops` for torch tensors, differentiable where Horovod's are.
 
 The functions that return a new tensor at once take part in autograd; those in place and the ``_async`` ones do not (they
-are `hvdlite.ops`' own). What flows back follows Horovod's convention, which every function states:
+are `hvdlite.ops`' own). Their gradients follow Horovod's convention:
 
 - allreduce (but for Adasum) and alltoall: the gradient of the sum of all ranks' losses;
 - allgather and broadcast: that gradient divided by the number of ranks;
@@ -59,7 +59,7 @@ class _CallArguments:
 
 
 def _needs_grad(*tensors: torch.Tensor) -> bool:
-    for tensor in tensors:  # in fewer steps than any() takes
+    for tensor in tensors:  # faster than any()
         if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
             return torch.is_grad_enabled()
     return False
@@ -105,7 +105,7 @@ class _Select(torch.autograd.Function):
         saved = ctx.saved_tensors
         totals = _reduce(_CallArguments(None, call.process_set, call.grouped), call.grad_name, grads)
         pairs = zip(saved[: len(grads)], saved[len(grads) :], strict=True)
-        with torch.no_grad():  # where Min and Max have a slope it stays the same in the neighbourhood
+        with torch.no_grad():  # the slope of Min and Max is constant in the neighbourhood
             slopes = [_slope(call, *pair) for pair in pairs]
         products = [total * slope for total, slope in zip(totals, slopes, strict=True)]
         if call.op != Product:
@@ -132,7 +132,7 @@ def _function_of(op: int) -> type[torch.autograd.Function]:
 
 
 def _slope(call: _CallArguments, value: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
-    """How the result of Min, Max or Product changes with this rank's value."""
+    """The derivative of a Min, Max or Product with respect to this rank's value."""
     if call.op in (Min, Max):
         chosen = (value == result).to(value.dtype)
         holders: torch.Tensor = ops.allreduce(chosen, op=Sum, process_set=call.process_set)
@@ -207,8 +207,8 @@ def sparse_allreduce_async(
         process_set: the ranks that take part.
 
     Returns:
-        A function without arguments that waits, and returns the coalesced result (a new tensor without gradient); None if it
-        was called before. It is no handle: `synchronize` and `poll` do not take it.
+        A function without arguments that waits and returns the coalesced result (a new tensor without gradient). A second call
+        returns None. It is no handle: `synchronize` and `poll` do not take it.
 
     Raises:
         InvalidArgumentError: the tensor is not sparse, or op is another one.
@@ -299,7 +299,7 @@ class _Broadcast(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
         call: _CallArguments = ctx.call
         (average,) = _reduce(_CallArguments(None, call.process_set, op=Average), call.grad_name, [grad])
-        # Zeros that depend on the average: differentiated again, all ranks have the same collectives to run.
+        # Zeros that depend on the average, so that all ranks run the same collectives if this is differentiated again.
         return None, None, average if ctx.is_root else average.masked_fill(torch.ones_like(average, dtype=torch.bool), 0)
 
 
@@ -336,7 +336,7 @@ class _Alltoall(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor, _received: Any) -> tuple[Any, ...]:
         call: _CallArguments = ctx.call
         back, _ = alltoall(grad, ctx.received, call.grad_name, call.process_set)
-        if len(back) < ctx.rows:  # rows that were not sent have no part in anything
+        if len(back) < ctx.rows:  # rows that were not sent do not contribute
             back = torch.cat([back, back.new_zeros(ctx.rows - len(back), *back.shape[1:])])
         return None, None, back
 

@@ -20,16 +20,16 @@ def make_buckets(
 ) -> list[Bucket]:
     """Cuts the parameters into buckets, each with its form on the wire.
 
-    Frozen parameters of dtypes that cannot be reduced, such as float8, are in no bucket.
+    Frozen parameters whose dtype cannot be reduced, such as float8, are in no bucket.
 
     Args:
         settings: of the optimizer.
         gradients: the parameters in the order of the model; gradients are expected in the opposite order.
-        groups: what the user wants to be reduced together.
+        groups: the user's choice of parameters to reduce together.
         generation: number of the plan; the buckets' labels differ from those of earlier plans.
 
     Raises:
-        InvalidArgumentError: a parameter that trains has gradients of such a dtype.
+        InvalidArgumentError: a parameter that trains has gradients of a dtype that cannot be reduced.
 
     """
     set_id = settings.process_set.require_member(Kind.ALLREDUCE)
@@ -56,7 +56,7 @@ def make_buckets(
 def _cut(forms: Mapping[ParameterGradient, WireForm], groups: Groups) -> list[list[ParameterGradient]]:
     config = RUNTIME.config
     gradients = list(forms)
-    # Frozen parameters, which have no gradients, must not hold up the others. A bucket is reduced on one device.
+    # Frozen parameters have no gradients, and must not delay the others. Each bucket is reduced on one device.
     kinds = {gradient: (form.dtype, form.device, form.flags, gradient.param.requires_grad) for gradient, form in forms.items()}
     if isinstance(groups, int):
         runs = split_evenly(len(gradients), groups)

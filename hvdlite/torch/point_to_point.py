@@ -18,7 +18,7 @@ _ONCE = "a message between two ranks can be differentiated once only"
 
 
 class _Envelope(NamedTuple):
-    """What the gradient's way back has to know."""
+    """The other rank, and the message's properties that the gradient's message needs."""
 
     peer: int
     tag: int
@@ -71,8 +71,8 @@ def send(
     """As `hvdlite.send`. A tensor that requires a gradient gets it back from the receiver.
 
     Returns:
-        None; for a tensor that requires a gradient a zero, on which backward has to be called (by itself, or added to a loss):
-        it receives the gradient, and goes on from the tensor. The receiver has to give one (`recv`).
+        None. For a tensor that requires a gradient: a zero, on which backward must be called (directly, or added to a loss).
+        Its backward receives the gradient for the tensor. The receiver must use `recv` with a gradient as well.
     """
     if not _takes_part(tensor):
         point_to_point.send(tensor, dst, tag, name, process_set)
@@ -92,7 +92,7 @@ def recv(
     """As `hvdlite.recv`. With a tensor that requires a gradient, the gradient of what was received goes back to the sender.
 
     Returns:
-        The tensor that was written to; for one that requires a gradient a new tensor, and that one stays as it is.
+        The tensor that was written to. For a tensor that requires a gradient: a new tensor, and the argument stays unchanged.
 
     Raises:
         UnsupportedError: such a tensor, from any rank or with any tag.

@@ -1,14 +1,14 @@
 """Reduces the gradients of one optimizer's parameters while backward() runs, so that they are averaged when it returns.
 
-The life of a pass (one backward, with whatever backwards are nested in it) is native code, `PassDriver`:
+Native code, `PassDriver`, handles a pass (one backward with the backwards nested in it):
 
-1. Before backward adds to a gradient, what is finished there is set reduced_part (see `ParameterGradient`).
-2. After it has, the gradient is counted in its bucket; a complete bucket is launched at once.
-3. When the pass is over buckets that are not complete are launched with their missing members absent, and all results are
-   waited for. What has to be made good where this did not happen (backward raised, or there is no end of a task to be had) is
-   made good by `settle`, at the latest in front of the optimizer's step.
+1. Before backward adds to a finished gradient, the finished part is kept apart (see `ParameterGradient`).
+2. After backward has added to a gradient, the gradient is counted in its bucket. A complete bucket is launched at once.
+3. When the pass is over, incomplete buckets are launched, with missing members as absent, and all results are awaited. If this
+   did not happen (backward raised, or nothing reports the end of a task), `settle` does it, at the latest before the
+   optimizer's step.
 
-Here is what it asks for: the plan and the engine, what becomes of a bucket, and what takes torch to be done.
+This file has the steps that it calls: the plan, the engine, the buckets, and all that needs torch.
 """
 
 import logging
@@ -43,13 +43,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Reducer", "owner_of"]
 
-_TURNS = 4  # passes of one step whose names differ, so that ranks with unequal numbers of passes are found out
+_TURNS = 4  # passes of one step have different names, so that ranks with different numbers of passes get an error
 
-_owners: dict[int, "weakref.ref[Reducer]"] = {}  # by id of the parameter, which its reducer keeps alive
+_owners: dict[int, "weakref.ref[Reducer]"] = {}  # by id of the parameter; the reducer keeps the parameter alive
 
 
 def owner_of(param: torch.Tensor) -> "Reducer | None":
-    """The reducer that reduces a parameter's gradient at present."""
+    """The reducer that now reduces a parameter's gradient."""
     reference = _owners.get(id(param))
     owner = None if reference is None else reference()
     return owner if owner is not None and owner.holds(param) else None
@@ -68,16 +68,16 @@ class Reducer(PassDriver):
         gradients = self._gradients.values()
         self.check = make_check(optimizer, settings, lambda: [(gradient.name, gradient.param) for gradient in gradients])
         self._hooks: dict[int, list[Any]] = {}
-        self._partners: list[Reducer] = []  # have taken over parameters that our optimizer steps too
+        self._partners: list[Reducer] = []  # reducers that have taken over parameters which this optimizer steps as well
         self._borrowers: weakref.WeakSet[Reducer] = weakref.WeakSet()
-        # The plan, made when gradients are reduced for the first time.
-        self._left_out: list[ParameterGradient] = []  # in no bucket, as long as they are frozen
+        # The plan, made at the first reduction.
+        self._left_out: list[ParameterGradient] = []  # in no bucket while they are frozen
         self._groups: Groups = None
         self._generation = 0
-        self._arena: Arena | None = None  # where the gradients have places
+        self._arena: Arena | None = None  # the arena with the gradients' places
         self._keeps = False  # were gradients zeroed at their last reset, and not set to None?
         self._holding: list[ParameterGradient] = []
-        # What is in launched.
+        # The launched buckets.
         self._engine: Engine | None = None
         self._in_flight: deque[InFlightBucket] = deque()
         self._compared: Handle | None = None  # the start check's sum
@@ -85,14 +85,14 @@ class Reducer(PassDriver):
     # --- parameters -------------------------------------------------------------------------------------------------------
 
     def add(self, named: Iterable[tuple[str, torch.Tensor]], groups: Groups = None) -> None:
-        """Takes charge of parameters, from another reducer too; the plan is made anew at the next reduction.
+        """Takes charge of parameters, even of another reducer's. The next reduction makes a new plan.
 
         Args:
             named: unique names, and the parameters in the order of the model.
-            groups: the user's choice of what is reduced together, by name; None for what it was, at first by size.
+            groups: the user's choice of parameters to reduce together, by name; None: as before, at first by size.
 
         Raises:
-            InvalidArgumentError: another optimizer reduces one of them in a way that cannot be reconciled.
+            InvalidArgumentError: another optimizer reduces one of them in an incompatible way.
 
         """
         added = [(name, param, owner_of(param)) for name, param in named]
@@ -116,7 +116,7 @@ class Reducer(PassDriver):
             self.lock = threading.RLock()
 
     def holds(self, param: torch.Tensor) -> bool:
-        """Is this reducer in charge of the parameter?"""
+        """Does this reducer handle the parameter?"""
         return id(param) in self._gradients
 
     def _give_up(self, param: torch.Tensor, successor: "Reducer") -> None:
@@ -130,7 +130,7 @@ class Reducer(PassDriver):
             successor._borrowers.add(self)
 
     def _family(self) -> list["Reducer"]:
-        """This reducer and those that reduce for its optimizer."""
+        """This reducer, and all others that reduce for its optimizer."""
         found = [self]
         for member in found:
             found += [partner for partner in member._partners if partner not in found]
@@ -152,20 +152,20 @@ class Reducer(PassDriver):
     # --- what a pass asks for ---------------------------------------------------------------------------------------------
 
     def _hold_reduced(self, gradient: ParameterGradient, grad: torch.Tensor) -> None:
-        """Backward is about to add to something finished."""
+        """Backward is about to add to a finished gradient."""
         if not self._holding:
             when_task_ends(AtEnd(self.restore))
-        self._holding.append(gradient)  # first, so that Ctrl-C leaves nothing reduced_part that nobody puts back
+        self._holding.append(gradient)  # first, so that after Ctrl-C every reduced part is known here and can be put back
         gradient.hold_reduced(grad)
 
     def _refuse_pass(self, gradient: ParameterGradient) -> None:
-        """There are too many passes before a step, by this gradient's increment."""
+        """Raises because there are too many passes before a step; this gradient has one too many."""
         with torch.no_grad():
             gradient.merge()
         raise AssertionError(TOO_MANY_PASSES)
 
     def _watch(self, stamp: int, nested: bool) -> None:
-        """Has the end of the current task told."""
+        """Reports the end of the current task to the pass."""
         EndOfTask(self, stamp, nested).wait()
 
     def _use_engine(self) -> None:
@@ -177,7 +177,7 @@ class Reducer(PassDriver):
         elif any(has_moved(bucket) for bucket in self.buckets) or any(
             gradient.param.requires_grad for gradient in self._left_out
         ):
-            self._drop_plan()  # the model was moved to another device or dtype, or its base thawed, as on all ranks
+            self._drop_plan()  # the model was moved to another device or dtype, or frozen parts of it thawed, as on all ranks
 
     def _drop_plan(self) -> None:
         for bucket in self.buckets:
@@ -193,7 +193,7 @@ class Reducer(PassDriver):
     def _plan(self) -> None:
         """Collective over the process set: checks that all ranks have the same parameters, and cuts them into buckets."""
         gradients = list(self._gradients.values())
-        self._use_lock()  # parameters that were moved may be on several devices now
+        self._use_lock()  # moved parameters may now be on several devices
         self._generation += 1
         agreed = agree(
             self.settings, gradients, repr(self._groups), self._generation, self._keeps, unchecked=self.check.pending
@@ -214,7 +214,7 @@ class Reducer(PassDriver):
         fetch_ahead([((gradient, gradient.param), self._hooks[id(gradient.param)]) for gradient in expected])
 
     def _make_places(self) -> None:
-        """Collective over the process set: gives the gradients places in an arena, if there can be one."""
+        """Collective over the process set: gives the gradients places in an arena, if it can be made."""
         dense = [bucket for bucket in self.buckets if isinstance(bucket, DenseBucket)]
         members = [member for bucket in dense for member in bucket.members]
         name = f"{self.settings.prefix}.plan{self._generation}.arena"
@@ -241,7 +241,7 @@ class Reducer(PassDriver):
             self._compared = allreduce_async_(rows, name=self.check.name, op=Sum, process_set=self.settings.process_set)
 
     def _wait(self, strict: bool) -> None:
-        """Waits for everything in launched. Raises the first failure after all have ended."""
+        """Waits for all launched buckets. Raises the first failure after all have ended."""
         engine = self._engine
         if engine is None or engine is not RUNTIME.engine:
             self._leave_in_flight()
@@ -252,7 +252,7 @@ class Reducer(PassDriver):
         with torch.no_grad():
             while self._in_flight:
                 launched = self._in_flight[0]
-                launched.bucket.wait(engine, launched)  # Ctrl-C leaves it in launched, and unsettled
+                launched.bucket.wait(engine, launched)  # Ctrl-C leaves it in flight, and unsettled
                 error = launched.store(strict)
                 failure = failure or error
                 self._in_flight.popleft()
@@ -271,19 +271,19 @@ class Reducer(PassDriver):
             self.check.end(rows)
 
     def _leave_in_flight(self) -> None:
-        """Nobody waits for what is in launched any more; the engine keeps the memory as long as it may use it."""
+        """Stops waiting for launched buckets. The engine keeps their memory as long as it may use it."""
         self._in_flight.clear()
         self._compared = None
 
     def restore(self) -> None:
-        """Puts back what was set reduced_part for increments that did not come."""
+        """Puts back reduced parts whose increments did not come."""
         for gradient in self._holding:
             if gradient.param.grad is None:
                 gradient.merge()
         self._holding.clear()
 
     def _merge_rest(self) -> None:
-        """Adds up what Ctrl-C has left in two parts."""
+        """Adds up gradients that Ctrl-C has left in two parts."""
         with torch.no_grad():
             for gradient in self._gradients.values():
                 if gradient.reduced_part is not None and not gradient.dirty:
@@ -299,10 +299,9 @@ class Reducer(PassDriver):
     # --- for the optimizer ------------------------------------------------------------------------------------------------
 
     def complete(self) -> None:
-        """Sees to it that all gradients are reduced. Collective over the process set if they are not.
+        """Makes sure that all gradients are reduced. Collective over the process set if they are not.
 
-        Where no backward has filled them since they were reset, what ``.grad`` holds was put there by the user's own code
-        and is reduced as it is.
+        If no backward has filled them since their reset, the user's own code has written ``.grad``, and it is reduced as it is.
         """
         for reducer in self._family():
             reducer._complete()
@@ -316,38 +315,38 @@ class Reducer(PassDriver):
         if self.local_gradients:
             self.reduce(strict=True)
             return
-        self._require_hooks()  # if all have lost theirs, no pass is noticed
+        self._require_hooks()  # if all ranks have lost their gradients, no pass is noticed
         unreduced = [
             gradient for gradient in self._gradients.values() if not gradient.filled and gradient.param.grad is not None
         ]
         written = [gradient for gradient in unreduced if not (gradient.dirty or gradient.is_zero())]
         for gradient in unreduced:
-            if gradient.param.requires_grad or not gradient.is_zero():  # a frozen one's zeros concern nobody
+            if gradient.param.requires_grad or not gradient.is_zero():  # zeros of a frozen parameter need no reduction
                 gradient.claim()
         self.reduce(strict=True)
         for gradient in written:
-            gradient.filled = False  # what is there at the next step is the user's again
+            gradient.filled = False  # a gradient at the next step counts as the user's again
 
     def note_step(self, *_: Any) -> None:
         """The optimizer has taken a step."""
         self.check.updated = True
 
     def set_passes_per_step(self, passes: int) -> None:
-        """Changes how many passes are added up before a reduction; those made so far do not count."""
+        """Changes how many passes are added up before a reduction. Earlier passes do not count."""
         self.settle_family()
         self.passes_per_step = passes
         self.settings = replace(self.settings, passes_per_step=passes)
         if self.settings.average_passes:
-            self._drop_plan()  # its requests hold the factor
+            self._drop_plan()  # the prepared requests contain the factor
         self.next_step()
 
     def settle_family(self) -> None:
-        """`settle` for all that reduce for the optimizer."""
+        """Calls `settle` of all reducers of the optimizer."""
         for reducer in self._family():
             reducer.settle()
 
     def next_step(self) -> None:
-        """Counts anew: the optimizer takes a step."""
+        """The optimizer takes a step: resets the counts."""
         for reducer in self._family():
             reducer.start_step()
 

@@ -1,4 +1,4 @@
-"""What torch's optimizers train, for the comparison of the ranks (`hvdlite.start_check`)."""
+"""The values that torch's optimizers train, for the comparison of ranks (`hvdlite.start_check`)."""
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,7 +18,7 @@ Named = Sequence[tuple[str, torch.Tensor]]
 
 
 class TrainedByTorch:
-    """The parameters of some gradients, and what an optimizer remembers of them. It keeps no reference to the optimizer."""
+    """The parameters of some gradients, and their optimizer state. Keeps no reference to the optimizer."""
 
     remedy = (
         "Before the first step, broadcast what one rank has: hvd.broadcast_parameters(model.state_dict(), root_rank=0) and "
@@ -47,7 +47,7 @@ class TrainedByTorch:
 
     def state(self) -> Iterable[Leaf]:
         """See `Trained.state`."""
-        own = self._settings.op == Adasum or self._settings.shard  # then each rank has a state, or a part, of its own
+        own = self._settings.op == Adasum or self._settings.shard  # each rank has a state or a part of its own
         optimizer = None if own else self._optimizer()
         state: Any = {} if optimizer is None else optimizer.state
         return [
@@ -67,7 +67,7 @@ class TrainedByTorch:
 
 
 def make_check(optimizer: torch.optim.Optimizer, settings: ReducerSettings, parameters: Callable[[], Named]) -> StartCheck:
-    """The check of one optimizer's ranks; `parameters` gives those that it trains by then."""
+    """The check of one optimizer. `parameters` returns those that it trains at the time of the call."""
     return StartCheck(
         settings.start_check,
         f"DistributedOptimizer ({settings.prefix})",
@@ -78,7 +78,7 @@ def make_check(optimizer: torch.optim.Optimizer, settings: ReducerSettings, para
 
 
 def leaves_of_gradients(params: Iterable[torch.Tensor]) -> Iterator[Leaf]:
-    """The gradients of parameters, but for those that are all zeros."""
+    """The gradients of parameters, except those that are all zeros."""
     for param in params:
         grad = param.grad
         if grad is None:
