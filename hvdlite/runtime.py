@@ -241,7 +241,8 @@ class Runtime:
         return self._armed and os.getpid() == self._pid
 
     def record(self, error: BaseException) -> str:
-        """The operations of this process that have not ended; where there are none and the error is ours, the last three.
+        """The unfinished operations of this process; if there are none and the error is this rank's own, the last three
+        operations.
 
         A rank that ends because of another has printed its operations already.
         """
@@ -253,7 +254,7 @@ class Runtime:
     def announce(self, cause: str) -> None:
         """Tells the peers why this process ends.
 
-        A rank that ends because of another lets that one go first, so that the launcher names the right one.
+        A rank that ends because of another one lets that one end first, so that the launcher names the right rank.
         """
         engine, job = self.engine, self._job
         if (engine is not None and engine.failure_cause) or (job is not None and job.lost):
@@ -264,7 +265,7 @@ class Runtime:
         if engine is not None:
             cause += _after(engine.flight_record())
         if job is not None:
-            job.tell(cause)  # to those that have no engine any more, or not yet
+            job.tell(cause)  # to those that have no engine yet, or no longer
         if engine is not None:
             engine.publish_failure(cause)
         time.sleep(_LAST_WORDS)
@@ -282,7 +283,7 @@ class Runtime:
 
     @contextmanager
     def stall_limit(self, seconds: float) -> Iterator[None]:
-        """Makes the other ranks wait for this one so long; `hvdlite.stall_limit` says more."""
+        """Makes the other ranks wait for this one for this time; see `hvdlite.stall_limit`."""
         engine = self.require()
         until = time.monotonic() + seconds
         self._exemptions.append(until)
@@ -328,7 +329,7 @@ class Runtime:
 
 
 def _after(record: str) -> str:
-    """The last operation of a flight record, for the end of a cause."""
+    """The last operation of a flight record, for the text of a cause."""
     last = record.rstrip().rpartition("\n")[2].strip()
     return f" (after {last.partition(': submitted ')[0].partition(' ')[2]})" if last else ""
 

@@ -1,4 +1,4 @@
-"""The command line by which each MPI's mpirun, or Slurm's srun, starts the ranks that are asked for."""
+"""The command line with which each MPI's mpirun, or Slurm's srun, starts the ranks."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -12,8 +12,8 @@ from hvdlite.launcher.rank import ASKS
 
 __all__ = ["PASSED", "LauncherCommand", "Wishes", "mpirun_line", "names_binding", "passed_names", "srun_line"]
 
-# Variables that ranks on other hosts get: what tells programs how to compute, and where they find their libraries. The rest
-# (HOME, HOSTNAME, SSH_*...) belongs to the host.
+# Variables that ranks on other hosts get: those about computing, and those about the locations of libraries. All others (HOME,
+# HOSTNAME, SSH_*...) belong to the host.
 PASSED = (
     *("HVDLITE_*", "HOROVOD_*", "MPI4PY_*", "PYTHON*", "VIRTUAL_ENV", "CONDA_PREFIX", "PATH", "LD_LIBRARY_PATH", "LD_PRELOAD"),
     *("NCCL_*", "CUDA_*", "NVIDIA_*", "OMP_*", "KMP_*", "MKL_*", "OPENBLAS_*", "GOMP_*", "MALLOC_*"),
@@ -26,13 +26,13 @@ _BINDING = ("bind", "map-by", "map_by", "rank-by", "cpu", "ppr", "membind", "ran
 
 @dataclass(frozen=True)
 class Wishes:
-    """What is asked of a launcher.
+    """The user's wishes for a job.
 
     Attributes:
         np: the number of ranks.
         hosts: where; empty for this host, or for those of the allocation.
         allocated: the hosts of an allocation that the launcher knows by itself.
-        root: does the superuser ask?
+        root: is the user the superuser?
         oversubscribe: may there be more ranks than slots?
         ssh_port, ssh_identity_file: for logging in to other hosts.
         interfaces: the network interfaces to use.
@@ -67,9 +67,9 @@ class LauncherCommand:
 
     Attributes:
         words: the launcher and its arguments.
-        variables: those that it takes besides the present ones.
-        remedy: what to look after if it ends before any rank has started; "" where there is nothing to add.
-        forwards: does it forward signals by which ranks on other hosts are asked to end (`hvdlite.launcher.rank.ASKS`)?
+        variables: those to add to its environment.
+        remedy: what to check if it ends before any rank has started; "" if there is no advice.
+        forwards: does it forward the signals that ask ranks on other hosts to end (`hvdlite.launcher.rank.ASKS`)?
     """
 
     words: tuple[str, ...]
@@ -78,13 +78,13 @@ class LauncherCommand:
     forwards: bool = False
 
     def shell(self, command: Sequence[str]) -> str:
-        """As one types it."""
+        """The line as a user would type it."""
         settings = [f"{name}={value}" for name, value in self.variables.items()]
         return shlex.join([*(["env", *settings] if settings else []), *self.words, *command])
 
 
 def names_binding(arguments: Sequence[str]) -> bool:
-    """Do these arguments for mpirun or srun say where ranks run? Then we do not."""
+    """Do these arguments of mpirun or srun bind ranks to cores? Then hvdlite does not."""
     return any(word.startswith("-") and any(part in word.lower() for part in _BINDING) for word in arguments)
 
 
@@ -94,7 +94,7 @@ def passed_names(wishes: Wishes) -> list[str]:
     for name in wishes.environ:
         if any(fnmatchcase(name, pattern) for pattern in PASSED):
             found.add(name)
-    # A name that a shell does not know (a function of bash, exported) is none for mpirun either.
+    # mpirun cannot pass a variable whose name no shell accepts (a function that bash exports).
     return sorted(
         name for name in found if name.isidentifier() and not any(fnmatchcase(name, pattern) for pattern in _NOT_PASSED)
     )
@@ -123,7 +123,7 @@ def _open_mpi(mpirun: Mpirun, wishes: Wishes) -> LauncherCommand:
         words += ["--host", format_hosts(wishes.hosts)]
     if not names_binding(wishes.mpi_args):
         words += ["--bind-to", "none", "--map-by", "slot"]
-    # Without a list of hosts Open MPI counts this one's cores as slots, and starts no more ranks than that by itself.
+    # Without a list of hosts, Open MPI counts this host's cores as slots, and starts no more ranks by default.
     words += ["--oversubscribe"] if wishes.oversubscribe or not (wishes.hosts or wishes.allocated) else []
     if wishes.remote:
         words += [
@@ -182,7 +182,7 @@ def srun_line(srun: str, plugin: str, wishes: Wishes, nodes: int, inside_step: b
         srun: its path.
         plugin: for ``--mpi``.
         wishes: what is asked for.
-        nodes: how many the allocation has.
+        nodes: the number of nodes in the allocation.
         inside_step: is the launcher itself in a step? Its resources are then shared.
 
     Raises:

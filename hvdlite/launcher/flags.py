@@ -1,7 +1,7 @@
 """Flags of ``hvdlite run`` that set knobs: one for each row of the table in `hvdlite.config`, and those of horovodrun.
 
-A flag of horovodrun sets the knob that reads its variable. Where no knob does, it is either something that is decided
-otherwise here (a warning says how), or something that is not offered (refused, with the reason).
+A flag of horovodrun sets the knob that reads its variable. If no knob reads it, hvdlite either decides the matter in another
+way (a warning says how) or does not offer it (the flag is refused, with the reason).
 """
 
 import argparse
@@ -21,9 +21,9 @@ class CommandFlag:
     Attributes:
         names: of the flag.
         variable: Horovod's.
-        value: what a flag without an argument sets; None for one with an argument.
-        scale: what its number is multiplied by.
-        asks: does it ask for something, rather than for nothing?
+        value: the value that a flag without an argument sets; None for a flag with an argument.
+        scale: multiplies its number.
+        asks: does it switch something on, rather than off?
     """
 
     names: tuple[str, ...]
@@ -110,7 +110,7 @@ def add_to(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "knobs", "each sets the variable HVDLITE_..., which docs/knobs.md describes, on all ranks"
     )
-    # Those that horovodrun has without a value are as there.
+    # Flags that have no value in horovodrun have none here.
     switches = {name for flag in HOROVODRUN if flag.value is not None for name in flag.names}
     taken = {name for knob in KNOBS if (name := f"--{knob.name.replace('_', '-')}") not in switches}
     for knob in KNOBS:
@@ -180,7 +180,7 @@ def settings(arguments: argparse.Namespace) -> tuple[dict[str, str], list[str]]:
 
 
 def _own_spelling(knob: Knob, flag: CommandFlag, given: str) -> str:
-    """The value of the knob that a value of horovodrun's flag means."""
+    """The knob's value for a value of horovodrun's flag."""
     try:
         if flag.scale != 1:
             return str(round(float(given) * flag.scale))
@@ -191,7 +191,7 @@ def _own_spelling(knob: Knob, flag: CommandFlag, given: str) -> str:
 
 
 def _check(variables: dict[str, str]) -> None:
-    """Fails as init() would on every rank; knows Horovod's spellings of values where only its own differ."""
+    """Fails as init() would on every rank. Knows Horovod's spellings of values only where hvdlite's differ."""
     for knob in KNOBS:
         text = variables.get(knob.variable)
         if text is None:
@@ -210,5 +210,5 @@ def _check(variables: dict[str, str]) -> None:
 
 
 def unknown_variables(flags: Sequence[CommandFlag] = HOROVODRUN) -> list[str]:
-    """Variables of these flags for which there is neither a knob nor a reason; a test sees that there are none."""
+    """Variables of these flags without a knob and without a reason; a test checks that there are none."""
     return [flag.variable for flag in flags if _knob(flag.variable) is None and flag.variable not in MEANINGLESS]

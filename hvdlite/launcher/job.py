@@ -1,4 +1,4 @@
-"""Runs one job: starts mpirun, collects what its ranks print and how they end, and leaves nothing behind."""
+"""Runs one job: starts mpirun, collects the ranks' output and exit codes, and ends all its processes."""
 
 import contextlib
 import json
@@ -24,12 +24,12 @@ from hvdlite.launcher.rank import ASKS, HEADER, Segments
 
 __all__ = ["GRACE_SECONDS", "JobOutcome", "LaunchedJob", "told_to_end"]
 
-GRACE_SECONDS = 30.0  # that programs get to end where the job is told to
-_TERM_SECONDS = 8.0  # that mpirun gets to end the job
-# On a busy machine Open MPI's mpirun now and then gives up before it has started any rank, and says this.
+GRACE_SECONDS = 30.0  # for programs to end after the job is told to end
+_TERM_SECONDS = 8.0  # for mpirun to end the job
+# On a busy machine Open MPI's mpirun sometimes gives up before it has started any rank, with this text.
 _NOT_LAUNCHED = "listener thread failed to start"
 _LAUNCHES = 3  # at most
-_REST_SECONDS = 5.0  # that ranks get to hand over their last output once mpirun has ended
+_REST_SECONDS = 5.0  # for ranks to pass on their last output after mpirun has ended
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,11 @@ class JobOutcome:
     """How a job ended.
 
     Attributes:
-        status: for this process to exit with: that of the rank that failed first, or mpirun's.
+        status: the exit status for this process: that of the rank that failed first, or mpirun's.
         failure: the rank that failed first, if any.
-        words: its last words.
+        words: its last lines of output.
         interrupted: was the job told to end?
-        problem: what went wrong besides; empty if nothing did.
+        problem: any other error; empty if there was none.
     """
 
     status: int
@@ -63,17 +63,17 @@ class _RankConnection:
 
 
 class LaunchedJob:
-    """A job of so many ranks; `run` it once.
+    """A job; call `run` once.
 
     Args:
         line: starts ranks.
         command: the program of each, with its arguments.
         size: the number of ranks.
         environ: the environment of mpirun.
-        output: what is printed goes there.
+        output: prints the ranks' lines.
         bind: does each rank get its share of the cores?
         start_timeout: seconds until all ranks must have started, or None.
-        grace: seconds that programs get to end where the job is told to.
+        grace: seconds for programs to end after the job is told to end.
     """
 
     def __init__(
@@ -96,12 +96,12 @@ class LaunchedJob:
         self._started: dict[int, tuple[str, int]] = {}
         self._endings: dict[int, RankExit] = {}
         self._folder = ""
-        self._asked_to_end: list[int] = []  # the signals that ask for it
+        self._asked_to_end: list[int] = []  # the signals that asked the job to end
         self._not_launched = False
         self._problem = ""
 
     def interrupt(self, number: int) -> None:
-        """Asks the programs to end, by SIGINT or SIGTERM; safe in a signal handler. A second call kills the job."""
+        """Asks the programs to end, by SIGINT or SIGTERM. Safe in a signal handler. A second call kills the job."""
         self._asked_to_end.append(number)
 
     def run(self) -> JobOutcome:
@@ -155,7 +155,7 @@ class LaunchedJob:
                 stdin=subprocess.DEVNULL,  # as ranks have it
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                start_new_session=True,  # the terminal's Ctrl-C is for us, who pass it on once
+                start_new_session=True,  # the terminal sends Ctrl-C to this process, which passes it on once
             )
         except OSError as error:
             raise SystemFailure(f"{words[0]} cannot be started: {error.strerror}") from error
@@ -165,7 +165,7 @@ class LaunchedJob:
         return process
 
     def _shall_launch_again(self) -> bool:
-        """Has mpirun failed for a reason that may be gone, and before any rank?"""
+        """Has mpirun failed before it started any rank, for a reason that may have gone?"""
         again = self._not_launched and not self._peers and not self._started and not self._asked_to_end
         self._not_launched = False
         if again:
@@ -173,7 +173,7 @@ class LaunchedJob:
         return again
 
     def _follow(self, process: "subprocess.Popen[bytes]") -> None:
-        """Until mpirun has ended and all that ranks have said is here."""
+        """Runs until mpirun has ended and all output of ranks has come."""
         began = time.monotonic()
         asked = ended = 0.0
         while True:
@@ -195,7 +195,7 @@ class LaunchedJob:
                 return
 
     def _ask_programs(self, process: "subprocess.Popen[bytes]") -> bool:
-        """Sends every rank's program the signal; false if not all have started, or some are out of reach."""
+        """Sends every rank's program the signal. Returns false if some ranks have not started or cannot be reached."""
         some_elsewhere = len([peer for peer in self._peers if peer.rank is not None]) < self._size
         if len(self._started) < self._size or (some_elsewhere and not self._line.forwards):
             return False
@@ -216,7 +216,7 @@ class LaunchedJob:
         self.interrupt(signal.SIGTERM)
 
     def _open(self) -> bool:
-        """Does anything still speak to us, besides new ranks?"""
+        """Is any rank still connected?"""
         return len(self._selector.get_map()) > 1
 
     def _collect(self, seconds: float) -> None:
@@ -285,7 +285,9 @@ class LaunchedJob:
         number = int(said["rank"])
         if kind == "h":
             self._started[number] = (said["host"], said["pid"])
-            if len(self._started) == self._size:  # nobody comes any more, and nothing is left if we are killed
+            if (
+                len(self._started) == self._size
+            ):  # no rank connects any more, and no socket file is left if this process is killed
                 shutil.rmtree(self._folder, ignore_errors=True)
         else:
             host, pid = self._started.get(number, ("?", 0))
@@ -293,7 +295,7 @@ class LaunchedJob:
         return number
 
     def _end(self, process: "subprocess.Popen[bytes]") -> None:
-        """Leaves nothing behind, whatever has happened."""
+        """Ends all processes of the job."""
         if process.poll() is None:
             process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
@@ -305,14 +307,14 @@ class LaunchedJob:
             if stream is not None:
                 stream.close()
         for peer in self._peers:
-            peer.connection.close()  # by which ranks of this host know
+            peer.connection.close()  # the processes beside the ranks of this host notice that
         for peer in self._peers:
             if peer.pidfd is not None:
                 self._await_end(peer.pidfd)
                 os.close(peer.pidfd)
 
     def _await_end(self, pidfd: int) -> None:
-        """Lets what runs beside a rank end its program, and kills it if it does not."""
+        """Lets the process beside a rank end its program, and kills it if it does not."""
         with selectors.DefaultSelector() as selector, contextlib.suppress(ProcessLookupError):
             selector.register(pidfd, selectors.EVENT_READ)
             if not selector.select(_REST_SECONDS):
@@ -342,9 +344,9 @@ class LaunchedJob:
 def told_to_end(
     job: LaunchedJob, numbers: Sequence[int] = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 ) -> Iterator[list[int]]:
-    """Asks the job to end where this process is told to end; gives the signals that came.
+    """Asks the job to end when this process is told to end. Yields the list of received signals.
 
-    What is ignored stays so, as nohup and a shell's ``&`` have it; signals are the main thread's.
+    Ignored signals stay ignored (nohup and a shell's ``&`` set that). Only the main thread handles signals.
     """
     received: list[int] = []
 
@@ -364,7 +366,7 @@ def told_to_end(
 
 
 def _end_with_us() -> Callable[[], object]:
-    """Runs in mpirun's process before mpirun: the kernel then ends it (SIGTERM) if this process is killed."""
+    """Runs in mpirun's process before mpirun does. The kernel then sends it SIGTERM if this process is killed."""
     try:
         import ctypes
 
@@ -375,7 +377,7 @@ def _end_with_us() -> Callable[[], object]:
 
 
 class _LauncherStream:
-    """Cuts what mpirun prints into lines, ends included."""
+    """Cuts mpirun's output into lines, with their ends."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -386,6 +388,6 @@ class _LauncherStream:
         return [line.decode(errors="replace") + "\n" for line in lines]
 
     def finish(self) -> list[str]:
-        """What is left at the end."""
+        """The rest without an end."""
         rest, self._rest = self._rest, b""
         return [rest.decode(errors="replace") + "\n"] if rest else []

@@ -1,4 +1,4 @@
-"""From what a user asks for to a command line: which launcher, how many ranks, where."""
+"""Turns a user's wishes into a command line: which launcher, how many ranks, which hosts."""
 
 import shutil
 import subprocess
@@ -25,9 +25,9 @@ class LaunchPlan:
     Attributes:
         line: the command line.
         size: the number of ranks.
-        bind: does what runs beside each rank bind it to its share of the cores?
+        bind: does the process beside each rank bind the rank to its share of the cores?
         remote: are there ranks on other hosts?
-        notes: what was decided, and why.
+        notes: the decisions, with reasons.
     """
 
     line: LauncherCommand
@@ -38,7 +38,7 @@ class LaunchPlan:
 
 
 def environment() -> dict[str, str]:
-    """This process's environment, less what other launchers have left in it."""
+    """This process's environment, without variables that other launchers have set."""
     return outside_of_jobs()
 
 
@@ -53,7 +53,7 @@ def refuse_nested(what: str) -> None:
 
 
 def allocated_hosts(environ: Mapping[str, str], allocation: Allocation | None) -> tuple[Host, ...]:
-    """The hosts of the allocation that we are in; empty without one."""
+    """The hosts of the current allocation; empty without one."""
     if allocation is not None:
         return allocation.hosts
     nodes = environ.get("PBS_NODEFILE", "")
@@ -72,7 +72,7 @@ def make(
     """The plan for a job.
 
     Args:
-        wishes: what is asked for, but for the number of ranks and the hosts.
+        wishes: the user's, without the number of ranks and the hosts.
         np: the number of ranks; None: as many as the hosts or the allocation take.
         hosts: as ``-H`` has them.
         hostfile: a path.
@@ -113,7 +113,7 @@ def _default_size(named: Sequence[Host], allocated: Sequence[Host], allocation: 
 
 
 def _by_srun(wishes: Wishes, allocation: Allocation | None, required: bool, notes: list[str]) -> LauncherCommand | None:
-    """The line for srun; None, with a note, where it cannot start this MPI and need not."""
+    """The line for srun. None, with a note, if it cannot start this MPI and is not required."""
     if allocation is None:
         raise InvalidArgumentError(
             "--launcher srun: this is no allocation of Slurm (SLURM_JOB_ID is not set); see salloc, sbatch"
