@@ -26,7 +26,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--frameworks", action=argparse.BooleanOptionalAction, default=True, help="imports each framework [it does]"
     )
-    parser.epilog = "The exit code is 1 if something that is needed does not work. Nothing is changed."
+    parser.epilog = "The exit code is 1 if a required part does not work. Nothing is changed."
 
 
 def examine(smoke: bool = True, frameworks: bool = True) -> Iterator[Finding]:
