@@ -25,7 +25,7 @@
 //
 // It cannot deadlock: a rank's s-th receive waits only for receives of smaller shifts, a scatter
 // send for its owner's receive, a gather for the scatter; the owner waits for contributions, and
-// nobody waits for a result before having sent all contributions of the round.
+// no rank waits for a result before it has sent all its contributions of the round.
 //
 // In place: a rank's contribution to a piece was sent before the piece is received, and an owner
 // overwrites its own contribution in the very step that adds the last one.

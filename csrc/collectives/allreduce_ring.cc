@@ -17,7 +17,7 @@
 //
 // The buffer is cut into rounds of (ranks x segment); up to four rounds are under way at once, each
 // a ring of its own on its own channel (ring_reduction.h), so that transfers and additions overlap
-// and staging stays at two segments a round whatever the size of the buffer. The user's input is
+// and staging stays at two segments a round for any size of the buffer. The user's input is
 // read where it lies and results are received where they belong: nothing is packed.
 //
 // Cost for p ranks and S bytes in one round: 2(p-1) alpha + 2(p-1)/p S beta + (p-1)/p S gamma; in K

@@ -85,7 +85,7 @@ bool DirectLane::scatter() {
   return scatter_receives_.done() == shifts_ && scatter_sends_.done() == shifts_;
 }
 
-// Adds what has arrived, but never rank q+1's contribution before rank q's.
+// Adds contributions that have arrived, but never rank q+1's before rank q's.
 void DirectLane::add_in_rank_order() {
   const int size = job_->comm.size();
   if (added_ == size) return;

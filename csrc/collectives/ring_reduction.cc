@@ -111,7 +111,7 @@ void RingLane::post_sends() {
   }
 }
 
-// Adds this rank's contribution to what a reduce hop brought.
+// Adds this rank's contribution to the segment of a reduce hop.
 void RingLane::process(int hop) {
   if (!reduces(hop)) return;
   const Range piece = piece_received(hop);

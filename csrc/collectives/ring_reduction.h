@@ -84,7 +84,7 @@ class RingReduction final : public Collective {
   bool alone_done_ = false;
 };
 
-// Lanes worth having for so many rounds.
+// The number of lanes for this many rounds.
 int ring_lanes(std::size_t rounds);
 
 }  // namespace hvdlite::collectives

@@ -1,4 +1,4 @@
-// What the loops of the kernels are made of, for one instruction set: vector registers ("packs"),
+// The building blocks of the kernels' loops, for one instruction set: vector registers ("packs"),
 // the two units that a body is written for, and the loop that calls a body for all elements.
 //
 // T: element type. A: accumulator type. A body is a lambda over a unit (Element or Packed) and an

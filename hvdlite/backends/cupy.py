@@ -88,7 +88,7 @@ class CupyBackend:
             tensor[...] = dense
 
     def integers(self, values: Sequence[int]) -> Any:
-        """An int32 array of NumPy's: who asks how many rows came asks on the host."""
+        """An int32 array of NumPy, because programs read the numbers of rows on the host."""
         return np.array(values, dtype=np.int32)
 
     def dtype_name(self, tensor: Any) -> str:
@@ -109,7 +109,7 @@ def make_backend() -> CupyBackend:
     """The backend over the CuPy that the user has imported.
 
     Raises:
-        InvalidArgumentError: nobody has imported CuPy.
+        InvalidArgumentError: CuPy is not imported.
     """
     cupy = sys.modules.get("cupy")
     if cupy is None:

@@ -32,7 +32,7 @@ _BATCH = Effort(sample_seconds=0, most_calls=1, block_seconds=0.5, most_samples=
 
 @dataclass(frozen=True)
 class CollectivesPlan:
-    """What is measured.
+    """The selection to measure.
 
     Attributes:
         cases: of `CASES`.
@@ -40,7 +40,7 @@ class CollectivesPlan:
         caches: of `CACHES`.
         tensors: how many the case small has.
         peers: by name; None for those that take part by default.
-        seconds: about so long altogether.
+        seconds: the approximate time for all measurements.
     """
 
     cases: Sequence[str] = CASES
@@ -55,7 +55,7 @@ Sink = Callable[[Sequence[report.Record]], None]
 
 
 def run(world: World, plan: CollectivesPlan, sink: Sink) -> None:
-    """Measures, and gives what was measured side by side to `sink`, on all ranks. Collective.
+    """Measures, and passes comparable results together to `sink`, on all ranks. Collective.
 
     Raises:
         WrongSum: a peer's result is wrong; on all ranks.
@@ -181,7 +181,7 @@ def _divided(rounds: Sequence[Sequence[float]], divisor: int) -> list[list[float
 
 
 def _idle(world: World, team: Team, seconds: float) -> list[report.Record]:
-    """What the threads of each peer take from the processor while nobody calls it: seconds in a second."""
+    """The processor time of each peer's threads while the program makes no call: seconds in a second."""
     names = [peer.name for peer in team.peers if team.threads[peer.name]]
     time.sleep(seconds / 4)  # what still spins after the last call goes to sleep meanwhile
     rounds: dict[str, list[list[float]]] = {name: [] for name in names}

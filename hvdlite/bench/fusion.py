@@ -40,7 +40,7 @@ class Move:
         op: whose identity fills the place of a tensor that is None; its number in csrc/base/types.h.
         nonfinite: address of an int32 for each tensor, which becomes 1 if it is not finite.
         sets: of tensors and buffers, taken in turn by consecutive launches.
-        tensor_stride: bytes from the tensors of one set to those of the next.
+        tensor_stride: bytes between the tensors of one set and those of the next.
         buffer_stride: the same of the buffers.
     """
 

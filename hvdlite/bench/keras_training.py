@@ -43,13 +43,13 @@ WAYS: Mapping[str, Sequence[str]] = {
 
 @dataclass(frozen=True)
 class KerasPlan:
-    """What is measured.
+    """The selection to measure.
 
     Attributes:
         models: of `MODELS`.
         loops: of `LOOPS`.
         ways: of `WAYS`.
-        seconds: about so long altogether.
+        seconds: the approximate time for all measurements.
     """
 
     models: Sequence[str]
@@ -64,7 +64,7 @@ def teams(ways: Sequence[str]) -> list[list[str]]:
 
 
 def run(world: World, plan: KerasPlan, sink: Callable[[Sequence[report.Record]], None]) -> None:
-    """Measures, and gives what was measured side by side to `sink`, on all ranks. Collective.
+    """Measures, and passes comparable results together to `sink`, on all ranks. Collective.
 
     Raises:
         WrongSum: a way does not average the gradients; on all ranks.

@@ -68,7 +68,7 @@ def broadcast_(
     Args:
         variables: as there.
         root_rank: as there.
-        name: what the ranks' calls are paired by.
+        name: pairs the ranks' calls.
         process_set: as there.
 
     Returns:

@@ -29,7 +29,7 @@ __all__ = ["OPTIMIZER", "TAPE", "ReducerWording", "after_comparison"]
 
 _serials: defaultdict[tuple[str, tuple[int, ...]], Iterator[int]] = defaultdict(itertools.count)  # as for optimizers
 _flags = itertools.count()
-_CHECKS = "_hvdlite_checks"  # of a list's first variable, which lives as long as what is compared
+_CHECKS = "_hvdlite_checks"  # of a list's first variable, which lives as long as the list
 _MOST_ROUNDS = 100  # without an update that changes something
 
 
@@ -82,10 +82,10 @@ def after_comparison(
         evidence: tensors of this rank, whose values tell whether all ranks read the same data.
         process_set: the ranks that train together.
         mode: what follows if they differ, by `hvdlite.start_check.mode_of`.
-        reducer: what is about to reduce the gradients of the variables.
+        reducer: reduces the gradients of the variables.
 
     Returns:
-        A context: what is made in it waits for the comparison.
+        A context: operations made in it wait for the comparison.
 
     Raises:
         MismatchError: the ranks differ.
@@ -101,7 +101,7 @@ def after_comparison(
             check.round(*(tensor.numpy() for tensor in (*numbers, *check.variables)))
         return contextlib.nullcontext()
 
-    # A variable that has a value once there are no more rounds to come: nobody has to initialise it.
+    # A variable that gets a value after the last round, so that the program need not initialise it.
     with tf.device("CPU:0"):
         over = tf.raw_ops.VarHandleOp(dtype=tf.bool, shape=[], shared_name=check.flag)
 

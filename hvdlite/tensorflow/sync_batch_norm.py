@@ -19,7 +19,7 @@ __all__ = ["SyncBatchNormalization"]
 
 _KERAS_3 = not tf.keras.__version__.startswith("2.")
 
-# Of Keras's layer; what they do has no counterpart over ranks.
+# Arguments of Keras's layer without a counterpart over ranks.
 _REFUSED = ("renorm", "virtual_batch_size", "adjustment", "synchronized")
 
 
@@ -68,7 +68,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
             inputs: of shape [batch, ...].
             training: use this batch's statistics, and let the moving ones follow? Known when a function is traced. A layer that
                 is not trainable does not.
-            mask: of the shape of `inputs` without the last dimension; what it excludes has no part in the statistics.
+            mask: of the shape of `inputs` without the last dimension; excluded values have no part in the statistics.
 
         """
         if self._trains(training):

@@ -30,7 +30,7 @@ _LAST = "_hvdlite_last_call"
 
 
 def in_xla_context() -> bool:
-    """Is what is being traced meant for XLA?"""
+    """Is the function that is being traced meant for XLA?"""
     return not tf.executing_eagerly() and bool(GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()))
 
 
@@ -38,7 +38,7 @@ def require_no_xla(what: str) -> None:
     """Refuses an operation that cannot be compiled.
 
     Raises:
-        UnsupportedError: what is being traced is meant for XLA.
+        UnsupportedError: the function that is being traced is meant for XLA.
 
     """
     if in_xla_context():

@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Does what the arguments say; the exit status."""
+    """Runs the subcommand; returns the exit status."""
     try:
         given: list[Path] = arguments.files
         paths = files.files_of_job(given[0]) if len(given) == 1 else given

@@ -31,7 +31,7 @@ class Share:
 
     @property
     def compute(self) -> float:
-        """What is left of the step."""
+        """The rest of the step."""
         return self.step - self.wait
 
 
@@ -55,7 +55,7 @@ class Analysis:
     """What `analyse` found.
 
     Attributes:
-        ranks: who has a trace, and their hosts.
+        ranks: those with a trace, and their hosts.
         boundaries: where steps begin, on the clock of the first rank.
         shares: for each rank, of each step.
         late: by rank.
@@ -64,7 +64,7 @@ class Analysis:
         num_bytes: that a step reduces or moves, on the first rank (the median).
         operations: how many a step has (the median).
         dropped: events that are missing, of all ranks.
-        traces: what it was made of.
+        traces: of the ranks.
         shifts: what to add to each trace's times.
     """
 

@@ -110,7 +110,7 @@ def read(path: Path) -> Trace:
 
 
 def _at_once(path: Path) -> bytes:
-    """What is in a file now: a second read of one that grows would go on behind an end that has moved since."""
+    """The present content of a file. A second read of a growing file would continue after an end that has moved."""
     with path.open("rb", buffering=0) as file:
         return file.read(os.fstat(file.fileno()).st_size)
 

@@ -48,13 +48,13 @@ def kept() -> list[dict[str, Any]]:
     for path in sorted(Path(folder).glob("hvdlite/tuning-*.json")) if folder else ():
         try:
             found.append(load(path)[0])
-        except InvalidArgumentError:  # of another version, say: whoever wants to use it is told
+        except InvalidArgumentError:  # of another version, say: a job that wants to use it gets the error
             continue
     return found
 
 
 def save(path: Path, place: JobPlace, settings: Settings, evidence: Mapping[str, Any]) -> None:
-    """Writes a file; whoever reads it meanwhile gets the old one or the new one, whole.
+    """Writes a file. A process that reads it meanwhile gets either the old or the new file, complete.
 
     Raises:
         OSError: it cannot be written.
@@ -116,7 +116,7 @@ def _broken(path: Path, why: str) -> InvalidArgumentError:
 
 
 def differences(key: Mapping[str, Any], place: JobPlace) -> list[str]:
-    """What makes this job another than the one that a file was made for, in words; nothing if its settings fit."""
+    """The differences between this job and the one of a file, in words; empty if the file's settings fit."""
     here = place.key()
     names = [*here, *(name for name in key if name not in here)]
     return [

@@ -81,7 +81,7 @@ def matters(name: str, shape: JobShape) -> bool:
 
 
 def keeps_bits(name: str, shape: JobShape) -> bool:
-    """Are the bits of all sums the same whatever the knob's value, in a job of this shape?"""
+    """Are the bits of all sums the same for every value of the knob, in a job of this shape?"""
     if name in ("tile_bytes", "spin_us", "remote_message_bytes"):
         return True  # who adds what in which order depends on none of these
     if shape.ranks <= 2:

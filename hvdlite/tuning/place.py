@@ -1,4 +1,4 @@
-"""What a tuning holds for: the machine, and the shape of the job."""
+"""The scope of a tuning: the machine, and the shape of the job."""
 
 import platform
 import re
@@ -14,7 +14,7 @@ __all__ = ["JobPlace", "boot_id", "cpu_name"]
 
 @dataclass(frozen=True)
 class JobPlace:
-    """The machine and the shape of a job: what a tuning holds for.
+    """The machine and the shape of a job, for which a tuning holds.
 
     Attributes:
         cpus: the processor of each host, as it calls itself.
@@ -34,7 +34,7 @@ class JobPlace:
     deterministic: bool
 
     def key(self) -> dict[str, Any]:
-        """What a file says of it, as JSON gives it back."""
+        """The key in a tuning file, as JSON gives it back."""
         plain = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
         return {**plain, "hvdlite": __version__}
 
@@ -44,7 +44,7 @@ class JobPlace:
 
 
 def boot_id() -> str:
-    """What this machine's kernel calls its present run; "" where that is kept secret."""
+    """The kernel's name for its present run; "" if it is kept secret."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

@@ -80,7 +80,7 @@ class Rules:
 
 @dataclass
 class Comparison:
-    """What was measured of two settings, round by round.
+    """The measurements of two settings, round by round.
 
     Attributes:
         base, candidate: the settings.
@@ -134,7 +134,7 @@ class SearchResult:
 
 
 def chance(wins: int, rounds: int) -> float:
-    """The chance that of two settings that are alike the second wins so many rounds or more."""
+    """The chance that the second of two equal settings wins this many rounds or more."""
     return float(sum(math.comb(rounds, k) for k in range(wins, rounds + 1)) / 2**rounds)
 
 
@@ -181,7 +181,7 @@ def drive(searching: Search, sample: Callable[[Settings], tuple[Sequence[float],
             if that has lasted until half as long again.
 
     Returns:
-        What was found.
+        The result.
     """
     limits = [0.75 * seconds, 1.5 * seconds]
     try:
@@ -235,7 +235,7 @@ def _compare(comparison: Comparison, rules: Rules) -> Generator[Settings, Sample
         comparison.gains.append(statistics.fmean(by_case))
         lost += comparison.gains[-1] <= 0
         if lost > rules.affordable_losses:
-            return False  # whatever comes
+            return False  # no further rounds can change that
     comparison.better = comparison.judge(rules)
     return comparison.better
 
