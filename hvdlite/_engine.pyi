@@ -91,7 +91,7 @@ class Work:
         """
     def result(self, limit: float = float("inf"), streams: Sequence[int] = ()) -> Result:
         """Waits for the only operation: its Result, or raises its failure."""
-    def _land(self, limit: float) -> Any:
+    def _outputs(self, limit: float) -> Any:
         """Waits for operations on plain tensors that the engine has described, for so many seconds at most.
 
         Returns:
@@ -189,7 +189,7 @@ class Engine:
         without output of the engine's. No signal handler runs between the end and this: an exception leaves all in flight.
         """
     @property
-    def parked(self) -> int:
+    def dropped_in_flight(self) -> int:
         """How many operations are in flight whose work was let go.
 
         The engine keeps their memory until they have ended and something else is submitted.
@@ -248,12 +248,12 @@ class Engine:
     def stop_timeline(self) -> None:
         """Completes the file of start_timeline."""
     def await_question(self) -> bool:
-        """Waits until another rank asks where this one is: True, and tell_whereabouts answers.
+        """Waits until another rank asks where this one is: True, and answer_question answers.
 
         False when the engine has shut down. For one thread.
         """
-    def tell_whereabouts(self, text: str) -> None: ...
-    def excuse(self, seconds: float) -> None:
+    def answer_question(self, text: str) -> None: ...
+    def exempt_from_stalls(self, seconds: float) -> None:
         """For so long the others wait for this rank without a warning; 0: no longer."""
     def publish_failure(self, cause: str) -> None: ...
     @property
@@ -313,10 +313,10 @@ def config_fields() -> dict[str, Any]:
     """The engine's knobs and their native defaults (a test compares them with hvdlite.config)."""
 
 class GradientState:
-    """The state of one parameter's gradient (hvdlite.torch.slots.Slot)."""
+    """The state of one parameter's gradient (hvdlite.torch.parameter_gradient.ParameterGradient)."""
 
     param: Any
-    aside: Any
+    reduced_part: Any
     place: Any
     sparse_dim: int | None
     bucket: int
@@ -384,7 +384,7 @@ class PassDriver(Passes):
     def settle(self) -> None:
         """Makes good what the end of the last pass did not do. Does nothing if all is well."""
     def set_plan(self, made: list[Any]) -> None:
-        """Counts gradients in these buckets (hvdlite.torch.flights.Bucket)."""
+        """Counts gradients in these buckets (hvdlite.torch.in_flight.Bucket)."""
     def drop_plan(self) -> None:
         """There are no buckets any more."""
 
@@ -392,14 +392,14 @@ class PassDriver(Passes):
 class GradientHook:
     """A hook of one parameter, which autograd calls before or after it adds to the gradient."""
 
-    def __init__(self, reducer: PassDriver, slot: GradientState, after: bool) -> None: ...
+    def __init__(self, reducer: PassDriver, gradient: GradientState, after: bool) -> None: ...
     def fetch_ahead(self, objects: Sequence[object], /) -> None:
         """When the hook is called, it has the processor fetch these, which will be read soon. It keeps only addresses."""
     def __call__(self, tensor: Any, /) -> None: ...
 
 @final
 class Sent:
-    """What was sent of a bucket: a sequence of hvdlite.torch.flights.Item."""
+    """What was sent of a bucket: a sequence of hvdlite.torch.in_flight.Item."""
 
     @property
     def absent(self) -> list[int]:
@@ -407,7 +407,7 @@ class Sent:
     def __len__(self) -> int: ...
     def __getitem__(self, place: int) -> Any: ...
     def __iter__(self) -> Iterator[Any]: ...
-    def to_land(self, first: int, outcomes: Sequence[Any]) -> list[int]:
+    def to_store(self, first: int, outcomes: Sequence[Any]) -> list[int]:
         """The numbers of items, from the first on, that failed or whose results have to be put where they belong.
 
         The others are filled. outcomes: as `Engine.wait_many` gives them.
@@ -419,7 +419,7 @@ class Gatherer:
 
     def __init__(
         self,
-        slots: Sequence[Any],
+        gradients: Sequence[Any],
         forms: Sequence[Any],
         type: type,
         plain: Plain | None,
@@ -428,7 +428,7 @@ class Gatherer:
     ) -> None:
         """plain: of tensors of this type; strided: torch's layout.
 
-        wire_of(slot, form, grad) gives memory to send in the place of a gradient, or of none, and what decoding needs.
+        wire_of(gradient, form, grad) gives memory to send in the place of a gradient, or of none, and what decoding needs.
         """
     def gather(self) -> Sent:
         """What to send."""

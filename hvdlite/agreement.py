@@ -1,4 +1,4 @@
-"""What the ranks must have in common: the exchange that compares it, and in words in what they differ."""
+"""Compares descriptions of all ranks in one exchange, and describes the first difference in words."""
 
 import hashlib
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ __all__ = ["compare", "difference", "name_of", "only_on", "require_same_variable
 def compare(
     facts: Sequence[tuple[str, Any]], exchange: str, process_set: ProcessSet = global_process_set
 ) -> tuple[list[str], str]:
-    """Compares what the ranks have at each place of a list. Collective over the process set.
+    """Compares the ranks' lists place by place. Collective over the process set.
 
     Args:
         facts: (label, what it is) in order. Only the latter is compared: names may be numbered differently on each rank.
@@ -24,7 +24,7 @@ def compare(
         process_set: the ranks that take part.
 
     Returns:
-        The first rank's labels; and the first difference in words, the same on all ranks, or "" where there is none.
+        The first rank's labels; and the first difference in words, the same on all ranks, or "" if there is none.
 
     """
     labels = [label for label, _ in facts]
@@ -40,14 +40,14 @@ def compare(
 
 
 def name_of(variable: Any) -> str:
-    """What the user knows a variable of TensorFlow or Keras by."""
+    """The name by which a user knows a variable of TensorFlow or Keras."""
     return str(getattr(variable, "path", variable.name))
 
 
 def require_same_variables(
     operation: str, variables: Sequence[tuple[str, str, Sequence[int]]], process_set: ProcessSet = global_process_set
 ) -> None:
-    """Sees that the ranks are about to broadcast the same variables. Collective over the process set.
+    """Checks that the ranks are about to broadcast the same variables. Collective over the process set.
 
     Args:
         operation: for messages, and the name of the exchange.
@@ -71,7 +71,7 @@ def require_same_variables(
 
 
 def only_on(names: Sequence[Sequence[str]], ranks: Sequence[int]) -> str:
-    """Which names some ranks lack, in words; "" where all have the same.
+    """The names that some ranks lack, in words; "" if all have the same.
 
     Args:
         names: of each rank, in any order.
@@ -88,7 +88,7 @@ def only_on(names: Sequence[Sequence[str]], ranks: Sequence[int]) -> str:
 
 
 def difference(descriptions: Sequence[Sequence[tuple[str, Any]]], ranks: Sequence[int]) -> str:
-    """The first thing in which the ranks' descriptions differ, in words.
+    """The first difference between the ranks' descriptions, in words.
 
     Args:
         descriptions: of each rank, (name, what it is) in order.

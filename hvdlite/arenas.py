@@ -1,4 +1,4 @@
-"""Arenas: memory that all ranks of a process set map, so that tensors in it are reduced where they lie, without a copy.
+"""Arenas: memory that all ranks of a process set map, so that tensors in it are reduced in place, without a copy.
 
 The ranks must be on one host. A tensor made over a part of an `Arena` (its buffer) keeps the memory; the engine maps the other
 ranks' parts until the arena is closed, or hvdlite is shut down.

@@ -1,8 +1,8 @@
-"""Measures which knobs suit the machine, on the ranks of a job: for ``hvdlite tune``, and at init with ``HVDLITE_AUTOTUNE``.
+"""Finds the knobs that suit the machine, on the ranks of a job: for ``hvdlite tune``, and in init with ``HVDLITE_AUTOTUNE``.
 
-Each setting gets an engine of its own over the job's communicator, so two settings are measured in turn in one job, and every
-knob can be tried, also those that an engine reads only when it is made. The idle engine sleeps meanwhile. All ranks see the
-times of the slowest one and rank 0's clock, so all come to the same result.
+Each setting gets an engine of its own over the job's communicator. So one job measures two settings in turn, and can try every
+knob, even those that an engine reads only when it is made. The idle engine sleeps meanwhile. All ranks use the times of the
+slowest one and rank 0's clock, so all reach the same result.
 
 ``python -m hvdlite.autotune`` is what ``hvdlite tune`` starts on every rank.
 """
@@ -28,25 +28,25 @@ from hvdlite.errors import HvdliteError, InternalError, InvalidArgumentError
 from hvdlite.requests import Average, Kind, Request
 from hvdlite.tuning import files
 from hvdlite.tuning.parameters import TUNABLE, parameters
-from hvdlite.tuning.place import Place
+from hvdlite.tuning.place import JobPlace
 from hvdlite.tuning.report import Report, changes, format_settings, to_csv, to_evidence, to_text
 from hvdlite.tuning.search import Rules, Settings, Value, drive, search
 
-__all__ = ["CASES", "Engines", "Job", "at_init", "main", "tune"]
+__all__ = ["CASES", "Engines", "TuningRanks", "at_init", "main", "tune"]
 
 Array = NDArray[np.float32]
 
 _KIB = 1 << 10
 # Bytes of an allreduce, and how many of them are timed together.
 _SINGLE = ((_KIB, 30), (64 * _KIB, 10), (4096 * _KIB, 2))
-# Tensors that are in flight together: about the mix of a model's gradients, 16 MiB.
+# Tensors that are in flight together: similar to a model's gradients, 16 MiB.
 _GRADIENTS = tuple(size * _KIB for size in (1, 4, 64, 256, 1024)) * 12
 CASES = ("allreduce of 1 KiB", "of 64 KiB", "of 4 MiB", f"of {len(_GRADIENTS)} gradients with 16 MiB (float32, host memory)")
-_KEPT = 2  # engines at a time: those of two settings that are compared
+_KEPT = 2  # engines at a time: one for each of the two settings that are compared
 
 
 @dataclass(frozen=True)
-class Job:
+class TuningRanks:
     """The ranks that measure.
 
     Attributes:
@@ -62,7 +62,7 @@ class Job:
     shim: str
 
     def slowest(self, times: Sequence[float]) -> list[float]:
-        """Place by place the largest of all ranks."""
+        """The largest value of all ranks, place by place."""
         mine = np.array(times)
         largest = np.empty_like(mine)
         self.comm.Allreduce(mine, largest, op=self.mpi.MAX)
@@ -70,16 +70,16 @@ class Job:
 
 
 class Engines:
-    """Engines by their settings: makes them on demand, keeps the two used last. Everything is collective.
+    """The engines by their settings. Makes them on demand, and keeps the two used last. Every method is collective.
 
     Args:
         job: the ranks.
         knobs: what the settings change.
     """
 
-    def __init__(self, job: Job, knobs: Config) -> None:
+    def __init__(self, job: TuningRanks, knobs: Config) -> None:
         self._job = job
-        # A trace or a report of each engine would be one too many.
+        # A trace or a report of each engine would be useless.
         self._knobs = knobs.replace(log_level="error")
         self._engines: dict[tuple[tuple[str, Value], ...], Any] = {}
         random = np.random.default_rng(job.comm.rank)
@@ -101,7 +101,7 @@ class Engines:
         return engine
 
     def close(self) -> None:
-        """Ends all."""
+        """Shuts all engines down."""
         for engine in self._engines.values():
             engine.shutdown()
         self._engines.clear()
@@ -123,12 +123,12 @@ class Engines:
         return self._job.slowest(times)
 
     def fingerprint(self, settings: Settings) -> str:
-        """A hash of the bits that sums have with these settings: rank 0's, of arrays that do not depend on settings."""
+        """A hash of the bits of sums with these settings: rank 0's, of arrays that do not depend on the settings."""
         engine = self.get(settings)
         digest = hashlib.blake2b()
         for array, original, request in zip(self._arrays, self._originals, self._requests, strict=True):
             array[:] = original
-            engine.submit((request,), wake=False).result()  # one after the other: what is fused together may depend on time
+            engine.submit((request,), wake=False).result()  # one after the other: timing may decide what is fused together
             digest.update(array.data)
         return str(self._job.comm.bcast(digest.hexdigest()))
 
@@ -138,14 +138,14 @@ def _average(name: str, array: Array) -> Request:
     return Request(Kind.ALLREDUCE, name, int(DType.FLOAT32), array.shape, address, address, op=Average)
 
 
-def tune(job: Job, place: Place, knobs: Config, seconds: float, any_bits: bool = False) -> Report:
+def tune(job: TuningRanks, place: JobPlace, knobs: Config, seconds: float, any_bits: bool = False) -> Report:
     """Searches the settings for this job. Collective, with the same result on all ranks.
 
     Args:
         job: the ranks.
         place: where they are.
         knobs: what settings change; those that variables set stay as they are.
-        seconds: about so long.
+        seconds: the approximate duration.
         any_bits: may the last bits of sums change?
 
     Raises:
@@ -190,10 +190,11 @@ def tune(job: Job, place: Place, knobs: Config, seconds: float, any_bits: bool =
 # --- at init ------------------------------------------------------------------------------------------------------------
 
 
-def at_init(job: Job, knobs: Config, logger: logging.Logger) -> Config:
-    """The knobs with those of the tuning file, or where there is none for this job and HVDLITE_AUTOTUNE says so, measured now.
+def at_init(job: TuningRanks, knobs: Config, logger: logging.Logger) -> Config:
+    """The knobs, with values of the tuning file; if there is none for this job, with values measured now if HVDLITE_AUTOTUNE is
+    set.
 
-    Collective. What is measured is kept in the file if there was none.
+    Collective. Writes measured values to the file if there was none.
 
     Raises:
         InvalidArgumentError: the file is not what `hvdlite tune` writes, or cannot be found; on all ranks.
@@ -202,7 +203,7 @@ def at_init(job: Job, knobs: Config, logger: logging.Logger) -> Config:
     if not name or job.comm.size < 2:
         return knobs
     place = startup.place_of(job.mpi, job.comm, knobs)
-    # A variable may be set on some ranks only, to what the others have anyway.
+    # A variable may be set on some ranks only, to the value that the others have by default.
     origins = {name: variable for other in job.comm.allgather(dict(knobs.origins)) for name, variable in other.items()}
     found = _from_file(job, name, place, knobs.autotune, logger)
     if found is None and knobs.autotune:
@@ -210,8 +211,8 @@ def at_init(job: Job, knobs: Config, logger: logging.Logger) -> Config:
     return knobs.replace(**{name: value for name, value in (found or {}).items() if name not in origins})
 
 
-def _from_file(job: Job, name: str, place: Place, may_lack: bool, logger: logging.Logger) -> dict[str, Value] | None:
-    """What rank 0's file says; None if there is none for this job."""
+def _from_file(job: TuningRanks, name: str, place: JobPlace, may_lack: bool, logger: logging.Logger) -> dict[str, Value] | None:
+    """The values in rank 0's file; None if there is none for this job."""
     settings: dict[str, Value] | None = None
     problem = ""
     if job.comm.rank == 0:
@@ -225,7 +226,7 @@ def _from_file(job: Job, name: str, place: Place, may_lack: bool, logger: loggin
     return settings
 
 
-def _read(name: str, place: Place, may_lack: bool, logger: logging.Logger) -> dict[str, Value] | None:
+def _read(name: str, place: JobPlace, may_lack: bool, logger: logging.Logger) -> dict[str, Value] | None:
     path = files.default_path(place) if name == "auto" else Path(name)
     if not path.exists() and (may_lack or name == "auto"):
         if not may_lack:
@@ -239,7 +240,7 @@ def _read(name: str, place: Place, may_lack: bool, logger: logging.Logger) -> di
     return settings
 
 
-def _measured(job: Job, name: str, place: Place, knobs: Config, logger: logging.Logger) -> dict[str, Value]:
+def _measured(job: TuningRanks, name: str, place: JobPlace, knobs: Config, logger: logging.Logger) -> dict[str, Value]:
     first = job.comm.rank == 0
     if first:
         logger.warning(
@@ -258,8 +259,8 @@ def _measured(job: Job, name: str, place: Place, knobs: Config, logger: logging.
     return report.settings
 
 
-def _keep(name: str, place: Place, report: Report, log: str, logger: logging.Logger) -> None:
-    """For the next job; one that cannot be kept is no reason to end this job."""
+def _keep(name: str, place: JobPlace, report: Report, log: str, logger: logging.Logger) -> None:
+    """Writes the file for the next job. A failure does not end this job."""
     try:
         path = files.default_path(place) if name == "auto" else Path(name)
         if path.exists():
@@ -287,7 +288,7 @@ def main(words: Sequence[str] | None = None) -> int:
     options = parser.parse_args(words)
     mpi = startup.load_mpi(may_finalize=lambda ours: True)
     startup.check_launch(mpi, config.launcher_claim())
-    job = Job(mpi, mpi.COMM_WORLD, load_native().Engine, shim_path())
+    job = TuningRanks(mpi, mpi.COMM_WORLD, load_native().Engine, shim_path())
     problem = None
     try:
         knobs = config.from_environment()
@@ -304,7 +305,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _write(path: Path | None, report: Report, log: str) -> str | None:
-    """Writes the files and says how to use them; why it could not, or None."""
+    """Writes the files and prints how to use them. Returns why that failed, or None."""
     setting = str(path.absolute()) if path else "auto"
     try:
         path = path or files.default_path(report.place)

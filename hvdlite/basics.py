@@ -1,4 +1,4 @@
-"""Beginning and end, and who is who: the functions that Horovod calls basics."""
+"""Start and end of a job, and the ranks' numbers: the functions that Horovod calls basics."""
 
 import math
 from collections.abc import Sequence
@@ -46,8 +46,8 @@ _LONGEST_EXCUSE = 1e9  # seconds
 def init(comm: Any = None, process_sets: Sequence[sets.ProcessSet] | str | None = None) -> None:
     """Joins the job: every process of it calls this once before anything else. Collective over the communicator.
 
-    Initialises MPI through mpi4py (thread level multiple) if nobody has. Calling it again does nothing but give the
-    process sets their ids, or allow dynamic ones; after `shutdown` it starts anew.
+    Initialises MPI through mpi4py (thread level multiple), unless it is initialised. A second call only gives the process sets
+    their ids, or allows dynamic ones; after `shutdown` it starts again.
 
     Args:
         comm: None for all processes that mpirun started, a list of ranks of MPI_COMM_WORLD (hvdlite's ranks then follow
@@ -87,10 +87,9 @@ def init(comm: Any = None, process_sets: Sequence[sets.ProcessSet] | str | None 
 
 
 def shutdown() -> None:
-    """Leaves the job. Operations that peers still expect from this rank fail there with a text that says so.
+    """Leaves the job. Operations of peers that still need this rank fail there, with a text that says so.
 
-    Collective only in that all ranks are expected to do it; it runs at exit by itself. Does nothing where hvdlite is
-    not initialised.
+    Every rank should call it, and it runs at exit by itself. Does nothing if hvdlite is not initialised.
     """
     if not RUNTIME.forked:
         RUNTIME.stop()
@@ -174,10 +173,10 @@ def gloo_built() -> bool:
 
 
 def nccl_built() -> int:
-    """The version code of the NCCL that tensors on GPUs may take, such as 22703 for 2.27.3; 0 where there is none.
+    """The version code of the NCCL for tensors on GPUs, such as 22703 for 2.27.3; 0 if there is none.
 
-    Nothing is chosen when hvdlite is built: this looks for a GPU and for NCCL, and loads both their libraries. Of ranks that
-    share a GPU it says nothing. May be called before `init`.
+    The build needs no NCCL: this function looks for a GPU and for NCCL, and loads both libraries. It does not check whether
+    ranks share a GPU. May be called before `init`.
 
     Raises:
         InvalidArgumentError: a knob has a bad value.
@@ -204,7 +203,7 @@ def ccl_built() -> bool:
 def cuda_built() -> bool:
     """Can this process use tensors in the memory of an NVIDIA GPU? True where there are a driver and a GPU.
 
-    Nothing is chosen when hvdlite is built: this starts the CUDA driver. Processes forked from this one cannot use CUDA
+    The build needs no CUDA: this function starts the CUDA driver. Processes forked from this one cannot use CUDA
     afterwards. May be called before `init`.
 
     Raises:
@@ -254,9 +253,9 @@ def stop_timeline() -> None:
 
 
 def stall_limit(seconds: float) -> AbstractContextManager[None]:
-    """For the time of a with statement the other ranks wait for this one patiently: for an evaluation on one rank, say.
+    """Inside a with statement the other ranks wait for this one without a warning, for example for an evaluation on one rank.
 
-    Within so many seconds they neither warn of this rank nor give up because of it; both limits (the knobs
+    Within `seconds` they neither warn about this rank nor give up because of it. Both limits (the knobs
     ``stall_check_time_seconds`` and ``stall_shutdown_time_seconds``) count from the end of the statement. Statements may be
     nested: the latest end counts. Call it on the slow rank; nothing is sent.
 
@@ -306,4 +305,4 @@ class HorovodBasics:
     _get_process_set_ids_and_ranks = staticmethod(sets.process_set_ids_and_ranks)
 
     def __init__(self, pkg_path: str = "", *args: str) -> None:
-        """Takes where Horovod's native library would lie, and does not look."""
+        """Takes the path of Horovod's native library, and ignores it."""

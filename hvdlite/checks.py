@@ -1,4 +1,4 @@
-"""What optimizers and collectives of several doors ask of their arguments, said before anything is changed."""
+"""Checks of arguments that several doors' optimizers and collectives share, made before anything is changed."""
 
 from typing import Any
 

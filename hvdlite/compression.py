@@ -1,7 +1,7 @@
 """Compression of gradients before they are reduced, and back afterwards.
 
-Any class with the two static methods of `Compressor` can be given where a compression is accepted; the tensors it gets
-are those of the caller's framework.
+An argument `compression` may be any class with the two static methods of `Compressor`; it gets tensors of the caller's
+framework.
 """
 
 from typing import Any
@@ -12,16 +12,17 @@ __all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "Non
 
 
 class Compressor:
-    """The interface: what `compress` gives is reduced, and `decompress` gets the outcome and compress's context.
+    """The interface: hvdlite reduces the result of `compress`, and passes the reduced tensor and compress's context to
+    `decompress`.
 
-    Shape and dtype of what is reduced follow from those of the tensor alone, and are the same on all ranks:
+    Shape and dtype of the result depend only on those of the tensor, and are the same on all ranks:
     `DistributedOptimizer` plans with them, and calls `compress` with zeros to learn them. Elements are added up across
-    ranks, so what a compressed element stands for must not depend on the rank's values either.
+    ranks, so the meaning of a compressed element must not depend on the rank's values either.
     """
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
-        """The compressed tensor, and what `decompress` needs to know; the tensor itself is not changed."""
+        """The compressed tensor, and the context for `decompress`. The tensor itself is not changed."""
         raise NotImplementedError
 
     @staticmethod
@@ -96,5 +97,5 @@ class Compression:
 
 
 def is_none(compression: Any) -> bool:
-    """Does this compression argument mean that nothing is to be done?"""
+    """Does this compression argument mean no compression?"""
     return compression is None or compression is NoneCompressor

@@ -1,4 +1,4 @@
-"""The only place that reads the environment: knobs, what launchers say of the job, folders of the user.
+"""The only module that reads the environment: knobs, launchers' variables about the job, folders of the user.
 
 The knobs are in the table of `hvdlite.knobs`. One is set by ``HVDLITE_<NAME>``; where Horovod has the same knob its variable is
 accepted too (``HVDLITE_*`` wins). A bad value raises when hvdlite is initialised.
@@ -36,18 +36,18 @@ __all__ = [
     "uses_legacy_keras",
 ]
 
-# What the module horovod, which programs of Horovod import, has taken for defaults in this process.
+# Defaults of this process that the module horovod has set; programs of Horovod import that module.
 _PREFERRED: dict[str, Value] = {}
 
 
 def prefer(**defaults: Value) -> None:
-    """Gives knobs other defaults in this process; variables still count."""
+    """Gives knobs other defaults in this process. Variables take precedence."""
     _PREFERRED.update(defaults)
 
 
 @dataclass(frozen=True)
 class Config:
-    """The values of all knobs, by name and as attributes, and what the reader should tell the user.
+    """The values of all knobs, by name and as attributes, and notes and warnings for the user.
 
     Attributes:
         values: knob name to value.
@@ -88,7 +88,7 @@ def from_environment(environ: Mapping[str, str] | None = None) -> Config:
         values[knob.name] = _PREFERRED.get(knob.name, knob.default)
         for variable in (knob.horovod, knob.variable):
             text = environ.get(variable, "").strip() if variable else ""
-            if not variable or not text:  # set to nothing is not set
+            if not variable or not text:  # an empty variable counts as not set
                 continue
             parse: Callable[[str], Value] = knob.parse
             accepted = knob.accepted
@@ -155,7 +155,7 @@ def to_native(config: Config) -> dict[str, Any]:
 
 
 def disagreements(configs: Iterable[Mapping[str, Value]]) -> list[str]:
-    """Says of each must-agree knob that differs which value which ranks have; configs come in rank order."""
+    """For each must-agree knob that differs: which ranks have which value. `configs` are in rank order."""
     everyone = list(configs)
     lines = []
     for knob in KNOBS:
@@ -177,7 +177,7 @@ def format_ranks(ranks: Sequence[int]) -> str:
 
 @dataclass(frozen=True)
 class LauncherClaim:
-    """What a launcher's environment says about this job: the variable, its number of processes, the launcher's name."""
+    """A launcher's information about this job: the variable, its number of processes, the launcher's name."""
 
     variable: str
     size: int
@@ -197,7 +197,7 @@ _CLAIMS = (
 
 
 def launcher_claim(environ: Mapping[str, str] | None = None) -> LauncherClaim | None:
-    """How many processes the launcher says it started, or None where no launcher left its mark."""
+    """The number of processes that the launcher has started, or None without a launcher's variable."""
     environ = os.environ if environ is None else environ
     for variable, launcher, companion in _CLAIMS:
         text = environ.get(variable, "")
@@ -206,7 +206,8 @@ def launcher_claim(environ: Mapping[str, str] | None = None) -> LauncherClaim | 
     return None
 
 
-# What Open MPI 4 gives to ranks, by the ends of the names; others of this kind are settings, as the MPI operator makes them.
+# Variables that Open MPI 4 gives to ranks, by the ends of their names. Others of this kind are settings, as the MPI operator
+# makes them.
 _LEFT_BY_ORTE = (
     *("app_num", "bound_at_launch", "ess_", "hnp_uri", "jobid", "jobfam_session_dir", "launch", "local_daemon_uri"),
     *("num_nodes", "num_restarts", "precondition_transports", "tmpdir_base", "top_session_dir", "output_filename"),
@@ -224,22 +225,24 @@ _LEFT_BY_OTHERS = (
 
 
 def outside_of_jobs(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment without what an mpirun or a single process of MPI has left in it, which would confuse the next mpirun."""
+    """The environment without the variables that an mpirun or a single process of MPI has set. They would confuse the next
+    mpirun.
+    """
     environ = os.environ if environ is None else environ
     return {name: value for name, value in environ.items() if not name.startswith(_LEFT_BY_MPI)}
 
 
 def child_environment() -> dict[str, str]:
-    """The environment for a program that a rank starts and that is to be no rank: without the launcher's variables.
+    """The environment for a program that a rank starts and that is no rank itself: without the launcher's variables.
 
-    A program that inherits those passes for its rank a second time, and `hvdlite.init` refuses it; with this one it is a job of
-    one process: ``subprocess.run([...], env=hvdlite.child_environment())``.
+    A program that inherits those variables would be the same rank a second time, and `hvdlite.init` refuses it. With this
+    environment it is a job of one process: ``subprocess.run([...], env=hvdlite.child_environment())``.
     """
     return {name: value for name, value in outside_of_jobs().items() if not name.startswith(_LEFT_BY_OTHERS)}
 
 
 def rank_by_launcher() -> str | None:
-    """What is the same for all processes that have this rank's variables, and for no others; None where nothing tells it.
+    """A value that is equal for all processes with this rank's variables, and for no others; None if there is none.
 
     Hydra (MPICH) gives each rank an open socket. Programs that a rank starts have its number in their variables, but most do
     not have the socket: empty for those.
@@ -262,13 +265,14 @@ _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMI_RANK", "S
 
 
 def is_first_process(environ: Mapping[str, str] | None = None) -> bool:
-    """Is this rank 0 by its launcher's word, or without a launcher? For what one rank says before MPI is initialised."""
+    """Is this rank 0 by its launcher's variables, or a job without a launcher? For output before MPI is initialised."""
     environ = os.environ if environ is None else environ
     return next((environ[name] for name in _RANK_VARIABLES if name in environ), "0") == "0"
 
 
 def rank_and_size_by_launcher(environ: Mapping[str, str] | None = None) -> tuple[int, int]:
-    """The rank and the number of ranks by the launcher's word, before or without `hvdlite.init`; ``(0, 1)`` without a launcher.
+    """The rank and the number of ranks according to the launcher, before or without `hvdlite.init`; ``(0, 1)`` without a
+    launcher.
 
     Raises:
         InvalidArgumentError: one of the two variables is set and the other is not.
@@ -286,10 +290,10 @@ def rank_and_size_by_launcher(environ: Mapping[str, str] | None = None) -> tuple
 
 
 def cache_folder(environ: Mapping[str, str] | None = None) -> str:
-    """Where the user's programs keep what they can make again; empty where there is no home."""
+    """The folder for files that the user's programs can make again; empty if there is no home."""
     environ = os.environ if environ is None else environ
     chosen = environ.get("XDG_CACHE_HOME", "")
-    if os.path.isabs(chosen):  # as the standard wants it: others do not count
+    if os.path.isabs(chosen):  # the standard requires this: relative paths are ignored
         return chosen
     home = environ.get("HOME", "")
     return os.path.join(home, ".cache") if home else ""
@@ -303,7 +307,7 @@ def cuda_toolkits(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
 
 
 def oneccl_folders(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
-    """The folders in which the user says that oneCCL's libraries are, as oneAPI's setvars.sh does."""
+    """The folders of oneCCL's libraries, from the variables that oneAPI's setvars.sh sets."""
     environ = os.environ if environ is None else environ
     root = environ.get("CCL_ROOT")
     folders = environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
@@ -311,17 +315,17 @@ def oneccl_folders(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
 
 
 def set_unless_set(variables: Mapping[str, str]) -> None:
-    """Gives environment variables of this process a value if they have none, for libraries that read them."""
+    """Sets environment variables of this process that are not set, for libraries that read them."""
     for name, value in variables.items():
         os.environ.setdefault(name, value)
 
 
 def lacks_torch_variables(knows_rank: bool, knows_size: bool) -> bool:
-    """Would torch.distributed's ``env://`` miss a variable, its caller knowing the rank, the size, or neither?"""
+    """Does torch.distributed's ``env://`` lack a variable? Its caller may know the rank, the size, or neither."""
     needed = ["MASTER_ADDR", "MASTER_PORT"] + ["RANK"] * (not knows_rank) + ["WORLD_SIZE"] * (not knows_size)
     return not all(os.environ.get(variable) for variable in needed)
 
 
 def uses_legacy_keras() -> bool:
-    """Is ``tf.keras`` the package tf_keras? TensorFlow reads the variable just so."""
+    """Is ``tf.keras`` the package tf_keras? TensorFlow reads the variable in the same way."""
     return os.environ.get("TF_USE_LEGACY_KERAS") in ("1", "true", "True")

@@ -1,6 +1,6 @@
 """Data loaders that read ahead in a thread: the classes of ``horovod.data``, for any framework.
 
-    class Batches(BaseDataLoader): ...             # says how to read: __len__ and _iterate
+    class Batches(BaseDataLoader): ...             # reads: __len__ and _iterate
 
     class AsyncBatches(AsyncDataLoaderMixin, Batches): ...
 
@@ -44,9 +44,9 @@ class AsyncDataLoaderMixin:
     """Put in front of a `BaseDataLoader`, reads batches ahead of their use.
 
     Each pass has a thread of its own, which runs `_iterate` from the moment the first batch is asked for and ends with the
-    pass: after the last batch, or when the iterator is closed, dropped or left with ``break``. So a pass sees what was set
-    before it (the epoch of a sampler, say) and never batches of an earlier one. What `_iterate` raises is raised where the
-    batch would have come.
+    pass: after the last batch, or when the iterator is closed, dropped or left with ``break``. So a pass uses values that were
+    set before it (the epoch of a sampler, say), and never gives batches of an earlier pass. The user of the iterator gets
+    exceptions of `_iterate` in place of the batch.
 
     Args:
         async_loader_queue_size: the most batches that lie ready; 0: no thread, each batch is read when it is asked for.
@@ -62,7 +62,7 @@ class AsyncDataLoaderMixin:
         super().__init__(*args, **kwargs)
 
     def close_async_loader(self) -> None:
-        """Ends the passes that are under way; their iterators stop. Waits while `_iterate` reads its current batch."""
+        """Ends the current passes; their iterators stop. Waits while `_iterate` reads its current batch."""
         for running in list(self._passes):
             running.close()
 
@@ -90,8 +90,8 @@ class _Pass:
         self._limit = limit
         self._ready: deque[Any] = deque()
         self._error: BaseException | None = None
-        self._ended = False  # nothing more will come
-        self._closed = False  # nobody wants more
+        self._ended = False  # the reader has ended
+        self._closed = False  # the user has ended
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._read, name="hvdlite-data-loader", daemon=True)
         self._thread.start()
@@ -130,10 +130,10 @@ class _Pass:
                     self._changed.wait_for(lambda: self._closed or len(self._ready) < self._limit)
                     if self._closed:
                         break
-            close = getattr(batches, "close", None)  # a generator cleans up in the thread that ran it
+            close = getattr(batches, "close", None)  # a generator has to clean up in the thread that ran it
             if close is not None:
                 close()
-        except BaseException as error:  # of any kind: its user is in another thread
+        except BaseException as error:  # of any kind, because the user is in another thread
             self._error = error
         finally:
             with self._changed:

@@ -80,19 +80,19 @@ def code_of_name(name: str, what: str = "tensor") -> DType:
         ) from None
 
 
-# What stands for elements of so many bytes that the engine moves and knows nothing else of.
+# Dtypes that stand for elements of these sizes, which the engine only moves.
 _STAND_INS = {1: DType.UINT8, 2: DType.UINT16, 4: DType.UINT32, 8: DType.UINT64, 16: DType.COMPLEX128}
 _FIRST_OTHER = 1 << 30  # layouts from here on stand for dtypes, as in csrc/engine/negotiation/validate.cc
 
 
 def elements_of(name: str, itemsize: int, any_dtype: bool, what: str) -> tuple[int, int]:
-    """What a request says of the elements of a row-major tensor.
+    """A request's description of the elements of a row-major tensor.
 
     Args:
         name: of the dtype.
         itemsize: bytes of an element.
-        any_dtype: may the engine not know the dtype, since it only moves the elements? They then go by another dtype of their
-            size, and the layout, a hash of the name, tells the engine when ranks have different ones.
+        any_dtype: does the engine only move the elements, so that it need not know the dtype? It then uses another dtype of
+            that size; from the layout, a hash of the name, it sees whether ranks have different dtypes.
         what: as for `code_of_name`.
 
     Returns:

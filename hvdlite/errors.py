@@ -1,7 +1,7 @@
-"""What can go wrong: one table from the engine's error code to a Python class and to a TensorFlow status.
+"""The errors: one table from the engine's error code to a Python class and to a TensorFlow status.
 
 The numbers are those of ``HVDLITE_E_*`` in hvdlite.h. Every error derives from `HvdliteError` (a ``RuntimeError``); a
-class also derives from what users of Horovod already catch, ``ValueError`` for bad arguments among them.
+class also derives from the class that users of Horovod catch, such as ``ValueError`` for bad arguments.
 """
 
 from collections.abc import Callable, Mapping
@@ -51,12 +51,12 @@ class HvdliteError(RuntimeError):
     """Base of everything hvdlite raises; ``code`` is its `ErrorCode`."""
 
     code: ErrorCode = ErrorCode.INTERNAL
-    # Asks TensorFlow's AutoGraph not to raise a class of its own instead, when it happens while a function is traced.
+    # Tells TensorFlow's AutoGraph to keep this class if the error is raised while it traces a function.
     ag_pass_through = True
 
 
 class HorovodInternalError(HvdliteError):
-    """Base of what a collective can raise once it was submitted; elastic training catches it to start over."""
+    """Base of all errors that a submitted collective can raise. Elastic training catches it to start again."""
 
 
 class MismatchError(HorovodInternalError):
@@ -66,13 +66,13 @@ class MismatchError(HorovodInternalError):
 
 
 class PeerLostError(HorovodInternalError):
-    """A rank died or raised; the text holds the first cause known, and the job cannot go on."""
+    """A rank died or raised. The text has the first known cause. The job cannot continue."""
 
     code = ErrorCode.PEER_LOST
 
 
 class OperationTimeoutError(HorovodInternalError):
-    """Ranks wait for each other for ever (deadlock detection); the text lists who waits for what."""
+    """Ranks wait for each other for ever (deadlock detection). The text lists which rank waits for what."""
 
     code = ErrorCode.TIMEOUT
 
@@ -113,13 +113,13 @@ class NotInitializedError(HvdliteError, ValueError):
 
 
 class UnsupportedError(HvdliteError, NotImplementedError):
-    """Something hvdlite does not do; the text says what to do instead."""
+    """A feature that hvdlite does not have. The text says what to do instead."""
 
     code = ErrorCode.UNSUPPORTED
 
 
 class UnsupportedNameError(UnsupportedError, AttributeError):
-    """A name of Horovod's that a module of hvdlite does not have; ``hasattr`` says False, and the text what to use instead."""
+    """A name of Horovod that a module of hvdlite does not have. ``hasattr`` returns False; the text names the replacement."""
 
 
 def missing_name(module: str, name: str, remedies: Mapping[str, str]) -> AttributeError:
@@ -136,7 +136,7 @@ def missing_name(module: str, name: str, remedies: Mapping[str, str]) -> Attribu
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """Ends a training function because hosts of the job come or go. No error: `hvdlite.elastic.run` catches it.
+    """Ends a training function because hosts were added or removed. `hvdlite.elastic.run` catches it; it is no error.
 
     Attributes:
         skip_sync: is the state the same on all ranks that stay?

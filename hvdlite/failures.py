@@ -1,7 +1,7 @@
-"""How a process ends badly: an uncaught exception is told to the peers before the process leaves.
+"""Ends a process after an uncaught exception: first tells its peers.
 
-A rank that raises would otherwise leave its peers waiting and itself hang in MPI_Finalize. So the exception's text goes
-to all peers first, and then the process ends without finalising.
+Without this, the peers of a rank that raises would wait, and the rank would hang in MPI_Finalize. So this module first sends
+the exception's text to all peers, and then ends the process without finalising MPI.
 """
 
 import atexit
@@ -17,28 +17,29 @@ __all__ = ["Announcer", "end_process", "install_excepthook"]
 
 
 class Announcer(Protocol):
-    """What the hook needs of the runtime."""
+    """The methods of the runtime that the hook needs."""
 
     def is_armed(self) -> bool:
-        """Are there peers that would wait for this process?"""
+        """Would peers wait for this process?"""
 
     def record(self, error: BaseException) -> str:
-        """The operations of this process that tell more about its end by this error, unless they have been printed."""
+        """The operations of this process that help to explain this error, unless they have been printed."""
 
     def announce(self, cause: str) -> None:
         """Tells the peers why this process ends."""
 
 
 def install_excepthook(announcer: Announcer) -> None:
-    """Puts hvdlite's step behind the present ``sys.excepthook``; the main thread's exceptions pass through there.
+    """Adds hvdlite's step after the present ``sys.excepthook``, which handles the main thread's exceptions.
 
-    What others put in front later runs to its end before the process leaves: torch.distributed's collects what is printed here,
-    and prints it itself. The step does nothing in an interactive session, which goes on after an exception, nor where a program
+    Hooks that are installed later run before the process ends: torch.distributed's collects the output of this step and prints
+    it itself. The step does nothing in an interactive session, which continues after an exception, and nothing if a program
     calls the hook for an exception that it has caught.
     """
     previous = sys.excepthook
-    # Not part of threading's interface: what Python does first when all hooks have returned, the last one that was registered
-    # before the others. What atexit has comes after the threads that are not daemons, and they may wait for what never comes.
+    # This function is no part of threading's interface. Python calls it first when all hooks have returned, the last one
+    # registered before the others. Functions of atexit come after the threads that are not daemons, and these may wait for
+    # ever.
     register = getattr(threading, "_register_atexit", atexit.register)
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -55,7 +56,7 @@ def install_excepthook(announcer: Announcer) -> None:
 
 
 def _uncaught() -> BaseException | None:
-    """The exception with which Python ends; it says so before it calls the hook."""
+    """The exception with which Python ends. Python sets it before it calls the hook."""
     if hasattr(sys, "ps1") or sys.flags.interactive:
         return None
     return getattr(sys, "last_exc", getattr(sys, "last_value", None))  # last_exc came with Python 3.12
@@ -64,7 +65,7 @@ def _uncaught() -> BaseException | None:
 def _leave(announcer: Announcer, error: BaseException) -> None:
     """Announces the exception and ends the process at once: MPI_Finalize would wait for the peers."""
     try:
-        _flush()  # now, as the launcher may end this process when a peer that has been told goes first
+        _flush()  # now, because the launcher may end this process as soon as one of the told peers ends
         kind, text = type(error).__name__, str(error)
         announcer.announce(f"raised {kind}: {text}" if text else f"raised {kind}")
     finally:
@@ -72,7 +73,7 @@ def _leave(announcer: Announcer, error: BaseException) -> None:
 
 
 def end_process() -> None:
-    """Ends the process at once, with exit code 1: whatever would finalise MPI does not run."""
+    """Ends the process at once, with exit code 1. Skips everything that would finalise MPI."""
     _flush()
     os._exit(1)
 

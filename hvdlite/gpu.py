@@ -1,8 +1,8 @@
-"""Where NVIDIA's libraries may be: in this process already, in NVIDIA's wheels, in a CUDA toolkit, on the system.
+"""The possible locations of NVIDIA's libraries: loaded in this process, in NVIDIA's wheels, in a CUDA toolkit, on the system.
 
-The engine opens the first that it can, at the first use of a GPU, of compilers one whose code the driver takes; here only
-places are found, and nothing is imported or loaded. The copy in the process comes first: what a framework has loaded is what
-it was made for.
+At the first use of a GPU the engine opens the first one that it can, and of compilers one whose code the driver accepts. This
+module only lists locations, and imports or loads nothing. The copy in the process comes first, because a framework has loaded
+the library for which it was made.
 """
 
 import sys
@@ -22,7 +22,7 @@ _NVRTC = ("libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11.2")
 
 
 def resolve(config: Config) -> Config:
-    """The knobs as the engine wants them: with the places that they leave to hvdlite."""
+    """The knobs with values for the engine: adds the locations that they leave to hvdlite."""
     caches = {"auto": kernel_cache(), "off": ""}
     return config.replace(
         nccl_library=config.nccl_library or ":".join(nccl_libraries()),
@@ -32,32 +32,32 @@ def resolve(config: Config) -> Config:
 
 
 def nccl_libraries() -> list[str]:
-    """Where NCCL may be, best first; + means in the process."""
+    """Possible locations of NCCL, the best first; + means a library of this process."""
     return [f"+{_NCCL}", *_files(_wheel_folders(), (_NCCL,)), *_files(_environment_folders(), (_NCCL,)), _NCCL]
 
 
 def nvrtc_libraries() -> list[str]:
-    """Where NVIDIA's run-time compiler may be, best first; + means in the process."""
+    """Possible locations of NVIDIA's run-time compiler, the best first; + means a library of this process."""
     folders = [*_wheel_folders(), *_environment_folders(), *_toolkit_folders()]
     return [*(f"+{name}" for name in _NVRTC), *_files(folders, _NVRTC), *_NVRTC]
 
 
 def kernel_cache() -> str:
-    """The folder for compiled kernels; empty where the user has none for such things."""
+    """The folder for compiled kernels; empty if the user has no cache folder."""
     folder = knobs.cache_folder()
     return str(Path(folder) / "hvdlite") if folder else ""
 
 
 def _wheel_folders() -> Iterator[Path]:
     """The folders of libraries in NVIDIA's wheels: nvidia/nccl/lib, from CUDA 13 on nvidia/cu13/lib, ..."""
-    # Not find_spec, which would believe what a program has put under this name.
+    # Not find_spec, because a program may have put another module under this name.
     spec = PathFinder.find_spec("nvidia", sys.path)
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         yield from sorted(Path(folder).glob("*/lib"))
 
 
 def _environment_folders() -> Iterator[Path]:
-    """Where conda puts libraries."""
+    """The folders in which conda installs libraries."""
     yield Path(sys.prefix) / "lib"
 
 
@@ -67,8 +67,8 @@ def _toolkit_folders() -> Iterator[Path]:
 
 
 def _files(folders: Iterable[Path], names: Iterable[str]) -> list[str]:
-    """The libraries of these names that are there, by name first, then by folder."""
+    """The existing files with these names, by name first, then by folder."""
     places = list(folders)
     found = [folder / name for name in names for folder in places]
-    # A colon would end the place, in the list that the engine gets.
+    # The engine's list separates locations by colons, so a path with a colon is left out.
     return [str(path) for path in found if ":" not in str(path) and path.is_file()]

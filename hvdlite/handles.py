@@ -1,4 +1,4 @@
-"""Handles: what an asynchronous operation returns, and what keeps its tensors alive until it has ended."""
+"""Handles: the objects that asynchronous operations return. A handle keeps its tensors alive until the operation has ended."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ __all__ = ["Finish", "Handle", "OnGpu", "native_type", "poll", "synchronize"]
 
 # Makes an ended operation's output. It holds the operation's tensors, and so keeps them alive.
 Finish = Callable[["Result"], Any]
-# What tells the streams of an operation on GPU memory; None for one on host memory.
+# Gives the streams of an operation on GPU memory; None for one on host memory.
 OnGpu = tuple[TensorBackend, Exported] | None
 
 
@@ -26,25 +26,25 @@ class Handle(Work):
     """One operation in flight, or a group of them. Give it to `poll` and `synchronize`, or use the methods.
 
     It stands for a number (``int(handle)``), as in Horovod, and compares and hashes as one. It is a `hvdlite._engine.Work`,
-    which keeps the tensors: dropped before the operation ended, it is kept by the engine until then. So Ctrl-C may come at
-    any time.
+    which keeps the tensors. If it is dropped before the operation has ended, the engine keeps it until then. So Ctrl-C may
+    come at any time.
 
-    On a GPU an operation has ended when its work was handed to the GPU. `synchronize` does not wait for the GPU: it puts the
-    caller's current stream after that work, and the stream of the submission, in whose order the memory is used again.
+    On a GPU an operation has ended when its work is enqueued. `synchronize` does not wait for the GPU: it orders the caller's
+    current stream after that work, and also the submission's stream, in whose order the memory is reused.
 
-    The members are those of the native class, which `native_type` adds: where tensors are described natively
-    (``Engine.allreduce``), the engine makes the handle itself, without `__init__`, and the outputs (``_land``).
+    `native_type` adds the native class, which has the members. If native code describes the tensors (``Engine.allreduce``), the
+    engine makes the handle itself, without `__init__`, and the outputs (``_outputs``).
 
     Args:
         finish: the step of the operation, or those of a group.
         grouped: is it a group, whose output is a list?
-        on_gpu: of each operation, or nothing where all are in host memory.
+        on_gpu: for each operation; nothing if all are in host memory.
     """
 
     if not TYPE_CHECKING:
-        __slots__ = ()  # the members are there only in the native type
+        __slots__ = ()  # only the native type has the members
     _engine: "Engine | None"  # None: nothing was submitted
-    _finish: Finish | Sequence[Finish] | None  # None: done with
+    _finish: Finish | Sequence[Finish] | None  # None: synchronised
     _on_gpu: Sequence[OnGpu] | None
     _error: HvdliteError | None
     _grouped: bool
@@ -60,7 +60,7 @@ class Handle(Work):
         self._on_gpu = on_gpu
 
     def poll(self) -> bool:
-        """Has the operation ended, well or badly? True as well once it was synchronised."""
+        """Has the operation ended, with or without an error? Also true after it was synchronised."""
         if self._finish is None or self._engine is None:
             return True
         self._check_alive()
@@ -81,9 +81,9 @@ class Handle(Work):
             HorovodInternalError: the operation failed otherwise; the text starts with the first cause.
             TimeoutError: the time is over; the operation stays in flight, and the handle may be waited for again.
         """
-        # Whatever is raised here, by Ctrl-C for one, leaves this handle able to be synchronised again.
+        # If anything raises here, Ctrl-C for example, the handle can be synchronised again.
         if RUNTIME.engine is self._engine:
-            output = self._land(timeout)
+            output = self._outputs(timeout)
             if output is not NotImplemented:
                 self._finish = None
                 return output
@@ -105,7 +105,7 @@ class Handle(Work):
         return output
 
     def _streams(self) -> Sequence[int]:
-        """The streams that come after it: the current ones, and those of the submission."""
+        """The streams to order after it: the current ones, and those of the submission."""
         streams: dict[int, None] = {}
         for place in self._on_gpu or ():
             if place is not None:

@@ -1,6 +1,6 @@
-"""The processes of the job where there is no engine to watch them: while `init` runs, and at the end of the program.
+"""The processes of the job while there is no engine to watch them: in `init`, and at the end of the program.
 
-csrc/job does the work; here is what it needs of Python: objects as bytes, Ctrl-C while it waits, and the end of MPI.
+csrc/job does the work. This module adds the parts in Python: objects as bytes, Ctrl-C during waits, and the end of MPI.
 """
 
 import logging
@@ -12,11 +12,11 @@ from hvdlite.errors import OperationTimeoutError, PeerLostError
 
 __all__ = ["LOST", "Job"]
 
-# A process of the job is gone, or does not answer, and MPI cannot be finalised any more.
+# A process of the job is gone or does not answer, and MPI can no longer be finalised.
 LOST = (PeerLostError, OperationTimeoutError)
-# Seconds for which one wait runs before Python looks for signals.
+# Seconds for which one wait runs before Python handles signals.
 _SLICE = 0.1
-# Seconds in init() after which a process says what it waits for.
+# Seconds in init() after which a process logs what it waits for.
 _WARN_AFTER = 60.0
 _WHAT_FOR = "for other processes of the job: all must call it, and all hosts must reach each other"
 
@@ -44,7 +44,7 @@ class Job:
         self.lost = False
         self._mpi, self._group = MPI, comm.group  # the program may free the communicator
         self._native = native.Job(shim, MPI._addressof(comm))
-        # MPI asks for the attributes of this communicator before it ends, whoever ends it.
+        # MPI deletes the attributes of this communicator before it ends, whatever code ends it.
         MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=lambda *_: self.close()), self)
         self._wait(bounded=True)
 
@@ -53,10 +53,10 @@ class Job:
         return bool(self._mpi.Group.Compare(self._group, other._group) == self._mpi.IDENT)
 
     def set_limits(self, patience: float, silence: float) -> None:
-        """How long this process waits from now on, in seconds; 0 for ever.
+        """Sets how long this process waits from now on, in seconds; 0: for ever.
 
         Args:
-            patience: for those that are stopped or silent, and for any in `allgather`.
+            patience: for processes that are stopped or silent, and for any in `allgather`.
             silence: for the next sign of life of another host.
         """
         self._native.set_limits(patience, silence)
@@ -68,12 +68,12 @@ class Job:
         return [pickle.loads(each) for each in self._native.values(self._group.size)]
 
     def farewell(self) -> None:
-        """Waits until all have come here, however long that takes, and costs next to no processor time meanwhile."""
+        """Waits until all processes have come here, without a limit, and with almost no processor time."""
         self._native.gather(b"", bounded=False)
         self._wait(bounded=False)
 
     def tell(self, cause: str) -> None:
-        """Last words of this process, for those that wait here. Those that do not read them later or never.
+        """Tells waiting processes why this one fails. Other processes read it later or never.
 
         Args:
             cause: such as ``raised ValueError: bad batch 17``.
@@ -81,11 +81,11 @@ class Job:
         self._native.tell(cause)
 
     def kill_stopped(self) -> None:
-        """Kills processes of this host that are stopped: the job is over, and its launcher may wait for them."""
+        """Kills stopped processes of this host: the job is over, but its launcher may wait for them."""
         self._native.kill_stopped()
 
     def close(self) -> None:
-        """Looks after nobody any more. MPI must not have ended."""
+        """Stops watching. MPI must not have ended yet."""
         self._native.close()
 
     def _wait(self, bounded: bool) -> None:

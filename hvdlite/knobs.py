@@ -1,8 +1,8 @@
-"""The table of knobs: name, kind, default and meaning of each, and which variables of Horovod mean nothing here.
+"""The table of knobs: name, kind, default and meaning of each, and the variables of Horovod that have no effect here.
 
 `hvdlite.config` reads them from the environment. ``python -m hvdlite.knobs`` prints docs/knobs.md, and
 ``python -m hvdlite.knobs native`` prints the engine's list (csrc/include/hvdlite/knobs.inc), from which the C struct, its
-defaults and the bindings' fields follow; `make knobs` writes both. Over 400 lines because the table stays in one piece.
+defaults and the bindings' fields follow; `make knobs` writes both. Over 400 lines, because the table stays in one piece.
 """
 
 import math
@@ -40,7 +40,7 @@ class Knob:
         doc: one sentence.
         unit: of a number; empty for counts.
         low: smallest value allowed, or None.
-        choices: what a ``choice`` may be.
+        choices: the values of a ``choice``.
         horovod: Horovod's variable for the same thing, or None.
         from_horovod: reads that variable's spelling, where it differs.
         must_agree: must all ranks have one value?
@@ -66,7 +66,7 @@ class Knob:
 
     @property
     def accepted(self) -> str:
-        """What a value may be, in words."""
+        """The allowed values, in words."""
         bound = "" if self.low is None else f" of at least {_number(self.low)}"
         unit = f" {self.unit}" if self.unit else ""
         if self.kind == "choice":
@@ -80,7 +80,7 @@ class Knob:
         return f"a {'whole ' if self.kind == 'int' else ''}number{unit and ' of' + unit}{bound}"
 
     def parse(self, text: str) -> Value:
-        """The value a text stands for.
+        """The value of a text.
 
         Raises:
             ValueError: the text is not of the accepted form (the caller says which variable held it).
@@ -576,7 +576,7 @@ _NO_GLOO = "Gloo is not used"
 _BY_MPIRUN = "jobs are started by mpirun, and their ranks stay the same"
 _NO_SPARK = "there are no Spark estimators; start the job with mpirun"
 
-# Variables of Horovod that mean nothing here, with the reason (or what to use).
+# Variables of Horovod that have no effect here, with the reason or the replacement.
 MEANINGLESS: Mapping[str, str] = {
     "HOROVOD_HIERARCHICAL_ALLREDUCE": f"{_BY_TOPOLOGY}; HVDLITE_ALLREDUCE_ALGORITHM forces one",
     "HOROVOD_HIERARCHICAL_ALLGATHER": "allgather exchanges messages between all ranks of several hosts",
@@ -609,13 +609,13 @@ MEANINGLESS: Mapping[str, str] = {
     "HOROVOD_SPARK_WORK_DIR": _NO_SPARK,
 }
 
-# Values of these that ask for what hvdlite does anyway. Of all others that is 0.
+# Values of these variables that ask for what hvdlite does anyway. For all others that is 0.
 AS_IT_IS: Mapping[str, str] = {
     "HOROVOD_CONTROLLER": "mpi",
     "HOROVOD_CPU_OPERATIONS": "mpi",
 }
 
-# Patterns of variables that ask for nothing: a launcher says by them who is who (here MPI does), or they were meant for the
+# Patterns of variables that need no note: a launcher describes the job with them (here MPI does), or they were meant for the
 # build of Horovod and are still set in its images.
 NOT_ASKING = tuple(
     f"HOROVOD_{name}"

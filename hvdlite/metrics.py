@@ -1,6 +1,6 @@
 """Writers of `hvdlite.stats`: scalars for TensorBoard, and a text file for Prometheus's node_exporter.
 
-Neither needs a package: TensorBoard's writer is the program's own, and the file is written here.
+Neither needs a package: the program passes its own TensorBoard writer, and this module writes the file itself.
 """
 
 import logging
@@ -91,7 +91,7 @@ class PrometheusWriter:
         self._thread.start()
 
     def close(self) -> None:
-        """Writes the file for the last time. Harmless if that was done."""
+        """Writes the file for the last time. A second call does nothing."""
         if self._stop.is_set():
             return
         self._stop.set()
@@ -101,7 +101,7 @@ class PrometheusWriter:
         self.write()
 
     def write(self) -> None:
-        """Writes the file now. An error of the disk is logged, once until a writing succeeds."""
+        """Writes the file now. Logs an error of the disk once, until a write succeeds."""
         if not RUNTIME.engine:
             return
         temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
@@ -130,7 +130,7 @@ def _file_of(path: str, rank: int) -> Path:
 
 
 class TensorBoardWriter:
-    """Writes what the steps cost as scalars ``hvdlite/...`` every few steps, into the program's own log of TensorBoard.
+    """Writes the cost of steps as scalars ``hvdlite/...`` every few steps, into the program's own log of TensorBoard.
 
     It follows the steps that `DistributedOptimizer` of torch counts, or the calls of `mark_step`. Scalars are means of one
     step since the last writing; times are in milliseconds.
@@ -138,7 +138,7 @@ class TensorBoardWriter:
     Args:
         writer: a SummaryWriter of torch or tensorboardX, or anything else with ``add_scalar(tag, value, step)``; or a function
             with these arguments, which for TensorFlow calls ``tf.summary.scalar(tag, value, step)`` in its writer.
-        every: so many steps.
+        every: the number of steps between two writings.
 
     Raises:
         NotInitializedError: `init` has not been called.
@@ -162,7 +162,7 @@ class TensorBoardWriter:
         self._steps.watchers.append(self._watch)
 
     def close(self) -> None:
-        """Writes the steps that are not written yet, and follows no more. The program's writer stays open. Harmless twice."""
+        """Writes the remaining steps, and stops. The program's writer stays open. A second call does nothing."""
         if self._watch not in self._steps.watchers:
             return
         self._steps.watchers.remove(self._watch)

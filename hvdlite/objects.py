@@ -1,7 +1,7 @@
-"""Any picklable Python object to all ranks or from all ranks, through the same two collectives for every framework.
+"""Sends any picklable Python object to all ranks or from all ranks, through the same two collectives for every framework.
 
-Only what ranks of the same job have pickled is unpickled here (docs/security.md). What a header says is checked before memory
-is made for it.
+It unpickles only bytes that ranks of the same job have pickled (docs/security.md). It checks a header before it allocates
+memory for it.
 """
 
 import importlib
@@ -21,7 +21,7 @@ __all__ = ["allgather_object", "broadcast_object", "exchange_object", "new_paylo
 
 Bytes = npt.NDArray[np.uint8]
 
-_PICKLED, _FAILED = 0, 1  # what the header says of the bytes: an object, or the text of why there is none
+_PICKLED, _FAILED = 0, 1  # the content of the bytes: an object, or the text why there is none
 _MOST_BYTES = 1 << 48  # of one object; no machine has more memory
 
 
@@ -32,7 +32,7 @@ def broadcast_object(
 
     Args:
         obj: on the root any object that pickle (or cloudpickle, where it is installed) can handle, of any size; on the
-            other ranks it is not looked at.
+            other ranks it is ignored.
         root_rank: the root's rank in the whole job, the same on all ranks.
         name: as for `hvdlite.broadcast`.
         process_set: the ranks that take part; the root is one of them.
@@ -76,18 +76,18 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
 
 
 def exchange_object(obj: Any, name: str, process_set: ProcessSet) -> list[Any]:
-    """`allgather_object` for what hvdlite itself has to know; it runs whatever the knob horovod_rules forbids."""
+    """`allgather_object` for hvdlite's own exchanges. It also runs where the knob horovod_rules forbids that."""
     return _collect(obj, name, process_set, without_joined=True)
 
 
 def packed(obj: Any) -> tuple[npt.NDArray[np.int64], Bytes, str | None]:
-    """What one rank sends of an object: a header, and the bytes; and why the object cannot be sent, which the bytes tell."""
+    """A rank's message for an object: a header and the bytes; and why it cannot be sent, which the bytes then say."""
     state, payload = _dumps(obj)
     return np.array([state, payload.size], np.int64), payload, _text(payload.data) if state == _FAILED else None
 
 
 def new_payload(header: npt.NDArray[np.int64], operation: str, sender: int) -> Bytes:
-    """Room for the bytes that the header of `packed` announces.
+    """Memory for the bytes that the header of `packed` announces.
 
     Raises:
         InternalError: no rank sends such a header.
@@ -108,7 +108,7 @@ def unpacked(header: npt.NDArray[np.int64], payload: Bytes, operation: str, send
 
 def _collect(obj: Any, name: str | None, process_set: ProcessSet, without_joined: bool) -> list[Any]:
     state, payload = _dumps(obj)
-    # With the rank: those that have joined send nothing.
+    # With the rank, because ranks that have joined send nothing.
     header = np.array([[state, payload.size, RUNTIME.require_topology().rank]], dtype=np.int64)
     headers = submission.gather(header, _part(name, "header"), process_set, blocking=True, without_joined=without_joined)
     data = memoryview(
@@ -122,7 +122,7 @@ def _collect(obj: Any, name: str | None, process_set: ProcessSet, without_joined
 
 
 def _read_header(header: list[int], operation: str, sender: int) -> tuple[int, int]:
-    """State and size of what follows.
+    """The state and the size of the bytes that follow.
 
     Raises:
         InternalError: no rank sends such a header.
@@ -166,10 +166,10 @@ def _nothing(size: int) -> Bytes:
 
 
 def _dumps(obj: Any) -> tuple[int, Bytes]:
-    """The object's bytes as an array; a failure is told to the other ranks, which wait for these bytes."""
+    """The object's bytes as an array. If pickling fails, the bytes tell the other ranks, which wait for them."""
     try:
         return _PICKLED, np.frombuffer(_pickled(obj), np.uint8).copy()
-    except Exception as error:  # pickle raises whatever the objects' own methods raise
+    except Exception as error:  # pickle raises any exception of the objects' own methods
         text = f"could not pickle its {type(obj).__name__}: {type(error).__name__}: {error}"
         if _cloudpickle() is None:
             text += " (with cloudpickle installed, functions and classes made inside functions can be sent)"
@@ -196,10 +196,10 @@ def _cloudpickle() -> Any:
 
 
 def _loads(data: memoryview, operation: str, sender: int) -> Any:
-    """The object that a rank sent. A failure is this rank's own: nobody waits for it any more."""
+    """The object that a rank sent. A failure concerns only this rank: no other one waits for it."""
     try:
         return pickle.loads(data)
-    except Exception as error:  # unpickling calls whatever the objects say
+    except Exception as error:  # unpickling calls any function that the objects name
         raise InvalidArgumentError(
             f"{operation}: rank {RUNTIME.require_topology().rank} could not unpickle what rank {sender} sent: "
             f"{type(error).__name__}: {error}. What it is made of (modules, classes, functions) must be found on every rank; "

@@ -2,13 +2,13 @@
 
 Two ranks alone take part. A receive gets a message of its process set, from the rank and with the tag that it asks for. Of
 several messages that fit, it gets the one that was sent first; of several receives that fit a message, the one that was
-posted first gets it. Nothing is negotiated: a message never waits for a collective, nor a collective for a message.
+posted first gets it. There is no negotiation: messages never wait for collectives, and collectives never wait for messages.
 
 Ranks count in the whole job, whatever the process set, as the roots of collectives do.
 
 A small message (up to 8 KiB) is sent at once, whether the other rank has asked for it or not. A send of a larger one ends when
-it has been received: two ranks that both send before they receive wait for each other, which both are told within two seconds.
-Post the receives first (`irecv`), or both in one `batch`.
+it has been received: two ranks that both send before they receive wait for each other, and both get an error within two
+seconds. Post the receives first (`irecv`), or both in one `batch`.
 
 Both tensors have one dtype and one number of elements; their shapes may differ. Otherwise receiver and sender raise
 `MismatchError`; who has sent a small message, and has gone on, raises it from its next call of these.
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 
 __all__ = ["P2POp", "Received", "batch", "irecv", "isend", "recv", "recv_object", "send", "send_object"]
 
-_ANY = -1  # of the engine: whichever rank, whichever tag
+_ANY = -1  # of the engine: any rank, any tag
 _NUMBERS = 1 << 31  # ranks and tags are below
 
 
 class Received(NamedTuple):
-    """What a receive from any rank, or with any tag, got.
+    """The result of a receive from any rank, or with any tag.
 
     Attributes:
         tensor: the tensor that was written to; of `recv_object` the object.
@@ -79,7 +79,7 @@ def send(tensor: Any, dst: int, tag: int = 0, name: str | None = None, process_s
         tensor: any shape and dtype, in host memory. Not modified.
         dst: the receiver's rank in the whole job.
         tag: tells messages between the two ranks apart; from 0 on.
-        name: for texts about it. It says nothing to the other rank.
+        name: for texts about it. The other rank does not see it.
         process_set: the receiver has to name the same one.
 
     Raises:
@@ -185,19 +185,19 @@ def recv_object(src: int | None = None, tag: int = 0, process_set: ProcessSet = 
     return Received(obj, source, tag) if src is None else obj
 
 
-# What the engine takes, and the last step.
+# The engine's request, and the last step.
 _Described = tuple[tuple[Any, ...], Finish]
 
 
 def _run(kind: int, tensor: Any, peer: int | None, tag: int | None, name: str | None, process_set: ProcessSet) -> Any:
-    """Submits one and waits for it."""
+    """Submits one operation and waits for it."""
     engine, set_id = enter(kind, process_set)
     request, finish = _describe(kind, tensor, peer, tag, name, set_id)
     return finish(engine.submit((request,), finish, False).result())
 
 
 def _start(kind: int, tensor: Any, peer: int | None, tag: int | None, name: str | None, process_set: ProcessSet) -> Handle:
-    """Submits one that nobody waits for yet."""
+    """Submits one operation without waiting for it."""
     engine, set_id = enter(kind, process_set)
     request, finish = _describe(kind, tensor, peer, tag, name, set_id)
     handle = Handle(finish, False)

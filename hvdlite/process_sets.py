@@ -103,8 +103,8 @@ class ProcessSet:
 
     __repr__ = __str__
 
-    # What holds a set (a model with its layers, say) can be copied and pickled: the copy uses the same set, and what is
-    # unpickled the one that is registered for these ranks there.
+    # An object that holds a set (a model with its layers, say) can be copied and pickled. A copy uses the same set; an
+    # unpickled object uses the set that is registered for these ranks in its process.
 
     def __deepcopy__(self, memo: Any) -> "ProcessSet":
         return self
@@ -127,7 +127,7 @@ class _GlobalProcessSet(ProcessSet):
         return 0
 
     def __reduce__(self) -> str:
-        """Copies and pickles stand for the same object, which functions know by its identity."""
+        """Copies and pickles give the same object, because functions know it by its identity."""
         return "global_process_set"
 
 
@@ -204,7 +204,7 @@ def process_set_among(ranks: Sequence[int]) -> ProcessSet:
     number = _number_of(members)
     if number is None:
         engine = RUNTIME.require()
-        # Named: the other ranks do not count this operation.
+        # It has a name, because the other ranks do not count this operation.
         name = tensor_name(Kind.ADD_PROCESS_SET, f"among {members}")
         request = Request(Kind.ADD_PROCESS_SET, name, root=1, splits=members)
         number = engine.submit((request,), wake=False).result().process_set
@@ -219,7 +219,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     next set that is added, the one that was freed first before the others.
 
     Returns:
-        False, and nothing is done, for the global set and for one that is not registered.
+        False for the global set and for an unregistered one, which stay unchanged.
 
     Raises:
         InvalidArgumentError: this is no process set, or dynamic process sets are not allowed (see `add_process_set`).
@@ -266,7 +266,7 @@ def _register(process_set: ProcessSet) -> None:
 
 
 def _number_of(ranks: list[int]) -> int | None:
-    """The id of the registered set with these members, of several the lowest."""
+    """The id of the registered set with these members; the lowest if there are several."""
     return next((number for number, members in process_set_ids_and_ranks().items() if members == ranks), None)
 
 

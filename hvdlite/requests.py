@@ -144,7 +144,7 @@ def member_names(group: str, count: int) -> list[str]:
 
 
 def row_counts(splits: Sequence[int] | None, rows: int, ranks: int) -> list[int]:
-    """How many rows an alltoall sends to each rank.
+    """The number of rows that an alltoall sends to each rank.
 
     Args:
         splits: the user's choice, one entry per rank of the process set, or None for equal parts.

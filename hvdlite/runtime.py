@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 __all__ = ["RUNTIME", "Runtime", "Steps", "load_native"]
 
-# Seconds in which the peers of a rank that raised can print what they know: some launchers end a job at its first death.
+# Seconds for the peers of a rank that raised to print what they know: some launchers end a job at its first death.
 _LAST_WORDS = 0.2
-# Seconds in which the watchdog's thread ends once the engine has.
+# Seconds for the watchdog's thread to end after the engine.
 _WATCHDOG_ENDS = 1.0
-# Operations that have ended, of which a rank tells where an error of ours ends it and none is in flight.
+# How many ended operations a rank logs if an error of the engine ends it and none is in flight.
 _ENDED_SHOWN = 3
-# Seconds by which a rank that ends because of another lets that one go first.
+# If a rank ends because of another one, it lets that one end this many seconds earlier.
 _AFTER_CULPRIT = 0.4
 
 
@@ -70,10 +70,10 @@ class Runtime:
         self._armed = False
         self._failed = False
         self._job: Job | None = None
-        self._other_jobs: list[Job] = []  # earlier ones of other processes, in order
-        self._joining = False  # others may wait in init() for this process
+        self._other_jobs: list[Job] = []  # earlier jobs of other processes, in order
+        self._joining = False  # other processes may wait in init() for this one
         self._watchdog: threading.Thread | None = None
-        self._excuses: list[float] = []  # when each stall_limit that was entered ends; of all threads
+        self._exemptions: list[float] = []  # when each stall_limit that was entered ends; of all threads
         self._kept: list[Engine] = []  # for good
         self.steps = Steps()
         self.at_stop: list[Callable[[], None]] = []  # called while there is still an engine
@@ -106,7 +106,7 @@ class Runtime:
         try:
             self._join(mpi, chosen, self._meet(mpi, chosen, shim), shim, dynamic)
         except HvdliteError as error:
-            self._joining = False  # all have it, or will not come
+            self._joining = False  # all processes have it, or will never come
             self._failed = self._failed or isinstance(error, LOST)
             raise
         self._joining = False
@@ -115,8 +115,9 @@ class Runtime:
         earlier = self._other_jobs + ([] if self._job is None else [self._job])
         self._job, self._joining = None, True
         self._job = Job(load_native(), shim, mpi, chosen)
-        # At the end all jobs are waited for in the order in which they began, of those with the same processes the last alone.
-        # All of a job's processes must agree on that, also where only some of them were part of others in between.
+        # At the end this process waits for all jobs in the order in which they began; of jobs with the same processes only for
+        # the last. All of a job's processes must agree on the order, even if only some of them were part of other jobs in
+        # between.
         same = [job for job in earlier if self._job.has_ranks_of(job)]
         for job in same:
             job.close()
@@ -134,7 +135,7 @@ class Runtime:
         if config.tuning_file or config.autotune:
             from hvdlite import autotune
 
-            config = autotune.at_init(autotune.Job(mpi, chosen, load_native().Engine, shim), config, logger)
+            config = autotune.at_init(autotune.TuningRanks(mpi, chosen, load_native().Engine, shim), config, logger)
         resolved = gpu.resolve(config).replace(flight_recorder_folder=startup.folder_of_records(config))
         self.engine = load_native().Engine.create_mpi(shim, mpi._addressof(chosen), knobs.to_native(resolved))
         self.engine.make_current()
@@ -153,7 +154,7 @@ class Runtime:
             self.start_timeline(config.timeline, config.timeline_mark_cycles, shared)
 
     def _prepare(self, dynamic: bool) -> tuple[Config, HvdliteError | None]:
-        """The knobs, and what is wrong with them on this rank."""
+        """The knobs, and errors in them on this rank."""
         try:
             config = knobs.from_environment()
         except HvdliteError as error:
@@ -161,17 +162,17 @@ class Runtime:
         return config.replace(dynamic_process_sets=True) if dynamic else config, None
 
     def _guard_exit(self, alone: bool) -> None:
-        """From here on an exception, a fork or the end of the process is noticed."""
+        """From here on, an exception, a fork or the end of the process is handled."""
         if not self._pid:
             os.register_at_fork(after_in_child=self._forget)
             failures.install_excepthook(self)
-            # Registered after startup.load_mpi's, hence run before MPI is finalised.
+            # Registered after startup.load_mpi's handler, so it runs before MPI is finalised.
             atexit.register(self._at_exit)
         self._pid = os.getpid()
         self._armed = not alone
 
     def stop(self) -> None:
-        """Leaves the job; what peers still wait for from this rank fails. Harmless where there is no engine."""
+        """Leaves the job. Operations of peers that still need this rank fail. Does nothing if there is no engine."""
         with self._lock:
             for end in tuple(self.at_stop):
                 end()
@@ -184,7 +185,7 @@ class Runtime:
             self.topology = None
             self.communicator = None
             if engine.failure_cause:
-                # The transport may still use its memory, and MPI_Finalize may wait for the dead.
+                # The transport may still use the engine's memory, and MPI_Finalize may wait for dead ranks.
                 self._kept.append(engine)
                 self._failed = True
             else:
@@ -195,7 +196,7 @@ class Runtime:
                 self._watchdog = None
 
     def _may_finalize(self, ours: bool) -> bool:
-        """At exit: may MPI be finalised? Waits for the other processes, as MPI would, but sees when one of them fails.
+        """At exit: may MPI be finalised? Waits for the other processes, as MPI would, but notices if one of them fails.
 
         Args:
             ours: does the caller finalise? If not, mpi4py will do so; then the process has to end here if it must not.
@@ -240,7 +241,8 @@ class Runtime:
         return self._armed and os.getpid() == self._pid
 
     def record(self, error: BaseException) -> str:
-        """The operations of this process that have not ended; where there are none and the error is ours, the last three.
+        """The unfinished operations of this process; if there are none and the error is this rank's own, the last three
+        operations.
 
         A rank that ends because of another has printed its operations already.
         """
@@ -252,7 +254,7 @@ class Runtime:
     def announce(self, cause: str) -> None:
         """Tells the peers why this process ends.
 
-        A rank that ends because of another lets that one go first, so that the launcher names the right one.
+        A rank that ends because of another one lets that one end first, so that the launcher names the right rank.
         """
         engine, job = self.engine, self._job
         if (engine is not None and engine.failure_cause) or (job is not None and job.lost):
@@ -263,7 +265,7 @@ class Runtime:
         if engine is not None:
             cause += _after(engine.flight_record())
         if job is not None:
-            job.tell(cause)  # to those that have no engine any more, or not yet
+            job.tell(cause)  # to those that have no engine yet, or no longer
         if engine is not None:
             engine.publish_failure(cause)
         time.sleep(_LAST_WORDS)
@@ -281,17 +283,17 @@ class Runtime:
 
     @contextmanager
     def stall_limit(self, seconds: float) -> Iterator[None]:
-        """Makes the other ranks wait for this one so long; `hvdlite.stall_limit` says more."""
+        """Makes the other ranks wait for this one for this time; see `hvdlite.stall_limit`."""
         engine = self.require()
         until = time.monotonic() + seconds
-        self._excuses.append(until)
-        engine.excuse(max(self._excuses) - time.monotonic())
+        self._exemptions.append(until)
+        engine.exempt_from_stalls(max(self._exemptions) - time.monotonic())
         try:
             yield
         finally:
-            self._excuses.remove(until)
+            self._exemptions.remove(until)
             if self.engine is engine:
-                engine.excuse(max(0.0, max(self._excuses, default=0.0) - time.monotonic()))
+                engine.exempt_from_stalls(max(0.0, max(self._exemptions, default=0.0) - time.monotonic()))
 
     # --- for operations ---------------------------------------------------------------------------------------------
 
@@ -327,7 +329,7 @@ class Runtime:
 
 
 def _after(record: str) -> str:
-    """The last operation of a flight record, for the end of a cause."""
+    """The last operation of a flight record, for the text of a cause."""
     last = record.rstrip().rpartition("\n")[2].strip()
     return f" (after {last.partition(': submitted ')[0].partition(' ')[2]})" if last else ""
 

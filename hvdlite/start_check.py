@@ -1,13 +1,12 @@
-"""Do the ranks train one model? An optimizer's ranks compare it once, soon after the first update.
+"""Checks that the ranks train one model: an optimizer's ranks compare it once, soon after the first update.
 
-Where nobody broadcasts the parameters, each rank trains a model of its own on the average of gradients that belong to no model,
-and nothing fails. So the ranks compare digests of their parameters, and of the optimizer's state where all have the same kind
-of it. They also look at the gradients of the first reductions: if those are equal to the last bit, all ranks read the same
-data.
+If the parameters are not broadcast, each rank trains a model of its own, with averages of gradients that belong to no model,
+and nothing fails. So the ranks compare digests of their parameters, and of the optimizer's state if all have the same kind of
+it. They also compare the gradients of the first reductions: if those are bitwise equal, all ranks read the same data.
 
-**How it travels.** Beside each of the first reductions of an optimizer, which all its ranks make, goes one small sum: a row of
-numbers for each rank, filled in by that rank, while the others add zeros. A rank that has joined adds zeros everywhere, and
-abstains. All ranks see all rows, so they decide alike what they do next: nothing depends on what one rank alone knows.
+**The exchange.** All ranks of an optimizer make its first reductions. Beside each of them they make one small sum: it has a row
+of numbers for each rank, that rank fills it in, and the others add zeros. A rank that has joined adds zeros everywhere. All
+ranks see all rows, so they make the same decisions: nothing depends on information that only one rank has.
 """
 
 import logging
@@ -31,9 +30,9 @@ __all__ = ["Leaf", "StartCheck", "Trained", "mode_of"]
 Rows = npt.NDArray[np.int64]
 
 _MODES = ("error", "broadcast", "warn", "off")
-_WATCHED = 3  # reductions whose gradients have to be equal on all ranks for a warning
-_SAMPLE = 4096  # bytes of each of them that are looked at
-_ROUNDING = 64  # so many units of the last place of a tensor's largest number count as rounding
+_WATCHED = 3  # a warning needs equal gradients in this many reductions
+_SAMPLE = 4096  # the digest covers this many bytes of each gradient
+_ROUNDING = 64  # differences up to this many units in the last place of a tensor's largest number count as rounding
 
 _PRESENT, _UPDATED, _PARAMETERS, _LAYOUT, _STATE, _GRADIENTS, _COLUMNS = range(7)
 
@@ -55,10 +54,10 @@ def mode_of(argument: str | None, function: str) -> str:
 
 @dataclass(frozen=True)
 class Leaf:
-    """One tensor of what is compared.
+    """One tensor to compare.
 
     Attributes:
-        name: what the user knows it by.
+        name: the user's name for it.
         shape: its extents.
         memory: gives its bytes in host memory, in the order of its elements.
         numbers: gives its elements as float64, in the same order.
@@ -73,7 +72,7 @@ class Leaf:
 
     @classmethod
     def of_array(cls, name: str, array: npt.NDArray[Any]) -> "Leaf":
-        """A NumPy array of a dtype that NumPy itself has, or ml_dtypes."""
+        """A NumPy array with a dtype of NumPy or of ml_dtypes."""
         flat = np.ascontiguousarray(array).reshape(-1)
         kind = flat.dtype.kind
         real = flat.view(flat.real.dtype) if kind == "c" else flat
@@ -84,18 +83,18 @@ class Leaf:
         return cls(name, array.shape, lambda: flat.view(np.uint8), lambda: real.astype(np.float64), epsilon)
 
     def digest(self, most: int | None = None) -> int:
-        """Of its content, or of so many bytes of it."""
+        """A hash of the content, or of its first `limit` bytes."""
         memory = self.memory()[:most]
         return int(digest(memory.ctypes.data, memory.nbytes))
 
 
 class Trained(Protocol):
-    """What an optimizer trains, as a door knows it.
+    """The values that an optimizer trains, as a door gives them.
 
     Attributes:
-        remedy: what to write so that the ranks start alike.
-        sharding: how ranks come to read different data.
-        evidence: what `StartCheck.see` was shown of the data, in words.
+        remedy: the line to write so that the ranks start alike.
+        sharding: how to give ranks different data.
+        evidence: what `StartCheck.see` compares, in words.
         moment: when the comparison is made, in words.
     """
 
@@ -108,14 +107,14 @@ class Trained(Protocol):
         """The parameters, the same ones in the same order on all ranks."""
 
     def state(self) -> Iterable[Leaf]:
-        """What the optimizer remembers of them; ranks may have different kinds of it."""
+        """The optimizer's state for these parameters. Ranks may have different kinds of it."""
 
     def broadcast(self, root_rank: int) -> None:
         """Gives all ranks the root's parameters and state. Collective over the process set."""
 
 
 class StartCheck:
-    """The comparison of one optimizer's ranks, a round of it beside each of the first reductions.
+    """The comparison of one optimizer's ranks: one round beside each of the first reductions.
 
     Attributes:
         pending: are there more rounds to come? Equal on all ranks.
@@ -141,7 +140,7 @@ class StartCheck:
 
     @property
     def name(self) -> str:
-        """Of the sum of this round."""
+        """The name of this round's sum."""
         return f"{self._name}{self._rounds}"
 
     @property
@@ -150,12 +149,12 @@ class StartCheck:
         return self._all_alike and self._rounds < _WATCHED
 
     def see(self, gradients: Iterable[Leaf]) -> None:
-        """Looks at gradients of this rank, in any order, before they are reduced. Those that are all zeros are left out."""
+        """Takes gradients of this rank, in any order, before they are reduced. Ignores those that are all zeros."""
         for leaf in gradients:
             self._gradients = (self._gradients + leaf.digest(_SAMPLE)) % (1 << 64)
 
     def begin(self) -> Rows:
-        """What this rank adds to the sum of the round, whose gradients have been seen."""
+        """This rank's contribution to the sum of the round, after its gradients were seen."""
         rows: Rows = self._rows(_COLUMNS, np.int64)
         mine = rows[self._place]
         mine[_PRESENT] = 1
@@ -172,7 +171,8 @@ class StartCheck:
         return rows
 
     def end(self, rows: Rows) -> None:
-        """The round's sum is there. Collective over the process set, but for ranks that have joined, where the ranks differ.
+        """Evaluates the round's sum. If the ranks differ, it is collective over the process set, without ranks that have
+        joined.
 
         Raises:
             MismatchError: they differ, and the mode is error.
@@ -187,7 +187,7 @@ class StartCheck:
         self._somebody_updated = self._somebody_updated or bool(found[:, _UPDATED].any())
         if hashed and not self._compared:
             self._compared = True
-            self.pending = self.watching  # also where the next line raises
+            self.pending = self.watching  # even if the next line raises
             self._compare(found, present)
         self.pending = self.watching or not self._compared
 
@@ -200,7 +200,7 @@ class StartCheck:
         self.end(allreduce_(self.begin(), name=self.name, op=Sum, process_set=self._process_set))
 
     def begin_anew(self) -> None:
-        """Some rank has not compared its parameters, so all do it, from the first round on."""
+        """Begins again from the first round on all ranks, because some rank has not compared its parameters."""
         self.pending, self._compared, self._somebody_updated = True, False, False
         self._rounds, self._all_alike, self._gradients = 0, True, 0
 
@@ -237,7 +237,7 @@ class StartCheck:
             )
 
     def _beyond_rounding(self, leaf: Leaf, present: list[int]) -> str:
-        """The element that differs most, in words; empty where that is rounding."""
+        """The element that differs most, in words; empty if the difference is rounding."""
         numbers = leaf.numbers()
         low, high = (
             allreduce(numbers, op=op, name=f"{self._name}.{name}", process_set=self._process_set)
@@ -289,5 +289,5 @@ def _digest_of(digests: Iterable[int]) -> int:
 
 
 def _signed(value: int) -> int:
-    """The same 64 bits as an int64, and never 0, which says that there is nothing."""
+    """The same 64 bits as an int64, and never 0, because 0 means that there is no digest."""
     return (value - (1 << 64) if value >= 1 << 63 else value) or 1

@@ -1,4 +1,4 @@
-"""The steps of `hvdlite.init` before there is an engine: MPI, the communicator, and what the ranks must agree on.
+"""The steps of `hvdlite.init` before there is an engine: MPI, the communicator, and the checks that ranks agree.
 
 Each step that can go wrong on one rank alone is followed by an exchange, so that no rank waits for one that has failed.
 """
@@ -23,12 +23,12 @@ from hvdlite._version import __version__
 from hvdlite.config import Config, LauncherClaim
 from hvdlite.errors import ErrorCode, HvdliteError, InvalidArgumentError, SystemFailure, error_class
 from hvdlite.knobs import Value
-from hvdlite.tuning.place import Place, boot_id, cpu_name
+from hvdlite.tuning.place import JobPlace, boot_id, cpu_name
 
 if TYPE_CHECKING:
     _StreamHandler = logging.StreamHandler[Any]
 else:
-    _StreamHandler = logging.StreamHandler  # takes no subscript before Python 3.11
+    _StreamHandler = logging.StreamHandler  # needs Python 3.11 for subscripts
 
 __all__ = [
     "agree",
@@ -43,15 +43,15 @@ __all__ = [
 ]
 
 
-_claims: list[socket.socket] = []  # this process's, for as long as it lives
+_claims: list[socket.socket] = []  # of this process, for its whole life
 
 
 def claim_rank() -> None:
-    """Makes this process the one of its rank: the first that asks is, until it ends.
+    """Claims this process's rank: the first process that claims a rank has it until it ends.
 
-    A name in Linux's abstract socket space is the claim, which the system takes back at the end; nobody can connect to it. A
-    second name has the process id, for those that come too late. Children that the process forks get the sockets, too:
-    `give_claim_back` is for them.
+    The claim is a name in Linux's abstract socket space; the system removes it when the process ends, and nothing can connect
+    to it. A second name contains the process id, for processes that come too late. Forked children inherit the sockets, and
+    call `give_claim_back`.
 
     Raises:
         SystemFailure: another process is this rank. Programs that a rank starts inherit the variables by which MPI knows it.
@@ -61,7 +61,9 @@ def claim_rank() -> None:
         return
     if not rank:
         raise _not_the_rank("")
-    job_and_rank = hashlib.sha256(rank.encode()).hexdigest()[:32]  # a name has 107 bytes, and this one that of the host in it
+    job_and_rank = hashlib.sha256(rank.encode()).hexdigest()[
+        :32
+    ]  # a name has at most 107 bytes, and this one contains the host's name
     name = f"hvdlite-rank-{os.getuid()}-{job_and_rank}"
     try:
         _claims.append(_named(name))
@@ -73,7 +75,7 @@ def claim_rank() -> None:
 
 
 def _mpi_has_begun() -> bool:
-    """In this process, which the launcher has taken for its rank, then. MPICH closes the socket when it ends."""
+    """Has MPI begun in this process? Then the launcher has taken it for its rank. MPICH closes the socket when it ends."""
     module = sys.modules.get("mpi4py.MPI")
     return module is not None and bool(module.Is_initialized())
 
@@ -98,7 +100,7 @@ def _named(name: str) -> socket.socket:
 
 
 def _owner_of(name: str) -> str:
-    """The process id behind a claim, in words; nothing where it has just come or gone."""
+    """The process id behind a claim, in words; empty if it has just begun or ended."""
     with contextlib.suppress(OSError), open("/proc/net/unix") as sockets:
         for line in sockets:
             _, found, pid = line.strip().rpartition(f"@{name}-pid-")
@@ -117,8 +119,8 @@ def load_mpi(may_finalize: Callable[[bool], bool]) -> Any:
     """The module ``mpi4py.MPI``, with MPI initialised on this thread (thread level multiple) unless it was already.
 
     Args:
-        may_finalize: asked at exit: is it safe to end MPI, which waits for all other processes? Its argument says whether
-            this module is to end it; if not, mpi4py does so afterwards, in any case.
+        may_finalize: called at exit: is it safe to end MPI, which waits for all other processes? Its argument says whether
+            this module ends MPI; if not, mpi4py does so afterwards.
 
     Raises:
         SystemFailure: no MPI library can be loaded, MPI is finalised, or its thread level allows no engine thread.
@@ -127,7 +129,8 @@ def load_mpi(may_finalize: Callable[[bool], bool]) -> Any:
         import mpi4py
 
         if "mpi4py.MPI" not in sys.modules:
-            # Ours to start and to end: mpi4py's own exit handler would finalise in a forked child too, and hang there.
+            # This module starts and ends MPI: mpi4py's own exit handler would finalise in a forked child as well, and hang
+            # there.
             mpi4py.rc.initialize = False
             mpi4py.rc.finalize = False
         from mpi4py import MPI
@@ -151,7 +154,7 @@ def load_mpi(may_finalize: Callable[[bool], bool]) -> Any:
     return MPI
 
 
-# The processes (this one, and those it was forked from) that have started MPI here, and whose exit handler is registered.
+# The processes (this one, and its parents by fork) that have started MPI here, and have an exit handler.
 _finalizers: set[int] = set()
 _guarded: set[int] = set()
 
@@ -199,7 +202,7 @@ def choose_communicator(MPI: Any, comm: Any) -> Any:  # noqa: N803 - the module'
 
 
 def check_launch(MPI: Any, claim: LauncherClaim | None) -> None:  # noqa: N803 - the module's own name
-    """Refuses the classic mix-up in which each of n processes believes that it is alone.
+    """Detects a common mistake, in which each of n processes believes that it is alone.
 
     Raises:
         SystemFailure: the launcher's environment names several processes and MPI only one.
@@ -227,7 +230,7 @@ def agree(comm: Any, config: Config | None, problem: HvdliteError | None) -> lis
     """Collective over the job: fails on all ranks with one text if one could not start or the knobs differ.
 
     Args:
-        comm: the processes of the job: what has an ``allgather`` of objects.
+        comm: the processes of the job; it has an ``allgather`` of objects.
         config: this rank's knobs, or None if they could not be read.
         problem: why this rank cannot start, or None.
 
@@ -262,7 +265,7 @@ def agree(comm: Any, config: Config | None, problem: HvdliteError | None) -> lis
     return [values for _, _, values in everyone]
 
 
-def place_of(MPI: Any, comm: Any, config: Config) -> Place:  # noqa: N803 - the module's own name
+def place_of(MPI: Any, comm: Any, config: Config) -> JobPlace:  # noqa: N803 - the module's own name
     """The machine and the shape of the job, on all ranks alike. Collective.
 
     Args:
@@ -274,7 +277,7 @@ def place_of(MPI: Any, comm: Any, config: Config) -> Place:  # noqa: N803 - the 
     hosts: dict[str, tuple[str, list[set[int]]]] = {}
     for machine, cpu, cores in comm.allgather((_machine(), cpu_name(), os.sched_getaffinity(0))):
         hosts.setdefault(machine, (cpu, []))[1].append(cores)
-    return Place(
+    return JobPlace(
         tuple(cpu for cpu, _ in hosts.values()),
         tuple(len(set().union(*cores)) for _, cores in hosts.values()),
         tuple(len(cores) for _, cores in hosts.values()),
@@ -286,12 +289,12 @@ def place_of(MPI: Any, comm: Any, config: Config) -> Place:  # noqa: N803 - the 
 
 
 def _machine() -> str:
-    """Equal on all ranks of a machine (merge_hosts in csrc/transport/mpi_env.cc says why MPI is not asked)."""
+    """Equal for all ranks of a machine (merge_hosts in csrc/transport/mpi_env.cc explains why MPI is not asked)."""
     return f"{boot_id()} {socket.gethostname()}"
 
 
 def folder_of_records(config: Config) -> str:
-    """Where the engine may write the operations that it remembers; empty: nowhere."""
+    """The folder for the engine's flight records; empty: none."""
     chosen = config.flight_recorder_folder
     return "" if chosen == "off" else chosen or tempfile.gettempdir()
 
@@ -323,4 +326,4 @@ def configure_logging(config: Config, rank: int, size: int) -> logging.Logger:
 
 
 class _Handler(_StreamHandler):
-    """Ours, so that a second initialisation finds and replaces it."""
+    """hvdlite's handler, so that a second initialisation finds and replaces it."""

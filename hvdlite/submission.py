@@ -1,8 +1,8 @@
-"""From tensors to requests: what all collectives of `hvdlite.ops` have in common.
+"""Makes requests from tensors: the common part of all collectives of `hvdlite.ops`.
 
 Each function checks its arguments, describes the tensors through their backends and submits the requests. A blocking call
-waits for the work and returns the output; any other returns a `Handle`, whose finishing steps make the outputs. Plain
-tensors are described natively (csrc/bindings/python/plain_calls.cc).
+waits for the work and returns the output; any other returns a `Handle`, whose finishing steps make the outputs. Native code
+describes plain tensors (csrc/bindings/python/plain_calls.cc).
 """
 
 import math
@@ -48,7 +48,7 @@ __all__ = [
     "written",
 ]
 
-_ANY_DTYPE = (Kind.BROADCAST, Kind.ALLGATHER, Kind.ALLTOALL)  # nothing is computed: bytes move
+_ANY_DTYPE = (Kind.BROADCAST, Kind.ALLGATHER, Kind.ALLTOALL)  # the operation only moves bytes
 
 
 def enter(kind: int, process_set: ProcessSet) -> "tuple[Engine, int]":
@@ -65,16 +65,16 @@ def enter(kind: int, process_set: ProcessSet) -> "tuple[Engine, int]":
 
 
 def compress(compression: Any, tensors: Sequence[Any]) -> tuple[Any, list[Any], Sequence[Any]]:
-    """Applies a compression to tensors: the class (None where there is nothing to undo), the contexts, the tensors."""
+    """Applies a compression to tensors: returns the class (None if there is nothing to undo), the contexts, the tensors."""
     if is_none(compression):
         return None, [], tensors
     pairs = [compression.compress(tensor) for tensor in tensors]
     return compression, [context for _, context in pairs], [compressed for compressed, _ in pairs]
 
 
-# One tensor of an operation: its backend, its memory, where the result goes (0: the engine allocates it), and the last step.
+# One tensor of an operation: its backend, its memory, the address of the result (0: the engine allocates it), the last step.
 _Part = tuple[TensorBackend, Exported, Any, Finish]
-# What all tensors of a call have in common, in the order of `Request`: op, root, process set, prescale, postscale.
+# The fields that all tensors of a call share, in the order of `Request`: op, root, process set, prescale, postscale.
 _Common = tuple[int, int, int, float, float]
 
 
@@ -104,7 +104,7 @@ def start_reduce(
     process_set: ProcessSet,
     in_place: bool,
 ) -> Handle:
-    """Submits an allreduce that nobody waits for yet."""
+    """Submits an allreduce without waiting for it."""
     engine = RUNTIME.engine
     if engine is not None:
         started: Handle | None = engine.allreduce(
@@ -158,7 +158,7 @@ def broadcast(tensor: Any, root_rank: int, name: str | None, process_set: Proces
 
 
 def gather(tensor: Any, name: str | None, process_set: ProcessSet, blocking: bool, without_joined: bool = False) -> Any:
-    """Submits an allgather. without_joined: it runs without ranks that have joined also where horovod_rules forbids that."""
+    """Submits an allgather. without_joined: it runs without joined ranks, even where horovod_rules forbids that."""
     engine, set_id = enter(Kind.ALLGATHER, process_set)
     part = _new_shape(engine, (Kind.ALLGATHER, name, set_id), tensor)
     return _submit(engine, Kind.ALLGATHER, name, part, (Sum, int(without_joined), set_id, 1.0, 1.0), blocking)
@@ -206,7 +206,7 @@ def alltoall(tensor: Any, splits: Any, name: str | None, process_set: ProcessSet
         counts = row_counts(wanted, source.shape[0], len(process_set.ranks or ()))
     except InvalidArgumentError as error:
         raise InvalidArgumentError(f"{_describe(call)}: {error}") from None
-    # Rows beyond the splits are not sent: to the engine the tensor ends before them.
+    # The engine sees only the rows within the splits.
     source = source._replace(shape=(sum(counts), *source.shape[1:]))
     part = (backend, source, 0, partial(_with_splits, step, backend))
     return _submit(engine, Kind.ALLTOALL, name, part, (Sum, 0, set_id, 1.0, 1.0), blocking, counts)
@@ -284,7 +284,7 @@ def _new_shape(engine: "Engine", call: _Call, tensor: Any) -> _Part:
     return backend, source, 0, partial(output_of, backend, source, engine)
 
 
-# What a barrier reduces.
+# The tensor of a barrier.
 _NO_MEMORY = Exported(0, (), 0, CPU, ROW_MAJOR, None)
 
 
@@ -297,14 +297,14 @@ def _made(output: Any, _input: Any, _result: "Result") -> Any:
 
 
 def _made_elsewhere(backend: TensorBackend, source: Exported, made: Any, step: Finish, result: "Result") -> Any:
-    """The step, and a tensor that was made in the stream of the submission is used in another one, which has to be told."""
+    """The step; it also tells the framework if a tensor made in the submission's stream is used in another stream."""
     if backend.stream_now(source) != source.stream:
         backend.use_in_current_stream(made)
     return step(result)
 
 
 def written(backend: TensorBackend, tensor: Any, adopted: Any, dense: Any, _result: "Result") -> Any:
-    """The last step of what is written into a tensor: copies it from dense memory, where it had to be there (else None)."""
+    """The last step for a tensor that is written: copies the result from dense memory, if it is there (else None)."""
     if dense is not None:
         backend.copy_back(dense, adopted)
     else:
@@ -315,8 +315,8 @@ def written(backend: TensorBackend, tensor: Any, adopted: Any, dense: Any, _resu
 def output_of(backend: TensorBackend, source: Exported, engine: "Engine", result: "Result") -> Any:
     """The tensor that the engine has made of `source`: over its memory on the host.
 
-    On a GPU it is copied, in the order of the current stream, to memory of the framework's: the engine's may be on another
-    GPU, and frameworks know how to recycle their own.
+    On a GPU it is copied to the framework's memory, in the order of the current stream: the engine's memory may be on another
+    GPU, and frameworks recycle their own memory.
     """
     shape = result.shape
     if source.device == CPU:
@@ -357,7 +357,7 @@ def _submit(
     )  # fmt: skip
     if device != CPU:
         request = (*request, 0, 0, stream)
-    if blocking:  # the result is used in the stream in whose order the memory was given
+    if blocking:  # the result is used in the stream in whose order its memory was given
         work = engine.submit((request,), finish, False)
         return finish(work.result(math.inf, () if device == CPU else (stream,)))
     handle = Handle(finish, False, () if device == CPU else ((backend, source),))

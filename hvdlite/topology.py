@@ -1,4 +1,4 @@
-"""Where this rank stands among the others: plain numbers, fixed when hvdlite is initialised."""
+"""This rank's numbers among the others, fixed when hvdlite is initialised."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,5 @@
-"""What communication costs this rank: `stats`, a snapshot of counters, whose difference is what an interval cost.
+"""The cost of communication on this rank: `stats` takes a snapshot of counters; the difference of two is the cost of an
+interval.
 
 The native engine counts (csrc/engine/observe/usage.h); docs/stats.md says how to read the numbers.
 """
@@ -18,36 +19,37 @@ _SECONDS = ("time", "negotiating", "waiting", "moving", "exposed", "exposed_movi
 
 @dataclass(frozen=True)
 class Stats:
-    """What communication cost one rank, since `init` or, of a difference of two of them, in between.
+    """The cost of communication on one rank, since `init`, or between two snapshots in a difference of them.
 
-    A time is that during which *at least one* operation was in a stage: operations that overlap count once, and the stages of
-    different operations may overlap.
+    The time of a stage is the time during which *at least one* operation was in it: operations that overlap count once, and the
+    stages of different operations may overlap.
 
     Attributes:
-        rank: whose numbers these are.
+        rank: the rank with these numbers.
         size: the number of ranks in the job.
-        seconds: the wall-clock time in which all this happened.
+        seconds: the wall-clock time of the interval.
         steps: steps that ended: those of `DistributedOptimizer` in torch, or the calls of `mark_step`.
-        operations: operations that ended well, among them those that move no data.
+        operations: operations that ended without an error, including those that move no data.
         failed_operations: operations that ended with an error.
-        fused_operations: what was executed: small allreduces are executed together.
+        fused_operations: executed operations: several small allreduces may be executed as one.
         bytes: of the data of operations, as nccl-tests count them: of an allgather the whole result, of an alltoall what this
             rank sends, of all others the input.
-        bus_bytes: of these what each rank's link has to carry at least, of n ranks: times 2(n-1)/n for an allreduce, (n-1)/n
+        bus_bytes: the least of these that each rank's link has to carry, for n ranks: times 2(n-1)/n for an allreduce, (n-1)/n
             for allgather, alltoall and reducescatter, 1 for broadcast. Tiny allreduces whose data travel with the agreement
             have none.
-        sent_bytes: that this rank sent as messages; what ranks of a host exchange in shared memory is none.
+        sent_bytes: the bytes that this rank sent as messages; exchanges in shared memory do not count.
         control_messages: of the negotiation, sent by this rank. Up to 64 ranks that are all on one host need none for
             allreduce, broadcast, reducescatter and barrier, but do for allgather, alltoall and join.
         control_bytes: their size.
         agreed_in_memory: operations that were agreed on without messages.
-        negotiating_seconds: an operation was submitted here and not agreed on, be it that this rank gathered a batch or that
-            another rank had not asked for it yet.
-        waiting_seconds: the part of it after this rank had announced it: another rank, or the news of it, was not there yet.
+        negotiating_seconds: an operation was submitted here and not agreed on, because this rank gathered more operations or
+            because another rank had not asked for it yet.
+        waiting_seconds: the part of it after this rank had announced it: another rank had not asked, or its message had not
+            come.
         moving_seconds: the data of an operation moved, or were reduced. In GPU memory: the host's part of it only.
-        exposed_seconds: a thread of the program was blocked until an operation ended; where several are, the sum. Where results
-            are taken by callbacks (TensorFlow, XLA) nobody is.
-        exposed_moving_seconds: the part of it in which data moved. In the rest other ranks were waited for.
+        exposed_seconds: a thread of the program was blocked until an operation ended; for several threads the sum. With
+            callbacks (TensorFlow, XLA) no thread is blocked.
+        exposed_moving_seconds: the part of it in which data moved. In the rest this rank waited for others.
         last_to_ask: of each rank, how many operations it was the last to ask for, as far as this rank took part in them.
         waited_for_seconds: `waiting_seconds` by rank: each moment is charged to the rank whose asking ended it.
         last_step: the same of the last step alone, or of those that `mark_step` counted with it; None before the first two have
@@ -78,23 +80,25 @@ class Stats:
 
     @property
     def bus_bandwidth(self) -> float:
-        """`bus_bytes` per second of `moving_seconds`; 0 where nothing moved."""
+        """`bus_bytes` per second of `moving_seconds`; 0 if no data moved."""
         return self.bus_bytes / self.moving_seconds if self.moving_seconds > 0 else 0.0
 
     @property
     def exposed_waiting_seconds(self) -> float:
-        """The part of `exposed_seconds` in which no data moved: other ranks were waited for."""
+        """The part of `exposed_seconds` in which no data moved: this rank waited for others."""
         return self.exposed_seconds - self.exposed_moving_seconds
 
     @property
     def slowest_rank(self) -> int | None:
-        """The rank that was most often the last to ask; None where none ever was. In one process set the same on all ranks."""
+        """The rank that was most often the last to ask; None if none ever was. In one process set it is the same on all
+        ranks.
+        """
         most = max(self.last_to_ask)
         return self.last_to_ask.index(most) if most else None
 
     @property
     def slowest_share(self) -> float:
-        """Of how many of the operations it was, from 0 to 1; 1 / `size` is what chance gives it."""
+        """The share of operations for which it was the last, from 0 to 1; 1 / `size` is the value of pure chance."""
         total = sum(self.last_to_ask)
         return max(self.last_to_ask) / total if total else 0.0
 
@@ -135,7 +139,7 @@ class Stats:
         return values
 
     def __str__(self) -> str:
-        """A few lines; of each step where steps were counted."""
+        """A few lines of text; per step if steps were counted."""
         parts, each = (self.steps, " in each") if self.steps else (1, "")
         ms = {name: f"{1e3 * getattr(self, name) / parts:.3f} ms" for name in (f"{each}_seconds" for each in _SECONDS[1:])}
         waiting = f"{1e3 * self.exposed_waiting_seconds / parts:.3f} ms for other ranks"
@@ -165,8 +169,8 @@ _SUMS = tuple(field.name for field in fields(Stats) if field.name not in ("rank"
 def stats() -> Stats:
     """What communication has cost this rank since `init`. Local: no rank is asked, and nothing is sent.
 
-    Take one before and one after, and subtract: ``stats() - before`` is what the time in between cost. The call takes some
-    microseconds and disturbs no operation; any thread may make it.
+    Take a snapshot before and one after, and subtract: ``stats() - before`` is the cost of the time between them. The call
+    takes some microseconds and disturbs no operation; any thread may make it.
 
     Raises:
         NotInitializedError: `init` has not been called.
@@ -190,10 +194,10 @@ def gather_stats(process_set: ProcessSet = global_process_set) -> tuple[Stats, .
 
 
 def mark_step(steps: int = 1) -> None:
-    """Says that a step of the program ends here, for `Stats.steps` and `Stats.last_step`. Local.
+    """Marks the end of a step of the program, for `Stats.steps` and `Stats.last_step`. Local.
 
     torch's `DistributedOptimizer` does so at each ``step()``, until the program calls this itself: from then on only its own
-    calls count, as where two optimizers make one step.
+    calls count, for example if two optimizers make one step.
 
     Args:
         steps: how many steps have ended since the last call, where a framework takes several at once.
@@ -209,7 +213,7 @@ def mark_step(steps: int = 1) -> None:
 
 
 def optimizer_stepped() -> None:
-    """What an optimizer calls at the end of its step. Does nothing where the program marks its steps, or after `shutdown`."""
+    """Optimizers call this at the end of a step. Does nothing if the program marks its steps, or after `shutdown`."""
     engine = RUNTIME.engine
     if engine is not None and not RUNTIME.steps.by_program:
         _mark(engine)

@@ -1,7 +1,7 @@
-"""Tells other ranks that wait for this one where its program is: the Python stack of the main thread.
+"""Tells ranks that wait for this one where its program is, by the Python stack of the main thread.
 
 The engine answers other ranks whatever the program does, but it may not run Python. So a thread waits in native code, and takes
-the GIL only when somebody asks.
+the GIL only when another rank asks.
 """
 
 import sys
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["start", "where_is_main"]
 
-# Of the stack, the innermost frames; and characters that one answer may take.
+# The innermost frames of the stack that an answer has, and its longest text.
 _MOST_FRAMES = 20
 _MOST_TEXT = 3500
 
@@ -29,11 +29,11 @@ def start(engine: "Engine") -> threading.Thread:
 
 def _serve(engine: "Engine") -> None:
     while engine.await_question():
-        engine.tell_whereabouts(where_is_main())
+        engine.answer_question(where_is_main())
 
 
 def where_is_main() -> str:
-    """One line: where the main thread of this process is, from the outermost call to the innermost."""
+    """One line with the stack of this process's main thread, from the outermost call to the innermost."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     if frame is None:
         return "its main thread has ended"

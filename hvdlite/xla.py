@@ -1,4 +1,4 @@
-"""What an XLA program says about the collectives it calls: text that csrc/bindings/xla reads when the program runs.
+"""Describes the collectives of an XLA program, as text that csrc/bindings/xla reads when the program runs.
 
 A compiled program calls a function with bare buffers, so all else is fixed when it is traced: kinds, names, dtypes, shapes.
 """
@@ -18,11 +18,11 @@ from hvdlite.errors import (
 )
 from hvdlite.requests import Sum, member_names, tensor_name
 
-__all__ = ["Group", "describe", "failure_in", "loss_in"]
+__all__ = ["TensorGroup", "describe", "failure_in", "loss_in"]
 
 
 @dataclass(frozen=True)
-class Group:
+class TensorGroup:
     """Tensors that are agreed on and sent together.
 
     Attributes:
@@ -49,7 +49,7 @@ class Group:
     postscale: float = 1.0
 
 
-def describe(groups: Sequence[Group]) -> str:
+def describe(groups: Sequence[TensorGroup]) -> str:
     """The text for one call with the tensors of all groups, in order.
 
     Raises:
@@ -59,7 +59,7 @@ def describe(groups: Sequence[Group]) -> str:
     return "".join(line for group in groups for line in _lines(group))
 
 
-def _lines(group: Group) -> list[str]:
+def _lines(group: TensorGroup) -> list[str]:
     names = member_names(group.name, len(group.tensors)) if group.names is None else group.names
     if len(names) != len(group.tensors):
         raise InvalidArgumentError(f"group {group.name!r} has {len(group.tensors)} tensors, but {len(names)} names")
@@ -78,13 +78,13 @@ def _line(numbers: Sequence[float], kind: int, name: str) -> str:
 
 def failure_in(error: BaseException) -> HvdliteError | None:
     """The engine's error that XLA's carries in its text, or None if it carries none."""
-    # What follows on the line and after it is the framework's.
+    # The framework's text follows, on this line and after it.
     found = re.search(r"hvdlite error (\d+): (.*?)(?: \[Op:[^\]]*\])?$", str(error), re.MULTILINE)
     return error_class(int(found[1]))(found[2]) if found else None
 
 
 def loss_in(error: BaseException) -> HorovodInternalError | None:
-    """As `failure_in`, of the errors that mean a lost rank; where ranks ask for different things, another run would as well."""
+    """As `failure_in`, but only for a lost rank: if ranks ask for different things, a new run would not help."""
     failure = failure_in(error)
     if isinstance(failure, MismatchError | OperationTimeoutError):
         return None

@@ -1,4 +1,4 @@
-// What the processor moves between memory and its caches at once, on all that hvdlite runs on.
+// The unit in which the processor moves data between memory and its caches, on all processors that hvdlite supports.
 #pragma once
 
 #include <cstddef>

@@ -57,8 +57,8 @@ std::string first_line_of(const std::string& path) {
 
 std::string write_new_file(std::string& path, const std::string& suffix, const std::string& text) {
   path += "XXXXXX" + suffix;
-  const File file(
-      ::mkostemps(path.data(), static_cast<int>(suffix.size()), O_CLOEXEC));  // of mode 0600
+  // Of mode 0600.
+  const File file(::mkostemps(path.data(), static_cast<int>(suffix.size()), O_CLOEXEC));
   if (file.get() < 0 || !write_all(file.get(), text.data(), text.size())) return reason();
   return "";
 }

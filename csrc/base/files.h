@@ -25,10 +25,10 @@ bool write_all(int file, const void* from, std::size_t bytes);
 // errno in words.
 std::string reason();
 
-// What is in a file of /proc; empty where it cannot be read.
+// The content of a file of /proc; empty if it cannot be read.
 std::string read_file(const std::string& path);
 std::string first_line_of(const std::string& path);
-// Makes a file that nobody else may read; its path is `path`, a word of the system's, and the suffix. `path` becomes that path.
+// Makes a file that no other user may read; its path is `path`, a word of the system's, and the suffix. `path` becomes that path.
 // The reason if it failed, or "".
 std::string write_new_file(std::string& path, const std::string& suffix, const std::string& text);
 

@@ -12,7 +12,7 @@ namespace hvdlite::base {
 
 // The shortest text that gives this number back: "0.1".
 std::string to_text(double number);
-// With so many digits behind the point: "0.500".
+// With this many digits behind the point: "0.500".
 std::string to_text(double number, int decimals);
 // "rank 3 (host a, pid 17)"
 std::string describe_rank(int rank, const std::string& host, int pid);

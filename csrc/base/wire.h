@@ -42,8 +42,8 @@ class Writer {
   std::size_t size() const { return buffer_.size(); }
 
  private:
-  static constexpr std::size_t kUsual =
-      256;  // most messages are smaller, and so take one allocation
+  // Most messages are smaller, and so take one allocation.
+  static constexpr std::size_t kUsual = 256;
 
   std::vector<std::byte> buffer_;
 };

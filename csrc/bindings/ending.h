@@ -1,4 +1,4 @@
-// What every binding does at the end of a work of hvdlite.h.
+// The end of a work of hvdlite.h, as every binding handles it.
 // Thread: any. Owns: nothing. Blocks: wait_for_end. Throws: nothing.
 #pragma once
 
@@ -6,14 +6,14 @@
 
 namespace hvdlite {
 
-// Is the memory of an operation that ended with this code free again? After any other failure than these the transport may
-// still write to it: the binding has to keep it for good.
+// Is the memory free after an operation that ended with this code? After any other failure the transport may still write to it,
+// and the binding must keep it for ever.
 constexpr bool memory_is_free(int code) {
   return code == HVDLITE_OK || code == HVDLITE_E_INVALID_ARGUMENT || code == HVDLITE_E_MISMATCH ||
          code == HVDLITE_E_UNSUPPORTED || code == HVDLITE_E_TIMEOUT;
 }
 
-// Waits as long as it takes; an operation that cannot end is ended by the engine. The code of the first that failed.
+// Waits without a limit; the engine ends operations that can never complete. Returns the code of the first failure.
 inline int wait_for_end(hvdlite_engine* engine, int64_t work) {
   constexpr double kLongWait = 3600;  // seconds
   for (int done = 0;;) {

@@ -1,4 +1,5 @@
-// The canonical status (absl's, which TensorFlow and XLA share) for an error of hvdlite.h: the table of hvdlite/errors.py.
+// The canonical status code (absl's, which TensorFlow and XLA share) for an error code of hvdlite.h, from the table in
+// hvdlite/errors.py.
 // Thread: any. Owns: nothing. Blocks: no. Throws: nothing.
 #pragma once
 

@@ -75,7 +75,7 @@ namespace {
 
 constexpr const char* kNotInitialized = "Horovod has not been initialized; use hvd.init().";
 
-// The engine of this process, for those that are not handed one.
+// The engine of this process, for callers that have no pointer to it.
 class CurrentEngine {
  public:
   void set(hvdlite_engine* engine) {
@@ -157,7 +157,7 @@ int hvdlite_engine_create_inproc(hvdlite_fabric* fabric, int rank, const hvdlite
     for (int peer = 0; peer < fabric->size; ++peer) {
       leaders[static_cast<std::size_t>(peer)] = transport->host_of(peer);
     }
-    const hvdlite::base::Waiting waiting = hvdlite::transport::choose_waiting(
+    const hvdlite::base::WaitPolicy waiting = hvdlite::transport::choose_waiting(
         knobs, hvdlite::base::allowed_cpus().count(), fabric->size);
     adopt(std::make_unique<Engine>(std::move(transport),
                                    topology_of(hvdlite::transport::place(leaders, rank)), knobs,
@@ -198,7 +198,7 @@ hvdlite_engine* hvdlite_current_engine(void) {
 
 void hvdlite_engine_destroy(hvdlite_engine* engine) {
   if (engine == nullptr) return;
-  // A forked child owns a copy of an engine whose thread and transport are its parent's: leave it alone.
+  // A forked child has a copy of its parent's engine, whose thread and transport belong to the parent. Leave the copy alone.
   if (!engine->engine->usable_in_this_process()) return;
   if (engine->references.fetch_sub(1, std::memory_order_acq_rel) == 1) delete engine;
 }
@@ -260,10 +260,10 @@ int hvdlite_watchdog_tell(hvdlite_engine* engine, const char* text) {
   });
 }
 
-int hvdlite_stall_excuse(hvdlite_engine* engine, double seconds) {
+int hvdlite_stall_exempt(hvdlite_engine* engine, double seconds) {
   return guarded([&] {
-    require(seconds >= 0 && seconds <= 1e9, "an excuse lasts between 0 and 1e9 seconds");
-    alive(engine).excuse(seconds);
+    require(seconds >= 0 && seconds <= 1e9, "an exemption lasts between 0 and 1e9 seconds");
+    alive(engine).exempt_from_stalls(seconds);
   });
 }
 

@@ -1,5 +1,5 @@
-// What the files behind hvdlite.h share: no exception leaves the C ABI.
-// Thread: any. Owns: nothing. Blocks: what the guarded work blocks. Throws: never.
+// The common part of the files behind hvdlite.h. No exception leaves the C ABI.
+// Thread: any. Owns: nothing. Blocks: as the guarded work does. Throws: never.
 #pragma once
 
 #include <atomic>
@@ -19,24 +19,24 @@ struct hvdlite_engine {
   std::atomic<int> references{1};
 };
 
-// Memory for a result: of the host, or of a GPU.
+// Memory for a result, on the host or on a GPU.
 struct hvdlite_block {
   hvdlite::engine::OutputCache::Block memory;
   hvdlite::device::Buffer gpu_memory = {};
-  hvdlite::device::GpuPtr gpu = nullptr;      // whose it is
-  hvdlite::device::EventPtr event = nullptr;  // after which it may be read; null: at once
-  bool lent = false;                          // used by a caller in streams that nobody knows
+  hvdlite::device::GpuPtr gpu = nullptr;      // the GPU of the memory
+  hvdlite::device::EventPtr event = nullptr;  // after this event it may be read; null: at once
+  bool lent = false;  // a caller uses it in streams that the engine does not know
 };
 
 namespace hvdlite::engine {
 
-// Memory on a GPU that was lent to a caller is about to be freed.
+// Called before GPU memory that was lent to a caller is freed.
 void take_back(hvdlite_block& block) noexcept;
 
-// The text that hvdlite_last_error() gives on this thread.
+// Sets the text that hvdlite_last_error() returns on this thread.
 void set_last_error(const std::string& text);
 
-// The caller's fault unless the condition holds.
+// Throws Error(InvalidArgument) unless the condition holds.
 inline void require(bool condition, std::string_view text) {
   if (!condition) throw base::Error(base::ErrorCode::kInvalidArgument, std::string(text));
 }
@@ -46,11 +46,10 @@ inline Engine& alive(hvdlite_engine* handle) {
   return *handle->engine;
 }
 
-// Of the name, texts and lists of `from`, which it borrows. Error(InvalidArgument) for codes that stand for nothing.
+// The view borrows the name, texts and lists of `from`. Throws Error(InvalidArgument) for unknown codes.
 RequestView view_of(const hvdlite_request& from);
 
-// Runs work() and returns HVDLITE_OK, or the code of what it threw with the text kept for the
-// caller.
+// Runs work() and returns HVDLITE_OK. If it throws, returns the error's code and keeps the text for the caller.
 template <typename Work>
 int guarded(Work&& work) noexcept {
   try {

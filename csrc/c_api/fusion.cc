@@ -19,7 +19,7 @@ using hvdlite::engine::guarded;
 using hvdlite::engine::require;
 
 struct hvdlite_fusion {
-  explicit hvdlite_fusion(const hvdlite::device::Settings& settings, int gpu)
+  explicit hvdlite_fusion(const hvdlite::device::DeviceSettings& settings, int gpu)
       : devices(settings), device(devices.device(gpu)), stream(device.gpu) {}
   Devices devices;
   Device& device;
@@ -33,7 +33,7 @@ using Clock = std::chrono::steady_clock;
 
 char* moved(void* base, std::int64_t bytes) { return static_cast<char*>(base) + bytes; }
 
-// Two events that, unlike those of a Gpu, keep the time.
+// Two events that record the time. (Those of a Gpu do not.)
 class Stopwatch {
  public:
   explicit Stopwatch(const hvdlite_fusion& fusion)
@@ -118,7 +118,7 @@ void run(hvdlite_fusion& fusion, const hvdlite_fusion_move& move, double* gpu_us
 int hvdlite_fusion_open(const char* cuda_library, const char* nvrtc_library,
                         const char* kernel_cache, int32_t gpu, hvdlite_fusion** out) {
   return guarded([&] {
-    hvdlite::device::Settings settings;
+    hvdlite::device::DeviceSettings settings;
     settings.cuda = parse_candidates(cuda_library);
     settings.nvrtc = parse_candidates(nvrtc_library);
     settings.kernel_cache = kernel_cache;

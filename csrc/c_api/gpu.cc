@@ -7,12 +7,12 @@ using hvdlite::engine::guarded;
 
 namespace hvdlite::engine {
 
-// The operations on it are known to its pool; what its user has done besides is in order with the legacy default stream.
+// The pool knows hvdlite's operations on the memory. The work of the memory's user is ordered with the legacy default stream.
 void take_back(hvdlite_block& block) noexcept {
   try {
     block.gpu_memory.free_after(block.gpu->record(nullptr));
   } catch (
-      ...) {  // the GPU is lost, or a graph is being captured: when the memory is free cannot be told
+      ...) {  // the GPU is lost, or a graph is under capture: nobody can tell when the memory is free
     block.gpu_memory.abandon();
   }
 }

@@ -1,16 +1,16 @@
-// The jobs of hvdlite.h over Driver.
+// The jobs of hvdlite.h over JobDriver.
 #include <string>
 #include <vector>
 
 #include "c_api/c_api.h"
-#include "job/driver.h"
+#include "job/job_driver.h"
 
 using hvdlite::engine::guarded;
 using hvdlite::engine::require;
 using hvdlite::job::Job;
 
 struct hvdlite_job {
-  hvdlite::job::Driver driver;
+  hvdlite::job::JobDriver driver;
   std::vector<hvdlite::job::Bytes> values;  // of the last exchange, by rank
 };
 

@@ -10,12 +10,12 @@
 using hvdlite::base::Error;
 using hvdlite::engine::alive;
 using hvdlite::engine::Ask;
-using hvdlite::engine::Batch;
 using hvdlite::engine::Completion;
+using hvdlite::engine::CompletionArray;
 using hvdlite::engine::CompletionPtr;
 using hvdlite::engine::Engine;
+using hvdlite::engine::EngineOutput;
 using hvdlite::engine::guarded;
-using hvdlite::engine::Output;
 using hvdlite::engine::RequestView;
 using hvdlite::engine::require;
 using hvdlite::engine::Submission;
@@ -128,13 +128,13 @@ void submit(Engine& engine, const hvdlite_submission& what, std::int64_t* work) 
   engine.submit(native, work, std::move(watcher));
 }
 
-Completion& ended(const Batch& batch, size_t index) {
+Completion& ended(const CompletionArray& batch, size_t index) {
   require(index < batch.size, "a work has no operation of that number");
   require(batch[index].is_done(), "the operation has not ended yet; wait for it first");
   return batch[index];
 }
 
-void describe(const Output& output, hvdlite_result& result) {
+void describe(const EngineOutput& output, hvdlite_result& result) {
   result.ndim = static_cast<int32_t>(output.shape.size());
   result.shape = output.shape.data();
   result.num_received_splits = static_cast<int32_t>(output.received_splits.size());
@@ -155,7 +155,7 @@ hvdlite_result result_of(const Completion& completion) {
   result.last_joined_rank = result.process_set = result.source = completion.value;
   result.tag = completion.contributors;
   result.device = HVDLITE_DEVICE_CPU;
-  if (const Output* const output = completion.output.get()) describe(*output, result);
+  if (const EngineOutput* const output = completion.output.get()) describe(*output, result);
   return result;
 }
 
@@ -194,7 +194,7 @@ int hvdlite_wait(hvdlite_engine* engine, const int64_t* works, size_t count, dou
 int hvdlite_results(hvdlite_engine* engine, int64_t work, hvdlite_result* results, size_t capacity,
                     size_t* count) {
   return guarded([&] {
-    const Batch batch = alive(engine).completions(work);
+    const CompletionArray batch = alive(engine).completions(work);
     *count = batch.size;
     for (size_t i = 0; i < std::min(batch.size, capacity); ++i) {
       results[i] = result_of(ended(batch, i));
@@ -205,10 +205,10 @@ int hvdlite_results(hvdlite_engine* engine, int64_t work, hvdlite_result* result
 hvdlite_block* hvdlite_result_take_block(hvdlite_engine* engine, int64_t work, size_t index) {
   hvdlite_block* block = nullptr;
   guarded([&] {
-    const Batch batch = alive(engine).completions(work);
+    const CompletionArray batch = alive(engine).completions(work);
     const Completion& completion = ended(batch, index);
     if (!completion.output || completion.output->data() == nullptr) return;
-    Output& output = *completion.output;
+    EngineOutput& output = *completion.output;
     block = new hvdlite_block{.memory = std::move(output.block)};
     if (!output.gpu_block) return;
     block->gpu_memory = std::move(output.gpu_block);

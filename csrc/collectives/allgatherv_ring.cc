@@ -12,7 +12,7 @@
 // as it is there; up to 16 are under way in each direction. Parts of zero bytes send nothing.
 //
 // Cost for p ranks, parts of m_r bytes, S in all, segments of g bytes: about (p-1) alpha + (S +
-// (p-2) g) beta, whatever the distribution of sizes: one large part streams around instead of being
+// (p-2) g) beta, for any distribution of sizes: one large part streams around instead of being
 // stored and forwarded p-1 times. Bytes sent by rank r: S - m_(r+1).
 //
 // It cannot deadlock: receives are posted without waiting for anything but earlier receives, own

@@ -79,8 +79,8 @@ Dots dots_of(const A* a, const A* b, std::size_t n) {
 }
 
 double coefficient(double ab, double own) {
-  static const double smallest =
-      std::sqrt(DBL_MIN);  // Horovod's bound, below which a tensor counts as zero
+  // Horovod's bound, below which a tensor counts as zero.
+  static const double smallest = std::sqrt(DBL_MIN);
   return own >= smallest ? 1.0 - ab / own * 0.5 : 1.0;
 }
 

@@ -25,7 +25,7 @@
 //
 // It cannot deadlock: a rank's s-th receive waits only for receives of smaller shifts, a scatter
 // send for its owner's receive, a gather for the scatter; the owner waits for contributions, and
-// nobody waits for a result before having sent all contributions of the round.
+// no rank waits for a result before it has sent all its contributions of the round.
 //
 // In place: a rank's contribution to a piece was sent before the piece is received, and an owner
 // overwrites its own contribution in the very step that adds the last one.
@@ -48,7 +48,7 @@ std::unique_ptr<Collective> allreduce_direct(Comm comm, AllreduceArgs args, cons
   const Pieces pieces = Pieces::of_buffer(
       buffer.count, comm.size(), direct_piece_limit(tuning, comm.size(), element_bytes),
       alignment_grain(buffer.count, comm.size(), element_bytes));
-  Reducer reducer(args.reduction, tuning.isa, buffer.input, buffer.count, pieces.largest());
+  ElementReducer reducer(args.reduction, tuning.isa, buffer.input, buffer.count, pieces.largest());
   return std::make_unique<DirectReduction>(
       DirectJob{comm, std::move(reducer), pieces, static_cast<std::byte*>(buffer.output),
                 /*gather=*/true, direct_lanes(pieces.rounds()), tuning.staging});

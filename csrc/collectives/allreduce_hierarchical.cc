@@ -98,7 +98,7 @@ class AllreduceHierarchical final : public Collective {
   }
 
  private:
-  // Not so many tiles at once that messages wait; and polling is for those who wait for this host alone.
+  // A limit to the tiles of one pass, so that messages need not wait. Poll only for flags of this host.
   static Tuning in_host(Tuning tuning) {
     tuning.max_steps = std::min(tuning.max_steps, 4);
     tuning.spin = 0;
@@ -188,7 +188,7 @@ std::string_view algorithm_between_hosts(int hosts, std::size_t partial_bytes, b
     const std::size_t limit = same_type ? tuning.segment_bytes : tuning.segment_bytes / 16;
     return partial_bytes <= limit ? "recursive_doubling" : "direct";
   }
-  // Two steps, whatever the number of hosts, and no bytes more than a ring's; but a message to each of them.
+  // Two steps for any number of hosts, and as many bytes as a ring; but a message to each host.
   if (hosts <= kFewHosts || tuning.deterministic) return "direct";
   return partial_bytes <= tuning.segment_bytes ? "recursive_doubling" : "ring";
 }

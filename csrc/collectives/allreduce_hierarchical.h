@@ -15,7 +15,7 @@ namespace hvdlite::collectives {
 SlicePlan plan_slices(std::size_t count, std::size_t element_bytes, const HostMap& hosts,
                       const Tuning& tuning);
 
-// The allreduce algorithm between the owners of a slice on so many hosts, for partials of so many bytes.
+// The allreduce algorithm between the owners of a slice on this many hosts, for partials of this many bytes.
 std::string_view algorithm_between_hosts(int hosts, std::size_t partial_bytes, bool same_type,
                                          const Tuning& tuning);
 

@@ -14,24 +14,26 @@
 //   tiles     Everything else: one tile after the other, as shared_collective.h draws it, without a reduce step.
 //
 // Prepared payloads are numbered: n is how many this rank has folded before. Number n lies in place n & 1 of each member, of two.
-// - All mean the same by n: every rank folds the prepared operations in the order in which they were agreed, and what a member
-//   put under n is what it announced next: it prepares only when it has nothing else announced. (An operation that is withdrawn
-//   before it is agreed leaves n as it is; the place is then written again, and nobody has read it.)
-// - Nobody overwrites what others still read. Who puts number n has folded n-1. That was agreed after all members had announced it,
-//   and each had by then put its own n-1, so it had folded n-2. Number n-2 is the one that had place n & 1 before.
-// - Who folds sees what was put: it was put before its owner announced, which was before all had, which was before anybody read so.
-//   To announce and to read are steps of one agreement (engine/negotiation/agreement.h), and those are in one order for all.
+// - n means the same on all ranks: every rank folds the prepared operations in the order in which they were agreed, and the
+//   payload that a member put under n belongs to its next announcement: a member prepares only when it has nothing else
+//   announced. (An operation that is withdrawn before it is agreed leaves n as it is. The place is written again later, and no
+//   member has read it.)
+// - No member overwrites what others still read. The member that puts number n has folded n-1. That was agreed after all members
+//   had announced it, and each had by then put its own n-1, so it had folded n-2. Number n-2 had place n & 1 before.
+// - A member that folds sees all payloads: each was put before its owner announced, and no member reads "complete" before all
+//   have announced. Announcing and reading are steps of one agreement (engine/negotiation/agreement.h), which have one order for
+//   all members.
 //
 // Cost for p ranks and S bytes: each rank loads and stores (p + 3) S, and waits once for the slowest (prepared: not at all, for the
 // agreement has). Bytes sent: none.
 //
-// In place: a rank's contribution is copied before anything is folded; the output is touched by nobody else.
+// In place: a rank's contribution is copied before anything is folded; no other rank touches the output.
 //
 // All ranks get the same bits because all fold the same contributions in the same order, that of the ranks, wherever an element
 // lies: layout-independent, the bits of allreduce_shm and allreduce_direct.
 //
-// Source: contributions that travel with their flags are common practice for small messages of ranks of one host, such as Open MPI's
-// shared-memory collectives; putting them before the ranks have agreed is hvdlite's own.
+// Source: contributions that travel with their flags are common practice for small messages of ranks of one host, such as Open
+// MPI's shared-memory collectives; putting them before the ranks have agreed is hvdlite's own.
 #include "collectives/allreduce_inline.h"
 
 #include <algorithm>
@@ -107,7 +109,7 @@ class AllreduceLine final : public SharedCollective {
 
 class AllreduceWholeTiles final : public TilePipeline {
  public:
-  // A tile has so many elements at most.
+  // The most elements of a tile.
   AllreduceWholeTiles(Comm comm, const Tuning& tuning, const TileReducer& reducer,
                       std::vector<AllreducePart> parts, std::size_t count, std::size_t tile)
       : TilePipeline(std::move(comm), tuning, /*reduces=*/false),

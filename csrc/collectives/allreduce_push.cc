@@ -14,22 +14,22 @@
 // can be (every contribution is loaded once and every result stored once). What it stores it has just loaded, so no line is
 // fetched only to be overwritten.
 //
-// Correct, because nobody touches a buffer before its owner has arrived or after its owner has left, and no slice is written
-// while somebody else reads it. The operation counts as one tile, number t (shared_collective.h), which uses no tile memory:
+// Correct, because no rank touches a buffer before its owner has arrived or after its owner has left, and no slice is written
+// while another rank reads it. The operation counts as one tile, number t (shared_collective.h), which uses no tile memory:
 // - A member stores arrived = t+1 once its own buffer is complete, and touches buffers only after seeing arrived >= t+1 of all.
 // - Between the two flags, element i of every buffer is read and written by one member alone, the owner of i's slice; a fold
 //   reads an element of all inputs before it stores it to any output.
 // - A member stores reduced = t+1 once its slice is stored everywhere, and leaves after seeing reduced >= t+1 of all: then all
-//   of its buffer is final, and nobody touches it until it arrives at another operation.
+//   of its buffer is final, and no rank touches it until it arrives at another operation.
 // The stores are releases and the loads acquires, so that each of these steps sees the ones before it.
 //
-// Inputs are destroyed as results come in, so nobody may leave between its arrival and the end: a member that fails there
+// Results overwrite inputs, so no member may leave between its arrival and the end: a member that fails there
 // takes the operation with it on all members, and what their buffers hold then is undefined.
 //
 // It cannot deadlock: arrival waits for nothing but the turn, a fold for arrivals, leaving for folds.
 //
 // All ranks get the same bits because one member computes an element and stores it to all. Layout-independent: contributions
-// are added in rank order whoever owns the slice.
+// are added in rank order in every slice.
 //
 // An absent member has no contribution, but room for the result: it fills its buffer with the identity of the op.
 #include <algorithm>

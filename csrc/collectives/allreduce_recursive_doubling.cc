@@ -169,7 +169,7 @@ class RecursiveDoubling final : public Collective {
   }
 
   Comm comm_;
-  Reducer reducer_;
+  ElementReducer reducer_;
   std::byte* output_;
   std::size_t count_;
   Staging staging_;

@@ -17,7 +17,7 @@
 //
 // The buffer is cut into rounds of (ranks x segment); up to four rounds are under way at once, each
 // a ring of its own on its own channel (ring_reduction.h), so that transfers and additions overlap
-// and staging stays at two segments a round whatever the size of the buffer. The user's input is
+// and staging stays at two segments a round for any size of the buffer. The user's input is
 // read where it lies and results are received where they belong: nothing is packed.
 //
 // Cost for p ranks and S bytes in one round: 2(p-1) alpha + 2(p-1)/p S beta + (p-1)/p S gamma; in K
@@ -50,7 +50,7 @@ std::unique_ptr<Collective> allreduce_ring(Comm comm, AllreduceArgs args, const 
   const std::size_t grain =
       alignment_grain(buffer.count, comm.size(), base::size_of(args.reduction.dtype));
   const Pieces pieces = Pieces::of_buffer(buffer.count, comm.size(), limit, grain);
-  Reducer reducer(args.reduction, tuning.isa, buffer.input, buffer.count, pieces.largest());
+  ElementReducer reducer(args.reduction, tuning.isa, buffer.input, buffer.count, pieces.largest());
   return std::make_unique<RingReduction>(
       RingJob{comm, std::move(reducer), pieces, static_cast<std::byte*>(buffer.output),
               /*gather=*/true, ring_lanes(pieces.rounds()), tuning.staging});

@@ -21,10 +21,10 @@
 // user's tensors lie. Nothing is packed or unpacked.
 //
 // A result that lies in memory which the others map as well (transport/result_memory.h: what hvdlite makes room for itself) is
-// open, and not drained: whoever reduces a slice stores it there in the pass that adds. Were rank 0's output such a one, ranks 1
+// open, and is not drained: the rank that reduces a slice also stores it there. Were rank 0's output such a one, ranks 1
 // and 2 would store b and c into it as well, and rank 0 would drain nothing. If all are such, nothing goes back into the buffers.
 // It is safe for the reason for which buffers are. A rank tells the place with its first tile; others store into it between their
-// seeing arrived >= t+1 of that rank and their storing reduced >= t+1, for tile t; and nobody leaves before having seen the latter
+// seeing arrived >= t+1 of that rank and their storing reduced >= t+1, for tile t; and no rank leaves before it has seen the latter
 // of all. Each element is stored by one rank, the owner of its slice. The word that tells the place is read until a rank has
 // reduced its first tile, and written again two tiles later at the earliest, which waits for all to be done with that one.
 //
@@ -37,9 +37,9 @@
 // with other tiles if there are several. Bytes sent: none.
 //
 // In place: a rank's contribution to the others' slices is copied by its fill, that to its own is read by the pass that
-// overwrites it. Its output is touched by nobody else, but, if open, where its contribution was copied before.
+// overwrites it. Other ranks touch its output only if it is open, and only where its contribution was copied before.
 //
-// All ranks get the same bits because a slice is computed once. Contributions are added in rank order, whatever the tile and the
+// All ranks get the same bits because a slice is computed once. Contributions are added in rank order, for every tile and
 // slice in which an element lies: layout-independent, the bits of allreduce_direct and allreduce_inline.
 //
 // Source: tiles through double buffers, each slice reduced by its owner, are common practice for ranks of one host: Li,

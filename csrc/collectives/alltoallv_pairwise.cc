@@ -10,7 +10,7 @@
 //   shift 3      03 -> 3          10 -> 0          21 -> 1          32 -> 2
 //
 // The shifts do not wait for each other; up to 16 of each direction are under way, so that with
-// hundreds of ranks nobody is sent to by all at once. Parts go from the input into the output
+// hundreds of ranks no rank gets messages from all others at once. Parts go from the input into the output
 // without staging, those of zero bytes are not sent.
 //
 // Cost for p ranks of which each sends S bytes evenly: alpha + (p-1) o + (p-1)/p S beta (o: the

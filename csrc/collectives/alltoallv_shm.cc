@@ -8,7 +8,7 @@
 //   drain         00 10 20 -> output       01 11 21 -> output       02 12 22 -> output
 //
 // where a rank's part for itself comes from its input. Tile k carries the k-th piece of every part, as long as a lane. How many
-// tiles there are depends on the largest part of all, which no rank knows alone: a first tile, which rides in the line of
+// tiles there are depends on the largest part of all, which no rank knows alone: a first tile, which lies in the line of
 // its flag, carries each rank's largest part. Tiles follow each other in two buffers of each rank: shared_collective.h proves
 // that this is right and cannot deadlock.
 //

@@ -13,7 +13,7 @@
 // It cannot deadlock: a step waits only for the previous step of another rank. The peers of one
 // rank's steps differ (2^k < p), so no two messages of a pair can be taken for each other.
 //
-// There is no result; "all ranks agree" means that nobody leaves before everybody has entered.
+// There is no result; "all ranks agree" means that no rank leaves before all have entered.
 //
 // Source: Hensgen, Finkel and Manber, Two algorithms for barrier synchronization (International
 // Journal of Parallel Programming 17, 1988).

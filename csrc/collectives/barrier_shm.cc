@@ -8,7 +8,7 @@
 //
 // Cost for p ranks: one store, and one wait for the slowest; each rank looks at p-1 lines. Bytes sent: none.
 //
-// There is no result; "all ranks agree" means that nobody leaves before everybody has entered.
+// There is no result; "all ranks agree" means that no rank leaves before all have entered.
 //
 // Source: folklore, the all-to-all form of the barriers in Mellor-Crummey and Scott, Algorithms for scalable synchronization on
 // shared-memory multiprocessors (ACM TOCS 9, 1991).

@@ -15,7 +15,7 @@
 // term, since the root itself sends ceil(log2 p) S: broadcast_chain is for large data. Bytes sent:
 // S for each child.
 //
-// It cannot deadlock: a rank waits only for its parent, and the root for nobody; receives are
+// It cannot deadlock: a rank waits only for its parent, and the root for no rank; receives are
 // posted without waiting for any send.
 //
 // All ranks get the same bytes: they are copied, never computed.

@@ -16,7 +16,7 @@
 // K segment times of the binomial tree: better as soon as K outweighs p, and near S beta for large
 // data. Bytes sent: S by each rank but the last.
 //
-// It cannot deadlock: a rank waits only for its left neighbour, and the root for nobody; receives
+// It cannot deadlock: a rank waits only for its left neighbour, and the root for no rank; receives
 // are posted without waiting for any send.
 //
 // All ranks get the same bytes: they are copied, never computed.

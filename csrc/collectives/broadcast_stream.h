@@ -1,4 +1,4 @@
-// What the broadcast trees share: segments flow from a parent to this rank and on to its children,
+// The common part of the broadcast trees: segments flow from a parent to this rank and on to its children,
 // each received where it belongs and sent on from there.
 // Thread: the holder of the progress token. Owns: nothing but tickets. Blocks: no. Throws: what
 // Transport throws.

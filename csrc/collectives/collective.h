@@ -1,6 +1,6 @@
 // A collective is a resumable state machine: construct it, call advance() until it says done. It never waits.
 // Thread: the holder of the progress token. Owns: its staging buffers. Blocks: never. Throws: what Transport throws; after a
-// throw the object must be kept (parked), not destroyed, while the transport may still touch its buffers.
+// throw the object must be retained (kept), not destroyed, while the transport may still touch its buffers.
 //
 // chunk: the part of a buffer one rank owns; segment: a pipelined piece of a chunk; hop: one step to a neighbour.
 #pragma once
@@ -40,7 +40,7 @@ struct Tuning {
   // processors), and how many steps of tiles it does before it lets others advance.
   int spin = 0;
   int max_steps = 64;
-  // In shared memory: from so many bytes on, on all ranks of the host together, a result whose place was not read just before
+  // In shared memory: from this many bytes on, on all ranks of the host together, a result whose place was not read just before
   // is written past the caches; 0: never.
   std::size_t streaming_bytes = 0;
   // May differ between ranks, too.
@@ -77,7 +77,7 @@ struct AllreducePart {
 struct AllreduceArgs {
   std::vector<AllreducePart> parts;
   Reduction reduction;
-  // Where this rank sees each member's copy of the memory in which its outputs lie: an arena. Empty: nobody sees the others'.
+  // The addresses in this process of each member's copy of the memory with the outputs (an arena). Empty: members do not map it.
   // In an arena every input is its output or null, and the identity of the op survives the prescale.
   std::vector<std::byte*> mapped;
 

@@ -19,7 +19,7 @@ inline constexpr int kNumChannels = 1 << kChannelBits;
 // What one algorithm may use, so that two can run side by side in one operation (Comm::part).
 inline constexpr int kPartChannels = kNumChannels / 2;
 
-// What a set's members on this host share. Where members of a set on several hosts share anything, all its members do, those
+// The memory that a set's members on this host share. If members of a set on several hosts share memory, all its members do, those
 // that are alone on their hosts too, and there are two channels: the way into what happens between hosts and the way out, so
 // that neither has to wait for the other's turn.
 struct Sharing {

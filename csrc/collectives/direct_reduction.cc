@@ -85,11 +85,11 @@ bool DirectLane::scatter() {
   return scatter_receives_.done() == shifts_ && scatter_sends_.done() == shifts_;
 }
 
-// Adds what has arrived, but never rank q+1's contribution before rank q's.
+// Adds contributions that have arrived, but never rank q+1's before rank q's.
 void DirectLane::add_in_rank_order() {
   const int size = job_->comm.size();
   if (added_ == size) return;
-  const Reducer& reducer = job_->reducer;
+  const ElementReducer& reducer = job_->reducer;
   const Range piece = job_->pieces.piece(round_, job_->comm.rank());
   for (; added_ < size && has_arrived(added_); ++added_) {
     if (added_ == 0 || piece.count == 0) continue;

@@ -24,7 +24,7 @@ namespace hvdlite::collectives {
 // What all lanes of one operation share; outlives them.
 struct DirectJob {
   Comm comm;
-  Reducer reducer;
+  ElementReducer reducer;
   Pieces pieces;
   std::byte* output;
   bool gather;  // allreduce: hand the finished pieces out
@@ -81,8 +81,8 @@ class DirectReduction final : public Collective {
   bool alone_done_ = false;
 };
 
-// Elements of a piece such that staging stays bounded whatever the number of ranks, and the lanes
-// worth having for so many rounds.
+// Elements of a piece, so that staging stays bounded for any number of ranks; and the number of lanes for
+// this many rounds.
 std::size_t direct_piece_limit(const Tuning& tuning, int ranks, std::size_t element_bytes);
 int direct_lanes(std::size_t rounds);
 

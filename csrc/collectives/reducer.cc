@@ -22,8 +22,8 @@ bool identity_survives(const Reduction& reduction) {
   return sums && std::isfinite(reduction.prescale) && reduction.prescale > 0.0;
 }
 
-Reducer::Reducer(const Reduction& reduction, kernels::Isa isa, const void* input, std::size_t count,
-                 std::size_t limit)
+ElementReducer::ElementReducer(const Reduction& reduction, kernels::Isa isa, const void* input,
+                               std::size_t count, std::size_t limit)
     : reduction_(reduction),
       kernels_(&kernels::reduce_kernels(reduction.dtype, reduction.op, isa)),
       input_(static_cast<const std::byte*>(input)),
@@ -50,7 +50,7 @@ Reducer::Reducer(const Reduction& reduction, kernels::Isa isa, const void* input
   }
 }
 
-void Reducer::scale_into_copy(const void* input) {
+void ElementReducer::scale_into_copy(const void* input) {
   copy_.resize(count_ * partial_bytes_);
   if (input != nullptr) {
     kernels_->load(copy_.data(), input, count_, prescale_);
@@ -64,7 +64,7 @@ void Reducer::scale_into_copy(const void* input) {
   contributions_are_elements_ = same_type_;
 }
 
-void Reducer::make_identity() {
+void ElementReducer::make_identity() {
   std::vector<std::byte> partial(limit_ * partial_bytes_);
   kernels_->fill_identity(partial.data(), limit_);
   copy_.resize(limit_ * result_bytes_);
@@ -73,11 +73,11 @@ void Reducer::make_identity() {
   identity_ = true;
 }
 
-const std::byte* Reducer::own(std::size_t offset) const {
+const std::byte* ElementReducer::own(std::size_t offset) const {
   return identity_ ? input_ : input_ + offset * contribution_bytes_;
 }
 
-void Reducer::load(void* partial, const void* contribution, std::size_t n) const {
+void ElementReducer::load(void* partial, const void* contribution, std::size_t n) const {
   if (plain_) {
     if (n > 0) std::memcpy(partial, contribution, n * partial_bytes_);
   } else {
@@ -85,7 +85,8 @@ void Reducer::load(void* partial, const void* contribution, std::size_t n) const
   }
 }
 
-void Reducer::begin(void* partial, const void* first, const void* second, std::size_t n) const {
+void ElementReducer::begin(void* partial, const void* first, const void* second,
+                           std::size_t n) const {
   if (plain_) {
     kernels_->combine(partial, first, second, n);
   } else {
@@ -94,7 +95,7 @@ void Reducer::begin(void* partial, const void* first, const void* second, std::s
   }
 }
 
-void Reducer::add(void* partial, const void* contribution, std::size_t n) const {
+void ElementReducer::add(void* partial, const void* contribution, std::size_t n) const {
   if (plain_) {
     kernels_->combine(partial, partial, contribution, n);
   } else {
@@ -102,11 +103,11 @@ void Reducer::add(void* partial, const void* contribution, std::size_t n) const 
   }
 }
 
-void Reducer::merge(void* out, const void* lhs, const void* rhs, std::size_t n) const {
+void ElementReducer::merge(void* out, const void* lhs, const void* rhs, std::size_t n) const {
   kernels_->combine(out, lhs, rhs, n);
 }
 
-void Reducer::finish(void* result, const void* partial, std::size_t n) const {
+void ElementReducer::finish(void* result, const void* partial, std::size_t n) const {
   if (!nothing_to_do_) {
     kernels_->store(result, partial, n, reduction_.postscale, reduction_.divisor);
   } else if (result != partial && n > 0) {
@@ -114,8 +115,8 @@ void Reducer::finish(void* result, const void* partial, std::size_t n) const {
   }
 }
 
-void Reducer::begin_and_finish(void* result, void* partial, const void* first, const void* second,
-                               std::size_t n) const {
+void ElementReducer::begin_and_finish(void* result, void* partial, const void* first,
+                                      const void* second, std::size_t n) const {
   if (contributions_are_elements_) {
     const void* const both[] = {first, second};
     kernels_->fold(&result, 1, both, 2, n, prescale_, reduction_.postscale, reduction_.divisor);
@@ -125,8 +126,8 @@ void Reducer::begin_and_finish(void* result, void* partial, const void* first, c
   }
 }
 
-void Reducer::add_and_finish(void* result, void* partial, const void* contribution,
-                             std::size_t n) const {
+void ElementReducer::add_and_finish(void* result, void* partial, const void* contribution,
+                                    std::size_t n) const {
   if (plain_ && same_type_) {
     const void* const both[] = {partial, contribution};
     kernels_->fold(&result, 1, both, 2, n, 1.0, reduction_.postscale, reduction_.divisor);
@@ -136,7 +137,7 @@ void Reducer::add_and_finish(void* result, void* partial, const void* contributi
   }
 }
 
-void Reducer::finish_alone(void* result) const {
+void ElementReducer::finish_alone(void* result) const {
   auto* out = static_cast<std::byte*>(result);
   const std::size_t step = std::max<std::size_t>(limit_, 1);
   for (std::size_t done = 0; done < count_; done += step) {

@@ -1,7 +1,7 @@
 // The arithmetic of one reduction as an algorithm sees it: contributions, partials and results.
 //
 // contribution: what one rank adds, as it travels before anything was added to it: elements of the
-//     user's type T, read straight from the user's input (prescale is applied by whoever adds it).
+//     user's type T, read straight from the user's input (the rank that adds it applies prescale).
 // partial: the op over some contributions, of the accumulator type A (float32 for 16-bit floats,
 //     64-bit integers for an integer Average, else T), prescale applied.
 // result: of type T, postscale and divisor applied, rounded once.
@@ -28,12 +28,12 @@ namespace hvdlite::collectives {
 // Is the identity of the op, scaled by prescale as a T, still the identity (see above)?
 bool identity_survives(const Reduction& reduction);
 
-class Reducer {
+class ElementReducer {
  public:
   // own() will be asked for at most `limit` elements at a time, out of `count`.
-  Reducer(const Reduction& reduction, kernels::Isa isa, const void* input, std::size_t count,
-          std::size_t limit);
-  Reducer(Reducer&&) = default;  // not copied: input_ may point into copy_
+  ElementReducer(const Reduction& reduction, kernels::Isa isa, const void* input, std::size_t count,
+                 std::size_t limit);
+  ElementReducer(ElementReducer&&) = default;  // not copied: input_ may point into copy_
 
   std::size_t result_bytes() const { return result_bytes_; }  // of one element, as the next two
   std::size_t partial_bytes() const { return partial_bytes_; }
@@ -76,7 +76,7 @@ class Reducer {
   std::size_t result_bytes_;
   std::size_t partial_bytes_;
   std::size_t contribution_bytes_;
-  double prescale_;                         // what is still to be applied to a contribution
+  double prescale_;                         // still to be applied to a contribution
   bool same_type_;                          // T is A
   bool plain_;                              // contributions are partials
   bool contributions_are_elements_ = true;  // of type T

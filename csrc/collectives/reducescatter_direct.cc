@@ -30,7 +30,7 @@ std::unique_ptr<Collective> reducescatter_direct(Comm comm, ReducescatterArgs ar
   const std::size_t element_bytes = base::size_of(args.reduction.dtype);
   const Pieces pieces = Pieces::of_parts(std::move(args.counts),
                                          direct_piece_limit(tuning, comm.size(), element_bytes));
-  Reducer reducer(args.reduction, tuning.isa, args.input, total, pieces.largest());
+  ElementReducer reducer(args.reduction, tuning.isa, args.input, total, pieces.largest());
   return std::make_unique<DirectReduction>(
       DirectJob{comm, std::move(reducer), pieces, static_cast<std::byte*>(args.output),
                 /*gather=*/false, direct_lanes(pieces.rounds()), tuning.staging});

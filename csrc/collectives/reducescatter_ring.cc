@@ -30,7 +30,7 @@ std::unique_ptr<Collective> reducescatter_ring(Comm comm, ReducescatterArgs args
   const std::size_t limit = tuning.segment_bytes / base::size_of(accumulator);
   const std::size_t total = total_of(args.counts);
   const Pieces pieces = Pieces::of_parts(std::move(args.counts), limit);
-  Reducer reducer(args.reduction, tuning.isa, args.input, total, pieces.largest());
+  ElementReducer reducer(args.reduction, tuning.isa, args.input, total, pieces.largest());
   return std::make_unique<RingReduction>(
       RingJob{comm, std::move(reducer), pieces, static_cast<std::byte*>(args.output),
               /*gather=*/false, ring_lanes(pieces.rounds()), tuning.staging});

@@ -39,7 +39,7 @@ bool shares_memory_on_hosts(const Comm& comm);
 
 struct Barrier {};  // a barrier has no arguments
 
-// What the collective that takes these Args is called: "allreduce" and so on, as in its knob.
+// The name of the collective with these Args: "allreduce" and so on, as in its knob.
 template <typename Args>
 std::string_view collective_name();
 

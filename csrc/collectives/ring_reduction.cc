@@ -111,12 +111,12 @@ void RingLane::post_sends() {
   }
 }
 
-// Adds this rank's contribution to what a reduce hop brought.
+// Adds this rank's contribution to the segment of a reduce hop.
 void RingLane::process(int hop) {
   if (!reduces(hop)) return;
   const Range piece = piece_received(hop);
   if (piece.count == 0) return;
-  const Reducer& reducer = job_->reducer;
+  const ElementReducer& reducer = job_->reducer;
   const std::byte* const own = reducer.own(piece.offset);
   std::byte* const partial = staging_[static_cast<std::size_t>(hop % 2)];
   const bool last = hop == job_->comm.size() - 2;

@@ -28,7 +28,7 @@ namespace hvdlite::collectives {
 // What all lanes of one operation share; outlives them.
 struct RingJob {
   Comm comm;
-  Reducer reducer;
+  ElementReducer reducer;
   Pieces pieces;
   std::byte* output;
   bool gather;  // allreduce: pass the finished pieces on
@@ -84,7 +84,7 @@ class RingReduction final : public Collective {
   bool alone_done_ = false;
 };
 
-// Lanes worth having for so many rounds.
+// The number of lanes for this many rounds.
 int ring_lanes(std::size_t rounds);
 
 }  // namespace hvdlite::collectives

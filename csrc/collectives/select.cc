@@ -105,7 +105,7 @@ std::string_view forced_or(const std::string& forced, std::string_view automatic
 
 }  // namespace
 
-Shape shape_of(const Comm& comm) {
+CommShape shape_of(const Comm& comm) {
   const bool shared = shares_memory(comm);
   return {comm.size(), shared, shares_memory_on_hosts(comm),
           shared ? comm.shared()->tile_bytes() / kInlineShare : 0};
@@ -124,7 +124,7 @@ bool takes_scattered(std::size_t bytes, base::ReduceOp op, const Comm& comm,
       .scattered;
 }
 
-std::string_view chosen_allreduce(std::size_t bytes, Shape shape, const Selection& selection) {
+std::string_view chosen_allreduce(std::size_t bytes, CommShape shape, const Selection& selection) {
   if (shape.shared) {
     return forced_or(selection.allreduce, bytes <= shape.inline_bytes ? kInline : kShared);
   }
@@ -140,13 +140,14 @@ std::string_view chosen_allreduce(std::size_t bytes, Shape shape, const Selectio
   return forced_or(selection.allreduce, automatic);
 }
 
-std::string_view chosen_reducescatter(std::size_t bytes, Shape shape, const Selection& selection) {
+std::string_view chosen_reducescatter(std::size_t bytes, CommShape shape,
+                                      const Selection& selection) {
   if (shape.shared) return forced_or(selection.reducescatter, kShared);
   const bool direct = selection.deterministic || bytes <= selection.recursive_doubling_max_bytes;
   return forced_or(selection.reducescatter, direct ? "direct" : "ring");
 }
 
-std::string_view chosen_broadcast(std::size_t bytes, Shape shape, const Selection& selection) {
+std::string_view chosen_broadcast(std::size_t bytes, CommShape shape, const Selection& selection) {
   if (shape.shared) return forced_or(selection.broadcast, kShared);
   // In segment times: what the root of a binomial tree sends, against a pipeline's length.
   const std::size_t segment = std::max<std::size_t>(selection.tuning.segment_bytes, 1);

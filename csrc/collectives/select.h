@@ -39,22 +39,23 @@ std::unique_ptr<Collective> start_alltoallv(Comm comm, AlltoallvArgs args,
                                             const Selection& selection);
 std::unique_ptr<Collective> start_barrier(Comm comm, const Selection& selection);
 
-// What a choice may depend on: the same on all ranks of a Comm.
-struct Shape {
+// The facts for a choice: equal on all ranks of a Comm.
+struct CommShape {
   int ranks = 1;
   bool shared = false;           // all of them share memory
   bool shared_on_hosts = false;  // they are on several hosts, and those of each host share memory
   std::size_t inline_bytes = 0;  // up to here an allreduce in the memory that all share is inline
 };
-Shape shape_of(const Comm& comm);
+CommShape shape_of(const Comm& comm);
 
-// The name that start_* would choose for so many bytes: of the buffer (allreduce, broadcast), of
+// The name that start_* would choose for this many bytes: of the buffer (allreduce, broadcast), of
 // all inputs' parts together (reducescatter). For the timeline, the flight recorder, the benchmark.
-std::string_view chosen_allreduce(std::size_t bytes, Shape shape, const Selection& selection);
-std::string_view chosen_reducescatter(std::size_t bytes, Shape shape, const Selection& selection);
-std::string_view chosen_broadcast(std::size_t bytes, Shape shape, const Selection& selection);
+std::string_view chosen_allreduce(std::size_t bytes, CommShape shape, const Selection& selection);
+std::string_view chosen_reducescatter(std::size_t bytes, CommShape shape,
+                                      const Selection& selection);
+std::string_view chosen_broadcast(std::size_t bytes, CommShape shape, const Selection& selection);
 
-// May the members that share this channel prepare an allreduce of so many bytes (allreduce_inline.h)?
+// May the members that share this channel prepare an allreduce of this many bytes (allreduce_inline.h)?
 bool prepares_allreduce(std::size_t bytes, base::ReduceOp op, const SharedChannel& channel,
                         const Selection& selection);
 

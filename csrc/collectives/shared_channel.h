@@ -114,7 +114,7 @@ class SharedChannel {
     if (word.load(std::memory_order_relaxed) != said) word.store(said, std::memory_order_relaxed);
   }
 
-  // Have all members come so far with the first `count` tiles (see WindowFlags)? What was seen once is remembered: a line
+  // Have all members come so far with the first `count` tiles (see WindowFlags)? A positive answer is remembered: a line
   // that a member has changed again since is not fetched for nothing.
   bool all_arrived(std::uint64_t count) {
     return all_reached(arrived_, count, &transport::WindowFlags::arrived);

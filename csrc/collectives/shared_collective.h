@@ -1,5 +1,5 @@
 // What all collectives over the host window share: the turn, tiles passing through the members' buffers, and tiles so small
-// that they ride in a flag's line.
+// that they fit into a flag's cache line.
 //
 // Tiles are numbered for ever. Every member of the channel has two buffers, and tile t passes through buffer t & 1 of each
 // (below, t counts from the channel's birth). Three flags of each member count tiles. For one tile:
@@ -13,18 +13,18 @@
 //   drain    reads all buffers, writes its   the same                        waits until all have reduced (without a
 //            output; done = t+1              done = t+1                      reduce step: arrived) >= t+1
 //
-// A member does whatever of this it may do: it fills tile t+1 before it waits for the others' tile t, so that one that is a
-// little late delays nobody.
+// A member makes every step that is allowed: it fills tile t+1 before it waits for the others' tile t, so that a member that is a
+// little late does not delay the others.
 //
 // Two buffers and these flags suffice. Buffer t & 1 of a member is written by its owner alone: by its fill of t and its
 // reduce of t. It is read by others between their seeing arrived >= t+1 and their storing done >= t+1. So what has to
 // be shown is that no owner writes while others read.
-// - The fill of t: all have done >= t-1, so nobody reads tile t-2 any more, which had this buffer; and nobody reads tile t
+// - The fill of t: all have done >= t-1, so no member reads tile t-2 any more, which had this buffer; and no member reads tile t
 //   before arrived >= t+1 is stored, which is after the fill.
 // - The reduce of t writes the owner's slice only, which others read in their drain alone, after reduced >= t+1.
 // A tile's number stands for its contents: an operation has the channel for itself from its first tile to its last, and all
 // members count its tiles alike. Flags only grow, each has one writer, and every store is a release and every load an
-// acquire; so what was written before a flag was raised is seen by whoever sees the flag, and a flag that an operation does
+// acquire; so a member that sees a flag also sees all that was written before it, and a flag that an operation does
 // not use is simply raised later.
 //
 // No deadlock: fill(t) waits for drain(t-2), reduce(t) for fill(t), drain(t) for reduce(t), of all members. Among all the
@@ -33,9 +33,9 @@
 // in the same order everywhere, so the argument holds across operations. A pipeline that holds its fills or drains back
 // (may_fill, may_drain) has to extend the argument to what it waits for.
 //
-// Bells: arrived and reduced are rung to all others. done is not: whoever waits for done >= t-1 to fill t is rung by the
-// last member to store it, for nothing keeps that one from filling its own t, which rings. (A member that fills nothing
-// rings the one that does: see the constructor. Where fills may be held back done is rung too.)
+// Bells: a member rings all others after it has stored arrived or reduced, but not after done. Another member may wait for
+// done >= t-1 to fill tile t. The last member to store done then fills its own tile t, and so rings. (If a member fills nothing,
+// it rings the one that does: see the constructor. If fills may be held back, members ring after done as well.)
 //
 // Thread: the holder of the progress token. Owns: a turn of the channel. Blocks: no. Throws: what SharedChannel does.
 #pragma once
@@ -56,12 +56,12 @@ class SharedCollective : public Collective {
   bool advance() final;
 
  protected:
-  // Takes the next turn of comm's channel: whatever may throw comes before.
+  // Takes the next turn of comm's channel. Steps that may throw must come before it.
   SharedCollective(Comm comm, const Tuning& tuning);
 
   // With the turn: does one thing that can be done without waiting. False if there is none.
   virtual bool step() = 0;
-  // The last step: so many tiles were used.
+  // The last step. count: the number of tiles that were used.
   void finish(std::uint64_t tiles);
 
   Comm& comm() { return comm_; }
@@ -78,7 +78,7 @@ class SharedCollective : public Collective {
   bool finished_ = false;
 };
 
-// A tile that rides in the line of the flag that announces it. Here the line's two flags stand for arrived and done above:
+// A tile in the same cache line as the flag that announces it. Here the line's two flags stand for arrived and done above:
 // a member stores its payload, then how far it is done, then arrived; it overwrites the line two tiles later.
 class InlineTile {
  public:
@@ -118,7 +118,7 @@ class TilePipeline : public SharedCollective {
   void deliver(void* to, const void* from, std::size_t bytes) const {
     kernels::copy(to, from, bytes, streams_);
   }
-  // In fill and reduce: is what this member puts into its buffer written past the caches (tile_stores.h)?
+  // In fill and reduce: does this member write its buffer past the caches (tile_stores.h)?
   bool puts_past() const { return puts_past_; }
   void put(void* to, const void* from, std::size_t bytes) const {
     kernels::copy(to, from, bytes, puts_past_);
@@ -173,7 +173,7 @@ class TilePipeline : public SharedCollective {
   std::size_t drained_ = 0;
 };
 
-// Bytes of a tile for an operation on so many bytes a member: a few tiles, so that they overlap, but none so small that
+// Bytes of a tile for an operation of this many bytes for each member: a few tiles, so that they overlap, but none so small that
 // waiting outweighs it.
 std::size_t pipelined_tile(std::size_t bytes, std::size_t tile_bytes);
 

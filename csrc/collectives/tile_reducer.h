@@ -1,7 +1,7 @@
 // The arithmetic of one reduction over tiles in shared memory: contributions go into a tile, and are
 // folded from the members' tiles into results.
 //
-// A contribution lies in a tile as the user's type T, and prescale is applied by whoever folds; an
+// A contribution lies in a tile as the user's type T, and the rank that folds it applies prescale; an
 // absent one is the identity of the op. That is right only if prescale leaves the identity alone
 // (reducer.h). In the rare other cases (scaled()) every rank scales its contribution into the
 // tile, where it lies as the accumulator type A, and folding takes a detour through a scratch in L1.

@@ -15,7 +15,7 @@
 //   tiles   ... usual way | ordinary: 2 to get going, 4 timed | streaming: 2, 4 | the better way ...
 //
 // Trials are the rarer the longer they change nothing. A tile that suddenly takes much longer, or shorter, brings the
-// next one forward. What is compared is the shortest time of each way, which no interruption has lengthened.
+// next one forward. It compares the shortest time of each way, which no interruption has lengthened.
 //
 // Tiles are tried by size class, and numbered within it, so that all members know which tile is which. The others do as a
 // word in the window says, which the first member writes some tiles ahead. One that reads it late writes a tile the other
@@ -51,14 +51,14 @@ class TileClass {
 // The first member's opinion on one class of tiles.
 class StoreTrials {
  public:
-  // What a word says of a tile. 0: ordinary stores.
+  // The meaning of a word for a tile. 0: ordinary stores.
   static bool streams(std::uint64_t word, std::uint64_t tile) {
     const std::uint64_t first = word >> 1;
     if (first == 0 || tile < first || tile >= first + 2 * kTiles) return (word & 1) != 0;
     return tile >= first + kTiles;
   }
 
-  // A tile was handled, in so many nanoseconds a byte; kind: equal for tiles that can be compared. Returns the word to go by.
+  // Records a tile's time in nanoseconds a byte. kind: equal for tiles that can be compared. Returns the word to use next.
   std::uint64_t handled(std::uint64_t tile, double cost, std::uint64_t kind);
 
  private:

@@ -1,4 +1,4 @@
-// What the host hands to a fusion kernel: one struct, by value, in the launch itself. Read by the host and by the kernels, so it
+// The arguments of a fusion kernel: one struct, by value, in the launch itself. Read by the host and by the kernels, so it
 // includes nothing and has the same layout for every compiler.
 // Thread: plain values. Owns: nothing. Blocks: no. Throws: nothing.
 //
@@ -29,7 +29,7 @@ struct TablePiece {
 
 struct Arguments {
   U64 buffer;     // address
-  U64 nonfinite;  // address of an int for each piece, 0: nobody asks
+  U64 nonfinite;  // address of an int for each piece, 0: no check
   U64 table;      // address, 0: the pieces are in this struct
   double factor;
   I64 divisor;   // of integers; floats have it in the factor

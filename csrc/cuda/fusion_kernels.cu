@@ -34,7 +34,7 @@ struct alignas(kBytes < 16 ? kBytes : 16) Vector {
 };
 
 // Loads and stores of vectors, at addresses aligned to them. The compiler cannot know that all pointers here are to the GPU's
-// memory (or mapped there), hence `global`. ".cs" is for what is read once, so is first to leave the caches.
+// memory (or mapped there), hence `global`. ".cs" is for data that are read once, and so may leave the caches first.
 #if defined(__CUDA_ARCH__)
 #define HVD_LOAD(hint, to, from)                                                 \
   if constexpr (kBytes == 16) {                                                  \
@@ -69,7 +69,7 @@ HVD_DEVICE void load_two(Vector<2 * kBytes>& to, const U8* from) {
   HVD_LOAD("", to.word + kBytes / 4, from + kBytes);
 }
 
-// What is written is read next, by NCCL or by the optimizer: it may stay in the caches.
+// NCCL or the optimizer reads the written data next, so it may stay in the caches.
 template <U32 kBytes>
 HVD_DEVICE void store(U8* to, const Vector<kBytes>& value) {
 #if defined(__CUDA_ARCH__)

@@ -1,4 +1,4 @@
-// The numbers that the fusion kernels move: how each is read from words, computed with and written, and what is not finite.
+// The numbers that the fusion kernels move: how each is read from words, computed with and written, and which of them are not finite.
 // Thread: any, no state. Owns: nothing. Blocks: no. Throws: nothing.
 //
 // Rounding is to nearest, ties to even, once. 16-bit floats and float32 are computed in float32, with float64 in float64. On a

@@ -22,19 +22,20 @@ using base::ErrorCode;
 namespace {
 
 constexpr std::size_t kSmallest = 512;
-constexpr std::size_t kPage = std::size_t{2} << 20;  // what the driver gets from the GPU at once
+constexpr std::size_t kPage = std::size_t{2}
+                              << 20;  // the driver takes GPU memory in pages of this size
 constexpr base::microseconds kFreeingPatience{1'000'000};
-// Where memory is short, for what is being freed; then a rank that waits for another fails instead of waiting for ever.
+// If memory is short, wait this long for memory that is being freed. After that the rank fails, instead of waiting for ever.
 constexpr base::microseconds kShortPatience{10'000'000};
 constexpr base::microseconds kNap{100};
 
-// Small ones share powers of two, large ones waste at most a page of the GPU.
+// Rounds small sizes up to powers of two. A large size wastes at most a page of the GPU.
 std::size_t capacity_for(std::size_t bytes) {
   if (bytes <= kSmallest) return kSmallest;
   return bytes < kPage ? std::bit_ceil(bytes) : (bytes + kPage - 1) / kPage * kPage;
 }
 
-// Has the GPU come to it? One that failed uses nothing any more.
+// Has the GPU come to it? A GPU that has failed does not use the memory any more.
 bool has_come(const EventPtr& event) {
   try {
     return !event || event->finished();
@@ -45,12 +46,12 @@ bool has_come(const EventPtr& event) {
 
 }  // namespace
 
-// What is to be freed, and the thread that does it, which ends when nothing is left.
+// Memory to be freed, and the thread that frees it. The thread ends when nothing is left.
 class BufferPool::Freeing : public std::enable_shared_from_this<Freeing> {
  public:
   explicit Freeing(BufferPool::Kind kind) : kind_(kind) {}
 
-  // Makes room for so many, so that adding them cannot fail.
+  // Makes room for this many, so that adding them cannot fail.
   void reserve(std::size_t more) {
     const std::lock_guard lock(mutex_);
     doomed_.reserve(doomed_.size() + more);
@@ -60,14 +61,15 @@ class BufferPool::Freeing : public std::enable_shared_from_this<Freeing> {
     doomed_.push_back(data);
     if (running_) return;
     try {
-      // `gpu = gpu`: what [gpu] copies would be const, not be moved on, and live until the thread's state goes, after run().
+      // `gpu = gpu` makes a non-const copy. A plain [gpu] would be const, could not be moved from, and would live until after
+      // run().
       std::thread([self = shared_from_this(), gpu = gpu]() mutable {
         base::name_this_thread("hvdlite-free");
         self->run(std::move(gpu));
       }).detach();
       running_ = true;
     } catch (const std::exception&) {
-      // There is no thread to be had now; the next that is to be freed tries again.
+      // No thread can be started now; the next free() tries again.
     }
   }
   bool is_idle() const {
@@ -82,7 +84,7 @@ class BufferPool::Freeing : public std::enable_shared_from_this<Freeing> {
       {
         const std::lock_guard lock(mutex_);
         if (doomed_.empty()) {
-          gpu.reset();  // who sees that this is idle may count on it
+          gpu.reset();  // released before others see that this thread is idle
           running_ = false;
           return;
         }
@@ -125,14 +127,14 @@ Buffer::~Buffer() {
   if (data_ != nullptr) home_->give_back(*this);
 }
 
-// What a pool keeps, oldest first.
+// The memory that a pool keeps, the oldest first.
 struct BufferPool::State {
-  struct Kept {
+  struct IdleBuffer {
     void* data;
     std::size_t capacity;
     EventPtr free_after;
     std::vector<EventPtr> also_after;
-    // Does nobody use it any more?
+    // Does the GPU use it no longer?
     bool idle() const { return has_come(free_after) && std::ranges::all_of(also_after, has_come); }
   };
   struct Lent {
@@ -150,14 +152,14 @@ struct BufferPool::State {
   const std::size_t keep_bytes;
   const std::shared_ptr<Freeing> freeing;
   std::mutex mutex;
-  std::vector<Kept> kept;
+  std::vector<IdleBuffer> kept;
   std::size_t kept_bytes = 0;
-  std::size_t allocated = 0;  // buffers in existence that nobody has given up
+  std::size_t allocated = 0;  // existing buffers that were not abandoned
   bool closed = false;
   std::map<std::uintptr_t, Lent> lent;  // by address
   std::atomic<std::size_t> num_lent{0};
 
-  std::vector<Kept>::iterator find(std::size_t wanted, std::size_t most);
+  std::vector<IdleBuffer>::iterator find(std::size_t wanted, std::size_t most);
   bool reuse(std::size_t wanted, std::size_t most, cuda::Stream stream, Buffer* buffer);
   void allocate(std::size_t capacity, cuda::Stream stream, Buffer* buffer);
   cuda::Result try_allocate(std::size_t capacity, void** data) const;
@@ -167,9 +169,10 @@ struct BufferPool::State {
   void trim(std::size_t limit) noexcept;
 };
 
-// The smallest that is large enough and not too large; of equal ones the first that is idle, or else the oldest.
-std::vector<BufferPool::State::Kept>::iterator BufferPool::State::find(std::size_t wanted,
-                                                                       std::size_t most) {
+// Finds the smallest buffer that is large enough and not too large. Of equal ones it takes the first idle one, or else the
+// oldest.
+std::vector<BufferPool::State::IdleBuffer>::iterator BufferPool::State::find(std::size_t wanted,
+                                                                             std::size_t most) {
   auto best = kept.end();
   bool best_idle = false;
   for (auto candidate = kept.begin(); candidate != kept.end(); ++candidate) {
@@ -213,7 +216,7 @@ cuda::Result BufferPool::State::try_allocate(std::size_t capacity, void** data) 
   return result;
 }
 
-// One more, for which nothing can fail when it comes back.
+// Counts one more buffer, and makes room so that its return can never fail.
 void BufferPool::State::count_one() {
   const std::lock_guard lock(mutex);
   kept.reserve(allocated + 1);
@@ -249,7 +252,7 @@ void BufferPool::State::allocate(std::size_t capacity, cuda::Stream stream, Buff
   if (!*buffer) throw Error(ErrorCode::kSystem, why_none(capacity, result));
 }
 
-// Memory is short, so all goes that is kept and idle, and is waited for without a lock. False: there was nothing to free.
+// Memory is short: frees all idle memory of the pool, and waits for that without the lock. Returns false if there was none.
 bool BufferPool::State::free_all() {
   bool any = false;
   {
@@ -272,7 +275,7 @@ std::string BufferPool::State::why_none(std::size_t capacity, cuda::Result resul
          "; leave the engine some, or set HVDLITE_FUSION_THRESHOLD lower";
 }
 
-// Gives up the oldest until `limit` is kept; what the GPU still uses stays.
+// Frees the oldest memory until `limit` is kept. Memory that the GPU still uses stays.
 void BufferPool::State::trim(std::size_t limit) noexcept {
   auto end = kept.begin();
   for (auto one = kept.begin(); one != kept.end(); ++one) {
@@ -347,7 +350,7 @@ std::vector<EventPtr> BufferPool::take_lent(const void* data) noexcept {
 }
 
 void BufferPool::give_back(Buffer& buffer) noexcept {
-  if (!state_->gpu->in_own_process()) return;  // the lock may be held for ever
+  if (!state_->gpu->in_own_process()) return;  // in a forked child the lock may be held for ever
   const std::lock_guard lock(state_->mutex);
   std::vector<EventPtr> also;
   if (buffer.lent_) also = take_lent(buffer.data_);

@@ -1,13 +1,13 @@
-// Recycled memory of a GPU, and of the host for copies to and from it (page-locked).
-// Thread: any; one lock, under which nothing waits. Owns: what came back; while something is to be freed, a thread that does it.
-// Blocks: where the driver does (a fresh allocation may wait for the GPU), and for memory that is being freed where there is no
-// other. Throws: Error(System) if the machine has not got the memory.
+// Memory of a GPU, and page-locked memory of the host for copies to and from it. The pool reuses returned memory.
+// Thread: any; one lock, under which nothing waits. Owns: returned memory; while something is to be freed, a thread that frees
+// it. Blocks: where the driver does (a fresh allocation may wait for the GPU), and, if memory is short, for memory that is being
+// freed. Throws: Error(System) if the machine lacks the memory.
 //
-// The driver frees memory when all that the GPU was given has come to its end, kernels that wait for other ranks included; and
-// these may wait for what the freeing thread would have done next. So nobody but that one thread ever frees.
+// When memory is freed, the driver first waits for all work of the GPU, including kernels that wait for other ranks. These ranks
+// may in turn wait for the next step of the thread that frees. So only that one thread ever frees memory.
 //
-// A device buffer goes back with the event after which it is free: its next user's stream is ordered after that event, so the
-// memory is handed on without the host ever waiting. Page-locked memory is handed on once its event, if it has one, has come.
+// A device buffer returns together with the event after which it is free. The stream of its next user is ordered after that
+// event, so the host never waits. Page-locked memory is reused only when its event, if it has one, has come.
 #pragma once
 
 #include <cstddef>
@@ -26,14 +26,14 @@ class Buffer {
   Buffer() = default;
   Buffer(Buffer&& other) noexcept;
   Buffer& operator=(Buffer&& other) noexcept;
-  ~Buffer();  // back to the pool, free after `free_after` (or at once)
+  ~Buffer();  // returns to the pool; free after `free_after`, or at once
   void* data() const { return data_; }
   std::size_t capacity() const { return capacity_; }
   explicit operator bool() const { return data_ != nullptr; }
   void free_after(EventPtr event) { free_after_ = std::move(event); }
-  // A caller works with its address from now on: it is free after the operations that BufferPool::used is told of, too.
+  // A caller uses its address from now on. So the memory is free only after the operations that BufferPool::used() reports.
   void lend();
-  // Never freed: somebody may still write to it.
+  // Leaks the memory, because something may still write to it.
   void abandon();
 
  private:
@@ -45,18 +45,20 @@ class Buffer {
   bool lent_ = false;
 };
 
-// Always held by a shared_ptr: buffers keep theirs alive.
+// Always held by a shared_ptr, because buffers keep their pool alive.
 class BufferPool : public std::enable_shared_from_this<BufferPool> {
  public:
   enum class Kind { kDevice, kPinned };
-  // Keeps at most `keep_bytes` of returned memory (and what the GPU has not come to the end of).
+  // Keeps at most `keep_bytes` of returned memory, not counting memory that the GPU still uses.
   BufferPool(GpuPtr gpu, Kind kind, std::size_t keep_bytes);
   ~BufferPool();
-  // At least `bytes` bytes, aligned to 256, uninitialised; usable in `stream` (of a pinned buffer: at once, by the host).
+  // Gives at least `bytes` bytes, aligned to 256, uninitialised. They are usable in `stream`; page-locked memory is usable by the
+  // host at once.
   Buffer get(std::size_t bytes, cuda::Stream stream);
-  // Operations that end with this event read or write at this address. That is kept if memory is lent there.
+  // Operations that end with this event use this address. The pool notes the event if it has lent memory there.
   void used(const void* address, const EventPtr& event);
-  // Frees what is kept, and from now on what comes back. What the GPU still uses is waited for, a second at most, and then left.
+  // Frees returned memory now, and from now on at once when it comes back. Waits for the GPU for a second at most, and then
+  // leaves memory that it still uses.
   void close();
 
  private:

@@ -1,5 +1,5 @@
-// The part of the CUDA driver's binary interface that we call, declared here so that no CUDA header is needed to build.
-// tests/native/check_cuda_abi.cc compares every number and type with cuda.h where there is one. Plain declarations.
+// The part of the CUDA driver's binary interface that hvdlite calls. It is declared here so that the build needs no CUDA header.
+// tests/native/check_cuda_abi.cc compares every number and type with cuda.h if there is one. Plain declarations.
 #pragma once
 
 #include <cstddef>
@@ -23,15 +23,15 @@ inline constexpr Result kInvalidHandle = 400;
 inline constexpr Result kNotReady = 600;
 inline constexpr Result kSystemNotReady = 802;
 inline constexpr Result kDriverMismatch = 803;
-inline constexpr Result kCaptureUnsupported = 900;  // the first of those about stream capture
+inline constexpr Result kCaptureUnsupported = 900;  // the first error about stream capture
 inline constexpr Result kCaptureImplicit = 906;
-inline constexpr Result kCaptureWrongThread = 908;  // and the last
+inline constexpr Result kCaptureWrongThread = 908;  // the last error about stream capture
 
 using Device = int;                  // CUdevice
 using Address = unsigned long long;  // CUdeviceptr
 using Context = struct CUctx_st*;    // CUcontext
-using Stream = struct
-    CUstream_st*;  // CUstream; null or 1: the legacy default stream, 2: the calling thread's own
+// CUstream; null or 1: the legacy default stream, 2: the calling thread's own.
+using Stream = struct CUstream_st*;
 using Event = struct CUevent_st*;    // CUevent
 using Module = struct CUmod_st*;     // CUmodule
 using Function = struct CUfunc_st*;  // CUfunction
@@ -53,7 +53,7 @@ inline constexpr int kMemoryTypeDevice = 2;
 inline constexpr int kCaptureStatusNone = 0;
 inline constexpr int kCaptureModeRelaxed = 2;
 
-// The functions, under their names with `cu` taken off; versioned ones are found under the name in the second column.
+// The functions, under their names without `cu`. The second column has the name with its version.
 #define HVDLITE_CUDA_FUNCTIONS(X)                                                                  \
   X(Init, "cuInit", Result(unsigned flags))                                                        \
   X(DriverGetVersion, "cuDriverGetVersion", Result(int* version))                                  \

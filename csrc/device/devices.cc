@@ -9,7 +9,7 @@ constexpr base::microseconds kNcclPatience{2'000'000};
 
 }  // namespace
 
-Device::Device(GpuPtr opened, const Settings& settings)
+Device::Device(GpuPtr opened, const DeviceSettings& settings)
     : gpu(std::move(opened)),
       memory(std::make_shared<BufferPool>(gpu, BufferPool::Kind::kDevice, settings.keep_bytes)),
       pinned(std::make_shared<BufferPool>(gpu, BufferPool::Kind::kPinned, settings.keep_bytes)),
@@ -23,7 +23,7 @@ FusionKernels& Device::kernels() {
   return *kernels_;
 }
 
-Devices::Devices(Settings settings) : settings_(std::move(settings)) {}
+Devices::Devices(DeviceSettings settings) : settings_(std::move(settings)) {}
 
 Devices::~Devices() { close(); }
 

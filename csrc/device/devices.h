@@ -1,6 +1,6 @@
-// All there is of GPUs in this process: driver, NCCL, the GPUs that were used so far with their buffers and kernels.
+// All GPU resources of this process: the driver, NCCL, and the GPUs used so far with their buffers and kernels.
 // Thread: any; one lock, held while something is opened for the first time. Owns: all of it. Blocks: on the first use of each.
-// Throws: what each part throws, every time anew: a cause that is gone the next time is no error for ever.
+// Throws: what each part throws. Each call tries again, so that a cause which has gone does not stay an error.
 #pragma once
 
 #include <map>
@@ -15,19 +15,19 @@
 
 namespace hvdlite::device {
 
-struct Settings {
+struct DeviceSettings {
   Candidates cuda;
   Candidates nccl;
   Candidates nvrtc;
   std::string kernel_cache;
-  std::size_t keep_bytes = 0;  // of returned buffers, for each GPU and each kind
+  std::size_t keep_bytes = 0;  // of returned buffers, for each GPU and each kind of memory
   base::Logger log = {};
 };
 
-// One GPU with what belongs to it.
+// One GPU with its streams, buffers and kernels.
 class Device {
  public:
-  Device(GpuPtr opened, const Settings& settings);
+  Device(GpuPtr opened, const DeviceSettings& settings);
   ~Device();
   Device(const Device&) = delete;
   Device& operator=(const Device&) = delete;
@@ -35,7 +35,7 @@ class Device {
   const GpuPtr gpu;
   const std::shared_ptr<BufferPool> memory;  // the GPU's
   const std::shared_ptr<BufferPool> pinned;  // the host's
-  // Made at the first use: what needs none does without a compiler for them.
+  // Loaded at the first use, so that programs without them need no compiler.
   FusionKernels& kernels();
 
  private:
@@ -46,21 +46,21 @@ class Device {
 
 class Devices {
  public:
-  explicit Devices(Settings settings);
+  explicit Devices(DeviceSettings settings);
   ~Devices();
   const Driver& driver();
-  // Error(InvalidArgument) if there is no such GPU.
+  // Throws Error(InvalidArgument) if there is no such GPU.
   Device& device(int ordinal);
   NcclPtr nccl();
-  bool used() const;  // was a GPU ever asked for?
-  // Gives memory back, and waits for communicators that are being ended, both for a while at most. What is out stays valid: a
-  // Device until this object ends, events and buffers for as long as they are held.
+  bool used() const;  // has any caller asked for a GPU?
+  // Frees memory, and waits for communicators that are being ended; both for a limited time. What callers hold stays valid: a
+  // Device until this object ends, events and buffers as long as they are held.
   void close();
 
  private:
-  const DriverPtr& open_driver();  // with the lock held
+  const DriverPtr& open_driver();  // called with the lock held
 
-  const Settings settings_;
+  const DeviceSettings settings_;
   mutable std::mutex mutex_;
   DriverPtr driver_;
   NcclPtr nccl_;

@@ -9,13 +9,13 @@ using base::ErrorCode;
 
 namespace {
 
-constexpr int kOldestDriver = 11000;  // that has all functions in cuda_abi.h
+constexpr int kOldestDriver = 11000;  // the oldest version with all functions of cuda_abi.h
 
 std::string version_text(int version) {
   return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
 }
 
-// What can be done about an error of cuInit.
+// The remedy for an error of cuInit.
 const char* remedy_of(cuda::Result result) {
   switch (result) {
     case cuda::kNoDevice:
@@ -38,7 +38,7 @@ const char* remedy_of(cuda::Result result) {
 Driver::Driver(const Candidates& candidates)
     : library_("the CUDA driver", candidates, "HVDLITE_CUDA_LIBRARY") {
   library_.require(&functions_.DriverGetVersion, "cuDriverGetVersion");
-  // Known even before cuInit. A driver of another kind (a stub) may refuse, which cuInit then explains.
+  // This works before cuInit. A driver of another kind (a stub) may refuse it; then cuInit gives the reason.
   if (functions_.DriverGetVersion(&version_) == cuda::kSuccess && version_ < kOldestDriver) {
     throw Error(ErrorCode::kUnsupported, "the CUDA driver (" + library_.path() + ") knows CUDA " +
                                              version_text(version_) + ", hvdlite needs " +

@@ -1,6 +1,6 @@
-// The CUDA driver of this machine: libcuda.so.1, opened at run time, with errors as exceptions.
-// Thread: any. Owns: the library. Blocks: where the driver does. Throws: Error(Unsupported) if there is no driver, it is too old or
-// it has no GPU; Error(System) such as "cuMemAlloc failed: CUDA_ERROR_OUT_OF_MEMORY (out of memory)" whenever a call fails.
+// The CUDA driver of this machine: libcuda.so.1, opened at run time. It turns errors into exceptions.
+// Thread: any. Owns: the library. Blocks: where the driver does. Throws: Error(Unsupported) if there is no driver, or it is too
+// old, or it has no GPU; Error(System), such as "cuMemAlloc failed: CUDA_ERROR_OUT_OF_MEMORY (out of memory)", when a call fails.
 #pragma once
 
 #include <memory>
@@ -15,13 +15,15 @@ class Driver {
  public:
   explicit Driver(const Candidates& candidates);
   const cuda::Functions& call() const { return functions_; }
-  int version() const { return version_; }  // 13000 for CUDA 13.0: the newest that the driver knows
+  int version() const {
+    return version_;
+  }  // the newest CUDA that the driver knows; 13000 for CUDA 13.0
   int devices() const { return devices_; }
-  // Makes an exception of an error; `function` is the name with cu in front.
+  // Throws if `result` is an error. `function` is the name with cu in front.
   void check(cuda::Result result, const char* function) const {
     if (result != cuda::kSuccess) fail(result, function);
   }
-  // The same without the exception: the text.
+  // The text of that exception.
   std::string describe(cuda::Result result, const char* function) const;
 
  private:

@@ -38,8 +38,8 @@ std::string hexadecimal(std::uint64_t address) {
   return text.data();
 }
 
-// A GPU that reads across an element's boundary fails for good, so it never gets to see such an address. All addresses are looked
-// at together first: with a thousand tensors a division for each would take longer than the launch.
+// A kernel that reads a misaligned element breaks the GPU's context for good, so such an address must not reach it. All addresses
+// are first tested together: with a thousand tensors, a division for each would take longer than the launch.
 void check_alignment(std::span<const Piece> pieces, std::uintptr_t buffer, bool unpack,
                      const FusionPlan& plan) {
   const std::uint32_t tensor_align = unpack ? plan.to_align : plan.from_align;
@@ -49,7 +49,7 @@ void check_alignment(std::span<const Piece> pieces, std::uintptr_t buffer, bool 
   for (const Piece& piece : pieces) {
     bits |= piece.count == 0 ? 0 : reinterpret_cast<std::uintptr_t>(piece.tensor);
   }
-  if (bits % tensor_align == 0) return;  // it is a power of two
+  if (bits % tensor_align == 0) return;  // the alignment is a power of two
   for (const Piece& piece : pieces) {
     const auto address = reinterpret_cast<std::uintptr_t>(piece.tensor);
     if (address % tensor_align == 0 || piece.count == 0) continue;
@@ -86,7 +86,7 @@ void FusionKernels::State::move(std::span<const Piece> pieces, std::uintptr_t bu
                                 cuda::Stream stream) {
   const FusionPlan plan = plan_fusion(conversion, nonfinite != nullptr);
   check_alignment(pieces, buffer, unpack, plan);
-  Arguments arguments;  // what a launch does not read of it stays as it is
+  Arguments arguments;  // a launch does not read the fields that stay uninitialised
   const bool fits = describe_pieces(pieces, plan, unpack, gpu->multiprocessors(), &arguments);
   if (arguments.tiles == 0) return;
   arguments.buffer = buffer;

@@ -1,7 +1,8 @@
-// Tensor fusion on a GPU: any number of tensors into one buffer and back, in one launch each way, scaled and cast on the way.
-// Thread: any (a lock for the upload of descriptors). Owns: the loaded module, memory for descriptors. Blocks: no; the first
-// use of a GPU may compile the kernels (seconds, once: the result is kept on disk). Throws: Error(Unsupported) if neither a
-// built-in image nor NVRTC gives kernels for this GPU (the text says what was tried), Error(System) from the driver.
+// Tensor fusion on a GPU: copies any number of tensors into one buffer and back, with one launch each way, and scales and casts
+// them in the copy.
+// Thread: any (a lock for the upload of descriptors). Owns: the loaded module, memory for descriptors. Blocks: no; the first use
+// of a GPU may compile the kernels (seconds, once: the result is kept on disk). Throws: Error(Unsupported) if neither a built-in
+// image nor NVRTC gives kernels for this GPU (the text says what was tried), Error(System) from the driver.
 #pragma once
 
 #include <cstddef>
@@ -17,24 +18,25 @@
 
 namespace hvdlite::device {
 
-// What of a run of elements is at `tensor`; buffer offsets are given in elements of the buffer's dtype.
+// A run of elements of one tensor, and its place in the buffer. Offsets count elements of the buffer's dtype.
 struct Piece {
   void* tensor = nullptr;  // pack: null stands for the identity of the op
   std::size_t offset = 0;  // in the buffer, elements
   std::size_t count = 0;   // elements
 };
 
-// y = T2(x * factor / divisor) element by element, computed as csrc/kernels does: floats are multiplied by the quotient, in double
-// if one of the two types is float64 and in float32 otherwise, and rounded once; integers are divided exactly, truncated toward
-// zero, or with a factor computed in double, truncated and saturated, as they are where T2 is narrower. Between floats, between
-// integers (bool among them, which ignores factor and divisor) and between complex numbers (pairs of floats); anything else is
-// refused. Equal types and a factor of 1 copy bits; a NaN that is converted becomes the GPU's own NaN.
+// y = T2(x * factor / divisor), element by element, with the results of csrc/kernels. Floats are multiplied by the quotient, in
+// double if one of the two types is float64 and in float32 otherwise, and rounded once. Integers are divided exactly and
+// truncated toward zero. With a factor, or if T2 is narrower, they are computed in double, truncated and saturated. The kernels
+// convert between floats, between integers (including bool, which ignores factor and divisor), and between complex numbers (pairs
+// of floats); they refuse other pairs. Equal types with a factor of 1 copy bits. A converted NaN becomes the GPU's own NaN.
 struct Conversion {
   base::DType from = base::DType::kFloat32;
   base::DType to = base::DType::kFloat32;
   double factor = 1.0;
   std::int64_t divisor = 1;
-  base::ReduceOp op = base::ReduceOp::kSum;  // whose identity a null tensor stands for, in `to`
+  // A null tensor stands for the identity of this op, in `to`.
+  base::ReduceOp op = base::ReduceOp::kSum;
 };
 
 class FusionKernels {
@@ -43,18 +45,18 @@ class FusionKernels {
   ~FusionKernels();
   FusionKernels(const FusionKernels&) = delete;
   FusionKernels& operator=(const FusionKernels&) = delete;
-  // buffer[offset + i] = convert(tensor[i]). nonfinite, if not null: an int in device memory for each piece, which becomes 1
-  // if a value is infinite or NaN once it is converted (and is left alone otherwise). Any alignment will do for copies, that of
-  // the element for the rest; it is fastest where offsets are multiples of 16 bytes. The buffer must not overlap the tensors,
-  // except that a tensor may be its own place in the buffer if both types have the same size.
+  // buffer[offset + i] = convert(tensor[i]). nonfinite: null, or an int in device memory for each piece; the kernel sets it to 1
+  // if a converted value is infinite or NaN, and leaves it alone otherwise. Copies work with any alignment; other conversions
+  // need the alignment of the element. Offsets that are multiples of 16 bytes are fastest. The buffer must not overlap the
+  // tensors, with one exception: a tensor may be its own place in the buffer if both types have the same size.
   void pack(std::span<const Piece> pieces, void* buffer, const Conversion& conversion,
             std::int32_t* nonfinite, cuda::Stream stream);
-  // tensor[i] = convert(buffer[offset + i]); pieces without a tensor are left out.
+  // tensor[i] = convert(buffer[offset + i]). Skips pieces without a tensor.
   void unpack(std::span<const Piece> pieces, const void* buffer, const Conversion& conversion,
               std::int32_t* nonfinite, cuda::Stream stream);
-  // Which way the kernels came (kernel_module.h).
+  // The source of the kernels (kernel_module.h).
   const std::string& origin() const;
-  // How often a list of pieces was copied to the GPU: once for each that is too long for a launch and new.
+  // How many lists of pieces were copied to the GPU. A list is copied if it is new and too long for the arguments of a launch.
   std::int64_t uploads() const;
 
  private:

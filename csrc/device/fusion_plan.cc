@@ -13,7 +13,7 @@ using base::ReduceOp;
 
 namespace {
 
-// Kernels of floats are numbered by pairs of these, behind those of bits and of integers.
+// A kernel of floats is numbered by a pair of these; its number follows those of the kernels for bits and for integers.
 constexpr DType kFloats[] = {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFloat64};
 constexpr int kNumFloats = 4;
 constexpr int kCopy = 0;
@@ -21,7 +21,7 @@ constexpr int kIntegers = 1;
 constexpr int kFirstFloat = 2;
 static_assert(kNumKernels == kFirstFloat + kNumFloats * kNumFloats);
 
-// A complex number is two of these.
+// A complex number consists of two of these.
 DType unit_of(DType dtype) {
   if (dtype == DType::kComplex64) return DType::kFloat32;
   return dtype == DType::kComplex128 ? DType::kFloat64 : dtype;
@@ -34,7 +34,7 @@ int float_number(DType dtype) {
   return -1;
 }
 
-// One element's bits; a Sum of floats starts from -0, as csrc/kernels says.
+// The bits of one element. A Sum of floats starts from -0, as in csrc/kernels.
 std::uint64_t float_identity(DType dtype, ReduceOp op) {
   struct Bits {
     std::uint64_t minus_zero, infinity, one;

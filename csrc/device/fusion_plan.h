@@ -1,4 +1,4 @@
-// What a conversion asks of the fusion kernels: which one, in which units, with which identity.
+// Chooses the fusion kernel for a conversion: the kernel's number, its units, and the identity.
 // Thread: any, no state. Owns: nothing. Blocks: no. Throws: Error(Unsupported) for a pair of types that has no kernel.
 #pragma once
 
@@ -15,7 +15,7 @@ struct FusionPlan {
   std::uint32_t units = 1;       // of an element
   std::uint32_t from_bytes = 1;  // of a unit
   std::uint32_t to_bytes = 1;
-  std::uint32_t from_align = 1;  // what the kernel wants of addresses
+  std::uint32_t from_align = 1;  // the alignment that the kernel needs
   std::uint32_t to_align = 1;
   double factor = 1.0;
   std::int64_t divisor = 1;
@@ -31,7 +31,7 @@ inline constexpr const char* kKernelNames[] = {
 };
 inline constexpr int kNumKernels = static_cast<int>(sizeof(kKernelNames) / sizeof(kKernelNames[0]));
 
-// flags: are values looked at? Then bits are not merely copied.
+// flags: does the kernel check values? Then it cannot merely copy bits.
 FusionPlan plan_fusion(const Conversion& conversion, bool flags);
 
 }  // namespace hvdlite::device

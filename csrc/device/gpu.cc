@@ -26,7 +26,7 @@ Current::Current(const Gpu& gpu) : gpu_(gpu), capture_mode_(cuda::kCaptureModeRe
 }
 
 Current::~Current() {
-  // Fails only where the driver is gone.
+  // This fails only if the driver has ended.
   gpu_.call().ThreadExchangeStreamCaptureMode(&capture_mode_);
   cuda::Context popped = nullptr;
   gpu_.call().CtxPopCurrent(&popped);
@@ -55,7 +55,7 @@ void Event::synchronize() const {
 OwnStream::OwnStream(std::shared_ptr<const Gpu> gpu) : gpu_(std::move(gpu)) {
   const Current current(*gpu_);
   int least = 0;
-  int greatest = 0;  // smaller numbers go first
+  int greatest = 0;  // a smaller number means a higher priority
   gpu_->driver().check(gpu_->call().CtxGetStreamPriorityRange(&least, &greatest),
                        "cuCtxGetStreamPriorityRange");
   gpu_->driver().check(
@@ -103,7 +103,7 @@ bool Gpu::in_own_process() const noexcept { return getpid() == process_; }
 void Gpu::refuse_capture(cuda::Stream stream) const {
   int status = cuda::kCaptureStatusNone;
   const cuda::Result result = call().StreamIsCapturing(stream, &status);
-  // The legacy default stream cannot be used at all while a stream that is ordered with it is being captured.
+  // The legacy default stream is unusable while a stream that is ordered with it is under capture.
   const bool implicit = result == cuda::kCaptureImplicit;
   if (!implicit) driver_->check(result, "cuStreamIsCapturing");
   if (!implicit && status == cuda::kCaptureStatusNone) return;
@@ -131,19 +131,19 @@ EventPtr Gpu::new_event() const {
 }
 
 void Gpu::give_back(cuda::Event event) const noexcept {
-  if (!in_own_process()) return;  // the lock may be held for ever
+  if (!in_own_process()) return;  // in a forked child the lock may be held for ever
   try {
     const std::lock_guard lock(mutex_);
     free_events_.push_back(event);
   } catch (const std::bad_alloc&) {
-    // One event less.
+    // The pool keeps one event less.
   }
 }
 
 EventPtr Gpu::record(cuda::Stream stream) const {
   const Current current(*this);
   refuse_capture(stream);
-  // Not the const one: nobody else has it so far.
+  // Not const yet: only this function holds it.
   EventPtr event = new_event();
   const cuda::Result result = call().EventRecord(event->event_, stream);
   if (result == cuda::kInvalidHandle || result == cuda::kInvalidContext) {
@@ -178,11 +178,11 @@ bool Gpu::is_idle(cuda::Stream stream) const {
 }
 
 int gpu_of_address(const Driver& driver, const void* address) {
-  // Page-locked host memory has an ordinal, too: the type tells.
+  // Page-locked host memory has an ordinal as well, so check the type.
   unsigned type = 0;
   const cuda::Result result = driver.call().PointerGetAttribute(
       &type, cuda::kPointerAttributeMemoryType, address_of(address));
-  if (result == cuda::kInvalidValue) return -1;  // memory that CUDA does not know
+  if (result == cuda::kInvalidValue) return -1;  // CUDA does not know this memory
   driver.check(result, "cuPointerGetAttribute");
   if (type == cuda::kMemoryTypeHost) return -1;
   int ordinal = -1;

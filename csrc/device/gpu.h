@@ -1,7 +1,7 @@
 // One GPU of this process, in its primary context, which it shares with the frameworks.
-// Thread: any. Owns: a reference to the primary context, a pool of events. Blocks: no, but where the driver does.
-// Throws: Error(System) as Driver says. Nothing here calls CUDA in a forked child, and destructors take it that the driver may
-// be gone at the end of the process.
+// Thread: any. Owns: a reference to the primary context, a pool of events. Blocks: only where the driver does. Throws:
+// Error(System), as Driver says. A forked child makes no call of CUDA here. Destructors expect that the driver may have ended
+// before them, at the end of the process.
 #pragma once
 
 #include <sys/types.h>
@@ -19,8 +19,8 @@ namespace hvdlite::device {
 
 class Gpu;
 
-// Makes the GPU's context the calling thread's for as long as it lives, and keeps what the thread does meanwhile from breaking
-// the capture of a CUDA graph in somebody's stream (which by default forbids others to allocate memory or to query events).
+// While this object lives, the GPU's context is the calling thread's. It also keeps the thread's calls from breaking another
+// stream's capture into a CUDA graph: by default a capture forbids other threads to allocate memory or query events.
 class Current {
  public:
   explicit Current(const Gpu& gpu);
@@ -33,19 +33,19 @@ class Current {
   int capture_mode_;
 };
 
-// A point in a stream's work, of a GPU's pool of events. Kept alive by whoever still has to wait for it.
+// A point in a stream's work, from a GPU's pool of events. Every waiter keeps it alive.
 class Event {
  public:
   ~Event();  // back to the pool
   Event(const Event&) = delete;
   Event& operator=(const Event&) = delete;
-  // What `stream` does from now on comes after it. Any thread. A stream of another GPU is given with that: 0, 1 and 2 stand for
-  // streams of the current context.
+  // Orders `stream` after it: the stream's later work waits for this point. For any thread. For a stream of another GPU, give
+  // that GPU: the handles 0, 1 and 2 stand for streams of the current context.
   void order(cuda::Stream stream) const { order(stream, *gpu_); }
   void order(cuda::Stream stream, const Gpu& stream_gpu) const;
-  // Has the GPU come to it? Error(System) if the work before it failed.
+  // Has the GPU come to this point? Throws Error(System) if the work before it failed.
   bool finished() const;
-  void synchronize() const;  // sleeps until it has
+  void synchronize() const;  // sleeps until the GPU has come to it
   const Gpu& gpu() const { return *gpu_; }
 
  private:
@@ -56,11 +56,11 @@ class Event {
 };
 using EventPtr = std::shared_ptr<const Event>;
 
-// A stream of our own, of the highest priority, that takes no part in the legacy default stream's order.
+// A stream of hvdlite, of the highest priority. It is not ordered with the legacy default stream.
 class OwnStream {
  public:
   explicit OwnStream(std::shared_ptr<const Gpu> gpu);
-  ~OwnStream();  // what is in it goes on
+  ~OwnStream();  // work in the stream continues
   OwnStream(const OwnStream&) = delete;
   OwnStream& operator=(const OwnStream&) = delete;
   cuda::Stream get() const { return stream_; }
@@ -70,10 +70,10 @@ class OwnStream {
   cuda::Stream stream_ = nullptr;
 };
 
-// Always held by a shared_ptr: events, streams and buffers keep theirs alive.
+// Always held by a shared_ptr, because events, streams and buffers keep their GPU alive.
 class Gpu : public std::enable_shared_from_this<Gpu> {
  public:
-  // Error(InvalidArgument) if there is no such GPU.
+  // Throws Error(InvalidArgument) if there is no such GPU.
   Gpu(DriverPtr driver, int ordinal);
   ~Gpu();
   Gpu(const Gpu&) = delete;
@@ -87,16 +87,16 @@ class Gpu : public std::enable_shared_from_this<Gpu> {
   const Driver& driver() const { return *driver_; }
   const cuda::Functions& call() const { return driver_->call(); }
 
-  // After all that `stream` has been given so far. Error(Unsupported) while the stream is being captured into a graph.
+  // An event after all work that `stream` has now. Throws Error(Unsupported) while the stream is under capture into a graph.
   EventPtr record(cuda::Stream stream) const;
   void copy(void* to, const void* from, std::size_t bytes, cuda::Stream stream) const;
   void fill(void* to, unsigned char value, std::size_t bytes, cuda::Stream stream) const;
-  // Has the stream nothing left to do?
+  // Has the stream done all its work?
   bool is_idle(cuda::Stream stream) const;
 
-  // For destructors: is this the process that may call CUDA (not one forked from it)?
+  // For destructors: may this process call CUDA? A process forked from it may not.
   bool in_own_process() const noexcept;
-  // Does work(functions) in the context, and nothing if the driver is gone.
+  // Calls work(functions) in the context. Does nothing if the driver has ended.
   template <typename Work>
   void clean_up(Work&& work) const noexcept {
     if (!in_own_process()) return;
@@ -104,7 +104,7 @@ class Gpu : public std::enable_shared_from_this<Gpu> {
       const Current current(*this);
       std::forward<Work>(work)(call());
     } catch (const base::Error&) {
-      // The driver has ended before us, and with it what was to be freed.
+      // The driver has ended before this object, and has freed its resources.
     }
   }
 
@@ -129,7 +129,7 @@ class Gpu : public std::enable_shared_from_this<Gpu> {
 };
 using GpuPtr = std::shared_ptr<const Gpu>;
 
-// Which GPU does this address belong to? -1: none (host memory).
+// The GPU in whose memory the address lies; -1: host memory.
 int gpu_of_address(const Driver& driver, const void* address);
 
 }  // namespace hvdlite::device

@@ -14,16 +14,16 @@
 namespace hvdlite::device {
 namespace {
 
-// In front of every image, written and read on the same machine.
-struct Header {
+// Precedes every image. The same machine writes and reads it.
+struct ImageHeader {
   char mark[8] = {'h', 'v', 'd', 'k', 'e', 'r', 'n', '1'};
   std::uint64_t key = 0;
   std::uint64_t size = 0;
   std::uint64_t hash = 0;  // of the image
 };
 
-Header header_of(std::uint64_t key, const std::string& image) {
-  Header header;
+ImageHeader header_of(std::uint64_t key, const std::string& image) {
+  ImageHeader header;
   header.key = key;
   header.size = image.size();
   base::Hasher hash;
@@ -36,7 +36,7 @@ bool ours_alone(const struct stat& status) {
   return (status.st_uid == geteuid() || status.st_uid == 0) && (status.st_mode & 022) == 0;
 }
 
-// mkdir -p, private. The reason why it is not there afterwards, or "".
+// mkdir -p, with private permissions. Returns why the folder does not exist afterwards, or "".
 std::string make_folder(const std::string& folder) {
   for (std::size_t slash = 1; slash != std::string::npos;) {
     slash = folder.find('/', slash + 1);
@@ -49,8 +49,9 @@ std::string make_folder(const std::string& folder) {
   return ours_alone(status) ? "" : folder + " belongs to, or may be written by, other users";
 }
 
-// Written beside its place and renamed into it, so nobody ever reads a half. The reason if it failed, or "".
-std::string write_file(const std::string& path, const Header& header, const std::string& image) {
+// Writes a temporary file and renames it, so that no process reads half a file. Returns why it failed, or "".
+std::string write_file(const std::string& path, const ImageHeader& header,
+                       const std::string& image) {
   std::string part = path + ".XXXXXX";
   const base::File file(::mkostemp(part.data(), O_CLOEXEC));  // of mode 0600
   if (file.get() < 0) return path + ": " + base::reason();
@@ -84,14 +85,14 @@ std::optional<std::string> KernelCache::find(const std::string& name, std::uint6
   const base::File file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
   if (file.get() < 0) return std::nullopt;
   struct stat status{};
-  Header header;
+  ImageHeader header;
   std::string image;
   if (::fstat(file.get(), &status) == 0 && S_ISREG(status.st_mode) && ours_alone(status) &&
       base::read_all(file.get(), &header, sizeof(header)) && header.size > 0 &&
       static_cast<std::uint64_t>(status.st_size) == sizeof(header) + header.size) {
     image.resize(header.size);
     if (base::read_all(file.get(), image.data(), image.size())) {
-      const Header right = header_of(key, image);
+      const ImageHeader right = header_of(key, image);
       if (std::memcmp(&header, &right, sizeof(header)) == 0) return image;
     }
   }

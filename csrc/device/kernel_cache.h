@@ -1,8 +1,9 @@
-// Compiled kernels on disk, so that only the first process ever waits for the compiler.
-// Thread: any; processes may share a folder. Owns: nothing. Blocks: on the disk. Throws: nothing: what cannot be read is compiled
-// again, and what cannot be kept costs one line in the log.
+// Compiled kernels on disk, so that only the first process waits for the compiler.
+// Thread: any; processes may share a folder. Owns: nothing. Blocks: on the disk. Throws: nothing. A file that cannot be read is
+// compiled again; a file that cannot be written costs one line in the log.
 //
-// What is read here is run by the GPU, so folder and files must belong to this user (or root) and be writable by nobody else.
+// The GPU runs these files. So the folder and the files must belong to this user (or root), and no other user may be able to
+// write them.
 #pragma once
 
 #include <cstdint>
@@ -15,9 +16,10 @@ namespace hvdlite::device {
 
 class KernelCache {
  public:
-  // An empty folder keeps nothing.
+  // With an empty folder the cache keeps nothing.
   KernelCache(std::string folder, const base::Logger& log);
-  // name: of the file. key: of all that the image depends on; another key's image, or half an image, is none.
+  // name: of the file. key: a hash of everything that the image depends on. Returns nothing for an image with another key, and
+  // for a damaged file.
   std::optional<std::string> find(const std::string& name, std::uint64_t key) const;
   void keep(const std::string& name, std::uint64_t key, const std::string& image) const;
 

@@ -40,7 +40,7 @@ std::string file_name(int compute_capability, std::uint64_t key) {
   return name.data();
 }
 
-// The major version of the CUDA that a library is of, by the end of its name: 12 for libnvrtc.so.12. 0: it does not say.
+// The major version of CUDA in a library's file name: 12 for libnvrtc.so.12. 0: the name has none.
 int major_of(const std::string& path) {
   constexpr std::string_view kEnd = ".so.";
   const std::size_t end = path.rfind(kEnd);
@@ -108,7 +108,7 @@ void KernelModule::compile(const KernelSource& source) {
       problems += (problems.empty() ? "" : "; and then: ") + problem;
     }
   }
-  // Where none can be loaded, the attempt says what was tried.
+  // If no NVRTC can be loaded, this throws the error that says what was tried.
   if (problems.empty()) return compile_by(Nvrtc(source.nvrtc), source);
   throw Error(ErrorCode::kUnsupported, problems);
 }

@@ -1,8 +1,9 @@
-// The fusion kernels, loaded on one GPU: the built-in image if the driver takes it, else what an earlier process compiled, else
-// what NVRTC compiles now. Of several NVRTCs those go first that are not of a later CUDA than the driver, which takes no images of
-// such; and where one fails, or makes what the driver does not take, the next is tried.
-// Thread: any. Owns: the loaded module. Blocks: compiling takes seconds. Throws: Error(Unsupported) if there is no way; its text
-// has every way that was tried, and why it failed.
+// The fusion kernels, loaded on one GPU. The source is the built-in image, if the driver accepts it; otherwise the image that an
+// earlier process compiled; otherwise NVRTC compiles one now. If there are several NVRTCs, those of the driver's CUDA or an
+// earlier one come first, because the driver refuses images of a later CUDA. If one NVRTC fails, or the driver refuses its image,
+// the next one is tried.
+// Thread: any. Owns: the loaded module. Blocks: compiling takes seconds. Throws: Error(Unsupported) if nothing works; its text
+// lists each attempt with its failure.
 #pragma once
 
 #include <string>
@@ -27,7 +28,8 @@ class KernelModule {
   ~KernelModule();
   KernelModule(const KernelModule&) = delete;
   KernelModule& operator=(const KernelModule&) = delete;
-  // A kernel is loaded by this, not by its first launch: that could wait for others, such as one of NCCL that waits for a peer.
+  // Loads the kernel now. If its first launch loaded it, the load could wait for other kernels, such as one of NCCL that waits
+  // for a peer.
   cuda::Function function(const char* name) const;
   // "built in (for sm_90)", "compiled by NVRTC 13.0 (sm_90)", "from the cache (NVRTC 13.0, sm_90)".
   const std::string& origin() const { return origin_; }

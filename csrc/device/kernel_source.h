@@ -1,5 +1,5 @@
-// The kernels as they were when the library was built: their source always, a fat binary where nvcc was found. CMake generates
-// the bodies.
+// The kernels as they were when the library was built: their source, and a fat binary if the build found nvcc. CMake generates
+// the function bodies.
 // Thread: any. Owns: constants of the library. Blocks: no. Throws: nothing.
 #pragma once
 
@@ -12,10 +12,10 @@ struct KernelFile {
   const char* text;
 };
 
-// All of csrc/cuda that is compiled; the first one is compiled, the others it includes.
+// The files of csrc/cuda. The first one is compiled; it includes the others.
 std::span<const KernelFile> kernel_files();
 
-// Null where no nvcc was found.
+// Null if the build found no nvcc.
 const void* built_in_image();
 
 }  // namespace hvdlite::device

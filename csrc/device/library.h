@@ -1,6 +1,6 @@
-// A shared library opened at run time: one of several candidates, the first that can be loaded.
-// Thread: any. Owns: the handle, for good (libraries of a driver do not like to be unloaded). Blocks: on loading.
-// Throws: Error(Unsupported) that lists what was tried and why each failed, or names the symbol that is missing.
+// A shared library opened at run time: the first of several candidates that can be loaded.
+// Thread: any. Owns: the handle, for ever (libraries of a driver do not support unloading). Blocks: on loading. Throws:
+// Error(Unsupported), which lists each candidate with its failure, or names the missing symbol.
 #pragma once
 
 #include <string>
@@ -9,21 +9,21 @@
 
 namespace hvdlite::device {
 
-// Where to look, in order. "+NAME" means a library that is in the process already, and nothing else.
+// File names, tried in order. "+NAME" means only a library that the process has loaded already.
 using Candidates = std::vector<std::string>;
 
-// As the knobs give them: separated by colons; empty ones do not count.
+// Parses a knob's value: names separated by colons. Empty names are ignored.
 Candidates parse_candidates(std::string_view text);
 
-// Can it be loaded, and is it now?
+// Loads it, and returns whether that worked.
 bool loads(const std::string& candidate);
 
 class Library {
  public:
-  // knob: the variable that says where to look, for the error's text.
+  // knob: the variable with the candidates, for the error's text.
   Library(const char* what, const Candidates& candidates, const char* knob);
   const std::string& path() const { return path_; }
-  // Null if it has no such symbol.
+  // Null if there is no such symbol.
   void* find(const char* symbol) const;
   template <typename Function>
   void require(Function** function, const char* symbol) const {

@@ -17,8 +17,8 @@ namespace {
 
 constexpr base::microseconds kCommNap{500};
 
-// Everything the thread that ends a communicator needs, which may outlive who asked for it.
-struct Ending {
+// Everything that the thread needs which ends a communicator. It may outlive the NcclComm.
+struct CommunicatorTeardown {
   nccl::Functions call;
   GpuPtr gpu;
   nccl::Comm comm;
@@ -26,8 +26,8 @@ struct Ending {
   base::microseconds patience;
 };
 
-// Waits until the communicator has come to the end of what was called last. False if it failed or takes too long.
-bool settle(const Ending& ending) {
+// Waits until the communicator's last call is complete. Returns false if that fails or takes too long.
+bool settle(const CommunicatorTeardown& ending) {
   const base::Clock::time_point limit = base::Clock::now() + ending.patience;
   for (;;) {
     nccl::Result state = nccl::kSuccess;
@@ -39,8 +39,8 @@ bool settle(const Ending& ending) {
   }
 }
 
-// Destroying tells only ourselves; what peers must know was said by finalising.
-void run(const Ending& ending) noexcept {
+// Destroying a communicator is local. Finalising has told the peers all that they must know.
+void run(const CommunicatorTeardown& ending) noexcept {
   ending.gpu->clean_up([&](const cuda::Functions&) {
     bool good = ending.in_order && settle(ending);
     if (good) {
@@ -58,12 +58,12 @@ void run(const Ending& ending) noexcept {
 }  // namespace
 
 std::string nccl_version_text(int version) {
-  const int unit = version < 10000 ? 1000 : 10000;  // until 2.8 minor versions had one digit
+  const int unit = version < 10000 ? 1000 : 10000;  // until 2.8, minor versions had one digit
   return std::to_string(version / unit) + "." + std::to_string(version % unit / 100) + "." +
          std::to_string(version % 100);
 }
 
-// How many communicators are being ended.
+// The number of communicators that are being ended.
 struct Nccl::Endings {
   std::mutex mutex;
   std::condition_variable changed;
@@ -145,12 +145,13 @@ void NcclComm::abort() { end(false, {}); }
 
 void NcclComm::end(bool in_order, base::microseconds patience) {
   if (comm_ == nullptr || !gpu_->in_own_process()) return;
-  Ending ending{nccl_->call(), gpu_, std::exchange(comm_, nullptr), in_order, patience};
+  CommunicatorTeardown ending{nccl_->call(), gpu_, std::exchange(comm_, nullptr), in_order,
+                              patience};
   const std::shared_ptr<Nccl::Endings> endings = nccl_->endings_;
   endings->begin();
   auto work = [ending = std::move(ending), endings]() mutable {
     run(ending);
-    ending.gpu.reset();  // who waits for the end may count on it
+    ending.gpu.reset();  // released before waiters see the end
     endings->end();
   };
   try {
@@ -158,7 +159,7 @@ void NcclComm::end(bool in_order, base::microseconds patience) {
       base::name_this_thread("hvd-nccl-end");
       work();
     }).detach();
-  } catch (const std::system_error&) {  // no thread to be had
+  } catch (const std::system_error&) {  // no thread can be started
     work();
   }
 }

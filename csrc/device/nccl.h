@@ -1,7 +1,8 @@
-// NCCL, opened at run time, and a communicator of it that never blocks.
-// Thread: any for Nccl; a communicator only by the holder of the progress token. Owns: the library; the communicator, and a
-// thread for each that is being ended. Blocks: no (wait_for_endings: yes). Throws: Error(Unsupported) if there is no NCCL or it is
-// older than 2.14 (no non-blocking communicators); Error(System) "ncclAllReduce failed: unhandled cuda error (...)".
+// NCCL, opened at run time, and a communicator that never blocks.
+// Thread: any for Nccl; only the holder of the progress token for a communicator. Owns: the library; the communicator, and a
+// thread for each one that is being ended. Blocks: no (wait_for_endings: yes). Throws: Error(Unsupported) if there is no NCCL or
+// it is older than 2.14 (which has no non-blocking communicators); Error(System) "ncclAllReduce failed: unhandled cuda error
+// (...)".
 #pragma once
 
 #include <memory>
@@ -27,7 +28,7 @@ class Nccl {
   void check(nccl::Result result, const char* function, nccl::Comm comm = nullptr) const {
     if (result != nccl::kSuccess && result != nccl::kInProgress) fail(result, function, comm);
   }
-  // Have all communicators that were finished or aborted ended? Sleeps until then, at most `limit`.
+  // Have all finished or aborted communicators ended? Sleeps until then, at most `limit`.
   bool wait_for_endings(base::microseconds limit) const;
 
  private:
@@ -42,23 +43,23 @@ class Nccl {
 };
 using NcclPtr = std::shared_ptr<const Nccl>;
 
-// Created without blocking: busy() says until when it may not be used. Every call may leave it busy again.
+// It is created without blocking. Do not use it while busy(). Any call may make it busy again.
 class NcclComm {
  public:
   NcclComm(NcclPtr nccl, GpuPtr gpu, const nccl::UniqueId& id, int size, int rank);
-  ~NcclComm();  // aborts it, unless it was ended
+  ~NcclComm();  // aborts it, unless finish() or abort() was called
   NcclComm(const NcclComm&) = delete;
   NcclComm& operator=(const NcclComm&) = delete;
-  // Is what was called last still under way on the host? Throws the asynchronous error, if there is one.
+  // Is the last call still under way on the host? Throws the asynchronous error, if there is one.
   bool busy();
-  // For calls of NCCL, with the GPU's context current (gpu.h). Null once it was ended.
+  // For NCCL's functions, with the GPU's context current (gpu.h). Null after finish() or abort().
   nccl::Comm get() const { return comm_; }
   const Nccl& nccl() const { return *nccl_; }
   const GpuPtr& gpu() const { return gpu_; }
-  // All work is in the stream and nobody was lost: leaves in good order. It returns at once; a thread waits for the end of the
-  // work, and aborts what takes longer than the patience.
+  // For a good end: all work is in the stream, and no rank is lost. Returns at once. A thread waits for the end of the work, and
+  // aborts the communicator if that takes longer than `patience`.
   void finish(base::microseconds patience = std::chrono::seconds(10));
-  // Kernels that wait for a lost peer end; their results are garbage. Returns at once, too.
+  // Makes kernels that wait for a lost peer end; their results are garbage. Returns at once as well.
   void abort();
 
  private:

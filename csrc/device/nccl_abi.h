@@ -1,4 +1,4 @@
-// The part of NCCL's binary interface that we call, declared here so that no header of it is needed to build.
+// The part of NCCL's binary interface that hvdlite calls. It is declared here so that the build needs no header of NCCL.
 #pragma once
 
 #include <climits>
@@ -38,7 +38,8 @@ enum RedOp : int { kSum = 0, kProd = 1, kMax = 2, kMin = 3, kAvg = 4 };
 
 inline constexpr int kOldestVersion = 21400;  // the first with communicators that do not block
 
-// ncclConfig_t as of NCCL 2.14; later versions take its size from the first field and fill in the rest by the version.
+// ncclConfig_t of NCCL 2.14. Later versions read its size from the first field and its version from the third, and use defaults
+// for newer fields.
 struct Config {
   std::size_t size = sizeof(Config);
   unsigned magic = 0xcafebeef;

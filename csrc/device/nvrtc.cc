@@ -12,10 +12,10 @@ using base::ErrorCode;
 
 namespace {
 
-// A GPU runs PTX of any architecture up to its own, and prefers the newest.
+// A GPU runs PTX of any architecture up to its own. The newest is best.
 constexpr int kArchitectures[] = {121, 120, 103, 100, 90, 89, 87, 86, 80, 75};
 
-// Products are not fused with sums: results are those of csrc/kernels.
+// Forbids fused multiply-add, so that results equal those of csrc/kernels.
 constexpr const char* kOptions[] = {"--std=c++17", "--fmad=false"};
 
 }  // namespace

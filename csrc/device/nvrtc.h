@@ -1,6 +1,6 @@
-// NVRTC, NVIDIA's run-time compiler, opened at run time: the kernels' source becomes an image for one kind of GPU.
-// Thread: any. Owns: the library. Blocks: compiling takes seconds. Throws: Error(Unsupported) if there is no NVRTC, if it knows no
-// architecture that the GPU can run, or if it refuses the source (the text has its log).
+// NVRTC, NVIDIA's run-time compiler, opened at run time. It compiles the kernels' source to an image for one kind of GPU.
+// Thread: any. Owns: the library. Blocks: compiling takes seconds. Throws: Error(Unsupported) if there is no NVRTC, if it knows
+// no architecture that the GPU can run, or if it refuses the source (the text has its log).
 #pragma once
 
 #include <span>
@@ -12,7 +12,7 @@
 
 namespace hvdlite::device {
 
-// What every compilation is given, apart from the architecture.
+// The options of every compilation, without the architecture.
 std::span<const char* const> nvrtc_options();
 
 class Nvrtc {
@@ -25,7 +25,7 @@ class Nvrtc {
   explicit Nvrtc(const Candidates& candidates);
   const std::string& path() const { return library_.path(); }
   const std::string& version() const { return version_; }  // "13.0"
-  // compute_capability: 90 for 9.0. Machine code for this GPU; from an NVRTC that is older than the GPU, PTX.
+  // compute_capability: 90 for 9.0. Returns machine code for this GPU, or PTX if NVRTC is older than the GPU.
   Image compile(std::span<const KernelFile> files, int compute_capability) const;
 
  private:

@@ -1,5 +1,5 @@
-// The part of NVRTC's binary interface that we call, declared here so that no CUDA header is needed to build.
-// Plain declarations.
+// The part of NVRTC's binary interface that hvdlite calls. It is declared here so that the build needs no CUDA header. Plain
+// declarations.
 #pragma once
 
 #include <cstddef>

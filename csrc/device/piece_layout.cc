@@ -15,18 +15,19 @@ using hvdlite_kernels::TablePiece;
 
 namespace {
 
-// A tile is what a block moves: bytes of the wider side. Small ones while the GPU is not full, so that every multiprocessor has
-// some; the large one lets each thread have four vectors of 16 bytes on their way.
+// A block moves one tile. The size counts bytes of the wider side. Small tiles are for work that does not fill the GPU, so that
+// every multiprocessor gets some. Large tiles let each thread have four vectors of 16 bytes in flight.
 constexpr std::uint64_t kSmallTile = 4096;
 constexpr std::uint64_t kLargeTile = 16384;
-constexpr std::uint64_t kBlocksEach =
-    4;  // resident on a multiprocessor: 256 threads of 60 registers
+// Resident on a multiprocessor: 256 threads of 60 registers.
+constexpr std::uint64_t kBlocksEach = 4;
 
 std::uint64_t count_of(const Piece& piece, const FusionPlan& plan, bool unpack) {
   return unpack && piece.tensor == nullptr ? 0 : std::uint64_t{piece.count} * plan.units;
 }
 
-// Tiles are powers of two: a list of a thousand pieces is gone through before every launch, and divisions would be most of that.
+// Tiles are powers of two. A list of a thousand pieces is scanned before every launch, and divisions would take most of that
+// time.
 std::uint64_t tiles_of(std::uint64_t count, std::uint64_t tile_units) {
   return (count + tile_units - 1) >> std::countr_zero(tile_units);
 }

@@ -20,7 +20,7 @@ bool same(const Piece& a, const Piece& b) {
 
 }  // namespace
 
-// A table, and what it was made of.
+// A table, and the pieces that it describes.
 struct PieceLists::List {
   std::vector<Piece> pieces;
   cuda::Stream stream;

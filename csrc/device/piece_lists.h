@@ -1,5 +1,5 @@
-// The pieces of a launch where its kernel finds them: in the launch itself, or if there are more, in a table in the GPU's memory
-// that is copied once and kept, since a training step brings the same tensors to the same places again.
+// Tables of pieces in the GPU's memory, for launches with more pieces than fit into the arguments. A table is copied once and
+// kept, because each training step has the same tensors at the same addresses.
 // Thread: one at a time (FusionKernels has the lock). Owns: the tables. Blocks: no. Throws: Error(System) from the driver.
 #pragma once
 
@@ -19,10 +19,10 @@ class PieceLists {
  public:
   explicit PieceLists(GpuPtr gpu);
   ~PieceLists();
-  // The table of these pieces for a launch in `stream`: one that was made for the same, or a new one.
+  // The address of the table of these pieces for a launch in `stream`: an existing table, or a new one.
   std::uint64_t table(std::span<const Piece> pieces, const FusionPlan& plan,
                       const hvdlite_kernels::Arguments& arguments, cuda::Stream stream);
-  // After the launch that reads the table returned last.
+  // Call it after the launch that reads the table returned last.
   void used(cuda::Stream stream);
   std::int64_t uploads() const { return uploads_; }
 
@@ -34,7 +34,7 @@ class PieceLists {
   const GpuPtr gpu_;
   const std::shared_ptr<BufferPool> memory_;
   const std::shared_ptr<BufferPool> pinned_;
-  std::list<List> lists_;  // the one that was used last comes first
+  std::list<List> lists_;  // the most recently used table comes first
   std::size_t bytes_ = 0;
   std::int64_t uploads_ = 0;
 };

@@ -1,4 +1,4 @@
-// Carries out what Negotiation wants: of the transport, of the execution, and of what callers see.
+// Carries out what Negotiation and PointToPoint want, through the transport, the execution, and the state that callers see.
 // Thread: the holder of the progress token. Owns: nothing. Blocks: no. Throws: what the transport and the execution throw.
 #pragma once
 
@@ -58,7 +58,7 @@ class Carrier final : public engine::Effects, public PointToPoint::Effects {
   }
 
   // --- PointToPoint's ---
-  // No time that collectives wait for a rank.
+  // Takes no time for usage: point to point delays no collective.
   void posted(const Entry& entry) override {
     shared_.recorder.reached(entry.completion->record, FlightRecorder::Stage::kAnnounced);
     shared_.timeline.reached({&entry, 1}, FlightRecorder::Stage::kAnnounced);

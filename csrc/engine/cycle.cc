@@ -55,7 +55,7 @@ bool Cycle::pass_once(bool flush, bool thorough) {
   if (shared_.failure.happened()) {
     end_all(shared_.failure.status());
     messenger_.receive_late();
-    transport_.messages_flushed();  // what tells the peers is still on its way
+    transport_.messages_flushed();  // the messages that tell the peers have not left yet
     return false;
   }
   shared_.usage.forget_now();
@@ -69,7 +69,8 @@ bool Cycle::pass_once(bool flush, bool thorough) {
     moved = true;
   }
   if (moved) {
-    if (!execution_.idle()) shared_.usage.forget_now();  // what moves data may have taken long
+    if (!execution_.idle())
+      shared_.usage.forget_now();  // to advance operations may have taken long
     moved_at_ = shared_.usage.now();
   }
   const Clock::time_point now = shared_.usage.now();
@@ -127,7 +128,7 @@ bool Cycle::say_goodbye() {
   return guard([&] {
     if (membership_.said_goodbye()) return true;
     if (!negotiation_.close()) return false;
-    // What the others have not agreed to can never complete here.
+    // An operation that the other ranks have not agreed to can never complete here.
     const Status why = {ErrorCode::kAborted, kShutDownHere};
     shared_.finish(shared_.queue.take_all(), why);
     std::set<int> undecided = negotiation_.leave(why);
@@ -154,12 +155,12 @@ void Cycle::raise_failure(const std::string& cause) {
 
 void Cycle::below_failed(const std::exception& error) {
   const auto* known = dynamic_cast<const base::Error*>(&error);
-  // MPI says that somebody is lost, but not who.
+  // MPI reports that a rank is lost, but not which one.
   if (known != nullptr && known->code() == ErrorCode::kPeerLost) {
     try {
       messenger_.apply(membership_.look_for_lost(facts_));
     } catch (const std::exception&) {
-      // Then the error itself is the cause.
+      // No lost rank was found: the error itself is the cause.
     }
   }
   if (shared_.failure.happened()) return;

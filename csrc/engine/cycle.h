@@ -1,7 +1,7 @@
-// The engine proper: whoever holds the progress token calls pass() until there is nothing to do. It calls the four machines in
-// turn, Negotiation, PointToPoint, Execution and Membership, and carries out what they want done.
-// Thread: the holder of the progress token only. Owns: the machines. Blocks: never.
-// Throws: nothing; an error of the transport or a bug of ours fails the whole engine with its text (SharedState::failure).
+// The core of the engine. The holder of the progress token calls pass() again and again. A pass calls the four machines in turn,
+// Negotiation, PointToPoint, Execution and Membership, and carries out what they want.
+// Thread: the holder of the progress token only. Owns: the machines. Blocks: never. Throws: nothing; an error of the transport or
+// a bug in hvdlite fails the whole engine with its text (SharedState::failure).
 #pragma once
 
 #include <string>
@@ -23,28 +23,30 @@ class Cycle {
  public:
   Cycle(transport::Transport& transport, SharedState& shared, collectives::Selection selection);
 
-  // True if anything happened. flush: announce queued entries now, somebody waits. thorough: look for control messages,
-  // also where they are rare because the ranks share memory; it costs more than the rest, and a caller that polls need not do
-  // so every time.
+  // Returns true if anything happened. flush: announce queued entries now, because a caller waits. thorough: look for control
+  // messages as well, where they are rare because the ranks share memory. That costs more than the rest of the pass, so a caller
+  // that polls does it only in some passes.
   bool pass(bool flush, bool thorough);
   Outlook outlook() const;
-  // When anything last happened.
+  // The last time that anything happened.
   base::Clock::time_point moved_at() const { return moved_at_; }
 
-  // Leaving: fails what is not agreed and says goodbye, false if that has to be tried again; true once agreed operations are
-  // done and all messages have left. Whom neither can reach any more fails this rank, as in a pass.
+  // say_goodbye: fails entries that are not agreed, and says goodbye; false: call it again. drained: true when agreed operations
+  // are done and all messages have left. If another rank cannot be reached any more, this rank fails, as in a pass.
   bool say_goodbye();
   bool drained();
-  // Failing of its own accord: what this rank has in flight ends, every peer is told why; true once all of them know.
+  // This rank fails first. raise_failure ends its operations in flight, and tells every peer why. failure_seen_by_all: do all of them
+  // know?
   void raise_failure(const std::string& cause);
   bool failure_seen_by_all() const { return membership_.failure_seen_by_all(); }
-  // The last step: after it no function may be called.
+  // The last step; call no function after it.
   void close() { execution_.close(transport_.close()); }
-  // Ends everything this rank has in flight with this error.
+  // Ends all operations of this rank with this error.
   void end_all(const base::Status& why) { messenger_.end_all(why); }
 
  private:
-  // Runs a step. What it throws fails this rank for good, with the cause told to all: then true, if that is news.
+  // Runs a step. If it throws, this rank fails for good and tells all others the cause. Returns true if that is its first
+  // failure.
   template <typename Step>
   bool guard(Step step);
   void below_failed(const std::exception& error);
@@ -63,7 +65,7 @@ class Cycle {
   SystemFacts facts_;
   Messenger messenger_;
   std::uint64_t seen_activity_ = 0;
-  std::vector<Entry> taken_;  // empty: memory for what the queue gives
+  std::vector<Entry> taken_;  // empty; its memory is reused for entries from the queue
   base::Clock::time_point moved_at_ = shared_.time.now();
 };
 

@@ -23,13 +23,13 @@ namespace {
 // Time for messages to leave at shutdown.
 constexpr double kFlushSeconds = 1.0;
 
-// A caller that polls looks for control messages after so many passes, if it has nothing else to do, and after so many in any case.
-// They are rare where the ranks share memory, and to ask MPI for them may take as long as a small operation.
+// A polling caller looks for control messages after this many passes if nothing else is to do, and after a larger number in any
+// case. Where ranks share memory such messages are rare, and to ask MPI for them may take as long as a small operation.
 constexpr std::uint32_t kPassesBetweenMessages = 8;
 constexpr std::uint32_t kMostPassesBetweenMessages = 64;
 
-// Of those that have ended; null if none failed.
-CompletionPtr first_failure(const Batch& batch) {
+// The first that failed; null if none has. All have ended.
+CompletionPtr first_failure(const CompletionArray& batch) {
   for (std::size_t i = 0; i < batch.size; ++i) {
     if (batch[i].failure) return batch.at(i);
   }
@@ -48,7 +48,7 @@ void* make_fork_canary() {
 }  // namespace
 
 Engine::Engine(std::unique_ptr<transport::Transport> transport, Topology topology,
-               const base::Config& config, const base::Waiting& waiting)
+               const base::Config& config, const base::WaitPolicy& waiting)
     : transport_(std::move(transport)),
       topology_(topology),
       shared_(config,
@@ -84,7 +84,7 @@ void Engine::require_usable() const {
 // --- a caller waits, and drives progress meanwhile -------------------------------------------------------------------
 
 bool Engine::poll(std::int64_t handle) const {
-  const Batch batch = shared_.handles.find(handle);
+  const CompletionArray batch = shared_.handles.find(handle);
   for (std::size_t i = 0; i < batch.size; ++i) {
     if (!batch[i].is_done()) return false;
   }
@@ -92,8 +92,8 @@ bool Engine::poll(std::int64_t handle) const {
 }
 
 void Engine::order(std::int64_t handle, void* stream) const {
-  const Batch batch = shared_.handles.find(handle);
-  const device::Event* last = nullptr;  // tensors that were fused share one
+  const CompletionArray batch = shared_.handles.find(handle);
+  const device::Event* last = nullptr;  // fused tensors share one event
   for (std::size_t i = 0; i < batch.size; ++i) {
     if (!batch[i].is_done()) {
       throw Error(ErrorCode::kInvalidArgument,
@@ -118,7 +118,7 @@ bool Engine::wait(std::span<const std::int64_t> handles, microseconds limit,
   Clock::time_point ended = start;
   bool done = true;
   for (std::size_t i = 0; i < handles.size() && done; ++i) {
-    const Batch batch = completions(handles[i]);
+    const CompletionArray batch = completions(handles[i]);
     done = wait_for_all(batch, start + limit, &ended);
     if (done && !*failed) *failed = first_failure(batch);
   }
@@ -126,11 +126,11 @@ bool Engine::wait(std::span<const std::int64_t> handles, microseconds limit,
   return done;
 }
 
-bool Engine::wait_for_all(const Batch& batch, Clock::time_point deadline,
+bool Engine::wait_for_all(const CompletionArray& batch, Clock::time_point deadline,
                           Clock::time_point* ended) {
   for (std::size_t i = 0; i < batch.size; ++i) {
     if (batch[i].is_done()) continue;
-    std::optional<Timeline::Waiting> traced;
+    std::optional<Timeline::WaitSpan> traced;
     if (shared_.tracing) traced.emplace(shared_.timeline, batch[i].record);
     if (!wait_for(batch.at(i), deadline, ended)) return false;
   }
@@ -139,7 +139,8 @@ bool Engine::wait_for_all(const Batch& batch, Clock::time_point deadline,
 
 bool Engine::wait_for(const CompletionPtr& completion, Clock::time_point deadline,
                       Clock::time_point* ended) {
-  bool drove = false;  // to the end, so that the cycle knows when that was
+  // Has this call driven to the end, so that the cycle knows the time of the end?
+  bool drove = false;
   waiting_callers_.fetch_add(1, std::memory_order_seq_cst);
   shared_.waits.enter(completion);
   bool over = false;
@@ -151,7 +152,7 @@ bool Engine::wait_for(const CompletionPtr& completion, Clock::time_point deadlin
       if (drove) *ended = cycle_.moved_at();
       give_token_back();
     } else if (!completion->is_done()) {
-      // Whoever holds the token may sleep at the doorbell, with our operation not yet announced: the ring has it make a pass.
+      // The token holder may sleep at the doorbell, while this caller's operation is not announced. The ring makes it pass again.
       transport_->ring(transport_->rank());
       const auto rest = std::chrono::duration_cast<microseconds>(deadline - shared_.time.now());
       shared_.event.wait(seen, std::clamp(rest, microseconds(0), kStandAside));
@@ -162,7 +163,7 @@ bool Engine::wait_for(const CompletionPtr& completion, Clock::time_point deadlin
   if (!drove) *ended = shared_.time.now();
   shared_.waits.leave(completion->is_done(), *ended);
   const bool others_wait = waiting_callers_.fetch_sub(1, std::memory_order_seq_cst) > 1;
-  // What is left is the engine thread's again.
+  // The engine thread handles what is left.
   const Counters& counters = shared_.counters;
   const bool work_left =
       counters.submitted.load(std::memory_order_relaxed) != counters.completed + counters.failed;
@@ -180,12 +181,12 @@ void Engine::give_token_back() {
   tell(std::move(to_tell));
 }
 
-// Without the token: what a watcher does may need progress.
+// Called without the token, because a watcher may wait for progress.
 void Engine::tell(std::vector<std::unique_ptr<Watcher>> watchers) {
   for (const auto& watcher : watchers) watcher->then(watcher->data);
 }
 
-// With the token: passes until the completion is done, a watcher is to be told, or somebody has more need of the token.
+// Called with the token. Makes passes until the completion is done, a watcher is to be told, or another thread claims the token.
 void Engine::drive(const CompletionPtr& completion, Clock::time_point deadline) {
   Stillness still;
   while (completion->done.load(std::memory_order_acquire) == 0 && shared_.to_tell.empty() &&
@@ -200,8 +201,8 @@ bool Engine::is_time_for_messages(const Stillness& still) {
   return due;
 }
 
-// With the token: one pass. If there was nothing to do a pause of at most limit, of a kind that depends on how long nothing has
-// moved: spin, yield, sleep. False once the deadline is over. While things move the cycle reads the clock, and nobody else.
+// Called with the token. Makes one pass. If it did nothing, pauses for at most `limit`: spins, yields or sleeps, depending on how
+// long nothing has moved. Returns false after the deadline. While things move, only the cycle reads the clock.
 bool Engine::pass_or_pause(Stillness* still, Clock::time_point deadline, microseconds limit) {
   const std::uint32_t seen = still->sleeps ? transport_->listen() : 0;
   if (cycle_.pass(true, is_time_for_messages(*still))) {
@@ -227,7 +228,8 @@ bool Engine::pass_or_pause(Stillness* still, Clock::time_point deadline, microse
   return now < deadline;
 }
 
-// At the doorbell, at most so long. True: nobody rang, though a ring was to tell of whatever there may be to do now.
+// Sleeps at the doorbell, for at most `longest`. Returns true if the bell did not ring, although a ring would have announced any
+// work.
 bool Engine::sleep(std::uint32_t seen, const Outlook& outlook, microseconds most) {
   const auto limit =
       std::max(microseconds(0), std::min(longest_sleep(outlook, bells_reach_all_), most));
@@ -258,7 +260,8 @@ void Engine::run() {
       kick_.wait(kicked, kStandAside);
       continue;
     }
-    // While it listens, those who ring it pay for it: not before a pass that will probably find something to do.
+    // While this thread listens at the bell, every ringing rank pays for a wake-up. So listen only if the next pass will probably
+    // find work.
     const bool spins =
         moving_data && waiting_.core_to_spare && shared_.time.now() - moved_at < waiting_.spin;
     const bool listens = !moved && !spins;
@@ -281,8 +284,8 @@ void Engine::run() {
 
 // --- the end --------------------------------------------------------------------------------------------------------
 
-// Who drives gives the token away as it sees the claim: it is rung for, again and again, since it may have looked just before
-// it fell asleep. Nobody else takes it meanwhile but the engine thread, for a pass.
+// The driving thread returns the token when it sees the claim. Ring for it again and again, since it may have looked just before
+// it fell asleep. Until then only the engine thread may take the token, for one pass.
 void Engine::take_token_or_wait() {
   claims_.fetch_add(1, std::memory_order_seq_cst);
   for (;;) {
@@ -294,7 +297,7 @@ void Engine::take_token_or_wait() {
   claims_.fetch_sub(1, std::memory_order_seq_cst);
 }
 
-// With the token.
+// Called with the token.
 void Engine::drive_until(bool (Engine::*done)(), double seconds) {
   const Clock::time_point deadline = shared_.time.now() + base::from_seconds(seconds);
   Stillness still;
@@ -307,14 +310,15 @@ void Engine::shutdown() {
   if (shut_down_.exchange(true)) return;
   shared_.watchdog.close();
   if (!usable_in_this_process()) {
-    thread_.detach();  // it does not exist here
+    thread_.detach();  // the thread does not exist in a forked child
     shared_.timeline.abandon();
     return;
   }
-  waiting_callers_.fetch_add(1,
-                             std::memory_order_seq_cst);  // the engine thread stands aside for good
+  waiting_callers_.fetch_add(
+      1,
+      std::memory_order_seq_cst);  // the engine thread must not drive any more
   take_token_or_wait();
-  // The others count on this rank for what is agreed, so the limit is for standing still.
+  // Other ranks need this rank for agreed operations. So the limit counts only while nothing moves.
   std::uint64_t moved = 0;
   do {
     moved = transport_->activity();
@@ -323,7 +327,7 @@ void Engine::shutdown() {
   drive_until(&Engine::said_goodbye, kFlushSeconds);
   drive_until(&Engine::drained, kFlushSeconds);
   cycle_.end_all({ErrorCode::kAborted, kShutDownHere});
-  // The token is not given back: nobody shall drive what is closed.
+  // Keeps the token: no thread may drive a closed engine.
   closed_.store(true, std::memory_order_release);
   shared_.event.bump();
   tell(std::exchange(shared_.to_tell, {}));

@@ -1,11 +1,11 @@
-// One rank's engine: what callers see. Any number of engines can live in one process (ranks as threads).
-// Thread: every public function may be called by any thread, except shutdown and the destructor: one thread, last.
-// Owns: the transport, the shared state, the cycle and the engine thread. Blocks: wait, shutdown and publish_failure only.
-// Throws: Error as each function says.
+// One rank's engine as callers see it. Any number of engines can live in one process (ranks as threads).
+// Thread: any thread may call any public function, except shutdown and the destructor: one thread calls these last. Owns: the
+// transport, the shared state, the cycle and the engine thread. Blocks: wait, shutdown and publish_failure only. Throws: Error,
+// as each function says.
 //
-// The progress token: whoever holds it drives the cycle. A caller that waits takes it and drives itself, so that a blocking
-// operation needs no thread switch; the engine thread takes it only while no caller waits. Who fails or leaves claims it, and
-// is given it after the pass that is under way.
+// The progress token: the thread that holds it drives the cycle. A caller that waits takes the token and drives, so that a
+// blocking operation needs no switch of threads. The engine thread takes it only while no caller waits. A thread that fails or
+// leaves claims the token, and gets it after the current pass.
 #pragma once
 
 #include <atomic>
@@ -31,109 +31,110 @@ struct Topology {
   bool is_homogeneous = true;
 };
 
-// What a caller asks for, with the memory it concerns.
+// What a caller asks for, and the memory of the tensors.
 struct Ask {
   RequestView request;
   const void* input = nullptr;
   void* output = nullptr;
 };
 
-// What a caller submits in one go: requests, or the group that they were prepared as, in place.
+// One submission of a caller: requests, or a group that was prepared earlier.
 struct Submission {
   std::span<const Ask> asks;
-  std::int64_t group = 0;  // instead: a prepared group, and with it the three below
+  std::int64_t group = 0;  // instead of `asks`: a prepared group, with the three fields below
   std::span<void* const> data;
   // For which requests this rank has no value, but takes the result; empty: for none.
   std::span<const bool> absent;
   void* stream = nullptr;  // on a GPU
-  bool wake = true;        // nobody is about to wait
+  bool wake = true;        // wake the engine thread, because no caller is about to wait
 };
 
-// While callers drive, the engine thread looks in only this often.
+// While callers drive, the engine thread looks once in this time.
 inline constexpr base::microseconds kStandAside{20'000};
 
 class Engine {
  public:
   Engine(std::unique_ptr<transport::Transport> transport, Topology topology,
-         const base::Config& config, const base::Waiting& waiting);
+         const base::Config& config, const base::WaitPolicy& waiting);
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
   const Topology& topology() const { return topology_; }
 
-  // All or nothing. *handle becomes that of all, before the watcher can be told. Throws Error(InvalidArgument, Unsupported) for what
-  // no rank could do, Error(Aborted, PeerLost...) once the engine has failed or shut down.
-  // Those without a name are of one kind on one set, and get theirs here: each by its number or, where they form a group (its
-  // size given, but no label), all by one. The watcher is told by whoever drives, without the token, so that it may wait.
+  // Takes all operations or none. *handle becomes their handle before the watcher can be told. Throws Error(InvalidArgument,
+  // Unsupported) for requests that no rank could meet, and Error(Aborted, PeerLost...) after the engine has failed or shut down.
+  // Operations without a name are of one kind on one set, and get their names here: each by its number, or all by one number if
+  // they form a group (its size is given, but no label). The driving thread tells the watcher without holding the token, so the
+  // watcher may wait.
   void submit(const Submission& what, std::int64_t* handle,
               std::unique_ptr<Watcher> watcher = nullptr);
-  // Checks allreduces that will be submitted together many times, and gives their group an id. The memory counts where a
-  // request names an arena: it is the tensor's place there, and whenever the tensor lies elsewhere it names none.
+  // Checks allreduces that will be submitted together many times, and returns the id of their group. If a request names an arena,
+  // its memory is the tensor's place there. A later submission whose tensor lies elsewhere names no arena.
   std::int64_t prepare(std::span<const Ask> asks);
   void release_prepared(std::int64_t id) { prepared_.release(id); }
   bool poll(std::int64_t handle) const;
-  // True when all operations behind these handles are done; then *failed is the first that failed, or null. A caller drives
-  // progress meanwhile.
+  // Returns true when all operations behind these handles are done. Then *failed is the first one that failed, or null. The
+  // caller drives the cycle meanwhile.
   bool wait(std::span<const std::int64_t> handles, base::microseconds limit, CompletionPtr* failed);
-  // What the CUDA stream does from now on comes after the operations behind the handle, which are done. Throws the engine's
-  // failure, if there was one: what it cut short has left garbage.
+  // Orders the CUDA stream: its later work comes after the operations behind the handle, which are done. Throws the engine's
+  // failure, if there was one, because operations that it interrupted have left garbage.
   void order(std::int64_t handle, void* stream) const;
-  Batch completions(std::int64_t handle) const { return shared_.handles.find(handle); }
+  CompletionArray completions(std::int64_t handle) const { return shared_.handles.find(handle); }
   void release(std::int64_t handle) { shared_.handles.release(handle); }
 
-  // Memory for a result of a caller's own making; it may outlive the engine.
+  // Memory for a result that a caller makes itself. It may outlive the engine.
   OutputCache::Block new_output(std::size_t bytes) const;
   // The same on a GPU, usable in the order of a stream.
   device::Buffer new_gpu_output(int gpu, std::size_t bytes, void* stream);
-  // The GPU on which an address is, -1 for host memory; for null the one that this rank would take by its place on the host.
+  // The GPU in whose memory an address lies; -1: host memory. For null: the GPU that matches this rank's place on the host.
   int gpu_of_address(const void* address);
   device::GpuPtr gpu(int ordinal) { return shared_.devices.device(ordinal).gpu; }
 
   void shutdown();
-  // Fails this rank; what it has in flight ends with the cause, too.
+  // Fails this rank. Its operations in flight end with the cause.
   void publish_failure(const std::string& cause);
   std::string failure_cause() const;
   const FlightRecorder& recorder() const { return shared_.recorder; }
-  // A trace of this rank's operations. Error(InvalidArgument) if the file cannot be made.
+  // Traces this rank's operations. Throws Error(InvalidArgument) if the file cannot be made.
   void start_timeline(const std::string& path, std::size_t max_bytes, bool cycles) {
     require_accepting();
     shared_.timeline.start(path, max_bytes, cycles);
   }
   void stop_timeline() { shared_.timeline.stop(); }
-  // Where the binding's thread waits until another rank asks where this one is.
+  // The binding's watchdog thread waits here until another rank asks where this rank is.
   Watchdog& watchdog() { return shared_.watchdog; }
-  void excuse(double seconds) { shared_.excuse.set(seconds); }
+  void exempt_from_stalls(double seconds) { shared_.stall_exemption.set(seconds); }
   const Counters& counters() const { return shared_.counters; }
   const Usage& usage() const { return shared_.usage; }
   const SetDirectory& sets() const { return shared_.sets; }
   device::Devices& devices() { return shared_.devices; }
-  // This rank's part of an arena for a process set, zero, with its pages reserved. Error(InvalidArgument) for a set that this
-  // rank is not in, Error(Unsupported) if its members cannot share memory of that kind ("memfd" or "shm"), Error(System) if
-  // the machine has not got the memory.
+  // This rank's part of an arena for a process set: zeros, with its pages reserved. Throws Error(InvalidArgument) for a set
+  // without this rank, Error(Unsupported) if the members cannot share memory of that kind ("memfd" or "shm"), and Error(System)
+  // if the machine lacks the memory.
   std::unique_ptr<ArenaDraft> create_arena(std::int32_t set, const std::string& kind,
                                            std::size_t bytes);
-  // False in a forked child, where nothing of the engine may be used.
+  // False in a forked child, which must not use the engine.
   bool usable_in_this_process() const;
 
  private:
-  // What a caller that drives knows of the passes since something last moved.
+  // What a driving caller has counted since something last moved.
   struct Stillness {
     std::optional<base::Clock::time_point> since;
-    bool sleeps = false;  // so long that it sleeps between passes
-    bool unrung = false;  // what sleep() said at last
+    bool sleeps = false;  // it has waited for so long that it sleeps between passes
+    bool unrung = false;  // the last answer of sleep()
   };
 
   void require_accepting() const;
   RequestPtr check(const RequestView& view, const SetDirectory::Info& set) {
     return check_request(view, set, shared_.sets, topology_.size, shared_.devices);
   }
-  PreparedGroup::Asked ask(const RequestView& view, const SetDirectory::Info& set);
-  // set: what is known already of a process set that these are on.
+  PreparedGroup::RequestPair ask(const RequestView& view, const SetDirectory::Info& set);
+  // set: the process set of these requests, as far as it is known.
   void intern(std::span<const Ask> asks, SetDirectory::Info set, std::span<Entry> entries);
   PreparedGroup::Member prepare_member(const Ask& ask, std::int64_t* arena);
   void fill(const PreparedGroup& group, const Submission& what, std::span<Entry> entries);
-  // What submissions have beside the operations.
+  // The parts of a submission beside its operations.
   struct Launch {
     bool wake;
     std::int64_t* handle;
@@ -144,9 +145,9 @@ class Engine {
   void submit_group(const Submission& what, Launch launching);
   void launch(std::span<Entry> entries, Launch launching);
   void enqueue(std::span<Entry> entries, bool wake);
-  bool wait_for_all(const Batch& batch, base::Clock::time_point deadline,
+  bool wait_for_all(const CompletionArray& batch, base::Clock::time_point deadline,
                     base::Clock::time_point* ended);
-  // Until the deadline, which is not over; *ended: when it ended, if it is done.
+  // Waits until the deadline, which lies in the future. *ended: when the operation ended, if it is done.
   bool wait_for(const CompletionPtr& completion, base::Clock::time_point deadline,
                 base::Clock::time_point* ended);
   void run();
@@ -159,7 +160,7 @@ class Engine {
   bool pass_or_pause(Stillness* still, base::Clock::time_point deadline, base::microseconds limit);
   void take_token_or_wait();
   bool claimed() const { return claims_.load(std::memory_order_relaxed) > 0; }
-  // A rank that has failed has nothing left to do and takes no leave.
+  // A failed rank has nothing left to do, and says no goodbye.
   bool drained() { return shared_.failure.happened() || cycle_.drained(); }
   bool said_goodbye() { return shared_.failure.happened() || cycle_.say_goodbye(); }
   bool seen_by_all() { return cycle_.failure_seen_by_all(); }
@@ -176,20 +177,21 @@ class Engine {
   Interner interner_;
   KnownAddresses known_addresses_;
   PreparedGroups prepared_;
-  const base::Waiting waiting_;
+  const base::WaitPolicy waiting_;
   bool bells_reach_all_ = true;
   Cycle cycle_;
   void* fork_canary_ = nullptr;  // a page that reads as zero in a forked child
 
   std::atomic<std::int64_t> arenas_created_{0};
   std::atomic<bool> token_{false};
-  std::atomic<int> claims_{0};  // threads that wait for the token before all others
-  std::uint32_t passes_ = 0;    // of callers, since they looked for messages; the token holder's
+  std::atomic<int> claims_{0};  // threads that must get the token before all others
+  // Passes of callers since the last look for messages; for the token holder.
+  std::uint32_t passes_ = 0;
   std::atomic<int> waiting_callers_{0};
   std::atomic<bool> stop_{false};
   std::atomic<bool> shut_down_{false};
-  std::atomic<bool> closed_{false};  // nothing can end any more
-  Event kick_;                       // wakes the engine thread while it stands aside for callers
+  std::atomic<bool> closed_{false};  // no operation can end any more
+  EventCount kick_;                  // wakes the engine thread, which sleeps while callers drive
   std::thread thread_;
 };
 

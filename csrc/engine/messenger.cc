@@ -13,7 +13,7 @@ using base::Status;
 
 namespace {
 
-// Operations that have ended, of which a failure tells where this rank has none in flight.
+// A failure logs this many ended operations if this rank has none in flight.
 constexpr std::size_t kEndedInLog = 3;
 
 }  // namespace
@@ -56,7 +56,7 @@ void Messenger::hear(int source, Content& message) {
   apply(membership_.hear(source, std::move(message), shared_.time.now(), facts_));
 }
 
-// After a failure.
+// Used after a failure.
 void Messenger::receive_late() {
   int source = 0;
   std::vector<std::byte> bytes;
@@ -81,7 +81,7 @@ void Messenger::carry_out(Membership::Send& action) {
   }
 }
 
-// What fails in it is logged, for this rank fails anyhow.
+// Calls tell(). This rank fails anyhow, so an error in it is only logged.
 template <typename Tell>
 void Messenger::try_to_tell(const std::string& whom, Tell tell) {
   try {
@@ -120,10 +120,10 @@ void Messenger::carry_out(const Membership::Fail& action) {
   end_all(shared_.failure.status());
 }
 
-// Of the first failure.
+// Tells the user of the first failure.
 void Messenger::tell_user(const Status& why) {
   if (shared_.failure.happened()) return;
-  // Only now, for nobody else asks: recording it at each announcement in memory would cost every operation.
+  // The stage is recorded only now, because to record each announcement in memory would cost time in every operation.
   negotiation_.for_each_set([&](const SetNegotiation& set) {
     set.for_each_announced_in_memory([&](const Entry& entry) {
       shared_.reached({&entry, 1}, FlightRecorder::Stage::kAnnounced);
@@ -140,7 +140,7 @@ void Messenger::tell_user(const Status& why) {
 // --- endings ----------------------------------------------------------------------------------------------------------
 
 void Messenger::end_all(const Status& why) {
-  execution_.park_all(why, shared_.failure.happened());
+  execution_.retain_all(why, shared_.failure.happened());
   negotiation_.end_all(why);
   point_to_point_.end_all(why);
   shared_.finish(shared_.queue.take_all(), why);

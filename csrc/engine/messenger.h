@@ -1,4 +1,4 @@
-// Takes what other ranks say to the machine that it concerns, and does what Membership makes of it.
+// Gives messages of other ranks to the machine that they concern, and carries out Membership's actions.
 // Thread: the holder of the progress token. Owns: nothing. Blocks: no. Throws: what the machines and the transport throw.
 #pragma once
 
@@ -25,17 +25,17 @@ class Messenger {
         point_to_point_(point_to_point),
         carrier_(carrier) {}
 
-  // All that has arrived; true if anything has.
+  // Handles all messages that have arrived. Returns true if there were any.
   bool receive();
-  // After a failure.
+  // The same after a failure.
   void receive_late();
-  // In their order.
+  // Carries the actions out in order.
   void apply(Membership::Actions actions);
-  // Ends everything this rank has in flight with this error.
+  // Ends all operations of this rank with this error.
   void end_all(const base::Status& why);
 
  private:
-  // Negotiation hears three kinds of messages, PointToPoint five, Membership all others.
+  // Negotiation gets three kinds of messages, PointToPoint five, Membership all others.
   void hear(int source, Message& message);
   void hear(int source, Announcement& message) { negotiation_.hear(source, std::move(message)); }
   void hear(int source, ResponseList& message) { negotiation_.hear(source, std::move(message)); }
@@ -49,7 +49,7 @@ class Messenger {
   void hear(int source, Content& message);
 
   void carry_out(Membership::Send& action);
-  // Why this rank fails, to others; and to other hosts that a rank of this one is lost.
+  // Announce tells other ranks why this rank fails. Warn tells other hosts that a rank of this host is lost.
   void carry_out(const Membership::Announce& action);
   void carry_out(const Membership::Warn& action);
   void carry_out(const Membership::Fail& action);

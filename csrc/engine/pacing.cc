@@ -15,24 +15,25 @@ constexpr microseconds kSleepNegotiating{10'000};
 constexpr microseconds kSleepNegotiatingNoBell{200};
 constexpr microseconds kSleepPatientNoBell{5'000};
 constexpr microseconds kSleepMovingData{200};
-// NCCL's errors are looked for this often while the GPU is at work.
+// How often to look for NCCL's errors while the GPU works.
 constexpr microseconds kSleepGpu{2'000};
 constexpr microseconds kFirstSleep{20};
-// Without a bell a long wait is a wait for a slow rank: to look less often by this share of the time waited is not felt. Nor is
-// it by a rank that has had nothing to do for so long, and is not waited for: who submits rings its own engine.
+// Without a bell, a long wait is a wait for a slow rank. Looks may then be as far apart as this share of the time waited, with
+// little effect. The same holds for a rank without work: nothing waits for it, and a caller that submits rings its own engine's
+// bell.
 constexpr double kIdleShare = 0.04;
-// Who is at it may have been stopped, and each look costs some ten microseconds: soon again, and then after this part of the time
-// for which nothing has happened.
+// The rank that holds the lock may have been stopped, and each try costs some ten microseconds. So the first try comes soon, and
+// later ones after this part of the time in which nothing has happened.
 constexpr microseconds kTryAgain{20};
 constexpr microseconds kTryAgainLater{10'000};
 constexpr int kLooksPerWait = 8;
-// Gradients of one step come closer together than this part of a cycle.
+// Gradients of one step follow each other faster than this part of a cycle.
 constexpr int kPausesInCycle = 8;
 
 }  // namespace
 
 microseconds longest_sleep(const Outlook& outlook, bool bells_reach_all) {
-  // Back-off: sleep as long again as this wait has lasted, within the limits.
+  // Exponential back-off: sleep as long as this wait has lasted so far, within the limits.
   const auto grown = std::max(kFirstSleep, outlook.idle);
   const auto patient = microseconds(
       static_cast<std::int64_t>(static_cast<double>(outlook.idle.count()) * kIdleShare));
@@ -42,7 +43,7 @@ microseconds longest_sleep(const Outlook& outlook, bool bells_reach_all) {
     limit = bells_reach_all ? kSleepNegotiating
                             : std::clamp(patient, kSleepNegotiatingNoBell, kSleepPatientNoBell);
   }
-  // A message under way may need both sides' progress without either ringing.
+  // A message under way may need progress on both sides, and no bell rings for that.
   if (outlook.gpu_at_work) limit = std::min(limit, kSleepGpu);
   if (outlook.moving_data) limit = kSleepMovingData;
   if (outlook.moving_data || !bells_reach_all) limit = std::min(limit, grown);

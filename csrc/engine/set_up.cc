@@ -9,7 +9,7 @@ namespace hvdlite::engine {
 
 namespace {
 
-// An algorithm that waits for a flag polls for so long inside one pass: a few times what it takes a cache line to come over.
+// An algorithm that waits for a flag polls for this long inside one pass: a few times the transfer time of a cache line.
 constexpr base::microseconds kInnerSpin{3};
 
 collectives::TileStores stores_of(const std::string& knob) {
@@ -20,7 +20,7 @@ collectives::TileStores stores_of(const std::string& knob) {
 
 }  // namespace
 
-collectives::Selection selection_of(const base::Config& config, const base::Waiting& waiting) {
+collectives::Selection selection_of(const base::Config& config, const base::WaitPolicy& waiting) {
   collectives::Selection selection;
   selection.allreduce = config.allreduce_algorithm;
   selection.reducescatter = config.reducescatter_algorithm;

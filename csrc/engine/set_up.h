@@ -1,5 +1,6 @@
-// What the parts of an engine are told of the job as they are made: from the transport and the knobs.
-// Thread: any. Owns: nothing. Blocks: no. Throws: std::bad_alloc; Error(InvalidArgument) for a knob that asks for what is not here.
+// The settings of an engine's parts, made from the transport and the knobs.
+// Thread: any. Owns: nothing. Blocks: no. Throws: std::bad_alloc; Error(InvalidArgument) for a knob that this machine cannot
+// satisfy.
 #pragma once
 
 #include "base/config.h"
@@ -11,7 +12,7 @@
 
 namespace hvdlite::engine {
 
-collectives::Selection selection_of(const base::Config& config, const base::Waiting& waiting);
+collectives::Selection selection_of(const base::Config& config, const base::WaitPolicy& waiting);
 std::shared_ptr<OutputCache> make_output_cache(transport::Transport& transport,
                                                const base::Config& config);
 Roster roster_of(const transport::Transport& transport);

@@ -1,5 +1,4 @@
-// The callers' side of Engine up to the queue: from what a caller states to entries and handles; and the memory that a caller is
-// given.
+// The callers' side of Engine up to the queue: makes entries and handles from requests. Also gives callers memory.
 
 #include <algorithm>
 #include <array>
@@ -18,14 +17,14 @@ bool is_unnamed(const Ask& ask) {
   return ask.request.name.empty() && ask.request.kind != base::OpKind::kJoin;
 }
 
-// In one piece of memory; a single one, the usual case, in the smallest.
+// Allocates the completions in one piece; for one, the usual case, in the smallest piece.
 CompletionPtr new_completions(std::size_t size) {
   if (size == 1) return std::make_shared<Completion>();
   const auto all = std::make_shared<std::vector<Completion>>(size);
   return {all, all->data()};
 }
 
-// May it be in a prepared group with the first of it and those whose names are given?
+// Checks that a request may be in a prepared group with `first` and the requests whose names are given.
 void check_member(const Request& request, const Request& first, NamesInFlight& names) {
   const auto refuse = [&](const std::string& why) {
     throw Error(ErrorCode::kInvalidArgument, describe(request) + ": " + why);
@@ -60,8 +59,8 @@ void Engine::require_accepting() const {
   }
 }
 
-// The requests of these asks: known ones, or new ones that passed the checks. What is unnamed is never known; to look for it
-// would cost four misses of the cache.
+// Finds or makes the requests of these asks; new ones have to pass the checks. Unnamed operations are never remembered, and a
+// look-up would cost four cache misses.
 void Engine::intern(std::span<const Ask> asks, SetDirectory::Info set, std::span<Entry> entries) {
   std::unique_lock lock(interning_, std::defer_lock);
   ReadyEvents ready(shared_.devices);
@@ -101,7 +100,7 @@ void Engine::submit(const Submission& what, std::int64_t* handle,
   submit_named(what.asks, {}, std::move(launching));
 }
 
-// Some have no name, of which this is the first.
+// Some asks have no name; `first` is the first of them.
 void Engine::submit_unnamed(std::span<const Ask> asks, const Ask& first, Launch launching) {
   const base::OpKind kind = first.request.kind;
   const SetDirectory::Info info = set_of(first.request, shared_.sets, topology_.rank);
@@ -177,20 +176,20 @@ void Engine::submit_group(const Submission& what, Launch launching) {
 
 void Engine::fill(const PreparedGroup& group, const Submission& what, std::span<Entry> entries) {
   const auto arena = group.arena != 0 ? shared_.arenas->find(group.arena) : nullptr;
-  const bool on_gpu =
-      group.members.front().anywhere.present->on_gpu();  // then all are, on that one
+  // Then all members are on that GPU.
+  const bool on_gpu = group.members.front().anywhere.present->on_gpu();
   for (std::size_t i = 0; i < entries.size(); ++i) {
     const bool has_value = what.absent.empty() || !what.absent[i];
     const PreparedGroup::Member& member = group.members[i];
     void* const data = what.data[i];
     Entry& entry = entries[i];
     const bool placed = arena && member.place != nullptr && data == member.place;
-    const PreparedGroup::Asked& asked = placed ? member.in_arena : member.anywhere;
+    const PreparedGroup::RequestPair& asked = placed ? member.in_arena : member.anywhere;
     if (placed) entry.arena = arena;
     entry.request = has_value ? asked.present : asked.absent;
     entry.input = has_value ? data : nullptr;
     entry.output = data;
-    // All else was checked as the group was prepared.
+    // All else was checked when the group was prepared.
     if (on_gpu || data == nullptr) {
       check_memory(*entry.request, data, data, shared_.devices, known_addresses_);
     }
@@ -200,7 +199,7 @@ void Engine::fill(const PreparedGroup& group, const Submission& what, std::span<
   for (Entry& entry : entries) entry.ready = ready;
 }
 
-// Complete but for their completions, which get one handle. Once they are in the queue a callback may come, and look for it.
+// Gives the entries completions and one handle, and queues them. From then on a callback may come and look for the handle.
 void Engine::launch(std::span<Entry> entries, Launch launching) {
   auto& [wake, handle, watcher] = launching;
   const std::size_t size = entries.size();
@@ -215,7 +214,7 @@ void Engine::launch(std::span<Entry> entries, Launch launching) {
   shared_.watched += watched;
   try {
     enqueue(entries, wake);
-    [[maybe_unused]] const Watcher* theirs = watcher.release();  // it is its operations' now
+    [[maybe_unused]] const Watcher* theirs = watcher.release();  // the operations own it now
   } catch (...) {
     shared_.watched -= watched;
     shared_.handles.release(*handle);
@@ -223,10 +222,10 @@ void Engine::launch(std::span<Entry> entries, Launch launching) {
   }
 }
 
-// All or nothing.
+// Queues all or none.
 void Engine::enqueue(std::span<Entry> entries, bool wake) {
   shared_.submitted(entries);
-  // A thread that gave a callback need never wait, so that it does not wait says nothing about it (deadlock detection).
+  // A thread that gave a callback need never wait. So its not waiting says nothing about deadlocks.
   const bool told = entries.front().completion->watcher != nullptr;
   if (!told) shared_.waits.may_submit();
   const bool was_empty = shared_.queue.push(entries);
@@ -239,15 +238,15 @@ void Engine::enqueue(std::span<Entry> entries, bool wake) {
 
 // --- prepared groups ------------------------------------------------------------------------------------------------
 
-PreparedGroup::Asked Engine::ask(const RequestView& view, const SetDirectory::Info& set) {
-  PreparedGroup::Asked asked{check(view, set), nullptr};
+PreparedGroup::RequestPair Engine::ask(const RequestView& view, const SetDirectory::Info& set) {
+  PreparedGroup::RequestPair asked{check(view, set), nullptr};
   auto absent = std::make_shared<Request>(*asked.present);
   absent->absent = true;
   asked.absent = std::move(absent);
   return asked;
 }
 
-// *arena: that of the group, 0 until one of its members has a place.
+// *arena: the group's arena; 0 until one member has a place.
 PreparedGroup::Member Engine::prepare_member(const Ask& member_ask, std::int64_t* arena) {
   RequestView view = member_ask.request;
   const SetDirectory::Info set = set_of(view, shared_.sets, topology_.rank);
@@ -286,7 +285,7 @@ std::int64_t Engine::prepare(std::span<const Ask> asks) {
 
 OutputCache::Block Engine::new_output(std::size_t bytes) const {
   require_usable();
-  // After a failure a rank that does not know of it yet may still store into results of the last operations.
+  // After a failure, a rank that does not know of it may still store into results of the last operations.
   return shared_.outputs->get(bytes, /*open=*/!shared_.failure.happened());
 }
 
@@ -334,7 +333,7 @@ std::unique_ptr<ArenaDraft> Engine::create_arena(std::int32_t set, const std::st
     throw Error(ErrorCode::kInvalidArgument,
                 "unknown kind of shared memory '" + kind + "'; known: memfd, shm");
   }
-  // Ids of different ranks never meet, and no rank uses one twice.
+  // Ids of different ranks are never equal, and no rank uses one twice.
   const std::int64_t id = (std::int64_t{topology_.rank} << 32) | (arenas_created_.fetch_add(1) + 1);
   using Kind = transport::SharedMemory::Kind;
   return std::make_unique<ArenaDraft>(shared_.arenas, info->id,

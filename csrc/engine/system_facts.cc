@@ -48,7 +48,7 @@ BlockedReport SystemFacts::blocked() {
            std::find(awaited.begin(), awaited.end(), completion) != awaited.end();
   };
   std::int64_t found = 0;
-  // Who waits to remove a set waits for all that it has submitted there.
+  // A caller that waits for a set's removal waits for all operations that this rank has submitted to the set.
   std::set<std::int32_t> removing;
   for (const Entry& entry : negotiation_.held_removals()) {
     const SetNegotiation* set = negotiation_.find(entry.request->root);
@@ -72,7 +72,7 @@ BlockedReport SystemFacts::blocked() {
   };
   negotiation_.for_each_set([&](const SetNegotiation& set) { set.for_each_pending(add); });
   point_to_point_.for_each_unmatched(add);
-  // A caller that waits for data on its way, or has just been served, is not blocked by another rank's silence.
+  // If a caller waits for data that move, or its operation has just ended, no silent rank blocks it.
   report.blocked = found == watched + static_cast<std::int64_t>(awaited.size());
   if (!report.blocked) report.open.clear();
   return report;

@@ -1,4 +1,5 @@
-// What Membership asks of this rank: how its operations stand, and what the transport and the kernel see of others.
+// The answers to Membership's questions: the state of this rank's operations, and what the transport and the kernel report of
+// other ranks.
 // Thread: the holder of the progress token. Owns: nothing. Blocks: no. Throws: what the transport throws.
 #pragma once
 
@@ -39,9 +40,11 @@ class SystemFacts final : public Membership::Facts {
   std::uint64_t newest() override { return shared_.recorder.newest(); }
   void for_each_unfinished(const Visit& visit) override;
   bool has_joined(SetId set) override { return negotiation_.has_joined(set); }
-  double unexcused(base::Clock::time_point now) override { return shared_.excuse.over_for(now); }
-  bool ask_where() override { return shared_.watchdog.ask(); }
-  std::optional<std::string> take_where() override { return shared_.watchdog.take(); }
+  double since_exemption(base::Clock::time_point now) override {
+    return shared_.stall_exemption.over_for(now);
+  }
+  bool ask_program() override { return shared_.watchdog.ask(); }
+  std::optional<std::string> take_answer() override { return shared_.watchdog.take(); }
   std::string state_of(int rank) override;
 
  private:

@@ -19,11 +19,11 @@ Exchange::Sends Exchange::begin(Bytes mine) {
   values_.push_back(std::move(mine));
   Sends sends;
   if (size_ > 1) sends.push_back({below(1), {number_, 0, values_}});
-  for (Send& each : go_on()) sends.push_back(std::move(each));
+  for (RoutedMessage& each : go_on()) sends.push_back(std::move(each));
   return sends;
 }
 
-Exchange::Sends Exchange::hear(int source, Part part) {
+Exchange::Sends Exchange::hear(int source, RoundMessage part) {
   HVD_CHECK(part.exchange >= number_ && part.round < 31 && (1 << part.round) < size_);
   HVD_CHECK(source == above(1 << part.round) && part.values.size() == count_in(part.round));
   HVD_CHECK(part.exchange > number_ || part.round >= round_);

@@ -15,22 +15,22 @@ using engine::Roster;
 
 namespace {
 
-// A process that is seen to have ended may have done its part just before, or said why: both arrive within this time.
+// A process may have sent its part, or the cause of its end, just before it ended. Both arrive within this time.
 constexpr base::microseconds kGrace{50'000};
-// Time for last words to leave this process.
+// The time for the cause of a failure to leave this process.
 constexpr base::microseconds kDelivery{200'000};
-// Between two looks: a part of the time in which a sign of life is due, and at most this.
+// The time between two looks is this part of the interval of signs of life, and at most the second constant.
 constexpr int kLooksInSilence = 10;
 constexpr base::microseconds kLongestInterval{1'000'000};
-// Of a host's silence: an exchange that is bounded ends before that has its full length.
+// A bounded exchange ends before this part of the longest silence of a host.
 constexpr double kSilencePart = 0.5;
 
-// What a message holds.
-enum class Kind : std::uint8_t { kPart, kControl };
+// The content of a message.
+enum class MessageKind : std::uint8_t { kPart, kControl };
 
-Bytes encode(const Part& part) {
+Bytes encode(const RoundMessage& part) {
   base::Writer writer;
-  writer.put(Kind::kPart);
+  writer.put(MessageKind::kPart);
   writer.put(part.exchange);
   writer.put(part.round);
   writer.put(static_cast<std::uint32_t>(part.values.size()));
@@ -38,8 +38,8 @@ Bytes encode(const Part& part) {
   return writer.take();
 }
 
-Part decode_part(base::Reader& reader) {
-  Part part;
+RoundMessage decode_part(base::Reader& reader) {
+  RoundMessage part;
   part.exchange = reader.get<std::uint32_t>();
   part.round = reader.get<std::uint32_t>();
   const auto count = reader.get<std::uint32_t>();
@@ -66,7 +66,7 @@ Card decode_card(const Bytes& bytes) {
   return card;
 }
 
-// Of ranks that know each other by number alone.
+// A roster of ranks of which only the numbers are known.
 Roster strangers(const transport::Transport& transport) {
   std::vector<Roster::Rank> ranks;
   for (int rank = 0; rank < transport.size(); ++rank) {
@@ -153,7 +153,7 @@ void Job::set_limits(Limits limits) {
       FailureDetector(failures_.roster(), {limits.silence, shortest_silence()}, time_.now());
 }
 
-// Of those that anybody asks for, in seconds; 0: nobody does.
+// The shortest silence that some rank will ask about, in seconds; 0: none.
 double Job::shortest_silence() const {
   if (limits_.silence <= 0 || limits_.patience <= 0) {
     return std::max(limits_.silence, limits_.patience);
@@ -169,12 +169,12 @@ base::microseconds Job::look_interval() const {
 
 template <typename Step>
 void Job::guard(Step step) {
-  if (lost()) return;  // MPI may abort where a request that has failed is touched again
+  if (lost()) return;  // MPI may abort if a failed request is touched again
   try {
     step();
   } catch (const base::Error& error) {
     Actions actions;
-    // MPI says that somebody is lost, but not who.
+    // MPI reports that a rank is lost, but not which one.
     Facts facts(*this);
     failures_.find_lost(facts, actions);
     if (!failures_.failed()) failures_.fail(error.code(), error.what(), actions);
@@ -201,11 +201,11 @@ void Job::receive() {
 
 void Job::hear(int source, const std::vector<std::byte>& bytes) {
   base::Reader reader(bytes);
-  if (reader.get_enum<Kind>(2, "kind") == Kind::kPart) {
+  if (reader.get_enum<MessageKind>(2, "kind") == MessageKind::kPart) {
     send(exchange_.hear(source, decode_part(reader)));
     return;
   }
-  const engine::Message message = engine::decode(std::span(bytes).subspan(sizeof(Kind)));
+  const engine::Message message = engine::decode(std::span(bytes).subspan(sizeof(MessageKind)));
   Actions actions;
   if (const auto* failure = std::get_if<engine::Failure>(&message); failure && !lost()) {
     failures_.hear(source, *failure, actions);
@@ -215,7 +215,7 @@ void Job::hear(int source, const std::vector<std::byte>& bytes) {
   apply(actions);
 }
 
-// A rank of another host whose end MPI knows, or one of this host that the kernel no longer has.
+// Finds a rank of another host of whose end MPI knows, or one of this host whose process has ended.
 bool Job::find_lost(int* rank, std::string* how) {
   if (transport_->find_lost_peer(rank, how)) return true;
   for (int peer = 0; neighbours_ != nullptr && peer < transport_->size(); ++peer) {
@@ -234,7 +234,8 @@ bool Job::find_lost(int* rank, std::string* how) {
 // --- what is to be done about it --------------------------------------------------------------------------------------
 
 void Job::send(const Exchange::Sends& sends) {
-  for (const Exchange::Send& each : sends) transport_->send_message(each.to, encode(each.part));
+  for (const Exchange::RoutedMessage& each : sends)
+    transport_->send_message(each.to, encode(each.part));
 }
 
 void Job::apply(const Actions& actions) {
@@ -245,7 +246,7 @@ void Job::apply(const Actions& actions) {
 
 void Job::carry_out(const FailureDetector::Send& action) {
   base::Writer writer;
-  writer.put(Kind::kControl);
+  writer.put(MessageKind::kControl);
   std::vector<std::byte> bytes = writer.take();
   const std::vector<std::byte> content = engine::encode(action.message);
   bytes.insert(bytes.end(), content.begin(), content.end());
@@ -270,7 +271,7 @@ void Job::tell_failure(const std::string& cause, const std::vector<int>& ranks) 
   try {
     for (const int rank : ranks) carry_out(FailureDetector::Send{rank, engine::Failure{cause}});
   } catch (const base::Error&) {
-    // That rank is lost as well: the others learn of it as this one did.
+    // The other ranks learn of that rank's loss as this rank did.
   }
 }
 
@@ -304,7 +305,7 @@ void Job::mind_patience(Time now) {
   apply(actions);
 }
 
-// Whom this process will wait for no longer; nothing where it still does.
+// Describes the ranks that this process gives up on; empty while it still waits.
 std::string Job::awaited() const {
   std::string stopped;
   bool some_ended = false;

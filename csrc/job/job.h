@@ -1,10 +1,11 @@
-// The processes of a job where there is no engine: in init() before it is made, and from shutdown() to the end of MPI.
-// Thread: one at a time (driver.h). Owns: a transport of its own, what detects failures, and the exchange under way. Blocks: never.
-// Throws: pass() the failure for which the exchange cannot end: Error(PeerLost, Timeout, System).
+// The processes of a job while there is no engine: in init(), and from shutdown() to the end of MPI.
+// Thread: one at a time (job_driver.h). Owns: a transport of its own, the failure detector, and the current exchange. Blocks:
+// never. Throws: pass() throws the failure that stops the exchange: Error(PeerLost, Timeout, System).
 //
-// MPI's collectives wait for ever for a process that has failed. Here an exchange is made of control messages, and between two looks
-// at them this process looks after the others: at what they say, at the processes of its own host, at signs of life of the other
-// hosts. Its first exchange introduces the ranks to each other; before it has ended they are known by number alone.
+// A collective of MPI waits for ever for a process that has failed. Here an exchange consists of control messages, and between
+// two looks at them this process watches the other processes: it reads their messages, checks the processes of its own host, and
+// expects signs of life from other hosts. The first exchange introduces the ranks to each other; until it has ended only their
+// numbers are known.
 #pragma once
 
 #include <functional>
@@ -20,12 +21,12 @@
 
 namespace hvdlite::job {
 
-// What each rank tells of itself.
+// What each rank tells the others about itself.
 struct Card {
   std::string host;  // its name, for people
   int pid = 0;
   std::string system;        // equal for processes that see each other's process ids
-  bool gives_signs = false;  // it can send signs of life while its program computes
+  bool gives_signs = false;  // sends signs of life while its program computes
 };
 
 class Job {
@@ -37,40 +38,41 @@ class Job {
   Job(std::unique_ptr<transport::Transport> transport, base::TimeSource time, Card mine,
       WatchNeighbours watch);
 
-  // Seconds; 0: no limit. patience: for ranks that are stopped or silent, and for any in a bounded exchange. silence: for the next
-  // sign of life of another host.
+  // Seconds; 0: no limit. patience: for ranks that are stopped or silent; in a bounded exchange for all ranks. silence: for the
+  // next sign of life of another host.
   struct Limits {
     double patience = 0;
     double silence = 0;
   };
   void set_limits(Limits limits);
 
-  // Begins an exchange; the one before must have ended. bounded: patience counts for ranks that have merely not come.
+  // Begins an exchange; the one before must have ended. bounded: the limit `patience` also counts for ranks that have merely not
+  // come.
   void begin(Bytes mine, bool bounded);
-  // Looks once; true when the exchange has ended.
+  // Looks once. Returns true when the exchange has ended.
   bool pass();
   std::vector<Bytes> values() const { return exchange_.values(); }
 
-  // The part of pass() that does not concern the exchange: to be called now and then between exchanges.
+  // The part of pass() without the exchange. Call it now and then between exchanges.
   void look();
-  // Does anybody count on such looks, and how often?
+  // gives_signs: do other ranks rely on such looks? look_interval: how often?
   bool gives_signs() const { return failures_.keeps_in_touch(); }
   base::microseconds look_interval() const;
 
-  // Last words of this process, for those that wait here: gives them as the others read them.
+  // Tells the waiting ranks why this process fails. Returns the text as they read it.
   std::string tell(const std::string& cause);
-  // The words have left this process, or cannot any more.
+  // True when the text has left this process, or cannot leave it any more.
   bool told();
 
   // "rank 3 (host a, pid 17)"
   const std::string& describe(int rank) const { return failures_.roster().describe(rank); }
   bool lost() const { return failure_.code != base::ErrorCode::kOk; }
-  // Kills the processes of this host that are stopped: the job is over, and its launcher may wait for them.
+  // Kills stopped processes of this host: the job is over, but its launcher may wait for them.
   void kill_the_stopped();
 
  private:
   class Facts;
-  // Runs a step; what it throws is a failure.
+  // Runs a step. If it throws, this process fails.
   template <typename Step>
   void guard(Step step);
   void receive();
@@ -83,7 +85,7 @@ class Job {
   void carry_out(const engine::FailureDetector::Warn& action);
   void carry_out(const engine::FailureDetector::Fail& action);
   template <typename Other>
-  void carry_out(const Other&) {}  // Membership's, which has an engine
+  void carry_out(const Other&) {}  // Membership's actions, which need an engine
   void tell_failure(const std::string& cause, const std::vector<int>& ranks);
   double shortest_silence() const;
   void mind_patience(Time now);

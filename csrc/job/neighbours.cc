@@ -11,7 +11,7 @@
 namespace hvdlite::job {
 namespace {
 
-// By number: the C library has had functions for them only since 2022.
+// The system call's number; the C library has had functions for it only since 2022.
 #ifndef SYS_pidfd_open
 #define SYS_pidfd_open 434
 #endif
@@ -35,7 +35,7 @@ class Processes final : public Neighbours {
   Processes& operator=(const Processes&) = delete;
 
   bool has_ended(int rank) override {
-    pollfd entry = {descriptor_of(rank), POLLIN, 0};  // poll skips what is negative
+    pollfd entry = {descriptor_of(rank), POLLIN, 0};  // poll skips a negative descriptor
     return poll(&entry, 1, 0) == 1 && (entry.revents & POLLIN) != 0;
   }
   bool is_stopped(int rank) override {

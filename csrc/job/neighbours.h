@@ -10,15 +10,15 @@ namespace hvdlite::job {
 class Neighbours {
  public:
   virtual ~Neighbours() = default;
-  // By rank; false for a rank of another host, and where the kernel gives no descriptor: then MPI alone tells.
+  // False for a rank of another host, and for one without a descriptor; then only MPI can tell.
   virtual bool has_ended(int rank) = 0;
   virtual bool is_stopped(int rank) = 0;
-  // By SIGKILL, which also ends a process that is stopped.
+  // Sends SIGKILL, which also ends a stopped process.
   virtual void kill(int rank) = 0;
 };
 
-// pids: by rank; 0 for this process and those of other hosts. The descriptors are pidfds (Linux 5.3): they name a process, and not
-// whoever has its number later.
+// pids: by rank; 0 for this process and those of other hosts. The descriptors are pidfds (Linux 5.3): they name a process, and
+// never a later process with the same number.
 std::unique_ptr<Neighbours> watch_processes(const std::vector<int>& pids);
 
 }  // namespace hvdlite::job

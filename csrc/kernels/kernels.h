@@ -30,7 +30,7 @@ enum class Isa : std::uint8_t { kScalar = 0, kAvx2 = 1, kAvx512 = 2 };
 // line says so, else they do not overlap. Factors of float32 and 16-bit floats are rounded to
 // float32 once; a factor of 1 costs nothing. Scaled integers are computed in double (64-bit values
 // beyond 2^53 lose their low bits), truncated toward zero and saturated, NaN gives 0. bool ignores
-// factors and divisor: whoever takes the user's request refuses factors other than 1.
+// factors and divisor: check_request refuses factors other than 1.
 struct ReduceKernels {
   // acc[i] = A(in[i]) * prescale. acc may be in when T is A.
   void (*load)(void* acc, const void* in, std::size_t n, double prescale);

@@ -137,7 +137,7 @@ void store(void* out, const void* acc, std::size_t n, double postscale, std::int
 // --- fold ----------------------------------------------------------------------------------------
 
 // The kernels that define fold, for fold_in_pieces, which exists once for all types.
-struct Steps {
+struct FoldKernels {
   decltype(ReduceKernels::load) load;
   decltype(ReduceKernels::accumulate) accumulate;
   decltype(ReduceKernels::combine) combine;  // null unless T is A
@@ -173,7 +173,7 @@ struct Places<P, 0> {
 
 // Elements [begin, end), as many at a time as the first cache holds. All inputs of a piece are read
 // before any of its outputs is written, so outputs may be inputs.
-[[gnu::noinline]] inline void fold_in_pieces(const Fold& fold, const Steps& steps,
+[[gnu::noinline]] inline void fold_in_pieces(const Fold& fold, const FoldKernels& steps,
                                              std::size_t begin, std::size_t end) {
   alignas(64) std::byte acc[4096];
   const std::size_t piece = sizeof(acc) / steps.accumulator_bytes;
@@ -198,7 +198,7 @@ struct Places<P, 0> {
   }
 }
 
-// Elements [begin, end), a multiple of Group::kCount. kInputs and kOutputs: how many, 0 for as many
+// Elements [begin, end), a multiple of AccumulatorBlock::kCount. kInputs and kOutputs: how many, 0 for as many
 // as there are.
 template <class T, class A, class Op, bool kPrescaled, bool kFinished, int kInputs, int kOutputs>
 void fold_in_registers(const Fold& fold, std::size_t begin, std::size_t end, A prescale, A factor) {
@@ -208,13 +208,13 @@ void fold_in_registers(const Fold& fold, std::size_t begin, std::size_t end, A p
   const int num_in = kInputs == 0 ? fold.num_in : kInputs;
   const int num_out = kOutputs == 0 ? fold.num_out : kOutputs;
   const auto contribution = [=](int k, std::size_t i) HVD_INLINE_BODY {
-    Group<A> group;
+    AccumulatorBlock<A> group;
     group.template read<T>(at<T>(in.place[k], i));
     if constexpr (kPrescaled) group.each([=](V& value) HVD_INLINE_BODY { value *= prescale; });
     return group;
   };
-  for (std::size_t i = begin; i < end; i += Group<A>::kCount) {
-    Group<A> acc = contribution(0, i);
+  for (std::size_t i = begin; i < end; i += AccumulatorBlock<A>::kCount) {
+    AccumulatorBlock<A> acc = contribution(0, i);
     for (int k = 1; k < num_in; ++k) {
       acc.each(contribution(k, i), [](V& sum, const V& value) HVD_INLINE_BODY {
         sum = Op::template apply<V>(sum, value);
@@ -249,7 +249,7 @@ bool folded_in_registers(const Fold& fold, std::size_t begin, std::size_t end) {
   if constexpr (kIsFloat<A>) {
     const A before = static_cast<A>(fold.prescale);
     const A after = static_cast<A>(fold.postscale / static_cast<double>(fold.divisor));
-    // Group::write relies on the NaNs being Op's, not a single input's nor the factor's.
+    // AccumulatorBlock::write relies on the NaNs being Op's, not a single input's nor the factor's.
     const bool other_nans = fold.num_in == 1 || after != after;
     if (std::is_same_v<T, BFloat16> && Op::kOneNan && other_nans) return false;
     // A product is not changed by another factor of 1, nor is the Min or Sum of products: NaNs are
@@ -274,7 +274,7 @@ template <class T, class A, class Op>
 void fold(void* const* out, int num_out, const void* const* in, int num_in, std::size_t n,
           double prescale, double postscale, std::int64_t divisor) {
   const Fold operands{out, num_out, in, num_in, prescale, postscale, divisor};
-  Steps steps{load<T, A>, accumulate<T, A, Op>, nullptr, store<T, A>, sizeof(T), sizeof(A)};
+  FoldKernels steps{load<T, A>, accumulate<T, A, Op>, nullptr, store<T, A>, sizeof(T), sizeof(A)};
   if constexpr (std::is_same_v<T, A>) {
     const bool unscaled = prescale == 1.0 && postscale == 1.0 && divisor == 1;
     if (num_in == 2 && num_out == 1 && unscaled) return combine<A, Op>(out[0], in[0], in[1], n);
@@ -282,7 +282,7 @@ void fold(void* const* out, int num_out, const void* const* in, int num_in, std:
   }
   if constexpr (kVectorBytes != 0 && (kIsFloat<A> || sizeof(T) == sizeof(A))) {
     const std::size_t begin = lead_of<T, kVectorBytes>(out[0], n);
-    const std::size_t end = n - (n - begin) % Group<A>::kCount;
+    const std::size_t end = n - (n - begin) % AccumulatorBlock<A>::kCount;
     if (end != begin && folded_in_registers<T, A, Op>(operands, begin, end)) {
       if (begin != 0) fold_in_pieces(operands, steps, 0, begin);
       if (end != n) fold_in_pieces(operands, steps, end, n);

@@ -1,4 +1,4 @@
-// What the loops of the kernels are made of, for one instruction set: vector registers ("packs"),
+// The building blocks of the kernels' loops, for one instruction set: vector registers ("packs"),
 // the two units that a body is written for, and the loop that calls a body for all elements.
 //
 // T: element type. A: accumulator type. A body is a lambda over a unit (Element or Packed) and an
@@ -201,7 +201,7 @@ struct Packed {
 // bfloat16 are the even and the odd elements of one register, which takes no shuffle, only a shift
 // and a mask.
 template <class A>
-struct Group {
+struct AccumulatorBlock {
   static constexpr std::size_t kCount = 256 / sizeof(A);  // elements
   static constexpr std::size_t kPacks = 256 / sizeof(Pack<A>);
 
@@ -248,7 +248,7 @@ struct Group {
     for (std::size_t p = 0; p < kPacks; ++p) body(pack[p]);
   }
   template <class Body>
-  HVD_INLINE void each(const Group& other, Body body) {
+  HVD_INLINE void each(const AccumulatorBlock& other, Body body) {
 #pragma GCC unroll 8
     for (std::size_t p = 0; p < kPacks; ++p) body(pack[p], other.pack[p]);
   }

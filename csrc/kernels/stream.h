@@ -42,7 +42,7 @@ inline void copy(void* out, const void* in, std::size_t bytes, bool streaming) {
   }
 }
 
-// What this thread has streamed is visible before whatever it stores from now on.
+// Makes this thread's streamed data visible before its later stores.
 void end_streaming();
 
 }  // namespace hvdlite::kernels

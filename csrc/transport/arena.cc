@@ -12,7 +12,7 @@ namespace hvdlite::transport {
 ArenaPart ArenaPart::create(SharedMemory::Kind kind, std::size_t bytes) {
   ArenaPart part;
   part.memory = SharedMemory::create(kind, "hvdlite-arena", bytes, &part.address);
-  // Large pages where the system allows them for shared memory: a hint, so its failure is none.
+  // Asks for large pages, which the system may refuse for shared memory. This is only a hint, so a failure is ignored.
   madvise(part.memory->data(), bytes, MADV_HUGEPAGE);
   part.memory->reserve(0, bytes);
   return part;

@@ -1,13 +1,13 @@
-// Memory of every member of a process set that all of them map: what lies there is reduced where it lies, without a copy
-// (collectives/allreduce_push.cc). All parts of an arena are equally large, and an offset means the same in all of them.
-// Thread: made by one; then read by any. Owns: the mappings of all parts. Blocks: no. Throws: Error(System) if the machine has
-// not got so much memory, or if a part cannot be mapped.
+// Memory that all members of a process set map, with one part for each member. A collective reduces tensors in it where they lie,
+// without a copy (collectives/allreduce_push.cc). All parts have the same size, and an offset means the same place in each.
+// Thread: one thread makes it; then any may read it. Owns: the mappings of all parts. Blocks: no. Throws: Error(System) if the
+// machine lacks the memory, or if a part cannot be mapped.
 //
 //              process of member 0           process of member 1
 //   part 0     own, reserved; its tensors    mapped, while the Arena lives
 //   part 1     mapped, while the Arena lives own, reserved; its tensors
 //
-// A part lives as long as any process maps it. Its owner keeps it for as long as tensors lie in it, also without the Arena.
+// A part lives as long as any process maps it. Its owner keeps it as long as tensors lie in it, even without the Arena.
 #pragma once
 
 #include <cstddef>
@@ -20,9 +20,9 @@
 
 namespace hvdlite::transport {
 
-// A member's own part, and how the others find it.
+// One member's own part, and the address by which the other members find it.
 struct ArenaPart {
-  // Pages are taken from the system at once. kind: see SharedMemory.
+  // Takes the pages from the system at once. kind: see SharedMemory.
   static ArenaPart create(SharedMemory::Kind kind, std::size_t bytes);
 
   std::shared_ptr<SharedMemory> memory;
@@ -31,17 +31,17 @@ struct ArenaPart {
 
 class Arena {
  public:
-  // parts[i]: of member i of the set; index: this rank's place among them, whose part is its own.
+  // parts[i] belongs to member i of the set. index: this rank's place among the members; the part at that place is its own.
   Arena(std::int64_t id, base::SetId set, std::vector<std::shared_ptr<SharedMemory>> parts,
         int index);
 
-  // Names the arena on all members; greater than 0, and never used again.
+  // The same number on all members; greater than 0, and never used again.
   std::int64_t id() const { return id_; }
   base::SetId set() const { return set_; }
   // Do these bytes lie in this rank's part?
   bool holds(const void* data, std::size_t bytes) const;
   std::int64_t offset_of(const void* data) const;
-  // Where this rank sees the parts, by member.
+  // The addresses of the parts in this process, by member.
   const std::vector<std::byte*>& bases() const { return bases_; }
 
  private:

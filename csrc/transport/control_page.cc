@@ -31,19 +31,19 @@ struct flock byte_of(int local_rank) {
 }  // namespace
 
 // One rank's part, on cache lines of its own.
-struct alignas(base::kCacheLine) ControlPage::Slot {
+struct alignas(base::kCacheLine) ControlPage::RankPage {
   Bell bell;
   alignas(base::kCacheLine) std::atomic<std::uint32_t> state;
   base::CpuSet cpus;
   char cause[kCauseBytes];
 };
 
-ControlPage::Slot& ControlPage::slot(int local_rank) const {
-  return reinterpret_cast<Slot*>(memory_->data())[local_rank];
+ControlPage::RankPage& ControlPage::slot(int local_rank) const {
+  return reinterpret_cast<RankPage*>(memory_->data())[local_rank];
 }
 
 std::size_t ControlPage::bytes_for(int local_size) {
-  return sizeof(Slot) * static_cast<std::size_t>(local_size);
+  return sizeof(RankPage) * static_cast<std::size_t>(local_size);
 }
 
 ControlPage::ControlPage(std::unique_ptr<SharedMemory> memory, int local_size, int local_rank)
@@ -55,7 +55,7 @@ ControlPage::ControlPage(std::unique_ptr<SharedMemory> memory, int local_size, i
     throw base::Error(base::ErrorCode::kSystem,
                       std::string("locking a byte of shared memory: ") + std::strerror(errno));
   }
-  Slot& mine = slot(local_rank);
+  RankPage& mine = slot(local_rank);
   mine.cpus = base::allowed_cpus();
   mine.state.store(kAlive, std::memory_order_release);
 }
@@ -63,7 +63,7 @@ ControlPage::ControlPage(std::unique_ptr<SharedMemory> memory, int local_size, i
 Bell& ControlPage::bell(int local_rank) const { return slot(local_rank).bell; }
 
 void ControlPage::announce_failure(const std::string& cause) {
-  Slot& mine = slot(local_rank_);
+  RankPage& mine = slot(local_rank_);
   const std::size_t length = std::min(cause.size(), kCauseBytes - 1);
   std::memcpy(mine.cause, cause.data(), length);
   mine.cause[length] = '\0';
@@ -76,13 +76,13 @@ void ControlPage::announce_leaving() {
 }
 
 std::string ControlPage::why_lost(int local_rank) const {
-  const Slot& theirs = slot(local_rank);
+  const RankPage& theirs = slot(local_rank);
   const std::uint32_t state = theirs.state.load(std::memory_order_acquire);
   if (state == kFailed) return std::string(theirs.cause, strnlen(theirs.cause, kCauseBytes));
   if (state != kAlive) return "";
   struct flock lock = byte_of(local_rank);
   if (fcntl(memory_->descriptor(), F_GETLK, &lock) != 0 || lock.l_type != F_UNLCK) return "";
-  // It may have announced something in the instant before its lock went.
+  // The rank may have announced a state just before its lock was dropped.
   const std::uint32_t last = theirs.state.load(std::memory_order_acquire);
   if (last == kFailed) return std::string(theirs.cause, strnlen(theirs.cause, kCauseBytes));
   if (last == kLeft) return "";

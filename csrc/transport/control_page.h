@@ -1,9 +1,9 @@
-// A page of memory that all ranks of one host share: doorbells, last words, and signs of life.
-// Thread: bell and the read-only members by any thread; the rest by the holder of the progress token. Owns: the memory.
-// Blocks: no. Throws: Error(System) when made, if the system refuses; nothing later.
+// A page of memory that all ranks of one host share: doorbells, the causes of failures, and proof that a rank lives.
+// Thread: any for the bell and the members that only read; the holder of the progress token for the rest. Owns: the memory.
+// Blocks: no. Throws: the constructor throws Error(System) if the system refuses; later functions throw nothing.
 //
-// Each rank holds a POSIX record lock on its own byte of the memory's file; the kernel drops it when the process ends in
-// whatever way, and forked children do not inherit it.
+// Each rank holds a POSIX record lock on its own byte of the memory's file. The kernel drops the lock when the process ends,
+// however it ends. Forked children do not inherit the lock.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,7 @@ namespace hvdlite::transport {
 
 class ControlPage {
  public:
-  // memory: bytes_for(local_size) of it, opened by all ranks of the host, once each: a process loses its record locks when it
+  // memory: bytes_for(local_size) bytes. Each rank of the host opens it exactly once: a process loses its record locks when it
   // closes any descriptor of the file.
   ControlPage(std::unique_ptr<SharedMemory> memory, int local_size, int local_rank);
   static std::size_t bytes_for(int local_size);
@@ -30,15 +30,15 @@ class ControlPage {
 
   void announce_failure(const std::string& cause);
   void announce_leaving();
-  // Why a rank is gone, or "" if it lives or left in good order.
+  // Why the rank is lost; "" if it lives or has left in good order.
   std::string why_lost(int local_rank) const;
 
-  // Processors that any rank of this host may run on; valid once all ranks have made theirs.
+  // The processors that any rank of this host may run on. Valid after all ranks have made their pages.
   base::CpuSet union_of_cpus() const;
 
  private:
-  struct Slot;
-  Slot& slot(int local_rank) const;
+  struct RankPage;
+  RankPage& slot(int local_rank) const;
 
   std::unique_ptr<SharedMemory> memory_;
   int local_size_;

@@ -1,7 +1,7 @@
-// Control messages as frames: a message is its length and its bytes, cut into pieces that MPI sends eagerly; those of one pair of
+// Control messages as frames. A message is its length and its bytes, cut into pieces that MPI sends eagerly. Frames between two
 // ranks arrive in order.
-// Thread: one object, one thread. Owns: what has arrived of the next message. Blocks: no.
-// Throws: Error(Internal) on frames that no correct sender makes. Memory grows with what arrives, never with what is announced.
+// Thread: one object, one thread. Owns: the part of the next message that has arrived. Blocks: no. Throws: Error(Internal) on
+// frames that no correct sender makes. Memory grows with the bytes that arrive, never with an announced length.
 #pragma once
 
 #include <cstddef>
@@ -16,10 +16,10 @@
 
 namespace hvdlite::transport {
 
-// Far more than the requests of all tensors of a job; a length above it is no length.
+// Far more than the requests of all tensors of a job need. A larger length is an error.
 inline constexpr std::uint64_t kMostMessageBytes = std::uint64_t{1} << 30;
 
-// What is cut into the frames of a message.
+// The message with its length in front, to be cut into frames.
 inline std::vector<std::byte> in_frames(std::span<const std::byte> message) {
   const std::uint64_t length = message.size();
   std::vector<std::byte> stream(sizeof(length));
@@ -28,10 +28,10 @@ inline std::vector<std::byte> in_frames(std::span<const std::byte> message) {
   return stream;
 }
 
-// Puts the frames of one sender together.
+// Joins the frames of one sender.
 class FrameAssembler {
  public:
-  // True once the message is whole; the next frame then begins another.
+  // Returns true when the message is complete; the next frame then begins another one.
   bool take(std::span<const std::byte> frame, std::vector<std::byte>* message) {
     if (!begun_) frame = begin(frame);
     if (frame.size() > expected_ - bytes_.size()) {

@@ -1,11 +1,11 @@
-// Memory that all ranks of one host share: where collectives exchange data, and where ranks agree without messages.
-// Thread: plain memory, any; who may write what is the business of those who use it. Owns: nothing (see the transports).
+// Memory that all ranks of one host share. Collectives exchange data in it, and ranks agree in it without messages.
+// Thread: plain memory, any; the code that uses a part says which rank may write it. Owns: nothing (the transports own it).
 // Blocks: no. Throws: nothing.
 //
-// The window is cut into regions; a process set uses at most one region, and its use by collectives is described in
-// collectives/shared_channel.h. In each region every rank of the host has flags of its own and two tiles, so small that the
-// tiles in use stay in the caches. A rank's flags and tiles lie together, apart from those of others, and are first touched
-// by that rank, so that they lie in its NUMA node's memory. Beside them each region has memory for all: a head, and a ledger
+// The window consists of regions. A process set uses at most one region for its collectives, as collectives/shared_channel.h
+// describes. In each region every rank of the host has its own flags and two tiles. Tiles are small enough that the tiles in use
+// stay in the caches. A rank's flags and tiles lie together, apart from those of other ranks, and that rank touches them first,
+// so that they lie in its NUMA node's memory. Each region also has memory for all ranks: a head, and a ledger
 // (engine/negotiation/ledger.h).
 #pragma once
 
@@ -21,55 +21,57 @@
 
 namespace hvdlite::transport {
 
-// What one rank tells the others of its use of one region. Counts are of tiles, since the window was made.
+// What one rank tells the others about its use of one region. Counts are of tiles since the window was made.
 struct WindowFlags {
   static constexpr std::size_t kInlineBytes = 48;
 
-  // A line that carries a small payload together with the news that it is there.
+  // A cache line that carries a small payload together with the flag that announces it.
   struct alignas(base::kCacheLine) Inline {
     std::atomic<std::uint64_t> arrived;
     std::atomic<std::uint64_t> done;  // as the field below, at the time of arrival
     std::byte payload[kInlineBytes];
   };
 
-  alignas(
-      base::kCacheLine) std::atomic<std::uint64_t> arrived;  // tiles whose contribution is in place
-  std::atomic<std::uint64_t> reduced;  // tiles whose own slice is reduced and in place
-  std::atomic<std::uint64_t> done;     // tiles that this rank has finished with
+  alignas(base::kCacheLine)
+      std::atomic<std::uint64_t> arrived;  // tiles that hold this rank's contribution
+  std::atomic<std::uint64_t> reduced;      // tiles whose slice this rank has reduced
+  std::atomic<std::uint64_t> done;         // tiles that this rank does not read any more
   Inline small[2];
-  // Where in this rank's ResultMemory the result lies of the operation that begins with tile t, plus 1, in t & 1; 0: elsewhere.
+  // For the operation that begins with tile t, in result[t & 1]: the offset of its result in this rank's ResultMemory, plus 1. 0:
+  // it lies elsewhere.
   alignas(base::kCacheLine) std::atomic<std::uint64_t> result[2];
 };
 static_assert(sizeof(WindowFlags) == 256);
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 
-// What all ranks that use a region know of it together.
+// What all ranks that use a region share.
 struct WindowHead {
   static constexpr std::size_t kTileClasses = 6;
 
-  // Ranks that have left process sets that used it, since the beginning: tells the next set when the last one has left.
+  // How many ranks have left process sets that used the region, since the beginning. So the next set knows when the last one has
+  // left.
   alignas(base::kCacheLine) std::atomic<std::uint64_t> departures;
-  // Which stores write tiles, by their class (collectives/tile_stores.h). Written by the set's first member.
+  // The kind of stores that write tiles, by the tiles' class (collectives/tile_stores.h). The set's first member writes it.
   alignas(base::kCacheLine) std::atomic<std::uint64_t> tile_stores[kTileClasses];
 };
 
 class HostWindow {
  public:
-  // Two of them fill the L2 cache of many processors: what a reader fetches has then left its writer's own cache for the one
+  // Two such tiles fill the L2 cache of many processors. What a reader fetches has then left its writer's own cache for the cache
   // that both share, from where it comes faster.
   static constexpr std::size_t kUsualTile = 512 * 1024;
 
-  struct Shape {
+  struct Layout {
     int ranks = 1;  // of this host
     int regions = 8;
     std::size_t tile_bytes = kUsualTile;
-    std::size_t ledger_bytes = 0;  // with the head
+    std::size_t ledger_bytes = 0;  // including the head
 
-    // Tiles of at most largest_tile bytes, smaller where many ranks share a host, so that all together stay within budget.
-    static Shape for_ranks(int ranks, std::size_t ledger_bytes,
-                           std::size_t largest_tile = kUsualTile,
-                           std::size_t budget = std::size_t{32} << 20) {
-      Shape shape;
+    // Tiles have at most largest_tile bytes, and fewer if many ranks share a host, so that all together stay within the budget.
+    static Layout for_ranks(int ranks, std::size_t ledger_bytes,
+                            std::size_t largest_tile = kUsualTile,
+                            std::size_t budget = std::size_t{32} << 20) {
+      Layout shape;
       shape.ranks = ranks;
       shape.ledger_bytes = (sizeof(WindowHead) + ledger_bytes + kPage - 1) / kPage * kPage;
       const std::size_t tiles = 2 * static_cast<std::size_t>(ranks * shape.regions);
@@ -77,14 +79,14 @@ class HostWindow {
       shape.tile_bytes = std::max(affordable, kSmallestTile);
       return shape;
     }
-    // Of a payload that is there before the ranks have agreed (collectives/allreduce_inline.h). All read all of them, so the
-    // more ranks the smaller.
+    // The size of a payload that a rank writes before the ranks have agreed (collectives/allreduce_inline.h). Every rank reads
+    // the payloads of all, so more ranks mean smaller payloads.
     std::size_t prepared_bytes() const {
       const std::size_t share = kPreparedOfAll / static_cast<std::size_t>(ranks);
       return std::max(std::min(share, tile_bytes / 8) / base::kCacheLine, std::size_t{1}) *
              base::kCacheLine;
     }
-    // Of one rank's flags, payloads and tiles in all regions.
+    // The bytes of one rank's flags, payloads and tiles in all regions.
     std::size_t rank_bytes() const {
       const std::size_t small =
           static_cast<std::size_t>(regions) * (sizeof(WindowFlags) + 2 * prepared_bytes());
@@ -95,11 +97,11 @@ class HostWindow {
     std::size_t bytes() const {
       return ledgers_bytes() + static_cast<std::size_t>(ranks) * rank_bytes();
     }
-    friend bool operator==(const Shape&, const Shape&) = default;
+    friend bool operator==(const Layout&, const Layout&) = default;
   };
 
-  // memory: shape.bytes() bytes on a page boundary, zero when the first rank sees them.
-  HostWindow(std::byte* memory, const Shape& shape, int local_rank)
+  // memory: shape.bytes() bytes on a page boundary, zero at first.
+  HostWindow(std::byte* memory, const Layout& shape, int local_rank)
       : memory_(memory), shape_(shape), local_rank_(local_rank) {}
 
   int ranks() const { return shape_.ranks; }
@@ -121,13 +123,13 @@ class HostWindow {
   }
   WindowHead& head(int region) const { return *reinterpret_cast<WindowHead*>(common(region)); }
   std::byte* ledger(int region) const { return common(region) + sizeof(WindowHead); }
-  // Beside the window, where the host has it: null, or not, on all its ranks alike.
+  // Sets the result memory beside the window; null if this host has none. All ranks of the host set it or none.
   void set_results(std::shared_ptr<ResultMemory> results) { results_ = std::move(results); }
   const std::shared_ptr<ResultMemory>& results() const { return results_; }
-  // The heads and ledgers of all regions, which the host's first rank should touch first.
+  // The heads and ledgers of all regions. The host's first rank should touch them first.
   std::byte* common_part() const { return common(0); }
   std::size_t common_bytes() const { return shape_.ledgers_bytes(); }
-  // What this rank should touch first.
+  // The memory that this rank should touch first.
   std::byte* own_part() const { return of_rank(local_rank_); }
   std::size_t own_bytes() const { return shape_.rank_bytes(); }
 
@@ -145,7 +147,7 @@ class HostWindow {
   }
 
   std::byte* memory_;
-  Shape shape_;
+  Layout shape_;
   int local_rank_;
   std::shared_ptr<ResultMemory> results_;
 };

@@ -1,6 +1,5 @@
-// An endpoint of the in-process fabric. Whichever of send and receive comes second performs the
-// match, in its own thread, under the lock of the receiver's mailbox, and copies the bytes there
-// and then; the other side learns of it through the operation's atomic state.
+// An endpoint of the in-process fabric. The second of a send and its receive performs the match: in its own thread, under the
+// lock of the receiver's mailbox, it copies the bytes. The other side learns of the match through the operation's atomic state.
 #include "transport/inproc.h"
 
 #include <cstring>
@@ -21,15 +20,15 @@ using base::ErrorCode;
 
 namespace {
 
-using Operation = Fabric::Operation;
+using PostedTransfer = Fabric::PostedTransfer;
 using Mailbox = Fabric::Mailbox;
 using Parcel = Fabric::Parcel;
 using State = Fabric::State;
 using Stream = Fabric::Stream;
 using Wish = Fabric::Wish;
 
-// Up to here a send completes at once, as MPI's eager messages do; above, when it is matched. So low
-// that tests with segments of a few dozen bytes see both.
+// A send of up to this size completes at once, as MPI's eager messages do; a larger send completes when it is matched. The limit
+// is so low that tests with segments of a few dozen bytes meet both cases.
 constexpr std::size_t kEagerBytes = 32;
 
 std::uint64_t key_of(int source, std::uint32_t tag) {
@@ -84,7 +83,7 @@ class Endpoint final : public Transport {
 
   bool test(Ticket& ticket) override {
     if (!ticket) return true;
-    Operation& operation = named(ticket);
+    PostedTransfer& operation = named(ticket);
     if (operation.state.load(std::memory_order_acquire) == State::kPending &&
         lost(operation.peer) && fabric_->cancel(operation)) {
       const int gone = fabric_->dead(rank_) ? rank_ : operation.peer;
@@ -146,7 +145,7 @@ class Endpoint final : public Transport {
 
   void announce_failure(const std::string& cause) override { fabric_->lose(rank_, cause); }
   bool close() override {
-    for (Operation& operation : operations_) {
+    for (PostedTransfer& operation : operations_) {
       if (operation.state.load(std::memory_order_acquire) == State::kPending) {
         fabric_->cancel(operation);
       }
@@ -173,8 +172,8 @@ class Endpoint final : public Transport {
   }
 
  private:
-  // The sender's half of a match: to the receive that waits for it, or else into the mailbox.
-  void hand_over(Operation& operation, int peer, std::uint32_t tag, const void* data,
+  // The sender's half of a match: gives the bytes to a waiting receive, or else puts them into the mailbox.
+  void hand_over(PostedTransfer& operation, int peer, std::uint32_t tag, const void* data,
                  std::size_t bytes) {
     Mailbox& target = fabric_->box(peer);
     const std::lock_guard lock(target.mutex);
@@ -199,8 +198,9 @@ class Endpoint final : public Transport {
     }
   }
 
-  // The receiver's half. True if the sender waits for this moment.
-  bool take_over(Operation& operation, int peer, std::uint32_t tag, void* data, std::size_t bytes) {
+  // The receiver's half. Returns true if the sender waits for the match.
+  bool take_over(PostedTransfer& operation, int peer, std::uint32_t tag, void* data,
+                 std::size_t bytes) {
     Mailbox& mine = fabric_->box(rank_);
     const std::lock_guard lock(mine.mutex);
     Stream& stream = mine.streams[operation.key];
@@ -212,7 +212,7 @@ class Endpoint final : public Transport {
     stream.parcels.pop_front();
     Fabric::drop_if_empty(mine, operation.key);
     const bool awaited = parcel.operation != nullptr;
-    Operation& sender = awaited ? *parcel.operation : operation;
+    PostedTransfer& sender = awaited ? *parcel.operation : operation;
     if (parcel.bytes != bytes) {
       reject(sender, operation, size_mismatch(peer, rank_, tag, parcel.bytes, bytes));
     }
@@ -222,7 +222,7 @@ class Endpoint final : public Transport {
     return awaited;
   }
 
-  Operation& named(const Ticket& ticket) {
+  PostedTransfer& named(const Ticket& ticket) {
     HVD_CHECK(ticket.id <= operations_.size());
     return operations_[ticket.id - 1];
   }
@@ -234,7 +234,7 @@ class Endpoint final : public Transport {
     }
     const Ticket ticket{free_.back()};
     free_.pop_back();
-    Operation& operation = named(ticket);
+    PostedTransfer& operation = named(ticket);
     operation.state.store(State::kPending, std::memory_order_relaxed);
     operation.mailbox = mailbox;
     operation.peer = peer;
@@ -243,8 +243,9 @@ class Endpoint final : public Transport {
     return ticket;
   }
 
-  // Both sides learn of a disagreement: the poster by the throw, the other by its next test().
-  [[noreturn]] static void reject(Operation& other, Operation& own, const std::string& text) {
+  // Both sides learn of a disagreement: the poster by the throw, the other side by its next test().
+  [[noreturn]] static void reject(PostedTransfer& other, PostedTransfer& own,
+                                  const std::string& text) {
     other.fail(ErrorCode::kInternal, text);
     own.fail(ErrorCode::kInternal, text);
     throw Error(ErrorCode::kInternal, text);
@@ -269,23 +270,23 @@ class Endpoint final : public Transport {
   int rank_;
   HostWindow window_;
   bool use_window_;
-  std::deque<Operation> operations_;  // ticket id n names operations_[n - 1]
+  std::deque<PostedTransfer> operations_;  // the ticket with id n names operations_[n - 1]
   std::vector<std::uint64_t> free_;
-  std::vector<bool> told_;  // whose loss find_lost_peer has told
+  std::vector<bool> told_;  // ranks whose loss find_lost_peer has reported
   int told_count_ = 0;
 };
 
 }  // namespace
 
 Fabric::Fabric(const FabricShape& shape) : boxes_(static_cast<std::size_t>(shape.size)) {
-  std::map<int, int> leaders;  // by the number of the host
+  std::map<int, int> leaders;  // by number of the host
   for (int rank = 0; rank < shape.size; ++rank) {
     const int host = shape.hosts.empty() ? 0 : shape.hosts[static_cast<std::size_t>(rank)];
     hosts_.push_back(leaders.emplace(host, rank).first->second);
   }
   for (const auto& [host, leader] : leaders) {
     const auto ranks = static_cast<int>(std::count(hosts_.begin(), hosts_.end(), leader));
-    HostWindow::Shape window = HostWindow::Shape::for_ranks(ranks, shape.ledger_bytes);
+    HostWindow::Layout window = HostWindow::Layout::for_ranks(ranks, shape.ledger_bytes);
     if (shape.tile_bytes > 0) window.tile_bytes = shape.tile_bytes;
     const std::size_t bytes = window.bytes();
     void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -304,7 +305,7 @@ std::vector<std::shared_ptr<ResultMemory>> Fabric::share_results(int ranks) {
     memory = SharedMemory::create(SharedMemory::Kind::kMemfd, "hvdlite-results",
                                   results.size() * FabricShape::kResultBytes, &address);
   } catch (const Error&) {
-    return results;  // they are private then
+    return results;  // then results are private
   }
   for (int rank = 0; rank < ranks; ++rank) {
     results[static_cast<std::size_t>(rank)] =

@@ -1,14 +1,12 @@
-// Ranks as threads (or as simulated state machines stepped by one thread) in one process: the
-// transport of the unit tests.
+// Ranks as threads of one process, or as state machines that one thread steps: the transport of the unit tests.
 //
-// It is stricter than MPI where strictness finds mistakes: a send above a few dozen bytes
-// completes only when its receive was posted (so a missing receive or a missing wait shows), the
-// bytes are copied at that moment (so a buffer touched too early shows), and the two sides must
-// name the same number of bytes.
+// It is stricter than MPI, in order to find mistakes. A send above a few dozen bytes completes only after its receive was posted,
+// so that a missing receive or a missing wait shows. The bytes are copied at that moment, so that a buffer that is touched too
+// early shows. And both sides must give the same number of bytes.
 //
-// Thread: each rank's endpoint belongs to its token holder; the Fabric itself is locked inside.
-// Owns: all mailboxes. Blocks: only wait(). Throws: Error(PeerLost) from the data plane of whoever
-// deals with a rank closed by kill(), Error(Internal) on both sides when byte counts differ.
+// Thread: each rank's token holder uses its endpoint; the Fabric locks itself. Owns: all mailboxes. Blocks: only wait(). Throws:
+// Error(PeerLost) from sends and receives with a rank that kill() has closed, Error(Internal) on both sides if byte counts
+// differ.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +20,7 @@ namespace hvdlite::transport {
 class Fabric;  // the mailboxes of `size` ranks
 
 struct FabricShape {
-  static constexpr std::size_t kResultBytes = std::size_t{64} << 20;  // of each rank's ResultMemory
+  static constexpr std::size_t kResultBytes = std::size_t{64} << 20;  // for each rank
 
   int size = 1;
   std::vector<int> hosts;      // number of each rank's host; empty: one host for all
@@ -32,19 +30,18 @@ struct FabricShape {
 
 std::shared_ptr<Fabric> make_fabric(const FabricShape& shape);
 
-// One endpoint a rank at a time. Destroying it withdraws what it had posted, so that no peer
-// touches its buffers any more; without announce_leaving() before, the peers find it lost.
-// use_window false: as if the host had no shared memory.
+// One endpoint of a rank at a time. Its destructor withdraws what it had posted, so that no peer touches its buffers any more.
+// Without announce_leaving() before, the peers find the rank lost. use_window false: as on a host without shared memory.
 std::unique_ptr<Transport> connect(std::shared_ptr<Fabric> fabric, int rank,
                                    bool use_window = true);
 
-// Tests: the rank is dead from now on. Posts to it and tests of what had not completed throw
-// Error(PeerLost), as does everything the dead rank itself tries; messages to it vanish,
-// find_lost_peer() tells each survivor once, all bells ring. What it had sent before still arrives.
+// For tests: the rank is dead from now on. Posts to it, and tests of operations that had not completed, throw Error(PeerLost),
+// and so does everything that the dead rank tries. Messages to it vanish, find_lost_peer() reports it once to each survivor, and
+// all bells ring. Messages that it had sent before still arrive.
 void kill(Fabric& fabric, int rank);
 
-// Grows with every post, match, completed test and message: a scheduler that steps ranks in one
-// thread knows by it whether anything still moves.
+// Grows with each post, match, completed test and message. A scheduler that steps ranks in one thread reads it to see whether
+// anything still moves.
 std::uint64_t activity(const Fabric& fabric);
 
 }  // namespace hvdlite::transport

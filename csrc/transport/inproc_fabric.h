@@ -1,8 +1,7 @@
-// The inside of the in-process transport: one mailbox a rank, holding what was sent to that rank
-// and not yet received, and what it wants to receive and was not yet sent. Thread: any; every
-// mailbox has its lock, the counters are atomic. Owns: copies of small messages; the operations
-// that mailboxes point to belong to their posters. Blocks: no, but for the locks. Throws:
-// Error(InvalidArgument) for a rank that is not in the fabric.
+// The inside of the in-process transport. Each rank has one mailbox with the messages sent to the rank that it has not received,
+// and with the receives that have not met their send.
+// Thread: any; each mailbox has its lock, and the counters are atomic. Owns: copies of small messages; the poster of an operation
+// owns the operation. Blocks: no, but for the locks. Throws: Error(InvalidArgument) for a rank that is not in the fabric.
 #pragma once
 
 #include <sys/mman.h>
@@ -31,13 +30,13 @@ class Fabric {
  public:
   enum class State : int { kPending, kComplete, kFailed };
 
-  // One posted send or receive. The poster owns it; until it is matched the mailbox points to it.
-  struct Operation {
+  // One posted send or receive. Its poster owns it. Until it is matched the mailbox points to it.
+  struct PostedTransfer {
     std::atomic<State> state{State::kPending};
-    int mailbox = 0;  // the receiver's rank: where it waits for its match
+    int mailbox = 0;  // the receiver's rank, where the operation waits for its match
     int peer = 0;
     std::uint64_t key = 0;
-    // These two are written before state becomes kFailed.
+    // These two are written before `state` becomes kFailed.
     base::ErrorCode code = base::ErrorCode::kOk;
     std::string failure;
 
@@ -49,9 +48,9 @@ class Fabric {
     }
   };
 
-  // A send without its receive. An eager one has its own copy of the bytes and no operation.
+  // A send without its receive. An eager send is a copy of the bytes, without an operation.
   struct Parcel {
-    Operation* operation = nullptr;
+    PostedTransfer* operation = nullptr;
     const void* data = nullptr;
     std::size_t bytes = 0;
     std::vector<std::byte> copy;
@@ -59,12 +58,12 @@ class Fabric {
 
   // A receive without its send.
   struct Wish {
-    Operation* operation = nullptr;
+    PostedTransfer* operation = nullptr;
     void* data = nullptr;
     std::size_t bytes = 0;
   };
 
-  // Everything from one source with one tag, in the order of posting; one of the two is empty.
+  // All messages from one source with one tag, in the order of posting. One of the two queues is empty.
   struct Stream {
     std::deque<Parcel> parcels;
     std::deque<Wish> wishes;
@@ -85,13 +84,13 @@ class Fabric {
     std::atomic<bool> dead{false};
     std::atomic<bool> connected{false};
 
-    std::string loss;  // how this rank was lost to the others, empty while it is not
+    std::string loss;  // how this rank was lost to the others; empty if it was not
     bool left = false;
   };
 
   explicit Fabric(const FabricShape& shape);
 
-  // The lowest rank on the rank's host, and its place there.
+  // host_of: the lowest rank on the rank's host. local_rank_of: the rank's place there.
   int host_of(int rank) const { return hosts_[static_cast<std::size_t>(rank)]; }
   int local_rank_of(int rank) const {
     return static_cast<int>(std::count(hosts_.begin(), hosts_.begin() + rank, host_of(rank)));
@@ -124,7 +123,7 @@ class Fabric {
     lose(rank, "was killed");
   }
 
-  // Lets find_lost_peer() of the others tell of this rank; the first reason stands.
+  // From now on find_lost_peer() of the other ranks reports this rank. The first reason counts.
   void lose(int rank, const std::string& how) {
     {
       Mailbox& lost = box(rank);
@@ -151,8 +150,8 @@ class Fabric {
     return lost.loss;
   }
 
-  // Takes an unmatched operation out of its mailbox; false if it was matched meanwhile.
-  bool cancel(Operation& operation) {
+  // Takes an unmatched operation out of its mailbox. Returns false if it was matched meanwhile.
+  bool cancel(PostedTransfer& operation) {
     Mailbox& target = box(operation.mailbox);
     const std::lock_guard lock(target.mutex);
     const auto found = target.streams.find(operation.key);
@@ -175,7 +174,7 @@ class Fabric {
     void operator()(std::byte* memory) const { munmap(memory, bytes); }
   };
   struct Window {
-    HostWindow::Shape shape;
+    HostWindow::Layout shape;
     std::unique_ptr<std::byte, Unmap> memory;
     std::vector<std::shared_ptr<ResultMemory>> results;  // by local rank
   };
@@ -183,7 +182,7 @@ class Fabric {
   static std::vector<std::shared_ptr<ResultMemory>> share_results(int ranks);
 
   template <typename Entry>
-  static bool withdraw(std::deque<Entry>& entries, const Operation* operation) {
+  static bool withdraw(std::deque<Entry>& entries, const PostedTransfer* operation) {
     for (auto entry = entries.begin(); entry != entries.end(); ++entry) {
       if (entry->operation != operation) continue;
       entries.erase(entry);

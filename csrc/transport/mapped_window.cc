@@ -21,7 +21,7 @@ void take(SharedMemory& memory, const std::byte* start, std::size_t bytes) {
 
 }  // namespace
 
-MappedWindow::MappedWindow(std::unique_ptr<SharedMemory> memory, const HostWindow::Shape& shape,
+MappedWindow::MappedWindow(std::unique_ptr<SharedMemory> memory, const HostWindow::Layout& shape,
                            int local_rank)
     : memory_(std::move(memory)), window_(memory_->data(), shape, local_rank) {
   HVD_CHECK(memory_->size() == shape.bytes());

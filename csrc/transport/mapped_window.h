@@ -1,6 +1,6 @@
-// The host window of ranks that are processes: a HostWindow in memory they all map.
-// Thread: made by one; then as HostWindow says. Owns: the memory. Blocks: no. Throws: Error(System) if the machine has not
-// got so much memory.
+// The host window of ranks that are processes: a HostWindow in memory that all of them map.
+// Thread: one thread makes it; then as HostWindow says. Owns: the memory. Blocks: no. Throws: Error(System) if the machine lacks
+// the memory.
 #pragma once
 
 #include <memory>
@@ -12,9 +12,9 @@ namespace hvdlite::transport {
 
 class MappedWindow {
  public:
-  // memory: shape.bytes() of it, not used yet. Reserves and touches what is this rank's (and, as the host's first rank, the
-  // ledgers), so that no use of the window runs out of memory or finds its pages on another rank's NUMA node.
-  MappedWindow(std::unique_ptr<SharedMemory> memory, const HostWindow::Shape& shape,
+  // memory: shape.bytes() bytes, not used yet. The constructor reserves and touches this rank's part (and the ledgers, if it is
+  // the host's first rank). So later use cannot run out of memory, and the pages lie on this rank's NUMA node.
+  MappedWindow(std::unique_ptr<SharedMemory> memory, const HostWindow::Layout& shape,
                int local_rank);
 
   HostWindow& window() { return window_; }

@@ -25,7 +25,7 @@ std::unique_ptr<Transport> MpiEntrance::take() {
   check(mpi_, mpi_->comm_adopt(comm_), "MPI_Comm_set_errhandler");
   int size = 0;
   check(mpi_, mpi_->comm_size(comm_, &size), "MPI_Comm_size");
-  std::vector<MpiTransport::Peer> peers(static_cast<std::size_t>(size));
+  std::vector<MpiTransport::RankLocation> peers(static_cast<std::size_t>(size));
   for (int rank = 0; rank < size; ++rank) peers[static_cast<std::size_t>(rank)].leader = rank;
   return std::make_unique<MpiTransport>(mpi_, comm_, rank_, std::move(peers), nullptr, nullptr,
                                         false, MpiTransport::Limits{});

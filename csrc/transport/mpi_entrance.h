@@ -12,16 +12,16 @@ namespace hvdlite::transport {
 
 class MpiEntrance {
  public:
-  // comm_address: of an MPI_Comm. All its ranks have to make one.
+  // comm_address: of an MPI_Comm. All its ranks must make an entrance.
   MpiEntrance(const char* shim_path, const void* comm_address);
   MpiEntrance(const MpiEntrance&) = delete;
   MpiEntrance& operator=(const MpiEntrance&) = delete;
 
-  // Have all ranks come? To be asked until it says so.
+  // Have all ranks come? Call it until it returns true.
   bool open();
-  // Once it is open: ranks without names, each as if alone on its host, and without shared memory.
+  // Call it after open(). The transport knows no names, treats each rank as alone on its host, and has no shared memory.
   std::unique_ptr<Transport> take();
-  // May one thread use it while another uses another communicator?
+  // May one thread use this communicator while another thread uses another one?
   bool takes_threads() const { return takes_threads_; }
   int rank() const { return rank_; }
 

@@ -26,15 +26,15 @@ using base::ErrorCode;
 
 namespace {
 
-// A peer that runs answers within the spin. One that does not may have been put on this very processor, though there are enough:
-// if both spun for longer, each would wait for the other's spin to end.
+// A running peer answers within this time. A peer that does not answer may have been placed on this rank's processor, although
+// there are enough processors. If both span for longer, each would wait for the other's spin to end.
 constexpr base::microseconds kSpin{10};
 constexpr base::microseconds kYield{40};
 constexpr base::microseconds kYieldWhereShared{75};
 
-// What each rank tells all others at init.
+// What each rank tells all others in init().
 struct Introduction {
-  int leader = 0;  // the lowest rank of its host, as MPI sees it
+  int leader = 0;  // the lowest rank of its host, as MPI reports it
   int pid = 0;
   char host[64] = {};
   char boot[64] = {};  // of its kernel; "" if that is kept secret
@@ -49,20 +49,20 @@ Introduction introduce(int leader) {
   return me;
 }
 
-// The ranks of one host while they join.
-struct Host {
+// The ranks of one host, while they join.
+struct HostRanks {
   const hvdlite_mpi* mpi;
   hvdlite_mpi_comm comm;
-  int rank, size;           // of the host
-  const std::string& kind;  // the knob shared_memory
+  int rank, size;           // on the host
+  const std::string& kind;  // of the knob shared_memory
 };
 
-// What make() builds over memory that all ranks of the host map; null on all of them alike, with the reason in why_not, if
-// any rank cannot have it. The leader makes the memory, the others open it.
+// Returns what make() builds over memory that all ranks of the host map. The leader makes the memory, the others open it. If one
+// rank cannot, the result is null on all of them, and why_not has the reason.
 template <typename Thing, typename Make>
-std::unique_ptr<Thing> share(const Host& host, const char* name, std::size_t bytes,
+std::unique_ptr<Thing> share(const HostRanks& host, const char* name, std::size_t bytes,
                              std::string* why_not, Make make) {
-  struct Outcome {
+  struct OpenedMemory {
     int ok = 0;  // 1: yes
     char why[200] = {};
   };
@@ -76,7 +76,7 @@ std::unique_ptr<Thing> share(const Host& host, const char* name, std::size_t byt
     const auto attempt = [&](auto step) {
       try {
         if (problem.empty()) step();
-      } catch (const std::exception& error) {  // whatever it is, the others wait for the outcome
+      } catch (const std::exception& error) {  // any exception: the other ranks wait for the result
         problem = error.what();
       }
     };
@@ -84,24 +84,25 @@ std::unique_ptr<Thing> share(const Host& host, const char* name, std::size_t byt
       attempt([&] { memory = SharedMemory::create(kind, name, bytes, &address); });
     }
     check(host.mpi, host.mpi->bcast(&address, sizeof(address), 0, host.comm), "MPI_Bcast");
-    SharedMemory* const original = memory.get();  // the thing's from now on
+    SharedMemory* const original = memory.get();  // the object made below owns it now
     if (address.exists != 0) {
       if (host.rank > 0) attempt([&] { memory = SharedMemory::open(address, bytes); });
       attempt([&] { thing = make(std::move(memory)); });
     }
-    Outcome mine;
+    OpenedMemory mine;
     mine.ok = thing != nullptr ? 1 : 0;
     problem.copy(mine.why, sizeof(mine.why) - 1);
-    std::vector<Outcome> all(static_cast<std::size_t>(host.size));
+    std::vector<OpenedMemory> all(static_cast<std::size_t>(host.size));
     check(host.mpi, host.mpi->allgather(&mine, sizeof(mine), all.data(), host.comm),
           "MPI_Allgather");
     if (thing && original != nullptr) original->unlink();
-    if (std::all_of(all.begin(), all.end(), [](const Outcome& rank) { return rank.ok == 1; })) {
+    if (std::all_of(all.begin(), all.end(),
+                    [](const OpenedMemory& rank) { return rank.ok == 1; })) {
       return thing;
     }
-    // Where the leader has none, the others have nothing to say.
+    // If the leader has none, the other ranks have no reason to give.
     const auto told = std::find_if(all.begin(), all.end(),
-                                   [](const Outcome& rank) { return rank.why[0] != '\0'; });
+                                   [](const OpenedMemory& rank) { return rank.why[0] != '\0'; });
     HVD_CHECK(told != all.end());
     *why_not += (why_not->empty() ? "" : "; ") + std::string(knob) + ": " +
                 std::string(told->why, strnlen(told->why, sizeof(told->why)));
@@ -109,9 +110,9 @@ std::unique_ptr<Thing> share(const Host& host, const char* name, std::size_t byt
   return nullptr;
 }
 
-// The host's memory for results: address space for twice what each rank keeps, so that there is room beside that for what is in
-// use. Only in a memfd, whose size is not bound by /dev/shm's. Null: results are private, which costs bandwidth only.
-std::shared_ptr<ResultMemory> share_results(const Host& host, const base::Config& config) {
+// The host's memory for results: address space for twice what each rank keeps, so that there is room for blocks in use. It needs
+// a memfd, because /dev/shm limits the size of its files. Null: results are private, which only costs bandwidth.
+std::shared_ptr<ResultMemory> share_results(const HostRanks& host, const base::Config& config) {
   std::uint64_t part = 0;
   const bool some_fit =
       ResultMemory::largest(config.streaming_bytes, host.size) >= ResultMemory::kSmallest;
@@ -122,7 +123,7 @@ std::shared_ptr<ResultMemory> share_results(const Host& host, const base::Config
   check(host.mpi, host.mpi->bcast(&part, sizeof(part), 0, host.comm), "MPI_Bcast");
   if (part == 0) return nullptr;
   const std::string memfd = "memfd";
-  const Host here = {host.mpi, host.comm, host.rank, host.size, memfd};
+  const HostRanks here = {host.mpi, host.comm, host.rank, host.size, memfd};
   std::string why_not;
   return share<ResultMemory>(here, "hvdlite-results", part * static_cast<std::uint64_t>(host.size),
                              &why_not, [&](std::unique_ptr<SharedMemory> memory) {
@@ -137,8 +138,8 @@ bool some_share_a_host(const std::vector<int>& leaders) {
 
 }  // namespace
 
-base::Waiting choose_waiting(const base::Config& config, int cpus, int ranks) {
-  base::Waiting waiting;
+base::WaitPolicy choose_waiting(const base::Config& config, int cpus, int ranks) {
+  base::WaitPolicy waiting;
   waiting.core_to_spare = cpus >= 2 * ranks;
   if (config.spin_us >= 0) {
     waiting.spin = base::microseconds(static_cast<std::int64_t>(config.spin_us));
@@ -152,7 +153,7 @@ base::Waiting choose_waiting(const base::Config& config, int cpus, int ranks) {
 }
 
 std::vector<int> merge_hosts(std::vector<int> leaders, const std::vector<std::string>& machines) {
-  std::map<std::string, int> first;  // rank of each machine
+  std::map<std::string, int> first;  // first rank of each machine
   for (std::size_t r = 0; r < leaders.size(); ++r) {
     if (machines[r].empty()) continue;
     const int other = leaders[static_cast<std::size_t>(
@@ -174,7 +175,7 @@ MpiWorld place(const std::vector<int>& leaders, int rank) {
   const std::vector<int>& mine = hosts.at(leaders[static_cast<std::size_t>(rank)]);
   world.local_size = static_cast<int>(mine.size());
   world.local_rank = static_cast<int>(std::find(mine.begin(), mine.end(), rank) - mine.begin());
-  // The cross group: the ranks with this local rank, one on each host that has so many.
+  // The cross group: the ranks with this local rank, one on each host that has that many ranks.
   world.cross_size = 0;
   for (const auto& [leader, ranks] : hosts) {
     world.is_homogeneous = world.is_homogeneous && ranks.size() == mine.size();
@@ -215,7 +216,7 @@ MpiWorld open_mpi(const char* shim_path, const void* comm_address, const base::C
 
   MpiWorld world = place(leaders, rank);
   const int local_rank = world.local_rank, local_size = world.local_size;
-  const Host joining = {mpi, host, local_rank, local_size, config.shared_memory};
+  const HostRanks joining = {mpi, host, local_rank, local_size, config.shared_memory};
   std::string why_no_page, why_no_window;
   std::unique_ptr<ControlPage> page = share<ControlPage>(
       joining, "hvdlite-control", ControlPage::bytes_for(local_size), &why_no_page,
@@ -223,9 +224,9 @@ MpiWorld open_mpi(const char* shim_path, const void* comm_address, const base::C
         return std::make_unique<ControlPage>(std::move(memory), local_size, local_rank);
       });
   std::unique_ptr<MappedWindow> window;
-  // A rank that is alone on its host needs none for itself, but for what it does together with the ranks of other hosts.
+  // A rank that is alone on its host needs no window for itself, but for hierarchical collectives with other hosts.
   if (page && some_share_a_host(leaders)) {
-    const auto shape = HostWindow::Shape::for_ranks(local_size, ledger_bytes, config.tile_bytes);
+    const auto shape = HostWindow::Layout::for_ranks(local_size, ledger_bytes, config.tile_bytes);
     window = share<MappedWindow>(joining, "hvdlite-window", shape.bytes(), &why_no_window,
                                  [&](std::unique_ptr<SharedMemory> memory) {
                                    return std::make_unique<MappedWindow>(std::move(memory), shape,
@@ -257,7 +258,7 @@ MpiWorld open_mpi(const char* shim_path, const void* comm_address, const base::C
   }
   world.waiting = choose_waiting(config, page ? page->union_of_cpus().count() : 0, local_size);
 
-  std::vector<MpiTransport::Peer> peers;
+  std::vector<MpiTransport::RankLocation> peers;
   for (int r = 0; r < size; ++r) {
     const Introduction& introduction = all[static_cast<std::size_t>(r)];
     const MpiWorld theirs = place(leaders, r);

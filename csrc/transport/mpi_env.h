@@ -1,6 +1,6 @@
-// Joins the ranks of an MPI communicator: loads the shim, learns the topology, sets up the control page and the window of each host.
-// Thread: one, at init; collective over the communicator. Owns: nothing afterwards. Blocks: until all ranks have joined.
-// Throws: Error(System) if MPI or the shim refuses, Error(Unsupported) for too low a thread level, naming the remedy.
+// Joins the ranks of an MPI communicator: loads the shim, learns the topology, and sets up each host's control page and window.
+// Thread: one, in init(); collective over the communicator. Owns: nothing afterwards. Blocks: until all ranks have joined.
+// Throws: Error(System) if MPI or the shim refuses, Error(Unsupported) for too low a thread level, with the remedy.
 #pragma once
 
 #include <cstddef>
@@ -18,24 +18,24 @@ struct MpiWorld {
   std::unique_ptr<Transport> transport;
   int rank = 0, size = 1, local_rank = 0, local_size = 1, cross_rank = 0, cross_size = 1;
   bool is_homogeneous = true;
-  base::Waiting waiting;
+  base::WaitPolicy waiting;
 };
 
-// ledger_bytes: of each region of the window.
+// ledger_bytes: the ledger's size in each region of the window.
 MpiWorld open_mpi(const char* shim_path, const void* comm_address, const base::Config& config,
                   std::size_t ledger_bytes);
 
-// How so many ranks that may run on so many processors together wait for each other. Polling pays for about as long as it takes
-// to fall asleep and be woken; where ranks share a processor it would take it from the very rank that is waited for, so each
-// lets others have it instead. Pure.
-base::Waiting choose_waiting(const base::Config& config, int cpus, int ranks);
+// How ranks wait for each other: `ranks` of them that may run on `cpus` processors together. Polling pays off for about the time
+// that it takes to fall asleep and be woken. If ranks share a processor, a polling rank would take it from the very rank that it
+// waits for, so each rank yields instead. Pure.
+base::WaitPolicy choose_waiting(const base::Config& config, int cpus, int ranks);
 
-// The lowest rank of each rank's host. leaders: the same as MPI sees it. machines: names of the machines, "" where there is none. On
-// one host are ranks of which MPI says so, and those on one machine: MPI may not know, and takes each rank for alone under a
-// launcher that does not tell it what it asks for. Pure.
+// The lowest rank of each rank's host. leaders: the same, as MPI reports it. machines: names of the machines, "" if unknown.
+// Ranks are on one host if MPI says so, or if their machine is the same. Under a launcher that does not tell MPI the topology,
+// MPI takes each rank for alone. Pure.
 std::vector<int> merge_hosts(std::vector<int> leaders, const std::vector<std::string>& machines);
 
-// Where a rank stands, from the lowest rank of each rank's host (leaders[r]). Pure.
+// A rank's place, computed from the lowest rank of each rank's host (leaders[r]). Pure.
 MpiWorld place(const std::vector<int>& leaders, int rank);
 
 }  // namespace hvdlite::transport

@@ -31,7 +31,7 @@ int thread_level(const hvdlite_mpi* mpi) {
 }
 
 const hvdlite_mpi* load_shim(const char* path) {
-  // The shim names no library: MPI's symbols are those mpi4py has already loaded.
+  // The shim names no library: the symbols of the MPI that mpi4py has loaded serve it.
   void* library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     const char* why = dlerror();

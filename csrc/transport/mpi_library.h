@@ -1,6 +1,6 @@
-// The MPI that Python has loaded, by the function table of the shim that fits it.
+// The MPI that Python has loaded, as the function table of the matching shim.
 // Thread: any. Owns: nothing; the shim stays loaded. Blocks: no. Throws: Error(System) if MPI or the shim refuses,
-// Error(PeerLost) where it says that a rank is lost, Error(Unsupported) for too low a thread level, naming the remedy.
+// Error(PeerLost) if MPI reports a lost rank, Error(Unsupported) for too low a thread level, with the remedy.
 #pragma once
 
 #include "transport/mpi_abi.h"
@@ -8,9 +8,9 @@
 namespace hvdlite::transport {
 
 const hvdlite_mpi* load_mpi(const char* shim_path);
-// May several threads call it at once?
+// May several threads call MPI at the same time?
 bool takes_threads(const hvdlite_mpi* mpi);
-// Throws what MPI says where a function of init has failed.
+// Throws MPI's error text after a failed function of init().
 void check(const hvdlite_mpi* mpi, int error, const char* what);
 
 }  // namespace hvdlite::transport

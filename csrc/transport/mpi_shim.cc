@@ -1,5 +1,5 @@
-// The table of mpi_abi.h for one MPI: compiled once against each MPI found at build time, so it may include mpi.h and knows
-// that MPI's handles, constants and versions. It needs no other file of ours and links to nothing but MPI.
+// The table of mpi_abi.h for one MPI. This file is compiled once for each MPI found at build time, so it includes mpi.h and knows
+// that MPI's handles, constants and versions. It needs no other file of hvdlite, and links only to MPI.
 #include <mpi.h>
 #if defined(OPEN_MPI) && OPEN_MPI
 #include <mpi-ext.h>
@@ -11,8 +11,8 @@
 
 #include "transport/mpi_abi.h"
 
-// Open MPI builds differ in having fault tolerance: weak, an absent function is null instead of refusing to load. MPICH
-// declares the same functions, but its ch4 device does not implement them.
+// Some builds of Open MPI have fault tolerance. These symbols are weak, so that an absent function is null and does not prevent
+// loading. MPICH declares the same functions, but its ch4 device does not implement them.
 #if defined(OPEN_MPI) && OPEN_MPI && defined(MPIX_ERR_PROC_FAILED)
 #define HVDLITE_SHIM_ULFM 1
 #pragma weak MPIX_Comm_revoke
@@ -96,7 +96,7 @@ int comm_dup(hvdlite_mpi_comm comm, hvdlite_mpi_comm* out) {
 }
 
 int comm_idup(hvdlite_mpi_comm comm, hvdlite_mpi_comm* out, hvdlite_mpi_request* request) {
-  // A handle lies at the lowest bytes of its bits, which wrap() and unwrap() copy.
+  // wrap() and unwrap() copy a handle to and from the lowest bytes of its bits.
   static_assert(sizeof(MPI_Comm) <= sizeof(out->bits));
   *out = wrap<hvdlite_mpi_comm>(MPI_COMM_NULL);
   MPI_Request made = MPI_REQUEST_NULL;
@@ -137,17 +137,17 @@ int tag_upper_bound(hvdlite_mpi_comm comm, int* bound) {
   int* value = nullptr;
   int found = 0;
   int error = MPI_Comm_get_attr(comm_of(comm), MPI_TAG_UB, static_cast<void*>(&value), &found);
-  if (error == MPI_SUCCESS && found == 0) {  // the standard promises it on the world only
+  if (error == MPI_SUCCESS && found == 0) {  // the standard promises it only for MPI_COMM_WORLD
     error = MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, static_cast<void*>(&value), &found);
   }
-  *bound = found != 0 ? *value : 32767;  // the smallest bound the standard allows
+  *bound = found != 0 ? *value : 32767;  // the smallest bound that the standard allows
   return error;
 }
 
 // --- failures ------------------------------------------------------------------------------------------------------------
 
 #if HVDLITE_SHIM_ULFM
-// Open MPI's MPI_Request_get_status does not look at failures, so a poll asks the communicator now and then.
+// Open MPI's MPI_Request_get_status ignores failures, so some polls ask the communicator.
 int health(MPI_Comm comm) {
   if (MPIX_Comm_is_revoked == nullptr || MPIX_Comm_get_failed == nullptr) return MPI_SUCCESS;
   int revoked = 0;
@@ -185,7 +185,7 @@ int health(MPI_Comm) { return MPI_SUCCESS; }
 #endif
 
 int health_now_and_then(MPI_Comm comm) {
-  constexpr unsigned kPollsBetween = 16;  // asking costs as much as a few polls
+  constexpr unsigned kPollsBetween = 16;  // the question costs as much as a few polls
   thread_local unsigned polls = 0;
   return ++polls % kPollsBetween == 0 ? health(comm) : MPI_SUCCESS;
 }
@@ -227,8 +227,8 @@ int irecv(void* data, int count, int peer, int tag, hvdlite_mpi_comm comm,
   return error;
 }
 
-// Polls without freeing first: Open MPI frees a failed request inside MPI_Test and may abort when its late completion
-// arrives. A failed request is therefore left alone, and the caller keeps its buffer.
+// Polls with MPI_Request_get_status, which frees nothing. Reason: Open MPI's MPI_Test frees a failed request, and may abort when
+// the late completion arrives. A failed request is left alone, and the caller keeps its buffer.
 int test(hvdlite_mpi_request* request, hvdlite_mpi_comm comm, int* done, int* source, int* bytes) {
   *done = 0;
   MPI_Request handle = unwrap<MPI_Request>(*request);
@@ -248,7 +248,7 @@ int test(hvdlite_mpi_request* request, hvdlite_mpi_comm comm, int* done, int* so
   return error;
 }
 
-// The caller tests the request afterwards: it completes, matched or cancelled.
+// The caller tests the request afterwards: it completes, either matched or cancelled.
 int cancel(hvdlite_mpi_request* request) {
   MPI_Request handle = unwrap<MPI_Request>(*request);
   return handle == MPI_REQUEST_NULL ? MPI_SUCCESS : MPI_Cancel(&handle);

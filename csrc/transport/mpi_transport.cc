@@ -14,18 +14,18 @@ using base::ErrorCode;
 
 namespace {
 
-// Control messages travel under this tag, data under the tags above it.
+// The tag of control messages. The tags of data are above it.
 constexpr int kControlTag = 0;
-// A frame is small enough to be sent eagerly by every MPI we know; longer messages take several.
+// Every known MPI sends a frame of this size eagerly. A longer message takes several frames.
 constexpr std::size_t kFrameBytes = 4096;
 constexpr int kPostedFrames = 8;
-// Below this MPI sends eagerly and the sender needs no news of the receiver's progress.
+// MPI sends smaller messages eagerly, and the sender needs no news of the receiver's progress.
 constexpr std::size_t kLargeBytes = 4096;
 
 }  // namespace
 
 MpiTransport::MpiTransport(const hvdlite_mpi* mpi, hvdlite_mpi_comm comm, int rank,
-                           std::vector<Peer> peers, std::unique_ptr<ControlPage> page,
+                           std::vector<RankLocation> peers, std::unique_ptr<ControlPage> page,
                            std::unique_ptr<MappedWindow> window, bool windows_everywhere,
                            Limits limits)
     : mpi_(mpi),
@@ -49,13 +49,13 @@ MpiTransport::MpiTransport(const hvdlite_mpi* mpi, hvdlite_mpi_comm comm, int ra
 }
 
 MpiTransport::~MpiTransport() {
-  // What MPI may still touch, sent from the window, must outlive us.
+  // MPI may still touch frames in the send window, so they must outlive this object.
   if (!close()) {
     [[maybe_unused]] const MappedWindow* kept = window_.release();
   }
 }
 
-// The communicator is not freed: that is collective, and a rank that leaves must not wait for the others.
+// The communicator is not freed, because that is collective, and a leaving rank must not wait for others.
 bool MpiTransport::close() {
   int finalized = 0;
   if (mpi_->finalized(&finalized) != 0 || finalized != 0) return true;
@@ -65,7 +65,7 @@ bool MpiTransport::close() {
     for (int tries = 0; tries < 1000 && done == 0; ++tries) {
       if (mpi_->test(&incoming.request, comm_, &done, &source, &bytes) != 0) break;
     }
-    // What MPI may still write to must outlive us.
+    // MPI may still write to this buffer, so it must outlive this object.
     if (done == 0) static_cast<void>(new std::vector<std::byte>(std::move(incoming.frame)));
   }
   return posted_.size() == free_slots_.size();
@@ -105,7 +105,7 @@ std::size_t MpiTransport::limit_to(int peer) const {
   return std::clamp(limit, std::size_t{1}, std::size_t{INT_MAX});
 }
 
-// The one place where a size becomes MPI's int: larger messages go in several parts, which both sides cut alike.
+// Only here does a size become MPI's int. A larger message goes in several parts, which both sides cut alike.
 template <typename Post>
 Ticket MpiTransport::post(int peer, bool is_recv, std::size_t bytes, Post post_part) {
   const Ticket ticket = take_slot(peer, is_recv, bytes);
@@ -149,7 +149,7 @@ bool MpiTransport::test(Ticket& ticket) {
     if (posted.is_recv) ++received_[static_cast<std::size_t>(posted.peer)];
     ++posted.next;
   }
-  // The sender of a large message waits for this moment.
+  // The sender of a large message waits for this receive.
   if (posted.is_recv && posted.large) ring(posted.peer);
   ++activity_;
   free_slots_.push_back(static_cast<std::uint32_t>(ticket.id - 1));
@@ -263,7 +263,7 @@ bool MpiTransport::find_lost_peer(int* rank, std::string* how) {
   return find_failed_by_mpi(rank, how);
 }
 
-// With fault tolerance MPI knows the dead of all hosts, by their sockets or from the launcher.
+// With fault tolerance, MPI knows the dead ranks of all hosts, through their sockets or the launcher.
 bool MpiTransport::find_failed_by_mpi(int* rank, std::string* how) {
   if (mpi_->failed_rank == nullptr) return false;
   std::vector<int> known;
@@ -281,7 +281,7 @@ bool MpiTransport::find_failed_by_mpi(int* rank, std::string* how) {
 }
 
 std::string MpiTransport::describe_peer(int peer) const {
-  const Peer& who = peers_[static_cast<std::size_t>(peer)];
+  const RankLocation& who = peers_[static_cast<std::size_t>(peer)];
   if (who.pid == 0) return "rank " + std::to_string(peer);
   return base::describe_rank(peer, who.host, who.pid);
 }

@@ -1,6 +1,6 @@
-// The Transport over MPI point to point, through the function table of a shim.
-// Thread: the holder of the progress token, except for the doorbell. Owns: a duplicated communicator, its requests and its message
-// buffers. Blocks: wait() only. Throws: Error(PeerLost, System) with MPI's own text.
+// The Transport over MPI's point-to-point messages, through the function table of a shim.
+// Thread: the holder of the progress token, except for the doorbell. Owns: a duplicated communicator, its requests and its
+// message buffers. Blocks: wait() only. Throws: Error(PeerLost, System) with MPI's own text.
 #pragma once
 
 #include <deque>
@@ -20,7 +20,7 @@ namespace hvdlite::transport {
 
 class MpiTransport : public Transport {
  public:
-  struct Peer {
+  struct RankLocation {
     std::string host;
     int pid = 0;     // 0: host and pid are not known
     int leader = 0;  // the lowest rank of its host
@@ -31,10 +31,10 @@ class MpiTransport : public Transport {
     std::size_t bytes = std::size_t{1} << 30;
     std::size_t remote_bytes = std::size_t{32} << 10;  // to another host
   };
-  // comm: ours alone. page, window: null where the host has none; windows_everywhere: no host has none.
-  MpiTransport(const hvdlite_mpi* mpi, hvdlite_mpi_comm comm, int rank, std::vector<Peer> peers,
-               std::unique_ptr<ControlPage> page, std::unique_ptr<MappedWindow> window,
-               bool windows_everywhere, Limits limits);
+  // comm: used by nothing else. page, window: null if this host has none. windows_everywhere: all hosts have a window.
+  MpiTransport(const hvdlite_mpi* mpi, hvdlite_mpi_comm comm, int rank,
+               std::vector<RankLocation> peers, std::unique_ptr<ControlPage> page,
+               std::unique_ptr<MappedWindow> window, bool windows_everywhere, Limits limits);
   ~MpiTransport() override;
 
   int rank() const override { return rank_; }
@@ -76,7 +76,7 @@ class MpiTransport : public Transport {
   int process_of(int peer) const override;
 
  private:
-  // A posted send or receive: as many MPI requests as its bytes need.
+  // A posted send or receive: as many MPI requests as its size needs.
   struct Posted {
     std::vector<hvdlite_mpi_request> parts;
     std::size_t next = 0;  // parts before this one are complete
@@ -107,9 +107,9 @@ class MpiTransport : public Transport {
   const hvdlite_mpi* mpi_;
   hvdlite_mpi_comm comm_;
   int rank_;
-  std::vector<Peer> peers_;
+  std::vector<RankLocation> peers_;
   std::unique_ptr<ControlPage> page_;
-  Bell private_bell_ = {};  // where there is no page: for this process alone
+  Bell private_bell_ = {};  // used if there is no page; for this process alone
   std::unique_ptr<MappedWindow> window_;
   bool windows_everywhere_;
   Limits limits_;

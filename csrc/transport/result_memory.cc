@@ -33,7 +33,8 @@ int tried(Call call) {
   return error;
 }
 
-// Takes pages for all of it, as whoever writes there first would, but with an answer. False: the system has not so many.
+// Takes pages for the whole block at once. False: the system lacks the memory. Without this the first write would fail by a
+// signal.
 bool populate(const SharedMemory& memory, std::byte* at, std::size_t bytes) {
   const int error = tried([&] { return madvise(at, bytes, kPopulateWrite) == 0 ? 0 : errno; });
   if (error != EINVAL) return error == 0;
@@ -46,14 +47,15 @@ std::size_t rounded(std::size_t bytes) { return (bytes + kGrain - 1) / kGrain * 
 
 }  // namespace
 
-// All that exist in this process, for the handlers of fork().
+// All objects of this process, for the handlers of fork().
 struct Forks {
   std::mutex mutex;
   std::vector<ResultMemory*> memories;
   int pipe[2] = {-1, -1};
 
   static Forks& all() {
-    static auto* const forks = new Forks;  // never destroyed: a process may fork while it ends
+    // Never destroyed, because a process may fork while it ends.
+    static auto* const forks = new Forks;
     return *forks;
   }
 
@@ -118,8 +120,10 @@ ResultMemory::ResultMemory(std::shared_ptr<SharedMemory> memory, std::size_t par
       owner_(getpid()),
       free_{{0, part_bytes}} {
   HVD_CHECK(part_bytes % kHugePage == 0 && own_ + part_bytes <= memory_->data() + memory_->size());
-  madvise(memory_->data(), memory_->size(), MADV_HUGEPAGE);  // where there are none, small pages do
-  madvise(memory_->data(), memory_->size(), MADV_DONTDUMP);  // address space of all ranks
+  madvise(memory_->data(), memory_->size(),
+          MADV_HUGEPAGE);  // without huge pages, small ones are used
+  madvise(memory_->data(), memory_->size(),
+          MADV_DONTDUMP);  // the address space belongs to all ranks
   Forks::all().add(this);
 }
 
@@ -159,19 +163,20 @@ void* ResultMemory::get(std::size_t bytes) noexcept {
 std::optional<std::size_t> ResultMemory::cut(std::size_t bytes) {
   const std::size_t wanted = rounded(bytes);
   const std::size_t alignment = wanted < kHugePage ? kGrain : kHugePage;
-  const auto start_in = [&](const Range& room) {
+  const auto start_in = [&](const ByteRange& room) {
     return (room.offset + alignment - 1) / alignment * alignment;
   };
   const std::lock_guard lock(mutex_);
-  // What is free lies between blocks, and what comes back is a range of its own before it is joined: nothing can fail then.
+  // Reserved now, so that give_back() can never fail: it adds a range before it joins neighbours.
   blocks_.reserve(blocks_.size() + 1);
   free_.reserve(blocks_.size() + 3);
-  const auto room = std::ranges::find_if(free_, [&](const Range& free) {
+  const auto room = std::ranges::find_if(free_, [&](const ByteRange& free) {
     return start_in(free) + wanted <= free.offset + free.bytes;
   });
   if (room == free_.end()) return std::nullopt;
-  const Range range = {start_in(*room), wanted};
-  const Range behind = {range.offset + wanted, room->offset + room->bytes - range.offset - wanted};
+  const ByteRange range = {start_in(*room), wanted};
+  const ByteRange behind = {range.offset + wanted,
+                            room->offset + room->bytes - range.offset - wanted};
   room->bytes = range.offset - room->offset;
   const auto next = room->bytes == 0 ? free_.erase(room) : room + 1;
   if (behind.bytes > 0) free_.insert(next, behind);
@@ -193,7 +198,7 @@ void ResultMemory::use(const void* data, bool in_use) noexcept {
 
 void ResultMemory::give_back(void* data) noexcept {
   if (!is_owner()) return;
-  Range range = {};
+  ByteRange range = {};
   {
     const std::lock_guard lock(mutex_);
     const auto block = find(data);
@@ -206,9 +211,9 @@ void ResultMemory::give_back(void* data) noexcept {
   join(range);
 }
 
-void ResultMemory::join(const Range& range) noexcept {
-  const auto behind =
-      std::ranges::find_if(free_, [&](const Range& free) { return free.offset > range.offset; });
+void ResultMemory::join(const ByteRange& range) noexcept {
+  const auto behind = std::ranges::find_if(
+      free_, [&](const ByteRange& free) { return free.offset > range.offset; });
   const auto place = free_.insert(behind, range);
   const auto next = place + 1;
   if (next != free_.end() && place->offset + place->bytes == next->offset) {
@@ -228,7 +233,7 @@ bool ResultMemory::some_in_use() const {
 bool ResultMemory::copy_what_is_in_use() {
   bool copied = true;
   for (Block& block : blocks_) {
-    // Once: a child of this child has the copies copied by the system.
+    // Only once: for a child of this child, the system copies these private copies.
     if (!std::exchange(block.in_use, false)) continue;
     void* const at = own_ + block.range.offset;
     void* const copy =

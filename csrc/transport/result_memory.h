@@ -1,20 +1,22 @@
-// Memory of every rank of one host for its results, which all of them map: a rank stores what it has reduced straight into the
-// others' results (collectives/allreduce_shm.cc).
+// Memory for the results of every rank of one host, which all of them map. A rank stores what it has reduced straight into the
+// other ranks' results (collectives/allreduce_shm.cc).
 //
 //   process of rank 0:   [ part 0: own          | part 1: mapped       | ... ]
 //   process of rank 1:   [ part 0: mapped       | part 1: own          | ... ]    the same memory, all parts equally large
 //
-// An offset means the same to all. Nothing is taken from the system but for blocks that are handed out, and it goes back with
-// them; the parts are address space. It lives as long as anybody keeps it: arrays over its blocks may outlive the engine.
+// An offset means the same place for all ranks. The parts are address space: a block takes pages from the system when it is
+// handed out, and returns them when it is given back. The memory lives as long as an object refers to it; arrays over its blocks
+// may outlive the engine.
 //
-// Fork: memory that is mapped like this is not copied for a child, as other memory is. So a child begins by copying the blocks
-// that are in use, each in its place, and its parent's fork() returns when that is done. It hands out none and gives none back.
+// Fork: the system does not copy shared mappings for a child. So a child first copies the blocks in use, each to the same
+// address, and its parent's fork() returns after that. The child hands out no blocks and gives none back.
 //
-//   fork() ──► before: all locks; a pipe, if blocks are in use ──► parent: waits for the pipe's end, lets the locks go
-//                                                              └─► child: copies, closes the pipe, lets the locks go
+//   fork() ──► before: all locks; a pipe, if blocks are in use ──► parent: waits for the pipe's end, releases the locks
+//                                                              └─► child: copies, closes the pipe, releases the locks
 //
-// Thread: any; one lock, held for a short search and through a fork. Owns: the mapping, and which of its own part is free.
-// Blocks: get and give_back, while the system makes or takes pages. Throws: nothing once it is made, but at().
+// Thread: any; one lock, held for a short search and through a fork. Owns: the mapping, and the list of free ranges of its own
+// part.
+// Blocks: get and give_back, while the system makes or takes pages. Throws: nothing after construction, except at().
 #pragma once
 
 #include <sys/types.h>
@@ -32,9 +34,10 @@ namespace hvdlite::transport {
 
 class ResultMemory {
  public:
-  // Parts begin on one, and blocks that are not smaller.
+  // Parts begin on such a boundary, and so do blocks of at least this size.
   static constexpr std::size_t kHugePage = std::size_t{2} << 20;
-  // Of what lies here. Larger results are written past the caches (Tuning::streaming_bytes), each by its own rank.
+  // The smallest result here. The limit to larger ones is Tuning::streaming_bytes: each rank writes those itself, past the
+  // caches.
   static constexpr std::size_t kSmallest = std::size_t{1} << 20;
   static constexpr std::size_t largest(std::size_t streaming_bytes, int ranks) {
     return streaming_bytes > 0 ? streaming_bytes / static_cast<std::size_t>(ranks)
@@ -47,38 +50,38 @@ class ResultMemory {
   ResultMemory(const ResultMemory&) = delete;
   ResultMemory& operator=(const ResultMemory&) = delete;
 
-  // Where this process sees so many bytes of a rank's part. Error(Internal) if they are not in it: the offset is what another
-  // rank says.
+  // The address in this process of these bytes of a rank's part. Throws Error(Internal) if they lie outside of the part, since
+  // the offset comes from another rank.
   std::byte* at(int local_rank, std::size_t offset, std::size_t bytes) const;
-  // Of bytes in the own part.
+  // The offset of bytes in this rank's part.
   std::optional<std::size_t> offset_of(const void* data, std::size_t bytes) const;
 
-  // Room for so many bytes in the own part, with its pages; null where there is none. It is in use.
+  // A block of this size in this rank's part, with its pages, marked as in use; null if there is no room.
   void* get(std::size_t bytes) noexcept;
-  // A block is kept for later, or in use again.
+  // Marks a block as in use or as kept for later.
   void use(const void* data, bool in_use) noexcept;
-  // Its pages go back to the system.
+  // Returns the block's pages to the system.
   void give_back(void* data) noexcept;
 
  private:
-  struct Range {
+  struct ByteRange {
     std::size_t offset;
     std::size_t bytes;
   };
   struct Block {
-    Range range;
+    ByteRange range;
     std::size_t bytes;  // that were asked for
     bool in_use;
   };
   friend struct Forks;
 
   bool is_owner() const;
-  // Cuts a block from what is free; where it begins.
+  // Cuts a block out of the free ranges. Returns its offset.
   std::optional<std::size_t> cut(std::size_t bytes);
-  void join(const Range& range) noexcept;
+  void join(const ByteRange& range) noexcept;
   std::vector<Block>::iterator find(const void* data);
   bool some_in_use() const;
-  // In a child that was forked: false if there is no memory for it.
+  // Called in a forked child. Returns false if there is no memory for the copies.
   bool copy_what_is_in_use();
 
   const std::shared_ptr<SharedMemory> memory_;
@@ -86,8 +89,8 @@ class ResultMemory {
   std::byte* const own_;
   const pid_t owner_;
   std::mutex mutex_;
-  std::vector<Block> blocks_;  // handed out
-  std::vector<Range> free_;    // by offset; neighbours are joined
+  std::vector<Block> blocks_;    // handed out
+  std::vector<ByteRange> free_;  // in order of offset; adjacent ranges are joined
 };
 
 }  // namespace hvdlite::transport

@@ -37,7 +37,7 @@ bool is_number(std::string_view text) {
          text.find_first_not_of("0123456789") == std::string_view::npos;
 }
 
-// "/proc/PID/fd/NUMBER" or "/dev/shm/hvdlite-...": what create() makes. An address has come from another rank.
+// Is it a path that create() makes, "/proc/PID/fd/NUMBER" or "/dev/shm/hvdlite-..."? An address comes from another rank.
 bool is_ours(std::string_view path) {
   if (path.starts_with(kShmFolder)) {
     path.remove_prefix(std::string_view(kShmFolder).size());
@@ -70,7 +70,8 @@ std::unique_ptr<SharedMemory> SharedMemory::create(Kind kind, const std::string&
   if (kind == Kind::kMemfd) {
     fd = memfd_create(name.c_str(), MFD_CLOEXEC);
     if (fd < 0) refuse("memfd_create", errno);
-    // The kernel makes it 0777; who may not trace this process cannot open it, and who may should see what is meant.
+    // The kernel makes a memfd with mode 0777. Only a process that may trace this one can open it; the mode shows what is
+    // intended.
     if (fchmod(fd, kMode) != 0) refuse("fchmod of a memfd", errno);
     path = "/proc/" + std::to_string(getpid()) + "/fd/" + std::to_string(fd);
   } else {
@@ -95,7 +96,7 @@ std::unique_ptr<SharedMemory> SharedMemory::create(Kind kind, const std::string&
 
 std::unique_ptr<SharedMemory> SharedMemory::open(const Address& address, std::size_t bytes) {
   const std::string path = path_of(address);
-  // Only in /proc is the last part a link, and a memfd's; in /dev/shm somebody else may have put one.
+  // In /proc the last part of the path is always a link, to the memfd. In /dev/shm another user may have put a link.
   const int no_link = path.starts_with(kShmFolder) ? O_NOFOLLOW : 0;
   const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC | no_link);
   if (fd < 0) refuse("opening " + path, errno);

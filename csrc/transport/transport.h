@@ -1,6 +1,6 @@
-// Point to point between the ranks of a job: the seam below which MPI or the in-process fabric lives.
-// Thread: only the holder of the progress token. Owns: its in-flight operations. Blocks: never, except wait().
-// Throws: Error(PeerLost) when a peer is known to be gone, Error(System) when the layer below refuses.
+// Messages between two ranks of a job. Below this interface is MPI or the in-process fabric.
+// Thread: only the holder of the progress token. Owns: its operations in flight. Blocks: never, except wait(). Throws:
+// Error(PeerLost) if a peer is known to be gone, Error(System) if the layer below refuses.
 #pragma once
 
 #include <chrono>
@@ -13,11 +13,11 @@ namespace hvdlite::transport {
 
 class HostWindow;  // host_window.h
 
-// What is said of a rank whose process is gone, where nothing else is known.
+// The cause of a rank's end, if only the end is known.
 inline constexpr const char* kEndedWithoutWord =
     "ended without a word: it was killed by a signal or called os._exit";
 
-// Names one posted send or receive; id 0 is "none". Spent by the test() that returns true.
+// Names one posted send or receive; id 0 means "none". It is valid until test() returns true.
 struct Ticket {
   std::uint64_t id = 0;
   explicit operator bool() const { return id != 0; }
@@ -28,27 +28,28 @@ class Transport {
   virtual ~Transport() = default;
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  // Bits of tag the data plane may use: every tag is below 1 << tag_bits().
+  // The number of tag bits for data: every tag is below 1 << tag_bits().
   virtual int tag_bits() const = 0;
 
   // --- data plane -------------------------------------------------------------------------------------------------
-  // The buffer must stay valid and, for a send, unchanged until test() returns true. Messages from one rank to another
-  // with one tag match receives in the order of posting; both sides must name the same number of bytes.
+  // The buffer must stay valid until test() returns true; the buffer of a send must also stay unchanged. Messages between two
+  // ranks with one tag match receives in the order of posting. Both sides must give the same number of bytes.
   virtual Ticket post_send(int peer, std::uint32_t tag, const void* data, std::size_t bytes) = 0;
   virtual Ticket post_recv(int peer, std::uint32_t tag, void* data, std::size_t bytes) = 0;
-  // True once complete; the ticket is then reset to none. A none ticket is complete.
+  // Returns true when complete, and resets the ticket to none. A none ticket is complete.
   virtual bool test(Ticket& ticket) = 0;
 
   // --- control plane ----------------------------------------------------------------------------------------------
-  // Whole messages of any size, in order for each pair of ranks; never to oneself.
+  // Whole messages of any size, in order for each pair of ranks. Not from a rank to itself.
   virtual void send_message(int peer, std::vector<std::byte> message) = 0;
   virtual bool receive_message(int* source, std::vector<std::byte>* message) = 0;
   virtual bool messages_flushed() = 0;  // has every message sent so far left this rank
 
   // --- doorbell ---------------------------------------------------------------------------------------------------
-  // A sleeper listens, looks for work once more, and then either calls wait() with what listen() gave, or unlisten(): a ring
-  // since listen() is not lost (bell.h has the proof). ring(peer) tells that rank of what was stored or sent before, if it
-  // shares this host and sleeps, and costs next to nothing otherwise. Any thread may call these, several may listen at once.
+  // A thread that will sleep first calls listen() and looks for work once more; then it calls wait() with the result of listen(),
+  // or unlisten(). A ring after listen() is not lost (bell.h has the proof). ring(peer) wakes that rank, if it shares this host
+  // and sleeps, after something was stored or sent for it; otherwise it costs almost nothing. Any thread may call these, and
+  // several may listen at once.
   virtual std::uint32_t listen() = 0;
   virtual void unlisten() = 0;
   virtual void wait(std::uint32_t seen, std::chrono::microseconds limit) = 0;
@@ -56,27 +57,28 @@ class Transport {
   virtual bool reaches_by_bell(int peer) const = 0;
 
   // --- hosts ------------------------------------------------------------------------------------------------------
-  // The lowest rank on the peer's host, which stands for the host; and the peer's place among that host's ranks.
+  // host_of: the lowest rank on the peer's host; it stands for the host. local_rank_of: its place among that host's
+  // ranks.
   virtual int host_of(int peer) const = 0;
   virtual int local_rank_of(int peer) const = 0;
-  // What the ranks of this host share; null if there is none. The same answer on all ranks of a host.
+  // The memory that the ranks of this host share; null if there is none. All ranks of a host get the same answer.
   virtual HostWindow* window() { return nullptr; }
-  // Have all hosts of the job such a window? The same answer on all ranks.
+  // Does each host of the job have such a window? All ranks get the same answer.
   virtual bool windows_everywhere() { return window() != nullptr; }
-  // Something moved that did not pass through this transport.
+  // Counts progress that did not pass through this transport.
   virtual void note_progress() { ++activity_; }
 
   // --- life and death ---------------------------------------------------------------------------------------------
-  // What other ranks of this host can learn of this one even when it no longer answers messages.
+  // Leaves the cause where other ranks of this host can read it, even when this rank does not answer messages any more.
   virtual void announce_failure(const std::string& cause) { static_cast<void>(cause); }
   virtual void announce_leaving() {}
-  // Has a rank of this host ended without leaving, or announced a failure? If so its rank, and what it said (or how it went).
+  // Has a rank of this host ended without leaving, or announced a failure? If so, gives the rank and the cause.
   virtual bool find_lost_peer(int* rank, std::string* how) {
     static_cast<void>(rank);
     static_cast<void>(how);
     return false;
   }
-  // Changes whenever something of this rank has arrived, also a part of a message: a sign of its life. Stays as it is where the
+  // A number that changes when a message or a part of one from this rank arrives: a sign of life. It never changes if the
   // transport does not count.
   virtual std::uint64_t received_from(int peer) const {
     static_cast<void>(peer);
@@ -84,17 +86,17 @@ class Transport {
   }
   // "rank 3 (host a, pid 17)".
   virtual std::string describe_peer(int peer) const { return "rank " + std::to_string(peer); }
-  // The process id of a rank on this host, 0 where it is not known.
+  // The process id of a rank on this host; 0 if unknown.
   virtual int process_of(int peer) const {
     static_cast<void>(peer);
     return 0;
   }
 
-  // Nothing is sent or received any more. True if from now on the memory of posted operations is left alone; false if that
-  // cannot be known (MPI may touch it until it is finalised).
+  // Ends all sends and receives. Returns true if the memory of posted operations is not touched any more, and false if that is
+  // unknown (MPI may touch it until it is finalised).
   virtual bool close() = 0;
 
-  // Counts completed sends and receives: has anything moved since I last looked?
+  // Counts completed sends and receives; a caller compares it with an earlier value.
   std::uint64_t activity() const { return activity_; }
   // Bytes handed to post_send so far.
   std::uint64_t bytes_sent() const { return bytes_sent_; }

@@ -32,7 +32,7 @@ def backend_of(value: Any) -> TensorBackend:
 
 
 def plain_of(value: Any) -> Plain | None:
-    """What native code is told of a value's type; None if it leaves values of it alone."""
+    """The description of a value's type for native code; None if native code does not handle the type."""
     return backend_of(value).plain(type(value))
 
 
@@ -49,7 +49,7 @@ def _framework_of(value: Any) -> TensorBackend | None:
 
 
 def _is_of(framework: str, name: str, value: Any) -> bool:
-    # A framework that is still being imported has no such class yet, and nobody can hold an object of it.
+    # A framework that is still being imported has no such class yet, and no object of it can exist.
     kind = getattr(sys.modules.get(framework), name, None)
     return kind is not None and isinstance(value, kind)
 

@@ -1,4 +1,4 @@
-"""What hvdlite must know of a tensor, whatever framework made it.
+"""The properties of a tensor that hvdlite must know, for tensors of any framework.
 
 `hvdlite.ops` is written once over `TensorBackend`. A backend answers questions about one framework's tensors and does
 nothing else: it knows no engine, no rank and no name.
@@ -33,15 +33,15 @@ ROW_MAJOR = 0
 CHANNELS_LAST = 2
 CHANNELS_LAST_3D = 3
 
-# Outputs of so many bytes lie in memory of the engine, which recycles it (OutputCache::kSmallest).
+# Outputs of at least this many bytes lie in memory of the engine, which recycles it (OutputCache::kSmallest).
 RECYCLED_FROM = 1 << 20
 
-# Memory of so many bytes, writable and not initialised. Whatever is made over it keeps it.
+# Gives writable, uninitialised memory of this many bytes. Arrays over it keep it alive.
 NewMemory = Callable[[int], memoryview]
 
 
 class GpuMemory(Protocol):
-    """Memory of the engine's on a GPU; whoever uses it keeps this object."""
+    """Memory of the engine on a GPU. Its users keep this object."""
 
     @property
     def address(self) -> int:
@@ -58,7 +58,7 @@ class Exported(NamedTuple):
     Attributes:
         pointer: address of the first element, where dense memory of the layout begins; or the tensor, if it has Python's
             buffer protocol: the engine finds the address itself, in less time than NumPy takes to tell it.
-        shape: extents as the user sees them, whatever the layout.
+        shape: extents as the user sees them, in any layout.
         dtype: code of the element type (`hvdlite.dtypes.DType`).
         device: `CPU`, the number of a GPU, or `SOME_GPU`.
         layout: `ROW_MAJOR`, another code above, or what stands for a dtype that the engine does not know.
@@ -84,7 +84,7 @@ class Plain(NamedTuple):
         empty_like: as `TensorBackend.empty_like`, for others.
         recycled_from: `RECYCLED_FROM`.
         mark_written: as `TensorBackend.mark_written`, and takes a list of a group's as well; None where that does nothing.
-        unless: name of a method that says of a value whether its memory is not what it stands for; None if it always is.
+        unless: name of a method that tells whether a value differs from its memory; None if it never does.
         dtypes: the codes of those with Python's buffer protocol, by their attribute ``dtype``.
         exchange: of others, the capsule in ``__dlpack_c_exchange_api__``.
         codes: a table of `hvdlite.dtypes.dlpack_codes` for it; other dtypes are not plain.
@@ -107,7 +107,7 @@ def require_own_elements(tensor: str, shape: Sequence[int], strides: Sequence[in
     """Refuses a broadcast or expanded tensor, which has no room for a result.
 
     Args:
-        tensor: what it is called, with its article.
+        tensor: its name in the text, with the article.
         shape: its extents.
         strides: of its dimensions, in any unit.
         copy: the method that makes a tensor with elements of its own.

@@ -63,7 +63,7 @@ class DeviceArray:
         return f"<hvdlite.DeviceArray {self.dtype.name} {list(self.shape)} in CUDA memory>"
 
 
-_LEGACY_STREAM = 1  # what the interface calls it; to the driver it is 0
+_LEGACY_STREAM = 1  # its number in the interface; in the driver it is 0
 
 
 class CudaArrayBackend:
@@ -135,7 +135,7 @@ class CudaArrayBackend:
         return str(tensor.dtype.name)
 
     def cast(self, tensor: DeviceArray, dtype_name: str) -> NoReturn:
-        """Refuses: nobody here could convert it."""
+        """Refuses, because no function here can convert it."""
         raise UnsupportedError(
             f"hvdlite cannot convert an array in CUDA memory from {tensor.dtype.name} to {dtype_name}: convert it yourself, or "
             "pass an array of CuPy's or PyTorch's"

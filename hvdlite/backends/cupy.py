@@ -13,7 +13,7 @@ from hvdlite.errors import InternalError, InvalidArgumentError
 __all__ = ["CupyBackend", "make_backend"]
 
 
-class _Stream(int):
+class _ExternalStream(int):
     """A raw handle that keeps CuPy's stream object, and with it the stream, alive: operations outlive the user's `with`."""
 
     owner: Any
@@ -58,7 +58,7 @@ class CupyBackend:
     def _stream(self, device: int) -> int:
         with self._cupy.cuda.Device(device):
             stream = self._cupy.cuda.get_current_stream()
-        handle = _Stream(stream.ptr)
+        handle = _ExternalStream(stream.ptr)
         handle.owner = stream
         return handle
 
@@ -88,7 +88,7 @@ class CupyBackend:
             tensor[...] = dense
 
     def integers(self, values: Sequence[int]) -> Any:
-        """An int32 array of NumPy's: who asks how many rows came asks on the host."""
+        """An int32 array of NumPy, because programs read the numbers of rows on the host."""
         return np.array(values, dtype=np.int32)
 
     def dtype_name(self, tensor: Any) -> str:
@@ -109,7 +109,7 @@ def make_backend() -> CupyBackend:
     """The backend over the CuPy that the user has imported.
 
     Raises:
-        InvalidArgumentError: nobody has imported CuPy.
+        InvalidArgumentError: CuPy is not imported.
     """
     cupy = sys.modules.get("cupy")
     if cupy is None:

@@ -1,4 +1,4 @@
-"""NumPy arrays, and whatever NumPy can view without a copy: DLPack and array-interface objects, scalars, lists."""
+"""NumPy arrays, and values that NumPy can view without a copy: DLPack and array-interface objects, scalars, lists."""
 
 from collections.abc import Sequence
 from typing import Any, NoReturn

@@ -49,7 +49,7 @@ class TorchBackend:
         self._codes = {dtype: int(code_of_name(name)) for name, dtype in self._dtypes.items()}
         self._stream_of: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", self._public_stream_of)
         capsule = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
-        # Complex numbers may be the conjugates of what lies there, and DLPack does not tell.
+        # Complex numbers may be the conjugates of those in memory, and DLPack does not say so.
         codes = dlpack_codes(dtype for dtype in DType if not dtype.is_complex)
         self._exchange = None if capsule is None else (capsule, codes)
         self._increment_version = getattr(torch.autograd.graph, "increment_version", None)
@@ -158,7 +158,7 @@ class TorchBackend:
         return self._stream_of(exported.device)
 
     def use_in_current_stream(self, tensor: Any) -> None:
-        """Its memory is free for the stream that it was made in after what the current stream does with it."""
+        """Keeps the stream in which it was made from reusing its memory before the current stream's present work."""
         tensor.record_stream(self._torch.cuda.current_stream(tensor.device))
 
     def copy_back(self, dense: Any, tensor: Any) -> None:
@@ -172,7 +172,7 @@ class TorchBackend:
             self._increment_version(tensor)
 
     def integers(self, values: Sequence[int]) -> Any:
-        """An int32 tensor, in host memory: who asks how many rows came asks there."""
+        """An int32 tensor in host memory, where programs read the numbers of rows."""
         return self._torch.tensor(list(values), dtype=self._torch.int32, device="cpu")
 
     def dtype_name(self, tensor: Any) -> str:
@@ -197,7 +197,7 @@ def make_backend() -> TorchBackend:
     """The backend over the torch that the user has imported.
 
     Raises:
-        InvalidArgumentError: nobody has imported torch.
+        InvalidArgumentError: torch is not imported.
     """
     torch = sys.modules.get("torch")
     if torch is None:

@@ -83,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
         parents=launching,
         formatter_class=told,
     )
-    plan = collectives.Plan()
+    plan = collectives.CollectivesPlan()
     usual = [name for name, kind in PEERS.items() if kind.by_default]
     job.add_argument("--seconds", type=float, default=plan.seconds, help="about so long altogether")
     _add_names(job, "--cases", collectives.CASES, plan.cases)
@@ -218,7 +218,7 @@ def _check_cuda(parser: argparse.ArgumentParser, options: argparse.Namespace) ->
     """What was not chosen has other defaults for CUDA tensors."""
     if reason := cuda_collectives.no_gpu():
         parser.error(f"--device cuda: {reason}")
-    host, cuda = collectives.Plan(), cuda_collectives.CudaPlan()
+    host, cuda = collectives.CollectivesPlan(), cuda_collectives.CudaPlan()
     if options.peers == [name for name, kind in PEERS.items() if kind.by_default]:
         options.peers = list(cuda.peers)
     options.peers = [name for name in options.peers if name in cuda_collectives.PEERS]
@@ -329,7 +329,7 @@ def _measure(options: argparse.Namespace, words: Sequence[str]) -> None:
             keras_plan = keras_training.KerasPlan(options.models, options.loops, options.peers, options.seconds)
             keras_training.run(world, keras_plan, book.add)
         else:
-            plan = training.Plan(options.models, options.zero_grad, options.peers, options.seconds)
+            plan = training.TrainingPlan(options.models, options.zero_grad, options.peers, options.seconds)
             training.run(world, plan, book.add)
         book.add([others.record()])
         if world.rank == 0 and not getattr(options, "silent", False):
@@ -340,8 +340,10 @@ def _measure(options: argparse.Namespace, words: Sequence[str]) -> None:
         world.close()
 
 
-def _collectives_plan(options: argparse.Namespace) -> collectives.Plan:
-    return collectives.Plan(options.cases, options.sizes, options.cache, options.tensors, options.peers, options.seconds)
+def _collectives_plan(options: argparse.Namespace) -> collectives.CollectivesPlan:
+    return collectives.CollectivesPlan(
+        options.cases, options.sizes, options.cache, options.tensors, options.peers, options.seconds
+    )
 
 
 class _Book:

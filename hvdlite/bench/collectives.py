@@ -14,11 +14,11 @@ from hvdlite.bench import report
 from hvdlite.bench.machine import aligned_zeros, cache_flusher, thread_seconds
 from hvdlite.bench.measure import Effort, Subject, measure
 from hvdlite.bench.models import resnet50_shapes
-from hvdlite.bench.peers import Array, Batch
+from hvdlite.bench.peers import Array, Submissions
 from hvdlite.bench.team import Team, check_batch, check_call
 from hvdlite.bench.world import World
 
-__all__ = ["CACHES", "CASES", "DEFAULT_SIZES", "SMALL_ELEMENTS", "Plan", "batches", "run"]
+__all__ = ["CACHES", "CASES", "DEFAULT_SIZES", "SMALL_ELEMENTS", "CollectivesPlan", "batches", "run"]
 
 CASES = ("idle", "allreduce", "gradients", "small")
 CACHES = ("warm", "cold")
@@ -31,8 +31,8 @@ _BATCH = Effort(sample_seconds=0, most_calls=1, block_seconds=0.5, most_samples=
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What is measured.
+class CollectivesPlan:
+    """The selection to measure.
 
     Attributes:
         cases: of `CASES`.
@@ -40,7 +40,7 @@ class Plan:
         caches: of `CACHES`.
         tensors: how many the case small has.
         peers: by name; None for those that take part by default.
-        seconds: about so long altogether.
+        seconds: the approximate time for all measurements.
     """
 
     cases: Sequence[str] = CASES
@@ -54,8 +54,8 @@ class Plan:
 Sink = Callable[[Sequence[report.Record]], None]
 
 
-def run(world: World, plan: Plan, sink: Sink) -> None:
-    """Measures, and gives what was measured side by side to `sink`, on all ranks. Collective.
+def run(world: World, plan: CollectivesPlan, sink: Sink) -> None:
+    """Measures, and passes comparable results together to `sink`, on all ranks. Collective.
 
     Raises:
         WrongSum: a peer's result is wrong; on all ranks.
@@ -83,7 +83,7 @@ def run(world: World, plan: Plan, sink: Sink) -> None:
 # --- arrays of all sizes ----------------------------------------------------------------------------------------------
 
 
-def _sizes(world: World, team: Team, plan: Plan, seconds: float, sink: Sink) -> None:
+def _sizes(world: World, team: Team, plan: CollectivesPlan, seconds: float, sink: Sink) -> None:
     deadline = time.monotonic() + seconds
     flush = cache_flusher()
     groups = [(nbytes, cache) for nbytes in sorted(plan.sizes) for cache in plan.caches]
@@ -169,7 +169,7 @@ def batches(
     sink([report.measurement(f"{case}_submit", name, rounds, 1, **more) for name, rounds in submits.items()])
 
 
-def _submitting(batch: Batch) -> Callable[[], float]:
+def _submitting(batch: Submissions) -> Callable[[], float]:
     return lambda: batch.submitted
 
 
@@ -181,7 +181,7 @@ def _divided(rounds: Sequence[Sequence[float]], divisor: int) -> list[list[float
 
 
 def _idle(world: World, team: Team, seconds: float) -> list[report.Record]:
-    """What the threads of each peer take from the processor while nobody calls it: seconds in a second."""
+    """The processor time of each peer's threads while the program makes no call: seconds in a second."""
     names = [peer.name for peer in team.peers if team.threads[peer.name]]
     time.sleep(seconds / 4)  # what still spins after the last call goes to sleep meanwhile
     rounds: dict[str, list[list[float]]] = {name: [] for name in names}

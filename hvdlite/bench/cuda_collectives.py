@@ -14,11 +14,11 @@ from typing import Any
 from hvdlite.bench import report
 from hvdlite.bench.measure import Effort, Subject, measure
 from hvdlite.bench.models import resnet50_shapes
-from hvdlite.bench.peers import Batch, installed, join_group, leave_groups
+from hvdlite.bench.peers import Submissions, installed, join_group, leave_groups
 from hvdlite.bench.team import WrongSum, contribution, expected_sum
 from hvdlite.bench.world import World
 
-__all__ = ["CASES", "DEFAULT_SIZES", "PEERS", "CudaPlan", "Gpu", "no_gpu", "run"]
+__all__ = ["CASES", "DEFAULT_SIZES", "PEERS", "CudaPlan", "RankGpu", "no_gpu", "run"]
 
 CASES = ("allreduce", "gradients", "small")
 PEERS = ("hvdlite", "hvdlite-out", "nccl")
@@ -55,7 +55,7 @@ def no_gpu() -> str | None:
     return None if torch.cuda.is_available() else "torch finds no GPU on this machine"
 
 
-class Gpu:
+class RankGpu:
     """Where this rank's tensors are.
 
     Attributes:
@@ -83,24 +83,24 @@ class Gpu:
 # --- the peers --------------------------------------------------------------------------------------------------------
 
 
-class _Hvdlite:
+class _HvdliteOnGpu:
     """In place, through the door for torch."""
 
     name = "hvdlite"
 
-    def __init__(self, world: World, gpu: Gpu) -> None:
+    def __init__(self, world: World, gpu: RankGpu) -> None:
         self._hvd = importlib.import_module("hvdlite.torch")
 
     def call(self, tensor: Any) -> Call:
         return partial(self._hvd.allreduce_, tensor, op=self._hvd.Sum)
 
-    def batch(self, tensors: Sequence[Any]) -> Batch | None:
+    def batch(self, tensors: Sequence[Any]) -> Submissions | None:
         hvd = self._hvd
         starts = [
             partial(hvd.allreduce_async_, tensor, name=f"bench.{len(tensors)}.{place}", op=hvd.Sum)
             for place, tensor in enumerate(tensors)
         ]
-        return Batch(starts, lambda handles: [hvd.synchronize(handle) for handle in handles])
+        return Submissions(starts, lambda handles: [hvd.synchronize(handle) for handle in handles])
 
     def version(self) -> str:
         from hvdlite import config
@@ -111,7 +111,7 @@ class _Hvdlite:
         pass
 
 
-class _HvdliteOut(_Hvdlite):
+class _HvdliteOnGpuOut(_HvdliteOnGpu):
     """The result is a new tensor."""
 
     name = "hvdlite-out"
@@ -119,16 +119,16 @@ class _HvdliteOut(_Hvdlite):
     def call(self, tensor: Any) -> Call:
         return partial(self._hvd.allreduce, tensor, op=self._hvd.Sum)
 
-    def batch(self, tensors: Sequence[Any]) -> Batch | None:
+    def batch(self, tensors: Sequence[Any]) -> Submissions | None:
         return None
 
 
-class _Nccl:
+class _TorchNccl:
     """torch.distributed on NCCL."""
 
     name = "nccl"
 
-    def __init__(self, world: World, gpu: Gpu) -> None:
+    def __init__(self, world: World, gpu: RankGpu) -> None:
         self._dist = importlib.import_module("torch.distributed")
         if not (self._dist.is_available() and self._dist.is_nccl_available()):
             raise RuntimeError("this torch was built without NCCL")
@@ -139,9 +139,9 @@ class _Nccl:
     def call(self, tensor: Any) -> Call:
         return partial(self._dist.all_reduce, tensor)
 
-    def batch(self, tensors: Sequence[Any]) -> Batch | None:
+    def batch(self, tensors: Sequence[Any]) -> Submissions | None:
         starts = [partial(self._dist.all_reduce, tensor, async_op=True) for tensor in tensors]
-        return Batch(starts, lambda works: [work.wait() for work in works])
+        return Submissions(starts, lambda works: [work.wait() for work in works])
 
     def version(self) -> str:
         import torch
@@ -153,7 +153,7 @@ class _Nccl:
         leave_groups()
 
 
-class _Copy:
+class _DeviceCopy:
     """What the GPU can do: it copies the tensor to another place."""
 
     name = "memcpy"
@@ -162,11 +162,11 @@ class _Copy:
         return partial(tensor.clone().copy_, tensor)
 
 
-_Peer = _Hvdlite | _Nccl
-_KINDS: tuple[type[_Hvdlite] | type[_Nccl], ...] = (_Hvdlite, _HvdliteOut, _Nccl)
+_Peer = _HvdliteOnGpu | _TorchNccl
+_KINDS: tuple[type[_HvdliteOnGpu] | type[_TorchNccl], ...] = (_HvdliteOnGpu, _HvdliteOnGpuOut, _TorchNccl)
 
 
-def _team(world: World, gpu: Gpu, wanted: Sequence[str]) -> tuple[list[_Peer], list[report.Record]]:
+def _team(world: World, gpu: RankGpu, wanted: Sequence[str]) -> tuple[list[_Peer], list[report.Record]]:
     """The peers that start, and a record of each."""
     peers: list[_Peer] = []
     records: list[report.Record] = []
@@ -189,14 +189,14 @@ def _team(world: World, gpu: Gpu, wanted: Sequence[str]) -> tuple[list[_Peer], l
 # --- measuring --------------------------------------------------------------------------------------------------------
 
 
-def run(world: World, plan: CudaPlan, sink: Sink, gpu: Gpu | None = None) -> None:
+def run(world: World, plan: CudaPlan, sink: Sink, gpu: RankGpu | None = None) -> None:
     """Measures, and gives what was measured side by side to `sink`, on all ranks. Collective.
 
     Raises:
         WrongSum: a peer's result is wrong; on all ranks.
     """
     importlib.import_module("hvdlite.torch").init()
-    gpu = gpu or Gpu(world)
+    gpu = gpu or RankGpu(world)
     peers, records = _team(world, gpu, plan.peers)
     try:
         sink([{"record": "gpu", "name": gpu.name, "shared": gpu.shared}, *records])
@@ -213,7 +213,7 @@ def run(world: World, plan: CudaPlan, sink: Sink, gpu: Gpu | None = None) -> Non
             peer.close()
 
 
-def _sizes(world: World, gpu: Gpu, peers: Sequence[_Peer], sizes: Sequence[int], seconds: float, sink: Sink) -> None:
+def _sizes(world: World, gpu: RankGpu, peers: Sequence[_Peer], sizes: Sequence[int], seconds: float, sink: Sink) -> None:
     import torch
 
     effort = Effort(sample_seconds=0, most_calls=1, block_seconds=0.02)
@@ -222,7 +222,7 @@ def _sizes(world: World, gpu: Gpu, peers: Sequence[_Peer], sizes: Sequence[int],
         for peer in peers:
             _check_call(world, gpu, peer.name, tensor, peer.call(tensor))
         for manner, calls in (("waited", 1), ("queued", _QUEUED)):
-            subjects = [_subject(world, gpu, who.name, tensor, who.call(tensor), calls) for who in [*peers, _Copy()]]
+            subjects = [_subject(world, gpu, who.name, tensor, who.call(tensor), calls) for who in [*peers, _DeviceCopy()]]
             done = measure(world, subjects, effort, seconds / len(sizes) / 2)
             more = {"bytes": nbytes, "ranks": world.size, "bind": world.bind, "cache": manner}
             group = []
@@ -232,7 +232,7 @@ def _sizes(world: World, gpu: Gpu, peers: Sequence[_Peer], sizes: Sequence[int],
             sink(_with_copies(group))
 
 
-def _subject(world: World, gpu: Gpu, name: str, tensor: Any, call: Call, calls: int) -> Subject:
+def _subject(world: World, gpu: RankGpu, name: str, tensor: Any, call: Call, calls: int) -> Subject:
     def prepare() -> None:
         tensor.fill_(1 + world.rank)
         gpu.wait()
@@ -247,15 +247,15 @@ def _subject(world: World, gpu: Gpu, name: str, tensor: Any, call: Call, calls: 
 
 def _with_copies(group: Sequence[report.Record]) -> list[report.Record]:
     """Adds how much of the GPU's copy rate each reaches."""
-    copy = next(record["median"] for record in group if record["peer"] == _Copy.name)
+    copy = next(record["median"] for record in group if record["peer"] == _DeviceCopy.name)
     return [
-        record if record["peer"] == _Copy.name else {**record, "percent_of_memcpy": 100 * copy / record["median"]}
+        record if record["peer"] == _DeviceCopy.name else {**record, "percent_of_memcpy": 100 * copy / record["median"]}
         for record in group
     ]
 
 
 def _batches(
-    world: World, gpu: Gpu, peers: Sequence[_Peer], case: str, shapes: Sequence[tuple[int, ...]], seconds: float, sink: Sink
+    world: World, gpu: RankGpu, peers: Sequence[_Peer], case: str, shapes: Sequence[tuple[int, ...]], seconds: float, sink: Sink
 ) -> None:
     import torch
 
@@ -284,7 +284,7 @@ def _batches(
     sink([report.measurement(f"{case}_submit", name, rounds, 1, **more) for name, rounds in submits.items()])
 
 
-def _run_batch(gpu: Gpu, batch: Batch) -> None:
+def _run_batch(gpu: RankGpu, batch: Submissions) -> None:
     batch.run()
     gpu.wait()
 
@@ -296,7 +296,7 @@ def _divided(rounds: Sequence[Sequence[float]], divisor: int) -> list[list[float
 # --- right first ------------------------------------------------------------------------------------------------------
 
 
-def _check_call(world: World, gpu: Gpu, name: str, tensor: Any, call: Call) -> None:
+def _check_call(world: World, gpu: RankGpu, name: str, tensor: Any, call: Call) -> None:
     import torch
 
     tensor.copy_(torch.from_numpy(contribution(world.rank, tensor.numel())))
@@ -307,7 +307,7 @@ def _check_call(world: World, gpu: Gpu, name: str, tensor: Any, call: Call) -> N
     _agree(world, name, tensor.nbytes, right)
 
 
-def _check_batch(world: World, gpu: Gpu, name: str, tensors: Sequence[Any], batch: Batch) -> None:
+def _check_batch(world: World, gpu: RankGpu, name: str, tensors: Sequence[Any], batch: Submissions) -> None:
     import torch
 
     for tensor in tensors:

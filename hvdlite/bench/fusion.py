@@ -40,7 +40,7 @@ class Move:
         op: whose identity fills the place of a tensor that is None; its number in csrc/base/types.h.
         nonfinite: address of an int32 for each tensor, which becomes 1 if it is not finite.
         sets: of tensors and buffers, taken in turn by consecutive launches.
-        tensor_stride: bytes from the tensors of one set to those of the next.
+        tensor_stride: bytes between the tensors of one set and those of the next.
         buffer_stride: the same of the buffers.
     """
 
@@ -59,7 +59,7 @@ class Move:
     buffer_stride: int = 0
 
 
-class _Move(ctypes.Structure):
+class _MoveStruct(ctypes.Structure):
     _fields_ = (
         *((name, c_int32) for name in ("unpack", "source", "target", "op")),
         ("factor", c_double),
@@ -88,7 +88,7 @@ def _core() -> ctypes.CDLL:
     core.hvdlite_fusion_uploads.argtypes = [c_void_p]
     core.hvdlite_fusion_uploads.restype = c_int64
     core.hvdlite_fusion_memory.argtypes = [c_void_p, c_int64, POINTER(c_void_p)]
-    core.hvdlite_fusion_run.argtypes = [c_void_p, POINTER(_Move), POINTER(c_double), POINTER(c_double)]
+    core.hvdlite_fusion_run.argtypes = [c_void_p, POINTER(_MoveStruct), POINTER(c_double), POINTER(c_double)]
     core.hvdlite_fusion_copy.argtypes = [
         *(c_void_p, c_void_p, c_void_p, c_int64, c_int32, c_int32, c_int64),
         *(POINTER(c_double), POINTER(c_double)),
@@ -139,7 +139,7 @@ class Fusion:
     def run(self, move: Move, launches: int = 1) -> Times:
         """Does it so many times, and waits."""
         number = len(move.tensors)
-        native = _Move(
+        native = _MoveStruct(
             *(move.unpack, move.source, move.target, move.op, move.factor, move.divisor, number),
             (c_void_p * number)(*move.tensors),
             (c_int64 * number)(*(offset for offset, _ in move.places)),

@@ -43,13 +43,13 @@ WAYS: Mapping[str, Sequence[str]] = {
 
 @dataclass(frozen=True)
 class KerasPlan:
-    """What is measured.
+    """The selection to measure.
 
     Attributes:
         models: of `MODELS`.
         loops: of `LOOPS`.
         ways: of `WAYS`.
-        seconds: about so long altogether.
+        seconds: the approximate time for all measurements.
     """
 
     models: Sequence[str]
@@ -64,7 +64,7 @@ def teams(ways: Sequence[str]) -> list[list[str]]:
 
 
 def run(world: World, plan: KerasPlan, sink: Callable[[Sequence[report.Record]], None]) -> None:
-    """Measures, and gives what was measured side by side to `sink`, on all ranks. Collective.
+    """Measures, and passes comparable results together to `sink`, on all ranks. Collective.
 
     Raises:
         WrongSum: a way does not average the gradients; on all ranks.
@@ -168,7 +168,7 @@ def _network(name: str) -> Any:
 # --- the loops --------------------------------------------------------------------------------------------------------
 
 
-class _Training:
+class _KerasTraining:
     """One network that is trained in one way.
 
     Attributes:
@@ -211,7 +211,7 @@ class _Training:
         return found
 
 
-class _Fit(_Training):
+class _Fit(_KerasTraining):
     """``model.fit``, through all batches in a call."""
 
     STEPS = _BATCHES
@@ -237,7 +237,7 @@ class _Fit(_Training):
         self._network.fit(self._inputs, self._labels, **self._options)
 
 
-class _Tape(_Training):
+class _Tape(_KerasTraining):
     """A ``tf.function`` with a tape, called on one batch after the other."""
 
     def _make(self) -> None:
@@ -279,5 +279,5 @@ class _Tape(_Training):
             self._world.barrier()
 
 
-def _make_training(world: World, way: str, model: Model, loop: str, data: _Data, strategy: Any) -> _Training:
+def _make_training(world: World, way: str, model: Model, loop: str, data: _Data, strategy: Any) -> _KerasTraining:
     return (_Fit if loop == "fit" else _Tape)(world, way, model, data, strategy)

@@ -56,7 +56,7 @@ _LONGEST = 10e-6  # seconds that it takes to pack that many small tensors
 
 @dataclass(frozen=True)
 class KernelPlan:
-    """What is measured.
+    """The selection to measure.
 
     Attributes:
         cases: of `CASES`.
@@ -76,7 +76,7 @@ class KernelPlan:
 
 
 def run(config: Config, plan: KernelPlan, sink: Callable[[Sequence[report.Record]], None]) -> None:
-    """Measures, and gives what was measured to `sink`.
+    """Measures, and passes the results to `sink`.
 
     Raises:
         UnsupportedError: there is no GPU, or no kernels for it.
@@ -153,7 +153,7 @@ class _Setting:
         self.fusion.copy(self.tensors, values.ctypes.data, values.nbytes)
 
     def launch(self, unpack: bool) -> Callable[[int], Times]:
-        """What measures so many launches."""
+        """A function that measures this many launches."""
         move = self.move(unpack)
         return lambda launches: self.fusion.run(move, launches)
 

@@ -41,7 +41,7 @@ def _now() -> Taken:
 
 
 def machine_seconds() -> tuple[float, float]:
-    """What the processors had to give so far, and what processes and other guests took of it."""
+    """The processors' time so far, and the parts that processes and other guests took."""
     now = _now()
     return now.there, now.busy + now.stolen
 

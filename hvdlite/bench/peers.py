@@ -24,12 +24,12 @@ from hvdlite.dtypes import code_of_name
 from hvdlite.requests import Kind, Request, member_names, tensor_name
 from hvdlite.runtime import RUNTIME
 
-__all__ = ["CEILINGS", "PEERS", "Array", "Batch", "Peer", "installed", "join_gloo", "join_group", "leave_groups"]
+__all__ = ["CEILINGS", "PEERS", "Array", "Peer", "Submissions", "installed", "join_gloo", "join_group", "leave_groups"]
 
 Array = NDArray[np.float32]
 
 
-class Batch:
+class Submissions:
     """Many tensors handed over one by one, then waited for.
 
     Attributes:
@@ -77,7 +77,7 @@ class Peer(ABC):
         """
         return None
 
-    def batch(self, arrays: Sequence[Array]) -> Batch | None:
+    def batch(self, arrays: Sequence[Array]) -> Submissions | None:
         """The reduction of many arrays in place, or None."""
         return None
 
@@ -125,13 +125,13 @@ class _HorovodNames(Peer):
         name = {} if self._unnamed else {"name": f"bench.{array.nbytes}"}
         return partial(self._hvd.allreduce_, self._tensor(array), op=self._hvd.Sum, **name)
 
-    def batch(self, arrays: Sequence[Array]) -> Batch | None:
+    def batch(self, arrays: Sequence[Array]) -> Submissions | None:
         hvd, tensors = self._hvd, [self._tensor(array) for array in arrays]
         starts = [
             partial(hvd.allreduce_async_, tensor, name=f"bench.{len(arrays)}.{place}", op=hvd.Sum)
             for place, tensor in enumerate(tensors)
         ]
-        return Batch(starts, lambda handles: [hvd.synchronize(handle) for handle in handles])
+        return Submissions(starts, lambda handles: [hvd.synchronize(handle) for handle in handles])
 
     def version(self) -> str:
         return str(importlib.metadata.version(self._hvd.__name__.split(".")[0]))
@@ -151,7 +151,7 @@ class _HvdliteOut(_Hvdlite):
     def blocking(self, array: Array) -> Callable[[], Any] | None:
         return partial(self._hvd.allreduce, self._tensor(array), op=self._hvd.Sum)
 
-    def batch(self, arrays: Sequence[Array]) -> Batch | None:
+    def batch(self, arrays: Sequence[Array]) -> Submissions | None:
         return None
 
 
@@ -162,7 +162,7 @@ class _HvdliteNamed(_Hvdlite):
     by_default = False
     _unnamed = False
 
-    def batch(self, arrays: Sequence[Array]) -> Batch | None:
+    def batch(self, arrays: Sequence[Array]) -> Submissions | None:
         return None
 
 
@@ -184,10 +184,10 @@ class _HvdliteGrouped(_Hvdlite):
     def blocking(self, array: Array) -> Callable[[], Any] | None:
         return None
 
-    def batch(self, arrays: Sequence[Array]) -> Batch | None:
+    def batch(self, arrays: Sequence[Array]) -> Submissions | None:
         hvd, tensors = self._hvd, [self._tensor(array) for array in arrays]
         start = partial(hvd.grouped_allreduce_async_, tensors, name=f"bench.group.{len(arrays)}", op=hvd.Sum)
-        return Batch([start], lambda handles: hvd.synchronize(handles[0]))
+        return Submissions([start], lambda handles: hvd.synchronize(handles[0]))
 
 
 class _HvdliteEngine(_Hvdlite):
@@ -199,13 +199,13 @@ class _HvdliteEngine(_Hvdlite):
     def blocking(self, array: Array) -> Callable[[], Any] | None:
         return None
 
-    def batch(self, arrays: Sequence[Array]) -> Batch | None:
+    def batch(self, arrays: Sequence[Array]) -> Submissions | None:
         engine, dtype = RUNTIME.require(), code_of_name("float32")
         starts = []
         for place, array in enumerate(arrays):
             name, address = tensor_name(Kind.ALLREDUCE, f"bench.engine.{len(arrays)}.{place}"), array.ctypes.data
             starts.append(partial(engine.submit, (Request(Kind.ALLREDUCE, name, dtype, array.shape, address, address),)))
-        return Batch(starts, lambda handles: engine.wait_many(handles, []))
+        return Submissions(starts, lambda handles: engine.wait_many(handles, []))
 
 
 class _HvdlitePrepared(_Hvdlite):
@@ -216,7 +216,7 @@ class _HvdlitePrepared(_Hvdlite):
     def blocking(self, array: Array) -> Callable[[], Any] | None:
         return None
 
-    def batch(self, arrays: Sequence[Array]) -> Batch | None:
+    def batch(self, arrays: Sequence[Array]) -> Submissions | None:
         engine = RUNTIME.require()
         label, size = f"bench.prepared.{len(arrays)}", len(arrays)
         names = [tensor_name(Kind.ALLREDUCE, name) for name in member_names(label, size)]
@@ -228,7 +228,7 @@ class _HvdlitePrepared(_Hvdlite):
             ]
         )
         addresses = [array.ctypes.data for array in arrays]
-        return Batch(
+        return Submissions(
             [lambda: engine.submit_prepared(group, addresses, (), False)], lambda handles: engine.wait_many(handles, [])
         )
 
@@ -272,10 +272,10 @@ class _Mpi4py(Peer):
     def blocking(self, array: Array) -> Callable[[], Any] | None:
         return partial(self._comm.Allreduce, self._mpi.IN_PLACE, [array, self._mpi.FLOAT])
 
-    def batch(self, arrays: Sequence[Array]) -> Batch | None:
+    def batch(self, arrays: Sequence[Array]) -> Submissions | None:
         mpi = self._mpi
         starts = [partial(self._comm.Iallreduce, mpi.IN_PLACE, [array, mpi.FLOAT]) for array in arrays]
-        return Batch(starts, mpi.Request.Waitall)
+        return Submissions(starts, mpi.Request.Waitall)
 
     def version(self) -> str:
         return str(self._mpi.Get_library_version().splitlines()[0].strip("\0 ").split(",")[0])
@@ -292,10 +292,10 @@ class _Mpi4pyBlocking(_Mpi4py):
     def blocking(self, array: Array) -> Callable[[], Any] | None:
         return None
 
-    def batch(self, arrays: Sequence[Array]) -> Batch | None:
+    def batch(self, arrays: Sequence[Array]) -> Submissions | None:
         mpi = self._mpi
         calls = [partial(self._comm.Allreduce, mpi.IN_PLACE, [array, mpi.FLOAT]) for array in arrays]
-        return Batch(calls, lambda tokens: None)
+        return Submissions(calls, lambda tokens: None)
 
 
 # --- torch.distributed ------------------------------------------------------------------------------------------------
@@ -349,10 +349,10 @@ class _Gloo(Peer):
         dist = _distributed()
         return partial(dist.all_reduce, _torch_tensor(array), group=self._group)
 
-    def batch(self, arrays: Sequence[Array]) -> Batch | None:
+    def batch(self, arrays: Sequence[Array]) -> Submissions | None:
         dist = _distributed()
         starts = [partial(dist.all_reduce, _torch_tensor(array), group=self._group, async_op=True) for array in arrays]
-        return Batch(starts, lambda works: [work.wait() for work in works])
+        return Submissions(starts, lambda works: [work.wait() for work in works])
 
     def version(self) -> str:
         import torch
@@ -384,8 +384,8 @@ class _OneCcl(Peer):
     def blocking(self, array: Array) -> Callable[[], Any] | None:
         return partial(self._comm.sum, array.ctypes.data, array.size)
 
-    def batch(self, arrays: Sequence[Array]) -> Batch | None:
-        return Batch([partial(self._comm.sum, array.ctypes.data, array.size) for array in arrays], lambda tokens: None)
+    def batch(self, arrays: Sequence[Array]) -> Submissions | None:
+        return Submissions([partial(self._comm.sum, array.ctypes.data, array.size) for array in arrays], lambda tokens: None)
 
     def version(self) -> str:
         return self._comm.version()
@@ -409,9 +409,9 @@ class _Memcpy(Peer):
     def blocking(self, array: Array) -> Callable[[], Any] | None:
         return partial(np.copyto, aligned_zeros(array.shape), array)
 
-    def batch(self, arrays: Sequence[Array]) -> Batch | None:
+    def batch(self, arrays: Sequence[Array]) -> Submissions | None:
         pairs = [(aligned_zeros(array.shape), array) for array in arrays]
-        return Batch([partial(np.copyto, *pair) for pair in pairs], lambda tokens: None)
+        return Submissions([partial(np.copyto, *pair) for pair in pairs], lambda tokens: None)
 
 
 class _Rewrite(Peer):
@@ -426,8 +426,8 @@ class _Rewrite(Peer):
     def blocking(self, array: Array) -> Callable[[], Any] | None:
         return partial(np.negative, array, array)
 
-    def batch(self, arrays: Sequence[Array]) -> Batch | None:
-        return Batch([partial(np.negative, array, array) for array in arrays], lambda tokens: None)
+    def batch(self, arrays: Sequence[Array]) -> Submissions | None:
+        return Submissions([partial(np.negative, array, array) for array in arrays], lambda tokens: None)
 
 
 _KINDS: tuple[type[Peer], ...] = (

@@ -1,4 +1,4 @@
-"""From times to what is reported: statistics, bandwidths, the machine's bound, JSON lines and tables. Pure functions.
+"""Turns times into reports: statistics, bandwidths, the machine's bound, JSON lines and tables. Pure functions.
 
 A *record* is one line of the output: a dictionary with the key ``record``, which is ``run`` (where and how), ``gpu`` (where
 the tensors are, unless on the host), ``peer`` (who took part, or why not), ``measurement`` or ``others`` (how much of the
@@ -87,7 +87,7 @@ def ratios(theirs: Sequence[float], ours: Sequence[float]) -> dict[str, float]:
 
 
 def overheads(with_it: Sequence[float], without: Sequence[float]) -> dict[str, float]:
-    """What is added, in percent, from the medians of the rounds."""
+    """The added time in percent, from the medians of the rounds."""
     return {key: 100 * (value - 1) for key, value in ratios(with_it, without).items()}
 
 
@@ -97,17 +97,17 @@ def bound_seconds(path: str, ranks: int, copy_seconds: float) -> float:
     Args:
         path: of `ISSUED`.
         ranks: of one host.
-        copy_seconds: what a copy of the same S bytes takes when all ranks make one at the same time, which is 2 S issued.
+        copy_seconds: the time of a copy of the same S bytes when all ranks make one at the same time; a copy issues 2 S bytes.
             That they share memory, or cores, is in this number already.
     """
     return ISSUED[path](ranks) / ISSUED["floor"](ranks) * copy_seconds
 
 
 def percentages(seconds: float, ranks: int, ceilings: Mapping[str, float]) -> dict[str, float]:
-    """How much of what the machine can do is reached: of each ceiling, and of the bound for buffers that nobody shares.
+    """The reached part of the machine's speed: of each ceiling, and of the bound for private buffers.
 
     Args:
-        seconds: what a peer took.
+        seconds: a peer's time.
         ranks: of one host.
         ceilings: the seconds of those in `CEILINGS` for the same bytes.
     """
@@ -124,7 +124,7 @@ def measurement(case: str, peer: str, rounds: Sequence[Sequence[float]], calls: 
     """The record of one peer in one case.
 
     Args:
-        case: what was done.
+        case: of the measurement.
         peer: by whom.
         rounds: the samples of each round: seconds of one call on the slowest rank.
         calls: back-to-back calls in a sample, whose time is divided by them.
@@ -179,7 +179,7 @@ def _as_rounds(of_peer: Sequence[Record]) -> Record:
 
 
 def with_percentages(group: Sequence[Record]) -> list[Record]:
-    """Adds what the ceiling and the baseline of a group say about each of its members."""
+    """Compares each member of a group with the group's ceiling and baseline, and adds the results."""
     ceilings = {record["peer"]: record["median"] for record in group if record["peer"] in CEILINGS}
     base = next((record for record in group if record["peer"] == BASELINES.get(record["case"])), None)
     done = []

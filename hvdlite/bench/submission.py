@@ -27,11 +27,11 @@ _EFFORT = Effort(sample_seconds=0, most_calls=1, block_seconds=0.1, most_samples
 
 @dataclass(frozen=True)
 class SubmissionPlan:
-    """What is measured.
+    """The selection to measure.
 
     Attributes:
         tensors: handed over before they are waited for; the gradients of a backward.
-        seconds: at most about so long altogether.
+        seconds: the approximate limit for all measurements.
     """
 
     tensors: int = 100
@@ -39,7 +39,7 @@ class SubmissionPlan:
 
 
 def run(world: World, plan: SubmissionPlan, sink: Callable[[Sequence[report.Record]], None]) -> None:
-    """Measures, and gives what was measured to `sink`. Collective.
+    """Measures, and passes the results to `sink`. Collective.
 
     Raises:
         WrongSum: a result is wrong; on all ranks.
@@ -69,7 +69,7 @@ def _backwards(world: World, plan: SubmissionPlan, sink: Callable[[Sequence[repo
 
 
 def _backward(world: World, way: str, count: int, open_contexts: ExitStack) -> Subject:
-    """A backward that makes so many gradients: without hooks, counted by hooks only, or reduced too. Collective."""
+    """A backward that makes this many gradients: without hooks, counted by hooks only, or reduced too. Collective."""
     import torch
 
     import hvdlite.torch as hvd

@@ -7,7 +7,7 @@ import numpy as np
 
 from hvdlite.bench import report
 from hvdlite.bench.machine import thread_ids
-from hvdlite.bench.peers import CEILINGS, PEERS, Array, Batch, Peer
+from hvdlite.bench.peers import CEILINGS, PEERS, Array, Peer, Submissions
 from hvdlite.bench.world import World
 
 __all__ = ["Team", "WrongSum", "check_batch", "check_call", "contribution", "expected_sum"]
@@ -91,7 +91,7 @@ def check_call(world: World, peer: Peer, array: Array, call: Callable[[], Any]) 
     _agree(world, peer, array.nbytes, np.array_equal(result, expected_sum(world.size, array.size)))
 
 
-def check_batch(world: World, peer: Peer, arrays: Sequence[Array], batch: Batch) -> None:
+def check_batch(world: World, peer: Peer, arrays: Sequence[Array], batch: Submissions) -> None:
     """As `check_call`, for many arrays."""
     for array in arrays:
         array[...] = contribution(world.rank, array.size).reshape(array.shape)

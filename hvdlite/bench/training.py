@@ -25,7 +25,7 @@ from hvdlite.bench.world import World
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["WAYS", "ZERO_GRAD", "Plan", "check_gradient", "run"]
+__all__ = ["WAYS", "ZERO_GRAD", "TrainingPlan", "check_gradient", "run"]
 
 # Between two steps torch either drops the gradients (its default) or keeps their memory and writes zeros into it.
 ZERO_GRAD = ("none", "zero")
@@ -37,7 +37,7 @@ _EFFORT = Effort(sample_seconds=0.25, most_calls=200, most_samples=1)
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """What is measured.
 
     Attributes:
@@ -129,7 +129,7 @@ WAYS: Mapping[str, Way] = {
 # --- the run ----------------------------------------------------------------------------------------------------------
 
 
-def run(world: World, plan: Plan, sink: Callable[[Sequence[report.Record]], None]) -> None:
+def run(world: World, plan: TrainingPlan, sink: Callable[[Sequence[report.Record]], None]) -> None:
     """Measures, and gives what was measured side by side to `sink`, on all ranks. Collective.
 
     Raises:

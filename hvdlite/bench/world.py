@@ -23,7 +23,7 @@ _LEAD_NS = 20_000  # from the decision to the start: every rank has seen it by t
 
 
 class World:
-    """The job: a communicator of its own, the shared start, and what the ranks tell each other outside the timings.
+    """The job: a communicator of its own, the shared start, and the ranks' exchanges outside of the timings.
 
     Attributes:
         rank, size: of this process in the job.
@@ -53,7 +53,7 @@ class World:
         self.gate = Gate(self.comm, self.hosts == 1)
 
     def close(self) -> None:
-        """Frees what the constructor made."""
+        """Frees the communicator and the shared memory."""
         self.gate.close()
         self.comm.Free()
 

@@ -69,7 +69,7 @@ def has_variables(value: Any) -> bool:
 
 
 def _copies_itself(value: Any) -> bool:
-    """Does a class of Python's say itself what a copy is? It may be the same object, or lack what this one refers to."""
+    """Does a Python class define its own copy? Such a copy may be the same object, or lack some references."""
     kind = type(value)
     return any(
         isinstance(getattr(kind, name, None), types.FunctionType) for name in ("__deepcopy__", "__reduce__", "__reduce_ex__")
@@ -77,7 +77,7 @@ def _copies_itself(value: Any) -> bool:
 
 
 class _Stand:
-    """Stands for an object that is kept in place, in what is sent."""
+    """Stands for an object that is kept in place, in the state that is sent."""
 
     def __getattr__(self, name: str) -> "_Method":
         if name.startswith("__"):  # pickle asks for some that are not there
@@ -152,7 +152,7 @@ class Inventory:
         self._tree[0].pop(name, None)
 
     def restore(self) -> dict[str, Any]:
-        """Puts what is kept in place back to what was saved, and returns copies of the attributes as they were saved."""
+        """Restores the objects that are kept in place, and returns copies of the saved attributes."""
         for handler in self._handlers:
             handler.restore()
         return self._load(_copy(self._tree, self._kept, self._kept))
@@ -164,7 +164,7 @@ class Inventory:
         return attributes
 
     def sync(self, bcast_object: Callable[[Any], Any], rank: int) -> dict[str, Any]:
-        """Gives what is kept in place the state that it has on rank 0, and returns the attributes of rank 0. Collective.
+        """Gives objects that are kept in place rank 0's state, and returns rank 0's attributes. Collective.
 
         Raises:
             MismatchError: the attributes have other names, or there are other objects to keep in place, than on rank 0.
@@ -191,7 +191,7 @@ class Inventory:
 
 
 def _copy(tree: Any, kept: Sequence[Any], replacements: Sequence[Any]) -> Any:
-    """A deep copy, with the replacements in the place of what is kept."""
+    """A deep copy, with replacements for the objects that are kept in place."""
     return copy.deepcopy(tree, {id(value): other for value, other in zip(kept, replacements, strict=True)})
 
 

@@ -22,7 +22,7 @@ LossIn = Callable[[Exception], HorovodInternalError | None]
 def run(func: Callable[..., Any], loss_in: LossIn | None = None) -> Callable[..., Any]:
     """Decorates a training function whose first argument is a `State`: the state is synchronised before it runs.
 
-    hvdlite cannot yet go on with other ranks than it started with. Where Horovod would, this raises UnsupportedError, and
+    hvdlite cannot yet continue with other ranks than at the start. Where Horovod would, this raises UnsupportedError, and
     the state can be saved to a file for the next job (docs/elastic.md).
 
     Args:

@@ -1,4 +1,4 @@
-"""What a training function works on, so that it can be put back to an earlier point and be the same on all ranks."""
+"""The state of a training function: it can be restored to an earlier point, and made equal on all ranks."""
 
 import queue
 from collections.abc import Callable, Iterable, Sequence
@@ -12,7 +12,7 @@ __all__ = ["HostUpdateResult", "ObjectState", "State"]
 
 
 class HostUpdateResult(IntFlag):
-    """What has become of the hosts of a job; Horovod's numbers."""
+    """The changes of a job's hosts; Horovod's numbers."""
 
     no_update = 0
     removed = 1
@@ -21,7 +21,7 @@ class HostUpdateResult(IntFlag):
 
 
 class State:
-    """The interface. Subclasses say what is kept: `save`, `restore` and `sync`.
+    """The interface. Subclasses define the content: `save`, `restore` and `sync`.
 
     Args:
         bcast_object: gives all ranks an object of rank 0, such as `hvdlite.broadcast_object`.
@@ -91,14 +91,14 @@ class State:
         raise NotImplementedError
 
     def reset(self) -> None:
-        """For subclasses: what has to be made anew when the ranks have changed."""
+        """For subclasses: makes again what depends on the ranks, after these have changed."""
 
 
 class ObjectState(State):
     """Keeps Python objects, which are its attributes.
 
     An object with ``state_dict()`` and ``load_state_dict()`` stays the object it is, also where attributes only refer to it,
-    and whatever refers to it goes on doing so: its ``state_dict()`` is saved, restored and sent. Everything else is copied
+    and references to it stay valid: its ``state_dict()`` is saved, restored and sent. Everything else is copied
     (``copy.deepcopy``) when it is saved and restored, and pickled by `sync`.
 
     Args:
@@ -127,7 +127,7 @@ class ObjectState(State):
         def __getattr__(self, name: str) -> Any: ...
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Another object that stays what it is takes the place of an attribute's value, and is saved."""
+        """Replaces an attribute's value by another object that is kept in place, and saves it."""
         super().__setattr__(name, value)
         if name in self._names and (has_state_dict(value) or self._handler_of(value) is not None):
             for inventory in self._saved:
@@ -142,12 +142,12 @@ class ObjectState(State):
         self._saved = [inventory]
 
     def restore(self) -> None:
-        """Sets the attributes to copies of what was saved last."""
+        """Sets the attributes to copies of the last saved values."""
         for inventory in self._saved:
             self._set_attributes(inventory.restore())
 
     def sync(self) -> None:
-        """Sets the attributes to what they are on rank 0 at present, and saves them. Collective over all ranks.
+        """Sets the attributes to rank 0's present values, and saves them. Collective over all ranks.
 
         Raises:
             MismatchError: this rank's attributes have other names than those of rank 0, or refer to other objects that stay

@@ -45,7 +45,7 @@ def _register() -> None:
 
 
 def has_futures() -> bool:
-    """Can a call let XLA go on until it has ended? If not, several in a program may wait for each other."""
+    """Can XLA continue while a call is in flight? If not, several calls of a program may wait for each other."""
     numbers = re.match(r"(\d+)\.(\d+)\.(\d+)", version("jaxlib"))
     return numbers is None or tuple(map(int, numbers.groups())) >= (0, 4, 38)
 
@@ -59,7 +59,7 @@ def ffi_call(description: str, arrays: Sequence[Any], alone: bool) -> list[Any]:
     """Calls a handler with these arrays; as many arrays of the same shapes and dtypes come back.
 
     A program with side effects takes JAX's slow way in and out, some 10 us for each of its results. So one that is alone,
-    whose results are used on every rank, says that it has none: XLA drops only what nobody uses.
+    whose results are used on every rank, says that it has none: XLA drops only unused results.
     """
     _register()
     handler = _ALONE if alone or not has_futures() else _SEVERAL

@@ -10,7 +10,7 @@ from hvdlite.jax.ffi import ffi_call, require_cpu
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.requests import Average, Kind, resolve_op
 from hvdlite.submission import enter
-from hvdlite.xla import Group, describe, failure_in
+from hvdlite.xla import TensorGroup, describe, failure_in
 
 __all__ = ["call", "grouped_allreduce", "grouped_broadcast"]
 
@@ -50,7 +50,7 @@ def grouped_allreduce(
     """
     _, process_set_id = enter(Kind.ALLREDUCE, process_set)
     made = [jnp.asarray(array) for array in arrays]
-    group = Group(
+    group = TensorGroup(
         Kind.ALLREDUCE,
         name,
         _kinds_of(made),
@@ -82,10 +82,10 @@ def grouped_broadcast(
     """
     _, process_set_id = enter(Kind.BROADCAST, process_set)
     made = [jnp.asarray(array) for array in arrays]
-    return call([Group(Kind.BROADCAST, name, _kinds_of(made), root=root_rank, process_set=process_set_id)], made)
+    return call([TensorGroup(Kind.BROADCAST, name, _kinds_of(made), root=root_rank, process_set=process_set_id)], made)
 
 
-def call(groups: Sequence[Group], arrays: Sequence[jax.Array], *, alone: bool = False) -> list[jax.Array]:
+def call(groups: Sequence[TensorGroup], arrays: Sequence[jax.Array], *, alone: bool = False) -> list[jax.Array]:
     """Runs several groups in one call of XLA: all are submitted before any is waited for.
 
     Args:

@@ -20,13 +20,13 @@ from hvdlite.objects import broadcast_object
 
 if TYPE_CHECKING:
 
-    class _Callback:
+    class _ElasticCallback:
         """What is used of Keras's callbacks."""
 
         params: dict[str, Any]
 
 else:
-    _Callback = keras.callbacks.Callback
+    _ElasticCallback = keras.callbacks.Callback
 
 __all__ = ["CommitStateCallback", "KerasState", "UpdateBatchStateCallback", "UpdateEpochStateCallback", "run"]
 
@@ -65,14 +65,14 @@ class KerasState(ObjectState):
 
     def _handler_of(self, value: Any) -> StateHandler | None:
         if value is self.model:
-            return _VariablesHandler(value, self.optimizer)
+            return _KerasVariablesHandler(value, self.optimizer)
         with_model = [*optimizers_of(self.model).values(), self.optimizer]
         if any(value is each for each in with_model):
             return _KeptWithModel(value)
-        return _VariablesHandler(value) if has_variables(value) else None
+        return _KerasVariablesHandler(value) if has_variables(value) else None
 
 
-class _VariablesHandler(StateHandler):
+class _KerasVariablesHandler(StateHandler):
     """Of what has variables, or is one; of a model together with its optimizers.
 
     Args:
@@ -141,7 +141,7 @@ class _KeptWithModel(StateHandler):
         pass
 
 
-class CommitStateCallback(_Callback):
+class CommitStateCallback(_ElasticCallback):
     """Commits a state after so many batches, and at the end of each epoch.
 
     Args:
@@ -177,7 +177,7 @@ class CommitStateCallback(_Callback):
         self.state.commit()
 
 
-class UpdateBatchStateCallback(_Callback):
+class UpdateBatchStateCallback(_ElasticCallback):
     """Keeps ``state.batch`` at the last batch that was trained on; between epochs it is 0.
 
     Args:
@@ -210,7 +210,7 @@ class UpdateBatchStateCallback(_Callback):
         self.state.batch = 0
 
 
-class UpdateEpochStateCallback(_Callback):
+class UpdateEpochStateCallback(_ElasticCallback):
     """Keeps ``state.epoch`` at the number of epochs that are complete, those before ``fit`` was called among them.
 
     Args:

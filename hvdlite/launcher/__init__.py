@@ -1,4 +1,4 @@
-"""The command ``hvdlite``: starts jobs, looks at an installation, writes shell completion.
+"""The command ``hvdlite``: starts jobs, checks an installation, writes shell completion.
 
-Nothing here loads MPI, the native library or a framework: what has to look at those runs in a process of its own.
+No module here loads MPI, the native library or a framework: checks of those run in processes of their own.
 """

@@ -1,4 +1,4 @@
-"""What ``hvdlite doctor`` looks at: each check gives lines that say what was found, how good that is, and what helps."""
+"""The checks of ``hvdlite doctor``. Each check reports findings: what it found, whether that is good, and the remedy."""
 
 import contextlib
 import fcntl
@@ -18,8 +18,8 @@ from hvdlite.config import from_environment
 from hvdlite.errors import HvdliteError
 from hvdlite.launcher import mpirun, plan, probes
 from hvdlite.launcher.command import Wishes
-from hvdlite.launcher.job import Job
-from hvdlite.launcher.output import Output
+from hvdlite.launcher.job import LaunchedJob
+from hvdlite.launcher.output import RankOutput
 from hvdlite.launcher.rank import cores
 from hvdlite.launcher.slurm import read_allocation
 from hvdlite.tuning import files
@@ -36,11 +36,11 @@ class Finding:
     """One line of the report.
 
     Attributes:
-        check: what was looked at.
-        status: ``ok``; ``warn``: it works, but not as well as it could; ``fail``: something that is needed does not work;
-            ``none``: it is not there, and nothing needs it.
-        found: what was found.
-        remedy: what helps; empty where all is well.
+        check: the subject.
+        status: ``ok``; ``warn``: it works, but not as well as it could; ``fail``: a required part does not work;
+            ``none``: it is missing, and nothing needs it.
+        found: the state of the subject.
+        remedy: how to improve it; empty if nothing is wrong.
     """
 
     check: str
@@ -66,7 +66,7 @@ def knobs() -> Iterator[Finding]:
 
 
 def tuning() -> Iterator[Finding]:
-    """What `hvdlite tune` has found for this machine."""
+    """The results of `hvdlite tune` for this machine."""
     mine = [key for key in files.kept() if cpu_name() in key.get("cpus", ())]
     shapes = ["+".join(map(str, key.get("ranks_per_host", ()))) for key in mine]
     if mine:
@@ -76,7 +76,7 @@ def tuning() -> Iterator[Finding]:
 
 
 def mpi() -> Iterator[Finding]:
-    """The MPI that mpi4py loads, the compiled part of hvdlite, and the mpirun that belongs to them."""
+    """The MPI that mpi4py loads, the compiled part of hvdlite, and the matching mpirun."""
     try:
         loaded = probes.probe(probes.MPI, seconds=60.0)
         problem = ""
@@ -147,7 +147,7 @@ def _launcher(loaded: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def shared_memory() -> Iterator[Finding]:
-    """What ranks of one host exchange tensors through."""
+    """The shared memory through which ranks of one host exchange tensors."""
     with_memfd = hasattr(os, "memfd_create")
     if with_memfd:
         try:
@@ -170,14 +170,14 @@ def shared_memory() -> Iterator[Finding]:
         return
     size, free = space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize
     found = f"{size // _MIB} MiB, {free // _MIB} MiB free"
-    # PyTorch's data loaders and MPI itself want it too.
+    # PyTorch's data loaders and MPI itself need it as well.
     small = free < 512 * _MIB
     remedy = "give the container more: docker run --shm-size=8g, or an emptyDir with medium Memory (docs/launching.md)"
     yield Finding("/dev/shm", "warn" if small else "ok", found, remedy if small else "")
 
 
 def cgroup_limits(text: str, root: str = "/sys/fs/cgroup") -> tuple[float | None, int | None]:
-    """Cores and bytes of memory that control groups leave to this process; None where there is no limit.
+    """The limits of control groups to this process's cores and memory (bytes); None for no limit.
 
     Args:
         text: of /proc/self/cgroup.
@@ -273,7 +273,7 @@ def _address(interface: str) -> str:
 
 
 def gpus() -> Iterator[Finding]:
-    """The CUDA driver, its GPUs, and NCCL as hvdlite finds them."""
+    """The CUDA driver, its GPUs, and the NCCL that hvdlite would use."""
     try:
         found = probes.probe(probes.CUDA, seconds=60.0)
         problem = ""
@@ -326,7 +326,7 @@ def framework(name: str, door: str, seconds: float = 180.0) -> Finding:
 
 
 def frameworks() -> Iterator[Finding]:
-    """Every framework, side by side: importing them takes seconds."""
+    """Checks all frameworks at the same time, because their imports take seconds."""
     with ThreadPoolExecutor(len(_FRAMEWORKS)) as pool:
         yield from pool.map(framework, _FRAMEWORKS, _FRAMEWORKS.values())
 
@@ -337,11 +337,11 @@ def frameworks() -> Iterator[Finding]:
 def smoke(ranks: int = 2, seconds: float = SMOKE_SECONDS) -> Iterator[Finding]:
     """A small job of two ranks that add up an array."""
     with open(os.devnull, "w") as nowhere:
-        output = Output(ranks, stdout=nowhere, stderr=nowhere)
+        output = RankOutput(ranks, stdout=nowhere, stderr=nowhere)
         try:
             wishes = Wishes(np=0, root=os.geteuid() == 0, environ=plan.environment())
             chosen = plan.make(wishes, ranks, launcher="mpirun")
-            job = Job(chosen.line, [sys.executable, "-c", probes.SMOKE], ranks, wishes.environ, output)
+            job = LaunchedJob(chosen.line, [sys.executable, "-c", probes.SMOKE], ranks, wishes.environ, output)
             timer = threading.Timer(seconds, job.interrupt, [0])
             timer.start()
             try:

@@ -1,4 +1,4 @@
-"""The command line of ``hvdlite``: a table of subcommands, each with its flags and what it does."""
+"""The command line of ``hvdlite``: a table of subcommands, each with its flags and its function."""
 
 import argparse
 import os
@@ -11,8 +11,8 @@ from hvdlite._version import __version__
 from hvdlite.errors import HvdliteError
 from hvdlite.launcher import flags, plan
 from hvdlite.launcher.command import Wishes
-from hvdlite.launcher.job import GRACE_SECONDS, Job, Outcome, told_to_end
-from hvdlite.launcher.output import Output
+from hvdlite.launcher.job import GRACE_SECONDS, JobOutcome, LaunchedJob, told_to_end
+from hvdlite.launcher.output import RankOutput
 
 __all__ = ["SUBCOMMANDS", "Subcommand", "main", "make_parser", "report"]
 
@@ -26,7 +26,7 @@ examples:
 
 @dataclass(frozen=True)
 class Subcommand:
-    """One subcommand: its name, what it is for, its flags, and the function that does it and returns an exit status."""
+    """One subcommand: its name, its purpose, its flags, and the function that runs it and returns an exit status."""
 
     name: str
     help: str
@@ -49,9 +49,9 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
         dest="np",
         type=_positive,
         metavar="N",
-        help="how many ranks [as many as the hosts take]",
+        help="the number of ranks [the number of slots of the hosts]",
     )
-    add("-H", "--hosts", default="", metavar="HOSTS", help="where: host:ranks,host:ranks [this host, or the allocation]")
+    add("-H", "--hosts", default="", metavar="HOSTS", help="the hosts: host:ranks,host:ranks [this host, or the allocation]")
     add(
         "-hostfile",
         "--hostfile",
@@ -65,26 +65,26 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="auto takes srun in an allocation of Slurm, and mpirun elsewhere",
     )
-    add("--mpirun", default="", metavar="PATH", help="the mpirun to take [the one of the MPI that mpi4py loads]")
+    add("--mpirun", default="", metavar="PATH", help="the mpirun to start [that of the MPI that mpi4py loads]")
     add("--mpi-args", default="", metavar="WORDS", help="further arguments for mpirun or srun, in one word of the shell")
-    add("--binding-args", default="", metavar="WORDS", help="the same, where it says to which cores ranks are bound")
+    add("--binding-args", default="", metavar="WORDS", help="arguments for mpirun or srun that bind ranks to cores")
     add(
         "--bind",
         choices=("auto", "none"),
         default="auto",
-        help="auto deals out the cores of each host where every rank gets two",
+        help="auto divides the cores of each host among its ranks if every rank gets two",
     )
-    add("--oversubscribe", action="store_true", help="more ranks than the hosts are said to take")
+    add("--oversubscribe", action="store_true", help="allows more ranks than the hosts have slots")
     add(
         "-x",
         "--env",
         action="append",
         default=[],
         metavar="NAME[=VALUE]",
-        help="a variable for all ranks, besides those that go by themselves",
+        help="a variable to pass to all ranks, besides those that are always passed",
     )
     add("-p", "--ssh-port", type=_positive, metavar="PORT", help="for logging in to other hosts")
-    add("-i", "--ssh-identity-file", default="", metavar="FILE", help="likewise")
+    add("-i", "--ssh-identity-file", default="", metavar="FILE", help="the key for logging in to other hosts")
     add(
         "--network-interface",
         "--network-interfaces",
@@ -100,14 +100,14 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
         type=float,
         metavar="SECONDS",
         default=GRACE_SECONDS,
-        help="how long programs may go on after Ctrl-C or SIGTERM, for instance to save what they have; 30 without it",
+        help="how long programs may run after Ctrl-C or SIGTERM, for instance to save their state [30]",
     )
-    add("--output-filename", metavar="FOLDER", help="also writes what each rank prints to FOLDER/rank.N/stdout and stderr")
+    add("--output-filename", metavar="FOLDER", help="also writes each rank's output to FOLDER/rank.N/stdout and stderr")
     add("--no-tag-output", action="store_true", help="prints lines without [rank]<stream> in front")
     add("-prefix-timestamp", "--prefix-output-with-timestamp", action="store_true", help="puts the time in front of each line")
     add("--dry-run", action="store_true", help="prints the command line and starts nothing")
-    add("--verbose", action="store_true", help="says which launcher was taken, why, and the command line")
-    add("--mpi", action="store_true", help=argparse.SUPPRESS)  # what horovodrun takes for it is what we do
+    add("--verbose", action="store_true", help="prints the chosen launcher, the reason, and the command line")
+    add("--mpi", action="store_true", help=argparse.SUPPRESS)  # hvdlite does the same as horovodrun here
     add("-cb", "--check-build", action="store_true", help="the same as `hvdlite doctor`")
     flags.add_to(parser)
     add("command", nargs=argparse.REMAINDER, metavar="command", help="the program of each rank, with its arguments")
@@ -138,8 +138,12 @@ def _run(arguments: argparse.Namespace) -> int:
         print(chosen.line.shell(command), file=sys.stdout if arguments.dry_run else sys.stderr, flush=True)
     if arguments.dry_run:
         return 0
-    output = Output(chosen.size, not arguments.no_tag_output, arguments.prefix_output_with_timestamp, arguments.output_filename)
-    job = Job(chosen.line, command, chosen.size, wishes.environ, output, chosen.bind, arguments.start_timeout, arguments.grace)
+    output = RankOutput(
+        chosen.size, not arguments.no_tag_output, arguments.prefix_output_with_timestamp, arguments.output_filename
+    )
+    job = LaunchedJob(
+        chosen.line, command, chosen.size, wishes.environ, output, chosen.bind, arguments.start_timeout, arguments.grace
+    )
     with told_to_end(job) as received:
         outcome = job.run()
     report(outcome, output)
@@ -183,8 +187,8 @@ def program_of(words: Sequence[str]) -> list[str]:
     return command
 
 
-def report(outcome: Outcome, output: Output) -> None:
-    """Says how a job ended that did not end well; the traceback of the rank that failed first comes last."""
+def report(outcome: JobOutcome, output: RankOutput) -> None:
+    """Reports the end of a job that failed. The traceback of the rank that failed first comes last."""
     if outcome.problem:
         output.say(f"hvdlite run: {outcome.problem}")
     if outcome.failure is None or (outcome.interrupted and outcome.failure.stopped):
@@ -208,7 +212,7 @@ def _subcommands() -> tuple[Subcommand, ...]:
         Subcommand("doctor", "checks that everything hvdlite needs works on this machine", doctor.add_flags, doctor.run),
         Subcommand(
             "tune",
-            "measures which knobs suit this machine, and keeps what beats the defaults",
+            "measures which knobs suit this machine, and keeps those that beat the defaults",
             tune.add_flags,
             lambda arguments: tune.run(arguments, main),
             tune.EPILOG,
@@ -246,7 +250,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Does what a command line says; returns the exit status."""
+    """Runs a command line; returns the exit status."""
     arguments = make_parser().parse_args(words)
     try:
         status: int = arguments.run(arguments)

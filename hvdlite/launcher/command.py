@@ -1,4 +1,4 @@
-"""The command line by which each MPI's mpirun, or Slurm's srun, starts the ranks that are asked for."""
+"""The command line with which each MPI's mpirun, or Slurm's srun, starts the ranks."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -10,10 +10,10 @@ from hvdlite.launcher.hosts import Host, format_hosts, is_local, total_slots
 from hvdlite.launcher.mpirun import Mpirun
 from hvdlite.launcher.rank import ASKS
 
-__all__ = ["PASSED", "Line", "Wishes", "mpirun_line", "names_binding", "passed_names", "srun_line"]
+__all__ = ["PASSED", "LauncherCommand", "Wishes", "mpirun_line", "names_binding", "passed_names", "srun_line"]
 
-# Variables that ranks on other hosts get: what tells programs how to compute, and where they find their libraries. The rest
-# (HOME, HOSTNAME, SSH_*...) belongs to the host.
+# Variables that ranks on other hosts get: those about computing, and those about the locations of libraries. All others (HOME,
+# HOSTNAME, SSH_*...) belong to the host.
 PASSED = (
     *("HVDLITE_*", "HOROVOD_*", "MPI4PY_*", "PYTHON*", "VIRTUAL_ENV", "CONDA_PREFIX", "PATH", "LD_LIBRARY_PATH", "LD_PRELOAD"),
     *("NCCL_*", "CUDA_*", "NVIDIA_*", "OMP_*", "KMP_*", "MKL_*", "OPENBLAS_*", "GOMP_*", "MALLOC_*"),
@@ -26,13 +26,13 @@ _BINDING = ("bind", "map-by", "map_by", "rank-by", "cpu", "ppr", "membind", "ran
 
 @dataclass(frozen=True)
 class Wishes:
-    """What is asked of a launcher.
+    """The user's wishes for a job.
 
     Attributes:
         np: the number of ranks.
         hosts: where; empty for this host, or for those of the allocation.
         allocated: the hosts of an allocation that the launcher knows by itself.
-        root: does the superuser ask?
+        root: is the user the superuser?
         oversubscribe: may there be more ranks than slots?
         ssh_port, ssh_identity_file: for logging in to other hosts.
         interfaces: the network interfaces to use.
@@ -62,14 +62,14 @@ class Wishes:
 
 
 @dataclass(frozen=True)
-class Line:
+class LauncherCommand:
     """A launcher's command line up to the program that it starts.
 
     Attributes:
         words: the launcher and its arguments.
-        variables: those that it takes besides the present ones.
-        remedy: what to look after if it ends before any rank has started; "" where there is nothing to add.
-        forwards: does it forward signals by which ranks on other hosts are asked to end (`hvdlite.launcher.rank.ASKS`)?
+        variables: those to add to its environment.
+        remedy: what to check if it ends before any rank has started; "" if there is no advice.
+        forwards: does it forward the signals that ask ranks on other hosts to end (`hvdlite.launcher.rank.ASKS`)?
     """
 
     words: tuple[str, ...]
@@ -78,13 +78,13 @@ class Line:
     forwards: bool = False
 
     def shell(self, command: Sequence[str]) -> str:
-        """As one types it."""
+        """The line as a user would type it."""
         settings = [f"{name}={value}" for name, value in self.variables.items()]
         return shlex.join([*(["env", *settings] if settings else []), *self.words, *command])
 
 
 def names_binding(arguments: Sequence[str]) -> bool:
-    """Do these arguments for mpirun or srun say where ranks run? Then we do not."""
+    """Do these arguments of mpirun or srun bind ranks to cores? Then hvdlite does not."""
     return any(word.startswith("-") and any(part in word.lower() for part in _BINDING) for word in arguments)
 
 
@@ -94,13 +94,13 @@ def passed_names(wishes: Wishes) -> list[str]:
     for name in wishes.environ:
         if any(fnmatchcase(name, pattern) for pattern in PASSED):
             found.add(name)
-    # A name that a shell does not know (a function of bash, exported) is none for mpirun either.
+    # mpirun cannot pass a variable whose name no shell accepts (a function that bash exports).
     return sorted(
         name for name in found if name.isidentifier() and not any(fnmatchcase(name, pattern) for pattern in _NOT_PASSED)
     )
 
 
-def mpirun_line(mpirun: Mpirun, wishes: Wishes) -> Line:
+def mpirun_line(mpirun: Mpirun, wishes: Wishes) -> LauncherCommand:
     """The line for Open MPI, MPICH or an MPI that is made from it.
 
     Raises:
@@ -116,14 +116,14 @@ def mpirun_line(mpirun: Mpirun, wishes: Wishes) -> Line:
     return replace(line, remedy=_BY_SSH) if wishes.remote else line
 
 
-def _open_mpi(mpirun: Mpirun, wishes: Wishes) -> Line:
+def _open_mpi(mpirun: Mpirun, wishes: Wishes) -> LauncherCommand:
     five = mpirun.version >= (5,)
     words = [mpirun.path, *(["--allow-run-as-root"] if wishes.root else []), "-n", str(wishes.np)]
     if wishes.hosts:
         words += ["--host", format_hosts(wishes.hosts)]
     if not names_binding(wishes.mpi_args):
         words += ["--bind-to", "none", "--map-by", "slot"]
-    # Without a list of hosts Open MPI counts this one's cores as slots, and starts no more ranks than that by itself.
+    # Without a list of hosts, Open MPI counts this host's cores as slots, and starts no more ranks by default.
     words += ["--oversubscribe"] if wishes.oversubscribe or not (wishes.hosts or wishes.allocated) else []
     if wishes.remote:
         words += [
@@ -141,10 +141,10 @@ def _open_mpi(mpirun: Mpirun, wishes: Wishes) -> Line:
     if wishes.remote:
         for name in passed_names(wishes):
             words += ["-x", name]
-    return Line((*words, *wishes.mpi_args), dict(wishes.variables), forwards=wishes.remote)
+    return LauncherCommand((*words, *wishes.mpi_args), dict(wishes.variables), forwards=wishes.remote)
 
 
-def _hydra(mpirun: Mpirun, wishes: Wishes) -> Line:
+def _hydra(mpirun: Mpirun, wishes: Wishes) -> LauncherCommand:
     words = [mpirun.path, *(["-hosts", format_hosts(wishes.hosts)] if wishes.hosts else []), "-n", str(wishes.np)]
     variables = dict(wishes.variables)
     if not names_binding(wishes.mpi_args):
@@ -163,7 +163,7 @@ def _hydra(mpirun: Mpirun, wishes: Wishes) -> Line:
         words += ["-iface", wishes.interfaces[0]]
     if wishes.remote:
         words += ["-genvlist", ",".join(passed_names(wishes))]
-    return Line((*words, *wishes.mpi_args), variables)
+    return LauncherCommand((*words, *wishes.mpi_args), variables)
 
 
 _BY_SSH = "from here `ssh HOST true` has to work without a password, with Python and hvdlite at the same paths on each HOST"
@@ -175,14 +175,14 @@ def _ssh_options(wishes: Wishes) -> str:
     return shlex.join(words)
 
 
-def srun_line(srun: str, plugin: str, wishes: Wishes, nodes: int, inside_step: bool) -> Line:
+def srun_line(srun: str, plugin: str, wishes: Wishes, nodes: int, inside_step: bool) -> LauncherCommand:
     """The line for a job step of Slurm.
 
     Args:
         srun: its path.
         plugin: for ``--mpi``.
         wishes: what is asked for.
-        nodes: how many the allocation has.
+        nodes: the number of nodes in the allocation.
         inside_step: is the launcher itself in a step? Its resources are then shared.
 
     Raises:
@@ -203,4 +203,4 @@ def srun_line(srun: str, plugin: str, wishes: Wishes, nodes: int, inside_step: b
     variables = dict(wishes.variables)
     if wishes.interfaces:
         variables["OMPI_MCA_btl_tcp_if_include"] = ",".join(wishes.interfaces)
-    return Line((*words, *wishes.mpi_args), variables, "`--launcher mpirun` starts the ranks without srun's --mpi")
+    return LauncherCommand((*words, *wishes.mpi_args), variables, "`--launcher mpirun` starts the ranks without srun's --mpi")

@@ -86,7 +86,7 @@ def _names(parser: argparse.ArgumentParser) -> list[str]:
 def _bash_subcommand(parser: argparse.ArgumentParser) -> list[str]:
     valued = [action for action in _options(parser) if _takes_value(action)]
     lines = []
-    if _starts_program(parser):  # behind the flags comes a program, with completion of its own
+    if _starts_program(parser):  # after the flags comes a program, which has its own completion
         with_value = "|".join(name for action in valued for name in action.option_strings)
         lines += [
             "        for ((place = 2; place < COMP_CWORD; place++)); do",

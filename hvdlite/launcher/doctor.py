@@ -1,4 +1,4 @@
-"""``hvdlite doctor``: looks at an installation and says what does not work, and what helps."""
+"""``hvdlite doctor``: checks an installation, and reports what does not work and how to solve it."""
 
 import argparse
 import json
@@ -26,11 +26,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--frameworks", action=argparse.BooleanOptionalAction, default=True, help="imports each framework [it does]"
     )
-    parser.epilog = "The exit code is 1 if something that is needed does not work. Nothing is changed."
+    parser.epilog = "The exit code is 1 if a required part does not work. Nothing is changed."
 
 
 def examine(smoke: bool = True, frameworks: bool = True) -> Iterator[Finding]:
-    """What the checks find, as they find it."""
+    """The findings of the checks, one after the other."""
     left_out = (set() if smoke else {"job"}) | (set() if frameworks else {"frameworks"})
     without_mpirun = False
     for name, check in checks.CHECKS.items():
@@ -50,12 +50,12 @@ def render(finding: Finding) -> str:
 def verdict(findings: Sequence[Finding]) -> str:
     """The last line of the report."""
     count = {status: sum(finding.status == status for finding in findings) for status in _MARKS}
-    said = "something that is needed does not work" if count["fail"] else "everything that is needed works"
+    said = "a required part does not work" if count["fail"] else "all required parts work"
     return f"{said}: {count['fail']} failed, {count['warn']} could be better, {count['ok']} passed"
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints the report; 1 if something that is needed does not work."""
+    """Prints the report. Returns 1 if a required part does not work."""
     python = f"Python {platform.python_version()} ({sys.executable})"
     system = platform.platform()
     if not arguments.json:

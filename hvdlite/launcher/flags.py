@@ -1,7 +1,7 @@
 """Flags of ``hvdlite run`` that set knobs: one for each row of the table in `hvdlite.config`, and those of horovodrun.
 
-A flag of horovodrun sets the knob that reads its variable. Where no knob does, it is either something that is decided
-otherwise here (a warning says how), or something that is not offered (refused, with the reason).
+A flag of horovodrun sets the knob that reads its variable. If no knob reads it, hvdlite either decides the matter in another
+way (a warning says how) or does not offer it (the flag is refused, with the reason).
 """
 
 import argparse
@@ -11,19 +11,19 @@ from dataclasses import dataclass
 from hvdlite.errors import InvalidArgumentError
 from hvdlite.knobs import KNOBS, MEANINGLESS, Knob
 
-__all__ = ["HOROVODRUN", "REFUSED", "Flag", "add_to", "settings"]
+__all__ = ["HOROVODRUN", "REFUSED", "CommandFlag", "add_to", "settings"]
 
 
 @dataclass(frozen=True)
-class Flag:
+class CommandFlag:
     """A flag of horovodrun that stands for a variable.
 
     Attributes:
         names: of the flag.
         variable: Horovod's.
-        value: what a flag without an argument sets; None for one with an argument.
-        scale: what its number is multiplied by.
-        asks: does it ask for something, rather than for nothing?
+        value: the value that a flag without an argument sets; None for a flag with an argument.
+        scale: multiplies its number.
+        asks: does it switch something on, rather than off?
     """
 
     names: tuple[str, ...]
@@ -38,37 +38,37 @@ class Flag:
         return "horovodrun_" + self.names[0].lstrip("-").replace("-", "_")
 
 
-def _pair(name: str, variable: str) -> tuple[Flag, Flag]:
-    return Flag((f"--{name}",), variable, "1"), Flag((f"--no-{name}",), variable, "0", asks=False)
+def _pair(name: str, variable: str) -> tuple[CommandFlag, CommandFlag]:
+    return CommandFlag((f"--{name}",), variable, "1"), CommandFlag((f"--no-{name}",), variable, "0", asks=False)
 
 
-HOROVODRUN: tuple[Flag, ...] = (
-    Flag(("--fusion-threshold-mb",), "HOROVOD_FUSION_THRESHOLD", scale=1 << 20),
-    Flag(("--cycle-time-ms",), "HOROVOD_CYCLE_TIME"),
-    Flag(("--cache-capacity",), "HOROVOD_CACHE_CAPACITY"),
-    Flag(("--disable-cache",), "HOROVOD_CACHE_CAPACITY", "0"),
+HOROVODRUN: tuple[CommandFlag, ...] = (
+    CommandFlag(("--fusion-threshold-mb",), "HOROVOD_FUSION_THRESHOLD", scale=1 << 20),
+    CommandFlag(("--cycle-time-ms",), "HOROVOD_CYCLE_TIME"),
+    CommandFlag(("--cache-capacity",), "HOROVOD_CACHE_CAPACITY"),
+    CommandFlag(("--disable-cache",), "HOROVOD_CACHE_CAPACITY", "0"),
     *_pair("hierarchical-allreduce", "HOROVOD_HIERARCHICAL_ALLREDUCE"),
     *_pair("hierarchical-allgather", "HOROVOD_HIERARCHICAL_ALLGATHER"),
     *_pair("torus-allreduce", "HOROVOD_TORUS_ALLREDUCE"),
     *_pair("autotune", "HOROVOD_AUTOTUNE"),
-    Flag(("--autotune-log-file",), "HOROVOD_AUTOTUNE_LOG"),
-    Flag(("--autotune-warmup-samples",), "HOROVOD_AUTOTUNE_WARMUP_SAMPLES"),
-    Flag(("--autotune-steps-per-sample",), "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE"),
-    Flag(("--autotune-bayes-opt-max-samples",), "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES"),
-    Flag(("--autotune-gaussian-process-noise",), "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE"),
-    Flag(("--timeline-filename",), "HOROVOD_TIMELINE"),
+    CommandFlag(("--autotune-log-file",), "HOROVOD_AUTOTUNE_LOG"),
+    CommandFlag(("--autotune-warmup-samples",), "HOROVOD_AUTOTUNE_WARMUP_SAMPLES"),
+    CommandFlag(("--autotune-steps-per-sample",), "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE"),
+    CommandFlag(("--autotune-bayes-opt-max-samples",), "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES"),
+    CommandFlag(("--autotune-gaussian-process-noise",), "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE"),
+    CommandFlag(("--timeline-filename",), "HOROVOD_TIMELINE"),
     *_pair("timeline-mark-cycles", "HOROVOD_TIMELINE_MARK_CYCLES"),
-    Flag(("--no-stall-check",), "HOROVOD_STALL_CHECK_DISABLE", "1", asks=False),
-    Flag(("--stall-check",), "HOROVOD_STALL_CHECK_DISABLE", "0"),
-    Flag(("--stall-check-warning-time-seconds",), "HOROVOD_STALL_CHECK_TIME_SECONDS"),
-    Flag(("--stall-check-shutdown-time-seconds",), "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"),
+    CommandFlag(("--no-stall-check",), "HOROVOD_STALL_CHECK_DISABLE", "1", asks=False),
+    CommandFlag(("--stall-check",), "HOROVOD_STALL_CHECK_DISABLE", "0"),
+    CommandFlag(("--stall-check-warning-time-seconds",), "HOROVOD_STALL_CHECK_TIME_SECONDS"),
+    CommandFlag(("--stall-check-shutdown-time-seconds",), "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"),
     *_pair("mpi-threads-disable", "HOROVOD_MPI_THREADS_DISABLE"),
-    Flag(("--num-nccl-streams",), "HOROVOD_NUM_NCCL_STREAMS"),
-    Flag(("--thread-affinity",), "HOROVOD_THREAD_AFFINITY"),
-    Flag(("--gloo-timeout-seconds",), "HOROVOD_GLOO_TIMEOUT_SECONDS"),
-    Flag(("--log-level",), "HOROVOD_LOG_LEVEL"),
-    Flag(("--log-with-timestamp", "--no-log-hide-timestamp"), "HOROVOD_LOG_HIDE_TIME", "0"),
-    Flag(("--log-without-timestamp", "--log-hide-timestamp"), "HOROVOD_LOG_HIDE_TIME", "1"),
+    CommandFlag(("--num-nccl-streams",), "HOROVOD_NUM_NCCL_STREAMS"),
+    CommandFlag(("--thread-affinity",), "HOROVOD_THREAD_AFFINITY"),
+    CommandFlag(("--gloo-timeout-seconds",), "HOROVOD_GLOO_TIMEOUT_SECONDS"),
+    CommandFlag(("--log-level",), "HOROVOD_LOG_LEVEL"),
+    CommandFlag(("--log-with-timestamp", "--no-log-hide-timestamp"), "HOROVOD_LOG_HIDE_TIME", "0"),
+    CommandFlag(("--log-without-timestamp", "--log-hide-timestamp"), "HOROVOD_LOG_HIDE_TIME", "1"),
 )
 
 _FIXED = "the ranks of a job stay the same; start it again from its last commit (docs/elastic.md)"
@@ -91,7 +91,7 @@ REFUSED: dict[tuple[str, ...], tuple[int, str]] = {
 }
 
 
-class _Refuse(argparse.Action):
+class _RefuseFlag(argparse.Action):
     """Refuses a flag, with the reason that is its help."""
 
     def __call__(self, parser: argparse.ArgumentParser, *rest: object) -> None:
@@ -102,7 +102,7 @@ class _Refuse(argparse.Action):
 
 
 def _refusing(reason: str) -> type[argparse.Action]:
-    return type("_RefuseFlag", (_Refuse,), {"metavar_reason": reason})
+    return type("_RefuseFlag", (_RefuseFlag,), {"metavar_reason": reason})
 
 
 def add_to(parser: argparse.ArgumentParser) -> None:
@@ -110,7 +110,7 @@ def add_to(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "knobs", "each sets the variable HVDLITE_..., which docs/knobs.md describes, on all ranks"
     )
-    # Those that horovodrun has without a value are as there.
+    # Flags that have no value in horovodrun have none here.
     switches = {name for flag in HOROVODRUN if flag.value is not None for name in flag.names}
     taken = {name for knob in KNOBS if (name := f"--{knob.name.replace('_', '-')}") not in switches}
     for knob in KNOBS:
@@ -146,7 +146,7 @@ def _knob(variable: str) -> Knob | None:
     return next((knob for knob in KNOBS if knob.horovod == variable), None)
 
 
-def _help(flag: Flag) -> str:
+def _help(flag: CommandFlag) -> str:
     knob = _knob(flag.variable)
     if knob is None:
         return f"no effect: {MEANINGLESS[flag.variable]}" if flag.asks else "accepted; it asks for what is done anyway"
@@ -179,8 +179,8 @@ def settings(arguments: argparse.Namespace) -> tuple[dict[str, str], list[str]]:
     return variables, warnings
 
 
-def _own_spelling(knob: Knob, flag: Flag, given: str) -> str:
-    """The value of the knob that a value of horovodrun's flag means."""
+def _own_spelling(knob: Knob, flag: CommandFlag, given: str) -> str:
+    """The knob's value for a value of horovodrun's flag."""
     try:
         if flag.scale != 1:
             return str(round(float(given) * flag.scale))
@@ -191,7 +191,7 @@ def _own_spelling(knob: Knob, flag: Flag, given: str) -> str:
 
 
 def _check(variables: dict[str, str]) -> None:
-    """Fails as init() would on every rank; knows Horovod's spellings of values where only its own differ."""
+    """Fails as init() would on every rank. Knows Horovod's spellings of values only where hvdlite's differ."""
     for knob in KNOBS:
         text = variables.get(knob.variable)
         if text is None:
@@ -209,6 +209,6 @@ def _check(variables: dict[str, str]) -> None:
             raise InvalidArgumentError(f"{flag} {text}: {knob.name} is {knob.accepted}") from None
 
 
-def unknown_variables(flags: Sequence[Flag] = HOROVODRUN) -> list[str]:
-    """Variables of these flags for which there is neither a knob nor a reason; a test sees that there are none."""
+def unknown_variables(flags: Sequence[CommandFlag] = HOROVODRUN) -> list[str]:
+    """Variables of these flags without a knob and without a reason; a test checks that there are none."""
     return [flag.variable for flag in flags if _knob(flag.variable) is None and flag.variable not in MEANINGLESS]

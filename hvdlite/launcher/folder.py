@@ -1,4 +1,4 @@
-"""Private folders for a time: gone with the block, and if the process is killed, with the next one that is made."""
+"""Private temporary folders: deleted at the end of the block, or, if the process is killed, when the next one is made."""
 
 import contextlib
 import fcntl
@@ -10,7 +10,7 @@ from pathlib import Path
 
 __all__ = ["private_folder"]
 
-_OWNER = "owner"  # a file that is locked for as long as the folder is in use; a process that is killed holds no lock
+_OWNER = "owner"  # a file that is locked while the folder is in use; a killed process holds no lock
 
 
 @contextlib.contextmanager
@@ -18,8 +18,8 @@ def private_folder(kind: str, place: str | None = None) -> Iterator[str]:
     """A folder that only this user may read.
 
     Args:
-        kind: what for, in its name.
-        place: where; the system's place for temporary files without it, where those that others have left are removed, too.
+        kind: its purpose, for its name.
+        place: its parent folder; by default the system's for temporary files, where abandoned folders are removed as well.
     """
     prefix = f"hvdlite-{kind}-"
     if place is None:
@@ -27,7 +27,7 @@ def private_folder(kind: str, place: str | None = None) -> Iterator[str]:
     folder = tempfile.mkdtemp(prefix=prefix, dir=place)
     owner = open(os.path.join(folder, "unlocked"), "w")  # noqa: SIM115 - for as long as the block lasts
     try:
-        with contextlib.suppress(OSError):  # not all file systems have locks
+        with contextlib.suppress(OSError):  # some file systems have no locks
             fcntl.flock(owner, fcntl.LOCK_EX)
             os.rename(owner.name, os.path.join(folder, _OWNER))  # now that it is locked
         yield folder
@@ -38,7 +38,7 @@ def private_folder(kind: str, place: str | None = None) -> Iterator[str]:
 
 def _sweep(place: Path, prefix: str) -> None:
     for folder in place.glob(f"{prefix}*"):
-        # One without the file is just being made, or belongs to nobody whom we could ask.
+        # A folder without the file is being made at this moment, or its owner is unknown.
         with contextlib.suppress(OSError):
             if folder.stat().st_uid != os.geteuid():
                 continue

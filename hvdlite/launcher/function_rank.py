@@ -1,4 +1,4 @@
-"""A rank of ``hvdlite.run``: takes the function from the folder, calls it, and leaves there what came of it."""
+"""A rank of ``hvdlite.run``: reads the function from the folder, calls it, and writes the outcome there."""
 
 import contextlib
 import importlib
@@ -18,7 +18,7 @@ CALL = "call.pkl"
 
 
 def pickler() -> tuple[Callable[[Any], bytes], bool]:
-    """What makes bytes of objects, and whether it sends functions by value: cloudpickle's where that is installed."""
+    """The pickler, and whether it sends functions by value: cloudpickle's if that is installed."""
     try:
         import cloudpickle
     except ImportError:
@@ -38,7 +38,7 @@ def load_outcome(folder: str, rank: int) -> tuple[str | None, Any]:
 
 
 def _store(folder: str, rank: int, text: str | None, data: bytes) -> None:
-    """All at once, so that nobody reads half of it; only its owner can read it."""
+    """Writes the file at once, so that no process reads half of it. Only its owner can read it."""
     own = os.path.join(folder, f"outcome.{rank}.tmp")
     descriptor = os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as file:
@@ -47,10 +47,10 @@ def _store(folder: str, rank: int, text: str | None, data: bytes) -> None:
 
 
 def _as_it_arrives(error: BaseException) -> bytes:
-    """The exception as bytes; None where it does not survive the way.
+    """The exception as bytes; None if it cannot be pickled and unpickled.
 
-    An exception is pickled as a call of its class with what `BaseException` was given. Classes whose ``__init__`` asks for more
-    are made without it.
+    An exception is pickled as a call of its class with the arguments of `BaseException`. If the class's ``__init__`` needs
+    others, the exception is made without it.
     """
     for each in (error, _WithoutInit(error)):
         with contextlib.suppress(Exception):
@@ -79,7 +79,7 @@ def make_exception(kind: type[BaseException], args: tuple[Any, ...], attributes:
 
 
 def main(folder: str) -> None:
-    """Does the call. An exception is stored and goes on, so that it is printed and the other ranks are told."""
+    """Makes the call. Stores an exception and raises it again, so that it is printed and other ranks are told."""
     rank = rank_of(os.environ)
     file = Path(folder, CALL)
     if not file.exists():

@@ -1,6 +1,6 @@
-"""``hvdlite.run``: a function on several ranks, from a script or a notebook, and what it returned on each.
+"""``hvdlite.run``: runs a function on several ranks, from a script or a notebook, and returns each rank's result.
 
-The function and what comes back travel in files of a private folder; whatever ranks print comes through the launcher.
+The function and the results are files in a private folder. The ranks' output comes through the launcher.
 """
 
 import os
@@ -17,14 +17,14 @@ from hvdlite.launcher import plan
 from hvdlite.launcher.command import Wishes
 from hvdlite.launcher.folder import private_folder
 from hvdlite.launcher.function_rank import CALL, load_outcome, pickler
-from hvdlite.launcher.job import Job, Outcome, told_to_end
-from hvdlite.launcher.output import Output
+from hvdlite.launcher.job import JobOutcome, LaunchedJob, told_to_end
+from hvdlite.launcher.output import RankOutput
 
 __all__ = ["RankTraceback", "run"]
 
 Value = TypeVar("Value")
 
-# What a rank runs: this hvdlite, also where Python would find another one, or none.
+# The ranks' program. It finds this hvdlite, even if Python would find another one, or none.
 _START = (
     "import importlib.util, sys; place, root = sys.argv[1:]; spec = importlib.util.find_spec('hvdlite'); "
     "spec and spec.origin and spec.origin.startswith(root) or sys.path.insert(0, root); "
@@ -60,16 +60,16 @@ def run(
     executable: str | None = None,
     preload: Sequence[str] = (),
 ) -> list[Value]:
-    """Runs a function on several ranks that it starts, and gives what it returned on each.
+    """Starts ranks, runs a function on each, and returns their results.
 
-    The function calls `hvdlite.init` itself. What ranks print is printed here, with the rank in front. With the package
-    ``cloudpickle`` any function will do; without it, one at the top of a module that ranks can import.
+    The function calls `hvdlite.init` itself. The ranks' output is printed here, with the rank in front. With the package
+    ``cloudpickle`` any function works; without it, only one at the top level of a module that ranks can import.
 
     Args:
         fn: the function.
         args: its positional arguments, the same on all ranks.
         kwargs: its keyword arguments.
-        np: the number of ranks; by default as many as the hosts, or the allocation, take.
+        np: the number of ranks; by default the number of slots of the hosts or the allocation.
         hosts: where, as ``"a:2,b:2"``; by default here.
         hostfile: the same in a file.
         env: variables for the ranks, such as knobs.
@@ -80,17 +80,17 @@ def run(
         start_timeout: seconds until all ranks must have started.
         output_filename: a folder for copies of what each rank prints.
         tag_output: print lines with their rank in front?
-        verbose: say how ranks are started?
-        folder: where the private folder for the function and the results is made. With other hosts it must be on a file
+        verbose: print how ranks are started?
+        folder: the parent of the private folder for the function and the results. With several hosts it must be on a file
             system that all of them share.
         executable: the Python that ranks run; by default this one.
-        preload: modules that ranks import before they look at the function.
+        preload: modules that ranks import before they read the function.
 
     Returns:
         The results in the order of the ranks.
 
     Raises:
-        Exception: what the first rank that failed has raised, with that rank's traceback as its cause.
+        Exception: the exception of the rank that failed first, with that rank's traceback as its cause.
         PeerLostError: a rank was killed, or ended otherwise without a result.
         InvalidArgumentError: the function cannot be sent, or the arguments contradict each other.
         SystemFailure: the job cannot be started.
@@ -124,9 +124,9 @@ def run(
         Path(private, CALL).write_bytes(sent)
         root = str(Path(__file__).parents[2])
         command = [executable or sys.executable, "-c", _START, private, root]
-        output = Output(chosen.size, tag_output, folder=output_filename)
-        job = Job(chosen.line, command, chosen.size, wishes.environ, output, chosen.bind, start_timeout)
-        # Ctrl-C is an exception of the caller's, who may go on; what ends a process is this one's end, once the job has ended.
+        output = RankOutput(chosen.size, tag_output, folder=output_filename)
+        job = LaunchedJob(chosen.line, command, chosen.size, wishes.environ, output, chosen.bind, start_timeout)
+        # Ctrl-C is an exception of the caller's, which may continue. A signal that ends processes ends this one, after the job.
         ends = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) == signal.SIG_DFL]
         with told_to_end(job, ends) as received:
             outcome = job.run()
@@ -155,14 +155,14 @@ def _packed(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
             f"run({name}): {kind} can be sent to the ranks only with the package cloudpickle: pip install cloudpickle, or put "
             "the function at the top of a module that ranks can import"
         )
-    # Two steps: what is inside may need the first to be there before it can be read.
+    # Two steps: the inner bytes may need the modules of the first step.
     try:
         return pickle.dumps((list(sys.path), list(preload), dumps((fn, args, kwargs))))
     except Exception as error:
         raise InvalidArgumentError(f"run({name}): the function or its arguments cannot be pickled: {error}") from error
 
 
-def _results(folder: str, size: int, outcome: Outcome) -> list[Any]:
+def _results(folder: str, size: int, outcome: JobOutcome) -> list[Any]:
     if outcome.failure is not None:
         raise _error(folder, outcome)
     if outcome.problem or outcome.status:
@@ -175,14 +175,14 @@ def _results(folder: str, size: int, outcome: Outcome) -> list[Any]:
             raise PeerLostError(f"run(): rank {rank} ended well, but has left no result (os._exit?)") from None
         except Exception as error:
             raise SystemFailure(f"run(): the result of rank {rank} cannot be unpickled here: {error!r}") from error
-        if failure is not None:  # of a thread or a handler at exit that hid the failure
+        if failure is not None:  # of a thread or an exit handler that hid the failure
             raise SystemFailure(f"run(): rank {rank} has raised {failure}")
         results.append(value)
     return results
 
 
-def _error(folder: str, outcome: Outcome) -> BaseException:
-    """What the first rank that failed has raised, with its traceback as the cause."""
+def _error(folder: str, outcome: JobOutcome) -> BaseException:
+    """The exception of the rank that failed first, with its traceback as the cause."""
     failure = outcome.failure
     assert failure is not None
     place = f"rank {failure.rank} (host {failure.host}, pid {failure.pid})"
@@ -194,7 +194,7 @@ def _error(folder: str, outcome: Outcome) -> BaseException:
     if text is None:
         return PeerLostError(f"run(): {place} {failure.how} after it had returned")
     summary = text.rstrip().splitlines()[-1]
-    if not isinstance(error, Exception):  # what cannot be pickled, and SystemExit, which would end the caller
+    if not isinstance(error, Exception):  # exceptions that cannot be pickled, and SystemExit, which would end the caller
         error = PeerLostError(f"run(): {place} raised {summary}")
     raised: BaseException = error
     raised.__cause__ = RankTraceback(f"{place} raised:\n{text}")

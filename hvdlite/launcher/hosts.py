@@ -1,4 +1,4 @@
-"""Where ranks run: ``-H a:2,b:2``, host files in the forms of Open MPI and MPICH, and which hosts are this one."""
+"""The hosts of a job: ``-H a:2,b:2``, host files of Open MPI and MPICH, and the names of this host."""
 
 import re
 import socket
@@ -16,7 +16,7 @@ _OPEN_MPI_WORDS = ("slots", "max_slots", "max-slots")
 
 @dataclass(frozen=True)
 class Host:
-    """A host and how many ranks it takes."""
+    """A host, and the number of its slots."""
 
     name: str
     slots: int = 1
@@ -88,7 +88,7 @@ def _host(text: str, where: str) -> Host:
 
 
 def _merged(hosts: Sequence[Host], where: str) -> tuple[Host, ...]:
-    """One entry for each host, which has the slots of all its entries: some systems write a line for each slot."""
+    """One entry for each host, with the slots of all its entries: some systems write a line for each slot."""
     if not hosts:
         raise InvalidArgumentError(f"{where} names no host")
     slots: dict[str, int] = {}
@@ -98,16 +98,16 @@ def _merged(hosts: Sequence[Host], where: str) -> tuple[Host, ...]:
 
 
 def total_slots(hosts: Sequence[Host]) -> int:
-    """How many ranks these hosts take."""
+    """The number of slots of these hosts."""
     return sum(host.slots for host in hosts)
 
 
 def format_hosts(hosts: Sequence[Host]) -> str:
-    """As ``-H`` has it."""
+    """The hosts in the form of ``-H``."""
     return ",".join(f"{host.name}:{host.slots}" for host in hosts)
 
 
 def is_local(name: str) -> bool:
-    """Is this a name of the host that we are on? Judged by the name: nothing is asked of the network."""
+    """Is this a name of this host? Judged by the name only, without a query of the network."""
     own = socket.gethostname()
     return name in {"localhost", "127.0.0.1", "[::1]", own, own.partition(".")[0]}

@@ -1,4 +1,4 @@
-"""Runs one job: starts mpirun, collects what its ranks print and how they end, and leaves nothing behind."""
+"""Runs one job: starts mpirun, collects the ranks' output and exit codes, and ends all its processes."""
 
 import contextlib
 import json
@@ -17,42 +17,42 @@ from pathlib import Path
 
 from hvdlite.errors import SystemFailure
 from hvdlite.launcher import rank as rank_program
-from hvdlite.launcher.command import Line
+from hvdlite.launcher.command import LauncherCommand
 from hvdlite.launcher.folder import private_folder
-from hvdlite.launcher.output import Ending, Output, first_failure, last_words, parse_marked
+from hvdlite.launcher.output import RankExit, RankOutput, first_failure, last_words, parse_marked
 from hvdlite.launcher.rank import ASKS, HEADER, Segments
 
-__all__ = ["GRACE_SECONDS", "Job", "Outcome", "told_to_end"]
+__all__ = ["GRACE_SECONDS", "JobOutcome", "LaunchedJob", "told_to_end"]
 
-GRACE_SECONDS = 30.0  # that programs get to end where the job is told to
-_TERM_SECONDS = 8.0  # that mpirun gets to end the job
-# On a busy machine Open MPI's mpirun now and then gives up before it has started any rank, and says this.
+GRACE_SECONDS = 30.0  # for programs to end after the job is told to end
+_TERM_SECONDS = 8.0  # for mpirun to end the job
+# On a busy machine Open MPI's mpirun sometimes gives up before it has started any rank, with this text.
 _NOT_LAUNCHED = "listener thread failed to start"
 _LAUNCHES = 3  # at most
-_REST_SECONDS = 5.0  # that ranks get to hand over their last output once mpirun has ended
+_REST_SECONDS = 5.0  # for ranks to pass on their last output after mpirun has ended
 
 
 @dataclass(frozen=True)
-class Outcome:
+class JobOutcome:
     """How a job ended.
 
     Attributes:
-        status: for this process to exit with: that of the rank that failed first, or mpirun's.
+        status: the exit status for this process: that of the rank that failed first, or mpirun's.
         failure: the rank that failed first, if any.
-        words: its last words.
+        words: its last lines of output.
         interrupted: was the job told to end?
-        problem: what went wrong besides; empty if nothing did.
+        problem: any other error; empty if there was none.
     """
 
     status: int
-    failure: Ending | None = None
+    failure: RankExit | None = None
     words: tuple[str, ...] = ()
     interrupted: bool = False
     problem: str = ""
 
 
 @dataclass
-class _Peer:
+class _RankConnection:
     """The connection of one rank."""
 
     connection: socket.socket
@@ -62,27 +62,27 @@ class _Peer:
     streams: dict[str, Segments] = field(default_factory=lambda: {"o": Segments(), "e": Segments()})
 
 
-class Job:
-    """A job of so many ranks; `run` it once.
+class LaunchedJob:
+    """A job; call `run` once.
 
     Args:
         line: starts ranks.
         command: the program of each, with its arguments.
         size: the number of ranks.
         environ: the environment of mpirun.
-        output: what is printed goes there.
+        output: prints the ranks' lines.
         bind: does each rank get its share of the cores?
         start_timeout: seconds until all ranks must have started, or None.
-        grace: seconds that programs get to end where the job is told to.
+        grace: seconds for programs to end after the job is told to end.
     """
 
     def __init__(
         self,
-        line: Line,
+        line: LauncherCommand,
         command: Sequence[str],
         size: int,
         environ: Mapping[str, str],
-        output: Output,
+        output: RankOutput,
         bind: bool = True,
         start_timeout: float | None = None,
         grace: float = GRACE_SECONDS,
@@ -92,19 +92,19 @@ class Job:
         self._line, self._command, self._bind = line, command, bind
         self._environ = {**environ, **line.variables}
         self._selector = selectors.DefaultSelector()
-        self._peers: list[_Peer] = []
+        self._peers: list[_RankConnection] = []
         self._started: dict[int, tuple[str, int]] = {}
-        self._endings: dict[int, Ending] = {}
+        self._endings: dict[int, RankExit] = {}
         self._folder = ""
-        self._asked_to_end: list[int] = []  # the signals that ask for it
+        self._asked_to_end: list[int] = []  # the signals that asked the job to end
         self._not_launched = False
         self._problem = ""
 
     def interrupt(self, number: int) -> None:
-        """Asks the programs to end, by SIGINT or SIGTERM; safe in a signal handler. A second call kills the job."""
+        """Asks the programs to end, by SIGINT or SIGTERM. Safe in a signal handler. A second call kills the job."""
         self._asked_to_end.append(number)
 
-    def run(self) -> Outcome:
+    def run(self) -> JobOutcome:
         """Runs the job to its end.
 
         Raises:
@@ -114,7 +114,7 @@ class Job:
         with private_folder("run") as self._folder:
             return self._run()
 
-    def _run(self) -> Outcome:
+    def _run(self) -> JobOutcome:
         listener = socket.socket(socket.AF_UNIX)
         try:
             path = os.path.join(self._folder, "s")
@@ -155,7 +155,7 @@ class Job:
                 stdin=subprocess.DEVNULL,  # as ranks have it
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                start_new_session=True,  # the terminal's Ctrl-C is for us, who pass it on once
+                start_new_session=True,  # the terminal sends Ctrl-C to this process, which passes it on once
             )
         except OSError as error:
             raise SystemFailure(f"{words[0]} cannot be started: {error.strerror}") from error
@@ -165,7 +165,7 @@ class Job:
         return process
 
     def _shall_launch_again(self) -> bool:
-        """Has mpirun failed for a reason that may be gone, and before any rank?"""
+        """Has mpirun failed before it started any rank, for a reason that may have gone?"""
         again = self._not_launched and not self._peers and not self._started and not self._asked_to_end
         self._not_launched = False
         if again:
@@ -173,7 +173,7 @@ class Job:
         return again
 
     def _follow(self, process: "subprocess.Popen[bytes]") -> None:
-        """Until mpirun has ended and all that ranks have said is here."""
+        """Runs until mpirun has ended and all output of ranks has come."""
         began = time.monotonic()
         asked = ended = 0.0
         while True:
@@ -195,7 +195,7 @@ class Job:
                 return
 
     def _ask_programs(self, process: "subprocess.Popen[bytes]") -> bool:
-        """Sends every rank's program the signal; false if not all have started, or some are out of reach."""
+        """Sends every rank's program the signal. Returns false if some ranks have not started or cannot be reached."""
         some_elsewhere = len([peer for peer in self._peers if peer.rank is not None]) < self._size
         if len(self._started) < self._size or (some_elsewhere and not self._line.forwards):
             return False
@@ -216,14 +216,14 @@ class Job:
         self.interrupt(signal.SIGTERM)
 
     def _open(self) -> bool:
-        """Does anything still speak to us, besides new ranks?"""
+        """Is any rank still connected?"""
         return len(self._selector.get_map()) > 1
 
     def _collect(self, seconds: float) -> None:
         for key, _ in self._selector.select(seconds):
             if isinstance(key.data, socket.socket):
                 self._welcome(key.data)
-            elif isinstance(key.data, _Peer):
+            elif isinstance(key.data, _RankConnection):
                 self._hear(key.data)
             else:
                 kind, stream = key.data
@@ -234,14 +234,14 @@ class Job:
                     self._selector.unregister(key.fileobj)
 
     def _welcome(self, listener: socket.socket) -> None:
-        peer = _Peer(listener.accept()[0])
+        peer = _RankConnection(listener.accept()[0])
         credentials = peer.connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         with contextlib.suppress(AttributeError, OSError):
             peer.pidfd = os.pidfd_open(int.from_bytes(credentials[:4], sys.byteorder))
         self._peers.append(peer)
         self._selector.register(peer.connection, selectors.EVENT_READ, peer)
 
-    def _hear(self, peer: _Peer) -> None:
+    def _hear(self, peer: _RankConnection) -> None:
         try:
             data = peer.connection.recv(1 << 16)
         except ConnectionResetError:
@@ -263,7 +263,7 @@ class Job:
             del peer.data[: HEADER.size + length]
             self._message(peer, kind.decode(), payload)
 
-    def _message(self, peer: _Peer, kind: str, payload: bytes) -> None:
+    def _message(self, peer: _RankConnection, kind: str, payload: bytes) -> None:
         if kind in "hx":
             peer.rank = self._record(kind, payload.decode())
         elif peer.rank is not None:
@@ -285,15 +285,17 @@ class Job:
         number = int(said["rank"])
         if kind == "h":
             self._started[number] = (said["host"], said["pid"])
-            if len(self._started) == self._size:  # nobody comes any more, and nothing is left if we are killed
+            if (
+                len(self._started) == self._size
+            ):  # no rank connects any more, and no socket file is left if this process is killed
                 shutil.rmtree(self._folder, ignore_errors=True)
         else:
             host, pid = self._started.get(number, ("?", 0))
-            self._endings.setdefault(number, Ending(number, host, pid, said["code"], said["stopped"]))
+            self._endings.setdefault(number, RankExit(number, host, pid, said["code"], said["stopped"]))
         return number
 
     def _end(self, process: "subprocess.Popen[bytes]") -> None:
-        """Leaves nothing behind, whatever has happened."""
+        """Ends all processes of the job."""
         if process.poll() is None:
             process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
@@ -305,44 +307,46 @@ class Job:
             if stream is not None:
                 stream.close()
         for peer in self._peers:
-            peer.connection.close()  # by which ranks of this host know
+            peer.connection.close()  # the processes beside the ranks of this host notice that
         for peer in self._peers:
             if peer.pidfd is not None:
                 self._await_end(peer.pidfd)
                 os.close(peer.pidfd)
 
     def _await_end(self, pidfd: int) -> None:
-        """Lets what runs beside a rank end its program, and kills it if it does not."""
+        """Lets the process beside a rank end its program, and kills it if it does not."""
         with selectors.DefaultSelector() as selector, contextlib.suppress(ProcessLookupError):
             selector.register(pidfd, selectors.EVENT_READ)
             if not selector.select(_REST_SECONDS):
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
 
-    def _outcome(self, launcher_status: int) -> Outcome:
+    def _outcome(self, launcher_status: int) -> JobOutcome:
         status = launcher_status if launcher_status >= 0 else 128 - launcher_status
         failure = first_failure(self._endings.values(), self._started, lambda rank: self._output.tail(rank, "e"))
         interrupted = bool(self._asked_to_end)
         if self._problem:
-            return Outcome(status or 1, interrupted=True, problem=self._problem)
+            return JobOutcome(status or 1, interrupted=True, problem=self._problem)
         if failure is not None:
             words = last_words(self._output.tail(failure.rank, "e"), self._output.tail(failure.rank, "o"))
-            return Outcome(failure.status, failure, tuple(words), interrupted)
+            return JobOutcome(failure.status, failure, tuple(words), interrupted)
         if status and not self._started:
             problem = f"{self._line.words[0]} ended with {status} before any rank"
             remedy = f": {self._line.remedy}" if self._line.remedy else ""
-            return Outcome(status, interrupted=interrupted, problem=problem + remedy)
+            return JobOutcome(status, interrupted=interrupted, problem=problem + remedy)
         silent = [rank for rank in self._started if rank not in self._endings]
         if silent and not interrupted:
             place = ", ".join(f"{rank} (host {self._started[rank][0]})" for rank in sorted(silent))
-            return Outcome(status or 1, problem=f"nothing is known of the end of rank {place}: its host may be lost")
-        return Outcome(status, interrupted=interrupted)
+            return JobOutcome(status or 1, problem=f"nothing is known of the end of rank {place}: its host may be lost")
+        return JobOutcome(status, interrupted=interrupted)
 
 
 @contextlib.contextmanager
-def told_to_end(job: Job, numbers: Sequence[int] = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)) -> Iterator[list[int]]:
-    """Asks the job to end where this process is told to end; gives the signals that came.
+def told_to_end(
+    job: LaunchedJob, numbers: Sequence[int] = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+) -> Iterator[list[int]]:
+    """Asks the job to end when this process is told to end. Yields the list of received signals.
 
-    What is ignored stays so, as nohup and a shell's ``&`` have it; signals are the main thread's.
+    Ignored signals stay ignored (nohup and a shell's ``&`` set that). Only the main thread handles signals.
     """
     received: list[int] = []
 
@@ -362,7 +366,7 @@ def told_to_end(job: Job, numbers: Sequence[int] = (signal.SIGINT, signal.SIGTER
 
 
 def _end_with_us() -> Callable[[], object]:
-    """Runs in mpirun's process before mpirun: the kernel then ends it (SIGTERM) if this process is killed."""
+    """Runs in mpirun's process before mpirun does. The kernel then sends it SIGTERM if this process is killed."""
     try:
         import ctypes
 
@@ -373,7 +377,7 @@ def _end_with_us() -> Callable[[], object]:
 
 
 class _LauncherStream:
-    """Cuts what mpirun prints into lines, ends included."""
+    """Cuts mpirun's output into lines, with their ends."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -384,6 +388,6 @@ class _LauncherStream:
         return [line.decode(errors="replace") + "\n" for line in lines]
 
     def finish(self) -> list[str]:
-        """What is left at the end."""
+        """The rest without an end."""
         rest, self._rest = self._rest, b""
         return [rest.decode(errors="replace") + "\n"] if rest else []

@@ -1,4 +1,4 @@
-"""Finds the mpirun that belongs to the MPI which mpi4py loads: another one starts ranks of which each believes it is alone."""
+"""Finds the mpirun of the MPI that mpi4py loads. With another mpirun each rank would believe that it is alone."""
 
 import json
 import os
@@ -18,7 +18,7 @@ __all__ = ["Loaded", "Mpirun", "ask_mpi4py", "ask_mpirun", "choose", "find", "id
 _NAMES = {"openmpi": "Open MPI", "mpich": "MPICH", "intel": "Intel MPI"}
 _SECONDS = 60.0
 
-# Runs in a process of its own: the launcher itself loads no MPI. MPI is loaded, but not initialised.
+# Runs in a process of its own, because the launcher loads no MPI. It loads MPI but does not initialise it.
 _PROBE = """
 import json, sys
 import mpi4py
@@ -44,10 +44,10 @@ class Mpirun:
     """A program that starts ranks.
 
     Attributes:
-        path: where it is.
+        path: of the program.
         family: ``openmpi``, ``mpich`` or ``intel``.
-        version: its number, such as ``(5, 0, 11)``; empty if it does not say.
-        reason: why this one was taken.
+        version: its number, such as ``(5, 0, 11)``; empty if unknown.
+        reason: why it was chosen.
     """
 
     path: str
@@ -62,7 +62,7 @@ class Mpirun:
 
 
 def identify(path: str, text: str) -> Mpirun | None:
-    """What a program is, from what its ``--version`` says; None for what is no mpirun of a known family.
+    """Identifies a program by the output of ``--version``; None if it is no mpirun of a known family.
 
     >>> identify("mpirun", "mpirun (Open MPI) 5.0.11").title
     'Open MPI 5.0.11'
@@ -81,7 +81,7 @@ def identify(path: str, text: str) -> Mpirun | None:
 
 
 def _run(command: list[str]) -> "subprocess.CompletedProcess[str]":
-    """Outside of any job, with nothing to read, for a few seconds at most."""
+    """Runs the program outside of any job, without input, for a few seconds at most."""
     return subprocess.run(
         command,
         env=outside_of_jobs(),
@@ -95,7 +95,7 @@ def _run(command: list[str]) -> "subprocess.CompletedProcess[str]":
 
 
 def ask_mpirun(path: str) -> Mpirun | None:
-    """What the program at `path` is; runs it with ``--version``."""
+    """Identifies the program at `path`; runs it with ``--version``."""
     try:
         done = _run([path, "--version"])
     except (OSError, subprocess.TimeoutExpired):
@@ -104,7 +104,7 @@ def ask_mpirun(path: str) -> Mpirun | None:
 
 
 def ask_mpi4py(python: str = sys.executable) -> Loaded:
-    """The MPI that mpi4py loads; looks in a process of its own.
+    """The MPI that mpi4py loads, found in a process of its own.
 
     Raises:
         SystemFailure: none can be loaded; says what Python said.
@@ -126,7 +126,7 @@ def ask_mpi4py(python: str = sys.executable) -> Loaded:
 
 
 def _candidates(loaded: Loaded | None, prefix: str, path: str) -> Iterator[tuple[str, str]]:
-    """Programs that could be the right one, with the reason to look at each; the likeliest come first."""
+    """Programs that may be the right one, with the reason for each. The likeliest come first."""
     for library in loaded.libraries if loaded else ():
         real = Path(library).resolve()
         for folder in list(dict.fromkeys([*Path(library).parents, *real.parents])):
@@ -144,7 +144,7 @@ def _candidates(loaded: Loaded | None, prefix: str, path: str) -> Iterator[tuple
 
 
 def choose(loaded: Loaded, programs: Sequence[Mpirun]) -> Mpirun:
-    """The first program that fits the loaded MPI, those of its number before others.
+    """The first program that fits the loaded MPI. Programs with its version number come before others.
 
     Raises:
         SystemFailure: none fits; names the MPI, and the programs with theirs.
@@ -172,7 +172,7 @@ def find(path: str = "", python: str = sys.executable) -> Mpirun:
 
     Args:
         path: the one to take; empty: the one for the MPI that mpi4py loads.
-        python: asked which MPI that is.
+        python: the Python to ask for that MPI.
 
     Raises:
         SystemFailure: there is none that fits.

@@ -1,4 +1,4 @@
-"""What ranks print, on the launcher's side: each line with its rank in front, files by rank, and the last words of each."""
+"""The ranks' output on the launcher's side: prints each line with its rank, copies it to files, and keeps the last lines."""
 
 import contextlib
 import re
@@ -11,7 +11,7 @@ from typing import TextIO
 
 from hvdlite.launcher.rank import MARK
 
-__all__ = ["Ending", "Output", "first_failure", "last_words", "parse_marked"]
+__all__ = ["RankExit", "RankOutput", "first_failure", "last_words", "parse_marked"]
 
 _TAIL_LINES = 400
 _LAST_LINES = 30
@@ -20,20 +20,22 @@ _ENDINGS = {"n": "\n", "r": "\r", "u": ""}
 _MARKED = re.compile(rf"{MARK}([hoex])([nru])(\d+){MARK}(.*)\Z", re.DOTALL)
 
 
-class Ending:
-    """How a rank's program ended: its number, host and process id, code (negative: a signal), and whether it was told to."""
+class RankExit:
+    """How a rank's program ended: its number, host and process id, code (negative: a signal), and whether it was told to
+    end.
+    """
 
     def __init__(self, rank: int, host: str, pid: int, code: int, stopped: bool) -> None:
         self.rank, self.host, self.pid, self.code, self.stopped = rank, host, pid, code, stopped
 
     @property
     def failed(self) -> bool:
-        """Did it end badly?"""
+        """Did it fail?"""
         return self.code != 0
 
     @property
     def how(self) -> str:
-        """In words."""
+        """The end in words."""
         return (
             f"ended with exit code {self.code}"
             if self.code >= 0
@@ -42,7 +44,7 @@ class Ending:
 
     @property
     def status(self) -> int:
-        """As a shell has it."""
+        """The exit status as a shell gives it."""
         return self.code if self.code >= 0 else 128 - self.code
 
 
@@ -55,12 +57,12 @@ def _signal_name(number: int) -> str:
 
 
 def parse_marked(line: str) -> tuple[str, str, int, str] | None:
-    """Kind, ending, rank and text of a line that came through mpirun; None for one of mpirun itself."""
+    """Kind, ending, rank and text of a line that came through mpirun; None for a line of mpirun itself."""
     found = _MARKED.search(line)
     return (found[1], _ENDINGS[found[2]], int(found[3]), found[4]) if found else None
 
 
-class Output:
+class RankOutput:
     """Prints the ranks' lines and keeps the last ones.
 
     Args:
@@ -69,7 +71,7 @@ class Output:
         timestamps: with the time in front?
         folder: for a copy in ``rank.N/stdout`` and ``rank.N/stderr``, or None.
         stdout, stderr: where to print.
-        clock: says the time as text.
+        clock: gives the time as text.
     """
 
     def __init__(
@@ -100,7 +102,7 @@ class Output:
 
         Args:
             kind: ``o`` for stdout, ``e`` for stderr.
-            rank: whose it is.
+            rank: that printed it.
             text: without its end.
             ending: a newline, a carriage return, or nothing.
         """
@@ -114,11 +116,11 @@ class Output:
         self._print(kind, tag + text + (ending or "\n"))
 
     def launcher(self, kind: str, text: str) -> None:
-        """Prints what mpirun itself has said."""
+        """Prints a line of mpirun itself."""
         self._print(kind, text)
 
     def say(self, text: str) -> None:
-        """Prints a line of our own, to stderr."""
+        """Prints a line of hvdlite to stderr."""
         self._print("e", f"{text}\n")
 
     def _print(self, kind: str, text: str) -> None:
@@ -127,7 +129,7 @@ class Output:
         try:
             self._out[kind].write(text)
             self._out[kind].flush()
-        except BrokenPipeError:  # as of `hvdlite run ... | head`: the job goes on without a reader
+        except BrokenPipeError:  # for example of `hvdlite run ... | head`: the job continues without a reader
             self._broken.add(kind)
 
     def tail(self, rank: int, kind: str) -> list[str]:
@@ -145,7 +147,7 @@ _TRACEBACK = "Traceback (most recent call last):"
 
 
 def last_words(stderr: Sequence[str], stdout: Sequence[str]) -> list[str]:
-    """What a rank said before it ended: its last traceback with those that caused it and all after, or its last lines."""
+    """A rank's last traceback with its causes and all later lines, or else its last lines."""
     start = next((place for place in reversed(range(len(stderr))) if stderr[place].startswith(_TRACEBACK)), None)
     if start is None:
         lines = [line for line in stderr if line.strip()] or [line for line in stdout if line.strip()]
@@ -158,18 +160,18 @@ def last_words(stderr: Sequence[str], stdout: Sequence[str]) -> list[str]:
     return list(stderr[start:])
 
 
-_EXCEPTION = re.compile(r"[\w.]*(?:Error|Failure|Exception)\b")  # starts the line of a traceback that says what was raised
+_EXCEPTION = re.compile(r"[\w.]*(?:Error|Failure|Exception)\b")  # starts the traceback's line with the exception
 _BLAMED = re.compile(r"\brank (\d+) \(host ([^,()]*), pid (\d+)\) (raised|ended without a word|has left|failed)")
 
 
 def first_failure(
-    endings: Iterable[Ending], started: Mapping[int, tuple[str, int]], tail: Callable[[int], Sequence[str]]
-) -> Ending | None:
+    endings: Iterable[RankExit], started: Mapping[int, tuple[str, int]], tail: Callable[[int], Sequence[str]]
+) -> RankExit | None:
     """The rank whose failure made the others fail.
 
-    A rank that reports the failure of another may well end before it, so such reports are followed to their origin. That may
-    be a rank that was ended while it still told the others why it fails: for the world it fails with exit code 1, as every
-    program of Python that raises. Else ranks that were told to end come last.
+    A rank that reports another rank's failure may end before that rank. So such reports are followed to their origin. The
+    origin may be a rank that was ended while it still told the others why it fails; it counts as exit code 1, like any Python
+    program that raises. Otherwise ranks that were told to end come last.
 
     Args:
         endings: of all ranks, in the order in which they came; those that were killed may be missing.
@@ -188,18 +190,18 @@ def first_failure(
 
 
 def _blamed(
-    accuser: int, failed: Sequence[Ending], started: Mapping[int, tuple[str, int]], tail: Sequence[str]
-) -> Ending | None:
+    accuser: int, failed: Sequence[RankExit], started: Mapping[int, tuple[str, int]], tail: Sequence[str]
+) -> RankExit | None:
     """The rank that this one names as the cause in its traceback."""
     for line in last_words(tail, ()):
-        if not _EXCEPTION.match(line):  # the log of a rank that failed by itself also tells what became of others
+        if not _EXCEPTION.match(line):  # the log of a rank that failed by itself also reports on other ranks
             continue
         for number, host, pid, deed in _BLAMED.findall(line):
-            # The numbers are hvdlite's, which a communicator of the program's own may have given; a process id is exact.
+            # The numbers are hvdlite's, which may come from a communicator of the program. A process id is exact.
             rank = next((rank for rank, place in started.items() if place == (host, int(pid))), int(number))
             if rank == accuser or rank not in started:
                 continue
             own = next((ending for ending in failed if ending.rank == rank and not ending.stopped), None)
             if own is not None or deed == "raised":
-                return own or Ending(rank, *started[rank], code=1, stopped=False)
+                return own or RankExit(rank, *started[rank], code=1, stopped=False)
     return None

@@ -1,4 +1,4 @@
-"""From what a user asks for to a command line: which launcher, how many ranks, where."""
+"""Turns a user's wishes into a command line: which launcher, how many ranks, which hosts."""
 
 import shutil
 import subprocess
@@ -9,28 +9,28 @@ from pathlib import Path
 from hvdlite.config import launcher_claim, outside_of_jobs
 from hvdlite.errors import InvalidArgumentError, SystemFailure
 from hvdlite.launcher import mpirun as mpi
-from hvdlite.launcher.command import Line, Wishes, mpirun_line, names_binding, srun_line
+from hvdlite.launcher.command import LauncherCommand, Wishes, mpirun_line, names_binding, srun_line
 from hvdlite.launcher.hosts import Host, parse_hosts, read_hostfile, total_slots
 from hvdlite.launcher.slurm import Allocation, choose_plugin, read_allocation
 
-__all__ = ["LAUNCHERS", "Plan", "allocated_hosts", "environment", "make", "refuse_nested"]
+__all__ = ["LAUNCHERS", "LaunchPlan", "allocated_hosts", "environment", "make", "refuse_nested"]
 
 LAUNCHERS = ("auto", "mpirun", "srun")
 
 
 @dataclass(frozen=True)
-class Plan:
+class LaunchPlan:
     """How a job will be started.
 
     Attributes:
         line: the command line.
         size: the number of ranks.
-        bind: does what runs beside each rank bind it to its share of the cores?
+        bind: does the process beside each rank bind the rank to its share of the cores?
         remote: are there ranks on other hosts?
-        notes: what was decided, and why.
+        notes: the decisions, with reasons.
     """
 
-    line: Line
+    line: LauncherCommand
     size: int
     bind: bool
     remote: bool
@@ -38,7 +38,7 @@ class Plan:
 
 
 def environment() -> dict[str, str]:
-    """This process's environment, less what other launchers have left in it."""
+    """This process's environment, without variables that other launchers have set."""
     return outside_of_jobs()
 
 
@@ -53,7 +53,7 @@ def refuse_nested(what: str) -> None:
 
 
 def allocated_hosts(environ: Mapping[str, str], allocation: Allocation | None) -> tuple[Host, ...]:
-    """The hosts of the allocation that we are in; empty without one."""
+    """The hosts of the current allocation; empty without one."""
     if allocation is not None:
         return allocation.hosts
     nodes = environ.get("PBS_NODEFILE", "")
@@ -68,11 +68,11 @@ def make(
     launcher: str = "auto",
     mpirun: str = "",
     bind: str = "auto",
-) -> Plan:
+) -> LaunchPlan:
     """The plan for a job.
 
     Args:
-        wishes: what is asked for, but for the number of ranks and the hosts.
+        wishes: the user's, without the number of ranks and the hosts.
         np: the number of ranks; None: as many as the hosts or the allocation take.
         hosts: as ``-H`` has them.
         hostfile: a path.
@@ -95,11 +95,11 @@ def make(
     if launcher == "srun" or (launcher == "auto" and allocation is not None and not mpirun):
         line = _by_srun(wishes, allocation, required=launcher == "srun", notes=notes)
         if line is not None:
-            return Plan(line, size, False, wishes.remote, tuple(notes))
+            return LaunchPlan(line, size, False, wishes.remote, tuple(notes))
     program = mpi.find(mpirun)
     notes.append(f"{program.path} ({program.title}): {program.reason}")
     own_binding = bind == "auto" and not names_binding(wishes.mpi_args)
-    return Plan(mpirun_line(program, wishes), size, own_binding, wishes.remote, tuple(notes))
+    return LaunchPlan(mpirun_line(program, wishes), size, own_binding, wishes.remote, tuple(notes))
 
 
 def _default_size(named: Sequence[Host], allocated: Sequence[Host], allocation: Allocation | None) -> int:
@@ -112,8 +112,8 @@ def _default_size(named: Sequence[Host], allocated: Sequence[Host], allocation: 
     raise InvalidArgumentError("say how many ranks to start (-n; np=), or on which hosts (-H, --hostfile; hosts=, hostfile=)")
 
 
-def _by_srun(wishes: Wishes, allocation: Allocation | None, required: bool, notes: list[str]) -> Line | None:
-    """The line for srun; None, with a note, where it cannot start this MPI and need not."""
+def _by_srun(wishes: Wishes, allocation: Allocation | None, required: bool, notes: list[str]) -> LauncherCommand | None:
+    """The line for srun. None, with a note, if it cannot start this MPI and is not required."""
     if allocation is None:
         raise InvalidArgumentError(
             "--launcher srun: this is no allocation of Slurm (SLURM_JOB_ID is not set); see salloc, sbatch"

@@ -1,4 +1,4 @@
-"""Small programs that look at what could crash or hang; each runs in a process of its own and says in JSON what it found."""
+"""Small programs for checks that could crash or hang. Each runs in a process of its own and prints its result as JSON."""
 
 import json
 import signal
@@ -41,7 +41,7 @@ from hvdlite import _engine
 say(folder=str(folder), shims=shims, engine=_engine.__file__)
 """
 
-# What the driver says by itself, then what hvdlite says of it.
+# First the driver's own report, then hvdlite's.
 CUDA = """
 import ctypes
 found = dict(driver="", devices=[], problem="")
@@ -67,7 +67,7 @@ import hvdlite
 say(**found, cuda_built=bool(hvdlite.cuda_built()), nccl_built=int(hvdlite.nccl_built()))
 """
 
-# The framework, then the door for it, if there is one.
+# Imports the framework, then its door, if there is one.
 FRAMEWORK = """
 import importlib, sys
 name, door = sys.argv[1:]

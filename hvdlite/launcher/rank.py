@@ -1,12 +1,13 @@
-"""Runs beside each rank: starts its program, sends what it prints to the launcher, and says how it ended.
+"""Runs beside each rank: starts its program, sends the program's output to the launcher, and reports its end.
 
 mpirun starts this file by its path, in an isolated Python (``python -I -S rank.py SOCKET bind|none GRACE command...``), so it
-imports nothing but the standard library. Where the launcher's socket is there (on its own host) everything goes through that,
-which also tells when the launcher is gone. Elsewhere each line goes marked through mpirun's own output.
+imports nothing but the standard library. On the launcher's own host
+everything goes through the launcher's socket, which also shows when the launcher is gone. On other hosts each line goes through
+mpirun's output, with a mark.
 
-Where the launcher is told to end, it asks for that here: by the number of a signal on the socket, or on other hosts by a signal
-that mpirun forwards (`ASKS`). The program gets the signal and GRACE seconds. This process then stays until the launcher lets
-go, also if the program has ended: mpirun would end the ranks that still save what they have.
+When the launcher is told to end, it asks this process to end the program: by the number of a signal on the socket, or on other
+hosts by a signal that mpirun forwards (`ASKS`). The program gets the signal and GRACE seconds. This process then stays until
+the launcher releases it, even if the program has ended: otherwise mpirun would end ranks that still save their state.
 """
 
 import contextlib
@@ -26,16 +27,16 @@ from typing import Any
 
 __all__ = ["ASKS", "HEADER", "MARK", "Segments", "core_share", "cores", "first_of", "local_place", "rank_of"]
 
-# The kind of a message on the socket (h: hello, o: stdout, e: stderr, x: exit), and the length of what follows.
+# The kind of a message on the socket (h: hello, o: stdout, e: stderr, x: exit), and the length of its payload.
 HEADER = struct.Struct("!cI")
-# By what is asked for: what Open MPI's mpirun forwards for it. It goes to the program, too, which ignores these unless it has a
-# handler.
+# For each signal that asks for the end: the signal that Open MPI's mpirun forwards. The program gets it as well, and ignores it
+# unless it has a handler.
 ASKS = {signal.SIGINT: signal.SIGWINCH, signal.SIGTERM: signal.SIGURG}
 MARK = "\x1e"  # starts a line that goes through mpirun: MARK kind ending rank MARK text
 _ENDINGS = {"\n": "n", "\r": "r", "": "u"}
-_LONGEST = 1 << 16  # characters without an end of line that are kept
-_GRACE_SECONDS = 3.0  # from SIGTERM to SIGKILL, where mpirun or the launcher's end ends the rank
-_LAST_OUTPUT_SECONDS = 1.0  # for pipes that a child of the program keeps open after its end
+_LONGEST = 1 << 16  # the longest text that is kept without an end of line
+_GRACE_SECONDS = 3.0  # from SIGTERM to SIGKILL, if the end of mpirun or of the launcher ends the rank
+_LAST_OUTPUT_SECONDS = 1.0  # for pipes that a child of the program keeps open after the program's end
 
 _RANK = ("OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 _LOCAL_RANK = ("OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
@@ -43,13 +44,13 @@ _LOCAL_SIZE = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE", "MPI_L
 
 
 class Segments:
-    """Cuts a stream of bytes into lines; a carriage return ends one too, so that progress bars move."""
+    """Cuts a stream of bytes into lines. A carriage return ends a line as well, so that progress bars move."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[tuple[str, str]]:
-        r"""The lines that are complete now, each with its end: ``\n``, ``\r``, or nothing where it got too long."""
+        r"""The complete lines, each with its end: ``\n``, ``\r``, or nothing if it is too long."""
         data = self._rest + data
         found = []
         while True:
@@ -67,7 +68,7 @@ class Segments:
         return found
 
     def finish(self) -> list[tuple[str, str]]:
-        """What is left when the stream has ended."""
+        """The rest at the end of the stream."""
         rest, self._rest = self._rest.rstrip(b"\r"), b""
         return [(rest.decode(errors="replace"), "\n")] if rest else []
 

@@ -19,7 +19,7 @@ docs/tuning.md says more.
 # Flags of `hvdlite run` that say how ranks are started, with their metavar and help.
 _STARTING = (
     (("-n", "--num-proc"), "N", "how many ranks [as many as the hosts take]"),
-    (("-H", "--hosts"), "HOSTS", "where: host:ranks,host:ranks [this host, or the allocation]"),
+    (("-H", "--hosts"), "HOSTS", "the hosts: host:ranks,host:ranks [this host, or the allocation]"),
     (("--hostfile",), "FILE", "the same in a file"),
     (("--launcher",), "NAME", "auto, mpirun or srun [auto]"),
     (("--mpirun",), "PATH", "the mpirun to take [the one of the MPI that mpi4py loads]"),
@@ -30,7 +30,7 @@ _STARTING = (
     (("--network-interfaces",), "NAMES", "the network interfaces to use"),
 )
 _SWITCHES = (
-    (("--oversubscribe",), "more ranks than the hosts are said to take"),
+    (("--oversubscribe",), "allows more ranks than the hosts have slots"),
     (("--dry-run",), "prints the command line and starts nothing"),
     (("--verbose",), "says which launcher was taken, why, and the command line"),
 )

@@ -53,7 +53,7 @@ class LocalAggregation:
             variables: theirs, the same in every pass.
 
         Returns:
-            After the last pass the reduced sums, before it what has been added up so far; None where there was None.
+            After the last pass the reduced sums, before it the sums so far; None where there was None.
 
         Raises:
             UnsupportedError: IndexedSlices, and `sparse_as_dense` is false.

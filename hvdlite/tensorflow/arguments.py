@@ -1,4 +1,4 @@
-"""The arguments that the tape and the optimizers share: what is wrong with them is said before anything is changed."""
+"""Checks the arguments that the tape and the optimizers share, before anything is changed."""
 
 import itertools
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What is put around the functions that users of TensorFlow call."""
+"""The wrapper of the functions that users of TensorFlow call."""
 
 import functools
 from collections.abc import Callable
@@ -15,7 +15,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def as_written(function: _F) -> _F:
-    """The function, and whatever it calls, left as it is by AutoGraph: hvdlite's branches and loops are those of Python.
+    """Protects the function, and all that it calls, from AutoGraph: hvdlite's branches and loops are those of Python.
 
     Rewriting them would change nothing but the time that tracing takes, and tracebacks. What the function raises of hvdlite's
     errors is made one of TensorFlow's, too.

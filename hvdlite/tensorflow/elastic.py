@@ -96,12 +96,12 @@ class TensorFlowState(ObjectState):
         super().save()
 
     def restore(self) -> None:
-        """Sets variables and attributes to copies of what was saved last."""
+        """Sets variables and attributes to copies of the last saved values."""
         self._handler.restore()
         super().restore()
 
     def sync(self) -> None:
-        """Sets variables and attributes to what they are on rank 0 at present, and saves them. Collective over all ranks."""
+        """Sets variables and attributes to rank 0's present values, and saves them. Collective over all ranks."""
         self._handler.sync()
         super().sync()
 

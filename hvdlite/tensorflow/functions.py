@@ -68,7 +68,7 @@ def broadcast_(
     Args:
         variables: as there.
         root_rank: as there.
-        name: what the ranks' calls are paired by.
+        name: pairs the ranks' calls.
         process_set: as there.
 
     Returns:
@@ -89,13 +89,13 @@ def _broadcast(variables: Iterable[Any], root_rank: int, name: str, process_set:
     labels, dtypes = [name_of(variable) for variable in kept], [target.dtype.base_dtype.name for target in targets]
     names = [f"{name}_{place + 1}of{len(targets)}" for place in range(len(targets))]
     if tf.executing_eagerly():
-        # As arrays, all of which are in flight at once; TensorFlow would wait for each operation.
+        # As arrays, all of which are in handle at once; TensorFlow would wait for each operation.
         arrays = [np.asarray(target.numpy()) for target in targets]
         shapes = [array.shape for array in arrays]
         require_same_variables(name, list(zip(labels, dtypes, shapes, strict=True)), process_set)
-        flights = [ops.broadcast_async_(array, root_rank, own, process_set) for array, own in zip(arrays, names, strict=True)]
-        for target, flight in zip(targets, flights, strict=True):
-            target.assign(flight.synchronize())
+        pending = [ops.broadcast_async_(array, root_rank, own, process_set) for array, own in zip(arrays, names, strict=True)]
+        for target, handle in zip(targets, pending, strict=True):
+            target.assign(handle.synchronize())
         return []
     for label, dtype in zip(labels, dtypes, strict=True):
         code_of_name(dtype, f"variable {label!r} given to {name}")

@@ -55,12 +55,12 @@ def allreduce_gradients(
         postscale_factor: multiplies the results.
         compression: a class with the methods of `hvdlite.compression.Compressor`.
         sparse_as_dense: make IndexedSlices dense? Under XLA, which knows no tensors of varying size, they always are.
-        groups: places in `gradients`: what is in one list is agreed on and sent together. A place is in one list at most.
+        groups: places in `gradients`: those of one list are agreed on and sent together. A place is in one list at most.
         process_set: the ranks that take part.
         scoped: as for `hvdlite.tensorflow.names.collective_name`.
 
     Returns:
-        The reduced gradients, None where there was None. On a rank outside of `process_set` what was given.
+        The reduced gradients, None where there was None. On a rank outside of `process_set` the arguments.
 
     Raises:
         InvalidArgumentError: a gradient is something else, or the process set is not registered.

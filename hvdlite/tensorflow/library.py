@@ -43,7 +43,7 @@ def load() -> Any:
             are to be used and cannot be.
 
     Raises:
-        ImportError: the library is missing, or this TensorFlow lacks what it needs.
+        ImportError: the library is missing, or this TensorFlow lacks functions that it needs.
     """
     return _open()[0]
 
@@ -86,7 +86,7 @@ def _open() -> tuple[Any, bool]:
 
 
 def _doubt(ops: Any, native: ctypes.CDLL) -> str:
-    """Why the kernels had better not be asynchronous; empty if they can."""
+    """Why the kernels must not be asynchronous; empty if they may."""
     if not native.hvdlite_tensorflow_has_async_kernels():
         return f"TensorFlow {tf.__version__} has no asynchronous kernels in its C API (2.13 has)"
     # Eagerly also in programs of TensorFlow 1, which build graphs only.

@@ -1,4 +1,4 @@
-"""Names of collectives: what the engine pairs the ranks' tensors by.
+"""Names of collectives, by which the engine pairs the ranks' tensors.
 
 Eagerly operations run one after another, so a name given by the user is used as it is, and "" stands for none: the
 operation is numbered when it runs. In a graph operations are in flight together and in any order, so each has a name:
@@ -23,7 +23,7 @@ _taken: WeakKeyDictionary[tf.Graph, Counter[str]] = WeakKeyDictionary()
 
 
 def normalise(name: str) -> str:
-    """A TensorFlow name with underscores in the place of what is no letter, digit, dot, dash, slash or underscore."""
+    """A TensorFlow name, with underscores for all characters except letters, digits, dots, dashes and slashes."""
     return re.sub(r"[^a-zA-Z0-9_.\-/]", "_", name)
 
 

@@ -71,7 +71,7 @@ def allreduce(
         op: Average (the default), Sum, Adasum, Min, Max or Product; for IndexedSlices Average or Sum.
         prescale_factor: multiplies each rank's tensor.
         postscale_factor: multiplies the result.
-        name: what the ranks' tensors are paired by.
+        name: pairs the ranks' tensors.
         process_set: the ranks that take part.
         ignore_name_scope: in a graph, leave functions and name scopes out of the name.
 

@@ -15,7 +15,7 @@ from hvdlite.tensorflow.aggregation import LocalAggregation
 from hvdlite.tensorflow.arguments import Reduction
 from hvdlite.tensorflow.autograph import as_written
 from hvdlite.tensorflow.gradients import Gradient
-from hvdlite.tensorflow.start_check import OPTIMIZER, Reducer, after_comparison
+from hvdlite.tensorflow.start_check import OPTIMIZER, ReducerWording, after_comparison
 from hvdlite.tensorflow.tape import LocalSources, gradient_names
 
 __all__ = ["DistributedOptimizer"]
@@ -54,7 +54,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         device_sparse: likewise.
         compression: a class with the methods of `hvdlite.compression.Compressor`.
         sparse_as_dense: make IndexedSlices dense before they are reduced?
-        backward_passes_per_step: so many passes are added up on each rank before they are reduced and applied.
+        backward_passes_per_step: the number of passes to add up on each rank before they are reduced and applied.
         op: Average, Sum or Adasum.
         gradient_predivide_factor: with Average, gradients are divided by it before they are added up, and multiplied after.
         average_aggregated_gradients: divide the sum of the passes by their number?
@@ -128,8 +128,8 @@ class _Wrapping:
     aggregation: LocalAggregation
     start_check: str
 
-    def compared(self, gradients: Sequence[Gradient], variables: Sequence[Any], reducer: Reducer) -> Any:
-        """A context: what is made in it comes after the ranks have compared their variables."""
+    def compared(self, gradients: Sequence[Gradient], variables: Sequence[Any], reducer: ReducerWording) -> Any:
+        """A context: operations made in it come after the ranks have compared their variables."""
         shared = [variable for variable in variables if variable not in self.local]
         return after_comparison(shared, gradients, self.reduction.process_set, self.start_check, reducer)
 
@@ -149,7 +149,7 @@ class _DistributedOptimizer:
 
     @property
     def _optimizer(self) -> Any:
-        """What was wrapped, as programs ask Horovod's: this same object."""
+        """The wrapped optimizer: this same object. Programs ask Horovod's optimizer for it."""
         return self
 
     def _hvdlite_reduce(self, gradients: list[Gradient], variables: list[Any]) -> list[Gradient]:
@@ -165,7 +165,7 @@ class _DistributedOptimizer:
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Gradient, Any]]:
         """As the optimizer's own, reduced over the ranks. Collective over the process set.
 
-        Before the last of `backward_passes_per_step` passes: what this rank has added up.
+        Before the last of `backward_passes_per_step` passes: this rank's sums.
         """
         pairs = super().compute_gradients(*args, **kwargs)  # type: ignore[misc]
         gradients, variables = zip(*pairs, strict=True)
@@ -186,7 +186,7 @@ _ADASUM = replace(OPTIMIZER, prefix="v1_adasum_optimizer", steps_alone=True)
 
 
 class _DistributedAdasumOptimizer(_DistributedOptimizer):
-    """Each rank takes its own step, and what the steps have changed is reduced with Adasum."""
+    """Each rank takes its own step, and Adasum combines the changes of all steps."""
 
     def _hvdlite_reduce(self, gradients: list[Gradient], variables: list[Any]) -> list[Gradient]:
         local = self._hvdlite.local

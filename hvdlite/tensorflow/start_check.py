@@ -25,16 +25,16 @@ from hvdlite.tensorflow.functions import broadcast_variables
 from hvdlite.tensorflow.variables import of_tensorflow
 from hvdlite.tensorflow.xla import in_xla_context
 
-__all__ = ["OPTIMIZER", "TAPE", "Reducer", "after_comparison"]
+__all__ = ["OPTIMIZER", "TAPE", "ReducerWording", "after_comparison"]
 
 _serials: defaultdict[tuple[str, tuple[int, ...]], Iterator[int]] = defaultdict(itertools.count)  # as for optimizers
 _flags = itertools.count()
-_CHECKS = "_hvdlite_checks"  # of a list's first variable, which lives as long as what is compared
+_CHECKS = "_hvdlite_checks"  # of a list's first variable, which lives as long as the list
 _MOST_ROUNDS = 100  # without an update that changes something
 
 
 @dataclass(frozen=True)
-class Reducer:
+class ReducerWording:
     """What reduces gradients, in the words of messages.
 
     Attributes:
@@ -52,14 +52,14 @@ class Reducer:
     steps_alone: bool = False
 
 
-TAPE = Reducer(
+TAPE = ReducerWording(
     "DistributedGradientTape",
     "gradient_tape",
     "Broadcast what one rank has, after the first step, which makes the optimizer's variables: "
     "hvd.broadcast_variables(model.variables, root_rank=0) and hvd.broadcast_variables(optimizer.variables, root_rank=0)",
     "loss",
 )
-OPTIMIZER = Reducer(
+OPTIMIZER = ReducerWording(
     "DistributedOptimizer",
     "v1_optimizer",
     "Broadcast what one rank has: give the session hvd.BroadcastGlobalVariablesHook(0), or run "
@@ -69,7 +69,7 @@ OPTIMIZER = Reducer(
 
 
 def after_comparison(
-    sources: Sequence[Any], evidence: Any, process_set: ProcessSet, mode: str, reducer: Reducer
+    sources: Sequence[Any], evidence: Any, process_set: ProcessSet, mode: str, reducer: ReducerWording
 ) -> contextlib.AbstractContextManager[Any]:
     """Compares the ranks if it is time; in a graph, has that done whenever the graph runs.
 
@@ -82,10 +82,10 @@ def after_comparison(
         evidence: tensors of this rank, whose values tell whether all ranks read the same data.
         process_set: the ranks that train together.
         mode: what follows if they differ, by `hvdlite.start_check.mode_of`.
-        reducer: what is about to reduce the gradients of the variables.
+        reducer: reduces the gradients of the variables.
 
     Returns:
-        A context: what is made in it waits for the comparison.
+        A context: operations made in it wait for the comparison.
 
     Raises:
         MismatchError: the ranks differ.
@@ -101,7 +101,7 @@ def after_comparison(
             check.round(*(tensor.numpy() for tensor in (*numbers, *check.variables)))
         return contextlib.nullcontext()
 
-    # A variable that has a value once there are no more rounds to come: nobody has to initialise it.
+    # A variable that gets a value after the last round, so that the program need not initialise it.
     with tf.device("CPU:0"):
         over = tf.raw_ops.VarHandleOp(dtype=tf.bool, shape=[], shared_name=check.flag)
 
@@ -123,7 +123,7 @@ class _TrainedInTensorFlow:
 
     sharding = "Give each rank a part of it: dataset.shard(hvd.size(), hvd.rank())"
 
-    def __init__(self, reducer: Reducer, variables: Sequence[Any], process_set: ProcessSet) -> None:
+    def __init__(self, reducer: ReducerWording, variables: Sequence[Any], process_set: ProcessSet) -> None:
         self.remedy = reducer.remedy
         self.evidence = reducer.evidence
         self.moment = "before the first update" if reducer.steps_alone else "after the first update"
@@ -148,7 +148,7 @@ class _TrainedInTensorFlow:
 class _Check:
     """The check of the variables whose gradients are reduced together, by one tape after another say."""
 
-    def __init__(self, mode: str, variables: Sequence[Any], process_set: ProcessSet, reducer: Reducer) -> None:
+    def __init__(self, mode: str, variables: Sequence[Any], process_set: ProcessSet, reducer: ReducerWording) -> None:
         self.pending = True
         name = f"{reducer.prefix}{next(_serials[reducer.prefix, tuple(process_set.ranks or ())])}"
         self._trained = _TrainedInTensorFlow(reducer, variables, process_set)
@@ -206,7 +206,7 @@ def _outside_of_version_1() -> bool:
     return bool(tf.compat.v1.executing_eagerly_outside_functions())
 
 
-def _check_of(sources: Sequence[Any], process_set: ProcessSet, mode: str, reducer: Reducer) -> _Check | None:
+def _check_of(sources: Sequence[Any], process_set: ProcessSet, mode: str, reducer: ReducerWording) -> _Check | None:
     if mode == "off" or not process_set.included() or (process_set.size() or 1) == 1 or in_xla_context():
         return None
     variables = [of_tensorflow(source) for source in sources]

@@ -19,7 +19,7 @@ __all__ = ["SyncBatchNormalization"]
 
 _KERAS_3 = not tf.keras.__version__.startswith("2.")
 
-# Of Keras's layer; what they do has no counterpart over ranks.
+# Arguments of Keras's layer without a counterpart over ranks.
 _REFUSED = ("renorm", "virtual_batch_size", "adjustment", "synchronized")
 
 
@@ -68,7 +68,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
             inputs: of shape [batch, ...].
             training: use this batch's statistics, and let the moving ones follow? Known when a function is traced. A layer that
                 is not trainable does not.
-            mask: of the shape of `inputs` without the last dimension; what it excludes has no part in the statistics.
+            mask: of the shape of `inputs` without the last dimension; excluded values have no part in the statistics.
 
         """
         if self._trains(training):
@@ -82,7 +82,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
         rank = len(inputs.shape)
         axis = self._channel_axis(rank)
         weights = None if mask is None else self._weights(mask, axis, rank, dtype)
-        own = _Own(values, axis, weights)
+        own = _LocalValues(values, axis, weights)
         mean, variance, count = self._of_all_ranks(own)
         for moving, new in ((self.moving_mean, mean), (self.moving_variance, variance)):
             old = tf.cast(tf.convert_to_tensor(moving), tf.float64)
@@ -128,7 +128,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
             )
         return tf.expand_dims(tf.cast(mask, dtype), -1)
 
-    def _of_all_ranks(self, own: "_Own") -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    def _of_all_ranks(self, own: "_LocalValues") -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Mean, biased variance and count (a scalar) of all ranks' values, float64. Collective over the process set."""
         sums = tf.concat([own.count[None], own.sums, own.squares], 0)
         name = collective_name(None, f"{self.name}/sync_batch_norm")
@@ -140,7 +140,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
         return mean, tf.maximum(square - tf.square(mean), 0.0), count
 
 
-class _Own:
+class _LocalValues:
     """This rank's values, around a center of each channel that is near their mean.
 
     Attributes:

@@ -169,10 +169,10 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
     scale_local_gradients: bool = True,
     start_check: str | None = None,
 ) -> Any:
-    """A tape that records what the given one does, and whose `gradient` is reduced over the ranks.
+    """A tape that records like the given one, and whose `gradient` is reduced over the ranks.
 
     Args:
-        gradtape: a ``tf.GradientTape``, recording, finished or not yet entered. It stays what it is.
+        gradtape: a ``tf.GradientTape``, recording, finished or not yet entered. It is not changed.
         device_dense: the device of the reductions is TensorFlow's choice; taken for Horovod's sake.
         device_sparse: likewise.
         compression: a class with the methods of `hvdlite.compression.Compressor`.

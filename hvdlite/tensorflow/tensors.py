@@ -1,4 +1,4 @@
-"""What the collectives of the TensorFlow door take as a tensor; everything else is refused by its name."""
+"""The values that the TensorFlow door's collectives accept as tensors; they refuse all others by name."""
 
 from typing import Any
 

@@ -17,7 +17,7 @@ from hvdlite.errors import InvalidArgumentError, UnsupportedError
 from hvdlite.requests import OP_NAMES, Kind, Max, Min, Product, Sum
 from hvdlite.tensorflow.autograph import as_written
 from hvdlite.tensorflow.library import LIBRARY, load
-from hvdlite.xla import Group, describe
+from hvdlite.xla import TensorGroup, describe
 
 __all__ = ["grouped_allreduce", "in_xla_context", "require_no_xla"]
 
@@ -30,7 +30,7 @@ _LAST = "_hvdlite_last_call"
 
 
 def in_xla_context() -> bool:
-    """Is what is being traced meant for XLA?"""
+    """Is the function that is being traced meant for XLA?"""
     return not tf.executing_eagerly() and bool(GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()))
 
 
@@ -38,7 +38,7 @@ def require_no_xla(what: str) -> None:
     """Refuses an operation that cannot be compiled.
 
     Raises:
-        UnsupportedError: what is being traced is meant for XLA.
+        UnsupportedError: the function that is being traced is meant for XLA.
 
     """
     if in_xla_context():
@@ -87,7 +87,7 @@ def grouped_allreduce(
                 f"traced, but has to be known then; give it a static shape (tf.ensure_shape), or {_REMEDY}"
             )
     kinds = [(tensor.dtype.name, tensor.shape.as_list()) for tensor in made]
-    group = Group(Kind.ALLREDUCE, name, kinds, op=op, process_set=set_id, prescale=prescale, postscale=postscale)
+    group = TensorGroup(Kind.ALLREDUCE, name, kinds, op=op, process_set=set_id, prescale=prescale, postscale=postscale)
     description = describe([group])
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]

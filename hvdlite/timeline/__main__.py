@@ -19,15 +19,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="action", required=True)
     for name, help_text, output in (
         ("merge", "put the traces of all ranks on one clock, into one file", "timeline-merged.json"),
-        ("report", "say where the time of the steps went, as a page of HTML", "timeline.html"),
+        ("report", "explain how the steps spent their time, as a page of HTML", "timeline.html"),
     ):
         command = commands.add_parser(name, help=help_text, description=help_text.capitalize() + ".")
-        command.add_argument("files", nargs="+", type=Path, help="rank 0's file, beside which the others' lie; or all files")
+        command.add_argument(
+            "files", nargs="+", type=Path, help="rank 0's file, with the other ranks' files beside it; or all files"
+        )
         command.add_argument("-o", "--output", type=Path, default=Path(output), help="default: %(default)s")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Does what the arguments say; the exit status."""
+    """Runs the subcommand; returns the exit status."""
     try:
         given: list[Path] = arguments.files
         paths = files.files_of_job(given[0]) if len(given) == 1 else given

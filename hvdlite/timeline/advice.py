@@ -1,4 +1,4 @@
-"""What the numbers of an analysis suggest to change, in words."""
+"""Advice from the numbers of an analysis, in words."""
 
 from statistics import median
 

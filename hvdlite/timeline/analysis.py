@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from hvdlite.errors import InvalidArgumentError
-from hvdlite.timeline.files import Operation, Span, Trace, align, matches
+from hvdlite.timeline.files import Span, Trace, TracedOperation, align, matches
 
-__all__ = ["Analysis", "Late", "Share", "analyse"]
+__all__ = ["Analysis", "LateRank", "Share", "analyse"]
 
 
 @dataclass
@@ -31,12 +31,12 @@ class Share:
 
     @property
     def compute(self) -> float:
-        """What is left of the step."""
+        """The rest of the step."""
         return self.step - self.wait
 
 
 @dataclass
-class Late:
+class LateRank:
     """How often a rank was the last to ask for an operation, and for how long the others had to wait for it.
 
     Attributes:
@@ -55,7 +55,7 @@ class Analysis:
     """What `analyse` found.
 
     Attributes:
-        ranks: who has a trace, and their hosts.
+        ranks: those with a trace, and their hosts.
         boundaries: where steps begin, on the clock of the first rank.
         shares: for each rank, of each step.
         late: by rank.
@@ -64,14 +64,14 @@ class Analysis:
         num_bytes: that a step reduces or moves, on the first rank (the median).
         operations: how many a step has (the median).
         dropped: events that are missing, of all ranks.
-        traces: what it was made of.
+        traces: of the ranks.
         shifts: what to add to each trace's times.
     """
 
     ranks: list[tuple[int, str]]
     boundaries: list[float]
     shares: list[list[Share]]
-    late: dict[int, Late]
+    late: dict[int, LateRank]
     fused: list[tuple[int, int]]
     unfused: int
     num_bytes: float
@@ -153,7 +153,7 @@ def _shares(trace: Trace, boundaries: Sequence[float], shift: float) -> list[Sha
     return shares
 
 
-def _late(traces: Sequence[Trace], shifts: Sequence[float]) -> dict[int, Late]:
+def _late(traces: Sequence[Trace], shifts: Sequence[float]) -> dict[int, LateRank]:
     asked: dict[int, list[tuple[float, int]]] = {}
     names: dict[int, str] = {}
     first = traces[0]
@@ -163,7 +163,7 @@ def _late(traces: Sequence[Trace], shifts: Sequence[float]) -> dict[int, Late]:
     for trace, shift in zip(traces[1:], shifts[1:], strict=True):
         for mine, theirs in matches(first, trace, shift):
             asked[id(mine)].append((theirs.submitted + shift, trace.rank))
-    late: dict[int, Late] = defaultdict(Late)
+    late: dict[int, LateRank] = defaultdict(LateRank)
     for key, times in asked.items():
         if len(times) < 2:
             continue
@@ -192,7 +192,7 @@ def analyse(traces: Sequence[Trace]) -> Analysis:
             f"the timeline of rank {first.rank} holds {len(first.operations)} operations, and no tensor twice: there are no "
             "steps to compare. Trace a few training steps."
         )
-    fused: dict[int, list[Operation]] = defaultdict(list)
+    fused: dict[int, list[TracedOperation]] = defaultdict(list)
     for operation in first.operations.values():
         fused[operation.fused_op].append(operation)
     unfused = len(fused.pop(0, []))

@@ -11,7 +11,7 @@ from typing import Any
 
 from hvdlite.errors import InvalidArgumentError
 
-__all__ = ["Operation", "Trace", "align", "files_of_job", "merge", "read"]
+__all__ = ["Trace", "TracedOperation", "align", "files_of_job", "merge", "read"]
 
 Span = tuple[float, float]  # begin and end, microseconds
 Event = dict[str, Any]
@@ -23,7 +23,7 @@ _OF_TWO_RANKS = ("SEND", "RECV")
 
 
 @dataclass
-class Operation:
+class TracedOperation:
     """One operation of one rank. Times are in microseconds, on the clock of `Trace.events`.
 
     Attributes:
@@ -67,7 +67,7 @@ class Trace:
     boot_id: str
     clock_to_epoch: float
     events: list[Event]
-    operations: dict[int, Operation] = field(default_factory=dict)
+    operations: dict[int, TracedOperation] = field(default_factory=dict)
     waits: list[Span] = field(default_factory=list)
     dropped: int = 0
 
@@ -110,7 +110,7 @@ def read(path: Path) -> Trace:
 
 
 def _at_once(path: Path) -> bytes:
-    """What is in a file now: a second read of one that grows would go on behind an end that has moved since."""
+    """The present content of a file. A second read of a growing file would continue after an end that has moved."""
     with path.open("rb", buffering=0) as file:
         return file.read(os.fstat(file.fileno()).st_size)
 
@@ -128,7 +128,7 @@ def _parse(text: str) -> Any:
 
 def _follow(trace: Trace) -> None:
     names = {event["tid"]: event["args"]["name"] for event in trace.events if event["name"] == "thread_name"}
-    known: dict[int, Operation] = {}
+    known: dict[int, TracedOperation] = {}
     for event in trace.events:
         if event["name"] == "DROPPED":
             trace.dropped = event["args"]["events"]
@@ -141,7 +141,7 @@ def _follow(trace: Trace) -> None:
         number = event["args"]["operation"]
         operation = known.get(number)
         if operation is None:
-            operation = known[number] = Operation(names.get(event["tid"], "?"), submitted=begin, agreed=end)
+            operation = known[number] = TracedOperation(names.get(event["tid"], "?"), submitted=begin, agreed=end)
         if name.startswith("NEGOTIATE_"):
             operation.agreed = end
         elif "bytes" in event["args"] and "failed" not in event["args"]:
@@ -152,7 +152,7 @@ def _follow(trace: Trace) -> None:
             trace.operations[number] = operation
 
 
-def occurrences(trace: Trace) -> dict[tuple[str, str], list[Operation]]:
+def occurrences(trace: Trace) -> dict[tuple[str, str], list[TracedOperation]]:
     """The collectives by kind and name, each list in the order of time.
 
     The names of messages between two ranks are each rank's own: nothing on another rank is found by them.
@@ -164,7 +164,7 @@ def occurrences(trace: Trace) -> dict[tuple[str, str], list[Operation]]:
     return found
 
 
-def matches(one: Trace, other: Trace, shift: float) -> Iterable[tuple[Operation, Operation]]:
+def matches(one: Trace, other: Trace, shift: float) -> Iterable[tuple[TracedOperation, TracedOperation]]:
     """Pairs of what both ranks call by one name: those that are nearest in time, `shift` being added to the other's."""
     theirs = occurrences(other)
     for key, mine in occurrences(one).items():
@@ -173,7 +173,7 @@ def matches(one: Trace, other: Trace, shift: float) -> Iterable[tuple[Operation,
         for operation in mine:
             end = operation.data[1] if operation.data else 0.0
 
-            def distance(index: int, end: float = end, candidates: list[Operation] = candidates) -> float:
+            def distance(index: int, end: float = end, candidates: list[TracedOperation] = candidates) -> float:
                 data = candidates[index].data
                 return abs(data[1] + shift - end) if data else float("inf")
 

@@ -205,7 +205,7 @@ def _clip(spans: Iterable[Span], begin: float, end: float) -> list[Span]:
 
 
 def _moves(trace: Trace) -> list[tuple[Span, str]]:
-    """Of each FusedOp when its data moved, and what it held."""
+    """When the data of each FusedOp moved, and its tensors."""
     groups = defaultdict(list)
     for number, operation in trace.operations.items():
         groups[operation.fused_op or -number].append(operation)

@@ -1,7 +1,8 @@
-"""Adasum for an optimizer: each rank takes a step on its own gradients, and what the steps have changed is combined.
+"""Adasum for an optimizer: each rank takes a step on its own gradients, and Adasum combines the changes that the steps made.
 
-As in Horovod it is the change that Adasum combines, not the gradient, because what a good step is depends on the optimizer
-(momentum, or Adam's scale of each element). The optimizer's state stays this rank's.
+As in Horovod, it combines the changes and not the gradients, because a good step depends on the optimizer (momentum, or Adam's
+scale
+of each element). Each rank keeps its own optimizer state.
 """
 
 from collections.abc import Iterable
@@ -12,9 +13,9 @@ import torch
 from hvdlite.compression import NoneCompressor
 from hvdlite.ops import allreduce_async
 from hvdlite.requests import Adasum
-from hvdlite.torch.agreement import Settings, agree
+from hvdlite.torch.agreement import ReducerSettings, agree
 from hvdlite.torch.gpu import reachable
-from hvdlite.torch.slots import Slot
+from hvdlite.torch.parameter_gradient import ParameterGradient
 from hvdlite.torch.start_check import leaves_of_gradients, make_check
 from hvdlite.torch.steps import is_inner_step
 
@@ -22,25 +23,25 @@ __all__ = ["AdasumStep"]
 
 
 class AdasumStep:
-    """The hooks in front of and after the steps of one optimizer."""
+    """The hooks before and after the steps of one optimizer."""
 
-    def __init__(self, settings: Settings, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, settings: ReducerSettings, optimizer: torch.optim.Optimizer) -> None:
         self._settings = settings
-        self._check = make_check(optimizer, settings, lambda: [(slot.name, slot.param) for slot in self._slots])
-        self._check.updated = True  # before the first step, the parameters are compared as well as after it
+        self._check = make_check(optimizer, settings, lambda: [(gradient.name, gradient.param) for gradient in self._gradients])
+        self._check.updated = True  # before the first step, parameters are compared as well as after it
         self._codec: Any = settings.compression or NoneCompressor
-        self._slots: list[Slot] = []
+        self._gradients: list[ParameterGradient] = []
         self._generation = 0
         self._agreed = False
-        self._start: list[tuple[Slot, torch.Tensor]] = []  # the parameters in front of the step
+        self._start: list[tuple[ParameterGradient, torch.Tensor]] = []  # the parameters before the step
 
     def add(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Takes charge of parameters, with unique names."""
-        self._slots += [Slot(name, param) for name, param in named]
+        """Adds parameters with unique names."""
+        self._gradients += [ParameterGradient(name, param) for name, param in named]
         self._agreed = False
 
     def before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """Remembers where the step begins. Collective over the process set in front of the first steps.
+        """Copies the parameters before the step. Collective over the process set before the first steps.
 
         Raises:
             MismatchError, HorovodInternalError: the ranks have different parameters, or a rank failed.
@@ -49,13 +50,15 @@ class AdasumStep:
         if is_inner_step(optimizer):
             return
         self._agree()
-        self._start = [(slot, slot.param.detach().clone()) for slot in self._slots if slot.param.requires_grad]
+        self._start = [
+            (gradient, gradient.param.detach().clone()) for gradient in self._gradients if gradient.param.requires_grad
+        ]
 
     def after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """Replaces the step of this rank by that of all. Collective over the process set.
+        """Replaces this rank's step by the combined step of all ranks. Collective over the process set.
 
         Raises:
-            MismatchError, HorovodInternalError: the parameters are as they were in front of the step.
+            MismatchError, HorovodInternalError: the parameters are as they were before the step.
 
         """
         if is_inner_step(optimizer):
@@ -65,29 +68,31 @@ class AdasumStep:
             try:
                 changes = self._combine(start)
             except BaseException:
-                for slot, before in start:
-                    slot.param.copy_(before)
+                for gradient, before in start:
+                    gradient.param.copy_(before)
                 raise
-            for (slot, before), change in zip(start, changes, strict=True):
-                slot.param.copy_(before.add_(change))
+            for (gradient, before), change in zip(start, changes, strict=True):
+                gradient.param.copy_(before.add_(change))
 
     def _agree(self) -> None:
         if not self._agreed:
             self._generation += 1
-            agreed = agree(self._settings, self._slots, None, self._generation, unchecked=self._check.pending)
+            agreed = agree(self._settings, self._gradients, None, self._generation, unchecked=self._check.pending)
             if agreed.unchecked:
                 self._check.begin_anew()
             self._agreed = True
         if self._check.pending:
-            self._check.see(leaves_of_gradients(slot.param for slot in self._slots))
+            self._check.see(leaves_of_gradients(gradient.param for gradient in self._gradients))
             self._check.round()
 
-    def _combine(self, start: list[tuple[Slot, torch.Tensor]]) -> list[torch.Tensor]:
-        flights = []
-        for slot, before in start:
-            wire, context = self._codec.compress(reachable(slot.param.detach() - before))
-            flights.append((allreduce_async(wire, None, slot.name, Adasum, process_set=self._settings.process_set), context))
+    def _combine(self, start: list[tuple[ParameterGradient, torch.Tensor]]) -> list[torch.Tensor]:
+        pending = []
+        for gradient, before in start:
+            wire, context = self._codec.compress(reachable(gradient.param.detach() - before))
+            pending.append(
+                (allreduce_async(wire, None, gradient.name, Adasum, process_set=self._settings.process_set), context)
+            )
         return [
             self._codec.decompress(handle.synchronize(), context).to(before.device)
-            for (handle, context), (_, before) in zip(flights, start, strict=True)
+            for (handle, context), (_, before) in zip(pending, start, strict=True)
         ]

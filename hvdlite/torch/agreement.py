@@ -1,4 +1,4 @@
-"""What the ranks must have in common before gradients are reduced, and the one exchange that makes sure of it."""
+"""The properties that all ranks must share before gradients are reduced, and the exchange that checks them."""
 
 import hashlib
 from collections.abc import Hashable, Sequence
@@ -13,13 +13,13 @@ from hvdlite.objects import exchange_object
 from hvdlite.process_sets import ProcessSet
 from hvdlite.requests import OP_NAMES
 from hvdlite.torch.gpu import CPU, gpu_of
-from hvdlite.torch.slots import Slot, declared_dtype
+from hvdlite.torch.parameter_gradient import ParameterGradient, declared_dtype
 
-__all__ = ["Agreed", "Settings", "agree"]
+__all__ = ["AgreedGradients", "ReducerSettings", "agree"]
 
 
 @dataclass(frozen=True)
-class Settings:
+class ReducerSettings:
     """How a wrapped optimizer's gradients are reduced.
 
     Attributes:
@@ -31,8 +31,8 @@ class Settings:
         average_passes: is the result divided by their number?
         sparse_as_dense: are sparse gradients reduced as dense ones?
         process_set: the ranks that train together.
-        gradient_as_bucket_view: do gradients lie in an arena? None: if they are kept from step to step.
-        start_check: what is done where the ranks train different models: a mode of `hvdlite.start_check`.
+        gradient_as_bucket_view: do gradients lie in an arena? None: only if they are kept from step to step.
+        start_check: the reaction if ranks train different models: a mode of `hvdlite.start_check`.
         shard: does each rank keep a part of the optimizer's state?
 
     """
@@ -51,11 +51,11 @@ class Settings:
 
     @property
     def divisor(self) -> int:
-        """What the reduced gradients are divided by, beside the number of ranks."""
+        """The divisor of the reduced gradients, without the number of ranks."""
         return self.passes_per_step if self.average_passes else 1
 
     def describe(self) -> dict[str, Hashable]:
-        """What must be equal on all ranks, by the argument's name."""
+        """The settings that must be equal on all ranks, by the argument's name."""
         compression = self.compression
         return {
             "op": OP_NAMES[self.op],
@@ -69,11 +69,11 @@ class Settings:
             "shard": self.shard,
         }
 
-    def require_compatible(self, other: "Settings", name: str) -> None:
-        """Two optimizers have a parameter in common, whose gradient can be reduced in one way only.
+    def require_compatible(self, other: "ReducerSettings", name: str) -> None:
+        """Checks the settings of two optimizers that share a parameter: its gradient can be reduced in one way only.
 
         Raises:
-            InvalidArgumentError: the two want different things.
+            InvalidArgumentError: the settings differ.
 
         """
         mine = (OP_NAMES[self.op], self.process_set.process_set_id)
@@ -86,12 +86,12 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Agreed:
-    """What is known of all ranks' gradients.
+class AgreedGradients:
+    """The properties of all ranks' gradients.
 
     Attributes:
         sparse: for the parameters (by place) whose gradient is sparse on some rank, the number of sparse dimensions.
-        dtypes: for the parameters (by place) that take gradients of any dtype, what they have on all ranks.
+        dtypes: for the parameters (by place) that accept gradients of any dtype, the dtype on all ranks.
         kept: do all ranks keep their gradients from step to step?
         unchecked: has some rank not compared its parameters with those of the others?
     """
@@ -103,15 +103,20 @@ class Agreed:
 
 
 def agree(
-    settings: Settings, slots: Sequence[Slot], groups: Hashable, generation: int, kept: bool = False, unchecked: bool = False
-) -> Agreed:
+    settings: ReducerSettings,
+    gradients: Sequence[ParameterGradient],
+    groups: Hashable,
+    generation: int,
+    kept: bool = False,
+    unchecked: bool = False,
+) -> AgreedGradients:
     """Checks that all ranks reduce the same parameters in the same way. Collective over the process set.
 
     Args:
         settings: of the optimizer.
-        slots: its parameters.
+        gradients: its parameters.
         groups: the user's grouping, as names.
-        generation: how often this was done, the same on all ranks.
+        generation: the number of earlier agreements, the same on all ranks.
         kept: does this rank keep its gradients from step to step? Ranks may differ.
         unchecked: has this rank not compared its parameters with those of the others? Ranks may differ.
 
@@ -120,12 +125,12 @@ def agree(
 
     """
     gpus: list[int] = []
-    shapes = [(slot.name, _shape_of(slot, gpus)) for slot in slots]
+    shapes = [(gradient.name, _shape_of(gradient, gpus)) for gradient in gradients]
     description = [*({**settings.describe(), "groups": groups}.items()), *shapes]
     digest = hashlib.sha256(repr(description).encode()).hexdigest()
-    sparse = {place: dims for place, slot in enumerate(slots) if (dims := _sparse_dim(slot)) is not None}
+    sparse = {place: dims for place, gradient in enumerate(gradients) if (dims := _sparse_dim(gradient)) is not None}
     name = f"{settings.prefix}.plan{generation}"
-    dtypes = {place: dtype for place, slot in enumerate(slots) if (dtype := _chosen_dtype(slot)) is not None}
+    dtypes = {place: dtype for place, gradient in enumerate(gradients) if (dtype := _chosen_dtype(gradient)) is not None}
     everyone = exchange_object((digest, sparse, dtypes, kept, unchecked), name, settings.process_set)
     if len({digest for digest, *_ in everyone}) > 1:
         descriptions = exchange_object(description, f"{name}.differs", settings.process_set)
@@ -138,7 +143,7 @@ def agree(
     for _, _, found, *_ in everyone:
         for place, dtype in sorted(found.items()):
             widest[place] = torch.promote_types(dtype, widest.get(place, dtype))
-    return Agreed(
+    return AgreedGradients(
         sparse={place: dims for _, found, *_ in everyone for place, dims in sorted(found.items())},
         dtypes=widest,
         kept=all(kept for *_, kept, _ in everyone),
@@ -146,12 +151,12 @@ def agree(
     )
 
 
-def _shape_of(slot: Slot, gpus: list[int]) -> str:
-    """What all ranks must have the same of a parameter; `gpus` are those of the parameters so far.
+def _shape_of(gradient: ParameterGradient, gpus: list[int]) -> str:
+    """The properties of a parameter that must be equal on all ranks. `gpus` are the GPUs of the parameters so far.
 
-    Ranks have different GPUs, but what one has on one of them all must: it makes the buckets.
+    Ranks have different GPUs, but parameters that share a GPU on one rank must share one on all: buckets are made by GPU.
     """
-    param = slot.param
+    param = gradient.param
     gpu = gpu_of(param)
     if gpu != CPU and gpu not in gpus:
         gpus.append(gpu)
@@ -166,19 +171,19 @@ def _shape_of(slot: Slot, gpus: list[int]) -> str:
     return text + ("" if param.requires_grad else " (frozen)")
 
 
-def _chosen_dtype(slot: Slot) -> torch.dtype | None:
-    """Of a gradient that may have any: what this rank's has."""
-    grad = slot.param.grad
-    return grad.dtype if grad is not None and slot.dirty and declared_dtype(slot.param) is None else None
+def _chosen_dtype(gradient: ParameterGradient) -> torch.dtype | None:
+    """For a gradient of any dtype: the dtype on this rank."""
+    grad = gradient.param.grad
+    return grad.dtype if grad is not None and gradient.dirty and declared_dtype(gradient.param) is None else None
 
 
-def _sparse_dim(slot: Slot) -> int | None:
-    grad = slot.param.grad
-    if grad is None or not slot.dirty or grad.layout is torch.strided:
+def _sparse_dim(gradient: ParameterGradient) -> int | None:
+    grad = gradient.param.grad
+    if grad is None or not gradient.dirty or grad.layout is torch.strided:
         return None
     if grad.layout is not torch.sparse_coo:
         raise InvalidArgumentError(
-            f"the gradient of parameter {slot.name!r} has layout {grad.layout}, which cannot be reduced; use one that gives "
-            "dense or coordinate (torch.sparse_coo) gradients"
+            f"the gradient of parameter {gradient.name!r} has layout {grad.layout}, which cannot be reduced; use one that "
+            "gives dense or coordinate (torch.sparse_coo) gradients"
         )
     return grad.sparse_dim()

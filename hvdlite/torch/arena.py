@@ -1,14 +1,14 @@
 """Gradients that lie in an arena: each parameter has a place there, at the same offset on all ranks.
 
-A gradient in its place is reduced without a copy, because the ranks see each other's. One that lies elsewhere is reduced like
-any other tensor, on all ranks, and nothing has to be told to anybody: so whatever a user does with ``.grad`` is right, and at
-worst not as fast.
+A gradient in its place is reduced without a copy, because the ranks map each other's parts. A gradient that lies elsewhere is
+reduced like any other tensor, on all ranks, without a message. So a user may do anything with ``.grad``; at worst it is slower.
 
-Autograd stores a fresh tensor where ``.grad`` is None. `Place.move_in` copies it to its place, once, and makes ``.grad`` the
-tensor there; from then on it stays for as long as the gradient is kept and zeroed in place. Where ``.grad`` is set to None in
-every step the copy does not pay: it moves as many bytes as `allreduce_shm` does to reduce the tensor where autograd has put it.
+Autograd stores a fresh tensor where ``.grad`` is None. `ArenaPlace.move_in` copies it to its place, once, and makes ``.grad``
+the tensor there; from then on the gradient stays there while it is kept and zeroed in place. If ``.grad`` is set to None in
+every step, the copy does not pay: it moves as many bytes as `allreduce_shm` does to reduce the tensor where autograd has put
+it.
 
-A place is used anew only when no tensor lies there any more: one that the user has kept is the user's.
+A place is reused only when no tensor lies there any more: a user may have kept one.
 """
 
 import sys
@@ -23,20 +23,20 @@ from hvdlite.arenas import make_arena
 from hvdlite.process_sets import ProcessSet
 from hvdlite.runtime import RUNTIME
 from hvdlite.torch.gpu import CPU
-from hvdlite.torch.slots import Slot, WireForm
+from hvdlite.torch.parameter_gradient import ParameterGradient, WireForm
 
 if TYPE_CHECKING:
     from hvdlite._engine import Arena
 
-__all__ = ["Place", "make_places"]
+__all__ = ["ArenaPlace", "make_places"]
 
-SMALLEST = 64 * 1024  # bytes of a gradient; to move a smaller one in costs more time than it saves
-_is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", lambda: False)  # older ones lack it
+SMALLEST = 64 * 1024  # bytes; to move in a smaller gradient costs more time than it saves
+_is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", lambda: False)  # missing in older versions
 _ALIGNMENT = 64  # bytes; the gradients of two parameters share no cache line
 
 
-class Place:
-    """Where one parameter's gradient may lie.
+class ArenaPlace:
+    """The place of one parameter's gradient in an arena.
 
     Attributes:
         arena: the arena's id.
@@ -45,31 +45,31 @@ class Place:
 
     __slots__ = ("_dtype", "_memory", "_shape", "_streamed", "_strides", "_tenant", "address", "arena")
 
-    def __init__(self, arena: int, memory: memoryview, address: int, slot: Slot, streamed: bool) -> None:
+    def __init__(self, arena: int, memory: memoryview, address: int, gradient: ParameterGradient, streamed: bool) -> None:
         self.arena = arena
         self.address = address
         self._memory = memory
-        self._dtype = slot.dtype
-        self._shape = tuple(slot.param.shape)
-        self._strides = slot.param.stride()
-        self._streamed = streamed and not slot.dtype.is_complex  # whose conjugation may be due
+        self._dtype = gradient.dtype
+        self._shape = tuple(gradient.param.shape)
+        self._strides = gradient.param.stride()
+        self._streamed = streamed and not gradient.dtype.is_complex  # its conjugation may be pending
         self._tenant: weakref.ref[memoryview] | None = None
 
     def take(self) -> torch.Tensor | None:
-        """A tensor in this place, with whatever values are there; None if a tensor lies there already."""
+        """A tensor in this place, with undefined values; None if a tensor lies there already."""
         if self._tenant is not None and self._tenant() is not None:
             return None
-        # Every tensor over this memory, however it came about, keeps this very object alive.
+        # Every tensor over this memory keeps this object alive, however the tensor was made.
         piece = self._memory[:]
         self._tenant = weakref.ref(piece)
-        # Not view(): p.grad.detach_() refuses views.
+        # Not view(), because p.grad.detach_() refuses views.
         return torch.frombuffer(piece, dtype=self._dtype).as_strided_(self._shape, self._strides)
 
     def move_in(self, param: torch.Tensor) -> None:
-        """Moves a gradient that autograd has made to this place, unless somebody else has an eye on it."""
+        """Moves a gradient that autograd has made to this place, unless other code refers to the gradient."""
         if _is_compiling():
-            return  # compiled autograd traces the hooks, and could not trace this
-        if _references(param) > _UNSHARED:  # before there is one of this function's
+            return  # compiled autograd traces the hooks, and cannot trace this
+        if _references(param) > _UNSHARED:  # before this function adds a reference of its own
             return
         grad = param.grad
         if type(grad) is not torch.Tensor or grad.dtype is not self._dtype or grad.layout is not torch.strided:
@@ -77,7 +77,7 @@ class Place:
         if grad.shape != self._shape or grad.stride() != self._strides or grad.is_neg() or grad.requires_grad:
             return
         if grad.untyped_storage().nbytes() != grad.nbytes:
-            return  # a part of something larger
+            return  # it is a part of a larger tensor
         home = self.take()
         if home is None:
             return
@@ -99,22 +99,24 @@ def _count_unshared() -> int:
     return _references(param)
 
 
-_UNSHARED = _count_unshared()  # references to a gradient that only its parameter holds
+_UNSHARED = _count_unshared()  # the references to a gradient that only its parameter holds
 
 
-def make_places(name: str, slots: "Iterable[tuple[Slot, WireForm]]", process_set: ProcessSet) -> "tuple[Arena | None, str]":
-    """Gives a place to each larger gradient that is reduced where it lies. Collective over `process_set`.
+def make_places(
+    name: str, gradients: "Iterable[tuple[ParameterGradient, WireForm]]", process_set: ProcessSet
+) -> "tuple[Arena | None, str]":
+    """Gives a place to each larger gradient that is reduced in place. Collective over `process_set`.
 
     Args:
         name: of the exchange, unique.
-        slots: the parameters and their forms on the wire, in the order that all ranks have.
+        gradients: the parameters and their forms on the wire, in the order that all ranks have.
         process_set: the ranks that train together.
 
     Returns:
-        The arena, which is to be closed when the places are used no more, or None, and why there is none.
+        The arena, or None, and why there is none. Close the arena when its places are no longer used.
 
     """
-    chosen = [(slot, form.nbytes) for slot, form in slots if _is_worth_it(slot.param, form)]
+    chosen = [(gradient, form.nbytes) for gradient, form in gradients if _is_worth_it(gradient.param, form)]
     begins, total = _lay_out([nbytes for _, nbytes in chosen])
     if not total:
         return None, f"none of at least {SMALLEST} bytes is reduced where it lies"
@@ -126,14 +128,14 @@ def make_places(name: str, slots: "Iterable[tuple[Slot, WireForm]]", process_set
     memory = memoryview(arena)
     address = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
     streamed = _is_streamed(total, process_set)
-    for (slot, nbytes), begin in zip(chosen, begins, strict=True):
-        slot.place = Place(arena.id, memory[begin : begin + nbytes], address + begin, slot, streamed)
+    for (gradient, nbytes), begin in zip(chosen, begins, strict=True):
+        gradient.place = ArenaPlace(arena.id, memory[begin : begin + nbytes], address + begin, gradient, streamed)
     return arena, ""
 
 
 def _is_streamed(nbytes: int, process_set: ProcessSet) -> bool:
-    """Will the places have left the caches from one step to the next? Then copies go past the caches, unless torch has several
-    threads for them.
+    """Are the places too large to stay in the caches between two steps? Then copies go past the caches, unless torch copies
+    with several threads.
     """
     limit = RUNTIME.config.streaming_bytes
     return 0 < limit <= nbytes * (process_set.size() or 1) and torch.get_num_threads() == 1

@@ -1,4 +1,4 @@
-"""The arguments of `DistributedOptimizer`: what is wrong with them is said before anything is changed."""
+"""Checks the arguments of `DistributedOptimizer` before anything is changed."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -92,7 +92,7 @@ def require_initialized(named: Iterable[tuple[str, torch.Tensor]]) -> None:
 
 
 def name_groups(groups: Any, named: Sequence[tuple[str, torch.Tensor]]) -> Groups:
-    """The user's groups with names in the place of parameters."""
+    """The user's groups, with names instead of parameters."""
     if groups is None:
         return None
     if isinstance(groups, int) and not isinstance(groups, bool) and groups > 0:

@@ -1,4 +1,4 @@
-"""The fixed fusion plan: which gradients travel together, decided from the parameters alone.
+"""The fixed fusion plan: which gradients are reduced together. It depends only on the parameters.
 
 A bucket is a group for the engine: its members are negotiated and fused together, in one order. So the fused layout, and with
 it the order of every addition, never depends on which gradient happened to be ready first. Pure functions, no torch.
@@ -14,7 +14,7 @@ def cut_buckets(kinds: Sequence[Hashable], sizes: Sequence[int], limit: int, fir
     """Cuts a sequence of tensors into buckets of one kind each.
 
     Args:
-        kinds: what the members of a bucket must have in common (dtype, device), for each tensor.
+        kinds: the properties that the members of a bucket must share (dtype, device), for each tensor.
         sizes: bytes of each tensor.
         limit: the most bytes of a bucket; a larger tensor is alone in its bucket.
         first_limit: the same for the bucket of the first tensor, small so that communication starts early.

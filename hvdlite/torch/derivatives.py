@@ -1,4 +1,4 @@
-"""What autograd may be asked of a collective that has no answer: refused where it would be silently wrong otherwise."""
+"""Refuses derivatives of collectives that would be silently wrong."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ __all__ = ["only_once", "require_no_tangents", "require_values"]
 
 
 def require_values(*tensors: torch.Tensor) -> None:
-    """Refuses what autograd's forward mode and ``torch.func`` make of tensors, before a collective has begun.
+    """Refuses tensors of autograd's forward mode and of ``torch.func``, before a collective begins.
 
     Raises:
         UnsupportedError: a tensor has a tangent, or a transformed function is running.
@@ -29,7 +29,7 @@ def require_values(*tensors: torch.Tensor) -> None:
 def require_no_tangents(gradients: Iterable[tuple[str, torch.Tensor | None]]) -> None:
     """Refuses gradients, with their parameters' names, that have a tangent of forward mode, which is not reduced.
 
-    Asked only within forward mode.
+    Called only within forward mode.
 
     Raises:
         UnsupportedError: one has.
@@ -43,7 +43,7 @@ def require_no_tangents(gradients: Iterable[tuple[str, torch.Tensor | None]]) ->
             )
 
 
-class _Refuse(torch.autograd.Function):
+class _RefuseDerivative(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, text: str, *tensors: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         ctx.text = text
@@ -55,7 +55,7 @@ class _Refuse(torch.autograd.Function):
 
 
 def only_once(gradients: Sequence[torch.Tensor | None], text: str) -> tuple[torch.Tensor | None, ...]:
-    """What a backward returns that cannot be differentiated in turn.
+    """Marks the gradients of a backward that cannot be differentiated again.
 
     Args:
         gradients: computed without gradient recording.
@@ -65,5 +65,5 @@ def only_once(gradients: Sequence[torch.Tensor | None], text: str) -> tuple[torc
     if not torch.is_grad_enabled():
         return tuple(gradients)
     sources = [None if gradient is None else gradient.detach().requires_grad_() for gradient in gradients]
-    refused: tuple[torch.Tensor | None, ...] = _Refuse.apply(text, *sources)  # type: ignore[no-untyped-call]
+    refused: tuple[torch.Tensor | None, ...] = _RefuseDerivative.apply(text, *sources)  # type: ignore[no-untyped-call]
     return refused

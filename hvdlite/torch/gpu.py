@@ -1,8 +1,8 @@
-"""Which tensors the engine reaches where they are, and the CUDA streams in whose order it does.
+"""Which tensors the engine can use in place, and in the order of which CUDA streams.
 
-Two facts about autograd that the reducer builds on. A hook on a parameter runs in the stream in which its gradient was made,
-which is that of the forward pass; two gradients of one bucket may have different ones. When a pass is over, autograd orders
-the streams of all gradients before the current streams of whoever called ``backward()``, and its final callbacks run in these.
+The reducer relies on two facts about autograd. A hook on a parameter runs in the stream in which its gradient was made, which
+is the stream of the forward pass; two gradients of one bucket may have different streams. When a pass is over, autograd orders
+the current streams of the caller of ``backward()`` after the streams of all gradients, and its final callbacks run in these.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -24,16 +24,16 @@ __all__ = [
 ]
 
 CPU = -1  # the engine's number for host memory
-_IS_CUDA = getattr(torch.version, "hip", None) is None  # torch calls AMD's GPUs cuda, too
+_IS_CUDA = getattr(torch.version, "hip", None) is None  # torch also calls AMD's GPUs cuda
 
 
 def is_reachable(device: torch.device) -> bool:
-    """Does the engine reach the memory of this device?"""
+    """Can the engine use the memory of this device?"""
     return device.type == "cpu" or (_IS_CUDA and device.type == "cuda")
 
 
 def reachable(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, or a copy in host memory if the engine does not reach it."""
+    """The tensor, or a copy in host memory if the engine cannot use its memory."""
     return tensor if is_reachable(tensor.device) else tensor.cpu()
 
 
@@ -58,7 +58,7 @@ current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStr
 
 
 def follow(gpu: int, streams: Iterable[int]) -> None:
-    """Puts the current stream after what other streams of its GPU have been given so far."""
+    """Orders the current stream after the present work of other streams of its GPU."""
     now = torch.cuda.current_stream(gpu)
     for stream in streams:
         if stream != int(now.cuda_stream):
@@ -81,13 +81,13 @@ class StreamsOfBucket:
         self._seen: set[int] = set()
 
     def see(self) -> None:
-        """A gradient of this pass has been made in the current stream."""
+        """A gradient of this pass was made in the current stream."""
         self._seen.add(current_stream(self._gpu))
 
     def gather(self, in_pass: bool) -> tuple[int, ...]:
-        """The bucket is launched: the current stream, then the others in which its gradients were made.
+        """Called at the launch. Returns the current stream, and then the other streams in which the gradients were made.
 
-        Within a pass the current stream is put after the others; after it, autograd has done so.
+        Within a pass this orders the current stream after the others; at its end autograd has done so.
         """
         now = current_stream(self._gpu)
         others = self._seen - {now}
@@ -97,15 +97,15 @@ class StreamsOfBucket:
         return (now, *others)
 
     def after(self, streams: Sequence[int]) -> tuple[int, ...]:
-        """What has to come after a flight: the current stream, which uses the results, then those in whose order memory is
-        used again.
+        """The streams to order after an in-flight bucket: the current stream, which uses the results, and then the streams in
+        whose order the memory is reused.
         """
         now = current_stream(self._gpu)
         return (now, *(stream for stream in streams if stream != now))
 
 
 class Mark:
-    """A place in what a GPU has been given to do, in the stream that was current when it was made."""
+    """A point in a GPU's work, in the stream that was current when the mark was made."""
 
     __slots__ = ("_event", "_gpu")
 
@@ -115,7 +115,7 @@ class Mark:
         self._event.record(torch.cuda.current_stream(gpu))
 
     def order_current_stream(self) -> None:
-        """What the current stream does from now on comes after it."""
+        """Orders the current stream after it."""
         torch.cuda.current_stream(self._gpu).wait_event(self._event)
 
     def is_reached(self) -> bool:
@@ -124,5 +124,5 @@ class Mark:
 
 
 def mark(tensors: Iterable[torch.Tensor]) -> list[Mark]:
-    """Marks on all GPUs that hold one of these tensors."""
+    """Marks all GPUs that hold one of these tensors."""
     return [Mark(gpu) for gpu in sorted({gpu_of(tensor) for tensor in tensors} - {CPU})]

@@ -9,7 +9,7 @@ __all__ = ["AtEnd", "fetch_ahead", "install"]
 
 
 class AtEnd:
-    """Does something at the end of a graph task, or when the task is gone without an end."""
+    """Calls a function at the end of a graph task, or when the task is gone without an end."""
 
     def __init__(self, action: Callable[[], None]) -> None:
         self._action = action
@@ -22,16 +22,16 @@ class AtEnd:
         self._action()
 
 
-def install(param: Any, reducer: PassDriver, slot: GradientState) -> list[Any]:
-    """Hooks both ends of the accumulation, of frozen parameters too: they may be thawed later.
+def install(param: Any, reducer: PassDriver, gradient: GradientState) -> list[Any]:
+    """Puts hooks before and after the accumulation, even for frozen parameters: these may be thawed later.
 
     Args:
         param: the parameter. One that cannot have a gradient gets no hooks.
-        reducer: whose hooks they are.
-        slot: the state of its gradient.
+        reducer: handles the hooks' calls.
+        gradient: the state of its gradient.
 
     Returns:
-        What `remove` can be called on.
+        Objects with a method `remove`.
 
     """
     if not (param.is_floating_point() or param.is_complex()):
@@ -41,10 +41,10 @@ def install(param: Any, reducer: PassDriver, slot: GradientState) -> list[Any]:
     for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
         present = getattr(param, name)
         if present is not None:
-            setattr(param, name, present)  # torch.utils.swap_tensors leaves lists that autograd does not know of any more
+            setattr(param, name, present)  # torch.utils.swap_tensors leaves lists that autograd does not know any more
     hooks = [
-        param.register_hook(GradientHook(reducer, slot, False)),  # also where autograd.grad only looks at the increment
-        param.register_post_accumulate_grad_hook(GradientHook(reducer, slot, True)),
+        param.register_hook(GradientHook(reducer, gradient, False)),  # also where autograd.grad only looks at the increment
+        param.register_post_accumulate_grad_hook(GradientHook(reducer, gradient, True)),
     ]
     if frozen:
         param.requires_grad_(False)
@@ -52,13 +52,13 @@ def install(param: Any, reducer: PassDriver, slot: GradientState) -> list[Any]:
 
 
 def fetch_ahead(expected: Sequence[tuple[Sequence[object], Sequence[Any]]]) -> None:
-    """Has native hooks fetch into the cache what those of the next gradient read.
+    """Lets native hooks prefetch the memory that the hooks of the next gradient will read.
 
-    By the time of a parameter's next gradient its hooks, and torch's lists of them, are not in the caches any more: with many
-    small gradients that was most of what hooks cost.
+    When a parameter's next gradient comes, its hooks and torch's lists of them have left the caches. With many small gradients
+    that was most of the hooks' cost.
 
     Args:
-        expected: of each gradient, in the order in which they probably come, its other objects and what `install` returned.
+        expected: for each gradient, in the probable order: its other objects, and the result of `install`.
 
     """
     following: list[object] = []

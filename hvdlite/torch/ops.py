@@ -1,7 +1,7 @@
 """The collectives of `hvdlite.ops` for torch tensors, differentiable where Horovod's are.
 
 The functions that return a new tensor at once take part in autograd; those in place and the ``_async`` ones do not (they
-are `hvdlite.ops`' own). What flows back follows Horovod's convention, which every function states:
+are `hvdlite.ops`' own). Their gradients follow Horovod's convention:
 
 - allreduce (but for Adasum) and alltoall: the gradient of the sum of all ranks' losses;
 - allgather and broadcast: that gradient divided by the number of ranks;
@@ -41,7 +41,7 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class _Call:
+class _CallArguments:
     """The arguments of one call, which its backward needs again."""
 
     name: str | None
@@ -59,13 +59,13 @@ class _Call:
 
 
 def _needs_grad(*tensors: torch.Tensor) -> bool:
-    for tensor in tensors:  # in fewer steps than any() takes
+    for tensor in tensors:  # faster than any()
         if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
             return torch.is_grad_enabled()
     return False
 
 
-def _apply(function: type[torch.autograd.Function], call: _Call, tensors: Sequence[torch.Tensor]) -> Any:
+def _apply(function: type[torch.autograd.Function], call: _CallArguments, tensors: Sequence[torch.Tensor]) -> Any:
     require_values(*tensors)
     outputs = function.apply(call, *tensors)  # type: ignore[no-untyped-call]
     return list(outputs) if call.grouped else outputs[0]
@@ -78,7 +78,7 @@ class _Allreduce(torch.autograd.Function):
     """Average, Sum and Adasum: backward is the same operation."""
 
     @staticmethod
-    def forward(ctx: Any, call: _Call, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(ctx: Any, call: _CallArguments, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         ctx.call = call
         return tuple(_reduce(call, call.name, tensors))
 
@@ -91,7 +91,7 @@ class _Select(torch.autograd.Function):
     """Min, Max and Product."""
 
     @staticmethod
-    def forward(ctx: Any, call: _Call, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(ctx: Any, call: _CallArguments, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         outputs = _reduce(call, call.name, tensors)
         ctx.call = call
         ctx.save_for_backward(*tensors, *outputs)
@@ -99,13 +99,13 @@ class _Select(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
-        call: _Call = ctx.call
+        call: _CallArguments = ctx.call
         if call.prescale != 1.0 or call.postscale != 1.0:
             raise UnsupportedError(f"allreduce with op={OP_NAMES[call.op]} and scale factors has no gradient")
         saved = ctx.saved_tensors
-        totals = _reduce(_Call(None, call.process_set, call.grouped), call.grad_name, grads)
+        totals = _reduce(_CallArguments(None, call.process_set, call.grouped), call.grad_name, grads)
         pairs = zip(saved[: len(grads)], saved[len(grads) :], strict=True)
-        with torch.no_grad():  # where Min and Max have a slope it stays the same in the neighbourhood
+        with torch.no_grad():  # the slope of Min and Max is constant in the neighbourhood
             slopes = [_slope(call, *pair) for pair in pairs]
         products = [total * slope for total, slope in zip(totals, slopes, strict=True)]
         if call.op != Product:
@@ -120,7 +120,7 @@ class _Select(torch.autograd.Function):
         )
 
 
-def _reduce(call: _Call, name: str | None, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def _reduce(call: _CallArguments, name: str | None, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     scales = (call.prescale, call.postscale, call.process_set)
     if call.grouped:
         return grouped_allreduce(tensors, None, name, call.compression, call.op, *scales)
@@ -131,8 +131,8 @@ def _function_of(op: int) -> type[torch.autograd.Function]:
     return _Select if op in (Min, Max, Product) else _Allreduce
 
 
-def _slope(call: _Call, value: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
-    """How the result of Min, Max or Product changes with this rank's value."""
+def _slope(call: _CallArguments, value: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+    """The derivative of a Min, Max or Product with respect to this rank's value."""
     if call.op in (Min, Max):
         chosen = (value == result).to(value.dtype)
         holders: torch.Tensor = ops.allreduce(chosen, op=Sum, process_set=call.process_set)
@@ -167,7 +167,7 @@ def allreduce(
     if not _needs_grad(tensor):
         return ops.allreduce(tensor, average, name, compression, op, prescale_factor, postscale_factor, process_set)
     op = resolve_op(op, average)
-    call = _Call(name, process_set, False, op, prescale_factor, postscale_factor, compression)
+    call = _CallArguments(name, process_set, False, op, prescale_factor, postscale_factor, compression)
     return _apply(_function_of(op), call, [tensor])
 
 
@@ -191,7 +191,7 @@ def grouped_allreduce(
     if not _needs_grad(*tensors):
         return ops.grouped_allreduce(tensors, average, name, compression, op, *scales, process_set)
     op = resolve_op(op, average)
-    outputs: list[Any] = _apply(_function_of(op), _Call(name, process_set, True, op, *scales, compression), tensors)
+    outputs: list[Any] = _apply(_function_of(op), _CallArguments(name, process_set, True, op, *scales, compression), tensors)
     return outputs
 
 
@@ -207,8 +207,8 @@ def sparse_allreduce_async(
         process_set: the ranks that take part.
 
     Returns:
-        A function without arguments that waits, and returns the coalesced result (a new tensor without gradient); None if it
-        was called before. It is no handle: `synchronize` and `poll` do not take it.
+        A function without arguments that waits and returns the coalesced result (a new tensor without gradient). A second call
+        returns None. It is no handle: `synchronize` and `poll` do not take it.
 
     Raises:
         InvalidArgumentError: the tensor is not sparse, or op is another one.
@@ -238,24 +238,24 @@ def sparse_allreduce_async(
 
 class _Allgather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, call: _Call, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(ctx: Any, call: _CallArguments, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         ctx.call = call
         ctx.rows = [len(tensor) for tensor in tensors]
         return tuple(_gather(call, call.name, tensors))
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
-        call: _Call = ctx.call
+        call: _CallArguments = ctx.call
         name = None if call.name is None else f"{call.name}.rows"
         rows = ops.allgather(torch.tensor([ctx.rows], device="cpu"), name, call.process_set)
         place = call.process_set.rank() or 0
         starts = rows[:place].sum(0).tolist()
-        averages = _reduce(_Call(None, call.process_set, call.grouped, Average), call.grad_name, grads)
+        averages = _reduce(_CallArguments(None, call.process_set, call.grouped, Average), call.grad_name, grads)
         parts = zip(averages, starts, ctx.rows, strict=True)
         return (None, *(average.narrow(0, start, count) for average, start, count in parts))
 
 
-def _gather(call: _Call, name: str | None, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def _gather(call: _CallArguments, name: str | None, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     if call.grouped:
         return grouped_allgather(tensors, name, call.process_set)
     return [allgather(tensors[0], name, call.process_set)]
@@ -271,7 +271,7 @@ def allgather(tensor: torch.Tensor, name: str | None = None, process_set: Proces
     """
     if not _needs_grad(tensor):
         return ops.allgather(tensor, name, process_set)
-    return _apply(_Allgather, _Call(name, process_set), [tensor])
+    return _apply(_Allgather, _CallArguments(name, process_set), [tensor])
 
 
 def grouped_allgather(
@@ -280,7 +280,7 @@ def grouped_allgather(
     """`allgather` of a list of tensors that are agreed on and sent together, also backward; `name` is the group's."""
     if not _needs_grad(*tensors):
         return ops.grouped_allgather(tensors, name, process_set)
-    outputs: list[Any] = _apply(_Allgather, _Call(name, process_set, grouped=True), tensors)
+    outputs: list[Any] = _apply(_Allgather, _CallArguments(name, process_set, grouped=True), tensors)
     return outputs
 
 
@@ -289,7 +289,7 @@ def grouped_allgather(
 
 class _Broadcast(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, call: _Call, root_rank: int, tensor: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, call: _CallArguments, root_rank: int, tensor: torch.Tensor) -> torch.Tensor:
         ctx.call = call
         ctx.is_root = RUNTIME.require_topology().rank == root_rank
         output: torch.Tensor = ops.broadcast(tensor, root_rank, call.name, call.process_set)
@@ -297,9 +297,9 @@ class _Broadcast(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-        call: _Call = ctx.call
-        (average,) = _reduce(_Call(None, call.process_set, op=Average), call.grad_name, [grad])
-        # Zeros that depend on the average: differentiated again, all ranks have the same collectives to run.
+        call: _CallArguments = ctx.call
+        (average,) = _reduce(_CallArguments(None, call.process_set, op=Average), call.grad_name, [grad])
+        # Zeros that depend on the average, so that all ranks run the same collectives if this is differentiated again.
         return None, None, average if ctx.is_root else average.masked_fill(torch.ones_like(average, dtype=torch.bool), 0)
 
 
@@ -316,7 +316,7 @@ def broadcast(
     if not _needs_grad(tensor):
         return ops.broadcast(tensor, root_rank, name, process_set)
     require_values(tensor)
-    return _Broadcast.apply(_Call(name, process_set), root_rank, tensor)  # type: ignore[no-untyped-call]
+    return _Broadcast.apply(_CallArguments(name, process_set), root_rank, tensor)  # type: ignore[no-untyped-call]
 
 
 # --- alltoall -------------------------------------------------------------------------------------------------------------
@@ -324,7 +324,7 @@ def broadcast(
 
 class _Alltoall(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, call: _Call, splits: Any, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(ctx: Any, call: _CallArguments, splits: Any, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         output, received = ops.alltoall_async(tensor, splits, call.name, call.process_set).synchronize()
         ctx.call = call
         ctx.received = received.tolist()
@@ -334,9 +334,9 @@ class _Alltoall(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor, _received: Any) -> tuple[Any, ...]:
-        call: _Call = ctx.call
+        call: _CallArguments = ctx.call
         back, _ = alltoall(grad, ctx.received, call.grad_name, call.process_set)
-        if len(back) < ctx.rows:  # rows that were not sent have no part in anything
+        if len(back) < ctx.rows:  # rows that were not sent do not contribute
             back = torch.cat([back, back.new_zeros(ctx.rows - len(back), *back.shape[1:])])
         return None, None, back
 
@@ -354,7 +354,7 @@ def alltoall(
     if not _needs_grad(tensor):
         return ops.alltoall(tensor, splits, name, process_set)
     require_values(tensor)
-    output, received = _Alltoall.apply(_Call(name, process_set), splits, tensor)  # type: ignore[no-untyped-call]
+    output, received = _Alltoall.apply(_CallArguments(name, process_set), splits, tensor)  # type: ignore[no-untyped-call]
     return output if splits is None else (output, received)
 
 
@@ -363,7 +363,7 @@ def alltoall(
 
 class _Reducescatter(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, call: _Call, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(ctx: Any, call: _CallArguments, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         ctx.call = call
         arguments = (call.name, call.compression, call.op, call.process_set, call.prescale, call.postscale)
         if call.grouped:
@@ -372,7 +372,7 @@ class _Reducescatter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
-        call: _Call = ctx.call
+        call: _CallArguments = ctx.call
         factor = call.prescale * call.postscale * ((call.process_set.size() or 1) if call.op == Sum else 1)
         scaled = [grad * factor for grad in grads] if factor != 1.0 else list(grads)
         return (None, *_gather(call, call.grad_name, scaled))
@@ -398,7 +398,7 @@ def reducescatter(
     if not _needs_grad(tensor):
         return ops.reducescatter(tensor, name, compression, op, process_set, *scales)
     op = _differentiable_op(op)
-    return _apply(_Reducescatter, _Call(name, process_set, False, op, *scales, compression), [tensor])
+    return _apply(_Reducescatter, _CallArguments(name, process_set, False, op, *scales, compression), [tensor])
 
 
 def grouped_reducescatter(
@@ -415,7 +415,7 @@ def grouped_reducescatter(
     if not _needs_grad(*tensors):
         return ops.grouped_reducescatter(tensors, name, compression, op, process_set, *scales)
     op = _differentiable_op(op)
-    call = _Call(name, process_set, True, op, *scales, compression)
+    call = _CallArguments(name, process_set, True, op, *scales, compression)
     outputs: list[Any] = _apply(_Reducescatter, call, tensors)
     return outputs
 

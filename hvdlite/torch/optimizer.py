@@ -1,8 +1,8 @@
 """`DistributedOptimizer`: makes an optimizer average the gradients of all ranks.
 
-The optimizer stays the object it is. Only its class is swapped for one that adds a few methods, and hooks are put on its
-parameters and in front of its step. So its state, its parameter groups, schedulers made earlier and ``isinstance`` go on
-working, and it pickles as what it was. Over 400 lines, of which the docstring of one function takes a hundred.
+The optimizer stays the same object. Only its class is replaced by one with a few more methods, and hooks are put on its
+parameters and before its step. So its state, its parameter groups, earlier schedulers and ``isinstance`` still work, and it
+pickles as before. Over 400 lines, because the docstring of one function has a hundred.
 """
 
 import copyreg
@@ -25,7 +25,7 @@ from hvdlite.requests import Adasum, Average
 from hvdlite.runtime import RUNTIME
 from hvdlite.start_check import mode_of
 from hvdlite.torch.adasum import AdasumStep
-from hvdlite.torch.agreement import Settings
+from hvdlite.torch.agreement import ReducerSettings
 from hvdlite.torch.arguments import checked_op, name_groups, name_parameters
 from hvdlite.torch.gpu import reachable
 from hvdlite.torch.plan import Groups
@@ -42,7 +42,7 @@ else:
 
 __all__ = ["DistributedOptimizer"]
 
-# Of the optimizers by the ranks of their process set, all of which make them in the same order; others may not make them.
+# Numbers optimizers by the ranks of their process set: these make them in the same order, and other ranks may make none.
 _serials: defaultdict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
 
 
@@ -69,14 +69,14 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     same bits everywhere. So clipping, loss scaling, accumulation and schedulers are written as torch's own documentation
     writes them. In particular:
 
-    - Several backward passes before a step add up, each averaged by itself; what you write into ``.grad`` yourself stays
-      as you wrote it. Inside `no_sync`, and before the last of `backward_passes_per_step` passes, gradients stay this rank's.
+    - Several backward passes before a step add up, each averaged by itself. Values that you write into ``.grad`` stay
+      unchanged. Inside `no_sync`, and before the last of `backward_passes_per_step` passes, gradients stay this rank's.
     - A parameter unused on some ranks gets the average with zeros; unused on all, its ``.grad`` stays None.
-    - Where no backward has run before ``step()``, gradients that you computed otherwise are reduced there.
+    - If no backward has run before ``step()``, it reduces gradients that you computed in another way.
     - Gradients have the dtype that torch gives them (``grad_dtype``), and are reduced in it.
     - With a closure (LBFGS) the optimizer sees the loss of all ranks, reduced like the gradients.
-    - With op=Adasum nothing of this happens in ``backward()``: ``step()`` goes by this rank's gradients, and what it has
-      changed is combined.
+    - With op=Adasum nothing of this happens in ``backward()``: ``step()`` uses this rank's gradients, and the
+      changes of all ranks are combined.
     - The optimizer may be saved, or its ``state_dict()`` loaded, with or without the wrapping.
 
     Collective over `process_set` when gradients are reduced: the ranks have the same parameters, by name, shape and dtype,
@@ -99,18 +99,18 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         sparse_as_dense: reduce sparse gradients as dense ones (and make them sparse again) instead of gathering the rows.
         process_set: the ranks that train together. A rank outside of it gets its optimizer back as it was.
         average_aggregated_gradients: divide what is reduced by `backward_passes_per_step`, however many passes there were.
-        gradient_as_bucket_view: may larger gradients (from 64 KiB on) lie in memory that all ranks of the host see, and be
-            reduced there without a copy? ``.grad`` is then moved there once autograd has made it, and stays while it is
-            kept; whatever you put into ``.grad`` yourself is reduced where it is. None: where it pays, which is where
-            ``zero_grad(set_to_none=False)`` was called on all ranks before the first reduction; True: yes, with a warning
-            where it cannot be (several hosts, no shared memory); False: no.
-        start_check: what happens where the ranks' parameters, or their optimizers' states, differ after the first update, since
-            nobody has broadcast them: "error", a MismatchError; "warn", a line in the log; "broadcast", the same, and all ranks
-            get the first rank's; "off": they are not compared. None: what the knob HVDLITE_START_CHECK says.
+        gradient_as_bucket_view: may larger gradients (from 64 KiB on) lie in memory that all ranks of the host map, and be
+            reduced there without a copy? Once autograd has made ``.grad``, it is moved there, and stays there while it is
+            kept. Tensors that you put into ``.grad`` yourself are reduced where they are. None: if it pays, that is if all
+            ranks called ``zero_grad(set_to_none=False)`` before the first reduction. True: yes, with a warning if it is
+            impossible (several hosts, no shared memory). False: no.
+        start_check: what happens if the ranks' parameters, or their optimizers' states, differ after the first update, because
+            they were not broadcast: "error", a MismatchError; "warn", a line in the log; "broadcast", the same, and all ranks
+            get the first rank's; "off": they are not compared. None: the knob HVDLITE_START_CHECK decides.
         shard: does each of n ranks keep one n-th of the optimizer's state? Gradients and parameters stay whole, and the
-            weights are those of an optimizer that is not sharded, bit for bit. Those of torch whose step is elementwise (SGD,
-            the Adam family, RMSprop, Adagrad and so on) step slices; all others, such as Muon and Adafactor, whole parameters,
-            each on one rank. Then ``step()`` is collective, and so is ``state_dict()``, which returns the whole state on every
+            weights equal those without sharding, bit for bit. With torch's optimizers whose step is elementwise (SGD, the Adam
+            family, RMSprop, Adagrad and so on) a rank steps slices; with all others, such as Muon and Adafactor, whole
+            parameters. Then ``step()`` is collective, and so is ``state_dict()``, which returns the whole state on every
             rank; ``load_state_dict()`` takes a whole one, of any number of ranks. docs/sharding.md has the rest.
 
     Returns:
@@ -142,7 +142,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         groups = num_groups if groups is None else groups
     named = name_parameters(optimizer, named_parameters)
     named_groups = name_groups(groups, named)
-    settings = Settings(
+    settings = ReducerSettings(
         prefix=f"optimizer{next(_serials[tuple(process_set.ranks or ())])}",
         op=op,
         predivide=float(gradient_predivide_factor),
@@ -184,16 +184,16 @@ def _stepped(*_: Any) -> None:
 class _Wrapping:
     """What a wrapped optimizer has beside its own attributes."""
 
-    def __init__(self, settings: Settings, base: type[torch.optim.Optimizer], names: dict[torch.Tensor, str]) -> None:
+    def __init__(self, settings: ReducerSettings, base: type[torch.optim.Optimizer], names: dict[torch.Tensor, str]) -> None:
         self.settings = settings
         self.base = base
         self.names = names
-        self.reducer: Reducer | None = None  # None where there is nobody to reduce with, and with Adasum
+        self.reducer: Reducer | None = None  # None if there is no other rank, and with Adasum
         self.adasum: AdasumStep | None = None
-        self.sharded: ShardedState | None = None  # None where the state is whole
+        self.sharded: ShardedState | None = None  # None if the state is whole
         self.passes_per_step = settings.passes_per_step
         self.skipping = False
-        self.synchronized = False  # since the last step, by the program
+        self.synchronized = False  # since the last step
         self._known = KnownParameters()
         self._undo: list[Callable[[], None]] = []
         self._finalizer: Any = None
@@ -226,16 +226,16 @@ class _Wrapping:
         self._finalizer.atexit = False
 
     def hook_steps(self, optimizer: torch.optim.Optimizer) -> None:
-        """Has hooks called around each step, by one of which `hvdlite.stats` knows of it."""
+        """Installs hooks around each step; one of them counts the step for `hvdlite.stats`."""
         self._undo.append(reach_steps(optimizer, type(optimizer)))
         self._undo.append(optimizer.register_step_post_hook(_stepped).remove)
 
     def check_parameters(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """Called in front of every step, which has to be that of the parameters whose gradients are reduced."""
+        """Called before every step. Checks that the optimizer still steps the parameters whose gradients are reduced."""
         self._known.check(optimizer, self.settings.prefix)
 
     def undo(self, optimizer: "_DistributedOptimizer") -> None:
-        """Takes the wrapping off again."""
+        """Removes the wrapping."""
         if self.reducer is not None:
             self.reducer.settle_family()
             self._finalizer.detach()
@@ -264,7 +264,7 @@ class _Wrapping:
     def before_step(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Called in front of every step, also where a scheduler has kept the original class's step."""
+        """Called before every step, even if a scheduler has kept the original class's step."""
         reducer = self.reducer
         if reducer is None or is_inner_step(optimizer):
             return None
@@ -282,7 +282,7 @@ class _Wrapping:
         return None
 
     def _wrap_closure(self, reducer: Reducer, closure: Callable[[], Any]) -> Callable[[], Any]:
-        """The closure, whose loss and gradients are all ranks': an optimizer may decide by the loss how to go on."""
+        """Wraps the closure: its loss and gradients are those of all ranks, since an optimizer may use the loss to decide."""
 
         def of_all_ranks() -> Any:
             reducer.settle_family()
@@ -311,7 +311,7 @@ class _DistributedOptimizer(_Optimizer):
     _hvdlite: _Wrapping
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        # A class that derives from this one may be made, as Lightning 1.9 does for a proxy; an object of it may not.
+        # A class may derive from this one, as Lightning 1.9 does for a proxy; but it must have no objects.
         if not issubclass(cls, torch.optim.Optimizer):
             raise UnsupportedError(
                 f"{cls.__qualname__} derives from Horovod's _DistributedOptimizer, here for isinstance() only: give "
@@ -321,7 +321,7 @@ class _DistributedOptimizer(_Optimizer):
 
     @property
     def _parameter_names(self) -> dict[torch.Tensor, str]:
-        """The names of its parameters, as programs ask Horovod's optimizer for them."""
+        """The names of its parameters, which programs ask of Horovod's optimizer."""
         return self._hvdlite.names
 
     @property
@@ -342,8 +342,8 @@ class _DistributedOptimizer(_Optimizer):
             self._hvdlite.reducer.set_passes_per_step(passes)
 
     def synchronize(self) -> None:
-        """Reduces what is not reduced yet. Needed only to see gradients that `no_sync` or
-        `backward_passes_per_step` kept back before ``step()``; otherwise ``backward()`` has done it.
+        """Reduces all unreduced gradients. Needed only to see, before ``step()``, gradients that `no_sync` or
+        `backward_passes_per_step` kept back; otherwise ``backward()`` has reduced them.
 
         Raises:
             MismatchError, HorovodInternalError: as ``backward()``.

@@ -1,12 +1,12 @@
-"""Where one backward pass begins and ends, as autograd tells it.
+"""Finds the beginning and the end of a backward pass, from what autograd reports.
 
-Autograd runs a backward as a *graph task* with a number. Code that it calls (our hooks) can ask it to call something back
-when the task is over. Three things make this less than obvious:
+Autograd runs a backward as a *graph task* with a number. Code that it calls (our hooks) can register a callback for the
+end of the task. Three cases are not obvious:
 
 - Reentrant checkpointing runs a whole backward, a task of its own, inside a node of the outer one. The end of the inner task
   is not the end of the pass, and the outer task may never call a hook of ours. But when the inner task is destroyed, the
-  outer one is current again on this thread: that is where `EndOfTask` moves on to it.
-- A task that raises never calls back. It still destroys the callback, which therefore knows that it was not called.
+  outer task is current again on this thread, so `EndOfTask` registers itself there.
+- A task that raises never calls the callback. It still destroys the callback, which then knows that it was not called.
 - Compiled autograd may accept a callback and never call it. To us that looks like a task that raised.
 """
 
@@ -38,10 +38,10 @@ _CALLED_BY_TASK: CodeType = torch.autograd.function.BackwardCFunction.apply.__co
 def is_nested(leaving: bool = False) -> bool:
     """Does the current graph task run inside a node of another one?
 
-    A task that this cannot see through (one started from C++) counts as a pass of its own, which is right, only slower.
+    A task that this cannot recognise (one started from C++) counts as a pass of its own. That is correct, only slower.
 
     Args:
-        leaving: the current task's inner task is just being destroyed, and its frames are still on the stack.
+        leaving: is the current task's inner task being destroyed? Its frames are still on the stack then.
     """
     frame = sys._getframe()
     entrances = 0
@@ -59,7 +59,7 @@ def is_nested(leaving: bool = False) -> bool:
 
 
 def when_task_ends(callback: Callable[[], None]) -> bool:
-    """Asks the current graph task to call back at its end; False if there is no task that would."""
+    """Registers a callback for the end of the current graph task. Returns False if no task will call it."""
     try:
         Variable._execution_engine.queue_callback(callback)
     except RuntimeError:
@@ -68,7 +68,7 @@ def when_task_ends(callback: Callable[[], None]) -> bool:
 
 
 class EndOfTask:
-    """The callback given to one graph task. Once it waits it tells the reducer exactly one of three things."""
+    """The callback of one graph task. After `wait` it reports exactly one of three events to the reducer."""
 
     __slots__ = ("_nested", "_over", "_reducer", "_stamp", "_waiting")
 
@@ -79,20 +79,20 @@ class EndOfTask:
         self._nested = nested
 
     def wait(self) -> None:
-        """Waits for the end of the current task, if that tells of it; otherwise nothing is told."""
+        """Waits for the end of the current task. Reports nothing if that task does not report its end."""
         if when_task_ends(self):
             self._waiting = True
 
     def __call__(self) -> None:
-        """The task is over, and all its hooks have run. What the reducer raises, backward() raises."""
+        """The task is over, and all its hooks have run. backward() raises what the reducer raises here."""
         self._waiting = False
         self._over = True
         if not self._nested:
             self._reducer.task_ended(self._stamp)
 
     def __del__(self) -> None:
-        with suppress(HvdliteError):  # settle() meets the same error where it can be raised
-            if getattr(self, "_waiting", False):  # nothing is there if Ctrl-C came before __init__
+        with suppress(HvdliteError):  # settle() will meet the same error, and can raise it
+            if getattr(self, "_waiting", False):  # no attribute exists if Ctrl-C came before __init__
                 self._reducer.task_lost(self._stamp)
             elif getattr(self, "_over", False) and self._nested:
                 self._reducer.task_left(self._stamp)

@@ -17,8 +17,8 @@ __all__ = ["recv", "send"]
 _ONCE = "a message between two ranks can be differentiated once only"
 
 
-class _Message(NamedTuple):
-    """What the gradient's way back has to know."""
+class _Envelope(NamedTuple):
+    """The other rank, and the message's properties that the gradient's message needs."""
 
     peer: int
     tag: int
@@ -30,9 +30,9 @@ class _Message(NamedTuple):
         return None if self.name is None else f"{self.name}.grad"
 
 
-class _Send(torch.autograd.Function):
+class _SendFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, message: _Message, tensor: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, message: _Envelope, tensor: torch.Tensor) -> torch.Tensor:
         ctx.message = message
         ctx.like = torch.empty_like(tensor, device="meta")
         point_to_point.send(tensor, message.peer, message.tag, message.name, message.process_set)
@@ -40,15 +40,15 @@ class _Send(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *_: torch.Tensor) -> tuple[Any, ...]:
-        message: _Message = ctx.message
+        message: _Envelope = ctx.message
         grad = torch.empty_like(ctx.like, device="cpu")
         point_to_point.recv(grad, message.peer, message.tag, message.grad_name, message.process_set)
         return (None, *only_once([grad], _ONCE))
 
 
-class _Recv(torch.autograd.Function):
+class _RecvFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, message: _Message, tensor: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, message: _Envelope, tensor: torch.Tensor) -> torch.Tensor:
         ctx.message = message
         output = torch.empty_like(tensor)
         point_to_point.recv(output, message.peer, message.tag, message.name, message.process_set)
@@ -56,7 +56,7 @@ class _Recv(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
-        message: _Message = ctx.message
+        message: _Envelope = ctx.message
         point_to_point.send(grads[0], message.peer, message.tag, message.grad_name, message.process_set)
         return (None, None)
 
@@ -71,14 +71,14 @@ def send(
     """As `hvdlite.send`. A tensor that requires a gradient gets it back from the receiver.
 
     Returns:
-        None; for a tensor that requires a gradient a zero, on which backward has to be called (by itself, or added to a loss):
-        it receives the gradient, and goes on from the tensor. The receiver has to give one (`recv`).
+        None. For a tensor that requires a gradient: a zero, on which backward must be called (directly, or added to a loss).
+        Its backward receives the gradient for the tensor. The receiver must use `recv` with a gradient as well.
     """
     if not _takes_part(tensor):
         point_to_point.send(tensor, dst, tag, name, process_set)
         return None
     require_values(tensor)
-    zero: torch.Tensor = _Send.apply(_Message(dst, tag, name, process_set), tensor)  # type: ignore[no-untyped-call]
+    zero: torch.Tensor = _SendFunction.apply(_Envelope(dst, tag, name, process_set), tensor)  # type: ignore[no-untyped-call]
     return zero
 
 
@@ -92,7 +92,7 @@ def recv(
     """As `hvdlite.recv`. With a tensor that requires a gradient, the gradient of what was received goes back to the sender.
 
     Returns:
-        The tensor that was written to; for one that requires a gradient a new tensor, and that one stays as it is.
+        The tensor that was written to. For a tensor that requires a gradient: a new tensor, and the argument stays unchanged.
 
     Raises:
         UnsupportedError: such a tensor, from any rank or with any tag.
@@ -102,4 +102,4 @@ def recv(
     if src is None or tag is None:
         raise UnsupportedError("recv with a gradient needs the sender's rank and a tag: the gradient goes back to that rank")
     require_values(tensor)
-    return _Recv.apply(_Message(src, tag, name, process_set), tensor)  # type: ignore[no-untyped-call]
+    return _RecvFunction.apply(_Envelope(src, tag, name, process_set), tensor)  # type: ignore[no-untyped-call]

@@ -1,14 +1,14 @@
 """Reduces the gradients of one optimizer's parameters while backward() runs, so that they are averaged when it returns.
 
-The life of a pass (one backward, with whatever backwards are nested in it) is native code, `PassDriver`:
+Native code, `PassDriver`, handles a pass (one backward with the backwards nested in it):
 
-1. Before backward adds to a gradient, what is finished there is set aside (see `Slot`).
-2. After it has, the gradient is counted in its bucket; a complete bucket is launched at once.
-3. When the pass is over buckets that are not complete are launched with their missing members absent, and all results are
-   waited for. What has to be made good where this did not happen (backward raised, or there is no end of a task to be had) is
-   made good by `settle`, at the latest in front of the optimizer's step.
+1. Before backward adds to a finished gradient, the finished part is kept apart (see `ParameterGradient`).
+2. After backward has added to a gradient, the gradient is counted in its bucket. A complete bucket is launched at once.
+3. When the pass is over, incomplete buckets are launched, with missing members as absent, and all results are awaited. If this
+   did not happen (backward raised, or nothing reports the end of a task), `settle` does it, at the latest before the
+   optimizer's step.
 
-Here is what it asks for: the plan and the engine, what becomes of a bucket, and what takes torch to be done.
+This file has the steps that it calls: the plan, the engine, the buckets, and all that needs torch.
 """
 
 import logging
@@ -27,14 +27,14 @@ from hvdlite.errors import HvdliteError
 from hvdlite.ops import allreduce_async_
 from hvdlite.requests import Sum
 from hvdlite.runtime import RUNTIME
-from hvdlite.torch.agreement import Settings, agree
+from hvdlite.torch.agreement import ReducerSettings, agree
 from hvdlite.torch.arena import make_places
 from hvdlite.torch.derivatives import require_no_tangents
-from hvdlite.torch.flights import Bucket, DenseBucket, Flight, has_moved
 from hvdlite.torch.hooks import AtEnd, fetch_ahead, install
+from hvdlite.torch.in_flight import Bucket, DenseBucket, InFlightBucket, has_moved
+from hvdlite.torch.parameter_gradient import ParameterGradient, declared_dtype, require_hooks
 from hvdlite.torch.passes import TOO_MANY_PASSES, EndOfTask, current_task, is_nested, when_task_ends
 from hvdlite.torch.plan import Groups, make_buckets
-from hvdlite.torch.slots import Slot, declared_dtype, require_hooks
 from hvdlite.torch.start_check import leaves_of_gradients, make_check
 
 if TYPE_CHECKING:
@@ -43,13 +43,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Reducer", "owner_of"]
 
-_TURNS = 4  # passes of one step whose names differ, so that ranks with unequal numbers of passes are found out
+_TURNS = 4  # passes of one step have different names, so that ranks with different numbers of passes get an error
 
-_owners: dict[int, "weakref.ref[Reducer]"] = {}  # by id of the parameter, which its reducer keeps alive
+_owners: dict[int, "weakref.ref[Reducer]"] = {}  # by id of the parameter; the reducer keeps the parameter alive
 
 
 def owner_of(param: torch.Tensor) -> "Reducer | None":
-    """The reducer that reduces a parameter's gradient at present."""
+    """The reducer that now reduces a parameter's gradient."""
     reference = _owners.get(id(param))
     owner = None if reference is None else reference()
     return owner if owner is not None and owner.holds(param) else None
@@ -60,39 +60,39 @@ class Reducer(PassDriver):
 
     buckets: list[Bucket]
 
-    def __init__(self, settings: Settings, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, settings: ReducerSettings, optimizer: torch.optim.Optimizer) -> None:
         super().__init__(current_task, is_nested)
         self.settings = settings
         self.passes_per_step = settings.passes_per_step
-        self._slots: dict[int, Slot] = {}
-        slots = self._slots.values()
-        self.check = make_check(optimizer, settings, lambda: [(slot.name, slot.param) for slot in slots])
+        self._gradients: dict[int, ParameterGradient] = {}
+        gradients = self._gradients.values()
+        self.check = make_check(optimizer, settings, lambda: [(gradient.name, gradient.param) for gradient in gradients])
         self._hooks: dict[int, list[Any]] = {}
-        self._partners: list[Reducer] = []  # have taken over parameters that our optimizer steps too
+        self._partners: list[Reducer] = []  # reducers that have taken over parameters which this optimizer steps as well
         self._borrowers: weakref.WeakSet[Reducer] = weakref.WeakSet()
-        # The plan, made when gradients are reduced for the first time.
-        self._left_out: list[Slot] = []  # in no bucket, as long as they are frozen
+        # The plan, made at the first reduction.
+        self._left_out: list[ParameterGradient] = []  # in no bucket while they are frozen
         self._groups: Groups = None
         self._generation = 0
-        self._arena: Arena | None = None  # where the gradients have places
+        self._arena: Arena | None = None  # the arena with the gradients' places
         self._keeps = False  # were gradients zeroed at their last reset, and not set to None?
-        self._moved_aside: list[Slot] = []
-        # What is in flight.
+        self._holding: list[ParameterGradient] = []
+        # The launched buckets.
         self._engine: Engine | None = None
-        self._flights: deque[Flight] = deque()
+        self._in_flight: deque[InFlightBucket] = deque()
         self._compared: Handle | None = None  # the start check's sum
 
     # --- parameters -------------------------------------------------------------------------------------------------------
 
     def add(self, named: Iterable[tuple[str, torch.Tensor]], groups: Groups = None) -> None:
-        """Takes charge of parameters, from another reducer too; the plan is made anew at the next reduction.
+        """Takes charge of parameters, even of another reducer's. The next reduction makes a new plan.
 
         Args:
             named: unique names, and the parameters in the order of the model.
-            groups: the user's choice of what is reduced together, by name; None for what it was, at first by size.
+            groups: the user's choice of parameters to reduce together, by name; None: as before, at first by size.
 
         Raises:
-            InvalidArgumentError: another optimizer reduces one of them in a way that cannot be reconciled.
+            InvalidArgumentError: another optimizer reduces one of them in an incompatible way.
 
         """
         added = [(name, param, owner_of(param)) for name, param in named]
@@ -102,27 +102,27 @@ class Reducer(PassDriver):
         for name, param, owner in added:
             if owner is not None:
                 owner._give_up(param, self)
-            self._slots[id(param)] = Slot(name, param)
+            self._gradients[id(param)] = ParameterGradient(name, param)
             _owners[id(param)] = weakref.ref(self)
         self._use_lock()
         for _, param, _ in added:
-            self._hooks[id(param)] = install(param, self, self._slots[id(param)])
+            self._hooks[id(param)] = install(param, self, self._gradients[id(param)])
         self._groups = self._groups if groups is None else groups
         self._drop_plan()
 
     def _use_lock(self) -> None:
         """Autograd has a thread for each GPU, so the hooks of parameters on several devices run at the same time."""
-        if self.lock is None and len({slot.param.device for slot in self._slots.values()}) > 1:
+        if self.lock is None and len({gradient.param.device for gradient in self._gradients.values()}) > 1:
             self.lock = threading.RLock()
 
     def holds(self, param: torch.Tensor) -> bool:
-        """Is this reducer in charge of the parameter?"""
-        return id(param) in self._slots
+        """Does this reducer handle the parameter?"""
+        return id(param) in self._gradients
 
     def _give_up(self, param: torch.Tensor, successor: "Reducer") -> None:
         self.settle()
         self._drop_plan()
-        del self._slots[id(param)]
+        del self._gradients[id(param)]
         for hook in self._hooks.pop(id(param)):
             hook.remove()
         if successor not in self._partners:
@@ -130,7 +130,7 @@ class Reducer(PassDriver):
             successor._borrowers.add(self)
 
     def _family(self) -> list["Reducer"]:
-        """This reducer and those that reduce for its optimizer."""
+        """This reducer, and all others that reduce for its optimizer."""
         found = [self]
         for member in found:
             found += [partner for partner in member._partners if partner not in found]
@@ -145,44 +145,46 @@ class Reducer(PassDriver):
                 hook.remove()
             _owners.pop(key, None)
         self._hooks.clear()
-        self._slots.clear()
-        self._leave_flights()
+        self._gradients.clear()
+        self._leave_in_flight()
         self._drop_plan()
 
     # --- what a pass asks for ---------------------------------------------------------------------------------------------
 
-    def _set_aside(self, slot: Slot, grad: torch.Tensor) -> None:
-        """Backward is about to add to something finished."""
-        if not self._moved_aside:
+    def _hold_reduced(self, gradient: ParameterGradient, grad: torch.Tensor) -> None:
+        """Backward is about to add to a finished gradient."""
+        if not self._holding:
             when_task_ends(AtEnd(self.restore))
-        self._moved_aside.append(slot)  # first, so that Ctrl-C leaves nothing aside that nobody puts back
-        slot.set_aside(grad)
+        self._holding.append(gradient)  # first, so that after Ctrl-C every reduced part is known here and can be put back
+        gradient.hold_reduced(grad)
 
-    def _refuse_pass(self, slot: Slot) -> None:
-        """There are too many passes before a step, by this gradient's increment."""
+    def _refuse_pass(self, gradient: ParameterGradient) -> None:
+        """Raises because there are too many passes before a step; this gradient has one too many."""
         with torch.no_grad():
-            slot.merge()
+            gradient.merge()
         raise AssertionError(TOO_MANY_PASSES)
 
     def _watch(self, stamp: int, nested: bool) -> None:
-        """Has the end of the current task told."""
+        """Reports the end of the current task to the pass."""
         EndOfTask(self, stamp, nested).wait()
 
     def _use_engine(self) -> None:
         if self._engine is None or RUNTIME.engine is not self._engine:
             engine = RUNTIME.require()  # the first one, or hvdlite was shut down and initialised again
             self._drop_plan()
-            self._leave_flights()
+            self._leave_in_flight()
             self._engine = engine
-        elif any(has_moved(bucket) for bucket in self.buckets) or any(slot.param.requires_grad for slot in self._left_out):
-            self._drop_plan()  # the model was moved to another device or dtype, or its base thawed, as on all ranks
+        elif any(has_moved(bucket) for bucket in self.buckets) or any(
+            gradient.param.requires_grad for gradient in self._left_out
+        ):
+            self._drop_plan()  # the model was moved to another device or dtype, or frozen parts of it thawed, as on all ranks
 
     def _drop_plan(self) -> None:
         for bucket in self.buckets:
             if self._engine is not None:
                 bucket.close(self._engine)
-            for slot in bucket.slots:
-                slot.place = None
+            for gradient in bucket.gradients:
+                gradient.place = None
         self.drop_plan()
         if self._arena is not None:
             self._arena.close()
@@ -190,34 +192,36 @@ class Reducer(PassDriver):
 
     def _plan(self) -> None:
         """Collective over the process set: checks that all ranks have the same parameters, and cuts them into buckets."""
-        slots = list(self._slots.values())
-        self._use_lock()  # parameters that were moved may be on several devices now
+        gradients = list(self._gradients.values())
+        self._use_lock()  # moved parameters may now be on several devices
         self._generation += 1
-        agreed = agree(self.settings, slots, repr(self._groups), self._generation, self._keeps, unchecked=self.check.pending)
+        agreed = agree(
+            self.settings, gradients, repr(self._groups), self._generation, self._keeps, unchecked=self.check.pending
+        )
         if agreed.unchecked:
             self.check.begin_anew()
         for place, dimensions in agreed.sparse.items():
-            slots[place].sparse_dim = dimensions
-        for place, slot in enumerate(slots):
-            slot.dtype = declared_dtype(slot.param) or agreed.dtypes.get(place, slot.param.dtype)
-        self.set_plan(make_buckets(self.settings, slots, self._groups, self._generation))
+            gradients[place].sparse_dim = dimensions
+        for place, gradient in enumerate(gradients):
+            gradient.dtype = declared_dtype(gradient.param) or agreed.dtypes.get(place, gradient.param.dtype)
+        self.set_plan(make_buckets(self.settings, gradients, self._groups, self._generation))
         wanted = self.settings.gradient_as_bucket_view
         if wanted or (wanted is None and agreed.kept):
             self._make_places()
-        expected = [slot for bucket in self.buckets for slot in bucket.slots]
+        expected = [gradient for bucket in self.buckets for gradient in bucket.gradients]
         planned = set(expected)
-        self._left_out = [slot for slot in slots if slot not in planned]
-        fetch_ahead([((slot, slot.param), self._hooks[id(slot.param)]) for slot in expected])
+        self._left_out = [gradient for gradient in gradients if gradient not in planned]
+        fetch_ahead([((gradient, gradient.param), self._hooks[id(gradient.param)]) for gradient in expected])
 
     def _make_places(self) -> None:
-        """Collective over the process set: gives the gradients places in an arena, if there can be one."""
+        """Collective over the process set: gives the gradients places in an arena, if it can be made."""
         dense = [bucket for bucket in self.buckets if isinstance(bucket, DenseBucket)]
         members = [member for bucket in dense for member in bucket.members]
         name = f"{self.settings.prefix}.plan{self._generation}.arena"
         self._arena, reason = make_places(name, members, self.settings.process_set)
-        for slot in self._slots.values():
-            if slot.dirty:
-                slot.move_in()
+        for gradient in self._gradients.values():
+            if gradient.dirty:
+                gradient.move_in()
         if self._arena is None and self.settings.process_set.rank() == 0:
             level = logging.WARNING if self.settings.gradient_as_bucket_view else logging.INFO
             logging.getLogger("hvdlite").log(level, f"gradients of {self.settings.prefix} are no views of an arena: {reason}")
@@ -228,8 +232,8 @@ class Reducer(PassDriver):
         assert self._engine is not None  # since the pass began
         bucket = self.buckets[number]
         if self.check.pending and self.check.watching and self._compared is None:
-            self.check.see(leaves_of_gradients(slot.param for slot in bucket.slots if slot.dirty))
-        bucket.launch(self._engine, self, number, self.turn % _TURNS, wake, self._flights.append)
+            self.check.see(leaves_of_gradients(gradient.param for gradient in bucket.gradients if gradient.dirty))
+        bucket.launch(self._engine, self, number, self.turn % _TURNS, wake, self._in_flight.append)
 
     def _begin_check(self) -> None:
         if self.check.pending and self._compared is None:
@@ -237,21 +241,21 @@ class Reducer(PassDriver):
             self._compared = allreduce_async_(rows, name=self.check.name, op=Sum, process_set=self.settings.process_set)
 
     def _wait(self, strict: bool) -> None:
-        """Waits for everything in flight. Raises the first failure after all have ended."""
+        """Waits for all launched buckets. Raises the first failure after all have ended."""
         engine = self._engine
         if engine is None or engine is not RUNTIME.engine:
-            self._leave_flights()
+            self._leave_in_flight()
             self.forget_additions()
             RUNTIME.require()
             return
         failure: HvdliteError | None = None
         with torch.no_grad():
-            while self._flights:
-                flight = self._flights[0]
-                flight.bucket.wait(engine, flight)  # Ctrl-C leaves it in flight, and unsettled
-                error = flight.land(strict)
+            while self._in_flight:
+                launched = self._in_flight[0]
+                launched.bucket.wait(engine, launched)  # Ctrl-C leaves it in flight, and unsettled
+                error = launched.store(strict)
                 failure = failure or error
-                self._flights.popleft()
+                self._in_flight.popleft()
             try:
                 self._end_check()
             except HvdliteError as error:
@@ -266,89 +270,90 @@ class Reducer(PassDriver):
             self._compared = None
             self.check.end(rows)
 
-    def _leave_flights(self) -> None:
-        """Nobody waits for what is in flight any more; the engine keeps the memory as long as it may use it."""
-        self._flights.clear()
+    def _leave_in_flight(self) -> None:
+        """Stops waiting for launched buckets. The engine keeps their memory as long as it may use it."""
+        self._in_flight.clear()
         self._compared = None
 
     def restore(self) -> None:
-        """Puts back what was set aside for increments that did not come."""
-        for slot in self._moved_aside:
-            if slot.param.grad is None:
-                slot.merge()
-        self._moved_aside.clear()
+        """Puts back reduced parts whose increments did not come."""
+        for gradient in self._holding:
+            if gradient.param.grad is None:
+                gradient.merge()
+        self._holding.clear()
 
     def _merge_rest(self) -> None:
-        """Adds up what Ctrl-C has left in two parts."""
+        """Adds up gradients that Ctrl-C has left in two parts."""
         with torch.no_grad():
-            for slot in self._slots.values():
-                if slot.aside is not None and not slot.dirty:
-                    slot.merge()
+            for gradient in self._gradients.values():
+                if gradient.reduced_part is not None and not gradient.dirty:
+                    gradient.merge()
 
     def _require_hooks(self) -> None:
-        require_hooks(self._slots.values(), self.settings.prefix)
+        require_hooks(self._gradients.values(), self.settings.prefix)
 
     def _require_no_tangents(self) -> None:
         if forward_ad._current_level >= 0:  # inside of forward mode
-            require_no_tangents((slot.name, slot.param.grad) for slot in self._slots.values())
+            require_no_tangents((gradient.name, gradient.param.grad) for gradient in self._gradients.values())
 
     # --- for the optimizer ------------------------------------------------------------------------------------------------
 
     def complete(self) -> None:
-        """Sees to it that all gradients are reduced. Collective over the process set if they are not.
+        """Makes sure that all gradients are reduced. Collective over the process set if they are not.
 
-        Where no backward has filled them since they were reset, what ``.grad`` holds was put there by the user's own code
-        and is reduced as it is.
+        If no backward has filled them since their reset, the user's own code has written ``.grad``, and it is reduced as it is.
         """
         for reducer in self._family():
             reducer._complete()
 
     def _complete(self) -> None:
         self.settle()
-        if not self._slots or (self.turn and not self.local_gradients):
+        if not self._gradients or (self.turn and not self.local_gradients):
             return
         self._use_engine()
         self.begin_by_hand()
         if self.local_gradients:
             self.reduce(strict=True)
             return
-        self._require_hooks()  # if all have lost theirs, no pass is noticed
-        unreduced = [slot for slot in self._slots.values() if not slot.filled and slot.param.grad is not None]
-        written = [slot for slot in unreduced if not (slot.dirty or slot.is_zero())]
-        for slot in unreduced:
-            if slot.param.requires_grad or not slot.is_zero():  # a frozen one's zeros concern nobody
-                slot.claim()
+        self._require_hooks()  # if all ranks have lost their gradients, no pass is noticed
+        unreduced = [
+            gradient for gradient in self._gradients.values() if not gradient.filled and gradient.param.grad is not None
+        ]
+        written = [gradient for gradient in unreduced if not (gradient.dirty or gradient.is_zero())]
+        for gradient in unreduced:
+            if gradient.param.requires_grad or not gradient.is_zero():  # zeros of a frozen parameter need no reduction
+                gradient.claim()
         self.reduce(strict=True)
-        for slot in written:
-            slot.filled = False  # what is there at the next step is the user's again
+        for gradient in written:
+            gradient.filled = False  # a gradient at the next step counts as the user's again
 
     def note_step(self, *_: Any) -> None:
         """The optimizer has taken a step."""
         self.check.updated = True
 
     def set_passes_per_step(self, passes: int) -> None:
-        """Changes how many passes are added up before a reduction; those made so far do not count."""
+        """Changes how many passes are added up before a reduction. Earlier passes do not count."""
         self.settle_family()
         self.passes_per_step = passes
         self.settings = replace(self.settings, passes_per_step=passes)
         if self.settings.average_passes:
-            self._drop_plan()  # its requests hold the factor
+            self._drop_plan()  # the prepared requests contain the factor
         self.next_step()
 
     def settle_family(self) -> None:
-        """`settle` for all that reduce for the optimizer."""
+        """Calls `settle` of all reducers of the optimizer."""
         for reducer in self._family():
             reducer.settle()
 
     def next_step(self) -> None:
-        """Counts anew: the optimizer takes a step."""
+        """The optimizer takes a step: resets the counts."""
         for reducer in self._family():
             reducer.start_step()
 
     def after_reset(self, keeps: bool) -> None:
         """The optimizer has reset its gradients: to zeros if it keeps them, else to None."""
         self._keeps = keeps
-        for slot in self._slots.values():
-            slot.forget()
+        for gradient in self._gradients.values():
+            gradient.forget()
         self.reset()
         self.next_step()

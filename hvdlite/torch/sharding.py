@@ -19,12 +19,12 @@ from hvdlite.errors import InvalidArgumentError, MismatchError, UnsupportedError
 from hvdlite.objects import exchange_object
 from hvdlite.ops import allgather, broadcast_async_
 from hvdlite.requests import Adasum
-from hvdlite.torch.agreement import Settings
+from hvdlite.torch.agreement import ReducerSettings
 from hvdlite.torch.buckets import cut_buckets
 from hvdlite.torch.gpu import reachable
 from hvdlite.torch.steps import change_closure, is_inner_step
 
-__all__ = ["ShardedState", "check_shard", "cut_evenly", "deal_out"]
+__all__ = ["ShardedState", "assign_largest_first", "check_shard", "cut_evenly"]
 
 # Their steps treat each element by itself, so a slice of a parameter is stepped as the whole would be, bit for bit.
 _ELEMENTWISE = ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adadelta", "Adagrad", "RMSprop", "Rprop", "ASGD")
@@ -73,7 +73,7 @@ def cut_evenly(sizes: Sequence[int], ranks: int) -> list[Bounds]:
     return bounds
 
 
-def deal_out(sizes: Sequence[int], ranks: int) -> list[Bounds]:
+def assign_largest_first(sizes: Sequence[int], ranks: int) -> list[Bounds]:
     """Gives each parameter to one rank, the largest first, always to the rank that has the least. For all other optimizers."""
     load = [0] * ranks
     bounds: list[Bounds] = [()] * len(sizes)
@@ -158,14 +158,14 @@ class ShardedState:
     and those of which it owns nothing are in no parameter group. So the optimizer's own code makes state for these parts only.
     """
 
-    def __init__(self, settings: Settings, kind: type[torch.optim.Optimizer]) -> None:
+    def __init__(self, settings: ReducerSettings, kind: type[torch.optim.Optimizer]) -> None:
         self.last_hook: Any = None  # the handle of `before_step`, which is the last hook in front of a step
         self.unsliced = True  # may the state hold more than this rank's part, since something was loaded?
         self._settings = settings
         self._ranks = settings.process_set.ranks or list(range(settings.process_set.size() or 1))
         self._place = settings.process_set.rank() or 0  # of this rank among them
         elementwise = kind in [getattr(torch.optim, name, None) for name in _ELEMENTWISE]
-        self._cut: Callable[[Sequence[int], int], list[Bounds]] = cut_evenly if elementwise else deal_out
+        self._cut: Callable[[Sequence[int], int], list[Bounds]] = cut_evenly if elementwise else assign_largest_first
         self._sharded: list[_Sharded] = []
         self._active: list[_Sharded] = []  # in this step
         self._swapped: list[tuple[_Sharded, torch.Tensor, torch.Tensor]] = []  # with their data and gradients

@@ -1,7 +1,7 @@
-"""Sparse (coordinate) tensors as the rows they are made of: every rank gets all ranks' rows and adds them up.
+"""Reduces sparse (coordinate) tensors by their rows: every rank gets all ranks' rows and adds them up.
 
-A tensor without rows is not the same as none: an optimizer with momentum goes on where there is a gradient, be it empty. So it
-travels as one row that stands for no place (index -1).
+A tensor without rows differs from no tensor: an optimizer with momentum steps a parameter that has a gradient, even an empty
+one. So such a tensor is sent as one row without a place (index -1).
 """
 
 import torch
@@ -14,7 +14,7 @@ __all__ = ["join_rows", "rows_of"]
 def rows_of(
     grad: torch.Tensor | None, like: torch.Tensor, dtype: torch.dtype, sparse_dim: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The indices (int64, one row per value) and values of a gradient, where the engine reaches them; none for None.
+    """The indices (int64, one row per value) and values of a gradient, in memory that the engine can use; none for None.
 
     Args:
         grad: sparse (coordinates) or dense.
@@ -43,7 +43,7 @@ def join_rows(indices: torch.Tensor, values: torch.Tensor, like: torch.Tensor, d
         indices: int64, one row for each of `values`.
         values: the rows.
         like: a tensor of the result's shape and device.
-        divisor: what the sums are divided by.
+        divisor: of the sums.
 
     """
     with torch.no_grad():

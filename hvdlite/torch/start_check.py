@@ -1,4 +1,4 @@
-"""What torch's optimizers train, for the comparison of the ranks (`hvdlite.start_check`)."""
+"""The values that torch's optimizers train, for the comparison of ranks (`hvdlite.start_check`)."""
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -9,7 +9,7 @@ import torch
 
 from hvdlite.requests import Adasum
 from hvdlite.start_check import Leaf, StartCheck
-from hvdlite.torch.agreement import Settings
+from hvdlite.torch.agreement import ReducerSettings
 from hvdlite.torch.functions import broadcast_optimizer_state, broadcast_parameters
 
 __all__ = ["Named", "TrainedByTorch", "leaves_of_gradients", "make_check"]
@@ -18,7 +18,7 @@ Named = Sequence[tuple[str, torch.Tensor]]
 
 
 class TrainedByTorch:
-    """The parameters of some slots, and what an optimizer remembers of them. It keeps no reference to the optimizer."""
+    """The parameters of some gradients, and their optimizer state. Keeps no reference to the optimizer."""
 
     remedy = (
         "Before the first step, broadcast what one rank has: hvd.broadcast_parameters(model.state_dict(), root_rank=0) and "
@@ -31,7 +31,7 @@ class TrainedByTorch:
 
     evidence = "gradient"
 
-    def __init__(self, optimizer: torch.optim.Optimizer, settings: Settings, parameters: Callable[[], Named]) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, settings: ReducerSettings, parameters: Callable[[], Named]) -> None:
         self.moment = "before the first update" if settings.op == Adasum else "after the first update"
         self._optimizer = weakref.ref(optimizer)
         self._settings = settings
@@ -47,7 +47,7 @@ class TrainedByTorch:
 
     def state(self) -> Iterable[Leaf]:
         """See `Trained.state`."""
-        own = self._settings.op == Adasum or self._settings.shard  # then each rank has a state, or a part, of its own
+        own = self._settings.op == Adasum or self._settings.shard  # each rank has a state or a part of its own
         optimizer = None if own else self._optimizer()
         state: Any = {} if optimizer is None else optimizer.state
         return [
@@ -66,8 +66,8 @@ class TrainedByTorch:
             broadcast_optimizer_state(optimizer, root_rank, process_set=process_set)
 
 
-def make_check(optimizer: torch.optim.Optimizer, settings: Settings, parameters: Callable[[], Named]) -> StartCheck:
-    """The check of one optimizer's ranks; `parameters` gives those that it trains by then."""
+def make_check(optimizer: torch.optim.Optimizer, settings: ReducerSettings, parameters: Callable[[], Named]) -> StartCheck:
+    """The check of one optimizer. `parameters` returns those that it trains at the time of the call."""
     return StartCheck(
         settings.start_check,
         f"DistributedOptimizer ({settings.prefix})",
@@ -78,7 +78,7 @@ def make_check(optimizer: torch.optim.Optimizer, settings: Settings, parameters:
 
 
 def leaves_of_gradients(params: Iterable[torch.Tensor]) -> Iterator[Leaf]:
-    """The gradients of parameters, but for those that are all zeros."""
+    """The gradients of parameters, except those that are all zeros."""
     for param in params:
         grad = param.grad
         if grad is None:

@@ -1,4 +1,4 @@
-"""Gives all ranks the same model and optimizer to start from."""
+"""Gives all ranks the same model and optimizer at the start."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -76,7 +76,7 @@ class _Placeholder:
     shape: tuple[int, ...]
     dtype: torch.dtype
     on_host: bool
-    on_gpu: bool  # one where the engine reaches it
+    on_gpu: bool  # in memory that the engine can use
 
 
 def broadcast_optimizer_state(
@@ -84,13 +84,13 @@ def broadcast_optimizer_state(
 ) -> None:
     """Gives all ranks the state and the options of the root's optimizer. Collective over `process_set`.
 
-    Takes no step and touches neither parameters nor gradients; a rank whose state is empty gets the root's, and where the
-    root's is empty all are afterwards. Any optimizer will do, LBFGS included.
+    Takes no step, and changes neither parameters nor gradients. A rank whose state is empty gets the root's. If the root's is
+    empty, all are empty afterwards. Works with any optimizer, including LBFGS.
 
     Args:
         optimizer: with the same parameter groups on all ranks, wrapped or not.
         root_rank: the root's rank in the whole job, the same on all ranks.
-        model: accepted for Horovod's sake; not used.
+        model: not used; Horovod has this argument.
         process_set: the ranks that take part; the root is one of them.
 
     Raises:
@@ -116,7 +116,7 @@ def broadcast_optimizer_state(
 
 
 def _sharded_state(optimizer: torch.optim.Optimizer) -> Any:
-    """See `hvdlite.torch.sharding`; None where every rank has the whole state."""
+    """See `hvdlite.torch.sharding`; None if every rank has the whole state."""
     return getattr(getattr(optimizer, "_hvdlite", None), "sharded", None)
 
 
@@ -145,7 +145,7 @@ def _without_tensors(tree: Any, tensors: list[torch.Tensor]) -> Any:
 
 
 class _Homes:
-    """On which device of this rank the tensors belong that the root has on a GPU: where the parameter is that they are for.
+    """The device on this rank for tensors that the root has on a GPU: the device of their parameter.
 
     Attributes:
         state: by the parameter's key in the root's structure.
@@ -162,11 +162,11 @@ class _Homes:
             self.groups.append(devices[0] if devices else host)
 
     def of_state(self, key: Any) -> torch.device:
-        """Where the state of one parameter belongs."""
+        """The device for the state of one parameter."""
         return self.state.get(key, torch.device("cpu"))
 
     def of_group(self, place: int) -> torch.device:
-        """Where the options of one group belong."""
+        """The device for the options of one group."""
         return self.groups[place] if place < len(self.groups) else torch.device("cpu")
 
 
@@ -196,7 +196,7 @@ def _make_for(tree: Any, tensors: list[torch.Tensor], device: torch.device) -> N
 
 
 def _with_tensors(tree: Any, tensors: list[torch.Tensor], device: torch.device) -> Any:
-    """The structure with the tensors in it; those that the root has on a GPU go to `device`."""
+    """The structure with its tensors. Tensors that the root has on a GPU are moved to `device`."""
     if isinstance(tree, _Placeholder):
         return tensors[tree.number] if tree.on_host else tensors[tree.number].to(device)
     if isinstance(tree, dict):
@@ -207,7 +207,7 @@ def _with_tensors(tree: Any, tensors: list[torch.Tensor], device: torch.device) 
 
 
 def _load(optimizer: torch.optim.Optimizer, received: dict[str, Any], tensors: list[torch.Tensor]) -> None:
-    """Like ``optimizer.load_state_dict``, but exact: that one converts dtypes."""
+    """Like ``optimizer.load_state_dict``, but without its conversion of dtypes."""
     groups = received["param_groups"]
     mine = [len(group["params"]) for group in optimizer.param_groups]
     theirs = [len(group["params"]) for group in groups]
@@ -236,6 +236,6 @@ def _set_option(group: dict[str, Any], key: str, value: Any) -> None:
     present = group.get(key)
     if isinstance(present, torch.Tensor) and isinstance(value, torch.Tensor) and present.shape == value.shape:
         with torch.no_grad():
-            present.copy_(value)  # compiled and captured steps have seen this tensor
+            present.copy_(value)  # compiled and captured steps refer to this tensor
     else:
         group[key] = value

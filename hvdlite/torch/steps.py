@@ -1,4 +1,4 @@
-"""What has to hold in front of an optimizer's step: its hooks are called, and its parameters are those that are reduced."""
+"""Ensures two conditions before an optimizer's step: its hooks are called, and its parameters are those that are reduced."""
 
 import functools
 import sys
@@ -15,24 +15,24 @@ from hvdlite.errors import InvalidArgumentError
 
 __all__ = ["KnownParameters", "change_closure", "is_inner_step", "reach_steps"]
 
-_STEP = torch.optim.Optimizer.profile_hook_step(lambda: None).__code__  # what calls the hooks around a step
+_STEP = torch.optim.Optimizer.profile_hook_step(lambda: None).__code__  # the method that calls the hooks around a step
 
 
 def reach_steps(optimizer: Any, kind: Any) -> Callable[[], None]:
-    """Has torch call the hooks of an optimizer's step where its class never called ``Optimizer.__init__``, which sees to that.
+    """Makes torch call the hooks of an optimizer's step if its class never called ``Optimizer.__init__``, which would do so.
 
     Args:
-        optimizer: whose hooks are to be called.
-        kind: its class, which no other object has; it is changed.
+        optimizer: its hooks shall be called.
+        kind: its class, which has no other object; it is changed.
 
     Returns:
-        A function that takes back what was changed in the optimizer.
+        A function that undoes the changes in the optimizer.
 
     """
     for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
         if not hasattr(optimizer, name):
             setattr(optimizer, name, OrderedDict())
-    own = vars(optimizer).get("step")  # a scheduler may have put it there
+    own = vars(optimizer).get("step")  # a scheduler may have installed it there
     if getattr(kind.step, "hooked", False) or getattr(own, "hooked", False):
         return lambda: None
     hooking = torch.optim.Optimizer.profile_hook_step
@@ -52,7 +52,7 @@ def reach_steps(optimizer: Any, kind: Any) -> Callable[[], None]:
 
 
 def is_inner_step(optimizer: torch.optim.Optimizer) -> bool:
-    """Is a hook called by a step that the same optimizer's step has called? A class and its base class may both call hooks."""
+    """Does an inner step of the same optimizer call the hook? A class and its base class may both call hooks."""
     frame = sys._getframe(1)
     steps = 0
     while frame is not None and steps < 2:
@@ -64,7 +64,7 @@ def is_inner_step(optimizer: torch.optim.Optimizer) -> bool:
 def change_closure(
     args: tuple[Any, ...], kwargs: dict[str, Any], change: Callable[[Callable[[], Any]], Callable[[], Any]]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Gives a step another closure: what a hook in front of it returns. None where the step has no closure.
+    """Gives a step another closure: returns the value for a hook before the step. None if the step has no closure.
 
     Args:
         args: of the step, as the hook gets them: the first is the optimizer.
@@ -83,18 +83,18 @@ _params_of = itemgetter("params")
 
 
 class KnownParameters:
-    """The parameters that an optimizer is known to have, to find out those that it was given behind our back."""
+    """The parameters that an optimizer is known to have. Finds parameters that were added without a call of ours."""
 
     def __init__(self) -> None:
         self._known: set[torch.Tensor] = set()
         self._present: list[torch.Tensor] = []
 
     def add(self, params: Iterable[torch.Tensor]) -> None:
-        """The optimizer has these too."""
+        """Adds known parameters."""
         self._known.update(params)
 
     def check(self, optimizer: torch.optim.Optimizer, label: str) -> None:
-        """Sees that all of the optimizer's parameters are known. Those that were taken away concern nobody.
+        """Checks that all of the optimizer's parameters are known. Removed parameters do not matter.
 
         Raises:
             InvalidArgumentError: one is not.

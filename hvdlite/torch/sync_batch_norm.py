@@ -1,9 +1,9 @@
 """Batch normalisation over the batches of all ranks.
 
 Each rank sums up its own values, one small allgather brings the ranks' counts, means and sums of squared deviations
-together, and one small allreduce does the same for the gradients. What is exchanged is in float64, on the input's device
-where the engine reaches it and otherwise on the host; what touches the values are operations that torch has for every
-device. On a GPU the counts are exchanged on the host by themselves, so that nothing waits for the GPU.
+together, and one small allreduce does the same for the gradients. Exchanged values are in float64, on the input's device
+if the engine can use its memory and otherwise on the host. All operations on the input exist in torch for every device. On a
+GPU the counts are exchanged separately, on the host, so that nothing waits for the GPU.
 """
 
 import math
@@ -31,7 +31,7 @@ class SyncBatchNorm(_BatchNorm):
 
     Collective over `process_set` in training, and in evaluation where there are no running statistics: one allgather
     forward and one allreduce backward for each call, in the same order on all ranks. The batches may differ in size and
-    may be empty on some ranks. What flows back into the input is the gradient of the sum of all ranks' losses;
+    may be empty on some ranks. The input's gradient is that of the sum of all ranks' losses;
     gradients of weight and bias are this rank's part, for `DistributedOptimizer` to reduce. Gradients can be differentiated
     again (``create_graph=True`` on all ranks, for a gradient penalty, say), which takes two allreduces more.
 
@@ -128,7 +128,7 @@ class SyncBatchNorm(_BatchNorm):
         return result
 
     def _is_local(self) -> bool:
-        """Does this call need nobody else's values?"""
+        """Does this call need no other rank's values?"""
         if not self.training and self.running_mean is not None:
             return True
         RUNTIME.require_topology()
@@ -139,7 +139,7 @@ class SyncBatchNorm(_BatchNorm):
         require_values(input)
         name = f"sync_batch_norm.{self.num_features}"
         with torch.no_grad():
-            own = _Own(input)
+            own = _LocalValues(input)
             whole = own.with_others(f"{name}.forward", self.process_set)
             if whole.count == 1:
                 raise InvalidArgumentError(
@@ -148,7 +148,7 @@ class SyncBatchNorm(_BatchNorm):
                 )
             if self.training and self.track_running_stats:
                 self._update_running(whole)
-        call = _Call(f"{name}.backward", self.process_set, whole.count, self.eps)
+        call = _ForwardContext(f"{name}.backward", self.process_set, whole.count, self.eps)
         arguments = (call, own, whole, input, self.weight, self.bias)
         result: torch.Tensor = _Normalise.apply(*arguments)  # type: ignore[no-untyped-call]
         return result
@@ -167,7 +167,7 @@ class SyncBatchNorm(_BatchNorm):
 
 
 def _per_channel(values: torch.Tensor, dim: int) -> torch.Tensor:
-    """One value a channel, in a shape that goes with inputs of so many dimensions."""
+    """Gives one value a channel the shape that goes with inputs of this many dimensions."""
     return values.reshape(-1, *[1] * (dim - 2))
 
 
@@ -182,19 +182,19 @@ def _statistics_dtype(input: torch.Tensor) -> torch.dtype:
 
 @dataclass(frozen=True)
 class _Whole:
-    """What all ranks' values are together: float64, where it was exchanged; the variance is the biased one."""
+    """The statistics of all ranks' values, in float64, in the memory of the exchange. The variance is the biased one."""
 
     mean: torch.Tensor
     var: torch.Tensor
     count: int
 
 
-class _Own:
+class _LocalValues:
     """This rank's values, around a center of each channel that is near their mean.
 
     Attributes:
-        centered: the input minus the center: float32 or float64, on the input's device. Nobody else's memory.
-        center: float64, where statistics are exchanged.
+        centered: the input minus the center: float32 or float64, on the input's device, in memory of its own.
+        center: float64, in the memory of the exchange.
 
     """
 
@@ -204,7 +204,7 @@ class _Own:
         divisor = max(self._count, 1)
         center = _sums(input, dtype) / divisor
         self.centered = input - _per_channel(center, input.dim())
-        # Deviations from a rounded mean have a mean of their own, which counts where the mean is far from zero.
+        # Deviations from a rounded mean have a mean of their own. It matters if the mean is far from zero.
         sums = [center, _sums(self.centered, dtype) / divisor, _sums(self.centered.square(), dtype)]
         self.center, self._offset, self._squares = reachable(torch.stack(sums)).double()
 
@@ -230,8 +230,8 @@ class _Own:
 
 
 @dataclass(frozen=True)
-class _Call:
-    """What a forward gives its backward beside tensors."""
+class _ForwardContext:
+    """The values that a forward keeps for its backward, without the tensors."""
 
     name: str
     process_set: ProcessSet
@@ -243,8 +243,8 @@ class _Normalise(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        call: _Call,
-        own: _Own,
+        call: _ForwardContext,
+        own: _LocalValues,
         whole: _Whole,
         input: torch.Tensor,
         weight: torch.Tensor | None,
@@ -269,7 +269,7 @@ class _Normalise(torch.autograd.Function):
 
     @staticmethod
     def _gradients(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        call: _Call = ctx.call
+        call: _ForwardContext = ctx.call
         input, weight, mean, invstd = ctx.saved_tensors
         _, _, _, wants_input, wants_weight, wants_bias = ctx.needs_input_grad
         dtype, dim = _statistics_dtype(input), input.dim()
@@ -291,7 +291,7 @@ class _Normalise(torch.autograd.Function):
     @staticmethod
     def _differentiable_gradients(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """The same, by operations that can be differentiated in turn, from the input on: all ranks' statistics depend on it."""
-        call: _Call = ctx.call
+        call: _ForwardContext = ctx.call
         input, weight, _, _ = ctx.saved_tensors
         dtype, dim = _statistics_dtype(input), input.dim()
         values, flowing = input.to(dtype), grad.to(dtype)

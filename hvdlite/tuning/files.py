@@ -1,7 +1,7 @@
 """The file in which the result of a tuning is kept, with the machine and the shape of the job that it belongs to.
 
-JSON: `format` (the number below), `key` (`Place.key`), `settings` (knob name to value) and `evidence` (what was measured; for
-people). Settings are used only where the whole key is the same.
+JSON: `format` (the number below), `key` (`JobPlace.key`), `settings` (knob name to value) and `evidence` (what was
+measured; for people). Settings are used only where the whole key is the same.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from hvdlite import config
 from hvdlite.errors import InvalidArgumentError
 from hvdlite.knobs import KNOBS
 from hvdlite.tuning.parameters import TUNABLE
-from hvdlite.tuning.place import Place
+from hvdlite.tuning.place import JobPlace
 from hvdlite.tuning.search import Settings, Value
 
 __all__ = ["FORMAT", "default_path", "differences", "kept", "load", "save"]
@@ -26,7 +26,7 @@ FORMAT = 1  # counts up when the meaning of anything in the file changes
 _BY_NAME = {knob.name: knob for knob in KNOBS}
 
 
-def default_path(place: Place) -> Path:
+def default_path(place: JobPlace) -> Path:
     """Where ``HVDLITE_TUNING_FILE=auto`` looks, and `hvdlite tune` writes if not told otherwise.
 
     Raises:
@@ -48,13 +48,13 @@ def kept() -> list[dict[str, Any]]:
     for path in sorted(Path(folder).glob("hvdlite/tuning-*.json")) if folder else ():
         try:
             found.append(load(path)[0])
-        except InvalidArgumentError:  # of another version, say: whoever wants to use it is told
+        except InvalidArgumentError:  # of another version, say: a job that wants to use it gets the error
             continue
     return found
 
 
-def save(path: Path, place: Place, settings: Settings, evidence: Mapping[str, Any]) -> None:
-    """Writes a file; whoever reads it meanwhile gets the old one or the new one, whole.
+def save(path: Path, place: JobPlace, settings: Settings, evidence: Mapping[str, Any]) -> None:
+    """Writes a file. A process that reads it meanwhile gets either the old or the new file, complete.
 
     Raises:
         OSError: it cannot be written.
@@ -115,8 +115,8 @@ def _broken(path: Path, why: str) -> InvalidArgumentError:
     )
 
 
-def differences(key: Mapping[str, Any], place: Place) -> list[str]:
-    """What makes this job another than the one that a file was made for, in words; nothing if its settings fit."""
+def differences(key: Mapping[str, Any], place: JobPlace) -> list[str]:
+    """The differences between this job and the one of a file, in words; empty if the file's settings fit."""
     here = place.key()
     names = [*here, *(name for name in key if name not in here)]
     return [

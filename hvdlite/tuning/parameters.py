@@ -11,7 +11,7 @@ from hvdlite.config import Config
 from hvdlite.knobs import KNOBS
 from hvdlite.tuning.search import Parameter, Value
 
-__all__ = ["TUNABLE", "Shape", "keeps_bits", "parameters"]
+__all__ = ["TUNABLE", "JobShape", "keeps_bits", "parameters"]
 
 _KIB, _MIB = 1 << 10, 1 << 20
 
@@ -36,7 +36,7 @@ _BY_NAME = {knob.name: knob for knob in KNOBS}
 
 
 @dataclass(frozen=True)
-class Shape:
+class JobShape:
     """What of a job decides which parameters matter.
 
     Attributes:
@@ -65,7 +65,7 @@ class Shape:
         return len(self.ranks_per_host) if self.shared_memory else self.ranks
 
 
-def matters(name: str, shape: Shape) -> bool:
+def matters(name: str, shape: JobShape) -> bool:
     """Does a knob change anything in a job of this shape?"""
     if shape.ranks < 2:
         return False
@@ -80,8 +80,8 @@ def matters(name: str, shape: Shape) -> bool:
     return True
 
 
-def keeps_bits(name: str, shape: Shape) -> bool:
-    """Are the bits of all sums the same whatever the knob's value, in a job of this shape?"""
+def keeps_bits(name: str, shape: JobShape) -> bool:
+    """Are the bits of all sums the same for every value of the knob, in a job of this shape?"""
     if name in ("tile_bytes", "spin_us", "remote_message_bytes"):
         return True  # who adds what in which order depends on none of these
     if shape.ranks <= 2:
@@ -92,7 +92,7 @@ def keeps_bits(name: str, shape: Shape) -> bool:
     return shape.deterministic or shape.flat_ranks <= 2
 
 
-def parameters(shape: Shape, config: Config, any_bits: bool = False) -> tuple[list[Parameter], list[str]]:
+def parameters(shape: JobShape, config: Config, any_bits: bool = False) -> tuple[list[Parameter], list[str]]:
     """What to search in a job of this shape, and the knobs that are left out because they would change bits.
 
     Args:
@@ -112,12 +112,12 @@ def parameters(shape: Shape, config: Config, any_bits: bool = False) -> tuple[li
     return found, left_out
 
 
-def _useless(name: str, shape: Shape) -> bool:
+def _useless(name: str, shape: JobShape) -> bool:
     # With DETERMINISTIC and three ranks or more every allreduce and reducescatter is direct.
     return name == "recursive_doubling_max_bytes" and shape.deterministic and shape.ranks > 2
 
 
-def _allowed(name: str, values: Sequence[Value], shape: Shape) -> tuple[Value, ...]:
+def _allowed(name: str, values: Sequence[Value], shape: JobShape) -> tuple[Value, ...]:
     default = _BY_NAME[name].default
     if default not in values:
         raise ValueError(f"the default of {name} is not on its ladder")

@@ -1,4 +1,4 @@
-"""What a tuning holds for: the machine, and the shape of the job."""
+"""The scope of a tuning: the machine, and the shape of the job."""
 
 import platform
 import re
@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from hvdlite._version import __version__
-from hvdlite.tuning.parameters import Shape
+from hvdlite.tuning.parameters import JobShape
 
-__all__ = ["Place", "boot_id", "cpu_name"]
+__all__ = ["JobPlace", "boot_id", "cpu_name"]
 
 
 @dataclass(frozen=True)
-class Place:
-    """The machine and the shape of a job: what a tuning holds for.
+class JobPlace:
+    """The machine and the shape of a job, for which a tuning holds.
 
     Attributes:
         cpus: the processor of each host, as it calls itself.
@@ -34,17 +34,17 @@ class Place:
     deterministic: bool
 
     def key(self) -> dict[str, Any]:
-        """What a file says of it, as JSON gives it back."""
+        """The key in a tuning file, as JSON gives it back."""
         plain = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
         return {**plain, "hvdlite": __version__}
 
-    def shape(self) -> Shape:
+    def shape(self) -> JobShape:
         """What decides which parameters matter."""
-        return Shape(self.ranks_per_host, self.shared_memory != "off", self.deterministic)
+        return JobShape(self.ranks_per_host, self.shared_memory != "off", self.deterministic)
 
 
 def boot_id() -> str:
-    """What this machine's kernel calls its present run; "" where that is kept secret."""
+    """The kernel's name for its present run; "" if it is kept secret."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""What a tuning has found, for people, for the file, and as CSV for other programs."""
+"""The results of a tuning, for people, for the file, and as CSV for other programs."""
 
 import csv
 from collections.abc import Sequence
@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from hvdlite.knobs import KNOBS
-from hvdlite.tuning.place import Place
-from hvdlite.tuning.search import Comparison, Outcome, Settings, Value
+from hvdlite.tuning.place import JobPlace
+from hvdlite.tuning.search import Comparison, SearchResult, Settings, Value
 
 __all__ = ["Report", "changes", "format_settings", "to_csv", "to_evidence", "to_text"]
 
@@ -18,20 +18,20 @@ _KINDS = {knob.name: knob.kind for knob in KNOBS}
 
 @dataclass(frozen=True)
 class Report:
-    """A tuning and what has to be known to judge it.
+    """A tuning, and the facts that are needed to judge it.
 
     Attributes:
-        place: what it was made for.
+        place: the machine and the shape of the job.
         outcome: of the search.
-        cases: what was timed, in words.
+        cases: the timed operations, in words.
         left_out: knobs that might have changed bits.
         same_bits: have sums the same bits with the chosen settings as with the defaults?
         seconds: that it took.
         load: of the busiest host before, as processes that want to run for each core.
     """
 
-    place: Place
-    outcome: Outcome
+    place: JobPlace
+    outcome: SearchResult
     cases: Sequence[str]
     left_out: Sequence[str]
     same_bits: bool
@@ -40,14 +40,14 @@ class Report:
 
     @property
     def busy(self) -> str:
-        """What is to be said of a machine that did other things as well; empty for an idle one."""
+        """A remark about other work of the machine; empty for an idle machine."""
         if self.load < _BUSY:
             return ""
         return f"the machine was busy (load {self.load:.1f} for each core): this suits one that is as busy"
 
     @property
     def settings(self) -> dict[str, Value]:
-        """What is set otherwise than by default."""
+        """The settings that differ from the defaults."""
         return changes(self.outcome.chosen, self.outcome.defaults)
 
 
@@ -128,7 +128,7 @@ def _numbers(trial: Comparison) -> list[object]:
 
 
 def to_text(report: Report) -> str:
-    """What was tried and what came of it, as a table."""
+    """The trials and their results, as a table."""
     place, outcome = report.place, report.outcome
     hosts, ranks = len(place.ranks_per_host), place.shape().ranks
     lines = [

@@ -15,13 +15,25 @@ import statistics
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["Comparison", "Outcome", "Parameter", "Rules", "Sample", "Search", "Settings", "Value", "chance", "drive", "search"]
+__all__ = [
+    "Comparison",
+    "Parameter",
+    "Rules",
+    "Sample",
+    "Search",
+    "SearchResult",
+    "Settings",
+    "Value",
+    "chance",
+    "drive",
+    "search",
+]
 
 Value = int | float | str
 Settings = Mapping[str, Value]
 # Seconds of each case, the same cases every time; None: the time is up.
 Sample = Sequence[float] | None
-Search = Generator[Settings, Sample, "Outcome"]
+Search = Generator[Settings, Sample, "SearchResult"]
 
 
 @dataclass(frozen=True)
@@ -68,7 +80,7 @@ class Rules:
 
 @dataclass
 class Comparison:
-    """What was measured of two settings, round by round.
+    """The measurements of two settings, round by round.
 
     Attributes:
         base, candidate: the settings.
@@ -103,7 +115,7 @@ class Comparison:
 
 
 @dataclass
-class Outcome:
+class SearchResult:
     """The result of a search.
 
     Attributes:
@@ -122,7 +134,7 @@ class Outcome:
 
 
 def chance(wins: int, rounds: int) -> float:
-    """The chance that of two settings that are alike the second wins so many rounds or more."""
+    """The chance that the second of two equal settings wins this many rounds or more."""
     return float(sum(math.comb(rounds, k) for k in range(wins, rounds + 1)) / 2**rounds)
 
 
@@ -159,7 +171,7 @@ def search(parameters: Sequence[Parameter], defaults: Settings, rules: Rules | N
     return _search(parameters, defaults, rules)
 
 
-def drive(searching: Search, sample: Callable[[Settings], tuple[Sequence[float], float]], seconds: float) -> Outcome:
+def drive(searching: Search, sample: Callable[[Settings], tuple[Sequence[float], float]], seconds: float) -> SearchResult:
     """Runs a search.
 
     Args:
@@ -169,7 +181,7 @@ def drive(searching: Search, sample: Callable[[Settings], tuple[Sequence[float],
             if that has lasted until half as long again.
 
     Returns:
-        What was found.
+        The result.
     """
     limits = [0.75 * seconds, 1.5 * seconds]
     try:
@@ -181,7 +193,7 @@ def drive(searching: Search, sample: Callable[[Settings], tuple[Sequence[float],
                 limits.pop(0)
             settings = searching.send(None if over else times)
     except StopIteration as end:
-        outcome: Outcome = end.value
+        outcome: SearchResult = end.value
         return outcome
 
 
@@ -223,7 +235,7 @@ def _compare(comparison: Comparison, rules: Rules) -> Generator[Settings, Sample
         comparison.gains.append(statistics.fmean(by_case))
         lost += comparison.gains[-1] <= 0
         if lost > rules.affordable_losses:
-            return False  # whatever comes
+            return False  # no further rounds can change that
     comparison.better = comparison.judge(rules)
     return comparison.better
 
@@ -243,7 +255,7 @@ class _Walk:
     def __init__(self, rules: Rules, start: dict[str, Value]) -> None:
         self._rules = rules
         self._known: set[tuple[tuple[str, Value], ...]] = {_key(start)}  # nothing is tried twice
-        self.outcome = Outcome(start, start)
+        self.outcome = SearchResult(start, start)
 
     def all(self, parameters: Sequence[Parameter]) -> Generator[Settings, Sample, None]:
         """Goes through the parameters until a whole sweep has changed nothing."""

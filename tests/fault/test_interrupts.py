@@ -70,7 +70,7 @@ name = "imports what the call needs"
 outcomes = []
 while True:
     name = f"x{{len(outcomes)}}"
-    while engine.parked:
+    while engine.dropped_in_flight:
         hvd.allreduce(1.0)  # whoever submits lets go of what has ended
     before = engine.counters()["submitted"]
     outcomes.append(None)
@@ -80,10 +80,10 @@ while True:
     submitted = engine.counters()["submitted"] - before
     if not went_on:
         break
-    assert outcomes[-1] is None and engine.parked == submitted, (len(outcomes), engine.parked, submitted)
+    assert outcomes[-1] is None and engine.dropped_in_flight == submitted, (len(outcomes), engine.dropped_in_flight, submitted)
 print(f"interrupted at {{len(outcomes) - 1}} places", flush=True)
 outcomes[-1].synchronize()
-while engine.parked:
+while engine.dropped_in_flight:
     hvd.allreduce(1.0)
 """,
         1,

@@ -16,13 +16,13 @@ SCRIPT = """
     import hvdlite
     from hvdlite.jax import call
     from hvdlite.requests import Kind
-    from hvdlite.xla import Group, failure_in
+    from hvdlite.xla import TensorGroup, failure_in
 
     hvdlite.init()
 
     @jax.jit
     def step(x):
-        return call([Group(Kind.ALLREDUCE, "gradients", [("float32", (3,))])], [x], alone={alone})[0]
+        return call([TensorGroup(Kind.ALLREDUCE, "gradients", [("float32", (3,))])], [x], alone={alone})[0]
 
     step(jnp.ones(3)).block_until_ready()
     if hvdlite.rank() == 1:

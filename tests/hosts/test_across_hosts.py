@@ -41,7 +41,7 @@ def test_all_forced_algorithms_between_hosts_agree():
 
 
 def test_a_program_may_end_mpi_itself():
-    """The signs of life between hosts (csrc/job/driver.h) must be over by then."""
+    """The signs of life between hosts (csrc/job/job_driver.h) must be over by then."""
     program = """
         from pathlib import Path
         from mpi4py import MPI

@@ -179,12 +179,12 @@ void decoding() {
   inquiry.operations.resize(engine::Inquiry::kMost + 1);
   refuses("a question of too much", [&] { engine::decode(engine::encode(inquiry)); });
   refuses("an answer of what cannot have been asked",
-          [&] { engine::decode(engine::encode(engine::Whereabouts{.number = 1, .lacks = {64}})); });
+          [&] { engine::decode(engine::encode(engine::StallReply{.number = 1, .lacks = {64}})); });
   refuses("an answer without an end", [&] {
-    engine::decode(engine::encode(engine::Whereabouts{.text = std::string(5000, 'x')}));
+    engine::decode(engine::encode(engine::StallReply{.text = std::string(5000, 'x')}));
   });
-  const auto several = engine::decode(engine::encode(engine::Whereabouts{.text = "a\nb"}));
-  expect(std::get<engine::Whereabouts>(several).text == "a b", "an answer is more than one line");
+  const auto several = engine::decode(engine::encode(engine::StallReply{.text = "a\nb"}));
+  expect(std::get<engine::StallReply>(several).text == "a b", "an answer is more than one line");
 }
 
 void framing() {

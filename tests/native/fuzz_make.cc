@@ -100,14 +100,14 @@ engine::Inquiry make_inquiry(Draw& draw) {
   return message;
 }
 
-engine::Whereabouts make_whereabouts(Draw& draw) {
-  engine::Whereabouts message;
+engine::StallReply make_stall_reply(Draw& draw) {
+  engine::StallReply message;
   message.number = draw.below(3);
   for (std::uint32_t more = draw.below(4); more > 0; --more) {
     message.lacks.push_back(draw.below(64));
     message.in_hand.push_back(draw.below(64));
   }
-  message.unexcused = draw.below(100) - 50.0;
+  message.since_exemption = draw.below(100) - 50.0;
   message.text = make_text(draw);
   // Whoever tells where it is does so in one line.
   std::erase_if(message.text, [](char letter) { return static_cast<unsigned char>(letter) < ' '; });
@@ -191,7 +191,7 @@ engine::Message make_message(Draw& draw) {
     case 9:
       return make_inquiry(draw);
     case 10:
-      return make_whereabouts(draw);
+      return make_stall_reply(draw);
     case 11:
       return make_point_to_point(draw);
     default:

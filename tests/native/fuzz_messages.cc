@@ -85,7 +85,7 @@ void coordinate(const Message& message) {
   coordinator.open();
   ResponseList list;
   list.decisions = coordinator.collect();
-  std::vector<engine::Agreed> agreed;
+  std::vector<engine::AgreedOperation> agreed;
   for (const Decision& decision : list.decisions) {
     const engine::Response& response = *decision.response;
     agreed.push_back(

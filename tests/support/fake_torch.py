@@ -98,7 +98,7 @@ def install(number: int) -> None:
     import torch
 
     import hvdlite.backends.torch as backend
-    from hvdlite.torch import agreement, flights, gpu, slots, state
+    from hvdlite.torch import agreement, gpu, in_flight, parameter_gradient, state
 
     settings = {"host_memory": number + 1, "delay_percent": 3}  # trainings have many operations
     for name, value in settings.items():
@@ -107,7 +107,7 @@ def install(number: int) -> None:
     def gpu_of(tensor: Any) -> int:
         return getattr(tensor, "fake_place", number)
 
-    for module in (agreement, flights, slots, state):
+    for module in (agreement, in_flight, parameter_gradient, state):
         module.gpu_of = gpu_of  # type: ignore[attr-defined]
     state.number_of = lambda device: number  # type: ignore[attr-defined]
     gpu.current_stream = current

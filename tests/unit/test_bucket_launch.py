@@ -23,18 +23,18 @@ class Gradient:
     """Can be referred to weakly, and has attributes."""
 
 
-def dirty_slot(grad):
-    slot = GradientState()
-    slot.param, slot.dirty = SimpleNamespace(grad=grad, stride=lambda: (1, 2)), True
-    return slot
+def dirty_gradient(grad):
+    gradient = GradientState()
+    gradient.param, gradient.dirty = SimpleNamespace(grad=grad, stride=lambda: (1, 2)), True
+    return gradient
 
 
 class Launching(PassDriver):
     """Launches its bucket at the end of a pass unless it is launched already."""
 
-    def __init__(self, slots):
+    def __init__(self, gradients):
         super().__init__(lambda: 0, lambda leaving: False)
-        self.set_plan([SimpleNamespace(slots=slots, device=-1)])
+        self.set_plan([SimpleNamespace(gradients=gradients, device=-1)])
         self.begin_by_hand()
         self.launches = 0
 
@@ -57,18 +57,18 @@ def tensor(address, **other):
     return SimpleNamespace(**{**usual, "stride": lambda: (1, 2), "data_ptr": lambda: address, **other})
 
 
-def gathered(slots, forms=None, plain=None, strided="strided", wire_of=None):
-    forms = forms or [form() for _ in slots]
+def gathered(gradients, forms=None, plain=None, strided="strided", wire_of=None):
+    forms = forms or [form() for _ in gradients]
     wire_of = wire_of or (lambda *_: (tensor(9), "context"))
-    return Gatherer(slots, forms, torch.Tensor, plain, strided, wire_of).gather()
+    return Gatherer(gradients, forms, torch.Tensor, plain, strided, wire_of).gather()
 
 
 def test_gradients_are_sent_from_where_they_are():
-    slots = [dirty_slot(tensor(0)), dirty_slot(tensor(1, is_contiguous=lambda: False))]
-    sent = gathered(slots, [form(), form(is_contiguous=False)])
-    assert list(sent) == [(slot, slot.param.grad, slot.param.grad, None) for slot in slots]
-    assert (len(sent), sent[1][0], sent.absent) == (2, slots[1], [])
-    assert all(slot.dirty for slot in slots)  # nothing is sent yet
+    gradients = [dirty_gradient(tensor(0)), dirty_gradient(tensor(1, is_contiguous=lambda: False))]
+    sent = gathered(gradients, [form(), form(is_contiguous=False)])
+    assert list(sent) == [(gradient, gradient.param.grad, gradient.param.grad, None) for gradient in gradients]
+    assert (len(sent), sent[1][0], sent.absent) == (2, gradients[1], [])
+    assert all(gradient.dirty for gradient in gradients)  # nothing is sent yet
     with pytest.raises(IndexError):
         sent[2]
 
@@ -86,51 +86,51 @@ def test_gradients_are_sent_from_where_they_are():
     ],
 )
 def test_what_cannot_be_sent_from_where_it_is_torch_makes_anew(wrong, form_of_it):
-    slots = [dirty_slot(tensor(0)), dirty_slot(tensor(1, **wrong))]
+    gradients = [dirty_gradient(tensor(0)), dirty_gradient(tensor(1, **wrong))]
     wire, asked = tensor(5), []
 
     def wire_of(*arguments):
         asked.append(arguments)
         return wire, "context"
 
-    sent = gathered(slots, [form(), form_of_it], wire_of=wire_of)
-    grad = slots[1].param.grad
-    assert (sent[1], sent.absent, asked) == ((slots[1], grad, wire, "context"), [], [(slots[1], form_of_it, grad)])
+    sent = gathered(gradients, [form(), form_of_it], wire_of=wire_of)
+    grad = gradients[1].param.grad
+    assert (sent[1], sent.absent, asked) == ((gradients[1], grad, wire, "context"), [], [(gradients[1], form_of_it, grad)])
 
 
 def test_members_without_a_gradient_are_absent():
-    slots = [dirty_slot(tensor(0)), dirty_slot(None), dirty_slot(tensor(2))]
-    slots[1].aside, slots[2].dirty = "reduced before it was reset", False
-    sent = gathered(slots)
+    gradients = [dirty_gradient(tensor(0)), dirty_gradient(None), dirty_gradient(tensor(2))]
+    gradients[1].reduced_part, gradients[2].dirty = "reduced before it was reset", False
+    sent = gathered(gradients)
     assert sent.absent == [1, 2]
     assert [item[1:] for item in sent][1:] == [(None, sent[1][2], "context"), (None, sent[2][2], "context")]
-    assert (slots[1].dirty, slots[1].aside) == (False, None)
+    assert (gradients[1].dirty, gradients[1].reduced_part) == (False, None)
     with pytest.raises(RuntimeError):
-        Gatherer(["a slot"], [form()], torch.Tensor, None, "strided", print)
+        Gatherer(["a gradient"], [form()], torch.Tensor, None, "strided", print)
 
 
 def test_only_what_is_not_there_has_to_be_landed():
-    slots = [dirty_slot(tensor(number)) for number in range(7)]
-    forms = [form() for _ in slots]
+    gradients = [dirty_gradient(tensor(number)) for number in range(7)]
+    forms = [form() for _ in gradients]
     forms[1] = form(dtype_in_place=None)
-    slots[2].dirty = slots[3].dirty = False
-    sent = gathered(slots, forms)
-    slots[4].aside, slots[5].sparse_dim, slots[6].param.grad = "a part of it", 1, tensor(6)
-    assert sent.to_land(0, [1, 2, 0, 1, 2, 2, 2]) == [1, 3, 4, 5, 6]
-    assert [slot.filled for slot in slots] == [True] + 6 * [False]
-    slots[0].filled = False
-    assert sent.to_land(3, [1, 2, 0, 1, 2, 2, 2]) == [3, 4, 5, 6]
-    assert not slots[0].filled
-    assert sent.to_land(0, []) == []  # it was not submitted
-    assert sent.to_land(0, [HvdliteError("it failed"), 2, 0, 0, 2, 2, 2])[0] == 0
+    gradients[2].dirty = gradients[3].dirty = False
+    sent = gathered(gradients, forms)
+    gradients[4].reduced_part, gradients[5].sparse_dim, gradients[6].param.grad = "a part of it", 1, tensor(6)
+    assert sent.to_store(0, [1, 2, 0, 1, 2, 2, 2]) == [1, 3, 4, 5, 6]
+    assert [gradient.filled for gradient in gradients] == [True] + 6 * [False]
+    gradients[0].filled = False
+    assert sent.to_store(3, [1, 2, 0, 1, 2, 2, 2]) == [3, 4, 5, 6]
+    assert not gradients[0].filled
+    assert sent.to_store(0, []) == []  # it was not submitted
+    assert sent.to_store(0, [HvdliteError("it failed"), 2, 0, 0, 2, 2, 2])[0] == 0
 
 
 def test_a_gradient_fits_only_on_the_device_of_the_plan():
-    from hvdlite.torch.slots import WireForm
+    from hvdlite.torch.parameter_gradient import WireForm
 
     forms = [WireForm(torch.ones(3), torch.float32, None)]
     for grad, is_found in ((torch.ones(3), True), (torch.ones(3, device="meta"), False)):
-        sent = gathered([dirty_slot(grad)], forms, strided=torch.strided)
+        sent = gathered([dirty_gradient(grad)], forms, strided=torch.strided)
         assert (sent[0][2] is grad) == is_found
 
 
@@ -152,20 +152,20 @@ GRADIENTS = {
 @pytest.mark.parametrize("told", [pytest.param("natively", marks=needs_exchange), "by attributes"])
 def test_a_gradient_is_sent_from_where_it_is(kind, told):
     grad, is_found = GRADIENTS[kind]
-    slot = dirty_slot(grad)
+    gradient = dirty_gradient(grad)
     plain = plain_of(torch.ones(1)) if told == "natively" else None
     assert (plain is not None) == (told == "natively")
     forms = [form(dtype_in_place=torch.float32, memory=torch.device("cpu"))]
-    sent = gathered([slot], forms, plain, torch.strided)
+    sent = gathered([gradient], forms, plain, torch.strided)
     assert (sent[0][2] is grad) == is_found
     if not is_found:
         return
     before = grad.detach().clone()
-    driver, handles = Launching([slot]), [7]
+    driver, handles = Launching([gradient]), [7]
     with engines(1) as (alone,):
         group = alone.engine.prepare([(ALLREDUCE, "g", FLOAT32, grad.shape, 0, 0, SUM, 0, 0, 1.0, 2.0)])
         launch(alone.engine, driver, 0, group, sent, False, (), handles)
-        assert (slot.dirty, len(handles), handles[0]) == (False, 2, 7)
+        assert (gradient.dirty, len(handles), handles[0]) == (False, 2, 7)
         assert outcomes_of(alone.engine, handles[1:]) == [1]
     assert torch.equal(grad.detach(), 2 * before)
     grad.data.copy_(before)
@@ -173,9 +173,9 @@ def test_a_gradient_is_sent_from_where_it_is(kind, told):
 
 def test_what_is_refused_is_not_sent():
     grads = [np.ones(3, np.float32), np.ones(3, np.float32)]
-    slots = [dirty_slot(tensor(grad.ctypes.data)) for grad in grads]
-    sent = gathered(slots)
-    driver, handles = Launching(slots), []
+    gradients = [dirty_gradient(tensor(grad.ctypes.data)) for grad in grads]
+    sent = gathered(gradients)
+    driver, handles = Launching(gradients), []
     with engines(1) as (alone,):
         group = alone.engine.prepare([(ALLREDUCE, "one", FLOAT32, (3,), 0, 0)])
         with pytest.raises(InvalidArgumentError, match="has 1 requests, but 2 addresses"):
@@ -184,16 +184,16 @@ def test_what_is_refused_is_not_sent():
             launch(alone.engine, "a driver", 0, group, sent, False, (), handles)
         assert alone.engine.counters()["submitted"] == 0
     assert handles == []
-    assert all(slot.dirty for slot in slots)
+    assert all(gradient.dirty for gradient in gradients)
     driver.reduce(False)
     assert driver.launches == 1
 
 
 def test_what_is_launched_is_not_launched_again():
     grad = np.ones(3, np.float32)
-    slots = [dirty_slot(tensor(grad.ctypes.data))]
-    sent = gathered(slots)
-    driver, handles = Launching(slots), []
+    gradients = [dirty_gradient(tensor(grad.ctypes.data))]
+    sent = gathered(gradients)
+    driver, handles = Launching(gradients), []
     with engines(1) as (alone,):
         group = alone.engine.prepare([(ALLREDUCE, "one", FLOAT32, (3,), 0, 0)])
         launch(alone.engine, driver, 0, group, sent, False, (), handles)
@@ -203,13 +203,13 @@ def test_what_is_launched_is_not_launched_again():
 
 
 def test_a_bucket_that_nobody_uses_goes():
-    """Although its gatherer, the slots and what was sent refer to each other."""
-    slot, grad = dirty_slot(None), Gradient()
+    """Although its gatherer, the gradients and what was sent refer to each other."""
+    gradient, grad = dirty_gradient(None), Gradient()
     vars(grad).update(vars(tensor(0)))
-    slot.param.grad = grad
-    grad.gatherer = Gatherer([slot], [form()], torch.Tensor, None, "strided", print)
+    gradient.param.grad = grad
+    grad.gatherer = Gatherer([gradient], [form()], torch.Tensor, None, "strided", print)
     grad.sent = grad.gatherer.gather()
     gone = weakref.ref(grad)
-    del slot, grad
+    del gradient, grad
     gc.collect()
     assert gone() is None

@@ -219,7 +219,7 @@ def test_a_lost_gpu_keeps_the_memory_of_a_dropped_work_and_disturbs_nobody(fake_
                 fake_gpus.fail("cuStreamWaitEvent", 1, 999)
             rank.host.allreduce("other", np.ones(2))
             fake_gpus.fail("cuStreamWaitEvent", 0, 0)
-        assert rank.engine.parked == 0
+        assert rank.engine.dropped_in_flight == 0
         assert [memory() is not None for memory in kept] == [False, True]
 
 

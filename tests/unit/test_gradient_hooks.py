@@ -25,10 +25,10 @@ def noted(name):
 class Driver(PassDriver):
     """Notes what it is asked for. Its buckets are launched, and their gradients reduced, at once."""
 
-    def __init__(self, slots, device=CPU):
+    def __init__(self, gradients, device=CPU):
         super().__init__(lambda: self.task, lambda leaving: self.nested)
         self.task, self.nested, self.log = OUTER, False, []
-        self.bucket = Bucket(slots=slots, device=device, see_stream=lambda: self.log.append("see stream"))
+        self.bucket = Bucket(gradients=gradients, device=device, see_stream=lambda: self.log.append("see stream"))
 
     def plan(self):
         self.set_plan([self.bucket])
@@ -37,15 +37,15 @@ class Driver(PassDriver):
 
     def _launch(self, number, wake):
         self.log.append(("launch", number, wake))
-        for slot in self.buckets[number].slots:
-            slot.dirty = False
+        for gradient in self.buckets[number].gradients:
+            gradient.dirty = False
         self.launched(number)
 
-    def _set_aside(self, slot, grad):
-        self.log.append(("set aside", grad))
-        slot.aside, slot.param.grad = grad, None
+    def _hold_reduced(self, gradient, grad):
+        self.log.append(("set reduced_part", grad))
+        gradient.reduced_part, gradient.param.grad = grad, None
 
-    def _refuse_pass(self, slot):
+    def _refuse_pass(self, gradient):
         raise AssertionError("too many passes")
 
     def _watch(self, stamp, nested):
@@ -59,26 +59,26 @@ class Driver(PassDriver):
     _require_hooks, _require_no_tangents, restore = noted("hooks"), noted("tangents"), noted("restore")
 
 
-def slot_of(grad=None):
-    slot = GradientState()
-    slot.param = SimpleNamespace(grad=grad, requires_grad=True)
-    return slot
+def state_of(grad=None):
+    gradient = GradientState()
+    gradient.param = SimpleNamespace(grad=grad, requires_grad=True)
+    return gradient
 
 
 @pytest.fixture
 def case():
-    slots = [slot_of(), slot_of()]
-    driver = Driver(slots)
-    on_before = [GradientHook(driver, slot, False) for slot in slots]
-    on_after = [GradientHook(driver, slot, True) for slot in slots]
-    return SimpleNamespace(driver=driver, log=driver.log, slots=slots, on_before=on_before, on_after=on_after)
+    gradients = [state_of(), state_of()]
+    driver = Driver(gradients)
+    on_before = [GradientHook(driver, gradient, False) for gradient in gradients]
+    on_after = [GradientHook(driver, gradient, True) for gradient in gradients]
+    return SimpleNamespace(driver=driver, log=driver.log, gradients=gradients, on_before=on_before, on_after=on_after)
 
 
 def test_a_pass_from_its_first_gradient_to_its_end(case):
     case.driver.plan()
     case.on_after[0]("tensor")
     assert case.log == ["engine", ("watch", 1, False)]
-    assert (case.slots[0].dirty, case.slots[0].stamp, case.slots[1].dirty) == (True, 1, False)
+    assert (case.gradients[0].dirty, case.gradients[0].stamp, case.gradients[1].dirty) == (True, 1, False)
     case.on_after[1]("tensor")
     assert case.log[2:] == [("launch", 0, True)]
     case.log.clear()
@@ -94,9 +94,9 @@ def test_what_is_missing_is_launched_at_the_end_and_the_plan_made_then(case):
     case.log.clear()
     case.driver.task_ended(1)
     assert case.log == [("launch", 0, False), "check", ("wait", True), "hooks", "tangents"]
-    assert [slot.bucket for slot in case.slots] == [0, 0]
+    assert [gradient.bucket for gradient in case.gradients] == [0, 0]
     case.driver.drop_plan()
-    assert ([slot.bucket for slot in case.slots], case.driver.buckets) == ([-1, -1], [])
+    assert ([gradient.bucket for gradient in case.gradients], case.driver.buckets) == ([-1, -1], [])
 
 
 def test_what_a_lost_pass_owes_is_sent_and_waited_for_later(case):
@@ -106,7 +106,7 @@ def test_what_a_lost_pass_owes_is_sent_and_waited_for_later(case):
     case.driver.task_lost(1)
     assert case.log == [("launch", 0, False), "check"]
     assert case.driver.unsettled
-    case.slots[1].param.grad = None
+    case.gradients[1].param.grad = None
     case.on_before[1]("increment")
     assert case.log[2:] == ["restore", ("wait", False), "merge"]
     assert not case.driver.unsettled
@@ -129,8 +129,8 @@ def test_a_nested_pass_ends_with_the_one_around_it(case):
 
 
 def test_a_frozen_bucket_without_gradients_is_not_launched(case):
-    frozen, unused = slot_of(), slot_of()
-    case.driver.set_plan([case.driver.bucket, *(Bucket(slots=[slot], device=CPU) for slot in (frozen, unused))])
+    frozen, unused = state_of(), state_of()
+    case.driver.set_plan([case.driver.bucket, *(Bucket(gradients=[gradient], device=CPU) for gradient in (frozen, unused))])
     frozen.param.requires_grad = False
     case.on_after[0]("tensor")
     case.driver.task_ended(1)
@@ -149,53 +149,53 @@ def test_too_many_passes_are_refused_unless_the_gradients_were_reset(case):
     for stamp in (1, 2, 3):  # the third finds nothing that is finished
         case.on_after[0]("tensor")
         case.driver.task_ended(stamp)
-    case.slots[0].aside = "a part of it"
+    case.gradients[0].reduced_part = "a part of it"
     case.on_after[0]("tensor")
     case.driver.task_ended(4)
     with pytest.raises(AssertionError, match="too many"):
         case.on_after[0]("tensor")
-    assert case.slots[0].dirty
+    assert case.gradients[0].dirty
 
 
 def test_gradients_on_a_gpu_are_seen_in_their_streams():
-    slot = slot_of()
-    driver = Driver([slot], GPU)
+    gradient = state_of()
+    driver = Driver([gradient], GPU)
     driver.plan()
-    GradientHook(driver, slot, True)("tensor")
+    GradientHook(driver, gradient, True)("tensor")
     assert driver.log[2:] == ["see stream", ("launch", 0, True)]
 
 
 def test_before_a_gradient(case):
-    slot, before = case.slots[0], case.on_before[0]
+    gradient, before = case.gradients[0], case.on_before[0]
     before("increment")
-    assert slot.fresh
-    grad = slot.param.grad = SimpleNamespace(_version=4)
-    slot.fresh, slot.dirty = False, True
+    assert gradient.fresh
+    grad = gradient.param.grad = SimpleNamespace(_version=4)
+    gradient.fresh, gradient.dirty = False, True
     before("increment")  # backward adds to what is not reduced yet
-    slot.dirty = False
-    slot.forget()
-    assert slot.is_zero()
+    gradient.dirty = False
+    gradient.forget()
+    assert gradient.is_zero()
     before("increment")  # zeros are there, as the reset has left them
-    assert (case.log, slot.fresh) == ([], False)
+    assert (case.log, gradient.fresh) == ([], False)
     grad._version = 5
-    assert not slot.is_zero()
+    assert not gradient.is_zero()
     before("increment")  # something finished
-    assert (case.log, slot.aside, slot.fresh) == ([("set aside", grad)], grad, True)
+    assert (case.log, gradient.reduced_part, gradient.fresh) == ([("set reduced_part", grad)], grad, True)
     before("increment")  # the program has set it to None
-    assert (slot.aside, slot.fresh) == (None, True)
+    assert (gradient.reduced_part, gradient.fresh) == (None, True)
 
 
 def test_a_fresh_gradient_is_offered_its_place_once(case):
     offered = []
-    slot = case.slots[0]
-    slot.place = SimpleNamespace(move_in=offered.append)
+    gradient = case.gradients[0]
+    gradient.place = SimpleNamespace(move_in=offered.append)
     case.on_after[0]("tensor")
     assert offered == []
     case.on_before[1]("increment")
-    slot.fresh = True
+    gradient.fresh = True
     case.on_after[0]("tensor")
     case.on_after[0]("tensor")
-    assert offered == [slot.param]
+    assert offered == [gradient.param]
 
 
 def test_an_error_in_a_hook_is_raised(case):
@@ -205,9 +205,9 @@ def test_an_error_in_a_hook_is_raised(case):
     with pytest.raises(AttributeError, match="no attribute 'grad'"):
         GradientHook(case.driver, GradientState(), False)("increment")
     with pytest.raises(RuntimeError):
-        GradientHook("a driver", case.slots[0], False)
+        GradientHook("a driver", case.gradients[0], False)
     with pytest.raises(RuntimeError):
-        GradientHook(case.driver, "a slot", False)
+        GradientHook(case.driver, "a gradient", False)
     with pytest.raises(TypeError, match="one tensor"):
         case.on_after[0]()
 
@@ -219,16 +219,16 @@ def test_what_backward_has_added_stays_when_the_hook_raises(case):
     case.driver._use_engine = interrupted
     with pytest.raises(KeyboardInterrupt):
         case.on_after[0]("tensor")
-    assert (case.slots[0].dirty, case.slots[0].stamp) == (True, 0)
+    assert (case.gradients[0].dirty, case.gradients[0].stamp) == (True, 0)
     del case.driver._use_engine
     case.driver.plan()
     case.on_after[0]("tensor")
-    case.slots[0].dirty = False  # it is in flight
+    case.gradients[0].dirty = False  # it is in flight
     case.driver._launch = interrupted
     with pytest.raises(KeyboardInterrupt):
         case.on_after[1]("tensor")
-    assert not case.slots[0].dirty
-    assert case.slots[1].dirty
+    assert not case.gradients[0].dirty
+    assert case.gradients[1].dirty
 
 
 def test_hooks_of_several_threads_take_turns(case):
@@ -266,13 +266,13 @@ def test_a_hook_fetches_ahead_what_may_be_gone(case):
     other.fetch_ahead(())
     lists = [OrderedDict({number: hook}) for number in range(40)]  # more than it takes
     gone = weakref.ref(lists[0])
-    hook.fetch_ahead([*lists, other, case.slots[0], hook])
+    hook.fetch_ahead([*lists, other, case.gradients[0], hook])
     other.fetch_ahead((hook, lists[0]))
     del lists
     assert gone() is None
     hook("increment")
     other("tensor")
-    assert (case.slots[0].fresh, case.slots[1].stamp) == (True, 1)
+    assert (case.gradients[0].fresh, case.gradients[1].stamp) == (True, 1)
     with pytest.raises(TypeError, match="no sequence"):
         hook.fetch_ahead(3)
 

@@ -147,7 +147,7 @@ def test_a_step_that_is_interrupted_is_made_again_of_the_same_result(pair):
 def test_memory_of_a_dropped_handle_is_kept_until_all_its_operations_ended(pair):
     handle, memory = pair.start("x", "y", grouped=True)
     del handle
-    assert pair.engine.parked == 2
+    assert pair.engine.dropped_in_flight == 2
     pair.end("y")
     started, _ = pair.start("first")
     assert memory() is not None
@@ -156,7 +156,7 @@ def test_memory_of_a_dropped_handle_is_kept_until_all_its_operations_ended(pair)
     started.synchronize()  # comes after them
     submitted, _ = pair.start("second")
     assert memory() is None
-    assert pair.engine.parked == 0
+    assert pair.engine.dropped_in_flight == 0
     pair.end("second")
     submitted.synchronize()
 
@@ -167,7 +167,7 @@ def test_a_handle_that_nobody_drops_but_the_garbage_collector_is_kept_too(pair):
     del handle
     gc.collect()
     assert memory() is not None
-    assert pair.engine.parked == 1
+    assert pair.engine.dropped_in_flight == 1
     pair.end("x")
 
 
@@ -178,7 +178,7 @@ def test_memory_of_a_dropped_handle_stays_for_good_if_the_job_failed(pair):
     assert eventually(lambda: pair.engine.failure_cause)
     with pytest.raises(HorovodInternalError):
         pair.start("y")
-    assert pair.engine.parked == 0
+    assert pair.engine.dropped_in_flight == 0
     assert memory() is not None
 
 

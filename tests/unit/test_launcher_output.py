@@ -3,7 +3,7 @@
 import io
 
 from hvdlite.launcher import rank
-from hvdlite.launcher.output import Ending, Output, first_failure, last_words, parse_marked
+from hvdlite.launcher.output import RankExit, RankOutput, first_failure, last_words, parse_marked
 from hvdlite.launcher.rank import Segments
 
 # --- output -------------------------------------------------------------------------------------------------------------
@@ -30,7 +30,7 @@ def test_marked_lines_are_recognised():
 
 def test_lines_have_their_rank_in_front_and_a_copy_in_files(tmp_path):
     out, err = io.StringIO(), io.StringIO()
-    output = Output(12, timestamps=True, folder=str(tmp_path / "logs"), stdout=out, stderr=err, clock=lambda: "noon")
+    output = RankOutput(12, timestamps=True, folder=str(tmp_path / "logs"), stdout=out, stderr=err, clock=lambda: "noon")
     output.line("o", 3, "hello", "\n")
     output.line("e", 11, "10%", "\r")
     output.line("e", 11, "oops", "\n")
@@ -62,8 +62,8 @@ def failure(endings, tails=None, started=None):
 
 
 def test_the_first_that_failed():
-    good, bad, killed = Ending(0, "h", 10, 0, False), Ending(1, "h", 11, 3, False), Ending(2, "h", 12, -9, False)
-    told = Ending(3, "h", 13, -15, True)
+    good, bad, killed = RankExit(0, "h", 10, 0, False), RankExit(1, "h", 11, 3, False), RankExit(2, "h", 12, -9, False)
+    told = RankExit(3, "h", 13, -15, True)
     assert failure([good]) is None
     assert failure([good, bad, killed]) == (1, 3)
     assert failure([told, killed, bad]) == (2, 137)
@@ -74,26 +74,26 @@ LOST = "hvdlite.errors.PeerLostError: rank 1 (host h, pid 11) raised ValueError:
 
 
 def test_a_rank_that_reports_anothers_failure_is_not_the_first():
-    survivor, raised = Ending(0, "h", 10, 1, False), Ending(1, "h", 11, 4, False)
+    survivor, raised = RankExit(0, "h", 10, 1, False), RankExit(1, "h", 11, 4, False)
     assert failure([survivor, raised], {0: ["Traceback (most recent call last):", LOST], 1: TRACE}) == (1, 4)
     # what the log of the first one says of the others is no accusation
     log = "2026-11-20 hvdlite ERROR [control rank 1/2] rank 0 (host h, pid 10) ended without a word: it was killed"
     assert failure([survivor, raised], {0: ["Traceback (most recent call last):", LOST], 1: [*TRACE, log]}) == (1, 4)
     # hvdlite's rank 1 may be another of the launcher's: the process id decides
-    raised = Ending(5, "h", 11, 4, False)
+    raised = RankExit(5, "h", 11, 4, False)
     assert failure([survivor, raised], {0: ["Traceback (most recent call last):", LOST]}) == (5, 4)
 
 
 def test_a_rank_that_was_ended_while_it_told_the_others():
-    survivor = Ending(0, "h", 10, 1, False)
+    survivor = RankExit(0, "h", 10, 1, False)
     tails = {0: ["Traceback (most recent call last):", LOST], 1: TRACE}
-    assert failure([survivor, Ending(1, "h", 11, -15, True)], tails) == (1, 1)
+    assert failure([survivor, RankExit(1, "h", 11, -15, True)], tails) == (1, 1)
     assert failure([survivor], tails, {0: ("h", 10), 1: ("h", 11)}) == (1, 1)  # killed with what watched it
 
 
 def test_a_rank_that_left_in_good_order_is_not_the_one_that_failed():
     text = "hvdlite.errors.AbortedError: allreduce of 'x': rank 1 (host h, pid 11) has left: its program ended"
-    survivor = Ending(0, "h", 10, 1, False)
-    for left in (Ending(1, "h", 11, 0, False), Ending(1, "h", 11, -15, True)):
+    survivor = RankExit(0, "h", 10, 1, False)
+    for left in (RankExit(1, "h", 11, 0, False), RankExit(1, "h", 11, -15, True)):
         assert failure([survivor, left], {0: ["Traceback (most recent call last):", text]}) == (0, 1)
-    assert failure([survivor, Ending(1, "h", 11, 5, False)], {0: ["Traceback (most recent call last):", text]}) == (1, 5)
+    assert failure([survivor, RankExit(1, "h", 11, 5, False)], {0: ["Traceback (most recent call last):", text]}) == (1, 5)

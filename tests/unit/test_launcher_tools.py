@@ -15,10 +15,10 @@ from hvdlite.errors import InvalidArgumentError, PeerLostError, SystemFailure, U
 from hvdlite.horovod.runner import run as horovod_run
 from hvdlite.launcher import checks, cli, completion, doctor, function_rank, functions, probes
 from hvdlite.launcher.checks import Finding
-from hvdlite.launcher.job import Outcome
-from hvdlite.launcher.output import Ending
+from hvdlite.launcher.job import JobOutcome
+from hvdlite.launcher.output import RankExit
 from hvdlite.tuning import files
-from hvdlite.tuning.place import Place, cpu_name
+from hvdlite.tuning.place import JobPlace, cpu_name
 
 # --- doctor -------------------------------------------------------------------------------------------------------------
 
@@ -28,7 +28,7 @@ def test_the_report_has_a_remedy_for_each_problem():
     good = Finding("processors", "ok", "2 cores")
     assert doctor.render(bad) == "FAIL  mpirun            there is none\n                        -> install one"
     assert doctor.render(good) == "ok    processors        2 cores"
-    assert doctor.verdict([bad, good]) == "something that is needed does not work: 1 failed, 0 could be better, 1 passed"
+    assert doctor.verdict([bad, good]) == "a required part does not work: 1 failed, 0 could be better, 1 passed"
 
 
 def test_all_checks_here(capsys):
@@ -114,7 +114,7 @@ def test_tunings_for_this_machine_are_named(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert [finding.status for finding in checks.tuning()] == ["none"]
     for cpu, ranks in ((cpu_name(), (4,)), (cpu_name(), (2, 2)), ("another CPU", (8,))):
-        place = Place((cpu,), (8,), ranks, False, "openmpi", "auto", False)
+        place = JobPlace((cpu,), (8,), ranks, False, "openmpi", "auto", False)
         files.save(files.default_path(place), place, {}, {})
     (tmp_path / "hvdlite" / "tuning-broken.json").write_text("{")
     (found,) = checks.tuning()
@@ -221,7 +221,7 @@ def test_an_exception_is_left_with_its_traceback_and_goes_on(tmp_path):
     text, error = function_rank.load_outcome(str(tmp_path), 1)
     assert isinstance(error, ZeroDivisionError)
     assert text.startswith("Traceback")
-    outcome = Outcome(1, Ending(1, "h", 7, 1, False), ("x",))
+    outcome = JobOutcome(1, RankExit(1, "h", 7, 1, False), ("x",))
     raised = functions._error(str(tmp_path), outcome)
     assert type(raised) is ZeroDivisionError
     assert "rank 1 (host h, pid 7) raised:\nTraceback" in str(raised.__cause__)
@@ -229,7 +229,7 @@ def test_an_exception_is_left_with_its_traceback_and_goes_on(tmp_path):
 
 def test_an_exception_that_would_end_the_caller_does_not(tmp_path):
     call(tmp_path, 0, sys.exit, 3)
-    raised = functions._error(str(tmp_path), Outcome(3, Ending(0, "h", 7, 3, False)))
+    raised = functions._error(str(tmp_path), JobOutcome(3, RankExit(0, "h", 7, 3, False)))
     assert isinstance(raised, PeerLostError)
     assert "rank 0 (host h, pid 7) raised SystemExit: 3" in str(raised)
 
@@ -254,10 +254,10 @@ def test_a_rank_without_the_folder_says_so(tmp_path):
 
 def test_a_rank_that_ends_without_a_result(tmp_path):
     with pytest.raises(PeerLostError, match="rank 0 ended well, but has left no result"):
-        functions._results(str(tmp_path), 1, Outcome(0))
+        functions._results(str(tmp_path), 1, JobOutcome(0))
     with pytest.raises(SystemFailure, match="the launcher ended with 7"):
-        functions._results(str(tmp_path), 1, Outcome(7))
-    killed = functions._error(str(tmp_path), Outcome(137, Ending(0, "h", 7, -9, False), ("last",)))
+        functions._results(str(tmp_path), 1, JobOutcome(7))
+    killed = functions._error(str(tmp_path), JobOutcome(137, RankExit(0, "h", 7, -9, False), ("last",)))
     assert isinstance(killed, PeerLostError)
     assert "rank 0 (host h, pid 7) was ended by signal 9 (SIGKILL). Its last words: last" in str(killed)
 

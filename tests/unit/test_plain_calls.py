@@ -255,13 +255,13 @@ def test_what_a_signal_leaves_in_flight_is_kept_until_it_has_ended():
             begun=lambda: first.counters()["submitted"] == 1,
         )
         (output,) = made
-        assert first.parked == 1
+        assert first.dropped_in_flight == 1
         references = sys.getrefcount(output)
         assert reduce(ranks[1].engine, "late", other) is other
 
         def is_let_go():
             in_threads(ranks, lambda rank: rank.barrier())  # whoever submits lets go of what has ended
-            return first.parked == 0
+            return first.dropped_in_flight == 0
 
         assert eventually(is_let_go)
         assert sys.getrefcount(output) == references - 1
@@ -293,7 +293,7 @@ def test_a_broadcast_may_be_started(in_place):
     def body(rank):
         array = np.full(3, rank.rank + 1.0)
         work = broadcast(rank.engine, "b", array, 1, in_place, blocking=False)
-        output = work._land(math.inf)
+        output = work._outputs(math.inf)
         assert (output is array) == in_place
         assert in_place or (array == rank.rank + 1).all()
         return output.tolist()

@@ -33,7 +33,7 @@ def test_an_operation_is_started_and_not_waited_for(kind, in_place, name):
         works = [started(ranks[0].engine, name, sources[0], in_place, op=None)]
         assert not works[0].poll()
         works.append(started(ranks[1].engine, name, sources[1], in_place, op=None))
-        outputs = in_threads(ranks, lambda rank: works[rank.rank]._land(math.inf))
+        outputs = in_threads(ranks, lambda rank: works[rank.rank]._outputs(math.inf))
         assert all(work.poll() for work in works)
     for output, source, old in zip(outputs, sources, before, strict=True):
         assert (output is source) == in_place
@@ -50,17 +50,17 @@ def test_a_work_that_landed_keeps_its_output_alone_and_gives_it_again(kind, in_p
     def body(rank):
         tensor = np.full(5, rank.rank + 1.0) if kind == "numpy" else torch.full((5,), rank.rank + 1.0)
         work = started(rank.engine, "x", tensor, in_place)
-        output = work._land(math.inf)
+        output = work._outputs(math.inf)
         assert output.tolist() == [3.0] * 5
         assert (output is tensor) == in_place
         assert type(output) is type(tensor)
-        assert work._land(math.inf) is output
+        assert work._outputs(math.inf) is output
         assert (work.results(), work.size) == ([None], 1)
         work._finish = None
         memory = weakref.ref(output)
         del tensor, output
         assert memory() is None
-        assert rank.engine.parked == 0
+        assert rank.engine.dropped_in_flight == 0
 
     run_ranks(2, body)
 
@@ -72,7 +72,7 @@ def test_autograd_is_told_of_the_write_when_it_is_landed(in_place):
         tensor = torch.ones(3)
         work = started(rank.engine, "x", tensor, in_place)
         assert tensor._version == 0
-        work._land(math.inf)
+        work._outputs(math.inf)
         assert tensor._version == int(in_place)
 
 
@@ -87,9 +87,9 @@ def test_what_does_not_end_in_time_may_be_landed_later(grouped):
     with engines(2) as ranks:
         works = [start(ranks[0])]
         with pytest.raises(TimeoutError):
-            works[0]._land(0.01)
+            works[0]._outputs(0.01)
         works.append(start(ranks[1]))
-        outputs = in_threads(ranks, lambda rank: works[rank.rank]._land(60.0))
+        outputs = in_threads(ranks, lambda rank: works[rank.rank]._outputs(60.0))
         assert [np.ravel(output).tolist() for output in outputs] == [[3.0, 3.0]] * 2
 
 
@@ -97,13 +97,13 @@ def test_a_failed_operation_and_works_of_another_kind_are_not_landed():
     def body(rank):
         failed = started(rank.engine, "m", np.ones(2 + rank.rank, np.float32))
         for _ in range(2):
-            assert failed._land(math.inf) is NotImplemented
+            assert failed._outputs(math.inf) is NotImplemented
             (error,) = failed.results()
             assert isinstance(error, MismatchError)
         for finish in (lambda result: result, (), [], None):
             other = Started()
             other._finish = finish
-            assert other._land(math.inf) is NotImplemented
+            assert other._outputs(math.inf) is NotImplemented
 
     run_ranks(2, body)
 
@@ -116,10 +116,10 @@ def test_a_work_that_is_let_go_in_flight_is_kept_until_its_operation_has_ended()
         del work
         gc.collect()
         assert place() is not None
-        assert ranks[0].engine.parked == 1
-        started(ranks[1].engine, "x", other)._land(math.inf)
+        assert ranks[0].engine.dropped_in_flight == 1
+        started(ranks[1].engine, "x", other)._outputs(math.inf)
         assert eventually(lambda: place().poll())
-        assert ranks[0].engine.parked == 1
+        assert ranks[0].engine.dropped_in_flight == 1
         started(ranks[0].engine, "next", np.ones(1))  # whoever submits lets go of it
         assert place() is None
         assert array.tolist() == [2, 2]
@@ -176,7 +176,7 @@ def test_a_group_is_started_and_landed_in_one_go(kind, in_place, name):
         work = started_group(rank.engine, name, kind(members), in_place, AVERAGE)
         assert work.size == 3
         assert work._grouped
-        outputs = work._land(math.inf)
+        outputs = work._outputs(math.inf)
         assert [output is member for output, member in zip(outputs, members, strict=True)] == [in_place] * 3
         assert [type(output) for output in outputs] == [np.ndarray, np.ndarray, torch.Tensor]
         again = [finish(result) for finish, result in zip(work._finish, work.results(), strict=True)]
@@ -195,7 +195,7 @@ def test_autograd_is_told_of_the_writes_to_a_group(mixed):
         tensors = [torch.ones(2), torch.ones(3)]
         work = started_group(rank.engine, "g", [*tensors, np.ones(2)] if mixed else tensors)
         assert [tensor._version for tensor in tensors] == [0, 0]
-        work._land(math.inf)
+        work._outputs(math.inf)
         assert [tensor._version for tensor in tensors] == [1, 1]
 
 
@@ -213,7 +213,7 @@ def test_a_group_of_which_one_fails_is_not_landed():
     def body(rank):
         members = [np.ones(2), np.ones(2 + rank.rank), np.ones(2)]
         work = started_group(rank.engine, None, members)
-        assert work._land(math.inf) is NotImplemented
+        assert work._outputs(math.inf) is NotImplemented
         assert any(isinstance(result, MismatchError) for result in work.results())
 
     run_ranks(2, body)

@@ -19,7 +19,7 @@ def joined(sync_batch_norm, parts, monkeypatch):
     """What each of the ranks with these inputs makes of them all."""
     sent = []
     monkeypatch.setattr(sync_batch_norm.ops, "allgather", lambda row, *_: sent.append(row) or row)
-    owns = [sync_batch_norm._Own(part) for part in parts]
+    owns = [sync_batch_norm._LocalValues(part) for part in parts]
     for own in owns:
         own.with_others("", global_process_set)
     monkeypatch.setattr(sync_batch_norm.ops, "allgather", lambda *_: torch.cat(sent))

@@ -9,12 +9,12 @@ from hvdlite.config import from_environment
 from hvdlite.errors import InvalidArgumentError
 from hvdlite.knobs import KNOBS
 from hvdlite.tuning import files
-from hvdlite.tuning.parameters import TUNABLE, Shape, keeps_bits, parameters
-from hvdlite.tuning.place import Place
+from hvdlite.tuning.parameters import TUNABLE, JobShape, keeps_bits, parameters
+from hvdlite.tuning.place import JobPlace
 
-PLACE = Place(("a CPU",), (8,), (4,), False, "openmpi", "auto", False)
+PLACE = JobPlace(("a CPU",), (8,), (4,), False, "openmpi", "auto", False)
 DEFAULTS = from_environment({})
-ONE_HOST = Shape((4,))
+ONE_HOST = JobShape((4,))
 
 
 def names(shape, config=DEFAULTS, any_bits=False):
@@ -26,7 +26,7 @@ def names(shape, config=DEFAULTS, any_bits=False):
 
 
 def test_every_ladder_has_its_default_and_values_on_both_sides_of_it():
-    found, _ = parameters(Shape((1, 1)), DEFAULTS)
+    found, _ = parameters(JobShape((1, 1)), DEFAULTS)
     found += parameters(ONE_HOST, DEFAULTS)[0]
     assert {parameter.name for parameter in found} == set(TUNABLE)
     for parameter in found:
@@ -42,15 +42,15 @@ def test_every_ladder_has_its_default_and_values_on_both_sides_of_it():
 @pytest.mark.parametrize(
     ("shape", "expected", "left_out"),
     [
-        (Shape((1,)), [], []),
-        (Shape((4,)), ["tile_bytes", "fusion_threshold", "spin_us"], []),
+        (JobShape((1,)), [], []),
+        (JobShape((4,)), ["tile_bytes", "fusion_threshold", "spin_us"], []),
         (
-            Shape((4,), shared_memory=False),
+            JobShape((4,), shared_memory=False),
             ["spin_us"],
             ["fusion_threshold", "segment_bytes", "recursive_doubling_max_bytes", "allreduce_algorithm"],
         ),
         (
-            Shape((2, 2)),
+            JobShape((2, 2)),
             [
                 *("tile_bytes", "fusion_threshold", "spin_us", "segment_bytes", "remote_message_bytes"),
                 "recursive_doubling_max_bytes",
@@ -58,17 +58,17 @@ def test_every_ladder_has_its_default_and_values_on_both_sides_of_it():
             ["allreduce_algorithm"],
         ),
         (
-            Shape((2, 2, 2)),
+            JobShape((2, 2, 2)),
             ["tile_bytes", "spin_us", "remote_message_bytes"],
             ["fusion_threshold", "segment_bytes", "recursive_doubling_max_bytes", "allreduce_algorithm"],
         ),
         (
-            Shape((2, 2, 2), deterministic=True),
+            JobShape((2, 2, 2), deterministic=True),
             ["tile_bytes", "fusion_threshold", "spin_us", "segment_bytes", "remote_message_bytes"],
             ["allreduce_algorithm"],
         ),
         (
-            Shape((1, 1)),
+            JobShape((1, 1)),
             [
                 *("fusion_threshold", "spin_us", "segment_bytes", "remote_message_bytes", "recursive_doubling_max_bytes"),
                 "allreduce_algorithm",
@@ -92,13 +92,13 @@ def test_what_a_variable_sets_is_not_searched():
 
 
 def test_a_ring_is_not_tried_where_init_would_refuse_it():
-    found, _ = parameters(Shape((1, 1), deterministic=True), DEFAULTS)
+    found, _ = parameters(JobShape((1, 1), deterministic=True), DEFAULTS)
     assert next(one for one in found if one.name == "allreduce_algorithm").values == ("auto", "direct", "recursive_doubling")
 
 
 def test_no_choice_of_algorithm_keeps_the_bits_of_three_ranks():
-    assert not keeps_bits("allreduce_algorithm", Shape((2, 2), deterministic=True))
-    assert keeps_bits("allreduce_algorithm", Shape((1, 1)))
+    assert not keeps_bits("allreduce_algorithm", JobShape((2, 2), deterministic=True))
+    assert keeps_bits("allreduce_algorithm", JobShape((1, 1)))
 
 
 # --- the file -----------------------------------------------------------------------------------------------------------

@@ -4,11 +4,11 @@ import csv
 
 import pytest
 
-from hvdlite.tuning.place import Place
+from hvdlite.tuning.place import JobPlace
 from hvdlite.tuning.report import Report, format_settings, to_csv, to_evidence, to_text
-from hvdlite.tuning.search import Comparison, Outcome
+from hvdlite.tuning.search import Comparison, SearchResult
 
-PLACE = Place(("a CPU", "a CPU"), (8, 8), (4, 4), False, "openmpi", "auto", False)
+PLACE = JobPlace(("a CPU", "a CPU"), (8, 8), (4, 4), False, "openmpi", "auto", False)
 DEFAULTS = {"tile_bytes": 256 << 10, "spin_us": -1.0}
 WINNER = {**DEFAULTS, "tile_bytes": 64 << 10}
 
@@ -23,7 +23,7 @@ def report(confirmed=True, same_bits=True, left_out=(), complete=True, load=0.4)
     chosen = WINNER if confirmed else DEFAULTS
     validation = compared(WINNER, 0.1 if confirmed else 0.0, 24, better=confirmed)
     return Report(
-        PLACE, Outcome(dict(chosen), DEFAULTS, trials, validation, complete), ["this"], left_out, same_bits, 1.25, load
+        PLACE, SearchResult(dict(chosen), DEFAULTS, trials, validation, complete), ["this"], left_out, same_bits, 1.25, load
     )
 
 
@@ -52,7 +52,7 @@ def test_what_a_reader_must_know_is_said(changes, said):
 
 
 def test_without_a_winner_the_defaults_are_said_to_stay():
-    nothing = Report(PLACE, Outcome(DEFAULTS, DEFAULTS), ["this"], [], True, 1.0)
+    nothing = Report(PLACE, SearchResult(DEFAULTS, DEFAULTS), ["this"], [], True, 1.0)
     assert to_text(nothing).splitlines()[-1] == "nothing is better than the defaults"
     assert nothing.settings == {}
 

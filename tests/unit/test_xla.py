@@ -4,15 +4,15 @@ import pytest
 
 from hvdlite.errors import InvalidArgumentError, MismatchError, NotInitializedError
 from hvdlite.requests import Kind, Sum
-from hvdlite.xla import Group, describe, failure_in
+from hvdlite.xla import TensorGroup, describe, failure_in
 
 PAIR = [("float32", (2, 3)), ("bfloat16", ())]
 
 
 def test_the_text_of_groups():
     groups = [
-        Group(Kind.ALLREDUCE, "sums", PAIR, op=Sum, prescale=1 / 3, process_set=2),
-        Group(Kind.BROADCAST, "start", PAIR[:1], names=["a weight"], root=4),
+        TensorGroup(Kind.ALLREDUCE, "sums", PAIR, op=Sum, prescale=1 / 3, process_set=2),
+        TensorGroup(Kind.BROADCAST, "start", PAIR[:1], names=["a weight"], root=4),
     ]
     assert describe(groups).splitlines() == [
         "0 1 0 2 0.3333333333333333 1.0 2 allreduce.sums",
@@ -34,7 +34,7 @@ def test_the_text_of_groups():
 )
 def test_what_cannot_be_said(changes, said):
     with pytest.raises(InvalidArgumentError, match=said):
-        describe([Group(**{"kind": Kind.ALLREDUCE, "name": "t", "tensors": PAIR, **changes})])
+        describe([TensorGroup(**{"kind": Kind.ALLREDUCE, "name": "t", "tensors": PAIR, **changes})])
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 // The XLA FFI handlers behind hvdlite.jax: groups of collectives inside a compiled program.
-// Thread: XLA's, without Python's lock. Blocks: hvdlite_jax_collective_alone.
+// Thread: XLA's, without Python's lock. Owns: each call its CollectiveCall. Blocks: hvdlite_jax_collective_alone. Throws:
+// nothing.
 
 #include <algorithm>
 #include <cfenv>
@@ -18,24 +19,24 @@ namespace hvdlite::jax {
 
 namespace {
 
-using xla::Call;
-using xla::Outcome;
+using xla::CallStatus;
+using xla::CollectiveCall;
 
-// A handler states its version, which up to jaxlib 0.8.1 must be XLA's own. Those do not say which that is: it was 0.1 in all of
-// them that ask. Later ones do, and take an older version too. What is used here was there from the start.
+// A handler states a version of XLA's FFI. Up to jaxlib 0.8.1 it must equal XLA's own, which those versions do not tell: it was
+// 0.1 in all of them. Later versions tell it, and accept an older one. The parts that hvdlite uses exist since the first version.
 constexpr int kVersionOfThoseWhoDoNotSay = 1;
 constexpr int kNewestKnownVersion = 3;
 
-ffi::Error* error_of(const ffi::Api* api, const Outcome& outcome) {
+ffi::Error* error_of(const ffi::Api* api, const CallStatus& outcome) {
   if (!outcome.failed()) return nullptr;
   ffi::ErrorCreate create{sizeof(create), nullptr, outcome.text.c_str(),
                           status_code_of(outcome.code)};
   return api->create_error(&create);
 }
 
-Outcome bug(const std::string& what) { return {HVDLITE_E_INTERNAL, "hvdlite error 9: " + what}; }
+CallStatus bug(const std::string& what) { return {HVDLITE_E_INTERNAL, "hvdlite error 9: " + what}; }
 
-// Answers XLA's question for the version at registration; was it one?
+// Answers XLA's question for the version at registration. Returns whether it was that question.
 bool answered_metadata(const ffi::CallFrame* frame) {
   for (ffi::Extension* next = frame->extension; next != nullptr; next = next->next) {
     if (next->type != ffi::kMetadata) continue;
@@ -60,8 +61,8 @@ std::string_view description_in(const ffi::Attributes& attributes) {
   return {};
 }
 
-Outcome submit(const ffi::CallFrame* frame, Call& call) {
-  if (Outcome outcome = call.read(description_in(frame->attributes)); outcome.failed()) {
+CallStatus submit(const ffi::CallFrame* frame, CollectiveCall& call) {
+  if (CallStatus outcome = call.read(description_in(frame->attributes)); outcome.failed()) {
     return outcome;
   }
   const auto size = static_cast<std::int64_t>(call.size());
@@ -81,8 +82,8 @@ Outcome submit(const ffi::CallFrame* frame, Call& call) {
   return call.submit();
 }
 
-// Tells XLA how a call ended. XLA goes on with the program on this thread.
-void complete(const ffi::Api* api, ffi::Future* future, const Outcome& outcome) {
+// Reports a call's end to XLA, which continues the program on this thread.
+void complete(const ffi::Api* api, ffi::Future* future, const CallStatus& outcome) {
   if (outcome.failed()) {
     ffi::FutureSetError set{sizeof(set), nullptr, future, error_of(api, outcome)};
     api->set_error(&set);
@@ -92,9 +93,9 @@ void complete(const ffi::Api* api, ffi::Future* future, const Outcome& outcome) 
   }
 }
 
-// Where nothing orders the collectives of a program, XLA runs them in an order that changes from run to run. None may hold up
-// the others then: XLA's threads are few, and ranks that wait in each other's way would wait for ever.
-ffi::Error* finish_elsewhere(ffi::CallFrame* frame, std::shared_ptr<Call> call) {
+// If nothing orders the collectives of a program, XLA runs them in an order that changes from run to run. So no collective may
+// block a thread of XLA: the threads are few, and ranks that block each other would wait for ever.
+ffi::Error* finish_elsewhere(ffi::CallFrame* frame, std::shared_ptr<CollectiveCall> call) {
   const ffi::Api* api = frame->api;
   ffi::FutureCreate create{sizeof(create), nullptr, nullptr};
   if (ffi::Error* error = api->create_future(&create)) {
@@ -102,7 +103,7 @@ ffi::Error* finish_elsewhere(ffi::CallFrame* frame, std::shared_ptr<Call> call) 
     return error;
   }
   frame->future = create.future;
-  // How XLA's threads treat denormal numbers: all ranks must compute on in the same way.
+  // Includes how the processor treats denormal numbers. XLA's program must continue with the same settings on all ranks.
   std::fenv_t environment;
   std::fegetenv(&environment);
   const auto finish = [api, environment, future = create.future, call] {
@@ -117,15 +118,15 @@ ffi::Error* finish_elsewhere(ffi::CallFrame* frame, std::shared_ptr<Call> call) 
   return nullptr;
 }
 
-enum class Waiting { kHere, kElsewhere };
+enum class WaitingThread { kCaller, kSpawned };
 
-ffi::Error* handle(ffi::CallFrame* frame, Waiting waiting) {
+ffi::Error* handle(ffi::CallFrame* frame, WaitingThread thread) {
   if (answered_metadata(frame) || frame->stage != ffi::kExecute) return nullptr;
-  const auto call = std::make_shared<Call>();
-  if (const Outcome outcome = submit(frame, *call); outcome.failed()) {
+  const auto call = std::make_shared<CollectiveCall>();
+  if (const CallStatus outcome = submit(frame, *call); outcome.failed()) {
     return error_of(frame->api, outcome);
   }
-  if (waiting == Waiting::kHere) return error_of(frame->api, call->finish());
+  if (thread == WaitingThread::kCaller) return error_of(frame->api, call->finish());
   return finish_elsewhere(frame, call);
 }
 
@@ -133,14 +134,14 @@ ffi::Error* handle(ffi::CallFrame* frame, Waiting waiting) {
 
 }  // namespace hvdlite::jax
 
-// Any number of these in a program. Needs futures, which jaxlib has since 0.4.38; older ones cannot be told by what they say.
+// A program may have any number of these. They need futures, which jaxlib has since 0.4.38; older versions accept no future.
 extern "C" HVDLITE_API hvdlite::jax::ffi::Error* hvdlite_jax_collective(
     hvdlite::jax::ffi::CallFrame* frame) noexcept {
-  return hvdlite::jax::handle(frame, hvdlite::jax::Waiting::kElsewhere);
+  return hvdlite::jax::handle(frame, hvdlite::jax::WaitingThread::kSpawned);
 }
 
-// The only one of its program, or where there are no futures.
+// For the only collective of a program, and for versions without futures.
 extern "C" HVDLITE_API hvdlite::jax::ffi::Error* hvdlite_jax_collective_alone(
     hvdlite::jax::ffi::CallFrame* frame) noexcept {
-  return hvdlite::jax::handle(frame, hvdlite::jax::Waiting::kHere);
+  return hvdlite::jax::handle(frame, hvdlite::jax::WaitingThread::kCaller);
 }

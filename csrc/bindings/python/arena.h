@@ -1,4 +1,4 @@
-// A rank's part of an arena as a Python object: tensors made over its buffer keep it alive.
+// A rank's part of an arena as a Python object. Tensors over its buffer keep it alive.
 // Thread: with the GIL held. Owns: the part. Blocks: no. Throws: the classes of hvdlite.errors.
 #pragma once
 

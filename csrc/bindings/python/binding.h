@@ -1,5 +1,5 @@
-// What the files of the Python module `_engine` share: one register function for each concept, how errors are raised, and how types
-// are made with CPython's own interface.
+// The common part of the files of the Python module `_engine`: one register function for each concept, raising errors, and making
+// types with CPython's own interface.
 // Thread: with the GIL held. Owns: nothing. Blocks: no. Throws: nb::python_error.
 #pragma once
 
@@ -30,13 +30,13 @@ void register_gradients(nb::module_& module);
 void register_pass_driver(nb::module_& module);
 void register_launch(nb::module_& module);
 
-// What a function of CPython's has made. Throws what it raised instead.
+// Takes the new reference that a function of CPython has returned. If it returned null, throws the Python error.
 inline nb::object checked(PyObject* made) {
   if (made == nullptr) throw nb::python_error();
   return nb::steal(made);
 }
 
-// Text of the core as a str; bytes that are no UTF-8 (a host name, a path) are replaced instead of hiding the error.
+// Text of the engine as a str. Bytes that are no UTF-8 (in a host name, a path) are replaced, so that they do not hide the error.
 nb::str text(const char* utf8);
 
 // An instance of the class installed for an error code, with exactly this message.
@@ -45,35 +45,36 @@ nb::object make_error(int code, const std::string& message);
 // Raises the class installed for an error code, with exactly this message.
 [[noreturn]] void raise_error(int code, const std::string& message);
 
-// Raises what a function of the C ABI reported on this thread, unless it succeeded.
+// Raises the error that a function of the C ABI reported on this thread, if it failed.
 void check(int code);
 
-// What a call that ran without the GIL gave.
-struct Outcome {
+// The result of a call that ran without the GIL.
+struct CallResult {
   int code = HVDLITE_OK;
   std::string message;
   bool ended = false;  // of a wait: have all operations ended?
 };
 
-// Runs a blocking call without the GIL; its error text belongs to this thread and is copied before anything else runs.
+// Runs a blocking call without the GIL. Copies its error text at once, because the text belongs to this thread and a later call
+// would overwrite it.
 template <typename Call>
-Outcome without_gil(Call call) {
+CallResult without_gil(Call call) {
   nb::gil_scoped_release release;
-  Outcome outcome;
+  CallResult outcome;
   outcome.code = call();
   if (outcome.code != HVDLITE_OK) outcome.message = hvdlite_last_error();
   return outcome;
 }
 
-// Raises what such a call reported, unless it succeeded.
-inline void check_outcome(const Outcome& outcome) {
+// Raises the error of such a call, if it failed.
+inline void check_outcome(const CallResult& outcome) {
   if (outcome.code != HVDLITE_OK) raise_error(outcome.code, outcome.message);
 }
 
 // --- types made with CPython's own interface, for objects of which there are many: nanobind's take more memory, and cannot have
 // members that Python's classes see as their own ---
 
-// A reference that is given back at the end of the scope.
+// A reference that is released at the end of the scope.
 class Owned {
  public:
   explicit Owned(PyObject* object) : object_(object) {}
@@ -90,7 +91,7 @@ class Owned {
 // Is this member None? A null one reads as None.
 inline bool is_none(PyObject* member) { return member == nullptr || member == Py_None; }
 
-// tp_dealloc of a type with references that kRelease gives back: its tp_clear, unless that leaves some.
+// The tp_dealloc of a type whose tp_clear is kRelease. (tp_clear may keep some references that kRelease drops.)
 template <int (*kRelease)(PyObject*)>
 void free_object(PyObject* self) {
   PyTypeObject* type = Py_TYPE(self);
@@ -108,11 +109,11 @@ void* slot_of(Function* function) {
 #define HVDLITE_MEMBER(type, struct_name, name, kind) \
   {name, kind, offsetof(type, struct_name), 0, nullptr}
 
-// Flags of add_type: for a type without derived classes, and for one with.
+// Flags for add_type: kFinal for a type without derived classes.
 inline constexpr unsigned kFinal = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC;
 inline constexpr unsigned kBase = kFinal | Py_TPFLAGS_BASETYPE;
 
-// A type whose objects are `Object`s, in the module. Throws what Python raises.
+// Adds to the module a type whose objects are `Object`s. Throws what Python raises.
 template <typename Object>
 PyTypeObject* add_type(nb::module_& module, const char* name, unsigned flags, PyType_Slot* slots) {
   PyType_Spec spec = {name, static_cast<int>(sizeof(Object)), 0, flags, slots};
@@ -124,7 +125,8 @@ PyTypeObject* add_type(nb::module_& module, const char* name, unsigned flags, Py
   return reinterpret_cast<PyTypeObject*>(type);
 }
 
-// Slots for a class of nanobind's whose objects have references: its traverse() and clear() are for Python's garbage collector.
+// Slots for a class of nanobind whose objects hold references. Python's garbage collector calls the class's traverse() and
+// clear().
 template <typename Object>
 int traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(self));

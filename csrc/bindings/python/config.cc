@@ -12,12 +12,12 @@ namespace {
 using Member = std::variant<std::int64_t hvdlite_config::*, std::int32_t hvdlite_config::*,
                             double hvdlite_config::*, const char* hvdlite_config::*>;
 
-struct Field {
+struct ConfigField {
   const char* name;
   Member member;
 };
 
-const Field kFields[] = {
+const ConfigField kFields[] = {
 #define HVDLITE_KNOB(type, name, value) {#name, &hvdlite_config::name},
 #include "hvdlite/knobs.inc"
 #undef HVDLITE_KNOB
@@ -39,7 +39,7 @@ hvdlite_config defaults() {
 nb::dict config_fields() {
   const hvdlite_config config = defaults();
   nb::dict fields;
-  for (const Field& field : kFields) {
+  for (const ConfigField& field : kFields) {
     fields[field.name] =
         std::visit([&](auto member) { return nb::cast(config.*member); }, field.member);
   }
@@ -55,7 +55,7 @@ Config::Config(nb::handle mapping) : config_(defaults()) {
 }
 
 void Config::set(const std::string& key, nb::handle value) {
-  for (const Field& field : kFields) {
+  for (const ConfigField& field : kFields) {
     if (key != field.name) continue;
     std::visit(
         [&](auto member) {

@@ -1,5 +1,5 @@
-// The engine's knobs: a Python mapping to hvdlite_config, whose field names are the keys.
-// Thread: with the GIL held. Owns: the strings the config points to. Blocks: no. Throws: ValueError naming the key.
+// The engine's knobs: makes an hvdlite_config from a Python mapping, whose keys are the field names.
+// Thread: with the GIL held. Owns: the strings to which the config points. Blocks: no. Throws: ValueError, which names the key.
 #pragma once
 
 #include <list>
@@ -11,7 +11,7 @@ namespace hvdlite::python {
 
 class Config {
  public:
-  // Starts from the native defaults. A key that is no field, or a value that does not fit, is a ValueError.
+  // Starts from the native defaults. Throws ValueError for a key that is no field, and for a value that does not fit.
   explicit Config(nb::handle mapping);
   const hvdlite_config* get() const { return &config_; }
 

@@ -1,4 +1,4 @@
-// What GPU support this process has.
+// Reports the GPU support that this process has.
 #include <nanobind/stl/string.h>
 
 #include "binding.h"
@@ -14,7 +14,7 @@ nb::tuple cuda_version(const std::string& libraries) {
   std::int32_t gpus = 0;
   int code = 0;
   {
-    const nb::gil_scoped_release released;  // a driver takes its time to start
+    const nb::gil_scoped_release released;  // a driver needs time to start
     code = hvdlite_cuda_version(libraries.c_str(), &version, &gpus);
   }
   check(code);
@@ -25,7 +25,7 @@ int nccl_version(const std::string& libraries) {
   std::int32_t version = 0;
   int code = 0;
   {
-    const nb::gil_scoped_release released;  // nor is NCCL small
+    const nb::gil_scoped_release released;  // NCCL needs time to load
     code = hvdlite_nccl_version(libraries.c_str(), &version);
   }
   check(code);

@@ -1,5 +1,5 @@
-// The engine's life, and how operations get into it and to their end: one submission, one wait, and the works that nobody waits for
-// any more. What else Python asks of it is in engine_module.cc.
+// The life of the Python engine, and the life of operations: one submission, one wait, and works that were dropped in flight. All
+// other methods are in engine_module.cc.
 
 #include "engine.h"
 
@@ -19,10 +19,10 @@ namespace hvdlite::python {
 
 namespace {
 
-// How long one wait runs before Python looks for signals: Ctrl-C must act within half a second.
+// How long one wait runs before Python handles signals: Ctrl-C must take effect within half a second.
 constexpr double kSliceSeconds = 0.1;
 
-// The streams of requests on GPUs, each once; null if there are none.
+// The streams of requests on GPUs, each once. Null if there are none.
 nb::object streams_of(const Requests& requests) {
   nb::object streams;
   for (std::size_t i = 0; i < requests.size(); ++i) {
@@ -42,10 +42,11 @@ nb::object streams_of(const Requests& requests) {
 Engine::Engine(hvdlite_engine* engine) : engine_(engine), creator_(getpid()) {}
 
 Engine::~Engine() {
-  // In a forked child the engine's thread does not exist, and its memory belongs to the parent's job.
+  // In a forked child the engine's thread does not exist, and the engine belongs to the parent's job.
   if (getpid() != creator_) return;
   nb::gil_scoped_release release;
-  hvdlite_engine_shutdown(engine_);  // here, not wherever the last reference goes
+  // Here, and not where the last reference to the engine is dropped.
+  hvdlite_engine_shutdown(engine_);
   hvdlite_engine_destroy(engine_);
 }
 
@@ -69,24 +70,24 @@ Engine* Engine::create_mpi(const char* shim_path, std::uintptr_t comm_address, n
 void Engine::shutdown() {
   check_outcome(without_gil([&] { return hvdlite_engine_shutdown(engine_); }));
   has_shut_down_ = true;
-  // The operations have ended; after a failure the transport may still use their memory.
-  std::vector<nb::object> parked = std::exchange(parked_, {});
+  // The operations have ended. After a failure the transport may still use their memory, so leak it.
+  std::vector<nb::object> parked = std::exchange(dropped_, {});
   if (*hvdlite_failure_cause(engine_) == '\0') return;
   for (const nb::object& work : parked) Py_XINCREF(work_of(work).memory);
 }
 
 // --- operations -------------------------------------------------------------------------------------------------------
 
-// The GIL stays held: submitting takes a short lock that no thread holds while it wants the GIL, and giving the GIL away
-// could cost this thread a whole switch interval.
+// Keeps the GIL: a submission takes a short lock whose holder never waits for the GIL. To release the GIL could cost this thread
+// a whole switch interval.
 std::int64_t Engine::start(const hvdlite_submission& what) {
-  if (!parked_.empty()) sweep();
+  if (!dropped_.empty()) sweep();
   std::int64_t number = 0;
   check(hvdlite_submit(engine_, &what, &number));
   return number;
 }
 
-// From the submission on until the work knows of it no code of Python's runs, so no signal comes in between.
+// No Python code runs between the submission and set_in_flight(), so no signal handler can come in between.
 nb::object Engine::start_work(const hvdlite_submission& what, nb::object work, nb::object streams) {
   Work& its = work_of(work);
   const nb::object self = nb::find(*this);
@@ -135,18 +136,18 @@ void Engine::release_prepared(std::int64_t group) {
   check(hvdlite_release_prepared(engine_, group));
 }
 
-// The outcome is that of all works if they have ended, otherwise why one of them never will.
-Outcome Engine::wait_in_slices(const std::int64_t* works, std::size_t count, double limit) {
+// Returns the outcome of all works if they have ended, and otherwise the reason why one of them never will.
+CallResult Engine::wait_in_slices(const std::int64_t* works, std::size_t count, double limit) {
   using Clock = std::chrono::steady_clock;
   const Clock::time_point start = limit < kNoLimit ? Clock::now() : Clock::time_point();
   double left = limit;
   for (;;) {
     int done = 0;
-    Outcome outcome = without_gil(
+    CallResult outcome = without_gil(
         [&] { return hvdlite_wait(engine_, works, count, std::min(left, kSliceSeconds), &done); });
     outcome.ended = done != 0;
-    // Also at the end: a handler that Python runs as soon as we return would raise between the wait and what follows it,
-    // and the outcome would be lost.
+    // Signals are handled at the end of a wait, too. Otherwise a handler would raise between the wait and the next step, and the
+    // outcome would be lost.
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
     if (outcome.ended || outcome.code != HVDLITE_OK) return outcome;
     if (limit < kNoLimit) {
@@ -174,8 +175,8 @@ bool Engine::wait_many(nb::handle works, nb::list outcomes, nb::handle streams) 
   return take_contributors(natives, outcomes);
 }
 
-// Submits an operation and waits for it. Its memory is that of these two. It becomes a Python object only where something went
-// wrong: that keeps the memory, in flight or for good, as any work does.
+// Submits an operation and waits for it. `output` and `input` hold its memory. Only if something goes wrong does the operation
+// become a Python object: a Work, which keeps the memory while it is in flight or for ever.
 void Engine::run_to_the_end(const hvdlite_submission& what, nb::handle input, nb::handle output) {
   const std::int64_t number = start(what);
   const auto as_work = [&] {
@@ -183,7 +184,7 @@ void Engine::run_to_the_end(const hvdlite_submission& what, nb::handle input, nb
     set_in_flight(work_of(work), nb::find(*this), number, 1, {});
     return work;
   };
-  Outcome outcome;
+  CallResult outcome;
   try {
     outcome = wait_in_slices(&number, 1, kNoLimit);
   } catch (nb::python_error&) {
@@ -202,39 +203,39 @@ void Engine::run_to_the_end(const hvdlite_submission& what, nb::handle input, nb
 
 bool Engine::is_here() const { return getpid() == creator_; }
 
-// Runs no code of Python's. Where the engine has ended, so have the operations; but after a failure the transport may still use
-// their memory.
-void Engine::park(nb::handle work) noexcept {
+// Runs no Python code. If the engine has ended, the operations have ended as well; but after a failure the transport may still
+// use their memory.
+void Engine::keep_dropped(nb::handle work) noexcept {
   if (!is_here()) return;
   try {
-    if (!has_shut_down_) return parked_.push_back(nb::borrow(work));
+    if (!has_shut_down_) return dropped_.push_back(nb::borrow(work));
   } catch (const std::bad_alloc&) {
   }
   if (!has_shut_down_ || *hvdlite_failure_cause(engine_) != '\0') Py_XINCREF(work_of(work).memory);
 }
 
-std::size_t Engine::parked() const {
+std::size_t Engine::dropped_in_flight() const {
   std::size_t operations = 0;
-  for (const nb::object& work : parked_) operations += work_of(work).size;
+  for (const nb::object& work : dropped_) operations += work_of(work).size;
   return operations;
 }
 
-// Lets go of those whose operations have ended. What is let go may run any code, this included.
+// Drops works whose operations have ended. That may run any Python code, even this function.
 void Engine::sweep() {
-  std::vector<nb::object> all = std::exchange(parked_, {});
+  std::vector<nb::object> all = std::exchange(dropped_, {});
   for (nb::object& each : all) {
     Work& work = work_of(each);
     int done = 0;
     if (hvdlite_poll(engine_, work.number, &done) == HVDLITE_OK && done == 0) {
-      parked_.push_back(std::move(each));
+      dropped_.push_back(std::move(each));
       continue;
     }
     set_ended(work);
-    // Its memory is used again in the order of its streams.
+    // Streams may reuse the memory only after the operations.
     const Int64List streams(work.streams != nullptr ? nb::handle(work.streams) : nb::tuple());
     for (std::int32_t i = 0; i < streams.size(); ++i) {
       void* const stream = reinterpret_cast<void*>(streams.data()[i]);
-      // The GPU is lost, perhaps; whoever calls now has nothing to do with it.
+      // The GPU may be lost. The caller has nothing to do with this work, so it gets no error.
       if (hvdlite_order(engine_, work.number, stream) != HVDLITE_OK) Py_XINCREF(work.memory);
     }
   }

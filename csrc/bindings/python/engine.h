@@ -1,7 +1,6 @@
-// The engine as a Python object: the C ABI with Python's rules about ownership, signals and exceptions.
-// Thread: any, with the GIL held on entry; released while a call waits. Owns: its native engine.
-// Blocks: create_mpi, wait_in_slices, wait_many, blocking plain calls, publish_failure and shutdown.
-// Throws: the classes of hvdlite.errors.
+// The engine as a Python object: the C ABI with Python's rules of ownership, signals and exceptions.
+// Thread: any, with the GIL held on entry; released while a call waits. Owns: its native engine. Blocks: create_mpi,
+// wait_in_slices, wait_many, blocking plain calls, publish_failure and shutdown. Throws: the classes of hvdlite.errors.
 #pragma once
 
 #include <sys/types.h>
@@ -35,7 +34,7 @@ class Fabric {
   hvdlite_fabric* fabric_ = nullptr;
 };
 
-// Seconds a wait may take.
+// No limit to the seconds of a wait.
 inline constexpr double kNoLimit = std::numeric_limits<double>::infinity();
 
 class Engine {
@@ -48,19 +47,19 @@ class Engine {
 
   void make_current();
   nb::tuple topology() const;
-  // Submits requests, and returns the work that is in flight then: this one, or a new one (None) that keeps the memory. If this
-  // throws nothing was submitted.
+  // Submits requests. Returns the work that is then in flight: `work`, or a new one (for None) that keeps the memory. If it
+  // throws, nothing was submitted.
   nb::object submit(nb::handle requests, nb::handle memory, bool wake, nb::handle work);
   std::int64_t prepare(nb::handle requests);
-  // The same of a prepared group, whose tensors lie at these addresses. absent: one for each, or null: this rank has all of them.
-  // streams: those in whose order the memory is given and used again, the first for the submission.
+  // The same for a prepared group, with these addresses of its tensors. absent: a flag for each tensor; null: this rank has all
+  // of them. streams: the memory is ready in the order of the first, and is reused in the order of all.
   nb::object submit_prepared(std::int64_t group, std::span<const std::int64_t> pointers,
                              const bool* absent, bool wake, nb::handle streams, nb::handle memory);
   void release_prepared(std::int64_t group);
   bool wait_many(nb::handle works, nb::list outcomes, nb::handle streams);
 
-  // Calls with plain tensors (plain_calls.cc), which work from then on: plain_of tells the Plain of a value's type; work_type is
-  // derived from Work, or None: then nothing is started. Not while anybody is in such a call.
+  // Enables calls with plain tensors (plain_calls.cc). plain_of: gives the Plain of a value's type. work_type: a class derived
+  // from Work; None: asynchronous calls are not made. Call it while no such call runs.
   void connect(nb::handle plain_of, nb::handle work_type);
   nb::object allreduce(nb::handle tensor, nb::handle average, nb::handle name, nb::handle op,
                        nb::handle prescale, nb::handle postscale, nb::handle process_set,
@@ -71,15 +70,15 @@ class Engine {
   nb::object broadcast(nb::handle tensor, nb::handle root, nb::handle name, nb::handle process_set,
                        bool in_place, bool blocking);
 
-  // For Work. Waits in slices until all operations of these works have ended; between slices Python looks for signals, and raises
-  // what their handlers raise, and TimeoutError once the limit (in seconds) is over.
-  Outcome wait_in_slices(const std::int64_t* works, std::size_t count, double limit);
-  // What these streams do from now on comes after the operations, where they are on a GPU.
+  // For Work. Waits in slices until all operations of these works have ended. Between slices Python handles signals; throws what
+  // their handlers raise, and TimeoutError after `limit` seconds.
+  CallResult wait_in_slices(const std::int64_t* works, std::size_t count, double limit);
+  // Orders these streams after the operations, if those are on a GPU.
   void order(std::int64_t work, nb::handle streams);
-  // A work that was let go in flight is this engine's, until its operations have ended and something else is submitted.
-  void park(nb::handle work) noexcept;
-  // How many operations such works have.
-  std::size_t parked() const;
+  // Keeps a work that was dropped in flight, until its operations have ended and another operation is submitted.
+  void keep_dropped(nb::handle work) noexcept;
+  // The number of operations of dropped works.
+  std::size_t dropped_in_flight() const;
   hvdlite_engine* get() const { return engine_; }
   // False in a forked child.
   bool is_here() const;
@@ -93,8 +92,8 @@ class Engine {
   void start_timeline(const char* path, std::int64_t max_bytes, bool mark_cycles);
   void stop_timeline();
   bool await_question();
-  void tell_whereabouts(const char* text);
-  void excuse(double seconds);
+  void answer_question(const char* text);
+  void exempt_from_stalls(double seconds);
   void publish_failure(const char* cause);
   nb::str failure_cause();
   nb::str flight_record(std::int64_t ended);
@@ -110,7 +109,7 @@ class Engine {
   void run_to_the_end(const hvdlite_submission& what, nb::handle input, nb::handle output);
   nb::object run_plain(hvdlite_request& request, const char* kind, nb::handle name,
                        nb::handle input, bool in_place, bool blocking);
-  // What a request of a plain tensor needs of it, which has to stay until it is submitted.
+  // The references that a plain tensor's request needs until it is submitted.
   struct Operands {
     const PlainType* type = nullptr;
     nb::object output;
@@ -123,9 +122,9 @@ class Engine {
   hvdlite_engine* engine_;
   pid_t creator_;
   bool has_shut_down_ = false;
-  std::vector<nb::object> parked_;
+  std::vector<nb::object> dropped_;
   nb::object plain_of_, work_type_;
-  std::deque<PlainType> plain_types_;  // those seen so far; they stay where they are
+  std::deque<PlainType> plain_types_;  // the types seen so far; pointers to them stay valid
 };
 
 }  // namespace hvdlite::python

@@ -1,4 +1,4 @@
-// The engine as Python sees it, and what it is asked beside operations.
+// The Python engine's methods that do not concern operations, and the definition of the type.
 
 #include <nanobind/stl/vector.h>
 
@@ -22,7 +22,7 @@ nb::list as_list(const std::vector<Value>& values) {
   return nb::borrow<nb::list>(list);
 }
 
-// Lists whose length is not known beforehand: asks again with more room until some is left over.
+// Reads a list of unknown length: asks again with more room until the list fits.
 template <typename Call>
 std::vector<std::int32_t> list_of(Call call) {
   std::vector<std::int32_t> values(64);
@@ -148,9 +148,9 @@ bool Engine::await_question() {
   return asked != 0;
 }
 
-void Engine::tell_whereabouts(const char* text) { check(hvdlite_watchdog_tell(engine_, text)); }
+void Engine::answer_question(const char* text) { check(hvdlite_watchdog_tell(engine_, text)); }
 
-void Engine::excuse(double seconds) { check(hvdlite_stall_excuse(engine_, seconds)); }
+void Engine::exempt_from_stalls(double seconds) { check(hvdlite_stall_exempt(engine_, seconds)); }
 
 void Engine::publish_failure(const char* cause) {
   check_outcome(without_gil([&] { return hvdlite_publish_failure(engine_, cause); }));
@@ -241,7 +241,7 @@ void register_engine(nb::module_& module) {
            "Waits for all operations of these works, adds to the list for each the number of its "
            "contributors, or its failure, and returns whether all went well. For operations "
            "without output of the engine's.")
-      .def_prop_ro("parked", &Engine::parked,
+      .def_prop_ro("dropped_in_flight", &Engine::dropped_in_flight,
                    "How many operations are in flight whose work was let go.")
       .def("connect", &Engine::connect, "plain_of"_a, "work_type"_a = nb::none(),
            "Makes the functions below work: plain_of tells the Plain of a value's type, and what "
@@ -274,10 +274,10 @@ void register_engine(nb::module_& module) {
            "Traces this rank's operations into a file in Chrome's format, from now on.")
       .def("stop_timeline", &Engine::stop_timeline, "Completes the file of start_timeline.")
       .def("await_question", &Engine::await_question,
-           "Waits until another rank asks where this one is: True, and tell_whereabouts answers. "
+           "Waits until another rank asks where this one is: True, and answer_question answers. "
            "False when the engine has shut down. For one thread.")
-      .def("tell_whereabouts", &Engine::tell_whereabouts, "text"_a)
-      .def("excuse", &Engine::excuse, "seconds"_a,
+      .def("answer_question", &Engine::answer_question, "text"_a)
+      .def("exempt_from_stalls", &Engine::exempt_from_stalls, "seconds"_a,
            "For so long the others wait for this rank without a warning; 0: no longer.")
       .def("publish_failure", &Engine::publish_failure, "cause"_a)
       .def_prop_ro("failure_cause", &Engine::failure_cause)

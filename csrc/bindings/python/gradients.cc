@@ -1,7 +1,7 @@
-// One parameter's gradient, and the hooks that autograd calls before and after it adds to it: native objects, of which each parameter
-// has two.
-// Thread: with the GIL held. Owns: each hook its reducer and its slot. Blocks: as PassDriver. Throws: of a gradient what gradients.h
-// says; hooks nothing: as CPython's own types they set Python's error and return null.
+// One parameter's gradient, and the two hooks that autograd calls before and after it adds to the gradient. The hooks are native
+// objects.
+// Thread: with the GIL held. Owns: each hook its reducer and its gradient. Blocks: as PassDriver. Throws: gradients as
+// gradients.h says. Hooks throw nothing: like CPython's own types they set Python's error and return null.
 
 #include "gradients.h"
 
@@ -15,7 +15,7 @@ namespace hvdlite::python {
 
 namespace {
 
-// The names of what is asked of a tensor, interned.
+// The names of tensor attributes, interned.
 struct GradientNames {
   PyObject* grad = PyUnicode_InternFromString("grad");
   PyObject* version = PyUnicode_InternFromString("_version");
@@ -40,14 +40,14 @@ void GradientState::forget() {
   const nb::object now = grad();
   if (!now.is_none()) zeroed_version = version_of(now);
   Passes::forget(*this, !now.is_none());
-  // The engine may write where a dirty one lies, which shows in no version.
+  // If the gradient is dirty, the engine may write to it, and the version does not show that.
   zeroed = dirty ? nb::none() : now;
-  aside = nb::none();
+  reduced_part = nb::none();
 }
 
 void GradientState::move_in() {
   if (!fresh || place.is_none())
-    return;  // without a plan there are no places yet; it may come later
+    return;  // without a plan there are no places yet; a place may come later
   fresh = false;
   place.attr("move_in")(param);
 }
@@ -59,24 +59,25 @@ void GradientState::claim() {
 }
 
 int GradientState::traverse(visitproc visit, void* arg) const {
-  for (const nb::object* member : {&param, &aside, &place, &sparse_dim, &zeroed}) {
+  for (const nb::object* member : {&param, &reduced_part, &place, &sparse_dim, &zeroed}) {
     Py_VISIT(member->ptr());
   }
   return 0;
 }
 
 void GradientState::clear() {
-  for (nb::object* member : {&param, &aside, &place, &sparse_dim, &zeroed}) *member = nb::none();
+  for (nb::object* member : {&param, &reduced_part, &place, &sparse_dim, &zeroed})
+    *member = nb::none();
 }
 
 // --- the hooks --------------------------------------------------------------------------------------------------------
 
 namespace {
 
-constexpr std::size_t kLine = 64;  // bytes that come together from memory
+constexpr std::size_t kLine = 64;  // the processor reads memory in pieces of this many bytes
 
-// Memory that will be read soon, which the processor is to fetch while other things are done. Addresses only: if what lay there
-// is gone by then, nothing is gained and nothing lost. All zeros: nothing to fetch.
+// Addresses of memory that will be read soon, which the processor prefetches meanwhile. An address may be stale; the prefetch is
+// useless then, but harmless. 0: nothing to prefetch.
 struct FetchAhead {
   static constexpr int kMost = 20;
   int count;
@@ -98,11 +99,11 @@ struct GradientHook {
   PyObject_HEAD vectorcallfunc call;
   PassDriver* driver;
   GradientState* state;
-  PyObject *reducer, *slot;  // the Python objects of these two, which keep them
+  PyObject *reducer, *gradient;  // hold references to the two objects above
   FetchAhead fetch_ahead;
 };
 
-// What a function that throws returns, for a function of CPython's: a new reference, or null with Python's error set.
+// Calls `function` for CPython: returns a new reference, or null with Python's error set if it throws.
 template <typename Function>
 PyObject* guarded(Function function) {
   try {
@@ -131,24 +132,24 @@ PyObject* call_hook(PyObject* self, PyObject* const* /*tensor*/, std::size_t cou
 }
 
 PyObject* new_hook(PyTypeObject* type, PyObject* args, PyObject* keywords) {
-  const char* const expected[] = {"reducer", "slot", "after", nullptr};
+  const char* const expected[] = {"reducer", "gradient", "after", nullptr};
   PyObject* reducer = nullptr;
-  PyObject* slot = nullptr;
+  PyObject* gradient = nullptr;
   int is_after = 0;
   if (PyArg_ParseTupleAndKeywords(args, keywords, "OOp", const_cast<char**>(expected), &reducer,
-                                  &slot, &is_after) == 0) {
+                                  &gradient, &is_after) == 0) {
     return nullptr;
   }
   return guarded([&] {
     PassDriver& driver = nb::cast<PassDriver&>(nb::handle(reducer));
-    GradientState& state = nb::cast<GradientState&>(nb::handle(slot));
+    GradientState& state = nb::cast<GradientState&>(nb::handle(gradient));
     nb::object made = checked(type->tp_alloc(type, 0));
     auto* hook = reinterpret_cast<GradientHook*>(made.ptr());
     hook->call = is_after != 0 ? call_hook<&PassDriver::after> : call_hook<&PassDriver::before>;
     hook->driver = &driver;
     hook->state = &state;
     hook->reducer = Py_NewRef(reducer);
-    hook->slot = Py_NewRef(slot);
+    hook->gradient = Py_NewRef(gradient);
     return made;
   });
 }
@@ -160,7 +161,8 @@ PyObject* fetch_ahead(PyObject* self, PyObject* objects) {
   for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(list); ++i) {
     PyObject* const object = PySequence_Fast_GET_ITEM(list, i);
     if (PyDict_Check(object)) {
-      // As much as is read of one with an item or two: its items begin behind the table's head and index.
+      // Prefetches the part of a dict with one or two items that a look-up reads: the items lie behind the table's head and
+      // index.
       ahead.add(object, sizeof(PyDictObject));
       ahead.add(reinterpret_cast<PyDictObject*>(object)->ma_keys, kLine);
     } else if (Py_TYPE(object) == Py_TYPE(self)) {
@@ -181,15 +183,16 @@ int visit_hook(PyObject* self, visitproc visit, void* arg) {
   auto* hook = reinterpret_cast<GradientHook*>(self);
   Py_VISIT(Py_TYPE(self));
   Py_VISIT(hook->reducer);
-  Py_VISIT(hook->slot);
+  Py_VISIT(hook->gradient);
   return 0;
 }
 
-// Not for the collector, for which the slot breaks a cycle: a hook may be called until it is gone.
+// The garbage collector must not clear a hook, because autograd may call the hook until it is gone. The gradient breaks the cycle
+// instead.
 int release_hook(PyObject* self) {
   auto* hook = reinterpret_cast<GradientHook*>(self);
   Py_CLEAR(hook->reducer);
-  Py_CLEAR(hook->slot);
+  Py_CLEAR(hook->gradient);
   return 0;
 }
 
@@ -221,7 +224,7 @@ void register_gradients(nb::module_& module) {
                             "The state of one gradient.")
       .def(nb::init<>())
       .def_rw("param", &GradientState::param, or_none)
-      .def_rw("aside", &GradientState::aside, or_none)
+      .def_rw("reduced_part", &GradientState::reduced_part, or_none)
       .def_rw("place", &GradientState::place, or_none)
       .def_rw("sparse_dim", &GradientState::sparse_dim, or_none)
       .def_rw("bucket", &GradientState::bucket)
@@ -238,7 +241,7 @@ void register_gradients(nb::module_& module) {
            "What is in .grad is gradient of this rank alone, whoever put it there.");
   PyTypeObject* hook =
       add_type<GradientHook>(module, "hvdlite._engine.GradientHook", kHook, hook_slots);
-  // torch warns when it saves a tensor with a hook, unless the hook says that it is not to be saved.
+  // Without this attribute, torch warns when it saves a tensor that has the hook.
   if (PyObject_SetAttrString(reinterpret_cast<PyObject*>(hook), "__torch_unserializable__",
                              Py_True) != 0) {
     throw nb::python_error();

@@ -1,8 +1,8 @@
-// One parameter's gradient as Python sees it: the type that hvdlite.torch derives its Slot from.
-// Thread: with the GIL held, which nothing here gives away. Owns: references, as any Python object does. Blocks: no.
-// Throws: nb::python_error, what the tensor raised.
+// One parameter's gradient as Python sees it: the type from which hvdlite.torch derives ParameterGradient.
+// Thread: with the GIL held; no function here releases it. Owns: references, as any Python object does. Blocks: no. Throws:
+// nb::python_error, as raised by the tensor.
 //
-// Nothing is known of torch but the attributes of a tensor that Python sees.
+// It uses only those attributes of torch's tensors that Python sees.
 #pragma once
 
 #include "binding.h"
@@ -10,21 +10,22 @@
 
 namespace hvdlite::python {
 
-// hvdlite.torch.slots.Slot says what the members mean.
+// hvdlite.torch.parameter_gradient.ParameterGradient says what the members mean.
 struct GradientState : Gradient {
-  nb::object param = nb::none(), aside = nb::none(), place = nb::none(), sparse_dim = nb::none();
+  nb::object param = nb::none(), reduced_part = nb::none(), place = nb::none(),
+             sparse_dim = nb::none();
   nb::object zeroed = nb::none();  // what the user's reset has left in .grad
   long long zeroed_version = 0;
 
-  // The parameter's .grad. Throws if there is no parameter: __init__ was not reached, or the slot is being cleared.
+  // The parameter's .grad. Throws if there is no parameter: __init__ was not reached, or the object is being cleared.
   nb::object grad() const;
-  // Is this .grad as the user's reset has left it?
+  // Is this .grad unchanged since the user's reset?
   bool is_as_reset(nb::handle grad) const;
   // The user has reset the gradient.
   void forget();
-  // Offers a fresh gradient its place, once.
+  // Moves a fresh gradient to its place, once.
   void move_in();
-  // What is in .grad is gradient of this rank alone, whoever put it there.
+  // Counts .grad as this rank's own gradient, even if a user has put it there.
   void claim();
 
   int traverse(visitproc visit, void* arg) const;

@@ -10,7 +10,7 @@ Job::Job(const char* shim_path, std::uintptr_t comm_address) : creator_(getpid()
   check(hvdlite_job_open(shim_path, reinterpret_cast<const void*>(comm_address), &job_));
 }
 
-// In a forked child the job's thread does not exist, and MPI is the parent's.
+// In a forked child the job's thread does not exist, and MPI belongs to the parent.
 Job::~Job() {
   if (getpid() != creator_) return;
   close();

@@ -1,5 +1,5 @@
-// The way of a bucket's gradients into the engine and back: what memory they are in, that it is sent, and whether it is still
-// theirs. What needs torch to make or to look at is left to hvdlite/torch/flights.py.
+// Launches a bucket: collects its gradients' addresses, submits them, and checks afterwards whether the results lie in the
+// gradients. Steps that need torch are in hvdlite/torch/in_flight.py.
 // Thread: with the GIL held. Owns: references. Blocks: where a CUDA stream does. Throws: the classes of hvdlite.errors, and what
 // Python raises.
 
@@ -20,7 +20,7 @@ using namespace nb::literals;
 
 namespace {
 
-// The names of what is asked of a tensor, interned.
+// The names of tensor attributes, interned.
 struct GatherNames {
   PyObject* dtype = PyUnicode_InternFromString("dtype");
   PyObject* layout = PyUnicode_InternFromString("layout");
@@ -40,40 +40,40 @@ nb::object answer(nb::handle object, PyObject* method) {
   return checked(PyObject_CallMethodNoArgs(object.ptr(), method));
 }
 
-// A slot, and its state in it.
-struct SlotRef {
+// A Python object, and the GradientState in it.
+struct GradientRef {
   nb::object object;
   GradientState* state;
 
-  // Throws if it is none.
-  explicit SlotRef(nb::object slot)
-      : object(std::move(slot)), state(&nb::cast<GradientState&>(object)) {}
+  // Throws if the object is no GradientState.
+  explicit GradientRef(nb::object gradient)
+      : object(std::move(gradient)), state(&nb::cast<GradientState&>(object)) {}
   GradientState* operator->() const { return state; }
 };
 
-// What was sent of a bucket, in order. The memory of a gradient that is reduced where it is is its own.
+// What was sent of a bucket, in order. A gradient that is reduced in place is sent from its own memory.
 class Sent {
  public:
   void reserve(std::size_t count) {
     items_.reserve(count);
     pointers_.reserve(count);
   }
-  // The next member has no gradient here.
+  // The next member has no gradient on this rank.
   void add_absent() {
     if (!absent_) absent_ = std::make_unique<bool[]>(items_.capacity());
     absent_[items_.size()] = true;
   }
-  // A gradient that is reduced where it is, or an item with memory of its own.
-  void add(const SlotRef& slot, nb::object grad, std::int64_t pointer) {
-    items_.push_back({slot, std::move(grad), {}});
+  // Adds a gradient that is reduced in place, or an item with memory of its own.
+  void add(const GradientRef& gradient, nb::object grad, std::int64_t pointer) {
+    items_.push_back({gradient, std::move(grad), {}});
     pointers_.push_back(pointer);
   }
-  void add(const SlotRef& slot, nb::tuple item) {
+  void add(const GradientRef& gradient, nb::tuple item) {
     pointers_.push_back(nb::cast<std::int64_t>(answer(item[2], gather_names->data_ptr)));
-    items_.push_back({slot, item[1], std::move(item)});
+    items_.push_back({gradient, item[1], std::move(item)});
   }
   const std::vector<std::int64_t>& pointers() const { return pointers_; }
-  // Of each whether this rank lacks it; null: none.
+  // A flag for each member: does this rank lack its gradient? Null: it lacks none.
   const bool* absent() const { return absent_.get(); }
   nb::list numbers_of_absent() const {
     nb::list numbers;
@@ -89,26 +89,26 @@ class Sent {
     const Item& item = items_[static_cast<std::size_t>(place)];
     return item.whole.is_valid()
                ? item.whole
-               : nb::make_tuple(item.slot.object, item.grad, item.grad, nb::none());
+               : nb::make_tuple(item.gradient.object, item.grad, item.grad, nb::none());
   }
 
-  // They are the engine's now.
+  // Marks the gradients as sent.
   void hand_over() const {
-    for (const Item& item : items_) item.slot->dirty = false;
+    for (const Item& item : items_) item.gradient->dirty = false;
   }
 
-  // The numbers of items, from the first on, that failed or whose results have to be put where they belong. The others are
-  // filled, but for those that no rank had a gradient for. outcomes: as Engine.wait_many gives them; none if Ctrl-C came before
-  // anything was submitted.
-  nb::list to_land(std::size_t first, const nb::list& outcomes) const {
+  // The numbers of items, from `first` on, that failed or whose results have to be copied to their gradients. Marks the others as
+  // filled, except those for which no rank had a gradient. outcomes: from Engine.wait_many; none if Ctrl-C came before the
+  // submission.
+  nb::list to_store(std::size_t first, const nb::list& outcomes) const {
     nb::list places;
     for (std::size_t i = first; i < std::min(items_.size(), outcomes.size()); ++i) {
       const nb::object outcome = outcomes[i];
       const bool reduced = PyLong_Check(outcome.ptr());
       if (reduced && nb::cast<int>(outcome) == 0)
-        continue;  // as in one process, there is no gradient
+        continue;  // no rank had a gradient, so there is none, as in a program of one process
       if (reduced && items_[i].is_there()) {
-        items_[i].slot->filled = true;
+        items_[i].gradient->filled = true;
       } else {
         places.append(i);
       }
@@ -118,7 +118,7 @@ class Sent {
 
   int traverse(visitproc visit, void* arg) const {
     for (const Item& item : items_) {
-      Py_VISIT(item.slot.object.ptr());
+      Py_VISIT(item.gradient.object.ptr());
       Py_VISIT(item.grad.ptr());
       Py_VISIT(item.whole.ptr());
     }
@@ -128,14 +128,15 @@ class Sent {
 
  private:
   struct Item {
-    SlotRef slot;
+    GradientRef gradient;
     nb::object grad;
-    nb::object whole;  // null: (slot, grad, grad, None)
+    nb::object whole;  // null: (gradient, grad, grad, None)
 
-    // Was the gradient reduced where it is, and is it all that the parameter has?
+    // Was the gradient reduced in place, and is it the parameter's whole gradient?
     bool is_there() const {
       if (whole.is_valid() && (grad.is_none() || !grad.is(whole[2]))) return false;
-      return slot->aside.is_none() && slot->sparse_dim.is_none() && slot->grad().is(grad);
+      return gradient->reduced_part.is_none() && gradient->sparse_dim.is_none() &&
+             gradient->grad().is(grad);
     }
   };
   std::vector<Item> items_;
@@ -143,46 +144,46 @@ class Sent {
   std::unique_ptr<bool[]> absent_;
 };
 
-// Finds out where the gradients of a bucket are, or has torch make what is to be sent for them.
+// Finds the addresses of a bucket's gradients, or has torch make what is to be sent for them.
 class Gatherer {
  public:
-  // slots and forms: of the members, in order; a form is a WireForm, of which this reads how it is reduced in place.
-  // type, plain: what native code may know of tensors of this type, or None. strided: torch's layout.
-  // wire_of(slot, form, grad): memory to send in the place of a gradient, or of none, and what decoding needs.
-  Gatherer(const nb::list& slots, const nb::list& forms, nb::handle type, nb::handle plain,
+  // gradients and forms: of the members, in order. A form is a WireForm; this class reads how the gradient is reduced in place.
+  // type, plain: the tensors' type, and its Plain or None. strided: torch's layout. wire_of(gradient, form, grad): makes memory
+  // to send for a gradient, or for a missing one, and the context for decoding.
+  Gatherer(const nb::list& gradients, const nb::list& forms, nb::handle type, nb::handle plain,
            nb::object strided, nb::object wire_of)
       : strided_(std::move(strided)), wire_of_(std::move(wire_of)) {
-    for (std::size_t i = 0; i < slots.size(); ++i) {
-      members_.push_back({SlotRef(slots[i]), forms[i], forms[i].attr("dtype_in_place"),
+    for (std::size_t i = 0; i < gradients.size(); ++i) {
+      members_.push_back({GradientRef(gradients[i]), forms[i], forms[i].attr("dtype_in_place"),
                           forms[i].attr("memory"), nb::cast<int>(forms[i].attr("dtype")),
                           nb::cast<bool>(forms[i].attr("is_contiguous"))});
     }
     if (!plain.is_none()) plain_.emplace(type, plain);
   }
 
-  // What to send of all members.
+  // Collects what to send for all members.
   Sent gather() const {
     Sent sent;
     sent.reserve(members_.size());
-    for (const Member& member : members_) {
-      const SlotRef& slot = member.slot;
-      nb::object grad = slot->dirty ? slot->grad() : nb::none();
+    for (const GatheredGradient& member : members_) {
+      const GradientRef& gradient = member.gradient;
+      nb::object grad = gradient->dirty ? gradient->grad() : nb::none();
       if (grad.is_none()) {
-        if (slot->dirty) slot->forget();  // somebody has reset it
+        if (gradient->dirty) gradient->forget();  // the user has reset it
         sent.add_absent();
       } else if (const auto pointer = address_of(member, grad)) {
-        sent.add(slot, std::move(grad), *pointer);
+        sent.add(gradient, std::move(grad), *pointer);
         continue;
       }
-      const nb::tuple made = nb::cast<nb::tuple>(wire_of_(slot.object, member.form, grad));
-      sent.add(slot, nb::make_tuple(slot.object, grad, made[0], made[1]));
+      const nb::tuple made = nb::cast<nb::tuple>(wire_of_(gradient.object, member.form, grad));
+      sent.add(gradient, nb::make_tuple(gradient.object, grad, made[0], made[1]));
     }
     return sent;
   }
 
   int traverse(visitproc visit, void* arg) const {
-    for (const Member& member : members_) {
-      Py_VISIT(member.slot.object.ptr());
+    for (const GatheredGradient& member : members_) {
+      Py_VISIT(member.gradient.object.ptr());
       Py_VISIT(member.form.ptr());
     }
     return 0;
@@ -190,17 +191,18 @@ class Gatherer {
   void clear() { std::exchange(members_, {}); }
 
  private:
-  struct Member {
-    SlotRef slot;
+  struct GatheredGradient {
+    GradientRef gradient;
     nb::object form;
-    nb::object dtype_in_place;  // torch's; None: it never is reduced where it is
-    nb::object device;          // torch's
+    nb::object dtype_in_place;  // torch's dtype; None: the gradient is never reduced in place
+    nb::object device;          // torch's device
     int dtype;                  // the engine's code
-    bool contiguous;            // or else it lies as its parameter does
+    bool contiguous;            // false: it lies in memory as its parameter does
   };
 
-  // Of a gradient that can be reduced where it is.
-  std::optional<std::int64_t> address_of(const Member& member, const nb::object& grad) const {
+  // The address of a gradient that can be reduced in place.
+  std::optional<std::int64_t> address_of(const GatheredGradient& member,
+                                         const nb::object& grad) const {
     if (member.dtype_in_place.is_none()) return {};
     if (plain_ && member.contiguous && grad.type().is(plain_->type())) {
       const PlainMemory memory(*plain_, grad, true);
@@ -209,7 +211,7 @@ class Gatherer {
     }
     const bool fits = attribute(grad, gather_names->dtype).is(member.dtype_in_place) &&
                       attribute(grad, gather_names->layout).is(strided_) &&
-                      // The parameter may have been moved since.
+                      // The user may have moved the parameter since.
                       attribute(grad, gather_names->device).equal(member.device) &&
                       lies_right(member, grad) &&
                       answer(grad, gather_names->is_neg).ptr() == Py_False;
@@ -217,19 +219,19 @@ class Gatherer {
     return nb::cast<std::int64_t>(answer(grad, gather_names->data_ptr));
   }
 
-  static bool lies_right(const Member& member, const nb::object& grad) {
+  static bool lies_right(const GatheredGradient& member, const nb::object& grad) {
     if (member.contiguous) return answer(grad, gather_names->is_contiguous).ptr() == Py_True;
     return answer(grad, gather_names->stride)
-        .equal(answer(member.slot->param, gather_names->stride));
+        .equal(answer(member.gradient->param, gather_names->stride));
   }
 
-  std::vector<Member> members_;
+  std::vector<GatheredGradient> members_;
   std::optional<PlainType> plain_;
   nb::object strided_, wire_of_;
 };
 
-// Python runs signal handlers, which may raise, between any two things it does, but not within this: either the gradients are in
-// flight and the list says so, or they are this rank's as before.
+// Between any two steps of Python code a signal handler may run and raise, but not within this function. So either the gradients
+// are in flight and the list says so, or they are this rank's as before.
 void launch(Engine& engine, PassDriver& reducer, int bucket, std::int64_t group, nb::handle sent,
             bool wake, nb::handle streams, nb::list works) {
   const auto& native = nb::cast<const Sent&>(sent);
@@ -244,19 +246,19 @@ void launch(Engine& engine, PassDriver& reducer, int bucket, std::int64_t group,
 void register_launch(nb::module_& module) {
   gather_names = new GatherNames;
   nb::class_<Sent>(module, "Sent", nb::is_final(), nb::type_slots(collected<Sent>),
-                   "What was sent of a bucket: a sequence of flights.Item.")
+                   "What was sent of a bucket: a sequence of in_flight.Item.")
       .def("__len__", &Sent::size)
       .def("__getitem__", &Sent::item, "place"_a)
       .def_prop_ro("absent", &Sent::numbers_of_absent,
                    "The numbers of members without a gradient here.")
-      .def("to_land", &Sent::to_land, "first"_a, "outcomes"_a,
+      .def("to_store", &Sent::to_store, "first"_a, "outcomes"_a,
            "The numbers of items that failed or whose results have to be put where they belong. "
            "The others are filled.");
   nb::class_<Gatherer>(module, "Gatherer", nb::is_final(), nb::type_slots(collected<Gatherer>),
                        "Finds out where the gradients of a bucket are.")
       .def(nb::init<const nb::list&, const nb::list&, nb::handle, nb::handle, nb::object,
                     nb::object>(),
-           "slots"_a, "forms"_a, "type"_a, "plain"_a.none(), "strided"_a, "wire_of"_a)
+           "gradients"_a, "forms"_a, "type"_a, "plain"_a.none(), "strided"_a, "wire_of"_a)
       .def("gather", &Gatherer::gather, "What to send.");
   module.def(
       "launch", &launch, "engine"_a, "reducer"_a, "bucket"_a, "group"_a, "sent"_a, "wake"_a,

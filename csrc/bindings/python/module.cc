@@ -4,7 +4,7 @@
 namespace python = hvdlite::python;
 
 NB_MODULE(_engine, module) {
-  // Handles and engines may well be alive when the interpreter ends; that is no leak worth a report on stderr.
+  // Handles and engines may be alive when the interpreter ends. That is no leak worth a report on stderr.
   nanobind::set_leak_warnings(false);
   module.doc() = "The C ABI of hvdlite.h with Python's ownership rules.";
   module.attr("__version__") = hvdlite_version();

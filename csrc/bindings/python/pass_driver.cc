@@ -25,17 +25,17 @@ class Locked {
   nb::handle lock_;
 };
 
-Passes::Found found(const GradientState& slot, nb::handle grad) {
+Passes::Found found(const GradientState& gradient, nb::handle grad) {
   if (grad.is_none()) return Passes::Found::kNothing;
-  return slot.dirty || slot.is_as_reset(grad) ? Passes::Found::kUnreduced
-                                              : Passes::Found::kFinished;
+  return gradient.dirty || gradient.is_as_reset(grad) ? Passes::Found::kUnreduced
+                                                      : Passes::Found::kFinished;
 }
 
-// Is it so of any gradient of a bucket?
+// Does the predicate hold for any gradient of a bucket?
 template <typename Predicate>
 bool any_of(nb::handle bucket, Predicate is_so) {
-  for (const nb::handle slot : bucket.attr("slots")) {
-    if (is_so(nb::cast<const GradientState&>(slot))) return true;
+  for (const nb::handle gradient : bucket.attr("gradients")) {
+    if (is_so(nb::cast<const GradientState&>(gradient))) return true;
   }
   return false;
 }
@@ -45,7 +45,7 @@ bool any_of(nb::handle bucket, Predicate is_so) {
 PassDriver::PassDriver(nb::object current_task, nb::object is_nested)
     : current_task_(std::move(current_task)), is_nested_(std::move(is_nested)) {}
 
-// A method of the class that is derived from this one.
+// Calls a method of the derived Python class.
 template <typename... Args>
 nb::object PassDriver::ask(const char* method, Args... args) {
   return nb::find(*this).attr(method)(args...);
@@ -62,60 +62,60 @@ bool PassDriver::is_nested(bool leaving) const { return nb::cast<bool>(is_nested
 
 // --- hooks ----------------------------------------------------------------------------------------------------------
 
-void PassDriver::before(GradientState& slot) {
+void PassDriver::before(GradientState& gradient) {
   const Locked locked(lock);
   if (unsettled()) settle();
-  const nb::object grad = slot.grad();
-  switch (Passes::before(slot, found(slot, grad), !slot.aside.is_none())) {
+  const nb::object grad = gradient.grad();
+  switch (Passes::before(gradient, found(gradient, grad), !gradient.reduced_part.is_none())) {
     case Before::kNothing:
       return;
     case Before::kForget:
-      slot.forget();
+      gradient.forget();
       break;
-    case Before::kSetAside:
-      ask("_set_aside", nb::find(slot), grad);
+    case Before::kHoldReduced:
+      ask("_hold_reduced", nb::find(gradient), grad);
       break;
   }
-  slot.fresh = true;
+  gradient.fresh = true;
 }
 
-// What is raised before the gradient was counted (Ctrl-C) does not take back what backward has added to it.
-void PassDriver::after(GradientState& slot) {
+// If Ctrl-C raises before the gradient is counted, backward has still added to it.
+void PassDriver::after(GradientState& gradient) {
   const Locked locked(lock);
-  const long long stamp = slot.stamp;
+  const long long stamp = gradient.stamp;
   try {
-    count(slot);
+    count(gradient);
   } catch (...) {
-    if (slot.stamp == stamp) slot.dirty = true;
+    if (gradient.stamp == stamp) gradient.dirty = true;
     throw;
   }
 }
 
-void PassDriver::count(GradientState& slot) {
+void PassDriver::count(GradientState& gradient) {
   const Task task = current_task();
-  if (!is_current(task)) change_task(task, slot);
-  slot.move_in();
-  const After change = Passes::after(slot);
+  if (!is_current(task)) change_task(task, gradient);
+  gradient.move_in();
+  const After change = Passes::after(gradient);
   if (change == After::kNothing) return;
-  const int bucket = slot.bucket;
+  const int bucket = gradient.bucket;
   if (on_gpu(bucket)) buckets[bucket].attr("see_stream")();
   if (change == After::kComplete) launch(bucket, true);
 }
 
-// A hook runs in another graph task than the last hook did.
-void PassDriver::change_task(Task task, GradientState& slot) {
+// The hook runs in another graph task than the last hook.
+void PassDriver::change_task(Task task, GradientState& gradient) {
   if (goes_on(task)) return;
   const bool nested = is_nested(false);
   if (was_left(nested)) settle();
-  if (!running()) begin_pass(slot);
+  if (!running()) begin_pass(gradient);
   watch(task, nested);
 }
 
-// The first gradient of a pass is there.
-void PassDriver::begin_pass(GradientState& slot) {
+// The first gradient of a pass has come.
+void PassDriver::begin_pass(GradientState& gradient) {
   if (is_one_too_many()) {
-    if (!slot.aside.is_none()) ask("_refuse_pass", nb::find(slot));
-    start_step();  // the gradients were reset without telling us
+    if (!gradient.reduced_part.is_none()) ask("_refuse_pass", nb::find(gradient));
+    start_step();  // the user reset the gradients without a call that tells us
   }
   ask("_use_engine");
   begin();
@@ -123,7 +123,7 @@ void PassDriver::begin_pass(GradientState& slot) {
 
 void PassDriver::watch(Task task, bool nested) {
   enter(task, nested);
-  ask("_watch", stamp(), nested);  // where nothing is told, settle() does what is to be done
+  ask("_watch", stamp(), nested);  // if nothing reports the end of the task, settle() does the work
 }
 
 // --- the end of a pass ----------------------------------------------------------------------------------------------
@@ -147,7 +147,8 @@ void PassDriver::task_lost(long long stamp) {
   if (!is_of(stamp)) return;
   finish();
   if (!owes()) return;
-  if (!planned()) ask("_plan");  // which does wait, but otherwise the others could not go on
+  if (!planned())
+    ask("_plan");  // planning waits for other ranks, but without it they could not continue
   launch_rest();
 }
 
@@ -157,18 +158,18 @@ void PassDriver::reduce(bool strict) {
   if (!planned()) ask("_plan");
   owe();
   launch_rest();
-  land(strict);
+  finish_launched(strict);
   if (strict && any_missing()) ask("_require_hooks");
 }
 
 bool PassDriver::is_dirty(int bucket) const {
-  return any_of(buckets[bucket], [](const GradientState& slot) { return slot.dirty; });
+  return any_of(buckets[bucket], [](const GradientState& gradient) { return gradient.dirty; });
 }
 
-// May some rank have a gradient for the bucket? One that was frozen since may have it from a pass that was kept back.
+// May some rank have a gradient for the bucket? A parameter that is frozen now may have one from an unreduced pass.
 bool PassDriver::concerns_somebody(int bucket) const {
-  return may_be_anywhere() || any_of(buckets[bucket], [](const GradientState& slot) {
-           return slot.dirty || nb::cast<bool>(slot.param.attr("requires_grad"));
+  return may_be_anywhere() || any_of(buckets[bucket], [](const GradientState& gradient) {
+           return gradient.dirty || nb::cast<bool>(gradient.param.attr("requires_grad"));
          });
 }
 
@@ -182,8 +183,8 @@ void PassDriver::launch_rest() {
   rest_is_launched();
 }
 
-// Waits for everything in flight, and reduces what was added to gradients after they were launched.
-void PassDriver::land(bool strict) {
+// Waits for all launched buckets. Then reduces what was added to gradients after their launch.
+void PassDriver::finish_launched(bool strict) {
   ask("_wait", strict);
   if (!added_later()) return;
   begin_additions();
@@ -201,35 +202,35 @@ void PassDriver::settle() {
   if (owes()) {
     reduce(false);
   } else {
-    land(false);
+    finish_launched(false);
   }
   ask("_merge_rest");
 }
 
 // --- the plan -------------------------------------------------------------------------------------------------------
 
-// Ctrl-C comes between neither of these two and what a gradient knows of its bucket.
+// No signal handler runs between these two statements, so buckets and gradients always fit together.
 void PassDriver::set_plan(nb::list made) {
   drop_plan();
   std::vector<Bucket> counts;
   for (const nb::handle bucket : made) {
-    counts.push_back({.members = static_cast<int>(nb::len(nb::object(bucket.attr("slots")))),
+    counts.push_back({.members = static_cast<int>(nb::len(nb::object(bucket.attr("gradients")))),
                       .on_gpu = nb::cast<int>(bucket.attr("device")) != HVDLITE_DEVICE_CPU});
   }
   buckets = std::move(made);
   Passes::set_plan(std::move(counts));
-  for (int bucket = 0; bucket < bucket_count(); ++bucket) number_slots(bucket, bucket);
+  for (int bucket = 0; bucket < bucket_count(); ++bucket) number_gradients(bucket, bucket);
 }
 
 void PassDriver::drop_plan() {
-  for (int bucket = 0; bucket < bucket_count(); ++bucket) number_slots(bucket, -1);
+  for (int bucket = 0; bucket < bucket_count(); ++bucket) number_gradients(bucket, -1);
   buckets = nb::list();
   Passes::drop_plan();
 }
 
-void PassDriver::number_slots(int bucket, int number) {
-  for (const nb::handle slot : buckets[bucket].attr("slots")) {
-    nb::cast<GradientState&>(slot).bucket = number;
+void PassDriver::number_gradients(int bucket, int number) {
+  for (const nb::handle gradient : buckets[bucket].attr("gradients")) {
+    nb::cast<GradientState&>(gradient).bucket = number;
   }
 }
 
@@ -241,7 +242,7 @@ int PassDriver::traverse(visitproc visit, void* arg) const {
   return 0;
 }
 
-// The rest stays: a hook may be called until it is gone.
+// Keeps the other references: a hook may be called until it is gone.
 void PassDriver::clear() {
   buckets = nb::list();
   Passes::drop_plan();

@@ -1,8 +1,8 @@
-// Does what Passes says, for the gradients of one optimizer: the type that hvdlite.torch derives its Reducer from.
-// Thread: with the GIL held; where parameters are on several devices, whose hooks autograd calls from a thread for each, a lock
-// that Python sets keeps them apart. Owns: references to the plan's buckets, and as any Python object does. Blocks: where the
-// methods of Reducer do. Throws: nb::python_error, what they raise. Ctrl-C raises only within them, and whatever is not done then
-// settle() makes good.
+// Carries out what Passes decides, for the gradients of one optimizer: the type from which hvdlite.torch derives Reducer.
+// Thread: with the GIL held. If parameters are on several devices, autograd calls their hooks from a thread for each, and a lock
+// that Python sets serializes them. Owns: references to the plan's buckets and others, as any Python object does. Blocks: where
+// the methods of Reducer do. Throws: nb::python_error, as raised by them. Ctrl-C raises only within these methods; settle() later
+// does what was left undone.
 #pragma once
 
 #include "binding.h"
@@ -13,34 +13,35 @@ namespace hvdlite::python {
 
 class PassDriver : public Passes {
  public:
-  // current_task tells the number of the graph task that this thread runs, is_nested(leaving) whether it runs inside another.
+  // current_task(): the number of the graph task that this thread runs. is_nested(leaving): does it run inside another one?
   PassDriver(nb::object current_task, nb::object is_nested);
 
   // --- hooks: called by autograd, for each parameter in each pass ---
-  // Backward is about to add to this gradient (or would, if this is autograd.grad, which adds nothing).
-  void before(GradientState& slot);
+  // Backward is about to add to this gradient. (autograd.grad calls this as well, but adds nothing.)
+  void before(GradientState& gradient);
   // Backward has added to it.
-  void after(GradientState& slot);
+  void after(GradientState& gradient);
 
   // --- the end of a task, as EndOfTask in hvdlite/torch/passes.py tells it; stamp: of the pass in which it began to wait ---
-  // The pass is over: backward() returns when this has.
+  // The pass is over. backward() returns after this has.
   void task_ended(long long stamp);
-  // A nested task is over. The end of the task around it, which is current now, has to be noticed as well.
+  // A nested task is over. The task around it is current now, and its end has to be noticed as well.
   void task_left(long long stamp);
-  // Backward raised, or nothing calls back: others may wait for this rank's part, so it is sent at once, but not waited for.
+  // Backward raised, or nothing will report its end. Other ranks may wait for this rank's part, so it is sent at once, without
+  // waiting.
   void task_lost(long long stamp);
 
-  // Reduces all gradients of this rank that were not, and waits for those in flight.
+  // Reduces all unreduced gradients of this rank, and waits for launched buckets.
   void reduce(bool strict);
-  // Makes good what the end of the last pass did not do. Does nothing if all is well.
+  // Does what the end of the last pass has left undone. Usually nothing.
   void settle();
 
-  // The plan: buckets with `slots` and `device`.
+  // The plan: buckets with `gradients` and `device`.
   void set_plan(nb::list made);
   void drop_plan();
 
   nb::list buckets;              // of the plan
-  nb::object lock = nb::none();  // Python's; None: there is none
+  nb::object lock = nb::none();  // a lock of Python's, or None
 
   int traverse(visitproc visit, void* arg) const;
   void clear();
@@ -50,16 +51,16 @@ class PassDriver : public Passes {
   nb::object ask(const char* method, Args... args);
   Task current_task() const;
   bool is_nested(bool leaving) const;
-  void count(GradientState& slot);
-  void change_task(Task task, GradientState& slot);
-  void begin_pass(GradientState& slot);
+  void count(GradientState& gradient);
+  void change_task(Task task, GradientState& gradient);
+  void begin_pass(GradientState& gradient);
   void watch(Task task, bool nested);
   bool concerns_somebody(int bucket) const;
   bool is_dirty(int bucket) const;
   void launch(int bucket, bool wake);
   void launch_rest();
-  void land(bool strict);
-  void number_slots(int bucket, int number);
+  void finish_launched(bool strict);
+  void number_gradients(int bucket, int number);
 
   nb::object current_task_, is_nested_;
 };

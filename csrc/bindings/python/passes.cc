@@ -5,15 +5,15 @@
 
 namespace hvdlite::python {
 
-Passes::Before Passes::before(Gradient& gradient, Found found, bool has_aside) {
+Passes::Before Passes::before(Gradient& gradient, Found found, bool holds_reduced) {
   switch (found) {
     case Found::kNothing:
-      // Somebody has reset what is dirty or aside.
-      if (gradient.dirty || has_aside) return Before::kForget;
+      // The user has reset a gradient that was dirty, or had a reduced part.
+      if (gradient.dirty || holds_reduced) return Before::kForget;
       gradient.fresh = true;
       return Before::kNothing;
     case Found::kFinished:
-      return Before::kSetAside;
+      return Before::kHoldReduced;
     case Found::kUnreduced:
       break;
   }
@@ -21,7 +21,7 @@ Passes::Before Passes::before(Gradient& gradient, Found found, bool has_aside) {
 }
 
 Passes::After Passes::after(Gradient& gradient) {
-  if (gradient.stamp == stamp_) {  // one more part of it
+  if (gradient.stamp == stamp_) {  // another part of the same gradient
     if (knows(gradient.bucket) && is_launched(gradient.bucket)) {
       gradient.dirty = added_later_ = true;
     }
@@ -59,7 +59,8 @@ void Passes::begin() {
 
 void Passes::enter(Task task, bool nested) {
   if (nested) {
-    // A parameter used inside and outside of a checkpoint gets its gradient in parts: launch when all are there.
+    // A parameter that is used inside and outside of a checkpoint gets its gradient in parts. Launch its bucket when all parts
+    // have come.
     ever_nested_ = true;
     eager_ = false;
   }
@@ -82,7 +83,7 @@ void Passes::rest_is_launched() {
   ++turn_;
 }
 
-// Ctrl-C leaves what is not launched to be settled, under the same name.
+// If Ctrl-C comes, settle() launches the rest under the same name.
 void Passes::begin_additions() {
   unsettled_ = true;
   ++stamp_;

@@ -1,12 +1,12 @@
-// What backward passes do to the gradients of one optimizer: which are made, which buckets of them are launched, what is owed.
+// Decides what backward passes do to the gradients of one optimizer: which buckets are launched and when, and what is still owed.
 // Thread: one at a time. Owns: the counts of the buckets. Blocks: never. Throws: std::bad_alloc.
 //
-// A pure machine: it knows neither Python nor a framework nor the engine. It is told what happens and says what is to be done;
-// PassDriver does it. It can be copied. A pass is one backward with the backwards that are nested in it, each of them a task.
+// A pure machine, without Python, a framework or the engine. PassDriver reports events to it and carries out its answers. It can
+// be copied. A pass is one backward with the backwards nested in it; each of these is a task.
 //
-//   before() a gradient is added to, after() it --> kForget, kSetAside; kCounted, kComplete: launch the bucket
+//   before() a gradient is added to, after() it --> kForget, kHoldReduced; kCounted, kComplete: launch the bucket
 //   the end of a task: is_of(), finish() ---------> owes(): launch the rest, launched() for each, rest_is_launched()
-//   all results are there: settled() -------------> added_later(): launch the dirty ones once more
+//   all results are stored: settled() ------------> added_later(): launch the dirty ones once more
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@
 
 namespace hvdlite::python {
 
-// One parameter's gradient. hvdlite.torch.slots.Slot says what the members mean.
+// One parameter's gradient. hvdlite.torch.parameter_gradient.ParameterGradient describes the members.
 struct Gradient {
   int bucket = -1;      // its number; -1: in none
   long long stamp = 0;  // the last pass in which backward made it
@@ -31,50 +31,51 @@ class Passes {
   struct Bucket {
     int members = 0;
     bool on_gpu = false;
-    int missing = 0;         // gradients of this pass that are not there yet
+    int missing = 0;         // gradients of this pass that have not come yet
     long long launched = 0;  // the last pass in which it was launched
   };
 
-  // What .grad holds when backward is about to add to it: nothing, what the reset or this rank has left, something finished.
+  // What .grad holds when backward is about to add to it: nothing; zeros of a reset or an unreduced gradient; a finished
+  // gradient.
   enum class Found { kNothing, kUnreduced, kFinished };
-  // What is to be done first.
-  enum class Before { kNothing, kForget, kSetAside };
-  // What has become of its bucket.
+  // What the driver has to do first.
+  enum class Before { kNothing, kForget, kHoldReduced };
+  // What has happened to the gradient's bucket.
   enum class After { kNothing, kCounted, kComplete };
 
   // --- the hooks of one gradient; after() only in the current task ---
-  static Before before(Gradient& gradient, Found found, bool has_aside);
+  static Before before(Gradient& gradient, Found found, bool holds_reduced);
   After after(Gradient& gradient);
-  // The user has reset it. Zeros that are left where something unreduced was are reduced like that.
+  // The user has reset it. Zeros in the place of an unreduced gradient are reduced like a gradient.
   static void forget(Gradient& gradient, bool zeros_are_left);
 
   // --- tasks and passes, in the order in which a hook of another task asks ---
   bool is_current(Task task) const { return task == task_; }
-  // Is it a task of this pass that goes on after a nested one? Then it is the current one.
+  // Does this task of the pass continue after a nested one? Then it becomes the current task.
   bool goes_on(Task task);
-  // Did the pass that ran never end?
+  // Did an earlier pass never end?
   bool was_left(bool nested) const { return running_ && !nested; }
   bool running() const { return running_; }
   // Are there too many passes before a step?
   bool is_one_too_many() const;
   void begin();
   void enter(Task task, bool nested);
-  // Does an end that waits since this pass concern the one that runs?
+  // Is this the number of the running pass?
   bool is_of(long long stamp) const { return running_ && stamp == stamp_; }
-  // There are no more hooks. What is to be done now is owed until it is done, whatever is raised meanwhile.
+  // No more hooks follow. From now on the launch of the rest is owed until it is done, even if something raises meanwhile.
   void finish();
 
   // --- the reduction ---
   void owe() { owed_ = unsettled_ = true; }
-  // Without a backward.
+  // Begins a pass without a backward.
   void begin_by_hand() { ++stamp_; }
   bool is_launched(int bucket) const { return at(bucket).launched == stamp_; }
   void launched(int bucket) { at(bucket).launched = stamp_; }
-  // May any gradient be on some rank, though there is none here and its parameter is frozen?
+  // May any rank have any gradient, although this rank has none and the parameter is frozen?
   bool may_be_anywhere() const { return local_gradients_ || given_up_; }
   void rest_is_launched();
   void settled() { unsettled_ = false; }
-  // Was something added to a gradient after it was launched? Then it is sent in a pass of its own.
+  // Was something added to a gradient after its launch? Then a pass of its own sends it.
   bool added_later() const { return added_later_; }
   void begin_additions();
   void additions_are_launched();
@@ -94,7 +95,7 @@ class Passes {
   bool on_gpu(int bucket) const { return at(bucket).on_gpu; }
   int bucket_count() const { return static_cast<int>(buckets_.size()); }
   void start_step() { turn_ = backwards_ = 0; }
-  // The gradients were reset, also those that were not reduced.
+  // All gradients were reset, including unreduced ones.
   void reset();
 
   int passes_per_step = 1;
@@ -107,19 +108,19 @@ class Passes {
 
   std::vector<Bucket> buckets_;
   bool planned_ = false;
-  // The pass.
-  Task task_ = kNoTask;      // whose hooks run at present
-  std::vector<Task> tasks_;  // those of the pass
+  // The current pass.
+  Task task_ = kNoTask;      // the task whose hooks run now
+  std::vector<Task> tasks_;  // all tasks of the pass
   long long stamp_ = 0;      // number of the pass
   bool running_ = false;
-  bool local_ = false;  // is it not to be reduced?
-  bool eager_ = false;  // may complete buckets be launched before it is over?
+  bool local_ = false;  // is the pass local, so that it is not reduced?
+  bool eager_ = false;  // may complete buckets be launched before the pass is over?
   bool ever_nested_ = false;
   bool added_later_ = false;
-  // What is owed.
-  bool owed_ = false;  // a pass is over but not all its buckets were launched
+  // Work that is owed.
+  bool owed_ = false;  // a pass is over, but not all its buckets were launched
   bool unsettled_ = false;
-  bool local_gradients_ = false;  // passes were not reduced yet
+  bool local_gradients_ = false;  // some passes were not reduced yet
   bool given_up_ = false;         // such passes were reset since the last reduction
   // Counts since the last step or reset.
   int turn_ = 0;  // of reductions

@@ -1,7 +1,7 @@
-// Allreduces and broadcasts of plain tensors, whose memory can be used as it is: native code reads the user's very arguments and
-// describes the tensors, in place of hvdlite/submission.py. What is described is submitted and waited for like anything else.
-// Whatever is unusual about a call gives None here, and submission.py knows what to do or to say. Much of the time of a tiny
-// allreduce is Python's, and where processes share a core all wait for it.
+// Allreduces and broadcasts of plain tensors, whose memory the engine can use as it is. Native code reads the user's arguments
+// and describes the tensors, in place of hvdlite/submission.py. Submission and wait are as always. For unusual arguments a call
+// returns None, and submission.py handles it. Reason: in a tiny allreduce Python takes much of the time, and if processes share a
+// core, all of them wait for it.
 
 #include <deque>
 #include <string>
@@ -15,7 +15,7 @@ namespace hvdlite::python {
 
 namespace {
 
-// Of a plain number; subclasses and those of other libraries go the general way.
+// Reads a plain number. Subclasses and numbers of other libraries are left to submission.py.
 bool read_factor(nb::handle from, double& to) {
   if (PyFloat_CheckExact(from.ptr()) == 0) return false;
   to = PyFloat_AS_DOUBLE(from.ptr());
@@ -30,7 +30,7 @@ bool read_int(nb::handle from, std::int32_t& to) {
   return overflow == 0 && to == number;
 }
 
-// The set's id if this rank is a member, as the set's attribute says.
+// Reads the set's id, if this rank is a member.
 bool read_set(nb::handle process_set, std::int32_t& to) {
   static PyObject* const kMemberId = PyUnicode_InternFromString("member_id");
   const nb::object id = nb::steal(PyObject_GetAttr(process_set.ptr(), kMemberId));
@@ -43,7 +43,7 @@ bool read_set(nb::handle process_set, std::int32_t& to) {
 
 constexpr const char* kAllreduceName = "allreduce.";
 
-// Everything about an allreduce but its name and its memory.
+// Reads all arguments of an allreduce except its name and its memory.
 bool read_allreduce(hvdlite_request& request, nb::handle average, nb::handle op,
                     nb::handle prescale, nb::handle postscale, nb::handle process_set) {
   request.kind = HVDLITE_ALLREDUCE;
@@ -54,7 +54,7 @@ bool read_allreduce(hvdlite_request& request, nb::handle average, nb::handle op,
          read_set(process_set, request.process_set);
 }
 
-// Reads `kind` and a name; nothing of None.
+// Makes a name from `kind` and the argument. None gives none.
 bool read_name(nb::handle from, const char* kind, std::string& to) {
   if (from.is_none()) return true;
   const char* text = PyUnicode_CheckExact(from.ptr()) ? PyUnicode_AsUTF8(from.ptr()) : nullptr;
@@ -100,7 +100,7 @@ const PlainType* Engine::plain_type_of(nb::handle array) {
   return &plain_types_.emplace_back(type, plain);
 }
 
-// Adds one tensor's memory, and that of its output.
+// Adds the memory of one tensor and of its output.
 bool Engine::read_memory(hvdlite_request& request, Operands& operands, nb::handle input,
                          bool in_place) {
   const PlainType* type = plain_type_of(input);
@@ -127,7 +127,7 @@ bool Engine::read_memory(hvdlite_request& request, Operands& operands, nb::handl
   return true;
 }
 
-// Adds what is left, the name and the memory, and submits the complete request. kind: as the names of its operations begin.
+// Adds the name and the memory, and submits the complete request. kind: the beginning of the operations' names.
 nb::object Engine::run_plain(hvdlite_request& request, const char* kind, nb::handle name,
                              nb::handle input, bool in_place, bool blocking) {
   std::string full_name;

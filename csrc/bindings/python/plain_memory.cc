@@ -9,27 +9,27 @@
 
 namespace hvdlite::python {
 
-// DLPack's DLManagedTensorVersioned: a tensor for another library to keep, which calls the deleter when it is done with it.
+// DLPack's DLManagedTensorVersioned: a tensor that another library keeps. That library calls the deleter at the end.
 struct ManagedTensor {
   std::uint32_t major, minor;
   void* context;
-  void (*deleter)(ManagedTensor* self);  // by any thread
+  void (*deleter)(ManagedTensor* self);  // called by any thread
   std::uint64_t flags;
   nb::dlpack::dltensor tensor;
 };
 
-// The table of functions behind `__dlpack_c_exchange_api__`, as DLPack's dlpack.h declares it from version 1.3 on; the major
-// version changes with its layout.
+// The table of functions behind `__dlpack_c_exchange_api__`, as dlpack.h declares it from version 1.3 on. Its layout changes only
+// with the major version.
 struct ExchangeApi {
   std::uint32_t major, minor;
   const ExchangeApi* older;
   void (*unused[2])();
   int (*adopt)(
       ManagedTensor* tensor,
-      void** object);  // takes the tensor over, also if it fails; -1: Python's error is set
+      void** object);  // takes the tensor over, even if it fails; -1: Python's error is set
   int (*describe)(
       void* object,
-      nb::dlpack::dltensor* out);  // the object keeps what is described; -1: Python's error is set
+      nb::dlpack::dltensor* out);  // the object keeps the memory; -1: Python's error is set
 };
 
 namespace {
@@ -38,8 +38,8 @@ constexpr const char* kCapsuleName = "dlpack_exchange_api";
 constexpr std::uint32_t kMajor = 1;
 constexpr std::int32_t kHost = 1;  // kDLCPU
 constexpr std::uint8_t kNoDtype = 255;
-constexpr std::size_t kAlignment =
-    64;  // of the memory of tensors made here, as torch aligns its own
+// The alignment of tensors made here; torch aligns its own alike.
+constexpr std::size_t kAlignment = 64;
 
 constexpr std::size_t aligned(std::size_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
@@ -56,7 +56,7 @@ bool is_dense(const nb::dlpack::dltensor& tensor) {
   return true;
 }
 
-// The element type's code, by a table as it is in hvdlite/dtypes.py; -1: none.
+// The dtype's code, from a table that hvdlite/dtypes.py made; -1: none.
 int dtype_of(nb::dlpack::dtype type, const char* table, std::size_t table_size) {
   const std::size_t place = type.code * std::size_t{8} + std::countr_zero(type.bits / 8U);
   if (!std::has_single_bit(type.bits) || type.bits < 8 || type.lanes != 1 || place >= table_size) {
@@ -67,8 +67,8 @@ int dtype_of(nb::dlpack::dtype type, const char* table, std::size_t table_size) 
 }
 
 bool is_aligned(const void* data, std::size_t item_bytes) {
-  const std::size_t unit =
-      std::min(item_bytes, sizeof(double));  // complex numbers: at least to their parts
+  // Complex numbers: at least to their parts.
+  const std::size_t unit = std::min(item_bytes, sizeof(double));
   return unit > 0 && reinterpret_cast<std::uintptr_t>(data) % unit == 0;
 }
 
@@ -120,8 +120,8 @@ bool PlainType::in_special_mode() const {
   return value != PyTuple_GET_ITEM(mode, 2);
 }
 
-// A framework takes less time to adopt a tensor than to make one: of a tiny allreduce's result that was the dearest part. What
-// DLPack wants to be told of it, its shape and its memory are one block.
+// A framework adopts a tensor faster than it makes one; for the result of a tiny allreduce that was the most expensive step.
+// DLPack's description, the shape and the memory are one block.
 nb::object PlainType::new_like(nb::handle array, const PlainMemory& of) const {
   if (api_ == nullptr) return new_like_(array);
   const auto ndim = static_cast<std::size_t>(of.ndim_);

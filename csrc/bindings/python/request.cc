@@ -20,7 +20,7 @@ nb::object items_of(nb::handle sequence, const char* expected) {
   return items;
 }
 
-// Conversions that leave no Python error behind when they fail.
+// These conversions leave no Python error behind when they fail.
 bool convert(PyObject* from, std::int32_t& to) {
   if (!PyLong_CheckExact(from)) return nb::try_cast(nb::handle(from), to);
   int overflow = 0;
@@ -48,7 +48,7 @@ bool convert(PyObject* from, const char*& to) {
   return to != nullptr;
 }
 
-// An address, or an object with the buffer protocol, which the caller keeps alive and does not move.
+// Converts an address, or an object with the buffer protocol. The caller keeps the object alive, and does not resize it.
 bool convert_address(PyObject* from, void*& to, int flags) {
   if (PyLong_Check(from)) {
     to = PyLong_AsVoidPtr(from);
@@ -74,10 +74,10 @@ bool convert(PyObject* from, const void*& to) {
 
 bool convert(PyObject* from, void*& to) { return convert_address(from, to, PyBUF_WRITABLE); }
 
-// Hands out the items of a tuple one by one, converted.
-class Arguments {
+// Reads the items of a tuple one by one, and converts them.
+class RequestTuple {
  public:
-  explicit Arguments(nb::handle tuple) : tuple_(tuple) {
+  explicit RequestTuple(nb::handle tuple) : tuple_(tuple) {
     if (!PyTuple_Check(tuple.ptr())) throw nb::type_error("each request must be a tuple");
     size_ = PyTuple_GET_SIZE(tuple.ptr());
   }
@@ -95,7 +95,7 @@ class Arguments {
     if (next_ < size_) take(name, value);
   }
 
-  // Appends the integers of the next item, a sequence, and returns how many they are.
+  // Appends the integers of the next item, a sequence. Returns their number.
   std::int32_t append_to(std::vector<std::int64_t>& integers) {
     if (next_ >= size_) return 0;
     const nb::object items = items_of(at(next_++), "expected a sequence of integers");
@@ -138,7 +138,7 @@ Int64List::Int64List(nb::handle sequence) {
 }
 
 void Requests::add(nb::handle tuple) {
-  Arguments arguments(tuple);
+  RequestTuple arguments(tuple);
   hvdlite_request& request = natives_.emplace_back();
   request.op = 1;
   request.device = HVDLITE_DEVICE_CPU;
@@ -169,7 +169,7 @@ void Requests::add(nb::handle tuple) {
   if (arguments.has_next()) throw nb::type_error("a request has too many arguments");
 }
 
-// Once integers_ grows no more.
+// Call it when integers_ does not grow any more.
 void Requests::set_pointers() {
   const std::int64_t* integers = integers_.data();
   for (hvdlite_request& request : natives_) {

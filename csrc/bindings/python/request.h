@@ -1,6 +1,6 @@
-// Python's view of requests to the C ABI's.
-// Thread: with the GIL held. Owns: the integers of shapes and splits; strings are borrowed from the Python objects.
-// Blocks: no. Throws: TypeError, naming the argument.
+// Converts Python's requests to the C ABI's.
+// Thread: with the GIL held. Owns: the integers of shapes and splits; it borrows strings from the Python objects. Blocks: no.
+// Throws: TypeError, which names the argument.
 #pragma once
 
 #include <array>
@@ -11,7 +11,7 @@
 
 namespace hvdlite::python {
 
-// The integers of any Python sequence, without a heap allocation for as many as tensors usually have dimensions.
+// The integers of any Python sequence. As many as tensors usually have dimensions need no heap allocation.
 class Int64List {
  public:
   explicit Int64List(nb::handle sequence);
@@ -25,8 +25,8 @@ class Int64List {
   std::int32_t size_ = 0;
 };
 
-// Requests made of tuples, whose items are those of hvdlite.requests.Request; trailing ones may be missing, the defaults
-// are those there. A pointer may also be an object with the buffer protocol. The tuples must outlive this.
+// Requests made from tuples with the items of hvdlite.requests.Request. Trailing items may be missing; their defaults are the
+// same. A pointer may also be an object with the buffer protocol. The tuples must outlive this object.
 class Requests {
  public:
   // A sequence of tuples.

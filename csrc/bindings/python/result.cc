@@ -15,7 +15,7 @@ nb::tuple as_tuple(const std::vector<std::int64_t>& values) {
 }
 
 int export_bytes(PyObject* self, Py_buffer* view, int flags) noexcept {
-  static char nothing;  // a buffer needs an address, also for zero bytes
+  static char nothing;  // a buffer needs an address, even for zero bytes
   OwnedBytes* bytes = nb::inst_ptr<OwnedBytes>(self);
   void* data = bytes->size == 0 ? &nothing : hvdlite_block_data(bytes->block.get());
   return PyBuffer_FillInfo(view, self, data, static_cast<Py_ssize_t>(bytes->size), 0, flags);
@@ -24,7 +24,7 @@ int export_bytes(PyObject* self, Py_buffer* view, int flags) noexcept {
 const PyType_Slot kBytesSlots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(export_bytes)},
                                    {0, nullptr}};
 
-// Always the same, so that whoever was interrupted may ask again.
+// Always returns the same object, so that an interrupted caller may ask again.
 nb::object data_of(Result& result) {
   if (result.device >= 0) {
     throw nb::value_error("the data of this result is on a GPU; copy_to copies it to memory there");

@@ -1,6 +1,6 @@
-// What an ended operation left behind, copied out of the engine so that its handle can be released at once.
-// Thread: with the GIL held. Owns: the output, on the host together with those who have asked for it. Blocks: no.
-// Throws: ValueError for output that is not where it is asked for; the classes of hvdlite.errors.
+// The result of an ended operation, copied out of the engine so that its handle can be released at once.
+// Thread: with the GIL held. Owns: the output; on the host it shares the output with callers that have asked for it. Blocks: no.
+// Throws: ValueError for output that lies in other memory than the caller asks for; the classes of hvdlite.errors.
 #pragma once
 
 #include <memory>
@@ -10,7 +10,7 @@
 
 namespace hvdlite::python {
 
-// Memory of the engine for a result; exports Python's buffer protocol and gives itself back.
+// Memory of the engine for a result. It exports Python's buffer protocol, and returns itself at its end.
 struct OwnedBytes {
   struct Free {
     void operator()(hvdlite_block* block) const { hvdlite_block_free(block); }
@@ -19,10 +19,10 @@ struct OwnedBytes {
   std::size_t size = 0;
 };
 
-// A writable memoryview over the bytes, which keeps them.
+// A writable memoryview over the bytes; it keeps them alive.
 nb::object as_memoryview(OwnedBytes bytes);
 
-// Memory on a GPU for a result, which gives itself back.
+// Memory on a GPU for a result. It returns itself at its end.
 struct GpuMemory {
   std::unique_ptr<hvdlite_block, OwnedBytes::Free> block;
   std::size_t size = 0;
@@ -32,15 +32,15 @@ struct Result {
   std::int32_t contributors = 0;
   std::int32_t last_joined_rank = -1;
   std::int32_t process_set = 0;
-  std::int32_t source = -1, tag = -1;  // of what a receive got
+  std::int32_t source = -1, tag = -1;  // of a received message
   std::vector<std::int64_t> shape;
   std::vector<std::int64_t> received_splits;
   std::int32_t device = HVDLITE_DEVICE_CPU;  // of the output
   OwnedBytes output;
-  nb::object data;  // over the output, once somebody has asked for it
+  nb::object data;  // a view of the output, after a caller has asked for it
 };
 
-// Copies the result of the operation at this place of a work, a successful one, and takes its output over.
+// Copies the result of a successful operation, at this place of a work, and takes its output over.
 Result take_result(hvdlite_engine* engine, std::int64_t work, std::size_t place,
                    const hvdlite_result& native);
 

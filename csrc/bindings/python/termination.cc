@@ -1,9 +1,9 @@
-// What a rank says when SIGTERM ends it, which is how a launcher ends a job after a rank has died: its last operations, or where it
-// is without an engine. Python would get to a handler of its own only between two of its instructions; this one works while
-// the program computes.
+// Logs a rank's last operations, or its state without an engine, when SIGTERM ends it. A launcher ends a job like this after a
+// rank has died. Python would run a handler of its own only between two of its instructions; this one works while the program
+// computes.
 //
-// The handler hands over to a thread, since nearly nothing may be done in a handler, waits for it, at most kPatience, and lets the
-// process end as it would have. It is installed only where nobody else has one.
+// A signal handler may do almost nothing. So it wakes a thread, waits for it for at most kPatienceMs, and lets the process end as
+// it would have. The handler is installed only if there is no other one.
 #include <pthread.h>
 #include <semaphore.h>
 #include <unistd.h>
@@ -19,16 +19,17 @@
 namespace hvdlite::python {
 namespace {
 
-// Operations that have ended, of which it tells where none is in flight.
+// The number of ended operations that it logs if none is in flight.
 constexpr std::int64_t kEndedInLog = 3;
-// Launchers follow with SIGKILL, Open MPI's after a second.
+// A launcher sends SIGKILL later; Open MPI after a second.
 constexpr int kPatienceMs = 500;
 
-// A handler has no arguments, so its state is the process's. Never taken down: a signal may come at any time.
+// A handler has no arguments, so its state belongs to the process. It is never destroyed, because a signal may come at any time.
 struct Termination {
-  pid_t owner = 0;  // a forked child says nothing
+  pid_t owner = 0;  // a forked child logs nothing
   int rank = 0, size = 1;
-  std::atomic<bool> has_shut_down{false};  // else one without an engine is in init()
+  std::atomic<bool> has_shut_down{
+      false};  // without an engine: true after shutdown, false in init()
   sem_t asked = {};
   std::atomic<bool> said{false};
 };
@@ -49,7 +50,7 @@ void say() {
     log(state.has_shut_down.load() ? " after shutdown()" : " in init()", "");
     return;
   }
-  if (*hvdlite_failure_cause(engine) == '\0') {  // else all has been said
+  if (*hvdlite_failure_cause(engine) == '\0') {  // otherwise the cause was logged
     char* const record = hvdlite_flight_record(engine, kEndedInLog);
     log("", std::string("\nlast operations of this rank:\n") + (record != nullptr ? record : ""));
     hvdlite_free(record);

@@ -23,7 +23,7 @@ Engine& engine_of(const Work& work) { return *nb::inst_ptr<Engine>(work.engine);
 
 // --- what the engine says of a work that has ended --------------------------------------------------------------------
 
-// Its texts and lists hold until the work is released.
+// The texts and lists in it are valid until the work is released.
 std::vector<hvdlite_result> native_results(const Work& work) {
   std::vector<hvdlite_result> results(work.size);
   std::size_t count = 0;
@@ -31,24 +31,25 @@ std::vector<hvdlite_result> native_results(const Work& work) {
   return results;
 }
 
-struct Failure {
+struct FailedResult {
   std::size_t place;
   int code;
   std::string text;
 };
 
-std::vector<Failure> failures_in(const std::vector<hvdlite_result>& results) {
-  std::vector<Failure> failures;
+std::vector<FailedResult> failures_in(const std::vector<hvdlite_result>& results) {
+  std::vector<FailedResult> failures;
   for (std::size_t i = 0; i < results.size(); ++i) {
     if (results[i].code != HVDLITE_OK) failures.push_back({i, results[i].code, results[i].error});
   }
   return failures;
 }
 
-// Making them runs code of Python's, and with it perhaps other threads.
-std::vector<nb::object> errors_of(const std::vector<Failure>& failures) {
+// Makes the errors. This runs Python code, and so perhaps other threads.
+std::vector<nb::object> errors_of(const std::vector<FailedResult>& failures) {
   std::vector<nb::object> errors;
-  for (const Failure& failure : failures) errors.push_back(make_error(failure.code, failure.text));
+  for (const FailedResult& failure : failures)
+    errors.push_back(make_error(failure.code, failure.text));
   return errors;
 }
 
@@ -63,7 +64,7 @@ void require_ended(const Work& work) {
   }
 }
 
-// Of a work whose results nobody wanted when there were some, or that never had any.
+// The empty results of a work whose results were dropped, or that never had any.
 nb::object no_results(const Work& work) {
   nb::list list;
   for (std::size_t i = 0; i < work.size; ++i) list.append(nb::none());
@@ -71,7 +72,7 @@ nb::object no_results(const Work& work) {
 }
 
 void fill_results(Work& work, const std::vector<hvdlite_result>& natives,
-                  const std::vector<Failure>& failures, std::vector<nb::object> errors,
+                  const std::vector<FailedResult>& failures, std::vector<nb::object> errors,
                   const nb::object& list) {
   std::size_t failed = 0;
   for (std::size_t i = 0; i < natives.size(); ++i) {
@@ -88,7 +89,7 @@ nb::object results(nb::handle self) {
   require_ended(work);
   if (work.stage == Stage::kEnded) {
     const std::vector<hvdlite_result> natives = native_results(work);
-    const std::vector<Failure> failures = failures_in(natives);
+    const std::vector<FailedResult> failures = failures_in(natives);
     std::vector<nb::object> errors = errors_of(failures);
     const nb::object list = checked(PyList_New(static_cast<Py_ssize_t>(work.size)));
     if (work.stage == Stage::kEnded) {  // no other thread has taken them meanwhile
@@ -115,7 +116,7 @@ void wait(nb::handle self, double limit, nb::handle streams) {
   wait_for({&work, 1}, limit, streams);
 }
 
-// A failure is not taken here: an error that the work held would hold the work, by its traceback.
+// Does not store a failure: an error held by the work would hold the work, through its traceback.
 nb::object result(nb::handle self, double limit, nb::handle streams) {
   const Work& work = work_of(self);
   wait(self, limit, streams);
@@ -127,7 +128,7 @@ nb::object result(nb::handle self, double limit, nb::handle streams) {
   return nb::borrow(PyList_GET_ITEM(results(self).ptr(), 0));
 }
 
-nb::object land(nb::handle self, double limit) {
+nb::object outputs(nb::handle self, double limit) {
   Work* const work = &work_of(self);
   const nb::object steps = nb::borrow(work->memory);
   if (!is_last_steps(steps.ptr()) || work->stage == Stage::kNew) {
@@ -138,17 +139,17 @@ nb::object land(nb::handle self, double limit) {
     if (work->failed != 0) return nb::borrow(Py_NotImplemented);
     release(*work);
   }
-  // A failure's results were taken, and then there is nothing to land.
+  // The results of a failure were taken; there are no outputs.
   if (work->results != nullptr) return nb::borrow(Py_NotImplemented);
   return outputs_of(steps.ptr());
 }
 
 // --- the type ---------------------------------------------------------------------------------------------------------
 
-// What was raised before stays raised: nothing here raises.
+// Keeps the exception that is being raised; nothing here raises.
 void finalize_work(PyObject* self) {
   Work& work = *reinterpret_cast<Work*>(self);
-  if (work.stage == Stage::kInFlight) engine_of(work).park(self);
+  if (work.stage == Stage::kInFlight) engine_of(work).keep_dropped(self);
 }
 
 int visit_work(PyObject* self, visitproc visit, void* arg) {
@@ -163,7 +164,7 @@ int visit_work(PyObject* self, visitproc visit, void* arg) {
   return 0;
 }
 
-// The engine stays: it has the operations.
+// Keeps the engine, which has the operations.
 int clear_work(PyObject* self) {
   auto* work = reinterpret_cast<Work*>(self);
   Py_CLEAR(work->memory);
@@ -183,7 +184,7 @@ int free_members(PyObject* self) {
 }
 
 void free_work(PyObject* self) {
-  if (PyObject_CallFinalizerFromDealloc(self) < 0) return;  // the engine has it
+  if (PyObject_CallFinalizerFromDealloc(self) < 0) return;  // the engine keeps the work
   free_object<free_members>(self);
 }
 
@@ -285,8 +286,8 @@ void wait_for(std::span<Work* const> works, double limit, nb::handle streams) {
     numbers[count++] = work->number;
   }
   if (engine == nullptr) return;
-  const Outcome outcome = engine->wait_in_slices(numbers, count, limit);
-  // If another thread has waited too, and has been here first, the engine does not know them any more.
+  const CallResult outcome = engine->wait_in_slices(numbers, count, limit);
+  // Another thread may have waited as well and been faster; then the engine does not know the operations any more.
   if (!outcome.ended && std::ranges::any_of(works, waits)) {
     raise_error(outcome.code, outcome.message);
   }
@@ -310,7 +311,7 @@ bool take_contributors(std::span<Work* const> works, nb::list outcomes) {
   nb::list what;
   for (const Work* work : works) {
     const std::vector<hvdlite_result> natives = native_results(*work);
-    const std::vector<Failure> failures = failures_in(natives);
+    const std::vector<FailedResult> failures = failures_in(natives);
     const std::vector<nb::object> errors = errors_of(failures);
     std::size_t failed = 0;
     for (const hvdlite_result& native : natives) {
@@ -338,7 +339,7 @@ void register_work(nb::module_& module) {
              "How each operation ended, once all have: a Result or the failure. Always the same.");
   add_method("result", &result, "limit"_a = kNoLimit, "streams"_a = nb::tuple(),
              "Waits for the only operation: its Result, or raises its failure.");
-  add_method("_land", &land, "limit"_a,
+  add_method("_outputs", &outputs, "limit"_a,
              "Waits for operations that were described natively, and returns the output or a list "
              "of them; NotImplemented for others, and where one failed.");
 }

@@ -1,11 +1,12 @@
-// What is in flight after one submission, as a Python object: hvdlite._engine.Work, which hvdlite.handles.Handle is derived from.
-// With many small tensors most of what a handle cost was Python making it, so the type is CPython's own kind.
-// Thread: with the GIL held. Owns: references, as any Python object does; what the engine keeps of the operations until somebody
-// has taken their results. Blocks: wait, result and land. Throws: nb::python_error; the classes of hvdlite.errors.
+// The operations in flight after one submission, as a Python object: hvdlite._engine.Work, from which hvdlite.handles.Handle is
+// derived. With many small tensors, most of a handle's cost was its creation by Python, so the type is made with CPython's own
+// interface.
+// Thread: with the GIL held. Owns: references, as any Python object does; the engine's results until they are taken. Blocks:
+// wait, result and outputs. Throws: nb::python_error; the classes of hvdlite.errors.
 //
-// The memory of operations in flight must stay, whatever happens to the program: Ctrl-C raises between any two things that Python
-// does. So a work that is let go with operations in flight is kept by its engine until they have ended (Engine::park), and after a
-// failure that leaves memory in use it is kept for good. None of this runs Python code, so no signal comes in between.
+// The memory of operations in flight must stay valid in every case, and Ctrl-C raises between any two steps of Python code. So
+// the engine keeps a work that is dropped in flight until its operations have ended (Engine::keep_dropped). After a failure that
+// leaves memory in use, the work is kept for ever. None of this runs Python code, so no signal handler comes in between.
 #pragma once
 
 #include <cstddef>
@@ -21,42 +22,43 @@ class Engine;
 struct Work {
   enum class Stage : char {
     kNew,       // nothing was submitted yet
-    kInFlight,  // nobody has waited to the end
+    kInFlight,  // no thread has waited to its end
     kEnded,     // the engine has the results
-    kReleased,  // the results were taken, if anybody wanted them
+    kReleased,  // the results were taken or dropped
   };
 
-  // Python's classes see these members, and Handle says what those of its own mean. A null object reads as None.
+  // Python's classes see these members; Handle describes its own. A null object reads as None.
   PyObject_HEAD PyObject* engine;
   PyObject* memory;   // keeps the tensors
-  PyObject* streams;  // the CUDA streams in whose order memory on a GPU is used again; null: none
-  PyObject* results;  // of all operations in order, a list, once somebody has asked for it
+  PyObject* streams;  // the CUDA streams in whose order memory on a GPU is reused; null: none
+  // A list of the results of all operations in order, after a caller has asked for it.
+  PyObject* results;
   PyObject* on_gpu;
   PyObject* error;
   std::int64_t number;
-  std::size_t size;  // operations
+  std::size_t size;  // the number of operations
   Stage stage;
   char grouped;
-  char failed;  // has ended, and one of its operations badly
+  char failed;  // it has ended, and one of its operations failed
 };
 
-// A new one, of this type or of Work itself (a null handle), which keeps this memory.
+// A new work of this type, or of Work itself for a null handle. It keeps this memory.
 nb::object new_work(nb::handle type, nb::object memory, bool grouped);
 // Throws TypeError if this is no class derived from Work.
 void check_work_type(nb::handle type);
 // Throws TypeError if this is no work.
 Work& work_of(nb::handle object);
-// Its operations are in flight under this number. streams: a tuple or null.
+// From now on the operations are in flight under this number. streams: a tuple or null.
 void set_in_flight(Work& work, nb::handle engine, std::int64_t number, std::size_t size,
                    nb::object streams);
 
-// Waits until all operations of all these works, of one engine, have ended, for so many seconds at most, and puts the streams after
-// them. If this throws, a work is as it was, unless another thread has waited for it too.
+// Waits until all operations of these works, all of one engine, have ended, for at most `limit` seconds. Orders the streams after
+// them. If it throws, the works are unchanged, unless another thread has waited for them as well.
 void wait_for(std::span<Work* const> works, double limit, nb::handle streams);
-// Of works that have ended: adds the contributors of each operation to the list, or its failure, and releases the works. Did all go
-// well? Nothing can be raised once the first was added.
+// For works that have ended: adds each operation's contributors, or its failure, to the list, and releases the works. Returns
+// true if no operation failed. It cannot throw after it has added the first.
 bool take_contributors(std::span<Work* const> works, nb::list outcomes);
-// Its operations have ended, perhaps badly. Keeps the memory for good if one has left it in use.
+// The operations have ended, some perhaps by failure. Keeps the memory for ever if one of them left it in use.
 void set_ended(Work& work);
 
 }  // namespace hvdlite::python

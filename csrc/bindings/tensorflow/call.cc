@@ -12,17 +12,19 @@
 namespace hvdlite::tensorflow {
 namespace {
 
-bool has_input(Kind kind) { return kind != Kind::kBarrier && kind != Kind::kJoin; }
-// Like the input, which it may take the memory of.
-bool has_output_like_input(Kind kind) {
-  return kind == Kind::kAllreduce || kind == Kind::kBroadcast;
+bool has_input(KernelKind kind) {
+  return kind != KernelKind::kBarrier && kind != KernelKind::kJoin;
+}
+// Is the output like the input, so that it may take over the input's memory?
+bool has_output_like_input(KernelKind kind) {
+  return kind == KernelKind::kAllreduce || kind == KernelKind::kBroadcast;
 }
 
 void free_block(void*, std::size_t, void* block) {
   hvdlite_block_free(static_cast<hvdlite_block*>(block));
 }
 
-// A tensor in the block's memory, which it owns. (TensorFlow copies what it finds aligned too little.)
+// Makes a tensor over the block's memory; the tensor owns it. (TensorFlow copies memory that is not aligned enough.)
 TF_Tensor* wrap(hvdlite_block* block, DataType dtype, const hvdlite_result& result) {
   return api().NewTensor(dtype, result.shape, result.ndim, hvdlite_block_data(block),
                          static_cast<std::size_t>(result.num_bytes), free_block, block);
@@ -30,7 +32,7 @@ TF_Tensor* wrap(hvdlite_block* block, DataType dtype, const hvdlite_result& resu
 
 }  // namespace
 
-Call::Call(const Kernel& kernel, TF_OpKernelContext* context, DoneCallback done)
+KernelCall::KernelCall(const Kernel& kernel, TF_OpKernelContext* context, DoneCallback done)
     : kernel_(kernel),
       context_(context),
       done_(std::move(done)),
@@ -39,9 +41,9 @@ Call::Call(const Kernel& kernel, TF_OpKernelContext* context, DoneCallback done)
   if (count_ > 1) more_parts_.resize(count_);
 }
 
-Call::~Call() {
+KernelCall::~KernelCall() {
   for (std::size_t i = 0; i < count_; ++i) {
-    const Part& at = part(i);
+    const TensorPair& at = part(i);
     if (memory_in_use_) continue;
     if (at.input != nullptr) api().DeleteTensor(at.input);
     if (at.output != nullptr) api().DeleteTensor(at.output);
@@ -50,9 +52,9 @@ Call::~Call() {
   hvdlite_engine_destroy(engine_);
 }
 
-void Call::run(const Kernel& kernel, TF_OpKernelContext* context) {
-  Call call(kernel, context, DoneCallback());
-  Requests requests(kernel, context);
+void KernelCall::run(const Kernel& kernel, TF_OpKernelContext* context) {
+  KernelCall call(kernel, context, DoneCallback());
+  KernelRequests requests(kernel, context);
   if (!call.describe(requests)) return;
   if (const int code = call.submit(requests, /*wake=*/false); code != HVDLITE_OK) {
     fail_with_last_error(context, code);
@@ -61,18 +63,18 @@ void Call::run(const Kernel& kernel, TF_OpKernelContext* context) {
   call.collect();
 }
 
-void Call::start(const Kernel& kernel, TF_OpKernelContext* context, DoneCallback done) {
-  auto call = std::make_unique<Call>(kernel, context, std::move(done));
-  Requests requests(kernel, context);
+void KernelCall::start(const Kernel& kernel, TF_OpKernelContext* context, DoneCallback done) {
+  auto call = std::make_unique<KernelCall>(kernel, context, std::move(done));
+  KernelRequests requests(kernel, context);
   if (!call->describe(requests)) return finish(std::move(call));
-  Call* in_flight = call.release();
-  const int code = in_flight->submit(requests, /*wake=*/true, &Call::ended);
-  if (code == HVDLITE_OK) return;  // it may have ended by now: it is not ours any more
+  KernelCall* in_flight = call.release();
+  const int code = in_flight->submit(requests, /*wake=*/true, &KernelCall::ended);
+  if (code == HVDLITE_OK) return;  // the call may have ended by now, and is not ours any more
   fail_with_last_error(context, code);
-  finish(std::unique_ptr<Call>(in_flight));
+  finish(std::unique_ptr<KernelCall>(in_flight));
 }
 
-int Call::submit(Requests& requests, bool wake, hvdlite_done_fn then) {
+int KernelCall::submit(KernelRequests& requests, bool wake, hvdlite_done_fn then) {
   hvdlite_submission what{};
   what.requests = requests.data();
   what.count = count_;
@@ -82,14 +84,14 @@ int Call::submit(Requests& requests, bool wake, hvdlite_done_fn then) {
   return hvdlite_submit(engine_, &what, &work_);
 }
 
-void Call::ended(void* data) {
-  std::unique_ptr<Call> call(static_cast<Call*>(data));
+void KernelCall::ended(void* data) {
+  std::unique_ptr<KernelCall> call(static_cast<KernelCall*>(data));
   call->collect();
   finish(std::move(call));
 }
 
-// TensorFlow may destroy the op's context as soon as it is told: everything is given back before.
-void Call::finish(std::unique_ptr<Call> call) {
+// TensorFlow may destroy the op's context as soon as `done` is called, so everything is released before.
+void KernelCall::finish(std::unique_ptr<KernelCall> call) {
   const DoneCallback done = std::move(call->done_);
   call.reset();
   done();
@@ -97,13 +99,13 @@ void Call::finish(std::unique_ptr<Call> call) {
 
 // --- from tensors to requests ---------------------------------------------------------------------------------------
 
-bool Call::describe(Requests& requests) {
+bool KernelCall::describe(KernelRequests& requests) {
   if (engine_ == nullptr) {
     fail_with_last_error(context_, HVDLITE_E_NOT_INITIALIZED);
     return false;
   }
   if (!has_input(kernel_.kind())) return true;
-  const Status status;
+  const TfStatus status;
   for (std::size_t i = 0; i < count_ && status.ok(); ++i) describe_tensor(requests, i, status);
   if (kernel_.has_splits() && status.ok()) {
     api().GetInput(context_, 1, &splits_, status);
@@ -113,8 +115,8 @@ bool Call::describe(Requests& requests) {
   return status.ok() && (!kernel_.is_on_gpu() || place_on_gpu(requests));
 }
 
-// All tensors of an op are on one GPU. Those of no bytes have no address that would tell.
-bool Call::place_on_gpu(Requests& requests) {
+// All tensors of an op are on one GPU. A tensor without bytes has no address to tell the GPU from.
+bool KernelCall::place_on_gpu(KernelRequests& requests) {
   const hvdlite_request* begin = requests.data();
   const auto* some = std::find_if(begin, begin + count_, [](const hvdlite_request& request) {
     return std::find(request.shape, request.shape + request.ndim, 0) ==
@@ -135,16 +137,16 @@ bool Call::place_on_gpu(Requests& requests) {
   return true;
 }
 
-void Call::describe_tensor(Requests& requests, std::size_t index, TF_Status* status) {
+void KernelCall::describe_tensor(KernelRequests& requests, std::size_t index, TF_Status* status) {
   const int place = static_cast<int>(index);
-  Part& at = part(index);
+  TensorPair& at = part(index);
   hvdlite_request& request = requests[index];
   api().GetInput(context_, place, &at.input, status);
   if (api().GetCode(status) != kOk) return;
   requests.set_shape(index, at.input);
   request.input = api().TensorData(at.input);
   if (!has_output_like_input(kernel_.kind())) return;
-  // The input's memory becomes the output's if nobody else has a reference, this call included.
+  // The input's memory can become the output's if nothing else refers to it, not even this call.
   api().DeleteTensor(std::exchange(at.input, nullptr));
   int forwarded = -1;
   at.output = api().ForwardInputOrAllocateOutput(context_, &place, 1, place, request.shape,
@@ -154,7 +156,7 @@ void Call::describe_tensor(Requests& requests, std::size_t index, TF_Status* sta
   if (forwarded < 0) api().GetInput(context_, place, &at.input, status);
 }
 
-bool Call::describe_splits(Requests& requests) {
+bool KernelCall::describe_splits(KernelRequests& requests) {
   const char* problem = nullptr;
   if (api().NumDims(splits_) != 1)
     problem = "alltoall expects a 1D splits tensor";
@@ -170,7 +172,7 @@ bool Call::describe_splits(Requests& requests) {
 
 // --- from results to tensors ----------------------------------------------------------------------------------------
 
-void Call::collect() {
+void KernelCall::collect() {
   const int code = wait_for_end(engine_, work_);
   if (code != HVDLITE_OK) fail_with_last_error(context_, code);
   const int ordered =
@@ -181,14 +183,14 @@ void Call::collect() {
   hvdlite_release(engine_, work_);
 }
 
-// Of a call that failed there are none; but one of its operations may have left memory in use.
-void Call::give_outputs(bool all_well) {
+// A failed call has no outputs. But one of its operations may have left memory in use.
+void KernelCall::give_outputs(bool all_well) {
   hvdlite_result one{};
   std::vector<hvdlite_result> more(count_ > 1 ? count_ : 0);
   hvdlite_result* const results = more.empty() ? &one : more.data();
   std::size_t count = 0;
   if (hvdlite_results(engine_, work_, results, count_, &count) != HVDLITE_OK) return;
-  const Status status;
+  const TfStatus status;
   for (std::size_t i = 0; i < count; ++i) {
     memory_in_use_ = memory_in_use_ || !memory_is_free(results[i].code);
     if (all_well && status.ok()) give_output(i, results[i], status);
@@ -196,27 +198,27 @@ void Call::give_outputs(bool all_well) {
   if (!status.ok()) api().OpKernelContext_Failure(context_, status);
 }
 
-void Call::give_output(std::size_t index, const hvdlite_result& result, TF_Status* status) {
-  const Kind kind = kernel_.kind();
-  if (has_output_like_input(kind) || kind == Kind::kBarrier) return;
-  if (kind == Kind::kJoin) {
+void KernelCall::give_output(std::size_t index, const hvdlite_result& result, TF_Status* status) {
+  const KernelKind kind = kernel_.kind();
+  if (has_output_like_input(kind) || kind == KernelKind::kBarrier) return;
+  if (kind == KernelKind::kJoin) {
     give_integers(context_, 0, nullptr, 0, &result.last_joined_rank, status);
     return;
   }
   give_rows(index, result, status);
-  if (kind != Kind::kAlltoall || api().GetCode(status) != kOk) return;
+  if (kind != KernelKind::kAlltoall || api().GetCode(status) != kOk) return;
   const std::int64_t count = result.num_received_splits;
   const std::vector<std::int32_t> rows(result.received_splits, result.received_splits + count);
   give_integers(context_, 1, &count, 1, rows.data(), status);
 }
 
-// The engine's output becomes TensorFlow's without a copy. Not in GPU memory: TensorFlow gives memory back when it has handed over
-// what uses it, which nobody but its own allocator takes into account.
-void Call::give_rows(std::size_t index, const hvdlite_result& result, TF_Status* status) {
+// TensorFlow takes over the engine's output without a copy. GPU memory is copied: TensorFlow frees GPU memory as soon as its last
+// use is enqueued, and only its own allocator handles that.
+void KernelCall::give_rows(std::size_t index, const hvdlite_result& result, TF_Status* status) {
   const int place = static_cast<int>(index);
   const DataType dtype = kernel_.dtype(index);
   hvdlite_block* block = hvdlite_result_take_block(engine_, work_, index);
-  Part& at = part(index);
+  TensorPair& at = part(index);
   if (block != nullptr && result.num_bytes > 0 && !kernel_.is_on_gpu()) {
     at.output = wrap(block, dtype, result);
     api().SetOutput(context_, place, at.output, status);

@@ -24,19 +24,19 @@ namespace {
 constexpr const char* kOne = "T: " HVDLITE_TF_DTYPES;
 constexpr const char* kMany = "T: list(" HVDLITE_TF_DTYPES ") >= 1";
 
-template <Kind kKind, bool kGrouped, Place kPlace>
+template <KernelKind kKind, bool kGrouped, ArgumentMemory kPlace>
 void* create(TF_OpKernelConstruction* construction) {
-  return new Kernel(kKind, kGrouped, kPlace == Place::kDevice, construction);
+  return new Kernel(kKind, kGrouped, kPlace == ArgumentMemory::kDevice, construction);
 }
 
 void compute(void* kernel, TF_OpKernelContext* context) {
-  Call::run(*static_cast<const Kernel*>(kernel), context);
+  KernelCall::run(*static_cast<const Kernel*>(kernel), context);
 }
 
 void compute_async(void* kernel, TF_OpKernelContext* context,
                    TF_AsyncOpKernelDoneCallback* callback) {
   if (async_works() && !static_cast<const Kernel*>(kernel)->blocks()) {
-    Call::start(*static_cast<const Kernel*>(kernel), context, DoneCallback::take(callback));
+    KernelCall::start(*static_cast<const Kernel*>(kernel), context, DoneCallback::take(callback));
   } else {
     compute(kernel, context);
     api().RunAsyncOpKernelDoneCallback(callback);
@@ -45,17 +45,18 @@ void compute_async(void* kernel, TF_OpKernelContext* context,
 
 void destroy(void* kernel) { delete static_cast<Kernel*>(kernel); }
 
-template <Kind kKind, bool kGrouped>
+template <KernelKind kKind, bool kGrouped>
 void define(OpDefinition definition) {
   definition.attribute("tensor_name: string = ''").attribute("process_set: int = 0");
   definition.attribute("blocking: bool = false");
-  const bool has_tensors = kKind != Kind::kBarrier && kKind != Kind::kJoin;
-  definition.enroll({create<kKind, kGrouped, Place::kHost>, compute, compute_async, destroy,
-                     has_tensors ? create<kKind, kGrouped, Place::kDevice> : nullptr});
+  const bool has_tensors = kKind != KernelKind::kBarrier && kKind != KernelKind::kJoin;
+  definition.enroll({create<kKind, kGrouped, ArgumentMemory::kHost>, compute, compute_async,
+                     destroy,
+                     has_tensors ? create<kKind, kGrouped, ArgumentMemory::kDevice> : nullptr});
 }
 
-// Stateless and stateful, of one tensor and of many.
-template <Kind kKind>
+// Defines the stateless and the stateful op, for one tensor and for many.
+template <KernelKind kKind>
 void define_family(const std::string& name, std::initializer_list<const char*> attributes,
                    const ShapeFunctions& shapes_of) {
   for (const bool stateful : {false, true}) {
@@ -66,7 +67,7 @@ void define_family(const std::string& name, std::initializer_list<const char*> a
     if (!stateful) one.input("anchor", "float");
     for (const char* attribute : attributes) one.attribute(attribute);
     define<kKind, false>(one);
-    if (kKind == Kind::kBroadcast) continue;  // Horovod groups no broadcasts
+    if (kKind == KernelKind::kBroadcast) continue;  // Horovod groups no broadcasts
     OpDefinition many("HvdliteGrouped" + name + suffix, stateful, shapes);
     many.attribute(kMany).input("tensors", "T").output("outputs", "T");
     if (!stateful) many.input("anchor", "float");
@@ -80,10 +81,10 @@ void define_alltoall() {
     OpDefinition op(stateful ? "HvdliteAlltoallStateful" : "HvdliteAlltoall", stateful,
                     shapes_of_alltoall);
     op.attribute(kOne).attribute("Tsplits: {int32, int64}").attribute("has_splits: bool");
-    op.input("tensor", "T").input("splits", "Tsplits", Place::kHost);
+    op.input("tensor", "T").input("splits", "Tsplits", ArgumentMemory::kHost);
     if (!stateful) op.input("anchor", "float");
-    op.output("output", "T").output("received_splits", "int32", Place::kHost);
-    define<Kind::kAlltoall, false>(op);
+    op.output("output", "T").output("received_splits", "int32", ArgumentMemory::kHost);
+    define<KernelKind::kAlltoall, false>(op);
   }
 }
 
@@ -94,15 +95,15 @@ void register_collectives() {
   constexpr const char* kPrescale = "prescale_bits: int = 4607182418800017408";
   constexpr const char* kPostscale = "postscale_bits: int = 4607182418800017408";
   const auto reduction = {"reduce_op: int", kPrescale, kPostscale};
-  define_family<Kind::kAllreduce>("Allreduce", reduction, kLikeInputs);
-  define_family<Kind::kReducescatter>("Reducescatter", reduction, kRows);
-  define_family<Kind::kAllgather>("Allgather", {}, kRows);
-  define_family<Kind::kBroadcast>("Broadcast", {"root_rank: int"}, kLikeInputs);
+  define_family<KernelKind::kAllreduce>("Allreduce", reduction, kLikeInputs);
+  define_family<KernelKind::kReducescatter>("Reducescatter", reduction, kRows);
+  define_family<KernelKind::kAllgather>("Allgather", {}, kRows);
+  define_family<KernelKind::kBroadcast>("Broadcast", {"root_rank: int"}, kLikeInputs);
   define_alltoall();
-  define<Kind::kBarrier, false>(OpDefinition("HvdliteBarrier", true, shapes_of_nothing));
+  define<KernelKind::kBarrier, false>(OpDefinition("HvdliteBarrier", true, shapes_of_nothing));
   OpDefinition join("HvdliteJoin", true, shape_of_number);
   join.output("last_joined_rank", "int32");
-  define<Kind::kJoin, false>(join);
+  define<KernelKind::kJoin, false>(join);
 }
 
 }  // namespace hvdlite::tensorflow

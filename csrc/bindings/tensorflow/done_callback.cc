@@ -18,7 +18,7 @@ std::optional<DoneCallback> DoneCallback::take_checked(TF_AsyncOpKernelDoneCallb
   return take(callback);
 }
 
-// What std::function's move constructor does: what it stores may be copied byte by byte, or it is a pointer.
+// As std::function's move constructor: the stored object may be copied byte by byte, or the storage is a pointer to it.
 DoneCallback DoneCallback::take(TF_AsyncOpKernelDoneCallback* callback) {
   return DoneCallback(std::exchange(*reinterpret_cast<Function*>(callback), Function{}));
 }

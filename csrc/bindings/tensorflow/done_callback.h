@@ -18,9 +18,9 @@ namespace hvdlite::tensorflow {
 
 class DoneCallback {
  public:
-  // Moves the content of TensorFlow's callback here; nothing if it is not laid out as expected: then it is left alone.
+  // Moves TensorFlow's callback into this object. Returns nothing, and leaves the callback alone, if its layout is unexpected.
   static std::optional<DoneCallback> take_checked(TF_AsyncOpKernelDoneCallback* callback);
-  // The same without looking, once the self-test has passed.
+  // The same without checks, after the self-test has passed.
   static DoneCallback take(TF_AsyncOpKernelDoneCallback* callback);
 
   DoneCallback() = default;

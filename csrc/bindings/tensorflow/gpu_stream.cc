@@ -47,7 +47,7 @@ void* gpu_stream_of(TF_OpKernelContext* context) {
 
 }  // namespace hvdlite::tensorflow
 
-// For tests: what takes the place of TensorFlow's function, in builds of it that have no GPUs. Before any op runs.
+// For tests: replaces TensorFlow's function, in builds of TensorFlow without GPUs. Call it before any op runs.
 extern "C" HVDLITE_API void hvdlite_tensorflow_set_eigen_device(void* function) {
   hvdlite::tensorflow::eigen_device() =
       reinterpret_cast<hvdlite::tensorflow::EigenDevice>(function);

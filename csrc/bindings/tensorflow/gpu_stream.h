@@ -13,11 +13,11 @@
 
 namespace hvdlite::tensorflow {
 
-// Has this TensorFlow that function?
+// Does this TensorFlow have that function?
 bool has_gpu_streams();
-// Looks at each step whether there can be what is expected; null if not.
+// Checks at each step that the data can be what is expected. Returns null if not.
 void* checked_gpu_stream_of(TF_OpKernelContext* context);
-// The same without looking, once the self-test has passed. The context is of a kernel on a GPU.
+// The same without checks, after the self-test has passed. The context must be of a kernel on a GPU.
 void* gpu_stream_of(TF_OpKernelContext* context);
 
 }  // namespace hvdlite::tensorflow

@@ -9,7 +9,7 @@
 namespace hvdlite::tensorflow {
 namespace {
 
-// TF_DataType on the left (they are part of TensorFlow's file formats), csrc/base/types.h on the right.
+// Left: TF_DataType, whose numbers are part of TensorFlow's file formats. Right: csrc/base/types.h.
 constexpr DTypePair kDTypes[] = {
     {4, 0},    // uint8
     {6, 1},    // int8
@@ -32,10 +32,10 @@ DTypePair pair_of(DataType dtype) {
   for (const DTypePair& pair : kDTypes) {
     if (pair.tensorflow == dtype) return pair;
   }
-  return {dtype, -1};  // the op's definition allows none of these
+  return {dtype, -1};  // the op's definition allows only the types above
 }
 
-const char* prefix_of(Kind kind) {
+const char* prefix_of(KernelKind kind) {
   constexpr const char* kPrefixes[] = {"allreduce.",     "allgather.", "broadcast.", "alltoall.",
                                        "reducescatter.", "barrier.",   "join"};
   return kPrefixes[static_cast<int>(kind)];
@@ -45,9 +45,9 @@ bool is_counter(std::string_view part) {
   return part.starts_with('_') && part.find_first_not_of("0123456789", 1) == part.npos;
 }
 
-// Where in the program the function with the op was called, if TensorFlow has put its body there, such as
-// "StatefulPartitionedCall_1": a function that is called twice has the same op, with the same name, twice in flight. Numbers that
-// TensorFlow counts through the process, components such as "_12", are left out: ranks need not agree on them.
+// The place of the call of the function that contains the op, if TensorFlow has inlined the function, such as
+// "StatefulPartitionedCall_1". A function that is called twice has the same op, with the same name, twice in flight. Components
+// such as "_12" are left out: TensorFlow counts them through the process, and ranks need not agree on them.
 std::string call_of(std::string_view node) {
   constexpr std::string_view kCall = "PartitionedCall";
   const std::size_t last = node.rfind(kCall);
@@ -88,7 +88,7 @@ class Kernel::Attributes {
 
   std::int32_t number(const char* name) const { return static_cast<std::int32_t>(integer(name)); }
 
-  // TensorFlow's own floats have 32 bits: a factor travels as the bits of a double.
+  // TensorFlow's own float attributes have 32 bits, so a factor is passed as the bits of a double.
   double factor(const char* name) const { return std::bit_cast<double>(integer(name)); }
 
   std::string_view node_name() const {
@@ -135,24 +135,24 @@ class Kernel::Attributes {
   }
 
   TF_OpKernelConstruction* construction_;
-  Status status_;
+  TfStatus status_;
 };
 
-Kernel::Kernel(Kind kind, bool grouped, bool on_gpu, TF_OpKernelConstruction* construction)
+Kernel::Kernel(KernelKind kind, bool grouped, bool on_gpu, TF_OpKernelConstruction* construction)
     : kind_(kind), grouped_(grouped), on_gpu_(on_gpu) {
   const Attributes attributes(construction);
   parse_dtypes(attributes);
   parse_names(attributes);
-  const bool reduces = kind == Kind::kAllreduce || kind == Kind::kReducescatter;
+  const bool reduces = kind == KernelKind::kAllreduce || kind == KernelKind::kReducescatter;
   hvdlite_request request{};
   request.kind = static_cast<std::int32_t>(kind);
   request.op = reduces ? attributes.number("reduce_op") : HVDLITE_SUM;
   request.prescale = reduces ? attributes.factor("prescale_bits") : 1.0;
   request.postscale = reduces ? attributes.factor("postscale_bits") : 1.0;
-  request.root = kind == Kind::kBroadcast ? attributes.number("root_rank") : 0;
+  request.root = kind == KernelKind::kBroadcast ? attributes.number("root_rank") : 0;
   request.process_set = attributes.number("process_set");
   request.device = HVDLITE_DEVICE_CPU;
-  has_splits_ = kind == Kind::kAlltoall && attributes.flag("has_splits");
+  has_splits_ = kind == KernelKind::kAlltoall && attributes.flag("has_splits");
   blocks_ = attributes.flag("blocking");
   const std::size_t count = dtypes_.size();
   for (std::size_t i = 0; i < count; ++i) {
@@ -168,8 +168,8 @@ Kernel::Kernel(Kind kind, bool grouped, bool on_gpu, TF_OpKernelConstruction* co
 }
 
 void Kernel::parse_dtypes(const Attributes& attributes) {
-  if (kind_ == Kind::kBarrier || kind_ == Kind::kJoin) {
-    dtypes_.push_back(pair_of(4));  // of nothing
+  if (kind_ == KernelKind::kBarrier || kind_ == KernelKind::kJoin) {
+    dtypes_.push_back(pair_of(4));  // a placeholder, as there is no tensor
   } else if (grouped_) {
     for (const DataType dtype : attributes.types("T")) dtypes_.push_back(pair_of(dtype));
   } else {
@@ -177,13 +177,13 @@ void Kernel::parse_dtypes(const Attributes& attributes) {
   }
 }
 
-// The keys of negotiation that hvdlite/requests.py makes: a rank may use another door.
+// Makes the same keys of negotiation as hvdlite/requests.py, since another rank may use another door.
 void Kernel::parse_names(const Attributes& attributes) {
-  if (kind_ == Kind::kJoin) {
+  if (kind_ == KernelKind::kJoin) {
     names_.emplace_back(prefix_of(kind_));
     return;
   }
-  if (kind_ == Kind::kBarrier) return;
+  if (kind_ == KernelKind::kBarrier) return;
   const std::string name = attributes.text("tensor_name");
   if (name.empty()) return;
   const std::string call = call_of(attributes.node_name());

@@ -1,5 +1,5 @@
-// A collective op of a graph (or of eager mode, where TensorFlow keeps kernels too): what its attributes say, parsed once.
-// Thread: made by one, then read by any. Owns: its names. Blocks: no. Throws: std::bad_alloc.
+// A collective op of a graph (or of eager mode, where TensorFlow keeps kernels as well), with its attributes parsed once.
+// Thread: one makes it, then any may read it. Owns: its names. Blocks: no. Throws: std::bad_alloc.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@
 
 namespace hvdlite::tensorflow {
 
-// Of those that ops are made for.
-enum class Kind : std::int32_t {
+// The kinds of operations for which there are ops.
+enum class KernelKind : std::int32_t {
   kAllreduce = HVDLITE_ALLREDUCE,
   kAllgather = HVDLITE_ALLGATHER,
   kBroadcast = HVDLITE_BROADCAST,
@@ -29,20 +29,20 @@ struct DTypePair {
 
 class Kernel {
  public:
-  // Says what is wrong with the construction, if something is. on_gpu: its tensors are in GPU memory.
-  Kernel(Kind kind, bool grouped, bool on_gpu, TF_OpKernelConstruction* construction);
+  // Reports an error of the construction to TensorFlow. on_gpu: the tensors are in GPU memory.
+  Kernel(KernelKind kind, bool grouped, bool on_gpu, TF_OpKernelConstruction* construction);
   Kernel(const Kernel&) = delete;  // the requests point to the names
   Kernel& operator=(const Kernel&) = delete;
 
-  Kind kind() const { return kind_; }
-  // One for each tensor; they lack the shape, the addresses, and on a GPU which and in which stream.
+  KernelKind kind() const { return kind_; }
+  // One request for each tensor. They lack the shape and the addresses, and on a GPU the GPU and the stream.
   const std::vector<hvdlite_request>& requests() const { return requests_; }
-  // TensorFlow's, of each tensor.
+  // TensorFlow's type of each tensor.
   DataType dtype(std::size_t tensor) const { return dtypes_[tensor].tensorflow; }
   bool has_splits() const { return has_splits_; }
-  // Is it to end inside compute? In eager mode TensorFlow waits there anyway, and a thread that waits makes progress itself.
+  // Does compute wait for the end? In eager mode TensorFlow waits there anyway, and a waiting thread makes progress itself.
   bool blocks() const { return blocks_; }
-  // Names for iteration n of a loop; names must not be pointed to when it is called.
+  // The names for iteration n of a loop. Call it while no request points to the names.
   std::vector<std::string> names_in_iteration(std::int64_t iteration) const;
   bool is_grouped() const { return grouped_; }
   bool is_named() const { return !names_.empty(); }
@@ -53,13 +53,13 @@ class Kernel {
   void parse_dtypes(const Attributes& attributes);
   void parse_names(const Attributes& attributes);
 
-  Kind kind_;
+  KernelKind kind_;
   bool grouped_;
   bool on_gpu_;
   bool has_splits_ = false;
   bool blocks_ = false;
   std::vector<DTypePair> dtypes_;
-  std::vector<std::string> names_;  // of the tensors, and then of the group if there is one
+  std::vector<std::string> names_;  // of the tensors, and then of the group, if there is one
   std::vector<hvdlite_request> requests_;
 };
 

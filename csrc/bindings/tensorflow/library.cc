@@ -1,4 +1,5 @@
-// What happens when TensorFlow loads this library, and what Python asks of it afterwards (hvdlite/tensorflow/library.py).
+// Registers the ops when TensorFlow loads this library, and answers Python's questions afterwards
+// (hvdlite/tensorflow/library.py).
 #include "collectives.h"
 #include "gpu_stream.h"
 #include "hvdlite/hvdlite.h"
@@ -10,7 +11,7 @@
 namespace hvdlite::tensorflow {
 namespace {
 
-// tf.load_op_library collects what is registered while the library's constructors run.
+// tf.load_op_library collects the ops that the library's constructors register.
 [[gnu::constructor]] void register_ops() {
   if (!api().problem.empty()) return;
   register_collectives();
@@ -23,7 +24,7 @@ namespace {
 
 using hvdlite::tensorflow::api;
 
-// Why there are no ops; empty if all is well.
+// Why there are no ops; empty if there are.
 extern "C" HVDLITE_API const char* hvdlite_tensorflow_problem(void) {
   return api().problem.c_str();
 }
@@ -33,12 +34,12 @@ extern "C" HVDLITE_API int hvdlite_tensorflow_has_async_kernels(void) {
   return api().has_async_kernels() ? 1 : 0;
 }
 
-// Does it tell in which stream its kernels for GPUs work?
+// Can the ops find the stream in which this TensorFlow's GPU kernels work?
 extern "C" HVDLITE_API int hvdlite_tensorflow_has_gpu_streams(void) {
   return hvdlite::tensorflow::has_gpu_streams() ? 1 : 0;
 }
 
-// Registers the kernels for GPUs, once: with tensors in GPU memory, or else in host memory.
+// Registers the kernels for GPUs, once: for tensors in GPU memory, or for tensors in host memory.
 extern "C" HVDLITE_API void hvdlite_tensorflow_enroll_gpu_kernels(int gpu_memory) {
   hvdlite::tensorflow::enroll_gpu_kernels(gpu_memory != 0);
 }

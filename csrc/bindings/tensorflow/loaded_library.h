@@ -1,5 +1,5 @@
-// A library of TensorFlow's that this process has loaded, open while its functions are looked up; they stay valid for good, since
-// TensorFlow's own reference does.
+// A library of TensorFlow that this process has loaded. It is open while functions are looked up. The functions stay valid for
+// ever, because TensorFlow keeps the library loaded.
 // Thread: any. Owns: a reference to the library. Blocks: no. Throws: nothing.
 #pragma once
 
@@ -18,7 +18,7 @@ class LoadedLibrary {
 
   bool is_there() const { return handle_ != nullptr; }
 
-  // Null where the library is not there or has no such function.
+  // Null if the library is not loaded or has no such function.
   template <class Function>
   Function find(const char* symbol) const {
     return handle_ == nullptr ? nullptr : reinterpret_cast<Function>(dlsym(handle_, symbol));

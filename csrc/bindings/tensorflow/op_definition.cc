@@ -12,7 +12,7 @@ struct Enrolled {
   KernelFunctions kernel;
 };
 
-// Those whose kernels for GPUs are still to be registered.
+// The ops whose GPU kernels are not registered yet.
 std::vector<Enrolled>& waiting() {
   static std::vector<Enrolled> ops;
   return ops;
@@ -22,7 +22,7 @@ std::vector<Enrolled>& waiting() {
 
 OpDefinition::OpDefinition(std::string name, bool stateful, ShapeFunction shapes)
     : name_(std::move(name)), builder_(api().NewOpDefinitionBuilder(name_.c_str())) {
-  // Whatever it is given, this function makes the op stateful.
+  // This function makes the op stateful, whatever its argument is.
   if (stateful) api().OpDefinitionBuilderSetIsStateful(builder_, true);
   api().OpDefinitionBuilderSetShapeInferenceFunction(builder_, shapes);
 }
@@ -32,20 +32,20 @@ OpDefinition& OpDefinition::attribute(const char* specification) {
   return *this;
 }
 
-OpDefinition& OpDefinition::input(const char* name, const char* type, Place place) {
+OpDefinition& OpDefinition::input(const char* name, const char* type, ArgumentMemory place) {
   api().OpDefinitionBuilderAddInput(builder_, (std::string(name) + ": " + type).c_str());
   arguments_.push_back({name, place});
   return *this;
 }
 
-OpDefinition& OpDefinition::output(const char* name, const char* type, Place place) {
+OpDefinition& OpDefinition::output(const char* name, const char* type, ArgumentMemory place) {
   api().OpDefinitionBuilderAddOutput(builder_, (std::string(name) + ": " + type).c_str());
   arguments_.push_back({name, place});
   return *this;
 }
 
 void OpDefinition::define() {
-  const Status status;
+  const TfStatus status;
   api().RegisterOpDefinition(std::exchange(builder_, nullptr), status);
 }
 
@@ -68,11 +68,11 @@ void OpDefinition::enroll_kernel(const KernelFunctions& kernel, CreateFunction c
                                           kernel.destroy)
             : api().NewKernelBuilder(name_.c_str(), device, create, kernel.compute, kernel.destroy);
   for (const auto& [name, place] : arguments_) {
-    if (all_on_host || place == Place::kHost) {
+    if (all_on_host || place == ArgumentMemory::kHost) {
       api().KernelBuilder_HostMemory(builder, name.c_str());
     }
   }
-  const Status status;
+  const TfStatus status;
   api().RegisterKernelBuilder(name_.c_str(), builder, status);
 }
 

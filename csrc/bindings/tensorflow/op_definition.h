@@ -1,8 +1,8 @@
 // Defines an op and registers its kernels.
 // Thread: the one that loads the library. Owns: nothing that lasts. Blocks: no. Throws: nothing.
 //
-// Kernels for the host are registered at once, those for GPUs by enroll_gpu_kernels: by then it is known whether they can work in
-// GPU memory (gpu_stream.h). If not, they take and give tensors in host memory: TensorFlow copies between the device and the host,
+// Kernels for the host are registered at once, those for GPUs by enroll_gpu_kernels(). By then it is known whether they can work
+// in GPU memory (gpu_stream.h). If not, they take and return tensors in host memory: TensorFlow copies between device and host,
 // and waits for the device before the kernel runs.
 #pragma once
 
@@ -21,17 +21,19 @@ struct KernelFunctions {
   CreateFunction create_for_gpu_memory = nullptr;  // null: all its tensors are in host memory
 };
 
-// Where a kernel that works in GPU memory has an argument.
-enum class Place { kDevice, kHost };
+// The memory of an argument, for a kernel that works in GPU memory.
+enum class ArgumentMemory { kDevice, kHost };
 
 class OpDefinition {
  public:
   OpDefinition(std::string name, bool stateful, ShapeFunction shapes);
 
   OpDefinition& attribute(const char* specification);
-  OpDefinition& input(const char* name, const char* type, Place place = Place::kDevice);
-  OpDefinition& output(const char* name, const char* type, Place place = Place::kDevice);
-  // What was said is handed to TensorFlow, which reports the op's problems when the library is loaded.
+  OpDefinition& input(const char* name, const char* type,
+                      ArgumentMemory place = ArgumentMemory::kDevice);
+  OpDefinition& output(const char* name, const char* type,
+                       ArgumentMemory place = ArgumentMemory::kDevice);
+  // Registers the definition. TensorFlow reports its problems when the library is loaded.
   void enroll(const KernelFunctions& kernel);
   // The same for an op that has a kernel for GPUs only.
   void enroll_for_gpu_memory(const KernelFunctions& kernel);
@@ -39,7 +41,7 @@ class OpDefinition {
  private:
   struct Argument {
     std::string name;
-    Place place;
+    ArgumentMemory place;
   };
   friend void enroll_gpu_kernels(bool gpu_memory);
   void define();
@@ -51,7 +53,7 @@ class OpDefinition {
   std::vector<Argument> arguments_;  // inputs and outputs
 };
 
-// Of all ops that were enrolled so far. gpu_memory: those that can work in GPU memory do.
+// For all ops enrolled so far. gpu_memory: kernels that can work in GPU memory do so.
 void enroll_gpu_kernels(bool gpu_memory);
 
 }  // namespace hvdlite::tensorflow

@@ -17,7 +17,7 @@ void give_integers(TF_OpKernelContext* context, int index, const std::int64_t* e
 }
 
 void give_number(TF_OpKernelContext* context, std::int32_t number) {
-  const Status status;
+  const TfStatus status;
   give_integers(context, 0, nullptr, 0, &number, status);
   if (!status.ok()) api().OpKernelContext_Failure(context, status);
 }

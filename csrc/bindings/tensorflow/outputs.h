@@ -1,4 +1,4 @@
-// Outputs of int32 that the ops fill in themselves.
+// Outputs of int32 that the ops write themselves.
 // Thread: the kernel's. Owns: nothing. Blocks: no. Throws: nothing.
 #pragma once
 
@@ -8,10 +8,10 @@
 
 namespace hvdlite::tensorflow {
 
-// A vector, or a number if ndim is 0.
+// Sets an output to a vector, or to a number if ndim is 0.
 void give_integers(TF_OpKernelContext* context, int index, const std::int64_t* extent, int ndim,
                    const std::int32_t* values, TF_Status* status);
-// A number, the only output. The op fails if it cannot be had.
+// Sets the only output to a number. Fails the op if TensorFlow gives no memory for it.
 void give_number(TF_OpKernelContext* context, std::int32_t number);
 
 }  // namespace hvdlite::tensorflow

@@ -30,7 +30,7 @@ bool is_code(const void* address) {
   return search.found;
 }
 
-// The kernel copies, so an address of nothing is an error instead of a signal.
+// The kernel copies the bytes, so a bad address gives an error instead of a signal.
 bool read_pointer(const void* address, const void** pointer) {
   const iovec to{pointer, sizeof(*pointer)};
   const iovec from{const_cast<void*>(address), sizeof(*pointer)};

@@ -5,7 +5,7 @@
 
 namespace hvdlite::tensorflow {
 
-Requests::Requests(const Kernel& kernel, TF_OpKernelContext* context) {
+KernelRequests::KernelRequests(const Kernel& kernel, TF_OpKernelContext* context) {
   const std::vector<hvdlite_request>& requests = kernel.requests();
   if (requests.size() == 1) {
     one_ = requests[0];
@@ -14,7 +14,7 @@ Requests::Requests(const Kernel& kernel, TF_OpKernelContext* context) {
     extents_.resize(more_.size());
   }
   if (!kernel.is_named() || api().GetIterId == nullptr) return;
-  // Iterations of a loop may overlap and run in another order on other ranks: each has its own names.
+  // Iterations of a loop may overlap, and other ranks may run them in another order, so each has its own names.
   const std::int64_t iteration = api().GetIterId(context);
   if (iteration == 0) return;
   names_ = kernel.names_in_iteration(iteration);
@@ -24,7 +24,7 @@ Requests::Requests(const Kernel& kernel, TF_OpKernelContext* context) {
   }
 }
 
-void Requests::set_shape(std::size_t index, const TF_Tensor* tensor) {
+void KernelRequests::set_shape(std::size_t index, const TF_Tensor* tensor) {
   const int ndim = api().NumDims(tensor);
   std::int64_t* extents = extents_of_one_;
   if (!more_.empty()) {
@@ -36,7 +36,7 @@ void Requests::set_shape(std::size_t index, const TF_Tensor* tensor) {
   data()[index].shape = extents;
 }
 
-void Requests::set_splits(const TF_Tensor* tensor) {
+void KernelRequests::set_splits(const TF_Tensor* tensor) {
   constexpr DataType kInt32 = 3;
   const auto count = static_cast<std::size_t>(api().Dim(tensor, 0));
   const void* values = api().TensorData(tensor);
@@ -48,7 +48,7 @@ void Requests::set_splits(const TF_Tensor* tensor) {
   }
   one_.splits = splits_.data();
   one_.num_splits = static_cast<std::int32_t>(count);
-  // Rows beyond the splits are not sent: to the engine the tensor ends before them. It refuses bad splits itself.
+  // The engine sees only the rows within the splits. It checks the splits itself.
   const auto sum = std::accumulate(splits_.begin(), splits_.end(), std::int64_t{0});
   const bool negative = std::any_of(splits_.begin(), splits_.end(), [](auto n) { return n < 0; });
   if (!negative && one_.ndim > 0 && sum < extents_of_one_[0]) extents_of_one_[0] = sum;

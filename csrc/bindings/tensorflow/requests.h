@@ -1,4 +1,4 @@
-// The requests of one call, filled in for the engine; their memory may go once they are submitted.
+// The requests of one call, filled in for the engine. Their memory may be freed after the submission.
 // Thread: one. Owns: shapes, splits and the names of a loop's iteration. Blocks: no. Throws: std::bad_alloc.
 #pragma once
 
@@ -12,23 +12,23 @@
 
 namespace hvdlite::tensorflow {
 
-class Requests {
+class KernelRequests {
  public:
-  Requests(const Kernel& kernel, TF_OpKernelContext* context);
-  Requests(const Requests&) = delete;
-  Requests& operator=(const Requests&) = delete;
+  KernelRequests(const Kernel& kernel, TF_OpKernelContext* context);
+  KernelRequests(const KernelRequests&) = delete;
+  KernelRequests& operator=(const KernelRequests&) = delete;
 
   hvdlite_request& operator[](std::size_t index) { return data()[index]; }
   const hvdlite_request* data() const { return more_.empty() ? &one_ : more_.data(); }
   hvdlite_request* data() { return more_.empty() ? &one_ : more_.data(); }
   void set_shape(std::size_t index, const TF_Tensor* tensor);
-  // The only request is an alltoall with this tensor of int32 or int64.
+  // Sets the splits of the only request, an alltoall, from this tensor of int32 or int64.
   void set_splits(const TF_Tensor* tensor);
 
  private:
   static constexpr std::size_t kMostDimensions = 254;  // TensorFlow's limit
 
-  // One request, the usual case, needs no memory beyond the object.
+  // One request, the usual case, needs no further allocation.
   hvdlite_request one_;
   std::int64_t extents_of_one_[kMostDimensions];
   std::vector<hvdlite_request> more_;

@@ -39,7 +39,7 @@ void compute_probe_later(void*, TF_OpKernelContext* context,
     return;
   }
   std::thread([context, finish = std::move(*done)] {
-    // So that compute has returned, most likely, and its stack is used for something else.
+    // Time for compute to return, so that most likely its stack is used for something else.
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
     give_number(context, 1);
     finish();
@@ -55,7 +55,7 @@ struct StreamTest {
 
 void* create_stream_test(TF_OpKernelConstruction* construction) {
   auto test = std::make_unique<StreamTest>();
-  const Status status;
+  const TfStatus status;
   std::int64_t bits = 0;
   std::int32_t list_size = 0, size = 0;
   api().OpKernelConstruction_GetAttrInt64(construction, "expected_bits", &bits, status);
@@ -72,7 +72,7 @@ void compute_stream_test(void* kernel, TF_OpKernelContext* context) {
   const auto& test = *static_cast<const StreamTest*>(kernel);
   void* stream = checked_gpu_stream_of(context);
   if (stream == nullptr) return give_number(context, -1);
-  const Status status;
+  const TfStatus status;
   TF_Tensor* input = nullptr;
   api().GetInput(context, 0, &input, status);
   if (!status.ok()) return api().OpKernelContext_Failure(context, status);
@@ -97,7 +97,7 @@ void register_self_tests() {
       .enroll({create_probe, compute_probe, compute_probe_later, destroy_probe});
   OpDefinition stream("HvdliteStreamSelfTest", true, shape_of_number);
   stream.attribute("expected_bits: int").attribute("cuda_library: string");
-  stream.input("value", "float").output("verdict", "int32", Place::kHost);
+  stream.input("value", "float").output("verdict", "int32", ArgumentMemory::kHost);
   stream.enroll_for_gpu_memory(
       {nullptr, compute_stream_test, nullptr, destroy_stream_test, create_stream_test});
 }

@@ -1,12 +1,12 @@
-// Whether kernels may end after their compute has returned (done_callback.h says what is in doubt), and whether the stream that is
-// found for a GPU is the one in which TensorFlow works (gpu_stream.h).
+// Tests two assumptions about this TensorFlow: that kernels may end after their compute has returned (done_callback.h), and that
+// the stream found for a GPU is the one in which TensorFlow works (gpu_stream.h).
 // Thread: any. Owns: one flag of the process. Blocks: no. Throws: nothing.
 #pragma once
 
 namespace hvdlite::tensorflow {
 
-// False until hvdlite_tensorflow_use_async: until then the kernels wait inside compute, which is always right, but takes one of
-// TensorFlow's threads each.
+// False until hvdlite_tensorflow_use_async(). Until then kernels wait inside compute, which always works, but occupies a thread
+// of TensorFlow for each.
 bool async_works();
 
 // HvdliteSelfTest: gives 1 from another thread, after its compute has returned, or 0 if this TensorFlow does not let it.

@@ -7,13 +7,13 @@ namespace {
 
 constexpr std::size_t kUnknownExtent = static_cast<std::size_t>(-1);
 
-class Shape {
+class InferredShape {
  public:
-  Shape() : handle_(api().NewShapeHandle()) {}
-  explicit Shape(TF_ShapeHandle* handle) : handle_(handle) {}
-  ~Shape() { api().DeleteShapeHandle(handle_); }
-  Shape(const Shape&) = delete;
-  Shape& operator=(const Shape&) = delete;
+  InferredShape() : handle_(api().NewShapeHandle()) {}
+  explicit InferredShape(TF_ShapeHandle* handle) : handle_(handle) {}
+  ~InferredShape() { api().DeleteShapeHandle(handle_); }
+  InferredShape(const InferredShape&) = delete;
+  InferredShape& operator=(const InferredShape&) = delete;
   operator TF_ShapeHandle*() const { return handle_; }
 
  private:
@@ -23,8 +23,8 @@ class Shape {
 bool ok(const TF_Status* status) { return api().GetCode(status) == kOk; }
 
 void shape_of_rows(TF_ShapeInferenceContext* context, int index, TF_Status* status) {
-  const Shape input, row, output;
-  const Shape rows(api().ShapeInferenceContextVectorFromSize(context, kUnknownExtent));
+  const InferredShape input, row, output;
+  const InferredShape rows(api().ShapeInferenceContextVectorFromSize(context, kUnknownExtent));
   api().ShapeInferenceContextGetInput(context, index, input, status);
   if (ok(status)) {
     api().ShapeInferenceContextWithRankAtLeast(context, input, 1, input, status);
@@ -43,7 +43,7 @@ void shape_of_rows(TF_ShapeInferenceContext* context, int index, TF_Status* stat
 
 template <int kSpare>
 void shapes_like_inputs(TF_ShapeInferenceContext* context, TF_Status* status) {
-  const Shape shape;
+  const InferredShape shape;
   const auto count = static_cast<int>(api().ShapeInferenceContextNumInputs(context)) - kSpare;
   for (int i = 0; i < count && ok(status); ++i) {
     api().ShapeInferenceContextGetInput(context, i, shape, status);
@@ -64,12 +64,12 @@ template void shapes_of_rows<1>(TF_ShapeInferenceContext*, TF_Status*);
 
 void shapes_of_alltoall(TF_ShapeInferenceContext* context, TF_Status* status) {
   shape_of_rows(context, 0, status);
-  const Shape numbers(api().ShapeInferenceContextVectorFromSize(context, kUnknownExtent));
+  const InferredShape numbers(api().ShapeInferenceContextVectorFromSize(context, kUnknownExtent));
   if (ok(status)) api().ShapeInferenceContextSetOutput(context, 1, numbers, status);
 }
 
 void shape_of_number(TF_ShapeInferenceContext* context, TF_Status* status) {
-  const Shape number(api().ShapeInferenceContextScalar(context));
+  const InferredShape number(api().ShapeInferenceContextScalar(context));
   api().ShapeInferenceContextSetOutput(context, 0, number, status);
 }
 

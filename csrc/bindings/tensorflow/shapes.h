@@ -1,4 +1,4 @@
-// What TensorFlow knows of the outputs' shapes before the ops run.
+// The shapes of the outputs, as far as TensorFlow can know them before the ops run.
 // Thread: any. Owns: nothing. Blocks: no. Throws: nothing.
 #pragma once
 
@@ -6,7 +6,7 @@
 
 namespace hvdlite::tensorflow {
 
-// For ops with an output for each input, or for each but the last, the anchor.
+// For ops with one output for each input, or for each input but the last, the anchor.
 struct ShapeFunctions {
   ShapeFunction all_inputs, but_the_last;
 };
@@ -14,7 +14,7 @@ struct ShapeFunctions {
 template <int kSpare>
 void shapes_like_inputs(TF_ShapeInferenceContext* context, TF_Status* status);
 inline constexpr ShapeFunctions kLikeInputs = {shapes_like_inputs<0>, shapes_like_inputs<1>};
-// allgather, reducescatter: like its input, but for the first extent.
+// allgather, reducescatter: each output is like its input, except for the first extent.
 template <int kSpare>
 void shapes_of_rows(TF_ShapeInferenceContext* context, TF_Status* status);
 inline constexpr ShapeFunctions kRows = {shapes_of_rows<0>, shapes_of_rows<1>};

@@ -5,7 +5,7 @@
 namespace hvdlite::tensorflow {
 
 void fail(TF_OpKernelContext* context, StatusCode code, const char* message) {
-  const Status status;
+  const TfStatus status;
   api().SetStatus(status, code, message);
   api().OpKernelContext_Failure(context, status);
 }

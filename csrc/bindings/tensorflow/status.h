@@ -1,17 +1,17 @@
-// Errors of the engine and of TensorFlow's C API, on their way to the user.
-// Thread: any. Owns: Status a TF_Status. Blocks: no. Throws: nothing.
+// Errors of the engine and of TensorFlow's C API, reported to the user.
+// Thread: any. Owns: TfStatus owns a TF_Status. Blocks: no. Throws: nothing.
 #pragma once
 
 #include "tf_api.h"
 
 namespace hvdlite::tensorflow {
 
-class Status {
+class TfStatus {
  public:
-  Status() : status_(api().NewStatus()) {}
-  ~Status() { api().DeleteStatus(status_); }
-  Status(const Status&) = delete;
-  Status& operator=(const Status&) = delete;
+  TfStatus() : status_(api().NewStatus()) {}
+  ~TfStatus() { api().DeleteStatus(status_); }
+  TfStatus(const TfStatus&) = delete;
+  TfStatus& operator=(const TfStatus&) = delete;
 
   operator TF_Status*() const { return status_; }
   bool ok() const { return api().GetCode(status_) == kOk; }
@@ -23,7 +23,7 @@ class Status {
 
 // Makes the op fail.
 void fail(TF_OpKernelContext* context, StatusCode code, const char* message);
-// With the code of a failed call of hvdlite.h, and its text.
+// Fails the op with the code and the text of a failed call of hvdlite.h.
 void fail_with_last_error(TF_OpKernelContext* context, int code);
 
 }  // namespace hvdlite::tensorflow

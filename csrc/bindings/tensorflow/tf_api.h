@@ -1,5 +1,5 @@
-// TensorFlow's C API as far as the ops use it, declared here and looked up in the running process: one build serves every
-// version of TensorFlow, and none of its headers or libraries is needed to compile or link.
+// The functions of TensorFlow's C API that the ops use, declared here and looked up in the running process. So one build serves
+// every version of TensorFlow, and needs none of its headers or libraries.
 // Thread: any. Owns: nothing. Blocks: no. Throws: nothing.
 #pragma once
 
@@ -38,7 +38,7 @@ using DeleteFunction = void (*)(void*);
 using ShapeFunction = void (*)(TF_ShapeInferenceContext*, TF_Status*);
 using Deallocator = void (*)(void* data, std::size_t bytes, void* argument);
 
-// (result, name without TF_, parameters). In every version from 2.12 on.
+// (result, name without TF_, parameters). Every version from 2.12 on has them.
 #define HVDLITE_TF_FUNCTIONS(X)                                                                   \
   X(TF_Status*, NewStatus, ())                                                                    \
   X(void, DeleteStatus, (TF_Status*))                                                             \
@@ -104,7 +104,7 @@ using Deallocator = void (*)(void* data, std::size_t bytes, void* argument);
   X(std::int64_t, Dim, (const TF_Tensor*, int))                                                   \
   X(void*, TensorData, (const TF_Tensor*))
 
-// Null where this TensorFlow has none. The asynchronous kernels came with 2.13.
+// Null if this TensorFlow lacks the function. The asynchronous kernels came with 2.13.
 #define HVDLITE_TF_OPTIONAL_FUNCTIONS(X)                                                        \
   X(TF_KernelBuilder*, NewAsyncKernelBuilder,                                                   \
     (const char* op, const char* device, CreateFunction, ComputeAsyncFunction, DeleteFunction)) \
@@ -116,7 +116,7 @@ struct Api {
   HVDLITE_TF_FUNCTIONS(HVDLITE_TF_MEMBER)
   HVDLITE_TF_OPTIONAL_FUNCTIONS(HVDLITE_TF_MEMBER)
 #undef HVDLITE_TF_MEMBER
-  std::string problem;  // why there are no ops; empty if all is well
+  std::string problem;  // why there are no ops; empty if there are
 
   bool has_async_kernels() const {
     return NewAsyncKernelBuilder != nullptr && RunAsyncOpKernelDoneCallback != nullptr;

@@ -56,7 +56,7 @@ Value is_in_set(hvdlite_engine* engine, std::int32_t process_set) {
 
 template <auto kEvaluate>
 void* create_value(TF_OpKernelConstruction* construction) {
-  const Status status;
+  const TfStatus status;
   std::int64_t process_set = 0;
   api().OpKernelConstruction_GetAttrInt64(construction, "process_set", &process_set, status);
   if (!status.ok()) api().OpKernelConstruction_Failure(construction, status);
@@ -80,7 +80,7 @@ void destroy_value(void* kernel) { delete static_cast<ValueKernel*>(kernel); }
 
 template <auto kEvaluate>
 void define(const char* name) {
-  // Stateful, or TensorFlow evaluates it while it optimises the graph.
+  // The op is stateful; otherwise TensorFlow would evaluate it while it optimises the graph.
   OpDefinition definition(name, true, shape_of_number);
   definition.attribute("process_set: int = 0").output("value", "int32");
   definition.enroll({create_value<kEvaluate>, compute_value, nullptr, destroy_value});

@@ -1,4 +1,5 @@
-// Ops for size, rank and so on, evaluated when a graph runs: it may have been made by another process, or before init().
+// Ops for size, rank and the like. They are evaluated when a graph runs, since another process may have made the graph, or this
+// one before init().
 // Thread: the one that loads the library. Owns: nothing. Blocks: no. Throws: nothing.
 #pragma once
 

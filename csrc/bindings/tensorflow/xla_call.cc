@@ -1,6 +1,6 @@
-// Collectives under jit_compile=True: custom calls that TensorFlow's XLA finds in its registry, of whose C++ interface three
-// things are assumed here: the names of two functions, and that a status is an optional text. hvdlite/tensorflow/xla.py tries
-// them before their first use.
+// Collectives under jit_compile=True: custom calls in the registry of TensorFlow's XLA. This file assumes three things of XLA's
+// C++ interface: the names of two functions, and that a status is an optional text. hvdlite/tensorflow/xla.py tests them before
+// their first use.
 // Thread: XLA's; registration happens once. Owns: nothing. Blocks: the custom calls. Throws: nothing.
 #include <cstdint>
 #include <cstring>
@@ -25,14 +25,14 @@ using XlaStatus = std::optional<std::string>;
 using CustomCall = void(void** outputs, const void** inputs, const char* config, std::size_t size,
                         XlaStatus* status);
 
-// Each program's calls hand on a number, so that XLA runs them in the order in which they were traced: that is the same on
-// all ranks, and none waits for another's later call.
+// A program's calls pass a number from one to the next, so that XLA runs them in the order in which they were traced. That order
+// is the same on all ranks, so no rank waits for another rank's later call.
 void hand_on(const void* input, void* output) { std::memcpy(output, input, sizeof(std::int32_t)); }
 
 void collective(void** outputs, const void** inputs, const char* config, std::size_t size,
                 XlaStatus* status) {
-  xla::Call call;
-  xla::Outcome outcome = call.read({config, size});
+  xla::CollectiveCall call;
+  xla::CallStatus outcome = call.read({config, size});
   if (!outcome.failed()) {
     for (std::size_t i = 0; i < call.size(); ++i) call.place(i, inputs[i], outputs[i]);
     outcome = call.submit();
@@ -45,7 +45,7 @@ void collective(void** outputs, const void** inputs, const char* config, std::si
   hand_on(inputs[call.size()], outputs[call.size()]);
 }
 
-// Swaps two numbers, or fails with its configuration as the text if that is not empty.
+// Swaps two numbers. Fails with its configuration as the text, if that is not empty.
 void self_test(void** outputs, const void** inputs, const char* config, std::size_t size,
                XlaStatus* status) {
   if (size > 0) {
@@ -73,7 +73,7 @@ bool register_calls() {
 }  // namespace
 }  // namespace hvdlite::tensorflow
 
-// Makes the custom calls known to XLA; 0 if this TensorFlow does not let it. To be called once.
+// Registers the custom calls with XLA. Returns 0 if this TensorFlow does not allow it. Call it once.
 extern "C" HVDLITE_API int hvdlite_tensorflow_register_xla(void) {
   return hvdlite::tensorflow::register_calls() ? 1 : 0;
 }

@@ -9,10 +9,11 @@ namespace hvdlite::xla {
 
 namespace {
 
-// The numbers of a line, one space between them, and then the rest of it.
-class Reader {
+// Reads the numbers of a line, with one space between them, and then the rest of the line.
+class NumberReader {
  public:
-  explicit Reader(std::string_view text) : next_(text.data()), end_(text.data() + text.size()) {}
+  explicit NumberReader(std::string_view text)
+      : next_(text.data()), end_(text.data() + text.size()) {}
 
   template <typename Number>
   Number number() {
@@ -40,25 +41,25 @@ class Reader {
   bool good_ = true;
 };
 
-// The number lets Python find the class of the error again (hvdlite/xla.py).
-Outcome failure(int code, const std::string& text) {
+// From this number Python finds the error's class again (hvdlite/xla.py).
+CallStatus failure(int code, const std::string& text) {
   return {code, "hvdlite error " + std::to_string(code) + ": " + text};
 }
 
-Outcome outcome_of(int code) {
-  return code == HVDLITE_OK ? Outcome{} : failure(code, hvdlite_last_error());
+CallStatus outcome_of(int code) {
+  return code == HVDLITE_OK ? CallStatus{} : failure(code, hvdlite_last_error());
 }
 
 }  // namespace
 
-Call::~Call() {
+CollectiveCall::~CollectiveCall() {
   if (engine_ != nullptr) hvdlite_engine_destroy(engine_);
 }
 
-Outcome Call::read(std::string_view description) {
-  Reader reader(description);
+CallStatus CollectiveCall::read(std::string_view description) {
+  NumberReader reader(description);
   while (reader.has_more()) {
-    Group& group = groups_.emplace_back();
+    TensorGroup& group = groups_.emplace_back();
     group.kind = reader.number<std::int32_t>();
     group.op = reader.number<std::int32_t>();
     group.root = reader.number<std::int32_t>();
@@ -86,18 +87,18 @@ Outcome Call::read(std::string_view description) {
                  "another version of hvdlite?");
 }
 
-std::span<const std::int64_t> Call::shape(std::size_t index) const {
+std::span<const std::int64_t> CollectiveCall::shape(std::size_t index) const {
   const Tensor& tensor = tensors_[index];
   return {dimensions_.data() + tensor.first_dimension, static_cast<std::size_t>(tensor.ndim)};
 }
 
-void Call::place(std::size_t index, const void* input, void* output) {
+void CollectiveCall::place(std::size_t index, const void* input, void* output) {
   tensors_[index].input = input;
   tensors_[index].output = output;
 }
 
-hvdlite_request Call::request(const Tensor& tensor) const {
-  const Group& group = groups_[tensor.group];
+hvdlite_request CollectiveCall::request(const Tensor& tensor) const {
+  const TensorGroup& group = groups_[tensor.group];
   hvdlite_request request{};
   request.kind = group.kind;
   request.dtype = tensor.dtype;
@@ -118,7 +119,7 @@ hvdlite_request Call::request(const Tensor& tensor) const {
   return request;
 }
 
-Outcome Call::submit() {
+CallStatus CollectiveCall::submit() {
   engine_ = hvdlite_current_engine();
   if (engine_ == nullptr) return outcome_of(HVDLITE_E_NOT_INITIALIZED);
   std::vector<hvdlite_request> requests;
@@ -130,8 +131,8 @@ Outcome Call::submit() {
   return outcome_of(hvdlite_submit(engine_, &what, &work_));
 }
 
-Outcome Call::finish() {
-  const Outcome outcome = outcome_of(wait_for_end(engine_, work_));
+CallStatus CollectiveCall::finish() {
+  const CallStatus outcome = outcome_of(wait_for_end(engine_, work_));
   hvdlite_release(engine_, work_);
   return outcome;
 }

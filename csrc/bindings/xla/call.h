@@ -1,6 +1,6 @@
-// What an XLA program asks for in one call: groups of allreduces and broadcasts, described by text, submitted together.
-// Thread: one at a time, with or without an interpreter's lock. Owns: a reference to the engine. Blocks: finish only.
-// Throws: no; what went wrong is an Outcome.
+// One call of an XLA program: groups of allreduces and broadcasts, described by text and submitted together.
+// Thread: one at a time, with or without an interpreter's lock. Owns: a reference to the engine. Blocks: finish only. Throws:
+// nothing; a CallStatus reports errors.
 #pragma once
 
 #include <cstdint>
@@ -13,35 +13,35 @@
 
 namespace hvdlite::xla {
 
-// How something ended: an HVDLITE_E_* code, with the text to show if it failed.
-struct Outcome {
+// The end of a call: an HVDLITE_E_* code, and the error's text.
+struct CallStatus {
   int code = HVDLITE_OK;
   std::string text;
   bool failed() const { return code != HVDLITE_OK; }
 };
 
-class Call {
+class CollectiveCall {
  public:
-  Call() = default;
-  Call(const Call&) = delete;
-  Call& operator=(const Call&) = delete;
-  ~Call();
+  CollectiveCall() = default;
+  CollectiveCall(const CollectiveCall&) = delete;
+  CollectiveCall& operator=(const CollectiveCall&) = delete;
+  ~CollectiveCall();
 
   // Reads the description that hvdlite/xla.py wrote.
-  Outcome read(std::string_view description);
+  CallStatus read(std::string_view description);
 
-  // The tensors of all groups, in order.
+  // The number of tensors in all groups.
   std::size_t size() const { return tensors_.size(); }
   std::span<const std::int64_t> shape(std::size_t index) const;
-  // Where a tensor lies and where its result goes, which may be the same place.
+  // Sets the address of a tensor, and the address for its result, which may be the same.
   void place(std::size_t index, const void* input, void* output);
 
-  Outcome submit();
-  // Waits for all that was submitted: the first failure, if any. Nothing of it is in flight afterwards.
-  Outcome finish();
+  CallStatus submit();
+  // Waits for all submitted operations. Returns the first failure, if any. Afterwards none is in flight.
+  CallStatus finish();
 
  private:
-  struct Group {
+  struct TensorGroup {
     std::int32_t kind, op, root, process_set, size;
     double prescale, postscale;
     std::string label;
@@ -58,7 +58,7 @@ class Call {
   hvdlite_request request(const Tensor& tensor) const;
 
   hvdlite_engine* engine_ = nullptr;
-  std::vector<Group> groups_;
+  std::vector<TensorGroup> groups_;
   std::vector<Tensor> tensors_;
   std::vector<std::int64_t> dimensions_;
   std::int64_t work_ = 0;  // what was submitted

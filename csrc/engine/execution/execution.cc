@@ -13,12 +13,11 @@ using base::OpKind;
 
 namespace {
 
-// The recorder and the counters are told of prepared payloads above this size only: for smaller ones that would take longer than
-// the operation itself.
+// The recorder and the counters ignore smaller prepared payloads: to record one would take longer than the operation itself.
 constexpr std::size_t kTinyBytes = 64;
 
-// Bytes that a FusedOp moves, as nccl-tests count them: the whole result of an allgather, of an alltoall what this rank sends, of
-// all others the input.
+// The payload of a FusedOp in bytes, as nccl-tests count it: of an allgather the whole result, of an alltoall what this rank
+// sends, of all others the input.
 std::size_t payload_of(const FusedOp& fused, const std::vector<Entry>& entries) {
   const Request& first = fused.first();
   if (first.kind == OpKind::kAllgather) {
@@ -29,14 +28,14 @@ std::size_t payload_of(const FusedOp& fused, const std::vector<Entry>& entries) 
     return entries.front().request ? entries.front().request->bytes() : 0;
   }
   std::size_t bytes = 0;
-  for (const Agreed& part : fused.parts) bytes += part.request->bytes();
+  for (const AgreedOperation& part : fused.parts) bytes += part.request->bytes();
   return bytes;
 }
 
-// Memory kept for fusion buffers, in fusion thresholds: enough for the operations usually in flight.
+// The pool keeps this many fusion thresholds of memory: enough for the operations that are usually in flight.
 constexpr std::size_t kPoolThresholds = 4;
 
-// Forced algorithms are for tensors in host memory: for those of GPUs the size decides.
+// A forced algorithm applies to host tensors only. For GPU tensors the size decides.
 collectives::Selection unforced(const collectives::Selection& selection) {
   collectives::Selection result;
   result.deterministic = selection.deterministic;
@@ -70,7 +69,7 @@ Execution::Execution(transport::Transport& transport, collectives::Selection sel
 
 std::unique_ptr<Agreement> Execution::add_set(const ProcessSet& set,
                                               const Regions::Grant& regions) {
-  // Tags of a reused id start elsewhere, away from what may still be in flight of its predecessor.
+  // A reused set id begins with other tags than its predecessor, whose messages may still be in flight.
   Set& known = sets_[set.id] = {sharing(set, share(transport_, set, regions)), sharing(set, {}),
                                 set.id.epoch * 1024};
   const SharedRegions& shared = known.host->shared;
@@ -127,7 +126,7 @@ void Execution::execute_prepared(SetId set, Entry& entry) {
       channel, {entry.input, entry.output, static_cast<std::size_t>(request.elements())},
       reduction_of(request, members), selection_.tuning.isa);
   entry.completion->contributors = members;
-  // As if there were one member: no link had to carry it.
+  // An operation that moved nothing counts as one with a single member: no link had to carry it.
   shared_.usage.moves(request.kind, request.bytes(), moves ? static_cast<std::size_t>(members) : 1);
   ++shared_.counters.riding_ops;
   ++shared_.counters.fused_ops;
@@ -153,7 +152,7 @@ std::uint32_t Execution::next_tag(Set& set) const {
   return tag_of(transport_, set.host->id, set.next_operation++);
 }
 
-// The first operation on a GPU, which comes at the same place on all members, makes it.
+// The set's first GPU operation makes the lane. That operation has the same place in the order on all members.
 DeviceLane& Execution::device_lane(Set& set, const std::vector<Entry>& entries) {
   auto lane = device_lanes_.find(set.host->id);
   if (lane == device_lanes_.end()) {
@@ -210,7 +209,7 @@ bool Execution::start(Lane& lane) {
   bool started = false;
   while (!lane.waiting.empty() && lane.running.size() < kMaxRunning &&
          (lane.running.empty() || lane.running_bytes < kMaxRunningBytes)) {
-    Waiting next = std::move(lane.waiting.front());
+    QueuedOperation next = std::move(lane.waiting.front());
     lane.waiting.pop_front();
     shared_.reached(next.entries, FlightRecorder::Stage::kStarted);
     const collectives::Comm comm(transport_, lane.set->members, lane.set->index, next.tag,
@@ -245,24 +244,24 @@ bool Execution::step(Lane& lane) {
 
 // --- endings ----------------------------------------------------------------------------------------------------------
 
-void Execution::park_all(const base::Status& why, bool lost) {
+void Execution::retain_all(const base::Status& why, bool lost) {
   for (auto& [id, lane] : lanes_) {
     for (auto& operation : lane.running) {
       operation->abandon();
       shared_.finish(operation->entries(), why);
-      parked_.push_back(std::move(operation));
+      retained_.push_back(std::move(operation));
     }
-    for (Waiting& waiting : lane.waiting) shared_.finish(waiting.entries, why);
+    for (QueuedOperation& waiting : lane.waiting) shared_.finish(waiting.entries, why);
   }
   lanes_.clear();
-  const auto park = [&](std::unique_ptr<DeviceLane>& lane) {
+  const auto retain = [&](std::unique_ptr<DeviceLane>& lane) {
     if (!lost && lane->idle() && lane->settled()) return;
-    lane->park(why);
-    parked_lanes_.push_back(std::move(lane));
+    lane->abandon(why);
+    retained_lanes_.push_back(std::move(lane));
   };
-  for (auto& [id, lane] : device_lanes_) park(lane);
-  for (auto& lane : ending_) park(lane);
-  transfers_.park_all(why);
+  for (auto& [id, lane] : device_lanes_) retain(lane);
+  for (auto& lane : ending_) retain(lane);
+  transfers_.retain_all(why);
   std::erase_if(device_lanes_, [](const auto& item) { return item.second == nullptr; });
   std::erase(ending_, nullptr);
 }
@@ -274,13 +273,13 @@ void Execution::close(bool memory_is_free) {
   for (auto& [id, lane] : device_lanes_) lane->finish();
   device_lanes_.clear();
   ending_.clear();
-  if (!memory_is_free && !(parked_.empty() && parked_lanes_.empty())) {
-    // Leaked on purpose: a transfer may still be under way into or out of them.
-    [[maybe_unused]] const auto* leaked = new auto(std::move(parked_));
-    [[maybe_unused]] const auto* lanes = new auto(std::move(parked_lanes_));
+  if (!memory_is_free && !(retained_.empty() && retained_lanes_.empty())) {
+    // Leaks the operations on purpose: a transfer may still use their memory.
+    [[maybe_unused]] const auto* leaked = new auto(std::move(retained_));
+    [[maybe_unused]] const auto* lanes = new auto(std::move(retained_lanes_));
   }
-  parked_.clear();
-  parked_lanes_.clear();
+  retained_.clear();
+  retained_lanes_.clear();
 }
 
 }  // namespace hvdlite::engine

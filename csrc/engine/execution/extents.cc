@@ -6,7 +6,7 @@ using base::OpKind;
 
 namespace {
 
-// Rows are dealt out as evenly as possible, the first ranks getting one more (Horovod's rule).
+// Divides rows as evenly as possible; the first ranks get one more (Horovod's rule).
 std::vector<std::int64_t> deal_rows(std::int64_t rows, int ranks) {
   std::vector<std::int64_t> dealt(static_cast<std::size_t>(ranks), rows / ranks);
   for (std::int64_t i = 0; i < rows % ranks; ++i) ++dealt[static_cast<std::size_t>(i)];
@@ -35,13 +35,13 @@ Extents::Extents(const FusedOp& fused, int rank, int ranks)
       out_rows = rows[me];
       return;
     default:
-      HVD_CHECK(false);  // the shape of the others' results is their input's
+      HVD_CHECK(false);  // the other kinds have the shape of their input
   }
   out_rows = std::accumulate(rows.begin(), rows.end(), std::int64_t{0});
 }
 
-std::unique_ptr<Output> Extents::output(const Request& request) const {
-  auto output = std::make_unique<Output>();
+std::unique_ptr<EngineOutput> Extents::output(const Request& request) const {
+  auto output = std::make_unique<EngineOutput>();
   output->shape = request.shape;
   output->shape[0] = out_rows;
   output->bytes = out_bytes();

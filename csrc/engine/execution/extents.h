@@ -1,4 +1,4 @@
-// What an allgather, alltoall or reducescatter moves on this rank: rows and elements of each peer, and the shape of the result.
+// The sizes of an allgather, alltoall or reducescatter on this rank: rows and elements of each peer, and the shape of the result.
 // Thread: pure. Owns: its lists. Blocks: no. Throws: std::bad_alloc.
 #pragma once
 
@@ -13,7 +13,7 @@
 namespace hvdlite::engine {
 
 struct Extents {
-  // Of the operation on the member `rank` of `ranks`.
+  // For the member `rank` of `ranks`.
   Extents(const FusedOp& fused, int rank, int ranks);
 
   // allgather: rows of each member; alltoall: rows that this rank gets from each; reducescatter: rows that each member gets.
@@ -26,15 +26,15 @@ struct Extents {
   std::size_t row_bytes() const { return row_elements * element_bytes; }
   std::size_t out_bytes() const { return static_cast<std::size_t>(out_rows) * row_bytes(); }
   std::size_t out_elements() const { return static_cast<std::size_t>(out_rows) * row_elements; }
-  // These rows, of each peer, in other units.
+  // Converts rows of each peer to elements.
   std::vector<std::size_t> elements(const std::vector<std::int64_t>& of) const {
     return scaled(of, row_elements);
   }
   std::vector<std::size_t> bytes(const std::vector<std::int64_t>& of) const {
     return scaled(of, row_bytes());
   }
-  // The result of this rank's entry, still without memory.
-  std::unique_ptr<Output> output(const Request& request) const;
+  // The result of this rank's entry, without memory yet.
+  std::unique_ptr<EngineOutput> output(const Request& request) const;
 
  private:
   static std::vector<std::size_t> scaled(const std::vector<std::int64_t>& rows, std::size_t factor);

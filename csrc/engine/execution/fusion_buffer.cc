@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::size_t kPage = 4096;
 
-// Powers of two up to 1 MiB, then steps of an eighth, so that little is wasted and much is reused.
+// Rounds up to powers of two up to 1 MiB, then to steps of an eighth. So little memory is wasted, and most is reused.
 std::size_t capacity_for(std::size_t bytes) {
   const std::size_t power = std::bit_ceil(bytes < kPage ? kPage : bytes);
   if (power <= (std::size_t{1} << 20)) return power;
@@ -19,25 +19,25 @@ std::size_t capacity_for(std::size_t bytes) {
 
 }  // namespace
 
-BufferPool::~BufferPool() {
+FusionBufferPool::~FusionBufferPool() {
   for (const auto& [capacity, data] : free_) std::free(data);
 }
 
-BufferPool::Buffer BufferPool::get(std::size_t bytes) {
+FusionBufferPool::Lease FusionBufferPool::get(std::size_t bytes) {
   const std::size_t capacity = capacity_for(bytes);
   const auto found = free_.lower_bound(capacity);
   if (found != free_.end() && found->first <= 2 * capacity) {
-    Buffer buffer(this, found->second, found->first);
+    Lease buffer(this, found->second, found->first);
     kept_ -= found->first;
     free_.erase(found);
     return buffer;
   }
   void* data = std::aligned_alloc(kPage, capacity);
   if (data == nullptr) throw std::bad_alloc();
-  return Buffer(this, data, capacity);
+  return Lease(this, data, capacity);
 }
 
-void BufferPool::give_back(void* data, std::size_t capacity) {
+void FusionBufferPool::give_back(void* data, std::size_t capacity) {
   if (kept_ + capacity > keep_bytes_) {
     std::free(data);
     return;

@@ -1,5 +1,6 @@
-// Recycled page-aligned memory for fusion buffers and scratch outputs: fresh pages cost more than the data they carry.
-// Thread: the holder of the progress token. Owns: all memory it handed out that came back. Blocks: no. Throws: std::bad_alloc.
+// Page-aligned memory for fusion buffers and scratch outputs. The pool reuses memory, because to touch fresh pages costs more
+// time than to move the data.
+// Thread: the holder of the progress token. Owns: returned memory. Blocks: no. Throws: std::bad_alloc.
 #pragma once
 
 #include <cstddef>
@@ -8,42 +9,42 @@
 
 namespace hvdlite::engine {
 
-class BufferPool {
+class FusionBufferPool {
  public:
   // Keeps at most `keep_bytes` of returned memory.
-  explicit BufferPool(std::size_t keep_bytes) : keep_bytes_(keep_bytes) {}
-  ~BufferPool();
-  BufferPool(const BufferPool&) = delete;
-  BufferPool& operator=(const BufferPool&) = delete;
+  explicit FusionBufferPool(std::size_t keep_bytes) : keep_bytes_(keep_bytes) {}
+  ~FusionBufferPool();
+  FusionBufferPool(const FusionBufferPool&) = delete;
+  FusionBufferPool& operator=(const FusionBufferPool&) = delete;
 
-  class Buffer {
+  class Lease {
    public:
-    Buffer() = default;
-    Buffer(BufferPool* pool, void* data, std::size_t capacity)
+    Lease() = default;
+    Lease(FusionBufferPool* pool, void* data, std::size_t capacity)
         : pool_(pool), data_(data), capacity_(capacity) {}
-    Buffer(Buffer&& other) noexcept { swap(other); }
-    Buffer& operator=(Buffer&& other) noexcept {
+    Lease(Lease&& other) noexcept { swap(other); }
+    Lease& operator=(Lease&& other) noexcept {
       swap(other);
       return *this;
     }
-    ~Buffer() {
+    ~Lease() {
       if (data_ != nullptr) pool_->give_back(data_, capacity_);
     }
     std::byte* data() const { return static_cast<std::byte*>(data_); }
 
    private:
-    void swap(Buffer& other) noexcept {
+    void swap(Lease& other) noexcept {
       std::swap(pool_, other.pool_);
       std::swap(data_, other.data_);
       std::swap(capacity_, other.capacity_);
     }
-    BufferPool* pool_ = nullptr;
+    FusionBufferPool* pool_ = nullptr;
     void* data_ = nullptr;
     std::size_t capacity_ = 0;
   };
 
-  // At least `bytes` bytes, uninitialised.
-  Buffer get(std::size_t bytes);
+  // Gives at least `bytes` bytes, uninitialised.
+  Lease get(std::size_t bytes);
 
  private:
   void give_back(void* data, std::size_t capacity);

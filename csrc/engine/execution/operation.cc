@@ -12,7 +12,7 @@ using base::ReduceOp;
 
 namespace {
 
-// Tiles of one set's life fit below that; the epoch above makes those of the region's next user larger.
+// The tile numbers of one set stay below this bit. The epoch above it makes the numbers of the region's next user larger.
 constexpr int kEpochShift = 40;
 // A tag, from the low end: channel, operation number (modulo), process set.
 constexpr int kSetBits = 10;
@@ -21,7 +21,7 @@ int operation_bits(const transport::Transport& transport) {
   return transport.tag_bits() - collectives::kChannelBits - kSetBits;
 }
 
-// Operations have the numbers below this one.
+// Operation numbers are below this one.
 std::uint32_t last_operation(const transport::Transport& transport) {
   return (std::uint32_t{1} << operation_bits(transport)) - 1;
 }
@@ -32,7 +32,7 @@ std::shared_ptr<collectives::SharedChannel> make_channel(transport::Transport& t
                                                          const Regions::Region& region) {
   const int here = transport.host_of(transport.rank());
   std::vector<int> local,
-      local_ranks;  // of the members on this host: places in the set, on the host
+      local_ranks;  // for each member on this host: its place in the set, and its rank on the host
   for (std::size_t i = 0; i < set.members->size(); ++i) {
     const int member = (*set.members)[i];
     if (transport.host_of(member) != here) continue;
@@ -77,7 +77,7 @@ collectives::Reduction reduction_of(const Request& request, std::int64_t divisor
           request.op == ReduceOp::kAverage ? divisor : 1};
 }
 
-collectives::Reduction reduction_of(const Agreed& agreed, int ranks) {
+collectives::Reduction reduction_of(const AgreedOperation& agreed, int ranks) {
   return reduction_of(*agreed.request, agreed.divisor > 0 ? agreed.divisor : ranks);
 }
 

@@ -1,9 +1,10 @@
-// One FusedOp under way, and what the members of its process set share for it: regions of their host's window. How it is done
-// depends on where its tensors lie: HostOperation (host_operation.h), NcclOperation and StagedOperation (nccl_operation.h,
-// staged_operation.h).
-// Thread: the holder of the progress token. Owns: the channels, whose end tells the regions' next users; of an operation what moves
-// the data, buffers, and the outputs it makes until they are handed to the completions. Blocks: never. Throws: what Transport, the
-// kernels and the GPU's driver throw; then it must be parked (kept), as somebody may still touch its memory.
+// One FusedOp that runs, and the regions of the host's window that the members of its process set share. The class depends on
+// where the tensors lie: HostOperation (host_operation.h), NcclOperation (nccl_operation.h), StagedOperation
+// (staged_operation.h).
+// Thread: the holder of the progress token. Owns: the channels, whose end lets the regions' next users begin; of an operation the
+// collective that moves the data, buffers, and the outputs until the completions own them. Blocks: never. Throws: what Transport,
+// the kernels and the GPU's driver throw. After that the owner must retain the operation, because the transport may still touch
+// its memory.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +22,7 @@
 
 namespace hvdlite::engine {
 
-// As collectives/comm.h has it; null where there is nothing, or nobody to share with.
+// The parts of collectives/comm.h's Sharing; null where this rank shares nothing.
 struct SharedRegions {
   std::shared_ptr<collectives::SharedChannel> channel;
   std::shared_ptr<collectives::SharedChannel> second_channel;
@@ -35,39 +36,46 @@ struct SharedRegions {
 SharedRegions share(transport::Transport& transport, const ProcessSet& set,
                     const Regions::Grant& regions);
 
-// As operations see it.
+// A process set, as operations see it.
 struct SharingSet : ProcessSet {
   SharedRegions shared;
 };
 using SharingSetPtr = std::shared_ptr<const SharingSet>;
 
-// A lane has so many in flight: enough to fill the gaps of one with another, few enough to bound memory.
+// The limits to operations in flight in a lane: enough to fill the gaps of one with another, few enough to bound memory.
 inline constexpr std::size_t kMaxRunning = 16;
 inline constexpr std::size_t kMaxRunningBytes = std::size_t{256} << 20;
 
-// The tag of an operation's messages. Two of a set that are in flight together have different ones.
+// The tag of an operation's messages. Two operations of a set that are in flight together have different tags.
 std::uint32_t tag_of(const transport::Transport& transport, SetId set, std::uint32_t operation);
-// That of all that ranks send one another, in the order in which both start it: no operation has it.
+// The tag of all point-to-point payloads; no operation has it. Both ranks start these payloads in one order.
 std::uint32_t point_to_point_tag(const transport::Transport& transport);
 
-// How ranks combine what they gave for this request; an Average divides by `divisor`.
+// How ranks combine their values for this request. An Average divides by `divisor`.
 collectives::Reduction reduction_of(const Request& request, std::int64_t divisor);
-// The same of what `ranks` members agreed on.
-collectives::Reduction reduction_of(const Agreed& agreed, int ranks);
+// The same for an operation that `ranks` members agreed on.
+collectives::Reduction reduction_of(const AgreedOperation& agreed, int ranks);
+
+// A FusedOp that waits in its lane until the lane has room for it.
+struct QueuedOperation {
+  FusedOp fused;
+  std::vector<Entry> entries;
+  std::uint32_t tag = 0;
+};
 
 class Operation {
  public:
-  // entries[i] is this rank's part in fused.parts[i]; one without a request means that this rank has joined.
+  // entries[i] is this rank's part in fused.parts[i]. An entry without a request means that this rank has joined.
   Operation(FusedOp fused, std::vector<Entry> entries);
   Operation(const Operation&) = delete;
   Operation& operator=(const Operation&) = delete;
   virtual ~Operation() = default;
 
-  // Apart from the constructor so that the entries are not lost if it throws.
+  // Not part of the constructor, so that the entries are not lost if it throws.
   virtual void start() = 0;
-  // True when finished; the entries' completions then hold the results but are not marked done.
+  // Returns true when finished. The entries' completions then hold the results but are not marked done.
   virtual bool advance() = 0;
-  // It has failed: whatever may still write to its memory may do so for good.
+  // The operation has failed. Its owner retains it, so that late writes to its memory do no harm.
   virtual void abandon() = 0;
 
   std::vector<Entry>& entries() { return entries_; }
@@ -77,7 +85,7 @@ class Operation {
 
  protected:
   const FusedOp& fused() const { return fused_; }
-  // A value that nobody has needs no data: the handle tells so by contributors == 0.
+  // An operation for which no rank has a value moves no data; the handle says so by contributors == 0.
   bool has_no_value() const;
 
  private:

@@ -41,7 +41,7 @@ bool Transfers::idle(SetId set) const {
                               [&](const Moving& each) { return each.entry.request->set == set; });
 }
 
-void Transfers::park_all(const base::Status& why) {
+void Transfers::retain_all(const base::Status& why) {
   for (const Moving& each : std::exchange(moving_, {})) shared_.finish({&each.entry, 1}, why);
 }
 

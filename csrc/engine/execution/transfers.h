@@ -28,14 +28,14 @@ class Transfers {
     for (const Moving& each : moving_) visit(each.entry);
   }
   // Fails all. Their memory may be used for good.
-  void park_all(const base::Status& why);
+  void retain_all(const base::Status& why);
 
  private:
   struct Moving {
     Entry entry;
     transport::Ticket ticket;
   };
-  // post(entry) gives the ticket. It may throw: then the entry is here to be parked.
+  // post(entry) gives the ticket. It may throw: then the entry is here to be retained.
   template <typename Post>
   void start(Entry entry, Post post);
 

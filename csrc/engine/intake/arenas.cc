@@ -24,7 +24,7 @@ void ArenaDirectory::add(std::shared_ptr<const transport::Arena> arena) {
 }
 
 void ArenaDirectory::remove(std::int64_t id) {
-  std::shared_ptr<const transport::Arena> removed;  // unmapped without the lock
+  std::shared_ptr<const transport::Arena> removed;  // unmapped after the lock is released
   const std::lock_guard lock(mutex_);
   const auto found = arenas_.find(id);
   if (found == arenas_.end()) return;

@@ -1,9 +1,10 @@
-// The arenas that requests of this rank may name, and how one is made.
-// Thread: any; one lock, held for a look-up. Owns: the open arenas; an operation in flight keeps its own. Blocks: no.
-// Throws: Error as each function says.
+// The arenas that requests of this rank may name, and how an arena is made.
+// Thread: any; one lock, held for a look-up. Owns: the open arenas; an operation in flight keeps a share of its own. Blocks: no.
+// Throws: Error, as each function says.
 //
-// Made outside of the engine's order: each member creates its part (ArenaDraft), they exchange the parts' addresses as they like,
-// each opens all of them, and they agree that all could: all or none may name the arena.
+// Members make an arena outside of the engine's order. Each creates its part (ArenaDraft). The callers exchange the parts'
+// addresses, and each member opens all of them. Then the members agree whether all could open them: either all or none may name
+// the arena.
 #pragma once
 
 #include <atomic>
@@ -20,12 +21,12 @@ namespace hvdlite::engine {
 
 class ArenaDirectory {
  public:
-  // Null if there is none (any more).
+  // Null if there is no such arena, or no longer.
   std::shared_ptr<const transport::Arena> find(std::int64_t id) const;
-  // Error(Aborted) once the directory is closed.
+  // Throws Error(Aborted) after close().
   void add(std::shared_ptr<const transport::Arena> arena);
   void remove(std::int64_t id);
-  // The engine ends: the others' parts are let go.
+  // The engine ends: unmaps the other members' parts.
   void close();
 
  private:
@@ -34,17 +35,17 @@ class ArenaDirectory {
   bool closed_ = false;
 };
 
-// A member's part of an arena in the making.
+// A member's part of an arena that is being made.
 class ArenaDraft {
  public:
-  // How a part's owner describes it to the other members; plain bytes.
+  // The owner's description of its part, for the other members; plain bytes.
   struct Address {
-    std::int64_t id = 0;  // what the arena is called if the owner is its set's first member
+    std::int64_t id = 0;  // the arena's id, if the owner is the set's first member
     std::uint64_t bytes = 0;
     transport::SharedMemory::Address memory;
   };
 
-  // id: used once in the whole job. index: of this rank among the `members` members of the set.
+  // id: used once in the whole job. index: this rank's place among the `members` members of the set.
   ArenaDraft(std::shared_ptr<ArenaDirectory> directory, base::SetId set, int members, int index,
              std::int64_t id, transport::SharedMemory::Kind kind, std::size_t bytes);
   ~ArenaDraft() { close(); }
@@ -54,15 +55,15 @@ class ArenaDraft {
   const Address& address() const { return address_; }
   std::byte* data() const { return memory_->data(); }
   std::size_t bytes() const { return memory_->size(); }
-  // 0 while it is not open.
+  // 0 until it is open.
   std::int64_t id() const { return opened_; }
 
-  // Maps all parts; from now on requests may name the arena. Error(InvalidArgument) if the addresses do not fit together,
-  // Error(System) if a part cannot be mapped.
+  // Maps all parts; after that, requests may name the arena. Throws Error(InvalidArgument) if the addresses do not fit together,
+  // and Error(System) if a part cannot be mapped.
   void open(const std::vector<Address>& addresses);
-  // All members have tried to open it: nobody needs to find it any more.
+  // Called when all members have tried to open the part: removes its name from the file system.
   void hide() { memory_->unlink(); }
-  // Requests may name it no more; this rank's part stays.
+  // Requests may no longer name the arena. This rank's part stays.
   void close();
 
  private:

@@ -102,7 +102,8 @@ void check_wire(const Request& request) {
   }
 }
 
-// The GPU exists, and what reductions need of it is there: a missing driver or compiler is told here, not in mid-air.
+// Checks that the GPU exists and has what reductions need. So a missing driver or compiler is reported here, and not by an
+// operation in flight.
 void check_device(const Request& request, device::Devices& devices) {
   if (!moves_data(request.kind)) {
     refuse(request, "it has no memory, so its device is that of the CPU, -1");
@@ -182,9 +183,10 @@ void check_peer(const Request& request, const SetDirectory::Info& set) {
   }
 }
 
-// A GPU that reads across the border of a number fails for good, and NCCL does not look. A complex one is two of its parts.
+// A kernel that reads a misaligned number breaks the GPU's context for good, and NCCL does not check. A complex number needs the
+// alignment of its two parts.
 void check_alignment(const Request& request, const void* memory) {
-  if (!reduces(request.kind)) return;  // others move bytes
+  if (!reduces(request.kind)) return;  // other kinds move bytes
   const bool is_complex = request.dtype == DType::kComplex64 || request.dtype == DType::kComplex128;
   const std::size_t unit = base::size_of(request.dtype) / (is_complex ? 2 : 1);
   const auto address = reinterpret_cast<std::uintptr_t>(memory);

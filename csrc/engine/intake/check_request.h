@@ -1,6 +1,6 @@
-// What is checked of a request when it is submitted or prepared: everything that this rank alone can refuse, before anything is
+// Checks a request when it is submitted or prepared. Refuses everything that this rank can refuse by itself, before anything is
 // sent.
-// Thread: any. Owns: nothing. Blocks: no. Throws: Error(InvalidArgument, Unsupported) naming the operation, and why it is refused.
+// Thread: any. Owns: nothing. Blocks: no. Throws: Error(InvalidArgument, Unsupported), which names the operation and the reason.
 #pragma once
 
 #include <memory>
@@ -14,12 +14,12 @@
 
 namespace hvdlite::engine {
 
-// The process set that the view names, of which this rank has to be a member.
+// The process set that the view names. Refuses a set of which this rank is no member.
 SetDirectory::Info set_of(const RequestView& view, const SetDirectory& sets, int rank);
-// The request, sealed. world: ranks of the job.
+// Returns the checked request. world: the number of ranks in the job.
 RequestPtr check_request(const RequestView& view, const SetDirectory::Info& set,
                          const SetDirectory& sets, int world, device::Devices& devices);
-// The arena that the view names, which gets the tensor's offset there; a tensor of no bytes lies in none.
+// The arena that the view names. Writes the tensor's offset there into the view. A tensor without bytes lies in no arena.
 std::shared_ptr<const transport::Arena> locate(RequestView& view, const SetDirectory::Info& set,
                                                const ArenaDirectory& arenas, const void* input,
                                                const void* output);

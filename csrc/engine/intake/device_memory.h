@@ -1,7 +1,7 @@
-// What a submission has to do about GPU memory: make sure that addresses are on the GPU they are said to be on, and note when the
+// The part of a submission about GPU memory: checks that addresses are on the GPU that the request names, and records when the
 // memory is ready.
-// Thread: any for KnownAddresses; a ReadyEvents belongs to one call. Owns: the events, until they are handed out. Blocks: no.
-// Throws: Error(InvalidArgument) for an address that is elsewhere, Error(Unsupported) for a stream that is being captured.
+// Thread: any for KnownAddresses; a ReadyEvents belongs to one call. Owns: the events, until the entries own them. Blocks: no.
+// Throws: Error(InvalidArgument) for an address that lies elsewhere, Error(Unsupported) for a stream under capture.
 #pragma once
 
 #include <array>
@@ -14,8 +14,9 @@
 
 namespace hvdlite::engine {
 
-// The driver is asked once about a page, for a training step uses the same memory again and again. Memory that is freed and comes
-// back as another kind at the same address is not noticed; the point is to meet a wrong pointer with a text and not with a crash.
+// Remembers pages of memory, because training steps use the same memory again and again. It asks the driver once about each page.
+// It does not notice memory that is freed and returns as another kind at the same address. That is enough: the purpose is to
+// answer a wrong pointer with an error text instead of a crash.
 class KnownAddresses {
  public:
   void check(device::Devices& devices, const Request& request, const void* address);
@@ -24,14 +25,15 @@ class KnownAddresses {
   static constexpr std::size_t kPlaces = 4096;
   static constexpr int kPageBits = 12;
   static constexpr int kGpuBits = 16;
-  std::array<std::atomic<std::uint64_t>, kPlaces> known_{};  // page, and GPU + 1 in the low bits
+  // Page number, and GPU + 1 in the low bits.
+  std::array<std::atomic<std::uint64_t>, kPlaces> known_{};
 };
 
-// One event for each GPU and stream of a batch.
+// One event for each GPU and stream of a submission.
 class ReadyEvents {
  public:
   explicit ReadyEvents(device::Devices& devices) : devices_(devices) {}
-  // After all that the stream has been given so far.
+  // An event after all work that the stream has now.
   const device::EventPtr& at(const Request& request, void* stream);
 
  private:

@@ -8,55 +8,55 @@ constexpr std::int64_t kMaxSlots = std::int64_t{1} << kSlotBits;
 
 }  // namespace
 
-std::int64_t HandleTable::add(Batch batch) {
+std::int64_t HandleTable::add(CompletionArray batch) {
   const std::lock_guard lock(mutex_);
-  if (first_free_ == slots_.size()) {
-    if (static_cast<std::int64_t>(slots_.size()) + 1 >= kMaxSlots) {
+  if (first_free_ == rows_.size()) {
+    if (static_cast<std::int64_t>(rows_.size()) + 1 >= kMaxSlots) {
       throw base::Error(
           base::ErrorCode::kSystem,
-          std::to_string(slots_.size()) +
+          std::to_string(rows_.size()) +
               " operations are neither waited for nor released; wait for some of them");
     }
-    slots_.emplace_back();
-    slots_.back().next_free = first_free_ + 1;
+    rows_.emplace_back();
+    rows_.back().next_free = first_free_ + 1;
   }
   const std::uint32_t number = first_free_;
-  Slot& slot = slots_[number];
-  first_free_ = slot.next_free;
-  slot.batch = std::move(batch);
-  return slot.generation * kMaxSlots + number + 1;
+  Row& row = rows_[number];
+  first_free_ = row.next_free;
+  row.batch = std::move(batch);
+  return row.generation * kMaxSlots + number + 1;
 }
 
-const HandleTable::Slot* HandleTable::slot_of(std::int64_t handle) const {
+const HandleTable::Row* HandleTable::row_of(std::int64_t handle) const {
   const std::int64_t number = handle % kMaxSlots - 1;
-  if (handle <= 0 || number < 0 || number >= static_cast<std::int64_t>(slots_.size())) {
+  if (handle <= 0 || number < 0 || number >= static_cast<std::int64_t>(rows_.size())) {
     return nullptr;
   }
-  const Slot& slot = slots_[static_cast<std::size_t>(number)];
-  return slot.batch.size > 0 && slot.generation == handle / kMaxSlots ? &slot : nullptr;
+  const Row& row = rows_[static_cast<std::size_t>(number)];
+  return row.batch.size > 0 && row.generation == handle / kMaxSlots ? &row : nullptr;
 }
 
-Batch HandleTable::find(std::int64_t handle) const {
+CompletionArray HandleTable::find(std::int64_t handle) const {
   const std::lock_guard lock(mutex_);
-  const Slot* slot = slot_of(handle);
-  if (slot == nullptr) {
+  const Row* row = row_of(handle);
+  if (row == nullptr) {
     throw base::Error(base::ErrorCode::kInvalidArgument,
                       "handle " + std::to_string(handle) +
                           " is unknown: it was already synchronized or never existed");
   }
-  return slot->batch;
+  return row->batch;
 }
 
 void HandleTable::release(std::int64_t handle) {
-  Batch last;  // destroyed after the lock is gone
+  CompletionArray last;  // destroyed after the lock is released
   const std::lock_guard lock(mutex_);
-  const Slot* found = slot_of(handle);
+  const Row* found = row_of(handle);
   if (found == nullptr) return;
-  Slot& slot = slots_[static_cast<std::size_t>(found - slots_.data())];
-  last = std::exchange(slot.batch, {});
-  ++slot.generation;
-  slot.next_free = first_free_;
-  first_free_ = static_cast<std::uint32_t>(found - slots_.data());
+  Row& row = rows_[static_cast<std::size_t>(found - rows_.data())];
+  last = std::exchange(row.batch, {});
+  ++row.generation;
+  row.next_free = first_free_;
+  first_free_ = static_cast<std::uint32_t>(found - rows_.data());
 }
 
 }  // namespace hvdlite::engine

@@ -1,10 +1,10 @@
-// Handles: the numbers callers hold, and what became of the operations behind each.
-// Thread: any; one lock, never held across a transport call. Owns: completions, and through them outputs the engine made.
-// Blocks: no. Throws: Error(InvalidArgument) for a number that names nothing.
+// Handles: the numbers that callers hold, and the completions behind each number.
+// Thread: any; one lock, never held across a transport call. Owns: completions, and through them outputs that the engine made.
+// Blocks: no. Throws: Error(InvalidArgument) for a number that names no handle.
 //
-//   handle = generation of the slot * 2^24 + number of the slot + 1
+//   handle = generation of the row * 2^24 + number of the row + 1
 //
-// A slot is reused, its generation then is another, so an old handle does not name a new operation (before 2^39 reuses).
+// A row is reused with the next generation, so an old handle does not name a new operation (before 2^39 reuses).
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@
 
 namespace hvdlite::engine {
 
-// The completions behind one handle: those of one submission, which lie in one array.
-struct Batch {
+// The completions behind one handle: those of one submission, in one array.
+struct CompletionArray {
   CompletionPtr first;
   std::size_t size = 0;
   Completion& operator[](std::size_t index) const { return first.get()[index]; }
@@ -25,23 +25,23 @@ struct Batch {
 
 class HandleTable {
  public:
-  // Of at least one.
-  std::int64_t add(Batch batch);
-  Batch find(std::int64_t handle) const;
+  // Adds a submission of at least one operation.
+  std::int64_t add(CompletionArray batch);
+  CompletionArray find(std::int64_t handle) const;
   void release(std::int64_t handle);
 
  private:
-  struct Slot {
-    Batch batch;  // of size 0: free
+  struct Row {
+    CompletionArray batch;  // of size 0: free
     std::int64_t generation = 0;
     std::uint32_t next_free = 0;
   };
-  // The slot a handle names; null if it names nothing.
-  const Slot* slot_of(std::int64_t handle) const;
+  // The row that a handle names; null if it names none.
+  const Row* row_of(std::int64_t handle) const;
 
   mutable std::mutex mutex_;
-  std::vector<Slot> slots_;
-  std::uint32_t first_free_ = 0;  // slots_.size(): none
+  std::vector<Row> rows_;
+  std::uint32_t first_free_ = 0;  // rows_.size(): none is free
 };
 
 }  // namespace hvdlite::engine

@@ -1,14 +1,15 @@
-// Requests seen before, by name: a tensor that is submitted again with the same content shares the checked Request of the
-// last time, so that a step costs neither allocations nor copies of text.
-// Thread: any, one at a time (the caller locks). Owns: the requests it remembers. Blocks: no. Throws: std::bad_alloc.
+// Remembers checked requests by name. A tensor that is submitted again with the same content shares the Request of the last time,
+// so that a step needs neither allocations nor copies of text.
+// Thread: any, one at a time (the caller locks). Owns: the requests that it remembers. Blocks: no. Throws: std::bad_alloc.
 //
 //                 bucket = name_hash modulo the number of buckets
 //   ┌────────┬────────┬────────┬────────┐
-//   │ way 0  │ way 1  │ way 2  │ way 3  │   a hit moves to way 0, a new request comes into way 3 and drives out what was there
+//   │ way 0  │ way 1  │ way 2  │ way 3  │   a hit moves to way 0; a new request replaces the one in way 3
 //   └────────┴────────┴────────┴────────┘
 //
-// So names that come once pass through way 3 and leave the others alone (those of unnamed operations are not even looked for). A
-// hit is a request that equals what is asked field by field; the hash only says where to look.
+// So names that are used once pass through way 3 and do not evict the others. (The names of unnamed operations are not looked
+// up.) A hit must equal the new request in every field; the hash only says where to look. A set-associative cache, as in
+// processors.
 #pragma once
 
 #include <array>
@@ -24,7 +25,7 @@ class Interner {
   static constexpr std::size_t kBuckets = 4096;
   static constexpr std::size_t kWays = 4;
 
-  // The request that equals the view on this process set; null if it is not remembered.
+  // The remembered request that equals the view on this process set; null if there is none.
   RequestPtr find(const RequestView& view, SetId set, std::uint64_t name_hash);
   void remember(RequestPtr request);
 

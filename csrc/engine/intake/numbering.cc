@@ -25,7 +25,7 @@ void Numbering::Name::append(std::uint64_t number) {
 }
 
 Numbering::Name Numbering::name(SetId set, OpKind kind, std::uint64_t ahead) {
-  const Counters& counters = sets_[set.epoch];
+  const NextNumbers& counters = sets_[set.epoch];
   Name name;
   name.append(base::name_of(kind));
   name.append(".noname.");
@@ -43,7 +43,7 @@ void Numbering::use(SetId set, OpKind kind, std::uint64_t count) {
 
 void Numbering::joined(SetId set) {
   const std::lock_guard lock(mutex_);
-  Counters& counters = sets_[set.epoch];
+  NextNumbers& counters = sets_[set.epoch];
   counters.next = {};
   ++counters.joins;
 }

@@ -1,6 +1,7 @@
 // Names for operations that callers do not name: "allreduce.noname.7" is the eighth unnamed allreduce on its process set.
-// Thread: any, but whoever asks for names holds the lock from begin() until the engine has accepted what has the names, for
-// ranks must agree on numbers: a request that one rank refuses may not count. Owns: the counters. Blocks: on the lock.
+// Thread: any. The caller holds the lock from begin() until the engine has accepted the operations: ranks must agree on the
+// numbers, so a request that one rank refuses must not use one up. Owns: the next numbers. Blocks: on the lock. Throws:
+// std::bad_alloc.
 #pragma once
 
 #include <array>
@@ -16,7 +17,7 @@ namespace hvdlite::engine {
 class Numbering {
  public:
   [[nodiscard]] std::unique_lock<std::mutex> begin() { return std::unique_lock(mutex_); }
-  // A name, which costs no allocation.
+  // A name without an allocation.
   class Name {
    public:
     operator std::string_view() const { return {text_.data(), size_}; }
@@ -24,24 +25,24 @@ class Numbering {
     void append(std::uint64_t number);
 
    private:
-    std::array<char, 96> text_;  // more than the longest kind and two numbers
+    std::array<char, 96> text_;  // longer than the longest kind with two numbers
     std::size_t size_ = 0;
   };
-  // With the lock: the name with the number `ahead` of the next one that is free.
+  // With the lock held: the name with the next free number plus `ahead`.
   Name name(base::SetId set, base::OpKind kind, std::uint64_t ahead);
-  // With the lock: so many names are used up.
+  // With the lock held: uses up `count` names.
   void use(base::SetId set, base::OpKind kind, std::uint64_t count);
-  // All ranks of the set have joined, after unequally many operations: they count anew, under other names.
+  // All ranks of the set have joined, after different numbers of operations. They begin to count again, under other names.
   void joined(base::SetId set);
   void forget(base::SetId set);
 
  private:
-  struct Counters {
+  struct NextNumbers {
     std::uint64_t joins = 0;
     std::array<std::uint64_t, base::kNumOpKinds> next{};
   };
   std::mutex mutex_;
-  std::map<std::uint64_t, Counters> sets_;  // by epoch, which no two sets share
+  std::map<std::uint64_t, NextNumbers> sets_;  // by epoch; no two sets share one
 };
 
 }  // namespace hvdlite::engine

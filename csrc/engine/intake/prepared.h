@@ -1,4 +1,4 @@
-// Groups of requests that are submitted again and again, checked once: submitting one takes their addresses only.
+// Groups of requests that are checked once and submitted again and again. A later submission only gives the addresses.
 // Thread: any; one lock, held for a few stores. Owns: the groups. Blocks: no. Throws: Error(InvalidArgument).
 #pragma once
 
@@ -14,24 +14,24 @@ namespace hvdlite::engine {
 
 // Allreduces in place on one process set.
 struct PreparedGroup {
-  // As asked where this rank has a value, and where it has none.
-  struct Asked {
+  // The request with a value of this rank, and without one.
+  struct RequestPair {
     RequestPtr present;
     RequestPtr absent;
   };
   struct Member {
-    Asked anywhere;
-    Asked in_arena;               // where the tensor lies at `place`
-    const void* place = nullptr;  // null: it has none
+    RequestPair anywhere;
+    RequestPair in_arena;         // the request if the tensor lies at `place`
+    const void* place = nullptr;  // in the arena; null: the member has no place there
   };
   std::vector<Member> members;
-  std::int64_t arena = 0;  // in which the places are
+  std::int64_t arena = 0;  // the arena of the places
 };
 using PreparedGroupPtr = std::shared_ptr<const PreparedGroup>;
 
 class PreparedGroups {
  public:
-  // The id, never given before in this process: one of an earlier engine names nothing here.
+  // Returns the id. This process has never used it before, so an id of an earlier engine names nothing here.
   std::int64_t add(PreparedGroupPtr group);
   PreparedGroupPtr find(std::int64_t id) const;
   void release(std::int64_t id);

@@ -3,11 +3,11 @@
 namespace hvdlite::engine {
 namespace {
 
-// A wait interrupted for less than this is one wait.
+// A wait that is interrupted for a shorter time counts as one wait.
 constexpr base::microseconds kInterruption{200'000};
 
-// Dies with its thread; a registry notices by a weak pointer. Its first use in a thread may wait for whoever loads a library, so
-// it comes before the registry's lock.
+// An object that dies with its thread; the registry notices that by a weak pointer. The first use in a thread may wait for the
+// loader of libraries, so it comes before the registry's lock.
 const std::shared_ptr<int>& thread_life() {
   thread_local const std::shared_ptr<int> life = std::make_shared<int>(0);
   return life;
@@ -20,7 +20,7 @@ std::uint64_t next_serial() {
 
 }  // namespace
 
-device::Settings device_settings(const base::Config& config, const base::Logger& log) {
+device::DeviceSettings device_settings(const base::Config& config, const base::Logger& log) {
   return {.cuda = device::parse_candidates(config.cuda_library),
           .nccl = device::parse_candidates(config.nccl_library),
           .nvrtc = device::parse_candidates(config.nvrtc_library),

@@ -1,5 +1,6 @@
-// What the callers' side (submit.cc, engine.cc) and the token holder's side (cycle.cc) of one engine share; each part locks itself.
-// Thread: any. Owns: everything below. Blocks: no.
+// The state that callers (submit.cc, engine.cc) and the holder of the progress token (cycle.cc) share. Each part has its own
+// lock.
+// Thread: any. Owns: its members. Blocks: no. Throws: as each member says.
 #pragma once
 
 #include <atomic>
@@ -26,8 +27,8 @@
 
 namespace hvdlite::engine {
 
-// A number that threads of this process can sleep on.
-class Event {
+// An event count: a number that threads of this process can sleep on until it changes.
+class EventCount {
  public:
   std::uint32_t value() const { return value_.load(std::memory_order_seq_cst); }
   void bump() {
@@ -36,7 +37,7 @@ class Event {
       base::futex_wake_all(value_, base::FutexScope::kProcess);
     }
   }
-  // Sleeps until bumped past `seen`, at most limit.
+  // Sleeps until bump() has changed the number `seen`, at most `limit`.
   void wait(std::uint32_t seen, base::microseconds limit) {
     sleepers_.fetch_add(1, std::memory_order_seq_cst);
     base::futex_wait(value_, seen, limit, base::FutexScope::kProcess);
@@ -48,11 +49,11 @@ class Event {
   std::atomic<int> sleepers_{0};
 };
 
-// The first cause of failure; later ones are not recorded.
+// The first cause of failure. It ignores later ones.
 class FirstFailure {
  public:
   bool happened() const { return happened_.load(std::memory_order_acquire); }
-  // True if this was the first.
+  // Returns true if this was the first.
   bool record(const base::Status& status) {
     const std::lock_guard lock(mutex_);
     if (happened_.load(std::memory_order_relaxed)) return false;
@@ -71,17 +72,18 @@ class FirstFailure {
   base::Status status_;
 };
 
-// Which threads of this rank wait, and for what: a rank is blocked when every thread that ever submitted or waited now waits,
-// for as long as one of them runs it may still submit what others lack.
+// Which threads of this rank wait, and for what. A rank is blocked when all threads that ever submitted or waited are waiting
+// now. While one of them runs, it may still submit what other ranks lack.
 class WaitRegistry {
  public:
   explicit WaitRegistry(base::TimeSource time);
-  // The calling thread submits.
+  // The calling thread is about to submit.
   void may_submit();
   void enter(const CompletionPtr& completion);
-  // now: about so late. done false: the wait was only interrupted (to look at signals, say) and is counted on for a moment.
+  // now: the approximate time. done false: the thread only interrupts its wait (to handle signals, say), so the wait still counts
+  // for a moment.
   void leave(bool done, base::Clock::time_point now);
-  // The awaited operations if all known (living) threads wait, otherwise nothing.
+  // The awaited operations, if all known living threads wait.
   std::optional<std::vector<CompletionPtr>> all_waiting();
 
  private:
@@ -91,12 +93,12 @@ class WaitRegistry {
     base::Clock::time_point until = base::Clock::time_point::max();
   };
   const base::TimeSource time_;
-  const std::uint64_t serial_;  // tells registries apart, also one made where another was
+  const std::uint64_t serial_;  // unlike the address, never the same for two registries
   std::mutex mutex_;
   std::map<std::thread::id, Thread> threads_;
 };
 
-// The process sets as callers see them, to check requests before anything is sent.
+// The process sets as callers see them. Requests are checked with it before anything is sent.
 class SetDirectory {
  public:
   struct Info {
@@ -115,8 +117,8 @@ class SetDirectory {
   std::map<std::int32_t, Info> sets_;
 };
 
-// Where the knobs say that the GPU's libraries are.
-device::Settings device_settings(const base::Config& config, const base::Logger& log);
+// The locations of the GPU's libraries, from the knobs.
+device::DeviceSettings device_settings(const base::Config& config, const base::Logger& log);
 
 struct SharedState {
   SharedState(const base::Config& knobs, base::Logger logger, TimelineOwner owner,
@@ -130,10 +132,10 @@ struct SharedState {
         timeline(owner, clock, tracing),
         usage(owner.size, clock),
         waits(clock),
-        excuse(clock),
+        stall_exemption(clock),
         outputs(std::move(output_cache)) {}
 
-  // Operations come to a stage, together.
+  // These operations reach a stage together.
   void submitted(std::span<const Entry> entries) {
     recorder.submitted(entries);
     if (tracing) timeline.submitted(entries);
@@ -146,13 +148,14 @@ struct SharedState {
     usage.reached(entries, stage);
   }
 
-  // They have ended; those without a request are not this rank's. The token holder's.
+  // These operations have ended. An entry without a request belongs to no caller of this rank. For the holder of the progress
+  // token.
   void finish(std::span<const Entry> entries, const base::Status& status);
 
   const base::Config config;
   const base::Logger log;
   const base::TimeSource time;
-  device::Devices devices;  // outlives all below that may hold GPU memory
+  device::Devices devices;  // outlives the members below, which may hold GPU memory
   TensorQueue queue;
   HandleTable handles;
   FlightRecorder recorder;
@@ -161,18 +164,18 @@ struct SharedState {
   Usage usage;
   WaitRegistry waits;
   Watchdog watchdog;
-  Excuse excuse;
-  std::atomic<std::int64_t> watched{0};  // operations in flight whose end a callback is told
+  StallExemption stall_exemption;
+  std::atomic<std::int64_t> watched{0};  // operations in flight whose end runs a callback
   SetDirectory sets;
   Numbering numbering;
-  const std::shared_ptr<ArenaDirectory> arenas =
-      std::make_shared<ArenaDirectory>();  // drafts outlive the engine
+  // Drafts outlive the engine.
+  const std::shared_ptr<ArenaDirectory> arenas = std::make_shared<ArenaDirectory>();
   FirstFailure failure;
-  const std::shared_ptr<OutputCache> outputs;  // shared with the arrays over its blocks
+  const std::shared_ptr<OutputCache> outputs;  // shared with the arrays that use its blocks
   Counters counters;
-  // The token holder's, until it has given the token back.
+  // For the holder of the progress token, until it has returned the token.
   std::vector<std::unique_ptr<Watcher>> to_tell;
-  Event event;  // bumped when an operation ended or the progress token was given back
+  EventCount event;  // bumped when an operation ends, and when the progress token is returned
 };
 
 }  // namespace hvdlite::engine

@@ -9,7 +9,7 @@ namespace hvdlite::engine {
 std::size_t NamesInFlight::find(const Request& request) const {
   std::size_t place = home(request.name_hash);
   for (; places_[place].request != nullptr; place = after(place)) {
-    const Place& here = places_[place];
+    const HashCell& here = places_[place];
     if (here.hash == request.name_hash && here.request->set == request.set &&
         here.request->name == request.name) {
       break;
@@ -20,7 +20,7 @@ std::size_t NamesInFlight::find(const Request& request) const {
 
 bool NamesInFlight::insert(const Request& request) {
   if (2 * (used_ + 1) > places_.size()) grow();
-  Place& place = places_[find(request)];
+  HashCell& place = places_[find(request)];
   if (place.request != nullptr) return false;
   place = {request.name_hash, &request};
   ++used_;
@@ -31,8 +31,8 @@ void NamesInFlight::erase(const Request& request) {
   std::size_t gap = find(request);
   if (places_[gap].request == nullptr) return;
   --used_;
-  // Whoever probed past the gap moves into it, or would not be found: all up to the next free place whose way from home
-  // leads over the gap.
+  // Deletion with backward shift (Knuth, TAOCP 3, 6.4, Algorithm R): up to the next free cell, each request whose search would
+  // pass over the gap moves into it.
   for (std::size_t place = after(gap); places_[place].request != nullptr; place = after(place)) {
     const std::size_t mask = places_.size() - 1;
     const std::size_t way = (place - home(places_[place].hash)) & mask;
@@ -44,9 +44,9 @@ void NamesInFlight::erase(const Request& request) {
 }
 
 void NamesInFlight::grow() {
-  std::vector<Place> before(2 * places_.size());
+  std::vector<HashCell> before(2 * places_.size());
   before.swap(places_);
-  for (const Place& place : before) {
+  for (const HashCell& place : before) {
     if (place.request != nullptr) places_[find(*place.request)] = place;
   }
 }

@@ -1,6 +1,7 @@
-// Submitted, not yet picked up by the engine: the one place where callers and the token holder meet.
-// Thread: any; one lock, never held across a transport call. Owns: the queued entries. Blocks: no.
-// Throws: Error(InvalidArgument) for a name already in flight.
+// Operations that are submitted but that the engine has not taken yet. Only here do callers and the holder of the progress token
+// meet.
+// Thread: any; one lock, never held across a transport call. Owns: the queued entries. Blocks: no. Throws: Error(InvalidArgument)
+// for a name that is in flight already.
 #pragma once
 
 #include <mutex>
@@ -13,31 +14,32 @@
 
 namespace hvdlite::engine {
 
-// The names in flight: a hash table with linear probing, keyed by the hash that a request carries. Names are compared in
-// full; entries are only looked at while their requests live, which those of operations in flight do.
+// The names in flight: a hash table with linear probing. The key is the hash that a request carries; names are compared in full.
+// The table points to requests, which live as long as their operations are in flight.
 class NamesInFlight {
  public:
-  // False if the name (on that process set) is there already.
+  // Returns false if the name is there already, on that process set.
   bool insert(const Request& request);
   void erase(const Request& request);
 
  private:
-  struct Place {
+  struct HashCell {
     std::uint64_t hash = 0;
     const Request* request = nullptr;  // null: free
   };
   std::size_t home(std::uint64_t hash) const { return hash & (places_.size() - 1); }
   std::size_t after(std::size_t place) const { return (place + 1) & (places_.size() - 1); }
-  // Where the request's name is, or the free place where it would be.
+  // The cell of the request's name, or the free cell where the name belongs.
   std::size_t find(const Request& request) const;
   void grow();
 
-  std::vector<Place> places_ = std::vector<Place>(64);  // a power of two, at most half of them used
+  // A power of two; at most half of the cells are used.
+  std::vector<HashCell> places_ = std::vector<HashCell>(64);
   std::size_t used_ = 0;
 };
 
-// How long queued entries wait for company: so long since the first of them or, where a framework is told of their end and
-// probably waits for it, until for so long none has come.
+// How long queued entries wait so that later ones can join them. Usually the time counts from the first entry. If a callback
+// waits for their end, a framework probably waits as well; then the time counts from the last entry.
 struct Patience {
   base::microseconds since_first{0};
   base::microseconds since_last{0};
@@ -46,16 +48,16 @@ struct Patience {
 class TensorQueue {
  public:
   explicit TensorQueue(base::TimeSource time) : time_(time) {}
-  // Takes the entries, all or nothing. True if the queue was empty, so that somebody has to be told.
+  // Takes all entries or none. Returns true if the queue was empty, so that the caller has to wake the engine.
   bool push(std::span<Entry> entries);
-  // Moves the queued entries into an empty vector, whose memory is used for later ones, once they are due: asked for at once
-  // (flush), enough bytes, or patience is over. *since: when the first of them was submitted.
+  // If the queued entries are due, moves them into an empty vector, whose memory the queue reuses. They are due when flush is
+  // set, when they have enough bytes, or when their patience is over. *since: when the first of them was submitted.
   void take(bool flush, std::size_t enough_bytes, const Patience& patience,
             std::vector<Entry>* into, base::Clock::time_point* since);
   std::vector<Entry> take_all();
-  // When take() without flush will give something; nothing if empty.
+  // When take() without flush will return entries; nothing if the queue is empty.
   std::optional<base::Clock::time_point> due(const Patience& patience) const;
-  // Their names may be used again.
+  // Frees the entries' names for new operations.
   void forget(std::span<const Entry> entries);
 
  private:

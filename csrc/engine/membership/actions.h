@@ -1,4 +1,4 @@
-// What the machines of this room want done. The driver carries actions out in their order.
+// What the machines of this folder want done. Their driver carries the actions out in order.
 // Thread: plain values. Owns: their content. Blocks: no. Throws: no.
 #pragma once
 
@@ -12,34 +12,34 @@
 
 namespace hvdlite::engine {
 
-// A base of the machines, so that each offers these names as its own.
+// The machines derive from this struct, so that each of them offers these names as its own.
 struct MembershipActions {
-  // A message to a rank, which may be this one.
+  // Send a message to a rank, which may be this one.
   struct Send {
     int to = 0;
     Message message;
   };
-  // This rank is about to fail for this cause: its host sees it in shared memory, a Failure tells these ranks.
+  // This rank is about to fail for this cause. Write the cause to shared memory for this host, and send a Failure to these ranks.
   struct Announce {
     std::string cause;
     std::vector<int> ranks;
   };
-  // A Failure for these ranks, which do not see for themselves what has happened.
+  // Send a Failure to these ranks, which cannot see the failure themselves.
   struct Warn {
     std::string cause;
     std::vector<int> ranks;
   };
-  // Everything here ends with this. told: the user knows already.
+  // End all operations of this rank with this status. told: the user knows it already.
   struct Fail {
     base::Status why;
     bool told = false;
   };
-  // The rank takes part in nothing more: what needs it fails with this.
+  // The rank takes part in nothing more. Operations that need it fail with this status.
   struct Left {
     int rank = 0;
     base::Status why;
   };
-  // What this rank, leaving, still waited for of this coordinator is never decided.
+  // This rank has left. The coordinator will not decide the operations that this rank still waits for.
   struct Undecided {
     int coordinator = 0;
   };

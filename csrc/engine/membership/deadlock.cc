@@ -19,14 +19,15 @@ Request as_request(const OpenOperation& operation) {
   return request;
 }
 
-// Is any of those ranks enough that it asks for?
+// Does the operation ask for any one rank, rather than for all of them?
 bool takes_any(const OpenOperation& operation) {
   return operation.kind == base::OpKind::kRecv && operation.root == kAny;
 }
 
-// Has a rank with these open operations done its part of `wanted`?
+// Has a rank with these open operations asked for `wanted`?
 bool takes_part(const std::vector<OpenOperation>& open, const OpenOperation& wanted) {
-  if (base::is_point_to_point(wanted.kind)) return false;  // it would be matched
+  if (base::is_point_to_point(wanted.kind))
+    return false;  // otherwise the two would have been matched
   bool named = false;
   int in_group = 0;
   for (const OpenOperation& operation : open) {
@@ -139,7 +140,7 @@ std::vector<std::pair<int, Verdict>> DeadlockDetector::judge(const std::set<int>
       const std::vector<int> lacking = missing(operation, roster);
       if (lacking.empty()) continue;
       const bool of_two = base::is_point_to_point(operation.kind);
-      // Who sends to a rank that computes, and does not wait for it, will be met.
+      // A send to a rank that still computes may yet be received.
       const bool hopes =
           std::ranges::any_of(lacking, [&](int each) { return !stuck.contains(each); });
       if (of_two && hopes) continue;

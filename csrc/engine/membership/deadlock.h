@@ -1,10 +1,11 @@
-// Finds ranks that wait for each other for ever. Pure: reports in, probes and verdicts out.
+// Finds ranks that wait for each other for ever. A pure machine: reports go in, probes and verdicts come out.
 // Thread: one at a time. Owns: the last report of each rank. Blocks: no. Throws: nothing.
 //
-// A rank is blocked when every thread of it that ever waits now sleeps on an operation that is not agreed. Of the blocked ranks
-// those are stuck whose every awaited operation lacks a stuck rank (the greatest such set), and a receive from any rank all of them. Since reports travel, a finding
-// is checked: it must hold for a while, then every stuck rank is probed and must answer that nothing has changed since its
-// report. Operations of unequal kind, misspelt names and missing tensors all end up here.
+// A rank is blocked when all its threads that ever wait are asleep on operations that are not agreed. A set of blocked ranks is
+// stuck when each operation that one of them awaits lacks another rank of the set. The detector looks for the greatest such set.
+// (A receive from any rank lacks all ranks.) Reports take time to travel, so the detector checks a finding: it must hold for a
+// while; then every stuck rank is probed, and must answer that nothing has changed since its report. Ranks get stuck through
+// operations of different kinds, misspelt names and missing tensors.
 #pragma once
 
 #include <map>
@@ -21,19 +22,19 @@ namespace hvdlite::engine {
 
 class DeadlockDetector {
  public:
-  // patience: how long a finding must hold before it is probed.
+  // patience: how long a finding must hold before the ranks are probed.
   explicit DeadlockDetector(base::microseconds patience) : patience_(patience) {}
 
   void report(int rank, BlockedReport report);
 
   struct Actions {
-    std::vector<int> probe;  // ranks to ask whether it is still so, with this number
+    std::vector<int> probe;  // ranks to ask, with this number, whether they are still blocked
     std::uint64_t number = 0;
-    // What can never complete, by process set; of two ranks alone, by who asked for it: of all others -1.
+    // The operations that can never complete, by process set. For point to point: by the rank that asked for them; otherwise -1.
     std::vector<std::pair<int, Verdict>> verdicts;
   };
   Actions tick(base::Clock::time_point now, const Roster& roster);
-  // Is there anything to tick for?
+  // Does tick() have anything to do?
   bool watching() const { return !reports_.empty(); }
 
   void add_to(base::Hasher& hasher) const;

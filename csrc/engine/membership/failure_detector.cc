@@ -10,7 +10,7 @@ using base::ErrorCode;
 
 namespace {
 
-// The leaders of the other hosts; none for a rank that leads none itself.
+// The leaders of the other hosts; none if this rank is no leader.
 std::vector<int> other_leaders(const Roster& roster) {
   std::vector<int> leaders;
   if (roster.host_of(roster.rank()) != roster.rank()) return leaders;
@@ -51,7 +51,7 @@ void FailureDetector::fail(ErrorCode code, const std::string& text, Actions& act
 void FailureDetector::give_up(ErrorCode code, const std::string& cause, Actions& actions) {
   failed_ = true;
   actions.emplace_back(Announce{cause, roster_.others()});
-  actions.emplace_back(Fail{{code, me(cause)}});  // the text that the others make of it
+  actions.emplace_back(Fail{{code, me(cause)}});  // the same text that the other ranks compose
 }
 
 // --- how others do ----------------------------------------------------------------------------------------------------
@@ -65,7 +65,8 @@ void FailureDetector::hear_sign_of_life(int source, Time now) {
   if (heartbeat_) heartbeat_->heard(roster_.host_of(source), now);
 }
 
-// A rank that has failed itself need not be told. Who leaves waits for an answer: nothing is decided here any more.
+// A failed rank need not be told of another failure. A rank that leaves waits for an answer, since this rank decides nothing
+// more.
 void FailureDetector::hear_late(int source, const Message& message, Actions& actions) {
   const bool fails = std::holds_alternative<Failure>(message);
   if (fails) actions.emplace_back(Send{source, FailureSeen{}});
@@ -98,7 +99,7 @@ void FailureDetector::find_lost(Facts& facts, Actions& actions) {
   }
 }
 
-// What a rank's neighbours see by the memory they share nobody else sees.
+// Only the ranks of one host see each other's end, in the memory that they share.
 void FailureDetector::warn_other_hosts(int lost, const std::string& how, Actions& actions) {
   const int here = roster_.host_of(roster_.rank());
   if (roster_.host_of(lost) != here) return;
@@ -111,7 +112,7 @@ void FailureDetector::warn_other_hosts(int lost, const std::string& how, Actions
 
 // --- hosts ------------------------------------------------------------------------------------------------------------
 
-// The leaders watch over each other for all ranks of their hosts.
+// Each leader watches the other leaders, on behalf of all ranks of its host.
 void FailureDetector::keep_in_touch(Time now, Facts& facts, Actions& actions) {
   if (!heartbeat_) return;
   for (int peer = 0; peer < roster_.size(); ++peer) {
@@ -148,7 +149,7 @@ void FailureDetector::lose_host(int host, Actions& actions) {
                             " s (HVDLITE_PEER_TIMEOUT) from the host of " + ranks_of(host) + ": " +
                             kSilentHost;
   for (int peer = 0; peer < roster_.size(); ++peer) {
-    // Not told: it would have to be waited for.
+    // Send these ranks no Failure: this rank would have to wait for their answers.
     if (roster_.host_of(peer) == host) roster_.leave(peer);
   }
   give_up(ErrorCode::kPeerLost, cause, actions);

@@ -1,8 +1,10 @@
-// Which ranks have failed, and how this rank fails itself: the one place that decides both, with an engine and without.
-// Thread: one at a time. Owns: the roster, and when each other host was heard last. Blocks: never. Throws: what the facts throw.
+// Decides which ranks have failed, and how this rank fails itself. No other code decides either, with an engine or without.
+// Thread: one at a time. Owns: the roster, and when this rank last heard each other host. Blocks: never. Throws: what the facts
+// throw.
 //
-// A pure machine, which two drivers use: Membership, in the passes of the engine; and Job (job/job.h), in init() before there is an
-// engine and from shutdown() to the end of the program. The first failure decides: after it the machine finds no other.
+// A pure machine with two drivers: Membership drives it in the passes of the engine; Job (job/job.h) drives it in init(), before
+// there is an engine, and from shutdown() to the end of the program. The first failure decides; after it the machine finds no
+// other.
 //
 //   a rank of this host has ended, or said why --> Facts::find_lost --+
 //   another rank says that it fails -------------> hear(Failure) -----+--> lose: Fail, and Warn for the other hosts
@@ -29,18 +31,18 @@ class FailureDetector : public MembershipActions {
  public:
   using Time = base::Clock::time_point;
 
-  // What it asks of its rank, as of now.
+  // The questions that the machine asks its rank. The answers are those of the moment.
   class Facts {
    public:
     virtual ~Facts() = default;
-    // Has a rank ended without leaving, or announced a failure? If so its rank, and what it said (or how it went). Each rank once.
+    // Has a rank ended without leaving, or announced a failure? If so, gives the rank and the cause. Reports each rank once.
     virtual bool find_lost(int* rank, std::string* how) = 0;
-    // Changes whenever something of this rank has arrived.
+    // A number that changes when something from this rank arrives.
     virtual std::uint64_t received_from(int rank) = 0;
   };
 
-  // silence: seconds without a sign of life after which another host is lost; 0: never. shortest: seconds of the shortest silence
-  // that anybody will ask for; 0: nobody asks, and no signs of life are sent.
+  // silence: another host is lost after this many seconds without a sign of life; 0: never. shortest: the shortest silence, in
+  // seconds, that silent_for() will be asked about; 0: no call follows, and this rank sends no signs of life.
   struct Limits {
     double silence = 0;
     double shortest = 0;
@@ -50,30 +52,30 @@ class FailureDetector : public MembershipActions {
   const Roster& roster() const { return roster_; }
   Roster& roster() { return roster_; }
   bool failed() const { return failed_; }
-  // "rank 1 (host a, pid 17) <what>. Horovod has been shut down", of this rank.
+  // "rank 1 (host a, pid 17) <what>. Horovod has been shut down", about this rank.
   std::string me(const std::string& what) const;
 
   // --- how this rank fails ---
-  // Of its own accord; the user knows already. It then waits until all others have heard of it.
+  // This rank fails first, by an exception that its user knows. It then waits until all other ranks have heard of it.
   void raise(const std::string& cause, Actions& actions);
   bool failure_seen_by_all() const { return failure_unseen_.empty(); }
-  // An error below: this rank can go on no more, and the others must not wait for it.
+  // This rank cannot continue because of an error in the engine or the transport. The other ranks must not wait for it.
   void fail(base::ErrorCode code, const std::string& text, Actions& actions);
-  // For a reason that is about others, who are told as well: a stall without end, say.
+  // This rank fails for a reason that lies with other ranks, such as a stall without end. The other ranks are told as well.
   void give_up(base::ErrorCode code, const std::string& cause, Actions& actions);
 
   // --- how others do ---
   void hear(int source, const Failure& message, Actions& actions);
   void hear_sign_of_life(int source, Time now);
-  // For a rank that has failed: it only notes who else knows of the failure, and answers those that wait for an answer.
+  // For a rank that has failed: notes which other ranks know of the failure, and answers messages that need an answer.
   void hear_late(int source, const Message& message, Actions& actions);
-  // The rank has left in good order: it is neither lost nor silent.
+  // The rank has left in good order: it counts as neither lost nor silent.
   void leave(int rank);
-  // What the facts tell of lost ranks.
+  // Handles lost ranks that the facts report.
   void find_lost(Facts& facts, Actions& actions);
-  // Signs of life for the other hosts, and which of them have given none. Only leaders of hosts send and watch.
+  // Sends signs of life to the other hosts, and finds hosts that have given none. Only leaders of hosts do this.
   void keep_in_touch(Time now, Facts& facts, Actions& actions);
-  // The ranks of the hosts that have been silent for so many seconds, described; empty: there are none.
+  // Describes the ranks of hosts that have been silent for this many seconds; empty: there are none.
   std::string silent_for(double seconds) const;
   bool keeps_in_touch() const { return heartbeat_.has_value(); }
 
@@ -89,9 +91,9 @@ class FailureDetector : public MembershipActions {
   Limits limits_;
   bool failed_ = false;
   std::set<int> failure_unseen_;
-  std::optional<Heartbeat> heartbeat_;  // on leaders of hosts, where there are several
-  std::vector<std::uint64_t>
-      received_;  // from each rank, when last looked; empty without heartbeat_
+  std::optional<Heartbeat> heartbeat_;  // on leaders of hosts, if there are several hosts
+  // From each rank, at the last look; empty without heartbeat_.
+  std::vector<std::uint64_t> received_;
 };
 
 }  // namespace hvdlite::engine

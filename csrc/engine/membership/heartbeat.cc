@@ -11,10 +11,10 @@ using base::microseconds;
 
 namespace {
 
-// Several signs of life may be late before the silence counts.
+// The number of signs of life that a host sends in the shortest silence. So one may be late without consequence.
 constexpr int kSignsInTimeout = 5;
 constexpr microseconds kLongestInterval{2'000'000};
-// Looking is a matter of milliseconds; who has not for a good part of the shortest silence did not run.
+// A look takes milliseconds. If this rank has not looked for this part of the shortest silence, its process did not run.
 constexpr int kAwayPart = 2;
 
 }  // namespace

@@ -54,7 +54,7 @@ Membership::Actions Membership::hear(int source, GoodbyeSeen, Time, Facts&) {
   return actions;
 }
 
-// Its lists came before this: what it has not decided with this rank by now it never will.
+// The coordinator's lists came before this message. It will never decide what it has not decided with this rank by now.
 void Membership::goodbye_was_seen(int coordinator, Actions& actions) {
   if (goodbye_unseen_.erase(coordinator) > 0) actions.emplace_back(Undecided{coordinator});
 }
@@ -77,7 +77,7 @@ Membership::Actions Membership::hear(int source, Failure message, Time, Facts&) 
   return actions;
 }
 
-// Only who has failed is told so, and then hear_late takes it.
+// A FailureSeen goes only to a rank that has failed, and there hear_late handles it.
 Membership::Actions Membership::hear(int, FailureSeen, Time, Facts&) { return {}; }
 
 Membership::Actions Membership::hear_late(int source, const Message& message) {

@@ -1,9 +1,9 @@
-// Who is here, as one rank sees it: who has left, failed, is silent, holds the others up or waits for ever.
-// Thread: one at a time. Owns: what finds failures, stalls and deadlocks. Blocks: never.
+// The state of the job as one rank sees it: which ranks have left, failed, are silent, delay others, or wait for ever.
+// Thread: one at a time. Owns: the detectors of failures, stalls and deadlocks. Blocks: never.
 // Throws: Error(Internal) on messages that no correct rank sends, and what the facts throw.
 //
-// A pure machine: time, messages and facts go in, actions come out, to be carried out in their order. It calls no transport and
-// knows no thread; it can be copied, and its digest tells states apart.
+// A pure machine: time, messages and facts go in; actions come out, and the driver carries them out in order. The machine calls
+// no transport and knows no thread. It can be copied, and its digest tells states apart.
 //
 //   what another rank says --> hear() ----------------+
 //   what this rank does -----> leave, raise, fail ----+--> Actions: send, announce, warn, fail, left, undecided, log
@@ -39,27 +39,28 @@ class Membership : public MembershipActions {
   // --- what it asks of its rank, as of now ---
   class Facts : public FailureDetector::Facts {
    public:
-    // Changes while anything moves.
+    // A number that changes when data or messages move.
     virtual std::uint64_t activity() = 0;
-    // Changes whenever this rank submitted something or something of it ended.
+    // A number that changes when this rank submits an operation, and when one ends.
     virtual std::uint64_t version() = 0;
-    // Do all callers wait? Is a callback told of the end of an operation that is in flight?
+    // all_wait: do all calling threads wait? callbacks_wait: will the end of an operation in flight run a callback?
     virtual bool all_wait() = 0;
     virtual bool callbacks_wait() = 0;
-    // Does this rank wait for other ranks alone, and for what?
+    // Does this rank wait only for other ranks? And for which operations?
     virtual BlockedReport blocked() = 0;
-    // The number of the operation submitted last, as the flight recorder counts.
+    // The flight recorder's number of the operation submitted last.
     virtual std::uint64_t newest() = 0;
-    // Calls visit(request, number, under way) for each operation of this rank that has been taken from the queue.
+    // Calls visit(request, number, under way) for each unfinished operation of this rank that has left the queue.
     using Visit = std::function<void(const Request&, std::uint64_t, bool)>;
     virtual void for_each_unfinished(const Visit& visit) = 0;
     virtual bool has_joined(SetId set) = 0;
-    // As Whereabouts::unexcused.
-    virtual double unexcused(Time now) = 0;
-    // Asks the thread that can tell where this rank's program is; false: there is none. Then what it has told, once it has.
-    virtual bool ask_where() = 0;
-    virtual std::optional<std::string> take_where() = 0;
-    // What is seen from here of the process of a rank that does not answer, or "".
+    // See StallReply::since_exemption.
+    virtual double since_exemption(Time now) = 0;
+    // ask_program: asks the watchdog thread where this rank's program is; false: there is no such thread. take_answer: its
+    // answer, once it has come.
+    virtual bool ask_program() = 0;
+    virtual std::optional<std::string> take_answer() = 0;
+    // Describes what this rank can see of the process of a rank that does not answer; "": nothing.
     virtual std::string state_of(int rank) = 0;
   };
 
@@ -72,14 +73,14 @@ class Membership : public MembershipActions {
   void remove_set(SetId id) { failures_.roster().remove_set(id); }
 
   // --- what this rank does ---
-  // It takes part in nothing more. undecided: coordinators that may have decided what it still waits for.
+  // This rank takes part in nothing more. undecided: coordinators that may have decided operations that it still waits for.
   Actions leave(std::set<int> undecided);
   bool said_goodbye() const { return said_goodbye_; }
   bool goodbyes_answered() const { return goodbye_unseen_.empty(); }
-  // It fails of its own accord, and wants to know when all others have heard of it.
+  // This rank fails first, and wants to know when all other ranks have heard of it.
   Actions raise(const std::string& cause);
   bool failure_seen_by_all() const { return failures_.failure_seen_by_all(); }
-  // An error below: this rank can go on no more, and the others must not wait for it.
+  // This rank cannot continue because of an error in the engine or the transport. The other ranks must not wait for it.
   Actions fail(base::ErrorCode code, const std::string& text);
 
   // --- what others say ---
@@ -91,38 +92,38 @@ class Membership : public MembershipActions {
   Actions hear(int source, BlockedReport message, Time now, Facts& facts);
   Actions hear(int source, Probe message, Time now, Facts& facts);
   Actions hear(int source, Inquiry message, Time now, Facts& facts);
-  Actions hear(int source, Whereabouts message, Time now, Facts& facts);
-  // For a rank that has failed: it only notes who else knows of the failure, and answers those that wait for an answer.
+  Actions hear(int source, StallReply message, Time now, Facts& facts);
+  // For a rank that has failed: notes which other ranks know of the failure, and answers messages that need an answer.
   Actions hear_late(int source, const Message& message);
 
   // --- what the time brings ---
   bool due(Time now) const;
   Actions look(Time now, Facts& facts);
-  // The part of it that an error below is a reason for.
+  // The part of look() that also runs after an error of the transport: the error may come from a lost rank.
   Actions look_for_lost(Facts& facts);
-  // Is something looked into, so that a pass should come soon?
+  // Does an inquiry run, so that the next pass should come soon?
   bool watching() const;
 
   std::uint64_t digest() const;
 
  private:
-  // Since when all callers wait without any change, and whether rank 0 has been told.
+  // Since when all callers have waited without a change, and whether this rank has reported it to rank 0.
   struct Blocked {
     bool blocked = false;
     bool reported = false;
     std::uint64_t version = 0;
     Time since;
   };
-  // A question about a stall whose answer waits for the watchdog.
+  // A question about a stall. Its answer waits for the watchdog.
   struct Unanswered {
     int rank = 0;
     Time until;
-    Whereabouts answer;
+    StallReply answer;
   };
 
-  // membership.cc
+  // These are in membership.cc.
   void goodbye_was_seen(int coordinator, Actions& actions);
-  // waiting.cc
+  // These are in waiting.cc.
   void report_if_blocked(Time now, Facts& facts, Actions& actions);
   void tell(int rank, BlockedReport report, Actions& actions);
   void look_for_deadlocks(Time now, Facts& facts, Actions& actions);
@@ -133,11 +134,11 @@ class Membership : public MembershipActions {
   FailureDetector failures_;
   Limits limits_;
   bool said_goodbye_ = false;
-  std::set<int> goodbye_unseen_;  // coordinators
+  std::set<int> goodbye_unseen_;  // coordinators that have not confirmed this rank's Goodbye
   Time looked_at_;
   std::optional<DeadlockDetector> detector_;  // on rank 0
   Blocked blocked_;
-  std::optional<StallInspector> inspector_;  // unless it is switched off, or the rank alone
+  std::optional<StallInspector> inspector_;  // null if it is switched off, or the rank is alone
   std::vector<Unanswered> unanswered_;
 };
 

@@ -1,4 +1,4 @@
-// Who takes part in the job, as one rank sees it: the ranks and their hosts, the process sets, and who has left.
+// The members of the job as one rank sees them: the ranks and their hosts, the process sets, and which ranks have left.
 // Thread: one at a time. Owns: the lists. Blocks: no. Throws: std::bad_alloc.
 #pragma once
 
@@ -18,29 +18,29 @@ class Roster {
   using Members = std::shared_ptr<const std::vector<int>>;  // ascending
 
   struct Rank {
-    int host = 0;             // its host's lowest rank, the leader
+    int host = 0;             // the lowest rank of its host, the leader
     std::string description;  // "rank 1 (host a, pid 17)"
-    bool left = false;        // in good order, or lost
+    bool left = false;        // in good order or by a failure
   };
   // me: this rank; ranks: all of the job, in order.
   Roster(int me, std::vector<Rank> ranks) : me_(me), ranks_(std::move(ranks)) {}
 
   int rank() const { return me_; }
   int size() const { return static_cast<int>(ranks_.size()); }
-  // Changes with those that take part.
+  // Changes when a rank leaves, and when a set is added or removed.
   std::uint64_t epoch() const { return epoch_; }
   int host_of(int rank) const { return at(rank).host; }
   const std::string& describe(int rank) const { return at(rank).description; }
   bool has_left(int rank) const { return at(rank).left; }
-  // This rank is not among them.
+  // All ranks that take part, without this one.
   std::vector<int> others() const;
   void leave(int rank);
 
   void add_set(SetId id, Members members) { sets_[id] = std::move(members); }
   void remove_set(SetId id) { sets_.erase(id); }
-  // Empty for a set that there is not.
+  // Empty if there is no such set.
   const std::vector<int>& members_of(SetId id) const;
-  // The ranks that have to ask for it besides this one, also those that have left.
+  // The other ranks that have to ask for this request, including ranks that have left.
   std::vector<int> needed_for(const Request& request) const;
 
   void add_to(base::Hasher& hasher) const;

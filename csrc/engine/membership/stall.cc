@@ -13,18 +13,18 @@ using base::seconds_between;
 
 namespace {
 
-// Looks for each limit, and the bounds of the time between two.
+// The number of looks per limit, and the bounds of the time between two looks.
 constexpr double kLooksPerLimit = 50;
 constexpr double kShortestPause = 0.02, kLongestPause = 1.0;
-// How much later than the rank before it each rank begins to ask.
+// The delay with which each rank begins to ask after the rank before it.
 constexpr double kStagger = 0.05, kLongestStagger = 3.0;
-// A rank is silent if it has not answered for so long.
+// A rank counts as silent if it has not answered for this long.
 constexpr double kShortestPatience = 1.0, kLongestPatience = 3.0;
-// How long after its next question is due a rank that looks after a stall is relied on.
+// A rank that looks after a stall is trusted for this long after its next question is due.
 constexpr double kGrace = 5.0;
-// Operations that a line names, and ranks.
+// How many operations and ranks a line names.
 constexpr std::size_t kNamed = 3, kRanksNamed = 8;
-// So much of a verdict fits everywhere it is told (transport/control_page.h).
+// The longest verdict that fits everywhere (transport/control_page.h).
 constexpr std::size_t kMostText = 2800;
 
 std::string in_seconds(double seconds) {
@@ -64,7 +64,7 @@ double StallInspector::patience() const {
 
 void StallInspector::note(Time now, std::uint64_t newest, std::uint64_t activity) {
   looked_at_ = now;
-  // Answers are activity, too.
+  // Answers are activity, too, so they do not count while a question runs.
   if (activity != activity_ && !asking()) moved_at_ = now;
   activity_ = activity;
   if (submitted_.empty() || newest != submitted_.back().second) {
@@ -157,8 +157,8 @@ bool StallInspector::begin(Time now, std::span<const Stalled> stalled, bool last
   return true;
 }
 
-void StallInspector::hear(int rank, Whereabouts answer) {
-  if (!inquiry_ || inquiry_->number != answer.number) return;  // too late
+void StallInspector::hear(int rank, StallReply answer) {
+  if (!inquiry_ || inquiry_->number != answer.number) return;  // it answers an earlier question
   const auto found = inquiry_->answers.find(rank);
   if (found == inquiry_->answers.end()) return;
   for (const std::uint32_t index : answer.in_hand) {
@@ -173,7 +173,7 @@ bool StallInspector::claim(int rank, SetId set, bool last, Time now) {
   const auto of_set = [&](const auto& each) { return each.set == set; };
   const bool asks = inquiry_ && inquiry_->last == last && rank_ < rank &&
                     std::ranges::any_of(inquiry_->operations, of_set);
-  // Whoever has told of a stall in the set goes on with it.
+  // The rank that has written a line about a stall in the set continues with it.
   const bool told = !last && !episodes_.empty() && !in_hand(set, last, now);
   if (asks || told) return true;
   in_hand_[{set, last}] = now + from_seconds((last ? 0 : limits_.warn) + kGrace);
@@ -183,41 +183,43 @@ bool StallInspector::claim(int rank, SetId set, bool last, Time now) {
 bool StallInspector::is_missing(const Question& question, std::size_t index, int rank) const {
   const auto answer = question.answers.find(rank);
   if (answer == question.answers.end() || !answer->second)
-    return true;  // it has left, or is silent
+    return true;  // the rank has left, or is silent
   return !question.operations[index].under_way &&
          std::ranges::count(answer->second->lacks, static_cast<std::uint32_t>(index)) > 0;
 }
 
-// What the answers say, by the ranks that are missing. Sets when to ask again.
-std::vector<StallInspector::Group> StallInspector::group(Time now, const Question& question,
-                                                         std::span<const Stalled> stalled) {
+// Sorts the stalled operations by the ranks that are missing, and sets when to ask again.
+std::vector<StallInspector::StalledOperations> StallInspector::group(
+    Time now, const Question& question, std::span<const Stalled> stalled) {
   const double most = limit(question.last);
   double pause = question.last ? std::min(most, kGrace) : most;
-  std::vector<Group> groups;
+  std::vector<StalledOperations> groups;
   for (std::size_t i = 0; i < question.operations.size(); ++i) {
-    const Asked& asked = question.operations[i];
+    const PendingOperation& asked = question.operations[i];
     const Stalled* still = find(stalled, asked.record);
     if (still == nullptr || in_hand(asked.set, question.last, now)) continue;
     std::vector<int> missing;
-    bool excused = false;
+    bool exempted = false;
     for (const int rank : asked.others) {
       if (!is_missing(question, i, rank)) continue;
       const auto answer = question.answers.find(rank);
       const bool answers = answer != question.answers.end() && answer->second;
-      const double waited = answers ? std::min(still->age, answer->second->unexcused) : still->age;
+      const double waited =
+          answers ? std::min(still->age, answer->second->since_exemption) : still->age;
       if (answers && waited < most) {
-        excused = true;
+        exempted = true;
         pause = std::clamp(most - waited, kShortestPause, pause);
       } else {
         missing.push_back(rank);
       }
     }
-    if (missing.empty() && (excused || (asked.under_way && question.moving) ||
+    if (missing.empty() && (exempted || (asked.under_way && question.moving) ||
                             unexplained_.insert(asked.record).second)) {
       continue;
     }
-    auto same = std::ranges::find(groups, missing, &Group::missing);
-    if (same == groups.end()) same = groups.insert(groups.end(), Group{missing, {}, 0, 0});
+    auto same = std::ranges::find(groups, missing, &StalledOperations::missing);
+    if (same == groups.end())
+      same = groups.insert(groups.end(), StalledOperations{missing, {}, 0, 0});
     same->operations.push_back(&asked);
     same->age = std::max(same->age, still->age);
   }
@@ -230,9 +232,9 @@ void StallInspector::conclude(Time now, std::span<const Stalled> stalled, const 
                               Actions& actions) {
   const Question question = std::move(*inquiry_);
   inquiry_.reset();
-  const std::vector<Group> groups = group(now, question, stalled);
+  const std::vector<StalledOperations> groups = group(now, question, stalled);
   std::string verdict;
-  for (const Group& each : groups) {
+  for (const StalledOperations& each : groups) {
     if (question.last) {
       verdict += (verdict.empty() ? "" : "; ") + tell(each, question, names);
       continue;
@@ -248,14 +250,14 @@ void StallInspector::conclude(Time now, std::span<const Stalled> stalled, const 
       told = episodes_.insert(episodes_.end(),
                               {each.missing, {}, list(each), now - from_seconds(each.age)});
     }
-    for (const Asked* asked : each.operations) told->records.insert(asked->record);
+    for (const PendingOperation* asked : each.operations) told->records.insert(asked->record);
   }
   if (verdict.empty()) return;
   actions.verdict = "gave up after " + in_seconds(limits_.give_up) +
                     " (HVDLITE_STALL_SHUTDOWN_TIME_SECONDS): " + shortened(verdict, kMostText);
 }
 
-std::string StallInspector::list(const Group& group) {
+std::string StallInspector::list(const StalledOperations& group) {
   std::string text;
   const std::size_t named = std::min(group.operations.size(), kNamed);
   for (std::size_t i = 0; i < named; ++i) {
@@ -266,7 +268,8 @@ std::string StallInspector::list(const Group& group) {
   return text;
 }
 
-std::string StallInspector::tell(const Group& group, const Question& question, const Names& names) {
+std::string StallInspector::tell(const StalledOperations& group, const Question& question,
+                                 const Names& names) {
   const bool many = group.operations.size() > 1;
   std::string text = list(group) + (many ? " have" : " has") + " waited " + in_seconds(group.age);
   if (group.missing.empty()) {
@@ -334,7 +337,7 @@ void StallInspector::add_to(base::Hasher& hasher, const Question& question) {
   hasher.add(question.all);
   add_time(hasher, question.since);
   hasher.add(question.operations.size());
-  for (const Asked& asked : question.operations) {
+  for (const PendingOperation& asked : question.operations) {
     hasher.add(asked.record);
     hasher.add(asked.under_way ? 1 : 0);
     hasher.add_text(asked.text);

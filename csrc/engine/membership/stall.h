@@ -1,15 +1,16 @@
-// Notices operations that do not come on, finds out for which ranks they wait and where those are, and gives up in the end.
-// Pure: what is open, answers and the time in; questions, lines and a verdict out.
-// Thread: one at a time. Owns: what it knows of stalls, and the question under way. Blocks: no.
+// Notices operations that do not complete, finds out which ranks they wait for and what those ranks do, and at last gives up.
+// A pure machine: open operations, answers and the time go in; questions, log lines and a verdict come out.
+// Thread: one at a time. Owns: what it knows of stalls, and its current question. Blocks: no.
 // Throws: nothing.
 //
-// A deadlock is found in a second or two (deadlock.h). This is for a rank that computes, hangs or is stopped while others wait,
-// and for an operation under way whose data do not move. A rank that has waited for too long asks the others for what they lack:
+// deadlock.h finds a deadlock in a second or two. This machine is for a rank that computes, hangs or is stopped while others
+// wait, and for an operation whose data do not move. A rank that has waited for too long asks the other ranks what they lack:
 //
-//   an operation too old --> Inquiry to all it waits for --> Whereabouts of each, or silence --> who is missing: one line
+//   an operation too old --> Inquiry to all it waits for --> StallReply of each, or silence --> who is missing: one line
 //
-// A rank that is asked of an operation for which it waits itself leaves the stall to the one that asks (claim), so that one rank
-// writes the line. Each rank begins a little later than the one before it, and so those that waited equally long ask once.
+// A rank may be asked about an operation for which it waits itself. Then it leaves the stall to the rank that asks (claim), so
+// that one rank writes the line. Each rank begins to ask a little later than the rank before it. So if several have waited
+// equally long, only one asks.
 #pragma once
 
 #include <deque>
@@ -33,7 +34,7 @@ namespace hvdlite::engine {
 struct Stalled {
   std::uint64_t record = 0;  // its number in the flight recorder
   const Request* request = nullptr;
-  bool under_way = false;  // agreed, so that all members have asked for it
+  bool under_way = false;  // agreed: all members have asked for it
   double age = 0;          // seconds
 };
 
@@ -49,38 +50,39 @@ class StallInspector {
   };
   StallInspector(Limits limits, int rank) : limits_(limits), rank_(rank) {}
 
-  // Is it time to look? Between two looks nothing has to be told.
+  // Is it time to look? Between two looks the machine needs no facts.
   bool due(Time now) const;
-  // Waits for answers.
+  // Does it wait for answers?
   bool asking() const { return inquiry_.has_value(); }
-  // Before each look: the number of the operation submitted last, and a count that changes while anything moves.
+  // Called before each look. newest: the number of the operation submitted last. activity: a number that changes when anything
+  // moves.
   void note(Time now, std::uint64_t newest, std::uint64_t activity);
-  // Seconds since an operation was submitted, by its number; those younger than the limits may seem younger still.
+  // Seconds since the operation of this number was submitted. For operations younger than the limits the result may be too small.
   double age(std::uint64_t record, Time now) const;
-  // Seconds since data moved last; questions and answers are no data.
+  // Seconds since data moved last. Questions and answers are no data.
   double still_for(Time now) const { return base::seconds_between(moved_at_, now); }
   double least_age() const { return limits_.least(); }
 
   struct Actions {
-    std::vector<int> ask;  // these ranks, this
+    std::vector<int> ask;  // ask these ranks this
     Inquiry inquiry;
     std::vector<std::string> warnings;
-    std::vector<std::string> news;  // of stalls that are over
-    std::string verdict;            // not empty: everything is to end, for this cause
+    std::vector<std::string> news;  // about stalls that are over
+    std::string verdict;            // not empty: end all operations for this cause
   };
-  // What is seen from here of a rank that does not answer, or "".
+  // Describes what this rank can see of a rank that does not answer; "": nothing.
   using StateOf = std::function<std::string(int)>;
   Actions look(Time now, std::span<const Stalled> stalled, const Roster& roster,
                const StateOf& state_of);
-  void hear(int rank, Whereabouts answer);
-  // A rank asks of an operation in this set for which this rank waits, too. True if this one looks after it already.
+  void hear(int rank, StallReply answer);
+  // `rank` asks about an operation in this set for which this rank waits, too. Returns true if this rank looks after it already.
   bool claim(int rank, SetId set, bool last, Time now);
 
   void add_to(base::Hasher& hasher) const;
 
  private:
-  // One operation that is asked for.
-  struct Asked {
+  // An operation of which this rank asks others.
+  struct PendingOperation {
     std::uint64_t record = 0;
     SetId set;
     std::string name;
@@ -90,21 +92,21 @@ class StallInspector {
   };
   struct Question {
     std::uint64_t number = 0;
-    bool last = false;  // whether to give up
+    bool last = false;  // is this the question before giving up?
     Time since;
-    std::size_t all = 0;  // operations that are stalled, of which so many at most are asked for
-    std::vector<Asked> operations;
-    std::map<int, std::optional<Whereabouts>> answers;
+    std::size_t all = 0;  // number of stalled operations; the question names only some of them
+    std::vector<PendingOperation> operations;
+    std::map<int, std::optional<StallReply>> answers;
     bool moving = false;
   };
-  // Operations that wait for the same ranks.
-  struct Group {
+  // Stalled operations that wait for the same ranks.
+  struct StalledOperations {
     std::vector<int> missing;
-    std::vector<const Asked*> operations;
+    std::vector<const PendingOperation*> operations;
     double age = 0;
     std::size_t more = 0;
   };
-  // A stall that has been told.
+  // A stall that this rank has written to the log.
   struct Episode {
     std::vector<int> missing;
     std::set<std::uint64_t> records;
@@ -113,7 +115,7 @@ class StallInspector {
   };
 
   void end_episodes(Time now, std::span<const Stalled> stalled, Actions& actions);
-  // How ranks are called in a text, and what is seen of them.
+  // How a text names ranks, and describes their state.
   struct Names {
     const Roster& roster;
     const StateOf& state_of;
@@ -121,30 +123,32 @@ class StallInspector {
   bool begin(Time now, std::span<const Stalled> stalled, bool last, const Roster& roster,
              Actions& actions);
   void conclude(Time now, std::span<const Stalled> stalled, const Names& names, Actions& actions);
-  std::vector<Group> group(Time now, const Question& question, std::span<const Stalled> stalled);
+  std::vector<StalledOperations> group(Time now, const Question& question,
+                                       std::span<const Stalled> stalled);
   bool in_hand(SetId set, bool last, Time now) const;
   bool is_told(std::uint64_t record) const;
   bool is_missing(const Question& question, std::size_t index, int rank) const;
   double limit(bool last) const { return last ? limits_.give_up : limits_.warn; }
   double patience() const;
-  static std::string tell(const Group& group, const Question& question, const Names& names);
+  static std::string tell(const StalledOperations& group, const Question& question,
+                          const Names& names);
   static std::string where_is(int rank, bool many, const Question& question, const Names& names);
-  static std::string list(const Group& group);
+  static std::string list(const StalledOperations& group);
   static void add_to(base::Hasher& hasher, const Question& question);
 
   Limits limits_;
   int rank_;
   std::optional<Time> looked_at_;
-  std::deque<std::pair<Time, std::uint64_t>> submitted_;  // numbers given out up to each time
+  std::deque<std::pair<Time, std::uint64_t>> submitted_;  // the newest number at each time
   std::uint64_t activity_ = 0;
   Time moved_at_;
   std::uint64_t numbers_ = 0;
   std::optional<Question> inquiry_;
-  Time next_[2];  // no question of this kind before; by `last`
+  Time next_[2];  // the earliest time of the next question, by `last`
   std::vector<Episode> episodes_;
   std::map<std::pair<SetId, bool>, Time> in_hand_;  // until when another rank looks after a set
-  std::set<std::uint64_t>
-      unexplained_;  // nobody was missing: what was asked for was about to come, or never comes
+  // Operations for which no rank was missing: they are about to come, or never will.
+  std::set<std::uint64_t> unexplained_;
 };
 
 }  // namespace hvdlite::engine

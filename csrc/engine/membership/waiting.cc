@@ -1,5 +1,5 @@
-// What Membership does about ranks that wait: reports and verdicts of deadlocks, questions and answers about stalls (the rest is
-// membership.cc).
+// The part of Membership about ranks that wait: reports and verdicts of deadlocks, questions and answers about stalls. The rest
+// is in membership.cc.
 
 #include <algorithm>
 
@@ -13,10 +13,11 @@ using base::LogLevel;
 
 namespace {
 
-// Behind a callback a program may go on or wait, and nobody sees which. It is taken to wait when nothing has been submitted and
-// nothing has ended here for so many times the usual patience: longer than any step computes between two of its gradients.
+// A callback may let the program continue, unseen by the engine. The engine assumes that the program waits when nothing has been
+// submitted and nothing has ended for this many times the usual patience. That is longer than any step computes between two of
+// its gradients.
 constexpr double kUnseen = 300;
-// Of the time for which the other rank waits for an answer, the part in which the watchdog has to give it.
+// The watchdog's part of the time for which the asking rank waits for an answer.
 constexpr double kWatchdogShare = 0.6;
 
 }  // namespace
@@ -97,7 +98,7 @@ Membership::Actions Membership::hear(int source, Probe message, Time, Facts& fac
 
 std::vector<Stalled> Membership::stalled(Time now, Facts& facts) const {
   std::vector<Stalled> old;
-  // Who has joined waits as long as the others have work: what counts is how long nothing has come of it.
+  // A joined rank waits for as long as the others work. What counts is how long no data have moved.
   const double idle = inspector_->still_for(now);
   facts.for_each_unfinished([&](const Request& request, std::uint64_t record, bool under_way) {
     double age = inspector_->age(record, now);
@@ -129,11 +130,11 @@ void Membership::inspect_stalls(Time now, Facts& facts, Actions& actions) {
 
 Membership::Actions Membership::hear(int source, Inquiry message, Time now, Facts& facts) {
   Actions actions;
-  Whereabouts answer;
+  StallReply answer;
   answer.number = message.number;
-  answer.unexcused = facts.unexcused(now);
+  answer.since_exemption = facts.since_exemption(now);
   for (std::uint32_t place = 0; place < message.operations.size(); ++place) {
-    const Inquiry::Operation& asked = message.operations[place];
+    const Inquiry::OperationName& asked = message.operations[place];
     bool waits = false;
     facts.for_each_unfinished([&](const Request& request, std::uint64_t, bool) {
       waits = waits || (request.set == asked.set && request.name == asked.name);
@@ -147,7 +148,7 @@ Membership::Actions Membership::hear(int source, Inquiry message, Time now, Fact
     }
   }
   const bool asks_where = message.where && !answer.lacks.empty();
-  if (asks_where && facts.ask_where()) {
+  if (asks_where && facts.ask_program()) {
     const Time until = now + base::from_seconds(message.patience * kWatchdogShare);
     unanswered_.push_back({source, until, std::move(answer)});
   } else if (!roster().has_left(source)) {
@@ -156,17 +157,17 @@ Membership::Actions Membership::hear(int source, Inquiry message, Time now, Fact
   return actions;
 }
 
-Membership::Actions Membership::hear(int source, Whereabouts message, Time, Facts&) {
+Membership::Actions Membership::hear(int source, StallReply message, Time, Facts&) {
   if (inspector_) inspector_->hear(source, std::move(message));
   return {};
 }
 
 void Membership::give_answers(Time now, Facts& facts, Actions& actions) {
-  const std::optional<std::string> where = facts.take_where();
+  const std::optional<std::string> where = facts.take_answer();
   std::erase_if(unanswered_, [&](Unanswered& each) {
     if (!where && now < each.until) return false;
     each.answer.text = where
-                           ? where->substr(0, Whereabouts::kMostText)
+                           ? where->substr(0, StallReply::kMostText)
                            : "where its program is cannot be told: native code holds Python's GIL";
     if (!roster().has_left(each.rank)) {
       actions.emplace_back(Send{each.rank, std::move(each.answer)});

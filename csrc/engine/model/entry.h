@@ -1,7 +1,7 @@
-// One rank's part in one operation, from the call to its end: what is asked, of which memory, and what becomes of it. And what
-// ranks have agreed to do, of which several may run as one.
-// Thread: an Entry has one owner at a time; of a Completion the token holder fills in the fields and then sets done, and
-// readers look at done (acquire) first. Owns: the output that the engine made. Blocks: no.
+// One rank's part in one operation, from the call to the end: the request, its memory, and the result. Also the agreed
+// operations, several of which may run as one.
+// Thread: an Entry has one owner at a time. The holder of the progress token writes a Completion's fields and then sets `done`;
+// readers load `done` (acquire) first. Owns: the output that the engine made. Blocks: no. Throws: std::bad_alloc.
 #pragma once
 
 #include <atomic>
@@ -18,63 +18,63 @@
 namespace hvdlite::engine {
 
 // The output that the engine made for an allgather, alltoall or reducescatter.
-struct Output {
+struct EngineOutput {
   std::vector<std::int64_t> shape;
   std::vector<std::int64_t> received_splits;  // alltoall
   std::size_t bytes = 0;
   OutputCache::Block block;
-  device::Buffer
-      gpu_block;  // instead, if the input lies on a GPU; free once the operation's event has come
+  // Instead of `block`, if the input lies on a GPU; free after the operation's event.
+  device::Buffer gpu_block;
   std::int32_t device = -1;
 
   void* data() const { return device < 0 ? block.data() : gpu_block.data(); }
 };
 
-// Who wants to know when all operations of one submission have ended. Deleted when told.
+// Told when all operations of one submission have ended, and then deleted.
 struct Watcher {
   std::size_t awaited = 0;
   void (*then)(void*) = nullptr;
   void* data = nullptr;
 };
 
-// The outcome. Small: there are thousands of them where there are thousands of small tensors.
+// The result of one operation. It is small, because a step with thousands of small tensors has thousands of them.
 struct Completion {
   std::uint64_t record = 0;  // its number in the flight recorder
   std::atomic<std::uint32_t> done{0};
-  std::int32_t contributors = 0;  // recv: the tag of what came
+  std::int32_t contributors = 0;  // recv: the tag of the message
   std::int32_t value = -1;        // join: last rank; add_process_set: the new id; recv: the sender
-  std::uint8_t usage = 0;         // the token holder's: where Usage counts it
+  std::uint8_t usage = 0;         // for the token holder: the entry's state in Usage
   std::unique_ptr<const base::Status> failure;
-  std::unique_ptr<Output> output;
+  std::unique_ptr<EngineOutput> output;
   Watcher* watcher = nullptr;
-  device::EventPtr event;  // of GPU memory: after it the GPU has done what was handed to it
+  device::EventPtr event;  // of GPU memory: after it the GPU has done the operation's work
 
   bool is_done() const { return done.load(std::memory_order_acquire) != 0; }
 };
 using CompletionPtr = std::shared_ptr<Completion>;
 
-// The memory belongs to the caller and stays valid until the completion is done.
+// The caller owns the memory and keeps it valid until the completion is done.
 struct Entry {
   RequestPtr request;
   const void* input = nullptr;
   void* output = nullptr;
   CompletionPtr completion;
-  std::shared_ptr<const transport::Arena> arena;  // the request's, if it names one
-  device::EventPtr ready;  // of GPU memory: after it the input may be read and the output written
+  std::shared_ptr<const transport::Arena> arena;  // the arena that the request names, if any
+  device::EventPtr ready;  // of GPU memory: after it the input can be read and the output written
 };
 
 // One operation that all members agreed to do.
-struct Agreed {
+struct AgreedOperation {
   RequestPtr request;
-  std::int32_t contributors = 0;  // members that gave a value
-  bool failed = false;            // agreed to be an error
+  std::int32_t contributors = 0;  // members with a value
+  bool failed = false;            // the members agreed on an error
   std::int32_t divisor = 0;       // of an Average; 0: the number of members
 };
 
-// Executed as one collective; a single operation is a FusedOp too.
+// Agreed operations that run as one collective. A single operation is a FusedOp, too.
 struct FusedOp {
-  std::vector<Agreed> parts;
-  std::vector<std::int64_t> sizes;  // the response's, of an operation by itself
+  std::vector<AgreedOperation> parts;
+  std::vector<std::int64_t> sizes;  // the response's, if the operation runs alone
 
   const Request& first() const { return *parts.front().request; }
 };

@@ -1,4 +1,4 @@
-// What the digests of machines have in common.
+// Functions that the machines' digests share.
 // Thread: any. Owns: nothing. Blocks: no. Throws: std::bad_alloc.
 #pragma once
 
@@ -16,7 +16,7 @@ inline void add_time(base::Hasher& hasher, base::Clock::time_point time) {
   hasher.add_signed(time.time_since_epoch().count());
 }
 
-// By what crosses the wire.
+// Hashes a message in its wire form.
 inline void add_message(base::Hasher& hasher, const Message& message) {
   const std::vector<std::byte> bytes = encode(message);
   hasher.add_text({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
@@ -28,7 +28,7 @@ inline void add_request(base::Hasher& hasher, const Request& request) {
   hasher.add_pair(request.absent ? 1 : 0, request.group_index);
 }
 
-// Of one request each, null where there is none.
+// Hashes requests, null where there is none.
 inline void add_requests(base::Hasher& hasher, const std::vector<RequestPtr>& requests) {
   hasher.add(requests.size());
   for (const RequestPtr& request : requests) {
@@ -42,7 +42,7 @@ inline void add_status(base::Hasher& hasher, const base::Status& status) {
   hasher.add_text(status.message);
 }
 
-// A table whose order says nothing. Calls add(hasher, value) for each value.
+// Hashes a table whose order has no meaning. Calls add(hasher, value) for each value.
 template <typename Table, typename Add>
 void add_table(base::Hasher& hasher, const Table& table, Add add) {
   std::uint64_t sum = 0;

@@ -23,7 +23,7 @@ SetId get_set(Reader& reader) {
   return set;
 }
 
-// Slots as a bit vector: the steady state announces most of the cache at once.
+// Slots travel as a bit vector, since a steady step announces most of the cache at once.
 void put_slots(Writer& writer, const std::vector<std::uint32_t>& slots) {
   std::vector<std::uint8_t> bits;
   if (!slots.empty()) bits.resize(*std::max_element(slots.begin(), slots.end()) / 8 + 1);
@@ -35,7 +35,7 @@ void put_slots(Writer& writer, const std::vector<std::uint32_t>& slots) {
 
 std::vector<std::uint32_t> get_slots(Reader& reader) {
   const auto bits = reader.get_vector<std::uint8_t>();
-  // Each bit set becomes a number: what arrives must not grow without limit on the way.
+  // Each set bit becomes a number, so the limit keeps a short message from using much memory.
   if (bits.size() > kMostSlots / 8) {
     throw base::Error(base::ErrorCode::kInternal, "a control message names " +
                                                       std::to_string(bits.size()) +
@@ -169,7 +169,7 @@ void put(Writer& writer, const Inquiry& message) {
   writer.put(static_cast<std::uint8_t>(message.where));
   writer.put(message.patience);
   writer.put(static_cast<std::uint32_t>(message.operations.size()));
-  for (const Inquiry::Operation& operation : message.operations) {
+  for (const Inquiry::OperationName& operation : message.operations) {
     put_set(writer, operation.set);
     writer.put_string(operation.name);
   }
@@ -185,7 +185,7 @@ void get(Reader& reader, Inquiry& message) {
     throw base::Error(base::ErrorCode::kInternal, "a control message asks what no rank asks");
   }
   for (std::uint32_t i = 0; i < count; ++i) {
-    Inquiry::Operation& operation = message.operations.emplace_back();
+    Inquiry::OperationName& operation = message.operations.emplace_back();
     operation.set = get_set(reader);
     operation.name = reader.get_string();
   }
@@ -208,24 +208,24 @@ std::vector<std::uint32_t> get_places(Reader& reader) {
   return places;
 }
 
-void put(Writer& writer, const Whereabouts& message) {
+void put(Writer& writer, const StallReply& message) {
   writer.put(message.number);
   put_places(writer, message.lacks);
   put_places(writer, message.in_hand);
-  writer.put(message.unexcused);
+  writer.put(message.since_exemption);
   writer.put_string(message.text);
 }
 
-void get(Reader& reader, Whereabouts& message) {
+void get(Reader& reader, StallReply& message) {
   message.number = reader.get<std::uint64_t>();
   message.lacks = get_places(reader);
   message.in_hand = get_places(reader);
-  message.unexcused = reader.get<double>();
+  message.since_exemption = reader.get<double>();
   message.text = reader.get_string();
-  if (std::isnan(message.unexcused) || message.text.size() > Whereabouts::kMostText) {
+  if (std::isnan(message.since_exemption) || message.text.size() > StallReply::kMostText) {
     throw base::Error(base::ErrorCode::kInternal, "a control message tells what cannot be");
   }
-  // It becomes part of a log line.
+  // The text becomes part of a log line.
   for (char& letter : message.text) {
     if (static_cast<unsigned char>(letter) < ' ') letter = ' ';
   }
@@ -276,7 +276,7 @@ void get(Reader& reader, Rejection& message) {
   message.why = reader.get_string();
 }
 
-// Decodes the alternative with this index.
+// Decodes the alternative of this index.
 template <std::size_t I = 0>
 Message decode_as(std::size_t index, Reader& reader) {
   if constexpr (I < std::variant_size_v<Message>) {

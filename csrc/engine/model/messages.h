@@ -1,5 +1,5 @@
-// The control messages between engines and their wire form. docs/architecture.md draws who sends which to whom.
-// Thread: plain values. Owns: their content. Blocks: no. Throws: the decoders Error(Internal) on malformed bytes.
+// The control messages between engines, and their wire form. docs/architecture.md shows which rank sends which message to whom.
+// Thread: plain values. Owns: their content. Blocks: no. Throws: the decoders throw Error(Internal) on malformed bytes.
 #pragma once
 
 #include <cstddef>
@@ -12,28 +12,30 @@
 
 namespace hvdlite::engine {
 
-// Member -> coordinator: what this member now asks for.
+// Member -> coordinator: the operations that this member now asks for.
 struct Announcement {
   SetId set;
   std::uint64_t seen = 0;
-  std::uint64_t closings = 0;  // of the ledger: what the member had in it then has been announced
-  std::vector<std::uint32_t> slots;  // known to the response cache; a bit each on the wire
+  // Of the ledger: the member has announced here all that it had in the ledger up to this closing.
+  std::uint64_t closings = 0;
+  std::vector<std::uint32_t> slots;  // known to the response cache; one bit each on the wire
   std::vector<RequestPtr> requests;  // in full
 };
 
-// Coordinator -> members: what to do next, in order.
+// Coordinator -> members: the next operations, in order.
 struct ResponseList {
   SetId set;
-  bool in_ledger = false;  // its place is where the ledger says so, not on arrival
-  std::int32_t last = -1;  // the member whose request was the last one needed; -1: nobody's
-  std::vector<Decision>
-      decisions;  // of a hit only response->slot crosses the wire (slot_only after decoding)
-  std::vector<std::int32_t>
-      slots;  // decoded form: slot of a hit, -1 for the next entry of responses
-  std::vector<Response> responses;  // decoded form
+  bool in_ledger = false;  // its place in the order is where the ledger says, not where it arrives
+  // The member whose request completed the latest decision; -1: no member's.
+  std::int32_t last = -1;
+  // Of a hit, the wire carries response->slot only (slot_only after decoding).
+  std::vector<Decision> decisions;
+  // After decoding: the slot of a hit; -1: the next of `responses`.
+  std::vector<std::int32_t> slots;
+  std::vector<Response> responses;  // after decoding
 };
 
-// Any rank -> all: this rank is about to end because of this.
+// Any rank -> all: this rank is about to end for this cause.
 struct Failure {
   std::string cause;
 };
@@ -41,69 +43,72 @@ struct Failure {
 struct FailureSeen {};
 // Any rank -> all: this rank takes part in nothing more.
 struct Goodbye {
-  bool answer = false;  // the sender has announced something that the receiver may have decided
+  bool answer = false;  // the receiver may have to decide something that the sender has announced
 };
-// The receiver of such a Goodbye decides nothing with its sender any more: all that it did is under way before this.
+// The answer to such a Goodbye: the receiver decides nothing more with the sender. It sent all earlier decisions before this
+// message.
 struct GoodbyeSeen {};
 
-// A leader of a host -> those of the others, now and then: here is somebody.
+// A leader of a host -> the leaders of other hosts, at intervals: a sign of life.
 struct Alive {};
 
-// One operation a rank has submitted and that is not agreed, as deadlock detection sees it.
+// An operation that a rank has submitted and that is not agreed, as deadlock detection sees it.
 struct OpenOperation {
   SetId set;
   base::OpKind kind = base::OpKind::kAllreduce;
   std::string name;
   std::string group;
   std::int32_t group_size = 0;
-  bool waited_for = false;               // a caller of this rank sleeps until it is done
-  std::vector<std::int32_t> not_asking;  // ranks of the set that it does not need (Request::asks)
-  std::int32_t root = 0;                 // send, recv: as Request's, as is the next
+  bool waited_for = false;  // a caller of this rank sleeps until it is done
+  std::vector<std::int32_t>
+      not_asking;         // ranks of the set that need not ask for it (Request::asks)
+  std::int32_t root = 0;  // send, recv: as in Request; so is the next
   std::int32_t tag = 0;
   friend bool operator==(const OpenOperation&, const OpenOperation&) = default;
 };
-// Any rank -> rank 0: all callers of this rank sleep until other ranks submit something (or no longer do).
+// Any rank -> rank 0: all callers of this rank sleep until other ranks submit something (or: they no longer do).
 struct BlockedReport {
-  std::uint64_t version = 0;  // changes whenever the rank submitted or completed something
-  std::uint64_t probe = 0;    // the probe it answers, 0: on its own account
+  std::uint64_t version = 0;  // changes when the rank submits or completes an operation
+  std::uint64_t probe = 0;    // the probe that it answers; 0: no probe asked for it
   bool blocked = false;
   std::vector<OpenOperation> open;
 };
-// Rank 0 -> a rank: is it still so?
+// Rank 0 -> a rank: are you still blocked?
 struct Probe {
   std::uint64_t number = 0;
 };
-// Rank 0 -> a coordinator, or who sends and receives: these operations can never complete.
+// Rank 0 -> a coordinator, or the ranks of a send or receive: these operations can never complete.
 struct Verdict {
   SetId set;
   std::vector<std::string> names;
   std::string text;
-  bool point_to_point = false;  // they are the receiver's own
+  bool point_to_point = false;  // the operations belong to the receiver of this message alone
 };
 
-// A rank that has waited for too long -> those it waits for: have you asked for these, and where are you?
+// A rank that has waited for too long -> the ranks that it waits for: have you asked for these operations, and where is your
+// program?
 struct Inquiry {
   static constexpr std::size_t kMost = 64;
-  struct Operation {
+  struct OperationName {
     SetId set;
     std::string name;
-    friend bool operator==(const Operation&, const Operation&) = default;
+    friend bool operator==(const OperationName&, const OperationName&) = default;
   };
   std::uint64_t number = 0;
-  bool last = false;    // the sender is about to give up
-  bool where = false;   // who lacks one of them shall say where it is
-  double patience = 1;  // seconds after which the sender takes no answer for one
-  std::vector<Operation> operations{};
+  bool last = false;    // the sender will give up after this question
+  bool where = false;   // a receiver that lacks one of them must say where its program is
+  double patience = 1;  // seconds for which the sender waits for the answer
+  std::vector<OperationName> operations{};
 };
-// The answer.
-struct Whereabouts {
+// The answer to an Inquiry.
+struct StallReply {
   static constexpr std::size_t kMostText = 4096;
   std::uint64_t number = 0;
-  std::vector<std::uint32_t>
-      lacks{};  // operations, by their place in the question, that this rank has not asked for
-  std::vector<std::uint32_t> in_hand{};  // and those whose stall it looks after itself
-  double unexcused = 0;  // seconds since it last asked for patience was over (Excuse::over_for)
-  std::string text{};    // where its program is, or ""
+  // Operations, by their place in the question, that this rank has not asked for.
+  std::vector<std::uint32_t> lacks{};
+  std::vector<std::uint32_t> in_hand{};  // operations whose stall this rank looks after itself
+  double since_exemption = 0;  // seconds since its stall exemption ended (StallExemption::over_for)
+  std::string text{};          // where its program is, or ""
 };
 
 // Who sends -> who receives: a message for a receive that fits. Its number tells it from others of the sender.
@@ -139,8 +144,8 @@ struct Rejection {
 };
 
 using Message = std::variant<Announcement, ResponseList, Failure, FailureSeen, Goodbye,
-                             BlockedReport, Probe, Verdict, GoodbyeSeen, Inquiry, Whereabouts,
-                             Alive, Offer, Clearance, Coming, Withdrawal, Rejection>;
+                             BlockedReport, Probe, Verdict, GoodbyeSeen, Inquiry, StallReply, Alive,
+                             Offer, Clearance, Coming, Withdrawal, Rejection>;
 
 std::vector<std::byte> encode(const Message& message);
 Message decode(std::span<const std::byte> bytes);

@@ -14,11 +14,12 @@ namespace hvdlite::engine {
 namespace {
 
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
-constexpr std::size_t kAlignment =
-    base::kCacheLine;                     // frameworks copy what is not aligned to a cache line
-constexpr int kTriesForTheLock = 10'000;  // a hundred times what anybody holds it for
+// Frameworks copy memory that is not aligned to a cache line.
+constexpr std::size_t kAlignment = base::kCacheLine;
+constexpr int kTriesForTheLock = 10'000;  // a hundred times what any holder needs it for
 
-// Page-aligned memory; from a huge page on it begins with one, which makes the first touch up to 500 times rarer.
+// Maps page-aligned memory. From the size of a huge page on it begins with one; then first touches cause up to 500 times fewer
+// page faults.
 void* map(std::size_t bytes) {
   const std::size_t spare = bytes >= kHugePage ? kHugePage : 0;
   void* mapped =
@@ -29,7 +30,7 @@ void* map(std::size_t bytes) {
   const std::size_t head = (~reinterpret_cast<std::uintptr_t>(start) + 1) % kHugePage;
   if (head > 0) munmap(start, head);
   munmap(start + head + bytes, spare - head);
-  madvise(start + head, bytes, MADV_HUGEPAGE);  // where the kernel has none, small pages do
+  madvise(start + head, bytes, MADV_HUGEPAGE);  // a kernel without huge pages uses small ones
   return start + head;
 }
 
@@ -37,7 +38,7 @@ void* map(std::size_t bytes) {
 
 OutputCache::~OutputCache() { close(); }
 
-void OutputCache::unmap(const Kept& memory) const noexcept {
+void OutputCache::unmap(const FreeBlock& memory) const noexcept {
   if (memory.shared) {
     shared_->give_back(memory.data);
   } else {
@@ -54,7 +55,7 @@ OutputCache::Block::~Block() {
   }
 }
 
-// Steps of an eighth of a power of two, so that little is wasted and sizes that differ a little share.
+// Rounds up in steps of an eighth of a power of two, so that little is wasted and similar sizes share blocks.
 std::size_t OutputCache::capacity_for(std::size_t bytes) {
   const std::size_t step = std::bit_floor(bytes) / 8;
   return (bytes + step - 1) / step * step;
@@ -97,7 +98,7 @@ bool OutputCache::take(std::size_t wanted, Block& block) {
         candidate->capacity > wanted + wanted / 4) {
       continue;
     }
-    // Of equal ones the last returned, whose lines are warm.
+    // Of equal blocks takes the one returned last, which is most likely in the caches.
     if (best == kept_.end() || candidate->capacity <= best->capacity) best = candidate;
   }
   if (best == kept_.end()) return false;
@@ -110,7 +111,7 @@ bool OutputCache::take(std::size_t wanted, Block& block) {
 
 void OutputCache::expect_one_more() {
   const std::lock_guard lock(mutex_);
-  kept_.reserve(++mapped_);  // so that nothing can fail when blocks come back
+  kept_.reserve(++mapped_);  // so that returning a block can never fail
 }
 
 void OutputCache::expect_one_less() {
@@ -118,9 +119,9 @@ void OutputCache::expect_one_less() {
   --mapped_;
 }
 
-void OutputCache::give_back(Kept memory) noexcept {
+void OutputCache::give_back(FreeBlock memory) noexcept {
   for (;;) {
-    Kept unwanted = memory;
+    FreeBlock unwanted = memory;
     std::unique_lock lock(mutex_, std::try_to_lock);
     for (int tries = kTriesForTheLock; !lock.owns_lock() && tries > 0; --tries) {
       base::spin_pause();
@@ -147,15 +148,15 @@ void OutputCache::give_back(Kept memory) noexcept {
 }
 
 void OutputCache::close() {
-  std::vector<Kept> last;
+  std::vector<FreeBlock> last;
   {
     const std::lock_guard lock(mutex_);
     last = kept_;
-    kept_.clear();  // its reserve stays
+    kept_.clear();  // its reserved capacity stays
     mapped_ -= last.size();
     kept_bytes_ = keep_bytes_ = 0;
   }
-  for (const Kept& memory : last) unmap(memory);
+  for (const FreeBlock& memory : last) unmap(memory);
 }
 
 }  // namespace hvdlite::engine

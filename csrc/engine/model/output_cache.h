@@ -1,18 +1,20 @@
-// Memory for results that outlive their operation, recycled: to fault in a fresh page takes longer than to fill a warm one.
-// Thread: any; one lock, held for a few stores. Owns: the memory that came back. Blocks: while the system makes or takes pages.
+// Memory for results that outlive their operation. The cache reuses it, because a page fault on a fresh page takes longer than to
+// fill a warm one.
+// Thread: any; one lock, held for a few stores. Owns: returned memory. Blocks: while the system makes or takes pages.
 // Throws: std::bad_alloc.
 //
 //   get ──► Block (a result, then the user's array over it) ──► destroyed, on any thread ──► kept, unless over the limit
 //    ▲                                                                                        │
 //    └────────────────────── the best fit among those kept, at most a quarter too large ◄─────┘
 //
-// Results into which other ranks of the host can store lie in memory that they map (transport/result_memory.h): blocks that are
-// not too large, while there is room.
+// Results into which other ranks of the host may store lie in memory that these ranks map (transport/result_memory.h): blocks up
+// to a limit, while there is room.
 //
-// What came back last is kept longest. A block keeps the cache alive, so arrays may outlive the engine.
+// Over the limit the cache frees what was returned longest ago. A block keeps the cache alive, so arrays may outlive the engine.
 //
-// Fork: a child may inherit the lock in another thread's hands, and a list half changed. So whoever returns a block gives up
-// on the lock after a while, and frees the memory instead: in such a child always, elsewhere hardly ever.
+// Fork: a child may inherit the lock while another thread held it, and a list that was half changed. So a thread that returns a
+// block gives up on the lock after some tries, and frees the memory instead. In such a child this happens always, elsewhere
+// hardly ever.
 #pragma once
 
 #include <cstddef>
@@ -27,10 +29,11 @@ namespace hvdlite::engine {
 
 class OutputCache : public std::enable_shared_from_this<OutputCache> {
  public:
-  // Smaller blocks are malloc's, which recycles them well.
+  // Smaller blocks come from malloc, which reuses them well.
   static constexpr std::size_t kSmallest = transport::ResultMemory::kSmallest;
 
-  // Keeps at most `keep_bytes` of returned memory. shared: for blocks of at most so many bytes; null: there is none.
+  // Keeps at most `keep_bytes` of returned memory. shared: memory that other ranks map, for blocks up to a limit; null: there is
+  // none.
   explicit OutputCache(std::size_t keep_bytes,
                        std::shared_ptr<transport::ResultMemory> shared = nullptr,
                        std::size_t most_shared = 0)
@@ -50,7 +53,7 @@ class OutputCache : public std::enable_shared_from_this<OutputCache> {
     }
     ~Block();
     void* data() const { return data_; }
-    // Never freed: a transfer may still write to it.
+    // Leaks the memory, because a transfer may still write to it.
     void abandon() { data_ = nullptr; }
 
    private:
@@ -61,38 +64,38 @@ class OutputCache : public std::enable_shared_from_this<OutputCache> {
       std::swap(capacity_, other.capacity_);
       std::swap(shared_, other.shared_);
     }
-    std::shared_ptr<OutputCache> home_;  // null: from malloc
+    std::shared_ptr<OutputCache> home_;  // null: the block is malloc's
     void* data_ = nullptr;
     std::size_t capacity_ = 0;
-    bool shared_ = false;  // others map it
+    bool shared_ = false;  // other ranks map it
   };
 
-  // At least `bytes` bytes (and an address for none), uninitialised; aligned to 64 bytes, from kSmallest on to a page. open:
-  // others shall store into it, if they can.
+  // Gives at least `bytes` bytes, uninitialised (for 0 bytes, too, an address). They are aligned to 64 bytes, from kSmallest on
+  // to a page. open: other ranks shall be able to store into it, if possible.
   Block get(std::size_t bytes, bool open = false);
-  // Frees what is kept, and from now on what comes back.
+  // Frees returned memory now, and from now on at once when it comes back.
   void close();
 
  private:
-  struct Kept {
+  struct FreeBlock {
     void* data;
     std::size_t capacity;
     bool shared;
   };
-  // Fills a block with the best fit among those kept. False if there is none.
+  // Fills `block` with the best fit among the free blocks. Returns false if none fits.
   bool take(std::size_t wanted, Block& block);
-  // Blocks that exist.
+  // Counts one more existing block.
   void expect_one_more();
   void expect_one_less();
-  void give_back(Kept memory) noexcept;
-  void unmap(const Kept& memory) const noexcept;
+  void give_back(FreeBlock memory) noexcept;
+  void unmap(const FreeBlock& memory) const noexcept;
   static std::size_t capacity_for(std::size_t bytes);
 
   std::mutex mutex_;
   std::size_t keep_bytes_;
   std::size_t kept_bytes_ = 0;
-  std::size_t mapped_ = 0;  // blocks that exist, kept or in use
-  std::vector<Kept> kept_;  // by time of return, the oldest first
+  std::size_t mapped_ = 0;       // existing blocks, free or in use
+  std::vector<FreeBlock> kept_;  // in order of return, the oldest first
   const std::shared_ptr<transport::ResultMemory> shared_;
   const std::size_t most_shared_;
 };

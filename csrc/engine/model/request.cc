@@ -11,7 +11,7 @@ using base::Writer;
 
 namespace {
 
-// Modulo 2^64: whoever takes a request has refused what is too large before.
+// Modulo 2^64: check_request has refused larger shapes.
 std::int64_t product(std::span<const std::int64_t> extents) {
   std::uint64_t result = 1;
   for (const std::int64_t extent : extents) result *= static_cast<std::uint64_t>(extent);
@@ -21,11 +21,11 @@ std::int64_t product(std::span<const std::int64_t> extents) {
 std::uint64_t hash_of_group(SetId set, std::string_view group) {
   base::Hasher hasher;
   hasher.add(hash_of_name(set, group));
-  hasher.add(1);  // a group is not the tensor of that name
+  hasher.add(1);  // so that a group and a tensor of one name differ
   return hasher.value();
 }
 
-// " to rank 1 (tag 0)", of two ranks only.
+// " to rank 1 (tag 0)", for point to point only.
 std::string describe_peer(const Request& request) {
   if (!base::is_point_to_point(request.kind)) return "";
   const std::string tag = request.tag == kAny ? "any tag" : "tag " + std::to_string(request.tag);
@@ -40,7 +40,7 @@ bool has_possible_size(std::span<const std::int64_t> shape, base::DType dtype) {
   std::int64_t bytes = static_cast<std::int64_t>(base::size_of(dtype));
   for (const std::int64_t extent : shape) {
     if (extent < 0) return false;
-    // As if none were 0: rows of nothing have a size as well.
+    // Ignores extents of 0, so that the rows of an empty tensor have a possible size as well.
     if (extent > 0 && bytes > kMostBytes / extent) return false;
     if (extent > 0) bytes *= extent;
   }

@@ -1,4 +1,4 @@
-// What messages to users have in common, and how ranks and shapes read there.
+// Texts that several messages to users share, and how ranks and shapes are written there.
 // Thread: pure functions, any. Owns: nothing. Blocks: no. Throws: std::bad_alloc.
 #pragma once
 
@@ -8,15 +8,15 @@
 
 namespace hvdlite::engine {
 
-// The text that users of Horovod search their logs for.
+// Users of Horovod search their logs for this text.
 inline constexpr const char* kShutDown = "Horovod has been shut down";
 inline constexpr const char* kShutDownHere = "this rank has shut down. Horovod has been shut down";
 
-// Why nothing can be asked of a process set.
+// Why a process set refuses requests.
 inline constexpr const char* kBeingRemoved =
     "this rank is removing the process set; call remove_process_set after everything else on it";
 
-// What may be the matter with a host that gives no sign of life.
+// Possible reasons why a host gives no sign of life.
 inline constexpr const char* kSilentHost =
     "the host is down, its link is cut, or its first rank is stopped";
 

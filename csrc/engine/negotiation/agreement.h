@@ -1,10 +1,12 @@
-// The port through which the members of a process set agree without messages: a table of what they have announced, and a log of
-// what all have (ledger.h has the protocol, and the argument that every unit is agreed exactly once).
-// Thread: each member's object by the holder of that rank's progress token. Owns: as who implements it says. Blocks: never.
-// Throws: Error(Internal) if what others have left there cannot be.
+// The port through which the members of a process set agree without messages. Behind it are a table of the units that members
+// have announced, and a log of the units that all members have announced. ledger.h describes the protocol and shows that every
+// unit is agreed exactly once.
+// Thread: the holder of a rank's progress token calls that rank's object. Owns: as the implementation says. Blocks: never.
+// Throws: Error(Internal) if the shared memory holds what no correct member writes.
 //
-// Each try_... is one step: the others see all of it or nothing. It may be refused, and is then tried again. A member that ends
-// in the middle of a step leaves nothing of it; the others' steps are refused from then on, but the log can still be read.
+// Each try_... is one step: the other members see all of it or nothing. A step may be refused; the caller tries it again later. A
+// member that ends in the middle of a step leaves nothing of the step behind. After that the other members' steps are refused,
+// but they can still read the log.
 #pragma once
 
 #include <cstdint>
@@ -18,62 +20,65 @@ class Agreement {
   virtual ~Agreement() = default;
 
   // --- its beginning ---
-  // Has everybody left who used this memory before?
+  // Have all earlier users of this memory left it?
   virtual bool may_begin() = 0;
-  // The coordinator, when it may: begins after its response list number `sequence`. The keys are those it is counting already.
+  // Called by the coordinator when may_begin() is true. The log begins after the coordinator's response list number `sequence`.
+  // `keys` are the keys that the coordinator counts already.
   virtual void begin(std::uint64_t sequence, std::span<const std::uint64_t> keys) = 0;
   virtual bool exists() const = 0;
-  // Response lists up to this one are not in the log; they come before everything in it.
+  // The log does not contain response lists up to this number. They come before all entries of the log.
   virtual std::uint64_t first_sequence() const = 0;
 
   // --- the log: this member's place in it ---
   enum class Kind : std::uint8_t { kComplete, kDiverted, kClosed, kList };
-  struct Entry {
-    std::uint64_t key = 0;  // of the unit; of a list its number
+  struct LogEntry {
+    std::uint64_t key = 0;  // the unit's key; of a response list its number
     Kind kind = Kind::kComplete;
-    std::uint8_t by = 0;  // the member that appended it: of a complete unit the last to ask
-    std::uint16_t contributors = 0;  // of a complete unit
-    std::uint16_t prepared = 0;      // 1: of a complete unit: all members have prepared it
-    std::uint16_t last = 0;          // 1: the last of those appended in one step
+    // The member that appended the entry; of a complete unit the last member to ask.
+    std::uint8_t by = 0;
+    std::uint16_t contributors = 0;  // of a complete unit: members with a value
+    std::uint16_t prepared = 0;      // of a complete unit: 1 if all members have prepared it
+    std::uint16_t last = 0;          // 1: the last entry that one step appended
   };
   virtual bool has_news() const = 0;
-  virtual Entry front() const = 0;
+  virtual LogEntry front() const = 0;
   virtual void pop() = 0;
 
   // --- steps ---
   enum class Step : std::uint8_t {
-    kRefused,   // not now: another member is at it, or the log has no room
-    kUnread,    // not before this member has read the log
-    kDone,      // and the log is as it was
-    kAppended,  // and the log has grown: the others are to be told
+    kRefused,   // not now: another member holds the lock, or the log has no room
+    kUnread,    // this member must read the log first
+    kDone,      // done; the log is unchanged
+    kAppended,  // done; the log has grown, so the caller has to notify the other members
   };
-  // What a member asks for: a tensor, or a group of them.
+  // One thing that a member asks for: a tensor, or a group of tensors.
   struct Unit {
-    std::uint64_t key = 0;      // of its name
-    std::uint64_t content = 0;  // of everything that must agree
+    std::uint64_t key = 0;      // hash of the name
+    std::uint64_t content = 0;  // hash of everything that members must agree on
     bool absent = false;        // no value on this member
-    bool prepared =
-        false;  // this member has prepared it; what that means is no business of the agreement
-    bool by_message = false;  // the answer: it has to be sent to the coordinator
+    // This member has prepared it; the agreement only reports whether all members have.
+    bool prepared = false;
+    bool by_message = false;  // output: the caller has to send it to the coordinator
   };
-  // After it has read the log.
+  // Needs that this member has read the whole log.
   virtual Step try_announce(std::span<Unit> units) = 0;
-  // Who leaves, after it has read the log: nothing that anybody has announced will be agreed.
+  // Called by a member that leaves, after it has read the whole log: no announced unit becomes complete any more.
   virtual Step try_close() = 0;
-  // As try_close, of a member that fails: it will not read the log any more, and tries for longer.
+  // As try_close, but called by a member that fails. It has not read the log, and tries for longer.
   virtual Step try_abandon() = 0;
-  virtual bool is_open() const = 0;  // as of a moment ago
+  virtual bool is_open() const = 0;  // a moment ago; it may have changed since
 
-  // The coordinator's.
-  // Its next response list has its place here, and these keys are decided.
+  // Called by the coordinator: puts its next response list into the log, and removes these decided keys from the table.
   virtual Step try_list(std::uint64_t number, std::span<const std::uint64_t> decided) = 0;
   struct Upkeep {
     bool close = false;
-    std::vector<std::uint64_t> divert;  // keys that it counts, which must not be agreed meanwhile
+    // Keys that the coordinator counts; no unit with such a key may complete here.
+    std::vector<std::uint64_t> divert;
     bool reopen = false;
-    std::vector<std::uint64_t> counted;  // as it reopens: all keys that it counts
+    // When the port reopens: all keys that the coordinator counts.
+    std::vector<std::uint64_t> counted;
   };
-  // Takes out of it what has been done.
+  // Removes from `upkeep` the changes that this step has made.
   virtual Step try_keep(Upkeep& upkeep) = 0;
 };
 

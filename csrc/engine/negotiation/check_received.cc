@@ -27,7 +27,7 @@ void require(bool condition, const Request& request, const char* what) {
 
 bool has_rows(OpKind kind) { return rows_may_differ(kind) || kind == OpKind::kReducescatter; }
 
-// At most `most` together, none negative.
+// Is the sum at most `most`, and is no value negative?
 bool add_up(std::span<const std::int64_t> values, std::int64_t most) {
   for (const std::int64_t value : values) {
     if (value < 0 || value > most) return false;
@@ -61,7 +61,7 @@ void check_set_change(const Request& request, SetId set, std::size_t ranks) {
           request, "these are no ranks of a new process set");
 }
 
-// Bytes of one row; a shape has been found possible before.
+// Bytes of one row. The shape was checked before.
 std::int64_t row_bytes(const Request& request) {
   return request.row_elements() * static_cast<std::int64_t>(base::size_of(request.dtype));
 }
@@ -77,13 +77,13 @@ void check_sizes(const Response& response, std::size_t ranks) {
           "the members' rows cannot be so many");
 }
 
-// Rows that the member gives.
+// The numbers of rows that the member gives.
 std::span<const std::int64_t> rows_of(const Response& response, int index, std::size_t ranks) {
   const std::size_t each = response.request->kind == OpKind::kAlltoall ? ranks : 1;
   return std::span(response.sizes).subspan(static_cast<std::size_t>(index) * each, each);
 }
 
-// What ranks that agree may differ in is taken from the other request: all else has to be equal.
+// Copies from `agreed` the fields in which members may differ. All other fields must be equal.
 Request with_differences(const Request& mine, const Request& agreed) {
   Request expected = mine;
   expected.absent = agreed.absent;

@@ -12,12 +12,12 @@ using Step = Agreement::Step;
 
 namespace {
 
-// A port stays closed while the coordinator counts more requests than that.
+// While the coordinator counts more requests than this, a closed port stays closed.
 constexpr std::size_t kMostOpenRequests = 1024;
 
 std::vector<std::uint64_t> keys_of(const std::vector<RequestPtr>& requests) {
   std::vector<std::uint64_t> keys;
-  for (const RequestPtr& request : requests) Accord::add_keys(*request, keys);
+  for (const RequestPtr& request : requests) LocalUnits::add_keys(*request, keys);
   return keys;
 }
 
@@ -28,7 +28,7 @@ void SetNegotiation::hear(int source, Announcement message) {
   const int member = set_.index_of(source);
   HVD_CHECK(member >= 0);
   const auto count = [&](const RequestPtr& accepted) {
-    if (accepted && port_) Accord::add_keys(*accepted, upkeep_.divert);
+    if (accepted && port_) LocalUnits::add_keys(*accepted, upkeep_.divert);
   };
   for (const std::uint32_t slot : message.slots) {
     count(coordinator_->announce_slot(member, slot, message.seen));
@@ -49,7 +49,7 @@ bool SetNegotiation::send_decided() {
   return sent;
 }
 
-// What it counts waits for others; a port that is closed, or has not begun, does not.
+// True if the coordinator only waits for other ranks. A port that is closed or has not begun still needs it.
 bool SetNegotiation::has_nothing_left() const {
   if (coordinator_->has_decisions() || !verdicts_.empty()) return false;
   return !port_ ||
@@ -62,7 +62,7 @@ bool SetNegotiation::send_decisions() {
   list.in_ledger = port_ && port_->exists();
   std::vector<std::uint64_t> keys;
   if (port_) {
-    coordinator_->for_each_decided([&](const Request& each) { Accord::add_keys(each, keys); });
+    coordinator_->for_each_decided([&](const Request& each) { LocalUnits::add_keys(each, keys); });
   }
   if (list.in_ledger) {
     const Step step = port_->try_list(coordinator_->sequence() + 1, keys);
@@ -91,7 +91,7 @@ void SetNegotiation::begin_port() {
   wake_members();
 }
 
-// Keeps apart what is counted in messages, closes the port when it must, and opens it again.
+// Diverts keys that are counted in messages, closes the port when it must, and opens it again.
 bool SetNegotiation::keep_port() {
   const bool closed_by_need = coordinator_->needs_messages() || !verdicts_.empty();
   upkeep_.reopen = !port_->is_open() && !closed_by_need && !upkeep_.close;
@@ -107,7 +107,8 @@ bool SetNegotiation::keep_port() {
   return step != Step::kRefused;
 }
 
-// The coordinator fails what it knows of. So the port is closed first, and what was announced there comes in messages.
+// The coordinator can fail only operations that it knows. So it first closes the port: then everything announced there comes in
+// messages.
 void SetNegotiation::hear(Verdict message) {
   if (!coordinator_) return;
   attend();
@@ -131,7 +132,7 @@ void SetNegotiation::carry_out_verdicts() {
   }
 }
 
-// These keys are decided. What would still be diverted of them nobody would ever take out of the table again.
+// These keys are decided. The coordinator must not divert them later, because nothing would remove their cells from the table.
 void SetNegotiation::divert_no_more(std::vector<std::uint64_t> decided) {
   if (upkeep_.divert.empty()) return;
   std::ranges::sort(decided);

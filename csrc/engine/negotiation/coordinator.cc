@@ -28,13 +28,13 @@ RequestPtr name_only(SetId set, OpKind kind, const std::string& name) {
   return std::make_shared<const Request>(std::move(request));
 }
 
-// Of a tally, which has one at least.
+// The first request of a tally. A tally has at least one.
 const RequestPtr& first_given(const std::vector<RequestPtr>& requests) {
   return *std::find_if(requests.begin(), requests.end(),
                        [](const RequestPtr& request) { return request != nullptr; });
 }
 
-// How far from the least recent end to look for a cache line that nobody is using.
+// How many of the least recently used slots to examine for one whose name is not under negotiation.
 constexpr int kEvictionTries = 64;
 
 }  // namespace
@@ -53,7 +53,7 @@ RequestPtr Coordinator::announce(int member, RequestPtr request, std::uint64_t s
   HVD_CHECK(seen <= sequence_);
   const auto failed = failed_at_.find(request->name);
   if (failed != failed_at_.end() && seen < failed->second) {
-    return nullptr;  // crossed the failure; the member gave up on it
+    return nullptr;  // the announcement crossed the failure; the member has given up on it
   }
   const std::size_t decided = decided_.size();
   if (request->kind == OpKind::kJoin) {
@@ -68,15 +68,15 @@ RequestPtr Coordinator::announce(int member, RequestPtr request, std::uint64_t s
 
 RequestPtr Coordinator::announce_slot(int member, std::uint32_t slot, std::uint64_t seen) {
   HVD_CHECK(slot < lines_.size() && seen <= sequence_);
-  const CacheLine& line = lines_[slot];
+  const AssignedSlot& line = lines_[slot];
   if (line.filled > seen) {
-    return nullptr;  // refilled meanwhile; the member will see that and announce in full
+    return nullptr;  // the slot was refilled meanwhile; the member will see that and announce in full
   }
   const std::string& name = line.response->request->name;
   const auto failed = failed_at_.find(name);
   if (failed != failed_at_.end() && seen < failed->second) return nullptr;
   RequestPtr request = line.requests[static_cast<std::size_t>(member)];
-  Tally& tally = add(member, request);
+  RequestTally& tally = add(member, request);
   ++tally.hits;
   tally.slot = slot;
   const std::size_t decided = decided_.size();
@@ -107,13 +107,13 @@ std::vector<RequestPtr> Coordinator::open() const {
   return requests;
 }
 
-Coordinator::Tally& Coordinator::add(int member, RequestPtr request) {
+Coordinator::RequestTally& Coordinator::add(int member, RequestPtr request) {
   HVD_CHECK(request != nullptr);
-  Tally& tally = tallies_[request->name];
+  RequestTally& tally = tallies_[request->name];
   if (tally.requests.empty()) tally.requests.resize(members_.size());
   RequestPtr& place = tally.requests[static_cast<std::size_t>(member)];
   HVD_CHECK(place == nullptr);
-  // Members that ask for the same share one object, so that the common case compares pointers only.
+  // Members with equal requests share one object, so that the common case compares pointers only.
   const auto other = std::find_if(tally.requests.begin(), tally.requests.end(),
                                   [](const auto& r) { return r != nullptr; });
   if (other != tally.requests.end() && *other != request && **other == *request) request = *other;
@@ -125,7 +125,7 @@ Coordinator::Tally& Coordinator::add(int member, RequestPtr request) {
 void Coordinator::settle_if_complete(const std::string& name) {
   if (doomed_.contains(name)) return;
   const auto found = tallies_.find(name);
-  const Tally& counted = found->second;
+  const RequestTally& counted = found->second;
   const Request& asked = *first_given(counted.requests);
   int missing = static_cast<int>(members_.size()) - counted.count;
   const bool some_need_not = joined_count_ > 0 || asked.kind == OpKind::kAddProcessSet;
@@ -133,12 +133,12 @@ void Coordinator::settle_if_complete(const std::string& name) {
     if (!counted.requests[i] && (joined_[i] || !asked.asks(members_[i]))) --missing;
   }
   if (missing > 0 && left_.ok()) return;
-  Tally tally = std::move(found->second);
+  RequestTally tally = std::move(found->second);
   tallies_.erase(found);
   decide(settle(std::move(tally)));
 }
 
-Coordinator::Settled Coordinator::settle(Tally tally) {
+Coordinator::Settled Coordinator::settle(RequestTally tally) {
   const int size = static_cast<int>(members_.size());
   if (tally.hits == size && left_.ok()) return {lines_[tally.slot].response, {}, true};
   Response response = validate(tally.requests, members_);
@@ -154,8 +154,8 @@ Coordinator::Settled Coordinator::settle(Tally tally) {
   return {std::move(shared), keep ? std::move(tally.requests) : std::vector<RequestPtr>(), false};
 }
 
-// Who asked before joining counts; who joined without having asked counts unless it said otherwise.
-std::int32_t Coordinator::divisor_of(const Tally& tally) const {
+// Counts a member that asked before it joined. Counts a member that joined without asking, unless it declined.
+std::int32_t Coordinator::divisor_of(const RequestTally& tally) const {
   std::int32_t uncounted = 0;
   for (std::size_t i = 0; joined_count_ > 0 && i < members_.size(); ++i) {
     if (uncounted_[i] && !tally.requests[i]) ++uncounted;
@@ -176,7 +176,7 @@ void Coordinator::decide(Settled settled) {
 void Coordinator::decide_in_group(Settled settled) {
   const std::string label = settled.response->request->group;
   const int size = settled.response->request->group_size;
-  Group& group = groups_[label];
+  PendingGroup& group = groups_[label];
   ++group.settled;
   const bool first_failure = !settled.response->error.ok() && group.error.ok();
   if (first_failure) {
@@ -211,7 +211,7 @@ void Coordinator::join(int member, const RequestPtr& request) {
   joined_[index] = true;
   uncounted_[index] = request->root != 0;
   ++joined_count_;
-  // Also those of the last one to join: members may have asked for them, and joined then.
+  // Includes names of the last member to join: other members may have asked for them and then joined.
   std::vector<std::string> names;
   names.reserve(tallies_.size());
   for (const auto& [name, tally] : tallies_) names.push_back(name);
@@ -249,7 +249,7 @@ void Coordinator::leave(int, const Status& why) {
 }
 
 void Coordinator::fail(const std::vector<std::string>& names, const Status& why) {
-  // The text of a verdict names the operations; that of a leaving does not.
+  // The text of a verdict names the operations; the text about a rank that left does not.
   const auto of = [&](const Request& request) {
     return left_.ok() ? why : Status{why.code, describe(request) + ": " + why.message};
   };
@@ -268,7 +268,7 @@ void Coordinator::fail(const std::vector<std::string>& names, const Status& why)
       tallies_.erase(tally);
     }
     if (!request) request = name_only(set_, OpKind::kAllreduce, name);
-    // A group that lost a member cannot be completed: its settled members fail with it.
+    // A group that has lost a member can never complete: its settled members fail as well.
     for (auto group = groups_.begin(); group != groups_.end();) {
       const bool member =
           group->first == request->group ||
@@ -318,7 +318,7 @@ void Coordinator::remember(Settled& settled) {
   const std::string& name = settled.response->request->name;
   std::uint32_t slot = 0;
   if (!slot_for(name, &slot)) return;
-  CacheLine& line = lines_[slot];
+  AssignedSlot& line = lines_[slot];
   if (line.response) slot_by_name_.erase(line.response->request->name);
   auto response = std::make_shared<Response>(*settled.response);
   response->slot = static_cast<std::int32_t>(slot);
@@ -330,7 +330,7 @@ void Coordinator::remember(Settled& settled) {
   touch(line);
 }
 
-// The name's own line, a new one, or the least recent one whose name is not being negotiated.
+// Chooses the name's own slot, a new one, or the least recently used one whose name is not under negotiation.
 bool Coordinator::slot_for(const std::string& name, std::uint32_t* slot) {
   const auto own = slot_by_name_.find(name);
   if (own != slot_by_name_.end()) {
@@ -354,7 +354,7 @@ bool Coordinator::slot_for(const std::string& name, std::uint32_t* slot) {
   return false;
 }
 
-void Coordinator::touch(CacheLine& line) {
+void Coordinator::touch(AssignedSlot& line) {
   recency_.splice(recency_.begin(), recency_, line.recency);
 }
 

@@ -1,4 +1,4 @@
-// The digests of Negotiation and its parts: equal for states that go on alike.
+// The digests of Negotiation and its parts. States that continue alike have equal digests.
 
 #include "engine/model/hashing.h"
 #include "engine/negotiation/negotiation.h"
@@ -26,7 +26,7 @@ void add_keys(base::Hasher& hasher, const std::vector<std::uint64_t>& keys) {
 
 }  // namespace
 
-void Accord::add_to(base::Hasher& hasher) const {
+void LocalUnits::add_to(base::Hasher& hasher) const {
   add_table(hasher, groups_, add_entries);
   add_table(hasher, sent_groups_,
             [](base::Hasher& each, std::int32_t left) { each.add_signed(left); });
@@ -41,7 +41,7 @@ void Accord::add_to(base::Hasher& hasher) const {
 
 void ResponseCache::add_to(base::Hasher& hasher) const {
   hasher.add(lines_.size());
-  for (const Line& line : lines_) {
+  for (const KnownResponse& line : lines_) {
     hasher.add_pair(line.response ? 1 : 0, line.mine ? 1 : 0);
     if (line.response) add_response(hasher, *line.response);
     if (line.mine) add_request(hasher, *line.mine);
@@ -55,11 +55,11 @@ void Coordinator::add_to(base::Hasher& hasher) const {
     each.add(settled.hit ? 1 : 0);
   };
   hasher.add(sequence_);
-  add_table(hasher, tallies_, [](base::Hasher& each, const Tally& tally) {
+  add_table(hasher, tallies_, [](base::Hasher& each, const RequestTally& tally) {
     add_requests(each, tally.requests);
     each.add_pair(tally.hits, static_cast<std::int32_t>(tally.slot));
   });
-  add_table(hasher, groups_, [&](base::Hasher& each, const Group& group) {
+  add_table(hasher, groups_, [&](base::Hasher& each, const PendingGroup& group) {
     for (const Settled& settled : group.ready) add_settled(each, settled);
     each.add_signed(group.settled);
     add_status(each, group.error);
@@ -73,7 +73,7 @@ void Coordinator::add_to(base::Hasher& hasher) const {
   }
   add_status(hasher, left_);
   hasher.add_signed(last_);
-  for (const CacheLine& line : lines_) {
+  for (const AssignedSlot& line : lines_) {
     add_response(hasher, *line.response);
     add_requests(hasher, line.requests);
     hasher.add(line.filled);
@@ -83,7 +83,7 @@ void Coordinator::add_to(base::Hasher& hasher) const {
 
 void SetNegotiation::add_to(base::Hasher& hasher) const {
   hasher.add_pair(set_.id.id, static_cast<std::int32_t>(set_.id.epoch));
-  accord_.add_to(hasher);
+  local_units_.add_to(hasher);
   hasher.add(seen_);
   cache_.add_to(hasher);
   add_table(hasher, pending_, [](base::Hasher& each, const Pending& pending) {

@@ -1,6 +1,6 @@
-// What Negotiation wants done, and what it asks of its rank. Each call is carried out before it returns, so that things happen in
-// the order in which they are decided.
-// Thread: the holder of the progress token. Owns: nothing. Blocks: no. Throws: as who implements it says.
+// What Negotiation wants its rank to do, and what it asks its rank. The implementation carries out each call before it returns,
+// so that actions happen in the order of decisions.
+// Thread: the holder of the progress token. Owns: nothing. Blocks: no. Throws: as the implementation says.
 #pragma once
 
 #include <cstddef>
@@ -25,38 +25,41 @@ class Effects {
 
   // --- to other ranks ---
   virtual void send(int rank, const Message& message) = 0;
-  // Something may have come for that rank: in shared memory, if it is on this host.
+  // Wakes that rank if it is on this host: the shared memory may hold something new for it.
   virtual void ring(int rank) = 0;
 
   // --- operations ---
-  // All members do this now. entries[i] is this rank's part in fused.parts[i]; one without a request means that it has joined.
+  // All members execute this FusedOp now. entries[i] is this rank's part in fused.parts[i]; an entry without a request means that
+  // this rank has joined.
   virtual void execute(SetId set, FusedOp fused, std::vector<Entry> entries) = 0;
-  // The entry is about to be announced, and this rank has nothing else announced in that set. May it be prepared now, so that it
-  // takes less when it is agreed? If all members have done so it comes to execute_prepared, and otherwise to execute.
+  // Called just before the entry is announced, if this rank has announced nothing else in that set. May this rank prepare the
+  // operation now, to save time after the agreement? If all members have prepared it, execute_prepared() follows, otherwise
+  // execute().
   virtual bool prepare(SetId set, const Entry& entry) = 0;
   virtual void execute_prepared(SetId set, Entry& entry) = 0;
-  // They have ended. Those without a request are not this rank's.
+  // These entries have ended. Entries without a request belong to no caller of this rank.
   virtual void finish(std::span<const Entry> entries, const base::Status& status) = 0;
-  // Has all ended that was to be executed for that set?
+  // Have all operations of that set ended?
   virtual bool idle(SetId set) = 0;
 
   // --- process sets ---
-  // There is a new one, with these regions of the window. Gives the port through which its members agree, null if they do so by
-  // messages.
+  // A set was added; it gets these regions of the window. Returns the port through which its members agree, or null if they agree
+  // by messages.
   virtual std::unique_ptr<Agreement> add_set(const ProcessSet& set,
                                              const Regions::Grant& regions) = 0;
   virtual void remove_set(SetId set) = 0;
-  // More regions for that set: for tensors of GPUs that go through host memory.
+  // The set gets more regions, for GPU tensors that go through host memory.
   virtual void share_staging(SetId set, const Regions::Grant& regions) = 0;
-  virtual void joined(SetId set) = 0;  // all have
+  virtual void joined(SetId set) = 0;  // all members have joined
 
   // --- for the books ---
   virtual void reached(std::span<const Entry> entries, Stage stage) = 0;
-  // Announced in memory: of this the flight recorder takes no note, which would cost every operation.
+  // The entries were announced in memory. The flight recorder does not record this step, because that would cost time in every
+  // operation.
   virtual void announced_in_memory(std::span<const Entry> entries) = 0;
-  // A step in memory is about to be made: what else takes time had better be done before.
+  // Called just before a step in memory. Do slow preparations here, so that they do not delay the step.
   virtual void before_announcing() = 0;
-  // So many operations are about to be agreed, as the last rank has asked for them.
+  // Rank `rank` was the last to ask for this many operations, which are now agreed.
   virtual void came_last(int rank, std::size_t operations) = 0;
 };
 

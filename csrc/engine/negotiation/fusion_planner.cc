@@ -7,15 +7,15 @@ using base::OpKind;
 using base::ReduceOp;
 
 // May this operation share a buffer with others at all?
-bool fusible(const Agreed& agreed, int ranks) {
+bool fusible(const AgreedOperation& agreed, int ranks) {
   const Request& request = *agreed.request;
   if (agreed.failed || request.kind != OpKind::kAllreduce || agreed.contributors == 0) return false;
   if (request.op == ReduceOp::kSum || request.op == ReduceOp::kAverage) return true;
-  // An absent rank contributes the identity, and a zero-filled stretch of the buffer is that only for sums.
+  // An absent rank contributes the identity. In a zero-filled part of the buffer that is the identity of sums only.
   return agreed.contributors == ranks;
 }
 
-bool compatible(const Agreed& one, const Agreed& other) {
+bool compatible(const AgreedOperation& one, const AgreedOperation& other) {
   const Request& a = *one.request;
   const Request& b = *other.request;
   return one.divisor == other.divisor && a.dtype == b.dtype && a.op == b.op &&
@@ -25,7 +25,7 @@ bool compatible(const Agreed& one, const Agreed& other) {
 
 }  // namespace
 
-std::vector<std::vector<std::uint32_t>> plan_fusion(std::span<const Agreed> agreed,
+std::vector<std::vector<std::uint32_t>> plan_fusion(std::span<const AgreedOperation> agreed,
                                                     std::size_t threshold, int ranks) {
   std::vector<std::vector<std::uint32_t>> plan;
   std::vector<bool> taken(agreed.size(), false);

@@ -18,27 +18,27 @@ namespace {
 // A key of 0 marks an empty cell.
 constexpr std::uint64_t as_key(std::uint64_t hash) { return hash != 0 ? hash : 1; }
 
-// What lies in memory that several processes write is not taken on trust: a loop over it ends, an index out of it is masked.
+// Several processes write this memory, so its content is not trusted: loops over it are bounded, and indices from it are masked.
 [[noreturn]] void damaged(const char* how) {
   throw base::Error(base::ErrorCode::kInternal,
                     std::string("the shared memory in which ranks agree is damaged: ") + how);
 }
 
-// Tries before the processor is offered to others, in case one of them holds the lock.
+// After this many tries the caller yields its processor, in case the holder of the lock needs it.
 constexpr int kTriesBeforeYield = 64;
 
 }  // namespace
 
-// What is written often lies on lines of its own.
+// Fields that change often have cache lines of their own.
 struct Ledger::Header {
-  alignas(
-      base::kCacheLine) std::atomic<std::uint32_t> serial;  // of the ledger that uses this memory
+  // Of the ledger that uses this memory.
+  alignas(base::kCacheLine) std::atomic<std::uint32_t> serial;
   std::uint64_t first_sequence;
   alignas(base::kCacheLine) std::atomic<std::uint32_t> locked;
-  // These two change only with the lock.
+  // These two change only under the lock.
   std::atomic<std::uint32_t> open;
-  std::uint32_t used;                                         // cells
-  alignas(base::kCacheLine) std::atomic<std::uint64_t> tail;  // entries that may be read
+  std::uint32_t used;                                         // cells in use
+  alignas(base::kCacheLine) std::atomic<std::uint64_t> tail;  // entries that members may read
   struct alignas(base::kCacheLine) Position {
     std::atomic<std::uint64_t> read;  // entries that this member has read
   } positions[kMaxMembers];
@@ -54,16 +54,16 @@ struct Ledger::Cell {
 };
 
 std::size_t Ledger::bytes(Capacity capacity) {
-  return sizeof(Header) + base::round_up_to_cache_lines(capacity.entries * sizeof(Entry)) +
+  return sizeof(Header) + base::round_up_to_cache_lines(capacity.entries * sizeof(LogEntry)) +
          base::round_up_to_cache_lines(capacity.cells * sizeof(Cell));
 }
 
 Ledger::Ledger(std::byte* memory, Capacity capacity, int members, int index, std::uint32_t serial)
     : header_(reinterpret_cast<Header*>(memory)),
-      entries_(reinterpret_cast<Entry*>(memory + sizeof(Header))),
-      cells_(
-          reinterpret_cast<Cell*>(memory + sizeof(Header) +
-                                  base::round_up_to_cache_lines(capacity.entries * sizeof(Entry)))),
+      entries_(reinterpret_cast<LogEntry*>(memory + sizeof(Header))),
+      cells_(reinterpret_cast<Cell*>(
+          memory + sizeof(Header) +
+          base::round_up_to_cache_lines(capacity.entries * sizeof(LogEntry)))),
       capacity_(capacity),
       index_(index),
       everyone_(members == kMaxMembers ? ~std::uint64_t{0} : (std::uint64_t{1} << members) - 1),
@@ -93,10 +93,10 @@ std::uint64_t Ledger::first_sequence() const { return header_->first_sequence; }
 
 std::uint64_t Ledger::news() const { return header_->tail.load(std::memory_order_acquire); }
 
-Ledger::Entry Ledger::front() const {
-  // Nobody may append what overtakes a reader.
+Ledger::LogEntry Ledger::front() const {
+  // A writer must not overtake a reader.
   if (news() - read_ > capacity_.entries) damaged("its log is longer than it can be");
-  const Entry entry = entries_[read_ & (capacity_.entries - 1)];
+  const LogEntry entry = entries_[read_ & (capacity_.entries - 1)];
   if (entry.kind > Kind::kList) damaged("its log holds an entry of no kind");
   if (entry.by >= kMaxMembers || ((everyone_ >> entry.by) & 1) == 0) {
     damaged("its log holds an entry of no member");
@@ -109,7 +109,7 @@ void Ledger::pop() {
   header_->positions[index_].read.store(read_, std::memory_order_release);
 }
 
-void Ledger::append(Entry entry) {
+void Ledger::append(LogEntry entry) {
   entry.by = static_cast<std::uint8_t>(index_);
   entries_[tail_ & (capacity_.entries - 1)] = entry;
   ++tail_;
@@ -135,7 +135,7 @@ bool Ledger::try_lock(int tries) {
 
 void Ledger::unlock() {
   if (appended()) {
-    // A hold's completions become visible together: they are fused, and on all members alike.
+    // Entries that one hold of the lock appends become visible together, so that all members fuse the same ones.
     entries_[(tail_ - 1) & (capacity_.entries - 1)].last = 1;
     header_->tail.store(tail_, std::memory_order_release);
   }
@@ -148,7 +148,7 @@ bool Ledger::has_room(std::uint32_t entries) const {
   return tail_ + entries - slowest_reader(tail_) <= capacity_.entries;
 }
 
-// Entries that all members have read, at most `most`.
+// How many entries all members have read, at most `most`.
 std::uint64_t Ledger::slowest_reader(std::uint64_t most) const {
   std::uint64_t slowest = most;
   for (int member = 0; (everyone_ >> member) != 0; ++member) {
@@ -235,7 +235,7 @@ void Ledger::reopen(std::span<const std::uint64_t> keys) {
   for (const std::uint64_t key : keys) mark_diverted(key);
 }
 
-// Announcements leave room for as many diverted keys; the table never fills up.
+// Announcements leave room for as many diverted keys, so the table never fills up.
 bool Ledger::fits(std::size_t keys) const {
   return header_->used + keys <= capacity_.cells - capacity_.cells / 8;
 }
@@ -256,7 +256,8 @@ Ledger::Cell* Ledger::find(std::uint64_t key) const {
   damaged("its table has no free cell");
 }
 
-// Closes the gap: whatever lies behind and could have been found only through it moves up.
+// Closes the gap (deletion with backward shift, Knuth, TAOCP 3, 6.4, Algorithm R): moves up each following cell that a search
+// would no longer find.
 void Ledger::erase(Cell* cell) {
   const std::uint64_t mask = capacity_.cells - 1;
   auto gap = static_cast<std::uint64_t>(cell - cells_);

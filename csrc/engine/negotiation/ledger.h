@@ -1,38 +1,38 @@
-// Negotiation without messages: the members of a process set that all live on one host agree, in shared memory, on what they
-// all asked for and in which order it is done.
+// Negotiation without messages: if all members of a process set are on one host, they agree in shared memory on what they all
+// asked for and on its order.
 //
 // The ledger has a table and a log. A member announces a unit (a tensor, or a whole group) by its key (a hash of its name) and
 // content (a hash of everything that must agree). The first announcement makes a cell in the table, the others add their bit
 // to it; the last one takes the cell out and appends "complete" to the log. All members read the log, each at its own pace,
-// and do what it says in its order. So an agreement costs each member one short hold of a lock, and nobody needs to be awake
-// for it but those who ask.
+// and execute its entries in order. So an agreement costs each member one short hold of a lock, and only members that ask need
+// to be awake.
 //
-// What does not fit that picture goes to the coordinator in messages, and the ledger keeps the two ways apart:
+// All other operations go to the coordinator in messages. The ledger keeps the two ways apart:
 //
-//   announce ----> waits ----(last bit)----> complete       do it
+//   announce ----> waits ----(last bit)----> complete       execute it
 //                    |
 //                    +--(other content, or the coordinator got the same key in a message)--> diverted
 //                    +--(the coordinator closed the ledger: join, leave, verdict)----------> closed
 //
-//   diverted: whoever announced the unit reads that in the log and sends its request in full; whoever announces it later is
-//   told at once to do so. The cell stays, marked, until the coordinator has decided the unit.
-//   list n: here, between the agreements of the ledger, comes the coordinator's n-th response list.
+//   diverted: members that have announced the unit read this in the log and send their requests in full. A member that announces
+//   it later is told at once to send its request. The marked cell stays until the coordinator has decided the unit.
+//   list n: the place of the coordinator's n-th response list among the agreements of the ledger.
 //
 // Every unit is agreed exactly once, in one place in one order, because
 //  1. all changes are made under one lock, so that "the last bit is set" and "diverted" exclude each other;
-//  2. a member announces only when it has read the whole log (up_to_date), so that no entry it reads later concerns an earlier
-//     announcement of the same key;
+//  2. a member announces only when it has read the whole log (up_to_date), so that no entry that it reads later concerns an
+//     earlier announcement of the same key;
 //  3. the coordinator diverts the key of every request it accepts, before anything else is announced under that key: while it
-//     counts a key, nobody's announcement of it can complete here;
+//     counts a key, no unit with this key can complete here;
 //  4. a decision of the coordinator takes the keys' cells out of the table in the same hold of the lock that puts the list
-//     into the log, and what it had still to divert of them is forgotten: a key that nobody counts has no cell;
-//  5. a member that leaves closes the ledger first, having read all of it: nothing it announced is agreed after that. One that
-//     fails closes it too; it need not have read it, for it follows the log no more.
-// Nobody withdraws in any other way: a member that announced does what the log says. tests/unit/test_ledger.py walks through every
+//     into the log, and the coordinator forgets pending diversions of these keys: a key that it does not count has no cell;
+//  5. a member that leaves reads the whole log and closes the ledger before it leaves: nothing that it announced is agreed after
+//     that. A member that fails closes the ledger, too; it need not read the log, because it executes nothing more.
+// A member cannot withdraw a unit in any other way: it executes what the log says. tests/unit/test_ledger.py walks through every
 // interleaving of small cases.
 //
-// A member that dies, or fails, while it holds the lock stops the others' announcements, not the others: they try again later,
-// and meanwhile find out. What it had appended in this hold is never seen.
+// A member that dies, or fails, while it holds the lock stops the other members' announcements, but not the members: they try
+// again later, and meanwhile detect the death. What it had appended in this hold is never visible.
 //
 // Thread: each member's object by the holder of that rank's progress token. Owns: nothing but its place in the log.
 // Blocks: never. Throws: Error(Internal) if what it reads in the shared memory cannot be.
@@ -52,55 +52,55 @@ namespace hvdlite::engine {
 class Ledger {
  public:
   static constexpr int kMaxMembers = 64;
-  // Powers of two.
+  // Both are powers of two.
   struct Capacity {
     std::uint32_t cells = 32768;
     std::uint32_t entries = 16384;
   };
   static std::size_t bytes(Capacity capacity);
 
-  // memory: bytes(capacity) of it, zero at first, shared by all members. serial: not 0, larger than that of any earlier
-  // ledger in this memory.
+  // memory: bytes(capacity) bytes, zero at first, shared by all members. serial: greater than 0 and than the serial of any
+  // earlier ledger in this memory.
   Ledger(std::byte* memory, Capacity capacity, int members, int index, std::uint32_t serial);
 
-  // The coordinator, once nobody uses an earlier ledger in this memory: begins after its response list number `sequence`.
-  // The keys are those it is counting already.
+  // Called by the coordinator when no rank uses an earlier ledger in this memory any more. The log begins after its response list
+  // number `sequence`. `keys` are the keys that it counts already.
   void create(std::uint64_t sequence, std::span<const std::uint64_t> keys);
   bool exists() const;
-  // Response lists up to this one are not in the log; they come before everything in it.
+  // The log does not contain response lists up to this number. They come before all entries of the log.
   std::uint64_t first_sequence() const;
 
   // --- the log ---
   using Kind = Agreement::Kind;
-  using Entry = Agreement::Entry;
+  using LogEntry = Agreement::LogEntry;
   bool has_news() const { return news() > read_; }
-  Entry front() const;
+  LogEntry front() const;
   void pop();
 
   // --- the lock: bounded tries, false if somebody else holds it ---
   static constexpr int kTries = 200;
   bool try_lock(int tries = kTries);
-  void unlock();  // makes what was appended visible; true for appended() until the next lock
-  // Was anything appended in this hold of the lock?
+  void unlock();  // publishes what was appended; appended() stays true until the next lock
+  // Has this member appended anything since it took the lock?
   bool appended() const { return tail_ != tail_at_lock_; }
 
   // --- with the lock ---
-  // Was the whole log read? And is there room in it for so many more entries?
+  // up_to_date: has this member read the whole log? has_room: is there room for this many more entries?
   bool up_to_date() const;
   bool has_room(std::uint32_t entries) const;
   enum class Answer : std::uint8_t { kWaits, kComplete, kByMessage };
-  // Needs up_to_date() and room for one entry. prepared: as Agreement::Unit.
+  // Needs up_to_date() and room for one entry. prepared: as in Agreement::Unit.
   Answer announce(std::uint64_t key, std::uint64_t content, bool absent, bool prepared);
 
-  // The coordinator (close: also who leaves). Each needs room for one entry, whatever the number of keys. A table that grows too
-  // full with diverted keys closes the ledger, and too many keys keep it closed.
+  // For the coordinator; close() also for a member that leaves. Each needs room for one entry, whatever the number of keys. If
+  // diverted keys fill the table too much, the ledger closes; too many keys keep it closed.
   void divert(std::uint64_t key);
   void append_list(std::uint64_t number, std::span<const std::uint64_t> decided);
   void close();
   void reopen(std::span<const std::uint64_t> keys);
-  // Also without the lock, as of a moment ago.
+  // Needs no lock; the answer may be out of date.
   bool is_open() const;
-  // Cells of the table that are taken.
+  // The number of cells in use.
   std::uint32_t used() const;
 
  private:
@@ -109,30 +109,30 @@ class Ledger {
 
   std::uint64_t news() const;
   std::uint64_t slowest_reader(std::uint64_t most) const;
-  Cell* find(std::uint64_t key) const;  // its cell, or the empty one where it belongs
+  Cell* find(std::uint64_t key) const;  // its cell, or the empty cell where it belongs
   void erase(Cell* cell);
-  void append(Entry entry);
+  void append(LogEntry entry);
   void mark_diverted(std::uint64_t key);
   bool fits(std::size_t keys) const;
   void wipe();
 
   Header* header_;
-  Entry* entries_;
+  LogEntry* entries_;
   Cell* cells_;
   Capacity capacity_;
   int index_;
   std::uint64_t everyone_;  // a bit for each member
   std::uint32_t serial_;
   std::uint64_t read_ = 0;
-  std::uint64_t tail_ = 0;  // while the lock is held
+  std::uint64_t tail_ = 0;  // valid while this member holds the lock
   std::uint64_t tail_at_lock_ = 0;
 };
 
-// An Agreement in the window that the ranks of a host share: steps of a Ledger, each in one hold of its lock. Owns a share of the
-// channel, whose end tells the next user of the region. try_abandon may take some milliseconds.
+// An Agreement in the window that the ranks of a host share. Each step changes the Ledger in one hold of its lock. Owns a share
+// of the channel; when the last owner ends, the next user of the region may begin. try_abandon may take some milliseconds.
 class SharedAgreement final : public Agreement {
  public:
-  // memory: of the channel's region, for a ledger. serial: as Ledger's.
+  // memory: the part of the channel's region for a ledger. serial: as Ledger's.
   SharedAgreement(std::byte* memory, std::shared_ptr<collectives::SharedChannel> channel,
                   std::uint32_t serial);
 
@@ -144,7 +144,7 @@ class SharedAgreement final : public Agreement {
   std::uint64_t first_sequence() const override { return ledger_.first_sequence(); }
 
   bool has_news() const override { return ledger_.has_news(); }
-  Entry front() const override { return ledger_.front(); }
+  LogEntry front() const override { return ledger_.front(); }
   void pop() override { ledger_.pop(); }
 
   Step try_announce(std::span<Unit> units) override;
@@ -155,11 +155,11 @@ class SharedAgreement final : public Agreement {
   Step try_keep(Upkeep& upkeep) override;
 
  private:
-  // Some milliseconds for the lock of a ledger that is closed for good: time enough for who holds it to get a processor.
+  // A member that fails tries for some milliseconds to get the lock. In this time the holder of the lock gets a processor.
   static constexpr int kTriesToAbandon = 20 * Ledger::kTries;
 
   Step close(bool up_to_date, int tries);
-  // What `change` does to the ledger, with its lock. It gives false where the log has no room.
+  // Calls `change` with the lock held. `change` returns false if the log has no room.
   template <typename Change>
   Step hold(Change change, bool up_to_date, int tries = Ledger::kTries);
 

@@ -61,7 +61,7 @@ bool Negotiation::advance() {
 }
 
 bool Negotiation::coordinate() {
-  if (said_goodbye_) return false;  // the others know that nothing more is decided here
+  if (said_goodbye_) return false;  // the other ranks know that this rank decides nothing more
   bool any = false;
   visit_sets([&](SetNegotiation& set) { any = set.coordinate() || any; });
   return any;
@@ -120,9 +120,9 @@ void Negotiation::finish(std::span<const Entry> entries, const Status& status) {
 }
 
 void Negotiation::catch_up() {
-  // What the leaver took part in, and the lists it sent, come before its leaving.
+  // Execute what the leaving rank took part in, and the lists that it sent, before it counts as gone.
   visit_sets([](SetNegotiation& set) { set.catch_up(); });
-  // What is decided with the leaver it has to learn, while it still counts as one who is told.
+  // The leaving rank must learn what is decided with it, while it still receives messages.
   coordinate();
 }
 
@@ -140,7 +140,7 @@ bool Negotiation::close() {
 std::set<int> Negotiation::leave(const Status& why) {
   said_goodbye_ = true;
   finish(std::exchange(held_removals_, {}), why);
-  // What was announced may be decided already, and then the others wait for this rank's part in it.
+  // Some announced entries may be decided already; then the other ranks wait for this rank's part.
   std::set<int> undecided;
   for (auto& [id, set] : sets_) {
     if (set->leave(why)) undecided.insert(set->set().coordinator_rank());

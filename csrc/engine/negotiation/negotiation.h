@@ -1,13 +1,13 @@
-// How ranks agree on what they all do, and in which order, as one rank sees it: all its process sets, and how they change.
+// One rank's part in the agreement on what all ranks do and in which order: for all its process sets, and for changes of them.
 // Thread: one at a time. Owns: the process sets, and this rank's entries until they are agreed. Blocks: never.
 // Throws: Error(Internal) on messages that no correct rank sends, and what the effects throw.
 //
-// A machine apart from transport and threads: entries and messages go in, and what is to be done comes out through Effects, in
-// its order. Where members share memory they agree through a port, an Agreement. Its digest tells states apart.
+// A machine without transport and threads. Entries and messages go in; actions come out through Effects, in order. Members that
+// share memory agree through a port, an Agreement. The digest tells states apart.
 //
-// It cannot be copied: callers share its entries, by their completions, and other members its ports, so that a copy of it alone would
-// be a copy of nothing. Who wants a state again makes new machines and repeats what led there. In the tests, where a way is some
-// twenty steps long, that takes 75 µs a state (negotiation_explored.cc).
+// A Negotiation cannot be copied: it shares its entries with callers (through their completions) and its ports with other
+// members. A test that wants to return to a state makes new machines and repeats the steps that led to the state. For some twenty
+// steps this takes 75 µs a state (negotiation_explored.cc).
 //
 //   what callers ask ---------> admit() --------+
 //   what another rank says ---> hear() ---------+--> Effects: send, ring, execute, finish, add_set, remove_set
@@ -35,19 +35,18 @@ class Negotiation {
     int rank = 0;
     std::size_t fusion_threshold = 0;
     std::size_t cache_capacity = 0;
-    bool join_refuses_others = false;  // while members have joined, allreduce alone runs
-    bool agreement_is_barrier =
-        false;  // all members have come to it, which is all there is to a barrier
+    bool join_refuses_others = false;   // while members have joined, only allreduces are allowed
+    bool agreement_is_barrier = false;  // a barrier is done when all members have reached it
   };
 
-  // Begins with the set of all ranks. effects and counters outlive it.
+  // Begins with the set of all ranks. `effects` and `counters` must outlive the Negotiation.
   Negotiation(const Settings& settings, int ranks, Regions regions, Counters& counters,
               Effects& effects);
 
   // --- what this rank asks ---
-  // Takes the entry; one that must not be asked for ends at once.
+  // Takes the entry. An entry that the set refuses ends at once.
   void admit(Entry& entry);
-  // Announces it, decides where this rank coordinates, and does what is agreed. True if anything happened.
+  // Announces entries, decides where this rank coordinates, and executes what is agreed. Returns true if anything happened.
   bool advance();
 
   // --- what others say ---
@@ -56,28 +55,28 @@ class Negotiation {
   void hear(int source, Verdict message);
 
   // --- how ranks end ---
-  // A rank is about to leave: what it took part in comes before that.
+  // A rank is about to leave. First executes all that the rank took part in.
   void catch_up();
   void left(int rank, const base::Status& why);
-  // Before this rank leaves: nothing that it has announced in memory may be agreed any more. False: to be tried again.
+  // Called before this rank leaves: nothing that it has announced in memory may become complete any more. False: call it again.
   bool close();
-  // It leaves. Gives the coordinators that may still decide what it has asked for.
+  // This rank leaves. Returns the coordinators that may still decide operations that this rank asked for.
   std::set<int> leave(const base::Status& why);
-  // What this rank, having left, still waits for of this coordinator is never decided.
+  // This rank has left. `coordinator` will not decide the operations that this rank still waits for: they end with `why`.
   void fail_undecided(int coordinator, const base::Status& why);
-  // This rank fails. Its users are told so of all that it has asked for; the port closes, so that no other rank completes any of it
-  // later.
+  // This rank fails. All its unfinished entries end with the failure. The port closes, so that no other rank completes one of
+  // them later.
   void abandon();
-  // Ends all that is not agreed.
+  // Ends all entries that are not agreed.
   void end_all(const base::Status& why);
 
   // --- questions ---
   bool has_pending() const;
   bool tries_again() const;
-  // Do all ranks of the job agree in memory?
+  // Do all ranks of the job agree in shared memory?
   bool agrees_in_memory() const { return agrees_in_memory_; }
   bool has_joined(SetId set) const;
-  // Does this rank wait for the set's removal? Then it asks for nothing more there.
+  // Does this rank wait for the set's removal? Then it submits nothing more to the set.
   bool is_removing(SetId set) const;
   const SetNegotiation* find(std::int32_t set) const;
   // Calls visit(const SetNegotiation&).
@@ -85,16 +84,16 @@ class Negotiation {
   void for_each_set(Visit visit) const {
     for (const auto& [id, set] : sets_) visit(*set);
   }
-  // Removals that wait until what this rank has in flight on the set has ended.
+  // Removals that this rank holds back until its operations on the set have ended.
   const std::vector<Entry>& held_removals() const { return held_removals_; }
-  // Tells states apart that may go on differently. The port's state is not in it.
+  // Differs for states that may continue differently. Does not include the port's state.
   std::uint64_t digest() const;
 
  private:
   friend class SetNegotiation;
 
   SetNegotiation* find(SetId id);
-  // Visits every set; a visit may add and remove others.
+  // Visits every set. A visit may add and remove other sets.
   template <typename Visit>
   void visit_sets(Visit visit) {
     for (auto at = sets_.begin(); at != sets_.end();) {
@@ -103,7 +102,7 @@ class Negotiation {
       at = sets_.upper_bound(id);
     }
   }
-  // Keeps a message for a set that this rank is about to learn of; one for a set that is gone is dropped.
+  // Keeps a message for a set that this rank does not know yet. Drops a message for a removed set.
   template <typename Content>
   void keep_for_later(int source, Content message);
   template <typename Content>
@@ -113,16 +112,16 @@ class Negotiation {
 
   // --- for its sets ---
   bool has_left(int rank) const { return left_[static_cast<std::size_t>(rank)]; }
-  // Sends to a rank that is there, or hands the message to this rank's own.
+  // Sends to a rank that has not left. A message to this rank itself is handled at once.
   template <typename Content>
   void deliver(int rank, Content message);
-  // Those without a request are not ours.
+  // Entries without a request belong to no caller of this rank.
   void finish(std::span<const Entry> entries, const base::Status& status);
 
   base::Status refusal(const SetNegotiation* set, const Request& request) const;
 
   // --- changes of sets (set_changes.cc) ---
-  // An agreed operation that moves no data but changes process sets, or ends a join.
+  // Carries out an agreed operation that moves no data: a change of process sets, or the end of a join.
   void settle(const Response& response, Entry& entry);
   void handle_early(std::uint32_t epoch);
   SetId create_set(std::vector<int> members);
@@ -139,7 +138,7 @@ class Negotiation {
   Regions regions_;
   std::map<std::int32_t, std::unique_ptr<SetNegotiation>> sets_;
   bool agrees_in_memory_ = false;
-  bool asked_for_staging_ = false;  // the set of all ranks has
+  bool asked_for_staging_ = false;  // by this rank, for the set of all ranks
   bool said_goodbye_ = false;
   std::vector<bool> left_;  // by rank
   std::uint32_t last_epoch_ = 0;

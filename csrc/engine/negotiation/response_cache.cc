@@ -17,7 +17,7 @@ const ResponsePtr& ResponseCache::at(std::uint32_t slot) const {
 
 std::string ResponseCache::put(std::uint32_t slot, ResponsePtr response, RequestPtr mine) {
   if (slot >= lines_.size()) lines_.resize(slot + 1);
-  Line& line = lines_[slot];
+  KnownResponse& line = lines_[slot];
   std::string lost;
   if (line.response && line.response->request->name != response->request->name) {
     lost = line.response->request->name;

@@ -1,10 +1,11 @@
-// What a member remembers of agreed operations, so that repeating one takes a slot number instead of a full Request.
-// Thread: the holder of the progress token. Owns: its lines. Blocks: no. Throws: Error(Internal) on a slot never filled.
+// What a member remembers of agreed operations: to repeat one, it sends a slot number instead of a full Request.
+// Thread: the holder of the progress token. Owns: its known responses. Blocks: no. Throws: Error(Internal) on a slot that was
+// never filled.
 //
-// The coordinator assigns slots and decides what is replaced; members only follow its responses, which all of them process
-// in one order, so a slot means the same everywhere as of the same response sequence number. A member tells that number with
-// its slots; the coordinator ignores a slot that was refilled later than that, and the member, seeing the line replaced while
-// its announcement was under way, announces again in full (SetNegotiation::remember).
+// The coordinator assigns slots and decides which of them it replaces. Members follow its responses, and all process them in one
+// order. So a slot means the same on every member as of the same response list. A member sends that list's number together with
+// its slots. The coordinator ignores a slot that it refilled after that list. A member that sees the slot replaced while its
+// announcement is under way announces again in full (SetNegotiation::remember).
 #pragma once
 
 #include <cstdint>
@@ -20,20 +21,20 @@ namespace hvdlite::engine {
 
 class ResponseCache {
  public:
-  // The slot under which this very request, as this rank last made it, was agreed.
+  // The slot of exactly this request, as this rank last made it.
   std::optional<std::uint32_t> find(const Request& request) const;
   const ResponsePtr& at(std::uint32_t slot) const;
-  // Fills the slot; mine is what this rank asked (null if it had joined). Returns the name that lost its line, or "".
+  // Fills the slot. mine: what this rank asked for (null if it had joined). Returns the name that lost its slot, or "".
   std::string put(std::uint32_t slot, ResponsePtr response, RequestPtr mine);
 
   void add_to(base::Hasher& hasher) const;
 
  private:
-  struct Line {
+  struct KnownResponse {
     ResponsePtr response;
     RequestPtr mine;
   };
-  std::vector<Line> lines_;
+  std::vector<KnownResponse> lines_;
   std::unordered_map<std::string, std::uint32_t> by_name_;
 };
 

@@ -1,4 +1,4 @@
-// Negotiation of operations that move no data but change process sets, or end a join (the rest is negotiation.cc).
+// Negotiation of operations that move no data: changes of process sets, and the end of a join. The rest is in negotiation.cc.
 
 #include <algorithm>
 #include <utility>
@@ -13,7 +13,7 @@ using base::Status;
 
 namespace {
 
-// Ids are part of message tags, so there is a limit to how many sets live at once.
+// Message tags contain set ids, so the number of sets at a time is limited.
 constexpr std::size_t kMaxSets = 1024;
 
 }  // namespace
@@ -40,11 +40,11 @@ void Negotiation::settle(const Response& response, Entry& entry) {
     if (mine) entry.completion->value = id.id;
   }
   if (mine) finish({&entry, 1}, status);
-  // Last, for a message that cannot be followed ends this engine, and what has been decided has to end before.
+  // This is the last step: a bad early message fails this engine, and what has been decided must end before that.
   if (created != 0) handle_early(created);
 }
 
-// What came for a set of this epoch before this rank knew of it.
+// Handles messages that came for a set of this epoch before this rank knew the set.
 void Negotiation::handle_early(std::uint32_t epoch) {
   auto early = early_.extract(epoch);
   if (early.empty()) return;
@@ -90,11 +90,11 @@ void Negotiation::remove_set(std::int32_t id) {
   free_set_ids_.push_back(id);
 }
 
-// A rank agrees to the removal of a set when all that it has submitted there has ended, and submits nothing more to it. Otherwise
-// one member could learn of the removal before, another after an operation was agreed, and wait for ever for the first.
+// This rank agrees to a set's removal when all its operations on the set have ended, and submits nothing more to the set.
+// Otherwise one member could follow the removal, while another waited for ever for an operation that both had agreed on.
 bool Negotiation::hold_removal(Entry& entry) {
   const auto found = sets_.find(entry.request->root);
-  if (found == sets_.end()) return false;  // another thread was faster
+  if (found == sets_.end()) return false;  // another thread removed it first
   SetNegotiation& set = *found->second;
   set.removing(true);
   if (!set.has_pending() && effects_.idle(set.set().id)) return false;
@@ -102,14 +102,15 @@ bool Negotiation::hold_removal(Entry& entry) {
   return true;
 }
 
-// True if any of those held need not be any more.
+// Returns true if some removal need not be held back any more.
 bool Negotiation::resume_removals() {
   const std::size_t held = held_removals_.size();
   for (Entry& entry : std::exchange(held_removals_, {})) admit(entry);
   return held_removals_.size() != held;
 }
 
-// One that failed for all ranks while this one held it back (a deadlock, say). Without a request if there is none of that name.
+// Takes a removal that failed for all ranks (a deadlock, say) while this rank held it back. Returns an entry without a request if
+// there is none.
 Entry Negotiation::take_held_removal(SetId set, const std::string& name) {
   const auto held = std::ranges::find_if(held_removals_, [&](const Entry& entry) {
     return entry.request->set == set && entry.request->name == name;
@@ -120,8 +121,8 @@ Entry Negotiation::take_held_removal(SetId set, const std::string& name) {
   return entry;
 }
 
-// At the first operation on GPU memory of the set of all ranks, which comes at the same place among all changes of sets, on all
-// ranks. (Of other sets' those who are no members know nothing.)
+// Called at the first operation on GPU memory of the set of all ranks. This place among the changes of sets is the same on all
+// ranks. For other sets there is no such place, because ranks outside a set do not see its operations.
 void Negotiation::share_staging() {
   if (std::exchange(asked_for_staging_, true)) return;
   const ProcessSet& all = find(0)->set();

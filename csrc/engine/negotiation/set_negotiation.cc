@@ -43,7 +43,7 @@ void SetNegotiation::admit(Entry& entry) {
   if (port_ && entry.request->kind == OpKind::kJoin) {
     joins_ = true;
     pending_.emplace(kJoinName, Pending{std::move(entry)});
-  } else if (!port_ || !accord_.admit(entry)) {
+  } else if (!port_ || !local_units_.admit(entry)) {
     await_decision(std::move(entry));
   }
 }
@@ -74,7 +74,7 @@ void SetNegotiation::announce_pending() {
   tells_closing_ = false;
   for (const std::string& name : std::exchange(to_announce_, {})) {
     const auto found = pending_.find(name);
-    // A name may be there twice: of an operation that has ended meanwhile, and of the next one under that name.
+    // Two operations may have had this name: one that has ended, and the next one.
     if (found == pending_.end() || found->second.announced) continue;
     Pending& pending = found->second;
     pending.announced = true;
@@ -121,14 +121,14 @@ void SetNegotiation::follow(const ResponseList& list) {
   ++seen_;
   came_last(list.last, list.decisions.size());
   std::vector<ResponsePtr> responses;
-  std::vector<Agreed> agreed;
+  std::vector<AgreedOperation> agreed;
   responses.reserve(list.decisions.size());
   agreed.reserve(list.decisions.size());
   for (const Decision& decision : list.decisions) {
     const ResponsePtr& response = responses.emplace_back(remember(decision));
     const bool failed = !response->error.ok();
     agreed.push_back({response->request, response->contributors, failed, response->divisor});
-    if (port_) await_decisions(accord_.withdraw(*response->request, failed));
+    if (port_) await_decisions(local_units_.withdraw(*response->request, failed));
     if (!failed) check_mine(*response);
   }
   for (const std::vector<std::uint32_t>& places :
@@ -139,7 +139,7 @@ void SetNegotiation::follow(const ResponseList& list) {
   }
 }
 
-// Keeps this rank's response cache in step with the coordinator's, and gives the full response.
+// Updates this rank's response cache as the coordinator updates its own, and returns the full response.
 ResponsePtr SetNegotiation::remember(const Decision& decision) {
   if (decision.hit) return cache_.at(static_cast<std::uint32_t>(decision.response->slot));
   const Response& response = *decision.response;
@@ -151,7 +151,7 @@ ResponsePtr SetNegotiation::remember(const Decision& decision) {
       mine != pending_.end() && mine->second.announced ? mine->second.entry.request : nullptr);
   const auto replaced = pending_.find(lost);
   if (!lost.empty() && replaced != pending_.end() && replaced->second.by_slot) {
-    // Our announcement by slot crossed the replacement of that slot: the coordinator ignored it.
+    // This rank announced by a slot that the coordinator replaced meanwhile. The coordinator ignored the announcement.
     replaced->second.announced = false;
     replaced->second.by_slot = false;
     to_announce_.push_back(lost);
@@ -159,8 +159,8 @@ ResponsePtr SetNegotiation::remember(const Decision& decision) {
   return decision.response;
 }
 
-// Before anything is done for it: does the decision fit what this rank asked for? The memory of its tensors is as large as its own
-// request says.
+// Does the decision fit what this rank asked for? Checked before execution, because the memory of its tensors has the size of its
+// own request.
 void SetNegotiation::check_mine(const Response& response) const {
   const auto found = pending_.find(response.request->name);
   check_fits(response, found != pending_.end() ? &found->second.entry : nullptr, has_joined(),
@@ -170,22 +170,22 @@ void SetNegotiation::check_mine(const Response& response) const {
   }
 }
 
-// Some of the entries are not this rank's: has it joined, or did a list name an operation twice?
+// Some entries have no request on this rank. Has this rank joined, or does the list name an operation twice?
 void SetNegotiation::check_absence(const Response& first, std::span<const Entry> entries) {
   try {
     check_fits(first, nullptr, has_joined(), *set_.members, set_.index);
   } catch (const base::Error& error) {
-    all_.finish(entries, {error.code(), error.what()});  // no table holds them
+    all_.finish(entries, {error.code(), error.what()});  // no table holds these entries
     throw;
   }
 }
 
-// Does this rank take part in what it has not asked for?
+// Has this rank joined, so that it takes part without having asked?
 bool SetNegotiation::has_joined() const {
   return pending_.contains(kJoinName) || all_.said_goodbye_;
 }
 
-// Without a request if it is not ours: this rank has joined, or an error concerns an operation it never submitted.
+// Returns an entry without a request if this rank did not ask: it has joined, or the error concerns another rank's operation.
 Entry SetNegotiation::take_entry(const std::string& name) {
   const auto found = pending_.find(name);
   if (found == pending_.end()) return all_.take_held_removal(set_.id, name);
@@ -195,12 +195,12 @@ Entry SetNegotiation::take_entry(const std::string& name) {
   return entry;
 }
 
-// Only allreduces without error are fused; the rest, all that need more of the response, come by themselves.
+// Only allreduces without error are fused. All other kinds need more of the response and run alone.
 void SetNegotiation::follow_fused(const ResponsePtr& first, FusedOp fused) {
   std::vector<Entry> entries;
   entries.reserve(fused.parts.size());
   bool all_mine = true;
-  for (const Agreed& part : fused.parts) {
+  for (const AgreedOperation& part : fused.parts) {
     entries.push_back(take_entry(part.request->name));
     all_mine = all_mine && entries.back().request;
   }
@@ -221,7 +221,7 @@ void SetNegotiation::execute(FusedOp fused, std::vector<Entry> entries) {
   all_.effects_.execute(set_.id, std::move(fused), std::move(entries));
 }
 
-// The members are about to agree on so many operations, as this member has come to ask for them; -1: nobody has.
+// This many operations are agreed because `member` has asked for them; -1: no member has.
 void SetNegotiation::came_last(int member, std::size_t operations) {
   if (set_.size() == 1 || member < 0) return;
   HVD_CHECK(member < set_.size());
@@ -258,7 +258,7 @@ bool SetNegotiation::leave(const Status& why) {
 }
 
 std::vector<Entry> SetNegotiation::take_pending() {
-  std::vector<Entry> entries = accord_.take_all();
+  std::vector<Entry> entries = local_units_.take_all();
   for (auto& [name, pending] : std::exchange(pending_, {})) {
     entries.push_back(std::move(pending.entry));
   }

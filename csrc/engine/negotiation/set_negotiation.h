@@ -1,8 +1,9 @@
-// How the members of one process set agree, as one of them does it: what of this rank is not agreed; and on the set's first member
-// the coordinator's part (coordination.cc). What can be is agreed through a port in memory (accord.cc), the rest in messages
-// (set_negotiation.cc).
+// One member's part in the agreement of one process set. It holds this rank's entries that are not agreed. On the set's first
+// member it also holds the coordinator (coordination.cc). Members agree through a port in memory where they can (local_units.cc),
+// and otherwise in messages (set_negotiation.cc).
 // Thread: the holder of the progress token. Owns: this rank's entries until they are agreed, and on the first member the
-// Coordinator. Blocks: no. Throws: Error(Internal) on what no correct member sends, and what the effects throw.
+// Coordinator.
+// Blocks: no. Throws: Error(Internal) on messages that no correct member sends, and what the effects throw.
 #pragma once
 
 #include <deque>
@@ -13,9 +14,9 @@
 #include <vector>
 
 #include "engine/model/request.h"
-#include "engine/negotiation/accord.h"
 #include "engine/negotiation/coordinator.h"
 #include "engine/negotiation/effects.h"
+#include "engine/negotiation/local_units.h"
 #include "engine/negotiation/response_cache.h"
 
 namespace hvdlite::engine {
@@ -24,22 +25,22 @@ class Negotiation;
 
 class SetNegotiation {
  public:
-  // all: the rank's sets, among which this is one. port: through which the members agree; null: by messages only.
+  // all: the sets of this rank; this object is one of them. port: through which the members agree; null: by messages only.
   SetNegotiation(Negotiation& all, ProcessSet set, std::unique_ptr<Agreement> port);
 
   const ProcessSet& set() const { return set_; }
 
   // --- what this rank asks ---
-  // Why it must not be asked for, if so.
+  // Why the set refuses this request; ok if it does not.
   base::Status refusal(const Request& request) const;
   // Takes the entry.
   void admit(Entry& entry);
-  // This rank has asked that the set be removed, and submits no more to it.
+  // This rank has asked for the set's removal, and submits nothing more to it.
   void removing(bool being_removed) { being_removed_ = being_removed; }
   bool is_being_removed() const { return being_removed_; }
-  // Announces what is to be announced, and does what is agreed in memory. True if anything happened.
+  // Announces waiting entries, and executes what is agreed in memory. Returns true if anything happened.
   bool announce();
-  // The coordinator's: sends what is decided. True if anything was.
+  // The coordinator sends its decisions. Returns true if there were any.
   bool coordinate() { return attentive_ && send_decided(); }
 
   // --- what others say ---
@@ -48,41 +49,41 @@ class SetNegotiation {
   void hear(Verdict message);
 
   // --- endings ---
-  // Does what has been agreed in memory.
+  // Executes what is agreed in memory.
   void catch_up();
-  // This rank leaves: nothing that it has announced in memory may be agreed any more. False: to be tried again.
+  // Called before this rank leaves: nothing that it has announced in memory may become complete any more. False: call it again.
   bool close();
-  // This rank fails: the same, though it has not read what was agreed.
+  // Called when this rank fails: the same as close(), although this rank has not read the whole log.
   void abandon();
-  // A rank takes part in nothing more.
+  // Rank `rank` takes part in nothing more.
   void left(int rank, const base::Status& why);
-  // This rank leaves. What no other has heard of cannot be decided any more, and ends with this; all else, too, where nothing is
-  // decided for it. True if the coordinator may still decide something of it.
+  // This rank leaves. Entries that no other rank has heard of end with `why`, and so do all others if no coordinator decides for
+  // them. Returns true if the coordinator may still decide some of them.
   bool leave(const base::Status& why);
-  // Of what this rank has asked for here and is not agreed.
+  // Fails this rank's entries that are not agreed.
   void fail_pending(const base::Status& why);
   std::vector<Entry> take_pending();
 
   // --- questions ---
-  bool has_pending() const { return !pending_.empty() || accord_.has_entries(); }
+  bool has_pending() const { return !pending_.empty() || local_units_.has_entries(); }
   bool has_joined() const;
   bool agrees_in_memory() const { return port_ != nullptr; }
-  // Something could not be done because another rank was at it.
+  // Must this rank try again, because another rank held the lock?
   bool tries_again() const { return try_again_; }
-  // Calls visit(const Entry&) for all that is not agreed.
+  // Calls visit(const Entry&) for each entry that is not agreed.
   template <typename Visit>
   void for_each_pending(Visit visit) const {
     for (const auto& [name, pending] : pending_) visit(pending.entry);
-    accord_.for_each(visit);
+    local_units_.for_each(visit);
   }
   template <typename Visit>
   void for_each_announced_in_memory(Visit visit) const {
-    accord_.for_each_announced(visit);
+    local_units_.for_each_announced(visit);
   }
   void add_to(base::Hasher& hasher) const;
 
  private:
-  // An entry of this rank that goes by message.
+  // An entry of this rank that waits for the coordinator's decision.
   struct Pending {
     Entry entry;
     bool announced = false;
@@ -102,7 +103,7 @@ class SetNegotiation {
   void came_last(int member, std::size_t operations);
   void execute(FusedOp fused, std::vector<Entry> entries);
 
-  // --- the port (accord.cc) ---
+  // --- the port (local_units.cc) ---
   bool agree();
   bool begin();
   bool announce_join();
@@ -111,16 +112,16 @@ class SetNegotiation {
   bool after_reading(Try try_step);
   bool read();
   bool read(std::vector<Entry>& taken);
-  void carry_out(const Agreement::Entry& entry, std::vector<Agreed>& agreed,
+  void carry_out(const Agreement::LogEntry& entry, std::vector<AgreedOperation>& agreed,
                  std::vector<Entry>& taken);
-  void take_agreed(const Agreement::Entry& entry, std::vector<Agreed>& agreed,
+  void take_agreed(const Agreement::LogEntry& entry, std::vector<AgreedOperation>& agreed,
                    std::vector<Entry>& taken);
-  Agreed agreed_in_memory(const RequestPtr& request, int contributors) const;
-  void fuse_and_execute(std::vector<Agreed> agreed, std::vector<Entry> entries);
+  AgreedOperation agreed_in_memory(const RequestPtr& request, int contributors) const;
+  void fuse_and_execute(std::vector<AgreedOperation> agreed, std::vector<Entry> entries);
   void wake_members();
 
   // --- the coordinator's (coordination.cc) ---
-  // Something has come that the coordinator may have to act on.
+  // The coordinator has to look: something has come.
   void attend() { attentive_ = coordinator_ != nullptr; }
   bool has_nothing_left() const;
   bool send_decided();
@@ -133,28 +134,27 @@ class SetNegotiation {
   Negotiation& all_;
   const ProcessSet set_;
   const std::unique_ptr<Agreement> port_;
-  Accord accord_;
-  std::uint64_t seen_ = 0;  // response lists processed
+  LocalUnits local_units_;
+  std::uint64_t seen_ = 0;  // number of response lists that this member has processed
   ResponseCache cache_;
   std::unordered_map<std::string, Pending> pending_;
   std::vector<std::string> to_announce_;  // names in pending_
-  base::Status broken_;  // the coordinator has left: nothing can be agreed any more
+  base::Status broken_;  // not ok after the coordinator has left: nothing can be agreed any more
   bool being_removed_ = false;
   bool try_again_ = false;
-  bool joins_ = false;              // join was called here, and has not been announced
-  std::deque<ResponseList> lists_;  // whose place in the log has not been reached
-  // Times that the log has said here that the port was closed, and whether the coordinator has still to hear of the last one.
+  bool joins_ = false;  // a thread of this rank called join, and it is not announced yet
+  std::deque<ResponseList> lists_;  // lists that have come before their place in the log
+  // How often the log has told this member that the port was closed; and must it still tell the coordinator of the last time?
   std::uint64_t closings_ = 0;
   bool tells_closing_ = false;
 
-  // On the set's first member.
+  // Null except on the set's first member.
   std::unique_ptr<Coordinator> coordinator_;
-  bool attentive_ =
-      false;  // it may have something to do; in steps that are all agreed in memory it has not
-  // Keys that it has begun to count, and not decided; and must the port be closed?
+  bool attentive_ = false;  // it may have something to do; false in steps that are agreed in memory
+  // Keys that the coordinator counts but has not decided; and must the port be closed?
   Agreement::Upkeep upkeep_;
-  // How many closings each member has told, and verdicts that wait until all have told the last one. What was announced in memory
-  // has then come in messages.
+  // How many closings each member has reported; and verdicts that wait until all members have reported the last one. By then all
+  // that was announced in memory has come in messages.
   std::vector<std::uint64_t> closings_of_;
   std::vector<Verdict> verdicts_;
 };

@@ -17,7 +17,7 @@ using base::ReduceOp;
 using base::reduces;
 using base::Status;
 
-// Names of dtypes that the engine has no code for, by which it finds them again in `Request::layout`; others have a number.
+// Names of dtypes without an engine code. `Request::layout` identifies them by a hash of the name; other dtypes have a number.
 constexpr const char* kOtherDTypes[] = {"float8_e4m3fn",
                                         "float8_e5m2",
                                         "float8_e8m0fnu",
@@ -79,15 +79,15 @@ std::string group_of(const Request& request) {
          std::to_string(request.group_size) + " of group '" + request.group + "'";
 }
 
-// A field that must agree: what it is called, how it reads, and what a user does about a difference.
-struct Field {
+// A field that must agree: its name, its text, and the remedy for a difference.
+struct ComparedField {
   const char* name;
   bool (*applies)(OpKind kind);
   std::string (*text)(const Request& request);
   const char* remedy;
 };
 
-constexpr std::array<Field, 11> kFields = {{
+constexpr std::array<ComparedField, 11> kFields = {{
     {"kind of operation", [](OpKind) { return true; },
      [](const Request& r) { return std::string(base::name_of(r.kind)); },
      "call the same operation on every rank or use different names"},
@@ -122,7 +122,7 @@ constexpr std::array<Field, 11> kFields = {{
 }};
 
 // "" if all agree, otherwise "float32 on ranks 0-2, float16 on rank 3".
-std::string differences(const Field& field, const std::vector<RequestPtr>& requests,
+std::string differences(const ComparedField& field, const std::vector<RequestPtr>& requests,
                         const std::vector<int>& members) {
   std::vector<std::pair<std::string, std::vector<int>>> values;
   for (std::size_t i = 0; i < requests.size(); ++i) {
@@ -144,7 +144,7 @@ std::string differences(const Field& field, const std::vector<RequestPtr>& reque
 
 Status check(const std::vector<RequestPtr>& requests, const std::vector<int>& members,
              const Request& first) {
-  for (const Field& field : kFields) {
+  for (const ComparedField& field : kFields) {
     if (!field.applies(first.kind)) continue;
     const std::string text = differences(field, requests, members);
     if (!text.empty()) {
@@ -189,7 +189,7 @@ std::vector<std::int64_t> collect_sizes(const std::vector<RequestPtr>& requests,
   return sizes;
 }
 
-// A disagreement about the arena is none: what lies in one can be reduced like any other memory.
+// Members may differ in whether their tensor lies in an arena: an allreduce treats it as ordinary memory then.
 bool in_one_arena(const std::vector<RequestPtr>& requests, const Request& first) {
   return std::all_of(requests.begin(), requests.end(), [&](const RequestPtr& r) {
     return r && r->arena == first.arena && r->arena_offset == first.arena_offset;

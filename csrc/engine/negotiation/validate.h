@@ -1,5 +1,5 @@
 // Do the members of a process set ask for the same thing? Pure functions: no I/O, no state.
-// Thread: any. Owns: nothing. Blocks: no. Throws: nothing; a disagreement is the Response's error.
+// Thread: any. Owns: nothing. Blocks: no. Throws: nothing; the Response carries the error.
 #pragma once
 
 #include <vector>
@@ -8,12 +8,12 @@
 
 namespace hvdlite::engine {
 
-// requests[i] is what member i (global rank members[i]) asked; null means that it has joined. At least one is not null.
-// The result carries what all agreed on, or one error text, the same for every rank, that names operation, tensor, process
-// set, what differs on which ranks, and the remedy.
+// requests[i] is the request of member i (global rank members[i]); null: the member has joined. At least one is not null. The
+// result carries what all agreed on, or one error text, the same for every rank. The text names the operation, the tensor, the
+// process set, the differences by rank, and the remedy.
 Response validate(const std::vector<RequestPtr>& requests, const std::vector<int>& members);
 
-// As in Horovod, where ranks have joined that have not asked: not ok for what is no allreduce, for all ranks. Arguments as above.
+// As in Horovod: not ok if some ranks have joined without having asked, and the operation is no allreduce. Arguments as above.
 base::Status refuse_without_joined(const std::vector<RequestPtr>& requests,
                                    const std::vector<int>& members);
 

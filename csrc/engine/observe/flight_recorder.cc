@@ -47,7 +47,7 @@ void FlightRecorder::reached(std::uint64_t number, Stage stage) {
   if (capacity_ == 0) return;
   Record& record = ring_[number % capacity_];
   std::uint64_t word = record.word.load(std::memory_order_relaxed);
-  if (word / kStages != number) return;  // overwritten by a later one
+  if (word / kStages != number) return;  // a later operation has overwritten the record
   const std::uint64_t next = number * kStages + static_cast<std::uint64_t>(stage);
   if (record.word.compare_exchange_strong(word, next, std::memory_order_relaxed)) {
     record.last.store(time_.coarse_now(), std::memory_order_relaxed);

@@ -1,10 +1,10 @@
-// The last N operations of this rank and how far each came, printed when something fails.
+// Records the last N operations of this rank and the stage that each reached. The engine prints them when something fails.
 // Thread: any. Owns: the records. Blocks: no. Throws: nothing.
 //
-// Record n lies in place n modulo N. Submitting takes a lock, for what has to change together; reaching a stage takes none:
-// number and stage are one word, which only changes if it still holds the operation's number. So a stage costs nothing if its
-// record is overwritten already, as most are while thousands of operations are in flight. Times are those of a coarse clock,
-// which is some milliseconds off.
+// Record n lies in place n modulo N. A submission takes a lock, because several fields change together. A stage takes none:
+// number and stage are one word, and the word changes only if it still holds the operation's number. So a stage of an overwritten
+// record costs nothing, and most are overwritten while thousands of operations are in flight. Times come from a coarse clock,
+// which is exact to some milliseconds.
 #pragma once
 
 #include <atomic>
@@ -23,24 +23,24 @@ class FlightRecorder {
  public:
   struct Settings {
     std::size_t capacity = 0;
-    std::string folder;  // for the files of `report`; empty: none
+    std::string folder;  // for the files of report(); empty: no files
     int rank = 0;
   };
   FlightRecorder(Settings settings, base::TimeSource time);
 
   enum class Stage : std::uint8_t { kSubmitted, kAnnounced, kAgreed, kStarted, kDone, kFailed };
-  // Numbers the entries: their completions' `record`, also their number in log lines.
+  // Numbers the entries. The number is their completions' `record`, and appears in log lines.
   void submitted(std::span<const Entry> entries);
   void reached(std::uint64_t number, Stage stage);
-  // The number given out last; 0: none.
+  // The last number given to an operation; 0: none.
   std::uint64_t newest() const {
     const std::lock_guard lock(mutex_);
     return next_ - 1;
   }
-  // A line of text for each operation that is remembered, oldest first.
+  // One line for each remembered operation, the oldest first.
   std::string text() const { return text(kEverything, 0); }
-  // What is printed when something fails: a line for each operation that has not ended; where there are none, for each of the
-  // last `ended` ones. Where that leaves some out, a file has them all, and the last line names it.
+  // The text to print when something fails: one line for each operation that has not ended; if there are none, one line for each
+  // of the last `ended` operations. If the text leaves operations out, a file has all of them, and the last line names the file.
   std::string report(std::size_t ended) const;
 
  private:
@@ -51,7 +51,7 @@ class FlightRecorder {
     base::Clock::time_point submitted;
     RequestPtr request;
   };
-  // skipped: the first so many of them are left out.
+  // skipped: leaves out this many of the oldest.
   std::string text(bool unended_only, std::uint64_t skipped) const;
 
   std::string in_flight(std::size_t ended) const;

@@ -11,9 +11,9 @@
 namespace hvdlite::engine {
 namespace {
 
-// More than a step of any model; beyond it, the disk is too slow.
+// More events than a step of any model makes. If this many wait, the disk is too slow.
 constexpr std::size_t kMostQueued = std::size_t{1} << 17;
-// What is noted can be read from the file after about this time.
+// An event is in the file after about this time.
 constexpr std::chrono::milliseconds kPause{50};
 
 }  // namespace
@@ -48,7 +48,7 @@ void Timeline::end() {
 }
 
 void Timeline::abandon() {
-  if (thread_.joinable()) thread_.detach();  // it does not exist here
+  if (thread_.joinable()) thread_.detach();  // the thread does not exist in a forked child
 }
 
 void Timeline::note(std::span<TimelineEvent> events) {
@@ -74,7 +74,7 @@ void Timeline::write_until_stopped() {
     {
       std::unique_lock lock(mutex_);
       wake_.wait(lock, [&] { return stopping_ || !queue_.empty(); });
-      // Lets a few more come: to write once is cheaper.
+      // Waits for a few more events: one large write is cheaper than several small ones.
       wake_.wait_for(lock, kPause, [&] { return stopping_; });
       events.clear();
       events.swap(queue_);
@@ -123,10 +123,10 @@ void Timeline::announcing() {
   note(event);
 }
 
-Timeline::Waiting::Waiting(Timeline& timeline, std::uint64_t number)
+Timeline::WaitSpan::WaitSpan(Timeline& timeline, std::uint64_t number)
     : timeline_(timeline), number_(number), since_(timeline.time_.now()) {}
 
-Timeline::Waiting::~Waiting() {
+Timeline::WaitSpan::~WaitSpan() {
   std::array<TimelineEvent, 1> event;
   event[0].kind = TimelineEvent::Kind::kWait;
   event[0].number = number_;

@@ -1,11 +1,12 @@
-// A trace of this rank's operations for Chrome's and Perfetto's viewers: what each waited for, and when its data moved.
+// A trace of this rank's operations for the viewers of Chrome and Perfetto: what each waited for, and when its data moved.
 // Thread: any. Owns: its queue, its thread, its file. Blocks: start and stop only. Throws: Error(InvalidArgument) from start.
 //
 //   callers, token holder ──► queue (one lock, a few stores) ──► writer thread: pairs of events become spans ──► file
 //
-// Whoever has an event looks first whether one is written: off, which is the normal case, it costs the load of one flag. On, nothing waits for the file: where the queue is full,
-// events are dropped and counted. The file ends with the closing bracket after every write, so it is valid JSON after a crash,
-// too. It is bounded: at half the limit it becomes FILE.old, in place of the one before, and a new one begins.
+// A caller that has an event first asks whether a trace is written. Usually none is, and then the question costs the load of one
+// flag. No caller waits for the file: if the queue is full, the timeline drops and counts events. After each write the file ends
+// with the closing bracket, so it is valid JSON even after a crash. Its size is bounded: at half the limit it becomes FILE.old,
+// replaces the earlier FILE.old, and a new file begins.
 #pragma once
 
 #include <atomic>
@@ -29,37 +30,38 @@ class Timeline {
  public:
   using Stage = FlightRecorder::Stage;
 
-  // on: it keeps this true while a file is written.
+  // on: the timeline keeps this true while it writes a file.
   Timeline(TimelineOwner owner, base::TimeSource time, std::atomic<bool>& on)
       : owner_(owner), time_(time), on_(on) {}
   ~Timeline() { stop(); }
   Timeline(const Timeline&) = delete;
   Timeline& operator=(const Timeline&) = delete;
 
-  // Begins a file, or another one. cycles: a mark whenever this rank announces operations.
+  // Begins a file. cycles: marks each time that this rank announces operations.
   void start(const std::string& path, std::size_t max_bytes, bool cycles);
-  // All that was noted until now is in the file when it returns.
+  // When it returns, the file has all events up to now.
   void stop();
 
-  // The entries have their numbers from the flight recorder.
+  // The flight recorder has numbered these entries.
   void submitted(std::span<const Entry> entries);
-  // Of entries that come to it together: with kStarted they are one FusedOp. Those without a request are not this rank's.
+  // These entries reach a stage together; with kStarted they are one FusedOp. An entry without a request belongs to no caller of
+  // this rank.
   void reached(std::span<const Entry> entries, Stage stage);
   void announcing();
-  // A caller waits, for as long as this object lives, for the operation of this number.
-  class Waiting {
+  // While this object lives, a caller waits for the operation of this number.
+  class WaitSpan {
    public:
-    Waiting(Timeline& timeline, std::uint64_t number);
-    ~Waiting();
-    Waiting(const Waiting&) = delete;
-    Waiting& operator=(const Waiting&) = delete;
+    WaitSpan(Timeline& timeline, std::uint64_t number);
+    ~WaitSpan();
+    WaitSpan(const WaitSpan&) = delete;
+    WaitSpan& operator=(const WaitSpan&) = delete;
 
    private:
     Timeline& timeline_;
     const std::uint64_t number_;
     const base::Clock::time_point since_;
   };
-  // In a forked child, where the writer does not exist.
+  // Called in a forked child, where the writer thread does not exist.
   void abandon();
 
  private:
@@ -73,7 +75,7 @@ class Timeline {
   std::atomic<bool> cycles_{false};
   std::atomic<std::uint32_t> fused_{0};
   std::mutex control_;  // one start or stop at a time
-  std::mutex mutex_;    // of what follows
+  std::mutex mutex_;    // for all members below
   std::condition_variable wake_;
   std::vector<TimelineEvent> queue_;
   std::uint64_t dropped_ = 0;

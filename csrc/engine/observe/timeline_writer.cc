@@ -20,7 +20,7 @@ using base::Clock;
 using Stage = FlightRecorder::Stage;
 
 constexpr const char* kEnd = "\n]\n";
-// Tensors with a lane of their own; a program that makes up names without end must not fill the memory.
+// The number of tensors with a lane of their own. It bounds memory for programs that make up new names without end.
 constexpr std::int32_t kMostLanes = 1 << 14;
 // Callers' lanes come first.
 constexpr std::int32_t kFirstTensorLane = 1000;
@@ -31,7 +31,7 @@ double microseconds_of(Clock::time_point time) {
 
 std::string number(double value) { return base::to_text(value, 3); }
 
-// As a JSON string, with its quotes.
+// The text as a JSON string, with its quotes.
 std::string quoted(const std::string& text) {
   std::string result = "\"";
   for (const char c : text) {
@@ -72,8 +72,8 @@ std::string arguments_of(const Request& request) {
 
 std::string caller_name(std::int32_t thread) { return "caller, thread " + std::to_string(thread); }
 
-// How long an operation was in a stage is a span of this name. In shared memory ranks agree without announcing first, and a small
-// tensor is done as soon as they have.
+// The name of the span between two stages. Ranks that share memory agree without a message, and a small tensor is done as soon as
+// they agree.
 std::string span_name(Stage stage, Stage next, const Request& request) {
   const std::string operation = upper_case(base::name_of(request.kind));
   switch (stage) {
@@ -126,7 +126,7 @@ void TimelineWriter::header() {
       std::to_string(static_cast<std::int64_t>(wall.count())) + "}}");
   add("{\"name\":\"process_sort_index\"," + pid +
       ",\"args\":{\"sort_index\":" + std::to_string(owner_.rank) + "}}");
-  // The clock is the host's since its start: ranks of one boot_id share it.
+  // The clock counts from the host's start. Ranks with one boot_id share it.
   add("{\"name\":\"hvdlite\"," + pid + ",\"args\":{\"rank\":" + std::to_string(owner_.rank) +
       ",\"size\":" + std::to_string(owner_.size) + ",\"host\":" + quoted(host_name()) +
       ",\"process\":" + std::to_string(getpid()) +
@@ -141,7 +141,7 @@ void TimelineWriter::add(const std::string& event) {
   text_ += event;
 }
 
-// What is in the file ends with the bracket; the next text begins where that stood.
+// The file's content ends with the bracket. The next text overwrites it.
 void TimelineWriter::flush() {
   if (file_ < 0 || text_.empty()) return;
   const std::size_t size = text_.size();
@@ -152,7 +152,7 @@ void TimelineWriter::flush() {
                                  static_cast<off_t>(written_ + done));
     if (wrote < 0 && errno == EINTR) continue;
     if (wrote <= 0) {
-      // The disk is full, say. What was there before is kept, and valid.
+      // The write failed, because the disk is full, say. The earlier content stays, and is valid.
       [[maybe_unused]] const int cut = ftruncate(file_, static_cast<off_t>(written_));
       [[maybe_unused]] const ssize_t end =
           pwrite(file_, kEnd, std::strlen(kEnd), static_cast<off_t>(written_));
@@ -166,7 +166,7 @@ void TimelineWriter::flush() {
   text_.clear();
 }
 
-// At every moment there is a valid file under the path.
+// At every moment there is a valid file at the path.
 void TimelineWriter::rotate() {
   close(file_);
   file_ = -1;
@@ -175,13 +175,13 @@ void TimelineWriter::rotate() {
   try {
     open_file(next);
   } catch (const base::Error&) {
-    return;  // the folder is gone, or no longer ours: the trace ends
+    return;  // the folder is gone, or not writable any more: the trace ends
   }
   header();
   flush();
   if (renameat2(AT_FDCWD, next.c_str(), AT_FDCWD, path_.c_str(), RENAME_EXCHANGE) == 0) {
     std::rename(next.c_str(), old.c_str());
-  } else {  // the file system cannot exchange
+  } else {  // the file system cannot exchange two files
     std::rename(path_.c_str(), old.c_str());
     std::rename(next.c_str(), path_.c_str());
   }
@@ -191,7 +191,7 @@ void TimelineWriter::write(const std::vector<TimelineEvent>& events, std::uint64
   if (file_ < 0) return;
   for (const TimelineEvent& event : events) {
     follow(event);
-    // Lines are about as long as this.
+    // The estimated length of a line.
     if (written_ + text_.size() > max_bytes_ / 2) {
       flush();
       if (file_ < 0) return;
@@ -264,7 +264,7 @@ void TimelineWriter::reach(Open& open, const TimelineEvent& event) {
     arguments += ",\"failed\":true";
   }
   if (open.stage == Stage::kSubmitted && event.stage == Stage::kDone) {
-    // Its data travelled with the agreement, or both were one step in shared memory.
+    // The data travelled with the agreement, or both happened in one step in shared memory.
     span(span_name(Stage::kAnnounced, Stage::kAgreed, *open.request), open.lane, open.since,
          event.time, "\"operation\":" + std::to_string(event.number));
   }

@@ -1,9 +1,9 @@
-// The file of a timeline: events become spans, spans become JSON in Chrome's trace event format.
-// Thread: one at a time. Owns: the file. Blocks: on the disk. Throws: Error(InvalidArgument) if the file cannot be made; a disk
-// that fills up later ends the trace, and the file says so.
+// The file of a timeline: turns events into spans, and spans into JSON of Chrome's trace event format.
+// Thread: one at a time. Owns: the file. Blocks: on the disk. Throws: Error(InvalidArgument) if the file cannot be made. If the
+// disk fills up later, the trace ends, and the file says so.
 //
-// A rank is a process of the trace and a tensor one of its threads, with the spans of docs/timeline.md one after the other. A
-// caller that waits has a thread of its own.
+// In the trace, a rank is a process and a tensor is one of its threads, with the spans of docs/timeline.md in sequence. A caller
+// that waits has a thread of its own.
 #pragma once
 
 #include <cstdint>
@@ -18,22 +18,22 @@
 
 namespace hvdlite::engine {
 
-// Whose trace it is.
+// The rank whose trace it is.
 struct TimelineOwner {
   int rank = 0;
   int size = 1;
 };
 
-// One thing that happened.
+// One event.
 struct TimelineEvent {
   enum class Kind : std::uint8_t { kSubmitted, kReached, kCycle, kWait };
   Kind kind = Kind::kReached;
   FlightRecorder::Stage stage = FlightRecorder::Stage::kSubmitted;
   std::int32_t thread = 0;        // of a wait: the caller's
-  std::uint32_t fused = 0;        // of kStarted: the number of the FusedOp
+  std::uint32_t fused = 0;        // of kStarted: number of the FusedOp
   std::uint64_t number = 0;       // of the operation
-  base::Clock::time_point time;   // when; of a wait: its end
-  base::Clock::time_point since;  // of a wait
+  base::Clock::time_point time;   // of a wait: its end
+  base::Clock::time_point since;  // of a wait: its begin
   RequestPtr request;             // of kSubmitted
 };
 
@@ -45,11 +45,11 @@ class TimelineWriter {
   TimelineWriter(const TimelineWriter&) = delete;
   TimelineWriter& operator=(const TimelineWriter&) = delete;
 
-  // dropped: events that came before these and are lost.
+  // dropped: the number of lost events before these.
   void write(const std::vector<TimelineEvent>& events, std::uint64_t dropped);
 
  private:
-  // An operation under way.
+  // An operation that has not ended.
   struct Open {
     RequestPtr request;
     FlightRecorder::Stage stage = FlightRecorder::Stage::kSubmitted;
@@ -77,11 +77,11 @@ class TimelineWriter {
   const TimelineOwner owner_;
   const base::TimeSource time_;
   int file_ = -1;
-  std::size_t written_ = 0;  // of the file, up to its closing bracket
+  std::size_t written_ = 0;  // length of the file without its closing bracket
   std::string text_;         // not written yet
   std::unordered_map<std::uint64_t, Open> open_;
-  std::map<std::string, std::int32_t> lanes_;     // by name
-  std::map<std::int32_t, std::int32_t> callers_;  // of threads that wait
+  std::map<std::string, std::int32_t> lanes_;     // of tensors, by name
+  std::map<std::int32_t, std::int32_t> callers_;  // lanes of threads that wait
   std::uint64_t dropped_ = 0;
 };
 

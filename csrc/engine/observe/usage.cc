@@ -39,7 +39,7 @@ std::int64_t BusyTime::nanoseconds(std::int64_t word, Time now) {
 Usage::Usage(int ranks, base::TimeSource time)
     : time_(time),
       ranks_(static_cast<std::size_t>(ranks)),
-      late_(std::make_unique<Late[]>(ranks_)) {}
+      late_(std::make_unique<LateTotals[]>(ranks_)) {}
 
 void Usage::taken(std::span<const Entry> entries, Time since) {
   move(entries, kNegotiating, since);
@@ -77,14 +77,14 @@ void Usage::move(std::span<const Entry> entries, Where to, std::optional<Time> s
 
 void Usage::came_last(int rank, std::size_t operations) {
   if (rank < 0 || static_cast<std::size_t>(rank) >= ranks_) return;
-  Late& late = late_[static_cast<std::size_t>(rank)];
+  LateTotals& late = late_[static_cast<std::size_t>(rank)];
   late.operations += static_cast<std::int64_t>(operations);
   const std::int64_t waited = BusyTime::nanoseconds(waiting_.word(), now());
   late.nanoseconds += waited - std::exchange(charged_, waited);
 }
 
 void Usage::moves(OpKind kind, std::size_t bytes, std::size_t ranks) {
-  std::size_t factor = 0;  // of bytes / ranks: what each rank's link has to carry at least
+  std::size_t factor = 0;  // of bytes / ranks: the least that each rank's link has to carry
   switch (kind) {
     case OpKind::kAllreduce:
       factor = 2 * (ranks - 1);

@@ -1,10 +1,10 @@
-// What one rank's engine counts, and what its operations cost it: bytes, the time in each stage, the time callers were blocked, and
-// for whom it waited.
-// Thread: the numbers are read by any; who changes one, its type or function says. Owns: the numbers. Blocks: no. Throws: nothing.
+// The counters of one rank's engine, and the cost of its operations: bytes, the time in each stage, the time that callers were
+// blocked, and the ranks that it waited for.
+// Thread: any reads the numbers; each type or function says who changes them. Owns: the numbers. Blocks: no. Throws: nothing.
 //
-// Times are those during which at least one operation was in a stage (a union: operations that overlap count once). The clock is
-// read once in a pass that has something to tell, when data begin to move and when none move any more; a rank's blocking
-// call pays for no reading of its own.
+// A stage's time is the time during which at least one operation was in it; operations that overlap count once. The clock is read
+// once in a pass that has something to record, and when data begin or cease to move. A blocking call of a rank reads no clock for
+// this.
 #pragma once
 
 #include <atomic>
@@ -22,8 +22,8 @@
 
 namespace hvdlite::engine {
 
-// A number that the holder of the progress token alone changes, so that to add costs no locked instruction.
-class Tally {
+// A number that only the holder of the progress token changes, so that an addition needs no locked instruction.
+class SingleWriterCounter {
  public:
   void operator+=(std::int64_t more) {
     value_.store(value_.load(std::memory_order_relaxed) + more, std::memory_order_relaxed);
@@ -36,39 +36,39 @@ class Tally {
   std::atomic<std::int64_t> value_{0};
 };
 
-// What is counted; a Tally is the token holder's to change.
+// The counters. The holder of the progress token changes a SingleWriterCounter.
 struct Counters {
   std::atomic<std::int64_t> submitted{0};
-  Tally completed, failed;
-  Tally control_messages_sent, control_bytes_sent;
-  Tally fused_ops, cache_hits, cache_misses;
-  Tally agreed_in_memory;
-  Tally data_bytes_sent;
-  Tally arena_ops;
-  Tally riding_ops;
-  Tally open_results;
-  Tally nccl_ops, staged_ops;
-  // How it waits. Who sleeps at the doorbell, or waits for another thread, does so without the token.
-  Tally passes;
+  SingleWriterCounter completed, failed;
+  SingleWriterCounter control_messages_sent, control_bytes_sent;
+  SingleWriterCounter fused_ops, cache_hits, cache_misses;
+  SingleWriterCounter agreed_in_memory;
+  SingleWriterCounter data_bytes_sent;
+  SingleWriterCounter arena_ops;
+  SingleWriterCounter riding_ops;
+  SingleWriterCounter open_results;
+  SingleWriterCounter nccl_ops, staged_ops;
+  // How the token holder waits. A thread that sleeps at the doorbell, or waits for another thread, does not hold the token.
+  SingleWriterCounter passes;
   std::atomic<std::int64_t> sleeps{0}, sleep_limits_us{0}, rung_sleeps{0}, unrung_finds{0};
 };
 
-// The time during which at least one of something was going on.
+// The time during which at least one thing was under way.
 class BusyTime {
  public:
   using Time = base::Clock::time_point;
 
-  // So many more (or fewer) go on from now. The token holder's.
+  // From now on this many more (or fewer) things are under way. For the token holder.
   void change(std::int64_t more, Time now);
   bool would_turn(std::int64_t more) const { return (count_ > 0) != (count_ + more > 0); }
-  // What nanoseconds() makes the time of, up to a reading of the clock made later. Any thread's.
+  // A value from which nanoseconds() computes the time, for a clock reading made later. For any thread.
   std::int64_t word() const { return word_.load(std::memory_order_relaxed); }
   static std::int64_t nanoseconds(std::int64_t word, Time now);
 
  private:
   std::int64_t count_ = 0;
   std::int64_t ended_ = 0;  // when none went on any more: what begins "before" begins then
-  // One word, so that a reader needs no lock. None go on: twice the total. Otherwise twice (total - begin), plus 1.
+  // One word, so that a reader needs no lock. If nothing is under way: twice the total. Otherwise twice (total - begin), plus 1.
   std::atomic<std::int64_t> word_{0};
 };
 
@@ -80,43 +80,43 @@ class Usage {
   Usage(int ranks, base::TimeSource time);
 
   // --- the token holder's ---
-  // The time, as read once in this pass.
+  // The time, read once in this pass.
   Time now() { return now_ ? *now_ : read_clock(); }
   Time read_clock() { return *(now_ = time_.now()); }
   void forget_now() { now_.reset(); }
-  // The cycle has got these entries, the first of which was submitted then.
+  // The cycle has taken these entries from the queue. The first was submitted at `since`.
   void taken(std::span<const Entry> entries, Time since);
   void reached(std::span<const Entry> entries, Stage stage);
-  // So many operations are about to be agreed, as the last rank has asked for them. The time spent waiting since the last such
+  // Rank `rank` was the last to ask for this many operations, which are now agreed. The time spent waiting since the last such
   // call is charged to that rank.
   void came_last(int rank, std::size_t operations);
-  // One FusedOp of this kind among so many ranks: bytes as docs/stats.md counts them.
+  // One FusedOp of this kind among `ranks` ranks moves data: bytes as docs/stats.md counts them.
   void moves(base::OpKind kind, std::size_t bytes, std::size_t ranks);
 
   // --- any thread's ---
-  // A caller was blocked from, to. moving_before: moving() at `from`.
+  // A caller was blocked between these times. moving_before: moving() at `from`.
   void blocked(Time from, Time to, std::int64_t moving_before);
   std::int64_t moving(Time now) const { return BusyTime::nanoseconds(moving_.word(), now); }
 
   struct Numbers {
-    std::int64_t time_ns = 0;  // since this was made
+    std::int64_t time_ns = 0;  // since this object was made
     std::int64_t bytes = 0, bus_bytes = 0;
     std::int64_t negotiating_ns = 0, waiting_ns = 0, moving_ns = 0;
     std::int64_t exposed_ns = 0, exposed_moving_ns = 0;
   };
   Numbers numbers() const;
-  // Of each rank: how many operations it was the last to ask for, and the nanoseconds charged to it.
+  // For each rank: how many operations it was the last to ask for, and the nanoseconds charged to it.
   struct Lateness {
     std::vector<std::int64_t> operations, nanoseconds;
   };
   Lateness lateness() const;
 
  private:
-  // Where an entry is, as Completion::usage.
+  // The state of an entry, in Completion::usage.
   enum Where : std::uint8_t { kNowhere, kNegotiating, kWaiting, kAgreed, kMoving };
   static constexpr std::size_t kPlaces = 5;
-  struct Late {
-    Tally operations, nanoseconds;
+  struct LateTotals {
+    SingleWriterCounter operations, nanoseconds;
   };
 
   void move(std::span<const Entry> entries, Where to, std::optional<Time> since);
@@ -124,11 +124,11 @@ class Usage {
   const base::TimeSource time_;
   const Time made_ = time_.now();
   const std::size_t ranks_;
-  const std::unique_ptr<Late[]> late_;
+  const std::unique_ptr<LateTotals[]> late_;
   std::optional<Time> now_;
-  std::int64_t charged_ = 0;  // of the time spent waiting
+  std::int64_t charged_ = 0;  // the part of the waiting time that is charged already
   BusyTime negotiating_, waiting_, moving_;
-  Tally bytes_, bus_bytes_;
+  SingleWriterCounter bytes_, bus_bytes_;
   std::atomic<std::int64_t> exposed_ns_{0}, exposed_moving_ns_{0};
 };
 

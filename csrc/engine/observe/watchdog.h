@@ -1,6 +1,7 @@
-// Where the engine meets the thread that can tell where this rank's program is: the binding's, since the engine takes no GIL.
-// Thread: ask and take by the holder of the progress token, wait and tell by one thread of the binding, close and excuse by any.
-// Owns: the answer until it is taken. Blocks: wait, until somebody asks or all is over. Throws: nothing.
+// The meeting point of the engine and the watchdog, a thread of the binding that can say where this rank's program is. The engine
+// cannot say it, because it does not take the GIL.
+// Thread: the holder of the progress token calls ask and take; the watchdog calls wait and tell; any calls close, and
+// StallExemption. Owns: the answer until take(). Blocks: wait(), until a question or close(). Throws: nothing.
 #pragma once
 
 #include <atomic>
@@ -16,11 +17,11 @@ namespace hvdlite::engine {
 
 class Watchdog {
  public:
-  // True if there is somebody to tell.
+  // Returns true if a watchdog will answer.
   bool ask();
   std::optional<std::string> take();
 
-  // True: tell where this rank is. False: it is over.
+  // True: answer with tell(). False: the engine ends.
   bool wait();
   void tell(std::string text);
   void close();
@@ -34,15 +35,15 @@ class Watchdog {
   std::optional<std::string> answer_;
 };
 
-// For how long this rank asked not to be waited for impatiently (hvdlite.stall_limit).
-class Excuse {
+// The time for which this rank has asked the others to wait for it without a warning (hvdlite.stall_limit).
+class StallExemption {
  public:
-  explicit Excuse(base::TimeSource time) : time_(time) {}
-  // From now on; 0: no longer.
+  explicit StallExemption(base::TimeSource time) : time_(time) {}
+  // Counts from now; 0: the exemption ends.
   void set(double seconds) {
     until_.store(time_.now() + base::from_seconds(seconds), std::memory_order_relaxed);
   }
-  // Seconds since it ended, negative while it lasts, infinity if there was none.
+  // Seconds since its end; negative while it lasts; infinity if there was none.
   double over_for(base::Clock::time_point now) const {
     const auto until = until_.load(std::memory_order_relaxed);
     if (until == base::Clock::time_point()) return std::numeric_limits<double>::infinity();

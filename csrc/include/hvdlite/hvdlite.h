@@ -181,9 +181,9 @@ HVDLITE_API int hvdlite_engine_create_inproc(hvdlite_fabric* fabric, int rank,
 HVDLITE_API int hvdlite_engine_create_mpi(const char* shim_path, const void* comm_address,
                                           const hvdlite_config* config, hvdlite_engine** out);
 /* The processes of a job where there is no engine: in init() before it is made, and from its shutdown to the end of MPI. Opening is
- * collective over the communicator, but waits for nobody: hvdlite_job_wait does, here and after each hvdlite_job_gather, and fails
+ * collective over the communicator, but does not wait: hvdlite_job_wait does, here and after each hvdlite_job_gather, and fails
  * where another process does meanwhile. Before the first wait is over nothing else may be called. One thread waits at a time.
- *   wait         looks for at most so many seconds; *done is 1 once all have come
+ *   wait         looks for at most this many seconds; *done is 1 once all have come
  *   set_limits   seconds, 0 for none: patience for processes that are stopped or silent (and for any in a bounded gather), silence
  *                of another host
  *   gather       begins an allgather of bytes, which `wait` ends; hvdlite_job_value then gives the bytes of a rank, until the next
@@ -351,7 +351,7 @@ HVDLITE_API int hvdlite_timeline_stop(hvdlite_engine* engine);
 HVDLITE_API int hvdlite_watchdog_wait(hvdlite_engine* engine, int* asked);
 HVDLITE_API int hvdlite_watchdog_tell(hvdlite_engine* engine, const char* text);
 /* For so many seconds from now on the others wait for this rank without a warning, and do not give up; 0: no longer. */
-HVDLITE_API int hvdlite_stall_excuse(hvdlite_engine* engine, double seconds);
+HVDLITE_API int hvdlite_stall_exempt(hvdlite_engine* engine, double seconds);
 
 /* --- the GPU's fusion kernels by themselves, for hvdlite.bench ----------------------------------------------------------- */
 /* The kernels of one GPU, in a stream of their own. Libraries as the knobs name them;
@@ -379,7 +379,7 @@ HVDLITE_API const char* hvdlite_fusion_origin(const hvdlite_fusion* fusion); /* 
 HVDLITE_API int64_t hvdlite_fusion_uploads(const hvdlite_fusion* fusion);
 HVDLITE_API int hvdlite_fusion_memory(hvdlite_fusion* fusion, int64_t bytes, void** out);
 /* Both wait until all launches are done. Times are those of one launch in microseconds: between events of the stream, and of
- * the host until it was handed over; null: nobody asks. */
+ * the host until it was handed over; null: not measured. */
 HVDLITE_API int hvdlite_fusion_run(hvdlite_fusion* fusion, const hvdlite_fusion_move* move,
                                    double* gpu_us, double* host_us);
 HVDLITE_API int hvdlite_fusion_copy(hvdlite_fusion* fusion, void* to, const void* from,

@@ -15,7 +15,7 @@ from hvdlite.jax import call, grouped_allreduce, grouped_broadcast, require_cpu
 from hvdlite.keras.backends import Reduction
 from hvdlite.keras.library import keras
 from hvdlite.requests import Kind
-from hvdlite.xla import Group
+from hvdlite.xla import TensorGroup
 
 __all__ = ["JaxKerasBackend", "make_backend"]
 
@@ -53,12 +53,12 @@ class JaxKerasBackend:
         """As `KerasBackend.reduce_gradients`."""
         set_id = reduction.process_set.require_member(Kind.ALLREDUCE)
         reduced = list(gradients)
-        described: list[Group] = []
+        described: list[TensorGroup] = []
         sent: list[tuple[int, Any, Any]] = []  # place, what is sent, and what decompression needs
         for places in _partition(groups, [gradient is not None for gradient in gradients]):
             members = [(place, *reduction.compression.compress(_dense(gradients[place], names[place]))) for place in places]
             described.append(
-                Group(
+                TensorGroup(
                     Kind.ALLREDUCE,
                     names[places[0]],
                     [(tensor.dtype.name, tensor.shape) for _, tensor, _ in members],

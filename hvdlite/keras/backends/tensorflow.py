@@ -13,13 +13,13 @@ from hvdlite.keras.attributes import held_by
 from hvdlite.keras.backends import Reduction
 from hvdlite.tensorflow.elastic import loss_in
 from hvdlite.tensorflow.gradients import allreduce_gradients
-from hvdlite.tensorflow.start_check import TAPE, Reducer, after_comparison
+from hvdlite.tensorflow.start_check import TAPE, ReducerWording, after_comparison
 from hvdlite.tensorflow.tensors import as_tensor
 
 __all__ = ["TensorFlowKerasBackend", "make_backend"]
 
 
-_LOOP = Reducer("DistributedOptimizer", "keras_loop", TAPE.remedy, "gradients")
+_LOOP = ReducerWording("DistributedOptimizer", "keras_loop", TAPE.remedy, "gradients")
 
 
 class TensorFlowKerasBackend:

@@ -1,4 +1,4 @@
-"""A sampler that knows which samples of the epoch are done, and deals the others out to the ranks."""
+"""A sampler that records which samples of the epoch are processed, and divides the others among the ranks."""
 
 import random
 from collections.abc import Iterable, Iterator, Sized
@@ -27,16 +27,16 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
 
     Args:
         dataset: anything that has a length.
-        shuffle: in an order of each epoch's own, the same on all ranks?
+        shuffle: does each epoch have an order of its own, the same on all ranks?
         seed: of the order, the same on all ranks.
 
     Attributes:
         epoch: set by `set_epoch`.
         processed_num: how many samples were processed, on all ranks.
         processed_indices: samples recorded in this epoch, on this rank; after a sync of the state, on all ranks.
-        remaining_indices: the samples that are dealt out, in the order of the dataset.
+        remaining_indices: the samples to divide, in the order of the dataset.
         indices: this rank's share, in the order of the last iteration that has begun.
-        rank: this process's, when shares were dealt out last.
+        rank: this process's, when samples were last divided.
         num_replicas: the number of ranks, likewise.
         num_samples: in a rank's share.
         total_size: in all shares.
@@ -55,7 +55,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
-        """Begins an epoch, in which nothing is processed yet."""
+        """Begins an epoch; none of its samples is processed."""
         self.epoch = epoch
         self.processed_indices = set()
         self.reset()
@@ -92,7 +92,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         return {"epoch": self.epoch, "processed_indices": set(self.processed_indices)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes on where a `state_dict` was taken, with the present ranks; Horovod's, which has a number, will do as well.
+        """Continues from a `state_dict`, with the present ranks. Accepts Horovod's as well, which has a number of samples.
 
         Raises:
             InvalidArgumentError: this is something else.
@@ -111,7 +111,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.reset()
 
     def reset(self) -> None:
-        """Deals out what is not processed to the present ranks; the next iteration gives this rank's share."""
+        """Divides unprocessed samples among the present ranks. The next iteration gives this rank's share."""
         self.rank, self.num_replicas = rank(), size()
         self._processed_before = len(self.processed_indices)
         self.remaining_indices = [index for index in range(len(self.dataset)) if index not in self.processed_indices]

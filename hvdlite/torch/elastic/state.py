@@ -1,4 +1,4 @@
-"""`TorchState`, and how it keeps models, optimizers and samplers."""
+"""`TorchState`, and how it saves models, optimizers and samplers."""
 
 import copy
 from typing import Any
@@ -55,7 +55,7 @@ class _StateDictHandler(StateHandler):
         self._saved = copy.deepcopy(self.value.state_dict())
 
     def restore(self) -> None:
-        # An optimizer takes the tensors it is given for its own and would change the saved ones.
+        # An optimizer takes over the tensors that it loads, and would change the saved ones.
         self.value.load_state_dict(copy.deepcopy(self._saved))
 
 

@@ -14,7 +14,7 @@ from hvdlite.dtypes import DType
 from hvdlite.jax import call, ffi, grouped_allreduce, grouped_broadcast
 from hvdlite.requests import Kind
 from hvdlite.runtime import RUNTIME
-from hvdlite.xla import Group, failure_in
+from hvdlite.xla import TensorGroup, failure_in
 
 RANKS = (2,)
 MORE_RANKS = (3,)
@@ -63,8 +63,8 @@ def test_groups_of_several_kinds_in_one_call(hvd, alone):
     def step(arrays):
         kinds = [(array.dtype.name, array.shape) for array in arrays]
         groups = [
-            Group(Kind.ALLREDUCE, "sums", kinds[:2], names=["a weight", "b"]),
-            Group(Kind.BROADCAST, "values", kinds[2:], root=SIZE - 1),
+            TensorGroup(Kind.ALLREDUCE, "sums", kinds[:2], names=["a weight", "b"]),
+            TensorGroup(Kind.BROADCAST, "values", kinds[2:], root=SIZE - 1),
         ]
         return call(groups, arrays, alone=alone)
 
@@ -142,7 +142,7 @@ def test_a_result_that_one_rank_does_not_use(hvd):
 @pytest.mark.parametrize("alone", [False, True])
 def test_a_mismatch_is_typed_and_the_engine_goes_on(hvd, alone):
     def reduce(array):
-        return call([Group(Kind.ALLREDUCE, "t", [(array.dtype.name, array.shape)])], [array], alone=alone)
+        return call([TensorGroup(Kind.ALLREDUCE, "t", [(array.dtype.name, array.shape)])], [array], alone=alone)
 
     for _ in REPEATS:
         with pytest.raises(hvd.MismatchError, match="allreduce of 't_1of1' in process set 0: shape differs") as outside:
@@ -205,7 +205,7 @@ def test_what_is_refused(hvd, monkeypatch):
     with pytest.raises(hvd.InvalidArgumentError, match="float8_e4m3fn cannot be sent"):
         jax.jit(lambda x: grouped_allreduce([x], name="t"))(jnp.ones(2, jnp.float8_e4m3fn))
     with pytest.raises(hvd.InvalidArgumentError, match="2 tensors, but 1 names"):
-        call([Group(Kind.ALLREDUCE, "t", [("float32", ())] * 2, names=["a"])], [jnp.ones(()), jnp.ones(())])
+        call([TensorGroup(Kind.ALLREDUCE, "t", [("float32", ())] * 2, names=["a"])], [jnp.ones(()), jnp.ones(())])
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     with pytest.raises(hvd.UnsupportedError, match="JAX_PLATFORMS=cpu"):
         grouped_allreduce([jnp.ones(2)], name="t")

@@ -54,18 +54,18 @@ def test_runs_with_compression_repeat_bit_for_bit(hvd):
 
 def test_gradients_are_launched_while_backward_runs(hvd):
     """All buckets but the last one are on their way before the first layer's gradient is there."""
-    from hvdlite.torch import flights
+    from hvdlite.torch import in_flight
 
     model = network(hidden=24)
     optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters())
     log = []
-    launch = flights.DenseBucket.launch
+    launch = in_flight.DenseBucket.launch
 
     def watched(self, *arguments):
-        log.append([slot.name.split(".", 1)[1] for slot in self.slots])
+        log.append([gradient.name.split(".", 1)[1] for gradient in self.gradients])
         return launch(self, *arguments)
 
-    flights.DenseBucket.launch = watched
+    in_flight.DenseBucket.launch = watched
     try:
         for step in range(3):
             log.clear()
@@ -74,7 +74,7 @@ def test_gradients_are_launched_while_backward_runs(hvd):
             optimizer.step()
             optimizer.zero_grad()
     finally:
-        flights.DenseBucket.launch = launch
+        in_flight.DenseBucket.launch = launch
     names = [entry for entry in log if entry != "first layer"]
     assert names[0] == ["4.bias"]
     assert list(chain.from_iterable(names)) == [name for name, _ in model.named_parameters()][::-1]

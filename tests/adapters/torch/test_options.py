@@ -30,16 +30,16 @@ def test_arguments_are_horovods_in_its_order(hvd):
 @pytest.fixture
 def launches(monkeypatch):
     """The buckets that are launched: lists of names."""
-    from hvdlite.torch import flights
+    from hvdlite.torch import in_flight
 
     log = []
-    launch = flights.DenseBucket.launch
+    launch = in_flight.DenseBucket.launch
 
     def watched(self, *arguments):
-        log.append([slot.name.split(".", 1)[1] for slot in self.slots])
+        log.append([gradient.name.split(".", 1)[1] for gradient in self.gradients])
         return launch(self, *arguments)
 
-    monkeypatch.setattr(flights.DenseBucket, "launch", watched)
+    monkeypatch.setattr(in_flight.DenseBucket, "launch", watched)
     return log
 
 

@@ -5,10 +5,10 @@ import torch
 from support.seeds import seeds
 
 from hvdlite.agreement import difference
-from hvdlite.torch.agreement import Settings
+from hvdlite.torch.agreement import ReducerSettings
 from hvdlite.torch.buckets import cut_buckets, split_evenly
+from hvdlite.torch.parameter_gradient import ParameterGradient, is_dense
 from hvdlite.torch.plan import make_buckets
-from hvdlite.torch.slots import Slot, is_dense
 
 RANKS = (1,)
 
@@ -72,8 +72,8 @@ def test_difference():
 def test_frozen_parameters_hold_up_nobody(hvd):
     """A bucket with one of them would not be complete before the end of the pass."""
     params = [torch.nn.Parameter(torch.ones(3), requires_grad=place != 1) for place in range(3)]
-    slots = [Slot(f"p{place}", param) for place, param in enumerate(params)]
-    settings = Settings(
+    gradients = [ParameterGradient(f"p{place}", param) for place, param in enumerate(params)]
+    settings = ReducerSettings(
         prefix="plan",
         op=hvd.Average,
         predivide=1.0,
@@ -87,5 +87,5 @@ def test_frozen_parameters_hold_up_nobody(hvd):
         shard=False,
     )
     for groups in (None, 1, [["p0", "p1", "p2"]]):
-        buckets = make_buckets(settings, slots, groups, 1)
-        assert [[slot.name for slot in bucket.slots] for bucket in buckets] == [["p2", "p0"], ["p1"]]
+        buckets = make_buckets(settings, gradients, groups, 1)
+        assert [[gradient.name for gradient in bucket.gradients] for bucket in buckets] == [["p2", "p0"], ["p1"]]

@@ -13,7 +13,7 @@ from test_optimizers import OPTIMIZERS, SignDescent, maker
 
 from hvdlite.errors import InvalidArgumentError, MismatchError, OperationTimeoutError, UnsupportedError
 from hvdlite.torch import sharding
-from hvdlite.torch.sharding import cut_evenly, deal_out
+from hvdlite.torch.sharding import assign_largest_first, cut_evenly
 
 STEPS = 4
 SPLIT = [name for name in OPTIMIZERS if name != "Adafactor"]  # between ranks, by elements
@@ -358,7 +358,7 @@ def test_a_state_dict_that_one_rank_alone_asks_for_is_named(hvd):
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 7])
-@pytest.mark.parametrize("cut", [cut_evenly, deal_out])
+@pytest.mark.parametrize("cut", [cut_evenly, assign_largest_first])
 def test_parts_are_disjoint_complete_and_even(cut, ranks):
     sizes = [100, 0, 1, 640, 30, 30, 2000, 5, 5, 410]
     bounds = cut(sizes, ranks)
@@ -369,7 +369,7 @@ def test_parts_are_disjoint_complete_and_even(cut, ranks):
         assert list(own) == sorted(own)
         for rank in range(ranks):
             owned[rank] += own[rank + 1] - own[rank]
-        if cut is deal_out and size:
+        if cut is assign_largest_first and size:
             assert sum(own[rank + 1] > own[rank] for rank in range(ranks)) == 1
         assert all(bound % 64 == 0 or bound == size for bound in own)
     assert sum(owned) == sum(sizes)

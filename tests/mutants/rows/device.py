@@ -32,8 +32,8 @@ ROWS = (
         "gpu-staged-outputs",
         "results are brought back without waiting for what the outputs are still used for",
         "csrc/engine/execution/gpu/staged_operation.cc",
-        "  order_inputs(stream);  // the outputs may be written after them, also where nothing was fetched\n",
-        "",
+        "  order_inputs(stream);\n  const auto bring",
+        "  const auto bring",
         guards.GPU_STAGED,
     ),
     Mutant(

@@ -56,7 +56,7 @@ ROWS = (
         "stall-excuse-ignored",
         "the time for which a rank has excused itself counts as any other",
         "csrc/engine/membership/stall.cc",
-        "answers ? std::min(still->age, answer->second->unexcused) : still->age",
+        "answers ? std::min(still->age, answer->second->since_exemption) : still->age",
         "still->age",
         guards.STALLS,
     ),

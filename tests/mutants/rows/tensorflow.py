@@ -32,9 +32,9 @@ ROWS = (
         "tf-broadcast-missing",
         "the last variable is not broadcast eagerly",
         "hvdlite/tensorflow/functions.py",
-        "        for target, flight in zip(targets, flights, strict=True):\n            target.assign(flight.synchronize())",
-        "        for target, flight in zip(targets[:-1], flights[:-1], strict=True):\n"
-        "            target.assign(flight.synchronize())",
+        "        for target, handle in zip(targets, pending, strict=True):\n            target.assign(handle.synchronize())",
+        "        for target, handle in zip(targets[:-1], pending[:-1], strict=True):\n"
+        "            target.assign(handle.synchronize())",
         guards.TF_STATE,
     ),
     Mutant(

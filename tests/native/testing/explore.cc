@@ -150,7 +150,7 @@ class Explorer {
     MemberState& member = state_.members[m];
     Ledger& ledger = ledgers_[static_cast<std::size_t>(m)];
     if (member.left != 0 || !ledger.has_news()) return false;
-    const Ledger::Entry entry = ledger.front();
+    const Ledger::LogEntry entry = ledger.front();
     const auto key = static_cast<int>(entry.key) - 1;
     switch (entry.kind) {
       case Ledger::Kind::kComplete:
@@ -235,7 +235,7 @@ class Explorer {
       ledger.unlock();
       return false;
     }
-    // As Accord::only_one: a member prepares what it announces if it has nothing else in the ledger.
+    // As LocalUnits::only_one: a member prepares what it announces if it has nothing else in the ledger.
     const bool prepares = in_ledger(member) == 0;
     if (prepares) member.place[member.payloads & 1] = member.payloads;
     const Ledger::Answer answer = ledger.announce(static_cast<std::uint64_t>(key) + 1,

@@ -10,9 +10,9 @@ using base::Status;
 
 namespace {
 
-// NCCL is asked for errors this often.
+// The time between two questions to NCCL about errors.
 constexpr base::microseconds kLookInterval{1'000};
-// On results that are not finite, so many lines come in so long, and name so many tensors.
+// The log gets at most this many lines about results that are not finite in this time, and each names at most this many tensors.
 constexpr std::chrono::seconds kReportInterval{10};
 constexpr int kLinesInInterval = 8;
 constexpr std::size_t kNamesInLine = 8;
@@ -42,7 +42,7 @@ bool DeviceLane::takes_nccl(const FusedOp& fused) const {
          NcclOperation::serves(fused, link_, static_cast<int>(set_->members->size()));
 }
 
-std::unique_ptr<DeviceOperation> DeviceLane::make(Waiting next) {
+std::unique_ptr<DeviceOperation> DeviceLane::make(QueuedOperation next) {
   SharedState& shared = context_.shared;
   const bool check_finite = shared.config.check_finite;
   if (takes_nccl(next.fused)) {
@@ -65,7 +65,7 @@ bool DeviceLane::start() {
   while (!waiting_.empty() && link_.route() != DeviceLink::Route::kComingUp &&
          running_.size() < kMaxRunning && (running_.empty() || running_bytes_ < kMaxRunningBytes)) {
     if (nccl_is_running_ && takes_nccl(waiting_.front().fused)) break;
-    Waiting next = std::move(waiting_.front());
+    QueuedOperation next = std::move(waiting_.front());
     waiting_.pop_front();
     started = true;
     if (link_.route() == DeviceLink::Route::kRefused) {
@@ -79,7 +79,7 @@ bool DeviceLane::start() {
     DeviceOperation& operation = *running_.emplace_back(make(std::move(next)));
     running_bytes_ += operation.bytes();
     naming(operation.first_request(), [&] { operation.start(); });
-    // Most of those through NCCL are handed over at once, and the next can follow.
+    // Most NCCL operations are handed over at once, so that the next can follow.
     step();
   }
   return started;
@@ -143,7 +143,7 @@ void DeviceLane::report_not_finite(const FiniteCheck& check) {
       names += (names.empty() ? "'" : ", '") + display_name(*check.requests[i]) + "'";
   }
   if (count == 0) return;
-  // Training that has diverged would fill the disk.
+  // Without a limit, training that has diverged would fill the disk.
   const Clock::time_point now = context_.shared.time.now();
   if (now - counted_since_ > kReportInterval) {
     counted_since_ = now;
@@ -164,13 +164,13 @@ void DeviceLane::report_not_finite(const FiniteCheck& check) {
   unreported_ = 0;
 }
 
-void DeviceLane::park(const Status& why) {
+void DeviceLane::abandon(const Status& why) {
   link_.abort();
   for (auto& operation : running_) {
     operation->abandon();
     context_.shared.finish(operation->entries(), why);
   }
-  for (Waiting& waiting : waiting_) context_.shared.finish(waiting.entries, why);
+  for (QueuedOperation& waiting : waiting_) context_.shared.finish(waiting.entries, why);
   waiting_.clear();
   const device::EventPtr last = handed_over_.empty() ? nullptr : link_.last_event();
   for (HandedOver& left : handed_over_) {

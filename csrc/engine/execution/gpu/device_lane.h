@@ -1,11 +1,12 @@
-// The GPU operations of one process set: their order, the link they go over, and what the GPU has not done yet of them.
-// Thread: the holder of the progress token. Owns: the link, the operations. Blocks: never. Throws: what operation.h says, with
-// the name of the operation in front; then park it.
+// The GPU operations of one process set: their order, the link that moves their data, and the work that the GPU has not done yet.
+// Thread: the holder of the progress token. Owns: the link, the operations. Blocks: never. Throws: as operation.h says, with the
+// operation's name in front; the owner then abandons the lane.
 //
-// An operation starts when all before it have started and, if it goes through NCCL, the one before has handed all its calls over.
-// One that goes through host memory moves data there when all before it have begun to: members take turns in the memory they share.
-// It ends when its work is in the GPU's hands; the lane keeps its event until that is done, and asks NCCL meanwhile whether
-// anything has gone wrong. Operations on host memory of the same set are in another lane, and neither waits for the other.
+// An operation starts when all earlier ones have started. An NCCL operation also waits until the one before it has handed over
+// all its calls. A staged operation begins to move data in shared host memory when all earlier ones have begun: members take
+// turns there. An operation ends when the GPU has its work. The lane keeps its event until the GPU has done the work, and
+// meanwhile asks NCCL for errors. Operations on host memory of the same set are in another lane, and neither lane waits for the
+// other.
 #pragma once
 
 #include <algorithm>
@@ -24,11 +25,11 @@ namespace hvdlite::engine {
 
 class DeviceLane {
  public:
-  // What all lanes of an engine have in common, which outlives them.
+  // Objects that all lanes of an engine share and that must outlive them.
   struct Context {
     LinkContext link;
     SharedState& shared;
-    BufferPool& pool;
+    FusionBufferPool& pool;
     DeviceWatcher& watcher;
   };
 
@@ -38,44 +39,39 @@ class DeviceLane {
 
   void enqueue(FusedOp fused, std::vector<Entry> entries, std::uint32_t tag);
   bool advance();
-  // Nothing waits or is being handed over, and the link is up.
+  // True if no operation waits or is being handed over, and the link is up.
   bool idle() const;
-  // Has the GPU done all it was given?
+  // Has the GPU done all its work?
   bool settled() const { return handed_over_.empty(); }
   // Calls visit(const Entry&) for each entry that has not been handed over.
   template <typename Visit>
   void for_each(Visit visit) const {
-    for (const Waiting& waiting : waiting_) std::ranges::for_each(waiting.entries, visit);
+    for (const QueuedOperation& waiting : waiting_) std::ranges::for_each(waiting.entries, visit);
     for (const auto& operation : running_) std::ranges::for_each(operation->entries(), visit);
   }
-  // Fails everything not finished; kernels that wait for a lost peer end.
-  void park(const base::Status& why);
-  // In good order, at the end of the set or of the engine: nothing is enqueued any more.
+  // Fails all unfinished operations. Kernels that wait for a lost peer end.
+  void abandon(const base::Status& why);
+  // Called at the end of the set or of the engine, without a failure: the lane enqueues nothing more.
   void finish() { link_.finish(); }
 
  private:
-  struct Waiting {
-    FusedOp fused;
-    std::vector<Entry> entries;
-    std::uint32_t tag = 0;
-  };
   bool start();
   bool step();
   bool look_after();
   void report_not_finite(const FiniteCheck& check);
-  std::unique_ptr<DeviceOperation> make(Waiting waiting);
+  std::unique_ptr<DeviceOperation> make(QueuedOperation waiting);
   bool takes_nccl(const FusedOp& fused) const;
 
   const Context& context_;
   const SharingSetPtr set_;
   DeviceLink link_;
-  std::deque<Waiting> waiting_;
+  std::deque<QueuedOperation> waiting_;
   std::deque<std::unique_ptr<DeviceOperation>> running_;
   std::size_t running_bytes_ = 0;
-  bool nccl_is_running_ = false;  // the last of those running, which goes through NCCL
+  bool nccl_is_running_ = false;  // the last running operation goes through NCCL
   std::deque<HandedOver> handed_over_;
   base::Clock::time_point looked_at_;
-  // On results that are not finite: since when lines are counted, how many came, and FusedOps that got none.
+  // The limit to log lines: since when they are counted, how many there were, and how many FusedOps got none.
   base::Clock::time_point counted_since_;
   int lines_ = 0;
   std::uint64_t unreported_ = 0;

@@ -10,7 +10,7 @@ using base::LogLevel;
 
 namespace {
 
-// A communicator that takes longer to come up is worth a line.
+// A communicator that needs more seconds to come up gets a log line.
 constexpr double kLongSeconds = 30;
 constexpr int kReportChannel = 0;
 constexpr int kVerdictChannel = 1;
@@ -21,7 +21,7 @@ DeviceLink::DeviceLink(const LinkContext& context, std::shared_ptr<const Process
                        const std::array<std::uint32_t, kTags>& tags, int home)
     : context_(context), set_(std::move(set)), tags_(tags), home_wanted_(home) {}
 
-// Only a rank that has joined can fail here: where an operation was submitted its GPU is open.
+// On a rank that submitted an operation the GPU is open. So only a joined rank can fail here.
 void DeviceLink::open_home() {
   int gpu = home_wanted_;
   card_.knob = knob_of(context_.config.gpu_route);
@@ -35,7 +35,7 @@ void DeviceLink::open_home() {
     stream_.emplace(home_->gpu);
     return_stream_.emplace(home_->gpu);
   } catch (const Error& error) {
-    if (home_ != nullptr) throw;  // the GPU is there, but something is wrong with it
+    if (home_ != nullptr) throw;  // the GPU is there, but cannot be used
     put_text(card_.why, error.what());
     return;
   }
@@ -95,7 +95,7 @@ bool DeviceLink::advance() {
       return poll_verdict() || moved;
     }
     case Step::kReporting: {
-      // The last messages leave.
+      // True if the last messages have left.
       const auto gone = [&](transport::Ticket& ticket) { return context_.transport.test(ticket); };
       const bool all_left = std::ranges::all_of(leaving_, gone);
       if (!all_left || !std::ranges::all_of(arriving_, gone)) return false;
@@ -151,7 +151,7 @@ void DeviceLink::join() {
   }
 }
 
-// Once: whether this rank's communicator is up.
+// Reports once whether this rank's communicator is up.
 void DeviceLink::report(bool ok, const std::string& why) {
   own_known_ = true;
   if (!ok) comm_.reset();  // aborts it
@@ -186,7 +186,7 @@ bool DeviceLink::poll_own() {
   return true;
 }
 
-// On member 0: the verdict is known when all are up, or one has failed.
+// On member 0: the verdict is known when all communicators are up, or one has failed.
 bool DeviceLink::poll_reports() {
   if (rank() != 0 || verdict_known_) return false;
   bool all = own_known_;
@@ -232,7 +232,7 @@ void DeviceLink::settle(Route route, const std::string& why) {
                             : "GPU operations go through host memory" + gpu + ": " + why);
 }
 
-// NCCL was chosen, but did not come up.
+// The members chose NCCL, but a communicator did not come up.
 void DeviceLink::fall_back(const std::string& why) {
   const bool demanded = std::ranges::any_of(
       cards_, [](const RouteCard& card) { return card.knob == RouteCard::kNccl; });

@@ -1,18 +1,18 @@
-// How the GPU operations of one process set get from rank to rank: this rank's GPU for the set, its streams, and either a
-// communicator of NCCL or the knowledge that the data go through host memory.
+// What one process set needs to move GPU tensors between ranks: this rank's GPU for the set, its streams, and the route, which is
+// an NCCL communicator or host memory.
 // Thread: the holder of the progress token. Owns: the streams and the communicator. Blocks: never. Throws: what Transport and the
-// GPU's driver throw; then it must be kept, as the transport may still touch its memory.
+// GPU's driver throw. After that the owner must keep the link, because the transport may still touch its memory.
 //
-// All members make theirs at the same place in the set's order, at its first GPU operation, those that have joined too. It comes
-// up beside everything else, by messages under tags of its own:
+// All members, joined ones too, make their links at the set's first GPU operation, which has the same place in the order on all.
+// The link comes up by messages under tags of its own, while other operations continue:
 //
-//   all       cards exchanged: has it a GPU, which, which NCCL, what do the knobs say      -> all choose one route alike
+//   all       exchange cards: does it have a GPU, which GPU and NCCL, which knobs          -> all choose the same route
 //   member 0  NCCL's unique id, or why there is none                                       -> all
-//   all       ncclCommInitRankConfig without blocking; each polls its own
+//   all       ncclCommInitRankConfig without blocking; each polls its own communicator
 //   all       report to member 0: it is up, or why not      member 0's verdict             -> all
 //
-// A rank whose communicator fails reports so at once, and the verdict reaches the others while theirs still wait for it: they
-// abort and report. So each sends one report and gets one verdict, whatever happens.
+// A rank whose communicator fails reports that at once. The verdict reaches the other ranks while their communicators still wait
+// for it; they abort and report. So in every case each rank sends one report and gets one verdict.
 #pragma once
 
 #include <array>
@@ -33,7 +33,7 @@
 
 namespace hvdlite::engine {
 
-// What all links of an engine have in common, which outlives them.
+// Objects that all links of an engine share and that must outlive them.
 struct LinkContext {
   transport::Transport& transport;
   device::Devices& devices;
@@ -48,39 +48,39 @@ class DeviceLink {
   static constexpr std::size_t kTags = 3;
   enum class Route { kComingUp, kNccl, kStaged, kRefused };
 
-  // home: the GPU of this rank's first operation on the set; -1: it has none, and takes one by its place on the host. It is
-  // opened by the first advance.
+  // home: the GPU of this rank's first operation on the set. -1: the rank has had none; the first advance() opens the GPU that
+  // matches its place on the host.
   DeviceLink(const LinkContext& context, std::shared_ptr<const ProcessSet> set,
              const std::array<std::uint32_t, kTags>& tags, int home);
 
-  // While it comes up: true if anything happened.
+  // Returns true if anything happened while the link comes up.
   bool advance();
   Route route() const { return route_; }
   const std::string& why_refused() const { return why_refused_; }
 
-  // Null: this rank has no GPU. It has joined then, and takes part with host memory.
+  // Null: this rank has no GPU. Such a rank has joined, and takes part with host memory.
   device::Device* home() const { return home_; }
   device::Device& device(int gpu) { return context_.devices.device(gpu); }
   device::cuda::Stream stream() const { return stream_->get(); }
-  // For what comes back from host memory, so that it need not wait behind inputs that are not ready.
+  // The stream for copies from host memory to the GPU. So these need not wait behind inputs that are not ready.
   device::cuda::Stream return_stream() const { return return_stream_->get(); }
-  // An event of another GPU of this rank that comes after `event`: whoever waits for it gives streams of that GPU.
+  // Gives an event of this rank's GPU `gpu` that comes after `event`, for callers whose streams belong to that GPU.
   device::EventPtr relay(const device::EventPtr& event, int gpu);
 
   bool float32_sums() const { return choice_.float32_sums; }
   device::NcclComm& comm() const { return *comm_; }
-  // May the communicator not be called yet? Throws its asynchronous error.
+  // Is the communicator still busy with earlier calls? Throws its asynchronous error.
   bool busy() const { return comm_ && comm_->busy(); }
 
-  // The end: in good order, or so that kernels which wait for a lost peer end.
+  // finish: in good order. abort: makes kernels that wait for a lost peer end.
   void finish();
   void abort();
-  // After all that was given to both streams. Null if there is no GPU, or it gives no more events.
+  // An event after all work in both streams. Null if there is no GPU, or if it gives no more events.
   device::EventPtr last_event() const;
 
  private:
   enum class Step { kOpening, kCards, kInvitation, kJoining, kReporting, kDone };
-  // What crosses after the cards.
+  // Member 0's message after the cards.
   struct Invitation {
     std::int32_t ok = 0;
     device::nccl::UniqueId id;
@@ -129,7 +129,7 @@ class DeviceLink {
   std::vector<RouteCard> cards_;
   Invitation invitation_;
   std::unique_ptr<collectives::Collective> collective_;  // of the first two steps
-  // Of the last two: mine, and, on member 0, those of all; tickets of the messages on their way.
+  // The state of the last two steps: this rank's report and, on member 0, the reports of all; the messages' tickets.
   bool own_known_ = false;
   bool verdict_known_ = false;
   bool verdict_sent_ = false;

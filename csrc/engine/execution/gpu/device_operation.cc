@@ -8,7 +8,7 @@ namespace cuda = device::cuda;
 
 namespace {
 
-// Of pieces in the fusion buffer.
+// The alignment of pieces in the fusion buffer.
 constexpr std::size_t kBoundary = 128;
 
 std::size_t aligned(std::size_t elements, std::size_t element_bytes) {
@@ -18,7 +18,8 @@ std::size_t aligned(std::size_t elements, std::size_t element_bytes) {
 
 }  // namespace
 
-// Kernels may still run: what they use is free after them, or for ever taken if that cannot be known.
+// Kernels may still run. Their buffers become free after them; if the end of the kernels cannot be known, nobody frees the
+// buffers.
 void DeviceOperation::abandon() {
   for (const Entry& entry : entries()) {
     if (entry.request && entry.completion->output) {
@@ -36,7 +37,7 @@ void DeviceOperation::abandon() {
   }
 }
 
-// The entries of a batch share an event.
+// The entries of one submission share an event.
 void DeviceOperation::order_inputs(cuda::Stream stream) const {
   if (gathered_) gathered_->order(stream);
   const device::Event* last = nullptr;
@@ -54,7 +55,7 @@ void DeviceOperation::gather() {
   bool foreign = false;
   for (std::size_t i = 0; i < entries().size(); ++i) {
     const Entry& entry = entries()[i];
-    Place& place = places_[i];
+    PartAddresses& place = places_[i];
     place = {entry.input, entry.output};
     if (!is_foreign(entry)) continue;
     const std::size_t bytes = entry.request->bytes();
@@ -113,7 +114,7 @@ void DeviceOperation::hand_over(cuda::Stream stream) {
     if (entry.completion->output) {
       entry.completion->output->gpu_block.free_after(entry.completion->event);
     }
-    // Where these lie in memory that the engine has lent, it is free after this, too.
+    // If these tensors lie in memory that the engine lent, that memory becomes free after this event as well.
     device::Device& of = is_foreign(entry) ? link_.device(entry.request->device) : *link_.home();
     of.memory->used(entry.input, entry.completion->event);
     of.memory->used(entry.output, entry.completion->event);
@@ -146,18 +147,20 @@ std::vector<device::Piece> DeviceOperation::outputs(std::size_t element_bytes) c
 
 std::size_t DeviceOperation::buffer_elements(std::size_t element_bytes) const {
   std::size_t end = 0;
-  for (const Agreed& part : fused().parts) {
+  for (const AgreedOperation& part : fused().parts) {
     end = aligned(end, element_bytes) + static_cast<std::size_t>(part.request->elements());
   }
   return end;
 }
 
 bool DeviceOperation::lacks_all_inputs() const {
-  return std::ranges::all_of(places_, [](const Place& place) { return place.input == nullptr; });
+  return std::ranges::all_of(places_,
+                             [](const PartAddresses& place) { return place.input == nullptr; });
 }
 
 bool DeviceOperation::lacks_all_outputs() const {
-  return std::ranges::all_of(places_, [](const Place& place) { return place.output == nullptr; });
+  return std::ranges::all_of(places_,
+                             [](const PartAddresses& place) { return place.output == nullptr; });
 }
 
 std::int32_t* DeviceOperation::make_flags(cuda::Stream stream) {
@@ -174,7 +177,7 @@ void DeviceOperation::collect_flags(cuda::Stream stream) {
   const std::size_t bytes = entries().size() * sizeof(std::int32_t);
   check.flags = link_.home()->pinned->get(bytes, stream);
   gpu().copy(check.flags.data(), flags_, bytes, stream);
-  for (const Agreed& part : fused().parts) check.requests.push_back(part.request);
+  for (const AgreedOperation& part : fused().parts) check.requests.push_back(part.request);
 }
 
 }  // namespace hvdlite::engine

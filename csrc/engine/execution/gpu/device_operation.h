@@ -1,9 +1,9 @@
-// What operations on GPU memory have in common: inputs that become ready in streams of their own, tensors on other GPUs than the
-// set's, and an end that is an event.
-// Thread, Blocks, Throws: as operation.h says. Owns: the buffers it works in, until the event after which they are free.
+// The common part of operations on GPU memory: inputs become ready in streams of their own, tensors may lie on other GPUs than
+// the set's, and the end of the work is an event.
+// Thread, Blocks, Throws: as operation.h says. Owns: its buffers, until the event after which they are free.
 //
-// An operation is finished when its work has been handed to the GPU. Its event then says when the GPU has done it, which nobody
-// here waits for.
+// An operation is finished when the GPU has all its work. Its event says when the GPU has done the work; the engine does not wait
+// for it.
 #pragma once
 
 #include <memory>
@@ -16,16 +16,16 @@
 
 namespace hvdlite::engine {
 
-// A look at results for values that are not finite, whose flags come with the operation's event.
+// A check of results for values that are not finite. The flags are valid after the operation's event.
 struct FiniteCheck {
-  device::Buffer flags;  // page-locked: an int for each of the requests, 1 if it has such a value
+  device::Buffer flags;  // page-locked: an int for each request, 1 if its result has such a value
   std::vector<RequestPtr> requests;
 };
 
-// What is left of an operation that was handed over, until the GPU has done it.
+// The remainder of an operation whose work the GPU has but has not done.
 struct HandedOver {
   device::EventPtr event;
-  RequestPtr request;  // the first, which stands for it in messages
+  RequestPtr request;  // the first request; log lines name the operation by it
   FiniteCheck check;
 };
 
@@ -36,14 +36,14 @@ class DeviceOperation : public Operation {
 
   void abandon() override;
   virtual bool is_nccl() const = 0;
-  // Has it still to begin what members begin in one order?
+  // Must it still begin a step that members begin in one order?
   virtual bool awaits_turn() const { return false; }
-  // Once it has finished; without an event if the GPU had nothing to do.
+  // Valid after the operation has finished. It has no event if the GPU had nothing to do.
   HandedOver& handed_over() { return handed_over_; }
 
  protected:
-  // Where a part's tensors are for the set's GPU: they themselves, or copies of those on another GPU. Null: there is none.
-  struct Place {
+  // The addresses of a part's tensors on the set's GPU: of the tensors, or of copies if they lie on another GPU. Null: no tensor.
+  struct PartAddresses {
     const void* input = nullptr;
     void* output = nullptr;
   };
@@ -52,29 +52,31 @@ class DeviceOperation : public Operation {
   bool has_gpu() const { return link_.home() != nullptr; }
   const device::Gpu& gpu() const { return *link_.home()->gpu; }
   device::FusionKernels& kernels() { return link_.home()->kernels(); }
-  const Place& place(std::size_t part) const { return places_[part]; }
+  const PartAddresses& place(std::size_t part) const { return places_[part]; }
 
-  // The first step: the link's stream comes after what the inputs wait for, and they are on its GPU.
+  // The first step: orders the link's stream after the inputs' events, and copies inputs from other GPUs to the set's.
   void gather();
-  // Makes this rank's result of an operation whose output is the engine's. Where to put it: null if this rank has joined.
+  // Makes this rank's result of an operation whose output the engine allocates. Returns its address; null if this rank has
+  // joined.
   void* make_output(const Extents& extents, device::cuda::Stream stream);
-  // Memory of the set's GPU, or of the host for copies from and to it, until the operation's event.
+  // Memory of the set's GPU, or page-locked memory of the host, until the operation's event.
   void* device_memory(std::size_t bytes, device::cuda::Stream stream);
   void* pinned_memory(std::size_t bytes);
-  // The last step: after all that is in `stream` so far the results are there.
+  // The last step: the results are complete after all work that `stream` has now.
   void hand_over(device::cuda::Stream stream);
-  // Another stream that is to use what gather has prepared.
+  // Orders another stream after what gather() has prepared.
   void order_inputs(device::cuda::Stream stream) const;
 
-  // The fusion buffer: the parts one after the other, each on a boundary at which kernels are fast. What is between them is
-  // reduced with the rest and means nothing.
+  // The pieces of the fusion buffer, one after the other, each on a boundary at which kernels are fast. The bytes between them
+  // are reduced as well, and mean nothing.
   std::vector<device::Piece> inputs(std::size_t element_bytes) const;
   std::vector<device::Piece> outputs(std::size_t element_bytes) const;
   std::size_t buffer_elements(std::size_t element_bytes) const;
   bool lacks_all_inputs() const;
   bool lacks_all_outputs() const;
 
-  // Flags for the outputs, of which one is set when a value is not finite; null if nobody asked for it. Then collected.
+  // make_flags: flags for the outputs, which a kernel sets if a value is not finite; null if no check is wanted. collect_flags:
+  // copies them to the host.
   std::int32_t* make_flags(device::cuda::Stream stream);
   void collect_flags(device::cuda::Stream stream);
   void watch_finite(bool wanted) { watches_finite_ = wanted; }
@@ -87,9 +89,9 @@ class DeviceOperation : public Operation {
   std::vector<device::Piece> pieces(bool outputs, std::size_t element_bytes) const;
 
   DeviceLink& link_;
-  std::vector<Place> places_;
+  std::vector<PartAddresses> places_;
   std::vector<device::Buffer> buffers_;
-  device::EventPtr gathered_;  // after the copies of tensors on other GPUs; null: there are none
+  device::EventPtr gathered_;  // after the copies of tensors from other GPUs; null: there are none
   std::int32_t* flags_ = nullptr;
   bool watches_finite_ = false;
   HandedOver handed_over_;

@@ -20,7 +20,7 @@ std::vector<int> members_where(std::span<const RouteCard> cards, const std::vect
   return found;
 }
 
-// "" if NCCL may serve these members; certain: it surely cannot.
+// Why NCCL cannot serve these members; "": it may. certain: the reason excludes NCCL, whatever the knobs say.
 std::string obstacle(std::span<const RouteCard> cards, const std::vector<int>& members,
                      bool* certain) {
   *certain = true;
@@ -50,7 +50,7 @@ std::string obstacle(std::span<const RouteCard> cards, const std::vector<int>& m
 
 }  // namespace
 
-RouteCard::Knob knob_of(const std::string& gpu_route) {
+RouteCard::Preference knob_of(const std::string& gpu_route) {
   if (gpu_route == "nccl") return RouteCard::kNccl;
   return gpu_route == "staged" ? RouteCard::kStaged : RouteCard::kAuto;
 }
@@ -67,7 +67,7 @@ std::string get_text(std::span<const char> room) {
 
 RouteChoice choose_route(std::span<const RouteCard> cards, const std::vector<int>& members) {
   RouteChoice choice;
-  const auto asks = [&](RouteCard::Knob knob) {
+  const auto asks = [&](RouteCard::Preference knob) {
     return members_where(cards, members, [&](const RouteCard& card) { return card.knob == knob; });
   };
   const std::vector<int> for_nccl = asks(RouteCard::kNccl);

@@ -1,4 +1,5 @@
-// Which way the GPU operations of a process set go: what each member can say of itself, and what all conclude from it alike.
+// Chooses the route of a process set's GPU operations: what each member reports about itself, and the choice that all members
+// make from the reports.
 // Thread: pure. Owns: nothing. Blocks: no. Throws: nothing.
 #pragma once
 
@@ -12,27 +13,27 @@
 
 namespace hvdlite::engine {
 
-// Of one member, as it crosses to the others.
+// One member's report, which it sends to the others.
 struct RouteCard {
-  enum Knob : std::int32_t { kAuto = 0, kNccl = 1, kStaged = 2 };
-  std::int32_t knob = kAuto;      // gpu_route
-  std::int32_t has_gpu = 0;       // 0: it has joined, and no GPU could be opened
-  std::int32_t nccl_version = 0;  // 0: there is none, and `why` says so
-  std::int32_t float32_sums = 0;  // nccl_float32_sums
+  enum Preference : std::int32_t { kAuto = 0, kNccl = 1, kStaged = 2 };
+  std::int32_t knob = kAuto;      // the knob gpu_route
+  std::int32_t has_gpu = 0;       // 0: the rank has joined, and could open no GPU
+  std::int32_t nccl_version = 0;  // 0: no NCCL; `why` says the reason
+  std::int32_t float32_sums = 0;  // the knob nccl_float32_sums
   device::cuda::Uuid gpu{};
   std::array<char, 220> why{};
 };
 
 struct RouteChoice {
   bool nccl = false;
-  bool refused = false;       // gpu_route asks for what cannot be
-  bool falls_back = false;    // staged although nobody asked for it
-  bool float32_sums = false;  // of NCCL, on all members if one asks for it
+  bool refused = false;       // gpu_route demands a route that is impossible
+  bool falls_back = false;    // staged, although no rank asked for it
+  bool float32_sums = false;  // NCCL adds in float32, on all members if one asks for it
   std::string why;
 };
 
-RouteCard::Knob knob_of(const std::string& gpu_route);
-// Text in the fixed room of a message.
+RouteCard::Preference knob_of(const std::string& gpu_route);
+// Copies text into a fixed field of a message.
 void put_text(std::span<char> room, const std::string& text);
 std::string get_text(std::span<const char> room);
 

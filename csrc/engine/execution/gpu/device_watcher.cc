@@ -13,7 +13,7 @@ namespace hvdlite::engine {
 
 namespace {
 
-// For the thread to come back from the driver when the engine ends.
+// At the engine's end, how long to wait for the thread to return from the driver.
 constexpr std::chrono::milliseconds kEndingPatience{200};
 
 }  // namespace
@@ -22,7 +22,7 @@ struct DeviceWatcher::State {
   std::mutex mutex;
   std::condition_variable changed;
   std::deque<device::EventPtr> events;
-  std::function<void()> ring;  // none: nobody listens any more
+  std::function<void()> ring;  // empty: the engine does not listen any more
   bool ended = false;
 
   void run() {
@@ -36,7 +36,7 @@ struct DeviceWatcher::State {
       lock.unlock();
       try {
         next->synchronize();
-      } catch (const base::Error&) {  // whoever polls for it gets the same error
+      } catch (const base::Error&) {  // the poller of this event gets the same error
       }
       next.reset();
       lock.lock();

@@ -1,9 +1,11 @@
-// The completion thread: sleeps until the GPU has come to the next event that somebody polls for, and wakes whoever drives.
-// Thread: watch by the holder of the progress token; the thread is started by the first watch. Owns: its thread, the events
-// until they have come. Blocks: stop, for a moment. Throws: std::system_error if there can be no thread.
+// The completion thread: sleeps until the GPU reaches the next event that an operation polls for, and wakes the thread that
+// drives the engine.
+// Thread: the holder of the progress token calls watch, and the first watch starts the thread. Owns: its thread, and the events
+// until they have come. Blocks: stop, for a moment. Throws: std::system_error if no thread can be started.
 //
-// It sleeps in the driver, one event after the other: a later one that comes earlier is noticed by the engine's own timed looks.
-// A GPU that hangs would keep it for ever, so stop leaves it behind then; it touches nothing of the engine any more.
+// The thread sleeps in the driver on one event after the other. If a later event comes earlier, the engine's own timed looks
+// notice it. A GPU that hangs would keep the thread for ever, so stop() leaves such a thread behind; it no longer touches the
+// engine.
 #pragma once
 
 #include <functional>

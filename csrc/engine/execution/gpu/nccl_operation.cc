@@ -11,7 +11,7 @@ namespace nccl = device::nccl;
 
 namespace {
 
-std::int64_t divisor_of(const Agreed& agreed, int ranks) {
+std::int64_t divisor_of(const AgreedOperation& agreed, int ranks) {
   return agreed.divisor > 0 ? agreed.divisor : ranks;
 }
 
@@ -40,7 +40,7 @@ NcclOperation::NcclOperation(FusedOp fused_op, std::vector<Entry> own, DeviceLin
 }
 
 Recipe NcclOperation::recipe() const {
-  const Agreed& agreed = fused().parts.front();
+  const AgreedOperation& agreed = fused().parts.front();
   const bool float32_sums = link().float32_sums();
   return *nccl_recipe(*agreed.request, divisor_of(agreed, ranks()), ranks(), float32_sums);
 }
@@ -103,7 +103,7 @@ void NcclOperation::allreduce() {
   const std::size_t element_bytes = base::size_of(how.wire);
   const std::size_t count = buffer_elements(element_bytes);
   if (count == 0) return;
-  const Place& only = place(0);
+  const PartAddresses& only = place(0);
   const bool as_it_is = how.plain && entries().size() == 1 && only.input != nullptr &&
                         only.output != nullptr && !watches_finite();
   const void* from = only.input;
@@ -140,7 +140,7 @@ void NcclOperation::reducescatter() {
   unpack_to_ = {{output, 0, extents.out_elements()}};
 }
 
-// Every member's rows of `from`, added up, to that member's `to`.
+// Adds up each member's rows of `from`, and gives that member the sum at its `to`.
 void NcclOperation::reduce_rows(const void* from, void* to, const std::vector<std::size_t>& counts,
                                 const Recipe& how) {
   if (all_equal(counts)) {

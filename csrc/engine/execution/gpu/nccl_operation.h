@@ -1,8 +1,8 @@
-// An operation on GPU memory through NCCL, all of it in the link's stream.
+// An operation on GPU memory through NCCL, with all work in the link's stream.
 // Thread, Owns, Blocks, Throws: as device_operation.h says.
 //
-// NCCL's calls may still be at work on the host when they return; until the communicator is no longer busy nothing may come after
-// them, neither in the stream nor to the communicator.
+// NCCL's calls may still be at work on the host after they return. Until the communicator is no longer busy, this rank must
+// enqueue nothing after them in the stream, and call the communicator for nothing else.
 #pragma once
 
 #include "engine/execution/gpu/device_operation.h"
@@ -12,10 +12,10 @@ namespace hvdlite::engine {
 
 class NcclOperation final : public DeviceOperation {
  public:
-  // Can NCCL do this at all?
+  // Can NCCL carry out this operation?
   static bool serves(const FusedOp& fused, const DeviceLink& link, int ranks);
 
-  // check_finite: look at the results of allreduces of floats.
+  // check_finite: check the results of float allreduces for values that are not finite.
   NcclOperation(FusedOp fused, std::vector<Entry> entries, DeviceLink& link, const ProcessSet& set,
                 bool check_finite);
   void start() override;
@@ -31,7 +31,7 @@ class NcclOperation final : public DeviceOperation {
   void broadcast();
   void alltoall();
   Recipe recipe() const;
-  // Calls of NCCL as one.
+  // Runs several calls of NCCL as one group.
   template <typename Calls>
   void grouped(Calls calls);
   void check(device::nccl::Result result, const char* function);
@@ -42,8 +42,8 @@ class NcclOperation final : public DeviceOperation {
   int ranks() const { return static_cast<int>(set_.members->size()); }
 
   const ProcessSet& set_;
-  bool moves_ = false;           // something was called
-  void* unpack_from_ = nullptr;  // not null: what NCCL leaves there has to be unpacked
+  bool moves_ = false;           // some NCCL call was made
+  void* unpack_from_ = nullptr;  // not null: the result there has to be unpacked
   std::vector<device::Piece> unpack_to_;
 };
 

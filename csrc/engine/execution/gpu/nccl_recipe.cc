@@ -39,7 +39,7 @@ nccl::DataType type_of(DType wire) {
 
 bool is_complex(DType dtype) { return dtype == DType::kComplex64 || dtype == DType::kComplex128; }
 
-// Bytes 0 and 1: a Sum is "any", a Product "all", as in our kernels.
+// For booleans, which are bytes 0 and 1: a Sum means "any", a Product "all", as in hvdlite's kernels.
 ReduceOp op_for(DType dtype, ReduceOp op) {
   if (dtype != DType::kBool) return op;
   return op == ReduceOp::kSum || op == ReduceOp::kMax ? ReduceOp::kMax : ReduceOp::kMin;
@@ -58,7 +58,7 @@ nccl::RedOp nccl_op(ReduceOp op) {
   }
 }
 
-// What the elements are while they are added: as they are, or what our kernels add them in.
+// The dtype in which NCCL adds: the tensor's own, or the accumulation type of hvdlite's kernels.
 DType wire_for(const Request& request, bool sums, bool float32_sums) {
   const bool average = request.op == ReduceOp::kAverage;
   switch (request.dtype) {
@@ -85,7 +85,7 @@ std::optional<Recipe> nccl_recipe(const Request& request, std::int64_t divisor, 
   const bool average = request.op == ReduceOp::kAverage;
   const bool sums = average || request.op == ReduceOp::kSum;
   if (request.op == ReduceOp::kAdasum) return std::nullopt;
-  // NCCL has no integers of 16 bits, and sums that wrap at 32 would not be ours.
+  // NCCL has no 16-bit integers, and sums that wrap at 32 bits would differ from hvdlite's.
   if (base::size_of(request.dtype) == 2 && !floats) return std::nullopt;
   Recipe recipe;
   const DType dtype = request.dtype == DType::kBool ? DType::kUInt8 : request.dtype;
@@ -98,12 +98,12 @@ std::optional<Recipe> nccl_recipe(const Request& request, std::int64_t divisor, 
   recipe.pack = {.from = dtype, .to = wire, .factor = request.prescale, .divisor = 1, .op = op};
   recipe.unpack = {.from = wire, .to = dtype, .factor = request.postscale, .divisor = 1, .op = op};
   const bool unscaled = request.prescale == 1.0 && request.postscale == 1.0;
-  // One rank's average is its sum. NCCL has a kernel for it all the same, which for 16-bit floats leaves the last element of some odd
-  // numbers of them unwritten (2.28.9 on an H200: 8481, out of place; also when it is called by itself).
+  // The average of one rank is its sum, so use ncclSum. NCCL's kernel for the average of one rank leaves the last element of some
+  // odd numbers of 16-bit floats unwritten (2.28.9 on an H200: 8481 elements, out of place; also when it is called directly).
   if (average && floats && unscaled && divisor == ranks && ranks > 1) {
     recipe.op = nccl::kAvg;
   } else if (average && wire == DType::kFloat16) {
-    // Divided before it is added: the sum of values whose mean fits need not fit.
+    // Divides before it adds: the sum of values may overflow where their mean does not.
     recipe.pack.factor = request.prescale / static_cast<double>(divisor);
   } else if (average) {
     recipe.unpack.divisor = divisor;

@@ -57,7 +57,7 @@ void StagedOperation::fetch_bytes(std::byte* to, const void* from, std::size_t b
   fetched_ = true;
 }
 
-// A single tensor that crosses as it is needs no packing; nor does it where nobody has to look at it.
+// A single tensor that needs no conversion is not packed, unless its values must be checked.
 bool StagedOperation::is_packed() const {
   return entries().size() > 1 || first_request().wire != Wire::kSame || watches_finite();
 }
@@ -158,7 +158,7 @@ void StagedOperation::move() {
   }
 }
 
-// As one tensor; but Adasum looks at each by itself.
+// Reduces the fusion buffer as one tensor. Adasum has to see each tensor by itself.
 void StagedOperation::move_allreduce() {
   collectives::AllreduceArgs args;
   args.reduction = reduction_of(fused().parts.front(), comm_.size());
@@ -181,7 +181,8 @@ void StagedOperation::bring_back() {
   const Request& first = first_request();
   const device::cuda::Stream stream = link().return_stream();
   const device::Current current(gpu());
-  order_inputs(stream);  // the outputs may be written after them, also where nothing was fetched
+  // The outputs may be written only after the inputs' events, even if nothing was copied from them.
+  order_inputs(stream);
   const auto bring = [&](void* to, std::size_t bytes) {
     if (to != nullptr && bytes > 0) gpu().copy(to, output_, bytes, stream);
   };
@@ -189,7 +190,7 @@ void StagedOperation::bring_back() {
     make_output(*extents_, stream);
     bring(place(0).output, extents_->out_bytes());
   } else if (first.kind == OpKind::kBroadcast) {
-    const Place& own = place(0);
+    const PartAddresses& own = place(0);
     if (comm_.rank() != context_.set.index_of(first.root)) {
       bring(own.output, first.bytes());
     } else if (own.output != own.input && first.bytes() > 0) {

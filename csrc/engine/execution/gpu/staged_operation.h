@@ -1,12 +1,14 @@
-// An operation on GPU memory through host memory: where ranks share a GPU, NCCL is missing, or cannot do it.
-// Thread, Blocks, Throws: as device_operation.h says. Owns: besides, the collective that moves the copies.
+// An operation on GPU memory through host memory, for sets whose ranks share a GPU, or that lack NCCL, or whose operation NCCL
+// cannot do.
+// Thread, Blocks, Throws: as device_operation.h says. Owns, in addition: the collective that moves the copies.
 //
-//   arriving    pack (if there are several tensors, or narrower ones cross), copy to page-locked memory, an event
-//   moving      once it has come: the collective of host memory, which does all scaling
-//   returning   copy back, unpack, and the operation's event
+//   arriving    pack (if there are several tensors, or narrower ones travel), copy to page-locked memory, record an event
+//   moving      after the event: the collective of host memory, which does all scaling
+//   returning   copy back, unpack, and record the operation's event
 //
-// A rank that has joined and has no GPU takes part with ordinary memory. Members that share memory for this (sharing.h) move
-// data through it; they take turns there in the order in which operations begin to move, which is the lane's (device_lane.h).
+// A joined rank without a GPU takes part with ordinary memory. Members that share memory for this (Sharing in collectives/comm.h)
+// move data through it. They take turns there in the order in which operations begin to move, which is the lane's order
+// (device_lane.h).
 #pragma once
 
 #include <memory>
@@ -19,10 +21,10 @@ namespace hvdlite::engine {
 
 class StagedOperation final : public DeviceOperation {
  public:
-  // What it needs besides, which outlives it.
+  // Objects that the operation uses and that must outlive it.
   struct Context {
     const ProcessSet& set;
-    BufferPool& pool;
+    FusionBufferPool& pool;
     const collectives::Selection& selection;
     DeviceWatcher& watcher;
     bool check_finite = false;
@@ -44,7 +46,7 @@ class StagedOperation final : public DeviceOperation {
   void move_allreduce();
   // Host memory for copies from and to the GPU.
   std::byte* host_memory(std::size_t bytes);
-  // A copy of `bytes` at `from` on the GPU, which will have come with the event.
+  // Starts a copy of `bytes` bytes at `from` on the GPU. It is complete after the event.
   void fetch_bytes(std::byte* to, const void* from, std::size_t bytes);
   bool is_packed() const;
   std::size_t wire_bytes() const { return base::size_of(first_request().wire_dtype()); }
@@ -53,13 +55,13 @@ class StagedOperation final : public DeviceOperation {
   collectives::Comm comm_;
   Context context_;
   Stage stage_ = Stage::kArriving;
-  bool fetched_ = false;  // something is on its way
+  bool fetched_ = false;  // a copy is under way
   device::EventPtr arrived_;
-  std::byte* input_ = nullptr;  // host memory; null: this rank gives nothing
+  std::byte* input_ = nullptr;  // host memory; null: this rank contributes nothing
   std::byte* output_ = nullptr;
-  void* packed_ = nullptr;  // GPU memory, of the tensors one after the other in the wire dtype
+  void* packed_ = nullptr;  // GPU memory with the tensors one after the other, in the wire dtype
   std::unique_ptr<Extents> extents_;
-  std::vector<BufferPool::Buffer> plain_;
+  std::vector<FusionBufferPool::Lease> plain_;
   std::unique_ptr<collectives::Collective> collective_;
 };
 

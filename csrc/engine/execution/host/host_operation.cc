@@ -43,7 +43,7 @@ void HostOperation::start() {
     case OpKind::kRemoveProcessSet:
     case OpKind::kSend:
     case OpKind::kRecv:
-      HVD_CHECK(false);  // the cycle settles these itself, or two ranks do
+      HVD_CHECK(false);  // the cycle or PointToPoint carries these out
   }
   if (collective_->result_is_open()) ++context_.counters.open_results;
 }
@@ -55,7 +55,7 @@ bool HostOperation::advance() {
   return true;
 }
 
-// The memory stays with the parked operation: the transport may still write to it.
+// The retained operation keeps the memory, because the transport may still write to it.
 void HostOperation::abandon() {
   for (const Entry& entry : entries()) {
     if (entry.request && entry.completion->output) entry.completion->output->block.abandon();
@@ -73,7 +73,7 @@ void HostOperation::start_allreduce() {
   }
 }
 
-// Straight from and to the tensors; those of a rank that has joined are null. Members that agreed on an arena all have one, and
+// Reduces straight from and to the tensors. A joined rank's pointers are null. If members agreed on an arena, all have one, and
 // none has joined.
 void HostOperation::start_scattered_allreduce() {
   collectives::AllreduceArgs args;
@@ -121,7 +121,7 @@ void HostOperation::unpack() {
 void HostOperation::start_single_allreduce() {
   const Request& request = first_request();
   void* output = entries()[0].output;
-  if (output == nullptr) {  // joined: the result is nobody's here
+  if (output == nullptr) {  // joined: no caller of this rank gets the result
     buffer_ = context_.pool.get(request.bytes());
     output = buffer_->data();
   }

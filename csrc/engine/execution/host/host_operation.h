@@ -1,4 +1,4 @@
-// An operation on host memory: packs if the algorithm needs it, runs its collective, unpacks.
+// An operation on host memory: packs the tensors if the algorithm needs it, runs the collective, unpacks.
 // Thread, Owns, Blocks, Throws: as operation.h says.
 #pragma once
 
@@ -16,10 +16,10 @@ namespace hvdlite::engine {
 
 class HostOperation final : public Operation {
  public:
-  // What it needs besides, which outlives it.
+  // Objects that the operation uses and that must outlive it.
   struct Context {
     const ProcessSet& set;
-    BufferPool& pool;
+    FusionBufferPool& pool;
     OutputCache& outputs;
     const collectives::Selection& selection;
     Counters& counters;
@@ -44,13 +44,13 @@ class HostOperation final : public Operation {
   void start_alltoall();
   void start_reducescatter();
   void unpack();
-  // Memory for the result of entry 0 (or scratch if this rank has joined).
+  // Memory for the result of entry 0, or scratch memory if this rank has joined.
   void* allocate_output(const Extents& extents);
 
   collectives::Comm comm_;
   Context context_;
-  std::optional<BufferPool::Buffer> buffer_;
-  bool packed_ = false;  // the result lies in buffer_ and has to be copied out
+  std::optional<FusionBufferPool::Lease> buffer_;
+  bool packed_ = false;  // the result lies in buffer_; finish() has to copy it out
   std::unique_ptr<collectives::Collective> collective_;
 };
 

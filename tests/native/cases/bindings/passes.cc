@@ -264,7 +264,7 @@ TEST(a_pass_by_hand_launches_all_buckets) {
 
 TEST(what_is_finished_is_set_aside_and_what_was_reset_forgotten) {
   Gradient clean, dirty{.dirty = true, .filled = true};
-  EXPECT(Passes::before(clean, Found::kFinished, false) == Before::kSetAside && !clean.fresh);
+  EXPECT(Passes::before(clean, Found::kFinished, false) == Before::kHoldReduced && !clean.fresh);
   EXPECT(Passes::before(clean, Found::kUnreduced, false) == Before::kNothing && !clean.fresh);
   EXPECT(Passes::before(clean, Found::kNothing, true) == Before::kForget && !clean.fresh);
   EXPECT(Passes::before(dirty, Found::kNothing, false) == Before::kForget && !dirty.fresh);

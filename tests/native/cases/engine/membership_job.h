@@ -52,9 +52,9 @@ struct PlainFacts final : Membership::Facts {
     for (const Unfinished& each : open) visit(each.request, each.record, each.under_way);
   }
   bool has_joined(SetId) override { return false; }
-  double unexcused(Time) override { return 1e9; }
-  bool ask_where() override { return where.has_value(); }
-  std::optional<std::string> take_where() override { return where; }
+  double since_exemption(Time) override { return 1e9; }
+  bool ask_program() override { return where.has_value(); }
+  std::optional<std::string> take_answer() override { return where; }
   std::string state_of(int) override { return "it is stopped"; }
 
   std::set<int> lost;  // of this host, not found yet

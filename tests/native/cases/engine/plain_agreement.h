@@ -28,7 +28,7 @@ struct PlainTable {
   bool held = false;  // for ever, by a member that died
   std::uint64_t first_sequence = 0;
   std::map<std::uint64_t, Cell> cells;
-  std::vector<Agreement::Entry> log;
+  std::vector<Agreement::LogEntry> log;
   std::map<int, std::size_t> read;  // entries of the log, by each member
 
   void add_to(base::Hasher& hasher) const {
@@ -41,7 +41,7 @@ struct PlainTable {
       for (const int member : cell.announced) hasher.add_signed(member);
     }
     hasher.add(log.size());
-    for (const Agreement::Entry& entry : log) {
+    for (const Agreement::LogEntry& entry : log) {
       hasher.add(entry.key);
       hasher.add_pair(static_cast<int>(entry.kind),
                       16 * entry.by + 2 * entry.last + entry.prepared);
@@ -81,7 +81,7 @@ class PlainAgreement final : public Agreement {
   std::uint64_t first_sequence() const override { return table_->first_sequence; }
 
   bool has_news() const override { return read() < table_->log.size(); }
-  Entry front() const override { return table_->log.at(read()); }
+  LogEntry front() const override { return table_->log.at(read()); }
   void pop() override { ++table_->read[index_]; }
 
   Step try_announce(std::span<Unit> units) override {
@@ -170,7 +170,7 @@ class PlainAgreement final : public Agreement {
     table_->cells.clear();
     append({.kind = Kind::kClosed});
   }
-  void append(Entry entry) {
+  void append(LogEntry entry) {
     entry.by = static_cast<std::uint8_t>(index_);
     table_->log.push_back(entry);
   }

@@ -71,16 +71,16 @@ struct Rank {
   }
   // These ranks lack everything that they are asked for, those have all.
   void lacking(const std::vector<int>& ranks, const std::string& text = "at f",
-               double unexcused = 1e18) {
+               double since_exemption = 1e18) {
     answer = [=, this](int rank, const Inquiry& question) {
-      Whereabouts whereabouts{.number = question.number, .unexcused = unexcused};
+      StallReply reply{.number = question.number, .since_exemption = since_exemption};
       if (std::ranges::count(ranks, rank) > 0) {
         for (std::uint32_t i = 0; i < question.operations.size(); ++i) {
-          whereabouts.lacks.push_back(i);
+          reply.lacks.push_back(i);
         }
-        whereabouts.text = text;
+        reply.text = text;
       }
-      inspector.hear(rank, whereabouts);
+      inspector.hear(rank, reply);
     };
   }
 
@@ -137,7 +137,7 @@ TEST(two_hundred_tensors_are_one_line) {
 TEST(those_that_wait_for_other_ranks_are_another_line) {
   Rank rank(0);
   rank.answer = [&](int each, const Inquiry& question) {
-    Whereabouts answer{.number = question.number, .unexcused = 1e18};
+    StallReply answer{.number = question.number, .since_exemption = 1e18};
     if (each == 1) answer.lacks = {0};
     if (each == 2) answer.lacks = {1};
     rank.inspector.hear(each, answer);
@@ -165,7 +165,7 @@ TEST(its_end_is_one_line) {
 TEST(who_is_silent_is_missing) {
   Rank rank(0);
   const auto some = [&](int each, const Inquiry& question) {
-    if (each != 3) rank.inspector.hear(each, {.number = question.number, .unexcused = 1e18});
+    if (each != 3) rank.inspector.hear(each, {.number = question.number, .since_exemption = 1e18});
   };
   rank.answer = some;
   rank.submit("a");
@@ -232,10 +232,10 @@ TEST(an_excuse_holds_both_back) {
   rank.submit("a");
   const double ends = 300;
   rank.answer = [&](int each, const Inquiry& question) {
-    Whereabouts answer{.number = question.number, .unexcused = 1e18};
+    StallReply answer{.number = question.number, .since_exemption = 1e18};
     if (each == 1) {
       answer.lacks = {0};
-      answer.unexcused = rank.now - ends;
+      answer.since_exemption = rank.now - ends;
     }
     rank.inspector.hear(each, answer);
   };
@@ -253,7 +253,7 @@ TEST(an_excuse_is_of_one_rank) {
   Rank rank(0);
   rank.submit("a");
   rank.answer = [&](int each, const Inquiry& question) {
-    Whereabouts answer{.number = question.number, .unexcused = each == 1 ? -1000.0 : 1e18};
+    StallReply answer{.number = question.number, .since_exemption = each == 1 ? -1000.0 : 1e18};
     if (each <= 2) answer.lacks = {0};
     rank.inspector.hear(each, answer);
   };
@@ -286,7 +286,7 @@ TEST(who_has_told_goes_on_with_it) {
   EXPECT(rank.inspector.claim(0, {0, 1}, false, rank.time()));
   Rank other(0);
   other.answer = [&](int each, const Inquiry& question) {
-    Whereabouts answer{.number = question.number, .unexcused = 1e18};
+    StallReply answer{.number = question.number, .since_exemption = 1e18};
     if (each == 1) answer.in_hand = {0};
     if (each == 2) answer.lacks = {0};
     other.inspector.hear(each, answer);
@@ -329,9 +329,9 @@ TEST(late_and_false_answers_change_nothing) {
   rank.submit("a");
   rank.at(10.5);
   EXPECT(rank.questions.size() == 1);
-  rank.inspector.hear(2, {.number = 77, .lacks = {0}, .unexcused = 1e18});
-  rank.inspector.hear(9, {.number = 1, .lacks = {0}, .unexcused = 1e18});
-  rank.inspector.hear(1, {.number = 1, .lacks = {63}, .in_hand = {63}, .unexcused = 1e18});
+  rank.inspector.hear(2, {.number = 77, .lacks = {0}, .since_exemption = 1e18});
+  rank.inspector.hear(9, {.number = 1, .lacks = {0}, .since_exemption = 1e18});
+  rank.inspector.hear(1, {.number = 1, .lacks = {63}, .in_hand = {63}, .since_exemption = 1e18});
   rank.at(16);
   EXPECT(rank.warnings.size() == 1);
   EXPECT(has(rank.warnings[0], "rank 2, which does not answer"));

@@ -170,10 +170,10 @@ TEST(an_excuse_holds_warning_and_limit_back) {
   Time ended;
   job.begin([&](Rank& rank) -> Program {
     if (rank.number() == 1) {
-      rank.shared().excuse.set(1000);
+      rank.shared().stall_exemption.set(1000);
       co_await rank.compute(300);
       EXPECT(warnings(job).empty() && !rank.failed());
-      rank.shared().excuse.set(0);
+      rank.shared().stall_exemption.set(0);
       ended = job.now();
       co_await rank.until([&] { return !warnings(job).empty(); });
       EXPECT(job.seconds_since(ended) >= 1 && job.seconds_since(ended) < 2.1);
@@ -190,9 +190,9 @@ TEST(an_excused_rank_that_comes_is_not_spoken_of) {
   Job job(one_host(2), limits(1, 2));
   job.begin([&](Rank& rank) -> Program {
     if (rank.number() == 1) {
-      rank.shared().excuse.set(100);
+      rank.shared().stall_exemption.set(100);
       co_await rank.compute(50);
-      rank.shared().excuse.set(0);
+      rank.shared().stall_exemption.set(0);
     }
     EXPECT((co_await rank.allreduce("x")).ok());
   });

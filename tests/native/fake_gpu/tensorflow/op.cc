@@ -20,7 +20,7 @@ namespace fake::tensorflow {
 namespace {
 
 using hvdlite::tensorflow::api;
-using hvdlite::tensorflow::Status;
+using hvdlite::tensorflow::TfStatus;
 
 // What eigen_device gives: the stream, or one of the lies below.
 enum Lie { kNone, kOtherStream, kNoStream, kNoObject, kNoFunction };
@@ -29,7 +29,7 @@ std::atomic<int> lie = kNone;
 const Stream* stream_of(TF_OpKernelContext* context) {
   static const auto get = reinterpret_cast<Stream* (*)(TF_OpKernelContext*, TF_Status*)>(
       dlsym(dlopen("libtensorflow_framework.so.2", RTLD_NOW | RTLD_NOLOAD), "TF_GetStream"));
-  const Status status;
+  const TfStatus status;
   return get(context, status);
 }
 
@@ -73,7 +73,7 @@ void* create(TF_OpKernelConstruction* construction) {
   static const auto get = reinterpret_cast<GetFloat>(
       dlsym(dlopen("libtensorflow_framework.so.2", RTLD_NOW | RTLD_NOLOAD),
             "TF_OpKernelConstruction_GetAttrFloat"));
-  const Status status;
+  const TfStatus status;
   auto* attributes = new Attributes;
   get(construction, "summand", &attributes->summand, status);
   get(construction, "seconds", &attributes->seconds, status);
@@ -92,7 +92,7 @@ cuda::Function add_kernel(int gpu) {
 
 void compute(void* kernel, TF_OpKernelContext* context) {
   const auto& [summand, seconds] = *static_cast<const Attributes*>(kernel);
-  const Status status;
+  const TfStatus status;
   TF_Tensor* input = nullptr;
   api().GetInput(context, 0, &input, status);
   std::int64_t extents[8] = {};
@@ -141,7 +141,7 @@ void shape_of_input(TF_ShapeInferenceContext* context, TF_Status* status) {
   api().OpDefinitionBuilderAddInput(op, "value: float");
   api().OpDefinitionBuilderAddOutput(op, "sum: float");
   api().OpDefinitionBuilderSetShapeInferenceFunction(op, shape_of_input);
-  const Status status;
+  const TfStatus status;
   api().RegisterOpDefinition(op, status);
   api().RegisterKernelBuilder(
       "FakeGpuAdd", api().NewKernelBuilder("FakeGpuAdd", "GPU", create, compute, destroy), status);

@@ -1,10 +1,10 @@
-// A member's side of an Agreement: what of this rank is announced there, and what is about to be.
-// Thread: the holder of the progress token. Owns: the entries that go that way until they are taken back. Blocks: no.
-// Throws: what the agreement throws; then nothing is lost.
+// This rank's units of an Agreement: the ones that it has announced there, and the ones that it will announce.
+// Thread: the holder of the progress token. Owns: these units' entries until the caller takes them back. Blocks: no.
+// Throws: what the agreement throws; no entry is lost then.
 //
-// An agreement deals in units: an operation by itself, or a group of operations, which is announced when this rank has
-// submitted all of it. Operations whose extents differ between ranks (allgather, alltoall) and those that change sets or end
-// a join need the coordinator and are not in it.
+// A unit is one operation, or a group of operations. A group is announced when this rank has submitted all of it. Some operations
+// need the coordinator and are no units: those whose extents differ between ranks (allgather, alltoall), and those that change
+// sets or end a join.
 #pragma once
 
 #include <algorithm>
@@ -19,13 +19,13 @@
 
 namespace hvdlite::engine {
 
-class Accord {
+class LocalUnits {
  public:
-  // The keys that a request may have there: of itself, and of its group.
+  // Adds the keys that a request may have in the agreement: its own key, and its group's.
   static void add_keys(const Request& request, std::vector<std::uint64_t>& keys);
 
-  // Takes an entry of this rank, which is announced when its unit is complete. False, and not taken, if it has to go by
-  // message: it is none of the agreement's, or others of its group have gone that way.
+  // Takes an entry of this rank, and announces it when its unit is complete. Returns false, and does not take the entry, if the
+  // entry must go by message: the agreement does not cover it, or other entries of its group went by message.
   bool admit(Entry& entry);
   bool has_waiting() const { return !waiting_.empty(); }
   bool has_announced() const { return !announced_.empty(); }
@@ -42,47 +42,47 @@ class Accord {
     for (const auto& [key, entries] : announced_) std::ranges::for_each(entries, visit);
   }
 
-  // Announces what waits, as much as at once is good. Calls announced(entries) for what has been; what has to go by message
-  // instead is added to `by_message`.
+  // Announces waiting units, at most kMostAtOnce in one call. Calls announced(entries) for each announced unit, and adds entries
+  // that must go by message to `by_message`.
   template <typename Announced>
   Agreement::Step announce(Agreement& agreement, std::vector<Entry>& by_message,
                            Announced announced);
-  // The one entry that waits, with nothing else of this rank announced; null otherwise.
+  // The waiting entry, if it is the only one and this rank has announced nothing else; null otherwise.
   const Entry* only_one() const;
-  // Of what waits: whether the only one is announced as prepared.
+  // Says whether the only waiting unit is prepared.
   void mark_prepared(bool prepared) { units_.front().prepared = prepared; }
 
-  // What this rank has announced under a key, where it is no longer; empty if nothing.
+  // Takes the entries that this rank has announced under a key; none if it has announced nothing.
   std::vector<Entry> take(std::uint64_t key);
-  // Everything: announced, waiting, and parts of groups.
+  // Takes all entries: announced, waiting, and of incomplete groups.
   std::vector<Entry> take_all();
-  // The coordinator has decided this request. Gives the unit it belongs to, if that is held here: what the coordinator has not
-  // decided of it goes by message. by_name: this rank's may differ from the decided one in everything but the name.
+  // The coordinator has decided this request. Takes the entries of its unit, if they are here; those that the coordinator has not
+  // decided go by message. by_name: this rank's request may differ from the decided one in everything but the name.
   std::vector<Entry> withdraw(const Request& decided, bool by_name);
 
   void add_to(base::Hasher& hasher) const;
 
  private:
-  // Announcements in one step, so that nobody is kept from it for long.
+  // A limit to the announcements in one step, so that no member holds the lock for long.
   static constexpr std::size_t kMostAtOnce = 512;
 
   void wait(const Agreement::Unit& unit, std::vector<Entry> entries);
   std::vector<Entry> take_waiting(std::size_t place);
-  // The part of a group that is here; the rest goes by message as it comes.
+  // Takes the entries of an incomplete group. Its later entries go by message, too.
   std::vector<Entry> give_up_group(std::uint64_t key);
 
   std::unordered_map<std::uint64_t, std::vector<Entry>> groups_;  // not complete, by key
-  std::unordered_map<std::uint64_t, std::int32_t>
-      sent_groups_;  // by message, and how many of each are still to come
-  // To be announced: units, and the entries of each in the order of the group.
+  // Groups that go by message, and how many of their entries are still to come.
+  std::unordered_map<std::uint64_t, std::int32_t> sent_groups_;
+  // Units that wait to be announced, and each unit's entries in the order of the group.
   std::vector<Agreement::Unit> units_;
   std::vector<std::vector<Entry>> waiting_;
   std::unordered_map<std::uint64_t, std::vector<Entry>> announced_;  // by key
 };
 
 template <typename Announced>
-Agreement::Step Accord::announce(Agreement& agreement, std::vector<Entry>& by_message,
-                                 Announced announced) {
+Agreement::Step LocalUnits::announce(Agreement& agreement, std::vector<Entry>& by_message,
+                                     Announced announced) {
   const std::size_t count = std::min(units_.size(), kMostAtOnce);
   const Agreement::Step step = agreement.try_announce(std::span(units_).first(count));
   if (step == Agreement::Step::kRefused || step == Agreement::Step::kUnread) return step;

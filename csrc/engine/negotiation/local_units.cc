@@ -1,7 +1,7 @@
-// What this rank announces in memory: the books (Accord), and what SetNegotiation does through its set's port (the rest is
-// set_negotiation.cc). ledger.h explains the protocol.
+// What this rank announces in memory: its units (LocalUnits), and the steps of SetNegotiation through the set's port (its other
+// functions are in set_negotiation.cc). ledger.h explains the protocol.
 
-#include "engine/negotiation/accord.h"
+#include "engine/negotiation/local_units.h"
 
 #include <iterator>
 #include <utility>
@@ -19,10 +19,10 @@ using Step = Agreement::Step;
 
 namespace {
 
-// How often to read the log and try again, when it grows in between.
+// How often to read the log and try again if the log grows in between.
 constexpr int kRounds = 4;
 
-// Operations that equal requests describe completely.
+// Kinds of operations that are fully described by equal requests.
 bool covers(OpKind kind) {
   return kind == OpKind::kAllreduce || kind == OpKind::kBroadcast ||
          kind == OpKind::kReducescatter || kind == OpKind::kBarrier;
@@ -49,19 +49,19 @@ void append(std::vector<Entry>& to, std::vector<Entry>&& entries) {
 
 }  // namespace
 
-void Accord::add_keys(const Request& request, std::vector<std::uint64_t>& keys) {
+void LocalUnits::add_keys(const Request& request, std::vector<std::uint64_t>& keys) {
   keys.push_back(request.name_hash);
   if (!request.in_group()) return;
   const std::uint64_t key = request.group_hash;
   if (keys.size() < 2 || keys[keys.size() - 2] != key) keys.push_back(key);
 }
 
-void Accord::wait(const Agreement::Unit& unit, std::vector<Entry> entries) {
+void LocalUnits::wait(const Agreement::Unit& unit, std::vector<Entry> entries) {
   units_.push_back(unit);
   waiting_.push_back(std::move(entries));
 }
 
-bool Accord::admit(Entry& entry) {
+bool LocalUnits::admit(Entry& entry) {
   const Request& request = *entry.request;
   if (!covers(request.kind)) return false;
   if (!request.in_group()) {
@@ -81,31 +81,31 @@ bool Accord::admit(Entry& entry) {
   group.push_back(std::move(entry));
   if (group.size() < size) return true;
   if (!std::ranges::is_sorted(group, in_order)) std::ranges::sort(group, in_order);
-  // Which members are absent is part of the content: a difference is for the coordinator to settle.
+  // The content includes which members of the group are absent. If that differs, the coordinator settles the group.
   const std::uint64_t content = content_of(group);
   wait({key, content}, std::move(group));
   groups_.erase(key);
   return true;
 }
 
-const Entry* Accord::only_one() const {
+const Entry* LocalUnits::only_one() const {
   const bool alone = waiting_.size() == 1 && announced_.empty();
   return alone && waiting_.front().size() == 1 ? &waiting_.front().front() : nullptr;
 }
 
-std::vector<Entry> Accord::take(std::uint64_t key) {
+std::vector<Entry> LocalUnits::take(std::uint64_t key) {
   auto found = announced_.extract(key);
   return found.empty() ? std::vector<Entry>() : std::move(found.mapped());
 }
 
-std::vector<Entry> Accord::take_waiting(std::size_t place) {
+std::vector<Entry> LocalUnits::take_waiting(std::size_t place) {
   std::vector<Entry> entries = std::move(waiting_[place]);
   waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(place));
   units_.erase(units_.begin() + static_cast<std::ptrdiff_t>(place));
   return entries;
 }
 
-std::vector<Entry> Accord::take_all() {
+std::vector<Entry> LocalUnits::take_all() {
   std::vector<Entry> all;
   for (auto& [key, entries] : std::exchange(announced_, {})) append(all, std::move(entries));
   for (std::vector<Entry>& entries : std::exchange(waiting_, {})) append(all, std::move(entries));
@@ -114,7 +114,7 @@ std::vector<Entry> Accord::take_all() {
   return all;
 }
 
-std::vector<Entry> Accord::give_up_group(std::uint64_t key) {
+std::vector<Entry> LocalUnits::give_up_group(std::uint64_t key) {
   auto found = groups_.extract(key);
   if (found.empty()) return {};
   std::vector<Entry> entries = std::move(found.mapped());
@@ -123,7 +123,7 @@ std::vector<Entry> Accord::give_up_group(std::uint64_t key) {
   return entries;
 }
 
-std::vector<Entry> Accord::withdraw(const Request& decided, bool by_name) {
+std::vector<Entry> LocalUnits::withdraw(const Request& decided, bool by_name) {
   const std::uint64_t key = decided.in_group() ? decided.group_hash : decided.name_hash;
   const auto matches = [&](std::uint64_t held, const std::vector<Entry>& entries) {
     return held == key || (by_name && std::ranges::any_of(entries, [&](const Entry& entry) {
@@ -151,37 +151,37 @@ bool SetNegotiation::agree() {
   bool moved = read();
   if (attentive_) moved = keep_port() || moved;
   if (joins_) return announce_join() || moved;
-  if (accord_.has_waiting()) moved = announce_waiting() || moved;
+  if (local_units_.has_waiting()) moved = announce_waiting() || moved;
   return moved;
 }
 
-// It begins when the last users of its memory have left. Before, everything goes through messages.
+// The agreement begins when the last users of its memory have left. Until then everything goes through messages.
 bool SetNegotiation::begin() {
-  if (!port_->may_begin()) return await_decisions(accord_.take_all());
+  if (!port_->may_begin()) return await_decisions(local_units_.take_all());
   if (coordinator_) {
     begin_port();
     return true;
   }
-  try_again_ = accord_.has_waiting();  // the coordinator is about to do so
+  try_again_ = local_units_.has_waiting();  // the coordinator is about to begin
   return false;
 }
 
-// The coordinator must count what this rank asked for before it counts its join, or it would do that without this rank. So all
-// of it goes by message, and what is announced in memory is taken out: the port is closed, as by a rank that leaves.
+// The coordinator must count this rank's earlier requests before it counts its join. So this rank closes the port, as a rank that
+// leaves does; then all its announced entries go by message.
 bool SetNegotiation::announce_join() {
-  if (accord_.has_announced()) {
+  if (local_units_.has_announced()) {
     if (!close()) return false;
     read();
-    try_again_ = accord_.has_announced();
+    try_again_ = local_units_.has_announced();
     if (try_again_) return false;
   }
-  await_decisions(accord_.take_all());
+  await_decisions(local_units_.take_all());
   to_announce_.emplace_back(kJoinName);
   joins_ = false;
   return true;
 }
 
-// Makes a step that needs that this rank has read the log. False if that has to be tried again.
+// Makes a step that requires that this rank has read the log. Returns false if the step has to be tried again.
 template <typename Try>
 bool SetNegotiation::after_reading(Try try_step) {
   for (int round = 0; round < kRounds; ++round) {
@@ -205,17 +205,17 @@ void SetNegotiation::abandon() {
 }
 
 bool SetNegotiation::announce_waiting() {
-  const Entry* one = accord_.only_one();
-  accord_.mark_prepared(one != nullptr && all_.effects_.prepare(set_.id, *one));
+  const Entry* one = local_units_.only_one();
+  local_units_.mark_prepared(one != nullptr && all_.effects_.prepare(set_.id, *one));
   all_.effects_.before_announcing();
   std::vector<Entry> by_message;
   const bool announced = after_reading([&] {
-    return accord_.announce(*port_, by_message, [&](const std::vector<Entry>& entries) {
+    return local_units_.announce(*port_, by_message, [&](const std::vector<Entry>& entries) {
       all_.effects_.announced_in_memory(entries);
     });
   });
   if (!announced) return false;
-  try_again_ = accord_.has_waiting();
+  try_again_ = local_units_.has_waiting();
   await_decisions(std::move(by_message));
   read();
   return true;
@@ -227,26 +227,26 @@ void SetNegotiation::wake_members() {
   }
 }
 
-// Does what the log says, as far as it can be done.
+// Executes what the log says, as far as possible now.
 bool SetNegotiation::read() {
   std::vector<Entry> taken;
   try {
     return read(taken);
   } catch (const base::Error& error) {
-    // No table holds them any more, and their callers would wait for ever.
+    // No table holds these entries any more. Without this their callers would wait for ever.
     all_.finish(taken, {error.code(), error.what()});
     throw;
   }
 }
 
-// taken: entries that are agreed and not carried out yet.
+// taken: entries that are agreed and not executed yet.
 bool SetNegotiation::read(std::vector<Entry>& taken) {
   bool moved = false;
-  std::vector<Agreed> agreed;
+  std::vector<AgreedOperation> agreed;
   while (port_->has_news() && seen_ >= port_->first_sequence()) {
-    const Agreement::Entry entry = port_->front();
+    const Agreement::LogEntry entry = port_->front();
     const bool alone = entry.kind == Agreement::Kind::kList || entry.prepared != 0;
-    if (entry.kind == Agreement::Kind::kList && lists_.empty()) break;  // it is on its way
+    if (entry.kind == Agreement::Kind::kList && lists_.empty()) break;  // the list is on its way
     HVD_CHECK(agreed.empty() || !alone);
     port_->pop();
     moved = true;
@@ -259,17 +259,17 @@ bool SetNegotiation::read(std::vector<Entry>& taken) {
   return moved;
 }
 
-void SetNegotiation::carry_out(const Agreement::Entry& entry, std::vector<Agreed>& agreed,
-                               std::vector<Entry>& taken) {
+void SetNegotiation::carry_out(const Agreement::LogEntry& entry,
+                               std::vector<AgreedOperation>& agreed, std::vector<Entry>& taken) {
   switch (entry.kind) {
     case Agreement::Kind::kComplete:
       take_agreed(entry, agreed, taken);
       break;
     case Agreement::Kind::kDiverted:
-      await_decisions(accord_.take(entry.key));
+      await_decisions(local_units_.take(entry.key));
       break;
     case Agreement::Kind::kClosed:
-      await_decisions(accord_.take_all());
+      await_decisions(local_units_.take_all());
       ++closings_;
       attend();
       tells_closing_ = !all_.said_goodbye_;
@@ -284,10 +284,10 @@ void SetNegotiation::carry_out(const Agreement::Entry& entry, std::vector<Agreed
   }
 }
 
-void SetNegotiation::take_agreed(const Agreement::Entry& entry, std::vector<Agreed>& agreed,
-                                 std::vector<Entry>& taken) {
-  std::vector<Entry> unit = accord_.take(entry.key);
-  // Nothing is left of it here if this rank has learned of a failure, which ended all it had, before it came to read this.
+void SetNegotiation::take_agreed(const Agreement::LogEntry& entry,
+                                 std::vector<AgreedOperation>& agreed, std::vector<Entry>& taken) {
+  std::vector<Entry> unit = local_units_.take(entry.key);
+  // This rank has failed before it read this entry, and the failure has ended its units.
   if (unit.empty()) return;
   came_last(entry.by, unit.size());
   if (entry.prepared != 0) {
@@ -309,12 +309,14 @@ void SetNegotiation::take_agreed(const Agreement::Entry& entry, std::vector<Agre
   }
 }
 
-// What the coordinator would have answered to so many equal requests. All members of a group have the same absent ones.
-Agreed SetNegotiation::agreed_in_memory(const RequestPtr& request, int contributors) const {
+// The coordinator's answer to this many equal requests. All members of a group have the same absent ones.
+AgreedOperation SetNegotiation::agreed_in_memory(const RequestPtr& request,
+                                                 int contributors) const {
   return {request, request->in_group() ? (request->absent ? 0 : set_.size()) : contributors};
 }
 
-void SetNegotiation::fuse_and_execute(std::vector<Agreed> agreed, std::vector<Entry> entries) {
+void SetNegotiation::fuse_and_execute(std::vector<AgreedOperation> agreed,
+                                      std::vector<Entry> entries) {
   all_.counters_.agreed_in_memory += static_cast<std::int64_t>(agreed.size());
   all_.effects_.reached(entries, Effects::Stage::kAgreed);
   if (agreed.size() == 1) return execute({std::move(agreed), {}}, std::move(entries));

@@ -1,4 +1,4 @@
-"""One parameter's gradient: where it stands between backward() and step(), and the memory in which it is reduced."""
+"""The state of one parameter's gradient between backward() and step(), and the memory in which it is reduced."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -14,13 +14,13 @@ from hvdlite.requests import Flag
 from hvdlite.torch.gpu import CPU, gpu_of
 
 if TYPE_CHECKING:
-    from hvdlite.torch.arena import Place
+    from hvdlite.torch.arena import ArenaPlace
 
-__all__ = ["Slot", "WireForm", "declared_dtype", "is_dense", "require_hooks"]
+__all__ = ["ParameterGradient", "WireForm", "declared_dtype", "is_dense", "require_hooks"]
 
 
 def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Do these strides cover a block of memory without holes or overlaps, in whatever order?"""
+    """Do these strides cover a block of memory without holes or overlaps, in any order?"""
     expected = 1
     for stride, extent in sorted(zip(strides, shape, strict=True)):
         if extent == 0:
@@ -33,33 +33,34 @@ def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def declared_dtype(param: torch.Tensor) -> torch.dtype | None:
-    """What dtype autograd gives a parameter's gradient; None: whatever comes."""
+    """The dtype that autograd gives a parameter's gradient; None: any."""
     dtype: torch.dtype | None = getattr(param, "grad_dtype", param.dtype)  # before torch 2.10 there is no choice
     return dtype
 
 
 _STRIDED = torch.strided
-# Compressions that the engine does itself, on a GPU, and the types that they are for.
+# Compressions that the engine does itself on a GPU, and the types for which it does them.
 _WIRE_FLAGS: dict[type, int] = {FP16Compressor: Flag.WIRE_FLOAT16, BF16Compressor: Flag.WIRE_BFLOAT16}
 _COMPRESSED = (torch.float32, torch.float64)
 
 
 class WireForm:
-    """How the gradient of one parameter becomes memory that the engine reduces in place, and back.
+    """Converts one parameter's gradient to memory that the engine reduces in place, and back.
 
-    A gradient in host memory, or on an NVIDIA GPU, that lies as its parameter does is reduced where it is. Others travel as a
-    dense copy on the same device: compressed ones and complex ones (as pairs of reals). On a GPU the engine converts to 16-bit
-    floats and back on the way, so those need no copy. Gradients on other devices travel through host memory.
+    A gradient in host memory or on an NVIDIA GPU is reduced in place if its strides are those of its parameter. Others are
+    copied to dense memory on the same device, and so are compressed gradients, and complex ones (as pairs of reals). On a GPU
+    the engine converts to 16-bit floats and back while it packs, which needs no copy. Gradients on other devices travel through
+    host memory.
 
     Attributes:
-        device: where the memory is: the engine's number of a GPU, or of host memory.
+        device: of the memory: the engine's number of a GPU, or of host memory.
         flags: of the request.
         memory: torch's name for that device.
-        dtype_in_place: that of gradients which are reduced where they are; None if all are copied.
-        is_contiguous: do those lie in the usual order of elements? Otherwise they lie as their parameter does.
-        dtype: code of the element type that travels.
-        shape: extents of what travels.
-        nbytes: size of what travels.
+        dtype_in_place: the dtype of gradients that are reduced in place; None if all are copied.
+        is_contiguous: are they contiguous? Otherwise they have the strides of their parameter.
+        dtype: code of the element type that is sent.
+        shape: extents of the memory that is sent.
+        nbytes: its size.
     """
 
     __slots__ = (
@@ -79,7 +80,7 @@ class WireForm:
     )
 
     def __init__(self, param: torch.Tensor, dtype: torch.dtype, compression: Any) -> None:
-        """Raises InvalidArgumentError if the engine has no type for the gradient, whose dtype is `dtype`."""
+        """Raises InvalidArgumentError if the engine has no type for gradients of this dtype."""
         self._param = param
         self._dtype = dtype
         self.device = gpu_of(param)
@@ -96,7 +97,7 @@ class WireForm:
         self.dtype_in_place = dtype if in_place else None
         self._pairs = False
         self._wire_dtype, self.shape = dtype, tuple(param.shape)
-        if not plain:  # what travels is for the compression to say, so ask it
+        if not plain:  # the compression decides what is sent, so ask it
             sample, _ = self._compress(torch.zeros(param.shape, dtype=dtype, device=self.memory))
             self._pairs = sample.is_complex()
             self._wire_dtype, self.shape = sample.dtype, tuple(sample.shape)
@@ -106,7 +107,7 @@ class WireForm:
         self.nbytes = math.prod(self.shape) * self._wire_dtype.itemsize
 
     def encode(self, grad: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """A dense copy to reduce, for a gradient that does not fit, and what `decode` needs to know."""
+        """A dense copy to reduce, for a gradient that cannot be reduced in place, and the context for `decode`."""
         if grad.layout is not _STRIDED:
             grad = grad.to_dense()
         if self.dtype_in_place is not None:
@@ -128,7 +129,7 @@ class WireForm:
         return compressed
 
     def blank(self) -> torch.Tensor:
-        """Memory of the right form for a result, with nothing in it."""
+        """Memory of the right form for a result, without content."""
         if self.dtype_in_place is not None and not self.is_contiguous:
             return torch.empty_strided(self.shape, self._param.stride(), dtype=self._wire_dtype, device=self.memory)
         return torch.empty(self.shape, dtype=self._wire_dtype, device=self.memory)
@@ -144,43 +145,43 @@ class WireForm:
         return wire.to(self._dtype)
 
     def context_of_blank(self) -> Any:
-        """What `decode` needs to know of a result in memory from `blank`."""
+        """The context for `decode` of a result in memory from `blank`."""
         if self._compression is None:
             return None
         return self._compress(torch.zeros(self._param.shape, dtype=self._dtype, device=self.memory))[1]
 
 
-class Slot(GradientState):
+class ParameterGradient(GradientState):
     """One parameter and the state of its gradient.
 
-    ``param.grad`` holds at most one of two things at a time: what backward added on this rank and nobody has reduced yet
-    (then the slot is dirty), or what is finished (reduced, or written there by the user). If backward is about to add to
-    something finished, that is set aside, so that only the increment is reduced; afterwards the two are added up.
+    At each time ``param.grad`` holds one of two things: what backward added on this rank and what is not reduced yet (then the
+    gradient is dirty), or a finished gradient (reduced, or written by the user). If backward is about to add to a finished
+    gradient, that is kept as the reduced part, so that only the increment is reduced. Afterwards the two are added up.
 
     Attributes:
         bucket: the number of its bucket in the plan; -1: none.
-        dirty: does ``param.grad`` hold gradient of this rank alone?
+        dirty: does ``param.grad`` hold an unreduced gradient of this rank?
         filled: has ``param.grad`` been reduced since it was last reset?
-        aside: the finished gradient that was set aside.
+        reduced_part: the finished gradient, kept here while backward adds an increment.
         stamp: the last pass in which backward produced this gradient.
         sparse_dim: sparse dimensions of the gradient, if it is sparse on any rank; otherwise None.
         place: in the arena, if there is one for this gradient.
-        fresh: is ``param.grad`` a tensor that autograd has made (or is about to make), and that was offered no place yet?
+        fresh: is ``param.grad`` a tensor that autograd has made (or is about to make), and that was not offered its place yet?
 
-        dtype: of the gradient on all ranks, since there is a plan.
-        implementation: what stood behind the parameter, and got its hooks, when this was made.
+        dtype: of the gradient on all ranks, once there is a plan.
+        implementation: torch's object behind the parameter when this was made; the hooks are on it.
 
-    All but name, dtype and implementation are members of the native class, whose hooks look at them. Its `forget` is told
-    that the user has reset the gradient: ``param.grad`` is None or all zeros. Zeros where there was a gradient of this rank
-    alone are reduced like it: other ranks may have none, and all have to have the same in the end, zeros or None. `is_zero`
-    says whether ``param.grad`` is still as the reset has left it, `move_in` offers a fresh gradient its place, once. `claim`
-    says that what is there is gradient of this rank alone, whoever put it there.
+    The native class has all members but name, dtype and implementation, and its hooks read them. `forget`: the user has reset
+    the gradient, so ``param.grad`` is None or all zeros. Zeros in place of an unreduced gradient are reduced like it: other
+    ranks may have none, and all ranks must end alike, with zeros or None. `is_zero`: is ``param.grad`` unchanged since the
+    reset? `move_in`: offers a fresh gradient its place, once. `claim`: counts ``param.grad`` as this rank's own gradient,
+    whatever its origin.
     """
 
     __slots__ = ("dtype", "implementation", "name")
     param: torch.Tensor
-    aside: torch.Tensor | None
-    place: "Place | None"
+    reduced_part: torch.Tensor | None
+    place: "ArenaPlace | None"
 
     def __init__(self, name: str, param: torch.Tensor) -> None:
         super().__init__()
@@ -190,7 +191,7 @@ class Slot(GradientState):
         self.dtype = declared_dtype(param) or param.dtype
 
     def require_dtype(self, grad: torch.Tensor) -> None:
-        """Refuses a gradient that loses digits in the dtype of the plan.
+        """Refuses a gradient that would lose digits in the plan's dtype.
 
         Raises:
             InvalidArgumentError: it is of another dtype than the gradients were when the plan was made.
@@ -202,46 +203,46 @@ class Slot(GradientState):
                 "first: choose grad_dtype and the model's dtype before the first backward(), on all ranks alike"
             )
 
-    def set_aside(self, grad: torch.Tensor) -> None:
-        """Keeps the increment that backward is about to make apart from `grad`, the finished ``param.grad``."""
-        if self.aside is not None:
+    def hold_reduced(self, grad: torch.Tensor) -> None:
+        """Keeps `grad`, the finished ``param.grad``, apart from the increment that backward is about to make."""
+        if self.reduced_part is not None:
             raise InternalError(
                 f"backward adds to the gradient of parameter {self.name!r} while two earlier parts of it are not added up: "
                 "the parameter is used inside and outside of a reentrant checkpoint. Use no_sync() for all backward passes "
                 "of a step but the last, or torch.utils.checkpoint with use_reentrant=False."
             )
-        self.aside = grad
+        self.reduced_part = grad
         self.param.grad = None
 
     def merge(self) -> None:
-        """Adds ``param.grad`` to what was set aside. Called without gradient recording.
+        """Adds ``param.grad`` to the reduced part. Called without gradient recording.
 
-        Python looks for signals only before and after: Ctrl-C leaves nothing half done, and it can be called again.
+        Signal handlers run only before and after: Ctrl-C leaves nothing half done, and this can be called again.
         """
-        aside, grad = self.aside, self.param.grad
-        if aside is None:
+        reduced_part, grad = self.reduced_part, self.param.grad
+        if reduced_part is None:
             return
-        if grad is None or grad is aside:
-            self.param.grad, self.aside = aside, None
-        elif aside.layout is grad.layout is torch.strided:
-            self.param.grad, self.aside = aside, None
-            aside.add_(grad)
+        if grad is None or grad is reduced_part:
+            self.param.grad, self.reduced_part = reduced_part, None
+        elif reduced_part.layout is grad.layout is torch.strided:
+            self.param.grad, self.reduced_part = reduced_part, None
+            reduced_part.add_(grad)
         else:
-            total = aside + grad
-            self.param.grad, self.aside = total, None
+            total = reduced_part + grad
+            self.param.grad, self.reduced_part = total, None
 
     def replace(self, grad: torch.Tensor, value: torch.Tensor) -> None:
-        """Puts the reduced `value` where `grad` is: in ``param.grad`` or aside."""
-        if self.aside is grad:
-            self.aside = value
+        """Stores the reduced `value` in place of `grad`: in ``param.grad`` or in the reduced part."""
+        if self.reduced_part is grad:
+            self.reduced_part = value
         else:
             self.param.grad = value
 
     def receive(self, value: torch.Tensor) -> torch.Tensor:
-        """Makes ready for a reduced gradient that this rank had no part in: nothing is aside then.
+        """Prepares for a reduced gradient to which this rank did not contribute; there is no reduced part then.
 
         Args:
-            value: the parameter's shape and the gradient's dtype, there or in host memory, not used by anyone else.
+            value: of the parameter's shape and the gradient's dtype, on its device or in host memory, without other users.
 
         Returns:
             The same in the layout and on the device of this rank's gradients.
@@ -252,14 +253,14 @@ class Slot(GradientState):
         return value.to(self.param.device)
 
 
-def require_hooks(slots: Iterable[Slot], label: str) -> None:
-    """Refuses parameters that ``torch.utils.swap_tensors`` has put behind our back into another tensor's place in autograd.
+def require_hooks(gradients: Iterable[ParameterGradient], label: str) -> None:
+    """Refuses parameters that ``torch.utils.swap_tensors`` has exchanged for other tensors in autograd.
 
     Raises:
-        InvalidArgumentError: there are some; their hooks, and their gradients' reduction, are gone.
+        InvalidArgumentError: there are some; they have lost their hooks, so their gradients are not reduced.
 
     """
-    swapped = [repr(slot.name) for slot in slots if slot.param._cdata != slot.implementation]
+    swapped = [repr(gradient.name) for gradient in gradients if gradient.param._cdata != gradient.implementation]
     if swapped:
         raise InvalidArgumentError(
             f"parameters of {label} were swapped with other tensors, which took their hooks along, so that their gradients are "

@@ -1,4 +1,4 @@
-#include "job/driver.h"
+#include "job/job_driver.h"
 
 #include <sys/stat.h>
 #include <unistd.h>
@@ -16,10 +16,10 @@ using base::microseconds;
 
 namespace {
 
-// Between two looks of whoever waits: longer and longer, so that a long wait costs next to no processor time.
+// The time between two looks of a waiting thread. It grows, so that a long wait uses almost no processor time.
 constexpr microseconds kFirstPause{10}, kLongestPause{20'000};
 
-// A process that cannot say which system it is in is alone there.
+// If a process cannot name its system, it counts as alone in it.
 std::string system_of_this_process(const std::string& host) {
   const std::string boot = base::first_line_of("/proc/sys/kernel/random/boot_id");
   struct stat namespace_of_pids = {};
@@ -37,11 +37,11 @@ Card card_of_this_process(bool gives_signs) {
 
 }  // namespace
 
-Driver::Driver(const char* shim_path, const void* comm_address)
+JobDriver::JobDriver(const char* shim_path, const void* comm_address)
     : entrance_(std::make_unique<transport::MpiEntrance>(shim_path, comm_address)),
       takes_threads_(entrance_->takes_threads()) {}
 
-bool Driver::pass() {
+bool JobDriver::pass() {
   if (entrance_ != nullptr) {
     if (!entrance_->open()) return false;
     job_ = std::make_unique<Job>(entrance_->take(), base::TimeSource(),
@@ -51,7 +51,7 @@ bool Driver::pass() {
   return job_->pass();
 }
 
-bool Driver::wait(microseconds limit) {
+bool JobDriver::wait(microseconds limit) {
   const Clock::time_point end = Clock::now() + limit;
   for (microseconds pause = kFirstPause;; pause = std::min(pause * 3 / 2, kLongestPause)) {
     {
@@ -64,18 +64,18 @@ bool Driver::wait(microseconds limit) {
   }
 }
 
-void Driver::set_limits(Job::Limits limits) {
+void JobDriver::set_limits(Job::Limits limits) {
   with([&](Job& job) { job.set_limits(limits); });
   if (job_->gives_signs() && !thread_.joinable()) thread_ = std::thread([this] { give_signs(); });
 }
 
-void Driver::give_signs() {
+void JobDriver::give_signs() {
   base::name_this_thread("hvdlite-hosts");
   std::unique_lock lock(mutex_);
   while (!ending_.wait_for(lock, job_->look_interval(), [this] { return ended_; })) job_->look();
 }
 
-void Driver::tell(const std::string& cause) {
+void JobDriver::tell(const std::string& cause) {
   with([&](Job& job) { job.tell(cause); });
   const auto told = [](Job& job) {
     job.look();
@@ -84,7 +84,7 @@ void Driver::tell(const std::string& cause) {
   while (!with(told)) std::this_thread::sleep_for(microseconds(1000));
 }
 
-void Driver::close() {
+void JobDriver::close() {
   {
     const std::lock_guard lock(mutex_);
     ended_ = true;

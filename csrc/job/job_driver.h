@@ -1,0 +1,55 @@
+// Drives a Job while there is no engine. A waiting thread looks again and again. Between waits, a thread of the driver looks at
+// intervals, if ranks of other hosts rely on signs of life.
+// Thread: any; one waits at a time. Owns: the Job, and the thread. Blocks: wait(); close() for the rest of a look. Throws: what
+// Job::pass throws.
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "job/job.h"
+#include "transport/mpi_entrance.h"
+
+namespace hvdlite::job {
+
+class JobDriver {
+ public:
+  // The job of an MPI communicator's ranks. All of them must make one, and wait() until they know each other.
+  JobDriver(const char* shim_path, const void* comm_address);
+  ~JobDriver() { close(); }
+  JobDriver(const JobDriver&) = delete;
+  JobDriver& operator=(const JobDriver&) = delete;
+
+  // Looks until the current exchange has ended, for at most `limit`. Returns true if it has ended.
+  bool wait(base::microseconds limit);
+  // Calls use(job) while no thread looks. Allowed after the ranks know each other.
+  template <typename Use>
+  auto with(Use use) {
+    const std::lock_guard lock(mutex_);
+    HVD_CHECK(job_ != nullptr);
+    return use(*job_);
+  }
+  void set_limits(Job::Limits limits);
+  // Tells the waiting ranks why this process fails. Waits a moment for the text to leave this process.
+  void tell(const std::string& cause);
+  // Called before MPI ends: stops looking. Call no function after it.
+  void close();
+
+ private:
+  bool pass();
+  void give_signs();
+
+  std::mutex mutex_;  // guards the two members below, one of which is null
+  std::unique_ptr<transport::MpiEntrance> entrance_;
+  std::unique_ptr<Job> job_;
+  bool takes_threads_;
+  std::condition_variable ending_;
+  bool ended_ = false;
+  std::thread thread_;
+};
+
+}  // namespace hvdlite::job

@@ -1,0 +1,367 @@
+"""Launches buckets of gradients as requests to the engine, and stores the results.
+
+A bucket is launched once in a pass: its gradients become requests that the engine accepts together. The `InFlightBucket` owns
+the memory that the engine reads and writes, until each result is stored in its parameter's ``.grad``. The reducer knows the
+`InFlightBucket` before anything is submitted: Ctrl-C may raise between any two lines here, and must not lose the memory.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from hvdlite import submission
+from hvdlite._engine import Gatherer, PassDriver, Sent, launch
+from hvdlite.backends import Exported, backend_of, plain_of
+from hvdlite.errors import HvdliteError, InvalidArgumentError
+from hvdlite.requests import Kind, Request, tensor_name
+from hvdlite.runtime import RUNTIME
+from hvdlite.torch.gpu import CPU, StreamsOfBucket, gpu_of
+from hvdlite.torch.parameter_gradient import ParameterGradient, WireForm, declared_dtype
+from hvdlite.torch.sparse import join_rows, rows_of
+
+if TYPE_CHECKING:
+    from hvdlite._engine import Engine, Work
+
+__all__ = ["Bucket", "DenseBucket", "InFlightBucket", "Item", "SparseBucket", "has_moved"]
+
+# One request: the gradient's state, its tensor (None if this rank has none), the memory sent, and the context for decoding.
+Item = tuple[ParameterGradient, torch.Tensor | None, torch.Tensor, Any]
+Items = Sequence[Item] | Sent
+
+
+class InFlightBucket:
+    """The requests of one launched bucket.
+
+    Attributes:
+        handles: the engine's work for all items, which also keeps the memory; none before the launch.
+        items: the requests.
+        outcomes: of the items, in order, as far as their ends are known: the bucket's part of the result, or an error.
+        streams: on a GPU, the CUDA streams in whose order the memory is reused; the first is the launching stream.
+        stored: how many items are stored.
+
+    """
+
+    __slots__ = ("bucket", "handles", "items", "outcomes", "stored", "streams")
+
+    def __init__(self, bucket: "Bucket", items: Items, streams: Sequence[int] = ()) -> None:
+        self.bucket = bucket
+        self.handles: list[Work] = []
+        self.items = items
+        self.streams = streams
+        self.outcomes: list[Any] = []
+        self.stored = 0
+
+    def store(self, strict: bool) -> HvdliteError | None:
+        """Stores all results in their gradients. Called without gradient recording, after `Bucket.wait`.
+
+        Args:
+            strict: must ``param.grad`` still be the tensor that was sent? If not strict, the result is dropped
+                if the user has replaced it.
+
+        Returns:
+            The first error of all items, or None.
+
+        """
+        failure: HvdliteError | None = None
+        store = self.bucket.store
+        # Most gradients of a dense bucket were reduced in place, so their results are stored already.
+        items = self.items
+        places = (
+            items.to_store(self.stored, self.outcomes) if isinstance(items, Sent) else range(self.stored, len(self.outcomes))
+        )
+        for place in places:
+            item, outcome = items[place], self.outcomes[place]
+            gradient, value = item[0], None
+            try:
+                if isinstance(outcome, HvdliteError):
+                    raise outcome
+                value = store(item, outcome, strict)
+            except HvdliteError as error:
+                failure = failure or error
+                if not gradient.dirty:
+                    gradient.merge()
+            except Exception:  # raised by a user's compression: to raise it again would leave all later items unstored
+                self.stored = place + 1
+                raise
+            # The steps above may run twice. No signal handler runs between them and this line; settle() does a merge that
+            # Ctrl-C prevents.
+            self.stored = place + 1
+            if value is not None:
+                gradient.reduced_part, gradient.param.grad = gradient.param.grad, value
+                gradient.merge()
+        return failure
+
+
+class Bucket(Protocol):
+    """Gradients that are launched together.
+
+    Attributes:
+        gradients: the members, in the order that all ranks have.
+        device: of the gradients: the engine's number of a GPU, or of host memory.
+
+    """
+
+    gradients: list[ParameterGradient]
+    device: int
+
+    def see_stream(self) -> None:
+        """Called on a GPU: a gradient of this pass was made in the current stream."""
+
+    def launch(
+        self, engine: "Engine", reducer: PassDriver, number: int, turn: int, wake: bool, begin: Callable[[InFlightBucket], None]
+    ) -> None:
+        """Submits the gradients in an in-flight bucket, after passing that to `begin`.
+
+        Args:
+            engine: reduces them.
+            reducer: counts the bucket as launched.
+            number: of the bucket in the reducer's plan.
+            turn: the number of the pass in its step; the passes of a step have different names.
+            wake: is this within a pass? Then no thread will soon wait for the engine.
+            begin: takes charge of the in-flight bucket.
+        """
+
+    def wait(self, engine: "Engine", launched: InFlightBucket) -> None:
+        """Waits for all results that are still missing. If a signal handler interrupts it, call it again."""
+
+    def store(self, item: Item, outcome: Any, strict: bool) -> torch.Tensor | None:
+        """Stores one result; see `InFlightBucket.store`. If Ctrl-C interrupts it, it is called again.
+
+        Returns:
+            A result to which this rank did not contribute, for the caller to add to the finished gradient.
+        """
+
+    def close(self, engine: "Engine") -> None:
+        """Called when the plan is given up. Results in flight may still be stored."""
+
+
+def has_moved(bucket: Bucket) -> bool:
+    """Is the first parameter on another device, or are its gradients of another dtype, than when the bucket was made?"""
+    gradient = bucket.gradients[0]
+    return gpu_of(gradient.param) != bucket.device or declared_dtype(gradient.param) not in (gradient.dtype, None)
+
+
+class DenseBucket:
+    """Gradients of one dtype that the engine fuses, always in the same layout. The engine knows them as a prepared group."""
+
+    def __init__(
+        self,
+        label: str,
+        members: Sequence[tuple[ParameterGradient, WireForm]],
+        op: int,
+        process_set: int,
+        prescale: float,
+        postscale: float,
+    ) -> None:
+        self.gradients: list[ParameterGradient] = [gradient for gradient, _ in members]
+        self.device = members[0][1].device
+        self._streams = StreamsOfBucket(self.device)
+        self._label = label
+        self.members = members
+        self._forms = dict(members)
+        self._op = op
+        self._process_set = process_set
+        self._prescale = prescale
+        self._postscale = postscale
+        plain = plain_of(members[0][0].param.detach()) if self.device == CPU else None
+        forms = [form for _, form in members]
+        self._gatherer = Gatherer(self.gradients, forms, torch.Tensor, plain, torch.strided, _wire_of)
+        self._groups: list[int] = []  # prepared, one for each of the passes of a step
+
+    def _prepare(self, engine: "Engine", turn: int) -> int:
+        while len(self._groups) <= turn:
+            suffix = f"@{len(self._groups) + 1}" if self._groups else ""
+            requests = [
+                Request(
+                    Kind.ALLREDUCE,
+                    tensor_name(Kind.ALLREDUCE, gradient.name + suffix),
+                    form.dtype,
+                    form.shape,
+                    output_ptr=0 if gradient.place is None else gradient.place.address,
+                    op=self._op,
+                    process_set=self._process_set,
+                    prescale=self._prescale,
+                    postscale=self._postscale,
+                    group=self._label + suffix,
+                    group_size=len(self.members),
+                    group_index=index,
+                    device=form.device,
+                    flags=form.flags,
+                    arena=0 if gradient.place is None else gradient.place.arena,
+                )
+                for index, (gradient, form) in enumerate(self.members)
+            ]
+            self._groups.append(engine.prepare(requests))
+        return self._groups[turn]
+
+    def see_stream(self) -> None:
+        """See `Bucket.see_stream`."""
+        self._streams.see()
+
+    def launch(
+        self, engine: "Engine", reducer: PassDriver, number: int, turn: int, wake: bool, begin: Callable[[InFlightBucket], None]
+    ) -> None:
+        """Submits all members; those without a gradient as absent."""
+        streams = () if self.device == CPU else self._streams.gather(wake)
+        group = self._groups[turn] if turn < len(self._groups) else self._prepare(engine, turn)
+        sent = self._gatherer.gather()
+        launched = InFlightBucket(self, sent, streams)
+        begin(launched)
+        launch(engine, reducer, number, group, sent, wake, streams, launched.handles)
+
+    def wait(self, engine: "Engine", launched: InFlightBucket) -> None:
+        """Waits once for all members."""
+        if launched.handles and not launched.outcomes:
+            streams: Sequence[int] = ()
+            if self.device != CPU:
+                streams = self._streams.after(launched.streams)
+                if streams[0] != launched.streams[0]:
+                    _use_in_current_stream(launched.items)
+            engine.wait_many(launched.handles, launched.outcomes, streams)
+
+    def store(self, item: Item, outcome: Any, strict: bool) -> torch.Tensor | None:
+        """The outcome is the number of ranks that had a gradient, at least one."""
+        gradient, grad, wire, context = item
+        gradient.filled = True
+        form = self._forms[gradient]
+        if grad is None:
+            return gradient.receive(form.decode(wire, form.context_of_blank()))
+        if _is_there(gradient, grad, strict):
+            if gradient.sparse_dim is not None:
+                gradient.replace(grad, form.decode(wire, context).to_sparse(gradient.sparse_dim))
+            elif wire is not grad:
+                value = form.decode(wire, context)
+                if grad.layout is torch.strided and grad.dtype is value.dtype:
+                    grad.copy_(value)
+                else:
+                    gradient.replace(grad, value)
+            if gradient.reduced_part is not None and not gradient.dirty:
+                gradient.merge()
+        return None
+
+    def close(self, engine: "Engine") -> None:
+        """Lets the engine forget the prepared groups."""
+        for group in self._groups:
+            engine.release_prepared(group)
+        self._groups.clear()
+
+
+def _wire_of(gradient: ParameterGradient, form: WireForm, grad: torch.Tensor | None) -> tuple[torch.Tensor, Any]:
+    """Memory to send for a gradient that cannot be reduced in place, or for a missing one; and the context for decoding."""
+    if grad is None:
+        free = None if gradient.place is None else gradient.place.take()
+        return (form.blank() if free is None else free), None
+    gradient.require_dtype(grad)
+    with torch.no_grad():
+        return form.encode(grad)
+
+
+def _use_in_current_stream(items: Items) -> None:
+    """Memory that was made in the launching stream is about to be used in the current one."""
+    for _, grad, wire, _ in items:
+        if wire is not grad:
+            backend_of(wire).use_in_current_stream(wire)
+
+
+def _is_there(gradient: ParameterGradient, grad: torch.Tensor, strict: bool) -> bool:
+    """Is the tensor that was sent still the parameter's gradient, or its reduced part?"""
+    if gradient.param.grad is grad or gradient.reduced_part is grad:
+        return True
+    if strict:
+        raise InvalidArgumentError(
+            f"the gradient of parameter {gradient.name!r} was replaced while it was being reduced: something that runs inside "
+            "backward() assigned to .grad. Do that after backward() has returned."
+        )
+    return False
+
+
+class SparseBucket:
+    """One parameter whose gradient is sparse: every rank gets all ranks' rows and adds them up."""
+
+    def __init__(self, gradient: ParameterGradient, divisor: int, process_set: int) -> None:
+        self.gradients: list[ParameterGradient] = [gradient]
+        self.device = gpu_of(gradient.param)
+        self._streams = StreamsOfBucket(self.device)
+        self._divisor = divisor
+        self._process_set = process_set
+        self._indices: torch.Tensor | None = None  # stored before the values
+
+    def see_stream(self) -> None:
+        """See `Bucket.see_stream`."""
+        self._streams.see()
+
+    def launch(
+        self, engine: "Engine", reducer: PassDriver, number: int, turn: int, wake: bool, begin: Callable[[InFlightBucket], None]
+    ) -> None:
+        """Submits the indices and the values of this rank's rows, of which there may be none."""
+        streams = () if self.device == CPU else self._streams.gather(wake)
+        gradient = self.gradients[0]
+        grad = gradient.param.grad if gradient.dirty else None
+        if gradient.dirty and grad is None:
+            gradient.forget()  # the user has reset it
+        if grad is not None:
+            gradient.require_dtype(grad)
+        with torch.no_grad():
+            indices, values = rows_of(grad, gradient.param, gradient.dtype, gradient.sparse_dim or 1)
+        suffix = f"@{turn + 1}" if turn else ""
+        backend = backend_of(values)
+        items: list[Item] = []
+        requests = []
+        for part, tensor in (("indices", indices), ("values", values)):
+            exported = backend.export(tensor, False)
+            requests.append(
+                Request(
+                    Kind.ALLGATHER,
+                    tensor_name(Kind.ALLGATHER, f"{gradient.name}.{part}{suffix}"),
+                    exported.dtype,
+                    exported.shape,
+                    exported.pointer,
+                    process_set=self._process_set,
+                    device=exported.device,
+                    stream=exported.stream,
+                )
+            )
+            items.append((gradient, grad, exported.owner, exported))
+        self._indices = None
+        launched = InFlightBucket(self, items, streams)
+        begin(launched)
+        work = engine.submit((), items)  # a work without operations, so that the in-flight bucket has it before the submission
+        launched.handles.append(work)
+        try:
+            engine.submit(requests, None, wake, work)
+        finally:
+            if work.number:
+                gradient.dirty = False
+                reducer.launched(number)
+
+    def wait(self, engine: "Engine", launched: InFlightBucket) -> None:
+        """Waits for both results, each of which has memory of its own. Where Ctrl-C came before the submission there is no work."""
+        if launched.handles and not launched.outcomes:
+            streams = () if self.device == CPU else self._streams.after(launched.streams)
+            (work,) = launched.handles
+            work.wait(streams=streams)
+            launched.outcomes = work.results()
+
+    def store(self, item: Item, outcome: Any, strict: bool) -> torch.Tensor | None:
+        """Stores the indices first, and then the values, which complete the gradient. The outcome is the engine's result."""
+        gradient, grad, sent, context = item
+        exported: Exported = context
+        rows = submission.output_of(backend_of(sent), exported, RUNTIME.require(), outcome)
+        if self._indices is None or not (rows.is_floating_point() or rows.is_complex()):
+            self._indices = rows
+            return None
+        if grad is None:
+            if not len(rows):
+                return None
+            gradient.filled = True
+            return gradient.receive(join_rows(self._indices, rows, gradient.param, self._divisor))
+        if _is_there(gradient, grad, strict):
+            gradient.filled = True
+            gradient.replace(grad, join_rows(self._indices, rows, gradient.param, self._divisor))
+            if gradient.reduced_part is not None and not gradient.dirty:
+                gradient.merge()
+        return None
+
+    def close(self, engine: "Engine") -> None:
+        """Has prepared nothing."""
