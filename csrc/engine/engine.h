@@ -41,11 +41,12 @@ struct Ask {
 // What a caller submits in one go: requests, or the group that they were prepared as, in place.
 struct Submission {
   std::span<const Ask> asks;
-  std::int64_t group = 0;  // instead: a prepared group, and with it the three below
+  std::int64_t group = 0;  // instead: a prepared group, and with it the four below
   std::span<void* const> data;
   // For which requests this rank has no value, but takes the result; empty: for none.
   std::span<const bool> absent;
   void* stream = nullptr;  // on a GPU
+  double weight = 0;       // of weighted requests
   bool wake = true;        // nobody is about to wait
 };
 

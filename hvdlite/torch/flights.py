@@ -13,8 +13,8 @@ import torch
 from hvdlite import submission
 from hvdlite._engine import Gatherer, PassDriver, Sent, launch
 from hvdlite.backends import Exported, backend_of, plain_of
-from hvdlite.errors import HvdliteError, InvalidArgumentError
-from hvdlite.requests import Kind, Request, tensor_name
+from hvdlite.errors import HvdliteError, InvalidArgumentError, UnsupportedError
+from hvdlite.requests import Flag, Kind, Request, tensor_name
 from hvdlite.runtime import RUNTIME
 from hvdlite.torch.gpu import CPU, StreamsOfBucket, gpu_of
 from hvdlite.torch.slots import Slot, WireForm, declared_dtype
@@ -108,7 +108,14 @@ class Bucket(Protocol):
         """On a GPU: a gradient of this pass has been made in the current stream."""
 
     def launch(
-        self, engine: "Engine", reducer: PassDriver, number: int, turn: int, wake: bool, begin: Callable[[Flight], None]
+        self,
+        engine: "Engine",
+        reducer: PassDriver,
+        number: int,
+        turn: int,
+        wake: bool,
+        weight: float | None,
+        begin: Callable[[Flight], None],
     ) -> None:
         """Submits the gradients, in a flight that `begin` is given first.
 
@@ -118,6 +125,7 @@ class Bucket(Protocol):
             number: of the bucket in the reducer's plan.
             turn: counts the passes of one step, whose names differ.
             wake: is this within a pass? Then nobody waits for the engine soon.
+            weight: of this rank's gradients in a weighted mean; None: all ranks' count alike.
             begin: remembers the flight.
         """
 
@@ -166,11 +174,12 @@ class DenseBucket:
         plain = plain_of(members[0][0].param.detach()) if self.device == CPU else None
         forms = [form for _, form in members]
         self._gatherer = Gatherer(self.slots, forms, torch.Tensor, plain, torch.strided, _wire_of)
-        self._groups: list[int] = []  # prepared, one for each of the passes of a step
+        self._groups: tuple[list[int], list[int]] = [], []  # prepared, one for each of the passes of a step; weighted ones
 
-    def _prepare(self, engine: "Engine", turn: int) -> int:
-        while len(self._groups) <= turn:
-            suffix = f"@{len(self._groups) + 1}" if self._groups else ""
+    def _prepare(self, engine: "Engine", turn: int, weighted: bool) -> int:
+        groups = self._groups[weighted]
+        while len(groups) <= turn:
+            suffix = f"@{len(groups) + 1}" if groups else ""
             requests = [
                 Request(
                     Kind.ALLREDUCE,
@@ -186,28 +195,37 @@ class DenseBucket:
                     group_size=len(self.members),
                     group_index=index,
                     device=form.device,
-                    flags=form.flags,
+                    flags=form.flags | Flag.WEIGHTED if weighted else form.flags,
                     arena=0 if slot.place is None else slot.place.arena,
                 )
                 for index, (slot, form) in enumerate(self.members)
             ]
-            self._groups.append(engine.prepare(requests))
-        return self._groups[turn]
+            groups.append(engine.prepare(requests))
+        return groups[turn]
 
     def see_stream(self) -> None:
         """See `Bucket.see_stream`."""
         self._streams.see()
 
     def launch(
-        self, engine: "Engine", reducer: PassDriver, number: int, turn: int, wake: bool, begin: Callable[[Flight], None]
+        self,
+        engine: "Engine",
+        reducer: PassDriver,
+        number: int,
+        turn: int,
+        wake: bool,
+        weight: float | None,
+        begin: Callable[[Flight], None],
     ) -> None:
         """Submits all members, those without a gradient as absent."""
         streams = () if self.device == CPU else self._streams.gather(wake)
-        group = self._groups[turn] if turn < len(self._groups) else self._prepare(engine, turn)
+        weighted = weight is not None
+        groups = self._groups[weighted]
+        group = groups[turn] if turn < len(groups) else self._prepare(engine, turn, weighted)
         sent = self._gatherer.gather()
         flight = Flight(self, sent, streams)
         begin(flight)
-        launch(engine, reducer, number, group, sent, wake, streams, flight.handles)
+        launch(engine, reducer, number, group, sent, wake, streams, weight or 0.0, flight.handles)
 
     def wait(self, engine: "Engine", flight: Flight) -> None:
         """Once for all members."""
@@ -241,9 +259,10 @@ class DenseBucket:
 
     def close(self, engine: "Engine") -> None:
         """The engine may forget the groups."""
-        for group in self._groups:
-            engine.release_prepared(group)
-        self._groups.clear()
+        for groups in self._groups:
+            for group in groups:
+                engine.release_prepared(group)
+            groups.clear()
 
 
 def _wire_of(slot: Slot, form: WireForm, grad: torch.Tensor | None) -> tuple[torch.Tensor, Any]:
@@ -291,11 +310,23 @@ class SparseBucket:
         self._streams.see()
 
     def launch(
-        self, engine: "Engine", reducer: PassDriver, number: int, turn: int, wake: bool, begin: Callable[[Flight], None]
+        self,
+        engine: "Engine",
+        reducer: PassDriver,
+        number: int,
+        turn: int,
+        wake: bool,
+        weight: float | None,
+        begin: Callable[[Flight], None],
     ) -> None:
         """Submits the indices and the values of this rank's rows, of which there may be none."""
-        streams = () if self.device == CPU else self._streams.gather(wake)
         slot = self.slots[0]
+        if weight is not None:
+            raise UnsupportedError(
+                f"the gradient of parameter {slot.name!r} is sparse, and optimizer.weight is {weight}: only dense gradients "
+                "have a weighted mean; pass sparse_as_dense=True to DistributedOptimizer, or leave the weight out"
+            )
+        streams = () if self.device == CPU else self._streams.gather(wake)
         grad = slot.param.grad if slot.dirty else None
         if slot.dirty and grad is None:
             slot.forget()  # somebody has reset it

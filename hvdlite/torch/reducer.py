@@ -64,6 +64,8 @@ class Reducer(PassDriver):
         super().__init__(current_task, is_nested)
         self.settings = settings
         self.passes_per_step = settings.passes_per_step
+        self.weight: float | None = None  # of this rank's gradients; None: all ranks' count alike
+        self._weighed = False  # has it been set since gradients were last reduced?
         self._slots: dict[int, Slot] = {}
         slots = self._slots.values()
         self.check = make_check(optimizer, settings, lambda: [(slot.name, slot.param) for slot in slots])
@@ -229,7 +231,8 @@ class Reducer(PassDriver):
         bucket = self.buckets[number]
         if self.check.pending and self.check.watching and self._compared is None:
             self.check.see(leaves_of_gradients(slot.param for slot in bucket.slots if slot.dirty))
-        bucket.launch(self._engine, self, number, self.turn % _TURNS, wake, self._flights.append)
+        self._weighed = False
+        bucket.launch(self._engine, self, number, self.turn % _TURNS, wake, self.weight, self._flights.append)
 
     def _begin_check(self) -> None:
         if self.check.pending and self._compared is None:
@@ -321,6 +324,14 @@ class Reducer(PassDriver):
         self.reduce(strict=True)
         for slot in written:
             slot.filled = False  # what is there at the next step is the user's again
+
+    def weigh(self, weight: float | None) -> None:
+        """Sets how much this rank's gradients count from now on. The weights of passes that are reduced together add up."""
+        for reducer in self._family():
+            together = reducer.passes_per_step > 1 and reducer._weighed
+            before = reducer.weight if together and reducer.weight is not None else 0.0
+            reducer.weight = None if weight is None else before + weight
+            reducer._weighed = True
 
     def note_step(self, *_: Any) -> None:
         """The optimizer has taken a step."""

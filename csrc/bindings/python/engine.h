@@ -55,7 +55,8 @@ class Engine {
   // The same of a prepared group, whose tensors lie at these addresses. absent: one for each, or null: this rank has all of them.
   // streams: those in whose order the memory is given and used again, the first for the submission.
   nb::object submit_prepared(std::int64_t group, std::span<const std::int64_t> pointers,
-                             const bool* absent, bool wake, nb::handle streams, nb::handle memory);
+                             const bool* absent, bool wake, nb::handle streams, nb::handle memory,
+                             double weight);
   void release_prepared(std::int64_t group);
   bool wait_many(nb::handle works, nb::list outcomes, nb::handle streams);
 

@@ -67,6 +67,9 @@ class Operation {
   virtual void start() = 0;
   // True when finished; the entries' completions then hold the results but are not marked done.
   virtual bool advance() = 0;
+  // Has it begun all of its collectives? Members take turns in shared memory in the order in which collectives begin, which has to
+  // be the same on all of them: no later operation may start before.
+  virtual bool has_begun() const { return true; }
   // It has failed: whatever may still write to its memory may do so for good.
   virtual void abandon() = 0;
 

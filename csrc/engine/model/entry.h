@@ -61,6 +61,8 @@ struct Entry {
   CompletionPtr completion;
   std::shared_ptr<const transport::Arena> arena;  // the request's, if it names one
   device::EventPtr ready;  // of GPU memory: after it the input may be read and the output written
+  double weight =
+      0;  // of a weighted request: how much this rank's value counts, which other ranks need not agree on
 };
 
 // One operation that all members agreed to do.

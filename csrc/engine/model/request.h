@@ -55,6 +55,8 @@ struct Request {
   base::ReduceOp op = base::ReduceOp::kSum;
   Wire wire = Wire::kSame;
   bool absent = false;  // no value on this rank: contribute the identity, take the result
+  bool weighted =
+      false;  // an Average in which each rank's value counts as its weight says (Entry::weight)
   // broadcast: global rank; send: the global rank of the receiver; recv: of the sender, or kAny; remove_process_set: the id; add_process_set: 1 if only the new set's members ask;
   // join: 1 if an Average is not to count this rank; allgather: 1 if it may always run without those that have joined
   std::int32_t root = 0;
@@ -114,6 +116,7 @@ struct RequestView {
   base::ReduceOp op = base::ReduceOp::kSum;
   Wire wire = Wire::kSame;
   bool absent = false;
+  bool weighted = false;
   std::int32_t root = 0;
   std::int32_t tag = 0;
   std::int32_t device = -1;
@@ -129,6 +132,7 @@ struct RequestView {
   std::int64_t arena = 0;
   std::int64_t arena_offset = 0;
   // No part of the request:
+  double weight = 0;       // if it is weighted
   void* stream = nullptr;  // in whose order GPU memory is ready here and now
   bool unnamed = false;    // the name was made for this one call and will not come again
 
