@@ -175,11 +175,12 @@ class Engine:
         wake: bool = True,
         streams: Sequence[int] = (),
         memory: object = None,
+        weight: float = 0.0,
     ) -> Work:
         """Submits a prepared group in place, with one pointer for each request.
 
         absent: numbers of the requests for which this rank has no value. streams: of GPU memory, those in whose order it is
-        used again; the first is that of the submission.
+        used again; the first is that of the submission. weight: of a group of weighted requests.
         """
     def release_prepared(self, group: int) -> None: ...
     def wait_many(self, works: Sequence[Work], outcomes: list[int | HvdliteError], streams: Sequence[int] = ()) -> bool:
@@ -441,6 +442,7 @@ def launch(
     sent: Sent,
     wake: bool,
     streams: Sequence[int],
+    weight: float,
     works: list[Work],
 ) -> None:
     """Submits a bucket's prepared group as `Engine.submit_prepared`.

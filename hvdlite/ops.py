@@ -82,6 +82,8 @@ def allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    *,
+    weight: float | None = None,
 ) -> Any:
     """Reduces a tensor over the ranks: ``postscale_factor * op over ranks of (prescale_factor * tensor)``.
 
@@ -100,6 +102,10 @@ def allreduce(
         prescale_factor: applied to each rank's tensor; integers are scaled in double and truncated.
         postscale_factor: applied to the result.
         process_set: the ranks that take part.
+        weight: of this rank in a weighted mean, ``sum(weight * tensor) / sum(weight)`` over the ranks: 0 or more, such as the
+            number of samples in its batch. Ranks differ in it; all of them give one, or none. Needs op Average and a
+            floating-point or complex dtype. The tensor of a rank of weight 0 counts nothing, whatever it holds, and where all
+            weights are 0 the result is 0. A rank that has joined has weight 0.
 
     Returns:
         A new tensor of the same shape, dtype and framework. Lists and numbers give NumPy arrays.
@@ -107,7 +113,7 @@ def allreduce(
     Raises:
         InvalidArgumentError, UnsupportedError, MismatchError, HorovodInternalError: see the module's rule on errors.
     """
-    if is_none(compression):
+    if is_none(compression) and weight is None:
         engine = RUNTIME.engine
         if engine is not None:
             output = engine.allreduce(tensor, average, name, op, prescale_factor, postscale_factor, process_set, False, True)
@@ -115,7 +121,7 @@ def allreduce(
                 return output
     op = resolve_op(op, average)
     codec, contexts, (tensor,) = submission.compress(compression, (tensor,))
-    output = submission.reduce(tensor, name, op, prescale_factor, postscale_factor, process_set, False, True)
+    output = submission.reduce(tensor, name, op, prescale_factor, postscale_factor, process_set, False, True, weight)
     return codec.decompress(output, contexts[0]) if codec else output
 
 
@@ -127,9 +133,11 @@ def allreduce_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    *,
+    weight: float | None = None,
 ) -> Handle:
     """Starts `allreduce` and returns its handle."""
-    return submission.start_reduce(tensor, average, name, op, prescale_factor, postscale_factor, process_set, False)
+    return submission.start_reduce(tensor, average, name, op, prescale_factor, postscale_factor, process_set, False, weight)
 
 
 def allreduce_(
@@ -140,15 +148,17 @@ def allreduce_(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    *,
+    weight: float | None = None,
 ) -> Any:
     """`allreduce` in place: the result is written into the tensor, which is returned. It must be writable."""
     engine = RUNTIME.engine
-    if engine is not None:
+    if engine is not None and weight is None:
         output = engine.allreduce(tensor, average, name, op, prescale_factor, postscale_factor, process_set, True, True)
         if output is not None:
             return output
     op = resolve_op(op, average)
-    return submission.reduce(tensor, name, op, prescale_factor, postscale_factor, process_set, True, True)
+    return submission.reduce(tensor, name, op, prescale_factor, postscale_factor, process_set, True, True, weight)
 
 
 def allreduce_async_(
@@ -159,9 +169,11 @@ def allreduce_async_(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    *,
+    weight: float | None = None,
 ) -> Handle:
     """Starts `allreduce_` and returns its handle; the tensor holds the result once that was synchronised."""
-    return submission.start_reduce(tensor, average, name, op, prescale_factor, postscale_factor, process_set, True)
+    return submission.start_reduce(tensor, average, name, op, prescale_factor, postscale_factor, process_set, True, weight)
 
 
 def grouped_allreduce(
@@ -173,6 +185,8 @@ def grouped_allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    *,
+    weight: float | None = None,
 ) -> list[Any]:
     """`allreduce` of a list of tensors that are agreed on and sent together.
 
@@ -182,7 +196,7 @@ def grouped_allreduce(
     op = resolve_op(op, average)
     codec, contexts, tensors = submission.compress(compression, tensors)
     scales = (prescale_factor, postscale_factor)
-    outputs: list[Any] = submission.reduce_group(tensors, name, op, *scales, process_set, False, True)
+    outputs: list[Any] = submission.reduce_group(tensors, name, op, *scales, process_set, False, True, weight)
     return [codec.decompress(*pair) for pair in zip(outputs, contexts, strict=True)] if codec else outputs
 
 
@@ -194,11 +208,13 @@ def grouped_allreduce_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    *,
+    weight: float | None = None,
 ) -> Handle:
     """Starts `grouped_allreduce` and returns one handle for the group."""
     op = resolve_op(op, average)
     handle: Handle = submission.reduce_group(
-        tensors, name, op, prescale_factor, postscale_factor, process_set, False, blocking=False
+        tensors, name, op, prescale_factor, postscale_factor, process_set, False, False, weight
     )
     return handle
 
@@ -211,11 +227,13 @@ def grouped_allreduce_(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    *,
+    weight: float | None = None,
 ) -> list[Any]:
     """`grouped_allreduce` in place: the results are written into the tensors, which are returned."""
     op = resolve_op(op, average)
     scales = (prescale_factor, postscale_factor)
-    outputs: list[Any] = submission.reduce_group(tensors, name, op, *scales, process_set, True, True)
+    outputs: list[Any] = submission.reduce_group(tensors, name, op, *scales, process_set, True, True, weight)
     return outputs
 
 
@@ -227,11 +245,13 @@ def grouped_allreduce_async_(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    *,
+    weight: float | None = None,
 ) -> Handle:
     """Starts `grouped_allreduce_` and returns one handle for the group."""
     op = resolve_op(op, average)
     handle: Handle = submission.reduce_group(
-        tensors, name, op, prescale_factor, postscale_factor, process_set, True, blocking=False
+        tensors, name, op, prescale_factor, postscale_factor, process_set, True, False, weight
     )
     return handle
 

@@ -61,6 +61,7 @@ class Flag:
     ABSENT = 1
     WIRE_FLOAT16 = 2
     WIRE_BFLOAT16 = 4
+    WEIGHTED = 8
 
 
 KIND_NAMES = (
@@ -102,6 +103,7 @@ class Request(NamedTuple):
     arena: int = 0
     stream: int = 0  # the CUDA stream in whose order GPU memory is ready
     tag: int = 0  # of a send or a receive, whose other rank is the root
+    weight: float = 0.0  # of this rank, with Flag.WEIGHTED
 
 
 def resolve_op(op: int | None, average: bool | None, stacklevel: int = 3) -> int:

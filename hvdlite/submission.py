@@ -8,6 +8,7 @@ describes plain tensors (csrc/bindings/python/plain_calls.cc).
 import math
 from collections.abc import Sequence
 from functools import partial
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from hvdlite.backends import Exported, TensorBackend, backend_of
@@ -18,6 +19,9 @@ from hvdlite.handles import Finish, Handle, OnGpu
 from hvdlite.process_sets import ProcessSet
 from hvdlite.requests import (
     KIND_NAMES,
+    OP_NAMES,
+    Average,
+    Flag,
     Kind,
     Sum,
     integers_of,
@@ -35,6 +39,7 @@ __all__ = [
     "alltoall",
     "barrier",
     "broadcast",
+    "check_weight",
     "compress",
     "enter",
     "gather",
@@ -78,6 +83,21 @@ _Part = tuple[TensorBackend, Exported, Any, Finish]
 _Common = tuple[int, int, int, float, float]
 
 
+def check_weight(weight: Any, op: int) -> float:
+    """A rank's weight as a float.
+
+    Raises:
+        InvalidArgumentError: it is no number of 0 or more, or the reduction is no mean.
+    """
+    if isinstance(weight, bool) or not isinstance(weight, Real) or not 0 <= float(weight) < math.inf:
+        raise InvalidArgumentError(
+            f"weight={weight!r}: a weight is a finite number of 0 or more, such as the number of samples in this rank's batch"
+        )
+    if op != Average:
+        raise InvalidArgumentError(f"a weight goes with op=Average only, not with {OP_NAMES[op]}; leave the weight out")
+    return float(weight)
+
+
 def reduce(
     tensor: Any,
     name: str | None,
@@ -87,11 +107,14 @@ def reduce(
     process_set: ProcessSet,
     in_place: bool,
     blocking: bool,
+    weight: float | None = None,
 ) -> Any:
-    """Submits an allreduce."""
+    """Submits an allreduce. weight: of this rank in a weighted mean."""
     engine, set_id = enter(Kind.ALLREDUCE, process_set)
+    weight = None if weight is None else check_weight(weight, op)
     part = _same_shape(engine, (Kind.ALLREDUCE, name, set_id), tensor, in_place)
-    return _submit(engine, Kind.ALLREDUCE, name, part, (op, 0, set_id, float(prescale), float(postscale)), blocking)
+    common = (op, 0, set_id, float(prescale), float(postscale))
+    return _submit(engine, Kind.ALLREDUCE, name, part, common, blocking, weight=weight)
 
 
 def start_reduce(
@@ -103,17 +126,18 @@ def start_reduce(
     postscale: float,
     process_set: ProcessSet,
     in_place: bool,
+    weight: float | None = None,
 ) -> Handle:
     """Submits an allreduce without waiting for it."""
     engine = RUNTIME.engine
-    if engine is not None:
+    if engine is not None and weight is None:
         started: Handle | None = engine.allreduce(
             tensor, average, name, op, prescale, postscale, process_set, in_place, blocking=False
         )
         if started is not None:
             return started
     op = resolve_op(op, average)
-    handle: Handle = reduce(tensor, name, op, prescale, postscale, process_set, in_place, blocking=False)
+    handle: Handle = reduce(tensor, name, op, prescale, postscale, process_set, in_place, blocking=False, weight=weight)
     return handle
 
 
@@ -126,17 +150,20 @@ def reduce_group(
     process_set: ProcessSet,
     in_place: bool,
     blocking: bool,
+    weight: float | None = None,
 ) -> Any:
-    """Submits a group of allreduces."""
+    """Submits a group of allreduces. weight: of this rank in weighted means."""
     known = RUNTIME.engine
-    if known is not None:
+    if known is not None and weight is None:
         started = known.allreduce_group(tensors, name, op, prescale, postscale, process_set, in_place, not blocking)
         if started is not None:
             return started.synchronize() if blocking else started
     engine, set_id = enter(Kind.ALLREDUCE, process_set)
     call = (Kind.ALLREDUCE, name, set_id)
+    weight = None if weight is None else check_weight(weight, op)
     parts = [_same_shape(engine, call, tensor, in_place) for tensor in tensors]
-    return _submit_group(engine, Kind.ALLREDUCE, name, parts, (op, 0, set_id, float(prescale), float(postscale)), blocking)
+    common = (op, 0, set_id, float(prescale), float(postscale))
+    return _submit_group(engine, Kind.ALLREDUCE, name, parts, common, blocking, weight)
 
 
 def broadcast(tensor: Any, root_rank: int, name: str | None, process_set: ProcessSet, in_place: bool, blocking: bool) -> Any:
@@ -345,6 +372,7 @@ def _submit(
     common: _Common,
     blocking: bool,
     splits: Sequence[int] = (),
+    weight: float | None = None,
 ) -> Any:
     """Submits one operation: its output if the call blocks, otherwise its handle."""
     backend, source, output, finish = part
@@ -355,7 +383,9 @@ def _submit(
     request: Any = (
         kind, name, dtype, shape, pointer, output, op, root, set_id, prescale, postscale, "", 0, 0, splits, device, layout
     )  # fmt: skip
-    if device != CPU:
+    if weight is not None:
+        request = (*request, Flag.WEIGHTED, 0, stream, 0, weight)
+    elif device != CPU:
         request = (*request, 0, 0, stream)
     if blocking:  # the result is used in the stream in whose order its memory was given
         work = engine.submit((request,), finish, False)
@@ -366,7 +396,13 @@ def _submit(
 
 
 def _submit_group(
-    engine: "Engine", kind: int, name: str | None, parts: Sequence[_Part], common: _Common, blocking: bool
+    engine: "Engine",
+    kind: int,
+    name: str | None,
+    parts: Sequence[_Part],
+    common: _Common,
+    blocking: bool,
+    weight: float | None = None,
 ) -> Any:
     """Submits operations that are agreed on and sent together: a list of outputs if the call blocks, otherwise a handle."""
     size = len(parts)
@@ -377,8 +413,9 @@ def _submit_group(
     for index, (member, part) in enumerate(zip(names, parts, strict=True)):
         backend, source, output, _ = part
         pointer, shape, dtype, device, layout, _, stream = source
-        place = (group, size, index, (), device, layout, 0, 0, stream)
-        requests.append((kind, member, dtype, shape, pointer, output, *common, *place))
+        place = (group, size, index, (), device, layout)
+        how = (0, 0, stream) if weight is None else (Flag.WEIGHTED, 0, stream, 0, weight)
+        requests.append((kind, member, dtype, shape, pointer, output, *common, *place, *how))
         on_gpu.append(None if device == CPU else (backend, source))
     finish = [part[-1] for part in parts]
     handle = Handle(finish, True, on_gpu if any(on_gpu) else ())

@@ -29,6 +29,21 @@ enum class DType : std::uint8_t {
 };
 inline constexpr int kNumDTypes = 15;
 
+// Is a mean of such values one of them?
+constexpr bool has_fractions(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat16:
+    case DType::kBFloat16:
+    case DType::kFloat32:
+    case DType::kFloat64:
+    case DType::kComplex64:
+    case DType::kComplex128:
+      return true;
+    default:
+      return false;
+  }
+}
+
 // Horovod's numbering. Average is a Sum whose result is divided by the number of ranks before it is rounded.
 enum class ReduceOp : std::uint8_t {
   kAverage = 0,

@@ -72,6 +72,8 @@ RequestView hvdlite::engine::view_of(const hvdlite_request& from) {
   view.set = from.process_set;
   view.absent = (from.flags & HVDLITE_FLAG_ABSENT) != 0;
   view.wire = wire_of(from.flags);
+  view.weighted = (from.flags & HVDLITE_FLAG_WEIGHTED) != 0;
+  view.weight = from.weight;
   view.root = from.root;
   view.tag = from.tag;
   view.device = from.device;
@@ -116,6 +118,7 @@ void submit(Engine& engine, const hvdlite_submission& what, std::int64_t* work) 
     native.data = {what.data, what.count};
     if (what.absent != nullptr) native.absent = {what.absent, what.count};
     native.stream = what.stream;
+    native.weight = what.weight;
     return engine.submit(native, work, std::move(watcher));
   }
   if (what.count == 1) {

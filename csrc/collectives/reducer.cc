@@ -17,6 +17,7 @@ using base::ReduceOp;
 }  // namespace
 
 bool identity_survives(const Reduction& reduction) {
+  if (reduction.own_prescale) return false;
   if (reduction.prescale == 1.0) return true;
   const bool sums = reduction.op == ReduceOp::kSum || reduction.op == ReduceOp::kAverage;
   return sums && std::isfinite(reduction.prescale) && reduction.prescale > 0.0;

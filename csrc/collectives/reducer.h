@@ -10,7 +10,7 @@
 // prescale leaves it alone, which it does for prescale 1 and, the identity of a sum being 0, for
 // Sum and Average with any finite positive prescale. In all other cases every rank scales its
 // input into a copy of type A first and contributions travel as A: Min, Max and Product with a
-// prescale are rare enough to pay a pass.
+// prescale are rare enough to pay a pass. So do ranks that have a prescale each (own_prescale).
 //
 // With Reduction::from_partials contributions are partials from the beginning.
 //
@@ -25,7 +25,7 @@
 
 namespace hvdlite::collectives {
 
-// Is the identity of the op, scaled by prescale as a T, still the identity (see above)?
+// Is the identity of the op, scaled by prescale as a T, still the identity, and do all ranks scale alike (see above)?
 bool identity_survives(const Reduction& reduction);
 
 class ElementReducer {

@@ -41,11 +41,12 @@ struct Ask {
 // One submission of a caller: requests, or a group that was prepared earlier.
 struct Submission {
   std::span<const Ask> asks;
-  std::int64_t group = 0;  // instead of `asks`: a prepared group, with the three fields below
+  std::int64_t group = 0;  // instead of `asks`: a prepared group, with the four fields below
   std::span<void* const> data;
   // For which requests this rank has no value, but takes the result; empty: for none.
   std::span<const bool> absent;
   void* stream = nullptr;  // on a GPU
+  double weight = 0;       // of a group of weighted requests
   bool wake = true;        // wake the engine thread, because no caller is about to wait
 };
 

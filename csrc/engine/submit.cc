@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 
+#include "base/text.h"
 #include "engine/engine.h"
 #include "engine/model/text.h"
 
@@ -24,6 +26,30 @@ CompletionPtr new_completions(std::size_t size) {
   return {all, all->data()};
 }
 
+void check_weight(const Request& request, double weight) {
+  if (!request.weighted || (std::isfinite(weight) && weight >= 0)) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              describe(request) + ": the weight is " + base::to_text(weight) +
+                  "; a weight is finite and 0 or more, such as the number of samples in the batch");
+}
+
+// Checks the weights of one submission. The engine reduces a group as one, so a group has one weight, and comes in one submission.
+void check_weights(std::span<const Entry> entries) {
+  for (const Entry& entry : entries) {
+    const Request& request = *entry.request;
+    if (!request.weighted) continue;
+    check_weight(request, entry.weight);
+    if (!request.in_group()) continue;
+    const auto alike = std::ranges::count_if(entries, [&](const Entry& other) {
+      return other.request->group_hash == request.group_hash && other.weight == entry.weight;
+    });
+    if (alike == request.group_size) continue;
+    throw Error(ErrorCode::kInvalidArgument,
+                describe(request) + ": the members of group '" + request.group +
+                    "' have a weight; submit all of them in one call, with one weight");
+  }
+}
+
 // Checks that a request may be in a prepared group with `first` and the requests whose names are given.
 void check_member(const Request& request, const Request& first, NamesInFlight& names) {
   const auto refuse = [&](const std::string& why) {
@@ -40,6 +66,9 @@ void check_member(const Request& request, const Request& first, NamesInFlight& n
     refuse(
         "the tensors of a prepared group are all in host memory or all on one GPU; prepare a "
         "group for each");
+  }
+  if (first.weighted != request.weighted) {
+    refuse("all requests of a prepared group are weighted, or none; prepare a group for each");
   }
   if (!names.insert(request)) {
     refuse("the name occurs twice in this prepared group; give the tensors different names");
@@ -83,6 +112,7 @@ void Engine::intern(std::span<const Ask> asks, SetDirectory::Info set, std::span
     }
     check_memory(*entry.request, asks[i].input, asks[i].output, shared_.devices, known_addresses_);
     if (entry.request->on_gpu()) entry.ready = ready.at(*entry.request, view.stream);
+    entry.weight = view.weight;
     entry.input = view.absent ? nullptr : asks[i].input;
     entry.output = asks[i].output;
   }
@@ -150,6 +180,7 @@ void Engine::submit_named(std::span<const Ask> asks, SetDirectory::Info set, Lau
   std::vector<Entry> many(asks.size() > 1 ? asks.size() : 0);
   const std::span<Entry> entries = many.empty() ? std::span<Entry>(one) : std::span<Entry>(many);
   intern(asks, std::move(set), entries);
+  check_weights(entries);
   launch(entries, std::move(launching));
 }
 
@@ -169,6 +200,7 @@ void Engine::submit_group(const Submission& what, Launch launching) {
                 "prepared group " + std::to_string(what.group) + " has " + std::to_string(size) +
                     " requests, but " + std::to_string(what.data.size()) + " addresses were given");
   }
+  check_weight(first, what.weight);
   std::vector<Entry> entries(size);
   fill(*group, what, entries);
   launch(entries, std::move(launching));
@@ -189,6 +221,7 @@ void Engine::fill(const PreparedGroup& group, const Submission& what, std::span<
     entry.request = has_value ? asked.present : asked.absent;
     entry.input = has_value ? data : nullptr;
     entry.output = data;
+    entry.weight = what.weight;
     // All else was checked when the group was prepared.
     if (on_gpu || data == nullptr) {
       check_memory(*entry.request, data, data, shared_.devices, known_addresses_);

@@ -13,8 +13,8 @@ import torch
 from hvdlite import submission
 from hvdlite._engine import Gatherer, PassDriver, Sent, launch
 from hvdlite.backends import Exported, backend_of, plain_of
-from hvdlite.errors import HvdliteError, InvalidArgumentError
-from hvdlite.requests import Kind, Request, tensor_name
+from hvdlite.errors import HvdliteError, InvalidArgumentError, UnsupportedError
+from hvdlite.requests import Flag, Kind, Request, tensor_name
 from hvdlite.runtime import RUNTIME
 from hvdlite.torch.gpu import CPU, StreamsOfBucket, gpu_of
 from hvdlite.torch.parameter_gradient import ParameterGradient, WireForm, declared_dtype
@@ -109,7 +109,14 @@ class Bucket(Protocol):
         """Called on a GPU: a gradient of this pass was made in the current stream."""
 
     def launch(
-        self, engine: "Engine", reducer: PassDriver, number: int, turn: int, wake: bool, begin: Callable[[InFlightBucket], None]
+        self,
+        engine: "Engine",
+        reducer: PassDriver,
+        number: int,
+        turn: int,
+        wake: bool,
+        weight: float | None,
+        begin: Callable[[InFlightBucket], None],
     ) -> None:
         """Submits the gradients in an in-flight bucket, after passing that to `begin`.
 
@@ -119,6 +126,7 @@ class Bucket(Protocol):
             number: of the bucket in the reducer's plan.
             turn: the number of the pass in its step; the passes of a step have different names.
             wake: is this within a pass? Then no thread will soon wait for the engine.
+            weight: how much this rank's gradients count; None: as much as every other rank's.
             begin: takes charge of the in-flight bucket.
         """
 
@@ -167,11 +175,13 @@ class DenseBucket:
         plain = plain_of(members[0][0].param.detach()) if self.device == CPU else None
         forms = [form for _, form in members]
         self._gatherer = Gatherer(self.gradients, forms, torch.Tensor, plain, torch.strided, _wire_of)
-        self._groups: list[int] = []  # prepared, one for each of the passes of a step
+        # The prepared groups, one for each of the passes of a step: without weights, and with them.
+        self._groups: tuple[list[int], list[int]] = [], []
 
-    def _prepare(self, engine: "Engine", turn: int) -> int:
-        while len(self._groups) <= turn:
-            suffix = f"@{len(self._groups) + 1}" if self._groups else ""
+    def _prepare(self, engine: "Engine", turn: int, weighted: bool) -> int:
+        groups = self._groups[weighted]
+        while len(groups) <= turn:
+            suffix = f"@{len(groups) + 1}" if groups else ""
             requests = [
                 Request(
                     Kind.ALLREDUCE,
@@ -187,28 +197,37 @@ class DenseBucket:
                     group_size=len(self.members),
                     group_index=index,
                     device=form.device,
-                    flags=form.flags,
+                    flags=form.flags | Flag.WEIGHTED if weighted else form.flags,
                     arena=0 if gradient.place is None else gradient.place.arena,
                 )
                 for index, (gradient, form) in enumerate(self.members)
             ]
-            self._groups.append(engine.prepare(requests))
-        return self._groups[turn]
+            groups.append(engine.prepare(requests))
+        return groups[turn]
 
     def see_stream(self) -> None:
         """See `Bucket.see_stream`."""
         self._streams.see()
 
     def launch(
-        self, engine: "Engine", reducer: PassDriver, number: int, turn: int, wake: bool, begin: Callable[[InFlightBucket], None]
+        self,
+        engine: "Engine",
+        reducer: PassDriver,
+        number: int,
+        turn: int,
+        wake: bool,
+        weight: float | None,
+        begin: Callable[[InFlightBucket], None],
     ) -> None:
         """Submits all members; those without a gradient as absent."""
         streams = () if self.device == CPU else self._streams.gather(wake)
-        group = self._groups[turn] if turn < len(self._groups) else self._prepare(engine, turn)
+        weighted = weight is not None
+        groups = self._groups[weighted]
+        group = groups[turn] if turn < len(groups) else self._prepare(engine, turn, weighted)
         sent = self._gatherer.gather()
         launched = InFlightBucket(self, sent, streams)
         begin(launched)
-        launch(engine, reducer, number, group, sent, wake, streams, launched.handles)
+        launch(engine, reducer, number, group, sent, wake, streams, weight or 0.0, launched.handles)
 
     def wait(self, engine: "Engine", launched: InFlightBucket) -> None:
         """Waits once for all members."""
@@ -242,9 +261,10 @@ class DenseBucket:
 
     def close(self, engine: "Engine") -> None:
         """Lets the engine forget the prepared groups."""
-        for group in self._groups:
-            engine.release_prepared(group)
-        self._groups.clear()
+        for groups in self._groups:
+            for group in groups:
+                engine.release_prepared(group)
+            groups.clear()
 
 
 def _wire_of(gradient: ParameterGradient, form: WireForm, grad: torch.Tensor | None) -> tuple[torch.Tensor, Any]:
@@ -292,11 +312,23 @@ class SparseBucket:
         self._streams.see()
 
     def launch(
-        self, engine: "Engine", reducer: PassDriver, number: int, turn: int, wake: bool, begin: Callable[[InFlightBucket], None]
+        self,
+        engine: "Engine",
+        reducer: PassDriver,
+        number: int,
+        turn: int,
+        wake: bool,
+        weight: float | None,
+        begin: Callable[[InFlightBucket], None],
     ) -> None:
         """Submits the indices and the values of this rank's rows, of which there may be none."""
-        streams = () if self.device == CPU else self._streams.gather(wake)
         gradient = self.gradients[0]
+        if weight is not None:
+            raise UnsupportedError(
+                f"the gradient of parameter {gradient.name!r} is sparse, and optimizer.weight is {weight}: only dense "
+                "gradients have a weighted mean; pass sparse_as_dense=True to DistributedOptimizer, or leave the weight out"
+            )
+        streams = () if self.device == CPU else self._streams.gather(wake)
         grad = gradient.param.grad if gradient.dirty else None
         if gradient.dirty and grad is None:
             gradient.forget()  # the user has reset it
@@ -336,7 +368,7 @@ class SparseBucket:
                 reducer.launched(number)
 
     def wait(self, engine: "Engine", launched: InFlightBucket) -> None:
-        """Waits for both results, each of which has memory of its own. Where Ctrl-C came before the submission there is no work."""
+        """Waits for both results, each of which has memory of its own. After a Ctrl-C before the submission there is no work."""
         if launched.handles and not launched.outcomes:
             streams = () if self.device == CPU else self._streams.after(launched.streams)
             (work,) = launched.handles

@@ -13,7 +13,7 @@ calls; only Product can be differentiated once.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -51,6 +51,7 @@ class _CallArguments:
     prescale: float = 1.0
     postscale: float = 1.0
     compression: Any = None
+    weight: float | None = None
 
     @property
     def grad_name(self) -> str | None:
@@ -75,7 +76,7 @@ def _apply(function: type[torch.autograd.Function], call: _CallArguments, tensor
 
 
 class _Allreduce(torch.autograd.Function):
-    """Average, Sum and Adasum: backward is the same operation."""
+    """Average, Sum and Adasum: backward is the same operation, but for a weighted Average."""
 
     @staticmethod
     def forward(ctx: Any, call: _CallArguments, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -84,7 +85,15 @@ class _Allreduce(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
-        return (None, *_reduce(ctx.call, ctx.call.grad_name, grads))
+        call: _CallArguments = ctx.call
+        if call.weight is None:
+            return (None, *_reduce(call, call.grad_name, grads))
+        # The rank's share of all weights times the sum: what is weighted is the tensor, and not the gradient.
+        totals = _reduce(replace(call, op=Sum, weight=None), call.grad_name, grads)
+        name = None if call.name is None else f"{call.grad_name}.weights"
+        weights = float(ops.allreduce(call.weight, name=name, op=Sum, process_set=call.process_set))
+        share = call.weight / weights if weights > 0 else 0.0
+        return (None, *(total * share for total in totals))
 
 
 class _Select(torch.autograd.Function):
@@ -123,8 +132,8 @@ class _Select(torch.autograd.Function):
 def _reduce(call: _CallArguments, name: str | None, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     scales = (call.prescale, call.postscale, call.process_set)
     if call.grouped:
-        return grouped_allreduce(tensors, None, name, call.compression, call.op, *scales)
-    return [allreduce(tensors[0], None, name, call.compression, call.op, *scales)]
+        return grouped_allreduce(tensors, None, name, call.compression, call.op, *scales, weight=call.weight)
+    return [allreduce(tensors[0], None, name, call.compression, call.op, *scales, weight=call.weight)]
 
 
 def _function_of(op: int) -> type[torch.autograd.Function]:
@@ -153,21 +162,24 @@ def allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    *,
+    weight: float | None = None,
 ) -> Any:
     """`hvdlite.allreduce` with a gradient.
 
     Backward reduces the ranks' incoming gradients with the same op, factors and compression (Average gives their average,
     Sum their sum). With Min and Max their sum goes to the ranks that hold the extreme value, in equal parts; with Product
     it is multiplied by the other ranks' values: for all these ops the true gradient of the sum of all ranks' losses. Min, Max
-    and Product have none together with scale factors. With Adasum backward is an Adasum of the incoming gradients, which is
-    Horovod's convention and no derivative.
+    and Product have none together with scale factors. Of a weighted mean each rank gets its share of the sum. With Adasum
+    backward is an Adasum of the incoming gradients, which is Horovod's convention and no derivative.
 
     Args, returns and raises are those of `hvdlite.allreduce`.
     """
     if not _needs_grad(tensor):
-        return ops.allreduce(tensor, average, name, compression, op, prescale_factor, postscale_factor, process_set)
+        scales = (prescale_factor, postscale_factor)
+        return ops.allreduce(tensor, average, name, compression, op, *scales, process_set, weight=weight)
     op = resolve_op(op, average)
-    call = _CallArguments(name, process_set, False, op, prescale_factor, postscale_factor, compression)
+    call = _CallArguments(name, process_set, False, op, prescale_factor, postscale_factor, compression, weight)
     return _apply(_function_of(op), call, [tensor])
 
 
@@ -180,6 +192,8 @@ def grouped_allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    *,
+    weight: float | None = None,
 ) -> list[Any]:
     """`allreduce` of a list of tensors that are agreed on and sent together, also backward; `name` is the group's.
 
@@ -189,9 +203,10 @@ def grouped_allreduce(
     """
     scales = (prescale_factor, postscale_factor)
     if not _needs_grad(*tensors):
-        return ops.grouped_allreduce(tensors, average, name, compression, op, *scales, process_set)
+        return ops.grouped_allreduce(tensors, average, name, compression, op, *scales, process_set, weight=weight)
     op = resolve_op(op, average)
-    outputs: list[Any] = _apply(_function_of(op), _CallArguments(name, process_set, True, op, *scales, compression), tensors)
+    call = _CallArguments(name, process_set, True, op, *scales, compression, weight)
+    outputs: list[Any] = _apply(_function_of(op), call, tensors)
     return outputs
 
 

@@ -24,6 +24,7 @@ from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.requests import Adasum, Average
 from hvdlite.runtime import RUNTIME
 from hvdlite.start_check import mode_of
+from hvdlite.submission import check_weight
 from hvdlite.torch.adasum import AdasumStep
 from hvdlite.torch.agreement import ReducerSettings
 from hvdlite.torch.arguments import checked_op, name_groups, name_parameters
@@ -74,6 +75,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     - A parameter unused on some ranks gets the average with zeros; unused on all, its ``.grad`` stays None.
     - If no backward has run before ``step()``, it reduces gradients that you computed in another way.
     - Gradients have the dtype that torch gives them (``grad_dtype``), and are reduced in it.
+    - Where the ranks' batches differ in size, set ``optimizer.weight = len(batch)`` before ``backward()`` on all ranks: the
+      mean is weighted, and equals that of one process with the whole batch.
     - With a closure (LBFGS) the optimizer sees the loss of all ranks, reduced like the gradients.
     - With op=Adasum nothing of this happens in ``backward()``: ``step()`` uses this rank's gradients, and the
       changes of all ranks are combined.
@@ -114,9 +117,10 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             rank; ``load_state_dict()`` takes a whole one, of any number of ranks. docs/sharding.md has the rest.
 
     Returns:
-        The same optimizer, with these methods added: ``synchronize()``, ``skip_synchronize()``, ``no_sync()`` and
-        ``set_backward_passes_per_step(passes)``. Gradients on NVIDIA GPUs are reduced there; `Compression.fp16` and `bf16` are
-        then the engine's work on the way, and cost no copy. Those on other devices travel through host memory.
+        The same optimizer, with the attribute ``weight`` and these methods: ``synchronize()``, ``skip_synchronize()``,
+        ``no_sync()`` and ``set_backward_passes_per_step(passes)``.
+        Gradients on NVIDIA GPUs are reduced there; `Compression.fp16` and `bf16` are then the engine's
+        work on the way, and cost no copy. Those on other devices travel through host memory.
 
     Raises:
         InvalidArgumentError: an argument is wrong.
@@ -192,6 +196,7 @@ class _Wrapping:
         self.adasum: AdasumStep | None = None
         self.sharded: ShardedState | None = None  # None if the state is whole
         self.passes_per_step = settings.passes_per_step
+        self.weight: float | None = None
         self.skipping = False
         self.synchronized = False  # since the last step
         self._known = KnownParameters()
@@ -298,10 +303,12 @@ class _Wrapping:
         settings = self.settings
         name = f"{settings.prefix}.loss"
         if isinstance(loss, torch.Tensor):
-            reduced = ops.allreduce(reachable(loss.detach()), name=name, op=settings.op, process_set=settings.process_set)
+            reduced = ops.allreduce(
+                reachable(loss.detach()), name=name, op=settings.op, process_set=settings.process_set, weight=self.weight
+            )
             return reduced.to(loss)
         if isinstance(loss, float):
-            return float(ops.allreduce(loss, name=name, op=settings.op, process_set=settings.process_set))
+            return float(ops.allreduce(loss, name=name, op=settings.op, process_set=settings.process_set, weight=self.weight))
         return loss
 
 
@@ -323,6 +330,30 @@ class _DistributedOptimizer(_Optimizer):
     def _parameter_names(self) -> dict[torch.Tensor, str]:
         """The names of its parameters, which programs ask of Horovod's optimizer."""
         return self._hvdlite.names
+
+    @property
+    def weight(self) -> float | None:
+        """How much this rank's gradients count in the mean of all ranks'; None, the default: all ranks' count alike.
+
+        Set it before ``backward()``, on all ranks, to the number of samples in this rank's batch, if the loss is their mean.
+        The gradients are then ``sum(weight * gradient) / sum(weight)`` over the ranks, which is what one process gets from the
+        whole batch. It stays until it is set again. A rank of weight 0 contributes nothing, whatever its gradients hold. The
+        weights of passes that are added up before a reduction (`backward_passes_per_step`) add up.
+
+        Raises:
+            InvalidArgumentError: it is set to something else than a number of 0 or more, or op is not Average.
+
+        Where ranks disagree on whether there is a weight, ``backward()`` raises MismatchError; where a gradient is sparse, or
+        on a GPU, UnsupportedError.
+        """
+        return self._hvdlite.weight
+
+    @weight.setter
+    def weight(self, weight: float | None) -> None:
+        wrapping = self._hvdlite
+        wrapping.weight = None if weight is None else check_weight(weight, wrapping.settings.op)
+        if wrapping.reducer is not None:
+            wrapping.reducer.weigh(wrapping.weight)
 
     @property
     def backward_passes_per_step(self) -> int:

@@ -64,6 +64,8 @@ class Reducer(PassDriver):
         super().__init__(current_task, is_nested)
         self.settings = settings
         self.passes_per_step = settings.passes_per_step
+        self.weight: float | None = None  # how much this rank's gradients count; None: as much as every other rank's
+        self._weighed = False  # was the weight set since the last reduction?
         self._gradients: dict[int, ParameterGradient] = {}
         gradients = self._gradients.values()
         self.check = make_check(optimizer, settings, lambda: [(gradient.name, gradient.param) for gradient in gradients])
@@ -233,7 +235,8 @@ class Reducer(PassDriver):
         bucket = self.buckets[number]
         if self.check.pending and self.check.watching and self._compared is None:
             self.check.see(leaves_of_gradients(gradient.param for gradient in bucket.gradients if gradient.dirty))
-        bucket.launch(self._engine, self, number, self.turn % _TURNS, wake, self._in_flight.append)
+        self._weighed = False
+        bucket.launch(self._engine, self, number, self.turn % _TURNS, wake, self.weight, self._in_flight.append)
 
     def _begin_check(self) -> None:
         if self.check.pending and self._compared is None:
@@ -326,6 +329,14 @@ class Reducer(PassDriver):
         self.reduce(strict=True)
         for gradient in written:
             gradient.filled = False  # a gradient at the next step counts as the user's again
+
+    def weigh(self, weight: float | None) -> None:
+        """Sets how much this rank's gradients count from now on. The weights of passes that are reduced together add up."""
+        for reducer in self._family():
+            together = reducer.passes_per_step > 1 and reducer._weighed
+            before = reducer.weight if together and reducer.weight is not None else 0.0
+            reducer.weight = None if weight is None else before + weight
+            reducer._weighed = True
 
     def note_step(self, *_: Any) -> None:
         """The optimizer has taken a step."""

@@ -39,6 +39,7 @@ class Request(ctypes.Structure):
         ("stream", ctypes.c_void_p),
         ("arena", ctypes.c_int64),
         ("tag", ctypes.c_int32),
+        ("weight", ctypes.c_double),
     )
 
 
@@ -52,6 +53,7 @@ class Submission(ctypes.Structure):
         ("data", ctypes.c_void_p),
         ("absent", ctypes.c_void_p),
         ("stream", ctypes.c_void_p),
+        ("weight", ctypes.c_double),
         ("wake", ctypes.c_int32),
         ("then", THEN),
         ("then_data", ctypes.c_void_p),

@@ -118,7 +118,7 @@ std::int64_t Engine::prepare(nb::handle requests) {
 
 nb::object Engine::submit_prepared(std::int64_t group, std::span<const std::int64_t> pointers,
                                    const bool* absent, bool wake, nb::handle streams,
-                                   nb::handle memory) {
+                                   nb::handle memory, double weight) {
   static_assert(sizeof(void*) == sizeof(std::int64_t));
   hvdlite_submission what{};
   what.count = pointers.size();
@@ -129,6 +129,7 @@ nb::object Engine::submit_prepared(std::int64_t group, std::span<const std::int6
     what.stream = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(streams[0]));
   }
   what.wake = wake ? 1 : 0;
+  what.weight = weight;
   return start_work(what, new_work({}, nb::borrow(memory), false), nb::borrow(streams));
 }
 

@@ -54,7 +54,8 @@ class Engine {
   // The same for a prepared group, with these addresses of its tensors. absent: a flag for each tensor; null: this rank has all
   // of them. streams: the memory is ready in the order of the first, and is reused in the order of all.
   nb::object submit_prepared(std::int64_t group, std::span<const std::int64_t> pointers,
-                             const bool* absent, bool wake, nb::handle streams, nb::handle memory);
+                             const bool* absent, bool wake, nb::handle streams, nb::handle memory,
+                             double weight);
   void release_prepared(std::int64_t group);
   bool wait_many(nb::handle works, nb::list outcomes, nb::handle streams);
 

@@ -39,7 +39,8 @@ std::vector<std::int32_t> list_of(Call call) {
 }
 
 nb::object submit_prepared(Engine& engine, std::int64_t group, nb::handle pointers,
-                           nb::handle absent, bool wake, nb::handle streams, nb::handle memory) {
+                           nb::handle absent, bool wake, nb::handle streams, nb::handle memory,
+                           double weight) {
   const Int64List addresses(pointers);
   const Int64List lacking(absent);
   const auto size = static_cast<std::size_t>(addresses.size());
@@ -52,7 +53,7 @@ nb::object submit_prepared(Engine& engine, std::int64_t group, nb::handle pointe
     is_absent[static_cast<std::size_t>(index)] = true;
   }
   return engine.submit_prepared(group, {addresses.data(), size}, is_absent.get(), wake, streams,
-                                memory);
+                                memory, weight);
 }
 
 }  // namespace
@@ -233,7 +234,7 @@ void register_engine(nb::module_& module) {
            "Checks allreduces that will be submitted together many times, tuples as for submit "
            "whose pointers do not count, and returns the group's id.")
       .def("submit_prepared", &submit_prepared, "group"_a, "pointers"_a, "absent"_a = nb::tuple(),
-           "wake"_a = true, "streams"_a = nb::tuple(), "memory"_a = nb::none(),
+           "wake"_a = true, "streams"_a = nb::tuple(), "memory"_a = nb::none(), "weight"_a = 0.0,
            "Submits a prepared group in place, with one pointer for each request. absent: numbers "
            "of the requests for which this rank has no value.")
       .def("release_prepared", &Engine::release_prepared, "group"_a)

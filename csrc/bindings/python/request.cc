@@ -166,6 +166,7 @@ void Requests::add(nb::handle tuple) {
   arguments.optional("arena", request.arena);
   arguments.optional("stream", request.stream);
   arguments.optional("tag", request.tag);
+  arguments.optional("weight", request.weight);
   if (arguments.has_next()) throw nb::type_error("a request has too many arguments");
 }
 

@@ -103,7 +103,7 @@ bool Execution::share_memory(SetId set) const {
 bool Execution::may_prepare(const collectives::SharedChannel& channel,
                             const Request& request) const {
   return request.kind == OpKind::kAllreduce && !request.absent && !request.on_gpu() &&
-         request.arena == 0 &&
+         !request.weighted && request.arena == 0 &&
          collectives::prepares_allreduce(request.bytes(), request.op, channel, selection_);
 }
 
@@ -208,7 +208,8 @@ bool Execution::advance_devices() {
 bool Execution::start(Lane& lane) {
   bool started = false;
   while (!lane.waiting.empty() && lane.running.size() < kMaxRunning &&
-         (lane.running.empty() || lane.running_bytes < kMaxRunningBytes)) {
+         (lane.running.empty() ||
+          (lane.running_bytes < kMaxRunningBytes && lane.running.back()->has_begun()))) {
     QueuedOperation next = std::move(lane.waiting.front());
     lane.waiting.pop_front();
     shared_.reached(next.entries, FlightRecorder::Stage::kStarted);
@@ -226,20 +227,22 @@ bool Execution::start(Lane& lane) {
 }
 
 bool Execution::step(Lane& lane) {
-  bool finished = false;
+  bool moved = false;
   for (auto operation = lane.running.begin(); operation != lane.running.end();) {
+    const bool had_begun = (*operation)->has_begun();
     bool done = false;
     naming((*operation)->first_request(), [&] { done = (*operation)->advance(); });
     if (!done) {
+      moved = moved || had_begun != (*operation)->has_begun();  // the next one may start
       ++operation;
       continue;
     }
     lane.running_bytes -= (*operation)->bytes();
     shared_.finish((*operation)->entries(), base::Status{});
     operation = lane.running.erase(operation);
-    finished = true;
+    moved = true;
   }
-  return finished;
+  return moved;
 }
 
 // --- endings ----------------------------------------------------------------------------------------------------------

@@ -75,6 +75,9 @@ class Operation {
   virtual void start() = 0;
   // Returns true when finished. The entries' completions then hold the results but are not marked done.
   virtual bool advance() = 0;
+  // Has the operation begun all its collectives? Collectives take turns in shared memory in the order in which they begin, and all
+  // members need the same order. So no later operation starts before.
+  virtual bool has_begun() const { return true; }
   // The operation has failed. Its owner retains it, so that late writes to its memory do no harm.
   virtual void abandon() = 0;
 

@@ -79,6 +79,27 @@ void check_reduction(const Request& request, std::size_t ranks) {
   }
 }
 
+// A weighted mean is a sum of products, rounded once.
+void check_weighted(const Request& request) {
+  if (!request.weighted) return;
+  if (request.kind != OpKind::kAllreduce || request.op != ReduceOp::kAverage) {
+    refuse(request,
+           "a weight belongs to an allreduce with op=Average, but this is " +
+               std::string(request.kind == OpKind::kAllreduce ? "op=" : "a ") +
+               std::string(request.kind == OpKind::kAllreduce ? base::name_of(request.op)
+                                                              : base::name_of(request.kind)) +
+               "; leave the weight out");
+  }
+  if (!base::has_fractions(request.dtype)) {
+    refuse(request, "a weighted mean of " + std::string(base::name_of(request.dtype)) +
+                        " would be cut to whole numbers; cast the tensor to a float first");
+  }
+  if (request.on_gpu()) {
+    refuse(request, "weights work for tensors in host memory only so far; leave the weight out",
+           ErrorCode::kUnsupported);
+  }
+}
+
 void check_wire(const Request& request) {
   if (request.wire == Wire::kSame) return;
   const bool sums = request.op == ReduceOp::kSum || request.op == ReduceOp::kAverage;
@@ -276,6 +297,7 @@ RequestPtr check_request(const RequestView& view, const SetDirectory::Info& set,
   if (request.name.empty()) refuse(request, "a prepared operation needs a name");
   check_shape(request);
   check_reduction(request, set.members->size());
+  check_weighted(request);
   check_wire(request);
   check_splits(request, set);
   check_process_set_ranks(request, sets, world);

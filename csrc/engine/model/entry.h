@@ -61,6 +61,8 @@ struct Entry {
   CompletionPtr completion;
   std::shared_ptr<const transport::Arena> arena;  // the arena that the request names, if any
   device::EventPtr ready;  // of GPU memory: after it the input can be read and the output written
+  double weight =
+      0;  // of a weighted request: how much this rank's value counts; ranks may differ in it
 };
 
 // One operation that all members agreed to do.

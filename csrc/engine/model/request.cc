@@ -79,10 +79,10 @@ void Request::seal() {
   group_hash = group.empty() ? 0 : hash_of_group(set, group);
   count = product(shape);
   base::Hasher of_content;
-  of_content.add((std::uint64_t{static_cast<std::uint8_t>(wire)} << 24) |
-                 (std::uint64_t{static_cast<std::uint8_t>(kind)} << 16) |
-                 (std::uint64_t{static_cast<std::uint8_t>(dtype)} << 8) |
-                 static_cast<std::uint8_t>(op));
+  of_content.add(
+      (std::uint64_t{weighted} << 32) | (std::uint64_t{static_cast<std::uint8_t>(wire)} << 24) |
+      (std::uint64_t{static_cast<std::uint8_t>(kind)} << 16) |
+      (std::uint64_t{static_cast<std::uint8_t>(dtype)} << 8) | static_cast<std::uint8_t>(op));
   of_content.add_pair(root, on_gpu() ? 0 : -1);
   of_content.add_signed(layout);
   of_content.add_double(prescale);
@@ -101,12 +101,12 @@ void Request::seal() {
 bool RequestView::describes(const Request& request, SetId on) const {
   return name == request.name && on == request.set && kind == request.kind &&
          dtype == request.dtype && op == request.op && wire == request.wire &&
-         absent == request.absent && root == request.root && tag == request.tag &&
-         device == request.device && layout == request.layout && prescale == request.prescale &&
-         postscale == request.postscale && group_size == request.group_size &&
-         group_index == request.group_index && group == request.group && arena == request.arena &&
-         arena_offset == request.arena_offset && std::ranges::equal(shape, request.shape) &&
-         std::ranges::equal(splits, request.splits);
+         absent == request.absent && weighted == request.weighted && root == request.root &&
+         tag == request.tag && device == request.device && layout == request.layout &&
+         prescale == request.prescale && postscale == request.postscale &&
+         group_size == request.group_size && group_index == request.group_index &&
+         group == request.group && arena == request.arena && arena_offset == request.arena_offset &&
+         std::ranges::equal(shape, request.shape) && std::ranges::equal(splits, request.splits);
 }
 
 Request RequestView::copy(SetId on) const {
@@ -117,6 +117,7 @@ Request RequestView::copy(SetId on) const {
   request.op = op;
   request.wire = wire;
   request.absent = absent;
+  request.weighted = weighted;
   request.root = root;
   request.tag = tag;
   request.device = device;
@@ -142,6 +143,7 @@ void Request::encode(Writer& writer) const {
   writer.put(static_cast<std::uint8_t>(op));
   writer.put(static_cast<std::uint8_t>(wire));
   writer.put(static_cast<std::uint8_t>(absent));
+  writer.put(static_cast<std::uint8_t>(weighted));
   writer.put(root);
   writer.put(device);
   writer.put(layout);
@@ -166,6 +168,7 @@ Request Request::decode(Reader& reader) {
   request.op = reader.get_enum<base::ReduceOp>(base::kNumReduceOps, "reduce op");
   request.wire = reader.get_enum<Wire>(kNumWires, "wire dtype");
   request.absent = reader.get<std::uint8_t>() != 0;
+  request.weighted = reader.get<std::uint8_t>() != 0;
   request.root = reader.get<std::int32_t>();
   request.device = reader.get<std::int32_t>();
   request.layout = reader.get<std::int32_t>();

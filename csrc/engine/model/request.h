@@ -55,6 +55,7 @@ struct Request {
   base::ReduceOp op = base::ReduceOp::kSum;
   Wire wire = Wire::kSame;
   bool absent = false;  // this rank has no value: it contributes the identity and takes the result
+  bool weighted = false;  // an Average that counts each rank's value by its weight (Entry::weight)
   // broadcast: global rank. send: the receiver's global rank. recv: the sender's, or kAny. remove_process_set: the id.
   // add_process_set: 1 if only the new set's members ask. join: 1 if an Average is not to count this rank. allgather: 1 if it may
   // run without joined ranks.
@@ -115,6 +116,7 @@ struct RequestView {
   base::ReduceOp op = base::ReduceOp::kSum;
   Wire wire = Wire::kSame;
   bool absent = false;
+  bool weighted = false;
   std::int32_t root = 0;
   std::int32_t tag = 0;
   std::int32_t device = -1;
@@ -130,6 +132,7 @@ struct RequestView {
   std::int64_t arena = 0;
   std::int64_t arena_offset = 0;
   // These are no part of the request:
+  double weight = 0;       // of this rank, if the request is weighted
   void* stream = nullptr;  // GPU memory is ready in the order of this stream
   bool unnamed = false;    // the name was made for this call and will not come again
 

@@ -20,7 +20,8 @@ bool compatible(const AgreedOperation& one, const AgreedOperation& other) {
   const Request& b = *other.request;
   return one.divisor == other.divisor && a.dtype == b.dtype && a.op == b.op &&
          a.on_gpu() == b.on_gpu() && a.wire == b.wire && a.prescale == b.prescale &&
-         a.postscale == b.postscale && a.group_hash == b.group_hash && a.arena == b.arena;
+         a.postscale == b.postscale && a.group_hash == b.group_hash && a.arena == b.arena &&
+         a.weighted == b.weighted && (!a.weighted || a.in_group());  // a group has one weight
 }
 
 }  // namespace

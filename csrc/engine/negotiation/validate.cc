@@ -87,7 +87,7 @@ struct ComparedField {
   const char* remedy;
 };
 
-constexpr std::array<ComparedField, 11> kFields = {{
+constexpr std::array<ComparedField, 12> kFields = {{
     {"kind of operation", [](OpKind) { return true; },
      [](const Request& r) { return std::string(base::name_of(r.kind)); },
      "call the same operation on every rank or use different names"},
@@ -100,6 +100,9 @@ constexpr std::array<ComparedField, 11> kFields = {{
      "pass the same op on every rank"},
     {"scaling", reduces, factors,
      "pass the same prescale_factor and postscale_factor on every rank"},
+    {"weighting", reduces,
+     [](const Request& r) { return std::string(r.weighted ? "weighted" : "without a weight"); },
+     "give every rank a weight (0 where it has no data), or none"},
     {"root rank", [](OpKind kind) { return kind == OpKind::kBroadcast; },
      [](const Request& r) { return "root " + std::to_string(r.root); },
      "pass the same root_rank on every rank"},

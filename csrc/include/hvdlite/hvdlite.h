@@ -14,7 +14,7 @@ extern "C" {
 #endif
 
 #define HVDLITE_API __attribute__((visibility("default")))
-#define HVDLITE_ABI_VERSION 3
+#define HVDLITE_ABI_VERSION 4
 
 enum {
   HVDLITE_OK = 0,
@@ -59,7 +59,10 @@ enum {
       1, /* this rank has no value: it contributes the identity, but takes the result */
   /* float32 and float64 cross between ranks as narrower floats, which is allreduces' in GPU memory only */
   HVDLITE_FLAG_WIRE_FLOAT16 = 2,
-  HVDLITE_FLAG_WIRE_BFLOAT16 = 4
+  HVDLITE_FLAG_WIRE_BFLOAT16 = 4,
+  /* the mean is weighted: sum of weight * input over all ranks / sum of the weights, which are 0 or more and differ between ranks;
+   * allreduces with HVDLITE_AVERAGE. The members of a group are submitted in one call and have one weight */
+  HVDLITE_FLAG_WEIGHTED = 8
 };
 enum { HVDLITE_DEVICE_CPU = -1 }; /* device: -1 is host memory, n >= 0 is GPU n */
 
@@ -126,6 +129,8 @@ typedef struct hvdlite_request {
       arena; /* id of the open arena in which input and output (the same) lie; 0: none. Allreduce with Sum or Average only */
   /* send and recv, which two ranks alone ask for and which match in the order of their submission: from 0 on, or HVDLITE_ANY */
   int32_t tag;
+  double
+      weight; /* with HVDLITE_FLAG_WEIGHTED: of this rank; 0: its input counts nothing, whatever it holds */
 } hvdlite_request;
 
 typedef void (*hvdlite_done_fn)(void* data);
@@ -138,6 +143,7 @@ typedef struct hvdlite_submission {
   const bool*
       absent;   /* of a group: null, or whether this rank lacks a value and only takes the result */
   void* stream; /* of a group on a GPU: as that of a request */
+  double weight; /* of a group of weighted requests */
   int32_t
       wake; /* 0: the caller is about to wait, so that no other thread need be woken. Without effect with `then` */
   /* Null, or called once with `then_data` when all have ended: at any time after the number was written (also before hvdlite_submit

@@ -37,6 +37,14 @@ ROWS = (
         (*guards.TORCH_PASSES, *guards.TORCH_UNUSED),
     ),
     Mutant(
+        "torch-weights-together",
+        "of passes that are reduced together only the last one's weight counts",
+        "hvdlite/torch/reducer.py",
+        "before = reducer.weight if together and reducer.weight is not None else 0.0",
+        "before = 0.0",
+        guards.TORCH_WEIGHT,
+    ),
+    Mutant(
         "torch-postscale",
         "gradients that were divided before the sum are not multiplied after it",
         "hvdlite/torch/plan.py",

@@ -1,6 +1,8 @@
 #include "engine/execution/host/host_operation.h"
 
+#include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "kernels/stream.h"
 
@@ -50,6 +52,10 @@ void HostOperation::start() {
 
 bool HostOperation::advance() {
   if (collective_ && !collective_->advance()) return false;
+  if (!weights_.empty()) {
+    reduce(weighted_reduction());
+    if (!collective_->advance()) return false;
+  }
   if (packed_) unpack();
   collective_.reset();
   return true;
@@ -63,39 +69,84 @@ void HostOperation::abandon() {
 }
 
 void HostOperation::start_allreduce() {
+  if (first_request().weighted) {
+    exchange_weights();
+  } else {
+    reduce(reduction_of(fused().parts.front(), comm_.size()));
+  }
+}
+
+// Each member adds its weight at its place, so the sum holds all of them, exactly. All parts have one weight: several are a group.
+// A rank that has joined has the weight 0.
+void HostOperation::exchange_weights() {
+  weights_.assign(static_cast<std::size_t>(comm_.size()), 0.0);
+  weights_[static_cast<std::size_t>(comm_.rank())] = entries().front().weight;
+  collectives::AllreduceArgs args;
+  args.parts = {{weights_.data(), weights_.data(), weights_.size()}};
+  args.reduction = {.dtype = base::DType::kFloat64, .op = ReduceOp::kSum};
+  collective_ = collectives::start_allreduce(comm_, args, context_.selection);
+}
+
+// Where all count alike it is the plain mean, with all its ways. Else each rank's share of all weights is its own prescale. Ranks
+// whose weights are all 0 get 0.
+collectives::Reduction HostOperation::weighted_reduction() {
+  const std::vector<double> weights = std::exchange(weights_, {});
+  collectives::Reduction reduction = reduction_of(fused().parts.front(), comm_.size());
+  const double own = weights[static_cast<std::size_t>(comm_.rank())];
+  counts_nothing_ = own == 0;
+  if (own != 0 && std::ranges::all_of(weights, [&](double each) { return each == own; })) {
+    return reduction;
+  }
+  // Of the largest first: the sum of large weights would be too large.
+  const double largest = std::ranges::max(weights);
+  double total = 0;
+  for (const double each : weights) total += largest > 0 ? each / largest : 0;
+  reduction.op = ReduceOp::kSum;
+  reduction.divisor = 1;
+  reduction.own_prescale = true;
+  reduction.prescale *= total > 0 ? own / largest / total : 0;
+  return reduction;
+}
+
+const void* HostOperation::input_of(std::size_t part) const {
+  return counts_nothing_ ? nullptr : entries()[part].input;
+}
+
+void HostOperation::reduce(collectives::Reduction reduction) {
   const ReduceOp op = first_request().op;
   if (collectives::takes_scattered(bytes(), op, comm_, context_.selection)) {
-    start_scattered_allreduce();
+    start_scattered_allreduce(reduction);
   } else if (fused().parts.size() > 1) {
-    start_fused_allreduce();
+    start_fused_allreduce(reduction);
   } else {
-    start_single_allreduce();
+    start_single_allreduce(reduction);
   }
 }
 
 // Reduces straight from and to the tensors. A joined rank's pointers are null. If members agreed on an arena, all have one, and
 // none has joined.
-void HostOperation::start_scattered_allreduce() {
+void HostOperation::start_scattered_allreduce(collectives::Reduction reduction) {
   collectives::AllreduceArgs args;
   args.parts.reserve(fused().parts.size());
   for (std::size_t i = 0; i < fused().parts.size(); ++i) {
-    args.parts.push_back({entries()[i].input, entries()[i].output,
+    args.parts.push_back({input_of(i), entries()[i].output,
                           static_cast<std::size_t>(fused().parts[i].request->elements())});
   }
-  args.reduction = reduction_of(fused().parts.front(), comm_.size());
-  if (first_request().arena != 0) args.mapped = entries().front().arena->bases();
+  args.reduction = reduction;
+  if (first_request().arena != 0 && !reduction.own_prescale)
+    args.mapped = entries().front().arena->bases();
   collective_ = collectives::start_allreduce(comm_, std::move(args), context_.selection);
 }
 
-void HostOperation::start_fused_allreduce() {
+void HostOperation::start_fused_allreduce(collectives::Reduction reduction) {
   const Request& first = first_request();
   buffer_ = context_.pool.get(bytes());
   packed_ = true;
   std::size_t offset = 0;
   for (std::size_t i = 0; i < fused().parts.size(); ++i) {
     const std::size_t bytes = fused().parts[i].request->bytes();
-    if (entries()[i].input != nullptr) {
-      copy(buffer_->data() + offset, entries()[i].input, bytes);
+    if (const void* const input = input_of(i)) {
+      copy(buffer_->data() + offset, input, bytes);
     } else {
       std::memset(buffer_->data() + offset, 0,
                   bytes);  // the planner fuses absent values into sums only
@@ -104,7 +155,7 @@ void HostOperation::start_fused_allreduce() {
   }
   collectives::AllreduceArgs args;
   args.parts = {{buffer_->data(), buffer_->data(), bytes() / base::size_of(first.dtype)}};
-  args.reduction = reduction_of(fused().parts.front(), comm_.size());
+  args.reduction = reduction;
   collective_ = collectives::start_allreduce(comm_, args, context_.selection);
 }
 
@@ -118,7 +169,7 @@ void HostOperation::unpack() {
   buffer_.reset();
 }
 
-void HostOperation::start_single_allreduce() {
+void HostOperation::start_single_allreduce(collectives::Reduction reduction) {
   const Request& request = first_request();
   void* output = entries()[0].output;
   if (output == nullptr) {  // joined: no caller of this rank gets the result
@@ -126,8 +177,8 @@ void HostOperation::start_single_allreduce() {
     output = buffer_->data();
   }
   collectives::AllreduceArgs args;
-  args.parts = {{entries()[0].input, output, static_cast<std::size_t>(request.elements())}};
-  args.reduction = reduction_of(fused().parts.front(), comm_.size());
+  args.parts = {{input_of(0), output, static_cast<std::size_t>(request.elements())}};
+  args.reduction = reduction;
   collective_ = collectives::start_allreduce(comm_, args, context_.selection);
 }
 

@@ -32,13 +32,19 @@ class HostOperation final : public Operation {
 
   void start() override;
   bool advance() override;
+  bool has_begun() const override { return weights_.empty(); }
   void abandon() override;
 
  private:
   void start_allreduce();
-  void start_scattered_allreduce();
-  void start_fused_allreduce();
-  void start_single_allreduce();
+  void exchange_weights();
+  collectives::Reduction weighted_reduction();
+  void reduce(collectives::Reduction reduction);
+  void start_scattered_allreduce(collectives::Reduction reduction);
+  void start_fused_allreduce(collectives::Reduction reduction);
+  void start_single_allreduce(collectives::Reduction reduction);
+  // Returns this rank's value of a part; null if there is none, or if the rank's weight is 0.
+  const void* input_of(std::size_t part) const;
   void start_allgather();
   void start_broadcast();
   void start_alltoall();
@@ -50,7 +56,9 @@ class HostOperation final : public Operation {
   collectives::Comm comm_;
   Context context_;
   std::optional<FusionBufferPool::Lease> buffer_;
-  bool packed_ = false;  // the result lies in buffer_; finish() has to copy it out
+  bool packed_ = false;          // the result lies in buffer_; finish() has to copy it out
+  std::vector<double> weights_;  // the members' weights, while the members exchange them
+  bool counts_nothing_ = false;  // this rank's weight is 0
   std::unique_ptr<collectives::Collective> collective_;
 };
 
