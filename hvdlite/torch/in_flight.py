@@ -368,7 +368,7 @@ class SparseBucket:
                 reducer.launched(number)
 
     def wait(self, engine: "Engine", launched: InFlightBucket) -> None:
-        """Waits for both results, each of which has memory of its own. After a Ctrl-C before the submission there is no work."""
+        """Waits for both results, each of which has memory of its own. After Ctrl-C before the submission there is no work."""
         if launched.handles and not launched.outcomes:
             streams = () if self.device == CPU else self._streams.after(launched.streams)
             (work,) = launched.handles
