@@ -57,8 +57,9 @@ void Job::close() {
 void register_job(nb::module_& module) {
   nb::class_<Job>(module, "Job", nb::is_final(),
                   "The processes of a communicator where there is no engine.")
-      .def(nb::init<const char*, std::uintptr_t>(), "shim_path"_a, "comm_address"_a,
-           "Collective over the communicator, and waits for nobody: wait() has to say True first.")
+      .def(
+          nb::init<const char*, std::uintptr_t>(), "shim_path"_a, "comm_address"_a,
+          "Collective over the communicator, but does not wait. Call wait() until it returns True.")
       .def("wait", &Job::wait, "seconds"_a,
            "True once all have come; raises if one of them fails meanwhile.")
       .def("set_limits", &Job::set_limits, "patience"_a, "silence"_a, "In seconds; 0 for none.")
