@@ -64,7 +64,7 @@ class Result:
 class Work:
     """The operations in flight after one submission. It keeps their memory.
 
-    A work that is let go with operations in flight is kept by the engine until they have ended. After a failure that leaves
+    If a work is dropped with operations in flight, the engine keeps it until they have ended. After a failure that leaves
     memory in use, its memory is kept for good.
     """
 
@@ -90,12 +90,12 @@ class Work:
     def results(self) -> list[Any]:
         """How each operation ended, once all have: a Result or the failure. Always the same list.
 
-        It has None where nobody wanted the results when they were there.
+        It has None for results that were dropped.
         """
     def result(self, limit: float = float("inf"), streams: Sequence[int] = ()) -> Result:
         """Waits for the only operation: its Result, or raises its failure."""
     def _outputs(self, limit: float) -> Any:
-        """Waits for operations on plain tensors that the engine has described, for so many seconds at most.
+        """Waits for operations on plain tensors that the engine has described, for at most `limit` seconds.
 
         Returns:
             The output, or a list of a group's; the same if asked again. Or NotImplemented: the work is another one, or an
@@ -161,7 +161,7 @@ class Engine:
         Args:
             requests: if there are none, nothing is submitted, and the work may be given for a later submission.
             memory: what a new work keeps.
-            wake: nobody is about to wait.
+            wake: wake the engine thread, because no thread is about to wait.
             work: that is in flight then; without, a new one. No signal handler runs between the submission and this.
         """
     def prepare(self, requests: Sequence[tuple[Any, ...]]) -> int:
@@ -334,7 +334,7 @@ class GradientState:
     def move_in(self) -> None:
         """Offers the gradient its place, once."""
     def claim(self) -> None:
-        """Counts .grad as this rank's own gradient, whatever its origin."""
+        """Counts .grad as this rank's own gradient, for any origin."""
 
 class Passes:
     """The counts of one optimizer's backward passes."""

@@ -58,7 +58,7 @@ def shim_path() -> str:
 
 
 def loaded_mpi() -> LoadedMpi:
-    """What mpi4py has loaded; loads it if nobody has."""
+    """The MPI that mpi4py has loaded; loads it if needed."""
     from mpi4py import MPI
 
     description = MPI.Get_library_version().strip("\0 \n")

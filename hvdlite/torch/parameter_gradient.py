@@ -172,7 +172,7 @@ class ParameterGradient(GradientState):
     the gradient, so ``param.grad`` is None or all zeros. Zeros in place of an unreduced gradient are reduced like it: other
     ranks may have none, and all ranks must end alike, with zeros or None. `is_zero`: is ``param.grad`` unchanged since the
     reset? `move_in`: offers a fresh gradient its place, once. `claim`: counts ``param.grad`` as this rank's own gradient,
-    whatever its origin.
+    for any origin.
     """
 
     __slots__ = ("dtype", "implementation", "name")

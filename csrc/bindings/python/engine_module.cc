@@ -278,7 +278,7 @@ void register_engine(nb::module_& module) {
            "False when the engine has shut down. For one thread.")
       .def("answer_question", &Engine::answer_question, "text"_a)
       .def("exempt_from_stalls", &Engine::exempt_from_stalls, "seconds"_a,
-           "For so long the others wait for this rank without a warning; 0: no longer.")
+           "For this time other ranks wait for this one without a warning; 0: no longer.")
       .def("publish_failure", &Engine::publish_failure, "cause"_a)
       .def_prop_ro("failure_cause", &Engine::failure_cause)
       .def("flight_record", &Engine::flight_record, "ended"_a = -1)

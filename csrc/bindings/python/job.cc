@@ -68,7 +68,7 @@ void register_job(nb::module_& module) {
       .def("values", &Job::values, "size"_a, "What the last gather gave, by rank.")
       .def("tell", &Job::tell, "cause"_a, "Tells those that wait here why this process ends.")
       .def("kill_stopped", &Job::kill_stopped, "Ends the processes of this host that are stopped.")
-      .def("close", &Job::close, "Before MPI ends: looks after nobody any more.");
+      .def("close", &Job::close, "Called before MPI ends: stops watching.");
 }
 
 }  // namespace hvdlite::python
