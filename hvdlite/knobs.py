@@ -388,8 +388,8 @@ KNOBS: tuple[Knob, ...] = (
         "tuning_file",
         "str",
         "",
-        "What `hvdlite tune` has found: knobs that no variable sets take the values in this file, which rank 0 reads, where it "
-        "was made for this machine and shape of job. auto: the file for them in the user's cache folder. Empty: none.",
+        "The file with the results of `hvdlite tune`. Rank 0 reads it; if it was made for this machine and shape of job, knobs "
+        "that no variable sets take its values. auto: the file for them in the user's cache folder. Empty: none.",
         native=False,
     ),
     Knob(
