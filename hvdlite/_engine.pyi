@@ -1,4 +1,7 @@
-"""Type stubs of the native module (csrc/bindings/python): the C ABI of hvdlite.h with Python's ownership rules."""
+"""Type stubs of the native module (csrc/bindings/python): the C ABI of hvdlite.h with Python's ownership rules.
+
+Over 400 lines, because a native module has one stub file.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, final
@@ -18,7 +21,7 @@ class Fabric:
 
 @final
 class GpuMemory:
-    """Memory on a GPU, which is given back when nobody refers to it any more."""
+    """Memory on a GPU, which is freed when nothing refers to it any more."""
 
     @property
     def address(self) -> int: ...
@@ -30,7 +33,7 @@ class GpuMemory:
 
 @final
 class Result:
-    """What an ended operation left behind."""
+    """The result of an ended operation."""
 
     @property
     def contributors(self) -> int: ...
@@ -59,9 +62,9 @@ class Result:
         """The engine-allocated output as writable bytes that free themselves (numpy.frombuffer makes an array of it)."""
 
 class Work:
-    """What is in flight after one submission. It keeps its memory.
+    """The operations in flight after one submission. It keeps their memory.
 
-    A work that is let go with operations in flight is kept by the engine until they have ended. After a failure that leaves
+    If a work is dropped with operations in flight, the engine keeps it until they have ended. After a failure that leaves
     memory in use, its memory is kept for good.
     """
 
@@ -72,7 +75,7 @@ class Work:
     _grouped: bool
     @property
     def number(self) -> int:
-        """What the engine calls it; 0 before the submission."""
+        """The engine's number for it; 0 before the submission."""
     @property
     def size(self) -> int:
         """How many operations it has."""
@@ -87,12 +90,12 @@ class Work:
     def results(self) -> list[Any]:
         """How each operation ended, once all have: a Result or the failure. Always the same list.
 
-        It has None where nobody wanted the results when they were there.
+        It has None for results that were dropped.
         """
     def result(self, limit: float = float("inf"), streams: Sequence[int] = ()) -> Result:
         """Waits for the only operation: its Result, or raises its failure."""
     def _outputs(self, limit: float) -> Any:
-        """Waits for operations on plain tensors that the engine has described, for so many seconds at most.
+        """Waits for operations on plain tensors that the engine has described, for at most `limit` seconds.
 
         Returns:
             The output, or a list of a group's; the same if asked again. Or NotImplemented: the work is another one, or an
@@ -108,16 +111,16 @@ class Arena:
 
     @property
     def address(self) -> bytes:
-        """What the other members need to map this part; plain bytes."""
+        """The address with which other members map this part; plain bytes."""
     @property
     def id(self) -> int:
-        """What requests call the arena; 0 while it is not open."""
+        """The arena's number in requests; 0 while it is not open."""
     @property
     def nbytes(self) -> int: ...
     def open(self, addresses: Sequence[bytes]) -> None:
         """Maps all parts, whose addresses come in the order of the set's ranks."""
     def hide(self) -> None:
-        """After all members have tried to open it: nobody else can."""
+        """Called after all members have tried to open it: no other process can then."""
     def close(self) -> None:
         """Lets the others' parts go; requests may not name the arena any more."""
     def __buffer__(self, flags: int, /) -> memoryview: ...
@@ -158,7 +161,7 @@ class Engine:
         Args:
             requests: if there are none, nothing is submitted, and the work may be given for a later submission.
             memory: what a new work keeps.
-            wake: nobody is about to wait.
+            wake: wake the engine thread, because no thread is about to wait.
             work: that is in flight then; without, a new one. No signal handler runs between the submission and this.
         """
     def prepare(self, requests: Sequence[tuple[Any, ...]]) -> int:
@@ -184,19 +187,19 @@ class Engine:
         """
     def release_prepared(self, group: int) -> None: ...
     def wait_many(self, works: Sequence[Work], outcomes: list[int | HvdliteError], streams: Sequence[int] = ()) -> bool:
-        """Waits for all operations of these works, as Work.wait does, and takes what became of them.
+        """Waits for all operations of these works, as Work.wait does, and takes their outcomes.
 
         Adds for each operation the number of its contributors, or its failure. Returns whether all went well. For operations
         without output of the engine's. No signal handler runs between the end and this: an exception leaves all in flight.
         """
     @property
     def dropped_in_flight(self) -> int:
-        """How many operations are in flight whose work was let go.
+        """The number of operations in flight whose work was dropped.
 
         The engine keeps their memory until they have ended and something else is submitted.
         """
     def connect(self, plain_of: Callable[[Any], Plain | None], work_type: type[Work] | None = None) -> None:
-        """Makes the functions below work: what they have to know of types, and the type of works, if any are to be started."""
+        """Enables the functions below: gives them the types' descriptions, and the type of works if any are to be started."""
     def allreduce(
         self,
         tensor: Any,
@@ -235,7 +238,7 @@ class Engine:
     ) -> Any:
         """As allreduce."""
     def new_output(self, nbytes: int) -> memoryview:
-        """Memory for a result, as writable bytes; large blocks are recycled when nobody uses them any more."""
+        """Memory for a result, as writable bytes; large blocks are recycled when they are no longer used."""
     def new_gpu_output(self, gpu: int, stream: int, nbytes: int) -> GpuMemory:
         """Memory for a result on a GPU, usable in the order of a CUDA stream."""
     def gpu_of_address(self, address: int) -> int:
@@ -255,13 +258,13 @@ class Engine:
         """
     def answer_question(self, text: str) -> None: ...
     def exempt_from_stalls(self, seconds: float) -> None:
-        """For so long the others wait for this rank without a warning; 0: no longer."""
+        """For this time the other ranks wait for this one without a warning; 0: no longer."""
     def publish_failure(self, cause: str) -> None: ...
     @property
     def failure_cause(self) -> str: ...
     def flight_record(self, ended: int = -1) -> str: ...
     def counters(self) -> dict[str, int]:
-        """Totals since the engine was made; hvdlite_counters in hvdlite.h says of what."""
+        """Totals since the engine was made; hvdlite_counters in hvdlite.h describes them."""
     def lateness(self) -> tuple[list[int], list[int]]:
         """Of each rank: how many operations it was the last to ask for, and the nanoseconds that this one waited until then."""
     def shutdown(self) -> None: ...
@@ -271,7 +274,7 @@ class Job:
     """The processes of a communicator where there is no engine."""
 
     def __init__(self, shim_path: str, comm_address: int) -> None:
-        """Collective over the communicator, and waits for nobody: `wait` has to say True first."""
+        """Collective over the communicator, but does not wait. Call `wait` until it returns True."""
     def wait(self, seconds: float) -> bool:
         """True once all have come.
 
@@ -284,16 +287,16 @@ class Job:
     def gather(self, mine: bytes, bounded: bool) -> None:
         """Begins an allgather, which `wait` ends."""
     def values(self, size: int) -> list[bytes]:
-        """What the last gather gave, by rank."""
+        """The values of the last gather, by rank."""
     def tell(self, cause: str) -> None:
         """Tells those that wait here why this process ends."""
     def kill_stopped(self) -> None:
         """Ends the processes of this host that are stopped."""
     def close(self) -> None:
-        """Before MPI ends: looks after nobody any more."""
+        """Called before MPI ends: stops watching."""
 
 def speak_at_sigterm(rank: int, size: int, has_shut_down: bool = False) -> None:
-    """From now on SIGTERM makes this process print its last operations before it ends, if nobody else handles it.
+    """From now on SIGTERM makes this process print its last operations before it ends, if nothing else handles it.
 
     Args:
         rank: of this process, for the log.
@@ -332,10 +335,10 @@ class GradientState:
     def move_in(self) -> None:
         """Offers the gradient its place, once."""
     def claim(self) -> None:
-        """What is in .grad is gradient of this rank alone, whoever put it there."""
+        """Counts .grad as this rank's own gradient, for any origin."""
 
 class Passes:
-    """What is counted of the backward passes of one optimizer."""
+    """The counts of one optimizer's backward passes."""
 
     passes_per_step: int
     suspended: int
@@ -357,7 +360,7 @@ class Passes:
     def settled(self) -> None:
         """Nothing is in flight any more."""
     def forget_additions(self) -> None:
-        """What was added after a launch is not reduced by itself."""
+        """Gradients that were added after a launch are not reduced separately."""
     def begin_by_hand(self) -> None:
         """A pass begins without a backward."""
     def start_step(self) -> None:
@@ -366,7 +369,7 @@ class Passes:
         """The gradients were reset, also those that were not reduced."""
 
 class PassDriver(Passes):
-    """What the hooks of one optimizer's parameters do; hvdlite.torch.reducer.Reducer has what it asks for."""
+    """The work of the hooks of one optimizer's parameters; hvdlite.torch.reducer.Reducer has the methods that it calls."""
 
     def __init__(self, current_task: Callable[[], int], is_nested: Callable[[bool], bool]) -> None: ...
     @property
@@ -379,11 +382,11 @@ class PassDriver(Passes):
     def task_left(self, stamp: int) -> None:
         """A nested task is over; the task around it is current now."""
     def task_lost(self, stamp: int) -> None:
-        """The task is gone without calling back: sends what others may wait for, and does not wait itself."""
+        """The task is gone without its callback: sends gradients that others may wait for, and does not wait itself."""
     def reduce(self, strict: bool) -> None:
         """Reduces all gradients of this rank that were not, and waits for those in flight."""
     def settle(self) -> None:
-        """Makes good what the end of the last pass did not do. Does nothing if all is well."""
+        """Does what the end of the last pass has left undone. Usually nothing."""
     def set_plan(self, made: list[Any]) -> None:
         """Counts gradients in these buckets (hvdlite.torch.in_flight.Bucket)."""
     def drop_plan(self) -> None:
@@ -400,7 +403,7 @@ class GradientHook:
 
 @final
 class Sent:
-    """What was sent of a bucket: a sequence of hvdlite.torch.in_flight.Item."""
+    """The sent members of a bucket: a sequence of hvdlite.torch.in_flight.Item."""
 
     @property
     def absent(self) -> list[int]:
@@ -409,14 +412,14 @@ class Sent:
     def __getitem__(self, place: int) -> Any: ...
     def __iter__(self) -> Iterator[Any]: ...
     def to_store(self, first: int, outcomes: Sequence[Any]) -> list[int]:
-        """The numbers of items, from the first on, that failed or whose results have to be put where they belong.
+        """The numbers of items, from the first on, that failed or whose results have to be copied to their gradients.
 
         The others are filled. outcomes: as `Engine.wait_many` gives them.
         """
 
 @final
 class Gatherer:
-    """Finds out where the gradients of a bucket are, or has torch make what is to be sent for them."""
+    """Finds the addresses of a bucket's gradients, or has torch make the memory to send for them."""
 
     def __init__(
         self,
@@ -432,7 +435,7 @@ class Gatherer:
         wire_of(gradient, form, grad) gives memory to send in the place of a gradient, or of none, and what decoding needs.
         """
     def gather(self) -> Sent:
-        """What to send."""
+        """The members to send."""
 
 def launch(
     engine: Engine,

@@ -1,4 +1,4 @@
-"""Finds the shim that fits the MPI which mpi4py has loaded; the native core opens it.
+"""Loads the native module, and finds the shim for the MPI that mpi4py has loaded; the native core opens the shim.
 
 Handles and constants differ between Open MPI and MPICH, so hvdlite carries one small library for each MPI it was built
 for (``hvdlite_mpi_<family>.so``), and only the one for the loaded MPI may be opened.
@@ -8,14 +8,19 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from hvdlite.errors import SystemFailure
+from hvdlite.errors import SystemFailure, install
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 __all__ = [
     "LoadedMpi",
     "built_shims",
     "choose_shim",
     "family_of",
+    "load_native",
     "loaded_libraries",
     "loaded_mpi",
     "shim_path",
@@ -53,7 +58,7 @@ def shim_path() -> str:
 
 
 def loaded_mpi() -> LoadedMpi:
-    """What mpi4py has loaded; loads it if nobody has."""
+    """The MPI that mpi4py has loaded; loads it if needed."""
     from mpi4py import MPI
 
     description = MPI.Get_library_version().strip("\0 \n")
@@ -130,3 +135,20 @@ def choose_shim(loaded: LoadedMpi, shims: Mapping[str, str]) -> str:
         f"MPI4PY_MPIABI={first} with MPI4PY_LIBMPI=/path/to/{_SONAMES.get(first, 'libmpi.so')}, and start the job with that "
         f"MPI's mpirun; or build hvdlite for the loaded one: {rebuild}."
     )
+
+
+def load_native() -> "ModuleType":
+    """The native module, which raises this package's exceptions from now on.
+
+    Raises:
+        ImportError: it is missing; says what to do.
+    """
+    try:
+        from hvdlite import _engine
+    except ImportError as error:
+        raise ImportError(
+            f"hvdlite's native module cannot be loaded: {error}; install hvdlite with pip, or run `make develop` in a "
+            "source tree"
+        ) from error
+    install(_engine.set_error_classes)
+    return _engine

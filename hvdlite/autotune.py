@@ -278,8 +278,7 @@ def _keep(name: str, place: JobPlace, report: Report, log: str, logger: logging.
 
 def main(words: Sequence[str] | None = None) -> int:
     """Runs on every rank; returns the status for the shell."""
-    from hvdlite._native import shim_path
-    from hvdlite.runtime import load_native
+    from hvdlite._native import load_native, shim_path
 
     parser = argparse.ArgumentParser("python -m hvdlite.autotune")
     parser.add_argument("--seconds", type=float, default=60.0)

@@ -8,9 +8,12 @@ from typing import Any
 from hvdlite import config as knobs
 from hvdlite import gpu, requests
 from hvdlite import process_sets as sets
+from hvdlite._native import load_native
+from hvdlite.backends import plain_of
 from hvdlite.config import child_environment
 from hvdlite.errors import InvalidArgumentError, SystemFailure, UnsupportedError
-from hvdlite.runtime import RUNTIME, load_native
+from hvdlite.handles import native_type
+from hvdlite.runtime import RUNTIME
 
 __all__ = [
     "ccl_built",
@@ -71,6 +74,7 @@ def init(comm: Any = None, process_sets: Sequence[sets.ProcessSet] | str | None 
     with RUNTIME.starting():
         if RUNTIME.engine is None:
             RUNTIME.start(comm, dynamic)
+            RUNTIME.require().connect(plain_of, native_type())
             try:
                 sets.register_initial(comm, listed)
             except InvalidArgumentError:  # the same on all ranks

@@ -44,7 +44,7 @@ class Job:
         self.lost = False
         self._mpi, self._group = MPI, comm.group  # the program may free the communicator
         self._native = native.Job(shim, MPI._addressof(comm))
-        # MPI deletes the attributes of this communicator before it ends, whatever code ends it.
+        # MPI deletes the attributes of this communicator before it ends.
         MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=lambda *_: self.close()), self)
         self._wait(bounded=True)
 

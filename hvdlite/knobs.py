@@ -140,7 +140,7 @@ def _algorithm(collective: str, names: str) -> Knob:
         f"{collective}_algorithm",
         "choice",
         "auto",
-        f"Forces one algorithm for every {collective}; auto goes by where the ranks are{sized}.",
+        f"Forces one algorithm for every {collective}; auto chooses by the hosts of the ranks{sized}.",
         choices=("auto", *names.split()),
     )
 
@@ -192,8 +192,8 @@ KNOBS: tuple[Knob, ...] = (
         "streaming_bytes",
         "bytes",
         64 << 20,
-        "From so many bytes on, on all ranks together, what an operation among ranks of one host returns (unless it was "
-        "reduced in place), and gradients that move into their arena, are written past the caches; 0: never.",
+        "From this many bytes on, on all ranks together, results of an operation among ranks of one host (unless it was in "
+        "place), and gradients that move into their arena, are written past the caches; 0: never.",
         low=0,
         must_agree=False,
     ),
@@ -297,7 +297,7 @@ KNOBS: tuple[Knob, ...] = (
         "output_cache_bytes",
         "bytes",
         256 << 20,
-        "How much memory of results that nobody uses any more is kept for later ones; 0 keeps none.",
+        "The limit to unused memory of results that is kept for later ones; 0 keeps none.",
         low=0,
         must_agree=False,
     ),
@@ -378,9 +378,9 @@ KNOBS: tuple[Knob, ...] = (
         "start_check",
         "choice",
         "auto",
-        "What an optimizer does where the ranks' parameters differ after its first update, as they do if nobody has broadcast "
-        "them. error: raise MismatchError; warn: log a warning; broadcast: log one, and give all ranks the first rank's; off: "
-        "do not compare them; auto: error, or warn where horovod_rules is on.",
+        "The reaction of an optimizer if the ranks' parameters differ after its first update, because they were not "
+        "broadcast. error: raise MismatchError; warn: log a warning; broadcast: log one, and give all ranks the first rank's; "
+        "off: do not compare them; auto: error, or warn if horovod_rules is on.",
         choices=("auto", "error", "broadcast", "warn", "off"),
         native=False,
     ),
@@ -388,8 +388,8 @@ KNOBS: tuple[Knob, ...] = (
         "tuning_file",
         "str",
         "",
-        "What `hvdlite tune` has found: knobs that no variable sets take the values in this file, which rank 0 reads, where it "
-        "was made for this machine and shape of job. auto: the file for them in the user's cache folder. Empty: none.",
+        "The file with the results of `hvdlite tune`. Rank 0 reads it; if it was made for this machine and shape of job, knobs "
+        "that no variable sets take its values. auto: the file for them in the user's cache folder. Empty: none.",
         native=False,
     ),
     Knob(
@@ -584,7 +584,7 @@ MEANINGLESS: Mapping[str, str] = {
     "HOROVOD_BATCH_D2D_MEMCOPIES": "the tensors of a fused operation on GPUs are always packed in one launch",
     "HOROVOD_NUM_NCCL_STREAMS": "each process set has one stream for NCCL, in which that takes as much of the GPU as it likes",
     "HOROVOD_DISABLE_GROUP_FUSION": "a group is fused with nothing else, in pieces of at most HVDLITE_FUSION_THRESHOLD",
-    "HOROVOD_ENABLE_ASYNC_COMPLETION": "an operation on GPUs is over once it is in a stream, and nobody waits for the GPU",
+    "HOROVOD_ENABLE_ASYNC_COMPLETION": "an operation on GPUs ends once it is in a stream, and no thread waits for the GPU",
     "HOROVOD_ENABLE_XLA_OPS": "allreduce works under XLA without it",
     "HOROVOD_ADASUM_MPI_CHUNK_SIZE": "HVDLITE_MESSAGE_SPLIT_BYTES bounds the messages of all operations",
     "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE": "nothing is measured while a job trains",
@@ -654,7 +654,7 @@ def to_markdown() -> str:
         "## Variables of Horovod without effect",
         "",
         "Rank 0 logs one warning that lists those it finds, together with any `HOROVOD_*` that Horovod does not know either.",
-        "Nothing is said of a variable that is 0 or empty, nor where it asks for what hvdlite does anyway "
+        "hvdlite ignores such a variable without a warning if it is 0 or empty, or asks for what hvdlite does anyway "
         f"({', '.join(f'`{name}={value}`' for name, value in AS_IT_IS.items())}).",
         "Variables for Horovod's build and those set by its launcher are not looked at: "
         f"{', '.join(f'`{pattern}`' for pattern in NOT_ASKING)}.",

@@ -312,7 +312,7 @@ def broadcast(tensor: Any, root_rank: int, name: str | None = None, process_set:
 
     Args:
         tensor: any shape and dtype. Not modified.
-        root_rank: the root's rank in the whole job, whatever the process set.
+        root_rank: the root's rank in the whole job, for any process set.
         name: see the module's rule on names.
         process_set: the ranks that take part; the root is one of them.
 

@@ -17,17 +17,14 @@ from hvdlite.config import Config
 from hvdlite.errors import (
     HvdliteError,
     NotInitializedError,
-    install,
 )
 from hvdlite.job import LOST, Job
 from hvdlite.topology import Topology
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from hvdlite._engine import Engine
 
-__all__ = ["RUNTIME", "Runtime", "Steps", "load_native"]
+__all__ = ["RUNTIME", "Runtime", "Steps"]
 
 # Seconds for the peers of a rank that raised to print what they know: some launchers end a job at its first death.
 _LAST_WORDS = 0.2
@@ -94,7 +91,7 @@ class Runtime:
 
     def start(self, comm: Any, dynamic: bool) -> None:
         """Initialises MPI where needed and makes the engine; `hvdlite.init` says what may go wrong. Collective."""
-        load_native()
+        _native.load_native()
         startup.claim_rank()
         mpi = startup.load_mpi(self._may_finalize)
         self._guard_exit(alone=mpi.COMM_WORLD.size == 1)
@@ -102,7 +99,7 @@ class Runtime:
         chosen = startup.choose_communicator(mpi, comm)
         shim = _native.shim_path()
         if chosen.size > 1:
-            load_native().speak_at_sigterm(chosen.rank, chosen.size)
+            _native.load_native().speak_at_sigterm(chosen.rank, chosen.size)
         try:
             self._join(mpi, chosen, self._meet(mpi, chosen, shim), shim, dynamic)
         except HvdliteError as error:
@@ -114,7 +111,7 @@ class Runtime:
     def _meet(self, mpi: Any, chosen: Any, shim: str) -> Job:
         earlier = self._other_jobs + ([] if self._job is None else [self._job])
         self._job, self._joining = None, True
-        self._job = Job(load_native(), shim, mpi, chosen)
+        self._job = Job(_native.load_native(), shim, mpi, chosen)
         # At the end this process waits for all jobs in the order in which they began; of jobs with the same processes only for
         # the last. All of a job's processes must agree on the order, even if only some of them were part of other jobs in
         # between.
@@ -135,14 +132,10 @@ class Runtime:
         if config.tuning_file or config.autotune:
             from hvdlite import autotune
 
-            config = autotune.at_init(autotune.TuningRanks(mpi, chosen, load_native().Engine, shim), config, logger)
+            config = autotune.at_init(autotune.TuningRanks(mpi, chosen, _native.load_native().Engine, shim), config, logger)
         resolved = gpu.resolve(config).replace(flight_recorder_folder=startup.folder_of_records(config))
-        self.engine = load_native().Engine.create_mpi(shim, mpi._addressof(chosen), knobs.to_native(resolved))
+        self.engine = _native.load_native().Engine.create_mpi(shim, mpi._addressof(chosen), knobs.to_native(resolved))
         self.engine.make_current()
-        from hvdlite.backends import plain_of
-        from hvdlite.handles import native_type
-
-        self.engine.connect(plain_of, native_type())
         self.topology = Topology(*self.engine.topology)
         if chosen.size > 1:
             self._watchdog = watchdog.start(self.engine)
@@ -181,7 +174,7 @@ class Runtime:
             if engine is None:
                 return
             if self.communicator.size > 1:
-                load_native().speak_at_sigterm(self.communicator.rank, self.communicator.size, has_shut_down=True)
+                _native.load_native().speak_at_sigterm(self.communicator.rank, self.communicator.size, has_shut_down=True)
             self.topology = None
             self.communicator = None
             if engine.failure_cause:
@@ -336,23 +329,6 @@ def _after(record: str) -> str:
 
 def _log_at_exit(text: str) -> None:
     logging.getLogger("hvdlite").error(text)
-
-
-def load_native() -> "ModuleType":
-    """The native module, which raises this package's exceptions from now on.
-
-    Raises:
-        ImportError: it is missing; says what to do.
-    """
-    try:
-        from hvdlite import _engine
-    except ImportError as error:
-        raise ImportError(
-            f"hvdlite's native module cannot be loaded: {error}; install hvdlite with pip, or run `make develop` in a "
-            "source tree"
-        ) from error
-    install(_engine.set_error_classes)
-    return _engine
 
 
 RUNTIME = Runtime()

@@ -1,6 +1,6 @@
 """Tells ranks that wait for this one where its program is, by the Python stack of the main thread.
 
-The engine answers other ranks whatever the program does, but it may not run Python. So a thread waits in native code, and takes
+The engine answers other ranks at any time, but it may not run Python. So a thread waits in native code, and takes
 the GIL only when another rank asks.
 """
 

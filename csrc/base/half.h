@@ -18,7 +18,7 @@ struct BFloat16 {
 };
 
 // always_inline: files compiled for wider instruction sets include this header, and an out-of-line
-// copy from one of them could be the one that the linker keeps for everybody.
+// copy from one of them could be the one that the linker keeps for the whole program.
 [[gnu::always_inline]] constexpr float to_float(Float16 value) {
   const std::uint32_t sign = (value.bits & 0x8000u) << 16;
   const std::uint32_t exponent = (value.bits >> 10) & 0x1fu;

@@ -34,7 +34,7 @@ inline void spin_pause() {
 
 // How a rank waits for others, by the processors its host has for its ranks.
 struct WaitPolicy {
-  microseconds spin{0};  // a waiting caller first polls without a pause for so long,
+  microseconds spin{0};  // a waiting caller first polls without a pause for this time,
   microseconds yield{
       0};  // then lets others have its processor between two looks, and then it sleeps
   // There are two processors for each rank: its engine thread may poll, too.

@@ -12,7 +12,7 @@ void take_back(hvdlite_block& block) noexcept {
   try {
     block.gpu_memory.free_after(block.gpu->record(nullptr));
   } catch (
-      ...) {  // the GPU is lost, or a graph is under capture: nobody can tell when the memory is free
+      ...) {  // the GPU is lost, or a graph is under capture: the end of the memory's use is unknown
     block.gpu_memory.abandon();
   }
 }

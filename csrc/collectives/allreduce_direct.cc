@@ -30,7 +30,7 @@
 // In place: a rank's contribution to a piece was sent before the piece is received, and an owner
 // overwrites its own contribution in the very step that adds the last one.
 //
-// All ranks get the same bits because the owner alone computes a piece. Layout-independent: whoever
+// All ranks get the same bits because the owner alone computes a piece. Layout-independent: whichever rank
 // owns an element adds its contributions in the same order, so the bits do not depend on where
 // it lies, on how the buffer was cut, or on timing.
 //

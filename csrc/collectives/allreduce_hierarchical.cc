@@ -33,11 +33,11 @@
 //
 // It cannot deadlock. Steps of round k wait only for steps of rounds up to k: the exchange of k for this and the other
 // owners' reduce of k, the publish of k for the exchange of k and the publish of k-1, the reduce of k for the publish of
-// k - kSlots (whose slot it takes) and the reduce of k-1. The pipelines do whatever they may do (shared_collective.h), the
-// exchanges run whenever they can, and operations take their turns in one order on all members of a host.
+// k - kSlots (whose slot it takes) and the reduce of k-1. The pipelines make every step that is allowed (shared_collective.h), the
+// exchanges run as soon as they can, and operations take their turns in one order on all members of a host.
 //
-// In place: a member's contribution to a round was read, all of it, when the owners have reduced the round, which is before
-// anybody publishes it.
+// In place: the owners have read all of a member's contribution to a round when they have reduced the round, which is before any
+// of them publishes it.
 //
 // Exchanges of different rounds do not mix: those of even and odd rounds use different halves of the channels, and round k+2
 // is posted after round k is complete here, so that sends and receives of the two match in order. Exchanges of different owners

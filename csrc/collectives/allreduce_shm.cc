@@ -189,7 +189,7 @@ class AllreduceTiles final : public TilePipeline {
     return buffer(member, tile) +
            (element - cut_.tile(tile).offset) * reducer_.contribution_bytes();
   }
-  // All members' contributions: from this element of the buffer on; from so many elements later on.
+  // All members' contributions, from this element of the buffer on; and from `count` elements later.
   void gather(std::size_t tile, std::size_t element) {
     for (int member = 0; member < size(); ++member) {
       gathered_[static_cast<std::size_t>(member)] = contribution(member, tile, element);

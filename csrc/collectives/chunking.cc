@@ -10,7 +10,7 @@ namespace hvdlite::collectives {
 Range part_of(std::size_t count, std::size_t parts, std::size_t index, std::size_t grain) {
   const std::size_t grains = pieces_in(count, grain);
   const std::size_t each = grains / parts;
-  const std::size_t larger = grains % parts;  // so many parts have one grain more
+  const std::size_t larger = grains % parts;  // this many parts have one grain more
   const auto begin_of = [&](std::size_t part) {
     return std::min(count, (part * each + std::min(part, larger)) * grain);
   };

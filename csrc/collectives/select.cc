@@ -16,7 +16,7 @@ constexpr std::string_view kAuto = "auto";
 constexpr std::string_view kShared = "shm";     // where all ranks share memory, for everything
 constexpr std::string_view kInline = "inline";  // but for small allreduces
 constexpr std::string_view kInArena = "push";
-constexpr std::string_view kAdasum = "adasum";  // serves that op, whatever size and knob
+constexpr std::string_view kAdasum = "adasum";  // serves that op for every size and knob
 
 // Up to this part of a tile one wait less is worth p-fold additions. A share, so that small tiles (of many ranks, of tests) behave
 // like large ones.

@@ -43,7 +43,7 @@ class SharedChannel {
   SharedChannel(const SharedChannel&) = delete;
   SharedChannel& operator=(const SharedChannel&) = delete;
 
-  // Has everybody left who used the region before?
+  // Have all earlier users of the region left it?
   bool is_free() {
     free_ =
         free_ || window_->head(region_).departures.load(std::memory_order_acquire) >= departures_;

@@ -7,7 +7,7 @@
 // - The same cores, small tiles: lines still lie in the writer's own cache, which is slower to give them away. Either may
 //   win.
 // - Cores that share none (complexes of one processor, sockets, virtual processors that their host has moved apart): a
-//   line takes so long from cache to cache that with streaming stores an allreduce takes a fifth to a third of the time.
+//   line moves so slowly from cache to cache that with streaming stores an allreduce needs only a fifth to a third of the time.
 //
 // So it is tried: now and then the first member of a channel has some tiles written one way and some the other, times its
 // own work on them, without what it waits for, and keeps the better way.

@@ -97,7 +97,7 @@ std::optional<std::string> KernelCache::find(const std::string& name, std::uint6
     }
   }
   log_.write(base::LogLevel::kWarning, "device",
-             "compiled again: " + path + " is damaged or belongs to somebody else");
+             "compiled again: " + path + " is damaged or belongs to another user");
   return std::nullopt;
 }
 

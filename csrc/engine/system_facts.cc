@@ -19,7 +19,7 @@ std::string describe_process(int pid) {
       return "it sleeps in the kernel and cannot be interrupted, as on a disk or file server that "
              "is gone";
     case 'Z':
-      return "it has ended, and nobody has asked how";
+      return "it has ended, and its parent has not read its exit code";
     case 'R':
     case 'S':
       return "it runs, but its engine does not";

@@ -222,7 +222,8 @@ bool MpiTransport::take_frame(int source, std::span<const std::byte> frame,
   try {
     return assemblers_[static_cast<std::size_t>(source)].take(frame, message);
   } catch (const Error& error) {
-    throw Error(error.code(), describe_peer(source) + " sent what cannot be: " + error.what());
+    throw Error(error.code(),
+                describe_peer(source) + " sent an impossible message: " + error.what());
   }
 }
 

@@ -1,8 +1,8 @@
 """torch's tensors on CPUs and NVIDIA GPUs. Imported only when the user has imported torch; it never imports torch itself.
 
 Why a GPU's memory is safe. torch's caching allocator gives a freed block to the next tensor of the stream for which the block
-was first allocated, without waiting for the GPU: whoever used it must be ordered before what that stream does next. An
-operation's tensors are held until it was synchronised (or let go of by the runtime). Then the stream of the submission comes
+was first allocated, without waiting for the GPU: all users must be ordered before that stream's next work. An
+operation keeps its tensors until it was synchronised (or the runtime drops it). Then the stream of the submission comes
 after the engine's work, so freeing is safe in its order, which is the stream that outputs and private copies were made in. A
 tensor of the user's that was made in a third stream is as in any code of torch's: using it in the stream of the submission
 took a ``record_stream``, and that covers the engine too, whose work that stream comes after. There is one more case: who

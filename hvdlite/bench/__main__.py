@@ -1,4 +1,7 @@
-"""The command line of the benchmark: ``python -m hvdlite.bench COMMAND``."""
+"""The command line of the benchmark: ``python -m hvdlite.bench COMMAND``.
+
+Over 400 lines, because it has the flags of all commands.
+"""
 
 import argparse
 import importlib.metadata
@@ -85,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     plan = collectives.CollectivesPlan()
     usual = [name for name, kind in PEERS.items() if kind.by_default]
-    job.add_argument("--seconds", type=float, default=plan.seconds, help="about so long altogether")
+    job.add_argument("--seconds", type=float, default=plan.seconds, help="the approximate time for all measurements")
     _add_names(job, "--cases", collectives.CASES, plan.cases)
     _add_names(job, "--cache", collectives.CACHES, plan.caches)
     _add_names(job, "--peers", [*PEERS, *(name for name in cuda_collectives.PEERS if name not in PEERS)], usual)
@@ -102,7 +105,7 @@ def _parser() -> argparse.ArgumentParser:
     job = commands.add_parser(
         "training", help="steps of training, beside steps without communication", parents=launching, formatter_class=told
     )
-    job.add_argument("--seconds", type=float, default=180.0, help="about so long altogether")
+    job.add_argument("--seconds", type=float, default=180.0, help="the approximate time for all measurements")
     job.add_argument("--framework", choices=list(_WAYS), default="torch", help="keras: Keras on TensorFlow")
     _add_names(job, "--models", list(MODELS), list(MODELS))
     _add_names(job, "--zero-grad", training.ZERO_GRAD, training.ZERO_GRAD)
@@ -115,7 +118,7 @@ def _parser() -> argparse.ArgumentParser:
     job = commands.add_parser(
         "tensorflow-ops", help="operations in a graph of TensorFlow, on one rank", parents=launching, formatter_class=told
     )
-    job.add_argument("--seconds", type=float, default=ops.seconds, help="about so long altogether")
+    job.add_argument("--seconds", type=float, default=ops.seconds, help="the approximate time for all measurements")
     job.add_argument("--tensors", type=int, default=ops.tensors, help="how many there are in the graph")
     job.add_argument("--elements", type=int, default=ops.elements, help="of each tensor")
 
@@ -123,7 +126,7 @@ def _parser() -> argparse.ArgumentParser:
     job = commands.add_parser(
         "submission", help="what handing over one of many small tensors costs", parents=launching, formatter_class=told
     )
-    job.add_argument("--seconds", type=float, default=submitted.seconds, help="at most about so long altogether")
+    job.add_argument("--seconds", type=float, default=submitted.seconds, help="the approximate limit for all measurements")
     job.add_argument(
         "--tensors", type=int, default=submitted.tensors, help="how many are handed over before they are waited for"
     )
@@ -308,7 +311,7 @@ def _measure(options: argparse.Namespace, words: Sequence[str]) -> None:
     """Collective over the ranks of the job; rank 0 speaks for all.
 
     Raises:
-        WrongSum: somebody does not reduce as he should; on all ranks.
+        WrongSum: a peer's result is wrong; on all ranks.
         LaunchError: rank 0 cannot write the output; on all ranks.
     """
     world = World()
@@ -374,7 +377,7 @@ class _Book:
 
 
 def _run_record(world: World, words: Sequence[str]) -> report.Record:
-    """Where and how: what somebody else needs to run it again, and to doubt it."""
+    """Where and how it was measured, so that others can repeat it, and doubt it."""
     knobs = config.from_environment()
     return {
         "record": "run",

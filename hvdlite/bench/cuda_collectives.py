@@ -176,7 +176,7 @@ def _team(world: World, gpu: RankGpu, wanted: Sequence[str]) -> tuple[list[_Peer
         peer, problem = None, None
         try:
             peer = kind(world, gpu)
-        except Exception as error:  # whatever its software raises: the others are measured without it
+        except Exception as error:  # any error of its software: the others are measured without it
             problem = f"it does not start: {error}"
         problem = world.all_agree(problem)
         if peer is not None and problem is None:

@@ -131,13 +131,13 @@ class Fusion:
         return int(self._core.hvdlite_fusion_uploads(self._handle))
 
     def memory(self, nbytes: int) -> int:
-        """The address of so many bytes on the GPU, until `close`."""
+        """The address of this many bytes on the GPU, until `close`."""
         address = c_void_p()
         self._check(self._core.hvdlite_fusion_memory(self._handle, nbytes, byref(address)))
         return address.value or 0
 
     def run(self, move: Move, launches: int = 1) -> Times:
-        """Does it so many times, and waits."""
+        """Does it this many times, and waits."""
         number = len(move.tensors)
         native = _MoveStruct(
             *(move.unpack, move.source, move.target, move.op, move.factor, move.divisor, number),

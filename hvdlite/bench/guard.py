@@ -91,7 +91,7 @@ class GuardPlan:
         pairs: jobs of each build.
         seconds: for each figure of a job, about.
         tolerance: a ratio whose interval lies above it makes a build slower.
-        any_load: count jobs whatever else the machine does?
+        any_load: count jobs under any other load of the machine?
         most_repeats: jobs that may be measured again, all together.
     """
 

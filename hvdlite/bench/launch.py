@@ -33,7 +33,7 @@ def mpirun_command(program: mpirun.Mpirun, ranks: int, bind: str, root: bool) ->
 
 
 def start(ranks: int, bind: str, arguments: Sequence[str]) -> None:
-    """Runs ``python -m hvdlite.bench *arguments`` as so many ranks, and waits for their end.
+    """Runs ``python -m hvdlite.bench *arguments`` on this many ranks, and waits for their end.
 
     Raises:
         LaunchError: they report a failure.

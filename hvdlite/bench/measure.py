@@ -29,10 +29,10 @@ class Effort:
     """How much is spent on a subject.
 
     Attributes:
-        sample_seconds: calls are repeated back to back until a sample lasts about so long, against the clock's noise.
-        most_calls: but never more than so many.
-        block_seconds: samples are repeated until a block lasts about so long.
-        most_samples: but never more than so many.
+        sample_seconds: calls are repeated back to back until a sample lasts about this long, against the clock's noise.
+        most_calls: the limit to their number.
+        block_seconds: samples are repeated until a block lasts about this long.
+        most_samples: the limit to their number.
         most_rounds: rounds, however short they are.
         warm_up: does a block begin with a call that is not timed?
     """
@@ -82,7 +82,7 @@ def calls_per_sample(seconds: float, effort: Effort) -> int:
 
 
 def another_round(done: int, spent: float, seconds: float, effort: Effort) -> bool:
-    """After so many rounds, in which so much time was spent: is there to be one more?"""
+    """Decides on one more round, after this many rounds and this much time."""
     wanted = spent < seconds or (done < _FEWEST_ROUNDS and spent < 2 * seconds)
     return done == 0 or (done < effort.most_rounds and wanted)
 
@@ -94,7 +94,7 @@ def order_of_round(number: int, count: int) -> list[int]:
 
 
 def measure(world: World, subjects: Sequence[Subject], effort: Effort, seconds: float) -> dict[str, Samples]:
-    """Times the subjects, in about so many seconds but at least once, and three times if that takes no more than twice as long.
+    """Times the subjects for about `seconds`, but at least once, and three times if that takes no more than twice as long.
 
     Collective. The garbage collector, which would strike some sample of some subject, waits until the end.
     """

@@ -51,7 +51,7 @@ def _convnet() -> "torch.nn.Module":
 
 
 def _linear200() -> "torch.nn.Module":
-    """400 tiny gradients: what a tensor costs, whatever its size."""
+    """400 tiny gradients: they show the cost of a tensor, independent of its size."""
     from torch import nn
 
     return nn.Sequential(*(layer for _ in range(200) for layer in (nn.Linear(32, 32), nn.ReLU())))

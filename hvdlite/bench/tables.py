@@ -51,7 +51,7 @@ def tables(records: Sequence[Record]) -> str:
 
 
 def progress(records: Sequence[Record]) -> str:
-    """One line for somebody who waits, about measurements that belong together; nothing about other records."""
+    """One line of progress about measurements that belong together; nothing about other records."""
     measured = [record for record in records if record["record"] == "measurement"]
     if not measured:
         return ""

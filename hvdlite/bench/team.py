@@ -17,7 +17,7 @@ _TRIAL_ELEMENTS = 4096
 
 
 class WrongSum(Exception):
-    """A peer's result is not the sum: whatever time it takes for that is worth nothing."""
+    """A peer's result is not the sum: its time means nothing."""
 
 
 class Team:
@@ -53,7 +53,7 @@ class Team:
         peer, problem = None, None
         try:
             peer = kind(world)
-        except Exception as error:  # whatever its software raises: the others are measured without it
+        except Exception as error:  # any error of its software: the others are measured without it
             problem = f"it does not start: {error}"
         problem = world.all_agree(problem)
         if peer is not None and problem is None:

@@ -25,7 +25,7 @@ class OpsPlan:
     Attributes:
         tensors: in a graph.
         elements: float32 in each tensor.
-        seconds: about so long altogether.
+        seconds: the approximate time for all measurements.
     """
 
     tensors: int = 160

@@ -44,7 +44,7 @@ class TrainingPlan:
         models: of `MODELS`.
         zero_grad: of `ZERO_GRAD`.
         ways: of `WAYS`.
-        seconds: about so long altogether.
+        seconds: the approximate time for all measurements.
     """
 
     models: Sequence[str]

@@ -101,7 +101,7 @@ def _go_first(folder: str) -> None:
 
 
 def _hide_our_frames(program: ModuleType) -> None:
-    """Lets the traceback of an exception that nobody catches begin in the program."""
+    """Lets the traceback of an uncaught exception begin in the program."""
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -1,7 +1,8 @@
 """`DistributedOptimizer`: makes a Keras optimizer train on the gradients of all ranks.
 
-The optimizer stays the object it is; only its class is swapped for one that reduces the gradients in the method through which
-Keras applies them. So its slots and its iterations survive, and it is saved as what it was.
+The optimizer stays the same object. Only its class is replaced by one that reduces the gradients in the method through which
+Keras applies them. So its variables and its iterations survive, and it is saved under its own class. Over 400 lines, because
+the wrapper has a method for each way in which Keras calls an optimizer.
 """
 
 import functools

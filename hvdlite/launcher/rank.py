@@ -307,7 +307,7 @@ class _Supervisor:
             self._send(signal.SIGKILL)
 
     def _stop(self, number: int, grace: float, held: bool = False) -> None:
-        """Sends the program a signal (0: it has it already) and gives it so many seconds; what came first counts."""
+        """Sends the program a signal (0: it has it already) and gives it `seconds`; only the first call counts."""
         self._held = held
         if not self._told_to_stop:
             self._told_to_stop = time.monotonic()

@@ -38,7 +38,7 @@ _SWITCHES = (
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of ``hvdlite tune``."""
-    parser.add_argument("--seconds", type=_positive, default=60.0, metavar="S", help="about so long [60]")
+    parser.add_argument("--seconds", type=_positive, default=60.0, metavar="S", help="the approximate duration [60]")
     parser.add_argument("--output", metavar="FILE", help="where the result goes, on the host of rank 0 [the cache folder]")
     parser.add_argument(
         "--any-bits", action="store_true", help="also tries what may change the last bits of sums [it does not]"

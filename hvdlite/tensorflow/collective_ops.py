@@ -8,7 +8,7 @@ hvdlite is not initialised, InvalidArgumentError for a bad argument, AbortedErro
 loop, whose iterations may overlap, each iteration but the first has names of its own.
 
 *State.* In a graph an op has no state, unless `stateful` asks for it. Without state nothing orders it, so that all gradients
-are in flight together, and TensorFlow drops it where nobody uses the result. With state it runs in the order of the program,
+are in flight together, and TensorFlow drops it if the result is unused. With state it runs in the order of the program,
 whether its result is used or not: right for what ranks use differently, and for what is done for its effect. (Where an op
 has state in any case, is told in `hvdlite.tensorflow.making`.)
 

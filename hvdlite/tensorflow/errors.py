@@ -1,4 +1,4 @@
-"""Errors of hvdlite that are TensorFlow's as well: what a collective raises is caught by either's classes, whoever found it.
+"""Errors of hvdlite that are TensorFlow's as well: classes of both catch every error of a collective.
 
 TensorFlow raises its own when an op fails. What hvdlite finds before that has the class of the same status
 (`hvdlite.errors.ERRORS`) too: a rank outside of the process set gets a ``tf.errors.InvalidArgumentError``, as with Horovod.

@@ -2,7 +2,7 @@
 
 Each collective exists without state and with it. Eagerly the difference is nil; the op with state is made, and waits in the
 thread that calls it, where TensorFlow would wait anyway. In a function an op without state is ordered by nothing but its
-inputs, and dropped where nobody uses its result.
+inputs, and dropped if its result is unused.
 
 An op without state whose inputs are all constants, as the gradient of a linear loss can be, is evaluated once, while
 TensorFlow optimises the graph, and never again. So it has one more input, the anchor, that no optimiser takes for a constant:

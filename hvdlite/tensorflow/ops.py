@@ -1,14 +1,15 @@
 """The collectives of ``horovod.tensorflow``: eager, in graphs and in ``tf.function``, with gradients.
 
-What flows back follows Horovod's convention, as in `hvdlite.torch.ops`:
+Over 400 lines, because every function spells out Horovod's signature. Gradients follow Horovod's convention, as in
+`hvdlite.torch.ops`:
 
 - allreduce and alltoall: the gradient of the sum of all ranks' losses (with Adasum: an Adasum of the gradients);
 - allgather and broadcast: that gradient divided by the number of ranks;
 - reducescatter: that gradient times the number of ranks.
 
-How operations without a name are paired, and what a name stands for in a graph, is told in `hvdlite.tensorflow.names`.
-Everything that can go wrong across ranks raises a ``tf.errors.OpError`` when the operation runs: FailedPreconditionError
-where the ranks disagree, InvalidArgumentError for a bad argument (docs/errors.md has all).
+`hvdlite.tensorflow.names` explains how operations without a name are paired, and the meaning of a name in a graph. Errors
+across ranks raise a ``tf.errors.OpError`` when the operation runs: FailedPreconditionError
+if the ranks disagree, InvalidArgumentError for a bad argument (docs/errors.md has all).
 """
 
 from collections.abc import Sequence

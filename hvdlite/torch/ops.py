@@ -9,7 +9,7 @@ are `hvdlite.ops`' own). Their gradients follow Horovod's convention:
 
 The backward of a function is itself a collective: it has to run on all ranks, in the same order unless the function was
 given a name. It can be differentiated in turn (``create_graph=True``), each step by the convention of the collective it
-calls; only Product can be differentiated once.
+calls; only Product can be differentiated once. Over 400 lines, because every function spells out Horovod's signature.
 """
 
 from collections.abc import Callable, Sequence

@@ -71,14 +71,14 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     writes them. In particular:
 
     - Several backward passes before a step add up, each averaged by itself. Values that you write into ``.grad`` stay
-      unchanged. Inside `no_sync`, and before the last of `backward_passes_per_step` passes, gradients stay this rank's.
+      unchanged. Inside `no_sync`, and before the last of `backward_passes_per_step` passes, gradients are this rank's own.
     - A parameter unused on some ranks gets the average with zeros; unused on all, its ``.grad`` stays None.
     - If no backward has run before ``step()``, it reduces gradients that you computed in another way.
     - Gradients have the dtype that torch gives them (``grad_dtype``), and are reduced in it.
     - Where the ranks' batches differ in size, set ``optimizer.weight = len(batch)`` before ``backward()`` on all ranks: the
       mean is weighted, and equals that of one process with the whole batch.
     - With a closure (LBFGS) the optimizer sees the loss of all ranks, reduced like the gradients.
-    - With op=Adasum nothing of this happens in ``backward()``: ``step()`` uses this rank's gradients, and the
+    - With op=Adasum ``backward()`` reduces nothing: ``step()`` uses this rank's gradients, and the
       changes of all ranks are combined.
     - The optimizer may be saved, or its ``state_dict()`` loaded, with or without the wrapping.
 
@@ -91,8 +91,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         named_parameters: of the model, for messages and for the order of the plan; more than the optimizer has is fine.
             Default: names made of the places in the optimizer's parameter groups.
         compression: `Compression.none`, `fp16`, `bf16`, or a class with their methods.
-        backward_passes_per_step: after so many passes the gradients, added up on each rank, are reduced. They are not
-            divided by this number: divide the loss, or pass `average_aggregated_gradients`.
+        backward_passes_per_step: each rank adds up this many passes before the gradients are reduced. They are not divided
+            by this number: divide the loss, or pass `average_aggregated_gradients`.
         op: `Average`, `Sum`, or `Adasum` of the steps (any power of two of ranks; `groups` and `sparse_as_dense` have no
             effect then, and a step must not be skipped on some ranks only).
         gradient_predivide_factor: with Average only, divides the gradients before the sum and multiplies the result.
@@ -101,7 +101,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             (the knobs bucket_bytes and first_bucket_bytes). Fixed either way, so that equal runs give equal bits.
         sparse_as_dense: reduce sparse gradients as dense ones (and make them sparse again) instead of gathering the rows.
         process_set: the ranks that train together. A rank outside of it gets its optimizer back as it was.
-        average_aggregated_gradients: divide what is reduced by `backward_passes_per_step`, however many passes there were.
+        average_aggregated_gradients: divide the sums by `backward_passes_per_step`, even after fewer passes.
         gradient_as_bucket_view: may larger gradients (from 64 KiB on) lie in memory that all ranks of the host map, and be
             reduced there without a copy? Once autograd has made ``.grad``, it is moved there, and stays there while it is
             kept. Tensors that you put into ``.grad`` yourself are reduced where they are. None: if it pays, that is if all
@@ -118,9 +118,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
     Returns:
         The same optimizer, with the attribute ``weight`` and these methods: ``synchronize()``, ``skip_synchronize()``,
-        ``no_sync()`` and ``set_backward_passes_per_step(passes)``.
-        Gradients on NVIDIA GPUs are reduced there; `Compression.fp16` and `bf16` are then the engine's
-        work on the way, and cost no copy. Those on other devices travel through host memory.
+        ``no_sync()`` and ``set_backward_passes_per_step(passes)``. Gradients on NVIDIA GPUs are reduced there; the engine
+        applies `Compression.fp16` and `bf16` while it packs them, without a copy. Those on other devices travel through host
+        memory.
 
     Raises:
         InvalidArgumentError: an argument is wrong.

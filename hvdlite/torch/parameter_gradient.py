@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -12,9 +12,6 @@ from hvdlite.dtypes import code_of_name
 from hvdlite.errors import InternalError, InvalidArgumentError
 from hvdlite.requests import Flag
 from hvdlite.torch.gpu import CPU, gpu_of
-
-if TYPE_CHECKING:
-    from hvdlite.torch.arena import ArenaPlace
 
 __all__ = ["ParameterGradient", "WireForm", "declared_dtype", "is_dense", "require_hooks"]
 
@@ -175,13 +172,12 @@ class ParameterGradient(GradientState):
     the gradient, so ``param.grad`` is None or all zeros. Zeros in place of an unreduced gradient are reduced like it: other
     ranks may have none, and all ranks must end alike, with zeros or None. `is_zero`: is ``param.grad`` unchanged since the
     reset? `move_in`: offers a fresh gradient its place, once. `claim`: counts ``param.grad`` as this rank's own gradient,
-    whatever its origin.
+    for any origin.
     """
 
     __slots__ = ("dtype", "implementation", "name")
     param: torch.Tensor
     reduced_part: torch.Tensor | None
-    place: "ArenaPlace | None"
 
     def __init__(self, name: str, param: torch.Tensor) -> None:
         super().__init__()

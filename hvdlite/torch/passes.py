@@ -4,7 +4,7 @@ Autograd runs a backward as a *graph task* with a number. Code that it calls (ou
 end of the task. Three cases are not obvious:
 
 - Reentrant checkpointing runs a whole backward, a task of its own, inside a node of the outer one. The end of the inner task
-  is not the end of the pass, and the outer task may never call a hook of ours. But when the inner task is destroyed, the
+  is not the end of the pass, and the outer task may never call one of these hooks. But when the inner task is destroyed, the
   outer task is current again on this thread, so `EndOfTask` registers itself there.
 - A task that raises never calls the callback. It still destroys the callback, which then knows that it was not called.
 - Compiled autograd may accept a callback and never call it. To us that looks like a task that raised.

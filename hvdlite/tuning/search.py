@@ -3,7 +3,7 @@
 A generator: it yields the settings of which it wants one sample and is sent the sample, so that it does not care who
 measures, how, and on how many ranks. Ranks that send it the same samples come to the same result.
 
-Two settings are compared in rounds. In a round each is sampled once, in an order that changes, so that whatever else the
+Two settings are compared in rounds. In a round each is sampled once, in an order that changes, so that all else that the
 machine does hits both alike; the first samples of each are thrown away. One is better than the other if a sign test over the
 rounds says so, the median gain is worth it, and no case alone is slower. From the defaults the search walks along
 each parameter, up and down, as long as that helps. The winner is compared with the defaults once more, with

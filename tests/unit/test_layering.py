@@ -38,7 +38,7 @@ LIBRARY = PURE | CORE | {"backends"}
 DOORS = {"torch", "tensorflow", "jax", "keras"}
 ALLOWED = {
     **dict.fromkeys(PURE, PURE),
-    "_native": PURE,
+    "_native": PURE | {"_engine"},
     "backends": PURE,
     **dict.fromkeys(CORE - {"_native"}, LIBRARY),
     "elastic": LIBRARY,

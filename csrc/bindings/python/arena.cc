@@ -50,7 +50,7 @@ void register_arena(nb::module_& module) {
       .def_prop_ro("nbytes", &Arena::nbytes)
       .def("open", &Arena::open, "addresses"_a,
            "Maps all parts, whose addresses come in the order of the set's ranks.")
-      .def("hide", &Arena::hide, "After all members have tried to open it: nobody else can.")
+      .def("hide", &Arena::hide, "Called after all members have tried to open it.")
       .def("close", &Arena::close,
            "Lets the others' parts go; requests may not name the arena any more.");
   module.def(

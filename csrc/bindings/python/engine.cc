@@ -200,7 +200,7 @@ void Engine::run_to_the_end(const hvdlite_submission& what, nb::handle input, nb
   hvdlite_release(engine_, number);
 }
 
-// --- works that were let go in flight -----------------------------------------------------------------------------------
+// --- works that were dropped in flight -------------------------------------------------------------------------------------
 
 bool Engine::is_here() const { return getpid() == creator_; }
 

@@ -243,10 +243,11 @@ void register_engine(nb::module_& module) {
            "contributors, or its failure, and returns whether all went well. For operations "
            "without output of the engine's.")
       .def_prop_ro("dropped_in_flight", &Engine::dropped_in_flight,
-                   "How many operations are in flight whose work was let go.")
-      .def("connect", &Engine::connect, "plain_of"_a, "work_type"_a = nb::none(),
-           "Makes the functions below work: plain_of tells the Plain of a value's type, and what "
-           "does not block returns objects of a type that is derived from Work.")
+                   "The number of operations in flight whose work was dropped.")
+      .def(
+          "connect", &Engine::connect, "plain_of"_a, "work_type"_a = nb::none(),
+          "Enables the functions below: plain_of gives the Plain of a value's type. Functions that "
+          "do not block return objects of work_type, which is derived from Work.")
       .def("allreduce", &Engine::allreduce, "tensor"_a.none(), "average"_a.none(), "name"_a.none(),
            "op"_a.none(), "prescale_factor"_a.none(), "postscale_factor"_a.none(),
            "process_set"_a.none(), "in_place"_a, "blocking"_a,
@@ -258,10 +259,9 @@ void register_engine(nb::module_& module) {
            "Submits those of a list or tuple as one group: the work in flight, or None.")
       .def("broadcast", &Engine::broadcast, "tensor"_a.none(), "root_rank"_a.none(),
            "name"_a.none(), "process_set"_a.none(), "in_place"_a, "blocking"_a, "As allreduce.")
-      .def(
-          "new_output", &Engine::new_output, "nbytes"_a,
-          "Memory for a result, as writable bytes; large blocks are recycled when nobody uses them "
-          "any more.")
+      .def("new_output", &Engine::new_output, "nbytes"_a,
+           "Memory for a result, as writable bytes; large blocks are recycled when they are "
+           "no longer used.")
       .def("new_gpu_output", &Engine::new_gpu_output, "gpu"_a, "stream"_a, "nbytes"_a,
            "Memory for a result on a GPU, usable in the order of a CUDA stream.")
       .def("gpu_of_address", &Engine::gpu_of_address, "address"_a,
@@ -279,7 +279,7 @@ void register_engine(nb::module_& module) {
            "False when the engine has shut down. For one thread.")
       .def("answer_question", &Engine::answer_question, "text"_a)
       .def("exempt_from_stalls", &Engine::exempt_from_stalls, "seconds"_a,
-           "For so long the others wait for this rank without a warning; 0: no longer.")
+           "For this time other ranks wait for this one without a warning; 0: no longer.")
       .def("publish_failure", &Engine::publish_failure, "cause"_a)
       .def_prop_ro("failure_cause", &Engine::failure_cause)
       .def("flight_record", &Engine::flight_record, "ended"_a = -1)

@@ -238,7 +238,7 @@ void register_gradients(nb::module_& module) {
           "Is .grad as the reset has left it?")
       .def("move_in", &GradientState::move_in, "Offers the gradient its place, once.")
       .def("claim", &GradientState::claim,
-           "What is in .grad is gradient of this rank alone, whoever put it there.");
+           "Counts .grad as this rank's own gradient, for any origin.");
   PyTypeObject* hook =
       add_type<GradientHook>(module, "hvdlite._engine.GradientHook", kHook, hook_slots);
   // Without this attribute, torch warns when it saves a tensor that has the hook.

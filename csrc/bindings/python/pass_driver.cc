@@ -272,7 +272,7 @@ void register_pass_driver(nb::module_& module) {
       .def("reduce", &PassDriver::reduce, "strict"_a,
            "Reduces all gradients of this rank that were not, and waits for those in flight.")
       .def("settle", &PassDriver::settle,
-           "Makes good what the end of the last pass did not do. Does nothing if all is well.")
+           "Does what the end of the last pass has left undone. Usually nothing.")
       .def("set_plan", &PassDriver::set_plan, "made"_a, "Counts gradients in these buckets.")
       .def("drop_plan", &PassDriver::drop_plan, "There are no buckets any more.")
       .def_ro("buckets", &PassDriver::buckets)

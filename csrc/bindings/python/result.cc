@@ -70,7 +70,7 @@ Result take_result(hvdlite_engine* engine, std::int64_t work, std::size_t place,
 void register_result(nb::module_& module) {
   nb::class_<OwnedBytes>(module, "_OwnedBytes", nb::type_slots(kBytesSlots), nb::is_final());
   nb::class_<GpuMemory>(module, "GpuMemory", nb::is_final(),
-                        "Memory on a GPU, which is given back when nobody refers to it any more.")
+                        "Memory on a GPU, which is freed when nothing refers to it any more.")
       .def_prop_ro("address",
                    [](const GpuMemory& self) {
                      return reinterpret_cast<std::uintptr_t>(hvdlite_block_data(self.block.get()));

@@ -1,5 +1,5 @@
 // Every collective is registered twice. The plain op is stateless, so that nothing orders it and all gradients of a step are in
-// flight together. TensorFlow may drop it where nobody uses its result, and chains ops that are stateful in the order of the
+// flight together. TensorFlow may drop it if its result is unused, and chains ops that are stateful in the order of the
 // program: that is what the other one, ...Stateful, is for. Barrier and join exist in that form only.
 //
 // A stateless op whose inputs are constant (the gradient of a linear loss, say) would be evaluated once, while the graph is

@@ -22,7 +22,7 @@ std::vector<Enrolled>& waiting() {
 
 OpDefinition::OpDefinition(std::string name, bool stateful, ShapeFunction shapes)
     : name_(std::move(name)), builder_(api().NewOpDefinitionBuilder(name_.c_str())) {
-  // This function makes the op stateful, whatever its argument is.
+  // This function makes the op stateful for any value of its argument.
   if (stateful) api().OpDefinitionBuilderSetIsStateful(builder_, true);
   api().OpDefinitionBuilderSetShapeInferenceFunction(builder_, shapes);
 }

@@ -83,7 +83,8 @@ CallStatus CollectiveCall::read(std::string_view description) {
   }
   if (reader.good()) return {};
   return failure(HVDLITE_E_INTERNAL,
-                 "what an XLA program asks for cannot be read; was the program compiled with "
+                 "the description of an XLA program's collectives cannot be read; was the program "
+                 "compiled with "
                  "another version of hvdlite?");
 }
 

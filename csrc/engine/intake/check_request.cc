@@ -262,7 +262,7 @@ std::shared_ptr<const transport::Arena> locate(RequestView& view, const SetDirec
            "in an arena only allreduces with Sum or Average and a positive prescale factor work");
   }
   if (!view.absent && input != output) {
-    refuse(view.copy(set.id), "what lies in an arena is reduced in place: output must be input");
+    refuse(view.copy(set.id), "a tensor in an arena is reduced in place: output must be input");
   }
   if (!arena->holds(output, bytes)) {
     refuse(view.copy(set.id), "the tensor does not lie in arena " + std::to_string(view.arena));

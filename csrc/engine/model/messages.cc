@@ -182,7 +182,8 @@ void get(Reader& reader, Inquiry& message) {
   message.patience = reader.get<double>();
   const auto count = reader.get<std::uint32_t>();
   if (!(message.patience >= 0 && message.patience <= 60) || count > Inquiry::kMost) {
-    throw base::Error(base::ErrorCode::kInternal, "a control message asks what no rank asks");
+    throw base::Error(base::ErrorCode::kInternal,
+                      "a control message has a question that no rank asks");
   }
   for (std::uint32_t i = 0; i < count; ++i) {
     Inquiry::OperationName& operation = message.operations.emplace_back();
@@ -202,7 +203,7 @@ std::vector<std::uint32_t> get_places(Reader& reader) {
     places.push_back(reader.get<std::uint32_t>());
     if (places.back() >= Inquiry::kMost || places.size() > Inquiry::kMost) {
       throw base::Error(base::ErrorCode::kInternal,
-                        "a control message answers what no rank has asked");
+                        "a control message answers a question that no rank has asked");
     }
   }
   return places;
@@ -223,7 +224,7 @@ void get(Reader& reader, StallReply& message) {
   message.since_exemption = reader.get<double>();
   message.text = reader.get_string();
   if (std::isnan(message.since_exemption) || message.text.size() > StallReply::kMostText) {
-    throw base::Error(base::ErrorCode::kInternal, "a control message tells what cannot be");
+    throw base::Error(base::ErrorCode::kInternal, "a control message reports an impossible state");
   }
   // The text becomes part of a log line.
   for (char& letter : message.text) {

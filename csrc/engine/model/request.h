@@ -181,7 +181,7 @@ struct Response {
 
 using ResponsePtr = std::shared_ptr<const Response>;
 
-// The largest number of slots for one process set, whatever the knob says.
+// The largest number of slots for one process set, for any value of the knob.
 inline constexpr std::uint32_t kMostSlots = std::uint32_t{1} << 24;
 
 // A decision of the coordinator. hit: all members know the response under response->slot.

@@ -71,10 +71,11 @@ void check_sizes(const Response& response, std::size_t ranks) {
   const std::size_t expected = !rows_may_differ(request.kind)       ? 0
                                : request.kind == OpKind::kAllgather ? ranks
                                                                     : ranks * ranks;
-  require(response.sizes.size() == expected, request, "the members' rows are not those of so many");
+  require(response.sizes.size() == expected, request,
+          "the number of row counts does not fit the members");
   const std::int64_t row = expected > 0 ? row_bytes(request) : 0;
   require(add_up(response.sizes, row > 0 ? kMostBytes / row : kMostBytes), request,
-          "the members' rows cannot be so many");
+          "the members' rows are too many for a tensor");
 }
 
 // The numbers of rows that the member gives.

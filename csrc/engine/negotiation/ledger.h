@@ -77,7 +77,7 @@ class Ledger {
   LogEntry front() const;
   void pop();
 
-  // --- the lock: bounded tries, false if somebody else holds it ---
+  // --- the lock: bounded tries, false if another member holds it ---
   static constexpr int kTries = 200;
   bool try_lock(int tries = kTries);
   void unlock();  // publishes what was appended; appended() stays true until the next lock
@@ -92,7 +92,7 @@ class Ledger {
   // Needs up_to_date() and room for one entry. prepared: as in Agreement::Unit.
   Answer announce(std::uint64_t key, std::uint64_t content, bool absent, bool prepared);
 
-  // For the coordinator; close() also for a member that leaves. Each needs room for one entry, whatever the number of keys. If
+  // For the coordinator; close() also for a member that leaves. Each needs room for one entry, for any number of keys. If
   // diverted keys fill the table too much, the ledger closes; too many keys keep it closed.
   void divert(std::uint64_t key);
   void append_list(std::uint64_t number, std::span<const std::uint64_t> decided);

@@ -102,7 +102,7 @@ typedef struct hvdlite_request {
   int32_t
       root; /* broadcast: rank in the global process set; send: that of the receiver; recv: of the sender, or HVDLITE_ANY; add_process_set: 1 if the new set's members alone ask;
                join: 1 if an Average is not to count this rank; allgather: 1 if it runs without
-            those that have joined, whatever join_refuses_others says */
+            those that have joined, for any value of join_refuses_others */
   int32_t process_set; /* id */
   int32_t device;
   int32_t layout; /* 0 row-major; other values only have to agree across ranks */
@@ -213,7 +213,7 @@ HVDLITE_API int hvdlite_engine_shutdown(hvdlite_engine* engine);
 /* Gives a reference back: the one from creating the engine or from hvdlite_current_engine. The last one frees it, and shuts it
  * down if that is still to do. */
 HVDLITE_API void hvdlite_engine_destroy(hvdlite_engine* engine);
-/* The engine of this process, for kernels that a framework calls and nobody hands an engine. It ends with its shutdown. The
+/* The engine of this process, for kernels that a framework calls without an engine. It ends with its shutdown. The
  * reference must be given back; null (with the text for the user as last error) if there is none. */
 HVDLITE_API hvdlite_engine* hvdlite_current_engine(void);
 HVDLITE_API void hvdlite_set_current_engine(hvdlite_engine* engine);
@@ -237,8 +237,8 @@ HVDLITE_API hvdlite_block* hvdlite_result_take_block(hvdlite_engine* engine, int
 /* Needed once for each work, after its end. */
 HVDLITE_API int hvdlite_release(hvdlite_engine* engine, int64_t work);
 
-/* GPU memory. An operation on it is done when its work has been handed to the GPU, in a stream of the engine's own: whatever
- * uses the result has to come after it. order makes all that `stream` does from now on do so, without waiting; every work
+/* GPU memory. An operation on it is done when its work has been handed to the GPU, in a stream of the engine's own: all
+ * users of the result have to come after it. order makes all that `stream` does from now on do so, without waiting; every work
  * with GPU memory needs it, once done and before release, for the stream that uses the results and for the
  * one in whose order the memory will be reused. For host memory it does nothing. */
 HVDLITE_API int hvdlite_order(hvdlite_engine* engine, int64_t work, void* stream);
@@ -286,7 +286,7 @@ HVDLITE_API int hvdlite_process_set_ids(hvdlite_engine* engine, int32_t* ids, in
 /* Arenas: memory of each member of a process set (all on one host) that the others map, so that tensors in it are reduced
  * where they lie. Making one: each member creates its part, the parts' addresses (HVDLITE_ARENA_ADDRESS_BYTES opaque bytes)
  * are exchanged by the caller, each member opens all of them, in the order of the set's ranks. If all could, requests may name
- * the arena by its id, the same on all members; if one could not, all close theirs. hide comes after everybody's attempt to
+ * the arena by its id, the same on all members; if one could not, all close theirs. hide comes after all members' attempts to
  * open. A request names an arena on each rank for itself: if one rank's does not, or names another place in it, the tensor is
  * reduced like any other. A part outlives close and its engine; destroy frees it, when no operation is in flight there. */
 #define HVDLITE_ARENA_ADDRESS_BYTES 192
@@ -302,7 +302,7 @@ HVDLITE_API void* hvdlite_arena_data(const hvdlite_arena* arena);
 HVDLITE_API int64_t hvdlite_arena_bytes(const hvdlite_arena* arena);
 HVDLITE_API void hvdlite_arena_close(hvdlite_arena* arena);
 HVDLITE_API void hvdlite_arena_destroy(hvdlite_arena* arena);
-/* A copy that leaves nothing of `to` in the caches, for large memory that nobody reads soon. They do not overlap. */
+/* A copy that leaves nothing of `to` in the caches, for large memory that is not read soon. They do not overlap. */
 HVDLITE_API void hvdlite_stream_copy(void* to, const void* from, int64_t bytes);
 /* 64 bits that tell memory of other content from this, on machines of one byte order. */
 HVDLITE_API uint64_t hvdlite_digest(const void* memory, int64_t bytes);
@@ -356,7 +356,7 @@ HVDLITE_API int hvdlite_timeline_stop(hvdlite_engine* engine);
  * *asked is 1 when it shall call hvdlite_watchdog_tell with one line of text, 0 when the engine has shut down. */
 HVDLITE_API int hvdlite_watchdog_wait(hvdlite_engine* engine, int* asked);
 HVDLITE_API int hvdlite_watchdog_tell(hvdlite_engine* engine, const char* text);
-/* For so many seconds from now on the others wait for this rank without a warning, and do not give up; 0: no longer. */
+/* For `seconds` from now on the other ranks wait for this one without a warning, and do not give up; 0: no longer. */
 HVDLITE_API int hvdlite_stall_exempt(hvdlite_engine* engine, double seconds);
 
 /* --- the GPU's fusion kernels by themselves, for hvdlite.bench ----------------------------------------------------------- */
@@ -373,7 +373,7 @@ typedef struct hvdlite_fusion_move {
   const int64_t* counts;
   void* buffer;
   int32_t* nonfinite; /* in the GPU's memory, or null */
-  /* Launches take the sets of tensors and buffers in turn; those of the next set lie so many bytes further on. */
+  /* Launches take the sets of tensors and buffers in turn; those of the next set lie this many bytes further on. */
   int32_t launches, sets;
   int64_t tensor_stride, buffer_stride;
 } hvdlite_fusion_move;

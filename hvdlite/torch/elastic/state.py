@@ -27,7 +27,7 @@ __all__ = [
 class TorchState(ObjectState):
     """Keeps models, optimizers, samplers, schedulers and any other objects, which are its attributes.
 
-    Models, optimizers (wrapped or not), samplers, single parameters, generators and whatever else has ``state_dict()`` and
+    Models, optimizers (wrapped or not), samplers, single parameters, generators and all other objects with ``state_dict()`` and
     ``load_state_dict()`` (schedulers, GradScaler, averaged models, loaders) stay the objects they are, on the device where they
     are, also where a list or another object refers to them. Everything else is kept as `hvdlite.elastic.ObjectState` does.
 

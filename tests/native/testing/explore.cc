@@ -1,3 +1,4 @@
+// Walks through every interleaving of small jobs over a ledger. Over 400 lines, because the model and its rules belong together.
 #include "testing/explore.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Runs collectives on simulated ranks, stepped by one thread in any order. Over 400 lines, because all collectives share the job.
 #include "testing/simulate.h"
 
 #include <algorithm>

@@ -18,7 +18,7 @@ std::size_t aligned(std::size_t elements, std::size_t element_bytes) {
 
 }  // namespace
 
-// Kernels may still run. Their buffers become free after them; if the end of the kernels cannot be known, nobody frees the
+// Kernels may still run. Their buffers become free after them; if the end of the kernels cannot be known, no code frees the
 // buffers.
 void DeviceOperation::abandon() {
   for (const Entry& entry : entries()) {

@@ -1,4 +1,5 @@
 // Negotiation by itself: jobs of its machines, which exchange their messages through plain queues and agree in plain objects.
+// Over 400 lines, because it has one case for each rule of the protocol.
 #include <set>
 
 #include "engine/negotiation_job.h"
