@@ -34,7 +34,19 @@ from hvdlite.submission import enter, written
 if TYPE_CHECKING:
     from hvdlite._engine import Result
 
-__all__ = ["P2POp", "Received", "batch", "irecv", "isend", "recv", "recv_object", "send", "send_object"]
+__all__ = [
+    "P2POp",
+    "Received",
+    "batch",
+    "irecv",
+    "isend",
+    "recv",
+    "recv_object",
+    "recv_object_list",
+    "send",
+    "send_object",
+    "send_object_list",
+]
 
 _ANY = -1  # of the engine: any rank, any tag
 _NUMBERS = 1 << 31  # ranks and tags are below
@@ -183,6 +195,40 @@ def recv_object(src: int | None = None, tag: int = 0, process_set: ProcessSet = 
     recv(payload, source, tag, None, process_set)
     obj = unpacked(header, payload, "recv_object", source)
     return Received(obj, source, tag) if src is None else obj
+
+
+def send_object_list(object_list: Sequence[Any], dst: int, tag: int = 0, process_set: ProcessSet = global_process_set) -> None:
+    """Sends a list of objects, as `send_object` one; the other rank calls `recv_object_list`."""
+    send_object(list(object_list), dst, tag, process_set)
+
+
+def recv_object_list(
+    object_list: list[Any], src: int | None = None, tag: int = 0, process_set: ProcessSet = global_process_set
+) -> int:
+    """Receives what a rank sends with `send_object_list`, into the list, as torch.distributed's function of this name does.
+
+    Args:
+        object_list: as long as the list that is sent; its elements are replaced.
+        src: the sender's rank in the whole job; None: any rank of the process set.
+        tag: that of the message.
+        process_set: the one that the sender names.
+
+    Returns:
+        The sender's rank.
+
+    Raises:
+        InvalidArgumentError: the sender has sent no list, or one of another length; this rank's is unchanged.
+        InvalidArgumentError, HorovodInternalError: as for `recv_object`.
+    """
+    received = recv_object(src, tag, process_set)
+    objects, source = (received.tensor, received.source) if src is None else (received, src)
+    if not isinstance(objects, list) or len(objects) != len(object_list):
+        sent = f"{len(objects)} objects" if isinstance(objects, list) else f"no list but a {type(objects).__name__}"
+        raise InvalidArgumentError(
+            f"recv_object_list: rank {source} sent {sent}, but this rank's list has {len(object_list)}; make both lists as long"
+        )
+    object_list[:] = objects
+    return source
 
 
 # The engine's request, and the last step.

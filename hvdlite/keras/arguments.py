@@ -6,12 +6,11 @@ from typing import Any
 
 from hvdlite.checks import check_predivide
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
-from hvdlite.keras.library import keras
+from hvdlite.keras.library import KERAS_3, keras
 from hvdlite.keras.reducer import Groups
 from hvdlite.requests import Average, Sum, resolve_op
 
 __all__ = [
-    "KERAS_3",
     "accumulate",
     "check_optimizer",
     "checked_groups",
@@ -22,8 +21,6 @@ __all__ = [
     "scaled",
     "scales_loss",
 ]
-
-KERAS_3 = int(keras.__version__.split(".")[0]) >= 3
 
 
 def is_optimizer(value: Any) -> bool:

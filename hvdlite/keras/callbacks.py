@@ -8,11 +8,12 @@ import numpy as np
 
 from hvdlite import basics
 from hvdlite.agreement import compare, only_on
-from hvdlite.errors import InvalidArgumentError, MismatchError
+from hvdlite.errors import InvalidArgumentError, MismatchError, UnsupportedError
 from hvdlite.keras.batches import BatchCount
 from hvdlite.keras.library import keras
 from hvdlite.keras.model_state import build_optimizer, build_optimizers_alike, is_built, optimizers_of, state_variables
 from hvdlite.keras.optimizer import is_distributed
+from hvdlite.keras.sharding import shards_of
 from hvdlite.keras.variables import broadcast_variables, facts_of, identity_of, read
 from hvdlite.objects import allgather_object
 from hvdlite.usage import mark_step
@@ -28,7 +29,10 @@ if TYPE_CHECKING:
     class _ModelCheckpoint(_Callback):
         filepath: Any
 
+        save_weights_only: bool
+
         def __init__(self, filepath: Any, **kwargs: Any) -> None: ...
+        def set_model(self, model: Any) -> None: ...
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None: ...
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None: ...
 else:
@@ -322,6 +326,7 @@ class BestModelCheckpoint(_ModelCheckpoint):
 
     Raises:
         InvalidArgumentError: when training begins on rank 0 without a filepath.
+        UnsupportedError: when training begins with an optimizer with ``shard=True``, unless `save_weights_only`.
 
     """
 
@@ -347,6 +352,15 @@ class BestModelCheckpoint(_ModelCheckpoint):
         )
         if filepath is None:
             self.filepath = None
+
+    def set_model(self, model: Any) -> None:
+        """Checks that rank 0 has all that is to be saved."""
+        if not self.save_weights_only and shards_of(model.optimizer) is not None:
+            raise UnsupportedError(
+                "BestModelCheckpoint saves on rank 0 alone, and the state of an optimizer with shard=True is gathered from all "
+                "ranks: pass save_weights_only=True, or call model.save() on all ranks"
+            )
+        super().set_model(model)
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Checks that there is a place to write to."""

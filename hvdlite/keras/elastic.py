@@ -9,12 +9,13 @@ from hvdlite import elastic
 from hvdlite.basics import rank
 from hvdlite.elastic import ObjectState
 from hvdlite.elastic.kept import StateHandler, has_variables, is_variable
-from hvdlite.errors import InvalidArgumentError
+from hvdlite.errors import InvalidArgumentError, UnsupportedError
 from hvdlite.keras.arguments import is_optimizer
 from hvdlite.keras.backends import current_backend
 from hvdlite.keras.batches import BatchCount
 from hvdlite.keras.library import keras
 from hvdlite.keras.model_state import build_optimizer, build_optimizers_alike, is_built, optimizers_of, state_variables
+from hvdlite.keras.sharding import shards_of
 from hvdlite.keras.variables import broadcast_variables, identity_of, read, variables_of
 from hvdlite.objects import broadcast_object
 
@@ -60,6 +61,10 @@ class KerasState(ObjectState):
         optimizer = model.optimizer if optimizer is None else optimizer
         if optimizer is None:
             raise InvalidArgumentError("KerasState needs an optimizer: compile the model with one, or pass it")
+        if any(shards_of(each) is not None for each in (optimizer, *optimizers_of(model).values())):
+            raise UnsupportedError(
+                "KerasState cannot keep an optimizer with shard=True, of whose state each rank has a part: leave shard out"
+            )
         build_optimizer(model, optimizer)
         super().__init__(broadcast_object, rank, model=model, optimizer=optimizer, **kwargs)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from hvdlite.config import uses_legacy_keras
 
-__all__ = ["keras"]
+__all__ = ["KERAS_3", "keras"]
 
 _NAME = "tf_keras" if uses_legacy_keras() else "keras"
 try:
@@ -17,3 +17,5 @@ if tuple(int(part) for part in keras.__version__.split(".")[:2]) < (2, 13):
     raise ImportError(
         f"hvdlite.keras needs Keras 2.13 or newer, and this is {keras.__version__}: upgrade Keras (and TensorFlow)"
     )
+
+KERAS_3 = int(keras.__version__.split(".")[0]) >= 3

@@ -9,10 +9,12 @@ from typing import Any
 
 from hvdlite.agreement import difference, only_on
 from hvdlite.errors import MismatchError
-from hvdlite.keras.arguments import KERAS_3, is_optimizer
+from hvdlite.keras.arguments import is_optimizer
 from hvdlite.keras.attributes import held_by
 from hvdlite.keras.backends import current_backend
+from hvdlite.keras.library import KERAS_3
 from hvdlite.keras.optimizer import is_distributed
+from hvdlite.keras.sharding import shards_of
 from hvdlite.keras.variables import identity_of, variables_of
 from hvdlite.objects import allgather_object
 
@@ -20,9 +22,11 @@ __all__ = ["build_optimizer", "build_optimizers_alike", "is_built", "optimizers_
 
 
 def state_variables(model: Any, optimizers: Iterable[Any]) -> list[Any]:
-    """The variables of a model and of optimizers, each once."""
+    """The variables of a model and of optimizers, each once, but slots that one rank alone keeps."""
     variables = [*model.weights, *current_backend().other_variables(model)]
-    variables += [variable for optimizer in optimizers for variable in variables_of(optimizer)]
+    for optimizer in optimizers:
+        shards = shards_of(optimizer)
+        variables += [each for each in variables_of(optimizer) if shards is None or not shards.is_slot(each)]
     return list({identity_of(variable): variable for variable in variables}.values())
 
 

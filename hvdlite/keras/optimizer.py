@@ -16,8 +16,9 @@ from hvdlite.compression import Compression
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
 from hvdlite.keras import arguments
 from hvdlite.keras.backends import Reduction, current_backend
-from hvdlite.keras.library import keras
+from hvdlite.keras.library import KERAS_3, keras
 from hvdlite.keras.reducer import Reducer, Settings
+from hvdlite.keras.sharding import KerasShardedState, ShardedSteps, check_shard
 from hvdlite.keras.start_check import follow_batches
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.requests import Average
@@ -67,6 +68,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     scale_local_gradients: bool = True,
     auto_scale_loss: bool = True,
     start_check: str | None = None,
+    shard: bool = False,
 ) -> Any:
     """Makes an optimizer train on the gradients of all ranks, in ``fit`` and in training steps of your own.
 
@@ -107,6 +109,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             (or in front of the second update of a loop of one's own; docs/sharp_edges.md): "error", a MismatchError;
             "warn", a line in the log; "broadcast", the same, and all ranks get the first rank's; "off": they are not compared.
             None: what the knob HVDLITE_START_CHECK says.
+        shard: each variable is stepped by one rank of the set, which alone keeps its slots (Keras 3 only; docs/sharding.md).
+            Weights have the same bits as without it. The model is saved on all ranks then, as the plain one.
 
     Returns:
         The same optimizer with a method ``register_local_var(variable)``, or the LossScaleOptimizer around it.
@@ -134,6 +138,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         process_set=process_set,
         scale_local_gradients=scale_local_gradients,
         start_check=start_check,
+        shard=shard,
     )
 
 
@@ -217,18 +222,20 @@ def wrap(
     process_set: ProcessSet,
     scale_local_gradients: bool,
     start_check: str | None = None,
+    shard: bool = False,
 ) -> Any:
     """`DistributedOptimizer` without a look at the policy; arguments and errors are those."""
     arguments.check_optimizer(optimizer)
     RUNTIME.require_topology()
     check_process_set(process_set)
     check_compression(compression)
+    check_shard(shard, optimizer)
     op = arguments.checked_op(op, gradient_predivide_factor)
     backend = current_backend()
     backend.check_supported()
     check_passes(backward_passes_per_step)
     factor = 1.0
-    if arguments.KERAS_3 and backward_passes_per_step > 1:
+    if KERAS_3 and backward_passes_per_step > 1:
         arguments.accumulate(optimizer, backward_passes_per_step)
         # Keras's own accumulation gives the mean of the passes.
         factor = 1.0 if average_aggregated_gradients else float(backward_passes_per_step)
@@ -247,6 +254,7 @@ def wrap(
         factor=factor,
         scale_local=bool(scale_local_gradients),
         start_check=mode_of(start_check, "DistributedOptimizer"),
+        shard=shard,
     )
     reducer = Reducer(settings, backend, optimizer)
     follow_batches()
@@ -263,14 +271,24 @@ def wrap(
         process_set=process_set,
         scale_local_gradients=scale_local_gradients,
         start_check=start_check,
+        shard=shard,
     )
-    if not arguments.KERAS_3 and backward_passes_per_step > 1:
+    if not KERAS_3 and backward_passes_per_step > 1:
         from hvdlite.tensorflow.aggregation import LocalAggregation
 
         reducer.aggregation = LocalAggregation(
             backward_passes_per_step, average_aggregated_gradients, sparse_as_dense, reducer.reduce
         )
-    _swap_class(optimizer, reducer)
+    mixins: tuple[type[Any], ...] = (_Keras3 if KERAS_3 else _Keras2,)
+    members: dict[str, Any] = {"_hvdlite": reducer}
+    if reducer.shards is not None:
+        reducer.shards.split()
+        members["_hvdlite_shards"] = reducer.shards
+        inner = reducer.shards.optimizer
+        if inner is not optimizer:
+            _swap_class(inner, (ShardedSteps,), {"_hvdlite_shards": reducer.shards})
+        mixins = (ShardedSteps if inner is optimizer else KerasShardedState, *mixins)
+    _swap_class(optimizer, mixins, members)
     return optimizer
 
 
@@ -279,21 +297,19 @@ def is_distributed(optimizer: Any) -> bool:
     return isinstance(optimizer, _Distributed)
 
 
-def _swap_class(optimizer: Any, reducer: Reducer) -> None:
-    """Makes the optimizer one that reduces; what it is in Keras's eyes stays."""
-    kind = type(optimizer)
-    base = kind._hvdlite_base if issubclass(kind, _Distributed) else kind
-    mixin = _Keras3 if arguments.KERAS_3 else _Keras2
-    members = {
+def _swap_class(optimizer: Any, mixins: Sequence[type[Any]], members: dict[str, Any]) -> None:
+    """Puts classes in front of the optimizer's own; what it is in Keras's eyes stays."""
+    kind: Any = type(optimizer)
+    base = getattr(kind, "_hvdlite_base", kind)
+    described = {
         "__module__": base.__module__,
         "__qualname__": base.__qualname__,
         "__doc__": base.__doc__,
-        "_hvdlite": reducer,
         "_hvdlite_base": base,
         # Keras looks here for the class under which the optimizer is registered and saved.
         "__class__": property(lambda self: base),
     }
-    _class_of_object.__set__(optimizer, type(base.__name__, (mixin, base), members))
+    _class_of_object.__set__(optimizer, type(base.__name__, (*mixins, base), {**described, **members}))
 
 
 class _Distributed(_Optimizer):

@@ -13,6 +13,7 @@ from hvdlite.agreement import compare, name_of
 from hvdlite.errors import MismatchError, UnsupportedError
 from hvdlite.keras.backends import KerasBackend, Reduction
 from hvdlite.keras.library import keras
+from hvdlite.keras.sharding import Shards
 from hvdlite.keras.start_check import KerasCheck
 from hvdlite.keras.variables import facts_of
 from hvdlite.requests import OP_NAMES
@@ -38,6 +39,7 @@ class Settings:
         factor: multiplies all gradients, reduced or not.
         scale_local: are gradients that are not reduced divided by the number of ranks?
         start_check: what is done where the ranks train different models: a mode of `hvdlite.start_check`.
+        shard: is each variable stepped by one rank?
 
     """
 
@@ -48,6 +50,7 @@ class Settings:
     factor: float
     scale_local: bool
     start_check: str
+    shard: bool
 
     @property
     def prefix(self) -> str:
@@ -69,6 +72,7 @@ class Settings:
             ("groups", self.groups if isinstance(self.groups, int) else self.groups and len(self.groups)),
             ("scale_local_gradients", self.scale_local),
             ("start_check", self.start_check),
+            ("shard", self.shard),
         ]
 
 
@@ -86,6 +90,7 @@ class Reducer:
         aggregation: adds up the gradients of several steps (Keras 2); None: there is nothing to add up.
         wrap_alike: wraps another optimizer with the same arguments.
         check: of the ranks' models.
+        shards: which rank steps which variables; None: every rank steps all.
 
     """
 
@@ -103,11 +108,21 @@ class Reducer:
         self._local: list[Any] = []
         self._local_layers: list[Any] = []
         self.check: KerasCheck | None = None  # where there is nobody to compare with
+        self.shards: Shards | None = None
         if self._active:
-            self.check = KerasCheck(settings, optimizer, self._known, lambda: bool(self._local_ids()))
+            self.check = KerasCheck(settings, optimizer, self._known, lambda: settings.shard or bool(self._local_ids()))
+            if settings.shard:
+                self.shards = Shards(getattr(optimizer, "inner_optimizer", optimizer), process_set, settings.prefix, backend)
 
     def add_local(self, variables: Iterable[Any] = (), layers: Iterable[Any] = ()) -> None:
-        """Keeps gradients of these variables, and of the layers' whenever they are built, on this rank."""
+        """Keeps gradients of these variables, and of the layers' whenever they are built, on this rank.
+
+        Raises:
+            UnsupportedError: each variable is stepped by one rank.
+
+        """
+        if self.settings.shard:
+            raise UnsupportedError("shard=True does not go with variables that each rank trains for itself: leave shard out")
         self._local += variables
         self._local_layers += layers
 
@@ -186,7 +201,7 @@ class Reducer:
         settings, process_set = self.settings, self.settings.reduction.process_set
         self._backend.check_supported()
         _refuse_overwritten(new)
-        common = settings.describe()
+        common = settings.describe() + (self.shards.describe() if self.shards is not None else [])
         # By the order of use, so that optimizers that are not each other's counterparts come together and are told apart.
         exchange = f"keras_optimizers.first_step{next(_meetings[tuple(process_set.ranks or ())])}"
         facts = facts_of(new)

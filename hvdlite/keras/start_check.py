@@ -59,7 +59,11 @@ class _TrainedByKeras:
 
     def _own_variables(self) -> Sequence[Any]:
         optimizer = self._optimizer()
-        return () if optimizer is None or self._has_local() else variables_of(optimizer)
+        if optimizer is None or self._has_local():
+            return ()
+        sums = getattr(getattr(optimizer, "inner_optimizer", optimizer), "_accumulated_gradients", ())
+        own = {id(each) for each in sums}  # each rank's, until they are reduced
+        return [variable for variable in variables_of(optimizer) if id(variable) not in own]
 
 
 class KerasCheck:

@@ -19,7 +19,7 @@ from hvdlite.tensorflow.autograph import as_written
 from hvdlite.tensorflow.library import LIBRARY, load
 from hvdlite.xla import TensorGroup, describe
 
-__all__ = ["grouped_allreduce", "in_xla_context", "require_no_xla"]
+__all__ = ["broadcast_from", "grouped_allreduce", "in_xla_context", "require_no_xla"]
 
 _REMEDY = "set jit_compile=False (of model.compile in Keras, or of tf.function)"
 _SELF_TEST_TEXT = "hvdlite's self-test"
@@ -102,6 +102,16 @@ def grouped_allreduce(
 
     results: list[tf.Tensor] = list(reduce(*made))
     return results
+
+
+def broadcast_from(tensors: Sequence[Any], roots: Sequence[int], names: Sequence[str], set_id: int) -> list[tf.Tensor]:
+    """Gives all ranks the tensors of these ranks in one custom call, in a graph for XLA. It has no gradient."""
+    _require()
+    groups = [
+        TensorGroup(Kind.BROADCAST, name, [(tensor.dtype.name, tensor.shape.as_list())], root=root, process_set=set_id)
+        for tensor, root, name in zip(tensors, roots, names, strict=True)
+    ]
+    return _call(tensors, describe(groups))
 
 
 def _call(operands: Sequence[tf.Tensor], description: str) -> list[tf.Tensor]:

@@ -18,6 +18,7 @@ import torch
 from hvdlite.errors import InvalidArgumentError, MismatchError, UnsupportedError
 from hvdlite.objects import exchange_object
 from hvdlite.ops import allgather, broadcast_async_
+from hvdlite.ownership import owners_of
 from hvdlite.requests import Adasum
 from hvdlite.torch.agreement import ReducerSettings
 from hvdlite.torch.buckets import cut_buckets
@@ -75,13 +76,8 @@ def cut_evenly(sizes: Sequence[int], ranks: int) -> list[Bounds]:
 
 def assign_largest_first(sizes: Sequence[int], ranks: int) -> list[Bounds]:
     """Gives each parameter to one rank, the largest first, always to the rank that has the least. For all other optimizers."""
-    load = [0] * ranks
-    bounds: list[Bounds] = [()] * len(sizes)
-    for place in sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True):
-        owner = load.index(min(load))
-        load[owner] += sizes[place]
-        bounds[place] = (0,) * (owner + 1) + (sizes[place],) * (ranks - owner)
-    return bounds
+    owners = owners_of(sizes, ranks)
+    return [(0,) * (owner + 1) + (size,) * (ranks - owner) for size, owner in zip(sizes, owners, strict=True)]
 
 
 def _turned(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

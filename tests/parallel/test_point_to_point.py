@@ -119,6 +119,25 @@ def test_objects(hvd):
             hvd.recv_object(0)
 
 
+def test_lists_of_objects(hvd):
+    sent = [{"rank": RANK}, "text", list(range(5000))]
+    if RANK == SIZE - 1:
+        for source in range(SIZE - 1):
+            got = mine = [None] * 3
+            assert hvd.recv_object_list(got, source or None, tag=source) == source
+            assert got is mine
+            assert got == [{"rank": source}, *sent[1:]]
+            with pytest.raises(hvd.InvalidArgumentError, match=f"rank {source} sent 3 objects, but this rank's list has 2"):
+                hvd.recv_object_list(short := [1, 2], source)
+            assert short == [1, 2]
+            with pytest.raises(hvd.InvalidArgumentError, match=f"rank {source} sent no list but a int"):
+                hvd.recv_object_list([None], source)
+    else:
+        hvd.send_object_list(tuple(sent), SIZE - 1, tag=RANK)
+        hvd.send_object_list(sent, SIZE - 1)
+        hvd.send_object(7, SIZE - 1)
+
+
 @pytest.mark.parametrize("elements", [4, 5000])
 def test_a_mismatch_is_an_error_on_both_ranks(hvd, elements):
     text = (

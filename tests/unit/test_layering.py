@@ -14,7 +14,20 @@ PACKAGE = ROOT / "hvdlite"
 NATIVE = ROOT / "csrc"
 
 # What each part of the package may import of the package, besides itself.
-PURE = {"_version", "config", "dtypes", "errors", "gpu", "knobs", "requests", "timeline", "topology", "tuning", "xla"}
+PURE = {
+    "_version",
+    "config",
+    "dtypes",
+    "errors",
+    "gpu",
+    "knobs",
+    "ownership",
+    "requests",
+    "timeline",
+    "topology",
+    "tuning",
+    "xla",
+}
 CORE = {
     "_engine",
     "agreement",

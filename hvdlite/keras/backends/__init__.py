@@ -91,6 +91,30 @@ class KerasBackend(Protocol):
             gradient is None on all ranks.
         """
 
+    def broadcast_from(
+        self,
+        variables: Sequence[Any],
+        roots: Sequence[int],
+        names: Sequence[str],
+        process_set: ProcessSet,
+        gradients: Sequence[Any],
+        complete: Any,
+    ) -> list[Any]:
+        """Gives all ranks of the set the values that one of them has of each variable. Called as `reduce_gradients` is.
+
+        Args:
+            variables: of Keras or the framework; as many on all ranks, of the same shapes and dtypes.
+            roots: for each the rank in the job that has the value.
+            names: as for `reduce_gradients`.
+            process_set: the ranks that take part.
+            gradients: what comes before, as `reduce_gradients` gave it.
+            complete: with gradient accumulation: is the step complete? What is traced for other steps too (on JAX) sends
+                nothing then.
+
+        Returns:
+            The values, which the caller assigns; None where the variable has it already.
+        """
+
     def compare_when_run(
         self, gradients: Sequence[Any], variables: Sequence[Any], reduction: Reduction, start_check: str
     ) -> AbstractContextManager[Any]:

@@ -14,6 +14,7 @@ from hvdlite.errors import HorovodInternalError, InvalidArgumentError, Unsupport
 from hvdlite.jax import call, grouped_allreduce, grouped_broadcast, require_cpu
 from hvdlite.keras.backends import Reduction
 from hvdlite.keras.library import keras
+from hvdlite.process_sets import ProcessSet
 from hvdlite.requests import Kind
 from hvdlite.xla import TensorGroup
 
@@ -74,6 +75,31 @@ class JaxKerasBackend:
         for (place, _, context), output in zip(sent, outputs, strict=True):
             reduced[place] = reduction.compression.decompress(output, context)
         return reduced
+
+    def broadcast_from(
+        self,
+        variables: Sequence[Any],
+        roots: Sequence[int],
+        names: Sequence[str],
+        process_set: ProcessSet,
+        gradients: Sequence[Any],
+        complete: Any,
+    ) -> list[Any]:
+        """As `KerasBackend.broadcast_from`, in one call, for which a gradient is an operand too: so it comes behind theirs."""
+        set_id = process_set.require_member(Kind.BROADCAST)
+        kinds = [(root, name, variable.value) for root, name, variable in zip(roots, names, variables, strict=True)]
+        kinds.append((roots[0], f"{names[0]}.behind", gradients[0].ravel()[:1]))
+        groups = [
+            TensorGroup(Kind.BROADCAST, name, [(value.dtype.name, value.shape)], root=root, process_set=set_id)
+            for root, name, value in kinds
+        ]
+
+        def share(values: list[Any]) -> list[Any]:
+            return call(groups, values, alone=True)
+
+        values = [value for _, _, value in kinds]
+        received = share(values) if complete is None else jax.lax.cond(complete, share, list, values)
+        return received[:-1]
 
     def other_variables(self, model: Any) -> list[Any]:
         """As `KerasBackend.other_variables`: arrays do not change."""

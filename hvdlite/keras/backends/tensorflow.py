@@ -7,10 +7,14 @@ from typing import Any
 import tensorflow as tf
 
 import hvdlite.tensorflow as hvd
+from hvdlite import ops
 from hvdlite.errors import HorovodInternalError, UnsupportedError
-from hvdlite.keras.arguments import KERAS_3
 from hvdlite.keras.attributes import held_by
 from hvdlite.keras.backends import Reduction
+from hvdlite.keras.library import KERAS_3
+from hvdlite.process_sets import ProcessSet
+from hvdlite.requests import Kind
+from hvdlite.tensorflow import collective_ops, xla
 from hvdlite.tensorflow.elastic import loss_in
 from hvdlite.tensorflow.gradients import allreduce_gradients
 from hvdlite.tensorflow.start_check import TAPE, ReducerWording, after_comparison
@@ -61,6 +65,38 @@ class TensorFlowKerasBackend:
             process_set=reduction.process_set,
             scoped=False,  # the names are those of the first rank, and Keras numbers its scopes
         )
+
+    def broadcast_from(
+        self,
+        variables: Sequence[Any],
+        roots: Sequence[int],
+        names: Sequence[str],
+        process_set: ProcessSet,
+        gradients: Sequence[Any],
+        complete: Any,
+    ) -> list[Any]:
+        """As `KerasBackend.broadcast_from`."""
+        set_id = process_set.require_member(Kind.BROADCAST)
+        tensors = [tf.convert_to_tensor(variable) for variable in variables]
+        if tf.executing_eagerly():
+            flights = [
+                ops.broadcast_async(tensor.numpy(), root, name, process_set)
+                for tensor, root, name in zip(tensors, roots, names, strict=True)
+            ]
+            return [flight.synchronize() for flight in flights]
+        if xla.in_xla_context():
+            return xla.broadcast_from(tensors, roots, names, set_id)
+        # A graph drops what has no use, such as the reduction of a gradient whose variable another rank steps. An op with state
+        # stays, and so do its inputs.
+        heads = [tf.reshape(getattr(gradient, "values", gradient), [-1])[:1] for gradient in gradients]
+        head = tf.concat([tf.cast(each, tf.float32) for each in heads], 0)
+        collective_ops.broadcast(
+            tf.reduce_sum(head), root_rank=roots[0], name=f"{names[0]}.behind", set_id=set_id, stateful=True
+        )
+        return [
+            collective_ops.broadcast(tf.identity(tensor), root_rank=root, name=name, set_id=set_id)
+            for tensor, root, name in zip(tensors, roots, names, strict=True)
+        ]
 
     def compare_when_run(
         self, gradients: Sequence[Any], variables: Sequence[Any], reduction: Reduction, start_check: str

@@ -13,6 +13,7 @@ from hvdlite.errors import HorovodInternalError
 from hvdlite.keras.backends import Reduction
 from hvdlite.keras.library import keras
 from hvdlite.keras.variables import Held
+from hvdlite.process_sets import ProcessSet
 from hvdlite.requests import Max
 from hvdlite.torch.gpu import reachable
 
@@ -66,6 +67,28 @@ class TorchKerasBackend:
         return [
             output.to(variable.value.device) if someone else None
             for output, variable, someone in zip(reduced, variables, anyone, strict=True)
+        ]
+
+    def broadcast_from(
+        self,
+        variables: Sequence[Any],
+        roots: Sequence[int],
+        names: Sequence[str],
+        process_set: ProcessSet,
+        gradients: Sequence[Any],
+        complete: Any,
+    ) -> list[Any]:
+        """As `KerasBackend.broadcast_from`, in place where the engine reaches the memory."""
+        held = [variable.value.detach() for variable in variables]
+        sent = [reachable(tensor.contiguous()) for tensor in held]
+        flights = [
+            ops.broadcast_async_(tensor, root, name, process_set) for tensor, root, name in zip(sent, roots, names, strict=True)
+        ]
+        for flight in flights:
+            flight.synchronize()
+        return [
+            None if tensor.data_ptr() == own.data_ptr() else tensor.to(own.device)
+            for tensor, own in zip(sent, held, strict=True)
         ]
 
     def other_variables(self, model: Any) -> list[Any]:

@@ -117,6 +117,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     *,
     auto_scale_loss: bool = True,
     start_check: str | None = None,
+    shard: bool = False,
 ) -> Any:
     """`hvdlite.keras.DistributedOptimizer`, with the arguments in the order of ``horovod.tensorflow.keras``."""
     return _keras.DistributedOptimizer(
@@ -136,4 +137,5 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         scale_local_gradients=scale_local_gradients,
         auto_scale_loss=auto_scale_loss,
         start_check=start_check,
+        shard=shard,
     )

@@ -60,6 +60,12 @@ SLOW = (
     "test_the_best_checkpoint_is_written_by_rank_0",
     "test_an_optimizer_that_is_not_wrapped_is_noticed",
     "test_the_working_folder_stays_clean",
+    "test_a_saved_state_goes_on_sharded_or_not",
+    "test_a_state_that_one_rank_alone_has_loaded_is_named",
+    "test_another_state_on_one_rank_is_named",
+    "test_a_rank_that_saves_alone_is_named",
+    "test_the_broadcast_and_the_check_leave_slots_alone",
+    "test_ranks_that_differ_in_it_are_named",
 )
 
 # --- the same training as one process with the whole batch ----------------------------------------------------------

@@ -5,7 +5,7 @@ import logging
 import keras
 import numpy as np
 import pytest
-from keras_training import BACKEND, ROWS, adam, assert_same_everywhere, data, fit, make_model, part, sgd
+from keras_training import BACKEND, ROWS, adam, assert_same_everywhere, data, fit, make_model, needs_keras_3, part, sgd
 from support.world import WORLD
 
 from hvdlite.errors import MismatchError
@@ -47,6 +47,14 @@ def test_models_that_somebody_has_broadcast(hvd, same_data, caplog):
     found = lines(caplog)
     assert len(found) == (same_data and WORLD.rank == 0)
     assert all("every rank computed the same results" in line and "dataset.shard" in line for line in found)
+
+
+@needs_keras_3
+def test_gradients_that_each_rank_accumulates_may_differ(hvd, caplog):
+    callback = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+    with caplog.at_level(logging.WARNING, "hvdlite"):
+        train(hvd, lambda: sgd(gradient_accumulation_steps=2), callbacks=[callback])
+    assert not lines(caplog)
 
 
 def test_a_broadcast_after_the_first_batch_is_soon_enough(hvd):

@@ -6,6 +6,7 @@ import pytest
 from keras_callback_cases import *  # noqa: F403 - tests of all backends
 from keras_fit_cases import *  # noqa: F403 - others
 from keras_model_cases import *  # noqa: F403 - the rest
+from keras_shard_cases import *  # noqa: F403 - sharded state
 from keras_start_cases import *  # noqa: F403 - and these
 from keras_training import ROWS, assert_same_everywhere, data, fit, part
 from support.world import WORLD

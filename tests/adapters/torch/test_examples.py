@@ -148,3 +148,19 @@ def test_fsdp_trains_as_one_process(hvd, capsys):
         assert alone is None
         assert not said
     assert len(set(MPI.COMM_WORLD.allgather(loss))) == 1
+
+
+@pytest.mark.parametrize("schedule", ["GPipe", "1F1B"])
+def test_a_pipeline_trains_as_one_process(hvd, capsys, schedule):
+    pytest.importorskip("torch.distributed.pipelining", reason="needs torch's pipelining")
+    small = ["--steps", "6", "--batch-size", "8", "--microbatches", "4", "--length", "16", "--width", "32", "--layers", "3"]
+    loss, alone = load("torch_pipeline").main([*small, "--report-every", "3", "--schedule", schedule, "--compare"])
+    said = capsys.readouterr().out
+    if hvd.rank() == hvd.size() - 1:
+        assert loss < 4  # 4.1 at first
+        assert abs(loss - alone) < 1e-4
+        assert f"step 6: loss {loss:.4f} on {hvd.size()} rank(s), of one process {alone:.4f}" in said
+        assert f"; {5 - 5 * (hvd.size() - 1) // hvd.size()} of 5 layers are on the last" in said
+    else:
+        assert loss is alone is None
+        assert not said

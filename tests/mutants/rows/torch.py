@@ -199,7 +199,7 @@ ROWS = (
     Mutant(
         "shard-one-owner",
         "the first rank steps all parameters that are not cut",
-        "hvdlite/torch/sharding.py",
+        "hvdlite/ownership.py",
         "owner = load.index(min(load))",
         "owner = 0",
         guards.TORCH_SHARDING,

@@ -1,0 +1,330 @@
+"""Sharded optimizer state with Keras 3: each variable is stepped by one rank, which alone keeps its slots.
+
+All ranks have whole variables and whole, averaged gradients. In a step each rank updates the variables that it owns, and then
+all get what the owners have made of them; so weights have the bits that they have without sharding, whatever the optimizer
+does with a variable. (Graphs and programs of XLA know one shape of a variable, so that slices, as the torch door has them,
+would need copies.) In the place of a slot that another rank keeps is an empty variable. Averages of weights (``use_ema``) and
+sums of gradients (``gradient_accumulation_steps``) stay whole on every rank.
+
+The classes below are mixed into an optimizer's own class, like those of `hvdlite.keras.optimizer`.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hvdlite import ops
+from hvdlite.agreement import compare
+from hvdlite.dtypes import code_of_name
+from hvdlite.errors import InvalidArgumentError, MismatchError, UnsupportedError
+from hvdlite.keras.backends import KerasBackend
+from hvdlite.keras.library import KERAS_3, keras
+from hvdlite.keras.variables import dtype_of, read
+from hvdlite.ownership import owners_of
+from hvdlite.process_sets import ProcessSet
+
+if TYPE_CHECKING:
+
+    class _KerasOptimizer:
+        """What is used of Keras's optimizers."""
+
+        variables: Sequence[Any]
+        learning_rate: Any
+        build: Callable[..., Any]
+        save_own_variables: Callable[..., Any]
+        load_own_variables: Callable[..., Any]
+        set_weights: Callable[..., Any]
+        _apply_weight_decay: Callable[..., Any]
+        _backend_update_step: Callable[..., Any]
+
+    class _Variable:
+        """What is used of Keras's variables."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+
+else:
+    _KerasOptimizer = object
+    _Variable = getattr(keras, "Variable", object)  # Keras 2 has none
+
+__all__ = ["KerasShardedState", "ShardedSteps", "Shards", "check_shard", "shards_of"]
+
+_AVERAGES_AND_SUMS = ("_model_variables_moving_average", "_accumulated_gradients")
+_WHOLE = ("_trainable_variables", "_variables", *_AVERAGES_AND_SUMS)
+
+
+def check_shard(shard: Any, optimizer: Any) -> None:
+    """Checks the argument `shard`.
+
+    Raises:
+        InvalidArgumentError: it is no bool.
+        UnsupportedError: the state of such an optimizer cannot be split, or is already.
+
+    """
+    if not isinstance(shard, bool):
+        raise InvalidArgumentError(f"shard must be True or False, got {shard!r}")
+    if shards_of(optimizer) is not None:
+        raise UnsupportedError(
+            "an optimizer with shard=True cannot be wrapped again, since this rank has a part of its state only: save the "
+            "model on all ranks, and wrap the optimizer of what load_model gives"
+        )
+    if not shard:
+        return
+    if not KERAS_3:
+        raise UnsupportedError(f"shard=True needs Keras 3, this is {keras.__name__} {keras.__version__}: leave shard out")
+    several = getattr(keras.optimizers, "MultiOptimizer", None)
+    if hasattr(optimizer, "optimizers") or (several is not None and isinstance(optimizer, several)):
+        raise UnsupportedError("shard=True does not go with MultiOptimizer, which has several optimizers: leave shard out")
+
+
+def shards_of(optimizer: Any) -> "Shards | None":
+    """How the state of this optimizer is split, or that of the one inside its loss scaler; None: it is whole."""
+    found: Shards | None = getattr(type(optimizer), "_hvdlite_shards", None)
+    # The class of an optimizer that was made from this one's configuration is the same, until it is wrapped.
+    return found if found is not None and found.optimizer is getattr(optimizer, "inner_optimizer", optimizer) else None
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """A variable of the optimizer that belongs to one of the model.
+
+    Attributes:
+        owner: place of the rank that keeps it.
+        shape: of the owner's.
+    """
+
+    owner: int
+    shape: tuple[int, ...]
+
+
+class _Elsewhere(_Variable):
+    """Empty, in the place of a slot that another rank keeps."""
+
+    @property
+    def path(self) -> str:
+        """Files of the older format ask for it, which are written without asking the optimizer for its state.
+
+        Raises:
+            UnsupportedError: always.
+
+        """
+        raise UnsupportedError(
+            "an optimizer with shard=True cannot be saved in this format, since this rank has a part of its state only: save "
+            "the model as a .keras file, or with include_optimizer=False"
+        )
+
+    def __repr__(self) -> str:
+        return "<a slot that another rank keeps>"
+
+
+class Shards:
+    """Which rank steps which variables of one optimizer, and keeps their slots.
+
+    Args:
+        optimizer: of Keras 3, no loss scaler.
+        process_set: the ranks that share it; this is one of them.
+        prefix: of names, unique among optimizers, the same on all ranks.
+        backend: of Keras.
+    """
+
+    def __init__(self, optimizer: Any, process_set: ProcessSet, prefix: str, backend: KerasBackend) -> None:
+        self.optimizer = optimizer
+        self._process_set = process_set
+        self._ranks = list(process_set.ranks or ())
+        self._place = process_set.rank() or 0
+        self._prefix = prefix
+        self._backend = backend
+        self._begun = int(read(optimizer._iterations)) if optimizer.built else 0
+        self._owners: list[int] = []  # places of ranks, by the variable's number in the optimizer
+        self._slots: dict[int, _Slot] = {}  # by the slot's id
+        self._common: list[Any] = []  # that are neither slots nor the same on all ranks by themselves
+
+    def describe(self) -> list[tuple[str, Any]]:
+        """What must be the same on all ranks, by name."""
+        return [("iterations of the state when it was sharded (load it on all ranks)", self._begun)]
+
+    def split(self) -> None:
+        """Keeps the slots of this rank's variables only. For an optimizer that is built.
+
+        Raises:
+            UnsupportedError: it has variables of which nobody knows to what they belong.
+
+        """
+        optimizer = self.optimizer
+        if self._owners or not optimizer.built:
+            return
+        variables = optimizer._trainable_variables
+        owners = owners_of([_bytes_of(variable) for variable in variables], len(self._ranks))
+        lists = {name: list(held) for name, held in vars(optimizer).items() if _is_of_slots(name, held, variables)}
+        same = [optimizer._iterations, optimizer._learning_rate]
+        same += [each for name in _AVERAGES_AND_SUMS for each in getattr(optimizer, name, ())]
+        known = {id(each) for held in (same, *lists.values()) for each in held}
+        self._common = [each for each in optimizer._variables if id(each) not in known]
+        for each in self._common:
+            if len(each.shape):
+                raise UnsupportedError(
+                    f"shard=True does not go with {type(optimizer).__name__}: its variable {each.path!r} is in no list with "
+                    "one for each variable of the model, so that nobody knows to which it belongs. Leave shard out"
+                )
+        self._owners = owners
+        for name, held in lists.items():
+            kept = [None if slot is None else self._kept(owner, slot) for owner, slot in zip(owners, held, strict=True)]
+            vars(optimizer)[name] = kept  # what is set as an attribute Keras counts among the variables once more
+
+    def _kept(self, owner: int, slot: Any) -> Any:
+        """The slot, or an empty one in its place if it is another rank's."""
+        kept, shape = slot, tuple(slot.shape)
+        if owner != self._place and math.prod(shape) > 1:
+            kept = _Elsewhere(keras.initializers.Zeros(), shape=(0,), dtype=slot.dtype, trainable=False, name=slot.name)
+            variables = self.optimizer._variables
+            variables[[each is slot for each in variables].index(True)] = kept
+        self._slots[id(kept)] = _Slot(owner, shape)
+        return kept
+
+    def is_mine(self, variable: Any) -> bool:
+        """Does this rank step this variable of the model?"""
+        return self._owner_of(variable) == self._place
+
+    def _owner_of(self, variable: Any) -> int:
+        number: int = self.optimizer._get_variable_index(variable)
+        return self._owners[number]
+
+    def is_slot(self, variable: Any) -> bool:
+        """Does this variable of the optimizer differ between ranks?"""
+        return id(variable) in self._slots
+
+    def share(self, variables: Sequence[Any], gradients: Sequence[Any]) -> None:
+        """Gives all ranks what the owners have made of variables. Collective over the process set, eagerly or traced.
+
+        Args:
+            variables: of the model, that have been stepped; the same on all ranks.
+            gradients: by which.
+        """
+        numbers = [self.optimizer._get_variable_index(variable) for variable in variables]
+        places = [self._owners[number] for number in numbers]
+        sent = [*variables, *self._common]
+        roots = [self._ranks[place] for place in places + places[:1] * len(self._common)]
+        names = [f"{self._prefix}.{number}.stepped" for number in numbers]
+        names += [f"{self._prefix}.stepped{number}" for number in range(len(self._common))]
+        steps = self.optimizer.gradient_accumulation_steps
+        complete = (self.optimizer._iterations + 1) % steps == 0 if steps else None
+        values = self._backend.broadcast_from(sent, roots, names, self._process_set, gradients, complete)
+        for variable, value in zip(sent, values, strict=True):
+            if value is not None:
+                variable.assign(value)
+
+    # --- the state --------------------------------------------------------------------------------------------------
+
+    def whole(self, variables: Sequence[Any]) -> Iterator[Any]:
+        """The values of the optimizer's variables as it would have them without sharding. Collective over the process set."""
+        for number, variable in enumerate(variables):
+            slot = self._slots.get(id(variable))
+            if slot is None:
+                yield read(variable)
+                continue
+            mine = read(variable) if slot.owner == self._place else np.zeros(slot.shape, read(variable).dtype)
+            yield ops.broadcast(mine, self._ranks[slot.owner], f"{self._prefix}.state{number}", self._process_set)
+
+    def load(self, variables: Sequence[Any], values: Sequence[Any]) -> None:
+        """Takes whole values, of which this rank keeps those of its slots. Collective over the process set.
+
+        Raises:
+            InvalidArgumentError: a value has another shape.
+            MismatchError: other ranks load another state.
+
+        """
+        for variable, value in zip(variables, values, strict=True):
+            slot = self._slots.get(id(variable))
+            shape = tuple(variable.shape) if slot is None else slot.shape
+            if tuple(value.shape) != shape:
+                raise InvalidArgumentError(f"a variable of the optimizer has shape {shape}, but {tuple(value.shape)} is loaded")
+            if slot is None or slot.owner == self._place:
+                variable.assign(value)
+        facts = [("iterations of the state that is loaded", int(read(self.optimizer._iterations)))]
+        _, differing = compare(facts, f"{self._prefix}.load", self._process_set)
+        if differing:
+            raise MismatchError(f"an optimizer with shard=True loads its state on all ranks, the same: {differing}")
+
+
+class KerasShardedState(_KerasOptimizer):
+    """How an optimizer, or the loss scaler around it, is saved and loaded: as one that is not sharded."""
+
+    _hvdlite_shards: Shards
+
+    def save_own_variables(self, store: Any) -> None:
+        """Gathers the state. Collective over the process set, so that the model is saved on all its ranks."""
+        for number, value in enumerate(self._hvdlite_shards.whole(self.variables)):
+            store[str(number)] = value
+
+    def load_own_variables(self, store: Any) -> None:
+        """Takes a state that was saved at any number of ranks. Collective over the process set."""
+        if len(store.keys()) != len(self.variables):
+            super().load_own_variables(store)  # which says what is wrong
+        else:
+            self._hvdlite_shards.load(self.variables, [store[str(number)] for number in range(len(self.variables))])
+
+    def set_weights(self, weights: Sequence[Any]) -> None:
+        """As `load_own_variables`."""
+        self._hvdlite_shards.load(self.variables, weights)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Refuses to be pickled and copied.
+
+        Raises:
+            UnsupportedError: always.
+
+        """
+        raise UnsupportedError(
+            "an optimizer with shard=True cannot be pickled or copied, since this rank has a part of its state only: save the "
+            "model, on all ranks"
+        )
+
+    def _trackable_children(self, save_type: str = "checkpoint", **options: Any) -> Any:
+        """TensorFlow's checkpoints take the variables as they are.
+
+        Raises:
+            UnsupportedError: for a checkpoint.
+
+        """
+        if save_type == "checkpoint":
+            raise UnsupportedError(
+                "tf.train.Checkpoint cannot save an optimizer with shard=True, since this rank has a part of its state only: "
+                "save the model as a .keras file, on all ranks"
+            )
+        return super()._trackable_children(save_type, **options)  # type: ignore[misc]
+
+
+class ShardedSteps(KerasShardedState):
+    """How an optimizer, itself or inside a loss scaler, takes its steps."""
+
+    def build(self, variables: Any) -> Any:
+        """Makes the slots, and keeps this rank's."""
+        super().build(variables)
+        self._hvdlite_shards.split()
+
+    def _apply_weight_decay(self, variables: Any) -> Any:
+        return super()._apply_weight_decay([each for each in variables if self._hvdlite_shards.is_mine(each)])
+
+    def _backend_update_step(self, grads: Any, trainable_variables: Any, learning_rate: Any) -> Any:
+        """Updates this rank's variables, and gets the others."""
+        shards = self._hvdlite_shards
+        pairs = zip(grads, trainable_variables, strict=True)
+        mine = [(gradient, variable) for gradient, variable in pairs if shards.is_mine(variable)]
+        if mine:
+            super()._backend_update_step([gradient for gradient, _ in mine], [each for _, each in mine], learning_rate)
+        shards.share(trainable_variables, grads)
+
+
+def _is_of_slots(name: str, held: Any, variables: Sequence[Any]) -> bool:
+    """Is this attribute a list with one variable of the optimizer, or None, for each of the model?"""
+    if name in _WHOLE or not isinstance(held, list) or len(held) != len(variables):
+        return False
+    others = {id(variable) for variable in variables}
+    return all(each is None or (isinstance(each, keras.Variable) and id(each) not in others) for each in held)
+
+
+def _bytes_of(variable: Any) -> int:
+    elements: int = math.prod(variable.shape)
+    return elements * code_of_name(dtype_of(variable)).itemsize
