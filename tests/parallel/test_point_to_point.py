@@ -125,11 +125,17 @@ def test_a_mismatch_is_an_error_on_both_ranks(hvd, elements):
         rf"recv of 'in' from rank 0 \(tag 0\) in process set 0: rank 0 sent 'out', {elements} of float64, but rank 1 receives"
     )
     if RANK == 0:
-        if elements == 4:
+
+        def fail():
             hvd.send(np.ones(elements), 1, name="out")
-            hvd.recv(np.empty(0), 1, tag=1)  # the other has seen it
+            if (
+                elements == 4
+            ):  # it has gone on: who receives after the other has seen it is told, at the latest when it sends again
+                hvd.recv(np.empty(0), 1, tag=1)
+                hvd.send(np.ones(elements), 1, name="out")
+
         with pytest.raises(hvd.MismatchError, match=text):
-            hvd.send(np.ones(elements), 1, name="out")
+            fail()
     if RANK == 1:
         with pytest.raises(hvd.MismatchError, match=text + f" {elements} of float32"):
             hvd.recv(np.empty(elements, np.float32), 0, name="in")
