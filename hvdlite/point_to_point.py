@@ -6,8 +6,9 @@ posted first gets it. Nothing is negotiated: a message never waits for a collect
 
 Ranks count in the whole job, whatever the process set, as the roots of collectives do.
 
-A small message (up to 8 KiB) is sent at once, whether the other rank has asked for it or not. A send of a larger one ends when
-it has been received: two ranks that both send before they receive wait for each other, which both are told within two seconds.
+A small message (up to 8 KiB) is sent at once, whether the other rank has asked for it or not, as long as no more than 1 MiB of
+such wait there to be received. A send of a larger one, or of one more, ends when it has been received: two ranks that both send
+before they receive wait for each other, which both are told within two seconds.
 Post the receives first (`irecv`), or both in one `batch`.
 
 Both tensors have one dtype and one number of elements; their shapes may differ. Otherwise receiver and sender raise

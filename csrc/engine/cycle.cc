@@ -16,6 +16,8 @@ namespace {
 
 // A message between two ranks of at most so many bytes goes with what tells of it: to ask for it would take longer.
 constexpr std::size_t kWholeBytes = 8192;
+// What such messages may take of the memory of a rank that does not receive them, for each that sends.
+constexpr std::size_t kUnreceivedBytes = std::size_t{1} << 20;
 
 }  // namespace
 
@@ -26,7 +28,8 @@ Cycle::Cycle(transport::Transport& transport, SharedState& shared, collectives::
       execution_(transport, selection, shared),
       membership_(roster_of(transport), limits_of(shared.config), shared.time.now()),
       carrier_(transport, shared, membership_, execution_, point_to_point_),
-      point_to_point_({transport.rank(), transport.size(), kWholeBytes}, carrier_),
+      point_to_point_({transport.rank(), transport.size(), kWholeBytes, kUnreceivedBytes},
+                      carrier_),
       negotiation_(settings_of(transport, shared.config, selection), transport.size(),
                    regions_of(transport), shared.counters, carrier_),
       facts_(transport, shared, negotiation_, point_to_point_, execution_),

@@ -35,7 +35,7 @@ class Messenger {
   void end_all(const base::Status& why);
 
  private:
-  // Negotiation hears three kinds of messages, PointToPoint five, Membership all others.
+  // Negotiation hears three kinds of messages, PointToPoint six, Membership all others.
   void hear(int source, Message& message);
   void hear(int source, Announcement& message) { negotiation_.hear(source, std::move(message)); }
   void hear(int source, ResponseList& message) { negotiation_.hear(source, std::move(message)); }
@@ -45,6 +45,7 @@ class Messenger {
   void hear(int source, Coming& message) { point_to_point_.hear(source, message); }
   void hear(int source, Withdrawal& message) { point_to_point_.hear(source, message); }
   void hear(int source, Rejection& message) { point_to_point_.hear(source, message); }
+  void hear(int source, Receipt& message) { point_to_point_.hear(source, message); }
   template <typename Content>
   void hear(int source, Content& message);
 

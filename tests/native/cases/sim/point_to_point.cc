@@ -77,6 +77,36 @@ TEST(all_to_all_at_once_in_any_order_and_to_oneself) {
   }
 }
 
+// A megabyte of small ones may wait; then their sender does.
+TEST(a_flood_of_small_messages_waits_for_its_receiver) {
+  for (const Shape& shape : kShapes) {
+    Job job(shape, usual());
+    job.begin([&](Rank& rank) -> Program {
+      constexpr std::int64_t kElements = 2000;
+      constexpr int kMessages = 200;
+      if (rank.number() == 0) {
+        std::vector<Operation*> sent;
+        for (int i = 0; i < kMessages; ++i) {
+          sent.push_back(&send(rank, 1, static_cast<float>(i), kElements));
+        }
+        EXPECT((co_await rank.wait(*sent[100])).ok());
+        co_await rank.compute(0.5);
+        EXPECT(!sent[140]->ended());
+        EXPECT((co_await rank.barrier()).ok());
+        for (Operation* each : sent) EXPECT((co_await rank.wait(*each)).ok());
+      } else {
+        EXPECT((co_await rank.barrier()).ok());
+        for (int i = 0; rank.number() == 1 && i < kMessages; ++i) {
+          Operation& received = recv(rank, 0, kElements);
+          EXPECT((co_await rank.wait(received)).ok());
+          EXPECT(got(received, static_cast<float>(i)));
+        }
+      }
+    });
+    job.run(60);
+  }
+}
+
 TEST(it_waits_for_no_collective_and_none_for_it) {
   for (const Shape& shape : kShapes) {
     Job job(shape, usual());
