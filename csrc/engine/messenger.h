@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "engine/carrier.h"
 #include "engine/membership/membership.h"
@@ -25,8 +26,8 @@ class Messenger {
         point_to_point_(point_to_point),
         carrier_(carrier) {}
 
-  // All that has arrived; true if anything has.
-  bool receive();
+  // All that has arrived, or that ranks of this host have sent; true if anything has.
+  bool receive(bool host_only);
   // After a failure.
   void receive_late();
   // In their order.
@@ -71,6 +72,7 @@ class Messenger {
   Negotiation& negotiation_;
   PointToPoint& point_to_point_;
   Carrier& carrier_;
+  std::vector<std::byte> bytes_;  // memory for a message
 };
 
 }  // namespace hvdlite::engine

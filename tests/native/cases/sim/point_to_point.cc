@@ -44,6 +44,7 @@ bool got(const Operation& operation, float value) {
 }
 
 const std::vector<Shape> kShapes = {one_host(3),
+                                    {.hosts = {0, 0, 0}, .mail_bytes = 64},
                                     {.hosts = {0, 0, 0}, .shared_memory = false},
                                     {.hosts = {0, 0, 1}},
                                     {.hosts = {0, 1, 2}}};
