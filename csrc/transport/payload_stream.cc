@@ -116,7 +116,13 @@ PayloadReader::PayloadReader(const PayloadRing& ring, pid_t writer)
     : ring_(ring), writer_(writer), read_(ring.head->read.load(std::memory_order_relaxed)) {}
 
 std::size_t PayloadReader::there() const {
-  return ring_.head->written.load(std::memory_order_acquire) - read_;
+  const std::uint64_t bytes = ring_.head->written.load(std::memory_order_acquire) - read_;
+  if (bytes > ring_.capacity) {
+    throw base::Error(base::ErrorCode::kInternal, "a ring of " + std::to_string(ring_.capacity) +
+                                                      " bytes claims to hold " +
+                                                      std::to_string(bytes));
+  }
+  return bytes;
 }
 
 void PayloadReader::take(std::span<std::byte> bytes) {

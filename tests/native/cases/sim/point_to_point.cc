@@ -283,6 +283,23 @@ TEST(who_needs_a_rank_that_leaves_is_told_and_what_it_had_sent_arrives) {
   }
 }
 
+TEST(who_leaves_does_not_wait_until_all_was_received) {
+  for (const Shape& shape : kShapes) {
+    Job job(shape, usual());
+    job.begin([&](Rank& rank) -> Program {
+      if (rank.number() != 0) {
+        co_await rank.compute(5);
+        co_return;
+      }
+      for (int i = 0; i < 50; ++i) EXPECT((co_await rank.wait(send(rank, 1, 1, 2000))).ok());
+      const Time begun = job.now();
+      co_await rank.leave();
+      EXPECT(job.seconds_since(begun) < 1);
+    });
+    job.run(60);
+  }
+}
+
 // More turns than the exchange takes.
 constexpr std::uint64_t kMoments = 60;
 

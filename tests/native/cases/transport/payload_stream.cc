@@ -123,10 +123,7 @@ TEST(another_process_is_not_read) {
   pair.finish();
 }
 
-TEST(another_size_than_was_agreed_is_refused) {
-  Pair pair({10}, false, 0);
-  pair.received[0].resize(11);
-  pair.send();
+void expect_refused(Pair& pair) {
   bool refused = false;
   try {
     pair.receive();
@@ -134,6 +131,21 @@ TEST(another_size_than_was_agreed_is_refused) {
     refused = error.code() == base::ErrorCode::kInternal;
   }
   EXPECT(refused);
+}
+
+TEST(another_size_than_was_agreed_is_refused) {
+  Pair pair({10}, false, 0);
+  pair.received[0].resize(11);
+  pair.send();
+  expect_refused(pair);
+}
+
+TEST(more_than_fits_into_the_ring_is_refused) {
+  Pair pair({1000}, false, 0);
+  pair.send();
+  pair.receive();
+  pair.ring.ring().head->written = 1000;
+  expect_refused(pair);
 }
 
 }  // namespace
