@@ -237,6 +237,10 @@ class Engine:
         self, tensor: Any, root_rank: int, name: str | None, process_set: ProcessSet, in_place: bool, blocking: bool
     ) -> Any:
         """As allreduce."""
+    def message(
+        self, kind: int, tensor: Any, peer: int | None, tag: int | None, name: str | None, process_set: ProcessSet
+    ) -> Any:
+        """The tensor, once it has been sent to that rank or received from it; None as for allreduce."""
     def new_output(self, nbytes: int) -> memoryview:
         """Memory for a result, as writable bytes; large blocks are recycled when they are no longer used."""
     def new_gpu_output(self, gpu: int, stream: int, nbytes: int) -> GpuMemory:

@@ -6,9 +6,9 @@ posted first gets it. There is no negotiation: messages never wait for collectiv
 
 Ranks count in the whole job, whatever the process set, as the roots of collectives do.
 
-A small message (up to 8 KiB) is sent at once, whether the other rank has asked for it or not. A send of a larger one ends when
-it has been received: two ranks that both send before they receive wait for each other, and both get an error within two
-seconds. Post the receives first (`irecv`), or both in one `batch`.
+A small message (up to 8 KiB) is sent at once, whether the other rank has asked for it or not, unless more than 1 MiB of
+such messages wait there. Any other send ends when the message has been received: two ranks that both send before they receive
+wait for each other, and both get an error within two seconds. Post the receives first (`irecv`), or both in one `batch`.
 
 Both tensors have one dtype and one number of elements; their shapes may differ. Otherwise receiver and sender raise
 `MismatchError`; who has sent a small message, and has gone on, raises it from its next call of these.
@@ -29,6 +29,7 @@ from hvdlite.handles import Finish, Handle
 from hvdlite.objects import new_payload, packed, unpacked
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.requests import KIND_NAMES, Kind, Sum, tensor_name
+from hvdlite.runtime import RUNTIME
 from hvdlite.submission import enter, written
 
 if TYPE_CHECKING:
@@ -100,7 +101,9 @@ def send(tensor: Any, dst: int, tag: int = 0, name: str | None = None, process_s
         MismatchError: the receiver asks for another dtype or number of elements.
         HorovodInternalError: the other rank has left or failed, or both wait for each other; the text says so.
     """
-    _run(Kind.SEND, tensor, dst, tag, name, process_set)
+    known = RUNTIME.engine
+    if known is None or known.message(Kind.SEND, tensor, dst, tag, name, process_set) is None:
+        _run(Kind.SEND, tensor, dst, tag, name, process_set)
 
 
 def isend(tensor: Any, dst: int, tag: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set) -> Handle:
@@ -130,6 +133,9 @@ def recv(
     Raises:
         InvalidArgumentError, UnsupportedError, MismatchError, HorovodInternalError: as for `send`.
     """
+    known = RUNTIME.engine
+    if known is not None and known.message(Kind.RECV, tensor, src, tag, name, process_set) is not None:
+        return tensor
     return _run(Kind.RECV, tensor, src, tag, name, process_set)
 
 

@@ -38,6 +38,10 @@ class Writer {
     const auto* bytes = reinterpret_cast<const std::byte*>(values.data());
     buffer_.insert(buffer_.end(), bytes, bytes + values.size() * sizeof(T));
   }
+  void put_bytes(std::span<const std::byte> bytes) {
+    put(static_cast<std::uint32_t>(bytes.size()));
+    buffer_.insert(buffer_.end(), bytes.begin(), bytes.end());
+  }
   std::vector<std::byte> take() { return std::move(buffer_); }
   std::size_t size() const { return buffer_.size(); }
 
@@ -81,6 +85,11 @@ class Reader {
     std::vector<T> values(count);
     if (count > 0) std::memcpy(values.data(), bytes, std::size_t{count} * sizeof(T));
     return values;
+  }
+  // They stay where they are.
+  std::span<const std::byte> get_bytes() {
+    const auto count = get<std::uint32_t>();
+    return {take(count), count};
   }
   bool empty() const { return rest_.empty(); }
 

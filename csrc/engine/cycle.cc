@@ -16,17 +16,29 @@ namespace {
 
 // A message between two ranks of at most so many bytes goes with what tells of it: to ask for it would take longer.
 constexpr std::size_t kWholeBytes = 8192;
+// What such messages may take of the memory of a rank that does not receive them, for each that sends.
+constexpr std::size_t kUnreceivedBytes = std::size_t{1} << 20;
+
+bool do_all_share_window(transport::Transport& transport) {
+  bool all = transport.window() != nullptr;
+  for (int rank = 0; rank < transport.size(); ++rank) {
+    all = all && transport.host_of(rank) == transport.host_of(transport.rank());
+  }
+  return all;
+}
 
 }  // namespace
 
 Cycle::Cycle(transport::Transport& transport, SharedState& shared, collectives::Selection selection)
     : transport_(transport),
       shared_(shared),
+      share_window_(do_all_share_window(transport)),
       patience_(patience_of(shared.config.cycle_time, transport.size())),
       execution_(transport, selection, shared),
       membership_(roster_of(transport), limits_of(shared.config), shared.time.now()),
       carrier_(transport, shared, membership_, execution_, point_to_point_),
-      point_to_point_({transport.rank(), transport.size(), kWholeBytes}, carrier_),
+      point_to_point_({transport.rank(), transport.size(), kWholeBytes, kUnreceivedBytes},
+                      carrier_),
       negotiation_(settings_of(transport, shared.config, selection), transport.size(),
                    regions_of(transport), shared.counters, carrier_),
       facts_(transport, shared, negotiation_, point_to_point_, execution_),
@@ -59,8 +71,9 @@ bool Cycle::pass_once(bool flush, bool thorough) {
     return false;
   }
   shared_.usage.forget_now();
-  const bool listens = thorough || !negotiation_.agrees_in_memory() || point_to_point_.waits();
-  bool moved = listens && messenger_.receive();
+  const bool looks_far =
+      thorough || !negotiation_.agrees_in_memory() || (point_to_point_.waits() && !share_window_);
+  bool moved = (looks_far || point_to_point_.waits()) && messenger_.receive(!looks_far);
   moved = take_queued(flush) || moved;
   moved = negotiation_.advance() || moved;
   moved = execution_.advance() || moved;

@@ -56,6 +56,7 @@ class Cycle {
 
   transport::Transport& transport_;
   SharedState& shared_;
+  const bool share_window_;  // all ranks of the job one
   const Patience patience_;
   Execution execution_;
   Membership membership_;

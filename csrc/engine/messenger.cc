@@ -20,14 +20,13 @@ constexpr std::size_t kEndedInLog = 3;
 
 // --- messages ---------------------------------------------------------------------------------------------------------
 
-bool Messenger::receive() {
+bool Messenger::receive(bool host_only) {
   bool any = false;
   int source = 0;
-  std::vector<std::byte> bytes;
-  while (transport_.receive_message(&source, &bytes)) {
+  while (transport_.receive_message(&source, &bytes_, host_only)) {
     any = true;
     try {
-      Message message = decode(bytes);
+      Message message = decode(bytes_);
       hear(source, message);
     } catch (const base::Error& error) {
       throw base::Error(error.code(), "a message of " + transport_.describe_peer(source) +

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "engine/carrier.h"
 #include "engine/membership/membership.h"
@@ -25,8 +26,8 @@ class Messenger {
         point_to_point_(point_to_point),
         carrier_(carrier) {}
 
-  // Handles all messages that have arrived. Returns true if there were any.
-  bool receive();
+  // Handles all messages that have arrived, or only those of ranks of this host. Returns true if there were any.
+  bool receive(bool host_only);
   // The same after a failure.
   void receive_late();
   // Carries the actions out in order.
@@ -35,7 +36,7 @@ class Messenger {
   void end_all(const base::Status& why);
 
  private:
-  // Negotiation gets three kinds of messages, PointToPoint five, Membership all others.
+  // Negotiation gets three kinds of messages, PointToPoint six, Membership all others.
   void hear(int source, Message& message);
   void hear(int source, Announcement& message) { negotiation_.hear(source, std::move(message)); }
   void hear(int source, ResponseList& message) { negotiation_.hear(source, std::move(message)); }
@@ -45,6 +46,7 @@ class Messenger {
   void hear(int source, Coming& message) { point_to_point_.hear(source, message); }
   void hear(int source, Withdrawal& message) { point_to_point_.hear(source, message); }
   void hear(int source, Rejection& message) { point_to_point_.hear(source, message); }
+  void hear(int source, Receipt& message) { point_to_point_.hear(source, message); }
   template <typename Content>
   void hear(int source, Content& message);
 
@@ -70,6 +72,7 @@ class Messenger {
   Negotiation& negotiation_;
   PointToPoint& point_to_point_;
   Carrier& carrier_;
+  std::vector<std::byte> bytes_;  // memory for a message
 };
 
 }  // namespace hvdlite::engine

@@ -6,17 +6,21 @@
 // describes. In each region every rank of the host has its own flags and two tiles. Tiles are small enough that the tiles in use
 // stay in the caches. A rank's flags and tiles lie together, apart from those of other ranks, and that rank touches them first,
 // so that they lie in its NUMA node's memory. Each region also has memory for all ranks: a head, and a ledger
-// (engine/negotiation/ledger.h).
+// (engine/negotiation/ledger.h). Beside the regions, each rank has two rings for each other rank: one for the messages that the other
+// rank sends it (host_mail.h), and one for payloads (payload_stream.h).
 #pragma once
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <utility>
 
 #include "base/cache_line.h"
+#include "transport/mail_ring.h"
+#include "transport/payload_stream.h"
 #include "transport/result_memory.h"
 
 namespace hvdlite::transport {
@@ -60,12 +64,17 @@ class HostWindow {
   // Two such tiles fill the L2 cache of many processors. What a reader fetches has then left its writer's own cache for the cache
   // that both share, from where it comes faster.
   static constexpr std::size_t kUsualTile = 512 * 1024;
+  static constexpr std::size_t kUsualMail = 64 * 1024;
+  static constexpr std::size_t kUsualPayload = 256 * 1024;
 
   struct Layout {
     int ranks = 1;  // of this host
     int regions = 8;
     std::size_t tile_bytes = kUsualTile;
     std::size_t ledger_bytes = 0;  // including the head
+    // The data of each ring of a pair: powers of two.
+    std::size_t mail_bytes = kUsualMail;
+    std::size_t payload_bytes = kUsualPayload;
 
     // Tiles have at most largest_tile bytes, and fewer if many ranks share a host, so that all together stay within the budget.
     static Layout for_ranks(int ranks, std::size_t ledger_bytes,
@@ -77,6 +86,11 @@ class HostWindow {
       const std::size_t tiles = 2 * static_cast<std::size_t>(ranks * shape.regions);
       const std::size_t affordable = std::min(budget / tiles, largest_tile) / kPage * kPage;
       shape.tile_bytes = std::max(affordable, kSmallestTile);
+      const auto share = [&](std::size_t all) {
+        return std::bit_floor(all / static_cast<std::size_t>(ranks));
+      };
+      shape.mail_bytes = std::clamp(share(kMailOfRank), kSmallestMail, kUsualMail);
+      shape.payload_bytes = std::clamp(share(kPayloadOfRank), kSmallestPayload, kUsualPayload);
       return shape;
     }
     // The size of a payload that a rank writes before the ranks have agreed (collectives/allreduce_inline.h). Every rank reads
@@ -86,11 +100,19 @@ class HostWindow {
       return std::max(std::min(share, tile_bytes / 8) / base::kCacheLine, std::size_t{1}) *
              base::kCacheLine;
     }
-    // The bytes of one rank's flags, payloads and tiles in all regions.
+    // The bytes of one rank's flags and payloads in all regions.
+    std::size_t small_bytes() const {
+      return static_cast<std::size_t>(regions) * (sizeof(WindowFlags) + 2 * prepared_bytes());
+    }
+    // The bytes of both rings from one rank to another.
+    std::size_t rings_bytes() const {
+      return MailRing::bytes_for(mail_bytes) + PayloadRing::bytes_for(payload_bytes);
+    }
+    // The bytes of one rank's flags, payloads, rings and tiles.
     std::size_t rank_bytes() const {
-      const std::size_t small =
-          static_cast<std::size_t>(regions) * (sizeof(WindowFlags) + 2 * prepared_bytes());
-      return (small + kPage - 1) / kPage * kPage +
+      const std::size_t before_tiles =
+          small_bytes() + static_cast<std::size_t>(ranks) * rings_bytes();
+      return (before_tiles + kPage - 1) / kPage * kPage +
              static_cast<std::size_t>(regions) * 2 * tile_bytes;
     }
     std::size_t ledgers_bytes() const { return static_cast<std::size_t>(regions) * ledger_bytes; }
@@ -121,6 +143,12 @@ class HostWindow {
     return of_rank(local_rank) + shape_.rank_bytes() -
            static_cast<std::size_t>(2 * (shape_.regions - region) - which) * shape_.tile_bytes;
   }
+  // Through which one rank tells another, and sends it payloads.
+  MailRing mail(int from, int to) const { return MailRing::at(rings(from, to), shape_.mail_bytes); }
+  PayloadRing payloads(int from, int to) const {
+    return PayloadRing::at(rings(from, to) + MailRing::bytes_for(shape_.mail_bytes),
+                           shape_.payload_bytes);
+  }
   WindowHead& head(int region) const { return *reinterpret_cast<WindowHead*>(common(region)); }
   std::byte* ledger(int region) const { return common(region) + sizeof(WindowHead); }
   // Sets the result memory beside the window; null if this host has none. All ranks of the host set it or none.
@@ -137,9 +165,17 @@ class HostWindow {
   static constexpr std::size_t kPage = 4096;
   static constexpr std::size_t kPreparedOfAll = 64 * 1024;
   static constexpr std::size_t kSmallestTile = 16 * 1024;
+  static constexpr std::size_t kMailOfRank = 256 * 1024;
+  static constexpr std::size_t kSmallestMail = 4 * 1024;
+  static constexpr std::size_t kPayloadOfRank = 512 * 1024;
+  static constexpr std::size_t kSmallestPayload = 16 * 1024;
 
   std::byte* common(int region) const {
     return memory_ + static_cast<std::size_t>(region) * shape_.ledger_bytes;
+  }
+  std::byte* rings(int from, int to) const {
+    return of_rank(to) + shape_.small_bytes() +
+           static_cast<std::size_t>(from) * shape_.rings_bytes();
   }
   std::byte* of_rank(int local_rank) const {
     return memory_ + shape_.ledgers_bytes() +

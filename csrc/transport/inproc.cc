@@ -6,11 +6,13 @@
 #include <deque>
 #include <map>
 #include <new>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/error.h"
+#include "transport/host_mail.h"
 #include "transport/inproc_fabric.h"
 
 namespace hvdlite::transport {
@@ -53,7 +55,17 @@ class Endpoint final : public Transport {
         rank_(rank),
         window_(fabric_->window_of(rank)),
         use_window_(use_window),
-        told_(static_cast<std::size_t>(fabric_->size()), false) {}
+        told_(static_cast<std::size_t>(fabric_->size()), false) {
+    for (int peer = 0; peer < size(); ++peer) {
+      if (host_of(peer) == host_of(rank_)) neighbours_.push_back(peer);
+    }
+    if (use_window_ && neighbours_.size() > 1) {
+      mail_.emplace(window_, [this](int local_rank) {
+        ring(neighbour(local_rank));
+        fabric_->rings(neighbour(local_rank));
+      });
+    }
+  }
 
   ~Endpoint() override {
     close();
@@ -104,17 +116,27 @@ class Endpoint final : public Transport {
     fabric_->check_rank(peer);
     if (fabric_->dead(rank_)) throw Error(ErrorCode::kPeerLost, lost_text(rank_));
     if (fabric_->dead(peer)) return;
+    fabric_->moved();
+    if (mail_ && host_of(peer) == host_of(rank_)) {
+      return mail_->send(local_rank_of(peer), std::move(message));
+    }
     Mailbox& target = fabric_->box(peer);
     {
       const std::lock_guard lock(target.mutex);
       target.messages.push_back({rank_, std::move(message)});
     }
-    fabric_->moved();
     ring(peer);
   }
 
-  bool receive_message(int* source, std::vector<std::byte>* message) override {
+  bool receive_message(int* source, std::vector<std::byte>* message, bool host_only) override {
     if (fabric_->dead(rank_)) throw Error(ErrorCode::kPeerLost, lost_text(rank_));
+    int local_rank = 0;
+    if (mail_ && mail_->receive(&local_rank, message)) {
+      *source = neighbour(local_rank);
+      fabric_->moved();
+      return true;
+    }
+    if (host_only) return false;
     Mailbox& mine = fabric_->box(rank_);
     const std::lock_guard lock(mine.mutex);
     if (mine.messages.empty()) return false;
@@ -125,7 +147,7 @@ class Endpoint final : public Transport {
     return true;
   }
 
-  bool messages_flushed() override { return true; }
+  bool messages_flushed() override { return !mail_ || mail_->flushed(); }
 
   std::uint32_t listen() override { return fabric_->box(rank_).bell.listen(); }
   void unlisten() override { fabric_->box(rank_).bell.unlisten(); }
@@ -145,6 +167,7 @@ class Endpoint final : public Transport {
 
   void announce_failure(const std::string& cause) override { fabric_->lose(rank_, cause); }
   bool close() override {
+    if (mail_) mail_->close();
     for (PostedTransfer& operation : operations_) {
       if (operation.state.load(std::memory_order_acquire) == State::kPending) {
         fabric_->cancel(operation);
@@ -222,6 +245,8 @@ class Endpoint final : public Transport {
     return awaited;
   }
 
+  int neighbour(int local_rank) const { return neighbours_[static_cast<std::size_t>(local_rank)]; }
+
   PostedTransfer& named(const Ticket& ticket) {
     HVD_CHECK(ticket.id <= operations_.size());
     return operations_[ticket.id - 1];
@@ -270,6 +295,8 @@ class Endpoint final : public Transport {
   int rank_;
   HostWindow window_;
   bool use_window_;
+  std::vector<int> neighbours_;            // the ranks of this host by their place there
+  std::optional<HostMail> mail_;           // if they share a window
   std::deque<PostedTransfer> operations_;  // the ticket with id n names operations_[n - 1]
   std::vector<std::uint64_t> free_;
   std::vector<bool> told_;  // ranks whose loss find_lost_peer has reported
@@ -278,7 +305,8 @@ class Endpoint final : public Transport {
 
 }  // namespace
 
-Fabric::Fabric(const FabricShape& shape) : boxes_(static_cast<std::size_t>(shape.size)) {
+Fabric::Fabric(const FabricShape& shape)
+    : boxes_(static_cast<std::size_t>(shape.size)), rings_(shape.rings) {
   std::map<int, int> leaders;  // by number of the host
   for (int rank = 0; rank < shape.size; ++rank) {
     const int host = shape.hosts.empty() ? 0 : shape.hosts[static_cast<std::size_t>(rank)];
@@ -288,6 +316,7 @@ Fabric::Fabric(const FabricShape& shape) : boxes_(static_cast<std::size_t>(shape
     const auto ranks = static_cast<int>(std::count(hosts_.begin(), hosts_.end(), leader));
     HostWindow::Layout window = HostWindow::Layout::for_ranks(ranks, shape.ledger_bytes);
     if (shape.tile_bytes > 0) window.tile_bytes = shape.tile_bytes;
+    if (shape.mail_bytes > 0) window.mail_bytes = shape.mail_bytes;
     const std::size_t bytes = window.bytes();
     void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) throw std::bad_alloc();

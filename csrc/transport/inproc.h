@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -26,6 +27,8 @@ struct FabricShape {
   std::vector<int> hosts;      // number of each rank's host; empty: one host for all
   std::size_t tile_bytes = 0;  // of the hosts' windows; 0: as for real hosts
   std::size_t ledger_bytes = 0;
+  std::size_t mail_bytes = 0;        // of each ring of control messages; 0: as for real hosts
+  std::function<void(int)> rings{};  // is told, too, whom the rings' users wake
 };
 
 std::shared_ptr<Fabric> make_fabric(const FabricShape& shape);

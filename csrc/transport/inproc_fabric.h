@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -100,6 +101,10 @@ class Fabric {
     HostWindow seen(window.memory.get(), window.shape, local_rank_of(rank));
     seen.set_results(window.results[static_cast<std::size_t>(local_rank_of(rank))]);
     return seen;
+  }
+
+  void rings(int rank) const {
+    if (rings_) rings_(rank);
   }
 
   int size() const { return static_cast<int>(boxes_.size()); }
@@ -194,6 +199,7 @@ class Fabric {
   std::deque<Mailbox> boxes_;
   std::vector<int> hosts_;
   std::map<int, Window> windows_;  // by host
+  std::function<void(int)> rings_;
   std::atomic<int> deaths_{0};
   std::atomic<int> losses_{0};
   std::atomic<std::uint64_t> activity_{0};

@@ -41,6 +41,14 @@ MpiTransport::MpiTransport(const hvdlite_mpi* mpi, hvdlite_mpi_comm comm, int ra
       received_(peers_.size(), 0) {
   int bound = 0;
   check(mpi_->tag_upper_bound(comm_, &bound), rank_, "asking for MPI_TAG_UB");
+  for (int peer = 0; peer < size(); ++peer) {
+    if (host_of(peer) == host_of(rank_)) neighbours_.push_back(peer);
+  }
+  if (window_ && neighbours_.size() > 1) {
+    mail_.emplace(window_->window(), [this](int local_rank) {
+      ring(neighbours_[static_cast<std::size_t>(local_rank)]);
+    });
+  }
   tag_bits_ = static_cast<int>(std::bit_width(static_cast<unsigned>(bound))) - 1;
   for (int i = 0; i < kPostedFrames; ++i) {
     incoming_.push_back({std::vector<std::byte>(kFrameBytes), {}});
@@ -57,6 +65,7 @@ MpiTransport::~MpiTransport() {
 
 // The communicator is not freed, because that is collective, and a leaving rank must not wait for others.
 bool MpiTransport::close() {
+  if (mail_) mail_->close();
   int finalized = 0;
   if (mpi_->finalized(&finalized) != 0 || finalized != 0) return true;
   for (Incoming& incoming : std::exchange(incoming_, {})) {
@@ -160,6 +169,7 @@ bool MpiTransport::test(Ticket& ticket) {
 // --- control plane --------------------------------------------------------------------------------------------------
 
 void MpiTransport::send_message(int peer, std::vector<std::byte> message) {
+  if (has_mail_with(peer)) return mail_->send(local_rank_of(peer), std::move(message));
   const std::vector<std::byte> stream = in_frames(message);
   for (std::size_t offset = 0; offset < stream.size(); offset += kFrameBytes) {
     const std::size_t count = std::min(kFrameBytes, stream.size() - offset);
@@ -186,7 +196,7 @@ void MpiTransport::reap_outgoing() {
 
 bool MpiTransport::messages_flushed() {
   reap_outgoing();
-  return outgoing_.empty();
+  return outgoing_.empty() && (!mail_ || mail_->flushed());
 }
 
 void MpiTransport::post_frame_receive(Incoming& incoming) {
@@ -195,7 +205,18 @@ void MpiTransport::post_frame_receive(Incoming& incoming) {
         rank_, "receiving control messages");
 }
 
-bool MpiTransport::receive_message(int* source, std::vector<std::byte>* message) {
+bool MpiTransport::receive_message(int* source, std::vector<std::byte>* message, bool host_only) {
+  if (mail_) {
+    int local_rank = 0;
+    if (mail_->receive(&local_rank, message)) {
+      *source = neighbours_[static_cast<std::size_t>(local_rank)];
+      return true;
+    }
+  }
+  return !host_only && receive_by_mpi(source, message);
+}
+
+bool MpiTransport::receive_by_mpi(int* source, std::vector<std::byte>* message) {
   if (!outgoing_.empty()) reap_outgoing();
   while (true) {
     int done = 0, from = 0, bytes = 0;
@@ -241,6 +262,11 @@ void MpiTransport::ring(int peer) {
 
 bool MpiTransport::reaches_by_bell(int peer) const {
   return peer == rank_ || (page_ != nullptr && host_of(peer) == host_of(rank_));
+}
+
+std::uint64_t MpiTransport::received_from(int peer) const {
+  const std::uint64_t by_mpi = received_[static_cast<std::size_t>(peer)];
+  return has_mail_with(peer) ? by_mpi + mail_->received_from(local_rank_of(peer)) : by_mpi;
 }
 
 void MpiTransport::announce_failure(const std::string& cause) {

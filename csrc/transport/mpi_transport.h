@@ -1,10 +1,12 @@
-// The Transport over MPI's point-to-point messages, through the function table of a shim.
+// The Transport over MPI's point-to-point messages, through the function table of a shim. Inside a host control messages go through
+// the host's window, if it has one.
 // Thread: the holder of the progress token, except for the doorbell. Owns: a duplicated communicator, its requests and its
 // message buffers. Blocks: wait() only. Throws: Error(PeerLost, System) with MPI's own text.
 #pragma once
 
 #include <deque>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -12,6 +14,7 @@
 #include "transport/bell.h"
 #include "transport/control_page.h"
 #include "transport/frames.h"
+#include "transport/host_mail.h"
 #include "transport/mapped_window.h"
 #include "transport/mpi_abi.h"
 #include "transport/transport.h"
@@ -46,7 +49,7 @@ class MpiTransport : public Transport {
   bool test(Ticket& ticket) override;
 
   void send_message(int peer, std::vector<std::byte> message) override;
-  bool receive_message(int* source, std::vector<std::byte>* message) override;
+  bool receive_message(int* source, std::vector<std::byte>* message, bool host_only) override;
   bool messages_flushed() override;
 
   std::uint32_t listen() override { return own_bell().listen(); }
@@ -69,9 +72,7 @@ class MpiTransport : public Transport {
   void announce_failure(const std::string& cause) override;
   void announce_leaving() override;
   bool find_lost_peer(int* rank, std::string* how) override;
-  std::uint64_t received_from(int peer) const override {
-    return received_[static_cast<std::size_t>(peer)];
-  }
+  std::uint64_t received_from(int peer) const override;
   std::string describe_peer(int peer) const override;
   int process_of(int peer) const override;
 
@@ -101,6 +102,8 @@ class MpiTransport : public Transport {
   void post_frame_receive(Incoming& incoming);
   bool take_frame(int source, std::span<const std::byte> frame, std::vector<std::byte>* message);
   void reap_outgoing();
+  bool has_mail_with(int peer) const { return mail_ && host_of(peer) == host_of(rank_); }
+  bool receive_by_mpi(int* source, std::vector<std::byte>* message);
   Bell& own_bell();
   bool find_failed_by_mpi(int* rank, std::string* how);
 
@@ -111,6 +114,8 @@ class MpiTransport : public Transport {
   std::unique_ptr<ControlPage> page_;
   Bell private_bell_ = {};  // used if there is no page; for this process alone
   std::unique_ptr<MappedWindow> window_;
+  std::vector<int> neighbours_;   // the ranks of this host by their place there
+  std::optional<HostMail> mail_;  // if they share a window
   bool windows_everywhere_;
   Limits limits_;
   int tag_bits_ = 0;

@@ -42,7 +42,9 @@ class Transport {
   // --- control plane ----------------------------------------------------------------------------------------------
   // Whole messages of any size, in order for each pair of ranks. Not from a rank to itself.
   virtual void send_message(int peer, std::vector<std::byte> message) = 0;
-  virtual bool receive_message(int* source, std::vector<std::byte>* message) = 0;
+  // host_only: of ranks with which this one shares a window, which is quick to see; others may have sent something as well.
+  virtual bool receive_message(int* source, std::vector<std::byte>* message,
+                               bool host_only = false) = 0;
   virtual bool messages_flushed() = 0;  // has every message sent so far left this rank
 
   // --- doorbell ---------------------------------------------------------------------------------------------------

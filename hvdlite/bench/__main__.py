@@ -23,6 +23,7 @@ from hvdlite.bench import (
     kernels,
     launch,
     machine,
+    messages,
     report,
     submission,
     tables,
@@ -130,6 +131,14 @@ def _parser() -> argparse.ArgumentParser:
     job.add_argument(
         "--tensors", type=int, default=submitted.tensors, help="how many are handed over before they are waited for"
     )
+
+    messaging = messages.MessagesPlan()
+    job = commands.add_parser(
+        "messages", help="one tensor from the first rank to the last, of all sizes", parents=launching, formatter_class=told
+    )
+    job.add_argument("--seconds", type=float, default=messaging.seconds, help="about so long altogether")
+    usual_messages = ",".join(map(report.short_bytes, messaging.sizes))
+    job.add_argument("--sizes", type=_sizes, default=usual_messages, metavar="BYTES,...", help="of the tensors, such as 8,64M")
 
     kernel_plan = kernels.KernelPlan()
     job = commands.add_parser("kernels", help="the fusion kernels of one GPU, in this process", formatter_class=told)
@@ -328,6 +337,8 @@ def _measure(options: argparse.Namespace, words: Sequence[str]) -> None:
             tensorflow_ops.run(world, tensorflow_ops.OpsPlan(options.tensors, options.elements, options.seconds), book.add)
         elif options.command == "submission":
             submission.run(world, submission.SubmissionPlan(options.tensors, options.seconds), book.add)
+        elif options.command == "messages":
+            messages.run(world, messages.MessagesPlan(options.sizes, options.seconds), book.add)
         elif options.framework == "keras":
             keras_plan = keras_training.KerasPlan(options.models, options.loops, options.peers, options.seconds)
             keras_training.run(world, keras_plan, book.add)

@@ -82,6 +82,14 @@ class Peer(ABC):
         """The reduction of many arrays in place, or None."""
         return None
 
+    def message(self, array: Array, other: int) -> tuple[Callable[[], Any], Callable[[], Any]]:
+        """The calls that send the array to another rank, and that receive it from there.
+
+        Raises:
+            NotImplementedError: it has none.
+        """
+        raise NotImplementedError(self.name)
+
     def version(self) -> str:
         """Of the software behind it."""
         return ""
@@ -142,6 +150,10 @@ class _Hvdlite(_HorovodNames):
     """hvdlite in place, through its door for torch, or for NumPy where torch is missing."""
 
     name = "hvdlite"
+
+    def message(self, array: Array, other: int) -> tuple[Callable[[], Any], Callable[[], Any]]:
+        tensor = self._tensor(array)
+        return partial(self._hvd.send, tensor, other), partial(self._hvd.recv, tensor, other)
 
 
 class _HvdliteOut(_Hvdlite):
@@ -278,6 +290,10 @@ class _Mpi4py(Peer):
         starts = [partial(self._comm.Iallreduce, mpi.IN_PLACE, [array, mpi.FLOAT]) for array in arrays]
         return Submissions(starts, mpi.Request.Waitall)
 
+    def message(self, array: Array, other: int) -> tuple[Callable[[], Any], Callable[[], Any]]:
+        memory = [array, self._mpi.FLOAT]
+        return partial(self._comm.Send, memory, other), partial(self._comm.Recv, memory, other)
+
     def version(self) -> str:
         return str(self._mpi.Get_library_version().splitlines()[0].strip("\0 ").split(",")[0])
 
@@ -354,6 +370,10 @@ class _Gloo(Peer):
         dist = _distributed()
         starts = [partial(dist.all_reduce, _torch_tensor(array), group=self._group, async_op=True) for array in arrays]
         return Submissions(starts, lambda works: [work.wait() for work in works])
+
+    def message(self, array: Array, other: int) -> tuple[Callable[[], Any], Callable[[], Any]]:
+        dist, tensor = _distributed(), _torch_tensor(array)
+        return partial(dist.send, tensor, other, self._group), partial(dist.recv, tensor, other, self._group)
 
     def version(self) -> str:
         import torch

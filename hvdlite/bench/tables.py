@@ -101,6 +101,8 @@ def _label(group: Mapping[str, Record]) -> str:
     record = next(iter(group.values()))
     if record["case"] == "allreduce":
         return f"{format_bytes(record['bytes'])} {record['cache']}"
+    if record["case"] == "message":
+        return format_bytes(record["bytes"])
     if record["case"] == "training":
         return f"{record['model']}, {loop_of(record)}"
     return _CASES[record["case"]].format(tensors=record.get("tensors"))
@@ -216,6 +218,7 @@ _SECTIONS: tuple[tuple[str, Callable[[Record], bool], Callable[[Sequence[Record]
         lambda record: record["case"] in _COMPARED,
         _ratios,
     ),
+    ("One message, one way: median (least..most)", lambda record: record["case"] == "message", _times),
     ("Processor time of an idle engine", lambda record: record["case"] == "idle", _idle),
     (
         "A step of training, and what it adds to one without communication: median (least..most) of the blocks",

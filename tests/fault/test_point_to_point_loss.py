@@ -22,6 +22,7 @@ SCRIPT = """
         "send": lambda: hvd.send(np.ones(100_000), 1),
         "recv": lambda: hvd.recv(got, 1),
         "recv from any": lambda: hvd.recv(got),
+        "a flood": lambda: [hvd.isend(np.ones(1000), 1) for _ in range(300)][-1].synchronize(),
     }
     try:
         waits[way]()
@@ -32,7 +33,7 @@ SCRIPT = """
 """
 
 
-@pytest.mark.parametrize("way", ["sends", "send", "recv", "recv from any"])
+@pytest.mark.parametrize("way", ["sends", "send", "recv", "recv from any", "a flood"])
 def test_the_other_names_the_dead(way):
     if launcher_is_hydra():
         pytest.skip("MPICH's mpirun ends the survivors at once")

@@ -56,6 +56,7 @@ void Rank::submit(Request request) {
   Submitted& operation = submitted_.emplace_back();
   operation.kind = request.kind;
   operation.name = request.name;
+  operation.peer = request.root;
   operation.count = static_cast<std::size_t>(request.elements());
   operation.completion = std::make_shared<engine::Completion>();
   operation.input.assign(operation.count, static_cast<float>(number() + 1));
@@ -80,10 +81,12 @@ void Rank::check() const {
   for (const Submitted& operation : submitted_) {
     expect(operation.completion->is_done() && !operation.completion->failure,
            "an operation failed though nothing was changed");
-    if (operation.kind != OpKind::kAllreduce) continue;
+    const bool received = operation.kind == OpKind::kRecv;
+    if (!received && operation.kind != OpKind::kAllreduce) continue;
     const float sum = transport_->size() == 2 ? 3.0F : 6.0F;
+    const float wanted = received ? static_cast<float>(operation.peer + 1) : sum;
     for (std::size_t i = 0; i < operation.count; ++i) {
-      expect(operation.output[i] == sum, "a sum is wrong though nothing was changed");
+      expect(operation.output[i] == wanted, "a result is wrong though nothing was changed");
     }
   }
 }
@@ -100,6 +103,26 @@ Request request_of(OpKind kind, const char* name, std::int64_t count) {
 }
 
 namespace {
+
+// Around the ring of ranks: small, large, and with nothing in it. Each rank posts them in an order of its own.
+void submit_messages(Rank& rank, int size, Draw& draw) {
+  static constexpr std::int64_t kCounts[] = {0, 5, 9000};
+  std::vector<Request> all;
+  for (int tag = 0; tag < 3; ++tag) {
+    for (const OpKind kind : {OpKind::kSend, OpKind::kRecv}) {
+      const bool sends = kind == OpKind::kSend;
+      const std::string name = (sends ? "send." : "recv.") + std::to_string(tag);
+      Request& request = all.emplace_back(request_of(kind, name.c_str(), 0));
+      request.shape = {kCounts[tag]};
+      request.root = (rank.number() + (sends ? 1 : size - 1)) % size;
+      request.tag = tag;
+    }
+  }
+  for (std::size_t left = all.size(); left > 0; --left) {
+    std::swap(all[left - 1], all[draw.below(static_cast<std::uint32_t>(left))]);
+    rank.submit(all[left - 1]);
+  }
+}
 
 // The same on all ranks, in each round: allreduces small and large, in a group and fused, and one of each other kind.
 void submit_round(Rank& rank, int size, int round) {
@@ -145,8 +168,20 @@ void scribble(Draw& draw, transport::HostWindow& window) {
   // Where something is: the head, the first entries of the log, the cells; or any place.
   const std::uint32_t spans[] = {5000, 5000, 20000, ledger};
   const std::uint32_t place = draw.below(65536) % (spans[draw.below(4)] - 8);
-  std::byte* at = draw.one_in(8) ? reinterpret_cast<std::byte*>(&window.flags(0, 0)) + place % 300
-                                 : window.ledger(0) + place;
+  std::byte* at = window.ledger(0) + place;
+  switch (draw.below(8)) {
+    case 0:
+      at = reinterpret_cast<std::byte*>(&window.flags(0, 0)) + place % 300;
+      break;
+    case 1:  // the counts of what one has told the other, or what that was
+      at = reinterpret_cast<std::byte*>(window.mail(0, 1).head) + place % 300;
+      break;
+    case 2:
+      at = reinterpret_cast<std::byte*>(window.payloads(1, 0).head) + place % 300;
+      break;
+    default:
+      break;
+  }
   const std::uint64_t number = draw.awkward();
   std::memcpy(at, &number, std::size_t{1} << draw.below(4));
 }
@@ -159,6 +194,7 @@ void run_job(Draw& draw) {
   shape.size = size;
   shape.tile_bytes = 4096;
   shape.ledger_bytes = engine::Ledger::bytes({});
+  if (draw.one_in(2)) shape.mail_bytes = 256;
   const std::uint32_t places =
       draw.below(3);  // one host, one host without shared memory, two hosts
   if (places == 2) shape.hosts = size == 2 ? std::vector<int>{0, 1} : std::vector<int>{0, 0, 1};
@@ -179,7 +215,12 @@ void run_job(Draw& draw) {
                        config);
   }
   for (int round = 0; round < kRounds; ++round) {
-    for (Rank& rank : ranks) submit_round(rank, size, round);
+    for (Rank& rank : ranks) {
+      const bool early = draw.one_in(2);
+      if (early) submit_messages(rank, size, draw);
+      submit_round(rank, size, round);
+      if (!early) submit_messages(rank, size, draw);
+    }
     int still = 0;
     for (int pass = 0; pass < kPassesOfARound; ++pass) {
       if (scribbles > 0 && !draw.empty() && draw.one_in(scribbles)) {

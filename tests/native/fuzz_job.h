@@ -46,6 +46,7 @@ struct Submitted {
   std::unique_ptr<float[]>
       output;  // not a vector: to the byte, so that the sanitizer sees what is written behind it
   std::size_t count = 0;
+  std::int32_t peer = 0;  // of a message
 };
 
 class Rank {

@@ -1,5 +1,6 @@
 #include "fuzz_make.h"
 
+#include <array>
 #include <numeric>
 
 #include "engine/intake/arenas.h"
@@ -116,7 +117,9 @@ engine::StallReply make_stall_reply(Draw& draw) {
 
 engine::Message make_point_to_point(Draw& draw) {
   const std::uint64_t number = draw.below(4);
-  switch (draw.below(5)) {
+  switch (draw.below(6)) {
+    case 4:
+      return engine::Receipt{draw.below(3) * 1000};
     case 0:
       return engine::Clearance{number};
     case 1:
@@ -135,7 +138,9 @@ engine::Message make_point_to_point(Draw& draw) {
   offer.dtype = static_cast<base::DType>(draw.below(base::kNumDTypes));
   offer.elements = draw.below(9);
   offer.name = make_text(draw);
-  if (draw.one_in(2)) offer.payload.resize(offer.bytes());
+  static constexpr std::array<std::byte, 8 * 16> kPayload = {};  // of 8 of the largest
+  offer.whole = draw.one_in(2);
+  if (offer.whole) offer.payload = std::span(kPayload).first(offer.bytes());
   return offer;
 }
 

@@ -4,11 +4,11 @@
 //
 // Each round makes 2 to 4 ranks on an in-process fabric, on one host or two. Every rank runs several caller threads that
 // submit operations, wait, poll and release in orders of their own; results are checked. One more thread submits a prepared
-// group again and again, over memory that the engine recycles, and one lets each operation submit the next. In two rounds of
-// three each rank has a fake GPU as well, and threads whose tensors lie there (stress_gpu.h). A round ends with join and
-// shutdown, or with a rank that publishes a failure or leaves while others wait; on GPUs operations go on meanwhile. Only the
-// C ABI is used. Between rounds two threads wake each other by bells as fast as they can: a ring that is lost shows as a sleep
-// of seconds. Over 400 lines, because its rounds share their ranks and checks.
+// group again and again, over memory that the engine recycles, one lets each operation submit the next, and one sends and receives
+// (stress_messages.cc). In two rounds of three each rank has a fake GPU as well, and threads whose tensors lie there (stress_gpu.h). A
+// round ends with join and shutdown, or with a rank that publishes a failure or leaves while others wait; on GPUs operations go on
+// meanwhile. Only the C ABI is used. Between rounds two threads wake each other by bells as fast as they can: a ring that is lost
+// shows as a sleep of seconds. Over 400 lines, because its rounds share their ranks and checks.
 
 #include "stress.h"
 
@@ -246,6 +246,7 @@ void run_rank(const Round& round, int rank, unsigned seed) {
   }
   threads.emplace_back(group_caller, std::cref(round), rank);
   threads.emplace_back(chain_caller, std::ref(chain));
+  threads.emplace_back(message_caller, std::cref(round), rank, seed + static_cast<unsigned>(rank));
   for (size_t t = 0; t < round.gpu_plan.size(); ++t) {
     threads.emplace_back(gpu_caller, std::cref(round), rank, static_cast<int>(t), pair_set,
                          seed + static_cast<unsigned>(100 * rank + 50) + static_cast<unsigned>(t));

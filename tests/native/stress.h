@@ -16,7 +16,9 @@ enum Kind {
   kBroadcast = HVDLITE_BROADCAST,
   kBarrier = HVDLITE_BARRIER,
   kJoin = HVDLITE_JOIN,
-  kAddProcessSet = HVDLITE_ADD_PROCESS_SET
+  kAddProcessSet = HVDLITE_ADD_PROCESS_SET,
+  kSend = HVDLITE_SEND,
+  kRecv = HVDLITE_RECV
 };
 inline constexpr int kFloat32 = 10;
 inline constexpr int kSum = HVDLITE_SUM;
@@ -60,5 +62,8 @@ int64_t submit(hvdlite_engine* engine, Kind kind, const std::string& name, int p
 int wait(hvdlite_engine* engine, int64_t work);
 // Of a work of one operation.
 hvdlite_result result_of(hvdlite_engine* engine, int64_t work);
+
+// The thread that sends and receives (stress_messages.cc).
+void message_caller(const Round& round, int rank, unsigned seed);
 
 }  // namespace stress

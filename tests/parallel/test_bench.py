@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from support.world import WORLD
 
-from hvdlite.bench import cuda_collectives, oneccl, submission, tables, team, training
+from hvdlite.bench import cuda_collectives, messages, oneccl, submission, tables, team, training
 from hvdlite.bench.__main__ import main
 from hvdlite.bench.peers import PEERS
 from hvdlite.bench.training import WAYS
@@ -143,6 +143,32 @@ def test_submission():
     backwards = measured(records, case="backward", tensors=30)
     assert backwards.keys() == set(submission.BACKWARDS)
     assert len({len(record["rounds"]) for record in backwards.values()}) == 1
+
+
+def test_messages():
+    records = records_of("messages", "--seconds", "0.2", "--sizes", "8,64K")
+    check_times(records)
+    for nbytes in (8, 64 << 10):
+        group = measured(records, case="message", bytes=nbytes)
+        assert set(group) == present(records) | {"memcpy"}
+        assert {"hvdlite", "hvdlite-numpy", "mpi4py"} <= set(group)
+        assert group["hvdlite"]["percent_of_memcpy"] > 0
+    assert "64 KiB" in tables.tables(records).split("One message, one way")[1]
+
+
+def test_messages_of_something_else_are_noticed(monkeypatch):
+    nothing = (lambda: None, lambda: None)
+    monkeypatch.setattr(PEERS["hvdlite-numpy"], "message", lambda *_: nothing)
+    with pytest.raises(team.WrongSum, match=r"hvdlite-numpy: rank 1: something else arrived than was sent"):
+        run_messages()
+
+
+def run_messages():
+    world = World()
+    try:
+        messages.run(world, messages.MessagesPlan((8,), 0.1), lambda _: None)
+    finally:
+        world.close()
 
 
 def test_a_chosen_peer_through_the_door_for_numpy():

@@ -84,6 +84,7 @@ def test_a_receive_waits_for_no_collective(hvd):
     handle = hvd.irecv(got, LEFT)
     np.testing.assert_array_equal(hvd.allreduce(np.full(3, RANK), op=hvd.Sum), np.full(3, sum(range(SIZE))))
     assert not handle.poll()
+    hvd.barrier()  # nobody has sent before
     pending = hvd.allreduce_async(np.ones(2), name="late") if RANK else None
     hvd.send(distinct(RANK, (5000,), "float64"), RIGHT)
     handle.synchronize()
@@ -144,11 +145,17 @@ def test_a_mismatch_is_an_error_on_both_ranks(hvd, elements):
         rf"recv of 'in' from rank 0 \(tag 0\) in process set 0: rank 0 sent 'out', {elements} of float64, but rank 1 receives"
     )
     if RANK == 0:
-        if elements == 4:
+
+        def fail():
             hvd.send(np.ones(elements), 1, name="out")
-            hvd.recv(np.empty(0), 1, tag=1)  # the other has seen it
+            if (
+                elements == 4
+            ):  # it has gone on: who receives after the other has seen it is told, at the latest when it sends again
+                hvd.recv(np.empty(0), 1, tag=1)
+                hvd.send(np.ones(elements), 1, name="out")
+
         with pytest.raises(hvd.MismatchError, match=text):
-            hvd.send(np.ones(elements), 1, name="out")
+            fail()
     if RANK == 1:
         with pytest.raises(hvd.MismatchError, match=text + f" {elements} of float32"):
             hvd.recv(np.empty(elements, np.float32), 0, name="in")

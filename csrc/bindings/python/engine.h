@@ -70,6 +70,8 @@ class Engine {
                              bool in_place, bool wake);
   nb::object broadcast(nb::handle tensor, nb::handle root, nb::handle name, nb::handle process_set,
                        bool in_place, bool blocking);
+  nb::object message(int kind, nb::handle tensor, nb::handle peer, nb::handle tag, nb::handle name,
+                     nb::handle process_set);
 
   // For Work. Waits in slices until all operations of these works have ended. Between slices Python handles signals; throws what
   // their handlers raise, and TimeoutError after `limit` seconds.

@@ -1,7 +1,7 @@
-// Allreduces and broadcasts of plain tensors, whose memory the engine can use as it is. Native code reads the user's arguments
-// and describes the tensors, in place of hvdlite/submission.py. Submission and wait are as always. For unusual arguments a call
-// returns None, and submission.py handles it. Reason: in a tiny allreduce Python takes much of the time, and if processes share a
-// core, all of them wait for it.
+// Allreduces, broadcasts and messages of plain tensors, whose memory the engine can use as it is. Native code reads the user's
+// arguments and describes the tensors, in place of hvdlite/submission.py. Submission and wait are as always. For unusual arguments
+// a call returns None, and submission.py handles it. Reason: in a tiny allreduce Python takes much of the time, and if processes
+// share a core, all of them wait for it.
 
 #include <deque>
 #include <string>
@@ -167,6 +167,31 @@ nb::object Engine::broadcast(nb::handle tensor, nb::handle root, nb::handle name
   const bool usual = read_int(root, request.root) && read_set(process_set, request.process_set) &&
                      has_rank(process_set, root);
   return usual ? run_plain(request, "broadcast.", name, tensor, in_place, blocking) : nb::none();
+}
+
+// The tensor, once it has been sent or received.
+nb::object Engine::message(int kind, nb::handle tensor, nb::handle peer, nb::handle tag,
+                           nb::handle name, nb::handle process_set) {
+  const bool sends = kind == HVDLITE_SEND;
+  hvdlite_request request{};
+  request.kind = kind;
+  request.op = HVDLITE_SUM;
+  request.prescale = request.postscale = 1.0;
+  std::string full_name;
+  Operands operands;
+  if (!read_int(peer, request.root) || request.root < 0 || !read_int(tag, request.tag) ||
+      request.tag < 0 || !read_set(process_set, request.process_set) ||
+      !read_name(name, sends ? "send." : "recv.", full_name) ||
+      !read_memory(request, operands, tensor, true)) {
+    return nb::none();
+  }
+  request.name = full_name.c_str();
+  hvdlite_submission what{};
+  what.requests = &request;
+  what.count = 1;
+  run_to_the_end(what, tensor, tensor);
+  if (!sends) operands.type->tell_written(tensor);
+  return nb::borrow(tensor);
 }
 
 nb::object Engine::allreduce_group(nb::handle tensors, nb::handle name, nb::handle op,

@@ -240,7 +240,8 @@ void put(Writer& writer, const Offer& message) {
   writer.put(message.layout);
   writer.put(message.elements);
   writer.put_string(message.name);
-  writer.put_vector(message.payload);
+  writer.put(static_cast<std::uint8_t>(message.whole));
+  writer.put_bytes(message.payload);
 }
 
 void get(Reader& reader, Offer& message) {
@@ -251,10 +252,11 @@ void get(Reader& reader, Offer& message) {
   message.layout = reader.get<std::int32_t>();
   message.elements = reader.get<std::int64_t>();
   message.name = reader.get_string();
-  message.payload = reader.get_vector<std::byte>();
+  message.whole = reader.get<std::uint8_t>() != 0;
+  message.payload = reader.get_bytes();
   const std::array<std::int64_t, 1> shape = {message.elements};
   if (message.tag < 0 || !has_possible_size(shape, message.dtype) ||
-      !(message.is_whole() || message.payload.empty())) {
+      message.payload.size() != (message.whole ? message.bytes() : 0)) {
     throw base::Error(base::ErrorCode::kInternal, "a control message offers what no rank sends");
   }
 }
@@ -276,6 +278,9 @@ void get(Reader& reader, Rejection& message) {
   message.number = reader.get<std::uint64_t>();
   message.why = reader.get_string();
 }
+
+void put(Writer& writer, const Receipt& message) { writer.put(message.bytes); }
+void get(Reader& reader, Receipt& message) { message.bytes = reader.get<std::uint64_t>(); }
 
 // Decodes the alternative of this index.
 template <std::size_t I = 0>

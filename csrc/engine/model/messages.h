@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <variant>
 #include <vector>
@@ -119,11 +120,12 @@ struct Offer {
   base::DType dtype = base::DType::kFloat32;
   std::int32_t layout = 0;
   std::int64_t elements = 0;
-  std::string name;                // of the send, for messages to users
-  std::vector<std::byte> payload;  // all of it, or nothing: then it comes when it is asked for
+  std::string name;    // of the send, for messages to users
+  bool whole = false;  // the payload is here; otherwise it comes when it is asked for
+  // In the sender's tensor, or in the bytes that were decoded.
+  std::span<const std::byte> payload{};
 
   std::size_t bytes() const { return static_cast<std::size_t>(elements) * base::size_of(dtype); }
-  bool is_whole() const { return payload.size() == bytes(); }
 };
 // Who receives -> who sends: there is a receive for that one, let the payload come.
 struct Clearance {
@@ -142,12 +144,17 @@ struct Rejection {
   std::uint64_t number = 0;
   std::string why;
 };
+// Who receives -> who sends: receives have taken whole messages of so much.
+struct Receipt {
+  std::uint64_t bytes = 0;
+};
 
 using Message = std::variant<Announcement, ResponseList, Failure, FailureSeen, Goodbye,
                              BlockedReport, Probe, Verdict, GoodbyeSeen, Inquiry, StallReply, Alive,
-                             Offer, Clearance, Coming, Withdrawal, Rejection>;
+                             Offer, Clearance, Coming, Withdrawal, Rejection, Receipt>;
 
 std::vector<std::byte> encode(const Message& message);
+// The payload of an Offer stays where it is in the bytes.
 Message decode(std::span<const std::byte> bytes);
 
 }  // namespace hvdlite::engine

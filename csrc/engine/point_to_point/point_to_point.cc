@@ -33,6 +33,8 @@ PointToPoint::PointToPoint(const Settings& settings, Effects& effects)
     : settings_(settings),
       effects_(effects),
       heard_(static_cast<std::size_t>(settings.ranks)),
+      unreceived_(heard_.size()),
+      untold_(heard_.size()),
       left_(static_cast<std::size_t>(settings.ranks)) {}
 
 // What came before this rank knew of the set stays where it is.
@@ -45,7 +47,11 @@ void PointToPoint::add_set(const ProcessSet& set) {
   });
 }
 
-void PointToPoint::remove_set(SetId set) { sets_.erase(set); }
+void PointToPoint::remove_set(SetId set) {
+  const auto removed = sets_.extract(set);
+  if (removed.empty()) return;
+  for (const Arrival& each : removed.mapped().arrivals) count_received(each.source, each.offer);
+}
 
 PointToPoint::InSet* PointToPoint::find_for_message(SetId id) {
   const auto known = sets_.find(id);
@@ -79,20 +85,34 @@ void PointToPoint::send(Entry entry) {
                         "that rank has left: its program ended or called "
                         "shutdown(), and it takes part in nothing more"});
   }
-  Offer offer{request.set,    ++last_number_, request.tag,           request.dtype,
-              request.layout, request.count,  display_name(request), {}};
+  Offer offer{request.set,    ++last_number_, request.tag,          request.dtype,
+              request.layout, request.count,  display_name(request)};
   effects_.posted(entry);
-  const bool whole = request.bytes() <= settings_.whole_bytes;
-  if (whole) {
-    const auto* start = static_cast<const std::byte*>(entry.input);
-    offer.payload.assign(start, start + request.bytes());
-  }
-  const std::uint64_t number = offer.number;
-  offered_.emplace(number, Sending{std::move(entry), to});
+  if (send_whole(entry, to, offer)) return;
+  offered_.emplace(offer.number, Sending{std::move(entry), to});
   deliver(to, std::move(offer));
-  if (!whole) return;
-  const auto sent = offered_.extract(number);  // a receive of this rank may have refused it
-  if (!sent.empty()) effects_.finish({&sent.mapped().entry, 1}, Status{});
+}
+
+bool PointToPoint::send_whole(const Entry& entry, int to, Offer& offer) {
+  const std::size_t bytes = entry.request->bytes();
+  std::size_t& unreceived = unreceived_[static_cast<std::size_t>(to)];
+  if (bytes > settings_.whole_bytes || unreceived + weight_of(bytes) > settings_.unreceived_bytes) {
+    return false;
+  }
+  unreceived += weight_of(bytes);
+  offer.whole = true;
+  offer.payload = {static_cast<const std::byte*>(entry.input), bytes};
+  deliver(to, std::move(offer));
+  effects_.finish({&entry, 1}, Status{});
+  return true;
+}
+
+void PointToPoint::count_received(int source, const Offer& offer) {
+  if (!offer.whole || ended_ || has_left(source)) return;
+  std::size_t& untold = untold_[static_cast<std::size_t>(source)];
+  untold += weight_of(offer.bytes());
+  if (2 * untold < settings_.unreceived_bytes) return;
+  deliver(source, Receipt{std::exchange(untold, 0)});
 }
 
 void PointToPoint::receive(Entry entry, std::deque<Entry>::iterator place) {
@@ -101,7 +121,7 @@ void PointToPoint::receive(Entry entry, std::deque<Entry>::iterator place) {
     return fits(*entry.request, each.source, each.offer);
   });
   if (found != set.arrivals.end()) {
-    const Arrival arrival = std::move(*found);
+    Arrival arrival = std::move(*found);
     set.arrivals.erase(found);
     return meet(std::move(entry), arrival.source, arrival.offer);
   }
@@ -136,7 +156,8 @@ void PointToPoint::deliver(int rank, Message message) {
 
 void PointToPoint::hear(int source, Offer offer) {
   InSet* const set = find_for_message(offer.set);
-  if (set == nullptr || ended_) return;  // who sends it learns that from elsewhere
+  if (ended_) return;  // who sends it learns that from elsewhere
+  if (set == nullptr) return count_received(source, offer);
   HVD_CHECK(!set->members || (std::ranges::binary_search(*set->members, source) &&
                               std::ranges::binary_search(*set->members, settings_.rank)));
   std::uint64_t& heard = heard_[static_cast<std::size_t>(source)];
@@ -144,7 +165,9 @@ void PointToPoint::hear(int source, Offer offer) {
   const auto found = std::ranges::find_if(
       set->posted, [&](const Entry& each) { return fits(*each.request, source, offer); });
   if (found == set->posted.end()) {
-    set->arrivals.push_back({source, std::move(offer)});
+    Arrival& kept = set->arrivals.emplace_back(Arrival{source, std::move(offer), {}});
+    kept.payload.assign(kept.offer.payload.begin(), kept.offer.payload.end());
+    kept.offer.payload = kept.payload;
     return;
   }
   Entry receive = std::move(*found);
@@ -154,6 +177,7 @@ void PointToPoint::hear(int source, Offer offer) {
 }
 
 void PointToPoint::meet(Entry receive, int source, const Offer& offer) {
+  count_received(source, offer);
   const std::string why = why_unequal(receive, source, offer);
   if (!why.empty()) {
     effects_.finish({&receive, 1}, {ErrorCode::kMismatch, why});
@@ -162,7 +186,7 @@ void PointToPoint::meet(Entry receive, int source, const Offer& offer) {
   receive.completion->value = source;
   receive.completion->contributors = offer.tag;
   effects_.reached({&receive, 1}, Stage::kAgreed);
-  if (offer.is_whole()) {
+  if (offer.whole) {
     copy(receive, offer.payload.data(), offer.bytes());
     effects_.finish({&receive, 1}, Status{});
   } else if (source == settings_.rank) {
@@ -237,6 +261,12 @@ void PointToPoint::hear(int source, const Rejection& message) {
   HVD_CHECK(found->second.to == source);
   const auto taken = offered_.extract(found);
   effects_.finish({&taken.mapped().entry, 1}, {ErrorCode::kMismatch, message.why});
+}
+
+void PointToPoint::hear(int source, Receipt message) {
+  std::size_t& unreceived = unreceived_[static_cast<std::size_t>(source)];
+  HVD_CHECK(message.bytes <= unreceived);
+  unreceived -= message.bytes;
 }
 
 void PointToPoint::hear(int source, const Verdict& message) {
@@ -329,6 +359,8 @@ std::uint64_t PointToPoint::digest() const {
   hasher.add_pair(owed_ ? 1 : 0, ended_ ? 1 : 0);
   hasher.add(last_number_);
   for (const bool gone : left_) hasher.add(gone ? 1 : 0);
+  for (const std::size_t bytes : unreceived_) hasher.add(bytes);
+  for (const std::size_t bytes : untold_) hasher.add(bytes);
   const auto add = [&](const Entry& entry) { add_request(hasher, *entry.request); };
   for (const auto& [number, sending] : offered_) {
     hasher.add(number);

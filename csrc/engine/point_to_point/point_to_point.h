@@ -9,8 +9,9 @@
 //   what another rank says ---> hear() ---------+--> Effects: send, finish, start_send, start_receive, reached
 //   how ranks and sets end ---> left, leave ----+
 //
-// A small message travels whole, in its Offer, and has been sent when that has. Of a large one the Offer tells alone; when there
-// is a receive for it:
+// A small message travels whole, in its Offer, and has been sent when that has: as long as no more than so many bytes of such wait
+// for their receives at that rank, which counts what receives have taken and says so now and then (Receipt). Of all others, large or
+// too many, the Offer tells alone; when there is a receive for it:
 //
 //   who sends                  who receives
 //      Offer       ------------->   a receive that fits is there, or comes later
@@ -62,8 +63,11 @@ class PointToPoint {
   struct Settings {
     int rank = 0;
     int ranks = 1;
-    std::size_t whole_bytes = 0;  // messages of at most so many travel whole
+    std::size_t whole_bytes = 0;       // messages of at most so many travel whole
+    std::size_t unreceived_bytes = 0;  // as long as no more than so many wait at one rank
   };
+  // What a whole message takes of them: it has a name and a place, too.
+  static std::size_t weight_of(std::size_t bytes) { return bytes + 256; }
   // effects outlive it.
   PointToPoint(const Settings& settings, Effects& effects);
 
@@ -81,6 +85,7 @@ class PointToPoint {
   void hear(int source, Coming message);
   void hear(int source, Withdrawal message);
   void hear(int source, const Rejection& message);
+  void hear(int source, Receipt message);
   // Some of this rank's own can never be matched.
   void hear(int source, const Verdict& message);
 
@@ -114,6 +119,7 @@ class PointToPoint {
   struct Arrival {
     int source = 0;
     Offer offer;
+    std::vector<std::byte> payload;  // the offer's
   };
   struct InSet {
     std::shared_ptr<const std::vector<int>> members;  // null: this rank has not come to the set yet
@@ -131,6 +137,10 @@ class PointToPoint {
   // Gives it what has come already, or posts it before the receive at that place.
   void receive(Entry entry, std::deque<Entry>::iterator place);
   void deliver(int rank, Message message);
+  // Takes what travels whole, if it may.
+  bool send_whole(const Entry& entry, int to, Offer& offer);
+  // This one waits no more.
+  void count_received(int source, const Offer& offer);
   // A receive and the message for it.
   void meet(Entry receive, int source, const Offer& offer);
   void take_own(Entry receive, std::uint64_t number);
@@ -152,7 +162,9 @@ class PointToPoint {
   std::size_t posted_ = 0;  // receives in all sets
   Sendings offered_;
   std::map<std::pair<int, std::uint64_t>, Entry> cleared_;  // receives by sender and number
-  std::vector<std::uint64_t> heard_;   // the number of the newest message of each rank
+  std::vector<std::uint64_t> heard_;  // the number of the newest message of each rank
+  // Of whole messages, by rank: what it has not said to have received, and what it has not been told that this rank has.
+  std::vector<std::size_t> unreceived_, untold_;
   std::vector<bool> left_;             // by rank
   std::optional<base::Status> ended_;  // this rank has left
   // A send that had ended here was refused by its receiver: this rank's next call is told.

@@ -188,4 +188,20 @@ ROWS = (
         "request.arena == 0 &&",
         guards.WEIGHTS,
     ),
+    Mutant(
+        "messages-pile-up",
+        "a rank may send as many small messages as it likes to one that does not receive them",
+        "csrc/engine/point_to_point/point_to_point.cc",
+        "unreceived + weight_of(bytes) > settings_.unreceived_bytes",
+        "false",
+        guards.MESSAGES,
+    ),
+    Mutant(
+        "messages-received-untold",
+        "a rank does not say that it has received small messages",
+        "csrc/engine/point_to_point/point_to_point.cc",
+        "deliver(source, Receipt{std::exchange(untold, 0)});",
+        "",
+        guards.MESSAGES,
+    ),
 )

@@ -30,8 +30,8 @@ class ForwardingTransport : public Transport {
   void send_message(int peer, std::vector<std::byte> message) override {
     below_->send_message(peer, std::move(message));
   }
-  bool receive_message(int* source, std::vector<std::byte>* message) override {
-    return below_->receive_message(source, message);
+  bool receive_message(int* source, std::vector<std::byte>* message, bool host_only) override {
+    return below_->receive_message(source, message, host_only);
   }
   bool messages_flushed() override { return below_->messages_flushed(); }
 

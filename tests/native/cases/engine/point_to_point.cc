@@ -37,6 +37,7 @@ constexpr Step kLeaves = {Step::kLeave};
 struct Plan {
   std::vector<std::vector<Step>> programs;
   int dies = -1;  // the rank that may, between its steps
+  std::size_t unreceived = 1000;
 };
 
 class Job;
@@ -49,10 +50,10 @@ struct Asked {
 
 class Rank final : public PointToPoint::Effects {
  public:
-  Rank(Job& job, int number, int ranks)
+  Rank(Job& job, int number, int ranks, std::size_t unreceived)
       : job_(job),
         number_(number),
-        machine_({number, ranks, kWholeElements * sizeof(float)}, *this) {
+        machine_({number, ranks, kWholeElements * sizeof(float), unreceived}, *this) {
     auto members = std::make_shared<std::vector<int>>();
     for (int rank = 0; rank < ranks; ++rank) members->push_back(rank);
     machine_.add_set({kWorld, members, number});
@@ -86,7 +87,7 @@ class Rank final : public PointToPoint::Effects {
 
 // What is between two ranks, in its order.
 struct Wire {
-  std::deque<Message> messages;
+  std::deque<std::vector<std::byte>> messages;
   std::deque<std::vector<float>> payloads;
   std::deque<Entry> receives;
 };
@@ -96,7 +97,7 @@ class Job {
   explicit Job(const Plan& plan) : plan_(plan), next_(plan.programs.size()) {
     const auto size = static_cast<int>(plan.programs.size());
     for (int rank = 0; rank < size; ++rank) {
-      ranks.push_back(std::make_unique<Rank>(*this, rank, size));
+      ranks.push_back(std::make_unique<Rank>(*this, rank, size, plan.unreceived));
     }
   }
 
@@ -162,7 +163,7 @@ void Rank::ask(const Step& step) {
     machine_.leave({base::ErrorCode::kAborted, "this rank has left"});
     left = true;
     for (int rank = 0; rank < job_.size(); ++rank) {
-      if (rank != number_) job_.wires[{number_, rank}].messages.push_back(Goodbye{});
+      if (rank != number_) job_.wires[{number_, rank}].messages.push_back(encode(Goodbye{}));
     }
     return;
   }
@@ -184,7 +185,7 @@ void Rank::ask(const Step& step) {
 }
 
 void Rank::send(int rank, const Message& message) {
-  job_.wires[{number_, rank}].messages.push_back(decode(encode(message)));
+  job_.wires[{number_, rank}].messages.push_back(encode(message));
 }
 
 void Rank::start_send(Entry entry, int to) {
@@ -203,8 +204,9 @@ void Rank::start_receive(Entry entry, int from) {
 
 void Job::arrive(int from, int to) {
   Wire& wire = wires[{from, to}];
-  Message message = std::move(wire.messages.front());
+  const std::vector<std::byte> bytes = std::move(wire.messages.front());
   wire.messages.pop_front();
+  Message message = decode(bytes);
   Rank& rank = *ranks[static_cast<std::size_t>(to)];
   if (rank.ended) return;
   std::visit(
@@ -236,8 +238,7 @@ std::uint64_t Job::digest() const {
     hasher.add_pair(ends.first, ends.second);
     hasher.add_pair(static_cast<std::int32_t>(wire.payloads.size()),
                     static_cast<std::int32_t>(wire.receives.size()));
-    for (const Message& message : wire.messages) {
-      const auto bytes = encode(message);
+    for (const auto& bytes : wire.messages) {
       hasher.add_text({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
     }
   }
@@ -259,6 +260,7 @@ void Job::check_end() const {
       const int source = each.completion->value, tag = each.completion->contributors;
       EXPECT((each.step.peer == kAny || each.step.peer == source) &&
              (each.step.tag == kAny || each.step.tag == tag));
+      if (each.memory.empty()) continue;
       for (const float value : each.memory) EXPECT(value == each.memory.front());
       EXPECT(static_cast<int>(each.memory.front()) / 100 == source + 1);
       float& last = newest[{source, tag}];
@@ -320,6 +322,18 @@ TEST(from_any_rank_with_any_tag) {
                   {send(0), send_large(0, 1)},
                   {send_large(0, 1), send(0)}}},
                 360);
+}
+
+TEST(more_than_may_wait_unreceived_in_any_order) {
+  const auto all = [](Step step) { return std::vector<Step>(4, step); };
+  for (const std::size_t unreceived : {std::size_t{0}, std::size_t{300}, std::size_t{600}}) {
+    const auto empty = send(1, 0, 0);
+    expect_states({{all(send(1)), all(recv(0))}, -1, unreceived}, 25);
+    expect_states({{{empty, empty, send(1), kLeaves}, {recv(0, 0, 0), recv(0, 0, 0), recv(0)}},
+                   -1,
+                   unreceived},
+                  20);
+  }
 }
 
 TEST(to_oneself) {
@@ -385,6 +399,39 @@ TEST(who_has_sent_what_did_not_fit_is_told_at_its_next_call) {
   EXPECT(status_of(job, 0, 2).ok());
 }
 
+// Two of them may wait; the word that there is room comes when half of that has been received.
+TEST(small_messages_that_nobody_receives_wait_at_their_sender) {
+  const Plan plan{{{}, {}}, -1, 2 * PointToPoint::weight_of(4)};
+  Job job(plan);
+  const auto is_sent = [&](std::size_t place) { return status_of(job, 0, place).ok(); };
+  for (int i = 0; i < 3; ++i) job.rank(0).ask(send(1));
+  run(job);
+  EXPECT(is_sent(0) && is_sent(1));
+  EXPECT(!job.rank(0).asked[2].completion->is_done() && job.rank(0).machine().waits());
+  job.rank(1).ask(recv(0));
+  run(job);
+  job.rank(0).ask(send(1));
+  EXPECT(is_sent(3));
+  EXPECT(!job.rank(0).asked[2].completion->is_done());
+  for (int i = 0; i < 3; ++i) job.rank(1).ask(recv(0));
+  run(job);
+  EXPECT(is_sent(2) && status_of(job, 1, 3).ok());
+}
+
+TEST(what_was_sent_to_a_set_that_is_gone_counts_as_received) {
+  const Plan plan{{{}, {}}, -1, PointToPoint::weight_of(4)};
+  Job job(plan);
+  job.rank(0).ask(send(1));
+  run(job);
+  job.rank(1).machine().remove_set(kWorld);
+  run(job);
+  job.rank(0).ask(send(1));
+  EXPECT(status_of(job, 0, 1).ok());
+  run(job);
+  job.rank(0).ask(send(1));
+  EXPECT(status_of(job, 0, 2).ok());
+}
+
 TEST(a_receive_whose_message_was_withdrawn_is_the_first_again) {
   const Plan plan{
       {{send_large(2), kLeaves}, {send_large(2)}, {recv_large(kAny), recv_large(kAny)}}};
@@ -414,13 +461,12 @@ TEST(what_comes_for_a_set_that_is_still_to_be_made_waits_for_it) {
   Job job(plan);
   PointToPoint& machine = job.rank(0).machine();
   const SetId set = {1, 2};
-  Offer offer{set, 1, 0, base::DType::kFloat32, 0, 1, "early", std::vector<std::byte>(4)};
+  const std::vector<std::byte> payload(4);
+  Offer offer{set, 1, 0, base::DType::kFloat32, 0, 1, "early", true, payload};
   machine.hear(1, offer);
   machine.add_set({set, std::make_shared<std::vector<int>>(std::vector{0, 1}), 0});
   machine.remove_set(set);
-  const std::uint64_t before = machine.digest();
-  machine.hear(1, offer);  // it is gone: dropped
-  EXPECT(machine.digest() == before);
+  machine.hear(1, offer);  // it is gone: dropped, and so it does not matter that it comes twice
 }
 
 }  // namespace

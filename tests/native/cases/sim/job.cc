@@ -30,12 +30,14 @@ collectives::Selection selection() {
   return selection;
 }
 
-transport::FabricShape fabric_of(const Shape& shape) {
+transport::FabricShape fabric_of(const Shape& shape, Network& network) {
   transport::FabricShape fabric;
   fabric.size = static_cast<int>(shape.hosts.size());
   fabric.hosts = shape.hosts;
   fabric.tile_bytes = 4096;
   fabric.ledger_bytes = engine::Ledger::bytes({});
+  fabric.mail_bytes = shape.mail_bytes;
+  fabric.rings = [&network](int rank) { network.node(rank).rung = true; };
   return fabric;
 }
 
@@ -280,7 +282,7 @@ void Rank::tick() {
 
 Job::Job(Shape shape, const base::Config& config)
     : shape_(std::move(shape)),
-      fabric_(transport::make_fabric(fabric_of(shape_))),
+      fabric_(transport::make_fabric(fabric_of(shape_, network_))),
       draw_(shape_.seed) {
   network_.mpi_tells = shape_.mpi_tells;
   for (const int host : shape_.hosts) network_.nodes.emplace_back().host = host;

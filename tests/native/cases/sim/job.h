@@ -35,7 +35,8 @@ struct Shape {
   std::vector<int> hosts;  // number of each rank's host
   bool shared_memory = true;
   bool mpi_tells = false;
-  std::uint64_t seed = 0;  // of the order in which ranks get to run; 0: by number
+  std::size_t mail_bytes = 0;  // of each ring of control messages in a host; 0: as for real hosts
+  std::uint64_t seed = 0;      // of the order in which ranks get to run; 0: by number
 };
 
 // All on one host.

@@ -76,8 +76,8 @@ void Endpoint::send_message(int peer, std::vector<std::byte> message) {
   ring(peer);
 }
 
-bool Endpoint::receive_message(int* source, std::vector<std::byte>* message) {
-  if (!ForwardingTransport::receive_message(source, message)) return false;
+bool Endpoint::receive_message(int* source, std::vector<std::byte>* message, bool host_only) {
+  if (!ForwardingTransport::receive_message(source, message, host_only)) return false;
   ++received_[static_cast<std::size_t>(*source)];
   return true;
 }

@@ -48,7 +48,7 @@ class Endpoint final : public transport::ForwardingTransport {
   transport::Ticket post_recv(int peer, std::uint32_t tag, void* data, std::size_t bytes) override;
   bool test(transport::Ticket& ticket) override;
   void send_message(int peer, std::vector<std::byte> message) override;
-  bool receive_message(int* source, std::vector<std::byte>* message) override;
+  bool receive_message(int* source, std::vector<std::byte>* message, bool host_only) override;
 
   void ring(int peer) override;
   bool reaches_by_bell(int peer) const override;

@@ -44,6 +44,7 @@ bool got(const Operation& operation, float value) {
 }
 
 const std::vector<Shape> kShapes = {one_host(3),
+                                    {.hosts = {0, 0, 0}, .mail_bytes = 64},
                                     {.hosts = {0, 0, 0}, .shared_memory = false},
                                     {.hosts = {0, 0, 1}},
                                     {.hosts = {0, 1, 2}}};
@@ -71,6 +72,36 @@ TEST(all_to_all_at_once_in_any_order_and_to_oneself) {
           EXPECT(receive->completion->value == from);
         }
         for (Operation* each : sends) EXPECT((co_await rank.wait(*each)).ok());
+      }
+    });
+    job.run(60);
+  }
+}
+
+// A megabyte of small ones may wait; then their sender does.
+TEST(a_flood_of_small_messages_waits_for_its_receiver) {
+  for (const Shape& shape : kShapes) {
+    Job job(shape, usual());
+    job.begin([&](Rank& rank) -> Program {
+      constexpr std::int64_t kElements = 2000;
+      constexpr int kMessages = 200;
+      if (rank.number() == 0) {
+        std::vector<Operation*> sent;
+        for (int i = 0; i < kMessages; ++i) {
+          sent.push_back(&send(rank, 1, static_cast<float>(i), kElements));
+        }
+        EXPECT((co_await rank.wait(*sent[100])).ok());
+        co_await rank.compute(0.5);
+        EXPECT(!sent[140]->ended());
+        EXPECT((co_await rank.barrier()).ok());
+        for (Operation* each : sent) EXPECT((co_await rank.wait(*each)).ok());
+      } else {
+        EXPECT((co_await rank.barrier()).ok());
+        for (int i = 0; rank.number() == 1 && i < kMessages; ++i) {
+          Operation& received = recv(rank, 0, kElements);
+          EXPECT((co_await rank.wait(received)).ok());
+          EXPECT(got(received, static_cast<float>(i)));
+        }
       }
     });
     job.run(60);
@@ -247,6 +278,23 @@ TEST(who_needs_a_rank_that_leaves_is_told_and_what_it_had_sent_arrives) {
         Operation& received = recv(rank, kAny, kLarge);
         EXPECT((co_await rank.wait(received)).ok() && got(received, 6));
       }
+    });
+    job.run(60);
+  }
+}
+
+TEST(who_leaves_does_not_wait_until_all_was_received) {
+  for (const Shape& shape : kShapes) {
+    Job job(shape, usual());
+    job.begin([&](Rank& rank) -> Program {
+      if (rank.number() != 0) {
+        co_await rank.compute(5);
+        co_return;
+      }
+      for (int i = 0; i < 50; ++i) EXPECT((co_await rank.wait(send(rank, 1, 1, 2000))).ok());
+      const Time begun = job.now();
+      co_await rank.leave();
+      EXPECT(job.seconds_since(begun) < 1);
     });
     job.run(60);
   }

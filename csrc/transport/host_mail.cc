@@ -1,0 +1,88 @@
+#include "transport/host_mail.h"
+
+#include <utility>
+
+#include "base/error.h"
+#include "transport/frames.h"
+
+namespace hvdlite::transport {
+
+HostMail::HostMail(const HostWindow& window, std::function<void(int)> ring)
+    : local_rank_(window.local_rank()), ring_(std::move(ring)) {
+  for (int other = 0; other < window.ranks(); ++other) {
+    boxes_.push_back({MailRingWriter(window.mail(local_rank_, other)),
+                      MailRingReader(window.mail(other, local_rank_))});
+  }
+}
+
+void HostMail::send(int to, std::vector<std::byte> message) {
+  Box& box = boxes_[index_of(to)];
+  std::size_t done = 0;
+  if (!box.unsent.empty() || !box.out.put(message, &done)) {
+    if (box.unsent.empty()) box.done = done;
+    box.unsent.push_back(std::move(message));
+    ++unsent_;
+  }
+  ring_(to);
+}
+
+void HostMail::push_unsent() {
+  for (std::size_t to = 0; to < boxes_.size(); ++to) {
+    if (!boxes_[to].unsent.empty()) push_unsent(boxes_[to], static_cast<int>(to));
+  }
+}
+
+void HostMail::push_unsent(Box& box, int to) {
+  const std::size_t before = box.unsent.size(), done = box.done;
+  while (!box.unsent.empty() && (box.out.is_deaf() || box.out.put(box.unsent.front(), &box.done))) {
+    box.unsent.pop_front();
+    box.done = 0;
+  }
+  unsent_ -= before - box.unsent.size();
+  if (box.unsent.size() != before || box.done != done) ring_(to);
+}
+
+bool HostMail::receive(int* from, std::vector<std::byte>* message) {
+  if (unsent_ > 0) push_unsent();
+  for (std::size_t looked = 0; looked < boxes_.size(); ++looked) {
+    if (++looked_last_ >= boxes_.size()) looked_last_ = 0;
+    *from = static_cast<int>(looked_last_);
+    if (*from != local_rank_ && take(boxes_[looked_last_], *from, message)) return true;
+  }
+  return false;
+}
+
+bool HostMail::take(Box& box, int from, std::vector<std::byte>* message) {
+  while (box.in.has_any()) {
+    // Most messages come in one piece, straight to where they are wanted.
+    const bool whole = box.begun.empty();
+    std::vector<std::byte>& into = whole ? *message : box.begun;
+    if (whole) into.clear();
+    const bool last = box.in.take(&into);
+    ++box.received;
+    if (box.in.starves_writer()) ring_(from);
+    if (into.size() > kMostMessageBytes) {
+      throw base::Error(base::ErrorCode::kInternal, "a control message does not end");
+    }
+    if (whole && !last) box.begun.swap(into);
+    if (!last) continue;
+    if (!whole) *message = std::exchange(box.begun, {});
+    return true;
+  }
+  return false;
+}
+
+bool HostMail::flushed() {
+  if (unsent_ > 0) push_unsent();
+  return unsent_ == 0;
+}
+
+void HostMail::close() {
+  for (std::size_t from = 0; from < boxes_.size(); ++from) {
+    if (static_cast<int>(from) == local_rank_) continue;
+    boxes_[from].in.close();
+    ring_(static_cast<int>(from));
+  }
+}
+
+}  // namespace hvdlite::transport

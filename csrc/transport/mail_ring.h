@@ -1,0 +1,158 @@
+// A ring of pieces in shared memory, which one thread of one process writes and one of another reads, without a lock. Memory that is
+// all zero is an empty ring.
+//
+//   head: written, starved | read, deaf      one line of each side, so that nobody writes to a line that the other one polls
+//   data: ... | length, last, bytes, to 8 | length, last, bytes, to 8 | ...       a piece may go over the end, its length never does
+//
+// The writer stores a piece and then counts it as written (release); so a reader, and whoever lives on after a writer that was
+// killed, sees whole pieces only.
+//
+// A writer that finds no room says so (starved) and looks once more. It sleeps at its bell then, which the reader rings when it has
+// made room for one that is starved. Between the two stores and the two loads lies a fence on either side: either the writer's second
+// look finds the room, or the reader finds it starved.
+// Thread: a writer and a reader each belong to one. Owns: nothing. Blocks: no. Throws: the reader Error(Internal) on what no
+// correct writer leaves.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <vector>
+
+#include "base/cache_line.h"
+#include "base/error.h"
+
+namespace hvdlite::transport {
+
+struct MailRingHead {
+  alignas(base::kCacheLine) std::atomic<std::uint64_t> written;  // bytes, since the ring was made
+  std::atomic<std::uint32_t> starved;                            // the writer waits for room
+  alignas(base::kCacheLine) std::atomic<std::uint64_t> read;
+  std::atomic<std::uint32_t> deaf;  // nobody reads any more
+};
+static_assert(sizeof(MailRingHead) == 2 * base::kCacheLine);
+
+// A ring's memory: the head, and `capacity` bytes of data, a power of two.
+struct MailRing {
+  MailRingHead* head = nullptr;
+  std::byte* data = nullptr;
+  std::size_t capacity = 0;
+
+  struct PieceHeader {
+    std::uint32_t bytes = 0;
+    std::uint32_t last = 0;  // 1: the message ends with this piece
+  };
+  static constexpr std::size_t space_of(std::size_t bytes) {
+    return sizeof(PieceHeader) +
+           (bytes + sizeof(PieceHeader) - 1) / sizeof(PieceHeader) * sizeof(PieceHeader);
+  }
+  // So that the reader takes one while the writer stores the next.
+  std::size_t largest_piece() const { return capacity / 2 - sizeof(PieceHeader); }
+
+  static constexpr std::size_t bytes_for(std::size_t capacity) {
+    return sizeof(MailRingHead) + capacity;
+  }
+  static MailRing at(std::byte* memory, std::size_t capacity) {
+    return {reinterpret_cast<MailRingHead*>(memory), memory + sizeof(MailRingHead), capacity};
+  }
+
+  void copy_in(std::uint64_t place, std::span<const std::byte> bytes) const {
+    const std::size_t offset = place & (capacity - 1);
+    const std::size_t first = std::min(bytes.size(), capacity - offset);
+    std::memcpy(data + offset, bytes.data(), first);
+    if (first < bytes.size()) std::memcpy(data, bytes.data() + first, bytes.size() - first);
+  }
+  void copy_out(std::uint64_t place, std::span<std::byte> bytes) const {
+    const std::size_t offset = place & (capacity - 1);
+    const std::size_t first = std::min(bytes.size(), capacity - offset);
+    std::memcpy(bytes.data(), data + offset, first);
+    if (first < bytes.size()) std::memcpy(bytes.data() + first, data, bytes.size() - first);
+  }
+};
+
+class MailRingWriter {
+ public:
+  explicit MailRingWriter(const MailRing& ring)
+      : ring_(ring),
+        written_(ring.head->written.load(std::memory_order_relaxed)),
+        read_(ring.head->read.load(std::memory_order_acquire)) {}
+
+  // Puts as many pieces of the message as there is room for, from *done on, which it moves. True once all of it is there; if not, this
+  // writer is starved from now on, and tries again when it is rung for.
+  bool put(std::span<const std::byte> message, std::size_t* done) {
+    while (*done < message.size()) {
+      const std::size_t bytes = std::min(message.size() - *done, ring_.largest_piece());
+      if (!has_room(MailRing::space_of(bytes)) && !finds_room(MailRing::space_of(bytes)))
+        return false;
+      const MailRing::PieceHeader mark = {static_cast<std::uint32_t>(bytes),
+                                          *done + bytes == message.size() ? 1U : 0U};
+      ring_.copy_in(written_, std::as_bytes(std::span(&mark, 1)));
+      ring_.copy_in(written_ + sizeof(mark), message.subspan(*done, bytes));
+      *done += bytes;
+      written_ += MailRing::space_of(bytes);
+      ring_.head->written.store(written_, std::memory_order_release);
+    }
+    return true;
+  }
+  bool is_deaf() const { return ring_.head->deaf.load(std::memory_order_acquire) != 0; }
+
+ private:
+  bool has_room(std::size_t space) const { return ring_.capacity - (written_ - read_) >= space; }
+  bool finds_room(std::size_t space) {
+    std::atomic<std::uint32_t>& starved = ring_.head->starved;
+    for (const std::uint32_t says : {0U, 1U}) {
+      starved.store(says, std::memory_order_relaxed);
+      std::atomic_thread_fence(std::memory_order_seq_cst);
+      read_ = ring_.head->read.load(std::memory_order_acquire);
+      if (!has_room(space)) continue;
+      starved.store(0, std::memory_order_relaxed);
+      return true;
+    }
+    return false;
+  }
+
+  MailRing ring_;
+  std::uint64_t written_;
+  std::uint64_t read_;  // as last looked at
+};
+
+class MailRingReader {
+ public:
+  explicit MailRingReader(const MailRing& ring)
+      : ring_(ring), read_(ring.head->read.load(std::memory_order_relaxed)) {}
+
+  bool has_any() const { return ring_.head->written.load(std::memory_order_acquire) != read_; }
+  // Where there is any: appends a piece to the message. True if it was the last of it.
+  bool take(std::vector<std::byte>* message) {
+    const std::uint64_t there = ring_.head->written.load(std::memory_order_acquire) - read_;
+    MailRing::PieceHeader mark;
+    ring_.copy_out(read_, std::as_writable_bytes(std::span(&mark, 1)));
+    if (there > ring_.capacity || mark.bytes == 0 || MailRing::space_of(mark.bytes) > there) {
+      throw base::Error(base::ErrorCode::kInternal, "a piece of a control message claims " +
+                                                        std::to_string(mark.bytes) + " bytes of " +
+                                                        std::to_string(there));
+    }
+    const std::size_t before = message->size();
+    message->resize(before + mark.bytes);
+    ring_.copy_out(read_ + sizeof(mark), std::span(*message).subspan(before));
+    read_ += MailRing::space_of(mark.bytes);
+    ring_.head->read.store(read_, std::memory_order_release);
+    return mark.last != 0;
+  }
+  // After take(): does the writer wait for room?
+  bool starves_writer() const {
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    return ring_.head->starved.load(std::memory_order_relaxed) != 0;
+  }
+  // Nothing is taken any more.
+  void close() { ring_.head->deaf.store(1, std::memory_order_release); }
+
+ private:
+  MailRing ring_;
+  std::uint64_t read_;
+};
+
+}  // namespace hvdlite::transport

@@ -1,0 +1,195 @@
+#include "transport/payload_stream.h"
+
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <string>
+
+#include "base/error.h"
+#include "base/thread.h"
+
+namespace hvdlite::transport {
+
+namespace {
+
+// From here on one copy by the kernel is faster than two by the ranks.
+constexpr std::size_t kOfferedBytes = 32 * 1024;
+// What is read at once: other things want to move on meanwhile.
+constexpr std::size_t kReadAtOnce = std::size_t{1} << 20;
+// A ring is filled in so many pieces, so that both sides copy at once.
+constexpr std::size_t kPiecesInRing = 4;
+
+// Found at the same address in no other process, but for one that this one was forked from or forks.
+const std::uint64_t& own_proof() {
+  static const std::uint64_t proof =
+      static_cast<std::uint64_t>(getpid()) << 32 ^
+      static_cast<std::uint64_t>(base::Clock::now().time_since_epoch().count());
+  return proof;
+}
+
+std::uint64_t address_of(const void* memory) { return reinterpret_cast<std::uintptr_t>(memory); }
+
+iovec at(std::uint64_t address, std::size_t bytes) {
+  return {reinterpret_cast<void*>(address), bytes};
+}
+
+// In two parts if it goes over the end of the ring.
+template <typename Copy>
+void copy(const PayloadRing& ring, std::uint64_t place, std::size_t bytes, Copy part) {
+  const std::size_t offset = place & (ring.capacity - 1);
+  const std::size_t first = std::min(bytes, ring.capacity - offset);
+  part(ring.data + offset, std::size_t{0}, first);
+  if (first < bytes) part(ring.data, first, bytes - first);
+}
+
+}  // namespace
+
+// --- who sends --------------------------------------------------------------------------------------------------------
+
+PayloadWriter::PayloadWriter(const PayloadRing& ring, bool offers)
+    : ring_(ring), offers_(offers), written_(ring.head->written.load(std::memory_order_relaxed)) {}
+
+std::size_t PayloadWriter::room() const {
+  return ring_.capacity - (written_ - ring_.head->read.load(std::memory_order_acquire));
+}
+
+void PayloadWriter::put(std::span<const std::byte> bytes) {
+  copy(ring_, written_, bytes.size(), [&](std::byte* to, std::size_t from, std::size_t count) {
+    std::memcpy(to, bytes.data() + from, count);
+  });
+  written_ += bytes.size();
+  ring_.head->written.store(written_, std::memory_order_release);
+}
+
+bool PayloadWriter::put_header(std::span<const std::byte> payload) {
+  if (room() < sizeof(PayloadHeader)) return false;
+  const bool offered = offers_ && payload.size() >= kOfferedBytes &&
+                       ring_.head->refused.load(std::memory_order_relaxed) == 0;
+  PayloadHeader header;
+  header.bytes = payload.size();
+  if (offered) {
+    header.address = address_of(payload.data());
+    header.proof_address = address_of(&own_proof());
+    header.proof = own_proof();
+  }
+  put(std::as_bytes(std::span(&header, 1)));
+  stage_ = offered ? Stage::kOffered : Stage::kStreamed;
+  return true;
+}
+
+bool PayloadWriter::stream(std::span<const std::byte> payload) {
+  bool any = false;
+  while (done_ < payload.size()) {
+    const std::size_t bytes =
+        std::min({payload.size() - done_, room(), ring_.capacity / kPiecesInRing});
+    if (bytes == 0) break;
+    put(payload.subspan(done_, bytes));
+    done_ += bytes;
+    any = true;
+  }
+  return any;
+}
+
+Progress PayloadWriter::advance(std::span<const std::byte> payload) {
+  bool any = stage_ == Stage::kNew && put_header(payload);
+  if (stage_ == Stage::kNew) return Progress::kNone;
+  if (stage_ == Stage::kOffered) {
+    if (room() < ring_.capacity) return any ? Progress::kSome : Progress::kNone;
+    if (ring_.head->refused.load(std::memory_order_relaxed) == 0) {
+      done_ = payload.size();  // read() was stored later than what it read
+    }
+    stage_ = Stage::kStreamed;
+  }
+  any = stream(payload) || any;
+  if (done_ < payload.size()) return any ? Progress::kSome : Progress::kNone;
+  stage_ = Stage::kNew;
+  done_ = 0;
+  return Progress::kDone;
+}
+
+// --- who receives -----------------------------------------------------------------------------------------------------
+
+PayloadReader::PayloadReader(const PayloadRing& ring, pid_t writer)
+    : ring_(ring), writer_(writer), read_(ring.head->read.load(std::memory_order_relaxed)) {}
+
+std::size_t PayloadReader::there() const {
+  const std::uint64_t bytes = ring_.head->written.load(std::memory_order_acquire) - read_;
+  if (bytes > ring_.capacity) {
+    throw base::Error(base::ErrorCode::kInternal, "a ring of " + std::to_string(ring_.capacity) +
+                                                      " bytes claims to hold " +
+                                                      std::to_string(bytes));
+  }
+  return bytes;
+}
+
+void PayloadReader::take(std::span<std::byte> bytes) {
+  copy(ring_, read_, bytes.size(), [&](const std::byte* from, std::size_t to, std::size_t count) {
+    std::memcpy(bytes.data() + to, from, count);
+  });
+  read_ += bytes.size();
+}
+
+void PayloadReader::publish() { ring_.head->read.store(read_, std::memory_order_release); }
+
+void PayloadReader::take_header(std::size_t bytes) {
+  take(std::as_writable_bytes(std::span(&header_, 1)));
+  if (header_.bytes != bytes) {
+    throw base::Error(base::ErrorCode::kInternal, "a payload of " + std::to_string(header_.bytes) +
+                                                      " bytes came for one of " +
+                                                      std::to_string(bytes));
+  }
+  stage_ = header_.address != 0 ? Stage::kOffered : Stage::kStreamed;
+  if (stage_ == Stage::kStreamed) publish();
+}
+
+// False if the kernel refuses, or if that is another process.
+bool PayloadReader::read_memory(std::span<std::byte> payload) {
+  const std::size_t bytes = std::min(payload.size() - done_, kReadAtOnce);
+  std::uint64_t proof = 0;
+  const std::array<iovec, 2> to = {iovec{&proof, sizeof(proof)},
+                                   iovec{payload.data() + done_, bytes}};
+  const std::array<iovec, 2> from = {at(header_.proof_address, sizeof(proof)),
+                                     at(header_.address + done_, bytes)};
+  const ssize_t got =
+      writer_ > 0 ? process_vm_readv(writer_, to.data(), to.size(), from.data(), from.size(), 0)
+                  : -1;
+  if (got <= static_cast<ssize_t>(sizeof(proof)) || proof != header_.proof) return false;
+  done_ += static_cast<std::size_t>(got) - sizeof(proof);
+  return true;
+}
+
+bool PayloadReader::stream(std::span<std::byte> payload) {
+  const std::size_t bytes = std::min(payload.size() - done_, there());
+  if (bytes == 0) return false;
+  take(payload.subspan(done_, bytes));
+  publish();
+  done_ += bytes;
+  return true;
+}
+
+Progress PayloadReader::advance(std::span<std::byte> payload) {
+  bool any = stage_ == Stage::kNew && there() >= sizeof(PayloadHeader);
+  if (any) take_header(payload.size());
+  if (stage_ == Stage::kNew) return Progress::kNone;
+  if (stage_ == Stage::kOffered) {
+    any = read_memory(payload);
+    if (any && done_ < payload.size()) return Progress::kSome;
+    if (!any) {
+      ring_.head->refused.store(1, std::memory_order_relaxed);
+      done_ = 0;
+    }
+    publish();
+    stage_ = Stage::kStreamed;
+    any = true;
+  }
+  any = stream(payload) || any;
+  if (done_ < payload.size()) return any ? Progress::kSome : Progress::kNone;
+  stage_ = Stage::kNew;
+  done_ = 0;
+  return Progress::kDone;
+}
+
+}  // namespace hvdlite::transport

@@ -1,0 +1,92 @@
+"""`python -m hvdlite.bench messages`: what one tensor takes from the first rank to the last, in all sizes.
+
+It is sent there and back, and half of that is reported: the two ranks need no common clock. Beside it stands what a copy of as
+many bytes takes the first rank while the others do nothing.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from hvdlite.bench import report
+from hvdlite.bench.machine import aligned_zeros
+from hvdlite.bench.measure import Effort, Subject, measure
+from hvdlite.bench.peers import Array, Peer
+from hvdlite.bench.team import Team, WrongSum, contribution
+from hvdlite.bench.world import World
+
+__all__ = ["DEFAULT_SIZES", "PEERS", "MessagesPlan", "run"]
+
+PEERS = ("hvdlite", "hvdlite-numpy", "mpi4py", "gloo")
+DEFAULT_SIZES = (8, 1 << 10, 8 << 10, 64 << 10, 1 << 20, 64 << 20)
+
+_EFFORT = Effort(sample_seconds=1e-3, most_calls=500)
+
+
+@dataclass(frozen=True)
+class MessagesPlan:
+    """What is measured.
+
+    Attributes:
+        sizes: bytes of the tensors.
+        seconds: about so long altogether.
+    """
+
+    sizes: Sequence[int] = DEFAULT_SIZES
+    seconds: float = 30.0
+
+
+def run(world: World, plan: MessagesPlan, sink: Callable[[Sequence[report.Record]], None]) -> None:
+    """Measures, and gives what was measured to `sink`. Collective.
+
+    Raises:
+        WrongSum: something else arrived than was sent; on all ranks.
+    """
+    team = Team(world, PEERS)
+    deadline = time.monotonic() + plan.seconds
+    try:
+        sink(team.records)
+        for place, nbytes in enumerate(sorted(plan.sizes)):
+            array = aligned_zeros(nbytes // 4)
+            calls = {peer.name: _there_and_back(world, peer, array) for peer in team.peers}
+            calls["memcpy"] = partial(np.copyto, aligned_zeros(array.shape), array) if world.rank == 0 else _nothing
+            left = world.from_first((deadline - time.monotonic()) / (len(plan.sizes) - place))
+            done = measure(world, [Subject(name, [], call) for name, call in calls.items()], _EFFORT, left)
+            more = {"bytes": nbytes, "ranks": world.size, "bind": world.bind}
+            group = []
+            for name, at in done.items():
+                ways = 1 if name == "memcpy" else 2
+                rounds = [[value / ways for value in values] for values in at.rounds]
+                group.append(report.measurement("message", name, rounds, at.calls, **more))
+            sink(report.with_percentages(group))
+    finally:
+        team.close()
+
+
+def _nothing() -> None:
+    pass
+
+
+def _there_and_back(world: World, peer: Peer, array: Array) -> Callable[[], Any]:
+    """What each rank calls; checked once. Collective."""
+    first, last = world.rank == 0, world.rank == world.size - 1
+    if (not first and not last) or world.size == 1:
+        call: Callable[[], Any] = _nothing
+    else:
+        send, receive = peer.message(array, world.size - 1 if first else 0)
+        call = partial(_both, send, receive) if first else partial(_both, receive, send)
+    array[:] = contribution(world.rank, array.size)
+    call()
+    right = call is _nothing or bool((array == contribution(0, array.size)).all())
+    if problem := world.all_agree(None if right else "something else arrived than was sent"):
+        raise WrongSum(f"{peer.name}: {problem}; its times are worth nothing")
+    return call
+
+
+def _both(one: Callable[[], Any], other: Callable[[], Any]) -> None:
+    one()
+    other()
