@@ -9,10 +9,8 @@ from hvdlite import config as knobs
 from hvdlite import gpu, requests
 from hvdlite import process_sets as sets
 from hvdlite._native import load_native
-from hvdlite.backends import plain_of
 from hvdlite.config import child_environment
 from hvdlite.errors import InvalidArgumentError, SystemFailure, UnsupportedError
-from hvdlite.handles import native_type
 from hvdlite.runtime import RUNTIME
 
 __all__ = [
@@ -74,7 +72,7 @@ def init(comm: Any = None, process_sets: Sequence[sets.ProcessSet] | str | None 
     with RUNTIME.starting():
         if RUNTIME.engine is None:
             RUNTIME.start(comm, dynamic)
-            RUNTIME.require().connect(plain_of, native_type())
+            _connect_handles()
             try:
                 sets.register_initial(comm, listed)
             except InvalidArgumentError:  # the same on all ranks
@@ -88,6 +86,14 @@ def init(comm: Any = None, process_sets: Sequence[sets.ProcessSet] | str | None 
             if dynamic:
                 RUNTIME.config = RUNTIME.config.replace(dynamic_process_sets=True)
             sets.bind_existing(listed)
+
+
+def _connect_handles() -> None:
+    """Tells native code how to describe tensors and which class its handles have."""
+    from hvdlite.backends import plain_of  # not above: they import NumPy, which programs that only ask for names do not need
+    from hvdlite.handles import native_type
+
+    RUNTIME.require().connect(plain_of, native_type())
 
 
 def shutdown() -> None:

@@ -1,4 +1,4 @@
-"""A file of more than 400 lines says in its first lines why it is that long."""
+"""A file of more than 400 lines, code or page, says in its first lines why it is that long."""
 
 from pathlib import Path
 
@@ -6,14 +6,14 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LIMIT = 400
-CODE = {".py", ".pyi", ".h", ".cc", ".cu"}
+KINDS = {".py", ".pyi", ".h", ".cc", ".cu", ".md"}
 
 
 def long_files(root):
-    """The files of code in the folders of a tree that are over the limit, without build outputs."""
-    for folder in ("csrc", "hvdlite", "tests", "tools", "_build", "examples"):
+    """The files of code and the pages in the folders of a tree that are over the limit, without build outputs."""
+    for folder in ("csrc", "hvdlite", "tests", "tools", "_build", "examples", "docs"):
         for path in sorted((root / folder).rglob("*")):
-            if path.suffix in CODE and path.is_file() and len(path.read_text().splitlines()) > LIMIT:
+            if path.suffix in KINDS and path.is_file() and len(path.read_text().splitlines()) > LIMIT:
                 yield path
 
 
