@@ -164,7 +164,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     wrapping = _Wrapping(settings, type(optimizer), {param: name for name, param in named})
     base = type(optimizer)
     members = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
-    shards = shard and process_set.included() and (process_set.size() or 1) > 1
+    shards = shard and process_set.included()
     bases = (ShardedMethods, _DistributedOptimizer) if shards else (_DistributedOptimizer,)
     optimizer.__class__ = type(base.__name__, (*bases, base), members)
     optimizer._hvdlite = wrapping  # type: ignore[attr-defined]
@@ -172,6 +172,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         wrapping.hook_steps(optimizer)
     if process_set.included() and ((process_set.size() or 1) > 1 or settings.average_passes):
         wrapping.connect(optimizer, named, named_groups)
+    if shards:
+        wrapping.shard(optimizer, named)
     return optimizer
 
 
@@ -223,12 +225,14 @@ class _Wrapping:
             groups = tuple(tuple(f"{prefix}.{name}" for name in names) for names in groups)
         self.reducer.add([(f"{prefix}.{name}", param) for name, param in named], groups)
         self._undo.append(optimizer.register_step_pre_hook(self.before_step).remove)
-        if isinstance(optimizer, ShardedMethods):
-            self.sharded = ShardedState(self.settings, self.base)
-            self.sharded.add(named)
-            self._undo += connect(optimizer, self.sharded)
         self._finalizer = weakref.finalize(optimizer, self.reducer.close)
         self._finalizer.atexit = False
+
+    def shard(self, optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Has this rank step its part of the parameters; after `connect`, whose hooks come first."""
+        self.sharded = ShardedState(self.settings, self.base)
+        self.sharded.add(named)
+        self._undo += connect(optimizer, self.sharded)
 
     def hook_steps(self, optimizer: torch.optim.Optimizer) -> None:
         """Installs hooks around each step; one of them counts the step for `hvdlite.stats`."""

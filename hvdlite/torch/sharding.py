@@ -25,7 +25,7 @@ from hvdlite.torch.buckets import cut_buckets
 from hvdlite.torch.gpu import reachable
 from hvdlite.torch.steps import change_closure, is_inner_step
 
-__all__ = ["ShardedState", "assign_largest_first", "check_shard", "cut_evenly"]
+__all__ = ["Sharded", "ShardedState", "assign_largest_first", "check_shard", "cut_evenly"]
 
 # Their steps treat each element by itself, so a slice of a parameter is stepped as the whole would be, bit for bit.
 _ELEMENTWISE = ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adadelta", "Adagrad", "RMSprop", "Rprop", "ASGD")
@@ -82,7 +82,11 @@ def assign_largest_first(sizes: Sequence[int], ranks: int) -> list[Bounds]:
 
 def _turned(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """A view whose dimensions have the order of those of `like` in memory."""
-    return tensor.detach().permute(sorted(range(like.dim()), key=like.stride().__getitem__, reverse=True))
+    return tensor.detach().permute(_order(like))
+
+
+def _order(tensor: torch.Tensor) -> list[int]:
+    return sorted(range(tensor.dim()), key=tensor.stride().__getitem__, reverse=True)
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
@@ -91,7 +95,7 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(eq=False)
-class _Sharded:
+class Sharded:
     """A parameter, and which rank owns what of it.
 
     Attributes:
@@ -117,9 +121,19 @@ class _Sharded:
         """The size of what the rank of this place owns."""
         return (self.bounds[owner + 1] - self.bounds[owner]) * self.param.element_size()
 
+    def flat(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The elements of a tensor of the parameter's shape, in the order of its memory; a copy if the tensor's differs."""
+        return _turned(tensor, self.param).reshape(-1)
+
+    def unflattened(self, flat: torch.Tensor) -> torch.Tensor:
+        """A tensor of the parameter's shape, in memory like it, of such elements."""
+        whole = torch.empty_like(self.param, dtype=flat.dtype, requires_grad=False)
+        _flat(whole).copy_(flat)
+        return whole
+
     def own_part(self, tensor: torch.Tensor) -> torch.Tensor:
         """This rank's part of a tensor of the parameter's shape; a copy if the tensor lies otherwise in memory."""
-        return _turned(tensor, self.param).reshape(-1)[self.start : self.stop]
+        return self.flat(tensor)[self.start : self.stop]
 
 
 @dataclass(frozen=True)
@@ -135,7 +149,7 @@ class _Transfer:
     """Parts of parameters, of one dtype and device, that their owner sends to all others at once."""
 
     owner: int
-    parts: list[_Sharded]
+    parts: list[Sharded]
 
     @property
     def name(self) -> str:
@@ -162,18 +176,17 @@ class ShardedState:
         self._place = settings.process_set.rank() or 0  # of this rank among them
         elementwise = kind in [getattr(torch.optim, name, None) for name in _ELEMENTWISE]
         self._cut: Callable[[Sequence[int], int], list[Bounds]] = cut_evenly if elementwise else assign_largest_first
-        self._sharded: list[_Sharded] = []
-        self._active: list[_Sharded] = []  # in this step
-        self._swapped: list[tuple[_Sharded, torch.Tensor, torch.Tensor]] = []  # with their data and gradients
+        self._sharded: list[Sharded] = []
+        self._active: list[Sharded] = []  # in this step
+        self._swapped: list[tuple[Sharded, torch.Tensor, torch.Tensor]] = []  # with their data and gradients
         self._groups: list[tuple[dict[str, Any], list[torch.Tensor]]] = []  # with all their parameters
-        self._transfers: tuple[list[_Sharded], list[_Transfer]] = ([], [])  # of these active parameters
+        self._transfers: tuple[list[Sharded], list[_Transfer]] = ([], [])  # of these active parameters
 
     def add(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Takes charge of more parameters; those from before keep their owners.
 
         Raises:
             InvalidArgumentError: a parameter's elements overlap in memory, or have gaps between them.
-
         """
         new = list(named)
         for name, param in new:
@@ -183,7 +196,7 @@ class ShardedState:
                     "in memory; make it contiguous first"
                 )
         bounds = self._cut([param.numel() for _, param in new], len(self._ranks))
-        self._sharded += [_Sharded(name, param, own, self._place) for (name, param), own in zip(new, bounds, strict=True)]
+        self._sharded += [Sharded(name, param, own, self._place) for (name, param), own in zip(new, bounds, strict=True)]
 
     # --- a step ---------------------------------------------------------------------------------------------------------
 
@@ -194,7 +207,6 @@ class ShardedState:
 
         Raises:
             UnsupportedError: a gradient is sparse.
-
         """
         if is_inner_step(optimizer):
             return None
@@ -217,7 +229,7 @@ class ShardedState:
             group["params"] = [param for param in group["params"] if id(param) not in absent]
         return changed
 
-    def _swap(self, sharded: _Sharded) -> None:
+    def _swap(self, sharded: Sharded) -> None:
         param, grad = sharded.param, _grad_of(sharded)
         own, own_grad = sharded.own_part(param), sharded.own_part(grad)
         self._swapped.append((sharded, param.data, grad))
@@ -242,7 +254,6 @@ class ShardedState:
         Raises:
             MismatchError: a rank that owns parameters has joined.
             HorovodInternalError: a rank failed, or has stepped other parameters; some parameters are as before the step.
-
         """
         if is_inner_step(optimizer):
             return
@@ -272,7 +283,7 @@ class ShardedState:
                 for part, received in zip(memory, torch.split(sent, [part.numel() for part in memory]), strict=True):
                     part.copy_(received)
 
-    def _plan_transfers(self, active: Sequence[_Sharded]) -> list[_Transfer]:
+    def _plan_transfers(self, active: Sequence[Sharded]) -> list[_Transfer]:
         """Larger parts by themselves, and the smaller ones of an owner together."""
         parts = [(sharded, owner) for sharded in active for owner in sharded.owners]
         sizes = [sharded.bytes_of(owner) for sharded, owner in parts]
@@ -314,7 +325,6 @@ class ShardedState:
 
         Raises:
             InvalidArgumentError: of a parameter some owners have state and others have none; on all ranks.
-
         """
         self.restore()
         self.localize(optimizer)
@@ -340,7 +350,19 @@ class ShardedState:
             }
         return whole
 
-    def _refuse_gaps(self, sharded: _Sharded, having: list[int]) -> None:
+    def orders(self) -> str:
+        """How the parameters' dimensions lie in memory."""
+        return repr([(sharded.name, _order(sharded.param)) for sharded in self._sharded])
+
+    def own_state(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[Sharded, dict[str, Any] | None]]:
+        """The parameters of which this rank owns something, and their state as far as there is one."""
+        self.restore()
+        self.localize(optimizer)
+        for sharded in self._sharded:
+            if sharded.is_mine:
+                yield sharded, optimizer.state.get(sharded.param)
+
+    def _refuse_gaps(self, sharded: Sharded, having: list[int]) -> None:
         lacking = [str(self._ranks[place]) for place in sharded.owners if place not in having]
         raise InvalidArgumentError(
             f"DistributedOptimizer ({self._settings.prefix}) with shard=True: the state of {sharded.name!r} is missing on rank "
@@ -348,23 +370,21 @@ class ShardedState:
             "hvd.broadcast_optimizer_state before the next step"
         )
 
-    def _gather(self, sharded: _Sharded, own: torch.Tensor | None, split: _Split, name: str) -> torch.Tensor:
+    def _gather(self, sharded: Sharded, own: torch.Tensor | None, split: _Split, name: str) -> torch.Tensor:
         param = sharded.param
         mine = torch.empty(0, dtype=split.dtype, device=param.device) if own is None else _flat(own)
         gathered: torch.Tensor = allgather(reachable(mine), f"{name}.part", self._settings.process_set).to(param.device)
         if split.shape != tuple(param.shape):
             return gathered.reshape(split.shape)
-        whole = torch.empty_like(param, dtype=split.dtype, requires_grad=False)
-        _flat(whole).copy_(gathered)
-        return whole
+        return sharded.unflattened(gathered)
 
 
-def _grad_of(sharded: _Sharded) -> torch.Tensor:
+def _grad_of(sharded: Sharded) -> torch.Tensor:
     assert sharded.param.grad is not None
     return sharded.param.grad
 
 
-def _described(sharded: _Sharded, value: Any) -> Any:
+def _described(sharded: Sharded, value: Any) -> Any:
     """What the other ranks are told of a value of the state: it itself, or that they have, or get, parts of a tensor."""
     if not isinstance(value, torch.Tensor) or value.dim() == 0:
         return value

@@ -150,7 +150,7 @@ TEST(what_no_rank_leaves_is_refused) {
   for (const std::uint32_t bytes : {0U, 40U, 0xFFFFFFFFU}) {
     Host host(2);
     const MailRing ring = host.window(0).mail(0, 1);
-    const MailRing::Mark mark = {bytes, 1};
+    const MailRing::PieceHeader mark = {bytes, 1};
     ring.copy_in(0, std::as_bytes(std::span(&mark, 1)));
     ring.head->written = 24;
     int from = -1;

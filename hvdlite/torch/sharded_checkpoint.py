@@ -1,0 +1,156 @@
+"""The sharded state of an optimizer in checkpoints of torch.distributed.checkpoint (DCP): each rank writes and reads its part.
+
+A tensor with an element for each of a parameter's is in the checkpoint as one of one dimension, in the order in which the
+parameter lies in memory, and each rank has a slice of it. So DCP gives any number of ranks their slices. Everything else, such
+as counters of steps and what an optimizer keeps for whole matrices, is there as it is, from the ranks that own the parameter.
+"""
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hvdlite.errors import InvalidArgumentError, UnsupportedError
+
+if TYPE_CHECKING:
+    from hvdlite.torch.sharding import Sharded
+
+__all__ = ["described", "entries_of", "merged", "require_slices", "template"]
+
+_SEPARATOR = "."  # with which DCP joins the keys of nested dictionaries
+
+
+def _dcp(module: str) -> Any:
+    """A module of torch's, which the library needs for nothing else."""
+    return import_module(f"torch.distributed.checkpoint.{module}")
+
+
+class Slice(torch.Tensor):
+    """A part of a tensor of one dimension, with the methods by which DCP asks what is on this rank.
+
+    Attributes:
+        start: the number of its first element.
+        total: how many the whole has.
+    """
+
+    start: int
+    total: int
+
+    @staticmethod
+    def of(tensor: torch.Tensor, start: int, total: int) -> "Slice":
+        """One in the memory of a tensor of one dimension."""
+        made: Slice = tensor.as_subclass(Slice)
+        made.start, made.total = start, total
+        return made
+
+    def plain(self) -> torch.Tensor:
+        """The part as an ordinary tensor, in the same memory."""
+        tensor: torch.Tensor = self.as_subclass(torch.Tensor)
+        return tensor
+
+    def size(self, *_: Any) -> Any:
+        """That of the whole, which DCP compares with the checkpoint's."""
+        return torch.Size([self.total])
+
+    def _chunk(self) -> Any:
+        return _dcp("metadata").ChunkStorageMetadata(offsets=torch.Size([self.start]), sizes=self.plain().size())
+
+    def __create_write_items__(self, fqn: str, _: Any) -> list[Any]:
+        planner, metadata = _dcp("planner"), _dcp("metadata")
+        data = planner.TensorWriteData(
+            chunk=self._chunk(),
+            properties=metadata.TensorProperties.create_from_tensor(self.plain()),
+            size=torch.Size([self.total]),
+        )
+        index = metadata.MetadataIndex(fqn, torch.Size([self.start]))
+        return [planner.WriteItem(index=index, type=planner.WriteItemType.SHARD, tensor_data=data)]
+
+    def __create_chunk_list__(self) -> list[Any]:
+        return [self._chunk()]
+
+    def __get_tensor_shard__(self, _: Any) -> torch.Tensor:
+        return self.plain()
+
+
+def require_slices() -> None:
+    """Refuses a torch whose DCP asks no object for its part.
+
+    Raises:
+        UnsupportedError: it is too old.
+    """
+    try:
+        knows = "__create_write_items__" in _dcp("planner_helpers")._create_write_items.__code__.co_consts
+    except (ImportError, AttributeError):
+        knows = False
+    if not knows:
+        raise UnsupportedError(f"sharded checkpoints need torch 2.6 or newer, this is {torch.__version__}: use state_dict()")
+
+
+def described(sharded: "Sharded", state: Mapping[str, Any]) -> dict[str, Any]:
+    """What this rank writes of the state of a parameter that it owns, or owns a part of."""
+    return {key: _sliced(sharded, value) for key, value in state.items()}
+
+
+def _sliced(sharded: "Sharded", value: Any) -> Any:
+    param = sharded.param
+    if not isinstance(value, torch.Tensor) or value.dim() == 0:
+        return value
+    if sharded.is_split and value.shape == (sharded.stop - sharded.start,):
+        return Slice.of(value.detach(), sharded.start, param.numel())
+    if value.shape == param.shape:
+        return Slice.of(sharded.flat(value), 0, param.numel())
+    return value
+
+
+def template(sharded: "Sharded", entries: Mapping[str, Any]) -> dict[str, Any]:
+    """Room for what this rank reads of the state of such a parameter.
+
+    Args:
+        sharded: the parameter.
+        entries: as `entries_of` gives them.
+    """
+    found: dict[str, Any] = {}
+    start = sharded.name + _SEPARATOR
+    for key, entry in ((name.removeprefix(start), entry) for name, entry in entries.items() if name.startswith(start)):
+        size = getattr(entry, "size", None)
+        if size is None:
+            found[key] = 0  # stands for any object
+        elif tuple(size) == (sharded.param.numel(),):
+            count = sharded.stop - sharded.start
+            memory = torch.empty(count, dtype=entry.properties.dtype, device=sharded.param.device)
+            found[key] = Slice.of(memory, sharded.start, sharded.param.numel())
+        else:
+            device = sharded.param.device if len(size) else "cpu"
+            found[key] = torch.empty(size, dtype=entry.properties.dtype, device=device)
+    return found
+
+
+def merged(sharded: "Sharded", state: Mapping[str, Any]) -> dict[str, Any]:
+    """What was read into what `template` gave, as the optimizer keeps it."""
+    found = dict(state)
+    for key, value in state.items():
+        if isinstance(value, Slice):
+            found[key] = value.plain() if sharded.is_split else sharded.unflattened(value.plain())
+    return found
+
+
+def entries_of(reader: Any, under: str) -> dict[str, Any]:
+    """DCP's metadata of the entries of an optimizer's state in a checkpoint, by parameter and key with a dot between.
+
+    Args:
+        reader: of the checkpoint.
+        under: the key of the dictionary that was saved under which the optimizer's is.
+
+    Raises:
+        InvalidArgumentError: the checkpoint has no such optimizer.
+    """
+    prefix = f"{under}{_SEPARATOR}state{_SEPARATOR}" if under else f"state{_SEPARATOR}"
+    known = reader.read_metadata().state_dict_metadata
+    found = {fqn.removeprefix(prefix): entry for fqn, entry in known.items() if fqn.startswith(prefix)}
+    if not found:
+        raise InvalidArgumentError(
+            f"the checkpoint has no sharded state of an optimizer under {under!r}; say under which key of the dictionary "
+            "optimizer.sharded_state_dict() was saved"
+        )
+    return found
