@@ -6,6 +6,8 @@
 
 #include "fuzz_job.h"
 
+#include <cmath>
+
 #include "engine/negotiation/ledger.h"
 #include "fuzz_make.h"
 #include "transport/inproc.h"
@@ -23,6 +25,7 @@ namespace {
 constexpr int kRounds = 3;
 constexpr int kPassesOfARound = 60;
 constexpr int kStill = 8;  // passes without any progress: something was lost
+constexpr const char* kWeightedName = "weighted";
 
 }  // namespace
 
@@ -65,6 +68,7 @@ void Rank::submit(Request request) {
   entry.input = request.absent || operation.count == 0 ? nullptr : operation.input.data();
   entry.output = operation.count == 0 ? nullptr : operation.output.get();
   entry.completion = operation.completion;
+  entry.weight = number() + 1;
   entry.request = std::make_shared<const Request>(std::move(request));
   shared_.recorder.submitted({&entry, 1});
   try {
@@ -84,9 +88,13 @@ void Rank::check() const {
     const bool received = operation.kind == OpKind::kRecv;
     if (!received && operation.kind != OpKind::kAllreduce) continue;
     const float sum = transport_->size() == 2 ? 3.0F : 6.0F;
-    const float wanted = received ? static_cast<float>(operation.peer + 1) : sum;
+    const float mean = transport_->size() == 2 ? 5.0F / 3.0F : 14.0F / 6.0F;  // each value is its weight
+    const float wanted = received                          ? static_cast<float>(operation.peer + 1)
+                         : operation.name == kWeightedName ? mean
+                                                           : sum;
     for (std::size_t i = 0; i < operation.count; ++i) {
-      expect(operation.output[i] == wanted, "a result is wrong though nothing was changed");
+      expect(std::abs(operation.output[i] - wanted) < 1e-6F,
+             "a result is wrong though nothing was changed");
     }
   }
 }
@@ -130,6 +138,10 @@ void submit_round(Rank& rank, int size, int round) {
   for (const char* name : {"large.0", "large.1", "large.2"}) {
     rank.submit(request_of(OpKind::kAllreduce, name, 1000));
   }
+  Request weighted = request_of(OpKind::kAllreduce, kWeightedName, 300);
+  weighted.op = ReduceOp::kAverage;
+  weighted.weighted = true;
+  rank.submit(weighted);
   for (int place = 0; place < 2; ++place) {
     Request member = request_of(OpKind::kAllreduce, place == 0 ? "g.0" : "g.1", 50);
     member.group = "g";

@@ -154,6 +154,7 @@ Request make_request(Draw& draw, SetId set) {
   request.op = draw.one_in(2) ? base::ReduceOp::kSum
                               : static_cast<base::ReduceOp>(draw.below(base::kNumReduceOps));
   request.absent = request.kind == OpKind::kAllreduce && draw.one_in(4);
+  request.weighted = draw.one_in(8);
   request.name = make_text(draw);
   for (std::uint32_t more = 1 + draw.below(3); more > 0; --more) {
     request.shape.push_back(static_cast<std::int64_t>(draw.below(9)));

@@ -125,6 +125,20 @@ def test_a_group_has_one_weight(place):
         in_threads(ranks, body)
 
 
+def test_tensors_of_one_call_have_weights_of_their_own():
+    """What is fused has one weight, so they are not."""
+
+    def body(rank):
+        arrays = [values(rank.rank, 9) for _ in range(3)]
+        weights = [[1.0 + rank.rank, 3.0, 2.0 - rank.rank][index] for index in range(3)]
+        asked = [request(f"own{index}", array, weights[index]) for index, array in enumerate(arrays)]
+        assert outcomes_of(rank.engine, [rank.engine.submit(asked)]) == [2] * 3
+        for array, both in zip(arrays, ([1.0, 2.0], [3.0, 3.0], [2.0, 1.0]), strict=True):
+            np.testing.assert_allclose(array, mean(both, 9), rtol=1e-14)
+
+    run_ranks(2, body)
+
+
 def test_bad_weights_are_refused_before_anything_is_sent():
     def body(rank):
         one = np.ones(2)
