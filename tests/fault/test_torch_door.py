@@ -1,6 +1,8 @@
 """Whole scripts that use torch.distributed on backend "hvdlite", as users start them."""
 
 import socket
+import subprocess
+import sys
 
 import pytest
 from support.installed import need
@@ -92,6 +94,52 @@ def test_variables_that_are_set_are_followed():
         else:
             assert job.returncode != 0
             assert "was given rank 1 and world size 2, but this is rank 0 of 2" in job.stderr[0], job.report()
+
+
+PROGRAM = """
+import torch
+import torch.distributed as dist
+import hvdlite.torch.distributed
+
+dist.init_process_group("hvdlite")
+tensor = torch.tensor([dist.get_rank() + 1.0])
+dist.all_reduce(tensor)
+print(f"rank {dist.get_rank()} of {dist.get_world_size()}: {tensor.item()}", flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_torchrun_under_mpirun_starts_the_ranks(tmp_path):
+    """Each rank of MPI starts one of torchrun's, which takes MPI's variables over from it."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    script = """
+        import os
+        import subprocess
+        import sys
+
+        rank = os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMI_RANK"]
+        launch = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1", "--node-rank", rank]
+        launch += ["--master-addr", "localhost", "--master-port", os.environ["HVDTEST_PORT"]]
+        sys.exit(subprocess.run([*launch, os.environ["HVDTEST_PROGRAM"]]).returncode)
+    """
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    job = run_job(script, 2, env={"HVDTEST_PROGRAM": str(tmp_path / "program.py"), "HVDTEST_PORT": port})
+    assert job.returncode == 0, job.report()
+    assert all(f"rank {rank} of 2: 3.0" in job.stdout[rank] for rank in (0, 1)), job.report()
+
+
+@pytest.mark.slow
+def test_torchrun_alone_is_refused(tmp_path):
+    """Its processes are no ranks of one MPI job."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    ended = subprocess.run([*launch, str(tmp_path / "program.py")], capture_output=True, text=True, timeout=180)
+    assert ended.returncode != 0
+    text = "this job has 2 processes (WORLD_SIZE=2, set by torchrun), but MPI says that this process is alone"
+    assert text in ended.stderr, ended.stderr
 
 
 def test_a_rank_that_raises_is_named_by_the_others():

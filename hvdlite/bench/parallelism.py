@@ -1,0 +1,141 @@
+"""What torch's parallelisms cost on backend "hvdlite", beside gloo: `mpirun -n 2 python -m hvdlite.bench.parallelism`.
+
+FSDP2: a transformer of 4 layers, width 512; the step on each backend, and the same step without sharding on every rank. The
+difference is communication that nothing hides. 1F1B: stages that sleep instead of computing, so that no core is shared; the
+part of the time in which a rank has no microbatch, beside the schedule's own (p-1)/(m+p-1).
+"""
+
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+__all__ = ["main"]
+
+_LAYERS, _WIDTH, _BATCH, _LENGTH = 4, 512, 2, 64
+_STEPS, _ROUNDS = 2, 7
+_MICROBATCHES, _SLEEP, _MESSAGE = 8, 0.1, 16384  # so many seconds forward, and as many backward
+
+
+def _transformer() -> Any:
+    import torch
+
+    torch.manual_seed(0)
+    make = torch.nn.TransformerEncoderLayer
+    return torch.nn.Sequential(*(make(_WIDTH, 8, 4 * _WIDTH, 0.0, batch_first=True) for _ in range(_LAYERS)))
+
+
+def _stepper(group: Any) -> Callable[[], None]:
+    """A step of training; sharded over a group, None: by this rank alone."""
+    import torch
+
+    model = _transformer()
+    if group is not None:
+        from torch.distributed.device_mesh import DeviceMesh
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = DeviceMesh.from_group(group, "cpu")
+        for layer in model:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters())
+    batch = torch.randn(_BATCH, _LENGTH, _WIDTH)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def _sharded() -> None:
+    """Prints the times of a step, in turn with the others, so that all see the same machine."""
+    import torch.distributed as dist
+
+    ways = {"alone": None, "hvdlite": dist.new_group(backend="hvdlite"), "gloo": dist.new_group(backend="gloo")}
+    steps = {name: _stepper(group) for name, group in ways.items()}
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for round_number in range(_ROUNDS + 1):
+        for name, step in steps.items():
+            dist.barrier()
+            begin = time.perf_counter()
+            for _ in range(_STEPS):
+                step()
+            if round_number:
+                times[name].append((time.perf_counter() - begin) / _STEPS)
+    found = {name: median(each) for name, each in times.items()}
+    exposed = {name: found[name] - found["alone"] for name in ("hvdlite", "gloo")}
+    if dist.get_rank() == 0:
+        print("FSDP2, a step: " + ", ".join(f"{name} {seconds * 1e3:.1f} ms" for name, seconds in found.items()))
+        ratio = exposed["hvdlite"] / exposed["gloo"]
+        print(f"exposed: hvdlite {exposed['hvdlite'] * 1e3:.1f} ms, gloo {exposed['gloo'] * 1e3:.1f} ms, {ratio:.2f} x")
+
+
+def _sleeping() -> Any:
+    """A module that takes time and no core."""
+    import torch
+
+    class Sleep(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            time.sleep(_SLEEP)
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            time.sleep(_SLEEP)
+            return grads[0].clone()
+
+    class Stage(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(()))
+
+        def forward(self, x: Any) -> Any:
+            return Sleep.apply(x * self.weight)  # type: ignore[no-untyped-call]
+
+    return Stage()
+
+
+def _pipelined(backend: str) -> None:
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+    group = dist.new_group(backend=backend)
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    stage = PipelineStage(_sleeping(), rank, ranks, torch.device("cpu"), group=group)
+    pipeline = Schedule1F1B(stage, _MICROBATCHES, loss_fn=lambda output, _: output.mean())
+    data = torch.randn(_MICROBATCHES, _MESSAGE)
+    given: dict[str, Any] = {"target": data} if rank == ranks - 1 else {}
+    times = []
+    for _ in range(_ROUNDS + 1):
+        dist.barrier()
+        begin = time.perf_counter()
+        pipeline.step(*([data] if rank == 0 else []), **given)
+        dist.barrier()
+        times.append(time.perf_counter() - begin)
+    took = median(times[1:])
+    bubble, own = 1 - _MICROBATCHES * 2 * _SLEEP / took, (ranks - 1) / (_MICROBATCHES + ranks - 1)
+    if rank == 0:
+        print(f"1F1B on {backend}: a step {took * 1e3:.1f} ms, bubble {bubble:.4f}, of the schedule {own:.4f}")
+
+
+def main() -> None:
+    """Runs all of it on the ranks of this job."""
+    import torch
+    import torch.distributed as dist
+
+    import hvdlite.torch.distributed
+
+    torch.set_num_threads(1)
+    dist.init_process_group(hvdlite.torch.distributed.BACKEND)
+    _sharded()
+    for backend in ("hvdlite", "gloo"):
+        _pipelined(backend)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
