@@ -88,7 +88,8 @@ void Rank::check() const {
     const bool received = operation.kind == OpKind::kRecv;
     if (!received && operation.kind != OpKind::kAllreduce) continue;
     const float sum = transport_->size() == 2 ? 3.0F : 6.0F;
-    const float mean = transport_->size() == 2 ? 5.0F / 3.0F : 14.0F / 6.0F;  // each value is its weight
+    const float mean =
+        transport_->size() == 2 ? 5.0F / 3.0F : 14.0F / 6.0F;  // each value is its weight
     const float wanted = received                          ? static_cast<float>(operation.peer + 1)
                          : operation.name == kWeightedName ? mean
                                                            : sum;
