@@ -42,7 +42,7 @@ class Driver(PassDriver):
         self.launched(number)
 
     def _hold_reduced(self, gradient, grad):
-        self.log.append(("set reduced_part", grad))
+        self.log.append(("held", grad))
         gradient.reduced_part, gradient.param.grad = grad, None
 
     def _refuse_pass(self, gradient):
@@ -180,7 +180,7 @@ def test_before_a_gradient(case):
     grad._version = 5
     assert not gradient.is_zero()
     before("increment")  # something finished
-    assert (case.log, gradient.reduced_part, gradient.fresh) == ([("set reduced_part", grad)], grad, True)
+    assert (case.log, gradient.reduced_part, gradient.fresh) == ([("held", grad)], grad, True)
     before("increment")  # the program has set it to None
     assert (gradient.reduced_part, gradient.fresh) == (None, True)
 

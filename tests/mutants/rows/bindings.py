@@ -61,8 +61,8 @@ ROWS = (
         (*guards.PASSES, *guards.TORCH_PASSES),
     ),
     Mutant(
-        "landed-but-reduced_part",
-        "a gradient that was reduced in two parts lands without the part that was set reduced_part",
+        "landed-but-aside",
+        "a gradient that was reduced in two parts is stored without its reduced part",
         "csrc/bindings/python/launch.cc",
         "return gradient->reduced_part.is_none() && gradient->sparse_dim.is_none()",
         "return gradient->sparse_dim.is_none()",
