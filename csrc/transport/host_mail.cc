@@ -54,7 +54,7 @@ bool HostMail::receive(int* from, std::vector<std::byte>* message) {
 
 bool HostMail::take(Box& box, int from, std::vector<std::byte>* message) {
   while (box.in.has_any()) {
-    // Most messages come in one piece, straight to where they are wanted.
+    // Most messages have one piece, which goes into the caller's vector at once.
     const bool whole = box.begun.empty();
     std::vector<std::byte>& into = whole ? *message : box.begun;
     if (whole) into.clear();

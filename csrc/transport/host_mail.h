@@ -1,7 +1,7 @@
-// Control messages between the ranks of one host, through their window: each ordered pair has a ring. What finds no room waits
-// in the sender's memory, in its order.
-// Thread: the holder of the progress token. Owns: what has not left, and what has not come whole. Blocks: no.
-// Throws: Error(Internal) on what no correct rank sends.
+// Control messages between the ranks of one host, through the host's window. Each ordered pair of ranks has a ring. A message that
+// finds no room waits in the sender's memory; messages of a pair keep their order.
+// Thread: the holder of the progress token. Owns: unsent messages, and the received pieces of incomplete messages. Blocks: no.
+// Throws: Error(Internal) if a ring holds values that no correct rank stores.
 #pragma once
 
 #include <cstddef>
@@ -20,15 +20,15 @@ class HostMail {
   HostMail(const HostWindow& window, std::function<void(int)> ring);
 
   void send(int to, std::vector<std::byte> message);
-  // The next whole message, from whichever rank; into the vector's memory.
+  // Moves the next whole message of any rank into *message. Returns false if there is none.
   bool receive(int* from, std::vector<std::byte>* message);
-  // Has all left that somebody will read?
+  // Have all messages left for ranks that still read?
   bool flushed();
-  // Pieces taken from that rank.
+  // The number of pieces that this rank has taken from that rank.
   std::uint64_t received_from(int local_rank) const {
     return boxes_[index_of(local_rank)].received;
   }
-  // Nothing is read any more, and nobody needs to wait for that.
+  // This rank reads nothing more; other ranks need not wait for that.
   void close();
 
  private:
@@ -36,7 +36,7 @@ class HostMail {
     MailRingWriter out;
     MailRingReader in;
     std::deque<std::vector<std::byte>> unsent{};
-    std::size_t done = 0;  // of the first of them
+    std::size_t done = 0;  // bytes of the first unsent message that are in the ring
     std::vector<std::byte> begun{};
     std::uint64_t received = 0;
   };
@@ -47,9 +47,10 @@ class HostMail {
 
   const int local_rank_;
   const std::function<void(int)> ring_;
-  std::vector<Box> boxes_;       // by local rank; nobody uses the own one
-  std::size_t unsent_ = 0;       // messages
-  std::size_t looked_last_ = 0;  // so that no rank keeps the others' messages waiting
+  std::vector<Box> boxes_;  // by local rank; this rank's own box is unused
+  std::size_t unsent_ = 0;  // messages in all boxes
+  std::size_t looked_last_ =
+      0;  // the box where the last search ended, so that each rank gets its turn
 };
 
 }  // namespace hvdlite::transport

@@ -1,17 +1,17 @@
-// A ring of pieces in shared memory, which one thread of one process writes and one of another reads, without a lock. Memory that is
-// all zero is an empty ring.
+// A ring of message pieces in shared memory. One process writes it and one reads it, without a lock. A ring whose memory is all
+// zero is empty.
 //
-//   head: written, starved | read, deaf      one line of each side, so that nobody writes to a line that the other one polls
-//   data: ... | length, last, bytes, to 8 | length, last, bytes, to 8 | ...       a piece may go over the end, its length never does
+//   head: written, starved | read, deaf      each side has a cache line that only it writes, because the other side polls that line
+//   data: ... | header, bytes, padding to 8 | header, bytes, padding to 8 | ...   bytes may wrap around the end; a header never does
 //
-// The writer stores a piece and then counts it as written (release); so a reader, and whoever lives on after a writer that was
-// killed, sees whole pieces only.
+// The writer stores a piece before it counts the piece as written (release). So a reader sees whole pieces only, even after the writer
+// was killed.
 //
-// A writer that finds no room says so (starved) and looks once more. It sleeps at its bell then, which the reader rings when it has
-// made room for one that is starved. Between the two stores and the two loads lies a fence on either side: either the writer's second
-// look finds the room, or the reader finds it starved.
-// Thread: a writer and a reader each belong to one. Owns: nothing. Blocks: no. Throws: the reader Error(Internal) on what no
-// correct writer leaves.
+// A writer that finds no room sets `starved` and looks once more. Then it sleeps at its bell. The reader rings the bell when it has made
+// room for a starved writer. Each side has a fence between its store and its load. So either the writer's second look finds the room, or
+// the reader finds `starved` set.
+// Thread: a writer belongs to one thread, and so does a reader. Owns: nothing. Blocks: no. Throws: the reader throws Error(Internal) if
+// the ring holds values that no correct writer stores.
 #pragma once
 
 #include <algorithm>
@@ -29,13 +29,13 @@ namespace hvdlite::transport {
 
 struct MailRingHead {
   alignas(base::kCacheLine) std::atomic<std::uint64_t> written;  // bytes, since the ring was made
-  std::atomic<std::uint32_t> starved;                            // the writer waits for room
+  std::atomic<std::uint32_t> starved;                            // 1: the writer waits for room
   alignas(base::kCacheLine) std::atomic<std::uint64_t> read;
-  std::atomic<std::uint32_t> deaf;  // nobody reads any more
+  std::atomic<std::uint32_t> deaf;  // 1: the reader has closed the ring
 };
 static_assert(sizeof(MailRingHead) == 2 * base::kCacheLine);
 
-// A ring's memory: the head, and `capacity` bytes of data, a power of two.
+// The memory of a ring: its head and its data. The capacity is a power of two.
 struct MailRing {
   MailRingHead* head = nullptr;
   std::byte* data = nullptr;
@@ -49,7 +49,7 @@ struct MailRing {
     return sizeof(PieceHeader) +
            (bytes + sizeof(PieceHeader) - 1) / sizeof(PieceHeader) * sizeof(PieceHeader);
   }
-  // So that the reader takes one while the writer stores the next.
+  // Half of the ring, so that the reader takes a piece while the writer stores the next one.
   std::size_t largest_piece() const { return capacity / 2 - sizeof(PieceHeader); }
 
   static constexpr std::size_t bytes_for(std::size_t capacity) {
@@ -80,8 +80,8 @@ class MailRingWriter {
         written_(ring.head->written.load(std::memory_order_relaxed)),
         read_(ring.head->read.load(std::memory_order_acquire)) {}
 
-  // Puts as many pieces of the message as there is room for, from *done on, which it moves. True once all of it is there; if not, this
-  // writer is starved from now on, and tries again when it is rung for.
+  // Stores as many pieces of the message as there is room for, beginning at *done, and moves *done. Returns true if the message is
+  // complete. If not, the writer is starved; its owner calls this again after the bell.
   bool put(std::span<const std::byte> message, std::size_t* done) {
     while (*done < message.size()) {
       const std::size_t bytes = std::min(message.size() - *done, ring_.largest_piece());
@@ -116,7 +116,7 @@ class MailRingWriter {
 
   MailRing ring_;
   std::uint64_t written_;
-  std::uint64_t read_;  // as last looked at
+  std::uint64_t read_;  // the reader's count when this writer last looked
 };
 
 class MailRingReader {
@@ -125,7 +125,7 @@ class MailRingReader {
       : ring_(ring), read_(ring.head->read.load(std::memory_order_relaxed)) {}
 
   bool has_any() const { return ring_.head->written.load(std::memory_order_acquire) != read_; }
-  // Where there is any: appends a piece to the message. True if it was the last of it.
+  // Appends the next piece to the message; the ring must have one. Returns true if it was the last piece.
   bool take(std::vector<std::byte>* message) {
     const std::uint64_t there = ring_.head->written.load(std::memory_order_acquire) - read_;
     MailRing::PieceHeader mark;
@@ -142,12 +142,12 @@ class MailRingReader {
     ring_.head->read.store(read_, std::memory_order_release);
     return mark.last != 0;
   }
-  // After take(): does the writer wait for room?
+  // Does the writer wait for room? Valid after take().
   bool starves_writer() const {
     std::atomic_thread_fence(std::memory_order_seq_cst);
     return ring_.head->starved.load(std::memory_order_relaxed) != 0;
   }
-  // Nothing is taken any more.
+  // Tells the writer that this reader takes nothing more.
   void close() { ring_.head->deaf.store(1, std::memory_order_release); }
 
  private:

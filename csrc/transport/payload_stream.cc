@@ -15,14 +15,14 @@ namespace hvdlite::transport {
 
 namespace {
 
-// From here on one copy by the kernel is faster than two by the ranks.
+// From this size on, one copy by the kernel is faster than two copies by the ranks.
 constexpr std::size_t kOfferedBytes = 32 * 1024;
-// What is read at once: other things want to move on meanwhile.
+// The receiver reads at most so much at once, because other operations also have to advance.
 constexpr std::size_t kReadAtOnce = std::size_t{1} << 20;
-// A ring is filled in so many pieces, so that both sides copy at once.
+// The writer fills the ring in so many pieces, so that both sides copy at the same time.
 constexpr std::size_t kPiecesInRing = 4;
 
-// Found at the same address in no other process, but for one that this one was forked from or forks.
+// The proof: no other process has this value at this address, except a parent or a child after fork().
 const std::uint64_t& own_proof() {
   static const std::uint64_t proof =
       static_cast<std::uint64_t>(getpid()) << 32 ^
@@ -36,7 +36,7 @@ iovec at(std::uint64_t address, std::size_t bytes) {
   return {reinterpret_cast<void*>(address), bytes};
 }
 
-// In two parts if it goes over the end of the ring.
+// Copies in two parts if the range wraps around the end of the ring.
 template <typename Copy>
 void copy(const PayloadRing& ring, std::uint64_t place, std::size_t bytes, Copy part) {
   const std::size_t offset = place & (ring.capacity - 1);
@@ -47,7 +47,7 @@ void copy(const PayloadRing& ring, std::uint64_t place, std::size_t bytes, Copy 
 
 }  // namespace
 
-// --- who sends --------------------------------------------------------------------------------------------------------
+// --- the sender -------------------------------------------------------------------------------------------------------
 
 PayloadWriter::PayloadWriter(const PayloadRing& ring, bool offers)
     : ring_(ring), offers_(offers), written_(ring.head->written.load(std::memory_order_relaxed)) {}
@@ -99,7 +99,8 @@ Progress PayloadWriter::advance(std::span<const std::byte> payload) {
   if (stage_ == Stage::kOffered) {
     if (room() < ring_.capacity) return any ? Progress::kSome : Progress::kNone;
     if (ring_.head->refused.load(std::memory_order_relaxed) == 0) {
-      done_ = payload.size();  // read() was stored later than what it read
+      done_ =
+          payload.size();  // the receiver counts the header as read after it has read the payload
     }
     stage_ = Stage::kStreamed;
   }
@@ -110,7 +111,7 @@ Progress PayloadWriter::advance(std::span<const std::byte> payload) {
   return Progress::kDone;
 }
 
-// --- who receives -----------------------------------------------------------------------------------------------------
+// --- the receiver -----------------------------------------------------------------------------------------------------
 
 PayloadReader::PayloadReader(const PayloadRing& ring, pid_t writer)
     : ring_(ring), writer_(writer), read_(ring.head->read.load(std::memory_order_relaxed)) {}
@@ -145,7 +146,7 @@ void PayloadReader::take_header(std::size_t bytes) {
   if (stage_ == Stage::kStreamed) publish();
 }
 
-// False if the kernel refuses, or if that is another process.
+// Returns false if the kernel refuses, or if the number belongs to another process.
 bool PayloadReader::read_memory(std::span<std::byte> payload) {
   const std::size_t bytes = std::min(payload.size() - done_, kReadAtOnce);
   std::uint64_t proof = 0;

@@ -1,16 +1,18 @@
-// Large messages from one rank of a host to another, one after the other: straight from memory to memory, where the kernel lets the
-// receiver read the sender's; else through a ring, into which one side copies while the other copies out of it.
+// The payloads of large messages between two ranks of a host, one after the other. If the kernel lets the receiver read the sender's
+// memory, the receiver copies the payload from there into the tensor. If not, the sender copies it into a ring while the receiver
+// copies out of the ring.
 //
-//   who sends                                     who receives
-//      header: where the payload is  ----------->    reads it there (process_vm_readv)
-//             <----------- read, or refused -----    the header is read: the sender's memory is free; or it has to
-//      payload, as there is room     ===========>    come through the ring
+//   sender                                        receiver
+//      header: the payload's address  ---------->    reads the payload there (process_vm_readv)
+//             <-------- header counted as read ---   done: the sender's memory is free again
+//             <------------------------ refused ---  the kernel refused: the payload has to come through the ring
+//      payload, while there is room   ==========>    copies it out of the ring
 //
-// The kernel may refuse (Yama's ptrace_scope, seccomp, other users' processes, another pid namespace), and a number may name somebody
-// else's process: the header says what is found at an address of the sender's, which is read first. What was refused once is
-// not tried again.
-// Thread: a writer and a reader each belong to one. Owns: nothing. Blocks: no, but for copying. Throws: the reader Error(Internal) for
-// what no correct rank sends.
+// The kernel may refuse: Yama's ptrace_scope, seccomp, another user's process, another pid namespace. A process number may also belong
+// to a third process. So the header names an address of the sender and the value there (the proof); the receiver reads that value
+// first. After one refusal the pair uses the ring only.
+// Thread: a writer belongs to one thread, and so does a reader. Owns: nothing. Blocks: no, except for copying. Throws: the reader throws
+// Error(Internal) if the ring holds values that no correct rank stores.
 #pragma once
 
 #include <sys/types.h>
@@ -30,7 +32,7 @@ struct PayloadHead {
   std::atomic<std::uint32_t> refused;  // 1: the reader cannot read the writer's memory
 };
 
-// A ring's memory: the head, and `capacity` bytes, a power of two. All zero it is an empty one.
+// The memory of a ring: its head and its data. The capacity is a power of two. A ring whose memory is all zero is empty.
 struct PayloadRing {
   PayloadHead* head = nullptr;
   std::byte* data = nullptr;
@@ -44,21 +46,21 @@ struct PayloadRing {
   }
 };
 
-// What comes in front of a payload.
+// The header in front of a payload.
 struct PayloadHeader {
   std::uint64_t bytes = 0;
-  std::uint64_t address = 0;        // in the sender's memory; 0: it follows
-  std::uint64_t proof_address = 0;  // where the sender has
-  std::uint64_t proof = 0;          // this
+  std::uint64_t address = 0;        // in the sender's memory; 0: the payload follows in the ring
+  std::uint64_t proof_address = 0;  // an address of the sender
+  std::uint64_t proof = 0;          // the value there
 };
 
 enum class Progress { kNone, kSome, kDone };
 
 class PayloadWriter {
  public:
-  // offers: the receiver may try to read this process's memory.
+  // offers: the receiver may try to read this process's memory; if false, every payload goes through the ring.
   PayloadWriter(const PayloadRing& ring, bool offers);
-  // Moves the payload on, the same one until it is done: then its memory is free.
+  // Moves the payload on. The caller passes the same payload until this returns kDone; then its memory is free.
   Progress advance(std::span<const std::byte> payload);
 
  private:
@@ -77,7 +79,7 @@ class PayloadWriter {
 
 class PayloadReader {
  public:
-  // writer: its process.
+  // writer: the process of the sender.
   PayloadReader(const PayloadRing& ring, pid_t writer);
   Progress advance(std::span<std::byte> payload);
 
