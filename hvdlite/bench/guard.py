@@ -23,6 +23,7 @@ from hvdlite.bench.report import Record, format_seconds
 from hvdlite.bench.tables import markdown
 from hvdlite.config import outside_of_jobs
 from hvdlite.launcher import mpirun
+from hvdlite.launcher.job import NOT_LAUNCHED
 
 __all__ = [
     "FEWEST_PAIRS",
@@ -45,6 +46,7 @@ _QUIET = 0.02  # of the processors that others may have during a job
 _CONFIDENCE = 0.95
 _RESAMPLES = 4000
 _JOB_SECONDS = 600.0  # after which a job hangs
+_ATTEMPTS = 3  # to start a job, where mpirun gives up before it has started a rank
 _LAST_LINES = 20  # of a job that failed
 _PROGRAM = Path(__file__).with_name("guard_job.py")
 # Not as a script, whose folder Python would search for modules first.
@@ -282,20 +284,23 @@ def _job(command: Sequence[str], kind: str, build: Path, seconds: float) -> Figu
     paths = [str(build), *filter(None, [inherited.get("PYTHONPATH")])]
     with tempfile.TemporaryDirectory(prefix="hvdlite-guard-") as folder:
         words = [sys.executable, "-c", _START, str(_PROGRAM), kind, str(seconds), folder]
-        try:
-            done = subprocess.run(
-                [*command, *words],
-                env={**inherited, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
-                cwd=folder,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=_JOB_SECONDS,
-                check=False,
-            )
-        except subprocess.TimeoutExpired as late:
-            raise GuardError(f"the job {kind} of {build} hangs: it was ended after {_JOB_SECONDS:.0f} s") from late
+        for _ in range(_ATTEMPTS):
+            try:
+                done = subprocess.run(
+                    [*command, *words],
+                    env={**inherited, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
+                    cwd=folder,
+                    stdin=subprocess.DEVNULL,
+                    capture_output=True,
+                    text=True,
+                    errors="replace",
+                    timeout=_JOB_SECONDS,
+                    check=False,
+                )
+            except subprocess.TimeoutExpired as late:
+                raise GuardError(f"the job {kind} of {build} hangs: it was ended after {_JOB_SECONDS:.0f} s") from late
+            if NOT_LAUNCHED not in done.stderr:
+                break
         file = Path(folder) / "figures.json"
         if not file.exists():
             said = "\n".join((done.stdout + done.stderr).splitlines()[-_LAST_LINES:])

@@ -22,12 +22,12 @@ from hvdlite.launcher.folder import private_folder
 from hvdlite.launcher.output import RankExit, RankOutput, first_failure, last_words, parse_marked
 from hvdlite.launcher.rank import ASKS, HEADER, Segments
 
-__all__ = ["GRACE_SECONDS", "JobOutcome", "LaunchedJob", "told_to_end"]
+__all__ = ["GRACE_SECONDS", "NOT_LAUNCHED", "JobOutcome", "LaunchedJob", "told_to_end"]
 
 GRACE_SECONDS = 30.0  # for programs to end after the job is told to end
 _TERM_SECONDS = 8.0  # for mpirun to end the job
 # On a busy machine Open MPI's mpirun sometimes gives up before it has started any rank, with this text.
-_NOT_LAUNCHED = "listener thread failed to start"
+NOT_LAUNCHED = "listener thread failed to start"
 _LAUNCHES = 3  # at most
 _REST_SECONDS = 5.0  # for ranks to pass on their last output after mpirun has ended
 
@@ -273,7 +273,7 @@ class LaunchedJob:
     def _from_launcher(self, kind: str, line: str) -> None:
         marked = parse_marked(line.rstrip("\n"))
         if marked is None:
-            self._not_launched = self._not_launched or _NOT_LAUNCHED in line
+            self._not_launched = self._not_launched or NOT_LAUNCHED in line
             self._output.launcher(kind, line)
         elif marked[0] in "hx":
             self._record(marked[0], marked[3])
