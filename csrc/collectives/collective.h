@@ -58,7 +58,7 @@ struct Reduction {
   double prescale = 1.0;
   double postscale = 1.0;
   std::int64_t divisor = 1;
-  // Prescale is this rank's own: other ranks have others. So each rank scales what it contributes (reducer.h).
+  // Ranks have different prescales, so each rank scales its own contribution (reducer.h).
   bool own_prescale = false;
   // The inputs are partials: of type A, with prescale applied, the op over the x_r of some ranks each (reducer.h). Then an
   // input may be the output only if T is A, and none is null.

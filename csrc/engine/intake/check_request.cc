@@ -79,7 +79,7 @@ void check_reduction(const Request& request, std::size_t ranks) {
   }
 }
 
-// A weighted mean is a sum of products, rounded once.
+// Checks that a weighted request is a mean that can be weighted.
 void check_weighted(const Request& request) {
   if (!request.weighted) return;
   if (request.kind != OpKind::kAllreduce || request.op != ReduceOp::kAverage) {

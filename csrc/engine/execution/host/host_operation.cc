@@ -76,8 +76,8 @@ void HostOperation::start_allreduce() {
   }
 }
 
-// Each member adds its weight at its place, so the sum holds all of them, exactly. All parts have one weight: several are a group.
-// A rank that has joined has the weight 0.
+// Sums vectors that hold each member's weight at its own place, and zeros elsewhere: the sum has all weights, exactly. All parts of an
+// operation have one weight, because only a group has several parts. A rank that has joined has the weight 0.
 void HostOperation::exchange_weights() {
   weights_.assign(static_cast<std::size_t>(comm_.size()), 0.0);
   weights_[static_cast<std::size_t>(comm_.rank())] = entries().front().weight;
@@ -87,8 +87,8 @@ void HostOperation::exchange_weights() {
   collective_ = collectives::start_allreduce(comm_, args, context_.selection);
 }
 
-// Where all count alike it is the plain mean, with all its ways. Else each rank's share of all weights is its own prescale. Ranks
-// whose weights are all 0 get 0.
+// Returns the plain mean if all weights are equal, so that it can use every algorithm. Otherwise each rank's prescale is its share of
+// all weights. If all weights are 0, the result is 0.
 collectives::Reduction HostOperation::weighted_reduction() {
   const std::vector<double> weights = std::exchange(weights_, {});
   collectives::Reduction reduction = reduction_of(fused().parts.front(), comm_.size());
@@ -97,7 +97,7 @@ collectives::Reduction HostOperation::weighted_reduction() {
   if (own != 0 && std::ranges::all_of(weights, [&](double each) { return each == own; })) {
     return reduction;
   }
-  // Of the largest first: the sum of large weights would be too large.
+  // Divides by the largest weight first, because a sum of large weights could overflow.
   const double largest = std::ranges::max(weights);
   double total = 0;
   for (const double each : weights) total += largest > 0 ? each / largest : 0;
