@@ -98,10 +98,8 @@ Progress PayloadWriter::advance(std::span<const std::byte> payload) {
   if (stage_ == Stage::kNew) return Progress::kNone;
   if (stage_ == Stage::kOffered) {
     if (room() < ring_.capacity) return any ? Progress::kSome : Progress::kNone;
-    if (ring_.head->refused.load(std::memory_order_relaxed) == 0) {
-      done_ =
-          payload.size();  // the receiver counts the header as read after it has read the payload
-    }
+    // The receiver counts the header as read after it has read the payload.
+    if (ring_.head->refused.load(std::memory_order_relaxed) == 0) done_ = payload.size();
     stage_ = Stage::kStreamed;
   }
   any = stream(payload) || any;

@@ -22,7 +22,7 @@ def reach_steps(optimizer: Any, kind: Any) -> Callable[[], None]:
     """Makes torch call the hooks of an optimizer's step if its class never called ``Optimizer.__init__``, which would do so.
 
     Args:
-        optimizer: its hooks shall be called.
+        optimizer: torch calls its hooks afterwards.
         kind: its class, which has no other object; it is changed.
 
     Returns:

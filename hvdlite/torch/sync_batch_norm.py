@@ -218,10 +218,10 @@ class _LocalValues:
             means, deviations, counts = everyone.split([channels, channels, 1], dim=1)
             total = int(counts.sum())
         else:
-            flight = ops.allgather_async(count[None], f"{name}.counts", process_set)
+            handle = ops.allgather_async(count[None], f"{name}.counts", process_set)
             everyone = ops.allgather(torch.cat(own)[None], name, process_set)
             means, deviations = everyone.split([channels, channels], dim=1)
-            host_counts = flight.synchronize()
+            host_counts = handle.synchronize()
             total = int(host_counts.sum())
             counts = host_counts.to(everyone.device, non_blocking=True)
         mean = (counts * means).sum(0) / max(total, 1)

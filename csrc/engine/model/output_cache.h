@@ -70,8 +70,8 @@ class OutputCache : public std::enable_shared_from_this<OutputCache> {
     bool shared_ = false;  // other ranks map it
   };
 
-  // Gives at least `bytes` bytes, uninitialised (for 0 bytes, too, an address). They are aligned to 64 bytes, from kSmallest on
-  // to a page. open: other ranks shall be able to store into it, if possible.
+  // Returns a block of at least `bytes` uninitialised bytes; a block of 0 bytes has an address, too. Blocks are aligned to 64 bytes,
+  // and from kSmallest on to a page. open: other ranks can store into the block, if the host allows it.
   Block get(std::size_t bytes, bool open = false);
   // Frees returned memory now, and from now on at once when it comes back.
   void close();

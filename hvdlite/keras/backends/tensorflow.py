@@ -79,11 +79,11 @@ class TensorFlowKerasBackend:
         set_id = process_set.require_member(Kind.BROADCAST)
         tensors = [tf.convert_to_tensor(variable) for variable in variables]
         if tf.executing_eagerly():
-            flights = [
+            handles = [
                 ops.broadcast_async(tensor.numpy(), root, name, process_set)
                 for tensor, root, name in zip(tensors, roots, names, strict=True)
             ]
-            return [flight.synchronize() for flight in flights]
+            return [handle.synchronize() for handle in handles]
         if xla.in_xla_context():
             return xla.broadcast_from(tensors, roots, names, set_id)
         # A graph drops what has no use, such as the reduction of a gradient whose variable another rank steps. An op with state

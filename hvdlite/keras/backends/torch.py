@@ -48,7 +48,7 @@ class TorchKerasBackend:
         process_set = reduction.process_set
         used = np.array([gradient is not None for gradient in gradients], dtype=np.uint8)
         base = names[0]
-        flight = ops.allreduce_async(used, name=f"{base}.used", op=Max, process_set=process_set)
+        handle = ops.allreduce_async(used, name=f"{base}.used", op=Max, process_set=process_set)
         sent = [_sent(gradient, variable) for gradient, variable in zip(gradients, variables, strict=True)]
         reduced: list[Any] = [None] * len(sent)
         for members in _partition(groups, len(sent)):
@@ -63,7 +63,7 @@ class TorchKerasBackend:
             )
             for place, output in zip(members, outputs, strict=True):
                 reduced[place] = output
-        anyone = flight.synchronize()
+        anyone = handle.synchronize()
         return [
             output.to(variable.value.device) if someone else None
             for output, variable, someone in zip(reduced, variables, anyone, strict=True)
@@ -81,11 +81,11 @@ class TorchKerasBackend:
         """As `KerasBackend.broadcast_from`, in place where the engine reaches the memory."""
         held = [variable.value.detach() for variable in variables]
         sent = [reachable(tensor.contiguous()) for tensor in held]
-        flights = [
+        handles = [
             ops.broadcast_async_(tensor, root, name, process_set) for tensor, root, name in zip(sent, roots, names, strict=True)
         ]
-        for flight in flights:
-            flight.synchronize()
+        for handle in handles:
+            handle.synchronize()
         return [
             None if tensor.data_ptr() == own.data_ptr() else tensor.to(own.device)
             for tensor, own in zip(sent, held, strict=True)
