@@ -93,7 +93,7 @@ def test_a_receive_waits_for_no_collective(hvd):
 
 
 def test_a_process_set_has_messages_of_its_own(hvd):
-    ranks = hvd.add_process_set([0, SIZE - 1])
+    ranks = hvd.add_process_set(sorted({0, SIZE - 1}))
     if RANK == 0:
         hvd.send(np.full(2, 1.0), SIZE - 1)
         hvd.send(np.full(2, 2.0), SIZE - 1, process_set=ranks)
@@ -139,6 +139,7 @@ def test_lists_of_objects(hvd):
         hvd.send_object(7, SIZE - 1)
 
 
+@pytest.mark.skipif(SIZE == 1, reason="two ranks send and receive")
 @pytest.mark.parametrize("elements", [4, 5000])
 def test_a_mismatch_is_an_error_on_both_ranks(hvd, elements):
     text = (
