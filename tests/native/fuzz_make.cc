@@ -127,7 +127,7 @@ engine::Message make_point_to_point(Draw& draw) {
     case 2:
       return engine::Withdrawal{number};
     case 3:
-      return engine::Rejection{number, make_text(draw)};
+      return engine::Rejection{number, draw.below(2) == 0, make_text(draw)};
     default:
       break;
   }

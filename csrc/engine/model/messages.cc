@@ -272,10 +272,12 @@ void get(Reader& reader, Withdrawal& message) { message.number = reader.get<std:
 
 void put(Writer& writer, const Rejection& message) {
   writer.put(message.number);
+  writer.put(static_cast<std::uint8_t>(message.whole));
   writer.put_string(message.why);
 }
 void get(Reader& reader, Rejection& message) {
   message.number = reader.get<std::uint64_t>();
+  message.whole = reader.get<std::uint8_t>() != 0;
   message.why = reader.get_string();
 }
 

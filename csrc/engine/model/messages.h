@@ -131,7 +131,8 @@ struct Offer {
 struct Clearance {
   std::uint64_t number = 0;
 };
-// Who sends -> who receives: its payload is the next that comes from this rank.
+// Who sends -> who receives: the send was still there. After a Clearance its payload is the next that comes from this rank; after a
+// Rejection nothing follows.
 struct Coming {
   std::uint64_t number = 0;
 };
@@ -142,6 +143,7 @@ struct Withdrawal {
 // Who receives -> who sends: the receive for it is of something else.
 struct Rejection {
   std::uint64_t number = 0;
+  bool whole = false;  // the offer's; if it was not, the receive fails only when a Coming answers
   std::string why;
 };
 // Who receives -> who sends: receives have taken whole messages of so much.

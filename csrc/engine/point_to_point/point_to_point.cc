@@ -178,10 +178,16 @@ void PointToPoint::hear(int source, Offer offer) {
 
 void PointToPoint::meet(Entry receive, int source, const Offer& offer) {
   count_received(source, offer);
-  const std::string why = why_unequal(receive, source, offer);
+  std::string why = why_unequal(receive, source, offer);
   if (!why.empty()) {
-    effects_.finish({&receive, 1}, {ErrorCode::kMismatch, why});
-    return deliver(source, Rejection{offer.number, why});
+    deliver(source, Rejection{offer.number, offer.whole, why});
+    if (offer.whole || source == settings_.rank) {
+      effects_.finish({&receive, 1}, {ErrorCode::kMismatch, why});
+    } else {
+      cleared_.emplace(std::pair(source, offer.number),
+                       Answered{std::move(receive), std::move(why)});
+    }
+    return;
   }
   receive.completion->value = source;
   receive.completion->contributors = offer.tag;
@@ -192,7 +198,7 @@ void PointToPoint::meet(Entry receive, int source, const Offer& offer) {
   } else if (source == settings_.rank) {
     take_own(std::move(receive), offer.number);
   } else {
-    cleared_.emplace(std::pair(source, offer.number), std::move(receive));
+    cleared_.emplace(std::pair(source, offer.number), Answered{std::move(receive), ""});
     effects_.send(source, Clearance{offer.number});
   }
 }
@@ -236,13 +242,15 @@ void PointToPoint::hear(int source, Clearance message) {
 void PointToPoint::hear(int source, Coming message) {
   auto found = cleared_.extract(std::pair(source, message.number));
   HVD_CHECK(!found.empty());
-  effects_.start_receive(std::move(found.mapped()), source);
+  auto& [receive, refusal] = found.mapped();
+  if (!refusal.empty()) return effects_.finish({&receive, 1}, {ErrorCode::kMismatch, refusal});
+  effects_.start_receive(std::move(receive), source);
 }
 
 void PointToPoint::hear(int source, Withdrawal message) {
   auto found = cleared_.extract(std::pair(source, message.number));
   if (!found.empty()) {  // as if it had never been sent
-    Entry& entry = found.mapped();
+    Entry& entry = found.mapped().receive;
     return receive(std::move(entry), sets_.at(entry.request->set).posted.begin());
   }
   for (auto& [id, set] : sets_) {
@@ -253,14 +261,16 @@ void PointToPoint::hear(int source, Withdrawal message) {
 }
 
 void PointToPoint::hear(int source, const Rejection& message) {
-  const auto found = offered_.find(message.number);
-  if (found == offered_.end()) {
+  if (message.whole) {
     owed_ = {ErrorCode::kMismatch, "an earlier send was refused: " + message.why};
     return;
   }
+  const auto found = offered_.find(message.number);
+  if (found == offered_.end()) return;  // a Withdrawal of it is on its way
   HVD_CHECK(found->second.to == source);
   const auto taken = offered_.extract(found);
   effects_.finish({&taken.mapped().entry, 1}, {ErrorCode::kMismatch, message.why});
+  if (source != settings_.rank) effects_.send(source, Coming{message.number});
 }
 
 void PointToPoint::hear(int source, Receipt message) {
@@ -336,7 +346,9 @@ void PointToPoint::end_all(const Status& why) {
   for (const auto& [number, sending] : std::exchange(offered_, {})) {
     effects_.finish({&sending.entry, 1}, why);
   }
-  for (const auto& [key, entry] : std::exchange(cleared_, {})) effects_.finish({&entry, 1}, why);
+  for (const auto& [key, answered] : std::exchange(cleared_, {})) {
+    effects_.finish({&answered.receive, 1}, why);
+  }
   for (auto& [id, set] : sets_) {
     for (const Entry& entry : std::exchange(set.posted, {})) effects_.finish({&entry, 1}, why);
   }
@@ -351,7 +363,8 @@ bool PointToPoint::waits(SetId id) const {
   const auto in_set = [&](const auto& entry) { return entry.request->set == id; };
   return std::ranges::any_of(offered_,
                              [&](const auto& each) { return in_set(each.second.entry); }) ||
-         std::ranges::any_of(cleared_, [&](const auto& each) { return in_set(each.second); });
+         std::ranges::any_of(cleared_,
+                             [&](const auto& each) { return in_set(each.second.receive); });
 }
 
 std::uint64_t PointToPoint::digest() const {
@@ -366,9 +379,10 @@ std::uint64_t PointToPoint::digest() const {
     hasher.add(number);
     add(sending.entry);
   }
-  for (const auto& [key, entry] : cleared_) {
+  for (const auto& [key, answered] : cleared_) {
     hasher.add_pair(key.first, static_cast<std::int32_t>(key.second));
-    add(entry);
+    hasher.add(answered.refusal.empty() ? 0 : 1);
+    add(answered.receive);
   }
   for (const auto& [id, set] : sets_) {
     hasher.add_pair(id.id, static_cast<std::int32_t>(id.epoch));

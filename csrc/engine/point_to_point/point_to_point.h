@@ -21,6 +21,9 @@
 //
 // Either may end before: who sends says so by a Withdrawal instead of Coming. So memory is given to the transport only where both
 // ranks are sure, and nothing ever has to be taken back from it.
+//
+// A receive of another dtype or size answers with a Rejection instead of a Clearance. It fails when Coming says that the send was still
+// there. If a Withdrawal comes, the receive waits for the next message: a send that has failed must not fail a later receive.
 #pragma once
 
 #include <algorithm>
@@ -110,7 +113,7 @@ class PointToPoint {
   // For each that is matched, but whose payload has not begun to come.
   template <typename Visit>
   void for_each_cleared(Visit visit) const {
-    for (const auto& [key, entry] : cleared_) visit(entry);
+    for (const auto& [key, answered] : cleared_) visit(answered.receive);
   }
   std::uint64_t digest() const;
 
@@ -130,6 +133,11 @@ class PointToPoint {
   struct Sending {
     Entry entry;
     int to = 0;
+  };
+  // A receive that has answered an Offer and waits for Coming or a Withdrawal.
+  struct Answered {
+    Entry receive;
+    std::string refusal;  // "": it waits for the payload
   };
   using Sendings = std::map<std::uint64_t, Sending>;  // by number
 
@@ -161,7 +169,7 @@ class PointToPoint {
   std::uint64_t last_number_ = 0;
   std::size_t posted_ = 0;  // receives in all sets
   Sendings offered_;
-  std::map<std::pair<int, std::uint64_t>, Entry> cleared_;  // receives by sender and number
+  std::map<std::pair<int, std::uint64_t>, Answered> cleared_;  // by sender and number
   std::vector<std::uint64_t> heard_;  // the number of the newest message of each rank
   // Of whole messages, by rank: what it has not said to have received, and what it has not been told that this rank has.
   std::vector<std::size_t> unreceived_, untold_;

@@ -17,7 +17,7 @@ constexpr std::size_t kWholeElements = 2;
 
 // One step of a rank's program.
 struct Step {
-  enum Kind : std::uint8_t { kSend, kRecv, kLeave };
+  enum Kind : std::uint8_t { kSend, kRecv, kLeave, kFailSends, kMeet };
   Kind kind = kSend;
   int peer = 0;
   int tag = 0;
@@ -33,11 +33,16 @@ Step recv(int from, int tag = 0, std::int64_t elements = 1) {
 }
 Step recv_large(int from, int tag = 0) { return recv(from, tag, 5); }
 constexpr Step kLeaves = {Step::kLeave};
+// A verdict on all that this rank has sent comes.
+constexpr Step kFailsSends = {Step::kFailSends};
+// Goes on when all ranks have come to this step. They learn of that by no message.
+constexpr Step kMeets = {Step::kMeet};
 
 struct Plan {
   std::vector<std::vector<Step>> programs;
   int dies = -1;  // the rank that may, between its steps
   std::size_t unreceived = 1000;
+  std::vector<std::size_t> only_failure{};  // by rank: the one operation that fails
 };
 
 class Job;
@@ -112,7 +117,9 @@ class Job {
     for (int rank = 0; rank < size(); ++rank) {
       const auto place = static_cast<std::size_t>(rank);
       const Rank& each = *ranks[place];
-      if (!each.ended && next_[place] < plan_.programs[place].size()) found.push_back({rank});
+      if (!each.ended && next_[place] < plan_.programs[place].size() && !has_to_meet(rank)) {
+        found.push_back({rank});
+      }
     }
     for (const auto& [ends, wire] : wires) {
       if (!wire.messages.empty()) found.push_back({ends.first, ends.second});
@@ -153,6 +160,20 @@ class Job {
 
  private:
   void arrive(int from, int to);
+  // Does its next step wait for another rank?
+  bool has_to_meet(int number) const {
+    const auto meets = [](const Step& step) { return step.kind == Step::kMeet; };
+    const auto mine = static_cast<std::size_t>(number);
+    if (!meets(plan_.programs[mine][next_[mine]])) return false;
+    for (std::size_t place = 0; place < next_.size(); ++place) {
+      const auto& steps = plan_.programs[place];
+      if (next_[place] <
+          static_cast<std::size_t>(std::ranges::find_if(steps, meets) - steps.begin())) {
+        return true;
+      }
+    }
+    return false;
+  }
 
   const Plan& plan_;
   std::vector<std::size_t> next_;
@@ -165,6 +186,15 @@ void Rank::ask(const Step& step) {
     for (int rank = 0; rank < job_.size(); ++rank) {
       if (rank != number_) job_.wires[{number_, rank}].messages.push_back(encode(Goodbye{}));
     }
+    return;
+  }
+  if (step.kind == Step::kMeet) return;
+  if (step.kind == Step::kFailSends) {
+    Verdict verdict{.set = kWorld, .names = {}, .text = "nobody receives them"};
+    for (std::size_t i = 1; i <= asked.size(); ++i) {
+      verdict.names.push_back("send." + std::to_string(i));
+    }
+    machine_.hear(0, verdict);
     return;
   }
   Asked& mine = asked.emplace_back(step);
@@ -247,12 +277,16 @@ std::uint64_t Job::digest() const {
 
 // Nothing more can happen: nobody waits, but for the dead, and what came from one rank with one tag came in its order.
 void Job::check_end() const {
-  for (const auto& rank : ranks) {
+  for (std::size_t number = 0; number < ranks.size(); ++number) {
+    const auto& rank = ranks[number];
     std::map<std::pair<int, int>, float> newest;  // by sender and tag
-    for (const Asked& each : rank->asked) {
-      if (rank->ended) continue;
+    for (std::size_t place = 0; place < rank->asked.size() && !rank->ended; ++place) {
+      const Asked& each = rank->asked[place];
       const bool lost = plan_.dies >= 0;
       EXPECT(each.completion->is_done() || lost);
+      if (!plan_.only_failure.empty()) {
+        EXPECT((each.completion->failure != nullptr) == (place == plan_.only_failure[number]));
+      }
       if (each.step.kind != Step::kRecv || !each.completion->is_done() ||
           each.completion->failure) {
         continue;
@@ -352,6 +386,16 @@ TEST(what_does_not_fit_ends_on_both_sides) {
   expect_states(
       {{{send_large(1, 1), recv(1, 2), send(1)}, {recv(0, 1, 6), send_large(0, 2), recv(0, 0, 2)}}},
       76);
+}
+
+// A verdict fails both sends at once. The second send that each rank asks for is always met, whatever the receives have heard by then.
+TEST(a_send_that_a_verdict_failed_fails_no_later_receive) {
+  const Plan plan{{{send_large(1), kFailsSends, kMeets, send(1, 0, 7), recv(1, 0, 7)},
+                   {send_large(0), kFailsSends, kMeets, recv(0, 0, 7), send(0, 0, 7)}},
+                  -1,
+                  1000,
+                  {0, 0}};
+  expect_states(plan, 28);
 }
 
 TEST(a_rank_that_dies_at_any_moment_gives_nobody_half_a_message) {
