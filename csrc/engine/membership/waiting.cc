@@ -39,7 +39,7 @@ void Membership::tell(int rank, BlockedReport report, Actions& actions) {
 
 void Membership::report_if_blocked(Time now, Facts& facts, Actions& actions) {
   const bool told = facts.callbacks_wait();
-  const bool blocked = (told || facts.all_wait()) && roster().size() > 1;
+  const bool blocked = told || facts.all_wait();
   const std::uint64_t version = facts.version();
   if (blocked != blocked_.blocked || version != blocked_.version) {
     const bool reported = blocked_.reported;

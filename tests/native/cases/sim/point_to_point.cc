@@ -205,6 +205,13 @@ TEST(large_sends_in_a_ring_are_found_and_small_ones_complete) {
   }
 }
 
+TEST(a_rank_alone_that_does_not_receive_what_it_sends_itself_is_told) {
+  expect_deadlock(one_host(1), {"rank 0 waits for send of 't1' to rank 0 (tag 0)"},
+                  [](Rank& rank) -> Operation& { return send(rank, 0, 1, kLarge); });
+  expect_deadlock(one_host(1), {"rank 0 waits for recv of 't1' from rank 0 (tag 0)"},
+                  [](Rank& rank) -> Operation& { return recv(rank, 0); });
+}
+
 TEST(receives_that_nobody_sends_for_are_found) {
   for (const Shape& shape : kShapes) {
     expect_deadlock(shape, {"rank 0 waits for recv of 't1' from rank 1 (tag 0)"},
