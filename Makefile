@@ -28,7 +28,7 @@ MPIRUN = $(shell test -x $(BIN)/mpirun && echo $(BIN)/mpirun || echo mpirun)
 # The tests start hundreds of Pythons, each of which would compile the same files again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: venv develop demo test test-all slice trace test-loaded mutants failures torch-distributed knobs test-matrix clients sanitize asan tsan fuzz lint tidy arm64 format clean
+.PHONY: venv develop demo test test-all slice trace test-loaded mutants failures torch-distributed chaos knobs test-matrix clients sanitize asan tsan fuzz lint tidy arm64 format clean
 
 venv: $(VENV)/.native
 
@@ -93,6 +93,10 @@ failures: venv
 # The tables in docs/torch_distributed.md, from a run of all their cases on hvdlite and on gloo.
 torch-distributed: venv
 	cd tests && $(MPI_ENV) ../$(BIN)/python -m support.torch_functions_page
+
+# Elastic trainings whose ranks are killed at drawn moments: half a minute a job on two cores (CHAOS='--jobs 20 --seed 7').
+chaos: venv
+	cd tests && ../$(BIN)/python -m support.chaos $(CHAOS)
 
 # What follows from the table of hvdlite/knobs.py: the page, and the engine's list.
 knobs: venv

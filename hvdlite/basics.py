@@ -78,7 +78,7 @@ def init(comm: Any = None, process_sets: Sequence[sets.ProcessSet] | str | None 
             except InvalidArgumentError:  # the same on all ranks
                 shutdown()
                 raise
-            if RUNTIME.config.metrics_file:
+            if RUNTIME.config.metrics_file and not RUNTIME.exiting:
                 from hvdlite.metrics import PrometheusWriter  # few want it
 
                 PrometheusWriter(RUNTIME.config.metrics_file, RUNTIME.config.metrics_interval)

@@ -264,6 +264,12 @@ def rank_by_launcher() -> str | None:
 _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 
 
+def launcher_spares_others(environ: Mapping[str, str] | None = None) -> bool:
+    """Does the launcher leave the other processes of a lost one alone? Open MPI's says so (``mpirun --with-ft ulfm``)."""
+    environ = os.environ if environ is None else environ
+    return environ.get("OMPI_MCA_mpi_ft_enable", "0") not in ("0", "false")
+
+
 def is_first_process(environ: Mapping[str, str] | None = None) -> bool:
     """Is this rank 0 by its launcher's variables, or a job without a launcher? For output before MPI is initialised."""
     environ = os.environ if environ is None else environ

@@ -13,7 +13,10 @@ from functools import partial
 from types import TracebackType
 from typing import Protocol
 
-__all__ = ["Announcer", "end_process", "install_excepthook"]
+__all__ = ["RAISED", "Announcer", "end_process", "install_excepthook"]
+
+# Every cause that says so begins with it: the program has ended itself.
+RAISED = "raised "
 
 
 class Announcer(Protocol):
@@ -67,15 +70,15 @@ def _leave(announcer: Announcer, error: BaseException) -> None:
     try:
         _flush()  # now, because the launcher may end this process as soon as one of the told peers ends
         kind, text = type(error).__name__, str(error)
-        announcer.announce(f"raised {kind}: {text}" if text else f"raised {kind}")
+        announcer.announce(f"{RAISED}{kind}: {text}" if text else f"{RAISED}{kind}")
     finally:
         end_process()
 
 
-def end_process() -> None:
-    """Ends the process at once, with exit code 1. Skips everything that would finalise MPI."""
+def end_process(code: int = 1) -> None:
+    """Ends the process at once, with this exit code. Skips everything that would finalise MPI."""
     _flush()
-    os._exit(1)
+    os._exit(code)
 
 
 def _flush() -> None:

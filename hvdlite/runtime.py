@@ -63,6 +63,7 @@ class Runtime:
         self.communicator: Any = None
         self._lock = threading.RLock()
         self._pid = 0  # of the process that initialised
+        self.exiting = False  # Python's exit handlers run, and start no threads
         self.forked = False  # a child of the process that initialised: there is no engine here
         self._armed = False
         self._failed = False
@@ -72,6 +73,9 @@ class Runtime:
         self._watchdog: threading.Thread | None = None
         self._exemptions: list[float] = []  # when each stall_limit that was entered ends; of all threads
         self._kept: list[Engine] = []  # for good
+        self.recoveries = 0  # how often the job has gone on without ranks that were lost
+        # Elastic training sets it: called in the exit handler when a rank is lost there. Has the job gone on without it?
+        self.at_loss: Callable[[HvdliteError], bool] | None = None
         self.steps = Steps()
         self.at_stop: list[Callable[[], None]] = []  # called while there is still an engine
 
@@ -123,8 +127,7 @@ class Runtime:
 
     def _join(self, mpi: Any, chosen: Any, job: Job, shim: str, dynamic: bool) -> None:
         config, problem = self._prepare(dynamic)
-        bounded = config.stall_shutdown_time_seconds > 0 and not config.stall_check_disable
-        job.set_limits(config.stall_shutdown_time_seconds if bounded else 0.0, config.peer_timeout)
+        job.set_limits(startup.patience_of(config), config.peer_timeout)
         everyone = startup.agree(job, config, problem)
         logger = startup.configure_logging(config, chosen.rank, chosen.size)
         for line in (*config.notes, *config.warnings) if chosen.rank == 0 else config.warnings:
@@ -137,7 +140,7 @@ class Runtime:
         self.engine = _native.load_native().Engine.create_mpi(shim, mpi._addressof(chosen), knobs.to_native(resolved))
         self.engine.make_current()
         self.topology = Topology(*self.engine.topology)
-        if chosen.size > 1:
+        if chosen.size > 1 and not self.exiting:
             self._watchdog = watchdog.start(self.engine)
         self.steps = Steps()
         self.config = config
@@ -163,6 +166,12 @@ class Runtime:
             atexit.register(self._at_exit)
         self._pid = os.getpid()
         self._armed = not alone
+
+    def forget_failed_jobs(self) -> None:
+        """Lets this process enter a new job after ranks of earlier ones were lost. MPI is not finalised any more."""
+        for each in filter(None, (*self._other_jobs, self._job)):
+            each.close()
+        self._job, self._other_jobs, self._failed = None, [], False
 
     def stop(self) -> None:
         """Leaves the job. Operations of peers that still need this rank fail. Does nothing if there is no engine."""
@@ -201,8 +210,7 @@ class Runtime:
                     job.tell("has left during init(): its program ended")
                     self._failed = True
                 else:
-                    for each in (*self._other_jobs, job):
-                        each.farewell()
+                    self._farewell()
             except LOST as error:
                 self._failed = True
                 _log_at_exit(f"at the end of the program: {error}")
@@ -211,12 +219,24 @@ class Runtime:
             job.kill_stopped()
         for each in filter(None, (*self._other_jobs, job)):
             each.close()
-        if self._failed and not ours:
-            failures.end_process()
-        return not self._failed
+        if not ours and (self._failed or self.at_loss):
+            failures.end_process(1 if self._failed else 0)
+        # The exit of one process would let another wait in MPI_Finalize for a process that is lost after it.
+        return not self._failed and self.at_loss is None
+
+    def _farewell(self) -> None:
+        while True:
+            try:
+                for each in filter(None, (*self._other_jobs, self._job)):
+                    each.farewell()
+                return
+            except LOST as error:
+                if self.at_loss is None or not self.at_loss(error):
+                    raise
 
     def _at_exit(self) -> None:
         if os.getpid() == self._pid:
+            self.exiting = True
             self.stop()
 
     def _forget(self) -> None:

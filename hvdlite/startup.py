@@ -39,6 +39,7 @@ __all__ = [
     "folder_of_records",
     "give_claim_back",
     "load_mpi",
+    "patience_of",
     "place_of",
 ]
 
@@ -291,6 +292,11 @@ def place_of(MPI: Any, comm: Any, config: Config) -> JobPlace:  # noqa: N803 - t
 def _machine() -> str:
     """Equal for all ranks of a machine (merge_hosts in csrc/transport/mpi_env.cc explains why MPI is not asked)."""
     return f"{boot_id()} {socket.gethostname()}"
+
+
+def patience_of(config: Config) -> float:
+    """Seconds for which a rank waits for others that do not answer; 0: for ever."""
+    return 0.0 if config.stall_check_disable else max(config.stall_shutdown_time_seconds, 0.0)
 
 
 def folder_of_records(config: Config) -> str:

@@ -186,12 +186,28 @@ MpiWorld place(const std::vector<int>& leaders, int rank) {
   return world;
 }
 
+namespace {
+
+// MPI's collectives fail only on those ranks that talk to a lost one. If they fail here, this rank tells the others by revoking the
+// communicators.
+struct Revoking {
+  const hvdlite_mpi* mpi;
+  std::vector<hvdlite_mpi_comm> comms{};
+  ~Revoking() {
+    if (mpi->revoke == nullptr) return;
+    for (const hvdlite_mpi_comm comm : comms) mpi->revoke(comm);
+  }
+};
+
+}  // namespace
+
 MpiWorld open_mpi(const char* shim_path, const void* comm_address, const base::Config& config,
                   std::size_t ledger_bytes) {
   const hvdlite_mpi* mpi = load_mpi(shim_path);
   hvdlite_mpi_comm given = {}, comm = {}, host = {};
   check(mpi, mpi->comm_from_address(comm_address, &given), "reading the communicator");
   check(mpi, mpi->comm_dup(given, &comm), "MPI_Comm_dup");
+  Revoking on_failure{mpi, {comm}};
   int rank = 0, size = 0;
   check(mpi, mpi->comm_rank(comm, &rank), "MPI_Comm_rank");
   check(mpi, mpi->comm_size(comm, &size), "MPI_Comm_size");
@@ -213,6 +229,7 @@ MpiWorld open_mpi(const char* shim_path, const void* comm_address, const base::C
   leaders = merge_hosts(std::move(leaders), machines);
   check(mpi, mpi->comm_split(comm, leaders[static_cast<std::size_t>(rank)], rank, &host),
         "MPI_Comm_split");
+  on_failure.comms.push_back(host);
 
   MpiWorld world = place(leaders, rank);
   const int local_rank = world.local_rank, local_size = world.local_size;
@@ -234,6 +251,7 @@ MpiWorld open_mpi(const char* shim_path, const void* comm_address, const base::C
                                  });
   }
   if (window && local_size > 1) window->window().set_results(share_results(joining, config));
+  on_failure.comms.pop_back();
   check(mpi, mpi->comm_free(&host), "MPI_Comm_free");
   const char has_window = window ? 1 : 0;
   std::vector<char> windows(static_cast<std::size_t>(size));
@@ -268,6 +286,7 @@ MpiWorld open_mpi(const char* shim_path, const void* comm_address, const base::C
   world.transport = std::make_unique<MpiTransport>(
       mpi, comm, rank, std::move(peers), std::move(page), std::move(window), windows_everywhere,
       MpiTransport::Limits{config.message_split_bytes, config.remote_message_bytes});
+  on_failure.comms.clear();
   return world;
 }
 

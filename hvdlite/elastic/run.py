@@ -5,13 +5,18 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from hvdlite.basics import size
+from hvdlite.config import launcher_spares_others
+from hvdlite.elastic import recovery
 from hvdlite.errors import (
     HorovodInternalError,
     HostsUpdatedInterrupt,
     MismatchError,
     OperationTimeoutError,
+    PeerLostError,
     UnsupportedError,
 )
+from hvdlite.runtime import RUNTIME
 
 __all__ = ["LossIn", "run", "run_fn"]
 
@@ -22,8 +27,9 @@ LossIn = Callable[[Exception], HorovodInternalError | None]
 def run(func: Callable[..., Any], loss_in: LossIn | None = None) -> Callable[..., Any]:
     """Decorates a training function whose first argument is a `State`: the state is synchronised before it runs.
 
-    hvdlite cannot yet continue with other ranks than at the start. Where Horovod would, this raises UnsupportedError, and
-    the state can be saved to a file for the next job (docs/elastic.md).
+    If ranks are lost (a signal or the kernel's memory killer ended them), the others restore their last commit, go on as a job
+    of their own, synchronise the state and call the function again. That needs Open MPI 5 or newer, started with ``hvdlite run
+    --elastic`` or ``mpirun --with-ft ulfm``. The function ends on all ranks together. docs/elastic.md says more.
 
     Args:
         func: the training function.
@@ -33,12 +39,24 @@ def run(func: Callable[..., Any], loss_in: LossIn | None = None) -> Callable[...
         A function with the same arguments. Collective over all ranks.
 
     Later, that function can raise:
-        UnsupportedError: a rank was lost, or the hosts have changed. In the first case the state was restored to this
-            rank's last commit.
+        UnsupportedError: the job cannot go on: the text says why. After a loss the state was restored to this rank's last
+            commit, and can be saved to a file.
         MismatchError, OperationTimeoutError: the ranks ask for different things, which another run would do as well.
         Whatever the training function raises.
     """
-    return run_fn(func if loss_in is None else _with_own_errors(func, loss_in), _refuse)
+    own = func if loss_in is None else _with_own_errors(func, loss_in)
+
+    @functools.wraps(func)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if not launcher_spares_others():
+            return run_fn(own, lambda: _refuse(_cause()))(*args, **kwargs)
+        call = recovery.Call()
+        try:
+            return run_fn(call.ending(own), lambda: _reset(call, _cause()))(*args, **kwargs)
+        except recovery.Passed:
+            return call.result
+
+    return wrapper
 
 
 def _with_own_errors(func: Callable[..., Any], loss_in: LossIn) -> Callable[..., Any]:
@@ -89,15 +107,32 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], Any]) -> Callable[..., 
     return wrapper
 
 
-def _refuse() -> NoReturn:
-    """The reset that does not exist yet. Called while what would make it necessary is handled."""
-    cause = sys.exc_info()[1]
-    if isinstance(cause, HostsUpdatedInterrupt):
-        then = "The state is as it was when the change was noticed"
-    else:
-        then = "The state was restored to this rank's last commit"
+def _cause() -> BaseException | None:
+    """What makes the reset necessary. It is being handled."""
+    return sys.exc_info()[1]
+
+
+def _reset(call: recovery.Call, cause: BaseException | None) -> None:
+    if not isinstance(cause, PeerLostError) or recovery.why_not(cause):
+        _refuse(cause)
+    call.recover(cause)
+    least = RUNTIME.config.elastic_min_ranks
+    if size() < least:
+        raise UnsupportedError(
+            f"{size()} ranks are left, and HVDLITE_ELASTIC_MIN_RANKS={least} asks for more ({cause}). {_RESTORED}"
+        ) from cause
+
+
+_RESTORED = (
+    "The state was restored to this rank's last commit: catch UnsupportedError to save it to a file, and start the job again "
+    "from there"
+)
+
+
+def _refuse(cause: BaseException | None) -> NoReturn:
+    """Ends the training function, because the job cannot go on."""
+    why = recovery.why_not(cause)
+    then = "The state is as it was when the change was noticed" if isinstance(cause, HostsUpdatedInterrupt) else _RESTORED
     raise UnsupportedError(
-        "hvdlite.elastic cannot yet replace, add or remove ranks of a running job, as it would have to now "
-        f"({type(cause).__name__}: {cause}). {then}: catch UnsupportedError to save it to a file, and start the job again from "
-        "there, on the hosts that are to take part"
+        f"elastic training cannot go on after this ({type(cause).__name__}: {cause}): {why}. {then}"
     ) from cause

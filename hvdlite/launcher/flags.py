@@ -71,15 +71,13 @@ HOROVODRUN: tuple[CommandFlag, ...] = (
     CommandFlag(("--log-without-timestamp", "--log-hide-timestamp"), "HOROVOD_LOG_HIDE_TIME", "1"),
 )
 
-_FIXED = "the ranks of a job stay the same; start it again from its last commit (docs/elastic.md)"
+_FIXED = "no ranks are added to a running job; --elastic lets it go on without those that are lost (docs/elastic.md)"
 
 # Flags of horovodrun that are refused, with the number of their arguments and the reason.
 REFUSED: dict[tuple[str, ...], tuple[int, str]] = {
-    ("--min-np", "--min-num-proc"): (1, _FIXED),
     ("--max-np", "--max-num-proc"): (1, _FIXED),
     ("--slots-per-host",): (1, _FIXED),
     ("--elastic-timeout",): (1, _FIXED),
-    ("--reset-limit",): (1, _FIXED),
     ("--blacklist-cooldown-range",): (2, _FIXED),
     ("--host-discovery-script",): (1, _FIXED),
     ("--gloo",): (0, "hvdlite runs over MPI only; leave the flag out"),

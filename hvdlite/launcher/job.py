@@ -42,6 +42,7 @@ class JobOutcome:
         words: its last lines of output.
         interrupted: was the job told to end?
         problem: any other error; empty if there was none.
+        lost: ranks that were ended by a signal in a job that went on without them, and succeeded.
     """
 
     status: int
@@ -49,6 +50,7 @@ class JobOutcome:
     words: tuple[str, ...] = ()
     interrupted: bool = False
     problem: str = ""
+    lost: tuple[RankExit, ...] = ()
 
 
 @dataclass
@@ -322,8 +324,12 @@ class LaunchedJob:
 
     def _outcome(self, launcher_status: int) -> JobOutcome:
         status = launcher_status if launcher_status >= 0 else 128 - launcher_status
-        failure = first_failure(self._endings.values(), self._started, lambda rank: self._output.tail(rank, "e"))
         interrupted = bool(self._asked_to_end)
+        lost = tuple(ending for ending in self._endings.values() if ending.code < 0)
+        others = [ending for ending in self._endings.values() if ending.code >= 0]
+        if self._line.elastic and lost and others and not interrupted and not any(ending.failed for ending in others):
+            return JobOutcome(0, lost=lost)
+        failure = first_failure(self._endings.values(), self._started, lambda rank: self._output.tail(rank, "e"))
         if self._problem:
             return JobOutcome(status or 1, interrupted=True, problem=self._problem)
         if failure is not None:

@@ -175,11 +175,19 @@ class Reducer(PassDriver):
             engine = RUNTIME.require()  # the first one, or hvdlite was shut down and initialised again
             self._drop_plan()
             self._leave_in_flight()
+            self._generation = 0  # the ranks of the new job may have made different numbers of plans before
             self._engine = engine
         elif any(has_moved(bucket) for bucket in self.buckets) or any(
             gradient.param.requires_grad for gradient in self._left_out
         ):
             self._drop_plan()  # the model was moved to another device or dtype, or frozen parts of it thawed, as on all ranks
+
+    def _has_lost_engine(self) -> bool:
+        """Is this another job than that of the pass? Then nothing of the pass can be reduced any more: leaves its buckets."""
+        if self._engine is None or RUNTIME.engine in (None, self._engine):
+            return False
+        self._leave_in_flight()
+        return True
 
     def _drop_plan(self) -> None:
         for bucket in self.buckets:

@@ -5,11 +5,10 @@ docs/failures.md shows the same cases as they came out in one run (`make failure
 """
 
 import re
-import subprocess
 
 import pytest
 from support.failure_cases import CASES, MODES, Case, Outcome, run_cases
-from support.job import find_mpirun
+from support.job import launcher_has_ulfm
 from support.shared_memory import nothing_left_behind
 
 from hvdlite.knobs import KNOBS
@@ -32,20 +31,13 @@ RECORDED = ("negotiation", "collective", "computing")
 HAS_STALL_LIMIT = any(knob.name == "stall_shutdown_time_seconds" for knob in KNOBS)
 
 
-def has_ulfm() -> bool:
-    """Does this machine's mpirun know --with-ft? Open MPI's does, from version 5 on."""
-    version = subprocess.run([find_mpirun(), "--version"], capture_output=True, text=True, check=False).stdout
-    found = re.search(r"Open MPI\) (\d+)", version)
-    return found is not None and int(found[1]) >= 5
-
-
 @pytest.fixture(scope="module")
 def outcomes(request) -> dict[Case, Outcome]:
     """All cases that this run of the tests asks for, run side by side."""
     wanted = [
         item.callspec.params["case"] for item in request.session.items if item.path == request.path and "case" in _params(item)
     ]
-    modes = MODES if any(case.mode == "ulfm" for case in wanted) and has_ulfm() else ("mpirun",)
+    modes = MODES if any(case.mode == "ulfm" for case in wanted) and launcher_has_ulfm() else ("mpirun",)
     with nothing_left_behind():
         return run_cases(case for case in wanted if case.mode in modes and _runs(case))
 

@@ -3,6 +3,7 @@
 import functools
 import importlib.util
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -83,6 +84,14 @@ def launcher_is_hydra() -> bool:
     """Is mpirun MPICH's? It ends a job at once when a rank dies; Open MPI's leaves the others a quarter of a second."""
     version = subprocess.run([find_mpirun(), "--version"], capture_output=True, text=True, check=False)
     return "hydra" in version.stdout.lower()
+
+
+@functools.cache
+def launcher_has_ulfm() -> bool:
+    """Does this machine's mpirun know --with-ft? Open MPI's does, from version 5 on."""
+    version = subprocess.run([find_mpirun(), "--version"], capture_output=True, text=True, check=False).stdout
+    found = re.search(r"Open MPI\) (\d+)", version)
+    return found is not None and int(found[1]) >= 5
 
 
 def job_environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:

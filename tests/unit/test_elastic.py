@@ -312,10 +312,18 @@ def raising(error):
     return train
 
 
-@pytest.mark.parametrize("lost", [PeerLostError("rank 1 is gone"), HorovodInternalError("rank 1 is gone")], ids=repr)
-def test_without_a_reset_a_lost_rank_ends_it_after_the_restore(lost):
+@pytest.mark.parametrize(
+    ("lost", "why"),
+    [
+        (PeerLostError("rank 1 is gone"), "start it with `hvdlite run --elastic`, or with `mpirun --with-ft ulfm`"),
+        (PeerLostError("rank 1 is gone: it raised ValueError: x"), "raised an exception, which would come again"),
+        (HorovodInternalError("rank 1 is gone"), "neither adds ranks nor gives up a rank that has left in good order"),
+    ],
+    ids=repr,
+)
+def test_a_loss_with_which_the_job_cannot_go_on_ends_it_after_the_restore(lost, why):
     state = alone(epoch=4)
-    with pytest.raises(UnsupportedError, match="cannot yet replace, add or remove ranks") as caught:
+    with pytest.raises(UnsupportedError, match=f"elastic training cannot go on after this .*{why}") as caught:
         run(raising(lost))(state)
     assert "rank 1 is gone" in str(caught.value)
     assert "restored to this rank's last commit" in str(caught.value)

@@ -37,6 +37,12 @@ def words(mpirun, **wishes):
             "/opt/ompi5/bin/mpirun --allow-run-as-root -n 4 --bind-to none --map-by slot --oversubscribe python train.py 'a b'",
         ),
         (
+            FIVE,
+            {"np": 4, "elastic": True},
+            "/opt/ompi5/bin/mpirun -n 4 --bind-to none --map-by slot --oversubscribe --with-ft ulfm "
+            "--mca coll '^han,adapt,hcoll,portals4' python train.py 'a b'",
+        ),
+        (
             FOUR,
             {"np": 4, "hosts": TWO, "environ": ENVIRON, "ssh_port": 2222, "interfaces": ("eth0", "eth1")},
             "/opt/ompi4/bin/mpirun -n 4 --host a:2,b:2 --bind-to none --map-by slot --mca ess_base_forward_signals 28,23 "
@@ -268,3 +274,14 @@ def test_a_rank_starts_no_ranks(monkeypatch):
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
     with pytest.raises(InvalidArgumentError, match=r"hvdlite run starts ranks, but this process is itself one of 2"):
         plan.refuse_nested("hvdlite run")
+
+
+@pytest.mark.parametrize("program", [FOUR, HYDRA, INTEL], ids=lambda program: program.title)
+def test_an_mpi_that_ends_a_job_with_its_first_process_is_not_elastic(program):
+    with pytest.raises(InvalidArgumentError, match=rf"--elastic .*: {program.title} ends the whole job"):
+        mpirun_line(program, Wishes(np=4, elastic=True))
+
+
+def test_srun_is_not_elastic():
+    with pytest.raises(InvalidArgumentError, match=r"--elastic .*: srun ends the whole job .*--launcher mpirun"):
+        srun_line("srun", "pmix", Wishes(np=4, elastic=True), 2, inside_step=False)

@@ -199,6 +199,7 @@ void PassDriver::settle() {
   if (running()) finish();
   ask("restore");
   if (!unsettled()) return;
+  if (nb::cast<bool>(ask("_has_lost_engine"))) return abandon();
   if (owes()) {
     reduce(false);
   } else {

@@ -94,6 +94,11 @@ void Passes::additions_are_launched() {
   ++turn_;
 }
 
+void Passes::abandon() {
+  owed_ = unsettled_ = added_later_ = local_gradients_ = given_up_ = false;
+  start_step();
+}
+
 bool Passes::any_missing() const {
   return std::any_of(buckets_.begin(), buckets_.end(),
                      [](const Bucket& bucket) { return bucket.missing != 0; });

@@ -75,6 +75,8 @@ class Passes {
   bool may_be_anywhere() const { return local_gradients_ || given_up_; }
   void rest_is_launched();
   void settled() { unsettled_ = false; }
+  // What is owed or in flight will never be done.
+  void abandon();
   // Was something added to a gradient after its launch? Then a pass of its own sends it.
   bool added_later() const { return added_later_; }
   void begin_additions();

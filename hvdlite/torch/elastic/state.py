@@ -44,6 +44,13 @@ class TorchState(ObjectState):
     def __init__(self, model: Any = None, optimizer: Any = None, **kwargs: Any) -> None:
         super().__init__(broadcast_object, rank, model=model, optimizer=optimizer, **kwargs)
 
+    def reset(self) -> None:
+        """Drops the gradients of the step that the old ranks did not finish."""
+        for inventory in self._saved:
+            for handler in inventory.handlers:
+                if isinstance(handler.value, torch.optim.Optimizer):
+                    handler.value.zero_grad()
+
     def _handler_of(self, value: Any) -> StateHandler | None:
         return next((handler(value) for kind, handler in _registry if isinstance(value, kind)), None)
 

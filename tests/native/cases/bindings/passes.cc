@@ -252,6 +252,24 @@ TEST(what_was_kept_back_and_reset_may_still_be_on_other_ranks) {
   EXPECT(!job.passes.may_be_anywhere());
 }
 
+TEST(a_pass_whose_job_has_ended_is_abandoned) {
+  Job job(3);
+  job.plan({1, 2});
+  job.add(0);
+  EXPECT(job.launches.size() == 1);
+  job.passes.finish();
+  EXPECT(job.passes.owes() && job.passes.unsettled());
+  job.passes.abandon();
+  EXPECT(!job.passes.owes() && !job.passes.unsettled() && !job.passes.running());
+  job.passes.reset();
+  job.passes.start_step();
+  job.add(1);
+  EXPECT(!job.passes.is_one_too_many() && job.passes.turn() == 0);
+  job.passes.finish();
+  job.reduce();
+  EXPECT(job.sent[1] == 1);
+}
+
 TEST(a_pass_by_hand_launches_all_buckets) {
   Job job(2);
   job.plan({1, 1});
