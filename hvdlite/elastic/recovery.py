@@ -4,19 +4,18 @@ Each roster has an engine of its own. The old engine ends with the first cause o
 MPI agrees on the processes that live and keeps their order (ULFM's MPIX_Comm_shrink), and `hvdlite.init` makes everything anew
 on them. If more ranks are lost meanwhile, this is done again.
 
-Elastic functions end together (`Call.ending`). So a rank that is still in its function can rely on the others: they are in it
+Elastic functions end together (`Call.end`). So a rank that is still in its function can rely on the others: they are in it
 too, or they wait at its end, or all have ended it and some wait in the exit handler. All of them come to the recovery.
 """
 
 import logging
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 from hvdlite import basics, startup
 from hvdlite.config import launcher_spares_others
-from hvdlite.errors import HvdliteError, OperationTimeoutError, PeerLostError, SystemFailure
+from hvdlite.errors import HvdliteError, OperationTimeoutError, PeerLostError, SystemFailure, UnsupportedError
 from hvdlite.failures import RAISED
 from hvdlite.objects import allgather_object
 from hvdlite.ops import barrier
@@ -54,40 +53,45 @@ _comm: Any = None  # of the newest job of an elastic function
 
 
 class Call:
-    """One call of an elastic function. All ranks call the same functions in the same order.
-
-    Attributes:
-        result: what the function has returned on this rank.
-    """
+    """One call of an elastic function. All ranks call the same functions in the same order."""
 
     def __init__(self) -> None:
         global _comm
-        self.result: Any = None
         self._number = _passed
         _comm = RUNTIME.communicator
-        RUNTIME.at_loss = _help_at_exit
+        if launcher_spares_others():
+            RUNTIME.at_loss = _help_at_exit
 
-    def ending(self, func: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, with an end at which ranks wait for each other. A rank that passes it knows that all have come."""
+    def end(self) -> None:
+        """Waits for the other ranks. A rank that passes this knows that all have come here."""
+        barrier()
+        self._pass()
 
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            self.result = func(*args, **kwargs)
-            barrier()
-            self._pass()
-            return self.result
-
-        return wrapper
-
-    def recover(self, loss: PeerLostError) -> None:
+    def recover(self, loss: PeerLostError, step: int = 0) -> list[int]:
         """Leaves the job that has failed with this error, and enters that of the ranks that live. Collective over these.
+
+        Args:
+            loss: the error.
+            step: the number of steps that this rank has applied, for those who count them.
+
+        Returns:
+            The steps of all ranks, by their new numbers.
 
         Raises:
             Passed: all ranks have ended this function.
+            UnsupportedError: fewer ranks are left than HVDLITE_ELASTIC_MIN_RANKS.
             HvdliteError: the new job could not be made.
         """
-        if max(_enter_next(loss)) > self._number:
+        reports = _enter_next(loss, step)
+        if any(passed > self._number for passed, _ in reports):
             self._pass()
             raise Passed
+        least = RUNTIME.config.elastic_min_ranks
+        if len(reports) < least:
+            raise UnsupportedError(
+                f"{len(reports)} ranks are left, and HVDLITE_ELASTIC_MIN_RANKS={least} asks for more ({loss})"
+            )
+        return [step for _, step in reports]
 
     def _pass(self) -> None:
         global _passed
@@ -98,13 +102,13 @@ def _help_at_exit(loss: HvdliteError) -> bool:
     """In the exit handler: helps ranks that have not passed the end of their function yet. False: the job cannot go on."""
     if not isinstance(loss, PeerLostError) or why_not(loss):
         return False
-    _enter_next(loss)
+    _enter_next(loss, 0)
     RUNTIME.stop()
     return True
 
 
-def _enter_next(loss: PeerLostError) -> list[int]:
-    """Makes a job of the ranks that live, as often as it takes. Returns how many functions each of its ranks has passed."""
+def _enter_next(loss: PeerLostError, step: int) -> list[tuple[int, int]]:
+    """Makes a job of the ranks that live, as often as it takes. Returns the functions passed and the step of each rank."""
     global _comm
     from mpi4py import MPI
 
@@ -121,7 +125,7 @@ def _enter_next(loss: PeerLostError) -> list[int]:
         RUNTIME.recoveries += 1
         try:
             basics.init(survivors, "dynamic" if dynamic else None)
-            return [int(passed) for passed in allgather_object(_passed, name="hvdlite.elastic.passed")]
+            return allgather_object((_passed, step), name="hvdlite.elastic.report")
         except PeerLostError as error:
             loss = error
         except (MPI.Exception, SystemFailure) as error:

@@ -5,7 +5,6 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from hvdlite.basics import size
 from hvdlite.config import launcher_spares_others
 from hvdlite.elastic import recovery
 from hvdlite.errors import (
@@ -16,7 +15,6 @@ from hvdlite.errors import (
     PeerLostError,
     UnsupportedError,
 )
-from hvdlite.runtime import RUNTIME
 
 __all__ = ["LossIn", "run", "run_fn"]
 
@@ -51,10 +49,18 @@ def run(func: Callable[..., Any], loss_in: LossIn | None = None) -> Callable[...
         if not launcher_spares_others():
             return run_fn(own, lambda: _refuse(_cause()))(*args, **kwargs)
         call = recovery.Call()
+        results: list[Any] = []
+
+        @functools.wraps(own)
+        def to_the_end(*args: Any, **kwargs: Any) -> Any:
+            results[:] = [own(*args, **kwargs)]
+            call.end()
+            return results[0]
+
         try:
-            return run_fn(call.ending(own), lambda: _reset(call, _cause()))(*args, **kwargs)
+            return run_fn(to_the_end, lambda: _reset(call, _cause()))(*args, **kwargs)
         except recovery.Passed:
-            return call.result
+            return results[0]
 
     return wrapper
 
@@ -115,12 +121,10 @@ def _cause() -> BaseException | None:
 def _reset(call: recovery.Call, cause: BaseException | None) -> None:
     if not isinstance(cause, PeerLostError) or recovery.why_not(cause):
         _refuse(cause)
-    call.recover(cause)
-    least = RUNTIME.config.elastic_min_ranks
-    if size() < least:
-        raise UnsupportedError(
-            f"{size()} ranks are left, and HVDLITE_ELASTIC_MIN_RANKS={least} asks for more ({cause}). {_RESTORED}"
-        ) from cause
+    try:
+        call.recover(cause)
+    except UnsupportedError as error:
+        raise UnsupportedError(f"{error}. {_RESTORED}") from cause
 
 
 _RESTORED = (

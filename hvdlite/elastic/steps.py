@@ -1,0 +1,72 @@
+"""The step protocol of elastic training: who has applied which step, what is copied, and which samples a rank gets.
+
+Ranks apply steps one after the other. No rank can apply a step to which some rank has not contributed its gradients. So when
+a rank is lost, the others differ by one step at most, and a rank that is behind copies the state of one that is not: a step
+counts if any rank that lives has applied it. Pure functions, without a framework or the engine. Tests explore small jobs of
+them, with deaths at any moment.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hvdlite.errors import InternalError
+
+__all__ = ["CopyPlan", "plan_copy", "share_of_batch"]
+
+
+@dataclass(frozen=True)
+class CopyPlan:
+    """What the ranks of a new job do before they go on.
+
+    Attributes:
+        step: the number of applied steps that all ranks have afterwards.
+        source: the rank whose state the others take.
+        receivers: the ranks that are behind.
+    """
+
+    step: int
+    source: int
+    receivers: tuple[int, ...]
+
+
+def plan_copy(steps: Sequence[int]) -> CopyPlan:
+    """The plan, the same on all ranks.
+
+    Args:
+        steps: the number of steps that each rank has applied.
+
+    Raises:
+        InternalError: ranks differ by more than one step.
+
+    >>> plan_copy([7, 8, 7])
+    CopyPlan(step=8, source=1, receivers=(0, 2))
+    """
+    newest = max(steps)
+    if newest - min(steps) > 1:
+        raise InternalError(f"ranks of one job have applied {list(steps)} steps; this is a bug of hvdlite, please report it")
+    return CopyPlan(newest, steps.index(newest), tuple(rank for rank, step in enumerate(steps) if step != newest))
+
+
+def share_of_batch(order: Sequence[int], number: int, batch_size: int, rank: int, size: int) -> tuple[list[int], int]:
+    """This rank's samples of one batch, and how many of them count.
+
+    The shares of all ranks are the batch, and differ by one sample at most. A rank for which there is no sample gets one that
+    does not count.
+
+    Args:
+        order: the samples of the epoch, the same on all ranks.
+        number: of the batch in the epoch.
+        batch_size: of the whole job.
+        rank: this one.
+        size: the number of ranks.
+
+    >>> share_of_batch(range(10), 1, 6, 0, 3), share_of_batch(range(10), 1, 6, 2, 3)
+    (([6, 7], 2), ([9], 1))
+    >>> share_of_batch(range(10), 1, 9, 1, 2)
+    ([9], 0)
+    """
+    batch = order[number * batch_size : (number + 1) * batch_size]
+    each, more = divmod(len(batch), size)
+    begin = rank * each + min(rank, more)
+    mine = list(batch[begin : begin + each + (rank < more)])
+    return (mine, len(mine)) if mine else ([batch[0]], 0)

@@ -1,0 +1,122 @@
+"""hvd.elastic.Job where no rank is lost: its order of samples, its checkpoints, and what it refuses."""
+
+import functools
+import operator
+
+import pytest
+import torch
+from support.world import WORLD
+
+import hvdlite.torch as hvd
+from hvdlite import InvalidArgumentError
+
+pytestmark = pytest.mark.usefixtures("hvd")
+RANK, SIZE = WORLD.rank, WORLD.size
+SAMPLES = [(torch.full((3,), float(index)), torch.tensor([float(index % 5)])) for index in range(11)]
+
+
+def parts(seed=0, **options):
+    torch.manual_seed(seed + RANK)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), **options)
+    return {"model": model.eval(), "optimizer": optimizer, "batch_size": 4, "seed": 3}
+
+
+def train(job, epochs, stop=-1):
+    """Trains; gives this rank's samples. The model is in eval mode, as BatchNorm's batches differ with the number of ranks."""
+    seen = []
+    for x, y in job.batches(SAMPLES, epochs):
+        with job.step() as step:
+            torch.nn.functional.mse_loss(job.model(x), y).backward()
+            job.optimizer.step()
+            job.optimizer.zero_grad()
+        assert step.applied
+        seen += x[: int(job.optimizer.weight), 0].int().tolist()
+        if job.position == stop:
+            break
+    return seen
+
+
+def weights(job):
+    return torch.cat([p.detach().reshape(-1) for p in job.model.parameters()])
+
+
+def same_on_all_ranks(tensor):
+    return bool((hvd.allgather(tensor.unsqueeze(0)) == tensor).all())
+
+
+def test_every_sample_once_in_an_epoch_and_in_another_order_in_the_next():
+    job = hvd.elastic.Job(**parts())
+    assert same_on_all_ranks(weights(job))  # rank 0's, from the beginning
+    epochs = []
+    for epoch in (1, 2):
+        everyone = hvd.allgather_object(train(job, epochs=epoch))
+        assert sorted(functools.reduce(operator.iadd, everyone, [])) == list(range(11))
+        assert job.position == 3 * epoch
+        assert job.epoch == epoch
+        epochs.append(everyone)
+    assert epochs[0] != epochs[1]
+    assert same_on_all_ranks(weights(job))
+
+
+def test_a_training_goes_on_from_its_checkpoint(tmp_path_factory):
+    path = hvd.broadcast_object(str(tmp_path_factory.mktemp("job") / "state.pt"))
+    whole = hvd.elastic.Job(**parts())
+    train(whole, 2)
+    first = hvd.elastic.Job(**parts(), checkpoint=path, save_every=2)
+    train(first, 2, stop=5)  # the last checkpoint is that of step 4
+    second = hvd.elastic.Job(**parts(seed=50), checkpoint=path, save_every=2)
+    assert second.position == 4
+    train(second, 2)
+    assert second.position == 6
+    assert torch.equal(weights(second), weights(whole))
+    with pytest.raises(InvalidArgumentError, match="is of a training with batch_size=4, and this one has batch_size=5"):
+        hvd.elastic.Job(**{**parts(), "batch_size": 5}, checkpoint=path, save_every=2)
+    with pytest.raises(InvalidArgumentError, match=r"state\.pt does not fit this job: KeyError: 'ema'"):
+        hvd.elastic.Job(**parts(), ema=torch.nn.Linear(1, 1), checkpoint=path, save_every=2)
+
+
+def test_what_a_step_needs():
+    job = hvd.elastic.Job(**parts())
+    with pytest.raises(InvalidArgumentError, match=r"each job.step\(\) takes one batch"), job.step():
+        pass
+    batches = job.batches(SAMPLES, 1)
+    x, y = next(batches)
+    with pytest.raises(InvalidArgumentError, match=r"a job.step\(\) ended without optimizer.step\(\)"), job.step():
+        pass
+    with pytest.raises(InvalidArgumentError, match=r"batches\(\) of an elastic.Job is running already"):
+        next(job.batches(SAMPLES, 1))
+    batches.close()
+    batches = job.batches(SAMPLES, 1)
+    x, y = next(batches)
+    with job.step():
+        torch.nn.functional.mse_loss(job.model(x), y).backward()
+        job.optimizer.step()
+        with pytest.raises(InvalidArgumentError, match="or a second one in it"):
+            job.optimizer.step()
+    batches.close()
+    batches = job.batches(SAMPLES, 1)
+    next(batches)
+    with pytest.raises(InvalidArgumentError, match=r"a batch of job.batches\(\) was not used"):
+        next(batches)
+    hvd.barrier()
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"batch_size": 0}, "batch_size is at least 1"),
+        ({"save_every": 5}, "checkpoint and save_every belong together"),
+        ({"ema": object()}, r"elastic.Job\(ema=...\): a object has no state_dict"),
+        ({"optimizer": torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])}, "takes an hvdlite.torch.DistributedOptimizer"),
+    ],
+)
+def test_what_it_refuses(changes, text):
+    with pytest.raises(InvalidArgumentError, match=text):
+        hvd.elastic.Job(**{**parts(), **changes})
+
+
+def test_sharded_optimizers_are_refused():
+    with pytest.raises(InvalidArgumentError, match="shard=True: a lost rank takes its part"):
+        hvd.elastic.Job(**parts(shard=True))

@@ -1,0 +1,99 @@
+"""hvd.elastic.Job: ranks are lost in the middle of steps, and the training is that of one process with the whole batches."""
+
+import pytest
+from support.job import launcher_has_ulfm, run_job
+
+pytestmark = pytest.mark.skipif(not launcher_has_ulfm(), reason="this mpirun ends a job with its first process")
+
+SCRIPT = """
+    import os, signal, sys
+    import torch
+    import hvdlite.torch as hvd
+    from hvdlite import PeerLostError
+
+    hvd.init()
+    FIRST = hvd.rank()  # this process's rank at the beginning
+    SAMPLES, BATCH, EPOCHS = 26, 8, 3  # the last batch of an epoch has 2 samples: not one for each rank
+    torch.set_num_threads(1)
+
+    class Samples:
+        def __len__(self):
+            return SAMPLES
+
+        def __getitem__(self, index):
+            x = torch.linspace(-1, 1, 6) * (index + 1) / SAMPLES
+            return x + 0.1 * torch.rand(6), x.sum(0, keepdim=True) ** 2  # an augmentation
+
+    def build():
+        torch.manual_seed(7 + FIRST)  # rank 0's weights count
+        model = torch.nn.Sequential(torch.nn.Linear(6, 9), torch.nn.Tanh(), torch.nn.Linear(9, 1))
+        return model, torch.optim.Adam(model.parameters(), lr=0.05)
+
+    model, optimizer = build()
+    alone = build() if FIRST == 0 else None
+    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    job = hvd.elastic.Job(model=model, optimizer=optimizer, scheduler=scheduler, batch_size=BATCH, seed=4)
+    resets, outcomes = [], []
+    job.register_reset_callbacks([lambda: resets.append((job.position, hvd.rank(), hvd.size()))])
+
+    def die():
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def in_backward(_):
+        if (FIRST, job.position) == (3, 2):
+            die()
+
+    def after_the_reduction(*_):
+        if job.position == 6:  # all have reduced step 6; rank 0 alone applies it, rank 1 hears of a loss before, rank 2 dies
+            if FIRST == 2:
+                die()
+            if FIRST == 1:
+                raise PeerLostError("rank 2 is gone")
+
+    next(model.parameters()).register_hook(in_backward)
+    optimizer.register_step_pre_hook(after_the_reduction)
+    for x, y in job.batches(Samples(), epochs=EPOCHS):
+        with job.step() as step:
+            torch.nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if job.ends_epoch:
+                scheduler.step()
+        outcomes.append((job.position, step.applied))
+    flat = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+    everyone = hvd.allgather(flat.unsqueeze(0))
+    assert torch.equal(everyone, everyone[:1].expand_as(everyone))
+    print(hvd.rank(), hvd.size(), resets, scheduler.last_epoch, flush=True)
+    print(outcomes, flush=True)
+    if FIRST == 0:
+        from hvdlite.torch.elastic.job import _SeededSamples
+        import random
+
+        model, optimizer = alone
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        for epoch in range(EPOCHS):
+            order = list(range(SAMPLES))
+            random.Random(f"4 {epoch}").shuffle(order)
+            samples = _SeededSamples(Samples(), 4, epoch)
+            for begin in range(0, SAMPLES, BATCH):
+                x, y = torch.utils.data.default_collate([samples[index] for index in order[begin : begin + BATCH]])
+                optimizer.zero_grad()
+                torch.nn.functional.mse_loss(model(x), y).backward()
+                optimizer.step()
+            scheduler.step()
+        torch.testing.assert_close(flat, torch.cat([p.detach().reshape(-1) for p in model.parameters()]), rtol=1e-4, atol=1e-5)
+        print("as one process", flush=True)
+"""
+
+
+def test_a_training_that_loses_ranks_is_that_of_one_process():
+    result = run_job(SCRIPT, 4, mpirun_args=("--with-ft", "ulfm"), frameworks=("torch",))
+    assert result.returncode == 0, result.report()
+    # Step 2 (the third) was lost in backward: its batch came again. Step 6 counts, because rank 0 had applied it.
+    steps = [(position, True) for position in range(1, 13)]
+    for rank in (0, 1):
+        assert f"{rank} 2 [(2, {rank}, 3), (7, {rank}, 2)] 3" in result.stdout[rank], result.report()
+    assert f"{[*steps[:2], (2, False), *steps[2:7], (7, False), *steps[7:]]}" in result.stdout[0], result.report()
+    assert f"{[*steps[:2], (2, False), *steps[2:]]}" in result.stdout[1], result.report()
+    assert "as one process" in result.stdout[0], result.report()
