@@ -1,5 +1,7 @@
 """hvd.elastic.Job: ranks are lost in the middle of steps, and the training is that of one process with the whole batches."""
 
+from pathlib import Path
+
 import pytest
 from support.job import launcher_has_ulfm, run_job
 
@@ -97,3 +99,17 @@ def test_a_training_that_loses_ranks_is_that_of_one_process():
     assert f"{[*steps[:2], (2, False), *steps[2:7], (7, False), *steps[7:]]}" in result.stdout[0], result.report()
     assert f"{[*steps[:2], (2, False), *steps[2:]]}" in result.stdout[1], result.report()
     assert "as one process" in result.stdout[0], result.report()
+
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "torch_elastic.py"
+
+
+def test_the_example():
+    arguments = ["--epochs", "5", "--step-seconds", "0", "--kill", "1:30", "0:60"]
+    result = run_job(EXAMPLE, 3, args=arguments, mpirun_args=("--with-ft", "ulfm"), frameworks=("torch",))
+    assert result.returncode == 0, result.report()
+    assert "step 31 comes again, with 2 ranks" in result.stdout[0], result.report()
+    assert "rank 2 is now rank 0 of 1, after step 60" in result.stdout[2], result.report()
+    last = result.stdout[2].splitlines()[-1]
+    assert last.endswith("after 115 steps, with 1 ranks at the end"), result.report()
+    assert float(last.split()[2].rstrip("%")) > 90, result.report()

@@ -1,7 +1,7 @@
 """The program of `support.chaos`: elastic training, in which some ranks end themselves by a signal at a drawn moment.
 
-Arguments: a folder for what the ranks report, the number of epochs, and for each rank the seconds after which it dies ("-":
-never).
+Arguments: a folder for what the ranks report, ``run`` or ``job`` for the form of elastic training, the number of epochs, and
+for each rank the seconds after which it dies ("-": never).
 """
 
 import json
@@ -10,31 +10,79 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
 import hvdlite.torch as hvd
 
-SAMPLES, BATCH = 240, 8
+SAMPLES, BATCH = 240, 30
+
+Stepped = Callable[[], None]
+
+
+def make_parts() -> tuple[Any, ...]:
+    """Inputs, targets, a model and its optimizer, the same on all ranks."""
+    torch.manual_seed(3)
+    inputs, targets = torch.randn(SAMPLES, 32), torch.randint(0, 10, (SAMPLES,))
+    model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Tanh(), torch.nn.Linear(64, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    return inputs, targets, model, hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), groups=2)
+
+
+def run(parts: tuple[Any, ...], epochs: int, reset: Stepped, stepped: Stepped) -> list[int]:
+    """Horovod's form: a function that goes back to the last commit. Returns the samples of the last epoch."""
+    inputs, targets, model, optimizer = parts
+    sampler = hvd.elastic.ElasticSampler(inputs, seed=2)
+    state = hvd.elastic.TorchState(model, optimizer, sampler=sampler, epoch=0)
+    state.register_reset_callbacks([reset])
+
+    @hvd.elastic.run
+    def train(state: hvd.elastic.TorchState) -> list[int]:
+        while state.epoch < epochs:
+            for batch, index in enumerate(torch.utils.data.DataLoader(range(SAMPLES), batch_size=BATCH // 4, sampler=sampler)):
+                optimizer.zero_grad()
+                torch.nn.functional.cross_entropy(model(inputs[index]), targets[index]).backward()
+                optimizer.step()
+                sampler.record_batch(batch, BATCH // 4)
+                stepped()
+                if batch % 3 == 2:
+                    state.commit()
+            used = sorted(set().union(*hvd.allgather_object(sampler.processed_indices)))
+            state.epoch += 1
+            sampler.set_epoch(state.epoch)
+            state.commit()
+        return used
+
+    return list(train(state))
+
+
+def job(parts: tuple[Any, ...], epochs: int, reset: Stepped, stepped: Stepped) -> list[int]:
+    """The form in which no step is lost. Its weights show that all samples were used once."""
+    inputs, targets, model, optimizer = parts
+    training = hvd.elastic.Job(model=model, optimizer=optimizer, batch_size=BATCH)
+    training.register_reset_callbacks([reset])
+    for index in training.batches(range(SAMPLES), epochs):
+        with training.step() as outcome:
+            torch.nn.functional.cross_entropy(model(inputs[index]), targets[index]).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        if outcome.applied:
+            stepped()
+    return list(range(SAMPLES))
 
 
 def main() -> None:
     """Trains, and writes a file that says how it went."""
-    folder, epochs, *deaths = Path(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:]
+    folder, form, epochs, *deaths = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), *sys.argv[4:]
     hvd.init()
     first = hvd.rank()
-    torch.manual_seed(3)
     torch.set_num_threads(1)
-    inputs, targets = torch.randn(SAMPLES, 32), torch.randint(0, 10, (SAMPLES,))
-    model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.BatchNorm1d(64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), groups=2)
-    sampler = hvd.elastic.ElasticSampler(inputs, seed=2)
-    state = hvd.elastic.TorchState(model, optimizer, sampler=sampler, epoch=0)
+    parts = make_parts()
     resumed: list[tuple[int, float]] = []  # the number of ranks after a loss, and when the first step with them was over
-    after_loss = [False]
-    state.register_reset_callbacks([lambda: after_loss.__setitem__(0, True)])
+    lost = [False]
     if deaths[first] != "-":
 
         def die() -> None:
@@ -45,27 +93,13 @@ def main() -> None:
         timer.daemon = True
         timer.start()
 
-    @hvd.elastic.run
-    def train(state: hvd.elastic.TorchState) -> list[int]:
-        while state.epoch < epochs:
-            for batch, index in enumerate(torch.utils.data.DataLoader(range(SAMPLES), batch_size=BATCH, sampler=sampler)):
-                optimizer.zero_grad()
-                torch.nn.functional.cross_entropy(model(inputs[index]), targets[index]).backward()
-                optimizer.step()
-                sampler.record_batch(batch, BATCH)
-                if after_loss[0]:
-                    after_loss[0] = False
-                    resumed.append((hvd.size(), time.time()))
-                if batch % 3 == 2:
-                    state.commit()
-            used = sorted(set().union(*hvd.allgather_object(sampler.processed_indices)))
-            state.epoch += 1
-            sampler.set_epoch(state.epoch)
-            state.commit()
-        return used
+    def stepped() -> None:
+        if lost[0]:
+            lost[0] = False
+            resumed.append((hvd.size(), time.time()))
 
-    used = train(state)
-    weights = [parameter.detach().reshape(-1).tolist() for parameter in model.parameters()]
+    used = (job if form == "job" else run)(parts, epochs, lambda: lost.__setitem__(0, True), stepped)
+    weights = [parameter.detach().reshape(-1).tolist() for parameter in parts[2].parameters()]
     report = {"rank": hvd.rank(), "size": hvd.size(), "used": used, "weights": weights, "resumed": resumed}
     (folder / f"ended{first}").write_text(json.dumps(report))
 
