@@ -292,6 +292,8 @@ class Runtime:
         file = Path(path)
         if rank and shared:
             file = file.with_name(f"{file.stem}.rank{rank}{file.suffix}")
+        if self.recoveries:  # ranks have new numbers, and the files of the old ones are worth keeping
+            file = file.with_name(f"{file.stem}.job{self.recoveries + 1}{file.suffix}")
         engine.start_timeline(str(file), self.config.timeline_max_bytes, mark_cycles)
 
     @contextmanager

@@ -45,6 +45,8 @@ SCRIPT = """
     def in_backward(_):
         if (FIRST, job.position) == (3, 2):
             die()
+        if (FIRST, job.position) == (4, 0):
+            os.kill(os.getpid(), signal.SIGTERM)  # a planned leave: the step counts
 
     def after_the_reduction(*_):
         if job.position == 6:  # all have reduced step 6; rank 0 alone applies it, rank 1 hears of a loss before, rank 2 dies
@@ -90,14 +92,17 @@ SCRIPT = """
 
 
 def test_a_training_that_loses_ranks_is_that_of_one_process():
-    result = run_job(SCRIPT, 4, mpirun_args=("--with-ft", "ulfm"), frameworks=("torch",))
+    result = run_job(SCRIPT, 5, mpirun_args=("--with-ft", "ulfm"), frameworks=("torch",))
     assert result.returncode == 0, result.report()
-    # Step 2 (the third) was lost in backward: its batch came again. Step 6 counts, because rank 0 had applied it.
+    # Rank 4 left after step 1. The third step was lost in backward: its batch came again. The seventh counts: rank 0 had
+    # applied it before.
     steps = [(position, True) for position in range(1, 13)]
     for rank in (0, 1):
-        assert f"{rank} 2 [(2, {rank}, 3), (7, {rank}, 2)] 3" in result.stdout[rank], result.report()
-    assert f"{[*steps[:2], (2, False), *steps[2:7], (7, False), *steps[7:]]}" in result.stdout[0], result.report()
-    assert f"{[*steps[:2], (2, False), *steps[2:]]}" in result.stdout[1], result.report()
+        assert f"{rank} 2 [(1, {rank}, 4), (2, {rank}, 3), (7, {rank}, 2)] 3" in result.stdout[rank], result.report()
+    lost = [steps[0], (1, False), steps[1], (2, False)]
+    assert f"{[*lost, *steps[2:7], (7, False), *steps[7:]]}" in result.stdout[0], result.report()
+    assert f"{[*lost, *steps[2:]]}" in result.stdout[1], result.report()
+    assert "left after step 1, because SIGTERM had asked it to" in result.stderr[0], result.report()
     assert "as one process" in result.stdout[0], result.report()
 
 

@@ -15,6 +15,7 @@ import torch.utils.data
 
 from hvdlite.basics import rank, size
 from hvdlite.elastic import recovery
+from hvdlite.elastic.leaving import LeaveRequest
 from hvdlite.elastic.steps import CopyPlan, plan_copy, share_of_batch
 from hvdlite.errors import InvalidArgumentError, PeerLostError
 from hvdlite.torch.state import broadcast_object, broadcast_optimizer_state, broadcast_parameters
@@ -51,8 +52,9 @@ class ElasticJob:
     A rank is lost when a signal has ended its process. The others then agree on who lives, and go on in a new job. If any of
     them had applied the step, it counts, and the others copy its state from its memory. If none had, model, optimizer,
     scheduler, random numbers and all other state are as before the step, and `batches` gives its batch again, dealt out to the
-    ranks that are left. Each rank keeps its own random numbers. That needs Open MPI 5 or newer, started with ``hvdlite run
-    --elastic`` or ``mpirun --with-ft ulfm``; elsewhere a lost rank ends the program with PeerLostError.
+    ranks that are left. Each rank keeps its own random numbers. A rank that gets SIGTERM ends its step and leaves. All of this
+    needs Open MPI 5 or newer, started with ``hvdlite run --elastic`` or ``mpirun --with-ft ulfm``; elsewhere a lost rank ends
+    the program with PeerLostError.
 
     Making one is collective over all ranks: they get rank 0's state.
 
@@ -171,8 +173,11 @@ class ElasticJob:
         self._call = recovery.Call()
         self._steps_of_epoch = -(-len(dataset) // self.batch_size)
         try:
-            while not self._has_ended(epochs * self._steps_of_epoch):
-                yield from self._of_one_epoch(dataset, shuffle, loader)
+            with LeaveRequest() as request:
+                while not self._has_ended(epochs * self._steps_of_epoch):
+                    for batch in self._of_one_epoch(dataset, shuffle, loader):
+                        yield batch
+                        request.leave_if_asked(f"after step {self.position}")
         finally:
             self._call = None
 

@@ -1,0 +1,56 @@
+"""A planned leave: SIGTERM asks a rank of elastic training to go, and it goes when its step is applied.
+
+Schedulers send SIGTERM some time before they take a host away. The other ranks learn why it goes, and go on without it.
+"""
+
+import logging
+import os
+import signal
+import threading
+from types import FrameType, TracebackType
+
+from hvdlite.runtime import RUNTIME
+
+__all__ = ["LeaveRequest"]
+
+
+class LeaveRequest:
+    """Notes SIGTERM inside a with statement, where the program has no handler of its own. Only the main thread can.
+
+    Attributes:
+        asked: has SIGTERM come?
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._installed = False
+
+    def __enter__(self) -> "LeaveRequest":
+        # None: hvdlite's handler for last words, which is native code.
+        unused = signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, None)
+        if unused and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self._note)
+            self._installed = True
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._installed:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            if self.asked:
+                os.kill(os.getpid(), signal.SIGTERM)  # the training is over, or has failed
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.asked = True
+
+    def leave_if_asked(self, when: str) -> None:
+        """Ends this process by SIGTERM if one has come, and tells the other ranks.
+
+        Args:
+            when: such as ``after step 7``.
+        """
+        if not self.asked:
+            return
+        logging.getLogger("hvdlite").warning("SIGTERM has asked this rank to leave, and it leaves %s", when)
+        RUNTIME.announce(f"left {when}, because SIGTERM had asked it to")
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
