@@ -72,6 +72,7 @@ class EmulatedHosts:
         args: Sequence[str] = (),
         timeout: float = 180.0,
         interleaved: bool = False,
+        mpirun_args: Sequence[str] = (),
     ) -> JobResult:
         """Runs a script (see run_job) with so many ranks on each host.
 
@@ -82,9 +83,10 @@ class EmulatedHosts:
             args: for the program.
             timeout: seconds until all processes of the job are killed.
             interleaved: ranks go to the hosts in turn; otherwise each host has consecutive ranks.
+            mpirun_args: further ones.
         """
         each, options = self.placement(ranks, interleaved)
-        return run_job(program, sum(each), timeout, args, env, options, self)
+        return run_job(program, sum(each), timeout, args, env, [*options, *mpirun_args], self)
 
     def placement(self, ranks: int | Sequence[int], interleaved: bool = False) -> tuple[list[int], list[str]]:
         """Ranks on each host, and the options by which mpirun puts them there."""
