@@ -12,6 +12,7 @@ SCRIPT = """
     import torch
     import hvdlite.torch as hvd
     from hvdlite import PeerLostError
+    from mpi4py import MPI
 
     hvd.init()
     FIRST = hvd.rank()  # this process's rank at the beginning
@@ -65,6 +66,8 @@ SCRIPT = """
             if job.ends_epoch:
                 scheduler.step()
         outcomes.append((job.position, step.applied))
+        if len(outcomes) == 1:
+            MPI.COMM_WORLD.Barrier()  # rank 4 leaves when all have applied the first step
     flat = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
     everyone = hvd.allgather(flat.unsqueeze(0))
     assert torch.equal(everyone, everyone[:1].expand_as(everyone))
