@@ -8,7 +8,7 @@ from hvdlite.consistency import ConsistencyChecker, RankComparison, check_object
 from hvdlite.keras.arguments import is_optimizer
 from hvdlite.keras.backends import current_backend
 from hvdlite.keras.batches import BatchCount
-from hvdlite.keras.library import Callback, keras
+from hvdlite.keras.library import KERAS_3, Callback, keras
 from hvdlite.keras.model_state import optimizers_of
 from hvdlite.keras.optimizer import is_distributed
 from hvdlite.keras.sharding import common_variables
@@ -147,8 +147,7 @@ class _KerasLeaves:
             return self._of_variables([*variables_to_compare(value, self._buffers), *others])
         if hasattr(value, "assign"):
             return leaves_in(read(value), path or name_of(value), lambda *_: None)
-        is_tensor = getattr(keras, "ops", keras.backend)
-        if is_tensor.is_tensor(value):
+        if keras.ops.is_tensor(value) if KERAS_3 else hasattr(value, "numpy"):
             return leaves_in(read(value), path, lambda *_: None)
         return None
 

@@ -57,6 +57,11 @@ def test_every_rank_may_differ(hvd):
     assert all(f"{rank} on rank {rank}" in text for rank in range(SIZE))
 
 
+def test_the_rank_that_differs_from_most_is_named(hvd):
+    named = "rank 1 differs in 1 of 1 values from rank 0" if SIZE == 2 else "rank 0 differs in 1 of 1 values from ranks 1, 2"
+    assert named in refused(lambda: hvd.check_consistency(np.array([RANK == 0])))
+
+
 @pytest.mark.parametrize("place", [0, 1023, 1024, 2_000_003])
 def test_the_element_is_found_in_large_arrays(hvd, place):
     array = np.zeros(2_000_004, np.uint8)
