@@ -28,7 +28,7 @@ MPIRUN = $(shell test -x $(BIN)/mpirun && echo $(BIN)/mpirun || echo mpirun)
 # The tests start hundreds of Pythons, each of which would compile the same files again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: venv develop demo test test-all slice trace test-loaded mutants failures torch-distributed chaos knobs test-matrix clients sanitize asan tsan fuzz lint tidy arm64 format clean
+.PHONY: venv develop wheel demo test test-all slice trace test-loaded mutants failures torch-distributed chaos knobs test-matrix clients sanitize asan tsan fuzz lint tidy arm64 format clean
 
 venv: $(VENV)/.native
 
@@ -61,6 +61,10 @@ $(VENV)/.tools:
 develop: $(VENV)/.tools
 	mkdir -p build
 	flock build/.lock $(BIN)/python setup.py --quiet build_ext --inplace --build-temp build/dev --build-lib build/dev/stage
+
+# Wheels for every CPython from 3.10 on with its headers here, or for some: make wheel PYTHONS="3.11 3.12". They go to dist/.
+wheel:
+	$(PYTHON) _build/make_wheel.py $(PYTHONS)
 
 demo: venv
 	$(MPI_ENV) $(MPIRUN) -n $(NP) $(BIN)/python examples/torch_digits.py

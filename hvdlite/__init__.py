@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from hvdlite.backends import *
     from hvdlite.basics import *
     from hvdlite.compression import *
+    from hvdlite.consistency import *
     from hvdlite.errors import *
     from hvdlite.handles import *
     from hvdlite.launcher.functions import *
@@ -66,6 +67,7 @@ __all__ = [
     "broadcast_async_",
     "broadcast_object",
     "ccl_built",
+    "check_consistency",
     "child_environment",
     "cross_rank",
     "cross_size",
@@ -120,7 +122,7 @@ __all__ = [
 
 _MODULES = (
     *("errors", "basics", "process_sets", "handles", "ops", "objects", "point_to_point", "compression", "usage"),
-    *("backends", "launcher.functions"),
+    *("consistency", "backends", "launcher.functions"),
 )
 
 

@@ -70,12 +70,13 @@ def require_same_variables(
         code_of_name(dtype, f"variable {name!r} given to {operation}")
 
 
-def only_on(names: Sequence[Sequence[str]], ranks: Sequence[int]) -> str:
+def only_on(names: Sequence[Sequence[str]], ranks: Sequence[int], most: int | None = None) -> str:
     """The names that some ranks lack, in words; "" if all have the same.
 
     Args:
         names: of each rank, in any order.
         ranks: the ranks' numbers.
+        most: how many names are listed; None: all. Further ones are counted.
 
     """
     missing = []
@@ -84,7 +85,8 @@ def only_on(names: Sequence[Sequence[str]], ranks: Sequence[int]) -> str:
         lacking = [rank for rank, mine in zip(ranks, names, strict=True) if name not in mine]
         if lacking:
             missing.append(f"{name!r} is on {format_ranks(having)}, but not on {format_ranks(lacking)}")
-    return "; ".join(missing)
+    listed = missing[:most]
+    return "; ".join([*listed, f"and {len(missing) - len(listed)} more"] if len(listed) < len(missing) else listed)
 
 
 def difference(descriptions: Sequence[Sequence[tuple[str, Any]]], ranks: Sequence[int]) -> str:

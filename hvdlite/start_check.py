@@ -10,22 +10,21 @@ ranks see all rows, so they make the same decisions: nothing depends on informat
 """
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from hvdlite._engine import digest
 from hvdlite.config import format_ranks
 from hvdlite.errors import InvalidArgumentError, MismatchError
+from hvdlite.leaves import Leaf, RankRows, digest_of, digest_of_text, signed
 from hvdlite.ops import allreduce, allreduce_
 from hvdlite.process_sets import ProcessSet
 from hvdlite.requests import Max, Min, Sum
 from hvdlite.runtime import RUNTIME
 
-__all__ = ["Leaf", "StartCheck", "Trained", "mode_of"]
+__all__ = ["StartCheck", "Trained", "mode_of"]
 
 Rows = npt.NDArray[np.int64]
 
@@ -50,42 +49,6 @@ def mode_of(argument: str | None, function: str) -> str:
     if mode != "auto":
         return mode
     return "warn" if config.horovod_rules else "error"
-
-
-@dataclass(frozen=True)
-class Leaf:
-    """One tensor to compare.
-
-    Attributes:
-        name: the user's name for it.
-        shape: its extents.
-        memory: gives its bytes in host memory, in the order of its elements.
-        numbers: gives its elements as float64, in the same order.
-        epsilon: of its dtype, the distance from 1 to the next number; 0 for integers.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    memory: Callable[[], npt.NDArray[np.uint8]]
-    numbers: Callable[[], npt.NDArray[np.float64]]
-    epsilon: float
-
-    @classmethod
-    def of_array(cls, name: str, array: npt.NDArray[Any]) -> "Leaf":
-        """A NumPy array with a dtype of NumPy or of ml_dtypes."""
-        flat = np.ascontiguousarray(array).reshape(-1)
-        kind = flat.dtype.kind
-        real = flat.view(flat.real.dtype) if kind == "c" else flat
-        if kind in "fc":
-            epsilon = float(np.finfo(real.dtype).eps)
-        else:
-            epsilon = 2.0**-7 if kind == "V" and flat.dtype.itemsize == 2 else 0.0  # bfloat16, whose kind ml_dtypes leaves open
-        return cls(name, array.shape, lambda: flat.view(np.uint8), lambda: real.astype(np.float64), epsilon)
-
-    def digest(self, most: int | None = None) -> int:
-        """A hash of the content, or of its first `limit` bytes."""
-        memory = self.memory()[:most]
-        return int(digest(memory.ctypes.data, memory.nbytes))
 
 
 class Trained(Protocol):
@@ -130,8 +93,7 @@ class StartCheck:
         self._name = f"{name}.start_check"
         self._process_set = process_set
         self._trained = trained
-        self._ranks: Sequence[int] = process_set.ranks or range(process_set.size() or 1)
-        self._place = process_set.rank() or 0
+        self._exchange = RankRows(self._name, process_set)
         self._rounds = 0
         self._somebody_updated = False
         self._compared = False
@@ -151,22 +113,22 @@ class StartCheck:
     def see(self, gradients: Iterable[Leaf]) -> None:
         """Takes gradients of this rank, in any order, before they are reduced. Ignores those that are all zeros."""
         for leaf in gradients:
-            self._gradients = (self._gradients + leaf.digest(_SAMPLE)) % (1 << 64)
+            self._gradients = (self._gradients + leaf.digest(slice(_SAMPLE))) % (1 << 64)
 
     def begin(self) -> Rows:
         """This rank's contribution to the sum of the round, after its gradients were seen."""
-        rows: Rows = self._rows(_COLUMNS, np.int64)
-        mine = rows[self._place]
+        rows: Rows = self._exchange.new(_COLUMNS)
+        mine = rows[self._exchange.place]
         mine[_PRESENT] = 1
         mine[_UPDATED] = self.updated
         if not self._compared and (self.updated or self._somebody_updated):
             state = list(self._trained.state())
-            mine[_PARAMETERS] = _signed(_digest_of(leaf.digest() for leaf in self._trained.parameters()))
-            layout = "\n".join(f"{leaf.name} {list(leaf.shape)}" for leaf in state).encode()
-            mine[_LAYOUT] = _signed(Leaf.of_array("", np.frombuffer(layout, np.uint8)).digest()) if state else 0
-            mine[_STATE] = _signed(_digest_of(leaf.digest() for leaf in state))
+            mine[_PARAMETERS] = signed(digest_of(leaf.digest() for leaf in self._trained.parameters()))
+            layout = "\n".join(f"{leaf.name} {list(leaf.shape)}" for leaf in state)
+            mine[_LAYOUT] = signed(digest_of_text(layout)) if state else 0
+            mine[_STATE] = signed(digest_of(leaf.digest() for leaf in state))
         if self._gradients:
-            mine[_GRADIENTS] = _signed(self._gradients)
+            mine[_GRADIENTS] = signed(self._gradients)
         self._gradients = 0
         return rows
 
@@ -206,7 +168,7 @@ class StartCheck:
 
     def _look_at_gradients(self, digests: Rows) -> None:
         self._all_alike = len(digests) > 1 and bool(digests[0]) and bool((digests == digests[0]).all())
-        if self._all_alike and self._rounds == _WATCHED and self._place == 0:
+        if self._all_alike and self._rounds == _WATCHED and self._exchange.place == 0:
             self._warn(
                 f"every rank computed the same {self._trained.evidence} in each of the first {_WATCHED} steps: do they all "
                 f"read the same data? {self._trained.sharding}"
@@ -220,16 +182,14 @@ class StartCheck:
 
     def _differ(self, what: str, leaves_of: Callable[[], Iterable[Leaf]], present: list[int]) -> None:
         leaves = list(leaves_of())
-        rows = self._rows(len(leaves), np.int64)
-        rows[self._place] = [_signed(leaf.digest()) for leaf in leaves]
-        digests = self._summed(rows, "differs")[present]
+        digests = self._exchange.gather([signed(leaf.digest()) for leaf in leaves], "differs")[present]
         places = [place for place in range(len(leaves)) if len(set(digests[:, place])) > 1]
         for place in places:
             if text := self._beyond_rounding(leaves[place], present):
                 more = f" (and {len(places) - 1} more)" if len(places) > 1 else ""
-                self._report(f"the {what} {leaves[place].name!r}{more} differs: {text}", self._ranks[present[0]])
+                self._report(f"the {what} {leaves[place].name!r}{more} differs: {text}", self._exchange.ranks[present[0]])
                 return
-        if self._place == present[0]:
+        if self._exchange.place == present[0]:
             self._warn(
                 f"{self._trained.moment}, the ranks differ within rounding, as processors of two kinds make it, in "
                 f"{len(places)} of {len(leaves)} tensors (the {what} {leaves[places[0]].name!r} is the first); they may part "
@@ -238,7 +198,7 @@ class StartCheck:
 
     def _beyond_rounding(self, leaf: Leaf, present: list[int]) -> str:
         """The element that differs most, in words; empty if the difference is rounding."""
-        numbers = leaf.numbers()
+        numbers = leaf.numbers(slice(None))
         low, high = (
             allreduce(numbers, op=op, name=f"{self._name}.{name}", process_set=self._process_set)
             for op, name in ((Min, "low"), (Max, "high"))
@@ -249,11 +209,9 @@ class StartCheck:
         if spread.max(initial=0.0) <= _ROUNDING * leaf.epsilon * scale:
             return ""
         place = int(np.nan_to_num(spread, nan=np.inf).argmax())
-        rows = self._rows(1, np.float64)
-        rows[self._place, 0] = numbers[place]
-        values = self._summed(rows, "values")[present, 0]
+        values = self._exchange.gather([numbers[place]], "values", np.float64)[present, 0]
         whose: dict[str, list[int]] = {}
-        for rank, value in zip((self._ranks[place] for place in present), values.tolist(), strict=True):
+        for rank, value in zip((self._exchange.ranks[place] for place in present), values.tolist(), strict=True):
             whose.setdefault(f"{value:.9g}", []).append(rank)
         held = ", but ".join(f"{value} on {format_ranks(ranks)}" for value, ranks in whose.items())
         element = (
@@ -271,23 +229,8 @@ class StartCheck:
         if self._mode == "broadcast":
             self._trained.broadcast(root_rank)
             text += f"All ranks have got those of rank {root_rank} now. "
-        if self._ranks[self._place] == root_rank:
+        if self._exchange.ranks[self._exchange.place] == root_rank:
             self._warn(text + self._trained.remedy)
 
     def _warn(self, text: str) -> None:
         logging.getLogger("hvdlite").warning(f"{self._label}: {text}")
-
-    def _rows(self, columns: int, dtype: Any) -> Any:
-        return np.zeros((len(self._ranks), columns), dtype)
-
-    def _summed(self, rows: Any, what: str) -> Any:
-        return allreduce(rows, op=Sum, name=f"{self._name}.{what}", process_set=self._process_set)
-
-
-def _digest_of(digests: Iterable[int]) -> int:
-    return Leaf.of_array("", np.array([*digests, 1], np.uint64)).digest()
-
-
-def _signed(value: int) -> int:
-    """The same 64 bits as an int64, and never 0, because 0 means that there is no digest."""
-    return (value - (1 << 64) if value >= 1 << 63 else value) or 1

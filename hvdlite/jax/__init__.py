@@ -1,9 +1,11 @@
 """Collectives inside compiled JAX programs on CPUs, which `hvdlite.keras` uses on Keras's JAX backend.
 
-Where nothing is compiled, `hvdlite.allreduce` and the others take NumPy arrays, which JAX arrays become without a copy.
+Where nothing is compiled, `hvdlite.allreduce` and the others take NumPy arrays, which JAX arrays become without a copy; and
+`check_consistency` compares the pytrees of all ranks.
 """
 
+from hvdlite.jax.consistency import check_consistency
 from hvdlite.jax.ffi import require_cpu
 from hvdlite.jax.ops import call, grouped_allreduce, grouped_broadcast
 
-__all__ = ["call", "grouped_allreduce", "grouped_broadcast", "require_cpu"]
+__all__ = ["call", "check_consistency", "grouped_allreduce", "grouped_broadcast", "require_cpu"]

@@ -15,6 +15,7 @@ from hvdlite import basics, process_sets, usage
 from hvdlite.basics import *
 from hvdlite.compression import Compression
 from hvdlite.keras import callbacks, elastic, values
+from hvdlite.keras.consistency import check_consistency
 from hvdlite.keras.models import load_model
 from hvdlite.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from hvdlite.keras.values import *
@@ -23,7 +24,7 @@ from hvdlite.process_sets import *
 from hvdlite.requests import Adasum, Average, Sum
 from hvdlite.usage import *
 
-__all__ = ["Adasum", "Average", "Compression", "Sum", "callbacks", "elastic", "load_model"]
+__all__ = ["Adasum", "Average", "Compression", "Sum", "callbacks", "check_consistency", "elastic", "load_model"]
 __all__ += ["DistributedOptimizer", "PartialDistributedOptimizer", "broadcast_global_variables", "broadcast_variables"]
 __all__ += basics.__all__
 __all__ += process_sets.__all__

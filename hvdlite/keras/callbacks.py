@@ -10,7 +10,8 @@ from hvdlite import basics
 from hvdlite.agreement import compare, only_on
 from hvdlite.errors import InvalidArgumentError, MismatchError, UnsupportedError
 from hvdlite.keras.batches import BatchCount
-from hvdlite.keras.library import keras
+from hvdlite.keras.consistency import ConsistencyCheckCallback
+from hvdlite.keras.library import Callback, keras
 from hvdlite.keras.model_state import build_optimizer, build_optimizers_alike, is_built, optimizers_of, state_variables
 from hvdlite.keras.optimizer import is_distributed
 from hvdlite.keras.sharding import shards_of
@@ -20,13 +21,7 @@ from hvdlite.usage import mark_step
 
 if TYPE_CHECKING:
 
-    class _Callback:
-        """What is used of Keras's callbacks."""
-
-        model: Any
-        params: dict[str, Any]
-
-    class _ModelCheckpoint(_Callback):
+    class _ModelCheckpoint(Callback):
         filepath: Any
 
         save_weights_only: bool
@@ -36,12 +31,12 @@ if TYPE_CHECKING:
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None: ...
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None: ...
 else:
-    _Callback = keras.callbacks.Callback
     _ModelCheckpoint = keras.callbacks.ModelCheckpoint
 
 __all__ = [
     "BestModelCheckpoint",
     "BroadcastGlobalVariablesCallback",
+    "ConsistencyCheckCallback",
     "LearningRateScheduleCallback",
     "LearningRateWarmupCallback",
     "MarkStepCallback",
@@ -49,7 +44,7 @@ __all__ = [
 ]
 
 
-class BroadcastGlobalVariablesCallback(_Callback):
+class BroadcastGlobalVariablesCallback(Callback):
     """Gives all ranks the root's model and optimizers at the start of each ``fit``: ranks that start alike go on alike.
 
     That is the weights, and what the model or one of its layers has as an attribute (in a list or a dict too): all optimizers
@@ -120,7 +115,7 @@ class BroadcastGlobalVariablesCallback(_Callback):
         self.broadcast_done = True
 
 
-class MarkStepCallback(_Callback):
+class MarkStepCallback(Callback):
     """Counts batches of training as the steps of `hvdlite.stats`. Local; see `hvdlite.mark_step`."""
 
     def __init__(self) -> None:
@@ -136,7 +131,7 @@ class MarkStepCallback(_Callback):
         mark_step(self._batches.since_last(batch, self.params))
 
 
-class MetricAverageCallback(_Callback):
+class MetricAverageCallback(Callback):
     """Averages the metrics of an epoch over all ranks, for the callbacks after it in the list and for the history.
 
     Put it before ReduceLROnPlateau, EarlyStopping, TensorBoard and checkpoints, so that these decide alike on all ranks. Each
@@ -171,7 +166,7 @@ class MetricAverageCallback(_Callback):
             logs[name] = float(np.mean([theirs[name] for theirs in everyone]))
 
 
-class LearningRateScheduleCallback(_Callback):
+class LearningRateScheduleCallback(Callback):
     """Sets the learning rate to ``initial_lr * multiplier(epoch)`` from `start_epoch` on, until `end_epoch`.
 
     With ``steps_per_execution`` above 1 the batches of an execution have the rate of its first batch. An epoch ends with the

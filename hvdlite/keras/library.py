@@ -1,11 +1,11 @@
 """The Keras that this process trains with: ``keras``, or ``tf_keras`` where TensorFlow's ``tf.keras`` is that one."""
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hvdlite.config import uses_legacy_keras
 
-__all__ = ["KERAS_3", "keras"]
+__all__ = ["KERAS_3", "Callback", "keras"]
 
 _NAME = "tf_keras" if uses_legacy_keras() else "keras"
 try:
@@ -17,5 +17,16 @@ if tuple(int(part) for part in keras.__version__.split(".")[:2]) < (2, 13):
     raise ImportError(
         f"hvdlite.keras needs Keras 2.13 or newer, and this is {keras.__version__}: upgrade Keras (and TensorFlow)"
     )
+
+if TYPE_CHECKING:
+
+    class Callback:
+        """What is used of Keras's callbacks."""
+
+        model: Any
+        params: dict[str, Any]
+
+else:
+    Callback = keras.callbacks.Callback
 
 KERAS_3 = int(keras.__version__.split(".")[0]) >= 3

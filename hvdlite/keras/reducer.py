@@ -110,7 +110,7 @@ class Reducer:
         self.check: KerasCheck | None = None  # where there is nobody to compare with
         self.shards: Shards | None = None
         if self._active:
-            self.check = KerasCheck(settings, optimizer, self._known, lambda: settings.shard or bool(self._local_ids()))
+            self.check = KerasCheck(settings, optimizer, self._known, lambda: settings.shard or bool(self.local_ids()))
             if settings.shard:
                 self.shards = Shards(getattr(optimizer, "inner_optimizer", optimizer), process_set, settings.prefix, backend)
 
@@ -148,7 +148,7 @@ class Reducer:
         scaled = list(gradients)
         if not self._active:
             return self._scale(scaled, range(len(scaled)), settings.factor)
-        local = self._local_ids()
+        local = self.local_ids()
         places = [place for place, variable in enumerate(variables) if id(variable) not in local]
         shared = [variables[place] for place in places]
         mine = [gradients[place] for place in places]
@@ -176,7 +176,8 @@ class Reducer:
                     gradients[place] = self._backend.scale(gradients[place], factor)
         return gradients
 
-    def _local_ids(self) -> set[int]:
+    def local_ids(self) -> set[int]:
+        """The ids of the variables whose gradients stay on this rank."""
         weights = [weight for layer in self._local_layers for weight in layer.trainable_weights]
         return {id(variable) for variable in [*self._local, *weights]}
 

@@ -22,7 +22,7 @@ from hvdlite.dtypes import code_of_name
 from hvdlite.errors import InvalidArgumentError, MismatchError, UnsupportedError
 from hvdlite.keras.backends import KerasBackend
 from hvdlite.keras.library import KERAS_3, keras
-from hvdlite.keras.variables import dtype_of, read
+from hvdlite.keras.variables import dtype_of, read, variables_of
 from hvdlite.ownership import owners_of
 from hvdlite.process_sets import ProcessSet
 
@@ -49,7 +49,7 @@ else:
     _KerasOptimizer = object
     _Variable = getattr(keras, "Variable", object)  # Keras 2 has none
 
-__all__ = ["KerasShardedState", "ShardedSteps", "Shards", "check_shard", "shards_of"]
+__all__ = ["KerasShardedState", "ShardedSteps", "Shards", "check_shard", "common_variables", "shards_of"]
 
 _AVERAGES_AND_SUMS = ("_model_variables_moving_average", "_accumulated_gradients")
 _WHOLE = ("_trainable_variables", "_variables", *_AVERAGES_AND_SUMS)
@@ -84,6 +84,16 @@ def shards_of(optimizer: Any) -> "Shards | None":
     found: Shards | None = getattr(type(optimizer), "_hvdlite_shards", None)
     # The class of an optimizer that was made from this one's configuration is the same, until it is wrapped.
     return found if found is not None and found.optimizer is getattr(optimizer, "inner_optimizer", optimizer) else None
+
+
+def common_variables(optimizer: Any) -> list[Any]:
+    """An optimizer's variables without those that each rank has by itself: slots that are split, and sums of gradients that are
+    not reduced yet.
+    """
+    shards = shards_of(optimizer)
+    sums = getattr(getattr(optimizer, "inner_optimizer", optimizer), "_accumulated_gradients", ())
+    own = {id(each) for each in sums}
+    return [each for each in variables_of(optimizer) if id(each) not in own and (shards is None or not shards.is_slot(each))]
 
 
 @dataclass(frozen=True)

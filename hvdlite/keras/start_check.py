@@ -16,9 +16,11 @@ import numpy as np
 from hvdlite.agreement import name_of
 from hvdlite.keras.attributes import held_by
 from hvdlite.keras.library import keras
-from hvdlite.keras.variables import broadcast_variables, read, variables_of
+from hvdlite.keras.sharding import common_variables
+from hvdlite.keras.variables import broadcast_variables, read
+from hvdlite.leaves import Leaf
 from hvdlite.process_sets import ProcessSet
-from hvdlite.start_check import Leaf, StartCheck
+from hvdlite.start_check import StartCheck
 
 if TYPE_CHECKING:
     from hvdlite.keras.reducer import Settings
@@ -61,9 +63,7 @@ class _TrainedByKeras:
         optimizer = self._optimizer()
         if optimizer is None or self._has_local():
             return ()
-        sums = getattr(getattr(optimizer, "inner_optimizer", optimizer), "_accumulated_gradients", ())
-        own = {id(each) for each in sums}  # each rank's, until they are reduced
-        return [variable for variable in variables_of(optimizer) if id(variable) not in own]
+        return common_variables(optimizer)
 
 
 class KerasCheck:

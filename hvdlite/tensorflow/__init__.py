@@ -33,6 +33,7 @@ from hvdlite.errors import missing_name
 from hvdlite.process_sets import *
 from hvdlite.requests import Adasum, Average, Max, Min, Product, Sum
 from hvdlite.tensorflow import compression, elastic, functions, mpi_ops, ops, util  # noqa: F401 - so that hvd.mpi_ops needs no import of its own
+from hvdlite.tensorflow.consistency import check_consistency
 from hvdlite.tensorflow.functions import *
 from hvdlite.tensorflow.mpi_ops import _allreduce  # noqa: F401
 from hvdlite.tensorflow.ops import *
@@ -44,7 +45,7 @@ from hvdlite.usage import *
 if TYPE_CHECKING:
     from hvdlite.tensorflow.sync_batch_norm import SyncBatchNormalization
 
-__all__ = ["Adasum", "Average", "Compression", "Max", "Min", "Product", "Sum", "elastic"]
+__all__ = ["Adasum", "Average", "Compression", "Max", "Min", "Product", "Sum", "check_consistency", "elastic"]
 __all__ += ["DistributedGradientTape", "DistributedOptimizer", "PartialDistributedGradientTape", "SyncBatchNormalization"]
 __all__ += basics.__all__
 __all__ += functions.__all__

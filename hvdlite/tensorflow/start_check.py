@@ -19,8 +19,9 @@ import tensorflow as tf
 
 from hvdlite.agreement import name_of
 from hvdlite.errors import UnsupportedError
+from hvdlite.leaves import Leaf
 from hvdlite.process_sets import ProcessSet
-from hvdlite.start_check import Leaf, StartCheck
+from hvdlite.start_check import StartCheck
 from hvdlite.tensorflow.functions import broadcast_variables
 from hvdlite.tensorflow.variables import of_tensorflow
 from hvdlite.tensorflow.xla import in_xla_context

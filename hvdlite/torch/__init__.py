@@ -29,6 +29,7 @@ from hvdlite.ops import *
 from hvdlite.point_to_point import *
 from hvdlite.process_sets import *
 from hvdlite.torch import compression, elastic, functions, mpi_ops, ops, state  # noqa: F401 - so that hvd.mpi_ops needs no import of its own
+from hvdlite.torch.consistency import check_consistency
 from hvdlite.torch.ops import *  # after hvdlite.ops: these have gradients
 from hvdlite.torch.optimizer import DistributedOptimizer
 from hvdlite.torch.point_to_point import *  # type: ignore[assignment]  # after hvdlite.point_to_point: these have gradients
@@ -39,7 +40,15 @@ if TYPE_CHECKING:
     from hvdlite.torch import sync_batch_norm as sync_batch_norm
     from hvdlite.torch.sync_batch_norm import SyncBatchNorm
 
-__all__ = ["Compression", "DistributedOptimizer", "Handle", "HorovodInternalError", "SyncBatchNorm", "elastic"]
+__all__ = [
+    "Compression",
+    "DistributedOptimizer",
+    "Handle",
+    "HorovodInternalError",
+    "SyncBatchNorm",
+    "check_consistency",
+    "elastic",
+]
 __all__ += basics.__all__
 __all__ += messages.__all__
 __all__ += ops.__all__

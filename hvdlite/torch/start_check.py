@@ -4,13 +4,14 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
+from hvdlite.leaves import Leaf
 from hvdlite.requests import Adasum
-from hvdlite.start_check import Leaf, StartCheck
+from hvdlite.start_check import StartCheck
 from hvdlite.torch.agreement import ReducerSettings
 from hvdlite.torch.functions import broadcast_optimizer_state, broadcast_parameters
+from hvdlite.torch.leaves import leaf_of
 
 __all__ = ["Named", "TrainedByTorch", "leaves_of_gradients", "make_check"]
 
@@ -43,7 +44,7 @@ class TrainedByTorch:
 
     def parameters(self) -> Iterable[Leaf]:
         """See `Trained.parameters`."""
-        return [_leaf(name, param) for name, param in self._named()]
+        return [leaf_of(name, param) for name, param in self._named()]
 
     def state(self) -> Iterable[Leaf]:
         """See `Trained.state`."""
@@ -51,7 +52,7 @@ class TrainedByTorch:
         optimizer = None if own else self._optimizer()
         state: Any = {} if optimizer is None else optimizer.state
         return [
-            _leaf(f"{key} of {name}", value if isinstance(value, torch.Tensor) else torch.tensor(value, device="cpu"))
+            leaf_of(f"{key} of {name}", value if isinstance(value, torch.Tensor) else torch.tensor(value, device="cpu"))
             for name, param in self._named()
             for key, value in sorted(state.get(param, {}).items(), key=lambda item: str(item[0]))
             if isinstance(value, int | float) or (isinstance(value, torch.Tensor) and value.layout is torch.strided)
@@ -85,21 +86,4 @@ def leaves_of_gradients(params: Iterable[torch.Tensor]) -> Iterator[Leaf]:
             continue
         parts = [grad.detach()] if grad.layout is torch.strided else [grad.detach()._values(), grad.detach()._indices()]
         if bool(parts[0].count_nonzero()):
-            yield from (_leaf("", part) for part in parts)
-
-
-def _leaf(name: str, tensor: torch.Tensor) -> Leaf:
-    tensor = tensor.detach()
-
-    def on_host() -> torch.Tensor:
-        return tensor.resolve_conj().resolve_neg().cpu().contiguous()
-
-    def numbers() -> Any:
-        values = torch.view_as_real(on_host()) if tensor.is_complex() else on_host()
-        return values.to(torch.float64).reshape(-1).numpy()
-
-    def memory() -> Any:
-        return on_host().reshape(-1).view(torch.uint8).numpy() if tensor.numel() else np.empty(0, np.uint8)
-
-    floating = tensor.is_floating_point() or tensor.is_complex()
-    return Leaf(name, tuple(tensor.shape), memory, numbers, torch.finfo(tensor.dtype).eps if floating else 0.0)
+            yield from (leaf_of("", part) for part in parts)

@@ -74,24 +74,28 @@ def run_cell(cell: Cell) -> Result:
             (bin_ / "mpirun").write_text(f'#!/bin/sh\nexec {mpirun} "$@"\n')
             (bin_ / "mpirun").chmod(0o755)
         # Everything that hvdlite requires is there by now: if pip refuses, hvdlite's requirements are wrong.
-        installed = call([bin_ / "python", "-m", "pip", "install", "--quiet", "--no-index", wheel])
+        target = ["--no-deps", "--target", folder / "first"] if cell.bare else []
+        installed = call([bin_ / "python", "-m", "pip", "install", "--quiet", "--no-index", *target, wheel])
         if installed.returncode != 0:
             raise RuntimeError(f"hvdlite cannot be installed beside {cell.requirements}:\n{installed.stdout}")
-        facts = _facts(bin_, folder, cell)
         environ = {**cell.mpi.environ, "PATH": f"{bin_}:/usr/local/bin:/usr/bin:/bin"}
+        if cell.bare:
+            moved = (folder / "first").rename(folder / "moved")
+            environ |= {"PATH": str(bin_), "PYTHONPATH": str(moved)}
+        facts = _facts(bin_, folder, environ)
         programs = {program: _passes(bin_, program, environ) for program in cell.programs}
         return Result(cell.name, facts["python"], facts["mpi"], facts["versions"], programs, date.today().isoformat())
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _facts(bin_: Path, folder: Path, cell: Cell) -> dict:
-    answer = call([bin_ / "python", "-W", "ignore", "-c", FACTS], cell.mpi.environ)
+def _facts(bin_: Path, folder: Path, environ: dict[str, str]) -> dict:
+    answer = call([bin_ / "python", "-W", "ignore", "-c", FACTS], environ)
     if answer.returncode != 0:
-        raise RuntimeError(f"hvdlite cannot be imported in {cell.name}:\n{answer.stdout}")
+        raise RuntimeError(f"hvdlite cannot be imported in {folder.name}:\n{answer.stdout}")
     facts = json.loads(answer.stdout.splitlines()[-1])
     if not Path(facts["hvdlite"]).is_relative_to(folder):
-        raise RuntimeError(f"the cell {cell.name} imports {facts['hvdlite']}, which is not the installed wheel")
+        raise RuntimeError(f"the cell {folder.name} imports {facts['hvdlite']}, which is not the installed wheel")
     return facts
 
 

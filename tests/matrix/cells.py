@@ -42,6 +42,7 @@ class Cell:
         python: the version of the interpreter.
         mpi: what the ranks talk through.
         large: pip fetches gigabytes for it, so it stays out of the rotation.
+        bare: PATH has the environment's own programs only, so no compiler, and hvdlite's folder is moved once it is installed.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Cell:
     python: str = "3.11"
     mpi: Mpi = OPENMPI_5
     large: bool = False
+    bare: bool = False
 
 
 _TF = ("tensorflow", "keras-tensorflow")
@@ -73,6 +75,8 @@ CELLS = (
     Cell("python-3.10", (), ("numpy",), python="3.10"),
     Cell("python-3.12", (), ("numpy",), python="3.12"),
     Cell("python-3.13", (), ("numpy",), python="3.13"),
+    Cell("bare-openmpi", (), ("numpy",), bare=True),
+    Cell("bare-mpich", (), ("numpy",), mpi=MPICH_5, bare=True),
     Cell("openmpi-4.1", ("torch==2.13.*",), _MPI, mpi=OPENMPI_4),
     Cell("openmpi-debian", ("torch==2.13.*",), _MPI, mpi=DEBIAN_OPENMPI),
     Cell("mpich-4", ("torch==2.13.*",), _MPI, mpi=MPICH_4),

@@ -49,7 +49,9 @@ TORCH_PASSES = (
     "tests/adapters/torch/test_nested_passes.py",
 )
 TORCH_SHARDING = ("tests/adapters/torch/test_sharding.py",)
-TORCH_RESTART = ("tests/adapters/torch/test_restart.py",)
+TORCH_RECONSISTENCY = ("tests/parallel/test_consistency.py", "tests/adapters/torch/test_consistency.py")
+CONSISTENCY = ("tests/parallel/test_consistency.py", "tests/adapters/torch/test_consistency.py")
+START = ("tests/adapters/torch/test_restart.py",)
 TORCH_CALLBACKS = ("tests/adapters/torch/test_future_callbacks.py",)
 TORCH_WEIGHT = ("tests/adapters/torch/test_weight.py",)
 TORCH_OPTIONS = ("tests/adapters/torch/test_options.py",)
@@ -64,6 +66,7 @@ TF_STATE = ("tests/adapters/tensorflow/test_tf_state.py",)
 TF_GRADIENTS = ("tests/adapters/tensorflow/test_tf_op_gradients.py",)
 KERAS = ("tests/adapters/keras/test_keras_tensorflow.py",)
 KERAS_ON_TORCH = ("tests/adapters/keras/test_keras_torch.py",)  # has all the cases, of which many are slow ones on TensorFlow
+CONSISTENCY = ("tests/parallel/test_consistency.py", "tests/adapters/torch/test_consistency.py")
 START = ("tests/adapters/torch/test_start_check.py", "tests/unit/test_start_check.py")
 JAX = ("tests/adapters/jax/test_jax_collectives.py",)
 

@@ -348,3 +348,43 @@ def test_the_sanitizer_is_found_in_a_toolkit(stubbed_check, tmp_path):
     assert code == 0, errors
     assert "| memcheck | passed |" in report
     assert "called with --tool memcheck --report-api-errors no " in report
+
+
+@pytest.fixture
+def make_wheel():
+    sys.path.insert(0, str(ROOT / "_build"))
+    try:
+        import make_wheel
+    finally:
+        sys.path.remove(str(ROOT / "_build"))
+    return make_wheel
+
+
+def test_make_wheel_builds_for_each_python_and_goes_on_after_a_failure(make_wheel, monkeypatch, tmp_path, capsys):
+    def build(version, folder):
+        if version == "3.11":
+            raise make_wheel.Unavailable("no compiler")
+        return make_wheel.ROOT / "setup.py"
+
+    monkeypatch.setattr(make_wheel, "build_wheel", build)
+    monkeypatch.setattr(make_wheel, "python_versions", lambda: ["3.10", "3.11", "3.12"])
+    assert make_wheel.main([]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1] == "wheels: Python 3.11: no compiler"
+    assert len(lines) == 3
+    assert make_wheel.main(["3.12"]) == 0
+    assert make_wheel.main(["python3"]) == 1
+    monkeypatch.setattr(make_wheel, "python_versions", lambda: [])
+    assert make_wheel.main([]) == 1
+    assert "no CPython from 3.10 on with its headers" in capsys.readouterr().out
+
+
+def test_make_wheel_asks_an_interpreter_for_its_version_and_headers(make_wheel, monkeypatch, tmp_path):
+    program = tmp_path / "python3.99"
+    program.write_text("#!/bin/sh\necho /the/base/python\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert str(make_wheel.find_python("3.99")) == "/the/base/python"
+    program.write_text("#!/bin/sh\n")
+    with pytest.raises(make_wheel.Unavailable, match=r"no Python 3\.99 with headers"):
+        make_wheel.find_python("3.99")

@@ -5,7 +5,13 @@ import os
 import pytest
 
 pytest.register_assert_rewrite(
-    "keras_callback_cases", "keras_fit_cases", "keras_model_cases", "keras_shard_cases", "keras_start_cases", "keras_training"
+    "keras_callback_cases",
+    "keras_consistency_cases",
+    "keras_fit_cases",
+    "keras_model_cases",
+    "keras_shard_cases",
+    "keras_start_cases",
+    "keras_training",
 )
 
 if os.environ.get("KERAS_BACKEND") == "tensorflow":  # in a rank, before anything has run

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 from keras_callback_cases import *  # noqa: F403 - tests of all backends
+from keras_consistency_cases import *  # noqa: F403 - comparisons
 from keras_fit_cases import *  # noqa: F403 - others
 from keras_model_cases import *  # noqa: F403 - the rest
 from keras_shard_cases import *  # noqa: F403 - sharded state
@@ -18,6 +19,12 @@ from hvdlite.errors import InvalidArgumentError, UnsupportedError  # noqa: E402
 RANKS = (2,)
 # What LLVM makes of a program is not hvdlite's, and takes a part of each compilation.
 ENVIRONMENT = {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+SLOW = (
+    "test_the_callback_counts_steps_and_not_accumulated_batches",
+    "test_once_and_without_what_each_rank_has_by_itself",
+    "test_slots_that_are_split_are_left_out",
+    "test_local_variables_are_left_out",
+)
 
 
 class Watched(keras.Model):

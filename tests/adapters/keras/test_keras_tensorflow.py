@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 from keras_callback_cases import *  # noqa: F403 - tests of all backends
+from keras_consistency_cases import *  # noqa: F403 - comparisons
 from keras_fit_cases import *  # noqa: F403 - others
 from keras_model_cases import *  # noqa: F403 - the rest
 from keras_shard_cases import *  # noqa: F403 - sharded state
@@ -35,6 +36,12 @@ tf = pytest.importorskip("tensorflow")
 RANKS = (2,)
 MORE_RANKS = (3,)
 ENVIRONMENT = {"KERAS_BACKEND": "tensorflow"}
+SLOW = (
+    "test_the_callback_counts_steps_and_not_accumulated_batches",
+    "test_once_and_without_what_each_rank_has_by_itself",
+    "test_slots_that_are_split_are_left_out",
+    "test_local_variables_are_left_out",
+)
 
 
 class OwnStep(keras.Model):

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 from keras_callback_cases import *  # noqa: F403 - tests of all backends
+from keras_consistency_cases import *  # noqa: F403 - comparisons
 from keras_fit_cases import *  # noqa: F403 - others
 from keras_model_cases import *  # noqa: F403 - the rest
 from keras_shard_cases import *  # noqa: F403 - sharded state

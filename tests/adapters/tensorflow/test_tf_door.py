@@ -29,7 +29,7 @@ NAMES = """
     BroadcastGlobalVariablesHook DistributedOptimizer DistributedGradientTape PartialDistributedGradientTape
 """
 # What Horovod has not.
-OURS = {"Stats", "child_environment", "gather_stats", "mark_step", "stall_limit", "stats"}
+OURS = {"Stats", "check_consistency", "child_environment", "gather_stats", "mark_step", "stall_limit", "stats"}
 SUBMODULES = (
     "compression",
     "elastic",

@@ -75,3 +75,15 @@ def test_operations_alone(hvd):
     assert torch.equal(hvd.alltoall(tensor), tensor)
     assert torch.equal(hvd.reducescatter(tensor), tensor)
     assert hvd.allgather_object("alone") == ["alone"]
+
+
+def test_there_is_nobody_to_compare_with(hvd):
+    model = network()
+    optimizer = hvd.DistributedOptimizer(adam(model.parameters()), model.named_parameters())
+    assert hvd.check_consistency(model, optimizer) is None
+    checker = hvd.check_consistency(model, optimizer, every=1)
+    mse(model, *whole_batch(0, 1)).backward()
+    optimizer.step()
+    assert checker.steps == 1
+    with pytest.raises(ValueError, match="an object of type object has no bytes to compare"):
+        hvd.check_consistency(object())

@@ -1,0 +1,352 @@
+"""`check_consistency`: do all ranks still hold the same values? Compared bit by bit, by digests, once or every so many steps.
+
+Each rank reads its values once and sends five numbers: its step, and digests of what its values are called and of what they
+hold. Only if these differ the ranks exchange one digest for each value, and then digests of ever smaller parts of the first
+value that differs, until they know its element. So no value is ever sent, whatever its size.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from hvdlite.agreement import compare, difference, only_on
+from hvdlite.checks import check_process_set
+from hvdlite.config import format_ranks
+from hvdlite.errors import InvalidArgumentError, MismatchError
+from hvdlite.leaves import FindLeaves, Leaf, RankRows, digest_of, digest_of_text, leaves_in, signed
+from hvdlite.objects import exchange_object
+from hvdlite.process_sets import ProcessSet, global_process_set
+from hvdlite.runtime import RUNTIME
+
+__all__ = [
+    "ConsistencyChecker",
+    "RankComparison",
+    "check_consistency",
+    "check_objects",
+    "leaves_of_arguments",
+    "variables_to_compare",
+]
+
+_NAME = "check_consistency"
+_PIECES = 1024  # into which a value is cut to find the element that differs
+_NAMED = 3  # values that only some ranks have are listed up to this number
+
+_PRESENT, _STEPS, _UNREADABLE, _LAYOUT, _CONTENT = range(5)
+
+
+def check_consistency(
+    *objects: Any, every: int | None = None, process_set: ProcessSet = global_process_set
+) -> "ConsistencyChecker | None":
+    """Checks that all ranks hold the same values, bit by bit. Collective over `process_set`.
+
+    Not-a-numbers and infinities are compared by their bits, too. The objects are only read: nothing is changed, and nothing is
+    copied but arrays whose elements are not in order in memory.
+
+    Args:
+        objects: what to compare: arrays of any dtype, numbers, texts, and dicts, lists and tuples of these, nested as you like;
+            None is left out. The other doors (`hvdlite.torch`, `hvdlite.tensorflow`, `hvdlite.keras`, `hvdlite.jax`) have a
+            `check_consistency` that also takes what their frameworks train.
+        every: None to compare now. A number of steps to get a checker, whose ``step()`` you call after each step.
+        process_set: the ranks that are compared. A rank outside of it takes no part: nothing happens there.
+
+    Returns:
+        None; or, with `every`, the `ConsistencyChecker`.
+
+    Raises:
+        MismatchError: (on all ranks, with the same text) values differ, or ranks have different values by name, number, dtype
+            or shape, or called with a different `every`. The text says which ranks differ, in how many values, and for the
+            first of them its name, dtype and shape, its first element that differs, and what that is on each rank.
+        InvalidArgumentError: (on all ranks) an argument is wrong on some rank, such as an object without bytes to compare.
+        HorovodInternalError: a rank failed.
+    """
+    remedy = "hvd.broadcast(array, root_rank=0) gives all ranks the values of one"
+    return check_objects(
+        objects, every, RankComparison(lambda given: leaves_of_arguments(given, lambda *_: None), process_set, remedy)
+    )
+
+
+def check_objects(objects: Sequence[Any], every: int | None, comparison: "RankComparison") -> "ConsistencyChecker | None":
+    """`check_consistency` of any door: compares now, or makes a checker. Collective over the comparison's process set.
+
+    Raises:
+        InvalidArgumentError: `every` is wrong; or there is nothing to compare.
+        MismatchError, HorovodInternalError: as for `check_consistency`.
+    """
+    if every is not None:
+        return ConsistencyChecker(objects, every, comparison)
+    if not objects:
+        raise InvalidArgumentError("check_consistency() has nothing to compare: pass a model, an optimizer, arrays, ...")
+    comparison.run(objects)
+    return None
+
+
+class RankComparison:
+    """How the ranks of a process set compare what they are given.
+
+    Args:
+        leaves: the leaves of objects, with the name of the argument that they belong to.
+        process_set: the ranks that take part.
+        remedy: a sentence for errors, how to make values equal again; without a full stop.
+        named: have values the same names on all ranks? Otherwise they are paired by their order, and the first rank's names
+            are those of messages.
+    """
+
+    def __init__(
+        self,
+        leaves: Callable[[Sequence[Any]], Iterable[tuple[str, Leaf]]],
+        process_set: ProcessSet,
+        remedy: str,
+        named: bool = True,
+    ) -> None:
+        RUNTIME.require_topology()
+        check_process_set(process_set)
+        self._leaves = leaves
+        self._process_set = process_set
+        self._remedy = remedy
+        self._named = named
+        self._label = f"{_NAME} in process set {process_set.process_set_id}"
+        self.takes_part = bool(process_set.included())
+        self._alone = process_set.size() == 1
+
+    def begin(self, objects: Sequence[Any], every: int) -> None:
+        """Checks that the ranks make alike checkers of objects that can be read. Collective over the process set.
+
+        Raises:
+            MismatchError, InvalidArgumentError: they do not.
+        """
+        _, problem = self._listed(objects)
+        readable = "can be read" if problem is None else f"cannot: {problem}"
+        facts = [("every", every), ("what was given to it", readable)]
+        _, differing = compare(facts, f"{_NAME}.every", self._process_set)
+        if problem is not None:
+            raise problem
+        if differing:
+            raise MismatchError(f"{self._label}: {differing}; call it alike on all ranks")
+
+    def run(self, objects: Sequence[Any], steps: int = 0, moment: str = "") -> None:
+        """Compares. Collective over the process set.
+
+        Args:
+            objects: this rank's.
+            steps: of training so far; the same on all ranks.
+            moment: when this is, in words; the same on all ranks.
+
+        Raises:
+            MismatchError, InvalidArgumentError: as `check_consistency`.
+        """
+        if not self.takes_part:
+            return
+        listed, problem = self._listed(objects)
+        digests: list[int] = []
+        if problem is None and not self._alone:
+            try:
+                digests = [signed(leaf.digest()) for _, leaf in listed]
+            except Exception as error:  # of the framework, such as a lack of memory; the other ranks wait for this one
+                problem = error
+        where = f"{self._label}{moment}"
+        exchange = RankRows(_NAME, self._process_set)
+        layout = signed(digest_of_text("\n".join(self._described(*each) for each in listed)))
+        mine = [1, steps, problem is not None, layout, signed(digest_of(each % (1 << 64) for each in digests))]
+        found = exchange.gather(mine, "round")
+        present = [place for place in range(len(found)) if found[place, _PRESENT]]
+        found, ranks = found[present], [exchange.ranks[place] for place in present]
+        if found[:, _UNREADABLE].any():
+            self._raise_unreadable(ranks, problem)
+        if len(set(found[:, _STEPS])) > 1:
+            self._refuse(
+                self._label, difference([[("this step", int(row[_STEPS]))] for row in found], ranks), "make the same steps"
+            )
+        if len(set(found[:, _LAYOUT])) > 1:
+            self._refuse(where, self._different_layouts(listed, ranks), "pass the same on all ranks, built alike")
+        if len(set(found[:, _CONTENT])) > 1:
+            raise MismatchError(f"{where}: {self._differing(listed, digests, exchange, present)}. {_CAUSES}; {self._remedy}")
+
+    def _listed(self, objects: Sequence[Any]) -> tuple[list[tuple[str, Leaf]], Exception | None]:
+        """The leaves, or why there are none."""
+        try:
+            return list(self._leaves(objects)), None
+        except Exception as error:  # of the framework
+            return [], error
+
+    def _described(self, owner: str, leaf: Leaf) -> str:
+        what = f"{leaf.dtype} {list(leaf.shape)}"
+        return f"{_name(owner, leaf)}: {what}" if self._named else what
+
+    def _refuse(self, where: str, differing: str, remedy: str) -> None:
+        raise MismatchError(f"{where}: the ranks differ in what they compare: {differing}; {remedy}")
+
+    def _raise_unreadable(self, ranks: Sequence[int], problem: Exception | None) -> None:
+        texts = exchange_object(problem and f"{type(problem).__name__}: {problem}", f"{_NAME}.unreadable", self._process_set)
+        if problem is not None:
+            raise problem
+        failed = [f"rank {rank} cannot read its values: {text}" for rank, text in zip(ranks, texts, strict=True) if text]
+        raise InvalidArgumentError(f"{self._label}: {'; '.join(failed)}")
+
+    def _different_layouts(self, listed: Sequence[tuple[str, Leaf]], ranks: Sequence[int]) -> str:
+        mine = [(_name(*each), f"{each[1].dtype} {list(each[1].shape)}") for each in listed]
+        everyone = exchange_object(mine, f"{_NAME}.layout", self._process_set)
+        if not self._named:
+            longest = max(everyone, key=len)
+            everyone = [[(name, what) for (name, _), (_, what) in zip(longest, own, strict=False)] for own in everyone]
+        missing = only_on([[name for name, _ in own] for own in everyone], ranks, most=_NAMED)
+        return missing or difference(everyone, ranks)
+
+    def _differing(
+        self, listed: Sequence[tuple[str, Leaf]], digests: Sequence[int], exchange: RankRows, present: Sequence[int]
+    ) -> str:
+        """Which ranks differ, in how many values, and in which element of the first of them, in words."""
+        rows = [tuple(row) for row in exchange.gather(digests, "digests")[present].tolist()]
+        ranks = [exchange.ranks[place] for place in present]
+        usual = Counter(rows).most_common(1)[0][0]  # of the lowest ranks, if several are as common
+        counts: dict[int, list[int]] = {}
+        for rank, row in zip(ranks, rows, strict=True):
+            counts.setdefault(sum(one != other for one, other in zip(row, usual, strict=True)), []).append(rank)
+        agreeing = counts.pop(0)
+        deviating = ", and ".join(
+            f"{format_ranks(those)} {'differs' if len(those) == 1 else 'differ'} in {count}" for count, those in counts.items()
+        )
+        first = next(place for place in range(len(digests)) if len({row[place] for row in rows}) > 1)
+        owner, leaf = listed[first]
+        place = _first_element(leaf, exchange, present)
+        described = exchange_object((_name(owner, leaf), *_element(leaf, place)), f"{_NAME}.element", self._process_set)
+        texts = [text for _, text, _ in described]
+        exact = len(set(texts)) == len({bits for _, _, bits in described})  # do other bits look otherwise?
+        whose: dict[str, list[int]] = {}
+        for rank, (_, text, bits) in zip(ranks, described, strict=True):
+            whose.setdefault(text if exact else f"{text} (bits {bits})".lstrip(), []).append(rank)
+        held = ", but ".join(f"{value} on {format_ranks(those)}" for value, those in whose.items())
+        index = f"its first element that differs, {_index(place, leaf.shape)}, is" if leaf.shape else "it is"
+        return (
+            f"{deviating} of {len(listed)} values from {format_ranks(agreeing)}. The first is {described[0][0]!r}, "
+            f"{leaf.dtype} {list(leaf.shape)}: {index} {held}"
+        )
+
+
+class ConsistencyChecker:
+    """Compares the ranks every so many steps. `check_consistency` makes it, collectively.
+
+    Attributes:
+        every: in steps.
+        steps: made so far, as `step` has counted them.
+    """
+
+    def __init__(self, objects: Sequence[Any], every: int, comparison: RankComparison) -> None:
+        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+            raise InvalidArgumentError(f"check_consistency(every={every!r}): it is a whole number of steps above 0, or None")
+        self.every = every
+        self.steps = 0
+        self._objects: Sequence[Any] | None = objects or None
+        self._comparison = comparison
+        self._equal_after: int | None = None
+        self._release: Callable[[], None] = lambda: None
+        self._closed = not comparison.takes_part
+        if comparison.takes_part:
+            comparison.begin(objects, every)
+
+    def step(self, *objects: Any) -> None:
+        """Counts a step; after each `every` of them compares the ranks, collectively.
+
+        Args:
+            objects: compared instead of those that `check_consistency` was given. For programs whose steps make new values,
+                such as JAX's.
+
+        Raises:
+            InvalidArgumentError: there is nothing to compare.
+            MismatchError, HorovodInternalError: as for `check_consistency`; the text names the step, and the last one after
+                which all ranks were equal.
+        """
+        self.advance_to(self.steps + 1, *objects)
+
+    def advance_to(self, steps: int, *objects: Any) -> None:
+        """`step`, where so many steps have been made since the beginning, the last ones at once."""
+        is_due = steps // self.every > self.steps // self.every
+        self.steps = steps
+        if self._closed or not is_due:
+            return
+        given = objects or self._objects
+        if given is None:
+            raise InvalidArgumentError("there is nothing to compare: pass objects to check_consistency() or to step()")
+        before = "" if self._equal_after is None else f" (all ranks were equal after step {self._equal_after})"
+        self._comparison.run(given, steps, f", after step {steps}{before}")
+        self._equal_after = steps
+
+    def follow(self, release: Callable[[], None]) -> None:
+        """Says that a door calls `step` from a hook; `release` removes the hook."""
+        self._release = release
+
+    def close(self) -> None:
+        """Ends the comparisons, on all ranks alike. Removes the hook that calls `step`, if there is one."""
+        self._closed = True
+        self._release()
+
+
+_CAUSES = (
+    "Look for what only some ranks do: a branch that goes by hvd.rank(), random numbers without a common seed, a schedule that "
+    "goes by this rank's own loss, a checkpoint that some ranks have not loaded, a broadcast that was forgotten"
+)
+
+
+def leaves_of_arguments(objects: Sequence[Any], find: FindLeaves) -> Iterable[tuple[str, Leaf]]:
+    """The leaves of a call's arguments, each with the name of its argument."""
+    for number, value in enumerate(objects, 1):
+        owner = f"argument {number} ({type(value).__name__})"
+        for leaf in leaves_in(value, "", find):
+            yield owner, leaf
+
+
+def variables_to_compare(model: Any, buffers: bool) -> list[Any]:
+    """The variables of a model or layer of Keras, or of a module of TensorFlow, that all ranks are to have the same of.
+
+    Args:
+        model: it.
+        buffers: with those that no gradient changes even if nothing is frozen, such as the moving averages of batch
+            normalization? Frozen weights are among the others.
+    """
+    if not hasattr(model, "_flatten_layers"):
+        return list(model.variables if buffers else model.trainable_variables)
+    if buffers:
+        return list(model.weights)
+    # What Keras 3 and Keras 2 call a layer's own weights that were made to be trained.
+    names = ("_trainable_variables", "_trainable_weights")
+    trained = {
+        id(variable) for layer in model._flatten_layers() for name in names for variable in getattr(layer, name, None) or ()
+    }
+    return [variable for variable in model.weights if id(variable) in trained]
+
+
+def _name(owner: str, leaf: Leaf) -> str:
+    return f"{leaf.name} of {owner}" if leaf.name else owner
+
+
+def _first_element(leaf: Leaf, exchange: RankRows, present: Sequence[int]) -> int:
+    """The place of the first element that differs, of a leaf that differs. Collective over the process set."""
+    width = leaf.memory().nbytes // leaf.size
+    start, stop = 0, leaf.size
+    while stop - start > 1:
+        length = -(-(stop - start) // _PIECES)
+        pieces = [(begin, min(begin + length, stop)) for begin in range(start, stop, length)]
+        digests = [signed(leaf.digest(slice(begin * width, end * width))) for begin, end in pieces]
+        found = exchange.gather(digests, "pieces")[present]
+        start, stop = pieces[next(place for place in range(len(pieces)) if len(set(found[:, place])) > 1)]
+    return start
+
+
+def _element(leaf: Leaf, place: int) -> tuple[str, str]:
+    """An element as a text, empty if it is no number; and its bits."""
+    memory = leaf.memory()
+    width = memory.nbytes // leaf.size
+    bits = "0x" + memory[place * width : (place + 1) * width][::-1].tobytes().hex()
+    parts = 2 if leaf.dtype.startswith("complex") else 1
+    try:
+        numbers = leaf.numbers(slice(place * parts, (place + 1) * parts)).tolist()
+    except (TypeError, ValueError):  # texts, dates
+        return "", bits
+    return " ".join(f"{number:.9g}" for number in numbers[:1]) + "".join(f"{number:+.9g}j" for number in numbers[1:]), bits
+
+
+def _index(place: int, shape: Sequence[int]) -> list[int]:
+    index: list[int] = []
+    for extent in reversed(shape):
+        place, rest = divmod(place, extent)
+        index.insert(0, rest)
+    return index

@@ -1,0 +1,51 @@
+"""`check_consistency` for JAX: pytrees of all ranks are compared (`hvdlite.consistency`)."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from hvdlite.consistency import ConsistencyChecker, RankComparison, check_objects
+from hvdlite.leaves import Leaf, leaves_in
+from hvdlite.process_sets import ProcessSet, global_process_set
+
+__all__ = ["check_consistency"]
+
+
+def check_consistency(
+    *trees: Any, every: int | None = None, process_set: ProcessSet = global_process_set
+) -> ConsistencyChecker | None:
+    """Checks that all ranks hold the same values, bit by bit. Collective over `process_set`; not for use in compiled programs.
+
+        hvdlite.jax.check_consistency(params, opt_state)          # now
+        checker = hvdlite.jax.check_consistency(every=1000)
+        ...
+        checker.step(params, opt_state)                           # compares after each 1000 calls
+
+    Not-a-numbers and infinities are compared by their bits, too. Arrays on CPUs are not copied.
+
+    Args:
+        trees: pytrees of arrays and numbers; of random keys the data are compared.
+        every: None to compare now. A number of steps to get a checker, whose ``step(*trees)`` you call after each step.
+        process_set: the ranks that are compared. A rank outside of it takes no part: nothing happens there.
+
+    Returns:
+        None; or, with `every`, the `hvdlite.consistency.ConsistencyChecker`.
+
+    Raises:
+        MismatchError, InvalidArgumentError, HorovodInternalError: as for `hvdlite.check_consistency`.
+
+    """
+    remedy = "hvdlite.broadcast_object(tree, root_rank=0) returns on all ranks what one has"
+    return check_objects(trees, every, RankComparison(_leaves, process_set, remedy))
+
+
+def _leaves(trees: Sequence[Any]) -> Iterable[tuple[str, Leaf]]:
+    for number, tree in enumerate(trees, 1):
+        owner = f"argument {number} ({type(tree).__name__})"
+        for path, value in jax.tree_util.tree_flatten_with_path(tree)[0]:
+            is_key = isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+            array = jax.random.key_data(value) if is_key else value
+            for leaf in leaves_in(array, jax.tree_util.keystr(path), lambda *_: None):
+                yield owner, leaf

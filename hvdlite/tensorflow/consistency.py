@@ -1,0 +1,83 @@
+"""`check_consistency` for TensorFlow: variables, models and optimizers of all ranks are compared (`hvdlite.consistency`)."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from hvdlite.agreement import name_of
+from hvdlite.consistency import ConsistencyChecker, RankComparison, check_objects, leaves_of_arguments, variables_to_compare
+from hvdlite.elastic.kept import is_variable
+from hvdlite.errors import UnsupportedError
+from hvdlite.leaves import Leaf, leaves_in
+from hvdlite.process_sets import ProcessSet, global_process_set
+from hvdlite.tensorflow.autograph import as_written
+from hvdlite.tensorflow.variables import of_tensorflow
+
+__all__ = ["check_consistency"]
+
+
+@as_written
+def check_consistency(
+    *objects: Any, every: int | None = None, buffers: bool = False, process_set: ProcessSet = global_process_set
+) -> ConsistencyChecker | None:
+    """Checks that all ranks hold the same values, bit by bit. Collective over `process_set`; called eagerly.
+
+        hvd.check_consistency(model, optimizer)                         # now
+        checker = hvd.check_consistency(model, optimizer, every=1000)
+        ...
+        checker.step()                                                  # compares after each 1000 calls
+
+    Not-a-numbers and infinities are compared by their bits, too. Nothing is changed. Variables on GPUs are copied to the host,
+    one at a time; others are not copied.
+
+    Args:
+        objects: what to compare: models and layers of Keras and modules of TensorFlow (their weights, frozen ones too, but
+            other variables that no gradient changes only with `buffers`), optimizers of Keras (all their variables),
+            variables, tensors, arrays, numbers, and dicts, lists and tuples of these. Variables are paired by their order, as
+            names differ where a rank has made more models.
+        every: None to compare now. A number of steps to get a checker, whose ``step()`` you call after each step, outside of
+            any ``tf.function``. In ``fit`` take `hvdlite.keras.callbacks.ConsistencyCheckCallback`.
+        buffers: compare the variables of models that no gradient changes, too? Not by default, because moving averages, such
+            as those of batch normalization, are those of a rank's own batches.
+        process_set: the ranks that are compared. A rank outside of it takes no part: nothing happens there.
+
+    Returns:
+        None; or, with `every`, the `hvdlite.consistency.ConsistencyChecker`.
+
+    Raises:
+        MismatchError, InvalidArgumentError, HorovodInternalError: as for `hvdlite.check_consistency`.
+        UnsupportedError: in a graph, whose variables have no values yet.
+
+    """
+    if not tf.executing_eagerly():
+        raise UnsupportedError(
+            "check_consistency reads values, which a graph does not have while it is made: call it outside of tf.function"
+        )
+    remedy = (
+        "hvd.broadcast_variables(model.variables, root_rank=0) and hvd.broadcast_variables(optimizer.variables, root_rank=0) "
+        "give all ranks what one has"
+    )
+
+    def leaves(given: Sequence[Any]) -> Iterable[tuple[str, Leaf]]:
+        return leaves_of_arguments(given, lambda value, path: _find(value, path, buffers))
+
+    return check_objects(objects, every, RankComparison(leaves, process_set, remedy, named=False))
+
+
+def _find(value: Any, path: str, buffers: bool) -> Iterable[Leaf] | None:
+    """See `hvdlite.leaves.FindLeaves`."""
+    if isinstance(value, tf.Tensor):
+        return leaves_in(np.asarray(value), path, lambda *_: None)
+    if is_variable(value):
+        # The tensor is the variable's own memory, and the array is the tensor's.
+        array = np.asarray(of_tensorflow(value).read_value())
+        return leaves_in(array, path or name_of(value), lambda *_: None)
+    if hasattr(value, "trainable_variables"):
+        variables = variables_to_compare(value, buffers)
+    elif hasattr(value, "variables"):  # of optimizers; of older ones a method
+        variables = value.variables() if callable(value.variables) else value.variables
+    else:
+        return None
+    return (leaf for variable in variables for leaf in _find(variable, "", buffers) or ())

@@ -1,0 +1,165 @@
+"""`check_consistency` for PyTorch: modules, optimizers and tensors of all ranks are compared (`hvdlite.consistency`)."""
+
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from numbers import Number
+from typing import Any
+
+import torch
+
+from hvdlite.consistency import ConsistencyChecker, RankComparison, check_objects, leaves_of_arguments
+from hvdlite.errors import InvalidArgumentError, UnsupportedError
+from hvdlite.leaves import Leaf, leaves_in, path_to
+from hvdlite.process_sets import ProcessSet, global_process_set
+from hvdlite.requests import Adasum
+from hvdlite.torch.arguments import require_initialized
+from hvdlite.torch.leaves import leaf_of
+from hvdlite.torch.steps import is_inner_step
+
+__all__ = ["check_consistency"]
+
+_REMEDY = (
+    "hvd.broadcast_parameters(model.state_dict(), root_rank=0) and hvd.broadcast_optimizer_state(optimizer, root_rank=0) give "
+    "all ranks what one has"
+)
+
+
+def check_consistency(
+    *objects: Any, every: int | None = None, buffers: bool = False, process_set: ProcessSet | None = None
+) -> ConsistencyChecker | None:
+    """Checks that all ranks hold the same values, bit by bit. Collective over the process set.
+
+        hvd.check_consistency(model, optimizer)              # now
+        hvd.check_consistency(model, optimizer, every=1000)  # after each 1000 steps of the optimizer
+
+    Not-a-numbers and infinities are compared by their bits, too. Nothing is changed. Tensors on GPUs, and those whose elements
+    are not in order in memory (``channels_last``), are copied to contiguous host memory, one at a time; others are not copied.
+
+    Args:
+        objects: what to compare:
+
+            - modules: their parameters, frozen ones too. Buffers only with `buffers`.
+            - optimizers, wrapped or not: the state of each parameter (moments, step counters), and the options of each
+              parameter group (learning rate, weight decay). The state is left out if each rank has its own by design: with
+              ``shard=True`` a rank keeps its part only, with ``op=hvd.Adasum`` each rank takes steps of its own.
+            - tensors, arrays, numbers, and dicts, lists and tuples of all these, such as ``scheduler.state_dict()``.
+        every: None to compare now. A number of steps: after each so many steps of the first optimizer among `objects`, hvdlite
+            compares, in the optimizer's ``step()``. It counts real steps, so passes that are only accumulated do not count.
+            Wrap the optimizer before. Without an optimizer you call ``step()`` of the checker that is returned.
+        buffers: compare the buffers of modules, too? Not by default, because running statistics, such as BatchNorm's, are those
+            of a rank's own batches.
+        process_set: the ranks that are compared; None: those of the first wrapped optimizer among `objects`, or else all. A
+            rank outside of it takes no part: nothing happens there.
+
+    Returns:
+        None; or, with `every`, the `hvdlite.consistency.ConsistencyChecker`, whose ``close()`` ends the comparisons. It may be
+        dropped: the optimizer keeps it.
+
+    Raises:
+        MismatchError: (on all ranks, with the same text) values differ, or ranks have different values by name, number, dtype
+            or shape, or called with a different `every`. The text says which ranks differ, in how many values, and for the
+            first of them its name, dtype and shape, its first element that differs, and what that is on each rank. With `every`
+            the optimizer's ``step()`` raises it, after the step; the text names the step, and the last one after which all
+            ranks were equal.
+        InvalidArgumentError, UnsupportedError: (on the rank itself; InvalidArgumentError on the others) an argument is wrong,
+            or a tensor cannot be compared, because each rank has a part of it (a sharded DTensor).
+        HorovodInternalError: a rank failed.
+
+    """
+    optimizers = [each for each in objects if isinstance(each, torch.optim.Optimizer)]
+    if process_set is None:
+        wrapped = [each._hvdlite.settings.process_set for each in optimizers if hasattr(each, "_hvdlite")]
+        process_set = wrapped[0] if wrapped else global_process_set
+
+    # The hooked optimizer refers to the checker, and lives no longer because of it.
+    followed = weakref.ref(optimizers[0]) if optimizers and every is not None else None
+    kept: list[Any] = [followed if followed is not None and each is optimizers[0] else each for each in objects]
+
+    def leaves(given: Sequence[Any]) -> Iterable[tuple[str, Leaf]]:
+        present = [each() if isinstance(each, weakref.ref) else each for each in given]
+        return leaves_of_arguments(present, _TorchLeaves(present, buffers))
+
+    checker = check_objects(kept, every, RankComparison(leaves, process_set, _REMEDY))
+    if checker is not None and followed is not None:
+        _follow(checker, optimizers[0])
+    return checker
+
+
+def _follow(checker: ConsistencyChecker, optimizer: torch.optim.Optimizer) -> None:
+    """Has the optimizer's steps counted.
+
+    Raises:
+        InvalidArgumentError: its class calls no hooks.
+
+    """
+    if not hasattr(optimizer, "_optimizer_step_post_hooks"):
+        raise InvalidArgumentError(
+            f"check_consistency(every={checker.every}): {type(optimizer).__name__} calls no hooks after its steps, because its "
+            "class never calls Optimizer.__init__. Wrap it with hvd.DistributedOptimizer first"
+        )
+
+    def count(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if not is_inner_step(optimizer):
+            checker.step()
+
+    checker.follow(optimizer.register_step_post_hook(count).remove)
+
+
+class _TorchLeaves:
+    """Finds the leaves of torch's objects. Parameters have the names that modules or wrapped optimizers give them."""
+
+    def __init__(self, objects: Iterable[Any], buffers: bool) -> None:
+        self._buffers = buffers
+        modules = [each for each in objects if isinstance(each, torch.nn.Module)]
+        self._names = {param: name for module in reversed(modules) for name, param in module.named_parameters()}
+
+    def __call__(self, value: Any, path: str) -> Iterable[Leaf] | None:
+        """See `hvdlite.leaves.FindLeaves`."""
+        if isinstance(value, torch.Tensor):
+            return _leaves_of_tensor(value, path)
+        if isinstance(value, torch.nn.Module):
+            return self._of_module(value, path)
+        if isinstance(value, torch.optim.Optimizer):
+            return self._of_optimizer(value, path)
+        return None
+
+    def _of_module(self, module: torch.nn.Module, path: str) -> Iterator[Leaf]:
+        named: list[tuple[str, torch.Tensor]] = list(module.named_parameters())
+        if self._buffers:
+            named += module.named_buffers()
+        require_initialized(named)
+        for name, tensor in named:
+            yield from _leaves_of_tensor(tensor, path_to(path, name))
+
+    def _of_optimizer(self, optimizer: torch.optim.Optimizer, path: str) -> Iterator[Leaf]:
+        wrapping: Any = getattr(optimizer, "_hvdlite", None)
+        names = {} if wrapping is None else wrapping.names
+        for group_place, group in enumerate(optimizer.param_groups):
+            options = {key: value for key, value in group.items() if key != "params" and _is_plain(value)}
+            yield from leaves_in(options, path_to(path, f"group {group_place}"), self)
+            if wrapping is not None and (wrapping.settings.shard or wrapping.settings.op == Adasum):
+                continue
+            for place, param in enumerate(group["params"]):
+                name = self._names.get(param) or names.get(param) or f"{group_place}.{place}"
+                yield from leaves_in(optimizer.state.get(param, {}), path_to(path, f"state of {name}"), self)
+
+
+def _leaves_of_tensor(tensor: torch.Tensor, path: str) -> list[Leaf]:
+    placements = getattr(tensor, "placements", None)  # of a DTensor
+    if placements is not None:
+        if not all(placement.is_replicate() for placement in placements):
+            raise UnsupportedError(
+                f"check_consistency: {path!r} is a DTensor of which each rank has a part ({placements}). Compare what all "
+                "ranks have whole, or the ranks that have the same part, as a process set, with tensor.to_local()"
+            )
+        tensor = tensor.detach().to_local()  # type: ignore[attr-defined]
+    if tensor.layout is torch.sparse_coo:
+        return [
+            leaf_of(path_to(path, name), part) for name, part in (("values", tensor._values()), ("indices", tensor._indices()))
+        ]
+    return [leaf_of(path, tensor)]
+
+
+def _is_plain(option: Any) -> bool:
+    """Is this an option whose value can be compared? Functions, for example, cannot."""
+    return isinstance(option, Number | str | torch.Tensor) or (isinstance(option, list | tuple) and all(map(_is_plain, option)))

@@ -1,0 +1,34 @@
+"""torch's tensors as leaves, which ranks compare (`hvdlite.leaves`)."""
+
+import functools
+from typing import Any
+
+import numpy as np
+import torch
+
+from hvdlite.leaves import Leaf
+
+__all__ = ["leaf_of"]
+
+
+def leaf_of(name: str, tensor: torch.Tensor) -> Leaf:
+    """A dense tensor. It is copied, as a whole, only if it is on a GPU or its elements are not in order in memory."""
+    tensor = tensor.detach()
+
+    def on_host() -> torch.Tensor:
+        return tensor.resolve_conj().resolve_neg().cpu().contiguous()
+
+    def numbers(part: slice) -> Any:
+        values = torch.view_as_real(on_host()) if tensor.is_complex() else on_host()
+        return values.reshape(-1)[part].to(torch.float64).numpy()
+
+    def memory() -> Any:
+        return on_host().reshape(-1).view(torch.uint8).numpy() if tensor.numel() else np.empty(0, np.uint8)
+
+    return Leaf(name, tuple(tensor.shape), *_name_and_epsilon(tensor.dtype), memory=memory, numbers=numbers)
+
+
+@functools.cache  # torch takes long to make a finfo
+def _name_and_epsilon(dtype: torch.dtype) -> tuple[str, float]:
+    epsilon = torch.finfo(dtype).eps if dtype.is_floating_point or dtype.is_complex else 0.0
+    return str(dtype).removeprefix("torch."), epsilon
