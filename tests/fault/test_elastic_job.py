@@ -112,6 +112,7 @@ def test_a_training_that_loses_ranks_is_that_of_one_process():
 EXAMPLE = Path(__file__).parents[2] / "examples" / "torch_elastic.py"
 
 
+@pytest.mark.slow
 def test_the_example():
     arguments = ["--epochs", "5", "--step-seconds", "0", "--kill", "1:30", "0:60"]
     result = run_job(EXAMPLE, 3, args=arguments, mpirun_args=("--with-ft", "ulfm"), frameworks=("torch",))

@@ -9,7 +9,7 @@ ULFM = ("--with-ft", "ulfm")
 BEGINNING = """
     import os, signal, sys
     import numpy as np
-    import hvdlite.torch as hvd
+    import hvdlite as hvd
 
     def die():
         os.kill(os.getpid(), signal.SIGKILL)
@@ -74,6 +74,7 @@ def test_ranks_may_be_lost_at_any_moment():
 
 IN_BACKWARD = """
     import torch
+    import hvdlite.torch as hvd
 
     torch.manual_seed(5)
     torch.set_num_threads(1)
